@@ -1,0 +1,691 @@
+/* natgrad.h: precondition the gradients of a neural network with curvature.
+ *
+ * This header is the manual.  It is complete: a trainer in C or C++ needs nothing else.
+ *
+ * The life of a model
+ *
+ *   ng_context_create                one per process (or per rank, or per thread that trains)
+ *   ng_options_init, ng_options_set  what to do; a *method* is a named row of option values
+ *   ng_precond_create
+ *   ng_add_layer / ng_add_tensor     describe every parameter once; each gets an index
+ *   ng_bind_grad  [ng_bind_weight]   where gradients (and weights) live; may be rebound
+ *   ng_ready                         all memory is planned and taken here, and never after
+ *     each micro-batch:  ng_begin, then for every layer
+ *                        ng_observe_input (forward), ng_observe_output_grad (backward)
+ *     each step:         ng_step       gradients are now preconditioned, in place
+ *                    or  ng_step_sgd / ng_step_adamw   ... and the weights updated in one pass
+ *   ng_precond_destroy, ng_context_destroy
+ *
+ * Symbols used on every card below
+ *
+ *   B   samples of a micro-batch (ng_batch.samples)       S   positions of one sample (image, sequence)
+ *   a   input of a layer                                  g   d(loss) / d(output of the layer)
+ *   p   inputs of a layer, + 1 with a bias                q   outputs of a layer
+ *   A   [p,p] input factor                                G   [q,q] output-gradient factor
+ *   D   [q,p] gradient matrix, the bias as last column    PD  the preconditioned gradient
+ *   lambda  damping        rho  weight of the OLD running average        nu  the clip factor
+ *
+ * Every function card answers: Math, Shapes, Units, Memory, Ranks, Threads, Errors.  Lines that
+ * would only repeat the following are left out:
+ *
+ *   Memory:  arguments are borrowed until the call returns; the library frees only what it made.
+ *   Ranks:   local (no communication).
+ *   Threads: different contexts are independent; one context and everything made from it is used
+ *            by one thread at a time.
+ *   Errors:  the status says what is left (see NG_STATUS_LIST), ng_last_error says why in one
+ *            line.  The library never exits, aborts, prints, or installs handlers.
+ */
+#ifndef NATGRAD_H
+#define NATGRAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NG_VERSION_MAJOR 0
+#define NG_VERSION_MINOR 1
+#define NG_VERSION_PATCH 0
+#define NG_VERSION (NG_VERSION_MAJOR * 10000 + NG_VERSION_MINOR * 100 + NG_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define NG_API
+#define NG_CHECKED
+#else
+#define NG_API __attribute__((visibility("default")))
+#define NG_CHECKED __attribute__((warn_unused_result))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 1. Status ------------------------------------------------------------------------------
+ * 0 is done; positive is done with a note worth logging; negative is an error.  The third column
+ * says what remains true afterwards. */
+#define NG_STATUS_LIST(X)                                                                          \
+  X(NG_OK, 0, "done")                                                                              \
+  X(NG_RESCUED, 1, "done; some block needed more damping, double precision or its last result")    \
+  X(NG_SKIPPED, 2, "a value was not finite; nothing was folded or written; go on")                 \
+  X(NG_ERR_ARG, -1, "bad argument or option; nothing changed")                                     \
+  X(NG_ERR_SHAPE, -2, "array does not fit the layer; nothing changed")                             \
+  X(NG_ERR_STATE, -3, "call out of order; nothing changed")                                        \
+  X(NG_ERR_NOMEM, -4, "no memory; object still usable")                                            \
+  X(NG_ERR_ABSENT, -5, "not supported or not built in; nothing changed")                           \
+  X(NG_ERR_COMM, -6, "ranks disagree or the transport failed; destroy only")                       \
+  X(NG_ERR_DEVICE, -7, "accelerator failed; destroy only")                                         \
+  X(NG_ERR_FILE, -8, "file unreadable or damaged; nothing changed")
+
+typedef enum ng_status {
+#define NG_X(name, value, meaning) name = value,
+  NG_STATUS_LIST(NG_X)
+#undef NG_X
+} ng_status;
+
+/* "NG_ERR_SHAPE" and "array does not fit the layer; nothing changed".  Never NULL. */
+NG_API const char *ng_status_name(ng_status s);
+NG_API const char *ng_status_meaning(ng_status s);
+
+/* ---- 2. Arrays -------------------------------------------------------------------------------*/
+
+typedef enum ng_dtype {
+  NG_F32 = 1,
+  NG_F64 = 2,
+  NG_F16 = 3,  /* IEEE binary16 */
+  NG_BF16 = 4, /* the upper half of an f32 */
+  NG_I32 = 5,
+  NG_I64 = 6,
+  NG_U8 = 7
+} ng_dtype;
+
+typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
+
+/* Whether the library may go on reading an array after the call: NG_COPY, it may not;
+ * NG_BORROW, it may until the next ng_step* or ng_reset_batch returns. */
+typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
+
+/* A matrix that somebody else owns: row-major, columns contiguous, `row_stride` elements (not
+ * bytes) from one row to the next, row_stride >= cols. */
+typedef struct ng_view {
+  void *data;
+  int64_t rows, cols;
+  int64_t row_stride;
+  ng_dtype dtype;
+  ng_mem mem;
+} ng_view;
+
+/* A dense host view. */
+static inline ng_view ng_view_of(void *data, int64_t rows, int64_t cols, ng_dtype dtype) {
+  ng_view v;
+  v.data = data;
+  v.rows = rows;
+  v.cols = cols;
+  v.row_stride = cols;
+  v.dtype = dtype;
+  v.mem = NG_HOST;
+  return v;
+}
+
+/* Bytes of one element, 0 for an unknown dtype; "f32", "bf16", ...; "?" for an unknown one. */
+NG_API int64_t ng_dtype_size(ng_dtype t);
+NG_API const char *ng_dtype_name(ng_dtype t);
+
+/* ---- 3. Transport ----------------------------------------------------------------------------
+ * How ranks talk.  The library names no MPI: a transport is a table of the caller's functions.
+ * Ready made: none (one rank), ng_threads (ranks as threads of one process), and in libraries of
+ * their own MPI and NCCL.  A callback returns NG_OK or an error; the library then calls `abort`
+ * so that no other rank waits for this one, and every rank gets NG_ERR_COMM. */
+
+typedef enum ng_coll_kind {
+  NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; every rank has `count`           */
+  NG_BROADCAST = 2,      /* recv of every rank = send of rank `root`; `count`                     */
+  NG_REDUCE_SCATTER = 3, /* rank r receives counts[r] sums, in rank order; send holds all of them */
+  NG_ALL_GATHER = 4      /* rank r sends counts[r]; recv holds all, in rank order                 */
+} ng_coll_kind;
+
+/* One collective.  Every member of the group makes the same calls in the same order. */
+typedef struct ng_collective {
+  size_t struct_size;
+  ng_coll_kind kind;
+  ng_dtype dtype; /* f64, f32, bf16, f16 are summed in f32 or better; u8 is only moved          */
+  ng_mem mem;
+  void *group;           /* of group_create; NULL: all ranks                                      */
+  int32_t root;          /* broadcast: a rank of the whole transport, not of the group            */
+  const void *send;      /* may equal recv (in place); otherwise disjoint                         */
+  void *recv;
+  int64_t count;         /* elements; all-reduce and broadcast                                    */
+  const int64_t *counts; /* elements per member; reduce-scatter and all-gather                    */
+  void *stream;          /* device memory: the stream to be ordered after; NULL on the host       */
+} ng_collective;
+
+typedef struct ng_transport {
+  size_t struct_size;
+  void *user; /* handed to every callback                                                         */
+  const char *name;
+  int32_t rank, size;
+  /* required: carries out `c` and returns when recv is complete. */
+  ng_status (*run)(void *user, const ng_collective *c);
+  /* optional pair: start returns at once, wait completes.  Missing: run at start.  `c` and what
+   * it points to stay valid until wait. */
+  ng_status (*start)(void *user, const ng_collective *c, void **request);
+  ng_status (*wait)(void *user, void *request);
+  /* optional pair: groups, made collectively by all ranks of the transport, members ascending.
+   * Missing: grad_worker_fraction must be 1 or 0. */
+  ng_status (*group_create)(void *user, const int32_t *ranks, int32_t n, void **group);
+  void (*group_destroy)(void *user, void *group);
+  /* optional: bit (1 << kind) for each ng_coll_kind that `run` does itself; 0 means all-reduce
+   * and broadcast only.  The library builds the other kinds from those two. */
+  uint32_t kinds;
+  /* optional: this rank gives up; wake the others, whose calls then fail. */
+  void (*abort)(void *user);
+} ng_transport;
+
+/* Ranks as threads of one process: no launcher, sums in rank order, so the same bits each run.
+ *
+ * ng_threads_transport fills a table for one rank; each rank uses its own in its own thread.
+ * Memory:  the group must outlive every context that uses its transports.
+ * Threads: create and destroy in one thread; rank r's table in rank r's thread.
+ * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
+typedef struct ng_threads ng_threads;
+NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
+NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank,
+                                                 ng_transport *out);
+NG_API void ng_threads_destroy(ng_threads **group);
+
+/* ---- 4. Context ------------------------------------------------------------------------------*/
+
+typedef struct ng_context ng_context;
+
+typedef enum ng_log_level {
+  NG_LOG_NONE = 0,
+  NG_LOG_ERROR = 1,
+  NG_LOG_WARN = 2,
+  NG_LOG_INFO = 3,
+  NG_LOG_TRACE = 4
+} ng_log_level;
+
+/* What a context is made of.  ng_context_config_init fills it; every pointer may stay NULL. */
+typedef struct ng_context_config {
+  size_t struct_size;
+  /* Allocator: 64-byte aligned blocks; `bytes` of free equals that of alloc.  Both or neither. */
+  void *(*alloc)(void *user, size_t bytes);
+  void (*free)(void *user, void *ptr, size_t bytes);
+  void *alloc_user;
+  /* Executor: calls task(arg, i) for every i in [0, n), in any order, and returns when all are
+   * done.  NULL: a pool of `threads` threads of the context's own. */
+  void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+  void *executor_user;
+  /* Threads of the context's own loops (BLAS keeps the threads it was given); 0: one per online
+   * processor; NG_THREADS in the environment wins over 0. */
+  int32_t threads;
+  /* Log: one line without newline, as "step: n = 12 clip = 0.031".  NULL: silent. */
+  void (*log)(void *user, ng_log_level level, const char *line);
+  void *log_user;
+  ng_log_level log_level; /* lines above it are not made; NG_LOG in the environment wins          */
+  const ng_transport *transport; /* copied; NULL: one rank                                        */
+  const char *linalg; /* "cpu", "ref"; NULL: the best there is; see ng_component_info             */
+} ng_context_config;
+
+NG_API NG_CHECKED ng_status ng_context_config_init_sized(ng_context_config *c, size_t size);
+static inline ng_status ng_context_config_init(ng_context_config *c) {
+  return ng_context_config_init_sized(c, sizeof *c);
+}
+
+/* Make a context.
+ *
+ * Memory:  *out is NULL unless the status is NG_OK; config may be NULL for all defaults.
+ *          `message` (may be NULL) of `message_size` bytes receives the reason of a failure.
+ * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in), NG_ERR_NOMEM; NG_ERR_STATE if
+ *          the header is newer than the library. */
+NG_API NG_CHECKED ng_status ng_context_create_for(int32_t header_version,
+                                                  const ng_context_config *config, char *message,
+                                                  size_t message_size, ng_context **out);
+static inline ng_status ng_context_create(const ng_context_config *config, char *message,
+                                          size_t message_size, ng_context **out) {
+  return ng_context_create_for(NG_VERSION, config, message, message_size, out);
+}
+
+/* Accepts NULL; sets *ctx to NULL.  Every ng_precond of the context must be destroyed before. */
+NG_API void ng_context_destroy(ng_context **ctx);
+
+/* The reason of the last failure on this context, in one line; "" if there was none.  Valid until
+ * the next call on the context. */
+NG_API const char *ng_last_error(const ng_context *ctx);
+
+/* Bytes held now and at the peak through this context's allocator, and calls to it so far. */
+NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
+                                 int64_t *calls);
+
+/* ---- 5. What is built in ---------------------------------------------------------------------*/
+
+NG_API int32_t ng_version(void); /* NG_VERSION of the library                                     */
+
+/* Lines "key = value" (version, commit, compiler, blas, kernel, blas threads, ...), each ended by
+ * '\n', written to `text` (cut to `size`, always 0-terminated; NULL with size 0 to ask).  Returns
+ * the length of the whole text without its 0. */
+NG_API int32_t ng_build_info(char *text, size_t size);
+
+/* Linear algebras and transports, built in or merely known ("absent" tells how to get it). */
+typedef struct ng_component {
+  size_t struct_size;
+  const char *kind;   /* "linalg" or "transport"           */
+  const char *name;   /* "ref", "cpu", "cuda", "threads"   */
+  int32_t built_in;
+  const char *absent; /* "" or what to do about it         */
+} ng_component;
+NG_API int32_t ng_component_count(void);
+NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
+
+/* ---- 6. Options ------------------------------------------------------------------------------
+ * One table holds every option: name, default, bounds, help.  This struct, NG_<NAME> in the
+ * environment, --<name> on the command line and the man page all come from it.  Each option has
+ * one meaning; no sign or zero of a number selects another algorithm.  Choices are strings. */
+typedef struct ng_options {
+  size_t struct_size; /* set by ng_options_init                                                   */
+  const char *method; /* the row these values started from; see ng_options_set_method             */
+
+  /* Curvature (Kronecker family): A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
+   * convolutions Grosse & Martens 2016 (arXiv 1602.01407). */
+  const char *solver;        /* "cholesky" | "eigen"                                              */
+  const char *cholesky_form; /* "auto" | "inverse" | "factor": keep (F+dI)^-1, or L and solve     */
+  int32_t prediv;            /* eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew */
+  double eigen_floor;        /* eigen: eigenvalues at or below it count as 0; >= 0                */
+  double damping;            /* lambda > 0, in units of the curvature                             */
+  const char *damping_split; /* "joint" | "full" | "pi": see docs/algorithms.md                   */
+  int32_t damping_leak;      /* 1: the shift stays in the running average (published MPD/DP-KFAC) */
+
+  /* Statistics. */
+  double stat_decay;       /* rho in [0,1]: weight of the OLD average: F = rho F + (1-rho) new    */
+  const char *stat_start;  /* "first" | "identity" | "zero": the average before the first sample  */
+  const char *stat_scale;  /* "textbook" | "kaisa" | "mpd-kfac": what a factor is divided by      */
+  const char *positions;   /* "expand" | "reduce": positions are samples, or are averaged first   */
+  int64_t stat_batch;      /* first so many samples of a micro-batch only; 0 means all            */
+  const char *calls;       /* "mean" | "ema" | "last": several observations in one step           */
+  const char *call_weight; /* "samples" | "equal": weight of one of them in the mean              */
+  const char *fold;        /* "sum" | "direct": direct halves the memory, one observation a step  */
+  int64_t stat_period;     /* steps between observations, >= 1                                    */
+  int64_t solve_period;    /* steps between solves, >= 1                                          */
+  int64_t max_factor;      /* a wider factor becomes diagonal blocks no wider than this; 0: never */
+  int64_t factor_blocks;   /* ... and is cut into at least so many blocks, >= 1                   */
+  const char *factor_dtype;  /* "f32" | "bf16" | "f16": how running averages are kept             */
+  const char *inverse_dtype; /* "f32" | "bf16" | "f16": how inverses and eigenvectors are kept    */
+
+  /* Clip: nu multiplies every preconditioned gradient.
+   *   kl       nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0
+   *   rescale  nu = sqrt(sum ||D||^2 / sum ||PD||^2), 1 if the divisor is 0
+   *   none     nu = 1                                                                            */
+  const char *clip;
+  double kl_clip; /* kappa > 0                                                                    */
+
+  /* Which layers. */
+  const char *skip_layers; /* POSIX extended regular expression, searched in name and kind; "": 0 */
+  int64_t exclude_width;   /* linear layers with so many outputs keep their gradient; 0: none     */
+
+  /* Schedules of damping, stat_decay, kl_clip, stat_period, solve_period, entries separated by
+   * blanks: NAME*F@T1,T2 (value = base F^(points <= t)), NAME*=F@T1,T2 (the current value is
+   * multiplied at each point, periods truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)). */
+  const char *schedule;
+
+  /* Ranks. */
+  const char *statistics; /* "all" | "local": factors over all ranks, or the owner's batch only   */
+  const char *placement;  /* "round-robin": block i belongs to rank i mod W                       */
+  double grad_worker_fraction; /* 1: every rank holds every inverse; 0: the owner only            */
+
+  /* What ng_step writes. */
+  const char *update; /* "gradient" | "sgd" | "adamw": which of the ng_step functions will be used */
+} ng_options;
+
+/* Fill with the defaults of method "natgrad". */
+NG_API NG_CHECKED ng_status ng_options_init_sized(ng_options *o, size_t size);
+static inline ng_status ng_options_init(ng_options *o) {
+  return ng_options_init_sized(o, sizeof *o);
+}
+
+/* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac").
+ * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
+ * Errors:  NG_ERR_ARG; nothing changed. */
+NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *method, char *message,
+                                                  size_t message_size);
+
+/* Set one option from text, as the command line does.  `name` takes '-' for '_'.
+ * Memory:  the text of a free-text option (skip_layers, schedule) is borrowed until
+ *          ng_precond_create has copied it; all others are parsed at once.
+ * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
+ *          (the message has the range); nothing changed. */
+NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
+                                           char *message, size_t message_size);
+
+/* The value of one option as text that ng_options_set would take. */
+NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
+                                           size_t size);
+
+/* Take every NG_<NAME> found in the environment (NG_DAMPING=0.003). */
+NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
+
+/* Check every field against the table and against each other (a joint damping needs eigen, ...). */
+NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
+                                             size_t message_size);
+
+/* Published names.  A row knows the option names of the program it comes from, and what they
+ * meant there (factor_decay weighs the old average in one program and the new sample in another).
+ *
+ * ng_options_set_system picks the row and its variant: ("KAISA", "eigen"), ("DP-KFACrepo",
+ * "inverse_dp"), ...; ng_options_set_published sets one option by its published name.  *lr (may
+ * be NULL) receives the value of a published option that is the lr argument of ng_step here. */
+NG_API NG_CHECKED ng_status ng_options_set_system(ng_options *o, const char *system,
+                                                  const char *variant, char *message,
+                                                  size_t message_size);
+NG_API NG_CHECKED ng_status ng_options_set_published(ng_options *o, const char *name,
+                                                     const char *value, double *lr, char *message,
+                                                     size_t message_size);
+
+typedef enum ng_option_type {
+  NG_OPTION_REAL = 1,
+  NG_OPTION_INT = 2,
+  NG_OPTION_BOOL = 3,
+  NG_OPTION_CHOICE = 4,
+  NG_OPTION_TEXT = 5
+} ng_option_type;
+
+typedef struct ng_option_info {
+  size_t struct_size;
+  const char *name, *group;
+  ng_option_type type;
+  const char *standard;  /* default of method "natgrad", as text                                  */
+  double lower, upper;   /* bounds of real and int, inclusive unless lower_open                   */
+  int32_t lower_open;    /* 1: lower itself is not allowed                                        */
+  const char *choices;   /* "a|b|c"; choices known but not supported yet are not listed           */
+  const char *unit, *help;
+  const char *test;      /* the test in which two of its values give different results            */
+  int32_t per_layer;     /* may be given in ng_layer.options                                      */
+  int32_t live;          /* may be changed after ng_ready (ng_set)                                */
+} ng_option_info;
+NG_API int32_t ng_option_count(void);
+NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
+
+typedef struct ng_method_info {
+  size_t struct_size;
+  const char *name, *family, *help, *paper;
+  int32_t published; /* how many published names the row knows                                    */
+} ng_method_info;
+NG_API int32_t ng_method_count(void);
+NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
+
+typedef struct ng_published_info {
+  size_t struct_size;
+  const char *name;    /* as in the published program                                             */
+  const char *option;  /* ours; "" when it is the lr argument of ng_step or has nothing to set    */
+  const char *meaning; /* how its value becomes ours                                              */
+} ng_published_info;
+NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
+                                                   ng_published_info *out);
+
+/* ---- 7. A model ------------------------------------------------------------------------------*/
+
+typedef struct ng_precond ng_precond;
+
+/* Make an empty preconditioner.  Options are copied.
+ * Errors:  NG_ERR_ARG (an option out of range or against another), NG_ERR_ABSENT, NG_ERR_NOMEM. */
+NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const ng_options *options,
+                                              ng_precond **out);
+NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL                  */
+
+typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
+typedef enum ng_layout { NG_NCHW = 1, NG_NHWC = 2 } ng_layout;
+typedef enum ng_order {
+  NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the positions of one sample follow each other */
+  NG_POSITIONS_FIRST = 2 /* [T,B,F]                                                */
+} ng_order;
+typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
+
+/* A layer.  ng_layer_init fills the defaults of a kind; set name and widths, and what differs.
+ * What is not supported yet (norm, embedding, shards, aliases) is refused by name when added. */
+typedef struct ng_layer {
+  size_t struct_size;
+  const char *name; /* unique; the key in saved state and messages; copied                        */
+  ng_kind kind;
+  int64_t in, out;     /* features or channels                                                    */
+  int32_t bias;        /* 1: the layer has one                                                    */
+  int32_t frozen;      /* 1: listed by ng_explain, never touched                                  */
+  /* linear */
+  int64_t positions;   /* positions per sample; 0: rows / samples, whatever comes                 */
+  ng_order order;
+  /* conv2d, each [0] vertical, [1] horizontal */
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t groups;
+  int64_t image[2];    /* H, W of the input                                                       */
+  ng_layout layout;    /* of input and output gradient; weights are always [out, in/groups, kh, kw] */
+  /* norm */
+  double norm_eps;
+  ng_norm_input norm_input;
+  /* embedding */
+  ng_dtype token_dtype; /* NG_I32, NG_I64                                                         */
+  /* tensor parallel */
+  int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
+  void *shard_group;    /* of the transport                                                       */
+  const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
+  const char *options;  /* overrides of per_layer options, "damping=0.01 solver=eigen", or NULL   */
+} ng_layer;
+
+NG_API NG_CHECKED ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size);
+static inline ng_status ng_layer_init(ng_layer *l, ng_kind kind) {
+  return ng_layer_init_sized(l, kind, sizeof *l);
+}
+
+/* Register a layer.  *index (counting layers and tensors in one sequence from 0) names it from
+ * then on.
+ * Errors:  NG_ERR_ARG names the field; NG_ERR_ABSENT names what is not supported yet;
+ *          NG_ERR_STATE after ng_ready; NG_ERR_NOMEM. */
+NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
+
+/* The two everyday kinds in one line. */
+NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
+                                          int32_t bias, int32_t *index);
+NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
+                                          int64_t kernel, int64_t stride, int64_t padding,
+                                          int64_t height, int64_t width, int32_t bias,
+                                          int32_t *index);
+
+/* Register a parameter without curvature (a norm's gamma, an embedding): its gradient is left as
+ * it is by ng_step, and it is updated with all others by ng_step_sgd and ng_step_adamw. */
+NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
+                                          int32_t *index);
+
+typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1 } ng_param;
+
+/* Say where a gradient (a weight) lives.  May be called again at any time between steps; a data
+ * pointer NULL unbinds.
+ *
+ * Shapes:  weight [out, in] or [out, in/groups*kh*kw]; bias and tensors [1, count].
+ * Memory:  the pointer is kept until it is rebound or the preconditioner is destroyed.
+ * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16; no such index; no bias). */
+NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which,
+                                         const ng_view *grad);
+NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
+                                           const ng_view *weight);
+
+/* Plan memory and placement and take the memory; nothing is allocated after it.
+ *
+ * Memory:  see ng_memory.
+ * Ranks:   collective; compares a hash of layers and options over ranks.
+ * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (skip_layers is no regular expression),
+ *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind). */
+NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
+
+/* ---- 8. Observe ------------------------------------------------------------------------------*/
+
+typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
+
+/* What the next observations come from. */
+typedef struct ng_batch {
+  size_t struct_size;
+  int64_t samples;        /* B of this micro-batch on this rank, >= 1                             */
+  ng_reduction reduction; /* the loss is the mean or the sum over these samples                   */
+  double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
+                          /* for m accumulated micro-batches); g is divided by it; not 0          */
+} ng_batch;
+NG_API NG_CHECKED ng_status ng_batch_init_sized(ng_batch *b, size_t size);
+static inline ng_status ng_batch_init(ng_batch *b) { return ng_batch_init_sized(b, sizeof *b); }
+
+/* Open a micro-batch.  Everything is weighted by samples: uneven micro-batches and shards give
+ * the statistics of the whole batch.
+ * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready). */
+NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
+
+/* 1 if showing this layer's arrays now would have an effect (period, owner, frozen), else 0. */
+NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
+
+/* Show a layer's input (during forward), its output gradient (during backward).  Folded into the
+ * statistics before the call returns; arrays that ng_wants does not want are not read.
+ *
+ * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
+ *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a has a 1 appended for a
+ *          bias; other scales: docs/algorithms.md.
+ * Shapes:  linear: [B*S, in], [B*S, out], any leading axes flattened; conv2d: [B, C*H*W] with
+ *          C, H, W in the layer's layout; f32, bf16 or f16.
+ * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
+ * Memory:  nothing is allocated; on the host both loans end when the call returns.
+ * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
+ *          gradients and weights alone; NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_STATE (no ng_begin; a
+ *          second observation with fold = direct). */
+NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a,
+                                             ng_loan loan);
+NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g,
+                                                   ng_loan loan);
+
+/* Forget the observations since the last step (the step was abandoned).  Running averages keep
+ * what fold = direct has put into them. */
+NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
+
+/* ---- 9. Step ---------------------------------------------------------------------------------*/
+
+/* Precondition every bound gradient of every layer, in place.
+ *
+ * Math:    grad <- nu PD;  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
+ *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A'.
+ * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip.
+ * Ranks:   collective: every rank calls it, and all return the same status.
+ * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank
+ *          was not finite, gradients are unchanged and the step is not counted; NG_ERR_STATE (a
+ *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM. */
+NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
+
+/* The same, and the update of every bound weight in the same pass over memory.
+ *
+ * Math:    d = nu PD (a tensor's own gradient) [+ weight_decay w if not decoupled]
+ *          sgd:   v <- momentum v + (1 - dampening) d (first step: v = d);
+ *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
+ *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
+ *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
+ *          as torch.optim.SGD and torch.optim.AdamW compute it.
+ * Shapes:  weights as bound; momentum and moments are kept in f32.
+ * Errors:  as ng_step; NG_ERR_STATE if options.update names another step, or a weight is not bound. */
+typedef struct ng_sgd {
+  size_t struct_size;
+  double lr, momentum, dampening, weight_decay;
+  int32_t nesterov, decoupled;
+} ng_sgd;
+typedef struct ng_adamw {
+  size_t struct_size;
+  double lr, beta1, beta2, eps, weight_decay;
+} ng_adamw;
+NG_API NG_CHECKED ng_status ng_sgd_init_sized(ng_sgd *s, size_t size);
+NG_API NG_CHECKED ng_status ng_adamw_init_sized(ng_adamw *a, size_t size);
+static inline ng_status ng_sgd_init(ng_sgd *s) { return ng_sgd_init_sized(s, sizeof *s); }
+static inline ng_status ng_adamw_init(ng_adamw *a) { return ng_adamw_init_sized(a, sizeof *a); }
+NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how);
+NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how);
+
+/* Change a live option (damping, stat_decay, kl_clip, periods, eigen_floor, clip) from the next
+ * step on; a schedule of that option starts again from the new value.  ng_get reads the value in
+ * use at the coming step, schedule applied.
+ * Ranks:   every rank makes the same change.
+ * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed once ng_ready was called). */
+NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
+NG_API NG_CHECKED ng_status ng_set_real(ng_precond *p, const char *option, double value);
+NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char *value,
+                                   size_t size);
+
+/* ---- 10. What happened, what is held ---------------------------------------------------------*/
+
+typedef struct ng_report {
+  size_t struct_size;
+  int64_t steps;             /* steps taken; skipped ones are not counted                         */
+  int64_t skipped;
+  double clip;               /* nu of the last step                                               */
+  double inner;              /* sum <PD, D> of the last step, all blocks                          */
+  int64_t more_damping;      /* factors solved after raising the damping, since ng_ready          */
+  int64_t in_double;         /* ... only in double precision                                      */
+  int64_t kept_last;         /* ... not solved: the last good result stayed                       */
+  int64_t plain;             /* ... not solved and none before: the block's gradient stays plain  */
+  int32_t stations;
+} ng_report;
+
+typedef struct ng_station_report {
+  size_t struct_size;
+  const char *name;
+  int32_t collective;
+  int64_t runs;
+  double last_ms, total_ms;
+  int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
+} ng_station_report;
+
+typedef struct ng_layer_report {
+  size_t struct_size;
+  const char *name;
+  double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened              */
+  double pi, damping_a, damping_g;         /* of the last solve on this rank; 0 if none            */
+  int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain  */
+  int64_t observations;                    /* since ng_ready                                       */
+} ng_layer_report;
+
+/* Fill *out; struct_size must be set to sizeof *out before.  Ranks: local. */
+NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
+NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,
+                                              ng_station_report *out);
+NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
+                                            ng_layer_report *out);
+
+/* Bytes held on this rank, by use; their sum is what the allocator counted for this object. */
+typedef struct ng_memory_info {
+  size_t struct_size;
+  const char *use; /* "factors", "sums", "results", "direction", "moments", "scratch", "objects"  */
+  int64_t bytes;
+} ng_memory_info;
+NG_API int32_t ng_memory_count(const ng_precond *p);
+NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
+
+/* What happens to each registered parameter, and why.  Nothing is skipped silently. */
+typedef struct ng_explain_row {
+  size_t struct_size;
+  const char *name;   /* "conv1.weight"                                                            */
+  int32_t index;      /* of ng_add_layer / ng_add_tensor                                           */
+  int64_t count;      /* elements                                                                  */
+  int32_t covered;    /* 1: preconditioned                                                         */
+  const char *family; /* "kronecker", or "none"                                                    */
+  const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
+  int64_t bytes;      /* curvature held for its layer on this rank (at its weight's row)           */
+  int32_t owner;      /* rank that solves; -1 if none                                              */
+} ng_explain_row;
+NG_API int32_t ng_explain_count(const ng_precond *p);
+NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
+
+/* ---- 11. State -------------------------------------------------------------------------------
+ * One file: a safetensors payload (readable from Python) whose metadata is a JSON manifest with
+ * the options, counters and a CRC-32 per tensor.  Tensors are named "layer/field", in the published
+ * order (channel, kernel row, kernel column), so another build, another rank count or another
+ * program can read them.
+ *
+ * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
+ *          ranks and threads.
+ * Memory:  temporary buffers are taken and given back.
+ * Ranks:   collective; rank 0 writes (and reads) one file at `path`.
+ * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
+ *          a failed ng_save leaves an earlier file of that name whole (it writes to a temporary
+ *          name, flushes, renames).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
+ *          state is saved between steps. */
+NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
+NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NATGRAD_H */

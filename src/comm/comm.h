@@ -1,0 +1,57 @@
+/* comm.h: the front desk of the transports.
+ *
+ * ng_comm wraps the caller's ng_transport: one rank needs none, groups of one are no-ops, missing
+ * kinds are built from all-reduce and broadcast, bytes are counted, and the first failure marks the
+ * transport broken and calls its abort, so that no rank waits for another for ever.
+ */
+#ifndef NG_COMM_H
+#define NG_COMM_H
+
+#include "natgrad.h"
+
+#include <stdbool.h>
+
+typedef struct ng_comm {
+  ng_transport t; /* size 1 and no functions: self                                                 */
+  int32_t rank, size;
+  bool broken;
+  int64_t bytes; /* payload handed to collectives so far                                           */
+} ng_comm;
+
+/* A set of ranks, ascending.  handle NULL and n == size: all of them. */
+typedef struct ng_group {
+  void *handle;
+  int32_t n, index; /* members; this rank's place, -1 if outside                                   */
+} ng_group;
+
+/* Checks and copies the table; NULL is one rank.  `message` names the missing field. */
+ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size);
+
+/* Collective over all ranks; NG_ERR_ABSENT without group functions. */
+ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out);
+void ng_group_destroy(ng_comm *c, ng_group *g);
+ng_group ng_group_world(const ng_comm *c);
+
+/* In place.  NG_OK or NG_ERR_COMM. */
+ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t);
+ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
+                            int32_t root /* of all ranks */);
+/* recv holds every member's part, counts[i] elements of member i, in order; this rank's is there. */
+ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
+                         ng_dtype t);
+/* buffer holds sum(counts); afterwards this rank's part is the sum over members, the rest is
+ * undefined. */
+ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
+                              ng_dtype t);
+
+/* Post and wait.  The request keeps the descriptor; buffers stay valid until wait. */
+typedef struct ng_request {
+  ng_collective c;
+  void *handle;
+  bool started, done;
+} ng_request;
+ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
+                           ng_request *r);
+ng_status ng_comm_wait(ng_comm *c, ng_request *r);
+
+#endif

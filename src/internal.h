@@ -1,0 +1,357 @@
+/* internal.h: the types every room of the library shares.
+ *
+ * A gradient walks: observe.c -> (conv.c, rows.c) -> family/ -> exchange.c -> family/ solve ->
+ * family/ measure -> exchange.c (agree) -> emit.c.  step.c holds the table of stations that drives
+ * it, plan.c the memory and the placement, layers.c what the caller described.
+ *
+ * Dependency: a room includes this header and calls down (linalg, comm, convert), never up.
+ */
+#ifndef NG_INTERNAL_H
+#define NG_INTERNAL_H
+
+#include "natgrad.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/comm.h"
+#include "linalg/linalg.h"
+
+#define NG_ALIGN 64
+#define NG_MESSAGE 512
+
+/* One way out: store the first status, jump to `done:`, release in reverse order.  Only for
+ * functions that acquire something; the function declares `ng_status st = NG_OK`. */
+#define NG_TRY(call)                                                                               \
+  do {                                                                                             \
+    st = (call);                                                                                   \
+    if (st < NG_OK) goto done;                                                                     \
+  } while (0)
+
+/* Invariants of our own; never a check of the caller's input. */
+#if defined(NG_DEBUG)
+#include <assert.h>
+#define NG_ASSERT(x) assert(x)
+#else
+#define NG_ASSERT(x) ((void)sizeof(!(x)))
+#endif
+
+#if defined(__GNUC__)
+#define NG_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define NG_PRINTF(f, a)
+#endif
+
+static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- context.c, pool.c ---------------------------------------------------------------------*/
+
+typedef struct ng_pool ng_pool;
+
+struct ng_context {
+  ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values        */
+  ng_pool *pool;            /* NULL with the caller's executor or one thread                       */
+  const ng_linalg_ops *la;
+  ng_comm comm;
+  int64_t bytes, peak, calls;
+  bool failed; /* error[] holds the first failure of the current call                              */
+  char error[NG_MESSAGE];
+};
+
+/* 64-byte aligned, counted; NULL when there is no memory.  Not zeroed. */
+void *ng_alloc(ng_context *ctx, size_t bytes);
+void ng_free(ng_context *ctx, void *ptr, size_t bytes);
+
+/* Every public function that can fail opens with ng_enter (forgets the old message); ng_fail keeps
+ * the first message since then and returns `status`.  Messages name the culprit and the numbers. */
+void ng_enter(ng_context *ctx);
+ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
+
+/* The same for functions without a context: writes to the caller's buffer (may be NULL). */
+ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
+    NG_PRINTF(4, 5);
+
+/* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
+void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
+
+/* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
+void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making                  */
+
+ng_pool *ng_pool_create(ng_context *ctx, int32_t threads);
+void ng_pool_destroy(ng_context *ctx, ng_pool *pool);
+void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+
+double ng_now_ms(void); /* monotonic clock */
+
+/* ---- options.c, methods.c, schedule.c --------------------------------------------------------*/
+
+/* Nearest name of a list, for messages; NULL if nothing is near.  at(i) gives the i-th name. */
+const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
+
+/* Copy `o` with every text owned by `arena`-less malloc of the context; free with _drop. */
+ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
+void ng_options_drop(ng_context *ctx, ng_options *o);
+
+/* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
+ * set are reported through `mask` (bit i = option i), so that schedules leave them alone. */
+ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, char *message,
+                              size_t size);
+int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
+
+/* A parsed options.schedule.  Values are pure functions of (base, since, t): points in
+ * (since, t] count. */
+typedef struct ng_schedule ng_schedule;
+ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out);
+void ng_schedule_free(ng_context *ctx, ng_schedule *s);
+bool ng_schedule_has(const ng_schedule *s, const char *option);
+double ng_schedule_value(const ng_schedule *s, const char *option, double base, int64_t since,
+                         int64_t t);
+
+/* The five options that a schedule or ng_set may move, as numbers. */
+enum { NG_LIVE_DAMPING, NG_LIVE_DECAY, NG_LIVE_KL, NG_LIVE_STAT, NG_LIVE_SOLVE, NG_LIVE_COUNT };
+extern const char *const ng_live_name[NG_LIVE_COUNT];
+
+/* ---- what the caller described: layers.c -----------------------------------------------------*/
+
+typedef struct ng_block ng_block;
+
+/* A parameter tensor: where its gradient and its weight live. */
+typedef struct ng_slot {
+  int64_t rows, cols;   /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]              */
+  ng_view grad, weight; /* .data NULL: not bound                                                   */
+  float *m, *v;         /* moments: momentum or first, second; NULL if options.update keeps none   */
+} ng_slot;
+
+typedef struct ng_entry {
+  ng_layer d;   /* copied; name and options owned; alias_of not supported yet                      */
+  bool tensor;  /* registered by ng_add_tensor                                                     */
+  int32_t slots; /* 1 or 2 */
+  ng_slot slot[2]; /* [NG_WEIGHT], [NG_BIAS]                                                       */
+  ng_block *block; /* NULL: no curvature; `why` says the reason                                    */
+  char why[160];
+  int64_t positions; /* S: conv OH*OW; linear as described, 0 if it varies                         */
+  int64_t oh, ow;    /* conv                                                                       */
+} ng_entry;
+
+/* ---- an observation on its way to a family: observe.c ----------------------------------------*/
+
+typedef struct ng_obs {
+  ng_view v;       /* checked against the layer                                                    */
+  int64_t samples; /* rows of it belong to so many samples                                         */
+  int64_t positions;
+  double loss_scale;
+  ng_reduction reduction;
+  bool grad;       /* false: layer input, true: output gradient                                    */
+} ng_obs;
+
+/* ---- memory: plan.c --------------------------------------------------------------------------*/
+
+typedef enum ng_use {
+  NG_USE_FACTORS,   /* running averages                                                            */
+  NG_USE_SUMS,      /* sums of the current step, one message                                       */
+  NG_USE_RESULTS,   /* inverses, eigenbases; ordered by owner, one message an owner                */
+  NG_USE_DIRECTION, /* PD of every block; ordered by column of owners, one message a column        */
+  NG_USE_MOMENTS,   /* of the fused updates                                                        */
+  NG_USE_SCRATCH,   /* shared by all stations                                                      */
+  NG_USE_OBJECTS,   /* structs, names                                                              */
+  NG_USES
+} ng_use;
+
+/* Families ask for memory twice: a counting pass (take returns NULL) and a placing pass. */
+typedef struct ng_plan {
+  bool place;
+  char *base[NG_USES];
+  int64_t bytes[NG_USES]; /* so far, each piece rounded up to NG_ALIGN                             */
+} ng_plan;
+void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
+void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the largest request of all is what is taken */
+
+/* ---- families --------------------------------------------------------------------------------*/
+
+/* An array that belongs to the state on disk.  Symmetric ones are ng_sym storage. */
+typedef struct ng_field {
+  char name[48];       /* "A", "G.1", "A_inverse", "momentum.weight"                               */
+  ng_dtype dtype;      /* as stored in memory                                                      */
+  bool sym;            /* rows = cols = n, n(n+1)/2 elements in ng_sym order                       */
+  int64_t rows, cols;  /* of the array in memory, row-major, dense, unless sym                     */
+  void *data;          /* NULL on ranks that do not hold it                                        */
+  int32_t owner;       /* a rank that holds it                                                     */
+  /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
+   * and `channels` channels, published is (channel, offset); a trailing bias stays last.
+   * offsets 1 means both are the same. */
+  int64_t row_offsets, row_channels, col_offsets, col_channels;
+} ng_field;
+typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
+
+/* A number that belongs to the state, saved with 17 digits. */
+typedef struct ng_number {
+  char name[48];
+  double *value;
+} ng_number;
+typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
+
+typedef struct ng_sink ng_sink;
+
+enum { NG_SEES_INPUT = 1 << 0, NG_SEES_OUTGRAD = 1 << 1, NG_SEES_FLATGRAD = 1 << 2 };
+
+typedef struct ng_family_ops {
+  int32_t api_version;
+  const char *name;
+  uint32_t sees;
+  /* required */
+  ng_status (*create)(ng_block *b);               /* geometry into b->state; says why in b->entry->why */
+  void (*destroy)(ng_block *b);
+  ng_status (*plan)(ng_block *b, ng_plan *plan);  /* called twice                                  */
+  ng_status (*begin)(ng_block *b);                /* memory is there: initial values               */
+  ng_status (*observe)(ng_block *b, const ng_obs *o); /* NG_SKIPPED if not finite                  */
+  void (*weights)(ng_block *b, double w[2], bool set); /* this step's sample weights of A and G    */
+  ng_status (*fold)(ng_block *b);                 /* statistics: sums over ranks are complete      */
+  void (*forget)(ng_block *b);                    /* drop this step's sums                         */
+  ng_status (*solve)(ng_block *b);                /* on the owner; counts its rungs                */
+  void (*shared)(ng_block *b);                    /* results arrived from the owner                */
+  ng_status (*measure)(ng_block *b);              /* PD into `direction`; inner, d2, pd2           */
+  ng_status (*emit)(ng_block *b, double scale, const ng_sink *sink);
+  ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
+  ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
+} ng_family_ops;
+extern const ng_family_ops ng_family_kronecker;
+
+struct ng_block {
+  const ng_family_ops *ops;
+  ng_precond *p;
+  ng_entry *entry;
+  int32_t number; /* among blocks */
+  ng_options opt; /* the model's options with this layer's overrides; texts borrowed from p        */
+  uint64_t overridden;
+  double live[NG_LIVE_COUNT]; /* values of the coming step                                         */
+  int32_t owner, column;
+  bool holds_stats, holds_result; /* on this rank                                                  */
+  void *state;
+  int64_t curvature_bytes;
+  /* this step */
+  bool refused; /* an observation was not finite                                                   */
+  double inner, d2, pd2;
+  /* since ng_ready */
+  int64_t observations[2];
+  bool solved;
+  int32_t rung;
+  double pi, damping_a, damping_g;
+  double observe_ms, observing_ms, solve_ms, measure_ms;
+};
+
+/* ---- the update: emit.c ----------------------------------------------------------------------*/
+
+struct ng_sink {
+  ng_precond *p;
+  enum { NG_SINK_GRADIENT, NG_SINK_SGD, NG_SINK_ADAMW } kind;
+  ng_sgd sgd;
+  ng_adamw adamw;
+  bool first;            /* sgd: momentum starts at d                                              */
+  double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t)                                      */
+};
+
+/* Write `cols` values of row `row` of a slot, times `scale`, as the sink does.  Rows are disjoint,
+ * so different rows may be written from different threads. */
+void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale);
+/* Row of a bound gradient as f32 in published order; false if a value is not finite. */
+bool ng_grad_row(const ng_slot *slot, int64_t row, float *out);
+
+/* ---- the preconditioner ----------------------------------------------------------------------*/
+
+enum {
+  NG_AT_CHECK,
+  NG_AT_STATISTICS,
+  NG_AT_SOLVE,
+  NG_AT_SHARE,
+  NG_AT_MEASURE,
+  NG_AT_DELIVER,
+  NG_AT_AGREE,
+  NG_AT_EMIT,
+  NG_STATIONS
+};
+
+typedef struct ng_station {
+  const char *name;
+  ng_status (*run)(ng_precond *p);
+  bool (*due)(const ng_precond *p);
+  bool collective;
+} ng_station;
+extern const ng_station ng_stations[NG_STATIONS];
+
+typedef struct ng_station_time {
+  int64_t runs, last_bytes, total_bytes;
+  double last_ms, total_ms;
+} ng_station_time;
+
+/* Where blocks live: a grid of m rows (workers of a block: a column) and n columns. */
+typedef struct ng_grid {
+  int32_t m, n, row, column; /* this rank's                                                        */
+  ng_group column_group, row_group;
+} ng_grid;
+
+/* A run of bytes in an arena that travels as one message. */
+typedef struct ng_span {
+  int32_t root; /* results: owner; direction: column                                               */
+  int64_t begin, end;
+} ng_span;
+
+struct ng_precond {
+  ng_context *ctx;
+  ng_options opt;   /* owned texts; live options hold their base values                            */
+  int64_t since[NG_LIVE_COUNT];
+  double live[NG_LIVE_COUNT];
+  ng_schedule *schedule;
+  ng_entry **entry; /* capacity grows before ng_ready only                                         */
+  int32_t entries, entry_capacity;
+  ng_block **block;
+  int32_t blocks;
+  bool ready;
+  bool broken; /* NG_ERR_COMM was returned: destroy only                                           */
+  ng_grid grid;
+  char *arena[NG_USES];
+  int64_t held[NG_USES]; /* bytes by use, objects included                                         */
+  ng_span *result_span, *direction_span;
+  int32_t result_spans, direction_spans;
+  double *small; /* buffer of check and agree                                                      */
+  int64_t small_count;
+  /* this micro-batch, this step */
+  bool begun;
+  ng_batch batch;
+  ng_sink sink;
+  double lr;
+  ng_status trouble; /* worst local status of this step; collectives go on, agree spreads it       */
+  bool refused, stop;
+  double nu, inner;
+  /* counters */
+  int64_t steps, updates, skipped;
+  int64_t more_damping, in_double, kept_last, plain;
+  ng_station_time time[NG_STATIONS];
+};
+
+/* Objects of a preconditioner: counted under NG_USE_OBJECTS, zeroed. */
+void *ng_object(ng_precond *p, size_t bytes);
+void ng_object_free(ng_precond *p, void *ptr, size_t bytes);
+char *ng_object_text(ng_precond *p, const char *text);
+void ng_object_text_free(ng_precond *p, char *text);
+
+ng_status ng_plan_model(ng_precond *p);    /* plan.c: placement, arenas, spans                     */
+void ng_plan_release(ng_precond *p);
+void ng_live_update(ng_precond *p);        /* step.c: live[] of the model and the blocks at p->steps */
+
+/* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */
+ng_status ng_exchange_check(ng_precond *p);
+ng_status ng_exchange_sums(ng_precond *p);
+ng_status ng_exchange_results(ng_precond *p);
+ng_status ng_exchange_direction(ng_precond *p);
+ng_status ng_exchange_agree(ng_precond *p);
+ng_status ng_exchange_same(ng_precond *p, uint64_t hash); /* ng_ready: all ranks have it           */
+
+/* Walk every field (number) of the state: blocks, then moments. */
+ng_status ng_state_fields(ng_precond *p,
+                          ng_status (*visit)(void *arg, ng_entry *e, ng_field *f), void *arg);
+
+#endif
