@@ -149,8 +149,8 @@ typedef struct ng_collective {
   ng_mem mem;
   void *group;           /* of group_create; NULL: all ranks                                      */
   int32_t root;          /* broadcast: a rank of the whole transport, not of the group            */
-  const void *send;      /* may equal recv (in place); otherwise disjoint                         */
-  void *recv;
+  const void *send;      /* disjoint from recv, or in place: send == recv; of an all-gather, send  */
+  void *recv;            /* == this rank's part of recv; of a reduce-scatter, recv == its of send  */
   int64_t count;         /* elements; all-reduce and broadcast                                    */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather                    */
   void *stream;          /* device memory: the stream to be ordered after; NULL on the host       */
@@ -186,8 +186,11 @@ typedef struct ng_transport {
  * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
 typedef struct ng_threads ng_threads;
 NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
-NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank,
-                                                 ng_transport *out);
+NG_API NG_CHECKED ng_status ng_threads_transport_sized(ng_threads *group, int32_t rank,
+                                                       ng_transport *out, size_t size);
+static inline ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out) {
+  return ng_threads_transport_sized(group, rank, out, sizeof *out);
+}
 NG_API void ng_threads_destroy(ng_threads **group);
 
 /* ---- 4. Context ------------------------------------------------------------------------------*/
@@ -341,7 +344,7 @@ static inline ng_status ng_options_init(ng_options *o) {
 
 /* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac").
  * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
- * Errors:  NG_ERR_ARG; nothing changed. */
+ * Errors:  NG_ERR_ARG; NG_ERR_ABSENT for a method known but not supported yet; nothing changed. */
 NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *method, char *message,
                                                   size_t message_size);
 
@@ -349,7 +352,8 @@ NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *met
  * Memory:  the text of a free-text option (skip_layers, schedule) is borrowed until
  *          ng_precond_create has copied it; all others are parsed at once.
  * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
- *          (the message has the range); nothing changed. */
+ *          (the message has the range), NG_ERR_ABSENT for a choice known but not supported yet;
+ *          nothing changed. */
 NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
                                            char *message, size_t message_size);
 

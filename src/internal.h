@@ -74,6 +74,12 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
 
+/* Structs with struct_size first.  take: check *src (at least `least` bytes, unknown tail zero) and
+ * copy what it knows over *dst.  give: copy as much of *src as *dst says it has room for. */
+ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
+                         char *message, size_t size);
+ng_status ng_give_struct(void *dst, const void *src, size_t ours);
+
 /* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
 
@@ -131,8 +137,9 @@ typedef struct ng_entry {
   bool tensor;  /* registered by ng_add_tensor                                                     */
   int32_t slots; /* 1 or 2 */
   ng_slot slot[2]; /* [NG_WEIGHT], [NG_BIAS]                                                       */
+  char slot_name[2][264]; /* "conv1.weight", "conv1.bias"; a tensor's own name                      */
   ng_block *block; /* NULL: no curvature; `why` says the reason                                    */
-  char why[160];
+  char why[200];
   int64_t positions; /* S: conv OH*OW; linear as described, 0 if it varies                         */
   int64_t oh, ow;    /* conv                                                                       */
 } ng_entry;
@@ -208,7 +215,11 @@ typedef struct ng_family_ops {
   ng_status (*plan)(ng_block *b, ng_plan *plan);  /* called twice                                  */
   ng_status (*begin)(ng_block *b);                /* memory is there: initial values               */
   ng_status (*observe)(ng_block *b, const ng_obs *o); /* NG_SKIPPED if not finite                  */
-  void (*weights)(ng_block *b, double w[2], bool set); /* this step's sample weights of A and G    */
+  /* This step's weights {w_A, w_G, w_A keep_A, w_G keep_G}: read this rank's, set the sums over
+   * ranks.  keep is the weight that the old average retains. */
+  void (*weights)(ng_block *b, double w[4], bool set);
+  void (*scale)(ng_block *b);                     /* own sums onto the wire's scale, after weights   */
+  float *(*message)(ng_block *b, int64_t *count); /* what is summed over ranks; contiguous           */
   ng_status (*fold)(ng_block *b);                 /* statistics: sums over ranks are complete      */
   void (*forget)(ng_block *b);                    /* drop this step's sums                         */
   ng_status (*solve)(ng_block *b);                /* on the owner; counts its rungs                */
@@ -235,12 +246,13 @@ struct ng_block {
   /* this step */
   bool refused; /* an observation was not finite                                                   */
   double inner, d2, pd2;
+  bool folded[2]; /* A, G: some rank has shown a sample since the beginning; same on all ranks     */
   /* since ng_ready */
   int64_t observations[2];
   bool solved;
   int32_t rung;
   double pi, damping_a, damping_g;
-  double observe_ms, observing_ms, solve_ms, measure_ms;
+  double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: the step under way           */
 };
 
 /* ---- the update: emit.c ----------------------------------------------------------------------*/
@@ -291,6 +303,7 @@ typedef struct ng_station_time {
 typedef struct ng_grid {
   int32_t m, n, row, column; /* this rank's                                                        */
   ng_group column_group, row_group;
+  int32_t *ranks; /* room for a list of all of them, while groups are made                         */
 } ng_grid;
 
 /* A run of bytes in an arena that travels as one message. */
@@ -324,7 +337,9 @@ struct ng_precond {
   ng_sink sink;
   double lr;
   ng_status trouble; /* worst local status of this step; collectives go on, agree spreads it       */
-  bool refused, stop;
+  bool refused; /* something was not finite on this rank                                           */
+  bool told;    /* ... and all ranks know it                                                       */
+  bool solving; /* this step solves                                                                */
   double nu, inner;
   /* counters */
   int64_t steps, updates, skipped;
@@ -338,9 +353,15 @@ void ng_object_free(ng_precond *p, void *ptr, size_t bytes);
 char *ng_object_text(ng_precond *p, const char *text);
 void ng_object_text_free(ng_precond *p, char *text);
 
+/* The worse of two statuses: the most negative, else the largest note. */
+static inline ng_status ng_worse(ng_status a, ng_status b) {
+  if (a < 0 || b < 0) return a < b ? a : b;
+  return a > b ? a : b;
+}
+
 ng_status ng_plan_model(ng_precond *p);    /* plan.c: placement, arenas, spans                     */
 void ng_plan_release(ng_precond *p);
-void ng_live_update(ng_precond *p);        /* step.c: live[] of the model and the blocks at p->steps */
+void ng_live_update(ng_precond *p);        /* live.c: live[] of the model and the blocks at p->steps */
 
 /* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */
 ng_status ng_exchange_check(ng_precond *p);
@@ -348,7 +369,10 @@ ng_status ng_exchange_sums(ng_precond *p);
 ng_status ng_exchange_results(ng_precond *p);
 ng_status ng_exchange_direction(ng_precond *p);
 ng_status ng_exchange_agree(ng_precond *p);
-ng_status ng_exchange_same(ng_precond *p, uint64_t hash); /* ng_ready: all ranks have it           */
+/* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
+ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status local);
+bool ng_stat_due(const ng_precond *p, const ng_block *b);  /* step.c */
+bool ng_solve_due(const ng_precond *p, const ng_block *b); /* step.c */
 
 /* Walk every field (number) of the state: blocks, then moments. */
 ng_status ng_state_fields(ng_precond *p,

@@ -15,7 +15,8 @@ typedef struct ng_comm {
   ng_transport t; /* size 1 and no functions: self                                                 */
   int32_t rank, size;
   bool broken;
-  int64_t bytes; /* payload handed to collectives so far                                           */
+  int64_t bytes; /* payload (whole buffers) handed to collectives so far; groups of one send none  */
+  int64_t piece; /* most elements of one message, 2^31-1; tests make it small                      */
 } ng_comm;
 
 /* A set of ranks, ascending.  handle NULL and n == size: all of them. */
@@ -32,7 +33,7 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
 void ng_group_destroy(ng_comm *c, ng_group *g);
 ng_group ng_group_world(const ng_comm *c);
 
-/* In place.  NG_OK or NG_ERR_COMM. */
+/* In place.  NG_OK or NG_ERR_COMM.  A rank outside the group does nothing. */
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t);
 ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                             int32_t root /* of all ranks */);
@@ -44,7 +45,8 @@ ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int6
 ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                               ng_dtype t);
 
-/* Post and wait.  The request keeps the descriptor; buffers stay valid until wait. */
+/* Post and wait.  The transport sees the descriptor in the request: request and buffer stay where
+ * they are until wait, or until any call has returned NG_ERR_COMM. */
 typedef struct ng_request {
   ng_collective c;
   void *handle;

@@ -15,6 +15,7 @@
 #define NG_LINALG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct ng_sym {
@@ -23,7 +24,12 @@ typedef struct ng_sym {
 } ng_sym;
 
 static inline int64_t ng_sym_count(int64_t n) { return n * (n + 1) / 2; }
-int64_t ng_sym_at(int64_t n, int64_t i, int64_t j); /* position of (i, j) = (j, i) */
+/* Position of (i, j) = (j, i). */
+static inline int64_t ng_sym_at(int64_t n, int64_t i, int64_t j) {
+  const int64_t h = (n + 1) / 2, odd = n & 1, ld = n + 1 - odd;
+  const int64_t row = i > j ? i : j, col = i > j ? j : i;
+  return col < h ? 1 - odd + row + col * ld : col - h + (row - h + odd) * ld;
+}
 
 /* A piece of a block of a symmetric matrix: element (r, c) of the piece, which is element
  * (row + r, col + c) of the matrix, sits at a[r * rs + c * cs] (one of rs, cs is 1).  `diagonal`:

@@ -1,0 +1,76 @@
+# Front doors; the build itself is CMakeLists.txt, its variants are CMakePresets.json.
+#
+#   make                     configure and build (release)       make BUILD=/somewhere/else
+#   make check               every test that can run here        make check ONLY=linalg  (a regex)
+#   make demo                two-layer perceptron on digits, with and without natgrad
+#   make info, make bench    what was built; how fast it is
+#   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
+#   make format, make tidy   clang-format; clang-tidy and cppcheck
+#   make install PREFIX=/usr/local DESTDIR=                      make clean
+
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+ONLY ?= .
+CONFIGURE ?=
+CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS) -R '$(ONLY)'
+
+.PHONY: all configure packages check bench info asan tsan torture demo format tidy install clean
+
+all: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+
+# Ninja configures again by itself when a list of files changed; this is for the first time and for
+# options given in CONFIGURE.
+configure:
+	@if [ ! -f $(BUILD)/build.ninja ] || [ -n '$(CONFIGURE)' ]; then \
+	  cmake --preset release -B $(BUILD) $(CONFIGURE); fi
+
+packages:
+	@scripts/bootstrap.sh
+
+check: packages all
+	@$(CTEST) --test-dir $(BUILD) -LE '^long$$'
+
+bench: all
+	$(BUILD)/natgrad bench kfac --model resnet18 --batch 32
+
+info: all
+	@$(BUILD)/natgrad info
+
+asan: packages
+	@cmake --preset asan && cmake --build --preset asan -j $(JOBS)
+	@ctest --preset asan -j $(JOBS) -R '$(ONLY)'
+
+# Some kernels place memory where an older thread sanitizer does not expect it: run without address
+# randomisation where that is allowed.
+tsan: packages
+	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS)
+	@plain="setarch $$(uname -m) -R"; $$plain true 2>/dev/null || plain=; \
+	  $$plain ctest --preset tsan -j $(JOBS) -R '$(ONLY)'
+
+torture: packages all
+	@BUILD=$(BUILD) scripts/torture.sh
+
+demo: packages all
+	@$(BUILD)/example_10_digits_mlp
+
+format:
+	@scripts/bootstrap.sh --dev
+	@git ls-files -co --exclude-standard '*.c' '*.h' | xargs clang-format -i
+
+tidy: packages
+	@scripts/bootstrap.sh --dev
+	@cmake --preset dev >/dev/null
+	@git ls-files -co --exclude-standard 'src/*.c' 'io/*.c' 'cli/*.c' 'examples/*.c' | \
+	  xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build-dev --warnings-as-errors='*' 2>/dev/null
+	@cppcheck --std=c11 --language=c -j $(JOBS) --quiet --error-exitcode=1 --inline-suppr \
+	  --enable=warning,performance,portability \
+	  -D_GNU_SOURCE -DNG_HAVE_BLAS -Iinclude -Isrc -Iio src io cli examples
+
+install:
+	@test -f $(BUILD)/build.ninja || $(MAKE) all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	@rm -rf build build-dev build-asan build-tsan build-fuzz

@@ -1,0 +1,96 @@
+/* bench.c: `natgrad bench NAME`: which bench, with which arguments. */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct bench {
+  const char *name;
+  int (*run)(const bench_wish *w, const cli_args *args);
+} benches[] = {{"kfac", bench_kfac}};
+enum { BENCHES = sizeof benches / sizeof benches[0] };
+
+static int by_size(const void *x, const void *y) {
+  const double a = *(const double *)x, b = *(const double *)y;
+  return (a > b) - (a < b);
+}
+
+double bench_median(double *x, int n) {
+  qsort(x, (size_t)n, sizeof *x, by_size);
+  return n % 2 == 1 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
+}
+
+static int take(void *user, const char *name, const char *value) {
+  bench_wish *w = user;
+  long long number = 0;
+  int rc = CLI_OK;
+  if (strcmp(name, "json") == 0) w->json = true;
+  if (strcmp(name, "list") == 0) w->list = true;
+  if (strcmp(name, "no-floors") == 0) w->no_floors = true;
+  if (strcmp(name, "model") == 0) w->model = value;
+  if (strcmp(name, "linalg") == 0) w->linalg = value;
+  if (strcmp(name, "batch") == 0) {
+    rc = cli_int(name, value, 1, 65536, &number);
+    w->batch = number;
+  }
+  if (strcmp(name, "repeat") == 0) {
+    rc = cli_int(name, value, 1, 1000, &number);
+    w->repeat = (int)number;
+  }
+  return rc;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  bench_wish w = {.batch = 32, .repeat = 5};
+  cli_args args;
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
+  const char *names[BENCHES];
+  int chosen = -1;
+  for (int i = 0; i < BENCHES; i++) {
+    names[i] = benches[i].name;
+    if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = i;
+  }
+  if (args.operands != 1) {
+    rc = cli_bad("bench: one of: kfac");
+  } else if (chosen < 0) {
+    const char *near = cli_nearest(args.operand[0], names, BENCHES);
+    rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
+                 near != NULL ? "the nearest is " : "there is ", near != NULL ? near : "kfac");
+  } else if (w.model == NULL) {
+    rc = cli_bad("bench %s: --model is missing: resnet18, resnet50 or a .json file", names[chosen]);
+  } else {
+    rc = benches[chosen].run(&w, &args);
+  }
+  cli_args_free(&args);
+  return rc;
+}
+
+static const cli_option own[] = {
+    {"model", "MODEL", "resnet18 (32x32 images), resnet50 (224x224), or a .json list of layers"},
+    {"batch", "N", "samples (32)"},
+    {"repeat", "R", "steps measured after a first one; their median counts (5)"},
+    {"linalg", "NAME", "linear algebra: cpu, ref"},
+    {"no-floors", NULL, "do not measure the floors"},
+    {"list", NULL, "only list the layers and the orders of their factors"},
+    {"json", NULL, "one JSON object a line instead of a table"},
+};
+
+const cli_command cli_bench = {
+    .name = "bench",
+    .usage = "kfac --model MODEL [OPTIONS]",
+    .summary = "time per layer of statistics, solve and apply, beside measured floors",
+    .text =
+        "Random activations and gradients; every step observes and solves (stat_period 1,\n"
+        "solve_period 1, cholesky_form inverse, unless set otherwise).  Floors are measured in "
+        "the\n"
+        "same process, best of ten, all threads:\n"
+        "  statistics  a plain im2col of the inputs, timed, plus SYRK's arithmetic, rows p (p+1)\n"
+        "              and rows q (q+1), at the rate of SGEMM at 4096\n"
+        "  solve       spotrf and spotri of orders p and q (eigen: ssyevd)\n"
+        "  apply       the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n",
+    .options = own,
+    .n_options = 7,
+    .library = true,
+    .run = run,
+};

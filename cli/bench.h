@@ -1,0 +1,21 @@
+/* bench.h: what the benches share: what was asked for, and the line about the machine. */
+#ifndef CLI_BENCH_H
+#define CLI_BENCH_H
+
+#include "cli.h"
+
+#include <stdint.h>
+
+typedef struct bench_wish {
+  const char *model, *linalg;
+  int64_t batch;
+  int repeat;
+  bool json, list, no_floors;
+} bench_wish;
+
+/* The median of n numbers, which are sorted on the way. */
+double bench_median(double *x, int n);
+
+int bench_kfac(const bench_wish *w, const cli_args *args);
+
+#endif

@@ -1,0 +1,88 @@
+/* cli.h: what the sub-commands share: how they are listed, how they read their arguments, how they
+ * fail, and how they make a context.
+ *
+ * Exit codes: 0 done; 1 done, and the answer is no (a tolerance was exceeded); 2 bad input, told in
+ * one line on stderr.
+ */
+#ifndef CLI_H
+#define CLI_H
+
+#include "natgrad.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { CLI_OK = 0, CLI_NO = 1, CLI_BAD = 2 };
+
+typedef struct cli_option {
+  const char *name;  /* without the dashes                                                        */
+  const char *value; /* what it takes, for the help: "FILE"; NULL: a flag                         */
+  const char *help;
+} cli_option;
+
+typedef struct cli_command {
+  const char *name;
+  const char *usage; /* what follows "natgrad NAME "                                              */
+  const char *summary;
+  const char *text; /* a paragraph for the help, each line ended by '\n'; may be ""              */
+  const cli_option *options;
+  int n_options;
+  bool library; /* takes every option of the library's table too                                  */
+  int (*run)(const struct cli_command *self, int argc, char **argv); /* argv[0] is the command    */
+} cli_command;
+
+/* The table of main.c, in the order of the help; NULL if there is no such command. */
+extern const cli_command *const cli_commands[];
+extern const int cli_commands_count;
+const cli_command *cli_find(const char *name);
+void cli_help(const cli_command *command);
+
+/* One line "natgrad: ..." on stderr; returns CLI_BAD. */
+__attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
+
+/* The nearest of n names, or NULL if none is near enough to be a slip of the finger. */
+const char *cli_nearest(const char *word, const char *const *names, int n);
+
+/* A setting of the library's option table found on the command line. */
+typedef struct cli_setting {
+  const char *name, *value;
+} cli_setting;
+
+typedef struct cli_args {
+  char **operand; /* what is no option */
+  int operands;
+  cli_setting *settings;
+  int n_settings;
+} cli_args;
+
+/* Read argv by the command's options and, if it takes them, the library's.  `take` is called for
+ * each of the command's own: value is NULL for a flag; it returns CLI_OK or CLI_BAD.  Returns
+ * CLI_OK, CLI_BAD (told), or -1 when --help was asked for and given. */
+int cli_parse(const cli_command *command, int argc, char **argv,
+              int (*take)(void *user, const char *name, const char *value), void *user,
+              cli_args *out);
+void cli_args_free(cli_args *args);
+
+/* Whole numbers and reals of an option, the whole text or an error that names option and range. */
+int cli_int(const char *option, const char *text, long long lower, long long upper, long long *out);
+int cli_real(const char *option, const char *text, double lower, double upper, double *out);
+
+/* --method, which sets every option; then, after what stands between a row and the command line,
+ * all other settings in order. */
+int cli_apply_method(const cli_args *args, ng_options *options);
+int cli_apply(const cli_args *args, ng_options *options);
+
+/* The value of a line "key = value" of ng_build_info, "" if there is none. */
+void cli_build(const char *key, char *value, size_t size);
+void cli_processor(char *name, size_t size); /* as the operating system names it */
+int cli_cores(void);                         /* processors this process may run on */
+
+/* A context that logs to stderr as NG_LOG says. */
+int cli_context(ng_context_config *config, ng_context **out);
+
+void *cli_take(size_t count,
+               size_t size); /* zeroed; ends the program with a line if there is none */
+
+extern const cli_command cli_info, cli_replay, cli_pack, cli_bench;
+
+#endif

@@ -1,0 +1,372 @@
+/* floors.c: the floors under `natgrad bench`.  In: shapes and orders.  Out: the time that the part
+ * takes when nothing but the unavoidable is done, measured in this process with this BLAS.
+ *
+ * A floor is there to be embarrassed by: so it is the best of ten, on all threads, and where there
+ * is a choice the faster way is taken. */
+#include "floors.h"
+
+#include "blas.h"
+#include "cli.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { REPEATS = 10, LEAST = 3 };
+
+double now_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* Reproducible numbers in [-1, 1): a linear congruence, its upper bits. */
+static void fill(float *x, int64_t n) {
+  uint64_t s = 88172645463325252u;
+  for (int64_t i = 0; i < n; i++) {
+    s = s * 6364136223846793005u + 1442695040888963407u;
+    x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
+  }
+}
+
+/* ---- memory: threads that all start at once --------------------------------------------------*/
+
+typedef struct team team;
+typedef struct member {
+  team *of;
+  int index;
+  void *buffer; /* the member's own */
+} member;
+struct team {
+  int n;
+  pthread_barrier_t gate;
+  void (*work)(const team *t, const member *m);
+  double best;
+  size_t own; /* bytes of every member's buffer */
+  /* copy */
+  char *from, *to;
+  int64_t bytes;
+  /* im2col */
+  const shape *layer;
+  int64_t batch;
+};
+
+static void *member_run(void *arg) {
+  member *m = arg;
+  team *t = m->of;
+  for (int i = 0; i < REPEATS; i++) {
+    (void)pthread_barrier_wait(&t->gate);
+    const double start = now_ms();
+    t->work(t, m);
+    (void)pthread_barrier_wait(&t->gate);
+    const double ms = now_ms() - start;
+    if (m->index == 0 && (t->best < 0 || ms < t->best)) t->best = ms;
+  }
+  return NULL;
+}
+
+/* Best time of t->work on all processors, threads started once.  Without one of them the others
+ * would stand at the gate for ever. */
+static double team_best(team *t) {
+  const int wanted = cli_cores();
+  member *m = cli_take((size_t)wanted, sizeof *m);
+  pthread_t *thread = cli_take((size_t)wanted, sizeof *thread);
+  t->best = -1;
+  t->n = wanted;
+  for (int i = 0; i < wanted; i++) {
+    m[i] = (member){t, i, NULL};
+    if (t->own > 0) m[i].buffer = cli_take(t->own, 1);
+  }
+  if (pthread_barrier_init(&t->gate, NULL, (unsigned)wanted) == 0) {
+    int started = 1;
+    for (; started < wanted; started++) {
+      if (pthread_create(&thread[started], NULL, member_run, &m[started]) != 0) break;
+    }
+    if (started < wanted) {
+      (void)cli_bad("bench: thread %d of %d could not be started", started, wanted);
+      exit(CLI_BAD);
+    }
+    (void)member_run(&m[0]);
+    for (int i = 1; i < started; i++)
+      (void)pthread_join(thread[i], NULL);
+    (void)pthread_barrier_destroy(&t->gate);
+  }
+  for (int i = 0; i < wanted; i++)
+    free(m[i].buffer);
+  free(m);
+  free(thread);
+  return t->best;
+}
+
+static void copy_part(const team *t, const member *m) {
+  const int64_t from = t->bytes * m->index / t->n, to = t->bytes * (m->index + 1) / t->n;
+  memcpy(t->to + from, t->from + from, (size_t)(to - from));
+}
+
+/* The kernel's list first: inside virtual machines the C library's answer can be the host's. */
+int64_t floor_cache(void) {
+  int64_t largest = 0;
+  for (int i = 0; i < 8; i++) {
+    char path[80];
+    (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
+    FILE *f = fopen(path, "r");
+    if (f == NULL) break;
+    char text[32] = "", *end = text;
+    if (fgets(text, sizeof text, f) != NULL) {
+      const int64_t n = strtoll(text, &end, 10) * (*end == 'M' ? 1 << 20 : 1 << 10);
+      if (n > largest) largest = n;
+    }
+    (void)fclose(f);
+  }
+  if (largest == 0) largest = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return largest > 0 ? largest : 32 << 20;
+}
+
+double floor_copy_gbs(int64_t *bytes) {
+  *bytes = 4 * floor_cache();
+  team t = {.work = copy_part, .bytes = *bytes};
+  t.from = malloc((size_t)*bytes);
+  t.to = malloc((size_t)*bytes);
+  double ms = -1;
+  if (t.from != NULL && t.to != NULL) {
+    memset(t.from, 1, (size_t)*bytes); /* pages that exist */
+    memset(t.to, 2, (size_t)*bytes);
+    ms = team_best(&t);
+  }
+  free(t.from);
+  free(t.to);
+  return ms > 0 ? 2e-6 * (double)*bytes / ms : -1;
+}
+
+/* Patches of one sample x [in, H, W] as a matrix [in kh kw, OH OW]. */
+static void im2col(const shape *l, const float *x, float *to) {
+  const int64_t H = l->image[0], W = l->image[1];
+  const int64_t OH = (H + 2 * l->padding[0] - l->kernel[0]) / l->stride[0] + 1;
+  const int64_t OW = (W + 2 * l->padding[1] - l->kernel[1]) / l->stride[1] + 1;
+  for (int64_t c = 0; c < l->in; c++) {
+    for (int64_t ky = 0; ky < l->kernel[0]; ky++) {
+      for (int64_t kx = 0; kx < l->kernel[1]; kx++) {
+        const int64_t dx = kx - l->padding[1], s = l->stride[1];
+        int64_t first = dx < 0 ? (-dx + s - 1) / s : 0; /* outputs [first, last) see the image */
+        int64_t last = W - 1 - dx < 0 ? 0 : (W - 1 - dx) / s + 1;
+        if (last > OW) last = OW;
+        if (first > last) first = last;
+        for (int64_t oy = 0; oy < OH; oy++, to += OW) {
+          const int64_t y = oy * l->stride[0] + ky - l->padding[0];
+          if (y < 0 || y >= H) {
+            memset(to, 0, (size_t)OW * sizeof *to);
+            continue;
+          }
+          const float *row = x + (c * H + y) * W + dx;
+          for (int64_t ox = 0; ox < first; ox++)
+            to[ox] = 0;
+          if (s == 1) {
+            memcpy(to + first, row + first, (size_t)(last - first) * sizeof *to);
+          } else {
+            for (int64_t ox = first; ox < last; ox++)
+              to[ox] = row[ox * s];
+          }
+          for (int64_t ox = last; ox < OW; ox++)
+            to[ox] = 0;
+        }
+      }
+    }
+  }
+}
+
+static void im2col_part(const team *t, const member *m) {
+  const shape *l = t->layer;
+  const float *x = (const float *)(const void *)t->from;
+  for (int64_t b = t->batch * m->index / t->n; b < t->batch * (m->index + 1) / t->n; b++) {
+    im2col(l, x + b * l->in * l->image[0] * l->image[1], m->buffer);
+  }
+}
+
+double floor_im2col(const shape *l, int64_t batch) {
+  const bool patches = l->conv && (l->kernel[0] > 1 || l->kernel[1] > 1 || l->stride[0] > 1 ||
+                                   l->stride[1] > 1 || l->padding[0] > 0 || l->padding[1] > 0);
+  if (!patches) return 0;
+  const int64_t floats = batch * l->in * l->image[0] * l->image[1];
+  float *x = malloc((size_t)floats * sizeof *x);
+  if (x == NULL) return -1;
+  fill(x, floats);
+  team t = {.work = im2col_part,
+            .own = (size_t)(l->in * l->kernel[0] * l->kernel[1] * l->positions) * sizeof *x,
+            .from = (char *)x,
+            .layer = l,
+            .batch = batch};
+  const double ms = team_best(&t);
+  free(x);
+  return ms;
+}
+
+/* ---- arithmetic ------------------------------------------------------------------------------*/
+
+#if defined(NG_HAVE_BLAS)
+
+bool floors_possible(void) { return true; }
+
+/* The best of some runs of f(arg), which returns the milliseconds of one run or a negative number.
+ */
+static double best_of(double (*f)(void *), void *arg) {
+  double best = -1, total = 0;
+  for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
+    const double ms = f(arg);
+    if (ms < 0) return -1;
+    total += ms;
+    if (best < 0 || ms < best) best = ms;
+  }
+  return best;
+}
+
+typedef struct sizes {
+  int64_t n, q, p;
+  bool invert;
+  float *a, *b, *c;
+} sizes;
+
+static void gemm(int m, int n, int k, const float *a, const float *b, float *c) {
+  const float one = 1, zero = 0;
+  sgemm_("N", "N", &m, &n, &k, &one, a, &m, b, &k, &zero, c, &m, 1, 1);
+}
+
+static bool take_three(sizes *s, int64_t a, int64_t b, int64_t c) {
+  s->a = malloc((size_t)a * sizeof(float));
+  s->b = malloc((size_t)b * sizeof(float));
+  s->c = malloc((size_t)c * sizeof(float));
+  if (s->a == NULL || s->b == NULL || s->c == NULL) return false;
+  fill(s->a, a);
+  fill(s->b, b);
+  memset(s->c, 0, (size_t)c * sizeof(float));
+  return true;
+}
+
+static void give_three(sizes *s) {
+  free(s->a);
+  free(s->b);
+  free(s->c);
+}
+
+static double gemm_run(void *arg) {
+  const sizes *s = arg;
+  const double start = now_ms();
+  gemm((int)s->n, (int)s->n, (int)s->n, s->a, s->b, s->c);
+  return now_ms() - start;
+}
+
+double floor_sgemm_gflops(int order) {
+  const int64_t nn = (int64_t)order * order;
+  sizes s = {.n = order};
+  const double ms = take_three(&s, nn, nn, nn) ? best_of(gemm_run, &s) : -1;
+  give_three(&s);
+  return ms > 0 ? 2e-6 * (double)nn * order / ms : -1;
+}
+
+/* Row-major D [q,p] is column-major [p,q]: D A^-1 is [p,p] x [p,q], G^-1 (...) is [p,q] x [q,q]. */
+static double apply_run(void *arg) {
+  const sizes *s = arg;
+  float *second = s->c + s->q * s->p;
+  const double start = now_ms();
+  gemm((int)s->p, (int)s->q, (int)s->p, s->a, s->b, s->c);
+  gemm((int)s->p, (int)s->q, (int)s->q, s->c, s->a, second);
+  return now_ms() - start;
+}
+
+double floor_apply(int64_t q, int64_t p) {
+  const int64_t larger = p > q ? p : q;
+  sizes s = {.q = q, .p = p};
+  const double ms = take_three(&s, larger * larger, q * p, 2 * q * p) ? best_of(apply_run, &s) : -1;
+  give_three(&s);
+  return ms;
+}
+
+double floor_rotate(int64_t q, int64_t p) {
+  const double ms = floor_apply(q, p);
+  return ms < 0 ? ms : 2 * ms;
+}
+
+/* a [n,n] := 1 on the diagonal, at most 1/n beside it: positive definite for every n. */
+static void fill_definite(float *a, int64_t n) {
+  fill(a, n * n);
+  for (int64_t i = 0; i < n * n; i++)
+    a[i] *= 0.9f / (float)n;
+  for (int64_t j = 0; j < n; j++) {
+    a[j + j * n] = 1;
+    for (int64_t i = j + 1; i < n; i++)
+      a[j + i * n] = a[i + j * n];
+  }
+}
+
+static double cholesky_run(void *arg) {
+  const sizes *s = arg;
+  const int n = (int)s->n;
+  int info = 0, second = 0;
+  memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
+  const double start = now_ms();
+  spotrf_("L", &n, s->b, &n, &info, 1);
+  if (s->invert) spotri_("L", &n, s->b, &n, &second, 1);
+  return info == 0 && second == 0 ? now_ms() - start : -1;
+}
+
+double floor_cholesky(int64_t n, bool invert) {
+  sizes s = {.n = n, .invert = invert};
+  double ms = -1;
+  if (take_three(&s, n * n, n * n, 1)) {
+    fill_definite(s.a, n);
+    ms = best_of(cholesky_run, &s);
+  }
+  give_three(&s);
+  return ms;
+}
+
+static double eigen_run(void *arg) {
+  const sizes *s = arg;
+  const int n = (int)s->n, lwork = (int)(1 + 6 * s->n + 2 * s->n * s->n), liwork = 3 + 5 * n;
+  int *iwork = malloc((size_t)liwork * sizeof *iwork), info = -1;
+  memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
+  const double start = now_ms();
+  if (iwork != NULL) {
+    ssyevd_("V", "L", &n, s->b, &n, s->c, s->c + n, &lwork, iwork, &liwork, &info, 1, 1);
+  }
+  const double ms = now_ms() - start;
+  free(iwork);
+  return info == 0 ? ms : -1;
+}
+
+double floor_eigen(int64_t n) {
+  sizes s = {.n = n};
+  double ms = -1;
+  /* Work by formula: the workspace query returns a float, which is too small from n = 2900 on. */
+  if (n <= 32000 && take_three(&s, n * n, n * n, n + 1 + 6 * n + 2 * n * n)) {
+    fill_definite(s.a, n);
+    ms = best_of(eigen_run, &s);
+  }
+  give_three(&s);
+  return ms;
+}
+
+#else
+
+bool floors_possible(void) { return false; }
+double floor_sgemm_gflops(int order) {
+  (void)order;
+  return -1;
+}
+double floor_apply(int64_t q, int64_t p) {
+  (void)q, (void)p;
+  return -1;
+}
+double floor_rotate(int64_t q, int64_t p) { return floor_apply(q, p); }
+double floor_cholesky(int64_t n, bool invert) {
+  (void)n, (void)invert;
+  return -1;
+}
+double floor_eigen(int64_t n) {
+  (void)n;
+  return -1;
+}
+
+#endif

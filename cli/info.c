@@ -1,0 +1,165 @@
+/* info.c: `natgrad info`: what this build is and what it can be told.  Everything is read from the
+ * library's own tables, so that nothing here can be out of date. */
+#include "cli.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct wish {
+  bool options, methods;
+  const char *published;
+} wish;
+
+static int take(void *user, const char *name, const char *value) {
+  wish *w = user;
+  if (strcmp(name, "options") == 0) w->options = true;
+  if (strcmp(name, "methods") == 0) w->methods = true;
+  if (strcmp(name, "published") == 0) w->published = value;
+  return CLI_OK;
+}
+
+static int machine(void) {
+  char text[2048], processor[256];
+  (void)ng_build_info(text, sizeof text);
+  fputs(text, stdout);
+  cli_processor(processor, sizeof processor);
+  printf("processor = %s\nthreads = %d\n", processor, cli_cores());
+  for (int32_t i = 0; i < ng_component_count(); i++) {
+    ng_component c = {.struct_size = sizeof c};
+    if (ng_component_info(i, &c) != NG_OK) continue;
+    printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
+           c.absent[0] != 0 ? ": " : "", c.absent);
+  }
+  return CLI_OK;
+}
+
+static const char *type_name(ng_option_type t) {
+  switch (t) {
+  case NG_OPTION_REAL:
+    return "real";
+  case NG_OPTION_INT:
+    return "int";
+  case NG_OPTION_BOOL:
+    return "bool";
+  case NG_OPTION_CHOICE:
+    return "choice";
+  case NG_OPTION_TEXT:
+    return "text";
+  }
+  return "?";
+}
+
+static void bound(double v, char *text, size_t size) {
+  text[0] = 0; /* no bound that anybody could reach */
+  if (fabs(v) < 1e15) (void)snprintf(text, size, "%.17g", v);
+}
+
+static int options(void) {
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    ng_option_info o = {.struct_size = sizeof o};
+    if (ng_option_at(i, &o) != NG_OK) return cli_bad("info: option %d cannot be read", (int)i);
+    char range[256] = "";
+    if (o.type == NG_OPTION_CHOICE) {
+      (void)snprintf(range, sizeof range, "%s", o.choices);
+    } else if (o.type == NG_OPTION_REAL || o.type == NG_OPTION_INT) {
+      char lower[40], upper[40];
+      bound(o.lower, lower, sizeof lower);
+      bound(o.upper, upper, sizeof upper);
+      (void)snprintf(range, sizeof range, "%s%s..%s", o.lower_open ? "above " : "", lower, upper);
+    } else if (o.type == NG_OPTION_BOOL) {
+      (void)snprintf(range, sizeof range, "0|1");
+    }
+    printf("%-20s %-6s %-12s %-24s %s%s%s%s%s\n", o.name, type_name(o.type),
+           o.standard[0] != 0 ? o.standard : "\"\"", range[0] != 0 ? range : "-", o.help,
+           o.unit != NULL && o.unit[0] != 0 ? "; unit: " : "", o.unit != NULL ? o.unit : "",
+           o.per_layer ? "; per layer" : "", o.live ? "; live" : "");
+  }
+  return CLI_OK;
+}
+
+static int methods(void) {
+  char message[512] = "";
+  for (int32_t i = 0; i < ng_method_count(); i++) {
+    ng_method_info m = {.struct_size = sizeof m};
+    if (ng_method_at(i, &m) != NG_OK) return cli_bad("info: method %d cannot be read", (int)i);
+    printf("%s%s (%s)\n  %s\n  %s\n", i > 0 ? "\n" : "", m.name, m.family, m.help, m.paper);
+    ng_options o;
+    if (ng_options_init(&o) < 0 || ng_options_set_method(&o, m.name, message, sizeof message) < 0) {
+      return cli_bad("info: method %s: %s", m.name, message);
+    }
+    for (int32_t k = 0; k < ng_option_count(); k++) {
+      ng_option_info info = {.struct_size = sizeof info};
+      char value[256];
+      if (ng_option_at(k, &info) != NG_OK ||
+          ng_options_get(&o, info.name, value, sizeof value) < 0) {
+        return cli_bad("info: method %s: option %d cannot be read", m.name, (int)k);
+      }
+      printf("  %s = %s\n", info.name, value);
+    }
+  }
+  return CLI_OK;
+}
+
+static int published(const char *name) {
+  enum { MOST = 64 };
+  const char *names[MOST];
+  int n = 0;
+  for (int32_t i = 0; i < ng_method_count(); i++) {
+    ng_method_info m = {.struct_size = sizeof m};
+    if (ng_method_at(i, &m) != NG_OK) return cli_bad("info: method %d cannot be read", (int)i);
+    if (n < MOST) names[n++] = m.name;
+    if (strcmp(m.name, name) != 0) continue;
+    if (m.published == 0) printf("%s is ours: no published names\n", m.name);
+    for (int32_t k = 0; k < m.published; k++) {
+      ng_published_info p = {.struct_size = sizeof p};
+      if (ng_method_published_at(i, k, &p) != NG_OK) {
+        return cli_bad("info: published name %d of %s cannot be read", (int)k, m.name);
+      }
+      printf("%-32s %-22s %s\n", p.name, p.option[0] != 0 ? p.option : "-", p.meaning);
+    }
+    return CLI_OK;
+  }
+  const char *near = cli_nearest(name, names, n);
+  return near != NULL
+             ? cli_bad("info: unknown method '%s'; the nearest is '%s'", name, near)
+             : cli_bad("info: unknown method '%s'; `natgrad info --methods` lists them", name);
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  wish w = {0};
+  cli_args args;
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
+  if (args.operands > 0) {
+    rc = cli_bad("info: '%s' is not wanted here", args.operand[0]);
+  } else if ((w.options ? 1 : 0) + (w.methods ? 1 : 0) + (w.published != NULL ? 1 : 0) > 1) {
+    rc = cli_bad("info: one of --options, --methods, --published");
+  } else if (w.options) {
+    rc = options();
+  } else if (w.methods) {
+    rc = methods();
+  } else if (w.published != NULL) {
+    rc = published(w.published);
+  } else {
+    rc = machine();
+  }
+  cli_args_free(&args);
+  return rc;
+}
+
+static const cli_option own[] = {
+    {"options", NULL, "every option: name, type, default, range or choices, help"},
+    {"methods", NULL, "every method: paper, and the option values of its row"},
+    {"published", "METHOD", "the published option names a method knows, and what they mean here"},
+};
+
+const cli_command cli_info = {
+    .name = "info",
+    .usage = "[--options | --methods | --published METHOD]",
+    .summary = "version, build, BLAS and its kernel, threads, components, options, methods",
+    .text = "",
+    .options = own,
+    .n_options = 3,
+    .run = run,
+};

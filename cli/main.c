@@ -1,0 +1,150 @@
+/* main.c: the front desk of the command line.  In comes argv, out goes an exit code: a table of
+ * sub-commands, the help made from it, and one service before anything else: a better BLAS kernel.
+ *
+ * OpenBLAS picks its kernels when it is loaded, and on processors it does not know it falls back to
+ * AVX2 although AVX-512 is there: half the speed.  The choice can only be made in the environment
+ * and before loading, so the program starts itself once more with OPENBLAS_CORETYPE set.  The
+ * library never does such a thing; it only reports. */
+#include "cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int help(const cli_command *self, int argc, char **argv);
+
+static const cli_command cli_help_command = {
+    .name = "help",
+    .usage = "[COMMAND]",
+    .summary = "this list, or what a command takes",
+    .text = "",
+    .run = help,
+};
+
+const cli_command *const cli_commands[] = {&cli_info, &cli_replay, &cli_bench, &cli_pack,
+                                           &cli_help_command};
+const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
+
+const cli_command *cli_find(const char *name) {
+  for (int i = 0; i < cli_commands_count; i++) {
+    if (strcmp(cli_commands[i]->name, name) == 0) return cli_commands[i];
+  }
+  return NULL;
+}
+
+static void usage(void) {
+  puts("natgrad: precondition the gradients of a neural network with curvature\n\n"
+       "  natgrad COMMAND [OPTIONS]\n");
+  for (int i = 0; i < cli_commands_count; i++) {
+    printf("  %-8s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
+  }
+  puts(
+      "\n  natgrad help COMMAND    what a command takes\n"
+      "  natgrad --version\n\n"
+      "Exit codes: 0 done, 1 done and the answer is no (tolerance exceeded), 2 bad input.\n"
+      "NG_<OPTION> in the environment sets an option of the library (replay takes the recording's\n"
+      "instead); NG_LOG=info shows the log.\n"
+      "On a processor with AVX-512 for which OpenBLAS picks AVX2 kernels, the program starts "
+      "itself\n"
+      "again with OPENBLAS_CORETYPE set; --keep-kernel or NATGRAD_KEEP_KERNEL=1 prevents that.");
+}
+
+void cli_help(const cli_command *command) {
+  printf("natgrad %s %s\n\n  %s\n", command->name, command->usage, command->summary);
+  if (command->text[0] != 0) printf("\n%s", command->text);
+  if (command->n_options > 0) printf("\nOptions\n");
+  for (int i = 0; i < command->n_options; i++) {
+    const cli_option *o = &command->options[i];
+    char left[64];
+    (void)snprintf(left, sizeof left, "--%s%s%s", o->name, o->value != NULL ? " " : "",
+                   o->value != NULL ? o->value : "");
+    printf("  %-22s %s\n", left, o->help);
+  }
+  if (command->library) {
+    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`");
+  }
+}
+
+static int help(const cli_command *self, int argc, char **argv) {
+  (void)self;
+  if (argc > 2) return cli_bad("help: one command at a time, got '%s' too", argv[2]);
+  if (argc < 2) {
+    usage();
+    return CLI_OK;
+  }
+  const cli_command *command = cli_find(argv[1]);
+  if (command == NULL) return cli_bad("help: there is no command '%s'", argv[1]);
+  cli_help(command);
+  return CLI_OK;
+}
+
+static int version(void) {
+  char commit[128];
+  cli_build("commit", commit, sizeof commit);
+  const int v = ng_version();
+  printf("natgrad %d.%d.%d (%s)\n", v / 10000, v / 100 % 100, v % 100, commit);
+  return CLI_OK;
+}
+
+/* The library's hint opens with the assignment that helps: "OPENBLAS_CORETYPE=SkylakeX would ...".
+ */
+static void prefer_wide_kernels(int argc, char **argv) {
+  const char *keep = getenv("NATGRAD_KEEP_KERNEL");
+  if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    if (strcmp(argv[i], "--keep-kernel") == 0) return;
+  }
+  /* The mark keeps a BLAS that ignores the variable from starting us for ever. */
+  if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
+  char hint[256];
+  cli_build("hint", hint, sizeof hint);
+  char *value = strchr(hint, '=');
+  if (value == NULL) return;
+  *value++ = 0;
+  value[strcspn(value, " ")] = 0;
+  if (getenv(hint) != NULL) return; /* somebody has chosen */
+  if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0 || setenv(hint, value, 1) != 0) return;
+  (void)fflush(stdout);
+  (void)execv("/proc/self/exe", argv); /* on failure go on as we are: slower, not wrong */
+  (void)unsetenv(hint);
+}
+
+int main(int argc, char **argv) {
+  while (argc > 1 && strcmp(argv[1], "--keep-kernel") == 0) {
+    (void)setenv("NATGRAD_KEEP_KERNEL", "1", 1);
+    argv[1] = argv[0];
+    argv++;
+    argc--;
+  }
+  int rc = CLI_OK;
+  const char *word = argc > 1 ? argv[1] : "";
+  if (argc < 2) {
+    rc = cli_bad("a command is missing; `natgrad --help` lists them");
+  } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    usage();
+  } else if (strcmp(word, "--version") == 0) {
+    rc = version();
+  } else if (word[0] == '-') {
+    static const char *const known[] = {"--help", "--version", "--keep-kernel"};
+    const char *near = cli_nearest(word, known, 3);
+    rc = near != NULL ? cli_bad("unknown option %s; the nearest is %s", word, near)
+                      : cli_bad("unknown option %s; `natgrad --help` shows what there is", word);
+  } else {
+    const cli_command *command = cli_find(word);
+    if (command != NULL) {
+      if (command != &cli_help_command) prefer_wide_kernels(argc, argv);
+      rc = command->run(command, argc - 1, argv + 1);
+    } else {
+      const char *names[sizeof cli_commands / sizeof cli_commands[0]];
+      for (int i = 0; i < cli_commands_count; i++)
+        names[i] = cli_commands[i]->name;
+      const char *near = cli_nearest(word, names, cli_commands_count);
+      rc = near != NULL ? cli_bad("unknown command '%s'; the nearest is '%s'", word, near)
+                        : cli_bad("unknown command '%s'; `natgrad --help` lists them", word);
+    }
+  }
+  /* A full disk must not look like success. */
+  if (fflush(stdout) != 0 || ferror(stdout)) rc = cli_bad("standard output could not be written");
+  return rc;
+}

@@ -1,0 +1,410 @@
+/* recording.c: from a folder or a file to a checked recording.  In: a path.  Out: layers and
+ * pointers to every array that a replay reads, all of them present, float32 and of the shape that
+ * case.json implies.  A recording is a stranger's file: whatever does not fit is an error that
+ * names the file and the array, before anything is computed. */
+#include "recording.h"
+
+#include "cli.h"
+#include "npy.h"
+
+#include <dirent.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* ---- a folder of .npy files ------------------------------------------------------------------*/
+
+static int by_name(const void *x, const void *y) {
+  return strcmp(((const ngio_tensor *)x)->name, ((const ngio_tensor *)y)->name);
+}
+
+static int read_text(const char *path, char **out) {
+  enum { MOST = 1 << 24 };
+  *out = NULL;
+  FILE *f = fopen(path, "rb");
+  if (f == NULL) return cli_bad("%s: cannot be opened", path);
+  char *text = cli_take(MOST + 1, 1);
+  const size_t n = fread(text, 1, MOST + 1, f);
+  const bool failed = ferror(f) != 0;
+  (void)fclose(f);
+  if (failed || n > MOST || memchr(text, 0, n) != NULL) {
+    free(text);
+    return cli_bad("%s: no text of at most %d bytes", path, MOST);
+  }
+  text[n] = 0;
+  *out = text;
+  return CLI_OK;
+}
+
+/* The names of the .npy files, without the ending, as tensors without data. */
+static int list_arrays(const char *path, recording_folder *out) {
+  DIR *dir = opendir(path);
+  if (dir == NULL) return cli_bad("%s: cannot be opened", path);
+  int room = 0;
+  for (const struct dirent *e; (e = readdir(dir)) != NULL;) {
+    const size_t n = strlen(e->d_name);
+    if (n <= 4 || strcmp(e->d_name + n - 4, ".npy") != 0) continue;
+    if (out->n == room) {
+      room = room * 2 + 64;
+      ngio_tensor *grown = cli_take((size_t)room, sizeof *grown);
+      if (out->n > 0) memcpy(grown, out->tensor, (size_t)out->n * sizeof *grown);
+      free(out->tensor);
+      out->tensor = grown;
+    }
+    char *name = cli_take(n - 3, 1);
+    memcpy(name, e->d_name, n - 4);
+    out->tensor[out->n++].name = name;
+  }
+  (void)closedir(dir);
+  if (out->n == 0) return cli_bad("%s: no .npy files", path);
+  qsort(out->tensor, (size_t)out->n, sizeof *out->tensor, by_name);
+  return CLI_OK;
+}
+
+int recording_folder_read(const char *path, recording_folder *out) {
+  memset(out, 0, sizeof *out);
+  char file[4096], message[1024] = "";
+  (void)snprintf(file, sizeof file, "%s/case.json", path);
+  int rc = read_text(file, &out->text);
+  if (rc == CLI_OK) rc = list_arrays(path, out);
+  ngio_npy *array = NULL;
+  if (rc == CLI_OK) out->arrays = array = cli_take((size_t)out->n, sizeof *array);
+  for (int i = 0; rc == CLI_OK && i < out->n; i++) {
+    ngio_tensor *t = &out->tensor[i];
+    (void)snprintf(file, sizeof file, "%s/%s.npy", path, t->name);
+    if (ngio_npy_read(file, &array[i], message, sizeof message) != NGIO_OK) {
+      rc = cli_bad("%s", message);
+      break;
+    }
+    t->dtype = array[i].dtype;
+    t->ndim = array[i].ndim;
+    memcpy(t->shape, array[i].shape, sizeof t->shape);
+    t->data = array[i].data;
+    t->bytes = array[i].bytes;
+  }
+  if (rc != CLI_OK) recording_folder_free(out);
+  return rc;
+}
+
+void recording_folder_free(recording_folder *f) {
+  ngio_npy *array = f->arrays;
+  for (int i = 0; i < f->n; i++) {
+    char *name;
+    memcpy(&name, &f->tensor[i].name, sizeof name); /* ours: taken in list_arrays */
+    free(name);
+    if (array != NULL) ngio_npy_free(&array[i]);
+  }
+  free(array);
+  free(f->tensor);
+  free(f->text);
+  memset(f, 0, sizeof *f);
+}
+
+/* ---- case.json -------------------------------------------------------------------------------*/
+
+typedef struct reader {
+  const char *path;
+  recording *r;
+  int rc;
+} reader;
+
+__attribute__((format(printf, 2, 3))) static void wrong(reader *in, const char *format, ...) {
+  if (in->rc != CLI_OK) return; /* the first mistake is the one to show */
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  /* The analyzer loses va_start when it inlines a variadic function.
+   * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
+  (void)vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  in->rc = cli_bad("%s: %s", in->path, text);
+}
+
+static int64_t number(reader *in, const json_t *object, const char *where, const char *key,
+                      int64_t lower, int64_t upper, int64_t absent) {
+  const json_t *v = json_object_get(object, key);
+  if (v == NULL && absent >= 0) return absent;
+  if (!json_is_integer(v) || json_integer_value(v) < lower || json_integer_value(v) > upper) {
+    wrong(in, "case.json: %s%s is no whole number from %lld to %lld", where, key, (long long)lower,
+          (long long)upper);
+    return lower;
+  }
+  return json_integer_value(v);
+}
+
+static void pair(reader *in, const json_t *object, const char *where, const char *key,
+                 int64_t lower, int64_t out[2]) {
+  const json_t *v = json_object_get(object, key);
+  for (size_t k = 0; k < 2; k++) {
+    const json_t *x = json_array_get(v, k);
+    out[k] = json_integer_value(x);
+    if (json_array_size(v) != 2 || !json_is_integer(x) || out[k] < lower || out[k] > 4096) {
+      wrong(in, "case.json: %s%s is no pair of whole numbers from %lld to 4096", where, key,
+            (long long)lower);
+      out[k] = lower > 0 ? lower : 0;
+    }
+  }
+}
+
+static const char *word(reader *in, const json_t *object, const char *where, const char *key) {
+  const char *s = json_string_value(json_object_get(object, key));
+  if (s == NULL) wrong(in, "case.json: %s%s is no text", where, key);
+  return s != NULL ? s : "";
+}
+
+static void read_layer(reader *in, const json_t *layers, const char *name, recording_layer *l) {
+  const json_t *o = json_object_get(layers, name);
+  char where[128];
+  (void)snprintf(where, sizeof where, "layer %.60s: ", name);
+  l->name = name;
+  if (!json_is_object(o)) {
+    wrong(in, "case.json: layer %s of \"order\" is not in \"layers\"", name);
+    return;
+  }
+  const char *kind = word(in, o, where, "kind");
+  const json_t *bias = json_object_get(o, "bias");
+  if (!json_is_boolean(bias)) wrong(in, "case.json: %sbias is neither true nor false", where);
+  l->bias = json_is_true(bias);
+  l->conv = strcmp(kind, "conv2d") == 0;
+  if (l->conv) {
+    l->in = number(in, o, where, "in_channels", 1, 1 << 20, -1);
+    l->out = number(in, o, where, "out_channels", 1, 1 << 20, -1);
+    pair(in, o, where, "kernel", 1, l->kernel);
+    pair(in, o, where, "stride", 1, l->stride);
+    pair(in, o, where, "padding", 0, l->padding);
+  } else if (strcmp(kind, "linear") == 0) {
+    l->in = number(in, o, where, "in_features", 1, 1 << 20, -1);
+    l->out = number(in, o, where, "out_features", 1, 1 << 20, -1);
+  } else {
+    wrong(in, "case.json: %skind '%.40s' is not supported yet; it is conv2d or linear", where,
+          kind);
+  }
+}
+
+static void read_case(reader *in, const char *text) {
+  recording *r = in->r;
+  json_error_t error;
+  r->root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  if (r->root == NULL) {
+    wrong(in, "case.json is no JSON: line %d: %s", error.line, error.text);
+    return;
+  }
+  r->config = json_object_get(r->root, "config");
+  const json_t *layers = json_object_get(r->root, "layers");
+  const json_t *order = json_object_get(r->root, "order");
+  if (!json_is_object(r->config)) wrong(in, "case.json: config is no object");
+  if (!json_is_object(layers)) wrong(in, "case.json: layers is no object");
+  if (!json_is_array(order) || json_array_size(order) < 1 || json_array_size(order) > 4096) {
+    wrong(in, "case.json: order is no list of 1 to 4096 layers");
+  }
+  if (in->rc != CLI_OK) return;
+  r->system = word(in, r->config, "config: ", "system");
+  r->method = word(in, r->config, "config: ", "method");
+  r->steps = (int)number(in, r->root, "", "steps", 1, 100000, -1);
+  r->micro_batches = (int)number(in, r->root, "", "micro_batches", 1, 1000, 1);
+  r->ranks = (int)number(in, r->root, "", "ranks", 1, 64, 1);
+  (void)number(in, r->root, "", "batch", 1, 1 << 24, -1);
+  r->layers = (int)json_array_size(order);
+  r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
+  for (int i = 0; in->rc == CLI_OK && i < r->layers; i++) {
+    const char *name = json_string_value(json_array_get(order, (size_t)i));
+    if (name == NULL || strlen(name) > 60) {
+      wrong(in, "case.json: entry %d of order is no name of at most 60 letters", i);
+      return;
+    }
+    read_layer(in, layers, name, &r->layer[i]);
+  }
+}
+
+/* ---- the arrays ------------------------------------------------------------------------------*/
+
+typedef struct store {
+  const ngio_tensors *file;
+  const recording_folder *folder;
+} store;
+
+static const ngio_tensor *find(const store *from, const char *name) {
+  if (from->file != NULL) return ngio_tensors_find(from->file, name);
+  const ngio_tensor key = {.name = name};
+  return bsearch(&key, from->folder->tensor, (size_t)from->folder->n, sizeof key, by_name);
+}
+
+static void shape_text(const int64_t *shape, int32_t n, char *text, size_t size) {
+  size_t at = 0;
+  text[0] = 0;
+  for (int32_t i = 0; i < n && at < size; i++) {
+    at += (size_t)snprintf(text + at, size - at, "%s%lld", i > 0 ? "," : "", (long long)shape[i]);
+  }
+}
+
+/* The float32 array `name`; a negative entry of `expect` stands for any length. */
+static const ngio_tensor *fetch(reader *in, const store *from, const char *name,
+                                const int64_t *expect, int32_t n) {
+  if (in->rc != CLI_OK) return NULL;
+  const ngio_tensor *t = find(from, name);
+  if (t == NULL) {
+    wrong(in, "array %s is missing", name);
+    return NULL;
+  }
+  if (t->dtype != NGIO_F32) {
+    wrong(in, "array %s is not float32", name);
+    return NULL;
+  }
+  bool fits = expect == NULL || t->ndim == n;
+  for (int32_t i = 0; expect != NULL && fits && i < n; i++) {
+    fits = expect[i] < 0 ? t->shape[i] > 0 : t->shape[i] == expect[i];
+  }
+  if (!fits) {
+    char has[128], wants[128];
+    shape_text(t->shape, t->ndim, has, sizeof has);
+    shape_text(expect, n, wants, sizeof wants);
+    wrong(in, "array %s is [%s], expected [%s]", name, has, wants);
+    return NULL;
+  }
+  return t;
+}
+
+static void take_shown(reader *in, const store *from, const char *prefix, recording_layer *l,
+                       recording_shown *s) {
+  char name[160];
+  (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
+  if (l->conv) {
+    const bool known = l->image[0] > 0;
+    const ngio_tensor *a =
+        fetch(in, from, name,
+              (int64_t[]){-1, l->in, known ? l->image[0] : -1, known ? l->image[1] : -1}, 4);
+    if (a == NULL) return;
+    s->a = a->data;
+    s->samples = s->a_rows = a->shape[0];
+    s->a_cols = l->in * a->shape[2] * a->shape[3];
+    int64_t to[2];
+    for (int k = 0; k < 2; k++) {
+      l->image[k] = a->shape[2 + k];
+      to[k] = l->image[k] + 2 * l->padding[k] - l->kernel[k];
+      if (to[k] < 0) wrong(in, "array %s: the image is smaller than the kernel", name);
+      to[k] = to[k] / l->stride[k] + 1;
+    }
+    (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
+    const ngio_tensor *g = fetch(in, from, name, (int64_t[]){s->samples, l->out, to[0], to[1]}, 4);
+    if (g == NULL) return;
+    s->g = g->data;
+    s->g_rows = s->samples;
+    s->g_cols = l->out * to[0] * to[1];
+    return;
+  }
+  const ngio_tensor *a = fetch(in, from, name, NULL, 0);
+  if (a == NULL) return;
+  int64_t expect[NGIO_MAX_DIMS] = {0};
+  for (int32_t i = 0; i < a->ndim; i++)
+    expect[i] = a->shape[i];
+  int64_t positions = a->ndim >= 2 && l->in > 0 ? a->bytes / 4 / l->in : 0;
+  if (a->ndim < 2 || a->shape[a->ndim - 1] != l->in || positions < 1) {
+    char has[128];
+    shape_text(a->shape, a->ndim, has, sizeof has);
+    wrong(in, "array %s is [%s], expected [samples,...,%lld]", name, has, (long long)l->in);
+    return;
+  }
+  s->a = a->data;
+  s->samples = a->shape[0];
+  s->a_rows = s->g_rows = positions;
+  s->a_cols = l->in;
+  s->g_cols = expect[a->ndim - 1] = l->out;
+  (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
+  const ngio_tensor *g = fetch(in, from, name, expect, a->ndim);
+  if (g != NULL) s->g = g->data;
+}
+
+static void take_step(reader *in, const store *from, int step, const recording_layer *l,
+                      recording_step *s) {
+  static const char *const ending[4] = {"weight.grad", "weight.out", "bias.grad", "bias.out"};
+  const float **to[4] = {&s->grad, &s->out, &s->bias_grad, &s->bias_out};
+  for (int k = 0; k < (l->bias ? 4 : 2); k++) {
+    char name[160];
+    (void)snprintf(name, sizeof name, "s%d.%s.%s", step, l->name, ending[k]);
+    const int64_t shape[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
+    const ngio_tensor *t = fetch(in, from, name, shape, k >= 2 ? 1 : l->conv ? 4 : 2);
+    if (t != NULL) *to[k] = t->data;
+  }
+}
+
+static void take_all(reader *in, const store *from) {
+  recording *r = in->r;
+  r->shown = cli_take((size_t)r->ranks * (size_t)r->steps,
+                      (size_t)r->micro_batches * (size_t)r->layers * sizeof *r->shown);
+  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
+  recording_shown *s = r->shown;
+  for (int rank = 0; rank < r->ranks; rank++) {
+    for (int step = 0; step < r->steps; step++) {
+      for (int m = 0; m < r->micro_batches && in->rc == CLI_OK; m++) {
+        char prefix[64], on[16] = "", micro[16] = "";
+        if (r->ranks > 1) (void)snprintf(on, sizeof on, "r%d.", rank);
+        if (r->micro_batches > 1) (void)snprintf(micro, sizeof micro, ".m%d", m);
+        (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, micro);
+        for (int i = 0; i < r->layers; i++) {
+          take_shown(in, from, prefix, &r->layer[i], &s[i]);
+          if (in->rc == CLI_OK && s[i].samples != s[0].samples) {
+            wrong(in, "array %s.%s.a has %lld samples, that of %s has %lld", prefix,
+                  r->layer[i].name, (long long)s[i].samples, r->layer[0].name,
+                  (long long)s[0].samples);
+          }
+        }
+        s += r->layers;
+      }
+    }
+  }
+  for (int step = 0; step < r->steps; step++) {
+    for (int i = 0; i < r->layers; i++) {
+      take_step(in, from, step, &r->layer[i], &r->step[step * r->layers + i]);
+    }
+  }
+}
+
+static void name_of(const char *path, char *name, size_t size) {
+  static const char ending[] = ".safetensors";
+  size_t n = strlen(path);
+  while (n > 1 && path[n - 1] == '/')
+    n--;
+  size_t start = n;
+  while (start > 0 && path[start - 1] != '/')
+    start--;
+  if (n - start > sizeof ending - 1 &&
+      strncmp(path + n - (sizeof ending - 1), ending, sizeof ending - 1) == 0) {
+    n -= sizeof ending - 1;
+  }
+  (void)snprintf(name, size, "%.*s", (int)(n - start), path + start);
+}
+
+int recording_open(const char *path, recording *out) {
+  memset(out, 0, sizeof *out);
+  reader in = {path, out, CLI_OK};
+  struct stat st;
+  char message[1024] = "";
+  const char *text = NULL;
+  if (stat(path, &st) != 0) return cli_bad("%s: there is no such file or folder", path);
+  if (S_ISDIR(st.st_mode)) {
+    in.rc = recording_folder_read(path, &out->folder);
+    text = out->folder.text;
+  } else if (ngio_tensors_read(path, NULL, &out->file, message, sizeof message) != NGIO_OK) {
+    in.rc = cli_bad("%s", message);
+  } else {
+    text = ngio_tensors_text(out->file, "case.json");
+    if (text == NULL) wrong(&in, "no recording: its metadata has no case.json");
+  }
+  name_of(path, out->name, sizeof out->name);
+  if (in.rc == CLI_OK) read_case(&in, text);
+  if (in.rc == CLI_OK) take_all(&in, &(store){out->file, &out->folder});
+  if (in.rc != CLI_OK) recording_close(out);
+  return in.rc;
+}
+
+void recording_close(recording *r) {
+  json_decref(r->root);
+  free(r->layer);
+  free(r->shown);
+  free(r->step);
+  ngio_tensors_close(&r->file);
+  recording_folder_free(&r->folder);
+  memset(r, 0, sizeof *r);
+}

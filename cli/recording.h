@@ -1,0 +1,71 @@
+/* recording.h: a recorded run of a published program: its configuration, its layers, and arrays.
+ *
+ * A case is a folder with case.json and NAME.npy files, or one safetensors file with the text of
+ * case.json in its metadata and tensors of the same names.  Names: sT.L.a and sT.L.g (input and
+ * output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
+ * sT.L.weight.grad, .bias.grad before and .out after the program's step.
+ */
+#ifndef CLI_RECORDING_H
+#define CLI_RECORDING_H
+
+#include "safetensors.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The case.json and .npy files of a folder, as they are: what `pack` writes into one file. */
+typedef struct recording_folder {
+  char *text; /* of case.json                                                                     */
+  int n;
+  ngio_tensor *tensor; /* names without ".npy", sorted                                            */
+  void *arrays;        /* their memory                                                            */
+} recording_folder;
+int recording_folder_read(const char *path, recording_folder *out); /* 0, or 2 with a line told   */
+void recording_folder_free(recording_folder *f);
+
+typedef struct recording_layer {
+  const char *name; /* of the JSON                                                                */
+  bool conv, bias;
+  int64_t in, out;
+  int64_t kernel[2], stride[2], padding[2]; /* conv                                               */
+  int64_t image[2];                         /* H, W of the captured input                         */
+} recording_layer;
+
+/* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer. */
+typedef struct recording_shown {
+  const float *a, *g;
+  int64_t samples, a_rows, a_cols, g_rows, g_cols;
+} recording_shown;
+
+/* Gradient and result of one layer in one step; bias pointers are NULL without one. */
+typedef struct recording_step {
+  const float *grad, *out, *bias_grad, *bias_out;
+} recording_step;
+
+typedef struct recording {
+  char name[128]; /* of the folder or file, without what follows the dot of ".safetensors"        */
+  json_t *root, *config;
+  const char *system, *method;
+  int layers, steps, micro_batches, ranks;
+  recording_layer *layer;
+  recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */
+  recording_step *step;   /* [step][layer]                                                        */
+  ngio_tensors *file;     /* where the arrays are: this ...                                       */
+  recording_folder folder; /* ... or this */
+} recording;
+
+/* Reads everything and checks every shape against the layers.  Returns 0, or 2 with one line told
+ * on stderr that names the file and the array.  *out is all zero then. */
+int recording_open(const char *path, recording *out);
+void recording_close(recording *r);
+
+static inline const recording_shown *recording_shown_at(const recording *r, int rank, int step,
+                                                        int micro, int layer) {
+  return &r->shown[((rank * r->steps + step) * r->micro_batches + micro) * r->layers + layer];
+}
+static inline const recording_step *recording_step_at(const recording *r, int step, int layer) {
+  return &r->step[step * r->layers + layer];
+}
+
+#endif

@@ -1,0 +1,31 @@
+/* shapes.h: layer lists without weights: what a bench needs to know of a network. */
+#ifndef CLI_SHAPES_H
+#define CLI_SHAPES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct shape {
+  char name[64];
+  bool conv, bias;
+  int64_t in, out; /* features or channels                                                        */
+  int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
+  int64_t positions; /* of one sample; 1 for a plain linear layer */
+  int64_t p, q;      /* orders of A and G                         */
+} shape;
+
+typedef struct shapes {
+  char name[64];
+  shape *layer;
+  int n;
+} shapes;
+
+/* "resnet18", "resnet50", or a JSON file: a list of objects
+ *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias"}
+ *   {"name", "kind": "linear", "in", "out", "positions", "bias"}
+ * where kernel, stride, padding and image are one number or a pair; stride 1, padding 0, positions
+ * 1 and bias false may be left out.  Returns 0, or 2 with one line told. */
+int shapes_make(const char *model, shapes *out);
+void shapes_free(shapes *s);
+
+#endif

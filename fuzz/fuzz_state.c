@@ -1,0 +1,188 @@
+/* fuzz_state.c: any file given to ng_load.  A refused one changes nothing and says why; an accepted
+ * one leaves a preconditioner that takes a step, saves, and loads its own file.
+ *
+ * The first byte says how the rest is used.  'M', 'D', 'H' are lists of edits (three bytes: place,
+ * place, value) of a good file made here:
+ *   M  of the manifest, whose checksum is then made to fit
+ *   D  of the tensors' data, whose checksums are then made to fit
+ *   H  of the whole file, checksums and all
+ *   J  the rest is a manifest
+ * anything else: the bytes are the file. */
+#include "fuzz.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "safetensors.h"
+#include "sim.h"
+
+static const sim_setup small = {
+    .method = "natgrad", .set = "update=sgd stat_period=2", .linalg = "ref", .vary = SIM_SMALL};
+
+enum { MOST = 1 << 16 };
+
+static struct {
+  bool ready;
+  sim s;
+  int fd;
+  char name[40];
+  uint8_t good[MOST];
+  size_t size;
+} base;
+
+static size_t read_file(uint8_t *to) {
+  const ssize_t n = pread(base.fd, to, MOST, 0);
+  NEED(n > 0 && n < MOST);
+  return (size_t)n;
+}
+
+static void write_file(const void *bytes, size_t n) {
+  NEED(ftruncate(base.fd, 0) == 0);
+  NEED(pwrite(base.fd, bytes, n, 0) == (ssize_t)n);
+}
+
+/* ng_save renames, so a file without a folder cannot be saved to: by way of a real one. */
+static void save_here(sim *s) {
+  char real[] = "/tmp/fuzz_state-XXXXXX";
+  static uint8_t bytes[MOST];
+  const int fd = mkstemp(real);
+  NEED(fd >= 0);
+  (void)close(fd);
+  NEED(ng_save(s->p, real) == NG_OK);
+  const int from = open(real, O_RDONLY);
+  const ssize_t n = read(from, bytes, sizeof bytes);
+  NEED(n > 0 && n < MOST);
+  (void)close(from);
+  NEED(unlink(real) == 0);
+  write_file(bytes, (size_t)n);
+}
+
+static void make_model(void) {
+  NEED(sim_open(&base.s, &small, NULL, NULL) == NG_OK);
+  for (int64_t t = 0; t < 3; t++) {
+    NEED(sim_step(&base.s, t) >= NG_OK);
+  }
+}
+
+static void make_base(void) {
+  base.fd = memfd_create("state", 0);
+  NEED(base.fd >= 0);
+  (void)snprintf(base.name, sizeof base.name, "/proc/self/fd/%d", base.fd);
+  make_model();
+  save_here(&base.s);
+  base.size = read_file(base.good);
+  base.ready = true;
+}
+
+/* A file of these tensors and this manifest with checksums that fit. */
+static void publish(const ngio_tensors *f, const char *manifest, bool fix_tensors) {
+  static uint8_t bytes[MOST];
+  char sum[16], *text = NULL;
+  ngio_tensor t[32];
+  const int32_t n = ngio_tensors_count(f);
+  NEED(n < 32);
+  for (int32_t i = 0; i < n; i++) {
+    t[i] = *ngio_tensors_at(f, i);
+  }
+  json_t *m = fix_tensors ? json_loads(manifest, 0, NULL) : NULL;
+  for (int32_t i = 0; i < n && m != NULL; i++) {
+    (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, t[i].data, (uInt)t[i].bytes));
+    (void)json_object_set_new(json_object_get(json_object_get(m, "tensors"), t[i].name), "crc32",
+                              json_string(sum));
+  }
+  if (m != NULL) text = json_dumps(m, JSON_COMPACT);
+  json_decref(m);
+  const char *final = text == NULL ? manifest : text;
+  (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
+  const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};
+  char real[] = "/tmp/fuzz_state-XXXXXX";
+  const int fd = mkstemp(real);
+  NEED(fd >= 0);
+  (void)close(fd);
+  if (ngio_tensors_write(real, t, n, meta, 2, NULL, 0) == NGIO_OK) {
+    const int from = open(real, O_RDONLY);
+    const ssize_t got = read(from, bytes, sizeof bytes);
+    (void)close(from);
+    write_file(bytes, got > 0 ? (size_t)got : 0);
+  } else { /* an edit made the manifest something that JSON cannot hold */
+    write_file("", 0);
+  }
+  NEED(unlink(real) == 0);
+  free(text);
+}
+
+static void edit(uint8_t *bytes, size_t n, const uint8_t *list, size_t size) {
+  for (size_t i = 0; i + 3 <= size && n > 0; i += 3) {
+    bytes[(list[i] | (size_t)list[i + 1] << 8) % n] = list[i + 2];
+  }
+}
+
+static void prepare(const uint8_t *data, size_t size) {
+  static uint8_t bytes[MOST];
+  const char mode = size > 0 ? (char)data[0] : 0;
+  ngio_tensors *f = NULL;
+  if (mode != 'M' && mode != 'D' && mode != 'J' && mode != 'H') {
+    write_file(data, size);
+    return;
+  }
+  memcpy(bytes, base.good, base.size);
+  if (mode == 'H') {
+    edit(bytes, base.size, data + 1, size - 1);
+    write_file(bytes, base.size);
+    return;
+  }
+  NEED(ngio_tensors_parse(bytes, base.size, "good", NULL, &f, NULL, 0) == NGIO_OK);
+  const char *manifest = ngio_tensors_text(f, "natgrad");
+  size_t n = strlen(manifest);
+  if (mode == 'J') {
+    n = size - 1 < MOST / 4 ? size - 1 : MOST / 4;
+    manifest = (const char *)data + 1;
+  }
+  char *text = malloc(n + 1);
+  NEED(text != NULL);
+  memcpy(text, manifest, n);
+  text[n] = 0;
+  if (mode == 'M') edit((uint8_t *)text, n, data + 1, size - 1);
+  if (mode == 'D') { /* the reader's copy is ours to change */
+    for (int32_t i = 0; i < ngio_tensors_count(f); i++) {
+      const ngio_tensor *t = ngio_tensors_at(f, i);
+      edit((uint8_t *)(uintptr_t)t->data, (size_t)t->bytes, data + 1, size - 1);
+    }
+  }
+  publish(f, text, mode == 'D');
+  free(text);
+  ngio_tensors_close(&f);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  if (!base.ready) make_base();
+  if (size > MOST / 4) return 0;
+  prepare(data, size);
+  const uint64_t before = sim_fingerprint(&base.s);
+  const ng_status st = ng_load(base.s.p, base.name);
+  if (st != NG_OK) {
+    NEED(st == NG_ERR_FILE);
+    NEED(ng_last_error(base.s.ctx)[0] != 0 && strchr(ng_last_error(base.s.ctx), '\n') == NULL);
+    NEED(sim_fingerprint(&base.s) == before);
+    return 0;
+  }
+  (void)sim_step(&base.s, 3); /* numbers may be absurd: any status will do */
+  if (ng_reset_batch(base.s.p) == NG_OK) {
+    char real[] = "/tmp/fuzz_state-XXXXXX";
+    const int fd = mkstemp(real);
+    NEED(fd >= 0);
+    (void)close(fd);
+    const ng_status saved = ng_save(base.s.p, real);
+    NEED(saved == NG_OK || saved == NG_ERR_FILE); /* a number of a block may have overflowed */
+    if (saved == NG_OK) NEED(ng_load(base.s.p, real) == NG_OK);
+    NEED(unlink(real) == 0);
+  }
+  sim_close(&base.s);
+  make_model();
+  return 0;
+}

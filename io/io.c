@@ -1,0 +1,163 @@
+/* io.c: bytes of a file or of memory, one-line messages, payload memory.
+ *
+ * In: a path or a buffer.  Out: exact pieces of it; a read that comes up short is an error, never a
+ * shorter result.  Files are read, not mapped: a mapped file that somebody cuts short raises a
+ * signal in the middle of the caller's program.
+ */
+#include "io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "natgrad's files are little-endian and are read without swapping"
+#endif
+
+int64_t ngio_dtype_size(ngio_dtype t) {
+  switch (t) {
+  case NGIO_F64:
+  case NGIO_I64:
+    return 8;
+  case NGIO_F32:
+  case NGIO_I32:
+    return 4;
+  case NGIO_F16:
+  case NGIO_BF16:
+    return 2;
+  case NGIO_U8:
+    return 1;
+  }
+  return 0;
+}
+
+int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim) {
+  int64_t bytes = ngio_dtype_size(t);
+  if (bytes == 0) return -1;
+  /* A zero makes the product 0 wherever it stands, but the other numbers must still be sane. */
+  int64_t zero = 0;
+  for (int32_t i = 0; i < ndim; i++) {
+    if (shape[i] < 0) return -1;
+    if (shape[i] == 0) {
+      zero = 1;
+    } else if (bytes > INT64_MAX / shape[i]) {
+      return -1;
+    } else {
+      bytes *= shape[i];
+    }
+  }
+  return zero ? 0 : bytes;
+}
+
+ngio_status ngio_say(char *message, size_t size, ngio_status st, const char *format, ...) {
+  if (message && size > 0) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(message, size, format, args);
+    va_end(args);
+  }
+  return st;
+}
+
+ngio_quoted ngio_quote(const char *text) {
+  ngio_quoted q;
+  size_t n = 0;
+  for (; text[n] != 0 && n + 1 < sizeof q.text; n++) {
+    unsigned char c = (unsigned char)text[n];
+    q.text[n] = (c < 32 || c == 127) ? '?' : (char)c;
+  }
+  q.text[n] = 0;
+  return q;
+}
+
+/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+int ngio_is_utf8(const char *text) {
+  const unsigned char *c = (const unsigned char *)text;
+  while (*c != 0) {
+    int more = *c < 0x80 ? 0 : *c >= 0xc2 && *c < 0xe0 ? 1 : *c >= 0xe0 && *c < 0xf0 ? 2 : 3;
+    if ((*c >= 0x80 && *c < 0xc2) || *c > 0xf4) return 0;
+    if ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f) || (*c == 0xf0 && c[1] < 0x90) ||
+        (*c == 0xf4 && c[1] > 0x8f))
+      return 0;
+    for (c++; more > 0; more--, c++) {
+      if ((*c & 0xc0) != 0x80) return 0; /* also the end of the text */
+    }
+  }
+  return 1;
+}
+
+void *ngio_take(const ngio_alloc *alloc, int64_t bytes) {
+  size_t n = bytes > 0 ? (size_t)bytes : 1;
+  return alloc ? alloc->take(alloc->user, n) : malloc(n);
+}
+
+void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes) {
+  if (!ptr) return;
+  if (alloc) {
+    alloc->give(alloc->user, ptr, bytes > 0 ? (size_t)bytes : 1);
+  } else {
+    free(ptr);
+  }
+}
+
+ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size) {
+  memset(s, 0, sizeof *s);
+  s->label = path ? path : "(no path)";
+  s->fd = -1;
+  if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
+  /* Not blocking: somebody may hand us a pipe, and opening one waits for its writer. */
+  int fd;
+  do {
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: %s", path, strerror(errno));
+  struct stat info;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    (void)close(fd);
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: not a regular file", path);
+  }
+  s->fd = fd;
+  s->size = (int64_t)info.st_size;
+  return NGIO_OK;
+}
+
+void ngio_source_memory(ngio_source *s, const char *label, const void *bytes, size_t n) {
+  memset(s, 0, sizeof *s);
+  s->label = label;
+  s->fd = -1;
+  s->memory = (const unsigned char *)bytes;
+  s->size = (int64_t)n;
+}
+
+ngio_status ngio_source_read(const ngio_source *s, int64_t offset, void *to, int64_t n,
+                             char *message, size_t size) {
+  if (offset < 0 || n < 0 || offset > s->size || n > s->size - offset)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: ends too early", s->label);
+  if (s->fd < 0) {
+    if (n > 0) memcpy(to, s->memory + offset, (size_t)n);
+    return NGIO_OK;
+  }
+  char *at = (char *)to;
+  while (n > 0) {
+    size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
+    ssize_t got = pread(s->fd, at, piece, (off_t)offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: %s", s->label, strerror(errno));
+    if (got == 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: got shorter while being read", s->label);
+    at += got;
+    offset += got;
+    n -= got;
+  }
+  return NGIO_OK;
+}
+
+void ngio_source_close(ngio_source *s) {
+  if (s->fd >= 0) (void)close(s->fd);
+  s->fd = -1;
+}

@@ -1,0 +1,91 @@
+/* io.h: what the file readers and writers share.
+ *
+ * io/ is a small static library.  It knows neither the engine nor the command line, and both use
+ * it: the engine for its state, the command line for recordings.  Every function that can fail
+ * returns an ngio_status and writes one line to the caller's buffer (`message` may be NULL); text
+ * that comes out of a file is cleaned of control characters before it is quoted there.
+ *
+ * Everything on disk is little-endian, and so must the host be.
+ */
+#ifndef NGIO_IO_H
+#define NGIO_IO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ngio_status {
+  NGIO_OK = 0,
+  NGIO_ERR_FILE = -1, /* unreadable, damaged, not what was expected, or not writable             */
+  NGIO_ERR_NOMEM = -2,
+  NGIO_ERR_ARG = -3 /* the caller asked for something that cannot be written                   */
+} ngio_status;
+
+/* The values equal those of ng_dtype; t_state checks it. */
+typedef enum ngio_dtype {
+  NGIO_F32 = 1,
+  NGIO_F64 = 2,
+  NGIO_F16 = 3,
+  NGIO_BF16 = 4,
+  NGIO_I32 = 5,
+  NGIO_I64 = 6,
+  NGIO_U8 = 7
+} ngio_dtype;
+
+#define NGIO_MAX_DIMS 8
+
+int64_t ngio_dtype_size(ngio_dtype t); /* 0 for an unknown one */
+
+/* Where the (large) payload of a file is put.  NULL stands for the C library.  `take` returns at
+ * least 8-byte aligned memory or NULL; `give` gets the size that was asked for. */
+typedef struct ngio_alloc {
+  void *(*take)(void *user, size_t bytes);
+  void (*give)(void *user, void *ptr, size_t bytes);
+  void *user;
+} ngio_alloc;
+
+/* ---- for the readers and writers inside io/ --------------------------------------------------*/
+
+/* Bytes that can be read at any offset: an open file or a piece of memory. */
+typedef struct ngio_source {
+  const char *label; /* for messages: the path                                                    */
+  int fd;            /* -1: memory                                                                */
+  const unsigned char *memory;
+  int64_t size;
+} ngio_source;
+
+ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);
+void ngio_source_memory(ngio_source *s, const char *label, const void *bytes, size_t n);
+ngio_status ngio_source_read(const ngio_source *s, int64_t offset, void *to, int64_t n,
+                             char *message, size_t size);
+void ngio_source_close(ngio_source *s);
+
+/* alloc NULL: the C library.  Zero bytes is a valid size. */
+void *ngio_take(const ngio_alloc *alloc, int64_t bytes);
+void ngio_give(const ngio_alloc *alloc, void *ptr, int64_t bytes);
+
+/* Product of the shape times the element size; -1 if a number is negative or does not fit. */
+int64_t ngio_bytes_of(ngio_dtype t, const int64_t *shape, int32_t ndim);
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 4, 5)))
+#endif
+ngio_status
+ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
+
+/* JSON takes nothing else. */
+int ngio_is_utf8(const char *text);
+
+/* `text` fit for a message: cut to 79 bytes, control characters replaced. */
+typedef struct ngio_quoted {
+  char text[80];
+} ngio_quoted;
+ngio_quoted ngio_quote(const char *text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,34 @@
+/* npy.h: read NumPy's .npy files (format versions 1.0, 2.0, 3.0).
+ *
+ * Read are C-ordered little-endian arrays of f4, f8, i4, i8 and u1 with at most NGIO_MAX_DIMS axes.
+ * Anything else is refused by name, and so is a file whose length differs from what its header
+ * says, by a single byte.
+ */
+#ifndef NGIO_NPY_H
+#define NGIO_NPY_H
+
+#include "io.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ngio_npy {
+  ngio_dtype dtype;
+  int32_t ndim; /* 0 for a single number */
+  int64_t shape[NGIO_MAX_DIMS];
+  int64_t count, bytes;
+  void *data; /* the reader's; ngio_npy_free gives it back */
+} ngio_npy;
+
+/* *out is all zero unless the result is NGIO_OK. */
+ngio_status ngio_npy_read(const char *path, ngio_npy *out, char *message, size_t size);
+/* The same from memory, which is copied; `label` stands for the path in messages. */
+ngio_status ngio_npy_parse(const void *bytes, size_t n, const char *label, ngio_npy *out,
+                           char *message, size_t size);
+void ngio_npy_free(ngio_npy *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,304 @@
+/* safetensors_read.c: the suspicious half of the safetensors room.
+ *
+ * In: a path or bytes.  Out: names, dtypes, shapes, metadata and one aligned copy of all data,
+ * after every statement of the header was held against the length of the file.  The format is that
+ * of https://github.com/huggingface/safetensors (its limits: header at most 100 MB, tensors back to
+ * back from offset 0 to the end).  One rule is ours: data must be aligned for its dtype, as every
+ * writer we know does, so that callers may use the pointer as it is.
+ */
+#include "safetensors.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t header_limit = 100 * 1000 * 1000;
+
+struct ngio_tensors {
+  json_t *root; /* names and texts live in it */
+  ngio_tensor *tensor;
+  int64_t *begin;
+  int32_t count;
+  ngio_text *text;
+  int32_t texts;
+  void *data;
+  int64_t bytes;
+  ngio_alloc alloc;
+  int has_alloc;
+};
+
+static const ngio_alloc *alloc_of(const ngio_tensors *f) { return f->has_alloc ? &f->alloc : NULL; }
+
+static int find_dtype(const char *name, ngio_dtype *out) {
+  static const struct {
+    const char *name;
+    ngio_dtype t;
+  } known[] = {{"F32", NGIO_F32}, {"F64", NGIO_F64}, {"F16", NGIO_F16}, {"BF16", NGIO_BF16},
+               {"I32", NGIO_I32}, {"I64", NGIO_I64}, {"U8", NGIO_U8}};
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    if (strcmp(name, known[i].name) == 0) {
+      *out = known[i].t;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* One header entry into *t and *begin, everything checked that does not need its neighbours. */
+static ngio_status take_tensor(const char *label, const char *name, const json_t *v,
+                               int64_t data_bytes, ngio_tensor *t, int64_t *begin, char *message,
+                               size_t size) {
+  ngio_quoted q = ngio_quote(name);
+  const json_t *dtype = json_object_get(v, "dtype");
+  const json_t *shape = json_object_get(v, "shape");
+  const json_t *offsets = json_object_get(v, "data_offsets");
+  if (!json_is_object(v) || json_object_size(v) != 3 || !json_is_string(dtype) ||
+      !json_is_array(shape) || !json_is_array(offsets) || json_array_size(offsets) != 2)
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: tensor '%s': its entry is not {dtype, shape, data_offsets}", label,
+                    q.text);
+  memset(t, 0, sizeof *t);
+  t->name = name;
+  if (!find_dtype(json_string_value(dtype), &t->dtype))
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: tensor '%s': dtype '%s' is not read (F64 F32 F16 BF16 I64 I32 U8 are)",
+                    label, q.text, ngio_quote(json_string_value(dtype)).text);
+  if (json_array_size(shape) > NGIO_MAX_DIMS)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': %zu axes, at most %d are read",
+                    label, q.text, json_array_size(shape), NGIO_MAX_DIMS);
+  t->ndim = (int32_t)json_array_size(shape);
+  for (int32_t i = 0; i < t->ndim; i++) {
+    const json_t *d = json_array_get(shape, (size_t)i);
+    t->shape[i] = json_is_integer(d) ? (int64_t)json_integer_value(d) : -1;
+    if (t->shape[i] < 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': axis %d of its shape is bad",
+                      label, q.text, (int)i);
+  }
+  t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
+  if (t->bytes < 0)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': the shape overflows", label,
+                    q.text);
+  const json_t *b = json_array_get(offsets, 0), *e = json_array_get(offsets, 1);
+  int64_t first = json_is_integer(b) ? (int64_t)json_integer_value(b) : -1;
+  int64_t last = json_is_integer(e) ? (int64_t)json_integer_value(e) : -1;
+  if (first < 0 || last < first)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': bad data_offsets", label,
+                    q.text);
+  if (last - first != t->bytes)
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: tensor '%s': %lld bytes by its offsets, %lld by its shape", label, q.text,
+                    (long long)(last - first), (long long)t->bytes);
+  if (last > data_bytes)
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: tensor '%s': ends at byte %lld of %lld: truncated", label, q.text,
+                    (long long)last, (long long)data_bytes);
+  if (first % ngio_dtype_size(t->dtype) != 0)
+    return ngio_say(message, size, NGIO_ERR_FILE,
+                    "%s: tensor '%s': its data is not aligned for its dtype", label, q.text);
+  *begin = first;
+  return NGIO_OK;
+}
+
+typedef struct placed {
+  ngio_tensor t;
+  int64_t begin;
+} placed;
+
+/* Order of the data; an empty tensor comes before the one that starts where it stands. */
+static int by_place(const void *a, const void *b) {
+  const placed *x = (const placed *)a, *y = (const placed *)b;
+  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+  if (x->t.bytes != y->t.bytes) return x->t.bytes < y->t.bytes ? -1 : 1;
+  return strcmp(x->t.name, y->t.name);
+}
+
+static ngio_status take_texts(ngio_tensors *f, const char *label, json_t *meta, char *message,
+                              size_t size) {
+  if (!json_is_object(meta))
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ is not a map of texts", label);
+  f->text = calloc(json_object_size(meta) + 1, sizeof *f->text);
+  if (!f->text) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
+  const char *key;
+  json_t *value;
+  json_object_foreach(meta, key, value) {
+    if (!json_is_string(value))
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ '%s' is not a text", label,
+                      ngio_quote(key).text);
+    f->text[f->texts].key = key;
+    f->text[f->texts++].value = json_string_value(value);
+  }
+  return NGIO_OK;
+}
+
+static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
+  size_t n = json_object_size(f->root);
+  placed *list = calloc(n + 1, sizeof *list);
+  f->tensor = calloc(n + 1, sizeof *f->tensor);
+  f->begin = calloc(n + 1, sizeof *f->begin);
+  ngio_status st = NGIO_OK;
+  const char *name;
+  json_t *v;
+  int64_t at = 0;
+  if (!list || !f->tensor || !f->begin) {
+    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
+    goto done;
+  }
+  json_object_foreach(f->root, name, v) {
+    if (strcmp(name, "__metadata__") == 0) {
+      st = take_texts(f, label, v, message, size);
+    } else {
+      placed *p = &list[f->count++];
+      st = take_tensor(label, name, v, f->bytes, &p->t, &p->begin, message, size);
+    }
+    if (st != NGIO_OK) goto done;
+  }
+  qsort(list, (size_t)f->count, sizeof *list, by_place);
+  for (int32_t i = 0; i < f->count; i++) {
+    if (list[i].begin != at) {
+      st = ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
+                    ngio_quote(list[i].t.name).text,
+                    list[i].begin < at ? "overlaps the one before it"
+                                       : "leaves a gap after the one before it");
+      goto done;
+    }
+    at += list[i].t.bytes;
+    f->tensor[i] = list[i].t;
+    f->begin[i] = list[i].begin;
+  }
+  if (at != f->bytes)
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes after the last tensor", label,
+                  (long long)(f->bytes - at));
+done:
+  free(list);
+  return st;
+}
+
+static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                            char *message, size_t size) {
+  const char *label = s->label;
+  unsigned char head[8];
+  uint64_t length = 0;
+  char *text = NULL;
+  json_error_t error;
+  ngio_status st = NGIO_OK;
+  ngio_tensors *f = calloc(1, sizeof *f);
+  if (!f) {
+    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
+    goto done;
+  }
+  if (alloc) {
+    f->alloc = *alloc;
+    f->has_alloc = 1;
+  }
+  if (s->size < 10) {
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes are no safetensors file", label,
+                  (long long)s->size);
+    goto done;
+  }
+  st = ngio_source_read(s, 0, head, 8, message, size);
+  if (st != NGIO_OK) goto done;
+  for (int i = 7; i >= 0; i--)
+    length = length << 8 | head[i];
+  if (length > (uint64_t)header_limit || length > (uint64_t)(s->size - 8) || length < 2) {
+    st = ngio_say(message, size, NGIO_ERR_FILE,
+                  "%s: header of %llu bytes in a file of %lld: truncated, or no safetensors file",
+                  label, (unsigned long long)length, (long long)s->size);
+    goto done;
+  }
+  text = malloc((size_t)length);
+  if (!text) {
+    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
+    goto done;
+  }
+  st = ngio_source_read(s, 8, text, (int64_t)length, message, size);
+  if (st != NGIO_OK) goto done;
+  if (text[0] != '{') {
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: no safetensors file (header is no JSON map)",
+                  label);
+    goto done;
+  }
+  f->root = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
+  if (!f->root) {
+    /* Short of memory, the JSON library often says nothing at all. */
+    st = error.text[0] == 0 || json_error_code(&error) == json_error_out_of_memory
+             ? ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label)
+             : ngio_say(message, size, NGIO_ERR_FILE, "%s: header: %s", label,
+                        ngio_quote(error.text).text);
+    goto done;
+  }
+  if (json_object_size(f->root) > INT32_MAX - 1) {
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
+    goto done;
+  }
+  f->bytes = s->size - 8 - (int64_t)length;
+  st = take_header(f, label, message, size);
+  if (st != NGIO_OK) goto done;
+  f->data = ngio_take(alloc, f->bytes);
+  if (!f->data) {
+    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for %lld bytes of data", label,
+                  (long long)f->bytes);
+    goto done;
+  }
+  st = ngio_source_read(s, 8 + (int64_t)length, f->data, f->bytes, message, size);
+  for (int32_t i = 0; i < f->count; i++)
+    f->tensor[i].data = (char *)f->data + f->begin[i];
+done:
+  free(text);
+  if (st != NGIO_OK) ngio_tensors_close(&f);
+  *out = f;
+  return st;
+}
+
+ngio_status ngio_tensors_read(const char *path, const ngio_alloc *alloc, ngio_tensors **out,
+                              char *message, size_t size) {
+  *out = NULL;
+  ngio_source s;
+  ngio_status st = ngio_source_open(&s, path, message, size);
+  if (st == NGIO_OK) st = read_all(&s, alloc, out, message, size);
+  ngio_source_close(&s);
+  return st;
+}
+
+ngio_status ngio_tensors_parse(const void *bytes, size_t n, const char *label,
+                               const ngio_alloc *alloc, ngio_tensors **out, char *message,
+                               size_t size) {
+  ngio_source s;
+  ngio_source_memory(&s, label, bytes, n);
+  return read_all(&s, alloc, out, message, size);
+}
+
+void ngio_tensors_close(ngio_tensors **f) {
+  ngio_tensors *x = *f;
+  if (!x) return;
+  ngio_give(alloc_of(x), x->data, x->bytes);
+  free(x->text);
+  free(x->begin);
+  free(x->tensor);
+  json_decref(x->root);
+  free(x);
+  *f = NULL;
+}
+
+int32_t ngio_tensors_count(const ngio_tensors *f) { return f->count; }
+const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
+  return i >= 0 && i < f->count ? &f->tensor[i] : NULL;
+}
+
+const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name) {
+  for (int32_t i = 0; i < f->count; i++) {
+    if (strcmp(f->tensor[i].name, name) == 0) return &f->tensor[i];
+  }
+  return NULL;
+}
+
+int32_t ngio_tensors_text_count(const ngio_tensors *f) { return f->texts; }
+const ngio_text *ngio_tensors_text_at(const ngio_tensors *f, int32_t i) {
+  return i >= 0 && i < f->texts ? &f->text[i] : NULL;
+}
+
+const char *ngio_tensors_text(const ngio_tensors *f, const char *key) {
+  for (int32_t i = 0; i < f->texts; i++) {
+    if (strcmp(f->text[i].key, key) == 0) return f->text[i].value;
+  }
+  return NULL;
+}

@@ -1,0 +1,325 @@
+/* safetensors_write.c: the careful half of the safetensors room.
+ *
+ * In: tensors and texts, at once or piece by piece.  Out: a complete file under the name asked for,
+ * or an error and everything as it was.  Order of events: PATH.part is locked and written, flushed
+ * to the disk, renamed over PATH, and the folder is flushed.  At every moment PATH is a whole
+ * file: the earlier one or the new one.
+ */
+#include "safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct ngio_writer {
+  char *path, *part;
+  int fd;
+  json_t *entries; /* the tensors of the header, in order */
+  int64_t header;  /* bytes reserved, the 8 of the length not counted */
+  int64_t expect, written;
+};
+
+static const char *dtype_name(ngio_dtype t) {
+  switch (t) {
+  case NGIO_F32:
+    return "F32";
+  case NGIO_F64:
+    return "F64";
+  case NGIO_F16:
+    return "F16";
+  case NGIO_BF16:
+    return "BF16";
+  case NGIO_I32:
+    return "I32";
+  case NGIO_I64:
+    return "I64";
+  case NGIO_U8:
+    return "U8";
+  }
+  return NULL;
+}
+
+static char *text_join(const char *a, const char *b) {
+  size_t n = strlen(a), m = strlen(b);
+  char *out = malloc(n + m + 1);
+  if (out) {
+    memcpy(out, a, n);
+    memcpy(out + n, b, m + 1);
+  }
+  return out;
+}
+
+static ngio_status add_tensor(ngio_writer *w, const ngio_tensor *t, char *message, size_t size) {
+  if (!t->name || !*t->name || strcmp(t->name, "__metadata__") == 0)
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: a tensor cannot be named '%s'", w->path,
+                    t->name ? t->name : "");
+  ngio_quoted q = ngio_quote(t->name);
+  int64_t bytes = -1;
+  if (t->ndim >= 0 && t->ndim <= NGIO_MAX_DIMS) bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
+  if (bytes < 0 || bytes > INT64_MAX - w->expect)
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': bad dtype or shape", w->path,
+                    q.text);
+  /* Our own reader refuses what is not aligned. */
+  if (w->expect % ngio_dtype_size(t->dtype) != 0)
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': wider dtypes go first", w->path,
+                    q.text);
+  if (!ngio_is_utf8(t->name))
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
+                    q.text);
+  if (json_object_get(w->entries, t->name))
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path, q.text);
+  json_t *shape = json_array();
+  for (int32_t i = 0; shape && i < t->ndim; i++) {
+    if (json_array_append_new(shape, json_integer((json_int_t)t->shape[i])) != 0) {
+      json_decref(shape);
+      shape = NULL;
+    }
+  }
+  /* pack releases `shape` on failure as well */
+  json_t *entry =
+      shape ? json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(t->dtype), "shape", shape,
+                        "data_offsets", (json_int_t)w->expect, (json_int_t)(w->expect + bytes))
+            : NULL;
+  if (json_object_set_new(w->entries, t->name, entry) != 0) /* also if there is none */
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
+  w->expect += bytes;
+  return NGIO_OK;
+}
+
+/* The header as text; the caller frees it. */
+static ngio_status make_header(const ngio_writer *w, const ngio_text *text, int32_t texts,
+                               char **out, char *message, size_t size) {
+  *out = NULL;
+  ngio_status st = NGIO_OK;
+  json_t *root = json_object(), *meta = json_object();
+  size_t n = 0;
+  if (!root || !meta) goto nomem;
+  for (int32_t i = 0; i < texts; i++) {
+    if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value)) {
+      st = ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is not UTF-8", w->path,
+                    ngio_quote(text[i].key).text);
+      goto done;
+    }
+    if (json_object_set_new(meta, text[i].key, json_string(text[i].value)) != 0) goto nomem;
+  }
+  if (texts > 0 && json_object_set(root, "__metadata__", meta) != 0) goto nomem;
+  if (json_object_update(root, w->entries) != 0) goto nomem;
+  /* Not json_dumps: short of memory while its buffer grows, it may leave out a key and say nothing.
+   * Into a buffer of the right size nothing grows; a failure shows as another length. */
+  n = json_dumpb(root, NULL, 0, JSON_COMPACT);
+  if (n == 0 || !(*out = malloc(n + 1))) goto nomem;
+  if (json_dumpb(root, *out, n, JSON_COMPACT) != n) {
+    free(*out);
+    *out = NULL;
+    goto nomem;
+  }
+  (*out)[n] = 0;
+  goto done;
+nomem:
+  st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", w->path);
+done:
+  json_decref(meta);
+  json_decref(root);
+  return st;
+}
+
+static ngio_status write_at(const ngio_writer *w, int64_t offset, const void *data, int64_t n,
+                            char *message, size_t size) {
+  const char *at = (const char *)data;
+  while (n > 0) {
+    size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
+    ssize_t put = pwrite(w->fd, at, piece, (off_t)offset);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path,
+                      put < 0 ? strerror(errno) : "no space");
+    at += put;
+    offset += put;
+    n -= put;
+  }
+  return NGIO_OK;
+}
+
+/* Open and lock PATH.part.  A killed writer leaves one behind: its lock died with it, so it is
+ * taken over.  Between open and lock a living writer may rename it away; then it is opened anew. */
+static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
+  struct stat target, mine, named;
+  if (stat(w->path, &target) == 0 && !S_ISREG(target.st_mode))
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: is there and is not a regular file",
+                    w->path);
+  for (int attempt = 0; attempt < 100; attempt++) {
+    int fd = open(w->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd < 0 && errno == EINTR) continue;
+    if (fd < 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path,
+                      strerror(errno));
+    if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) {
+      (void)close(fd);
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s.part: is there and is not a regular file",
+                      w->path);
+    }
+    /* File systems without locks (some network ones) answer otherwise than "taken": go on. */
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      (void)close(fd);
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program is writing it", w->path);
+    }
+    if (stat(w->part, &named) != 0 || named.st_ino != mine.st_ino || named.st_dev != mine.st_dev) {
+      (void)close(fd);
+      continue;
+    }
+    w->fd = fd;
+    if (ftruncate(fd, 0) != 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path,
+                      strerror(errno));
+    return NGIO_OK;
+  }
+  return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program keeps writing it", w->path);
+}
+
+ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
+                               const ngio_text *text, int32_t texts, ngio_writer **out,
+                               char *message, size_t size) {
+  *out = NULL;
+  char *header = NULL;
+  if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
+  ngio_status st = NGIO_ERR_NOMEM;
+  ngio_writer *w = calloc(1, sizeof *w);
+  if (w) {
+    w->fd = -1;
+    w->path = text_join(path, "");
+    w->part = text_join(path, ".part");
+    w->entries = json_object();
+  }
+  if (!w || !w->path || !w->part || !w->entries) {
+    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
+    goto done;
+  }
+  for (int32_t i = 0; i < n; i++) {
+    st = add_tensor(w, &tensors[i], message, size);
+    if (st != NGIO_OK) goto done;
+  }
+  st = make_header(w, text, texts, &header, message, size);
+  if (st != NGIO_OK) goto done;
+  /* Blanks after the header (JSON allows them) start the data at a multiple of 8. */
+  w->header = ((int64_t)strlen(header) + 7) / 8 * 8;
+  st = open_part(w, message, size);
+done:
+  free(header);
+  if (st != NGIO_OK) ngio_writer_abandon(&w);
+  *out = w;
+  return st;
+}
+
+ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
+                            size_t size) {
+  if (bytes < 0 || bytes > w->expect - w->written)
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: more data than announced", w->path);
+  ngio_status st = write_at(w, 8 + w->header + w->written, data, bytes, message, size);
+  if (st == NGIO_OK) w->written += bytes;
+  return st;
+}
+
+static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size) {
+  const char *slash = strrchr(w->path, '/');
+  ngio_status st = NGIO_OK;
+  char *folder = text_join(slash ? w->path : ".", "");
+  if (!folder) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
+  if (slash) folder[slash == w->path ? 1 : slash - w->path] = 0;
+  int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  /* Some file systems cannot flush a folder (EINVAL), some folders cannot be read (EACCES): the
+   * rename is done, and only a failing disk is worth an error. */
+  if (fd >= 0 && fsync(fd) != 0 && errno == EIO)
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush its folder: %s", w->path,
+                  strerror(errno));
+  if (fd >= 0) (void)close(fd);
+  free(folder);
+  return st;
+}
+
+ngio_status ngio_writer_finish(ngio_writer **writer, const ngio_text *text, int32_t texts,
+                               char *message, size_t size) {
+  ngio_writer *w = *writer;
+  char *header = NULL;
+  unsigned char length[8];
+  int64_t have = 0;
+  ngio_status st = NGIO_OK;
+  if (w->written != w->expect) {
+    st = ngio_say(message, size, NGIO_ERR_ARG, "%s: %lld bytes of data, %lld were announced",
+                  w->path, (long long)w->written, (long long)w->expect);
+    goto done;
+  }
+  st = make_header(w, text, texts, &header, message, size);
+  if (st != NGIO_OK) goto done;
+  have = (int64_t)strlen(header);
+  if (have > w->header) {
+    st = ngio_say(message, size, NGIO_ERR_ARG, "%s: the metadata grew since it was announced",
+                  w->path);
+    goto done;
+  }
+  for (int i = 0; i < 8; i++)
+    length[i] = (unsigned char)((uint64_t)w->header >> (8 * i));
+  st = write_at(w, 0, length, 8, message, size);
+  if (st == NGIO_OK) st = write_at(w, 8, header, have, message, size);
+  for (int64_t i = have; st == NGIO_OK && i < w->header; i++)
+    st = write_at(w, 8 + i, " ", 1, message, size);
+  if (st != NGIO_OK) goto done;
+  if (fsync(w->fd) != 0) {
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
+    goto done;
+  }
+  /* Renamed while still locked: once the name is free, the next writer makes a file of its own. */
+  if (rename(w->part, w->path) != 0) {
+    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path, strerror(errno));
+    goto done;
+  }
+  (void)close(w->fd);
+  w->fd = -1;
+  st = sync_folder(w, message, size);
+done:
+  free(header);
+  ngio_writer_abandon(writer);
+  return st;
+}
+
+void ngio_writer_abandon(ngio_writer **writer) {
+  ngio_writer *w = *writer;
+  if (!w) return;
+  if (w->fd >= 0) {
+    (void)unlink(w->part);
+    (void)close(w->fd);
+  }
+  json_decref(w->entries);
+  free(w->part);
+  free(w->path);
+  free(w);
+  *writer = NULL;
+}
+
+ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int32_t n,
+                               const ngio_text *text, int32_t texts, char *message, size_t size) {
+  ngio_writer *w = NULL;
+  ngio_status st = NGIO_OK;
+  ngio_tensor *order = calloc((size_t)n + 1, sizeof *order);
+  int32_t placed = 0;
+  if (!order) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path ? path : "");
+  for (int64_t width = 8; width >= 0; width = width > 1 ? width / 2 : width - 1) {
+    for (int32_t i = 0; i < n; i++) {
+      if (ngio_dtype_size(tensors[i].dtype) == width) order[placed++] = tensors[i];
+    }
+  }
+  st = ngio_writer_create(path, order, n, text, texts, &w, message, size);
+  for (int32_t i = 0; st == NGIO_OK && i < n; i++) {
+    int64_t bytes = ngio_bytes_of(order[i].dtype, order[i].shape, order[i].ndim);
+    st = ngio_writer_put(w, order[i].data, bytes, message, size);
+  }
+  if (st == NGIO_OK) st = ngio_writer_finish(&w, text, texts, message, size);
+  ngio_writer_abandon(&w);
+  free(order);
+  return st;
+}

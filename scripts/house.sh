@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# House mistakes that no compiler reports, in src/, io/ and cli/.  Silent and 0 when there are none;
+# otherwise one line each, "file:line: rule: text", and 1.  A folder to look at may be given.
+set -euo pipefail
+cd "${1:-$(dirname "$0")/..}"
+
+longest=550 # lines; a longer file becomes a folder
+
+# Comments are blanked, line numbers and texts in quotes stay.
+code() {
+  awk '
+    { line = $0; out = ""
+      while (line != "") {
+        if (inside) {
+          at = index(line, "*/")
+          if (!at) break
+          line = substr(line, at + 2); inside = 0; continue
+        }
+        if (match(line, /^"([^"\\]|\\.)*"/)) { out = out substr(line, 1, RLENGTH); line = substr(line, RLENGTH + 1); continue }
+        if (match(line, /^\047([^\047\\]|\\.)*\047/)) { out = out substr(line, 1, RLENGTH); line = substr(line, RLENGTH + 1); continue }
+        two = substr(line, 1, 2)
+        if (two == "/*") { inside = 1; line = substr(line, 3); continue }
+        if (two == "//") break
+        out = out substr(line, 1, 1); line = substr(line, 2)
+      }
+      print out }' "$1"
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+bad=0
+# report FILE RULE, "line:text" on standard input
+report() {
+  local at
+  while IFS= read -r at; do
+    echo "$1:${at%%:*}: $2: ${at#*:}"
+    bad=1
+  done
+}
+# forbid FILE RULE REGEX: not as part of a longer name, nor as a member (config.free, t->abort).
+forbid() { report "$1" "$2" < <(grep -nE "(^|[^A-Za-z0-9_.>])($3)" "$work/bare" || true); }
+
+files=()
+for folder in src io cli; do
+  if [[ -d $folder ]]; then
+    while IFS= read -r file; do files+=("$file"); done < <(find $folder -name '*.[ch]' | LC_ALL=C sort)
+  fi
+done
+[[ ${#files[@]} -gt 0 ]] || { echo "house.sh: no files under src, io, cli in $PWD" >&2; exit 1; }
+
+for file in "${files[@]}"; do
+  code "$file" >"$work/code"
+  sed -E 's/"([^"\\]|\\.)*"/""/g' "$work/code" >"$work/bare" # what stands in quotes is no code
+  forbid "$file" "use the generator, never rand" '(s?rand|rand_r|random|drand48)[[:space:]]*\('
+  forbid "$file" "use strto* and check the end" '(atoi|atol|atoll|atof)[[:space:]]*\('
+  forbid "$file" "use a bounded copy" '(strcpy|strcat|sprintf|vsprintf|gets)[[:space:]]*\('
+  report "$file" "a size does not fit %d" < <(
+    grep -nE '%[-0-9]*[di].*\(int(32_t)?\) *\(*(sizeof|strlen|[A-Za-z0-9_.>-]*(bytes|size|count|rows|cols|length|elements)\b)' "$work/code" || true)
+  report "$file" "finish it" < <(grep -nE '\b(TODO|FIXME|XXX|HACK)\b|[Nn]ot implemented|[Uu]nimplemented|\b[Ss]tub\b' "$file" || true)
+  lines=$(wc -l <"$file")
+  if ((lines > longest)); then
+    echo "$file:$lines: longer than $longest lines"
+    bad=1
+  fi
+  case $file in
+    src/* | io/*)
+      forbid "$file" "a library does not end the process" '(_?exit|_Exit|quick_exit|abort|raise)[[:space:]]*\('
+      forbid "$file" "a library does not print" '(fputs|fputc|putc|fwrite|v?fprintf)[[:space:]]*\([^;]*(stdout|stderr)'
+      forbid "$file" "a library does not print" '(v?printf|puts|putchar|perror)[[:space:]]*\('
+      ;;
+    cli/*)
+      report "$file" "the program uses natgrad.h only" < <(grep -nE '^#include "(.*/)?(internal|convert|stats|linalg|comm)\.h"' "$file" || true)
+      ;;
+  esac
+  case $file in
+    src/context.c) ;;      # the default allocator
+    src/comm/threads.c) ;; # a group of ranks is made before any context, which has the allocator
+    src/*)
+      forbid "$file" "use ng_alloc and ng_free" '(malloc|calloc|realloc|free|aligned_alloc|posix_memalign|strdup|strndup|asprintf|vasprintf)[[:space:]]*\('
+      ;;
+  esac
+  case $file in
+    src/internal.h) ;; # NG_ASSERT
+    src/* | io/*) forbid "$file" "use NG_ASSERT for invariants, a status for the rest" 'assert[[:space:]]*\(' ;;
+  esac
+done
+exit $bad

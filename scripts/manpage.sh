@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The man page, from docs/natgrad.1.in and what the program says of itself:
+#
+#   scripts/manpage.sh build/natgrad >docs/natgrad.1
+#
+# Options, methods and commands are the program's own lists, so they are in the page when they are in
+# the program.  tests/cli/options_in_sync.sh compares the result with the page in the tree.
+set -euo pipefail
+export LC_ALL=C
+program=${1:?usage: manpage.sh PROGRAM}
+template=$(dirname "$0")/../docs/natgrad.1.in
+
+# What roff would take for its own: backslashes, hyphens, a line's leading dot or quote.
+roff() { sed -e 's/\\/\\e/g' -e 's/-/\\-/g' -e "s/^\([.']\)/\\\\\&\1/"; }
+
+# name type default range help, in columns of 20, 6, 12, 24 and the rest.
+options() {
+  local line
+  while IFS= read -r line; do
+    if [[ ! $line =~ ^([^ ]+)\ +([^ ]+)\ +([^ ]+)\ +(above\ [^ ]+|[^ ]+)\ +([^ ].*)$ ]]; then
+      echo "manpage.sh: cannot read: $line" >&2
+      return 1
+    fi
+    local range=${BASH_REMATCH[4]}
+    printf '.TP\n.B %s\n' "$(roff <<<"--${BASH_REMATCH[1]//_/-}")"
+    printf '.RI ( "%s, default %s' "${BASH_REMATCH[2]}" "$(sed 's/"/\\(dq/g' <<<"${BASH_REMATCH[3]}" | sed 's/-/\\-/g')"
+    [[ $range == - ]] || printf ', %s' "$(roff <<<"$range")"
+    printf '" )\n%s\n' "$(roff <<<"${BASH_REMATCH[5]}")"
+  done < <("$program" info --options)
+}
+
+methods() {
+  # "NAME (family)", then indented help and paper, then "  option = value" lines
+  "$program" info --methods | awk '
+    /^[^ ]/ { name = $1; n = 0; next }
+    / = /   { next }
+    NF      { sub(/^ +/, ""); n++
+              if (n == 1) printf ".TP\n.B %s\n%s\n", name, $0
+              else printf ".br\n%s\n", $0 }' | sed -e '/^\./!s/\\/\\e/g' -e 's/\([^.]\)-/\1\\-/g'
+}
+
+# As `natgrad help COMMAND` shows it, unfilled.
+commands() {
+  local command
+  for command in $("$program" help | awk '/^  [a-z]+  / { print $1 }'); do
+    printf '.SS %s\n.nf\n' "$command"
+    "$program" help "$command" | roff
+    printf '.fi\n'
+  done
+}
+
+version=$("$program" --version | awk '{ print $1, $2 }')
+while IFS= read -r line; do
+  case $line in
+    '@OPTIONS@') options ;;
+    '@METHODS@') methods ;;
+    '@COMMANDS@') commands ;;
+    '.\" Source of'*) echo '.\" Made by scripts/manpage.sh from docs/natgrad.1.in; do not edit.' ;;
+    *) printf '%s\n' "${line//@VERSION@/$version}" ;;
+  esac
+done <"$template"

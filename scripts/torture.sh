@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# `make torture`: what is too long for every day.  Prints its figures at the end (they are kept in
+# docs/reliability.md); 1 if anything failed.
+#
+#   BUILD=build                  where natgrad is built
+#   TORTURE_KILLS=100            times a training run is killed (kill -9) at a random moment
+#   TORTURE_STEPS=600            steps of one training run
+#   TORTURE_FUZZ_SECONDS=600     how long libFuzzer works on the reader of the state
+#   TORTURE_SEED=$RANDOM         of the moments
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD:-build}
+kills=${TORTURE_KILLS:-100}
+steps=${TORTURE_STEPS:-600}
+fuzz_seconds=${TORTURE_FUZZ_SECONDS:-600}
+seed=${TORTURE_SEED:-$RANDOM}
+RANDOM=$seed
+work=$(mktemp -d)
+figures=()
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+  echo "torture: $*" >&2
+  exit 1
+}
+
+# ---- kills -----------------------------------------------------------------------------------------
+# One run after the other, each killed until it comes to its end, which must be that of the run that
+# nobody disturbed.
+kill_runs() {
+  local train=$build/torture_train done_kills=0 rounds=0 saving=0 resumed=0 folder pid ms
+  [[ -x $train ]] || fail "$train is not built"
+  mkdir "$work/whole"
+  "$train" "$work/whole" "$steps" >"$work/log" || fail "the undisturbed run failed"
+  while ((done_kills < kills)); do
+    folder=$work/round.$rounds
+    mkdir "$folder"
+    while [[ ! -e $folder/final ]]; do
+      "$train" "$folder" "$steps" >>"$work/log" 2>"$work/error" &
+      pid=$!
+      if ((done_kills < kills)); then
+        ms=$((RANDOM % 250 + 5))
+        sleep "$(printf '0.%03d' "$ms")"
+        if kill -9 "$pid" 2>/dev/null; then
+          wait "$pid" 2>/dev/null && continue # it had just ended by itself
+          [[ -s $work/error ]] && fail "seed $seed, kill $done_kills: $(cat "$work/error")"
+          done_kills=$((done_kills + 1))
+          compgen -G "$folder/*.part" >/dev/null && saving=$((saving + 1))
+          continue
+        fi
+      fi
+      wait "$pid" || fail "seed $seed, after $done_kills kills: $(cat "$work/error")"
+    done
+    cmp -s "$work/whole/final" "$folder/final" ||
+      fail "seed $seed: after $done_kills kills the weights of round $rounds differ"
+    rm -rf "$folder"
+    rounds=$((rounds + 1))
+  done
+  resumed=$(grep -c 'resumed = [1-9]' "$work/log" || true)
+  figures+=("kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed")
+}
+
+# ---- allocations -----------------------------------------------------------------------------------
+allocations() {
+  local line
+  NG_TEST_MULT=1000 "$build/t_alloc" >"$work/alloc" 2>&1 || { cat "$work/alloc"; fail "t_alloc failed"; }
+  while IFS= read -r line; do figures+=("$line"); done < <(grep '^allocations:' "$work/alloc")
+}
+
+# ---- fuzzing ---------------------------------------------------------------------------------------
+fuzz() {
+  local bin=${FUZZ_BUILD:-build-fuzz}
+  command -v clang >/dev/null || scripts/bootstrap.sh --dev
+  if [[ -z ${FUZZ_BUILD:-} ]]; then
+    cmake --preset fuzz >"$work/cmake" || { cat "$work/cmake"; fail "cmake --preset fuzz failed"; }
+    cmake --build "$bin" --target fuzz_state >"$work/ninja" || { cat "$work/ninja"; fail "fuzz_state does not build"; }
+  fi
+  mkdir -p "$work/corpus"
+  # Fresh inputs go to a folder of this run; one that breaks something stays in the build folder.
+  "$bin/fuzz_state" -max_total_time="$fuzz_seconds" -print_final_stats=1 -dict=fuzz/state.dict \
+    -artifact_prefix="$bin/" "$work/corpus" fuzz/corpus/state >"$work/fuzz" 2>&1 ||
+    { tail -40 "$work/fuzz"; fail "fuzz_state found something; add its input to fuzz/corpus/state"; }
+  figures+=("fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0")
+}
+
+kill_runs
+allocations
+fuzz
+printf '%s\n' "${figures[@]}"

@@ -1,0 +1,251 @@
+/* comm.c: the front desk of the transports.
+ *
+ * In: a buffer, a group, a wish.  Out: NG_OK and the buffer complete, or NG_ERR_COMM.  Everything
+ * a transport may leave out is made here: one rank (self: no function is ever called), groups of
+ * one, all ranks as a group, reduce-scatter and all-gather from all-reduce and broadcast, start and
+ * wait from run, and several messages where one would not fit the int that MPI and NCCL count with.
+ *
+ * The first failure marks the transport broken and calls its abort, so that no other rank waits for
+ * this one; from then on every call returns NG_ERR_COMM without touching the transport. */
+#include "internal.h"
+
+#include <limits.h>
+#include <stddef.h>
+
+enum { ASK = 64 }; /* members whose ranks one small message tells */
+
+static ng_status fail(ng_comm *c) {
+  if (!c->broken) {
+    c->broken = true;
+    if (c->t.abort != NULL) c->t.abort(c->t.user);
+  }
+  return NG_ERR_COMM;
+}
+
+static bool does(const ng_comm *c, ng_coll_kind kind) { return (c->t.kinds >> kind & 1u) != 0; }
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+static ng_status refuse(char *message, size_t size, const char *what) {
+  return ng_fail_to(message, size, NG_ERR_ARG, "ng_transport: %s", what);
+}
+
+static ng_status check_table(const ng_transport *t, char *message, size_t size) {
+  const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
+  const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
+  if (t->size < 1 || t->rank < 0 || t->rank >= t->size) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_transport: rank is %d and size is %d, expected 0 <= rank < size", t->rank,
+                      t->size);
+  }
+  if (t->run == NULL) return refuse(message, size, "run is missing");
+  if (t->start != NULL && t->wait == NULL) return refuse(message, size, "start without wait");
+  if (t->start == NULL && t->wait != NULL) return refuse(message, size, "wait without start");
+  if (t->group_create != NULL && t->group_destroy == NULL) {
+    return refuse(message, size, "group_create without group_destroy");
+  }
+  if (t->group_create == NULL && t->group_destroy != NULL) {
+    return refuse(message, size, "group_destroy without group_create");
+  }
+  if (t->kinds != 0 && ((t->kinds & basic) != basic || (t->kinds & ~known) != 0)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_transport: kinds is 0x%x, expected 0, or bits of 0x%x with all of 0x%x",
+                      t->kinds, known, basic);
+  }
+  return NG_OK;
+}
+
+ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
+  *c = (ng_comm){
+      .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = INT_MAX};
+  if (t == NULL) return NG_OK;
+  const size_t least = offsetof(ng_transport, start);
+  if (t->struct_size < least) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_transport: struct_size is %zu, expected sizeof(ng_transport) = %zu",
+                      t->struct_size, sizeof *t);
+  }
+  ng_transport ours = {.name = NULL};
+  ng_status st = ng_take_struct(&ours, sizeof ours, t, least, "ng_transport", message, size);
+  if (st == NG_OK) st = check_table(&ours, message, size);
+  if (st != NG_OK) return st;
+  if (ours.name == NULL) ours.name = "user";
+  if (ours.kinds == 0) ours.kinds = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
+  c->t = ours;
+  c->rank = ours.rank;
+  c->size = ours.size;
+  return NG_OK;
+}
+
+/* ---- groups ----------------------------------------------------------------------------------*/
+
+ng_group ng_group_world(const ng_comm *c) {
+  return (ng_group){.handle = NULL, .n = c->size, .index = c->rank};
+}
+
+/* One rank and all ranks need nothing from the transport. */
+ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out) {
+  *out = (ng_group){.n = n, .index = -1};
+  for (int32_t i = 0; i < n; i++) {
+    NG_ASSERT(ranks[i] >= 0 && ranks[i] < c->size && (i == 0 || ranks[i] > ranks[i - 1]));
+    if (ranks[i] == c->rank) out->index = i;
+  }
+  if (c->broken) return NG_ERR_COMM;
+  if (n == 1 || n == c->size) return NG_OK;
+  if (c->t.group_create == NULL) return NG_ERR_ABSENT;
+  if (c->t.group_create(c->t.user, ranks, n, &out->handle) != NG_OK) {
+    out->handle = NULL;
+    return fail(c);
+  }
+  /* Without a handle a member's calls would go to all ranks. */
+  if (out->index >= 0 && out->handle == NULL) return fail(c);
+  return NG_OK;
+}
+
+void ng_group_destroy(ng_comm *c, ng_group *g) {
+  if (g->handle != NULL) c->t.group_destroy(c->t.user, g->handle);
+  *g = (ng_group){.index = -1};
+}
+
+/* Nothing to say to anybody. */
+static bool alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
+
+/* ---- collectives -----------------------------------------------------------------------------*/
+
+static char *at(void *buffer, int64_t i, ng_dtype t) {
+  return (char *)buffer + i * ng_dtype_size(t);
+}
+
+static ng_collective describe(const ng_group *g, ng_coll_kind kind, ng_dtype t, const void *send,
+                              void *recv) {
+  return (ng_collective){.struct_size = sizeof(ng_collective),
+                         .kind = kind,
+                         .dtype = t,
+                         .mem = NG_HOST,
+                         .group = g->handle,
+                         .send = send,
+                         .recv = recv};
+}
+
+static ng_status run(ng_comm *c, const ng_collective *x) {
+  return c->t.run(c->t.user, x) == NG_OK ? NG_OK : fail(c);
+}
+
+/* All-reduce or broadcast, in place, as many messages as it takes. */
+static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
+                           int64_t count, ng_dtype t, int32_t root) {
+  ng_status st = NG_OK;
+  for (int64_t i = 0; i < count && st == NG_OK; i += c->piece) {
+    ng_collective x = describe(g, kind, t, at(buffer, i, t), at(buffer, i, t));
+    x.count = ng_min64(c->piece, count - i);
+    x.root = root;
+    st = run(c, &x);
+  }
+  return st;
+}
+
+ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
+  if (c->broken) return NG_ERR_COMM;
+  if (alone(g)) return NG_OK;
+  c->bytes += count * ng_dtype_size(t);
+  return in_pieces(c, g, NG_ALL_REDUCE, buffer, count, t, 0);
+}
+
+ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
+                            int32_t root) {
+  if (c->broken) return NG_ERR_COMM;
+  if (alone(g)) return NG_OK;
+  c->bytes += count * ng_dtype_size(t);
+  return in_pieces(c, g, NG_BROADCAST, buffer, count, t, root);
+}
+
+static int64_t sum_of(const int64_t *counts, int32_t n) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < n; i++) {
+    sum += counts[i];
+  }
+  return sum;
+}
+
+/* Ranks of members [first, first + n): a broadcast wants its root among all ranks, and a group does
+ * not keep the list. */
+static ng_status who(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
+  for (int32_t i = 0; i < n; i++) {
+    rank[i] = first + i == g->index ? c->rank : 0;
+  }
+  return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
+}
+
+static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, char *buffer,
+                                     const int64_t *counts, ng_dtype t) {
+  double rank[ASK];
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < g->n && st == NG_OK; i++) {
+    if (i % ASK == 0 && g->handle != NULL) {
+      st = who(c, g, i, g->n - i < ASK ? g->n - i : ASK, rank);
+      if (st != NG_OK) return st;
+    }
+    const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASK];
+    st = in_pieces(c, g, NG_BROADCAST, buffer, counts[i], t, root);
+    buffer += counts[i] * ng_dtype_size(t);
+  }
+  return st;
+}
+
+ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
+                         ng_dtype t) {
+  if (c->broken) return NG_ERR_COMM;
+  if (alone(g)) return NG_OK;
+  const int64_t total = sum_of(counts, g->n);
+  if (total == 0) return NG_OK;
+  c->bytes += total * ng_dtype_size(t);
+  if (!does(c, NG_ALL_GATHER) || total > c->piece) {
+    return gather_by_broadcast(c, g, buffer, counts, t);
+  }
+  char *part = at(buffer, sum_of(counts, g->index), t);
+  ng_collective x = describe(g, NG_ALL_GATHER, t, part, buffer);
+  x.counts = counts;
+  return run(c, &x);
+}
+
+ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
+                              ng_dtype t) {
+  if (c->broken) return NG_ERR_COMM;
+  if (alone(g)) return NG_OK;
+  const int64_t total = sum_of(counts, g->n);
+  if (total == 0) return NG_OK;
+  c->bytes += total * ng_dtype_size(t);
+  if (!does(c, NG_REDUCE_SCATTER) || total > c->piece) {
+    return in_pieces(c, g, NG_ALL_REDUCE, buffer, total, t, 0);
+  }
+  char *part = at(buffer, sum_of(counts, g->index), t);
+  ng_collective x = describe(g, NG_REDUCE_SCATTER, t, buffer, part);
+  x.counts = counts;
+  return run(c, &x);
+}
+
+/* ---- post and wait ---------------------------------------------------------------------------*/
+
+ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
+                           ng_request *r) {
+  *r = (ng_request){.done = true};
+  if (c->broken) return NG_ERR_COMM;
+  if (c->t.start == NULL || alone(g) || count == 0 || count > c->piece) {
+    return ng_comm_sum(c, g, buffer, count, t);
+  }
+  r->c = describe(g, NG_ALL_REDUCE, t, buffer, buffer);
+  r->c.count = count;
+  c->bytes += count * ng_dtype_size(t);
+  if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
+  r->started = true;
+  r->done = false;
+  return NG_OK;
+}
+
+ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
+  if (c->broken) return NG_ERR_COMM;
+  if (!r->started || r->done) return NG_OK;
+  if (c->t.wait(c->t.user, r->handle) != NG_OK) return fail(c);
+  r->done = true;
+  return NG_OK;
+}

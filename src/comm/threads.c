@@ -1,0 +1,509 @@
+/* threads.c: ranks as threads of one process.
+ *
+ * In: one ng_collective from each member of a team (all ranks, or a group).  Out: every member's
+ * recv complete.  Calls meet in an `op`: the k-th call of each member on one team belongs to the
+ * team's k-th op.  The op opens when the last member has arrived, if all calls agree; from then on
+ * whoever waits for it takes chunks of elements and does them, so nobody works while starting and
+ * a blocking call is start and wait.  One element is always summed over members in rank order, in
+ * double: the same bits on all ranks and in each run, whoever did the chunk.
+ *
+ * One lock guards all bookkeeping; elements are moved outside it.  Any error stops the whole group
+ * for good: whoever waits wakes and fails, and no chunk is begun.  A failing call returns only when
+ * no thread is inside a chunk any more, so its caller may free the buffers.
+ *
+ * No context here: a group outlives the contexts that use it, so its memory is malloc's.  Ops are
+ * kept for reuse; after the first steps a collective allocates nothing. */
+#include "internal.h"
+
+#include "convert.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum {
+  CHUNK = 1 << 15, /* elements done between two looks at the lock: some tens of microseconds */
+  TILE = 256,      /* elements summed at once, on the stack                                  */
+  MAKE_TEAM = 0    /* kind of the call that makes a group: send holds `count` ranks          */
+};
+
+typedef struct team team;
+typedef struct op op;
+
+struct op {
+  op *next;  /* of the team's queue, or of the spare ones */
+  op *older; /* of all there are */
+  team *team;
+  team *made;                          /* MAKE_TEAM */
+  int32_t arrived, waiting, collected; /* members; waiting: for it to open */
+  bool open;
+  int64_t total, given, finished; /* elements; given: taken by some thread */
+  const ng_collective *call[];    /* by member */
+};
+
+struct team {
+  team *next;
+  int32_t n, holders;
+  int32_t *rank; /* of each member, ascending */
+  op **joins;    /* by member: the op its next call belongs to; NULL: one not there yet */
+  op *tail;      /* youngest op that has not opened */
+  pthread_cond_t changed;
+};
+
+typedef struct seat {
+  ng_threads *g;
+  int32_t rank;
+} seat;
+
+struct ng_threads {
+  pthread_mutex_t lock;
+  pthread_cond_t idle; /* stopped, and nobody is inside a chunk */
+  int32_t size;
+  int32_t busy;  /* threads inside a chunk */
+  int32_t stuck; /* ranks waiting for an op to open; all of them: nobody is left to open one */
+  bool stopped;
+  team *teams, *world;
+  op *ops, *spare;
+  seat *seat;
+};
+
+/* ---- teams and ops ---------------------------------------------------------------------------*/
+
+static void team_free(team *t) {
+  (void)pthread_cond_destroy(&t->changed);
+  free(t->rank);
+  free(t->joins);
+  free(t);
+}
+
+static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
+  team *t = calloc(1, sizeof *t);
+  if (t == NULL) return NULL;
+  if (pthread_cond_init(&t->changed, NULL) != 0) {
+    free(t);
+    return NULL;
+  }
+  t->n = t->holders = n;
+  t->rank = malloc((size_t)n * sizeof *t->rank);
+  t->joins = calloc((size_t)n, sizeof *t->joins);
+  if (t->rank == NULL || t->joins == NULL) {
+    team_free(t);
+    return NULL;
+  }
+  for (int32_t i = 0; i < n; i++) {
+    t->rank[i] = rank == NULL ? i : rank[i];
+  }
+  t->next = g->teams;
+  g->teams = t;
+  return t;
+}
+
+/* -1 if the rank is no member. */
+static int32_t member_of(const team *t, int32_t rank) {
+  for (int32_t i = 0; i < t->n; i++) {
+    if (t->rank[i] == rank) return i;
+  }
+  return -1;
+}
+
+/* Every op has room for all ranks, so that any team can use it again. */
+static op *op_take(ng_threads *g, team *t) {
+  op *o = g->spare;
+  op *older = g->ops;
+  if (o != NULL) {
+    g->spare = o->next;
+    older = o->older;
+  } else {
+    o = malloc(sizeof *o + (size_t)g->size * sizeof(const ng_collective *));
+    if (o == NULL) return NULL;
+    g->ops = o;
+  }
+  *o = (op){.older = older, .team = t};
+  return o;
+}
+
+/* ---- stopping --------------------------------------------------------------------------------*/
+
+static void stop(ng_threads *g) {
+  g->stopped = true;
+  for (team *t = g->teams; t != NULL; t = t->next) {
+    (void)pthread_cond_broadcast(&t->changed);
+  }
+}
+
+/* What a failing call does last, with the lock: nobody touches a buffer after it. */
+static void settle(ng_threads *g) {
+  while (g->busy > 0) {
+    (void)pthread_cond_wait(&g->idle, &g->lock);
+  }
+}
+
+static void give_up(void *user) {
+  ng_threads *g = ((seat *)user)->g;
+  (void)pthread_mutex_lock(&g->lock);
+  stop(g);
+  settle(g);
+  (void)pthread_mutex_unlock(&g->lock);
+}
+
+/* A call that cannot be right fails before it meets others; they must not wait for it. */
+static ng_status refuse(seat *s, ng_status st) {
+  give_up(s);
+  return st;
+}
+
+/* ---- moving elements -------------------------------------------------------------------------*/
+
+static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
+static bool has_counts(ng_coll_kind k) { return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER; }
+
+static const char *send_at(const op *o, int32_t m, int64_t i) {
+  return (const char *)o->call[m]->send + i * ng_dtype_size(o->call[m]->dtype);
+}
+static char *recv_at(const op *o, int32_t m, int64_t i) {
+  return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
+}
+
+/* acc = or += n values; in f32 or double there is no rounding on the way. */
+static void add_tile(double *acc, const void *src, ng_dtype t, int64_t n, bool first) {
+  double wide[TILE];
+  float narrow[TILE];
+  if (t == NG_F64) {
+    memcpy(wide, src, (size_t)n * sizeof *wide);
+  } else {
+    ng_to_f32(narrow, src, t, n);
+    for (int64_t i = 0; i < n; i++) {
+      wide[i] = (double)narrow[i];
+    }
+  }
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] = first ? wide[i] : acc[i] + wide[i];
+  }
+}
+
+/* Sums of elements [b, e) of every send to elements from `at` on of recv of members [first, last).
+ * Element i is read by this thread only and before it is written: in place is safe. */
+static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t last, int64_t at) {
+  const ng_dtype t = o->call[0]->dtype;
+  double acc[TILE];
+  float narrow[TILE];
+  for (int64_t i = b; i < e; i += TILE) {
+    const int64_t n = ng_min64(TILE, e - i);
+    for (int32_t m = 0; m < o->team->n; m++) {
+      add_tile(acc, send_at(o, m, i), t, n, m == 0);
+    }
+    for (int64_t k = 0; k < n; k++) {
+      narrow[k] = (float)acc[k];
+    }
+    for (int32_t m = first; m < last; m++) {
+      char *to = recv_at(o, m, at + (i - b));
+      if (t == NG_F64) {
+        memcpy(to, acc, (size_t)n * sizeof *acc);
+      } else {
+        ng_from_f32(to, t, narrow, n);
+      }
+    }
+  }
+}
+
+/* Elements from `at` on of member `from`'s send to elements [b, e) of everybody's recv. */
+static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t e) {
+  const size_t bytes = (size_t)((e - b) * ng_dtype_size(o->call[0]->dtype));
+  const char *src = send_at(o, from, at);
+  for (int32_t m = 0; m < o->team->n; m++) {
+    char *to = recv_at(o, m, b);
+    if (to != src) memcpy(to, src, bytes);
+  }
+}
+
+/* Elements [b, e) of the op: positions in the array that all members know, which for counts is the
+ * members' parts one after the other.  Different ranges touch different elements of every buffer.
+ */
+static void work(const op *o, int64_t b, int64_t e) {
+  const ng_collective *c = o->call[0];
+  if (!has_counts(c->kind)) {
+    if (c->kind == NG_ALL_REDUCE) {
+      sum_range(o, b, e, 0, o->team->n, b);
+    } else {
+      copy_range(o, member_of(o->team, c->root), b, b, e);
+    }
+    return;
+  }
+  int64_t begin = 0;
+  for (int32_t m = 0; m < o->team->n && begin < e; begin += c->counts[m], m++) {
+    const int64_t from = ng_max64(b, begin), to = ng_min64(e, begin + c->counts[m]);
+    if (from >= to) continue;
+    if (c->kind == NG_REDUCE_SCATTER) {
+      sum_range(o, from, to, m, m + 1, from - begin);
+    } else {
+      copy_range(o, m, from - begin, from, to);
+    }
+  }
+}
+
+/* ---- meeting ---------------------------------------------------------------------------------*/
+
+static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
+  if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
+  if (a->kind == NG_BROADCAST && a->root != b->root) return false;
+  if (has_counts(a->kind)) return memcmp(a->counts, b->counts, (size_t)n * sizeof *a->counts) == 0;
+  if (a->count != b->count) return false;
+  return a->kind != (ng_coll_kind)MAKE_TEAM ||
+         memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
+}
+
+/* The last member has arrived.  False if the calls differ. */
+static bool op_open(ng_threads *g, op *o) {
+  team *t = o->team;
+  const ng_collective *c = o->call[0];
+  for (int32_t m = 1; m < t->n; m++) {
+    if (!same_call(c, o->call[m], t->n)) return false;
+  }
+  if (c->kind == (ng_coll_kind)MAKE_TEAM) {
+    o->made = team_new(g, c->send, (int32_t)c->count);
+    if (o->made == NULL) return false;
+  } else if (has_counts(c->kind)) {
+    for (int32_t m = 0; m < t->n; m++) {
+      o->total += c->counts[m];
+    }
+  } else {
+    o->total = c->count;
+  }
+  /* Members call in order, so ops open in order: if this is the youngest, the queue is empty. */
+  if (t->tail == o) t->tail = NULL;
+  g->stuck -= o->waiting;
+  o->open = true;
+  (void)pthread_cond_broadcast(&t->changed);
+  return true;
+}
+
+/* With the lock.  `c` stays valid until the op is collected. */
+static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
+  if (g->stopped) return NG_ERR_COMM;
+  op *o = t->joins[m];
+  if (o == NULL) {
+    o = op_take(g, t);
+    if (o == NULL) {
+      stop(g);
+      return NG_ERR_NOMEM;
+    }
+    if (t->tail != NULL) t->tail->next = o;
+    t->tail = o;
+    for (int32_t i = 0; i < t->n; i++) {
+      if (t->joins[i] == NULL) t->joins[i] = o;
+    }
+  }
+  t->joins[m] = o->next;
+  o->call[m] = c;
+  if (++o->arrived == t->n && !op_open(g, o)) {
+    stop(g);
+    return NG_ERR_COMM;
+  }
+  *out = o;
+  return NG_OK;
+}
+
+/* With the lock: until the op is done for everybody.  `made` (may be NULL) receives a new team. */
+static ng_status collect(ng_threads *g, op *o, team **made) {
+  team *t = o->team;
+  if (!o->open && !g->stopped) {
+    o->waiting++;
+    if (++g->stuck == g->size) stop(g);
+  }
+  while (!o->open && !g->stopped) {
+    (void)pthread_cond_wait(&t->changed, &g->lock);
+  }
+  while (!g->stopped && o->given < o->total) {
+    const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
+    o->given = e;
+    g->busy++;
+    (void)pthread_mutex_unlock(&g->lock);
+    work(o, b, e);
+    (void)pthread_mutex_lock(&g->lock);
+    g->busy--;
+    o->finished += e - b;
+    if (o->finished == o->total) (void)pthread_cond_broadcast(&t->changed);
+    if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
+  }
+  while (!g->stopped && o->finished < o->total) {
+    (void)pthread_cond_wait(&t->changed, &g->lock);
+  }
+  if (g->stopped) settle(g);
+  /* An op that was completed before the stop is complete for everyone. */
+  if (!o->open || o->finished < o->total) return NG_ERR_COMM;
+  if (made != NULL) *made = o->made;
+  if (++o->collected == t->n) {
+    o->next = g->spare;
+    g->spare = o;
+  }
+  return NG_OK;
+}
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+static ng_status check_call(const seat *s, const team *t, const ng_collective *c) {
+  if (c->mem != NG_HOST) return NG_ERR_ABSENT;
+  if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
+    return NG_ERR_ARG;
+  }
+  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* whole numbers are only moved */
+  if (member_of(t, s->rank) < 0) return NG_ERR_ARG;
+  if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
+  if (!has_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
+  if (c->counts == NULL) return NG_ERR_ARG;
+  for (int32_t m = 0; m < t->n; m++) {
+    if (c->counts[m] < 0) return NG_ERR_ARG;
+  }
+  return NG_OK;
+}
+
+static team *team_of(const seat *s, const ng_collective *c) {
+  return c->group != NULL ? c->group : s->g->world;
+}
+
+static ng_status start(void *user, const ng_collective *c, void **request) {
+  seat *s = user;
+  team *t = team_of(s, c);
+  *request = NULL;
+  ng_status st = check_call(s, t, c);
+  if (st != NG_OK) return refuse(s, st);
+  op *o = NULL;
+  (void)pthread_mutex_lock(&s->g->lock);
+  st = post(s->g, t, member_of(t, s->rank), c, &o);
+  if (st != NG_OK) settle(s->g);
+  (void)pthread_mutex_unlock(&s->g->lock);
+  *request = o;
+  return st;
+}
+
+static ng_status wait(void *user, void *request) {
+  seat *s = user;
+  if (request == NULL) return refuse(s, NG_ERR_ARG);
+  (void)pthread_mutex_lock(&s->g->lock);
+  const ng_status st = collect(s->g, request, NULL);
+  (void)pthread_mutex_unlock(&s->g->lock);
+  return st;
+}
+
+static ng_status run(void *user, const ng_collective *c) {
+  void *request;
+  const ng_status st = start(user, c, &request);
+  return st == NG_OK ? wait(user, request) : st;
+}
+
+static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
+  seat *s = user;
+  ng_threads *g = s->g;
+  *group = NULL;
+  if (ranks == NULL || n < 1) return refuse(s, NG_ERR_ARG);
+  bool member = false;
+  for (int32_t i = 0; i < n; i++) {
+    if (ranks[i] < 0 || ranks[i] >= g->size) return refuse(s, NG_ERR_ARG);
+    if (i > 0 && ranks[i] <= ranks[i - 1]) return refuse(s, NG_ERR_ARG);
+    member = member || ranks[i] == s->rank;
+  }
+  const ng_collective c = {.kind = (ng_coll_kind)MAKE_TEAM, .send = ranks, .count = n};
+  op *o = NULL;
+  team *made = NULL;
+  (void)pthread_mutex_lock(&g->lock);
+  ng_status st = post(g, g->world, s->rank, &c, &o);
+  if (st == NG_OK) {
+    st = collect(g, o, &made);
+  } else {
+    settle(g);
+  }
+  /* A rank outside must not look into it: members may have given it back already. */
+  if (st == NG_OK && member) *group = made;
+  (void)pthread_mutex_unlock(&g->lock);
+  return st;
+}
+
+/* Each member gives its handle back; the last one frees the team. */
+static void group_destroy(void *user, void *group) {
+  ng_threads *g = ((seat *)user)->g;
+  team *t = group;
+  if (t == NULL) return;
+  (void)pthread_mutex_lock(&g->lock);
+  if (--t->holders == 0) {
+    team **at = &g->teams;
+    while (*at != t) {
+      at = &(*at)->next;
+    }
+    *at = t->next;
+    team_free(t);
+  }
+  (void)pthread_mutex_unlock(&g->lock);
+}
+
+ng_status ng_threads_create(int32_t ranks, ng_threads **out) {
+  if (out == NULL) return NG_ERR_ARG;
+  *out = NULL;
+  if (ranks < 1) return NG_ERR_ARG;
+  ng_threads *g = calloc(1, sizeof *g);
+  if (g == NULL) return NG_ERR_NOMEM;
+  if (pthread_mutex_init(&g->lock, NULL) != 0) {
+    free(g);
+    return NG_ERR_NOMEM;
+  }
+  if (pthread_cond_init(&g->idle, NULL) != 0) {
+    (void)pthread_mutex_destroy(&g->lock);
+    free(g);
+    return NG_ERR_NOMEM;
+  }
+  g->size = ranks;
+  g->seat = calloc((size_t)ranks, sizeof *g->seat);
+  g->world = g->seat == NULL ? NULL : team_new(g, NULL, ranks);
+  if (g->world == NULL) {
+    ng_threads_destroy(&g);
+    return NG_ERR_NOMEM;
+  }
+  for (int32_t r = 0; r < ranks; r++) {
+    g->seat[r] = (seat){g, r};
+  }
+  *out = g;
+  return NG_OK;
+}
+
+ng_status ng_threads_transport_sized(ng_threads *group, int32_t rank, ng_transport *out,
+                                     size_t size) {
+  if (group == NULL || out == NULL || rank < 0 || rank >= group->size || size < sizeof(size_t)) {
+    return NG_ERR_ARG;
+  }
+  const ng_transport table = {
+      .struct_size = size,
+      .user = &group->seat[rank],
+      .name = "threads",
+      .rank = rank,
+      .size = group->size,
+      .run = run,
+      .start = start,
+      .wait = wait,
+      .group_create = group_create,
+      .group_destroy = group_destroy,
+      .kinds =
+          1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
+      .abort = give_up,
+  };
+  memset(out, 0, size); /* a caller with an older or newer header knows less or more */
+  memcpy(out, &table, size < sizeof table ? size : sizeof table);
+  return NG_OK;
+}
+
+void ng_threads_destroy(ng_threads **group) {
+  if (group == NULL || *group == NULL) return;
+  ng_threads *g = *group;
+  *group = NULL;
+  while (g->ops != NULL) {
+    op *older = g->ops->older;
+    free(g->ops);
+    g->ops = older;
+  }
+  while (g->teams != NULL) {
+    team *next = g->teams->next;
+    team_free(g->teams);
+    g->teams = next;
+  }
+  free(g->seat);
+  (void)pthread_cond_destroy(&g->idle);
+  (void)pthread_mutex_destroy(&g->lock);
+  free(g);
+}

@@ -1,0 +1,429 @@
+/* kronecker_solve.c: from running averages to inverses, Cholesky factors or eigenbases.
+ *
+ * On the block's owner, each part of A and G by itself:
+ *   cholesky   (F + d I)^-1, or L of F + d I = L L' where that is cheaper
+ *   eigen      F = Q diag(e) Q', e at or below eigen_floor set to 0
+ * with d from damping_split: full d_A = d_G = lambda; pi d_A = sqrt(lambda) pi, d_G = sqrt(lambda)/pi,
+ * pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3).
+ *
+ * LAPACK's word is not taken: it reports success on NaN, so the average is scanned before and the
+ * result is checked after, on a sampled column.  What does not pass climbs the ladder
+ *   damping x 10, at most 3 times -> double precision -> last good result -> plain gradient
+ * and each rung is counted. */
+#include "kronecker.h"
+
+#include <math.h>
+
+#include "../convert.h"
+
+enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
+
+/* A column of the inverse may miss its unit vector by so much.  A healthy f32 inverse is near
+ * n eps cond, 1e-4 at most in use; 1e-2 is where the direction of PD starts to be wrong. */
+#define RESIDUAL 1e-2
+/* Eigenvalues of a covariance may be negative by rounding, n eps of the largest; 1e-3 is above that
+ * up to n = 16000 and far below what an indefinite matrix shows. */
+#define NEGATIVE 1e-3
+
+bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
+  if (ng_kron_of(b)->eigen || ng_is(b->opt.cholesky_form, "inverse")) return false;
+  if (ng_is(b->opt.cholesky_form, "factor")) return true;
+  /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
+   * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m. */
+  return 2.0 * (double)n > 3.0 * (double)b->opt.solve_period * (double)m;
+}
+
+void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, double *on_g) {
+  *on_a = *on_g = 0.0;
+  if (ng_is(b->opt.damping_split, "full")) {
+    *on_a = *on_g = lambda;
+  } else if (ng_is(b->opt.damping_split, "pi")) {
+    *on_a = sqrt(lambda) * pi;
+    *on_g = sqrt(lambda) / pi;
+  }
+}
+
+/* ---- scratch: cholesky  W [tri] (and F as f32 [tri]) or W64 [tri] doubles, then two vectors
+ *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
+
+static int64_t part_scratch(const ng_block *b, int64_t n) {
+  const ng_linalg_ops *la = b->p->ctx->la;
+  const int64_t vectors = 6 * ng_floats(2 * n), tri = ng_sym_count(n);
+  if (!ng_kron_of(b)->eigen) return 2 * ng_floats(2 * tri) + vectors;
+  const int64_t single = ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen_work(n) / 4 + 16);
+  const int64_t twice = 3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen64_work(n) / 4 + 16);
+  return ng_max64(single, twice) + vectors;
+}
+
+int64_t ng_kron_solve_scratch(const ng_block *b) {
+  int64_t most = 0;
+  if (!b->holds_stats) return 0;
+  for (int side = 0; side < 2; side++) {
+    const ng_side *s = &ng_kron_of(b)->side[side];
+    for (int32_t i = 0; i < s->each; i++) {
+      most = ng_max64(most, part_scratch(b, s->part[i].n));
+    }
+  }
+  return most;
+}
+
+/* ---- loading and checking --------------------------------------------------------------------*/
+
+/* F as f32: where it is, or converted into `room`. */
+static ng_sym load(const ng_block *b, const ng_part *part, float *room) {
+  const ng_kron *k = ng_kron_of(b);
+  ng_sym F = {part->F, part->n};
+  if (k->factor_dtype != NG_F32) {
+    ng_to_f32(room, part->F, k->factor_dtype, ng_sym_count(part->n));
+    F.a = room;
+  }
+  return F;
+}
+
+/* |(F + d I) x - e_j| in the largest entry; y is room for n doubles. */
+static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
+  double worst = 0.0;
+  ng_sym_vector(F, x, y);
+  for (int64_t i = 0; i < F.n; i++) {
+    const double r = fabs(y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
+    if (!(r <= worst)) worst = r; /* NaN stays */
+  }
+  return worst;
+}
+
+/* The diagonal entry where the inverse is largest: its column is the worst conditioned one. */
+static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
+  int64_t at = 0;
+  float extreme = 0.0f;
+  *sound = true;
+  for (int64_t i = 0; i < R.n; i++) {
+    const float x = ng_sym_get(R, i, i);
+    if (!(x > 0.0f) || !(x - x == 0.0f)) *sound = false;
+    if (i == 0 || (is_factor ? x < extreme : x > extreme)) {
+      extreme = x;
+      at = i;
+    }
+  }
+  return at;
+}
+
+/* ---- cholesky --------------------------------------------------------------------------------*/
+
+static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, double d, ng_sym R,
+                           float *column, double *x, double *y) {
+  bool sound = false;
+  const int64_t j = weakest(R, part->is_factor, &sound);
+  if (!sound) return false;
+  if (part->is_factor) {
+    memset(column, 0, (size_t)part->n * sizeof *column);
+    column[j] = 1.0f;
+    b->p->ctx->la->solve_left(R, 1, column, 1);
+  } else {
+    ng_sym_column(R, j, column);
+  }
+  for (int64_t i = 0; i < part->n; i++) {
+    x[i] = column[i];
+  }
+  return residual(F, d, j, x, y) <= RESIDUAL;
+}
+
+static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
+  const ng_kron *k = ng_kron_of(b);
+  ng_from_f32(dst, k->inverse_dtype, src, n);
+}
+
+static bool cholesky_single(const ng_block *b, ng_part *part, double d, float *scratch) {
+  const ng_linalg_ops *la = b->p->ctx->la;
+  const int64_t tri = ng_sym_count(part->n);
+  ng_sym W = {scratch, part->n};
+  float *room = scratch + ng_floats(tri), *column = room + ng_floats(tri);
+  double *x = (double *)(void *)(column + ng_floats(part->n)), *y = x + ng_floats(part->n);
+  const ng_sym F = load(b, part, room);
+  memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
+  ng_sym_shift(W, d);
+  if (la->factor(W) != 0) return false;
+  if (!part->is_factor && la->invert(W) != 0) return false;
+  if (!check_cholesky(b, part, F, d, W, column, x, y)) return false;
+  store(b, part->R, W.a, tri);
+  return true;
+}
+
+/* The checks are made in double, before the result is rounded. */
+static bool cholesky_double(const ng_block *b, ng_part *part, double d, float *scratch) {
+  const ng_linalg_ops *la = b->p->ctx->la;
+  const int64_t n = part->n, tri = ng_sym_count(n);
+  double *W = (double *)(void *)scratch;
+  float *room = scratch + ng_floats(2 * tri);
+  double *x = (double *)(void *)(room + ng_floats(tri)), *y = x + ng_floats(n);
+  const ng_sym F = load(b, part, room);
+  for (int64_t i = 0; i < tri; i++) {
+    W[i] = (double)F.a[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    W[ng_sym_at(n, i, i)] += d;
+  }
+  if (la->factor64(n, W) != 0) return false;
+  if (!part->is_factor && la->invert64(n, W) != 0) return false;
+  int64_t j = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
+    if (!(w > 0.0)) return false;
+    if (part->is_factor ? w < best : w > best) j = i;
+  }
+  if (part->is_factor) { /* L L' x = e_j, by substitution */
+    for (int64_t i = 0; i < n; i++) {
+      double s = i == j ? 1.0 : 0.0;
+      for (int64_t c = 0; c < i; c++) {
+        s -= W[ng_sym_at(n, i, c)] * x[c];
+      }
+      x[i] = s / W[ng_sym_at(n, i, i)];
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+      for (int64_t c = i + 1; c < n; c++) {
+        x[i] -= W[ng_sym_at(n, c, i)] * x[c];
+      }
+      x[i] /= W[ng_sym_at(n, i, i)];
+    }
+  } else {
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = W[ng_sym_at(n, i, j)];
+    }
+  }
+  if (!(residual(F, d, j, x, y) <= RESIDUAL)) return false;
+  for (int64_t i = 0; i < tri; i++) {
+    room[i] = (float)W[i]; /* F is no longer needed */
+    if (!(room[i] - room[i] == 0.0f)) return false;
+  }
+  store(b, part->R, room, tri);
+  return true;
+}
+
+static int32_t cholesky(const ng_block *b, ng_part *part, double d, float *scratch) {
+  double shift = d;
+  for (int32_t rung = 0; rung < RUNG_DOUBLE; rung++, shift *= 10.0) {
+    if (cholesky_single(b, part, shift, scratch)) return rung;
+  }
+  if (cholesky_double(b, part, d, scratch)) return RUNG_DOUBLE;
+  return part->good ? RUNG_LAST : RUNG_PLAIN;
+}
+
+/* ---- eigen -----------------------------------------------------------------------------------*/
+
+/* How far below 0 an eigenvalue of a stored average may be, relative to the largest: rounding n
+ * entries of a row to 16 bits moves it by up to n half units. */
+static double negative_limit(const ng_block *b, int64_t n) {
+  const ng_dtype t = ng_kron_of(b)->factor_dtype;
+  return t == NG_F32 ? NEGATIVE : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
+}
+
+/* First, middle and last pair: residual, norm, and orthogonality of the outer two. */
+static bool check_eigen(const ng_block *b, ng_sym F, const float *V, const float *e, double *x,
+                        double *y) {
+  const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
+  double top = 0.0, dot = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    if (!(e[i] - e[i] == 0.0f)) return false;
+    top = fmax(top, fabs((double)e[i]));
+  }
+  if ((double)e[0] < -negative_limit(b, n) * top) return false;
+  for (int s = 0; s < 3; s++) {
+    const float *v = V + sample[s] * n;
+    double norm = 0.0, worst = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = v[i];
+      norm += x[i] * x[i];
+    }
+    ng_sym_vector(F, x, y);
+    for (int64_t i = 0; i < n; i++) {
+      const double r = fabs(y[i] - (double)e[sample[s]] * x[i]);
+      if (!(r <= worst)) worst = r;
+    }
+    if (!(worst <= NEGATIVE * top) || !(fabs(norm - 1.0) <= NEGATIVE)) return false;
+  }
+  for (int64_t i = 0; i < n && n > 1; i++) {
+    dot += (double)V[i] * (double)V[(n - 1) * n + i];
+  }
+  return fabs(dot) <= NEGATIVE;
+}
+
+static void store_eigen(const ng_block *b, ng_part *part, const float *V, const float *e,
+                        double leak) {
+  const int64_t n = part->n;
+  store(b, part->V, V, n * n);
+  for (int64_t i = 0; i < n; i++) {
+    const float x = (float)((double)e[i] + leak);
+    part->d[i] = (double)x <= b->opt.eigen_floor || x < 0.0f ? 0.0f : x;
+  }
+}
+
+static bool eigen_single(const ng_block *b, ng_part *part, double leak, float *scratch) {
+  const int64_t n = part->n;
+  float *V = scratch, *room = V + ng_floats(n * n), *e = room + ng_floats(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
+  void *work = y + ng_floats(n);
+  const ng_sym F = load(b, part, room);
+  ng_sym_unpack(F, V, n);
+  if (b->p->ctx->la->eigen(n, V, e, work) != 0) return false;
+  if (!check_eigen(b, F, V, e, x, y)) return false;
+  store_eigen(b, part, V, e, leak);
+  return true;
+}
+
+static bool eigen_double(const ng_block *b, ng_part *part, double leak, float *scratch) {
+  const int64_t n = part->n;
+  double *V64 = (double *)(void *)scratch;
+  float *V = scratch + 2 * ng_floats(n * n), *room = V + ng_floats(n * n);
+  float *e = room + ng_floats(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
+  void *work = y + ng_floats(n);
+  const ng_sym F = load(b, part, room);
+  ng_sym_unpack(F, V, n);
+  for (int64_t i = 0; i < n * n; i++) {
+    V64[i] = (double)V[i];
+  }
+  if (b->p->ctx->la->eigen64(n, V64, x, work) != 0) return false;
+  for (int64_t i = 0; i < n * n; i++) {
+    V[i] = (float)V64[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    e[i] = (float)x[i];
+  }
+  if (!check_eigen(b, F, V, e, x, y)) return false;
+  store_eigen(b, part, V, e, leak);
+  return true;
+}
+
+/* More damping does not help an eigendecomposition: it only shifts the eigenvalues. */
+static int32_t eigen(const ng_block *b, ng_part *part, double leak, float *scratch) {
+  if (eigen_single(b, part, leak, scratch)) return 0;
+  if (eigen_double(b, part, leak, scratch)) return RUNG_DOUBLE;
+  return part->good ? RUNG_LAST : RUNG_PLAIN;
+}
+
+/* 1 / (d_G d_A + lambda), or with a split damping 1 / ((d_G + on_g) (d_A + on_a)). */
+static void predivide(ng_block *b, double lambda) {
+  const ng_kron *k = ng_kron_of(b);
+  const bool joint = ng_is(b->opt.damping_split, "joint");
+  float *row = k->scratch;
+  for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
+    const ng_part *g = &k->side[NG_SIDE_G].part[gi];
+    double on_a, on_g;
+    ng_kron_split(b, lambda, (double)k->told[NG_TOLD_PI + g->group], &on_a, &on_g);
+    for (int64_t r = 0; r < g->n; r++) {
+      for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
+        const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
+        for (int64_t c = 0; c < a->n; c++) {
+          const double dg = g->d[r], da = a->d[c];
+          row[a->at + c] = (float)(1.0 / (joint ? dg * da + lambda : (dg + on_g) * (da + on_a)));
+        }
+      }
+      store(b, (char *)k->prediv + (g->at + r) * k->p * ng_dtype_size(k->inverse_dtype), row, k->p);
+    }
+  }
+}
+
+/* ---- the block -------------------------------------------------------------------------------*/
+
+/* Mean eigenvalue of a group's side, its leak included; false if an entry is not finite. */
+static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, double *mean) {
+  double trace = 0.0;
+  int64_t n = 0;
+  bool finite = true;
+  for (int32_t i = 0; i < s->each; i++) {
+    const ng_sym F = load(b, &s->part[group * s->each + i], ng_kron_of(b)->scratch);
+    finite = finite && ng_sym_finite(F);
+    trace += ng_sym_trace(F);
+    n += F.n;
+  }
+  *mean = trace / (double)n + s->leak[group];
+  return finite;
+}
+
+static void count(ng_block *b, int32_t rung, const ng_part *part, int which) {
+  ng_precond *p = b->p;
+  static const char *const how[] = {"damping x 10",     "damping x 100", "damping x 1000",
+                                    "double precision", "last good",     "plain gradient"};
+  if (rung == 0) return;
+  if (rung < RUNG_DOUBLE) p->more_damping++;
+  if (rung == RUNG_DOUBLE) p->in_double++;
+  if (rung == RUNG_LAST) p->kept_last++;
+  if (rung == RUNG_PLAIN) p->plain++;
+  ng_log(p->ctx, NG_LOG_WARN, "solve: layer = %s factor = %c n = %lld rescued = %s",
+         b->entry->d.name, which == NG_SIDE_A ? 'A' : 'G', (long long)part->n, how[rung - 1]);
+}
+
+/* One group on its owner: the worst rung of its parts. */
+static int32_t solve_group(ng_block *b, int32_t group, const double on[2], const bool finite[2]) {
+  ng_kron *k = ng_kron_of(b);
+  int32_t worst = 0;
+  for (int i = 0; i < 2; i++) {
+    ng_side *s = &k->side[i];
+    for (int32_t j = group * s->each; j < (group + 1) * s->each; j++) {
+      ng_part *part = &s->part[j];
+      int32_t rung = part->good ? RUNG_LAST : RUNG_PLAIN;
+      if (finite[i]) {
+        rung = k->eigen ? eigen(b, part, s->leak[group], k->scratch)
+                        : cholesky(b, part, s->leak[group] + on[i], k->scratch);
+      }
+      count(b, rung, part, i);
+      part->good = part->good || rung < RUNG_LAST;
+      k->good = k->good && part->good;
+      worst = rung > worst ? rung : worst;
+    }
+  }
+  return worst;
+}
+
+ng_status ng_kron_solve(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
+  const double lambda = b->live[NG_LIVE_DAMPING];
+  const bool own = b->owner == b->p->ctx->comm.rank;
+  int32_t worst = 0;
+  k->good = true;
+  for (int32_t group = 0; group < k->groups; group++) {
+    double mean[2], on[2];
+    bool finite[2];
+    for (int i = 0; i < 2; i++) {
+      finite[i] = mean_trace(b, &k->side[i], group, &mean[i]);
+    }
+    double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
+    if (!(mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0) || !(pi - pi == 0.0) || !(pi > 0.0)) {
+      pi = 1.0; /* a zero or broken factor has no scale to balance */
+    }
+    ng_kron_split(b, lambda, pi, &on[NG_SIDE_A], &on[NG_SIDE_G]);
+    if (own) {
+      const int32_t rung = solve_group(b, group, on, finite);
+      worst = rung > worst ? rung : worst;
+      k->told[NG_TOLD_PI + group] = (float)pi;
+      if (group == 0) {
+        k->told[NG_TOLD_A] = (float)on[NG_SIDE_A];
+        k->told[NG_TOLD_G] = (float)on[NG_SIDE_G];
+      }
+    }
+    if (b->opt.damping_leak) { /* on every rank that holds the average: same sums, same shift */
+      k->side[NG_SIDE_A].leak[group] += on[NG_SIDE_A];
+      k->side[NG_SIDE_G].leak[group] += on[NG_SIDE_G];
+    }
+  }
+  if (!own) return NG_OK;
+  if (k->prediv != NULL && k->good) predivide(b, lambda);
+  k->told[NG_TOLD_RUNG] = (float)worst;
+  k->told[NG_TOLD_GOOD] = k->good;
+  return worst > 0 ? NG_RESCUED : NG_OK;
+}
+
+/* Results are here, from this rank, another one or a file. */
+void ng_kron_shared(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
+  k->good = k->told[NG_TOLD_GOOD] != 0.0f;
+  const float rung = k->told[NG_TOLD_RUNG]; /* of a file: any number */
+  b->rung = rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
+  b->pi = (double)k->told[NG_TOLD_PI];
+  b->damping_a = (double)k->told[NG_TOLD_A];
+  b->damping_g = (double)k->told[NG_TOLD_G];
+  for (int i = 0; i < 2 && k->good; i++) {
+    for (int32_t j = 0; j < k->side[i].parts; j++) {
+      k->side[i].part[j].good = true;
+    }
+  }
+}

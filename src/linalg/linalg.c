@@ -1,0 +1,121 @@
+/* linalg.c: which linear algebras there are, what fits them, and which BLAS is at work.
+ *
+ * In: a name, a size; out: a table of operations, an answer, texts for people.  The BLAS behind
+ * libblas.so.3 is the administrator's or the environment's choice, so it is asked at run time
+ * whether it is one of those that can say who they are. */
+#include "linalg.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const ng_linalg_ops *const all[] = {
+#if defined(NG_HAVE_BLAS)
+    &ng_linalg_cpu,
+#endif
+    &ng_linalg_ref,
+};
+
+const ng_linalg_ops *ng_linalg_find(const char *name) {
+  if (name == NULL) return all[0];
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (strcmp(all[i]->name, name) == 0) return all[i];
+  }
+  return NULL;
+}
+
+bool ng_linalg_fits(int64_t n) {
+  /* The largest number handed to LAPACK is LWORK of ssyevd.  The first comparison keeps the second
+   * from overflowing. */
+  return n >= 1 && n <= INT32_MAX / 8 && 1 + 6 * n + 2 * n * n <= INT32_MAX;
+}
+
+/* A function of the loaded libraries; `out` is a pointer to a function pointer.  POSIX says that a
+ * void * from dlsym holds a function; C only lets bytes be copied. */
+static bool symbol(const char *name, void *out) {
+  void *address = dlsym(RTLD_DEFAULT, name);
+  memcpy(out, &address, sizeof address);
+  return address != NULL;
+}
+
+static void put(char *to, size_t size, const char *text) {
+  if (to == NULL || size == 0) return;
+  (void)snprintf(to, size, "%s", text != NULL ? text : "");
+  for (size_t n = strlen(to); n > 0 && (to[n - 1] == ' ' || to[n - 1] == '\n'); n--) {
+    to[n - 1] = '\0';
+  }
+}
+
+void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
+                      int32_t *threads) {
+  char *(*text)(void);
+  int (*number)(void);
+  put(name, name_size, "unknown");
+  put(kernel, kernel_size, "");
+  if (threads != NULL) *threads = 0;
+  if (symbol("openblas_get_config", &text)) {
+    put(name, name_size, text()); /* opens with "OpenBLAS 0.3.21 " */
+    if (symbol("openblas_get_corename", &text)) put(kernel, kernel_size, text());
+    if (threads != NULL && symbol("openblas_get_num_threads", &number)) *threads = number();
+    return;
+  }
+  void (*mkl)(char *buffer, int length);
+  if (symbol("MKL_Get_Version_String", &mkl)) {
+    char version[200] = "";
+    mkl(version, (int)sizeof version - 1);
+    put(name, name_size, version);
+    if (threads != NULL && symbol("MKL_Get_Max_Threads", &number)) *threads = number();
+    return;
+  }
+  if (symbol("bli_info_get_version_str", &text)) {
+    char version[200];
+    (void)snprintf(version, sizeof version, "BLIS %s", text());
+    put(name, name_size, version);
+    int (*arch)(void);
+    char *(*arch_text)(int);
+    if (symbol("bli_arch_query_id", &arch) && symbol("bli_arch_string", &arch_text)) {
+      put(kernel, kernel_size, arch_text(arch()));
+    }
+    int64_t (*ways)(void); /* BLIS's dim_t, 64 bits unless it was built for 32-bit machines */
+    if (threads != NULL && symbol("bli_thread_get_num_threads", &ways)) *threads = (int32_t)ways();
+    return;
+  }
+  /* Netlib has no such function, Debian's libblas.so.3 of BLIS hides them: the file says it. */
+  Dl_info file;
+  char path[PATH_MAX];
+  void *sgemm = dlsym(RTLD_DEFAULT, "sgemm_");
+  if (sgemm != NULL && dladdr(sgemm, &file) != 0 && realpath(file.dli_fname, path) != NULL &&
+      name != NULL && name_size > 0) {
+    (void)snprintf(name, name_size, "unknown: %s", path);
+  }
+}
+
+/* What OpenBLAS's SkylakeX kernels are made of; the run-time check includes the operating system.
+ */
+static bool has_avx512(void) {
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+         __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+void ng_blas_hint(char *hint, size_t size) {
+  /* Kernels of at most AVX2 that OpenBLAS falls back to on a processor it does not know by name.
+   * Only a DYNAMIC_ARCH build has others to offer. */
+  static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
+  char name[256], kernel[64];
+  put(hint, size, "");
+  ng_blas_describe(name, sizeof name, kernel, sizeof kernel, NULL);
+  if (strncmp(name, "OpenBLAS", 8) != 0 || strstr(name, "DYNAMIC_ARCH") == NULL) return;
+  for (size_t i = 0; i < sizeof narrow / sizeof narrow[0]; i++) {
+    if (strcmp(kernel, narrow[i]) == 0 && has_avx512()) {
+      put(hint, size, "OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor");
+    }
+  }
+}

@@ -1,0 +1,352 @@
+/* ref.c: linear algebra by plain loops.
+ *
+ * In: row-major matrices and ng_sym storage; out: the operations of linalg.h.  It is the oracle
+ * that other implementations are held against and what a build without BLAS runs on, so it is
+ * written to be read: every sum is taken in double, in index order, and rounded once.
+ *
+ * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
+ * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double. */
+#include "linalg.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- products --------------------------------------------------------------------------------*/
+
+static void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
+                 int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = 0.0;
+      for (int64_t l = 0; l < k; l++) {
+        const float a = ta ? A[l * lda + i] : A[i * lda + l];
+        const float b = tb ? B[j * ldb + l] : B[l * ldb + j];
+        sum += (double)a * (double)b;
+      }
+      float *c = &C[i * ldc + j];
+      sum *= (double)alpha;
+      *c = (float)(beta == 0.0f ? sum : sum + (double)beta * (double)*c);
+    }
+  }
+}
+
+static void add_product(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *X,
+                        int64_t ldx, const float *Y, int64_t ldy, int64_t rows, float alpha) {
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < k; j++) {
+      if (c0 + j > r0 + i) break; /* of a diagonal block only the lower triangle */
+      double sum = 0.0;
+      for (int64_t l = 0; l < rows; l++) {
+        sum += (double)X[l * ldx + i] * (double)Y[l * ldy + j];
+      }
+      float *s = &S.a[ng_sym_at(S.n, r0 + i, c0 + j)];
+      *s = (float)((double)*s + (double)alpha * sum);
+    }
+  }
+}
+
+static void add_gram(ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows, int64_t ldx,
+                     float alpha) {
+  add_product(S, r0, m, r0, m, X, ldx, X, ldx, rows, alpha);
+}
+
+static void mul_right(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+  for (int64_t r = 0; r < m; r++) {
+    for (int64_t j = 0; j < S.n; j++) {
+      double sum = 0.0;
+      for (int64_t l = 0; l < S.n; l++) {
+        sum += (double)B[r * ldb + l] * (double)S.a[ng_sym_at(S.n, l, j)];
+      }
+      C[r * ldc + j] = (float)sum;
+    }
+  }
+}
+
+static void mul_left(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+  for (int64_t i = 0; i < S.n; i++) {
+    for (int64_t c = 0; c < m; c++) {
+      double sum = 0.0;
+      for (int64_t l = 0; l < S.n; l++) {
+        sum += (double)S.a[ng_sym_at(S.n, i, l)] * (double)B[l * ldb + c];
+      }
+      C[i * ldc + c] = (float)sum;
+    }
+  }
+}
+
+/* ---- Cholesky --------------------------------------------------------------------------------
+ * Row by row in place, float and double from one text.  In `invert`, first X = L^-1: (i, j) needs
+ * row i from column j on and the finished rows above.  Then X'X: (i, j) needs column i and column j
+ * from row i down, so row i may go once the rows above it are done, its diagonal last. */
+#define AT(i, j) a[ng_sym_at(n, (i), (j))]
+#define CHOLESKY(number, suffix)                                                                   \
+  static int factor_##suffix(int64_t n, number *a) {                                               \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      for (int64_t j = 0; j <= i; j++) {                                                           \
+        double sum = (double)AT(i, j);                                                             \
+        for (int64_t l = 0; l < j; l++) {                                                          \
+          sum -= (double)AT(i, l) * (double)AT(j, l);                                              \
+        }                                                                                          \
+        if (j < i) {                                                                               \
+          AT(i, j) = (number)(sum / (double)AT(j, j));                                             \
+        } else {                                                                                   \
+          AT(i, i) = (number)sqrt(sum);                                                            \
+          if (!(AT(i, i) > 0)) return (int)(i + 1); /* NaN too */                                  \
+        }                                                                                          \
+      }                                                                                            \
+    }                                                                                              \
+    return 0;                                                                                      \
+  }                                                                                                \
+  static int invert_##suffix(int64_t n, number *a) {                                               \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      if (AT(i, i) == 0) return (int)(i + 1);                                                      \
+    }                                                                                              \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      const double pivot = 1.0 / (double)AT(i, i);                                                 \
+      for (int64_t j = 0; j < i; j++) {                                                            \
+        double sum = 0.0;                                                                          \
+        for (int64_t l = j; l < i; l++) {                                                          \
+          sum += (double)AT(i, l) * (double)AT(l, j);                                              \
+        }                                                                                          \
+        AT(i, j) = (number)(-sum * pivot);                                                         \
+      }                                                                                            \
+      AT(i, i) = (number)pivot;                                                                    \
+    }                                                                                              \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      for (int64_t j = 0; j <= i; j++) {                                                           \
+        double sum = 0.0;                                                                          \
+        for (int64_t l = i; l < n; l++) {                                                          \
+          sum += (double)AT(l, i) * (double)AT(l, j);                                              \
+        }                                                                                          \
+        AT(i, j) = (number)sum;                                                                    \
+      }                                                                                            \
+    }                                                                                              \
+    return 0;                                                                                      \
+  }
+CHOLESKY(float, f32)
+CHOLESKY(double, f64)
+#undef AT
+
+static int factor(ng_sym S) { return factor_f32(S.n, S.a); }
+static int invert(ng_sym L) { return invert_f32(L.n, L.a); }
+
+/* x <- (L L')^-1 x, x strided: forward, then backward. */
+static void solve_vector(ng_sym L, float *x, int64_t stride) {
+  for (int64_t i = 0; i < L.n; i++) {
+    double sum = (double)x[i * stride];
+    for (int64_t l = 0; l < i; l++) {
+      sum -= (double)L.a[ng_sym_at(L.n, i, l)] * (double)x[l * stride];
+    }
+    x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
+  }
+  for (int64_t i = L.n - 1; i >= 0; i--) {
+    double sum = (double)x[i * stride];
+    for (int64_t l = i + 1; l < L.n; l++) {
+      sum -= (double)L.a[ng_sym_at(L.n, l, i)] * (double)x[l * stride];
+    }
+    x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
+  }
+}
+
+static void solve_right(ng_sym L, int64_t m, float *B, int64_t ldb) {
+  for (int64_t r = 0; r < m; r++) {
+    solve_vector(L, B + r * ldb, 1);
+  }
+}
+
+static void solve_left(ng_sym L, int64_t m, float *B, int64_t ldb) {
+  for (int64_t c = 0; c < m; c++) {
+    solve_vector(L, B + c, ldb);
+  }
+}
+
+/* ---- eigen -----------------------------------------------------------------------------------*/
+
+/* A = Q T Q' with Q = H_0 H_1 ... H_{n-3}, H_k = I - beta v v' on indices k+1 and up.  d, e: the
+ * diagonal and subdiagonal of T.  On return A holds Q'.  p: n numbers of scratch. */
+static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
+  for (int64_t k = 0; k + 2 < n; k++) {
+    double *v = A + k * n; /* row k from k+1 on: becomes v, and stays there until Q' is formed */
+    double norm = 0.0;
+    for (int64_t i = k + 1; i < n; i++) {
+      norm += v[i] * v[i];
+    }
+    norm =
+        norm > 1e-280 ? sqrt(norm) : 0.0; /* next to the largest entry, 1/2 to 1, it is nothing */
+    d[k] = v[k];
+    e[k] = v[k + 1] > 0.0 ? -norm : norm; /* the sign that does not cancel in v[k+1] - e[k] */
+    v[k + 1] -= e[k];
+    /* ||v||^2 = 2 norm (norm + |x|) = -2 e[k] v[k+1] */
+    const double beta = norm > 0.0 ? -1.0 / (e[k] * v[k + 1]) : 0.0;
+    v[k] = beta;
+    double pv = 0.0;
+    for (int64_t i = k + 1; i < n; i++) {
+      double sum = 0.0;
+      for (int64_t j = k + 1; j < n; j++) {
+        sum += A[i * n + j] * v[j];
+      }
+      p[i] = beta * sum;
+      pv += p[i] * v[i];
+    }
+    for (int64_t i = k + 1; i < n; i++) {
+      p[i] -= 0.5 * beta * pv * v[i];
+    }
+    for (int64_t i = k + 1; i < n; i++) {
+      for (int64_t j = k + 1; j < n; j++) {
+        A[i * n + j] -= v[i] * p[j] + p[i] * v[j];
+      }
+    }
+  }
+  if (n > 1) {
+    d[n - 2] = A[(n - 2) * n + n - 2];
+    e[n - 2] = A[(n - 1) * n + n - 2];
+  }
+  d[n - 1] = A[(n - 1) * n + n - 1];
+  e[n - 1] = 0.0;
+  /* Q' = H_{n-3} ... H_0, from the last: each H_k meets a matrix that is the identity outside the
+   * indices above k+1, and line k+1 is made so just before. */
+  for (int64_t k = n - 1; k >= 0; k--) {
+    double *v = A + (k > 0 ? k - 1 : 0) * n;
+    for (int64_t i = k; i < n; i++) {
+      A[k * n + i] = A[i * n + k] = i == k ? 1.0 : 0.0;
+    }
+    if (k == 0 || k == n - 1) continue;
+    const double beta = v[k - 1];
+    for (int64_t i = k; i < n; i++) {
+      double sum = 0.0;
+      for (int64_t j = k; j < n; j++) {
+        sum += A[i * n + j] * v[j];
+      }
+      for (int64_t j = k; j < n; j++) {
+        A[i * n + j] -= beta * sum * v[j];
+      }
+    }
+  }
+}
+
+/* Implicit QL on (d, e); the rotations are gathered in the rows of V.  LAPACK's info. */
+static int ql(int64_t n, double *V, double *d, double *e) {
+  int64_t left = 30 * n; /* LAPACK's bound; 2 n sweeps are usual */
+  for (int64_t l = 0; l < n; l++) {
+    for (;;) {
+      int64_t m = l;
+      while (m + 1 < n && !(fabs(e[m]) <= DBL_EPSILON * (fabs(d[m]) + fabs(d[m + 1])) ||
+                            fabs(e[m]) <= DBL_MIN)) {
+        m++;
+      }
+      if (m == l) break;
+      if (left-- == 0) return (int)(l + 1);
+      double g = (d[l + 1] - d[l]) / (2.0 * e[l]);
+      g = d[m] - d[l] + e[l] / (g + copysign(hypot(g, 1.0), g));
+      double s = 1.0, c = 1.0, p = 0.0;
+      int64_t i = m - 1;
+      for (; i >= l; i--) {
+        const double f = s * e[i], b = c * e[i];
+        double r = hypot(f, g);
+        e[i + 1] = r;
+        if (r == 0.0) { /* split by underflow: start again with the smaller block */
+          d[i + 1] -= p;
+          e[m] = 0.0;
+          break;
+        }
+        s = f / r;
+        c = g / r;
+        g = d[i + 1] - p;
+        r = (d[i] - g) * s + 2.0 * c * b;
+        p = s * r;
+        d[i + 1] = g + p;
+        g = c * r - b;
+        double *x = V + i * n, *y = x + n;
+        for (int64_t j = 0; j < n; j++) {
+          const double t = y[j];
+          y[j] = s * x[j] + c * t;
+          x[j] = c * x[j] - s * t;
+        }
+      }
+      if (i >= l) continue;
+      d[l] -= p;
+      e[l] = g;
+      e[m] = 0.0;
+    }
+  }
+  return 0;
+}
+
+static int64_t eigen64_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
+
+static int eigen64(int64_t n, double *V, double *w, void *work) {
+  double *e = work, *p = e + n;
+  double most = 0.0;
+  for (int64_t i = 0; i < n * n; i++) {
+    if (!isfinite(V[i])) return 1;
+    most = fmax(most, fabs(V[i]));
+  }
+  /* A power of two, so exact: squares of tiny or huge entries stay in range. */
+  int exponent = 0;
+  (void)frexp(most, &exponent);
+  for (int64_t i = 0; i < n * n; i++) {
+    V[i] = ldexp(V[i], -exponent);
+  }
+  tridiagonal(n, V, w, e, p);
+  const int info = ql(n, V, w, e);
+  if (info != 0) return info;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t least = i;
+    for (int64_t j = i + 1; j < n; j++) {
+      if (w[j] < w[least]) least = j;
+    }
+    if (least != i) {
+      const double t = w[i];
+      w[i] = w[least];
+      w[least] = t;
+      for (int64_t j = 0; j < n; j++) {
+        const double x = V[i * n + j];
+        V[i * n + j] = V[least * n + j];
+        V[least * n + j] = x;
+      }
+    }
+    w[i] = ldexp(w[i], exponent);
+  }
+  return 0;
+}
+
+static int64_t eigen_work(int64_t n) {
+  return (n * n + n) * (int64_t)sizeof(double) + eigen64_work(n);
+}
+
+static int eigen(int64_t n, float *V, float *w, void *work) {
+  double *V64 = work, *w64 = V64 + n * n;
+  for (int64_t i = 0; i < n * n; i++) {
+    V64[i] = (double)V[i];
+  }
+  const int info = eigen64(n, V64, w64, w64 + n);
+  if (info != 0) return info;
+  for (int64_t i = 0; i < n * n; i++) {
+    V[i] = (float)V64[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    w[i] = (float)w64[i];
+  }
+  return 0;
+}
+
+const ng_linalg_ops ng_linalg_ref = {
+    .api_version = 1,
+    .name = "ref",
+    .gemm = gemm,
+    .add_gram = add_gram,
+    .add_product = add_product,
+    .factor = factor,
+    .invert = invert,
+    .solve_right = solve_right,
+    .solve_left = solve_left,
+    .mul_right = mul_right,
+    .mul_left = mul_left,
+    .eigen = eigen,
+    .eigen_work = eigen_work,
+    .factor64 = factor_f64,
+    .invert64 = invert_f64,
+    .eigen64 = eigen64,
+    .eigen64_work = eigen64_work,
+};

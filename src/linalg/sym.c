@@ -1,0 +1,224 @@
+/* sym.c: what is done to a symmetric matrix element by element, the same for every linear algebra.
+ *
+ * In: an ng_sym (or a double array in its order); out: the same, or dense copies, or scalars.  The
+ * storage is LAPACK's rectangular full packed format (Gustavson, Wasniewski, Dongarra, Langou,
+ * "Rectangular full packed format for Cholesky's algorithm", ACM TOMS 37(2), 2010), which is a
+ * rectangle of n(n+1)/2 numbers that BLAS can work on without unpacking:
+ *
+ *     lower triangle of S      stored columns (n = 5, h = 3, ld = 5)
+ *     00                       00  33  43
+ *     10 11                    10  11  44
+ *     20 21 22                 20  21  22
+ *     30 31 32 33              30  31  32
+ *     40 41 42 43 44           40  41  42
+ *
+ * Everything here walks *runs*: line f of the matrix has one contiguous stretch, the column below
+ * the diagonal for f < h, the row from column h to the diagonal for f >= h.  Together the runs are
+ * each stored element once. */
+#include "linalg.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { TILE = 16 }; /* a cache line of floats: both sides of a transposition use whole lines */
+
+typedef struct run {
+  int64_t at, from, to; /* elements (f, t) = (t, f), t in [from, to), are at + t - from */
+} run;
+
+static run run_of(int64_t n, int64_t f) {
+  const int64_t h = (n + 1) / 2;
+  run r;
+  r.from = f < h ? f : h;
+  r.to = f < h ? n : f + 1;
+  r.at = ng_sym_at(n, f, r.from);
+  return r;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                      bool diagonal) {
+  const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
+  ng_piece p;
+  p.a = s.a + ng_sym_at(s.n, row, col);
+  p.row = row;
+  p.col = col;
+  p.rows = rows;
+  p.cols = cols;
+  p.rs = col < h ? 1 : ld;
+  p.cs = col < h ? ld : 1;
+  p.diagonal = diagonal;
+  return p;
+}
+
+int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
+  const int64_t h = (s.n + 1) / 2;
+  const int64_t left = clamp(h - c0, 0, k); /* columns of the block in the plain half */
+  int32_t n = 0;
+  if (m == 0 || k == 0) return 0;
+  if (r0 != c0) {
+    if (left > 0) out[n++] = piece(s, r0, c0, m, left, false);
+    if (left < k) out[n++] = piece(s, r0, c0 + left, m, k - left, false);
+    return n;
+  }
+  if (left > 0) out[n++] = piece(s, r0, c0, left, left, true);
+  if (left > 0 && left < k) out[n++] = piece(s, r0 + left, c0, m - left, left, false);
+  if (left < k) out[n++] = piece(s, r0 + left, c0 + left, k - left, k - left, true);
+  return n;
+}
+
+void ng_sym_zero(ng_sym S) { memset(S.a, 0, (size_t)ng_sym_count(S.n) * sizeof *S.a); }
+
+void ng_sym_identity(ng_sym S) {
+  ng_sym_zero(S);
+  for (int64_t i = 0; i < S.n; i++) {
+    S.a[ng_sym_at(S.n, i, i)] = 1.0f;
+  }
+}
+
+void ng_sym_shift(ng_sym S, double d) {
+  for (int64_t i = 0; i < S.n; i++) {
+    float *x = &S.a[ng_sym_at(S.n, i, i)];
+    *x = (float)((double)*x + d);
+  }
+}
+
+double ng_sym_trace(ng_sym S) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < S.n; i++) {
+    sum += (double)S.a[ng_sym_at(S.n, i, i)];
+  }
+  return sum;
+}
+
+bool ng_sym_finite(ng_sym S) {
+  const int64_t count = ng_sym_count(S.n);
+  for (int64_t i = 0; i < count;) {
+    const int64_t end = i + 4096 < count ? i + 4096 : count;
+    uint32_t bad = 0; /* no branch inside, so that it vectorises; one look every 4096 values */
+    for (; i < end; i++) {
+      uint32_t bits;
+      memcpy(&bits, &S.a[i], sizeof bits);
+      bad |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
+    }
+    if (bad) return false;
+  }
+  return true;
+}
+
+/* NaN is not seen here: ng_sym_finite is what looks for it. */
+double ng_sym_max(ng_sym S) {
+  const int64_t count = ng_sym_count(S.n);
+  float most = 0.0f;
+  for (int64_t i = 0; i < count; i++) {
+    const float x = fabsf(S.a[i]);
+    most = x > most ? x : most;
+  }
+  return (double)most;
+}
+
+float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
+
+void ng_sym_set(ng_sym S, int64_t i, int64_t j, float v) { S.a[ng_sym_at(S.n, i, j)] = v; }
+
+/* The runs have filled (f, t); the other triangle's (t, f) is copied tile by tile. */
+#define MIRROR(full, ld, n)                                                                        \
+  do {                                                                                             \
+    const int64_t h_ = ((n) + 1) / 2;                                                              \
+    for (int64_t i0 = 0; i0 < (n); i0 += TILE) {                                                   \
+      const int64_t i1 = i0 + TILE < (n) ? i0 + TILE : (n);                                        \
+      for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {                                                 \
+        for (int64_t i = i0; i < i1; i++) {                                                        \
+          for (int64_t j = j0; j < j0 + TILE && j < i; j++) {                                      \
+            if (j < h_) {                                                                          \
+              (full)[i * (ld) + j] = (full)[j * (ld) + i];                                         \
+            } else {                                                                               \
+              (full)[j * (ld) + i] = (full)[i * (ld) + j];                                         \
+            }                                                                                      \
+          }                                                                                        \
+        }                                                                                          \
+      }                                                                                            \
+    }                                                                                              \
+  } while (0)
+
+void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
+  for (int64_t f = 0; f < S.n; f++) {
+    const run r = run_of(S.n, f);
+    memcpy(full + f * ld + r.from, S.a + r.at, (size_t)(r.to - r.from) * sizeof *full);
+  }
+  MIRROR(full, ld, S.n);
+}
+
+void ng_sym_unpack64(int64_t n, const double *a, double *full, int64_t ld) {
+  for (int64_t f = 0; f < n; f++) {
+    const run r = run_of(n, f);
+    memcpy(full + f * ld + r.from, a + r.at, (size_t)(r.to - r.from) * sizeof *full);
+  }
+  MIRROR(full, ld, n);
+}
+
+void ng_sym_pack(ng_sym S, const float *full, int64_t ld) {
+  const int64_t n = S.n, h = (n + 1) / 2;
+  for (int64_t f0 = 0; f0 < h; f0 += TILE) {
+    const int64_t f1 = f0 + TILE < h ? f0 + TILE : h;
+    for (int64_t t = f0; t < n; t++) {
+      for (int64_t f = f0; f < f1 && f <= t; f++) {
+        S.a[ng_sym_at(n, t, f)] = full[t * ld + f];
+      }
+    }
+  }
+  for (int64_t f = h; f < n; f++) {
+    const run r = run_of(n, f);
+    memcpy(S.a + r.at, full + f * ld + r.from, (size_t)(r.to - r.from) * sizeof *full);
+  }
+}
+
+void ng_sym_column(ng_sym S, int64_t j, float *out) {
+  for (int64_t i = 0; i < S.n; i++) {
+    out[i] = S.a[ng_sym_at(S.n, i, j)];
+  }
+}
+
+void ng_sym_vector(ng_sym S, const double *x, double *y) {
+  for (int64_t i = 0; i < S.n; i++) {
+    y[i] = 0.0;
+  }
+  for (int64_t f = 0; f < S.n; f++) {
+    const run r = run_of(S.n, f);
+    double sum = 0.0;
+    for (int64_t t = r.from; t < r.to; t++) {
+      const double s = (double)S.a[r.at + t - r.from];
+      sum += s * x[t];
+      if (t != f) y[t] += s * x[f];
+    }
+    y[f] += sum;
+  }
+}
+
+void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
+                      int64_t ld, float alpha) {
+  ng_piece p[3];
+  const int32_t n = ng_sym_pieces(S, r0, m, c0, k, p);
+  for (int32_t i = 0; i < n; i++) {
+    const float *from = M + (p[i].row - r0) * ld + (p[i].col - c0);
+    for (int64_t from_c = 0; from_c < p[i].cols; from_c += TILE) {
+      const int64_t to_c = from_c + TILE < p[i].cols ? from_c + TILE : p[i].cols;
+      for (int64_t r = p[i].diagonal ? from_c : 0; r < p[i].rows; r++) {
+        const int64_t end = p[i].diagonal && r + 1 < to_c ? r + 1 : to_c;
+        float *to = p[i].a + r * p[i].rs;
+        for (int64_t c = from_c; c < end; c++) {
+          to[c * p[i].cs] += alpha * from[r * ld + c];
+        }
+      }
+    }
+  }
+}
+
+void ng_sym_add_row(ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v, float alpha) {
+  for (int64_t c = 0; c < k; c++) {
+    S.a[ng_sym_at(S.n, r, c0 + c)] += alpha * v[c];
+  }
+}

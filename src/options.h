@@ -1,0 +1,92 @@
+/* options.h: what the files of the options room share: one row per option, and text <-> value.
+ *
+ * option_table.c holds the rows, option_value.c reads and writes one value as text, options.c the
+ * struct, methods.c the named rows of values and the published names, schedule.c values that move
+ * with the step count.  Outside of this room only internal.h and natgrad.h are needed.
+ */
+#ifndef NG_OPTIONS_H
+#define NG_OPTIONS_H
+
+#include "internal.h"
+
+#define NG_CHOICES_MAX 4
+
+typedef struct ng_option_row {
+  const char *name, *group;
+  ng_option_type type;
+  size_t offset;
+  const char *standard;
+  double lower, upper;
+  bool lower_open;
+  const char *choices; /* "a|b", and the same as a list, NULL at its end           */
+  const char *choice[NG_CHOICES_MAX];
+  const char *later; /* "c|d": known, not supported yet; NULL: none              */
+  const char *unit, *help;
+  const char *test;
+  bool per_layer, live;
+  /* text options: may refuse the form of the text; NULL: any text */
+  ng_status (*form)(const char *text, char *message, size_t size);
+} ng_option_row;
+
+extern const ng_option_row ng_option_table[];
+extern const int32_t ng_option_rows;
+
+/* Strict numbers, always with a point whatever the locale: the whole text, no blanks, no hex, no
+ * inf, no nan.  False: not such a number, or out of range of the type. */
+bool ng_read_real(const char *text, double *out);
+bool ng_read_int(const char *text, int64_t *out);
+bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no yes, any case */
+/* Shortest text that reads back as the same number. */
+void ng_write_real(double value, char *text, size_t size);
+
+bool ng_same_word(const char *a, const char *b); /* ASCII, any case */
+/* `text` fit for one line of a message: cut, control characters replaced. */
+typedef struct ng_quoted {
+  char text[64];
+} ng_quoted;
+ng_quoted ng_quote(const char *text);
+
+/* One value: from text, to text (false: does not fit), from a struct somebody else filled. */
+ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
+                         size_t size);
+bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size);
+ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *message,
+                           size_t size);
+size_t ng_option_end(const ng_option_row *row); /* offset of the first byte after its field */
+void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to);
+/* The number of a real, int or bool option. */
+double ng_option_number(const ng_option_row *row, const ng_options *o);
+/* Text of a choice or text option, as stored. */
+const char *ng_option_text(const ng_option_row *row, const ng_options *o);
+void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text);
+/* The table's own copy of a choice, NULL if it is none. */
+const char *ng_option_choice(const ng_option_row *row, const char *text);
+bool ng_option_in_range(const ng_option_row *row, double value);
+double ng_option_clamp(const ng_option_row *row, double value);
+
+/* nearest.c: "a|b|c" lists, and spelling. */
+bool ng_in_list(const char *list, const char *word);
+/* The nearest of a list as "; did you mean 'x'?", or "". */
+typedef struct ng_hint {
+  char text[80];
+} ng_hint;
+ng_hint ng_hint_of(const char *nearest);
+ng_hint ng_hint_list(const char *word, const char *list);
+ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
+
+/* Caller's struct -> ours (missing tail: defaults), and back.  Back fails if an option moved that
+ * the caller's header does not know. */
+ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size);
+ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
+void ng_options_standard(ng_options *full);
+/* `skip`: options whose schedule does not count. */
+ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+
+bool ng_method_known(const char *name);
+const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
+
+/* Form of options.schedule, and whether every value it leads to stays in the option's range. */
+ng_status ng_schedule_form(const char *text, char *message, size_t size);
+ng_status ng_schedule_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+
+#endif

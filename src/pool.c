@@ -1,0 +1,112 @@
+/* pool.c: a small pool of threads for the library's own loops.
+ *
+ * No OpenMP: a second runtime in a Python process throttles the first, and thread sanitizers cannot
+ * see through it.  The partition is static (piece i of n runs on thread i T / n), so the same work
+ * meets the same thread on every call and results do not depend on timing. */
+#include "internal.h"
+
+#include <pthread.h>
+
+struct ng_pool {
+  int32_t threads; /* the caller's included                                                        */
+  int32_t wanted;  /* the size of `thread`                                                         */
+  pthread_t *thread;
+  pthread_mutex_t lock;
+  pthread_cond_t work, idle;
+  uint64_t round;  /* counts jobs; a worker runs each round once                                    */
+  int32_t running; /* workers still in the current round                                           */
+  bool stop;
+  int32_t n;
+  void (*task)(void *arg, int32_t i);
+  void *arg;
+  int32_t started; /* workers that took their number                                               */
+};
+
+static void run_share(const ng_pool *pool, int32_t me) {
+  const int32_t from = (int32_t)((int64_t)me * pool->n / pool->threads);
+  const int32_t to = (int32_t)((int64_t)(me + 1) * pool->n / pool->threads);
+  for (int32_t i = from; i < to; i++) {
+    pool->task(pool->arg, i);
+  }
+}
+
+static void *worker(void *arg) {
+  ng_pool *pool = arg;
+  uint64_t seen = 0;
+  (void)pthread_mutex_lock(&pool->lock);
+  const int32_t me = ++pool->started;
+  for (;;) {
+    while (!pool->stop && pool->round == seen) {
+      (void)pthread_cond_wait(&pool->work, &pool->lock);
+    }
+    if (pool->stop) break;
+    seen = pool->round;
+    (void)pthread_mutex_unlock(&pool->lock);
+    run_share(pool, me);
+    (void)pthread_mutex_lock(&pool->lock);
+    if (--pool->running == 0) (void)pthread_cond_signal(&pool->idle);
+  }
+  (void)pthread_mutex_unlock(&pool->lock);
+  return NULL;
+}
+
+ng_pool *ng_pool_create(ng_context *ctx, int32_t threads) {
+  ng_pool *pool = ng_alloc(ctx, sizeof *pool);
+  if (pool == NULL) return NULL;
+  memset(pool, 0, sizeof *pool);
+  pool->thread = ng_alloc(ctx, (size_t)threads * sizeof *pool->thread);
+  if (pool->thread == NULL) {
+    ng_free(ctx, pool, sizeof *pool);
+    return NULL;
+  }
+  pool->threads = threads;
+  pool->wanted = threads;
+  (void)pthread_mutex_init(&pool->lock, NULL);
+  (void)pthread_cond_init(&pool->work, NULL);
+  (void)pthread_cond_init(&pool->idle, NULL);
+  for (int32_t i = 1; i < threads; i++) {
+    if (pthread_create(&pool->thread[i], NULL, worker, pool) != 0) {
+      /* Fewer threads than asked for: go on with those there are. */
+      (void)pthread_mutex_lock(&pool->lock);
+      pool->threads = i;
+      (void)pthread_mutex_unlock(&pool->lock);
+      ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", i, threads);
+      ctx->config.threads = i;
+      break;
+    }
+  }
+  return pool;
+}
+
+void ng_pool_destroy(ng_context *ctx, ng_pool *pool) {
+  if (pool == NULL) return;
+  (void)pthread_mutex_lock(&pool->lock);
+  pool->stop = true;
+  (void)pthread_cond_broadcast(&pool->work);
+  (void)pthread_mutex_unlock(&pool->lock);
+  for (int32_t i = 1; i < pool->threads; i++) {
+    (void)pthread_join(pool->thread[i], NULL);
+  }
+  (void)pthread_cond_destroy(&pool->idle);
+  (void)pthread_cond_destroy(&pool->work);
+  (void)pthread_mutex_destroy(&pool->lock);
+  ng_free(ctx, pool->thread, (size_t)pool->wanted * sizeof *pool->thread);
+  ng_free(ctx, pool, sizeof *pool);
+}
+
+void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  (void)pthread_mutex_lock(&pool->lock);
+  pool->n = n;
+  pool->task = task;
+  pool->arg = arg;
+  pool->running = pool->threads - 1;
+  pool->round++;
+  (void)pthread_cond_broadcast(&pool->work);
+  (void)pthread_mutex_unlock(&pool->lock);
+  run_share(pool, 0);
+  (void)pthread_mutex_lock(&pool->lock);
+  while (pool->running > 0) {
+    (void)pthread_cond_wait(&pool->idle, &pool->lock);
+  }
+  (void)pthread_mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,31 @@
+/* simd.h: the same loop compiled for several instruction sets, chosen when the library loads.
+ *
+ * NG_CLONES goes before a function whose loops the compiler vectorises and that is called for many
+ * elements at once.  Sanitizers instrument the chooser, which runs before they are ready, and other
+ * C libraries than glibc have no choosers: there the function is compiled once.
+ */
+#ifndef NG_SIMD_H
+#define NG_SIMD_H
+
+#include <stdint.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
+    __has_feature(memory_sanitizer) || __has_feature(coverage_sanitizer)
+#define NG_SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NG_SANITIZED
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) &&                         \
+    !defined(NG_SANITIZED) &&                                                                      \
+    ((defined(__clang__) && __clang_major__ >= 14) ||                                              \
+     (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 9))
+#define NG_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define NG_CLONES
+#endif
+
+#endif

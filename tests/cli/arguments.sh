@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Commands, options and help: every way to get them wrong, and the ways to get them right.
+. "$(dirname "$0")/lib.sh"
+file=$golden/kaisa-eigen-0.safetensors
+
+expect 2 '*a command is missing*' "$natgrad"
+expect 2 "*unknown command 'reply'; the nearest is 'replay'*" "$natgrad" reply
+expect 2 "*unknown command 'xylophone'; *--help*" "$natgrad" xylophone
+expect 2 '*unknown option --verison; the nearest is --version*' "$natgrad" --verison
+expect 2 "*help: there is no command 'reply'*" "$natgrad" help reply
+expect 2 '*help: one command at a time*' "$natgrad" help replay bench
+
+expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
+expect 0 '*natgrad COMMAND*info*replay*bench*pack*Exit codes*' "$natgrad" --help
+for command in info replay bench pack help; do
+  expect 0 "natgrad $command *" "$natgrad" help "$command"
+done
+expect 0 'natgrad replay *--tolerance*every option of the library*' "$natgrad" replay --help
+expect 0 'natgrad bench *' "$natgrad" bench kfac --batch 3 --help
+
+# Misspelt, unknown, without a value, with one too many, ambiguous; the command's own and the
+# library's; both spellings of a name are the same option.
+expect 2 '*replay: unknown option --tolerence; the nearest is --tolerance' "$natgrad" replay --tolerence 1 "$file"
+expect 2 '*replay: unknown option --dampnig; the nearest is --damping' "$natgrad" replay --dampnig=1 "$file"
+expect 2 '*replay: unknown option --stat_decya; the nearest is --stat-decay' "$natgrad" replay --stat_decya 1 "$file"
+expect 2 '*replay: unknown option --qqqqqqqq; *natgrad help replay*' "$natgrad" replay --qqqqqqqq "$file"
+expect 2 '*replay: unknown option -x; *' "$natgrad" replay -x "$file"
+expect 2 '*replay: option --tolerance needs a value' "$natgrad" replay "$file" --tolerance
+expect 2 '*replay: option --json takes no value' "$natgrad" replay "$file" --json=yes
+expect 2 '*replay: option --damp* is the beginning of several*' "$natgrad" replay "$file" --dampi 1 --damp 1
+expect 2 '*--tolerance: '"'small'"' is no number*' "$natgrad" replay "$file" --tolerance small
+expect 2 '*--tolerance: '"'nan'"' is no number*' "$natgrad" replay "$file" --tolerance nan
+expect 2 '*--tolerance: '"'-1'"' is no number*' "$natgrad" replay "$file" --tolerance -1
+expect 2 '*damping*' "$natgrad" replay "$file" --damping 0
+expect 2 '*stat_decay*' "$natgrad" replay "$file" --stat-decay 1.5
+expect 2 '*solver*cholesky*' "$natgrad" replay "$file" --solver choleski
+expect 2 '*--method: *kasia*kaisa*' "$natgrad" replay "$file" --method kasia
+expect 2 '*replay: which recording*' "$natgrad" replay
+expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
+
+expect 2 "*info: 'now' is not wanted here" "$natgrad" info now
+expect 2 '*info: one of *' "$natgrad" info --options --methods
+expect 2 "*info: unknown method 'dpkfac'; the nearest is 'dp-kfac'" "$natgrad" info --published dpkfac
+expect 2 '*pack: expected DIR and OUT.safetensors, got 1 name' "$natgrad" pack "$scratch"
+expect 2 '*pack: unknown option --jason*' "$natgrad" pack --jason
+expect 2 '*bench: one of: kfac' "$natgrad" bench
+expect 2 "*bench: unknown bench 'kfca'; the nearest is kfac" "$natgrad" bench kfca
+expect 2 '*bench kfac: --model is missing*' "$natgrad" bench kfac
+expect 2 "*--model: unknown model 'resnet81'; the nearest is 'resnet18'" "$natgrad" bench kfac --model resnet81
+expect 2 '*--batch: '"'0'"' is no whole number from 1*' "$natgrad" bench kfac --model resnet18 --batch 0
+expect 2 '*--batch: '"'8x'"' is no whole number*' "$natgrad" bench kfac --model resnet18 --batch 8x
+
+expect 0 '*version = *commit = *compiler = *blas = *kernel = *processor = *threads = *linalg ref = built in*transport threads = built in*' "$natgrad" info
+expect 0 '*damping *real *0.001*above 0..*stat_decay*0..1*' "$natgrad" info --options
+expect 0 'natgrad *1503.05671*damping = *kaisa *2107.01739*stat_scale = kaisa*mpd-kfac*dp-kfac*' "$natgrad" info --methods
+expect 0 '*factor_decay *stat_decay *weight of the new*' "$natgrad" info --published dp-kfac
+expect 0 '*no published names*' "$natgrad" info --published natgrad
+
+# A full disk is no success.
+if [[ -w /dev/full ]]; then
+  "$natgrad" info --options >/dev/full 2>"$scratch/err"
+  [[ $? == 2 ]] || fail "writing to a full disk exits 0"
+fi
+finish

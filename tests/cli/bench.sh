@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The bench on a small list of layers, and lists of layers that are wrong.
+. "$(dirname "$0")/lib.sh"
+list=$scratch/list.json
+cat >"$list" <<'J'
+[{"name": "c", "kind": "conv2d", "in": 3, "out": 8, "kernel": 3, "padding": 1, "image": [8, 6]},
+ {"name": "d", "kind": "conv2d", "in": 8, "out": 5, "kernel": [1, 3], "stride": [1, 2], "image": 8, "bias": true},
+ {"name": "s", "kind": "linear", "in": 10, "out": 7, "positions": 4},
+ {"name": "f", "kind": "linear", "in": 20, "out": 10, "bias": true}]
+J
+"$natgrad" bench kfac --model "$list" --batch 4 --repeat 2 --json >"$scratch/lines" || fail "bench --json"
+"$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench --json"
+head -1 "$scratch/lines" | "$helper" json machine || fail "bench --json: no line about the machine"
+head -1 "$scratch/lines" | grep -q '"processor":.*"blas":.*"kernel":.*"threads":.*"commit":' || fail "machine line"
+# 4 layers and the sum, 3 parts each; the whole step; the machine
+[[ $(wc -l <"$scratch/lines") == 17 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 17"
+grep -q '"case":"list.json/4/d/apply"' "$scratch/lines" || fail "no line for layer d"
+for options in "eigen --prediv 0" "cholesky --prediv 0 --damping-split full"; do
+  # shellcheck disable=SC2086 # several words are meant
+  expect 0 "bench kfac: list.json, batch 4, method kaisa, solver ${options%% *}*processor = *layer *c *27 8*d *25 5*s *10 7*f *21 10*sum *whole step*bytes held: *" \
+    "$natgrad" bench kfac --model "$list" --batch 4 --repeat 1 --no-floors --method kaisa --solver $options
+done
+
+wrong() { # TEXT-OF-THE-FILE GLOB
+  echo "$1" >"$list"
+  expect 2 "$2" "$natgrad" bench kfac --model "$list"
+}
+wrong '[' '*list.json: line *'
+wrong '[]' '*list.json: no list of 1 to 4096 layers'
+wrong '{}' '*list.json: no list of 1 to 4096 layers'
+wrong '[3]' '*layer 0: it is not an object'
+wrong '[{"name": "x", "kind": "linear", "in": 3}]' '*layer 0: out is not a whole number from 1*'
+wrong '[{"name": "x", "kind": "linear", "in": 0, "out": 1}]' '*layer 0: in is not a whole number from 1*'
+wrong '[{"name": "x", "kind": "dense", "in": 1, "out": 1}]' '*layer 0: kind is not "conv2d" or "linear"'
+wrong '[{"kind": "linear", "in": 1, "out": 1}]' '*layer 0: name is not a text*'
+wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "baias": true}]' "*layer 0: unknown key 'baias'; the nearest is bias"
+wrong '[{"name": "x", "kind": "linear", "in": 1, "out": 1, "bias": 1}]' '*layer 0: bias is not true or false'
+wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3}]' '*layer 0: image is not a whole number*'
+wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": 3, "image": 2}]' '*layer 0: image is not as large as the kernel'
+wrong '[{"name": "x", "kind": "conv2d", "in": 1, "out": 1, "kernel": [3], "image": 2}]' '*layer 0: kernel is not a whole number*'
+expect 2 '*none.json: *' "$natgrad" bench kfac --model "$scratch/none.json"
+finish

@@ -1,0 +1,18 @@
+/* fake_openblas.c: linked into a second copy of the program, whose own symbols are found before
+ * those of the real BLAS: an OpenBLAS that picks AVX2 kernels unless it is told otherwise, and with
+ * FAKE_DEAF set does not listen even then. */
+#include <stdlib.h>
+
+char *openblas_get_config(void);
+char *openblas_get_corename(void);
+
+__attribute__((visibility("default"))) char *openblas_get_config(void) {
+  static char text[] = "OpenBLAS 0.0.0 DYNAMIC_ARCH";
+  return text;
+}
+
+__attribute__((visibility("default"))) char *openblas_get_corename(void) {
+  static char narrow[] = "Haswell";
+  char *told = getenv("OPENBLAS_CORETYPE");
+  return told != NULL && getenv("FAKE_DEAF") == NULL ? told : narrow;
+}

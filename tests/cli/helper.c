@@ -1,0 +1,98 @@
+/* helper.c: what the shell scripts in this folder cannot do themselves.
+ *
+ *   helper json KEY...          every line of standard input is a JSON object; those that have the
+ *                               first KEY have all of them, and there is at least one.  A KEY with
+ *                               ":n" at the end must be a number or null
+ *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
+ *
+ * Silent and 0, or one line on stderr and 1. */
+#include "safetensors.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int complain(const char *what, const char *about) {
+  (void)fprintf(stderr, "helper: %s: %s\n", what, about);
+  return 1;
+}
+
+static int has(const json_t *line, const char *key) {
+  char name[64];
+  (void)snprintf(name, sizeof name, "%s", key);
+  char *kind = strchr(name, ':');
+  if (kind != NULL) *kind = 0;
+  const json_t *v = json_object_get(line, name);
+  return v != NULL && (kind == NULL || json_is_number(v) || json_is_null(v));
+}
+
+static int check_json(char **key, int keys) {
+  static char line[1 << 20];
+  int full = 0;
+  while (fgets(line, sizeof line, stdin) != NULL) {
+    json_error_t error;
+    json_t *o = json_loads(line, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(o)) {
+      json_decref(o);
+      return complain("no JSON object", line);
+    }
+    const int counts = has(o, key[0]);
+    for (int i = 0; i < keys && counts; i++) {
+      if (has(o, key[i])) continue;
+      json_decref(o);
+      return complain(key[i], line);
+    }
+    full += counts;
+    json_decref(o);
+  }
+  return full > 0 ? 0 : complain("no line has", key[0]);
+}
+
+static int write_npy(const char *path, const ngio_tensor *t) {
+  char shape[256] = "", head[512];
+  size_t at = 0;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    at += (size_t)snprintf(shape + at, sizeof shape - at, "%lld,", (long long)t->shape[i]);
+  }
+  int n = snprintf(head, sizeof head, "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }",
+                   shape);
+  while ((10 + n + 1) % 64 != 0)
+    head[n++] = ' ';
+  head[n++] = '\n';
+  FILE *f = fopen(path, "wb");
+  if (f == NULL) return complain("cannot write", path);
+  const unsigned char magic[10] = {
+      0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(n & 255), (unsigned char)(n >> 8)};
+  const int ok = fwrite(magic, 1, sizeof magic, f) == sizeof magic &&
+                 fwrite(head, 1, (size_t)n, f) == (size_t)n &&
+                 fwrite(t->data, 1, (size_t)t->bytes, f) == (size_t)t->bytes;
+  return fclose(f) == 0 && ok ? 0 : complain("cannot write", path);
+}
+
+static int unpack(const char *path, const char *dir) {
+  char message[512] = "", to[4096];
+  ngio_tensors *file = NULL;
+  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK) {
+    return complain("cannot read", message);
+  }
+  const char *text = ngio_tensors_text(file, "case.json");
+  (void)snprintf(to, sizeof to, "%s/case.json", dir);
+  FILE *f = text != NULL ? fopen(to, "wb") : NULL;
+  int rc = f == NULL || fputs(text, f) < 0;
+  if (f != NULL && fclose(f) != 0) rc = 1;
+  if (rc != 0) (void)complain("cannot write", to);
+  for (int32_t i = 0; i < ngio_tensors_count(file) && rc == 0; i++) {
+    const ngio_tensor *t = ngio_tensors_at(file, i);
+    (void)snprintf(to, sizeof to, "%s/%s.npy", dir, t->name);
+    rc = t->dtype == NGIO_F32 ? write_npy(to, t) : complain("not float32", t->name);
+  }
+  ngio_tensors_close(&file);
+  return rc;
+}
+
+int main(int argc, char **argv) {
+  if (argc >= 3 && strcmp(argv[1], "json") == 0) return check_json(argv + 2, argc - 2);
+  if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
+  return complain("unknown", argc > 1 ? argv[1] : "nothing");
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The program starts itself again for AVX-512 kernels, once, and only where nobody has chosen.
+# Tried on a copy of the program with an OpenBLAS that picks AVX2 (fake_openblas.c).
+. "$(dirname "$0")/lib.sh"
+fake=$NG_BUILD_DIR/cli_fake_openblas
+unset OPENBLAS_CORETYPE NATGRAD_KEEP_KERNEL NATGRAD_STARTED_AGAIN FAKE_DEAF
+
+wide=SkylakeX
+for flag in avx512f avx512dq avx512bw avx512cd avx512vl; do
+  grep -qw "$flag" /proc/cpuinfo || wide=Haswell # then there is nothing to gain
+done
+expect 0 "*kernel = $wide*" "$fake" info
+expect 0 '*kernel = Haswell*' "$fake" info --keep-kernel
+expect 0 '*kernel = Haswell*' "$fake" --keep-kernel info
+expect 0 '*kernel = Haswell*' env NATGRAD_KEEP_KERNEL=1 "$fake" info
+expect 0 "*kernel = $wide*" env NATGRAD_KEEP_KERNEL=0 "$fake" info
+expect 0 '*kernel = Zen*' env OPENBLAS_CORETYPE=Zen "$fake" info
+expect 0 '*kernel = Haswell*' timeout 20 env FAKE_DEAF=1 "$fake" info
+# Arguments and exit code survive.
+expect 2 "*info: 'a b' is not wanted here" "$fake" info 'a b'
+finish

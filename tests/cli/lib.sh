@@ -1,0 +1,38 @@
+# lib.sh: sourced by the scripts of this folder.  They are silent when all is well.
+#
+#   expect CODE GLOB COMMAND...   runs COMMAND; its exit code must be CODE and stdout and stderr
+#                                 together must match GLOB.  For code 2, stdout must be empty and
+#                                 stderr one line that starts with "natgrad: ".
+#   finish                        exits 1 if an expectation failed
+set -u -o pipefail
+export LC_ALL=C
+golden=$NG_SOURCE_DIR/tests/golden
+natgrad=$NG_PROGRAM
+helper=$NG_BUILD_DIR/cli_helper
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail() {
+  echo "$(basename "$0"): $*"
+  failures=$((failures + 1))
+}
+
+expect() {
+  local code=$1 glob=$2 got=0
+  shift 2
+  "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
+  local text
+  text=$(cat "$scratch/out" "$scratch/err")
+  if [[ $got != "$code" ]]; then
+    fail "exit $got instead of $code: $* :: ${text:0:400}"
+  # shellcheck disable=SC2053 # a glob is meant
+  elif [[ $text != $glob ]]; then
+    fail "output of $* does not match '$glob': ${text:0:400}"
+  elif [[ $code == 2 ]]; then
+    [[ ! -s $scratch/out ]] || fail "bad input, but stdout is not empty: $*"
+    [[ $(wc -l <"$scratch/err") == 1 && $text == "natgrad: "* ]] || fail "not one line: $* :: $text"
+  fi
+}
+
+finish() { exit $((failures > 0)); }

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The option table, the header's struct, the command line, the environment and the man page name the
+# same options in the same order.
+. "$(dirname "$0")/lib.sh"
+cd "$NG_SOURCE_DIR"
+file=$golden/kaisa-eigen-0.safetensors
+
+same() { # WHAT FILE: against the table
+  diff "$scratch/table" "$2" >"$scratch/diff" || fail "the option table and $1 differ: $(cat "$scratch/diff")"
+}
+
+sed -nE 's/^ *\{AT\([A-Z]+, ([a-z_]+)\).*/\1/p' src/option_table.c >"$scratch/table"
+[[ $(wc -l <"$scratch/table") -ge 30 ]] || fail "the option table has $(wc -l <"$scratch/table") rows"
+
+"$natgrad" info --options | awk '{ print $1 }' >"$scratch/info"
+same "natgrad info --options" "$scratch/info"
+
+# Fields of the struct after `method`, comments left out.
+sed -n '/^typedef struct ng_options {/,/^} ng_options;/p' include/natgrad.h |
+  sed -e 's:/\*.*::' -e '1,/const char \*method;/d' |
+  sed -nE 's/^ +(const char \*|double |int32_t |int64_t )([a-z_]+);.*/\2/p' >"$scratch/struct"
+same "ng_options in natgrad.h" "$scratch/struct"
+
+# The page in the tree is what the program says today, and has every option.
+scripts/manpage.sh "$natgrad" >"$scratch/natgrad.1" || fail "scripts/manpage.sh fails"
+diff docs/natgrad.1 "$scratch/natgrad.1" >"$scratch/diff" ||
+  fail "docs/natgrad.1 is out of date, run scripts/manpage.sh: $(head -5 "$scratch/diff")"
+sed -nE 's/^\.B \\-\\-(.*)$/\1/p' docs/natgrad.1 | sed -e 's/\\-/_/g' >"$scratch/page"
+same "docs/natgrad.1" "$scratch/page"
+if command -v groff >/dev/null; then
+  groff -man -ww -Tutf8 docs/natgrad.1 >"$scratch/text" 2>"$scratch/warnings" || fail "groff fails"
+  [[ ! -s $scratch/warnings ]] || fail "groff: $(head -3 "$scratch/warnings")"
+fi
+
+# Each is taken on the command line and from the environment: a value that no option has ("(" is no
+# regular expression either) is refused by the name of the option.
+while IFS= read -r name; do
+  expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--$name" '('
+  expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--${name//_/-}=("
+  variable=NG_${name^^}
+  expect 2 "natgrad: *$name*" env NG_LOG=none "$variable=(" "$natgrad" bench kfac --model resnet18 --batch 1
+done <"$scratch/table"
+finish

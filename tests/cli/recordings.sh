@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Recordings that are damaged, incomplete or not what they say: one line that names the culprit, and
+# exit 2.  A tolerance that is exceeded: exit 1.  Folder and file are the same thing.
+. "$(dirname "$0")/lib.sh"
+file=$golden/kaisa-eigen-0.safetensors
+bad=$scratch/bad.safetensors
+
+# changed FROM TO: the file with a text in its header replaced by one of the same length.
+changed() {
+  [[ ${#1} == "${#2}" ]] || fail "'$1' and '$2' differ in length"
+  sed "s/$1/$2/" "$file" >"$bad"
+  ! cmp -s "$file" "$bad" || fail "'$1' is not in the header"
+}
+
+expect 2 "*$scratch/none: there is no such file*" "$natgrad" replay "$scratch/none"
+mkdir "$scratch/empty"
+expect 2 '*case.json: cannot be opened' "$natgrad" replay "$scratch/empty"
+expect 2 '*case.json: cannot be opened' "$natgrad" pack "$scratch/empty" "$scratch/out.safetensors"
+: >"$bad"
+expect 2 "*$bad*" "$natgrad" replay "$bad"
+
+size=$(stat -c %s "$file")
+for n in 1 7 8 9 1000 $((size / 2)) $((size - 1)); do
+  head -c "$n" "$file" >"$bad"
+  expect 2 "*$bad*" "$natgrad" replay "$bad"
+done
+{ cat "$file"; echo; } >"$bad"
+expect 2 "*$bad*" "$natgrad" replay "$bad"
+
+changed 'case.json' 'case.jsom'; expect 2 "*$bad: no recording: *case.json" "$natgrad" replay "$bad"
+changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json is no JSON: line *" "$natgrad" replay "$bad"
+changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is no object' "$natgrad" replay "$bad"
+changed '\\"KAISA\\"' '\\"KAISB\\"'; expect 2 "*case.json: *KAISB*" "$natgrad" replay "$bad"
+changed '\\"KAISA\\"' '\\"M-FAC\\"'; expect 2 "*case.json: *M-FAC*not supported yet*" "$natgrad" replay "$bad"
+changed '\\"eigen\\"' '\\"eigem\\"'; expect 2 '*case.json: *eigem*' "$natgrad" replay "$bad"
+changed '\\"damping\\"' '\\"dampimg\\"'; expect 2 "*case.json: config: *dampimg*damping*" "$natgrad" replay "$bad"
+changed '\\"damping\\": 0.003' '\\"damping\\": -.003'; expect 2 "*case.json*" "$natgrad" replay "$bad"
+changed '\\"damping\\": 0.003' '\\"damping\\": [0.3]'; expect 2 '*case.json: config: damping has no plain value' "$natgrad" replay "$bad"
+changed '\\"steps\\": 4' '\\"steps\\": 5'; expect 2 '*array s4.conv1.a is missing' "$natgrad" replay "$bad"
+changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is no whole number from 1*' "$natgrad" replay "$bad"
+changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is no whole number*' "$natgrad" replay "$bad"
+changed '\\"micro_batches\\": 1' '\\"micro_batches\\": 2'; expect 2 '*array s0.m0.conv1.a is missing' "$natgrad" replay "$bad"
+changed 'conv2d' 'conv3d'; expect 2 "*case.json: layer conv1: kind 'conv3d' is not supported yet*" "$natgrad" replay "$bad"
+changed '\\"in_channels\\": 3' '\\"in_channels\\": 4'; expect 2 '*array s0.conv1.a is \[6,3,8,8\], expected \[-1,4,-1,-1\]' "$natgrad" replay "$bad"
+changed '\\"out_channels\\": 7' '\\"out_channels\\": 6'; expect 2 '*array s0.conv2.g is \[6,7,4,4\], expected \[6,6,4,4\]' "$natgrad" replay "$bad"
+changed '\\"in_features\\": 112' '\\"in_features\\": 113'; expect 2 '*array s0.fc1.a is \[6,112\], expected *' "$natgrad" replay "$bad"
+changed '\\"bias\\": false' '\\"bias\\":  true'; expect 2 '*array s0.conv2.bias.grad is missing' "$natgrad" replay "$bad"
+changed '"s2.fc2.g"' '"s2.fc2.x"'; expect 2 '*array s2.fc2.g is missing' "$natgrad" replay "$bad"
+changed '"s3.fc2.weight.out"' '"s3.fc2.weight.oot"'; expect 2 '*array s3.fc2.weight.out is missing' "$natgrad" replay "$bad"
+
+# The same as a folder; packing it again gives the same bytes.
+folder=$scratch/kaisa-eigen-0
+mkdir "$folder"
+"$helper" unpack "$file" "$folder" || fail "unpack"
+expect 0 'kaisa-eigen-0: KAISA eigen, row kaisa, 4 layers, 4 steps, 1 rank*: ok' "$natgrad" replay "$folder/"
+expect 0 '*80 arrays' "$natgrad" pack "$folder" "$scratch/again.safetensors"
+cmp -s "$file" "$scratch/again.safetensors" || fail "unpacked and packed again is not the same file"
+expect 2 "*$scratch/no/such/out.safetensors*" "$natgrad" pack "$folder" "$scratch/no/such/out.safetensors"
+
+cp -r "$folder" "$scratch/f2"
+head -c 100 "$folder/s1.conv2.g.npy" >"$scratch/f2/s1.conv2.g.npy"
+expect 2 '*s1.conv2.g.npy*' "$natgrad" replay "$scratch/f2"
+rm "$scratch/f2/s1.conv2.g.npy"
+expect 2 '*array s1.conv2.g is missing' "$natgrad" replay "$scratch/f2"
+echo '{"config": ' >"$scratch/f2/case.json"
+expect 2 '*case.json is no JSON: line *' "$natgrad" replay "$scratch/f2"
+
+# What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
+# still answered.
+expect 1 '*tolerance 1e-12: exceeded' "$natgrad" replay "$file" --tolerance 1e-12
+expect 1 '*: exceeded' "$natgrad" replay "$file" --damping 0.004
+expect 1 '*: exceeded' "$natgrad" replay "$file" --stat_decay=0.9
+"$natgrad" replay "$file" "$scratch/none" "$golden/kaisa-inverse-0.safetensors" >"$scratch/out" 2>&1
+[[ $? == 2 && $(grep -c ': ok$' "$scratch/out") == 2 ]] || fail "one bad among three: $(cat "$scratch/out")"
+
+# One recorded number changed is seen, and a NaN is not equal to everything.  (The last four bytes of
+# the file are those of the last tensor, a result; the first after the header are conv1's input.)
+overwrite() { # OFFSET BYTES
+  printf '%b' "$2" | dd of="$bad" bs=1 seek="$1" conv=notrunc status=none
+}
+for case in kaisa-eigen-0 ranks2-eigen_dp; do
+  for number in '\xff\xff\x7f\x7f' '\x00\x00\xc0\x7f'; do
+    cp "$golden/$case.safetensors" "$bad"
+    overwrite $(($(stat -c %s "$bad") - 4)) "$number"
+    expect 1 '*: exceeded' "$natgrad" replay "$bad"
+  done
+done
+cp "$file" "$bad"
+overwrite $((8 + $(od -An -tu8 -N8 "$file"))) '\x00\x00\xc0\x7f'
+expect 2 '*bad: step 0: *conv1*' "$natgrad" replay "$bad"
+cp "$golden/ranks2-eigen.safetensors" "$bad" # the other rank must not wait for the one that failed
+overwrite $((8 + $(od -An -tu8 -N8 "$bad"))) '\x00\x00\xc0\x7f'
+expect 2 '*bad: rank 0: step 0: *conv1*' timeout 30 "$natgrad" replay "$bad"
+
+"$natgrad" replay --json "$file" "$golden/ranks4-inverse_dp.safetensors" |
+  "$helper" json case system variant method ranks:n steps:n largest:n tolerance:n ok layers errors ||
+  fail "replay --json"
+finish

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The layer lists of `bench` against what is known from elsewhere: ResNet-18 for 32 x 32 images has
+# sum (p + q) = 36,416; ResNet-50's orders, layer by layer, are those of the published model.
+. "$(dirname "$0")/lib.sh"
+
+A='147 64 576 64 64 256 576 64 256 576 64 256 1152 128 256 512 1152 128 512 1152 128 512 1152 128
+ 512 2304 256 512 1024 2304 256 1024 2304 256 1024 2304 256 1024 2304 256 1024 2304 256 1024 4608
+ 512 1024 2048 4608 512 2048 4608 512 2049'
+G='64 64 64 256 256 64 64 256 64 64 256 128 128 512 512 128 128 512 128 128 512 128 128 512 256 256
+ 1024 1024 256 256 1024 256 256 1024 256 256 1024 256 256 1024 256 256 1024 512 512 2048 2048 512
+ 512 2048 512 512 2048 1000'
+orders() { "$natgrad" bench kfac --model resnet50 --list | awk -v c="$1" 'NR > 1 && $1 !~ /^[0-9]/ {print $c}' | xargs; }
+[[ $(orders 2) == $(echo $A) ]] || fail "resnet50, A: $(orders 2)"
+[[ $(orders 3) == $(echo $G) ]] || fail "resnet50, G: $(orders 3)"
+# Positions follow from image, stride and padding: 112, 56, 28, 14, 7 squared and the fc; for ResNet-18
+# 32, 16, 8, 4 squared.
+positions() { "$natgrad" bench kfac --model "$1" --list | awk 'NR > 1 && $1 !~ /^[0-9]/ {print $4}' | uniq -c | xargs; }
+[[ $(positions resnet50) == '1 12544 11 3136 13 784 19 196 9 49 1 1' ]] ||
+  fail "resnet50, positions: $(positions resnet50)"
+[[ $(positions resnet18) == '5 1024 5 256 5 64 5 16 1 1' ]] || fail "resnet18, positions: $(positions resnet18)"
+expect 0 '*54 layers, sum of orders 82492, parameters 25503912' "$natgrad" bench kfac --model resnet50 --list
+expect 0 '*21 layers, sum of orders 36416, parameters 11210532' "$natgrad" bench kfac --model resnet18 --list
+finish

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# exports.sh LIBRARY: what the shared library exports = abi/natgrad.syms = what natgrad.h declares.
+set -euo pipefail
+library=$1
+root=$(cd "$(dirname "$0")/.." && pwd)
+export LC_ALL=C
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Symbols with their version; the version's own name (kind A) is not one of them.
+nm -D --defined-only "$library" | awk '$(NF-1) != "A" { print $NF }' >"$work/versioned"
+sed 's/@.*//' "$work/versioned" | sort >"$work/library"
+
+# Declarations: comments and directives off, one line, NG_API up to the bracket of the arguments.
+grep -v '^ *#' "$root/include/natgrad.h" | tr '\n' ' ' |
+  sed -E 's:/\*([^*]|\*+[^*/])*\*+/: :g' | grep -oE 'NG_API [^;({]*\(' |
+  grep -oE '[A-Za-z0-9_]+ *\($' | tr -d ' (' | sort -u >"$work/header"
+
+bad=0
+for side in library header; do
+  if ! diff -u --label "abi/natgrad.syms" --label "$side" "$root/abi/natgrad.syms" "$work/$side"; then
+    echo "the $side differs from abi/natgrad.syms; if the change is meant, change the list with it"
+    bad=1
+  fi
+done
+if grep -v '@@NATGRAD_0$' "$work/versioned"; then
+  echo "the symbols above carry no version; see src/natgrad.map"
+  bad=1
+fi
+soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\].*/\1/p')
+if [[ $soname != libnatgrad.so.0 ]]; then
+  echo "soname is '$soname', expected libnatgrad.so.0"
+  bad=1
+fi
+if readelf -d "$library" | grep -E 'TEXTREL|RPATH|RUNPATH'; then
+  echo "the library carries the entries above"
+  bad=1
+fi
+exit $bad

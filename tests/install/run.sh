@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# run.sh CMAKE CC GENERATOR LIBDIR, in the build folder: install into a scratch prefix, move it (an
+# installed tree may be moved), and build and run consumers of it by find_package and by pkg-config,
+# shared and static.
+set -euo pipefail
+cmake=$1 cc=$2 generator=$3 libdir=$4
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [[ $libdir = /* ]]; then
+  echo "skipped: CMAKE_INSTALL_LIBDIR is absolute, so the tree cannot be moved"
+  exit 77
+fi
+say() { echo "--- $*"; }
+# always TEXT COMMAND..., never TEXT COMMAND...: the output has the text, or has it not.  The output is
+# taken whole first: a grep -q at the end of a pipe would kill the command half way, now and then.
+always() {
+  local text=$1 out
+  shift
+  out=$("$@")
+  [[ $out == *"$text"* ]] || { echo "'$*' should mention $text"; exit 1; }
+}
+never() {
+  local text=$1 out
+  shift
+  out=$("$@")
+  [[ $out != *"$text"* ]] || { echo "'$*' should not mention $text"; exit 1; }
+}
+
+say install
+"$cmake" --install . --prefix "$work/first" >"$work/log" || { cat "$work/log"; exit 1; }
+mv "$work/first" "$work/prefix"
+prefix=$work/prefix
+
+say "the program finds its library"
+env -u LD_LIBRARY_PATH "$prefix/bin/natgrad" info >"$work/info"
+grep -q '^ *version' "$work/info" || { cat "$work/info"; exit 1; }
+never "$PWD" readelf -d "$prefix/bin/natgrad"
+
+say find_package
+"$cmake" -S "$here" -B "$work/cmake" -G "$generator" -DCMAKE_C_COMPILER="$cc" \
+  -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+grep -qF "$prefix" "$work/cmake/CMakeCache.txt" || { echo "found another natgrad"; exit 1; }
+"$cmake" --build "$work/cmake" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$work/cmake/consumer_shared"
+"$work/cmake/consumer_static"
+always "$prefix/$libdir/libnatgrad.so.0" ldd "$work/cmake/consumer_shared"
+never libnatgrad ldd "$work/cmake/consumer_static"
+
+say pkg-config
+export PKG_CONFIG_PATH=$prefix/$libdir/pkgconfig
+read -ra flags <<<"$(pkg-config --cflags --libs natgrad)"
+"$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/shared" "${flags[@]}"
+LD_LIBRARY_PATH=$prefix/$libdir "$work/shared"
+# Without the shared library beside it the linker takes the archive.
+rm "$prefix/$libdir"/libnatgrad.so*
+read -ra flags <<<"$(pkg-config --cflags --libs --static natgrad)"
+"$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/static" "${flags[@]}"
+"$work/static"
+never libnatgrad ldd "$work/static"

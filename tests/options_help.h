@@ -1,0 +1,76 @@
+/* options_help.h: what the tests of the options room share: a seeded generator, and reading an
+ * option back as text. */
+#ifndef TESTS_OPTIONS_HELP_H
+#define TESTS_OPTIONS_HELP_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "natgrad.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* SplitMix64 (Steele, Lea & Flood 2014). */
+static inline uint64_t next_random(uint64_t *seed) {
+  uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return z ^ (z >> 31);
+}
+
+static inline int64_t below(uint64_t *seed, int64_t n) {
+  return (int64_t)(next_random(seed) % (uint64_t)n);
+}
+
+/* NG_TEST_SEED repeats a run; otherwise every run is another. */
+static inline uint64_t test_seed(void) {
+  const char *text = getenv("NG_TEST_SEED");
+  return text != NULL ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
+}
+
+/* A check in a random test: says how to repeat it. */
+#define CHECK_SEED(seed, condition, what)                                                          \
+  do {                                                                                             \
+    if (!(condition)) {                                                                            \
+      print_error("%s: '%s'; repeat with NG_TEST_SEED=%llu\n", #condition, what,                   \
+                  (unsigned long long)(seed));                                                     \
+      fail();                                                                                      \
+    }                                                                                              \
+  } while (0)
+
+#define assert_contains(text, part) assert_contains_at(text, part, __FILE__, __LINE__)
+static inline void assert_contains_at(const char *text, const char *part, const char *file,
+                                      int line) {
+  if (strstr(text, part) != NULL) return;
+  print_error("'%s' does not contain '%s'\n", text, part);
+  _fail(file, line);
+}
+
+#define assert_option(o, name, value) assert_option_at(o, name, value, __FILE__, __LINE__)
+static inline void assert_option_at(const ng_options *o, const char *name, const char *value,
+                                    const char *file, int line) {
+  char text[256];
+  if (ng_options_get(o, name, text, sizeof text) == NG_OK && strcmp(text, value) == 0) return;
+  print_error("%s is '%s', expected '%s'\n", name, text, value);
+  _fail(file, line);
+}
+
+static inline ng_options standard_options(void) {
+  ng_options o;
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  return o;
+}
+
+static inline ng_option_info option_info(int32_t i) {
+  ng_option_info info = {.struct_size = sizeof info};
+  assert_int_equal(ng_option_at(i, &info), NG_OK);
+  return info;
+}
+
+#endif

@@ -1,0 +1,550 @@
+/* oracle.c: see oracle.h.  Comes in: options, layers, observations of every rank, gradients.  Goes
+ * out: preconditioned gradients.  Martens & Grosse 2015 (arXiv 1503.05671), convolutions as Grosse
+ * & Martens 2016 (arXiv 1602.01407), scalings and the order of events as in the published programs.
+ * Nothing here is fast, and nothing is shared with src/.
+ */
+#include "oracle.h"
+
+#include <math.h>
+#include <regex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_LAYERS = 16, MAX_SEEN = 64 };
+
+/* A fresh factor with its weight among the observations of one step. */
+typedef struct seen {
+  double *F; /* all groups, one after the other */
+  double weight;
+} seen;
+
+typedef struct factor {
+  int64_t n, channels, offsets; /* n = channels * offsets (+ 1 with a bias) */
+  bool bias;
+  double **F; /* [rank]: groups * n * n */
+  bool started;
+  seen *seen;     /* [rank * MAX_SEEN] */
+  int32_t *count; /* [rank] */
+} factor;
+
+typedef struct layer {
+  ng_layer d;
+  ng_options opt;
+  bool covered;
+  int32_t owner;
+  int64_t groups;
+  factor f[2]; /* A, G */
+  /* of the last solve, per group: eigenvectors and -values, or inverses in Q */
+  double *Q[2], *w[2], *R, *pi;
+  double condition;
+} layer;
+
+struct oracle {
+  ng_options opt;
+  int32_t ranks, layers, covered;
+  layer layer[MAX_LAYERS];
+  ng_batch *batch; /* [rank] */
+  int64_t t;
+  double inner;
+};
+
+static void *need(size_t count, size_t size) {
+  void *p = calloc(count > 0 ? count : 1, size);
+  if (!p) {
+    fprintf(stderr, "oracle: no memory\n");
+    abort();
+  }
+  return p;
+}
+
+static double *reals(int64_t n) { return need((size_t)n, sizeof(double)); }
+
+static void demand(bool ok, const char *what) {
+  if (ok) return;
+  fprintf(stderr, "oracle: %s\n", what);
+  abort();
+}
+
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+
+/* C [m,n] = op(A) op(B), the inner length k */
+static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const double *A,
+                    const double *B, double *C) {
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double s = 0;
+      for (int64_t l = 0; l < k; l++) {
+        s += (ta ? A[l * m + i] : A[i * k + l]) * (tb ? B[j * k + l] : B[l * n + j]);
+      }
+      C[i * n + j] = s;
+    }
+  }
+}
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+static int64_t out_size(const ng_layer *l, int axis) {
+  int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
+  return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
+}
+
+int64_t oracle_positions(const ng_layer *l) {
+  return l->kind == NG_CONV2D ? out_size(l, 0) * out_size(l, 1) : 1;
+}
+
+int64_t oracle_rows(const ng_layer *l) { return l->out; }
+
+int64_t oracle_cols(const ng_layer *l) {
+  int64_t p = l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
+  return p + (l->bias ? 1 : 0);
+}
+
+/* Rows of the statistics matrix of one group: [samples * positions, n]. */
+static double *stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
+                         int64_t samples, int64_t positions, int64_t n) {
+  double *X = reals(samples * positions * n);
+  if (l->kind == NG_LINEAR) {
+    int64_t width = grad ? l->out : l->in;
+    for (int64_t r = 0; r < samples * positions; r++) {
+      for (int64_t j = 0; j < n; j++)
+        X[r * n + j] = j < width ? data[r * width + j] : 1;
+    }
+    return X;
+  }
+  int64_t oh = out_size(l, 0), ow = out_size(l, 1), H = l->image[0], W = l->image[1];
+  int64_t groups = l->groups;
+  for (int64_t b = 0; b < samples; b++) {
+    for (int64_t y = 0; y < oh; y++) {
+      for (int64_t x = 0; x < ow; x++) {
+        double *row = X + ((b * oh + y) * ow + x) * n;
+        if (grad) {
+          for (int64_t j = 0; j < n; j++) {
+            row[j] = data[((b * l->out + group * n + j) * oh + y) * ow + x];
+          }
+          continue;
+        }
+        int64_t j = 0, channels = l->in / groups;
+        for (int64_t c = 0; c < channels; c++) {
+          for (int64_t ky = 0; ky < l->kernel[0]; ky++) {
+            for (int64_t kx = 0; kx < l->kernel[1]; kx++) {
+              int64_t iy = y * l->stride[0] - l->padding[0] + ky * l->dilation[0];
+              int64_t ix = x * l->stride[1] - l->padding[1] + kx * l->dilation[1];
+              bool inside = iy >= 0 && iy < H && ix >= 0 && ix < W;
+              row[j++] = inside ? data[((b * l->in + group * channels + c) * H + iy) * W + ix] : 0;
+            }
+          }
+        }
+        if (l->bias) row[j++] = 1;
+        demand(j == n, "patch size");
+      }
+    }
+  }
+  return X;
+}
+
+/* ---- fresh factors: the table of spec/kfac.md 3.1 --------------------------------------------*/
+
+/* B samples used, S rows of each of them. */
+static double stat_scale(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
+                         double B, double S) {
+  bool conv = l->kind == NG_CONV2D;
+  double unscale = 1 / (b->loss_scale * b->loss_scale);
+  if (is(opt->stat_scale, "textbook")) {
+    double n = b->reduction == NG_MEAN ? (double)b->samples : 1;
+    return grad ? n * n * unscale / (B * S) : 1 / B;
+  }
+  if (is(opt->stat_scale, "kaisa")) {
+    double N = conv ? B * S * S * S : B * S;
+    return (grad ? unscale : 1) / N;
+  }
+  demand(is(opt->stat_scale, "mpd-kfac"), "unknown stat_scale");
+  if (conv) return grad ? B * S * unscale : 1 / (B * S * S);
+  return grad ? B / S * unscale : 1 / (B * S);
+}
+
+int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b, bool grad,
+                     int64_t group, const double *data, int64_t positions, double *out) {
+  int64_t groups = l->kind == NG_CONV2D ? l->groups : 1;
+  int64_t n = grad ? l->out / groups : oracle_cols(l);
+  if (!out) return n;
+  int64_t take = b->samples, S = positions;
+  if (opt->stat_batch > 0 && opt->stat_batch < take) take = opt->stat_batch;
+  double *X = stat_rows(l, grad, group, data, b->samples, S, n);
+  bool published_conv = is(opt->stat_scale, "mpd-kfac") && l->kind == NG_CONV2D;
+  if (is(opt->positions, "reduce") && S > 1 && !published_conv) {
+    bool sum = grad && is(opt->stat_scale, "textbook");
+    double *Y = reals(take * n);
+    for (int64_t i = 0; i < take; i++) {
+      for (int64_t j = 0; j < n; j++) {
+        for (int64_t s = 0; s < S; s++)
+          Y[i * n + j] += X[(i * S + s) * n + j];
+        if (!sum) Y[i * n + j] /= (double)S;
+      }
+    }
+    free(X);
+    X = Y;
+    S = 1;
+  }
+  double scale = stat_scale(opt, l, b, grad, (double)take, (double)S);
+  product(true, false, n, n, take * S, X, X, out);
+  for (int64_t i = 0; i < n * n; i++)
+    out[i] *= scale;
+  free(X);
+  return n;
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+oracle *oracle_create(const ng_options *opt, int32_t ranks) {
+  oracle *o = need(1, sizeof *o);
+  o->opt = *opt;
+  o->ranks = ranks;
+  o->batch = need((size_t)ranks, sizeof *o->batch);
+  return o;
+}
+
+static void forget(oracle *o, factor *f) {
+  for (int32_t r = 0; r < o->ranks; r++) {
+    for (int32_t i = 0; i < f->count[r]; i++)
+      free(f->seen[r * MAX_SEEN + i].F);
+    f->count[r] = 0;
+  }
+}
+
+void oracle_destroy(oracle **op) {
+  oracle *o = *op;
+  if (!o) return;
+  for (int32_t i = 0; i < o->layers; i++) {
+    layer *l = &o->layer[i];
+    for (int k = 0; k < 2; k++) {
+      forget(o, &l->f[k]);
+      for (int32_t r = 0; r < o->ranks; r++)
+        free(l->f[k].F[r]);
+      free(l->f[k].F);
+      free(l->f[k].seen);
+      free(l->f[k].count);
+      free(l->Q[k]);
+      free(l->w[k]);
+    }
+    free(l->R);
+    free(l->pi);
+  }
+  free(o->batch);
+  free(o);
+  *op = NULL;
+}
+
+static bool skipped(const ng_options *opt, const ng_layer *l) {
+  if (l->frozen) return true;
+  if (l->kind == NG_LINEAR && opt->exclude_width > 0 && l->out == opt->exclude_width) return true;
+  if (opt->skip_layers[0] == '\0') return false;
+  regex_t re;
+  demand(regcomp(&re, opt->skip_layers, REG_EXTENDED | REG_NOSUB) == 0, "skip_layers");
+  bool hit = regexec(&re, l->name, 0, NULL, 0) == 0 ||
+             regexec(&re, l->kind == NG_CONV2D ? "conv2d" : "linear", 0, NULL, 0) == 0;
+  regfree(&re);
+  return hit;
+}
+
+int32_t oracle_add(oracle *o, const ng_layer *d) {
+  demand(o->layers < MAX_LAYERS, "too many layers");
+  layer *l = &o->layer[o->layers];
+  l->d = *d;
+  l->opt = o->opt;
+  l->groups = d->kind == NG_CONV2D ? d->groups : 1;
+  l->covered = !skipped(&o->opt, d);
+  if (l->covered) l->owner = o->covered++ % o->ranks;
+  int64_t offsets = d->kind == NG_CONV2D ? d->kernel[0] * d->kernel[1] : 1;
+  for (int k = 0; k < 2; k++) {
+    factor *f = &l->f[k];
+    f->channels = (k == 0 ? d->in : d->out) / l->groups;
+    f->offsets = k == 0 ? offsets : 1;
+    f->bias = k == 0 && d->bias;
+    f->n = f->channels * f->offsets + (f->bias ? 1 : 0);
+    f->F = need((size_t)o->ranks, sizeof *f->F);
+    for (int32_t r = 0; r < o->ranks; r++)
+      f->F[r] = reals(l->groups * f->n * f->n);
+    f->seen = need((size_t)o->ranks * MAX_SEEN, sizeof *f->seen);
+    f->count = need((size_t)o->ranks, sizeof *f->count);
+    l->Q[k] = reals(l->groups * f->n * f->n);
+    l->w[k] = reals(l->groups * f->n);
+  }
+  l->R = reals(l->groups * l->f[0].n * l->f[1].n);
+  l->pi = reals(l->groups);
+  return o->layers++;
+}
+
+ng_options *oracle_options(oracle *o, int32_t i) { return &o->layer[i].opt; }
+double oracle_inner(const oracle *o) { return o->inner; }
+double oracle_condition(const oracle *o, int32_t i) { return o->layer[i].condition; }
+double oracle_pi(const oracle *o, int32_t i, int64_t group) { return o->layer[i].pi[group]; }
+
+const double *oracle_factor(const oracle *o, int32_t rank, int32_t i, int64_t group, bool grad,
+                            int64_t *n) {
+  const factor *f = &o->layer[i].f[grad];
+  *n = f->n;
+  return f->F[rank] + group * f->n * f->n;
+}
+
+/* ---- observe ---------------------------------------------------------------------------------*/
+
+void oracle_begin(oracle *o, int32_t rank, const ng_batch *b) { o->batch[rank] = *b; }
+
+static void observe(oracle *o, int32_t rank, int32_t i, bool grad, const double *data,
+                    int64_t positions) {
+  layer *l = &o->layer[i];
+  if (!l->covered || o->t % o->layer[0].opt.stat_period != 0) return;
+  if (is(l->opt.statistics, "local") && rank != l->owner) return;
+  factor *f = &l->f[grad];
+  demand(f->count[rank] < MAX_SEEN, "too many observations");
+  const ng_batch *b = &o->batch[rank];
+  seen *s = &f->seen[rank * MAX_SEEN + f->count[rank]++];
+  s->F = reals(l->groups * f->n * f->n);
+  for (int64_t g = 0; g < l->groups; g++) {
+    oracle_fresh(&l->opt, &l->d, b, grad, g, data, positions, s->F + g * f->n * f->n);
+  }
+  int64_t take = b->samples;
+  if (l->opt.stat_batch > 0 && l->opt.stat_batch < take) take = l->opt.stat_batch;
+  s->weight = is(l->opt.call_weight, "samples") ? (double)take : 1;
+}
+
+void oracle_input(oracle *o, int32_t rank, int32_t i, const double *a, int64_t positions) {
+  observe(o, rank, i, false, a, positions);
+}
+
+void oracle_output_grad(oracle *o, int32_t rank, int32_t i, const double *g, int64_t positions) {
+  observe(o, rank, i, true, g, positions);
+}
+
+/* ---- running averages: spec/kfac.md 4, spec/distributed.md 2.4 and 6.3 -----------------------*/
+
+/* F of every rank <- rho F + (1 - rho) new, then, with statistics = all, the average over ranks:
+ * that is what divides a shift left on the owner's diagonal by the number of ranks. */
+static void fold_one(oracle *o, layer *l, factor *f, const double *fresh) {
+  int64_t size = l->groups * f->n * f->n;
+  double rho = l->opt.stat_decay;
+  for (int32_t r = 0; r < o->ranks; r++) {
+    for (int64_t k = 0; k < size; k++) {
+      double old = f->F[r][k];
+      if (!f->started) {
+        int64_t within = k % (f->n * f->n);
+        bool diagonal = within / f->n == within % f->n;
+        old = is(l->opt.stat_start, "identity") && diagonal ? 1 : 0;
+        if (is(l->opt.stat_start, "first")) old = fresh[k];
+      }
+      f->F[r][k] = rho * old + (1 - rho) * fresh[k];
+    }
+  }
+  f->started = true;
+  if (is(l->opt.statistics, "local")) return;
+  for (int64_t k = 0; k < size; k++) {
+    double s = 0;
+    for (int32_t r = 0; r < o->ranks; r++)
+      s += f->F[r][k];
+    for (int32_t r = 0; r < o->ranks; r++)
+      f->F[r][k] = s / o->ranks;
+  }
+}
+
+/* The weighted mean of observations [from, to) of every rank; false if there is none. */
+static bool mean_of(const oracle *o, const layer *l, const factor *f, int32_t from, int32_t to,
+                    double *out) {
+  int64_t size = l->groups * f->n * f->n;
+  double weight = 0;
+  memset(out, 0, sizeof(double) * (size_t)size);
+  for (int32_t r = 0; r < o->ranks; r++) {
+    for (int32_t i = from; i < to && i < f->count[r]; i++) {
+      const seen *s = &f->seen[r * MAX_SEEN + i];
+      for (int64_t k = 0; k < size; k++)
+        out[k] += s->weight * s->F[k];
+      weight += s->weight;
+    }
+  }
+  for (int64_t k = 0; k < size && weight > 0; k++)
+    out[k] /= weight;
+  return weight > 0;
+}
+
+static void fold(oracle *o, layer *l, factor *f) {
+  double *fresh = reals(l->groups * f->n * f->n);
+  if (is(l->opt.calls, "last")) {
+    for (int32_t r = 0; r < o->ranks; r++) {
+      if (f->count[r] < 2) continue;
+      seen *s = &f->seen[r * MAX_SEEN], last = s[f->count[r] - 1];
+      for (int32_t i = 0; i + 1 < f->count[r]; i++)
+        free(s[i].F);
+      s[0] = last;
+      f->count[r] = 1;
+    }
+  }
+  if (is(l->opt.calls, "ema")) {
+    for (int32_t i = 0; mean_of(o, l, f, i, i + 1, fresh); i++)
+      fold_one(o, l, f, fresh);
+  } else if (mean_of(o, l, f, 0, MAX_SEEN, fresh)) {
+    fold_one(o, l, f, fresh);
+  }
+  forget(o, f);
+  free(fresh);
+}
+
+/* ---- solve: spec/kfac.md 6 -------------------------------------------------------------------*/
+
+/* Which diagonal block index i of a factor lies in, when its channels are cut into `blocks`. */
+static int64_t block_of(const factor *f, int64_t blocks, int64_t i) {
+  int64_t c = i / f->offsets, size = f->channels / blocks, rest = f->channels % blocks;
+  if (c >= f->channels) return blocks - 1; /* the bias */
+  return c < rest * (size + 1) ? c / (size + 1) : rest + (c - rest * (size + 1)) / size;
+}
+
+static int64_t widest(const factor *f, int64_t blocks) {
+  int64_t best = 0;
+  for (int64_t b = 0; b < blocks; b++) {
+    int64_t width = 0;
+    for (int64_t i = 0; i < f->n; i++)
+      width += block_of(f, blocks, i) == b ? 1 : 0;
+    if (width > best) best = width;
+  }
+  return best;
+}
+
+static int64_t blocks_of(const ng_options *opt, const factor *f) {
+  int64_t k = opt->factor_blocks < f->channels ? opt->factor_blocks : f->channels;
+  while (opt->max_factor > 0 && k < f->channels && widest(f, k) > opt->max_factor)
+    k++;
+  return k;
+}
+
+static void shifts(const layer *l, int64_t g, double lambda, double shift[2]) {
+  shift[0] = shift[1] = 0;
+  if (is(l->opt.damping_split, "full")) shift[0] = shift[1] = lambda;
+  if (is(l->opt.damping_split, "pi")) {
+    shift[0] = sqrt(lambda) * l->pi[g];
+    shift[1] = sqrt(lambda) / l->pi[g];
+  }
+}
+
+/* 1 / (what a coefficient of eigenvectors j of A and i of G is divided by) */
+static double share(const layer *l, int64_t g, int64_t i, int64_t j) {
+  double shift[2], lambda = l->opt.damping;
+  double da = l->w[0][g * l->f[0].n + j], dg = l->w[1][g * l->f[1].n + i];
+  shifts(l, g, lambda, shift);
+  if (is(l->opt.damping_split, "joint")) return 1 / (dg * da + lambda);
+  return 1 / ((dg + shift[1]) * (da + shift[0]));
+}
+
+static void solve(layer *l, int64_t g) {
+  double trace[2] = {0, 0}, shift[2];
+  for (int k = 0; k < 2; k++) {
+    int64_t n = l->f[k].n;
+    const double *F = l->f[k].F[l->owner] + g * n * n;
+    for (int64_t i = 0; i < n; i++)
+      trace[k] += F[i * n + i] / (double)n;
+  }
+  l->pi[g] = trace[0] > 0 && trace[1] > 0 ? sqrt(trace[0] / trace[1]) : 1;
+  shifts(l, g, l->opt.damping, shift);
+  bool eigen = is(l->opt.solver, "eigen");
+  for (int k = 0; k < 2; k++) {
+    factor *f = &l->f[k];
+    int64_t n = f->n, blocks = blocks_of(&l->opt, f);
+    double *F = f->F[l->owner] + g * n * n, *M = reals(n * n);
+    double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
+    for (int64_t i = 0; i < n; i++) {
+      for (int64_t j = 0; j < n; j++) {
+        if (block_of(f, blocks, i) == block_of(f, blocks, j)) M[i * n + j] = F[i * n + j];
+      }
+      if (!eigen) M[i * n + i] += shift[k];
+    }
+    for (int64_t i = 0; i < n && l->opt.damping_leak; i++)
+      F[i * n + i] += shift[k];
+    oracle_eigen(n, M, w, Q);
+    if (!eigen) {
+      memset(Q, 0, sizeof(double) * (size_t)(n * n));
+      for (int64_t i = 0; i < n; i++)
+        Q[i * n + i] = 1;
+      oracle_solve(n, M, n, Q);
+    } else {
+      for (int64_t i = 0; i < n; i++) {
+        if (w[i] <= l->opt.eigen_floor) w[i] = 0;
+      }
+    }
+    free(M);
+  }
+  int64_t p = l->f[0].n, q = l->f[1].n;
+  for (int64_t i = 0; eigen && i < q; i++) {
+    for (int64_t j = 0; j < p; j++)
+      l->R[g * p * q + i * p + j] = share(l, g, i, j);
+  }
+}
+
+static double spread(const double *w, int64_t n) {
+  double low = fabs(w[0]), high = fabs(w[0]);
+  for (int64_t i = 1; i < n; i++) {
+    low = fmin(low, fabs(w[i]));
+    high = fmax(high, fabs(w[i]));
+  }
+  return high / low;
+}
+
+static void precondition(layer *l, int64_t g, const double *D, double *P) {
+  int64_t p = l->f[0].n, q = l->f[1].n;
+  const double *QA = l->Q[0] + g * p * p, *QG = l->Q[1] + g * q * q;
+  double *V = reals(q * p), *W = reals(q * p), condition;
+  if (is(l->opt.solver, "eigen")) {
+    product(true, false, q, p, q, QG, D, W);
+    product(false, false, q, p, p, W, QA, V);
+    for (int64_t i = 0; i < q; i++) {
+      for (int64_t j = 0; j < p; j++) {
+        double r = l->opt.prediv ? l->R[g * p * q + i * p + j] : share(l, g, i, j);
+        V[i * p + j] *= r;
+        W[i * p + j] = r;
+      }
+    }
+    condition = spread(W, q * p);
+    product(false, true, q, p, p, V, QA, W);
+    product(false, false, q, p, q, QG, W, P);
+  } else {
+    product(false, false, q, p, q, QG, D, V);
+    product(false, false, q, p, p, V, QA, P);
+    condition = spread(l->w[0] + g * p, p) + spread(l->w[1] + g * q, q);
+  }
+  l->condition = fmax(l->condition, condition);
+  free(V);
+  free(W);
+}
+
+/* ---- the step: spec/kfac.md 5 and 8 ----------------------------------------------------------*/
+
+double oracle_step(oracle *o, double lr, const double *const *D, double *const *P) {
+  const ng_options *opt = &o->layer[0].opt;
+  bool due = o->t % opt->solve_period == 0;
+  double inner = 0, d2 = 0, pd2 = 0, nu = 1;
+  for (int32_t i = 0; i < o->layers; i++) {
+    layer *l = &o->layer[i];
+    if (!l->covered) continue;
+    fold(o, l, &l->f[0]);
+    fold(o, l, &l->f[1]);
+    l->condition = 0;
+    for (int64_t g = 0; g < l->groups; g++) {
+      int64_t size = l->f[0].n * l->f[1].n;
+      if (due) solve(l, g);
+      precondition(l, g, D[i] + g * size, P[i] + g * size);
+      for (int64_t k = g * size; k < (g + 1) * size; k++) {
+        inner += P[i][k] * D[i][k];
+        d2 += D[i][k] * D[i][k];
+        pd2 += P[i][k] * P[i][k];
+      }
+    }
+  }
+  if (is(opt->clip, "kl") && inner != 0) nu = fmin(1, sqrt(opt->kl_clip / fabs(lr * lr * inner)));
+  if (is(opt->clip, "rescale") && pd2 > 0) nu = sqrt(d2 / pd2);
+  for (int32_t i = 0; i < o->layers; i++) {
+    layer *l = &o->layer[i];
+    int64_t size = oracle_rows(&l->d) * oracle_cols(&l->d);
+    for (int64_t k = 0; k < size; k++)
+      P[i][k] = l->covered ? nu * P[i][k] : D[i][k];
+  }
+  o->inner = inner;
+  o->t++;
+  return nu;
+}

@@ -1,0 +1,139 @@
+/* ranks.c: see ranks.h.
+ *
+ * The watchdog is a timed wait of the main thread.  When it fires it aborts every rank's transport,
+ * so that ranks waiting in a collective come back and can be joined; then the test fails.  A rank
+ * that hangs elsewhere still uses the test's stack, so no test can go on after it: the program
+ * ends.
+ */
+#include "ranks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <setjmp.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+typedef struct crew {
+  pthread_mutex_t lock;
+  pthread_cond_t ended;
+  int32_t running;
+  rank_fn fn;
+  void *arg;
+} crew;
+
+typedef struct rank_job {
+  crew *crew;
+  ng_transport *t;
+  int32_t rank;
+  pthread_t thread;
+  bool done;
+  ng_status status;
+} rank_job;
+
+static void *rank_main(void *arg) {
+  rank_job *j = arg;
+  ng_status st = j->crew->fn(j->rank, j->t, j->crew->arg);
+  pthread_mutex_lock(&j->crew->lock);
+  j->status = st;
+  j->done = true;
+  j->crew->running--;
+  pthread_cond_signal(&j->crew->ended);
+  pthread_mutex_unlock(&j->crew->lock);
+  return NULL;
+}
+
+/* True when every rank has ended. */
+static bool wait_for(crew *c, long seconds) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += seconds;
+  int e = 0;
+  pthread_mutex_lock(&c->lock);
+  while (c->running > 0 && e != ETIMEDOUT) {
+    e = pthread_cond_timedwait(&c->ended, &c->lock, &until);
+  }
+  bool ended = c->running == 0;
+  pthread_mutex_unlock(&c->lock);
+  return ended;
+}
+
+static long timeout_seconds(void) {
+  const char *text = getenv("NG_TEST_TIMEOUT");
+  long s = text ? strtol(text, NULL, 10) : 0;
+  return s > 0 ? s : 60;
+}
+
+static ng_status worse(ng_status a, ng_status b) {
+  if (a < NG_OK || b < NG_OK) return a < b ? a : b;
+  return a > b ? a : b;
+}
+
+ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank) {
+  crew c = {.running = n, .fn = fn, .arg = arg};
+  rank_job *job = calloc((size_t)n, sizeof *job);
+  if (!job) fail_msg("ranks: no memory");
+  pthread_mutex_init(&c.lock, NULL);
+  pthread_cond_init(&c.ended, NULL);
+
+  for (int32_t r = 0; r < n; r++) {
+    job[r] = (rank_job){.crew = &c, .t = &t[r], .rank = r};
+    if (pthread_create(&job[r].thread, NULL, rank_main, &job[r])) {
+      /* Ranks already started would wait for this one. */
+      fprintf(stderr, "ranks: no thread for rank %d\n", (int)r);
+      _Exit(1);
+    }
+  }
+
+  bool late = !wait_for(&c, timeout_seconds());
+  if (late) {
+    pthread_mutex_lock(&c.lock);
+    for (int32_t r = 0; r < n; r++) {
+      fprintf(stderr, "ranks: rank %d of %d %s\n", (int)r, (int)n,
+              job[r].done ? ng_status_name(job[r].status) : "still running");
+    }
+    pthread_mutex_unlock(&c.lock);
+    for (int32_t r = 0; r < n; r++) {
+      if (t[r].abort) t[r].abort(t[r].user);
+    }
+    if (!wait_for(&c, 10)) {
+      fprintf(stderr, "ranks: still hanging after abort, giving up\n");
+      _Exit(1);
+    }
+  }
+
+  ng_status worst = NG_OK;
+  for (int32_t r = 0; r < n; r++) {
+    pthread_join(job[r].thread, NULL);
+    worst = worse(worst, job[r].status);
+    if (per_rank) per_rank[r] = job[r].status;
+  }
+  pthread_cond_destroy(&c.ended);
+  pthread_mutex_destroy(&c.lock);
+  free(job);
+  if (late) fail_msg("ranks: not finished after %ld s", timeout_seconds());
+  return worst;
+}
+
+ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
+  ng_threads *group = NULL;
+  ng_transport *t = calloc((size_t)n, sizeof *t);
+  if (!t) fail_msg("ranks: no memory");
+  ng_status st = ng_threads_create(n, &group);
+  if (st != NG_OK) fail_msg("ranks: ng_threads_create: %s", ng_status_name(st));
+  for (int32_t r = 0; r < n; r++) {
+    t[r].struct_size = sizeof t[r];
+    st = ng_threads_transport(group, r, &t[r]);
+    if (st != NG_OK) fail_msg("ranks: ng_threads_transport: %s", ng_status_name(st));
+  }
+  ng_status worst = ranks_run_on(n, t, fn, arg, per_rank);
+  ng_threads_destroy(&group);
+  free(t);
+  return worst;
+}

@@ -1,0 +1,22 @@
+/* ranks.h: run one function on N ranks, as threads of this process, and collect what they return.
+ *
+ * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call
+ * these from the main thread.  A run that does not end within NG_TEST_TIMEOUT seconds (60 if unset)
+ * fails the test with a line saying which ranks were still running, instead of hanging.
+ */
+#ifndef TESTS_RANKS_H
+#define TESTS_RANKS_H
+
+#include "natgrad.h"
+
+/* `t` is this rank's own table, of ng_threads; copy it into ng_context_config.transport. */
+typedef ng_status (*rank_fn)(int32_t rank, ng_transport *t, void *arg);
+
+/* Returns the worst status: the most negative one, or else the largest.  `per_rank` (n entries, may
+ * be NULL) receives each rank's own. */
+ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank /* may be NULL */);
+
+/* The same over tables of the caller's: t[r] is handed to rank r. */
+ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank);
+
+#endif

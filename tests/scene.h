@@ -1,0 +1,101 @@
+/* scene.h: a small training run, written down once, to be played by the library and by the oracle.
+ *
+ * A scene holds layers and, for every step, rank and micro-batch, what the layers saw; and the
+ * averaged gradient of every step.  Numbers are doubles in the oracle's (published) order.  A look
+ * says how the library gets to see them: types, strides, layouts, threads, linear algebra.
+ */
+#ifndef TESTS_SCENE_H
+#define TESTS_SCENE_H
+
+#include "natgrad.h"
+#include "oracle.h"
+
+enum { SCENE_LAYERS = 5, SCENE_STEPS = 6, SCENE_RANKS = 5, SCENE_CALLS = 8, SCENE_USES = 2 };
+
+typedef struct scene_micro {
+  ng_batch batch;
+  double *a[SCENE_LAYERS][SCENE_USES], *g[SCENE_LAYERS][SCENE_USES]; /* NULL: not shown */
+} scene_micro;
+
+typedef struct scene {
+  int32_t layers, steps, ranks;
+  ng_layer layer[SCENE_LAYERS];
+  char name[SCENE_LAYERS][32];
+  int64_t positions[SCENE_LAYERS]; /* S; of a linear layer free, of a convolution its OH*OW */
+  int32_t uses[SCENE_LAYERS];      /* times a layer runs in one micro-batch */
+  int32_t calls[SCENE_STEPS][SCENE_RANKS];
+  scene_micro micro[SCENE_STEPS][SCENE_RANKS][SCENE_CALLS];
+  double *D[SCENE_STEPS][SCENE_LAYERS];
+  double damping[SCENE_STEPS]; /* set before that step, if > 0 */
+  double decay[SCENE_STEPS];   /* told to the oracle only (the library has a schedule), if > 0 */
+  bool decay_scheduled;
+} scene;
+
+typedef struct scene_look {
+  const char *linalg; /* NULL: the library's choice */
+  int32_t threads;
+  ng_dtype shown, gradient; /* 0: f32 */
+  int64_t pad;              /* extra elements between rows, filled with NaN */
+  ng_layout layout;         /* 0: NCHW */
+  ng_order order;           /* 0: samples first */
+  bool declare_positions;   /* ng_layer.positions = S instead of 0 */
+  bool show_unwanted;       /* do not ask ng_wants */
+  bool reverse;             /* register layers last to first */
+  const char *save;         /* NULL, or where to save the state after the last step */
+} scene_look;
+
+typedef struct scene_result {
+  double *P[SCENE_STEPS][SCENE_LAYERS];
+  double nu[SCENE_STEPS], inner[SCENE_STEPS];
+  double condition[SCENE_STEPS][SCENE_LAYERS]; /* oracle only */
+  ng_status status;                            /* worst over steps and ranks */
+  char message[512];
+  double rank_gap; /* largest difference of a result between ranks */
+} scene_result;
+
+/* An empty scene; layers are added with defaults from ng_layer_init, geometry set by the caller. */
+scene *scene_create(int32_t steps, int32_t ranks);
+void scene_destroy(scene **s);
+ng_layer *scene_linear(scene *s, int64_t in, int64_t out, bool bias, int64_t positions);
+ng_layer *scene_conv(scene *s, int64_t in, int64_t out, int64_t kh, int64_t kw, int64_t h,
+                     int64_t w, bool bias); /* stride 1, padding 0: then change and scene_close */
+void scene_close(scene *s);                 /* geometry is complete: positions follow */
+
+/* Make room for micro-batch `call`, counting it. */
+scene_micro *scene_call(scene *s, int32_t step, int32_t rank, int64_t samples);
+int64_t scene_in_count(const scene *s, int32_t layer, int64_t samples); /* elements of an input */
+int64_t scene_out_count(const scene *s, int32_t layer, int64_t samples);
+int64_t scene_weights(const scene *s, int32_t layer); /* q * p */
+
+/* Random numbers: k/64 with |k| <= 127, exact in bf16, f16 and f32, where nothing is filled yet. */
+typedef struct rng {
+  uint64_t state;
+} rng;
+uint64_t rng_next(rng *r);
+int64_t rng_below(rng *r, int64_t n); /* 0 ... n-1 */
+double rng_real(rng *r);              /* [0, 1) */
+double rng_value(rng *r);
+void scene_fill(scene *s, rng *r);
+
+/* A scene whose only rank saw, as one micro-batch a step, everything the given one's ranks saw.
+ * All micro-batches must have reduction NG_SUM and loss_scale 1: then g does not change. */
+scene *scene_merge(const scene *s);
+/* A copy whose samples come in another order, within every micro-batch. */
+scene *scene_shuffle(const scene *s, rng *r);
+
+/* Play it.  Results are freed by scene_forget.  The library runs one thread a rank when there is
+ * more than one; asserts nothing. */
+void scene_play(const scene *s, const ng_options *opt, const scene_look *look, scene_result *out);
+/* `keep` (may be NULL) receives the oracle after the last step. */
+void scene_predict(const scene *s, const ng_options *opt, scene_result *out, oracle **keep);
+void scene_forget(scene_result *r);
+
+/* Largest |x - y| of one step and layer over the largest |y| (1 if y is 0). */
+double scene_gap(const scene *s, int32_t step, int32_t layer, const scene_result *x,
+                 const scene_result *y);
+
+/* Seed of random tests: NG_TEST_SEED or a fixed one; how often to repeat: NG_TEST_MULT times n. */
+uint64_t test_seed(void);
+int64_t test_times(int64_t n);
+
+#endif

@@ -1,0 +1,306 @@
+/* sim.c: see sim.h. */
+#include "sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* ---- numbers ---------------------------------------------------------------------------------*/
+
+static uint64_t mix(uint64_t x) { /* splitmix64, Steele et al. 2014 */
+  x += UINT64_C(0x9e3779b97f4a7c15);
+  x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+  x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+  return x ^ x >> 31;
+}
+
+static float number(int64_t step, int64_t who, int64_t what, int64_t i) {
+  const uint64_t h =
+      mix(mix(mix(mix((uint64_t)step) + (uint64_t)who) + (uint64_t)what) + (uint64_t)i);
+  return (float)((int64_t)(h % 255) - 127) / 64.0f;
+}
+
+/* ---- the model -------------------------------------------------------------------------------*/
+
+static ng_layer *add(sim *s, ng_kind kind, const char *name, int64_t in, int64_t out,
+                     int32_t bias) {
+  ng_layer *l = &s->layer[s->layers++];
+  if (ng_layer_init(l, kind) != NG_OK) return NULL;
+  l->name = name;
+  l->in = in;
+  l->out = out;
+  l->bias = bias;
+  return l;
+}
+
+static void add_tensor(sim *s, const char *name, int64_t count) {
+  ng_layer *l = add(s, NG_LINEAR, name, count, 1, 0);
+  l->kind = (ng_kind)0;
+}
+
+static void describe(sim *s) {
+  const unsigned v = s->how.vary;
+  const char *first = v & SIM_RENAMED ? "fc0" : "fc1";
+  if (v & SIM_SMALL) {
+    add(s, NG_LINEAR, first, 3 + (v & SIM_WIDER ? 1 : 0), 2, 1);
+    add_tensor(s, "gamma", 2);
+    return;
+  }
+  ng_layer *l = add(s, NG_LINEAR, first, 7 + (v & SIM_WIDER ? 1 : 0), 5, 1);
+  if (v & SIM_OWN) l->options = s->how.layer_options;
+  l = add(s, NG_CONV2D, "conv", 4, 6, 1);
+  l->kernel[0] = 3;
+  l->kernel[1] = 2;
+  l->padding[0] = 1;
+  l->groups = 2;
+  l->image[0] = 5;
+  l->image[1] = 4;
+  if (v & SIM_NHWC) l->layout = NG_NHWC;
+  l = add(s, NG_CONV2D, "block/down", 3, 4, 0);
+  l->kernel[0] = l->kernel[1] = 3;
+  l->stride[0] = l->stride[1] = v & SIM_STRIDE ? 1 : 2;
+  l->padding[0] = l->padding[1] = 1;
+  l->image[0] = l->image[1] = 6;
+  if (v & SIM_NHWC) l->layout = NG_NHWC;
+  add_tensor(s, "gamma", 6);
+  l = add(s, NG_LINEAR, "ice", 4, 2, 1);
+  l->frozen = 1;
+  if (v & SIM_MORE) add(s, NG_LINEAR, "extra", 2, 2, 0);
+  if (!(v & SIM_FEWER)) {
+    l = add(s, NG_LINEAR, "seq", 5, 3, 0);
+    l->positions = 3;
+  }
+}
+
+static int64_t out_size(const ng_layer *l, int i) {
+  return (l->image[i] + 2 * l->padding[i] - l->dilation[i] * (l->kernel[i] - 1) - 1) /
+             l->stride[i] +
+         1;
+}
+
+static void count(sim *s) {
+  for (int32_t i = 0; i < s->layers; i++) {
+    const ng_layer *l = &s->layer[i];
+    const int64_t patch =
+        l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
+    s->weights[i] = l->out * patch;
+    s->biases[i] = l->bias ? l->out : 0;
+    s->count += s->weights[i] + s->biases[i];
+  }
+}
+
+/* "a=1 b=2", cut up in place: free texts are borrowed until ng_precond_create.  A schedule comes
+ * last, because its text may have blanks. */
+static ng_status set_all(ng_options *o, char *set, char *message, size_t size) {
+  ng_status st = NG_OK;
+  while (*set != 0 && st == NG_OK) {
+    char *name = set, *value = strchr(set, '=');
+    if (value == NULL) return NG_ERR_ARG;
+    *value++ = 0;
+    set = value + (ng_is(name, "schedule") ? strlen(value) : strcspn(value, " "));
+    if (*set != 0) *set++ = 0;
+    st = ng_options_set(o, name, value, message, size);
+  }
+  return st;
+}
+
+static ng_status bind(sim *s) {
+  float *g = s->grad, *w = s->weight;
+  for (int32_t i = 0; i < s->layers; i++) {
+    const ng_layer *l = &s->layer[i];
+    const int64_t rows = l->kind == 0 ? 1 : l->out;
+    const int64_t n[2] = {s->weights[i], s->biases[i]};
+    for (int k = 0; k < 2; k++) {
+      if (n[k] == 0) continue;
+      const int64_t r = k == 0 ? rows : 1;
+      ng_view grad = ng_view_of(g, r, n[k] / r, NG_F32),
+              weight = ng_view_of(w, r, n[k] / r, NG_F32);
+      ng_status st = ng_bind_grad(s->p, s->index[i], (ng_param)k, &grad);
+      if (st == NG_OK) st = ng_bind_weight(s->p, s->index[i], (ng_param)k, &weight);
+      if (st != NG_OK) return st;
+      g += n[k];
+      w += n[k];
+    }
+  }
+  return NG_OK;
+}
+
+ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
+                   const ng_context_config *config) {
+  memset(s, 0, sizeof *s);
+  s->how = *how;
+  s->rank = t == NULL ? 0 : t->rank;
+  describe(s);
+  count(s);
+  s->grad = calloc((size_t)s->count, sizeof *s->grad);
+  s->weight = calloc((size_t)s->count, sizeof *s->weight);
+  s->seen = calloc(8192, sizeof *s->seen);
+  if (s->grad == NULL || s->weight == NULL || s->seen == NULL) return NG_ERR_NOMEM;
+  for (int64_t i = 0; i < s->count; i++) {
+    s->weight[i] = number(-1, 0, 0, i);
+  }
+  ng_context_config c;
+  ng_status st = ng_context_config_init(&c);
+  if (st == NG_OK && config != NULL) c = *config;
+  c.transport = t;
+  c.linalg = how->linalg;
+  c.threads = how->threads > 0 ? how->threads : 1;
+  if (st == NG_OK) st = ng_context_create(&c, s->message, sizeof s->message, &s->ctx);
+  ng_options o;
+  if (st == NG_OK) st = ng_options_init(&o);
+  if (st == NG_OK) st = ng_options_set_method(&o, how->method, s->message, sizeof s->message);
+  char set[512];
+  (void)snprintf(set, sizeof set, "%s", how->set);
+  if (st == NG_OK) st = set_all(&o, set, s->message, sizeof s->message);
+  if (st == NG_OK) st = ng_precond_create(s->ctx, &o, &s->p);
+  for (int32_t i = 0; i < s->layers && st == NG_OK; i++) {
+    st = s->layer[i].kind == 0 ? ng_add_tensor(s->p, s->layer[i].name, s->layer[i].in, &s->index[i])
+                               : ng_add_layer(s->p, &s->layer[i], &s->index[i]);
+  }
+  if (st == NG_OK) st = bind(s);
+  if (st == NG_OK) st = ng_ready(s->p);
+  if (st != NG_OK && s->ctx != NULL && s->message[0] == 0) {
+    (void)snprintf(s->message, sizeof s->message, "%s", ng_last_error(s->ctx));
+  }
+  return st;
+}
+
+void sim_close(sim *s) {
+  ng_precond_destroy(&s->p);
+  ng_context_destroy(&s->ctx);
+  free(s->seen);
+  free(s->weight);
+  free(s->grad);
+  s->seen = s->weight = s->grad = NULL;
+}
+
+/* ---- training --------------------------------------------------------------------------------*/
+
+static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t call) {
+  const ng_layer *l = &s->layer[i];
+  const int64_t who = s->rank * 8 + call;
+  for (int grad = 0; grad < 2; grad++) {
+    const int64_t width = grad ? l->out : l->in;
+    int64_t rows = samples, cols = width;
+    if (l->kind == NG_CONV2D) {
+      cols *= grad ? out_size(l, 0) * out_size(l, 1) : l->image[0] * l->image[1];
+    } else if (l->positions > 0) {
+      rows *= l->positions;
+    }
+    for (int64_t k = 0; k < rows * cols; k++) {
+      s->seen[k] = number(step, who, 2 * i + grad, k);
+    }
+    const ng_view v = ng_view_of(s->seen, rows, cols, NG_F32);
+    const ng_status st = grad ? ng_observe_output_grad(s->p, s->index[i], &v, NG_COPY)
+                              : ng_observe_input(s->p, s->index[i], &v, NG_COPY);
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}
+
+ng_status sim_begin(sim *s, int64_t step) {
+  ng_batch b;
+  ng_status st = ng_batch_init(&b);
+  b.samples = 4 + s->rank + step % 2;
+  return st == NG_OK ? ng_begin(s->p, &b) : st;
+}
+
+static ng_status observe(sim *s, int64_t step) {
+  const int64_t samples = 4 + s->rank + step % 2;
+  ng_status st = NG_OK;
+  for (int64_t call = 0; call < (s->how.micro > 0 ? s->how.micro : 1) && st == NG_OK; call++) {
+    st = sim_begin(s, step);
+    for (int32_t i = 0; i < s->layers && st == NG_OK; i++) {
+      if (s->layer[i].kind != 0 && ng_wants(s->p, s->index[i])) {
+        st = show(s, step, i, samples, call);
+      }
+    }
+  }
+  return st;
+}
+
+ng_status sim_step(sim *s, int64_t step) {
+  char update[32] = "";
+  ng_status st = observe(s, step);
+  if (st != NG_OK) return st;
+  for (int64_t i = 0; i < s->count; i++) { /* weights feed back, so that a step shows in the next */
+    s->grad[i] = number(step, -1, 0, i) + 0.05f * s->weight[i];
+  }
+  st = ng_get(s->p, "update", update, sizeof update);
+  if (st != NG_OK) return st;
+  if (ng_is(update, "sgd")) {
+    ng_sgd how;
+    st = ng_sgd_init(&how);
+    how.lr = 0.05;
+    how.momentum = 0.9;
+    how.weight_decay = 0.01;
+    return st == NG_OK ? ng_step_sgd(s->p, &how) : st;
+  }
+  if (ng_is(update, "adamw")) {
+    ng_adamw how;
+    st = ng_adamw_init(&how);
+    how.lr = 0.01;
+    return st == NG_OK ? ng_step_adamw(s->p, &how) : st;
+  }
+  return ng_step(s->p, 0.1);
+}
+
+/* ---- fingerprint -----------------------------------------------------------------------------*/
+
+static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
+  const unsigned char *c = data;
+  for (size_t i = 0; i < bytes; i++) {
+    h = (h ^ c[i]) * UINT64_C(1099511628211);
+  }
+  return h;
+}
+
+static ng_status hash_number(void *arg, ng_number *n) {
+  uint64_t *h = arg;
+  *h = hash(*h, n->value, sizeof *n->value);
+  return NG_OK;
+}
+
+uint64_t sim_fingerprint(const sim *s) {
+  uint64_t h = UINT64_C(14695981039346656037);
+  const ng_precond *p = s->p;
+  char text[512];
+  for (int u = 0; u < NG_USE_OBJECTS; u++) {
+    if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->held[u]);
+  }
+  h = hash(h, p->held, sizeof p->held);
+  h = hash(h, p->since, sizeof p->since);
+  h = hash(h, p->live, sizeof p->live);
+  const int64_t counters[] = {p->steps,     p->updates, p->skipped,   p->more_damping,
+                              p->in_double, p->plain,   p->kept_last, p->ctx->bytes};
+  h = hash(h, counters, sizeof counters);
+  h = hash(h, &p->nu, sizeof p->nu);
+  h = hash(h, &p->inner, sizeof p->inner);
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    if (ng_option_at(i, &info) == NG_OK &&
+        ng_options_get(&p->opt, info.name, text, sizeof text) == NG_OK) {
+      h = hash(h, text, strlen(text));
+    }
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    const double own[] = {b->solved,
+                          b->folded[0],
+                          b->folded[1],
+                          (double)b->observations[0],
+                          (double)b->observations[1],
+                          b->rung,
+                          b->pi,
+                          b->damping_a,
+                          b->damping_g,
+                          b->opt.damping,
+                          b->opt.eigen_floor};
+    h = hash(h, own, sizeof own);
+    h = hash(h, b->live, sizeof b->live);
+    (void)b->ops->numbers(b, hash_number, &h);
+  }
+  return hash(h, s->weight, (size_t)s->count * sizeof *s->weight);
+}

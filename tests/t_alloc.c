@@ -1,0 +1,351 @@
+/* t_alloc.c: no memory.  A small training run, from ng_context_create to ng_load and on, is played
+ * once for every allocation it makes, with that one allocation failing; then once for every k with
+ * all allocations from the k-th on failing.  The call that met the failure must say NG_ERR_NOMEM
+ * with a message and leave its object usable: called again it succeeds, and the run ends with the
+ * same bits as an undisturbed one.  Nothing may be left over.
+ *
+ * Counted and failed are the context's allocator, the JSON library's, and (the linker wraps them)
+ * malloc and calloc of io/. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "natgrad.h"
+
+#include <stdbool.h>
+
+/* ---- the allocators --------------------------------------------------------------------------*/
+
+static struct {
+  bool on;
+  int64_t calls, fail_at; /* 0: none */
+  bool for_ever;
+  bool json;             /* the one that failed was the JSON library's */
+  int64_t blocks, bytes; /* held; bytes of the context's allocator only */
+} mem;
+
+static bool refuse(void) {
+  mem.calls++;
+  return mem.fail_at > 0 && (mem.for_ever ? mem.calls >= mem.fail_at : mem.calls == mem.fail_at);
+}
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void __real_free(void *ptr);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void __wrap_free(void *ptr);
+
+static void *counted(void *ptr) {
+  mem.blocks += ptr != NULL;
+  return ptr;
+}
+
+void *__wrap_malloc(size_t bytes) {
+  if (!mem.on) return __real_malloc(bytes);
+  return refuse() ? NULL : counted(__real_malloc(bytes));
+}
+
+void *__wrap_calloc(size_t n, size_t bytes) {
+  if (!mem.on) return __real_calloc(n, bytes);
+  return refuse() ? NULL : counted(__real_calloc(n, bytes));
+}
+
+void __wrap_free(void *ptr) {
+  if (mem.on && ptr != NULL) mem.blocks--;
+  __real_free(ptr);
+}
+
+/* The parser of the JSON library answers a lack of memory in the middle of a word like bad JSON, so
+ * that ng_load can only say NG_ERR_FILE; nothing has changed either way. */
+static void *json_take(size_t bytes) {
+  const int64_t before = mem.blocks;
+  void *ptr = __wrap_malloc(bytes);
+  mem.json = mem.json || mem.blocks == before;
+  return ptr;
+}
+
+static void *take(void *user, size_t bytes) {
+  void *ptr = NULL;
+  (void)user;
+  if (refuse() || posix_memalign(&ptr, 64, bytes) != 0) return NULL;
+  memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* nobody promised zeros */
+  mem.bytes += (int64_t)bytes;
+  return counted(ptr);
+}
+
+static void give(void *user, void *ptr, size_t bytes) {
+  (void)user;
+  mem.bytes -= (int64_t)bytes;
+  mem.blocks--;
+  __real_free(ptr);
+}
+
+/* ---- the run, call by call -------------------------------------------------------------------*/
+
+enum { B = 3, IN = 3, OUT = 2, C = 2, H = 3 };
+
+typedef struct run {
+  ng_context *ctx;
+  ng_precond *p;
+  int32_t fc, conv, norm, threads;
+  const char *solver;
+  float w[OUT * IN + OUT + OUT * C * 4 + 2], dw[OUT * IN + OUT + OUT * C * 4 + 2];
+  char file[64], message[256];
+  int64_t t;
+} run;
+
+static float number(int64_t i) { return (float)((i * 31 + 7) % 23 - 11) / 8.0f; }
+
+static ng_status make_context(run *r) {
+  ng_context_config c;
+  const ng_status st = ng_context_config_init(&c);
+  if (st != NG_OK) return st;
+  c.alloc = take;
+  c.free = give;
+  c.threads = r->threads;
+  return ng_context_create(&c, r->message, sizeof r->message, &r->ctx);
+}
+
+static ng_status make_precond(run *r) {
+  ng_options o;
+  ng_status st = ng_options_init(&o);
+  o.solver = r->solver;
+  if (strcmp(r->solver, "eigen") == 0) o.damping_split = "joint";
+  o.update = "sgd";
+  o.skip_layers = "no such layer";
+  o.schedule = "damping*0.5@1,2";
+  return st == NG_OK ? ng_precond_create(r->ctx, &o, &r->p) : st;
+}
+
+static ng_status add_fc(run *r) { return ng_add_linear(r->p, "fc", IN, OUT, 1, &r->fc); }
+
+static ng_status add_conv(run *r) {
+  ng_layer l;
+  const ng_status st = ng_layer_init(&l, NG_CONV2D);
+  l.name = "conv";
+  l.in = C;
+  l.out = OUT;
+  l.kernel[0] = l.kernel[1] = 2;
+  l.image[0] = l.image[1] = H;
+  l.options = "damping=0.02";
+  return st == NG_OK ? ng_add_layer(r->p, &l, &r->conv) : st;
+}
+
+static ng_status add_tensor(run *r) { return ng_add_tensor(r->p, "gamma", 2, &r->norm); }
+
+static ng_status bind(run *r) {
+  const struct {
+    int32_t index;
+    ng_param which;
+    int64_t rows, cols;
+  } slot[4] = {{r->fc, NG_WEIGHT, OUT, IN},
+               {r->fc, NG_BIAS, 1, OUT},
+               {r->conv, NG_WEIGHT, OUT, C * 4},
+               {r->norm, NG_WEIGHT, 1, 2}};
+  int64_t at = 0;
+  ng_status st = NG_OK;
+  for (int i = 0; i < 4 && st == NG_OK; i++) {
+    const ng_view g = ng_view_of(r->dw + at, slot[i].rows, slot[i].cols, NG_F32);
+    const ng_view w = ng_view_of(r->w + at, slot[i].rows, slot[i].cols, NG_F32);
+    st = ng_bind_grad(r->p, slot[i].index, slot[i].which, &g);
+    if (st == NG_OK) st = ng_bind_weight(r->p, slot[i].index, slot[i].which, &w);
+    at += slot[i].rows * slot[i].cols;
+  }
+  return st;
+}
+
+static ng_status ready(run *r) { return ng_ready(r->p); }
+
+static ng_status step(run *r) {
+  float x[B * C * H * H], g[B * OUT * 4];
+  ng_batch b;
+  ng_sgd how;
+  for (size_t i = 0; i < sizeof x / sizeof x[0]; i++)
+    x[i] = number((int64_t)i + r->t);
+  for (size_t i = 0; i < sizeof g / sizeof g[0]; i++)
+    g[i] = number((int64_t)i * 5 + r->t);
+  for (size_t i = 0; i < sizeof r->dw / sizeof r->dw[0]; i++)
+    r->dw[i] = number((int64_t)i) + r->w[i];
+  const ng_view a1 = ng_view_of(x, B, IN, NG_F32), g1 = ng_view_of(g, B, OUT, NG_F32);
+  const ng_view a2 = ng_view_of(x, B, C * H * H, NG_F32), g2 = ng_view_of(g, B, OUT * 4, NG_F32);
+  ng_status st = ng_batch_init(&b);
+  b.samples = B;
+  if (st == NG_OK) st = ng_begin(r->p, &b);
+  if (st == NG_OK) st = ng_observe_input(r->p, r->fc, &a1, NG_COPY);
+  if (st == NG_OK) st = ng_observe_output_grad(r->p, r->fc, &g1, NG_COPY);
+  if (st == NG_OK) st = ng_observe_input(r->p, r->conv, &a2, NG_COPY);
+  if (st == NG_OK) st = ng_observe_output_grad(r->p, r->conv, &g2, NG_COPY);
+  if (st == NG_OK) st = ng_sgd_init(&how);
+  how.lr = 0.1;
+  how.momentum = 0.9;
+  if (st == NG_OK) st = ng_step_sgd(r->p, &how);
+  if (st >= NG_OK) r->t++;
+  return st;
+}
+
+static ng_status set(run *r) { return ng_set(r->p, "stat_decay", "0.8"); }
+static ng_status save(run *r) { return ng_save(r->p, r->file); }
+static ng_status load(run *r) { return ng_load(r->p, r->file); }
+
+static const struct {
+  const char *name;
+  ng_status (*call)(run *r);
+} calls[] = {
+    {"ng_context_create", make_context},
+    {"ng_precond_create", make_precond},
+    {"ng_add_linear", add_fc},
+    {"ng_add_layer", add_conv},
+    {"ng_add_tensor", add_tensor},
+    {"ng_bind", bind},
+    {"ng_ready", ready},
+    {"a step", step},
+    {"ng_set", set},
+    {"ng_save", save},
+    {"a step", step},
+    {"ng_save", save},
+    {"ng_load", load},
+    {"a step", step},
+};
+enum { CALLS = sizeof calls / sizeof calls[0] };
+
+static void start(run *r, const char *solver, int32_t threads, const char *file) {
+  memset(r, 0, sizeof *r);
+  r->solver = solver;
+  r->threads = threads;
+  (void)snprintf(r->file, sizeof r->file, "%s", file);
+  for (size_t i = 0; i < sizeof r->w / sizeof r->w[0]; i++)
+    r->w[i] = number((int64_t)i + 3);
+  mem.calls = mem.blocks = mem.bytes = 0;
+  mem.json = false;
+  mem.on = true;
+}
+
+static void stop(run *r) {
+  ng_precond_destroy(&r->p);
+  ng_context_destroy(&r->ctx);
+  mem.on = false;
+}
+
+/* Plays it; a call that meets a failure is made `tries` times.  Returns the failures met, and
+ * through `stuck` whether one went on. */
+static int play(run *r, int tries, bool *stuck, const char **where) {
+  int met = 0;
+  *stuck = false;
+  *where = "";
+  for (int i = 0; i < CALLS && !*stuck; i++) {
+    ng_status st = NG_OK;
+    for (int k = 0; k < tries; k++) {
+      r->message[0] = 0;
+      st = calls[i].call(r);
+      if (st >= NG_OK) break;
+      const char *why = r->ctx == NULL ? r->message : ng_last_error(r->ctx);
+      const bool parser = st == NG_ERR_FILE && mem.json && calls[i].call == load;
+      if ((st != NG_ERR_NOMEM && !parser) || why[0] == 0) {
+        mem.on = false;
+        fail_msg("%s: %s \"%s\" at allocation %d", calls[i].name, ng_status_name(st), why,
+                 (int)mem.fail_at);
+      }
+      met++;
+      *where = calls[i].name;
+    }
+    *stuck = st < NG_OK;
+  }
+  return met;
+}
+
+/* Every `stride`-th (NG_TEST_MULT divides it: `make torture` asks for all of them); failing from
+ * there on, every seventh of those. */
+static void every_allocation(const char *solver, int32_t threads, int64_t stride) {
+  /* In memory, if there is such a place: thousands of files are written, and flushed. */
+  char file[64], part[80];
+  (void)snprintf(file, sizeof file, "%s/t_alloc-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  const int fd = mkstemp(file);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  (void)snprintf(part, sizeof part, "%s.part", file);
+  run r;
+  const char *mult = getenv("NG_TEST_MULT");
+  const int64_t times = mult == NULL ? 1 : strtoll(mult, NULL, 10);
+  if (times > 1) stride = stride > times ? stride / times : 1;
+  bool stuck;
+  const char *where;
+  float expected[sizeof r.w / sizeof r.w[0]];
+  mem.fail_at = 0;
+  start(&r, solver, threads, file);
+  assert_int_equal(play(&r, 1, &stuck, &where), 0);
+  stop(&r);
+  assert_int_equal(mem.blocks, 0);
+  assert_int_equal(mem.bytes, 0);
+  memcpy(expected, r.w, sizeof expected);
+  const int64_t total = mem.calls;
+  assert_true(total > 40);
+  int64_t in_save_load = 0;
+  for (int64_t k = 1; k <= total; k += stride) {
+    mem.fail_at = k;
+    mem.for_ever = false;
+    start(&r, solver, threads, file);
+    const int met = play(&r, 2, &stuck, &where);
+    stop(&r);
+    if (met != 1 || stuck)
+      fail_msg("allocation %d of %d: %d calls failed", (int)k, (int)total, met);
+    if (memcmp(expected, r.w, sizeof expected) != 0) {
+      fail_msg("allocation %d failed in %s: the run ends otherwise", (int)k, where);
+    }
+    if (mem.blocks != 0 || mem.bytes != 0) {
+      fail_msg("allocation %d failed in %s: %d blocks left", (int)k, where, (int)mem.blocks);
+    }
+    if (access(part, F_OK) == 0)
+      fail_msg("allocation %d failed in %s: %s left", (int)k, where, part);
+    in_save_load += strcmp(where, "ng_save") == 0 || strcmp(where, "ng_load") == 0;
+
+    if (k / stride % 7 != 0) continue;
+    mem.for_ever = true;
+    start(&r, solver, threads, file);
+    (void)play(&r, 2, &stuck, &where);
+    stop(&r);
+    if (!stuck) fail_msg("allocation %d and all after it failed: nobody noticed", (int)k);
+    if (mem.blocks != 0 || mem.bytes != 0) {
+      fail_msg("from allocation %d on, in %s: %d blocks left", (int)k, where, (int)mem.blocks);
+    }
+  }
+  mem.fail_at = 0;
+  assert_true(in_save_load > 20);
+  printf("allocations: solver = %s threads = %d failed one by one = %d of %d\n", solver, threads,
+         (int)((total + stride - 1) / stride), (int)total);
+  assert_int_equal(unlink(file), 0);
+}
+
+static void cholesky(void **state) {
+  (void)state;
+  every_allocation("cholesky", 1, 1);
+}
+
+static void eigen(void **state) {
+  (void)state;
+  every_allocation("eigen", 1, 13);
+}
+
+static void pool_of_two(void **state) {
+  (void)state;
+  every_allocation("cholesky", 2, 13);
+}
+
+int main(void) {
+  json_set_alloc_funcs(json_take, __wrap_free);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(cholesky),
+      cmocka_unit_test(eigen),
+      cmocka_unit_test(pool_of_two),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,494 @@
+/* t_comm.c: one conformance suite over the transports self, user and threads (transports.h): what
+ * comm.h promises for every one of them, what natgrad.h says of ng_transport.run, and the bits of
+ * threads.  t_comm_faults.c has what goes wrong. */
+#include "transports.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the contract of comm.h ------------------------------------------------------------------*/
+
+static const ng_dtype summed[] = {NG_F32, NG_F64, NG_F16, NG_BF16};
+static const ng_dtype moved[] = {NG_F32, NG_F64, NG_F16, NG_BF16, NG_I32, NG_I64, NG_U8};
+
+/* `ranks`: of the members, so that values are those of ranks of the whole. */
+static ng_status sum_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
+                          int64_t count) {
+  guarded b = guarded_new(count, t);
+  for (int64_t i = 0; i < count; i++) {
+    put(b.data, t, i, value(c->rank, i));
+  }
+  const int64_t before = c->bytes;
+  const ng_status st = ng_comm_sum(c, g, b.data, count, t);
+  bool right = guarded_whole(&b);
+  for (int64_t i = 0; i < count; i++) {
+    double sum = 0.0;
+    for (int32_t m = 0; m < g->n; m++) {
+      sum += value(ranks[m], i);
+    }
+    right = right && get(b.data, t, i) == sum;
+  }
+  free(b.base);
+  DO(st);
+  NEED(right);
+  NEED(c->bytes - before == (g->n > 1 ? count * ng_dtype_size(t) : 0));
+  return NG_OK;
+}
+
+static ng_status broadcast_case(ng_comm *c, const ng_group *g, int32_t root, ng_dtype t,
+                                int64_t count) {
+  guarded b = guarded_new(count, t);
+  for (int64_t i = 0; i < count; i++) {
+    put(b.data, t, i, value(c->rank, i));
+  }
+  const int64_t before = c->bytes;
+  const ng_status st = ng_comm_broadcast(c, g, b.data, count, t, root);
+  bool right = guarded_whole(&b);
+  for (int64_t i = 0; i < count; i++) {
+    right = right && get(b.data, t, i) == value(root, i);
+  }
+  free(b.base);
+  DO(st);
+  NEED(right);
+  NEED(c->bytes - before == (g->n > 1 ? count * ng_dtype_size(t) : 0));
+  return NG_OK;
+}
+
+static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
+                            int32_t pattern, bool gather) {
+  int64_t counts[128], total = 0, begin = 0;
+  for (int32_t m = 0; m < g->n; m++) {
+    counts[m] = uneven(pattern, m);
+    if (m == g->index) begin = total;
+    total += counts[m];
+  }
+  guarded b = guarded_new(total, t);
+  for (int64_t i = 0; i < total; i++) {
+    const bool mine = i >= begin && i < begin + counts[g->index];
+    put(b.data, t, i, gather && !mine ? 77.0 : value(c->rank, i));
+  }
+  const int64_t before = c->bytes;
+  const ng_status st = gather ? ng_comm_gather(c, g, b.data, counts, t)
+                              : ng_comm_scatter_sum(c, g, b.data, counts, t);
+  bool right = guarded_whole(&b);
+  for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
+    while (i >= end) {
+      end += counts[++m];
+    }
+    double sum = 0.0;
+    for (int32_t k = 0; k < g->n; k++) {
+      sum += value(ranks[k], i);
+    }
+    const double want = gather ? value(ranks[m], i) : sum;
+    if (gather || m == g->index) right = right && get(b.data, t, i) == want;
+  }
+  free(b.base);
+  DO(st);
+  NEED(right);
+  NEED(c->bytes - before == (g->n > 1 ? total * ng_dtype_size(t) : 0));
+  return NG_OK;
+}
+
+/* All that members of a group can do with each other. */
+static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks) {
+  static const int64_t count[] = {0, 1, 300};
+  NEED(ranks[g->index] == c->rank);
+  for (size_t k = 0; k < 3; k++) {
+    for (size_t d = 0; d < 4; d++) {
+      DO(sum_case(c, g, ranks, summed[d], count[k]));
+    }
+    for (int32_t m = 0; m < g->n; m++) {
+      DO(broadcast_case(c, g, ranks[m], moved[(k + (size_t)m) % 7], count[k]));
+    }
+  }
+  for (int32_t pattern = 0; pattern < 3; pattern++) {
+    for (size_t d = 0; d < 7; d++) {
+      DO(parts_case(c, g, ranks, moved[d], pattern, true));
+      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, false));
+    }
+  }
+  return NG_OK;
+}
+
+static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)t;
+  const ng_group g = ng_group_world(c);
+  NEED(g.n == how->n && g.index == c->rank);
+  for (int32_t root = 0; root < g.n; root++) {
+    for (size_t d = 0; d < 7; d++) {
+      DO(broadcast_case(c, &g, root, moved[d], 33));
+    }
+  }
+  DO(group_case(c, &g, everybody));
+  if (how->piece) return NG_OK;
+  DO(sum_case(c, &g, everybody, NG_F32, 100000));
+  DO(broadcast_case(c, &g, g.n - 1, NG_U8, 100000));
+  DO(parts_case(c, &g, everybody, NG_BF16, 3, true));
+  return parts_case(c, &g, everybody, NG_F64, 3, false);
+}
+
+static void test_world(void **state) {
+  (void)state;
+  everywhere(world_body);
+}
+
+/* ---- groups ----------------------------------------------------------------------------------*/
+
+/* Group `k` of a fixed list: columns and rows of grids of 2 and 3 columns, and an irregular one. */
+static int32_t group_of(int32_t k, int32_t n, int32_t *ranks) {
+  int32_t count = 0;
+  for (int32_t r = 0; r < n; r++) {
+    const bool in = k < 2    ? r % 2 == k
+                    : k < 6  ? r / 2 == k - 2
+                    : k < 9  ? r % 3 == k - 6
+                    : k < 12 ? r / 3 == k - 9
+                             : r == 0 || r == n - 1 || r == n / 3;
+    if (in) ranks[count++] = r;
+  }
+  return count;
+}
+
+static ng_status groups_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)t;
+  ng_group g[13];
+  int32_t ranks[13][MOST];
+  for (int32_t k = 0; k < 13; k++) {
+    const int32_t n = group_of(k, how->n, ranks[k]);
+    g[k] = (ng_group){.index = -1};
+    if (n == 0) continue;
+    const ng_status st = ng_group_create(c, ranks[k], n, &g[k]);
+    if (how->which == USER_NO_GROUPS && n > 1 && n < how->n) {
+      NEED(st == NG_ERR_ABSENT); /* and nothing is broken by it */
+      g[k] = (ng_group){.index = -1};
+      continue;
+    }
+    DO(st);
+    NEED(g[k].n == n);
+    NEED((g[k].handle != NULL) == (n > 1 && n < how->n && g[k].index >= 0));
+  }
+  /* A rank outside does nothing, whatever it asks for. */
+  for (int32_t k = 0; k < 13; k++) {
+    if (g[k].index >= 0) {
+      DO(group_case(c, &g[k], ranks[k]));
+    } else {
+      double x = 1.0;
+      DO(ng_comm_sum(c, &g[k], &x, 1, NG_F64));
+      NEED(x == 1.0);
+    }
+  }
+  /* Disjoint groups at different paces: column 0 of two calls three times as often. */
+  for (int32_t k = 0; k < 2; k++) {
+    for (int32_t turn = 0; g[k].index >= 0 && turn < 90 >> (k * 2); turn++) {
+      DO(sum_case(c, &g[k], ranks[k], NG_F32, 5 + turn % 3));
+    }
+  }
+  for (int32_t k = 0; k < 13; k++) {
+    ng_group_destroy(c, &g[k]);
+    NEED(g[k].handle == NULL && g[k].index < 0);
+  }
+  const ng_group world = ng_group_world(c);
+  return sum_case(c, &world, everybody, NG_F64, 3);
+}
+
+static void test_groups(void **state) {
+  (void)state;
+  everywhere(groups_body);
+}
+
+/* More members than one message of the front desk's "who is member i" tells (64). */
+static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
+  (void)arg;
+  ng_comm c;
+  int32_t ranks[70];
+  ng_group g;
+  t->kinds = 0;
+  DO(ng_comm_init(&c, t, NULL, 0));
+  for (int32_t i = 0; i < 67; i++) {
+    ranks[i] = i + i / 30; /* leaves out 30 and 61 */
+  }
+  DO(ng_group_create(&c, ranks, 67, &g));
+  NEED((g.index < 0) == (rank == 30 || rank == 61 || rank == 69));
+  ng_status st = NG_OK;
+  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, true);
+  ng_group_destroy(&c, &g);
+  if (st != NG_OK) t->abort(t->user);
+  return st;
+}
+
+static void test_wide_group(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(70, wide_body, NULL, NULL), NG_OK);
+}
+
+/* No message is larger than the transport can count. */
+static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  const ng_group world = ng_group_world(c);
+  ng_request q;
+  double x[20] = {1.0};
+  DO(ng_comm_post_sum(c, &world, x, 20, NG_F64, &q));
+  DO(ng_comm_wait(c, &q));
+  NEED(x[0] == (double)how->n);
+  return world_body(c, t, how);
+}
+
+static void test_pieces(void **state) {
+  (void)state;
+  for (which w = USER; w < WHICH; w++) {
+    tap taps[MOST] = {{.fail_at = 0}};
+    trial how = {.which = w, .n = 3, .piece = 7};
+    assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
+    assert_int_equal(taps[2].most, 7);
+    how.piece = 0; /* the same calls do have more */
+    assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
+    assert_true(taps[2].most > 7);
+  }
+}
+
+/* ---- post and wait ---------------------------------------------------------------------------*/
+
+static ng_status post_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)t;
+  enum { POSTS = 6 };
+  const ng_group world = ng_group_world(c);
+  for (int32_t turn = 0; turn < 5; turn++) {
+    ng_request q[POSTS];
+    float x[POSTS][9];
+    for (int64_t k = 0; k < POSTS; k++) {
+      for (int64_t i = 0; i < 9; i++) {
+        x[k][i] = (float)value(c->rank, i + k);
+      }
+      DO(ng_comm_post_sum(c, &world, x[k], k == 2 ? 0 : 4 + k, NG_F32, &q[k]));
+      if (k == 3) DO(broadcast_case(c, &world, turn % how->n, NG_I64, 5)); /* between posts */
+    }
+    /* Every rank waits in another order. */
+    for (int64_t j = 0; j < POSTS; j++) {
+      const int64_t k = c->rank % 2 ? POSTS - 1 - j : (j + c->rank + turn) % POSTS;
+      DO(ng_comm_wait(c, &q[k]));
+      DO(ng_comm_wait(c, &q[k])); /* twice is once */
+      for (int64_t i = 0; i < 9; i++) {
+        double sum = 0.0;
+        for (int32_t r = 0; r < how->n; r++) {
+          sum += value(r, i + k);
+        }
+        const bool in = k != 2 && i < 4 + k;
+        NEED((double)x[k][i] == (in ? sum : value(c->rank, i + k)));
+      }
+    }
+  }
+  NEED(c->bytes == (how->n > 1 ? 5 * ((4 + 5 + 7 + 8 + 9) * 4 + 5 * 8) : 0));
+  return NG_OK;
+}
+
+static void test_post(void **state) {
+  (void)state;
+  everywhere(post_body);
+}
+
+/* ---- the contract of ng_transport.run itself -------------------------------------------------*/
+
+/* One call of any kind, in place or not; send is as it was, recv is as the header says. */
+static ng_status raw_case(const ng_transport *t, ng_coll_kind kind, ng_dtype d, bool in_place,
+                          int32_t root) {
+  int64_t counts[MOST], total = 0, begin = 0;
+  for (int32_t m = 0; m < t->size; m++) {
+    counts[m] = 3 + uneven(1, m);
+    if (m == t->rank) begin = total;
+    total += counts[m];
+  }
+  const int64_t mine = counts[t->rank];
+  const int64_t sends = kind == NG_ALL_GATHER ? mine : total;
+  const int64_t receives = kind == NG_REDUCE_SCATTER ? mine : total;
+  guarded whole = guarded_new(total, d), other = guarded_new(receives, d);
+  char *send = whole.data, *recv = other.data;
+  const int64_t to_part = begin * ng_dtype_size(d);
+  if (in_place) recv = send + (kind == NG_REDUCE_SCATTER ? to_part : 0);
+  if (in_place && kind == NG_ALL_GATHER) send += to_part;
+  for (int64_t i = 0; i < sends; i++) {
+    put(send, d, i, value(t->rank, i));
+  }
+  ng_collective c = raw(kind, d, send, recv);
+  c.root = root;
+  c.count = total;
+  c.counts = counts;
+  const ng_status st = t->run(t->user, &c);
+  bool right = guarded_whole(&whole) && guarded_whole(&other), kept = true;
+  for (int64_t i = 0; !in_place && i < sends; i++) {
+    kept = kept && get(send, d, i) == value(t->rank, i);
+  }
+  for (int64_t i = 0, at = 0, m = 0; i < receives; i++) {
+    double want = 0.0;
+    if (kind == NG_BROADCAST) {
+      want = value(root, i);
+    } else if (kind == NG_ALL_GATHER) {
+      while (i - at >= counts[m]) {
+        at += counts[m++];
+      }
+      want = value((int32_t)m, i - at);
+    } else {
+      for (int32_t r = 0; r < t->size; r++) {
+        want += value(r, kind == NG_REDUCE_SCATTER ? begin + i : i);
+      }
+    }
+    right = right && get(recv, d, i) == want;
+  }
+  free(whole.base);
+  free(other.base);
+  DO(st);
+  NEED(right);
+  NEED(kept);
+  return NG_OK;
+}
+
+static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)c;
+  if (how->which == SELF) return NG_OK; /* has no run */
+  for (int32_t in_place = 0; in_place < 2; in_place++) {
+    for (size_t d = 0; d < 7; d++) {
+      if (d < 4) DO(raw_case(t, NG_ALL_REDUCE, moved[d], in_place, 0));
+      for (int32_t root = 0; root < t->size; root++) {
+        DO(raw_case(t, NG_BROADCAST, moved[d], in_place, root));
+      }
+      if (how->which != THREADS) continue;
+      if (d < 4) DO(raw_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
+      DO(raw_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
+    }
+  }
+  return NG_OK;
+}
+
+static void test_run(void **state) {
+  (void)state;
+  everywhere(raw_body);
+}
+
+/* ---- threads: the same bits ------------------------------------------------------------------*/
+
+enum { LONG = 70001 }; /* three chunks of threads.c, the last one odd */
+
+static uint32_t next_random(uint32_t *s) {
+  *s ^= *s << 13;
+  *s ^= *s >> 17;
+  *s ^= *s << 5;
+  return *s;
+}
+
+/* Numbers of very different size: the order of a sum shows. */
+static double wild(uint32_t *s) {
+  const double x = (double)(next_random(s) % 2000001) / 1e6 - 1.0;
+  const uint32_t size = next_random(s) % 4;
+  return size == 0 ? x : size == 1 ? x * 1e6 : size == 2 ? x * 1e-6 : x * 1e17;
+}
+
+static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)t;
+  const ng_group world = ng_group_world(c);
+  double *x = malloc(LONG * sizeof *x), *want = malloc(LONG * sizeof *want);
+  float *y = malloc(LONG * sizeof *y), *want32 = malloc(LONG * sizeof *want32);
+  ng_status st = x && want && y && want32 ? NG_OK : NG_ERR_NOMEM;
+  for (int turn = 0; turn < 3 && st == NG_OK; turn++) {
+    /* The oracle: rank 0's + rank 1's + ..., in double, rounded once. */
+    for (int32_t r = 0; r < how->n; r++) {
+      uint32_t s = how->seed + 977u * (uint32_t)r;
+      for (int64_t i = 0; i < LONG; i++) {
+        const double v = wild(&s), v32 = (double)(float)v;
+        want[i] = r == 0 ? v : want[i] + v;
+        if (r == c->rank) x[i] = v;
+        if (r == c->rank) y[i] = (float)v32;
+      }
+    }
+    for (int64_t i = 0; i < LONG; i++) {
+      want32[i] = 0.0f;
+    }
+    uint32_t s[MOST];
+    for (int32_t r = 0; r < how->n; r++) {
+      s[r] = how->seed + 977u * (uint32_t)r;
+    }
+    for (int64_t i = 0; i < LONG; i++) {
+      double sum = 0.0;
+      for (int32_t r = 0; r < how->n; r++) {
+        sum += (double)(float)wild(&s[r]);
+      }
+      want32[i] = (float)sum;
+    }
+    st = ng_comm_sum(c, &world, x, LONG, NG_F64);
+    if (st == NG_OK) st = ng_comm_sum(c, &world, y, LONG, NG_F32);
+    if (st == NG_OK && memcmp(x, want, LONG * sizeof *x) != 0) st = NG_ERR_STATE;
+    if (st == NG_OK && memcmp(y, want32, LONG * sizeof *y) != 0) st = NG_ERR_STATE;
+  }
+  free(x);
+  free(want);
+  free(y);
+  free(want32);
+  return st;
+}
+
+static void test_bits(void **state) {
+  (void)state;
+  const char *text = getenv("NG_TEST_SEED");
+  const uint32_t seed = text ? (uint32_t)strtoul(text, NULL, 0) : 20240917u;
+  for (size_t i = 1; i < sizeof sizes / sizeof *sizes; i++) {
+    const trial how = {.which = THREADS, .n = sizes[i], .seed = seed};
+    const ng_status st = run_trial(&how, bits_body, NULL, NULL);
+    if (st != NG_OK)
+      fail_msg("%d ranks: %s; NG_TEST_SEED=%u", (int)sizes[i], ng_status_name(st), seed);
+  }
+}
+
+/* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.
+ * 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
+static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  (void)t;
+  (void)how;
+  static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
+  static const double large[] = {256.0, 2048.0, 16777216.0};
+  static const double want[] = {264.0, 2056.0, 16777224.0};
+  const ng_group world = ng_group_world(c);
+  for (size_t k = 0; k < 3; k++) {
+    double room;
+    put(&room, type[k], 0, c->rank == 0 ? large[k] : 1.0);
+    DO(ng_comm_sum(c, &world, &room, 1, type[k]));
+    NEED(get(&room, type[k], 0) == want[k]);
+  }
+  return NG_OK;
+}
+
+static void test_narrow_sums(void **state) {
+  (void)state;
+  const trial how = {.which = THREADS, .n = 8};
+  assert_int_equal(run_trial(&how, narrow_body, NULL, NULL), NG_OK);
+}
+
+/* ---- ranks.h ---------------------------------------------------------------------------------*/
+
+/* The helper of ranks.h: the worst status, each rank's own. */
+static ng_status say(int32_t rank, ng_transport *t, void *arg) {
+  return t->rank == rank ? ((const ng_status *)arg)[rank] : NG_ERR_STATE;
+}
+
+static void test_ranks_run(void **state) {
+  (void)state;
+  const ng_status bad[] = {NG_SKIPPED, NG_ERR_ARG, NG_ERR_COMM, NG_OK};
+  const ng_status good[] = {NG_OK, NG_SKIPPED, NG_RESCUED};
+  ng_status each[4];
+  assert_int_equal(ranks_run(4, say, (void *)(uintptr_t)bad, each), NG_ERR_COMM);
+  assert_memory_equal(each, bad, sizeof bad);
+  assert_int_equal(ranks_run(3, say, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_ranks_run),   cmocka_unit_test(test_world),
+      cmocka_unit_test(test_groups),      cmocka_unit_test(test_wide_group),
+      cmocka_unit_test(test_pieces),      cmocka_unit_test(test_post),
+      cmocka_unit_test(test_run),         cmocka_unit_test(test_bits),
+      cmocka_unit_test(test_narrow_sums),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

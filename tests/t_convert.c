@@ -1,0 +1,223 @@
+/* t_convert.c: bf16 and f16 from and to f32, and the scan for Inf and NaN, against the definition
+ * of a binary floating-point format (IEEE 754-2008, 3.4) evaluated in double.  All 2^16 patterns of
+ * either format, every tie between two neighbours.  Everything here is exact. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+
+static uint64_t state;
+
+static uint64_t draw(void) { /* splitmix64 */
+  uint64_t z = (state += 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+static int64_t between(int64_t low, int64_t high) {
+  return low + (int64_t)(draw() % (uint64_t)(high - low + 1));
+}
+static double uniform(void) { return (double)(draw() >> 11) * 0x1p-53; }
+
+static void *need(int64_t bytes) {
+  void *p = NULL;
+  assert_int_equal(posix_memalign(&p, 64, (size_t)(bytes > 0 ? bytes : 1)), 0);
+  return p;
+}
+
+/* The value of a binary format with `e` exponent and `f` fraction bits, by its definition. */
+static double value_of(uint32_t bits, int e, int f) {
+  const int bias = (1 << (e - 1)) - 1, exponent = (int)(bits >> f) & ((1 << e) - 1);
+  const double fraction = (double)(bits & ((1u << f) - 1)), sign = bits >> (e + f) ? -1 : 1;
+  if (exponent == (1 << e) - 1) return fraction != 0 ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * ldexp(fraction, 1 - bias - f);
+  return sign * ldexp(ldexp(1.0, f) + fraction, exponent - bias - f);
+}
+
+static uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  return u;
+}
+static float float_of(uint32_t u) {
+  float f;
+  memcpy(&f, &u, sizeof f);
+  return f;
+}
+
+typedef struct format {
+  ng_dtype t;
+  int e, f;
+  float (*widen)(uint16_t h);
+  uint16_t (*narrow)(float f);
+} format;
+static const format formats[] = {{NG_BF16, 8, 7, ng_bf16_to_f32, ng_f32_to_bf16},
+                                 {NG_F16, 5, 10, ng_f16_to_f32, ng_f32_to_f16}};
+
+static void widening_is_exact(void **unused) {
+  (void)unused;
+  for (size_t k = 0; k < 2; k++) {
+    const format *m = &formats[k];
+    for (uint32_t h = 0; h < 65536; h++) {
+      const double want = value_of(h, m->e, m->f);
+      const float got = m->widen((uint16_t)h);
+      if (isnan(want) ? !isnan(got) : (double)got != want) {
+        fail_msg("%s %04x is %g, got %g", ng_dtype_name(m->t), h, want, (double)got);
+      }
+      if (!isnan(want) && (signbit(want) != 0) != (signbit(got) != 0)) {
+        fail_msg("%s %04x lost its sign", ng_dtype_name(m->t), h);
+      }
+    }
+  }
+}
+
+static void check_narrow(const format *m, float from, uint32_t want) {
+  const uint16_t got = m->narrow(from);
+  if (got != want) {
+    fail_msg("%s of %a (%08x) is %04x, got %04x", ng_dtype_name(m->t), (double)from, bits_of(from),
+             want, got);
+  }
+}
+
+/* Every value goes to itself; what lies half way between two neighbours goes to the even one, and
+ * a hair beside it to the nearer.  Above the largest value the neighbour is Inf, whose pattern
+ * continues the sequence, and the half way point is where 1 more exponent would put it. */
+static void narrowing_rounds_to_nearest_even(void **unused) {
+  (void)unused;
+  for (size_t k = 0; k < 2; k++) {
+    const format *m = &formats[k];
+    const uint32_t inf = ((1u << m->e) - 1) << m->f;
+    for (uint32_t s = 0; s < 2; s++) {
+      const float sign = s ? -1.0f : 1.0f;
+      for (uint32_t h = 0; h <= inf; h++) {
+        const uint32_t pattern = h | s << 15;
+        check_narrow(m, m->widen((uint16_t)pattern), pattern);
+        if (h == inf) break;
+        const double here = value_of(h, m->e, m->f);
+        const double next =
+            h + 1 < inf ? value_of(h + 1, m->e, m->f) : 2 * here - value_of(h - 1, m->e, m->f);
+        const double middle = here + (next - here) / 2;
+        if (middle < 0x1p-149) continue; /* f32 has nothing between */
+        const float half = (float)middle;
+        assert_true((double)half == middle);
+        check_narrow(m, sign * half, (h & 1 ? h + 1 : h) | s << 15);
+        check_narrow(m, sign * nextafterf(half, 0), h | s << 15);
+        check_narrow(m, sign * nextafterf(half, INFINITY), (h + 1) | s << 15);
+      }
+      const int largest = (1 << (m->e - 1)) - 1; /* exponents above it are Inf, whatever follows */
+      for (int x = largest + 1; x < 128; x++) {
+        check_narrow(m, sign * ldexpf(1.0f, x), inf | s << 15);
+        check_narrow(m, sign * ldexpf(1.37f, x), inf | s << 15);
+      }
+      check_narrow(m, sign * INFINITY, inf | s << 15);
+      check_narrow(m, sign * 0x1.fffffep127f, inf | s << 15);
+      check_narrow(m, sign * 0x1p-149f, s << 15);
+    }
+    for (uint32_t payload = 1; payload < 0x800000; payload = payload * 2 + (payload & 1)) {
+      for (uint32_t s = 0; s < 2; s++) {
+        const uint16_t got = m->narrow(float_of(0x7f800000u | payload | s << 31));
+        if (!isnan(value_of(got, m->e, m->f)) || (uint32_t)(got >> 15) != s) {
+          fail_msg("%s of a NaN with payload %x is %04x", ng_dtype_name(m->t), payload, got);
+        }
+      }
+    }
+  }
+}
+
+/* The loops, whatever instructions they run on, do what the single functions do; no element before
+ * or after the range is touched. */
+static void many_equal_one_by_one(void **unused) {
+  (void)unused;
+  uint16_t *half = need(65536 * 2), *back = need(65600 * 2);
+  float *wide = need(65600 * 4), *narrow = need(65536 * 4);
+  for (uint32_t i = 0; i < 65536; i++) {
+    half[i] = (uint16_t)(i * 40503u); /* odd: every pattern once */
+    narrow[i] = float_of((uint32_t)draw());
+    if (i % 4 == 0) narrow[i] = (float)((uniform() - 0.5) * ldexp(1, (int)between(-30, 20)));
+  }
+  for (size_t k = 0; k < 2; k++) {
+    const format *m = &formats[k];
+    for (int64_t n = 0; n < 65536; n = n < 70 ? n + 1 : n * 5 + 3) {
+      const int64_t from = n % 7;
+      if (from + n > 65536) break;
+      for (int64_t i = 0; i < n + 2; i++) {
+        wide[i] = 42.0f;
+        back[i] = 4242;
+      }
+      ng_to_f32(wide + 1, half + from, m->t, n);
+      ng_from_f32(back + 1, m->t, narrow + from, n);
+      for (int64_t i = 0; i < n; i++) {
+        if (bits_of(wide[1 + i]) != bits_of(m->widen(half[from + i])) ||
+            back[1 + i] != m->narrow(narrow[from + i])) {
+          fail_msg("%s: element %d of %d differs", ng_dtype_name(m->t), (int)i, (int)n);
+        }
+      }
+      assert_true(wide[0] == 42.0f && wide[n + 1] == 42.0f);
+      assert_true(back[0] == 4242 && back[n + 1] == 4242);
+    }
+  }
+  ng_to_f32(wide, narrow, NG_F32, 65536);
+  assert_memory_equal(wide, narrow, 65536 * 4);
+  memset(wide, 0, 65536 * 4);
+  ng_from_f32(wide, NG_F32, narrow, 65536);
+  assert_memory_equal(wide, narrow, 65536 * 4);
+  free(half);
+  free(back);
+  free(wide);
+  free(narrow);
+}
+
+static void scan_finds_what_is_not_finite(void **unused) {
+  (void)unused;
+  static const struct {
+    ng_dtype t;
+    uint32_t largest, strange[4];
+  } row[] = {{NG_F32, 0x7f7fffff, {0x7f800000, 0xff800000, 0x7f800001, 0xffc00000}},
+             {NG_BF16, 0x7f7f, {0x7f80, 0xff80, 0x7f81, 0xffc0}},
+             {NG_F16, 0x7bff, {0x7c00, 0xfc00, 0x7c01, 0xfe00}}};
+  enum { MOST = 40000 };
+  char *a = need(MOST * 4);
+  for (size_t k = 0; k < 3; k++) {
+    const size_t size = (size_t)ng_dtype_size(row[k].t);
+    for (size_t i = 0; i < MOST; i++) {
+      const uint32_t v = row[k].largest | (i % 2 ? 1u << (size * 8 - 1) : 0);
+      memcpy(a + i * size, &v, size); /* little endian, as the formats on disk */
+    }
+    assert_true(ng_all_finite(a, row[k].t, MOST));
+    assert_true(ng_all_finite(a, row[k].t, 0));
+    for (size_t i = 0; i < MOST; i += i < 100 || (i > 16200 && i < 16500) ? 1 : 97) {
+      uint32_t keep = 0;
+      memcpy(&keep, a + i * size, size);
+      memcpy(a + i * size, &row[k].strange[i % 4], size);
+      if (ng_all_finite(a, row[k].t, MOST) || ng_all_finite(a, row[k].t, (int64_t)i + 1)) {
+        fail_msg("%s: %x at %zu was not found", ng_dtype_name(row[k].t), row[k].strange[i % 4], i);
+      }
+      if (!ng_all_finite(a, row[k].t, (int64_t)i) ||
+          !ng_all_finite(a + (i + 1) * size, row[k].t, MOST - (int64_t)i - 1)) {
+        fail_msg("%s: the scan looked beyond its range at %zu", ng_dtype_name(row[k].t), i);
+      }
+      memcpy(a + i * size, &keep, size);
+    }
+  }
+  free(a);
+}
+
+int main(void) {
+  const char *given = getenv("NG_TEST_SEED");
+  state = given != NULL ? strtoull(given, NULL, 10) : 20240607u;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(widening_is_exact),
+      cmocka_unit_test(narrowing_rounds_to_nearest_even),
+      cmocka_unit_test(many_equal_one_by_one),
+      cmocka_unit_test(scan_finds_what_is_not_finite),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

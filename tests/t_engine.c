@@ -1,0 +1,671 @@
+/* t_engine: the front desk.  Every public function with every wrong argument, order or NULL: its
+ * status, a message that names the culprit, nothing changed; what skipping, memory and reports
+ * promise; nothing allocated in a step. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "natgrad.h"
+
+/* ---- a model to misuse -----------------------------------------------------------------------*/
+
+enum { B = 4, IN = 3, OUT = 2 };
+
+typedef struct fix {
+  ng_context *ctx;
+  ng_precond *p;
+  int32_t fc, norm;
+  float a[B * IN], g[B * OUT], dw[OUT * IN], db[OUT], w[OUT * IN], b[OUT], t[5], dt[5];
+} fix;
+
+static void fill(float *x, int n, int salt) {
+  for (int i = 0; i < n; i++) {
+    x[i] = (float)((i * 7 + salt * 3) % 11 - 5) / 4.0f;
+  }
+}
+
+static void data(fix *f) {
+  fill(f->a, B * IN, 1);
+  fill(f->g, B * OUT, 2);
+  fill(f->dw, OUT * IN, 3);
+  fill(f->db, OUT, 4);
+  fill(f->w, OUT * IN, 5);
+  fill(f->b, OUT, 6);
+  fill(f->t, 5, 7);
+  fill(f->dt, 5, 8);
+}
+
+static void create(fix *f, const char *option, const char *value) {
+  ng_options o;
+  char why[256] = "";
+  memset(f, 0, sizeof *f);
+  data(f);
+  assert_int_equal(ng_context_create(NULL, why, sizeof why, &f->ctx), NG_OK);
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  if (option != NULL) {
+    assert_int_equal(ng_options_set(&o, option, value, why, sizeof why), NG_OK);
+  }
+  assert_int_equal(ng_precond_create(f->ctx, &o, &f->p), NG_OK);
+  assert_int_equal(ng_add_linear(f->p, "fc", IN, OUT, 1, &f->fc), NG_OK);
+  assert_int_equal(ng_add_tensor(f->p, "norm", 5, &f->norm), NG_OK);
+}
+
+static void bind_all(fix *f) {
+  const ng_view dw = ng_view_of(f->dw, OUT, IN, NG_F32), db = ng_view_of(f->db, 1, OUT, NG_F32);
+  const ng_view w = ng_view_of(f->w, OUT, IN, NG_F32), b = ng_view_of(f->b, 1, OUT, NG_F32);
+  const ng_view t = ng_view_of(f->t, 1, 5, NG_F32), dt = ng_view_of(f->dt, 1, 5, NG_F32);
+  assert_int_equal(ng_bind_grad(f->p, f->fc, NG_WEIGHT, &dw), NG_OK);
+  assert_int_equal(ng_bind_grad(f->p, f->fc, NG_BIAS, &db), NG_OK);
+  assert_int_equal(ng_bind_grad(f->p, f->norm, NG_WEIGHT, &dt), NG_OK);
+  assert_int_equal(ng_bind_weight(f->p, f->fc, NG_WEIGHT, &w), NG_OK);
+  assert_int_equal(ng_bind_weight(f->p, f->fc, NG_BIAS, &b), NG_OK);
+  assert_int_equal(ng_bind_weight(f->p, f->norm, NG_WEIGHT, &t), NG_OK);
+}
+
+static void ready(fix *f, const char *option, const char *value) {
+  create(f, option, value);
+  bind_all(f);
+  assert_int_equal(ng_ready(f->p), NG_OK);
+}
+
+static ng_batch batch_of(int64_t samples) {
+  ng_batch b;
+  assert_int_equal(ng_batch_init(&b), NG_OK);
+  b.samples = samples;
+  return b;
+}
+
+static ng_status show(fix *f) {
+  const ng_batch b = batch_of(B);
+  const ng_view a = ng_view_of(f->a, B, IN, NG_F32), g = ng_view_of(f->g, B, OUT, NG_F32);
+  const ng_status s0 = ng_begin(f->p, &b);
+  const ng_status s1 = ng_observe_input(f->p, f->fc, &a, NG_COPY);
+  const ng_status s2 = ng_observe_output_grad(f->p, f->fc, &g, NG_COPY);
+  return s0 < 0 ? s0 : s1 != NG_OK ? s1 : s2;
+}
+
+static void destroy(fix *f) {
+  ng_precond_destroy(&f->p);
+  assert_null(f->p);
+  ng_precond_destroy(&f->p);
+  ng_precond_destroy(NULL);
+  int64_t bytes = -1, now = 0;
+  ng_context_allocated(f->ctx, &now, NULL, NULL);
+  ng_context *empty = NULL;
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &empty), NG_OK);
+  ng_context_allocated(empty, &bytes, NULL, NULL);
+  assert_int_equal(now, bytes); /* what a preconditioner took, it gave back */
+  ng_context_destroy(&empty);
+  ng_context_destroy(&f->ctx);
+  ng_context_destroy(&f->ctx);
+  ng_context_destroy(NULL);
+}
+
+#define WRONG(call, status, word)                                                                  \
+  do {                                                                                             \
+    assert_int_equal(call, status);                                                                \
+    if (strstr(ng_last_error(f.ctx), word) == NULL) {                                              \
+      fail_msg("'%s' does not name '%s'", ng_last_error(f.ctx), word);                             \
+    }                                                                                              \
+  } while (0)
+
+/* ---- contexts --------------------------------------------------------------------------------*/
+
+static void test_context(void **state) {
+  (void)state;
+  ng_context *ctx = (ng_context *)1;
+  ng_context_config c;
+  char why[256];
+  assert_int_equal(ng_context_config_init(NULL), NG_ERR_ARG);
+  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  c.struct_size = 0;
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_null(ctx);
+  assert_non_null(strstr(why, "struct_size"));
+  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  c.linalg = "fast";
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_non_null(strstr(why, "fast"));
+  c.linalg = NULL;
+  c.threads = -1;
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "threads"));
+  c.threads = 1;
+  c.log_level = (ng_log_level)9;
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "log_level"));
+  c.log_level = NG_LOG_NONE;
+  c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "alloc"));
+  assert_int_equal(ng_context_create(NULL, why, sizeof why, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_context_create_for(NG_VERSION + 10000, NULL, why, sizeof why, &ctx),
+                   NG_ERR_STATE);
+  assert_int_equal(ng_context_create_for(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
+  assert_string_equal(ng_last_error(ctx), "");
+  ng_context_destroy(&ctx);
+  assert_string_equal(ng_last_error(NULL), "");
+}
+
+static void test_environment(void **state) {
+  (void)state;
+  ng_context *ctx = NULL;
+  char why[256];
+  const char *const bad[][2] = {{"NG_THREADS", "two"}, {"NG_THREADS", "0"}, {"NG_LOG", "loud"}};
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(setenv(bad[i][0], bad[i][1], 1), 0);
+    assert_int_equal(ng_context_create(NULL, why, sizeof why, &ctx), NG_ERR_ARG);
+    assert_non_null(strstr(why, bad[i][0]));
+    assert_int_equal(unsetenv(bad[i][0]), 0);
+  }
+  char *keep = getenv("NG_LINALG") == NULL ? NULL : strdup(getenv("NG_LINALG"));
+  assert_int_equal(setenv("NG_LINALG", "nothing", 1), 0);
+  assert_int_equal(ng_context_create(NULL, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_non_null(strstr(why, "nothing"));
+  assert_int_equal(keep == NULL ? unsetenv("NG_LINALG") : setenv("NG_LINALG", keep, 1), 0);
+  free(keep);
+}
+
+/* ---- describing a model ----------------------------------------------------------------------*/
+
+static void test_layers(void **state) {
+  (void)state;
+  fix f;
+  create(&f, NULL, NULL);
+  int32_t i = -7;
+  WRONG(ng_add_linear(f.p, NULL, 3, 2, 0, &i), NG_ERR_ARG, "NULL");
+  WRONG(ng_add_linear(f.p, "", 3, 2, 0, &i), NG_ERR_ARG, "empty");
+  WRONG(ng_add_linear(f.p, "fc", 3, 2, 0, &i), NG_ERR_ARG, "'fc' is taken");
+  WRONG(ng_add_linear(f.p, "x\n", 3, 2, 0, &i), NG_ERR_ARG, "control");
+  WRONG(ng_add_linear(f.p, "x", 0, 2, 0, &i), NG_ERR_ARG, "in is 0");
+  WRONG(ng_add_linear(f.p, "x", 3, -1, 0, &i), NG_ERR_ARG, "out is -1");
+  WRONG(ng_add_linear(f.p, "x", 3, 2, 2, &i), NG_ERR_ARG, "bias is 2");
+  WRONG(ng_add_linear(f.p, "x", 3, 2, 0, NULL), NG_ERR_ARG, "index");
+  WRONG(ng_add_conv2d(f.p, "x", 3, 2, 0, 1, 0, 8, 8, 0, &i), NG_ERR_ARG, "kernel[0]");
+  WRONG(ng_add_conv2d(f.p, "x", 3, 2, 3, 0, 0, 8, 8, 0, &i), NG_ERR_ARG, "stride[0]");
+  WRONG(ng_add_conv2d(f.p, "x", 3, 2, 3, 1, -1, 8, 8, 0, &i), NG_ERR_ARG, "padding[0]");
+  WRONG(ng_add_conv2d(f.p, "x", 3, 2, 3, 1, 0, 0, 8, 0, &i), NG_ERR_ARG, "height");
+  WRONG(ng_add_conv2d(f.p, "x", 3, 2, 3, 1, 0, 2, 8, 0, &i), NG_ERR_ARG, "3 pixels");
+  WRONG(ng_add_tensor(f.p, "x", 0, &i), NG_ERR_ARG, "count is 0");
+  WRONG(ng_add_tensor(f.p, "norm", 3, &i), NG_ERR_ARG, "'norm' is taken");
+  WRONG(ng_add_layer(f.p, NULL, &i), NG_ERR_ARG, "layer is NULL");
+  assert_int_equal(ng_add_linear(NULL, "x", 3, 2, 0, &i), NG_ERR_ARG);
+  const struct {
+    ng_kind kind;
+    const char *word;
+  } later[] = {{NG_NORM, "normalisation"}, {NG_EMBEDDING, "embedding"}};
+  ng_layer d;
+  for (int k = 0; k < 2; k++) {
+    assert_int_equal(ng_layer_init(&d, later[k].kind), NG_OK);
+    d.name = "x";
+    d.in = d.out = 4;
+    WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, later[k].word);
+  }
+  assert_int_equal(ng_layer_init(&d, NG_LINEAR), NG_OK);
+  d.name = "x";
+  d.in = d.out = 4;
+  d.shard_axis = 0;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "shard");
+  d.shard_axis = -1;
+  d.alias_of = "fc";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "tied");
+  d.alias_of = NULL;
+  d.options = "dampin=1";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "damping");
+  d.options = "damping=-1";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "damping");
+  d.options = NULL;
+  d.kind = (ng_kind)9;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "kind");
+  d.kind = NG_LINEAR;
+  d.struct_size = 8;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "struct_size");
+  assert_int_equal(ng_layer_init(&d, NG_CONV2D), NG_OK);
+  d.name = "x";
+  d.in = 4;
+  d.out = 6;
+  d.image[0] = d.image[1] = 5;
+  d.groups = 4;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "groups");
+  d.groups = 1;
+  d.layout = (ng_layout)0;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "layout");
+  assert_int_equal(i, -7);
+  assert_int_equal(ng_explain_count(f.p), 3); /* nothing of all that was registered */
+  bind_all(&f);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  WRONG(ng_add_linear(f.p, "late", 3, 2, 0, &i), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_add_tensor(f.p, "late", 3, &i), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_ready(f.p), NG_ERR_STATE, "second time");
+  destroy(&f);
+}
+
+static void test_bind(void **state) {
+  (void)state;
+  fix f;
+  create(&f, NULL, NULL);
+  ng_view v = ng_view_of(f.dw, OUT, IN, NG_F32);
+  WRONG(ng_bind_grad(f.p, 5, NG_WEIGHT, &v), NG_ERR_ARG, "index is 5");
+  WRONG(ng_bind_grad(f.p, -1, NG_WEIGHT, &v), NG_ERR_ARG, "index is -1");
+  WRONG(ng_bind_grad(f.p, f.norm, NG_BIAS, &v), NG_ERR_ARG, "norm");
+  WRONG(ng_bind_grad(f.p, f.fc, (ng_param)3, &v), NG_ERR_ARG, "fc");
+  WRONG(ng_bind_grad(f.p, f.fc, NG_WEIGHT, NULL), NG_ERR_ARG, "NULL");
+  v.cols = 2;
+  WRONG(ng_bind_grad(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "[2, 3]");
+  v.cols = IN;
+  v.row_stride = 2;
+  WRONG(ng_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "row stride 2");
+  v.row_stride = IN;
+  v.dtype = NG_F64;
+  WRONG(ng_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ARG, "f64");
+  v.dtype = NG_F32;
+  v.mem = NG_DEVICE;
+  WRONG(ng_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ABSENT, "device");
+  assert_int_equal(ng_bind_grad(NULL, 0, NG_WEIGHT, &v), NG_ERR_ARG);
+  destroy(&f);
+}
+
+/* ---- order of calls --------------------------------------------------------------------------*/
+
+static void test_order(void **state) {
+  (void)state;
+  fix f;
+  create(&f, NULL, NULL);
+  ng_view a = ng_view_of(f.a, B, IN, NG_F32);
+  const ng_batch b = batch_of(B);
+  WRONG(ng_begin(f.p, &b), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_reset_batch(f.p), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_save(f.p, "/tmp/never"), NG_ERR_STATE, "ng_ready");
+  assert_int_equal(ng_wants(f.p, f.fc), 0);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  WRONG(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin");
+  assert_int_equal(show(&f), NG_OK);
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "gradient of its weight is not bound");
+  bind_all(&f);
+  WRONG(ng_step(f.p, -1.0), NG_ERR_ARG, "lr is -1");
+  WRONG(ng_step(f.p, (double)NAN), NG_ERR_ARG, "lr");
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  destroy(&f);
+
+  ng_precond *none = NULL;
+  ng_options o;
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &f.ctx), NG_OK);
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  WRONG(ng_precond_create(f.ctx, NULL, &none), NG_ERR_ARG, "options");
+  WRONG(ng_precond_create(f.ctx, &o, NULL), NG_ERR_ARG, "out");
+  o.skip_layers = "(";
+  WRONG(ng_precond_create(f.ctx, &o, &none), NG_ERR_ARG, "skip_layers");
+  o.skip_layers = "";
+  o.damping = 0.0;
+  WRONG(ng_precond_create(f.ctx, &o, &none), NG_ERR_ARG, "damping");
+  o.damping = 1e-3;
+  assert_int_equal(ng_precond_create(f.ctx, &o, &none), NG_OK);
+  WRONG(ng_ready(none), NG_ERR_STATE, "no layer");
+  ng_precond_destroy(&none);
+  ng_context_destroy(&f.ctx);
+}
+
+static void test_never_observed(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, NULL, NULL);
+  float before[OUT * IN];
+  memcpy(before, f.dw, sizeof before);
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "layer 'fc' was never observed");
+  const ng_batch b = batch_of(B);
+  const ng_view a = ng_view_of(f.a, B, IN, NG_F32);
+  assert_int_equal(ng_begin(f.p, &b), NG_OK);
+  assert_int_equal(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_OK);
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "output gradient");
+  assert_memory_equal(before, f.dw, sizeof before);
+  assert_int_equal(show(&f), NG_OK); /* and it goes on */
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK); /* not observed this step: the average stays */
+  destroy(&f);
+}
+
+static void test_observe(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, NULL, NULL);
+  ng_batch b = batch_of(0);
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "samples is 0");
+  WRONG(ng_begin(f.p, NULL), NG_ERR_ARG, "batch");
+  b = batch_of(B);
+  b.loss_scale = 0.0;
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "loss_scale");
+  b = batch_of(B);
+  b.reduction = (ng_reduction)0;
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "reduction");
+  b.struct_size = 0;
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "struct_size");
+  b = batch_of(B);
+  assert_int_equal(ng_begin(f.p, &b), NG_OK);
+  ng_view a = ng_view_of(f.a, B, IN, NG_F32);
+  WRONG(ng_observe_input(f.p, 9, &a, NG_COPY), NG_ERR_ARG, "index 9");
+  WRONG(ng_observe_input(f.p, f.norm, &a, NG_COPY), NG_ERR_ARG, "not a layer");
+  WRONG(ng_observe_input(f.p, f.fc, NULL, NG_COPY), NG_ERR_ARG, "NULL");
+  WRONG(ng_observe_input(f.p, f.fc, &a, (ng_loan)0), NG_ERR_ARG, "loan");
+  WRONG(ng_observe_output_grad(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "output gradient is [4, 3]");
+  a.rows = 3;
+  WRONG(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_SHAPE, "[3, 3]");
+  a.rows = B;
+  a.dtype = NG_F64;
+  WRONG(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ARG, "f64");
+  a.dtype = NG_F32;
+  a.mem = NG_DEVICE;
+  WRONG(ng_observe_input(f.p, f.fc, &a, NG_COPY), NG_ERR_ABSENT, "device");
+  destroy(&f);
+}
+
+/* ---- not finite ------------------------------------------------------------------------------*/
+
+/* A refused value: the step says so, the gradient stays, the next step is as if it had not been. */
+static void check_skipped(int where, float value) {
+  fix f, clean;
+  ready(&f, NULL, NULL);
+  ready(&clean, NULL, NULL);
+  for (int k = 0; k < 2; k++) { /* one good step */
+    fix *x = k == 0 ? &f : &clean;
+    assert_int_equal(show(x), NG_OK);
+    assert_int_equal(ng_step(x->p, 0.1), NG_OK);
+    data(x);
+  }
+  if (where == 0) f.a[5] = value;
+  if (where == 1) f.g[1] = value;
+  if (where == 2) f.dw[4] = value;
+  if (where == 3) f.db[1] = value;
+  float before[OUT * IN];
+  memcpy(before, f.dw, sizeof before);
+  assert_int_equal(show(&f), where < 2 ? NG_SKIPPED : NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
+  assert_non_null(strstr(ng_last_error(f.ctx), where < 2 ? "not finite" : "gradient is not finite"));
+  assert_memory_equal(before, f.dw, sizeof before);
+  ng_report r;
+  r.struct_size = sizeof r;
+  assert_int_equal(ng_report_read(f.p, &r), NG_OK);
+  assert_int_equal(r.skipped, 1);
+  assert_int_equal(r.steps, 1);
+  data(&f);
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  for (int i = 0; i < OUT * IN; i++) {
+    assert_true(isfinite((double)f.dw[i]));
+  }
+  destroy(&f);
+  destroy(&clean);
+}
+
+static void test_not_finite(void **state) {
+  (void)state;
+  for (int where = 0; where < 4; where++) {
+    check_skipped(where, NAN);
+    check_skipped(where, INFINITY);
+    check_skipped(where, -INFINITY);
+  }
+}
+
+/* Every value is finite, their squares are not: the average must not be touched. */
+static void test_overflow(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, NULL, NULL);
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  data(&f);
+  f.a[0] = 3e30f;
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
+  assert_non_null(strstr(ng_last_error(f.ctx), "overflowed"));
+  data(&f);
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_true(isfinite((double)f.dw[0]));
+  destroy(&f);
+}
+
+static void test_loss_scale_overflow(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, NULL, NULL);
+  ng_batch b = batch_of(B);
+  b.loss_scale = INFINITY;
+  float before[OUT * IN];
+  memcpy(before, f.dw, sizeof before);
+  WRONG(ng_begin(f.p, &b), NG_SKIPPED, "loss_scale");
+  assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
+  assert_memory_equal(before, f.dw, sizeof before);
+  destroy(&f);
+}
+
+static void test_reset_batch(void **state) {
+  (void)state;
+  fix f, clean;
+  ready(&f, NULL, NULL);
+  ready(&clean, NULL, NULL);
+  f.a[0] = 100.0f;
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_reset_batch(f.p), NG_OK);
+  data(&f);
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(show(&clean), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_int_equal(ng_step(clean.p, 0.1), NG_OK);
+  assert_memory_equal(f.dw, clean.dw, sizeof f.dw);
+  destroy(&f);
+  destroy(&clean);
+}
+
+/* ---- fused updates, options ------------------------------------------------------------------*/
+
+static void test_wrong_update(void **state) {
+  (void)state;
+  fix f;
+  ng_sgd s;
+  ng_adamw w;
+  assert_int_equal(ng_sgd_init(&s), NG_OK);
+  assert_int_equal(ng_adamw_init(&w), NG_OK);
+  ready(&f, NULL, NULL);
+  assert_int_equal(show(&f), NG_OK);
+  s.lr = 0.1;
+  WRONG(ng_step_sgd(f.p, &s), NG_ERR_STATE, "update");
+  w.lr = 0.1;
+  WRONG(ng_step_adamw(f.p, &w), NG_ERR_STATE, "update");
+  WRONG(ng_step_sgd(f.p, NULL), NG_ERR_ARG, "how");
+  WRONG(ng_step_adamw(f.p, NULL), NG_ERR_ARG, "how");
+  destroy(&f);
+  ready(&f, "update", "sgd");
+  assert_int_equal(show(&f), NG_OK);
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "update");
+  s.momentum = -1;
+  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "momentum");
+  s.momentum = 0;
+  s.nesterov = 1;
+  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "nesterov");
+  s.nesterov = 0;
+  s.weight_decay = -1;
+  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "weight_decay");
+  s.weight_decay = 0;
+  ng_view none = ng_view_of(NULL, OUT, IN, NG_F32);
+  assert_int_equal(ng_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
+  WRONG(ng_step_sgd(f.p, &s), NG_ERR_STATE, "weight of its weight is not bound");
+  bind_all(&f);
+  assert_int_equal(ng_step_sgd(f.p, &s), NG_OK);
+  destroy(&f);
+  ready(&f, "update", "adamw");
+  assert_int_equal(show(&f), NG_OK);
+  w.beta1 = 1.0;
+  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "beta1");
+  w.beta1 = 0.9;
+  w.beta2 = -0.1;
+  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "beta2");
+  w.beta2 = 0.999;
+  w.eps = -1;
+  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "eps");
+  w.eps = 1e-8;
+  assert_int_equal(ng_step_adamw(f.p, &w), NG_OK);
+  destroy(&f);
+}
+
+static void test_set(void **state) {
+  (void)state;
+  fix f;
+  char value[64];
+  ready(&f, NULL, NULL);
+  assert_int_equal(ng_set(f.p, "damping", "0.5"), NG_OK);
+  assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
+  assert_true(strtod(value, NULL) == 0.5);
+  WRONG(ng_set(f.p, "damping", "-1"), NG_ERR_ARG, "damping");
+  WRONG(ng_set(f.p, "dampin", "1"), NG_ERR_ARG, "damping");
+  WRONG(ng_set(f.p, "solver", "eigen"), NG_ERR_STATE, "solver");
+  WRONG(ng_set(f.p, "schedule", ""), NG_ERR_STATE, "schedule");
+  WRONG(ng_set(f.p, NULL, "1"), NG_ERR_ARG, "NULL");
+  WRONG(ng_set_real(f.p, "stat_period", 1.5), NG_ERR_ARG, "stat_period");
+  assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
+  assert_true(strtod(value, NULL) == 0.5); /* nothing changed */
+  assert_int_equal(ng_get(f.p, "nothing", value, sizeof value), NG_ERR_ARG);
+  destroy(&f);
+}
+
+/* ---- memory, reports -------------------------------------------------------------------------*/
+
+static void test_nothing_allocated_in_a_step(void **state) {
+  (void)state;
+  const char *const solver[] = {"cholesky", "eigen"};
+  for (int s = 0; s < 2; s++) {
+    fix f;
+    ready(&f, "solver", solver[s]);
+    int64_t before = 0, after = 0;
+    ng_context_allocated(f.ctx, NULL, NULL, &before);
+    for (int t = 0; t < 25; t++) {
+      data(&f);
+      assert_int_equal(show(&f), NG_OK);
+      assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+    }
+    ng_context_allocated(f.ctx, NULL, NULL, &after);
+    assert_int_equal(before, after);
+    destroy(&f);
+  }
+}
+
+static void test_memory_is_what_was_allocated(void **state) {
+  (void)state;
+  fix f;
+  int64_t empty = 0, full = 0, sum = 0;
+  ng_context *ctx = NULL;
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  ng_context_allocated(ctx, &empty, NULL, NULL);
+  ng_context_destroy(&ctx);
+  ready(&f, "update", "adamw");
+  ng_context_allocated(f.ctx, &full, NULL, NULL);
+  ng_memory_info m;
+  m.struct_size = sizeof m;
+  for (int32_t i = 0; i < ng_memory_count(f.p); i++) {
+    assert_int_equal(ng_memory(f.p, i, &m), NG_OK);
+    sum += m.bytes;
+    if (strcmp(m.use, "factors") == 0) {
+      /* 4 bytes per element of the triangles, each rounded up to a cache line */
+      assert_int_equal(m.bytes, 64 + 64); /* A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
+    }
+  }
+  assert_int_equal(sum, full - empty);
+  assert_int_equal(ng_memory(f.p, 99, &m), NG_ERR_ARG);
+  destroy(&f);
+}
+
+static void test_reports(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, "skip_layers", "^nothing$");
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  ng_report r;
+  ng_station_report s;
+  ng_layer_report l;
+  ng_explain_row e;
+  r.struct_size = sizeof r;
+  s.struct_size = sizeof s;
+  l.struct_size = sizeof l;
+  e.struct_size = sizeof e;
+  assert_int_equal(ng_report_read(f.p, &r), NG_OK);
+  assert_int_equal(r.steps, 1);
+  assert_true(r.clip > 0.0 && r.clip <= 1.0);
+  assert_int_equal(r.stations, 8);
+  for (int32_t i = 0; i < r.stations; i++) {
+    assert_int_equal(ng_report_station(f.p, i, &s), NG_OK);
+    assert_int_equal(s.runs, 1);
+    assert_int_equal(s.total_bytes, 0); /* one rank sends nothing */
+  }
+  assert_int_equal(ng_report_station(f.p, 8, &s), NG_ERR_ARG);
+  assert_int_equal(ng_report_layer(f.p, f.fc, &l), NG_OK);
+  assert_string_equal(l.name, "fc");
+  assert_int_equal(l.observations, 2);
+  assert_int_equal(l.rung, 0);
+  assert_true(l.pi > 0.0 && l.damping_a > 0.0 && l.damping_g > 0.0);
+  assert_int_equal(ng_explain_count(f.p), 3);
+  const char *const name[] = {"fc.weight", "fc.bias", "norm"};
+  for (int32_t i = 0; i < 3; i++) {
+    assert_int_equal(ng_explain(f.p, i, &e), NG_OK);
+    assert_string_equal(e.name, name[i]);
+    assert_int_equal(e.covered, i < 2);
+    assert_true(strlen(e.why) > 0);
+  }
+  assert_non_null(strstr(e.why, "tensor"));
+  assert_int_equal(ng_explain(f.p, 3, &e), NG_ERR_ARG);
+  destroy(&f);
+}
+
+static void test_status_names(void **state) {
+  (void)state;
+#define NG_X(name, value, meaning)                                                                 \
+  assert_string_equal(ng_status_name(name), #name);                                                \
+  assert_string_equal(ng_status_meaning(name), meaning);
+  NG_STATUS_LIST(NG_X)
+#undef NG_X
+  assert_non_null(ng_status_name((ng_status)77));
+  assert_int_equal(ng_dtype_size(NG_BF16), 2);
+  assert_string_equal(ng_dtype_name(NG_F16), "f16");
+  char text[2048];
+  assert_true(ng_build_info(text, sizeof text) > 0);
+  assert_non_null(strstr(text, "version = "));
+  assert_int_equal(ng_build_info(NULL, 0), (int32_t)strlen(text));
+  assert_int_equal(ng_version(), NG_VERSION);
+  ng_component c;
+  c.struct_size = sizeof c;
+  for (int32_t i = 0; i < ng_component_count(); i++) {
+    assert_int_equal(ng_component_info(i, &c), NG_OK);
+    assert_true(c.built_in || strlen(c.absent) > 0);
+  }
+  assert_int_equal(ng_component_info(-1, &c), NG_ERR_ARG);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_context),
+      cmocka_unit_test(test_environment),
+      cmocka_unit_test(test_layers),
+      cmocka_unit_test(test_bind),
+      cmocka_unit_test(test_order),
+      cmocka_unit_test(test_never_observed),
+      cmocka_unit_test(test_observe),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_overflow),
+      cmocka_unit_test(test_loss_scale_overflow),
+      cmocka_unit_test(test_reset_batch),
+      cmocka_unit_test(test_wrong_update),
+      cmocka_unit_test(test_set),
+      cmocka_unit_test(test_nothing_allocated_in_a_step),
+      cmocka_unit_test(test_memory_is_what_was_allocated),
+      cmocka_unit_test(test_reports),
+      cmocka_unit_test(test_status_names),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

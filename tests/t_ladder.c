@@ -1,0 +1,301 @@
+/* t_ladder: one crafted matrix for each rung of the ladder, with exact counters.
+ *
+ * The running average is put in place by hand (this test looks inside); stat_decay = 1 and
+ * stat_start = identity keep it there.  Cholesky with damping_split = full and lambda = 1e-3:
+ * diag(1, -x) fails until the damping is above x. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "family/kronecker.h"
+#include "internal.h"
+
+typedef struct fix {
+  ng_context *ctx;
+  ng_precond *p;
+  int32_t fc;
+  float a[3 * 2], g[3 * 2], dw[4];
+} fix;
+
+static const float gradient[4] = {0.5f, -1.0f, 2.0f, 0.25f};
+
+static void start(fix *f, const char *linalg, const char *solver) {
+  ng_context_config c;
+  ng_options o;
+  char why[256] = "";
+  memset(f, 0, sizeof *f);
+  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  c.linalg = linalg;
+  c.threads = 1;
+  assert_int_equal(ng_context_create(&c, why, sizeof why, &f->ctx), NG_OK);
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  const char *const set[][2] = {{"solver", solver},      {"damping", "0.001"},
+                                {"damping_split", "full"}, {"stat_decay", "1"},
+                                {"stat_start", "identity"}, {"solve_period", "1"},
+                                {"clip", "none"}};
+  for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) {
+    assert_int_equal(ng_options_set(&o, set[i][0], set[i][1], why, sizeof why), NG_OK);
+  }
+  if (strcmp(solver, "cholesky") == 0) {
+    assert_int_equal(ng_options_set(&o, "cholesky_form", "inverse", why, sizeof why), NG_OK);
+  }
+  assert_int_equal(ng_precond_create(f->ctx, &o, &f->p), NG_OK);
+  assert_int_equal(ng_add_linear(f->p, "fc", 2, 2, 0, &f->fc), NG_OK);
+  const ng_view dw = ng_view_of(f->dw, 2, 2, NG_F32);
+  assert_int_equal(ng_bind_grad(f->p, f->fc, NG_WEIGHT, &dw), NG_OK);
+  assert_int_equal(ng_ready(f->p), NG_OK);
+  for (int i = 0; i < 6; i++) {
+    f->a[i] = f->g[i] = 1.0f;
+  }
+}
+
+static void put(fix *f, float a00, float a10, float a11) {
+  const ng_part *part = &ng_kron_of(f->p->block[0])->side[NG_SIDE_A].part[0];
+  ng_sym F = {part->F, 2};
+  ng_sym_set(F, 0, 0, a00);
+  ng_sym_set(F, 1, 0, a10);
+  ng_sym_set(F, 1, 1, a11);
+}
+
+static ng_status step(fix *f) {
+  ng_batch b;
+  const ng_view a = ng_view_of(f->a, 3, 2, NG_F32), g = ng_view_of(f->g, 3, 2, NG_F32);
+  memcpy(f->dw, gradient, sizeof gradient);
+  assert_int_equal(ng_batch_init(&b), NG_OK);
+  b.samples = 3;
+  assert_int_equal(ng_begin(f->p, &b), NG_OK);
+  assert_int_equal(ng_observe_input(f->p, f->fc, &a, NG_COPY), NG_OK);
+  assert_int_equal(ng_observe_output_grad(f->p, f->fc, &g, NG_COPY), NG_OK);
+  return ng_step(f->p, 0.1);
+}
+
+static void counters(fix *f, int32_t rung, int64_t more, int64_t twice, int64_t last,
+                     int64_t plain) {
+  ng_report r;
+  ng_layer_report l;
+  r.struct_size = sizeof r;
+  l.struct_size = sizeof l;
+  assert_int_equal(ng_report_read(f->p, &r), NG_OK);
+  assert_int_equal(ng_report_layer(f->p, f->fc, &l), NG_OK);
+  assert_int_equal(l.rung, rung);
+  assert_int_equal(r.more_damping, more);
+  assert_int_equal(r.in_double, twice);
+  assert_int_equal(r.kept_last, last);
+  assert_int_equal(r.plain, plain);
+}
+
+static void stop(fix *f) {
+  ng_precond_destroy(&f->p);
+  ng_context_destroy(&f->ctx);
+}
+
+/* PD of row r for A = diag(x, y) (damping included) and G = (1 + 1e-3) I; 1e-5: a few roundings. */
+static void expect(const fix *f, double x, double y) {
+  for (int r = 0; r < 2; r++) {
+    const double want[2] = {(double)gradient[2 * r] / (x * 1.001),
+                            (double)gradient[2 * r + 1] / (y * 1.001)};
+    for (int c = 0; c < 2; c++) {
+      assert_true(fabs((double)f->dw[2 * r + c] - want[c]) <= 1e-5 * fabs(want[c]));
+    }
+  }
+}
+
+static const char *const linalg[] = {"ref",
+#if defined(NG_HAVE_BLAS)
+                                     "cpu"
+#endif
+};
+enum { LINALGS = sizeof linalg / sizeof linalg[0] };
+
+static void test_healthy(void **state) {
+  (void)state;
+  for (int i = 0; i < LINALGS; i++) {
+    fix f;
+    start(&f, linalg[i], "cholesky");
+    assert_int_equal(step(&f), NG_OK);
+    counters(&f, 0, 0, 0, 0, 0);
+    expect(&f, 1.001, 1.001);
+    stop(&f);
+  }
+}
+
+static void test_more_damping(void **state) {
+  (void)state;
+  const double below[3] = {0.005, 0.05, 0.5};
+  for (int i = 0; i < LINALGS; i++) {
+    for (int32_t rung = 1; rung <= 3; rung++) {
+      fix f;
+      const double d = 1e-3 * pow(10.0, rung);
+      start(&f, linalg[i], "cholesky");
+      put(&f, 1.0f, 0.0f, (float)-below[rung - 1]);
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, rung, 1, 0, 0, 0);
+      expect(&f, 1.0 + d, d - below[rung - 1]);
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, rung, 2, 0, 0, 0);
+      stop(&f);
+    }
+  }
+}
+
+/* Entries of 1e9 that differ by one unit of f32 (64): their Cholesky factor in f32 is noise, and a
+ * damping of 1 is below half a unit; double precision has seven digits to spare. */
+static void test_double(void **state) {
+  (void)state;
+  for (int i = 0; i < LINALGS; i++) {
+    fix f;
+    start(&f, linalg[i], "cholesky");
+    put(&f, 1e9f, 1e9f - 64.0f, 1e9f);
+    assert_int_equal(step(&f), NG_RESCUED);
+    counters(&f, 4, 0, 1, 0, 0);
+    /* (1,-1) is an eigenvector of A with eigenvalue 64.001; of (0.5,-1) it sees 0.75 */
+    const double along = 0.75 / (64.001 * 1.001);
+    assert_true(fabs((double)(f.dw[0] - f.dw[1]) / 2.0 - along) <= 1e-4 * along);
+    stop(&f);
+  }
+}
+
+static void test_last_good(void **state) {
+  (void)state;
+  for (int i = 0; i < LINALGS; i++) {
+    for (int kind = 0; kind < 4; kind++) {
+      fix f;
+      float good[4];
+      start(&f, linalg[i], kind == 3 ? "eigen" : "cholesky");
+      put(&f, 2.0f, 0.0f, 3.0f);
+      assert_int_equal(step(&f), NG_OK);
+      memcpy(good, f.dw, sizeof good);
+      const float bad[] = {NAN, INFINITY, -5.0f, -5.0f};
+      put(&f, 2.0f, 0.0f, bad[kind]);
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, 5, 0, 0, 1, 0);
+      assert_memory_equal(good, f.dw, sizeof good);
+      put(&f, 2.0f, 0.0f, 3.0f); /* and it recovers */
+      assert_int_equal(step(&f), NG_OK);
+      counters(&f, 0, 0, 0, 1, 0);
+      stop(&f);
+    }
+  }
+}
+
+static void test_plain(void **state) {
+  (void)state;
+  for (int i = 0; i < LINALGS; i++) {
+    for (int kind = 0; kind < 3; kind++) {
+      fix f;
+      start(&f, linalg[i], kind == 2 ? "eigen" : "cholesky");
+      put(&f, 2.0f, 0.0f, kind == 0 ? NAN : -5.0f);
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, 6, 0, 0, 0, 1);
+      assert_memory_equal(gradient, f.dw, sizeof gradient);
+      put(&f, 2.0f, 0.0f, 3.0f);
+      assert_int_equal(step(&f), NG_OK);
+      counters(&f, 0, 0, 0, 0, 1);
+      stop(&f);
+    }
+  }
+}
+
+static int failing(int64_t n, float *V, float *w, void *work) {
+  (void)n;
+  (void)V;
+  (void)w;
+  (void)work;
+  return 1;
+}
+
+/* Success with garbage: what LAPACK does on NaN. */
+static int lying(int64_t n, float *V, float *w, void *work) {
+  (void)work;
+  for (int64_t i = 0; i < n * n; i++) {
+    V[i] = 0.5f;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    w[i] = (float)i;
+  }
+  return 0;
+}
+
+static int failing64(int64_t n, double *V, double *w, void *work) {
+  (void)n;
+  (void)V;
+  (void)w;
+  (void)work;
+  return 1;
+}
+
+/* The eigen solver fails, or says it did not: double precision takes over, then the last result. */
+static void test_eigen_ladder(void **state) {
+  (void)state;
+  int (*const broken[])(int64_t, float *, float *, void *) = {failing, lying};
+  for (int i = 0; i < LINALGS; i++) {
+    for (int k = 0; k < 2; k++) {
+      fix f;
+      start(&f, linalg[i], "eigen");
+      put(&f, 2.0f, 0.5f, 3.0f);
+      assert_int_equal(step(&f), NG_OK);
+      float good[4];
+      memcpy(good, f.dw, sizeof good);
+      ng_linalg_ops ops = *f.ctx->la;
+      ops.eigen = broken[k];
+      f.ctx->la = &ops;
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, 4, 0, 2, 0, 0); /* A and G */
+      for (int j = 0; j < 4; j++) { /* f32 against double: a few roundings */
+        assert_true(fabs((double)(f.dw[j] - good[j])) <= 1e-5 * fabs((double)good[j]));
+      }
+      ops.eigen64 = failing64;
+      assert_int_equal(step(&f), NG_RESCUED);
+      counters(&f, 5, 0, 2, 2, 0);
+      stop(&f);
+    }
+  }
+}
+
+/* Inverses that are wrong although factor and invert report success are caught by the residual. */
+static int no_inverse(ng_sym L) {
+  (void)L;
+  return 0;
+}
+
+static void test_lying_cholesky(void **state) {
+  (void)state;
+  fix f;
+  start(&f, "ref", "cholesky");
+  put(&f, 2.0f, 0.5f, 3.0f);
+  ng_linalg_ops ops = *f.ctx->la;
+  ops.invert = no_inverse;
+  f.ctx->la = &ops;
+  assert_int_equal(step(&f), NG_RESCUED);
+  counters(&f, 4, 0, 1, 0, 0); /* A; for G = 1.001 I the root is its own inverse to 1.5e-3 */
+  stop(&f);
+}
+
+/* Zero factors have a defined answer: PD = D / lambda^2 for a full split on both sides. */
+static void test_zero_factors(void **state) {
+  (void)state;
+  for (int i = 0; i < LINALGS; i++) {
+    fix f;
+    start(&f, linalg[i], "cholesky");
+    put(&f, 0.0f, 0.0f, 0.0f);
+    assert_int_equal(step(&f), NG_OK);
+    counters(&f, 0, 0, 0, 0, 0);
+    expect(&f, 1e-3, 1e-3);
+    stop(&f);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_healthy),      cmocka_unit_test(test_more_damping),
+      cmocka_unit_test(test_double),       cmocka_unit_test(test_last_good),
+      cmocka_unit_test(test_plain),        cmocka_unit_test(test_eigen_ladder),
+      cmocka_unit_test(test_lying_cholesky), cmocka_unit_test(test_zero_factors),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

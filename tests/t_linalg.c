@@ -1,0 +1,567 @@
+/* t_linalg.c: the contract of linalg.h.  One suite, run by every implementation, against dense
+ * loops in double written here, and against identities: A X = B, A V = V w, V V' = I. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linalg_check.h"
+
+/* One element of a product: `got` against `exact`, the sum of |terms| of it `terms`, k of them. */
+static void product_element(const ng_linalg_ops *la, float got, double exact, double terms,
+                            int64_t k) {
+  const double err = fabs((double)got - exact);
+  if (isnan(got)) hold_fail("NaN in a product", __LINE__);
+  if (err == 0.0) return;
+  if (la == &ng_linalg_ref) {
+    hold(SUMMED, la, err / (U32 * fabs((double)got) + 2.0 * (double)(k + 4) * U64 * terms));
+  } else {
+    hold(PRODUCT, la, err / ((double)(k + 4) * U32 * terms));
+  }
+}
+
+/* ---- products --------------------------------------------------------------------------------*/
+
+static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                      float alpha, float beta, int64_t pad) {
+  CASE("gemm %d%d %" PRId64 " x %" PRId64 " x %" PRId64 " alpha = %g beta = %g pad = %" PRId64, ta,
+       tb, m, n, k, (double)alpha, (double)beta, pad);
+  mat A = ta ? mat_random(k, m, pad) : mat_random(m, k, pad);
+  mat B = tb ? mat_random(n, k, 2 * pad) : mat_random(k, n, 2 * pad);
+  mat C = beta == 0.0f ? mat_new(m, n, 3 * pad) : mat_random(m, n, 3 * pad); /* 0: C is all NaN */
+  double *old = dense_mat(C);
+  la->gemm(ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
+  mat_check(A);
+  mat_check(B);
+  mat_check(C);
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double exact = 0.0, terms = 0.0;
+      for (int64_t l = 0; l < k; l++) {
+        const double t = (double)alpha * (double)A.a[ta ? l * A.ld + i : i * A.ld + l] *
+                         (double)B.a[tb ? j * B.ld + l : l * B.ld + j];
+        exact += t;
+        terms += fabs(t);
+      }
+      if (beta != 0.0f) {
+        exact += (double)beta * old[i * n + j];
+        terms += fabs((double)beta * old[i * n + j]);
+      }
+      product_element(la, C.a[i * C.ld + j], exact, terms, k);
+    }
+  }
+  free(old);
+  mat_free(A);
+  mat_free(B);
+  mat_free(C);
+}
+
+static void gemm_multiplies(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  static const int64_t dims[] = {1, 2, 3, 5, 8, 17, 33};
+  static const float alphas[] = {1.0f, -0.5f}, betas[] = {0.0f, 1.0f, 0.25f};
+  int c = 0;
+  for (int t = 0; t < 4; t++) {
+    for (int i = 0; i < 7 * 7 * 7; i++) {
+      for (int b = 0; b < 3; b++, c++) {
+        gemm_case(la, t & 1, t >> 1, dims[i % 7], dims[i / 7 % 7], dims[i / 49], alphas[c % 2],
+                  betas[b], c % 3);
+      }
+    }
+    for (int b = 0; b < 3; b++) {
+      gemm_case(la, t & 1, t >> 1, 4, 3, 0, 1.0f, betas[b], 1); /* no terms: C = beta C */
+      gemm_case(la, t & 1, t >> 1, 130, 257, 65, -0.5f, betas[b], 5);
+    }
+  }
+}
+
+static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m, int64_t c0,
+                       int64_t k, int64_t rows, float alpha) {
+  CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64 ", %" PRId64
+       " rows, alpha = %g",
+       n, r0, m, c0, k, rows, (double)alpha);
+  const bool gram = r0 == c0;
+  ng_sym s = sym_random(n), old = sym_copy(s);
+  mat X = mat_random(rows, m, 3), Y = gram ? X : mat_random(rows, k, 1);
+  if (gram) {
+    la->add_gram(s, r0, m, X.a, rows, X.ld, alpha);
+  } else {
+    la->add_product(s, r0, m, c0, k, X.a, X.ld, Y.a, Y.ld, rows, alpha);
+  }
+  sym_check(s);
+  mat_check(X);
+  mat_check(Y);
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      const bool in = i >= r0 && i < r0 + m && j >= c0 && j < c0 + k;
+      const float was = ng_sym_get(old, i, j), got = ng_sym_get(s, i, j);
+      if (!in) {
+        CHECK(got == was);
+        continue;
+      }
+      double exact = (double)was, terms = fabs((double)was);
+      for (int64_t l = 0; l < rows; l++) {
+        const double t =
+            (double)alpha * (double)X.a[l * X.ld + i - r0] * (double)Y.a[l * Y.ld + j - c0];
+        exact += t;
+        terms += fabs(t);
+      }
+      product_element(la, got, exact, terms, rows);
+    }
+  }
+  if (!gram) mat_free(Y);
+  mat_free(X);
+  sym_free(s);
+  sym_free(old);
+}
+
+static void blocks_accumulate(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  for (int64_t n = 1; n <= 9; n++) {
+    for (int64_t r0 = 0; r0 < n; r0++) {
+      for (int64_t m = 1; r0 + m <= n; m++) {
+        block_case(la, n, r0, m, r0, m, 1 + (r0 + 3 * m) % 7, 1.0f);
+        for (int64_t c0 = 0; c0 < r0; c0++) {
+          for (int64_t k = 1; c0 + k <= r0; k++) {
+            block_case(la, n, r0, m, c0, k, 1 + (m + 2 * k + c0) % 6, -0.5f);
+          }
+        }
+      }
+    }
+  }
+  EACH_SIZE(n) {
+    block_case(la, n, 0, n, 0, n, 19, 0.125f);
+    if (n < 16) continue;
+    const int64_t a = n / 5, b = 3 * n / 4;
+    block_case(la, n, a, b - a, a, b - a, 70, 1.0f);  /* a diagonal block over the middle */
+    block_case(la, n, b, n - b, a, b - a, 33, -1.0f); /* a rectangle over it */
+    block_case(la, n, b, n - b, b - 2, 2, 5, 1.0f);   /* right of it */
+    block_case(la, n, n - 1, 1, 0, n - 1, 40, 1.0f);  /* the bias row */
+    block_case(la, n, 1, n - 1, 0, 1, 40, 1.0f);
+  }
+}
+
+static void symmetric_multiplies(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  static const int64_t ms[] = {1, 2, 5, 33, 130};
+  EACH_SIZE(n) {
+    for (int i = 0; i < 5; i++) {
+      for (int left = 0; left < 2; left++) {
+        const int64_t m = ms[i];
+        CASE("mul_%s n = %" PRId64 " m = %" PRId64, left ? "left" : "right", n, m);
+        ng_sym s = sym_random(n), kept = sym_copy(s);
+        mat B = left ? mat_random(n, m, 2) : mat_random(m, n, 2);
+        mat C = mat_new(B.rows, B.cols, 3);
+        if (left) {
+          la->mul_left(s, m, B.a, B.ld, C.a, C.ld);
+        } else {
+          la->mul_right(s, m, B.a, B.ld, C.a, C.ld);
+        }
+        mat_check(B);
+        mat_check(C);
+        sym_check(s);
+        CHECK(memcmp(s.a, kept.a, (size_t)ng_sym_count(n) * sizeof *s.a) == 0);
+        double *d = dense(s);
+        for (int64_t r = 0; r < B.rows; r++) {
+          for (int64_t c = 0; c < B.cols; c++) {
+            double exact = 0.0, terms = 0.0;
+            for (int64_t l = 0; l < n; l++) {
+              const double t = left ? d[r * n + l] * (double)B.a[l * B.ld + c]
+                                    : (double)B.a[r * B.ld + l] * d[l * n + c];
+              exact += t;
+              terms += fabs(t);
+            }
+            product_element(la, C.a[r * C.ld + c], exact, terms, n);
+          }
+        }
+        free(d);
+        mat_free(B);
+        mat_free(C);
+        sym_free(s);
+        sym_free(kept);
+      }
+    }
+  }
+}
+
+/* ---- Cholesky --------------------------------------------------------------------------------*/
+
+/* Largest |A - L L'| / sqrt(a_ii a_jj), L the lower triangle held in `l` by position. */
+static double factor_error(const double *A, const double *L, int64_t n) {
+  double most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      double sum = A[i * n + j];
+      for (int64_t l = 0; l <= j; l++) {
+        sum -= L[i * n + l] * L[j * n + l];
+      }
+      const double e = fabs(sum) / sqrt(A[i * n + i] * A[j * n + j]);
+      if (!(e <= most)) most = e;
+    }
+  }
+  return most;
+}
+
+/* ||A X - B|| / (||A|| ||X||); A [n,n], X, B [n,m]; B NULL: the identity. */
+static double residual(const double *A, const double *X, const double *B, int64_t n, int64_t m) {
+  double *R = times(A, X, n, n, m);
+  for (int64_t i = 0; i < n * m; i++) {
+    R[i] -= B != NULL ? B[i] : i / m == i % m ? 1.0 : 0.0;
+  }
+  const double r = frobenius(R, n * m) / (frobenius(A, n * n) * frobenius(X, n * m));
+  free(R);
+  return r;
+}
+
+static void factor_invert_solve(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  static const double shifts[] = {1.0, 1e-3}; /* condition numbers of about 3 and 1e3 */
+  EACH_SIZE(n) {
+    for (int k = 0; k < 2; k++) {
+      CASE("n = %" PRId64 " shift = %g", n, shifts[k]);
+      ng_sym s = sym_positive(n, shifts[k]), l = sym_copy(s);
+      double *A = dense(s);
+      CHECK(la->factor(l) == 0);
+      sym_check(l);
+      double *L = dense(l);
+      hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U32));
+      for (int64_t i = 0; i < n; i++) {
+        CHECK(ng_sym_get(l, i, i) > 0.0f);
+      }
+      free(L);
+
+      static const int64_t ms[] = {1, 2, 5, 33};
+      for (int i = 0; i < 8; i++) {
+        const int64_t m = ms[i % 4];
+        const bool left = i >= 4;
+        CASE("solve_%s n = %" PRId64 " m = %" PRId64, left ? "left" : "right", n, m);
+        ng_sym kept = sym_copy(l);
+        mat B = left ? mat_random(n, m, 3) : mat_random(m, n, 3);
+        double *b = doubles(n * m), *x = doubles(n * m); /* as columns */
+        for (int64_t r = 0; r < n; r++) {
+          for (int64_t c = 0; c < m; c++) {
+            b[r * m + c] = (double)B.a[left ? r * B.ld + c : c * B.ld + r];
+          }
+        }
+        if (left) {
+          la->solve_left(l, m, B.a, B.ld);
+        } else {
+          la->solve_right(l, m, B.a, B.ld);
+        }
+        mat_check(B);
+        sym_check(l);
+        CHECK(memcmp(l.a, kept.a, (size_t)ng_sym_count(n) * sizeof *l.a) == 0);
+        for (int64_t r = 0; r < n; r++) {
+          for (int64_t c = 0; c < m; c++) {
+            x[r * m + c] = (double)B.a[left ? r * B.ld + c : c * B.ld + r];
+          }
+        }
+        hold(SOLVE, la, residual(A, x, b, n, m) / ((double)(n + 4) * U32));
+        free(b);
+        free(x);
+        mat_free(B);
+        sym_free(kept);
+      }
+
+      CASE("inverse n = %" PRId64 " shift = %g", n, shifts[k]);
+      CHECK(la->invert(l) == 0);
+      sym_check(l);
+      double *X = dense(l);
+      hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
+      free(X);
+      free(A);
+      sym_free(s);
+      sym_free(l);
+    }
+  }
+}
+
+static double *dense64(int64_t n, const double *a) {
+  double *d = doubles(n * n);
+  ng_sym_unpack64(n, a, d, n);
+  return d;
+}
+
+static void factor_invert_in_double(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  EACH_SIZE(n) {
+    CASE("double n = %" PRId64, n);
+    ng_sym s = sym_positive(n, 1e-3);
+    double *a = doubles(ng_sym_count(n) + 1);
+    for (int64_t i = 0; i < ng_sym_count(n); i++) {
+      a[i] = (double)s.a[i];
+    }
+    a[ng_sym_count(n)] = 42.0;
+    double *A = dense64(n, a);
+    CHECK(la->factor64(n, a) == 0);
+    double *L = dense64(n, a);
+    hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
+    CHECK(la->invert64(n, a) == 0);
+    CHECK(a[ng_sym_count(n)] == 42.0);
+    double *X = dense64(n, a);
+    hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
+    free(a);
+    free(A);
+    free(L);
+    free(X);
+    sym_free(s);
+  }
+}
+
+/* A = L D L' with small integers, D = 1 but for entry k: the first bad leading minor is k + 1, and
+ * elimination is exact, so every implementation must say just that. */
+static void indefinite_is_told(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  static const int64_t ns[] = {1, 2, 3, 6, 7, 40, 65};
+  for (int i = 0; i < 7; i++) {
+    const int64_t n = ns[i];
+    for (int64_t k = 0; k < n; k++) {
+      for (int zero = 0; zero < 2; zero++) {
+        CASE("n = %" PRId64 ", minor %" PRId64 " %s", n, k + 1, zero ? "zero" : "negative");
+        ng_sym s = sym_new(n);
+        double *a = doubles(ng_sym_count(n));
+        ng_sym_zero(s);
+        for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and below it */
+          const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
+          const double below = r > 0 ? (r - 1 != k ? 1.0 : zero ? 0.0 : -1.0) : 0.0;
+          ng_sym_set(s, r, r, (float)(d + below));
+          if (r > 0) ng_sym_set(s, r, r - 1, (float)below);
+        }
+        for (int64_t j = 0; j < ng_sym_count(n); j++) {
+          a[j] = (double)s.a[j];
+        }
+        CHECK(la->factor(s) == k + 1);
+        CHECK(la->factor64(n, a) == k + 1);
+        free(a);
+        sym_free(s);
+      }
+    }
+    CASE("n = %" PRId64 ", singular L", n);
+    ng_sym s = sym_new(n);
+    ng_sym_identity(s);
+    ng_sym_set(s, n - 1, n - 1, 0.0f);
+    CHECK(la->invert(s) == n);
+    sym_free(s);
+  }
+}
+
+/* ---- eigen -----------------------------------------------------------------------------------*/
+
+/* A [n,n], V [n,n] with row i the vector of w[i]; u of the type; known (ascending) or NULL. */
+static void eigen_check(const ng_linalg_ops *la, const double *A, const double *V, const double *w,
+                        const double *known, int64_t n, double u) {
+  const double size = frobenius(A, n * n), nu = (double)n * u;
+  double *VA = times(V, A, n, n, n);
+  double most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    CHECK(isfinite(w[i]));
+    CHECK(i == 0 || w[i] >= w[i - 1]);
+    for (int64_t j = 0; j < n; j++) {
+      CHECK(isfinite(V[i * n + j]));
+      VA[i * n + j] -= w[i] * V[i * n + j];
+      double sum = i == j ? -1.0 : 0.0;
+      for (int64_t l = 0; l < n; l++) {
+        sum += V[i * n + l] * V[j * n + l];
+      }
+      most = fmax(most, fabs(sum));
+    }
+    if (known != NULL) {
+      const double e = fabs(w[i] - known[i]);
+      if (e > 0.0) hold(VALUES, la, e / (nu * size));
+    }
+  }
+  hold(ORTHOGONAL, la, most / nu);
+  const double r = frobenius(VA, n * n);
+  hold(EIGEN, la, r == 0.0 ? 0.0 : r / (nu * size)); /* the zero matrix has size 0 */
+  free(VA);
+}
+
+static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
+  const int64_t n = s.n;
+  double *A = dense(s), *V64 = doubles(n * n), *w64 = doubles(n);
+  mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
+  ng_sym_unpack(s, V.a, V.ld);
+  int64_t bytes = la->eigen_work(n);
+  void *work = work_new(bytes);
+  CHECK(la->eigen(n, V.a, w.a, work) == 0);
+  work_free(work, bytes);
+  mat_check(V);
+  mat_check(w);
+  for (int64_t i = 0; i < n * n; i++) {
+    V64[i] = (double)V.a[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    w64[i] = (double)w.a[i];
+  }
+  eigen_check(la, A, V64, w64, known, n, U32);
+
+  memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
+  bytes = la->eigen64_work(n);
+  work = work_new(bytes);
+  CHECK(la->eigen64(n, V64, w64, work) == 0);
+  work_free(work, bytes);
+  eigen_check(la, A, V64, w64, known, n, U64);
+  free(A);
+  free(V64);
+  free(w64);
+  mat_free(V);
+  mat_free(w);
+}
+
+static void eigen_decomposes(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  EACH_SIZE(n) {
+    double *known = doubles(n);
+    CASE("eigen random n = %" PRId64, n);
+    ng_sym s = sym_random(n);
+    eigen_case(la, s, NULL);
+    CASE("eigen tiny n = %" PRId64, n);
+    for (int64_t i = 0; i < ng_sym_count(n); i++) {
+      s.a[i] *= 1e-30f; /* its squares are 0 in float */
+    }
+    eigen_case(la, s, NULL);
+    CASE("eigen zero n = %" PRId64, n);
+    ng_sym_zero(s);
+    eigen_case(la, s, known);
+    CASE("eigen identity n = %" PRId64, n);
+    ng_sym_identity(s);
+    for (int64_t i = 0; i < n; i++) {
+      known[i] = 1.0;
+    }
+    eigen_case(la, s, known);
+    CASE("eigen rank one n = %" PRId64, n);
+    double sum = 0.0;
+    float *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = (float)(1 + i % 7) * (i % 2 ? -1.0f : 1.0f); /* integers: the matrix is exact */
+      sum += (double)x[i] * (double)x[i];
+      known[i] = 0.0;
+      for (int64_t j = 0; j <= i; j++) {
+        ng_sym_set(s, i, j, x[i] * x[j]);
+      }
+    }
+    known[n - 1] = sum;
+    eigen_case(la, s, known);
+    CASE("eigen diagonal n = %" PRId64, n);
+    ng_sym_zero(s);
+    for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
+      ng_sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
+      known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
+    }
+    eigen_case(la, s, known);
+    CASE("eigen second difference n = %" PRId64, n);
+    ng_sym_zero(s);
+    for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
+      ng_sym_set(s, i, i, 2.0f);
+      if (i > 0) ng_sym_set(s, i, i - 1, -1.0f);
+      known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
+    }
+    eigen_case(la, s, known);
+    free(x);
+    free(known);
+    sym_free(s);
+  }
+}
+
+/* Beyond the range of squares in double. */
+static void eigen_of_extremes_in_double(void **arg) {
+  const ng_linalg_ops *la = *arg;
+  static const double scales[] = {1e-200, 1e200};
+  for (int64_t n = 2; n <= 9; n++) {
+    for (int k = 0; k < 2; k++) {
+      CASE("n = %" PRId64 " scale = %g", n, scales[k]);
+      double *A = doubles(n * n), *V = doubles(n * n), *w = doubles(n);
+      for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+          A[i * n + j] = A[j * n + i] = uniform();
+          V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
+        }
+      }
+      const int64_t bytes = la->eigen64_work(n);
+      void *work = work_new(bytes);
+      CHECK(la->eigen64(n, V, w, work) == 0);
+      work_free(work, bytes);
+      for (int64_t i = 0; i < n; i++) {
+        w[i] /= scales[k];
+      }
+      eigen_check(la, A, V, w, NULL, n, 2.0 * U64); /* twice: scaled there and back by us */
+      free(A);
+      free(V);
+      free(w);
+    }
+  }
+}
+
+#if defined(NG_HAVE_BLAS)
+/* ---- one against the other -------------------------------------------------------------------*/
+
+static void agrees_with_ref(void **arg) {
+  const ng_linalg_ops *la = *arg, *ref = &ng_linalg_ref;
+  EACH_SIZE(n) {
+    CASE("across n = %" PRId64, n);
+    ng_sym s = sym_positive(n, 1e-2), x = sym_copy(s), y = sym_copy(s);
+    mat V = mat_new(n, n, 0), W = mat_new(n, n, 0), v = mat_new(1, n, 0), w = mat_new(1, n, 0);
+    ng_sym_unpack(s, V.a, n);
+    ng_sym_unpack(s, W.a, n);
+    CHECK(la->factor(x) == 0 && la->invert(x) == 0);
+    CHECK(ref->factor(y) == 0 && ref->invert(y) == 0);
+    const int64_t bytes =
+        la->eigen_work(n) > ref->eigen_work(n) ? la->eigen_work(n) : ref->eigen_work(n);
+    void *work = work_new(bytes);
+    CHECK(la->eigen(n, V.a, v.a, work) == 0 && ref->eigen(n, W.a, w.a, work) == 0);
+    work_free(work, bytes);
+    double *A = dense(s), *X = dense(x), *Y = dense(y);
+    const double kappa = (double)w.a[n - 1] / (double)w.a[0];
+    for (int64_t i = 0; i < n * n; i++) {
+      X[i] -= Y[i];
+    }
+    hold(ACROSS, la, frobenius(X, n * n) / ((double)n * U32 * kappa * frobenius(Y, n * n)));
+    for (int64_t i = 0; i < n; i++) {
+      hold(ACROSS, la,
+           fabs((double)v.a[i] - (double)w.a[i]) / ((double)n * U32 * frobenius(A, n * n)));
+    }
+    free(A);
+    free(X);
+    free(Y);
+    mat_free(V);
+    mat_free(W);
+    mat_free(v);
+    mat_free(w);
+    sym_free(s);
+    sym_free(x);
+    sym_free(y);
+  }
+}
+#endif
+
+#define REF(f)                                                                                     \
+  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
+#if defined(NG_HAVE_BLAS)
+#define CPU(f)                                                                                     \
+  { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
+#define EACH(f) REF(f), CPU(f)
+#else
+#define EACH(f) REF(f)
+#endif
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    EACH(gemm_multiplies),
+    EACH(blocks_accumulate),
+    EACH(symmetric_multiplies),
+    EACH(factor_invert_solve),
+    EACH(factor_invert_in_double),
+    EACH(indefinite_is_told),
+    EACH(eigen_decomposes),
+    EACH(eigen_of_extremes_in_double),
+#if defined(NG_HAVE_BLAS)
+    CPU(agrees_with_ref),
+#endif
+  };
+  return cmocka_run_group_tests_name("linalg", tests, seed_begin, tell_largest);
+}

@@ -1,0 +1,257 @@
+/* t_linalg_long.c: factors of real networks: n = 4608 is a 3x3 convolution of 512 channels, and
+ * with NG_TEST_LONG=1 n = 9216 as well.  769 and 770 (odd and even) are there for the threads and
+ * the blocking of a BLAS, which small matrices do not reach.
+ *
+ * The matrix is what K-FAC would hand over: X'X / rows with fewer rows than columns, plus damping.
+ * Nothing dense in double fits beside it, so identities are probed with vectors in double: for a
+ * random z, S (S^-1 z) = z, L (L' z) = S z, V'(V z) = z, V'(w (V z)) = S z. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "linalg_check.h"
+
+#if defined(NG_HAVE_BLAS)
+
+static double now(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A random vector of entries in [-1, 1): norm about sqrt(n / 3). */
+static double *probe(int64_t n) {
+  double *z = doubles(n);
+  for (int64_t i = 0; i < n; i++) {
+    z[i] = uniform();
+  }
+  return z;
+}
+
+static double distance(const double *x, const double *y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += (x[i] - y[i]) * (x[i] - y[i]);
+  }
+  return sqrt(sum);
+}
+
+/* Largest eigenvalue of a positive matrix by power iteration: from below, so ratios come out larger
+ * rather than smaller. */
+static double largest(ng_sym s) {
+  double *x = probe(s.n), *y = doubles(s.n), size = 0.0;
+  for (int i = 0; i < 12; i++) {
+    ng_sym_vector(s, x, y);
+    size = frobenius(y, s.n) / frobenius(x, s.n);
+    memcpy(x, y, (size_t)s.n * sizeof *x);
+  }
+  free(x);
+  free(y);
+  return size;
+}
+
+static ng_sym damped(int64_t n) {
+  const int64_t rows = n / 5;
+  ng_sym s = sym_new(n);
+  mat X = mat_random(rows, n, 0);
+  ng_sym_zero(s);
+  ng_linalg_cpu.add_gram(s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* diagonal: about 1 */
+  ng_sym_shift(s, 1e-2);
+  mat_free(X);
+  return s;
+}
+
+static void probed(const double *got, const double *exact, double scale, int64_t n, double *most) {
+  const double r = distance(got, exact, n) / (sqrt((double)n) * U32 * scale);
+  hold(PROBED, &ng_linalg_cpu, r);
+  if (r > *most) *most = r;
+}
+
+/* x = L' z, y = L x. */
+static void through_factor(ng_sym l, const double *z, double *x, double *y) {
+  for (int64_t i = 0; i < l.n; i++) {
+    x[i] = y[i] = 0.0;
+  }
+  for (int64_t i = 0; i < l.n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      x[j] += (double)l.a[ng_sym_at(l.n, i, j)] * z[i];
+    }
+  }
+  for (int64_t i = 0; i < l.n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      y[i] += (double)l.a[ng_sym_at(l.n, i, j)] * x[j];
+    }
+  }
+}
+
+static void cholesky(int64_t n) {
+  const ng_linalg_ops *la = &ng_linalg_cpu;
+  enum { M = 3 };
+  CASE("Cholesky n = %" PRId64, n);
+  ng_sym s = damped(n), l = sym_copy(s);
+  double *z = probe(n), *x = doubles(n), *y = doubles(n);
+  const double size = largest(s);
+  double factor_r = 0.0, solve_r = 0.0, inverse_r = 0.0, product_r = 0.0;
+
+  double t = now();
+  CHECK(la->factor(l) == 0);
+  const double factor_s = now() - t;
+  sym_check(l);
+  through_factor(l, z, x, y);
+  ng_sym_vector(s, z, x);
+  probed(y, x, size * frobenius(z, n), n, &factor_r);
+
+  mat B = mat_random(M, n, 5), C = mat_new(M, n, 1);
+  double *b = dense_mat(B);
+  la->solve_right(l, M, B.a, B.ld);
+  mat_check(B);
+  double *c = dense_mat(B);
+  for (int64_t k = 0; k < M; k++) {
+    ng_sym_vector(s, c + k * n, y);
+    probed(y, b + k * n, size * frobenius(c + k * n, n), n, &solve_r);
+  }
+
+  t = now();
+  CHECK(la->invert(l) == 0);
+  const double invert_s = now() - t;
+  sym_check(l);
+  ng_sym_vector(l, z, x);
+  ng_sym_vector(s, x, y);
+  const double relative = distance(y, z, n) / frobenius(z, n);
+  probed(y, z, size * frobenius(x, n), n, &inverse_r);
+
+  la->mul_right(l, M, B.a, B.ld, C.a, C.ld);
+  mat_check(C);
+  double *d = dense_mat(C);
+  const double inverse_size = largest(l);
+  for (int64_t k = 0; k < M; k++) {
+    ng_sym_vector(l, c + k * n, y);
+    probed(d + k * n, y, inverse_size * frobenius(c + k * n, n), n, &product_r);
+  }
+  print_message("n = %" PRId64
+                ": factor %.2f s, inverse from it %.2f s; ||S X z - z|| / ||z|| = %.1e; "
+                "ratios: factor %.2g solve %.2g inverse %.2g product %.2g\n",
+                n, factor_s, invert_s, relative, factor_r, solve_r, inverse_r, product_r);
+  free(b);
+  free(c);
+  free(d);
+  free(x);
+  free(y);
+  free(z);
+  mat_free(B);
+  mat_free(C);
+  sym_free(s);
+  sym_free(l);
+}
+
+/* x = V z, row by row; y = V'(w x), w NULL: ones. */
+static void through_vectors(int64_t n, const float *V, const float *w, const double *z, double *x,
+                            double *y) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = y[i] = 0.0;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      x[i] += (double)V[i * n + j] * z[j];
+    }
+    if (w != NULL) x[i] *= (double)w[i];
+    for (int64_t j = 0; j < n; j++) {
+      y[j] += (double)V[i * n + j] * x[i];
+    }
+  }
+}
+
+static void eigen(int64_t n) {
+  const ng_linalg_ops *la = &ng_linalg_cpu;
+  CASE("eigen n = %" PRId64, n);
+  ng_sym s = damped(n);
+  const double size = largest(s);
+  mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
+  ng_sym_unpack(s, V.a, V.ld);
+  const int64_t bytes = la->eigen_work(n);
+  void *work = work_new(bytes);
+  const double t = now();
+  CHECK(la->eigen(n, V.a, w.a, work) == 0);
+  const double seconds = now() - t;
+  work_free(work, bytes);
+  mat_check(V);
+  mat_check(w);
+  double *z = probe(n), *x = doubles(n), *y = doubles(n), trace = 0.0;
+  double residual_r = 0.0, orthogonal_r = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    CHECK(i == 0 || w.a[i] >= w.a[i - 1]);
+    trace += (double)w.a[i];
+  }
+  const double e = fabs(trace - ng_sym_trace(s)) / ng_sym_trace(s);
+  through_vectors(n, V.a, NULL, z, x, y);
+  probed(y, z, frobenius(z, n), n, &orthogonal_r);
+  through_vectors(n, V.a, w.a, z, x, y);
+  ng_sym_vector(s, z, x);
+  probed(y, x, size * frobenius(z, n), n, &residual_r);
+  print_message("n = %" PRId64 ": eigen %.2f s; ||S z - V'w V z|| / (||S|| ||z||) = %.1e; ratios: "
+                "residual %.2g orthogonal %.2g; trace off by %.1e\n",
+                n, seconds, distance(y, x, n) / (size * frobenius(z, n)), residual_r, orthogonal_r,
+                e);
+  CHECK(e <= (double)n * U32);
+  free(x);
+  free(y);
+  free(z);
+  mat_free(V);
+  mat_free(w);
+  sym_free(s);
+}
+
+static void threads_and_blocking(void **arg) {
+  (void)arg;
+  for (int64_t n = 769; n <= 770; n++) {
+    cholesky(n);
+    eigen(n);
+  }
+}
+
+static void cholesky_4608(void **arg) {
+  (void)arg;
+  cholesky(4608);
+}
+static void eigen_4608(void **arg) {
+  (void)arg;
+  eigen(4608);
+}
+static void cholesky_9216(void **arg) {
+  (void)arg;
+  cholesky(9216);
+}
+static void eigen_9216(void **arg) {
+  (void)arg;
+  eigen(9216);
+}
+
+#define TEST(f)                                                                                    \
+  { #f, f, seed_restart, NULL, NULL }
+
+int main(void) {
+  const char *more = getenv("NG_TEST_LONG");
+  const struct CMUnitTest usual[] = {TEST(threads_and_blocking), TEST(cholesky_4608),
+                                     TEST(eigen_4608)};
+  const struct CMUnitTest longer[] = {TEST(cholesky_9216), TEST(eigen_9216)};
+  if (more != NULL && strcmp(more, "1") == 0) {
+    return cmocka_run_group_tests_name("linalg 9216", longer, seed_begin, tell_largest);
+  }
+  return cmocka_run_group_tests_name("linalg 4608", usual, seed_begin, tell_largest);
+}
+
+#else
+
+int main(void) {
+  (void)puts("skipped: this build has no BLAS, and plain loops take hours at n = 4608");
+  return 77;
+}
+
+#endif

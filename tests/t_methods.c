@@ -1,0 +1,434 @@
+/* t_methods.c: the rows of option values, and the published option names: what a value meant in the
+ * program it comes from is checked by its numbers, not by its name. */
+#include "options_help.h"
+
+#include "options.h"
+
+static char message[512];
+
+static ng_options system_options(const char *system, const char *variant) {
+  ng_options o = standard_options();
+  const ng_status st = ng_options_set_system(&o, system, variant, message, sizeof message);
+  if (st != NG_OK) print_error("%s, %s: %s\n", system, variant, message);
+  assert_int_equal(st, NG_OK);
+  assert_int_equal(ng_options_check(&o, message, sizeof message), NG_OK);
+  return o;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+/* "name=value ..." differs from the table's defaults, and nothing else does. */
+static void differs_by(const ng_options *o, const char *method, const char *differences) {
+  char list[512];
+  int32_t n = 0;
+  assert_string_equal(o->method, method);
+  (void)snprintf(list, sizeof list, " %s ", differences);
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    char value[64], text[128];
+    assert_int_equal(ng_options_get(o, info.name, value, sizeof value), NG_OK);
+    if (strcmp(value, info.standard) == 0) continue;
+    (void)snprintf(text, sizeof text, " %s=%s ", info.name, value);
+    assert_contains(list, text);
+    n++;
+  }
+  for (const char *at = differences; (at = strchr(at, '=')) != NULL; at++) {
+    n--;
+  }
+  assert_int_equal(n, 0);
+}
+
+#define KAISA "damping=0.001 stat_start=identity stat_scale=kaisa call_weight=equal solve_period=1 "
+#define LZ                                                                                         \
+  "damping=0.001 stat_decay=0.05 stat_start=identity stat_scale=mpd-kfac positions=reduce "        \
+  "calls=last "                                                                                    \
+  "solve_period=1 "
+
+/* As spec'd: the published programs' own defaults, and what their numbers need. */
+static void rows(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  differs_by(&o, "natgrad", "");
+  const char *const eigen = "solver=eigen damping_split=joint ";
+  char text[512];
+  (void)snprintf(text, sizeof text, "%sprediv=1 " KAISA, eigen);
+  assert_int_equal(ng_options_set_method(&o, "kaisa", message, sizeof message), NG_OK);
+  differs_by(&o, "kaisa", text);
+  o = system_options("KAISA", "eigen");
+  differs_by(&o, "kaisa", text);
+  o = system_options("kaisa", "inverse");
+  differs_by(&o, "kaisa", KAISA "damping_split=full");
+
+  (void)snprintf(text, sizeof text, "%seigen_floor=1e-10 " LZ, eigen);
+  assert_int_equal(ng_options_set_method(&o, "mpd-kfac", message, sizeof message), NG_OK);
+  differs_by(&o, "mpd-kfac", text);
+  o = system_options("DP-KFACrepo", "eigen");
+  differs_by(&o, "mpd-kfac", text);
+  o = system_options("DP-KFAC repo", "inverse"); /* as the recordings spell it */
+  differs_by(&o, "mpd-kfac", LZ "damping_leak=1 grad_worker_fraction=0");
+
+  (void)snprintf(text, sizeof text,
+                 "%seigen_floor=1e-10 " LZ "statistics=local grad_worker_fraction=0", eigen);
+  assert_int_equal(ng_options_set_method(&o, "dp-kfac", message, sizeof message), NG_OK);
+  differs_by(&o, "dp-kfac", text);
+  o = system_options("lzhangbv", "eigen_dp");
+  differs_by(&o, "dp-kfac", text);
+  o = system_options("lzhangbv", "inverse_dp");
+  differs_by(&o, "dp-kfac", LZ "damping_leak=1 statistics=local grad_worker_fraction=0");
+}
+
+static void a_row_sets_everything(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  o.damping = 7;
+  o.skip_layers = "fc";
+  o.update = "sgd";
+  assert_int_equal(ng_options_set_method(&o, "natgrad", message, sizeof message), NG_OK);
+  differs_by(&o, "natgrad", "");
+}
+
+static void table_of_methods(void **state) {
+  (void)state;
+  assert_true(ng_method_count() >= 4);
+  for (int32_t m = 0; m < ng_method_count(); m++) {
+    ng_method_info info = {.struct_size = sizeof info};
+    assert_int_equal(ng_method_at(m, &info), NG_OK);
+    assert_true(info.name[0] != 0 && info.help[0] != 0);
+    assert_string_equal(info.family, "kronecker");
+    assert_contains(info.paper, "arXiv");
+    ng_options o = standard_options();
+    assert_int_equal(ng_options_set_method(&o, info.name, message, sizeof message), NG_OK);
+    assert_string_equal(o.method, info.name);
+    assert_int_equal(ng_options_check(&o, message, sizeof message), NG_OK);
+    ng_published_info p = {.struct_size = sizeof p};
+    for (int32_t i = 0; i < info.published; i++) {
+      assert_int_equal(ng_method_published_at(m, i, &p), NG_OK);
+      assert_true(p.name[0] != 0 && p.meaning[0] != 0);
+      if (p.option[0] != 0) assert_true(ng_option_find(p.option) >= 0);
+      if (p.option[0] == 0 && strcmp(p.name, "lr") != 0)
+        assert_contains(p.meaning, "nothing to set");
+    }
+    assert_int_equal(ng_method_published_at(m, info.published, &p), NG_ERR_ARG);
+    assert_int_equal(ng_method_published_at(m, -1, &p), NG_ERR_ARG);
+    assert_int_equal(ng_options_set_method(&o, "no such method", message, sizeof message),
+                     NG_ERR_ARG);
+    assert_contains(message, info.name); /* the list in the message is the table */
+  }
+  ng_method_info info = {.struct_size = sizeof info};
+  assert_int_equal(ng_method_at(ng_method_count(), &info), NG_ERR_ARG);
+  assert_int_equal(ng_method_at(0, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_method_published_at(0, 0, NULL), NG_ERR_ARG);
+}
+
+static void wrong_names(void **state) {
+  (void)state;
+  static const char *const later[] = {"spngd", "eva",  "eva-natgrad", "eva-kfac",
+                                      "mfac",  "efcp", "ggt"};
+  ng_options o = standard_options();
+  const ng_options before = o;
+  for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
+    assert_int_equal(ng_options_set_method(&o, later[i], message, sizeof message), NG_ERR_ABSENT);
+    assert_contains(message, later[i]);
+    assert_contains(message, "not supported yet");
+  }
+  assert_int_equal(ng_options_set_method(&o, "kiasa", message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "did you mean 'kaisa'?");
+  assert_int_equal(ng_options_set_method(&o, NULL, message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set_method(NULL, "kaisa", message, sizeof message), NG_ERR_ARG);
+
+  assert_int_equal(ng_options_set_system(&o, "KAISA", "eigen_dp", message, sizeof message),
+                   NG_ERR_ARG);
+  assert_contains(message, "eigen|inverse");
+  assert_int_equal(ng_options_set_system(&o, "lzhangbv", "inverse-dp", message, sizeof message),
+                   NG_ERR_ARG);
+  assert_contains(message, "did you mean 'inverse_dp'?");
+  assert_int_equal(ng_options_set_system(&o, "Eva", "", message, sizeof message), NG_ERR_ABSENT);
+  assert_int_equal(ng_options_set_system(&o, "chainerkfac", "spngd", message, sizeof message),
+                   NG_ERR_ABSENT);
+  assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "KAISA and DP-KFACrepo");
+  assert_int_equal(ng_options_set_system(&o, NULL, "eigen", message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set_system(&o, "KAISA", NULL, message, sizeof message), NG_ERR_ARG);
+  assert_memory_equal(&o, &before, sizeof o);
+}
+
+/* ---- published names -------------------------------------------------------------------------*/
+
+static void publish(ng_options *o, const char *name, const char *value) {
+  double lr = -1;
+  const ng_status st = ng_options_set_published(o, name, value, &lr, message, sizeof message);
+  if (st != NG_OK) print_error("%s\n", message);
+  assert_int_equal(st, NG_OK);
+  assert_true(lr == -1); /* only `lr` is lr */
+  assert_int_equal(ng_options_check(o, message, sizeof message), NG_OK);
+}
+
+static void publish_refused(const ng_options *o, const char *name, const char *value,
+                            ng_status st) {
+  ng_options copy = *o;
+  double lr = -1;
+  message[0] = 0;
+  const ng_status got = ng_options_set_published(&copy, name, value, &lr, message, sizeof message);
+  if (got != st) print_error("%s = '%s': %s\n", name, value, message);
+  assert_int_equal(got, st);
+  assert_contains(message, name);
+  assert_memory_equal(&copy, o, sizeof copy);
+  assert_true(lr == -1);
+}
+
+/* The running average of ones after k samples of value x, by the program's own rule. */
+static double average_there(bool new_weight, double w, int k, double x) {
+  double a = 1;
+  for (int i = 0; i < k; i++) {
+    a = new_weight ? (1 - w) * a + w * x : w * a + (1 - w) * x;
+  }
+  return a;
+}
+
+static double average_here(double rho, int k, double x) {
+  double a = 1;
+  for (int i = 0; i < k; i++) {
+    a = rho * a + (1 - rho) * x;
+  }
+  return a;
+}
+
+/* factor_decay weighs the old average in one program and the new sample in the other; here it is
+ * the same average.  1e-15: 1 - (1 - w) is off by half a unit of the last place of 1. */
+static void factor_decay(void **state) {
+  (void)state;
+  static const char *const values[] = {"0.95", "0.8", "0.5", "0.3", "1", "0.05"};
+  ng_options k = system_options("KAISA", "eigen"), l = system_options("lzhangbv", "inverse");
+  for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+    const double w = strtod(values[i], NULL);
+    publish(&k, "factor_decay", values[i]);
+    publish(&l, "factor_decay", values[i]);
+    assert_true(k.stat_decay == w);
+    for (int n = 1; n < 5; n++) {
+      const double dk = average_here(k.stat_decay, n, 3) - average_there(false, w, n, 3);
+      const double dl = average_here(l.stat_decay, n, 3) - average_there(true, w, n, 3);
+      assert_true(dk == 0);
+      assert_true(dl < 1e-14 && dl > -1e-14);
+    }
+  }
+  publish_refused(&l, "factor_decay", "1.5", NG_ERR_ARG);
+  publish_refused(&l, "factor_decay", "x", NG_ERR_ARG);
+  publish_refused(&k, "factor_decay", "-0.1", NG_ERR_ARG);
+}
+
+/* One program switches the clip off at 0 and below, the other refuses that. */
+static void kl_clip(void **state) {
+  (void)state;
+  static const char *const off[] = {"none", "None", "null", "0", "0.0", "-1", "-1e-3"};
+  ng_options l = system_options("lzhangbv", "eigen_dp"), k = system_options("KAISA", "inverse");
+  for (size_t i = 0; i < sizeof off / sizeof off[0]; i++) {
+    publish(&l, "kl_clip", off[i]);
+    assert_string_equal(l.clip, "none");
+    publish(&l, "kl_clip", "0.002");
+    assert_string_equal(l.clip, "kl");
+    assert_true(l.kl_clip == 0.002);
+    if (i < 3) {
+      publish(&k, "kl_clip", off[i]);
+      assert_string_equal(k.clip, "none");
+    } else {
+      publish_refused(&k, "kl_clip", off[i], NG_ERR_ARG);
+    }
+    publish(&k, "kl_clip", "1000000.0");
+    assert_string_equal(k.clip, "kl");
+    assert_true(k.kl_clip == 1e6);
+  }
+  publish_refused(&l, "kl_clip", "nan", NG_ERR_ARG);
+}
+
+static void lr(void **state) {
+  (void)state;
+  static const char *const system[][2] = {{"KAISA", "eigen"}, {"lzhangbv", "inverse_dp"}};
+  for (size_t i = 0; i < 2; i++) {
+    ng_options o = system_options(system[i][0], system[i][1]);
+    const ng_options before = o;
+    double value = -1;
+    assert_int_equal(ng_options_set_published(&o, "lr", "0.05", &value, NULL, 0), NG_OK);
+    assert_true(value == 0.05);
+    assert_memory_equal(&o, &before, sizeof o); /* it is no option here */
+    assert_int_equal(ng_options_set_published(&o, "lr", "0.05", NULL, NULL, 0), NG_OK);
+    publish_refused(&o, "lr", "-0.1", NG_ERR_ARG);
+    publish_refused(&o, "lr", "inf", NG_ERR_ARG);
+  }
+}
+
+static void kaisa_names(void **state) {
+  (void)state;
+  ng_options o = system_options("KAISA", "eigen");
+  publish(&o, "factor_update_steps", "10");
+  publish(&o, "inv_update_steps", "100");
+  publish(&o, "damping", "0.003");
+  assert_true(o.stat_period == 10 && o.solve_period == 100 && o.damping == 0.003);
+  publish_refused(&o, "inv_update_steps", "0", NG_ERR_ARG);
+  assert_contains(message, "solve_period"); /* the message names both */
+  publish_refused(&o, "damping", "0", NG_ERR_ARG);
+
+  publish(&o, "compute_eigenvalue_outer_product", "False");
+  assert_int_equal(o.prediv, 0);
+  publish(&o, "compute_method", "EIGEN"); /* it is already: prediv stays */
+  assert_int_equal(o.prediv, 0);
+  publish(&o, "compute_eigenvalue_outer_product", "true");
+  assert_int_equal(o.prediv, 1);
+  publish(&o, "compute_method", "inverse");
+  assert_string_equal(o.solver, "cholesky");
+  assert_string_equal(o.damping_split, "full");
+  assert_int_equal(o.prediv, 0);
+  publish(&o, "compute_eigenvalue_outer_product", "true"); /* ignored for INVERSE */
+  assert_int_equal(o.prediv, 0);
+  publish(&o, "compute_method", "Eigen");
+  assert_string_equal(o.solver, "eigen");
+  assert_string_equal(o.damping_split, "joint");
+  assert_int_equal(o.prediv, 1);
+  publish_refused(&o, "compute_method", "cholesky", NG_ERR_ARG);
+
+  static const char *const share[][2] = {{"COMM_OPT", "1"}, {"HYBRID_OPT", "0.5"}, {"mem_opt", "0"},
+                                         {"0.25", "0.25"},  {"1.0", "1"},          {"0", "0"}};
+  for (size_t i = 0; i < sizeof share / sizeof share[0]; i++) {
+    publish(&o, "grad_worker_fraction", share[i][0]);
+    assert_option(&o, "grad_worker_fraction", share[i][1]);
+  }
+  publish_refused(&o, "grad_worker_fraction", "1.01", NG_ERR_ARG);
+
+  static const char *const dtype[][2] = {{"torch.float16", "f16"}, {"bfloat16", "bf16"},
+                                         {"torch.half", "f16"},    {"None", "f32"},
+                                         {"fp32", "f32"},          {"bf16", "bf16"}};
+  for (size_t i = 0; i < sizeof dtype / sizeof dtype[0]; i++) {
+    publish(&o, "factor_dtype", dtype[i][0]);
+    assert_option(&o, "factor_dtype", dtype[i][1]);
+    publish(&o, "inv_dtype", dtype[i][0]);
+    assert_option(&o, "inverse_dtype", dtype[i][1]);
+  }
+  publish_refused(&o, "factor_dtype", "torch.float64", NG_ERR_ABSENT);
+  publish_refused(&o, "inv_dtype", "int8", NG_ERR_ARG);
+
+  publish(&o, "skip_layers", "fc|embed");
+  assert_string_equal(o.skip_layers, "fc|embed");
+  publish(&o, "skip_layers", "[]");
+  assert_string_equal(o.skip_layers, "");
+  publish(&o, "skip_layers", "[Cc]onv[0-9]");
+  publish_refused(&o, "skip_layers", "['fc', 'embed']", NG_ERR_ARG);
+  publish_refused(&o, "skip_layers", "layer\\d", NG_ERR_ABSENT);
+  publish_refused(&o, "skip_layers", "(?i)fc", NG_ERR_ABSENT);
+}
+
+/* Options of the published program that decide nothing here are checked and leave all as it is. */
+static void nothing_to_set(void **state) {
+  (void)state;
+  static const char *const k[][3] = {
+      {"accumulation_steps", "4", "0"},          {"symmetry_aware", "True", "2"},
+      {"allreduce_bucket_cap_mb", "25.0", "-1"}, {"colocate_factors", "false", "maybe"},
+      {"assignment_strategy", "memory", "cpu"},  {"update_factors_in_hook", "1", ""},
+      {"grad_scaler", "None", "scaler"}};
+  static const char *const l[][3] = {{"distribute_layer_factors", "None", "3"},
+                                     {"hook_enabled", "True", "False"},
+                                     {"exclude_parts", "", "ComputeFactor"}};
+  for (size_t i = 0; i < sizeof k / sizeof k[0] + sizeof l / sizeof l[0]; i++) {
+    const bool kaisa = i < sizeof k / sizeof k[0];
+    const char *const *row = kaisa ? k[i] : l[i - sizeof k / sizeof k[0]];
+    ng_options o = kaisa ? system_options("KAISA", "eigen") : system_options("lzhangbv", "eigen");
+    const ng_options before = o;
+    publish(&o, row[0], row[1]);
+    assert_memory_equal(&o, &before, sizeof o);
+    const bool absent = strcmp(row[0], "grad_scaler") == 0 || strcmp(row[0], "hook_enabled") == 0 ||
+                        strcmp(row[0], "exclude_parts") == 0;
+    publish_refused(&o, row[0], row[2], absent ? NG_ERR_ABSENT : NG_ERR_ARG);
+  }
+}
+
+static void lz_names(void **state) {
+  (void)state;
+  static const char *const variant[] = {"eigen", "inverse", "eigen_dp", "inverse_dp"};
+  for (size_t i = 0; i < 4; i++) {
+    ng_options o = system_options("DP-KFAC_repo", variant[i]);
+    publish(&o, "fac_update_freq", "2");
+    publish(&o, "kfac_update_freq", "4");
+    publish(&o, "damping", "0.03");
+    publish(&o, "exclude_vocabulary_size", "9521");
+    assert_true(o.stat_period == 2 && o.solve_period == 4 && o.damping == 0.03);
+    assert_true(o.exclude_width == 9521);
+    publish(&o, "exclude_vocabulary_size", "None");
+    assert_true(o.exclude_width == 0);
+    publish_refused(&o, "exclude_vocabulary_size", "0", NG_ERR_ARG);
+    publish_refused(&o, "kfac_update_freq", "0", NG_ERR_ARG);
+  }
+  /* who may send inverses */
+  ng_options o = system_options("lzhangbv", "eigen");
+  publish(&o, "communicate_inverse_or_not", "True");
+  assert_true(o.grad_worker_fraction == 1);
+  publish_refused(&o, "communicate_inverse_or_not", "False", NG_ERR_ARG);
+  o = system_options("lzhangbv", "inverse");
+  assert_true(o.grad_worker_fraction == 0);
+  publish(&o, "communicate_inverse_or_not", "True");
+  assert_true(o.grad_worker_fraction == 1);
+  publish(&o, "communicate_inverse_or_not", "0");
+  assert_true(o.grad_worker_fraction == 0);
+  o = system_options("lzhangbv", "inverse_dp");
+  publish(&o, "communicate_inverse_or_not", "false");
+  assert_true(o.grad_worker_fraction == 0);
+  publish_refused(&o, "communicate_inverse_or_not", "true", NG_ERR_ARG);
+}
+
+/* A name belongs to its program. */
+static void names_of_another_program(void **state) {
+  (void)state;
+  ng_options k = system_options("KAISA", "eigen"), l = system_options("lzhangbv", "eigen");
+  const ng_options ours = standard_options();
+  publish_refused(&k, "fac_update_freq", "1", NG_ERR_ARG);
+  publish_refused(&l, "factor_update_steps", "1", NG_ERR_ARG);
+  publish_refused(&l, "stat_decay", "0.5", NG_ERR_ARG);
+  publish_refused(&ours, "damping", "0.5", NG_ERR_ARG);
+  assert_contains(message, "no published names");
+  publish_refused(&k, "dampin", "1", NG_ERR_ARG);
+  assert_contains(message, "did you mean 'damping'?");
+  assert_int_equal(ng_options_set_published(&k, NULL, "1", NULL, message, sizeof message),
+                   NG_ERR_ARG);
+  assert_int_equal(ng_options_set_published(&k, "damping", NULL, NULL, message, sizeof message),
+                   NG_ERR_ARG);
+  assert_int_equal(ng_options_set_published(NULL, "damping", "1", NULL, message, sizeof message),
+                   NG_ERR_ARG);
+}
+
+/* Every published name takes some value: none is listed that cannot be given. */
+static void every_published_name(void **state) {
+  (void)state;
+  static const char *const some[] = {"1", "true", "none", "0.5", "eigen", "compute", "", "false"};
+  for (int32_t m = 0; m < ng_method_count(); m++) {
+    ng_method_info info = {.struct_size = sizeof info};
+    assert_int_equal(ng_method_at(m, &info), NG_OK);
+    for (int32_t i = 0; i < info.published; i++) {
+      ng_published_info p = {.struct_size = sizeof p};
+      assert_int_equal(ng_method_published_at(m, i, &p), NG_OK);
+      int32_t taken = 0;
+      for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
+        ng_options o = standard_options();
+        assert_int_equal(ng_options_set_method(&o, info.name, NULL, 0), NG_OK);
+        if (ng_options_set_published(&o, p.name, some[k], NULL, NULL, 0) == NG_OK) taken++;
+      }
+      if (taken == 0 || taken == 8) print_error("%s: %s takes %d\n", info.name, p.name, taken);
+      assert_true(taken > 0);
+      if (strcmp(p.name, "skip_layers") != 0) assert_true(taken < 8); /* any text is a pattern */
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(rows),
+      cmocka_unit_test(a_row_sets_everything),
+      cmocka_unit_test(table_of_methods),
+      cmocka_unit_test(wrong_names),
+      cmocka_unit_test(factor_decay),
+      cmocka_unit_test(kl_clip),
+      cmocka_unit_test(lr),
+      cmocka_unit_test(kaisa_names),
+      cmocka_unit_test(nothing_to_set),
+      cmocka_unit_test(lz_names),
+      cmocka_unit_test(names_of_another_program),
+      cmocka_unit_test(every_published_name),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,955 @@
+/* t_option_effects.c: every option does something.
+ *
+ * One small model (a convolution, two linear layers on three positions) is played through the
+ * public API with two values of an option.  effect_<option> says in what the two runs differ, and,
+ * where that can be said without knowing the engine, by how much.  The option table names these
+ * tests; t_options.c checks that each row has one.
+ *
+ * "Differ" is a largest difference above 1e-3 of the largest entry unless said otherwise: a
+ * thousand times what f32 rounding (6e-8) makes of condition numbers below 1e3, which a damping of
+ * 0.1 on factors of order 1 keeps.  "Agree" is below that, or the same bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "natgrad.h"
+#include "ranks.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the model and its data ------------------------------------------------------------------*/
+
+enum { CONV, FC1, FC2, LAYERS, STEPS = 4, RANKS = 2, TOTAL = 131, SEEN_MAX = 6 * 80 };
+
+static const struct layer {
+  const char *name;
+  int64_t rows, cols, bias;             /* of the weight */
+  int64_t in, out;                      /* elements a sample shows */
+  int64_t seen_in, seen_out, seen_rows; /* as matrices: columns, rows a sample */
+  int64_t at;                           /* in the results */
+} layer[LAYERS] = {
+    {"conv", 4, 18, 1, 40, 80, 40, 80, 1, 0},
+    {"fc1", 5, 6, 1, 18, 15, 6, 5, 3, 76},
+    {"fc2", 4, 5, 0, 15, 12, 5, 4, 3, 111},
+};
+
+/* A number in [-1, 1) for every place: the finaliser of SplitMix64. */
+static float data(int64_t step, int64_t rank, int64_t call, int64_t what, int64_t i) {
+  uint64_t z = (uint64_t)((((step * 8 + rank) * 8 + call) * 16 + what) * 4096 + i) + 1;
+  z *= UINT64_C(0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return (float)((double)(z >> 40) / (1 << 23) - 1.0);
+}
+
+typedef struct run {
+  /* what to do */
+  const char *settings;      /* "name=value name=value" */
+  const char *layer_options; /* of fc1 */
+  int32_t ranks, steps, calls;
+  int64_t samples[2];                 /* of the first and the second micro-batch */
+  const char *set_option, *set_value; /* ng_set before the second step */
+  const char *step;                   /* "gradient", "sgd", "adamw" */
+  int32_t odd_rank;                   /* this rank sees other data; -1: none */
+  /* what came out: one of each rank */
+  struct outcome {
+    ng_status st;
+    char message[512];
+    float P[STEPS][TOTAL], weight[STEPS][TOTAL];
+    double nu[STEPS];
+    int64_t sums, factors, results, moments;
+    int64_t share_bytes, deliver_bytes;
+    int32_t covered[LAYERS], owner[LAYERS];
+    char why[LAYERS][200];
+    int32_t wanted[STEPS];
+  } rank[RANKS];
+} run;
+
+static const run usual = {
+    .ranks = 1, .steps = 3, .calls = 2, .samples = {4, 2}, .step = "gradient", .odd_rank = -1};
+
+#define TRY(call)                                                                                  \
+  do {                                                                                             \
+    const ng_status status_ = (call);                                                              \
+    if (status_ < 0 || status_ == NG_SKIPPED) return status_;                                      \
+    if (status_ > r->st) r->st = status_;                                                          \
+  } while (0)
+
+/* `text` is cut to pieces and holds free texts until ng_precond_create has copied them. */
+static ng_status apply(ng_options *o, char *text, char *message, size_t size) {
+  char *rest = text;
+  for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
+    char *equals = strchr(word, '=');
+    if (equals == NULL) return NG_ERR_ARG;
+    *equals = 0;
+    const ng_status st = ng_options_set(o, word, equals + 1, message, size);
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}
+
+static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
+  for (int32_t i = 0; i < LAYERS; i++) {
+    ng_layer l;
+    int32_t index;
+    TRY(ng_layer_init(&l, i == CONV ? NG_CONV2D : NG_LINEAR));
+    l.name = layer[i].name;
+    l.in = i == CONV ? 2 : layer[i].cols;
+    l.out = layer[i].rows;
+    l.bias = (int32_t)layer[i].bias;
+    if (i == CONV) {
+      l.kernel[0] = l.kernel[1] = 3;
+      l.padding[0] = l.padding[1] = 1;
+      l.image[0] = 5;
+      l.image[1] = 4;
+    }
+    if (i == FC1) l.options = what->layer_options;
+    TRY(ng_add_layer(p, &l, &index));
+  }
+  return NG_OK;
+}
+
+/* Gradients and weights of all layers are one array each. */
+static ng_status bind(struct outcome *r, ng_precond *p, float *gradient, float *weight) {
+  for (int32_t i = 0; i < LAYERS; i++) {
+    const int64_t n = layer[i].rows * layer[i].cols;
+    for (int k = 0; k < 1 + (int)layer[i].bias; k++) {
+      const ng_param which = k == 0 ? NG_WEIGHT : NG_BIAS;
+      const int64_t rows = k == 0 ? layer[i].rows : 1,
+                    cols = k == 0 ? layer[i].cols : layer[i].rows;
+      const int64_t at = layer[i].at + (k == 0 ? 0 : n);
+      const ng_view g = ng_view_of(gradient + at, rows, cols, NG_F32);
+      const ng_view w = ng_view_of(weight + at, rows, cols, NG_F32);
+      TRY(ng_bind_grad(p, i, which, &g));
+      TRY(ng_bind_weight(p, i, which, &w));
+    }
+  }
+  return NG_OK;
+}
+
+static ng_status show(const run *what, struct outcome *r, ng_precond *p, int32_t rank, int32_t step,
+                      int32_t call) {
+  float a[SEEN_MAX];
+  ng_batch batch;
+  const int64_t B = what->samples[call], other = rank == what->odd_rank ? 4 : rank;
+  TRY(ng_batch_init(&batch));
+  batch.samples = B;
+  batch.reduction = NG_MEAN;
+  TRY(ng_begin(p, &batch));
+  r->wanted[step] = ng_wants(p, FC1);
+  for (int32_t i = 0; i < LAYERS; i++) {
+    if (ng_wants(p, i) == 0) continue;
+    for (int k = 0; k < 2; k++) {
+      const int64_t n = B * (k == 0 ? layer[i].in : layer[i].out);
+      for (int64_t j = 0; j < n; j++) {
+        a[j] = data(step, other, call, 2 * i + k, j) / (k == 0 ? 1 : (float)B);
+      }
+      const ng_view v = ng_view_of(a, B * layer[i].seen_rows,
+                                   k == 0 ? layer[i].seen_in : layer[i].seen_out, NG_F32);
+      TRY(k == 0 ? ng_observe_input(p, i, &v, NG_COPY) : ng_observe_output_grad(p, i, &v, NG_COPY));
+    }
+  }
+  return NG_OK;
+}
+
+static ng_status one_step(const run *what, ng_precond *p) {
+  if (strcmp(what->step, "sgd") == 0) {
+    ng_sgd s;
+    const ng_status st = ng_sgd_init(&s);
+    s.lr = 1;
+    s.momentum = 0.9;
+    return st == NG_OK ? ng_step_sgd(p, &s) : st;
+  }
+  if (strcmp(what->step, "adamw") == 0) {
+    ng_adamw a;
+    const ng_status st = ng_adamw_init(&a);
+    a.lr = 1;
+    return st == NG_OK ? ng_step_adamw(p, &a) : st;
+  }
+  return ng_step(p, 1.0);
+}
+
+/* The same gradient on all ranks; of another step, another one. */
+static void gradient_of(int32_t step, float *D) {
+  for (int64_t i = 0; i < TOTAL; i++) {
+    D[i] = data(step, 7, 0, 15, i);
+  }
+}
+
+static ng_status look(struct outcome *r, ng_precond *p) {
+  for (int32_t i = 0; i < ng_memory_count(p); i++) {
+    ng_memory_info m = {.struct_size = sizeof m};
+    TRY(ng_memory(p, i, &m));
+    if (strcmp(m.use, "sums") == 0) r->sums = m.bytes;
+    if (strcmp(m.use, "factors") == 0) r->factors = m.bytes;
+    if (strcmp(m.use, "results") == 0) r->results = m.bytes;
+    if (strcmp(m.use, "moments") == 0) r->moments = m.bytes;
+  }
+  for (int32_t i = 0; i < ng_explain_count(p); i++) {
+    ng_explain_row e = {.struct_size = sizeof e};
+    TRY(ng_explain(p, i, &e));
+    r->covered[e.index] = e.covered;
+    r->owner[e.index] = e.owner;
+    (void)snprintf(r->why[e.index], sizeof r->why[0], "%s", e.why);
+  }
+  ng_report report = {.struct_size = sizeof report};
+  TRY(ng_report_read(p, &report));
+  for (int32_t i = 0; i < report.stations; i++) {
+    ng_station_report s = {.struct_size = sizeof s};
+    TRY(ng_report_station(p, i, &s));
+    if (strcmp(s.name, "share") == 0) r->share_bytes = s.total_bytes;
+    if (strcmp(s.name, "deliver") == 0) r->deliver_bytes = s.total_bytes;
+  }
+  return NG_OK;
+}
+
+static ng_status play_on(const run *what, struct outcome *r, ng_precond *p, int32_t rank) {
+  float gradient[TOTAL], weight[TOTAL];
+  for (int64_t i = 0; i < TOTAL; i++) {
+    weight[i] = data(0, 6, 0, 14, i);
+  }
+  TRY(describe(what, r, p));
+  TRY(bind(r, p, gradient, weight));
+  TRY(ng_ready(p));
+  for (int32_t step = 0; step < what->steps; step++) {
+    if (step == 1 && what->set_option != NULL) TRY(ng_set(p, what->set_option, what->set_value));
+    for (int32_t call = 0; call < what->calls; call++) {
+      TRY(show(what, r, p, rank, step, call));
+    }
+    gradient_of(step, gradient);
+    TRY(one_step(what, p));
+    ng_report report = {.struct_size = sizeof report};
+    TRY(ng_report_read(p, &report));
+    r->nu[step] = report.clip;
+    memcpy(r->P[step], gradient, sizeof gradient);
+    memcpy(r->weight[step], weight, sizeof weight);
+  }
+  return look(r, p);
+}
+
+static ng_status play_rank(int32_t rank, ng_transport *t, void *arg) {
+  run *what = arg;
+  struct outcome *r = &what->rank[rank];
+  ng_options o;
+  char settings[512];
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  ng_status st = ng_options_init(&o);
+  r->st = NG_OK;
+  (void)snprintf(settings, sizeof settings, "%s", what->settings == NULL ? "" : what->settings);
+  if (st == NG_OK) st = apply(&o, settings, r->message, sizeof r->message);
+  if (st == NG_OK) st = ng_context_config_init(&config);
+  if (st != NG_OK) return st;
+  config.threads = 1;
+  config.transport = t;
+  st = ng_context_create(&config, r->message, sizeof r->message, &ctx);
+  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  if (st == NG_OK) st = play_on(what, r, p, rank);
+  if (st < 0) {
+    if (ctx != NULL) (void)snprintf(r->message, sizeof r->message, "%s", ng_last_error(ctx));
+    r->st = st;
+  }
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  return st;
+}
+
+/* Plays and returns the worst status; the caller's `what` holds the outcome. */
+static ng_status try_play(run *what) {
+  if (what->ranks == 1) {
+    const ng_status st = play_rank(0, NULL, what);
+    return st < 0 ? st : what->rank[0].st;
+  }
+  return ranks_run(what->ranks, play_rank, what, NULL);
+}
+
+static run play(run what) {
+  const ng_status st = try_play(&what);
+  if (st != NG_OK) {
+    print_error("%s: %s: %s\n", what.settings == NULL ? "" : what.settings, ng_status_name(st),
+                what.rank[0].message);
+  }
+  assert_int_equal(st, NG_OK);
+  return what;
+}
+
+static run with(const char *settings) {
+  run r = usual;
+  r.settings = settings;
+  return play(r);
+}
+
+/* ---- differences -----------------------------------------------------------------------------*/
+
+static int64_t end_of(int32_t i) { return i + 1 < LAYERS ? layer[i + 1].at : TOTAL; }
+
+/* Of one layer in one step: largest difference over the largest entry.  A NaN counts as different,
+ * so it cannot pass for agreement. */
+static double gap_of(const run *a, const run *b, int32_t step, int32_t i) {
+  double gap = 0, most = 0;
+  for (int64_t k = layer[i].at; k < end_of(i); k++) {
+    const double x = (double)a->rank[0].P[step][k], y = (double)b->rank[0].P[step][k];
+    if (!isfinite(x) || !isfinite(y)) return INFINITY;
+    gap = fmax(gap, fabs(x - y));
+    most = fmax(most, fabs(x));
+  }
+  return most > 0 ? gap / most : gap;
+}
+
+static double gap_at(const run *a, const run *b, int32_t step) {
+  double gap = 0;
+  for (int32_t i = 0; i < LAYERS; i++) {
+    gap = fmax(gap, gap_of(a, b, step, i));
+  }
+  return gap;
+}
+
+static double gap(const run *a, const run *b) {
+  double most = 0;
+  for (int32_t step = 0; step < a->steps; step++) {
+    most = fmax(most, gap_at(a, b, step));
+  }
+  return most;
+}
+
+#define DIFFERENT 1e-3
+/* Finite and different; gaps of healthy runs are of order 1, infinity is a NaN somewhere. */
+#define assert_differ(g)                                                                           \
+  do {                                                                                             \
+    const double gap_ = (g);                                                                       \
+    if (!(gap_ > DIFFERENT && gap_ < 1e12)) print_error("gap %g\n", gap_);                         \
+    assert_true(gap_ > DIFFERENT && gap_ < 1e12);                                                  \
+  } while (0)
+#define assert_within(g, most)                                                                     \
+  do {                                                                                             \
+    const double gap_ = (g);                                                                       \
+    if (!(gap_ <= (most))) print_error("gap %g, at most %g\n", gap_, (double)(most));              \
+    assert_true(gap_ <= (most));                                                                   \
+  } while (0)
+
+/* Three runs, each unlike the others in every step. */
+static void assert_all_differ(const char *first, const char *second, const char *third) {
+  const run a = with(first), b = with(second), c = with(third);
+  for (int32_t step = 0; step < usual.steps; step++) {
+    assert_differ(gap_at(&a, &b, step));
+    assert_differ(gap_at(&b, &c, step));
+    assert_differ(gap_at(&a, &c, step));
+  }
+}
+
+/* The judge itself: the same run twice has the same bits, and a changed one has not. */
+static void the_same_run_twice(void **state) {
+  (void)state;
+  const run a = with("damping=0.1"), b = with("damping=0.1");
+  assert_memory_equal(a.rank[0].P, b.rank[0].P, sizeof a.rank[0].P);
+  float D[TOTAL];
+  gradient_of(0, D);
+  run plain = a;
+  memcpy(plain.rank[0].P[0], D, sizeof D);
+  assert_differ(gap_at(&a, &plain, 0));
+  plain.rank[0].P[0][3] = NAN;
+  assert_true(isinf(gap_at(&a, &plain, 0)));
+}
+
+/* ---- curvature -------------------------------------------------------------------------------*/
+
+/* With each factor damped on its own, both solvers invert the same matrices by other means; only
+ * eigen can damp the product. */
+static void effect_solver(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 solver=cholesky"), b = with("damping=0.1 solver=eigen");
+  assert_within(gap(&a, &b), DIFFERENT);
+  assert_memory_not_equal(a.rank[0].P, b.rank[0].P, sizeof a.rank[0].P);
+  assert_true(a.rank[0].results < b.rank[0].results); /* triangles against whole matrices */
+  const run joint = with("damping=0.1 solver=eigen damping_split=joint");
+  assert_differ(gap(&a, &joint));
+}
+
+/* The same inverse, multiplied with or solved with. */
+static void effect_cholesky_form(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 cholesky_form=inverse"),
+            b = with("damping=0.1 cholesky_form=factor");
+  assert_within(gap(&a, &b), DIFFERENT);
+  assert_memory_not_equal(a.rank[0].P, b.rank[0].P, sizeof a.rank[0].P);
+  /* auto is one of the two, in each layer */
+  const run c = with("damping=0.1 cholesky_form=auto");
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_true(gap_of(&a, &c, 0, i) == 0 || gap_of(&b, &c, 0, i) == 0);
+  }
+}
+
+/* They part when the damping changes between solves. */
+static void effect_prediv(void **state) {
+  (void)state;
+  run r = usual;
+  r.settings = "solver=eigen damping_split=joint solve_period=2 damping=0.1 clip=none prediv=0";
+  const run keep = play(r);
+  r.set_option = "damping";
+  r.set_value = "10";
+  const run now = play(r);
+  r.settings = "solver=eigen damping_split=joint solve_period=2 damping=0.1 clip=none prediv=1";
+  const run then = play(r);
+  assert_within(gap_at(&now, &then, 0), 1e-5); /* one rounding of R apart */
+  assert_differ(gap_at(&now, &then, 1));       /* 10 against still 0.1 */
+  assert_within(gap_at(&keep, &then, 1), 1e-5);
+  assert_within(gap_at(&now, &then, 2), 1e-5); /* solved again */
+}
+
+/* With every eigenvalue below the floor, PD = D / lambda. */
+static void effect_eigen_floor(void **state) {
+  (void)state;
+  const char *const floor0 = "solver=eigen damping_split=joint damping=0.5 clip=none";
+  const run a = with(floor0), b = with("solver=eigen damping_split=joint damping=0.5 clip=none "
+                                       "eigen_floor=1e20");
+  assert_differ(gap(&a, &b));
+  float D[TOTAL];
+  for (int32_t step = 0; step < 3; step++) {
+    gradient_of(step, D);
+    for (int64_t i = 0; i < TOTAL; i++) {
+      /* two orthogonal changes of basis there and back: 1e-5 is 40 f32 roundings of entries <= 2 */
+      assert_true(fabs((double)b.rank[0].P[step][i] - 2.0 * (double)D[i]) < 2e-5);
+    }
+  }
+}
+
+/* For large lambda, lambda PD is D. */
+static void effect_damping(void **state) {
+  (void)state;
+  const run a = with("damping=0.1"), b = with("damping=0.2");
+  assert_differ(gap(&a, &b));
+  const run large = with("damping=1e8 damping_split=joint solver=eigen clip=none");
+  float D[TOTAL];
+  gradient_of(0, D);
+  for (int64_t i = 0; i < TOTAL; i++) {
+    assert_true(fabs(1e8 * (double)large.rank[0].P[0][i] - (double)D[i]) < 1e-4);
+  }
+}
+
+/* lambda PD of a run with so large a damping that the factors hardly count, against D, over the
+ * largest entry of D. */
+static double gap_from_plain(const char *settings, double lambda) {
+  const run r = with(settings);
+  float D[TOTAL];
+  double most = 0;
+  gradient_of(0, D);
+  for (int64_t i = 0; i < TOTAL; i++) {
+    most = fmax(most, fabs(lambda * (double)r.rank[0].P[0][i] - (double)D[i]));
+  }
+  return most;
+}
+
+/* Each split by what it becomes for large lambda: joint and pi 1/lambda, full 1/lambda^2.  What is
+ * left is of the order of an eigenvalue over its damping: 10 / lambda, 10 pi / sqrt(lambda). */
+static void effect_damping_split(void **state) {
+  (void)state;
+  assert_all_differ("solver=eigen damping=0.1 damping_split=joint",
+                    "solver=eigen damping=0.1 damping_split=full",
+                    "solver=eigen damping=0.1 damping_split=pi");
+  assert_within(gap_from_plain("clip=none solver=eigen damping=1e6 damping_split=joint", 1e6),
+                1e-3);
+  assert_within(gap_from_plain("clip=none solver=eigen damping=1e4 damping_split=full", 1e8), 1e-2);
+  assert_within(gap_from_plain("clip=none damping=1e4 damping_split=full", 1e8), 1e-2);
+  assert_within(gap_from_plain("clip=none damping=1e8 damping_split=pi", 1e8), 1e-2);
+}
+
+/* The shift shows from the second solve on. */
+static void effect_damping_leak(void **state) {
+  (void)state;
+  const run a = with("solve_period=1 damping=0.1 damping_leak=0");
+  const run b = with("solve_period=1 damping=0.1 damping_leak=1");
+  assert_within(gap_at(&a, &b, 0), 0);
+  assert_differ(gap_at(&a, &b, 1));
+  assert_differ(gap_at(&a, &b, 2));
+}
+
+/* ---- statistics ------------------------------------------------------------------------------*/
+
+static void effect_stat_decay(void **state) {
+  (void)state;
+  const run a = with("solve_period=1 damping=0.1 stat_decay=0.95");
+  const run b = with("solve_period=1 damping=0.1 stat_decay=0.5");
+  assert_within(gap_at(&a, &b, 0), 0); /* the first sample has no old average beside it */
+  assert_differ(gap_at(&a, &b, 1));
+  assert_differ(gap_at(&a, &b, 2));
+  /* 1 freezes the average: as if it were never solved again */
+  const run frozen = with("solve_period=1 damping=0.1 stat_decay=1");
+  const run once = with("solve_period=1000 damping=0.1 stat_decay=1");
+  assert_within(gap(&frozen, &once), DIFFERENT);
+}
+
+static void effect_stat_start(void **state) {
+  (void)state;
+  assert_all_differ("damping=0.1 stat_start=first", "damping=0.1 stat_start=identity",
+                    "damping=0.1 stat_start=zero");
+}
+
+static void effect_stat_scale(void **state) {
+  (void)state;
+  assert_all_differ("damping=0.1 stat_scale=textbook", "damping=0.1 stat_scale=kaisa",
+                    "damping=0.1 stat_scale=mpd-kfac");
+}
+
+static void effect_positions(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 positions=expand"), b = with("damping=0.1 positions=reduce");
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_differ(gap_of(&a, &b, 0, i));
+  }
+}
+
+static void effect_stat_batch(void **state) {
+  (void)state;
+  const run all = with("damping=0.1 stat_batch=0"), first = with("damping=0.1 stat_batch=1");
+  const run more = with("damping=0.1 stat_batch=1000");
+  assert_differ(gap(&all, &first));
+  assert_within(gap(&all, &more), 0);
+}
+
+static void effect_calls(void **state) {
+  (void)state;
+  assert_all_differ("damping=0.1 stat_start=identity stat_decay=0.5 calls=mean",
+                    "damping=0.1 stat_start=identity stat_decay=0.5 calls=ema",
+                    "damping=0.1 stat_start=identity stat_decay=0.5 calls=last");
+  /* one call a step: all are the same */
+  run r = usual;
+  r.calls = 1;
+  r.settings = "damping=0.1 calls=mean";
+  const run mean = play(r);
+  r.settings = "damping=0.1 calls=ema";
+  const run ema = play(r);
+  r.settings = "damping=0.1 calls=last";
+  const run last = play(r);
+  assert_within(gap(&mean, &ema), DIFFERENT);
+  assert_within(gap(&mean, &last), DIFFERENT);
+}
+
+/* Micro-batches of 4 and 2 samples weigh 2:1 or 1:1; of 3 and 3 there is no difference. */
+static void effect_call_weight(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 call_weight=samples"), b = with("damping=0.1 call_weight=equal");
+  assert_differ(gap(&a, &b));
+  run r = usual;
+  r.samples[0] = r.samples[1] = 3;
+  r.settings = "damping=0.1 call_weight=samples";
+  const run even = play(r);
+  r.settings = "damping=0.1 call_weight=equal";
+  const run equal = play(r);
+  assert_within(gap(&even, &equal), DIFFERENT);
+}
+
+/* The same averages without the memory for sums; a second observation has nowhere to go. */
+static void effect_fold(void **state) {
+  (void)state;
+  run r = usual;
+  r.calls = 1;
+  r.settings = "damping=0.1 solve_period=1 fold=sum";
+  const run sum = play(r);
+  r.settings = "damping=0.1 solve_period=1 fold=direct";
+  const run direct = play(r);
+  assert_within(gap(&sum, &direct), DIFFERENT);
+  assert_true(direct.rank[0].sums < sum.rank[0].sums / 4);
+  assert_int_equal(direct.rank[0].factors, sum.rank[0].factors);
+  r.calls = 2;
+  assert_int_equal(try_play(&r), NG_ERR_STATE);
+}
+
+static void effect_stat_period(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 solve_period=1 stat_decay=0.5 stat_period=1");
+  const run b = with("damping=0.1 solve_period=1 stat_decay=0.5 stat_period=2");
+  assert_within(gap_at(&a, &b, 0), 0);
+  assert_differ(gap_at(&a, &b, 1)); /* b still has the factors of step 0 */
+  assert_int_equal(a.rank[0].wanted[1], 1);
+  assert_int_equal(b.rank[0].wanted[1], 0);
+  assert_int_equal(b.rank[0].wanted[2], 1);
+}
+
+static void effect_solve_period(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 stat_decay=0.5 cholesky_form=inverse solve_period=1");
+  const run b = with("damping=0.1 stat_decay=0.5 cholesky_form=inverse solve_period=2");
+  assert_within(gap_at(&a, &b, 0), 0);
+  assert_differ(gap_at(&a, &b, 1)); /* b still has the inverses of step 0 */
+  assert_within(gap_at(&a, &b, 2), 0);
+}
+
+/* Cut factors are other factors, smaller ones, and explain says so. */
+static void effect_max_factor(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 max_factor=0"), b = with("damping=0.1 max_factor=3");
+  assert_differ(gap_of(&a, &b, 0, FC1));
+  assert_differ(gap_of(&a, &b, 0, FC2));
+  assert_null(strstr(a.rank[0].why[FC1], "diagonal blocks"));
+  assert_non_null(strstr(b.rank[0].why[FC1], "diagonal blocks"));
+  /* the convolution's A alone is wider than 10, 19; blocks of 9 and 10 are half of its triangle */
+  const run ten = with("damping=0.1 clip=none max_factor=10"), no = with("damping=0.1 clip=none");
+  assert_differ(gap_of(&no, &ten, 0, CONV));
+  assert_within(gap_of(&no, &ten, 0, FC1), 0);
+  assert_true(ten.rank[0].factors < a.rank[0].factors);
+  const run wide = with("damping=0.1 max_factor=1000");
+  assert_within(gap(&a, &wide), 0);
+}
+
+static void effect_factor_blocks(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 factor_blocks=1"), b = with("damping=0.1 factor_blocks=2");
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_differ(gap_of(&a, &b, 0, i));
+    assert_non_null(strstr(b.rank[0].why[i], "diagonal blocks"));
+  }
+  assert_true(b.rank[0].factors < a.rank[0].factors);
+}
+
+/* Half the bytes; bf16 keeps 8 bits and f16 11, so that the results are off by more than 1e-5 and,
+ * at condition numbers below 1e2, by less than 0.3. */
+static void effect_factor_dtype(void **state) {
+  (void)state;
+  const run f32 = with("damping=0.1 factor_dtype=f32"),
+            bf16 = with("damping=0.1 factor_dtype=bf16");
+  const run f16 = with("damping=0.1 factor_dtype=f16");
+  assert_true(bf16.rank[0].factors < f32.rank[0].factors);
+  assert_int_equal(f16.rank[0].factors, bf16.rank[0].factors);
+  assert_true(gap(&f32, &bf16) > 1e-5 && gap(&f32, &f16) > 1e-5 && gap(&bf16, &f16) > 1e-5);
+  assert_within(gap(&f32, &bf16), 0.3);
+  assert_within(gap(&f32, &f16), 0.1);
+}
+
+static void effect_inverse_dtype(void **state) {
+  (void)state;
+  const run f32 = with("damping=0.1 inverse_dtype=f32"),
+            bf16 = with("damping=0.1 inverse_dtype=bf16");
+  const run f16 = with("damping=0.1 inverse_dtype=f16");
+  assert_true(bf16.rank[0].results < f32.rank[0].results);
+  assert_int_equal(f16.rank[0].results, bf16.rank[0].results);
+  assert_true(gap(&f32, &bf16) > 1e-5 && gap(&f32, &f16) > 1e-5 && gap(&bf16, &f16) > 1e-5);
+  assert_within(gap(&f32, &bf16), 0.3);
+  assert_within(gap(&f32, &f16), 0.1);
+}
+
+/* ---- clip ------------------------------------------------------------------------------------*/
+
+static double dot(const float *x, const float *y) {
+  double s = 0;
+  for (int64_t i = 0; i < TOTAL; i++) {
+    s += (double)x[i] * (double)y[i];
+  }
+  return s;
+}
+
+/* Each kind by its own formula, from the unclipped direction and the gradient; lr is 1.
+ * 1e-5: sums of 131 f32 products. */
+static void effect_clip(void **state) {
+  (void)state;
+  const run none = with("damping=0.1 clip=none"), kl = with("damping=0.1 clip=kl");
+  const run rescale = with("damping=0.1 clip=rescale");
+  for (int32_t step = 0; step < 3; step++) {
+    float D[TOTAL];
+    gradient_of(step, D);
+    const float *PD = none.rank[0].P[step];
+    const double expected_kl = fmin(1, sqrt(1e-3 / fabs(dot(PD, D))));
+    const double expected_rescale = sqrt(dot(D, D) / dot(PD, PD));
+    assert_true(none.rank[0].nu[step] == 1);
+    assert_true(expected_kl < 0.99 && fabs(expected_rescale - 1) > 0.01);
+    assert_true(fabs(kl.rank[0].nu[step] / expected_kl - 1) < 1e-5);
+    assert_true(fabs(rescale.rank[0].nu[step] / expected_rescale - 1) < 1e-5);
+    assert_differ(gap_at(&none, &kl, step));
+    assert_differ(gap_at(&none, &rescale, step));
+    assert_true(fabs(dot(rescale.rank[0].P[step], rescale.rank[0].P[step]) / dot(D, D) - 1) < 1e-5);
+  }
+}
+
+/* Both clips are active, so the directions are as the square roots of kappa. */
+static void effect_kl_clip(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 kl_clip=1e-3"), b = with("damping=0.1 kl_clip=1e-5");
+  assert_differ(gap(&a, &b));
+  for (int32_t step = 0; step < 3; step++) {
+    assert_true(fabs(a.rank[0].nu[step] / b.rank[0].nu[step] - 10) < 1e-4);
+  }
+}
+
+/* ---- which layers ----------------------------------------------------------------------------*/
+
+static void assert_plain(const run *r, int32_t i, bool plain) {
+  float D[TOTAL];
+  assert_int_equal(r->rank[0].covered[i], !plain);
+  for (int32_t step = 0; step < r->steps; step++) {
+    gradient_of(step, D);
+    const size_t bytes = (size_t)(end_of(i) - layer[i].at) * sizeof(float);
+    const int same = memcmp(r->rank[0].P[step] + layer[i].at, D + layer[i].at, bytes) == 0;
+    assert_int_equal(same, plain);
+  }
+}
+
+static void effect_skip_layers(void **state) {
+  (void)state;
+  const run none = with("damping=0.1"), name = with("damping=0.1 skip_layers=^fc1$|^c$");
+  const run kind = with("damping=0.1 skip_layers=linear");
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_plain(&none, i, false);
+    assert_plain(&name, i, i == FC1);
+    assert_plain(&kind, i, i != CONV);
+  }
+  assert_differ(gap(&none, &name));
+}
+
+/* fc2 has 4 outputs; the convolution has 4 too and is no linear layer. */
+static void effect_exclude_width(void **state) {
+  (void)state;
+  const run none = with("damping=0.1 exclude_width=0"), four = with("damping=0.1 exclude_width=4");
+  assert_differ(gap(&none, &four));
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_plain(&four, i, i == FC2);
+  }
+}
+
+/* ---- schedule --------------------------------------------------------------------------------*/
+
+/* The same as setting the option at that step. */
+static void effect_schedule(void **state) {
+  (void)state;
+  const char *const without = "damping=0.1 solve_period=1";
+  run r = usual;
+  r.settings = without;
+  const run never = play(r);
+  r.set_option = "damping";
+  r.set_value = "0.4";
+  const run by_hand = play(r);
+  const run scheduled = with("damping=0.1 solve_period=1 schedule=damping*4@1");
+  assert_within(gap_at(&never, &scheduled, 0), 0);
+  assert_differ(gap_at(&never, &scheduled, 1));
+  assert_within(gap(&by_hand, &scheduled), 0);
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+static run on_two(const char *settings, int32_t odd_rank) {
+  run r = usual;
+  r.ranks = 2;
+  r.settings = settings;
+  r.odd_rank = odd_rank;
+  r = play(r);
+  assert_memory_equal(r.rank[0].P, r.rank[1].P, sizeof r.rank[0].P); /* ranks stay together */
+  return r;
+}
+
+/* What the other rank saw matters, or does not. */
+static void effect_statistics(void **state) {
+  (void)state;
+  const char *const all = "damping=0.1 clip=none statistics=all";
+  const char *const local = "damping=0.1 clip=none statistics=local";
+  const run a = on_two(all, -1), b = on_two(local, -1);
+  assert_differ(gap(&a, &b));
+  const run a1 = on_two(all, 1), b1 = on_two(local, 1);
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_differ(gap_of(&a, &a1, 0, i));
+    if (b.rank[0].owner[i] == 0) assert_within(gap_of(&b, &b1, 0, i), 0);
+    if (b.rank[0].owner[i] == 1) assert_differ(gap_of(&b, &b1, 0, i));
+  }
+}
+
+/* There is one placement yet.  It puts block i on rank i mod W; with local statistics that decides
+ * whose samples count.  The others that there will be are refused by name. */
+static void effect_placement(void **state) {
+  (void)state;
+  const char *const local = "damping=0.1 clip=none statistics=local placement=round-robin";
+  const run base = on_two(local, -1), odd0 = on_two(local, 0), odd1 = on_two(local, 1);
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_int_equal(base.rank[0].owner[i], i % 2);
+    assert_int_equal(base.rank[1].owner[i], i % 2);
+    assert_int_equal(gap_of(&base, &odd0, 0, i) > DIFFERENT, i % 2 == 0);
+    assert_int_equal(gap_of(&base, &odd1, 0, i) > DIFFERENT, i % 2 == 1);
+  }
+  run other = usual;
+  other.settings = "placement=balanced";
+  assert_int_equal(try_play(&other), NG_ERR_ABSENT);
+}
+
+/* The same numbers; who holds the inverses, and what travels, changes. */
+static void effect_grad_worker_fraction(void **state) {
+  (void)state;
+  const run all = on_two("damping=0.1 grad_worker_fraction=1", -1);
+  const run one = on_two("damping=0.1 grad_worker_fraction=0", -1);
+  assert_within(gap(&all, &one), DIFFERENT);
+  for (int r = 0; r < 2; r++) {
+    assert_true(one.rank[r].results < all.rank[r].results);
+    assert_true(all.rank[r].share_bytes > 0);
+    assert_int_equal(all.rank[r].deliver_bytes, 0);
+    assert_int_equal(one.rank[r].share_bytes, 0);
+    assert_true(one.rank[r].deliver_bytes > 0);
+  }
+}
+
+/* ---- update ----------------------------------------------------------------------------------*/
+
+/* The option says which step there will be, and so how much memory its moments need. */
+static void effect_update(void **state) {
+  (void)state;
+  static const char *const name[] = {"gradient", "sgd", "adamw"};
+  run r = usual, out[3];
+  for (int i = 0; i < 3; i++) {
+    char settings[64];
+    (void)snprintf(settings, sizeof settings, "damping=0.1 update=%s", name[i]);
+    r.settings = settings;
+    for (int k = 0; k < 3; k++) {
+      r.step = name[k];
+      if (k == i) out[i] = play(r);
+      if (k != i) assert_int_equal(try_play(&r), NG_ERR_STATE);
+    }
+  }
+  assert_int_equal(out[0].rank[0].moments, 0);
+  assert_true(out[1].rank[0].moments >= (int64_t)(TOTAL * sizeof(float)));
+  assert_true(out[2].rank[0].moments >= 2 * (int64_t)(TOTAL * sizeof(float)));
+  double moved[3] = {0};
+  for (int i = 0; i < 3; i++) {
+    for (int64_t k = 0; k < TOTAL; k++) {
+      moved[i] += fabs((double)out[i].rank[0].weight[0][k] - (double)data(0, 6, 0, 14, k));
+    }
+  }
+  assert_true(moved[0] == 0 && moved[1] > DIFFERENT && moved[2] > DIFFERENT);
+  assert_true(fabs(moved[1] - moved[2]) > DIFFERENT);
+}
+
+/* ---- all at once -----------------------------------------------------------------------------*/
+
+static const struct override {
+  const char *text, *settings;
+} override[] = {
+    {"solver=eigen", ""},
+    {"cholesky_form=factor", "cholesky_form=inverse"},
+    {"prediv=0", "solver=eigen prediv=1"},
+    {"eigen_floor=1e20", "solver=eigen"},
+    {"damping=3", ""},
+    {"damping_split=full", ""},
+    {"damping_leak=1", ""},
+    {"stat_decay=0.5", ""},
+    {"stat_start=identity", ""},
+    {"stat_scale=kaisa", ""},
+    {"positions=reduce", ""},
+    {"stat_batch=1", ""},
+    {"calls=last", ""},
+    {"call_weight=equal", ""},
+    {"stat_period=2", ""},
+    {"solve_period=2", "cholesky_form=inverse"},
+    {"max_factor=3", ""},
+    {"factor_blocks=2", ""},
+    {"factor_dtype=bf16", ""},
+    {"inverse_dtype=bf16", ""},
+};
+
+/* Every per-layer option, given to fc1 only: fc1 changes, the others keep every bit. */
+static void overrides_reach_one_layer(void **state) {
+  (void)state;
+  const int32_t n = (int32_t)(sizeof override / sizeof override[0]);
+  for (int32_t k = 0; k < n; k++) {
+    char settings[256];
+    (void)snprintf(settings, sizeof settings,
+                   "damping=0.1 clip=none solve_period=1 stat_decay=0.9 %s", override[k].settings);
+    run r = usual;
+    r.settings = settings;
+    if (strncmp(override[k].text, "prediv", 6) == 0) {
+      /* nothing but a change of damping between solves shows it, one rounding apart */
+      r.settings = "damping=0.1 clip=none solve_period=2 damping_split=joint solver=eigen prediv=1";
+      r.set_option = "damping";
+      r.set_value = "10";
+    }
+    const run base = play(r);
+    r.layer_options = override[k].text;
+    const run over = play(r);
+    double most = 0;
+    for (int32_t step = 0; step < usual.steps; step++) {
+      most = fmax(most, gap_of(&base, &over, step, FC1));
+      const double others = fmax(gap_of(&base, &over, step, CONV), gap_of(&base, &over, step, FC2));
+      if (others > 0) print_error("%s reached another layer\n", override[k].text);
+      assert_true(others == 0);
+    }
+    if (!(most > 0 && most < 1e12)) print_error("%s did nothing: %g\n", override[k].text, most);
+    assert_true(most > 0 && most < 1e12);
+  }
+  /* the table above has every per-layer option */
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    assert_int_equal(ng_option_at(i, &info), NG_OK);
+    int32_t found = 0;
+    const size_t length = strlen(info.name);
+    for (int32_t k = 0; k < n; k++) {
+      found += strncmp(override[k].text, info.name, length) == 0 && override[k].text[length] == '=';
+    }
+    if (found != info.per_layer) print_error("%s\n", info.name);
+    assert_int_equal(found, info.per_layer);
+  }
+}
+
+/* Every option that is marked as live takes effect at the step after ng_set, every other is refused
+ * once memory is planned. */
+static void live_options_move(void **state) {
+  (void)state;
+  static const struct {
+    const char *option, *value, *settings;
+  } move[] = {
+      {"damping", "3", "damping=0.1 solve_period=1"},
+      {"stat_decay", "0.1", "damping=0.1 solve_period=1"},
+      {"kl_clip", "1e-7", "damping=0.1 solve_period=1"},
+      {"stat_period", "4", "damping=0.1 solve_period=1 stat_decay=0.5"},
+      {"solve_period", "4", "damping=0.1 solve_period=1 stat_decay=0.5 cholesky_form=inverse"},
+      {"eigen_floor", "1e20", "damping=0.1 solve_period=1 solver=eigen"},
+      {"clip", "none", "damping=0.1 solve_period=1"},
+  };
+  int32_t live = 0;
+  for (size_t k = 0; k < sizeof move / sizeof move[0]; k++) {
+    run r = usual;
+    r.settings = move[k].settings;
+    const run base = play(r);
+    r.set_option = move[k].option;
+    r.set_value = move[k].value;
+    const run moved = play(r);
+    assert_within(gap_at(&base, &moved, 0), 0);
+    if (!(gap_at(&base, &moved, 1) > DIFFERENT)) print_error("%s did not move\n", move[k].option);
+    assert_differ(gap_at(&base, &moved, 1));
+    live++;
+  }
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    assert_int_equal(ng_option_at(i, &info), NG_OK);
+    live -= info.live;
+    if (info.live) continue;
+    run r = usual;
+    r.settings = "damping=0.1";
+    r.set_option = info.name;
+    r.set_value = info.standard;
+    const ng_status st = try_play(&r);
+    if (st != NG_ERR_STATE) print_error("%s\n", info.name);
+    assert_int_equal(st, NG_ERR_STATE);
+  }
+  assert_int_equal(live, 0); /* the list above has every live option */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
+      cmocka_unit_test(effect_cholesky_form), cmocka_unit_test(effect_prediv),
+      cmocka_unit_test(effect_eigen_floor),   cmocka_unit_test(effect_damping),
+      cmocka_unit_test(effect_damping_split), cmocka_unit_test(effect_damping_leak),
+      cmocka_unit_test(effect_stat_decay),    cmocka_unit_test(effect_stat_start),
+      cmocka_unit_test(effect_stat_scale),    cmocka_unit_test(effect_positions),
+      cmocka_unit_test(effect_stat_batch),    cmocka_unit_test(effect_calls),
+      cmocka_unit_test(effect_call_weight),   cmocka_unit_test(effect_fold),
+      cmocka_unit_test(effect_stat_period),   cmocka_unit_test(effect_solve_period),
+      cmocka_unit_test(effect_max_factor),    cmocka_unit_test(effect_factor_blocks),
+      cmocka_unit_test(effect_factor_dtype),  cmocka_unit_test(effect_inverse_dtype),
+      cmocka_unit_test(effect_clip),          cmocka_unit_test(effect_kl_clip),
+      cmocka_unit_test(effect_skip_layers),   cmocka_unit_test(effect_exclude_width),
+      cmocka_unit_test(effect_schedule),      cmocka_unit_test(effect_statistics),
+      cmocka_unit_test(effect_placement),     cmocka_unit_test(effect_grad_worker_fraction),
+      cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
+      cmocka_unit_test(live_options_move),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,842 @@
+/* t_options.c: the option table and everything read from it: text, environment, checks, layers'
+ * overrides, structs of other sizes, copies.  Methods and schedules have programs of their own;
+ * that an option does something is shown in t_option_effects.c. */
+#include "options_help.h"
+
+#include "internal.h"
+
+#include <locale.h>
+#include <math.h>
+
+static char message[512];
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+static char *file_text(const char *path) {
+  char full[1024];
+  (void)snprintf(full, sizeof full, "%s/%s", NG_SOURCE_DIR, path);
+  FILE *f = fopen(full, "rb");
+  if (f == NULL) {
+    print_error("cannot open %s\n", full);
+    fail();
+    return NULL;
+  }
+  char *text = calloc(1, 1 << 20);
+  assert_non_null(text);
+  const size_t n = fread(text, 1, (1 << 20) - 1, f);
+  assert_true(n > 0 && n < (1 << 20) - 1);
+  fclose(f);
+  return text;
+}
+
+/* Every field of the struct has a row, in the struct's order, of the field's type: checked by
+ * reading the declaration in the header. */
+static void rows_are_the_fields(void **state) {
+  (void)state;
+  char *header = file_text("include/natgrad.h");
+  char *at = strstr(header, "typedef struct ng_options {");
+  char *end = at == NULL ? NULL : strstr(at, "} ng_options;");
+  assert_non_null(end);
+  *end = 0;
+  at = strstr(at, "const char *method;");
+  assert_non_null(at);
+  int32_t i = 0;
+  bool comment = false;
+  for (char *line = strtok(strchr(at, '\n'), "\n"); line != NULL; line = strtok(NULL, "\n")) {
+    char type[32], name[64];
+    if (strstr(line, "/*") != NULL && strchr(line, ';') == NULL) comment = true;
+    if (!comment && (sscanf(line, " const char *%63[a-z_];", name) == 1 ||
+                     sscanf(line, " %31[a-z0-9_] %63[a-z_];", type, name) == 2)) {
+      const ng_option_info info = option_info(i++);
+      assert_string_equal(info.name, name);
+      const bool text = strstr(line, "const char *") != NULL;
+      assert_int_equal(text, info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT);
+      if (!text) {
+        assert_string_equal(type, info.type == NG_OPTION_REAL  ? "double"
+                                  : info.type == NG_OPTION_INT ? "int64_t"
+                                                               : "int32_t");
+      }
+    }
+    if (strstr(line, "*/") != NULL) comment = false;
+  }
+  assert_int_equal(i, ng_option_count());
+  assert_true(i >= 30);
+  free(header);
+}
+
+static void rows_are_complete(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info a = option_info(i);
+    assert_true(a.name[0] != 0 && a.group[0] != 0 && strlen(a.help) > 10);
+    assert_true(a.type >= NG_OPTION_REAL && a.type <= NG_OPTION_TEXT);
+    assert_true(strstr(a.help, "  ") == NULL && strchr(a.help, '\n') == NULL);
+    assert_int_equal(ng_option_find(a.name), i);
+    for (int32_t k = 0; k < i; k++) {
+      assert_string_not_equal(a.name, option_info(k).name);
+    }
+    if (a.type == NG_OPTION_REAL || a.type == NG_OPTION_INT) {
+      assert_true(a.lower < a.upper && a.unit[0] != 0);
+    }
+    assert_int_equal(a.type == NG_OPTION_CHOICE, a.choices[0] != 0);
+  }
+  ng_option_info info = {.struct_size = sizeof info};
+  assert_int_equal(ng_option_at(-1, &info), NG_ERR_ARG);
+  assert_int_equal(ng_option_at(ng_option_count(), &info), NG_ERR_ARG);
+  assert_int_equal(ng_option_at(0, NULL), NG_ERR_ARG);
+  for (int k = 0; k < NG_LIVE_COUNT; k++) {
+    assert_true(option_info(ng_option_find(ng_live_name[k])).live);
+  }
+}
+
+/* The row names a test that exists and is run. */
+static void every_row_has_its_test(void **state) {
+  (void)state;
+  char *source = file_text("tests/t_option_effects.c");
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    char text[128];
+    (void)snprintf(text, sizeof text, "effect_%s", info.name);
+    assert_string_equal(info.test, text);
+    (void)snprintf(text, sizeof text, "static void %s(void **state)", info.test);
+    assert_contains(source, text);
+    (void)snprintf(text, sizeof text, "cmocka_unit_test(%s)", info.test);
+    assert_contains(source, text);
+  }
+  free(source);
+}
+
+/* ---- set and get -----------------------------------------------------------------------------*/
+
+/* A failure changes no byte. */
+static void refused(const char *name, const char *value, ng_status st, const char *part) {
+  ng_options o = standard_options(), before = o;
+  message[0] = 0;
+  const ng_status got = ng_options_set(&o, name, value, message, sizeof message);
+  if (got != st) print_error("%s = '%s': %s\n", name, value == NULL ? "NULL" : value, message);
+  assert_int_equal(got, st);
+  assert_memory_equal(&o, &before, sizeof o);
+  assert_contains(message, name);
+  assert_contains(message, part);
+  assert_null(strchr(message, '\n'));
+  /* without a message buffer the status is the same */
+  assert_int_equal(ng_options_set(&o, name, value, NULL, 0), st);
+}
+
+static void accepted(const char *name, const char *value, const char *reads) {
+  ng_options o = standard_options();
+  const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
+  if (st != NG_OK) print_error("%s\n", message);
+  assert_int_equal(st, NG_OK);
+  assert_option(&o, name, reads);
+  /* get and set are a round trip */
+  char text[256];
+  ng_options again = standard_options();
+  assert_int_equal(ng_options_get(&o, name, text, sizeof text), NG_OK);
+  assert_int_equal(ng_options_set(&again, name, text, NULL, 0), NG_OK);
+  assert_option(&again, name, reads);
+  /* no other option moved */
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    if (strcmp(info.name, name) != 0) assert_option(&o, info.name, info.standard);
+  }
+}
+
+static const char *number(double v, ng_option_type type) {
+  static char text[64];
+  (void)snprintf(text, sizeof text, type == NG_OPTION_INT ? "%.0f" : "%.17g", v);
+  return text;
+}
+
+static void a_number(const ng_option_info *a) {
+  static const char *const never[] = {"",    " ",   "inf",  "-inf",  "nan", "NaN", "1x",
+                                      "1 ",  " 1",  "0x10", "1e",    "e1",  "1e+", ".",
+                                      "--1", "+-1", "1,5",  "1e999", "one", "1\n", "1_0"};
+  char text[64];
+  const bool whole = a->type == NG_OPTION_INT;
+  for (size_t i = 0; i < sizeof never / sizeof never[0]; i++) {
+    refused(a->name, never[i], NG_ERR_ARG, whole ? "whole number" : "finite number");
+  }
+  if (whole) refused(a->name, "1.0", NG_ERR_ARG, "whole number");
+  if (whole) refused(a->name, "99999999999999999999", NG_ERR_ARG, "whole number");
+  (void)snprintf(text, sizeof text, "%g %s %s <= %g", a->lower, a->lower_open ? "<" : "<=", a->name,
+                 a->upper);
+  const double above = whole ? a->upper + 1 : nextafter(a->upper, INFINITY);
+  const double under = a->lower_open ? a->lower
+                       : whole       ? a->lower - 1
+                                     : nextafter(a->lower, -INFINITY);
+  refused(a->name, number(above, a->type), NG_ERR_ARG, text);
+  refused(a->name, number(under, a->type), NG_ERR_ARG, text);
+  char shown[64];
+  (void)snprintf(shown, sizeof shown, whole ? "%.0f" : "%.15g", a->upper);
+  accepted(a->name, number(a->upper, a->type), shown);
+  if (a->lower_open) {
+    assert_true(nextafter(a->lower, 1) > a->lower);
+    accepted(a->name, number(1e-300, a->type), "1e-300");
+  } else {
+    (void)snprintf(shown, sizeof shown, "%.0f", a->lower);
+    accepted(a->name, number(a->lower, a->type), shown);
+  }
+}
+
+static void a_choice(const ng_option_info *a) {
+  char list[256];
+  (void)snprintf(list, sizeof list, "%s", a->choices);
+  int32_t n = 0;
+  for (char *word = strtok(list, "|"); word != NULL; word = strtok(NULL, "|")) {
+    accepted(a->name, word, word);
+    n++;
+  }
+  assert_true(n >= 1);
+  refused(a->name, "", NG_ERR_ARG, a->choices);
+  refused(a->name, "zzz", NG_ERR_ARG, a->choices);
+  if (n > 1) refused(a->name, a->choices, NG_ERR_ARG, a->choices); /* the list is not a choice */
+}
+
+static void every_row(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info a = option_info(i);
+    ng_options o = standard_options();
+    assert_option(&o, a.name, a.standard);
+    accepted(a.name, a.standard, a.standard);
+    refused(a.name, NULL, NG_ERR_ARG, "NULL");
+    switch (a.type) {
+    case NG_OPTION_REAL:
+    case NG_OPTION_INT:
+      a_number(&a);
+      break;
+    case NG_OPTION_BOOL:
+      for (int k = 0; k < 4; k++) {
+        static const char *const no[] = {"0", "false", "OFF", "no"};
+        static const char *const yes[] = {"1", "True", "on", "yes"};
+        accepted(a.name, no[k], "0");
+        accepted(a.name, yes[k], "1");
+      }
+      refused(a.name, "2", NG_ERR_ARG, "0 or 1");
+      refused(a.name, "", NG_ERR_ARG, "0 or 1");
+      refused(a.name, "-0", NG_ERR_ARG, "0 or 1");
+      break;
+    case NG_OPTION_CHOICE:
+      a_choice(&a);
+      break;
+    case NG_OPTION_TEXT:
+      break;
+    }
+  }
+}
+
+static void numbers_read_back(void **state) {
+  (void)state;
+  accepted("damping", "+3e-2", "0.03");
+  accepted("damping", ".5", "0.5");
+  accepted("damping", "5.", "5");
+  accepted("damping", "0.1", "0.1");
+  accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* 15 digits are not enough */
+  accepted("eigen_floor", "-0", "0");                                /* not "-0" */
+  accepted("stat_period", "+12", "12");
+  accepted("stat_period", "007", "7");
+  uint64_t seed = test_seed();
+  const uint64_t first = seed;
+  for (int i = 0; i < 2000; i++) { /* any double in range reads back to the bit */
+    ng_options o = standard_options();
+    const double v = ldexp((double)(next_random(&seed) >> 11) + 1, (int)below(&seed, 100) - 100);
+    char text[64], shown[64];
+    (void)snprintf(text, sizeof text, "%.17g", v);
+    CHECK_SEED(first, ng_options_set(&o, "damping", text, NULL, 0) == NG_OK, text);
+    CHECK_SEED(first, ng_options_get(&o, "damping", shown, sizeof shown) == NG_OK, text);
+    CHECK_SEED(first, ng_options_set(&o, "damping", shown, NULL, 0) == NG_OK, shown);
+    CHECK_SEED(first, memcmp(&o.damping, &v, sizeof v) == 0, text);
+  }
+}
+
+/* A program that speaks German writes 0,5; options do not.  Without such a locale on the machine
+ * the lines hold all the same. */
+static void numbers_have_a_point_in_every_locale(void **state) {
+  (void)state;
+  const bool comma = setlocale(LC_NUMERIC, "de_DE.UTF-8") != NULL;
+  accepted("damping", "0.5", "0.5");
+  refused("damping", "0,5", NG_ERR_ARG, "finite number");
+  char text[16];
+  (void)snprintf(text, sizeof text, "%.1f", 0.5);
+  assert_string_equal(text, comma ? "0,5" : "0.5"); /* the program's own locale is left alone */
+  assert_non_null(setlocale(LC_NUMERIC, "C"));
+}
+
+static void names(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  assert_int_equal(ng_options_set(&o, "kl-clip", "0.5", NULL, 0), NG_OK);
+  assert_option(&o, "kl_clip", "0.5");
+  assert_option(&o, "kl-clip", "0.5");
+  static const char *const wrong[][2] = {{"dampin", "'damping'"},
+                                         {"damp", "'damping'"},
+                                         {"stat_deacy", "'stat_decay'"},
+                                         {"klclip", "'kl_clip'"},
+                                         {"sovler", "'solver'"},
+                                         {"solve-perod", "'solve_period'"},
+                                         {"STAT_DECAY", "'stat_decay'"},
+                                         {"grad_workers_fraction", "'grad_worker_fraction'"},
+                                         {"frobnicate", "no option 'frobnicate'"},
+                                         {"", "no option ''"},
+                                         {"method", "ng_options_set_method"}};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ng_options before = o;
+    assert_int_equal(ng_options_set(&o, wrong[i][0], "1", message, sizeof message), NG_ERR_ARG);
+    assert_contains(message, wrong[i][1]);
+    assert_memory_equal(&o, &before, sizeof o);
+  }
+  assert_int_equal(ng_options_set(&o, "frobnicate", "1", message, sizeof message), NG_ERR_ARG);
+  assert_null(strstr(message, "did you mean")); /* nothing is near */
+  assert_int_equal(ng_options_set(&o, NULL, "1", message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set(NULL, "damping", "1", message, sizeof message), NG_ERR_ARG);
+  refused("solver", "eigne", NG_ERR_ARG, "did you mean 'eigen'?");
+  refused("solver", "chol", NG_ERR_ARG, "did you mean 'cholesky'?");
+  char text[4];
+  assert_int_equal(ng_options_get(&o, "solver", text, sizeof text), NG_ERR_ARG); /* no room */
+  assert_string_equal(text, "");
+  assert_int_equal(ng_options_get(&o, "nothing", text, sizeof text), NG_ERR_ARG);
+  assert_int_equal(ng_options_get(&o, "solver", NULL, 0), NG_ERR_ARG);
+}
+
+static void known_but_not_supported(void **state) {
+  (void)state;
+  static const char *const later[][2] = {{"statistics", "owner"},   {"statistics", "sharded"},
+                                         {"placement", "kaisa"},    {"placement", "contiguous"},
+                                         {"placement", "balanced"}, {"factor_dtype", "f64"},
+                                         {"inverse_dtype", "f64"}};
+  for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
+    refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
+    refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
+    const ng_option_info info = option_info(ng_option_find(later[i][0]));
+    assert_null(strstr(info.choices, later[i][1])); /* and not listed */
+    ng_options o = standard_options();              /* the same when it is assigned */
+    if (strcmp(later[i][0], "statistics") == 0) {
+      o.statistics = later[i][1];
+      assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ABSENT);
+      assert_contains(message, later[i][1]);
+    }
+  }
+}
+
+/* ---- check -----------------------------------------------------------------------------------*/
+
+static void check_is(const ng_options *o, ng_status st, const char *part) {
+  ng_options before = *o;
+  message[0] = 0;
+  const ng_status got = ng_options_check(o, message, sizeof message);
+  if (got != st) print_error("check: %s\n", message);
+  assert_int_equal(got, st);
+  assert_contains(message, part);
+  assert_memory_equal(o, &before, sizeof before);
+}
+
+static void fields_out_of_range(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  check_is(&o, NG_OK, "");
+#define BAD(field, value, part)                                                                    \
+  do {                                                                                             \
+    ng_options bad = standard_options();                                                           \
+    bad.field = value;                                                                             \
+    check_is(&bad, NG_ERR_ARG, part);                                                              \
+    assert_contains(message, #field);                                                              \
+  } while (0)
+  BAD(damping, 0, "0 < damping <= 1e+30");
+  BAD(damping, -1, "'-1'");
+  BAD(damping, NAN, "0 < damping <= 1e+30");
+  BAD(damping, INFINITY, "0 < damping <= 1e+30");
+  BAD(stat_decay, 1.0000001, "0 <= stat_decay <= 1");
+  BAD(stat_decay, NAN, "0 <= stat_decay <= 1");
+  BAD(eigen_floor, -1e-10, "0 <= eigen_floor");
+  BAD(kl_clip, 0, "0 < kl_clip");
+  BAD(stat_period, 0, "1 <= stat_period");
+  BAD(solve_period, -5, "1 <= solve_period");
+  BAD(solve_period, INT64_MAX, "1 <= solve_period");
+  BAD(stat_batch, -1, "0 <= stat_batch");
+  BAD(max_factor, INT64_MIN, "0 <= max_factor");
+  BAD(factor_blocks, 0, "1 <= factor_blocks");
+  BAD(exclude_width, -1, "0 <= exclude_width");
+  BAD(grad_worker_fraction, 1.5, "0 <= grad_worker_frac");
+  BAD(prediv, 2, "0 or 1");
+  BAD(damping_leak, -1, "0 or 1");
+  BAD(solver, NULL, "NULL");
+  BAD(solver, "lu", "cholesky|eigen");
+  BAD(clip, "", "kl|rescale|none");
+  BAD(skip_layers, NULL, "NULL");
+  BAD(schedule, NULL, "NULL");
+  BAD(schedule, "damping", "expected '*'");
+  BAD(method, NULL, "NULL");
+  BAD(method, "kfac", "'kfac'");
+#undef BAD
+}
+
+static void fields_against_each_other(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  o.damping_split = "joint";
+  check_is(&o, NG_ERR_ARG, "joint needs solver = eigen");
+  o.solver = "eigen";
+  check_is(&o, NG_OK, "");
+  o.damping_leak = 1;
+  check_is(&o, NG_ERR_ARG, "damping_leak = 1 needs damping_split");
+  o.damping_split = "pi";
+  check_is(&o, NG_OK, "");
+  o.damping_split = "full";
+  check_is(&o, NG_OK, "");
+  o.prediv = 1;
+  check_is(&o, NG_OK, "");
+  o.solver = "cholesky";
+  check_is(&o, NG_ERR_ARG, "prediv = 1 needs solver = eigen");
+  o.prediv = 0;
+  check_is(&o, NG_OK, "");
+  o.eigen_floor = 1e-10;
+  check_is(&o, NG_ERR_ARG, "eigen_floor = 1e-10 needs solver = eigen");
+  o.solver = "eigen";
+  check_is(&o, NG_OK, "");
+  o.cholesky_form = "factor";
+  check_is(&o, NG_ERR_ARG, "cholesky_form = factor needs solver = cholesky");
+  o = standard_options();
+  o.cholesky_form = "factor";
+  check_is(&o, NG_OK, "");
+  o.fold = "direct";
+  check_is(&o, NG_OK, "");
+  o.factor_dtype = "bf16";
+  check_is(&o, NG_ERR_ARG, "fold = direct");
+  /* setting does not look at the others: any order of the same settings is possible */
+  ng_options set = standard_options();
+  assert_int_equal(ng_options_set(&set, "damping_split", "joint", NULL, 0), NG_OK);
+  assert_int_equal(ng_options_set(&set, "solver", "eigen", NULL, 0), NG_OK);
+  check_is(&set, NG_OK, "");
+  assert_int_equal(ng_options_check(NULL, message, sizeof message), NG_ERR_ARG);
+}
+
+/* A schedule that leads out of the range is found before the run, at the step where it does. */
+static void schedule_against_the_base(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  o.schedule = "stat_decay*1.02@5,6,7";
+  check_is(&o, NG_ERR_ARG, "at step 7");
+  o.schedule = "stat_decay*1.02@5,6";
+  check_is(&o, NG_OK, "");
+  o.stat_decay = 0.99;
+  check_is(&o, NG_ERR_ARG, "at step 5");
+  o.schedule = "solve_period*=1000000@1,2,3";
+  check_is(&o, NG_ERR_ARG, "at step 3");
+  o.schedule = "solve_period*0.001@1,2,3"; /* periods stop at 1 */
+  check_is(&o, NG_OK, "");
+}
+
+/* ---- structs of other sizes ------------------------------------------------------------------*/
+
+static void other_sizes(void **state) {
+  (void)state;
+  /* an older header: up to and with damping */
+  enum { OLD = offsetof(ng_options, damping) + sizeof(double) };
+  union {
+    ng_options o;
+    unsigned char byte[sizeof(ng_options) + 64];
+  } u;
+  memset(&u, 0xa5, sizeof u);
+  assert_int_equal(ng_options_init_sized(&u.o, OLD), NG_OK);
+  for (size_t i = OLD; i < sizeof u; i++) {
+    assert_int_equal(u.byte[i], 0xa5); /* nothing written behind it */
+  }
+  assert_int_equal(u.o.struct_size, OLD);
+  assert_string_equal(u.o.method, "natgrad");
+  assert_int_equal(ng_options_set(&u.o, "damping", "0.5", NULL, 0), NG_OK);
+  assert_true(u.o.damping == 0.5);
+  assert_option(&u.o, "stat_decay", "0.95"); /* what it does not have is at its default */
+  assert_int_equal(ng_options_check(&u.o, message, sizeof message), NG_OK);
+  /* ... and cannot move, neither alone nor with a method */
+  assert_int_equal(ng_options_set(&u.o, "stat_decay", "0.5", message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "stat_decay");
+  assert_int_equal(ng_options_set_method(&u.o, "kaisa", message, sizeof message), NG_ERR_ARG);
+  assert_string_equal(u.o.method, "natgrad");
+  assert_string_equal(u.o.solver, "cholesky");
+  assert_int_equal(ng_options_set_method(&u.o, "natgrad", message, sizeof message), NG_OK);
+  for (size_t i = OLD; i < sizeof u; i++) {
+    assert_int_equal(u.byte[i], 0xa5);
+  }
+  /* a size that ends inside a field: the field does not count */
+  u.o.struct_size = OLD - 1;
+  assert_option(&u.o, "damping", option_info(ng_option_find("damping")).standard);
+
+  /* not initialised */
+  u.o.struct_size = 0;
+  assert_int_equal(ng_options_check(&u.o, message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "ng_options_init");
+  assert_int_equal(ng_options_set(&u.o, "damping", "1", message, sizeof message), NG_ERR_ARG);
+  u.o.struct_size = sizeof(size_t);
+  assert_int_equal(ng_options_check(&u.o, message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_init_sized(&u.o, 0), NG_ERR_ARG);
+  assert_int_equal(ng_options_init_sized(&u.o, sizeof(size_t)), NG_ERR_ARG);
+  assert_int_equal(ng_options_init_sized(NULL, sizeof u), NG_ERR_ARG);
+
+  /* a newer header: the unknown tail must be zero */
+  assert_int_equal(ng_options_init_sized(&u.o, sizeof u), NG_OK);
+  assert_int_equal(u.o.struct_size, sizeof u);
+  assert_int_equal(ng_options_set_method(&u.o, "kaisa", NULL, 0), NG_OK);
+  assert_int_equal(ng_options_check(&u.o, message, sizeof message), NG_OK);
+  u.byte[sizeof u - 1] = 1;
+  assert_int_equal(ng_options_check(&u.o, message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "knows only");
+  assert_int_equal(ng_options_set(&u.o, "damping", "1", message, sizeof message), NG_ERR_ARG);
+  /* the same rule for what comes out */
+  ng_option_info small = {.struct_size = offsetof(ng_option_info, standard)};
+  small.standard = "untouched";
+  assert_int_equal(ng_option_at(4, &small), NG_OK);
+  assert_string_equal(small.name, "damping");
+  assert_string_equal(small.standard, "untouched");
+}
+
+/* ---- environment -----------------------------------------------------------------------------*/
+
+static void environment(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < ng_option_count(); i++) { /* every row is read */
+    const ng_option_info info = option_info(i);
+    char variable[64];
+    size_t n = (size_t)snprintf(variable, sizeof variable, "NG_%s", info.name);
+    for (size_t k = 3; k < n; k++) {
+      if (variable[k] != '_') variable[k] = (char)(variable[k] - 'a' + 'A');
+    }
+    const bool free_text = info.type == NG_OPTION_TEXT;
+    const char *value = info.type == NG_OPTION_BOOL          ? "1"
+                        : info.type == NG_OPTION_INT         ? "3"
+                        : info.type == NG_OPTION_REAL        ? "0.25"
+                        : strcmp(info.name, "schedule") == 0 ? "damping*0.5@9"
+                                                             : "fc";
+    char last[64] = "";
+    if (info.type == NG_OPTION_CHOICE) {
+      const char *bar = strrchr(info.choices, '|');
+      (void)snprintf(last, sizeof last, "%s", bar == NULL ? info.choices : bar + 1);
+      value = last;
+    }
+    ng_options o = standard_options();
+    assert_int_equal(setenv(variable, value, 1), 0);
+    assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
+    assert_option(&o, info.name, value);
+    ng_options before = o;
+    assert_int_equal(setenv(variable, free_text ? "damping*" : "?", 1), 0);
+    const ng_status st = ng_options_from_env(&o, message, sizeof message);
+    if (strcmp(info.name, "skip_layers") != 0) {
+      assert_int_equal(st, NG_ERR_ARG);
+      assert_contains(message, variable);
+      assert_memory_equal(&o, &before, sizeof o);
+    }
+    assert_int_equal(unsetenv(variable), 0);
+  }
+  /* one bad variable: none is taken */
+  ng_options o = standard_options(), before = o;
+  assert_int_equal(setenv("NG_SOLVER", "eigen", 1), 0);
+  assert_int_equal(setenv("NG_UPDATE", "sgdd", 1), 0);
+  assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "NG_UPDATE");
+  assert_contains(message, "'sgd'");
+  assert_memory_equal(&o, &before, sizeof o);
+  assert_int_equal(unsetenv("NG_SOLVER"), 0);
+  assert_int_equal(unsetenv("NG_UPDATE"), 0);
+  assert_int_equal(ng_options_from_env(&o, NULL, 0), NG_OK);
+  assert_memory_equal(&o, &before, sizeof o);
+}
+
+/* ---- a layer's overrides ---------------------------------------------------------------------*/
+
+static void overrides(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  uint64_t mask = 99;
+  assert_int_equal(
+      ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", &mask, message, sizeof message),
+      NG_OK);
+  assert_option(&o, "damping", "0.01");
+  assert_option(&o, "stat_decay", "0.5");
+  assert_true(mask == ((uint64_t)1 << ng_option_find("damping") |
+                       (uint64_t)1 << ng_option_find("stat_decay")));
+  assert_int_equal(ng_options_override(&o, "", &mask, NULL, 0), NG_OK);
+  assert_true(mask == 0);
+  assert_int_equal(ng_options_override(&o, NULL, &mask, NULL, 0), NG_OK);
+  /* together or not at all, and checked together */
+  assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", &mask, NULL, 0),
+                   NG_OK);
+  o = standard_options();
+  const ng_options before = o;
+  static const char *const wrong[][2] = {{"damping=0.1 damping=0.2", "damping is given twice"},
+                                         {"damping", "NAME=VALUE"},
+                                         {"damping=0", "0 < damping"},
+                                         {"=1", "no option ''"},
+                                         {"dampin=1", "did you mean 'damping'?"},
+                                         {"damping = 1", "NAME=VALUE"},
+                                         {"clip=none", "whole model"},
+                                         {"update=sgd", "whole model"},
+                                         {"skip_layers=x", "whole model"},
+                                         {"solver=eigen damping=x", "finite number"},
+                                         {"damping_split=joint", "joint needs solver = eigen"},
+                                         {"statistics=local", "whole model"}};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    mask = 99;
+    assert_int_equal(ng_options_override(&o, wrong[i][0], &mask, message, sizeof message),
+                     NG_ERR_ARG);
+    assert_contains(message, wrong[i][1]);
+    assert_memory_equal(&o, &before, sizeof o);
+    assert_true(mask == 99);
+  }
+  char longest[300];
+  memset(longest, 'a', sizeof longest);
+  longest[sizeof longest - 1] = 0;
+  assert_int_equal(ng_options_override(&o, longest, &mask, message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "too long");
+  /* per_layer and only per_layer options */
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    const ng_option_info info = option_info(i);
+    char text[128];
+    (void)snprintf(text, sizeof text, "%s=%s", info.name, info.standard);
+    assert_int_equal(ng_options_override(&o, text, &mask, NULL, 0),
+                     info.per_layer ? NG_OK : NG_ERR_ARG);
+    if (info.per_layer) assert_true(mask == (uint64_t)1 << i);
+  }
+  /* a schedule leaves an overridden option alone, so it is not held against it */
+  o.schedule = "stat_decay*1.04@5";
+  assert_int_equal(ng_options_override(&o, "stat_decay=0.99", &mask, NULL, 0), NG_OK);
+}
+
+/* ---- copies ----------------------------------------------------------------------------------*/
+
+typedef struct counted {
+  int64_t calls, fail_at, live;
+} counted;
+
+static void *counted_alloc(void *user, size_t bytes) {
+  counted *c = user;
+  if (++c->calls == c->fail_at) return NULL;
+  c->live += (int64_t)bytes;
+  return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void counted_free(void *user, void *p, size_t bytes) {
+  ((counted *)user)->live -= (int64_t)bytes;
+  free(p);
+}
+
+static ng_context *context_on(counted *c) {
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  config.alloc = counted_alloc;
+  config.free = counted_free;
+  config.alloc_user = c;
+  config.threads = 1;
+  assert_int_equal(ng_context_create(&config, message, sizeof message, &ctx), NG_OK);
+  return ctx;
+}
+
+static void copies_are_ours(void **state) {
+  (void)state;
+  counted c = {0};
+  ng_context *ctx = context_on(&c);
+  const int64_t calls = c.calls, live = c.live;
+  char solver[] = "eigen", skip[] = "fc.*", schedule[] = "damping*0.5@3";
+  ng_options o = standard_options(), mine;
+  o.solver = solver;
+  o.skip_layers = skip;
+  o.schedule = schedule;
+  assert_int_equal(ng_options_own(ctx, &o, &mine), NG_OK);
+  memset(solver, 'x', 5);
+  memset(skip, 'x', 4);
+  memset(schedule, 'x', 5);
+  assert_string_equal(mine.solver, "eigen");
+  assert_string_equal(mine.skip_layers, "fc.*");
+  assert_string_equal(mine.schedule, "damping*0.5@3");
+  assert_int_equal(mine.struct_size, sizeof mine);
+  ng_options_drop(ctx, &mine);
+  assert_int_equal(c.live, live);
+  const int64_t made = c.calls - calls;
+  assert_true(made == 2); /* skip_layers and schedule */
+  /* memory fails at every call in turn: nothing is left behind */
+  for (int64_t k = 1; k <= made; k++) {
+    ng_options again = standard_options();
+    c.fail_at = c.calls + k;
+    assert_int_equal(ng_options_own(ctx, &again, &mine), NG_ERR_NOMEM);
+    assert_int_equal(c.live, live);
+  }
+  c.fail_at = 0;
+  o = standard_options();
+  o.damping = -1;
+  ng_enter(ctx);
+  assert_int_equal(ng_options_own(ctx, &o, &mine), NG_ERR_ARG);
+  assert_contains(ng_last_error(ctx), "damping");
+  assert_int_equal(c.live, live);
+  ng_context_destroy(&ctx);
+  assert_int_equal(c.live, 0);
+}
+
+/* ---- spelling --------------------------------------------------------------------------------*/
+
+static const char *const word[] = {"cholesky", "eigen", "all", "round-robin"};
+static const char *word_at(int32_t i) { return word[i]; }
+
+static void nearest(void **state) {
+  (void)state;
+  static const char *const typed[][2] = {
+      {"cholesky", "cholesky"},
+      {"choelsky", "cholesky"},
+      {"choleski", "cholesky"},
+      {"colesky", "cholesky"},
+      {"al", "all"},
+      {"round_robin", "round-robin"},
+      {"roundrobin", "round-robin"},
+      {"Eigen", "eigen"},
+      {"eig", "eigen"},
+      {"xyz", NULL},
+      {"", NULL},
+      {"c", NULL},
+      {"a_very_long_word_that_is_longer_than_any_name_in_the_list", NULL}};
+  for (size_t i = 0; i < sizeof typed / sizeof typed[0]; i++) {
+    const char *near = ng_nearest(typed[i][0], word_at, 4);
+    if (typed[i][1] == NULL) {
+      assert_null(near);
+    } else {
+      assert_non_null(near);
+      assert_string_equal(near, typed[i][1]);
+    }
+  }
+  assert_null(ng_nearest("eigen", word_at, 0));
+  assert_null(ng_nearest(NULL, word_at, 4));
+}
+
+/* ---- any text at all -------------------------------------------------------------------------*/
+
+static void random_text(uint64_t *seed, char *text, int64_t most) {
+  static const char *const piece[] = {"damping",
+                                      "stat_decay",
+                                      "solve_period",
+                                      "solver",
+                                      "=",
+                                      "*",
+                                      "*=",
+                                      "@",
+                                      ",",
+                                      "~",
+                                      "0.5",
+                                      "1e-3",
+                                      "2",
+                                      "10",
+                                      " ",
+                                      "inf",
+                                      "-",
+                                      "+",
+                                      "eigen",
+                                      "cholesky",
+                                      "pi",
+                                      "joint",
+                                      "nan",
+                                      ".",
+                                      "e",
+                                      "0",
+                                      "%s%n",
+                                      "\n",
+                                      "\x01\xff",
+                                      "1e400",
+                                      "99999999999999999999",
+                                      "|",
+                                      "[",
+                                      "none",
+                                      "kl_clip"};
+  int64_t pieces = below(seed, 12);
+  size_t n = 0;
+  text[0] = 0;
+  while (pieces-- > 0) {
+    const char *p = piece[below(seed, (int64_t)(sizeof piece / sizeof piece[0]))];
+    char one[2] = {(char)(1 + below(seed, 255)), 0};
+    if (below(seed, 6) == 0) p = one;
+    if (n + strlen(p) + 1 >= (size_t)most) break;
+    memcpy(text + n, p, strlen(p) + 1);
+    n += strlen(p);
+  }
+}
+
+static ng_status any_published(uint64_t *seed, ng_options *o, const char *name, const char *value) {
+  const int32_t m = (int32_t)below(seed, ng_method_count());
+  ng_method_info method = {.struct_size = sizeof method};
+  ng_published_info p = {.struct_size = sizeof p, .name = name};
+  ng_status st = ng_method_at(m, &method);
+  if (st == NG_OK) st = ng_options_set_method(o, method.name, NULL, 0);
+  if (st != NG_OK) return st;
+  const ng_options before = *o;
+  double lr = -1;
+  if (method.published > 0 && below(seed, 4) != 0) {
+    st = ng_method_published_at(m, (int32_t)below(seed, method.published), &p);
+  }
+  if (st == NG_OK) st = ng_options_set_published(o, p.name, value, &lr, message, sizeof message);
+  if (st != NG_OK && (memcmp(o, &before, sizeof before) != 0 || lr > 0)) {
+    o->struct_size = 0; /* found by the check that follows */
+  }
+  return st;
+}
+
+static void any_text(void **state) {
+  (void)state;
+  uint64_t seed = test_seed();
+  const uint64_t first = seed;
+  int64_t taken = 0, published = 0;
+  for (int i = 0; i < 60000; i++) {
+    char name[128], value[128], shown[160];
+    ng_options o = standard_options();
+    random_text(&seed, value, sizeof value);
+    random_text(&seed, name, sizeof name);
+    if (below(&seed, 4) != 0) {
+      (void)snprintf(name, sizeof name, "%s",
+                     option_info((int32_t)below(&seed, ng_option_count())).name);
+    }
+    const ng_options before = o;
+    memset(message, 'x', sizeof message);
+    const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
+    if (st == NG_OK) {
+      taken++;
+      CHECK_SEED(first, ng_options_get(&o, name, shown, sizeof shown) == NG_OK, value);
+      CHECK_SEED(first, ng_options_set(&o, name, shown, NULL, 0) == NG_OK, shown);
+    } else {
+      CHECK_SEED(first, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
+      CHECK_SEED(first, memcmp(&o, &before, sizeof o) == 0, value);
+      CHECK_SEED(first, memchr(message, 0, sizeof message) != NULL, value);
+    }
+    o = before;
+    uint64_t mask = 7;
+    if (ng_options_override(&o, value, &mask, message, sizeof message) == NG_OK) {
+      CHECK_SEED(first, ng_options_check(&o, NULL, 0) == NG_OK, value);
+    } else {
+      CHECK_SEED(first, memcmp(&o, &before, sizeof o) == 0 && mask == 7, value);
+    }
+    CHECK_SEED(first, ng_options_set_method(&o, name, message, sizeof message) != NG_OK, name);
+    CHECK_SEED(first, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
+               name);
+    if (any_published(&seed, &o, name, value) == NG_OK) published++;
+    /* whatever a published option says, the methods stay consistent */
+    CHECK_SEED(first, ng_options_check(&o, message, sizeof message) == NG_OK, message);
+  }
+  assert_true(taken > 100 && published > 100); /* the generator does find values that are right */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(rows_are_the_fields),
+      cmocka_unit_test(rows_are_complete),
+      cmocka_unit_test(every_row_has_its_test),
+      cmocka_unit_test(every_row),
+      cmocka_unit_test(numbers_read_back),
+      cmocka_unit_test(numbers_have_a_point_in_every_locale),
+      cmocka_unit_test(names),
+      cmocka_unit_test(known_but_not_supported),
+      cmocka_unit_test(fields_out_of_range),
+      cmocka_unit_test(fields_against_each_other),
+      cmocka_unit_test(schedule_against_the_base),
+      cmocka_unit_test(other_sizes),
+      cmocka_unit_test(environment),
+      cmocka_unit_test(overrides),
+      cmocka_unit_test(copies_are_ours),
+      cmocka_unit_test(nearest),
+      cmocka_unit_test(any_text),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,750 @@
+/* t_stats.c: fresh factors (pack.c, rows.c, conv.c, conv_plan.c, conv_shift.c) against loops over
+ * everything, in double, written from the definitions.
+ *
+ * Most cases use values k / 8, |k| <= 15, which f32, bf16 and f16 hold exactly; their products are
+ * multiples of 1/64, and sums of fewer than 2^24 / 225 of them are exact in f32 in any order.  So
+ * these tests have no tolerance at all.  Everything that must not be read (padding between samples,
+ * samples beyond `take`, channels outside the range, scratch) is NaN. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "conv_shift.h"
+#include "stats.h"
+
+static uint64_t seed, state;
+
+static uint64_t draw(void) { /* splitmix64 */
+  uint64_t z = (state += 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+static int64_t between(int64_t low, int64_t high) {
+  return low + (int64_t)(draw() % (uint64_t)(high - low + 1));
+}
+static double uniform(void) { return (double)(draw() >> 11) * 0x1p-53; }
+
+static void *need(int64_t bytes) {
+  void *p = NULL;
+  assert_int_equal(posix_memalign(&p, 64, (size_t)(bytes > 0 ? bytes : 1)), 0);
+  return p;
+}
+
+static ng_context *context(const char *linalg, int32_t threads) {
+  ng_context_config config;
+  char message[256] = "";
+  ng_context *ctx = NULL;
+  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  config.linalg = linalg;
+  config.threads = threads;
+  if (ng_context_create(&config, message, sizeof message, &ctx) != NG_OK) fail_msg("%s", message);
+  return ctx;
+}
+
+static const char *const names[] = {
+    "ref",
+#if defined(NG_HAVE_BLAS)
+    "cpu",
+#endif
+};
+enum { NAMES = sizeof names / sizeof names[0] };
+
+/* ---- guarded memory --------------------------------------------------------------------------*/
+
+enum { GUARD = 64 };
+
+/* NaN, with a border that must stay as it is. */
+static float *guarded(int64_t floats) {
+  float *p = need((floats + GUARD) * 4);
+  for (int64_t i = 0; i < floats + GUARD; i++) {
+    p[i] = i < floats ? NAN : 4711.0f;
+  }
+  return p;
+}
+
+static void release(float *p, int64_t floats, const char *what) {
+  for (int64_t i = floats; i < floats + GUARD; i++) {
+    if (p[i] != 4711.0f) fail_msg("%s: written %d beyond its end", what, (int)(i - floats));
+  }
+  free(p);
+}
+
+/* A factor that starts from something, and the same as dense doubles. */
+static ng_sym start(int64_t n, double *dense) {
+  ng_sym S = {.a = guarded(ng_sym_count(n)), .n = n};
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      const double v = (double)((i * 7 + j * 3) % 9 - 4);
+      ng_sym_set(S, i, j, (float)v);
+      dense[i * n + j] = dense[j * n + i] = v;
+    }
+  }
+  return S;
+}
+
+/* Compares S with `want`; at most `tolerance` times the largest entry apart. */
+static void compare(ng_sym S, const double *want, double tolerance, const char *what) {
+  double largest = 0, worst = 0;
+  for (int64_t i = 0; i < S.n * S.n; i++) {
+    largest = fmax(largest, fabs(want[i]));
+  }
+  for (int64_t i = 0; i < S.n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      const double got = (double)ng_sym_get(S, i, j), d = fabs(got - want[i * S.n + j]);
+      if (!(d <= tolerance * largest)) {
+        fail_msg("%s: NG_TEST_SEED=%llu: entry (%d, %d) of %d is %.9g, expected %.9g, off by %.2g "
+                 "of the largest, allowed %.2g",
+                 what, (unsigned long long)seed, (int)i, (int)j, (int)S.n, got, want[i * S.n + j],
+                 d / largest, tolerance);
+      }
+      worst = fmax(worst, d);
+    }
+  }
+}
+
+/* want += alpha sum r r', r [n]. */
+static void outer(double *want, int64_t n, const double *r, double alpha) {
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      want[i * n + j] += alpha * r[i] * r[j];
+    }
+  }
+}
+
+static double grid_value(void) { return (double)between(-15, 15) / 8; }
+
+static void put(void *data, ng_dtype t, int64_t i, double v) {
+  if (t == NG_F32) {
+    ((float *)data)[i] = (float)v;
+  } else {
+    ((uint16_t *)data)[i] = t == NG_F16 ? ng_f32_to_f16((float)v) : ng_f32_to_bf16((float)v);
+  }
+}
+
+static ng_dtype any_dtype(void) {
+  static const ng_dtype all[] = {NG_F32, NG_F32, NG_BF16, NG_F16};
+  return all[between(0, 3)];
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+static void rows_case(ng_context *ctx, int64_t samples, int64_t positions, int64_t cols) {
+  ng_rows r = {.samples = samples,
+               .positions = positions,
+               .take = between(1, samples),
+               .order = draw() % 2 ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
+               .one = draw() % 2 != 0,
+               .reduce = (int)between(0, 2)};
+  r.c0 = between(0, cols - 1);
+  r.c1 = between(r.c0 + 1, cols);
+  r.v = (ng_view){.rows = samples * positions,
+                  .cols = cols,
+                  .row_stride = cols + between(0, 3),
+                  .dtype = any_dtype(),
+                  .mem = NG_HOST};
+  const int64_t count = r.v.rows * r.v.row_stride, n = r.c1 - r.c0 + r.one;
+  r.v.data = need(count * 4);
+  double *value = need(count * 8), *want = need(n * n * 8), *row = need(n * 8);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t at = i / r.v.row_stride, c = i % r.v.row_stride;
+    const int64_t sample = r.order == NG_SAMPLES_FIRST ? at / positions : at % samples;
+    value[i] = sample < r.take && c >= r.c0 && c < r.c1 ? grid_value() : NAN;
+    put(r.v.data, r.v.dtype, i, value[i]);
+  }
+  ng_sym S = start(n, want);
+  const float alpha = 0.5f;
+  for (int64_t s = 0; s < r.take; s++) {
+    memset(row, 0, (size_t)n * 8);
+    for (int64_t p = 0; p < positions; p++) {
+      const int64_t at = r.order == NG_SAMPLES_FIRST ? s * positions + p : p * samples + s;
+      if (r.reduce == 0) memset(row, 0, (size_t)n * 8);
+      for (int64_t c = r.c0; c < r.c1; c++) {
+        row[c - r.c0] += value[at * r.v.row_stride + c] / (r.reduce == 1 ? (double)positions : 1);
+      }
+      if (r.one) row[n - 1] += 1 / (r.reduce == 1 ? (double)positions : 1);
+      if (r.reduce == 0) outer(want, n, row, 0.5);
+    }
+    if (r.reduce != 0) outer(want, n, row, 0.5);
+  }
+  const int64_t floats = ng_rows_scratch(cols);
+  float *scratch = guarded(floats);
+  char what[200];
+  (void)snprintf(what, sizeof what, "rows %s %s %dx%d of %d, take %d, [%d,%d), one %d reduce %d %s",
+                 ctx->la->name, ng_dtype_name(r.v.dtype), (int)samples, (int)positions, (int)cols,
+                 (int)r.take, (int)r.c0, (int)r.c1, r.one, r.reduce,
+                 r.order == NG_SAMPLES_FIRST ? "samples first" : "positions first");
+  ng_rows_stats(ctx, &r, alpha, S, scratch);
+  /* A mean is rounded once to f32: 2^-24 relative in either factor of each product, and as much
+   * again for sums of inexact products; 8 roundings cover both. */
+  compare(S, want, r.reduce == 1 ? 8 * 0x1p-24 : 0, what);
+  release(scratch, floats, what);
+  release(S.a, ng_sym_count(n), what);
+  free(r.v.data);
+  free(value);
+  free(want);
+  free(row);
+}
+
+static void rows_match_the_loops(void **unused) {
+  (void)unused;
+  for (int k = 0; k < NAMES; k++) {
+    ng_context *ctx = context(names[k], 3);
+    for (int i = 0; i < 300; i++) {
+      rows_case(ctx, between(1, 9), draw() % 3 ? between(1, 7) : 1, between(1, 12));
+    }
+    for (int i = 0; i < 6; i++) { /* more than one tile, more than one chunk of column sums */
+      rows_case(ctx, 150, 130, between(1, 5));
+      rows_case(ctx, 20, 20, 280);
+    }
+    ng_context_destroy(&ctx);
+  }
+}
+
+/* ---- convolutions ----------------------------------------------------------------------------*/
+
+typedef struct picture {
+  ng_conv c;
+  ng_dtype t;
+  int64_t samples, take, c0, c1; /* c0, c1 of the input, or of the output for a gradient */
+  bool one;
+  int reduce;
+} picture;
+
+static const char *title(const picture *g, const char *who) {
+  static char text[300];
+  const ng_conv *c = &g->c;
+  (void)snprintf(
+      text, sizeof text,
+      "%s: %s %s %d channels [%d,%d) %dx%d kernel %dx%d stride %d,%d pad %d,%d dil %d,%d "
+      "samples %d take %d one %d reduce %d",
+      who, c->layout == NG_NCHW ? "NCHW" : "NHWC", ng_dtype_name(g->t), (int)c->channels,
+      (int)g->c0, (int)g->c1, (int)c->height, (int)c->width, (int)c->kernel[0], (int)c->kernel[1],
+      (int)c->stride[0], (int)c->stride[1], (int)c->padding[0], (int)c->padding[1],
+      (int)c->dilation[0], (int)c->dilation[1], (int)g->samples, (int)g->take, g->one, g->reduce);
+  return text;
+}
+
+static bool finish(ng_conv *c) {
+  int64_t out[2];
+  for (int i = 0; i < 2; i++) {
+    const int64_t room =
+        (i == 0 ? c->height : c->width) + 2 * c->padding[i] - c->dilation[i] * (c->kernel[i] - 1);
+    if (room < 1) return false;
+    out[i] = (room - 1) / c->stride[i] + 1;
+  }
+  c->oh = out[0];
+  c->ow = out[1];
+  return true;
+}
+
+static picture any_picture(bool stride_one) {
+  picture g = {.t = any_dtype(),
+               .samples = between(1, 5),
+               .one = draw() % 2 != 0,
+               .reduce = draw() % 3 ? 0 : (int)between(1, 2)};
+  ng_conv *c = &g.c;
+  do {
+    *c = (ng_conv){.channels = between(1, 9),
+                   .height = between(1, 9),
+                   .width = between(1, 9),
+                   .out = between(1, 9),
+                   .layout = draw() % 2 ? NG_NCHW : NG_NHWC};
+    for (int i = 0; i < 2; i++) {
+      c->kernel[i] = between(1, 5);
+      c->stride[i] = stride_one ? 1 : between(1, 3);
+      c->padding[i] = draw() % 2 ? (c->kernel[i] - 1) / 2 : between(0, c->kernel[i]);
+      c->dilation[i] = draw() % 4 ? 1 : 2;
+    }
+  } while (!finish(c));
+  g.take = between(1, g.samples);
+  g.c0 = draw() % 2 ? 0 : between(0, c->channels - 1);
+  g.c1 = draw() % 2 ? c->channels : between(g.c0 + 1, c->channels);
+  return g;
+}
+
+/* Images of `channels` x h x w in a view with padding between samples; value[] is [n][c][y][x]. */
+static ng_view images(const picture *g, int64_t channels, int64_t h, int64_t w, double *value,
+                      double (*next)(void)) {
+  const int64_t size = channels * h * w, stride = size + (draw() % 2 ? 0 : between(1, 5));
+  ng_view v = {
+      .rows = g->samples, .cols = size, .row_stride = stride, .dtype = g->t, .mem = NG_HOST};
+  v.data = need(g->samples * stride * 4);
+  for (int64_t i = 0; i < g->samples * stride; i++) {
+    put(v.data, g->t, i, NAN);
+  }
+  for (int64_t n = 0; n < g->samples; n++) {
+    for (int64_t c = 0; c < channels; c++) {
+      for (int64_t s = 0; s < h * w; s++) {
+        const bool used = n < g->take && c >= g->c0 && c < g->c1;
+        const double x = used ? next() : NAN;
+        value[n * size + c * h * w + s] = x;
+        put(v.data, g->t, n * stride + (g->c.layout == NG_NCHW ? c * h * w + s : s * channels + c),
+            x);
+      }
+    }
+  }
+  return v;
+}
+
+/* The patch of an output position, ordered (kernel offset, channel), then the 1. */
+static void patch_of(const picture *g, const double *x, int64_t oy, int64_t ox, double *row) {
+  const ng_conv *c = &g->c;
+  for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
+    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
+      const int64_t iy = oy * c->stride[0] + ky * c->dilation[0] - c->padding[0];
+      const int64_t ix = ox * c->stride[1] + kx * c->dilation[1] - c->padding[1];
+      for (int64_t i = g->c0; i < g->c1; i++) {
+        const bool inside = iy >= 0 && iy < c->height && ix >= 0 && ix < c->width;
+        *row++ = inside ? x[(i * c->height + iy) * c->width + ix] : 0;
+      }
+    }
+  }
+  if (g->one) *row = 1;
+}
+
+static int64_t order_of(const picture *g) {
+  return g->c.kernel[0] * g->c.kernel[1] * (g->c1 - g->c0) + g->one;
+}
+
+/* want += alpha * the sum over rows, by the definition. */
+static void naive_input(const picture *g, const double *value, double alpha, double *want) {
+  const ng_conv *c = &g->c;
+  const int64_t n = order_of(g);
+  const double S = (double)(c->oh * c->ow), factor = g->reduce == 1 ? 1 / S : 1;
+  double *row = need(n * 8), *sum = need(n * 8);
+  for (int64_t s = 0; s < g->take; s++) {
+    memset(sum, 0, (size_t)n * 8);
+    for (int64_t i = 0; i < c->oh * c->ow; i++) {
+      patch_of(g, value + s * c->channels * c->height * c->width, i / c->ow, i % c->ow, row);
+      if (g->reduce == 0) outer(want, n, row, alpha);
+      for (int64_t k = 0; k < n; k++) {
+        sum[k] += row[k] * factor;
+      }
+    }
+    if (g->reduce != 0) outer(want, n, sum, alpha);
+  }
+  free(row);
+  free(sum);
+}
+
+typedef void input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
+                         int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
+                         float *scratch);
+
+static void by_shift(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take, int64_t c0,
+                     int64_t c1, bool one, int reduce, float alpha, ng_sym S, float *scratch) {
+  assert_int_equal(reduce, 0);
+  ng_conv_input_stats_shift(ctx, c, x, take, c0, c1, one, alpha, S, scratch);
+}
+
+static int64_t shifted;
+
+/* All ways to the input factor give the sum of the definition, exactly (tolerance 0), except means
+ * (see rows_case). */
+static void input_case(ng_context *ctx, const picture *g) {
+  static const struct {
+    const char *name;
+    input_stats *run;
+  } way[] = {
+      {"plain", ng_conv_input_stats_plain}, {"fast", ng_conv_input_stats}, {"shift", by_shift}};
+  const ng_conv *c = &g->c;
+  const int64_t n = order_of(g);
+  double *value = need(g->samples * c->channels * c->height * c->width * 8);
+  double *want = need(n * n * 8), *other = need(n * n * 8);
+  ng_view x = images(g, c->channels, c->height, c->width, value, grid_value);
+  ng_sym first = start(n, want);
+  release(first.a, ng_sym_count(n), "start");
+  naive_input(g, value, 0.5, want);
+  for (int k = 0; k < 3; k++) {
+    if (k == 2 && (g->reduce != 0 || !ng_conv_shift_fits(c, g->c1 - g->c0))) continue;
+    shifted += k == 2;
+    const int64_t floats = k == 2 ? ng_conv_shift_scratch(c, c->channels)
+                                  : ng_conv_scratch(ctx, c, c->channels, c->out);
+    assert_true(floats <= ng_conv_scratch(ctx, c, c->channels, c->out));
+    ng_sym S = start(n, other);
+    float *scratch = guarded(floats);
+    const char *what = title(g, way[k].name);
+    way[k].run(ctx, c, &x, g->take, g->c0, g->c1, g->one, g->reduce, 0.5f, S, scratch);
+    compare(S, want, g->reduce == 1 ? 8 * 0x1p-24 : 0, what);
+    release(scratch, floats, what);
+    release(S.a, ng_sym_count(n), what);
+  }
+  free(x.data);
+  free(value);
+  free(want);
+  free(other);
+}
+
+static void inputs_match_the_loops(void **unused) {
+  (void)unused;
+  for (int k = 0; k < NAMES; k++) {
+    ng_context *ctx = context(names[k], 3);
+    shifted = 0;
+    for (int i = 0; i < 1000; i++) {
+      const picture g = any_picture(i % 3 != 0);
+      input_case(ctx, &g);
+    }
+    assert_true(shifted > 300); /* the interesting way was not skipped all the time */
+    ng_context_destroy(&ctx);
+  }
+}
+
+/* Several tiles of samples (shift: 16384 pixels; plain: 16384 patches), uneven; and work enough for
+ * several threads, each with its own scratch. */
+static void large_inputs_match_the_loops(void **unused) {
+  (void)unused;
+  ng_context *ctx = context(names[NAMES - 1], 3);
+  for (int i = 0; i < 4; i++) { /* tall: sums of taps take more scratch than rows of the image */
+    picture g = {.t = i % 2 ? NG_F16 : NG_F32,
+                 .samples = 31,
+                 .take = 30,
+                 .c1 = 2,
+                 .one = true,
+                 .reduce = 1 + i / 2};
+    g.c = (ng_conv){.channels = 2,
+                    .height = 300,
+                    .width = 4,
+                    .out = 1,
+                    .kernel = {5, 5},
+                    .stride = {2, 1},
+                    .padding = {2, 1},
+                    .dilation = {1, 1},
+                    .layout = i % 2 ? NG_NHWC : NG_NCHW};
+    assert_true(finish(&g.c));
+    input_case(ctx, &g);
+  }
+  for (int i = 0; i < 2; i++) {
+    picture g = {.t = i ? NG_BF16 : NG_F32, .samples = 8, .take = 8, .c1 = 2 + i, .one = true};
+    g.c = (ng_conv){.channels = 3,
+                    .height = 61,
+                    .width = 80,
+                    .out = 2,
+                    .kernel = {3, 3},
+                    .stride = {1, 1},
+                    .padding = {1, 1},
+                    .dilation = {1, 1 + i},
+                    .layout = i ? NG_NHWC : NG_NCHW};
+    assert_true(finish(&g.c));
+    assert_true(ng_conv_shift_fits(&g.c, 3));
+    input_case(ctx, &g);
+  }
+  ng_context_destroy(&ctx);
+}
+
+/* One sample is wider than a tile of the shift way: fits() says no, and scratch still serves
+ * narrower ranges that do fit. */
+static void wide_inputs_do_not_fit(void **unused) {
+  (void)unused;
+  ng_context *ctx = context(names[NAMES - 1], 2);
+  picture g = {.t = NG_F32, .samples = 1, .take = 1, .c0 = 3, .c1 = 5};
+  g.c = (ng_conv){.channels = 700,
+                  .height = 80,
+                  .width = 80,
+                  .out = 1,
+                  .kernel = {2, 2},
+                  .stride = {1, 1},
+                  .padding = {0, 0},
+                  .dilation = {1, 1},
+                  .layout = NG_NHWC};
+  assert_true(finish(&g.c));
+  assert_false(ng_conv_shift_fits(&g.c, 700));
+  assert_true(ng_conv_shift_fits(&g.c, 600));
+  assert_true(ng_conv_shift_scratch(&g.c, 700) >= ng_conv_shift_scratch(&g.c, 600));
+  input_case(ctx, &g);
+  ng_context_destroy(&ctx);
+}
+
+/* The choice by size: displacements where they save arithmetic, patches elsewhere. */
+static void choice_follows_size(void **unused) {
+  (void)unused;
+  ng_conv c = {.channels = 64,
+               .height = 32,
+               .width = 32,
+               .out = 64,
+               .kernel = {3, 3},
+               .stride = {1, 1},
+               .padding = {1, 1},
+               .dilation = {1, 1},
+               .layout = NG_NCHW};
+  assert_true(finish(&c));
+  assert_true(ng_conv_shift_fits(&c, 64));
+  assert_true(ng_conv_shift_cost(&c, 64, 32) < 0.7 * ng_conv_plain_cost(&c, 64, 32));
+  assert_true(ng_conv_shift_cost(&c, 1, 1) > ng_conv_plain_cost(&c, 1, 1));
+  c.height = c.width = 2;
+  assert_true(finish(&c));
+  assert_true(ng_conv_shift_cost(&c, 64, 1) > ng_conv_plain_cost(&c, 64, 1));
+  c.stride[1] = 2;
+  assert_true(finish(&c));
+  assert_false(ng_conv_shift_fits(&c, 64));
+}
+
+static void grads_match_the_loops(void **unused) {
+  (void)unused;
+  for (int k = 0; k < NAMES; k++) {
+    ng_context *ctx = context(names[k], 3);
+    for (int i = 0; i < 200; i++) {
+      picture g = any_picture(false);
+      ng_conv *c = &g.c;
+      if (i % 50 == 0) { /* more than a tile */
+        *c = (ng_conv){.channels = 1,
+                       .height = 70,
+                       .width = 70,
+                       .out = 3,
+                       .kernel = {1, 1},
+                       .stride = {1, 1},
+                       .dilation = {1, 1},
+                       .layout = c->layout};
+        g.samples = g.take = 4;
+        assert_true(finish(c));
+      }
+      if (i % 5 == 1) c->out = between(60, 150); /* more than one chunk of channels */
+      g.one = false;
+      g.c0 = draw() % 2 ? 0 : between(0, c->out - 1);
+      g.c1 = draw() % 2 ? c->out : between(g.c0 + 1, c->out);
+      const int64_t n = g.c1 - g.c0, S = c->oh * c->ow;
+      double *value = need(g.samples * c->out * S * 8), *want = need(n * n * 8);
+      double *row = need(n * 8);
+      ng_view v = images(&g, c->out, c->oh, c->ow, value, grid_value);
+      ng_sym G = start(n, want);
+      for (int64_t s = 0; s < g.take; s++) {
+        memset(row, 0, (size_t)n * 8);
+        for (int64_t p = 0; p < S; p++) {
+          if (g.reduce == 0) memset(row, 0, (size_t)n * 8);
+          for (int64_t j = 0; j < n; j++) {
+            const double d = value[(s * c->out + g.c0 + j) * S + p];
+            row[j] += g.reduce == 1 ? d / (double)S : d;
+          }
+          if (g.reduce == 0) outer(want, n, row, 0.25);
+        }
+        if (g.reduce != 0) outer(want, n, row, 0.25);
+      }
+      const int64_t floats = ng_conv_scratch(ctx, c, c->channels, c->out);
+      float *scratch = guarded(floats);
+      const char *what = title(&g, "gradient");
+      ng_conv_grad_stats(ctx, c, &v, g.take, g.c0, g.c1, g.reduce, 0.25f, G, scratch);
+      compare(G, want, g.reduce == 1 ? 8 * 0x1p-24 : 0, what);
+      release(scratch, floats, what);
+      release(G.a, ng_sym_count(n), what);
+      free(v.data);
+      free(value);
+      free(want);
+      free(row);
+    }
+    ng_context_destroy(&ctx);
+  }
+}
+
+/* ---- rounding --------------------------------------------------------------------------------*/
+
+static double rectified(void) { return fmax(0, uniform() + uniform() + uniform() - 1.3); }
+
+/* Values with all their bits.  Both ways sum the same n products in a different order.  A sum of n
+ * like-signed f32 terms, one after the other, is off by a random walk of n roundings of the partial
+ * sums, each at most 2^-24 of them and 0.41 2^-24 on average: 0.41 2^-24 sqrt(n / 3) of the whole.
+ * BLAS sums at most some 400 at a time before it starts anew, so 2.8e-7 is a standard deviation for
+ * either way at worst (one such run only), and less the more runs there are; what the shift way
+ * subtracts is a share 1/16 of its sums and adds nothing that counts.  Here n = 2048 in five runs
+ * or more: 1.3e-7 each, 1.9e-7 for the difference.  1e-6 is five of those. */
+static void fast_equals_plain(void **unused) {
+  (void)unused;
+  for (int k = 0; k < NAMES; k++) {
+    ng_context *ctx = context(names[k], 2);
+    for (int i = 0; i < 4; i++) {
+      picture g = {.t = NG_F32, .samples = 8, .take = 8, .c1 = 8, .one = i % 2 != 0};
+      g.c = (ng_conv){.channels = 8,
+                      .height = 16,
+                      .width = 16,
+                      .out = 8,
+                      .kernel = {3, 3},
+                      .stride = {1, 1},
+                      .padding = {1, 1},
+                      .dilation = {1, 1},
+                      .layout = i / 2 ? NG_NHWC : NG_NCHW};
+      assert_true(finish(&g.c));
+      const int64_t n = order_of(&g), floats = ng_conv_scratch(ctx, &g.c, 8, 8);
+      double *value = need(8 * 8 * 256 * 8), *want = need(n * n * 8);
+      ng_view x = images(&g, 8, 16, 16, value, rectified);
+      ng_sym A = {.a = guarded(ng_sym_count(n)), .n = n},
+             B = {.a = guarded(ng_sym_count(n)), .n = n};
+      float *scratch = guarded(floats);
+      ng_sym_zero(A);
+      ng_sym_zero(B);
+      ng_conv_input_stats_plain(ctx, &g.c, &x, 8, 0, 8, g.one, 0, 1.0f, A, scratch);
+      ng_conv_input_stats_shift(ctx, &g.c, &x, 8, 0, 8, g.one, 1.0f, B, scratch);
+      for (int64_t r = 0; r < n; r++) {
+        for (int64_t j = 0; j < n; j++) {
+          want[r * n + j] = (double)ng_sym_get(A, r, j);
+        }
+      }
+      compare(B, want, 1e-6, title(&g, "shift against plain"));
+      memset(want, 0, (size_t)(n * n) * 8);
+      naive_input(&g, value, 1, want);
+      compare(A, want, 1e-6, title(&g, "plain against double"));
+      compare(B, want, 1e-6, title(&g, "shift against double"));
+      release(scratch, floats, "scratch");
+      release(A.a, ng_sym_count(n), "A");
+      release(B.a, ng_sym_count(n), "B");
+      free(x.data);
+      free(value);
+      free(want);
+    }
+    ng_context_destroy(&ctx);
+  }
+}
+
+/* The number of our threads only says who copies what: the bits stay. */
+static void threads_do_not_change_bits(void **unused) {
+  (void)unused;
+  picture g = {.t = NG_F32, .samples = 6, .take = 6, .c1 = 64, .one = true};
+  g.c = (ng_conv){.channels = 64,
+                  .height = 12,
+                  .width = 12,
+                  .out = 64,
+                  .kernel = {3, 3},
+                  .stride = {1, 1},
+                  .padding = {1, 1},
+                  .dilation = {1, 1},
+                  .layout = NG_NCHW};
+  assert_true(finish(&g.c));
+  const int64_t n = order_of(&g);
+  double *value = need(6 * 64 * 144 * 8);
+  ng_view x = images(&g, 64, 12, 12, value, uniform);
+  ng_sym S[2][3];
+  for (int k = 0; k < 2; k++) {
+    ng_context *ctx = context(names[NAMES - 1], k == 0 ? 1 : 5);
+    float *scratch = need(ng_conv_scratch(ctx, &g.c, 64, 64) * 4);
+    for (int i = 0; i < 3; i++) {
+      S[k][i] = (ng_sym){.a = need(ng_sym_count(n) * 4), .n = n};
+      ng_sym_zero(S[k][i]);
+      if (i == 0)
+        ng_conv_input_stats_plain(ctx, &g.c, &x, 6, 0, 64, true, 0, 1.0f, S[k][i], scratch);
+      if (i == 1) ng_conv_input_stats_shift(ctx, &g.c, &x, 6, 0, 64, true, 1.0f, S[k][i], scratch);
+      if (i == 2)
+        ng_conv_input_stats_plain(ctx, &g.c, &x, 6, 0, 64, true, 1, 1.0f, S[k][i], scratch);
+    }
+    free(scratch);
+    ng_context_destroy(&ctx);
+  }
+  for (int i = 0; i < 3; i++) {
+    assert_memory_equal(S[0][i].a, S[1][i].a, (size_t)ng_sym_count(n) * 4);
+    free(S[0][i].a);
+    free(S[1][i].a);
+  }
+  free(x.data);
+  free(value);
+}
+
+/* ---- golden numbers --------------------------------------------------------------------------*/
+
+/* Case T2 of two published implementations: a convolution 2 -> 3, kernel (2,3), stride (1,2),
+ * padding (1,0), bias; inputs by a generator, exact in f32.  Their order is (channel, kernel
+ * offset); their scale is 1/(B S^3), B = 2, S = 10.  Printed with nine digits, entries at most
+ * 0.01, so 1e-10 bounds both the printing and our rounding (0.01 * 2^-24 = 6e-10 per entry would be
+ * too much: the sums themselves are exact, only alpha rounds, 6e-8 of an entry). */
+static void golden_t2(void **unused) {
+  (void)unused;
+  static const double row0[13] = {0.00515625,  -0.00209375, -0.0014375,  0.0008125,  0.00065625,
+                                  -0.00190625, -0.000625,   -0.00203125, 0.00515625, 0.00215625,
+                                  -0.00178125, 0.0008125,   0.000375};
+  static const double row12[13] = {0.000375, 0.000625,  -0.0005,  0.000375, 0.000625,
+                                   -0.0005,  -0.000125, 0.000125, 0.000375, -0.000125,
+                                   0.000125, 0.000375,  0.01};
+  static const double G[3][3] = {{0.000609375, 0.000265625, -0.0001875},
+                                 {0.000265625, 0.000625, 0},
+                                 {-0.0001875, 0, 0.000625}};
+  float x[80], g[60];
+  for (int k = 0; k < 80; k++) {
+    x[k] = (float)((7 * k + 3) % 11 - 5) / 4;
+  }
+  for (int k = 0; k < 60; k++) {
+    g[k] = (float)((5 * k + 2) % 7 - 3) / 8;
+  }
+  ng_conv c = {.channels = 2,
+               .height = 4,
+               .width = 5,
+               .out = 3,
+               .kernel = {2, 3},
+               .stride = {1, 2},
+               .padding = {1, 0},
+               .dilation = {1, 1},
+               .layout = NG_NCHW};
+  assert_true(finish(&c));
+  assert_int_equal(c.oh * c.ow, 10);
+  /* Patches one at a time: the second row and column of a factor of one position. */
+  static const double first[12] = {0, 0, 0, -0.5, 1.25, 0.25, 0, 0, 0, -1.25, 0.5, -0.5};
+  static const double last[12] = {-0.25, -1.25, 0.5,   0.25, -0.75, 1,
+                                  -1,    0.75,  -0.25, -0.5, 1.25,  0.25};
+  picture p = {.c = c, .samples = 2, .take = 2, .c1 = 2, .one = true};
+  double value[80], row[13];
+  for (int k = 0; k < 80; k++) {
+    value[k] = (double)x[k];
+  }
+  for (int k = 0; k < 2; k++) { /* the loops of this file, against the published patches */
+    patch_of(&p, value + 40 * k, k == 0 ? 0 : 3, k == 0 ? 0 : 1, row);
+    for (int i = 0; i < 12; i++) {
+      assert_true(row[i % 6 * 2 + i / 6] == (k == 0 ? first : last)[i]);
+    }
+  }
+  for (int k = 0; k < NAMES; k++) {
+    ng_context *ctx = context(names[k], 2);
+    float *scratch = need(ng_conv_scratch(ctx, &c, 2, 3) * 4);
+    const ng_view vx = ng_view_of(x, 2, 40, NG_F32), vg = ng_view_of(g, 2, 30, NG_F32);
+    ng_sym A = {.a = need(ng_sym_count(13) * 4), .n = 13}, B = {.a = need(6 * 4), .n = 3};
+    ng_sym_zero(A);
+    ng_sym_zero(B);
+    ng_conv_input_stats(ctx, &c, &vx, 2, 0, 2, true, 0, 1.0f / 2000, A, scratch);
+    ng_conv_grad_stats(ctx, &c, &vg, 2, 0, 3, 0, 1.0f / 2000, B, scratch);
+    double trace = 0, sum = 0, square = 0;
+    for (int i = 0; i < 13; i++) {
+      const int at = i == 12 ? 12 : i % 6 * 2 + i / 6; /* ours is (kernel offset, channel) */
+      if (fabs((double)ng_sym_get(A, 0, at) - row0[i]) > 1e-9 ||
+          fabs((double)ng_sym_get(A, 12, at) - row12[i]) > 1e-9) {
+        fail_msg("A[., %d] is %.9g, %.9g, published %.9g, %.9g", i, (double)ng_sym_get(A, 0, at),
+                 (double)ng_sym_get(A, 12, at), row0[i], row12[i]);
+      }
+      trace += (double)ng_sym_get(A, i, i);
+      for (int j = 0; j < 13; j++) {
+        const double e = (double)ng_sym_get(A, i, j);
+        sum += e;
+        square += e * e;
+      }
+    }
+    assert_true(fabs(trace - 0.0703125) < 1e-8);
+    assert_true(fabs(sum - 0.0231875) < 1e-8);
+    assert_true(fabs(sqrt(square) - 0.029073553) < 1e-8);
+    for (int i = 0; i < 9; i++) {
+      assert_true(fabs((double)ng_sym_get(B, i / 3, i % 3) - G[i / 3][i % 3]) < 1e-10);
+    }
+    free(scratch);
+    free(A.a);
+    free(B.a);
+    ng_context_destroy(&ctx);
+  }
+}
+
+int main(void) {
+  const char *given = getenv("NG_TEST_SEED");
+  seed = given != NULL ? strtoull(given, NULL, 10) : 20240607u;
+  state = seed;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(rows_match_the_loops),
+      cmocka_unit_test(inputs_match_the_loops),
+      cmocka_unit_test(large_inputs_match_the_loops),
+      cmocka_unit_test(wide_inputs_do_not_fit),
+      cmocka_unit_test(choice_follows_size),
+      cmocka_unit_test(grads_match_the_loops),
+      cmocka_unit_test(fast_equals_plain),
+      cmocka_unit_test(threads_do_not_change_bits),
+      cmocka_unit_test(golden_t2),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,391 @@
+/* t_sym.c: symmetric storage, that is everything of sym.c, and the names of linalg.c: which linear
+ * algebras there are, what fits them, which BLAS is at work. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "linalg_check.h"
+
+/* ---- symmetric storage -----------------------------------------------------------------------*/
+
+static void positions_are_a_bijection(void **arg) {
+  (void)arg;
+  for (int64_t n = 1; n <= 40; n++) {
+    CASE("n = %" PRId64, n);
+    char *seen = calloc((size_t)ng_sym_count(n), 1);
+    const int64_t h = (n + 1) / 2, even = !(n & 1), ld = n + even;
+    for (int64_t i = 0; i < n; i++) {
+      for (int64_t j = 0; j <= i; j++) {
+        const int64_t at = ng_sym_at(n, i, j);
+        CHECK(at >= 0 && at < ng_sym_count(n));
+        CHECK(at == ng_sym_at(n, j, i));
+        CHECK(at == (j < h ? i + even + j * ld : (j - h) + (i - h + !even) * ld));
+        CHECK(!seen[at]);
+        seen[at] = 1;
+      }
+    }
+    free(seen);
+  }
+}
+
+static void pieces_cover_once(void **arg) {
+  (void)arg;
+  for (int64_t n = 1; n <= 10; n++) {
+    ng_sym s = sym_new(n);
+    int *seen = calloc((size_t)ng_sym_count(n), sizeof *seen);
+    for (int64_t r0 = 0; r0 < n; r0++) {
+      for (int64_t m = 0; r0 + m <= n; m++) {
+        for (int64_t c0 = 0; c0 <= r0; c0++) {
+          for (int64_t k = 0; c0 + k <= n; k++) {
+            const bool diagonal = r0 == c0 && m == k;
+            if (!diagonal && r0 < c0 + k) continue;
+            if (!diagonal && r0 == c0) continue; /* k = 0 beside itself: neither kind of block */
+            CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64, n, r0, m,
+                 c0, k);
+            memset(seen, 0, (size_t)ng_sym_count(n) * sizeof *seen);
+            ng_piece p[3];
+            const int32_t count = ng_sym_pieces(s, r0, m, c0, k, p);
+            CHECK(count >= 0 && count <= 3);
+            for (int32_t i = 0; i < count; i++) {
+              CHECK(p[i].rows > 0 && p[i].cols > 0);
+              CHECK(p[i].rs == 1 || p[i].cs == 1);
+              CHECK(!p[i].diagonal || (p[i].rows == p[i].cols && p[i].row == p[i].col));
+              CHECK(p[i].row >= r0 && p[i].row + p[i].rows <= r0 + m);
+              CHECK(p[i].col >= c0 && p[i].col + p[i].cols <= c0 + k);
+              for (int64_t r = 0; r < p[i].rows; r++) {
+                for (int64_t c = 0; c < p[i].cols; c++) {
+                  if (p[i].diagonal && c > r) continue;
+                  const int64_t at = p[i].a + r * p[i].rs + c * p[i].cs - s.a;
+                  CHECK(at == ng_sym_at(n, p[i].row + r, p[i].col + c));
+                  CHECK(p[i].row + r >= p[i].col + c);
+                  seen[at]++;
+                }
+              }
+            }
+            for (int64_t i = 0; i < n; i++) {
+              for (int64_t j = 0; j <= i; j++) {
+                const bool in = i >= r0 && i < r0 + m && j >= c0 && j < c0 + k;
+                CHECK(seen[ng_sym_at(n, i, j)] == (in ? 1 : 0));
+              }
+            }
+          }
+        }
+      }
+    }
+    free(seen);
+    sym_free(s);
+  }
+}
+
+static void pack_and_unpack(void **arg) {
+  (void)arg;
+  EACH_SIZE(n) {
+    for (int64_t pad = 0; pad < 4; pad += 3) {
+      CASE("n = %" PRId64 " pad = %" PRId64, n, pad);
+      ng_sym s = sym_random(n), t = sym_new(n);
+      mat full = mat_new(n, n, pad);
+      ng_sym_unpack(s, full.a, full.ld);
+      mat_check(full);
+      for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+          CHECK(full.a[i * full.ld + j] == s.a[ng_sym_at(n, i, j)]);
+          CHECK(ng_sym_get(s, i, j) == s.a[ng_sym_at(n, i, j)]);
+          if (j > i) put_canary(&full.a[i * full.ld + j]); /* not to be read */
+        }
+      }
+      ng_sym_pack(t, full.a, full.ld);
+      sym_check(t);
+      CHECK(memcmp(s.a, t.a, (size_t)ng_sym_count(n) * sizeof *s.a) == 0);
+
+      double *a = doubles(ng_sym_count(n)), *full64 = doubles(n * (n + pad));
+      for (int64_t i = 0; i < ng_sym_count(n); i++) {
+        a[i] = uniform();
+      }
+      for (int64_t i = 0; i < n * (n + pad); i++) {
+        full64[i] = 7.0;
+      }
+      ng_sym_unpack64(n, a, full64, n + pad);
+      for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n + pad; j++) {
+          CHECK(full64[i * (n + pad) + j] == (j < n ? a[ng_sym_at(n, i, j)] : 7.0));
+        }
+      }
+      free(a);
+      free(full64);
+      mat_free(full);
+      sym_free(s);
+      sym_free(t);
+    }
+  }
+}
+
+static void elementwise(void **arg) {
+  (void)arg;
+  EACH_SIZE(n) {
+    CASE("n = %" PRId64, n);
+    ng_sym s = sym_new(n);
+    mat column = mat_new(1, n, 0);
+    ng_sym_identity(s);
+    sym_check(s);
+    CHECK(ng_sym_trace(s) == (double)n && ng_sym_max(s) == 1.0 && ng_sym_finite(s));
+    ng_sym_shift(s, 0.5);
+    sym_check(s);
+    for (int64_t i = 0; i < n; i++) {
+      for (int64_t j = 0; j < n; j++) {
+        CHECK(ng_sym_get(s, i, j) == (i == j ? 1.5f : 0.0f));
+      }
+    }
+    CHECK(ng_sym_trace(s) == 1.5 * (double)n);
+    ng_sym_zero(s);
+    sym_check(s);
+    CHECK(ng_sym_max(s) == 0.0);
+    sym_free(s);
+
+    s = sym_random(n);
+    for (int64_t j = 0; j < n; j++) {
+      ng_sym_column(s, j, column.a);
+      mat_check(column);
+      for (int64_t i = 0; i < n; i++) {
+        CHECK(column.a[i] == ng_sym_get(s, i, j));
+      }
+    }
+    /* Each entry in turn, or every 37th of many, is what max finds and what finite stumbles on. */
+    const int64_t stride = n > 70 ? 37 : 1;
+    for (int64_t i = 0; i < n; i += stride) {
+      for (int64_t j = 0; j <= i; j += stride) {
+        const float old = ng_sym_get(s, j, i);
+        ng_sym_set(s, j, i, -5.0f);
+        CHECK(ng_sym_get(s, i, j) == -5.0f && ng_sym_max(s) == 5.0);
+        CHECK(ng_sym_finite(s));
+        ng_sym_set(s, i, j, NAN);
+        CHECK(!ng_sym_finite(s));
+        ng_sym_set(s, i, j, -INFINITY);
+        CHECK(!ng_sym_finite(s));
+        ng_sym_set(s, i, j, FLT_MAX);
+        CHECK(ng_sym_finite(s));
+        ng_sym_set(s, i, j, old);
+      }
+    }
+    sym_check(s);
+
+    double *x = doubles(n), *y = doubles(n), *d = dense(s);
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = uniform();
+      y[i] = NAN;
+    }
+    ng_sym_vector(s, x, y);
+    for (int64_t i = 0; i < n; i++) {
+      double exact = 0.0;
+      for (int64_t j = 0; j < n; j++) {
+        exact += d[i * n + j] * x[j];
+      }
+      CHECK(fabs(y[i] - exact) <= 4.0 * (double)n * (double)n * U64); /* (3.5), |terms| <= 1 */
+    }
+    free(x);
+    free(y);
+    free(d);
+    mat_free(column);
+    sym_free(s);
+  }
+}
+
+static void dense_block_case(int64_t n, int64_t r0, int64_t m, int64_t c0, int64_t k) {
+  CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64, n, r0, m, c0, k);
+  ng_sym s = sym_random(n), old = sym_copy(s);
+  mat M = mat_random(m, k, 2);
+  if (r0 == c0) { /* above the diagonal: not to be read */
+    for (int64_t r = 0; r < m; r++) {
+      for (int64_t c = r + 1; c < k; c++) {
+        put_canary(&M.a[r * M.ld + c]);
+      }
+    }
+  }
+  ng_sym_add_dense(s, r0, m, c0, k, M.a, M.ld, 0.75f);
+  sym_check(s);
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      const bool in = i >= r0 && i < r0 + m && j >= c0 && j < c0 + k;
+      const double was = (double)ng_sym_get(old, i, j);
+      const double add = in ? 0.75 * (double)M.a[(i - r0) * M.ld + j - c0] : 0.0;
+      if (in) {
+        CHECK(fabs((double)ng_sym_get(s, i, j) - (was + add)) <=
+              2.0 * U32 * (fabs(was) + fabs(add)));
+      } else {
+        CHECK((double)ng_sym_get(s, i, j) == was);
+      }
+    }
+  }
+  sym_free(s);
+  sym_free(old);
+  mat_free(M);
+}
+
+static void dense_blocks_are_added(void **arg) {
+  (void)arg;
+  for (int64_t n = 1; n <= 9; n++) {
+    for (int64_t r0 = 0; r0 < n; r0++) {
+      for (int64_t m = 1; r0 + m <= n; m++) {
+        dense_block_case(n, r0, m, r0, m);
+        for (int64_t c0 = 0; c0 < r0; c0++) {
+          for (int64_t k = 1; c0 + k <= r0; k++) {
+            dense_block_case(n, r0, m, c0, k);
+          }
+        }
+      }
+    }
+  }
+  dense_block_case(130, 20, 91, 20, 91);
+  dense_block_case(130, 90, 40, 3, 87);
+  dense_block_case(257, 0, 257, 0, 257);
+}
+
+static void rows_are_added(void **arg) {
+  (void)arg;
+  for (int64_t n = 1; n <= 9; n++) {
+    for (int64_t r = 0; r < n; r++) {
+      for (int64_t c0 = 0; c0 <= r; c0++) {
+        for (int64_t k = 1; c0 + k <= r + 1; k++) {
+          CASE("n = %" PRId64 " row %" PRId64 ", %" PRId64 "+%" PRId64, n, r, c0, k);
+          ng_sym s = sym_random(n), old = sym_copy(s);
+          mat v = mat_random(1, k, 0);
+          ng_sym_add_row(s, r, c0, k, v.a, -2.0f);
+          sym_check(s);
+          for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j <= i; j++) {
+              const bool in = i == r && j >= c0 && j < c0 + k;
+              const double was = (double)ng_sym_get(old, i, j);
+              const double add = in ? -2.0 * (double)v.a[j - c0] : 0.0; /* exact */
+              const double e = fabs((double)ng_sym_get(s, i, j) - (was + add));
+              CHECK(e <= (in ? 1.01 * U32 * fabs(was + add) : 0.0));
+            }
+          }
+          sym_free(old);
+          sym_free(s);
+          mat_free(v);
+        }
+      }
+    }
+  }
+}
+
+/* ---- names -----------------------------------------------------------------------------------*/
+
+static void found_by_name(void **arg) {
+  (void)arg;
+  assert_ptr_equal(ng_linalg_find("ref"), &ng_linalg_ref);
+  assert_null(ng_linalg_find("cuda"));
+  assert_null(ng_linalg_find(""));
+#if defined(NG_HAVE_BLAS)
+  assert_ptr_equal(ng_linalg_find("cpu"), &ng_linalg_cpu);
+  assert_ptr_equal(ng_linalg_find(NULL), &ng_linalg_cpu);
+#else
+  assert_null(ng_linalg_find("cpu"));
+  assert_ptr_equal(ng_linalg_find(NULL), &ng_linalg_ref);
+#endif
+  for (int i = 0; i < 2; i++) {
+    const ng_linalg_ops *la = i ? &ng_linalg_ref : ng_linalg_find(NULL);
+    assert_int_equal(la->api_version, 1);
+    assert_true(la->gemm && la->add_gram && la->add_product && la->factor && la->invert);
+    assert_true(la->solve_right && la->solve_left && la->mul_right && la->mul_left);
+    assert_true(la->eigen && la->eigen_work && la->factor64 && la->invert64);
+    assert_true(la->eigen64 && la->eigen64_work);
+  }
+}
+
+/* 1 + 6 n + 2 n^2 <= 2^31 - 1 up to n = 32766. */
+static void fits_32_bits(void **arg) {
+  (void)arg;
+  assert_true(ng_linalg_fits(1));
+  assert_true(ng_linalg_fits(9216));
+  assert_true(ng_linalg_fits(32766));
+  assert_false(ng_linalg_fits(32767));
+  assert_false(ng_linalg_fits(INT64_C(1) << 33)); /* its square is 0 in 64 bits */
+  assert_false(ng_linalg_fits(INT64_MAX));
+  assert_false(ng_linalg_fits(0));
+  assert_false(ng_linalg_fits(-5));
+  const ng_linalg_ops *la = ng_linalg_find(NULL);
+  assert_true(la->eigen_work(32766) > INT64_C(4) * 2 * 32766 * 32766);
+  assert_true(la->eigen64_work(32766) > INT64_C(8) * 2 * 32766 * 32766 || la == &ng_linalg_ref);
+}
+
+/* Runs this program again as "NAME kernel", which prints kernel and hint, with another core type.
+ */
+static bool ask(const char *core, char *kernel, char *hint, size_t size) {
+  char self[400], line[600] = "";
+  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n <= 0) return false;
+  self[n] = '\0';
+  (void)snprintf(line, sizeof line, "OPENBLAS_CORETYPE=%s '%s' kernel", core, self);
+  FILE *f = popen(line, "r");
+  if (f == NULL) return false;
+  const bool ok = fgets(kernel, (int)size, f) != NULL && fgets(hint, (int)size, f) != NULL;
+  (void)pclose(f);
+  kernel[strcspn(kernel, "\n")] = '\0';
+  hint[strcspn(hint, "\n")] = '\0';
+  return ok;
+}
+
+static void blas_is_described(void **arg) {
+  (void)arg;
+  char name[256] = "?", kernel[64] = "?", hint[256] = "?", small[4] = "???";
+  int32_t threads = -1;
+  ng_blas_describe(name, sizeof name, kernel, sizeof kernel, &threads);
+  assert_true(strlen(name) > 0 && strchr(name, '?') == NULL && strchr(kernel, '?') == NULL);
+  assert_true(threads >= 0);
+  ng_blas_describe(small, sizeof small, NULL, 0, NULL); /* cut, and nothing asked for */
+  assert_int_equal(strlen(small), 3);
+  assert_memory_equal(small, name, 3);
+  ng_blas_hint(hint, sizeof hint);
+  assert_true(hint[0] == '\0' || strstr(hint, "OPENBLAS_CORETYPE=SkylakeX") != NULL);
+  print_message("blas: %s | kernel %s | %d threads | hint '%s'\n", name, kernel, threads, hint);
+  if (strncmp(name, "OpenBLAS", 8) != 0) {
+    assert_string_equal(hint, "");
+    return;
+  }
+  assert_true(threads >= 1);
+  assert_true(strlen(kernel) > 0);
+  if (strstr(name, "DYNAMIC_ARCH") == NULL) return;
+  assert_true(ask("Haswell", kernel, hint, sizeof kernel));
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) assert_string_equal(kernel, "Haswell");
+  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    assert_non_null(strstr(hint, "OPENBLAS_CORETYPE=SkylakeX"));
+    assert_true(ask("SkylakeX", kernel, hint, sizeof kernel));
+    assert_string_equal(kernel, "SkylakeX");
+  }
+#endif
+  if (strcmp(kernel, "SkylakeX") == 0) assert_string_equal(hint, "");
+}
+
+#define TEST(f)                                                                                    \
+  { #f, f, seed_restart, NULL, NULL }
+
+int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "kernel") == 0) {
+    char kernel[64], hint[256];
+    ng_blas_describe(NULL, 0, kernel, sizeof kernel, NULL);
+    ng_blas_hint(hint, sizeof hint);
+    (void)printf("%s\n%s\n", kernel, hint);
+    return 0;
+  }
+  const struct CMUnitTest tests[] = {
+      TEST(positions_are_a_bijection),
+      TEST(pieces_cover_once),
+      TEST(pack_and_unpack),
+      TEST(elementwise),
+      TEST(dense_blocks_are_added),
+      TEST(rows_are_added),
+      TEST(found_by_name),
+      TEST(fits_32_bits),
+      TEST(blas_is_described),
+  };
+  return cmocka_run_group_tests_name("sym", tests, seed_begin, tell_largest);
+}

@@ -1,0 +1,352 @@
+/* transports.c: see transports.h. */
+#include "transports.h"
+
+#include "convert.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { GROUPS = 32, GUARD = 16 };
+
+/* ---- elements --------------------------------------------------------------------------------*/
+
+void put(void *buffer, ng_dtype t, int64_t i, double x) {
+  switch (t) {
+  case NG_F32:
+    ((float *)buffer)[i] = (float)x;
+    break;
+  case NG_F64:
+    ((double *)buffer)[i] = x;
+    break;
+  case NG_F16:
+    ((uint16_t *)buffer)[i] = ng_f32_to_f16((float)x);
+    break;
+  case NG_BF16:
+    ((uint16_t *)buffer)[i] = ng_f32_to_bf16((float)x);
+    break;
+  case NG_I32:
+    ((int32_t *)buffer)[i] = (int32_t)x;
+    break;
+  case NG_I64:
+    ((int64_t *)buffer)[i] = (int64_t)x;
+    break;
+  case NG_U8:
+    ((uint8_t *)buffer)[i] = (uint8_t)(int)x;
+    break;
+  }
+}
+
+double get(const void *buffer, ng_dtype t, int64_t i) {
+  switch (t) {
+  case NG_F32:
+    return (double)((const float *)buffer)[i];
+  case NG_F64:
+    return ((const double *)buffer)[i];
+  case NG_F16:
+    return (double)ng_f16_to_f32(((const uint16_t *)buffer)[i]);
+  case NG_BF16:
+    return (double)ng_bf16_to_f32(((const uint16_t *)buffer)[i]);
+  case NG_I32:
+    return ((const int32_t *)buffer)[i];
+  case NG_I64:
+    return (double)((const int64_t *)buffer)[i];
+  case NG_U8:
+    return (int8_t)((const uint8_t *)buffer)[i];
+  }
+  return 0.0;
+}
+
+double value(int32_t rank, int64_t i) { return (double)((rank * 7 + i * 3) % 11 - 5); }
+
+int64_t uneven(int32_t pattern, int32_t m) {
+  if (pattern == 0) return 0;
+  if (pattern == 1) return (m * 5 + 2) % 7; /* 2 0 5 3 1 6 4 2 */
+  if (pattern == 2) return m % 2 == 0 ? 0 : 9;
+  return m == 1 ? 40000 : 3;
+}
+
+const int32_t everybody[MOST] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+guarded guarded_new(int64_t count, ng_dtype t) {
+  guarded g;
+  g.bytes = (size_t)(count * ng_dtype_size(t));
+  g.base = malloc(g.bytes + 2 * GUARD);
+  if (!g.base) abort();
+  memset(g.base, 0xA5, g.bytes + 2 * GUARD);
+  g.data = g.base + GUARD;
+  return g;
+}
+
+bool guarded_whole(const guarded *g) {
+  for (size_t i = 0; i < GUARD; i++) {
+    if (g->base[i] != 0xA5 || g->base[GUARD + g->bytes + i] != 0xA5) return false;
+  }
+  return true;
+}
+
+ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv) {
+  return (ng_collective){.struct_size = sizeof(ng_collective),
+                         .kind = kind,
+                         .dtype = t,
+                         .mem = NG_HOST,
+                         .send = send,
+                         .recv = recv};
+}
+
+/* ---- the user's table ------------------------------------------------------------------------*/
+
+typedef struct board {
+  int32_t rank[MOST], n, arrived, turn, held;
+  const ng_collective *call[MOST];
+} board;
+
+typedef struct hub {
+  pthread_mutex_t lock;
+  pthread_cond_t moved;
+  bool stopped;
+  board board[1 + GROUPS]; /* the first is all ranks */
+} hub;
+
+typedef struct hub_seat {
+  hub *h;
+  int32_t rank, made;
+} hub_seat;
+
+static void board_do(const board *b) {
+  const ng_collective *c = b->call[0];
+  const size_t bytes = (size_t)(c->count * ng_dtype_size(c->dtype));
+  if (c->kind == NG_ALL_REDUCE) {
+    for (int64_t i = 0; i < c->count; i++) {
+      double sum = 0.0;
+      for (int32_t m = 0; m < b->n; m++) {
+        sum += get(b->call[m]->send, c->dtype, i);
+      }
+      for (int32_t m = 0; m < b->n; m++) {
+        put(b->call[m]->recv, c->dtype, i, sum);
+      }
+    }
+    return;
+  }
+  int32_t root = 0;
+  while (b->rank[root] != c->root) {
+    root++;
+  }
+  for (int32_t m = 0; m < b->n; m++) {
+    if (b->call[m]->recv != b->call[root]->send) {
+      memcpy(b->call[m]->recv, b->call[root]->send, bytes);
+    }
+  }
+}
+
+static ng_status hub_run(void *user, const ng_collective *c) {
+  hub_seat *s = user;
+  board *b = c->group ? c->group : &s->h->board[0];
+  if (c->kind != NG_ALL_REDUCE && c->kind != NG_BROADCAST) return NG_ERR_ABSENT;
+  pthread_mutex_lock(&s->h->lock);
+  const int32_t turn = b->turn;
+  int32_t me = 0;
+  while (b->rank[me] != s->rank) {
+    me++;
+  }
+  if (!s->h->stopped) {
+    b->call[me] = c;
+    if (++b->arrived == b->n) {
+      board_do(b);
+      b->arrived = 0;
+      b->turn++;
+      pthread_cond_broadcast(&s->h->moved);
+    }
+  }
+  while (b->turn == turn && !s->h->stopped) {
+    pthread_cond_wait(&s->h->moved, &s->h->lock);
+  }
+  const bool done = b->turn != turn;
+  pthread_mutex_unlock(&s->h->lock);
+  return done ? NG_OK : NG_ERR_COMM;
+}
+
+static ng_status hub_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
+  hub_seat *s = user;
+  *group = NULL;
+  if (s->made == GROUPS) return NG_ERR_NOMEM;
+  board *b = &s->h->board[1 + s->made++];
+  pthread_mutex_lock(&s->h->lock);
+  b->n = n;
+  memcpy(b->rank, ranks, (size_t)n * sizeof *ranks);
+  for (int32_t i = 0; i < n; i++) {
+    if (ranks[i] == s->rank) {
+      *group = b;
+      b->held++;
+    }
+  }
+  pthread_mutex_unlock(&s->h->lock);
+  return NG_OK;
+}
+
+static void hub_group_destroy(void *user, void *group) {
+  hub_seat *s = user;
+  pthread_mutex_lock(&s->h->lock);
+  ((board *)group)->held--;
+  pthread_mutex_unlock(&s->h->lock);
+}
+
+static void hub_abort(void *user) {
+  hub_seat *s = user;
+  pthread_mutex_lock(&s->h->lock);
+  s->h->stopped = true;
+  pthread_cond_broadcast(&s->h->moved);
+  pthread_mutex_unlock(&s->h->lock);
+}
+
+/* ---- running a body on a transport -----------------------------------------------------------*/
+
+const char *const which_name[WHICH] = {"self", "user", "user without groups", "threads"};
+
+static bool tap_fails(tap *p) { return ++p->calls == p->fail_at; }
+
+static void tap_measure(tap *p, const ng_collective *c) {
+  int64_t n = c->count;
+  for (int32_t m = 0; c->counts && !c->group && m < p->inner.size; m++) {
+    n += c->counts[m];
+  }
+  if (n > p->most) p->most = n;
+}
+
+static ng_status tap_run(void *user, const ng_collective *c) {
+  tap *p = user;
+  tap_measure(p, c);
+  return tap_fails(p) ? p->with : p->inner.run(p->inner.user, c);
+}
+static ng_status tap_start(void *user, const ng_collective *c, void **request) {
+  tap *p = user;
+  tap_measure(p, c);
+  return tap_fails(p) ? p->with : p->inner.start(p->inner.user, c, request);
+}
+static ng_status tap_wait(void *user, void *request) {
+  tap *p = user;
+  return tap_fails(p) ? p->with : p->inner.wait(p->inner.user, request);
+}
+static ng_status tap_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
+  tap *p = user;
+  return tap_fails(p) ? p->with : p->inner.group_create(p->inner.user, ranks, n, group);
+}
+static void tap_group_destroy(void *user, void *group) {
+  tap *p = user;
+  p->inner.group_destroy(p->inner.user, group);
+}
+static void tap_abort(void *user) {
+  tap *p = user;
+  p->aborts++;
+  p->inner.abort(p->inner.user);
+}
+
+static void tap_into(tap *p, ng_transport *t) {
+  *p = (tap){.inner = *t};
+  t->user = p;
+  t->run = tap_run;
+  if (t->start) t->start = tap_start;
+  if (t->wait) t->wait = tap_wait;
+  if (t->group_create) t->group_create = tap_group_create;
+  if (t->group_destroy) t->group_destroy = tap_group_destroy;
+  t->abort = tap_abort;
+}
+
+typedef struct stage {
+  const trial *how;
+  body_fn body;
+} stage;
+
+static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
+  const stage *s = arg;
+  ng_comm c;
+  char message[256] = "";
+  ng_status st = ng_comm_init(&c, s->how->which == SELF ? NULL : t, message, sizeof message);
+  if (st != NG_OK) {
+    fprintf(stderr, "ng_comm_init: %s\n", message);
+  } else if (c.rank != rank || c.size != s->how->n) {
+    st = NG_ERR_STATE;
+  } else {
+    if (s->how->piece) c.piece = s->how->piece;
+    st = s->body(&c, t, s->how);
+  }
+  if (st < NG_OK && t->abort) t->abort(t->user);
+  return st;
+}
+
+ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank) {
+  static hub h; /* large; one trial at a time */
+  hub_seat seat[MOST];
+  ng_transport t[MOST];
+  ng_threads *group = NULL;
+  memset(t, 0, sizeof t);
+  assert_true(how->n <= MOST);
+  if (how->which == THREADS) {
+    assert_int_equal(ng_threads_create(how->n, &group), NG_OK);
+    for (int32_t r = 0; r < how->n; r++) {
+      assert_int_equal(ng_threads_transport(group, r, &t[r]), NG_OK);
+    }
+  } else if (how->which != SELF) {
+    memset(&h, 0, sizeof h);
+    pthread_mutex_init(&h.lock, NULL);
+    pthread_cond_init(&h.moved, NULL);
+    h.board[0].n = how->n;
+    for (int32_t r = 0; r < how->n; r++) {
+      h.board[0].rank[r] = r;
+      seat[r] = (hub_seat){&h, r, 0};
+      t[r] = (ng_transport){.struct_size = sizeof t[r],
+                            .user = &seat[r],
+                            .rank = r,
+                            .size = how->n,
+                            .run = hub_run,
+                            .abort = hub_abort};
+      if (how->which == USER) {
+        t[r].group_create = hub_group_create;
+        t[r].group_destroy = hub_group_destroy;
+      }
+    }
+  }
+  for (int32_t r = 0; taps && r < how->n; r++) {
+    const int64_t fail_at = taps[r].fail_at;
+    const ng_status with = taps[r].with;
+    tap_into(&taps[r], &t[r]);
+    taps[r].fail_at = fail_at;
+    taps[r].with = with;
+  }
+  stage s = {how, body};
+  const ng_status st = ranks_run_on(how->n, t, on_rank, &s, per_rank);
+  if (how->which == USER || how->which == USER_NO_GROUPS) {
+    for (int32_t i = 0; i <= GROUPS; i++) {
+      assert_int_equal(h.board[i].held, 0);
+    }
+    pthread_cond_destroy(&h.moved);
+    pthread_mutex_destroy(&h.lock);
+  }
+  ng_threads_destroy(&group);
+  return st;
+}
+
+const int32_t sizes[5] = {1, 2, 3, 5, 8};
+
+void everywhere(body_fn body) {
+  for (int w = 0; w < WHICH; w++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+      if (w == SELF && sizes[i] > 1) continue;
+      for (int64_t piece = 0; piece <= 7; piece += 7) {
+        const trial how = {.which = (which)w, .n = sizes[i], .piece = piece};
+        const ng_status st = run_trial(&how, body, NULL, NULL);
+        if (st != NG_OK) {
+          fail_msg("%s, %d ranks, pieces of %d: %s", which_name[w], (int)how.n, (int)piece,
+                   ng_status_name(st));
+        }
+      }
+    }
+  }
+}

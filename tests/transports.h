@@ -1,0 +1,86 @@
+/* transports.h: the transports that the tests of the comm room run on, and how a rank checks.
+ *
+ * Values are small whole numbers wherever sums are compared exactly: at most 8 * 5 in size, exact
+ * even in bf16. */
+#ifndef TESTS_TRANSPORTS_H
+#define TESTS_TRANSPORTS_H
+
+#include "comm/comm.h"
+#include "ranks.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+enum { MOST = 8 }; /* ranks of a trial */
+
+/* A rank cannot assert: it says what was wrong and returns; run_trial then aborts its transport, so
+ * that the others end. */
+#define NEED(x)                                                                                    \
+  do {                                                                                             \
+    if (!(x)) {                                                                                    \
+      fprintf(stderr, "%s:%d: a rank needs %s\n", __FILE__, __LINE__, #x);                         \
+      return NG_ERR_STATE;                                                                         \
+    }                                                                                              \
+  } while (0)
+#define DO(call)                                                                                   \
+  do {                                                                                             \
+    const ng_status st_ = (call);                                                                  \
+    if (st_ != NG_OK) return st_;                                                                  \
+  } while (0)
+
+/* Element i of a buffer of any dtype; bytes are signed. */
+void put(void *buffer, ng_dtype t, int64_t i, double x);
+double get(const void *buffer, ng_dtype t, int64_t i);
+
+/* What rank `rank` has at i, and how many elements member `m` has: pattern 0 none, 1 uneven, 2 none
+ * for every other one, 3 more than a chunk of threads.c for the second. */
+double value(int32_t rank, int64_t i);
+int64_t uneven(int32_t pattern, int32_t m);
+extern const int32_t everybody[MOST];
+
+/* A buffer between two rows of guard bytes; free(base). */
+typedef struct guarded {
+  unsigned char *base;
+  void *data;
+  size_t bytes;
+} guarded;
+guarded guarded_new(int64_t count, ng_dtype t);
+bool guarded_whole(const guarded *g);
+
+/* A call on all ranks' host memory; count, counts, root are left to fill in. */
+ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv);
+
+/* `user` is a table of transports.c's own: the last to arrive does the whole collective under one
+ * lock.  It knows all-reduce and broadcast only, has no start and wait, and comes with and without
+ * groups, so that the front desk has to make the rest. */
+typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, WHICH } which;
+extern const char *const which_name[WHICH];
+
+/* Stands between the library and the transport of one rank: counts calls, and fails one. */
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, fail_at; /* 0: never */
+  int64_t aborts;
+  int64_t most; /* elements of one call on all ranks */
+  ng_status with;
+} tap;
+
+typedef struct trial {
+  which which;
+  int32_t n;
+  int64_t piece; /* 0: as it comes */
+  uint32_t seed;
+  void *more;
+} trial;
+
+/* What one rank does; `t` is its table (the tap's, if there are taps). */
+typedef ng_status (*body_fn)(ng_comm *c, const ng_transport *t, const trial *how);
+
+/* `taps` (n entries, may be NULL) are put between; fail_at and with are the caller's. */
+ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank);
+
+/* Every transport, every number of ranks, whole messages and messages of seven elements. */
+void everywhere(body_fn body);
+extern const int32_t sizes[5];
+
+#endif
