@@ -3,11 +3,12 @@
 #include <stdio.h>
 
 int main(void) {
-  float a[4 * 3] = {1, 2, 0, 0, 1, 1, 2, 0, 1, 1, 1, 1};        /* inputs  [4 samples, 3]          */
-  float g[4 * 2] = {.1f, -.1f, .2f, 0, -.1f, .1f, 0, .2f};      /* d(mean loss)/d(output) [4, 2]   */
-  float grad[2 * 3] = {0};                                      /* weight gradient [2, 3] = g' a   */
+  float a[4 * 3] = {1, 2, 0, 0, 1, 1, 2, 0, 1, 1, 1, 1};   /* inputs  [4 samples, 3]          */
+  float g[4 * 2] = {.1f, -.1f, .2f, 0, -.1f, .1f, 0, .2f}; /* d(mean loss)/d(output) [4, 2]   */
+  float grad[2 * 3] = {0};                                 /* weight gradient [2, 3] = g' a   */
   for (int n = 0; n < 4; n++)
-    for (int i = 0; i < 6; i++) grad[i] += g[n * 2 + i / 3] * a[n * 3 + i % 3];
+    for (int i = 0; i < 6; i++)
+      grad[i] += g[n * 2 + i / 3] * a[n * 3 + i % 3];
 
   ng_context *ctx = NULL;
   ng_precond *p = NULL;

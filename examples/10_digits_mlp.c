@@ -1,10 +1,10 @@
 /* 10_digits_mlp: a perceptron 64-64-10 in plain C on the UCI digits, trained with SGD and with
  * natgrad, side by side.  Everything but the calls to natgrad is what any small trainer does.
  *
- *   10_digits_mlp [data/digits.csv] [epochs]
+ *   10_digits_mlp [data/digits.csv [epochs [learning-rate]]]
  *
- * Both runs see the same batches from the same start, with the same learning rate decay; their
- * learning rates are the best of a small grid on the test split (SGD 0.4, natgrad 0.3). */
+ * Both runs see the same batches from the same start, with the same decay of the learning rate. 0.5
+ * has the lowest final training loss of 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1 for both of them. */
 #include <natgrad.h>
 
 #include <math.h>
@@ -245,11 +245,17 @@ static int train(int epochs, int with_natgrad, double lr0, record *out) {
 
 int main(int argc, char **argv) {
   const char *path = argc > 1 ? argv[1] : "data/digits.csv";
-  const int epochs = argc > 2 ? atoi(argv[2]) : 12;
+  const long epochs_given = argc > 2 ? strtol(argv[2], NULL, 10) : 12;
+  const int epochs = epochs_given < 1 || epochs_given > 100 ? 0 : (int)epochs_given;
   static record sgd, nat;
   char why[256] = "";
+  const double lr = argc > 3 ? strtod(argv[3], NULL) : 0.5;
   if (epochs < 1 || epochs > 100) {
     fprintf(stderr, "10_digits_mlp: epochs is '%s', expected 1 to 100\n", argv[2]);
+    return 2;
+  }
+  if (!(lr > 0.0 && lr < 100.0)) {
+    fprintf(stderr, "10_digits_mlp: learning-rate is '%s', expected above 0\n", argv[3]);
     return 2;
   }
   if (read_digits(path) != 0) return 2;
@@ -257,9 +263,10 @@ int main(int argc, char **argv) {
     fprintf(stderr, "10_digits_mlp: %s\n", why);
     return 1;
   }
-  const int status = train(epochs, 0, 0.1, &sgd) || train(epochs, 1, 0.1, &nat);
+  const int status = train(epochs, 0, lr, &sgd) || train(epochs, 1, lr, &nat);
   if (status == 0) {
-    printf("UCI digits, perceptron %d-%d-%d, batch %d\n\n", IN, HID, OUT, BATCH);
+    printf("UCI digits, perceptron %d-%d-%d, batch %d, learning rate %g\n\n", IN, HID, OUT, BATCH,
+           lr);
     printf("         SGD + momentum          natgrad + momentum\n");
     printf("epoch    loss      test %%       loss      test %%\n");
     for (int e = 0; e < epochs; e++) {

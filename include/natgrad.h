@@ -18,12 +18,12 @@
  *
  * Symbols used on every card below
  *
- *   B   samples of a micro-batch (ng_batch.samples)       S   positions of one sample (image, sequence)
- *   a   input of a layer                                  g   d(loss) / d(output of the layer)
- *   p   inputs of a layer, + 1 with a bias                q   outputs of a layer
- *   A   [p,p] input factor                                G   [q,q] output-gradient factor
- *   D   [q,p] gradient matrix, the bias as last column    PD  the preconditioned gradient
- *   lambda  damping        rho  weight of the OLD running average        nu  the clip factor
+ *   B   samples of a micro-batch (ng_batch.samples)       S   positions of one sample (image,
+ * sequence) a   input of a layer                                  g   d(loss) / d(output of the
+ * layer) p   inputs of a layer, + 1 with a bias                q   outputs of a layer A   [p,p]
+ * input factor                                G   [q,q] output-gradient factor D   [q,p] gradient
+ * matrix, the bias as last column    PD  the preconditioned gradient lambda  damping        rho
+ * weight of the OLD running average        nu  the clip factor
  *
  * Every function card answers: Math, Shapes, Units, Memory, Ranks, Threads, Errors.  Lines that
  * would only repeat the following are left out:
@@ -147,11 +147,11 @@ typedef struct ng_collective {
   ng_coll_kind kind;
   ng_dtype dtype; /* f64, f32, bf16, f16 are summed in f32 or better; u8 is only moved          */
   ng_mem mem;
-  void *group;           /* of group_create; NULL: all ranks                                      */
-  int32_t root;          /* broadcast: a rank of the whole transport, not of the group            */
-  const void *send;      /* disjoint from recv, or in place: send == recv; of an all-gather, send  */
-  void *recv;            /* == this rank's part of recv; of a reduce-scatter, recv == its of send  */
-  int64_t count;         /* elements; all-reduce and broadcast                                    */
+  void *group;      /* of group_create; NULL: all ranks                                      */
+  int32_t root;     /* broadcast: a rank of the whole transport, not of the group            */
+  const void *send; /* disjoint from recv, or in place: send == recv; of an all-gather, send  */
+  void *recv;       /* == this rank's part of recv; of a reduce-scatter, recv == its of send  */
+  int64_t count;    /* elements; all-reduce and broadcast                                    */
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather                    */
   void *stream;          /* device memory: the stream to be ordered after; NULL on the host       */
 } ng_collective;
@@ -269,8 +269,8 @@ NG_API int32_t ng_build_info(char *text, size_t size);
 /* Linear algebras and transports, built in or merely known ("absent" tells how to get it). */
 typedef struct ng_component {
   size_t struct_size;
-  const char *kind;   /* "linalg" or "transport"           */
-  const char *name;   /* "ref", "cpu", "cuda", "threads"   */
+  const char *kind; /* "linalg" or "transport"           */
+  const char *name; /* "ref", "cpu", "cuda", "threads"   */
   int32_t built_in;
   const char *absent; /* "" or what to do about it         */
 } ng_component;
@@ -324,7 +324,8 @@ typedef struct ng_options {
 
   /* Schedules of damping, stat_decay, kl_clip, stat_period, solve_period, entries separated by
    * blanks: NAME*F@T1,T2 (value = base F^(points <= t)), NAME*=F@T1,T2 (the current value is
-   * multiplied at each point, periods truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)). */
+   * multiplied at each point, periods truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)).
+   */
   const char *schedule;
 
   /* Ranks. */
@@ -333,7 +334,8 @@ typedef struct ng_options {
   double grad_worker_fraction; /* 1: every rank holds every inverse; 0: the owner only            */
 
   /* What ng_step writes. */
-  const char *update; /* "gradient" | "sgd" | "adamw": which of the ng_step functions will be used */
+  const char
+      *update; /* "gradient" | "sgd" | "adamw": which of the ng_step functions will be used */
 } ng_options;
 
 /* Fill with the defaults of method "natgrad". */
@@ -393,14 +395,14 @@ typedef struct ng_option_info {
   size_t struct_size;
   const char *name, *group;
   ng_option_type type;
-  const char *standard;  /* default of method "natgrad", as text                                  */
-  double lower, upper;   /* bounds of real and int, inclusive unless lower_open                   */
-  int32_t lower_open;    /* 1: lower itself is not allowed                                        */
-  const char *choices;   /* "a|b|c"; choices known but not supported yet are not listed           */
+  const char *standard; /* default of method "natgrad", as text                                  */
+  double lower, upper;  /* bounds of real and int, inclusive unless lower_open                   */
+  int32_t lower_open;   /* 1: lower itself is not allowed                                        */
+  const char *choices;  /* "a|b|c"; choices known but not supported yet are not listed           */
   const char *unit, *help;
-  const char *test;      /* the test in which two of its values give different results            */
-  int32_t per_layer;     /* may be given in ng_layer.options                                      */
-  int32_t live;          /* may be changed after ng_ready (ng_set)                                */
+  const char *test;  /* the test in which two of its values give different results            */
+  int32_t per_layer; /* may be given in ng_layer.options                                      */
+  int32_t live;      /* may be changed after ng_ready (ng_set)                                */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -446,17 +448,17 @@ typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; the key in saved state and messages; copied                        */
   ng_kind kind;
-  int64_t in, out;     /* features or channels                                                    */
-  int32_t bias;        /* 1: the layer has one                                                    */
-  int32_t frozen;      /* 1: listed by ng_explain, never touched                                  */
+  int64_t in, out; /* features or channels                                                    */
+  int32_t bias;    /* 1: the layer has one                                                    */
+  int32_t frozen;  /* 1: listed by ng_explain, never touched                                  */
   /* linear */
-  int64_t positions;   /* positions per sample; 0: rows / samples, whatever comes                 */
+  int64_t positions; /* positions per sample; 0: rows / samples, whatever comes                 */
   ng_order order;
   /* conv2d, each [0] vertical, [1] horizontal */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t groups;
-  int64_t image[2];    /* H, W of the input                                                       */
-  ng_layout layout;    /* of input and output gradient; weights are always [out, in/groups, kh, kw] */
+  int64_t image[2]; /* H, W of the input                                                       */
+  ng_layout layout; /* of input and output gradient; weights are always [out, in/groups, kh, kw] */
   /* norm */
   double norm_eps;
   ng_norm_input norm_input;
@@ -511,7 +513,8 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
  * Memory:  see ng_memory.
  * Ranks:   collective; compares a hash of layers and options over ranks.
  * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (skip_layers is no regular expression),
- *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind). */
+ *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind).
+ */
 NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
 
 /* ---- 8. Observe ------------------------------------------------------------------------------*/
@@ -569,7 +572,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Ranks:   collective: every rank calls it, and all return the same status.
  * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank
  *          was not finite, gradients are unchanged and the step is not counted; NG_ERR_STATE (a
- *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM. */
+ *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
+ */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
 /* The same, and the update of every bound weight in the same pass over memory.
@@ -581,7 +585,8 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
  *          as torch.optim.SGD and torch.optim.AdamW compute it.
  * Shapes:  weights as bound; momentum and moments are kept in f32.
- * Errors:  as ng_step; NG_ERR_STATE if options.update names another step, or a weight is not bound. */
+ * Errors:  as ng_step; NG_ERR_STATE if options.update names another step, or a weight is not bound.
+ */
 typedef struct ng_sgd {
   size_t struct_size;
   double lr, momentum, dampening, weight_decay;
@@ -612,14 +617,14 @@ NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char
 
 typedef struct ng_report {
   size_t struct_size;
-  int64_t steps;             /* steps taken; skipped ones are not counted                         */
+  int64_t steps; /* steps taken; skipped ones are not counted                         */
   int64_t skipped;
-  double clip;               /* nu of the last step                                               */
-  double inner;              /* sum <PD, D> of the last step, all blocks                          */
-  int64_t more_damping;      /* factors solved after raising the damping, since ng_ready          */
-  int64_t in_double;         /* ... only in double precision                                      */
-  int64_t kept_last;         /* ... not solved: the last good result stayed                       */
-  int64_t plain;             /* ... not solved and none before: the block's gradient stays plain  */
+  double clip;          /* nu of the last step                                               */
+  double inner;         /* sum <PD, D> of the last step, all blocks                          */
+  int64_t more_damping; /* factors solved after raising the damping, since ng_ready          */
+  int64_t in_double;    /* ... only in double precision                                      */
+  int64_t kept_last;    /* ... not solved: the last good result stayed                       */
+  int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
   int32_t stations;
 } ng_report;
 
@@ -635,10 +640,10 @@ typedef struct ng_station_report {
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened              */
-  double pi, damping_a, damping_g;         /* of the last solve on this rank; 0 if none            */
-  int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain  */
-  int64_t observations;                    /* since ng_ready                                       */
+  double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
+  double pi, damping_a, damping_g; /* of the last solve on this rank; 0 if none            */
+  int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
+  int64_t observations; /* since ng_ready                                       */
 } ng_layer_report;
 
 /* Fill *out; struct_size must be set to sizeof *out before.  Ranks: local. */
@@ -660,14 +665,14 @@ NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_
 /* What happens to each registered parameter, and why.  Nothing is skipped silently. */
 typedef struct ng_explain_row {
   size_t struct_size;
-  const char *name;   /* "conv1.weight"                                                            */
-  int32_t index;      /* of ng_add_layer / ng_add_tensor                                           */
-  int64_t count;      /* elements                                                                  */
-  int32_t covered;    /* 1: preconditioned                                                         */
-  const char *family; /* "kronecker", or "none"                                                    */
-  const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
-  int64_t bytes;      /* curvature held for its layer on this rank (at its weight's row)           */
-  int32_t owner;      /* rank that solves; -1 if none                                              */
+  const char *name; /* "conv1.weight"                                                            */
+  int32_t index;    /* of ng_add_layer / ng_add_tensor                                           */
+  int64_t count;    /* elements                                                                  */
+  int32_t covered;  /* 1: preconditioned                                                         */
+  const char *family; /* "kronecker", or "none" */
+  const char *why; /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
+  int64_t bytes;   /* curvature held for its layer on this rank (at its weight's row)           */
+  int32_t owner;   /* rank that solves; -1 if none                                              */
 } ng_explain_row;
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);

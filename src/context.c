@@ -160,7 +160,8 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   const ng_linalg_ops *la = ng_linalg_find(c.linalg);
   if (la == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ABSENT,
-                      "linalg '%s' is not built in; there is %s", c.linalg, ng_linalg_find(NULL)->name);
+                      "linalg '%s' is not built in; there is %s", c.linalg,
+                      ng_linalg_find(NULL)->name);
   }
   ng_comm comm;
   st = ng_comm_init(&comm, c.transport, message, message_size);

@@ -133,10 +133,10 @@ int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
 }
 
 /* Times of one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512: a GEMM of C by
- * C columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70); a call costs 1 us, a
- * float of the tile or of a matrix that is added up 0.15 ns, a float of a patch 0.35 ns, a row of
- * patches 3 ns for each kernel row, reading and writing the factor 0.24 ns a float.  Within 20 % of
- * what was measured for 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples. */
+ * C columns runs at C / (C + 16) of that rate, a SYRK of order p at p / (p + 70); a call costs 1
+ * us, a float of the tile or of a matrix that is added up 0.15 ns, a float of a patch 0.35 ns, a
+ * row of patches 3 ns for each kernel row, reading and writing the factor 0.24 ns a float.  Within
+ * 20 % of what was measured for 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;

@@ -127,9 +127,9 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
   return j->product + (i * ng_strips_count(&j->sx) + k) * j->C * j->C;
 }
 
-/* M[c, c'] (+)= sum over runs of pixels of x[c] y[c'].  BLAS sums long products in parts of some 400
- * rows, but small ones, in kernels of their own, in one go: the parts of 1024 bound the rounding
- * error there and cost nothing elsewhere. */
+/* M[c, c'] (+)= sum over runs of pixels of x[c] y[c'].  BLAS sums long products in parts of some
+ * 400 rows, but small ones, in kernels of their own, in one go: the parts of 1024 bound the
+ * rounding error there and cost nothing elsewhere. */
 static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                      float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;

@@ -1,11 +1,12 @@
 /* emit.c: where a gradient leaves: the sink, written once for all families.
  *
- * A family hands over rows of PD in published order; the sink scales them by nu and writes them as a
- * gradient, or through SGD or AdamW straight into the weight, in the caller's dtype.  The formulas
- * are those of torch.optim.SGD and torch.optim.AdamW (decoupled weight decay, arXiv 1711.05101).
- * The optimizer state is f32 whatever the weight's dtype. */
+ * A family hands over rows of PD in published order; the sink scales them by nu and writes them as
+ * a gradient, or through SGD or AdamW straight into the weight, in the caller's dtype.  The
+ * formulas are those of torch.optim.SGD and torch.optim.AdamW (decoupled weight decay, arXiv
+ * 1711.05101). The optimizer state is f32 whatever the weight's dtype. */
 #include "convert.h"
 #include "internal.h"
+#include "simd.h"
 
 #include <math.h>
 
@@ -45,8 +46,8 @@ bool ng_grad_row(const ng_slot *slot, int64_t row, float *out) {
 /* One tile of a row, small enough for the stack and the first cache. */
 enum { TILE = 512 };
 
-static void sgd_tile(const ng_sink *s, float *m, float *w, const float *d, int64_t n,
-                     float scale) {
+NG_CLONES static void sgd_tile(const ng_sink *s, float *m, float *w, const float *d, int64_t n,
+                               float scale) {
   const float lr = (float)s->sgd.lr, mu = (float)s->sgd.momentum;
   const float keep = s->sgd.decoupled ? (float)(1.0 - s->sgd.lr * s->sgd.weight_decay) : 1.0f;
   const float decay = s->sgd.decoupled ? 0.0f : (float)s->sgd.weight_decay;
@@ -64,8 +65,8 @@ static void sgd_tile(const ng_sink *s, float *m, float *w, const float *d, int64
   }
 }
 
-static void adamw_tile(const ng_sink *s, float *m, float *v, float *w, const float *d, int64_t n,
-                       float scale) {
+NG_CLONES static void adamw_tile(const ng_sink *s, float *m, float *v, float *w, const float *d,
+                                 int64_t n, float scale) {
   const float b1 = (float)s->adamw.beta1, b2 = (float)s->adamw.beta2;
   const float n1 = (float)(1.0 - s->adamw.beta1), n2 = (float)(1.0 - s->adamw.beta2);
   const float keep = (float)(1.0 - s->adamw.lr * s->adamw.weight_decay);

@@ -99,7 +99,7 @@ ng_status ng_exchange_check(ng_precond *p) {
       if (!b->folded[side] && !(w[side] > 0.0) && !p->refused) {
         p->trouble = NG_ERR_STATE;
         return ng_fail(p->ctx, NG_ERR_STATE,
-                       "layer '%s' was never observed: its %s was not shown on any rank", 
+                       "layer '%s' was never observed: its %s was not shown on any rank",
                        b->entry->d.name, side == 0 ? "input" : "output gradient");
       }
     }
@@ -165,8 +165,7 @@ ng_status ng_exchange_direction(ng_precond *p) {
     if (s->end == s->begin) continue;
     const int32_t source = p->grid.row * p->grid.n + s->root;
     if (ng_comm_broadcast(c, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin,
-                          (s->end - s->begin) / (int64_t)sizeof(float), NG_F32,
-                          source) != NG_OK) {
+                          (s->end - s->begin) / (int64_t)sizeof(float), NG_F32, source) != NG_OK) {
       return failed(p, "deliver");
     }
   }

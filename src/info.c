@@ -30,7 +30,8 @@ static const ng_component component[] = {
 #if defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 1, ""},
 #else
-    {sizeof(ng_component), "linalg", "cpu", 0, "this build has no BLAS; configure with NATGRAD_BLAS=ON"},
+    {sizeof(ng_component), "linalg", "cpu", 0,
+     "this build has no BLAS; configure with NATGRAD_BLAS=ON"},
 #endif
     {sizeof(ng_component), "linalg", "ref", 1, ""},
     {sizeof(ng_component), "linalg", "cuda", 0, "not supported yet"},

@@ -52,12 +52,12 @@ static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 typedef struct ng_pool ng_pool;
 
 struct ng_context {
-  ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values        */
-  ng_pool *pool;            /* NULL with the caller's executor or one thread                       */
+  ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
+  ng_pool *pool; /* NULL with the caller's executor or one thread                       */
   const ng_linalg_ops *la;
   ng_comm comm;
   int64_t bytes, peak, calls;
-  bool failed; /* error[] holds the first failure of the current call                              */
+  bool failed; /* error[] holds the first failure of the current call */
   char error[NG_MESSAGE];
 };
 
@@ -85,7 +85,7 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 
 /* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
-int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making                  */
+int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making */
 
 ng_pool *ng_pool_create(ng_context *ctx, int32_t threads);
 void ng_pool_destroy(ng_context *ctx, ng_pool *pool);
@@ -127,44 +127,44 @@ typedef struct ng_block ng_block;
 
 /* A parameter tensor: where its gradient and its weight live. */
 typedef struct ng_slot {
-  int64_t rows, cols;   /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]              */
-  ng_view grad, weight; /* .data NULL: not bound                                                   */
-  float *m, *v;         /* moments: momentum or first, second; NULL if options.update keeps none   */
+  int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]              */
+  ng_view grad, weight; /* .data NULL: not bound */
+  float *m, *v; /* moments: momentum or first, second; NULL if options.update keeps none   */
 } ng_slot;
 
 typedef struct ng_entry {
-  ng_layer d;   /* copied; name and options owned; alias_of not supported yet                      */
-  bool tensor;  /* registered by ng_add_tensor                                                     */
-  int32_t slots; /* 1 or 2 */
-  ng_slot slot[2]; /* [NG_WEIGHT], [NG_BIAS]                                                       */
-  char slot_name[2][264]; /* "conv1.weight", "conv1.bias"; a tensor's own name                      */
-  ng_block *block; /* NULL: no curvature; `why` says the reason                                    */
+  ng_layer d;  /* copied; name and options owned; alias_of not supported yet                      */
+  bool tensor; /* registered by ng_add_tensor                                                     */
+  int32_t slots;          /* 1 or 2 */
+  ng_slot slot[2];        /* [NG_WEIGHT], [NG_BIAS]        */
+  char slot_name[2][264]; /* "conv1.weight", "conv1.bias"; a tensor's own name */
+  ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
-  int64_t positions; /* S: conv OH*OW; linear as described, 0 if it varies                         */
-  int64_t oh, ow;    /* conv                                                                       */
+  int64_t positions; /* S: conv OH*OW; linear as described, 0 if it varies */
+  int64_t oh, ow; /* conv                                                                       */
 } ng_entry;
 
 /* ---- an observation on its way to a family: observe.c ----------------------------------------*/
 
 typedef struct ng_obs {
-  ng_view v;       /* checked against the layer                                                    */
-  int64_t samples; /* rows of it belong to so many samples                                         */
+  ng_view v; /* checked against the layer                                                    */
+  int64_t samples; /* rows of it belong to so many samples */
   int64_t positions;
   double loss_scale;
   ng_reduction reduction;
-  bool grad;       /* false: layer input, true: output gradient                                    */
+  bool grad; /* false: layer input, true: output gradient                                    */
 } ng_obs;
 
 /* ---- memory: plan.c --------------------------------------------------------------------------*/
 
 typedef enum ng_use {
-  NG_USE_FACTORS,   /* running averages                                                            */
-  NG_USE_SUMS,      /* sums of the current step, one message                                       */
-  NG_USE_RESULTS,   /* inverses, eigenbases; ordered by owner, one message an owner                */
-  NG_USE_DIRECTION, /* PD of every block; ordered by column of owners, one message a column        */
-  NG_USE_MOMENTS,   /* of the fused updates                                                        */
-  NG_USE_SCRATCH,   /* shared by all stations                                                      */
-  NG_USE_OBJECTS,   /* structs, names                                                              */
+  NG_USE_FACTORS, /* running averages                                                            */
+  NG_USE_SUMS,    /* sums of the current step, one message                                       */
+  NG_USE_RESULTS, /* inverses, eigenbases; ordered by owner, one message an owner                */
+  NG_USE_DIRECTION, /* PD of every block; ordered by column of owners, one message a column */
+  NG_USE_MOMENTS, /* of the fused updates                                                        */
+  NG_USE_SCRATCH, /* shared by all stations                                                      */
+  NG_USE_OBJECTS, /* structs, names                                                              */
   NG_USES
 } ng_use;
 
@@ -172,21 +172,22 @@ typedef enum ng_use {
 typedef struct ng_plan {
   bool place;
   char *base[NG_USES];
-  int64_t bytes[NG_USES]; /* so far, each piece rounded up to NG_ALIGN                             */
+  int64_t bytes[NG_USES]; /* so far, each piece rounded up to NG_ALIGN */
 } ng_plan;
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
-void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the largest request of all is what is taken */
+void ng_plan_scratch(ng_plan *plan,
+                     int64_t bytes); /* the largest request of all is what is taken */
 
 /* ---- families --------------------------------------------------------------------------------*/
 
 /* An array that belongs to the state on disk.  Symmetric ones are ng_sym storage. */
 typedef struct ng_field {
-  char name[48];       /* "A", "G.1", "A_inverse", "momentum.weight"                               */
-  ng_dtype dtype;      /* as stored in memory                                                      */
-  bool sym;            /* rows = cols = n, n(n+1)/2 elements in ng_sym order                       */
-  int64_t rows, cols;  /* of the array in memory, row-major, dense, unless sym                     */
-  void *data;          /* NULL on ranks that do not hold it                                        */
-  int32_t owner;       /* a rank that holds it                                                     */
+  char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
+  ng_dtype dtype;     /* as stored in memory                                                      */
+  bool sym;           /* rows = cols = n, n(n+1)/2 elements in ng_sym order                       */
+  int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym                     */
+  void *data;         /* NULL on ranks that do not hold it                                        */
+  int32_t owner;      /* a rank that holds it                                                     */
   /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
    * and `channels` channels, published is (channel, offset); a trailing bias stays last.
    * offsets 1 means both are the same. */
@@ -210,21 +211,21 @@ typedef struct ng_family_ops {
   const char *name;
   uint32_t sees;
   /* required */
-  ng_status (*create)(ng_block *b);               /* geometry into b->state; says why in b->entry->why */
+  ng_status (*create)(ng_block *b); /* geometry into b->state; says why in b->entry->why */
   void (*destroy)(ng_block *b);
-  ng_status (*plan)(ng_block *b, ng_plan *plan);  /* called twice                                  */
-  ng_status (*begin)(ng_block *b);                /* memory is there: initial values               */
-  ng_status (*observe)(ng_block *b, const ng_obs *o); /* NG_SKIPPED if not finite                  */
+  ng_status (*plan)(ng_block *b, ng_plan *plan); /* called twice                                  */
+  ng_status (*begin)(ng_block *b);               /* memory is there: initial values               */
+  ng_status (*observe)(ng_block *b, const ng_obs *o); /* NG_SKIPPED if not finite */
   /* This step's weights {w_A, w_G, w_A keep_A, w_G keep_G}: read this rank's, set the sums over
    * ranks.  keep is the weight that the old average retains. */
   void (*weights)(ng_block *b, double w[4], bool set);
-  void (*scale)(ng_block *b);                     /* own sums onto the wire's scale, after weights   */
-  float *(*message)(ng_block *b, int64_t *count); /* what is summed over ranks; contiguous           */
-  ng_status (*fold)(ng_block *b);                 /* statistics: sums over ranks are complete      */
-  void (*forget)(ng_block *b);                    /* drop this step's sums                         */
-  ng_status (*solve)(ng_block *b);                /* on the owner; counts its rungs                */
-  void (*shared)(ng_block *b);                    /* results arrived from the owner                */
-  ng_status (*measure)(ng_block *b);              /* PD into `direction`; inner, d2, pd2           */
+  void (*scale)(ng_block *b); /* own sums onto the wire's scale, after weights   */
+  float *(*message)(ng_block *b, int64_t *count); /* what is summed over ranks; contiguous */
+  ng_status (*fold)(ng_block *b);    /* statistics: sums over ranks are complete      */
+  void (*forget)(ng_block *b);       /* drop this step's sums                         */
+  ng_status (*solve)(ng_block *b);   /* on the owner; counts its rungs                */
+  void (*shared)(ng_block *b);       /* results arrived from the owner                */
+  ng_status (*measure)(ng_block *b); /* PD into `direction`; inner, d2, pd2           */
   ng_status (*emit)(ng_block *b, double scale, const ng_sink *sink);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
@@ -236,23 +237,23 @@ struct ng_block {
   ng_precond *p;
   ng_entry *entry;
   int32_t number; /* among blocks */
-  ng_options opt; /* the model's options with this layer's overrides; texts borrowed from p        */
+  ng_options opt; /* the model's options with this layer's overrides; texts borrowed from p */
   uint64_t overridden;
-  double live[NG_LIVE_COUNT]; /* values of the coming step                                         */
+  double live[NG_LIVE_COUNT]; /* values of the coming step */
   int32_t owner, column;
-  bool holds_stats, holds_result; /* on this rank                                                  */
+  bool holds_stats, holds_result; /* on this rank */
   void *state;
   int64_t curvature_bytes;
   /* this step */
-  bool refused; /* an observation was not finite                                                   */
+  bool refused; /* an observation was not finite */
   double inner, d2, pd2;
-  bool folded[2]; /* A, G: some rank has shown a sample since the beginning; same on all ranks     */
+  bool folded[2]; /* A, G: some rank has shown a sample since the beginning; same on all ranks */
   /* since ng_ready */
   int64_t observations[2];
   bool solved;
   int32_t rung;
   double pi, damping_a, damping_g;
-  double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: the step under way           */
+  double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: the step under way */
 };
 
 /* ---- the update: emit.c ----------------------------------------------------------------------*/
@@ -262,8 +263,8 @@ struct ng_sink {
   enum { NG_SINK_GRADIENT, NG_SINK_SGD, NG_SINK_ADAMW } kind;
   ng_sgd sgd;
   ng_adamw adamw;
-  bool first;            /* sgd: momentum starts at d                                              */
-  double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t)                                      */
+  bool first; /* sgd: momentum starts at d                                              */
+  double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t) */
 };
 
 /* Write `cols` values of row `row` of a slot, times `scale`, as the sink does.  Rows are disjoint,
@@ -301,45 +302,45 @@ typedef struct ng_station_time {
 
 /* Where blocks live: a grid of m rows (workers of a block: a column) and n columns. */
 typedef struct ng_grid {
-  int32_t m, n, row, column; /* this rank's                                                        */
+  int32_t m, n, row, column; /* this rank's */
   ng_group column_group, row_group;
-  int32_t *ranks; /* room for a list of all of them, while groups are made                         */
+  int32_t *ranks; /* room for a list of all of them, while groups are made */
 } ng_grid;
 
 /* A run of bytes in an arena that travels as one message. */
 typedef struct ng_span {
-  int32_t root; /* results: owner; direction: column                                               */
+  int32_t root; /* results: owner; direction: column */
   int64_t begin, end;
 } ng_span;
 
 struct ng_precond {
   ng_context *ctx;
-  ng_options opt;   /* owned texts; live options hold their base values                            */
+  ng_options opt; /* owned texts; live options hold their base values                            */
   int64_t since[NG_LIVE_COUNT];
   double live[NG_LIVE_COUNT];
   ng_schedule *schedule;
-  ng_entry **entry; /* capacity grows before ng_ready only                                         */
+  ng_entry **entry; /* capacity grows before ng_ready only */
   int32_t entries, entry_capacity;
   ng_block **block;
   int32_t blocks;
   bool ready;
-  bool broken; /* NG_ERR_COMM was returned: destroy only                                           */
+  bool broken; /* NG_ERR_COMM was returned: destroy only */
   ng_grid grid;
   char *arena[NG_USES];
-  int64_t held[NG_USES]; /* bytes by use, objects included                                         */
+  int64_t held[NG_USES]; /* bytes by use, objects included */
   ng_span *result_span, *direction_span;
   int32_t result_spans, direction_spans;
-  double *small; /* buffer of check and agree                                                      */
+  double *small; /* buffer of check and agree */
   int64_t small_count;
   /* this micro-batch, this step */
   bool begun;
   ng_batch batch;
   ng_sink sink;
   double lr;
-  ng_status trouble; /* worst local status of this step; collectives go on, agree spreads it       */
-  bool refused; /* something was not finite on this rank                                           */
-  bool told;    /* ... and all ranks know it                                                       */
-  bool solving; /* this step solves                                                                */
+  ng_status trouble; /* worst local status of this step; collectives go on, agree spreads it */
+  bool refused;      /* something was not finite on this rank      */
+  bool told; /* ... and all ranks know it                                                       */
+  bool solving; /* this step solves */
   double nu, inner;
   /* counters */
   int64_t steps, updates, skipped;
@@ -359,9 +360,9 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
   return a > b ? a : b;
 }
 
-ng_status ng_plan_model(ng_precond *p);    /* plan.c: placement, arenas, spans                     */
+ng_status ng_plan_model(ng_precond *p); /* plan.c: placement, arenas, spans                     */
 void ng_plan_release(ng_precond *p);
-void ng_live_update(ng_precond *p);        /* live.c: live[] of the model and the blocks at p->steps */
+void ng_live_update(ng_precond *p); /* live.c: live[] of the model and the blocks at p->steps */
 
 /* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */
 ng_status ng_exchange_check(ng_precond *p);
@@ -375,7 +376,7 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b);  /* step.c */
 bool ng_solve_due(const ng_precond *p, const ng_block *b); /* step.c */
 
 /* Walk every field (number) of the state: blocks, then moments. */
-ng_status ng_state_fields(ng_precond *p,
-                          ng_status (*visit)(void *arg, ng_entry *e, ng_field *f), void *arg);
+ng_status ng_state_fields(ng_precond *p, ng_status (*visit)(void *arg, ng_entry *e, ng_field *f),
+                          void *arg);
 
 #endif

@@ -150,8 +150,8 @@ static ng_status check_name(ng_precond *p, const char *call, const char *name) {
 static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
                              int64_t least) {
   if (value >= least && value < NG_WIDEST) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': %s is %lld, expected %lld to %lld", d->name, field,
-                 (long long)value, (long long)least, (long long)NG_WIDEST - 1);
+  return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': %s is %lld, expected %lld to %lld", d->name,
+                 field, (long long)value, (long long)least, (long long)NG_WIDEST - 1);
 }
 
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
@@ -174,10 +174,9 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
 }
 
 static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
-  static const char *const name[2][5] = {{"kernel[0]", "stride[0]", "padding[0]", "dilation[0]",
-                                          "image[0] (height)"},
-                                         {"kernel[1]", "stride[1]", "padding[1]", "dilation[1]",
-                                          "image[1] (width)"}};
+  static const char *const name[2][5] = {
+      {"kernel[0]", "stride[0]", "padding[0]", "dilation[0]", "image[0] (height)"},
+      {"kernel[1]", "stride[1]", "padding[1]", "dilation[1]", "image[1] (width)"}};
   ng_status st = NG_OK;
   for (int i = 0; i < 2 && st == NG_OK; i++) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
@@ -200,8 +199,9 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   }
   st = check_range(p, d, "groups", d->groups, 1);
   if (st == NG_OK && (d->in % d->groups != 0 || d->out % d->groups != 0)) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld",
-                 d->name, (long long)d->groups, (long long)d->in, (long long)d->out);
+    st = ng_fail(p->ctx, NG_ERR_ARG,
+                 "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
+                 (long long)d->groups, (long long)d->in, (long long)d->out);
   }
   if (st == NG_OK && (d->in / d->groups) * d->kernel[0] * d->kernel[1] >= NG_WIDEST) {
     st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': in/groups * kernel is too large", d->name);

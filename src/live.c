@@ -1,5 +1,5 @@
-/* live.c: the values in use at the coming step: base values, moved by ng_set, by schedules, and by a
- * layer's own overrides (which schedules leave alone). */
+/* live.c: the values in use at the coming step: base values, moved by ng_set, by schedules, and by
+ * a layer's own overrides (which schedules leave alone). */
 #include "internal.h"
 
 static double base_value(const ng_options *o, int k) {

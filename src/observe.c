@@ -1,9 +1,9 @@
 /* observe.c: where activations and output gradients enter.
  *
- * Checks that an array fits the layer and the micro-batch, scans it for non-finite values, and hands
- * it to the layer's block.  Nothing of the size of the activations is kept.  What is not finite is
- * refused before it touches an average; the coming step then leaves gradients alone (a loss scale
- * overflowed, an input was broken), and says so. */
+ * Checks that an array fits the layer and the micro-batch, scans it for non-finite values, and
+ * hands it to the layer's block.  Nothing of the size of the activations is kept.  What is not
+ * finite is refused before it touches an average; the coming step then leaves gradients alone (a
+ * loss scale overflowed, an input was broken), and says so. */
 #include "convert.h"
 #include "internal.h"
 
@@ -143,8 +143,8 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan
                    call, e->d.name, ng_dtype_name(v->dtype));
   }
   if (v->mem != NG_HOST) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "%s: layer '%s': device memory; this build has no device", call, e->d.name);
+    return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: layer '%s': device memory; this build has no device",
+                   call, e->d.name);
   }
   ng_obs o;
   memset(&o, 0, sizeof o);

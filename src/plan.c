@@ -5,8 +5,8 @@
  * workers, SC'21), every row receives the preconditioned gradient from the member of that column in
  * it.  m = W: everybody holds everything; m = 1: the owner only.
  *
- * Memory: one arena a use.  Families ask twice, first to count, then to be placed; blocks are walked
- * in the order (column, owner), so what one rank sends to others is one run of bytes. */
+ * Memory: one arena a use.  Families ask twice, first to count, then to be placed; blocks are
+ * walked in the order (column, owner), so what one rank sends to others is one run of bytes. */
 #include "internal.h"
 
 #include <math.h>
@@ -34,8 +34,8 @@ void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
 static bool skipped(const ng_entry *e, const regex_t *skip) {
   static const char *const kind[2][2] = {{"linear", "Linear"}, {"conv2d", "Conv2d"}};
   const int k = e->d.kind == NG_CONV2D ? 1 : 0;
-  return regexec(skip, e->d.name, 0, NULL, 0) == 0 ||
-         regexec(skip, kind[k][0], 0, NULL, 0) == 0 || regexec(skip, kind[k][1], 0, NULL, 0) == 0;
+  return regexec(skip, e->d.name, 0, NULL, 0) == 0 || regexec(skip, kind[k][0], 0, NULL, 0) == 0 ||
+         regexec(skip, kind[k][1], 0, NULL, 0) == 0;
 }
 
 static bool wants_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
@@ -267,12 +267,11 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const ng_layer *d = &e->d;
-    const int64_t field[] = {d->kind,       d->in,         d->out,         d->bias,
-                             d->frozen,     d->positions,  d->order,       d->kernel[0],
-                             d->kernel[1],  d->stride[0],  d->stride[1],   d->padding[0],
-                             d->padding[1], d->dilation[0], d->dilation[1], d->groups,
-                             d->image[0],   d->image[1],   d->layout,      e->tensor,
-                             e->slot[0].cols};
+    const int64_t field[] = {
+        d->kind,       d->in,          d->out,         d->bias,      d->frozen,    d->positions,
+        d->order,      d->kernel[0],   d->kernel[1],   d->stride[0], d->stride[1], d->padding[0],
+        d->padding[1], d->dilation[0], d->dilation[1], d->groups,    d->image[0],  d->image[1],
+        d->layout,     e->tensor,      e->slot[0].cols};
     hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
     hash[1] = mix(hash[1], field, sizeof field);
   }

@@ -8,18 +8,18 @@
 #include <pthread.h>
 
 struct ng_pool {
-  int32_t threads; /* the caller's included                                                        */
-  int32_t wanted;  /* the size of `thread`                                                         */
+  int32_t threads; /* the caller's included */
+  int32_t wanted; /* the size of `thread`                                                         */
   pthread_t *thread;
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  uint64_t round;  /* counts jobs; a worker runs each round once                                    */
-  int32_t running; /* workers still in the current round                                           */
+  uint64_t round;  /* counts jobs; a worker runs each round once  */
+  int32_t running; /* workers still in the current round */
   bool stop;
   int32_t n;
   void (*task)(void *arg, int32_t i);
   void *arg;
-  int32_t started; /* workers that took their number                                               */
+  int32_t started; /* workers that took their number */
 };
 
 static void run_share(const ng_pool *pool, int32_t me) {

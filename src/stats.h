@@ -14,10 +14,10 @@ typedef struct ng_rows {
   ng_view v;
   int64_t samples, positions;
   ng_order order;
-  int64_t take;    /* first so many samples only                                                   */
-  int64_t c0, c1;  /* columns used                                                                 */
-  bool one;        /* append a column of ones (mean over positions of 1 is 1)                      */
-  int reduce;      /* 0: every position is a row; 1: mean over positions; 2: sum over positions    */
+  int64_t take;   /* first so many samples only                                                   */
+  int64_t c0, c1; /* columns used                                                                 */
+  bool one;       /* append a column of ones (mean over positions of 1 is 1)                      */
+  int reduce;     /* 0: every position is a row; 1: mean over positions; 2: sum over positions    */
 } ng_rows;
 
 /* S [c1-c0+one] += alpha sum_rows r r'.  Linear inputs and output gradients of linear layers. */
@@ -26,7 +26,7 @@ int64_t ng_rows_scratch(int64_t columns); /* floats */
 
 /* A convolution's geometry; kernel etc. are [vertical, horizontal]. */
 typedef struct ng_conv {
-  int64_t channels, height, width; /* of the input                                                 */
+  int64_t channels, height, width; /* of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t oh, ow, out;
   ng_layout layout;

@@ -1,4 +1,5 @@
-/* status.c: names of the fixed vocabularies (status, dtype) and the two ways to fail with a message.
+/* status.c: names of the fixed vocabularies (status, dtype) and the two ways to fail with a
+ * message.
  *
  * One message a failure, first one wins: whatever fails later while unwinding does not hide the
  * cause.  With a context the message stays in it; without one it goes to the caller's buffer. */

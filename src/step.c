@@ -2,9 +2,9 @@
  *
  *   check -> statistics -> solve -> share -> measure -> deliver -> agree -> emit
  *
- * Each is due or not, local or collective.  Time, bytes and the status of all ranks are taken care of
- * around the table, once.  A local failure is recorded in `trouble`; the rank goes on to the next
- * small reduction with harmless data, and there all ranks leave with the same status. */
+ * Each is due or not, local or collective.  Time, bytes and the status of all ranks are taken care
+ * of around the table, once.  A local failure is recorded in `trouble`; the rank goes on to the
+ * next small reduction with harmless data, and there all ranks leave with the same status. */
 #include "internal.h"
 
 #include <math.h>
@@ -256,10 +256,11 @@ static ng_status take_step(ng_precond *p, const char *call) {
   close_step(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
-    return ng_fail(p->ctx, NG_SKIPPED,
-                   "%s: a gradient or an observation was not finite; gradients are unchanged and the "
-                   "step is not counted",
-                   call);
+    return ng_fail(
+        p->ctx, NG_SKIPPED,
+        "%s: a gradient or an observation was not finite; gradients are unchanged and the "
+        "step is not counted",
+        call);
   }
   p->steps++;
   if (p->sink.kind != NG_SINK_GRADIENT) p->updates++;

@@ -387,7 +387,8 @@ static void check_skipped(int where, float value) {
   memcpy(before, f.dw, sizeof before);
   assert_int_equal(show(&f), where < 2 ? NG_SKIPPED : NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
-  assert_non_null(strstr(ng_last_error(f.ctx), where < 2 ? "not finite" : "gradient is not finite"));
+  assert_non_null(
+      strstr(ng_last_error(f.ctx), where < 2 ? "not finite" : "gradient is not finite"));
   assert_memory_equal(before, f.dw, sizeof before);
   ng_report r;
   r.struct_size = sizeof r;

@@ -293,6 +293,7 @@ static void headers_that_lie(void **state) {
       {"{\"a\":" T("F32", "[2]", -8, 0) "}", 8, "'a': bad data_offsets"},
       {"{\"a\":" T("F32", "[2]", 8, 0) "}", 8, "'a': bad data_offsets"},
       {"{\"a\":" T("F32", "[2]", 0, 7) "}", 8, "'a': 7 bytes by its offsets, 8 by its shape"},
+      {"{\"a\":" T("F32", "[2]", 0, 12) "}", 12, "'a': 12 bytes by its offsets, 8 by its shape"},
       {"{\"a\":" T("F32", "[3]", 0, 12) "}", 8, "'a': ends at byte 12 of 8"},
       {"{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[2]", 4, 12) "}", 12, "'b' overlaps"},
       {"{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[2]", 0, 8) "}", 8, "'b' overlaps"},

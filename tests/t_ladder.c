@@ -34,10 +34,10 @@ static void start(fix *f, const char *linalg, const char *solver) {
   c.threads = 1;
   assert_int_equal(ng_context_create(&c, why, sizeof why, &f->ctx), NG_OK);
   assert_int_equal(ng_options_init(&o), NG_OK);
-  const char *const set[][2] = {{"solver", solver},      {"damping", "0.001"},
-                                {"damping_split", "full"}, {"stat_decay", "1"},
-                                {"stat_start", "identity"}, {"solve_period", "1"},
-                                {"clip", "none"}};
+  const char *const set[][2] = {
+      {"solver", solver},  {"damping", "0.001"},       {"damping_split", "full"},
+      {"stat_decay", "1"}, {"stat_start", "identity"}, {"solve_period", "1"},
+      {"clip", "none"}};
   for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) {
     assert_int_equal(ng_options_set(&o, set[i][0], set[i][1], why, sizeof why), NG_OK);
   }
@@ -245,7 +245,7 @@ static void test_eigen_ladder(void **state) {
       ops.eigen = broken[k];
       f.ctx->la = &ops;
       assert_int_equal(step(&f), NG_RESCUED);
-      counters(&f, 4, 0, 2, 0, 0); /* A and G */
+      counters(&f, 4, 0, 2, 0, 0);  /* A and G */
       for (int j = 0; j < 4; j++) { /* f32 against double: a few roundings */
         assert_true(fabs((double)(f.dw[j] - good[j])) <= 1e-5 * fabs((double)good[j]));
       }
@@ -292,9 +292,9 @@ static void test_zero_factors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_healthy),      cmocka_unit_test(test_more_damping),
-      cmocka_unit_test(test_double),       cmocka_unit_test(test_last_good),
-      cmocka_unit_test(test_plain),        cmocka_unit_test(test_eigen_ladder),
+      cmocka_unit_test(test_healthy),        cmocka_unit_test(test_more_damping),
+      cmocka_unit_test(test_double),         cmocka_unit_test(test_last_good),
+      cmocka_unit_test(test_plain),          cmocka_unit_test(test_eigen_ladder),
       cmocka_unit_test(test_lying_cholesky), cmocka_unit_test(test_zero_factors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

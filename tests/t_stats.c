@@ -550,10 +550,11 @@ static double rectified(void) { return fmax(0, uniform() + uniform() + uniform()
 /* Values with all their bits.  Both ways sum the same n products in a different order.  A sum of n
  * like-signed f32 terms, one after the other, is off by a random walk of n roundings of the partial
  * sums, each at most 2^-24 of them and 0.41 2^-24 on average: 0.41 2^-24 sqrt(n / 3) of the whole.
- * BLAS sums at most some 400 at a time before it starts anew, so 2.8e-7 is a standard deviation for
- * either way at worst (one such run only), and less the more runs there are; what the shift way
- * subtracts is a share 1/16 of its sums and adds nothing that counts.  Here n = 2048 in five runs
- * or more: 1.3e-7 each, 1.9e-7 for the difference.  1e-6 is five of those. */
+ * Neither way sums more than 1024 at a time before it starts anew (conv_shift.c's PART; SYRK some
+ * 400), here n = 2048, so a way is off by 4.5e-7 / sqrt(2) = 3.2e-7 at most, and two of them
+ * by 4.5e-7 (one standard deviation, if every addition were made in turn; kernels with several
+ * accumulators stay below: 40 seeds never gave more than 4e-7).  What the shift way subtracts is
+ * 1/16 of its sums and adds nothing that counts. */
 static void fast_equals_plain(void **unused) {
   (void)unused;
   for (int k = 0; k < NAMES; k++) {

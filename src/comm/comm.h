@@ -12,17 +12,17 @@
 #include <stdbool.h>
 
 typedef struct ng_comm {
-  ng_transport t; /* size 1 and no functions: self                                                 */
+  ng_transport t; /* size 1 and no functions: self */
   int32_t rank, size;
   bool broken;
-  int64_t bytes; /* payload (whole buffers) handed to collectives so far; groups of one send none  */
-  int64_t piece; /* most elements of one message, 2^31-1; tests make it small                      */
+  int64_t bytes; /* payload (whole buffers) handed to collectives so far; groups of one send none */
+  int64_t piece; /* most elements of one message, 2^31-1; tests make it small */
 } ng_comm;
 
 /* A set of ranks, ascending.  handle NULL and n == size: all of them. */
 typedef struct ng_group {
   void *handle;
-  int32_t n, index; /* members; this rank's place, -1 if outside                                   */
+  int32_t n, index; /* members; this rank's place, -1 if outside */
 } ng_group;
 
 /* Checks and copies the table; NULL is one rank.  `message` names the missing field. */
@@ -37,7 +37,8 @@ ng_group ng_group_world(const ng_comm *c);
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t);
 ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                             int32_t root /* of all ranks */);
-/* recv holds every member's part, counts[i] elements of member i, in order; this rank's is there. */
+/* recv holds every member's part, counts[i] elements of member i, in order; this rank's is there.
+ */
 ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                          ng_dtype t);
 /* buffer holds sum(counts); afterwards this rank's part is the sum over members, the rest is

@@ -97,8 +97,13 @@ static ng_status create(ng_block *b) {
                    d->name, b->opt.factor_dtype);
   }
   if (conv) {
-    k->conv = (ng_conv){.channels = d->in, .height = d->image[0], .width = d->image[1],
-                        .oh = b->entry->oh, .ow = b->entry->ow, .out = d->out, .layout = d->layout};
+    k->conv = (ng_conv){.channels = d->in,
+                        .height = d->image[0],
+                        .width = d->image[1],
+                        .oh = b->entry->oh,
+                        .ow = b->entry->ow,
+                        .out = d->out,
+                        .layout = d->layout};
     for (int i = 0; i < 2; i++) {
       k->conv.kernel[i] = d->kernel[i];
       k->conv.stride[i] = d->stride[i];
@@ -117,8 +122,8 @@ static ng_status create(ng_block *b) {
     return st;
   }
   make_map(k);
-  int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld", (long long)k->p,
-                    (long long)k->p, (long long)k->q, (long long)k->q);
+  int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld",
+                    (long long)k->p, (long long)k->p, (long long)k->q, (long long)k->q);
   if (k->groups > 1) {
     at += snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at, ", %lld groups",
                    (long long)k->groups);
@@ -156,9 +161,10 @@ static int64_t observe_scratch(const ng_block *b) {
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t fsize = ng_dtype_size(k->factor_dtype), isize = ng_dtype_size(k->inverse_dtype);
-  const int64_t held = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] +
-                       plan->bytes[NG_USE_RESULTS];
-  if (b->holds_result) k->told = ng_plan_take(plan, NG_USE_RESULTS, (NG_TOLD_PI + k->groups) * (int64_t)sizeof(float));
+  const int64_t held =
+      plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
+  if (b->holds_result)
+    k->told = ng_plan_take(plan, NG_USE_RESULTS, ng_kron_told(k) * (int64_t)sizeof(float));
   for (int side = 0; side < 2; side++) {
     const int64_t applied = side == NG_SIDE_A ? k->q : k->p;
     for (int32_t i = 0; i < k->side[side].parts; i++) {
@@ -168,8 +174,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       if (b->holds_stats) {
         part->F = ng_plan_take(plan, NG_USE_FACTORS, tri * fsize);
         part->S.n = part->n;
-        part->S.a = k->direct ? part->F
-                              : ng_plan_take(plan, NG_USE_SUMS, tri * (int64_t)sizeof(float));
+        part->S.a =
+            k->direct ? part->F : ng_plan_take(plan, NG_USE_SUMS, tri * (int64_t)sizeof(float));
       }
       if (!b->holds_result) continue;
       if (k->eigen) {
@@ -183,11 +189,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   if (b->holds_result && k->eigen && b->opt.prediv) {
     k->prediv = ng_plan_take(plan, NG_USE_RESULTS, k->out * k->p * isize);
   }
-  b->curvature_bytes = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] +
-                       plan->bytes[NG_USE_RESULTS] - held;
+  b->curvature_bytes =
+      plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS] - held;
   k->direction = ng_plan_take(plan, NG_USE_DIRECTION, k->out * k->p * (int64_t)sizeof(float));
-  const int64_t floats = ng_max64(ng_max64(observe_scratch(b), ng_kron_solve_scratch(b)),
-                                  ng_kron_apply_scratch(b));
+  const int64_t floats =
+      ng_max64(ng_max64(observe_scratch(b), ng_kron_solve_scratch(b)), ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, floats * (int64_t)sizeof(float));
   k->scratch = plan->place ? (float *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
   return NG_OK;
@@ -292,7 +298,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   f.dtype = NG_F32;
   f.data = k->told;
   f.rows = f.row_channels = 1;
-  f.cols = f.col_channels = NG_TOLD_PI + k->groups;
+  f.cols = f.col_channels = ng_kron_told(k);
   return visit(arg, &f);
 }
 

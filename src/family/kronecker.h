@@ -14,47 +14,51 @@ enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
   int32_t group;
-  int64_t lo, hi; /* channels of the layer: A inputs, G outputs                                    */
-  int64_t n;      /* order of the matrix                                                           */
-  int64_t at;     /* A: first column in the group's p; G: first row in the layer's `out`           */
-  bool one;       /* A: holds the homogeneous coordinate                                           */
-  void *F;        /* running average, factor_dtype                                                 */
-  ng_sym S;       /* this step's sum, f32; fold = direct: F                                        */
-  void *R;        /* cholesky: inverse, or L; ng_sym order; inverse_dtype                          */
-  void *V;        /* eigen: row i is eigenvector i; [n,n]; inverse_dtype                           */
-  float *d;       /* eigen: [n]                                                                    */
-  bool is_factor; /* R holds L                                                                     */
-  bool good;      /* owner: R, or V and d, hold a result that passed its checks                    */
+  int64_t lo, hi; /* channels of the layer: A inputs, G outputs */
+  int64_t n;  /* order of the matrix                                                           */
+  int64_t at; /* A: first column in the group's p; G: first row in the layer's `out`           */
+  bool one;   /* A: holds the homogeneous coordinate                                           */
+  void *F;    /* running average, factor_dtype                                                 */
+  ng_sym S;   /* this step's sum, f32; fold = direct: F                                        */
+  void *R;    /* cholesky: inverse, or L; ng_sym order; inverse_dtype                          */
+  void *V;    /* eigen: row i is eigenvector i; [n,n]; inverse_dtype                           */
+  float *d;   /* eigen: [n]                                                                    */
+  bool is_factor; /* R holds L */
+  bool good; /* R, or V and d, hold a result that passed its checks                           */
 } ng_part;
 
 typedef struct ng_side {
-  int32_t parts, each; /* in all, in a group                                                       */
+  int32_t parts, each; /* in all, in a group */
   ng_part *part;
-  bool started;        /* F holds a sample                                                         */
-  double w, keep;      /* this step, this rank: weight of the samples; what the old average keeps  */
-  double total, total_keep; /* the same over ranks, set by the check station                       */
-  double *leak;        /* [groups]: damping_leak: shift that sits in the owner's average           */
+  bool started;   /* F holds a sample                                                         */
+  double w, keep; /* this step, this rank: weight of the samples; what the old average keeps  */
+  double total, total_keep; /* the same over ranks, set by the check station */
+  double *leak; /* [groups]: damping_leak: shift that sits in the owner's average           */
 } ng_side;
 
-/* What the owner tells its column beside the matrices; from NG_TOLD_PI on, one pi a group. */
-enum { NG_TOLD_RUNG, NG_TOLD_A, NG_TOLD_G, NG_TOLD_GOOD, NG_TOLD_PI };
+/* What the owner tells its column beside the matrices: these, then one pi a group, then for each
+ * part (A's, G's) whether it holds a result. */
+enum { NG_TOLD_RUNG, NG_TOLD_A, NG_TOLD_G, NG_TOLD_PI };
 
 typedef struct ng_kron {
-  int64_t groups, offsets; /* kernel offsets: kh*kw, 1 for linear                                  */
-  int64_t p, q, out;       /* columns and rows of a group's gradient, q * groups                   */
-  int32_t *map;            /* internal column -> column of the weight; the bias -> p - 1           */
+  int64_t groups, offsets; /* kernel offsets: kh*kw, 1 for linear */
+  int64_t p, q, out; /* columns and rows of a group's gradient, q * groups                   */
+  int32_t *map;      /* internal column -> column of the weight; the bias -> p - 1           */
   ng_side side[2];
   ng_conv conv;
   bool eigen, direct;
   ng_dtype factor_dtype, inverse_dtype;
-  float *told;             /* NG_TOLD_PI + groups floats at the head of the results                */
-  void *prediv;            /* [out, p], inverse_dtype                                              */
-  float *direction;        /* [out, p]                                                             */
+  float *told;      /* ng_kron_told(k) floats at the head of the results                    */
+  void *prediv;     /* [out, p], inverse_dtype                                              */
+  float *direction; /* [out, p]                                                             */
   float *scratch;
-  bool good;               /* every part has a result: else the gradient stays plain               */
+  bool good; /* every part has a result: else the gradient stays plain               */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
+static inline int64_t ng_kron_told(const ng_kron *k) {
+  return NG_TOLD_PI + k->groups + k->side[NG_SIDE_A].parts + k->side[NG_SIDE_G].parts;
+}
 static inline int64_t ng_floats(int64_t n) { return (n + 15) / 16 * 16; } /* keeps pieces aligned */
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);

@@ -3,8 +3,8 @@
  * On the block's owner, each part of A and G by itself:
  *   cholesky   (F + d I)^-1, or L of F + d I = L L' where that is cheaper
  *   eigen      F = Q diag(e) Q', e at or below eigen_floor set to 0
- * with d from damping_split: full d_A = d_G = lambda; pi d_A = sqrt(lambda) pi, d_G = sqrt(lambda)/pi,
- * pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3).
+ * with d from damping_split: full d_A = d_G = lambda; pi d_A = sqrt(lambda) pi, d_G =
+ * sqrt(lambda)/pi, pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3).
  *
  * LAPACK's word is not taken: it reports success on NaN, so the average is scanned before and the
  * result is checked after, on a sampled column.  What does not pass climbs the ladder
@@ -51,7 +51,8 @@ static int64_t part_scratch(const ng_block *b, int64_t n) {
   const int64_t vectors = 6 * ng_floats(2 * n), tri = ng_sym_count(n);
   if (!ng_kron_of(b)->eigen) return 2 * ng_floats(2 * tri) + vectors;
   const int64_t single = ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen_work(n) / 4 + 16);
-  const int64_t twice = 3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen64_work(n) / 4 + 16);
+  const int64_t twice =
+      3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen64_work(n) / 4 + 16);
   return ng_max64(single, twice) + vectors;
 }
 
@@ -408,22 +409,29 @@ ng_status ng_kron_solve(ng_block *b) {
   if (!own) return NG_OK;
   if (k->prediv != NULL && k->good) predivide(b, lambda);
   k->told[NG_TOLD_RUNG] = (float)worst;
-  k->told[NG_TOLD_GOOD] = k->good;
+  float *told = k->told + NG_TOLD_PI + k->groups;
+  for (int i = 0; i < 2; i++) {
+    for (int32_t j = 0; j < k->side[i].parts; j++) {
+      *told++ = k->side[i].part[j].good ? 1.0f : 0.0f;
+    }
+  }
   return worst > 0 ? NG_RESCUED : NG_OK;
 }
 
 /* Results are here, from this rank, another one or a file. */
 void ng_kron_shared(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  k->good = k->told[NG_TOLD_GOOD] != 0.0f;
   const float rung = k->told[NG_TOLD_RUNG]; /* of a file: any number */
   b->rung = rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
   b->pi = (double)k->told[NG_TOLD_PI];
   b->damping_a = (double)k->told[NG_TOLD_A];
   b->damping_g = (double)k->told[NG_TOLD_G];
-  for (int i = 0; i < 2 && k->good; i++) {
+  const float *told = k->told + NG_TOLD_PI + k->groups;
+  k->good = true;
+  for (int i = 0; i < 2; i++) {
     for (int32_t j = 0; j < k->side[i].parts; j++) {
-      k->side[i].part[j].good = true;
+      k->side[i].part[j].good = *told++ != 0.0f;
+      k->good = k->good && k->side[i].part[j].good;
     }
   }
 }

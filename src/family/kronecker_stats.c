@@ -29,7 +29,8 @@ typedef struct call_scale {
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, int64_t take) {
   const bool conv = b->entry->d.kind == NG_CONV2D;
-  const bool textbook = ng_is(b->opt.stat_scale, "textbook"), kaisa = ng_is(b->opt.stat_scale, "kaisa");
+  const bool textbook = ng_is(b->opt.stat_scale, "textbook"),
+             kaisa = ng_is(b->opt.stat_scale, "kaisa");
   const double B = (double)take, S = (double)o->positions;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   call_scale s = {0.0, 0};
@@ -65,9 +66,15 @@ static void add_rows(ng_block *b, const ng_obs *o, int64_t take, call_scale c, d
       ng_conv_grad_stats(b->p->ctx, &k->conv, &o->v, take, part->lo, part->hi, c.reduce, alpha,
                          part->S, k->scratch);
     } else {
-      const ng_rows rows = {.v = o->v, .samples = o->samples, .positions = o->positions,
-                            .order = b->entry->d.order, .take = take, .c0 = part->lo,
-                            .c1 = part->hi, .one = part->one, .reduce = c.reduce};
+      const ng_rows rows = {.v = o->v,
+                            .samples = o->samples,
+                            .positions = o->positions,
+                            .order = b->entry->d.order,
+                            .take = take,
+                            .c0 = part->lo,
+                            .c1 = part->hi,
+                            .one = part->one,
+                            .reduce = c.reduce};
       ng_rows_stats(b->p->ctx, &rows, alpha, part->S, k->scratch);
     }
   }
@@ -93,7 +100,8 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const double weight = ng_is(b->opt.call_weight, "equal") ? 1.0 : (double)take;
   const call_scale c = scale_of(b, o, take);
   const bool ema = ng_is(b->opt.calls, "ema");
-  const bool first = !s->started && (!ema || s->w == 0.0); /* ema: the step's second call has an old */
+  const bool first =
+      !s->started && (!ema || s->w == 0.0); /* ema: the step's second call has an old */
   const double rho = first && ng_is(b->opt.stat_start, "first") ? 0.0 : b->live[NG_LIVE_DECAY];
   if (k->direct) {
     if (s->w > 0.0) {

@@ -8,7 +8,7 @@
  *     S = [ R   T2 ]     as an upper one; all three with the same leading dimension.
  *
  * Factor and inverse are LAPACK's own for this format (spftrf, spftri): written out in the same
- * pieces with potrf, trsm, syrk, trtri, trmm, lauum they took the same time to 2 %, and both are
+ * pieces with potrf, trsm, syrk, trtri, trmm, lauum they took the same time to 3 %, and both are
  * within 5 % of spotrf + spotri on full storage (n = 257 to 4608).
  *
  * The symbols are declared here and nowhere else: there is no header that all implementations

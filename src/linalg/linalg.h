@@ -48,7 +48,8 @@ typedef struct ng_linalg_ops {
   int32_t api_version; /* 1 */
   const char *name;
   /* ---- required ---- */
-  /* C [m,n] = alpha op(A) op(B) + beta C;  op(A) is [m,k], op(B) [k,n].  beta == 0 never reads C. */
+  /* C [m,n] = alpha op(A) op(B) + beta C;  op(A) is [m,k], op(B) [k,n].  beta == 0 never reads C.
+   */
   void (*gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
                int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
   /* S[r0:r0+m, r0:r0+m] += alpha X'X, X [rows, m].  One triangle of work. */
@@ -77,14 +78,14 @@ typedef struct ng_linalg_ops {
   int64_t (*eigen64_work)(int64_t n);
 } ng_linalg_ops;
 
-extern const ng_linalg_ops ng_linalg_ref; /* naive loops, double accumulation: the oracle          */
+extern const ng_linalg_ops ng_linalg_ref; /* naive loops, double accumulation: the oracle */
 #if defined(NG_HAVE_BLAS)
-extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK by their Fortran symbols              */
+extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK by their Fortran symbols */
 #endif
 
 /* By name; NULL if unknown or not built in.  NULL name: the best there is. */
 const ng_linalg_ops *ng_linalg_find(const char *name);
-bool ng_linalg_fits(int64_t n); /* 32-bit BLAS and LAPACK (work sizes included) can take it        */
+bool ng_linalg_fits(int64_t n); /* 32-bit BLAS and LAPACK (work sizes included) can take it */
 
 /* What BLAS is loaded: name, version text, kernel name, threads; "" / 0 where it does not say. */
 void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
@@ -95,17 +96,17 @@ void ng_blas_hint(char *hint, size_t size);
 /* ---- sym.c: everything elementwise, the same for all implementations -------------------------*/
 void ng_sym_zero(ng_sym S);
 void ng_sym_identity(ng_sym S);
-void ng_sym_shift(ng_sym S, double d);                 /* S += d I                                 */
-double ng_sym_trace(ng_sym S);                         /* in double                                */
+void ng_sym_shift(ng_sym S, double d); /* S += d I                                 */
+double ng_sym_trace(ng_sym S);         /* in double                                */
 bool ng_sym_finite(ng_sym S);
-double ng_sym_max(ng_sym S);                           /* largest |entry|                          */
+double ng_sym_max(ng_sym S); /* largest |entry|                          */
 float ng_sym_get(ng_sym S, int64_t i, int64_t j);
 void ng_sym_set(ng_sym S, int64_t i, int64_t j, float v);
-void ng_sym_unpack(ng_sym S, float *full, int64_t ld); /* both triangles                           */
-void ng_sym_pack(ng_sym S, const float *full, int64_t ld); /* from the lower triangle              */
+void ng_sym_unpack(ng_sym S, float *full, int64_t ld);     /* both triangles     */
+void ng_sym_pack(ng_sym S, const float *full, int64_t ld); /* from the lower triangle */
 void ng_sym_unpack64(int64_t n, const double *a, double *full, int64_t ld);
-void ng_sym_column(ng_sym S, int64_t j, float *out);   /* S e_j                                    */
-void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double                    */
+void ng_sym_column(ng_sym S, int64_t j, float *out); /* S e_j                                    */
+void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
 /* S[r0:r0+m, c0:c0+k] += alpha M, M [m,k] row-major; r0 >= c0+k, or r0 == c0 and m == k (then the
  * lower triangle of M). */
 void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
