@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Times KAISA (package `kfac` of kfac-pytorch, which must be importable) on the layers of
+`natgrad bench kfac --model resnet18`: ResNet-18 for 32x32 images, inverse method, everything in
+every step.  Run both one after the other on a quiet machine and compare the sums.
+
+    python3 bench/vs_kaisa.py [--batch 32] [--threads 2] [--steps 5]
+"""
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from kfac.layers.inverse import KFACInverseLayer
+from kfac.preconditioner import KFACPreconditioner
+
+
+class Block(nn.Module):
+    def __init__(self, cin, cout, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(cout)
+        self.conv2 = nn.Conv2d(cout, cout, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(cout)
+        self.short = nn.Identity()
+        if stride != 1 or cin != cout:
+            self.short = nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.short(x))
+
+
+def resnet18():
+    blocks, width = [], 64
+    for cout, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Block(width, cout, stride), Block(cout, cout, 1)]
+        width = cout
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100)]
+    return nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks, *head)
+
+
+PARTS = {
+    "statistics": ("save_layer_input", "save_layer_grad_output", "update_a_factor", "update_g_factor"),
+    "solve": ("compute_a_inv", "compute_g_inv"),
+    "apply": ("preconditioned_grad",),
+}
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--batch", type=int, default=32)
+    args.add_argument("--threads", type=int, default=2)
+    args.add_argument("--steps", type=int, default=5)
+    args = args.parse_args()
+    torch.set_num_threads(args.threads)
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(part, function):
+        def call(*a, **k):
+            start = time.perf_counter()
+            result = function(*a, **k)
+            spent[part] += time.perf_counter() - start
+            return result
+
+        return call
+
+    for part, names in PARTS.items():
+        for name in names:
+            setattr(KFACInverseLayer, name, timed(part, getattr(KFACInverseLayer, name)))
+    model = resnet18()
+    kfac = KFACPreconditioner(model, factor_update_steps=1, inv_update_steps=1, compute_method="inverse")
+    x, y = torch.randn(args.batch, 3, 32, 32), torch.randint(0, 100, (args.batch,))
+    rows = []
+    for _ in range(args.steps + 1):
+        for part in spent:
+            spent[part] = 0.0
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        kfac.step()
+        rows.append(dict(spent))
+    print(f"torch = {torch.__version__} threads = {args.threads} batch = {args.batch}")
+    for part in PARTS:  # the first step warms up
+        print(f"{part}: {1e3 * statistics.median(r[part] for r in rows[1:]):.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
