@@ -318,8 +318,9 @@ typedef struct ng_options {
   const char *clip;
   double kl_clip; /* kappa > 0                                                                    */
 
-  /* Which layers. */
-  const char *skip_layers; /* POSIX extended regular expression, searched in name and kind; "": 0 */
+  /* Which layers.  skip_layers is a POSIX extended regular expression, searched in each layer's name
+   * and kind ("linear", "Linear", "conv2d", "Conv2d"); "" skips none. */
+  const char *skip_layers;
   int64_t exclude_width;   /* linear layers with so many outputs keep their gradient; 0: none     */
 
   /* Schedules of damping, stat_decay, kl_clip, stat_period, solve_period, entries separated by
@@ -334,8 +335,7 @@ typedef struct ng_options {
   double grad_worker_fraction; /* 1: every rank holds every inverse; 0: the owner only            */
 
   /* What ng_step writes. */
-  const char
-      *update; /* "gradient" | "sgd" | "adamw": which of the ng_step functions will be used */
+  const char *update; /* "gradient" | "sgd" | "adamw": which ng_step function will be used */
 } ng_options;
 
 /* Fill with the defaults of method "natgrad". */
@@ -429,7 +429,8 @@ NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
 typedef struct ng_precond ng_precond;
 
 /* Make an empty preconditioner.  Options are copied.
- * Errors:  NG_ERR_ARG (an option out of range or against another), NG_ERR_ABSENT, NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (an option out of range or against another; skip_layers is no regular
+ *          expression), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const ng_options *options,
                                               ng_precond **out);
 NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL                  */
@@ -579,7 +580,7 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 /* The same, and the update of every bound weight in the same pass over memory.
  *
  * Math:    d = nu PD (a tensor's own gradient) [+ weight_decay w if not decoupled]
- *          sgd:   v <- momentum v + (1 - dampening) d (first step: v = d);
+ *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
  *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
@@ -646,7 +647,9 @@ typedef struct ng_layer_report {
   int64_t observations; /* since ng_ready                                       */
 } ng_layer_report;
 
-/* Fill *out; struct_size must be set to sizeof *out before.  Ranks: local. */
+/* Fill *out, as far as its struct_size reaches: set that to sizeof *out before.  The same holds for
+ * every struct that the library fills (components, options, methods, memory, explain).
+ * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
 NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,
                                               ng_station_report *out);
