@@ -18,12 +18,13 @@
  *
  * Symbols used on every card below
  *
- *   B   samples of a micro-batch (ng_batch.samples)       S   positions of one sample (image,
- * sequence) a   input of a layer                                  g   d(loss) / d(output of the
- * layer) p   inputs of a layer, + 1 with a bias                q   outputs of a layer A   [p,p]
- * input factor                                G   [q,q] output-gradient factor D   [q,p] gradient
- * matrix, the bias as last column    PD  the preconditioned gradient lambda  damping        rho
- * weight of the OLD running average        nu  the clip factor
+ *   B   samples of a micro-batch (ng_batch.samples)    S   positions of one sample
+ *   a   input of a layer                               g   d(loss) / d(output of the layer)
+ *   p   inputs of a layer, + 1 with a bias             q   outputs of a layer
+ *   A   [p,p] input factor                             G   [q,q] output-gradient factor
+ *   D   [q,p] gradient matrix, the bias as last column
+ *   PD  the preconditioned gradient                    nu  the clip factor
+ *   lambda  damping                                    rho weight of the OLD running average
  *
  * Every function card answers: Math, Shapes, Units, Memory, Ranks, Threads, Errors.  Lines that
  * would only repeat the following are left out:
@@ -321,7 +322,7 @@ typedef struct ng_options {
   /* Which layers.  skip_layers is a POSIX extended regular expression, searched in each layer's name
    * and kind ("linear", "Linear", "conv2d", "Conv2d"); "" skips none. */
   const char *skip_layers;
-  int64_t exclude_width;   /* linear layers with so many outputs keep their gradient; 0: none     */
+  int64_t exclude_width; /* linear layers with so many outputs keep their gradient; 0: none     */
 
   /* Schedules of damping, stat_decay, kl_clip, stat_period, solve_period, entries separated by
    * blanks: NAME*F@T1,T2 (value = base F^(points <= t)), NAME*=F@T1,T2 (the current value is

@@ -104,8 +104,8 @@ ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t si
   if (row < 0) return NG_ERR_ARG;
   for (int k = 0; k < NG_LIVE_COUNT; k++) {
     if (ng_option_find(ng_live_name[k]) == row) {
-      (void)snprintf(value, size, "%.17g", p->live[k]);
-      return NG_OK;
+      const int n = snprintf(value, size, "%.17g", p->live[k]);
+      return n >= 0 && (size_t)n < size ? NG_OK : NG_ERR_ARG;
     }
   }
   return ng_options_get(&p->opt, option, value, size);

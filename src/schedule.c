@@ -8,8 +8,9 @@
  *   entry    = NAME "*"  F "@" T { "," T }     base F^n, n points in (since, t]: KFACParamScheduler
  *                                              of the MPD/DP-KFAC program
  *            | NAME "*=" F "@" T { "," T }     the current value times F at every point, periods
- * cut to whole steps each time: LambdaParamScheduler of KAISA, which its examples call once an
- * epoch | "stat_decay~" M                 min(1 - 1/max(t,1), M), whatever base and since are:
+ *                                              cut to whole steps each time: LambdaParamScheduler
+ *                                              of KAISA, which its examples call once an epoch
+ *            | "stat_decay~" M                 min(1 - 1/max(t,1), M), whatever base and since are:
  *                                              exp_decay_factor_averaging of KAISA
  *   NAME = damping, stat_decay, kl_clip, stat_period or solve_period;  F > 0;  0 < M <= 1;
  *   T = whole steps, ascending, the first at least 1 (a change at step 0 is a change of the base)

@@ -533,6 +533,7 @@ static void test_set(void **state) {
   assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
   assert_true(strtod(value, NULL) == 0.5); /* nothing changed */
   assert_int_equal(ng_get(f.p, "nothing", value, sizeof value), NG_ERR_ARG);
+  assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG); /* no room */
   destroy(&f);
 }
 

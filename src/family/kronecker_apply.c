@@ -2,8 +2,10 @@
  *
  *   cholesky   PD = G^-1 D A^-1, damped as they were solved
  *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A',  R = 1/(d_G d_A' + lambda) of solve time (prediv)
- * or of now D is gathered into internal column order (see kronecker.h), PD is kept in `direction`
- * until all ranks have agreed on the clip, then emitted row by row in published order. */
+ *              or of now
+ *
+ * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
+ * ranks have agreed on the clip, then emitted row by row in published order. */
 #include "kronecker.h"
 
 #include "../convert.h"
