@@ -29,6 +29,8 @@ need pkg-config command -v pkg-config
 need libjansson-dev pkg-config --exists jansson
 need zlib1g-dev links -lz -include zlib.h
 need libcmocka-dev pkg-config --exists cmocka
+need librandom123-dev links -include Random123/philox.h
+need gnuplot-nox command -v gnuplot
 need libopenblas-dev links -lblas -llapack
 if [[ ${1:-} == --dev ]]; then
   need clang command -v clang

@@ -138,6 +138,10 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
   return NG_OK;
 }
 
+static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
+static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
+
+
 ng_status ng_context_create_for(int32_t header_version, const ng_context_config *config,
                                 char *message, size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
@@ -187,10 +191,15 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   ctx->bytes = ctx->peak = (int64_t)sizeof *ctx;
   ctx->calls = 1;
   if (c.parallel_for == NULL && c.threads > 1) {
-    ctx->pool = ng_pool_create(ctx, c.threads);
+    const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
+    ctx->pool = ng_pool_create(c.threads, &from);
     if (ctx->pool == NULL) {
       ng_context_destroy(&ctx);
       return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory for threads");
+    }
+    ctx->config.threads = ng_pool_threads(ctx->pool);
+    if (ctx->config.threads < c.threads) {
+      ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", ctx->config.threads, c.threads);
     }
   }
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
@@ -203,6 +212,6 @@ void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
   *ctx = NULL;
-  ng_pool_destroy(c, c->pool);
+  ng_pool_destroy(c->pool);
   c->config.free(c->config.alloc_user, c, sizeof *c);
 }

@@ -17,6 +17,7 @@
 
 #include "comm/comm.h"
 #include "linalg/linalg.h"
+#include "pool.h"
 
 #define NG_ALIGN 64
 #define NG_MESSAGE 512
@@ -47,9 +48,7 @@ static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 
 static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* ---- context.c, pool.c ---------------------------------------------------------------------*/
-
-typedef struct ng_pool ng_pool;
+/* ---- context.c ------------------------------------------------------------------------------*/
 
 struct ng_context {
   ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
@@ -86,10 +85,6 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRI
 /* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making */
-
-ng_pool *ng_pool_create(ng_context *ctx, int32_t threads);
-void ng_pool_destroy(ng_context *ctx, ng_pool *pool);
-void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 
 double ng_now_ms(void); /* monotonic clock */
 

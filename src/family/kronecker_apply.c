@@ -9,7 +9,7 @@
 #include "kronecker.h"
 
 #include "../convert.h"
-#include "../simd.h"
+#include "simd.h"
 
 /* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; emit: a row a piece
  * ----*/

@@ -1,13 +1,16 @@
-/* pool.c: a small pool of threads for the library's own loops.
+/* pool.c: a small pool of threads for loops of our own, the library's and the trainer's.
  *
  * No OpenMP: a second runtime in a Python process throttles the first, and thread sanitizers cannot
  * see through it.  The partition is static (piece i of n runs on thread i T / n), so the same work
  * meets the same thread on every call and results do not depend on timing. */
-#include "internal.h"
+#include "pool.h"
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
 
 struct ng_pool {
+  ng_pool_alloc alloc;
   int32_t threads; /* the caller's included */
   int32_t wanted; /* the size of `thread`                                                         */
   pthread_t *thread;
@@ -50,13 +53,14 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-ng_pool *ng_pool_create(ng_context *ctx, int32_t threads) {
-  ng_pool *pool = ng_alloc(ctx, sizeof *pool);
+ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
+  ng_pool *pool = alloc->take(alloc->user, sizeof *pool);
   if (pool == NULL) return NULL;
   memset(pool, 0, sizeof *pool);
-  pool->thread = ng_alloc(ctx, (size_t)threads * sizeof *pool->thread);
+  pool->alloc = *alloc;
+  pool->thread = alloc->take(alloc->user, (size_t)threads * sizeof *pool->thread);
   if (pool->thread == NULL) {
-    ng_free(ctx, pool, sizeof *pool);
+    alloc->give(alloc->user, pool, sizeof *pool);
     return NULL;
   }
   pool->threads = threads;
@@ -70,15 +74,13 @@ ng_pool *ng_pool_create(ng_context *ctx, int32_t threads) {
       (void)pthread_mutex_lock(&pool->lock);
       pool->threads = i;
       (void)pthread_mutex_unlock(&pool->lock);
-      ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", i, threads);
-      ctx->config.threads = i;
       break;
     }
   }
   return pool;
 }
 
-void ng_pool_destroy(ng_context *ctx, ng_pool *pool) {
+void ng_pool_destroy(ng_pool *pool) {
   if (pool == NULL) return;
   (void)pthread_mutex_lock(&pool->lock);
   pool->stop = true;
@@ -90,9 +92,12 @@ void ng_pool_destroy(ng_context *ctx, ng_pool *pool) {
   (void)pthread_cond_destroy(&pool->idle);
   (void)pthread_cond_destroy(&pool->work);
   (void)pthread_mutex_destroy(&pool->lock);
-  ng_free(ctx, pool->thread, (size_t)pool->wanted * sizeof *pool->thread);
-  ng_free(ctx, pool, sizeof *pool);
+  const ng_pool_alloc alloc = pool->alloc;
+  alloc.give(alloc.user, pool->thread, (size_t)pool->wanted * sizeof *pool->thread);
+  alloc.give(alloc.user, pool, sizeof *pool);
 }
+
+int32_t ng_pool_threads(const ng_pool *pool) { return pool->threads; }
 
 void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   (void)pthread_mutex_lock(&pool->lock);

@@ -1,0 +1,30 @@
+/* pool.h: a small pool of threads for loops of our own.
+ *
+ * base/ is what the library and the program share besides files (io/): compiled once, linked into
+ * both, exported by neither.  It allocates only through the caller's pair of functions. */
+#ifndef NG_POOL_H
+#define NG_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ng_pool ng_pool;
+
+/* Where the pool's few bytes come from: ng_context_config's pair, or the C library's. */
+typedef struct ng_pool_alloc {
+  void *(*take)(void *user, size_t bytes);
+  void (*give)(void *user, void *ptr, size_t bytes);
+  void *user;
+} ng_pool_alloc;
+
+/* `threads` counts the caller's.  NULL if there is no memory; fewer threads than asked for if the
+ * system has no more (ng_pool_threads tells). */
+ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc);
+void ng_pool_destroy(ng_pool *pool); /* accepts NULL */
+int32_t ng_pool_threads(const ng_pool *pool);
+
+/* task(arg, i) for every i in [0, n), piece i on thread i T / n; returns when all are done.  Called
+ * by one thread at a time, and not from within a task. */
+void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+
+#endif

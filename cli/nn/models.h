@@ -1,0 +1,27 @@
+/* models.h: networks by name. */
+#ifndef MODELS_H
+#define MODELS_H
+
+#include "nn.h"
+
+/* What a model is built for. */
+typedef struct model_task {
+  nn_shape input;
+  int64_t classes;
+  double label_smoothing; /* [0, 1) */
+  double dropout;         /* of the models that have dropout; negative: the model's own rate */
+} model_task;
+
+typedef struct model_info {
+  const char *name; /* "resnet20", "wrn-D-W" */
+  const char *help; /* one line, with its source */
+} model_info;
+int model_count(void);
+model_info model_at(int i);
+
+/* Builds the nodes and sets the loss; nn_ready is the caller's.  *reconstructs: the target is the
+ * input itself (autoencoder).  CLI_BAD, told in one line: unknown (with the nearest), or does not
+ * fit the task (an image too small). */
+int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs);
+
+#endif

@@ -1,0 +1,104 @@
+/* node.h: what the rooms of cli/nn/ share: a node, the table of its kind, the network.
+ *
+ * graph.c makes nodes, plans memory and walks them; every kind is a table of functions in its own
+ * file.  To add a kind: a file with an nn_op, a constructor in nn.h, a row in tests/t_nn.c.
+ *
+ * Memory plan.  `out` of every node lives from forward to backward, unless the node works in place
+ * (its out is its input's: allowed by `in_place` of its kind when the input has one reader and
+ * the input's kind does not need its output in backward).  `grad` (d loss / d out) lives from the
+ * backward of its first reader to its own backward; graph.c gives the same memory to gradients that
+ * do not live at the same time.  A node that works in place shares its gradient, too. */
+#ifndef NN_NODE_H
+#define NN_NODE_H
+
+#include "nn.h"
+
+typedef struct node node;
+
+typedef struct nn_op {
+  const char *name;
+  bool in_place;     /* can write over its first input, and its gradient over its output's        */
+  bool needs_output; /* backward reads its own out: nobody may write over it                      */
+  void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
+  /* From v->grad to the gradients of its inputs (written, or added to where v->adds[i]; NULL where
+   * nobody wants it) and, if `params`, of its parameters (written). */
+  void (*backward)(nn *n, node *v, int64_t samples, bool params);
+  /* Bytes of n->scratch it wants for batches of n->batch; NULL: none.  Shared by all nodes, nothing
+   * survives in it from call to call. */
+  int64_t (*scratch)(const nn *n, const node *v);
+  /* Bytes of v->kept (zeroed once, 64-byte aligned), its own from forward to backward; NULL: none. */
+  int64_t (*kept)(const nn *n, const node *v);
+} nn_op;
+
+struct node {
+  const nn_op *op;
+  int number;
+  int input[2]; /* -1: none */
+  nn_shape shape;
+  int layer;    /* -1: none */
+  int param[2]; /* weight and bias, gamma and beta; -1: none */
+  int buffer;   /* the first of its buffers; -1: none        */
+  int64_t kernel, stride, padding;
+  double rate;
+  /* of graph.c */
+  int readers;
+  bool shares;       /* works in place */
+  bool adds[2];
+  bool wants_grad;   /* some parameter lies at or before it */
+  float *out, *grad; /* grad NULL: not wanted */
+  void *kept;
+};
+
+struct nn {
+  ng_pool *pool;
+  int threads;
+  uint64_t seed, step;
+  int64_t batch, samples; /* room; of the last forward */
+  node *nodes;
+  int n_nodes, room_nodes;
+  nn_param *params;
+  int n_params, room_params;
+  nn_buffer *buffers;
+  int n_buffers, room_buffers;
+  nn_layer *layers;
+  int n_layers, room_layers;
+  nn_loss_kind loss;
+  double label_smoothing;
+  bool trained; /* the last forward was one of training */
+  float *loss_grad; /* = grad of the last node */
+  void *scratch;
+  int64_t scratch_bytes;
+  void *memory; /* everything nn_ready took, in one piece */
+  int64_t bytes;
+  char error[256];
+};
+
+/* For constructors.  nn_node returns NULL after a mistake (then answer -1); the node's number is
+ * v->number. */
+node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
+int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
+                 const int64_t *shape);
+int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count);
+int nn_layer_add(nn *n, const nn_layer *layer);
+__attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...); /* -1 */
+
+/* init.c: the first values of all parameters and buffers, from n->seed. */
+void nn_init(nn *n);
+
+/* For kinds. */
+static inline node *nn_in(nn *n, const node *v, int i) { return &n->nodes[v->input[i]]; }
+/* task(arg, i) for i in [0, pieces) on the pool; pieces depend on the work and n->threads only, so
+ * sums over pieces come out the same each time. */
+void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg);
+/* Pieces worth making for `elements` cheap operations; [from, to) of piece i, in whole `unit`s. */
+int32_t nn_pieces(const nn *n, int64_t elements);
+void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
+
+/* gemm.c: row-major C = alpha op(A) op(B) + beta C, by BLAS, or by plain loops without one. */
+void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+             int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+/* The plain loops, the oracle of the tests: sums in double. */
+void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                   int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+
+#endif

@@ -1,0 +1,38 @@
+/* random.h: random numbers that are the same on every machine, and need no state.
+ *
+ * Every number is a function of (seed, purpose, item, counter): Philox4x32-10 (Salmon et al.,
+ * SC'11), as Random123 has it, keyed by the seed.  So a run that is resumed in the middle of an epoch
+ * draws what the undisturbed run would have drawn, whatever happened before, and two threads may
+ * draw at once. */
+#ifndef RANDOM_H
+#define RANDOM_H
+
+#include <stdint.h>
+
+typedef enum random_purpose {
+  RANDOM_INIT = 1,    /* item: number of the parameter, counter: element */
+  RANDOM_ORDER = 2,   /* item: epoch                                     */
+  RANDOM_AUGMENT = 3, /* item: epoch, counter: sample                    */
+  RANDOM_DROPOUT = 4, /* item: node, counter: step and element           */
+  RANDOM_DATA = 5,    /* generated data sets                             */
+  RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
+  RANDOM_SPLIT = 7    /* which training samples are kept for validation  */
+} random_purpose;
+
+/* Four words of 32 bits. */
+void random_words(uint64_t seed, random_purpose purpose, uint32_t item, uint64_t counter,
+                  uint32_t out[4]);
+
+/* [0, 1) with 24 bits, so that it is exact in f32 and f64. */
+static inline double random_unit(uint32_t word) { return (double)(word >> 8) * 0x1p-24; }
+
+/* x[i] uniform in [lower, upper); x[i] normal with mean 0 (Box-Muller). */
+void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double lower,
+                    double upper, int64_t n, float *x);
+void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                   int64_t n, float *x);
+
+/* A permutation of 0..n-1 (Fisher and Yates, without modulo bias). */
+void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order);
+
+#endif

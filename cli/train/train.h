@@ -1,0 +1,62 @@
+/* train.h: one training run, from settings to a result.
+ *
+ * Rooms: settings.c the table of settings; loop.c the steps; precond.c the one that talks to
+ * natgrad.h (layers registered, watch, step, stations); lr.c the learning rate of a step;
+ * checkpoint.c state on disk and back; log.c log.jsonl; progress.c the bar; train.c the command.
+ *
+ * A step: batch -> forward (inputs observed) -> loss -> backward (output gradients observed) ->
+ * ng_step_sgd or ng_step_adamw, which preconditions and updates.  sgd and adamw are the same with
+ * every parameter registered as a tensor, so all methods share one update.
+ *
+ * Everything random is a function of (seed, epoch, step), so a checkpoint holds no generator. */
+#ifndef TRAIN_H
+#define TRAIN_H
+
+#include "data/data.h"
+#include "nn/nn.h"
+#include "settings.h"
+
+typedef struct train_epoch { /* one line "epoch" of log.jsonl */
+  int64_t epoch, step;       /* counted from 1: after so many */
+  double lr;
+  double train_loss, train_accuracy; /* means over the epoch, in training mode; accuracy 0..1 */
+  double test_loss, test_accuracy;   /* on the test (or validation) split, NaN if it is empty */
+  double seconds; /* of training so far, all epochs; evaluation, checkpoints and logs left out */
+} train_epoch;
+
+enum { TRAIN_STATIONS = 32 };
+typedef struct train_station { /* forward, backward, then those of ng_report_station */
+  char name[24];
+  double total_ms;
+} train_station;
+
+typedef struct train_result {
+  int epochs;
+  train_epoch *epoch; /* [epochs] */
+  int64_t steps, skipped, rescued;
+  bool stopped;  /* by a signal */
+  bool diverged; /* the loss is not finite: ended there */
+  int stations;
+  train_station station[TRAIN_STATIONS];
+  int64_t network_bytes, precond_bytes; /* held by the trainer's network; peak of the library's */
+} train_result;
+
+typedef struct train_show { /* what is shown while it runs */
+  bool bar;    /* a bar on stderr, kept up to date, if it is a terminal */
+  bool lines;  /* one line an epoch on stdout */
+  const char *label; /* in front of both: "natgrad seed 1", or "" */
+} train_show;
+
+/* `d` is opened by the caller, who may run many with it.  CLI_OK also when stopped by a signal or
+ * diverged (see the result); CLI_BAD told in one line. */
+int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
+void train_result_free(train_result *r);
+
+/* SIGINT and SIGTERM set a flag that the loop reads between steps (checkpoint, then leave); the
+ * second one ends the process. */
+void train_catch_signals(void);
+bool train_interrupted(void);
+
+extern const cli_command cli_train, cli_compare, cli_export;
+
+#endif
