@@ -27,13 +27,14 @@ typedef struct data_set {
   char name[64]; /* "mnist", "cifar10", ... */
   int64_t height, width, channels;
   int32_t classes;
-  double byte_scale;        /* value = byte * byte_scale                           */
-  float *mean, *deviation;  /* per channel over the training samples, of values; reals: per feature */
-  int64_t statistics;       /* entries of the two: channels, or features           */
-  bool augments;            /* crop and flip make sense: CIFAR                     */
+  double byte_scale; /* value = byte * byte_scale                           */
+  float *mean,
+      *deviation;     /* per channel over the training samples, of values; reals: per feature */
+  int64_t statistics; /* entries of the two: channels, or features           */
+  bool augments;      /* crop and flip make sense: CIFAR                     */
   data_split train, test;
   data_split validation; /* empty until data_hold_out */
-  void *own; /* memory of the reader */
+  void *own;             /* memory of the reader */
 } data_set;
 
 /* On failure CLI_BAD, told in one line that names the file and what was expected. */

@@ -15,9 +15,13 @@ typedef struct model_task {
 typedef struct model_info {
   const char *name; /* "resnet20", "wrn-D-W" */
   const char *help; /* one line, with its source */
+  nn_shape input;   /* what it was published for, when nothing else is said */
+  int64_t classes;
 } model_info;
 int model_count(void);
 model_info model_at(int i);
+/* The task it was published for, without label smoothing.  CLI_BAD, told in one line: unknown. */
+int model_task_of(const char *name, model_task *out);
 
 /* Builds the nodes and sets the loss; nn_ready is the caller's.  *reconstructs: the target is the
  * input itself (autoencoder).  CLI_BAD, told in one line: unknown (with the nearest), or does not

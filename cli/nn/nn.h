@@ -54,8 +54,8 @@ int nn_dropout(nn *n, int x, double rate);
  * there. */
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
-int nn_global_pool(nn *n, int x); /* mean over all positions: [batch, channels] */
-int nn_add(nn *n, int x, int y);  /* same shapes */
+int nn_global_pool(nn *n, int x);         /* mean over all positions: [batch, channels] */
+int nn_add(nn *n, int x, int y);          /* same shapes */
 nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */
 
 /* The loss of a batch of B samples, over the last node y:
@@ -65,6 +65,15 @@ nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */
 typedef enum nn_loss_kind { NN_CROSS_ENTROPY = 1, NN_SQUARED_ERROR = 2 } nn_loss_kind;
 void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing);
 nn_loss_kind nn_loss_of(const nn *n);
+
+/* First values of weights, for the nodes made from here on (of every output o and input i):
+ *   fan in   uniform in +-1/sqrt(in), weights and biases (PyTorch's layers)
+ *   he       normal with variance 2 / (out kernel^2), biases 0 (He et al. 2015, as torchvision's
+ *            residual networks); linear layers as fan in
+ *   glorot   uniform in +-sqrt(6 / (in + out)), biases 0 (Glorot & Bengio 2010)
+ * Norms start with gamma 1, beta 0, running mean 0 and variance 1. */
+typedef enum nn_start { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_start;
+void nn_set_start(nn *n, nn_start start);
 
 /* Take memory for batches of up to `batch` samples and give the parameters their first values
  * (init.c).  The last node made is the output.  On failure CLI_BAD, told in one line. */
@@ -80,6 +89,7 @@ typedef enum nn_role { NN_WEIGHT = 0, NN_BIAS = 1, NN_GAMMA = 2, NN_BETA = 3 } n
 typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
+  nn_start start;
   int layer; /* its nn_layer, -1 for a norm's                                */
   int ndim;
   int64_t shape[4], count;
@@ -95,11 +105,11 @@ typedef struct nn_buffer { /* kept in checkpoints, not learned: running mean and
 typedef struct nn_layer { /* what a preconditioner is told about a layer with weights */
   char name[NN_NAME];
   bool conv, bias;
-  int64_t in, out;                        /* channels or features               */
-  int64_t kernel, stride, padding;        /* convolution                        */
-  int64_t height, width;                  /* of the input image                 */
-  int64_t positions;                      /* of the output, per sample; 1 for linear */
-  int weight_param, bias_param;           /* bias_param -1 without              */
+  int64_t in, out;                 /* channels or features               */
+  int64_t kernel, stride, padding; /* convolution                        */
+  int64_t height, width;           /* of the input image                 */
+  int64_t positions;               /* of the output, per sample; 1 for linear */
+  int weight_param, bias_param;    /* bias_param -1 without              */
 } nn_layer;
 
 int nn_params(const nn *n);

@@ -13,6 +13,8 @@
 
 #include "nn.h"
 
+#include <stdio.h>
+
 typedef struct node node;
 
 typedef struct nn_op {
@@ -42,7 +44,7 @@ struct node {
   double rate;
   /* of graph.c */
   int readers;
-  bool shares;       /* works in place */
+  bool shares; /* works in place */
   bool adds[2];
   bool wants_grad;   /* some parameter lies at or before it */
   float *out, *grad; /* grad NULL: not wanted */
@@ -51,7 +53,7 @@ struct node {
 
 struct nn {
   ng_pool *pool;
-  int threads;
+  int threads, blas_threads;
   uint64_t seed, step;
   int64_t batch, samples; /* room; of the last forward */
   node *nodes;
@@ -62,9 +64,10 @@ struct nn {
   int n_buffers, room_buffers;
   nn_layer *layers;
   int n_layers, room_layers;
+  nn_start start;
   nn_loss_kind loss;
   double label_smoothing;
-  bool trained; /* the last forward was one of training */
+  bool trained;     /* the last forward was one of training */
   float *loss_grad; /* = grad of the last node */
   void *scratch;
   int64_t scratch_bytes;
@@ -94,9 +97,20 @@ void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void
 int32_t nn_pieces(const nn *n, int64_t elements);
 void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to);
 
+/* A layer's own copy of its name. */
+static inline void nn_layer_name(nn_layer *l, const char *name) {
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
+}
+/* linear.c: sums[k] = sum over rows of x [rows, columns]. */
+void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums);
+
 /* gemm.c: row-major C = alpha op(A) op(B) + beta C, by BLAS, or by plain loops without one. */
 void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
              int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+/* BLAS with one thread a call, so that several of ours may call it at once; answers whether that can
+ * be had, and nn_gemm_together undoes it.  Not nested, main thread only. */
+bool nn_gemm_alone(nn *n);
+void nn_gemm_together(nn *n);
 /* The plain loops, the oracle of the tests: sums in double. */
 void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                    int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);

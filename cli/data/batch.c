@@ -1,0 +1,84 @@
+/* batch.c: samples to a batch: gathered, scaled, normalised, and for images shifted and mirrored. */
+#include "data.h"
+
+#include "random.h"
+
+#include <string.h>
+
+enum { PAD = 4 }; /* pixels on each side */
+
+typedef struct placed { /* window of the padded image, and whether it is mirrored */
+  int64_t dy, dx;
+  bool mirrored;
+} placed;
+
+/* 2 PAD + 1 offsets each way, all equally likely; by sample, not by place in the batch. */
+static placed draw(const data_how *how, int32_t sample) {
+  placed p = {0, 0, false};
+  uint32_t w[4];
+  if (!how->crop && !how->flip) return p;
+  random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)sample, w);
+  if (how->crop) {
+    p.dy = (int64_t)(((uint64_t)w[0] * (2 * PAD + 1)) >> 32) - PAD;
+    p.dx = (int64_t)(((uint64_t)w[1] * (2 * PAD + 1)) >> 32) - PAD;
+  }
+  if (how->flip) p.mirrored = w[2] >> 31 != 0;
+  return p;
+}
+
+/* One pixel: scale and shift of every channel. */
+static void pixel(const data_split *s, int64_t at, const float *scale, const float *shift,
+                  int64_t channels, float *to) {
+  if (s->bytes != NULL) {
+    for (int64_t k = 0; k < channels; k++)
+      to[k] = (float)s->bytes[at + k] * scale[k] + shift[k];
+  } else {
+    for (int64_t k = 0; k < channels; k++)
+      to[k] = s->reals[at + k] * scale[k] + shift[k];
+  }
+}
+
+static void image(const data_set *d, const data_split *s, int64_t row, const placed *p,
+                  const float *scale, const float *shift, float *to) {
+  const int64_t c = d->channels, base = row * d->height * d->width * c;
+  for (int64_t y = 0; y < d->height; y++) {
+    const int64_t from = y + p->dy;
+    for (int64_t x = 0; x < d->width; x++, to += c) {
+      const int64_t at = (p->mirrored ? d->width - 1 - x : x) + p->dx;
+      if (from < 0 || from >= d->height || at < 0 || at >= d->width) {
+        memset(to, 0, (size_t)c * sizeof *to);
+      } else {
+        pixel(s, base + (from * d->width + at) * c, scale, shift, c, to);
+      }
+    }
+  }
+}
+
+void data_batch(const data_set *d, const data_split *split, const int32_t *order, int32_t first,
+                int32_t count, const data_how *how, float *x, int32_t *labels) {
+  enum { CHANNELS = 64 }; /* more are taken in pieces */
+  const int64_t per = d->height * d->width * d->channels;
+  const double unit = split->bytes != NULL ? d->byte_scale : 1.0;
+  for (int32_t i = 0; i < count; i++) {
+    const int32_t sample = order != NULL ? order[i] : first + i;
+    const int32_t row = split->index != NULL ? split->index[sample] : sample;
+    const placed p = draw(how, row);
+    labels[i] = split->labels[row];
+    float scale[CHANNELS], shift[CHANNELS];
+    for (int64_t c = 0; c < d->channels; c += CHANNELS) {
+      const int64_t n = d->channels - c < CHANNELS ? d->channels - c : CHANNELS;
+      for (int64_t k = 0; k < n; k++) {
+        const double deviation = how->normalise ? (double)d->deviation[c + k] : 1.0;
+        scale[k] = (float)(unit / deviation);
+        shift[k] = how->normalise ? (float)(-(double)d->mean[c + k] / deviation) : 0.0F;
+      }
+      if (d->channels <= CHANNELS) {
+        image(d, split, row, &p, scale, shift, x + i * per);
+      } else { /* features: one pixel of many channels */
+        for (int64_t q = 0; q < d->height * d->width; q++)
+          pixel(split, row * per + q * d->channels + c, scale, shift, n,
+                x + i * per + q * d->channels + c);
+      }
+    }
+  }
+}

@@ -1,0 +1,214 @@
+/* data.c: from the text that names a data set to its samples: which reader, the statistics for
+ * normalising, the samples that are held out. */
+#include "readers.h"
+
+#include "cli.h"
+#include "random.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+/* ---- memory and files --------------------------------------------------------------------------*/
+
+typedef struct piece {
+  struct piece *next;
+} piece;
+
+enum { HEAD = 64 }; /* of a piece, so that what follows is aligned */
+
+void *data_take(data_set *d, int64_t count, int64_t size) {
+  const int64_t most = INT64_MAX / 2 / (size > 0 ? size : 1);
+  piece *p = count >= 0 && count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
+  if (p == NULL) {
+    (void)cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
+                  (long long)size);
+    return NULL;
+  }
+  p->next = d->own;
+  d->own = p;
+  return (char *)p + HEAD;
+}
+
+void data_close(data_set *d) {
+  for (piece *p = d->own; p != NULL;) {
+    piece *next = p->next;
+    free(p);
+    p = next;
+  }
+  memset(d, 0, sizeof *d);
+}
+
+char *data_join(const char *folder, const char *name) {
+  const size_t n = strlen(folder) + strlen(name) + 2;
+  char *path = cli_take(n, 1);
+  (void)snprintf(path, n, "%s/%s", folder, name);
+  return path;
+}
+
+/* zlib reads plain files as they are.  Deflate makes at most 1032 bytes of one, so the size of the
+ * file bounds what is worth taking. */
+int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *count) {
+  *bytes = NULL;
+  *count = 0;
+  struct stat about;
+  if (stat(path, &about) != 0) return cli_bad("%s: %s", path, strerror(errno));
+  if (!S_ISREG(about.st_mode)) return cli_bad("%s: not a file", path);
+  gzFile f = gzopen(path, "rb");
+  if (f == NULL) return cli_bad("%s: %s", path, strerror(errno));
+  const int64_t bound = about.st_size < most / 1040 ? about.st_size * 1040 : most;
+  int64_t room = about.st_size + 4096 < bound ? about.st_size + 4096 : bound + 1, n = 0;
+  unsigned char *to = malloc((size_t)room);
+  int rc = to != NULL ? CLI_OK : cli_bad("%s: no memory for %lld bytes", path, (long long)room);
+  while (rc == CLI_OK) {
+    const int64_t want = room - n < 1 << 24 ? room - n : 1 << 24;
+    const int got = gzread(f, to + n, (unsigned)want);
+    int code = Z_OK;
+    if (got <= 0) {
+      const char *why = gzerror(f, &code);
+      if (code != Z_OK && code != Z_STREAM_END)
+        rc = cli_bad("%s: damaged or cut short (%s)", path, why);
+      break;
+    }
+    n += got;
+    if (n < room) continue;
+    if (n > bound) {
+      rc = cli_bad("%s: more than the %lld bytes expected", path, (long long)most);
+      break;
+    }
+    room = 2 * room < bound + 1 ? 2 * room : bound + 1;
+    unsigned char *wider = realloc(to, (size_t)room);
+    if (wider == NULL) rc = cli_bad("%s: no memory for %lld bytes", path, (long long)room);
+    if (wider != NULL) to = wider;
+  }
+  const int closed = gzclose(f); /* a stream that ends early is told here */
+  if (rc == CLI_OK && closed != Z_OK) rc = cli_bad("%s: damaged or cut short", path);
+  if (rc != CLI_OK) {
+    free(to);
+    return rc;
+  }
+  *bytes = to;
+  *count = n;
+  return CLI_OK;
+}
+
+/* ---- statistics --------------------------------------------------------------------------------*/
+
+static double value(const data_set *d, const data_split *s, int64_t i) {
+  return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
+}
+
+/* Mean and deviation of each channel (images) or feature over the training rows; a constant one gets
+ * deviation 1, so that it becomes 0. */
+static int statistics(data_set *d) {
+  const int64_t width = d->channels, per = d->height * d->width * width;
+  d->statistics = width;
+  d->mean = data_take(d, width, (int64_t)sizeof *d->mean);
+  d->deviation = data_take(d, width, (int64_t)sizeof *d->deviation);
+  double *sum = cli_take((size_t)(2 * width), sizeof *sum);
+  if (d->mean == NULL || d->deviation == NULL) {
+    free(sum);
+    return CLI_BAD;
+  }
+  const int64_t rows = d->train.n * (per / width);
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t k = 0; k < width; k++)
+      sum[k] += value(d, &d->train, r * width + k);
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t k = 0; k < width; k++) {
+      const double x = value(d, &d->train, r * width + k) - sum[k] / (double)rows;
+      sum[width + k] += x * x;
+    }
+  }
+  for (int64_t k = 0; k < width; k++) {
+    const double var = sum[width + k] / (double)rows;
+    d->mean[k] = (float)(sum[k] / (double)rows);
+    d->deviation[k] = var > 1e-12 ? (float)sqrt(var) : 1.0F;
+  }
+  free(sum);
+  return CLI_OK;
+}
+
+/* ---- SPEC --------------------------------------------------------------------------------------*/
+
+static int labels_in_range(const data_set *d, const data_split *s, const char *which) {
+  for (int32_t i = 0; i < s->n; i++) {
+    if (s->labels[i] >= 0 && s->labels[i] < d->classes) continue;
+    return cli_bad("--data: %s: %s sample %d has the label %d, expected 0 to %d", d->name, which, i,
+                   s->labels[i], d->classes - 1);
+  }
+  return CLI_OK;
+}
+
+int data_open(const char *spec, data_set *out) {
+  static const char *const known[] = {"digits", "mnist", "cifar10", "cifar100", "npy", "synthetic"};
+  enum { KNOWN = sizeof known / sizeof known[0] };
+  memset(out, 0, sizeof *out);
+  const char *colon = strchr(spec, ':');
+  const size_t n = colon != NULL ? (size_t)(colon - spec) : strlen(spec);
+  (void)snprintf(out->name, sizeof out->name, "%.*s", n < 60 ? (int)n : 60, spec);
+  const char *rest = colon != NULL ? colon + 1 : "";
+  int which = 0;
+  while (which < KNOWN && strcmp(out->name, known[which]) != 0)
+    which++;
+  if (which == KNOWN) {
+    const char *near = cli_nearest(out->name, known, KNOWN);
+    if (near != NULL) {
+      return cli_bad("--data: unknown data set '%s'; the nearest is '%s'", out->name, near);
+    }
+    return cli_bad("--data: unknown data set '%s'; expected digits, mnist:DIR, cifar10:DIR, "
+                   "cifar100:DIR, npy:FEATURES,LABELS or synthetic:...",
+                   out->name);
+  }
+  if (which == 0 && colon != NULL) return cli_bad("--data: digits takes nothing after it");
+  if (which > 0 && which < 5 && rest[0] == 0) {
+    return cli_bad("--data: %s needs %s after a colon", out->name,
+                   which < 4 ? "a folder" : "FEATURES,LABELS");
+  }
+  int rc = which == 0   ? data_read_digits(out)
+           : which == 1 ? data_read_idx(rest, out)
+           : which == 2 ? data_read_cifar(rest, 10, out)
+           : which == 3 ? data_read_cifar(rest, 100, out)
+           : which == 4 ? data_read_npy(rest, out)
+                        : data_make_synthetic(rest, out);
+  if (rc == CLI_OK) rc = labels_in_range(out, &out->train, "training");
+  if (rc == CLI_OK) rc = labels_in_range(out, &out->test, "test");
+  if (rc == CLI_OK) rc = statistics(out);
+  if (rc != CLI_OK) data_close(out);
+  return rc;
+}
+
+/* ---- validation --------------------------------------------------------------------------------*/
+
+static int32_t source(const data_split *s, int32_t i) { return s->index != NULL ? s->index[i] : i; }
+
+static int by_number(const void *a, const void *b) {
+  const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+  return (x > y) - (x < y);
+}
+
+int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
+  const int32_t n = d->train.n;
+  if (count < 1 || count >= n) {
+    return cli_bad("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
+  }
+  int32_t *index = data_take(d, n, (int64_t)sizeof *index);
+  if (index == NULL) return CLI_BAD;
+  random_order(seed, RANDOM_SPLIT, 0, n, index);
+  for (int32_t i = 0; i < n; i++)
+    index[i] = source(&d->train, index[i]);
+  /* In the order of the source, so that what is kept reads memory forwards. */
+  qsort(index, (size_t)count, sizeof *index, by_number);
+  qsort(index + count, (size_t)(n - count), sizeof *index, by_number);
+  d->validation = d->train;
+  d->validation.index = index;
+  d->validation.n = count;
+  d->train.index = index + count;
+  d->train.n = n - count;
+  return CLI_OK;
+}

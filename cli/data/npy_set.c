@@ -1,0 +1,104 @@
+/* npy_set.c: features and labels in NumPy's files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
+ * Features are [n, features] or [n, height, width, channels], f4, f8 or u1 (taken as they are);
+ * labels [n], i4, i8 or u1.  Of two files the last sixth is the test split, in the order of the file. */
+#include "cli.h"
+#include "npy.h"
+#include "readers.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int features(const char *path, data_set *d, data_split *s) {
+  ngio_npy a;
+  char message[256] = "";
+  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  int rc = CLI_OK;
+  const int64_t h = a.ndim == 4 ? a.shape[1] : 1, w = a.ndim == 4 ? a.shape[2] : 1;
+  const int64_t c = a.ndim == 4 ? a.shape[3] : a.ndim == 2 ? a.shape[1] : 0;
+  if ((a.ndim != 2 && a.ndim != 4) || a.count < 1 || a.shape[0] > INT32_MAX) {
+    rc = cli_bad(
+        "%s: %d axes and %lld values, expected [n, features] or [n, height, width, channels]", path,
+        a.ndim, (long long)a.count);
+  } else if (a.dtype != NGIO_F32 && a.dtype != NGIO_F64 && a.dtype != NGIO_U8) {
+    rc = cli_bad("%s: features are f4, f8 or u1", path);
+  } else if (d->channels > 0 && (h != d->height || w != d->width || c != d->channels)) {
+    rc = cli_bad("%s: samples of %lldx%lldx%lld, the training samples have %lldx%lldx%lld", path,
+                 (long long)h, (long long)w, (long long)c, (long long)d->height,
+                 (long long)d->width, (long long)d->channels);
+  }
+  float *x = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *x) : NULL;
+  if (rc == CLI_OK && x == NULL) rc = CLI_BAD;
+  for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
+    x[i] = a.dtype == NGIO_F32   ? ((const float *)a.data)[i]
+           : a.dtype == NGIO_F64 ? (float)((const double *)a.data)[i]
+                                 : (float)((const uint8_t *)a.data)[i];
+    if (!isfinite(x[i])) rc = cli_bad("%s: value %lld is not finite", path, (long long)i);
+  }
+  if (rc == CLI_OK) {
+    d->height = h;
+    d->width = w;
+    d->channels = c;
+    *s = (data_split){.n = (int32_t)a.shape[0], .reals = x};
+  }
+  ngio_npy_free(&a);
+  return rc;
+}
+
+static int labels(const char *path, data_set *d, data_split *s) {
+  ngio_npy a;
+  char message[256] = "";
+  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  int rc = CLI_OK;
+  if (a.ndim != 1 || (a.dtype != NGIO_I32 && a.dtype != NGIO_I64 && a.dtype != NGIO_U8)) {
+    rc = cli_bad("%s: labels are [n], i4, i8 or u1", path);
+  } else if (a.count != s->n) {
+    rc = cli_bad("%s: %lld labels for %d samples", path, (long long)a.count, s->n);
+  }
+  int32_t *y = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *y) : NULL;
+  if (rc == CLI_OK && y == NULL) rc = CLI_BAD;
+  for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
+    const int64_t v = a.dtype == NGIO_I32   ? ((const int32_t *)a.data)[i]
+                      : a.dtype == NGIO_I64 ? ((const int64_t *)a.data)[i]
+                                            : ((const uint8_t *)a.data)[i];
+    if (v < 0 || v > 65535) {
+      rc = cli_bad("%s: label %lld is %lld, expected 0 to 65535", path, (long long)i, (long long)v);
+    } else {
+      y[i] = (int32_t)v;
+      if (v >= d->classes) d->classes = (int32_t)v + 1;
+    }
+  }
+  s->labels = y;
+  ngio_npy_free(&a);
+  return rc;
+}
+
+int data_read_npy(const char *names, data_set *d) {
+  char *copy = cli_take(strlen(names) + 1, 1), *name[5], *rest = copy;
+  memcpy(copy, names, strlen(names));
+  int n = 0;
+  while (rest != NULL && n < 5) {
+    char *comma = strchr(rest, ',');
+    name[n++] = rest;
+    if (comma != NULL) *comma++ = 0;
+    rest = comma;
+  }
+  int rc = n == 2 || n == 4
+               ? CLI_OK
+               : cli_bad("--data: npy takes FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
+  if (rc == CLI_OK) rc = features(name[0], d, &d->train);
+  if (rc == CLI_OK) rc = labels(name[1], d, &d->train);
+  if (rc == CLI_OK && n == 4) rc = features(name[2], d, &d->test);
+  if (rc == CLI_OK && n == 4) rc = labels(name[3], d, &d->test);
+  if (rc == CLI_OK && n == 2) {
+    const int32_t test = d->train.n / 6, train = d->train.n - test;
+    d->test = d->train;
+    d->test.n = test;
+    d->test.reals += (int64_t)train * d->height * d->width * d->channels;
+    d->test.labels += train;
+    d->train.n = train;
+  }
+  free(copy);
+  return rc;
+}

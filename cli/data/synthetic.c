@@ -1,0 +1,136 @@
+/* synthetic.c: generated classes: every class has a centre of length sqrt(features), smoothed over
+ * neighbouring pixels for images, and samples are their centre plus normal noise.  A function of its
+ * settings alone. */
+#include "cli.h"
+#include "random.h"
+#include "readers.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct recipe {
+  long long classes, train, test, seed, height, width, channels;
+  double noise;
+} recipe;
+
+static int image(const char *text, recipe *r) {
+  int end = 0;
+  if (sscanf(text, "%5lldx%5lldx%5lld%n", &r->height, &r->width, &r->channels, &end) == 3 &&
+      text[end] == 0 && r->height > 0 && r->width > 0 && r->channels > 0) {
+    return CLI_OK;
+  }
+  return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", text);
+}
+
+static int set(recipe *r, const char *key, const char *value) {
+  static const char *const known[] = {"classes", "features", "image", "train",
+                                      "test",    "noise",    "seed"};
+  if (strcmp(key, "classes") == 0)
+    return cli_int("data: synthetic: classes", value, 2, 65536, &r->classes);
+  if (strcmp(key, "train") == 0)
+    return cli_int("data: synthetic: train", value, 1, 1 << 24, &r->train);
+  if (strcmp(key, "test") == 0)
+    return cli_int("data: synthetic: test", value, 0, 1 << 24, &r->test);
+  if (strcmp(key, "seed") == 0)
+    return cli_int("data: synthetic: seed", value, 0, INT32_MAX, &r->seed);
+  if (strcmp(key, "noise") == 0)
+    return cli_real("data: synthetic: noise", value, 0.0, 1e6, &r->noise);
+  if (strcmp(key, "image") == 0) return image(value, r);
+  if (strcmp(key, "features") == 0) {
+    r->height = r->width = 1;
+    return cli_int("data: synthetic: features", value, 1, 1 << 20, &r->channels);
+  }
+  const char *near = cli_nearest(key, known, 7);
+  return cli_bad("--data: synthetic: unknown setting '%s'; %s%s", key,
+                 near != NULL ? "the nearest is "
+                              : "expected classes, features, image, train, test, "
+                                "noise or seed",
+                 near != NULL ? near : "");
+}
+
+static int parse(const char *settings, recipe *r) {
+  char *copy = cli_take(strlen(settings) + 1, 1), *next = copy;
+  memcpy(copy, settings, strlen(settings));
+  int rc = CLI_OK;
+  while (rc == CLI_OK && next != NULL && next[0] != 0) {
+    char *item = next, *comma = strchr(item, ','), *equals = strchr(item, '=');
+    next = comma != NULL ? comma + 1 : NULL;
+    if (comma != NULL) *comma = 0;
+    if (equals == NULL || (comma != NULL && equals > comma)) {
+      rc = cli_bad("--data: synthetic: '%s' is no KEY=VALUE", item);
+      break;
+    }
+    *equals = 0;
+    rc = set(r, item, equals + 1);
+  }
+  free(copy);
+  return rc;
+}
+
+/* The mean of a pixel and its neighbours, twice, then back to length sqrt(count). */
+static void smooth(const recipe *r, float *x, float *work) {
+  const int64_t h = r->height, w = r->width, c = r->channels, count = h * w * c;
+  for (int pass = 0; pass < 2 && h * w > 1; pass++) {
+    memcpy(work, x, (size_t)count * sizeof *x);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t k = i % c, u = i / c % w, v = i / c / w;
+      double sum = 0.0;
+      int n = 0;
+      for (int64_t a = v > 0 ? v - 1 : 0; a <= v + 1 && a < h; a++) {
+        for (int64_t b = u > 0 ? u - 1 : 0; b <= u + 1 && b < w; b++, n++)
+          sum += (double)work[(a * w + b) * c + k];
+      }
+      x[i] = (float)(sum / n);
+    }
+  }
+  double square = 0.0;
+  for (int64_t i = 0; i < count; i++)
+    square += (double)x[i] * (double)x[i];
+  const double scale = square > 0.0 ? sqrt((double)count / square) : 0.0;
+  for (int64_t i = 0; i < count; i++)
+    x[i] = (float)(scale * (double)x[i]);
+}
+
+int data_make_synthetic(const char *settings, data_set *d) {
+  recipe r = {.classes = 10,
+              .train = 1000,
+              .test = 200,
+              .seed = 1,
+              .height = 1,
+              .width = 1,
+              .channels = 20,
+              .noise = 1.0};
+  if (parse(settings, &r) != CLI_OK) return CLI_BAD;
+  const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;
+  if (rows > INT32_MAX || rows > ((int64_t)1 << 34) / per || r.classes > ((int64_t)1 << 30) / per) {
+    return cli_bad("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
+                   (long long)per);
+  }
+  float *x = data_take(d, rows * per, (int64_t)sizeof *x);
+  int32_t *y = data_take(d, rows, (int64_t)sizeof *y);
+  if (x == NULL || y == NULL) return CLI_BAD;
+  float *centre = cli_take((size_t)((r.classes + 1) * per), sizeof *centre);
+  const uint64_t seed = (uint64_t)r.seed;
+  for (int64_t k = 0; k < r.classes; k++) {
+    random_normal(seed, RANDOM_DATA, (uint32_t)k, 1.0, per, centre + k * per);
+    smooth(&r, centre + k * per, centre + r.classes * per);
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    uint32_t word[4];
+    random_words(seed, RANDOM_DATA, 1U << 31, (uint64_t)i, word);
+    y[i] = (int32_t)(((uint64_t)word[0] * (uint64_t)r.classes) >> 32);
+    random_normal(seed, RANDOM_DATA, (1U << 30) + (uint32_t)i, r.noise, per, x + i * per);
+    for (int64_t k = 0; k < per; k++)
+      x[i * per + k] += centre[y[i] * per + k];
+  }
+  free(centre);
+  d->height = r.height;
+  d->width = r.width;
+  d->channels = r.channels;
+  d->classes = (int32_t)r.classes;
+  d->train = (data_split){.n = (int32_t)r.train, .reals = x, .labels = y};
+  d->test = (data_split){.n = (int32_t)r.test, .reals = x + r.train * per, .labels = y + r.train};
+  return CLI_OK;
+}

@@ -1,0 +1,358 @@
+/* conv.c: convolution of NHWC images by patches and matrix products.
+ *
+ *   y[r, o] = sum_{k,c} P[r, (k,c)] W[o, (k,c)],  r an output position, k a kernel offset
+ *
+ * A row of P is kernel runs of kernel x channels values that lie together in the image, so that
+ * making P is copying.  P is made for a few rows at a time, small enough to stay in the second level
+ * of cache, multiplied at once and forgotten; samples are split over our threads, each with its own
+ * tile and BLAS on one thread (where BLAS cannot be told so, one of our threads does all the work and
+ * BLAS splits the products).  Weights are turned from [o][c][k] into [o][k][c] once per forward.
+ *
+ *   dW = dy' P, a sum of each thread's own; dx: for stride 1 again a convolution, of dy with the
+ *   kernel turned round, so that every value is written once; otherwise dP = dy W added up into dx. */
+#include "node.h"
+#include "patches.h"
+
+#include <string.h>
+
+enum { TILE = 64 * 1024 }; /* floats of a tile of patches */
+
+typedef struct geometry { /* of one use of the patches: image in, positions out */
+  int64_t batch_rows;     /* positions of one sample */
+  int64_t width;          /* of a row of P           */
+  int64_t rows;           /* of a tile               */
+} geometry;
+
+typedef struct job {
+  nn *n;
+  node *v;
+  int64_t samples;
+  int32_t pieces;
+  patches p;    /* forward and dW: of x; dx: of dy, turned round */
+  int64_t rows; /* of a tile */
+  float *tiles; /* one of patch_tile floats for each piece */
+  int64_t tile;
+  float *sums; /* dW of each piece, [o][k][c] */
+  const float *turned;
+} job;
+
+static bool plain(const node *v) { return v->kernel == 1 && v->stride == 1 && v->padding == 0; }
+
+static patches input_patches(const nn *n, const node *v) {
+  const nn_shape s = n->nodes[v->input[0]].shape;
+  return (patches){s.height,       s.width,   s.channels, v->shape.height,
+                   v->shape.width, v->kernel, v->stride,  v->padding};
+}
+
+/* dx at (y, x) sees dy at (y + padding - i): a convolution of dy with stride 1 and this padding. */
+static patches grad_patches(const nn *n, const node *v) {
+  const nn_shape s = n->nodes[v->input[0]].shape;
+  return (patches){
+      v->shape.height,           v->shape.width, v->shape.channels, s.height, s.width, v->kernel, 1,
+      v->kernel - 1 - v->padding};
+}
+
+static bool turns(const node *v) { return v->stride == 1 && v->padding < v->kernel; }
+
+static int64_t tile_rows(const patches *p) {
+  const int64_t rows = TILE / patches_width(p);
+  return rows < 16 ? 16 : rows;
+}
+
+static int64_t weight_count(const nn *n, const node *v) { return n->params[v->param[0]].count; }
+
+static int64_t tile_floats(const nn *n, const node *v) {
+  if (plain(v)) return 0;
+  const patches a = input_patches(n, v), g = grad_patches(n, v);
+  const int64_t x = tile_rows(&a) * patches_width(&a);
+  const int64_t y = turns(v) ? tile_rows(&g) * patches_width(&g) : 0;
+  return x > y ? x : y;
+}
+
+/* Scratch: tiles of all threads, then their sums of dW, then the turned kernel. */
+static int64_t scratch(const nn *n, const node *v) {
+  const int64_t t = n->threads;
+  return (t * tile_floats(n, v) + (t + 1) * weight_count(n, v)) * (int64_t)sizeof(float);
+}
+
+/* The weights as [o][k][c]. */
+static int64_t kept(const nn *n, const node *v) {
+  return weight_count(n, v) * (int64_t)sizeof(float);
+}
+
+/* ---- turning weights ---------------------------------------------------------------------------*/
+
+typedef struct turn {
+  const float *from;
+  float *to;
+  const float *const *parts; /* dW: the sums of all pieces */
+  int64_t out, in, offsets, stride;
+  int32_t pieces, sums;
+} turn;
+
+static void turn_in(void *arg, int32_t i) { /* [o][c][k] -> [o][k][c] */
+  const turn *t = arg;
+  int64_t from, to;
+  nn_range(t->out, t->pieces, i, 1, &from, &to);
+  for (int64_t o = from; o < to; o++) {
+    const float *w = t->from + o * t->in * t->offsets;
+    float *p = t->to + o * t->in * t->offsets;
+    for (int64_t k = 0; k < t->offsets; k++) {
+      for (int64_t c = 0; c < t->in; c++)
+        p[k * t->in + c] = w[c * t->offsets + k];
+    }
+  }
+}
+
+static void turn_back(void *arg, int32_t i) { /* sum of [o][k][c] -> [o][c][k] */
+  const turn *t = arg;
+  int64_t from, to;
+  nn_range(t->out, t->pieces, i, 1, &from, &to);
+  for (int64_t o = from; o < to; o++) {
+    float *w = t->to + o * t->in * t->offsets;
+    for (int64_t c = 0; c < t->in; c++) {
+      for (int64_t k = 0; k < t->offsets; k++) {
+        const float *p = t->from + (o * t->offsets + k) * t->in + c;
+        float sum = p[0];
+        for (int32_t s = 1; s < t->sums; s++)
+          sum += p[s * t->stride];
+        w[c * t->offsets + k] = sum;
+      }
+    }
+  }
+}
+
+/* [o][k][c] -> [K-1-k][o][c], what multiplies patches of dy. */
+static void turn_round(void *arg, int32_t i) {
+  const turn *t = arg;
+  int64_t from, to;
+  nn_range(t->offsets, t->pieces, i, 1, &from, &to);
+  for (int64_t k = from; k < to; k++) {
+    for (int64_t o = 0; o < t->out; o++) {
+      memcpy(t->to + (k * t->out + o) * t->in,
+             t->from + (o * t->offsets + (t->offsets - 1 - k)) * t->in,
+             (size_t)t->in * sizeof *t->to);
+    }
+  }
+}
+
+static turn turn_of(const nn *n, const node *v) {
+  const int64_t in = n->nodes[v->input[0]].shape.channels, k = v->kernel * v->kernel;
+  const int64_t most = weight_count(n, v) > 65536 ? n->threads : 1;
+  return (turn){.out = v->shape.channels, .in = in, .offsets = k, .pieces = (int32_t)most};
+}
+
+/* ---- a pass over all samples -------------------------------------------------------------------*/
+
+/* Runs task for each piece, with BLAS on one thread if there are several. */
+static void over_samples(job *j, void (*task)(void *arg, int32_t i)) {
+  nn *n = j->n;
+  j->pieces = 1;
+  if (j->samples > 1 && nn_gemm_alone(n)) {
+    j->pieces = (int32_t)(j->samples < n->threads ? j->samples : n->threads);
+    nn_parallel(n, j->pieces, task, j);
+    nn_gemm_together(n);
+  } else {
+    task(j, 0);
+  }
+}
+
+static job job_of(nn *n, node *v, int64_t samples) {
+  job j = {.n = n, .v = v, .samples = samples, .p = input_patches(n, v)};
+  j.tile = tile_floats(n, v);
+  j.tiles = n->scratch;
+  j.sums = j.tiles + j.tile * n->threads;
+  j.rows = tile_rows(&j.p);
+  return j;
+}
+
+/* Rows [*from, *to) of this piece: whole samples. */
+static void rows_of(const job *j, int64_t per_sample, int32_t i, int64_t *from, int64_t *to) {
+  nn_range(j->samples, j->pieces, i, 1, from, to);
+  *from *= per_sample;
+  *to *= per_sample;
+}
+
+static void add_bias(const job *j, int64_t from, int64_t to) {
+  const node *v = j->v;
+  if (v->param[1] < 0) return;
+  const int64_t out = v->shape.channels;
+  const float *b = j->n->params[v->param[1]].value;
+  for (int64_t r = from; r < to; r++) {
+    for (int64_t k = 0; k < out; k++)
+      v->out[r * out + k] += b[k];
+  }
+}
+
+static void forward_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const node *v = j->v;
+  const float *x = j->n->nodes[v->input[0]].out, *w = v->kept;
+  const int64_t out = v->shape.channels, width = patches_width(&j->p);
+  float *tile = j->tiles + j->tile * i;
+  int64_t from, to;
+  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
+  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
+  for (int64_t r = from; r < to; r += step) {
+    const int64_t rows = to - r < step ? to - r : step;
+    const float *p = x + r * width;
+    if (!plain(v)) {
+      patches_gather(&j->p, x, r, rows, tile);
+      p = tile;
+    }
+    nn_gemm(false, true, rows, out, width, 1.0F, p, width, w, width, 0.0F, v->out + r * out, out);
+    add_bias(j, r, r + rows);
+  }
+}
+
+static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)mode;
+  turn t = turn_of(n, v);
+  t.from = n->params[v->param[0]].value;
+  t.to = v->kept;
+  nn_parallel(n, t.pieces, turn_in, &t);
+  job j = job_of(n, v, samples);
+  over_samples(&j, forward_piece);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------*/
+
+static void weight_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const node *v = j->v;
+  const float *x = j->n->nodes[v->input[0]].out;
+  const int64_t out = v->shape.channels, width = patches_width(&j->p);
+  float *tile = j->tiles + j->tile * i, *sum = j->sums + weight_count(j->n, v) * i;
+  int64_t from, to;
+  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
+  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
+  for (int64_t r = from; r < to; r += step) {
+    const int64_t rows = to - r < step ? to - r : step;
+    const float *p = x + r * width;
+    if (!plain(v)) {
+      patches_gather(&j->p, x, r, rows, tile);
+      p = tile;
+    }
+    nn_gemm(true, false, out, width, rows, 1.0F, v->grad + r * out, out, p, width,
+            r == from ? 0.0F : 1.0F, sum, width);
+  }
+}
+
+/* dx by gathering: patches of dy, [rows, (k,o)], times the turned kernel [(k,o), c]. */
+static void gather_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const node *v = j->v, *x = &j->n->nodes[v->input[0]];
+  const int64_t in = x->shape.channels, width = patches_width(&j->p);
+  const float beta = v->adds[0] ? 1.0F : 0.0F;
+  float *tile = j->tiles + j->tile * i;
+  int64_t from, to;
+  rows_of(j, x->shape.height * x->shape.width, i, &from, &to);
+  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
+  for (int64_t r = from; r < to; r += step) {
+    const int64_t rows = to - r < step ? to - r : step;
+    const float *p = v->grad + r * width;
+    if (!plain(v)) {
+      patches_gather(&j->p, v->grad, r, rows, tile);
+      p = tile;
+    }
+    nn_gemm(false, false, rows, in, width, 1.0F, p, width, j->turned, in, beta, x->grad + r * in,
+            in);
+  }
+}
+
+/* dx by scattering: dP = dy W, added up. */
+static void scatter_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const node *v = j->v, *x = &j->n->nodes[v->input[0]];
+  const int64_t out = v->shape.channels, width = patches_width(&j->p);
+  const int64_t image = nn_count(x->shape);
+  float *tile = j->tiles + j->tile * i;
+  int64_t from, to;
+  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
+  int64_t first, last;
+  nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  if (!v->adds[0]) {
+    memset(x->grad + first * image, 0, (size_t)((last - first) * image) * sizeof *x->grad);
+  }
+  for (int64_t r = from; r < to; r += j->rows) {
+    const int64_t rows = to - r < j->rows ? to - r : j->rows;
+    nn_gemm(false, false, rows, width, out, 1.0F, v->grad + r * out, out, v->kept, width, 0.0F,
+            tile, width);
+    patches_scatter(&j->p, tile, r, rows, x->grad);
+  }
+}
+
+static void backward(nn *n, node *v, int64_t samples, bool params) {
+  const node *x = nn_in(n, v, 0);
+  job j = job_of(n, v, samples);
+  if (params) {
+    over_samples(&j, weight_piece);
+    turn t = turn_of(n, v);
+    t.from = j.sums;
+    t.to = n->params[v->param[0]].grad;
+    t.sums = j.pieces;
+    t.stride = weight_count(n, v);
+    nn_parallel(n, t.pieces, turn_back, &t);
+    if (v->param[1] >= 0) {
+      nn_column_sums(v->grad, samples * v->shape.height * v->shape.width, v->shape.channels,
+                     n->params[v->param[1]].grad);
+    }
+  }
+  if (x->grad == NULL) return;
+  if (!turns(v)) {
+    over_samples(&j, scatter_piece);
+    return;
+  }
+  float *turned = j.sums + weight_count(n, v) * n->threads;
+  turn t = turn_of(n, v);
+  t.from = v->kept;
+  t.to = turned;
+  nn_parallel(n, t.pieces, turn_round, &t);
+  j.turned = turned;
+  j.p = grad_patches(n, v);
+  j.rows = tile_rows(&j.p);
+  over_samples(&j, gather_piece);
+}
+
+static const nn_op op = {
+    .name = "conv", .forward = forward, .backward = backward, .scratch = scratch, .kept = kept};
+
+int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t stride,
+            int64_t padding, bool bias) {
+  if (x < 0) return -1;
+  const nn_shape from = nn_shape_of(n, x);
+  if (out < 1 || kernel < 1 || stride < 1 || padding < 0) {
+    return nn_fail(n, "%s: outputs, kernel and stride are at least 1, padding at least 0", name);
+  }
+  if (from.height + 2 * padding < kernel || from.width + 2 * padding < kernel) {
+    return nn_fail(n, "%s: an image of %lldx%lld is smaller than the kernel %lldx%lld", name,
+                   (long long)from.height, (long long)from.width, (long long)kernel,
+                   (long long)kernel);
+  }
+  const nn_shape to = {(from.height + 2 * padding - kernel) / stride + 1,
+                       (from.width + 2 * padding - kernel) / stride + 1, out};
+  node *v = nn_node(n, &op, x, -1, to);
+  if (v == NULL) return -1;
+  const int64_t shape[4] = {out, from.channels, kernel, kernel};
+  const int layer = n->n_layers, number = v->number;
+  nn_layer l = {.conv = true,
+                .bias = bias,
+                .in = from.channels,
+                .out = out,
+                .kernel = kernel,
+                .stride = stride,
+                .padding = padding,
+                .height = from.height,
+                .width = from.width,
+                .positions = to.height * to.width,
+                .bias_param = -1};
+  v->kernel = kernel;
+  v->stride = stride;
+  v->padding = padding;
+  v->layer = layer;
+  v->param[0] = l.weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, layer, 4, shape);
+  if (bias) v->param[1] = l.bias_param = nn_param_add(n, name, "bias", NN_BIAS, layer, 1, shape);
+  nn_layer_name(&l, name);
+  (void)nn_layer_add(n, &l);
+  return number;
+}

@@ -1,0 +1,246 @@
+/* elementwise.c: kinds that look at one value at a time: ReLU, tanh, sigmoid, dropout, and the sum of
+ * two.  All of them work in place where they may, and are split over the pool. */
+#include "node.h"
+#include "random.h"
+#include "simd.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What one piece works on: y from x (and x2), or dx from dy and y. */
+typedef struct slice {
+  const node *v;
+  uint64_t seed, step;
+  const float *x, *x2, *y, *dy;
+  float *to;
+  int64_t count;
+  int32_t pieces;
+  bool adds, train;
+  void (*kernel)(const struct slice *s, int64_t from, int64_t to);
+} slice;
+
+static void run_piece(void *arg, int32_t i) {
+  const slice *s = arg;
+  int64_t from, to;
+  nn_range(s->count, s->pieces, i, 64, &from, &to);
+  s->kernel(s, from, to);
+}
+
+static void run(nn *n, slice *s) {
+  s->pieces = nn_pieces(n, s->count);
+  nn_parallel(n, s->pieces, run_piece, s);
+}
+
+static void forward_by(nn *n, node *v, int64_t samples, bool train,
+                       void (*kernel)(const slice *, int64_t, int64_t)) {
+  slice s = {.v = v,
+             .seed = n->seed,
+             .step = n->step,
+             .x = nn_in(n, v, 0)->out,
+             .x2 = v->input[1] >= 0 ? nn_in(n, v, 1)->out : NULL,
+             .to = v->out,
+             .count = samples * nn_count(v->shape),
+             .train = train,
+             .kernel = kernel};
+  run(n, &s);
+}
+
+static void backward_by(nn *n, node *v, int64_t samples, int k,
+                        void (*kernel)(const slice *, int64_t, int64_t)) {
+  const node *in = nn_in(n, v, k);
+  if (in->grad == NULL) return;
+  slice s = {.v = v,
+             .seed = n->seed,
+             .step = n->step,
+             .y = v->out,
+             .dy = v->grad,
+             .to = in->grad,
+             .count = samples * nn_count(v->shape),
+             .adds = v->adds[k],
+             .kernel = kernel};
+  run(n, &s);
+}
+
+/* ---- ReLU: y = max(x, 0); dx = dy where y > 0 --------------------------------------------------*/
+
+NG_CLONES static void relu(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++)
+    s->to[i] = s->x[i] < 0.0F ? 0.0F : s->x[i]; /* NaN stays NaN */
+}
+
+/* dy is read in any case: a load that depends on y would not vectorise. */
+NG_CLONES static void relu_back(const slice *s, int64_t from, int64_t to) {
+  const float *y = s->y, *dy = s->dy;
+  float *dx = s->to;
+  if (s->adds) {
+    for (int64_t i = from; i < to; i++) {
+      const float d = dy[i];
+      dx[i] += y[i] > 0.0F ? d : 0.0F;
+    }
+  } else {
+    for (int64_t i = from; i < to; i++) {
+      const float d = dy[i];
+      dx[i] = y[i] > 0.0F ? d : 0.0F;
+    }
+  }
+}
+
+static void relu_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  forward_by(n, v, samples, mode == NN_TRAIN, relu);
+}
+static void relu_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  backward_by(n, v, samples, 0, relu_back);
+}
+static const nn_op relu_op = {.name = "relu",
+                              .in_place = true,
+                              .needs_output = true,
+                              .forward = relu_forward,
+                              .backward = relu_backward};
+
+/* ---- tanh: dx = dy (1 - y^2); sigmoid: dx = dy y (1 - y) ---------------------------------------*/
+
+static void hyperbolic(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++)
+    s->to[i] = tanhf(s->x[i]);
+}
+
+NG_CLONES static void hyperbolic_back(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++) {
+    const float d = s->dy[i] * (1.0F - s->y[i] * s->y[i]);
+    s->to[i] = s->adds ? s->to[i] + d : d;
+  }
+}
+
+static void tanh_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  forward_by(n, v, samples, mode == NN_TRAIN, hyperbolic);
+}
+static void tanh_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  backward_by(n, v, samples, 0, hyperbolic_back);
+}
+static const nn_op tanh_op = {.name = "tanh",
+                              .in_place = true,
+                              .needs_output = true,
+                              .forward = tanh_forward,
+                              .backward = tanh_backward};
+
+static void logistic(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++)
+    s->to[i] = 1.0F / (1.0F + expf(-s->x[i]));
+}
+
+NG_CLONES static void logistic_back(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++) {
+    const float d = s->dy[i] * s->y[i] * (1.0F - s->y[i]);
+    s->to[i] = s->adds ? s->to[i] + d : d;
+  }
+}
+
+static void sigmoid_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  forward_by(n, v, samples, mode == NN_TRAIN, logistic);
+}
+static void sigmoid_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  backward_by(n, v, samples, 0, logistic_back);
+}
+static const nn_op sigmoid_op = {.name = "sigmoid",
+                                 .in_place = true,
+                                 .needs_output = true,
+                                 .forward = sigmoid_forward,
+                                 .backward = sigmoid_backward};
+
+/* ---- dropout -----------------------------------------------------------------------------------
+ * The mask is drawn again in backward instead of being kept: element i of step t takes word i % 4 of
+ * block t 2^32 + i / 4. */
+
+static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
+  const float scale = (float)(1.0 / (1.0 - s->v->rate));
+  uint32_t w[4] = {0, 0, 0, 0};
+  for (int64_t i = from; i < to; i++) {
+    if (i % 4 == 0 || i == from) {
+      random_words(s->seed, RANDOM_DROPOUT, (uint32_t)s->v->number,
+                   (s->step << 32) + (uint64_t)(i / 4), w);
+    }
+    const float y = random_unit(w[i % 4]) >= s->v->rate ? x[i] * scale : 0.0F;
+    s->to[i] = s->adds ? s->to[i] + y : y;
+  }
+}
+
+static void drop(const slice *s, int64_t from, int64_t to) {
+  if (s->train) {
+    masked(s, from, to, s->x);
+  } else if (s->to != s->x) {
+    memcpy(s->to + from, s->x + from, (size_t)(to - from) * sizeof *s->x);
+  }
+}
+static void drop_back(const slice *s, int64_t from, int64_t to) { masked(s, from, to, s->dy); }
+
+static void dropout_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  forward_by(n, v, samples, mode == NN_TRAIN, drop);
+}
+static void dropout_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  backward_by(n, v, samples, 0, drop_back);
+}
+static const nn_op dropout_op = {
+    .name = "dropout", .in_place = true, .forward = dropout_forward, .backward = dropout_backward};
+
+/* ---- sum of two: both get dy -------------------------------------------------------------------*/
+
+NG_CLONES static void sum(const slice *s, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++)
+    s->to[i] = s->x[i] + s->x2[i];
+}
+
+NG_CLONES static void sum_back(const slice *s, int64_t from, int64_t to) {
+  if (s->adds) {
+    for (int64_t i = from; i < to; i++)
+      s->to[i] += s->dy[i];
+  } else if (s->to != s->dy) {
+    memcpy(s->to + from, s->dy + from, (size_t)(to - from) * sizeof *s->dy);
+  }
+}
+
+static void add_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  forward_by(n, v, samples, mode == NN_TRAIN, sum);
+}
+static void add_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  backward_by(n, v, samples, 0, sum_back); /* in place nothing happens here ... */
+  backward_by(n, v, samples, 1, sum_back); /* ... so that dy is whole for the second */
+}
+static const nn_op add_op = {
+    .name = "add", .in_place = true, .forward = add_forward, .backward = add_backward};
+
+/* ---- constructors ------------------------------------------------------------------------------*/
+
+static int unary(nn *n, const nn_op *op, int x, double rate) {
+  if (x < 0) return -1;
+  node *v = nn_node(n, op, x, -1, nn_shape_of(n, x));
+  if (v == NULL) return -1;
+  v->rate = rate;
+  return v->number;
+}
+
+int nn_relu(nn *n, int x) { return unary(n, &relu_op, x, 0.0); }
+int nn_tanh(nn *n, int x) { return unary(n, &tanh_op, x, 0.0); }
+int nn_sigmoid(nn *n, int x) { return unary(n, &sigmoid_op, x, 0.0); }
+
+int nn_dropout(nn *n, int x, double rate) {
+  if (!(rate >= 0.0 && rate < 1.0))
+    return nn_fail(n, "dropout: a rate of %g is not in [0, 1)", rate);
+  return unary(n, &dropout_op, x, rate);
+}
+
+int nn_add(nn *n, int x, int y) {
+  if (x < 0 || y < 0) return -1;
+  const nn_shape a = nn_shape_of(n, x), b = nn_shape_of(n, y);
+  if (a.height != b.height || a.width != b.width || a.channels != b.channels) {
+    return nn_fail(n, "add: %lldx%lldx%lld and %lldx%lldx%lld differ", (long long)a.height,
+                   (long long)a.width, (long long)a.channels, (long long)b.height,
+                   (long long)b.width, (long long)b.channels);
+  }
+  const node *v = nn_node(n, &add_op, x, y, a);
+  return v != NULL ? v->number : -1;
+}

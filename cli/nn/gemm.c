@@ -1,0 +1,58 @@
+/* gemm.c: the one door to matrix multiplication.  Ours are row-major; BLAS is column-major, and reads
+ * C = A B as C' = B' A'. */
+#include "node.h"
+
+#include <dlfcn.h>
+
+#if defined(NG_HAVE_BLAS)
+#include "blas.h"
+#endif
+
+void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                   int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = 0.0;
+      for (int64_t t = 0; t < k; t++)
+        sum += (double)(ta ? a[t * lda + i] : a[i * lda + t]) *
+               (double)(tb ? b[j * ldb + t] : b[t * ldb + j]);
+      float *to = &c[i * ldc + j];
+      *to = (float)((double)alpha * sum + (beta == 0.0F ? 0.0 : (double)beta * (double)*to));
+    }
+  }
+}
+
+void nn_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+             int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  if (m < 1 || n < 1) return;
+#if defined(NG_HAVE_BLAS)
+  const int im = (int)m, in = (int)n, ik = (int)k, ia = (int)lda, ib = (int)ldb, ic = (int)ldc;
+  sgemm_(tb ? "T" : "N", ta ? "T" : "N", &in, &im, &ik, &alpha, b, &ib, a, &ia, &beta, c, &ic, 1,
+         1);
+#else
+  nn_gemm_plain(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+#endif
+}
+
+/* OpenBLAS changes its number of threads in a few instructions; others keep theirs, and our own
+ * threads then take turns instead of calling at once. */
+typedef union symbol {
+  void *object;
+  void (*set)(int threads);
+  int (*get)(void);
+} symbol;
+
+bool nn_gemm_alone(nn *n) {
+  if (n->threads < 2) return false;
+  const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
+  const symbol get = {dlsym(RTLD_DEFAULT, "openblas_get_num_threads")};
+  if (set.object == NULL || get.object == NULL) return false;
+  n->blas_threads = get.get();
+  set.set(1);
+  return true;
+}
+
+void nn_gemm_together(nn *n) {
+  const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
+  if (set.object != NULL) set.set(n->blas_threads);
+}

@@ -1,0 +1,229 @@
+/* graph.c: a network is made here node by node, and walked: forward in order, backward against it.
+ *
+ * Constructors of the kinds call nn_node, nn_param_add and so on; the first mistake is remembered and
+ * told by nn_ready.  Memory is planned in plan.c. */
+#include "cli.h"
+#include "node.h"
+#include "plan.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int nn_fail(nn *n, const char *format, ...) {
+  if (n->error[0] != 0) return -1; /* the first one is the cause */
+  va_list args;
+  va_start(args, format);
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in say.c */
+  (void)vsnprintf(n->error, sizeof n->error, format, args);
+  va_end(args);
+  return -1;
+}
+
+nn *nn_create(ng_pool *pool, uint64_t seed) {
+  nn *n = cli_take(1, sizeof *n);
+  n->pool = pool;
+  n->threads = pool != NULL ? ng_pool_threads(pool) : 1;
+  n->seed = seed;
+  n->loss = NN_CROSS_ENTROPY;
+  return n;
+}
+
+void nn_destroy(nn **n) {
+  if (n == NULL || *n == NULL) return;
+  free((*n)->nodes);
+  free((*n)->params);
+  free((*n)->buffers);
+  free((*n)->layers);
+  free((*n)->memory);
+  free(*n);
+  *n = NULL;
+}
+
+/* Room for one more of `size` bytes in *list. */
+static void *more(void *list, int count, int *room, size_t size) {
+  if (count < *room) return list;
+  const int wider = *room > 0 ? 2 * *room : 32;
+  void *wide = cli_take((size_t)wider, size);
+  if (count > 0) memcpy(wide, list, (size_t)count * size);
+  free(list);
+  *room = wider;
+  return wide;
+}
+
+node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
+  if (n->error[0] != 0) return NULL;
+  if (shape.height < 1 || shape.width < 1 || shape.channels < 1 ||
+      shape.height > INT32_MAX / shape.width ||
+      shape.channels > INT32_MAX / (shape.height * shape.width)) {
+    (void)nn_fail(n, "%s: an output of %lld x %lld x %lld is empty or too large", op->name,
+                  (long long)shape.height, (long long)shape.width, (long long)shape.channels);
+    return NULL;
+  }
+  n->nodes = more(n->nodes, n->n_nodes, &n->room_nodes, sizeof *n->nodes);
+  node *v = &n->nodes[n->n_nodes];
+  memset(v, 0, sizeof *v);
+  v->op = op;
+  v->number = n->n_nodes++;
+  v->input[0] = x;
+  v->input[1] = y;
+  v->shape = shape;
+  v->layer = v->param[0] = v->param[1] = v->buffer = -1;
+  return v;
+}
+
+static void name_of(nn *n, char out[NN_NAME], const char *name, const char *suffix) {
+  if (snprintf(out, NN_NAME, "%s%s%s", name, suffix[0] != 0 ? "." : "", suffix) >= NN_NAME) {
+    (void)nn_fail(n, "%s: a name may have %d letters", name, NN_NAME - 1);
+  }
+}
+
+int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
+                 const int64_t *shape) {
+  n->params = more(n->params, n->n_params, &n->room_params, sizeof *n->params);
+  nn_param *p = &n->params[n->n_params];
+  memset(p, 0, sizeof *p);
+  name_of(n, p->name, name, suffix);
+  p->role = role;
+  p->start = n->start;
+  p->layer = layer;
+  p->ndim = ndim;
+  p->count = 1;
+  for (int i = 0; i < ndim; i++) {
+    p->shape[i] = shape[i];
+    p->count *= shape[i];
+  }
+  return n->n_params++;
+}
+
+int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count) {
+  n->buffers = more(n->buffers, n->n_buffers, &n->room_buffers, sizeof *n->buffers);
+  nn_buffer *b = &n->buffers[n->n_buffers];
+  memset(b, 0, sizeof *b);
+  name_of(n, b->name, name, suffix);
+  b->count = count;
+  return n->n_buffers++;
+}
+
+int nn_layer_add(nn *n, const nn_layer *layer) {
+  n->layers = more(n->layers, n->n_layers, &n->room_layers, sizeof *n->layers);
+  n->layers[n->n_layers] = *layer;
+  return n->n_layers++;
+}
+
+static void input_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)n, (void)v, (void)samples, (void)mode; /* nn_forward has put the caller's pointer in */
+}
+static void input_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)n, (void)v, (void)samples, (void)params;
+}
+static const nn_op input_op = {
+    .name = "input", .needs_output = true, .forward = input_forward, .backward = input_backward};
+
+int nn_input(nn *n, nn_shape shape) {
+  if (n->n_nodes > 0) return nn_fail(n, "a network has one input, and it comes first");
+  const node *v = nn_node(n, &input_op, -1, -1, shape);
+  return v != NULL ? v->number : -1;
+}
+
+nn_shape nn_shape_of(const nn *n, int x) {
+  const nn_shape none = {0, 0, 0};
+  return x < 0 || x >= n->n_nodes ? none : n->nodes[x].shape;
+}
+
+int nn_params(const nn *n) { return n->n_params; }
+const nn_param *nn_param_at(const nn *n, int i) { return &n->params[i]; }
+int nn_buffers(const nn *n) { return n->n_buffers; }
+const nn_buffer *nn_buffer_at(const nn *n, int i) { return &n->buffers[i]; }
+int nn_layers(const nn *n) { return n->n_layers; }
+const nn_layer *nn_layer_at(const nn *n, int i) { return &n->layers[i]; }
+int64_t nn_bytes(const nn *n) { return n->bytes; }
+int64_t nn_outputs(const nn *n) { return nn_count(n->nodes[n->n_nodes - 1].shape); }
+const float *nn_output(const nn *n) { return n->nodes[n->n_nodes - 1].out; }
+
+int64_t nn_weights(const nn *n) {
+  int64_t sum = 0;
+  for (int i = 0; i < n->n_params; i++)
+    sum += n->params[i].count;
+  return sum;
+}
+
+int nn_ready(nn *n, int64_t batch) {
+  if (n->error[0] == 0 && n->n_nodes < 2) (void)nn_fail(n, "a network without nodes");
+  for (int i = 0; i + 1 < n->n_nodes; i++) {
+    bool read = false;
+    for (int k = i + 1; k < n->n_nodes; k++)
+      read = read || n->nodes[k].input[0] == i || n->nodes[k].input[1] == i;
+    if (!read) (void)nn_fail(n, "node %d (%s) is read by nobody", i, n->nodes[i].op->name);
+  }
+  if (n->error[0] != 0) return cli_bad("network: %s", n->error);
+  n->batch = batch;
+  if (!nn_plan(n, true)) {
+    return cli_bad("network: no memory for %lld bytes (batch %lld)", (long long)n->bytes,
+                   (long long)batch);
+  }
+  nn_init(n);
+  return CLI_OK;
+}
+
+/* ---- on the pool -----------------------------------------------------------------------------*/
+
+void nn_parallel(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), void *arg) {
+  if (n->pool != NULL && pieces > 1) {
+    ng_pool_run(n->pool, pieces, task, arg);
+  } else {
+    for (int32_t i = 0; i < pieces; i++)
+      task(arg, i);
+  }
+}
+
+/* Waking a thread costs some microseconds, in which it could have done this many. */
+enum { WORTH = 16384 };
+
+int32_t nn_pieces(const nn *n, int64_t elements) {
+  const int64_t most = elements / WORTH;
+  return most < 1 ? 1 : most < n->threads ? (int32_t)most : n->threads;
+}
+
+void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *from, int64_t *to) {
+  const int64_t units = (count + unit - 1) / unit;
+  *from = units * i / pieces * unit;
+  *to = units * (i + 1) / pieces * unit;
+  if (*from > count) *from = count;
+  if (*to > count) *to = count;
+}
+
+/* ---- walking ---------------------------------------------------------------------------------*/
+
+int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
+               const nn_watch *watch) {
+  n->samples = samples;
+  n->step = step;
+  n->trained = mode == NN_TRAIN;
+  n->nodes[0].out = (float *)(uintptr_t)x; /* nobody writes over an input */
+  for (int i = 1; i < n->n_nodes; i++) {
+    node *v = &n->nodes[i];
+    if (watch != NULL && v->layer >= 0) {
+      const node *in = nn_in(n, v, 0);
+      const int rc = watch->input(watch->user, v->layer, in->out, samples, nn_count(in->shape));
+      if (rc != 0) return rc;
+    }
+    v->op->forward(n, v, samples, mode);
+  }
+  return 0;
+}
+
+int nn_backward(nn *n, bool params, const nn_watch *watch) {
+  for (int i = n->n_nodes - 1; i > 0; i--) {
+    node *v = &n->nodes[i];
+    if (v->grad == NULL) continue;
+    if (watch != NULL && v->layer >= 0) {
+      const int rc =
+          watch->output_grad(watch->user, v->layer, v->grad, n->samples, nn_count(v->shape));
+      if (rc != 0) return rc;
+    }
+    v->op->backward(n, v, n->samples, params);
+  }
+  return 0;
+}

@@ -1,0 +1,58 @@
+/* linear.c: y = x W' + b, with W [out, in]; dW = dy' x, db = column sums of dy, dx = dy W. */
+#include "node.h"
+
+#include <string.h>
+
+static int64_t inputs(nn *n, const node *v) { return nn_count(nn_in(n, v, 0)->shape); }
+
+static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)mode;
+  const int64_t in = inputs(n, v), out = v->shape.channels;
+  if (v->param[1] >= 0) {
+    const float *b = n->params[v->param[1]].value;
+    for (int64_t i = 0; i < samples; i++)
+      memcpy(v->out + i * out, b, (size_t)out * sizeof *b);
+  }
+  nn_gemm(false, true, samples, out, in, 1.0F, nn_in(n, v, 0)->out, in,
+          n->params[v->param[0]].value, in, v->param[1] >= 0 ? 1.0F : 0.0F, v->out, out);
+}
+
+void nn_column_sums(const float *x, int64_t rows, int64_t columns, float *sums) {
+  memset(sums, 0, (size_t)columns * sizeof *sums);
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t k = 0; k < columns; k++)
+      sums[k] += x[i * columns + k];
+  }
+}
+
+static void backward(nn *n, node *v, int64_t samples, bool params) {
+  const node *x = nn_in(n, v, 0);
+  const int64_t in = inputs(n, v), out = v->shape.channels;
+  if (params) {
+    nn_gemm(true, false, out, in, samples, 1.0F, v->grad, out, x->out, in, 0.0F,
+            n->params[v->param[0]].grad, in);
+    if (v->param[1] >= 0) nn_column_sums(v->grad, samples, out, n->params[v->param[1]].grad);
+  }
+  if (x->grad != NULL) {
+    nn_gemm(false, false, samples, in, out, 1.0F, v->grad, out, n->params[v->param[0]].value, in,
+            v->adds[0] ? 1.0F : 0.0F, x->grad, in);
+  }
+}
+
+static const nn_op op = {.name = "linear", .forward = forward, .backward = backward};
+
+int nn_linear(nn *n, const char *name, int x, int64_t out, bool bias) {
+  if (x < 0) return -1;
+  const nn_shape from = nn_shape_of(n, x);
+  node *v = nn_node(n, &op, x, -1, (nn_shape){1, 1, out});
+  if (v == NULL) return -1;
+  const int64_t in = nn_count(from), shape[2] = {out, in};
+  nn_layer l = {.in = in, .out = out, .bias = bias, .positions = 1, .bias_param = -1};
+  const int layer = n->n_layers, number = v->number;
+  v->layer = layer;
+  v->param[0] = l.weight_param = nn_param_add(n, name, "weight", NN_WEIGHT, layer, 2, shape);
+  if (bias) v->param[1] = l.bias_param = nn_param_add(n, name, "bias", NN_BIAS, layer, 1, shape);
+  nn_layer_name(&l, name);
+  (void)nn_layer_add(n, &l);
+  return number;
+}

@@ -1,0 +1,105 @@
+/* loss.c: the last node's values and what they should have been, to a number and the gradient that
+ * backward starts from.
+ *
+ *   cross entropy   l = -sum_k t_k log s_k, s = softmax(y); dl/dy = s - t
+ *   squared error   l = 1/2 ||y - t||^2;                    dl/dy = y - t
+ * both divided by the number of samples.  Rows are independent; their losses are added up in order, in
+ * double. */
+#include "node.h"
+#include "random.h"
+
+#include <math.h>
+
+void nn_set_loss(nn *n, nn_loss_kind kind, double label_smoothing) {
+  n->loss = kind;
+  n->label_smoothing = label_smoothing;
+}
+
+nn_loss_kind nn_loss_of(const nn *n) { return n->loss; }
+
+/* log(sum exp y_k); the largest is taken out first, so nothing overflows. */
+static double log_sum(const float *y, int64_t c) {
+  float most = y[0];
+  double sum = 0.0;
+  for (int64_t k = 1; k < c; k++)
+    most = y[k] > most ? y[k] : most;
+  for (int64_t k = 0; k < c; k++)
+    sum += exp((double)(y[k] - most));
+  return (double)most + log(sum);
+}
+
+static double entropy_row(const nn *n, const float *y, int64_t c, int32_t label, double share,
+                          float *grad) {
+  const double smooth = n->label_smoothing / (double)c, all = log_sum(y, c);
+  double loss = 0.0;
+  for (int64_t k = 0; k < c; k++) {
+    const double t = smooth + (k == label ? 1.0 - n->label_smoothing : 0.0);
+    const double log_s = (double)y[k] - all;
+    if (t > 0.0) loss -= t * log_s;
+    if (grad != NULL) grad[k] = (float)((exp(log_s) - t) * share);
+  }
+  return loss;
+}
+
+static int64_t largest(const float *y, int64_t c) {
+  int64_t best = 0;
+  for (int64_t k = 1; k < c; k++)
+    best = y[k] > y[best] ? k : best;
+  return best;
+}
+
+double nn_loss(nn *n, const int32_t *labels, const float *targets, int64_t *correct) {
+  const int64_t c = nn_outputs(n);
+  const double share = 1.0 / (double)n->samples;
+  double sum = 0.0;
+  int64_t right = 0;
+  for (int64_t i = 0; i < n->samples; i++) {
+    const float *y = nn_output(n) + i * c;
+    float *grad = n->trained ? n->loss_grad + i * c : NULL;
+    if (n->loss == NN_CROSS_ENTROPY) {
+      sum += entropy_row(n, y, c, labels[i], share, grad);
+      right += largest(y, c) == labels[i];
+      continue;
+    }
+    const float *t = targets + i * c;
+    double row = 0.0;
+    for (int64_t k = 0; k < c; k++) {
+      const double d = (double)y[k] - (double)t[k];
+      row += 0.5 * d * d;
+      if (grad != NULL) grad[k] = (float)(d * share);
+    }
+    sum += row;
+  }
+  if (correct != NULL) *correct = right;
+  return sum * share;
+}
+
+/* A label with probability softmax(y)_k, by the inverse of the distribution function. */
+static int32_t drawn_label(const float *y, int64_t c, double u) {
+  const double all = log_sum(y, c);
+  double sum = 0.0;
+  for (int64_t k = 0; k < c - 1; k++) {
+    sum += exp((double)y[k] - all);
+    if (u < sum) return (int32_t)k;
+  }
+  return (int32_t)(c - 1);
+}
+
+void nn_sampled_loss(nn *n, uint64_t step) {
+  const int64_t c = nn_outputs(n);
+  const double share = 1.0 / (double)n->samples;
+  if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal, whatever y is */
+    random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->samples * c, n->loss_grad);
+    return;
+  }
+  for (int64_t i = 0; i < n->samples; i++) {
+    const float *y = nn_output(n) + i * c;
+    uint32_t w[4];
+    random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)i, w);
+    const int32_t label = drawn_label(y, c, random_unit(w[0]));
+    const double all = log_sum(y, c);
+    for (int64_t k = 0; k < c; k++)
+      n->loss_grad[i * c + k] =
+          (float)((exp((double)y[k] - all) - (k == label ? 1.0 : 0.0)) * share);
+  }
+}

@@ -1,0 +1,198 @@
+/* models.c: networks by name, and those without residual blocks (models_resnet.c has the others). */
+#include "models.h"
+
+#include "cli.h"
+#include "models_resnet.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int dense(nn *n, const char *name, int x, int64_t out) {
+  return nn_linear(n, name, x, out, true);
+}
+
+static void logreg(nn *n, const model_task *t, int x) { (void)dense(n, "fc", x, t->classes); }
+
+static void perceptron(nn *n, const model_task *t, int x, int64_t first, int64_t second) {
+  x = nn_relu(n, dense(n, "fc1", x, first));
+  x = nn_relu(n, dense(n, "fc2", x, second));
+  (void)dense(n, "fc3", x, t->classes);
+}
+
+static void mlp(nn *n, const model_task *t, int x) { perceptron(n, t, x, 128, 64); }
+static void mlp_1000(nn *n, const model_task *t, int x) { perceptron(n, t, x, 1000, 1000); }
+
+/* Hinton & Salakhutdinov 2006, with tanh instead of the logistic function inside, which needs no
+ * pre-training (Glorot & Bengio 2010); a linear code of 30, outputs in (0, 1). */
+static void autoencoder(nn *n, const model_task *t, int x) {
+  static const int64_t width[] = {1000, 500, 250};
+  char name[16];
+  nn_set_start(n, NN_GLOROT);
+  for (int i = 0; i < 3; i++) {
+    (void)snprintf(name, sizeof name, "encode%d", i + 1);
+    x = nn_tanh(n, dense(n, name, x, width[i]));
+  }
+  x = dense(n, "code", x, 30);
+  for (int i = 0; i < 3; i++) {
+    (void)snprintf(name, sizeof name, "decode%d", i + 1);
+    x = nn_tanh(n, dense(n, name, x, width[2 - i]));
+  }
+  (void)nn_sigmoid(n, dense(n, "out", x, nn_count(t->input)));
+  nn_set_loss(n, NN_SQUARED_ERROR, 0.0);
+}
+
+/* The LeNet that came with Caffe: two convolutions without padding, each followed by max pooling. */
+static void lenet(nn *n, const model_task *t, int x) {
+  x = nn_max_pool(n, nn_conv(n, "conv1", x, 20, 5, 1, 0, true), 2, 2, 0);
+  x = nn_max_pool(n, nn_conv(n, "conv2", x, 50, 5, 1, 0, true), 2, 2, 0);
+  x = nn_relu(n, dense(n, "fc1", x, 500));
+  (void)dense(n, "fc2", x, t->classes);
+}
+
+/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  For images below 64 the five
+ * poolings leave one position, and one linear layer follows; above, the published head. */
+static void vgg16(nn *n, const model_task *t, int x) {
+  static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
+                                 0,  512, 512, 512, 0,   512, 512, 512, 0};
+  int number = 0;
+  nn_set_start(n, NN_HE);
+  for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
+    char conv[24], norm[24];
+    if (plan[i] == 0) {
+      x = nn_max_pool(n, x, 2, 2, 0);
+      continue;
+    }
+    (void)snprintf(conv, sizeof conv, "conv%d", ++number);
+    (void)snprintf(norm, sizeof norm, "bn%d", number);
+    x = nn_relu(n, nn_norm(n, norm, nn_conv(n, conv, x, plan[i], 3, 1, 1, true)));
+  }
+  if (t->input.height > 63) {
+    const double rate = t->dropout >= 0.0 ? t->dropout : 0.5;
+    x = nn_dropout(n, nn_relu(n, dense(n, "fc1", x, 4096)), rate);
+    x = nn_dropout(n, nn_relu(n, dense(n, "fc2", x, 4096)), rate);
+    (void)dense(n, "fc3", x, t->classes);
+  } else {
+    (void)dense(n, "fc", x, t->classes);
+  }
+}
+
+static void residual20(nn *n, const model_task *t, int x) { resnet_cifar(n, t, x, 20); }
+static void residual32(nn *n, const model_task *t, int x) { resnet_cifar(n, t, x, 32); }
+static void residual56(nn *n, const model_task *t, int x) { resnet_cifar(n, t, x, 56); }
+static void residual110(nn *n, const model_task *t, int x) { resnet_cifar(n, t, x, 110); }
+
+/* ---- the list ----------------------------------------------------------------------------------*/
+
+typedef struct row {
+  model_info info;
+  void (*build)(nn *n, const model_task *t, int x);
+  bool images, reconstructs, drops; /* drops: has dropout */
+} row;
+
+#define MNIST {28, 28, 1}, 10
+#define CIFAR {32, 32, 3}, 10
+#define IMAGENET {224, 224, 3}, 1000
+static const row rows[] = {
+    {{"logreg", "softmax regression", MNIST}, logreg, false, false, false},
+    {{"mlp", "perceptron in-128-64-out, ReLU", MNIST}, mlp, false, false, false},
+    {{"mlp-1000", "perceptron in-1000-1000-out, ReLU", MNIST}, mlp_1000, false, false, false},
+    {{"autoencoder", "in-1000-500-250-30 and back, tanh (Hinton & Salakhutdinov 2006)", MNIST},
+     autoencoder,
+     false,
+     true,
+     false},
+    {{"lenet", "Caffe's LeNet: conv 20, conv 50, linear 500", MNIST}, lenet, true, false, false},
+    {{"resnet20", "He et al. 2015 for CIFAR, projections as shortcuts", CIFAR},
+     residual20,
+     true,
+     false,
+     false},
+    {{"resnet32", "the same with 32 layers", CIFAR}, residual32, true, false, false},
+    {{"resnet56", "the same with 56 layers", CIFAR}, residual56, true, false, false},
+    {{"resnet110", "the same with 110 layers", CIFAR}, residual110, true, false, false},
+    {{"resnet18", "He et al. 2015; a 3x3 stem for images up to 64", {32, 32, 3}, 100},
+     resnet18,
+     true,
+     false,
+     false},
+    {{"resnet34", "the same with 34 layers", {32, 32, 3}, 100}, resnet34, true, false, false},
+    {{"resnet50", "the same with bottlenecks, 50 layers", IMAGENET}, resnet50, true, false, false},
+    {{"resnet50d", "resnet50 with the D changes of He et al. 2019 (1812.01187)", IMAGENET},
+     resnet50d,
+     true,
+     false,
+     false},
+    {{"vgg16", "Simonyan & Zisserman 2015 with batch normalisation", CIFAR},
+     vgg16,
+     true,
+     false,
+     true},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+static const model_info wide = {"wrn-D-W",
+                                "wide residual network, D = 6 k + 4 layers, W times as wide, as "
+                                "wrn-28-10 (Zagoruyko & Komodakis 2016)",
+                                CIFAR};
+
+int model_count(void) { return ROWS + 1; }
+model_info model_at(int i) { return i < ROWS ? rows[i].info : wide; }
+
+static int unknown(const char *name) {
+  const char *names[ROWS + 1];
+  for (int i = 0; i < ROWS; i++)
+    names[i] = rows[i].info.name;
+  names[ROWS] = "wrn-28-10";
+  const char *near = cli_nearest(name, names, ROWS + 1);
+  if (near != NULL) return cli_bad("--model: unknown model '%s'; the nearest is '%s'", name, near);
+  return cli_bad("--model: unknown model '%s'; `natgrad help train` lists them", name);
+}
+
+/* "wrn-28-10": depth 6 k + 4, width. */
+static bool parse_wide(const char *name, int *depth, int *width) {
+  int end = 0;
+  return sscanf(name, "wrn-%4d-%3d%n", depth, width, &end) == 2 && name[end] == 0 && *width > 0;
+}
+
+static int find(const char *name, const row **found, int *depth, int *width) {
+  *found = NULL;
+  for (int i = 0; i < ROWS; i++) {
+    if (strcmp(rows[i].info.name, name) == 0) *found = &rows[i];
+  }
+  if (*found != NULL) return CLI_OK;
+  if (!parse_wide(name, depth, width)) return unknown(name);
+  if (*depth >= 10 && (*depth - 4) % 6 == 0) return CLI_OK;
+  return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, from 10 on",
+                 name);
+}
+
+int model_task_of(const char *name, model_task *out) {
+  const row *r;
+  int depth = 0, width = 0;
+  if (find(name, &r, &depth, &width) != CLI_OK) return CLI_BAD;
+  const model_info *info = r != NULL ? &r->info : &wide;
+  *out = (model_task){.input = info->input, .classes = info->classes, .dropout = -1.0};
+  return CLI_OK;
+}
+
+int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs) {
+  const row *r;
+  int depth = 0, width = 0;
+  if (find(name, &r, &depth, &width) != CLI_OK) return CLI_BAD;
+  const nn_shape in = task->input;
+  if ((r == NULL || r->images) && in.height * in.width < 2) {
+    return cli_bad("--model: %s wants images, and the data has %lld plain features", name,
+                   (long long)in.channels);
+  }
+  if (task->dropout > 0.0 && r != NULL && !r->drops) {
+    return cli_bad("--dropout: %s has no dropout; vgg16 and wrn-D-W have", name);
+  }
+  *reconstructs = r != NULL && r->reconstructs;
+  nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
+  const int x = nn_input(n, in);
+  if (r != NULL) {
+    r->build(n, task, x);
+  } else {
+    resnet_wide(n, task, x, depth, width);
+  }
+  return CLI_OK;
+}

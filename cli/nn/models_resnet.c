@@ -1,0 +1,140 @@
+/* models_resnet.c: residual networks.
+ *
+ * He et al. 2015 (arXiv 1512.03385): for CIFAR three stages of 16, 32, 64 channels; for ImageNet four
+ * stages of basic blocks (18, 34 layers) or bottlenecks (50).  Where a shortcut changes shape it is a
+ * 1x1 convolution with a norm (option B; the CIFAR networks of the paper pad with zeros instead, which
+ * has no parameters).  A bottleneck has its stride in the 3x3 convolution, as every framework has it.
+ * Names are those of torchvision. */
+#include "models_resnet.h"
+
+#include <stdio.h>
+
+enum { PREFIX = 32 };
+
+/* Convolution without bias and norm: NAME.conv and NAME.bn as the caller spells them. */
+static int conv_norm(nn *n, const char *prefix, const char *conv, const char *norm, int x,
+                     int64_t out, int64_t kernel, int64_t stride) {
+  char name[NN_NAME];
+  (void)snprintf(name, sizeof name, "%s%s", prefix, conv);
+  x = nn_conv(n, name, x, out, kernel, stride, kernel / 2, false);
+  (void)snprintf(name, sizeof name, "%s%s", prefix, norm);
+  return nn_norm(n, name, x);
+}
+
+static bool changes(const nn *n, int x, int64_t out, int64_t stride) {
+  return stride != 1 || nn_shape_of(n, x).channels != out;
+}
+
+/* `pooled`: variant D takes the mean of 2x2 before a 1x1 convolution without stride. */
+static int shortcut(nn *n, const char *prefix, int x, int64_t out, int64_t stride, bool pooled) {
+  if (!changes(n, x, out, stride)) return x;
+  if (pooled && stride > 1) {
+    x = nn_average_pool(n, x, 2, stride, 0);
+    stride = 1;
+  }
+  return conv_norm(n, prefix, "downsample.0", "downsample.1", x, out, 1, stride);
+}
+
+static int basic(nn *n, const char *prefix, int x, int64_t out, int64_t stride) {
+  int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, out, 3, stride));
+  y = conv_norm(n, prefix, "conv2", "bn2", y, out, 3, 1);
+  return nn_relu(n, nn_add(n, y, shortcut(n, prefix, x, out, stride, false)));
+}
+
+static int bottleneck(nn *n, const char *prefix, int x, int64_t width, int64_t stride, bool d) {
+  int y = nn_relu(n, conv_norm(n, prefix, "conv1", "bn1", x, width, 1, 1));
+  y = nn_relu(n, conv_norm(n, prefix, "conv2", "bn2", y, width, 3, stride));
+  y = conv_norm(n, prefix, "conv3", "bn3", y, 4 * width, 1, 1);
+  return nn_relu(n, nn_add(n, y, shortcut(n, prefix, x, 4 * width, stride, d)));
+}
+
+static void head(nn *n, const model_task *t, int x) {
+  (void)nn_linear(n, "fc", nn_global_pool(n, x), t->classes, true);
+}
+
+void resnet_cifar(nn *n, const model_task *t, int x, int depth) {
+  nn_set_start(n, NN_HE);
+  x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 16, 3, 1));
+  for (int stage = 0; stage < 3; stage++) {
+    for (int i = 0; i < (depth - 2) / 6; i++) {
+      char prefix[PREFIX];
+      (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
+      x = basic(n, prefix, x, (int64_t)16 << stage, stage > 0 && i == 0 ? 2 : 1);
+    }
+  }
+  head(n, t, x);
+}
+
+/* Images up to 64 keep their size: a 3x3 convolution; larger ones are quartered. */
+static int stem(nn *n, const model_task *t, int x, bool d) {
+  const bool small = t->input.height <= 64;
+  if (d) { /* three 3x3 instead of one 7x7 */
+    x = nn_relu(n, conv_norm(n, "conv1.", "0", "1", x, 32, 3, small ? 1 : 2));
+    x = nn_relu(n, conv_norm(n, "conv1.", "3", "4", x, 32, 3, 1));
+    x = nn_relu(n, conv_norm(n, "", "conv1.6", "bn1", x, 64, 3, 1));
+  } else {
+    x = nn_relu(n, conv_norm(n, "", "conv1", "bn1", x, 64, small ? 3 : 7, small ? 1 : 2));
+  }
+  return small ? x : nn_max_pool(n, x, 3, 2, 1);
+}
+
+static void four_stages(nn *n, const model_task *t, int x, const int blocks[4], bool bottlenecks,
+                        bool d) {
+  nn_set_start(n, NN_HE);
+  x = stem(n, t, x, d);
+  for (int stage = 0; stage < 4; stage++) {
+    for (int i = 0; i < blocks[stage]; i++) {
+      char prefix[PREFIX];
+      (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
+      const int64_t width = (int64_t)64 << stage, stride = stage > 0 && i == 0 ? 2 : 1;
+      x = bottlenecks ? bottleneck(n, prefix, x, width, stride, d)
+                      : basic(n, prefix, x, width, stride);
+    }
+  }
+  head(n, t, x);
+}
+
+void resnet18(nn *n, const model_task *t, int x) {
+  four_stages(n, t, x, (const int[4]){2, 2, 2, 2}, false, false);
+}
+void resnet34(nn *n, const model_task *t, int x) {
+  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, false, false);
+}
+void resnet50(nn *n, const model_task *t, int x) {
+  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, true, false);
+}
+void resnet50d(nn *n, const model_task *t, int x) {
+  four_stages(n, t, x, (const int[4]){3, 4, 6, 3}, true, true);
+}
+
+/* Norm and ReLU come before each convolution; the first pair of a block whose shortcut changes shape
+ * feeds the shortcut, too, as in the published code.  Dropout between the two convolutions. */
+static int wide_block(nn *n, const model_task *t, const char *prefix, int x, int64_t out,
+                      int64_t stride) {
+  char name[NN_NAME];
+  (void)snprintf(name, sizeof name, "%sbn1", prefix);
+  const int active = nn_relu(n, nn_norm(n, name, x));
+  (void)snprintf(name, sizeof name, "%sconv1", prefix);
+  int y = nn_conv(n, name, active, out, 3, stride, 1, false);
+  (void)snprintf(name, sizeof name, "%sbn2", prefix);
+  y = nn_relu(n, nn_norm(n, name, y));
+  if (t->dropout > 0.0) y = nn_dropout(n, y, t->dropout);
+  (void)snprintf(name, sizeof name, "%sconv2", prefix);
+  y = nn_conv(n, name, y, out, 3, 1, 1, false);
+  if (!changes(n, x, out, stride)) return nn_add(n, y, x);
+  (void)snprintf(name, sizeof name, "%sshortcut", prefix);
+  return nn_add(n, y, nn_conv(n, name, active, out, 1, stride, 0, false));
+}
+
+void resnet_wide(nn *n, const model_task *t, int x, int depth, int width) {
+  nn_set_start(n, NN_HE);
+  x = nn_conv(n, "conv1", x, 16, 3, 1, 1, false);
+  for (int stage = 0; stage < 3; stage++) {
+    for (int i = 0; i < (depth - 4) / 6; i++) {
+      char prefix[PREFIX];
+      (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
+      x = wide_block(n, t, prefix, x, ((int64_t)16 << stage) * width, stage > 0 && i == 0 ? 2 : 1);
+    }
+  }
+  head(n, t, nn_relu(n, nn_norm(n, "bn", x)));
+}

@@ -1,0 +1,263 @@
+/* norm.c: batch normalisation (Ioffe & Szegedy 2015) over batch and positions.
+ *
+ *   xh = (x - mean) r, r = 1 / sqrt(var + eps); y = gamma xh + beta
+ *   dbeta = sum dy; dgamma = sum dy xh; dx = gamma r (dy - dbeta / R - xh dgamma / R)
+ *
+ * Two passes each way.  The first adds up two numbers a channel: in f32 over blocks of rows, the
+ * blocks in double, pieces in order; values are taken relative to the first row's, so that a mean far
+ * from zero costs no digits of the variance.  Narrow images are taken several positions at a time, so
+ * that the inner loops stay as wide as a vector register. */
+#include "node.h"
+#include "simd.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BLOCK = 64, WIDE = 64 };
+static const double eps = 1e-5, keep = 0.9;
+
+/* kept: mean [C], r [C], then factors a and b of the wide row [2 x W], shift [W]. */
+typedef struct kept_values {
+  float *mean, *r, *a, *b, *shift;
+} kept_values;
+
+/* Positions that are taken together. */
+static int64_t together(int64_t channels, int64_t rows) {
+  const int64_t g = WIDE / channels;
+  return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;
+}
+
+static int64_t room(int64_t channels) { return channels > WIDE ? channels : WIDE; }
+
+static kept_values values_of(const node *v) {
+  const int64_t c = v->shape.channels, w = room(c);
+  float *f = v->kept;
+  return (kept_values){f, f + c, f + 2 * c, f + 2 * c + w, f + 2 * c + 2 * w};
+}
+
+static int64_t kept(const nn *n, const node *v) {
+  (void)n;
+  return (2 * v->shape.channels + 3 * room(v->shape.channels)) * (int64_t)sizeof(float);
+}
+
+/* Of each piece two sums a column in double, and the f32 sums of a block. */
+static int64_t scratch(const nn *n, const node *v) {
+  return n->threads * room(v->shape.channels) * 2 * (int64_t)(sizeof(double) + sizeof(float));
+}
+
+typedef struct pass {
+  const float *x, *dy;
+  float *to;
+  const float *a, *b, *c, *shift;
+  int64_t rows, width; /* wide rows */
+  int32_t pieces;
+  bool adds;
+  double *sums; /* [pieces][2][width] */
+  float *block; /* [pieces][2][width] */
+} pass;
+
+NG_CLONES static void block_moments(const float *x, const float *shift, int64_t rows, int64_t w,
+                                    float *s, float *q) {
+  for (int64_t r = 0; r < rows; r++, x += w) {
+    for (int64_t k = 0; k < w; k++) {
+      const float d = x[k] - shift[k];
+      s[k] += d;
+      q[k] += d * d;
+    }
+  }
+}
+
+/* sum dy, sum dy (x - mean) */
+NG_CLONES static void block_products(const float *x, const float *dy, const float *mean,
+                                     int64_t rows, int64_t w, float *s, float *q) {
+  for (int64_t r = 0; r < rows; r++, x += w, dy += w) {
+    for (int64_t k = 0; k < w; k++) {
+      s[k] += dy[k];
+      q[k] += dy[k] * (x[k] - mean[k]);
+    }
+  }
+}
+
+static void sums_piece(void *arg, int32_t i) {
+  const pass *p = arg;
+  const int64_t w = p->width;
+  double *sum = p->sums + 2 * w * i;
+  float *s = p->block + 2 * w * i, *q = s + w;
+  int64_t from, to;
+  nn_range(p->rows, p->pieces, i, BLOCK, &from, &to);
+  memset(sum, 0, 2 * (size_t)w * sizeof *sum);
+  for (int64_t r = from; r < to; r += BLOCK) {
+    const int64_t rows = to - r < BLOCK ? to - r : BLOCK;
+    memset(s, 0, 2 * (size_t)w * sizeof *s);
+    if (p->dy == NULL) {
+      block_moments(p->x + r * w, p->shift, rows, w, s, q);
+    } else {
+      block_products(p->x + r * w, p->dy + r * w, p->shift, rows, w, s, q);
+    }
+    for (int64_t k = 0; k < 2 * w; k++)
+      sum[k] += (double)s[k];
+  }
+}
+
+NG_CLONES static void scale_rows(const float *x, const float *a, const float *b, int64_t rows,
+                                 int64_t w, float *y) {
+  for (int64_t r = 0; r < rows; r++, x += w, y += w) {
+    for (int64_t k = 0; k < w; k++)
+      y[k] = x[k] * a[k] + b[k];
+  }
+}
+
+/* dx = c (dy - a (x - mean) - b) */
+NG_CLONES static void back_rows(const float *x, const float *dy, const float *mean, const float *a,
+                                const float *b, const float *c, int64_t rows, int64_t w,
+                                float *dx) {
+  for (int64_t r = 0; r < rows; r++, x += w, dy += w, dx += w) {
+    for (int64_t k = 0; k < w; k++)
+      dx[k] = c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
+  }
+}
+
+NG_CLONES static void back_rows_add(const float *x, const float *dy, const float *mean,
+                                    const float *a, const float *b, const float *c, int64_t rows,
+                                    int64_t w, float *dx) {
+  for (int64_t r = 0; r < rows; r++, x += w, dy += w, dx += w) {
+    for (int64_t k = 0; k < w; k++)
+      dx[k] += c[k] * (dy[k] - a[k] * (x[k] - mean[k]) - b[k]);
+  }
+}
+
+static void scale_piece(void *arg, int32_t i) {
+  const pass *p = arg;
+  int64_t from, to;
+  nn_range(p->rows, p->pieces, i, 1, &from, &to);
+  scale_rows(p->x + from * p->width, p->a, p->b, to - from, p->width, p->to + from * p->width);
+}
+
+static void back_piece(void *arg, int32_t i) {
+  const pass *p = arg;
+  const int64_t w = p->width;
+  int64_t from, to;
+  nn_range(p->rows, p->pieces, i, 1, &from, &to);
+  (p->adds ? back_rows_add : back_rows)(p->x + from * w, p->dy + from * w, p->shift, p->a, p->b,
+                                        p->c, to - from, w, p->to + from * w);
+}
+
+static pass pass_of(nn *n, const node *v, int64_t samples) {
+  const int64_t c = v->shape.channels, rows = samples * v->shape.height * v->shape.width;
+  const int64_t g = together(c, rows);
+  pass p = {.x = nn_in(n, v, 0)->out, .rows = rows / g, .width = c * g};
+  p.pieces = nn_pieces(n, rows * c);
+  p.sums = n->scratch;
+  p.block = (float *)(p.sums + 2 * n->threads * room(c));
+  return p;
+}
+
+/* The two sums of channel c, over pieces and the positions of a wide row. */
+static void total(const pass *p, int64_t channels, int64_t c, double out[2]) {
+  out[0] = out[1] = 0.0;
+  for (int32_t i = 0; i < p->pieces; i++) {
+    for (int64_t k = c; k < p->width; k += channels) {
+      out[0] += p->sums[2 * p->width * i + k];
+      out[1] += p->sums[2 * p->width * i + p->width + k];
+    }
+  }
+}
+
+static void widen(float *row, int64_t channels, int64_t width) {
+  for (int64_t k = channels; k < width; k++)
+    row[k] = row[k - channels];
+}
+
+static void batch_moments(nn *n, node *v, pass *p) {
+  const int64_t c = v->shape.channels, rows = p->rows * p->width / c;
+  const kept_values s = values_of(v);
+  float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
+  memcpy(s.shift, p->x, (size_t)c * sizeof *p->x);
+  widen(s.shift, c, p->width);
+  p->shift = s.shift;
+  nn_parallel(n, p->pieces, sums_piece, p);
+  for (int64_t k = 0; k < c; k++) {
+    double t[2];
+    total(p, c, k, t);
+    const double mean = t[0] / (double)rows, square = t[1] / (double)rows - mean * mean;
+    const double var = square > 0.0 || isnan(square) ? square : 0.0;
+    s.mean[k] = (float)((double)s.shift[k] + mean);
+    s.r[k] = (float)(1.0 / sqrt(var + eps));
+    const double unbiased = rows > 1 ? var * (double)rows / (double)(rows - 1) : var;
+    running[k] = (float)(keep * (double)running[k] + (1.0 - keep) * (double)s.mean[k]);
+    spread[k] = (float)(keep * (double)spread[k] + (1.0 - keep) * unbiased);
+  }
+}
+
+static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  const int64_t c = v->shape.channels;
+  const kept_values s = values_of(v);
+  const float *gamma = n->params[v->param[0]].value, *beta = n->params[v->param[1]].value;
+  const float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
+  pass p = pass_of(n, v, samples);
+  if (mode == NN_TRAIN) batch_moments(n, v, &p);
+  for (int64_t k = 0; k < c; k++) {
+    const float mean = mode == NN_TRAIN ? s.mean[k] : running[k];
+    const float r = mode == NN_TRAIN ? s.r[k] : (float)(1.0 / sqrt((double)spread[k] + eps));
+    s.a[k] = gamma[k] * r;
+    s.b[k] = (float)((double)beta[k] - (double)mean * (double)s.a[k]);
+  }
+  widen(s.a, c, p.width);
+  widen(s.b, c, p.width);
+  p.a = s.a;
+  p.b = s.b;
+  p.to = v->out;
+  nn_parallel(n, p.pieces, scale_piece, &p);
+}
+
+static void backward(nn *n, node *v, int64_t samples, bool params) {
+  const int64_t c = v->shape.channels;
+  const kept_values s = values_of(v);
+  const float *gamma = n->params[v->param[0]].value;
+  const node *x = nn_in(n, v, 0);
+  pass p = pass_of(n, v, samples);
+  const double rows = (double)(p.rows * p.width / c);
+  p.dy = v->grad;
+  memcpy(s.shift, s.mean, (size_t)c * sizeof *s.mean);
+  widen(s.shift, c, p.width);
+  p.shift = s.shift;
+  nn_parallel(n, p.pieces, sums_piece, &p);
+  float *factor = p.block; /* free again */
+  for (int64_t k = 0; k < c; k++) {
+    double t[2];
+    total(&p, c, k, t);
+    const double r = (double)s.r[k];
+    if (params) {
+      n->params[v->param[1]].grad[k] = (float)t[0];
+      n->params[v->param[0]].grad[k] = (float)(t[1] * r);
+    }
+    s.a[k] = (float)(t[1] * r * r / rows);
+    s.b[k] = (float)(t[0] / rows);
+    factor[k] = gamma[k] * s.r[k];
+  }
+  if (x->grad == NULL) return;
+  widen(s.a, c, p.width);
+  widen(s.b, c, p.width);
+  widen(factor, c, p.width);
+  p.a = s.a;
+  p.b = s.b;
+  p.c = factor;
+  p.to = x->grad;
+  p.adds = v->adds[0];
+  nn_parallel(n, p.pieces, back_piece, &p);
+}
+
+static const nn_op op = {
+    .name = "norm", .forward = forward, .backward = backward, .scratch = scratch, .kept = kept};
+
+int nn_norm(nn *n, const char *name, int x) {
+  if (x < 0) return -1;
+  const nn_shape s = nn_shape_of(n, x);
+  node *v = nn_node(n, &op, x, -1, s);
+  if (v == NULL) return -1;
+  v->param[0] = nn_param_add(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
+  v->param[1] = nn_param_add(n, name, "bias", NN_BETA, -1, 1, &s.channels);
+  v->buffer = nn_buffer_add(n, name, "running_mean", s.channels);
+  (void)nn_buffer_add(n, name, "running_var", s.channels);
+  return v->number;
+}

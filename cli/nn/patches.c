@@ -1,0 +1,79 @@
+/* patches.c: images to rows of patches and back.  In NHWC one kernel row of a patch is one run of
+ * memory, cut off at the left and right border. */
+#include "patches.h"
+
+#include "simd.h"
+
+#include <string.h>
+
+/* What of kernel row i of the patch at (y, x) lies in the image: values [*skip, *skip + *count) of its
+ * kernel * channels, from *at of the sample; count 0: nothing. */
+static void run_of(const patches *p, int64_t y, int64_t x, int64_t i, int64_t *skip, int64_t *count,
+                   int64_t *at) {
+  const int64_t row = y * p->stride + i - p->padding, left = x * p->stride - p->padding;
+  const int64_t from = left < 0 ? -left : 0;
+  const int64_t to = p->width - left < p->kernel ? p->width - left : p->kernel;
+  *skip = *count = *at = 0;
+  if (row < 0 || row >= p->height || to <= from) return;
+  *skip = from * p->channels;
+  *count = (to - from) * p->channels;
+  *at = (row * p->width + left + from) * p->channels;
+}
+
+/* Short runs (a kernel row of 16 channels) are most of the work of a small network: no call. */
+NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y, int64_t x,
+                                 float *to) {
+  const int64_t width = p->kernel * p->channels;
+  for (int64_t i = 0; i < p->kernel; i++, to += width) {
+    int64_t skip, count, at;
+    run_of(p, y, x, i, &skip, &count, &at);
+    const float *from = image + at;
+    if (count == width) {
+      for (int64_t k = 0; k < width; k++)
+        to[k] = from[k];
+      continue;
+    }
+    memset(to, 0, (size_t)width * sizeof *to);
+    memcpy(to + skip, from, (size_t)count * sizeof *to);
+  }
+}
+
+void patches_gather(const patches *p, const float *x, int64_t first, int64_t count, float *rows) {
+  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  int64_t sample = first / (p->rows * p->columns), at = first % (p->rows * p->columns);
+  int64_t y = at / p->columns, column = at % p->columns;
+  for (int64_t r = 0; r < count; r++) {
+    gather_row(p, x + sample * image, y, column, rows + r * width);
+    if (++column < p->columns) continue;
+    column = 0;
+    if (++y < p->rows) continue;
+    y = 0;
+    sample++;
+  }
+}
+
+NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y, int64_t x,
+                                  float *image) {
+  const int64_t width = p->kernel * p->channels;
+  for (int64_t i = 0; i < p->kernel; i++, from += width) {
+    int64_t skip, count, at;
+    run_of(p, y, x, i, &skip, &count, &at);
+    float *to = image + at;
+    for (int64_t k = 0; k < count; k++)
+      to[k] += from[skip + k];
+  }
+}
+
+void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count, float *x) {
+  const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
+  int64_t sample = first / (p->rows * p->columns), at = first % (p->rows * p->columns);
+  int64_t y = at / p->columns, column = at % p->columns;
+  for (int64_t r = 0; r < count; r++) {
+    scatter_row(p, rows + r * width, y, column, x + sample * image);
+    if (++column < p->columns) continue;
+    column = 0;
+    if (++y < p->rows) continue;
+    y = 0;
+    sample++;
+  }
+}

@@ -1,0 +1,180 @@
+/* plan.c: one piece of memory for a whole network, and who gets which part of it.
+ *
+ * Values, gradients of parameters and what a kind keeps have their own places.  The gradient of a
+ * node's output is alive from the backward of its last reader (the first to run) to its own
+ * backward, so few are alive at once: places are handed out in the order of the backward walk, the
+ * lowest gap that is wide enough first.  An output lives until backward; only in-place kinds share. */
+#include "plan.h"
+
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64 };
+
+static int64_t up(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+
+static int64_t out_bytes(const nn *n, const node *v) {
+  return up(n->batch * nn_count(v->shape) * (int64_t)sizeof(float));
+}
+
+/* Readers, who wants a gradient, who works in place, who adds to a gradient that is there. */
+static void decide(nn *n, bool share) {
+  for (int i = 0; i < n->n_nodes; i++)
+    n->nodes[i].readers = 0;
+  for (int i = 0; i < n->n_nodes; i++) {
+    node *v = &n->nodes[i];
+    v->wants_grad = v->param[0] >= 0;
+    for (int k = 0; k < 2; k++) {
+      if (v->input[k] < 0) continue;
+      node *in = nn_in(n, v, k);
+      in->readers++;
+      v->wants_grad = v->wants_grad || in->wants_grad;
+    }
+  }
+  for (int i = 1; i < n->n_nodes; i++) {
+    node *v = &n->nodes[i];
+    const node *in = nn_in(n, v, 0);
+    v->shares = share && v->op->in_place && in->readers == 1 && !in->op->needs_output;
+  }
+  /* Backward order: the first reader met writes, the others add.  Written by the in-place reader it
+   * cannot be otherwise: it is the only one. */
+  bool *written = cli_take((size_t)n->n_nodes, sizeof *written);
+  for (int i = n->n_nodes - 1; i > 0; i--) {
+    node *v = &n->nodes[i];
+    for (int k = 0; k < 2; k++) {
+      if (v->input[k] < 0) continue;
+      v->adds[k] = written[v->input[k]];
+      written[v->input[k]] = true;
+    }
+  }
+  free(written);
+}
+
+/* ---- gradients: first fit over lifetimes -----------------------------------------------------*/
+
+typedef struct place {
+  int node;
+  int64_t at, bytes;
+} place;
+
+/* Gradients alive while the backward of `now` runs, sorted by address. */
+typedef struct alive {
+  place *list;
+  int n;
+  int64_t most; /* bytes ever needed */
+} alive;
+
+static int64_t put(alive *a, int number, int64_t bytes) {
+  int64_t at = 0;
+  int slot = 0;
+  while (slot < a->n && a->list[slot].at - at < bytes) {
+    at = a->list[slot].at + a->list[slot].bytes;
+    slot++;
+  }
+  memmove(&a->list[slot + 1], &a->list[slot], (size_t)(a->n - slot) * sizeof *a->list);
+  a->list[slot] = (place){number, at, bytes};
+  a->n++;
+  if (at + bytes > a->most) a->most = at + bytes;
+  return at;
+}
+
+static void drop(alive *a, int number) {
+  for (int i = 0; i < a->n; i++) {
+    if (a->list[i].node != number) continue;
+    memmove(&a->list[i], &a->list[i + 1], (size_t)(a->n - i - 1) * sizeof *a->list);
+    a->n--;
+    return;
+  }
+}
+
+/* The node whose place v's gradient is in: itself, or the first of its in-place chain that a
+ * gradient reaches (the last in forward order). */
+static int holder(const int *heir, int i) {
+  while (heir[i] != i)
+    i = heir[i];
+  return i;
+}
+
+/* Offsets of all gradients, -1 where there is none; the bytes needed. */
+static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
+  alive a = {cli_take((size_t)n->n_nodes + 1, sizeof *a.list), 0, 0};
+  int *heir = cli_take((size_t)n->n_nodes, sizeof *heir);
+  for (int i = 0; i < n->n_nodes; i++) {
+    heir[i] = i;
+    offset[i] = -1;
+  }
+  for (int i = 1; i < n->n_nodes; i++) {
+    if (n->nodes[i].shares) heir[n->nodes[i].input[0]] = i; /* one reader: at most one heir */
+  }
+  const int last = n->n_nodes - 1;
+  if (n->nodes[last].wants_grad) offset[last] = put(&a, last, out_bytes(n, &n->nodes[last]));
+  for (int i = last; i > 0; i--) {
+    const node *v = &n->nodes[i];
+    if (offset[i] < 0) continue;
+    for (int k = 0; k < 2; k++) {
+      const int x = v->input[k];
+      if (x <= 0 || !n->nodes[x].wants_grad || offset[x] >= 0) continue;
+      offset[x] = v->shares && k == 0 ? offset[i] : put(&a, x, out_bytes(n, &n->nodes[x]));
+    }
+    /* v's own gradient is used up, unless its first input goes on in the same place. */
+    if (!share) continue;
+    if (!v->shares) drop(&a, holder(heir, i));
+  }
+  free(a.list);
+  free(heir);
+  return a.most;
+}
+
+/* ---- the piece -------------------------------------------------------------------------------*/
+
+typedef struct cursor {
+  char *base; /* NULL while counting */
+  int64_t at;
+} cursor;
+
+static void *part(cursor *c, int64_t bytes) {
+  void *p = c->base != NULL ? c->base + c->at : NULL;
+  c->at += up(bytes);
+  return p;
+}
+
+static void walk(nn *n, cursor *c, const int64_t *offset, int64_t gradients) {
+  for (int i = 0; i < n->n_params; i++)
+    n->params[i].value = part(c, n->params[i].count * (int64_t)sizeof(float));
+  for (int i = 0; i < n->n_params; i++)
+    n->params[i].grad = part(c, n->params[i].count * (int64_t)sizeof(float));
+  for (int i = 0; i < n->n_buffers; i++)
+    n->buffers[i].value = part(c, n->buffers[i].count * (int64_t)sizeof(float));
+  char *grads = part(c, gradients);
+  n->scratch_bytes = 0;
+  for (int i = 1; i < n->n_nodes; i++) {
+    node *v = &n->nodes[i];
+    v->out = v->shares ? nn_in(n, v, 0)->out : part(c, out_bytes(n, v));
+    v->kept = v->op->kept != NULL ? part(c, v->op->kept(n, v)) : NULL;
+    v->grad = offset[i] >= 0 && grads != NULL ? (float *)(void *)(grads + offset[i]) : NULL;
+    const int64_t wants = v->op->scratch != NULL ? v->op->scratch(n, v) : 0;
+    if (wants > n->scratch_bytes) n->scratch_bytes = wants;
+  }
+  n->scratch = part(c, n->scratch_bytes);
+}
+
+bool nn_plan(nn *n, bool share) {
+  int64_t *offset = cli_take((size_t)n->n_nodes, sizeof *offset);
+  decide(n, share);
+  const int64_t gradients = place_gradients(n, share, offset);
+  cursor c = {NULL, 0};
+  walk(n, &c, offset, gradients);
+  n->bytes = c.at;
+  free(n->memory);
+  n->memory = aligned_alloc(ALIGN, (size_t)c.at);
+  if (n->memory != NULL) {
+    memset(n->memory, 0, (size_t)c.at);
+    c = (cursor){n->memory, 0};
+    walk(n, &c, offset, gradients);
+    n->loss_grad = n->nodes[n->n_nodes - 1].grad;
+  }
+  free(offset);
+  return n->memory != NULL;
+}

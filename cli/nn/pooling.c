@@ -1,0 +1,208 @@
+/* pooling.c: maximum and mean over windows, mean over a whole image.  NHWC: the channels of a position
+ * are one run.  Windows that reach over the border take what is there. */
+#include "node.h"
+#include "simd.h"
+
+#include <string.h>
+
+typedef struct job {
+  nn *n;
+  node *v;
+  nn_shape x;
+  int64_t samples;
+  int32_t pieces;
+} job;
+
+static job job_of(nn *n, node *v, int64_t samples) {
+  const int64_t work = samples * nn_count(nn_in(n, v, 0)->shape);
+  int64_t pieces = nn_pieces(n, work);
+  if (pieces > samples) pieces = samples;
+  return (job){n, v, nn_in(n, v, 0)->shape, samples, (int32_t)pieces};
+}
+
+/* The part of a window that lies in the image, along one axis. */
+static void span(int64_t position, const node *v, int64_t size, int64_t *from, int64_t *to) {
+  *from = position * v->stride - v->padding;
+  *to = *from + v->kernel < size ? *from + v->kernel : size;
+  if (*from < 0) *from = 0;
+}
+
+/* Calls `each` for every output position of this piece's samples: where its values lie, and the window
+ * [y0, y1) x [x0, x1). */
+typedef struct window {
+  int64_t sample, out, y0, y1, x0, x1; /* out: offset of the position's channels */
+} window;
+
+static void over_windows(const job *j, int32_t i, void (*each)(const job *j, const window *w)) {
+  const node *v = j->v;
+  int64_t first, last;
+  nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  for (int64_t s = first; s < last; s++) {
+    for (int64_t y = 0; y < v->shape.height; y++) {
+      for (int64_t x = 0; x < v->shape.width; x++) {
+        window w = {.sample = s};
+        w.out = ((s * v->shape.height + y) * v->shape.width + x) * v->shape.channels;
+        span(y, v, j->x.height, &w.y0, &w.y1);
+        span(x, v, j->x.width, &w.x0, &w.x1);
+        each(j, &w);
+      }
+    }
+  }
+}
+
+static int64_t at(const job *j, int64_t sample, int64_t y, int64_t x) {
+  return ((sample * j->x.height + y) * j->x.width + x) * j->x.channels;
+}
+
+/* ---- maximum: kept holds, for every output, which position of the image won -------------------- */
+
+NG_CLONES static void take_larger(const float *x, int32_t position, int64_t c, float *y,
+                                  int32_t *which) {
+  for (int64_t k = 0; k < c; k++) {
+    const int larger = x[k] > y[k] || x[k] != x[k]; /* NaN wins */
+    y[k] = larger ? x[k] : y[k];
+    which[k] = larger ? position : which[k];
+  }
+}
+
+static void max_window(const job *j, const window *w) {
+  const float *x = j->n->nodes[j->v->input[0]].out;
+  const int64_t c = j->x.channels;
+  float *y = j->v->out + w->out;
+  int32_t *which = (int32_t *)j->v->kept + w->out;
+  const int32_t start = (int32_t)(w->y0 * j->x.width + w->x0);
+  memcpy(y, x + at(j, w->sample, w->y0, w->x0), (size_t)c * sizeof *y);
+  for (int64_t k = 0; k < c; k++)
+    which[k] = start;
+  for (int64_t a = w->y0; a < w->y1; a++) {
+    for (int64_t b = w->x0; b < w->x1; b++)
+      take_larger(x + at(j, w->sample, a, b), (int32_t)(a * j->x.width + b), c, y, which);
+  }
+}
+
+static void max_window_back(const job *j, const window *w) {
+  const int64_t c = j->x.channels;
+  const float *dy = j->v->grad + w->out;
+  const int32_t *which = (const int32_t *)j->v->kept + w->out;
+  float *dx = j->n->nodes[j->v->input[0]].grad + at(j, w->sample, 0, 0);
+  for (int64_t k = 0; k < c; k++)
+    dx[which[k] * c + k] += dy[k];
+}
+
+/* ---- mean ------------------------------------------------------------------------------------- */
+
+NG_CLONES static void add_run(const float *x, float scale, int64_t c, float *y) {
+  for (int64_t k = 0; k < c; k++)
+    y[k] += scale * x[k];
+}
+
+static float share(const window *w) { return 1.0F / (float)((w->y1 - w->y0) * (w->x1 - w->x0)); }
+
+static void mean_window(const job *j, const window *w) {
+  const float *x = j->n->nodes[j->v->input[0]].out;
+  float *y = j->v->out + w->out;
+  memset(y, 0, (size_t)j->x.channels * sizeof *y);
+  for (int64_t a = w->y0; a < w->y1; a++) {
+    for (int64_t b = w->x0; b < w->x1; b++)
+      add_run(x + at(j, w->sample, a, b), share(w), j->x.channels, y);
+  }
+}
+
+static void mean_window_back(const job *j, const window *w) {
+  float *dx = j->n->nodes[j->v->input[0]].grad;
+  for (int64_t a = w->y0; a < w->y1; a++) {
+    for (int64_t b = w->x0; b < w->x1; b++)
+      add_run(j->v->grad + w->out, share(w), j->x.channels, dx + at(j, w->sample, a, b));
+  }
+}
+
+/* ---- kinds ------------------------------------------------------------------------------------ */
+
+static void max_piece(void *arg, int32_t i) { over_windows(arg, i, max_window); }
+static void mean_piece(void *arg, int32_t i) { over_windows(arg, i, mean_window); }
+
+static void clear(const job *j, int32_t i) {
+  const node *x = &j->n->nodes[j->v->input[0]];
+  int64_t first, last;
+  nn_range(j->samples, j->pieces, i, 1, &first, &last);
+  if (j->v->adds[0]) return;
+  memset(x->grad + at(j, first, 0, 0), 0,
+         (size_t)((last - first) * nn_count(j->x)) * sizeof *x->grad);
+}
+
+static void max_piece_back(void *arg, int32_t i) {
+  clear(arg, i);
+  over_windows(arg, i, max_window_back);
+}
+static void mean_piece_back(void *arg, int32_t i) {
+  clear(arg, i);
+  over_windows(arg, i, mean_window_back);
+}
+
+static void max_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)mode;
+  job j = job_of(n, v, samples);
+  nn_parallel(n, j.pieces, max_piece, &j);
+}
+static void max_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  job j = job_of(n, v, samples);
+  if (nn_in(n, v, 0)->grad != NULL) nn_parallel(n, j.pieces, max_piece_back, &j);
+}
+static int64_t max_kept(const nn *n, const node *v) {
+  return n->batch * nn_count(v->shape) * (int64_t)sizeof(int32_t);
+}
+static const nn_op max_op = {
+    .name = "max pool", .forward = max_forward, .backward = max_backward, .kept = max_kept};
+
+static void mean_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
+  (void)mode;
+  job j = job_of(n, v, samples);
+  nn_parallel(n, j.pieces, mean_piece, &j);
+}
+static void mean_backward(nn *n, node *v, int64_t samples, bool params) {
+  (void)params;
+  job j = job_of(n, v, samples);
+  if (nn_in(n, v, 0)->grad != NULL) nn_parallel(n, j.pieces, mean_piece_back, &j);
+}
+static const nn_op mean_op = {
+    .name = "average pool", .forward = mean_forward, .backward = mean_backward};
+
+static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride, int64_t padding) {
+  if (x < 0) return -1;
+  const nn_shape s = nn_shape_of(n, x);
+  if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel) {
+    return nn_fail(n, "%s: kernel and stride are at least 1, padding less than the kernel",
+                   op->name);
+  }
+  if (s.height + 2 * padding < kernel || s.width + 2 * padding < kernel) {
+    return nn_fail(n, "%s: an image of %lldx%lld is smaller than the window %lldx%lld", op->name,
+                   (long long)s.height, (long long)s.width, (long long)kernel, (long long)kernel);
+  }
+  const nn_shape to = {(s.height + 2 * padding - kernel) / stride + 1,
+                       (s.width + 2 * padding - kernel) / stride + 1, s.channels};
+  node *v = nn_node(n, op, x, -1, to);
+  if (v == NULL) return -1;
+  v->kernel = kernel;
+  v->stride = stride;
+  v->padding = padding;
+  return v->number;
+}
+
+int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
+  return windows(n, &max_op, x, kernel, stride, padding);
+}
+
+int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
+  return windows(n, &mean_op, x, kernel, stride, padding);
+}
+
+/* One window as large as the image (a square around it: what is outside does not count). */
+int nn_global_pool(nn *n, int x) {
+  if (x < 0) return -1;
+  const nn_shape s = nn_shape_of(n, x);
+  node *v = nn_node(n, &mean_op, x, -1, (nn_shape){1, 1, s.channels});
+  if (v == NULL) return -1;
+  v->kernel = v->stride = s.height > s.width ? s.height : s.width;
+  return v->number;
+}

@@ -1,0 +1,68 @@
+/* random.c: numbers from Philox4x32-10, by Random123's header.
+ *
+ * The counter of a block of four words is (counter low, counter high, item, purpose), the key is the
+ * seed.  A long run of numbers takes one block for every four of them. */
+#include "random.h"
+
+#include <Random123/philox.h>
+#include <math.h>
+
+void random_words(uint64_t seed, random_purpose purpose, uint32_t item, uint64_t counter,
+                  uint32_t out[4]) {
+  const philox4x32_key_t key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
+  const philox4x32_ctr_t at = {
+      {(uint32_t)counter, (uint32_t)(counter >> 32), item, (uint32_t)purpose}};
+  const philox4x32_ctr_t r = philox4x32(at, key);
+  for (int i = 0; i < 4; i++)
+    out[i] = r.v[i];
+}
+
+void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double lower,
+                    double upper, int64_t n, float *x) {
+  uint32_t w[4];
+  for (int64_t i = 0; i < n; i++) {
+    if (i % 4 == 0) random_words(seed, purpose, item, (uint64_t)(i / 4), w);
+    x[i] = (float)(lower + (upper - lower) * random_unit(w[i % 4]));
+  }
+}
+
+/* Two numbers from two words; the first word is taken from (0, 1], where the logarithm is finite. */
+static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
+  const double radius = sqrt(-2.0 * log(((double)(a >> 8) + 1.0) * 0x1p-24));
+  const double angle = 6.283185307179586 * random_unit(b);
+  *x = radius * cos(angle);
+  *y = radius * sin(angle);
+}
+
+void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                   int64_t n, float *x) {
+  for (int64_t i = 0; i < n; i += 4) {
+    uint32_t w[4];
+    double z[4];
+    random_words(seed, purpose, item, (uint64_t)(i / 4), w);
+    box_muller(w[0], w[1], &z[0], &z[1]);
+    box_muller(w[2], w[3], &z[2], &z[3]);
+    for (int64_t k = 0; k < 4 && i + k < n; k++)
+      x[i + k] = (float)(deviation * z[k]);
+  }
+}
+
+/* Lemire's multiplication without bias (2019, ACM TOMACS 29-1): the high half of word * bound, drawn
+ * again when the low half falls into the part that would be counted once too often. */
+void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order) {
+  uint32_t w[4];
+  uint64_t drawn = 0;
+  for (int32_t i = 0; i < n; i++)
+    order[i] = i;
+  for (int32_t i = n - 1; i > 0; i--) {
+    const uint32_t bound = (uint32_t)i + 1, least = (0U - bound) % bound;
+    uint64_t product = 0;
+    do {
+      if (drawn % 4 == 0) random_words(seed, purpose, item, drawn / 4, w);
+      product = (uint64_t)w[drawn++ % 4] * bound;
+    } while ((uint32_t)product < least);
+    const int32_t k = (int32_t)(product >> 32), swap = order[i];
+    order[i] = order[k];
+    order[k] = swap;
+  }
+}
