@@ -286,8 +286,9 @@ typedef struct ng_options {
   size_t struct_size; /* set by ng_options_init                                                   */
   const char *method; /* the row these values started from; see ng_options_set_method             */
 
-  /* Curvature (Kronecker family): A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
-   * convolutions Grosse & Martens 2016 (arXiv 1602.01407). */
+  /* Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
+   * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
+   * and g mean vectors, as in Eva (Zhang, Shi & Li, ICLR 2023); of these it has damping only. */
   const char *solver;        /* "cholesky" | "eigen"                                              */
   const char *cholesky_form; /* "auto" | "inverse" | "factor": keep (F+dI)^-1, or L and solve     */
   int32_t prediv;            /* eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew */
@@ -299,7 +300,7 @@ typedef struct ng_options {
   /* Statistics. */
   double stat_decay;       /* rho in [0,1]: weight of the OLD average: F = rho F + (1-rho) new    */
   const char *stat_start;  /* "first" | "identity" | "zero": the average before the first sample  */
-  const char *stat_scale;  /* "textbook" | "kaisa" | "mpd-kfac": what a factor is divided by      */
+  const char *stat_scale;  /* "textbook" | "kaisa" | "mpd-kfac" | "eva": what is divided by what  */
   const char *positions;   /* "expand" | "reduce": positions are samples, or are averaged first   */
   int64_t stat_batch;      /* first so many samples of a micro-batch only; 0 means all            */
   const char *calls;       /* "mean" | "ema" | "last": several observations in one step           */
@@ -337,6 +338,9 @@ typedef struct ng_options {
 
   /* What ng_step writes. */
   const char *update; /* "gradient" | "sgd" | "adamw": which ng_step function will be used */
+
+  /* Rank-one family: (a a') (x) (g g'), or (a a') (x) I, for which no output gradient is read. */
+  const char *sides; /* "both" | "input" */
 } ng_options;
 
 /* Fill with the defaults of method "natgrad". */
@@ -345,7 +349,9 @@ static inline ng_status ng_options_init(ng_options *o) {
   return ng_options_init_sized(o, sizeof *o);
 }
 
-/* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac").
+/* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac", "eva",
+ * "eva-f", "eva-natgrad", "eva-kfac").  The method also decides the family: options that only another family
+ * has (ng_option_info.family) must keep their defaults.
  * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
  * Errors:  NG_ERR_ARG; NG_ERR_ABSENT for a method known but not supported yet; nothing changed. */
 NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *method, char *message,
@@ -401,9 +407,10 @@ typedef struct ng_option_info {
   int32_t lower_open;   /* 1: lower itself is not allowed                                        */
   const char *choices;  /* "a|b|c"; choices known but not supported yet are not listed           */
   const char *unit, *help;
-  const char *test;  /* the test in which two of its values give different results            */
-  int32_t per_layer; /* may be given in ng_layer.options                                      */
-  int32_t live;      /* may be changed after ng_ready (ng_set)                                */
+  const char *test;   /* the test in which two of its values give different results            */
+  int32_t per_layer;  /* may be given in ng_layer.options                                      */
+  int32_t live;       /* may be changed after ng_ready (ng_set)                                */
+  const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -553,7 +560,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
  * Memory:  nothing is allocated; on the host both loans end when the call returns.
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
- *          gradients and weights alone; NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_STATE (no ng_begin; a
+ *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch,
+ *          and no output gradient with sides = input); NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_STATE (no ng_begin; a
  *          second observation with fold = direct). */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a,
                                              ng_loan loan);
@@ -569,7 +577,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 /* Precondition every bound gradient of every layer, in place.
  *
  * Math:    grad <- nu PD;  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
- *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A'.
+ *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
+ *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
  * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip.
  * Ranks:   collective: every rank calls it, and all return the same status.
  * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank

@@ -141,7 +141,6 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
-
 ng_status ng_context_create_for(int32_t header_version, const ng_context_config *config,
                                 char *message, size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");

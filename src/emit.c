@@ -46,16 +46,43 @@ bool ng_grad_row(const ng_slot *slot, int64_t row, float *out) {
 /* One tile of a row, small enough for the stack and the first cache. */
 enum { TILE = 512 };
 
-NG_CLONES static void sgd_tile(const ng_sink *s, float *m, float *w, const float *d, int64_t n,
-                               float scale) {
-  const float lr = (float)s->sgd.lr, mu = (float)s->sgd.momentum;
-  const float keep = s->sgd.decoupled ? (float)(1.0 - s->sgd.lr * s->sgd.weight_decay) : 1.0f;
-  const float decay = s->sgd.decoupled ? 0.0f : (float)s->sgd.weight_decay;
-  const float take = s->first ? 1.0f : (float)(1.0 - s->sgd.dampening);
-  const float old = s->first ? 0.0f : mu;
-  const bool moments = s->sgd.momentum != 0.0, nesterov = s->sgd.nesterov != 0;
+/* What goes into an update: scale d + k u, and scale d alone where there is no u.  A family whose PD
+ * is a multiple of the gradient and a rank-one term needs no array for it. */
+typedef struct direction {
+  const float *d, *u;
+  float scale, k;
+} direction;
+
+/* x = scale x + k u, where x is the gradient itself. */
+NG_CLONES static void rescale(float *restrict x, const float *restrict u, int64_t n, float scale,
+                              float k) {
+  if (u == NULL) {
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = scale * x[i];
+    }
+    return;
+  }
   for (int64_t i = 0; i < n; i++) {
-    const float g = scale * d[i] + decay * w[i];
+    x[i] = scale * x[i] + k * u[i];
+  }
+}
+
+/* Numbers of one SGD step; `pair` is a constant where it is called, so each loop has no choice. */
+typedef struct sgd_numbers {
+  float lr, mu, keep, decay, take, old;
+  bool moments, nesterov;
+} sgd_numbers;
+
+static inline __attribute__((always_inline)) void sgd_loop(const sgd_numbers *s, float *restrict m,
+                                                           float *restrict w, const direction *of,
+                                                           int64_t n, bool pair, bool moments,
+                                                           bool nesterov) {
+  const float *restrict d = of->d, *restrict u = of->u;
+  const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
+              decay = s->decay, take = s->take, old = s->old;
+  for (int64_t i = 0; i < n; i++) {
+    const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
+    const float g = pd + decay * w[i];
     float step = g;
     if (moments) {
       m[i] = old * m[i] + take * g;
@@ -65,42 +92,141 @@ NG_CLONES static void sgd_tile(const ng_sink *s, float *m, float *w, const float
   }
 }
 
-NG_CLONES static void adamw_tile(const ng_sink *s, float *m, float *v, float *w, const float *d,
-                                 int64_t n, float scale) {
-  const float b1 = (float)s->adamw.beta1, b2 = (float)s->adamw.beta2;
-  const float n1 = (float)(1.0 - s->adamw.beta1), n2 = (float)(1.0 - s->adamw.beta2);
-  const float keep = (float)(1.0 - s->adamw.lr * s->adamw.weight_decay);
-  const float step = (float)s->step_size, root = (float)(1.0 / s->root), eps = (float)s->adamw.eps;
+NG_CLONES static void sgd_tile(const sgd_numbers *s, float *m, float *w, const direction *of,
+                               int64_t n) {
+  const bool pair = of->u != NULL;
+  if (!s->moments) {
+    if (pair) {
+      sgd_loop(s, m, w, of, n, true, false, false);
+    } else {
+      sgd_loop(s, m, w, of, n, false, false, false);
+    }
+  } else if (s->nesterov) {
+    if (pair) {
+      sgd_loop(s, m, w, of, n, true, true, true);
+    } else {
+      sgd_loop(s, m, w, of, n, false, true, true);
+    }
+  } else {
+    if (pair) {
+      sgd_loop(s, m, w, of, n, true, true, false);
+    } else {
+      sgd_loop(s, m, w, of, n, false, true, false);
+    }
+  }
+}
+
+static sgd_numbers sgd_of(const ng_sink *s) {
+  const ng_sgd *h = &s->sgd;
+  return (sgd_numbers){
+      .lr = (float)h->lr,
+      .mu = (float)h->momentum,
+      .keep = h->decoupled ? (float)(1.0 - h->lr * h->weight_decay) : 1.0f,
+      .decay = h->decoupled ? 0.0f : (float)h->weight_decay,
+      .take = s->first ? 1.0f : (float)(1.0 - h->dampening),
+      .old = s->first ? 0.0f : (float)h->momentum,
+      .moments = h->momentum != 0.0,
+      .nesterov = h->nesterov != 0,
+  };
+}
+
+typedef struct adamw_numbers {
+  float b1, b2, n1, n2, keep, step, root, eps;
+} adamw_numbers;
+
+static inline __attribute__((always_inline)) void adamw_loop(const adamw_numbers *a,
+                                                             float *restrict m, float *restrict v,
+                                                             float *restrict w, const direction *of,
+                                                             int64_t n, bool pair) {
+  const float *restrict d = of->d, *restrict u = of->u;
+  const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
+              keep = a->keep, step = a->step, root = a->root, eps = a->eps;
   for (int64_t i = 0; i < n; i++) {
-    const float g = scale * d[i];
+    const float g = pair ? scale * d[i] + k * u[i] : scale * d[i];
     m[i] = b1 * m[i] + n1 * g;
     v[i] = b2 * v[i] + n2 * (g * g);
     w[i] = keep * w[i] - step * (m[i] / (sqrtf(v[i]) * root + eps));
   }
 }
 
+NG_CLONES static void adamw_tile(const adamw_numbers *a, float *m, float *v, float *w,
+                                 const direction *of, int64_t n) {
+  if (of->u != NULL) {
+    adamw_loop(a, m, v, w, of, n, true);
+  } else {
+    adamw_loop(a, m, v, w, of, n, false);
+  }
+}
+
+static adamw_numbers adamw_of(const ng_sink *s) {
+  const ng_adamw *h = &s->adamw;
+  return (adamw_numbers){
+      .b1 = (float)h->beta1,
+      .b2 = (float)h->beta2,
+      .n1 = (float)(1.0 - h->beta1),
+      .n2 = (float)(1.0 - h->beta2),
+      .keep = (float)(1.0 - h->lr * h->weight_decay),
+      .step = (float)s->step_size,
+      .root = (float)(1.0 / s->root),
+      .eps = (float)h->eps,
+  };
+}
+
+/* n weights from `at` in the moments: through SGD or AdamW. */
+static void update(const ng_sink *s, ng_slot *slot, int64_t at, float *w, const direction *of,
+                   int64_t n) {
+  float *m = slot->m == NULL ? NULL : slot->m + at;
+  if (s->kind == NG_SINK_SGD) {
+    const sgd_numbers numbers = sgd_of(s);
+    sgd_tile(&numbers, m, w, of, n);
+  } else {
+    const adamw_numbers numbers = adamw_of(s);
+    adamw_tile(&numbers, m, slot->v + at, w, of, n);
+  }
+}
+
 void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale) {
-  const float nu = (float)scale;
   float tile[TILE];
   ng_view *to = s->kind == NG_SINK_GRADIENT ? &slot->grad : &slot->weight;
   char *dst = row_of(to, row);
   const int64_t size = ng_dtype_size(to->dtype);
   for (int64_t c = 0; c < slot->cols; c += TILE) {
-    const int64_t n = ng_min64(TILE, slot->cols - c), at = row * slot->cols + c;
+    const int64_t n = ng_min64(TILE, slot->cols - c);
     float *direct = to->dtype == NG_F32 ? (float *)(void *)(dst + c * size) : tile;
     if (s->kind == NG_SINK_GRADIENT) {
-      for (int64_t i = 0; i < n; i++) {
-        direct[i] = nu * values[c + i];
-      }
+      memcpy(direct, values + c, (size_t)n * sizeof *direct);
+      rescale(direct, NULL, n, (float)scale, 0.0f);
     } else {
+      const direction of = {values + c, NULL, (float)scale, 0.0f};
       if (direct == tile) ng_to_f32(tile, dst + c * size, to->dtype, n);
-      float *m = slot->m == NULL ? NULL : slot->m + at;
-      if (s->kind == NG_SINK_SGD) {
-        sgd_tile(s, m, direct, values + c, n, nu);
-      } else {
-        adamw_tile(s, m, slot->v + at, direct, values + c, n, nu);
-      }
+      update(s, slot, row * slot->cols + c, direct, &of, n);
     }
     if (direct == tile) ng_from_f32(dst + c * size, to->dtype, tile, n);
+  }
+}
+
+void ng_sink_span(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                  double scale, const float *u, double k) {
+  float seen[TILE], tile[TILE];
+  const ng_view *from = &slot->grad, *to = s->kind == NG_SINK_GRADIENT ? from : &slot->weight;
+  const bool straight = from->dtype == NG_F32 && to->dtype == NG_F32;
+  char *src = (char *)row_of(from, row) + col * ng_dtype_size(from->dtype);
+  char *dst = (char *)row_of(to, row) + col * ng_dtype_size(to->dtype);
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = straight ? n : ng_min64(TILE, n - c);
+    char *x = src + c * ng_dtype_size(from->dtype), *y = dst + c * ng_dtype_size(to->dtype);
+    float *d = from->dtype == NG_F32 ? (float *)(void *)x : seen;
+    float *w = to->dtype == NG_F32 ? (float *)(void *)y : tile;
+    const float *along = u == NULL ? NULL : u + c;
+    if (d == seen) ng_to_f32(seen, x, from->dtype, m);
+    if (s->kind == NG_SINK_GRADIENT) {
+      rescale(d, along, m, (float)scale, (float)k);
+      if (d == seen) ng_from_f32(y, to->dtype, seen, m);
+      continue;
+    }
+    const direction of = {d, along, (float)scale, (float)k};
+    if (w == tile) ng_to_f32(tile, y, to->dtype, m);
+    update(s, slot, row * slot->cols + col + c, w, &of, m);
+    if (w == tile) ng_from_f32(y, to->dtype, tile, m);
   }
 }

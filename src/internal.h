@@ -1,7 +1,7 @@
 /* internal.h: the types every room of the library shares.
  *
  * A gradient walks: observe.c -> (conv.c, rows.c) -> family/ -> exchange.c -> family/ solve ->
- * family/ measure -> exchange.c (agree) -> emit.c.  step.c holds the table of stations that drives
+ * (tiles.c) family/ measure -> exchange.c (agree) -> (tiles.c) family/ -> emit.c.  step.c holds the table of stations that drives
  * it, plan.c the memory and the placement, layers.c what the caller described.
  *
  * Dependency: a room includes this header and calls down (linalg, comm, convert), never up.
@@ -199,13 +199,22 @@ typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 
 typedef struct ng_sink ng_sink;
 
+/* Some whole rows of a parameter, or a part of one row, inside one group of its layer: tiles.c. */
+typedef struct ng_tile {
+  ng_entry *entry;
+  int32_t which, group; /* slot: NG_WEIGHT, NG_BIAS; 0 without groups */
+  int64_t row, rows, col, cols;
+} ng_tile;
+enum { NG_TILE_SUMS = 2 };
+
 enum { NG_SEES_INPUT = 1 << 0, NG_SEES_OUTGRAD = 1 << 1, NG_SEES_FLATGRAD = 1 << 2 };
 
 typedef struct ng_family_ops {
   int32_t api_version;
   const char *name;
   uint32_t sees;
-  /* required */
+  bool scans; /* observe finds what is not finite by itself, in the samples that it reads */
+  /* required, but for those that say when they may be NULL */
   ng_status (*create)(ng_block *b); /* geometry into b->state; says why in b->entry->why */
   void (*destroy)(ng_block *b);
   ng_status (*plan)(ng_block *b, ng_plan *plan); /* called twice                                  */
@@ -215,17 +224,27 @@ typedef struct ng_family_ops {
    * ranks.  keep is the weight that the old average retains. */
   void (*weights)(ng_block *b, double w[4], bool set);
   void (*scale)(ng_block *b); /* own sums onto the wire's scale, after weights   */
-  float *(*message)(ng_block *b, int64_t *count); /* what is summed over ranks; contiguous */
-  ng_status (*fold)(ng_block *b);    /* statistics: sums over ranks are complete      */
-  void (*forget)(ng_block *b);       /* drop this step's sums                         */
-  ng_status (*solve)(ng_block *b);   /* on the owner; counts its rungs                */
-  void (*shared)(ng_block *b);       /* results arrived from the owner                */
-  ng_status (*measure)(ng_block *b); /* PD into `direction`; inner, d2, pd2           */
+  float *(*message)(
+      ng_block *b,
+      int64_t *count); /* what is summed over ranks; contiguous; NULL: never fold = direct */
+  ng_status (*fold)(ng_block *b);  /* statistics: sums over ranks are complete      */
+  void (*forget)(ng_block *b);     /* drop this step's sums                         */
+  ng_status (*solve)(ng_block *b); /* on the owner; counts its rungs; NULL: nothing to solve    */
+  void (*shared)(ng_block *b);     /* results arrived from the owner; NULL with solve           */
+  ng_status (*measure)(
+      ng_block *b); /* inner, d2, pd2; PD into `direction` if there is one        */
+  /* The result, row by row; NULL with emit_tile. */
   ng_status (*emit)(ng_block *b, double scale, const ng_sink *sink);
+  /* Both or none: for families whose PD of an element needs that element and what `measure` knows.
+   * Tiles of all such blocks are walked in one loop of all threads, by measure_tile before measure
+   * (which adds up b->tile_sum, in order), by emit_tile instead of emit. */
+  void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
+  void (*emit_tile)(const ng_block *b, const ng_tile *t, double scale, const ng_sink *sink);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 } ng_family_ops;
-extern const ng_family_ops ng_family_kronecker;
+extern const ng_family_ops ng_family_kronecker, ng_family_rankone;
+const ng_family_ops *ng_method_ops(const char *method); /* methods.c; NULL: no such method */
 
 struct ng_block {
   const ng_family_ops *ops;
@@ -242,6 +261,9 @@ struct ng_block {
   /* this step */
   bool refused; /* an observation was not finite */
   double inner, d2, pd2;
+  const ng_tile *tile; /* of its weight, then of its bias, and NG_TILE_SUMS numbers for each */
+  const double *tile_sum;
+  int32_t tiles;
   bool folded[2]; /* A, G: some rank has shown a sample since the beginning; same on all ranks */
   /* since ng_ready */
   int64_t observations[2];
@@ -265,6 +287,10 @@ struct ng_sink {
 /* Write `cols` values of row `row` of a slot, times `scale`, as the sink does.  Rows are disjoint,
  * so different rows may be written from different threads. */
 void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale);
+/* The same for n values from column `col` that are scale * gradient + k * u: the slot's own bound
+ * gradient, read once; u NULL: no second term.  What goes out is not kept anywhere. */
+void ng_sink_span(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                  double scale, const float *u, double k);
 /* Row of a bound gradient as f32 in published order; false if a value is not finite. */
 bool ng_grad_row(const ng_slot *slot, int64_t row, float *out);
 
@@ -327,6 +353,11 @@ struct ng_precond {
   int32_t result_spans, direction_spans;
   double *small; /* buffer of check and agree */
   int64_t small_count;
+  ng_tile *tile; /* of blocks and parameters that are walked in tiles */
+  double *tile_sum;
+  int32_t *tile_cut; /* piece i is tiles [cut[i], cut[i+1]) */
+  int32_t tiles, tile_pieces;
+  int64_t tile_elements;
   /* this micro-batch, this step */
   bool begun;
   ng_batch batch;
@@ -357,6 +388,10 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
 
 ng_status ng_plan_model(ng_precond *p); /* plan.c: placement, arenas, spans                     */
 void ng_plan_release(ng_precond *p);
+ng_status ng_tiles_plan(ng_precond *p); /* tiles.c: after the blocks are made */
+void ng_tiles_release(ng_precond *p);
+void ng_tiles_measure(ng_precond *p); /* fills tile_sum; says `refused` of plain parameters */
+void ng_tiles_emit(ng_precond *p);
 void ng_live_update(ng_precond *p); /* live.c: live[] of the model and the blocks at p->steps */
 
 /* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */

@@ -3,7 +3,8 @@
  * Checks that an array fits the layer and the micro-batch, scans it for non-finite values, and
  * hands it to the layer's block.  Nothing of the size of the activations is kept.  What is not
  * finite is refused before it touches an average; the coming step then leaves gradients alone (a
- * loss scale overflowed, an input was broken), and says so. */
+ * loss scale overflowed, an input was broken), and says so.  A family that finds such values while
+ * it reads (`scans`) is not scanned for: then only what is read counts. */
 #include "convert.h"
 #include "internal.h"
 
@@ -159,16 +160,18 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan
 
   ng_block *b = e->block;
   const double t0 = ng_now_ms();
-  if (!(o.loss_scale - o.loss_scale == 0.0) || !view_finite(p->ctx, v)) {
+  const bool finite =
+      o.loss_scale - o.loss_scale == 0.0 && (b->ops->scans || view_finite(p->ctx, v));
+  st = finite ? b->ops->observe(b, &o) : NG_SKIPPED;
+  b->observing_ms += ng_now_ms() - t0;
+  if (st == NG_SKIPPED) {
     b->refused = p->refused = true;
     return ng_fail(p->ctx, NG_SKIPPED,
                    "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
                    "gradients alone",
                    e->d.name, grad ? "output gradient" : "input");
   }
-  st = b->ops->observe(b, &o);
   if (st == NG_OK) b->observations[grad]++;
-  b->observing_ms += ng_now_ms() - t0;
   return st;
 }
 

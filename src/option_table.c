@@ -16,6 +16,10 @@
 #define ONE_OF_1(a) .choices = a, .choice = {a}
 #define ONE_OF_2(a, b) .choices = a "|" b, .choice = {a, b}
 #define ONE_OF_3(a, b, c) .choices = a "|" b "|" c, .choice = {a, b, c}
+#define ONE_OF_4(a, b, c, d) .choices = a "|" b "|" c "|" d, .choice = {a, b, c, d}
+
+/* Options that the other families have no use for: with a method of theirs they stay as they are. */
+#define KRONECKER .family = "kronecker"
 
 #define AT(kind, field)                                                                            \
   .name = #field, .type = NG_OPTION_##kind, .offset = offsetof(ng_options, field)
@@ -31,19 +35,19 @@ const ng_option_row ng_option_table[] = {
      ONE_OF_2("cholesky", "eigen"),
      .help = "how a damped factor is inverted: cholesky damps each factor, eigen can damp the "
              "product of both",
-     .test = "effect_solver", .per_layer = true},
+     .test = "effect_solver", KRONECKER, .per_layer = true},
     {AT(CHOICE, cholesky_form), .group = "curvature", .standard = "auto",
      ONE_OF_3("auto", "inverse", "factor"),
      .help = "cholesky: keep the inverse, or the triangular factor and solve with it; auto takes "
              "what solve_period makes cheaper",
-     .test = "effect_cholesky_form", .per_layer = true},
+     .test = "effect_cholesky_form", KRONECKER, .per_layer = true},
     {AT(BOOL, prediv), .group = "curvature", .standard = "0",
      .help = "eigen: keep 1/(d_G d_A + lambda) as it was at the last solve, instead of dividing "
              "anew by the damping of the step",
-     .test = "effect_prediv", .per_layer = true},
+     .test = "effect_prediv", KRONECKER, .per_layer = true},
     {AT(REAL, eigen_floor), .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
      .unit = "eigenvalue", .help = "eigen: eigenvalues at or below it count as 0",
-     .test = "effect_eigen_floor", .per_layer = true, .live = true},
+     .test = "effect_eigen_floor", KRONECKER, .per_layer = true, .live = true},
     {AT(REAL, damping), .group = "curvature", .standard = "0.03", .lower = 0, .upper = REAL_MAX,
      .lower_open = true, .unit = "curvature",
      .help = "lambda, added to the curvature before it is inverted", .test = "effect_damping",
@@ -52,11 +56,11 @@ const ng_option_row ng_option_table[] = {
      ONE_OF_3("joint", "full", "pi"),
      .help = "where lambda goes: joint on the product of eigenvalues, full on each factor, pi as "
              "sqrt(lambda) pi on A and sqrt(lambda)/pi on G",
-     .test = "effect_damping_split", .per_layer = true},
+     .test = "effect_damping_split", KRONECKER, .per_layer = true},
     {AT(BOOL, damping_leak), .group = "curvature", .standard = "0",
      .help = "leave the shift in the running average after a solve, as published MPD-KFAC and "
              "DP-KFAC do",
-     .test = "effect_damping_leak", .per_layer = true},
+     .test = "effect_damping_leak", KRONECKER, .per_layer = true},
 
     /* Statistics */
     {AT(REAL, stat_decay), .group = "statistics", .standard = "0.95", .lower = 0, .upper = 1,
@@ -68,9 +72,9 @@ const ng_option_row ng_option_table[] = {
              "unweighted",
      .test = "effect_stat_start", .per_layer = true},
     {AT(CHOICE, stat_scale), .group = "statistics", .standard = "textbook",
-     ONE_OF_3("textbook", "kaisa", "mpd-kfac"),
-     .help = "what the factors are divided by: textbook makes damping mean the same for every "
-             "batch, image and rank count",
+     ONE_OF_4("textbook", "kaisa", "mpd-kfac", "eva"),
+     .help = "what the statistics are divided by: textbook makes damping mean the same for every "
+             "batch, image and rank count; eva takes plain means",
      .test = "effect_stat_scale", .per_layer = true},
     {AT(CHOICE, positions), .group = "statistics", .standard = "expand",
      ONE_OF_2("expand", "reduce"),
@@ -90,26 +94,26 @@ const ng_option_row ng_option_table[] = {
     {AT(CHOICE, fold), .group = "statistics", .standard = "sum", ONE_OF_2("sum", "direct"),
      .help = "sum observations of a step before they enter the running average, or add the only "
              "one directly, which halves the memory of the factors",
-     .test = "effect_fold"},
+     .test = "effect_fold", KRONECKER},
     {AT(INT, stat_period), .group = "statistics", .standard = "1", .lower = 1, .upper = COUNT_MAX,
      .unit = "steps", .help = "steps from one observation to the next",
      .test = "effect_stat_period", .per_layer = true, .live = true},
     {AT(INT, solve_period), .group = "statistics", .standard = "10", .lower = 1, .upper = COUNT_MAX,
      .unit = "steps", .help = "steps from one solve to the next", .test = "effect_solve_period",
-     .per_layer = true, .live = true},
+     KRONECKER, .per_layer = true, .live = true},
     {AT(INT, max_factor), .group = "statistics", .standard = "0", .lower = 0, .upper = COUNT_MAX,
      .unit = "columns",
      .help = "a wider factor becomes diagonal blocks no wider than this; 0 never cuts",
-     .test = "effect_max_factor", .per_layer = true},
+     .test = "effect_max_factor", KRONECKER, .per_layer = true},
     {AT(INT, factor_blocks), .group = "statistics", .standard = "1", .lower = 1, .upper = COUNT_MAX,
      .unit = "blocks", .help = "cut every factor into at least so many diagonal blocks",
-     .test = "effect_factor_blocks", .per_layer = true},
+     .test = "effect_factor_blocks", KRONECKER, .per_layer = true},
     {AT(CHOICE, factor_dtype), .group = "statistics", .standard = "f32",
      ONE_OF_3("f32", "bf16", "f16"), .later = "f64", .help = "how running averages are kept",
-     .test = "effect_factor_dtype", .per_layer = true},
+     .test = "effect_factor_dtype", KRONECKER, .per_layer = true},
     {AT(CHOICE, inverse_dtype), .group = "statistics", .standard = "f32",
      ONE_OF_3("f32", "bf16", "f16"), .later = "f64",
-     .help = "how inverses and eigenvectors are kept", .test = "effect_inverse_dtype",
+     .help = "how inverses and eigenvectors are kept", .test = "effect_inverse_dtype", KRONECKER,
      .per_layer = true},
 
     /* Clip */
@@ -140,20 +144,25 @@ const ng_option_row ng_option_table[] = {
     {AT(CHOICE, statistics), .group = "ranks", .standard = "all", ONE_OF_2("all", "local"),
      .later = "owner|sharded",
      .help = "factors over the batches of all ranks, or over the owner's batch only",
-     .test = "effect_statistics"},
+     .test = "effect_statistics", KRONECKER},
     {AT(CHOICE, placement), .group = "ranks", .standard = "round-robin", ONE_OF_1("round-robin"),
      .later = "kaisa|contiguous|balanced",
      .help = "which rank solves a block: block i, rank i mod W", .test = "effect_placement"},
     {AT(REAL, grad_worker_fraction), .group = "ranks", .standard = "1", .lower = 0, .upper = 1,
      .unit = "ranks/W",
      .help = "share of the ranks that hold the inverse of a block; 0: the owner only",
-     .test = "effect_grad_worker_fraction"},
+     .test = "effect_grad_worker_fraction", KRONECKER},
 
     /* Update */
     {AT(CHOICE, update), .group = "update", .standard = "gradient",
      ONE_OF_3("gradient", "sgd", "adamw"),
      .help = "which step will be called: ng_step, ng_step_sgd or ng_step_adamw",
      .test = "effect_update"},
+
+    /* The rank-one family's own */
+    {AT(CHOICE, sides), .group = "curvature", .standard = "both", ONE_OF_2("both", "input"),
+     .help = "rank one: mean vectors of inputs and output gradients, or of inputs only",
+     .test = "effect_sides", .family = "rankone", .per_layer = true},
 };
 
 const int32_t ng_option_rows = (int32_t)(sizeof ng_option_table / sizeof ng_option_table[0]);
@@ -189,6 +198,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .test = row->test,
       .per_layer = row->per_layer,
       .live = row->live,
+      .family = row->family == NULL ? "" : row->family,
   };
   return ng_give_struct(out, &info, sizeof info);
 }

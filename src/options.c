@@ -133,6 +133,44 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
+/* An option that the method's family does not have must hold its default, and a choice must be one
+ * that the family knows. */
+static ng_status check_family(const ng_options *o, char *message, size_t size) {
+  const char *family = ng_method_family(o->method);
+  const bool rankone = ng_is(family, "rankone"), eva = ng_is(o->stat_scale, "eva");
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    char value[64];
+    if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
+        "%s",
+        row->name, value, o->method, row->family, row->standard);
+  }
+  if (rankone && !eva && !ng_is(o->stat_scale, "textbook")) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
+                      o->stat_scale, o->method);
+  }
+  if (rankone && ng_is(o->stat_start, "identity")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_start = identity: method %s averages vectors; take first or zero",
+                      o->method);
+  }
+  if (rankone && eva && !ng_is(o->positions, "expand")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "positions = %s: stat_scale = eva takes the mean over positions in any case; "
+                      "leave it at expand",
+                      o->positions);
+  }
+  if (!rankone && eva) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
+  }
+  return NG_OK;
+}
+
 /* An option that could have no effect beside the others is refused, unless it holds the value that
  * means nothing. */
 static ng_status check_together(const ng_options *o, char *message, size_t size) {
@@ -182,7 +220,8 @@ ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message
     const ng_status st = ng_option_verify(&ng_option_table[i], full, message, size);
     if (st != NG_OK) return st;
   }
-  const ng_status st = check_together(full, message, size);
+  ng_status st = check_family(full, message, size);
+  if (st == NG_OK) st = check_together(full, message, size);
   return st == NG_OK ? ng_schedule_verify(full, skip, message, size) : st;
 }
 

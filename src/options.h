@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-#define NG_CHOICES_MAX 4
+#define NG_CHOICES_MAX 5
 
 typedef struct ng_option_row {
   const char *name, *group;
@@ -23,6 +23,7 @@ typedef struct ng_option_row {
   const char *later; /* "c|d": known, not supported yet; NULL: none              */
   const char *unit, *help;
   const char *test;
+  const char *family; /* the only one that has this option; NULL: all of them      */
   bool per_layer, live;
   /* text options: may refuse the form of the text; NULL: any text */
   ng_status (*form)(const char *text, char *message, size_t size);
@@ -82,7 +83,41 @@ void ng_options_standard(ng_options *full);
 /* `skip`: options whose schedule does not count. */
 ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
 
+/* "name=value" texts, ended by NULL, into *full; its own values of the KAISA variant "inverse". */
+ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
+                                size_t size);
+extern const char *const ng_kaisa_inverse[];
+
+/* published.c: one published option on its way in, the row that knows it, and lists of rows. */
+typedef struct ng_published ng_published;
+typedef struct ng_published_job {
+  const ng_published *row;
+  const char *value;
+  ng_options *full;
+  double lr;
+  bool gives_lr;
+  char *message;
+  size_t size;
+} ng_published_job;
+
+struct ng_published {
+  const char *name, *option, *meaning;
+  ng_status (*take)(ng_published_job *j);
+};
+
+typedef struct ng_names {
+  const ng_published *row;
+  int32_t count;
+} ng_names;
+extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac;
+/* NG_ERR_ARG with the nearest name if there is none; *lr if the option is that here. */
+ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
+                        const char *value, ng_options *full, double *lr, bool *gives_lr,
+                        char *message, size_t size);
+
 bool ng_method_known(const char *name);
+/* "kronecker", "rankone"; NULL if there is no such method. */
+const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
 
 /* Form of options.schedule, and whether every value it leads to stays in the option's range. */

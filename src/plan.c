@@ -57,7 +57,7 @@ static bool wants_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
 static ng_status make_block(ng_precond *p, ng_entry *e) {
   ng_block *b = ng_object(p, sizeof *b);
   if (b == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", e->d.name);
-  b->ops = &ng_family_kronecker;
+  b->ops = ng_method_ops(p->opt.method);
   b->p = p;
   b->entry = e;
   b->number = p->blocks;
@@ -195,8 +195,6 @@ static void walk_moments(ng_precond *p, ng_plan *plan) {
       const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
       s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
       s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
-      /* emit.c reads a tensor's gradient row by row */
-      if (each > 0) ng_plan_scratch(plan, s->cols * (int64_t)sizeof(float));
     }
   }
 }
@@ -264,6 +262,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
     hash[0] = mix_text(mix_text(hash[0], info.name), value);
   }
   hash[0] = mix_text(mix_text(hash[0], p->opt.skip_layers), p->opt.schedule);
+  hash[0] = mix_text(hash[0], p->opt.method); /* it chooses the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const ng_layer *d = &e->d;
@@ -283,6 +282,7 @@ ng_status ng_plan_model(ng_precond *p) {
   ng_status st = make_grid(p);
   if (st == NG_OK) st = make_blocks(p);
   if (st == NG_OK) st = take_arenas(p);
+  if (st == NG_OK) st = ng_tiles_plan(p);
   uint64_t hash[2];
   hash_model(p, hash);
   st = ng_exchange_same(p, hash, st);
@@ -302,6 +302,7 @@ void ng_plan_release(ng_precond *p) {
     b->ops->destroy(b);
     ng_object_free(p, b, sizeof *b);
   }
+  ng_tiles_release(p);
   ng_object_free(p, p->block, (size_t)p->entries * sizeof *p->block);
   ng_object_free(p, p->result_span, W * sizeof *p->result_span);
   ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);

@@ -146,6 +146,11 @@ static ng_status read_entry(reader *r) {
     return complain(r, whole, "only damping, stat_decay, kl_clip and the periods have a schedule",
                     ng_hint_of(ng_nearest(word, live_at, NG_LIVE_COUNT)).text);
   }
+  const char *family = row_of(live)->family;
+  if (family != NULL && r->against != NULL &&
+      !ng_is(ng_method_family(r->against->method), family)) {
+    return complain(r, whole, "this option is not one of the method ", r->against->method);
+  }
   if (r->seen[live] != RULE_NONE) return complain(r, whole, "this option has an entry already", "");
   if (*r->at == '~') {
     r->at++;

@@ -487,7 +487,8 @@ ng_status ng_load(ng_precond *p, const char *path) {
   NG_TRY(each_field(&w, load_field));
   ng_snapshot_apply(p, &w.snapshot, w.values);
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (p->block[i]->holds_result) p->block[i]->ops->shared(p->block[i]);
+    const ng_block *b = p->block[i];
+    if (b->holds_result && b->ops->shared != NULL) b->ops->shared(p->block[i]);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld", path, (long long)p->steps);
 done:

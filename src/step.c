@@ -14,6 +14,7 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
 }
 
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
+  if (b->ops->solve == NULL) return false;
   return !b->solved || p->steps % (int64_t)b->live[NG_LIVE_SOLVE] == 0;
 }
 
@@ -85,7 +86,8 @@ static ng_status solve(ng_precond *p) {
 static ng_status share(ng_precond *p) {
   const ng_status st = ng_exchange_results(p);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    if (p->block[i]->holds_result) p->block[i]->ops->shared(p->block[i]);
+    ng_block *b = p->block[i];
+    if (b->holds_result && b->ops->shared != NULL) b->ops->shared(b);
   }
   return st;
 }
@@ -93,13 +95,14 @@ static ng_status share(ng_precond *p) {
 /* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
 static ng_status measure(ng_precond *p) {
+  ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->holds_result) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->ops->measure(b);
-    b->measure_ms = ng_now_ms() - t0;
+    b->measure_ms = ng_now_ms() - t0 + (b->tiles > 0 ? b->measure_ms : 0.0);
     if (st == NG_SKIPPED) p->refused = true;
     if (st < NG_OK) p->trouble = ng_worse(p->trouble, st);
   }
@@ -132,41 +135,15 @@ static ng_status agree(ng_precond *p) {
   return NG_OK;
 }
 
-static void emit_plain(ng_precond *p, ng_entry *e) {
-  float *row = (float *)(void *)p->arena[NG_USE_SCRATCH];
-  for (int32_t k = 0; k < e->slots; k++) {
-    for (int64_t r = 0; r < e->slot[k].rows; r++) {
-      (void)ng_grad_row(&e->slot[k], r, row); /* finite: measure_plain has seen it */
-      ng_sink_row(&p->sink, &e->slot[k], r, row, 1.0);
-    }
-  }
-}
-
 static ng_status emit(ng_precond *p) {
+  ng_tiles_emit(p);
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_status st = p->block[i]->ops->emit(p->block[i], p->nu, &p->sink);
+    ng_block *b = p->block[i];
+    if (b->ops->emit == NULL) continue;
+    const ng_status st = b->ops->emit(b, p->nu, &p->sink);
     if (st != NG_OK) return st;
   }
-  for (int32_t i = 0; i < p->entries && p->sink.kind != NG_SINK_GRADIENT; i++) {
-    if (p->entry[i]->block == NULL && !p->entry[i]->d.frozen) emit_plain(p, p->entry[i]);
-  }
   return NG_OK;
-}
-
-/* Parameters without curvature are only read by the fused updates; their gradients are scanned with
- * the others, before anything is written. */
-static ng_status measure_all(ng_precond *p) {
-  float *row = (float *)(void *)p->arena[NG_USE_SCRATCH];
-  for (int32_t i = 0; i < p->entries && p->sink.kind != NG_SINK_GRADIENT; i++) {
-    ng_entry *e = p->entry[i];
-    if (e->block != NULL || e->d.frozen) continue;
-    for (int32_t k = 0; k < e->slots; k++) {
-      for (int64_t r = 0; r < e->slot[k].rows; r++) {
-        if (!ng_grad_row(&e->slot[k], r, row)) p->refused = true;
-      }
-    }
-  }
-  return measure(p);
 }
 
 /* ---- the table and the walk ------------------------------------------------------------------*/
@@ -198,7 +175,7 @@ const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_STATISTICS] = {"statistics", statistics, any_stat, true},
     [NG_AT_SOLVE] = {"solve", solve, just_solved, false},
     [NG_AT_SHARE] = {"share", share, just_solved, true},
-    [NG_AT_MEASURE] = {"measure", measure_all, always, false},
+    [NG_AT_MEASURE] = {"measure", measure, always, false},
     [NG_AT_DELIVER] = {"deliver", deliver, always, true},
     [NG_AT_AGREE] = {"agree", agree, always, true},
     [NG_AT_EMIT] = {"emit", emit, always, false},

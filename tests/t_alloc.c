@@ -97,7 +97,7 @@ typedef struct run {
   ng_context *ctx;
   ng_precond *p;
   int32_t fc, conv, norm, threads;
-  const char *solver;
+  const char *solver; /* or "eva", a method of the other family */
   float w[OUT * IN + OUT + OUT * C * 4 + 2], dw[OUT * IN + OUT + OUT * C * 4 + 2];
   char file[64], message[256];
   int64_t t;
@@ -118,7 +118,11 @@ static ng_status make_context(run *r) {
 static ng_status make_precond(run *r) {
   ng_options o;
   ng_status st = ng_options_init(&o);
-  o.solver = r->solver;
+  if (strcmp(r->solver, "eva") == 0) {
+    if (st == NG_OK) st = ng_options_set_method(&o, r->solver, NULL, 0);
+  } else {
+    o.solver = r->solver;
+  }
   if (strcmp(r->solver, "eigen") == 0) o.damping_split = "joint";
   o.update = "sgd";
   o.skip_layers = "no such layer";
@@ -335,6 +339,11 @@ static void eigen(void **state) {
   every_allocation("eigen", 1, 13);
 }
 
+static void rank_one(void **state) {
+  (void)state;
+  every_allocation("eva", 1, 5);
+}
+
 static void pool_of_two(void **state) {
   (void)state;
   every_allocation("cholesky", 2, 13);
@@ -345,6 +354,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(cholesky),
       cmocka_unit_test(eigen),
+      cmocka_unit_test(rank_one),
       cmocka_unit_test(pool_of_two),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

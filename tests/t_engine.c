@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,6 +17,8 @@
 /* ---- a model to misuse -----------------------------------------------------------------------*/
 
 enum { B = 4, IN = 3, OUT = 2 };
+
+static const char *method = "natgrad"; /* of the models made below */
 
 typedef struct fix {
   ng_context *ctx;
@@ -48,6 +51,7 @@ static void create(fix *f, const char *option, const char *value) {
   data(f);
   assert_int_equal(ng_context_create(NULL, why, sizeof why, &f->ctx), NG_OK);
   assert_int_equal(ng_options_init(&o), NG_OK);
+  assert_int_equal(ng_options_set_method(&o, method, why, sizeof why), NG_OK);
   if (option != NULL) {
     assert_int_equal(ng_options_set(&o, option, value, why, sizeof why), NG_OK);
   }
@@ -414,6 +418,25 @@ static void test_not_finite(void **state) {
   }
 }
 
+/* What a family does not read cannot be refused. */
+static void test_not_read(void **state) {
+  (void)state;
+  fix f;
+  ready(&f, "stat_batch", "2");
+  f.a[2 * IN] = NAN;
+  f.g[3 * OUT] = INFINITY;
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_true(isfinite((double)f.dw[0]) && isfinite((double)f.db[1]));
+  destroy(&f);
+  ready(&f, "sides", "input");
+  f.g[0] = NAN;
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_true(isfinite((double)f.dw[0]));
+  destroy(&f);
+}
+
 /* Every value is finite, their squares are not: the average must not be touched. */
 static void test_overflow(void **state) {
   (void)state;
@@ -422,7 +445,10 @@ static void test_overflow(void **state) {
   assert_int_equal(show(&f), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   data(&f);
-  f.a[0] = 3e30f;
+  const bool kronecker =
+      strcmp(method, "natgrad") == 0; /* the other makes no squares, but weighs */
+  f.a[0] = kronecker ? 3e30f : 3e38f;
+  if (!kronecker) f.a[IN] = f.a[2 * IN] = f.a[3 * IN] = 3e38f;
   assert_int_equal(show(&f), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
   assert_non_null(strstr(ng_last_error(f.ctx), "overflowed"));
@@ -541,10 +567,12 @@ static void test_set(void **state) {
 
 static void test_nothing_allocated_in_a_step(void **state) {
   (void)state;
-  const char *const solver[] = {"cholesky", "eigen"};
+  const bool kronecker = strcmp(method, "natgrad") == 0;
+  const char *const option = kronecker ? "solver" : "stat_scale";
+  const char *const value[] = {kronecker ? "cholesky" : "eva", kronecker ? "eigen" : "textbook"};
   for (int s = 0; s < 2; s++) {
     fix f;
-    ready(&f, "solver", solver[s]);
+    ready(&f, option, value[s]);
     int64_t before = 0, after = 0;
     ng_context_allocated(f.ctx, NULL, NULL, &before);
     for (int t = 0; t < 25; t++) {
@@ -574,8 +602,9 @@ static void test_memory_is_what_was_allocated(void **state) {
     assert_int_equal(ng_memory(f.p, i, &m), NG_OK);
     sum += m.bytes;
     if (strcmp(m.use, "factors") == 0) {
-      /* 4 bytes per element of the triangles, each rounded up to a cache line */
-      assert_int_equal(m.bytes, 64 + 64); /* A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12 */
+      /* 4 bytes per element of the triangles, each rounded up to a cache line:
+       * A: 4*5/2 * 4 = 40, G: 2*3/2 * 4 = 12; rank one: a 4 * 4 = 16, g 2 * 4 = 8 */
+      assert_int_equal(m.bytes, 64 + 64);
     }
   }
   assert_int_equal(sum, full - empty);
@@ -669,5 +698,20 @@ int main(void) {
       cmocka_unit_test(test_reports),
       cmocka_unit_test(test_status_names),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  const struct CMUnitTest of_a_family[] = {
+      cmocka_unit_test(test_order),
+      cmocka_unit_test(test_never_observed),
+      cmocka_unit_test(test_observe),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_overflow),
+      cmocka_unit_test(test_loss_scale_overflow),
+      cmocka_unit_test(test_reset_batch),
+      cmocka_unit_test(test_wrong_update),
+      cmocka_unit_test(test_nothing_allocated_in_a_step),
+      cmocka_unit_test(test_memory_is_what_was_allocated),
+      cmocka_unit_test(test_not_read),
+  };
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  method = "eva-natgrad";
+  return failed + cmocka_run_group_tests_name("rank one", of_a_family, NULL, NULL);
 }

@@ -75,6 +75,26 @@ static void rows(void **state) {
   differs_by(&o, "dp-kfac", text);
   o = system_options("lzhangbv", "inverse_dp");
   differs_by(&o, "dp-kfac", LZ "damping_leak=1 statistics=local grad_worker_fraction=0");
+
+  const char *const eva =
+      "stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";
+  assert_int_equal(ng_options_set_method(&o, "eva", message, sizeof message), NG_OK);
+  differs_by(&o, "eva", eva);
+  assert_true(o.damping == 0.03 && o.kl_clip == 0.001); /* its own, and the table's */
+  o = system_options("Eva", "");
+  differs_by(&o, "eva", eva);
+  o = system_options("FusedEva", "eva");
+  differs_by(&o, "eva", eva);
+  assert_int_equal(ng_options_set_method(&o, "eva-f", message, sizeof message), NG_OK);
+  differs_by(&o, "eva-f",
+             "stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal "
+             "sides=input");
+  assert_int_equal(ng_options_set_method(&o, "eva-natgrad", message, sizeof message), NG_OK);
+  differs_by(&o, "eva-natgrad", "");
+  o = system_options("Eva", "kfac");
+  differs_by(&o, "eva-kfac",
+             "stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
+             "call_weight=equal damping_leak=1 solve_period=1");
 }
 
 static void a_row_sets_everything(void **state) {
@@ -94,7 +114,10 @@ static void table_of_methods(void **state) {
     ng_method_info info = {.struct_size = sizeof info};
     assert_int_equal(ng_method_at(m, &info), NG_OK);
     assert_true(info.name[0] != 0 && info.help[0] != 0);
-    assert_string_equal(info.family, "kronecker");
+    assert_string_equal(info.family,
+                        strncmp(info.name, "eva", 3) == 0 && strcmp(info.name, "eva-kfac") != 0
+                            ? "rankone"
+                            : "kronecker");
     assert_contains(info.paper, "arXiv");
     ng_options o = standard_options();
     assert_int_equal(ng_options_set_method(&o, info.name, message, sizeof message), NG_OK);
@@ -122,8 +145,7 @@ static void table_of_methods(void **state) {
 
 static void wrong_names(void **state) {
   (void)state;
-  static const char *const later[] = {"spngd", "eva",  "eva-natgrad", "eva-kfac",
-                                      "mfac",  "efcp", "ggt"};
+  static const char *const later[] = {"spngd", "mfac", "efcp", "ggt"};
   ng_options o = standard_options();
   const ng_options before = o;
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
@@ -142,11 +164,12 @@ static void wrong_names(void **state) {
   assert_int_equal(ng_options_set_system(&o, "lzhangbv", "inverse-dp", message, sizeof message),
                    NG_ERR_ARG);
   assert_contains(message, "did you mean 'inverse_dp'?");
-  assert_int_equal(ng_options_set_system(&o, "Eva", "", message, sizeof message), NG_ERR_ABSENT);
+  assert_int_equal(ng_options_set_system(&o, "Eva", "eigen", message, sizeof message), NG_ERR_ARG);
+  assert_contains(message, "eva|kfac");
   assert_int_equal(ng_options_set_system(&o, "chainerkfac", "spngd", message, sizeof message),
                    NG_ERR_ABSENT);
   assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "KAISA and DP-KFACrepo");
+  assert_contains(message, "KAISA, DP-KFACrepo and Eva");
   assert_int_equal(ng_options_set_system(&o, NULL, "eigen", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_system(&o, "KAISA", NULL, message, sizeof message), NG_ERR_ARG);
   assert_memory_equal(&o, &before, sizeof o);
@@ -373,6 +396,41 @@ static void lz_names(void **state) {
 }
 
 /* A name belongs to its program. */
+/* The third meaning of kl_clip = 0, and what there is besides. */
+static void eva_names(void **state) {
+  (void)state;
+  static const char *const off[] = {"none", "-1", "-0.5"}, *const zero[] = {"0", "0.0", "-0"};
+  ng_options o = system_options("Eva", ""), k = system_options("Eva", "kfac");
+  for (int i = 0; i < 3; i++) {
+    publish(&o, "kl_clip", "0.002");
+    assert_string_equal(o.clip, "kl");
+    assert_true(o.kl_clip == 0.002);
+    publish(&o, "kl_clip", off[i]);
+    assert_string_equal(o.clip, "none");
+    publish(&o, "kl_clip", zero[i]);
+    assert_string_equal(o.clip, "rescale");
+  }
+  publish_refused(&o, "kl_clip", "x", NG_ERR_ARG);
+  publish(&o, "factor_decay", "0.75");
+  assert_true(o.stat_decay == 0.25); /* ours weighs the old average, theirs the new sample */
+  publish(&o, "fac_update_freq", "3");
+  assert_int_equal(o.stat_period, 3);
+  publish(&o, "kfac_batch_size", "8");
+  assert_int_equal(o.stat_batch, 8);
+  publish_refused(&o, "kfac_batch_size", "0", NG_ERR_ARG); /* 0 would be all of them here */
+  publish(&o, "exclude_vocabulary_size", "100");
+  assert_int_equal(o.exclude_width, 100);
+  const ng_options before = o;
+  publish(&o, "kfac_update_freq", "7"); /* the published Eva does not look at it */
+  assert_memory_equal(&o, &before, sizeof o);
+  publish_refused(&o, "kfac_update_freq", "0", NG_ERR_ARG);
+  publish_refused(&o, "diag_blocks", "2", NG_ERR_ARG);
+  publish(&k, "kfac_update_freq", "7");
+  assert_int_equal(k.solve_period, 7);
+  publish(&k, "diag_blocks", "2");
+  assert_int_equal(k.factor_blocks, 2);
+}
+
 static void names_of_another_program(void **state) {
   (void)state;
   ng_options k = system_options("KAISA", "eigen"), l = system_options("lzhangbv", "eigen");
@@ -427,6 +485,7 @@ int main(void) {
       cmocka_unit_test(kaisa_names),
       cmocka_unit_test(nothing_to_set),
       cmocka_unit_test(lz_names),
+      cmocka_unit_test(eva_names),
       cmocka_unit_test(names_of_another_program),
       cmocka_unit_test(every_published_name),
   };

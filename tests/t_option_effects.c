@@ -87,7 +87,9 @@ static ng_status apply(ng_options *o, char *text, char *message, size_t size) {
     char *equals = strchr(word, '=');
     if (equals == NULL) return NG_ERR_ARG;
     *equals = 0;
-    const ng_status st = ng_options_set(o, word, equals + 1, message, size);
+    const ng_status st = strcmp(word, "method") == 0
+                             ? ng_options_set_method(o, equals + 1, message, size)
+                             : ng_options_set(o, word, equals + 1, message, size);
     if (st != NG_OK) return st;
   }
   return NG_OK;
@@ -842,6 +844,7 @@ static const struct override {
     {"factor_blocks=2", ""},
     {"factor_dtype=bf16", ""},
     {"inverse_dtype=bf16", ""},
+    {"sides=input", "method=eva clip=none"}, /* which sets every option anew */
 };
 
 /* Every per-layer option, given to fc1 only: fc1 changes, the others keep every bit. */
@@ -931,6 +934,55 @@ static void live_options_move(void **state) {
   assert_int_equal(live, 0); /* the list above has every live option */
 }
 
+static void effect_sides(void **state) {
+  (void)state;
+  const run a = with("method=eva damping=0.1 clip=none sides=both");
+  const run b = with("method=eva damping=0.1 clip=none sides=input");
+  for (int32_t i = 0; i < LAYERS; i++) {
+    assert_differ(gap_of(&a, &b, 0, i));
+  }
+}
+
+/* The other family has these, and they do something there, too. */
+static void rank_one_options(void **state) {
+  (void)state;
+  static const char *const pairs[][2] = {{"damping=0.1", "damping=0.2"},
+                                         {"stat_decay=0.9", "stat_decay=0.1"},
+                                         {"stat_start=first", "stat_start=zero"},
+                                         {"stat_scale=textbook", "stat_scale=eva"},
+                                         {"positions=expand", "positions=reduce"},
+                                         {"stat_batch=0", "stat_batch=1"},
+                                         {"calls=mean", "calls=last"},
+                                         {"calls=mean", "calls=ema stat_decay=0.3"},
+                                         {"call_weight=samples", "call_weight=equal"},
+                                         {"stat_period=1", "stat_period=2"},
+                                         {"clip=none", "clip=rescale"},
+                                         {"clip=kl kl_clip=0.001", "clip=kl kl_clip=0.0001"},
+                                         {"schedule=", "schedule=damping*0.1@1"},
+                                         {"skip_layers=", "skip_layers=fc1"},
+                                         {"exclude_width=0", "exclude_width=5"}};
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+    char one[128], two[128];
+    (void)snprintf(one, sizeof one, "method=eva-natgrad damping=0.05 clip=none %s", pairs[i][0]);
+    (void)snprintf(two, sizeof two, "method=eva-natgrad damping=0.05 clip=none %s", pairs[i][1]);
+    const run a = with(one), b = with(two);
+    const double g = gap(&a, &b);
+    if (!(g > DIFFERENT && g < 1e12)) fail_msg("%s, %s: gap %g", pairs[i][0], pairs[i][1], g);
+  }
+  run own = usual, moved = usual;
+  const run plain = with("method=eva damping=0.05 clip=none");
+  own.settings = moved.settings = "method=eva damping=0.05 clip=none";
+  own.layer_options = "damping=0.5";
+  own = play(own);
+  assert_differ(gap_of(&plain, &own, 0, FC1)); /* a layer's own damping, and only there */
+  assert_within(gap_of(&plain, &own, 0, FC2), 0);
+  moved.set_option = "damping";
+  moved.set_value = "0.5";
+  moved = play(moved);
+  assert_within(gap_at(&plain, &moved, 0), 0);
+  assert_differ(gap_at(&plain, &moved, 1));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
@@ -949,7 +1001,8 @@ int main(void) {
       cmocka_unit_test(effect_schedule),      cmocka_unit_test(effect_statistics),
       cmocka_unit_test(effect_placement),     cmocka_unit_test(effect_grad_worker_fraction),
       cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
-      cmocka_unit_test(live_options_move),
+      cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
+      cmocka_unit_test(effect_sides),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

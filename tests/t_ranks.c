@@ -22,12 +22,13 @@ typedef enum trouble {
   BAD_LR,
   OTHER_LAYER,
   OTHER_OPTION,
-  TROUBLES
+  TROUBLES,
+  OTHER_METHOD /* of another family, with the same values */
 } trouble;
 
 typedef struct plan {
   trouble what;
-  const char *fraction, *fold;
+  const char *fraction, *fold, *method; /* NULL: natgrad */
   int64_t
       fail; /* the call of the transport that fails on ODD; 0: none                            */
   ng_status status[RANKS];
@@ -107,6 +108,10 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   c.transport = &table;
   if (st == NG_OK) st = ng_context_create(&c, NULL, 0, &ctx);
   if (st == NG_OK) st = ng_options_init(&o);
+  if (st == NG_OK && rank == ODD && job->what == OTHER_METHOD) {
+    st = ng_options_set_method(&o, "eva-natgrad", NULL, 0);
+  }
+  if (st == NG_OK && job->method != NULL) st = ng_options_set_method(&o, job->method, NULL, 0);
   if (st == NG_OK) st = ng_options_set(&o, "grad_worker_fraction", job->fraction, NULL, 0);
   if (st == NG_OK) st = ng_options_set(&o, "fold", job->fold, NULL, 0);
   if (rank == ODD && job->what == OTHER_OPTION) o.damping = 0.5;
@@ -141,17 +146,24 @@ static void test_one_in_trouble(void **state) {
       plan job = {.what = (trouble)what, .fraction = fraction[k / 2], .fold = fold[k % 2]};
       play(&job, want[what]);
     }
+    plan rankone = {.what = (trouble)what, .fraction = "1", .fold = "sum", .method = "eva"};
+    play(&rankone, want[what]);
   }
+  plan other = {.what = OTHER_METHOD, .fraction = "1", .fold = "sum"};
+  play(&other, NG_ERR_COMM);
+  assert_int_equal(other.calls[ODD], 2); /* seen when hashes are compared, not in a message */
 }
 
 static void test_every_call_fails(void **state) {
   (void)state;
-  for (int k = 0; k < 4; k++) {
-    plan whole = {.fraction = fraction[k / 2], .fold = fold[k % 2]};
+  for (int k = 0; k < 5; k++) { /* the last: rank one */
+    const char *const f = k < 4 ? fraction[k / 2] : "1", *const how = k < 4 ? fold[k % 2] : "sum";
+    const char *const method = k < 4 ? NULL : "eva";
+    plan whole = {.fraction = f, .fold = how, .method = method};
     play(&whole, NG_OK);
     assert_true(whole.calls[ODD] >= 8);
     for (int64_t call = 1; call <= whole.calls[ODD]; call++) {
-      plan job = {.fraction = fraction[k / 2], .fold = fold[k % 2], .fail = call};
+      plan job = {.fraction = f, .fold = how, .method = method, .fail = call};
       play(&job, NG_ERR_COMM);
     }
   }

@@ -204,6 +204,17 @@ static const sim_setup rows[] = {
      .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1 " PERIODS},
     {.method = "dp-kfac", .set = ""},
     {.method = "dp-kfac", .set = "update=sgd " PERIODS},
+    {.method = "eva", .set = "stat_period=2 update=sgd"},
+    {.method = "eva",
+     .set = "clip=rescale schedule=damping*0.5@2,5 stat_decay~0.9",
+     .micro = 2,
+     .vary = SIM_NHWC},
+    {.method = "eva-natgrad",
+     .set = "update=adamw calls=last",
+     .vary = SIM_OWN,
+     .layer_options = "damping=0.05 stat_batch=2"},
+    {.method = "eva-f", .set = "stat_period=2"},
+    {.method = "eva-kfac", .set = "update=sgd " PERIODS},
 };
 
 static void resume_one_rank(void **state) {

@@ -203,7 +203,7 @@ static ng_status begin(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const bool identity = ng_is(b->opt.stat_start, "identity");
   for (int side = 0; side < 2; side++) {
-    k->side[side].keep = 1.0;
+    ng_average_close(&k->side[side].average);
     for (int32_t i = 0; identity && b->holds_stats && i < k->side[side].parts; i++) {
       const ng_part *part = &k->side[side].part[i];
       const float one = 1.0f;
@@ -307,12 +307,12 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int i = 0; i < 2 && st == NG_OK; i++) {
     const char name = i == NG_SIDE_A ? 'A' : 'G';
-    double started = k->side[i].started;
+    double started = k->side[i].average.started;
     ng_number n;
     (void)snprintf(n.name, sizeof n.name, "%c_started", name);
     n.value = &started;
     st = visit(arg, &n);
-    k->side[i].started = started != 0.0;
+    k->side[i].average.started = started != 0.0;
     for (int64_t g = 0; g < k->groups && st == NG_OK; g++) {
       (void)snprintf(n.name, sizeof n.name, "%c_leak.%lld", name, (long long)g);
       n.value = &k->side[i].leak[g];

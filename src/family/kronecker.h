@@ -9,6 +9,7 @@
 
 #include "../internal.h"
 #include "../stats.h"
+#include "average.h"
 
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
@@ -30,9 +31,7 @@ typedef struct ng_part {
 typedef struct ng_side {
   int32_t parts, each; /* in all, in a group */
   ng_part *part;
-  bool started;   /* F holds a sample                                                         */
-  double w, keep; /* this step, this rank: weight of the samples; what the old average keeps  */
-  double total, total_keep; /* the same over ranks, set by the check station */
+  ng_average average;
   double *leak; /* [groups]: damping_leak: shift that sits in the owner's average           */
 } ng_side;
 

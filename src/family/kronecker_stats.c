@@ -96,15 +96,11 @@ static void scale_side(ng_side *s, double by) {
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[o->grad];
-  const int64_t take = b->opt.stat_batch > 0 ? ng_min64(b->opt.stat_batch, o->samples) : o->samples;
-  const double weight = ng_is(b->opt.call_weight, "equal") ? 1.0 : (double)take;
+  const int64_t take = ng_average_take(b, o);
   const call_scale c = scale_of(b, o, take);
-  const bool ema = ng_is(b->opt.calls, "ema");
-  const bool first =
-      !s->started && (!ema || s->w == 0.0); /* ema: the step's second call has an old */
-  const double rho = first && ng_is(b->opt.stat_start, "first") ? 0.0 : b->live[NG_LIVE_DECAY];
   if (k->direct) {
-    if (s->w > 0.0) {
+    const double rho = ng_average_rho(b, &s->average);
+    if (s->average.w > 0.0) {
       return ng_fail(b->p->ctx, NG_ERR_STATE,
                      "layer '%s': its %s was observed a second time in this step; fold = direct "
                      "allows one observation, fold = sum any number",
@@ -112,24 +108,13 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
     }
     scale_side(s, rho);
     add_rows(b, o, take, c, 1.0 - rho);
-    s->w = weight;
-    s->keep = rho;
+    s->average.w = ng_average_weight(b, take);
+    s->average.keep = rho;
     return NG_OK;
   }
-  if (ema) {
-    if (s->w > 0.0) scale_side(s, rho);
-    add_rows(b, o, take, c, 1.0 - rho);
-    s->keep = s->w > 0.0 ? s->keep * rho : rho;
-    s->w += weight;
-    return NG_OK;
-  }
-  if (ng_is(b->opt.calls, "last") && s->w > 0.0) {
-    scale_side(s, 0.0);
-    s->w = 0.0;
-  }
-  add_rows(b, o, take, c, weight);
-  s->w += weight;
-  s->keep = rho;
+  const ng_mix mix = ng_average_call(b, &s->average, take);
+  if (mix.old != 1.0) scale_side(s, mix.old);
+  add_rows(b, o, take, c, mix.fresh);
   return NG_OK;
 }
 
@@ -137,16 +122,7 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
 
 void ng_kron_weights(ng_block *b, double w[4], bool set) {
   ng_kron *k = ng_kron_of(b);
-  for (int i = 0; i < 2; i++) {
-    ng_side *s = &k->side[i];
-    if (set) {
-      s->total = w[i];
-      s->total_keep = w[2 + i];
-    } else {
-      w[i] = s->w;
-      w[2 + i] = s->w * s->keep;
-    }
-  }
+  ng_average_weights(&k->side[NG_SIDE_A].average, &k->side[NG_SIDE_G].average, w, set);
 }
 
 void ng_kron_scale(ng_block *b) {
@@ -155,20 +131,21 @@ void ng_kron_scale(ng_block *b) {
     ng_side *s = &k->side[i];
     if (k->direct) {
       /* nobody saw this side: the average must pass through the sum unchanged */
-      if (s->total > 0.0) {
-        scale_side(s, s->w / s->total);
+      if (s->average.total > 0.0) {
+        scale_side(s, s->average.w / s->average.total);
       } else if (b->p->ctx->comm.rank != 0) {
         scale_side(s, 0.0);
       }
-    } else if (ng_is(b->opt.calls, "ema") && s->w > 0.0) {
-      scale_side(s, s->w);
+    } else {
+      const double own = ng_average_own(b, &s->average);
+      if (own != 1.0) scale_side(s, own);
     }
   }
 }
 
 float *ng_kron_message(ng_block *b, int64_t *count) {
   const ng_kron *k = ng_kron_of(b);
-  if (!(k->side[0].total > 0.0) && !(k->side[1].total > 0.0)) return NULL;
+  if (!(k->side[0].average.total > 0.0) && !(k->side[1].average.total > 0.0)) return NULL;
   const ng_part *last = &k->side[1].part[k->side[1].parts - 1];
   float *from = k->side[0].part[0].S.a;
   *count = last->S.a + ng_sym_count(last->n) - from;
@@ -226,9 +203,8 @@ static bool sums_finite(const ng_side *s) {
 }
 
 static void forget_side(ng_kron *k, ng_side *s) {
-  if (!k->direct && (s->w > 0.0 || s->total > 0.0)) scale_side(s, 0.0);
-  s->w = s->total = s->total_keep = 0.0;
-  s->keep = 1.0;
+  if (!k->direct && (s->average.w > 0.0 || s->average.total > 0.0)) scale_side(s, 0.0);
+  ng_average_close(&s->average);
 }
 
 /* Sums may overflow although every value was finite: then this side keeps its average. */
@@ -238,8 +214,8 @@ ng_status ng_kron_fold(ng_block *b) {
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
-    if (!(s->total > 0.0)) continue;
-    const double keep = s->total_keep / s->total;
+    if (!(s->average.total > 0.0)) continue;
+    const ng_mix mix = ng_average_fold(b, &s->average);
     if (!k->direct && !sums_finite(s)) {
       st = ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': the sum of %s overflowed", b->entry->d.name,
                    i == NG_SIDE_A ? "inputs" : "output gradients");
@@ -249,18 +225,14 @@ ng_status ng_kron_fold(ng_block *b) {
     for (int32_t j = 0; b->opt.damping_leak && j < s->parts; j++) {
       /* direct: the old average was multiplied by keep when the sample was added */
       const double ranks = all ? b->p->ctx->comm.size : 1, by = s->leak[s->part[j].group] / ranks;
-      shift_part(&s->part[j], k->factor_dtype, k->direct ? keep * by : by);
+      shift_part(&s->part[j], k->factor_dtype, k->direct ? mix.old * by : by);
     }
     memset(s->leak, 0, (size_t)k->groups * sizeof *s->leak);
-    /* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks */
-    const bool ema = ng_is(b->opt.calls, "ema"), summed = b->p->ctx->comm.size > 1 && all;
-    const double c = !ema ? (1.0 - keep) / s->total : summed ? 1.0 / s->total : 1.0;
     for (int32_t j = 0; j < s->parts && !k->direct; j++) {
-      fold_part(b->p->ctx, &s->part[j], k->factor_dtype, keep, c);
+      fold_part(b->p->ctx, &s->part[j], k->factor_dtype, mix.old, mix.fresh);
     }
-    s->started = true;
-    s->w = s->total = s->total_keep = 0.0;
-    s->keep = 1.0;
+    s->average.started = true;
+    ng_average_close(&s->average);
   }
   return st;
 }

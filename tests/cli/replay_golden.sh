@@ -9,13 +9,13 @@ strict=()
 for file in "$golden"/*.safetensors; do
   [[ " ${loose[*]} " == *" $file "* ]] || strict+=("$file")
 done
-[[ ${#strict[@]} == 31 ]] || fail "${#strict[@]} recordings besides ${#loose[@]}, expected 31"
+[[ ${#strict[@]} == 35 ]] || fail "${#strict[@]} recordings besides ${#loose[@]}, expected 35"
 
 linalgs=(ref)
 if "$natgrad" info | grep -q '^linalg cpu = built in'; then linalgs+=(cpu); fi
 for linalg in "${linalgs[@]}"; do
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${strict[@]}"
-  [[ $(grep -c 'tolerance 1e-05: ok$' "$scratch/out") == 31 ]] || fail "$linalg: not 31 times ok"
+  [[ $(grep -c 'tolerance 1e-05: ok$' "$scratch/out") == 35 ]] || fail "$linalg: not 35 times ok"
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 3e-5 "${loose[@]}"
 done
 finish

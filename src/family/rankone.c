@@ -1,0 +1,361 @@
+/* rankone.c: the rank-one family: Eva (Zhang, Shi & Li, ICLR 2023) in two passes over the gradient.
+ *
+ * The curvature of a layer is (g g') (x) (a a'), a and g mean vectors (rankone_stats.c), so with
+ * D [q, p], alpha = <a, a>, beta = <g, g>, s = g' D a, by Sherman and Morrison
+ *
+ *     PD = (D - c g a') / lambda,   c = s / (alpha beta + lambda)
+ *
+ * exactly, and the clip needs no PD:
+ *
+ *     <D, PD> = (|D|^2 - s c) / lambda,   |PD|^2 = (|D|^2 - 2 c s + c^2 alpha beta) / lambda^2
+ *
+ * sides = input (Eva-f) takes I for g g': every row r of D has its own t_r = D_r a,
+ *
+ *     PD = (D - t a' / (alpha + lambda)) / lambda,
+ *     <D, PD> = (|D|^2 - |t|^2 / (alpha + lambda)) / lambda
+ *
+ * So `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` hands D and the rank-one
+ * term to the sink in one more walk; tiles of all blocks go through one loop (tiles.c).  Nothing is
+ * inverted, stored or sent besides a and g.  A convolution's groups have an a and a g each.
+ *
+ * This is the family to copy: every entry of ng_family_ops is here or in rankone_stats.c. */
+#include "rankone.h"
+
+#include <math.h>
+
+#include "../convert.h"
+#include "../pack.h"
+#include "simd.h"
+
+/* ---- geometry, memory ------------------------------------------------------------------------*/
+
+static void make_box(ng_block *b, int side) {
+  const ng_layer *d = &b->entry->d;
+  ng_box *x = &ng_rankone_of(b)->side[side].box;
+  const bool conv = d->kind == NG_CONV2D, input = side == NG_MEAN_A;
+  x->channels = input ? d->in : d->out;
+  x->height = !conv ? 1 : input ? d->image[0] : b->entry->oh;
+  x->width = !conv ? 1 : input ? d->image[1] : b->entry->ow; /* linear: known when it is seen */
+  for (int i = 0; i < 2; i++) {
+    const bool patch = conv && input;
+    x->kernel[i] = patch ? d->kernel[i] : 1;
+    x->stride[i] = patch ? d->stride[i] : 1;
+    x->padding[i] = patch ? d->padding[i] : 0;
+    x->dilation[i] = patch ? d->dilation[i] : 1;
+  }
+  x->positions[0] = conv ? b->entry->oh : 1;
+  x->positions[1] = conv ? b->entry->ow : 1;
+  x->offsets = x->kernel[0] * x->kernel[1];
+  x->whole = x->offsets == 1 && x->stride[0] == 1 && x->stride[1] == 1 && x->padding[0] == 0 &&
+             x->padding[1] == 0;
+}
+
+static void destroy(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  if (k == NULL) return;
+  ng_object_free(b->p, k->rank, (size_t)k->groups * sizeof *k->rank);
+  ng_object_free(b->p, k->t, (size_t)b->entry->d.out * sizeof *k->t);
+  ng_object_free(b->p, k->along, (size_t)b->entry->d.out * sizeof *k->along);
+  ng_object_free(b->p, k, sizeof *k);
+  b->state = NULL;
+}
+
+static ng_status create(ng_block *b) {
+  const ng_layer *d = &b->entry->d;
+  const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
+  const bool input_only = ng_is(b->opt.sides, "input");
+  ng_rankone *k = ng_object(b->p, sizeof *k);
+  if (k != NULL) {
+    b->state = k;
+    k->groups = groups;
+    k->rank = ng_object(b->p, (size_t)groups * sizeof *k->rank);
+    if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
+    if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
+  }
+  if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
+    destroy(b);
+    return ng_fail(b->p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", d->name);
+  }
+  make_box(b, NG_MEAN_A);
+  make_box(b, NG_MEAN_G);
+  k->p = b->entry->slot[NG_WEIGHT].cols;
+  k->q = d->out / groups;
+  k->side[NG_MEAN_A].n = groups * k->p + d->bias;
+  k->side[NG_MEAN_G].n = input_only ? 0 : d->out;
+  const int at = snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
+                          (long long)k->side[NG_MEAN_A].n, (long long)k->side[NG_MEAN_G].n);
+  if (groups > 1) {
+    (void)snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at, ", %lld groups",
+                   (long long)groups);
+  }
+  return NG_OK;
+}
+
+static ng_status plan(ng_block *b, ng_plan *plan) {
+  ng_rankone *k = ng_rankone_of(b);
+  const int64_t held = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS];
+  for (int i = 0; i < 2; i++) {
+    const int64_t bytes = k->side[i].n * (int64_t)sizeof(float);
+    k->side[i].mean = ng_plan_take(plan, NG_USE_FACTORS, bytes);
+    k->side[i].sum = ng_plan_take(plan, NG_USE_SUMS, bytes);
+  }
+  b->curvature_bytes = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] - held;
+  ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
+  k->scratch = plan->place ? (double *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
+  return NG_OK;
+}
+
+static ng_status begin(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  ng_average_close(&k->side[NG_MEAN_A].average);
+  ng_average_close(&k->side[NG_MEAN_G].average);
+  if (k->t != NULL) b->folded[NG_MEAN_G] = true; /* nobody waits for it */
+  return NG_OK;
+}
+
+/* ---- first pass ------------------------------------------------------------------------------*/
+
+enum { LANES = 32, RUN = 16 };
+
+static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      xx[i] += xx[i + half];
+      xu[i] += xu[i + half];
+    }
+  }
+  out[0] = xx[0];
+  out[1] = xu[0];
+}
+
+/* sum x^2 and sum x u: f32 over runs of 16, double between them, so off by at most 16 roundings of
+ * f32 of the sum of magnitudes.  Lanes are added at the end, in one order: the same bits for every
+ * width of vector. */
+NG_CLONES static void quick_sums(const float *restrict x, const float *restrict u, int64_t n,
+                                 double out[2]) {
+  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole;) {
+    const int64_t end = ng_min64(c + RUN * LANES, whole);
+    float fx[LANES] = {0.0f}, fu[LANES] = {0.0f};
+    for (; c < end; c += LANES) {
+      for (int i = 0; i < LANES; i++) {
+        const float v = x[c + i];
+        fx[i] += v * v;
+        fu[i] += v * u[c + i];
+      }
+    }
+    for (int i = 0; i < LANES; i++) {
+      xx[i] += (double)fx[i];
+      xu[i] += (double)fu[i];
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    xx[c - whole] += (double)x[c] * (double)x[c];
+    xu[c - whole] += (double)x[c] * (double)u[c];
+  }
+  add_lanes(xx, xu, out);
+}
+
+/* The same in double: no product of two f32 is too large or too small for it. */
+NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u, int64_t n,
+                                double out[2]) {
+  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
+  for (int64_t c = 0; c < n; c += LANES) {
+    const int64_t end = ng_min64(LANES, n - c);
+    for (int64_t i = 0; i < end; i++) {
+      const double v = (double)x[c + i];
+      xx[i] += v * v;
+      xu[i] += v * (double)u[c + i];
+    }
+  }
+  add_lanes(xx, xu, out);
+}
+
+/* Below LEAST squares may have been lost under the smallest f32 (1e-45); what overflowed is not
+ * finite.  Rows of zeros pay for the second look, too. */
+static void row_sums(const float *x, const float *u, int64_t n, double out[2]) {
+  const double LEAST = 1e-24;
+  quick_sums(x, u, n, out);
+  if (!(out[0] > LEAST) || !(out[0] - out[0] == 0.0) || !(out[1] - out[1] == 0.0)) {
+    wide_sums(x, u, n, out);
+  }
+}
+
+/* The bias is one row of the gradient whose columns are outputs: there g (or D a) takes the place of
+ * a, and the last entry of a that of g. */
+static const float *along_row(const ng_rankone *k, const ng_tile *t) {
+  if (t->which == NG_WEIGHT) return k->side[NG_MEAN_A].mean + t->group * k->p + t->col;
+  return (k->t != NULL ? k->along : k->side[NG_MEAN_G].mean) + t->col;
+}
+
+static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
+  const ng_mean *a = &k->side[NG_MEAN_A];
+  if (t->which == NG_BIAS) return (double)a->mean[a->n - 1];
+  return k->t != NULL ? k->t[row] : (double)k->side[NG_MEAN_G].mean[row];
+}
+
+/* sides = input: whole rows of D leave D a in t, a part of a row in the tile's sum. */
+static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
+  const ng_rankone *k = ng_rankone_of(b);
+  const ng_view *v = &b->entry->slot[t->which].grad;
+  const float *u = along_row(k, t);
+  enum { TILE = 512 };
+  float line[TILE];
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    const char *x = (const char *)v->data + (r * v->row_stride + t->col) * ng_dtype_size(v->dtype);
+    double part[2], su = 0.0;
+    if (v->dtype == NG_F32) {
+      row_sums((const float *)(const void *)x, u, t->cols, part);
+      sum[0] += part[0];
+      su = part[1];
+    }
+    for (int64_t c = 0; v->dtype != NG_F32 && c < t->cols; c += TILE) {
+      const int64_t n = ng_min64(TILE, t->cols - c);
+      ng_to_f32(line, x + c * ng_dtype_size(v->dtype), v->dtype, n);
+      row_sums(line, u + c, n, part);
+      sum[0] += part[0];
+      su += part[1];
+    }
+    if (k->t == NULL) {
+      sum[1] += of_row(k, t, r) * su;
+    } else if (t->which == NG_WEIGHT && t->cols == k->p) {
+      k->t[r] = su;
+    } else {
+      sum[1] = su;
+    }
+  }
+}
+
+static double norm2(const float *x, int64_t n) {
+  double out[2];
+  row_sums(x, x, n, out);
+  return out[0];
+}
+
+/* sides = input: t complete, with the parts of rows and the bias; |t|^2 into s. */
+static void finish_t(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  const ng_mean *a = &k->side[NG_MEAN_A];
+  const ng_view *bias = &b->entry->slot[NG_BIAS].grad;
+  for (int32_t i = 0; i < b->tiles; i++) {
+    const ng_tile *t = &b->tile[i];
+    if (t->which != NG_WEIGHT || t->cols == k->p) continue;
+    k->t[t->row] = (t->col == 0 ? 0.0 : k->t[t->row]) + b->tile_sum[i * NG_TILE_SUMS + 1];
+  }
+  for (int64_t r = 0; r < b->entry->d.out; r++) {
+    if (b->entry->d.bias) {
+      float x;
+      ng_to_f32(&x, (const char *)bias->data + r * ng_dtype_size(bias->dtype), bias->dtype, 1);
+      k->t[r] += (double)x * (double)a->mean[a->n - 1];
+    }
+    k->along[r] = (float)k->t[r];
+    k->rank[r / k->q].s += k->t[r] * k->t[r];
+  }
+}
+
+/* A square of an f32 fits a double, and so do sums of them: |D|^2 is finite if and only if every
+ * entry is. */
+static ng_status measure(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  const ng_mean *a = &k->side[NG_MEAN_A], *g = &k->side[NG_MEAN_G];
+  const double lambda = b->live[NG_LIVE_DAMPING];
+  const double one = b->entry->d.bias ? (double)a->mean[a->n - 1] : 0.0;
+  const bool input_only = k->t != NULL;
+  for (int64_t i = 0; i < k->groups; i++) {
+    k->rank[i] = (ng_rank){.alpha = norm2(a->mean + i * k->p, k->p) + one * one,
+                           .beta = input_only ? 1.0 : norm2(g->mean + i * k->q, k->q)};
+  }
+  for (int32_t i = 0; i < b->tiles; i++) {
+    ng_rank *r = &k->rank[b->tile[i].group];
+    r->d2 += b->tile_sum[i * NG_TILE_SUMS];
+    if (!input_only) r->s += b->tile_sum[i * NG_TILE_SUMS + 1];
+  }
+  if (input_only) finish_t(b);
+  for (int64_t i = 0; i < k->groups; i++) {
+    ng_rank *r = &k->rank[i];
+    if (!(r->d2 - r->d2 == 0.0)) {
+      b->inner = b->d2 = b->pd2 = 0.0;
+      return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
+                     b->entry->d.name);
+    }
+    /* `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped.  What is below the bounds
+     * (Cauchy and Schwarz) is rounding. */
+    const double damped = r->alpha * r->beta + lambda, least = r->d2 / damped;
+    const double along = input_only ? r->s / damped : r->s * r->s / damped;
+    r->c = input_only ? 1.0 / damped : r->s / damped;
+    b->inner += fmax((r->d2 - along) / lambda, least);
+    b->pd2 += fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (lambda * lambda),
+                   least / damped);
+    b->d2 += r->d2;
+  }
+  return NG_OK;
+}
+
+/* ---- second pass -----------------------------------------------------------------------------*/
+
+static void emit_tile(const ng_block *b, const ng_tile *t, double scale, const ng_sink *sink) {
+  const ng_rankone *k = ng_rankone_of(b);
+  const double by = scale / b->live[NG_LIVE_DAMPING];
+  const float *u = along_row(k, t);
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    const double along = -by * k->rank[t->group].c * of_row(k, t, r);
+    ng_sink_span(sink, &b->entry->slot[t->which], r, t->col, t->cols, by, u, along);
+  }
+}
+
+/* ---- state -----------------------------------------------------------------------------------*/
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  ng_rankone *k = ng_rankone_of(b);
+  ng_status st = NG_OK;
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    if (k->side[i].n == 0) continue;
+    ng_field f;
+    memset(&f, 0, sizeof f);
+    (void)snprintf(f.name, sizeof f.name, "%s", i == NG_MEAN_A ? "a_mean" : "g_mean");
+    f.dtype = NG_F32;
+    f.rows = f.row_channels = 1;
+    f.cols = f.col_channels = k->side[i].n;
+    f.row_offsets = f.col_offsets = 1;
+    f.data = k->side[i].mean;
+    f.owner = b->owner;
+    st = visit(arg, &f);
+  }
+  return st;
+}
+
+static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+  ng_rankone *k = ng_rankone_of(b);
+  ng_status st = NG_OK;
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    double started = k->side[i].average.started;
+    ng_number n;
+    (void)snprintf(n.name, sizeof n.name, "%s_started", i == NG_MEAN_A ? "a" : "g");
+    n.value = &started;
+    st = visit(arg, &n);
+    k->side[i].average.started = started != 0.0;
+  }
+  return st;
+}
+
+const ng_family_ops ng_family_rankone = {
+    .api_version = 1,
+    .name = "rankone",
+    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .scans = true,
+    .create = create,
+    .destroy = destroy,
+    .plan = plan,
+    .begin = begin,
+    .observe = ng_rankone_observe,
+    .weights = ng_rankone_weights,
+    .scale = ng_rankone_scale,
+    .fold = ng_rankone_fold,
+    .forget = ng_rankone_forget,
+    .measure_tile = measure_tile,
+    .measure = measure,
+    .emit_tile = emit_tile,
+    .fields = fields,
+    .numbers = numbers,
+};
