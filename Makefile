@@ -2,7 +2,7 @@
 #
 #   make                     configure and build (release)       make BUILD=/somewhere/else
 #   make check               every test that can run here        make check ONLY=linalg  (a regex)
-#   make demo                two-layer perceptron on digits, with and without natgrad
+#   make demo                four methods on digits: a table, and curves in build/demo
 #   make info, make bench    what was built; how fast it is
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
 #   make format, make tidy   clang-format; clang-tidy and cppcheck
@@ -53,7 +53,10 @@ torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh
 
 demo: packages all
-	@$(BUILD)/example_10_digits_mlp
+	@rm -rf $(BUILD)/demo
+	$(BUILD)/natgrad compare --data digits --model mlp --methods sgd,adamw,natgrad,kaisa --seeds 3 \
+	  --epochs 20 --grid lr=0.001,0.003,0.01,0.03,0.1,0.3,1,3 --validation 360 --out $(BUILD)/demo
+	@echo "curves: $(BUILD)/demo/curves.png"
 
 format:
 	@scripts/bootstrap.sh --dev

@@ -5,11 +5,9 @@
 #include "cli.h"
 
 #include <getopt.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* getopt's table: value k < own is the command's option k, then the library's, each under both
  * spellings, then --help and --keep-kernel (which main has already obeyed). */
@@ -154,57 +152,5 @@ int cli_apply(const cli_args *args, ng_options *options) {
       return cli_bad("%s", message);
     }
   }
-  return CLI_OK;
-}
-
-void cli_build(const char *key, char *value, size_t size) {
-  char text[2048];
-  (void)ng_build_info(text, sizeof text);
-  value[0] = 0;
-  for (char *line = text; *line != 0;) {
-    char *end = strchr(line, '\n');
-    if (end == NULL) return;
-    *end = 0;
-    const size_t n = strlen(key);
-    if (strncmp(line, key, n) == 0 && strncmp(line + n, " = ", 3) == 0) {
-      (void)snprintf(value, size, "%s", line + n + 3);
-      return;
-    }
-    line = end + 1;
-  }
-}
-
-void cli_processor(char *name, size_t size) {
-  (void)snprintf(name, size, "unknown");
-  FILE *f = fopen("/proc/cpuinfo", "r");
-  if (f == NULL) return;
-  char line[512];
-  while (fgets(line, sizeof line, f) != NULL) {
-    const char *colon = strchr(line, ':');
-    if (strncmp(line, "model name", 10) != 0 || colon == NULL) continue;
-    line[strcspn(line, "\n")] = 0;
-    (void)snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " "));
-    break;
-  }
-  (void)fclose(f);
-}
-
-int cli_cores(void) {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  const long n = sysconf(_SC_NPROCESSORS_ONLN);
-  return n > 0 ? (int)n : 1;
-}
-
-static void log_line(void *user, ng_log_level level, const char *line) {
-  (void)user;
-  (void)level;
-  (void)fprintf(stderr, "natgrad: %s\n", line);
-}
-
-int cli_context(ng_context_config *config, ng_context **out) {
-  char message[512] = "";
-  config->log = log_line;
-  if (ng_context_create(config, message, sizeof message, out) < 0) return cli_bad("%s", message);
   return CLI_OK;
 }

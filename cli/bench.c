@@ -7,7 +7,9 @@
 static const struct bench {
   const char *name;
   int (*run)(const bench_wish *w, const cli_args *args);
-} benches[] = {{"kfac", bench_kfac}};
+  bool own_models; /* has its own when --model is not given */
+} benches[] = {
+    {"kfac", bench_kfac, false}, {"train", bench_train, false}, {"fused-eva", bench_eva, true}};
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
 static int by_size(const void *x, const void *y) {
@@ -52,13 +54,16 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = i;
   }
   if (args.operands != 1) {
-    rc = cli_bad("bench: one of: kfac");
+    rc = cli_bad("bench: one of: kfac, train, fused-eva");
   } else if (chosen < 0) {
     const char *near = cli_nearest(args.operand[0], names, BENCHES);
     rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
-                 near != NULL ? "the nearest is " : "there is ", near != NULL ? near : "kfac");
-  } else if (w.model == NULL) {
-    rc = cli_bad("bench %s: --model is missing: resnet18, resnet50 or a .json file", names[chosen]);
+                 near != NULL ? "the nearest is " : "there is ",
+                 near != NULL ? near : "kfac, train and fused-eva");
+  } else if (w.model == NULL && !benches[chosen].own_models) {
+    rc = cli_bad(
+        "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
+        names[chosen]);
   } else {
     rc = benches[chosen].run(&w, &args);
   }
@@ -67,7 +72,8 @@ static int run(const cli_command *self, int argc, char **argv) {
 }
 
 static const cli_option own[] = {
-    {"model", "MODEL", "resnet18 (32x32 images), resnet50 (224x224), or a .json list of layers"},
+    {"model", "MODEL",
+     "a network (`natgrad train --models`), or a .json list of layers (not train)"},
     {"batch", "N", "samples (32)"},
     {"repeat", "R", "steps measured after a first one; their median counts (5)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
@@ -78,17 +84,23 @@ static const cli_option own[] = {
 
 const cli_command cli_bench = {
     .name = "bench",
-    .usage = "kfac --model MODEL [OPTIONS]",
-    .summary = "time per layer of statistics, solve and apply, beside measured floors",
+    .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS]",
+    .summary = "time K-FAC by layer, a network, or Eva steps, beside floors",
     .text =
-        "Random activations and gradients; every step observes and solves (stat_period 1,\n"
+        "kfac: random activations and gradients; every step observes and solves (stat_period 1,\n"
         "solve_period 1, cholesky_form inverse, unless set otherwise).  Floors are measured in "
         "the\n"
         "same process, best of ten, all threads:\n"
         "  statistics  a plain im2col of the inputs, timed, plus SYRK's arithmetic, rows p (p+1)\n"
         "              and rows q (q+1), at the rate of SGEMM at 4096\n"
         "  solve       spotrf and spotri of orders p and q (eigen: ssyevd)\n"
-        "  apply       the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n",
+        "  apply       the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n"
+        "train: forward and backward of a network on random data, beside its arithmetic at the "
+        "rate\n"
+        "of SGEMM at 4096.\n"
+        "fused-eva: an Eva step on random gradients, three ways: the published sequence of tensor\n"
+        "operations, ng_step and a loop of SGD, ng_step_sgd.  Without --model: resnet18, 1e7 and\n"
+        "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n",
     .options = own,
     .n_options = 7,
     .library = true,

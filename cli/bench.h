@@ -17,5 +17,7 @@ typedef struct bench_wish {
 double bench_median(double *x, int n);
 
 int bench_kfac(const bench_wish *w, const cli_args *args);
+int bench_train(const bench_wish *w, const cli_args *args);
+int bench_eva(const bench_wish *w, const cli_args *args);
 
 #endif

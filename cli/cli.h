@@ -83,6 +83,7 @@ int cli_context(ng_context_config *config, ng_context **out);
 void *cli_take(size_t count,
                size_t size); /* zeroed; ends the program with a line if there is none */
 
-extern const cli_command cli_info, cli_replay, cli_pack, cli_bench;
+extern const cli_command cli_info, cli_train, cli_compare, cli_export, cli_replay, cli_pack,
+    cli_bench;
 
 #endif

@@ -70,10 +70,11 @@ static int options(void) {
     } else if (o.type == NG_OPTION_BOOL) {
       (void)snprintf(range, sizeof range, "0|1");
     }
-    printf("%-20s %-6s %-12s %-24s %s%s%s%s%s\n", o.name, type_name(o.type),
+    printf("%-20s %-6s %-12s %-24s %s%s%s%s%s%s%s\n", o.name, type_name(o.type),
            o.standard[0] != 0 ? o.standard : "\"\"", range[0] != 0 ? range : "-", o.help,
            o.unit != NULL && o.unit[0] != 0 ? "; unit: " : "", o.unit != NULL ? o.unit : "",
-           o.per_layer ? "; per layer" : "", o.live ? "; live" : "");
+           o.per_layer ? "; per layer" : "", o.live ? "; live" : "",
+           o.family[0] != 0 ? "; family: " : "", o.family);
   }
   return CLI_OK;
 }

@@ -1,12 +1,9 @@
-/* shapes.c: the layers of two well-known networks, and lists from files.
- *
- * resnet18 is the variant for 32 x 32 images (He et al. 2015, arXiv 1512.03385, with the stem of
- * its CIFAR networks: 3x3, stride 1, no pooling) and 100 classes; resnet50 is the one for 224 x 224
- * images with the stride in the 3x3 convolution of a block, as every framework has it.  A shortcut
- * convolution stands after the block's others. */
+/* shapes.c: layer lists: of the trainer's networks by name (for the data they were published for), and
+ * from files. */
 #include "shapes.h"
 
 #include "cli.h"
+#include "nn/models.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -24,71 +21,32 @@ static void finish(shape *l) {
   l->q = l->out;
 }
 
-/* A square convolution; returns the width of its output. */
-static int64_t conv(shapes *s, const char *block, const char *name, int64_t in, int64_t out,
-                    int64_t kernel, int64_t stride, int64_t image) {
-  shape *l = &s->layer[s->n++];
-  (void)snprintf(l->name, sizeof l->name, "%s%s", block, name);
-  l->conv = true;
-  l->in = in;
-  l->out = out;
-  for (int k = 0; k < 2; k++) {
-    l->kernel[k] = kernel;
-    l->stride[k] = stride;
-    l->padding[k] = kernel / 2;
-    l->image[k] = image;
-  }
-  finish(l);
-  return (image + 2 * (kernel / 2) - kernel) / stride + 1;
-}
+/* ---- a network -------------------------------------------------------------------------------*/
 
-static void linear(shapes *s, const char *name, int64_t in, int64_t out) {
-  shape *l = &s->layer[s->n++];
-  (void)snprintf(l->name, sizeof l->name, "%s", name);
-  l->in = in;
-  l->out = out;
-  l->bias = true;
-  l->positions = 1;
-  finish(l);
-}
-
-static void resnet18(shapes *s) {
-  int64_t image = conv(s, "", "conv1", 3, 64, 3, 1, 32), in = 64;
-  for (int stage = 0; stage < 4; stage++) {
-    const int64_t out = (int64_t)64 << stage;
-    for (int i = 0; i < 2; i++) {
-      char block[32];
-      (void)snprintf(block, sizeof block, "layer%d.%d.", stage + 1, i);
-      const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
-      const int64_t next = conv(s, block, "conv1", in, out, 3, stride, image);
-      (void)conv(s, block, "conv2", out, out, 3, 1, next);
-      if (in != out) (void)conv(s, block, "downsample", in, out, 1, stride, image);
-      image = next;
-      in = out;
-    }
+static int from_model(const char *model, shapes *out) {
+  model_task task;
+  bool reconstructs = false;
+  if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
+  nn *n = nn_create(NULL, 1);
+  const int rc = model_build(model, &task, n, &reconstructs);
+  for (int i = 0; rc == CLI_OK && i < nn_layers(n) && i < MOST; i++) {
+    const nn_layer *from = nn_layer_at(n, i);
+    shape *l = &out->layer[out->n++];
+    (void)snprintf(l->name, sizeof l->name, "%s", from->name);
+    l->conv = from->conv;
+    l->bias = from->bias;
+    l->in = from->in;
+    l->out = from->out;
+    l->kernel[0] = l->kernel[1] = from->kernel;
+    l->stride[0] = l->stride[1] = from->stride;
+    l->padding[0] = l->padding[1] = from->padding;
+    l->image[0] = from->height;
+    l->image[1] = from->width;
+    l->positions = 1;
+    finish(l);
   }
-  linear(s, "fc", 512, 100);
-}
-
-static void resnet50(shapes *s) {
-  static const int blocks[4] = {3, 4, 6, 3};
-  (void)conv(s, "", "conv1", 3, 64, 7, 2, 224);
-  int64_t image = 56, in = 64; /* after the pooling */
-  for (int stage = 0; stage < 4; stage++) {
-    const int64_t width = (int64_t)64 << stage, out = 4 * width;
-    for (int i = 0; i < blocks[stage]; i++) {
-      char block[32];
-      (void)snprintf(block, sizeof block, "layer%d.%d.", stage + 1, i);
-      const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
-      (void)conv(s, block, "conv1", in, width, 1, 1, image);
-      const int64_t next = conv(s, block, "conv2", width, width, 3, stride, image);
-      (void)conv(s, block, "conv3", width, out, 1, 1, next);
-      if (i == 0) (void)conv(s, block, "downsample", in, out, 1, stride, image);
-      image = next;
-      in = out;
-    }
-  }
-  linear(s, "fc", 2048, 1000);
+  nn_destroy(&n);
+  return rc;
 }
 
 /* ---- a file ----------------------------------------------------------------------------------*/
@@ -195,23 +153,11 @@ static int from_file(const char *path, shapes *out) {
 }
 
 int shapes_make(const char *model, shapes *out) {
-  static const char *const known[] = {"resnet18", "resnet50"};
   memset(out, 0, sizeof *out);
   out->layer = cli_take(MOST, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
-  int rc = CLI_OK;
-  if (strcmp(model, known[0]) == 0) {
-    resnet18(out);
-  } else if (strcmp(model, known[1]) == 0) {
-    resnet50(out);
-  } else if (strchr(model, '.') == NULL && strchr(model, '/') == NULL) {
-    const char *near = cli_nearest(model, known, 2);
-    rc = near != NULL
-             ? cli_bad("--model: unknown model '%s'; the nearest is '%s'", model, near)
-             : cli_bad("--model: '%s' is neither resnet18, resnet50 nor a .json file", model);
-  } else {
-    rc = from_file(model, out);
-  }
+  const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
+  const int rc = file ? from_file(model, out) : from_model(model, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }

@@ -20,7 +20,7 @@ typedef struct shapes {
   int n;
 } shapes;
 
-/* "resnet18", "resnet50", or a JSON file: a list of objects
+/* A model of nn/models.h, or a JSON file: a list of objects
  *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias"}
  *   {"name", "kind": "linear", "in", "out", "positions", "bias"}
  * where kernel, stride, padding and image are one number or a pair; stride 1, padding 0, positions

@@ -1,9 +1,9 @@
 /* settings.h: everything a training run is told, in one table.
  *
- * One table (settings.c) holds name, what it takes, default, bounds and help of each; the command
- * line, --config FILE.json, a method's own settings in `compare` ("natgrad:lr=0.1,damping=0.01"), its
- * grid, DIR/config.json and the help all come from it.  A name that is not in it is an option of the
- * library ("damping", or "solve-period"); a trainer's name wins. */
+ * One table (settings_table.h) holds name, what it takes, default, bounds and help of each; the
+ * command line, --config FILE.json, a method's own settings in `compare` ("natgrad:lr=0.1"), its
+ * grid, DIR/config.json and the help all come from it.  A name that is not in it is an option of
+ * the library ("damping", or "solve-period"); a trainer's name wins. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
@@ -13,17 +13,17 @@ typedef struct settings {
   char *data, *model;
   char *method;    /* "sgd", "adamw" (no curvature), or a row of the library */
   char *optimizer; /* "sgd" | "adamw": the update behind a row of the library */
-  double epochs;   /* 0: steps decides                                          */
+  double epochs;   /* 0: steps decides; setting one of the two puts the other to 0 */
   int64_t steps;   /* 0: epochs decides                                         */
   int64_t batch;   /* global                                                    */
   double lr;       /* negative: the method's own default                        */
   double momentum, beta1, beta2, eps, weight_decay, label_smoothing, dropout;
   bool nesterov, decoupled;
-  char *lr_schedule; /* constant | step:E1,E2,...[@FACTOR] | cosine[:FINAL] | linear[:FINAL] |
-                        polynomial:POWER | cyclic:PERIOD; epochs, fractions of lr */
-  double warm_up;    /* epochs over which lr rises linearly from 0 */
-  char *augment;     /* auto | none | crop | flip | crop+flip */
-  char *fisher;      /* empirical | sampled: targets of the backward that the statistics see */
+  char *lr_schedule;  /* constant | step:E1,E2,...[@FACTOR] | cosine[:FINAL] | linear[:FINAL] |
+                        polynomial:POWER | cyclic:PERIOD[@LOW]; epochs, fractions of lr */
+  double warm_up;     /* epochs over which lr rises linearly from 0 */
+  char *augment;      /* auto | none | crop | flip | crop+flip */
+  char *fisher;       /* empirical | sampled: targets of the backward that the statistics see */
   int64_t validation; /* training samples held out, on which accuracy is measured instead */
   int64_t seed;
   char *out;                /* DIR, "" none */
@@ -34,7 +34,7 @@ typedef struct settings {
   int n_library;
   struct {
     char *name, *value;
-  } *library;
+  } * library;
 } settings;
 
 void settings_init(settings *s); /* defaults */
@@ -44,15 +44,23 @@ void settings_free(settings *s);
 /* One setting by name ('-' or '_').  CLI_BAD, told in one line with the nearest name or the bounds;
  * nothing changed. */
 int settings_set(settings *s, const char *name, const char *value);
-/* Settings against each other and against the library (an unknown method, a damping of 0). */
+/* The value of one of the table as text that settings_set would take; false: no such name. */
+bool settings_get(const settings *s, const char *name, char *value, size_t size);
+/* Settings against each other and against the library (an unknown method, a damping of 0; an option
+ * of the library beside sgd or adamw, which have no use for it). */
 int settings_check(const settings *s);
 /* The options for ng_precond_create: row, NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options *out);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
+bool settings_adamw(const settings *s);       /* the update is AdamW's   */
+double settings_lr(const settings *s);        /* lr, or the default in its place */
 
 /* FILE.json: an object of settings, {"model": "lenet", "damping": 0.01}. */
 int settings_read(settings *s, const char *path);
 /* All of them, and the library's version and options in full, as DIR/config.json. */
 int settings_write(const settings *s, const char *path);
+/* May a run that began as `was` go on as `now`?  CLI_BAD names the first setting that differs and
+ * shapes the run; `where` is the file that `was` came from. */
+int settings_same(const settings *was, const settings *now, const char *where);
 
 #endif

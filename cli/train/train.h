@@ -42,9 +42,9 @@ typedef struct train_result {
 } train_result;
 
 typedef struct train_show { /* what is shown while it runs */
-  bool bar;    /* a bar on stderr, kept up to date, if it is a terminal */
-  bool lines;  /* one line an epoch on stdout */
-  const char *label; /* in front of both: "natgrad seed 1", or "" */
+  bool bar;                 /* a bar on stderr, kept up to date, if it is a terminal */
+  bool lines;               /* one line an epoch on stdout */
+  const char *label;        /* in front of both: "natgrad seed 1", or "" */
 } train_show;
 
 /* `d` is opened by the caller, who may run many with it.  CLI_OK also when stopped by a signal or
@@ -56,7 +56,5 @@ void train_result_free(train_result *r);
  * second one ends the process. */
 void train_catch_signals(void);
 bool train_interrupted(void);
-
-extern const cli_command cli_train, cli_compare, cli_export;
 
 #endif

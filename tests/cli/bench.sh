@@ -21,6 +21,27 @@ for options in "eigen --prediv 0" "cholesky --prediv 0 --damping-split full"; do
     "$natgrad" bench kfac --model "$list" --batch 4 --repeat 1 --no-floors --method kaisa --solver $options
 done
 
+# The trainer's networks.
+"$natgrad" bench train --model lenet --batch 4 --repeat 2 --json >"$scratch/lines" || fail "bench train --json"
+"$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench train --json"
+[[ $(wc -l <"$scratch/lines") == 3 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 3"
+expect 0 'bench train: mlp, batch 8, 109386 parameters*forward*loss and backward*both*' \
+  "$natgrad" bench train --model mlp --batch 8 --repeat 1 --no-floors
+expect 2 "*--model: unknown model 'lenett'; the nearest is 'lenet'" "$natgrad" bench train --model lenett
+expect 2 '*bench train: --damping is an option of the library*' "$natgrad" bench train --model mlp --damping 1
+
+# Eva: the three ways agree, or the bench fails; each has its figures.
+"$natgrad" bench fused-eva --model "$list" --repeat 2 --json >"$scratch/lines" || fail "bench fused-eva --json"
+"$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench fused-eva --json"
+[[ $(wc -l <"$scratch/lines") == 6 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 6"
+expect 0 '*list.json, 621 parameters in 4 layers*published, precondition*two passes, precondition*fused, with sgd*' \
+  "$natgrad" bench fused-eva --model "$list" --repeat 1 --no-floors
+expect 0 '*50000, 46080 parameters in 1 layers*' "$natgrad" bench fused-eva --model 50000 --repeat 1 --no-floors --method eva-natgrad
+expect 2 '*--model: 7 parameters, expected 4608 to 1e9' "$natgrad" bench fused-eva --model 7
+expect 2 '*bench fused-eva: method natgrad is of the kronecker family*' "$natgrad" bench fused-eva --model "$list" --method natgrad
+expect 2 '*bench fused-eva: clip is none*' "$natgrad" bench fused-eva --model "$list" --clip none
+expect 2 '*solver = eigen: method eva *' "$natgrad" bench fused-eva --model "$list" --solver eigen
+
 wrong() { # TEXT-OF-THE-FILE GLOB
   echo "$1" >"$list"
   expect 2 "$2" "$natgrad" bench kfac --model "$list"

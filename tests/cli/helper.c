@@ -4,6 +4,7 @@
  *                               first KEY have all of them, and there is at least one.  A KEY with
  *                               ":n" at the end must be a number or null
  *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
+ *   helper same FILE FILE       two safetensors files have the same tensors, bit for bit
  *
  * Silent and 0, or one line on stderr and 1. */
 #include "safetensors.h"
@@ -91,8 +92,39 @@ static int unpack(const char *path, const char *dir) {
   return rc;
 }
 
+static int compare(const ngio_tensors *a, const ngio_tensors *b) {
+  if (ngio_tensors_count(a) == 0 || ngio_tensors_count(a) != ngio_tensors_count(b)) {
+    return complain("no tensors, or not the same", "number of them");
+  }
+  for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
+    const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
+    if (y == NULL || x->dtype != y->dtype || x->bytes != y->bytes || x->ndim != y->ndim ||
+        memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof x->shape[0]) != 0 ||
+        memcmp(x->data, y->data, (size_t)x->bytes) != 0) {
+      return complain("differs", x->name);
+    }
+  }
+  return 0;
+}
+
+static int same(const char *path, const char *other) {
+  char message[512] = "";
+  ngio_tensors *a = NULL, *b = NULL;
+  int rc = 0;
+  if (ngio_tensors_read(path, NULL, &a, message, sizeof message) != NGIO_OK ||
+      ngio_tensors_read(other, NULL, &b, message, sizeof message) != NGIO_OK) {
+    rc = complain("cannot read", message);
+  } else {
+    rc = compare(a, b);
+  }
+  ngio_tensors_close(&a);
+  ngio_tensors_close(&b);
+  return rc;
+}
+
 int main(int argc, char **argv) {
   if (argc >= 3 && strcmp(argv[1], "json") == 0) return check_json(argv + 2, argc - 2);
   if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
+  if (argc == 4 && strcmp(argv[1], "same") == 0) return same(argv[2], argv[3]);
   return complain("unknown", argc > 1 ? argv[1] : "nothing");
 }

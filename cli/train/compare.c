@@ -1,0 +1,318 @@
+/* compare.c: `natgrad compare`: the same network on the same data from the same weights, in the same
+ * order of samples, by several methods and several seeds; what each of them reached, in what time.
+ *
+ * Seeds are the outer loop and methods the inner one: when somebody stops it, what is there can be
+ * compared, and what else the machine does while it runs falls on all methods alike. */
+#include "compare.h"
+#include "disk.h"
+#include "nn/models.h"
+#include "settings_table.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct wish {
+  cli_setting *shared; /* of the table, in the order given */
+  const char **grid;
+  int n_shared, grids;
+  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs;
+  bool resume, quiet;
+} wish;
+
+static int take(void *user, const char *name, const char *value) {
+  wish *w = user;
+  const struct {
+    const char *name, **to;
+  } texts[] = {
+      {"methods", &w->methods},        {"seeds", &w->seeds}, {"seed", &w->seed},
+      {"target", &w->target},          {"out", &w->out},     {"validation", &w->validation},
+      {"grid-epochs", &w->grid_epochs}};
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    if (strcmp(name, texts[i].name) != 0) continue;
+    *texts[i].to = value;
+    return CLI_OK;
+  }
+  if (strcmp(name, "grid") == 0) {
+    w->grid[w->grids++] = value;
+  } else if (strcmp(name, "resume") == 0) {
+    w->resume = true;
+  } else if (strcmp(name, "quiet") == 0) {
+    w->quiet = true;
+  } else {
+    w->shared[w->n_shared++] = (cli_setting){name, value != NULL ? value : "true"};
+  }
+  return CLI_OK;
+}
+
+/* ---- the plan --------------------------------------------------------------------------------*/
+
+static int read_numbers(compare_plan *p, const wish *w) {
+  long long seeds = 3, validation = 0;
+  p->target = (double)NAN;
+  if (w->seeds != NULL && cli_int("seeds", w->seeds, 1, 1000, &seeds) != CLI_OK) return CLI_BAD;
+  if (w->target != NULL && cli_real("target", w->target, 0.0, 1e30, &p->target) != CLI_OK)
+    return CLI_BAD;
+  if (w->validation != NULL) {
+    if (w->grids == 0) return cli_bad("--validation: is for tuning, expected --grid beside it");
+    if (cli_int("validation", w->validation, 1, 1LL << 31, &validation) != CLI_OK) return CLI_BAD;
+  }
+  if (w->grid_epochs != NULL) {
+    if (w->grids == 0) return cli_bad("--grid-epochs: is for tuning, expected --grid beside it");
+    double epochs = 0.0;
+    if (cli_real("grid-epochs", w->grid_epochs, 0.0, 1e6, &epochs) != CLI_OK) return CLI_BAD;
+    if (epochs <= 0.0) return cli_bad("--grid-epochs: expected a number above 0");
+  }
+  p->seeds = (int)seeds;
+  p->validation = validation;
+  p->grid_epochs = w->grid_epochs;
+  return CLI_OK;
+}
+
+static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
+  int rc = CLI_OK;
+  for (int i = 0; i < w->n_shared && rc == CLI_OK; i++)
+    rc = settings_set(&p->base, w->shared[i].name, w->shared[i].value);
+  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
+    const char *name = args->settings[i].name;
+    rc = strcmp(name, "method") == 0 ? cli_bad("compare: --method: expected --methods with a list")
+                                     : settings_set(&p->base, name, args->settings[i].value);
+  }
+  if (rc == CLI_OK && w->seed != NULL) rc = settings_set(&p->base, "seed", w->seed);
+  /* Every run has a folder; which, one_run says. */
+  if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
+  if (rc == CLI_OK) rc = read_numbers(p, w);
+  if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
+  if (rc == CLI_OK) rc = compare_methods(p, w->methods);
+  for (int i = 0; i < w->grids && rc == CLI_OK; i++)
+    rc = compare_grid_add(p, w->grid[i]);
+  for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
+    bool use[COMPARE_GRIDS];
+    if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
+      rc = cli_bad("--grid: more than %d points", COMPARE_POINTS);
+  }
+  p->tuning_seed = p->base.seed > 0 ? p->base.seed - 1 : p->base.seed + p->seeds;
+  p->resume = w->resume;
+  p->quiet = w->quiet;
+  return rc;
+}
+
+/* ./compare-DATA-MODEL, of the data's name and not its path. */
+static char *folder(const data_set *d, const settings *base, const char *given) {
+  char name[512];
+  (void)snprintf(name, sizeof name, "compare-%s-%s", d->name, base->model);
+  for (char *c = name; *c != 0; c++) {
+    if (*c == '/') *c = '-';
+  }
+  const char *text = given != NULL ? given : name;
+  char *out = cli_take(strlen(text) + 1, 1);
+  memcpy(out, text, strlen(text));
+  return out;
+}
+
+/* Builds the network once, to know whether it has an accuracy, and that it fits the data. */
+static int metric_of(const compare_plan *p, const data_set *d, compare_metric *metric) {
+  const model_task task = {.input = {d->height, d->width, d->channels},
+                           .classes = d->classes,
+                           .label_smoothing = p->base.label_smoothing,
+                           .dropout = p->base.dropout};
+  bool reconstructs = false;
+  nn *net = nn_create(NULL, (uint64_t)p->base.seed);
+  const int rc = model_build(p->base.model, &task, net, &reconstructs);
+  nn_destroy(&net);
+  *metric = reconstructs ? (d->test.n > 0 ? TEST_LOSS : TRAIN_LOSS)
+                         : (d->test.n > 0 ? TEST_ACCURACY : TRAIN_ACCURACY);
+  if (rc == CLI_OK && !reconstructs && p->target > 1.0)
+    return cli_bad("--target: %g is no accuracy from 0 to 1", p->target);
+  return rc;
+}
+
+/* The validation split, and whether a batch fits what is left: before DIR is made. */
+static int split(compare_plan *p, const data_set *d) {
+  if (p->grids > 0 && p->validation == 0) p->validation = d->train.n / 10;
+  if (p->grids > 0 && (p->validation < 1 || p->validation >= d->train.n)) {
+    return cli_bad("--validation: %lld samples, but %s has %d to train on",
+                   (long long)p->validation, d->name, (int)d->train.n);
+  }
+  const long long left = (long long)d->train.n - (long long)p->validation;
+  for (int i = 0; i < p->methods; i++) {
+    if (p->method[i].s.batch <= left) continue;
+    return cli_bad("--batch: %lld samples, but %s has %lld to train on",
+                   (long long)p->method[i].s.batch, d->name, left);
+  }
+  return CLI_OK;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------*/
+
+static void say_run(const compare_plan *p, const char *label, const train_result *r,
+                    compare_metric metric, int done) {
+  char score[64] = "";
+  const int all = p->methods * p->seeds;
+  const double best = compare_best(metric, r);
+  if (p->quiet) return;
+  if (metric == TEST_ACCURACY || metric == TRAIN_ACCURACY) {
+    (void)snprintf(score, sizeof score, "best accuracy %.2f %%", 100.0 * best);
+  } else {
+    (void)snprintf(score, sizeof score, "least loss %.5g", best);
+  }
+  if (r->diverged) {
+    (void)fprintf(stderr, "%d/%d %s: diverged after step %lld\n", done, all, label,
+                  (long long)r->steps);
+  } else {
+    (void)fprintf(stderr, "%d/%d %s: %s, %.2f s\n", done, all, label, score,
+                  r->epochs > 0 ? r->epoch[r->epochs - 1].seconds : 0.0);
+  }
+}
+
+static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
+                   compare_metric metric, int done) {
+  char label[128];
+  settings s;
+  train_result *r = &m->run[k];
+  const long long seed = (long long)p->base.seed + k;
+  char *dir = compare_path(p, "runs/%s-seed%lld", m->label, seed);
+  char *file = disk_join(dir, "result.json");
+  settings_copy(&s, &m->s);
+  s.seed = seed;
+  free(s.out);
+  s.out = disk_join(dir, "");
+  s.out[strlen(dir)] = 0;
+  int rc = CLI_OK;
+  if (disk_exists(file)) {
+    rc = compare_result_read(file, r);
+  } else {
+    (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
+    const train_show show = {.bar = !p->quiet, .label = label};
+    rc = compare_run_begin(dir, &s.resume);
+    if (rc == CLI_OK) rc = train_run(&s, d, &show, r);
+    if (rc == CLI_OK && !r->stopped) {
+      rc = compare_result_write(r, file);
+      compare_run_done(dir);
+      say_run(p, label, r, metric, done);
+    }
+  }
+  settings_free(&s);
+  free(file);
+  free(dir);
+  return rc;
+}
+
+static int stopped(const compare_plan *p, const char *what) {
+  (void)fprintf(stderr, "natgrad: stopped %s; the same command with --out %s --resume goes on\n",
+                what, p->dir);
+  return CLI_NO;
+}
+
+static int all_runs(compare_plan *p, const data_set *d, compare_metric metric) {
+  const int all = p->methods * p->seeds;
+  int done = 0;
+  for (int k = 0; k < p->seeds; k++) {
+    for (int i = 0; i < p->methods; i++) {
+      const int rc = one_run(p, &p->method[i], k, d, metric, done + 1);
+      if (rc != CLI_OK) return rc;
+      done += !p->method[i].run[k].stopped;
+      if (train_interrupted() && done < all) {
+        char what[64];
+        (void)snprintf(what, sizeof what, "after %d of %d runs", done, all);
+        return stopped(p, what);
+      }
+    }
+  }
+  return CLI_OK;
+}
+
+static int compare(compare_plan *p, const char *out) {
+  data_set d;
+  compare_metric metric = TEST_ACCURACY;
+  bool complete = true;
+  int rc = data_open(p->base.data, &d);
+  if (rc != CLI_OK) return rc;
+  char *dir = folder(&d, &p->base, out);
+  p->dir = dir;
+  for (int i = 0; i < p->methods; i++)
+    p->method[i].run = cli_take((size_t)p->seeds, sizeof(train_result));
+  rc = metric_of(p, &d, &metric);
+  if (rc == CLI_OK) rc = split(p, &d);
+  if (rc == CLI_OK) rc = compare_open(p, d.train.n, d.test.n);
+  train_catch_signals();
+  if (rc == CLI_OK && p->grids > 0)
+    rc = compare_tune(p, metric == TEST_LOSS || metric == TRAIN_LOSS, &complete);
+  if (rc == CLI_OK && !complete) rc = stopped(p, "while tuning");
+  if (rc == CLI_OK) rc = all_runs(p, &d, metric);
+  if (rc == CLI_OK) rc = compare_report(p, &d, metric);
+  data_close(&d);
+  free(dir);
+  return rc;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  cli_args args;
+  wish w = {.shared = cli_take((size_t)argc, sizeof *w.shared),
+            .grid = cli_take((size_t)argc, sizeof *w.grid)};
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc == CLI_OK) {
+    compare_plan p;
+    memset(&p, 0, sizeof p);
+    settings_init(&p.base);
+    p.notes = open_memstream(&p.note, &p.note_size);
+    if (args.operands > 0) {
+      rc = cli_bad("compare: '%s' is not wanted here", args.operand[0]);
+    } else if (p.notes == NULL) {
+      rc = cli_bad("compare: no memory");
+    } else {
+      rc = read_plan(&p, &w, &args);
+      if (rc == CLI_OK) rc = compare(&p, w.out);
+    }
+    compare_plan_free(&p);
+    cli_args_free(&args);
+  }
+  free(w.shared);
+  free(w.grid);
+  return rc < 0 ? CLI_OK : rc;
+}
+
+static const cli_option own[] = {
+    {"methods", "LIST", "name or name:option=value,option=value; separated by ','"},
+    {"seeds", "N", "runs of each method (3)"},
+    {"grid", "OPTION=A,B,C", "tune every method by it first; again: their product"},
+    {"grid-epochs", "E", "length of a tuning run (that of the others)"},
+    {"validation", "N", "training samples held out for tuning (a tenth of them)"},
+    {"target", "X", "accuracy 0..1, or loss (what the mean of every method reaches)"},
+    {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
+    {"resume", NULL, "go on with DIR: what is finished is not run again"},
+    {"seed", "N", "the first of the seeds (1)"},
+    {"quiet", NULL, "no bar, no line a run"},
+#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
+    SETTINGS_SHARED(ROW)
+#undef ROW
+};
+
+const cli_command cli_compare = {
+    .name = "compare",
+    .usage = "--methods LIST [--grid OPTION=A,B,C]... [OPTIONS]",
+    .summary = "train a network by several methods and seeds; table and curves",
+    .text =
+        "For each seed all methods see the same samples in the same order and begin with the same\n"
+        "weights.  A method may have settings of its own, natgrad:lr=0.1,damping=0.01; an item\n"
+        "without '=' begins the next one.  What is given for all, and means nothing to one, is "
+        "left\n"
+        "out there, with a note.\n"
+        "\n"
+        "--grid trains every method with every point of the same grid, on the training data\n"
+        "without a validation split and with the seed before the first, and takes the point with\n"
+        "the best validation accuracy (autoencoders: the least loss).  Then every seed is trained\n"
+        "on all training data and tested on the test split.\n"
+        "\n"
+        "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
+        "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"
+        "without the weights.  A comparison that was stopped or killed goes on with --resume;\n"
+        "methods and seeds may be added then, other settings must be the same.\n"
+        "Data sets, schedules of lr and all else are as in `natgrad help train`.  Exit code 1:\n"
+        "stopped by a signal, there is no table yet.\n",
+    .options = own,
+    .n_options = (int)(sizeof own / sizeof own[0]),
+    .library = true,
+    .run = run,
+};

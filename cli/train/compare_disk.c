@@ -1,0 +1,299 @@
+/* compare_disk.c: what a comparison keeps, so that it can be killed at any moment and go on:
+ *
+ *   DIR/compare.json                 every setting of every method, as flat pairs of text
+ *   DIR/tuning/LABEL-K.json          the result of point K of a method's grid
+ *   DIR/runs/LABEL-seedK/            as `natgrad train` writes it, and
+ *   DIR/runs/LABEL-seedK/result.json the run's result, when it is over
+ *
+ * A result is on the disk whole or not at all (disk.h), and what is there is not run again. */
+#include "compare.h"
+#include "disk.h"
+#include "settings_rows.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { VALUE = 4096 };
+
+char *compare_path(const compare_plan *p, const char *format, ...) {
+  char name[512];
+  va_list args;
+  va_start(args, format);
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in say.c */
+  (void)vsnprintf(name, sizeof name, format, args);
+  va_end(args);
+  return disk_join(p->dir, name);
+}
+
+/* Takes `o`. */
+static int write_json(json_t *o, const char *path) {
+  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+  json_decref(o);
+  if (text == NULL)
+    return cli_bad("%s: cannot be written: no memory, or a name that is no UTF-8", path);
+  const int rc = disk_write(path, text, strlen(text));
+  free(text);
+  return rc;
+}
+
+static int read_json(const char *path, json_t **out) {
+  char *text = NULL;
+  json_error_t error;
+  *out = NULL;
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  *out = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  free(text);
+  if (*out == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
+  if (json_is_object(*out) && json_integer_value(json_object_get(*out, "schema")) == 1)
+    return CLI_OK;
+  json_decref(*out);
+  *out = NULL;
+  return cli_bad("%s: expected an object with \"schema\": 1", path);
+}
+
+/* ---- the result of a run ---------------------------------------------------------------------*/
+
+static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
+
+static double real_of(const json_t *o, const char *name) {
+  const json_t *v = json_object_get(o, name);
+  return json_is_number(v) ? json_number_value(v) : (double)NAN;
+}
+
+static int64_t whole_of(const json_t *o, const char *name) {
+  return (int64_t)json_integer_value(json_object_get(o, name));
+}
+
+int compare_result_write(const train_result *r, const char *path) {
+  json_t *epochs = json_array(), *stations = json_object();
+  for (int i = 0; i < r->epochs; i++) {
+    const train_epoch *e = &r->epoch[i];
+    (void)json_array_append_new(
+        epochs,
+        json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", (json_int_t)e->epoch, "step",
+                  (json_int_t)e->step, "lr", real(e->lr), "train_loss", real(e->train_loss),
+                  "train_accuracy", real(e->train_accuracy), "test_loss", real(e->test_loss),
+                  "test_accuracy", real(e->test_accuracy), "seconds", real(e->seconds)));
+  }
+  for (int i = 0; i < r->stations; i++)
+    (void)json_object_set_new(stations, r->station[i].name, real(r->station[i].total_ms));
+  return write_json(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1,
+                              "diverged", (int)r->diverged, "steps", (json_int_t)r->steps,
+                              "skipped", (json_int_t)r->skipped, "rescued", (json_int_t)r->rescued,
+                              "network_bytes", (json_int_t)r->network_bytes, "precond_bytes",
+                              (json_int_t)r->precond_bytes, "epochs", epochs, "total_ms", stations),
+                    path);
+}
+
+int compare_result_read(const char *path, train_result *r) {
+  json_t *o = NULL;
+  memset(r, 0, sizeof *r);
+  if (read_json(path, &o) != CLI_OK) return CLI_BAD;
+  const json_t *epochs = json_object_get(o, "epochs");
+  json_t *stations = json_object_get(o, "total_ms"), *v;
+  const char *name;
+  const int n = (int)json_array_size(epochs);
+  r->epoch = cli_take((size_t)n, sizeof *r->epoch);
+  r->epochs = n;
+  for (int i = 0; i < n; i++) {
+    const json_t *e = json_array_get(epochs, (size_t)i);
+    r->epoch[i] = (train_epoch){.epoch = whole_of(e, "epoch"),
+                                .step = whole_of(e, "step"),
+                                .lr = real_of(e, "lr"),
+                                .train_loss = real_of(e, "train_loss"),
+                                .train_accuracy = real_of(e, "train_accuracy"),
+                                .test_loss = real_of(e, "test_loss"),
+                                .test_accuracy = real_of(e, "test_accuracy"),
+                                .seconds = real_of(e, "seconds")};
+  }
+  json_object_foreach(stations, name, v) {
+    if (r->stations == TRAIN_STATIONS) break;
+    train_station *s = &r->station[r->stations++];
+    (void)snprintf(s->name, sizeof s->name, "%s", name);
+    s->total_ms = json_number_value(v);
+  }
+  r->diverged = json_is_true(json_object_get(o, "diverged"));
+  r->steps = whole_of(o, "steps");
+  r->skipped = whole_of(o, "skipped");
+  r->rescued = whole_of(o, "rescued");
+  r->network_bytes = whole_of(o, "network_bytes");
+  r->precond_bytes = whole_of(o, "precond_bytes");
+  const bool whole = json_is_array(epochs) && json_is_boolean(json_object_get(o, "diverged"));
+  json_decref(o);
+  if (whole) return CLI_OK;
+  train_result_free(r);
+  return cli_bad("%s: expected the result of a run, with \"diverged\" and \"epochs\"", path);
+}
+
+/* ---- what is compared ------------------------------------------------------------------------*/
+
+static void pair(json_t *o, const char *label, const char *name, const char *value) {
+  char key[192];
+  (void)snprintf(key, sizeof key, "%s%s%s", label, label[0] != 0 ? "." : "", name);
+  (void)json_object_set_new(o, key, json_string(value));
+}
+
+static int method_pairs(const settings *s, const char *label, json_t *o) {
+  char value[VALUE] = "";
+  for (int i = 0; i < settings_rows_count; i++) {
+    const settings_row *row = &settings_rows[i];
+    const bool length = strcmp(row->name, "epochs") == 0 || strcmp(row->name, "steps") == 0;
+    if (!row->shapes && !length) continue;
+    (void)settings_get(s, row->name, value, sizeof value);
+    pair(o, label, row->name, value);
+  }
+  if (settings_first_order(s)) return CLI_OK;
+  ng_options options;
+  if (settings_options(s, &options) != CLI_OK) return CLI_BAD;
+  for (int i = 0; i < ng_option_count(); i++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    if (ng_option_at(i, &info) != NG_OK ||
+        ng_options_get(&options, info.name, value, sizeof value) != NG_OK) {
+      continue;
+    }
+    pair(o, label, info.name, value);
+  }
+  return CLI_OK;
+}
+
+static void common_pairs(const compare_plan *p, int64_t train, int64_t test, json_t *o) {
+  char value[VALUE] = "";
+  (void)snprintf(value, sizeof value, "%lld + %lld", (long long)train, (long long)test);
+  pair(o, "", "samples", value);
+  if (p->grids == 0) {
+    pair(o, "", "grid", "none");
+    return;
+  }
+  (void)snprintf(value, sizeof value, "%lld", (long long)p->validation);
+  pair(o, "", "validation", value);
+  (void)snprintf(value, sizeof value, "%lld", (long long)p->tuning_seed);
+  pair(o, "", "tuning_seed", value);
+  pair(o, "", "grid-epochs", p->grid_epochs != NULL ? p->grid_epochs : "those of the runs");
+  size_t n = 0;
+  for (int g = 0; g < p->grids; g++) {
+    for (int i = 0; i < p->grid[g].n && n < sizeof value; i++) {
+      n += (size_t)snprintf(value + n, sizeof value - n, "%s%s%s",
+                            i > 0   ? ","
+                            : g > 0 ? " "
+                                    : "",
+                            i == 0 ? p->grid[g].name : "", i == 0 ? "=" : "");
+      if (n < sizeof value)
+        n += (size_t)snprintf(value + n, sizeof value - n, "%s", p->grid[g].value[i]);
+    }
+  }
+  pair(o, "", "grid", value);
+}
+
+/* Only what both have: methods may be added, or left out, and so may seeds. */
+static int same(const json_t *was, json_t *now, const char *path) {
+  const char *name;
+  json_t *v;
+  json_object_foreach(now, name, v) {
+    const char *before = json_string_value(json_object_get(was, name));
+    const char *after = json_string_value(v);
+    if (before == NULL || after == NULL || strcmp(before, after) == 0) continue;
+    return cli_bad("--resume: %s is '%s', but '%s' in %s; a comparison goes on as it began", name,
+                   after, before, path);
+  }
+  return CLI_OK;
+}
+
+static int is_new(const compare_plan *p) {
+  DIR *folder = opendir(p->dir);
+  if (folder == NULL) {
+    return errno == ENOENT ? CLI_OK : cli_bad("--out: %s: %s", p->dir, strerror(errno));
+  }
+  bool empty = true;
+  for (const struct dirent *e; (e = readdir(folder)) != NULL;)
+    empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
+  (void)closedir(folder);
+  if (empty) return CLI_OK;
+  char *file = compare_path(p, "compare.json");
+  const bool ours = disk_exists(file);
+  free(file);
+  return ours ? cli_bad("--out: %s holds a comparison; --resume goes on with it", p->dir)
+              : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
+}
+
+/* Two programs on one DIR would write the same files.  Given back when the program ends, however it
+ * does. */
+static int lock(const compare_plan *p) {
+  const int fd = open(p->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return CLI_OK;
+  const bool taken = fd >= 0 && errno == EWOULDBLOCK;
+  if (fd >= 0) (void)close(fd);
+  return taken ? cli_bad("--out: another natgrad compare is at work in %s", p->dir) : CLI_OK;
+}
+
+int compare_open(compare_plan *p, int64_t train, int64_t test) {
+  char *path = compare_path(p, "compare.json");
+  json_t *now = json_pack("{s:i}", "schema", 1), *was = NULL;
+  int rc = CLI_OK;
+  common_pairs(p, train, test, now);
+  for (int i = 0; rc == CLI_OK && i < p->methods; i++)
+    rc = method_pairs(&p->method[i].s, p->method[i].label, now);
+  if (rc == CLI_OK && !p->resume) rc = is_new(p);
+  if (rc == CLI_OK && !p->resume) rc = disk_folder(p->dir);
+  if (rc == CLI_OK) rc = lock(p);
+  if (rc == CLI_OK && p->resume) {
+    rc = disk_exists(path) ? read_json(path, &was)
+                           : cli_bad("--resume: %s has no comparison to go on with", p->dir);
+    if (rc == CLI_OK) rc = same(was, now, path);
+    if (rc == CLI_OK && json_object_update_missing(now, was) != 0)
+      rc = cli_bad("%s: no memory", path);
+  }
+  json_decref(was);
+  static const char *const folders[] = {"runs", "tuning"};
+  for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
+    char *folder = compare_path(p, "%s", folders[i]);
+    rc = disk_folder(folder);
+    free(folder);
+  }
+  if (rc == CLI_OK) {
+    rc = write_json(now, path);
+  } else {
+    json_decref(now);
+  }
+  free(path);
+  return rc;
+}
+
+/* ---- the folder of a run ---------------------------------------------------------------------*/
+
+static void remove_files(const char *folder) {
+  DIR *d = opendir(folder);
+  if (d == NULL) return;
+  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
+    struct stat st;
+    char *file = disk_join(folder, e->d_name);
+    if (lstat(file, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(file);
+    free(file);
+  }
+  (void)closedir(d);
+}
+
+void compare_run_done(const char *folder) {
+  char *checkpoint = disk_join(folder, "checkpoint");
+  remove_files(checkpoint);
+  (void)rmdir(checkpoint);
+  free(checkpoint);
+}
+
+int compare_run_begin(const char *folder, bool *resume) {
+  char *latest = disk_join(folder, "checkpoint/latest.json");
+  *resume = disk_exists(latest);
+  free(latest);
+  if (*resume) return CLI_OK;
+  compare_run_done(folder);
+  remove_files(folder);
+  return disk_folder(folder);
+}

@@ -1,0 +1,190 @@
+/* compare_grid.c: tuning: every method is trained once with every point of the same grid, on
+ * training samples without the validation split, and keeps the point that does best there.  The test
+ * split is not looked at, and the seed is none of those that count.
+ *
+ * Score: the best validation accuracy over epochs (squared error: the least validation loss), then
+ * the lower training loss at the end, then the point that comes first. */
+#include "compare.h"
+#include "settings_rows.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT = 512 };
+
+int compare_points(const compare_plan *p, const compare_method *m, bool *use) {
+  int points = 1;
+  for (int g = 0; g < p->grids; g++) {
+    char name[64], own[64];
+    settings_spell(name, sizeof name, p->grid[g].name);
+    use[g] = compare_knows(&m->s, name);
+    for (int i = 0; i < m->n_own; i++) {
+      settings_spell(own, sizeof own, m->own[i].name);
+      use[g] = use[g] && strcmp(name, own) != 0;
+    }
+    if (use[g]) points = points > COMPARE_POINTS ? points : points * p->grid[g].n;
+  }
+  return points;
+}
+
+int compare_point(const compare_plan *p, const bool *use, int k, int g) {
+  for (int i = p->grids - 1; i > g; i--) {
+    if (use[i]) k /= p->grid[i].n;
+  }
+  return k % p->grid[g].n;
+}
+
+static double end_loss(const train_result *r) {
+  return r->epochs > 0 ? r->epoch[r->epochs - 1].train_loss : (double)NAN;
+}
+
+int compare_best_point(const train_result *r, int n, bool squared_error) {
+  const compare_metric metric = squared_error ? TEST_LOSS : TEST_ACCURACY;
+  int best = 0;
+  for (int i = 1; i < n; i++) {
+    const double a = compare_best(metric, &r[i]), b = compare_best(metric, &r[best]);
+    const bool tie = !compare_better(metric, a, b) && !compare_better(metric, b, a);
+    const bool better = compare_better(metric, a, b) ||
+                        (tie && compare_better(TRAIN_LOSS, end_loss(&r[i]), end_loss(&r[best])));
+    if (r[i].diverged != r[best].diverged ? r[best].diverged : better) best = i;
+  }
+  return best;
+}
+
+int compare_edge(const compare_grid *g, int i) {
+  bool least = true, largest = true;
+  for (int k = 0; k < g->n; k++) {
+    char *end = NULL;
+    const double v = strtod(g->value[k], &end), chosen = strtod(g->value[i], NULL);
+    if (end == g->value[k] || *end != 0) return 0; /* words have no edge */
+    least = least && v >= chosen;
+    largest = largest && v <= chosen;
+  }
+  return g->n < 2 ? 0 : least ? -1 : largest ? 1 : 0;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------*/
+
+static int apply_point(const compare_plan *p, const bool *use, int k, settings *s, char *text,
+                       size_t size) {
+  int rc = CLI_OK;
+  size_t n = 0;
+  text[0] = 0;
+  for (int g = 0; g < p->grids && rc == CLI_OK; g++) {
+    if (!use[g]) continue;
+    const char *value = p->grid[g].value[compare_point(p, use, k, g)];
+    rc = settings_set(s, p->grid[g].name, value);
+    if (n < size) {
+      n += (size_t)snprintf(text + n, size - n, "%s%s=%s", n > 0 ? ", " : "", p->grid[g].name,
+                            value);
+    }
+  }
+  return rc == CLI_OK ? settings_check(s) : rc;
+}
+
+static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k,
+                   const data_set *d, const char *file, train_result *out) {
+  char point[TEXT] = "", label[TEXT + 80];
+  settings s;
+  settings_copy(&s, &m->s);
+  s.validation = p->validation;
+  s.seed = p->tuning_seed;
+  s.checkpoint_every = 0;
+  s.out[0] = 0; /* short enough to be done again */
+  int rc = CLI_OK;
+  if (p->grid_epochs != NULL) rc = settings_set(&s, "epochs", p->grid_epochs);
+  if (rc == CLI_OK) rc = apply_point(p, use, k, &s, point, sizeof point);
+  (void)snprintf(label, sizeof label, "%s %s", m->label, point);
+  const train_show show = {.bar = !p->quiet, .label = label};
+  if (rc == CLI_OK) rc = train_run(&s, d, &show, out);
+  if (rc == CLI_OK && !out->stopped) {
+    rc = compare_result_write(out, file);
+    if (!p->quiet && out->diverged) (void)fprintf(stderr, "tuning %s: diverged\n", label);
+    const double accuracy = compare_best(TEST_ACCURACY, out);
+    if (!p->quiet && !out->diverged && isfinite(accuracy)) {
+      (void)fprintf(stderr, "tuning %s: validation accuracy %.2f %%\n", label, 100.0 * accuracy);
+    } else if (!p->quiet && !out->diverged) {
+      (void)fprintf(stderr, "tuning %s: validation loss %.5g\n", label,
+                    compare_best(TEST_LOSS, out));
+    }
+  }
+  settings_free(&s);
+  return rc;
+}
+
+static void note_choice(compare_plan *p, const compare_method *m, const bool *use,
+                        const train_result *all, int points) {
+  int diverged = 0;
+  for (int k = 0; k < points; k++)
+    diverged += all[k].diverged;
+  if (diverged > 0) {
+    (void)fprintf(p->notes, "%s: %d of %d points of the grid diverged\n", m->label, diverged,
+                  points);
+  }
+  for (int g = 0; g < p->grids; g++) {
+    const int i = use[g] ? compare_point(p, use, m->tuned, g) : 0;
+    const int edge = use[g] ? compare_edge(&p->grid[g], i) : 0;
+    if (edge == 0) continue;
+    (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider one may do better\n",
+                  m->label, p->grid[g].name, p->grid[g].value[i], edge < 0 ? "least" : "largest");
+  }
+}
+
+static void note_left_out(compare_plan *p, const compare_method *m, const bool *use) {
+  for (int g = 0; g < p->grids; g++) {
+    if (use[g]) continue;
+    (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, p->grid[g].name,
+                  compare_knows(&m->s, p->grid[g].name) ? "its own is given"
+                                                        : "it has no use for it");
+  }
+}
+
+static int tune_method(compare_plan *p, compare_method *m, const data_set *d, bool squared_error,
+                       bool *complete) {
+  bool use[COMPARE_GRIDS] = {false};
+  const int points = compare_points(p, m, use);
+  note_left_out(p, m, use);
+  if (points == 1) { /* nothing to choose from */
+    char text[TEXT];
+    for (int g = 0; g < p->grids; g++)
+      m->tuned = use[g] ? 0 : m->tuned;
+    return apply_point(p, use, 0, &m->s, text, sizeof text);
+  }
+  train_result *all = cli_take((size_t)points, sizeof *all);
+  int rc = CLI_OK;
+  for (int k = 0; k < points && rc == CLI_OK && *complete; k++) {
+    char *file = compare_path(p, "tuning/%s-%d.json", m->label, k);
+    FILE *there = fopen(file, "rb");
+    if (there != NULL) {
+      (void)fclose(there);
+      rc = compare_result_read(file, &all[k]);
+    } else {
+      rc = one_run(p, m, use, k, d, file, &all[k]);
+      *complete = rc != CLI_OK || (!all[k].stopped && !train_interrupted());
+    }
+    free(file);
+  }
+  if (rc == CLI_OK && *complete) {
+    char text[TEXT];
+    m->tuned = compare_best_point(all, points, squared_error);
+    note_choice(p, m, use, all, points);
+    rc = apply_point(p, use, m->tuned, &m->s, text, sizeof text);
+  }
+  for (int k = 0; k < points; k++)
+    train_result_free(&all[k]);
+  free(all);
+  return rc;
+}
+
+int compare_tune(compare_plan *p, bool squared_error, bool *complete) {
+  data_set d;
+  int rc = data_open(p->base.data, &d);
+  if (rc != CLI_OK) return rc;
+  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)p->tuning_seed);
+  for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
+    rc = tune_method(p, &p->method[i], &d, squared_error, complete);
+  data_close(&d);
+  return rc;
+}

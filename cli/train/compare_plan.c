@@ -1,0 +1,227 @@
+/* compare_plan.c: what is compared, from text: the list of methods with settings of their own, and
+ * the grid.  Every name and value is tried here, before a run begins.
+ *
+ * A setting given to all methods, or a grid of it, may mean nothing to one of them (damping to SGD):
+ * there it is left out, and a note says so once.  Given to that method by name it is an error. */
+#include "compare.h"
+#include "settings_rows.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MESSAGE = 512 };
+
+static char *copy_text(const char *text) {
+  char *out = cli_take(strlen(text) + 1, 1);
+  memcpy(out, text, strlen(text));
+  return out;
+}
+
+bool compare_knows(const settings *s, const char *name) {
+  static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
+  static const char *const adamw[] = {"beta1", "beta2", "eps"};
+  char spelt[64];
+  settings_spell(spelt, sizeof spelt, name);
+  const bool first_order = settings_first_order(s);
+  if (settings_find(name) == NULL) return !first_order; /* the library's */
+  if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
+    return false;
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(spelt, settings_adamw(s) ? sgd[i] : adamw[i]) == 0) return false;
+  }
+  return true;
+}
+
+/* What belongs to the comparison and not to a method. */
+static bool is_common(const char *name) {
+  static const char *const common[] = {"data",  "model",      "method",           "seed",
+                                       "out",   "validation", "checkpoint_every", "log_every",
+                                       "resume"};
+  char spelt[64];
+  settings_spell(spelt, sizeof spelt, name);
+  for (size_t i = 0; i < sizeof common / sizeof common[0]; i++) {
+    if (strcmp(spelt, common[i]) == 0) return true;
+  }
+  return false;
+}
+
+/* ---- methods ---------------------------------------------------------------------------------*/
+
+static void drop_library(compare_plan *p, compare_method *m) {
+  for (int i = 0; i < m->s.n_library; i++) {
+    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, m->s.library[i].name);
+    free(m->s.library[i].name);
+    free(m->s.library[i].value);
+  }
+  free(m->s.library);
+  m->s.library = NULL;
+  m->s.n_library = 0;
+}
+
+static void label_it(compare_plan *p, compare_method *m, const char *name) {
+  (void)snprintf(m->label, sizeof m->label, "%s", name);
+  for (int again = 2;; again++) {
+    int same = 0;
+    for (int i = 0; i < p->methods; i++)
+      same += strcmp(p->method[i].label, m->label) == 0;
+    if (same == 0) return;
+    (void)snprintf(m->label, sizeof m->label, "%.40s-%d", name, again);
+  }
+}
+
+static int begin_method(compare_plan *p, const char *name) {
+  char message[MESSAGE] = "";
+  if (name[0] == 0)
+    return cli_bad("--methods: expected name or name:option=value, separated by ','");
+  if (p->methods == COMPARE_METHODS) {
+    return cli_bad("--methods: more than %d methods", COMPARE_METHODS);
+  }
+  compare_method *m = &p->method[p->methods];
+  settings_copy(&m->s, &p->base);
+  m->tuned = -1;
+  label_it(p, m, name);
+  p->methods++;
+  if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
+    return cli_bad("--methods: %s", message);
+  }
+  if (!settings_first_order(&m->s)) return CLI_OK;
+  drop_library(p, m);
+  if (strcmp(m->s.fisher, "empirical") == 0) return CLI_OK;
+  (void)fprintf(p->notes, "%s: has no use for fisher\n", m->label);
+  return settings_put(&m->s, "fisher", "empirical", message, sizeof message);
+}
+
+static int add_own(compare_plan *p, char *text) {
+  char message[MESSAGE] = "";
+  if (p->methods == 0) return cli_bad("--methods: '%s' stands before any method", text);
+  compare_method *m = &p->method[p->methods - 1];
+  char *equals = strchr(text, '=');
+  if (equals == NULL || equals == text) {
+    return cli_bad("--methods: %s: '%s', expected option=value", m->label, text);
+  }
+  *equals = 0;
+  if (is_common(text)) {
+    return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
+  }
+  if (settings_put(&m->s, text, equals + 1, message, sizeof message) != CLI_OK) {
+    return cli_bad("--methods: %s: %s: %s", m->label, text, message);
+  }
+  cli_setting *own = cli_take((size_t)m->n_own + 1, sizeof *own);
+  if (m->n_own > 0) memcpy(own, m->own, (size_t)m->n_own * sizeof *own);
+  free(m->own);
+  m->own = own;
+  own[m->n_own++] = (cli_setting){text, equals + 1};
+  return CLI_OK;
+}
+
+static bool begins_method(const char *item) {
+  const size_t word = strcspn(item, ":=");
+  return item[word] != '=';
+}
+
+/* Where the item at `text` ends: at the next comma that no digit follows. */
+static char *item_end(char *text) {
+  char *end = strchr(text, ',');
+  while (end != NULL && end[1] >= '0' && end[1] <= '9')
+    end = strchr(end + 1, ',');
+  return end;
+}
+
+int compare_methods(compare_plan *p, const char *list) {
+  p->text = copy_text(list);
+  p->method = cli_take(COMPARE_METHODS, sizeof *p->method);
+  int rc = CLI_OK;
+  for (char *item = p->text, *next; rc == CLI_OK && item != NULL; item = next) {
+    next = item_end(item);
+    if (next != NULL) *next++ = 0;
+    item += strspn(item, " ");
+    if (!begins_method(item)) {
+      rc = add_own(p, item);
+      continue;
+    }
+    char *colon = strchr(item, ':');
+    if (colon != NULL) *colon++ = 0;
+    rc = begin_method(p, item);
+    if (rc == CLI_OK && colon != NULL) rc = add_own(p, colon);
+  }
+  for (int i = 0; rc == CLI_OK && i < p->methods; i++) {
+    compare_method *m = &p->method[i];
+    for (int k = 0; rc == CLI_OK && k < m->n_own; k++) {
+      if (!compare_knows(&m->s, m->own[k].name)) {
+        rc = cli_bad("--methods: %s has no use for %s", m->label, m->own[k].name);
+      }
+    }
+    if (rc == CLI_OK) rc = settings_check(&m->s);
+  }
+  return rc;
+}
+
+/* ---- grid ------------------------------------------------------------------------------------*/
+
+/* Is the value one that some method takes? */
+static int try_value(const compare_grid *g) {
+  char message[MESSAGE] = "";
+  settings s;
+  settings_init(&s);
+  int rc = settings_put(&s, g->name, g->value[g->n - 1], message, sizeof message);
+  if (rc != CLI_OK) rc = cli_bad("--grid: %s: %s", g->name, message);
+  settings_free(&s);
+  return rc;
+}
+
+int compare_grid_add(compare_plan *p, const char *text) {
+  if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d of them", COMPARE_GRIDS);
+  compare_grid *g = &p->grid[p->grids++];
+  memset(g, 0, sizeof *g);
+  g->text = copy_text(text);
+  char *value = strchr(g->text, '=');
+  if (value == NULL || value == g->text || value[1] == 0) {
+    return cli_bad("--grid: '%s', expected option=a,b,c", text);
+  }
+  *value++ = 0;
+  g->name = g->text;
+  if (is_common(g->name) || strcmp(g->name, "epochs") == 0 || strcmp(g->name, "steps") == 0) {
+    return cli_bad("--grid: %s is the same for all runs", g->name);
+  }
+  for (int i = 0; i + 1 < p->grids; i++) {
+    char a[64], b[64];
+    settings_spell(a, sizeof a, g->name);
+    settings_spell(b, sizeof b, p->grid[i].name);
+    if (strcmp(a, b) == 0) return cli_bad("--grid: %s comes twice", g->name);
+  }
+  int rc = CLI_OK;
+  for (char *next; rc == CLI_OK && value != NULL; value = next) {
+    next = strchr(value, ',');
+    if (next != NULL) *next++ = 0;
+    if (g->n == COMPARE_VALUES) {
+      return cli_bad("--grid: %s has more than %d values", g->name, COMPARE_VALUES);
+    }
+    for (int i = 0; i < g->n; i++) {
+      if (strcmp(g->value[i], value) == 0)
+        return cli_bad("--grid: %s has '%s' twice", g->name, value);
+    }
+    g->value[g->n++] = value;
+    rc = try_value(g);
+  }
+  return rc;
+}
+
+void compare_plan_free(compare_plan *p) {
+  for (int i = 0; i < p->methods; i++) {
+    compare_method *m = &p->method[i];
+    for (int k = 0; m->run != NULL && k < p->seeds; k++)
+      train_result_free(&m->run[k]);
+    free(m->run);
+    free(m->own);
+    settings_free(&m->s);
+  }
+  for (int i = 0; i < p->grids; i++)
+    free(p->grid[i].text);
+  if (p->notes != NULL) (void)fclose(p->notes);
+  free(p->note);
+  free(p->method);
+  free(p->text);
+  settings_free(&p->base);
+  memset(p, 0, sizeof *p);
+}

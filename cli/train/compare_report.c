@@ -1,0 +1,494 @@
+/* compare_report.c: from runs to what is read: two tables and notes (table.txt, table.md), the same
+ * for programs (result.json), the curves (curves.csv) and their pictures (plot.c).
+ *
+ * Means and spreads are over the runs that did not diverge; how many did is in the table and in a
+ * note.  Seconds are of training, without evaluation, logs and checkpoints. */
+#include "compare.h"
+#include "disk.h"
+#include "table.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT = 1024, SHOWN = 2 * TRAIN_STATIONS };
+
+typedef struct summary { /* of one method */
+  int runs, diverged, reached;
+  spread epochs, seconds, best, loss, step_ms;
+  double station[SHOWN]; /* ms a step, mean over runs */
+  int64_t network, precond;
+} summary;
+
+typedef struct report {
+  compare_plan *p;
+  const data_set *d;
+  compare_metric metric;
+  bool accuracy;
+  double target;
+  plot_curve *curve;
+  summary *sum;
+  int stations;
+  const char *station[SHOWN]; /* names, in order of their first appearance */
+  int64_t skipped, rescued;
+} report;
+
+/* ---- summing up ------------------------------------------------------------------------------*/
+
+static int station_of(report *r, const char *name) {
+  for (int i = 0; i < r->stations; i++) {
+    if (strcmp(r->station[i], name) == 0) return i;
+  }
+  if (r->stations == SHOWN) return -1;
+  r->station[r->stations] = name;
+  return r->stations++;
+}
+
+static double step_ms(const train_result *run) {
+  const train_epoch *last = run->epochs > 0 ? &run->epoch[run->epochs - 1] : NULL;
+  return last != NULL && last->step > 0 ? 1e3 * last->seconds / (double)last->step : (double)NAN;
+}
+
+static void sum_up(report *r, int i) {
+  const compare_method *m = &r->p->method[i];
+  summary *s = &r->sum[i];
+  const int runs = r->p->seeds;
+  double *x = cli_take(5 * (size_t)runs, sizeof *x);
+  s->runs = runs;
+  int sound = 0;
+  for (int k = 0; k < runs; k++) {
+    const train_result *run = &m->run[k];
+    s->diverged += run->diverged;
+    if (run->network_bytes > s->network) s->network = run->network_bytes;
+    if (run->precond_bytes > s->precond) s->precond = run->precond_bytes;
+    r->skipped += run->skipped;
+    r->rescued += run->rescued;
+    if (run->diverged || run->epochs == 0) continue;
+    const int at = compare_reaches(r->metric, run, r->target);
+    s->reached += at >= 0;
+    x[sound] = at >= 0 ? (double)run->epoch[at].epoch : (double)NAN;
+    x[runs + sound] = at >= 0 ? run->epoch[at].seconds : (double)NAN;
+    x[2 * runs + sound] = compare_best(r->metric, run);
+    x[3 * runs + sound] = run->epoch[run->epochs - 1].train_loss;
+    x[4 * runs + sound] = step_ms(run);
+    for (int t = 0; t < run->stations; t++) {
+      const int column = station_of(r, run->station[t].name);
+      if (column >= 0 && run->steps > 0)
+        s->station[column] += run->station[t].total_ms / (double)run->steps;
+    }
+    sound++;
+  }
+  for (int t = 0; t < SHOWN && sound > 0; t++)
+    s->station[t] /= sound;
+  s->epochs = compare_spread(x, sound);
+  s->seconds = compare_spread(x + runs, sound);
+  s->best = compare_spread(x + 2 * runs, sound);
+  s->loss = compare_spread(x + 3 * runs, sound);
+  s->step_ms = compare_spread(x + 4 * runs, sound);
+  free(x);
+}
+
+/* ---- texts -----------------------------------------------------------------------------------*/
+
+/* "93.15 ± 0.42", with so many decimals; or, decimals < 0, three digits and two of the spread. */
+static void say_spread(char *text, size_t size, const spread *s, double scale, int decimals) {
+  if (s->n == 0) {
+    (void)snprintf(text, size, "-");
+  } else if (decimals >= 0 && s->n > 1) {
+    (void)snprintf(text, size, "%.*f ± %.*f", decimals, scale * s->mean, decimals,
+                   scale * s->deviation);
+  } else if (decimals >= 0) {
+    (void)snprintf(text, size, "%.*f", decimals, scale * s->mean);
+  } else if (s->n > 1) {
+    (void)snprintf(text, size, "%.3g ± %.2g", scale * s->mean, scale * s->deviation);
+  } else {
+    (void)snprintf(text, size, "%.3g", scale * s->mean);
+  }
+}
+
+static void say_bytes(char *text, size_t size, int64_t bytes) {
+  static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
+  double v = (double)bytes;
+  int u = 0;
+  for (; v >= 1000.0 && u < 4; u++)
+    v /= 1000.0;
+  (void)snprintf(text, size, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
+}
+
+/* The values that make this method differ: its own, then those that tuning chose. */
+static void say_settings(const compare_plan *p, const compare_method *m, char *text, size_t size) {
+  size_t n = 0;
+  text[0] = 0;
+  for (int i = 0; i < m->n_own && n < size; i++) {
+    n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", m->own[i].name,
+                          m->own[i].value);
+  }
+  bool use[COMPARE_GRIDS] = {false};
+  if (m->tuned < 0) return;
+  (void)compare_points(p, m, use);
+  for (int g = 0; g < p->grids && n < size; g++) {
+    if (!use[g]) continue;
+    n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", " : "", p->grid[g].name,
+                          p->grid[g].value[compare_point(p, use, m->tuned, g)]);
+  }
+}
+
+static void say_target(const report *r, char *text, size_t size) {
+  if (!isfinite(r->target)) {
+    (void)snprintf(text, size, "target");
+  } else if (r->accuracy) {
+    (void)snprintf(text, size, "%.2f %%", 100.0 * r->target);
+  } else {
+    (void)snprintf(text, size, "%.4g", r->target);
+  }
+}
+
+static const char *score_name(compare_metric m) {
+  return m == TEST_ACCURACY    ? "test accuracy"
+         : m == TRAIN_ACCURACY ? "training accuracy"
+         : m == TEST_LOSS      ? "test loss"
+                               : "training loss";
+}
+
+/* ---- tables ----------------------------------------------------------------------------------*/
+
+static void results_table(const report *r, table *t) {
+  char target[64], epochs[TEXT], seconds[TEXT], best[TEXT], text[TEXT];
+  say_target(r, target, sizeof target);
+  (void)snprintf(epochs, sizeof epochs, "epochs to %s", target);
+  (void)snprintf(seconds, sizeof seconds, "seconds to %s", target);
+  (void)snprintf(best, sizeof best, "best %s%s", score_name(r->metric), r->accuracy ? " %" : "");
+  table_begin(t, (const char *const[]){"method", "runs", epochs, seconds, best, "min..max",
+                                       "final training loss", "settings", NULL});
+  const double scale = r->accuracy ? 100.0 : 1.0;
+  for (int i = 0; i < r->p->methods; i++) {
+    const summary *s = &r->sum[i];
+    char part[32] = "";
+    if (s->reached > 0 && s->reached < s->runs)
+      (void)snprintf(part, sizeof part, " (%d of %d)", s->reached, s->runs);
+    table_row(t);
+    table_put(t, 0, "%s", r->p->method[i].label);
+    table_put(t, 1, "%d", s->runs);
+    if (s->diverged > 0) table_put(t, 1, "%d, %d diverged", s->runs, s->diverged);
+    say_spread(text, sizeof text, &s->epochs, 1.0, 1);
+    table_put(t, 2, "%s%s", text, part);
+    say_spread(text, sizeof text, &s->seconds, 1.0, -1);
+    table_put(t, 3, "%s", text);
+    say_spread(text, sizeof text, &s->best, scale, r->accuracy ? 2 : -1);
+    table_put(t, 4, "%s", text);
+    if (s->best.n > 1) {
+      table_put(t, 5, r->accuracy ? "%.2f..%.2f" : "%.3g..%.3g", scale * s->best.min,
+                scale * s->best.max);
+    }
+    say_spread(text, sizeof text, &s->loss, 1.0, -1);
+    table_put(t, 6, "%s", text);
+    say_settings(r->p, &r->p->method[i], text, sizeof text);
+    table_put(t, 7, "%s", text);
+  }
+}
+
+/* Shown are the stations that take more than 1 % of some method's step. */
+static bool station_shown(const report *r, int column) {
+  for (int i = 0; i < r->p->methods; i++) {
+    if (r->sum[i].station[column] > 0.01 * r->sum[i].step_ms.mean) return true;
+  }
+  return false;
+}
+
+static void times_table(const report *r, table *t) {
+  const char *head[SHOWN + 6] = {"method", "ms a step"};
+  int shown[SHOWN] = {0}, n = 0;
+  for (int c = 0; c < r->stations; c++) {
+    if (!station_shown(r, c)) continue;
+    head[2 + n] = r->station[c];
+    shown[n++] = c;
+  }
+  head[2 + n] = "other";
+  head[3 + n] = "network";
+  head[4 + n] = "preconditioner";
+  table_begin(t, head);
+  for (int i = 0; i < r->p->methods; i++) {
+    const summary *s = &r->sum[i];
+    char text[TEXT];
+    table_row(t);
+    table_put(t, 0, "%s", r->p->method[i].label);
+    say_bytes(text, sizeof text, s->network);
+    table_put(t, 3 + n, "%s", text);
+    say_bytes(text, sizeof text, s->precond);
+    table_put(t, 4 + n, "%s", text);
+    if (s->step_ms.n == 0) continue;
+    double other = s->step_ms.mean;
+    table_put(t, 1, "%.3f", s->step_ms.mean);
+    for (int c = 0; c < n; c++) {
+      other -= s->station[shown[c]];
+      table_put(t, 2 + c, "%.3f", s->station[shown[c]]);
+    }
+    table_put(t, 2 + n, "%.3f", fmax(other, 0.0));
+  }
+}
+
+static void say_heading(const report *r, FILE *f, bool markdown) {
+  const settings *s = &r->p->base;
+  char processor[128] = "", target[64], length[64];
+  const char *threads = getenv("NG_THREADS");
+  cli_processor(processor, sizeof processor);
+  say_target(r, target, sizeof target);
+  if (s->steps > 0) {
+    (void)snprintf(length, sizeof length, "%lld steps", (long long)s->steps);
+  } else {
+    (void)snprintf(length, sizeof length, "%g epochs", s->epochs);
+  }
+  const long long first = (long long)s->seed;
+  char seeds[64];
+  (void)snprintf(seeds, sizeof seeds, r->p->seeds > 1 ? "seeds %lld to %lld" : "seed %lld", first,
+                 first + r->p->seeds - 1);
+  (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model, (long long)s->batch,
+                length, seeds, processor);
+  if (threads != NULL && threads[0] != 0) {
+    (void)fprintf(f, "%s threads\n", threads);
+  } else {
+    (void)fprintf(f, "%d threads\n", cli_cores());
+  }
+  if (markdown) (void)fputc('\n', f);
+  if (!isfinite(r->target)) return;
+  (void)fprintf(f, "target: %s %s%s%s\n", score_name(r->metric), target,
+                isfinite(r->p->target) ? "" : ", what the mean of every method reaches",
+                markdown ? "\n" : "");
+}
+
+static void say_tables(const report *r, const table *results, const table *times, FILE *f,
+                       bool markdown) {
+  say_heading(r, f, markdown);
+  (markdown ? table_markdown : table_text)(results, f);
+  (void)fputc('\n', f);
+  (markdown ? table_markdown : table_text)(times, f);
+  if (r->p->note_size > 0) (void)fputc('\n', f);
+  for (const char *line = r->p->note; line != NULL && *line != 0;) {
+    const size_t n = strcspn(line, "\n");
+    (void)fprintf(f, "%s%.*s\n", markdown ? "- " : "", (int)n, line);
+    line += n + (line[n] == '\n');
+  }
+}
+
+static void note_runs(const report *r) {
+  for (int i = 0; i < r->p->methods; i++) {
+    const compare_method *m = &r->p->method[i];
+    if (r->sum[i].diverged == 0) continue;
+    (void)fprintf(r->p->notes, "%s: %d of %d runs diverged (seed", m->label, r->sum[i].diverged,
+                  r->p->seeds);
+    for (int k = 0; k < r->p->seeds; k++) {
+      if (m->run[k].diverged) {
+        (void)fprintf(r->p->notes, " %lld after step %lld", (long long)(r->p->base.seed + k),
+                      (long long)m->run[k].steps);
+      }
+    }
+    (void)fprintf(r->p->notes, "); %s\n",
+                  r->sum[i].diverged < r->p->seeds ? "means are over the others"
+                                                   : "nothing is left");
+  }
+  if (r->skipped > 0) {
+    (void)fprintf(r->p->notes, "%lld steps were skipped, a value was not finite\n",
+                  (long long)r->skipped);
+  }
+  if (r->rescued > 0) {
+    (void)fprintf(r->p->notes, "%lld steps needed more damping or the last good result\n",
+                  (long long)r->rescued);
+  }
+  (void)fflush(r->p->notes);
+}
+
+/* ---- files -----------------------------------------------------------------------------------*/
+
+static void csv_real(FILE *f, double v) {
+  (void)fputc(',', f);
+  if (isfinite(v)) (void)fprintf(f, "%.17g", v);
+}
+
+static void say_curves(const report *r, FILE *f) {
+  (void)fputs("method,seed,epoch,seconds,train_loss,test_loss,test_accuracy\n", f);
+  for (int i = 0; i < r->p->methods; i++) {
+    for (int k = 0; k < r->p->seeds; k++) {
+      const train_result *run = &r->p->method[i].run[k];
+      for (int e = 0; e < run->epochs; e++) {
+        const train_epoch *at = &run->epoch[e];
+        (void)fprintf(f, "%s,%lld,%lld", r->p->method[i].label, (long long)(r->p->base.seed + k),
+                      (long long)at->epoch);
+        csv_real(f, at->seconds);
+        csv_real(f, at->train_loss);
+        csv_real(f, at->test_loss);
+        csv_real(f, at->test_accuracy);
+        (void)fputc('\n', f);
+      }
+    }
+  }
+}
+
+static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
+
+static json_t *spread_json(const spread *s) {
+  return json_pack("{s:i, s:o, s:o, s:o, s:o}", "n", s->n, "mean", real(s->mean), "deviation",
+                   real(s->deviation), "min", real(s->min), "max", real(s->max));
+}
+
+static json_t *runs_json(const report *r, const compare_method *m) {
+  json_t *runs = json_array();
+  for (int k = 0; k < r->p->seeds; k++) {
+    const train_result *run = &m->run[k];
+    const int at = compare_reaches(r->metric, run, r->target);
+    const double loss = run->epochs > 0 ? run->epoch[run->epochs - 1].train_loss : (double)NAN;
+    (void)json_array_append_new(
+        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "seed",
+                        (json_int_t)(r->p->base.seed + k), "diverged", (int)run->diverged, "steps",
+                        (json_int_t)run->steps, "skipped", (json_int_t)run->skipped, "rescued",
+                        (json_int_t)run->rescued, "best", real(compare_best(r->metric, run)),
+                        "final_train_loss", real(loss), "epochs_to_target",
+                        at >= 0 ? json_integer((json_int_t)run->epoch[at].epoch) : json_null(),
+                        "seconds_to_target", at >= 0 ? real(run->epoch[at].seconds) : json_null()));
+  }
+  return runs;
+}
+
+static json_t *method_json(const report *r, int i) {
+  const compare_method *m = &r->p->method[i];
+  const summary *s = &r->sum[i];
+  json_t *own = json_object(), *tuned = json_object(), *ms = json_object();
+  for (int k = 0; k < m->n_own; k++)
+    (void)json_object_set_new(own, m->own[k].name, json_string(m->own[k].value));
+  bool use[COMPARE_GRIDS] = {false};
+  if (m->tuned >= 0) (void)compare_points(r->p, m, use);
+  for (int g = 0; g < r->p->grids; g++) {
+    if (!use[g]) continue;
+    const int v = compare_point(r->p, use, m->tuned, g);
+    (void)json_object_set_new(tuned, r->p->grid[g].name, json_string(r->p->grid[g].value[v]));
+  }
+  for (int c = 0; c < r->stations; c++)
+    (void)json_object_set_new(ms, r->station[c], real(s->station[c]));
+  return json_pack(
+      "{s:s, s:s, s:o, s:o, s:f, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o}",
+      "label", m->label, "method", m->s.method, "own", own, "tuned", tuned, "lr",
+      settings_lr(&m->s), "runs", s->runs, "diverged", s->diverged, "reached", s->reached,
+      "epochs_to_target", spread_json(&s->epochs), "seconds_to_target", spread_json(&s->seconds),
+      "best", spread_json(&s->best), "final_train_loss", spread_json(&s->loss), "ms_a_step",
+      spread_json(&s->step_ms), "ms_by_station", ms, "network_bytes", (json_int_t)s->network,
+      "precond_bytes", (json_int_t)s->precond, "seeds", runs_json(r, m));
+}
+
+static void say_json(const report *r, FILE *f) {
+  json_t *methods = json_array();
+  char processor[128] = "";
+  cli_processor(processor, sizeof processor);
+  for (int i = 0; i < r->p->methods; i++)
+    (void)json_array_append_new(methods, method_json(r, i));
+  json_t *o = json_pack("{s:i, s:s, s:s, s:s, s:o, s:b, s:s, s:i, s:o, s:s}", "schema", 1, "data",
+                        r->p->base.data, "model", r->p->base.model, "score", score_name(r->metric),
+                        "target", real(r->target), "target_given", (int)isfinite(r->p->target),
+                        "processor", processor, "processors", cli_cores(), "methods", methods,
+                        "notes", r->p->note != NULL ? r->p->note : "");
+  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+  (void)fprintf(f, "%s\n", text != NULL ? text : "null");
+  free(text);
+  json_decref(o);
+}
+
+static int write_files(const report *r, const table *results, const table *times) {
+  static const char *const name[] = {"curves.csv", "result.json", "table.md", "table.txt"};
+  int rc = CLI_OK;
+  for (int i = 0; i < 4 && rc == CLI_OK; i++) {
+    char *text = NULL, *path = compare_path(r->p, "%s", name[i]);
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (f == NULL) {
+      rc = cli_bad("%s: no memory", path);
+    } else {
+      if (i == 0) say_curves(r, f);
+      if (i == 1) say_json(r, f);
+      if (i == 2) say_tables(r, results, times, f, true);
+      if (i == 3) say_tables(r, results, times, f, false);
+      rc = fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
+    }
+    free(text);
+    free(path);
+  }
+  return rc;
+}
+
+static int draw(const report *r) {
+  char title[512], **label = cli_take((size_t)r->p->methods, sizeof *label);
+  (void)snprintf(title, sizeof title,
+                 r->p->seeds > 1 ? "%s, %s: mean and range over %d seeds" : "%s, %s: %d seed",
+                 r->d->name, r->p->base.model, r->p->seeds);
+  plot_curve *curve = cli_take((size_t)r->p->methods, sizeof *curve);
+  for (int i = 0; i < r->p->methods; i++) {
+    label[i] = cli_take(128, 1);
+    (void)snprintf(label[i], 128, "%s", r->p->method[i].label);
+    if (r->sum[i].diverged > 0) {
+      (void)snprintf(label[i], 128, "%s (%d of %d diverged)", r->p->method[i].label,
+                     r->sum[i].diverged, r->p->seeds);
+    }
+    curve[i] = (plot_curve){label[i], r->curve[i].n, r->curve[i].point};
+  }
+  char score[64];
+  (void)snprintf(score, sizeof score, "%s%s", score_name(r->metric), r->accuracy ? " %" : "");
+  const plot picture = {.title = title,
+                        .score = score,
+                        .score_scale = r->accuracy ? 100.0 : 1.0,
+                        .score_log = !r->accuracy,
+                        .target = r->target,
+                        .n = r->p->methods,
+                        .curve = curve};
+  char *script = compare_path(r->p, "plot.gp");
+  const int rc = plot_write(&picture, script);
+  if (rc == CLI_OK) (void)plot_draw(r->p->dir);
+  for (int i = 0; i < r->p->methods; i++)
+    free(label[i]);
+  free(label);
+  free(curve);
+  free(script);
+  return rc;
+}
+
+/* Methods of which nothing is left set no target. */
+static double common_target(const report *r) {
+  plot_curve *sound = cli_take((size_t)r->p->methods, sizeof *sound);
+  int n = 0;
+  for (int i = 0; i < r->p->methods; i++) {
+    int left = 0;
+    for (int k = 0; k < r->p->seeds; k++)
+      left += !r->p->method[i].run[k].diverged;
+    if (left > 0) sound[n++] = r->curve[i];
+  }
+  const double target = compare_target(r->metric, sound, n);
+  free(sound);
+  return target;
+}
+
+int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
+  report r = {.p = p, .d = d, .metric = metric, .target = p->target};
+  r.accuracy = metric == TEST_ACCURACY || metric == TRAIN_ACCURACY;
+  r.curve = cli_take((size_t)p->methods, sizeof *r.curve);
+  r.sum = cli_take((size_t)p->methods, sizeof *r.sum);
+  plot_point **point = cli_take((size_t)p->methods, sizeof *point);
+  for (int i = 0; i < p->methods; i++) {
+    r.curve[i].n = compare_curve(metric, p->method[i].run, p->seeds, &point[i]);
+    r.curve[i].point = point[i];
+  }
+  if (!isfinite(r.target)) r.target = common_target(&r);
+  for (int i = 0; i < p->methods; i++)
+    sum_up(&r, i);
+  note_runs(&r);
+  table results, times;
+  results_table(&r, &results);
+  times_table(&r, &times);
+  int rc = write_files(&r, &results, &times);
+  if (rc == CLI_OK) rc = draw(&r);
+  if (rc == CLI_OK) say_tables(&r, &results, &times, stdout, false);
+  table_free(&results);
+  table_free(&times);
+  for (int i = 0; i < p->methods; i++)
+    free(point[i]);
+  free(point);
+  free(r.curve);
+  free(r.sum);
+  return rc;
+}

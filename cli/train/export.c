@@ -1,0 +1,266 @@
+/* export.c: `natgrad export`: the log of a run (log.jsonl, see log.h) for other programs: as a table
+ * (CSV) or as TensorBoard's event files.
+ *
+ * Whatever fields the log has are taken along, in the order in which they appear first; those of
+ * "ms" get the name of their station.  A last line that is cut off (a run that was killed, or is
+ * running) is left out; anything else that is no object is an error that names the line. */
+#include "disk.h"
+#include "event_file.h"
+#include "train.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct record {
+  json_t **line;
+  int lines;
+  char **column; /* "event", "step", "ms.forward" */
+  int columns;
+} record;
+
+/* ---- reading ---------------------------------------------------------------------------------*/
+
+static void add_column(record *r, const char *outer, const char *name) {
+  char column[160];
+  (void)snprintf(column, sizeof column, "%s%s", outer, name);
+  for (int i = 0; i < r->columns; i++) {
+    if (strcmp(r->column[i], column) == 0) return;
+  }
+  char **all = cli_take((size_t)r->columns + 1, sizeof *all);
+  if (r->columns > 0) memcpy(all, r->column, (size_t)r->columns * sizeof *all);
+  free(r->column);
+  r->column = all;
+  all[r->columns] = cli_take(strlen(column) + 1, 1);
+  memcpy(all[r->columns++], column, strlen(column));
+}
+
+static void add_columns(record *r, json_t *o) {
+  const char *name, *inner;
+  json_t *v, *w;
+  json_object_foreach(o, name, v) {
+    if (strcmp(name, "schema") == 0) continue;
+    if (!json_is_object(v)) {
+      add_column(r, "", name);
+      continue;
+    }
+    char outer[80];
+    (void)snprintf(outer, sizeof outer, "%s.", name);
+    json_object_foreach(v, inner, w) { add_column(r, outer, inner); }
+  }
+}
+
+static int read_record(const char *path, record *r) {
+  char *text = NULL;
+  memset(r, 0, sizeof *r);
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  int n = 0, rc = CLI_OK;
+  for (const char *c = text; (c = strchr(c, '\n')) != NULL; c++)
+    n++;
+  r->line = cli_take((size_t)n, sizeof(json_t *));
+  for (const char *c = text, *end; rc == CLI_OK && (end = strchr(c, '\n')) != NULL; c = end + 1) {
+    json_t *o = json_loadb(c, (size_t)(end - c), JSON_REJECT_DUPLICATES, NULL);
+    const bool ours = json_integer_value(json_object_get(o, "schema")) == 1 &&
+                      json_is_string(json_object_get(o, "event")) &&
+                      json_is_integer(json_object_get(o, "step"));
+    if (ours) {
+      r->line[r->lines++] = o;
+      add_columns(r, o);
+    } else {
+      json_decref(o);
+      rc = cli_bad("%s: line %d: expected an object with \"schema\": 1, \"event\" and \"step\"",
+                   path, r->lines + 1);
+    }
+  }
+  free(text);
+  if (rc == CLI_OK && r->lines == 0) rc = cli_bad("%s: there is no whole line in it yet", path);
+  return rc;
+}
+
+static void free_record(record *r) {
+  for (int i = 0; i < r->lines; i++)
+    json_decref(r->line[i]);
+  for (int i = 0; i < r->columns; i++)
+    free(r->column[i]);
+  free(r->line);
+  free(r->column);
+}
+
+static const json_t *field(const json_t *line, const char *column) {
+  const char *dot = strchr(column, '.');
+  char outer[160];
+  if (dot == NULL) return json_object_get(line, column);
+  (void)snprintf(outer, sizeof outer, "%.*s", (int)(dot - column), column);
+  return json_object_get(json_object_get(line, outer), dot + 1);
+}
+
+/* ---- CSV (RFC 4180) --------------------------------------------------------------------------*/
+
+static void csv_text(FILE *f, const char *text) {
+  const bool plain = strpbrk(text, ",\"\r\n") == NULL;
+  if (!plain) (void)fputc('"', f);
+  for (; *text != 0; text++) {
+    if (*text == '"') (void)fputc('"', f);
+    (void)fputc(*text, f);
+  }
+  if (!plain) (void)fputc('"', f);
+}
+
+static void csv_value(FILE *f, const json_t *v) {
+  if (json_is_string(v)) {
+    csv_text(f, json_string_value(v));
+  } else if (json_is_integer(v)) {
+    (void)fprintf(f, "%lld", (long long)json_integer_value(v));
+  } else if (json_is_real(v)) {
+    (void)fprintf(f, "%.17g", json_real_value(v));
+  } else if (json_is_boolean(v)) {
+    (void)fputs(json_is_true(v) ? "true" : "false", f);
+  }
+}
+
+static int write_csv(const record *r, const char *path) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  if (f == NULL) return cli_bad("%s: no memory", path);
+  for (int c = 0; c < r->columns; c++) {
+    if (c > 0) (void)fputc(',', f);
+    csv_text(f, r->column[c]);
+  }
+  (void)fputc('\n', f);
+  for (int i = 0; i < r->lines; i++) {
+    for (int c = 0; c < r->columns; c++) {
+      if (c > 0) (void)fputc(',', f);
+      csv_value(f, field(r->line[i], r->column[c]));
+    }
+    (void)fputc('\n', f);
+  }
+  int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
+  if (rc == CLI_OK) rc = disk_write(path, text, size);
+  free(text);
+  return rc;
+}
+
+/* ---- TensorBoard -----------------------------------------------------------------------------*/
+
+/* Seconds of training at a step: lines that tell them ("epoch" and "end") are joined by straight
+ * lines, what comes after the last one goes on at its speed. */
+static double seconds_at(const record *r, double step) {
+  double step0 = 0.0, at0 = 0.0, speed = 0.0;
+  for (int i = 0; i < r->lines; i++) {
+    const json_t *seconds = json_object_get(r->line[i], "seconds");
+    const double step1 = json_number_value(json_object_get(r->line[i], "step"));
+    if (!json_is_number(seconds) || step1 <= step0) continue;
+    speed = (json_number_value(seconds) - at0) / (step1 - step0);
+    if (step <= step1) break;
+    step0 = step1;
+    at0 = json_number_value(seconds);
+  }
+  return at0 + speed * (step - step0);
+}
+
+static int write_events(const record *r, const char *dir, double modified) {
+  event_file f;
+  /* The log tells how long, not when; it was written last when it ended. */
+  const json_t *last = r->line[r->lines - 1];
+  const double end = seconds_at(r, json_number_value(json_object_get(last, "step")));
+  const double begin = modified - end;
+  event_file_begin(&f, begin);
+  for (int i = 0; i < r->lines; i++) {
+    const json_t *line = r->line[i];
+    const char *event = json_string_value(json_object_get(line, "event"));
+    const json_int_t step = json_integer_value(json_object_get(line, "step"));
+    const double wall = begin + seconds_at(r, (double)step);
+    for (int c = 0; c < r->columns; c++) {
+      const char *name = r->column[c];
+      const json_t *v = field(line, name);
+      char tag[256];
+      if (!json_is_number(v) || strcmp(name, "step") == 0) continue;
+      const bool time = strncmp(name, "ms.", 3) == 0; /* a group of its own: there are many */
+      (void)snprintf(tag, sizeof tag, "%s%s/%s", event, time ? "_ms" : "", time ? name + 3 : name);
+      event_file_scalar(&f, wall, (int64_t)step, tag, json_number_value(v));
+    }
+  }
+  char name[96];
+  (void)snprintf(name, sizeof name, "events.out.tfevents.%010lld.natgrad", (long long)modified);
+  char *path = disk_join(dir, name);
+  int rc = disk_folder(dir);
+  if (rc == CLI_OK) rc = disk_write(path, f.bytes, f.size);
+  event_file_free(&f);
+  free(path);
+  return rc;
+}
+
+/* ---- the command -----------------------------------------------------------------------------*/
+
+typedef struct wish {
+  const char *csv, *tensorboard;
+} wish;
+
+static int take(void *user, const char *name, const char *value) {
+  wish *w = user;
+  if (value[0] == 0) return cli_bad("--%s: expected a name", name);
+  if (strcmp(name, "csv") == 0) {
+    w->csv = value;
+  } else {
+    w->tensorboard = value;
+  }
+  return CLI_OK;
+}
+
+static int export(const char *dir, const wish *w) {
+  record r;
+  struct stat st;
+  memset(&r, 0, sizeof r);
+  char *log = disk_join(dir, "log.jsonl");
+  int rc = stat(log, &st) == 0
+               ? read_record(log, &r)
+               : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
+  if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
+  if (rc == CLI_OK && w->tensorboard != NULL)
+    rc = write_events(&r, w->tensorboard, (double)st.st_mtime);
+  free_record(&r);
+  free(log);
+  return rc;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  cli_args args;
+  wish w = {NULL, NULL};
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc < 0) return CLI_OK;
+  if (rc != CLI_OK) return rc;
+  if (args.operands == 0) {
+    rc = cli_bad("export: which run? expected the folder that natgrad train --out made");
+  } else if (args.operands > 1) {
+    rc = cli_bad("export: one run at a time, got '%s' too", args.operand[1]);
+  } else if (w.csv == NULL && w.tensorboard == NULL) {
+    rc = cli_bad("export: --csv FILE or --tensorboard DIR is missing");
+  } else {
+    rc = export(args.operand[0], &w);
+  }
+  cli_args_free(&args);
+  return rc;
+}
+
+static const cli_option own[] = {
+    {"csv", "FILE", "a row for each line of the log, a column for each field"},
+    {"tensorboard", "DIR", "an event file; tensorboard --logdir DIR shows it"},
+};
+
+const cli_command cli_export = {
+    .name = "export",
+    .usage = "RUN_DIR --csv FILE | --tensorboard DIR",
+    .summary = "the log of a training run for other programs",
+    .text =
+        "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad compare`.\n"
+        "Exported again, a file is replaced.  TensorBoard's values have single precision; their\n"
+        "wall times count seconds of training and end when the log was written last.\n",
+    .options = own,
+    .n_options = (int)(sizeof own / sizeof own[0]),
+    .library = false,
+    .run = run,
+};

@@ -1,0 +1,207 @@
+/* log.c: log.jsonl, the record of a run.  Lines are made whole in memory by a buffered file; an
+ * error of the disk shows at the latest when the checkpoint or the end flushes it, and ends the
+ * run: a record with a hole is worse than none.  The card of the format is in log.h. */
+#include "log.h"
+#include "disk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MARKS = 3 }; /* step, epoch, end */
+
+struct run_log {
+  FILE *f;
+  char *path;
+  bool told; /* one line is enough */
+  struct {
+    double ms[TRAIN_STATIONS];
+    int64_t steps;
+  } mark[MARKS];
+};
+
+static int failed(run_log *l) {
+  if (!l->told) (void)cli_bad("%s: cannot be written: %s", l->path, strerror(errno));
+  l->told = true;
+  return CLI_BAD;
+}
+
+static int open_log(const char *path, const char *mode, run_log **out) {
+  run_log *l = cli_take(1, sizeof *l);
+  l->path = disk_join(path, "");
+  l->path[strlen(path)] = 0;
+  l->f = fopen(path, mode);
+  if (l->f != NULL) {
+    *out = l;
+    return CLI_OK;
+  }
+  const int rc = failed(l);
+  free(l->path);
+  free(l);
+  *out = NULL;
+  return rc;
+}
+
+int log_create(const char *path, run_log **out) { return open_log(path, "we", out); }
+
+int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out) {
+  struct stat st;
+  *out = NULL;
+  if (stat(path, &st) != 0) return cli_bad("%s: cannot be read: %s", path, strerror(errno));
+  if (st.st_size < bytes) {
+    return cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
+                   (long long)st.st_size, (long long)bytes);
+  }
+  if (truncate(path, (off_t)bytes) != 0)
+    return cli_bad("%s: cannot be cut: %s", path, strerror(errno));
+  if (open_log(path, "ae", out) != CLI_OK) return CLI_BAD;
+  for (int m = 0; m < MARKS - 1; m++) { /* "end" tells of the whole run */
+    for (int i = 0; i < t->stations; i++)
+      (*out)->mark[m].ms[i] = t->station[i].total_ms;
+    (*out)->mark[m].steps = t->steps;
+  }
+  return CLI_OK;
+}
+
+int log_close(run_log **l) {
+  if (*l == NULL) return CLI_OK;
+  const int rc = fclose((*l)->f) == 0 ? CLI_OK : failed(*l);
+  free((*l)->path);
+  free(*l);
+  *l = NULL;
+  return rc;
+}
+
+int log_sync(run_log *l, int64_t *bytes) {
+  *bytes = 0;
+  if (l == NULL) return CLI_OK;
+  if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return failed(l);
+  struct stat st;
+  if (fstat(fileno(l->f), &st) != 0) return failed(l);
+  *bytes = (int64_t)st.st_size;
+  return CLI_OK;
+}
+
+/* ---- lines -----------------------------------------------------------------------------------*/
+
+static void real(run_log *l, const char *name, double v) {
+  if (isfinite(v)) {
+    (void)fprintf(l->f, ", \"%s\": %.17g", name, v);
+  } else {
+    (void)fprintf(l->f, ", \"%s\": null", name);
+  }
+}
+
+static void whole(run_log *l, const char *name, int64_t v) {
+  (void)fprintf(l->f, ", \"%s\": %lld", name, (long long)v);
+}
+
+static void begin(run_log *l, const char *event, int64_t step, int64_t epoch) {
+  (void)fprintf(l->f, "{\"schema\": 1, \"event\": \"%s\"", event);
+  whole(l, "step", step);
+  whole(l, "epoch", epoch);
+}
+
+static int end(run_log *l, int mark, const log_times *t) {
+  const double steps = (double)(t->steps - l->mark[mark].steps);
+  (void)fputs(", \"ms\": {", l->f);
+  for (int i = 0; i < t->stations; i++) {
+    const double ms = t->station[i].total_ms - l->mark[mark].ms[i];
+    (void)fprintf(l->f, "%s\"%s\": %.4f", i > 0 ? ", " : "", t->station[i].name,
+                  steps > 0.0 ? ms / steps : 0.0);
+    l->mark[mark].ms[i] = t->station[i].total_ms;
+  }
+  l->mark[mark].steps = t->steps;
+  (void)fputs("}}\n", l->f);
+  return ferror(l->f) != 0 ? failed(l) : CLI_OK;
+}
+
+int log_write_step(run_log *l, const log_step *s, const log_times *t) {
+  if (l == NULL) return CLI_OK;
+  begin(l, "step", s->step, s->epoch);
+  real(l, "lr", s->lr);
+  real(l, "train_loss", s->loss);
+  real(l, "train_accuracy", s->accuracy);
+  real(l, "clip", s->clip);
+  return end(l, 0, t);
+}
+
+int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
+  if (l == NULL) return CLI_OK;
+  begin(l, "epoch", e->step, e->epoch);
+  real(l, "lr", e->lr);
+  real(l, "train_loss", e->train_loss);
+  real(l, "train_accuracy", e->train_accuracy);
+  real(l, "test_loss", e->test_loss);
+  real(l, "test_accuracy", e->test_accuracy);
+  real(l, "seconds", e->seconds);
+  const int rc = end(l, 1, t);
+  return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* somebody may be following it */
+}
+
+int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
+                  const log_times *t) {
+  if (l == NULL) return CLI_OK;
+  begin(l, "end", r->steps, last->epoch);
+  (void)fprintf(l->f, ", \"why\": \"%s\"", why);
+  real(l, "train_loss", last->train_loss);
+  real(l, "test_accuracy", last->test_accuracy);
+  whole(l, "skipped", r->skipped);
+  whole(l, "rescued", r->rescued);
+  whole(l, "network_bytes", r->network_bytes);
+  whole(l, "precond_bytes", r->precond_bytes);
+  real(l, "seconds", last->seconds);
+  return end(l, 2, t);
+}
+
+/* ---- reading it back -------------------------------------------------------------------------*/
+
+static double real_of(const json_t *o, const char *name) {
+  const json_t *v = json_object_get(o, name);
+  return json_is_number(v) ? json_number_value(v) : (double)NAN;
+}
+
+static int64_t whole_of(const json_t *o, const char *name) {
+  return (int64_t)json_integer_value(json_object_get(o, name));
+}
+
+static bool epoch_of(const char *line, size_t size, train_epoch *e) {
+  json_t *o = json_loadb(line, size, 0, NULL);
+  const char *event = json_string_value(json_object_get(o, "event"));
+  const bool is = event != NULL && strcmp(event, "epoch") == 0;
+  if (is) {
+    *e = (train_epoch){.epoch = whole_of(o, "epoch"),
+                       .step = whole_of(o, "step"),
+                       .lr = real_of(o, "lr"),
+                       .train_loss = real_of(o, "train_loss"),
+                       .train_accuracy = real_of(o, "train_accuracy"),
+                       .test_loss = real_of(o, "test_loss"),
+                       .test_accuracy = real_of(o, "test_accuracy"),
+                       .seconds = real_of(o, "seconds")};
+  }
+  json_decref(o);
+  return is;
+}
+
+int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
+  char *text;
+  *out = NULL;
+  *n = 0;
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if ((size_t)bytes < strlen(text)) text[bytes] = 0;
+  int lines = 0;
+  for (const char *c = text; (c = strchr(c, '\n')) != NULL; c++)
+    lines++;
+  *out = cli_take((size_t)lines, sizeof **out);
+  for (const char *c = text, *stop; (stop = strchr(c, '\n')) != NULL; c = stop + 1) {
+    if (epoch_of(c, (size_t)(stop - c), &(*out)[*n])) (*n)++;
+  }
+  free(text);
+  return CLI_OK;
+}

@@ -1,0 +1,44 @@
+/* log.h: DIR/log.jsonl: one JSON object a line, each with "schema": 1 and
+ *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, ms
+ *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss,
+ *                     test_accuracy, seconds, ms
+ *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy,
+ *                     skipped, rescued, network_bytes, precond_bytes, seconds, ms
+ * ms: milliseconds a step by station, since the last line of that event (end: of the whole run).
+ * Doubles have 17 digits, so that they are the doubles; what is not a number is null. */
+#ifndef LOG_H
+#define LOG_H
+
+#include "train.h"
+
+typedef struct run_log run_log; /* NULL: nothing is written, all functions accept it */
+
+/* Everything here: CLI_BAD, told in one line. */
+int log_create(const char *path, run_log **out);
+int log_close(run_log **l);
+
+typedef struct log_times { /* totals so far; the log keeps its own marks */
+  const train_station *station;
+  int stations;
+  int64_t steps;
+} log_times;
+
+/* Goes on after the first `bytes` of it, cutting the rest off; `t`: the times those tell. */
+int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
+
+typedef struct log_step {
+  int64_t step, epoch;
+  double lr, loss, accuracy, clip;
+} log_step;
+
+int log_write_step(run_log *l, const log_step *s, const log_times *t);
+int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
+int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
+                  const log_times *t);
+/* On the disk; *bytes: so long it is. */
+int log_sync(run_log *l, int64_t *bytes);
+
+/* The "epoch" lines of the first `bytes`, for free(). */
+int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
+
+#endif

@@ -1,0 +1,406 @@
+/* loop.c: a training run: settings and data go in, steps are taken, a result comes out; on the way
+ * the log is written, checkpoints are made, and somebody may be told how it goes.
+ *
+ * A step, and what is said and kept after it, always come in the same order: step, "step" line,
+ * (end of an epoch: test, "epoch" line), checkpoint.  So a checkpoint knows how much of the log
+ * belongs to it, and what comes after it can be written again. */
+#include "train.h"
+#include "checkpoint.h"
+#include "disk.h"
+#include "feed.h"
+#include "log.h"
+#include "lr.h"
+#include "nn/models.h"
+#include "precond.h"
+#include "progress.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { DATA, FORWARD, BACKWARD, OBSERVE, OWN }; /* our own stations */
+
+typedef struct run {
+  const settings *s;
+  const data_set *d;
+  ng_pool *pool;
+  nn *net;
+  bool reconstructs; /* the target is the input, and there is no accuracy */
+  precond *p;
+  feed feed;
+  run_log *log;
+  progress progress;
+  run_state state;
+  int64_t total, saved; /* steps of the run; step of the checkpoint that was made or read last */
+  double own_ms[OWN], step_ms; /* of this process; step_ms: all of a step */
+  double seconds_before;
+  train_station before[TRAIN_STATIONS]; /* the totals of the checkpoint that was resumed */
+  int n_before;
+  double loss; /* of the last step */
+  train_result *out;
+} run;
+
+/* ---- signals ---------------------------------------------------------------------------------*/
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number) {
+  if (interrupted) {
+    (void)signal(number, SIG_DFL);
+    (void)raise(number); /* comes when this handler returns */
+  }
+  interrupted = 1;
+}
+
+void train_catch_signals(void) {
+  struct sigaction how;
+  memset(&how, 0, sizeof how);
+  how.sa_handler = on_signal;
+  how.sa_flags = SA_RESTART; /* a write in progress is not broken off */
+  (void)sigemptyset(&how.sa_mask);
+  (void)sigaction(SIGINT, &how, NULL);
+  (void)sigaction(SIGTERM, &how, NULL);
+}
+
+bool train_interrupted(void) { return interrupted != 0; }
+
+/* ---- times -----------------------------------------------------------------------------------*/
+
+static double now_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* Totals of all stations, with those of the run before it was resumed. */
+static log_times gather(run *r) {
+  static const char *const own[OWN] = {"data", "forward", "backward", "observe"};
+  train_station *t = r->out->station;
+  for (int i = 0; i < OWN; i++) {
+    (void)snprintf(t[i].name, sizeof t[i].name, "%s", own[i]);
+    t[i].total_ms = r->own_ms[i];
+  }
+  const int n = OWN + precond_stations(r->p, t + OWN, TRAIN_STATIONS - OWN);
+  for (int i = 0; i < n; i++) {
+    for (int k = 0; k < r->n_before; k++) {
+      if (strcmp(t[i].name, r->before[k].name) == 0) t[i].total_ms += r->before[k].total_ms;
+    }
+  }
+  r->out->stations = n;
+  return (log_times){t, n, r->state.step};
+}
+
+static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
+
+/* ---- one step --------------------------------------------------------------------------------*/
+
+static double loss_of(run *r, int64_t *correct) {
+  return nn_loss(r->net, r->reconstructs ? NULL : r->feed.labels,
+                 r->reconstructs ? r->feed.x : NULL, correct);
+}
+
+static double share(const run *r, int64_t correct, int64_t of) {
+  return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
+}
+
+/* Backward with the library watching: by the labels of the batch, or, for the true Fisher matrix,
+ * by drawn ones first; the gradients are always those of the batch. */
+static int backward(run *r, bool wants, double *loss, int64_t *correct) {
+  const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
+  int rc = CLI_OK;
+  if (wants && strcmp(r->s->fisher, "sampled") == 0) {
+    nn_sampled_loss(r->net, (uint64_t)r->state.step);
+    rc = nn_backward(r->net, false, watch);
+    watch = NULL;
+  }
+  *loss = loss_of(r, correct);
+  r->out->diverged = !isfinite(*loss);
+  return rc == CLI_OK && !r->out->diverged ? nn_backward(r->net, true, watch) : rc;
+}
+
+static int one_step(run *r, double lr, int64_t *correct) {
+  const double t0 = now_ms(), seen = precond_observe_ms(r->p);
+  feed_train(&r->feed, r->state.step);
+  const double t1 = now_ms();
+  bool wants = false;
+  int rc = precond_begin(r->p, r->s->batch, &wants);
+  if (rc == CLI_OK) {
+    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->s->batch, (uint64_t)r->state.step,
+                    wants ? precond_watch(r->p) : NULL);
+  }
+  const double t2 = now_ms(), seen_forward = precond_observe_ms(r->p);
+  if (rc == CLI_OK) rc = backward(r, wants, &r->loss, correct);
+  const double t3 = now_ms(), seen_all = precond_observe_ms(r->p);
+  precond_outcome outcome = PRECOND_DONE;
+  if (rc == CLI_OK && r->out->diverged) return wants ? precond_forget(r->p) : CLI_OK;
+  if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
+  r->state.skipped += outcome == PRECOND_SKIPPED;
+  r->state.rescued += outcome == PRECOND_RESCUED;
+  r->own_ms[DATA] += t1 - t0;
+  r->own_ms[FORWARD] += t2 - t1 - (seen_forward - seen);
+  r->own_ms[BACKWARD] += t3 - t2 - (seen_all - seen_forward);
+  r->own_ms[OBSERVE] += seen_all - seen;
+  r->step_ms += now_ms() - t0;
+  return rc;
+}
+
+/* ---- an epoch's end --------------------------------------------------------------------------*/
+
+static int test(run *r, double *loss, double *accuracy) {
+  const int32_t n = r->feed.test->n;
+  double sum = 0.0;
+  int64_t right = 0;
+  *loss = *accuracy = (double)NAN;
+  for (int32_t at = 0, count; at < n; at += count) {
+    count = n - at < r->feed.batch ? n - at : r->feed.batch;
+    feed_test(&r->feed, at, count);
+    const int rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, count, 0, NULL);
+    if (rc != CLI_OK) return rc;
+    int64_t correct = 0;
+    sum += loss_of(r, &correct) * (double)count;
+    right += correct;
+  }
+  if (n > 0) {
+    *loss = sum / (double)n;
+    *accuracy = share(r, right, n);
+  }
+  return CLI_OK;
+}
+
+static int end_epoch(run *r, double lr) {
+  train_epoch e = {.epoch = (r->state.step - 1) / r->feed.per_epoch + 1,
+                   .step = r->state.step,
+                   .lr = lr,
+                   .train_loss = r->state.loss_sum / (double)r->state.summed,
+                   .train_accuracy = share(r, r->state.correct, r->state.summed * r->s->batch),
+                   .seconds = seconds(r)};
+  const int rc = test(r, &e.test_loss, &e.test_accuracy);
+  if (rc != CLI_OK) return rc;
+  train_epoch *all = cli_take((size_t)r->out->epochs + 1, sizeof *all);
+  if (r->out->epochs > 0) memcpy(all, r->out->epoch, (size_t)r->out->epochs * sizeof *all);
+  free(r->out->epoch);
+  r->out->epoch = all;
+  all[r->out->epochs++] = e;
+  const double took = seconds(r) - r->seconds_before;
+  const double speed = (double)((r->state.step - r->progress.first) * r->s->batch) / took;
+  progress_epoch(&r->progress, &e, speed);
+  const log_times t = gather(r);
+  if (r->state.step % r->feed.per_epoch == 0) {
+    r->state.loss_sum = 0.0;
+    r->state.summed = r->state.correct = 0;
+  }
+  return log_write_epoch(r->log, &e, &t);
+}
+
+/* ---- keeping ---------------------------------------------------------------------------------*/
+
+static int save(run *r) {
+  const log_times t = gather(r);
+  int rc = log_sync(r->log, &r->state.log_bytes);
+  r->state.seconds = seconds(r);
+  r->state.stations = t.stations;
+  memcpy(r->state.station, t.station, sizeof r->state.station);
+  if (rc == CLI_OK) rc = checkpoint_save(r->s->out, r->net, r->p, &r->state);
+  r->saved = r->state.step;
+  return rc;
+}
+
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+/* What comes after a step. */
+static int after_step(run *r, double lr, int64_t correct) {
+  r->state.step++;
+  r->state.loss_sum += r->loss;
+  r->state.summed++;
+  r->state.correct += correct;
+  const int64_t step = r->state.step;
+  const bool closes = step % r->feed.per_epoch == 0 || step == r->total;
+  int rc = CLI_OK;
+  progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
+                share(r, r->state.correct, r->state.summed * r->s->batch));
+  if (due(step, r->s->log_every)) {
+    const log_times t = gather(r);
+    const log_step line = {.step = step,
+                           .epoch = (step - 1) / r->feed.per_epoch + 1,
+                           .lr = lr,
+                           .loss = r->loss,
+                           .accuracy = share(r, correct, r->s->batch),
+                           .clip = precond_clip(r->p)};
+    rc = log_write_step(r->log, &line, &t);
+  }
+  if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
+  if (rc == CLI_OK && r->log != NULL && due(step, r->s->checkpoint_every)) rc = save(r);
+  return rc;
+}
+
+static int steps(run *r) {
+  const double per_epoch = (double)r->feed.per_epoch, epochs = (double)r->total / per_epoch;
+  while (r->state.step < r->total) {
+    const double lr = lr_at(r->s, (double)r->state.step / per_epoch, epochs);
+    int64_t correct = 0;
+    int rc = one_step(r, lr, &correct);
+    if (rc != CLI_OK || r->out->diverged) return rc;
+    rc = after_step(r, lr, correct);
+    if (rc != CLI_OK) return rc;
+    if (interrupted && r->state.step < r->total) {
+      r->out->stopped = true;
+      return CLI_OK;
+    }
+  }
+  return CLI_OK;
+}
+
+static int finish(run *r) {
+  int rc = CLI_OK;
+  /* A run that has lost its way is not kept: the checkpoint before it is worth more. */
+  if (r->log != NULL && !r->out->diverged && r->saved != r->state.step) rc = save(r);
+  train_epoch last = {.epoch = r->state.step / r->feed.per_epoch,
+                      .train_loss = r->loss,
+                      .test_accuracy = (double)NAN};
+  if (r->out->epochs > 0) last = r->out->epoch[r->out->epochs - 1];
+  if (r->out->diverged) last.train_loss = r->loss;
+  last.seconds = seconds(r);
+  r->out->steps = r->state.step;
+  r->out->skipped = r->state.skipped;
+  r->out->rescued = r->state.rescued;
+  r->out->network_bytes = nn_bytes(r->net);
+  r->out->precond_bytes = precond_bytes(r->p);
+  const log_times t = gather(r);
+  const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";
+  if (rc == CLI_OK) rc = log_write_end(r->log, why, &last, r->out, &t);
+  return rc;
+}
+
+/* ---- beginning -------------------------------------------------------------------------------*/
+
+static void *take(void *user, size_t bytes) {
+  (void)user;
+  return malloc(bytes);
+}
+
+static void give(void *user, void *ptr, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(ptr);
+}
+
+/* NG_THREADS means the trainer's pool, too: it is the library's. */
+static int make_pool(ng_pool **out) {
+  const char *text = getenv("NG_THREADS");
+  long long threads = cli_cores();
+  if (text != NULL && text[0] != 0) {
+    char *end = NULL;
+    threads = strtoll(text, &end, 10);
+    if (end == text || *end != 0 || threads < 1 || threads > 1024) {
+      return cli_bad("NG_THREADS is '%s', expected a whole number from 1 to 1024", text);
+    }
+  }
+  if (threads < 2) return CLI_OK;
+  const ng_pool_alloc from = {take, give, NULL};
+  *out = ng_pool_create((int32_t)threads, &from);
+  return *out != NULL ? CLI_OK : cli_bad("no memory for %lld threads", threads);
+}
+
+static int make_net(run *r) {
+  const model_task task = {.input = {r->d->height, r->d->width, r->d->channels},
+                           .classes = r->d->classes,
+                           .label_smoothing = r->s->label_smoothing,
+                           .dropout = r->s->dropout};
+  r->net = nn_create(r->pool, (uint64_t)r->s->seed);
+  if (model_build(r->s->model, &task, r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
+  if (r->reconstructs && r->s->label_smoothing > 0.0) {
+    return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
+  }
+  return nn_ready(r->net, r->s->batch);
+}
+
+/* The folder of a run that begins. */
+static int make_folder(run *r, const char *config, const char *log) {
+  if (disk_exists(config) || disk_exists(log)) {
+    return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
+  }
+  if (disk_folder(r->s->out) != CLI_OK || settings_write(r->s, config) != CLI_OK) return CLI_BAD;
+  return log_create(log, &r->log);
+}
+
+/* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
+static int open_folder(run *r, const char *config, const char *log) {
+  settings was;
+  settings_init(&was);
+  int rc = disk_exists(config) ? settings_read(&was, config)
+                               : cli_bad("--resume: %s has no checkpoint to resume", r->s->out);
+  if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
+  settings_free(&was);
+  if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
+  if (rc != CLI_OK) return rc;
+  if (r->state.per_epoch != r->feed.per_epoch) {
+    return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
+                   (long long)r->feed.per_epoch, r->s->out, (long long)r->state.per_epoch);
+  }
+  if (r->state.step > r->total) {
+    return cli_bad("--%s: the run in %s has taken %lld steps already, this asks for %lld",
+                   r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)r->state.step,
+                   (long long)r->total);
+  }
+  if (log_epochs(log, r->state.log_bytes, &r->out->epoch, &r->out->epochs) != CLI_OK)
+    return CLI_BAD;
+  r->saved = r->state.step;
+  r->seconds_before = r->state.seconds;
+  r->n_before = r->state.stations;
+  memcpy(r->before, r->state.station, sizeof r->before);
+  const log_times t = gather(r);
+  rc = log_reopen(log, r->state.log_bytes, &t, &r->log);
+  return rc == CLI_OK ? settings_write(r->s, config) : rc; /* epochs may be more now */
+}
+
+static int begin(run *r) {
+  int rc = settings_check(r->s);
+  if (rc == CLI_OK) rc = make_pool(&r->pool);
+  if (rc == CLI_OK) rc = make_net(r);
+  if (rc == CLI_OK) rc = feed_create(r->s, r->d, r->reconstructs, r->pool, &r->feed);
+  if (rc == CLI_OK) rc = precond_create(r->s, r->net, r->pool, &r->p);
+  const double wanted = r->s->epochs * (double)r->feed.per_epoch;
+  r->total = r->s->steps > 0 ? r->s->steps : (int64_t)llround(fmax(1.0, wanted));
+  r->state.per_epoch = r->feed.per_epoch;
+  r->saved = -1;
+  if (rc != CLI_OK || r->s->out[0] == 0) return rc;
+  char *config = disk_join(r->s->out, "config.json"), *log = disk_join(r->s->out, "log.jsonl");
+  rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
+  free(config);
+  free(log);
+  return rc;
+}
+
+int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out) {
+  memset(out, 0, sizeof *out);
+  run r;
+  memset(&r, 0, sizeof r);
+  r.s = s;
+  r.d = d;
+  r.out = out;
+  r.loss = (double)NAN;
+  int rc = begin(&r);
+  if (rc == CLI_OK) {
+    progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, s->batch);
+    rc = steps(&r);
+    progress_end(&r.progress);
+    if (rc == CLI_OK) rc = finish(&r);
+  }
+  const int closed = log_close(&r.log);
+  if (rc == CLI_OK) rc = closed;
+  precond_destroy(&r.p);
+  feed_free(&r.feed);
+  nn_destroy(&r.net);
+  ng_pool_destroy(r.pool);
+  if (rc != CLI_OK) train_result_free(out);
+  return rc;
+}
+
+void train_result_free(train_result *r) {
+  free(r->epoch);
+  r->epoch = NULL;
+  r->epochs = 0;
+}

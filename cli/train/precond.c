@@ -1,0 +1,227 @@
+/* precond.c: the one file of the trainer that makes and steps a preconditioner.
+ *
+ * In come a network with its arrays and the settings; layers are registered as they are (NHWC
+ * images, one position for linear layers), norms as tensors; gradients and weights are bound once,
+ * and every step is ng_step_sgd or ng_step_adamw.  For sgd and adamw all parameters are tensors:
+ * the library then only updates, by the same code.
+ *
+ * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
+#include "precond.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct precond {
+  const settings *s;
+  nn *net;
+  ng_context *ctx;
+  ng_precond *p;
+  int32_t *index; /* of each nn_layer; NULL: all are tensors */
+  nn_watch watch;
+  double observe_ms;
+};
+
+static double now_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
+
+static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  ng_pool_run(user, n, task, arg);
+}
+
+/* ---- observing -------------------------------------------------------------------------------*/
+
+/* NG_SKIPPED: not finite; the step will leave everything alone and say so. */
+static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
+                ng_status (*observe)(ng_precond *, int32_t, const ng_view *, ng_loan)) {
+  const int32_t i = p->index[layer];
+  if (ng_wants(p->p, i) == 0) return CLI_OK;
+  const double t0 = now_ms();
+  const ng_view v = ng_view_of((float *)(uintptr_t)x, samples, columns, NG_F32); /* read only */
+  const ng_status st = observe(p->p, i, &v, NG_BORROW);
+  p->observe_ms += now_ms() - t0;
+  return st < 0 ? told(p) : CLI_OK;
+}
+
+static int show_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
+  return show(user, layer, a, samples, columns, ng_observe_input);
+}
+
+static int show_output_grad(void *user, int layer, const float *g, int64_t samples,
+                            int64_t columns) {
+  return show(user, layer, g, samples, columns, ng_observe_output_grad);
+}
+
+int precond_begin(precond *p, int64_t samples, bool *wants) {
+  *wants = false;
+  for (int i = 0; p->index != NULL && i < nn_layers(p->net) && !*wants; i++)
+    *wants = ng_wants(p->p, p->index[i]) != 0;
+  if (!*wants) return CLI_OK;
+  ng_batch b;
+  if (ng_batch_init(&b) != NG_OK) return told(p);
+  b.samples = samples;
+  return ng_begin(p->p, &b) < 0 ? told(p) : CLI_OK;
+}
+
+const nn_watch *precond_watch(precond *p) { return &p->watch; }
+
+int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI_OK; }
+
+/* ---- making one ------------------------------------------------------------------------------*/
+
+static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
+  ng_layer d;
+  ng_status st = ng_layer_init(&d, l->conv ? NG_CONV2D : NG_LINEAR);
+  if (st != NG_OK) return st;
+  d.name = l->name;
+  d.in = l->in;
+  d.out = l->out;
+  d.bias = l->bias;
+  if (l->conv) {
+    d.layout = NG_NHWC;
+    d.kernel[0] = d.kernel[1] = l->kernel;
+    d.stride[0] = d.stride[1] = l->stride;
+    d.padding[0] = d.padding[1] = l->padding;
+    d.image[0] = l->height;
+    d.image[1] = l->width;
+  } else {
+    d.positions = 1;
+  }
+  return ng_add_layer(p->p, &d, index);
+}
+
+/* A weight is [out, everything else]; the rest is one row. */
+static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
+  const ng_view grad = ng_view_of(q->grad, rows, q->count / rows, NG_F32);
+  const ng_view weight = ng_view_of(q->value, rows, q->count / rows, NG_F32);
+  const ng_status st = ng_bind_grad(p->p, index, which, &grad);
+  return st < 0 ? st : ng_bind_weight(p->p, index, which, &weight);
+}
+
+static ng_status add_all(precond *p) {
+  ng_status st = NG_OK;
+  for (int i = 0; p->index != NULL && i < nn_layers(p->net) && st >= 0; i++) {
+    const nn_layer *l = nn_layer_at(p->net, i);
+    st = add_layer(p, l, &p->index[i]);
+    if (st >= 0) st = bind(p, p->index[i], NG_WEIGHT, nn_param_at(p->net, l->weight_param), l->out);
+    if (st >= 0 && l->bias_param >= 0) {
+      st = bind(p, p->index[i], NG_BIAS, nn_param_at(p->net, l->bias_param), 1);
+    }
+  }
+  for (int i = 0; i < nn_params(p->net) && st >= 0; i++) {
+    const nn_param *q = nn_param_at(p->net, i);
+    int32_t index = 0;
+    if (p->index != NULL && q->layer >= 0) continue;
+    st = ng_add_tensor(p->p, q->name, q->count, &index);
+    if (st >= 0) st = bind(p, index, NG_WEIGHT, q, 1);
+  }
+  return st < 0 ? st : ng_ready(p->p);
+}
+
+int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
+  *out = NULL;
+  ng_options o;
+  ng_context_config config;
+  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
+  if (ng_context_config_init(&config) != NG_OK) return CLI_BAD;
+  config.threads = 1;
+  if (pool != NULL) {
+    config.threads = ng_pool_threads(pool);
+    config.parallel_for = on_pool;
+    config.executor_user = pool;
+  }
+  precond *p = cli_take(1, sizeof *p);
+  p->s = s;
+  p->net = net;
+  p->watch = (nn_watch){p, show_input, show_output_grad};
+  int rc = cli_context(&config, &p->ctx);
+  if (rc == CLI_OK && ng_precond_create(p->ctx, &o, &p->p) < 0) rc = told(p);
+  if (!settings_first_order(s)) p->index = cli_take((size_t)nn_layers(net), sizeof *p->index);
+  if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
+  if (rc != CLI_OK) precond_destroy(&p);
+  *out = p;
+  return rc;
+}
+
+void precond_destroy(precond **p) {
+  if (*p == NULL) return;
+  ng_precond_destroy(&(*p)->p);
+  ng_context_destroy(&(*p)->ctx);
+  free((*p)->index);
+  free(*p);
+  *p = NULL;
+}
+
+/* ---- stepping --------------------------------------------------------------------------------*/
+
+static ng_status step_sgd(const precond *p, double lr) {
+  ng_sgd how;
+  const ng_status st = ng_sgd_init(&how);
+  if (st != NG_OK) return st;
+  how.lr = lr;
+  how.momentum = p->s->momentum;
+  how.weight_decay = p->s->weight_decay;
+  how.nesterov = p->s->nesterov;
+  how.decoupled = p->s->decoupled;
+  return ng_step_sgd(p->p, &how);
+}
+
+static ng_status step_adamw(const precond *p, double lr) {
+  ng_adamw how;
+  const ng_status st = ng_adamw_init(&how);
+  if (st != NG_OK) return st;
+  how.lr = lr;
+  how.beta1 = p->s->beta1;
+  how.beta2 = p->s->beta2;
+  how.eps = p->s->eps;
+  how.weight_decay = p->s->weight_decay;
+  return ng_step_adamw(p->p, &how);
+}
+
+int precond_step(precond *p, double lr, precond_outcome *out) {
+  const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr);
+  *out = st == NG_SKIPPED ? PRECOND_SKIPPED : st == NG_RESCUED ? PRECOND_RESCUED : PRECOND_DONE;
+  return st < 0 ? told(p) : CLI_OK;
+}
+
+/* ---- what happened ---------------------------------------------------------------------------*/
+
+double precond_observe_ms(const precond *p) { return p->observe_ms; }
+
+double precond_clip(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  return ng_report_read(p->p, &r) < 0 ? 0.0 : r.clip;
+}
+
+int precond_stations(const precond *p, train_station *out, int room) {
+  ng_report r = {.struct_size = sizeof r};
+  if (ng_report_read(p->p, &r) < 0) return 0;
+  int n = 0;
+  for (int32_t i = 0; i < r.stations && n < room; i++) {
+    ng_station_report one = {.struct_size = sizeof one};
+    if (ng_report_station(p->p, i, &one) < 0) continue;
+    (void)snprintf(out[n].name, sizeof out[n].name, "%s", one.name);
+    out[n++].total_ms = one.total_ms;
+  }
+  return n;
+}
+
+int64_t precond_bytes(const precond *p) {
+  int64_t peak = 0;
+  ng_context_allocated(p->ctx, NULL, &peak, NULL);
+  return peak;
+}
+
+int precond_save(precond *p, const char *path) {
+  return ng_save(p->p, path) < 0 ? told(p) : CLI_OK;
+}
+
+int precond_load(precond *p, const char *path) {
+  return ng_load(p->p, path) < 0 ? told(p) : CLI_OK;
+}

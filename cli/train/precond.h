@@ -1,0 +1,30 @@
+/* precond.h: the trainer's side of natgrad.h: a network's layers, and the steps on them. */
+#ifndef PRECOND_H
+#define PRECOND_H
+
+#include "train.h"
+
+typedef struct precond precond;
+
+/* `net` is ready (nn_ready) and stays the caller's, as does the pool, on which the library's loops
+ * run, too.  All functions answer CLI_BAD, told in one line, on failure. */
+int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out);
+void precond_destroy(precond **p); /* accepts NULL */
+
+/* Before the forward pass of a step: its samples; *wants: some layer wants to be observed. */
+int precond_begin(precond *p, int64_t samples, bool *wants);
+const nn_watch *precond_watch(precond *p);
+
+typedef enum precond_outcome { PRECOND_DONE, PRECOND_RESCUED, PRECOND_SKIPPED } precond_outcome;
+int precond_step(precond *p, double lr, precond_outcome *out);
+int precond_forget(precond *p); /* there is no step: what was observed since the last is dropped */
+
+double precond_observe_ms(const precond *p); /* spent in the watch so far */
+double precond_clip(const precond *p);       /* nu of the last step */
+int precond_stations(const precond *p, train_station *out, int room); /* how many */
+int64_t precond_bytes(const precond *p);                              /* at the peak */
+
+int precond_save(precond *p, const char *path);
+int precond_load(precond *p, const char *path);
+
+#endif

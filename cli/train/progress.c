@@ -1,0 +1,87 @@
+/* progress.c: a bar on a terminal, one line an epoch everywhere.  The bar goes to stderr and is
+ * erased before anything else is said, so a file never sees it. */
+#include "progress.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+void progress_begin(progress *p, const train_show *show, int64_t first, int64_t total,
+                    int64_t per_epoch, int64_t batch) {
+  memset(p, 0, sizeof *p);
+  p->show = *show;
+  p->bar = show->bar && isatty(STDERR_FILENO) == 1;
+  p->first = first;
+  p->total = total;
+  p->per_epoch = per_epoch;
+  p->batch = batch;
+  p->epochs = ceil((double)total / (double)per_epoch);
+  p->began_ms = now_ms();
+}
+
+static const char *gap(const progress *p) {
+  return p->show.label != NULL && p->show.label[0] != 0 ? ": " : "";
+}
+
+static const char *label(const progress *p) { return p->show.label != NULL ? p->show.label : ""; }
+
+static void percent(char *text, size_t size, const char *whose, double accuracy) {
+  if (isfinite(accuracy)) {
+    (void)snprintf(text, size, "  %saccuracy %.2f %%", whose, 100.0 * accuracy);
+  } else {
+    text[0] = 0;
+  }
+}
+
+static void erase(progress *p) {
+  if (p->drawn) (void)fputs("\r\033[K", stderr);
+  p->drawn = false;
+}
+
+void progress_step(progress *p, int64_t step, double loss, double accuracy) {
+  enum { CELLS = 24 };
+  const double now = now_ms();
+  if (!p->bar || now - p->last_ms < 100.0) return;
+  p->last_ms = now;
+  char bar[CELLS + 1], rate[48];
+  const double part = (double)step / (double)p->total;
+  for (int i = 0; i < CELLS; i++)
+    bar[i] = (double)i < part * CELLS ? '#' : '.';
+  bar[CELLS] = 0;
+  percent(rate, sizeof rate, "", accuracy);
+  const double seconds = (now - p->began_ms) * 1e-3;
+  const double speed = seconds > 0.0 ? (double)(step - p->first) / seconds : 0.0;
+  const long long left = speed > 0.0 ? (long long)((double)(p->total - step) / speed + 0.5) : 0;
+  (void)fprintf(stderr,
+                "\r\033[K%s%s[%s] epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
+                label(p), gap(p), bar, (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss,
+                rate, speed * (double)p->batch, left / 60, left % 60);
+  (void)fflush(stderr);
+  p->drawn = true;
+}
+
+void progress_epoch(progress *p, const train_epoch *e, double samples_per_second) {
+  erase(p);
+  if (!p->show.lines) return;
+  char train[48], test[48];
+  percent(train, sizeof train, "", e->train_accuracy);
+  percent(test, sizeof test, "test ", e->test_accuracy);
+  printf("%s%sepoch %lld/%.0f  step %lld  lr %.4g  loss %.5f%s", label(p), gap(p),
+         (long long)e->epoch, p->epochs, (long long)e->step, e->lr, e->train_loss, train);
+  if (isfinite(e->test_loss)) printf("  test loss %.5f%s", e->test_loss, test);
+  printf("  %.0f samples/s  %.1f s\n", samples_per_second, e->seconds);
+  (void)fflush(stdout);
+}
+
+void progress_end(progress *p) {
+  erase(p);
+  (void)fflush(stderr);
+}

@@ -1,0 +1,143 @@
+/* settings_json.c: settings as a JSON object: --config FILE.json and DIR/config.json.
+ *
+ *   {"model": "lenet", "lr": 0.1, "nesterov": true, "damping": 0.01}
+ *
+ * What is written here can be read here, and gives the same run: options of the library are written
+ * in full, so that neither another default nor the environment gets between. */
+#include "settings_rows.h"
+#include "disk.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MESSAGE = 512, VALUE = 4096 };
+
+/* Written for the reader of config.json; no settings. */
+static bool about(const char *name) {
+  return strcmp(name, "schema") == 0 || strcmp(name, "natgrad") == 0;
+}
+
+/* The value as the text that the command line would have; NULL if it is of the wrong type. */
+static const char *text_of(const json_t *v, const char *expected, char *text, size_t size) {
+  const bool number = strcmp(expected, "a number") == 0,
+             whole = strcmp(expected, "a whole number") == 0;
+  const bool flag = strcmp(expected, "true or false") == 0;
+  if (json_is_string(v) && !number && !whole && !flag) return json_string_value(v);
+  if (json_is_integer(v) && (number || whole)) {
+    (void)snprintf(text, size, "%lld", (long long)json_integer_value(v));
+    return text;
+  }
+  if (json_is_real(v) && number) {
+    (void)snprintf(text, size, "%.17g", json_real_value(v));
+    return text;
+  }
+  if (json_is_boolean(v) && flag) return json_is_true(v) ? "true" : "false";
+  return NULL;
+}
+
+static const char *type_of(const char *name) {
+  const settings_row *row = settings_find(name);
+  ng_option_info info;
+  if (row != NULL) {
+    return row->kind == SETTINGS_INT                                 ? "a whole number"
+           : row->kind == SETTINGS_REAL || row->kind == SETTINGS_OWN ? "a number"
+           : row->kind == SETTINGS_BOOL                              ? "true or false"
+                                                                     : "a text";
+  }
+  if (!settings_library_option(name, &info)) return "a text"; /* settings_put will complain */
+  return info.type == NG_OPTION_INT    ? "a whole number"
+         : info.type == NG_OPTION_REAL ? "a number"
+         : info.type == NG_OPTION_BOOL ? "true or false"
+                                       : "a text";
+}
+
+int settings_read(settings *s, const char *path) {
+  json_error_t error;
+  FILE *f = fopen(path, "rb");
+  if (f == NULL) return cli_bad("%s: cannot be read, expected a JSON object of settings", path);
+  json_t *o = json_loadf(f, JSON_REJECT_DUPLICATES, &error);
+  (void)fclose(f);
+  if (o == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
+  int rc = CLI_OK;
+  if (!json_is_object(o)) rc = cli_bad("%s: expected a JSON object of settings", path);
+  const char *name;
+  json_t *v;
+  json_object_foreach(o, name, v) {
+    char number[64], message[MESSAGE] = "";
+    if (rc != CLI_OK || about(name)) continue;
+    const char *expected = type_of(name), *text = text_of(v, expected, number, sizeof number);
+    const settings_row *row = settings_find(name);
+    if (text == NULL && row != NULL && row->kind == SETTINGS_OWN && json_is_string(v)) {
+      text = json_string_value(v); /* "default" */
+    }
+    ng_option_info info;
+    if (text == NULL && row == NULL && !settings_library_option(name, &info)) text = "";
+    if (text == NULL) {
+      rc = cli_bad("%s: %s: expected %s", path, name, expected);
+    } else if (settings_put(s, name, text, message, sizeof message) != CLI_OK) {
+      rc = cli_bad("%s: %s: %s", path, name, message);
+    }
+  }
+  json_decref(o);
+  return rc;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------*/
+
+/* By hand and not by jansson: numbers keep the short form that reads back. */
+static void add(FILE *f, const char *name, const char *value, bool quoted) {
+  char key[64];
+  settings_spell(key, sizeof key, name);
+  json_t *text = quoted ? json_string(value) : NULL;
+  char *dumped = text != NULL ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
+  (void)fprintf(f, ",\n  \"%s\": %s", key, !quoted ? value : dumped != NULL ? dumped : "null");
+  free(dumped);
+  json_decref(text);
+}
+
+static void add_library(FILE *f, const ng_options *o) {
+  for (int i = 0; i < ng_option_count(); i++) {
+    char value[VALUE] = "";
+    ng_option_info info = {.struct_size = sizeof info};
+    if (ng_option_at(i, &info) != NG_OK || strcmp(info.name, "update") == 0) continue;
+    if (ng_options_get(o, info.name, value, sizeof value) != NG_OK) continue;
+    const bool quoted = info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT;
+    if (info.type == NG_OPTION_BOOL) {
+      add(f, info.name, strcmp(value, "0") == 0 || strcmp(value, "false") == 0 ? "false" : "true",
+          false);
+    } else {
+      add(f, info.name, value, quoted);
+    }
+  }
+}
+
+int settings_write(const settings *s, const char *path) {
+  ng_options o;
+  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
+  char *text = NULL, value[VALUE] = "";
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  if (f == NULL) return cli_bad("%s: no memory", path);
+  settings full = *s; /* only looked at */
+  full.lr = settings_lr(s);
+  const int v = ng_version();
+  char commit[64];
+  cli_build("commit", commit, sizeof commit);
+  (void)fprintf(f, "{\n  \"schema\": 1,\n  \"natgrad\": \"%d.%d.%d (%s)\"", v / 10000,
+                v / 100 % 100, v % 100, commit);
+  for (int i = 0; i < settings_rows_count; i++) {
+    const settings_row *row = &settings_rows[i];
+    if (strcmp(row->name, "resume") == 0) continue; /* how it was started, not what it is */
+    (void)settings_get(&full, row->name, value, sizeof value);
+    add(f, row->name, value,
+        row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);
+  }
+  if (!settings_first_order(s)) add_library(f, &o);
+  (void)fputs("\n}\n", f);
+  int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
+  if (rc == CLI_OK) rc = disk_write(path, text, size);
+  free(text);
+  return rc;
+}

@@ -1,0 +1,34 @@
+/* settings_rows.h: what settings.c and settings_json.c share. */
+#ifndef SETTINGS_ROWS_H
+#define SETTINGS_ROWS_H
+
+#include "settings.h"
+#include "settings_table.h"
+
+typedef enum settings_kind {
+  SETTINGS_TEXT,
+  SETTINGS_WORD,
+  SETTINGS_REAL,
+  SETTINGS_OWN,
+  SETTINGS_INT,
+  SETTINGS_BOOL
+} settings_kind;
+
+typedef struct settings_row {
+  settings_kind kind;
+  const char *name, *standard;
+  double lower, upper;
+  size_t offset; /* in `settings` */
+  bool shapes;
+} settings_row;
+
+extern const settings_row settings_rows[];
+extern const int settings_rows_count;
+
+void settings_spell(char *to, size_t size, const char *name);
+const settings_row *settings_find(const char *name); /* or NULL */
+bool settings_library_option(const char *name, ng_option_info *info);
+/* settings_set that tells nobody: the reason, without the name, goes to `message`. */
+int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
+
+#endif

@@ -1,0 +1,76 @@
+/* settings_table.h: the table of settings, as rows that whoever includes it makes something of:
+ * settings.c its readers, a command its options:
+ *
+ *   static const cli_option own[] = {
+ *   #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) \
+ *       {name, takes, help},
+ *       SETTINGS_TABLE(ROW)
+ *   #undef ROW
+ *       {"quiet", NULL, "..."},
+ *   };
+ *
+ * kind      TEXT; WORD (a text that settings_form checks); REAL; OWN (a real, or "default" for the
+ *           method's or model's own, kept as -1); INT; BOOL (on the command line a flag)
+ * takes     for the help; NULL: a flag
+ * lower     is allowed, infinity is not
+ * shapes    1: a run that is resumed must have the same value
+ *
+ * To add a setting: a field at the end of `settings`, a row here, a line in tests/t_train.c. */
+#ifndef SETTINGS_TABLE_H
+#define SETTINGS_TABLE_H
+
+#define SETTINGS_MANY 1e15 /* whole numbers up to here are doubles, too */
+
+/* What `compare` takes as it is, for all its methods. */
+#define SETTINGS_SHARED(X)                                                                         \
+  X(TEXT, data, "data", "SPEC", "digits", 0, 0, 1, "the data set, see above (digits)")             \
+  X(TEXT, model, "model", "NAME", "mlp", 0, 0, 1,                                                  \
+    "the network; `natgrad train --models` lists them (mlp)")                                      \
+  X(WORD, optimizer, "optimizer", "NAME", "sgd", 0, 0, 1,                                          \
+    "sgd | adamw: the update behind a row of the library (sgd)")                                   \
+  X(REAL, epochs, "epochs", "E", "10", 0, 1e6, 0, "so many passes over the data (10)")             \
+  X(INT, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "so many steps instead of epochs")         \
+  X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
+    "samples of a step (64); an epoch's incomplete last batch is left out")                        \
+  X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
+    "learning rate (0.1 with the sgd update, 0.001 with adamw)")                                   \
+  X(REAL, momentum, "momentum", "R", "0.9", 0, 1, 1, "of the sgd update (0.9)")                    \
+  X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov's form of it")                   \
+  X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
+  X(REAL, beta2, "beta2", "R", "0.999", 0, 0.9999999, 1, "of the adamw update (0.999)")            \
+  X(REAL, eps, "eps", "R", "1e-08", 0, 1, 1, "of the adamw update (1e-8)")                         \
+  X(REAL, weight_decay, "weight-decay", "R", "0", 0, 1e3, 1,                                       \
+    "pulls every parameter towards 0 (0)")                                                         \
+  X(BOOL, decoupled, "decoupled", NULL, "false", 0, 0, 1,                                          \
+    "the sgd update applies it beside the gradient, as adamw always does")                         \
+  X(REAL, label_smoothing, "label-smoothing", "R", "0", 0, 0.9999999, 1,                           \
+    "share of a label given to all classes (0)")                                                   \
+  X(OWN, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                      \
+    "rate of the models that have dropout (the model's own)")                                      \
+  X(WORD, lr_schedule, "lr-schedule", "S", "constant", 0, 0, 1,                                    \
+    "how lr changes, see above (constant)")                                                        \
+  X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs over which lr rises from 0 (0)")        \
+  X(WORD, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
+    "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR)")                           \
+  X(WORD, fisher, "fisher", "WHOSE", "empirical", 0, 0, 1,                                         \
+    "empirical | sampled: labels behind the statistics (empirical)")                               \
+  X(INT, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                      \
+    "steps between checkpoints in DIR (0: one at the end)")                                        \
+  X(INT, log_every, "log-every", "N", "10", 1, SETTINGS_MANY, 0,                                   \
+    "steps between \"step\" lines of DIR/log.jsonl (10)")
+
+/* What it sets itself, run by run. */
+#define SETTINGS_SINGLE(X)                                                                         \
+  X(TEXT, method, "method", "NAME", "natgrad", 0, 0, 1,                                            \
+    "sgd, adamw, or a row of `natgrad info --methods` (natgrad)")                                  \
+  X(INT, validation, "validation", "N", "0", 0, SETTINGS_MANY, 1,                                  \
+    "hold out so many training samples, and test on them")                                         \
+  X(INT, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "of everything random (1)")                  \
+  X(TEXT, out, "out", "DIR", "", 0, 0, 0,                                                          \
+    "config.json, log.jsonl and checkpoint/ go there; must not hold a run yet")                    \
+  X(BOOL, resume, "resume", NULL, "false", 0, 0, 0,                                                \
+    "go on from the checkpoint in DIR, as if nothing had happened")
+
+#define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
+
+#endif

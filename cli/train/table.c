@@ -1,0 +1,119 @@
+/* table.c: texts in rows and columns, for a person (aligned by blanks) and for a page (markdown).
+ * Nothing is cut: a table is as wide as what it says. */
+#include "table.h"
+#include "cli.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *at(const table *t, int row, int column) {
+  const char *text = t->cell[row * t->columns + column];
+  return text != NULL ? text : "";
+}
+
+void table_row(table *t) {
+  const size_t have = (size_t)t->rows * (size_t)t->columns;
+  char **cell = cli_take(have + (size_t)t->columns, sizeof *cell);
+  if (have > 0) memcpy(cell, t->cell, have * sizeof *cell);
+  free(t->cell);
+  t->cell = cell;
+  t->rows++;
+}
+
+void table_put(table *t, int column, const char *format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in say.c */
+  (void)vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  char **cell = &t->cell[(t->rows - 1) * t->columns + column];
+  free(*cell);
+  *cell = cli_take(strlen(text) + 1, 1);
+  memcpy(*cell, text, strlen(text) + 1);
+}
+
+void table_begin(table *t, const char *const *headings) {
+  memset(t, 0, sizeof *t);
+  while (headings[t->columns] != NULL)
+    t->columns++;
+  table_row(t);
+  for (int i = 0; i < t->columns; i++)
+    table_put(t, i, "%s", headings[i]);
+}
+
+void table_free(table *t) {
+  for (int i = 0; i < t->rows * t->columns; i++)
+    free(t->cell[i]);
+  free(t->cell);
+  memset(t, 0, sizeof *t);
+}
+
+/* Characters: bytes that do not go on with one. */
+static int width_of(const char *text) {
+  int n = 0;
+  for (; *text != 0; text++)
+    n += ((unsigned char)*text & 0xc0) != 0x80;
+  return n;
+}
+
+static bool is_numeric(const table *t, int column) {
+  bool some = false;
+  for (int row = 1; row < t->rows; row++) {
+    const char *text = at(t, row, column);
+    if (text[0] == 0) continue;
+    if (strchr("0123456789-+.", text[0]) == NULL) return false;
+    some = true;
+  }
+  return some;
+}
+
+static void pad(FILE *f, int n) {
+  for (int i = 0; i < n; i++)
+    (void)fputc(' ', f);
+}
+
+void table_text(const table *t, FILE *f) {
+  int *width = cli_take((size_t)t->columns, sizeof *width);
+  for (int row = 0; row < t->rows; row++) {
+    for (int c = 0; c < t->columns; c++) {
+      const int w = width_of(at(t, row, c));
+      if (w > width[c]) width[c] = w;
+    }
+  }
+  for (int row = 0; row < t->rows; row++) {
+    int owed = 0; /* blanks that only something after them makes visible */
+    for (int c = 0; c < t->columns; c++) {
+      const char *text = at(t, row, c);
+      const int gap = width[c] - width_of(text);
+      const bool right = is_numeric(t, c);
+      if (right) owed += gap;
+      if (text[0] != 0) {
+        pad(f, owed);
+        owed = 0;
+        (void)fputs(text, f);
+      }
+      owed += (right ? 0 : gap) + 2;
+    }
+    (void)fputc('\n', f);
+  }
+  free(width);
+}
+
+void table_markdown(const table *t, FILE *f) {
+  for (int row = 0; row < t->rows; row++) {
+    for (int c = 0; c < t->columns; c++) {
+      (void)fputs("| ", f);
+      for (const char *text = at(t, row, c); *text != 0; text++) {
+        if (*text == '|') (void)fputc('\\', f);
+        (void)fputc(*text, f);
+      }
+      (void)fputc(' ', f);
+    }
+    (void)fputs("|\n", f);
+    for (int c = 0; row == 0 && c < t->columns; c++)
+      (void)fputs(is_numeric(t, c) ? "|--:" : "|---", f);
+    if (row == 0) (void)fputs("|\n", f);
+  }
+}

@@ -1,0 +1,172 @@
+/* train.c: `natgrad train`: settings from the command line, a file and the folder of a run that
+ * goes on, in that order of who wins; the data; one run; what to say about its end. */
+#include "nn/models.h"
+#include "settings_table.h"
+#include "train.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct wish {
+  cli_setting *own; /* of the table, in the order given; no value: a flag */
+  int n_own;
+  const char *config;
+  bool quiet, list;
+} wish;
+
+static int take(void *user, const char *name, const char *value) {
+  wish *w = user;
+  if (strcmp(name, "quiet") == 0) {
+    w->quiet = true;
+  } else if (strcmp(name, "models") == 0) {
+    w->list = true;
+  } else if (strcmp(name, "config") == 0) {
+    w->config = value;
+  } else {
+    w->own[w->n_own++] = (cli_setting){name, value != NULL ? value : "true"};
+  }
+  return CLI_OK;
+}
+
+/* The file, then the command line. */
+static int apply(settings *s, const wish *w, const cli_args *args) {
+  int rc = w->config != NULL ? settings_read(s, w->config) : CLI_OK;
+  for (int i = 0; i < w->n_own && rc == CLI_OK; i++)
+    rc = settings_set(s, w->own[i].name, w->own[i].value);
+  for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
+    rc = settings_set(s, args->settings[i].name, args->settings[i].value);
+  return rc;
+}
+
+/* A run that goes on has the settings it began with, under those given now; train_run sees to it
+ * that they do not differ. */
+static int read_settings(settings *s, const wish *w, const cli_args *args) {
+  settings_init(s);
+  int rc = apply(s, w, args);
+  if (rc != CLI_OK || !s->resume || s->out[0] == 0) return rc;
+  char path[4096];
+  if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
+    return cli_bad("--out: this name is too long");
+  if (access(path, F_OK) != 0) return CLI_OK; /* train_run says what is missing */
+  settings_free(s);
+  settings_init(s);
+  rc = settings_read(s, path);
+  return rc == CLI_OK ? apply(s, w, args) : rc;
+}
+
+static int report(const settings *s, const train_result *r) {
+  if (r->skipped > 0) {
+    (void)fprintf(stderr, "natgrad: %lld of %lld steps were skipped: a value was not finite\n",
+                  (long long)r->skipped, (long long)r->steps);
+  }
+  if (r->diverged) {
+    (void)fprintf(stderr, "natgrad: diverged: the loss after step %lld is not finite\n",
+                  (long long)r->steps);
+    return CLI_NO;
+  }
+  if (r->stopped && s->out[0] != 0) {
+    (void)fprintf(stderr,
+                  "natgrad: stopped after step %lld; natgrad train --resume --out %s goes on\n",
+                  (long long)r->steps, s->out);
+  } else if (r->stopped) {
+    (void)fprintf(stderr, "natgrad: stopped after step %lld; without --out nothing was kept\n",
+                  (long long)r->steps);
+  }
+  return CLI_OK;
+}
+
+static int train(const settings *s, bool quiet) {
+  data_set d;
+  int rc = settings_check(s); /* before a large file is read */
+  if (rc != CLI_OK) return rc;
+  rc = data_open(s->data, &d);
+  if (rc != CLI_OK) return rc;
+  if (s->validation > 0) {
+    rc = s->validation < d.train.n
+             ? data_hold_out(&d, (int32_t)s->validation, (uint64_t)s->seed)
+             : cli_bad("--validation: %lld samples, but %s has %d to train on",
+                       (long long)s->validation, d.name, (int)d.train.n);
+  }
+  train_result r;
+  if (rc == CLI_OK) {
+    const train_show show = {.bar = !quiet, .lines = !quiet, .label = ""};
+    train_catch_signals();
+    rc = train_run(s, &d, &show, &r);
+    if (rc == CLI_OK) {
+      rc = report(s, &r);
+      train_result_free(&r);
+    }
+  }
+  data_close(&d);
+  return rc;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  cli_args args;
+  wish w = {.own = cli_take((size_t)argc, sizeof *w.own)};
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc == CLI_OK) {
+    settings s;
+    memset(&s, 0, sizeof s);
+    if (args.operands > 0) {
+      rc = cli_bad("train: '%s' is not wanted here", args.operand[0]);
+    } else if (w.list) {
+      for (int i = 0; i < model_count(); i++)
+        printf("%-14s %s\n", model_at(i).name, model_at(i).help);
+    } else {
+      rc = read_settings(&s, &w, &args);
+      if (rc == CLI_OK) rc = train(&s, w.quiet);
+      settings_free(&s);
+    }
+    cli_args_free(&args);
+  }
+  free(w.own);
+  return rc < 0 ? CLI_OK : rc;
+}
+
+static const cli_option own[] = {
+#define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
+    SETTINGS_TABLE(ROW)
+#undef ROW
+        {"config", "FILE.json", "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}"},
+    {"quiet", NULL, "no bar, no lines"},
+    {"models", NULL, "only list the networks"},
+};
+
+const cli_command cli_train = {
+    .name = "train",
+    .usage = "--data SPEC --model NAME --method NAME [OPTIONS]",
+    .summary = "train a network with a method",
+    .text =
+        "A step: batch, forward, backward, and the library preconditions and updates in one pass.\n"
+        "sgd and adamw are the same without curvature.  One line an epoch is printed, and on a\n"
+        "terminal a bar.  The command line wins over --config.\n"
+        "\n"
+        "Data sets\n"
+        "  digits                    UCI digits, shipped\n"
+        "  mnist:DIR                 idx files, plain or .gz (Fashion-MNIST has the same names)\n"
+        "  cifar10:DIR, cifar100:DIR the binary version\n"
+        "  npy:FEATURES,LABELS       two .npy files\n"
+        "  synthetic:KEY=VALUE,...   classes, features or image=HxWxC, train, test, noise, seed\n"
+        "Schedules of lr, in epochs, after --warm-up; F, LOW: fractions of lr\n"
+        "  constant\n"
+        "  step:E1,E2,...[@F]        times F at each (0.1)\n"
+        "  cosine[:F] linear[:F]     down to F at the end (0)\n"
+        "  polynomial:POWER          (1 - progress)^POWER\n"
+        "  cyclic:PERIOD[@LOW]       up from LOW (0.1) and down again\n"
+        "\n"
+        "DIR/log.jsonl has one object a line, with \"schema\", \"event\": \"step\", \"epoch\" or "
+        "\"end\",\n"
+        "losses, accuracies and the milliseconds of a step by station.  SIGINT and SIGTERM make a\n"
+        "checkpoint in DIR and end the run; the second one ends it at once.  A run that is "
+        "resumed\n"
+        "has the settings of DIR/config.json and gives the same bits as one that was not\n"
+        "interrupted; only --epochs or --steps may become more, and a schedule that ends with the\n"
+        "run is stretched then.  Exit code 1: the loss is not finite any more.\n",
+    .options = own,
+    .n_options = (int)(sizeof own / sizeof own[0]),
+    .library = true,
+    .run = run,
+};

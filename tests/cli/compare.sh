@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# natgrad compare: bad input; a small comparison from the grid to the files; the same once more;
+# killed and stopped on the way and gone on with.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+bad() { expect 2 "natgrad: $1" "$natgrad" compare "${@:2}"; }
+
+bad 'compare: --methods is missing'
+bad "compare: 'digits' is not wanted here" digits --methods sgd
+bad 'compare: --method: expected --methods with a list' --method sgd
+bad 'compare: unknown option --sedes; the nearest is --seeds' --sedes 3 --methods sgd
+bad "--methods: unknown method 'natgard'; the nearest is natgrad" --methods sgd,natgard
+bad "--methods: natgrad: dampnig: there is no such setting; the nearest is damping" --methods natgrad:dampnig=1
+bad '--methods: sgd has no use for damping' --methods sgd:damping=0.1
+bad '--methods: sgd: seed is the same for all methods' --methods sgd:seed=2
+bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
+bad "--seeds: 'two' is no whole number from 1 to 1000" --methods sgd --seeds two
+bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
+bad '--target: 98 is no accuracy from 0 to 1' --methods sgd --target 98
+bad "--grid: 'lr', expected option=a,b,c" --methods sgd --grid lr
+bad "--grid: lr: 'x' is no number from 0 to 1e+06" --methods sgd --grid lr=1,x
+bad "--grid: lr has '1' twice" --methods sgd --grid lr=1,1
+bad '--grid: seed is the same for all runs' --methods sgd --grid seed=1,2
+bad '--grid: momentum comes twice' --methods sgd --grid momentum=0,0.9 --grid momentum=0.5
+bad '--grid: more than 4096 points' --methods sgd --grid lr="$(seq -s, 1 60)" --grid momentum="$(seq -s, 0.01 0.01 0.6)" --grid warm-up="$(seq -s, 1 3)"
+bad '--validation: is for tuning, expected --grid beside it' --methods sgd --validation 3
+bad '--grid-epochs: is for tuning, expected --grid beside it' --methods sgd --grid-epochs 3
+bad '--grid-epochs: expected a number above 0' --methods sgd --grid lr=1 --grid-epochs 0
+bad '--validation: 1437 samples, but digits has 1437 to train on' --methods sgd --grid lr=1,2 --validation 1437
+bad "*lenett*lenet*" --methods sgd --model lenett
+bad '--batch: 2000 samples, but digits has 1437 to train on' --methods sgd --batch 2000 --out batch
+bad '--batch: 1400 samples, but digits has 1294 to train on' --methods sgd,adamw:batch=1400 --grid lr=1,2 --out batch
+bad '--resume: absent has no comparison to go on with' --methods sgd --out absent --resume
+mkdir full && touch full/file
+bad '--out: full is not empty, expected a new folder' --methods sgd --out full
+bad '--out: full/file: Not a directory' --methods sgd --out full/file
+[[ $(ls) == $'err\nfull\nout' ]] || fail "bad input left something: $(ls)"
+
+# Two methods, two seeds, a grid; lr 1e6 diverges or does worse than anything.
+tiny=(--data synthetic:classes=3,features=6,train=240,test=60,seed=5 --model logreg --batch 20 --epochs 3
+  --seeds 2 --methods sgd,natgrad:clip=none --grid lr=0.05,1e5 --grid damping=0.1,1 --momentum 0.5)
+"$natgrad" compare "${tiny[@]}" --out one >one.txt 2>one.err || fail "compare fails: $(tail -3 one.err)"
+diff one.txt one/table.txt || fail "stdout is not table.txt"
+for file in compare.json curves.csv table.md result.json plot.gp runs/natgrad-seed2/{config.json,log.jsonl,result.json}; do
+  [[ -s one/$file ]] || fail "$file is missing"
+done
+[[ ! -e one/runs/sgd-seed1/checkpoint ]] || fail "a checkpoint was left"
+[[ $(ls one/tuning | wc -l) == 6 ]] || fail "not 2 + 4 tuning runs"
+[[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
+  fail "lines of progress: $(cat one.err)"
+for want in 'sgd: damping of the grid is left out: it has no use for it' \
+  'sgd: lr 0.05 is the least of the grid; a wider one may do better'; do
+  grep -qxF "$want" one.txt || fail "no note '$want'"
+done
+if command -v gnuplot >/dev/null; then
+  [[ $(head -c 8 one/curves.png | od -An -c | tr -d ' \n') == '211PNG\r\n032\n' ]] || fail "no PNG"
+  grep -q '</svg>' one/curves.svg || fail "no SVG"
+fi
+
+# result.json says what curves.csv says: recount the best accuracy of natgrad and when the target came.
+[[ $(head -1 one/curves.csv) == method,seed,epoch,seconds,train_loss,test_loss,test_accuracy ]] || fail "head of curves.csv"
+[[ $(wc -l <one/curves.csv) == 13 ]] || fail "curves.csv has not 2 x 2 x 3 lines"
+if command -v python3 >/dev/null; then
+  python3 - <<'END' || fail "result.json does not follow from curves.csv"
+import csv, json, statistics
+result = json.load(open("one/result.json"))
+runs = {}
+for row in csv.DictReader(open("one/curves.csv")):
+    runs.setdefault((row["method"], int(row["seed"])), []).append(row)
+def near(a, b): assert abs(a - b) <= 1e-12 * max(1, abs(b)), (a, b)  # f64 sums of two values
+curve = {m: [statistics.mean(float(runs[m, s][e]["test_accuracy"]) for s in (1, 2)) for e in range(3)]
+         for m in ("sgd", "natgrad")}
+target = min(max(c) for c in curve.values())
+near(result["target"], target)
+assert result["schema"] == 1 and result["score"] == "test accuracy" and not result["target_given"]
+assert [m["label"] for m in result["methods"]] == ["sgd", "natgrad"]
+assert set(result["methods"][0]["tuned"]) == {"lr"} and result["methods"][0]["tuned"]["lr"] == "0.05"
+assert set(result["methods"][1]["tuned"]) == {"lr", "damping"} and result["methods"][1]["own"] == {"clip": "none"}
+for m in result["methods"]:
+    best = [max(float(r["test_accuracy"]) for r in runs[m["label"], s]) for s in (1, 2)]
+    near(m["best"]["mean"], statistics.mean(best))
+    near(m["best"]["deviation"], statistics.stdev(best))
+    near(m["best"]["min"], min(best)); near(m["best"]["max"], max(best))
+    last = [float(runs[m["label"], s][-1]["train_loss"]) for s in (1, 2)]
+    near(m["final_train_loss"]["mean"], statistics.mean(last))
+    first = [next((int(r["epoch"]) for r in runs[m["label"], s] if float(r["test_accuracy"]) >= result["target"]), None)
+             for s in (1, 2)]
+    assert [s["epochs_to_target"] for s in m["seeds"]] == first, first
+    reached = [e for e in first if e is not None]
+    assert m["reached"] == len(reached)
+    if reached: near(m["epochs_to_target"]["mean"], statistics.mean(reached))
+    assert m["ms_a_step"]["mean"] >= 0.9 * sum(m["ms_by_station"].values()) > 0
+    assert m["network_bytes"] > 0 and m["precond_bytes"] > 0
+END
+fi
+
+# Each of its runs is one of natgrad train: on all training data, or, tuning, with the seed before
+# the first and a tenth held out.
+epochs_of() { sed '/"event": "\(step\|end\)"/d' "$1" | grep -oE '"t(rain|est)_(loss|accuracy)": [^,}]*'; }
+same_as_train() { # FILE SETTINGS...
+  rm -rf alone
+  "$natgrad" train "${tiny[@]:0:8}" --momentum 0.5 --method sgd --lr 0.05 --quiet --out alone "${@:2}" 2>err || fail "train: $(cat err)"
+  [[ -n $(epochs_of "$1") && $(epochs_of "$1") == "$(epochs_of alone/log.jsonl)" ]] || fail "$1 is not what train gives"
+}
+same_as_train one/tuning/sgd-0.json --seed 0 --validation 24
+same_as_train one/runs/sgd-seed1/result.json --seed 1
+same_as_train one/runs/sgd-seed2/result.json --seed 2
+
+losses() { cut -d, -f1-3,5- "$1/curves.csv"; } # all but the seconds
+
+# The first samples and weights are the same for both methods: so is the loss of the first step.
+first_loss() { grep -o '"step": 1, .*"train_loss": [^,]*' "$1/log.jsonl" | sed 's/.*: //'; }
+"$natgrad" compare "${tiny[@]:0:8}" --steps 2 --log-every 1 --seeds 2 --methods sgd,natgrad --quiet --out order >/dev/null 2>err ||
+  fail "steps: $(cat err)"
+for seed in 1 2; do
+  a=$(first_loss order/runs/sgd-seed$seed) b=$(first_loss order/runs/natgrad-seed$seed)
+  [[ -n $a && $a == "$b" ]] || fail "seed $seed begins with loss '$a' and '$b'"
+done
+[[ $(first_loss order/runs/sgd-seed1) != "$(first_loss order/runs/sgd-seed2)" ]] || fail "both seeds begin alike"
+[[ ! -s err ]] || fail "--quiet says: $(cat err)"
+
+# Once more; taken from the disk; one run and one tuning run lost; a killed run's leavings; more seeds.
+"$natgrad" compare "${tiny[@]}" --out two >/dev/null 2>&1 || fail "the second time fails"
+diff <(losses one) <(losses two) || fail "a repeat differs"
+bad '--out: one holds a comparison; --resume goes on with it' "${tiny[@]}" --out one
+"$natgrad" compare "${tiny[@]}" --out one --resume >again.txt 2>again.err || fail "--resume fails"
+diff again.txt one.txt && [[ ! -s again.err ]] || fail "--resume of a finished one ran something"
+rm one/runs/natgrad-seed1/result.json one/tuning/sgd-1.json
+"$natgrad" compare "${tiny[@]}" --out one --resume >/dev/null 2>again.err || fail "--resume fails: $(cat again.err)"
+[[ $(wc -l <again.err) == 2 ]] || fail "not two runs again: $(cat again.err)"
+diff <(losses one) <(losses two) || fail "going on differs"
+"$natgrad" compare "${tiny[@]}" --seeds 3 --out two --resume >/dev/null 2>again.err || fail "more seeds"
+[[ $(wc -l <again.err) == 2 ]] || fail "a third seed is not two runs: $(cat again.err)"
+
+expect 2 'natgrad: --out: another natgrad compare is at work in one' flock one "$natgrad" compare "${tiny[@]}" --out one --resume
+bad "--resume: sgd.momentum is '0.9', but '0.5' in one/compare.json; *" "${tiny[@]}" --momentum 0.9 --out one --resume
+bad "--resume: grid is 'lr=0.05,1e5*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
+bad "--resume: natgrad.damping is '0.25', but *" "${tiny[@]}" --out one --resume --damping 0.25
+echo '{' >one/runs/sgd-seed1/result.json
+bad 'one/runs/sgd-seed1/result.json: line 2: no JSON: *' "${tiny[@]}" --out one --resume
+
+# Interrupted in a long run: what was done counts, and the losses are those of the undisturbed one.
+long=(--data synthetic:classes=4,features=40,train=4000,test=200,seed=5 --model mlp --batch 20 --epochs 4
+  --seeds 1 --methods sgd,natgrad)
+"$natgrad" compare "${long[@]}" --out whole >/dev/null 2>&1 || fail "the long one fails"
+interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has FILE
+  "$natgrad" compare "${long[@]}" --out "$2" "${@:4}" >cut.txt 2>cut.err &
+  local child=$! i
+  for ((i = 0; i < 1000; i++)); do
+    [[ -e $2/runs/natgrad-seed1/$3 ]] && break
+    sleep 0.01
+  done
+  kill "-$1" $child
+  wait $child 2>/dev/null
+}
+interrupt INT stopped log.jsonl
+[[ $? == 1 && ! -s cut.txt ]] || fail "SIGINT: exit code or a table: $(cat cut.txt)"
+grep -q '^natgrad: stopped after 1 of 2 runs; the same command with --out stopped --resume goes on$' cut.err ||
+  fail "SIGINT: $(cat cut.err)"
+interrupt KILL killed checkpoint/latest.json --checkpoint-every 50
+for dir in stopped killed; do
+  [[ -s $dir/runs/sgd-seed1/result.json && ! -e $dir/runs/natgrad-seed1/result.json ]] || fail "$dir: not in the middle"
+  touch $dir/runs/natgrad-seed1/mark # a run that begins afresh would clear its folder
+  "$natgrad" compare "${long[@]}" --out $dir --resume >/dev/null 2>cut.err || fail "$dir: --resume fails: $(cat cut.err)"
+  grep -q '^2/2 natgrad' cut.err && ! grep -q '^1/2' cut.err || fail "$dir: ran again: $(cat cut.err)"
+  [[ -e $dir/runs/natgrad-seed1/mark ]] || fail "$dir: the run began afresh"
+  diff <(losses whole) <(losses $dir) || fail "$dir: going on gives other losses"
+done
+
+# A method that diverges is counted and shown; squared error has losses.
+"$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out lost >lost.txt 2>&1 || fail "divergence"
+grep -qE '^sgd-2 +2, 2 diverged ' lost.txt || fail "not shown: $(cat lost.txt)"
+grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+ 2 after step [0-9]+\); nothing is left$' lost.txt ||
+  fail "no note: $(cat lost.txt)"
+expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
+  "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --target 0.5 --quiet --out given
+
+# No gnuplot: one line, script and data are there.
+mkdir empty
+PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet --out bare >/dev/null 2>err ||
+  fail "fails without gnuplot"
+[[ $(cat err) == 'natgrad: no pictures, gnuplot is not installed; bare/plot.gp makes them' ]] || fail "no gnuplot: $(cat err)"
+[[ -s bare/plot.gp && -s bare/curves.csv && ! -e bare/curves.png && ! -e bare/plot.log ]] || fail "without gnuplot: $(ls bare)"
+
+expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet
+[[ -s compare-synthetic-logreg/table.txt ]] || fail "no folder of its own"
+finish

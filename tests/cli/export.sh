@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# natgrad export: a log made by hand as CSV and as an event file, which a reader that knows nothing
+# of ours takes apart; damaged logs.
+. "$(dirname "$0")/lib.sh"
+reader=$(dirname "$(realpath "$0")")/read_events.py
+cd "$scratch" || exit 1
+export_() { expect "$1" "$2" "$natgrad" export "${@:3}"; }
+
+mkdir run
+cat >run/log.jsonl <<'END'
+{"schema": 1, "event": "step", "step": 10, "epoch": 1, "lr": 0.1, "train_loss": 2.5, "ms": {"forward": 1.25, "step": 2}}
+{"schema": 1, "event": "epoch", "step": 20, "epoch": 1, "lr": 0.1, "train_loss": null, "test_accuracy": 0.5, "seconds": 4, "ms": {"forward": 1}}
+{"schema": 1, "event": "step", "step": 30, "epoch": 2, "lr": 0.05, "train_loss": 0.33333333333333331, "ms": {"forward": 1, "solve, \"b\"": 3}}
+{"schema": 1, "event": "end", "step": 40, "epoch": 2, "why": "done, \"all\"", "seconds": 10, "ms": {}}
+{"schema": 1, "event": "step", "st
+END
+printf '%s' "$(cat run/log.jsonl)" >run/cut && mv run/cut run/log.jsonl # the last line has no end
+touch -d '2026-01-02 03:04:05 UTC' run/log.jsonl
+
+cat >expected.csv <<'END'
+event,step,epoch,lr,train_loss,ms.forward,ms.step,test_accuracy,seconds,"ms.solve, ""b""",why
+step,10,1,0.10000000000000001,2.5,1.25,2,,,,
+epoch,20,1,0.10000000000000001,,1,,0.5,4,,
+step,30,2,0.050000000000000003,0.33333333333333331,1,,,,3,
+end,40,2,,,,,,10,,"done, ""all"""
+END
+export_ 0 '' run --csv out.csv
+diff out.csv expected.csv || fail "CSV differs"
+export_ 0 '' run --csv=out.csv # replaces it
+[[ $(ls) == $'err\nexpected.csv\nout\nout.csv\nrun' ]] || fail "something was left behind: $(ls)"
+
+# 20 steps in 4 s, 20 more in 6 s; the last line is written at 1767323045.
+export_ 0 '' --tensorboard events/deep run
+if command -v python3 >/dev/null; then
+  sed 's/^/176732/' >expected.events <<'END'
+3037.000 10 step/epoch 1
+3037.000 10 step/lr 0.1
+3037.000 10 step/train_loss 2.5
+3037.000 10 step_ms/forward 1.25
+3037.000 10 step_ms/step 2
+3039.000 20 epoch/epoch 1
+3039.000 20 epoch/lr 0.1
+3039.000 20 epoch_ms/forward 1
+3039.000 20 epoch/test_accuracy 0.5
+3039.000 20 epoch/seconds 4
+3042.000 30 step/epoch 2
+3042.000 30 step/lr 0.05
+3042.000 30 step/train_loss 0.3333333
+3042.000 30 step_ms/forward 1
+3042.000 30 step_ms/solve, "b" 3
+3045.000 40 end/epoch 2
+3045.000 40 end/seconds 10
+END
+  python3 "$reader" events/deep/events.out.tfevents.1767323045.natgrad >got.events || fail "no event file"
+  diff got.events expected.events || fail "events differ"
+else
+  echo "python3 is missing: event files are not read back"
+fi
+
+# Damage.
+bad_log() { # TEXT MESSAGE
+  mkdir -p bad
+  printf '%s' "$1" >bad/log.jsonl
+  export_ 2 "natgrad: bad/log.jsonl: $2" bad --csv bad.csv
+  [[ ! -e bad.csv ]] || fail "a damaged log gave a file"
+}
+bad_log '' 'there is no whole line in it yet'
+bad_log '{"schema": 1' 'there is no whole line in it yet'
+bad_log $'{"schema": 1, "event": "step", "step": 1}\n{"schema": 1, "ev\n{}\n' 'line 2: expected an object *'
+bad_log $'{"schema": 2, "event": "step", "step": 1}\n' 'line 1: expected an object with "schema": 1, *'
+bad_log $'[]\n' 'line 1: expected an object *'
+
+export_ 2 'natgrad: export: which run? *'
+export_ 2 'natgrad: export: which run? *' --csv x.csv
+export_ 2 'natgrad: export: --csv FILE or --tensorboard DIR is missing' run
+export_ 2 "natgrad: export: one run at a time, got 'bad' too" run bad --csv x.csv
+export_ 2 'natgrad: export: unknown option --tensorbord; the nearest is --tensorboard' run --tensorbord x
+export_ 2 'natgrad: export: option --csv needs a value' run --csv
+export_ 2 'natgrad: --csv: expected a name' run --csv ''
+export_ 2 'natgrad: nowhere: expected the folder of a run, but there is no log.jsonl in it' nowhere --csv x.csv
+export_ 2 'natgrad: /nowhere/x.csv: cannot be written: No such file or directory' run --csv /nowhere/x.csv
+export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv
+if [[ -w /dev/full ]]; then
+  mkdir full && ln -s /dev/full full/x.csv.part
+  export_ 2 'natgrad: full/x.csv: cannot be written: No space left on device' run --csv full/x.csv
+fi
+finish

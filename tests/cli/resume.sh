@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Killed with -9 at random moments and resumed, a run ends with the weights, the library's state and
+# the log of one that was left alone, bit for bit.  NG_TEST_SEED repeats a sequence of kills.
+. "$(dirname "$0")/lib.sh"
+seed=${NG_TEST_SEED:-$RANDOM}
+RANDOM=$seed
+
+# All numbers of a log that do not depend on the clock.
+numbers() {
+  grep -oE '"(event|step|epoch|lr|train_loss|train_accuracy|test_loss|test_accuracy|clip|why|skipped|rescued)": [^,}]*' "$1/log.jsonl"
+}
+
+# whole NAME MIN-KILLS OPTIONS...
+whole() {
+  local name=$1 least=$2 plain=$scratch/$1.plain killed=$scratch/$1.killed
+  shift 2
+  local t0 ms
+  t0=$(date +%s%N)
+  expect 0 '*' "$natgrad" train "$@" --out "$plain"
+  ms=$((($(date +%s%N) - t0) / 1000000))
+
+  # Killed after up to half of what the undisturbed run took; later, if that was before the first
+  # checkpoint, so that there is some progress in the end on any machine.
+  local kills=0 resumed=0 goes=0 most=$((ms / 2 + 20)) resume=() pid got
+  while ((goes++ < 60)); do
+    "$natgrad" train "$@" --out "$killed" "${resume[@]}" >"$scratch/out" 2>"$scratch/err" &
+    pid=$!
+    sleep "$(printf '0.%03d' $((RANDOM % (most > 990 ? 990 : most) + 10)))"
+    kill -9 $pid 2>/dev/null
+    got=0
+    wait $pid 2>/dev/null || got=$?
+    if [[ $got == 0 ]]; then
+      break
+    elif [[ $got != 137 ]]; then
+      fail "$name (seed $seed): exit $got: $(cat "$scratch/err")"
+      return
+    fi
+    kills=$((kills + 1))
+    if [[ -e $killed/checkpoint/latest.json ]]; then
+      resume=(--resume)
+      resumed=$((resumed + 1))
+    else
+      rm -rf "$killed"
+      most=$((most * 3 / 2))
+    fi
+    # A machine that is too fast or too slow for the kills to land: nothing is learnt, once more.
+  done
+  [[ $got == 0 ]] || fail "$name (seed $seed): not done after $kills kills"
+  if ((resumed < least)); then
+    [[ -n ${again:-} ]] && fail "$name (seed $seed): resumed only $resumed times"
+    return 1
+  fi
+
+  diff <(numbers "$plain") <(numbers "$killed") >"$scratch/diff" ||
+    fail "$name (seed $seed): the log differs after $kills kills: $(head -4 "$scratch/diff")"
+  [[ $(numbers "$plain" | grep -c '"event": "step"') -ge 10 ]] || fail "$name: the log is short"
+  local file
+  for file in "$plain"/checkpoint/*.safetensors; do
+    "$helper" same "$file" "$killed/checkpoint/$(basename "$file")" 2>"$scratch/err" ||
+      fail "$name (seed $seed): after $kills kills: $(cat "$scratch/err")"
+  done
+  [[ $(cd "$killed/checkpoint" && echo *) == $(cd "$plain/checkpoint" && echo *) ]] ||
+    fail "$name: left over: $(cd "$killed/checkpoint" && echo *)"
+  [[ -z ${VERBOSE:-} ]] || echo "$name: $ms ms, $kills kills, $resumed resumed"
+}
+
+# Runs again, from nothing, if fewer than the wanted kills came after a checkpoint.
+twice() {
+  local again=
+  whole "$@" && return
+  again=1
+  rm -rf "$scratch/$1".*
+  whole "$@"
+}
+
+twice digits 2 --data digits --model mlp --method natgrad --epochs 20 --log-every 1 --checkpoint-every 5 --quiet
+twice adamw 2 --data digits --model mlp --method adamw --lr-schedule cosine --warm-up 1 --weight-decay 0.01 \
+  --epochs 40 --log-every 1 --checkpoint-every 5 --quiet
+# Everything random at once: order, dropout, crop and flip, sampled labels, running means.
+twice images 2 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \
+  --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 20 --lr 0.03 \
+  --validation 20 --epochs 6 --log-every 1 --checkpoint-every 4 --quiet
+finish

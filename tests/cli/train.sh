@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# natgrad train: every way to ask for a wrong thing, a run that learns, its log, a signal.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+train() { expect "$1" "natgrad: $2" "$natgrad" train "${@:3}"; }
+
+# Options of the command, settings, and settings against each other.
+train 2 'train: unknown option --epohcs; the nearest is --epochs' --epohcs 3
+train 2 'train: unknown option --dampnig; the nearest is --damping' --dampnig 3
+train 2 'train: option --lr needs a value' --lr
+train 2 "train: 'digits' is not wanted here" digits
+train 2 "--batch: '0' is no whole number from 1 to 1048576" --batch 0
+train 2 "--lr: '-1' is no number from 0 to 1e+06" --lr -1
+train 2 "--epochs: 'many' is no number from 0 to 1e+06" --epochs many
+train 2 '--epochs: expected it, or --steps, above 0' --epochs 0
+train 2 "--optimizer: 'adam' is none of sgd|adamw" --optimizer adam
+train 2 "--method: unknown method 'kasia'; the nearest is kaisa" --method kasia
+train 2 "--lr-schedule: 'cosin', expected constant, step:E1,E2,...*" --lr-schedule cosin
+train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-schedule step:4,2
+train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
+train 2 '--update: the trainer sets it; use optimizer' --update gradient
+train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
+train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
+train 2 '--resume: needs --out DIR, to go on with' --resume
+train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3
+expect 2 "natgrad: NG_THREADS is 'two', expected a whole number from 1 to 1024" env NG_THREADS=two "$natgrad" train
+expect 2 "natgrad: *damping*" env NG_DAMPING=-1 "$natgrad" train
+
+# Data and model.
+train 2 '--data: nowhere: no file train-images-idx3-ubyte *' --data mnist:nowhere
+train 2 "*digit*" --data digit
+train 2 "*lenett*lenet*" --model lenett
+train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
+train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
+train 2 '--augment: crop needs images, synthetic has rows of features' --augment crop \
+  --data synthetic:classes=2,features=6,train=64,test=10
+
+# A file of settings.
+bad_file() { # TEXT MESSAGE
+  echo "$1" >bad.json
+  train 2 "bad.json: $2" --config bad.json
+}
+bad_file '{"batch": 3' 'line *: no JSON: *'
+bad_file '[]' 'expected a JSON object of settings'
+bad_file '{"bacth": 3}' 'bacth: there is no such setting; the nearest is batch'
+bad_file '{"batch": "3"}' 'batch: expected a whole number'
+bad_file '{"nesterov": 1}' 'nesterov: expected true or false'
+bad_file '{"model": 7}' 'model: expected a text'
+bad_file '{"lr": -1}' "lr: '-1' is no number from 0 to 1e+06"
+bad_file '{"damping": 0}' "damping: '0' is out of range, expected 0 < damping *"
+train 2 'absent.json: cannot be read, expected a JSON object of settings' --config absent.json
+
+# Folders.
+tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1)
+touch file
+train 2 'file: cannot be made a folder: Not a directory' "${tiny[@]}" --out file
+train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --out file/deeper
+train 2 '/proc/nowhere: cannot be made a folder: *' "${tiny[@]}" --out /proc/nowhere
+train 2 '--resume: fresh has no checkpoint to resume' "${tiny[@]}" --out fresh --resume
+expect 0 'epoch 1/1  step 8  *' "$natgrad" train "${tiny[@]}" --out one
+train 2 '--out: one holds a run; --resume goes on with it' "${tiny[@]}" --out one
+if [[ -w /dev/full ]]; then
+  "$natgrad" train "${tiny[@]}" >/dev/full 2>err
+  [[ $? == 2 && $(cat err) == 'natgrad: standard output could not be written' ]] || fail "full stdout: $(cat err)"
+fi
+# A limit of 4 KiB a file stands for the full disk: the log does not fit.
+(
+  ulimit -f 4
+  trap '' XFSZ
+  exec "$natgrad" train "${tiny[@]}" --epochs 40 --log-every 1 --quiet --out small
+) >out 2>err
+[[ $? == 2 && $(cat err) == 'natgrad: small/log.jsonl: cannot be written: File too large' ]] || fail "full disk: $(cat err)"
+
+# A run that learns, and what it writes.
+expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * %  test loss *  test accuracy * %  * samples/s  * s' \
+  "$natgrad" train --data digits --model mlp --method natgrad --epochs 5 --lr 0.03 \
+  --lr-schedule linear --out run --checkpoint-every 50 --log-every 5 # eight seeds: 91.9 to 93.6 %
+accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)
+awk "BEGIN { exit !($accuracy >= 90) }" || fail "digits: test accuracy is only $accuracy %"
+"$helper" json train_loss:n schema:n event step:n epoch:n ms <run/log.jsonl || fail "log.jsonl"
+[[ $(grep -c '"event": "step"' run/log.jsonl) == 22 ]] || fail "not 22 step lines"
+[[ $(grep -c '"event": "epoch"' run/log.jsonl) == 5 ]] || fail "not 5 epoch lines"
+[[ $(tail -1 run/log.jsonl) == *'"event": "end", "step": 110, "epoch": 5, "why": "done"'* ]] || fail "no end"
+grep '"event": "epoch"' run/log.jsonl | "$helper" json test_accuracy:n test_loss:n train_accuracy:n lr:n seconds:n || fail "epoch lines"
+for station in data forward backward observe check statistics solve measure agree emit; do
+  [[ $(grep -c "\"$station\": [0-9]" run/log.jsonl) == 28 ]] || fail "no station $station"
+done
+tr -d '\n' <run/config.json | "$helper" json schema:n natgrad data model method damping:n lr:n || fail "config.json"
+[[ $(echo run/checkpoint/*) == 'run/checkpoint/latest.json run/checkpoint/model-110.safetensors run/checkpoint/precond-110.safetensors' ]] ||
+  fail "checkpoint: $(echo run/checkpoint/*)"
+expect 0 '' "$natgrad" train "${tiny[@]}" --quiet
+
+# On a terminal there is a bar, and it is gone in the end.
+if command -v script >/dev/null; then
+  script -qec "'$natgrad' train --data digits --model mlp --epochs 10" /dev/null >out 2>&1 </dev/null || fail "on a terminal: $(cat out)"
+  grep -q 'epoch [0-9]*/10  loss .*  accuracy .* %  [0-9]* samples/s  ETA 0:' out || fail "no bar"
+  first=$(grep 'epoch 1/10  step 22 ' out) # the bar was there since step 1
+  [[ ${first##*$'\r\033[K'} == 'epoch 1/10  step 22 '* ]] || fail "the bar stays: $first"
+fi
+
+# The same settings from a file, the same bits; the command line wins.
+expect 0 '*' "$natgrad" train --config run/config.json --out again
+"$helper" same run/checkpoint/model-110.safetensors again/checkpoint/model-110.safetensors || fail "config.json does not repeat the run"
+expect 0 '*epoch 1/1  step 2  *' "$natgrad" train --config run/config.json --steps 2 --out short
+
+# A run goes on as it began, or not at all.
+train 2 "--batch: is '32', but '64' in run/config.json; a run goes on as it began" --out run --resume --batch 32
+train 2 "--damping: is '0.5', but '0.*' in run/config.json; a run goes on as it began" --out run --resume --damping 0.5
+train 2 '--epochs: the run in run has taken 110 steps already, this asks for 88' --out run --resume --epochs 4
+expect 0 '*epoch 6/6  step 132 *' "$natgrad" train --out run --resume --epochs 6
+[[ $(grep -c '"event": "end"' run/log.jsonl) == 1 ]] || fail "two ends in one log"
+[[ $(grep -c '"event": "epoch"' run/log.jsonl) == 6 ]] || fail "an epoch is missing after going on"
+cut=again/checkpoint/precond-110.safetensors
+head -c 1000 $cut >cut && cp cut $cut
+train 2 "*precond-110.safetensors*" --out again --resume
+echo '{}' >short/checkpoint/latest.json
+train 2 'short/checkpoint/latest.json: expected {"schema": 1, "step": N}' --out short --resume
+
+# A signal: the step is finished, a checkpoint made, exit 0.
+"$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >out 2>err &
+pid=$!
+for _ in $(seq 200); do
+  [[ -s out ]] && break
+  sleep 0.05
+done
+kill -TERM $pid
+wait $pid
+got=$?
+step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume --out stopped goes on$/\1/p' err)
+[[ $got == 0 && -n $step && -e stopped/checkpoint/model-$step.safetensors ]] || fail "SIGTERM: exit $got, $(cat err)"
+[[ $(tail -1 stopped/log.jsonl) == *'"why": "stopped"'* ]] || fail "SIGTERM: $(tail -1 stopped/log.jsonl)"
+"$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --quiet >out 2>err &
+pid=$!
+sleep 0.5
+kill -INT $pid
+wait $pid
+[[ $? == 0 && $(cat err) == 'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
+
+# A loss that is not finite ends the run, and keeps nothing of it.
+expect 1 '*natgrad: diverged: the loss after step * is not finite' "$natgrad" train --data digits --model mlp --method sgd \
+  --lr 1 --weight-decay 1000 --epochs 20 --out lost --quiet # weights grow by 999 a step
+[[ $(tail -1 lost/log.jsonl) == *'"why": "diverged"'* ]] || fail "lost: $(tail -1 lost/log.jsonl)"
+[[ ! -e lost/checkpoint ]] || fail "a lost run is kept"
+finish

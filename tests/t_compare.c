@@ -1,0 +1,393 @@
+/* t_compare.c: what a comparison works out, on runs made by hand: statistics, targets, the choice
+ * among points of a grid; lists and grids from text; tables; event files.  Whole comparisons are in
+ * tests/cli/compare.sh, event files read by somebody else in tests/cli/export.sh. */
+#include "train/compare.h"
+#include "train/event_file.h"
+#include "train/table.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What cli_bad said since `quiet`: stderr goes to a file meanwhile. */
+static FILE *heard;
+static int stderr_was;
+
+static void quiet(void) {
+  heard = tmpfile();
+  assert_non_null(heard);
+  stderr_was = dup(STDERR_FILENO);
+  (void)dup2(fileno(heard), STDERR_FILENO);
+}
+
+static const char *said(void) {
+  static char text[4096];
+  (void)fflush(stderr);
+  (void)dup2(stderr_was, STDERR_FILENO);
+  (void)close(stderr_was);
+  rewind(heard);
+  text[fread(text, 1, sizeof text - 1, heard)] = 0;
+  (void)fclose(heard);
+  return text;
+}
+
+static void near(double got, double expected, double tolerance) {
+  if (!(fabs(got - expected) <= tolerance)) fail_msg("%.17g, expected %.17g", got, expected);
+}
+
+/* ---- statistics ------------------------------------------------------------------------------*/
+
+/* Sums of a few doubles of like size. */
+#define NEAR 1e-12
+
+static void spreads(void **state) {
+  (void)state;
+  /* 2 4 4 4 5 5 7 9: mean 5, squares sum to 32, so 32 / 7. */
+  const double x[] = {2, 4, 4, (double)NAN, 4, 5, 5, 7, 9};
+  const spread s = compare_spread(x, 9);
+  assert_int_equal(s.n, 8);
+  near(s.mean, 5.0, NEAR);
+  near(s.deviation, 2.1380899352993952, NEAR);
+  near(s.min, 2.0, 0);
+  near(s.max, 9.0, 0);
+  const spread one = compare_spread(x, 1), none = compare_spread(x + 3, 1);
+  assert_int_equal(one.n, 1);
+  assert_true(isnan(one.deviation));
+  near(one.mean, 2.0, 0);
+  assert_int_equal(none.n, 0);
+  assert_true(isnan(none.mean) && isnan(none.min) && isnan(none.max));
+  /* Without a second pass this gives 0 or worse: 1e8 + {1, 2, 3}. */
+  const double close[] = {1e8 + 1, 1e8 + 2, 1e8 + 3};
+  near(compare_spread(close, 3).deviation, 1.0, 1e-7);
+}
+
+/* A run of `n` epochs, a second each: its losses and accuracies. */
+static train_result make_run(int n, const double *loss, const double *accuracy) {
+  train_result r = {.epochs = n, .epoch = cli_take((size_t)n, sizeof(train_epoch))};
+  for (int i = 0; i < n; i++) {
+    r.epoch[i] = (train_epoch){.epoch = i + 1,
+                               .step = 10 * (i + 1),
+                               .seconds = 1.0 * (i + 1),
+                               .train_loss = loss[i],
+                               .test_loss = 2.0 * loss[i],
+                               .train_accuracy = accuracy[i] / 2.0,
+                               .test_accuracy = accuracy[i]};
+  }
+  return r;
+}
+
+static void targets(void **state) {
+  (void)state;
+  const double loss[] = {4, 2, 1}, acc1[] = {0.5, 0.75, 0.625}, acc2[] = {0.25, 0.5, 1.0};
+  train_result run[3] = {make_run(3, loss, acc1), make_run(3, loss, acc2), make_run(2, loss, acc1)};
+  near(compare_best(TEST_ACCURACY, &run[0]), 0.75, 0);
+  near(compare_best(TRAIN_ACCURACY, &run[0]), 0.375, 0);
+  near(compare_best(TRAIN_LOSS, &run[0]), 1.0, 0);
+  near(compare_best(TEST_LOSS, &run[0]), 2.0, 0);
+  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.75), 1); /* equal is enough */
+  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], 0.76), -1);
+  assert_int_equal(compare_reaches(TEST_LOSS, &run[0], 4.5), 1);
+  assert_int_equal(compare_reaches(TEST_ACCURACY, &run[0], (double)NAN), -1);
+  assert_true(isnan(compare_best(TEST_ACCURACY, &(train_result){.epochs = 0})));
+
+  /* Means of the two: 0.375, 0.625, 0.8125.  The third diverged and is left out. */
+  run[2].diverged = true;
+  plot_curve curve[2];
+  plot_point *point[2];
+  curve[0].n = compare_curve(TEST_ACCURACY, run, 3, &point[0]);
+  assert_int_equal(curve[0].n, 3);
+  curve[0].point = point[0];
+  near(point[0][1].score.mean, 0.625, NEAR);
+  near(point[0][1].score.min, 0.5, 0);
+  near(point[0][1].score.max, 0.75, 0);
+  near(point[0][2].loss.mean, 1.0, NEAR);
+  near(point[0][2].seconds, 3.0, NEAR);
+  near(point[0][2].epoch, 3.0, 0);
+  /* Only it: shown as far as it came. */
+  curve[1].n = compare_curve(TEST_ACCURACY, &run[2], 1, &point[1]);
+  assert_int_equal(curve[1].n, 2);
+  curve[1].point = point[1];
+  /* Best means 0.8125 and 0.75. */
+  near(compare_target(TEST_ACCURACY, curve, 2), 0.75, NEAR);
+  near(compare_target(TEST_ACCURACY, curve, 1), 0.8125, NEAR);
+  near(compare_target(TEST_LOSS, curve, 2), 0.5, NEAR); /* the larger of the least */
+  assert_true(isnan(compare_target(TEST_ACCURACY, curve, 0)));
+  for (int i = 0; i < 3; i++)
+    train_result_free(&run[i]);
+  free(point[0]);
+  free(point[1]);
+}
+
+static void best_point(void **state) {
+  (void)state;
+  const double low[] = {3, 1}, high[] = {3, 2}, good[] = {0.5, 0.9}, bad[] = {0.5, 0.8};
+  train_result r[5] = {make_run(2, low, bad),
+                       make_run(2, high, good),
+                       make_run(2, low, good),
+                       make_run(2, low, good),
+                       {.diverged = true}};
+  assert_int_equal(compare_best_point(r, 5, false), 2); /* score, then loss, then the first */
+  assert_int_equal(compare_best_point(r, 2, false), 1);
+  assert_int_equal(compare_best_point(r, 2, true), 0); /* the least validation loss */
+  r[2].diverged = r[3].diverged = true;                /* however good it was before */
+  assert_int_equal(compare_best_point(r, 5, false), 1);
+  assert_int_equal(compare_best_point(r + 2, 3, false), 0);
+  for (int i = 0; i < 5; i++)
+    train_result_free(&r[i]);
+}
+
+/* ---- lists and grids -------------------------------------------------------------------------*/
+
+static int parse(compare_plan *p, const char *list) {
+  memset(p, 0, sizeof *p);
+  settings_init(&p->base);
+  p->seeds = 1;
+  p->notes = open_memstream(&p->note, &p->note_size);
+  return compare_methods(p, list);
+}
+
+static void lists(void **state) {
+  (void)state;
+  compare_plan p;
+  assert_int_equal(parse(&p,
+                         "sgd:lr-schedule=step:5,8@0.5,momentum=0.5, natgrad:lr=0.25,damping=0.01,"
+                         "kaisa,natgrad,natgrad:clip=none"),
+                   CLI_OK);
+  const char *label[] = {"sgd", "natgrad", "kaisa", "natgrad-2", "natgrad-3"};
+  assert_int_equal(p.methods, 5);
+  for (int i = 0; i < 5; i++)
+    assert_string_equal(p.method[i].label, label[i]);
+  assert_string_equal(p.method[0].s.lr_schedule, "step:5,8@0.5");
+  near(p.method[0].s.momentum, 0.5, 0);
+  near(p.method[1].s.momentum, 0.9, 0);
+  near(p.method[1].s.lr, 0.25, 0);
+  assert_int_equal(p.method[1].s.n_library, 1);
+  assert_string_equal(p.method[1].s.library[0].value, "0.01");
+  assert_int_equal(p.method[2].s.n_library, 0);
+  assert_string_equal(p.method[3].s.method, "natgrad");
+  assert_int_equal(p.method[4].n_own, 1);
+  compare_plan_free(&p);
+
+  static const struct {
+    const char *list, *message;
+  } wrong[] = {
+      {"", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
+      {"sgd,", "natgrad: --methods: expected name or name:option=value, separated by ','\n"},
+      {"lr=3,sgd", "natgrad: --methods: 'lr=3' stands before any method\n"},
+      {"sgd,kasia", "natgrad: --methods: unknown method 'kasia'; the nearest is kaisa\n"},
+      {"sgd:", "natgrad: --methods: sgd: '', expected option=value\n"},
+      {"sgd:lr", "natgrad: --methods: sgd: 'lr', expected option=value\n"},
+      {"sgd:lr=-1", "natgrad: --methods: sgd: lr: '-1' is no number from 0 to 1e+06\n"},
+      {"sgd:seed=3", "natgrad: --methods: sgd: seed is the same for all methods\n"},
+      {"sgd:damping=0.1", "natgrad: --methods: sgd has no use for damping\n"},
+      {"adamw:momentum=0.1", "natgrad: --methods: adamw has no use for momentum\n"},
+      {"natgrad:dampnig=1",
+       "natgrad: --methods: natgrad: dampnig: there is no such setting; the nearest is damping\n"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    quiet();
+    const int rc = parse(&p, wrong[i].list);
+    assert_string_equal(said(), wrong[i].message);
+    assert_int_equal(rc, CLI_BAD);
+    compare_plan_free(&p);
+  }
+}
+
+static void left_out(void **state) {
+  (void)state;
+  compare_plan p;
+  memset(&p, 0, sizeof p);
+  settings_init(&p.base);
+  p.notes = open_memstream(&p.note, &p.note_size);
+  assert_int_equal(settings_set(&p.base, "damping", "0.5"), CLI_OK);
+  assert_int_equal(settings_set(&p.base, "fisher", "sampled"), CLI_OK);
+  assert_int_equal(compare_methods(&p, "sgd,natgrad"), CLI_OK);
+  assert_int_equal(p.method[0].s.n_library, 0);
+  assert_string_equal(p.method[0].s.fisher, "empirical");
+  assert_int_equal(p.method[1].s.n_library, 1);
+  assert_string_equal(p.method[1].s.fisher, "sampled");
+  (void)fflush(p.notes);
+  assert_string_equal(p.note, "sgd: has no use for damping\nsgd: has no use for fisher\n");
+  compare_plan_free(&p);
+}
+
+static void grids(void **state) {
+  (void)state;
+  compare_plan p;
+  assert_int_equal(parse(&p, "natgrad,sgd,natgrad:damping=0.5"), CLI_OK);
+  assert_int_equal(compare_grid_add(&p, "lr=0.1,0.3,1"), CLI_OK);
+  assert_int_equal(compare_grid_add(&p, "damping=0.01,0.001"), CLI_OK);
+  assert_int_equal(compare_grid_add(&p, "nesterov=true,false"), CLI_OK);
+  bool use[COMPARE_GRIDS];
+  assert_int_equal(compare_points(&p, &p.method[0], use), 12);
+  for (int k = 0; k < 12; k++) { /* every combination once, in order */
+    assert_int_equal(compare_point(&p, use, k, 0), k / 4);
+    assert_int_equal(compare_point(&p, use, k, 1), k / 2 % 2);
+    assert_int_equal(compare_point(&p, use, k, 2), k % 2);
+  }
+  assert_int_equal(compare_points(&p, &p.method[1], use), 6);
+  assert_false(use[1]);
+  for (int k = 0; k < 6; k++)
+    assert_int_equal(compare_point(&p, use, k, 0), k / 2);
+  assert_int_equal(compare_points(&p, &p.method[2], use), 6); /* its own damping stands */
+  assert_int_equal(compare_edge(&p.grid[0], 0), -1);
+  assert_int_equal(compare_edge(&p.grid[0], 1), 0);
+  assert_int_equal(compare_edge(&p.grid[0], 2), 1);
+  assert_int_equal(compare_edge(&p.grid[1], 0), 1); /* by value, not by place */
+  assert_int_equal(compare_edge(&p.grid[2], 0), 0);
+  compare_plan_free(&p);
+
+  static const char *const wrong[][2] = {
+      {"lr", "natgrad: --grid: 'lr', expected option=a,b,c\n"},
+      {"lr=", "natgrad: --grid: 'lr=', expected option=a,b,c\n"},
+      {"=3", "natgrad: --grid: '=3', expected option=a,b,c\n"},
+      {"lr=1,,2", "natgrad: --grid: lr: '' is no number from 0 to 1e+06\n"},
+      {"lr=1,x", "natgrad: --grid: lr: 'x' is no number from 0 to 1e+06\n"},
+      {"lr=1,2,1", "natgrad: --grid: lr has '1' twice\n"},
+      {"seed=1,2", "natgrad: --grid: seed is the same for all runs\n"},
+      {"epochs=1,2", "natgrad: --grid: epochs is the same for all runs\n"},
+      {"lrr=1", "natgrad: --grid: lrr: there is no such setting; the nearest is lr\n"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    assert_int_equal(parse(&p, "sgd"), CLI_OK);
+    quiet();
+    const int rc = compare_grid_add(&p, wrong[i][0]);
+    assert_string_equal(said(), wrong[i][1]);
+    assert_int_equal(rc, CLI_BAD);
+    compare_plan_free(&p);
+  }
+  assert_int_equal(parse(&p, "sgd"), CLI_OK);
+  assert_int_equal(compare_grid_add(&p, "weight-decay=0,1"), CLI_OK);
+  quiet();
+  assert_int_equal(compare_grid_add(&p, "weight_decay=2"), CLI_BAD);
+  assert_string_equal(said(), "natgrad: --grid: weight_decay comes twice\n");
+  compare_plan_free(&p);
+}
+
+/* ---- files -----------------------------------------------------------------------------------*/
+
+static void results(void **state) {
+  (void)state;
+  const double loss[] = {4, 1.0 / 3.0}, accuracy[] = {0.1, (double)NAN};
+  train_result r = make_run(2, loss, accuracy), back;
+  r.steps = 20;
+  r.skipped = 3;
+  r.rescued = 4;
+  r.diverged = true;
+  r.stations = 1;
+  (void)snprintf(r.station[0].name, sizeof r.station[0].name, "forward");
+  r.station[0].total_ms = 0.1;
+  r.network_bytes = 1LL << 40;
+  r.precond_bytes = 7;
+  char path[] = "/tmp/t_compare.XXXXXX";
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  assert_int_equal(compare_result_write(&r, path), CLI_OK);
+  assert_int_equal(compare_result_read(path, &back), CLI_OK);
+  assert_int_equal(back.epochs, 2);
+  for (int i = 0; i < 2; i++) { /* to the bit, and NaN stays NaN */
+    assert_true(isnan(accuracy[i]) ? isnan(back.epoch[i].test_accuracy)
+                                   : back.epoch[i].test_accuracy == r.epoch[i].test_accuracy);
+    assert_true(back.epoch[i].train_loss == r.epoch[i].train_loss);
+    assert_true(back.epoch[i].test_loss == r.epoch[i].test_loss);
+    assert_true(back.epoch[i].seconds == r.epoch[i].seconds);
+    assert_int_equal(back.epoch[i].step, r.epoch[i].step);
+    assert_int_equal(back.epoch[i].epoch, r.epoch[i].epoch);
+  }
+  assert_true(back.diverged);
+  assert_int_equal(back.steps, 20);
+  assert_int_equal(back.skipped, 3);
+  assert_int_equal(back.rescued, 4);
+  assert_int_equal(back.stations, 1);
+  assert_string_equal(back.station[0].name, "forward");
+  near(back.station[0].total_ms, 0.1, 0);
+  assert_int_equal(back.network_bytes, 1LL << 40);
+  assert_int_equal(back.precond_bytes, 7);
+  train_result_free(&back);
+  train_result_free(&r);
+  FILE *f = fopen(path, "w");
+  assert_non_null(f);
+  (void)fputs("{\"schema\": 1, \"diverged\": false}", f);
+  (void)fclose(f);
+  quiet();
+  assert_int_equal(compare_result_read(path, &back), CLI_BAD);
+  assert_non_null(strstr(said(), "expected the result of a run"));
+  (void)unlink(path);
+}
+
+static void tables(void **state) {
+  (void)state;
+  table t;
+  table_begin(&t, (const char *const[]){"method", "epochs", "best %", "settings", NULL});
+  table_row(&t);
+  table_put(&t, 0, "sgd");
+  table_put(&t, 1, "%d", 12);
+  table_put(&t, 2, "93.15 ± 0.42");
+  table_row(&t);
+  table_put(&t, 0, "natgrad|2");
+  table_put(&t, 1, "-");
+  table_put(&t, 2, "9.00 ± 10.00");
+  table_put(&t, 3, "lr 0.1");
+  char *text = NULL;
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  assert_non_null(f);
+  table_text(&t, f);
+  (void)fputc('\n', f);
+  table_markdown(&t, f);
+  (void)fclose(f);
+  assert_string_equal(text, "method     epochs        best %  settings\n"
+                            "sgd            12  93.15 ± 0.42\n"
+                            "natgrad|2       -  9.00 ± 10.00  lr 0.1\n"
+                            "\n"
+                            "| method | epochs | best % | settings |\n"
+                            "|---|--:|--:|---|\n"
+                            "| sgd | 12 | 93.15 ± 0.42 |  |\n"
+                            "| natgrad\\|2 | - | 9.00 ± 10.00 | lr 0.1 |\n");
+  free(text);
+  table_free(&t);
+}
+
+/* The check value of CRC-32C (iSCSI, RFC 3720; ITU-T "123456789"), two vectors of RFC 3720 B.4, and
+ * the first record of every event file: 24 bytes of an Event, by hand from the formats. */
+static void events(void **state) {
+  (void)state;
+  unsigned char bytes[32] = {0};
+  assert_int_equal(event_file_crc("123456789", 9), 0xe3069283u);
+  assert_int_equal(event_file_crc(bytes, 32), 0x8a9136aau);
+  memset(bytes, 0xff, sizeof bytes);
+  assert_int_equal(event_file_crc(bytes, 32), 0x62a8ab43u);
+  event_file f;
+  event_file_begin(&f, 1.5);
+  static const unsigned char head[] = {24, 0, 0, 0, 0, 0, 0, 0},
+                             body[] = "\x09\0\0\0\0\0\0\xf8\x3f\x1a\x0d"
+                                      "brain.Event:2";
+  assert_int_equal(f.size, 8 + 4 + 24 + 4);
+  assert_memory_equal(f.bytes, head, 8);
+  assert_memory_equal(f.bytes + 12, body, 24);
+  event_file_scalar(&f, 2.5, 200, "a", 0.5);
+  /* 9 wall time, 3 step (200: c8 01), summary of 10 { value of 8 { tag of 1 "a", f32 0.5 } } */
+  static const unsigned char scalar[] =
+      "\x09\0\0\0\0\0\0\x04\x40\x10\xc8\x01\x2a\x0a\x0a\x08\x0a\x01"
+      "a\x15\0\0\0\x3f";
+  assert_int_equal(f.size, 40 + 8 + 4 + 24 + 4);
+  assert_memory_equal(f.bytes + 52, scalar, 24);
+  event_file_free(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(spreads), cmocka_unit_test(targets),  cmocka_unit_test(best_point),
+      cmocka_unit_test(lists),   cmocka_unit_test(left_out), cmocka_unit_test(grids),
+      cmocka_unit_test(results), cmocka_unit_test(tables),   cmocka_unit_test(events),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,549 @@
+/* t_data: readers, which believe nothing; batches; augmentation; what is held out.  Files are made here,
+ * in a folder of their own; the real sets are looked at where $NATGRAD_DATA_DIR says (mnist/, cifar10/)
+ * or beside the source tree, and skipped where they are not. */
+#include "data/data.h"
+#include "random.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cmocka.h>
+
+static char folder[24];
+
+static int make_folder(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "/tmp/t_data.XXXXXX");
+  return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+static int drop_folder(void **state) {
+  (void)state;
+  char command[128];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
+  return system(command);
+}
+
+static const char *in_folder(const char *name) {
+  static char path[4][256];
+  static int turn;
+  char *p = path[turn++ % 4];
+  (void)snprintf(p, sizeof path[0], "%s/%s", folder, name);
+  return p;
+}
+
+static void put(const char *name, const void *bytes, size_t n, bool zipped) {
+  if (zipped) {
+    gzFile f = gzopen(in_folder(name), "wb");
+    assert_non_null(f);
+    assert_int_equal(gzwrite(f, bytes, (unsigned)n), (int)n);
+    assert_int_equal(gzclose(f), Z_OK);
+    return;
+  }
+  FILE *f = fopen(in_folder(name), "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(bytes, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
+}
+
+/* data_open, with what it says on stderr. */
+static int open_said(const char *spec, data_set *d, char *line, size_t size) {
+  int end[2];
+  assert_int_equal(pipe(end), 0);
+  const int keep = dup(2);
+  assert_true(dup2(end[1], 2) >= 0);
+  const int rc = data_open(spec, d);
+  assert_true(dup2(keep, 2) >= 0);
+  (void)close(end[1]);
+  (void)close(keep);
+  const ssize_t n = read(end[0], line, size - 1);
+  (void)close(end[0]);
+  line[n > 0 ? n : 0] = 0;
+  return rc;
+}
+
+static void refuses(const char *spec, const char *says) {
+  char line[1024];
+  data_set d;
+  const int rc = open_said(spec, &d, line, sizeof line);
+  if (rc != 2 || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1) {
+    fail_msg("%s: exit %d, '%s' instead of '%s' in one line", spec, rc, line, says);
+  }
+  assert_true(d.own == NULL && d.train.n == 0);
+}
+
+static void refuses_folder(const char *set, const char *says) {
+  char spec[128];
+  (void)snprintf(spec, sizeof spec, "%s:%s", set, folder);
+  refuses(spec, says);
+}
+
+/* ---- idx ---------------------------------------------------------------------------------------*/
+
+enum { N = 5, H = 3, W = 2 };
+static unsigned char images[16 + N * H * W], labels[8 + N];
+
+static void good_idx(bool zipped) {
+  static const unsigned char ihead[16] = {0, 0, 8, 3, 0, 0, 0, N, 0, 0, 0, H, 0, 0, 0, W};
+  static const unsigned char lhead[8] = {0, 0, 8, 1, 0, 0, 0, N};
+  memcpy(images, ihead, 16);
+  memcpy(labels, lhead, 8);
+  for (int i = 0; i < N * H * W; i++)
+    images[16 + i] = (unsigned char)(7 * i);
+  for (int i = 0; i < N; i++)
+    labels[8 + i] = (unsigned char)(9 - i);
+  const char *dot = zipped ? ".gz" : "";
+  static const char *const stem[] = {"train", "t10k"};
+  for (int k = 0; k < 2; k++) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s-images-idx3-ubyte%s", stem[k], dot);
+    put(name, images, sizeof images, zipped);
+    (void)snprintf(name, sizeof name, "%s-labels-idx1-ubyte%s", stem[k], dot);
+    put(name, labels, sizeof labels, zipped);
+  }
+}
+
+static void clean(void) {
+  char command[128];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'/*", folder);
+  assert_int_equal(system(command), 0);
+}
+
+static void idx_plain_and_zipped(void **state) {
+  (void)state;
+  for (int zipped = 0; zipped < 2; zipped++) {
+    char spec[128];
+    data_set d;
+    clean();
+    good_idx(zipped != 0);
+    (void)snprintf(spec, sizeof spec, "mnist:%s", folder);
+    assert_int_equal(data_open(spec, &d), 0);
+    assert_int_equal(d.train.n, N);
+    assert_int_equal(d.test.n, N);
+    assert_true(d.height == H && d.width == W && d.channels == 1 && d.classes == 10);
+    float x[N * H * W];
+    int32_t y[N];
+    const data_how how = {0};
+    data_batch(&d, &d.train, NULL, 0, N, &how, x, y);
+    double mean = 0.0, square = 0.0;
+    for (int i = 0; i < N * H * W; i++) {
+      assert_true(fabsf(x[i] - (float)(unsigned char)(7 * i) / 255.0F) < 1e-6F);
+      mean += (double)x[i] / (N * H * W);
+    }
+    for (int i = 0; i < N * H * W; i++)
+      square += pow((double)x[i] - mean, 2.0) / (N * H * W);
+    for (int i = 0; i < N; i++)
+      assert_int_equal(y[i], 9 - i);
+    assert_true(fabs((double)d.mean[0] - mean) < 1e-6);
+    assert_true(fabs((double)d.deviation[0] - sqrt(square)) < 1e-6);
+    const data_how normal = {.normalise = true};
+    const int32_t order[2] = {4, 1};
+    data_batch(&d, &d.train, order, 0, 2, &normal, x, y);
+    assert_int_equal(y[0], 5);
+    assert_true(fabs((double)x[H * W] - ((double)(7 * H * W) / 255.0 - mean) / sqrt(square)) <
+                1e-5);
+    data_close(&d);
+  }
+}
+
+static void damaged_idx(void **state) {
+  (void)state;
+  static const char image_file[] = "train-images-idx3-ubyte",
+                    label_file[] = "train-labels-idx1-ubyte";
+  clean();
+  refuses_folder("mnist", "no file train-images-idx3-ubyte");
+  good_idx(false);
+  put(image_file, images, 10, false);
+  refuses_folder("mnist", "too few for an idx header");
+  put(image_file, images, sizeof images - 1, false);
+  refuses_folder("mnist", "train-images-idx3-ubyte: ");
+  unsigned char bad[sizeof images + 1];
+  memcpy(bad, images, sizeof images);
+  put(image_file, bad, sizeof bad, false);
+  refuses_folder("mnist", "has 31 values, its header says 30");
+  for (int i = 0; i < 4; i++) { /* magic */
+    memcpy(bad, images, sizeof images);
+    bad[i] ^= 1;
+    put(image_file, bad, sizeof images, false);
+    refuses_folder("mnist", "expected 0 0 8 3");
+  }
+  for (int axis = 0; axis < 3; axis++) { /* lengths that lie: huge, negative, zero */
+    for (int kind = 0; kind < 3; kind++) {
+      memcpy(bad, images, sizeof images);
+      memset(bad + 4 + 4 * axis, kind == 0 ? 0x7f : kind == 1 ? 0xff : 0, 4);
+      put(image_file, bad, sizeof images, false);
+      refuses_folder("mnist", "which does not fit its 46 bytes");
+    }
+  }
+  put(image_file, images, sizeof images, false);
+  unsigned char few[8 + N - 1];
+  memcpy(few, labels, sizeof few);
+  few[7] = N - 1;
+  put(label_file, few, sizeof few, false);
+  refuses_folder("mnist", "4 labels for 5 images");
+  memcpy(bad, labels, sizeof labels);
+  bad[8 + 3] = 10;
+  put(label_file, bad, sizeof labels, false);
+  refuses_folder("mnist", "training sample 3 has the label 10");
+  put(label_file, labels, sizeof labels, false);
+  memcpy(bad, images, sizeof images);
+  bad[11] = W; /* 2 x 3 instead of 3 x 2 */
+  bad[15] = H;
+  put("t10k-images-idx3-ubyte", bad, sizeof images, false);
+  refuses_folder("mnist", "images of 2x3, the training images have 3x2");
+  /* A zipped file cut anywhere. */
+  clean();
+  good_idx(true);
+  struct stat about;
+  assert_int_equal(stat(in_folder("train-images-idx3-ubyte.gz"), &about), 0);
+  for (off_t at = about.st_size - 1; at > 0; at -= 5) {
+    assert_int_equal(truncate(in_folder("train-images-idx3-ubyte.gz"), at), 0);
+    refuses_folder("mnist", "train-images-idx3-ubyte.gz: ");
+  }
+  assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
+  assert_int_equal(mkdir(in_folder("train-images-idx3-ubyte.gz"), 0700), 0);
+  refuses_folder("mnist", "not a file");
+  refuses("mnist:/nowhere", "/nowhere: no file");
+}
+
+/* ---- CIFAR -------------------------------------------------------------------------------------*/
+
+static unsigned char cifar[3 * 3074];
+
+static void cifar_rows(int labels_a_row) {
+  for (int r = 0; r < 3; r++) {
+    unsigned char *row = cifar + r * (labels_a_row + 3072);
+    row[0] = row[labels_a_row - 1] = (unsigned char)(labels_a_row == 2 ? 90 + r : 7 + r);
+    for (int i = 0; i < 3072; i++)
+      row[labels_a_row + i] = (unsigned char)(i / 1024 * 80 + i % 32 + r);
+  }
+}
+
+static void cifar_both(void **state) {
+  (void)state;
+  for (int wide = 0; wide < 2; wide++) {
+    const size_t row = wide ? 3074 : 3073;
+    char spec[128];
+    data_set d;
+    clean();
+    cifar_rows(wide + 1);
+    put(wide ? "train.bin" : "data_batch_2.bin", cifar, 3 * row, false);
+    put(wide ? "test.bin" : "test_batch.bin", cifar, row, false);
+    (void)snprintf(spec, sizeof spec, "%s:%s", wide ? "cifar100" : "cifar10", folder);
+    assert_int_equal(data_open(spec, &d), 0);
+    assert_true(d.train.n == 3 && d.test.n == 1 && d.augments);
+    assert_int_equal(d.classes, wide ? 100 : 10);
+    float *x = malloc(2 * 3072 * sizeof *x);
+    int32_t y[2];
+    const data_how how = {0};
+    data_batch(&d, &d.train, NULL, 1, 2, &how, x, y);
+    assert_int_equal(y[1], wide ? 92 : 9);
+    /* NHWC: row 2, column 5, blue of the second sample */
+    assert_true(fabsf(x[3072 + (2 * 32 + 5) * 3 + 2] * 255.0F - (float)(2 * 80 + 5 + 2)) < 1e-3F);
+    free(x);
+    data_close(&d);
+  }
+}
+
+static void damaged_cifar(void **state) {
+  (void)state;
+  clean();
+  cifar_rows(1);
+  refuses_folder("cifar10", "no file data_batch_1.bin to data_batch_5.bin");
+  put("data_batch_1.bin", cifar, 3 * 3073, false);
+  refuses_folder("cifar10", "test_batch.bin: No such file");
+  put("test_batch.bin", cifar, 3072, false);
+  refuses_folder("cifar10", "test_batch.bin: 3072 bytes are no whole number of rows");
+  put("test_batch.bin", cifar, 0, false);
+  refuses_folder("cifar10", "test_batch.bin: 0 bytes");
+  cifar[3073] = 10;
+  put("test_batch.bin", cifar, 3 * 3073, false);
+  refuses_folder("cifar10", "test_batch.bin: row 1 has the label 10, expected 0 to 9");
+  refuses_folder("cifar100", "train.bin: No such file");
+}
+
+/* ---- npy, generated, digits --------------------------------------------------------------------*/
+
+static size_t npy(unsigned char *to, const char *type, const char *shape, const void *values,
+                  size_t bytes) {
+  char head[118];
+  const int n = snprintf(head, sizeof head,
+                         "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", type, shape);
+  memset(head + n, ' ', sizeof head - (size_t)n);
+  head[117] = '\n';
+  memcpy(to, "\x93NUMPY\x01\x00\x76\x00", 10);
+  memcpy(to + 10, head, 118);
+  memcpy(to + 128, values, bytes);
+  return 128 + bytes;
+}
+
+static void npy_sets(void **state) {
+  (void)state;
+  unsigned char file[1024];
+  float x[12 * 2];
+  int64_t y[12];
+  for (int i = 0; i < 24; i++)
+    x[i] = (float)i;
+  for (int i = 0; i < 12; i++)
+    y[i] = i % 3;
+  clean();
+  put("x.npy", file, npy(file, "<f4", "12, 2", x, sizeof x), false);
+  put("y.npy", file, npy(file, "<i8", "12,", y, sizeof y), false);
+  char spec[512];
+  data_set d;
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", folder, folder);
+  assert_int_equal(data_open(spec, &d), 0);
+  assert_true(d.train.n == 10 && d.test.n == 2 && d.classes == 3 && d.channels == 2);
+  assert_int_equal(d.statistics, 2);
+  float got[2];
+  int32_t label = -1;
+  const data_how how = {0};
+  data_batch(&d, &d.test, NULL, 1, 1, &how, got, &label);
+  assert_true(got[0] == 22.0F && got[1] == 23.0F && label == 2);
+  assert_true(fabsf(d.mean[0] - 9.0F) < 1e-6F && fabsf(d.mean[1] - 10.0F) < 1e-6F);
+  data_close(&d);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy,%s/x.npy,%s/y.npy", folder, folder,
+                 folder, folder);
+  assert_int_equal(data_open(spec, &d), 0);
+  assert_true(d.train.n == 12 && d.test.n == 12);
+  data_close(&d);
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy", folder);
+  refuses(spec, "FEATURES,LABELS");
+  (void)snprintf(spec, sizeof spec, "npy:%s/y.npy,%s/x.npy", folder, folder);
+  refuses(spec, "y.npy");
+  (void)snprintf(spec, sizeof spec, "npy:%s/x.npy,%s/y.npy", folder, folder);
+  x[5] = (float)NAN;
+  put("x.npy", file, npy(file, "<f4", "12, 2", x, sizeof x), false);
+  refuses(spec, "value 5 is not finite");
+  x[5] = 5.0F;
+  put("x.npy", file, npy(file, "<f4", "11, 2", x, 88), false);
+  refuses(spec, "12 labels for 11 samples");
+  put("x.npy", file, npy(file, "<f4", "12, 2", x, sizeof x), false);
+  y[4] = -1;
+  put("y.npy", file, npy(file, "<i8", "12,", y, sizeof y), false);
+  refuses(spec, "label 4 is -1");
+}
+
+static void generated_sets(void **state) {
+  (void)state;
+  data_set a, b;
+  assert_int_equal(
+      data_open("synthetic:classes=3,image=6x5x2,train=50,test=20,noise=0.5,seed=4", &a), 0);
+  assert_int_equal(
+      data_open("synthetic:classes=3,image=6x5x2,train=50,test=20,noise=0.5,seed=4", &b), 0);
+  assert_true(a.train.n == 50 && a.test.n == 20 && a.height == 6 && a.width == 5 &&
+              a.channels == 2);
+  assert_memory_equal(a.train.reals, b.train.reals, 50 * 60 * sizeof(float));
+  data_close(&b);
+  assert_int_equal(data_open("synthetic:seed=5", &b), 0);
+  assert_true(b.train.n == 1000 && b.test.n == 200 && b.channels == 20 && b.classes == 10);
+  data_close(&b);
+  /* The nearest of the class means over the training split names most test samples: it can be learned. */
+  double mean[3][60] = {{0}};
+  int count[3] = {0}, right = 0;
+  for (int i = 0; i < 50; i++) {
+    count[a.train.labels[i]]++;
+    for (int k = 0; k < 60; k++)
+      mean[a.train.labels[i]][k] += (double)a.train.reals[i * 60 + k];
+  }
+  for (int i = 0; i < 20; i++) {
+    int best = 0;
+    double least = 1e30;
+    for (int c = 0; c < 3; c++) {
+      double distance = 0.0;
+      for (int k = 0; k < 60; k++)
+        distance += pow((double)a.test.reals[i * 60 + k] - mean[c][k] / count[c], 2.0);
+      if (distance < least) best = c;
+      if (distance < least) least = distance;
+    }
+    right += best == a.test.labels[i];
+  }
+  assert_true(right >= 18);
+  data_close(&a);
+  refuses("synthetic:classes=1", "is no whole number from 2");
+  refuses("synthetic:clases=3", "the nearest is classes");
+  refuses("synthetic:image=8x8", "HEIGHTxWIDTHxCHANNELS");
+  refuses("synthetic:train", "no KEY=VALUE");
+  refuses("synthetic:train=10000000,features=1000000", "too many");
+}
+
+static void digits_are_shipped(void **state) {
+  (void)state;
+  char data[512];
+  (void)snprintf(data, sizeof data, "%s/data", NG_SOURCE_DIR);
+  assert_int_equal(setenv("NATGRAD_DATA", data, 1), 0);
+  data_set d;
+  assert_int_equal(data_open("digits", &d), 0);
+  assert_true(d.train.n == 1437 && d.test.n == 360 && d.height == 8 && d.channels == 1);
+  float x[64];
+  int32_t y = -1;
+  const data_how how = {0};
+  data_batch(&d, &d.train, NULL, 0, 1, &how, x, &y);
+  assert_int_equal(y, 0);
+  assert_true(x[2] == 5.0F / 16.0F && x[3] == 13.0F / 16.0F);
+  data_close(&d);
+  assert_int_equal(setenv("NATGRAD_DATA", folder, 1), 0);
+  clean();
+  refuses("digits", "digits.csv: No such file");
+  put("digits.csv", "1,2,3\n", 6, false);
+  refuses("digits", "line 1: column 3");
+  assert_int_equal(unsetenv("NATGRAD_DATA"), 0);
+}
+
+static void unknown_sets(void **state) {
+  (void)state;
+  refuses("mnits:x", "unknown data set 'mnits'; the nearest is 'mnist'");
+  refuses("imagenet", "unknown data set 'imagenet'; expected digits");
+  refuses("mnist", "mnist needs a folder after a colon");
+  refuses("digits:x", "digits takes nothing after it");
+}
+
+/* ---- batches -----------------------------------------------------------------------------------*/
+
+/* A sample's augmented image against the shifted and mirrored one made here. */
+static void augmentation(void **state) {
+  (void)state;
+  data_set d;
+  assert_int_equal(data_open("synthetic:classes=2,image=9x8x3,train=40,test=0,seed=3", &d), 0);
+  enum { HH = 9, WW = 8, C = 3, PER = HH * WW * C };
+  static float x[40 * PER], again[PER];
+  int32_t y[40], z = 0;
+  int offsets[9][9] = {{0}}, mirrored = 0;
+  for (uint32_t epoch = 0; epoch < 200; epoch++) {
+    const data_how how = {.normalise = true, .crop = true, .flip = true, .seed = 6, .epoch = epoch};
+    data_batch(&d, &d.train, NULL, 0, 40, &how, x, y);
+    for (int i = 0; i < 40; i++) {
+      int found = 0;
+      for (int flip = 0; flip < 2 && (epoch < 3 || i < 2); flip++) {
+        for (int dy = -4; dy <= 4; dy++) {
+          for (int dx = -4; dx <= 4; dx++) {
+            bool same = true;
+            for (int k = 0; k < PER && same; k++) {
+              const int c = k % C, u = k / C % WW, v = k / C / WW;
+              const int from = v + dy, at = (flip ? WW - 1 - u : u) + dx;
+              const double raw = from < 0 || at < 0 || from >= HH || at >= WW
+                                     ? 0.0
+                                     : ((double)d.train.reals[i * PER + (from * WW + at) * C + c] -
+                                        (double)d.mean[c]) /
+                                           (double)d.deviation[c];
+              same = fabs(raw - (double)x[i * PER + k]) < 1e-5;
+            }
+            if (!same) continue;
+            found++;
+            offsets[dy + 4][dx + 4]++;
+            mirrored += flip;
+          }
+        }
+      }
+      if (epoch < 3 || i < 2) assert_int_equal(found, 1);
+    }
+    /* Alone, in another batch: the same bits. */
+    const int32_t one = 17;
+    data_batch(&d, &d.train, &one, 0, 1, &how, again, &z);
+    assert_memory_equal(again, x + 17 * PER, sizeof again);
+  }
+  int most = 0, total = 0;
+  for (int i = 0; i < 81; i++) {
+    most = offsets[i / 9][i % 9] > most ? offsets[i / 9][i % 9] : most;
+    total += offsets[i / 9][i % 9];
+  }
+  assert_true(total > 500);
+  /* About 514 draws over 81 windows: 6.3 each; of 81 Poisson numbers none passes 20. */
+  assert_true(most < 20);
+  assert_true(abs(2 * mirrored - total) < 4 * (int)sqrt(total));
+  data_close(&d);
+}
+
+static void holding_out(void **state) {
+  (void)state;
+  data_set d;
+  assert_int_equal(data_open("synthetic:train=100,test=5", &d), 0);
+  assert_int_equal(data_hold_out(&d, 30, 9), 0);
+  assert_true(d.train.n == 70 && d.validation.n == 30);
+  int seen[100] = {0};
+  for (int i = 0; i < 70; i++)
+    seen[d.train.index[i]]++;
+  for (int i = 0; i < 30; i++)
+    seen[d.validation.index[i]]++;
+  for (int i = 0; i < 100; i++)
+    assert_int_equal(seen[i], 1);
+  data_set e;
+  assert_int_equal(data_open("synthetic:train=100,test=5", &e), 0);
+  assert_int_equal(data_hold_out(&e, 30, 9), 0);
+  assert_memory_equal(d.validation.index, e.validation.index, 30 * sizeof(int32_t));
+  assert_int_equal(data_hold_out(&e, 70, 9), 2);
+  assert_int_equal(data_hold_out(&e, 0, 9), 2);
+  data_close(&e);
+  data_close(&d);
+}
+
+/* ---- the real ones -----------------------------------------------------------------------------*/
+
+static bool real(const char *name, char *spec, size_t size) {
+  char path[512];
+  const char *where = getenv("NATGRAD_DATA_DIR");
+  if (where != NULL) {
+    (void)snprintf(path, sizeof path, "%s/%s", where, name);
+  } else {
+    (void)snprintf(path, sizeof path, "%s/../shared/data/%s", NG_SOURCE_DIR, name);
+  }
+  (void)snprintf(spec, size, "%s:%s", name, path);
+  return access(path, R_OK) == 0;
+}
+
+static void real_mnist(void **state) {
+  (void)state;
+  char spec[600];
+  data_set d;
+  if (!real("mnist", spec, sizeof spec)) skip();
+  assert_int_equal(data_open(spec, &d), 0);
+  /* how often each digit occurs among the 60,000 */
+  static const int known[] = {5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949};
+  int count[10] = {0};
+  assert_true(d.train.n == 60000 && d.test.n == 10000 && d.height == 28);
+  for (int i = 0; i < 60000; i++)
+    count[d.train.labels[i]]++;
+  assert_memory_equal(count, known, sizeof count);
+  /* the two numbers in everybody's MNIST scripts */
+  assert_true(fabsf(d.mean[0] - 0.1307F) < 5e-5F && fabsf(d.deviation[0] - 0.3081F) < 5e-5F);
+  data_close(&d);
+}
+
+static void real_cifar(void **state) {
+  (void)state;
+  char spec[600];
+  data_set d;
+  if (!real("cifar10", spec, sizeof spec)) skip();
+  assert_int_equal(data_open(spec, &d), 0);
+  assert_true(d.train.n >= 10000 && d.test.n >= 1000 && d.height == 32 && d.channels == 3);
+  /* the means of the full set; a fifth of it is within a hundredth */
+  static const double mean[] = {0.4914, 0.4822, 0.4465};
+  for (int c = 0; c < 3; c++)
+    assert_true(fabs((double)d.mean[c] - mean[c]) < 0.01);
+  data_close(&d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(idx_plain_and_zipped),
+      cmocka_unit_test(damaged_idx),
+      cmocka_unit_test(cifar_both),
+      cmocka_unit_test(damaged_cifar),
+      cmocka_unit_test(npy_sets),
+      cmocka_unit_test(generated_sets),
+      cmocka_unit_test(digits_are_shipped),
+      cmocka_unit_test(unknown_sets),
+      cmocka_unit_test(augmentation),
+      cmocka_unit_test(holding_out),
+      cmocka_unit_test(real_mnist),
+      cmocka_unit_test(real_cifar),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}

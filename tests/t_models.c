@@ -1,0 +1,232 @@
+/* t_models: networks by name: as many parameters as the published ones, layers as natgrad.h wants to
+ * hear of them, first values with the variance they should have. */
+#include "nn/models.h"
+#include "random.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static nn *build(const char *name, nn_shape input, int64_t classes, uint64_t seed) {
+  const model_task task = {.input = input, .classes = classes, .dropout = -1.0};
+  bool reconstructs = false;
+  nn *n = nn_create(NULL, seed);
+  assert_int_equal(model_build(name, &task, n, &reconstructs), 0);
+  assert_int_equal(reconstructs, strcmp(name, "autoencoder") == 0);
+  return n;
+}
+
+#define MNIST                                                                                      \
+  { 28, 28, 1 }
+#define SMALL                                                                                      \
+  { 32, 32, 3 }
+#define LARGE                                                                                      \
+  { 224, 224, 3 }
+
+/* lenet, the perceptrons: by hand.  resnet18/34 with a 3x3 stem: PyTorch modules of the same layers;
+ * resnet50: torchvision (25,557,032); resnet50d: timm (25,576,264); vgg16 for CIFAR with batch norm
+ * 14,728,266 and wrn-28-10 36,479,194: the networks everybody trains; resnet20..110: the 0.27, 0.46,
+ * 0.85, 1.7 million of He et al. with 2,752 for the two projections. */
+static const struct {
+  const char *name;
+  nn_shape input;
+  int64_t classes, parameters;
+  int layers;
+} known[] = {
+    {"logreg", MNIST, 10, 7850, 1},           {"mlp", MNIST, 10, 109386, 3},
+    {"mlp-1000", MNIST, 10, 1796010, 3},      {"autoencoder", MNIST, 10, 2837314, 8},
+    {"lenet", MNIST, 10, 431080, 4},          {"resnet20", SMALL, 10, 272474, 22},
+    {"resnet32", SMALL, 10, 466906, 34},      {"resnet56", SMALL, 10, 855770, 58},
+    {"resnet110", SMALL, 10, 1730714, 112},   {"resnet18", SMALL, 100, 11220132, 21},
+    {"resnet34", SMALL, 100, 21328292, 37},   {"resnet50", LARGE, 1000, 25557032, 54},
+    {"resnet50d", LARGE, 1000, 25576264, 56}, {"vgg16", SMALL, 10, 14728266, 14},
+    {"vgg16", LARGE, 1000, 138365992, 16},    {"wrn-28-10", SMALL, 10, 36479194, 29},
+};
+enum { KNOWN = sizeof known / sizeof known[0] };
+
+static void as_many_parameters_as_published(void **state) {
+  (void)state;
+  for (int i = 0; i < KNOWN; i++) {
+    nn *n = build(known[i].name, known[i].input, known[i].classes, 1);
+    if (nn_weights(n) != known[i].parameters || nn_layers(n) != known[i].layers) {
+      fail_msg("%s: %lld parameters in %d layers, expected %lld in %d", known[i].name,
+               (long long)nn_weights(n), nn_layers(n), (long long)known[i].parameters,
+               known[i].layers);
+    }
+    if (strcmp(known[i].name, "autoencoder") != 0)
+      assert_int_equal(nn_outputs(n), known[i].classes);
+    nn_destroy(&n);
+  }
+}
+
+static void layers_are_described(void **state) {
+  (void)state;
+  for (int i = 0; i < KNOWN; i++) {
+    nn *n = build(known[i].name, known[i].input, known[i].classes, 1);
+    for (int k = 0; k < nn_layers(n); k++) {
+      const nn_layer *l = nn_layer_at(n, k);
+      const nn_param *w = nn_param_at(n, l->weight_param);
+      assert_int_equal(w->layer, k);
+      assert_int_equal(w->count, l->in * l->out * (l->conv ? l->kernel * l->kernel : 1));
+      assert_int_equal(w->shape[0], l->out);
+      assert_int_equal(w->ndim, l->conv ? 4 : 2);
+      if (l->conv) {
+        const int64_t h = (l->height + 2 * l->padding - l->kernel) / l->stride + 1;
+        const int64_t c = (l->width + 2 * l->padding - l->kernel) / l->stride + 1;
+        assert_int_equal(l->positions, h * c);
+      }
+      assert_int_equal(l->bias, l->bias_param >= 0);
+    }
+    for (int a = 0; a < nn_params(n); a++) { /* names are keys */
+      for (int b = 0; b < a; b++)
+        assert_string_not_equal(nn_param_at(n, a)->name, nn_param_at(n, b)->name);
+    }
+    nn_destroy(&n);
+  }
+  nn *n = build("resnet18", (nn_shape)SMALL, 100, 1);
+  assert_string_equal(nn_layer_at(n, 1)->name, "layer1.0.conv1");
+  assert_string_equal(nn_param_at(n, 0)->name, "conv1.weight");
+  assert_string_equal(nn_buffer_at(n, 0)->name, "bn1.running_mean");
+  nn_destroy(&n);
+}
+
+/* The task a model names for itself is one it can be built for. */
+static void every_listed_model_builds(void **state) {
+  (void)state;
+  for (int i = 0; i < model_count(); i++) {
+    const char *name = model_at(i).name;
+    if (strcmp(name, "wrn-D-W") == 0) name = "wrn-16-2";
+    model_task task;
+    bool reconstructs = false;
+    assert_int_equal(model_task_of(name, &task), 0);
+    nn *n = nn_create(NULL, 1);
+    assert_int_equal(model_build(name, &task, n, &reconstructs), 0);
+    assert_true(nn_outputs(n) > 1);
+    assert_true(model_at(i).help[0] != 0);
+    nn_destroy(&n);
+  }
+}
+
+static double variance(const nn_param *p) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < p->count; i++)
+    sum += (double)p->value[i] * (double)p->value[i] / (double)p->count;
+  return sum;
+}
+
+static void first_values(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    nn_shape input;
+  } some[] = {{"mlp", MNIST}, {"lenet", MNIST}, {"autoencoder", MNIST}, {"resnet20", SMALL}};
+  for (int i = 0; i < 4; i++) {
+    nn *n = build(some[i].name, some[i].input, 10, 3),
+       *other = build(some[i].name, some[i].input, 10, 4);
+    assert_int_equal(nn_ready(n, 1), 0);
+    assert_int_equal(nn_ready(other, 1), 0);
+    for (int k = 0; k < nn_params(n); k++) {
+      const nn_param *p = nn_param_at(n, k);
+      const nn_layer *l = p->layer >= 0 ? nn_layer_at(n, p->layer) : NULL;
+      if (p->role == NN_GAMMA) assert_true(p->value[p->count - 1] == 1.0F);
+      if (p->role == NN_BETA) assert_true(p->value[0] == 0.0F);
+      if (p->role != NN_WEIGHT) continue;
+      assert_memory_not_equal(p->value, nn_param_at(other, k)->value, (size_t)p->count * 4);
+      const double area = l->conv ? (double)(l->kernel * l->kernel) : 1.0;
+      const double in = (double)l->in * area, out = (double)l->out * area;
+      const double want = i == 2              ? 2.0 / (in + out) /* uniform: bound^2 / 3 */
+                          : i == 3 && l->conv ? 2.0 / out
+                                              : 1.0 / (3.0 * in);
+      /* five deviations of a mean of squares: of normals sqrt(2 / n), of uniforms sqrt(4 / 5n) */
+      assert_true(fabs(variance(p) / want - 1.0) < 5.0 * sqrt(2.0 / (double)p->count));
+    }
+    nn_destroy(&n);
+    nn_destroy(&other);
+  }
+  nn *a = build("resnet20", (nn_shape)SMALL, 10, 3), *b = build("resnet20", (nn_shape)SMALL, 10, 3);
+  assert_int_equal(nn_ready(a, 1), 0);
+  assert_int_equal(nn_ready(b, 1), 0);
+  for (int k = 0; k < nn_params(a); k++)
+    assert_memory_equal(nn_param_at(a, k)->value, nn_param_at(b, k)->value,
+                        (size_t)nn_param_at(a, k)->count * 4);
+  nn_destroy(&a);
+  nn_destroy(&b);
+}
+
+/* Signals neither die nor explode on the way through a fresh network. */
+static void fresh_networks_are_sane(void **state) {
+  (void)state;
+  static const char *const names[] = {"resnet20", "wrn-10-1", "resnet18"};
+  for (int i = 0; i < 3; i++) {
+    nn *n = build(names[i], (nn_shape)SMALL, 10, 3);
+    float *x = malloc(4 * 3072 * sizeof *x);
+    int32_t labels[4] = {0, 1, 2, 3};
+    random_normal(1, RANDOM_DATA, 1, 1.0, (int64_t)4 * 3072, x);
+    assert_int_equal(nn_ready(n, 4), 0);
+    assert_int_equal(nn_forward(n, NN_TRAIN, x, 4, 0, NULL), 0);
+    const double loss = nn_loss(n, labels, NULL, NULL);
+    assert_true(loss > 1.0 && loss < 10.0); /* log 10 = 2.3 for outputs near 0 */
+    assert_int_equal(nn_backward(n, true, NULL), 0);
+    for (int k = 0; k < nn_params(n); k++) {
+      double square = 0.0;
+      for (int64_t j = 0; j < nn_param_at(n, k)->count; j++)
+        square += pow((double)nn_param_at(n, k)->grad[j], 2.0);
+      assert_true(square > 1e-16 && square < 1e4);
+    }
+    free(x);
+    nn_destroy(&n);
+  }
+}
+
+/* What the user reads when it does not fit: caught from stderr. */
+static void wrong_names_and_tasks(void **state) {
+  (void)state;
+  static const struct {
+    const char *name, *says;
+    nn_shape input;
+    double dropout;
+  } wrong[] = {
+      {"resnet21", "nearest is 'resnet20'", SMALL, -1.0},
+      {"elephant", "unknown model 'elephant'", SMALL, -1.0},
+      {"wrn-27-10", "depth of a wide residual network is 6 k + 4", SMALL, -1.0},
+      {"resnet20", "wants images", {1, 1, 64}, -1.0},
+      {"resnet20", "has no dropout", SMALL, 0.3},
+      {"lenet", "smaller than the kernel", {8, 8, 1}, -1.0},
+      {"vgg16", "smaller than the window", {16, 16, 3}, -1.0},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    const model_task task = {.input = wrong[i].input, .classes = 10, .dropout = wrong[i].dropout};
+    char line[512] = "";
+    bool reconstructs = false;
+    int end[2];
+    assert_int_equal(pipe(end), 0);
+    const int keep = dup(2);
+    assert_true(dup2(end[1], 2) >= 0);
+    nn *n = nn_create(NULL, 1);
+    int rc = model_build(wrong[i].name, &task, n, &reconstructs);
+    if (rc == 0) rc = nn_ready(n, 2);
+    assert_true(dup2(keep, 2) >= 0);
+    (void)close(end[1]);
+    assert_true(read(end[0], line, sizeof line - 1) >= 0);
+    (void)close(end[0]);
+    (void)close(keep);
+    nn_destroy(&n);
+    assert_int_equal(rc, 2);
+    if (strstr(line, wrong[i].says) == NULL) fail_msg("'%s' is not in: %s", wrong[i].says, line);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(as_many_parameters_as_published), cmocka_unit_test(layers_are_described),
+      cmocka_unit_test(every_listed_model_builds),       cmocka_unit_test(first_values),
+      cmocka_unit_test(fresh_networks_are_sane),         cmocka_unit_test(wrong_names_and_tasks),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,675 @@
+/* t_nn: networks.  Every kind against central differences of the loss, forward against plain loops in
+ * double, and what the plan of memory promises.
+ *
+ * Central differences: for a random direction d of one parameter, (L(w + h d) - L(w - h d)) / 2 h is
+ * compared with <dL/dw, d>, whose typical size is ||dL/dw||.  L is added up in double over f32 outputs,
+ * so its error is about 1e-7 L, some 1e-6 L / h after the division; what is of third order in h and
+ * kinks near the border of h have 1e-2 of ||dL/dw||.  A wrong element of n
+ * changes <dL/dw, d> by about ||dL/dw|| / sqrt(n), so parameters here are small. */
+#include "nn/models.h"
+#include "nn/node.h"
+#include "nn/plan.h"
+#include "random.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int64_t taken; /* calls to an allocator from our own code */
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_aligned_alloc(size_t to, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_aligned_alloc(size_t to, size_t bytes);
+void *__wrap_malloc(size_t bytes) { return taken++, __real_malloc(bytes); }
+void *__wrap_calloc(size_t n, size_t bytes) { return taken++, __real_calloc(n, bytes); }
+void *__wrap_aligned_alloc(size_t to, size_t bytes) {
+  return taken++, __real_aligned_alloc(to, bytes);
+}
+
+static void *take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
+static void give(void *user, void *p, size_t bytes) { (void)user, (void)bytes, free(p); }
+static ng_pool *two_threads(void) {
+  const ng_pool_alloc from = {take, give, NULL};
+  return ng_pool_create(2, &from);
+}
+
+static uint64_t seed_of_run(void) {
+  const char *s = getenv("NG_TEST_SEED");
+  return s != NULL ? strtoull(s, NULL, 10) : 7;
+}
+
+/* ---- central differences -----------------------------------------------------------------------*/
+
+typedef struct kase {
+  const char *name;
+  nn_shape input;
+  int64_t samples;
+  void (*build)(nn *n, int x);
+  nn_loss_kind loss;
+  double smoothing;
+} kase;
+
+static void b_linear(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_linear(n, "a", x, 4, true), 3, true);
+}
+static void b_linear_plain(nn *n, int x) { (void)nn_linear(n, "a", x, 3, false); }
+static void b_relu(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_relu(n, nn_linear(n, "a", x, 9, true)), 3, true);
+}
+static void b_tanh(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_tanh(n, nn_linear(n, "a", x, 9, true)), 3, true);
+}
+static void b_sigmoid(nn *n, int x) { (void)nn_sigmoid(n, nn_linear(n, "a", x, 5, true)); }
+static void b_dropout(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_dropout(n, nn_linear(n, "a", x, 30, true), 0.4), 3, true);
+}
+static void b_conv_relu_chain(nn *n,
+                              int x) { /* in place on in place is not allowed: must be right */
+  x = nn_relu(n, nn_norm(n, "n", nn_conv(n, "a", x, 3, 3, 1, 1, true)));
+  (void)nn_linear(n, "b", nn_dropout(n, nn_tanh(n, x), 0.2), 2, true);
+}
+static void b_norm(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_norm(n, "n", nn_conv(n, "a", x, 5, 1, 1, 0, false)), 2, true);
+}
+static void b_norm_flat(nn *n, int x) {
+  (void)nn_linear(n, "b", nn_norm(n, "n", nn_linear(n, "a", x, 6, false)), 2, true);
+}
+static void b_max(nn *n, int x) {
+  (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
+}
+static void b_max_apart(nn *n, int x) {
+  (void)nn_max_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 3, 0);
+}
+static void b_mean(nn *n, int x) {
+  (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
+}
+static void b_global(nn *n, int x) {
+  (void)nn_global_pool(n, nn_tanh(n, nn_conv(n, "a", x, 3, 3, 1, 1, true)));
+}
+static void b_add(nn *n, int x) {
+  const int a = nn_conv(n, "a", x, 3, 1, 1, 0, true);
+  const int b = nn_tanh(n, nn_conv(n, "b", a, 3, 3, 1, 1, false));
+  (void)nn_global_pool(n, nn_add(n, nn_conv(n, "c", b, 3, 1, 1, 0, false), nn_add(n, a, b)));
+}
+static void b_twice(nn *n, int x) {
+  const int a = nn_linear(n, "a", x, 4, true);
+  (void)nn_add(n, a, a);
+}
+static void b_residual(nn *n, int x) {
+  x = nn_relu(n, nn_norm(n, "n0", nn_conv(n, "c0", x, 4, 3, 1, 1, false)));
+  int y = nn_relu(n, nn_norm(n, "n1", nn_conv(n, "c1", x, 6, 3, 2, 1, false)));
+  y = nn_norm(n, "n2", nn_conv(n, "c2", y, 6, 3, 1, 1, false));
+  const int s = nn_norm(n, "n3", nn_conv(n, "c3", x, 6, 1, 2, 0, false));
+  x = nn_relu(n, nn_add(n, y, s));
+  y = nn_norm(n, "n4", nn_conv(n, "c4", x, 6, 3, 1, 1, false));
+  (void)nn_linear(n, "fc", nn_global_pool(n, nn_relu(n, nn_add(n, y, x))), 3, true);
+}
+#define CONV(name, out, k, s, p, bias)                                                             \
+  static void name(nn *n, int x) {                                                                 \
+    (void)nn_conv(n, "b", nn_conv(n, "a", x, 3, 1, 1, 0, true), out, k, s, p, bias);               \
+  }
+CONV(b_conv3, 4, 3, 1, 1, true)
+CONV(b_conv3s2, 4, 3, 2, 1, false)
+CONV(b_conv1s2, 4, 1, 2, 0, true)
+CONV(b_conv5p2, 2, 5, 1, 2, true)
+CONV(b_conv5, 2, 5, 1, 0, true)
+CONV(b_conv2s3, 3, 2, 3, 1, true)
+CONV(b_conv3p3, 2, 3, 1, 3, true)
+CONV(b_conv7s2p3, 2, 7, 2, 3, false)
+
+static const kase cases[] = {
+    {"linear", {1, 1, 5}, 7, b_linear, NN_SQUARED_ERROR, 0},
+    {"linear, no bias, one sample", {1, 1, 5}, 1, b_linear_plain, NN_CROSS_ENTROPY, 0},
+    {"cross entropy, smoothed", {1, 1, 5}, 6, b_linear, NN_CROSS_ENTROPY, 0.1},
+    {"relu", {1, 1, 5}, 8, b_relu, NN_CROSS_ENTROPY, 0},
+    {"tanh", {1, 1, 5}, 8, b_tanh, NN_CROSS_ENTROPY, 0},
+    {"sigmoid", {1, 1, 5}, 8, b_sigmoid, NN_SQUARED_ERROR, 0},
+    {"dropout", {1, 1, 5}, 8, b_dropout, NN_SQUARED_ERROR, 0},
+    {"chain", {4, 5, 2}, 3, b_conv_relu_chain, NN_SQUARED_ERROR, 0},
+    {"norm", {4, 3, 2}, 5, b_norm, NN_SQUARED_ERROR, 0},
+    {"norm of features", {1, 1, 4}, 9, b_norm_flat, NN_SQUARED_ERROR, 0},
+    {"max pool", {7, 5, 2}, 3, b_max, NN_SQUARED_ERROR, 0},
+    {"max pool, apart", {8, 8, 2}, 3, b_max_apart, NN_SQUARED_ERROR, 0},
+    {"average pool", {7, 5, 2}, 3, b_mean, NN_SQUARED_ERROR, 0},
+    {"global pool", {4, 6, 1}, 3, b_global, NN_SQUARED_ERROR, 0},
+    {"add", {4, 4, 2}, 3, b_add, NN_SQUARED_ERROR, 0},
+    {"add of one", {1, 1, 4}, 3, b_twice, NN_SQUARED_ERROR, 0},
+    {"residual", {8, 8, 3}, 4, b_residual, NN_CROSS_ENTROPY, 0.1},
+    {"conv 3", {5, 6, 2}, 3, b_conv3, NN_SQUARED_ERROR, 0},
+    {"conv 3 / 2", {7, 6, 1}, 3, b_conv3s2, NN_SQUARED_ERROR, 0},
+    {"conv 1 / 2", {5, 6, 2}, 2, b_conv1s2, NN_SQUARED_ERROR, 0},
+    {"conv 5 pad 2", {4, 6, 2}, 2, b_conv5p2, NN_SQUARED_ERROR, 0},
+    {"conv 5", {5, 7, 2}, 1, b_conv5, NN_SQUARED_ERROR, 0},
+    {"conv 2 / 3", {5, 7, 2}, 2, b_conv2s3, NN_SQUARED_ERROR, 0},
+    {"conv 3 pad 3", {2, 3, 2}, 2, b_conv3p3, NN_SQUARED_ERROR, 0},
+    {"conv 7 / 2 on a smaller image", {4, 5, 2}, 2, b_conv7s2p3, NN_SQUARED_ERROR, 0},
+};
+
+typedef struct scene {
+  nn *n;
+  const kase *k;
+  float *x, *targets;
+  int32_t *labels;
+} scene;
+
+static scene open_scene(const kase *k, ng_pool *pool) {
+  scene s = {nn_create(pool, seed_of_run()), k, NULL, NULL, NULL};
+  nn_set_start(s.n, NN_GLOROT);
+  nn_set_loss(s.n, k->loss, k->smoothing);
+  k->build(s.n, nn_input(s.n, k->input));
+  assert_int_equal(nn_ready(s.n, k->samples), 0);
+  const int64_t in = k->samples * nn_count(k->input), out = k->samples * nn_outputs(s.n);
+  s.x = malloc((size_t)in * sizeof *s.x);
+  s.targets = malloc((size_t)out * sizeof *s.targets);
+  s.labels = malloc((size_t)k->samples * sizeof *s.labels);
+  random_normal(seed_of_run(), RANDOM_DATA, 1, 1.0, in, s.x);
+  random_normal(seed_of_run(), RANDOM_DATA, 2, 1.0, out, s.targets);
+  for (int64_t i = 0; i < k->samples; i++)
+    s.labels[i] = (int32_t)((i * 5 + 1) % nn_outputs(s.n));
+  for (int i = 0; i < nn_params(s.n); i++) { /* away from 0 and 1, where much would not show */
+    const nn_param *p = nn_param_at(s.n, i);
+    if (p->role != NN_WEIGHT)
+      random_uniform(9, RANDOM_DATA, (uint32_t)i, 0.3, 1.2, p->count, p->value);
+  }
+  return s;
+}
+
+static void close_scene(scene *s) {
+  nn_destroy(&s->n);
+  free(s->x);
+  free(s->targets);
+  free(s->labels);
+}
+
+static double loss_now(const scene *s) {
+  assert_int_equal(nn_forward(s->n, NN_TRAIN, s->x, s->k->samples, 3, NULL), 0);
+  return nn_loss(s->n, s->labels, s->targets, NULL);
+}
+
+/* Central and both one-sided slopes. */
+static void slopes_along(const scene *s, const nn_param *p, const float *d, double h,
+                         double slope[3]) {
+  const size_t bytes = (size_t)p->count * sizeof(float);
+  float *keep = malloc(bytes);
+  double value[3];
+  memcpy(keep, p->value, bytes);
+  for (int side = -1; side <= 1; side++) {
+    for (int64_t k = 0; k < p->count; k++)
+      p->value[k] = keep[k] + (float)(h * side) * d[k];
+    value[side + 1] = loss_now(s);
+  }
+  memcpy(p->value, keep, bytes);
+  free(keep);
+  slope[0] = (value[2] - value[0]) / (2.0 * h);
+  slope[1] = (value[2] - value[1]) / h;
+  slope[2] = (value[1] - value[0]) / h;
+}
+
+static void check_param(const scene *s, int i, double loss) {
+  const nn_param *p = nn_param_at(s->n, i);
+  float *d = malloc((size_t)p->count * sizeof *d);
+  for (uint32_t trial = 0; trial < 3; trial++) {
+    double product = 0.0, norm = 0.0, tolerance = 0.0;
+    random_normal(seed_of_run(), RANDOM_DATA, 100 + trial, 1.0, p->count, d);
+    for (int64_t k = 0; k < p->count; k++) {
+      product += (double)p->grad[k] * (double)d[k];
+      norm += (double)p->grad[k] * (double)p->grad[k];
+    }
+    /* A kink between w and w + h d is not between w and w - h d, or not for a smaller h; a wrong
+     * gradient is wrong for all. */
+    bool good = false;
+    double slope[3] = {0, 0, 0};
+    for (double h = 1e-3; h > 1e-4 && !good; h *= 0.5) {
+      slopes_along(s, p, d, h, slope);
+      tolerance = 1e-2 * sqrt(norm) + 1e-6 * fabs(loss) / h;
+      for (int k = 0; k < 3; k++)
+        good = good || fabs(slope[k] - product) <= tolerance;
+    }
+    if (!good) {
+      fail_msg("%s: %s: slope %g, <grad, d> %g, tolerance %g (NG_TEST_SEED=%llu)", s->k->name,
+               p->name, slope[0], product, tolerance, (unsigned long long)seed_of_run());
+    }
+  }
+  free(d);
+}
+
+static void gradients(void **state) {
+  (void)state;
+  ng_pool *pool = two_threads();
+  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+    scene s = open_scene(&cases[c], pool);
+    const double loss = loss_now(&s);
+    assert_int_equal(nn_backward(s.n, true, NULL), 0);
+    /* All gradients are taken before the first parameter moves. */
+    for (int i = 0; i < nn_params(s.n); i++) {
+      check_param(&s, i, loss);
+      (void)loss_now(&s);
+      assert_int_equal(nn_backward(s.n, true, NULL), 0);
+    }
+    close_scene(&s);
+  }
+  ng_pool_destroy(pool);
+}
+
+/* ---- the plan of memory ------------------------------------------------------------------------*/
+
+/* Loss, output, every gradient of a step, one after another; for comparing bits. */
+static float *record(const scene *s, int64_t *count) {
+  const int64_t out = s->k->samples * nn_outputs(s->n);
+  *count = out + nn_weights(s->n);
+  float *r = malloc((size_t)*count * sizeof *r), *at = r + out;
+  (void)loss_now(s);
+  memcpy(r, nn_output(s->n), (size_t)out * sizeof *r);
+  assert_int_equal(nn_backward(s->n, true, NULL), 0);
+  for (int i = 0; i < nn_params(s->n); i++) {
+    const nn_param *p = nn_param_at(s->n, i);
+    memcpy(at, p->grad, (size_t)p->count * sizeof *r);
+    at += p->count;
+  }
+  return r;
+}
+
+static void replan(scene *s, bool share) {
+  assert_true(nn_plan(s->n, share));
+  nn_init(s->n);
+}
+
+static void shared_memory_changes_nothing(void **state) {
+  (void)state;
+  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+    scene s = open_scene(&cases[c], NULL);
+    int64_t count = 0;
+    replan(&s, false);
+    const int64_t apart = nn_bytes(s.n);
+    float *oracle = record(&s, &count);
+    replan(&s, true);
+    assert_true(nn_bytes(s.n) <= apart);
+    float *got = record(&s, &count);
+    assert_memory_equal(got, oracle, (size_t)count * sizeof *got);
+    free(got);
+    free(oracle);
+    close_scene(&s);
+  }
+}
+
+static void same_bits_again_and_nothing_taken(void **state) {
+  (void)state;
+  ng_pool *pool = two_threads();
+  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+    scene s = open_scene(&cases[c], pool);
+    int64_t count = 0;
+    float *first = record(&s, &count);
+    /* Another batch, another size, an evaluation, drawn targets: none of it may be seen later. */
+    s.x[0] += 1.0F;
+    assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 1, 9, NULL), 0);
+    nn_sampled_loss(s.n, 4);
+    const int64_t before = taken;
+    assert_int_equal(nn_backward(s.n, true, NULL), 0);
+    assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);
+    (void)nn_loss(s.n, s.labels, s.targets, NULL);
+    assert_int_equal(taken, before);
+    s.x[0] -= 1.0F;
+    random_normal(seed_of_run(), RANDOM_DATA, 1, 1.0, 1, s.x);
+    float *again = record(&s, &count);
+    assert_memory_equal(first, again, (size_t)count * sizeof *first);
+    free(first);
+    free(again);
+    close_scene(&s);
+  }
+  ng_pool_destroy(pool);
+}
+
+/* One thread or two: sums are split differently, so to rounding only. */
+static void threads_agree(void **state) {
+  (void)state;
+  const kase k = {"wide residual", {24, 24, 3}, 16, b_residual, NN_CROSS_ENTROPY, 0};
+  ng_pool *pool = two_threads();
+  scene one = open_scene(&k, NULL), two = open_scene(&k, pool);
+  int64_t count = 0;
+  float *a = record(&one, &count), *b = record(&two, &count);
+  double difference = 0.0, norm = 0.0;
+  for (int64_t i = 0; i < count; i++) {
+    difference += pow((double)a[i] - (double)b[i], 2.0);
+    norm += pow((double)a[i], 2.0);
+  }
+  assert_true(sqrt(difference) <= 1e-5 * sqrt(norm)); /* f32 sums of some thousand terms */
+  free(a);
+  free(b);
+  close_scene(&one);
+  close_scene(&two);
+  ng_pool_destroy(pool);
+}
+
+/* ---- forward against plain loops in double -----------------------------------------------------*/
+
+static double conv_at(const nn_layer *l, const float *x, const float *w, const float *b, int64_t y,
+                      int64_t c, int64_t o) {
+  double sum = b != NULL ? (double)b[o] : 0.0;
+  for (int64_t i = 0; i < l->kernel; i++) {
+    for (int64_t j = 0; j < l->kernel; j++) {
+      const int64_t v = y * l->stride + i - l->padding, u = c * l->stride + j - l->padding;
+      if (v < 0 || u < 0 || v >= l->height || u >= l->width) continue;
+      for (int64_t k = 0; k < l->in; k++)
+        sum += (double)x[(v * l->width + u) * l->in + k] *
+               (double)w[((o * l->in + k) * l->kernel + i) * l->kernel + j];
+    }
+  }
+  return sum;
+}
+
+static void convolution_is_convolution(void **state) {
+  (void)state;
+  ng_pool *pool = two_threads();
+  int checked = 0;
+  for (int64_t kernel = 1; kernel <= 7; kernel++) {
+    for (int64_t stride = 1; stride <= 3; stride++) {
+      for (int64_t padding = 0; padding <= 3; padding++) {
+        const nn_shape in = {6, 5 + padding % 2, 1 + kernel % 3};
+        if (in.height + 2 * padding < kernel || in.width + 2 * padding < kernel) continue;
+        nn *n = nn_create(pool, 5);
+        (void)nn_conv(n, "a", nn_input(n, in), 1 + stride, kernel, stride, padding, padding > 0);
+        assert_int_equal(nn_ready(n, 3), 0);
+        float x[3 * 6 * 6 * 3];
+        random_normal(5, RANDOM_DATA, 1, 1.0, 3 * nn_count(in), x);
+        assert_int_equal(nn_forward(n, NN_EVALUATE, x, 3, 0, NULL), 0);
+        const nn_layer *l = nn_layer_at(n, 0);
+        const nn_shape to = nn_shape_of(n, 1);
+        assert_int_equal(l->positions, to.height * to.width);
+        const float *w = nn_param_at(n, l->weight_param)->value;
+        const float *b = l->bias ? nn_param_at(n, l->bias_param)->value : NULL;
+        for (int64_t i = 0; i < 3 * nn_count(to); i++) {
+          const int64_t o = i % to.channels, c = i / to.channels % to.width;
+          const int64_t y = i / to.channels / to.width % to.height, s = i / nn_count(to);
+          const double want = conv_at(l, x + s * nn_count(in), w, b, y, c, o);
+          /* f32 sums of at most 7 * 7 * 3 terms of about 1 / sqrt(their number) */
+          if (!(fabs((double)nn_output(n)[i] - want) <= 1e-5)) {
+            fail_msg("kernel %lld stride %lld padding %lld: %g instead of %g", (long long)kernel,
+                     (long long)stride, (long long)padding, (double)nn_output(n)[i], want);
+          }
+        }
+        checked++;
+        nn_destroy(&n);
+      }
+    }
+  }
+  assert_true(checked > 60);
+  ng_pool_destroy(pool);
+}
+
+static void normalisation_is_normalisation(void **state) {
+  (void)state;
+  static const int64_t widths[] = {1, 3, 16, 64, 80};
+  for (int w = 0; w < 5; w++) {
+    const nn_shape in = {4, 4, widths[w]};
+    const int64_t samples = 6, rows = samples * 16, c = in.channels;
+    ng_pool *pool = w % 2 == 0 ? two_threads() : NULL;
+    nn *n = nn_create(pool, 5);
+    (void)nn_norm(n, "n", nn_input(n, in));
+    assert_int_equal(nn_ready(n, samples), 0);
+    float *x = malloc((size_t)(rows * c) * sizeof *x);
+    random_normal(6, RANDOM_DATA, 1, 0.5, rows * c, x);
+    for (int64_t i = 0; i < rows * c; i++) /* far from 0: channel k around 100 k; one is constant */
+      x[i] = i % c == 2 ? 7.0F : x[i] + 100.0F * (float)(i % c % 5);
+    assert_int_equal(nn_forward(n, NN_TRAIN, x, samples, 0, NULL), 0);
+    for (int64_t k = 0; k < c; k++) {
+      double mean = 0.0, var = 0.0;
+      for (int64_t r = 0; r < rows; r++)
+        mean += (double)x[r * c + k] / (double)rows;
+      for (int64_t r = 0; r < rows; r++)
+        var += pow((double)x[r * c + k] - mean, 2.0) / (double)rows;
+      for (int64_t r = 0; r < rows; r++) {
+        const double want = ((double)x[r * c + k] - mean) / sqrt(var + 1e-5);
+        /* values near 400 carry 3e-5; divided by a deviation of 0.5 (or 3e-3, where constant) */
+        assert_true(fabs((double)nn_output(n)[r * c + k] - want) <= (k == 2 ? 2e-2 : 2e-4));
+      }
+      assert_true(fabs((double)nn_buffer_at(n, 0)->value[k] - 0.1 * mean) <= 1e-5 * (1.0 + mean));
+      const double unbiased = var * (double)rows / (double)(rows - 1);
+      assert_true(fabs((double)nn_buffer_at(n, 1)->value[k] - 0.9 - 0.1 * unbiased) <= 1e-5);
+    }
+    /* Evaluation uses the running values and changes nothing. */
+    const float keep = nn_buffer_at(n, 0)->value[0];
+    assert_int_equal(nn_forward(n, NN_EVALUATE, x, samples, 0, NULL), 0);
+    assert_true(nn_buffer_at(n, 0)->value[0] == keep);
+    const double r0 = 1.0 / sqrt((double)nn_buffer_at(n, 1)->value[0] + 1e-5);
+    assert_true(fabs((double)nn_output(n)[0] - ((double)x[0] - (double)keep) * r0) <= 1e-4);
+    free(x);
+    nn_destroy(&n);
+    ng_pool_destroy(pool);
+  }
+}
+
+static void one_value_has_no_unbiased_variance(void **state) {
+  (void)state;
+  nn *n = nn_create(NULL, 5);
+  (void)nn_norm(n, "n", nn_input(n, (nn_shape){1, 1, 2}));
+  assert_int_equal(nn_ready(n, 1), 0);
+  const float x[2] = {3.0F, -1.0F};
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
+  for (int k = 0; k < 2; k++) {
+    assert_true(nn_output(n)[k] == 0.0F);
+    assert_true(isfinite(nn_buffer_at(n, 1)->value[k]));
+  }
+  nn_destroy(&n);
+}
+
+static void pools_take_what_is_there(void **state) {
+  (void)state;
+  const float x[9] = {1, 2, 3, 4, 9, 6, 7, 8, 5};
+  /* 3x3 windows, stride 2, padding 1: four corners of 2x2 values each */
+  const float most[4] = {9, 9, 9, 9}, mean[4] = {4, 5, 7, 7};
+  for (int kind = 0; kind < 2; kind++) {
+    nn *n = nn_create(NULL, 5);
+    const int in = nn_input(n, (nn_shape){3, 3, 1});
+    (void)(kind == 0 ? nn_max_pool : nn_average_pool)(n, in, 3, 2, 1);
+    assert_int_equal(nn_ready(n, 1), 0);
+    assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
+    for (int i = 0; i < 4; i++)
+      assert_true(fabsf(nn_output(n)[i] - (kind == 0 ? most : mean)[i]) <= 1e-6F);
+    nn_destroy(&n);
+  }
+}
+
+static void dropout_keeps_the_mean(void **state) {
+  (void)state;
+  enum { MANY = 40000 };
+  nn *n = nn_create(NULL, 5);
+  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, MANY}), 0.25);
+  assert_int_equal(nn_ready(n, 1), 0);
+  float *x = malloc(MANY * sizeof *x);
+  for (int i = 0; i < MANY; i++)
+    x[i] = 1.0F;
+  int zeros[2] = {0, 0}, both = 0;
+  bool *was = malloc(MANY * sizeof *was);
+  for (int step = 0; step < 2; step++) {
+    assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, (uint64_t)step, NULL), 0);
+    for (int i = 0; i < MANY; i++) {
+      const bool zero = nn_output(n)[i] == 0.0F;
+      assert_true(zero || fabsf(nn_output(n)[i] - 1.0F / 0.75F) < 1e-6F);
+      zeros[step] += zero;
+      both += step == 1 && zero && was[i];
+      was[i] = zero;
+    }
+  }
+  free(was);
+  assert_true(abs(both - MANY / 16) < 200); /* another step, another draw */
+  /* four deviations of a binomial with 40000 draws of 1/4: 350 */
+  assert_true(abs(zeros[0] - MANY / 4) < 350 && abs(zeros[1] - MANY / 4) < 350);
+  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 1, 0, NULL), 0);
+  for (int i = 0; i < MANY; i++)
+    assert_true(nn_output(n)[i] == 1.0F);
+  free(x);
+  nn_destroy(&n);
+}
+
+static void gemm_is_the_plain_one(void **state) {
+  (void)state;
+  enum { M = 7, N = 5, K = 9, LD = 11 };
+  float a[LD * LD], b[LD * LD], c[LD * LD], want[LD * LD];
+  random_normal(1, RANDOM_DATA, 1, 1.0, LD * LD, a);
+  random_normal(1, RANDOM_DATA, 2, 1.0, LD * LD, b);
+  for (int kind = 0; kind < 8; kind++) {
+    const bool ta = (kind & 1) != 0, tb = (kind & 2) != 0;
+    const float beta = (kind & 4) != 0 ? 0.5F : 0.0F;
+    for (int i = 0; i < LD * LD; i++)
+      c[i] = want[i] = beta > 0.0F ? (float)i : (float)NAN; /* beta 0 does not read C */
+    nn_gemm(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, c, LD);
+    nn_gemm_plain(ta, tb, M, N, K, 2.0F, a, LD, b, LD, beta, want, LD);
+    for (int i = 0; i < M; i++) {
+      for (int j = 0; j < N; j++)
+        assert_true(fabsf(c[i * LD + j] - want[i * LD + j]) <= 2e-5F);
+    }
+  }
+}
+
+/* ---- losses ------------------------------------------------------------------------------------*/
+
+static void losses_by_hand(void **state) {
+  (void)state;
+  nn *n = nn_create(NULL, 5);
+  nn_set_loss(n, NN_CROSS_ENTROPY, 0.1);
+  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
+  assert_int_equal(nn_ready(n, 2), 0);
+  float *w = nn_param_at(n, 0)->value;
+  for (int i = 0; i < 9; i++)
+    w[i] = i % 4 == 0 ? 1.0F : 0.0F;          /* identity */
+  const float x[6] = {1, 2, 3, 500, 0, -500}; /* the second would overflow without care */
+  const int32_t labels[2] = {2, 0};
+  int64_t correct = 0;
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
+  const double loss = nn_loss(n, labels, NULL, &correct);
+  const double all = log(exp(1) + exp(2) + exp(3));
+  const double first = all - (0.9 * 3 + 0.1 / 3 * (1 + 2 + 3));
+  const double second = 500 - 0.9 * 500; /* smoothing's 500 and -500 cancel */
+  assert_true(fabs(loss - 0.5 * (first + second)) < 1e-9 * 50);
+  assert_int_equal(correct, 2);
+  nn_destroy(&n);
+}
+
+/* The second moment of drawn gradients is diag(s) - s s' of a softmax (per sample, times 1/B^2). */
+static void drawn_targets_have_the_fisher_moment(void **state) {
+  (void)state;
+  enum { DRAWS = 20000 };
+  nn *n = nn_create(NULL, 11);
+  (void)nn_linear(n, "a", nn_input(n, (nn_shape){1, 1, 3}), 3, false);
+  assert_int_equal(nn_ready(n, 1), 0);
+  float *w = nn_param_at(n, 0)->value;
+  for (int i = 0; i < 9; i++)
+    w[i] = i % 4 == 0 ? 1.0F : 0.0F;
+  const float x[3] = {0.0F, 1.0F, -0.5F};
+  double s[3], sum = 0.0, moment[9] = {0};
+  for (int k = 0; k < 3; k++)
+    sum += exp((double)x[k]);
+  for (int k = 0; k < 3; k++)
+    s[k] = exp((double)x[k]) / sum;
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, 1, 0, NULL), 0);
+  for (int d = 0; d < DRAWS; d++) {
+    nn_sampled_loss(n, (uint64_t)d);
+    for (int i = 0; i < 9; i++)
+      moment[i] += (double)n->loss_grad[i / 3] * (double)n->loss_grad[i % 3] / DRAWS;
+  }
+  for (int i = 0; i < 9; i++) {
+    const double want = (i / 3 == i % 3 ? s[i / 3] : 0.0) - s[i / 3] * s[i % 3];
+    assert_true(fabs(moment[i] - want) < 4.0 * 0.5 / sqrt(DRAWS)); /* four deviations */
+  }
+  nn_destroy(&n);
+}
+
+/* ---- watching ----------------------------------------------------------------------------------*/
+
+typedef struct seen {
+  nn *n;
+  int inputs, outputs, stop_at;
+  double product; /* of the last layer's input and output gradient: its weight gradient */
+  const float *a;
+} seen;
+
+static int see_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
+  seen *s = user;
+  const nn_layer *l = nn_layer_at(s->n, layer);
+  assert_int_equal(columns, l->conv ? l->height * l->width * l->in : l->in);
+  assert_int_equal(samples, 3);
+  assert_int_equal(layer, s->inputs);
+  s->a = a;
+  return ++s->inputs == s->stop_at ? 77 : 0;
+}
+
+static int see_output(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
+  seen *s = user;
+  const nn_layer *l = nn_layer_at(s->n, layer);
+  assert_int_equal(columns, l->positions * l->out);
+  assert_int_equal(layer, nn_layers(s->n) - 1 - s->outputs++);
+  if (!l->conv) {
+    s->product = 0.0;
+    for (int64_t i = 0; i < samples; i++)
+      s->product += (double)g[i * columns] * (double)s->a[i * l->in];
+  }
+  return 0;
+}
+
+static void a_watch_sees_every_layer(void **state) {
+  (void)state;
+  const kase k = {"residual", {8, 8, 3}, 3, b_residual, NN_CROSS_ENTROPY, 0};
+  scene s = open_scene(&k, NULL);
+  seen w = {.n = s.n};
+  const nn_watch watch = {&w, see_input, see_output};
+  assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
+  (void)nn_loss(s.n, s.labels, NULL, NULL);
+  assert_int_equal(nn_backward(s.n, true, &watch), 0);
+  assert_int_equal(w.inputs, 6);
+  assert_int_equal(w.outputs, 6);
+  const nn_layer *l = nn_layer_at(s.n, 5);
+  assert_true(fabs(w.product - (double)nn_param_at(s.n, l->weight_param)->grad[0]) < 1e-5);
+  w = (seen){.n = s.n, .stop_at = 2};
+  assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 77);
+  close_scene(&s);
+}
+
+/* ---- mistakes ----------------------------------------------------------------------------------*/
+
+static void mistakes_are_remembered(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 7; kind++) {
+    nn *n = nn_create(NULL, 1);
+    int x = nn_input(n, (nn_shape){4, 4, 2});
+    const int y = kind == 0   ? nn_conv(n, "c", x, 2, 5, 1, 0, true)
+                  : kind == 1 ? nn_add(n, x, nn_conv(n, "c", x, 3, 1, 1, 0, true))
+                  : kind == 2 ? nn_linear(n, "f", x, 0, true)
+                  : kind == 3 ? nn_dropout(n, x, 1.0)
+                  : kind == 4 ? nn_max_pool(n, x, 2, 1, 2)
+                  : kind == 5 ? nn_conv(n,
+                                        "a name that is longer than the sixty-three letters "
+                                        "there is room for in a parameter",
+                                        x, 2, 1, 1, 0, true)
+                              : nn_input(n, (nn_shape){4, 4, 2});
+    if (kind != 5) assert_int_equal(y, -1);
+    assert_int_equal(nn_relu(n, kind == 5 ? -1 : y), -1);
+    assert_true(n->error[0] != 0);
+    nn_destroy(&n);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(gradients),
+      cmocka_unit_test(shared_memory_changes_nothing),
+      cmocka_unit_test(same_bits_again_and_nothing_taken),
+      cmocka_unit_test(threads_agree),
+      cmocka_unit_test(convolution_is_convolution),
+      cmocka_unit_test(normalisation_is_normalisation),
+      cmocka_unit_test(one_value_has_no_unbiased_variance),
+      cmocka_unit_test(pools_take_what_is_there),
+      cmocka_unit_test(dropout_keeps_the_mean),
+      cmocka_unit_test(gemm_is_the_plain_one),
+      cmocka_unit_test(losses_by_hand),
+      cmocka_unit_test(drawn_targets_have_the_fisher_moment),
+      cmocka_unit_test(a_watch_sees_every_layer),
+      cmocka_unit_test(mistakes_are_remembered),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

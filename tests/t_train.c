@@ -1,0 +1,683 @@
+/* t_train.c: the trainer's rooms that need no network: the learning rate against its formulas,
+ * settings from every side, the order of samples, the log, files.  Whole runs: tests/cli/train.sh
+ * and resume.sh. */
+#include "train/disk.h"
+#include "train/feed.h"
+#include "train/log.h"
+#include "train/lr.h"
+#include "train/settings_rows.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[256];
+
+static int make_scratch(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "/tmp/t_train.XXXXXX");
+  return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+static int drop_scratch(void **state) {
+  (void)state;
+  char command[512];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
+  return system(command);
+}
+
+static const char *in_folder(const char *name) {
+  static char path[512];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  return path;
+}
+
+/* What `cli_bad` said since `quiet`: stderr goes to a file meanwhile. */
+static int stderr_was = -1;
+static void quiet(void) {
+  const int to = open(in_folder("stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  assert_true(to >= 0);
+  stderr_was = dup(STDERR_FILENO);
+  (void)dup2(to, STDERR_FILENO);
+  (void)close(to);
+}
+static const char *said(void) {
+  static char text[4096];
+  (void)fflush(stderr);
+  (void)dup2(stderr_was, STDERR_FILENO);
+  (void)close(stderr_was);
+  FILE *f = fopen(in_folder("stderr"), "r");
+  assert_non_null(f);
+  text[fread(text, 1, sizeof text - 1, f)] = 0;
+  (void)fclose(f);
+  return text;
+}
+
+static void must_set(settings *s, const char *name, const char *value) {
+  char message[512] = "";
+  if (settings_put(s, name, value, message, sizeof message) != CLI_OK)
+    fail_msg("%s = %s: %s", name, value, message);
+}
+
+/* ---- lr --------------------------------------------------------------------------------------*/
+
+/* Rounding of a few operations on numbers up to 1. */
+#define NEAR 1e-14
+
+static void check_lr(const char *schedule, const char *warm_up, double epoch, double total,
+                     double expected) {
+  settings s;
+  settings_init(&s);
+  must_set(&s, "lr", "0.5");
+  must_set(&s, "lr-schedule", schedule);
+  must_set(&s, "warm-up", warm_up);
+  const double got = lr_at(&s, epoch, total);
+  if (fabs(got - 0.5 * expected) > NEAR)
+    fail_msg("%s at %g of %g: %.17g instead of %.17g", schedule, epoch, total, got, 0.5 * expected);
+  settings_free(&s);
+}
+
+static void lr_follows_its_formulas(void **state) {
+  (void)state;
+  check_lr("constant", "0", 7.5, 10, 1);
+  check_lr("step:3,6", "0", 2.999, 10, 1);
+  check_lr("step:3,6", "0", 3, 10, 0.1);
+  check_lr("step:3,6", "0", 9, 10, 0.01);
+  check_lr("step:0.5,6@0.2", "0", 0.5, 10, 0.2);
+  check_lr("step:3,6@0.5", "0", 6, 10, 0.25);
+  check_lr("cosine", "0", 0, 10, 1);
+  check_lr("cosine", "0", 2.5, 10, 0.5 * (1 + sqrt(0.5)));
+  check_lr("cosine", "0", 5, 10, 0.5);
+  check_lr("cosine", "0", 10, 10, 0);
+  check_lr("cosine:0.2", "0", 10, 10, 0.2);
+  check_lr("cosine:0.2", "0", 5, 10, 0.6);
+  check_lr("linear", "0", 4, 10, 0.6);
+  check_lr("linear:0.5", "0", 10, 10, 0.5);
+  check_lr("linear:0.5", "0", 5, 10, 0.75);
+  check_lr("polynomial:2", "0", 5, 10, 0.25);
+  check_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
+  check_lr("cyclic:4", "0", 0, 10, 0.1);
+  check_lr("cyclic:4", "0", 1, 10, 0.55);
+  check_lr("cyclic:4", "0", 2, 10, 1);
+  check_lr("cyclic:4@0.4", "0", 3, 10, 0.7);
+  check_lr("cyclic:4@0.4", "0", 8, 10, 0.4);
+  /* With a warm-up the rest is stretched over what remains. */
+  check_lr("constant", "2", 0, 10, 0);
+  check_lr("constant", "2", 0.5, 10, 0.25);
+  check_lr("constant", "2", 2, 10, 1);
+  check_lr("cosine", "2", 1, 10, 0.5);
+  check_lr("cosine", "2", 2, 10, 1);
+  check_lr("cosine", "2", 6, 10, 0.5);
+  check_lr("linear", "2", 4, 10, 0.75);
+  check_lr("polynomial:3", "2", 6, 10, 0.125);
+  check_lr("step:1,3", "2", 1, 10, 0.05);
+  check_lr("step:1,3", "2", 2.5, 10, 0.1);
+  check_lr("linear", "20", 5, 10, 0.25); /* a run that ends in its warm-up */
+}
+
+/* No schedule but step jumps, and none leaves [0, lr]. */
+static void lr_is_continuous_and_bounded(void **state) {
+  (void)state;
+  static const char *const schedule[] = {"constant",         "cosine",       "cosine:0.1",
+                                         "linear",           "linear:0.3",   "polynomial:1",
+                                         "polynomial:2.5",   "cyclic:3@0.2", "cyclic:0.5",
+                                         "step:2,4,7.5@0.5", "step:1"};
+  enum { STEPS = 10000 };
+  for (size_t k = 0; k < sizeof schedule / sizeof schedule[0]; k++) {
+    for (int w = 0; w < 2; w++) {
+      settings s;
+      settings_init(&s);
+      must_set(&s, "lr", "1");
+      must_set(&s, "lr-schedule", schedule[k]);
+      must_set(&s, "warm-up", w == 1 ? "1.5" : "0");
+      int jumps = 0;
+      double last = lr_at(&s, 0, 10);
+      for (int i = 1; i <= STEPS; i++) {
+        const double lr = lr_at(&s, 10.0 * i / STEPS, 10);
+        assert_true(lr >= 0 && lr <= 1 + NEAR);
+        /* The steepest is cyclic:0.5, 1.8 in half a period of 0.25: 0.0036 a step. */
+        jumps += fabs(lr - last) > 0.005;
+        last = lr;
+      }
+      const int expected = strncmp(schedule[k], "step:2", 6) == 0 ? 3 : schedule[k][0] == 's';
+      if (jumps != expected) fail_msg("%s jumps %d times", schedule[k], jumps);
+      settings_free(&s);
+    }
+  }
+}
+
+static void lr_schedules_are_read_strictly(void **state) {
+  (void)state;
+  static const char *const bad[] = {
+      "",         "cosin",       "step",         "step:",        "step:3,2",     "step:0",
+      "step:1,",  "step:1@",     "step:1@2",     "step:1@0.1x",  "step:1;2",     "cosine:",
+      "cosine:2", "cosine:-0.1", "cosine:0.1,2", "constant:",    "constant:1",   "polynomial",
+      "cyclic",   "cyclic:0",    "cyclic:nan",   "cyclic:2@1.5", "polynomial:x", "linear:inf",
+      "step:nan", "constant ",   "cyclic:2@",    "polynomial:-1"};
+  char message[256];
+  lr_schedule l;
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    message[0] = 0;
+    if (lr_parse(bad[i], &l, message, sizeof message) != CLI_BAD || message[0] == 0)
+      fail_msg("'%s' is taken", bad[i]);
+  }
+  char many[512] = "step:1"; /* one more than there is room for */
+  for (int i = 2; i <= LR_POINTS + 1; i++) {
+    const size_t n = strlen(many);
+    (void)snprintf(many + n, sizeof many - n, ",%d", i);
+  }
+  assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_BAD);
+  *strrchr(many, ',') = 0;
+  assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_OK);
+  assert_int_equal(l.points, LR_POINTS);
+}
+
+static void lr_default_is_the_update_s(void **state) {
+  (void)state;
+  settings s;
+  settings_init(&s);
+  assert_true(settings_lr(&s) == 0.1);
+  must_set(&s, "optimizer", "adamw");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "method", "sgd");
+  assert_true(settings_lr(&s) == 0.1);
+  must_set(&s, "method", "adamw");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "lr", "0.25");
+  assert_true(settings_lr(&s) == 0.25);
+  must_set(&s, "lr", "default");
+  assert_true(settings_lr(&s) == 0.001);
+  settings_free(&s);
+}
+
+/* ---- settings --------------------------------------------------------------------------------*/
+
+/* For every row a value that is not the default, as settings_get gives it back. */
+static const char *const other[][2] = {
+    {"data", "mnist:a \"b\"\\c"},
+    {"model", "lenet"},
+    {"method", "kaisa"},
+    {"optimizer", "adamw"},
+    {"epochs", "2.5"},
+    {"batch", "32"},
+    {"lr", "0.3"},
+    {"momentum", "0.5"},
+    {"nesterov", "true"},
+    {"beta1", "0.8"},
+    {"beta2", "0.99"},
+    {"eps", "1e-06"},
+    {"weight-decay", "0.0005"},
+    {"decoupled", "true"},
+    {"label-smoothing", "0.1"},
+    {"dropout", "0.25"},
+    {"lr-schedule", "cosine"},
+    {"warm-up", "1.5"},
+    {"augment", "flip"},
+    {"fisher", "sampled"},
+    {"validation", "100"},
+    {"seed", "77"},
+    {"out", "some/where"},
+    {"checkpoint-every", "7"},
+    {"log-every", "3"},
+    {"resume", "true"},
+    {"steps", "12"},
+};
+enum { OTHERS = sizeof other / sizeof other[0] };
+
+static void every_setting_is_set_and_got(void **state) {
+  (void)state;
+  assert_int_equal(OTHERS, settings_rows_count);
+  settings s, copy;
+  settings_init(&s);
+  for (int i = 0; i < OTHERS; i++) {
+    char before[256], after[256], spelt[64];
+    assert_true(settings_get(&s, other[i][0], before, sizeof before));
+    if (strcmp(before, other[i][1]) == 0) fail_msg("%s: that is the default", other[i][0]);
+    settings_copy(&copy, &s);
+    settings_spell(spelt, sizeof spelt, other[i][0]);
+    must_set(&s, i % 2 == 0 ? spelt : other[i][0], other[i][1]); /* '-' and '_' */
+    assert_true(settings_get(&s, other[i][0], after, sizeof after));
+    assert_string_equal(after, other[i][1]);
+    assert_true(settings_get(&copy, other[i][0], after, sizeof after));
+    assert_string_equal(after, before);
+    settings_free(&copy);
+  }
+  assert_true(s.epochs == 0 && s.steps == 12); /* the later of the two decides */
+  must_set(&s, "epochs", "3");
+  assert_true(s.epochs == 3 && s.steps == 0);
+  settings_free(&s);
+}
+
+static void bad_values_are_refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *name, *value, *why;
+  } bad[] = {
+      {"batch", "0", "whole number from 1"},
+      {"batch", "8x", "whole number"},
+      {"batch", "", "whole number"},
+      {"batch", "1e3", "whole number"},
+      {"seed", "-1", "from 0"},
+      {"seed", "99999999999999999999", "from 0 to 1000000000000000"},
+      {"lr", "nan", "no number from 0"},
+      {"lr", "-0.1", "no number from 0"},
+      {"lr", "inf", "no number"},
+      {"lr", "0.1 ", "no number"},
+      {"epochs", "default", "no number"},
+      {"momentum", "1.5", "from 0 to 1"},
+      {"dropout", "1", "no number"},
+      {"nesterov", "maybe", "neither true nor false"},
+      {"optimizer", "adam", "none of sgd|adamw"},
+      {"augment", "cropflip", "crop+flip"},
+      {"fisher", "true", "empirical|sampled"},
+      {"lr-schedule", "cosin", "cosine[:FINAL]"},
+      {"out", "\xff", "is not UTF-8"},
+      {"method", "kasia", "nearest is kaisa"},
+      {"method", "sdg", "nearest is sgd"},
+      {"method", "zzzzzz", "natgrad info --methods"},
+      {"damping", "0", "damping"},
+      {"solver", "lu", "cholesky"},
+      {"update", "gradient", "use optimizer"},
+      {"dampnig", "1", "nearest is damping"},
+      {"weight-dekay", "1", "nearest is weight-decay"},
+      {"qqqqqqqqqqqq", "1", "no such setting"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    char message[512] = "", before[256] = "", after[256] = "";
+    settings_init(&s);
+    (void)settings_get(&s, bad[i].name, before, sizeof before);
+    if (settings_put(&s, bad[i].name, bad[i].value, message, sizeof message) != CLI_BAD)
+      fail_msg("%s = '%s' is taken", bad[i].name, bad[i].value);
+    if (strstr(message, bad[i].why) == NULL)
+      fail_msg("%s = '%s': '%s' lacks '%s'", bad[i].name, bad[i].value, message, bad[i].why);
+    (void)settings_get(&s, bad[i].name, after, sizeof after);
+    assert_string_equal(before, after);
+    assert_int_equal(s.n_library, 0);
+    settings_free(&s);
+  }
+}
+
+static void settings_are_checked_together(void **state) {
+  (void)state;
+  static const struct {
+    const char *set[3][2];
+    const char *why;
+  } bad[] = {
+      {{{"epochs", "0"}}, "--epochs"},
+      {{{"method", "sgd"}, {"damping", "0.1"}}, "--damping: method sgd"},
+      {{{"method", "adamw"}, {"fisher", "sampled"}}, "--fisher: method adamw"},
+      {{{"nesterov", "true"}, {"momentum", "0"}}, "--nesterov"},
+      {{{"resume", "true"}}, "--resume: needs --out"},
+      {{{"checkpoint-every", "3"}}, "--checkpoint-every: needs --out"},
+      {{{"damping-split", "joint"}}, "damping_split"},
+      {{{"data", ""}}, "--data"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    settings_init(&s);
+    for (int k = 0; k < 3 && bad[i].set[k][0] != NULL; k++)
+      must_set(&s, bad[i].set[k][0], bad[i].set[k][1]);
+    quiet();
+    const int rc = settings_check(&s);
+    const char *text = said();
+    if (rc != CLI_BAD || strstr(text, bad[i].why) == NULL)
+      fail_msg("case %zu: %d, '%s' lacks '%s'", i, rc, text, bad[i].why);
+    settings_free(&s);
+  }
+}
+
+static void the_options_are_row_then_environment_then_ours(void **state) {
+  (void)state;
+  settings s;
+  ng_options o;
+  settings_init(&s);
+  must_set(&s, "method", "kaisa");
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_string_equal(o.solver, "eigen");
+  assert_string_equal(o.update, "sgd");
+  assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_true(o.damping == 0.25);
+  must_set(&s, "damping", "0.5");
+  must_set(&s, "damping", "0.75"); /* replaces */
+  assert_int_equal(s.n_library, 1);
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_true(o.damping == 0.75);
+  must_set(&s, "optimizer", "adamw");
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_string_equal(o.update, "adamw");
+  assert_int_equal(unsetenv("NG_DAMPING"), 0);
+  settings_free(&s);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------*/
+
+static void what_is_written_is_read_back(void **state) {
+  (void)state;
+  settings s, back;
+  settings_init(&s);
+  for (int i = 0; i < OTHERS; i++)
+    must_set(&s, other[i][0], other[i][1]);
+  must_set(&s, "warm-up", "0.1234567890123456789");
+  must_set(&s, "damping", "0.012345678901234567");
+  must_set(&s, "skip-layers", "a\"\\b");
+  assert_int_equal(setenv("NG_KL_CLIP", "0.5", 1), 0);
+  assert_int_equal(settings_write(&s, in_folder("config.json")), CLI_OK);
+  assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file pins it */
+  settings_init(&back);
+  assert_int_equal(settings_read(&back, in_folder("config.json")), CLI_OK);
+  for (int i = 0; i < settings_rows_count; i++) {
+    char a[256], b[256];
+    const char *name = settings_rows[i].name;
+    if (strcmp(name, "resume") == 0) continue; /* how a run was started is not kept */
+    assert_true(settings_get(&s, name, a, sizeof a) && settings_get(&back, name, b, sizeof b));
+    if (strcmp(a, b) != 0) fail_msg("%s: %s became %s", name, a, b);
+  }
+  ng_options x, y;
+  assert_int_equal(settings_options(&s, &x), CLI_OK);
+  assert_int_equal(settings_options(&back, &y), CLI_OK);
+  assert_true(x.damping == y.damping && y.kl_clip == 0.5 && x.kl_clip != 0.5);
+  assert_string_equal(y.skip_layers, "a\"\\b");
+  settings_free(&s);
+  settings_free(&back);
+}
+
+static void write_text(const char *path, const char *text) {
+  FILE *f = fopen(path, "w");
+  assert_non_null(f);
+  assert_true(fputs(text, f) >= 0);
+  assert_int_equal(fclose(f), 0);
+}
+
+static void bad_files_are_refused(void **state) {
+  (void)state;
+  static const char *const bad[][2] = {
+      {"{\"batch\": 3", "no JSON"},
+      {"[1]", "expected a JSON object"},
+      {"{\"batch\": \"3\"}", "batch: expected a whole number"},
+      {"{\"batch\": 3.5}", "batch: expected a whole number"},
+      {"{\"lr\": true}", "lr: expected a number"},
+      {"{\"lr\": \"big\"}", "lr: 'big' is no number"},
+      {"{\"lr\": 1e999}", "no JSON"},
+      {"{\"nesterov\": 1}", "nesterov: expected true or false"},
+      {"{\"model\": 3}", "model: expected a text"},
+      {"{\"model\": null}", "model: expected a text"},
+      {"{\"batch\": 0}", "batch: '0' is no whole number from 1"},
+      {"{\"batch\": 3, \"batch\": 3}", "no JSON"},
+      {"{\"bacth\": 3}", "bacth: there is no such setting; the nearest is batch"},
+      {"{\"damping\": \"0.1\"}", "damping: expected a number"},
+      {"{\"damping\": 0}", "damping"},
+      {"{\"stat_period\": 1.5}", "stat_period: expected a whole number"},
+      {"{\"update\": \"sgd\"}", "update: the trainer sets it"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    settings_init(&s);
+    write_text(in_folder("bad.json"), bad[i][0]);
+    quiet();
+    const int rc = settings_read(&s, in_folder("bad.json"));
+    const char *text = said();
+    if (rc != CLI_BAD || strstr(text, bad[i][1]) == NULL || strstr(text, "bad.json: ") == NULL)
+      fail_msg("%s: %d, '%s' lacks '%s'", bad[i][0], rc, text, bad[i][1]);
+    settings_free(&s);
+  }
+  settings s;
+  settings_init(&s);
+  quiet();
+  assert_int_equal(settings_read(&s, in_folder("absent.json")), CLI_BAD);
+  assert_non_null(strstr(said(), "absent.json: cannot be read"));
+  settings_free(&s);
+}
+
+/* ---- going on --------------------------------------------------------------------------------*/
+
+static void a_run_goes_on_as_it_began(void **state) {
+  (void)state;
+  for (int i = 0; i < OTHERS; i++) {
+    settings was, now;
+    settings_init(&was);
+    settings_init(&now);
+    must_set(&now, other[i][0], other[i][1]);
+    quiet();
+    const int rc = settings_same(&was, &now, "FILE");
+    const char *text = said();
+    const bool shapes = settings_find(other[i][0])->shapes;
+    if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: %d %s", other[i][0], rc, text);
+    if (shapes && strstr(text, other[i][0]) == NULL) fail_msg("%s: '%s'", other[i][0], text);
+    settings_free(&was);
+    settings_free(&now);
+  }
+  settings was, now;
+  settings_init(&was);
+  settings_copy(&now, &was);
+  must_set(&now, "damping", "0.5");
+  quiet();
+  assert_int_equal(settings_same(&was, &now, "FILE"), CLI_BAD);
+  assert_non_null(strstr(said(), "--damping: is '0.5', but "));
+  settings_free(&now);
+  settings_copy(&now, &was);
+  must_set(&now, "lr", "0.1"); /* what the default is */
+  assert_int_equal(settings_same(&was, &now, "FILE"), CLI_OK);
+  settings_free(&was);
+  settings_free(&now);
+}
+
+/* ---- the order of samples --------------------------------------------------------------------*/
+
+static void *take(void *user, size_t bytes) {
+  (void)user;
+  return malloc(bytes);
+}
+static void give(void *user, void *p, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(p);
+}
+
+/* Row i is (i, 2 i), its label i mod 5; 53 rows in batches of 8 leave 5 out of an epoch. */
+enum { ROWS = 53, BATCH = 8, EACH = ROWS / BATCH };
+static void batches_cover_an_epoch(void **state) {
+  (void)state;
+  float reals[2 * ROWS], mean[2] = {0, 0}, deviation[2] = {1, 1};
+  int32_t labels[ROWS];
+  for (int i = 0; i < ROWS; i++) {
+    reals[2 * i] = (float)i;
+    reals[2 * i + 1] = (float)(2 * i);
+    labels[i] = i % 5;
+  }
+  const data_split split = {.n = ROWS, .reals = reals, .labels = labels};
+  const data_set d = {.name = "rows",
+                      .height = 1,
+                      .width = 1,
+                      .channels = 2,
+                      .classes = 5,
+                      .mean = mean,
+                      .deviation = deviation,
+                      .statistics = 2,
+                      .train = split,
+                      .test = split};
+  const ng_pool_alloc from = {take, give, NULL};
+  ng_pool *pool = ng_pool_create(3, &from);
+  assert_non_null(pool);
+  settings s;
+  settings_init(&s);
+  must_set(&s, "batch", "8");
+  feed f, alone;
+  assert_int_equal(feed_create(&s, &d, false, pool, &f), CLI_OK);
+  assert_int_equal(feed_create(&s, &d, false, NULL, &alone), CLI_OK);
+  assert_true(f.per_epoch == EACH);
+  float first[BATCH];
+  for (int64_t epoch = 0; epoch < 4; epoch++) {
+    int seen[ROWS] = {0};
+    for (int64_t k = 0; k < EACH; k++) {
+      feed_train(&f, epoch * EACH + k);
+      for (int i = 0; i < BATCH; i++) {
+        const int row = (int)lroundf(f.x[2 * i]);
+        assert_in_range(row, 0, ROWS - 1);
+        assert_true(f.x[2 * i + 1] == (float)(2 * row) && f.labels[i] == row % 5);
+        assert_int_equal(seen[row]++, 0);
+        if (k == 0 && epoch == 0) first[i] = f.x[2 * i];
+      }
+    }
+    if (epoch == 0) continue;
+    feed_train(&f, epoch * EACH);
+    int same = 0;
+    for (int i = 0; i < BATCH; i++)
+      same += f.x[2 * i] == first[i];
+    assert_true(same < BATCH); /* all in their place by chance: 1 in 53!/45! */
+  }
+  /* Begun anywhere, and without a pool: the same. */
+  static const int64_t step[] = {17, 3, 23, 0};
+  for (size_t i = 0; i < sizeof step / sizeof step[0]; i++) {
+    feed_train(&f, step[i]);
+    feed_train(&alone, step[i]);
+    assert_memory_equal(f.x, alone.x, 2 * BATCH * sizeof(float));
+    assert_memory_equal(f.labels, alone.labels, BATCH * sizeof(int32_t));
+  }
+  feed_test(&f, 48, 5);
+  for (int i = 0; i < 5; i++)
+    assert_true(f.x[2 * i] == (float)(48 + i) && f.labels[i] == (48 + i) % 5);
+  feed_free(&f);
+  feed_free(&alone);
+  quiet();
+  must_set(&s, "batch", "54");
+  int rc = feed_create(&s, &d, false, NULL, &f);
+  assert_non_null(strstr(said(), "--batch: 54 samples, but rows has 53 to train on"));
+  assert_int_equal(rc, CLI_BAD);
+  must_set(&s, "batch", "8");
+  must_set(&s, "augment", "flip");
+  quiet();
+  rc = feed_create(&s, &d, false, NULL, &f);
+  assert_non_null(strstr(said(), "--augment: flip needs images"));
+  assert_int_equal(rc, CLI_BAD);
+  settings_free(&s);
+  ng_pool_destroy(pool);
+}
+
+/* ---- log and files ---------------------------------------------------------------------------*/
+
+static void the_log_is_cut_and_read_back(void **state) {
+  (void)state;
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("log.jsonl"));
+  train_station station[2] = {{"forward", 10.0}, {"emit", 4.0}};
+  log_times t = {station, 2, 4};
+  run_log *l = NULL;
+  assert_int_equal(log_create(path, &l), CLI_OK);
+  const train_epoch e[2] = {{1, 4, 0.1, 1.0 / 3.0, 0.5, 0.7, 2.0 / 3.0, 1.5},
+                            {2, 8, 0.1, 0.1, 0.9, (double)NAN, (double)NAN, 3.0}};
+  assert_int_equal(log_write_step(l, &(log_step){3, 1, 0.1, 0.4, 0.5, 1.0}, &t), CLI_OK);
+  assert_int_equal(log_write_epoch(l, &e[0], &t), CLI_OK);
+  int64_t bytes = 0, longer = 0;
+  assert_int_equal(log_sync(l, &bytes), CLI_OK);
+  station[0].total_ms = 18.0;
+  t.steps = 8;
+  assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
+  assert_int_equal(log_sync(l, &longer), CLI_OK);
+  assert_int_equal(log_close(&l), CLI_OK);
+  assert_true(bytes > 0 && longer > bytes);
+
+  train_epoch *all = NULL;
+  int n = 0;
+  assert_int_equal(log_epochs(path, longer, &all, &n), CLI_OK);
+  assert_int_equal(n, 2);
+  assert_true(all[0].train_loss == e[0].train_loss && all[0].test_accuracy == e[0].test_accuracy);
+  assert_true(all[1].epoch == 2 && all[1].step == 8 && isnan(all[1].test_loss));
+  free(all);
+  assert_int_equal(log_epochs(path, bytes, &all, &n), CLI_OK);
+  assert_int_equal(n, 1);
+  free(all);
+
+  char *whole = NULL, *again = NULL;
+  assert_int_equal(disk_read(path, &whole), CLI_OK);
+  assert_non_null(strstr(whole, "\"forward\": 2.0000")); /* (18 - 10) ms over 4 steps */
+  station[0].total_ms = 10.0; /* cut after the first epoch and told again: the same bytes */
+  t.steps = 4;
+  assert_int_equal(log_reopen(path, bytes, &t, &l), CLI_OK);
+  station[0].total_ms = 18.0;
+  t.steps = 8;
+  assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
+  assert_int_equal(log_close(&l), CLI_OK);
+  assert_int_equal(disk_read(path, &again), CLI_OK);
+  assert_string_equal(whole, again);
+  free(whole);
+  free(again);
+  quiet();
+  assert_int_equal(log_reopen(path, longer + 1, &t, &l), CLI_BAD);
+  assert_non_null(strstr(said(), "the checkpoint was made when there were"));
+}
+
+static void a_full_disk_is_an_error(void **state) {
+  (void)state;
+  if (access("/dev/full", W_OK) != 0) skip();
+  run_log *l = NULL;
+  int64_t bytes;
+  const log_times t = {NULL, 0, 1};
+  assert_int_equal(log_create("/dev/full", &l), CLI_OK);
+  quiet();
+  int rc = log_write_step(l, &(log_step){1, 1, 0.1, 0.4, 0.5, 1.0}, &t);
+  if (rc == CLI_OK) rc = log_sync(l, &bytes);
+  (void)log_close(&l);
+  const char *text = said();
+  assert_int_equal(rc, CLI_BAD);
+  assert_non_null(strstr(text, "/dev/full: cannot be written: No space left on device"));
+}
+
+static void files_are_written_whole_or_not(void **state) {
+  (void)state;
+  char *text = NULL, path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("a/b/c"));
+  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_folder(path), CLI_OK);
+  char *file = disk_join(path, "f");
+  assert_int_equal(disk_write(file, "one", 3), CLI_OK);
+  assert_int_equal(disk_write(file, "two and more", 12), CLI_OK);
+  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_string_equal(text, "two and more");
+  free(text);
+  char *part = disk_join(path, "f.part");
+  assert_false(disk_exists(part));
+  assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
+  quiet();
+  assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
+  assert_non_null(strstr(said(), "c/f: cannot be written: "));
+  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_string_equal(text, "two and more");
+  free(text);
+  quiet();
+  assert_int_equal(disk_folder(file), CLI_BAD);
+  assert_non_null(strstr(said(), "c/f: cannot be made a folder"));
+  free(file);
+  free(part);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(lr_follows_its_formulas),
+      cmocka_unit_test(lr_is_continuous_and_bounded),
+      cmocka_unit_test(lr_schedules_are_read_strictly),
+      cmocka_unit_test(lr_default_is_the_update_s),
+      cmocka_unit_test(every_setting_is_set_and_got),
+      cmocka_unit_test(bad_values_are_refused),
+      cmocka_unit_test(settings_are_checked_together),
+      cmocka_unit_test(the_options_are_row_then_environment_then_ours),
+      cmocka_unit_test(what_is_written_is_read_back),
+      cmocka_unit_test(bad_files_are_refused),
+      cmocka_unit_test(a_run_goes_on_as_it_began),
+      cmocka_unit_test(batches_cover_an_epoch),
+      cmocka_unit_test(the_log_is_cut_and_read_back),
+      cmocka_unit_test(a_full_disk_is_an_error),
+      cmocka_unit_test(files_are_written_whole_or_not),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
