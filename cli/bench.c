@@ -28,6 +28,7 @@ static int take(void *user, const char *name, const char *value) {
   int rc = CLI_OK;
   if (strcmp(name, "json") == 0) w->json = true;
   if (strcmp(name, "list") == 0) w->list = true;
+  if (strcmp(name, "table") == 0) w->table = true;
   if (strcmp(name, "no-floors") == 0) w->no_floors = true;
   if (strcmp(name, "model") == 0) w->model = value;
   if (strcmp(name, "linalg") == 0) w->linalg = value;
@@ -78,6 +79,7 @@ static const cli_option own[] = {
     {"repeat", "R", "steps measured after a first one; their median counts (5)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
     {"no-floors", NULL, "do not measure the floors"},
+    {"table", NULL, "fused-eva: forward, backward and optimize for batches 1 to 256"},
     {"list", NULL, "only list the layers and the orders of their factors"},
     {"json", NULL, "one JSON object a line instead of a table"},
 };
@@ -102,7 +104,7 @@ const cli_command cli_bench = {
         "operations, ng_step and a loop of SGD, ng_step_sgd.  Without --model: resnet18, 1e7 and\n"
         "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n",
     .options = own,
-    .n_options = 7,
+    .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,
     .run = run,
 };

@@ -393,7 +393,6 @@ static int take_layers(work *k, const char *model) {
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
-/* Forward and backward belong to a trainer: a bench of steps has none. */
 static void print_table(const work *k) {
   printf("\n%s, %lld parameters in %d layers", k->name, (long long)k->count, k->layers);
   if (k->copy_gbs > 0) {
@@ -510,6 +509,11 @@ static int run_model(const bench_wish *w, const char *model, const ng_options *o
     k.floor[part] = 1e-6 * part_bytes[part] * (double)k.count / k.copy_gbs;
   if (rc == CLI_OK && w->json) rc = print_json(&k);
   if (rc == CLI_OK && !w->json) print_table(&k);
+  if (rc == CLI_OK && w->table) {
+    const double optimize[3] = {k.median[PUBLISHED][STEP], k.median[TWO_PASSES][STEP],
+                                k.median[FUSED][STEP]};
+    rc = bench_iterations(k.name, w->repeat, optimize);
+  }
   ng_context_destroy(&k.ctx);
   ng_pool_destroy(k.pool);
   float *const all[] = {k.fresh, k.grad, k.weight, k.moment, k.p, k.tmp, k.result, k.vector};
@@ -526,6 +530,10 @@ int bench_eva(const bench_wish *w, const cli_args *args) {
   static const char *const usual[] = {"resnet18", "1e7", "1e8"};
   ng_options o;
   int rc = configure(&o, args);
+  if (rc == CLI_OK && w->table &&
+      (w->model == NULL || strpbrk(w->model, "./") != NULL || w->json)) {
+    rc = cli_bad("bench fused-eva: --table wants --model NAME of a network, and no --json");
+  }
   if (rc == CLI_OK && w->model != NULL) return run_model(w, w->model, &o, true);
   for (size_t i = 0; i < sizeof usual / sizeof usual[0] && rc == CLI_OK; i++)
     rc = run_model(w, usual[i], &o, i == 0);

@@ -43,21 +43,21 @@ static const char *const as_the_row[] = {NULL};
 
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
  * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
-static const char *const eva_values[] = {"stat_decay=0.05", "stat_scale=eva",    "stat_batch=16",
-                                         "calls=ema",       "call_weight=equal", NULL};
-static const char *const eva_f_values[] = {"stat_decay=0.05",
-                                           "stat_scale=eva",
-                                           "stat_batch=16",
-                                           "calls=ema",
-                                           "call_weight=equal",
-                                           "sides=input",
-                                           NULL};
+static const char *const eva_values[] = {"damping=0.03",
+                                         "stat_decay=0.05",
+                                         "stat_scale=eva",
+                                         "stat_batch=16",
+                                         "calls=ema",
+                                         "call_weight=equal",
+                                         NULL};
+static const char *const eva_f_values[] = {
+    "damping=0.03", "stat_decay=0.05",   "stat_scale=eva", "stat_batch=16",
+    "calls=ema",    "call_weight=equal", "sides=input",    NULL};
 static const char *const eva_natgrad_values[] = {NULL};
 /* The K-FAC of the same program: one row a sample, neither of its factors scaled. */
 static const char *const eva_kfac_values[] = {
-    "stat_decay=0.05", "stat_scale=kaisa", "positions=reduce",
-    "stat_batch=16",   "calls=ema",        "call_weight=equal",
-    "damping_leak=1",  "solve_period=1",   NULL};
+    "damping=0.03", "stat_decay=0.05",   "stat_scale=kaisa", "positions=reduce", "stat_batch=16",
+    "calls=ema",    "call_weight=equal", "damping_leak=1",   "solve_period=1",   NULL};
 
 ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
                                 size_t size) {

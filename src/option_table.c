@@ -48,7 +48,7 @@ const ng_option_row ng_option_table[] = {
     {AT(REAL, eigen_floor), .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
      .unit = "eigenvalue", .help = "eigen: eigenvalues at or below it count as 0",
      .test = "effect_eigen_floor", KRONECKER, .per_layer = true, .live = true},
-    {AT(REAL, damping), .group = "curvature", .standard = "0.03", .lower = 0, .upper = REAL_MAX,
+    {AT(REAL, damping), .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
      .lower_open = true, .unit = "curvature",
      .help = "lambda, added to the curvature before it is inverted", .test = "effect_damping",
      .per_layer = true, .live = true},

@@ -77,7 +77,7 @@ static void rows(void **state) {
   differs_by(&o, "dp-kfac", LZ "damping_leak=1 statistics=local grad_worker_fraction=0");
 
   const char *const eva =
-      "stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";
+      "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";
   assert_int_equal(ng_options_set_method(&o, "eva", message, sizeof message), NG_OK);
   differs_by(&o, "eva", eva);
   assert_true(o.damping == 0.03 && o.kl_clip == 0.001); /* its own, and the table's */
@@ -87,14 +87,15 @@ static void rows(void **state) {
   differs_by(&o, "eva", eva);
   assert_int_equal(ng_options_set_method(&o, "eva-f", message, sizeof message), NG_OK);
   differs_by(&o, "eva-f",
-             "stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal "
-             "sides=input");
+             "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema "
+             "call_weight=equal sides=input");
   assert_int_equal(ng_options_set_method(&o, "eva-natgrad", message, sizeof message), NG_OK);
   differs_by(&o, "eva-natgrad", "");
   o = system_options("Eva", "kfac");
-  differs_by(&o, "eva-kfac",
-             "stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
-             "call_weight=equal damping_leak=1 solve_period=1");
+  differs_by(
+      &o, "eva-kfac",
+      "damping=0.03 stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
+      "call_weight=equal damping_leak=1 solve_period=1");
 }
 
 static void a_row_sets_everything(void **state) {

@@ -185,11 +185,11 @@ static void lr_default_is_the_update_s(void **state) {
   (void)state;
   settings s;
   settings_init(&s);
-  assert_true(settings_lr(&s) == 0.1);
+  assert_true(settings_lr(&s) == 0.03);
   must_set(&s, "optimizer", "adamw");
   assert_true(settings_lr(&s) == 0.001);
   must_set(&s, "method", "sgd");
-  assert_true(settings_lr(&s) == 0.1);
+  assert_true(settings_lr(&s) == 0.03);
   must_set(&s, "method", "adamw");
   assert_true(settings_lr(&s) == 0.001);
   must_set(&s, "lr", "0.25");
@@ -466,7 +466,7 @@ static void a_run_goes_on_as_it_began(void **state) {
   assert_non_null(strstr(said(), "--damping: is '0.5', but "));
   settings_free(&now);
   settings_copy(&now, &was);
-  must_set(&now, "lr", "0.1"); /* what the default is */
+  must_set(&now, "lr", "0.03"); /* what the default is */
   assert_int_equal(settings_same(&was, &now, "FILE"), CLI_OK);
   settings_free(&was);
   settings_free(&now);

@@ -341,7 +341,7 @@ bool settings_adamw(const settings *s) {
  * from, 0.001 what Kingma & Ba 2015 recommend.  A row of the library needs no other: its clip keeps
  * the step bounded. */
 double settings_lr(const settings *s) {
-  return s->lr >= 0.0 ? s->lr : settings_adamw(s) ? 0.001 : 0.1;
+  return s->lr >= 0.0 ? s->lr : settings_adamw(s) ? 0.001 : 0.03;
 }
 
 static int options_of(const settings *s, ng_options *out, char *message, size_t size) {

@@ -33,7 +33,7 @@
   X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
     "samples of a step (64); an epoch's incomplete last batch is left out")                        \
   X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
-    "learning rate (0.1 with the sgd update, 0.001 with adamw)")                                   \
+    "learning rate (0.03 with the sgd update, 0.001 with adamw)")                                  \
   X(REAL, momentum, "momentum", "R", "0.9", 0, 1, 1, "of the sgd update (0.9)")                    \
   X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov's form of it")                   \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
@@ -47,8 +47,8 @@
     "share of a label given to all classes (0)")                                                   \
   X(OWN, dropout, "dropout", "R", "default", 0, 0.9999999, 1,                                      \
     "rate of the models that have dropout (the model's own)")                                      \
-  X(WORD, lr_schedule, "lr-schedule", "S", "constant", 0, 0, 1,                                    \
-    "how lr changes, see above (constant)")                                                        \
+  X(WORD, lr_schedule, "lr-schedule", "S", "linear", 0, 0, 1,                                      \
+    "how lr changes, see above (linear)")                                                          \
   X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs over which lr rises from 0 (0)")        \
   X(WORD, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
     "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR)")                           \

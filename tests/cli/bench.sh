@@ -42,6 +42,10 @@ expect 2 '*bench fused-eva: method natgrad is of the kronecker family*' "$natgra
 expect 2 '*bench fused-eva: clip is none*' "$natgrad" bench fused-eva --model "$list" --clip none
 expect 2 '*solver = eigen: method eva *' "$natgrad" bench fused-eva --model "$list" --solver eigen
 
+expect 0 '*mlp, ms an iteration*batch *forward *backward *published *two passes *fused *iteration ratio*256 *' \
+  "$natgrad" bench fused-eva --model mlp --repeat 1 --no-floors --table
+expect 2 '*--table wants --model NAME*' "$natgrad" bench fused-eva --table
+
 wrong() { # TEXT-OF-THE-FILE GLOB
   echo "$1" >"$list"
   expect 2 "$2" "$natgrad" bench kfac --model "$list"

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Forward and backward of ResNet-18 (32x32 images, 100 classes) or ResNet-20 (10 classes) in PyTorch and
+in natgrad's trainer, in turns on the same threads: median milliseconds and their ratio.
+
+    python3 bench/vs_torch_train.py build/natgrad [--model resnet18] [--batch 32] [--threads 2] [--rounds 3]
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, cin, cout, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(cout)
+        self.conv2 = nn.Conv2d(cout, cout, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(cout)
+        self.short = nn.Identity()
+        if stride != 1 or cin != cout:
+            self.short = nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.short(x))
+
+
+def network(model):
+    width, per_stage, classes = (64, 2, 100) if model == "resnet18" else (16, 3, 10)
+    stages = 4 if model == "resnet18" else 3
+    layers = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    for stage in range(stages):
+        for i in range(per_stage):
+            cout = (64 if model == "resnet18" else 16) << stage
+            layers.append(Block(width, cout, 2 if stage > 0 and i == 0 else 1))
+            width = cout
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)), classes
+
+
+def torch_steps(net, x, labels, steps):
+    times = []
+    for _ in range(steps + 1):
+        for p in net.parameters():
+            p.grad = None
+        begin = time.perf_counter()
+        F.cross_entropy(net(x), labels).backward()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return times[1:]
+
+
+def natgrad_steps(args, steps):
+    env = dict(os.environ, OPENBLAS_NUM_THREADS=str(args.threads))
+    out = subprocess.run([args.program, "bench", "train", "--model", args.model, "--batch", str(args.batch),
+                          "--repeat", str(steps), "--no-floors", "--json"],
+                         check=True, text=True, capture_output=True, env=env).stdout
+    return next(line["median_ms"] for line in map(json.loads, out.splitlines()) if line["case"] == "both")
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("program")
+    args.add_argument("--model", choices=("resnet18", "resnet20"), default="resnet18")
+    args.add_argument("--batch", type=int, default=32)
+    args.add_argument("--threads", type=int, default=2)
+    args.add_argument("--rounds", type=int, default=3)
+    args = args.parse_args()
+    torch.set_num_threads(args.threads)
+    net, classes = network(args.model)
+    x, labels = torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % classes
+    plain, last, ours = [], [], []
+    for _ in range(args.rounds):
+        plain += torch_steps(net, x, labels, 5)
+        wide = net.to(memory_format=torch.channels_last)
+        last += torch_steps(wide, x.to(memory_format=torch.channels_last), labels, 5)
+        net = net.to(memory_format=torch.contiguous_format)
+        ours.append(natgrad_steps(args, 5))
+    print(f"{args.model}, batch {args.batch}, {args.threads} threads, PyTorch {torch.__version__}; "
+          f"medians of {args.rounds} rounds of 5, ms")
+    ms = statistics.median(ours)
+    print(f"  natgrad                 {ms:8.1f}")
+    for name, times in (("PyTorch", plain), ("PyTorch, channels last", last)):
+        median = statistics.median(times)
+        print(f"  {name:22}  {median:8.1f}   natgrad / this {ms / median:.2f}")
+
+
+if __name__ == "__main__":
+    main()
