@@ -179,7 +179,7 @@ static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_
   unsigned char head[8];
   uint64_t length = 0;
   char *text = NULL;
-  json_error_t error;
+  char why[80];
   ngio_status st = NGIO_OK;
   ngio_tensors *f = calloc(1, sizeof *f);
   if (!f) {
@@ -217,13 +217,9 @@ static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_
                   label);
     goto done;
   }
-  f->root = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
-  if (!f->root) {
-    /* Short of memory, the JSON library often says nothing at all. */
-    st = error.text[0] == 0 || json_error_code(&error) == json_error_out_of_memory
-             ? ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label)
-             : ngio_say(message, size, NGIO_ERR_FILE, "%s: header: %s", label,
-                        ngio_quote(error.text).text);
+  st = ngio_json(text, (size_t)length, &f->root, why, sizeof why);
+  if (st != NGIO_OK) {
+    st = ngio_say(message, size, st, "%s: header: %s", label, why);
     goto done;
   }
   if (json_object_size(f->root) > INT32_MAX - 1) {

@@ -353,13 +353,11 @@ done:
 /* ---- load: rank 0 verifies -------------------------------------------------------------------*/
 
 static bool parse_manifest(work *w, const char *text) {
-  json_error_t error;
-  w->manifest = json_loads(text, JSON_REJECT_DUPLICATES, &error);
-  if (w->manifest != NULL) return true;
-  /* Short of memory, the JSON library often says nothing at all. */
-  const bool memory = error.text[0] == 0 || json_error_code(&error) == json_error_out_of_memory;
-  return holds(w, memory ? NG_ERR_NOMEM : NG_ERR_FILE,
-               memory ? "no memory for the manifest" : "the manifest is no JSON text");
+  char why[80];
+  const ngio_status st = ngio_json(text, strlen(text), &w->manifest, why, sizeof why);
+  return st == NGIO_ERR_NOMEM ? holds(w, NG_ERR_NOMEM, "no memory for the manifest")
+         : st != NGIO_OK      ? holds(w, NG_ERR_FILE, "the manifest is no JSON text")
+                              : true;
 }
 
 /* Every array of this model is in the file, as it should be. */
