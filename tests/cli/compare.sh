@@ -38,7 +38,7 @@ bad '--out: full/file: Not a directory' --methods sgd --out full/file
 
 # Two methods, two seeds, a grid; lr 1e6 diverges or does worse than anything.
 tiny=(--data synthetic:classes=3,features=6,train=240,test=60,seed=5 --model logreg --batch 20 --epochs 3
-  --seeds 2 --methods sgd,natgrad:clip=none --grid lr=0.05,1e5 --grid damping=0.1,1 --momentum 0.5)
+  --seeds 2 --methods sgd,natgrad:clip=none --grid lr=0.05,1e-4 --grid damping=0.1,1 --momentum 0.5)
 "$natgrad" compare "${tiny[@]}" --out one >one.txt 2>one.err || fail "compare fails: $(tail -3 one.err)"
 diff one.txt one/table.txt || fail "stdout is not table.txt"
 for file in compare.json curves.csv table.md result.json plot.gp runs/natgrad-seed2/{config.json,log.jsonl,result.json}; do
@@ -49,7 +49,7 @@ done
 [[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
   fail "lines of progress: $(cat one.err)"
 for want in 'sgd: damping of the grid is left out: it has no use for it' \
-  'sgd: lr 0.05 is the least of the grid; a wider one may do better'; do
+  'sgd: lr 0.05 is the largest of the grid; a wider one may do better'; do
   grep -qxF "$want" one.txt || fail "no note '$want'"
 done
 if command -v gnuplot >/dev/null; then
@@ -134,7 +134,7 @@ diff <(losses one) <(losses two) || fail "going on differs"
 
 expect 2 'natgrad: --out: another natgrad compare is at work in one' flock one "$natgrad" compare "${tiny[@]}" --out one --resume
 bad "--resume: sgd.momentum is '0.9', but '0.5' in one/compare.json; *" "${tiny[@]}" --momentum 0.9 --out one --resume
-bad "--resume: grid is 'lr=0.05,1e5*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
+bad "--resume: grid is 'lr=0.05,1e-4*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
 bad "--resume: natgrad.damping is '0.25', but *" "${tiny[@]}" --out one --resume --damping 0.25
 echo '{' >one/runs/sgd-seed1/result.json
 bad 'one/runs/sgd-seed1/result.json: line 2: no JSON: *' "${tiny[@]}" --out one --resume
