@@ -289,7 +289,7 @@ typedef struct ng_options {
   /* Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
    * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
    * and g mean vectors, as in Eva (Zhang, Shi & Li, ICLR 2023); of these it has damping only. */
-  const char *solver;        /* "cholesky" | "eigen"                                              */
+  const char *solver;        /* "cholesky" | "eigen" | "product": nothing inverted, see radius    */
   const char *cholesky_form; /* "auto" | "inverse" | "factor": keep (F+dI)^-1, or L and solve     */
   int32_t prediv;            /* eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew */
   double eigen_floor;        /* eigen: eigenvalues at or below it count as 0; >= 0                */
@@ -316,6 +316,10 @@ typedef struct ng_options {
   /* Clip: nu multiplies every preconditioned gradient.
    *   kl       nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0
    *   rescale  nu = sqrt(sum ||D||^2 / sum ||PD||^2), 1 if the divisor is 0
+   *   norm     nu = min(1, clip_bound / sqrt(sum ||PD||^2))
+   *   ratio    each weight w and each bias by its own min(50, clip_bound ||w|| / ||PD||), as LARS
+   *            (arXiv 1708.03888); weights must be bound; 1 if either norm is 0
+   *   rms      each by its own 1 / max(1, rms(PD) / clip_bound), as Adafactor (arXiv 1804.04235)
    *   none     nu = 1                                                                            */
   const char *clip;
   double kl_clip; /* kappa > 0                                                                    */
@@ -339,8 +343,15 @@ typedef struct ng_options {
   /* What ng_step writes. */
   const char *update; /* "gradient" | "sgd" | "adamw": which ng_step function will be used */
 
-  /* Rank-one family: (a a') (x) (g g'), or (a a') (x) I, for which no output gradient is read. */
-  const char *sides; /* "both" | "input" */
+  /* Rank-one family: (a a') (x) (g g'); (a a') (x) I, for which no output gradient is read; or |D|^2,
+   * for which nothing is (AdaSGD: PD = D / (damping + ||D||^2)). */
+  const char *sides; /* "both" | "input" | "none" */
+
+  double clip_bound; /* of clip = norm, ratio, rms, which need one > 0; 0: none */
+
+  /* solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM (arXiv 2010.01412)
+   * along the curvature; damping has no part in it.  > 0 with product, else 0. */
+  double radius;
 } ng_options;
 
 /* Fill with the defaults of method "natgrad". */
@@ -350,7 +361,7 @@ static inline ng_status ng_options_init(ng_options *o) {
 }
 
 /* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac", "eva",
- * "eva-f", "eva-natgrad", "eva-kfac").  The method also decides the family: options that only another family
+ * "eva-f", "eva-natgrad", "eva-kfac", "adasgd", "sam").  The method also decides the family: options that only another family
  * has (ng_option_info.family) must keep their defaults.
  * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
  * Errors:  NG_ERR_ARG; NG_ERR_ABSENT for a method known but not supported yet; nothing changed. */
@@ -630,7 +641,7 @@ typedef struct ng_report {
   size_t struct_size;
   int64_t steps; /* steps taken; skipped ones are not counted                         */
   int64_t skipped;
-  double clip;          /* nu of the last step                                               */
+  double clip;          /* nu of the last step; of clip = ratio, rms the smallest factor     */
   double inner;         /* sum <PD, D> of the last step, all blocks                          */
   int64_t more_damping; /* factors solved after raising the damping, since ng_ready          */
   int64_t in_double;    /* ... only in double precision                                      */

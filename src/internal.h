@@ -233,13 +233,15 @@ typedef struct ng_family_ops {
   void (*shared)(ng_block *b);     /* results arrived from the owner; NULL with solve           */
   ng_status (*measure)(
       ng_block *b); /* inner, d2, pd2; PD into `direction` if there is one        */
-  /* The result, row by row; NULL with emit_tile. */
-  ng_status (*emit)(ng_block *b, double scale, const ng_sink *sink);
+  /* |PD|^2 of the weight and of the bias, when every rank has PD. */
+  void (*norms)(ng_block *b, double pd2[2]);
+  /* The result, row by row, each slot times its factor; NULL with emit_tile. */
+  ng_status (*emit)(ng_block *b, const double factor[2], const ng_sink *sink);
   /* Both or none: for families whose PD of an element needs that element and what `measure` knows.
    * Tiles of all such blocks are walked in one loop of all threads, by measure_tile before measure
    * (which adds up b->tile_sum, in order), by emit_tile instead of emit. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
-  void (*emit_tile)(const ng_block *b, const ng_tile *t, double scale, const ng_sink *sink);
+  void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 } ng_family_ops;
@@ -256,12 +258,14 @@ struct ng_block {
   double live[NG_LIVE_COUNT]; /* values of the coming step */
   int32_t owner, column;
   bool holds_stats, holds_result; /* on this rank */
+  uint32_t sees;                  /* of what its family sees, what this one looks at */
   void *state;
   int64_t curvature_bytes;
   /* this step */
   bool refused; /* an observation was not finite */
   double inner, d2, pd2;
-  const ng_tile *tile; /* of its weight, then of its bias, and NG_TILE_SUMS numbers for each */
+  double w2[2], factor[2]; /* of the weight and the bias: squared norm, what PD is multiplied by */
+  const ng_tile *tile;     /* of its weight, then of its bias, and NG_TILE_SUMS numbers for each */
   const double *tile_sum;
   int32_t tiles;
   bool folded[2]; /* A, G: some rank has shown a sample since the beginning; same on all ranks */
@@ -368,6 +372,7 @@ struct ng_precond {
   bool told; /* ... and all ranks know it                                                       */
   bool solving; /* this step solves */
   double nu, inner;
+  double ascent; /* solver = product: k of PD = D + k G D A */
   /* counters */
   int64_t steps, updates, skipped;
   int64_t more_damping, in_double, kept_last, plain;
@@ -393,6 +398,13 @@ void ng_tiles_release(ng_precond *p);
 void ng_tiles_measure(ng_precond *p); /* fills tile_sum; says `refused` of plain parameters */
 void ng_tiles_emit(ng_precond *p);
 void ng_live_update(ng_precond *p); /* live.c: live[] of the model and the blocks at p->steps */
+
+/* clip.c.  Weights are read in `measure`; `sum` is <PD, D>, |D|^2, |PD|^2 over all ranks; the factors
+ * of all blocks are known when PD is delivered and agreed on. */
+bool ng_clip_reads_weights(const ng_precond *p);
+void ng_clip_measure(ng_precond *p);
+void ng_clip_agreed(ng_precond *p, const double sum[3]);
+void ng_clip_factors(ng_precond *p);
 
 /* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */
 ng_status ng_exchange_check(ng_precond *p);

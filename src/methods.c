@@ -58,6 +58,20 @@ static const char *const eva_natgrad_values[] = {NULL};
 static const char *const eva_kfac_values[] = {
     "damping=0.03", "stat_decay=0.05",   "stat_scale=kaisa", "positions=reduce", "stat_batch=16",
     "calls=ema",    "call_weight=equal", "damping_leak=1",   "solve_period=1",   NULL};
+/* The rest of that program: AdaSGD has no statistics and no clip; SAM ascends along the same K-FAC
+ * factors, undamped, and does not clip. */
+static const char *const adasgd_values[] = {"sides=none", "damping=0.03", "clip=none", NULL};
+static const char *const sam_values[] = {"solver=product",
+                                         "radius=0.01",
+                                         "clip=none",
+                                         "stat_decay=0.05",
+                                         "stat_scale=kaisa",
+                                         "positions=reduce",
+                                         "stat_batch=16",
+                                         "calls=ema",
+                                         "call_weight=equal",
+                                         "solve_period=1",
+                                         NULL};
 
 ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
                                 size_t size) {
@@ -110,9 +124,16 @@ static const struct method {
     {"eva-kfac", &ng_family_kronecker, "the K-FAC that lzhangbv/eva compares itself with",
      "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123, where it is the baseline", eva_kfac_values,
      &ng_names_eva_kfac},
+    {"adasgd", &ng_family_rankone,
+     "lzhangbv/eva: the gradient over its own squared norm and damping",
+     "Zhang, Shi & Li 2023 (ICLR), arXiv 2308.02123, in an ablation", adasgd_values,
+     &ng_names_adasgd},
+    {"sam", &ng_family_kronecker,
+     "lzhangbv/eva: the gradient plus its product with K-FAC's factors, after SAM",
+     "Foret, Kleiner, Mobahi & Neyshabur 2021, arXiv 2010.01412", sam_values, &ng_names_sam},
 };
 static const char methods_there_are[] =
-    "natgrad|kaisa|mpd-kfac|dp-kfac|eva|eva-f|eva-natgrad|eva-kfac";
+    "natgrad|kaisa|mpd-kfac|dp-kfac|eva|eva-f|eva-natgrad|eva-kfac|adasgd|sam";
 static const char methods_later[] = "spngd|mfac|efcp|ggt";
 
 static const struct variant {
@@ -128,6 +149,8 @@ static const struct variant {
     {"eva|fusedeva|lzhangbveva", "", "eva", as_the_row},
     {"eva|fusedeva|lzhangbveva", "eva", "eva", as_the_row},
     {"eva|lzhangbveva", "kfac", "eva-kfac", as_the_row},
+    {"eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
+    {"eva|lzhangbveva", "sam", "sam", as_the_row},
 };
 static const char systems_there_are[] = "KAISA, DP-KFACrepo and Eva";
 static const char systems_later[] = "chainerkfac|efcp|mfac";

@@ -63,7 +63,7 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
   const ng_block *b = p->entry[layer]->block;
-  return b != NULL && b->holds_stats && ng_stat_due(p, b);
+  return b != NULL && b->sees != 0 && b->holds_stats && ng_stat_due(p, b);
 }
 
 /* The shape an array must have; fills positions. */
@@ -152,6 +152,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan
   st = check_shape(p, e, v, grad, &o.positions);
   if (st != NG_OK) return st;
   if (!ng_wants(p, layer)) return NG_OK;
+  if ((e->block->sees & (grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT)) == 0) return NG_OK;
   o.v = *v;
   o.samples = p->batch.samples;
   o.loss_scale = p->batch.loss_scale;

@@ -16,6 +16,8 @@
 #define ONE_OF_1(a) .choices = a, .choice = {a}
 #define ONE_OF_2(a, b) .choices = a "|" b, .choice = {a, b}
 #define ONE_OF_3(a, b, c) .choices = a "|" b "|" c, .choice = {a, b, c}
+#define ONE_OF_6(a, b, c, d, e, f)                                                                 \
+  .choices = a "|" b "|" c "|" d "|" e "|" f, .choice = {a, b, c, d, e, f}
 #define ONE_OF_4(a, b, c, d) .choices = a "|" b "|" c "|" d, .choice = {a, b, c, d}
 
 /* Options that the other families have no use for: with a method of theirs they stay as they are. */
@@ -32,9 +34,9 @@
 const ng_option_row ng_option_table[] = {
     /* Curvature */
     {AT(CHOICE, solver), .group = "curvature", .standard = "cholesky",
-     ONE_OF_2("cholesky", "eigen"),
+     ONE_OF_3("cholesky", "eigen", "product"),
      .help = "how a damped factor is inverted: cholesky damps each factor, eigen can damp the "
-             "product of both",
+             "product of both; product multiplies by the factors instead, see radius",
      .test = "effect_solver", KRONECKER, .per_layer = true},
     {AT(CHOICE, cholesky_form), .group = "curvature", .standard = "auto",
      ONE_OF_3("auto", "inverse", "factor"),
@@ -117,9 +119,11 @@ const ng_option_row ng_option_table[] = {
      .per_layer = true},
 
     /* Clip */
-    {AT(CHOICE, clip), .group = "clip", .standard = "kl", ONE_OF_3("kl", "rescale", "none"),
-     .help = "the common factor of all preconditioned gradients: kl bounds the step in "
-             "distribution, rescale keeps the norm of the gradient",
+    {AT(CHOICE, clip), .group = "clip", .standard = "kl",
+     ONE_OF_6("kl", "rescale", "norm", "ratio", "rms", "none"),
+     .help = "what preconditioned gradients are multiplied by: kl bounds the step in distribution, "
+             "rescale keeps the norm of the gradient, norm bounds the norm of all, ratio and rms "
+             "that of each weight and bias",
      .test = "effect_clip", .live = true},
     {AT(REAL, kl_clip), .group = "clip", .standard = "0.001", .lower = 0, .upper = REAL_MAX,
      .lower_open = true, .unit = "KL", .help = "kappa, the bound of clip = kl",
@@ -160,9 +164,18 @@ const ng_option_row ng_option_table[] = {
      .test = "effect_update"},
 
     /* The rank-one family's own */
-    {AT(CHOICE, sides), .group = "curvature", .standard = "both", ONE_OF_2("both", "input"),
-     .help = "rank one: mean vectors of inputs and output gradients, or of inputs only",
+    {AT(CHOICE, sides), .group = "curvature", .standard = "both", ONE_OF_3("both", "input", "none"),
+     .help = "rank one: mean vectors of inputs and output gradients, or of inputs only, or none, "
+             "and the squared norm of the gradient",
      .test = "effect_sides", .family = "rankone", .per_layer = true},
+
+    /* Came later */
+    {AT(REAL, clip_bound), .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX,
+     .unit = "norm", .help = "the bound of clip = norm, ratio, rms: |PD|, |PD|/|w|, rms(PD)",
+     .test = "effect_clip_bound", .live = true},
+    {AT(REAL, radius), .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
+     .unit = "norm", .help = "solver = product: PD = D + radius/|D| G D A", KRONECKER,
+     .test = "effect_radius"},
 };
 
 const int32_t ng_option_rows = (int32_t)(sizeof ng_option_table / sizeof ng_option_table[0]);

@@ -190,10 +190,23 @@ static ng_status check_together(const ng_options *o, char *message, size_t size)
                       "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
                       o->eigen_floor, o->solver);
   }
-  if (eigen && !ng_is(o->cholesky_form, "auto")) {
+  if (!ng_is(o->solver, "cholesky") && !ng_is(o->cholesky_form, "auto")) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "cholesky_form = %s needs solver = cholesky; with eigen leave it at auto",
-                      o->cholesky_form);
+                      "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
+                      o->cholesky_form, o->solver);
+  }
+  if (ng_is(o->solver, "product") != (o->radius > 0)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "radius = %g with solver = %s: product needs a radius above 0, the others 0",
+                      o->radius, o->solver);
+  }
+  if (ng_is(o->solver, "product") && o->damping_leak != 0) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "damping_leak = 1 needs solver = cholesky or eigen; with product set 0");
+  }
+  if (!(o->clip_bound > 0) &&
+      (ng_is(o->clip, "norm") || ng_is(o->clip, "ratio") || ng_is(o->clip, "rms"))) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0", o->clip);
   }
   if (o->damping_leak != 0 && joint) {
     return ng_fail_to(

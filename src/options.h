@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-#define NG_CHOICES_MAX 5
+#define NG_CHOICES_MAX 7
 
 typedef struct ng_option_row {
   const char *name, *group;
@@ -109,7 +109,8 @@ typedef struct ng_names {
   const ng_published *row;
   int32_t count;
 } ng_names;
-extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac;
+extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
+    ng_names_sam;
 /* NG_ERR_ARG with the nearest name if there is none; *lr if the option is that here. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,

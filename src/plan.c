@@ -77,6 +77,7 @@ static ng_status make_block(ng_precond *p, ng_entry *e) {
   const bool own = b->owner == p->ctx->comm.rank;
   b->holds_stats = own || ng_is(b->opt.statistics, "all");
   b->holds_result = b->column == p->grid.column;
+  b->sees = b->ops->sees;
   const ng_status st = b->ops->create(b);
   if (st != NG_OK) {
     ng_object_free(p, b, sizeof *b);

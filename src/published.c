@@ -56,6 +56,12 @@ static ng_status take_kl_clip_zero(job *j) {
   return number && v < 0 ? put(j, "clip", "none") : take_kl_clip(j);
 }
 
+static ng_status take_radius(job *j) {
+  double v;
+  if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0)) return put(j, "radius", "0.01");
+  return put(j, "radius", j->value);
+}
+
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
@@ -161,6 +167,12 @@ static ng_status check_count(job *j) {
 static ng_status check_size(job *j) {
   double v;
   return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
+}
+
+static ng_status check_size_or_none(job *j) {
+  double v;
+  if (is_none(j->value) || ng_read_real(j->value, &v)) return NG_OK;
+  return refuse(j, NG_ERR_ARG, "a number or none");
 }
 
 static ng_status check_strategy(job *j) {
@@ -278,12 +290,45 @@ static const ng_published eva_kfac_names[] = {
      check_no_parts},
 };
 
+/* One signature for all classes of that program; what a class does not look at is checked only. */
+static const ng_published adasgd_names[] = {
+    {"damping", "damping", "the same", take_same},
+    {"lr", "", "the lr argument of ng_step", take_lr},
+    {"fac_update_freq", "", "nothing to set: there are no statistics", check_count},
+    {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count},
+    {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count},
+    {"factor_decay", "", "nothing to set: there are no averages", check_size},
+    {"kl_clip", "", "nothing to set: the published class takes it and does not look at it",
+     check_size_or_none},
+    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
+    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
+    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
+     check_no_parts},
+};
+
+static const ng_published sam_names[] = {
+    {"fac_update_freq", "stat_period", "the same", take_same},
+    {"kfac_update_freq", "solve_period", "the same", take_same},
+    {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
+    {"damping", "", "nothing to set: the published class takes it and does not look at it",
+     check_size},
+    {"factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",
+     take_new_weight},
+    {"lr", "", "the lr argument of ng_step", take_lr},
+    {"kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples},
+    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
+    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
+    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
+     check_no_parts},
+};
+
 /* ---- the way in ------------------------------------------------------------------------------*/
 
 #define NAMES(list)                                                                                \
   { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
 const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
-               ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names);
+               ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
+               ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names);
 
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,

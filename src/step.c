@@ -21,7 +21,8 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
 /* ---- check -----------------------------------------------------------------------------------*/
 
 static ng_status check_bound(ng_precond *p, const ng_entry *e) {
-  const bool update = p->sink.kind != NG_SINK_GRADIENT;
+  const bool update =
+      p->sink.kind != NG_SINK_GRADIENT || (e->block != NULL && ng_clip_reads_weights(p));
   if (e->d.frozen || (e->block == NULL && !update)) return NG_OK;
   for (int32_t k = 0; k < e->slots; k++) {
     const char *missing = e->slot[k].grad.data == NULL               ? "gradient"
@@ -106,41 +107,26 @@ static ng_status measure(ng_precond *p) {
     if (st == NG_SKIPPED) p->refused = true;
     if (st < NG_OK) p->trouble = ng_worse(p->trouble, st);
   }
+  ng_clip_measure(p);
   return NG_OK;
 }
 
 static ng_status deliver(ng_precond *p) { return ng_exchange_direction(p); }
 
-/* nu: see options.clip in the header.  kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all
- * published codes. */
-static double clip_factor(const ng_precond *p, double inner, double d2, double pd2) {
-  if (ng_is(p->opt.clip, "kl")) {
-    const double s = fabs(p->lr * p->lr * inner);
-    return s > 0.0 ? fmin(1.0, sqrt(p->live[NG_LIVE_KL] / s)) : 1.0;
-  }
-  if (ng_is(p->opt.clip, "rescale")) return pd2 > 0.0 ? sqrt(d2 / pd2) : 1.0;
-  return 1.0;
-}
-
 static ng_status agree(ng_precond *p) {
   const ng_status st = ng_exchange_agree(p);
   if (st != NG_OK) return st;
-  const double *sum = p->small;
-  p->inner = sum[1];
-  p->nu = clip_factor(p, sum[1], sum[2], sum[3]);
-  if (!(p->nu - p->nu == 0.0) || !(sum[1] - sum[1] == 0.0)) {
-    p->refused = true; /* sums overflowed: the same on every rank */
-    p->nu = 1.0;
-  }
+  ng_clip_agreed(p, p->small + 1);
   return NG_OK;
 }
 
 static ng_status emit(ng_precond *p) {
+  ng_clip_factors(p);
   ng_tiles_emit(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (b->ops->emit == NULL) continue;
-    const ng_status st = b->ops->emit(b, p->nu, &p->sink);
+    const ng_status st = b->ops->emit(b, b->factor, &p->sink);
     if (st != NG_OK) return st;
   }
   return NG_OK;

@@ -170,7 +170,7 @@ static void emit_piece(void *arg, int32_t piece) {
     const ng_tile *t = &p->tile[i];
     const ng_block *b = t->entry->block;
     if (b != NULL) {
-      b->ops->emit_tile(b, t, p->nu, &p->sink);
+      b->ops->emit_tile(b, t, b->factor[t->which], &p->sink);
       continue;
     }
     for (int64_t r = t->row; r < t->row + t->rows; r++) {

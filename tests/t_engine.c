@@ -527,6 +527,21 @@ static void test_wrong_update(void **state) {
   bind_all(&f);
   assert_int_equal(ng_step_sgd(f.p, &s), NG_OK);
   destroy(&f);
+  /* clip = ratio looks at the weights whatever the step writes */
+  ready(&f, NULL, NULL);
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  assert_int_equal(ng_set(f.p, "clip_bound", "0.1"), NG_OK);
+  assert_int_equal(ng_set(f.p, "clip", "ratio"), NG_OK);
+  assert_int_equal(show(&f), NG_OK);
+  WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "weight of its weight is not bound");
+  bind_all(&f);
+  assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+  f.w[1] = INFINITY;
+  assert_int_equal(show(&f), NG_OK);
+  assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
+  destroy(&f);
   ready(&f, "update", "adamw");
   assert_int_equal(show(&f), NG_OK);
   w.beta1 = 1.0;

@@ -96,6 +96,12 @@ static void rows(void **state) {
       &o, "eva-kfac",
       "damping=0.03 stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
       "call_weight=equal damping_leak=1 solve_period=1");
+  o = system_options("Eva", "adasgd");
+  differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none");
+  o = system_options("Eva", "sam");
+  differs_by(&o, "sam",
+             "solver=product radius=0.01 clip=none stat_decay=0.05 stat_scale=kaisa "
+             "positions=reduce stat_batch=16 calls=ema call_weight=equal solve_period=1");
 }
 
 static void a_row_sets_everything(void **state) {
@@ -115,10 +121,9 @@ static void table_of_methods(void **state) {
     ng_method_info info = {.struct_size = sizeof info};
     assert_int_equal(ng_method_at(m, &info), NG_OK);
     assert_true(info.name[0] != 0 && info.help[0] != 0);
-    assert_string_equal(info.family,
-                        strncmp(info.name, "eva", 3) == 0 && strcmp(info.name, "eva-kfac") != 0
-                            ? "rankone"
-                            : "kronecker");
+    const bool eva = strncmp(info.name, "eva", 3) == 0 && strcmp(info.name, "eva-kfac") != 0;
+    const bool rankone = eva || strcmp(info.name, "adasgd") == 0;
+    assert_string_equal(info.family, rankone ? "rankone" : "kronecker");
     assert_contains(info.paper, "arXiv");
     ng_options o = standard_options();
     assert_int_equal(ng_options_set_method(&o, info.name, message, sizeof message), NG_OK);
@@ -430,6 +435,20 @@ static void eva_names(void **state) {
   assert_int_equal(k.solve_period, 7);
   publish(&k, "diag_blocks", "2");
   assert_int_equal(k.factor_blocks, 2);
+  ng_options sam = system_options("Eva", "sam"), ada = system_options("Eva", "adasgd");
+  publish(&sam, "kl_clip", "0.5"); /* rho there */
+  assert_true(sam.radius == 0.5);
+  for (int i = 0; i < 3; i++) {
+    publish(&sam, "kl_clip", "0.5");
+    publish(&sam, "kl_clip", i == 0 ? zero[i] : off[i]);
+    assert_true(sam.radius == 0.01);
+  }
+  publish(&ada, "damping", "0.5");
+  assert_true(ada.damping == 0.5);
+  const ng_options as_is = ada;
+  publish(&ada, "kl_clip", "0.5");
+  publish(&ada, "factor_decay", "0.5");
+  assert_memory_equal(&ada, &as_is, sizeof ada);
 }
 
 static void names_of_another_program(void **state) {

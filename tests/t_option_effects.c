@@ -667,6 +667,139 @@ static void effect_clip(void **state) {
   }
 }
 
+/* Slots of the model as ranges of the results: every weight, every bias. */
+static int32_t slots_of(int64_t from[2 * LAYERS], int64_t to[2 * LAYERS]) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < LAYERS; i++) {
+    const int64_t split = layer[i].at + layer[i].rows * layer[i].cols;
+    from[n] = layer[i].at;
+    to[n++] = split;
+    if (layer[i].bias == 0) continue;
+    from[n] = split;
+    to[n++] = end_of(i);
+  }
+  return n;
+}
+
+static double norm_of(const float *x, int64_t from, int64_t to) {
+  double s = 0;
+  for (int64_t i = from; i < to; i++) {
+    s += (double)x[i] * (double)x[i];
+  }
+  return sqrt(s);
+}
+
+/* What clip = kind with this bound makes of the unclipped direction, slot by slot, as f[slot]. */
+static void expected_factors(const char *kind, double bound, const float *PD, const float *w,
+                             double f[2 * LAYERS]) {
+  int64_t from[2 * LAYERS], to[2 * LAYERS];
+  const int32_t n = slots_of(from, to);
+  for (int32_t i = 0; i < n; i++) {
+    const double norm = norm_of(PD, from[i], to[i]);
+    if (strcmp(kind, "norm") == 0) f[i] = fmin(1, bound / norm_of(PD, 0, TOTAL));
+    if (strcmp(kind, "ratio") == 0) f[i] = fmin(50, bound * norm_of(w, from[i], to[i]) / norm);
+    if (strcmp(kind, "rms") == 0)
+      f[i] = 1 / fmax(1, norm / sqrt((double)(to[i] - from[i])) / bound);
+  }
+}
+
+/* The largest bound that clips something. */
+static double largest_bound(const char *kind, const float *PD, const float *w) {
+  int64_t from[2 * LAYERS], to[2 * LAYERS];
+  const int32_t n = slots_of(from, to);
+  double most = 0;
+  for (int32_t i = 0; i < n; i++) {
+    const double norm = norm_of(PD, from[i], to[i]);
+    most = fmax(most, strcmp(kind, "ratio") == 0 ? norm / norm_of(w, from[i], to[i])
+                                                 : norm / sqrt((double)(to[i] - from[i])));
+  }
+  return strcmp(kind, "norm") == 0 ? norm_of(PD, 0, TOTAL) : most;
+}
+
+/* `share` of the bound where clipping begins in the first step.  1e-5: f32 directions and sums of up
+ * to 131 products; relative to the norm of a slot. */
+static void clip_is(const char *settings, int32_t ranks, const char *kind, double share) {
+  char text[256];
+  run none = usual, clipped = usual;
+  (void)snprintf(text, sizeof text, "%s clip=none", settings);
+  none.ranks = clipped.ranks = ranks;
+  none.settings = text;
+  none = play(none);
+  const double bound = share * largest_bound(kind, none.rank[0].P[0], none.rank[0].weight[0]);
+  (void)snprintf(text, sizeof text, "%s clip=%s clip_bound=%.17g", settings, kind, bound);
+  clipped.settings = text;
+  clipped = play(clipped);
+  int64_t from[2 * LAYERS], to[2 * LAYERS];
+  const int32_t n = slots_of(from, to);
+  for (int32_t step = 0; step < usual.steps; step++) {
+    double f[2 * LAYERS], least = INFINITY;
+    const float *PD = none.rank[0].P[step], *w = none.rank[0].weight[step];
+    expected_factors(kind, bound, PD, w, f);
+    for (int32_t r = 0; r < ranks; r++) {
+      for (int32_t i = 0; i < n; i++) {
+        const double most = f[i] * norm_of(PD, from[i], to[i]);
+        for (int64_t k = from[i]; k < to[i]; k++) {
+          const double got = clipped.rank[r].P[step][k], want = f[i] * (double)PD[k];
+          if (!(fabs(got - want) <= 1e-5 * most))
+            fail_msg("%s, rank %d, slot %d: %g, not %g", text, r, i, got, want);
+        }
+        least = fmin(least, f[i]);
+      }
+      assert_true(fabs(clipped.rank[r].nu[step] / least - 1) < 1e-5);
+    }
+    assert_true(step > 0 || (fabs(least - 1) > 0.01) == (share != 2)); /* it does something */
+  }
+}
+
+/* Kinds with a bound: by their formulas, in every method that makes PD in another way. */
+static void effect_clip_bound(void **state) {
+  (void)state;
+  static const char *const methods[] = {"damping=0.1",
+                                        "damping=0.1 solver=eigen damping_split=joint",
+                                        "method=eva-natgrad damping=0.05",
+                                        "method=eva-natgrad damping=0.05 sides=input",
+                                        "method=adasgd",
+                                        "method=sam stat_scale=textbook radius=0.5"};
+  for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+    clip_is(methods[i], 1, "norm", 0.5);
+    clip_is(methods[i], 1, "norm", 2);
+    clip_is(methods[i], 2, "ratio", 0.5);
+    clip_is(methods[i], 1, "ratio", 1e6); /* fifty at most */
+    clip_is(methods[i], 2, "rms", 0.1);
+  }
+  clip_is("damping=0.1 grad_worker_fraction=0", 2, "ratio", 0.3);
+  clip_is("method=sam stat_scale=textbook radius=0.5 grad_worker_fraction=0", 2, "rms", 0.3);
+  run r = usual;
+  r.settings = "clip=rms";
+  assert_int_equal(try_play(&r), NG_ERR_ARG);
+  assert_non_null(strstr(r.rank[0].message, "clip = rms needs a clip_bound above 0"));
+}
+
+/* PD = D + radius / |D| G D A: what is added grows with the radius, and its ratio is that of both. */
+static void effect_radius(void **state) {
+  (void)state;
+  const run a = with("method=sam stat_scale=textbook radius=0.1"),
+            b = with("method=sam stat_scale=textbook radius=0.3");
+  for (int32_t step = 0; step < usual.steps; step++) {
+    float D[TOTAL];
+    double one = 0, both = 0;
+    gradient_of(step, D);
+    for (int64_t i = 0; i < TOTAL; i++) {
+      const double x = (double)a.rank[0].P[step][i] - (double)D[i];
+      one += x * x;
+      both += x * ((double)b.rank[0].P[step][i] - (double)D[i]);
+    }
+    assert_true(one > 1e-6); /* a thousandth of |D| of some ten; 1e-4: differences of f32 near 1 */
+    assert_true(fabs(both / one - 3) < 1e-3);
+  }
+  run r = usual;
+  r.settings = "damping=0.1 solver=product";
+  assert_int_equal(try_play(&r), NG_ERR_ARG);
+  r.settings = "damping=0.1";
+  r.layer_options = "solver=product";
+  assert_int_equal(try_play(&r), NG_ERR_ARG);
+}
+
 /* Both clips are active, so the directions are as the square roots of kappa. */
 static void effect_kl_clip(void **state) {
   (void)state;
@@ -904,6 +1037,7 @@ static void live_options_move(void **state) {
       {"solve_period", "4", "damping=0.1 solve_period=1 stat_decay=0.5 cholesky_form=inverse"},
       {"eigen_floor", "1e20", "damping=0.1 solve_period=1 solver=eigen"},
       {"clip", "none", "damping=0.1 solve_period=1"},
+      {"clip_bound", "0.001", "damping=0.1 solve_period=1 clip=norm clip_bound=0.1"},
   };
   int32_t live = 0;
   for (size_t k = 0; k < sizeof move / sizeof move[0]; k++) {
@@ -938,9 +1072,14 @@ static void effect_sides(void **state) {
   (void)state;
   const run a = with("method=eva damping=0.1 clip=none sides=both");
   const run b = with("method=eva damping=0.1 clip=none sides=input");
+  const run c = with("method=eva damping=0.1 clip=none sides=none");
   for (int32_t i = 0; i < LAYERS; i++) {
     assert_differ(gap_of(&a, &b, 0, i));
+    assert_differ(gap_of(&a, &c, 0, i));
+    assert_differ(gap_of(&b, &c, 0, i));
   }
+  assert_int_equal(b.rank[0].wanted[1], 1);
+  assert_int_equal(c.rank[0].wanted[1], 0); /* nothing to look at */
 }
 
 /* The other family has these, and they do something there, too. */
@@ -1002,7 +1141,8 @@ int main(void) {
       cmocka_unit_test(effect_placement),     cmocka_unit_test(effect_grad_worker_fraction),
       cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
       cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
-      cmocka_unit_test(effect_sides),
+      cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
+      cmocka_unit_test(effect_radius),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -362,7 +362,7 @@ static void fields_out_of_range(void **state) {
   BAD(damping_leak, -1, "0 or 1");
   BAD(solver, NULL, "NULL");
   BAD(solver, "lu", "cholesky|eigen");
-  BAD(clip, "", "kl|rescale|none");
+  BAD(clip, "", "kl|rescale|norm|ratio|rms|none");
   BAD(skip_layers, NULL, "NULL");
   BAD(schedule, NULL, "NULL");
   BAD(schedule, "damping", "expected '*'");

@@ -205,11 +205,15 @@ static void predict(const scene *s, const ng_options *opt, scene_result *out) {
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
       out->condition[t][l] = 1;
       if (d->frozen) continue;
-      for (int k = 0; k < 2 && t % o.stat_period == 0; k++)
+      for (int k = 0; k < 2 && t % o.stat_period == 0 && strcmp(o.sides, "none") != 0; k++)
         average(s, &o, t, l, k == 1, m[l][k], &started[l][k]);
       for (int64_t g = 0; g < groups; g++) {
+        /* AdaSGD: no vectors, so zero ones, and the squared norm of the layer's gradient beside */
         const double *side = strcmp(o.sides, "input") == 0 ? NULL : m[l][1] + g * q;
-        double c = solve_dense(q, p, m[l][0] + g * p, side, o.damping, D + g * n, P + g * n);
+        double lambda = o.damping;
+        for (int64_t i = 0; i < groups * n && strcmp(o.sides, "none") == 0; i++)
+          lambda += D[i] * D[i];
+        double c = solve_dense(q, p, m[l][0] + g * p, side, lambda, D + g * n, P + g * n);
         out->condition[t][l] = fmax(out->condition[t][l], c);
       }
       for (int64_t i = 0; i < groups * n; i++) {
@@ -261,7 +265,7 @@ static const char *pick(rng *r, const char *const *words, int64_t n) {
        (int64_t)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *)))
 
 static ng_options random_options(rng *r) {
-  ng_options o = method(PICK(r, "eva", "eva-natgrad", "eva-f"));
+  ng_options o = method(PICK(r, "eva", "eva-natgrad", "eva-f", "adasgd"));
   char text[40];
   set(&o, "stat_scale", PICK(r, "eva", "textbook"));
   if (strcmp(o.stat_scale, "textbook") == 0) set(&o, "positions", PICK(r, "expand", "reduce"));
@@ -509,6 +513,36 @@ static void golden_eva_kfac(void **state) {
       for (int i = 0; i < 8; i++)
         near(r.P[t][0][i], w[2 + i], "linear");
     }
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
+/* The rest of the program: AdaSGD and SAM, the linear layer of the first step. */
+static void golden_neighbours(void **state) {
+  (void)state;
+  static const struct {
+    const char *system;
+    double linear[8];
+  } want[] = {{"adasgd",
+               {0.642830706, 0.819910938, 0.582710164, 0.790736001, 0.0201797221, -0.569157302,
+                -0.820576417, 0.741704836}},
+              {"sam",
+               {0.156838397, 0.199941023, 0.142027215, 0.19409221, 0.00506004595, -0.138619349,
+                -0.199979584, 0.18194748}}};
+  for (int k = 0; k < 2; k++) {
+    scene *s = golden_scene();
+    scene_look look = {0};
+    scene_result r;
+    char message[256];
+    ng_options o = method("natgrad");
+    assert_int_equal(ng_options_set_system(&o, "Eva", want[k].system, message, sizeof message),
+                     NG_OK);
+    scene_play(s, &o, &look, &r);
+    assert_int_equal(r.status, NG_OK);
+    for (int i = 0; i < 8; i++)
+      near(r.P[0][0][i], want[k].linear[i], want[k].system);
+    assert_true(r.nu[0] == 1);
     scene_forget(&r);
     scene_destroy(&s);
   }
@@ -1083,6 +1117,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(golden_eva),
       cmocka_unit_test(golden_eva_kfac),
+      cmocka_unit_test(golden_neighbours),
       cmocka_unit_test(golden_eva_f),
       cmocka_unit_test(random_cases),
       cmocka_unit_test(shards_equal_the_whole),

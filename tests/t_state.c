@@ -214,6 +214,8 @@ static const sim_setup rows[] = {
      .vary = SIM_OWN,
      .layer_options = "damping=0.05 stat_batch=2"},
     {.method = "eva-f", .set = "stat_period=2"},
+    {.method = "adasgd", .set = "update=sgd clip=rms clip_bound=0.1"},
+    {.method = "sam", .set = "update=sgd stat_scale=textbook " PERIODS},
     {.method = "eva-kfac", .set = "update=sgd " PERIODS},
 };
 

@@ -87,6 +87,13 @@ static ng_status create(ng_block *b) {
   k->q = d->out / k->groups;
   k->p = d->in / k->groups * k->offsets + d->bias;
   k->eigen = ng_is(b->opt.solver, "eigen");
+  k->product = ng_is(b->opt.solver, "product");
+  if (k->product != ng_is(b->p->opt.solver, "product")) {
+    b->ops->destroy(b);
+    return ng_fail(b->p->ctx, NG_ERR_ARG,
+                   "layer '%s': solver = %s beside %s: product is for all layers or for none",
+                   d->name, b->opt.solver, b->p->opt.solver);
+  }
   k->direct = ng_is(b->opt.fold, "direct");
   k->factor_dtype = dtype_of(b->opt.factor_dtype);
   k->inverse_dtype = dtype_of(b->opt.inverse_dtype);
@@ -261,7 +268,7 @@ static ng_status visit_part(ng_block *b, int side, const ng_part *part, ng_field
     f.col_channels = part->n;
     return visit(arg, &f);
   }
-  f = field_of(b, side, part, part->is_factor ? "_cholesky" : "_inverse");
+  f = field_of(b, side, part, k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse");
   f.dtype = k->inverse_dtype;
   f.data = part->R;
   f.sym = true;
@@ -339,6 +346,7 @@ const ng_family_ops ng_family_kronecker = {
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
     .measure = ng_kron_measure,
+    .norms = ng_kron_norms,
     .emit = ng_kron_emit,
     .fields = fields,
     .numbers = numbers,

@@ -21,7 +21,7 @@ typedef struct ng_part {
   bool one;   /* A: holds the homogeneous coordinate                                           */
   void *F;    /* running average, factor_dtype                                                 */
   ng_sym S;   /* this step's sum, f32; fold = direct: F                                        */
-  void *R;    /* cholesky: inverse, or L; ng_sym order; inverse_dtype                          */
+  void *R;    /* cholesky: inverse, or L; product: F; ng_sym order; inverse_dtype              */
   void *V;    /* eigen: row i is eigenvector i; [n,n]; inverse_dtype                           */
   float *d;   /* eigen: [n]                                                                    */
   bool is_factor; /* R holds L */
@@ -46,6 +46,7 @@ typedef struct ng_kron {
   ng_side side[2];
   ng_conv conv;
   bool eigen, direct;
+  bool product; /* solver = product: R is a copy of F, and `direction` is H = G D A */
   ng_dtype factor_dtype, inverse_dtype;
   float *told;      /* ng_kron_told(k) floats at the head of the results                    */
   void *prediv;     /* [out, p], inverse_dtype                                              */
@@ -69,7 +70,8 @@ void ng_kron_forget(ng_block *b);
 ng_status ng_kron_solve(ng_block *b);
 void ng_kron_shared(ng_block *b);
 ng_status ng_kron_measure(ng_block *b);
-ng_status ng_kron_emit(ng_block *b, double scale, const ng_sink *sink);
+void ng_kron_norms(ng_block *b, double pd2[2]);
+ng_status ng_kron_emit(ng_block *b, const double factor[2], const ng_sink *sink);
 int64_t ng_kron_solve_scratch(const ng_block *b); /* floats */
 int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 

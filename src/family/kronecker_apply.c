@@ -3,6 +3,8 @@
  *   cholesky   PD = G^-1 D A^-1, damped as they were solved
  *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A',  R = 1/(d_G d_A' + lambda) of solve time (prediv)
  *              or of now
+ *   product    H = G D A, and PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et
+ *              al. 2021, arXiv 2010.01412) along the curvature, as published with Eva
  *
  * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
  * ranks have agreed on the clip, then emitted row by row in published order. */
@@ -31,7 +33,8 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   const int64_t measure =
       2 * ng_floats(k->out * k->p) + ng_floats(widest_result(k)) + ng_floats(6 * k->out);
   const int64_t emit = ng_threads_of(b->p->ctx) * ng_floats(k->p) + ng_floats(k->out);
-  return ng_max64(measure, emit);
+  const int64_t norms = 2 * ng_floats(k->p);
+  return ng_max64(measure, ng_max64(emit, norms));
 }
 
 /* ---- rows of D -------------------------------------------------------------------------------*/
@@ -41,7 +44,7 @@ typedef struct rows_job {
   float *D;
   double *sums; /* [out][3]: <PD,D>, |D|^2, |PD|^2 */
   const ng_sink *sink;
-  double scale;
+  const double *factor;
   int64_t chunk;
   bool bad[256];
 } rows_job;
@@ -235,7 +238,9 @@ ng_status ng_kron_measure(ng_block *b) {
                      b->entry->d.name);
     }
   }
-  if (!k->good) {
+  if (!k->good && k->product) {
+    memset(k->direction, 0, (size_t)(k->out * k->p) * sizeof *D);
+  } else if (!k->good) {
     memcpy(k->direction, D, (size_t)(k->out * k->p) * sizeof *D);
   } else if (k->eigen) {
     times_a(b, D, T, false, room);
@@ -255,29 +260,67 @@ ng_status ng_kron_measure(ng_block *b) {
   return NG_OK;
 }
 
-static void emit_rows(void *arg, int32_t piece) {
-  const rows_job *j = arg;
-  const ng_kron *k = ng_kron_of(j->b);
-  float *buffer = k->scratch + piece * ng_floats(k->p);
-  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
-  for (int64_t r = piece * j->chunk; r < to; r++) {
-    const float *row = k->direction + r * k->p;
-    if (k->offsets > 1) {
-      for (int64_t c = 0; c < k->p; c++) {
-        buffer[k->map[c]] = row[c];
-      }
-      row = buffer;
+/* Row r of `direction` in published order: where it is, or in `room`. */
+static const float *published_row(const ng_kron *k, int64_t r, float *room) {
+  const float *row = k->direction + r * k->p;
+  if (k->offsets == 1) return row;
+  for (int64_t c = 0; c < k->p; c++) {
+    room[k->map[c]] = row[c];
+  }
+  return room;
+}
+
+/* In row order: the same bits for any number of threads. */
+void ng_kron_norms(ng_block *b, double pd2[2]) {
+  const ng_kron *k = ng_kron_of(b);
+  const ng_slot *w = &b->entry->slot[NG_WEIGHT], *bias = &b->entry->slot[NG_BIAS];
+  const double ascent = b->p->ascent;
+  float *room = k->scratch, *D = room + ng_floats(k->p);
+  pd2[NG_WEIGHT] = pd2[NG_BIAS] = 0.0;
+  memset(D, 0, (size_t)k->p * sizeof *D);
+  for (int64_t r = 0; r < k->out; r++) {
+    const float *H = published_row(k, r, room);
+    if (k->product) (void)ng_grad_row(w, r, D);
+    if (k->product && b->entry->d.bias) {
+      const int64_t size = ng_dtype_size(bias->grad.dtype);
+      ng_to_f32(D + w->cols, (const char *)bias->grad.data + r * size, bias->grad.dtype, 1);
     }
-    ng_sink_row(j->sink, &j->b->entry->slot[NG_WEIGHT], r, row, j->scale);
+    for (int i = 0; i < b->entry->slots; i++) {
+      const int64_t at = i == NG_WEIGHT ? 0 : w->cols, n = i == NG_WEIGHT ? w->cols : 1;
+      double sum[3];
+      sum_row(H + at, D + at, n, sum);
+      pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
+    }
   }
 }
 
-ng_status ng_kron_emit(ng_block *b, double scale, const ng_sink *sink) {
+/* A row of a slot: PD, or with solver = product the gradient and k H. */
+static void give_row(const rows_job *j, int32_t which, int64_t row, const float *values) {
+  ng_slot *slot = &j->b->entry->slot[which];
+  const double factor = j->factor[which];
+  if (ng_kron_of(j->b)->product) {
+    ng_sink_span(j->sink, slot, row, 0, slot->cols, factor, values, factor * j->b->p->ascent);
+  } else {
+    ng_sink_row(j->sink, slot, row, values, factor);
+  }
+}
+
+static void emit_rows(void *arg, int32_t piece) {
+  const rows_job *j = arg;
+  const ng_kron *k = ng_kron_of(j->b);
+  float *room = k->scratch + piece * ng_floats(k->p);
+  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
+  for (int64_t r = piece * j->chunk; r < to; r++) {
+    give_row(j, NG_WEIGHT, r, published_row(k, r, room));
+  }
+}
+
+ng_status ng_kron_emit(ng_block *b, const double factor[2], const ng_sink *sink) {
   ng_kron *k = ng_kron_of(b);
   rows_job j;
   j.b = b;
   j.sink = sink;
-  j.scale = scale;
+  j.factor = factor;
   const int32_t pieces = pieces_of(b, &j);
   ng_parallel(b->p->ctx, pieces, emit_rows, &j);
   if (b->entry->slots > 1) {
@@ -285,7 +328,7 @@ ng_status ng_kron_emit(ng_block *b, double scale, const ng_sink *sink) {
     for (int64_t r = 0; r < k->out; r++) {
       bias[r] = k->direction[r * k->p + k->p - 1]; /* internal order, too, has the bias last */
     }
-    ng_sink_row(sink, &b->entry->slot[NG_BIAS], 0, bias, scale);
+    give_row(&j, NG_BIAS, 0, bias);
   }
   return NG_OK;
 }

@@ -3,6 +3,7 @@
  * On the block's owner, each part of A and G by itself:
  *   cholesky   (F + d I)^-1, or L of F + d I = L L' where that is cheaper
  *   eigen      F = Q diag(e) Q', e at or below eigen_floor set to 0
+ *   product    F as it is: nothing is inverted
  * with d from damping_split: full d_A = d_G = lambda; pi d_A = sqrt(lambda) pi, d_G =
  * sqrt(lambda)/pi, pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3).
  *
@@ -26,7 +27,8 @@ enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
 #define NEGATIVE 1e-3
 
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
-  if (ng_kron_of(b)->eigen || ng_is(b->opt.cholesky_form, "inverse")) return false;
+  const ng_kron *k = ng_kron_of(b);
+  if (k->eigen || k->product || ng_is(b->opt.cholesky_form, "inverse")) return false;
   if (ng_is(b->opt.cholesky_form, "factor")) return true;
   /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
    * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m. */
@@ -35,6 +37,7 @@ bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
 
 void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, double *on_g) {
   *on_a = *on_g = 0.0;
+  if (ng_kron_of(b)->product) return; /* nothing is inverted */
   if (ng_is(b->opt.damping_split, "full")) {
     *on_a = *on_g = lambda;
   } else if (ng_is(b->opt.damping_split, "pi")) {
@@ -208,6 +211,12 @@ static int32_t cholesky(const ng_block *b, ng_part *part, double d, float *scrat
   return part->good ? RUNG_LAST : RUNG_PLAIN;
 }
 
+/* solver = product: the average itself, as it is now. */
+static int32_t copy(const ng_block *b, ng_part *part, float *scratch) {
+  store(b, part->R, load(b, part, scratch).a, ng_sym_count(part->n));
+  return 0;
+}
+
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
 /* How far below 0 an eigenvalue of a stored average may be, relative to the largest: rounding n
@@ -363,8 +372,9 @@ static int32_t solve_group(ng_block *b, int32_t group, const double on[2], const
       ng_part *part = &s->part[j];
       int32_t rung = part->good ? RUNG_LAST : RUNG_PLAIN;
       if (finite[i]) {
-        rung = k->eigen ? eigen(b, part, s->leak[group], k->scratch)
-                        : cholesky(b, part, s->leak[group] + on[i], k->scratch);
+        rung = k->product ? copy(b, part, k->scratch)
+               : k->eigen ? eigen(b, part, s->leak[group], k->scratch)
+                          : cholesky(b, part, s->leak[group] + on[i], k->scratch);
       }
       count(b, rung, part, i);
       part->good = part->good || rung < RUNG_LAST;

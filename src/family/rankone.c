@@ -14,6 +14,9 @@
  *     PD = (D - t a' / (alpha + lambda)) / lambda,
  *     <D, PD> = (|D|^2 - |t|^2 / (alpha + lambda)) / lambda
  *
+ * sides = none (AdaSGD, of the same repository) has no vectors; the curvature is the gradient's own,
+ * and PD = D / (lambda + |D|^2).
+ *
  * So `measure_tile` reads the gradient once for |D|^2 and s, and `emit_tile` hands D and the rank-one
  * term to the sink in one more walk; tiles of all blocks go through one loop (tiles.c).  Nothing is
  * inverted, stored or sent besides a and g.  A convolution's groups have an a and a g each.
@@ -63,11 +66,13 @@ static void destroy(ng_block *b) {
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
-  const bool input_only = ng_is(b->opt.sides, "input");
+  const bool input_only = ng_is(b->opt.sides, "input"), none = ng_is(b->opt.sides, "none");
   ng_rankone *k = ng_object(b->p, sizeof *k);
   if (k != NULL) {
     b->state = k;
     k->groups = groups;
+    k->none = none;
+    b->sees = none ? 0 : input_only ? NG_SEES_INPUT : b->sees;
     k->rank = ng_object(b->p, (size_t)groups * sizeof *k->rank);
     if (input_only) k->t = ng_object(b->p, (size_t)d->out * sizeof *k->t);
     if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
@@ -80,8 +85,8 @@ static ng_status create(ng_block *b) {
   make_box(b, NG_MEAN_G);
   k->p = b->entry->slot[NG_WEIGHT].cols;
   k->q = d->out / groups;
-  k->side[NG_MEAN_A].n = groups * k->p + d->bias;
-  k->side[NG_MEAN_G].n = input_only ? 0 : d->out;
+  k->side[NG_MEAN_A].n = none ? 0 : groups * k->p + d->bias;
+  k->side[NG_MEAN_G].n = none || input_only ? 0 : d->out;
   const int at = snprintf(b->entry->why, sizeof b->entry->why, "a %lld, g %lld",
                           (long long)k->side[NG_MEAN_A].n, (long long)k->side[NG_MEAN_G].n);
   if (groups > 1) {
@@ -109,7 +114,8 @@ static ng_status begin(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   ng_average_close(&k->side[NG_MEAN_A].average);
   ng_average_close(&k->side[NG_MEAN_G].average);
-  if (k->t != NULL) b->folded[NG_MEAN_G] = true; /* nobody waits for it */
+  b->folded[NG_MEAN_A] = (b->sees & NG_SEES_INPUT) == 0; /* nobody waits for it */
+  b->folded[NG_MEAN_G] = (b->sees & NG_SEES_OUTGRAD) == 0;
   return NG_OK;
 }
 
@@ -199,24 +205,26 @@ static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
 static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_view *v = &b->entry->slot[t->which].grad;
-  const float *u = along_row(k, t);
+  const float *u = k->none ? NULL : along_row(k, t);
   enum { TILE = 512 };
   float line[TILE];
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     const char *x = (const char *)v->data + (r * v->row_stride + t->col) * ng_dtype_size(v->dtype);
     double part[2], su = 0.0;
     if (v->dtype == NG_F32) {
-      row_sums((const float *)(const void *)x, u, t->cols, part);
+      const float *row = (const float *)(const void *)x;
+      row_sums(row, u == NULL ? row : u, t->cols, part);
       sum[0] += part[0];
       su = part[1];
     }
     for (int64_t c = 0; v->dtype != NG_F32 && c < t->cols; c += TILE) {
       const int64_t n = ng_min64(TILE, t->cols - c);
       ng_to_f32(line, x + c * ng_dtype_size(v->dtype), v->dtype, n);
-      row_sums(line, u + c, n, part);
+      row_sums(line, u == NULL ? line : u + c, n, part);
       sum[0] += part[0];
       su += part[1];
     }
+    if (k->none) continue;
     if (k->t == NULL) {
       sum[1] += of_row(k, t, r) * su;
     } else if (t->which == NG_WEIGHT && t->cols == k->p) {
@@ -244,62 +252,99 @@ static void finish_t(ng_block *b) {
     k->t[t->row] = (t->col == 0 ? 0.0 : k->t[t->row]) + b->tile_sum[i * NG_TILE_SUMS + 1];
   }
   for (int64_t r = 0; r < b->entry->d.out; r++) {
+    double bias_t = 0.0;
     if (b->entry->d.bias) {
       float x;
       ng_to_f32(&x, (const char *)bias->data + r * ng_dtype_size(bias->dtype), bias->dtype, 1);
-      k->t[r] += (double)x * (double)a->mean[a->n - 1];
+      bias_t = (double)x * (double)a->mean[a->n - 1];
+      k->t[r] += bias_t;
     }
     k->along[r] = (float)k->t[r];
     k->rank[r / k->q].s += k->t[r] * k->t[r];
+    k->rank[r / k->q].bias_s += k->t[r] * bias_t;
   }
+}
+
+/* <a, a>, <g, g>, |D|^2, s of each group from the vectors and the sums of the tiles. */
+static void gather_ranks(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  const ng_mean *a = &k->side[NG_MEAN_A], *g = &k->side[NG_MEAN_G];
+  const double one = b->entry->d.bias && !k->none ? (double)a->mean[a->n - 1] : 0.0;
+  for (int64_t i = 0; i < k->groups; i++) {
+    ng_rank *r = &k->rank[i];
+    *r = (ng_rank){.bias_alpha = one * one};
+    if (k->none) continue;
+    r->alpha = norm2(a->mean + i * k->p, k->p) + r->bias_alpha;
+    r->beta = k->t != NULL ? 1.0 : norm2(g->mean + i * k->q, k->q);
+  }
+  for (int32_t i = 0; i < b->tiles; i++) {
+    ng_rank *r = &k->rank[b->tile[i].group];
+    const double *sum = &b->tile_sum[i * NG_TILE_SUMS];
+    r->d2 += sum[0];
+    if (b->tile[i].which == NG_BIAS) r->bias_d2 += sum[0];
+    if (k->t != NULL) continue;
+    r->s += sum[1];
+    if (b->tile[i].which == NG_BIAS) r->bias_s += sum[1];
+  }
+  if (k->t != NULL) finish_t(b);
 }
 
 /* A square of an f32 fits a double, and so do sums of them: |D|^2 is finite if and only if every
  * entry is. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const ng_mean *a = &k->side[NG_MEAN_A], *g = &k->side[NG_MEAN_G];
-  const double lambda = b->live[NG_LIVE_DAMPING];
-  const double one = b->entry->d.bias ? (double)a->mean[a->n - 1] : 0.0;
   const bool input_only = k->t != NULL;
+  gather_ranks(b);
+  b->inner = b->d2 = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
-    k->rank[i] = (ng_rank){.alpha = norm2(a->mean + i * k->p, k->p) + one * one,
-                           .beta = input_only ? 1.0 : norm2(g->mean + i * k->q, k->q)};
+    b->d2 += k->rank[i].d2;
   }
-  for (int32_t i = 0; i < b->tiles; i++) {
-    ng_rank *r = &k->rank[b->tile[i].group];
-    r->d2 += b->tile_sum[i * NG_TILE_SUMS];
-    if (!input_only) r->s += b->tile_sum[i * NG_TILE_SUMS + 1];
+  if (!(b->d2 - b->d2 == 0.0)) {
+    b->d2 = 0.0;
+    return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
+                   b->entry->d.name);
   }
-  if (input_only) finish_t(b);
+  k->lambda = b->live[NG_LIVE_DAMPING] + (k->none ? b->d2 : 0.0);
   for (int64_t i = 0; i < k->groups; i++) {
-    ng_rank *r = &k->rank[i];
-    if (!(r->d2 - r->d2 == 0.0)) {
-      b->inner = b->d2 = b->pd2 = 0.0;
-      return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
-                     b->entry->d.name);
-    }
     /* `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped.  What is below the bounds
      * (Cauchy and Schwarz) is rounding. */
-    const double damped = r->alpha * r->beta + lambda, least = r->d2 / damped;
+    ng_rank *r = &k->rank[i];
+    const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
     const double along = input_only ? r->s / damped : r->s * r->s / damped;
     r->c = input_only ? 1.0 / damped : r->s / damped;
-    b->inner += fmax((r->d2 - along) / lambda, least);
-    b->pd2 += fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (lambda * lambda),
-                   least / damped);
-    b->d2 += r->d2;
+    b->inner += fmax((r->d2 - along) / k->lambda, least);
+    b->pd2 +=
+        fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
+             least / damped);
   }
   return NG_OK;
 }
 
+/* Part by part |D|^2 - 2 c s + c^2 beta alpha, with the s and the alpha of that part; sides = input
+ * has |t|^2 for beta. */
+static void norms(ng_block *b, double pd2[2]) {
+  const ng_rankone *k = ng_rankone_of(b);
+  const double by = 1.0 / (k->lambda * k->lambda);
+  pd2[NG_WEIGHT] = pd2[NG_BIAS] = 0.0;
+  for (int64_t i = 0; i < k->groups; i++) {
+    const ng_rank *r = &k->rank[i];
+    const double beta = k->t != NULL ? r->s : r->beta, cc = r->c * r->c * beta;
+    const double bias = r->bias_d2 - 2.0 * r->c * r->bias_s + cc * r->bias_alpha;
+    const double weight =
+        (r->d2 - r->bias_d2) - 2.0 * r->c * (r->s - r->bias_s) + cc * (r->alpha - r->bias_alpha);
+    pd2[NG_WEIGHT] += fmax(0.0, weight) * by;
+    pd2[NG_BIAS] += fmax(0.0, bias) * by;
+  }
+}
+
 /* ---- second pass -----------------------------------------------------------------------------*/
 
-static void emit_tile(const ng_block *b, const ng_tile *t, double scale, const ng_sink *sink) {
+static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
-  const double by = scale / b->live[NG_LIVE_DAMPING];
-  const float *u = along_row(k, t);
+  const double by = factor / k->lambda;
+  const float *u = k->none ? NULL : along_row(k, t);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const double along = -by * k->rank[t->group].c * of_row(k, t, r);
+    const double along = k->none ? 0.0 : -by * k->rank[t->group].c * of_row(k, t, r);
     ng_sink_span(sink, &b->entry->slot[t->which], r, t->col, t->cols, by, u, along);
   }
 }
@@ -355,6 +400,7 @@ const ng_family_ops ng_family_rankone = {
     .forget = ng_rankone_forget,
     .measure_tile = measure_tile,
     .measure = measure,
+    .norms = norms,
     .emit_tile = emit_tile,
     .fields = fields,
     .numbers = numbers,

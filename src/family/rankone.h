@@ -18,16 +18,18 @@ typedef struct ng_box {
 } ng_box;
 
 typedef struct ng_mean {
-  int64_t n; /* A: inputs x kernel offsets, published order, and a 1 for the bias; G: outputs */
+  int64_t
+      n; /* 0: not kept; A: inputs x kernel offsets, published order, and a 1 for the bias; G: outputs */
   float *mean, *sum; /* the running average; this step's sum */
   ng_average average;
   ng_box box;
 } ng_mean;
 
 /* Of one group: <a, a>, <g, g>, |D|^2, s = g' D a and the coefficient c = s / (alpha beta + lambda);
- * sides = input: beta 1, s = |D a|^2, c = 1 / (alpha + lambda). */
+ * sides = input: beta 1, s = |D a|^2, c = 1 / (alpha + lambda).  What the bias has of each sum. */
 typedef struct ng_rank {
   double alpha, beta, d2, s, c;
+  double bias_alpha, bias_d2, bias_s;
 } ng_rank;
 
 typedef struct ng_rankone {
@@ -36,6 +38,8 @@ typedef struct ng_rankone {
   ng_rank *rank; /* [groups] */
   double *t;     /* sides = input: [outputs] D a, and the same in f32; else NULL */
   float *along;
+  bool none;     /* sides = none: no vectors at all */
+  double lambda; /* what the step divides by: the damping; sides = none: and |D|^2 */
   double *scratch;
 } ng_rankone;
 

@@ -277,7 +277,6 @@ ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   ng_rankone *k = ng_rankone_of(b);
   ng_mean *m = &k->side[o->grad];
   const int64_t take = ng_average_take(b, o);
-  if (m->n == 0) return NG_OK; /* sides = input: not read */
   ng_box line;
   job j;
   read_as(b, o, &j, &line);
