@@ -377,7 +377,7 @@ NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *met
 NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
                                            char *message, size_t message_size);
 
-/* The value of one option as text that ng_options_set would take. */
+/* The value of one option as text that ng_options_set would take; of "method", the row it started from. */
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
 

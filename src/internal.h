@@ -246,7 +246,7 @@ typedef struct ng_family_ops {
   ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
 } ng_family_ops;
 extern const ng_family_ops ng_family_kronecker, ng_family_rankone;
-const ng_family_ops *ng_method_ops(const char *method); /* methods.c; NULL: no such method */
+const ng_family_ops *ng_method_ops(const char *name); /* methods.c; NULL: no such method */
 
 struct ng_block {
   const ng_family_ops *ops;

@@ -1,6 +1,7 @@
 /* live.c: the values in use at the coming step: base values, moved by ng_set, by schedules, and by
  * a layer's own overrides (which schedules leave alone). */
 #include "internal.h"
+#include "options.h"
 
 static double base_value(const ng_options *o, int k) {
   switch (k) {
@@ -98,15 +99,30 @@ ng_status ng_set_real(ng_precond *p, const char *option, double value) {
   return set(p, option, text);
 }
 
+static ng_status no_room(const ng_precond *p, const char *option, size_t size) {
+  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", option,
+                 size);
+}
+
 ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size) {
-  if (p == NULL || option == NULL || value == NULL || size == 0) return NG_ERR_ARG;
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if (option == NULL || value == NULL || size == 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
+                   option == NULL ? "option is NULL" : "there is no room for the value");
+  }
+  char message[NG_MESSAGE] = "";
+  const ng_option_row *found = NULL;
   const int32_t row = ng_option_find(option);
-  if (row < 0) return NG_ERR_ARG;
+  if (row < 0 && !ng_is(option, "method")) {
+    (void)ng_option_lookup(option, &found, message, sizeof message);
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
+  }
   for (int k = 0; k < NG_LIVE_COUNT; k++) {
     if (ng_option_find(ng_live_name[k]) == row) {
       const int n = snprintf(value, size, "%.17g", p->live[k]);
-      return n >= 0 && (size_t)n < size ? NG_OK : NG_ERR_ARG;
+      return n >= 0 && (size_t)n < size ? NG_OK : no_room(p, option, size);
     }
   }
-  return ng_options_get(&p->opt, option, value, size);
+  return ng_options_get(&p->opt, option, value, size) == NG_OK ? NG_OK : no_room(p, option, size);
 }

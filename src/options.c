@@ -102,6 +102,10 @@ ng_status ng_options_get(const ng_options *o, const char *name, char *value, siz
   if (value == NULL || size == 0) return NG_ERR_ARG;
   value[0] = 0;
   ng_status st = ng_options_take(o, &full, NULL, 0);
+  if (st == NG_OK && name != NULL && full.method != NULL && ng_is(name, "method")) {
+    const int n = snprintf(value, size, "%s", full.method);
+    return n >= 0 && (size_t)n < size ? NG_OK : NG_ERR_ARG;
+  }
   if (st == NG_OK) st = ng_option_lookup(name, &row, NULL, 0);
   if (st == NG_OK && !ng_option_write(row, &full, value, size)) st = NG_ERR_ARG;
   return st;

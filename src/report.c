@@ -2,8 +2,20 @@
  * array that belongs to the state. */
 #include "internal.h"
 
+/* The i-th of n things is asked for, with room for the answer. */
+static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
+                          const void *out) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: out is NULL", call);
+  if (i >= 0 && i < n) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no number %lld, expected 0 to %lld", call,
+                 (long long)i, (long long)n - 1);
+}
+
 ng_status ng_report_read(const ng_precond *p, ng_report *out) {
-  if (p == NULL || out == NULL) return NG_ERR_ARG;
+  const ng_status st = may_tell(p, "ng_report_read", 0, 1, out);
+  if (st != NG_OK) return st;
   ng_report r;
   memset(&r, 0, sizeof r);
   r.steps = p->steps;
@@ -19,7 +31,8 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
 }
 
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out) {
-  if (p == NULL || out == NULL || i < 0 || i >= NG_STATIONS) return NG_ERR_ARG;
+  const ng_status st = may_tell(p, "ng_report_station", i, NG_STATIONS, out);
+  if (st != NG_OK) return st;
   const ng_station_time *t = &p->time[i];
   ng_station_report r;
   memset(&r, 0, sizeof r);
@@ -34,7 +47,8 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
 }
 
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out) {
-  if (p == NULL || out == NULL || index < 0 || index >= p->entries) return NG_ERR_ARG;
+  const ng_status st = may_tell(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, out);
+  if (st != NG_OK) return st;
   const ng_block *b = p->entry[index]->block;
   ng_layer_report r;
   memset(&r, 0, sizeof r);
@@ -58,7 +72,8 @@ static const char *const use_name[NG_USES] = {"factors", "sums",    "results", "
 int32_t ng_memory_count(const ng_precond *p) { return p == NULL ? 0 : NG_USES; }
 
 ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out) {
-  if (p == NULL || out == NULL || i < 0 || i >= NG_USES) return NG_ERR_ARG;
+  const ng_status st = may_tell(p, "ng_memory", i, NG_USES, out);
+  if (st != NG_OK) return st;
   ng_memory_info m;
   memset(&m, 0, sizeof m);
   m.use = use_name[i];
@@ -76,12 +91,12 @@ int32_t ng_explain_count(const ng_precond *p) {
 }
 
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
-  if (p == NULL || out == NULL || i < 0) return NG_ERR_ARG;
+  const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
+  if (st != NG_OK) return st;
   int32_t index = 0;
   while (index < p->entries && i >= p->entry[index]->slots) {
     i -= p->entry[index++]->slots;
   }
-  if (index == p->entries) return NG_ERR_ARG;
   const ng_entry *e = p->entry[index];
   const ng_block *b = e->block;
   ng_explain_row r;

@@ -46,7 +46,7 @@ bool nn_gemm_alone(nn *n) {
   if (n->threads < 2) return false;
   const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
   const symbol get = {dlsym(RTLD_DEFAULT, "openblas_get_num_threads")};
-  if (set.object == NULL || get.object == NULL) return false;
+  if (set.set == NULL || get.get == NULL) return false;
   n->blas_threads = get.get();
   set.set(1);
   return true;
@@ -54,5 +54,5 @@ bool nn_gemm_alone(nn *n) {
 
 void nn_gemm_together(nn *n) {
   const symbol set = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
-  if (set.object != NULL) set.set(n->blas_threads);
+  if (set.set != NULL) set.set(n->blas_threads);
 }

@@ -1,0 +1,238 @@
+/* t_arguments: every function of the header, with nothing where something is needed.  NG_ERR_ARG, or
+ * the harmless answer of those that return no status; where there is a context to tell it to, a
+ * message.  The header is read as text: a function that is not called here
+ * fails the test. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "natgrad.h"
+
+static ng_context *ctx;
+static ng_precond *p;
+
+/* ---- what was called -------------------------------------------------------------------------*/
+
+enum { MOST = 128 };
+static char called[MOST][48];
+static int calls;
+
+static void remember(const char *expression) {
+  const size_t n = strcspn(expression, "(");
+  assert_true(calls < MOST && n < sizeof called[0]);
+  memcpy(called[calls], expression, n);
+  called[calls++][n] = 0;
+}
+
+static void is_arg(const char *expression, ng_status st) {
+  remember(expression);
+  if (st != NG_ERR_ARG) fail_msg("%s: %s", expression, ng_status_name(st));
+}
+
+/* Leaves a message of its own, so that the next one is seen to be new. */
+static const char other[] = "no such option";
+static int provoke(void) {
+  assert_int_equal(ng_set(p, other, "1"), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(ctx), other));
+  return 1;
+}
+
+static void is_told(const char *expression, ng_status st) {
+  is_arg(expression, st);
+  const char *message = ng_last_error(ctx);
+  if (message[0] == 0 || strstr(message, other) != NULL) fail_msg("%s: no message", expression);
+}
+
+/* The object is missing, or there is none; or it is there, and its context has the message. */
+#define ARG(call) is_arg(#call, call)
+#define TOLD(call) is_told(#call, provoke() ? call : NG_OK)
+
+#define SILENT(call, expected)                                                                     \
+  do {                                                                                             \
+    remember(#call);                                                                               \
+    assert_true((call) == (expected));                                                             \
+  } while (0)
+#define HARMLESS(call)                                                                             \
+  do {                                                                                             \
+    remember(#call);                                                                               \
+    call;                                                                                          \
+  } while (0)
+
+static void nothing(void **state) {
+  char text[64];
+  int32_t index_;
+  ng_options options;
+  ng_option_info option_row = {.struct_size = sizeof option_row};
+  ng_method_info method_row = {.struct_size = sizeof method_row};
+  ng_published_info published_row = {.struct_size = sizeof published_row};
+  float one = 1;
+  const ng_view view = ng_view_of(&one, 1, 1, NG_F32);
+  (void)state;
+  assert_int_equal(ng_options_init(&options), NG_OK);
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_precond_create(ctx, &options, &p), NG_OK);
+  assert_int_equal(ng_add_linear(p, "fc", 1, 1, 0, &index_), NG_OK);
+  ARG(ng_threads_create(2, NULL));
+  ARG(ng_threads_create(0, &(ng_threads *){NULL}));
+  ARG(ng_threads_transport(NULL, 0, &(ng_transport){0}));
+  ARG(ng_context_config_init_sized(NULL, sizeof(ng_context_config)));
+  ARG(ng_context_config_init_sized(&(ng_context_config){0}, 1));
+  ARG(ng_context_create_for(NG_VERSION, NULL, NULL, 0, NULL));
+  ARG(ng_component_info(0, NULL));
+  ARG(ng_component_info(-1, &(ng_component){.struct_size = sizeof(ng_component)}));
+  ARG(ng_options_init_sized(NULL, sizeof(ng_options)));
+  ARG(ng_options_init_sized(&(ng_options){0}, 1));
+  ARG(ng_options_set_method(NULL, "eva", NULL, 0));
+  ARG(ng_options_set_method(&options, NULL, NULL, 0));
+  ARG(ng_options_set(NULL, "damping", "1", NULL, 0));
+  ARG(ng_options_set(&options, NULL, "1", NULL, 0));
+  ARG(ng_options_set(&options, "damping", NULL, NULL, 0));
+  ARG(ng_options_get(NULL, "damping", text, sizeof text));
+  ARG(ng_options_get(&options, NULL, text, sizeof text));
+  ARG(ng_options_get(&options, "damping", NULL, 0));
+  ARG(ng_options_get(&options, "method", text, 2));
+  ARG(ng_options_from_env(NULL, NULL, 0));
+  ARG(ng_options_check(NULL, NULL, 0));
+  ARG(ng_options_set_system(NULL, "KAISA", "eigen", NULL, 0));
+  ARG(ng_options_set_system(&options, NULL, "eigen", NULL, 0));
+  ARG(ng_options_set_system(&options, "KAISA", NULL, NULL, 0));
+  ARG(ng_options_set_published(NULL, "damping", "1", NULL, NULL, 0));
+  ARG(ng_options_set_published(&options, NULL, "1", NULL, NULL, 0));
+  ARG(ng_options_set_published(&options, "damping", NULL, NULL, NULL, 0));
+  ARG(ng_option_at(0, NULL));
+  ARG(ng_option_at(ng_option_count(), &option_row));
+  ARG(ng_method_at(0, NULL));
+  ARG(ng_method_at(ng_method_count(), &method_row));
+  ARG(ng_method_published_at(1, 0, NULL));
+  ARG(ng_method_published_at(1, 1000, &published_row));
+  ARG(ng_method_published_at(-1, 0, &published_row));
+  ARG(ng_precond_create(NULL, &options, &(ng_precond *){NULL}));
+  TOLD(ng_precond_create(ctx, NULL, &(ng_precond *){NULL}));
+  TOLD(ng_precond_create(ctx, &options, NULL));
+  ARG(ng_layer_init_sized(NULL, NG_LINEAR, sizeof(ng_layer)));
+  ARG(ng_add_layer(NULL, &(ng_layer){0}, &index_));
+  TOLD(ng_add_layer(p, NULL, &index_));
+  ARG(ng_add_linear(NULL, "x", 1, 1, 0, &index_));
+  TOLD(ng_add_linear(p, NULL, 1, 1, 0, &index_));
+  TOLD(ng_add_linear(p, "x", 1, 1, 0, NULL));
+  ARG(ng_add_conv2d(NULL, "x", 1, 1, 1, 1, 0, 1, 1, 0, &index_));
+  TOLD(ng_add_conv2d(p, NULL, 1, 1, 1, 1, 0, 1, 1, 0, &index_));
+  ARG(ng_add_tensor(NULL, "x", 1, &index_));
+  TOLD(ng_add_tensor(p, NULL, 1, &index_));
+  TOLD(ng_add_tensor(p, "x", 0, &index_));
+  ARG(ng_bind_grad(NULL, 0, NG_WEIGHT, &view));
+  TOLD(ng_bind_grad(p, 0, NG_WEIGHT, NULL));
+  TOLD(ng_bind_grad(p, 7, NG_WEIGHT, &view));
+  ARG(ng_bind_weight(NULL, 0, NG_WEIGHT, &view));
+  TOLD(ng_bind_weight(p, 0, NG_WEIGHT, NULL));
+  TOLD(ng_bind_weight(p, 0, (ng_param)9, &view));
+  ARG(ng_ready(NULL));
+  assert_int_equal(ng_ready(p), NG_OK);
+  assert_int_equal(ng_get(p, "method", text, sizeof text), NG_OK);
+  assert_string_equal(text, "natgrad");
+  ng_batch batch;
+  assert_int_equal(ng_batch_init(&batch), NG_OK);
+  batch.samples = 1;
+  assert_int_equal(ng_begin(p, &batch), NG_OK);
+  ARG(ng_batch_init_sized(NULL, sizeof(ng_batch)));
+  ARG(ng_begin(NULL, &(ng_batch){0}));
+  TOLD(ng_begin(p, NULL));
+  ARG(ng_observe_input(NULL, 0, &view, NG_COPY));
+  TOLD(ng_observe_input(p, 0, NULL, NG_COPY));
+  TOLD(ng_observe_input(p, -1, &view, NG_COPY));
+  ARG(ng_observe_output_grad(NULL, 0, &view, NG_COPY));
+  TOLD(ng_observe_output_grad(p, 0, NULL, NG_COPY));
+  ARG(ng_reset_batch(NULL));
+  ARG(ng_step(NULL, 0.1));
+  ARG(ng_sgd_init_sized(NULL, sizeof(ng_sgd)));
+  ARG(ng_adamw_init_sized(NULL, sizeof(ng_adamw)));
+  ARG(ng_step_sgd(NULL, &(ng_sgd){0}));
+  TOLD(ng_step_sgd(p, NULL));
+  ARG(ng_step_adamw(NULL, &(ng_adamw){0}));
+  TOLD(ng_step_adamw(p, NULL));
+  ARG(ng_set(NULL, "damping", "1"));
+  TOLD(ng_set(p, NULL, "1"));
+  TOLD(ng_set(p, "damping", NULL));
+  ARG(ng_set_real(NULL, "damping", 1));
+  TOLD(ng_set_real(p, NULL, 1));
+  ARG(ng_get(NULL, "damping", text, sizeof text));
+  TOLD(ng_get(p, NULL, text, sizeof text));
+  TOLD(ng_get(p, "dampin", text, sizeof text));
+  TOLD(ng_get(p, "damping", NULL, 0));
+  ARG(ng_report_read(NULL, &(ng_report){.struct_size = sizeof(ng_report)}));
+  TOLD(ng_report_read(p, NULL));
+  ARG(ng_report_station(NULL, 0, &(ng_station_report){0}));
+  TOLD(ng_report_station(p, 0, NULL));
+  ARG(ng_report_layer(NULL, 0, &(ng_layer_report){0}));
+  TOLD(ng_report_layer(p, 0, NULL));
+  ARG(ng_memory(NULL, 0, &(ng_memory_info){0}));
+  TOLD(ng_memory(p, 0, NULL));
+  ARG(ng_explain(NULL, 0, &(ng_explain_row){0}));
+  TOLD(ng_explain(p, 0, NULL));
+  ARG(ng_save(NULL, "x"));
+  TOLD(ng_save(p, NULL));
+  ARG(ng_load(NULL, "x"));
+  TOLD(ng_load(p, NULL));
+  SILENT(ng_last_error(NULL)[0], 0);
+  SILENT(ng_wants(NULL, 0), 0);
+  SILENT(ng_memory_count(NULL), 0);
+  SILENT(ng_explain_count(NULL), 0);
+  SILENT(ng_dtype_size((ng_dtype)99), 0);
+  SILENT(ng_dtype_name((ng_dtype)99) == NULL, 0);
+  SILENT(ng_status_name((ng_status)99) == NULL, 0);
+  SILENT(ng_status_meaning((ng_status)99) == NULL, 0);
+  SILENT(ng_version(), NG_VERSION);
+  SILENT(ng_build_info(NULL, 0) > 0, 1);
+  SILENT(ng_component_count() > 0, 1);
+  SILENT(ng_option_count() > 0, 1);
+  SILENT(ng_method_count() > 0, 1);
+  HARMLESS(ng_context_allocated(NULL, NULL, NULL, NULL));
+  HARMLESS(ng_precond_destroy(NULL));
+  HARMLESS(ng_context_destroy(NULL));
+  HARMLESS(ng_threads_destroy(NULL));
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+}
+
+/* Runs after the calls. */
+static void every_function(void **state) {
+  char line[256];
+  int functions = 0;
+  (void)state;
+  FILE *f = fopen(NG_SOURCE_DIR "/include/natgrad.h", "r");
+  assert_non_null(f);
+  while (fgets(line, sizeof line, f) != NULL) {
+    char *end = strchr(line, '(');
+    if (strncmp(line, "NG_API", 6) != 0 || end == NULL) continue;
+    *end = 0;
+    const char *name = end;
+    while (name > line && name[-1] != ' ' && name[-1] != '*') {
+      name--;
+    }
+    int found = 0;
+    for (int i = 0; i < calls && !found; i++) {
+      found = strcmp(called[i], name) == 0;
+      /* the header's inline forms stand for the sized ones */
+      const size_t n = strlen(called[i]);
+      found = found || (strncmp(called[i], name, n) == 0 && strcmp(name + n, "_sized") == 0);
+    }
+    if (!found) fail_msg("%s is not called here", name);
+    functions++;
+  }
+  assert_int_equal(fclose(f), 0);
+  assert_true(functions > 50);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(nothing),
+      cmocka_unit_test(every_function),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
