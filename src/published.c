@@ -232,94 +232,94 @@ static const ng_published kaisa_names[] = {
     {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_none},
 };
 
+/* lzhangbv's two programs, kfac_pytorch and eva, share rows. */
+#define LZ_DAMPING                                                                                 \
+  { "damping", "damping", "the same", take_same }
+#define LZ_LR                                                                                      \
+  { "lr", "", "the lr argument of ng_step", take_lr }
+#define LZ_FACTORS                                                                                 \
+  {"fac_update_freq", "stat_period", "the same", take_same}, {                                     \
+    "factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",    \
+        take_new_weight                                                                            \
+  }
+#define LZ_SOLVES                                                                                  \
+  { "kfac_update_freq", "solve_period", "the same", take_same }
+#define LZ_LAYERS                                                                                  \
+  {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},                   \
+      {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true}, {  \
+    "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
+        check_no_parts                                                                             \
+  }
+#define EVA_SAMPLES                                                                                \
+  { "kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples }
+#define EVA_CLIP                                                                                   \
+  {                                                                                                \
+    "kl_clip", "kl_clip",                                                                          \
+        "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",             \
+        take_kl_clip_zero                                                                          \
+  }
+
 /* MPD-KFAC and DP-KFAC are one program. */
 static const ng_published lz_names[] = {
-    {"fac_update_freq", "stat_period", "the same", take_same},
-    {"kfac_update_freq", "solve_period", "the same", take_same},
-    {"damping", "damping", "the same", take_same},
-    {"factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",
-     take_new_weight},
+    LZ_FACTORS,
+    LZ_SOLVES,
+    LZ_DAMPING,
     {"kl_clip", "kl_clip", "the same, with clip = kl; none, 0 and negative: clip = none",
      take_kl_clip_sign},
-    {"lr", "", "the lr argument of ng_step", take_lr},
+    LZ_LR,
     {"communicate_inverse_or_not", "grad_worker_fraction",
      "true: 1; false: 0, gradients travel instead; always true with MPD's eigen, false with DP",
      take_communicate},
-    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
     {"distribute_layer_factors", "",
      "nothing to set: both factors of a layer have one owner, with the same numbers",
      check_bool_or_none},
-    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
-    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
-     check_no_parts},
+    LZ_LAYERS,
 };
 
 static const ng_published eva_names[] = {
-    {"fac_update_freq", "stat_period", "the same", take_same},
+    LZ_FACTORS,
     {"kfac_update_freq", "", "nothing to set: the published Eva takes it and does not look at it",
      check_count},
-    {"damping", "damping", "the same", take_same},
-    {"factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",
-     take_new_weight},
-    {"kl_clip", "kl_clip",
-     "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",
-     take_kl_clip_zero},
-    {"lr", "", "the lr argument of ng_step", take_lr},
-    {"kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples},
-    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
-    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
-    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
-     check_no_parts},
+    LZ_DAMPING,
+    EVA_CLIP,
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
 };
 
 static const ng_published eva_kfac_names[] = {
-    {"fac_update_freq", "stat_period", "the same", take_same},
-    {"kfac_update_freq", "solve_period", "the same", take_same},
+    LZ_FACTORS,
+    LZ_SOLVES,
     {"diag_blocks", "factor_blocks", "the same, but cut between channels", take_same},
-    {"damping", "damping", "the same", take_same},
-    {"factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",
-     take_new_weight},
-    {"kl_clip", "kl_clip",
-     "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",
-     take_kl_clip_zero},
-    {"lr", "", "the lr argument of ng_step", take_lr},
-    {"kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples},
-    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
-    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
-    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
-     check_no_parts},
+    LZ_DAMPING,
+    EVA_CLIP,
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
 };
 
 /* One signature for all classes of that program; what a class does not look at is checked only. */
 static const ng_published adasgd_names[] = {
-    {"damping", "damping", "the same", take_same},
-    {"lr", "", "the lr argument of ng_step", take_lr},
+    LZ_DAMPING,
+    LZ_LR,
     {"fac_update_freq", "", "nothing to set: there are no statistics", check_count},
     {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count},
     {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count},
     {"factor_decay", "", "nothing to set: there are no averages", check_size},
     {"kl_clip", "", "nothing to set: the published class takes it and does not look at it",
      check_size_or_none},
-    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
-    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
-    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
-     check_no_parts},
+    LZ_LAYERS,
 };
 
 static const ng_published sam_names[] = {
-    {"fac_update_freq", "stat_period", "the same", take_same},
-    {"kfac_update_freq", "solve_period", "the same", take_same},
+    LZ_FACTORS,
+    LZ_SOLVES,
     {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
     {"damping", "", "nothing to set: the published class takes it and does not look at it",
      check_size},
-    {"factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",
-     take_new_weight},
-    {"lr", "", "the lr argument of ng_step", take_lr},
-    {"kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples},
-    {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},
-    {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true},
-    {"exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",
-     check_no_parts},
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
 };
 
 /* ---- the way in ------------------------------------------------------------------------------*/
