@@ -10,35 +10,10 @@ import statistics
 import time
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from kfac.layers.inverse import KFACInverseLayer
 from kfac.preconditioner import KFACPreconditioner
-
-
-class Block(nn.Module):
-    def __init__(self, cin, cout, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(cout)
-        self.conv2 = nn.Conv2d(cout, cout, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(cout)
-        self.short = nn.Identity()
-        if stride != 1 or cin != cout:
-            self.short = nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + self.short(x))
-
-
-def resnet18():
-    blocks, width = [], 64
-    for cout, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [Block(width, cout, stride), Block(cout, cout, 1)]
-        width = cout
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100)]
-    return nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks, *head)
+from networks import network
 
 
 PARTS = {
@@ -69,7 +44,7 @@ def main():
     for part, names in PARTS.items():
         for name in names:
             setattr(KFACInverseLayer, name, timed(part, getattr(KFACInverseLayer, name)))
-    model = resnet18()
+    model = network("resnet18")[0]
     kfac = KFACPreconditioner(model, factor_update_steps=1, inv_update_steps=1, compute_method="inverse")
     x, y = torch.randn(args.batch, 3, 32, 32), torch.randint(0, 100, (args.batch,))
     rows = []
