@@ -1,0 +1,76 @@
+/* folder.h: for entries that fuzz a reader of folders.  A folder in memory where that is possible; a
+ * reader's lines are caught, and its answer is held against them and against itself. */
+#ifndef FUZZ_FOLDER_H
+#define FUZZ_FOLDER_H
+
+#include "fuzz.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../cli/data/data.h"
+
+static char folder[64];
+
+static void folder_open(void) {
+  if (folder[0] != 0) return;
+  (void)snprintf(folder, sizeof folder, "%s/natgrad-fuzz-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  NEED(mkdtemp(folder) != NULL);
+}
+
+static void folder_put(const char *name, const void *bytes, size_t size) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *f = fopen(path, "wb");
+  NEED(f != NULL && fwrite(bytes, 1, size, f) == size && fclose(f) == 0);
+}
+
+static void folder_remove(const char *name) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  (void)unlink(path);
+}
+
+static void split_holds(const data_set *d, const data_split *s) {
+  const int64_t values = d->height * d->width * d->channels;
+  uint64_t sum = 0;
+  NEED(s->n > 0 && s->bytes != NULL && s->index == NULL);
+  for (int32_t i = 0; i < s->n; i++) {
+    NEED(s->labels[i] >= 0 && s->labels[i] < d->classes);
+  }
+  for (int64_t i = 0; i < s->n * values; i++) {
+    sum += s->bytes[i]; /* every byte is there: a sanitizer looks */
+  }
+  NEED(sum <= 255 * (uint64_t)(s->n * values));
+}
+
+/* Opens SET:folder.  Refused with one line, or whole. */
+static void folder_try(const char *set) {
+  char spec[96], *text = NULL;
+  size_t size = 0;
+  data_set d;
+  FILE *was = stderr, *lines = open_memstream(&text, &size);
+  NEED(lines != NULL);
+  memset(&d, 0, sizeof d);
+  (void)snprintf(spec, sizeof spec, "%s:%s", set, folder);
+  stderr = lines;
+  const int rc = data_open(spec, &d);
+  stderr = was;
+  NEED(fclose(lines) == 0);
+  if (rc == 0) {
+    NEED(size == 0 && d.height > 0 && d.width > 0 && d.channels > 0 && d.classes > 1);
+    split_holds(&d, &d.train);
+    split_holds(&d, &d.test);
+    for (int64_t i = 0; i < d.statistics; i++) {
+      NEED(isfinite(d.mean[i]) && isfinite(d.deviation[i]) && d.deviation[i] > 0);
+    }
+    data_close(&d);
+  } else {
+    NEED(strncmp(text, "natgrad: ", 9) == 0 && strchr(text, '\n') == text + size - 1);
+  }
+  free(text);
+}
+
+#endif

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# natgrad train on files as they are downloaded: every kind of data set trains, every damage is
+# refused with its file's name, and nothing of the run is left behind.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+train() { expect "$1" "$2" "$natgrad" train --model logreg --batch 4 --epochs 1 --quiet --out run "${@:3}"; }
+good() { # SPEC
+  train 0 '' --data "$1"
+  [[ $(grep -c '"event": "end"' run/log.jsonl) == 1 ]] || fail "$1: the log has no end"
+  rm -rf run
+}
+bad() { # SPEC MESSAGE
+  train 2 "natgrad: $2" --data "$1"
+  [[ ! -e run/log.jsonl ]] || fail "$1 is refused, but left a log"
+}
+
+# ---- the files ------------------------------------------------------------------------------------
+
+bytes() { printf '%b' "$(printf '\\x%s' "$@")"; }
+# Eight images of 2 x 2, their labels.
+images() { bytes 00 00 08 03 00 00 00 08 00 00 00 02 00 00 00 02 && printf 'abcdefghijklmnopqrstuvwxyz012345'; }
+labels() { bytes 00 00 08 01 00 00 00 08 00 01 02 03 04 05 06 "${1-07}"; }
+mnist() { # FOLDER
+  mkdir "$1"
+  for split in train t10k; do
+    images >"$1/$split-images-idx3-ubyte"
+    labels >"$1/$split-labels-idx1-ubyte"
+  done
+}
+# N rows: LABEL bytes, then 3072.
+rows() { for _ in 1 2 3 4; do bytes "$@" && head -c 3072 /dev/zero | tr '\0' k; done; }
+cifar() { # FOLDER
+  mkdir "$1"
+  rows 03 >"$1/data_batch_1.bin"
+  rows 04 >"$1/data_batch_3.bin" # as many as are there
+  rows 09 >"$1/test_batch.bin"
+}
+npy() { # DESCR SHAPE: the header; values follow from stdin
+  local header="{'descr': '$1', 'fortran_order': False, 'shape': $2, }"
+  printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "$header" && cat
+}
+
+# ---- good ones ------------------------------------------------------------------------------------
+
+mnist plain
+good mnist:plain
+mnist zipped
+gzip zipped/*
+good mnist:zipped
+cifar ten
+good cifar10:ten
+mkdir hundred
+rows 00 63 >hundred/train.bin
+rows 13 00 >hundred/test.bin
+good cifar100:hundred
+printf 'abcdefghijklmnopqrstuvwx' | npy '|u1' '(12, 2)' >x.npy
+printf '\0\1\0\1\0\1\0\1\0\1\0\1' | npy '|u1' '(12,)' >y.npy
+good npy:x.npy,y.npy
+
+# ---- damaged ones ---------------------------------------------------------------------------------
+
+mnist torn
+gzip torn/train-images-idx3-ubyte
+head -c 30 torn/train-images-idx3-ubyte.gz >short && mv short torn/train-images-idx3-ubyte.gz
+bad mnist:torn 'torn/train-images-idx3-ubyte.gz: *'
+mnist magic
+labels >magic/t10k-images-idx3-ubyte
+bad mnist:magic 'magic/t10k-images-idx3-ubyte: begins with 0 0 8 1, expected 0 0 8 3 *'
+mnist fewer
+bytes 00 00 08 01 00 00 00 01 04 >fewer/train-labels-idx1-ubyte
+bad mnist:fewer 'fewer/train-labels-idx1-ubyte: 1 labels for 8 images'
+mnist eleven
+labels 0a >eleven/t10k-labels-idx1-ubyte
+bad mnist:eleven '*mnist: test sample 7 has the label 10, expected 0 to 9'
+mnist folder
+rm folder/t10k-images-idx3-ubyte && mkdir folder/t10k-images-idx3-ubyte
+bad mnist:folder 'folder/t10k-images-idx3-ubyte: *'
+bad mnist:plain/train-images-idx3-ubyte '--data: plain/train-images-idx3-ubyte: no file train-images-idx3-ubyte *'
+bad mnist:ten '--data: ten: no file train-images-idx3-ubyte *'
+cifar cut
+head -c 5000 ten/data_batch_1.bin >cut/data_batch_3.bin
+bad cifar10:cut 'cut/data_batch_3.bin: 5000 bytes are no whole number of rows of 3073 *'
+cifar label
+rows 0a >label/test_batch.bin
+bad cifar10:label 'label/test_batch.bin: row 0 has the label 10, expected 0 to 9'
+rm cut/test_batch.bin && rows 03 >cut/data_batch_3.bin
+bad cifar10:cut 'cut/test_batch.bin: *'
+bad cifar100:ten 'ten/train.bin: *'
+printf '\0\1' | npy '|u1' '(2,)' >two.npy
+bad npy:x.npy,two.npy '*two.npy*'
+head -c 140 x.npy >torn.npy
+bad npy:torn.npy,y.npy 'torn.npy: *'
+bad npy:x.npy '--data: npy takes FEATURES,LABELS or *'
+bad npy:x.npy,gone.npy 'gone.npy: *'
+if [[ $(id -u) != 0 ]]; then
+  chmod 000 plain/train-images-idx3-ubyte
+  bad mnist:plain 'plain/train-images-idx3-ubyte: *'
+fi
+finish
