@@ -23,9 +23,11 @@ static int64_t taken; /* calls to an allocator from our own code */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_aligned_alloc(size_t to, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_aligned_alloc(size_t to, size_t bytes);
+/* Libraries may be linked to them, too. */
+#define SEEN __attribute__((visibility("default")))
+SEEN void *__wrap_malloc(size_t bytes);
+SEEN void *__wrap_calloc(size_t n, size_t bytes);
+SEEN void *__wrap_aligned_alloc(size_t to, size_t bytes);
 void *__wrap_malloc(size_t bytes) { return taken++, __real_malloc(bytes); }
 void *__wrap_calloc(size_t n, size_t bytes) { return taken++, __real_calloc(n, bytes); }
 void *__wrap_aligned_alloc(size_t to, size_t bytes) {

@@ -26,7 +26,7 @@ static void mlp_1000(nn *n, const model_task *t, int x) { perceptron(n, t, x, 10
  * pre-training (Glorot & Bengio 2010); a linear code of 30, outputs in (0, 1). */
 static void autoencoder(nn *n, const model_task *t, int x) {
   static const int64_t width[] = {1000, 500, 250};
-  char name[16];
+  char name[24];
   nn_set_start(n, NN_GLOROT);
   for (int i = 0; i < 3; i++) {
     (void)snprintf(name, sizeof name, "encode%d", i + 1);
