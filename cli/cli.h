@@ -65,6 +65,8 @@ void cli_args_free(cli_args *args);
 
 /* Whole numbers and reals of an option, the whole text or an error that names option and range. */
 int cli_int(const char *option, const char *text, long long lower, long long upper, long long *out);
+/* "28-10", "32x32x3": n whole numbers from 1 to 99,999 with `between` between them.  Says nothing. */
+bool cli_counts(const char *text, char between, int n, long long *out);
 int cli_real(const char *option, const char *text, double lower, double upper, double *out);
 
 /* --method, which sets every option; then, after what stands between a row and the command line,

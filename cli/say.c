@@ -82,6 +82,17 @@ int cli_int(const char *option, const char *text, long long lower, long long upp
   return CLI_OK;
 }
 
+bool cli_counts(const char *text, char between, int n, long long *out) {
+  for (int i = 0; i < n; i++) {
+    char *end = NULL;
+    if (*text < '0' || *text > '9') return false; /* no sign, no blank */
+    out[i] = strtoll(text, &end, 10);
+    if (out[i] < 1 || out[i] > 99999 || *end != (i < n - 1 ? between : 0)) return false;
+    text = end + 1;
+  }
+  return true;
+}
+
 int cli_real(const char *option, const char *text, double lower, double upper, double *out) {
   char *end = NULL;
   const double v = strtod(text, &end);

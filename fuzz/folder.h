@@ -5,6 +5,7 @@
 
 #include "fuzz.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,11 +14,22 @@
 
 static char folder[64];
 
+/* At exit; after a broken promise the folder stays, with the files that broke it. */
+static void folder_close(void) {
+  DIR *d = opendir(folder);
+  if (d == NULL) return;
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    if (e->d_name[0] != '.') (void)unlinkat(dirfd(d), e->d_name, 0);
+  }
+  (void)closedir(d);
+  (void)rmdir(folder);
+}
+
 static void folder_open(void) {
   if (folder[0] != 0) return;
   (void)snprintf(folder, sizeof folder, "%s/natgrad-fuzz-XXXXXX",
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  NEED(mkdtemp(folder) != NULL);
+  NEED(mkdtemp(folder) != NULL && atexit(folder_close) == 0);
 }
 
 static void folder_put(const char *name, const void *bytes, size_t size) {

@@ -47,6 +47,7 @@ static const struct {
     {"resnet34", SMALL, 100, 21328292, 37},   {"resnet50", LARGE, 1000, 25557032, 54},
     {"resnet50d", LARGE, 1000, 25576264, 56}, {"vgg16", SMALL, 10, 14728266, 14},
     {"vgg16", LARGE, 1000, 138365992, 16},    {"wrn-28-10", SMALL, 10, 36479194, 29},
+    {"mlp-128-2", MNIST, 10, 118282, 3},      {"mlp-512-3", MNIST, 10, 932362, 4},
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 
@@ -102,6 +103,7 @@ static void every_listed_model_builds(void **state) {
   for (int i = 0; i < model_count(); i++) {
     const char *name = model_at(i).name;
     if (strcmp(name, "wrn-D-W") == 0) name = "wrn-16-2";
+    if (strcmp(name, "mlp-W-D") == 0) name = "mlp-16-3";
     model_task task;
     bool reconstructs = false;
     assert_int_equal(model_task_of(name, &task), 0);
@@ -195,6 +197,10 @@ static void wrong_names_and_tasks(void **state) {
       {"resnet21", "nearest is 'resnet20'", SMALL, -1.0},
       {"elephant", "unknown model 'elephant'", SMALL, -1.0},
       {"wrn-27-10", "depth of a wide residual network is 6 k + 4", SMALL, -1.0},
+      {"wrn-28-1000", "unknown model", SMALL, -1.0},
+      {"mlp-16-65", "1 to 64 hidden layers", SMALL, -1.0},
+      {"mlp-16-", "unknown model", SMALL, -1.0},
+      {"mlp-16-2", "has no dropout", SMALL, 0.3},
       {"resnet20", "wants images", {1, 1, 64}, -1.0},
       {"resnet20", "has no dropout", SMALL, 0.3},
       {"lenet", "smaller than the kernel", {8, 8, 1}, -1.0},

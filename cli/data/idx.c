@@ -93,8 +93,12 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
     rc = x != NULL && y != NULL ? CLI_OK : CLI_BAD;
     if (rc == CLI_OK) {
       memcpy(x, images + at, (size_t)count);
-      for (int64_t i = 0; i < n[0]; i++)
+      for (int64_t i = 0; i < n[0] && rc == CLI_OK; i++) {
         y[i] = labels[label_at + i];
+        if (y[i] < d->classes) continue;
+        rc = cli_bad("%s: %s sample %lld has the label %d, expected 0 to %d", label_path,
+                     s == &d->train ? "training" : "test", (long long)i, y[i], d->classes - 1);
+      }
       *s = (data_split){.n = (int32_t)n[0], .bytes = x, .labels = y};
     }
   }

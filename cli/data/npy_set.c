@@ -75,7 +75,7 @@ static int labels(const char *path, data_set *d, data_split *s) {
 }
 
 int data_read_npy(const char *names, data_set *d) {
-  char *copy = cli_take(strlen(names) + 1, 1), *name[5], *rest = copy;
+  char *copy = cli_take(strlen(names) + 1, 1), *name[5] = {NULL}, *rest = copy;
   memcpy(copy, names, strlen(names));
   int n = 0;
   while (rest != NULL && n < 5) {

@@ -16,9 +16,11 @@ typedef struct recipe {
 } recipe;
 
 static int image(const char *text, recipe *r) {
-  int end = 0;
-  if (sscanf(text, "%5lldx%5lldx%5lld%n", &r->height, &r->width, &r->channels, &end) == 3 &&
-      text[end] == 0 && r->height > 0 && r->width > 0 && r->channels > 0) {
+  long long size[3];
+  if (cli_counts(text, 'x', 3, size)) {
+    r->height = size[0];
+    r->width = size[1];
+    r->channels = size[2];
     return CLI_OK;
   }
   return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", text);

@@ -19,6 +19,17 @@ static void perceptron(nn *n, const model_task *t, int x, int64_t first, int64_t
   (void)dense(n, "fc3", x, t->classes);
 }
 
+enum { MOST_HIDDEN = 64 };
+static void perceptron_of(nn *n, const model_task *t, int x, const long long number[2]) {
+  char name[24];
+  for (int i = 1; i <= (int)number[1]; i++) {
+    (void)snprintf(name, sizeof name, "fc%d", i);
+    x = nn_relu(n, dense(n, name, x, number[0]));
+  }
+  (void)snprintf(name, sizeof name, "fc%d", (int)number[1] + 1);
+  (void)dense(n, name, x, t->classes);
+}
+
 static void mlp(nn *n, const model_task *t, int x) { perceptron(n, t, x, 128, 64); }
 static void mlp_1000(nn *n, const model_task *t, int x) { perceptron(n, t, x, 1000, 1000); }
 
@@ -83,6 +94,10 @@ static void residual110(nn *n, const model_task *t, int x) { resnet_cifar(n, t, 
 
 /* ---- the list ----------------------------------------------------------------------------------*/
 
+static void wide(nn *n, const model_task *t, int x, const long long number[2]) {
+  resnet_wide(n, t, x, (int)number[0], (int)number[1]);
+}
+
 typedef struct row {
   model_info info;
   void (*build)(nn *n, const model_task *t, int x);
@@ -129,70 +144,103 @@ static const row rows[] = {
      true},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
-static const model_info wide = {"wrn-D-W",
-                                "wide residual network, D = 6 k + 4 layers, W times as wide, as "
-                                "wrn-28-10 (Zagoruyko & Komodakis 2016)",
-                                CIFAR};
 
-int model_count(void) { return ROWS + 1; }
-model_info model_at(int i) { return i < ROWS ? rows[i].info : wide; }
+/* Names with two numbers. */
+typedef struct family {
+  const char *prefix, *example;
+  model_info info;
+  void (*build)(nn *n, const model_task *t, int x, const long long number[2]);
+  bool images, drops;
+} family;
+static const family families[] = {
+    {"mlp-",
+     "mlp-512-2",
+     {"mlp-W-D", "perceptron of D hidden layers of W, ReLU, as mlp-512-2", MNIST},
+     perceptron_of,
+     false,
+     false},
+    {"wrn-",
+     "wrn-28-10",
+     {"wrn-D-W",
+      "wide residual network, D = 6 k + 4 layers, W times as wide, as wrn-28-10 (Zagoruyko & "
+      "Komodakis 2016)",
+      CIFAR},
+     wide,
+     true,
+     true},
+};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+int model_count(void) { return ROWS + FAMILIES; }
+model_info model_at(int i) { return i < ROWS ? rows[i].info : families[i - ROWS].info; }
 
 static int unknown(const char *name) {
-  const char *names[ROWS + 1];
+  const char *names[ROWS + FAMILIES];
   for (int i = 0; i < ROWS; i++)
     names[i] = rows[i].info.name;
-  names[ROWS] = "wrn-28-10";
-  const char *near = cli_nearest(name, names, ROWS + 1);
+  for (int i = 0; i < FAMILIES; i++)
+    names[ROWS + i] = families[i].example;
+  const char *near = cli_nearest(name, names, ROWS + FAMILIES);
   if (near != NULL) return cli_bad("--model: unknown model '%s'; the nearest is '%s'", name, near);
   return cli_bad("--model: unknown model '%s'; `natgrad help train` lists them", name);
 }
 
-/* "wrn-28-10": depth 6 k + 4, width. */
-static bool parse_wide(const char *name, int *depth, int *width) {
-  int end = 0;
-  return sscanf(name, "wrn-%4d-%3d%n", depth, width, &end) == 2 && name[end] == 0 && *width > 0;
-}
+/* What a name stands for: a row, or a family and its numbers. */
+typedef struct choice {
+  const row *row;
+  const family *family;
+  long long number[2];
+} choice;
 
-static int find(const char *name, const row **found, int *depth, int *width) {
-  *found = NULL;
+static int find(const char *name, choice *c) {
+  memset(c, 0, sizeof *c);
   for (int i = 0; i < ROWS; i++) {
-    if (strcmp(rows[i].info.name, name) == 0) *found = &rows[i];
+    if (strcmp(rows[i].info.name, name) == 0) c->row = &rows[i];
   }
-  if (*found != NULL) return CLI_OK;
-  if (!parse_wide(name, depth, width)) return unknown(name);
-  if (*depth >= 10 && (*depth - 4) % 6 == 0) return CLI_OK;
-  return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, from 10 on",
-                 name);
+  for (int i = 0; i < FAMILIES && c->row == NULL; i++) {
+    const size_t n = strlen(families[i].prefix);
+    if (strncmp(name, families[i].prefix, n) == 0 && cli_counts(name + n, '-', 2, c->number))
+      c->family = &families[i];
+  }
+  if (c->row == NULL && c->family == NULL) return unknown(name);
+  const long long depth = c->number[0];
+  if (c->family != NULL && c->family->build == wide && c->number[1] > 999) return unknown(name);
+  if (c->family != NULL && c->family->build == wide && (depth < 10 || (depth - 4) % 6 != 0)) {
+    return cli_bad("--model: '%s': the depth of a wide residual network is 6 k + 4, from 10 on",
+                   name);
+  }
+  if (c->family != NULL && c->family->build == perceptron_of && c->number[1] > MOST_HIDDEN) {
+    return cli_bad("--model: '%s': a perceptron has 1 to %d hidden layers", name, MOST_HIDDEN);
+  }
+  return CLI_OK;
 }
 
 int model_task_of(const char *name, model_task *out) {
-  const row *r;
-  int depth = 0, width = 0;
-  if (find(name, &r, &depth, &width) != CLI_OK) return CLI_BAD;
-  const model_info *info = r != NULL ? &r->info : &wide;
+  choice c;
+  if (find(name, &c) != CLI_OK) return CLI_BAD;
+  const model_info *info = c.row != NULL ? &c.row->info : &c.family->info;
   *out = (model_task){.input = info->input, .classes = info->classes, .dropout = -1.0};
   return CLI_OK;
 }
 
 int model_build(const char *name, const model_task *task, nn *n, bool *reconstructs) {
-  const row *r;
-  int depth = 0, width = 0;
-  if (find(name, &r, &depth, &width) != CLI_OK) return CLI_BAD;
+  choice c;
+  if (find(name, &c) != CLI_OK) return CLI_BAD;
   const nn_shape in = task->input;
-  if ((r == NULL || r->images) && in.height * in.width < 2) {
+  if ((c.row != NULL ? c.row->images : c.family->images) && in.height * in.width < 2) {
     return cli_bad("--model: %s wants images, and the data has %lld plain features", name,
                    (long long)in.channels);
   }
-  if (task->dropout > 0.0 && r != NULL && !r->drops) {
+  if (task->dropout > 0.0 && !(c.row != NULL ? c.row->drops : c.family->drops)) {
     return cli_bad("--dropout: %s has no dropout; vgg16 and wrn-D-W have", name);
   }
-  *reconstructs = r != NULL && r->reconstructs;
+  *reconstructs = c.row != NULL && c.row->reconstructs;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);
   const int x = nn_input(n, in);
-  if (r != NULL) {
-    r->build(n, task, x);
+  if (c.row != NULL) {
+    c.row->build(n, task, x);
   } else {
-    resnet_wide(n, task, x, depth, width);
+    c.family->build(n, task, x, c.number);
   }
   return CLI_OK;
 }

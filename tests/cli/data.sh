@@ -62,7 +62,7 @@ good npy:x.npy,y.npy
 mnist torn
 gzip torn/train-images-idx3-ubyte
 head -c 30 torn/train-images-idx3-ubyte.gz >short && mv short torn/train-images-idx3-ubyte.gz
-bad mnist:torn 'torn/train-images-idx3-ubyte.gz: *'
+bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short*'
 mnist magic
 labels >magic/t10k-images-idx3-ubyte
 bad mnist:magic 'magic/t10k-images-idx3-ubyte: begins with 0 0 8 1, expected 0 0 8 3 *'
@@ -71,10 +71,10 @@ bytes 00 00 08 01 00 00 00 01 04 >fewer/train-labels-idx1-ubyte
 bad mnist:fewer 'fewer/train-labels-idx1-ubyte: 1 labels for 8 images'
 mnist eleven
 labels 0a >eleven/t10k-labels-idx1-ubyte
-bad mnist:eleven '*mnist: test sample 7 has the label 10, expected 0 to 9'
+bad mnist:eleven 'eleven/t10k-labels-idx1-ubyte: test sample 7 has the label 10, expected 0 to 9'
 mnist folder
 rm folder/t10k-images-idx3-ubyte && mkdir folder/t10k-images-idx3-ubyte
-bad mnist:folder 'folder/t10k-images-idx3-ubyte: *'
+bad mnist:folder 'folder/t10k-images-idx3-ubyte: not a file'
 bad mnist:plain/train-images-idx3-ubyte '--data: plain/train-images-idx3-ubyte: no file train-images-idx3-ubyte *'
 bad mnist:ten '--data: ten: no file train-images-idx3-ubyte *'
 cifar cut
@@ -84,16 +84,25 @@ cifar label
 rows 0a >label/test_batch.bin
 bad cifar10:label 'label/test_batch.bin: row 0 has the label 10, expected 0 to 9'
 rm cut/test_batch.bin && rows 03 >cut/data_batch_3.bin
-bad cifar10:cut 'cut/test_batch.bin: *'
-bad cifar100:ten 'ten/train.bin: *'
+bad cifar10:cut 'cut/test_batch.bin: No such file or directory'
+bad cifar100:ten 'ten/train.bin: No such file or directory'
 printf '\0\1' | npy '|u1' '(2,)' >two.npy
-bad npy:x.npy,two.npy '*two.npy*'
+bad npy:x.npy,two.npy 'two.npy: 2 labels for 12 samples'
 head -c 140 x.npy >torn.npy
 bad npy:torn.npy,y.npy 'torn.npy: *'
 bad npy:x.npy '--data: npy takes FEATURES,LABELS or *'
 bad npy:x.npy,gone.npy 'gone.npy: *'
-if [[ $(id -u) != 0 ]]; then
+# Root reads everything, so it becomes nobody, where nobody may run the program.
+program=$natgrad
+if [[ $(id -u) == 0 ]]; then
+  natgrad=$scratch/as_nobody
+  printf '#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups "%s" "$@"\n' "$program" >"$natgrad"
+  chmod 755 "$natgrad" "$scratch"
+fi
+if "$natgrad" info >/dev/null 2>&1; then
   chmod 000 plain/train-images-idx3-ubyte
-  bad mnist:plain 'plain/train-images-idx3-ubyte: *'
+  bad mnist:plain 'plain/train-images-idx3-ubyte: Permission denied'
+else
+  echo 'data.sh: an unreadable file was not tried: nobody cannot run the program'
 fi
 finish
