@@ -73,7 +73,7 @@ static int measure(nn *n, const model_task *task, int64_t batch, int repeat, dou
     const double t0 = now_ms();
     rc = nn_forward(n, NN_TRAIN, x, batch, (uint64_t)(r + 1), NULL);
     const double t1 = now_ms();
-    (void)nn_loss(n, labels, targets, NULL);
+    (void)nn_loss(n, NN_TRAIN, labels, targets, NULL);
     if (rc == CLI_OK) rc = nn_backward(n, true, NULL);
     const double t2 = now_ms();
     if (r < 0) continue;

@@ -16,6 +16,9 @@ int cli_bad(const char *format, ...) {
    * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
   (void)vsnprintf(line, sizeof line, format, args);
   va_end(args);
+  for (char *c = line; *c != 0; c++) { /* one line, whatever was quoted */
+    if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+  }
   (void)fflush(stdout); /* keep the order of a terminal that shows both */
   (void)fprintf(stderr, "natgrad: %s\n", line);
   return CLI_BAD;

@@ -91,6 +91,9 @@ static void b_max_apart(nn *n, int x) {
 static void b_mean(nn *n, int x) {
   (void)nn_average_pool(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 3, 2, 1);
 }
+static void b_mean_up(nn *n, int x) {
+  (void)nn_average_pool_up(n, nn_conv(n, "a", x, 2, 1, 1, 0, true), 2, 2);
+}
 static void b_global(nn *n, int x) {
   (void)nn_global_pool(n, nn_tanh(n, nn_conv(n, "a", x, 3, 3, 1, 1, true)));
 }
@@ -139,6 +142,7 @@ static const kase cases[] = {
     {"max pool", {7, 5, 2}, 3, b_max, NN_SQUARED_ERROR, 0},
     {"max pool, apart", {8, 8, 2}, 3, b_max_apart, NN_SQUARED_ERROR, 0},
     {"average pool", {7, 5, 2}, 3, b_mean, NN_SQUARED_ERROR, 0},
+    {"average pool, up", {7, 4, 2}, 3, b_mean_up, NN_SQUARED_ERROR, 0},
     {"global pool", {4, 6, 1}, 3, b_global, NN_SQUARED_ERROR, 0},
     {"add", {4, 4, 2}, 3, b_add, NN_SQUARED_ERROR, 0},
     {"add of one", {1, 1, 4}, 3, b_twice, NN_SQUARED_ERROR, 0},
@@ -191,7 +195,7 @@ static void close_scene(scene *s) {
 
 static double loss_now(const scene *s) {
   assert_int_equal(nn_forward(s->n, NN_TRAIN, s->x, s->k->samples, 3, NULL), 0);
-  return nn_loss(s->n, s->labels, s->targets, NULL);
+  return nn_loss(s->n, NN_TRAIN, s->labels, s->targets, NULL);
 }
 
 /* Central and both one-sided slopes. */
@@ -314,7 +318,7 @@ static void same_bits_again_and_nothing_taken(void **state) {
     const int64_t before = taken;
     assert_int_equal(nn_backward(s.n, true, NULL), 0);
     assert_int_equal(nn_forward(s.n, NN_EVALUATE, s.x, s.k->samples, 0, NULL), 0);
-    (void)nn_loss(s.n, s.labels, s.targets, NULL);
+    (void)nn_loss(s.n, NN_TRAIN, s.labels, s.targets, NULL);
     assert_int_equal(taken, before);
     s.x[0] -= 1.0F;
     random_normal(seed_of_run(), RANDOM_DATA, 1, 1.0, 1, s.x);
@@ -544,12 +548,15 @@ static void losses_by_hand(void **state) {
   const int32_t labels[2] = {2, 0};
   int64_t correct = 0;
   assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
-  const double loss = nn_loss(n, labels, NULL, &correct);
+  const double loss = nn_loss(n, NN_TRAIN, labels, NULL, &correct);
   const double all = log(exp(1) + exp(2) + exp(3));
   const double first = all - (0.9 * 3 + 0.1 / 3 * (1 + 2 + 3));
   const double second = 500 - 0.9 * 500; /* smoothing's 500 and -500 cancel */
   assert_true(fabs(loss - 0.5 * (first + second)) < 1e-9 * 50);
   assert_int_equal(correct, 2);
+  assert_int_equal(nn_forward(n, NN_EVALUATE, x, 2, 0, NULL),
+                   0); /* a test's labels are as they are */
+  assert_true(fabs(nn_loss(n, NN_EVALUATE, labels, NULL, NULL) - 0.5 * (all - 3)) < 1e-9);
   nn_destroy(&n);
 }
 
@@ -621,7 +628,7 @@ static void a_watch_sees_every_layer(void **state) {
   seen w = {.n = s.n};
   const nn_watch watch = {&w, see_input, see_output};
   assert_int_equal(nn_forward(s.n, NN_TRAIN, s.x, 3, 0, &watch), 0);
-  (void)nn_loss(s.n, s.labels, NULL, NULL);
+  (void)nn_loss(s.n, NN_TRAIN, s.labels, NULL, NULL);
   assert_int_equal(nn_backward(s.n, true, &watch), 0);
   assert_int_equal(w.inputs, 6);
   assert_int_equal(w.outputs, 6);

@@ -28,12 +28,12 @@ static double log_sum(const float *y, int64_t c) {
   return (double)most + log(sum);
 }
 
-static double entropy_row(const nn *n, const float *y, int64_t c, int32_t label, double share,
+static double entropy_row(double smoothing, const float *y, int64_t c, int32_t label, double share,
                           float *grad) {
-  const double smooth = n->label_smoothing / (double)c, all = log_sum(y, c);
+  const double smooth = smoothing / (double)c, all = log_sum(y, c);
   double loss = 0.0;
   for (int64_t k = 0; k < c; k++) {
-    const double t = smooth + (k == label ? 1.0 - n->label_smoothing : 0.0);
+    const double t = smooth + (k == label ? 1.0 - smoothing : 0.0);
     const double log_s = (double)y[k] - all;
     if (t > 0.0) loss -= t * log_s;
     if (grad != NULL) grad[k] = (float)((exp(log_s) - t) * share);
@@ -48,16 +48,17 @@ static int64_t largest(const float *y, int64_t c) {
   return best;
 }
 
-double nn_loss(nn *n, const int32_t *labels, const float *targets, int64_t *correct) {
+double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
+  const double smoothing = mode == NN_TRAIN ? n->label_smoothing : 0.0;
   double sum = 0.0;
   int64_t right = 0;
   for (int64_t i = 0; i < n->samples; i++) {
     const float *y = nn_output(n) + i * c;
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
-      sum += entropy_row(n, y, c, labels[i], share, grad);
+      sum += entropy_row(smoothing, y, c, labels[i], share, grad);
       right += largest(y, c) == labels[i];
       continue;
     }

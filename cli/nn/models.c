@@ -60,8 +60,9 @@ static void lenet(nn *n, const model_task *t, int x) {
   (void)dense(n, "fc2", x, t->classes);
 }
 
-/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  For images below 64 the five
- * poolings leave one position, and one linear layer follows; above, the published head. */
+/* Simonyan & Zisserman 2015, configuration D with batch normalisation.  For images from 32
+ * to 63 the five poolings leave one position, and one linear layer follows; above, the published head. */
+enum { VGG_HEAD = 64 };
 static void vgg16(nn *n, const model_task *t, int x) {
   static const int64_t plan[] = {64, 64,  0,   128, 128, 0,   256, 256, 256,
                                  0,  512, 512, 512, 0,   512, 512, 512, 0};
@@ -77,7 +78,7 @@ static void vgg16(nn *n, const model_task *t, int x) {
     (void)snprintf(norm, sizeof norm, "bn%d", number);
     x = nn_relu(n, nn_norm(n, norm, nn_conv(n, conv, x, plan[i], 3, 1, 1, true)));
   }
-  if (t->input.height > 63) {
+  if (t->input.height >= VGG_HEAD) {
     const double rate = t->dropout >= 0.0 ? t->dropout : 0.5;
     x = nn_dropout(n, nn_relu(n, dense(n, "fc1", x, 4096)), rate);
     x = nn_dropout(n, nn_relu(n, dense(n, "fc2", x, 4096)), rate);
@@ -182,7 +183,7 @@ static int unknown(const char *name) {
     names[ROWS + i] = families[i].example;
   const char *near = cli_nearest(name, names, ROWS + FAMILIES);
   if (near != NULL) return cli_bad("--model: unknown model '%s'; the nearest is '%s'", name, near);
-  return cli_bad("--model: unknown model '%s'; `natgrad help train` lists them", name);
+  return cli_bad("--model: unknown model '%s'; `natgrad train --models` lists them", name);
 }
 
 /* What a name stands for: a row, or a family and its numbers. */
@@ -233,6 +234,10 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   }
   if (task->dropout > 0.0 && !(c.row != NULL ? c.row->drops : c.family->drops)) {
     return cli_bad("--dropout: %s has no dropout; vgg16 and wrn-D-W have", name);
+  }
+  if (task->dropout > 0.0 && c.row != NULL && c.row->build == vgg16 && in.height < VGG_HEAD) {
+    return cli_bad("--dropout: %s has it in its head for images of %d and more, these have %lld",
+                   name, VGG_HEAD, (long long)in.height);
   }
   *reconstructs = c.row != NULL && c.row->reconstructs;
   nn_set_loss(n, NN_CROSS_ENTROPY, task->label_smoothing);

@@ -54,6 +54,8 @@ int nn_dropout(nn *n, int x, double rate);
  * there. */
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
+/* The last window may reach over the border: sizes are divided by the stride and rounded up. */
+int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride);
 int nn_global_pool(nn *n, int x);         /* mean over all positions: [batch, channels] */
 int nn_add(nn *n, int x, int y);          /* same shapes */
 nn_shape nn_shape_of(const nn *n, int x); /* zeros for -1 */
@@ -142,10 +144,10 @@ int64_t nn_outputs(const nn *n);
 
 /* Mean loss of the batch of the last forward, summed in double in a fixed order.  labels for
  * cross entropy (each in [0, outputs)), targets [samples, outputs] for squared error; the other is
- * NULL.  *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0
+ * NULL; NN_EVALUATE smooths no label.  *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0
  * for squared error.  After a training forward the gradient at the output is ready for
  * nn_backward. */
-double nn_loss(nn *n, const int32_t *labels, const float *targets, int64_t *correct);
+double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct);
 
 /* Instead of nn_loss: the gradient at the output for targets drawn from the model's own
  * distribution (labels ~ softmax(y); targets ~ normal(y, 1)), whose second moment is the Fisher

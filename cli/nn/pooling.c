@@ -168,7 +168,8 @@ static void mean_backward(nn *n, node *v, int64_t samples, bool params) {
 static const nn_op mean_op = {
     .name = "average pool", .forward = mean_forward, .backward = mean_backward};
 
-static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride, int64_t padding) {
+static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride, int64_t padding,
+                   bool up) {
   if (x < 0) return -1;
   const nn_shape s = nn_shape_of(n, x);
   if (kernel < 1 || stride < 1 || padding < 0 || padding >= kernel) {
@@ -179,8 +180,9 @@ static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride
     return nn_fail(n, "%s: an image of %lldx%lld is smaller than the window %lldx%lld", op->name,
                    (long long)s.height, (long long)s.width, (long long)kernel, (long long)kernel);
   }
-  const nn_shape to = {(s.height + 2 * padding - kernel) / stride + 1,
-                       (s.width + 2 * padding - kernel) / stride + 1, s.channels};
+  const int64_t more = up ? stride - 1 : 0;
+  const nn_shape to = {(s.height + 2 * padding - kernel + more) / stride + 1,
+                       (s.width + 2 * padding - kernel + more) / stride + 1, s.channels};
   node *v = nn_node(n, op, x, -1, to);
   if (v == NULL) return -1;
   v->kernel = kernel;
@@ -190,11 +192,15 @@ static int windows(nn *n, const nn_op *op, int x, int64_t kernel, int64_t stride
 }
 
 int nn_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &max_op, x, kernel, stride, padding);
+  return windows(n, &max_op, x, kernel, stride, padding, false);
 }
 
 int nn_average_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding) {
-  return windows(n, &mean_op, x, kernel, stride, padding);
+  return windows(n, &mean_op, x, kernel, stride, padding, false);
+}
+
+int nn_average_pool_up(nn *n, int x, int64_t kernel, int64_t stride) {
+  return windows(n, &mean_op, x, kernel, stride, 0, true);
 }
 
 /* One window as large as the image (a square around it: what is outside does not count). */

@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <zlib.h>
 
-enum { MESSAGE = 512, PATH = 4096, VALUE = 64, FIELDS = 9 };
+enum { MESSAGE = 512, PATH = 4096, VALUE = 64, KEY = 256, FIELDS = 9 };
 
 static int path_of(char *path, const char *dir, const char *what, int64_t step) {
   const int n =
@@ -71,14 +72,24 @@ static void tensor_of(const nn *net, int i, ngio_tensor *t) {
     t->shape[0] = b->count;
     t->data = b->value;
   }
+  t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
+}
+
+/* Metadata "crc32 NAME" of every tensor, as in the library's state. */
+static void checksum(const ngio_tensor *t, char key[KEY], char value[VALUE]) {
+  (void)snprintf(key, KEY, "crc32 %s", t->name);
+  (void)snprintf(value, VALUE, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
 }
 
 static int save_model(const char *path, const nn *net, const run_state *state) {
   run_state s = *state;
   field list[FIELDS];
   fields_of(&s, list);
-  char value[FIELDS + TRAIN_STATIONS][VALUE], key[TRAIN_STATIONS][VALUE], message[MESSAGE] = "";
-  ngio_text text[FIELDS + TRAIN_STATIONS];
+  const int n = nn_params(net) + nn_buffers(net);
+  const size_t most = (size_t)(FIELDS + TRAIN_STATIONS + n);
+  char message[MESSAGE] = "", (*value)[VALUE] = cli_take(most, VALUE),
+       (*key)[KEY] = cli_take(most, KEY);
+  ngio_text *text = cli_take(most, sizeof *text);
   int texts = 0;
   for (; texts < FIELDS; texts++) {
     if (list[texts].whole != NULL) {
@@ -89,16 +100,21 @@ static int save_model(const char *path, const nn *net, const run_state *state) {
     text[texts] = (ngio_text){list[texts].key, value[texts]};
   }
   for (int i = 0; i < s.stations; i++, texts++) {
-    (void)snprintf(key[i], VALUE, "ms %s", s.station[i].name);
+    (void)snprintf(key[texts], KEY, "ms %s", s.station[i].name);
     (void)snprintf(value[texts], VALUE, "%a", s.station[i].total_ms);
-    text[texts] = (ngio_text){key[i], value[texts]};
+    text[texts] = (ngio_text){key[texts], value[texts]};
   }
-  const int n = nn_params(net) + nn_buffers(net);
   ngio_tensor *t = cli_take((size_t)n, sizeof *t);
-  for (int i = 0; i < n; i++)
+  for (int i = 0; i < n; i++, texts++) {
     tensor_of(net, i, &t[i]);
+    checksum(&t[i], key[texts], value[texts]);
+    text[texts] = (ngio_text){key[texts], value[texts]};
+  }
   const ngio_status st = ngio_tensors_write(path, t, n, text, texts, message, sizeof message);
   free(t);
+  free(text);
+  free(key);
+  free(value);
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
 
@@ -132,9 +148,16 @@ static int load_model(const char *path, nn *net, run_state *s) {
     ngio_tensor want;
     tensor_of(net, i, &want);
     const ngio_tensor *have = ngio_tensors_find(file, want.name);
+    char key[KEY], sum[VALUE] = "";
     if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want.ndim ||
         memcmp(have->shape, want.shape, (size_t)want.ndim * sizeof want.shape[0]) != 0) {
       rc = cli_bad("%s: tensor '%s' is missing or has another shape", path, want.name);
+      continue;
+    }
+    checksum(have, key, sum);
+    const char *written = ngio_tensors_text(file, key);
+    if (written == NULL || strcmp(written, sum) != 0) {
+      rc = cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want.name);
     } else {
       memcpy((float *)(uintptr_t)want.data, have->data,
              (size_t)have->bytes); /* the network's own */
@@ -178,18 +201,21 @@ int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state 
   return rc;
 }
 
+bool checkpoint_exists(const char *dir) {
+  char *path = disk_join(dir, "checkpoint/latest.json");
+  const bool there = disk_exists(path);
+  free(path);
+  return there;
+}
+
 static int read_latest(const char *dir, int64_t *step) {
   char *folder = disk_join(dir, "checkpoint"), *path = disk_join(folder, "latest.json");
   char *text = NULL;
-  int rc = CLI_OK;
-  if (!disk_exists(path)) {
-    rc = cli_bad("--resume: %s has no checkpoint to resume", dir);
-  } else {
-    rc = disk_read(path, &text);
-  }
+  int rc = disk_read(path, &text);
   json_t *o = rc == CLI_OK ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
   const json_t *v = json_object_get(o, "step");
-  *step = json_is_integer(v) ? (int64_t)json_integer_value(v) : -1;
+  const bool ours = json_integer_value(json_object_get(o, "schema")) == 1;
+  *step = ours && json_is_integer(v) ? (int64_t)json_integer_value(v) : -1;
   if (rc == CLI_OK && *step < 0) rc = cli_bad("%s: expected {\"schema\": 1, \"step\": N}", path);
   json_decref(o);
   free(text);

@@ -24,6 +24,7 @@ typedef struct run_state {
 } run_state;
 
 /* All CLI_BAD, told in one line. */
+bool checkpoint_exists(const char *dir);
 int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state *state);
 /* An error if there is none.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state);

@@ -144,6 +144,16 @@ static int split(compare_plan *p, const data_set *d) {
   return CLI_OK;
 }
 
+/* Every method, and every point of its grid, before DIR is made. */
+static int check_methods(const compare_plan *p, const data_set *d) {
+  int rc = CLI_OK;
+  for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
+    rc = train_check(&p->method[i].s, d);
+    if (rc == CLI_OK && p->grids > 0) rc = compare_check_points(p, &p->method[i], d);
+  }
+  return rc;
+}
+
 /* ---- runs ------------------------------------------------------------------------------------*/
 
 static void say_run(const compare_plan *p, const char *label, const train_result *r,
@@ -235,6 +245,7 @@ static int compare(compare_plan *p, const char *out) {
     p->method[i].run = cli_take((size_t)p->seeds, sizeof(train_result));
   rc = metric_of(p, &d, &metric);
   if (rc == CLI_OK) rc = split(p, &d);
+  if (rc == CLI_OK) rc = check_methods(p, &d);
   if (rc == CLI_OK) rc = compare_open(p, d.train.n, d.test.n);
   train_catch_signals();
   if (rc == CLI_OK && p->grids > 0)

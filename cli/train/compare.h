@@ -58,7 +58,6 @@ int compare_methods(compare_plan *p, const char *list);
 /* One more "option=a,b,c". */
 int compare_grid_add(compare_plan *p, const char *text);
 void compare_plan_free(compare_plan *p);
-bool compare_knows(const settings *s, const char *name); /* has the method any use for it? */
 
 /* ---- tuning ----------------------------------------------------------------------------------*/
 
@@ -72,6 +71,8 @@ int compare_best_point(const train_result *r, int n, bool squared_error);
 /* Is value i of a grid the least or the largest of several numbers?  -1, 1, or 0: neither. */
 int compare_edge(const compare_grid *g, int i);
 /* Tunes every method, with notes.  *complete is false if a signal came. */
+/* Whether every point of the grid is sound, told if not. */
+int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d);
 int compare_tune(compare_plan *p, bool squared_error, bool *complete);
 
 /* ---- statistics ------------------------------------------------------------------------------*/

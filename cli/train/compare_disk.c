@@ -18,7 +18,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -224,16 +223,6 @@ static int is_new(const compare_plan *p) {
               : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
-/* Two programs on one DIR would write the same files.  Given back when the program ends, however it
- * does. */
-static int lock(const compare_plan *p) {
-  const int fd = open(p->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return CLI_OK;
-  const bool taken = fd >= 0 && errno == EWOULDBLOCK;
-  if (fd >= 0) (void)close(fd);
-  return taken ? cli_bad("--out: another natgrad compare is at work in %s", p->dir) : CLI_OK;
-}
-
 int compare_open(compare_plan *p, int64_t train, int64_t test) {
   char *path = compare_path(p, "compare.json");
   json_t *now = json_pack("{s:i}", "schema", 1), *was = NULL;
@@ -243,7 +232,8 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     rc = method_pairs(&p->method[i].s, p->method[i].label, now);
   if (rc == CLI_OK && !p->resume) rc = is_new(p);
   if (rc == CLI_OK && !p->resume) rc = disk_folder(p->dir);
-  if (rc == CLI_OK) rc = lock(p);
+  int held; /* until the program ends */
+  if (rc == CLI_OK) rc = disk_lock(p->dir, "compare", &held);
   if (rc == CLI_OK && p->resume) {
     rc = disk_exists(path) ? read_json(path, &was)
                            : cli_bad("--resume: %s has no comparison to go on with", p->dir);

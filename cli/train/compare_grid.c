@@ -19,7 +19,7 @@ int compare_points(const compare_plan *p, const compare_method *m, bool *use) {
   for (int g = 0; g < p->grids; g++) {
     char name[64], own[64];
     settings_spell(name, sizeof name, p->grid[g].name);
-    use[g] = compare_knows(&m->s, name);
+    use[g] = settings_knows(&m->s, name);
     for (int i = 0; i < m->n_own; i++) {
       settings_spell(own, sizeof own, m->own[i].name);
       use[g] = use[g] && strcmp(name, own) != 0;
@@ -84,6 +84,21 @@ static int apply_point(const compare_plan *p, const bool *use, int k, settings *
   return rc == CLI_OK ? settings_check(s) : rc;
 }
 
+int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d) {
+  bool use[COMPARE_GRIDS] = {false};
+  const int points = compare_points(p, m, use);
+  int rc = CLI_OK;
+  for (int k = 0; k < points && k < COMPARE_POINTS && rc == CLI_OK; k++) {
+    char text[TEXT];
+    settings s;
+    settings_copy(&s, &m->s);
+    rc = apply_point(p, use, k, &s, text, sizeof text);
+    if (rc == CLI_OK) rc = train_check(&s, d);
+    settings_free(&s);
+  }
+  return rc;
+}
+
 static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k,
                    const data_set *d, const char *file, train_result *out) {
   char point[TEXT] = "", label[TEXT + 80];
@@ -126,7 +141,7 @@ static void note_choice(compare_plan *p, const compare_method *m, const bool *us
   for (int g = 0; g < p->grids; g++) {
     const int i = use[g] ? compare_point(p, use, m->tuned, g) : 0;
     const int edge = use[g] ? compare_edge(&p->grid[g], i) : 0;
-    if (edge == 0) continue;
+    if (edge == 0 || diverged == points) continue;
     (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider one may do better\n",
                   m->label, p->grid[g].name, p->grid[g].value[i], edge < 0 ? "least" : "largest");
   }
@@ -136,8 +151,8 @@ static void note_left_out(compare_plan *p, const compare_method *m, const bool *
   for (int g = 0; g < p->grids; g++) {
     if (use[g]) continue;
     (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, p->grid[g].name,
-                  compare_knows(&m->s, p->grid[g].name) ? "its own is given"
-                                                        : "it has no use for it");
+                  settings_knows(&m->s, p->grid[g].name) ? "its own is given"
+                                                         : "it has no use for it");
   }
 }
 

@@ -10,27 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 512 };
+enum { MESSAGE = 512, VALUE = 64 };
 
 static char *copy_text(const char *text) {
   char *out = cli_take(strlen(text) + 1, 1);
   memcpy(out, text, strlen(text));
   return out;
-}
-
-bool compare_knows(const settings *s, const char *name) {
-  static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
-  static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  char spelt[64];
-  settings_spell(spelt, sizeof spelt, name);
-  const bool first_order = settings_first_order(s);
-  if (settings_find(name) == NULL) return !first_order; /* the library's */
-  if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
-    return false;
-  for (int i = 0; i < 3; i++) {
-    if (strcmp(spelt, settings_adamw(s) ? sgd[i] : adamw[i]) == 0) return false;
-  }
-  return true;
 }
 
 /* What belongs to the comparison and not to a method. */
@@ -59,6 +44,25 @@ static void drop_library(compare_plan *p, compare_method *m) {
   m->s.n_library = 0;
 }
 
+/* What is given for all and means nothing to this one goes back to its default. */
+static int drop_useless(compare_plan *p, compare_method *m) {
+  char message[MESSAGE] = "", standard[VALUE], value[VALUE];
+  settings fresh;
+  settings_init(&fresh);
+  int rc = CLI_OK;
+  for (int i = 0; i < settings_rows_count && rc == CLI_OK; i++) {
+    const char *name = settings_rows[i].name;
+    if (settings_knows(&m->s, name)) continue;
+    (void)settings_get(&fresh, name, standard, sizeof standard);
+    (void)settings_get(&m->s, name, value, sizeof value);
+    if (strcmp(standard, value) == 0) continue;
+    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, name);
+    rc = settings_put(&m->s, name, standard, message, sizeof message);
+  }
+  settings_free(&fresh);
+  return rc;
+}
+
 static void label_it(compare_plan *p, compare_method *m, const char *name) {
   (void)snprintf(m->label, sizeof m->label, "%s", name);
   for (int again = 2;; again++) {
@@ -85,11 +89,8 @@ static int begin_method(compare_plan *p, const char *name) {
   if (settings_put(&m->s, "method", name, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s", message);
   }
-  if (!settings_first_order(&m->s)) return CLI_OK;
-  drop_library(p, m);
-  if (strcmp(m->s.fisher, "empirical") == 0) return CLI_OK;
-  (void)fprintf(p->notes, "%s: has no use for fisher\n", m->label);
-  return settings_put(&m->s, "fisher", "empirical", message, sizeof message);
+  if (settings_first_order(&m->s)) drop_library(p, m);
+  return drop_useless(p, m);
 }
 
 static int add_own(compare_plan *p, char *text) {
@@ -148,7 +149,7 @@ int compare_methods(compare_plan *p, const char *list) {
   for (int i = 0; rc == CLI_OK && i < p->methods; i++) {
     compare_method *m = &p->method[i];
     for (int k = 0; rc == CLI_OK && k < m->n_own; k++) {
-      if (!compare_knows(&m->s, m->own[k].name)) {
+      if (!settings_knows(&m->s, m->own[k].name)) {
         rc = cli_bad("--methods: %s has no use for %s", m->label, m->own[k].name);
       }
     }

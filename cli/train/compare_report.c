@@ -277,11 +277,12 @@ static void note_runs(const report *r) {
     if (r->sum[i].diverged == 0) continue;
     (void)fprintf(r->p->notes, "%s: %d of %d runs diverged (seed", m->label, r->sum[i].diverged,
                   r->p->seeds);
+    const char *comma = "";
     for (int k = 0; k < r->p->seeds; k++) {
-      if (m->run[k].diverged) {
-        (void)fprintf(r->p->notes, " %lld after step %lld", (long long)(r->p->base.seed + k),
-                      (long long)m->run[k].steps);
-      }
+      if (!m->run[k].diverged) continue;
+      (void)fprintf(r->p->notes, "%s %lld after step %lld", comma, (long long)(r->p->base.seed + k),
+                    (long long)m->run[k].steps);
+      comma = ",";
     }
     (void)fprintf(r->p->notes, "); %s\n",
                   r->sum[i].diverged < r->p->seeds ? "means are over the others"
@@ -439,7 +440,10 @@ static int draw(const report *r) {
                         .curve = curve};
   char *script = compare_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
-  if (rc == CLI_OK) (void)plot_draw(r->p->dir);
+  bool any = false; /* an empty picture is an error to gnuplot */
+  for (int i = 0; i < r->p->methods; i++)
+    any = any || r->sum[i].diverged < r->p->seeds;
+  if (rc == CLI_OK && any) (void)plot_draw(r->p->dir);
   for (int i = 0; i < r->p->methods; i++)
     free(label[i]);
   free(label);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,7 +32,7 @@ static bool write_all(int fd, const char *bytes, size_t size) {
     bytes += n;
     size -= (size_t)n;
   }
-  return fsync(fd) == 0;
+  return true;
 }
 
 static bool flush_folder(const char *path) {
@@ -47,12 +48,24 @@ static bool flush_folder(const char *path) {
   return done;
 }
 
-int disk_write(const char *path, const void *bytes, size_t size) {
+/* Neither flushed nor renamed: a device, a pipe. */
+static int write_through(const char *path, const void *bytes, size_t size) {
+  const int fd = open(path, O_WRONLY | O_CLOEXEC);
+  bool done = fd >= 0 && write_all(fd, bytes, size);
+  int why = errno;
+  if (fd >= 0 && close(fd) != 0 && done) {
+    done = false;
+    why = errno;
+  }
+  return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
+}
+
+static int replace(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".part";
   char *part = cli_take(n, 1);
   (void)snprintf(part, n, "%s.part", path);
   const int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool done = fd >= 0 && write_all(fd, bytes, size);
+  bool done = fd >= 0 && write_all(fd, bytes, size) && fsync(fd) == 0;
   int why = errno;
   if (fd >= 0 && close(fd) != 0 && done) {
     done = false;
@@ -65,6 +78,25 @@ int disk_write(const char *path, const void *bytes, size_t size) {
   if (!done && fd >= 0) (void)unlink(part);
   free(part);
   return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
+}
+
+int disk_write(const char *path, const void *bytes, size_t size) {
+  struct stat st;
+  if (stat(path, &st) != 0) return replace(path, bytes, size);
+  if (!S_ISREG(st.st_mode)) return write_through(path, bytes, size);
+  char *file = realpath(path, NULL); /* what a link points to is replaced, not the link */
+  const int rc = replace(file != NULL ? file : path, bytes, size);
+  free(file);
+  return rc;
+}
+
+int disk_lock(const char *dir, const char *who, int *fd) {
+  *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*fd < 0 || flock(*fd, LOCK_EX | LOCK_NB) == 0) return CLI_OK;
+  const bool taken = errno == EWOULDBLOCK;
+  (void)close(*fd);
+  *fd = -1;
+  return taken ? cli_bad("--out: another natgrad %s is at work in %s", who, dir) : CLI_OK;
 }
 
 int disk_read(const char *path, char **out) {

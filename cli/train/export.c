@@ -219,6 +219,11 @@ static int export(const char *dir, const wish *w) {
   int rc = stat(log, &st) == 0
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
+  struct stat to;
+  if (rc == CLI_OK && w->csv != NULL && stat(w->csv, &to) == 0 && to.st_dev == st.st_dev &&
+      to.st_ino == st.st_ino) {
+    rc = cli_bad("--csv: %s is the log itself", w->csv);
+  }
   if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
   if (rc == CLI_OK && w->tensorboard != NULL)
     rc = write_events(&r, w->tensorboard, (double)st.st_mtime);

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { DATA, FORWARD, BACKWARD, OBSERVE, OWN }; /* our own stations */
 
@@ -32,6 +33,7 @@ typedef struct run {
   precond *p;
   feed feed;
   run_log *log;
+  int lock; /* of the folder; -1: none */
   progress progress;
   run_state state;
   int64_t total, saved; /* steps of the run; step of the checkpoint that was made or read last */
@@ -97,8 +99,8 @@ static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e
 
 /* ---- one step --------------------------------------------------------------------------------*/
 
-static double loss_of(run *r, int64_t *correct) {
-  return nn_loss(r->net, r->reconstructs ? NULL : r->feed.labels,
+static double loss_of(run *r, nn_mode mode, int64_t *correct) {
+  return nn_loss(r->net, mode, r->reconstructs ? NULL : r->feed.labels,
                  r->reconstructs ? r->feed.x : NULL, correct);
 }
 
@@ -116,7 +118,7 @@ static int backward(run *r, bool wants, double *loss, int64_t *correct) {
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
-  *loss = loss_of(r, correct);
+  *loss = loss_of(r, NN_TRAIN, correct);
   r->out->diverged = !isfinite(*loss);
   return rc == CLI_OK && !r->out->diverged ? nn_backward(r->net, true, watch) : rc;
 }
@@ -160,10 +162,11 @@ static int test(run *r, double *loss, double *accuracy) {
     const int rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, count, 0, NULL);
     if (rc != CLI_OK) return rc;
     int64_t correct = 0;
-    sum += loss_of(r, &correct) * (double)count;
+    sum += loss_of(r, NN_EVALUATE, &correct) * (double)count;
     right += correct;
   }
-  if (n > 0) {
+  r->out->diverged = n > 0 && !isfinite(sum); /* weights may be lost in the last step */
+  if (n > 0 && !r->out->diverged) {
     *loss = sum / (double)n;
     *accuracy = share(r, right, n);
   }
@@ -232,7 +235,8 @@ static int after_step(run *r, double lr, int64_t correct) {
     rc = log_write_step(r->log, &line, &t);
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
-  if (rc == CLI_OK && r->log != NULL && due(step, r->s->checkpoint_every)) rc = save(r);
+  const bool keep = r->log != NULL && !r->out->diverged;
+  if (rc == CLI_OK && keep && due(step, r->s->checkpoint_every)) rc = save(r);
   return rc;
 }
 
@@ -244,7 +248,7 @@ static int steps(run *r) {
     int rc = one_step(r, lr, &correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
     rc = after_step(r, lr, correct);
-    if (rc != CLI_OK) return rc;
+    if (rc != CLI_OK || r->out->diverged) return rc;
     if (interrupted && r->state.step < r->total) {
       r->out->stopped = true;
       return CLI_OK;
@@ -304,7 +308,7 @@ static int make_pool(ng_pool **out) {
   return *out != NULL ? CLI_OK : cli_bad("no memory for %lld threads", threads);
 }
 
-static int make_net(run *r) {
+static int describe_net(run *r) {
   const model_task task = {.input = {r->d->height, r->d->width, r->d->channels},
                            .classes = r->d->classes,
                            .label_smoothing = r->s->label_smoothing,
@@ -314,26 +318,34 @@ static int make_net(run *r) {
   if (r->reconstructs && r->s->label_smoothing > 0.0) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
-  return nn_ready(r->net, r->s->batch);
+  return CLI_OK;
+}
+
+static int from_the_start(run *r, const char *config, const char *log) {
+  return settings_write(r->s, config) == CLI_OK ? log_create(log, &r->log) : CLI_BAD;
 }
 
 /* The folder of a run that begins. */
 static int make_folder(run *r, const char *config, const char *log) {
+  if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
+  if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log)) {
     return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
   }
-  if (disk_folder(r->s->out) != CLI_OK || settings_write(r->s, config) != CLI_OK) return CLI_BAD;
-  return log_create(log, &r->log);
+  return from_the_start(r, config, log);
 }
 
 /* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
+  if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
   int rc = disk_exists(config) ? settings_read(&was, config)
-                               : cli_bad("--resume: %s has no checkpoint to resume", r->s->out);
+                               : cli_bad("--resume: %s holds no run", r->s->out);
   if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
   settings_free(&was);
+  /* Killed before its first checkpoint: everything is a function of the seed. */
+  if (rc == CLI_OK && !checkpoint_exists(r->s->out)) return from_the_start(r, config, log);
   if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
   if (rc != CLI_OK) return rc;
   if (r->state.per_epoch != r->feed.per_epoch) {
@@ -356,10 +368,24 @@ static int open_folder(run *r, const char *config, const char *log) {
   return rc == CLI_OK ? settings_write(r->s, config) : rc; /* epochs may be more now */
 }
 
+int train_check(const settings *s, const data_set *d) {
+  run r;
+  memset(&r, 0, sizeof r);
+  r.s = s;
+  r.d = d;
+  int rc = settings_check(s);
+  if (rc == CLI_OK) rc = describe_net(&r);
+  if (rc == CLI_OK) rc = feed_create(s, d, r.reconstructs, NULL, &r.feed);
+  feed_free(&r.feed);
+  nn_destroy(&r.net);
+  return rc;
+}
+
 static int begin(run *r) {
   int rc = settings_check(r->s);
   if (rc == CLI_OK) rc = make_pool(&r->pool);
-  if (rc == CLI_OK) rc = make_net(r);
+  if (rc == CLI_OK) rc = describe_net(r);
+  if (rc == CLI_OK) rc = nn_ready(r->net, r->s->batch);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, r->reconstructs, r->pool, &r->feed);
   if (rc == CLI_OK) rc = precond_create(r->s, r->net, r->pool, &r->p);
   const double wanted = r->s->epochs * (double)r->feed.per_epoch;
@@ -382,6 +408,7 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   r.d = d;
   r.out = out;
   r.loss = (double)NAN;
+  r.lock = -1;
   int rc = begin(&r);
   if (rc == CLI_OK) {
     progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, s->batch);
@@ -391,6 +418,7 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   }
   const int closed = log_close(&r.log);
   if (rc == CLI_OK) rc = closed;
+  if (r.lock >= 0) (void)close(r.lock);
   precond_destroy(&r.p);
   feed_free(&r.feed);
   nn_destroy(&r.net);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +26,11 @@ void progress_begin(progress *p, const train_show *show, int64_t first, int64_t 
   p->batch = batch;
   p->epochs = ceil((double)total / (double)per_epoch);
   p->began_ms = now_ms();
+}
+
+static int columns(void) {
+  struct winsize w;
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 ? w.ws_col : 80;
 }
 
 static const char *gap(const progress *p) {
@@ -51,19 +57,25 @@ void progress_step(progress *p, int64_t step, double loss, double accuracy) {
   const double now = now_ms();
   if (!p->bar || now - p->last_ms < 100.0) return;
   p->last_ms = now;
-  char bar[CELLS + 1], rate[48];
-  const double part = (double)step / (double)p->total;
-  for (int i = 0; i < CELLS; i++)
-    bar[i] = (double)i < part * CELLS ? '#' : '.';
-  bar[CELLS] = 0;
+  char bar[CELLS + 1], rate[48], head[128], tail[160];
   percent(rate, sizeof rate, "", accuracy);
   const double seconds = (now - p->began_ms) * 1e-3;
   const double speed = seconds > 0.0 ? (double)(step - p->first) / seconds : 0.0;
   const long long left = speed > 0.0 ? (long long)((double)(p->total - step) / speed + 0.5) : 0;
-  (void)fprintf(stderr,
-                "\r\033[K%s%s[%s] epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
-                label(p), gap(p), bar, (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss,
-                rate, speed * (double)p->batch, left / 60, left % 60);
+  const int before = snprintf(head, sizeof head, "%s%s", label(p), gap(p));
+  const int after =
+      snprintf(tail, sizeof tail, " epoch %lld/%.0f  loss %.4g%s  %.0f samples/s  ETA %lld:%02lld",
+               (long long)((step - 1) / p->per_epoch + 1), p->epochs, loss, rate,
+               speed * (double)p->batch, left / 60, left % 60);
+  /* What does not fit would begin another row, which could not be erased: cells go first. */
+  const int width = columns() - 1, spare = width - before - after - 2;
+  const int cells = spare < 0 ? 0 : spare < CELLS ? spare : CELLS;
+  for (int i = 0; i < cells; i++)
+    bar[i] = (double)i * (double)p->total < (double)step * (double)cells ? '#' : '.';
+  bar[cells] = 0;
+  char line[sizeof head + sizeof bar + sizeof tail + 2];
+  (void)snprintf(line, sizeof line, cells > 0 ? "%s[%s]%s" : "%s%s%s", head, bar, tail);
+  (void)fprintf(stderr, "\r\033[K%.*s", width, line);
   (void)fflush(stderr);
   p->drawn = true;
 }

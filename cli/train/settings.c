@@ -176,7 +176,9 @@ static int set_real(settings *s, const settings_row *row, const char *value, cha
   double v = -1.0;
   const bool own = row->kind == SETTINGS_OWN && strcmp(value, "default") == 0;
   if (!own && (!read_real(value, &v) || !(v >= row->lower && v <= row->upper))) {
-    (void)snprintf(message, size, "'%s' is no number from %g to %g", value, row->lower, row->upper);
+    const bool open = row->upper > 0.999 && row->upper < 1.0; /* %g would say 1 */
+    (void)snprintf(message, size, "'%s' is no number from %g to %s%g", value, row->lower,
+                   open ? "below " : "", open ? 1.0 : row->upper);
     return CLI_BAD;
   }
   *(double *)place(s, row) = v;
@@ -337,9 +339,23 @@ bool settings_adamw(const settings *s) {
   return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
 }
 
-/* 0.1 is what the residual networks (He et al. 2016) and the published K-FAC programs start SGD
- * from, 0.001 what Kingma & Ba 2015 recommend.  A row of the library needs no other: its clip keeps
- * the step bounded. */
+bool settings_knows(const settings *s, const char *name) {
+  static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
+  static const char *const adamw[] = {"beta1", "beta2", "eps"};
+  char spelt[64];
+  settings_spell(spelt, sizeof spelt, name);
+  const bool first_order = settings_first_order(s);
+  if (settings_find(name) == NULL) return !first_order; /* the library's */
+  if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
+    return false;
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(spelt, settings_adamw(s) ? sgd[i] : adamw[i]) == 0) return false;
+  }
+  return true;
+}
+
+/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  A row of
+ * the library needs no other: its clip keeps the step bounded. */
 double settings_lr(const settings *s) {
   return s->lr >= 0.0 ? s->lr : settings_adamw(s) ? 0.001 : 0.03;
 }
@@ -368,6 +384,25 @@ int settings_options(const settings *s, ng_options *out) {
   return cli_bad("%s", message);
 }
 
+/* What is not at its default must mean something. */
+static int check_useful(const settings *s) {
+  char standard[64], value[64];
+  settings fresh;
+  settings_init(&fresh);
+  int rc = CLI_OK;
+  for (int i = 0; i < settings_rows_count && rc == CLI_OK; i++) {
+    const char *name = settings_rows[i].name;
+    if (settings_knows(s, name)) continue;
+    (void)settings_get(&fresh, name, standard, sizeof standard);
+    (void)settings_get(s, name, value, sizeof value);
+    if (strcmp(standard, value) == 0) continue;
+    rc = cli_bad("--%s: method %s with the %s update has no use for it", name, s->method,
+                 settings_adamw(s) ? "adamw" : "sgd");
+  }
+  settings_free(&fresh);
+  return rc;
+}
+
 int settings_check(const settings *s) {
   ng_options o;
   if (s->epochs <= 0.0 && s->steps <= 0)
@@ -379,6 +414,7 @@ int settings_check(const settings *s) {
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
     return cli_bad("--fisher: method %s has no statistics to sample labels for", s->method);
   }
+  if (check_useful(s) != CLI_OK) return CLI_BAD;
   if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
     return cli_bad("--nesterov: needs a momentum above 0");
   }

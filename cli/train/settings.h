@@ -51,6 +51,8 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 int settings_check(const settings *s);
 /* The options for ng_precond_create: row, NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options *out);
+/* Has the method any use for this setting, or option of the library? */
+bool settings_knows(const settings *s, const char *name);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
 bool settings_adamw(const settings *s);       /* the update is AdamW's   */
 double settings_lr(const settings *s);        /* lr, or the default in its place */

@@ -66,6 +66,8 @@ int settings_read(settings *s, const char *path) {
   json_t *v;
   json_object_foreach(o, name, v) {
     char number[64], message[MESSAGE] = "";
+    if (rc == CLI_OK && strcmp(name, "schema") == 0 && json_integer_value(v) != 1)
+      rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || about(name)) continue;
     const char *expected = type_of(name), *text = text_of(v, expected, number, sizeof number);
     const settings_row *row = settings_find(name);

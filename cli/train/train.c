@@ -53,7 +53,14 @@ static int read_settings(settings *s, const wish *w, const cli_args *args) {
   settings_free(s);
   settings_init(s);
   rc = settings_read(s, path);
-  return rc == CLI_OK ? apply(s, w, args) : rc;
+  char was[64];
+  (void)snprintf(was, sizeof was, "%s", s->method);
+  if (rc == CLI_OK) rc = apply(s, w, args);
+  if (rc == CLI_OK && strcmp(was, s->method) != 0) { /* before its options are held against it */
+    rc = cli_bad("--method: is '%s', but '%s' in %s; a run goes on as it began", s->method, was,
+                 path);
+  }
+  return rc;
 }
 
 static int report(const settings *s, const train_result *r) {
@@ -74,7 +81,7 @@ static int report(const settings *s, const train_result *r) {
     (void)fprintf(stderr, "natgrad: stopped after step %lld; without --out nothing was kept\n",
                   (long long)r->steps);
   }
-  return CLI_OK;
+  return r->stopped ? CLI_NO : CLI_OK;
 }
 
 static int train(const settings *s, bool quiet) {
@@ -148,7 +155,8 @@ const cli_command cli_train = {
         "  digits                    UCI digits, shipped\n"
         "  mnist:DIR                 idx files, plain or .gz (Fashion-MNIST has the same names)\n"
         "  cifar10:DIR, cifar100:DIR the binary version\n"
-        "  npy:FEATURES,LABELS       two .npy files\n"
+        "  npy:FEATURES,LABELS       two .npy files; the last sixth of the rows is the test split\n"
+        "  npy:X,Y,XTEST,YTEST       four\n"
         "  synthetic:KEY=VALUE,...   classes, features or image=HxWxC, train, test, noise, seed\n"
         "Schedules of lr, in epochs, after --warm-up; F, LOW: fractions of lr\n"
         "  constant\n"
@@ -164,7 +172,8 @@ const cli_command cli_train = {
         "resumed\n"
         "has the settings of DIR/config.json and gives the same bits as one that was not\n"
         "interrupted; only --epochs or --steps may become more, and a schedule that ends with the\n"
-        "run is stretched then.  Exit code 1: the loss is not finite any more.\n",
+        "run is stretched then.  Exit code 1: stopped by a signal, or the loss is not finite any\n"
+        "more.  Test losses are without label smoothing.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

@@ -47,6 +47,9 @@ typedef struct train_show { /* what is shown while it runs */
   const char *label;        /* in front of both: "natgrad seed 1", or "" */
 } train_show;
 
+/* Whether settings and data go together, before a folder is made or memory is taken.  Told. */
+int train_check(const settings *s, const data_set *d);
+
 /* `d` is opened by the caller, who may run many with it.  CLI_OK also when stopped by a signal or
  * diverged (see the result); CLI_BAD told in one line. */
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);

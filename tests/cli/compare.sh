@@ -170,7 +170,7 @@ done
 # A method that diverges is counted and shown; squared error has losses.
 "$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out lost >lost.txt 2>&1 || fail "divergence"
 grep -qE '^sgd-2 +2, 2 diverged ' lost.txt || fail "not shown: $(cat lost.txt)"
-grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+ 2 after step [0-9]+\); nothing is left$' lost.txt ||
+grep -qE '^sgd-2: 2 of 2 runs diverged \(seed 1 after step [0-9]+, 2 after step [0-9]+\); nothing is left$' lost.txt ||
   fail "no note: $(cat lost.txt)"
 expect 0 '*target: test accuracy 50.00 %'$'\n''*epochs to 50.00 %*' \
   "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --target 0.5 --quiet --out given
@@ -184,4 +184,18 @@ PATH=$scratch/empty "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 
 
 expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet
 [[ -s compare-synthetic-logreg/table.txt ]] || fail "no folder of its own"
+
+# What no run could begin with is refused before there is a folder.
+bad '--label-smoothing: model autoencoder has no labels' --data digits --model autoencoder --methods sgd --label-smoothing 0.1 --out refused
+bad '--augment: crop needs images, *' --data synthetic:classes=2,features=6,train=64,test=16 --model logreg --methods sgd --augment crop --out refused
+bad '--dropout: mlp has no dropout; *' --data digits --model mlp --methods sgd --grid dropout=0.1,0.2 --out refused
+[[ ! -e refused ]] || fail "a refused comparison left a folder"
+
+# All lost: said so, without a picture and without advice.
+"$natgrad" compare --data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --steps 12 --seeds 2 \
+  --methods sgd --grid lr=1e6,1e5 --weight-decay 1000 --lr-schedule constant --quiet --out gone >lost.txt 2>lost.err ||
+  fail "lost: $(cat lost.err)"
+grep -q 'sgd: 2 of 2 runs diverged (seed 1 after step [0-9]*, 2 after step [0-9]*); nothing is left' lost.txt || fail "lost: $(cat lost.txt)"
+grep -q 'wider one' lost.txt && fail "lost, but advised: $(cat lost.txt)"
+[[ ! -s lost.err && ! -e gone/curves.png ]] || fail "lost, but drawn: $(cat lost.err)"
 finish

@@ -84,4 +84,21 @@ if [[ -w /dev/full ]]; then
   mkdir full && ln -s /dev/full full/x.csv.part
   export_ 2 'natgrad: full/x.csv: cannot be written: No space left on device' run --csv full/x.csv
 fi
+
+# A link stays a link, a pipe is written to, a device stays one; the log itself is safe.
+touch real.csv && ln -s real.csv link.csv
+export_ 0 '*' run --csv link.csv
+[[ -L link.csv && -s real.csv ]] || fail "a link was replaced"
+mkfifo pipe
+cat pipe >piped.csv &
+export_ 0 '*' run --csv pipe
+wait $!
+[[ -p pipe ]] && cmp -s real.csv piped.csv || fail "a pipe was replaced, or got something else"
+cp run/log.jsonl log.copy
+export_ 2 'natgrad: --csv: run/log.jsonl is the log itself' run --csv run/log.jsonl
+cmp -s run/log.jsonl log.copy || fail "the log was overwritten"
+if [[ -c /dev/full && -w /dev/full ]]; then
+  export_ 2 'natgrad: /dev/full: cannot be written: No space left on device' run --csv /dev/full
+  [[ -c /dev/full ]] || fail "a device was replaced"
+fi
 finish

@@ -21,11 +21,12 @@ whole() {
 
   # Killed after up to half of what the undisturbed run took; later, if that was before the first
   # checkpoint, so that there is some progress in the end on any machine.
-  local kills=0 resumed=0 goes=0 most=$((ms / 2 + 20)) resume=() pid got
+  local kills=0 resumed=0 goes=0 most=$((ms / 2 + 20)) resume=() pid got wait_ms
   while ((goes++ < 60)); do
     "$natgrad" train "$@" --out "$killed" "${resume[@]}" >"$scratch/out" 2>"$scratch/err" &
     pid=$!
-    sleep "$(printf '0.%03d' $((RANDOM % (most > 990 ? 990 : most) + 10)))"
+    wait_ms=$(((RANDOM * 32768 + RANDOM) % most + 10))
+    sleep "$(printf '%d.%03d' $((wait_ms / 1000)) $((wait_ms % 1000)))"
     kill -9 $pid 2>/dev/null
     got=0
     wait $pid 2>/dev/null || got=$?
@@ -36,11 +37,12 @@ whole() {
       return
     fi
     kills=$((kills + 1))
+    # Before the first checkpoint --resume begins again; without config.json there is no run yet.
+    resume=()
+    [[ -e $killed/config.json ]] && resume=(--resume)
     if [[ -e $killed/checkpoint/latest.json ]]; then
-      resume=(--resume)
       resumed=$((resumed + 1))
     else
-      rm -rf "$killed"
       most=$((most * 3 / 2))
     fi
     # A machine that is too fast or too slow for the kills to land: nothing is learnt, once more.

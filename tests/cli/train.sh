@@ -56,7 +56,7 @@ touch file
 train 2 'file: cannot be made a folder: Not a directory' "${tiny[@]}" --out file
 train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --out file/deeper
 train 2 '/proc/nowhere: cannot be made a folder: *' "${tiny[@]}" --out /proc/nowhere
-train 2 '--resume: fresh has no checkpoint to resume' "${tiny[@]}" --out fresh --resume
+train 2 '--resume: fresh holds no run' "${tiny[@]}" --out fresh --resume
 expect 0 'epoch 1/1  step 8  *' "$natgrad" train "${tiny[@]}" --out one
 train 2 '--out: one holds a run; --resume goes on with it' "${tiny[@]}" --out one
 if [[ -w /dev/full ]]; then
@@ -116,29 +116,61 @@ train 2 "*precond-110.safetensors*" --out again --resume
 echo '{}' >short/checkpoint/latest.json
 train 2 'short/checkpoint/latest.json: expected {"schema": 1, "step": N}' --out short --resume
 
-# A signal: the step is finished, a checkpoint made, exit 0.
-"$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >out 2>err &
+# A signal: the step is finished, a checkpoint made, exit 1.  Meanwhile nobody else may go on there.
+"$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >ran 2>ran.err &
 pid=$!
 for _ in $(seq 200); do
-  [[ -s out ]] && break
+  [[ -s ran ]] && break
   sleep 0.05
 done
+train 2 '--out: another natgrad train is at work in stopped' --out stopped --resume
 kill -TERM $pid
 wait $pid
 got=$?
-step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume --out stopped goes on$/\1/p' err)
-[[ $got == 0 && -n $step && -e stopped/checkpoint/model-$step.safetensors ]] || fail "SIGTERM: exit $got, $(cat err)"
+step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume --out stopped goes on$/\1/p' ran.err)
+[[ $got == 1 && -n $step && -e stopped/checkpoint/model-$step.safetensors ]] || fail "SIGTERM: exit $got, $(cat ran.err)"
 [[ $(tail -1 stopped/log.jsonl) == *'"why": "stopped"'* ]] || fail "SIGTERM: $(tail -1 stopped/log.jsonl)"
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --quiet >out 2>err &
 pid=$!
 sleep 0.5
 kill -INT $pid
 wait $pid
-[[ $? == 0 && $(cat err) == 'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
+[[ $? == 1 && $(cat err) == 'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
 
 # A loss that is not finite ends the run, and keeps nothing of it.
 expect 1 '*natgrad: diverged: the loss after step * is not finite' "$natgrad" train --data digits --model mlp --method sgd \
   --lr 1 --weight-decay 1000 --epochs 20 --out lost --quiet # weights grow by 999 a step
 [[ $(tail -1 lost/log.jsonl) == *'"why": "diverged"'* ]] || fail "lost: $(tail -1 lost/log.jsonl)"
 [[ ! -e lost/checkpoint ]] || fail "a lost run is kept"
+# The loss before the last step was finite; what it did to the weights is seen by the test.
+expect 1 '*natgrad: diverged: the loss after step 2 is not finite' "$natgrad" train --steps 2 --batch 16 --method sgd --lr 1e6 \
+  --data synthetic:classes=3,features=8,train=64,test=32 --weight-decay 1000 --lr-schedule constant --quiet --out last
+[[ $(tail -1 last/log.jsonl) == *'"test_accuracy": null'*'"why": "diverged"'* || $(tail -1 last/log.jsonl) == *'"why": "diverged"'*'"test_accuracy": null'* ]] ||
+  fail "last: $(tail -1 last/log.jsonl)"
+[[ ! -e last/checkpoint ]] || fail "weights that are lost are kept"
+
+# Killed before its first checkpoint, a run begins again; a damaged one is refused.
+"$natgrad" train "${tiny[@]}" --out never --quiet || fail "never"
+mkdir early && cp never/config.json early
+printf '{"schema": 1, "event": "step", "st' >early/log.jsonl
+expect 0 'epoch 1/1  step 8  *' "$natgrad" train --out early --resume
+cmp never/checkpoint/model-8.safetensors early/checkpoint/model-8.safetensors >/dev/null || true
+numbers() { sed -E 's/"(ms|seconds)": *(\{[^}]*\}|[^,}]*)//g; s/"precond_bytes": [0-9]*//' "$1"; }
+diff <(numbers never/log.jsonl) <(numbers early/log.jsonl) >/dev/null || fail "a run that begins again is another"
+size=$(stat -c %s early/checkpoint/model-8.safetensors)
+printf '\x7f\x7f\x7f\x7f' | dd of=early/checkpoint/model-8.safetensors bs=1 seek=$((size - 8)) conv=notrunc 2>/dev/null
+train 2 "early/checkpoint/model-8.safetensors: tensor '*' is damaged (its checksum differs)" --out early --resume --epochs 2
+echo '{"schema": 7, "step": 8}' >never/checkpoint/latest.json
+train 2 'never/checkpoint/latest.json: expected {"schema": 1, "step": N}' --out never --resume --epochs 2
+train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a run goes on as it began" --out one --resume --method sgd
+
+# Settings that would mean nothing; lines that stay one line.
+train 2 '--optimizer: method sgd with the sgd update has no use for it' --method sgd --optimizer adamw
+train 2 '--beta1: method natgrad with the sgd update has no use for it' --beta1 0.5
+train 2 '--momentum: method adamw with the adamw update has no use for it' --method adamw --momentum 0
+train 2 '--dropout: vgg16 has it in its head for images of 64 and more, these have 32' --model vgg16 --dropout 0.5 \
+  --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
+train 2 "--beta1: '1' is no number from 0 to below 1" --beta1 1
+train 2 "--model: unknown model 'x?y'; *" --model $'x\ny'
+bad_file '{"schema": 99}' 'schema: expected 1'
 finish
