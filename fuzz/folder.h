@@ -58,8 +58,9 @@ static void split_holds(const data_set *d, const data_split *s) {
   NEED(sum <= 255 * (uint64_t)(s->n * values));
 }
 
-/* Opens SET:folder.  Refused with one line, or whole. */
-static void folder_try(const char *set) {
+/* Opens SET:folder.  Refused with one line, or whole, and then what `same` says of the input, too. */
+static void folder_try(const char *set, void (*same)(const data_set *, const uint8_t *, size_t),
+                       const uint8_t *data, size_t size_in) {
   char spec[96], *text = NULL;
   size_t size = 0;
   data_set d;
@@ -78,6 +79,7 @@ static void folder_try(const char *set) {
     for (int64_t i = 0; i < d.statistics; i++) {
       NEED(isfinite(d.mean[i]) && isfinite(d.deviation[i]) && d.deviation[i] > 0);
     }
+    same(&d, data, size_in);
     data_close(&d);
   } else {
     NEED(strncmp(text, "natgrad: ", 9) == 0 && strchr(text, '\n') == text + size - 1);

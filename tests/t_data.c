@@ -474,6 +474,12 @@ static void holding_out(void **state) {
     seen[d.validation.index[i]]++;
   for (int i = 0; i < 100; i++)
     assert_int_equal(seen[i], 1);
+  for (int64_t k = 0; k < d.statistics; k++) { /* of what is kept, and of nothing else */
+    double sum = 0.0;
+    for (int i = 0; i < 70; i++)
+      sum += (double)d.train.reals[d.train.index[i] * d.statistics + k] / 70;
+    assert_true(fabs((double)d.mean[k] - sum) < 1e-6);
+  }
   data_set e;
   assert_int_equal(data_open("synthetic:train=100,test=5", &e), 0);
   assert_int_equal(data_hold_out(&e, 30, 9), 0);

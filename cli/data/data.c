@@ -98,6 +98,8 @@ int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *c
 
 /* ---- statistics --------------------------------------------------------------------------------*/
 
+static int32_t source(const data_split *s, int32_t i) { return s->index != NULL ? s->index[i] : i; }
+
 static double value(const data_set *d, const data_split *s, int64_t i) {
   return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
 }
@@ -115,14 +117,20 @@ static int statistics(data_set *d) {
     return CLI_BAD;
   }
   const int64_t rows = d->train.n * (per / width);
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t k = 0; k < width; k++)
-      sum[k] += value(d, &d->train, r * width + k);
+  for (int32_t i = 0; i < d->train.n; i++) {
+    const int64_t from = source(&d->train, i) * per;
+    for (int64_t at = from; at < from + per; at += width) {
+      for (int64_t k = 0; k < width; k++)
+        sum[k] += value(d, &d->train, at + k);
+    }
   }
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t k = 0; k < width; k++) {
-      const double x = value(d, &d->train, r * width + k) - sum[k] / (double)rows;
-      sum[width + k] += x * x;
+  for (int32_t i = 0; i < d->train.n; i++) {
+    const int64_t from = source(&d->train, i) * per;
+    for (int64_t at = from; at < from + per; at += width) {
+      for (int64_t k = 0; k < width; k++) {
+        const double x = value(d, &d->train, at + k) - sum[k] / (double)rows;
+        sum[width + k] += x * x;
+      }
     }
   }
   for (int64_t k = 0; k < width; k++) {
@@ -185,8 +193,6 @@ int data_open(const char *spec, data_set *out) {
 
 /* ---- validation --------------------------------------------------------------------------------*/
 
-static int32_t source(const data_split *s, int32_t i) { return s->index != NULL ? s->index[i] : i; }
-
 static int by_number(const void *a, const void *b) {
   const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
   return (x > y) - (x < y);
@@ -210,5 +216,5 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->validation.n = count;
   d->train.index = index + count;
   d->train.n = n - count;
-  return CLI_OK;
+  return statistics(d); /* what is held out has no part in them */
 }

@@ -83,6 +83,8 @@ bad cifar10:cut 'cut/data_batch_3.bin: 5000 bytes are no whole number of rows of
 cifar label
 rows 0a >label/test_batch.bin
 bad cifar10:label 'label/test_batch.bin: row 0 has the label 10, expected 0 to 9'
+rows 00 64 >hundred/test.bin # the coarse label is good, the fine one is not
+bad cifar100:hundred 'hundred/test.bin: row 0 has the label 100, expected 0 to 99'
 rm cut/test_batch.bin && rows 03 >cut/data_batch_3.bin
 bad cifar10:cut 'cut/test_batch.bin: No such file or directory'
 bad cifar100:ten 'ten/train.bin: No such file or directory'

@@ -21,7 +21,7 @@ whole() {
 
   # Killed after up to half of what the undisturbed run took; later, if that was before the first
   # checkpoint, so that there is some progress in the end on any machine.
-  local kills=0 resumed=0 goes=0 most=$((ms / 2 + 20)) resume=() pid got wait_ms
+  local kills=0 resumed=0 goes=0 most=$((ms / 2 + 20)) resume=() pid got wait_ms now last=
   while ((goes++ < 60)); do
     "$natgrad" train "$@" --out "$killed" "${resume[@]}" >"$scratch/out" 2>"$scratch/err" &
     pid=$!
@@ -40,11 +40,15 @@ whole() {
     # Before the first checkpoint --resume begins again; without config.json there is no run yet.
     resume=()
     [[ -e $killed/config.json ]] && resume=(--resume)
-    if [[ -e $killed/checkpoint/latest.json ]]; then
+    # Longer waits until there is progress, then short ones, so that kills are many.
+    now=$(cat "$killed/checkpoint/latest.json" 2>/dev/null)
+    if [[ -n $now && $now != "$last" ]]; then
       resumed=$((resumed + 1))
+      most=$((ms / 4 + 20))
     else
       most=$((most * 3 / 2))
     fi
+    last=$now
     # A machine that is too fast or too slow for the kills to land: nothing is learnt, once more.
   done
   [[ $got == 0 ]] || fail "$name (seed $seed): not done after $kills kills"
