@@ -9,6 +9,14 @@
 
 #include <stdint.h>
 
+/* Asks for the line 2 KiB ahead of `address`, wherever that is: one core waits for memory less than with
+ * what the processor guesses alone.  For loops that read much once. */
+#if defined(__GNUC__)
+#define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + 2048))
+#else
+#define NG_FETCH(address) ((void)(address))
+#endif
+
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
     __has_feature(memory_sanitizer) || __has_feature(coverage_sanitizer)

@@ -145,6 +145,8 @@ NG_CLONES static void quick_sums(const float *restrict x, const float *restrict 
     const int64_t end = ng_min64(c + RUN * LANES, whole);
     float fx[LANES] = {0.0f}, fu[LANES] = {0.0f};
     for (; c < end; c += LANES) {
+      NG_FETCH(x + c);
+      NG_FETCH(x + c + LANES / 2);
       for (int i = 0; i < LANES; i++) {
         const float v = x[c + i];
         fx[i] += v * v;
