@@ -88,7 +88,8 @@ void ng_clip_measure(ng_precond *p) {
 /* solver = product: PD = D + k G D A, k = radius / |D| over all blocks, so what the blocks summed
  * (<H, D>, |D|^2, |H|^2 of H = G D A) becomes that of PD only here. */
 static void ascend(ng_precond *p, double *inner, double d2, double *pd2) {
-  p->ascent = d2 > 0.0 ? fmin(p->opt.radius / sqrt(d2), (double)FLT_MAX) : 0.0;
+  const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
+  p->ascent = d2 > 0.0 ? fmin(p->opt.radius / sqrt(d2), MOST) : 0.0;
   *pd2 = d2 + 2.0 * p->ascent * *inner + p->ascent * p->ascent * *pd2;
   *inner = d2 + p->ascent * *inner;
 }
