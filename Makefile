@@ -2,7 +2,7 @@
 #
 #   make                     configure and build (release)       make BUILD=/somewhere/else
 #   make check               every test that can run here        make check ONLY=linalg  (a regex)
-#   make demo                four methods on digits: a table, and curves in build/demo
+#   make demo                five methods on digits: a table, and curves in build/demo
 #   make info, make bench    what was built; how fast it is
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
 #   make format, make tidy   clang-format; clang-tidy and cppcheck

@@ -217,7 +217,10 @@ static void wrong_names_and_tasks(void **state) {
       {"resnet20", "wants images", {1, 1, 64}, -1.0},
       {"resnet20", "has no dropout", SMALL, 0.3},
       {"lenet", "smaller than the kernel", {8, 8, 1}, -1.0},
-      {"vgg16", "smaller than the window", {16, 16, 3}, -1.0},
+      {"vgg16",
+       "vgg16 does not fit data of 16x16x3: max pool: an image of 1x1 is smaller than",
+       {16, 16, 3},
+       -1.0},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     const model_task task = {.input = wrong[i].input, .classes = 10, .dropout = wrong[i].dropout};

@@ -149,6 +149,17 @@ int64_t nn_weights(const nn *n) {
   return sum;
 }
 
+const char *nn_mistake(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
+
+int64_t nn_least_batch(const nn *n) {
+  int64_t least = 1;
+  for (int i = 0; i < n->n_nodes; i++) {
+    const node *v = &n->nodes[i];
+    if (v->op->over_batch && v->shape.height * v->shape.width == 1) least = 2;
+  }
+  return least;
+}
+
 int nn_ready(nn *n, int64_t batch) {
   if (n->error[0] == 0 && n->n_nodes < 2) (void)nn_fail(n, "a network without nodes");
   for (int i = 0; i + 1 < n->n_nodes; i++) {

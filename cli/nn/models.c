@@ -247,5 +247,7 @@ int model_build(const char *name, const model_task *task, nn *n, bool *reconstru
   } else {
     c.family->build(n, task, x, c.number);
   }
-  return CLI_OK;
+  if (nn_mistake(n) == NULL) return CLI_OK;
+  return cli_bad("--model: %s does not fit data of %lldx%lldx%lld: %s", name, (long long)in.height,
+                 (long long)in.width, (long long)in.channels, nn_mistake(n));
 }

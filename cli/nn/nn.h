@@ -77,6 +77,13 @@ nn_loss_kind nn_loss_of(const nn *n);
 typedef enum nn_start { NN_FAN_IN = 0, NN_HE = 1, NN_GLOROT = 2 } nn_start;
 void nn_set_start(nn *n, nn_start start);
 
+/* The first mistake made in describing it, NULL if there is none. */
+const char *nn_mistake(const nn *n);
+
+/* The smallest batch it can be trained with: 2 where a norm sees one position a sample (the deviation
+ * of one value from its own mean is zero, and so is every gradient before it), else 1. */
+int64_t nn_least_batch(const nn *n);
+
 /* Take memory for batches of up to `batch` samples and give the parameters their first values
  * (init.c).  The last node made is the output.  On failure CLI_BAD, told in one line. */
 int nn_ready(nn *n, int64_t batch);

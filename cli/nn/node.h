@@ -21,6 +21,7 @@ typedef struct nn_op {
   const char *name;
   bool in_place;     /* can write over its first input, and its gradient over its output's        */
   bool needs_output; /* backward reads its own out: nobody may write over it                      */
+  bool over_batch;   /* in training it needs two values a channel: samples times positions        */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
   /* From v->grad to the gradients of its inputs (written, or added to where v->adds[i]; NULL where
    * nobody wants it) and, if `params`, of its parameters (written). */

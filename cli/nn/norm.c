@@ -247,8 +247,12 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
   nn_parallel(n, p.pieces, back_piece, &p);
 }
 
-static const nn_op op = {
-    .name = "norm", .forward = forward, .backward = backward, .scratch = scratch, .kept = kept};
+static const nn_op op = {.name = "norm",
+                         .over_batch = true,
+                         .forward = forward,
+                         .backward = backward,
+                         .scratch = scratch,
+                         .kept = kept};
 
 int nn_norm(nn *n, const char *name, int x) {
   if (x < 0) return -1;

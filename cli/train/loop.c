@@ -318,6 +318,11 @@ static int describe_net(run *r) {
   if (r->reconstructs && r->s->label_smoothing > 0.0) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
+  const int64_t least = nn_least_batch(r->net);
+  if (r->s->batch < least) {
+    return cli_bad("--batch: %s normalises over a batch, where one pixel is left: at least %lld",
+                   r->s->model, (long long)least);
+  }
   return CLI_OK;
 }
 

@@ -170,6 +170,10 @@ train 2 '--beta1: method natgrad with the sgd update has no use for it' --beta1 
 train 2 '--momentum: method adamw with the adamw update has no use for it' --method adamw --momentum 0
 train 2 '--dropout: vgg16 has it in its head for images of 64 and more, these have 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
+train 2 '--batch: wrn-10-1 normalises over a batch, where one pixel is left: at least 2' --model wrn-10-1 \
+  --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
+train 2 '--model: lenet does not fit data of 9x9x1: *smaller than the kernel*' --model lenet \
+  --data synthetic:classes=3,image=9x9x1,train=16,test=8 --batch 4
 train 2 "--beta1: '1' is no number from 0 to below 1" --beta1 1
 train 2 "--model: unknown model 'x?y'; *" --model $'x\ny'
 bad_file '{"schema": 99}' 'schema: expected 1'
