@@ -8,9 +8,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
+#include "draw.h"
 #include "linalg_check.h"
 
 /* ---- limits ----------------------------------------------------------------------------------
@@ -45,7 +44,8 @@ static const struct {
 };
 static double worst[LIMITS][2];
 
-static uint64_t seed, state;
+static uint64_t seed;
+static rng numbers;
 char hold_case[200];
 
 void hold_fail(const char *what, int line) {
@@ -63,14 +63,13 @@ void hold(int kind, const ng_linalg_ops *la, double ratio) {
 
 int seed_begin(void **arg) {
   (void)arg;
-  const char *text = getenv("NG_TEST_SEED");
-  seed = text != NULL ? strtoull(text, NULL, 10) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
+  seed = test_seed();
   return 0;
 }
 
 int seed_restart(void **arg) {
   (void)arg;
-  state = seed;
+  numbers.state = seed;
   hold_case[0] = '\0';
   return 0;
 }
@@ -85,12 +84,7 @@ int tell_largest(void **arg) {
   return 0;
 }
 
-double uniform(void) { /* splitmix64 */
-  uint64_t z = (state += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (double)((z ^ (z >> 31)) >> 11) * 0x1p-52 - 1.0;
-}
+double uniform(void) { return 2.0 * rng_real(&numbers) - 1.0; }
 
 enum { GUARD = 16 };
 static const uint32_t canary = 0x7fc0dead;

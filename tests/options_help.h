@@ -1,5 +1,5 @@
-/* options_help.h: what the tests of the options room share: a seeded generator, and reading an
- * option back as text. */
+/* options_help.h: what the tests of the options room share: checks that tell the seed, and
+ * reading an option back as text. */
 #ifndef TESTS_OPTIONS_HELP_H
 #define TESTS_OPTIONS_HELP_H
 
@@ -9,30 +9,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "draw.h"
 #include "natgrad.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-/* SplitMix64 (Steele, Lea & Flood 2014). */
-static inline uint64_t next_random(uint64_t *seed) {
-  uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
-  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-  return z ^ (z >> 31);
-}
-
-static inline int64_t below(uint64_t *seed, int64_t n) {
-  return (int64_t)(next_random(seed) % (uint64_t)n);
-}
-
-/* NG_TEST_SEED repeats a run; otherwise every run is another. */
-static inline uint64_t test_seed(void) {
-  const char *text = getenv("NG_TEST_SEED");
-  return text != NULL ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
-}
 
 /* A check in a random test: says how to repeat it. */
 #define CHECK_SEED(seed, condition, what)                                                          \

@@ -3,6 +3,12 @@
  */
 #include "scene.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
 #include "ranks.h"
 
 #include <math.h>
@@ -110,17 +116,6 @@ int64_t scene_out_count(const scene *s, int32_t i, int64_t samples) {
 int64_t scene_weights(const scene *s, int32_t i) {
   return oracle_rows(&s->layer[i]) * oracle_cols(&s->layer[i]);
 }
-
-uint64_t rng_next(rng *r) { /* splitmix64 */
-  uint64_t z = r->state += UINT64_C(0x9e3779b97f4a7c15);
-  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-  return z ^ (z >> 31);
-}
-
-int64_t rng_below(rng *r, int64_t n) { return (int64_t)(rng_next(r) % (uint64_t)n); }
-double rng_real(rng *r) { return (double)(rng_next(r) >> 11) * 0x1p-53; }
-double rng_value(rng *r) { return (double)(rng_below(r, 255) - 127) / 64; }
 
 static double *values(rng *r, int64_t n) {
   double *v = need(sizeof(double) * (size_t)n);
@@ -541,14 +536,19 @@ double scene_gap(const scene *s, int32_t step, int32_t l, const scene_result *x,
   return most > 0 ? gap / most : gap;
 }
 
-uint64_t test_seed(void) {
-  const char *text = getenv("NG_TEST_SEED");
-  return text ? strtoull(text, NULL, 0) : UINT64_C(20260711);
-}
-
-int64_t test_times(int64_t n) {
-  const char *text = getenv("NG_TEST_MULT");
-  double m = text ? strtod(text, NULL) : 1;
-  int64_t k = (int64_t)((double)n * m);
-  return k > 1 ? k : 1;
+void test_cases(double (*case_of)(uint64_t seed), int64_t n, double allowed) {
+  const int64_t times = test_times(n);
+  int64_t failed = 0;
+  double worst = 0;
+  for (int64_t i = 0; i < times; i++) {
+    const double e = case_of(test_seed() + (uint64_t)i);
+    if (isfinite(e)) {
+      worst = fmax(worst, e);
+    } else {
+      failed++;
+    }
+    if (getenv("NG_TEST_SEED") != NULL && getenv("NG_TEST_MULT") == NULL) break;
+  }
+  print_message("worst = %.3g units of %g allowed, over %d cases\n", worst, allowed, (int)times);
+  if (failed > 0) fail_msg("%d of %d cases", (int)failed, (int)times);
 }

@@ -7,6 +7,7 @@
 #ifndef TESTS_SCENE_H
 #define TESTS_SCENE_H
 
+#include "draw.h"
 #include "natgrad.h"
 #include "oracle.h"
 
@@ -67,14 +68,7 @@ int64_t scene_in_count(const scene *s, int32_t layer, int64_t samples); /* eleme
 int64_t scene_out_count(const scene *s, int32_t layer, int64_t samples);
 int64_t scene_weights(const scene *s, int32_t layer); /* q * p */
 
-/* Random numbers: k/64 with |k| <= 127, exact in bf16, f16 and f32, where nothing is filled yet. */
-typedef struct rng {
-  uint64_t state;
-} rng;
-uint64_t rng_next(rng *r);
-int64_t rng_below(rng *r, int64_t n); /* 0 ... n-1 */
-double rng_real(rng *r);              /* [0, 1) */
-double rng_value(rng *r);
+/* Fills, with rng_value, where nothing is filled yet. */
 void scene_fill(scene *s, rng *r);
 
 /* A scene whose only rank saw, as one micro-batch a step, everything the given one's ranks saw.
@@ -94,8 +88,8 @@ void scene_forget(scene_result *r);
 double scene_gap(const scene *s, int32_t step, int32_t layer, const scene_result *x,
                  const scene_result *y);
 
-/* Seed of random tests: NG_TEST_SEED or a fixed one; how often to repeat: NG_TEST_MULT times n. */
-uint64_t test_seed(void);
-int64_t test_times(int64_t n);
+/* Play n cases, each of its own seed; case_of gives the error in units of rounding, INFINITY (having
+ * told why) for a case that failed.  NG_TEST_SEED without NG_TEST_MULT plays that one case. */
+void test_cases(double (*case_of)(uint64_t seed), int64_t n, double allowed);
 
 #endif

@@ -5,16 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "draw.h"
 #include "internal.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
-static uint64_t mix(uint64_t x) { /* splitmix64, Steele et al. 2014 */
-  x += UINT64_C(0x9e3779b97f4a7c15);
-  x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-  x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-  return x ^ x >> 31;
-}
+static uint64_t mix(uint64_t x) { return rng_next(&(rng){x}); }
 
 static float number(int64_t step, int64_t who, int64_t what, int64_t i) {
   const uint64_t h =

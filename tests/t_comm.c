@@ -1,8 +1,10 @@
 /* t_comm.c: one conformance suite over the transports self, user and threads (transports.h): what
  * comm.h promises for every one of them, what natgrad.h says of ng_transport.run, and the bits of
  * threads.  t_comm_faults.c has what goes wrong. */
+#include "draw.h"
 #include "transports.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -372,17 +374,10 @@ static void test_run(void **state) {
 
 enum { LONG = 70001 }; /* three chunks of threads.c, the last one odd */
 
-static uint32_t next_random(uint32_t *s) {
-  *s ^= *s << 13;
-  *s ^= *s >> 17;
-  *s ^= *s << 5;
-  return *s;
-}
-
 /* Numbers of very different size: the order of a sum shows. */
-static double wild(uint32_t *s) {
-  const double x = (double)(next_random(s) % 2000001) / 1e6 - 1.0;
-  const uint32_t size = next_random(s) % 4;
+static double wild(rng *r) {
+  const double x = 2.0 * rng_real(r) - 1.0;
+  const int64_t size = rng_below(r, 4);
   return size == 0 ? x : size == 1 ? x * 1e6 : size == 2 ? x * 1e-6 : x * 1e17;
 }
 
@@ -395,7 +390,7 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
   for (int turn = 0; turn < 3 && st == NG_OK; turn++) {
     /* The oracle: rank 0's + rank 1's + ..., in double, rounded once. */
     for (int32_t r = 0; r < how->n; r++) {
-      uint32_t s = how->seed + 977u * (uint32_t)r;
+      rng s = {how->seed + 977u * (uint64_t)r};
       for (int64_t i = 0; i < LONG; i++) {
         const double v = wild(&s), v32 = (double)(float)v;
         want[i] = r == 0 ? v : want[i] + v;
@@ -406,9 +401,9 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
     for (int64_t i = 0; i < LONG; i++) {
       want32[i] = 0.0f;
     }
-    uint32_t s[MOST];
+    rng s[MOST];
     for (int32_t r = 0; r < how->n; r++) {
-      s[r] = how->seed + 977u * (uint32_t)r;
+      s[r].state = how->seed + 977u * (uint64_t)r;
     }
     for (int64_t i = 0; i < LONG; i++) {
       double sum = 0.0;
@@ -431,13 +426,12 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
 
 static void test_bits(void **state) {
   (void)state;
-  const char *text = getenv("NG_TEST_SEED");
-  const uint32_t seed = text ? (uint32_t)strtoul(text, NULL, 0) : 20240917u;
+  const uint64_t seed = test_seed();
   for (size_t i = 1; i < sizeof sizes / sizeof *sizes; i++) {
     const trial how = {.which = THREADS, .n = sizes[i], .seed = seed};
     const ng_status st = run_trial(&how, bits_body, NULL, NULL);
     if (st != NG_OK)
-      fail_msg("%d ranks: %s; NG_TEST_SEED=%u", (int)sizes[i], ng_status_name(st), seed);
+      fail_msg("%d ranks: %s; NG_TEST_SEED=%" PRIu64, (int)sizes[i], ng_status_name(st), seed);
   }
 }
 

@@ -13,19 +13,13 @@
 #include <string.h>
 
 #include "convert.h"
+#include "draw.h"
 
-static uint64_t state;
+static rng numbers;
 
-static uint64_t draw(void) { /* splitmix64 */
-  uint64_t z = (state += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-static int64_t between(int64_t low, int64_t high) {
-  return low + (int64_t)(draw() % (uint64_t)(high - low + 1));
-}
-static double uniform(void) { return (double)(draw() >> 11) * 0x1p-53; }
+static uint64_t draw(void) { return rng_next(&numbers); }
+static int64_t between(int64_t low, int64_t high) { return rng_between(&numbers, low, high); }
+static double uniform(void) { return rng_real(&numbers); }
 
 static void *need(int64_t bytes) {
   void *p = NULL;
@@ -211,8 +205,7 @@ static void scan_finds_what_is_not_finite(void **unused) {
 }
 
 int main(void) {
-  const char *given = getenv("NG_TEST_SEED");
-  state = given != NULL ? strtoull(given, NULL, 10) : 20240607u;
+  numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(widening_is_exact),
       cmocka_unit_test(narrowing_rounds_to_nearest_even),

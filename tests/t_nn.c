@@ -6,6 +6,7 @@
  * so its error is about 1e-7 L, some 1e-6 L / h after the division; what is of third order in h and
  * kinks near the border of h have 1e-2 of ||dL/dw||.  A wrong element of n
  * changes <dL/dw, d> by about ||dL/dw|| / sqrt(n), so parameters here are small. */
+#include "draw.h"
 #include "nn/models.h"
 #include "nn/node.h"
 #include "nn/plan.h"
@@ -39,11 +40,6 @@ static void give(void *user, void *p, size_t bytes) { (void)user, (void)bytes, f
 static ng_pool *two_threads(void) {
   const ng_pool_alloc from = {take, give, NULL};
   return ng_pool_create(2, &from);
-}
-
-static uint64_t seed_of_run(void) {
-  const char *s = getenv("NG_TEST_SEED");
-  return s != NULL ? strtoull(s, NULL, 10) : 7;
 }
 
 /* ---- central differences -----------------------------------------------------------------------*/
@@ -165,7 +161,7 @@ typedef struct scene {
 } scene;
 
 static scene open_scene(const kase *k, ng_pool *pool) {
-  scene s = {nn_create(pool, seed_of_run()), k, NULL, NULL, NULL};
+  scene s = {nn_create(pool, test_seed()), k, NULL, NULL, NULL};
   nn_set_start(s.n, NN_GLOROT);
   nn_set_loss(s.n, k->loss, k->smoothing);
   k->build(s.n, nn_input(s.n, k->input));
@@ -174,8 +170,8 @@ static scene open_scene(const kase *k, ng_pool *pool) {
   s.x = malloc((size_t)in * sizeof *s.x);
   s.targets = malloc((size_t)out * sizeof *s.targets);
   s.labels = malloc((size_t)k->samples * sizeof *s.labels);
-  random_normal(seed_of_run(), RANDOM_DATA, 1, 1.0, in, s.x);
-  random_normal(seed_of_run(), RANDOM_DATA, 2, 1.0, out, s.targets);
+  random_normal(test_seed(), RANDOM_DATA, 1, 1.0, in, s.x);
+  random_normal(test_seed(), RANDOM_DATA, 2, 1.0, out, s.targets);
   for (int64_t i = 0; i < k->samples; i++)
     s.labels[i] = (int32_t)((i * 5 + 1) % nn_outputs(s.n));
   for (int i = 0; i < nn_params(s.n); i++) { /* away from 0 and 1, where much would not show */
@@ -222,7 +218,7 @@ static void check_param(const scene *s, int i, double loss) {
   float *d = malloc((size_t)p->count * sizeof *d);
   for (uint32_t trial = 0; trial < 3; trial++) {
     double product = 0.0, norm = 0.0, tolerance = 0.0;
-    random_normal(seed_of_run(), RANDOM_DATA, 100 + trial, 1.0, p->count, d);
+    random_normal(test_seed(), RANDOM_DATA, 100 + trial, 1.0, p->count, d);
     for (int64_t k = 0; k < p->count; k++) {
       product += (double)p->grad[k] * (double)d[k];
       norm += (double)p->grad[k] * (double)p->grad[k];
@@ -239,7 +235,7 @@ static void check_param(const scene *s, int i, double loss) {
     }
     if (!good) {
       fail_msg("%s: %s: slope %g, <grad, d> %g, tolerance %g (NG_TEST_SEED=%llu)", s->k->name,
-               p->name, slope[0], product, tolerance, (unsigned long long)seed_of_run());
+               p->name, slope[0], product, tolerance, (unsigned long long)test_seed());
     }
   }
   free(d);
@@ -321,7 +317,7 @@ static void same_bits_again_and_nothing_taken(void **state) {
     (void)nn_loss(s.n, NN_TRAIN, s.labels, s.targets, NULL);
     assert_int_equal(taken, before);
     s.x[0] -= 1.0F;
-    random_normal(seed_of_run(), RANDOM_DATA, 1, 1.0, 1, s.x);
+    random_normal(test_seed(), RANDOM_DATA, 1, 1.0, 1, s.x);
     float *again = record(&s, &count);
     assert_memory_equal(first, again, (size_t)count * sizeof *first);
     free(first);

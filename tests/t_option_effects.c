@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "draw.h"
 #include "natgrad.h"
 #include "ranks.h"
 
@@ -41,9 +42,7 @@ static const struct layer {
 /* A number in [-1, 1) for every place: the finaliser of SplitMix64. */
 static float data(int64_t step, int64_t rank, int64_t call, int64_t what, int64_t i) {
   uint64_t z = (uint64_t)((((step * 8 + rank) * 8 + call) * 16 + what) * 4096 + i) + 1;
-  z *= UINT64_C(0x9e3779b97f4a7c15);
-  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  z = rng_mix(z * UINT64_C(0x9e3779b97f4a7c15));
   return (float)((double)(z >> 40) / (1 << 23) - 1.0);
 }
 

@@ -236,17 +236,17 @@ static void numbers_read_back(void **state) {
   accepted("eigen_floor", "-0", "0");                                /* not "-0" */
   accepted("stat_period", "+12", "12");
   accepted("stat_period", "007", "7");
-  uint64_t seed = test_seed();
-  const uint64_t first = seed;
+  const uint64_t seed = test_seed();
+  rng r = {seed};
   for (int i = 0; i < 2000; i++) { /* any double in range reads back to the bit */
     ng_options o = standard_options();
-    const double v = ldexp((double)(next_random(&seed) >> 11) + 1, (int)below(&seed, 100) - 100);
+    const double v = ldexp((double)(rng_next(&r) >> 11) + 1, (int)rng_below(&r, 100) - 100);
     char text[64], shown[64];
     (void)snprintf(text, sizeof text, "%.17g", v);
-    CHECK_SEED(first, ng_options_set(&o, "damping", text, NULL, 0) == NG_OK, text);
-    CHECK_SEED(first, ng_options_get(&o, "damping", shown, sizeof shown) == NG_OK, text);
-    CHECK_SEED(first, ng_options_set(&o, "damping", shown, NULL, 0) == NG_OK, shown);
-    CHECK_SEED(first, memcmp(&o.damping, &v, sizeof v) == 0, text);
+    CHECK_SEED(seed, ng_options_set(&o, "damping", text, NULL, 0) == NG_OK, text);
+    CHECK_SEED(seed, ng_options_get(&o, "damping", shown, sizeof shown) == NG_OK, text);
+    CHECK_SEED(seed, ng_options_set(&o, "damping", shown, NULL, 0) == NG_OK, shown);
+    CHECK_SEED(seed, memcmp(&o.damping, &v, sizeof v) == 0, text);
   }
 }
 
@@ -707,7 +707,7 @@ static void nearest(void **state) {
 
 /* ---- any text at all -------------------------------------------------------------------------*/
 
-static void random_text(uint64_t *seed, char *text, int64_t most) {
+static void random_text(rng *r, char *text, int64_t most) {
   static const char *const piece[] = {"damping",
                                       "stat_decay",
                                       "solve_period",
@@ -743,21 +743,21 @@ static void random_text(uint64_t *seed, char *text, int64_t most) {
                                       "[",
                                       "none",
                                       "kl_clip"};
-  int64_t pieces = below(seed, 12);
+  int64_t pieces = rng_below(r, 12);
   size_t n = 0;
   text[0] = 0;
   while (pieces-- > 0) {
-    const char *p = piece[below(seed, (int64_t)(sizeof piece / sizeof piece[0]))];
-    char one[2] = {(char)(1 + below(seed, 255)), 0};
-    if (below(seed, 6) == 0) p = one;
+    const char *p = piece[rng_below(r, (int64_t)(sizeof piece / sizeof piece[0]))];
+    char one[2] = {(char)(1 + rng_below(r, 255)), 0};
+    if (rng_below(r, 6) == 0) p = one;
     if (n + strlen(p) + 1 >= (size_t)most) break;
     memcpy(text + n, p, strlen(p) + 1);
     n += strlen(p);
   }
 }
 
-static ng_status any_published(uint64_t *seed, ng_options *o, const char *name, const char *value) {
-  const int32_t m = (int32_t)below(seed, ng_method_count());
+static ng_status any_published(rng *r, ng_options *o, const char *name, const char *value) {
+  const int32_t m = (int32_t)rng_below(r, ng_method_count());
   ng_method_info method = {.struct_size = sizeof method};
   ng_published_info p = {.struct_size = sizeof p, .name = name};
   ng_status st = ng_method_at(m, &method);
@@ -765,8 +765,8 @@ static ng_status any_published(uint64_t *seed, ng_options *o, const char *name, 
   if (st != NG_OK) return st;
   const ng_options before = *o;
   double lr = -1;
-  if (method.published > 0 && below(seed, 4) != 0) {
-    st = ng_method_published_at(m, (int32_t)below(seed, method.published), &p);
+  if (method.published > 0 && rng_below(r, 4) != 0) {
+    st = ng_method_published_at(m, (int32_t)rng_below(r, method.published), &p);
   }
   if (st == NG_OK) st = ng_options_set_published(o, p.name, value, &lr, message, sizeof message);
   if (st != NG_OK && (memcmp(o, &before, sizeof before) != 0 || lr > 0)) {
@@ -777,43 +777,43 @@ static ng_status any_published(uint64_t *seed, ng_options *o, const char *name, 
 
 static void any_text(void **state) {
   (void)state;
-  uint64_t seed = test_seed();
-  const uint64_t first = seed;
+  const uint64_t seed = test_seed();
+  rng r = {seed};
   int64_t taken = 0, published = 0;
   for (int i = 0; i < 60000; i++) {
     char name[128], value[128], shown[160];
     ng_options o = standard_options();
-    random_text(&seed, value, sizeof value);
-    random_text(&seed, name, sizeof name);
-    if (below(&seed, 4) != 0) {
+    random_text(&r, value, sizeof value);
+    random_text(&r, name, sizeof name);
+    if (rng_below(&r, 4) != 0) {
       (void)snprintf(name, sizeof name, "%s",
-                     option_info((int32_t)below(&seed, ng_option_count())).name);
+                     option_info((int32_t)rng_below(&r, ng_option_count())).name);
     }
     const ng_options before = o;
     memset(message, 'x', sizeof message);
     const ng_status st = ng_options_set(&o, name, value, message, sizeof message);
     if (st == NG_OK) {
       taken++;
-      CHECK_SEED(first, ng_options_get(&o, name, shown, sizeof shown) == NG_OK, value);
-      CHECK_SEED(first, ng_options_set(&o, name, shown, NULL, 0) == NG_OK, shown);
+      CHECK_SEED(seed, ng_options_get(&o, name, shown, sizeof shown) == NG_OK, value);
+      CHECK_SEED(seed, ng_options_set(&o, name, shown, NULL, 0) == NG_OK, shown);
     } else {
-      CHECK_SEED(first, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
-      CHECK_SEED(first, memcmp(&o, &before, sizeof o) == 0, value);
-      CHECK_SEED(first, memchr(message, 0, sizeof message) != NULL, value);
+      CHECK_SEED(seed, st == NG_ERR_ARG || st == NG_ERR_ABSENT, value);
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0, value);
+      CHECK_SEED(seed, memchr(message, 0, sizeof message) != NULL, value);
     }
     o = before;
     uint64_t mask = 7;
     if (ng_options_override(&o, value, &mask, message, sizeof message) == NG_OK) {
-      CHECK_SEED(first, ng_options_check(&o, NULL, 0) == NG_OK, value);
+      CHECK_SEED(seed, ng_options_check(&o, NULL, 0) == NG_OK, value);
     } else {
-      CHECK_SEED(first, memcmp(&o, &before, sizeof o) == 0 && mask == 7, value);
+      CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && mask == 7, value);
     }
-    CHECK_SEED(first, ng_options_set_method(&o, name, message, sizeof message) != NG_OK, name);
-    CHECK_SEED(first, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
+    CHECK_SEED(seed, ng_options_set_method(&o, name, message, sizeof message) != NG_OK, name);
+    CHECK_SEED(seed, ng_options_set_system(&o, name, value, message, sizeof message) != NG_OK,
                name);
-    if (any_published(&seed, &o, name, value) == NG_OK) published++;
+    if (any_published(&r, &o, name, value) == NG_OK) published++;
     /* whatever a published option says, the methods stay consistent */
-    CHECK_SEED(first, ng_options_check(&o, message, sizeof message) == NG_OK, message);
+    CHECK_SEED(seed, ng_options_check(&o, message, sizeof message) == NG_OK, message);
   }
   assert_true(taken > 100 && published > 100); /* the generator does find values that are right */
 }

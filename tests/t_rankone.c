@@ -359,18 +359,7 @@ static double run_case(uint64_t seed) {
 
 static void random_cases(void **state) {
   (void)state;
-  int64_t times = test_times(300), failed = 0;
-  double worst = 0;
-  for (int64_t i = 0; i < times; i++) {
-    double e = run_case(test_seed() + (uint64_t)i);
-    if (isfinite(e))
-      worst = fmax(worst, e);
-    else
-      failed++;
-    if (getenv("NG_TEST_SEED") && !getenv("NG_TEST_MULT")) break;
-  }
-  print_message("worst = %.3g units of %g allowed, over %d cases\n", worst, GROWTH, (int)times);
-  if (failed) fail_msg("%d of %d cases", (int)failed, (int)times);
+  test_cases(run_case, 300, GROWTH);
 }
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/

@@ -224,23 +224,23 @@ static double plain_value(const plain *p, double base, int64_t since_, int64_t t
   return v;
 }
 
-static void random_entry(uint64_t *seed, int live, plain *p, char *text, size_t size) {
+static void random_entry(rng *r, int live, plain *p, char *text, size_t size) {
   /* powers of these are exact in double for a dozen points, so cutting cannot go two ways */
   static const double factor[] = {0.5, 0.25, 0.75, 1.5, 2, 1.25};
   p->option = ng_live_name[live];
-  const int64_t kind = below(seed, live == NG_LIVE_DECAY ? 3 : 2);
+  const int64_t kind = rng_below(r, live == NG_LIVE_DECAY ? 3 : 2);
   p->kind = "*=~"[kind];
   if (p->kind == '~') {
-    p->factor = (double)(1 + below(seed, 100)) / 100;
+    p->factor = (double)(1 + rng_below(r, 100)) / 100;
     (void)snprintf(text, size, "%s~%.17g", p->option, p->factor);
     return;
   }
-  p->factor = live == NG_LIVE_DECAY ? 0.5 : factor[below(seed, 6)];
+  p->factor = live == NG_LIVE_DECAY ? 0.5 : factor[rng_below(r, 6)];
   int n = snprintf(text, size, "%s*%s%.17g@", p->option, p->kind == '=' ? "=" : "", p->factor);
-  p->points = 1 + below(seed, 12);
+  p->points = 1 + rng_below(r, 12);
   int64_t t = 0;
   for (int64_t i = 0; i < p->points; i++) {
-    t += 1 + below(seed, 9);
+    t += 1 + rng_below(r, 9);
     p->point[i] = t;
     n += snprintf(text + n, size - (size_t)n, "%s%lld", i == 0 ? "" : ",", (long long)t);
   }
@@ -248,35 +248,35 @@ static void random_entry(uint64_t *seed, int live, plain *p, char *text, size_t 
 
 static void against_plain(void **state) {
   (void)state;
-  uint64_t seed = test_seed();
-  const uint64_t first = seed;
+  const uint64_t seed = test_seed();
+  rng r = {seed};
   for (int i = 0; i < 400; i++) {
     plain p[NG_LIVE_COUNT];
     char text[1200] = "", one[256];
     memset(p, 0, sizeof p);
     for (int k = 0; k < NG_LIVE_COUNT; k++) {
-      if (below(&seed, 3) == 0) continue;
-      random_entry(&seed, k, &p[k], one, sizeof one);
+      if (rng_below(&r, 3) == 0) continue;
+      random_entry(&r, k, &p[k], one, sizeof one);
       const size_t n = strlen(text);
-      (void)snprintf(text + n, sizeof text - n, "%s%s", below(&seed, 2) ? "  " : " ", one);
+      (void)snprintf(text + n, sizeof text - n, "%s%s", rng_below(&r, 2) ? "  " : " ", one);
     }
     ng_schedule *s = NULL;
-    CHECK_SEED(first, ng_schedule_parse(ctx, text, &s) == NG_OK, text);
+    CHECK_SEED(seed, ng_schedule_parse(ctx, text, &s) == NG_OK, text);
     for (int j = 0; j < 60; j++) {
-      const int k = (int)below(&seed, NG_LIVE_COUNT);
-      const int64_t from = below(&seed, 2) ? 0 : below(&seed, 40), t = from + below(&seed, 120);
+      const int k = (int)rng_below(&r, NG_LIVE_COUNT);
+      const int64_t from = rng_below(&r, 2) ? 0 : rng_below(&r, 40), t = from + rng_below(&r, 120);
       const bool period = k == NG_LIVE_STAT || k == NG_LIVE_SOLVE;
-      const double base = period               ? (double)(1 + below(&seed, 64))
+      const double base = period               ? (double)(1 + rng_below(&r, 64))
                           : k == NG_LIVE_DECAY ? 0.9
-                                               : 0.001 * (double)(1 + below(&seed, 99));
+                                               : 0.001 * (double)(1 + rng_below(&r, 99));
       const double expected = p[k].option == NULL ? base : plain_value(&p[k], base, from, t);
       const double got = ng_schedule_value(s, ng_live_name[k], base, from, t);
-      CHECK_SEED(first, ng_schedule_has(s, ng_live_name[k]) == (p[k].option != NULL), text);
+      CHECK_SEED(seed, ng_schedule_has(s, ng_live_name[k]) == (p[k].option != NULL), text);
       /* base F^n and base F F F differ by n roundings of 2^-53 each, n <= 12 */
-      CHECK_SEED(first, fabs(got - expected) <= 2e-15 * fabs(expected), text);
-      if (period) CHECK_SEED(first, got == expected, text);
+      CHECK_SEED(seed, fabs(got - expected) <= 2e-15 * fabs(expected), text);
+      if (period) CHECK_SEED(seed, got == expected, text);
       /* a pure function: asked again, in any order, it is the same */
-      CHECK_SEED(first, ng_schedule_value(s, ng_live_name[k], base, from, t) == got, text);
+      CHECK_SEED(seed, ng_schedule_value(s, ng_live_name[k], base, from, t) == got, text);
     }
     ng_schedule_free(ctx, s);
   }
@@ -305,31 +305,31 @@ static void any_text(void **state) {
                                       "damping*0.5@1,2",
                                       " kl_clip*=2@3",
                                       "stat_decay~0.9"};
-  uint64_t seed = test_seed();
-  const uint64_t first = seed;
+  const uint64_t seed = test_seed();
+  rng r = {seed};
   int64_t good = 0;
   for (int i = 0; i < 60000; i++) {
     char text[400] = "", message[256];
     size_t n = 0;
-    for (int64_t k = below(&seed, 14); k > 0; k--) {
-      const char odd[2] = {(char)(1 + below(&seed, 255)), 0};
-      const char *add = below(&seed, 12) == 0
+    for (int64_t k = rng_below(&r, 14); k > 0; k--) {
+      const char odd[2] = {(char)(1 + rng_below(&r, 255)), 0};
+      const char *add = rng_below(&r, 12) == 0
                             ? odd
-                            : piece[below(&seed, (int64_t)(sizeof piece / sizeof piece[0]))];
+                            : piece[rng_below(&r, (int64_t)(sizeof piece / sizeof piece[0]))];
       n += (size_t)snprintf(text + n, sizeof text - n, "%s", add);
     }
     ng_schedule *s = NULL;
     const ng_status form = ng_schedule_form(text, message, sizeof message);
     ng_enter(ctx);
-    CHECK_SEED(first, ng_schedule_parse(ctx, text, &s) == form, text);
-    CHECK_SEED(first, form == NG_OK || form == NG_ERR_ARG, text);
-    CHECK_SEED(first, (s != NULL) == (form == NG_OK), text);
+    CHECK_SEED(seed, ng_schedule_parse(ctx, text, &s) == form, text);
+    CHECK_SEED(seed, form == NG_OK || form == NG_ERR_ARG, text);
+    CHECK_SEED(seed, (s != NULL) == (form == NG_OK), text);
     if (form != NG_OK) continue;
     good++;
     for (int k = 0; k < NG_LIVE_COUNT; k++) {
       const ng_option_info info = option_info(ng_option_find(ng_live_name[k]));
-      const double v = ng_schedule_value(s, ng_live_name[k], 1, 0, below(&seed, 50));
-      CHECK_SEED(first, v >= info.lower && v <= info.upper, text);
+      const double v = ng_schedule_value(s, ng_live_name[k], 1, 0, rng_below(&r, 50));
+      CHECK_SEED(seed, v >= info.lower && v <= info.upper, text);
     }
     ng_schedule_free(ctx, s);
   }

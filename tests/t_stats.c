@@ -18,20 +18,14 @@
 
 #include "convert.h"
 #include "conv_shift.h"
+#include "draw.h"
 #include "stats.h"
 
-static uint64_t seed, state;
+static rng numbers;
 
-static uint64_t draw(void) { /* splitmix64 */
-  uint64_t z = (state += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-static int64_t between(int64_t low, int64_t high) {
-  return low + (int64_t)(draw() % (uint64_t)(high - low + 1));
-}
-static double uniform(void) { return (double)(draw() >> 11) * 0x1p-53; }
+static uint64_t draw(void) { return rng_next(&numbers); }
+static int64_t between(int64_t low, int64_t high) { return rng_between(&numbers, low, high); }
+static double uniform(void) { return rng_real(&numbers); }
 
 static void *need(int64_t bytes) {
   void *p = NULL;
@@ -103,8 +97,8 @@ static void compare(ng_sym S, const double *want, double tolerance, const char *
       if (!(d <= tolerance * largest)) {
         fail_msg("%s: NG_TEST_SEED=%llu: entry (%d, %d) of %d is %.9g, expected %.9g, off by %.2g "
                  "of the largest, allowed %.2g",
-                 what, (unsigned long long)seed, (int)i, (int)j, (int)S.n, got, want[i * S.n + j],
-                 d / largest, tolerance);
+                 what, (unsigned long long)test_seed(), (int)i, (int)j, (int)S.n, got,
+                 want[i * S.n + j], d / largest, tolerance);
       }
       worst = fmax(worst, d);
     }
@@ -733,9 +727,7 @@ static void golden_t2(void **unused) {
 }
 
 int main(void) {
-  const char *given = getenv("NG_TEST_SEED");
-  seed = given != NULL ? strtoull(given, NULL, 10) : 20240607u;
-  state = seed;
+  numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(rows_match_the_loops),
       cmocka_unit_test(inputs_match_the_loops),

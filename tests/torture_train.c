@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "draw.h"
 #include "natgrad.h"
 #include "safetensors.h"
 
@@ -42,9 +43,7 @@ static void give_up(const char *what, ng_status st) {
 
 static float number(uint64_t a, uint64_t b) { /* splitmix64, in [-1, 1) */
   uint64_t x = a * UINT64_C(0x9e3779b97f4a7c15) + b + UINT64_C(0x632be59bd9b4e019);
-  x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-  x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-  x ^= x >> 31;
+  x = rng_mix(x);
   return (float)((double)(x >> 11) / 4503599627370496.0 - 1.0);
 }
 

@@ -69,7 +69,7 @@ typedef struct trial {
   which which;
   int32_t n;
   int64_t piece; /* 0: as it comes */
-  uint32_t seed;
+  uint64_t seed;
   void *more;
 } trial;
 
