@@ -229,6 +229,7 @@ static int open_model(work *k, const char *update, ng_precond **p) {
   if (st >= 0) st = ng_ready(*p);
   ng_batch one;
   if (st >= 0) st = ng_batch_init(&one);
+  one.samples = 1;
   if (st >= 0) st = ng_begin(*p, &one); /* one sample: the means are what is shown */
   for (int32_t i = 0; i < k->layers && st >= 0; i++) {
     const matrix *m = &k->layer[i];
@@ -469,6 +470,9 @@ static int configure(ng_options *o, const cli_args *args) {
   if (rc == CLI_OK && ng_options_check(o, message, sizeof message) < 0) rc = cli_bad("%s", message);
   if (rc == CLI_OK && strcmp(o->clip, "kl") != 0) {
     rc = cli_bad("bench fused-eva: clip is %s; the published sequence here has kl", o->clip);
+  }
+  if (rc == CLI_OK && strcmp(o->sides, "both") != 0) {
+    rc = cli_bad("bench fused-eva: sides is %s; the published sequence here has both", o->sides);
   }
   for (int32_t i = 0; i < ng_method_count() && rc == CLI_OK; i++) {
     ng_method_info m = {.struct_size = sizeof m};

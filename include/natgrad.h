@@ -544,7 +544,7 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 /* What the next observations come from. */
 typedef struct ng_batch {
   size_t struct_size;
-  int64_t samples;        /* B of this micro-batch on this rank, >= 1                             */
+  int64_t samples; /* B of this micro-batch on this rank, >= 1; begins as 0: must be set    */
   ng_reduction reduction; /* the loss is the mean or the sum over these samples                   */
   double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
                           /* for m accumulated micro-batches); g is divided by it; not 0          */
@@ -571,9 +571,9 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
  * Memory:  nothing is allocated; on the host both loans end when the call returns.
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
- *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch,
- *          and no output gradient with sides = input); NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_STATE (no ng_begin; a
- *          second observation with fold = direct). */
+ *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
+ *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
+ *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct). */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a,
                                              ng_loan loan);
 NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g,
@@ -593,7 +593,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip.
  * Ranks:   collective: every rank calls it, and all return the same status.
  * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank
- *          was not finite, gradients are unchanged and the step is not counted; NG_ERR_STATE (a
+ *          was not finite, or nu PD would be beyond f32 or the f16 it goes to: gradients are
+ *          unchanged and the step is not counted; NG_ERR_STATE (a
  *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
  */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);

@@ -12,7 +12,7 @@
 #include "convert.h"
 #include "pack.h"
 
-enum { PIECES = 64, TILE = 512, LANES = 8 };
+enum { PIECES = 64, TILE = 512, LANES = 8, MOST_RATIO = 50 };
 
 static bool by_tensor(const ng_precond *p) {
   return ng_is(p->opt.clip, "ratio") || ng_is(p->opt.clip, "rms");
@@ -114,6 +114,13 @@ void ng_clip_agreed(ng_precond *p, const double sum[3]) {
     p->refused = true; /* sums overflowed: the same on every rank */
     p->nu = 1.0;
   }
+  p->pd2 = pd2;
+}
+
+/* ---- does it fit -----------------------------------------------------------------------------*/
+
+double ng_clip_largest(const ng_precond *p) {
+  return (ng_is(p->opt.clip, "ratio") ? MOST_RATIO : p->nu) * sqrt(p->pd2);
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
@@ -122,9 +129,9 @@ void ng_clip_agreed(ng_precond *p, const double sum[3]) {
  * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
  * Stern 2018, arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, double w2, double pd2, double count) {
-  const double bound = p->opt.clip_bound, MOST = 50.0;
+  const double bound = p->opt.clip_bound;
   if (!(pd2 > 0.0)) return 1.0;
-  if (ng_is(p->opt.clip, "ratio")) return w2 > 0.0 ? fmin(MOST, bound * sqrt(w2 / pd2)) : 1.0;
+  if (ng_is(p->opt.clip, "ratio")) return w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(w2 / pd2)) : 1.0;
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
 }
 

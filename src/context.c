@@ -3,6 +3,7 @@
  * Everything that changes hangs from the context; the library has no globals.  The environment is
  * read once, here: NG_THREADS, NG_LINALG, NG_LOG. */
 #include "internal.h"
+#include "options.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -158,13 +159,16 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
                         "ng_context_config", message, message_size);
   }
   if (st == NG_OK) st = check_config(&c, message, message_size);
+  const bool named = c.linalg != NULL;
   if (st == NG_OK) st = read_environment(&c, message, message_size);
   if (st != NG_OK) return st;
   const ng_linalg_ops *la = ng_linalg_find(c.linalg);
   if (la == NULL) {
+    const ng_linalg_ops *best = ng_linalg_find(NULL);
     return ng_fail_to(message, message_size, NG_ERR_ABSENT,
-                      "linalg '%s' is not built in; there is %s", c.linalg,
-                      ng_linalg_find(NULL)->name);
+                      "%s is '%s', which is not built in; there is %s%s",
+                      named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
+                      best != &ng_linalg_ref ? " and ref" : "");
   }
   ng_comm comm;
   st = ng_comm_init(&comm, c.transport, message, message_size);

@@ -67,6 +67,14 @@ NG_CLONES static void rescale(float *restrict x, const float *restrict u, int64_
   }
 }
 
+/* The same in double. */
+NG_CLONES static void rescale_wide(float *restrict x, const float *restrict u, int64_t n,
+                                   double scale, double k) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)(scale * (double)x[i] + (u == NULL ? 0.0 : k * (double)u[i]));
+  }
+}
+
 /* Numbers of one SGD step; `pair` is a constant where it is called, so each loop has no choice. */
 typedef struct sgd_numbers {
   float lr, mu, keep, decay, take, old;
@@ -185,17 +193,34 @@ static void update(const ng_sink *s, ng_slot *slot, int64_t at, float *w, const 
   }
 }
 
+/* A tile of what a gradient would become. */
+static void probe(const ng_sink *s, ng_dtype dtype, const float *values, int64_t n) {
+  uint32_t narrow[TILE];
+  ng_from_f32(narrow, dtype, values, n);
+  if (!ng_all_finite(narrow, dtype, n)) atomic_store(s->overflows, true);
+}
+
+static ng_view *target(const ng_sink *s, ng_slot *slot) {
+  const bool gradient = s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE;
+  return gradient ? &slot->grad : &slot->weight;
+}
+
 void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale) {
   float tile[TILE];
-  ng_view *to = s->kind == NG_SINK_GRADIENT ? &slot->grad : &slot->weight;
+  ng_view *to = target(s, slot);
   char *dst = row_of(to, row);
   const int64_t size = ng_dtype_size(to->dtype);
   for (int64_t c = 0; c < slot->cols; c += TILE) {
     const int64_t n = ng_min64(TILE, slot->cols - c);
-    float *direct = to->dtype == NG_F32 ? (float *)(void *)(dst + c * size) : tile;
-    if (s->kind == NG_SINK_GRADIENT) {
+    const bool straight = to->dtype == NG_F32 && s->kind != NG_SINK_PROBE;
+    float *direct = straight ? (float *)(void *)(dst + c * size) : tile;
+    if (s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE) {
       memcpy(direct, values + c, (size_t)n * sizeof *direct);
       rescale(direct, NULL, n, (float)scale, 0.0f);
+      if (s->kind == NG_SINK_PROBE) {
+        probe(s, to->dtype, tile, n);
+        continue;
+      }
     } else {
       const direction of = {values + c, NULL, (float)scale, 0.0f};
       if (direct == tile) ng_to_f32(tile, dst + c * size, to->dtype, n);
@@ -206,25 +231,34 @@ void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *valu
 }
 
 void ng_sink_span(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                  double scale, const float *u, double k) {
+                  const ng_pair *pair) {
   float seen[TILE], tile[TILE];
-  const ng_view *from = &slot->grad, *to = s->kind == NG_SINK_GRADIENT ? from : &slot->weight;
-  const bool straight = from->dtype == NG_F32 && to->dtype == NG_F32;
+  const ng_view *from = &slot->grad, *to = target(s, slot);
+  const bool copies = pair->wide || s->kind == NG_SINK_PROBE; /* the gradient stays as it is */
+  const bool straight = from->dtype == NG_F32 && to->dtype == NG_F32 && !copies;
   char *src = (char *)row_of(from, row) + col * ng_dtype_size(from->dtype);
   char *dst = (char *)row_of(to, row) + col * ng_dtype_size(to->dtype);
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(TILE, n - c);
     char *x = src + c * ng_dtype_size(from->dtype), *y = dst + c * ng_dtype_size(to->dtype);
-    float *d = from->dtype == NG_F32 ? (float *)(void *)x : seen;
+    float *d = from->dtype == NG_F32 && !copies ? (float *)(void *)x : seen;
     float *w = to->dtype == NG_F32 ? (float *)(void *)y : tile;
-    const float *along = u == NULL ? NULL : u + c;
+    const float *u = pair->u == NULL ? NULL : pair->u + c;
+    direction of = {d, u, (float)pair->scale, (float)pair->k};
     if (d == seen) ng_to_f32(seen, x, from->dtype, m);
-    if (s->kind == NG_SINK_GRADIENT) {
-      rescale(d, along, m, (float)scale, (float)k);
-      if (d == seen) ng_from_f32(y, to->dtype, seen, m);
+    if (pair->wide) {
+      rescale_wide(seen, u, m, pair->scale, pair->k);
+      of = (direction){seen, NULL, 1.0f, 0.0f};
+    }
+    if (s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE) {
+      if (!pair->wide) rescale(d, u, m, of.scale, of.k);
+      if (s->kind == NG_SINK_PROBE) {
+        probe(s, to->dtype, seen, m);
+      } else if (d == seen) {
+        ng_from_f32(y, to->dtype, seen, m);
+      }
       continue;
     }
-    const direction of = {d, along, (float)scale, (float)k};
     if (w == tile) ng_to_f32(tile, y, to->dtype, m);
     update(s, slot, row * slot->cols + col + c, w, &of, m);
     if (w == tile) ng_from_f32(y, to->dtype, tile, m);

@@ -11,6 +11,7 @@
 
 #include "natgrad.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -281,20 +282,27 @@ struct ng_block {
 
 struct ng_sink {
   ng_precond *p;
-  enum { NG_SINK_GRADIENT, NG_SINK_SGD, NG_SINK_ADAMW } kind;
+  enum { NG_SINK_GRADIENT, NG_SINK_SGD, NG_SINK_ADAMW, NG_SINK_PROBE } kind;
   ng_sgd sgd;
   ng_adamw adamw;
   bool first; /* sgd: momentum starts at d                                              */
   double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t) */
+  atomic_bool *overflows; /* probe: nothing is written, but whether a gradient would be Inf */
 };
 
 /* Write `cols` values of row `row` of a slot, times `scale`, as the sink does.  Rows are disjoint,
  * so different rows may be written from different threads. */
 void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale);
 /* The same for n values from column `col` that are scale * gradient + k * u: the slot's own bound
- * gradient, read once; u NULL: no second term.  What goes out is not kept anywhere. */
+ * gradient, read once; u NULL: no second term.  What goes out is not kept anywhere.  wide: in double,
+ * for two terms that nearly cancel, or factors that are no f32. */
+typedef struct ng_pair {
+  double scale, k;
+  const float *u;
+  bool wide;
+} ng_pair;
 void ng_sink_span(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                  double scale, const float *u, double k);
+                  const ng_pair *pair);
 /* Row of a bound gradient as f32 in published order; false if a value is not finite. */
 bool ng_grad_row(const ng_slot *slot, int64_t row, float *out);
 
@@ -371,7 +379,7 @@ struct ng_precond {
   bool refused;      /* something was not finite on this rank      */
   bool told; /* ... and all ranks know it                                                       */
   bool solving; /* this step solves */
-  double nu, inner;
+  double nu, inner, pd2;
   double ascent; /* solver = product: k of PD = D + k G D A */
   /* counters */
   int64_t steps, updates, skipped;
@@ -404,6 +412,7 @@ void ng_live_update(ng_precond *p); /* live.c: live[] of the model and the block
 bool ng_clip_reads_weights(const ng_precond *p);
 void ng_clip_measure(ng_precond *p);
 void ng_clip_agreed(ng_precond *p, const double sum[3]);
+double ng_clip_largest(const ng_precond *p); /* no value that leaves is above it */
 void ng_clip_factors(ng_precond *p);
 
 /* exchange.c: the collective halves of the stations.  Each returns NG_ERR_COMM or NG_OK. */

@@ -13,7 +13,6 @@ ng_status ng_batch_init_sized(ng_batch *b, size_t size) {
   ng_batch d;
   memset(&d, 0, sizeof d);
   d.struct_size = size;
-  d.samples = 1;
   d.reduction = NG_MEAN;
   d.loss_scale = 1.0;
   memset(b, 0, size);
@@ -40,8 +39,10 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: samples is %lld, expected 1 to 2147483648",
-                   (long long)b.samples);
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "ng_begin: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
+        (long long)b.samples);
   }
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",

@@ -175,8 +175,25 @@ static ng_status check_family(const ng_options *o, char *message, size_t size) {
   return NG_OK;
 }
 
+/* Nothing is inverted: what damps an inverse must hold its default. */
+static ng_status check_product(const ng_options *o, char *message, size_t size) {
+  static const char *const damps[] = {"damping", "damping_split", "damping_leak"};
+  for (int i = 0; i < 3; i++) {
+    const ng_option_row *row = NULL;
+    char value[64];
+    const ng_status st = ng_option_lookup(damps[i], &row, message, size);
+    if (st != NG_OK) return st;
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
+                      row->standard);
+  }
+  return NG_OK;
+}
+
 /* An option that could have no effect beside the others is refused, unless it holds the value that
- * means nothing. */
+ * means nothing.  (Not those that another layer or a later ng_set could make use of: statistics with
+ * sides = none, kl_clip and clip_bound with another clip.) */
 static ng_status check_together(const ng_options *o, char *message, size_t size) {
   const bool eigen = ng_is(o->solver, "eigen");
   const bool joint = ng_is(o->damping_split, "joint");
@@ -204,9 +221,9 @@ static ng_status check_together(const ng_options *o, char *message, size_t size)
                       "radius = %g with solver = %s: product needs a radius above 0, the others 0",
                       o->radius, o->solver);
   }
-  if (ng_is(o->solver, "product") && o->damping_leak != 0) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "damping_leak = 1 needs solver = cholesky or eigen; with product set 0");
+  if (ng_is(o->solver, "product")) {
+    const ng_status st = check_product(o, message, size);
+    if (st != NG_OK) return st;
   }
   if (!(o->clip_bound > 0) &&
       (ng_is(o->clip, "norm") || ng_is(o->clip, "ratio") || ng_is(o->clip, "rms"))) {

@@ -113,10 +113,39 @@ static ng_status measure(ng_precond *p) {
 
 static ng_status deliver(ng_precond *p) { return ng_exchange_direction(p); }
 
+static ng_status emit(ng_precond *p);
+
+static bool any_f16(const ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_slot *s = p->block[i]->entry->slot;
+    for (int32_t k = 0; k < p->block[i]->entry->slots; k++) {
+      if (s[k].grad.dtype == NG_F16) return true;
+    }
+  }
+  return false;
+}
+
+/* Whether what leaves can be written: no f32 above its range, no Inf in a gradient of f16.  The norm of
+ * all of it says yes nearly always; where it cannot for f16, emit walks once without writing.
+ * Gradients and PD are the same on every rank, and so is the answer. */
+static bool fits(ng_precond *p) {
+  const double F16_MOST = 65504.0, F32_MOST = 3.38e38, largest = ng_clip_largest(p);
+  if (!(largest <= F32_MOST)) return false;
+  if (p->sink.kind != NG_SINK_GRADIENT || largest <= F16_MOST || !any_f16(p)) return true;
+  atomic_bool overflows = false;
+  p->sink.kind = NG_SINK_PROBE;
+  p->sink.overflows = &overflows;
+  p->trouble = ng_worse(p->trouble, emit(p));
+  p->sink.kind = NG_SINK_GRADIENT;
+  p->sink.overflows = NULL;
+  return !atomic_load(&overflows);
+}
+
 static ng_status agree(ng_precond *p) {
   const ng_status st = ng_exchange_agree(p);
   if (st != NG_OK) return st;
   ng_clip_agreed(p, p->small + 1);
+  if (!p->refused && !fits(p)) p->refused = true;
   return NG_OK;
 }
 
@@ -219,11 +248,11 @@ static ng_status take_step(ng_precond *p, const char *call) {
   close_step(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
-    return ng_fail(
-        p->ctx, NG_SKIPPED,
-        "%s: a gradient or an observation was not finite; gradients are unchanged and the "
-        "step is not counted",
-        call);
+    return ng_fail(p->ctx, NG_SKIPPED,
+                   "%s: a gradient or an observation was not finite, or a preconditioned gradient "
+                   "would not be; "
+                   "gradients are unchanged and the step is not counted",
+                   call);
   }
   p->steps++;
   if (p->sink.kind != NG_SINK_GRADIENT) p->updates++;

@@ -173,8 +173,9 @@ static void emit_piece(void *arg, int32_t piece) {
       b->ops->emit_tile(b, t, b->factor[t->which], &p->sink);
       continue;
     }
+    const ng_pair plain = {.scale = 1.0};
     for (int64_t r = t->row; r < t->row + t->rows; r++) {
-      ng_sink_span(&p->sink, &t->entry->slot[t->which], r, t->col, t->cols, 1.0, NULL, 0.0);
+      ng_sink_span(&p->sink, &t->entry->slot[t->which], r, t->col, t->cols, &plain);
     }
   }
 }

@@ -138,6 +138,7 @@ static void nothing(void **state) {
   assert_string_equal(text, "natgrad");
   ng_batch batch;
   assert_int_equal(ng_batch_init(&batch), NG_OK);
+  TOLD(ng_begin(p, &batch)); /* samples must be set: 1 would be wrong and fit nearly everything */
   batch.samples = 1;
   assert_int_equal(ng_begin(p, &batch), NG_OK);
   ARG(ng_batch_init_sized(NULL, sizeof(ng_batch)));

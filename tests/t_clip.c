@@ -58,7 +58,7 @@ static ng_view view(matrix *m) {
 typedef struct trial {
   const char *method, *clip, *update;
   bool half;
-  float gradient, weight; /* scales */
+  float gradient, weight, bias; /* scales; of the bias itself */
   ng_status st;
   double nu;
   float out[ALL]; /* the gradient after ng_step, the weight after ng_step_sgd; the bias last */
@@ -70,11 +70,13 @@ static void play(trial *t) {
   ng_options o;
   int32_t fc = -1;
   matrix g, w;
-  float db[ROWS], b[ROWS] = {0}, a[4 * COLS], d[4 * ROWS];
+  float db[ROWS], b[ROWS], a[4 * COLS], d[4 * ROWS];
   fill(&g, t->half, t->gradient, 1);
   fill(&w, t->half, t->weight, 5);
   for (int i = 0; i < ROWS; i++)
     db[i] = t->gradient * cosf((float)i);
+  for (int i = 0; i < ROWS; i++)
+    b[i] = t->bias;
   for (int i = 0; i < 4 * COLS; i++)
     a[i] = sinf((float)i);
   for (int i = 0; i < 4 * ROWS; i++)
@@ -165,11 +167,13 @@ static void awkward(void **state) {
     numbers(&t, "weights of zeros");
     t = usual;
     t.gradient = 0;
+    t.bias = 1; /* one that is zero would be unclipped in any case */
     play(&t);
     numbers(&t, "a gradient of zeros");
     for (int i = 0; i < ALL; i++)
       assert_true(t.out[i] == 0);
     assert_true(t.nu == 1);
+    t.bias = 0;
     t.gradient = 1e-44f; /* hardly a number: its square is none */
     play(&t);
     numbers(&t, "1e-44");

@@ -374,6 +374,11 @@ static void fields_out_of_range(void **state) {
 static void fields_against_each_other(void **state) {
   (void)state;
   ng_options o = standard_options();
+  assert_int_equal(ng_options_set_method(&o, "sam", NULL, 0), NG_OK);
+  check_is(&o, NG_OK, "");
+  o.damping = 7;
+  check_is(&o, NG_ERR_ARG, "damping = 7: solver = product inverts nothing");
+  o = standard_options();
   o.damping_split = "joint";
   check_is(&o, NG_ERR_ARG, "joint needs solver = eigen");
   o.solver = "eigen";

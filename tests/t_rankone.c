@@ -1038,6 +1038,7 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = ng_ready(p);
   wire.calls = wire.floats = 0;
   if (st == NG_OK) st = ng_batch_init(&b);
+  b.samples = 1;
   if (st == NG_OK) st = ng_begin(p, &b);
   for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
     ng_view x = ng_view_of(a, 1, IN, NG_F32), y = ng_view_of(g, 1, OUT, NG_F32);

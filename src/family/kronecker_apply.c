@@ -299,7 +299,8 @@ static void give_row(const rows_job *j, int32_t which, int64_t row, const float 
   ng_slot *slot = &j->b->entry->slot[which];
   const double factor = j->factor[which];
   if (ng_kron_of(j->b)->product) {
-    ng_sink_span(j->sink, slot, row, 0, slot->cols, factor, values, factor * j->b->p->ascent);
+    const ng_pair pair = {.scale = factor, .k = factor * j->b->p->ascent, .u = values};
+    ng_sink_span(j->sink, slot, row, 0, slot->cols, &pair);
   } else {
     ng_sink_row(j->sink, slot, row, values, factor);
   }

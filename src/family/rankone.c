@@ -123,6 +123,11 @@ static ng_status begin(ng_block *b) {
 
 enum { LANES = 32, RUN = 16 };
 
+/* Where D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha beta),
+ * sums of f32 leave too few digits of it: 16 roundings, times this.  1 / lambda that is no f32. */
+enum { NEARLY = 64 };
+static const double LEAST_QUICK = 1e-36;
+
 static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
@@ -181,11 +186,11 @@ NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u
 }
 
 /* Below LEAST squares may have been lost under the smallest f32 (1e-45); what overflowed is not
- * finite.  Rows of zeros pay for the second look, too. */
-static void row_sums(const float *x, const float *u, int64_t n, double out[2]) {
+ * finite.  Rows of zeros pay for the second look, too.  x u beyond f32 is found by combine_ranks. */
+static void row_sums(const float *x, const float *u, int64_t n, bool wide, double out[2]) {
   const double LEAST = 1e-24;
-  quick_sums(x, u, n, out);
-  if (!(out[0] > LEAST) || !(out[0] - out[0] == 0.0) || !(out[1] - out[1] == 0.0)) {
+  if (!wide) quick_sums(x, u, n, out);
+  if (wide || !(out[0] > LEAST) || !(out[0] - out[0] == 0.0)) {
     wide_sums(x, u, n, out);
   }
 }
@@ -204,7 +209,7 @@ static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
 }
 
 /* sides = input: whole rows of D leave D a in t, a part of a row in the tile's sum. */
-static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
+static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
   const ng_view *v = &b->entry->slot[t->which].grad;
   const float *u = k->none ? NULL : along_row(k, t);
@@ -215,14 +220,14 @@ static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE
     double part[2], su = 0.0;
     if (v->dtype == NG_F32) {
       const float *row = (const float *)(const void *)x;
-      row_sums(row, u == NULL ? row : u, t->cols, part);
+      row_sums(row, u == NULL ? row : u, t->cols, wide, part);
       sum[0] += part[0];
       su = part[1];
     }
     for (int64_t c = 0; v->dtype != NG_F32 && c < t->cols; c += TILE) {
       const int64_t n = ng_min64(TILE, t->cols - c);
       ng_to_f32(line, x + c * ng_dtype_size(v->dtype), v->dtype, n);
-      row_sums(line, u == NULL ? line : u + c, n, part);
+      row_sums(line, u == NULL ? line : u + c, n, wide, part);
       sum[0] += part[0];
       su += part[1];
     }
@@ -237,9 +242,13 @@ static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE
   }
 }
 
+static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
+  tile_sums(b, t, false, sum);
+}
+
 static double norm2(const float *x, int64_t n) {
   double out[2];
-  row_sums(x, x, n, out);
+  wide_sums(x, x, n, out);
   return out[0];
 }
 
@@ -291,11 +300,44 @@ static void gather_ranks(ng_block *b) {
   if (k->t != NULL) finish_t(b);
 }
 
+/* One piece of the tiles of one block, again in double. */
+static void wide_piece(void *arg, int32_t piece) {
+  const ng_block *b = arg;
+  double *first = b->p->tile_sum + (b->tile_sum - b->p->tile_sum);
+  int64_t from, to;
+  ng_share(b->tiles, ng_threads_of(b->p->ctx), piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    double *sum = first + i * NG_TILE_SUMS;
+    memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
+    tile_sums(b, &b->tile[i], true, sum);
+  }
+}
+
+/* <D, PD> and |PD|^2 of all groups; false if a gradient lies so nearly along g a' that what is left
+ * of it would be the rounding of the sums.  `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta
+ * / damped.  What is below the bounds (Cauchy and Schwarz) is rounding. */
+static bool combine_ranks(ng_block *b) {
+  ng_rankone *k = ng_rankone_of(b);
+  bool sure = true;
+  b->inner = b->pd2 = 0.0;
+  for (int64_t i = 0; i < k->groups; i++) {
+    ng_rank *r = &k->rank[i];
+    const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
+    const double along = k->t != NULL ? r->s / damped : r->s * r->s / damped;
+    r->c = k->t != NULL ? 1.0 / damped : r->s / damped;
+    b->inner += fmax((r->d2 - along) / k->lambda, least);
+    b->pd2 +=
+        fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
+             least / damped);
+    sure = sure && r->d2 - along >= r->d2 / NEARLY;
+  }
+  return sure;
+}
+
 /* A square of an f32 fits a double, and so do sums of them: |D|^2 is finite if and only if every
  * entry is. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const bool input_only = k->t != NULL;
   gather_ranks(b);
   b->inner = b->d2 = b->pd2 = 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
@@ -307,18 +349,12 @@ static ng_status measure(ng_block *b) {
                    b->entry->d.name);
   }
   k->lambda = b->live[NG_LIVE_DAMPING] + (k->none ? b->d2 : 0.0);
-  for (int64_t i = 0; i < k->groups; i++) {
-    /* `along` is <D, c g a'>, and |c g a'|^2 = along alpha beta / damped.  What is below the bounds
-     * (Cauchy and Schwarz) is rounding. */
-    ng_rank *r = &k->rank[i];
-    const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
-    const double along = input_only ? r->s / damped : r->s * r->s / damped;
-    r->c = input_only ? 1.0 / damped : r->s / damped;
-    b->inner += fmax((r->d2 - along) / k->lambda, least);
-    b->pd2 +=
-        fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
-             least / damped);
-  }
+  const bool sure = combine_ranks(b);
+  k->wide = !sure || k->lambda < LEAST_QUICK;
+  if (sure) return NG_OK;
+  ng_parallel(b->p->ctx, ng_threads_of(b->p->ctx), wide_piece, b);
+  gather_ranks(b);
+  (void)combine_ranks(b);
   return NG_OK;
 }
 
@@ -347,7 +383,8 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
   const float *u = k->none ? NULL : along_row(k, t);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     const double along = k->none ? 0.0 : -by * k->rank[t->group].c * of_row(k, t, r);
-    ng_sink_span(sink, &b->entry->slot[t->which], r, t->col, t->cols, by, u, along);
+    const ng_pair pair = {.scale = by, .k = along, .u = u, .wide = k->wide};
+    ng_sink_span(sink, &b->entry->slot[t->which], r, t->col, t->cols, &pair);
   }
 }
 

@@ -40,6 +40,7 @@ typedef struct ng_rankone {
   float *along;
   bool none;     /* sides = none: no vectors at all */
   double lambda; /* what the step divides by: the damping; sides = none: and |D|^2 */
+  bool wide;     /* this step in double: its two terms nearly cancel */
   double *scratch;
 } ng_rankone;
 

@@ -40,6 +40,7 @@ expect 0 '*50000, 46080 parameters in 1 layers*' "$natgrad" bench fused-eva --mo
 expect 2 '*--model: 7 parameters, expected 4608 to 1e9' "$natgrad" bench fused-eva --model 7
 expect 2 '*bench fused-eva: method natgrad is of the kronecker family*' "$natgrad" bench fused-eva --model "$list" --method natgrad
 expect 2 '*bench fused-eva: clip is none*' "$natgrad" bench fused-eva --model "$list" --clip none
+expect 2 '*bench fused-eva: sides is input*' "$natgrad" bench fused-eva --model "$list" --sides input
 expect 2 '*solver = eigen: method eva *' "$natgrad" bench fused-eva --model "$list" --solver eigen
 
 expect 0 '*mlp, ms an iteration*batch *forward *backward *published *two passes *fused *iteration ratio*256 *' \

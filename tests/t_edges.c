@@ -1,0 +1,229 @@
+/* t_edges: the rank-one family where f32 ends.  A gradient that lies along g a', of which little is
+ * left; results that fit no f32 or f16, which skip the step; products that fit no f32 on the way.
+ * The oracle is the formula in double, of the numbers that the library was given. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "draw.h"
+#include "natgrad.h"
+
+enum { Q = 10, P = 784, ALL = Q * P };
+
+typedef struct trial {
+  const char *method, *damping, *update;
+  ng_dtype dtype; /* of the gradient */
+  float a[P], g[Q];
+  float d[ALL], w[ALL]; /* in: the gradient, the weight; out: what the step made of them */
+  double inner;
+} trial;
+
+static float half_value(uint16_t h) { /* normal numbers, 0 and Inf */
+  const int e = h >> 10 & 31;
+  const double f = 1 + (h & 1023) / 1024.0, v = e == 31 ? (double)INFINITY : ldexp(f, e - 15);
+  return (float)(e == 0 ? 0 : h >> 15 ? -v : v);
+}
+
+static uint16_t half_of(float x) { /* exact ones */
+  int e;
+  const double f = frexp(fabs((double)x), &e);
+  if (x == 0) return 0;
+  return (uint16_t)((x < 0 ? 0x8000 : 0) | (e + 14) << 10 | (int)(ldexp(f, 11) - 1024));
+}
+
+/* One sample, so a is the input and g the output gradient; one step without a clip. */
+static ng_status play(trial *t) {
+  static uint16_t narrow[ALL];
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  ng_options o;
+  ng_batch one;
+  int32_t fc = -1;
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  assert_int_equal(ng_options_set_method(&o, t->method, NULL, 0), NG_OK);
+  assert_int_equal(ng_options_set(&o, "damping", t->damping, NULL, 0), NG_OK);
+  o.clip = "none";
+  o.update = t->update;
+  for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
+    narrow[i] = half_of(t->d[i]);
+  void *d = t->dtype == NG_F16 ? (void *)narrow : t->d;
+  const ng_view grad = ng_view_of(d, Q, P, t->dtype), weight = ng_view_of(t->w, Q, P, NG_F32);
+  const ng_view in = ng_view_of(t->a, 1, P, NG_F32), out = ng_view_of(t->g, 1, Q, NG_F32);
+  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
+  assert_int_equal(ng_add_linear(p, "fc", P, Q, 0, &fc), NG_OK);
+  assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
+  assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
+  assert_int_equal(ng_ready(p), NG_OK);
+  assert_int_equal(ng_batch_init(&one), NG_OK);
+  one.samples = 1;
+  assert_int_equal(ng_begin(p, &one), NG_OK);
+  assert_int_equal(ng_observe_input(p, fc, &in, NG_COPY), NG_OK);
+  assert_int_equal(ng_observe_output_grad(p, fc, &out, NG_COPY), NG_OK);
+  ng_sgd how;
+  assert_int_equal(ng_sgd_init(&how), NG_OK);
+  how.lr = 1;
+  const ng_status st = strcmp(t->update, "sgd") == 0 ? ng_step_sgd(p, &how) : ng_step(p, 0.1);
+  ng_report report = {.struct_size = sizeof report};
+  assert_int_equal(ng_report_read(p, &report), NG_OK);
+  t->inner = report.inner;
+  for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
+    t->d[i] = half_value(narrow[i]);
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  return st;
+}
+
+/* PD of a trial that was not played yet; rows is Eva-f.  Returns the condition number of the curvature,
+ * by which a rounding of double grows. */
+static double predict(const trial *t, bool rows, double lambda, double *pd) {
+  double alpha = 0, beta = 0, s = 0, line[Q] = {0};
+  for (int i = 0; i < P; i++)
+    alpha += (double)t->a[i] * (double)t->a[i];
+  for (int r = 0; r < Q; r++) {
+    beta += (double)t->g[r] * (double)t->g[r];
+    for (int i = 0; i < P; i++)
+      line[r] += (double)t->d[r * P + i] * (double)t->a[i];
+    s += (double)t->g[r] * line[r];
+  }
+  for (int r = 0; r < Q; r++) {
+    const double c =
+        rows ? line[r] / (alpha + lambda) : s * (double)t->g[r] / (alpha * beta + lambda);
+    for (int i = 0; i < P; i++)
+      pd[r * P + i] = ((double)t->d[r * P + i] - c * (double)t->a[i]) / lambda;
+  }
+  return (alpha * (rows ? 1 : beta) + lambda) / lambda;
+}
+
+static double norm(const double *x) {
+  double sum = 0;
+  for (int i = 0; i < ALL; i++)
+    sum += x[i] * x[i];
+  return sqrt(sum);
+}
+
+static void make(trial *t, float inputs, bool along, uint64_t salt) {
+  rng r = {test_seed() + salt};
+  for (int i = 0; i < P; i++)
+    t->a[i] = inputs * (float)rng_real(&r);
+  for (int i = 0; i < Q; i++)
+    t->g[i] = (float)rng_value(&r);
+  for (int i = 0; i < ALL; i++) {
+    t->d[i] = along ? t->g[i / P] * t->a[i % P] : (float)rng_value(&r);
+    t->w[i] = 0;
+  }
+}
+
+/* A batch of one: D is g a' but for its own rounding, alpha beta / lambda up to 1e10.  Everything that
+ * survives is computed in double and rounded once: half a unit of f32 an entry, doubled.  In f32
+ * throughout the error is as large as PD itself, and <D, PD> may be negative. */
+static void gradients_along_the_curvature(void **state) {
+  (void)state;
+  static const char *const methods[] = {"eva", "eva-natgrad", "eva-f"}, *const damping[] = {
+                                                                            "0.03", "0.001"};
+  static trial t, sgd;
+  static double pd[ALL];
+  for (int k = 0; k < 12; k++) {
+    t = (trial){.method = methods[k % 3],
+                .damping = damping[k / 3 % 2],
+                .update = "gradient",
+                .dtype = NG_F32};
+    make(&t, k < 6 ? 255 : 16, true, (uint64_t)k);
+    sgd = t;
+    sgd.update = "sgd";
+    const double condition = predict(&t, k % 3 == 2, strtod(t.damping, NULL), pd);
+    double inner = 0, gap = 0;
+    for (int i = 0; i < ALL; i++)
+      inner += pd[i] * (double)t.d[i];
+    assert_int_equal(play(&t), NG_OK);
+    assert_int_equal(play(&sgd), NG_OK);
+    for (int i = 0; i < ALL; i++) {
+      gap = fmax(gap, fabs((double)t.d[i] - pd[i]));
+      gap = fmax(gap, fabs((double)sgd.w[i] + pd[i]));
+    }
+    if (!(gap <= 0x1p-23 * norm(pd)))
+      fail_msg("%s, case %d: off by %g of %g", t.method, k, gap, norm(pd));
+    if (!(fabs(t.inner - inner) <= 0x1p-46 * condition * inner))
+      fail_msg("case %d: <D, PD> %g, should be %g", k, t.inner, inner);
+  }
+}
+
+/* What would be Inf is not written: the step is skipped, gradient and weight stay. */
+static void results_out_of_range(void **state) {
+  (void)state;
+  static trial t, before;
+  const struct {
+    const char *update;
+    ng_dtype dtype;
+    float d;
+    ng_status st;
+  } row[] = {
+      {"gradient", NG_F16, 3072, NG_SKIPPED}, /* / 0.03 is above 65504 */
+      {"gradient", NG_F16, 1792, NG_OK},      /* just below; the norm of all is above */
+      {"gradient", NG_F32, 3072, NG_OK},       {"sgd", NG_F16, 3072, NG_OK}, /* into f32 weights */
+      {"gradient", NG_F32, 3e37f, NG_SKIPPED}, {"sgd", NG_F32, 3e37f, NG_SKIPPED},
+      {"gradient", NG_F32, 1e35f, NG_OK},
+  };
+  for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
+    t = (trial){.method = "eva", .damping = "0.03", .update = row[k].update, .dtype = row[k].dtype};
+    for (int i = 0; i < P; i++)
+      t.a[i] = i == 0 ? 1 : 0;
+    for (int i = 0; i < ALL; i++)
+      t.d[i] = i % P == 0 ? 0 : i % 2 ? row[k].d : -row[k].d;
+    before = t;
+    const ng_status st = play(&t);
+    if (st != row[k].st) fail_msg("case %d: %s", (int)k, ng_status_name(st));
+    const bool gradient = strcmp(t.update, "gradient") == 0;
+    for (int i = 0; i < ALL; i++) {
+      const double want = (double)before.d[i] / 0.03,
+                   got = gradient ? (double)t.d[i] : -(double)t.w[i];
+      if (st == NG_SKIPPED) {
+        assert_true(t.d[i] == before.d[i] && t.w[i] == 0);
+      } else if (!(fabs(got - want) <= (t.dtype == NG_F16 ? 0x1p-10 : 0x1p-22) * fabs(want))) {
+        fail_msg("case %d, entry %d: %g, should be %g", (int)k, i, got, want);
+      }
+    }
+  }
+}
+
+/* x u fits no f32, 1 / lambda fits none. */
+static void numbers_out_of_range_on_the_way(void **state) {
+  (void)state;
+  static trial t;
+  static double pd[ALL];
+  t = (trial){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
+  make(&t, 1, false, 99);
+  for (int i = 0; i < P; i++)
+    t.a[i] *= 1e30f;
+  for (int i = 0; i < ALL; i++)
+    t.d[i] *= 1e10f;
+  (void)predict(&t, false, 0.03, pd);
+  assert_int_equal(play(&t), NG_OK);
+  for (int i = 0; i < ALL; i++)
+    assert_true(fabs((double)t.d[i] - pd[i]) <= 1e-6 * norm(pd));
+  t.damping = "1e-39";
+  memset(t.d, 0, sizeof t.d);
+  assert_int_equal(play(&t), NG_OK);
+  for (int i = 0; i < ALL; i++)
+    assert_true(t.d[i] == 0);
+  make(&t, 0, false, 100);
+  memset(t.d, 0, sizeof t.d);
+  t.d[5] = 1e-6f; /* times 1e39: large, and right */
+  assert_int_equal(play(&t), NG_OK);
+  assert_true(fabs((double)t.d[5] / 1e33 - 1) < 1e-6);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(gradients_along_the_curvature),
+      cmocka_unit_test(results_out_of_range),
+      cmocka_unit_test(numbers_out_of_range_on_the_way),
+  };
+  return cmocka_run_group_tests_name("edges", tests, NULL, NULL);
+}
