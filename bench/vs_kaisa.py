@@ -7,12 +7,17 @@ every step.  Run both one after the other on a quiet machine and compare the sum
 """
 import argparse
 import statistics
+import sys
 import time
 
-import torch
-import torch.nn.functional as F
-from kfac.layers.inverse import KFACInverseLayer
-from kfac.preconditioner import KFACPreconditioner
+try:
+    import torch
+    import torch.nn.functional as F
+    from kfac.layers.inverse import KFACInverseLayer
+    from kfac.preconditioner import KFACPreconditioner
+except ImportError as missing:
+    sys.exit(f"vs_kaisa.py: {missing}: needs PyTorch and the package kfac of gpauloski/kfac-pytorch")
+
 from networks import network
 
 

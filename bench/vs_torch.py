@@ -12,9 +12,13 @@ import json
 import math
 import statistics
 import subprocess
+import sys
 import time
 
-import torch
+try:
+    import torch
+except ImportError as missing:
+    sys.exit(f"vs_torch.py: {missing}: needs PyTorch (pip install torch)")
 
 DAMPING, KL_CLIP, LR = 0.03, 0.001, 0.1
 

@@ -9,10 +9,14 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError as missing:
+    sys.exit(f"vs_torch_train.py: {missing}: needs PyTorch (pip install torch)")
 from networks import network
 
 

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* getopt's table: value k < own is the command's option k, then the library's, each under both
+/* getopt's table: value k < own is the command's option k, then the library's, all under both
  * spellings, then --help and --keep-kernel (which main has already obeyed). */
 typedef struct table {
   struct option *rows;
-  char *text; /* the '-' spellings of the library's names */
+  char *text; /* the other spellings: '_' of the command's names, '-' of the library's */
   const char **names;
   int count, own, library;
 } table;
@@ -28,17 +28,29 @@ static void table_add(table *t, const char *name, int has_arg, int value) {
   t->count++;
 }
 
+/* `name` with `b` for `a`. */
+static void respell(char *to, const char *name, char a, char b) {
+  (void)snprintf(to, NAME_SIZE, "%s", name);
+  for (; *to != 0; to++) {
+    if (*to == a) *to = b;
+  }
+}
+
 static void table_make(const cli_command *command, table *t) {
   memset(t, 0, sizeof *t);
   t->own = command->n_options;
   t->library = command->library ? ng_option_count() + 1 : 0; /* and "method" */
-  const size_t most = (size_t)(t->own + 2 * t->library + 3);
+  const size_t most = (size_t)(2 * t->own + 2 * t->library + 3);
   t->rows = cli_take(most, sizeof *t->rows);
   t->names = cli_take(most, sizeof *t->names);
-  t->text = cli_take((size_t)t->library, NAME_SIZE);
+  t->text = cli_take((size_t)(t->own + t->library), NAME_SIZE);
   for (int i = 0; i < t->own; i++) {
-    table_add(t, command->options[i].name,
-              command->options[i].value != NULL ? required_argument : no_argument, BASE + i);
+    const char *name = command->options[i].name;
+    const int takes = command->options[i].value != NULL ? required_argument : no_argument;
+    char *spelt = t->text + i * NAME_SIZE;
+    respell(spelt, name, '-', '_');
+    table_add(t, name, takes, BASE + i);
+    if (strcmp(spelt, name) != 0) table_add(t, spelt, takes, BASE + i);
   }
   for (int i = 0; i < t->library; i++) {
     ng_option_info info = {.struct_size = sizeof info, .name = "method"};
@@ -47,11 +59,8 @@ static void table_make(const cli_command *command, table *t) {
     for (int k = 0; k < t->own; k++)
       hidden = hidden || strcmp(command->options[k].name, info.name) == 0;
     if (hidden) continue;
-    char *dashed = t->text + i * NAME_SIZE;
-    (void)snprintf(dashed, NAME_SIZE, "%s", info.name);
-    for (char *c = dashed; *c != 0; c++) {
-      if (*c == '_') *c = '-';
-    }
+    char *dashed = t->text + (t->own + i) * NAME_SIZE;
+    respell(dashed, info.name, '_', '-');
     table_add(t, dashed, required_argument, BASE + t->own + i);
     if (strcmp(dashed, info.name) != 0) {
       table_add(t, info.name, required_argument, BASE + t->own + i);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/stat.h>
 
 /* ---- a folder of .npy files ------------------------------------------------------------------*/
@@ -67,6 +68,12 @@ int recording_folder_read(const char *path, recording_folder *out) {
   memset(out, 0, sizeof *out);
   char file[4096], message[1024] = "";
   (void)snprintf(file, sizeof file, "%s/case.json", path);
+  if (access(file, F_OK) != 0) {
+    return cli_bad(
+        "%s: no case.json in it, expected the folder of one recording (or give the files of "
+        "several)",
+        path);
+  }
   int rc = read_text(file, &out->text);
   if (rc == CLI_OK) rc = list_arrays(path, out);
   ngio_npy *array = NULL;

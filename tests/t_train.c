@@ -273,7 +273,7 @@ static void bad_values_are_refused(void **state) {
       {"lr", "inf", "no number"},
       {"lr", "0.1 ", "no number"},
       {"epochs", "default", "no number"},
-      {"momentum", "1.5", "from 0 to 1"},
+      {"momentum", "1", "from 0 to below 1"},
       {"dropout", "1", "no number"},
       {"nesterov", "maybe", "neither true nor false"},
       {"optimizer", "adam", "none of sgd|adamw"},

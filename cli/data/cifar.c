@@ -3,6 +3,7 @@
 #include "cli.h"
 #include "readers.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static int read_file(const char *path, int64_t row, rows *out) {
   if (out->count > 0 && bytes % row == 0) return CLI_OK;
   free(out->bytes);
   out->bytes = NULL;
-  return cli_bad("%s: %lld bytes are no whole number of rows of %lld (at least one)", path,
+  return cli_bad("--data: %s: %lld bytes are no whole number of rows of %lld (at least one)", path,
                  (long long)bytes, (long long)row);
 }
 
@@ -32,8 +33,8 @@ static int unpack(const char *path, const rows *from, int labels, int classes, u
     const unsigned char *row = from->bytes + i * (labels + IMAGE);
     y[i] = row[labels - 1];
     if (y[i] >= classes) {
-      return cli_bad("%s: row %lld has the label %d, expected 0 to %d", path, (long long)i, y[i],
-                     classes - 1);
+      return cli_bad("--data: %s: row %lld has the label %d, expected 0 to %d", path, (long long)i,
+                     y[i], classes - 1);
     }
     for (int p = 0; p < PIXELS; p++) {
       for (int c = 0; c < 3; c++)
@@ -79,7 +80,7 @@ int data_read_cifar(const char *folder, int classes, data_set *d) {
     char name[32];
     (void)snprintf(name, sizeof name, classes == 10 ? "data_batch_%d.bin" : "train.bin", i);
     path[n] = data_join(folder, name);
-    if (classes == 100 || access(path[n], F_OK) == 0) {
+    if (classes == 100 || access(path[n], F_OK) == 0 || errno != ENOENT) {
       n++;
     } else {
       free(path[n]);

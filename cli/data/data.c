@@ -56,14 +56,15 @@ int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *c
   *bytes = NULL;
   *count = 0;
   struct stat about;
-  if (stat(path, &about) != 0) return cli_bad("%s: %s", path, strerror(errno));
-  if (!S_ISREG(about.st_mode)) return cli_bad("%s: not a file", path);
+  if (stat(path, &about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
+  if (!S_ISREG(about.st_mode)) return cli_bad("--data: %s: not a file", path);
   gzFile f = gzopen(path, "rb");
-  if (f == NULL) return cli_bad("%s: %s", path, strerror(errno));
+  if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
   const int64_t bound = about.st_size < most / 1040 ? about.st_size * 1040 : most;
   int64_t room = about.st_size + 4096 < bound ? about.st_size + 4096 : bound + 1, n = 0;
   unsigned char *to = malloc((size_t)room);
-  int rc = to != NULL ? CLI_OK : cli_bad("%s: no memory for %lld bytes", path, (long long)room);
+  int rc =
+      to != NULL ? CLI_OK : cli_bad("--data: %s: no memory for %lld bytes", path, (long long)room);
   while (rc == CLI_OK) {
     const int64_t want = room - n < 1 << 24 ? room - n : 1 << 24;
     const int got = gzread(f, to + n, (unsigned)want);
@@ -71,22 +72,22 @@ int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *c
     if (got <= 0) {
       const char *why = gzerror(f, &code);
       if (code != Z_OK && code != Z_STREAM_END)
-        rc = cli_bad("%s: damaged or cut short (%s)", path, why);
+        rc = cli_bad("--data: %s: damaged or cut short (%s)", path, why);
       break;
     }
     n += got;
     if (n < room) continue;
     if (n > bound) {
-      rc = cli_bad("%s: more than the %lld bytes expected", path, (long long)most);
+      rc = cli_bad("--data: %s: more than the %lld bytes expected", path, (long long)most);
       break;
     }
     room = 2 * room < bound + 1 ? 2 * room : bound + 1;
     unsigned char *wider = realloc(to, (size_t)room);
-    if (wider == NULL) rc = cli_bad("%s: no memory for %lld bytes", path, (long long)room);
+    if (wider == NULL) rc = cli_bad("--data: %s: no memory for %lld bytes", path, (long long)room);
     if (wider != NULL) to = wider;
   }
   const int closed = gzclose(f); /* a stream that ends early is told here */
-  if (rc == CLI_OK && closed != Z_OK) rc = cli_bad("%s: damaged or cut short", path);
+  if (rc == CLI_OK && closed != Z_OK) rc = cli_bad("--data: %s: damaged or cut short", path);
   if (rc != CLI_OK) {
     free(to);
     return rc;
@@ -189,6 +190,22 @@ int data_open(const char *spec, data_set *out) {
   if (rc == CLI_OK) rc = statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
+}
+
+/* ---- the same data again -----------------------------------------------------------------------*/
+
+static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_t rows) {
+  const int64_t per = d->height * d->width * d->channels;
+  const bool bytes = s->bytes != NULL;
+  const void *values = bytes ? (const void *)s->bytes : s->reals;
+  if (rows == 0) return sum;
+  sum = crc32_z(sum, values, (size_t)(rows * per) * (bytes ? 1 : sizeof *s->reals));
+  return crc32_z(sum, (const void *)s->labels, (size_t)rows * sizeof *s->labels);
+}
+
+uint32_t data_checksum(const data_set *d) {
+  const uLong sum = add_split(crc32_z(0, NULL, 0), d, &d->train, d->train.n + d->validation.n);
+  return (uint32_t)add_split(sum, d, &d->test, d->test.n);
 }
 
 /* ---- validation --------------------------------------------------------------------------------*/

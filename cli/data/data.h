@@ -5,7 +5,7 @@
  *                              data_digits_path)
  *   mnist:DIR                  idx files, plain or .gz (Fashion-MNIST has the same names)
  *   cifar10:DIR, cifar100:DIR  the binary version; as many data_batch_*.bin as are there
- *   npy:FEATURES,LABELS        [n, features] or [n, h, w, c]; f4, f8 or u1; labels i4, i8 or u1
+ *   npy:FEATURES,LABELS        [n, features] or [n, h, w, c]; f4, f8 or u1; labels [n], i4, i8 or u1
  *   synthetic:KEY=VALUE,...    classes, features or image=HxWxC, train, test, noise, seed
  * Readers never trust a length: what a file says about itself is compared with its size before
  * anything is taken, and every label is in range. */
@@ -40,6 +40,9 @@ typedef struct data_set {
 /* On failure CLI_BAD, told in one line that names the file and what was expected. */
 int data_open(const char *spec, data_set *out);
 void data_close(data_set *d);
+
+/* Of all values and labels, the samples held out included: the same for the same data, wherever it is. */
+uint32_t data_checksum(const data_set *d);
 
 /* Moves `count` training samples, drawn by `seed`, to `validation`. */
 int data_hold_out(data_set *d, int32_t count, uint64_t seed);

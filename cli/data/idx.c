@@ -4,6 +4,7 @@
 #include "cli.h"
 #include "readers.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,11 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
                    i % 2 == 0 ? "" : ".gz");
     *path = data_join(folder, name);
     if (access(*path, F_OK) == 0) return CLI_OK;
+    const int why = errno;
     free(*path);
+    *path = NULL;
+    if (why != ENOENT) return cli_bad("--data: %s: %s", folder, strerror(why));
   }
-  *path = NULL;
   return cli_bad("--data: %s: no file %s-idx%d-ubyte or %s-idx%d-ubyte.gz", folder, stem, axes,
                  stem, axes);
 }
@@ -38,24 +41,24 @@ static int read_idx(const char *path, int axes, int64_t length[3], unsigned char
   int rc = CLI_OK;
   *at = 4 + 4 * axes;
   if (count < *at) {
-    rc = cli_bad("%s: %lld bytes are too few for an idx header of %lld", path, (long long)count,
-                 (long long)*at);
+    rc = cli_bad("--data: %s: %lld bytes are too few for an idx header of %lld", path,
+                 (long long)count, (long long)*at);
   } else if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes) {
-    rc = cli_bad("%s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)", path,
-                 b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
+    rc = cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
+                 path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
   }
   for (int i = 0; i < axes && rc == CLI_OK; i++) {
     length[i] = big_endian(b + 4 + 4 * i);
     if (length[i] < 1 || length[i] > INT32_MAX || length[i] > (count - *at) / product) {
-      rc = cli_bad("%s: says axis %d has length %lld, which does not fit its %lld bytes", path, i,
-                   (long long)length[i], (long long)count);
+      rc = cli_bad("--data: %s: says axis %d has length %lld, which does not fit its %lld bytes",
+                   path, i, (long long)length[i], (long long)count);
     } else {
       product *= length[i];
     }
   }
   if (rc == CLI_OK && count - *at != product) {
-    rc = cli_bad("%s: has %lld values, its header says %lld", path, (long long)(count - *at),
-                 (long long)product);
+    rc = cli_bad("--data: %s: has %lld values, its header says %lld", path,
+                 (long long)(count - *at), (long long)product);
   }
   if (rc != CLI_OK) {
     free(*bytes);
@@ -75,11 +78,11 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   if (rc == CLI_OK) rc = find(folder, name, 1, &label_path);
   if (rc == CLI_OK) rc = read_idx(label_path, 1, n, &labels, &label_at);
   if (rc == CLI_OK && n[0] != shape[0]) {
-    rc = cli_bad("%s: %lld labels for %lld images", label_path, (long long)n[0],
+    rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
                  (long long)shape[0]);
   }
   if (rc == CLI_OK && d->height > 0 && (d->height != shape[1] || d->width != shape[2])) {
-    rc = cli_bad("%s: images of %lldx%lld, the training images have %lldx%lld", path,
+    rc = cli_bad("--data: %s: images of %lldx%lld, the training images have %lldx%lld", path,
                  (long long)shape[1], (long long)shape[2], (long long)d->height,
                  (long long)d->width);
   }
@@ -96,7 +99,7 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
       for (int64_t i = 0; i < n[0] && rc == CLI_OK; i++) {
         y[i] = labels[label_at + i];
         if (y[i] < d->classes) continue;
-        rc = cli_bad("%s: %s sample %lld has the label %d, expected 0 to %d", label_path,
+        rc = cli_bad("--data: %s: %s sample %lld has the label %d, expected 0 to %d", label_path,
                      s == &d->train ? "training" : "test", (long long)i, y[i], d->classes - 1);
       }
       *s = (data_split){.n = (int32_t)n[0], .bytes = x, .labels = y};

@@ -1,6 +1,6 @@
 /* npy_set.c: features and labels in NumPy's files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
  * Features are [n, features] or [n, height, width, channels], f4, f8 or u1 (taken as they are);
- * labels [n], i4, i8 or u1.  Of two files the last sixth is the test split, in the order of the file. */
+ * labels [n] or [n, 1], i4, i8 or u1.  Of two files the last sixth is the test split, in the order of the file. */
 #include "cli.h"
 #include "npy.h"
 #include "readers.h"
@@ -13,19 +13,21 @@
 static int features(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
-  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
+    return cli_bad("--data: %s", message);
   int rc = CLI_OK;
   const int64_t h = a.ndim == 4 ? a.shape[1] : 1, w = a.ndim == 4 ? a.shape[2] : 1;
   const int64_t c = a.ndim == 4 ? a.shape[3] : a.ndim == 2 ? a.shape[1] : 0;
   if ((a.ndim != 2 && a.ndim != 4) || a.count < 1 || a.shape[0] > INT32_MAX) {
-    rc = cli_bad(
-        "%s: %d axes and %lld values, expected [n, features] or [n, height, width, channels]", path,
-        a.ndim, (long long)a.count);
+    rc = cli_bad("--data: %s: %d axes and %lld values, expected [n, features] or [n, height, "
+                 "width, channels]",
+                 path, a.ndim, (long long)a.count);
   } else if (a.dtype != NGIO_F32 && a.dtype != NGIO_F64 && a.dtype != NGIO_U8) {
-    rc = cli_bad("%s: features are f4, f8 or u1", path);
+    rc = cli_bad("--data: %s: features are %s, expected f4, f8 or u1", path,
+                 a.dtype == NGIO_I32 ? "i4" : "i8");
   } else if (d->channels > 0 && (h != d->height || w != d->width || c != d->channels)) {
-    rc = cli_bad("%s: samples of %lldx%lldx%lld, the training samples have %lldx%lldx%lld", path,
-                 (long long)h, (long long)w, (long long)c, (long long)d->height,
+    rc = cli_bad("--data: %s: samples of %lldx%lldx%lld, the training samples have %lldx%lldx%lld",
+                 path, (long long)h, (long long)w, (long long)c, (long long)d->height,
                  (long long)d->width, (long long)d->channels);
   }
   float *x = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *x) : NULL;
@@ -34,7 +36,7 @@ static int features(const char *path, data_set *d, data_split *s) {
     x[i] = a.dtype == NGIO_F32   ? ((const float *)a.data)[i]
            : a.dtype == NGIO_F64 ? (float)((const double *)a.data)[i]
                                  : (float)((const uint8_t *)a.data)[i];
-    if (!isfinite(x[i])) rc = cli_bad("%s: value %lld is not finite", path, (long long)i);
+    if (!isfinite(x[i])) rc = cli_bad("--data: %s: value %lld is not finite", path, (long long)i);
   }
   if (rc == CLI_OK) {
     d->height = h;
@@ -49,12 +51,16 @@ static int features(const char *path, data_set *d, data_split *s) {
 static int labels(const char *path, data_set *d, data_split *s) {
   ngio_npy a;
   char message[256] = "";
-  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
+    return cli_bad("--data: %s", message);
   int rc = CLI_OK;
-  if (a.ndim != 1 || (a.dtype != NGIO_I32 && a.dtype != NGIO_I64 && a.dtype != NGIO_U8)) {
-    rc = cli_bad("%s: labels are [n], i4, i8 or u1", path);
+  if (a.ndim != 1 && !(a.ndim == 2 && a.shape[1] == 1)) {
+    rc = cli_bad("--data: %s: %d axes, expected labels [n] or [n, 1]", path, a.ndim);
+  } else if (a.dtype != NGIO_I32 && a.dtype != NGIO_I64 && a.dtype != NGIO_U8) {
+    rc = cli_bad("--data: %s: labels are %s, expected i4, i8 or u1", path,
+                 a.dtype == NGIO_F32 ? "f4" : "f8");
   } else if (a.count != s->n) {
-    rc = cli_bad("%s: %lld labels for %d samples", path, (long long)a.count, s->n);
+    rc = cli_bad("--data: %s: %lld labels for %d samples", path, (long long)a.count, s->n);
   }
   int32_t *y = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *y) : NULL;
   if (rc == CLI_OK && y == NULL) rc = CLI_BAD;
@@ -63,7 +69,8 @@ static int labels(const char *path, data_set *d, data_split *s) {
                       : a.dtype == NGIO_I64 ? ((const int64_t *)a.data)[i]
                                             : ((const uint8_t *)a.data)[i];
     if (v < 0 || v > 65535) {
-      rc = cli_bad("%s: label %lld is %lld, expected 0 to 65535", path, (long long)i, (long long)v);
+      rc = cli_bad("--data: %s: label %lld is %lld, expected 0 to 65535", path, (long long)i,
+                   (long long)v);
     } else {
       y[i] = (int32_t)v;
       if (v >= d->classes) d->classes = (int32_t)v + 1;

@@ -176,6 +176,11 @@ int model_count(void) { return ROWS + FAMILIES; }
 model_info model_at(int i) { return i < ROWS ? rows[i].info : families[i - ROWS].info; }
 
 static int unknown(const char *name) {
+  for (int i = 0; i < FAMILIES; i++) {
+    if (strncmp(name, families[i].prefix, strlen(families[i].prefix)) != 0) continue;
+    return cli_bad("--model: unknown model '%s'; expected %s with numbers from 1 to 99999, as %s",
+                   name, families[i].info.name, families[i].example);
+  }
   const char *names[ROWS + FAMILIES];
   for (int i = 0; i < ROWS; i++)
     names[i] = rows[i].info.name;

@@ -14,6 +14,7 @@
 typedef struct run_state {
   int64_t step;      /* so many are done */
   int64_t per_epoch; /* steps of an epoch, to see whether the data is the same */
+  int64_t data_crc;  /* data_checksum */
   int64_t log_bytes; /* of log.jsonl */
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;

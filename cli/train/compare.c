@@ -71,9 +71,7 @@ static int read_numbers(compare_plan *p, const wish *w) {
 }
 
 static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
-  int rc = CLI_OK;
-  for (int i = 0; i < w->n_shared && rc == CLI_OK; i++)
-    rc = settings_set(&p->base, w->shared[i].name, w->shared[i].value);
+  int rc = settings_given(&p->base, w->shared, w->n_shared);
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++) {
     const char *name = args->settings[i].name;
     rc = strcmp(name, "method") == 0 ? cli_bad("compare: --method: expected --methods with a list")
@@ -319,7 +317,8 @@ const cli_command cli_compare = {
         "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
         "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"
         "without the weights.  A comparison that was stopped or killed goes on with --resume;\n"
-        "methods and seeds may be added then, other settings must be the same.\n"
+        "methods and seeds may be added or left out then (what is left out stays in runs/, and is\n"
+        "not in the table), other settings must be the same.\n"
         "Data sets, schedules of lr and all else are as in `natgrad help train`.  Exit code 1:\n"
         "stopped by a signal, there is no table yet.\n",
     .options = own,

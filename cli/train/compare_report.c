@@ -235,9 +235,10 @@ static void say_heading(const report *r, FILE *f, bool markdown) {
   cli_processor(processor, sizeof processor);
   say_target(r, target, sizeof target);
   if (s->steps > 0) {
-    (void)snprintf(length, sizeof length, "%lld steps", (long long)s->steps);
+    (void)snprintf(length, sizeof length, "%lld step%s", (long long)s->steps,
+                   s->steps > 1 ? "s" : "");
   } else {
-    (void)snprintf(length, sizeof length, "%g epochs", s->epochs);
+    (void)snprintf(length, sizeof length, "%g epoch%s", s->epochs, s->epochs == 1.0 ? "" : "s");
   }
   const long long first = (long long)s->seed;
   char seeds[64];
@@ -245,11 +246,8 @@ static void say_heading(const report *r, FILE *f, bool markdown) {
                  first + r->p->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model, (long long)s->batch,
                 length, seeds, processor);
-  if (threads != NULL && threads[0] != 0) {
-    (void)fprintf(f, "%s threads\n", threads);
-  } else {
-    (void)fprintf(f, "%d threads\n", cli_cores());
-  }
+  const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
+  (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
   if (markdown) (void)fputc('\n', f);
   if (!isfinite(r->target)) return;
   (void)fprintf(f, "target: %s %s%s%s\n", score_name(r->metric), target,

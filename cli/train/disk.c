@@ -116,10 +116,11 @@ int disk_read(const char *path, char **out) {
   }
   text[n] = 0;
   const bool failed = ferror(f) != 0;
+  const int why = errno;
   (void)fclose(f);
   if (failed) {
     free(text);
-    return cli_bad("%s: cannot be read", path);
+    return cli_bad("%s: cannot be read: %s", path, strerror(why));
   }
   *out = text;
   return CLI_OK;

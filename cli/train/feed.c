@@ -9,6 +9,11 @@
 
 int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool *pool, feed *out) {
   memset(out, 0, sizeof *out);
+  if (s->batch > d->train.n && s->validation > 0) {
+    return cli_bad(
+        "--validation: %lld samples leave %d of %s to train on, less than a batch of %lld",
+        (long long)s->validation, (int)d->train.n, d->name, (long long)s->batch);
+  }
   if (s->batch > d->train.n) {
     return cli_bad("--batch: %lld samples, but %s has %d to train on", (long long)s->batch, d->name,
                    (int)d->train.n);

@@ -47,17 +47,22 @@ typedef struct run {
 
 /* ---- signals ---------------------------------------------------------------------------------*/
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted, on_terminal;
 
 static void on_signal(int number) {
   if (interrupted) {
     (void)signal(number, SIG_DFL);
     (void)raise(number); /* comes when this handler returns */
+  } else {
+    static const char line[] = "\nnatgrad: stopping after this step; again to end at once\n";
+    const size_t skip = on_terminal ? 0 : 1; /* there a bar or ^C stands in this line */
+    (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   }
   interrupted = 1;
 }
 
 void train_catch_signals(void) {
+  on_terminal = isatty(STDERR_FILENO) == 1;
   struct sigaction how;
   memset(&how, 0, sizeof how);
   how.sa_handler = on_signal;
@@ -351,8 +356,13 @@ static int open_folder(run *r, const char *config, const char *log) {
   settings_free(&was);
   /* Killed before its first checkpoint: everything is a function of the seed. */
   if (rc == CLI_OK && !checkpoint_exists(r->s->out)) return from_the_start(r, config, log);
+  const int64_t data = r->state.data_crc;
   if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
   if (rc != CLI_OK) return rc;
+  if (r->state.data_crc != data) {
+    return cli_bad("--data: %s holds other samples than the run in %s began with", r->s->data,
+                   r->s->out);
+  }
   if (r->state.per_epoch != r->feed.per_epoch) {
     return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
                    (long long)r->feed.per_epoch, r->s->out, (long long)r->state.per_epoch);
@@ -398,6 +408,7 @@ static int begin(run *r) {
   r->state.per_epoch = r->feed.per_epoch;
   r->saved = -1;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
+  r->state.data_crc = data_checksum(r->d);
   char *config = disk_join(r->s->out, "config.json"), *log = disk_join(r->s->out, "log.jsonl");
   rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
   free(config);
@@ -416,6 +427,7 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   r.lock = -1;
   int rc = begin(&r);
   if (rc == CLI_OK) {
+    out->first = r.state.step;
     progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, s->batch);
     rc = steps(&r);
     progress_end(&r.progress);

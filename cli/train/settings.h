@@ -44,6 +44,8 @@ void settings_free(settings *s);
 /* One setting by name ('-' or '_').  CLI_BAD, told in one line with the nearest name or the bounds;
  * nothing changed. */
 int settings_set(settings *s, const char *name, const char *value);
+/* What a command line gives, in its order: one length only, and none of 0. */
+int settings_given(settings *s, const cli_setting *given, int n);
 /* The value of one of the table as text that settings_set would take; false: no such name. */
 bool settings_get(const settings *s, const char *name, char *value, size_t size);
 /* Settings against each other and against the library (an unknown method, a damping of 0; an option

@@ -55,10 +55,10 @@ static const char *type_of(const char *name) {
 
 int settings_read(settings *s, const char *path) {
   json_error_t error;
-  FILE *f = fopen(path, "rb");
-  if (f == NULL) return cli_bad("%s: cannot be read, expected a JSON object of settings", path);
-  json_t *o = json_loadf(f, JSON_REJECT_DUPLICATES, &error);
-  (void)fclose(f);
+  char *text = NULL;
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  free(text);
   if (o == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
   int rc = CLI_OK;
   if (!json_is_object(o)) rc = cli_bad("%s: expected a JSON object of settings", path);
@@ -69,16 +69,16 @@ int settings_read(settings *s, const char *path) {
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && json_integer_value(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || about(name)) continue;
-    const char *expected = type_of(name), *text = text_of(v, expected, number, sizeof number);
+    const char *expected = type_of(name), *value = text_of(v, expected, number, sizeof number);
     const settings_row *row = settings_find(name);
-    if (text == NULL && row != NULL && row->kind == SETTINGS_OWN && json_is_string(v)) {
-      text = json_string_value(v); /* "default" */
+    if (value == NULL && row != NULL && row->kind == SETTINGS_OWN && json_is_string(v)) {
+      value = json_string_value(v); /* "default" */
     }
     ng_option_info info;
-    if (text == NULL && row == NULL && !settings_library_option(name, &info)) text = "";
-    if (text == NULL) {
+    if (value == NULL && row == NULL && !settings_library_option(name, &info)) value = "";
+    if (value == NULL) {
       rc = cli_bad("%s: %s: expected %s", path, name, expected);
-    } else if (settings_put(s, name, text, message, sizeof message) != CLI_OK) {
+    } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
       rc = cli_bad("%s: %s: %s", path, name, message);
     }
   }

@@ -33,8 +33,7 @@ static int take(void *user, const char *name, const char *value) {
 /* The file, then the command line. */
 static int apply(settings *s, const wish *w, const cli_args *args) {
   int rc = w->config != NULL ? settings_read(s, w->config) : CLI_OK;
-  for (int i = 0; i < w->n_own && rc == CLI_OK; i++)
-    rc = settings_set(s, w->own[i].name, w->own[i].value);
+  if (rc == CLI_OK) rc = settings_given(s, w->own, w->n_own);
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
     rc = settings_set(s, args->settings[i].name, args->settings[i].value);
   return rc;
@@ -63,7 +62,7 @@ static int read_settings(settings *s, const wish *w, const cli_args *args) {
   return rc;
 }
 
-static int report(const settings *s, const train_result *r) {
+static int report(const settings *s, const train_result *r, bool quiet) {
   if (r->skipped > 0) {
     (void)fprintf(stderr, "natgrad: %lld of %lld steps were skipped: a value was not finite\n",
                   (long long)r->skipped, (long long)r->steps);
@@ -81,7 +80,16 @@ static int report(const settings *s, const train_result *r) {
     (void)fprintf(stderr, "natgrad: stopped after step %lld; without --out nothing was kept\n",
                   (long long)r->steps);
   }
-  return r->stopped ? CLI_NO : CLI_OK;
+  if (r->stopped) return CLI_NO;
+  if (s->out[0] == 0 || quiet) return CLI_OK;
+  if (r->steps == r->first) {
+    printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,
+           (long long)r->steps);
+  } else {
+    printf("%s: log.jsonl, weights in checkpoint/model-%lld.safetensors\n", s->out,
+           (long long)r->steps);
+  }
+  return CLI_OK;
 }
 
 static int train(const settings *s, bool quiet) {
@@ -102,7 +110,7 @@ static int train(const settings *s, bool quiet) {
     train_catch_signals();
     rc = train_run(s, &d, &show, &r);
     if (rc == CLI_OK) {
-      rc = report(s, &r);
+      rc = report(s, &r, quiet);
       train_result_free(&r);
     }
   }
@@ -156,7 +164,9 @@ const cli_command cli_train = {
         "  mnist:DIR                 idx files, plain or .gz (Fashion-MNIST has the same names)\n"
         "  cifar10:DIR, cifar100:DIR the binary version\n"
         "  npy:FEATURES,LABELS       two .npy files; the last sixth of the rows is the test split\n"
-        "  npy:X,Y,XTEST,YTEST       four\n"
+        "  npy:X,Y,XTEST,YTEST       four.  Features [n, features] or [n, height, width, "
+        "channels]\n"
+        "                            (channels last) of f4, f8 or u1; labels [n] of i4, i8 or u1\n"
         "  synthetic:KEY=VALUE,...   classes, features or image=HxWxC, train, test, noise, seed\n"
         "Schedules of lr, in epochs, after --warm-up; F, LOW: fractions of lr\n"
         "  constant\n"

@@ -10,7 +10,7 @@ good() { # SPEC
   rm -rf run
 }
 bad() { # SPEC MESSAGE
-  train 2 "natgrad: $2" --data "$1"
+  train 2 "natgrad: --data: $2" --data "$1"
   [[ ! -e run/log.jsonl ]] || fail "$1 is refused, but left a log"
 }
 
@@ -57,6 +57,21 @@ printf 'abcdefghijklmnopqrstuvwx' | npy '|u1' '(12, 2)' >x.npy
 printf '\0\1\0\1\0\1\0\1\0\1\0\1' | npy '|u1' '(12,)' >y.npy
 good npy:x.npy,y.npy
 
+printf '\0\1\0\1\0\1\0\1\0\1\0\1' | npy '|u1' '(12, 1)' >column.npy
+good npy:x.npy,column.npy
+
+# A run goes on with the same samples wherever they lie, and with no others.
+train 0 '' --data mnist:plain
+cp -r plain moved
+train 0 '' --data mnist:moved --resume --epochs 2
+sed -i 's/"mnist:moved"/"mnist:nowhere"/' run/config.json
+train 2 'natgrad: --data: nowhere: no file *' --resume --epochs 3
+train 0 '' --data mnist:moved --resume --epochs 3
+sed -i 's/abc/abd/' moved/train-images-idx3-ubyte
+train 2 'natgrad: --data: mnist:moved holds other samples than the run in run began with' --data mnist:moved --resume --epochs 4
+train 2 "natgrad: --data: is 'cifar10:ten', but 'mnist:moved' in run/config.json; *" --data cifar10:ten --resume --epochs 4
+rm -rf run
+
 # ---- damaged ones ---------------------------------------------------------------------------------
 
 mnist torn
@@ -75,8 +90,8 @@ bad mnist:eleven 'eleven/t10k-labels-idx1-ubyte: test sample 7 has the label 10,
 mnist folder
 rm folder/t10k-images-idx3-ubyte && mkdir folder/t10k-images-idx3-ubyte
 bad mnist:folder 'folder/t10k-images-idx3-ubyte: not a file'
-bad mnist:plain/train-images-idx3-ubyte '--data: plain/train-images-idx3-ubyte: no file train-images-idx3-ubyte *'
-bad mnist:ten '--data: ten: no file train-images-idx3-ubyte *'
+bad mnist:plain/train-images-idx3-ubyte 'plain/train-images-idx3-ubyte: Not a directory'
+bad mnist:ten 'ten: no file train-images-idx3-ubyte *'
 cifar cut
 head -c 5000 ten/data_batch_1.bin >cut/data_batch_3.bin
 bad cifar10:cut 'cut/data_batch_3.bin: 5000 bytes are no whole number of rows of 3073 *'
@@ -91,8 +106,13 @@ bad cifar100:ten 'ten/train.bin: No such file or directory'
 printf '\0\1' | npy '|u1' '(2,)' >two.npy
 bad npy:x.npy,two.npy 'two.npy: 2 labels for 12 samples'
 head -c 140 x.npy >torn.npy
+printf 'abcdefghijklmnopqrstuvwxabcdefghijklmnopqrstuvwx' | npy '<i4' '(12, 1)' >whole.npy
+bad npy:whole.npy,y.npy 'whole.npy: features are i4, expected f4, f8 or u1'
+printf 'abcdefghijklmnopqrstuvwxabcdefghijklmnopqrstuvwx' | npy '<f4' '(12,)' >real.npy
+bad npy:x.npy,real.npy 'real.npy: labels are f4, expected i4, i8 or u1'
+bad npy:x.npy,x.npy 'x.npy: 2 axes, expected labels \[n\] or \[n, 1\]'
 bad npy:torn.npy,y.npy 'torn.npy: *'
-bad npy:x.npy '--data: npy takes FEATURES,LABELS or *'
+bad npy:x.npy 'npy takes FEATURES,LABELS or *'
 bad npy:x.npy,gone.npy 'gone.npy: *'
 # Root reads everything, so it becomes nobody, where nobody may run the program.
 program=$natgrad

@@ -14,8 +14,8 @@ changed() {
 
 expect 2 "*$scratch/none: there is no such file*" "$natgrad" replay "$scratch/none"
 mkdir "$scratch/empty"
-expect 2 '*case.json: cannot be opened' "$natgrad" replay "$scratch/empty"
-expect 2 '*case.json: cannot be opened' "$natgrad" pack "$scratch/empty" "$scratch/out.safetensors"
+expect 2 '*empty: no case.json in it, expected *' "$natgrad" replay "$scratch/empty"
+expect 2 '*empty: no case.json in it, expected *' "$natgrad" pack "$scratch/empty" "$scratch/out.safetensors"
 : >"$bad"
 expect 2 "*$bad*" "$natgrad" replay "$bad"
 

@@ -12,7 +12,9 @@ train 2 "train: 'digits' is not wanted here" digits
 train 2 "--batch: '0' is no whole number from 1 to 1048576" --batch 0
 train 2 "--lr: '-1' is no number from 0 to 1e+06" --lr -1
 train 2 "--epochs: 'many' is no number from 0 to 1e+06" --epochs many
-train 2 '--epochs: expected it, or --steps, above 0' --epochs 0
+train 2 '--epochs: expected more than 0' --epochs 0
+train 2 '--steps: expected at least 1' --steps 0
+train 2 '--steps: give it or --epochs, not both' --steps 3 --epochs 1
 train 2 "--optimizer: 'adam' is none of sgd|adamw" --optimizer adam
 train 2 "--method: unknown method 'kasia'; the nearest is kaisa" --method kasia
 train 2 "--lr-schedule: 'cosin', expected constant, step:E1,E2,...*" --lr-schedule cosin
@@ -48,7 +50,8 @@ bad_file '{"nesterov": 1}' 'nesterov: expected true or false'
 bad_file '{"model": 7}' 'model: expected a text'
 bad_file '{"lr": -1}' "lr: '-1' is no number from 0 to 1e+06"
 bad_file '{"damping": 0}' "damping: '0' is out of range, expected 0 < damping *"
-train 2 'absent.json: cannot be read, expected a JSON object of settings' --config absent.json
+train 2 'absent.json: cannot be read: No such file or directory' --config absent.json
+train 2 '.: cannot be read: Is a directory' --config .
 
 # Folders.
 tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1)
@@ -72,9 +75,12 @@ fi
 [[ $? == 2 && $(cat err) == 'natgrad: small/log.jsonl: cannot be written: File too large' ]] || fail "full disk: $(cat err)"
 
 # A run that learns, and what it writes.
-expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * %  test loss *  test accuracy * %  * samples/s  * s' \
+expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * %  test loss *  test accuracy * %  * samples/s  * s*run: log.jsonl, weights in checkpoint/model-110.safetensors' \
   "$natgrad" train --data digits --model mlp --method natgrad --epochs 5 --lr 0.03 \
   --lr-schedule linear --out run --checkpoint-every 50 --log-every 5 # eight seeds: 91.9 to 93.6 %
+cp "$scratch/out" learnt
+expect 0 'run: had its 110 steps already; a larger --epochs or --steps goes on' "$natgrad" train --out run --resume
+cp learnt "$scratch/out"
 accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)
 awk "BEGIN { exit !($accuracy >= 90) }" || fail "digits: test accuracy is only $accuracy %"
 "$helper" json train_loss:n schema:n event step:n epoch:n ms <run/log.jsonl || fail "log.jsonl"
@@ -135,7 +141,7 @@ pid=$!
 sleep 0.5
 kill -INT $pid
 wait $pid
-[[ $? == 1 && $(cat err) == 'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
+[[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; again to end at once'*'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"
 
 # A loss that is not finite ends the run, and keeps nothing of it.
 expect 1 '*natgrad: diverged: the loss after step * is not finite' "$natgrad" train --data digits --model mlp --method sgd \
@@ -174,6 +180,9 @@ train 2 '--batch: wrn-10-1 normalises over a batch, where one pixel is left: at 
   --data synthetic:classes=3,image=4x4x3,train=16,test=8 --batch 1
 train 2 '--model: lenet does not fit data of 9x9x1: *smaller than the kernel*' --model lenet \
   --data synthetic:classes=3,image=9x9x1,train=16,test=8 --batch 4
+train 2 "--model: unknown model 'mlp-5'; expected mlp-W-D with numbers from 1 to 99999, as mlp-512-2" --model mlp-5
+train 2 '--validation: 1430 samples leave 7 of digits to train on, less than a batch of 64' --validation 1430
+train 2 "--weight-decay: 'x' is no number *" --weight_decay x
 train 2 "--beta1: '1' is no number from 0 to below 1" --beta1 1
 train 2 "--model: unknown model 'x?y'; *" --model $'x\ny'
 bad_file '{"schema": 99}' 'schema: expected 1'
