@@ -192,6 +192,15 @@ static void lr_default_is_the_update_s(void **state) {
   assert_true(settings_lr(&s) == 0.03);
   must_set(&s, "method", "adamw");
   assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "method", "eva");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "optimizer", "sgd");
+  assert_true(settings_lr(&s) == 0.03 * 0.03);
+  must_set(&s, "damping", "0.5");
+  assert_true(settings_lr(&s) == 0.03 * 0.5);
+  must_set(&s, "method", "kaisa");
+  assert_true(settings_lr(&s) == 0.03);
+  must_set(&s, "optimizer", "adamw");
   must_set(&s, "lr", "0.25");
   assert_true(settings_lr(&s) == 0.25);
   must_set(&s, "lr", "default");

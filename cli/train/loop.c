@@ -419,8 +419,10 @@ static int begin(run *r) {
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out) {
   memset(out, 0, sizeof *out);
   run r;
+  settings decided = *s; /* only looked at */
+  decided.lr = settings_lr(s);
   memset(&r, 0, sizeof r);
-  r.s = s;
+  r.s = &decided;
   r.d = d;
   r.out = out;
   r.loss = (double)NAN;

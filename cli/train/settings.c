@@ -368,12 +368,6 @@ bool settings_knows(const settings *s, const char *name) {
   return true;
 }
 
-/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  A row of
- * the library needs no other: its clip keeps the step bounded. */
-double settings_lr(const settings *s) {
-  return s->lr >= 0.0 ? s->lr : settings_adamw(s) ? 0.001 : 0.03;
-}
-
 static int options_of(const settings *s, ng_options *out, char *message, size_t size) {
   if (ng_options_init(out) != NG_OK) return CLI_BAD;
   ng_status st = NG_OK;
@@ -390,6 +384,28 @@ static int options_of(const settings *s, ng_options *out, char *message, size_t 
     st = ng_options_set(out, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
   if (st >= 0) st = ng_options_check(out, message, size);
   return st < 0 ? CLI_BAD : CLI_OK;
+}
+
+static bool is_rankone(const settings *s) {
+  for (int i = 0; i < ng_method_count(); i++) {
+    ng_method_info info = {.struct_size = sizeof info};
+    if (ng_method_at(i, &info) == NG_OK && strcmp(info.name, s->method) == 0)
+      return strcmp(info.family, "rankone") == 0;
+  }
+  return false;
+}
+
+/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  PD of the
+ * rank-one family is D / damping in all directions but one, so the same step takes damping times the
+ * rate; K-FAC's PD has no such scale, and its clip keeps the step bounded. */
+double settings_lr(const settings *s) {
+  const double sgd = 0.03, adamw = 0.001;
+  char message[MESSAGE];
+  ng_options o;
+  if (s->lr >= 0.0) return s->lr;
+  if (settings_adamw(s)) return adamw;
+  if (!is_rankone(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return sgd;
+  return sgd * o.damping;
 }
 
 int settings_options(const settings *s, ng_options *out) {

@@ -33,7 +33,8 @@
   X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
     "samples of a step (64); an epoch's incomplete last batch is left out")                        \
   X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
-    "learning rate (0.03 with the sgd update, 0.001 with adamw)")                                  \
+    "learning rate (0.03 with the sgd update, times damping for eva and its kin; 0.001 with "      \
+    "adamw)")                                                                                      \
   X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "of the sgd update (0.9)")            \
   X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov's form of it")                   \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
