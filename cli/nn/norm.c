@@ -148,7 +148,7 @@ static pass pass_of(nn *n, const node *v, int64_t samples) {
   pass p = {.x = nn_in(n, v, 0)->out, .rows = rows / g, .width = c * g};
   p.pieces = nn_pieces(n, rows * c);
   p.sums = n->scratch;
-  p.block = (float *)(p.sums + 2 * n->threads * room(c));
+  p.block = (void *)(p.sums + 2 * n->threads * room(c));
   return p;
 }
 
