@@ -14,12 +14,12 @@
 #include "draw.h"
 #include "natgrad.h"
 
-enum { Q = 10, P = 784, ALL = Q * P };
+enum { Q = 10, IN = 784, P = IN + 1, ALL = Q * P }; /* rows of d: the weight, then the bias */
 
 typedef struct trial {
   const char *method, *damping, *update;
-  ng_dtype dtype; /* of the gradient */
-  float a[P], g[Q];
+  ng_dtype dtype;       /* of the gradient */
+  float a[P], g[Q];     /* the last of a is 1: the bias */
   float d[ALL], w[ALL]; /* in: the gradient, the weight; out: what the step made of them */
   double inner;
 } trial;
@@ -53,13 +53,26 @@ static ng_status play(trial *t) {
   o.update = t->update;
   for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
     narrow[i] = half_of(t->d[i]);
-  void *d = t->dtype == NG_F16 ? (void *)narrow : t->d;
-  const ng_view grad = ng_view_of(d, Q, P, t->dtype), weight = ng_view_of(t->w, Q, P, NG_F32);
-  const ng_view in = ng_view_of(t->a, 1, P, NG_F32), out = ng_view_of(t->g, 1, Q, NG_F32);
+  const bool half = t->dtype == NG_F16;
+  float db[Q], wb[Q];
+  uint16_t narrow_b[Q];
+  for (int r = 0; r < Q; r++) {
+    db[r] = t->d[r * P + IN];
+    wb[r] = t->w[r * P + IN];
+    narrow_b[r] = narrow[r * P + IN];
+  }
+  ng_view grad = ng_view_of(half ? (void *)narrow : t->d, Q, IN, t->dtype);
+  ng_view weight = ng_view_of(t->w, Q, IN, NG_F32);
+  grad.row_stride = weight.row_stride = P;
+  const ng_view grad_b = ng_view_of(half ? (void *)narrow_b : db, 1, Q, t->dtype);
+  const ng_view weight_b = ng_view_of(wb, 1, Q, NG_F32);
+  const ng_view in = ng_view_of(t->a, 1, IN, NG_F32), out = ng_view_of(t->g, 1, Q, NG_F32);
   assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
-  assert_int_equal(ng_add_linear(p, "fc", P, Q, 0, &fc), NG_OK);
+  assert_int_equal(ng_add_linear(p, "fc", IN, Q, 1, &fc), NG_OK);
   assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
   assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
+  assert_int_equal(ng_bind_grad(p, fc, NG_BIAS, &grad_b), NG_OK);
+  assert_int_equal(ng_bind_weight(p, fc, NG_BIAS, &weight_b), NG_OK);
   assert_int_equal(ng_ready(p), NG_OK);
   assert_int_equal(ng_batch_init(&one), NG_OK);
   one.samples = 1;
@@ -73,6 +86,11 @@ static ng_status play(trial *t) {
   ng_report report = {.struct_size = sizeof report};
   assert_int_equal(ng_report_read(p, &report), NG_OK);
   t->inner = report.inner;
+  for (int r = 0; r < Q; r++) {
+    t->d[r * P + IN] = db[r];
+    t->w[r * P + IN] = wb[r];
+    narrow[r * P + IN] = narrow_b[r];
+  }
   for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
     t->d[i] = half_value(narrow[i]);
   ng_precond_destroy(&p);
@@ -111,7 +129,7 @@ static double norm(const double *x) {
 static void make(trial *t, float inputs, bool along, uint64_t salt) {
   rng r = {test_seed() + salt};
   for (int i = 0; i < P; i++)
-    t->a[i] = inputs * (float)rng_real(&r);
+    t->a[i] = i == IN ? 1 : inputs * (float)rng_real(&r);
   for (int i = 0; i < Q; i++)
     t->g[i] = (float)rng_value(&r);
   for (int i = 0; i < ALL; i++) {
@@ -173,7 +191,7 @@ static void results_out_of_range(void **state) {
   for (size_t k = 0; k < sizeof row / sizeof row[0]; k++) {
     t = (trial){.method = "eva", .damping = "0.03", .update = row[k].update, .dtype = row[k].dtype};
     for (int i = 0; i < P; i++)
-      t.a[i] = i == 0 ? 1 : 0;
+      t.a[i] = i == 0 || i == IN;
     for (int i = 0; i < ALL; i++)
       t.d[i] = i % P == 0 ? 0 : i % 2 ? row[k].d : -row[k].d;
     before = t;
@@ -199,7 +217,7 @@ static void numbers_out_of_range_on_the_way(void **state) {
   static double pd[ALL];
   t = (trial){.method = "eva", .damping = "0.03", .update = "gradient", .dtype = NG_F32};
   make(&t, 1, false, 99);
-  for (int i = 0; i < P; i++)
+  for (int i = 0; i < IN; i++)
     t.a[i] *= 1e30f;
   for (int i = 0; i < ALL; i++)
     t.d[i] *= 1e10f;

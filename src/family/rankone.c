@@ -377,9 +377,24 @@ static void norms(ng_block *b, double pd2[2]) {
 
 /* ---- second pass -----------------------------------------------------------------------------*/
 
+/* sides = input: the bias, with t in double. */
+static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const ng_sink *sink) {
+  const ng_rankone *k = ng_rankone_of(b);
+  const float one = 1.0f;
+  const double along = -by * k->rank[t->group].c * of_row(k, t, 0);
+  for (int64_t c = t->col; c < t->col + t->cols; c++) {
+    const ng_pair pair = {.scale = by, .k = along * k->t[c], .u = &one, .wide = true};
+    ng_sink_span(sink, &b->entry->slot[NG_BIAS], 0, c, 1, &pair);
+  }
+}
+
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;
+  if (k->wide && k->t != NULL && t->which == NG_BIAS) {
+    emit_wide_bias(b, t, by, sink);
+    return;
+  }
   const float *u = k->none ? NULL : along_row(k, t);
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     const double along = k->none ? 0.0 : -by * k->rank[t->group].c * of_row(k, t, r);
