@@ -170,11 +170,12 @@ static int load_model(const char *path, nn *net, run_state *s) {
 /* ---- the pair --------------------------------------------------------------------------------*/
 
 /* Whatever is not of this step goes: the pair before, and what a killed run left half written. */
-static void remove_others(const char *folder, int64_t step) {
-  char keep[2][VALUE];
+void checkpoint_tidy(const char *dir, int64_t step) {
+  char keep[2][VALUE], *folder = disk_join(dir, "checkpoint");
   (void)snprintf(keep[0], VALUE, "model-%lld.safetensors", (long long)step);
   (void)snprintf(keep[1], VALUE, "precond-%lld.safetensors", (long long)step);
   DIR *d = opendir(folder);
+  free(folder);
   if (d == NULL) return; /* they only take room */
   for (const struct dirent *e; (e = readdir(d)) != NULL;) {
     if (strncmp(e->d_name, "model-", 6) != 0 && strncmp(e->d_name, "precond-", 8) != 0) continue;
@@ -195,7 +196,7 @@ int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state 
   const int n =
       snprintf(text, sizeof text, "{\"schema\": 1, \"step\": %lld}\n", (long long)state->step);
   if (rc == CLI_OK) rc = disk_write(latest, text, (size_t)n);
-  if (rc == CLI_OK) remove_others(folder, state->step);
+  if (rc == CLI_OK) checkpoint_tidy(dir, state->step);
   free(folder);
   free(latest);
   return rc;

@@ -29,5 +29,7 @@ bool checkpoint_exists(const char *dir);
 int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state *state);
 /* An error if there is none.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state);
+/* Removes all but the pair of `step`: a run killed between latest.json and this leaves more. */
+void checkpoint_tidy(const char *dir, int64_t step);
 
 #endif

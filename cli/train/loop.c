@@ -380,6 +380,7 @@ static int open_folder(run *r, const char *config, const char *log) {
   memcpy(r->before, r->state.station, sizeof r->before);
   const log_times t = gather(r);
   rc = log_reopen(log, r->state.log_bytes, &t, &r->log);
+  if (rc == CLI_OK) checkpoint_tidy(r->s->out, r->state.step);
   return rc == CLI_OK ? settings_write(r->s, config) : rc; /* epochs may be more now */
 }
 

@@ -79,7 +79,9 @@ expect 0 '*epoch 1/5  step 22  *epoch 5/5  step 110  lr *  loss *  accuracy * % 
   "$natgrad" train --data digits --model mlp --method natgrad --epochs 5 --lr 0.03 \
   --lr-schedule linear --out run --checkpoint-every 50 --log-every 5 # eight seeds: 91.9 to 93.6 %
 cp "$scratch/out" learnt
+touch run/checkpoint/{model-105,precond-105,precond-110.safetensors.part}.safetensors # killed before it was tidy
 expect 0 'run: had its 110 steps already; a larger --epochs or --steps goes on' "$natgrad" train --out run --resume
+[[ $(cd run/checkpoint && echo *) == 'latest.json model-110.safetensors precond-110.safetensors' ]] || fail "left over: $(ls run/checkpoint)"
 cp learnt "$scratch/out"
 accuracy=$(sed -nE 's/.*test accuracy ([0-9.]+) %.*/\1/p' "$scratch/out" | tail -1)
 awk "BEGIN { exit !($accuracy >= 90) }" || fail "digits: test accuracy is only $accuracy %"
