@@ -1,5 +1,5 @@
 /* settings.c: the table of settings (settings_table.h) at work: defaults, one value from text and
- * back, the check of all against each other, and the options that the library is given.
+ * back.
  *
  * In come names and texts, wherever they were written; out go a struct that holds no nonsense, and
  * lines that say what is wrong with a name or a value. */
@@ -9,7 +9,6 @@
 #include "lr.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -310,8 +309,7 @@ void settings_init(settings *s) {
   }
 }
 
-/* 15 digits read well, 17 always read back. */
-static void write_real(double v, char *text, size_t size) {
+void settings_write_real(double v, char *text, size_t size) {
   (void)snprintf(text, size, "%.15g", v);
   if (strtod(text, NULL) != v) (void)snprintf(text, size, "%.17g", v);
 }
@@ -330,7 +328,7 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
     if (*(const double *)at < 0.0) {
       (void)snprintf(value, size, "default");
     } else {
-      write_real(*(const double *)at, value, size);
+      settings_write_real(*(const double *)at, value, size);
     }
     break;
   case SETTINGS_INT:
@@ -341,157 +339,4 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
     break;
   }
   return true;
-}
-
-/* ---- all of them -----------------------------------------------------------------------------*/
-
-bool settings_first_order(const settings *s) {
-  return strcmp(s->method, "sgd") == 0 || strcmp(s->method, "adamw") == 0;
-}
-
-bool settings_adamw(const settings *s) {
-  return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
-}
-
-bool settings_knows(const settings *s, const char *name) {
-  static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
-  static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  char spelt[64];
-  settings_spell(spelt, sizeof spelt, name);
-  const bool first_order = settings_first_order(s);
-  if (settings_find(name) == NULL) return !first_order; /* the library's */
-  if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
-    return false;
-  for (int i = 0; i < 3; i++) {
-    if (strcmp(spelt, settings_adamw(s) ? sgd[i] : adamw[i]) == 0) return false;
-  }
-  return true;
-}
-
-static int options_of(const settings *s, ng_options *out, char *message, size_t size) {
-  if (ng_options_init(out) != NG_OK) return CLI_BAD;
-  ng_status st = NG_OK;
-  if (settings_first_order(s)) {
-    st = ng_options_set(out, "clip", "none", message, size);
-  } else {
-    st = ng_options_set_method(out, s->method, message, size);
-    if (st >= 0) st = ng_options_from_env(out, message, size);
-    for (int i = 0; i < s->n_library && st >= 0; i++) {
-      st = ng_options_set(out, s->library[i].name, s->library[i].value, message, size);
-    }
-  }
-  if (st >= 0)
-    st = ng_options_set(out, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
-  if (st >= 0) st = ng_options_check(out, message, size);
-  return st < 0 ? CLI_BAD : CLI_OK;
-}
-
-static bool is_rankone(const settings *s) {
-  for (int i = 0; i < ng_method_count(); i++) {
-    ng_method_info info = {.struct_size = sizeof info};
-    if (ng_method_at(i, &info) == NG_OK && strcmp(info.name, s->method) == 0)
-      return strcmp(info.family, "rankone") == 0;
-  }
-  return false;
-}
-
-/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  PD of the
- * rank-one family is D / damping in all directions but one, so the same step takes damping times the
- * rate; K-FAC's PD has no such scale, and its clip keeps the step bounded. */
-double settings_lr(const settings *s) {
-  const double sgd = 0.03, adamw = 0.001;
-  char message[MESSAGE];
-  ng_options o;
-  if (s->lr >= 0.0) return s->lr;
-  if (settings_adamw(s)) return adamw;
-  if (!is_rankone(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return sgd;
-  return sgd * o.damping;
-}
-
-int settings_options(const settings *s, ng_options *out) {
-  char message[MESSAGE] = "";
-  if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
-  return cli_bad("%s", message);
-}
-
-/* What is not at its default must mean something. */
-static int check_useful(const settings *s) {
-  char standard[64], value[64];
-  settings fresh;
-  settings_init(&fresh);
-  int rc = CLI_OK;
-  for (int i = 0; i < settings_rows_count && rc == CLI_OK; i++) {
-    const char *name = settings_rows[i].name;
-    if (settings_knows(s, name)) continue;
-    (void)settings_get(&fresh, name, standard, sizeof standard);
-    (void)settings_get(s, name, value, sizeof value);
-    if (strcmp(standard, value) == 0) continue;
-    rc = cli_bad("--%s: method %s with the %s update has no use for it", name, s->method,
-                 settings_adamw(s) ? "adamw" : "sgd");
-  }
-  settings_free(&fresh);
-  return rc;
-}
-
-int settings_check(const settings *s) {
-  ng_options o;
-  if (s->epochs <= 0.0 && s->steps <= 0)
-    return cli_bad("--epochs: expected it, or --steps, above 0");
-  if (settings_first_order(s) && s->n_library > 0) {
-    return cli_bad("--%s: method %s has no curvature and no use for it", s->library[0].name,
-                   s->method);
-  }
-  if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
-    return cli_bad("--fisher: method %s has no statistics to sample labels for", s->method);
-  }
-  if (check_useful(s) != CLI_OK) return CLI_BAD;
-  if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
-    return cli_bad("--nesterov: needs a momentum above 0");
-  }
-  if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR, to go on with");
-  if (s->out[0] == 0 && s->checkpoint_every > 0) {
-    return cli_bad("--checkpoint-every: needs --out DIR, to write to");
-  }
-  if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
-  if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
-  return settings_options(s, &o);
-}
-
-/* The same kind of files may lie elsewhere by now; whether they hold the same, a checksum tells. */
-static bool same_data(const char *was, const char *now) {
-  const size_t n = strcspn(was, ":");
-  if (strcmp(was, now) == 0) return true;
-  return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
-}
-
-int settings_same(const settings *was, const settings *now, const char *where) {
-  char a[4096] = "", b[4096] = "";
-  for (int i = 0; i < settings_rows_count; i++) {
-    const settings_row *row = &settings_rows[i];
-    if (!row->shapes) continue;
-    (void)settings_get(was, row->name, a, sizeof a);
-    (void)settings_get(now, row->name, b, sizeof b);
-    if (strcmp(row->name, "data") == 0 && same_data(a, b)) continue;
-    if (strcmp(row->name, "lr") == 0) {
-      write_real(settings_lr(was), a, sizeof a);
-      write_real(settings_lr(now), b, sizeof b);
-    }
-    if (strcmp(a, b) != 0) {
-      return cli_bad("--%s: is '%s', but '%s' in %s; a run goes on as it began", row->name, b, a,
-                     where);
-    }
-  }
-  ng_options x, y;
-  int rc = settings_options(was, &x);
-  if (rc == CLI_OK) rc = settings_options(now, &y);
-  for (int i = 0; i < ng_option_count() && rc == CLI_OK; i++) {
-    ng_option_info info = {.struct_size = sizeof info};
-    if (ng_option_at(i, &info) != NG_OK || ng_options_get(&x, info.name, a, sizeof a) != NG_OK ||
-        ng_options_get(&y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0) {
-      continue;
-    }
-    rc =
-        cli_bad("--%s: is '%s', but '%s' in %s; a run goes on as it began", info.name, b, a, where);
-  }
-  return rc;
 }

@@ -1,4 +1,4 @@
-/* settings_rows.h: what settings.c and settings_json.c share. */
+/* settings_rows.h: what settings.c, settings_check.c and settings_json.c share. */
 #ifndef SETTINGS_ROWS_H
 #define SETTINGS_ROWS_H
 
@@ -30,5 +30,7 @@ const settings_row *settings_find(const char *name); /* or NULL */
 bool settings_library_option(const char *name, ng_option_info *info);
 /* settings_set that tells nobody: the reason, without the name, goes to `message`. */
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
+/* 15 digits read well, 17 always read back. */
+void settings_write_real(double v, char *text, size_t size);
 
 #endif
