@@ -124,6 +124,33 @@ static ng_status add_all(precond *p) {
   return st < 0 ? st : ng_ready(p->p);
 }
 
+/* An expression or a width that takes out no layer is a slip of the pen. */
+static int check_skipped(const precond *p, const char *option, const char *value) {
+  for (int32_t i = 0; i < ng_explain_count(p->p); i++) {
+    ng_explain_row row = {.struct_size = sizeof row};
+    if (ng_explain(p->p, i, &row) == NG_OK && strstr(row.why, option) != NULL) return CLI_OK;
+  }
+  char names[256] = "";
+  const int n = nn_layers(p->net);
+  for (int i = 0; i < n; i++) { /* the first three and the last */
+    const size_t used = strlen(names);
+    if (i < 3 || i == n - 1) {
+      (void)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
+                     i > 3 ? "..., " : "", nn_layer_at(p->net, i)->name);
+    }
+  }
+  return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, p->s->model, names);
+}
+
+static int check_layers(const precond *p, const ng_options *o) {
+  char width[32];
+  if (p->index == NULL) return CLI_OK;
+  (void)snprintf(width, sizeof width, "%lld", (long long)o->exclude_width);
+  if (o->skip_layers[0] != 0 && check_skipped(p, "skip_layers", o->skip_layers) != CLI_OK)
+    return CLI_BAD;
+  return o->exclude_width > 0 ? check_skipped(p, "exclude_width", width) : CLI_OK;
+}
+
 int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   *out = NULL;
   ng_options o;
@@ -144,6 +171,7 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   if (rc == CLI_OK && ng_precond_create(p->ctx, &o, &p->p) < 0) rc = told(p);
   if (!settings_first_order(s)) p->index = cli_take((size_t)nn_layers(net), sizeof *p->index);
   if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
+  if (rc == CLI_OK) rc = check_layers(p, &o);
   if (rc != CLI_OK) precond_destroy(&p);
   *out = p;
   return rc;

@@ -22,6 +22,9 @@ train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-sche
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
 train 2 '--update: the trainer sets it; use optimizer' --update gradient
 train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
+train 2 '--clip_bound: is 0.1, but has no effect without clip = norm, ratio or rms' --clip-bound 0.1
+train 2 '--kl_clip: is 0.01, but has no effect without clip = kl' --clip none --kl-clip 0.01
+train 2 '--stat_decay: is 0.9, but has no effect without sides = both or input' --method adasgd --stat-decay 0.9
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
 train 2 '--resume: needs --out DIR, to go on with' --resume
 train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3
@@ -32,6 +35,9 @@ expect 2 "natgrad: *damping*" env NG_DAMPING=-1 "$natgrad" train
 train 2 '--data: nowhere: no file train-images-idx3-ubyte *' --data mnist:nowhere
 train 2 "*digit*" --data digit
 train 2 "*lenett*lenet*" --model lenett
+train 2 "--skip_layers: 'cnov' fits no layer of resnet20 (*, ..., *)" --model resnet20 --skip-layers cnov \
+  --data synthetic:classes=2,image=32x32x3,train=8,test=8 --batch 8
+train 2 "--exclude_width: '11' fits no layer of mlp (*, *)" --model mlp --exclude-width 11
 train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
 train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
 train 2 '--augment: crop needs images, synthetic has rows of features' --augment crop \
