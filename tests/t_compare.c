@@ -133,13 +133,28 @@ static void best_point(void **state) {
                        make_run(2, low, good),
                        make_run(2, low, good),
                        {.diverged = true}};
-  assert_int_equal(compare_best_point(r, 5, false), 2); /* score, then loss, then the first */
-  assert_int_equal(compare_best_point(r, 2, false), 1);
-  assert_int_equal(compare_best_point(r, 2, true), 0); /* the least validation loss */
-  r[2].diverged = r[3].diverged = true;                /* however good it was before */
-  assert_int_equal(compare_best_point(r, 5, false), 1);
-  assert_int_equal(compare_best_point(r + 2, 3, false), 0);
+  assert_int_equal(compare_best_point(r, 5, 1, false), 2); /* score, then loss, then the first */
+  assert_int_equal(compare_best_point(r, 2, 1, false), 1);
+  assert_int_equal(compare_best_point(r, 2, 1, true), 0); /* the least validation loss */
+  r[2].diverged = r[3].diverged = true;                   /* however good it was before */
+  assert_int_equal(compare_best_point(r, 5, 1, false), 1);
+  assert_int_equal(compare_best_point(r + 2, 3, 1, false), 0);
   for (int i = 0; i < 5; i++)
+    train_result_free(&r[i]);
+}
+
+/* Two points of two seeds: the best single run is not of the best point. */
+static void best_point_of_seeds(void **state) {
+  (void)state;
+  const double loss[] = {3, 1}, high[] = {0.5, 0.9}, low[] = {0.5, 0.6}, even[] = {0.5, 0.8};
+  train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
+                       make_run(2, loss, even)};
+  assert_int_equal(compare_best_point(r, 2, 2, false), 1); /* 0.75 and 0.8 */
+  r[2].diverged = true;                                    /* one of its two runs */
+  assert_int_equal(compare_best_point(r, 2, 2, false), 0);
+  r[0].diverged = r[1].diverged = true; /* two against one */
+  assert_int_equal(compare_best_point(r, 2, 2, false), 1);
+  for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);
 }
 
@@ -385,9 +400,11 @@ static void events(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(spreads), cmocka_unit_test(targets),  cmocka_unit_test(best_point),
-      cmocka_unit_test(lists),   cmocka_unit_test(left_out), cmocka_unit_test(grids),
-      cmocka_unit_test(results), cmocka_unit_test(tables),   cmocka_unit_test(events),
+      cmocka_unit_test(spreads),    cmocka_unit_test(targets),
+      cmocka_unit_test(best_point), cmocka_unit_test(best_point_of_seeds),
+      cmocka_unit_test(lists),      cmocka_unit_test(left_out),
+      cmocka_unit_test(grids),      cmocka_unit_test(results),
+      cmocka_unit_test(tables),     cmocka_unit_test(events),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@ typedef struct wish {
   cli_setting *shared; /* of the table, in the order given */
   const char **grid;
   int n_shared, grids;
-  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs;
+  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs, *grid_seeds;
   bool resume, quiet;
 } wish;
 
@@ -25,10 +25,14 @@ static int take(void *user, const char *name, const char *value) {
   wish *w = user;
   const struct {
     const char *name, **to;
-  } texts[] = {
-      {"methods", &w->methods},        {"seeds", &w->seeds}, {"seed", &w->seed},
-      {"target", &w->target},          {"out", &w->out},     {"validation", &w->validation},
-      {"grid-epochs", &w->grid_epochs}};
+  } texts[] = {{"methods", &w->methods},
+               {"seeds", &w->seeds},
+               {"seed", &w->seed},
+               {"target", &w->target},
+               {"out", &w->out},
+               {"validation", &w->validation},
+               {"grid-epochs", &w->grid_epochs},
+               {"grid-seeds", &w->grid_seeds}};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
     if (strcmp(name, texts[i].name) != 0) continue;
     *texts[i].to = value;
@@ -49,9 +53,10 @@ static int take(void *user, const char *name, const char *value) {
 /* ---- the plan --------------------------------------------------------------------------------*/
 
 static int read_numbers(compare_plan *p, const wish *w) {
-  long long seeds = 3, validation = 0;
+  long long seeds = 3, validation = 0, grid_seeds = 1;
   p->target = (double)NAN;
-  if (w->seeds != NULL && cli_int("seeds", w->seeds, 1, 1000, &seeds) != CLI_OK) return CLI_BAD;
+  if (w->seeds != NULL && cli_int("seeds", w->seeds, 1, COMPARE_SEEDS, &seeds) != CLI_OK)
+    return CLI_BAD;
   if (w->target != NULL && cli_real("target", w->target, 0.0, 1e30, &p->target) != CLI_OK)
     return CLI_BAD;
   if (w->validation != NULL) {
@@ -64,6 +69,12 @@ static int read_numbers(compare_plan *p, const wish *w) {
     if (cli_real("grid-epochs", w->grid_epochs, 0.0, 1e6, &epochs) != CLI_OK) return CLI_BAD;
     if (epochs <= 0.0) return cli_bad("--grid-epochs: expected a number above 0");
   }
+  if (w->grid_seeds != NULL) {
+    if (w->grids == 0) return cli_bad("--grid-seeds: is for tuning, expected --grid beside it");
+    if (cli_int("grid-seeds", w->grid_seeds, 1, COMPARE_GRID_SEEDS, &grid_seeds) != CLI_OK)
+      return CLI_BAD;
+  }
+  p->grid_seeds = (int)grid_seeds;
   p->seeds = (int)seeds;
   p->validation = validation;
   p->grid_epochs = w->grid_epochs;
@@ -90,7 +101,7 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
     if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
       rc = cli_bad("--grid: more than %d points", COMPARE_POINTS);
   }
-  p->tuning_seed = p->base.seed > 0 ? p->base.seed - 1 : p->base.seed + p->seeds;
+  p->tuning_seed = p->base.seed > 0 ? p->base.seed - 1 : p->base.seed + COMPARE_SEEDS;
   p->resume = w->resume;
   p->quiet = w->quiet;
   return rc;
@@ -287,6 +298,7 @@ static const cli_option own[] = {
     {"seeds", "N", "runs of each method (3)"},
     {"grid", "OPTION=A,B,C", "tune every method by it first; again: their product"},
     {"grid-epochs", "E", "length of a tuning run (that of the others)"},
+    {"grid-seeds", "N", "tuning runs of each point, whose mean counts (1)"},
     {"validation", "N", "training samples held out for tuning (a tenth of them)"},
     {"target", "X", "accuracy 0..1, or loss (what the mean of every method reaches)"},
     {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
@@ -311,8 +323,9 @@ const cli_command cli_compare = {
         "\n"
         "--grid trains every method with every point of the same grid, on the training data\n"
         "without a validation split and with the seed before the first, and takes the point with\n"
-        "the best validation accuracy (autoencoders: the least loss).  Then every seed is trained\n"
-        "on all training data and tested on the test split.\n"
+        "the best validation accuracy (autoencoders: the least loss).  With few samples held out\n"
+        "that is a noisy choice: --grid-seeds N takes the mean over N seeds, each with a split of\n"
+        "its own.  Then every seed is trained on all training data and tested on the test split.\n"
         "\n"
         "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
         "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 enum { COMPARE_METHODS = 64, COMPARE_GRIDS = 8, COMPARE_VALUES = 64, COMPARE_POINTS = 4096 };
+enum { COMPARE_SEEDS = 1000, COMPARE_GRID_SEEDS = 100 }; /* at most */
 
 /* ---- plan ------------------------------------------------------------------------------------*/
 
@@ -40,7 +41,8 @@ typedef struct compare_plan {
   compare_grid grid[COMPARE_GRIDS];
   int seeds; /* base.seed, base.seed + 1, ... */
   /* tuning */
-  int64_t validation, tuning_seed;
+  int64_t validation, tuning_seed; /* the first of the tuning seeds */
+  int grid_seeds;
   const char *grid_epochs; /* NULL: as many as the runs */
   /* result */
   const char *dir;
@@ -66,13 +68,14 @@ void compare_plan_free(compare_plan *p);
 int compare_points(const compare_plan *p, const compare_method *m, bool *use);
 /* Index into grid[g].value of point k; the last grid runs fastest. */
 int compare_point(const compare_plan *p, const bool *use, int k, int g);
-/* The best of n runs on the validation split: not diverged, best score, lower training loss, first. */
-int compare_best_point(const train_result *r, int n, bool squared_error);
+/* The best point on the validation split, by its runs r[point * seeds ...]: fewest diverged, best mean
+ * score, lower mean training loss, first. */
+int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
 /* Is value i of a grid the least or the largest of several numbers?  -1, 1, or 0: neither. */
 int compare_edge(const compare_grid *g, int i);
-/* Tunes every method, with notes.  *complete is false if a signal came. */
 /* Whether every point of the grid is sound, told if not. */
 int compare_check_points(const compare_plan *p, const compare_method *m, const data_set *d);
+/* Tunes every method, with notes.  *complete is false if a signal came. */
 int compare_tune(compare_plan *p, bool squared_error, bool *complete);
 
 /* ---- statistics ------------------------------------------------------------------------------*/

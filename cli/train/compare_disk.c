@@ -1,7 +1,8 @@
 /* compare_disk.c: what a comparison keeps, so that it can be killed at any moment and go on:
  *
  *   DIR/compare.json                 every setting of every method, as flat pairs of text
- *   DIR/tuning/LABEL-K.json          the result of point K of a method's grid
+ *   DIR/tuning/LABEL-K.json          the result of point K of a method's grid; with the second tuning
+ *                                    seed S and on LABEL-K-seedS.json
  *   DIR/runs/LABEL-seedK/            as `natgrad train` writes it, and
  *   DIR/runs/LABEL-seedK/result.json the run's result, when it is over
  *
@@ -177,6 +178,8 @@ static void common_pairs(const compare_plan *p, int64_t train, int64_t test, jso
   (void)snprintf(value, sizeof value, "%lld", (long long)p->tuning_seed);
   pair(o, "", "tuning_seed", value);
   pair(o, "", "grid-epochs", p->grid_epochs != NULL ? p->grid_epochs : "those of the runs");
+  (void)snprintf(value, sizeof value, "%d", p->grid_seeds);
+  pair(o, "", "grid-seeds", value);
   size_t n = 0;
   for (int g = 0; g < p->grids; g++) {
     for (int i = 0; i < p->grid[g].n && n < sizeof value; i++) {

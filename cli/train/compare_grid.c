@@ -1,13 +1,15 @@
-/* compare_grid.c: tuning: every method is trained once with every point of the same grid, on
- * training samples without the validation split, and keeps the point that does best there.  The test
- * split is not looked at, and the seed is none of those that count.
+/* compare_grid.c: tuning: every method is trained with every point of the same grid, on training
+ * samples without the validation split, and keeps the point that does best there.  The test split is
+ * not looked at, and no seed is one of those that count; each has a validation split of its own.
  *
- * Score: the best validation accuracy over epochs (squared error: the least validation loss), then
- * the lower training loss at the end, then the point that comes first. */
+ * Score: the seeds' mean of the best validation accuracy over epochs (squared error: of the least
+ * validation loss), then the lower training loss at the end, then the point that comes first. */
 #include "compare.h"
+#include "disk.h"
 #include "settings_rows.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,15 +42,38 @@ static double end_loss(const train_result *r) {
   return r->epochs > 0 ? r->epoch[r->epochs - 1].train_loss : (double)NAN;
 }
 
-int compare_best_point(const train_result *r, int n, bool squared_error) {
+/* What a point's runs reached: means over its seeds, of what is finite. */
+typedef struct reached {
+  int diverged;
+  double score, loss;
+} reached;
+
+static reached reached_by(const train_result *r, int seeds, compare_metric metric) {
+  reached out = {0, (double)NAN, (double)NAN};
+  double score[COMPARE_GRID_SEEDS], loss[COMPARE_GRID_SEEDS];
+  for (int k = 0; k < seeds; k++) {
+    out.diverged += r[k].diverged;
+    score[k] = compare_best(metric, &r[k]);
+    loss[k] = end_loss(&r[k]);
+  }
+  out.score = compare_spread(score, seeds).mean;
+  out.loss = compare_spread(loss, seeds).mean;
+  return out;
+}
+
+int compare_best_point(const train_result *r, int points, int seeds, bool squared_error) {
   const compare_metric metric = squared_error ? TEST_LOSS : TEST_ACCURACY;
   int best = 0;
-  for (int i = 1; i < n; i++) {
-    const double a = compare_best(metric, &r[i]), b = compare_best(metric, &r[best]);
-    const bool tie = !compare_better(metric, a, b) && !compare_better(metric, b, a);
-    const bool better = compare_better(metric, a, b) ||
-                        (tie && compare_better(TRAIN_LOSS, end_loss(&r[i]), end_loss(&r[best])));
-    if (r[i].diverged != r[best].diverged ? r[best].diverged : better) best = i;
+  reached b = reached_by(r, seeds, metric);
+  for (int i = 1; i < points; i++) {
+    const reached a = reached_by(r + (ptrdiff_t)i * seeds, seeds, metric);
+    const bool tie =
+        !compare_better(metric, a.score, b.score) && !compare_better(metric, b.score, a.score);
+    const bool better = compare_better(metric, a.score, b.score) ||
+                        (tie && compare_better(TRAIN_LOSS, a.loss, b.loss));
+    if (a.diverged != b.diverged ? a.diverged > b.diverged : !better) continue;
+    best = i;
+    b = a;
   }
   return best;
 }
@@ -99,32 +124,53 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
   return rc;
 }
 
-static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k,
-                   const data_set *d, const char *file, train_result *out) {
-  char point[TEXT] = "", label[TEXT + 80];
+static int64_t seed_of(const compare_plan *p, int seed) {
+  return seed == 0 ? p->tuning_seed : p->base.seed + COMPARE_SEEDS + seed;
+}
+
+/* Where the result of point k lies, for free(). */
+static char *file_of(const compare_plan *p, const compare_method *m, int k, int seed) {
+  return seed == 0 ? compare_path(p, "tuning/%s-%d.json", m->label, k)
+                   : compare_path(p, "tuning/%s-%d-seed%lld.json", m->label, k,
+                                  (long long)seed_of(p, seed));
+}
+
+static void say_tuned(const char *label, const train_result *r) {
+  const double accuracy = compare_best(TEST_ACCURACY, r);
+  if (r->diverged) {
+    (void)fprintf(stderr, "tuning %s: diverged\n", label);
+  } else if (isfinite(accuracy)) {
+    (void)fprintf(stderr, "tuning %s: validation accuracy %.2f %%\n", label, 100.0 * accuracy);
+  } else {
+    (void)fprintf(stderr, "tuning %s: validation loss %.5g\n", label, compare_best(TEST_LOSS, r));
+  }
+}
+
+static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k, int seed,
+                   const data_set *d, bool *complete) {
+  char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
+  train_result out = {0};
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
-  s.seed = p->tuning_seed;
+  s.seed = seed_of(p, seed);
   s.checkpoint_every = 0;
   s.out[0] = 0; /* short enough to be done again */
   int rc = CLI_OK;
   if (p->grid_epochs != NULL) rc = settings_set(&s, "epochs", p->grid_epochs);
   if (rc == CLI_OK) rc = apply_point(p, use, k, &s, point, sizeof point);
-  (void)snprintf(label, sizeof label, "%s %s", m->label, point);
+  if (p->grid_seeds > 1) (void)snprintf(of_seed, sizeof of_seed, ", seed %lld", (long long)s.seed);
+  (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   const train_show show = {.bar = !p->quiet, .label = label};
-  if (rc == CLI_OK) rc = train_run(&s, d, &show, out);
-  if (rc == CLI_OK && !out->stopped) {
-    rc = compare_result_write(out, file);
-    if (!p->quiet && out->diverged) (void)fprintf(stderr, "tuning %s: diverged\n", label);
-    const double accuracy = compare_best(TEST_ACCURACY, out);
-    if (!p->quiet && !out->diverged && isfinite(accuracy)) {
-      (void)fprintf(stderr, "tuning %s: validation accuracy %.2f %%\n", label, 100.0 * accuracy);
-    } else if (!p->quiet && !out->diverged) {
-      (void)fprintf(stderr, "tuning %s: validation loss %.5g\n", label,
-                    compare_best(TEST_LOSS, out));
-    }
+  if (rc == CLI_OK) rc = train_run(&s, d, &show, &out);
+  if (rc == CLI_OK && !out.stopped) {
+    char *file = file_of(p, m, k, seed);
+    rc = compare_result_write(&out, file);
+    free(file);
+    if (!p->quiet) say_tuned(label, &out);
   }
+  *complete = rc != CLI_OK || (!out.stopped && !train_interrupted());
+  train_result_free(&out);
   settings_free(&s);
   return rc;
 }
@@ -133,7 +179,8 @@ static void note_choice(compare_plan *p, const compare_method *m, const bool *us
                         const train_result *all, int points) {
   int diverged = 0;
   for (int k = 0; k < points; k++)
-    diverged += all[k].diverged;
+    diverged +=
+        reached_by(&all[(ptrdiff_t)k * p->grid_seeds], p->grid_seeds, TRAIN_LOSS).diverged > 0;
   if (diverged > 0) {
     (void)fprintf(p->notes, "%s: %d of %d points of the grid diverged\n", m->label, diverged,
                   points);
@@ -156,50 +203,65 @@ static void note_left_out(compare_plan *p, const compare_method *m, const bool *
   }
 }
 
-static int tune_method(compare_plan *p, compare_method *m, const data_set *d, bool squared_error,
-                       bool *complete) {
+/* Every point with one seed, those that lie in DIR apart. */
+static int run_points(compare_plan *p, const compare_method *m, int seed, const data_set *d,
+                      bool *complete) {
   bool use[COMPARE_GRIDS] = {false};
   const int points = compare_points(p, m, use);
+  int rc = CLI_OK;
+  if (points == 1) return CLI_OK; /* nothing to choose from */
+  for (int k = 0; k < points && rc == CLI_OK && *complete; k++) {
+    char *file = file_of(p, m, k, seed);
+    if (!disk_exists(file)) rc = one_run(p, m, use, k, seed, d, complete);
+    free(file);
+  }
+  return rc;
+}
+
+static int run_seed(compare_plan *p, int seed, bool *complete) {
+  data_set d;
+  int rc = data_open(p->base.data, &d);
+  if (rc != CLI_OK) return rc;
+  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)seed_of(p, seed));
+  for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
+    rc = run_points(p, &p->method[i], seed, &d, complete);
+  data_close(&d);
+  return rc;
+}
+
+static int choose(compare_plan *p, compare_method *m, bool squared_error) {
+  bool use[COMPARE_GRIDS] = {false};
+  char text[TEXT];
+  const int points = compare_points(p, m, use), runs = points * p->grid_seeds;
   note_left_out(p, m, use);
-  if (points == 1) { /* nothing to choose from */
-    char text[TEXT];
+  if (points == 1) {
     for (int g = 0; g < p->grids; g++)
       m->tuned = use[g] ? 0 : m->tuned;
     return apply_point(p, use, 0, &m->s, text, sizeof text);
   }
-  train_result *all = cli_take((size_t)points, sizeof *all);
+  train_result *all = cli_take((size_t)runs, sizeof *all);
   int rc = CLI_OK;
-  for (int k = 0; k < points && rc == CLI_OK && *complete; k++) {
-    char *file = compare_path(p, "tuning/%s-%d.json", m->label, k);
-    FILE *there = fopen(file, "rb");
-    if (there != NULL) {
-      (void)fclose(there);
-      rc = compare_result_read(file, &all[k]);
-    } else {
-      rc = one_run(p, m, use, k, d, file, &all[k]);
-      *complete = rc != CLI_OK || (!all[k].stopped && !train_interrupted());
-    }
+  for (int i = 0; i < runs && rc == CLI_OK; i++) {
+    char *file = file_of(p, m, i / p->grid_seeds, i % p->grid_seeds);
+    rc = compare_result_read(file, &all[i]);
     free(file);
   }
-  if (rc == CLI_OK && *complete) {
-    char text[TEXT];
-    m->tuned = compare_best_point(all, points, squared_error);
+  if (rc == CLI_OK) {
+    m->tuned = compare_best_point(all, points, p->grid_seeds, squared_error);
     note_choice(p, m, use, all, points);
     rc = apply_point(p, use, m->tuned, &m->s, text, sizeof text);
   }
-  for (int k = 0; k < points; k++)
-    train_result_free(&all[k]);
+  for (int i = 0; i < runs; i++)
+    train_result_free(&all[i]);
   free(all);
   return rc;
 }
 
 int compare_tune(compare_plan *p, bool squared_error, bool *complete) {
-  data_set d;
-  int rc = data_open(p->base.data, &d);
-  if (rc != CLI_OK) return rc;
-  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)p->tuning_seed);
+  int rc = CLI_OK;
+  for (int k = 0; k < p->grid_seeds && rc == CLI_OK && *complete; k++)
+    rc = run_seed(p, k, complete);
   for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
-    rc = tune_method(p, &p->method[i], &d, squared_error, complete);
-  data_close(&d);
+    rc = choose(p, &p->method[i], squared_error);
   return rc;
 }

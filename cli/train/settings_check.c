@@ -101,8 +101,8 @@ static int check_useful(const settings *s) {
  * library takes all of these, for ng_set and a layer's own options could make use of them; the
  * trainer has neither. */
 static const char *idle(const ng_option_info *info, const ng_options *o) {
-  const bool bound = strcmp(o->clip, "norm") == 0 || strcmp(o->clip, "ratio") == 0 ||
-                     strcmp(o->clip, "rms") == 0;
+  const bool bound =
+      strcmp(o->clip, "norm") == 0 || strcmp(o->clip, "ratio") == 0 || strcmp(o->clip, "rms") == 0;
   if (strcmp(info->name, "clip_bound") == 0 && !bound) return "clip = norm, ratio or rms";
   if (strcmp(info->name, "kl_clip") == 0 && strcmp(o->clip, "kl") != 0) return "clip = kl";
   if (strcmp(info->group, "statistics") == 0 && strcmp(o->sides, "none") == 0)
@@ -119,10 +119,12 @@ static int check_library(const settings *s, const ng_options *o) {
     if (!settings_library_option(s->library[i].name, &info)) continue;
     const char *needs = idle(&info, o);
     if (needs == NULL || ng_options_get(&row, info.name, standard, sizeof standard) != NG_OK ||
-        ng_options_get(o, info.name, value, sizeof value) != NG_OK || strcmp(standard, value) == 0) {
+        ng_options_get(o, info.name, value, sizeof value) != NG_OK ||
+        strcmp(standard, value) == 0) {
       continue;
     }
-    return cli_bad("--%s: is %s, but has no effect without %s", s->library[i].name, value, needs);
+    return cli_bad("--%s: is %s, of which method %s makes no use without %s", s->library[i].name,
+                   value, s->method, needs);
   }
   return CLI_OK;
 }

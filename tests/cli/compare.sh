@@ -26,6 +26,8 @@ bad '--grid: more than 4096 points' --methods sgd --grid lr="$(seq -s, 1 60)" --
 bad '--validation: is for tuning, expected --grid beside it' --methods sgd --validation 3
 bad '--grid-epochs: is for tuning, expected --grid beside it' --methods sgd --grid-epochs 3
 bad '--grid-epochs: expected a number above 0' --methods sgd --grid lr=1 --grid-epochs 0
+bad '--grid-seeds: is for tuning, expected --grid beside it' --methods sgd --grid-seeds 3
+bad "--grid-seeds: '0' is no whole number from 1 to 100" --methods sgd --grid lr=1 --grid-seeds 0
 bad '--validation: 1437 samples, but digits has 1437 to train on' --methods sgd --grid lr=1,2 --validation 1437
 bad "*lenett*lenet*" --methods sgd --model lenett
 bad '--batch: 2000 samples, but digits has 1437 to train on' --methods sgd --batch 2000 --out batch
@@ -105,6 +107,17 @@ same_as_train() { # FILE SETTINGS...
 same_as_train one/tuning/sgd-0.json --seed 0 --validation 24
 same_as_train one/runs/sgd-seed1/result.json --seed 1
 same_as_train one/runs/sgd-seed2/result.json --seed 2
+
+# Several tuning seeds: each point once with each, on a split of its own; the mean decides.  (Seed 0 and
+# seed 1002 alone are checked to be runs of natgrad train; the choice among means is in t_compare.)
+many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.5)
+"$natgrad" compare "${many[@]}" --grid-seeds 2 --out many >many.txt 2>many.err ||
+  fail "--grid-seeds fails: $(tail -3 many.err)"
+[[ $(ls many/tuning) == $'sgd-0-seed1002.json\nsgd-0.json\nsgd-1-seed1002.json\nsgd-1.json' ]] || fail "tuning: $(ls many/tuning)"
+[[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): validation accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
+same_as_train many/tuning/sgd-0.json --seed 0 --validation 24
+same_as_train many/tuning/sgd-0-seed1002.json --seed 1002 --validation 24
+bad "--resume: grid-seeds is '1', but '2' in many/compare.json; *" "${many[@]}" --out many --resume
 
 losses() { cut -d, -f1-3,5- "$1/curves.csv"; } # all but the seconds
 

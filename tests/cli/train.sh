@@ -22,9 +22,9 @@ train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-sche
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
 train 2 '--update: the trainer sets it; use optimizer' --update gradient
 train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
-train 2 '--clip_bound: is 0.1, but has no effect without clip = norm, ratio or rms' --clip-bound 0.1
-train 2 '--kl_clip: is 0.01, but has no effect without clip = kl' --clip none --kl-clip 0.01
-train 2 '--stat_decay: is 0.9, but has no effect without sides = both or input' --method adasgd --stat-decay 0.9
+train 2 '--clip_bound: is 0.1, of which method natgrad makes no use without clip = norm, ratio or rms' --clip-bound 0.1
+train 2 '--kl_clip: is 0.01, of which method natgrad makes no use without clip = kl' --clip none --kl-clip 0.01
+train 2 '--stat_decay: is 0.9, of which method adasgd makes no use without sides = both or input' --method adasgd --stat-decay 0.9
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
 train 2 '--resume: needs --out DIR, to go on with' --resume
 train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3
