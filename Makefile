@@ -55,7 +55,8 @@ torture: packages all
 demo: packages all
 	@rm -rf $(BUILD)/demo
 	$(BUILD)/natgrad compare --data digits --model mlp --methods sgd,adamw,natgrad,kaisa,eva --seeds 3 \
-	  --epochs 20 --grid lr=0.001,0.003,0.01,0.03,0.1,0.3,1,3 --validation 360 --out $(BUILD)/demo
+	  --epochs 20 --grid lr=0.0001,0.0003,0.001,0.003,0.01,0.03,0.1,0.3,1,3 --grid-seeds 3 --validation 360 \
+	  --out $(BUILD)/demo
 	@echo "curves: $(BUILD)/demo/curves.png"
 
 format:
