@@ -93,9 +93,9 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
   if (rc == CLI_OK) rc = settings_set(&p->base, "out", "runs");
   if (rc == CLI_OK) rc = read_numbers(p, w);
   if (rc == CLI_OK && w->methods == NULL) rc = cli_bad("compare: --methods is missing");
-  if (rc == CLI_OK) rc = compare_methods(p, w->methods);
   for (int i = 0; i < w->grids && rc == CLI_OK; i++)
     rc = compare_grid_add(p, w->grid[i]);
+  if (rc == CLI_OK) rc = compare_methods(p, w->methods);
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
     bool use[COMPARE_GRIDS];
     if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
@@ -324,8 +324,9 @@ const cli_command cli_compare = {
         "--grid trains every method with every point of the same grid, on the training data\n"
         "without a validation split and with the seed before the first, and takes the point with\n"
         "the best validation accuracy (autoencoders: the least loss).  With few samples held out\n"
-        "that is a noisy choice: --grid-seeds N takes the mean over N seeds, each with a split of\n"
-        "its own.  Then every seed is trained on all training data and tested on the test split.\n"
+        "that is a noisy choice: --grid-seeds N takes the mean over N seeds (the others are\n"
+        "SEED + 1001, SEED + 1002, ...), each with a split of its own.  Then every seed is trained "
+        "on all training data and tested on the test split.\n"
         "\n"
         "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
         "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"

@@ -57,7 +57,9 @@ typedef struct compare_plan {
  * method; one that begins with a digit goes on with the value before it (step:5,8).  Settings that a
  * method has no use for are taken from base and left out, with a note.  CLI_BAD, told in one line. */
 int compare_methods(compare_plan *p, const char *list);
-/* One more "option=a,b,c". */
+/* settings_idle, unless the grid has what decides it (clip, sides). */
+const char *compare_idle(const compare_plan *p, const compare_method *m, const char *name);
+/* One more "option=a,b,c"; before compare_methods. */
 int compare_grid_add(compare_plan *p, const char *text);
 void compare_plan_free(compare_plan *p);
 

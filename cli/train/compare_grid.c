@@ -21,7 +21,7 @@ int compare_points(const compare_plan *p, const compare_method *m, bool *use) {
   for (int g = 0; g < p->grids; g++) {
     char name[64], own[64];
     settings_spell(name, sizeof name, p->grid[g].name);
-    use[g] = settings_knows(&m->s, name);
+    use[g] = settings_knows(&m->s, name) && compare_idle(p, m, name) == NULL;
     for (int i = 0; i < m->n_own; i++) {
       settings_spell(own, sizeof own, m->own[i].name);
       use[g] = use[g] && strcmp(name, own) != 0;
@@ -42,7 +42,7 @@ static double end_loss(const train_result *r) {
   return r->epochs > 0 ? r->epoch[r->epochs - 1].train_loss : (double)NAN;
 }
 
-/* What a point's runs reached: means over its seeds, of what is finite. */
+/* What a point's runs reached: means over its seeds, of those that did not diverge if there are any. */
 typedef struct reached {
   int diverged;
   double score, loss;
@@ -51,10 +51,12 @@ typedef struct reached {
 static reached reached_by(const train_result *r, int seeds, compare_metric metric) {
   reached out = {0, (double)NAN, (double)NAN};
   double score[COMPARE_GRID_SEEDS], loss[COMPARE_GRID_SEEDS];
-  for (int k = 0; k < seeds; k++) {
+  for (int k = 0; k < seeds; k++)
     out.diverged += r[k].diverged;
-    score[k] = compare_best(metric, &r[k]);
-    loss[k] = end_loss(&r[k]);
+  for (int k = 0; k < seeds; k++) {
+    const bool counts = !r[k].diverged || out.diverged == seeds;
+    score[k] = counts ? compare_best(metric, &r[k]) : (double)NAN;
+    loss[k] = counts ? end_loss(&r[k]) : (double)NAN;
   }
   out.score = compare_spread(score, seeds).mean;
   out.loss = compare_spread(loss, seeds).mean;
@@ -177,18 +179,23 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
 
 static void note_choice(compare_plan *p, const compare_method *m, const bool *use,
                         const train_result *all, int points) {
-  int diverged = 0;
-  for (int k = 0; k < points; k++)
-    diverged +=
-        reached_by(&all[(ptrdiff_t)k * p->grid_seeds], p->grid_seeds, TRAIN_LOSS).diverged > 0;
-  if (diverged > 0) {
+  const int runs = points * p->grid_seeds;
+  int diverged = 0, chosen = 0; /* runs: of all points, of the chosen one */
+  for (int i = 0; i < runs; i++) {
+    diverged += all[i].diverged;
+    chosen += all[i].diverged && i / p->grid_seeds == m->tuned;
+  }
+  if (diverged > 0 && p->grid_seeds == 1) {
     (void)fprintf(p->notes, "%s: %d of %d points of the grid diverged\n", m->label, diverged,
                   points);
+  } else if (diverged > 0) {
+    (void)fprintf(p->notes, "%s: %d of %d tuning runs diverged, %d of %d of the chosen point\n",
+                  m->label, diverged, runs, chosen, p->grid_seeds);
   }
   for (int g = 0; g < p->grids; g++) {
     const int i = use[g] ? compare_point(p, use, m->tuned, g) : 0;
     const int edge = use[g] ? compare_edge(&p->grid[g], i) : 0;
-    if (edge == 0 || diverged == points) continue;
+    if (edge == 0 || diverged == runs) continue;
     (void)fprintf(p->notes, "%s: %s %s is the %s of the grid; a wider one may do better\n",
                   m->label, p->grid[g].name, p->grid[g].value[i], edge < 0 ? "least" : "largest");
   }
@@ -196,10 +203,11 @@ static void note_choice(compare_plan *p, const compare_method *m, const bool *us
 
 static void note_left_out(compare_plan *p, const compare_method *m, const bool *use) {
   for (int g = 0; g < p->grids; g++) {
+    const char *name = p->grid[g].name;
+    const bool useful = settings_knows(&m->s, name) && compare_idle(p, m, name) == NULL;
     if (use[g]) continue;
-    (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, p->grid[g].name,
-                  settings_knows(&m->s, p->grid[g].name) ? "its own is given"
-                                                         : "it has no use for it");
+    (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, name,
+                  useful ? "its own is given" : "it has no use for it");
   }
 }
 

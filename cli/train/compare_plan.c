@@ -33,15 +33,47 @@ static bool is_common(const char *name) {
 
 /* ---- methods ---------------------------------------------------------------------------------*/
 
+static void drop_option(compare_plan *p, compare_method *m, int i) {
+  settings *s = &m->s;
+  (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, s->library[i].name);
+  free(s->library[i].name);
+  free(s->library[i].value);
+  s->n_library--;
+  memmove(s->library + i, s->library + i + 1, (size_t)(s->n_library - i) * sizeof *s->library);
+}
+
 static void drop_library(compare_plan *p, compare_method *m) {
-  for (int i = 0; i < m->s.n_library; i++) {
-    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, m->s.library[i].name);
-    free(m->s.library[i].name);
-    free(m->s.library[i].value);
+  while (m->s.n_library > 0)
+    drop_option(p, m, 0);
+}
+
+const char *compare_idle(const compare_plan *p, const compare_method *m, const char *name) {
+  for (int g = 0; g < p->grids; g++) {
+    if (strcmp(p->grid[g].name, "clip") == 0 || strcmp(p->grid[g].name, "sides") == 0) return NULL;
   }
-  free(m->s.library);
-  m->s.library = NULL;
-  m->s.n_library = 0;
+  return settings_idle(&m->s, name);
+}
+
+static bool is_own(const compare_method *m, const char *name) {
+  char a[64], b[64];
+  settings_spell(a, sizeof a, name);
+  for (int i = 0; i < m->n_own; i++) {
+    settings_spell(b, sizeof b, m->own[i].name);
+    if (strcmp(a, b) == 0) return true;
+  }
+  return false;
+}
+
+/* Once the method has its own settings: which can do nothing beside them? */
+static int check_idle(compare_plan *p, compare_method *m) {
+  for (int i = m->s.n_library - 1; i >= 0; i--) {
+    const char *name = m->s.library[i].name, *needs = compare_idle(p, m, name);
+    if (needs == NULL) continue;
+    if (is_own(m, name))
+      return cli_bad("--methods: %s makes no use of %s without %s", m->label, name, needs);
+    drop_option(p, m, i);
+  }
+  return CLI_OK;
 }
 
 /* What is given for all and means nothing to this one goes back to its default. */
@@ -153,6 +185,7 @@ int compare_methods(compare_plan *p, const char *list) {
         rc = cli_bad("--methods: %s has no use for %s", m->label, m->own[k].name);
       }
     }
+    if (rc == CLI_OK) rc = check_idle(p, m);
     if (rc == CLI_OK) rc = settings_check(&m->s);
   }
   return rc;

@@ -328,7 +328,7 @@ static int describe_net(run *r) {
     return cli_bad("--batch: %s normalises over a batch, where one pixel is left: at least %lld",
                    r->s->model, (long long)least);
   }
-  return CLI_OK;
+  return precond_check(r->s, r->net);
 }
 
 static int from_the_start(run *r, const char *config, const char *log) {

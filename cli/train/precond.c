@@ -8,6 +8,7 @@
  * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
 #include "precond.h"
 
+#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,61 @@ const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
 int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI_OK; }
 
+/* ---- layers left out -------------------------------------------------------------------------*/
+
+static int fits_no_layer(const settings *s, const nn *net, const char *option, const char *value) {
+  char names[256] = "";
+  const int n = nn_layers(net);
+  for (int i = 0; i < n; i++) { /* the first three and the last */
+    const size_t used = strlen(names);
+    if (i < 3 || i == n - 1) {
+      (void)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
+                     i > 3 ? "..., " : "", nn_layer_at(net, i)->name);
+    }
+  }
+  return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, s->model, names);
+}
+
+/* Searched in name and kind, as natgrad.h says. */
+static bool matches(const regex_t *r, const nn_layer *l) {
+  const char *in[3] = {l->name, l->conv ? "conv2d" : "linear", l->conv ? "Conv2d" : "Linear"};
+  bool found = false;
+  for (int i = 0; i < 3; i++)
+    found = found || regexec(r, in[i], 0, NULL, 0) == 0;
+  return found;
+}
+
+static int check_skip(const settings *s, const nn *net, const char *expression) {
+  regex_t r;
+  bool found = expression[0] == 0;
+  if (regcomp(&r, expression, REG_EXTENDED | REG_NOSUB) != 0)
+    return cli_bad("--skip_layers: '%s' is not a POSIX extended regular expression", expression);
+  for (int i = 0; i < nn_layers(net); i++)
+    found = found || matches(&r, nn_layer_at(net, i));
+  regfree(&r);
+  return found ? CLI_OK : fits_no_layer(s, net, "skip_layers", expression);
+}
+
+static int check_width(const settings *s, const nn *net, int64_t width) {
+  char text[32];
+  bool found = width == 0;
+  for (int i = 0; i < nn_layers(net); i++)
+    found = found || (!nn_layer_at(net, i)->conv && nn_layer_at(net, i)->out == width);
+  (void)snprintf(text, sizeof text, "%lld", (long long)width);
+  return found ? CLI_OK : fits_no_layer(s, net, "exclude_width", text);
+}
+
+int precond_check(const settings *s, const nn *net) {
+  ng_options o;
+  int rc = settings_options(s, &o);
+  for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
+    const char *name = s->library[i].name;
+    if (strcmp(name, "skip_layers") == 0) rc = check_skip(s, net, o.skip_layers);
+    if (strcmp(name, "exclude_width") == 0) rc = check_width(s, net, o.exclude_width);
+  }
+  return rc;
+}
+
 /* ---- making one ------------------------------------------------------------------------------*/
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
@@ -124,33 +180,6 @@ static ng_status add_all(precond *p) {
   return st < 0 ? st : ng_ready(p->p);
 }
 
-/* An expression or a width that takes out no layer is a slip of the pen. */
-static int check_skipped(const precond *p, const char *option, const char *value) {
-  for (int32_t i = 0; i < ng_explain_count(p->p); i++) {
-    ng_explain_row row = {.struct_size = sizeof row};
-    if (ng_explain(p->p, i, &row) == NG_OK && strstr(row.why, option) != NULL) return CLI_OK;
-  }
-  char names[256] = "";
-  const int n = nn_layers(p->net);
-  for (int i = 0; i < n; i++) { /* the first three and the last */
-    const size_t used = strlen(names);
-    if (i < 3 || i == n - 1) {
-      (void)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
-                     i > 3 ? "..., " : "", nn_layer_at(p->net, i)->name);
-    }
-  }
-  return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, p->s->model, names);
-}
-
-static int check_layers(const precond *p, const ng_options *o) {
-  char width[32];
-  if (p->index == NULL) return CLI_OK;
-  (void)snprintf(width, sizeof width, "%lld", (long long)o->exclude_width);
-  if (o->skip_layers[0] != 0 && check_skipped(p, "skip_layers", o->skip_layers) != CLI_OK)
-    return CLI_BAD;
-  return o->exclude_width > 0 ? check_skipped(p, "exclude_width", width) : CLI_OK;
-}
-
 int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   *out = NULL;
   ng_options o;
@@ -171,7 +200,6 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   if (rc == CLI_OK && ng_precond_create(p->ctx, &o, &p->p) < 0) rc = told(p);
   if (!settings_first_order(s)) p->index = cli_take((size_t)nn_layers(net), sizeof *p->index);
   if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
-  if (rc == CLI_OK) rc = check_layers(p, &o);
   if (rc != CLI_OK) precond_destroy(&p);
   *out = p;
   return rc;

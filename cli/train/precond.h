@@ -4,10 +4,14 @@
 
 #include "train.h"
 
-typedef struct precond precond;
+typedef struct precond precond; /* all functions answer CLI_BAD, told in one line, on failure */
+
+/* Does what `s` leaves out (skip_layers, exclude_width) exist in the net?  The environment, which may
+ * serve several networks, and a run that goes on are not asked. */
+int precond_check(const settings *s, const nn *net);
 
 /* `net` is ready (nn_ready) and stays the caller's, as does the pool, on which the library's loops
- * run, too.  All functions answer CLI_BAD, told in one line, on failure. */
+ * run, too. */
 int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out);
 void precond_destroy(precond **p); /* accepts NULL */
 

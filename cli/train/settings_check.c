@@ -31,8 +31,7 @@ bool settings_knows(const settings *s, const char *name) {
   return true;
 }
 
-/* The options of a run; not `given`: as its method and the environment alone would have them. */
-static int options_of(const settings *s, bool given, ng_options *out, char *message, size_t size) {
+static int options_of(const settings *s, ng_options *out, char *message, size_t size) {
   if (ng_options_init(out) != NG_OK) return CLI_BAD;
   ng_status st = NG_OK;
   if (settings_first_order(s)) {
@@ -40,13 +39,13 @@ static int options_of(const settings *s, bool given, ng_options *out, char *mess
   } else {
     st = ng_options_set_method(out, s->method, message, size);
     if (st >= 0) st = ng_options_from_env(out, message, size);
-    for (int i = 0; given && i < s->n_library && st >= 0; i++) {
+    for (int i = 0; i < s->n_library && st >= 0; i++) {
       st = ng_options_set(out, s->library[i].name, s->library[i].value, message, size);
     }
   }
   if (st >= 0)
     st = ng_options_set(out, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
-  if (st >= 0 && given) st = ng_options_check(out, message, size);
+  if (st >= 0) st = ng_options_check(out, message, size);
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
@@ -68,13 +67,13 @@ double settings_lr(const settings *s) {
   ng_options o;
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
-  if (!is_rankone(s) || options_of(s, true, &o, message, sizeof message) != CLI_OK) return sgd;
+  if (!is_rankone(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return sgd;
   return sgd * o.damping;
 }
 
 int settings_options(const settings *s, ng_options *out) {
   char message[MESSAGE] = "";
-  if (options_of(s, true, out, message, sizeof message) == CLI_OK) return CLI_OK;
+  if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("%s", message);
 }
 
@@ -97,36 +96,24 @@ static int check_useful(const settings *s) {
   return rc;
 }
 
-/* Why option `info` of the library can do nothing in a run with the options `o`; NULL if it can.  The
- * library takes all of these, for ng_set and a layer's own options could make use of them; the
+/* The library takes these in silence, for ng_set and a layer's own options could make use of them; the
  * trainer has neither. */
-static const char *idle(const ng_option_info *info, const ng_options *o) {
+const char *settings_idle(const settings *s, const char *name) {
+  char message[MESSAGE];
+  ng_option_info info;
+  ng_options o;
+  if (settings_first_order(s) || settings_find(name) != NULL ||
+      !settings_library_option(name, &info) ||
+      options_of(s, &o, message, sizeof message) != CLI_OK) {
+    return NULL;
+  }
   const bool bound =
-      strcmp(o->clip, "norm") == 0 || strcmp(o->clip, "ratio") == 0 || strcmp(o->clip, "rms") == 0;
-  if (strcmp(info->name, "clip_bound") == 0 && !bound) return "clip = norm, ratio or rms";
-  if (strcmp(info->name, "kl_clip") == 0 && strcmp(o->clip, "kl") != 0) return "clip = kl";
-  if (strcmp(info->group, "statistics") == 0 && strcmp(o->sides, "none") == 0)
+      strcmp(o.clip, "norm") == 0 || strcmp(o.clip, "ratio") == 0 || strcmp(o.clip, "rms") == 0;
+  if (strcmp(info.name, "clip_bound") == 0 && !bound) return "clip = norm, ratio or rms";
+  if (strcmp(info.name, "kl_clip") == 0 && strcmp(o.clip, "kl") != 0) return "clip = kl";
+  if (strcmp(info.group, "statistics") == 0 && strcmp(o.sides, "none") == 0)
     return "sides = both or input";
   return NULL;
-}
-
-static int check_library(const settings *s, const ng_options *o) {
-  char standard[256], value[256], message[MESSAGE];
-  ng_options row;
-  if (options_of(s, false, &row, message, sizeof message) != CLI_OK) return cli_bad("%s", message);
-  for (int i = 0; i < s->n_library; i++) {
-    ng_option_info info;
-    if (!settings_library_option(s->library[i].name, &info)) continue;
-    const char *needs = idle(&info, o);
-    if (needs == NULL || ng_options_get(&row, info.name, standard, sizeof standard) != NG_OK ||
-        ng_options_get(o, info.name, value, sizeof value) != NG_OK ||
-        strcmp(standard, value) == 0) {
-      continue;
-    }
-    return cli_bad("--%s: is %s, of which method %s makes no use without %s", s->library[i].name,
-                   value, s->method, needs);
-  }
-  return CLI_OK;
 }
 
 int settings_check(const settings *s) {
@@ -150,8 +137,7 @@ int settings_check(const settings *s) {
   }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
-  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
-  return check_library(s, &o);
+  return settings_options(s, &o);
 }
 
 /* The same kind of files may lie elsewhere by now; whether they hold the same, a checksum tells. */

@@ -92,6 +92,17 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   return CLI_OK;
 }
 
+/* What the command line gives must be able to do something; a file of settings may serve several
+ * methods, and so may the environment. */
+static int check_given(const settings *s, const cli_args *args) {
+  for (int i = 0; i < args->n_settings; i++) {
+    const char *name = args->settings[i].name, *needs = settings_idle(s, name);
+    if (needs != NULL)
+      return cli_bad("--%s: method %s makes no use of it without %s", name, s->method, needs);
+  }
+  return CLI_OK;
+}
+
 static int train(const settings *s, bool quiet) {
   data_set d;
   int rc = settings_check(s); /* before a large file is read */
@@ -132,6 +143,7 @@ static int run(const cli_command *self, int argc, char **argv) {
         printf("%-14s %s\n", model_at(i).name, model_at(i).help);
     } else {
       rc = read_settings(&s, &w, &args);
+      if (rc == CLI_OK) rc = check_given(&s, &args);
       if (rc == CLI_OK) rc = train(&s, w.quiet);
       settings_free(&s);
     }
@@ -157,7 +169,8 @@ const cli_command cli_train = {
     .text =
         "A step: batch, forward, backward, and the library preconditions and updates in one pass.\n"
         "sgd and adamw are the same without curvature.  One line an epoch is printed, and on a\n"
-        "terminal a bar.  The command line wins over --config.\n"
+        "terminal a bar.  The command line wins over --config; what is given there and can do\n"
+        "nothing in the run (kl_clip without clip = kl) is refused.\n"
         "\n"
         "Data sets\n"
         "  digits                    UCI digits, shipped\n"

@@ -36,6 +36,9 @@ bad '--resume: absent has no comparison to go on with' --methods sgd --out absen
 mkdir full && touch full/file
 bad '--out: full is not empty, expected a new folder' --methods sgd --out full
 bad '--out: full/file: Not a directory' --methods sgd --out full/file
+bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods sgd,natgrad --skip-layers bogus --out skip
+bad "--skip_layers: 'bogus' fits no layer of mlp (fc1, fc2, fc3)" --methods natgrad --grid skip-layers=fc1,bogus --out skip
+bad '--methods: natgrad makes no use of kl_clip without clip = kl' --methods natgrad:clip=none,kl-clip=0.01 --out idle
 [[ $(ls) == $'err\nfull\nout' ]] || fail "bad input left something: $(ls)"
 
 # Two methods, two seeds, a grid; lr 1e6 diverges or does worse than anything.
@@ -117,7 +120,21 @@ many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.
 [[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): validation accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
 same_as_train many/tuning/sgd-0.json --seed 0 --validation 24
 same_as_train many/tuning/sgd-0-seed1002.json --seed 1002 --validation 24
+sed -i '/"grid-seeds"/d' one/compare.json # begun before there was such a choice
+bad "--resume: grid-seeds is '3', but '1' in one/compare.json; *" "${tiny[@]}" --grid-seeds 3 --out one --resume
 bad "--resume: grid-seeds is '1', but '2' in many/compare.json; *" "${many[@]}" --out many --resume
+
+# What is given for all and can do nothing in one is left out there; a grid of what decides it keeps it.
+short=("${tiny[@]:0:6}" --steps 2 --seeds 1 --quiet)
+"$natgrad" compare "${short[@]}" --methods natgrad,adasgd,natgrad:clip=none --kl-clip 0.01 --grid stat-decay=0.9,0.95 --out shared >shared.txt 2>err ||
+  fail "a shared option: $(cat err)"
+for want in 'adasgd: has no use for kl_clip' 'natgrad-2: has no use for kl_clip' 'adasgd: stat-decay of the grid is left out: it has no use for it'; do
+  grep -qxF "$want" shared.txt || fail "no note '$want': $(cat shared.txt)"
+done
+[[ $(grep -c 'has no use for' shared.txt) == 3 ]] || fail "notes: $(cat shared.txt)"
+"$natgrad" compare "${short[@]}" --methods natgrad --clip-bound 1 --grid clip=none,kl,norm --grid kl-clip=0.001,0.01 --out decided >shared.txt 2>err ||
+  fail "a grid of clips: $(cat err)"
+[[ $(ls decided/tuning | wc -l) == 6 ]] && ! grep -q 'has no use' shared.txt || fail "a grid of clips: $(ls decided/tuning; cat shared.txt)"
 
 losses() { cut -d, -f1-3,5- "$1/curves.csv"; } # all but the seconds
 

@@ -22,9 +22,9 @@ train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-sche
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
 train 2 '--update: the trainer sets it; use optimizer' --update gradient
 train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
-train 2 '--clip_bound: is 0.1, of which method natgrad makes no use without clip = norm, ratio or rms' --clip-bound 0.1
-train 2 '--kl_clip: is 0.01, of which method natgrad makes no use without clip = kl' --clip none --kl-clip 0.01
-train 2 '--stat_decay: is 0.9, of which method adasgd makes no use without sides = both or input' --method adasgd --stat-decay 0.9
+train 2 '--clip_bound: method natgrad makes no use of it without clip = norm, ratio or rms' --clip-bound 0.1
+train 2 '--kl_clip: method natgrad makes no use of it without clip = kl' --clip none --kl-clip 0.01
+train 2 '--stat_decay: method adasgd makes no use of it without sides = both or input' --method adasgd --stat-decay 0.9
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
 train 2 '--resume: needs --out DIR, to go on with' --resume
 train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3
@@ -37,6 +37,7 @@ train 2 "*digit*" --data digit
 train 2 "*lenett*lenet*" --model lenett
 train 2 "--skip_layers: 'cnov' fits no layer of resnet20 (*, ..., *)" --model resnet20 --skip-layers cnov \
   --data synthetic:classes=2,image=32x32x3,train=8,test=8 --batch 8
+train 2 "--skip_layers: '(' is not a POSIX extended regular expression" --skip-layers '('
 train 2 "--exclude_width: '11' fits no layer of mlp (*, *)" --model mlp --exclude-width 11
 train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
 train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
@@ -59,8 +60,14 @@ bad_file '{"damping": 0}' "damping: '0' is out of range, expected 0 < damping *"
 train 2 'absent.json: cannot be read: No such file or directory' --config absent.json
 train 2 '.: cannot be read: Is a directory' --config .
 
-# Folders.
+# A file of settings and the environment may serve several methods and networks.
 tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1)
+echo '{"kl_clip": 0.01}' >shared.json
+expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --config shared.json --clip none
+expect 0 'epoch 1/1 *' env NG_SKIP_LAYERS=conv NG_KL_CLIP=0.01 "$natgrad" train "${tiny[@]}" --clip none
+expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers fc --exclude-width 2
+
+# Folders.
 touch file
 train 2 'file: cannot be made a folder: Not a directory' "${tiny[@]}" --out file
 train 2 'file/deeper: cannot be made a folder: Not a directory' "${tiny[@]}" --out file/deeper
