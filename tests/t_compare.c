@@ -154,6 +154,8 @@ static void best_point_of_seeds(void **state) {
   assert_int_equal(compare_best_point(r, 2, 2, false), 0);
   r[0].diverged = r[1].diverged = true; /* two against one */
   assert_int_equal(compare_best_point(r, 2, 2, false), 1);
+  r[0].diverged = false; /* one each: 0.9 of the other counts, not the mean 0.75 */
+  assert_int_equal(compare_best_point(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);
 }

@@ -101,7 +101,6 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
     if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
       rc = cli_bad("--grid: more than %d points", COMPARE_POINTS);
   }
-  p->tuning_seed = p->base.seed > 0 ? p->base.seed - 1 : p->base.seed + COMPARE_SEEDS;
   p->resume = w->resume;
   p->quiet = w->quiet;
   return rc;
@@ -324,9 +323,10 @@ const cli_command cli_compare = {
         "--grid trains every method with every point of the same grid, on the training data\n"
         "without a validation split and with the seed before the first, and takes the point with\n"
         "the best validation accuracy (autoencoders: the least loss).  With few samples held out\n"
-        "that is a noisy choice: --grid-seeds N takes the mean over N seeds (the others are\n"
-        "SEED + 1001, SEED + 1002, ...), each with a split of its own.  Then every seed is trained "
-        "on all training data and tested on the test split.\n"
+        "that is a noisy choice: --grid-seeds N takes the mean over N seeds, the others from\n"
+        "SEED + 1001 on, each with a split of its own.  Then every seed is trained on all "
+        "training\n"
+        "data and tested on the test split.\n"
         "\n"
         "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
         "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"

@@ -41,7 +41,7 @@ typedef struct compare_plan {
   compare_grid grid[COMPARE_GRIDS];
   int seeds; /* base.seed, base.seed + 1, ... */
   /* tuning */
-  int64_t validation, tuning_seed; /* the first of the tuning seeds */
+  int64_t validation;
   int grid_seeds;
   const char *grid_epochs; /* NULL: as many as the runs */
   /* result */
@@ -57,8 +57,9 @@ typedef struct compare_plan {
  * method; one that begins with a digit goes on with the value before it (step:5,8).  Settings that a
  * method has no use for are taken from base and left out, with a note.  CLI_BAD, told in one line. */
 int compare_methods(compare_plan *p, const char *list);
-/* settings_idle, unless the grid has what decides it (clip, sides). */
-const char *compare_idle(const compare_plan *p, const compare_method *m, const char *name);
+/* Can a setting do anything in the method's runs?  Was it given behind the method's name? */
+bool compare_uses(const compare_plan *p, const compare_method *m, const char *name);
+bool compare_owns(const compare_method *m, const char *name);
 /* One more "option=a,b,c"; before compare_methods. */
 int compare_grid_add(compare_plan *p, const char *text);
 void compare_plan_free(compare_plan *p);
@@ -73,6 +74,8 @@ int compare_point(const compare_plan *p, const bool *use, int k, int g);
 /* The best point on the validation split, by its runs r[point * seeds ...]: fewest diverged, best mean
  * score, lower mean training loss, first. */
 int compare_best_point(const train_result *r, int points, int seeds, bool squared_error);
+/* The seed of the k-th run of every point: none of base.seed ... base.seed + COMPARE_SEEDS - 1. */
+int64_t compare_tuning_seed(const compare_plan *p, int k);
 /* Is value i of a grid the least or the largest of several numbers?  -1, 1, or 0: neither. */
 int compare_edge(const compare_grid *g, int i);
 /* Whether every point of the grid is sound, told if not. */

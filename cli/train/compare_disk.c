@@ -175,7 +175,7 @@ static void common_pairs(const compare_plan *p, int64_t train, int64_t test, jso
   }
   (void)snprintf(value, sizeof value, "%lld", (long long)p->validation);
   pair(o, "", "validation", value);
-  (void)snprintf(value, sizeof value, "%lld", (long long)p->tuning_seed);
+  (void)snprintf(value, sizeof value, "%lld", (long long)compare_tuning_seed(p, 0));
   pair(o, "", "tuning_seed", value);
   pair(o, "", "grid-epochs", p->grid_epochs != NULL ? p->grid_epochs : "those of the runs");
   (void)snprintf(value, sizeof value, "%d", p->grid_seeds);

@@ -19,13 +19,8 @@ enum { TEXT = 512 };
 int compare_points(const compare_plan *p, const compare_method *m, bool *use) {
   int points = 1;
   for (int g = 0; g < p->grids; g++) {
-    char name[64], own[64];
-    settings_spell(name, sizeof name, p->grid[g].name);
-    use[g] = settings_knows(&m->s, name) && compare_idle(p, m, name) == NULL;
-    for (int i = 0; i < m->n_own; i++) {
-      settings_spell(own, sizeof own, m->own[i].name);
-      use[g] = use[g] && strcmp(name, own) != 0;
-    }
+    const char *name = p->grid[g].name;
+    use[g] = compare_uses(p, m, name) && !compare_owns(m, name);
     if (use[g]) points = points > COMPARE_POINTS ? points : points * p->grid[g].n;
   }
   return points;
@@ -126,15 +121,16 @@ int compare_check_points(const compare_plan *p, const compare_method *m, const d
   return rc;
 }
 
-static int64_t seed_of(const compare_plan *p, int seed) {
-  return seed == 0 ? p->tuning_seed : p->base.seed + COMPARE_SEEDS + seed;
+int64_t compare_tuning_seed(const compare_plan *p, int k) {
+  const int64_t first = p->base.seed;
+  return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
 /* Where the result of point k lies, for free(). */
 static char *file_of(const compare_plan *p, const compare_method *m, int k, int seed) {
   return seed == 0 ? compare_path(p, "tuning/%s-%d.json", m->label, k)
                    : compare_path(p, "tuning/%s-%d-seed%lld.json", m->label, k,
-                                  (long long)seed_of(p, seed));
+                                  (long long)compare_tuning_seed(p, seed));
 }
 
 static void say_tuned(const char *label, const train_result *r) {
@@ -155,7 +151,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
-  s.seed = seed_of(p, seed);
+  s.seed = compare_tuning_seed(p, seed);
   s.checkpoint_every = 0;
   s.out[0] = 0; /* short enough to be done again */
   int rc = CLI_OK;
@@ -204,10 +200,9 @@ static void note_choice(compare_plan *p, const compare_method *m, const bool *us
 static void note_left_out(compare_plan *p, const compare_method *m, const bool *use) {
   for (int g = 0; g < p->grids; g++) {
     const char *name = p->grid[g].name;
-    const bool useful = settings_knows(&m->s, name) && compare_idle(p, m, name) == NULL;
     if (use[g]) continue;
     (void)fprintf(p->notes, "%s: %s of the grid is left out: %s\n", m->label, name,
-                  useful ? "its own is given" : "it has no use for it");
+                  compare_uses(p, m, name) ? "its own is given" : "it has no use for it");
   }
 }
 
@@ -230,7 +225,7 @@ static int run_seed(compare_plan *p, int seed, bool *complete) {
   data_set d;
   int rc = data_open(p->base.data, &d);
   if (rc != CLI_OK) return rc;
-  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)seed_of(p, seed));
+  rc = data_hold_out(&d, (int32_t)p->validation, (uint64_t)compare_tuning_seed(p, seed));
   for (int i = 0; i < p->methods && rc == CLI_OK && *complete; i++)
     rc = run_points(p, &p->method[i], seed, &d, complete);
   data_close(&d);

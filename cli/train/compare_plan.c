@@ -47,14 +47,19 @@ static void drop_library(compare_plan *p, compare_method *m) {
     drop_option(p, m, 0);
 }
 
-const char *compare_idle(const compare_plan *p, const compare_method *m, const char *name) {
+/* settings_idle, unless the grid has what decides it. */
+static const char *idle(const compare_plan *p, const compare_method *m, const char *name) {
   for (int g = 0; g < p->grids; g++) {
     if (strcmp(p->grid[g].name, "clip") == 0 || strcmp(p->grid[g].name, "sides") == 0) return NULL;
   }
   return settings_idle(&m->s, name);
 }
 
-static bool is_own(const compare_method *m, const char *name) {
+bool compare_uses(const compare_plan *p, const compare_method *m, const char *name) {
+  return settings_knows(&m->s, name) && idle(p, m, name) == NULL;
+}
+
+bool compare_owns(const compare_method *m, const char *name) {
   char a[64], b[64];
   settings_spell(a, sizeof a, name);
   for (int i = 0; i < m->n_own; i++) {
@@ -67,9 +72,9 @@ static bool is_own(const compare_method *m, const char *name) {
 /* Once the method has its own settings: which can do nothing beside them? */
 static int check_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
-    const char *name = m->s.library[i].name, *needs = compare_idle(p, m, name);
+    const char *name = m->s.library[i].name, *needs = idle(p, m, name);
     if (needs == NULL) continue;
-    if (is_own(m, name))
+    if (compare_owns(m, name))
       return cli_bad("--methods: %s makes no use of %s without %s", m->label, name, needs);
     drop_option(p, m, i);
   }

@@ -98,7 +98,7 @@ static bool matches(const regex_t *r, const nn_layer *l) {
   return found;
 }
 
-static int check_skip(const settings *s, const nn *net, const char *expression) {
+static int check_expression(const settings *s, const nn *net, const char *expression) {
   regex_t r;
   bool found = expression[0] == 0;
   if (regcomp(&r, expression, REG_EXTENDED | REG_NOSUB) != 0)
@@ -123,7 +123,7 @@ int precond_check(const settings *s, const nn *net) {
   int rc = settings_options(s, &o);
   for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
     const char *name = s->library[i].name;
-    if (strcmp(name, "skip_layers") == 0) rc = check_skip(s, net, o.skip_layers);
+    if (strcmp(name, "skip_layers") == 0) rc = check_expression(s, net, o.skip_layers);
     if (strcmp(name, "exclude_width") == 0) rc = check_width(s, net, o.exclude_width);
   }
   return rc;
