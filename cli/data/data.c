@@ -50,6 +50,12 @@ char *data_join(const char *folder, const char *name) {
   return path;
 }
 
+/* zlib's "PATH: reason". */
+static const char *without_path(const char *why, const char *path) {
+  const size_t n = strlen(path);
+  return strncmp(why, path, n) == 0 && strncmp(why + n, ": ", 2) == 0 ? why + n + 2 : why;
+}
+
 /* zlib reads plain files as they are.  Deflate makes at most 1032 bytes of one, so the size of the
  * file bounds what is worth taking. */
 int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *count) {
@@ -72,7 +78,7 @@ int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *c
     if (got <= 0) {
       const char *why = gzerror(f, &code);
       if (code != Z_OK && code != Z_STREAM_END)
-        rc = cli_bad("--data: %s: damaged or cut short (%s)", path, why);
+        rc = cli_bad("--data: %s: damaged or cut short (%s)", path, without_path(why, path));
       break;
     }
     n += got;

@@ -77,7 +77,7 @@ rm -rf run
 mnist torn
 gzip torn/train-images-idx3-ubyte
 head -c 30 torn/train-images-idx3-ubyte.gz >short && mv short torn/train-images-idx3-ubyte.gz
-bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short*'
+bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short (unexpected end of file)'
 mnist magic
 labels >magic/t10k-images-idx3-ubyte
 bad mnist:magic 'magic/t10k-images-idx3-ubyte: begins with 0 0 8 1, expected 0 0 8 3 *'
