@@ -24,7 +24,7 @@ typedef enum ngio_status {
   NGIO_ERR_ARG = -3 /* the caller asked for something that cannot be written                   */
 } ngio_status;
 
-/* The values equal those of ng_dtype; t_state checks it. */
+/* The values equal those of ng_dtype; src/state.c asserts it. */
 typedef enum ngio_dtype {
   NGIO_F32 = 1,
   NGIO_F64 = 2,

@@ -1,0 +1,85 @@
+/* state_scene.c: see state_scene.h. */
+#include "state_scene.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- a folder and its files ------------------------------------------------------------------*/
+
+char folder[64];
+
+int make_folder(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "/tmp/t_state-XXXXXX");
+  return mkdtemp(folder) ? 0 : -1;
+}
+
+int drop_folder(void **state) {
+  (void)state;
+  return rmdir(folder);
+}
+
+path in_folder(const char *name) {
+  path p;
+  (void)snprintf(p.text, sizeof p.text, "%s/%s", folder, name);
+  return p;
+}
+
+unsigned char *slurp(const char *name, size_t *n) {
+  FILE *f = fopen(name, "rb");
+  if (f == NULL) fail_msg("%s: %s", name, strerror(errno));
+  unsigned char *b = NULL;
+  size_t room = 0, got = 0;
+  do {
+    room = room * 2 + 65536;
+    b = realloc(b, room);
+    assert_non_null(b);
+    got += fread(b + got, 1, room - got, f);
+  } while (got == room);
+  (void)fclose(f);
+  *n = got;
+  return b;
+}
+
+void assert_same_file(const char *a, const char *b) {
+  size_t n, m;
+  unsigned char *x = slurp(a, &n), *y = slurp(b, &m);
+  if (n != m || memcmp(x, y, n) != 0) fail_msg("%s and %s differ", a, b);
+  free(x);
+  free(y);
+}
+
+/* ---- small runs ------------------------------------------------------------------------------*/
+
+const sim_setup plain = {.method = "natgrad", .set = "update=sgd stat_period=2"};
+
+void open_at(sim *s, const sim_setup *how, int64_t to) {
+  if (sim_open(s, how, NULL, NULL) != NG_OK) fail_msg("%s", s->message);
+  for (int64_t t = 0; t < to; t++) {
+    assert_true(sim_step(s, t) >= NG_OK);
+  }
+}
+
+ng_status pass_on(int32_t rank, ng_transport *t, void *arg) {
+  const relay *r = arg;
+  sim s;
+  ng_status st = sim_open(&s, r->how, t, NULL);
+  for (int64_t i = 0; i < 3 && r->load == NULL && st >= NG_OK; i++) {
+    st = sim_step(&s, i);
+  }
+  if (st >= NG_OK && r->load != NULL) st = ng_load(s.p, r->load);
+  if (st >= NG_OK) st = ng_save(s.p, r->save);
+  if (st < NG_OK)
+    fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
+  sim_close(&s);
+  return st;
+}

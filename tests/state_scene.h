@@ -1,0 +1,34 @@
+/* state_scene.h: what the tests of the state share: a folder for the files of a program, files
+ * compared, a small run to save from. */
+#ifndef TESTS_STATE_SCENE_H
+#define TESTS_STATE_SCENE_H
+
+#include "sim.h"
+
+extern char folder[64];
+
+/* Fixtures. */
+int make_folder(void **state);
+int drop_folder(void **state); /* succeeds only if the tests left nothing behind */
+
+typedef struct path {
+  char text[160];
+} path;
+
+path in_folder(const char *name);
+unsigned char *slurp(const char *name, size_t *n); /* a whole file; free() */
+void assert_same_file(const char *a, const char *b);
+
+extern const sim_setup plain;
+
+void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many steps made */
+
+typedef struct relay {
+  const sim_setup *how;
+  const char *load, *save; /* NULL: three steps instead of load */
+} relay;
+
+/* On every rank: save what was loaded, or three steps; `arg` is a relay.  Asserts nothing. */
+ng_status pass_on(int32_t rank, ng_transport *t, void *arg);
+
+#endif

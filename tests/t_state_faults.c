@@ -1,0 +1,299 @@
+/* t_state_faults.c: what a save or a load meets outside the file: calls out of order, bad places, a
+ * full disk, ranks that fail, a transport that fails.  The earlier file stays, nothing changes, all
+ * ranks are told the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "ranks.h"
+#include "safetensors.h"
+#include "state_scene.h"
+
+enum { RANKS = 3 };
+
+/* ---- order, places, disks --------------------------------------------------------------------*/
+
+static void out_of_order(void **state) {
+  (void)state;
+  sim s;
+  const path file = in_folder("file");
+  assert_int_equal(ng_save(NULL, file.text), NG_ERR_ARG);
+  assert_int_equal(ng_load(NULL, file.text), NG_ERR_ARG);
+  ng_context *ctx;
+  ng_options o;
+  ng_precond *p;
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_options_init(&o), NG_OK);
+  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
+  assert_int_equal(ng_save(p, file.text), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(ctx), "ng_ready"));
+  assert_int_equal(ng_load(p, file.text), NG_ERR_STATE);
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  open_at(&s, &plain, 2);
+  assert_int_equal(ng_save(s.p, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_load(s.p, ""), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(s.ctx), "path"));
+  assert_int_equal(ng_save(s.p, file.text), NG_OK);
+  assert_int_equal(sim_begin(&s, 2), NG_OK);
+  assert_int_equal(ng_save(s.p, file.text), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(s.ctx), "ng_begin"));
+  assert_int_equal(ng_load(s.p, file.text), NG_ERR_STATE);
+  assert_int_equal(ng_reset_batch(s.p), NG_OK);
+  assert_int_equal(ng_load(s.p, file.text), NG_OK);
+  sim_close(&s);
+  assert_int_equal(unlink(file.text), 0);
+}
+
+static void refused_save(sim *s, const char *file, const char *says) {
+  const uint64_t before = sim_fingerprint(s); /* memory held is part of it */
+  assert_int_equal(ng_save(s->p, file), NG_ERR_FILE);
+  const char *message = ng_last_error(s->ctx);
+  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
+  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+}
+
+static void full_disk_and_bad_places(void **state) {
+  (void)state;
+  sim s;
+  const path file = in_folder("file"), copy = in_folder("copy"), sub = in_folder("none/file");
+  open_at(&s, &plain, 2);
+  assert_int_equal(ng_save(s.p, file.text), NG_OK);
+  assert_int_equal(ng_save(s.p, copy.text), NG_OK);
+  assert_true(sim_step(&s, 2) >= NG_OK);
+  refused_save(&s, sub.text, strerror(ENOENT));
+  refused_save(&s, "/dev/full", "not a regular file");
+  refused_save(&s, folder, "not a regular file");
+  refused_save(&s, "/proc/self/natgrad-test", "cannot write");
+  size_t
+      n; /* of the file that would be written: its numbers are longer or shorter than the first's */
+  const path probe = in_folder("probe");
+  assert_int_equal(ng_save(s.p, probe.text), NG_OK);
+  unsigned char *bytes = slurp(probe.text, &n);
+  free(bytes);
+  assert_int_equal(unlink(probe.text), 0);
+  struct rlimit old, tight;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  for (size_t i = 0; i <= 9; i++) { /* to one byte short of it */
+    tight = old;
+    tight.rlim_cur = (rlim_t)((n - 1) * i / 9);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    const ng_status st = ng_save(s.p, file.text);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(st, NG_ERR_FILE);
+    assert_non_null(strstr(ng_last_error(s.ctx), strerror(EFBIG)));
+    assert_int_equal(access(in_folder("file.part").text, F_OK), -1);
+    assert_same_file(file.text, copy.text);
+  }
+  (void)signal(SIGXFSZ, handler);
+  assert_int_equal(ng_load(s.p, file.text), NG_OK);
+  sim_close(&s);
+  assert_int_equal(unlink(file.text), 0);
+  assert_int_equal(unlink(copy.text), 0);
+}
+
+/* ---- ranks fail together ---------------------------------------------------------------------*/
+
+typedef struct together {
+  const char *good, *bad, *nowhere;
+  rlim_t limit;
+  char message[RANKS][4][512];
+  bool changed[RANKS];
+} together;
+
+static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
+  together *x = arg;
+  sim s;
+  static const sim_setup how = {
+      .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
+  ng_status st = sim_open(&s, &how, t, NULL);
+  for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK) st = ng_save(s.p, x->good);
+  if (st >= NG_OK) st = sim_step(&s, 2);
+  if (st >= NG_OK && rank == 0) { /* the last byte, which rank 0 reads only when all others wait */
+    FILE *from = fopen(x->good, "rb"), *to = fopen(x->bad, "wb");
+    if (from == NULL || to == NULL) st = NG_ERR_STATE;
+    int c = EOF, next = EOF;
+    for (c = from ? getc(from) : EOF; c != EOF; c = next) {
+      next = getc(from);
+      if (to != NULL) (void)putc(next == EOF ? c ^ 1 : c, to);
+    }
+    if (from != NULL) (void)fclose(from);
+    if (to != NULL) (void)fclose(to);
+  }
+  if (st >= NG_OK) {
+    const uint64_t before = sim_fingerprint(&s);
+    const ng_status a = ng_load(s.p, x->bad);
+    (void)snprintf(x->message[rank][0], 512, "%s", ng_last_error(s.ctx));
+    const ng_status b = ng_save(s.p, x->nowhere);
+    (void)snprintf(x->message[rank][1], 512, "%s", ng_last_error(s.ctx));
+    /* the disk is full in the middle of the data: rank 0 knows, the others are still sending */
+    struct rlimit unlimited = {0, 0};
+    if (rank == 0 && getrlimit(RLIMIT_FSIZE, &unlimited) == 0) {
+      const struct rlimit tight = {.rlim_cur = x->limit, .rlim_max = unlimited.rlim_max};
+      if (setrlimit(RLIMIT_FSIZE, &tight) != 0) st = NG_ERR_STATE;
+    }
+    const ng_status d = ng_save(s.p, x->good);
+    (void)snprintf(x->message[rank][3], 512, "%s", ng_last_error(s.ctx));
+    if (rank == 0 && setrlimit(RLIMIT_FSIZE, &unlimited) != 0) st = NG_ERR_STATE;
+    if (d != NG_ERR_FILE) st = NG_ERR_STATE;
+    /* one rank is between ng_begin and a step: all are refused */
+    if (rank == 1) st = sim_begin(&s, 3);
+    const ng_status c = ng_save(s.p, x->good);
+    (void)snprintf(x->message[rank][2], 512, "%s", ng_last_error(s.ctx));
+    if (rank == 1 && st == NG_OK) st = ng_reset_batch(s.p);
+    x->changed[rank] = sim_fingerprint(&s) != before;
+    if (a != NG_ERR_FILE || b != NG_ERR_FILE || c != NG_ERR_STATE) st = NG_ERR_STATE;
+    if (st >= NG_OK) st = ng_load(s.p, x->good);
+    if (st >= NG_OK) st = sim_step(&s, 2);
+  }
+  sim_close(&s);
+  return st;
+}
+
+static void ranks_fail_together(void **state) {
+  (void)state;
+  const path good = in_folder("good"), bad = in_folder("bad"), nowhere = in_folder("no/where");
+  together x = {.good = good.text, .bad = bad.text, .nowhere = nowhere.text};
+  /* How long the file is, less a little: the limit falls into the data. */
+  static const sim_setup how = {
+      .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
+  relay first = {&how, NULL, good.text};
+  assert_int_equal(ranks_run(1, pass_on, &first, NULL), NG_OK);
+  size_t n;
+  free(slurp(good.text, &n));
+  x.limit = (rlim_t)(n - 2000);
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(ranks_run(RANKS, fail_together, &x, NULL), NG_OK);
+  (void)signal(SIGXFSZ, handler);
+  assert_non_null(strstr(x.message[0][0], "is damaged"));
+  assert_non_null(strstr(x.message[0][1], strerror(ENOENT)));
+  assert_non_null(strstr(x.message[0][2], "1 of 3 ranks"));
+  assert_non_null(strstr(x.message[1][2], "between ng_begin and a step"));
+  for (int r = 0; r < RANKS; r++) {
+    assert_string_equal(x.message[r][0], x.message[0][0]);
+    assert_string_equal(x.message[r][1], x.message[0][1]);
+    assert_string_equal(x.message[r][3], x.message[0][3]);
+    assert_non_null(strstr(x.message[r][3], strerror(EFBIG)));
+    assert_false(x.changed[r]);
+  }
+  assert_int_equal(unlink(good.text), 0);
+  assert_int_equal(unlink(bad.text), 0);
+}
+
+/* ---- the transport fails ---------------------------------------------------------------------*/
+
+/* Between the library and a rank's transport: fails one call. */
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, fail_at;
+} tap;
+
+static ng_status tap_run(void *user, const ng_collective *c) {
+  tap *t = user;
+  return ++t->calls == t->fail_at ? NG_ERR_COMM : t->inner.run(t->inner.user, c);
+}
+static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
+  tap *t = user;
+  return t->inner.group_create(t->inner.user, ranks, n, group);
+}
+static void tap_ungroup(void *user, void *group) {
+  tap *t = user;
+  t->inner.group_destroy(t->inner.user, group);
+}
+static void tap_abort(void *user) {
+  tap *t = user;
+  t->inner.abort(t->inner.user);
+}
+
+typedef struct broken {
+  const char *file;
+  bool loading;
+  int32_t who; /* the rank whose transport fails ... */
+  int64_t k;   /* ... at this call of the save or load */
+  bool never[RANKS];
+} broken;
+
+static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
+  broken *x = arg;
+  tap between = {.inner = *t};
+  ng_transport mine = *t;
+  mine.user = &between;
+  mine.run = tap_run;
+  mine.start = NULL;
+  mine.wait = NULL;
+  mine.group_create = tap_group;
+  mine.group_destroy = tap_ungroup;
+  mine.abort = tap_abort;
+  sim s;
+  static const sim_setup how = {
+      .method = "natgrad", .set = "grad_worker_fraction=0 update=sgd", .linalg = "ref"};
+  ng_status st = sim_open(&s, &how, &mine, NULL);
+  for (int64_t i = 0; i < 2 && st >= NG_OK; i++) {
+    st = sim_step(&s, i);
+  }
+  if (st >= NG_OK) st = ng_save(s.p, x->file);
+  if (st >= NG_OK) {
+    int64_t before = 0, after = 0;
+    ng_context_allocated(s.ctx, &before, NULL, NULL);
+    const int64_t calls = between.calls;
+    if (rank == x->who) between.fail_at = calls + x->k;
+    const ng_status got = x->loading ? ng_load(s.p, x->file) : ng_save(s.p, x->file);
+    ng_context_allocated(s.ctx, &after, NULL, NULL);
+    x->never[rank] = got == NG_OK;
+    if (before != after) st = NG_ERR_NOMEM;
+    if (got != NG_OK && got != NG_ERR_COMM) st = NG_ERR_STATE;
+    /* ... and it stays broken */
+    if (got == NG_ERR_COMM && ng_save(s.p, x->file) != NG_ERR_COMM) st = NG_ERR_STATE;
+  }
+  sim_close(&s);
+  return st < NG_OK ? st : NG_OK;
+}
+
+static void transport_fails(void **state) {
+  (void)state;
+  const path file = in_folder("file"), part = in_folder("file.part");
+  char message[256];
+  for (int loading = 0; loading < 2; loading++) {
+    for (int32_t who = 0; who < 2; who++) {
+      int64_t k = 1;
+      for (;; k++) {
+        broken x = {.file = file.text, .loading = loading != 0, .who = who, .k = k};
+        const ng_status st = ranks_run(RANKS, break_it, &x, NULL);
+        if (st != NG_OK) fail_msg("call %d of rank %d: %s", (int)k, who, ng_status_name(st));
+        for (int r = 1; r < RANKS; r++) {
+          assert_int_equal(x.never[r], x.never[0]);
+        }
+        assert_int_equal(access(part.text, F_OK), -1);
+        ngio_tensors *f;
+        assert_int_equal(ngio_tensors_read(file.text, NULL, &f, message, sizeof message), NGIO_OK);
+        ngio_tensors_close(&f);
+        if (x.never[0]) break;
+      }
+      assert_true(k > 5); /* a save and a load have more than so many collectives */
+    }
+  }
+  assert_int_equal(unlink(file.text), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(out_of_order),
+      cmocka_unit_test(full_disk_and_bad_places),
+      cmocka_unit_test(ranks_fail_together),
+      cmocka_unit_test(transport_fails),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
