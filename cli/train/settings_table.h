@@ -15,7 +15,7 @@
  * lower     is allowed, infinity is not
  * shapes    1: a run that is resumed must have the same value
  *
- * To add a setting: a field at the end of `settings`, a row here, a line in tests/t_train.c. */
+ * To add a setting: a field at the end of `settings`, a row here, a line in tests/t_settings.c. */
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
 

@@ -1,0 +1,298 @@
+/* t_settings.c: the trainer's settings from every side: each alone, against each other, as options
+ * of the library, from JSON and back, and against those of the run that is to go on. */
+#include "train/settings_rows.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- settings --------------------------------------------------------------------------------*/
+
+/* For every row a value that is not the default, as settings_get gives it back. */
+static const char *const other[][2] = {
+    {"data", "mnist:a \"b\"\\c"},
+    {"model", "lenet"},
+    {"method", "kaisa"},
+    {"optimizer", "adamw"},
+    {"epochs", "2.5"},
+    {"batch", "32"},
+    {"lr", "0.3"},
+    {"momentum", "0.5"},
+    {"nesterov", "true"},
+    {"beta1", "0.8"},
+    {"beta2", "0.99"},
+    {"eps", "1e-06"},
+    {"weight-decay", "0.0005"},
+    {"decoupled", "true"},
+    {"label-smoothing", "0.1"},
+    {"dropout", "0.25"},
+    {"lr-schedule", "cosine"},
+    {"warm-up", "1.5"},
+    {"augment", "flip"},
+    {"fisher", "sampled"},
+    {"validation", "100"},
+    {"seed", "77"},
+    {"out", "some/where"},
+    {"checkpoint-every", "7"},
+    {"log-every", "3"},
+    {"resume", "true"},
+    {"steps", "12"},
+};
+enum { OTHERS = sizeof other / sizeof other[0] };
+
+static void every_setting_is_set_and_got(void **state) {
+  (void)state;
+  assert_int_equal(OTHERS, settings_rows_count);
+  settings s, copy;
+  settings_init(&s);
+  for (int i = 0; i < OTHERS; i++) {
+    char before[256], after[256], spelt[64];
+    assert_true(settings_get(&s, other[i][0], before, sizeof before));
+    if (strcmp(before, other[i][1]) == 0) fail_msg("%s: that is the default", other[i][0]);
+    settings_copy(&copy, &s);
+    settings_spell(spelt, sizeof spelt, other[i][0]);
+    must_set(&s, i % 2 == 0 ? spelt : other[i][0], other[i][1]); /* '-' and '_' */
+    assert_true(settings_get(&s, other[i][0], after, sizeof after));
+    assert_string_equal(after, other[i][1]);
+    assert_true(settings_get(&copy, other[i][0], after, sizeof after));
+    assert_string_equal(after, before);
+    settings_free(&copy);
+  }
+  assert_true(s.epochs == 0 && s.steps == 12); /* the later of the two decides */
+  must_set(&s, "epochs", "3");
+  assert_true(s.epochs == 3 && s.steps == 0);
+  settings_free(&s);
+}
+
+static void bad_values_are_refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *name, *value, *why;
+  } bad[] = {
+      {"batch", "0", "whole number from 1"},
+      {"batch", "8x", "whole number"},
+      {"batch", "", "whole number"},
+      {"batch", "1e3", "whole number"},
+      {"seed", "-1", "from 0"},
+      {"seed", "99999999999999999999", "from 0 to 1000000000000000"},
+      {"lr", "nan", "no number from 0"},
+      {"lr", "-0.1", "no number from 0"},
+      {"lr", "inf", "no number"},
+      {"lr", "0.1 ", "no number"},
+      {"epochs", "default", "no number"},
+      {"momentum", "1", "from 0 to below 1"},
+      {"dropout", "1", "no number"},
+      {"nesterov", "maybe", "neither true nor false"},
+      {"optimizer", "adam", "none of sgd|adamw"},
+      {"augment", "cropflip", "crop+flip"},
+      {"fisher", "true", "empirical|sampled"},
+      {"lr-schedule", "cosin", "cosine[:FINAL]"},
+      {"out", "\xff", "is not UTF-8"},
+      {"method", "kasia", "nearest is kaisa"},
+      {"method", "sdg", "nearest is sgd"},
+      {"method", "zzzzzz", "natgrad info --methods"},
+      {"damping", "0", "damping"},
+      {"solver", "lu", "cholesky"},
+      {"update", "gradient", "use optimizer"},
+      {"dampnig", "1", "nearest is damping"},
+      {"weight-dekay", "1", "nearest is weight-decay"},
+      {"qqqqqqqqqqqq", "1", "no such setting"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    char message[512] = "", before[256] = "", after[256] = "";
+    settings_init(&s);
+    (void)settings_get(&s, bad[i].name, before, sizeof before);
+    if (settings_put(&s, bad[i].name, bad[i].value, message, sizeof message) != CLI_BAD)
+      fail_msg("%s = '%s' is taken", bad[i].name, bad[i].value);
+    if (strstr(message, bad[i].why) == NULL)
+      fail_msg("%s = '%s': '%s' lacks '%s'", bad[i].name, bad[i].value, message, bad[i].why);
+    (void)settings_get(&s, bad[i].name, after, sizeof after);
+    assert_string_equal(before, after);
+    assert_int_equal(s.n_library, 0);
+    settings_free(&s);
+  }
+}
+
+static void settings_are_checked_together(void **state) {
+  (void)state;
+  static const struct {
+    const char *set[3][2];
+    const char *why;
+  } bad[] = {
+      {{{"epochs", "0"}}, "--epochs"},
+      {{{"method", "sgd"}, {"damping", "0.1"}}, "--damping: method sgd"},
+      {{{"method", "adamw"}, {"fisher", "sampled"}}, "--fisher: method adamw"},
+      {{{"nesterov", "true"}, {"momentum", "0"}}, "--nesterov"},
+      {{{"resume", "true"}}, "--resume: needs --out"},
+      {{{"checkpoint-every", "3"}}, "--checkpoint-every: needs --out"},
+      {{{"damping-split", "joint"}}, "damping_split"},
+      {{{"data", ""}}, "--data"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    settings_init(&s);
+    for (int k = 0; k < 3 && bad[i].set[k][0] != NULL; k++)
+      must_set(&s, bad[i].set[k][0], bad[i].set[k][1]);
+    quiet();
+    const int rc = settings_check(&s);
+    const char *text = said();
+    if (rc != CLI_BAD || strstr(text, bad[i].why) == NULL)
+      fail_msg("case %zu: %d, '%s' lacks '%s'", i, rc, text, bad[i].why);
+    settings_free(&s);
+  }
+}
+
+static void the_options_are_row_then_environment_then_ours(void **state) {
+  (void)state;
+  settings s;
+  ng_options o;
+  settings_init(&s);
+  must_set(&s, "method", "kaisa");
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_string_equal(o.solver, "eigen");
+  assert_string_equal(o.update, "sgd");
+  assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_true(o.damping == 0.25);
+  must_set(&s, "damping", "0.5");
+  must_set(&s, "damping", "0.75"); /* replaces */
+  assert_int_equal(s.n_library, 1);
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_true(o.damping == 0.75);
+  must_set(&s, "optimizer", "adamw");
+  assert_int_equal(settings_options(&s, &o), CLI_OK);
+  assert_string_equal(o.update, "adamw");
+  assert_int_equal(unsetenv("NG_DAMPING"), 0);
+  settings_free(&s);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------*/
+
+static void what_is_written_is_read_back(void **state) {
+  (void)state;
+  settings s, back;
+  settings_init(&s);
+  for (int i = 0; i < OTHERS; i++)
+    must_set(&s, other[i][0], other[i][1]);
+  must_set(&s, "warm-up", "0.1234567890123456789");
+  must_set(&s, "damping", "0.012345678901234567");
+  must_set(&s, "skip-layers", "a\"\\b");
+  assert_int_equal(setenv("NG_KL_CLIP", "0.5", 1), 0);
+  assert_int_equal(settings_write(&s, in_folder("config.json")), CLI_OK);
+  assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file pins it */
+  settings_init(&back);
+  assert_int_equal(settings_read(&back, in_folder("config.json")), CLI_OK);
+  for (int i = 0; i < settings_rows_count; i++) {
+    char a[256], b[256];
+    const char *name = settings_rows[i].name;
+    if (strcmp(name, "resume") == 0) continue; /* how a run was started is not kept */
+    assert_true(settings_get(&s, name, a, sizeof a) && settings_get(&back, name, b, sizeof b));
+    if (strcmp(a, b) != 0) fail_msg("%s: %s became %s", name, a, b);
+  }
+  ng_options x, y;
+  assert_int_equal(settings_options(&s, &x), CLI_OK);
+  assert_int_equal(settings_options(&back, &y), CLI_OK);
+  assert_true(x.damping == y.damping && y.kl_clip == 0.5 && x.kl_clip != 0.5);
+  assert_string_equal(y.skip_layers, "a\"\\b");
+  settings_free(&s);
+  settings_free(&back);
+}
+
+static void write_text(const char *path, const char *text) {
+  FILE *f = fopen(path, "w");
+  assert_non_null(f);
+  assert_true(fputs(text, f) >= 0);
+  assert_int_equal(fclose(f), 0);
+}
+
+static void bad_files_are_refused(void **state) {
+  (void)state;
+  static const char *const bad[][2] = {
+      {"{\"batch\": 3", "no JSON"},
+      {"[1]", "expected a JSON object"},
+      {"{\"batch\": \"3\"}", "batch: expected a whole number"},
+      {"{\"batch\": 3.5}", "batch: expected a whole number"},
+      {"{\"lr\": true}", "lr: expected a number"},
+      {"{\"lr\": \"big\"}", "lr: 'big' is no number"},
+      {"{\"lr\": 1e999}", "no JSON"},
+      {"{\"nesterov\": 1}", "nesterov: expected true or false"},
+      {"{\"model\": 3}", "model: expected a text"},
+      {"{\"model\": null}", "model: expected a text"},
+      {"{\"batch\": 0}", "batch: '0' is no whole number from 1"},
+      {"{\"batch\": 3, \"batch\": 3}", "no JSON"},
+      {"{\"bacth\": 3}", "bacth: there is no such setting; the nearest is batch"},
+      {"{\"damping\": \"0.1\"}", "damping: expected a number"},
+      {"{\"damping\": 0}", "damping"},
+      {"{\"stat_period\": 1.5}", "stat_period: expected a whole number"},
+      {"{\"update\": \"sgd\"}", "update: the trainer sets it"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    settings s;
+    settings_init(&s);
+    write_text(in_folder("bad.json"), bad[i][0]);
+    quiet();
+    const int rc = settings_read(&s, in_folder("bad.json"));
+    const char *text = said();
+    if (rc != CLI_BAD || strstr(text, bad[i][1]) == NULL || strstr(text, "bad.json: ") == NULL)
+      fail_msg("%s: %d, '%s' lacks '%s'", bad[i][0], rc, text, bad[i][1]);
+    settings_free(&s);
+  }
+  settings s;
+  settings_init(&s);
+  quiet();
+  assert_int_equal(settings_read(&s, in_folder("absent.json")), CLI_BAD);
+  assert_non_null(strstr(said(), "absent.json: cannot be read"));
+  settings_free(&s);
+}
+
+/* ---- going on --------------------------------------------------------------------------------*/
+
+static void a_run_goes_on_as_it_began(void **state) {
+  (void)state;
+  for (int i = 0; i < OTHERS; i++) {
+    settings was, now;
+    settings_init(&was);
+    settings_init(&now);
+    must_set(&now, other[i][0], other[i][1]);
+    quiet();
+    const int rc = settings_same(&was, &now, "FILE");
+    const char *text = said();
+    const bool shapes = settings_find(other[i][0])->shapes;
+    if (rc != (shapes ? CLI_BAD : CLI_OK)) fail_msg("%s: %d %s", other[i][0], rc, text);
+    if (shapes && strstr(text, other[i][0]) == NULL) fail_msg("%s: '%s'", other[i][0], text);
+    settings_free(&was);
+    settings_free(&now);
+  }
+  settings was, now;
+  settings_init(&was);
+  settings_copy(&now, &was);
+  must_set(&now, "damping", "0.5");
+  quiet();
+  assert_int_equal(settings_same(&was, &now, "FILE"), CLI_BAD);
+  assert_non_null(strstr(said(), "--damping: is '0.5', but "));
+  settings_free(&now);
+  settings_copy(&now, &was);
+  must_set(&now, "lr", "0.03"); /* what the default is */
+  assert_int_equal(settings_same(&was, &now, "FILE"), CLI_OK);
+  settings_free(&was);
+  settings_free(&now);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_setting_is_set_and_got),
+      cmocka_unit_test(bad_values_are_refused),
+      cmocka_unit_test(settings_are_checked_together),
+      cmocka_unit_test(the_options_are_row_then_environment_then_ours),
+      cmocka_unit_test(what_is_written_is_read_back),
+      cmocka_unit_test(bad_files_are_refused),
+      cmocka_unit_test(a_run_goes_on_as_it_began),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}

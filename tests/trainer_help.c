@@ -1,0 +1,59 @@
+/* trainer_help.c: see trainer_help.h. */
+#include "trainer_help.h"
+#include "train/settings_rows.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static char folder[256];
+
+int make_scratch(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "/tmp/t_train.XXXXXX");
+  return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+int drop_scratch(void **state) {
+  (void)state;
+  char command[512];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
+  return system(command);
+}
+
+const char *in_folder(const char *name) {
+  static char path[512];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  return path;
+}
+
+static int stderr_was = -1;
+void quiet(void) {
+  const int to = open(in_folder("stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  assert_true(to >= 0);
+  stderr_was = dup(STDERR_FILENO);
+  (void)dup2(to, STDERR_FILENO);
+  (void)close(to);
+}
+const char *said(void) {
+  static char text[4096];
+  (void)fflush(stderr);
+  (void)dup2(stderr_was, STDERR_FILENO);
+  (void)close(stderr_was);
+  FILE *f = fopen(in_folder("stderr"), "r");
+  assert_non_null(f);
+  text[fread(text, 1, sizeof text - 1, f)] = 0;
+  (void)fclose(f);
+  return text;
+}
+
+void must_set(settings *s, const char *name, const char *value) {
+  char message[512] = "";
+  if (settings_put(s, name, value, message, sizeof message) != CLI_OK)
+    fail_msg("%s = %s: %s", name, value, message);
+}

@@ -1,0 +1,19 @@
+/* trainer_help.h: what the tests of the trainer's rooms share: a folder, what was said on stderr,
+ * settings that must be taken. */
+#ifndef TESTS_TRAINER_HELP_H
+#define TESTS_TRAINER_HELP_H
+
+#include "train/settings.h"
+
+/* Fixtures: the folder and all that is in it. */
+int make_scratch(void **state);
+int drop_scratch(void **state);
+const char *in_folder(const char *name); /* lives until the next call */
+
+/* What `cli_bad` said since `quiet`: stderr goes to a file meanwhile. */
+void quiet(void);
+const char *said(void);
+
+void must_set(settings *s, const char *name, const char *value);
+
+#endif
