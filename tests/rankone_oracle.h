@@ -1,0 +1,31 @@
+/* rankone_oracle.h: the rank-one family (Eva) once more, as a dense float64 inverse, to check the
+ * library against; and what its test programs share.
+ *
+ * The oracle is plain: vectors are means over explicit patches, PD is the solution of
+ * (lambda I + (g a')(g a')') x = D by elimination, one unknown an entry of D, in double.
+ *
+ * Tolerance.  PD = (D - c g a') / lambda in f32: each of a dozen roundings of size |D| / lambda,
+ * while |PD| may be as small as |D| / (alpha beta + lambda).  So the error in units of 2^-24 |PD|
+ * grows by (alpha beta + lambda) / lambda, the condition of the system.  The sums behind c are off
+ * by at most sixteen roundings (rankone.c).  Seen at most 2.7 in 21,000 cases; allowed 8. */
+#ifndef TESTS_RANKONE_ORACLE_H
+#define TESTS_RANKONE_ORACLE_H
+
+#include "oracle.h"
+#include "scene.h"
+
+static const double GROWTH = 8, unit = 0x1p-24;
+
+/* Set an option; the options of a method; n zeros, to be freed.  Or the test fails. */
+void r1_set(ng_options *o, const char *name, const char *value);
+ng_options r1_method(const char *name);
+double *r1_zeros(int64_t n);
+
+/* What the library should say of a scene, freed by scene_forget. */
+void r1_predict(const scene *s, const ng_options *opt, scene_result *out);
+
+/* The largest error of x's results, nu and <D, PD> against the oracle's y, in units of rounding
+ * times condition; INFINITY if a result is not finite. */
+double r1_error_of(const scene *s, const scene_result *x, const scene_result *y);
+
+#endif

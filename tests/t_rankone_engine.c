@@ -1,0 +1,307 @@
+/* t_rankone_engine.c: what the engine makes of the rank-one family: fused updates of layers that
+ * are cut into tiles, what an update says to other ranks, and options that are refused. */
+#include "ranks.h"
+#include "rankone_oracle.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- fused, in layers that are cut -----------------------------------------------------------*/
+
+enum { WIDE = 20011, HIGH = 3, TENSOR = 40000, ALL = WIDE * HIGH + HIGH + TENSOR };
+
+typedef struct wide {
+  ng_context *ctx;
+  ng_precond *p;
+  void *grad, *weight; /* of all parameters */
+  ng_dtype grads, weights;
+} wide;
+
+static ng_view part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t cols) {
+  return ng_view_of((char *)data + at * ng_dtype_size(t), rows, cols, t);
+}
+
+static void wide_open(wide *m, const char *update) {
+  static const int64_t at[3] = {0, WIDE * HIGH, WIDE * HIGH + HIGH}, rows[3] = {HIGH, 1, 1},
+                       cols[3] = {WIDE, HIGH, TENSOR};
+  ng_context_config c;
+  ng_options o = r1_method("eva-natgrad");
+  int32_t index;
+  r1_set(&o, "update", update);
+  m->grad = calloc(ALL, (size_t)ng_dtype_size(m->grads));
+  m->weight = calloc(ALL, (size_t)ng_dtype_size(m->weights));
+  assert_true(m->grad != NULL && m->weight != NULL);
+  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  c.threads = 3;
+  assert_int_equal(ng_context_create(&c, NULL, 0, &m->ctx), NG_OK);
+  assert_int_equal(ng_precond_create(m->ctx, &o, &m->p), NG_OK);
+  assert_int_equal(ng_add_linear(m->p, "fc", WIDE, HIGH, 1, &index), NG_OK);
+  assert_int_equal(ng_add_tensor(m->p, "table", TENSOR, &index), NG_OK);
+  for (int k = 0; k < 3; k++) {
+    const ng_view g = part(m->grad, m->grads, at[k], rows[k], cols[k]);
+    const ng_view w = part(m->weight, m->weights, at[k], rows[k], cols[k]);
+    const ng_param which = k == 1 ? NG_BIAS : NG_WEIGHT;
+    assert_int_equal(ng_bind_grad(m->p, k == 2, which, &g), NG_OK);
+    assert_int_equal(ng_bind_weight(m->p, k == 2, which, &w), NG_OK);
+  }
+  assert_int_equal(ng_ready(m->p), NG_OK);
+}
+
+static float read_at(const void *x, ng_dtype t, int64_t i) {
+  uint32_t u;
+  float f;
+  if (t == NG_F32) return ((const float *)x)[i];
+  u = (uint32_t)((const uint16_t *)x)[i] << 16; /* bf16 */
+  memcpy(&f, &u, sizeof f);
+  return f;
+}
+
+/* Exact in bf16: multiples of 1/64 up to 2. */
+static void write_at(void *x, ng_dtype t, int64_t i, float f) {
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  if (t == NG_F32)
+    ((float *)x)[i] = f;
+  else
+    ((uint16_t *)x)[i] = (uint16_t)(u >> 16);
+}
+
+static float some(int64_t i, int64_t salt) {
+  return (float)((i * 7919 + salt * 104729) % 255 - 127) / 64;
+}
+
+static void wide_show(wide *m, int64_t t) {
+  static float a[2 * WIDE], g[2 * HIGH];
+  ng_batch b;
+  for (int64_t i = 0; i < 2 * WIDE; i++)
+    a[i] = some(i, t);
+  for (int64_t i = 0; i < 2 * HIGH; i++)
+    g[i] = some(i, t + 50);
+  for (int64_t i = 0; i < ALL; i++)
+    write_at(m->grad, m->grads, i, some(i, t + 100));
+  assert_int_equal(ng_batch_init(&b), NG_OK);
+  b.samples = 2;
+  const ng_view x = ng_view_of(a, 2, WIDE, NG_F32), y = ng_view_of(g, 2, HIGH, NG_F32);
+  assert_int_equal(ng_begin(m->p, &b), NG_OK);
+  assert_int_equal(ng_observe_input(m->p, 0, &x, NG_COPY), NG_OK);
+  assert_int_equal(ng_observe_output_grad(m->p, 0, &y, NG_COPY), NG_OK);
+}
+
+static void wide_close(wide *m) {
+  ng_precond_destroy(&m->p);
+  ng_context_destroy(&m->ctx);
+  free(m->grad);
+  free(m->weight);
+}
+
+/* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
+ * formulas of PyTorch in double: 1e-6 of what goes in, as t_emit says, and half a unit of bf16. */
+static void fused_wide(void **state) {
+  (void)state;
+  static const ng_dtype types[4][2] = {
+      {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
+  double *w = r1_zeros(ALL), *v = r1_zeros(ALL), *d = r1_zeros(ALL), *second = r1_zeros(ALL);
+  for (int k = 0; k < 8; k++) {
+    const bool adamw = k >= 4;
+    wide m = {.grads = types[k % 4][0], .weights = types[k % 4][1]}, plain = {0};
+    plain.grads = plain.weights = NG_F32;
+    wide_open(&m, adamw ? "adamw" : "sgd");
+    wide_open(&plain, "gradient");
+    memset(v, 0, ALL * sizeof *v);
+    memset(second, 0, ALL * sizeof *second);
+    ng_sgd sgd;
+    ng_adamw adam;
+    assert_int_equal(ng_sgd_init(&sgd), NG_OK);
+    assert_int_equal(ng_adamw_init(&adam), NG_OK);
+    sgd.lr = adam.lr = 0.1;
+    sgd.momentum = 0.9;
+    sgd.weight_decay = 0.05;
+    for (int t = 1; t <= 3; t++) {
+      wide_show(&m, t);
+      wide_show(&plain, t);
+      assert_int_equal(ng_step(plain.p, 0.1), NG_OK);
+      assert_int_equal(adamw ? ng_step_adamw(m.p, &adam) : ng_step_sgd(m.p, &sgd), NG_OK);
+      for (int64_t i = 0; i < ALL; i++)
+        d[i] = (double)read_at(plain.grad, NG_F32, i);
+      if (adamw)
+        oracle_adamw(&adam, t, ALL, d, w, v, second);
+      else
+        oracle_sgd(&sgd, t, ALL, d, w, v);
+      for (int64_t i = 0; i < ALL; i++) {
+        const double x = (double)read_at(m.weight, m.weights, i);
+        /* momentum holds up to 2.7 times, AdamW a step of 1; moments carry their rounding along */
+        const double size = fabs(w[i]) + 0.1 * (adamw ? 3 : 3 * (2 + fabs(d[i])));
+        const double half = m.weights == NG_BF16 ? 0x1p-8 * fabs(w[i]) : 0;
+        if (!(fabs(x - w[i]) <= 1e-6 * size + half)) {
+          fail_msg("case %d, step %d, entry %d: %.9g, should be %.9g", k, t, (int)i, x, w[i]);
+        }
+        w[i] = x;
+      }
+    }
+    memset(w, 0, ALL * sizeof *w);
+    wide_close(&m);
+    wide_close(&plain);
+  }
+  free(w);
+  free(v);
+  free(d);
+  free(second);
+}
+
+/* One number that is none, far into a parameter without curvature: nothing moves. */
+static void plain_not_finite(void **state) {
+  (void)state;
+  wide m = {.grads = NG_F32, .weights = NG_F32};
+  ng_sgd sgd;
+  assert_int_equal(ng_sgd_init(&sgd), NG_OK);
+  sgd.lr = 0.1;
+  wide_open(&m, "sgd");
+  wide_show(&m, 1);
+  ((float *)m.grad)[ALL - 1] = NAN;
+  assert_int_equal(ng_step_sgd(m.p, &sgd), NG_SKIPPED);
+  for (int64_t i = 0; i < ALL; i++)
+    assert_true(((const float *)m.weight)[i] == 0);
+  wide_close(&m);
+}
+
+/* ---- traffic ---------------------------------------------------------------------------------*/
+
+enum { RANKS = 3, IN = 5, OUT = 4 };
+
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, floats, doubles;
+} tap;
+
+static ng_status tap_run(void *user, const ng_collective *c) {
+  tap *t = user;
+  t->calls++;
+  if (c->dtype == NG_F32) t->floats += c->count;
+  if (c->dtype == NG_F64) t->doubles += c->count;
+  return t->inner.run(t->inner.user, c);
+}
+
+typedef struct traffic {
+  int64_t calls[RANKS], floats[RANKS], deliver[RANKS];
+} traffic;
+
+static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
+  traffic *out = arg;
+  tap wire = {*t, 0, 0, 0};
+  ng_transport table = *t;
+  table.user = &wire;
+  table.run = tap_run;
+  table.start = NULL;
+  table.wait = NULL;
+  table.group_create = NULL;
+  table.group_destroy = NULL;
+  table.abort = NULL;
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  ng_context_config c;
+  ng_options o;
+  ng_batch b;
+  int32_t index;
+  float a[IN] = {1, 2, 3, 4, 5}, g[OUT] = {1, -1, 2, 1}, d[6][OUT * IN + OUT];
+  ng_status st = ng_context_config_init(&c);
+  c.threads = 1;
+  c.transport = &table;
+  if (st == NG_OK) st = ng_context_create(&c, NULL, 0, &ctx);
+  if (st == NG_OK) st = ng_options_init(&o);
+  if (st == NG_OK) st = ng_options_set_method(&o, "eva", NULL, 0);
+  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  for (int i = 0; i < 6 && st == NG_OK; i++) {
+    char name[16];
+    (void)snprintf(name, sizeof name, "l%d", i);
+    for (int k = 0; k < OUT * IN + OUT; k++)
+      d[i][k] = (float)k;
+    ng_view w = ng_view_of(d[i], OUT, IN, NG_F32);
+    ng_view bias = ng_view_of(d[i] + OUT * IN, 1, OUT, NG_F32);
+    st = ng_add_linear(p, name, IN, OUT, 1, &index);
+    if (st == NG_OK) st = ng_bind_grad(p, index, NG_WEIGHT, &w);
+    if (st == NG_OK) st = ng_bind_grad(p, index, NG_BIAS, &bias);
+  }
+  if (st == NG_OK) st = ng_ready(p);
+  wire.calls = wire.floats = 0;
+  if (st == NG_OK) st = ng_batch_init(&b);
+  b.samples = 1;
+  if (st == NG_OK) st = ng_begin(p, &b);
+  for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
+    ng_view x = ng_view_of(a, 1, IN, NG_F32), y = ng_view_of(g, 1, OUT, NG_F32);
+    st = ng_observe_input(p, i, &x, NG_COPY);
+    if (st == NG_OK) st = ng_observe_output_grad(p, i, &y, NG_COPY);
+  }
+  if (st == NG_OK) st = ng_step(p, 0.1);
+  out->calls[rank] = wire.calls;
+  out->floats[rank] = wire.floats;
+  ng_station_report report = {.struct_size = sizeof report};
+  for (int32_t i = 0; ng_report_station(p, i, &report) == NG_OK; i++) {
+    if (strcmp(report.name, "deliver") == 0 || strcmp(report.name, "share") == 0)
+      out->deliver[rank] += report.total_bytes;
+  }
+  ng_memory_info m = {.struct_size = sizeof m};
+  for (int32_t i = 0; i < ng_memory_count(p) && st == NG_OK; i++) {
+    st = ng_memory(p, i, &m);
+    if (strcmp(m.use, "direction") == 0 || strcmp(m.use, "results") == 0)
+      out->deliver[rank] += m.bytes;
+  }
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  return st;
+}
+
+/* An update says three things: check, all vectors in one message, agree.  The message has six a of
+ * 5 + 1 and six g of 4, each in room of 64 bytes.  No PD is kept or sent. */
+static void one_message(void **state) {
+  (void)state;
+  traffic t = {{0}, {0}, {0}};
+  assert_int_equal(ranks_run(RANKS, one_update, &t, NULL), NG_OK);
+  for (int r = 0; r < RANKS; r++) {
+    assert_int_equal(t.calls[r], 3);
+    assert_int_equal(t.floats[r], 6 * (16 + 16));
+    assert_int_equal(t.deliver[r], 0);
+  }
+}
+
+/* ---- what makes no sense is refused ----------------------------------------------------------*/
+
+static void refusals(void **state) {
+  (void)state;
+  static const char *const wrong[][3] = {
+      {"solver", "eigen", "kronecker"},       {"damping_leak", "1", "kronecker"},
+      {"solve_period", "1", "kronecker"},     {"max_factor", "64", "kronecker"},
+      {"factor_dtype", "bf16", "kronecker"},  {"statistics", "local", "kronecker"},
+      {"fold", "direct", "kronecker"},        {"grad_worker_fraction", "0", "kronecker"},
+      {"stat_scale", "kaisa", "stat_scale"},  {"stat_start", "identity", "stat_start"},
+      {"positions", "reduce", "positions"},   {"schedule", "solve_period*2@3", "solve_period"},
+      {"factor_blocks", "2", "factor_blocks"}};
+  char message[256];
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ng_options o = r1_method("eva");
+    r1_set(&o, wrong[i][0], wrong[i][1]);
+    message[0] = 0;
+    assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
+    if (strstr(message, wrong[i][2]) == NULL) fail_msg("%s: '%s'", wrong[i][0], message);
+  }
+  ng_options o = r1_method("natgrad");
+  r1_set(&o, "stat_scale", "eva");
+  assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
+  assert_non_null(strstr(message, "stat_scale"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(fused_wide),
+      cmocka_unit_test(plain_not_finite),
+      cmocka_unit_test(one_message),
+      cmocka_unit_test(refusals),
+  };
+  return cmocka_run_group_tests_name("rankone_engine", tests, NULL, NULL);
+}
