@@ -1,0 +1,259 @@
+/* t_safetensors_read.c: the reader of safetensors.  A witness written by another program (the
+ * Python package safetensors; its bytes are below), and damage of every kind: cut at every length,
+ * every bit of the header turned, headers that lie.  The reader may refuse or may return something
+ * consistent; under the address sanitizer this program also shows that it does nothing else. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io_check.h"
+
+static ngio_status parse(const void *bytes, size_t n, ngio_tensors **f) {
+  message[0] = 0;
+  ngio_status st = ngio_tensors_parse(bytes, n, "x", NULL, f, message, sizeof message);
+  assert_true((st == NGIO_OK) == (*f != NULL));
+  assert_true((st == NGIO_OK) == (message[0] == 0));
+  return st;
+}
+
+static unsigned char *compose(const char *header, size_t data, size_t *n) {
+  size_t h = strlen(header);
+  unsigned char *b = calloc(1, 8 + h + data);
+  assert_non_null(b);
+  for (int i = 0; i < 8; i++)
+    b[i] = (unsigned char)((uint64_t)h >> (8 * i));
+  memcpy(b + 8, header, h);
+  for (size_t i = 0; i < data; i++)
+    b[8 + h + i] = (unsigned char)(i * 37 + 1);
+  *n = 8 + h + data;
+  return b;
+}
+
+/* Written by the Python package safetensors: w = arange(6, f32) [2,3], h = f16 [1.5, -2],
+ * n = i64 7, metadata {"note": 'a "b" é'}. */
+static const char witness[] =
+    "\xd0\0\0\0\0\0\0\0"
+    "{\"__metadata__\":{\"note\":\"a \\\"b\\\" \xc3\xa9\"},"
+    "\"n\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
+    "\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
+    "\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[32,36]}}       "
+    "\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\0\0@@\0\0\x80@\0\0\xa0@\0>\0\xc0";
+static const uint16_t half[] = {0x3e00, 0xc000}; /* its h */
+
+static void reads_python(void **state) {
+  (void)state;
+  ngio_tensors *f;
+  assert_int_equal(parse(witness, sizeof witness - 1, &f), NGIO_OK);
+  assert_consistent(f, sizeof witness);
+  const ngio_tensor *w = ngio_tensors_find(f, "w");
+  assert_int_equal(w->ndim, 2);
+  assert_int_equal(w->shape[0], 2);
+  assert_int_equal(w->shape[1], 3);
+  for (int i = 0; i < 6; i++)
+    assert_true(((const float *)w->data)[i] == (float)i);
+  assert_int_equal(*(const int64_t *)ngio_tensors_find(f, "n")->data, 7);
+  assert_memory_equal(ngio_tensors_find(f, "h")->data, half, 4);
+  assert_string_equal(ngio_tensors_text(f, "note"), "a \"b\" \xc3\xa9");
+  ngio_tensors_close(&f);
+}
+
+static void cut_and_grown(void **state) {
+  (void)state;
+  const char *path = in_folder("cut");
+  size_t whole = sizeof witness - 1;
+  for (size_t n = 0; n <= whole + 1; n++) {
+    ngio_tensors *f;
+    /* a copy of exactly n bytes, so that the sanitizer sees a read of the next one */
+    char *b = malloc(n + 1);
+    assert_non_null(b);
+    memcpy(b, witness, n < whole ? n : whole);
+    if (n > whole) b[whole] = 0;
+    char *exact = malloc(n ? n : 1);
+    assert_non_null(exact);
+    memcpy(exact, b, n);
+    assert_int_equal(parse(exact, n, &f), n == whole ? NGIO_OK : NGIO_ERR_FILE);
+    ngio_tensors_close(&f);
+    spill(path, b, n);
+    ngio_status st = ngio_tensors_read(path, NULL, &f, message, sizeof message);
+    assert_int_equal(st, n == whole ? NGIO_OK : NGIO_ERR_FILE);
+    if (n < whole && n >= whole - 4) expect_message("'h'"); /* the tensor that was cut is named */
+    ngio_tensors_close(&f);
+    free(exact);
+    free(b);
+  }
+  assert_int_equal(unlink(path), 0);
+}
+
+static void turned_bits(void **state) {
+  (void)state;
+  size_t n = sizeof witness - 1;
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * (8 + 0xd0); bit++) {
+    char *b = malloc(n);
+    assert_non_null(b);
+    memcpy(b, witness, n);
+    b[bit / 8] = (char)(b[bit / 8] ^ (1 << (bit % 8)));
+    ngio_tensors *f;
+    if (parse(b, n, &f) == NGIO_OK) {
+      assert_consistent(f, n);
+    } else {
+      refused++;
+    }
+    ngio_tensors_close(&f);
+    free(b);
+  }
+  /* Survivors only rename something, swap a dtype for one of its width, turn blanks, or reshape
+   * consistently; everything structural is refused. */
+  assert_true(refused > 8 * 100);
+}
+
+static void headers_that_lie(void **state) {
+  (void)state;
+#define T(dtype, shape, b, e)                                                                      \
+  "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #b "," #e "]}"
+  static const struct {
+    const char *header;
+    size_t data;
+    const char *says;
+  } lies[] = {
+      {"[]", 0, "no JSON map"},
+      {" {}", 0, "no JSON map"},
+      {"{} x", 0, "header"},
+      {"{", 0, "9 bytes are no safetensors file"},
+      {"{]", 0, "header"},
+      {"{\"a\":" T("F32", "[2]", 0, 8) ",\"a\":" T("F32", "[2]", 8, 16) "}", 16, "duplicate"},
+      {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+       "duplicate"},
+      {"{\"a\":1}", 0, "'a': its entry"},
+      {"{\"a\":{}}", 0, "'a': its entry"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":0}}", 8,
+       "'a': its entry"},
+      {"{\"a\":{\"dtype\":1,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "'a': its entry"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "'a': its entry"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}", 8, "'a': its entry"},
+      {"{\"a\":" T("F33", "[2]", 0, 8) "}", 8, "'a': dtype 'F33'"},
+      {"{\"a\":" T("f32", "[2]", 0, 8) "}", 8, "'a': dtype 'f32'"},
+      {"{\"a\":" T("F32", "[-2]", 0, 8) "}", 8, "'a': axis 0"},
+      {"{\"a\":" T("F32", "[1,2.0]", 0, 8) "}", 8, "'a': axis 1"},
+      {"{\"a\":" T("F32", "[\"2\"]", 0, 8) "}", 8, "'a': axis 0"},
+      {"{\"a\":" T("F32", "[1,1,1,1,1,1,1,1,2]", 0, 8) "}", 8, "'a': 9 axes"},
+      {"{\"a\":" T("F32", "[4611686018427387904]", 0, 8) "}", 8, "'a': the shape overflows"},
+      {"{\"a\":" T("F32", "[4294967296,4294967296]", 0, 0) "}", 0, "'a': the shape overflows"},
+      {"{\"a\":" T("F32", "[0,4294967296,4294967296]", 0, 0) "}", 0, "'a': the shape overflows"},
+      {"{\"a\":" T("F32", "[99999999999999999999]", 0, 8) "}", 8, "header"},
+      {"{\"a\":" T("F32", "[2]", -8, 0) "}", 8, "'a': bad data_offsets"},
+      {"{\"a\":" T("F32", "[2]", 8, 0) "}", 8, "'a': bad data_offsets"},
+      {"{\"a\":" T("F32", "[2]", 0, 7) "}", 8, "'a': 7 bytes by its offsets, 8 by its shape"},
+      {"{\"a\":" T("F32", "[2]", 0, 12) "}", 12, "'a': 12 bytes by its offsets, 8 by its shape"},
+      {"{\"a\":" T("F32", "[3]", 0, 12) "}", 8, "'a': ends at byte 12 of 8"},
+      {"{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[2]", 4, 12) "}", 12, "'b' overlaps"},
+      {"{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[2]", 0, 8) "}", 8, "'b' overlaps"},
+      {"{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[1]", 12, 16) "}", 16,
+       "'b' leaves a gap"},
+      {"{\"a\":" T("F32", "[2]", 4, 12) "}", 12, "'a' leaves a gap"},
+      {"{\"a\":" T("F32", "[2]", 0, 8) "}", 9, "1 bytes after the last tensor"},
+      {"{}", 1, "1 bytes after the last tensor"},
+      {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("F32", "[1]", 2, 6) "}", 6,
+       "'b': its data is not"},
+      {"{\"__metadata__\":[]}", 0, "__metadata__"},
+      {"{\"__metadata__\":{\"k\":1}}", 0, "__metadata__ 'k'"},
+      {"{\"a\\u0000b\":" T("F32", "[2]", 0, 8) "}", 8, "header"},
+      {"{\"a\x01\":" T("F32", "[2]", 0, 8) "}", 8, "header"},
+      {"{\"a\xff\":" T("F32", "[2]", 0, 8) "}", 8, "header"},
+      {"{\"\\u001b[2J\\n\":" T("F32", "[2]", 0, 4) "}", 4, "'?[2J?'"},
+  };
+  for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+    size_t n;
+    unsigned char *b = compose(lies[i].header, lies[i].data, &n);
+    ngio_tensors *f;
+    if (parse(b, n, &f) != NGIO_ERR_FILE) fail_msg("accepted: %s", lies[i].header);
+    expect_message(lies[i].says);
+    free(b);
+  }
+#undef T
+  /* Header lengths out of this world. */
+  static const uint64_t lengths[] = {0,
+                                     1,
+                                     100000001,
+                                     (uint64_t)1 << 31,
+                                     UINT64_MAX,
+                                     INT64_MAX,
+                                     (uint64_t)INT64_MAX + 1,
+                                     UINT64_MAX - 7};
+  for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    unsigned char b[64] = {0};
+    for (int k = 0; k < 8; k++)
+      b[k] = (unsigned char)(lengths[i] >> (8 * k));
+    b[8] = '{';
+    ngio_tensors *f;
+    assert_int_equal(parse(b, sizeof b, &f), NGIO_ERR_FILE);
+  }
+  /* Deep nesting ends in an error, not on the end of the stack. */
+  size_t deep = 400000;
+  char *h = malloc(deep + 1);
+  assert_non_null(h);
+  memset(h, '[', deep);
+  memcpy(h, "{\"a\":", 5);
+  h[deep] = 0;
+  size_t n;
+  unsigned char *b = compose(h, 0, &n);
+  ngio_tensors *f;
+  assert_int_equal(parse(b, n, &f), NGIO_ERR_FILE);
+  free(b);
+  free(h);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------*/
+
+static void *count_take(void *user, size_t bytes) {
+  *(int64_t *)user += (int64_t)bytes;
+  return malloc(bytes);
+}
+static void count_give(void *user, void *ptr, size_t bytes) {
+  *(int64_t *)user -= (int64_t)bytes;
+  free(ptr);
+}
+static void *never_take(void *user, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  return NULL;
+}
+
+static void payload_memory(void **state) {
+  (void)state;
+  int64_t held = 0;
+  ngio_alloc alloc = {count_take, count_give, &held};
+  ngio_tensors *f;
+  assert_int_equal(
+      ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
+      NGIO_OK);
+  assert_int_equal(held, 36);
+  ngio_tensors_close(&f);
+  assert_int_equal(held, 0);
+  alloc.take = never_take;
+  assert_int_equal(
+      ngio_tensors_parse(witness, sizeof witness - 1, "x", &alloc, &f, message, sizeof message),
+      NGIO_ERR_NOMEM);
+  expect_message("36 bytes");
+  assert_null(f);
+  /* Messages may be unwanted, or cut. */
+  assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, NULL, 0), NGIO_ERR_FILE);
+  char tiny[4] = "????";
+  assert_int_equal(ngio_tensors_parse("", 0, "x", NULL, &f, tiny, sizeof tiny), NGIO_ERR_FILE);
+  assert_string_equal(tiny, "x: ");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(reads_python),   cmocka_unit_test(cut_and_grown),
+      cmocka_unit_test(turned_bits),    cmocka_unit_test(headers_that_lie),
+      cmocka_unit_test(payload_memory),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}

@@ -1,0 +1,276 @@
+/* t_safetensors_write.c: the writer of safetensors.  Round trips; what is refused; places that
+ * cannot be written, or read (npy among them); a full disk; what another writer left or is at. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io_check.h"
+#include "npy.h"
+
+static const float three[] = {1.5f, -0.0f, 3e38f};
+static const double two[] = {1.0 / 3.0, -2.0};
+static const uint16_t half[] = {0x3e00, 0xc000, 1, 2};
+static const int64_t big[] = {INT64_MIN};
+static const int32_t word[] = {-7};
+static const uint8_t byte[] = {9, 8, 7};
+
+static int32_t sample(ngio_tensor *t) {
+  const ngio_tensor all[] = {
+      {"a/byte", NGIO_U8, 1, {3}, byte, 0},
+      {"a/float \"quoted\"\n", NGIO_F32, 2, {3, 1}, three, 0},
+      {"half", NGIO_F16, 8, {1, 1, 2, 1, 1, 1, 2, 1}, half, 0},
+      {"b\xc3\xa9", NGIO_BF16, 2, {2, 2}, half, 0},
+      {"number", NGIO_I32, 0, {0}, word, 0},
+      {"empty", NGIO_F32, 3, {4, 0, 5}, NULL, 0},
+      {"double", NGIO_F64, 1, {2}, two, 0},
+      {"long", NGIO_I64, 1, {1}, big, 0},
+  };
+  memcpy(t, all, sizeof all);
+  return (int32_t)(sizeof all / sizeof all[0]);
+}
+
+static void round_trip(void **state) {
+  (void)state;
+  ngio_tensor t[16];
+  int32_t n = sample(t);
+  const ngio_text text[] = {{"note", "two\nlines, \"quotes\", \\, \xe2\x82\xac"}, {"", ""}};
+  const char *path = in_folder("round");
+  assert_int_equal(ngio_tensors_write(path, t, n, text, 2, message, sizeof message), NGIO_OK);
+  ngio_tensors *f;
+  assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
+  assert_consistent(f, 4096);
+  assert_int_equal(ngio_tensors_count(f), n);
+  for (int32_t i = 0; i < n; i++) {
+    const ngio_tensor *r = ngio_tensors_find(f, t[i].name);
+    assert_non_null(r);
+    assert_int_equal(r->dtype, t[i].dtype);
+    assert_int_equal(r->ndim, t[i].ndim);
+    assert_memory_equal(r->shape, t[i].shape, (size_t)t[i].ndim * sizeof t[i].shape[0]);
+    if (r->bytes > 0) assert_memory_equal(r->data, t[i].data, (size_t)r->bytes);
+  }
+  assert_null(ngio_tensors_find(f, "absent"));
+  assert_null(ngio_tensors_at(f, n));
+  assert_int_equal(ngio_tensors_text_count(f), 2);
+  assert_string_equal(ngio_tensors_text(f, "note"), text[0].value);
+  assert_string_equal(ngio_tensors_text(f, ""), "");
+  assert_null(ngio_tensors_text(f, "other"));
+  assert_null(ngio_tensors_text_at(f, 2));
+  ngio_tensors_close(&f);
+  assert_null(f);
+  ngio_tensors_close(&f);
+
+  /* The same content twice gives the same bytes. */
+  size_t a, b;
+  unsigned char *first = slurp(path, &a);
+  assert_int_equal(ngio_tensors_write(path, t, n, text, 2, message, sizeof message), NGIO_OK);
+  unsigned char *again = slurp(path, &b);
+  assert_int_equal(a, b);
+  assert_memory_equal(first, again, a);
+  free(first);
+  free(again);
+  /* ... and with no tensors and no texts there is still a file. */
+  assert_int_equal(ngio_tensors_write(path, NULL, 0, NULL, 0, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_tensors_count(f), 0);
+  ngio_tensors_close(&f);
+  assert_int_equal(unlink(path), 0);
+}
+
+static void piece_by_piece(void **state) {
+  (void)state;
+  const char *path = in_folder("pieces");
+  ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, NULL, 0}, {"f", NGIO_F32, 1, {3}, NULL, 0}};
+  ngio_text text = {"sum", "00000000"};
+  ngio_writer *w;
+  assert_int_equal(ngio_writer_create(path, t, 2, &text, 1, &w, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_put(w, two, 5, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_put(w, (const char *)two + 5, 11, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
+  assert_int_equal(access(path, F_OK), -1); /* nothing under the name before the end */
+  text.value = "1234abcd";
+  assert_int_equal(ngio_writer_finish(&w, &text, 1, message, sizeof message), NGIO_OK);
+  assert_null(w);
+  ngio_tensors *f;
+  assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
+  assert_string_equal(ngio_tensors_text(f, "sum"), "1234abcd");
+  assert_memory_equal(ngio_tensors_find(f, "d")->data, two, sizeof two);
+  assert_memory_equal(ngio_tensors_find(f, "f")->data, three, sizeof three);
+  ngio_tensors_close(&f);
+
+  /* Misuse is refused and leaves the file as it is. */
+  size_t n;
+  unsigned char *before = slurp(path, &n);
+  assert_int_equal(ngio_writer_create(path, t, 2, NULL, 0, &w, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_put(w, two, 29, message, sizeof message), NGIO_ERR_ARG);
+  assert_int_equal(ngio_writer_put(w, two, 16, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_finish(&w, NULL, 0, message, sizeof message), NGIO_ERR_ARG);
+  expect_message("28 were announced");
+  assert_null(w);
+  assert_int_equal(ngio_writer_create(path, t, 0, &text, 1, &w, message, sizeof message), NGIO_OK);
+  text.value = "longer than what was announced";
+  assert_int_equal(ngio_writer_finish(&w, &text, 1, message, sizeof message), NGIO_ERR_ARG);
+  ngio_tensor bad[] = {
+      {"", NGIO_F32, 1, {1}, three, 0},          {"__metadata__", NGIO_F32, 1, {1}, three, 0},
+      {"\xff", NGIO_F32, 1, {1}, three, 0},      {"x", (ngio_dtype)99, 1, {1}, three, 0},
+      {"x", NGIO_F32, 1, {-1}, three, 0},        {"x", NGIO_F32, 9, {1}, three, 0},
+      {"x", NGIO_F64, 1, {INT64_MAX}, three, 0},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    assert_int_equal(ngio_tensors_write(path, &bad[i], 1, NULL, 0, message, sizeof message),
+                     NGIO_ERR_ARG);
+  }
+  ngio_tensor twice[2] = {{"x", NGIO_F32, 1, {1}, three, 0}, {"x", NGIO_F32, 1, {1}, three, 0}};
+  assert_int_equal(ngio_tensors_write(path, twice, 2, NULL, 0, message, sizeof message),
+                   NGIO_ERR_ARG);
+  expect_message("'x' is there twice");
+  twice[0].dtype = NGIO_U8;
+  twice[1].name = "y";
+  assert_int_equal(ngio_writer_create(path, twice, 2, NULL, 0, &w, message, sizeof message),
+                   NGIO_ERR_ARG);
+  expect_message("'y': wider dtypes go first");
+  size_t m;
+  unsigned char *after = slurp(path, &m);
+  assert_int_equal(n, m);
+  assert_memory_equal(before, after, n);
+  free(before);
+  free(after);
+  assert_int_equal(unlink(path), 0);
+}
+
+static void refused_places(void **state) {
+  (void)state;
+  ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
+  const char *file = in_folder("file");
+  spill(file, "x", 1);
+  char under[200];
+  (void)snprintf(under, sizeof under, "%s/under", file);
+  struct {
+    const char *path, *says;
+  } places[] = {{NULL, "no path"},
+                {"", "no path"},
+                {in_folder("absent/file"), strerror(ENOENT)},
+                {under, strerror(ENOTDIR)},
+                {folder, "not a regular file"},
+                {"/dev/full", "not a regular file"},
+                {"/proc/self/natgrad-test", "cannot write"}};
+  for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    assert_int_equal(ngio_tensors_write(places[i].path, &t, 1, NULL, 0, message, sizeof message),
+                     NGIO_ERR_FILE);
+    expect_message(places[i].says);
+  }
+  assert_int_equal(unlink(file), 0);
+
+  /* A folder that may not be written; the superuser may write everywhere. */
+  const char *locked = in_folder("locked");
+  assert_int_equal(mkdir(locked, 0500), 0);
+  if (geteuid() != 0) {
+    assert_int_equal(
+        ngio_tensors_write(in_folder("locked/f"), &t, 1, NULL, 0, message, sizeof message),
+        NGIO_ERR_FILE);
+    expect_message(strerror(EACCES));
+  }
+  assert_int_equal(rmdir(locked), 0);
+
+  /* Not files to read either; a pipe must not make the reader wait. */
+  ngio_tensors *f;
+  const char *pipe_path = in_folder("pipe");
+  assert_int_equal(mkfifo(pipe_path, 0600), 0);
+  const char *odd[] = {NULL, "", folder, "/dev/zero", pipe_path, in_folder("absent")};
+  for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    assert_int_equal(ngio_tensors_read(odd[i], NULL, &f, message, sizeof message), NGIO_ERR_FILE);
+    assert_null(f);
+    ngio_npy a;
+    assert_int_equal(ngio_npy_read(odd[i], &a, message, sizeof message), NGIO_ERR_FILE);
+    assert_null(a.data);
+  }
+  assert_int_equal(unlink(pipe_path), 0);
+}
+
+/* A disk that is full after `limit` bytes: the limit on file sizes, whose signal is ignored. */
+static void full_disk(void **state) {
+  (void)state;
+  static float large[5000];
+  const char *path = in_folder("full"), *part = in_folder("full.part");
+  ngio_tensor small = {"f", NGIO_F32, 1, {3}, three, 0};
+  ngio_tensor wide = {"wide", NGIO_F32, 1, {5000}, large, 0};
+  assert_int_equal(ngio_tensors_write(path, &small, 1, NULL, 0, message, sizeof message), NGIO_OK);
+  struct rlimit old, tight;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  const rlim_t limits[] = {0, 4, 50, 4096, 20000};
+  for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+    tight = old;
+    tight.rlim_cur = limits[i];
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    ngio_status st = ngio_tensors_write(path, &wide, 1, NULL, 0, message, sizeof message);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(st, NGIO_ERR_FILE);
+    expect_message(strerror(EFBIG));
+    assert_int_equal(access(part, F_OK), -1);
+    ngio_tensors *f;
+    assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
+    assert_memory_equal(ngio_tensors_find(f, "f")->data, three, sizeof three);
+    ngio_tensors_close(&f);
+  }
+  (void)signal(SIGXFSZ, handler);
+  assert_int_equal(unlink(path), 0);
+}
+
+static void left_behind_and_locked(void **state) {
+  (void)state;
+  ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
+  const char *path = in_folder("again"), *part = in_folder("again.part");
+  /* What a killed writer left is taken over, however long it was. */
+  char rubbish[3000];
+  memset(rubbish, 'x', sizeof rubbish);
+  spill(part, rubbish, sizeof rubbish);
+  assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message), NGIO_OK);
+  assert_int_equal(access(part, F_OK), -1);
+  ngio_tensors *f;
+  assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
+  ngio_tensors_close(&f);
+  /* What a living writer is at is left alone. */
+  ngio_writer *w;
+  assert_int_equal(ngio_writer_create(path, &t, 1, NULL, 0, &w, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message),
+                   NGIO_ERR_FILE);
+  expect_message("another program is writing");
+  assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_finish(&w, NULL, 0, message, sizeof message), NGIO_OK);
+  /* A link under the temporary name is not followed. */
+  const char *precious = in_folder("precious");
+  spill(precious, "keep", 4);
+  assert_int_equal(symlink(precious, part), 0);
+  assert_int_equal(ngio_tensors_write(path, &t, 1, NULL, 0, message, sizeof message),
+                   NGIO_ERR_FILE);
+  size_t n;
+  unsigned char *b = slurp(precious, &n);
+  assert_int_equal(n, 4);
+  assert_memory_equal(b, "keep", 4);
+  free(b);
+  assert_int_equal(unlink(part), 0);
+  assert_int_equal(unlink(precious), 0);
+  assert_int_equal(unlink(path), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(round_trip),
+      cmocka_unit_test(piece_by_piece),
+      cmocka_unit_test(refused_places),
+      cmocka_unit_test(full_disk),
+      cmocka_unit_test(left_behind_and_locked),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
