@@ -9,10 +9,14 @@
 
 #include <stdint.h>
 
-/* Asks for the line 2 KiB ahead of `address`, wherever that is: one core waits for memory less than with
- * what the processor guesses alone.  For loops that read much once. */
-#if defined(__GNUC__)
-#define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + 2048))
+/* Asks for the line NG_FETCH_AHEAD bytes ahead of `address`, wherever that is: one core waits for memory
+ * less than with what the processor guesses alone.  For loops that read much once.  0: leave it to the
+ * processor, to measure against (docs/performance.md). */
+#ifndef NG_FETCH_AHEAD
+#define NG_FETCH_AHEAD 2048
+#endif
+#if defined(__GNUC__) && NG_FETCH_AHEAD > 0
+#define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
 #else
 #define NG_FETCH(address) ((void)(address))
 #endif
