@@ -69,18 +69,18 @@ for file in "${files[@]}"; do
       forbid "$file" "a library does not print" '(v?printf|puts|putchar|perror)[[:space:]]*\('
       ;;
     cli/*)
-      report "$file" "the program uses natgrad.h only" < <(grep -nE '^#include "(.*/)?(internal|convert|stats|linalg|comm)\.h"' "$file" || true)
+      report "$file" "the program uses natgrad.h only" < <(grep -nE '^#include "(.*/)?(core|linalg|comm|option|stat|model|family|step|state|api)\.h"' "$file" || true)
       ;;
   esac
   case $file in
-    src/context.c) ;;      # the default allocator
+    src/api/context.c) ;;      # the default allocator
     src/comm/threads.c) ;; # a group of ranks is made before any context, which has the allocator
     src/*)
       forbid "$file" "use ng_alloc and ng_free" '(malloc|calloc|realloc|free|aligned_alloc|posix_memalign|strdup|strndup|asprintf|vasprintf)[[:space:]]*\('
       ;;
   esac
   case $file in
-    src/internal.h) ;; # NG_ASSERT
+    src/core/core.h) ;; # NG_ASSERT
     base/* | src/* | io/*) forbid "$file" "use NG_ASSERT for invariants, a status for the rest" 'assert[[:space:]]*\(' ;;
   esac
 done

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "draw.h"
-#include "internal.h"
+#include "model/model.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 

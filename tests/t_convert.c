@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert.h"
+#include "core/core.h"
 #include "draw.h"
 
 static rng numbers;

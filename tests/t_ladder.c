@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "family/kronecker.h"
-#include "internal.h"
+#include "model/model.h"
 
 typedef struct fix {
   ng_context *ctx;

@@ -2,7 +2,7 @@
  * program it comes from is checked by its numbers, not by its name. */
 #include "options_help.h"
 
-#include "options.h"
+#include "option/option.h"
 
 static char message[512];
 

@@ -3,7 +3,7 @@
  * that an option does something is shown in t_option_effects.c. */
 #include "options_help.h"
 
-#include "internal.h"
+#include "model/model.h"
 
 #include <locale.h>
 #include <math.h>

@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include "internal.h"
+#include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
 #include "state_scene.h"

@@ -16,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert.h"
-#include "conv_shift.h"
+#include "core/core.h"
+#include "stat/gram_shift.h"
 #include "draw.h"
-#include "stats.h"
+#include "stat/gram.h"
 
 static rng numbers;
 

@@ -1,7 +1,7 @@
 /* transports.c: see transports.h. */
 #include "transports.h"
 
-#include "convert.h"
+#include "core/core.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -7,7 +7,8 @@
  *
  * The first failure marks the transport broken and calls its abort, so that no other rank waits for
  * this one; from then on every call returns NG_ERR_COMM without touching the transport. */
-#include "internal.h"
+#include "comm/comm.h"
+#include "core/core.h"
 
 #include <limits.h>
 #include <stddef.h>

@@ -13,9 +13,8 @@
  *
  * No context here: a group outlives the contexts that use it, so its memory is malloc's.  Ops are
  * kept for reuse; after the first steps a collective allocates nothing. */
-#include "internal.h"
 
-#include "convert.h"
+#include "core/core.h"
 
 #include <pthread.h>
 #include <stdlib.h>

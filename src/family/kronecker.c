@@ -3,9 +3,9 @@
  * F ~ A (x) G (Martens & Grosse 2015, arXiv 1503.05671; convolutions: Grosse & Martens 2016, arXiv
  * 1602.01407).  kronecker_stats.c makes the running averages, kronecker_solve.c inverts them,
  * kronecker_apply.c makes PD and emits it. */
-#include "kronecker.h"
+#include "family/kronecker.h"
 
-#include "../convert.h"
+#include "core/core.h"
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 

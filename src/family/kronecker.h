@@ -7,9 +7,9 @@
 #ifndef NG_KRONECKER_H
 #define NG_KRONECKER_H
 
-#include "../internal.h"
-#include "../stats.h"
-#include "average.h"
+#include "model/model.h"
+#include "stat/gram.h"
+#include "stat/average.h"
 
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 

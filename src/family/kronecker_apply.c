@@ -8,9 +8,9 @@
  *
  * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
  * ranks have agreed on the clip, then emitted row by row in published order. */
-#include "kronecker.h"
+#include "family/kronecker.h"
 
-#include "../convert.h"
+#include "core/core.h"
 #include "simd.h"
 
 /* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; emit: a row a piece

@@ -11,11 +11,11 @@
  * result is checked after, on a sampled column.  What does not pass climbs the ladder
  *   damping x 10, at most 3 times -> double precision -> last good result -> plain gradient
  * and each rung is counted. */
-#include "kronecker.h"
+#include "family/kronecker.h"
 
 #include <math.h>
 
-#include "../convert.h"
+#include "core/core.h"
 
 enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
 
@@ -388,7 +388,7 @@ static int32_t solve_group(ng_block *b, int32_t group, const double on[2], const
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->live[NG_LIVE_DAMPING];
-  const bool own = b->owner == b->p->ctx->comm.rank;
+  const bool own = b->owner == b->p->ctx->rank;
   int32_t worst = 0;
   k->good = true;
   for (int32_t group = 0; group < k->groups; group++) {

@@ -7,9 +7,9 @@
  *     F <- keep F + (1 - keep) S / sum(w),  keep = rho.
  * fold = direct leaves S out and adds straight into F.  The published programs' scales, starts and
  * call rules are options of the same code (docs/algorithms.md has the table). */
-#include "kronecker.h"
+#include "family/kronecker.h"
 
-#include "../convert.h"
+#include "core/core.h"
 
 /* ---- the scale table -------------------------------------------------------------------------
  * A fresh factor of one call is alpha * (raw sum of rows); B samples taken, S positions, N = B S.
@@ -133,7 +133,7 @@ void ng_kron_scale(ng_block *b) {
       /* nobody saw this side: the average must pass through the sum unchanged */
       if (s->average.total > 0.0) {
         scale_side(s, s->average.w / s->average.total);
-      } else if (b->p->ctx->comm.rank != 0) {
+      } else if (b->p->ctx->rank != 0) {
         scale_side(s, 0.0);
       }
     } else {
@@ -224,7 +224,7 @@ ng_status ng_kron_fold(ng_block *b) {
     }
     for (int32_t j = 0; b->opt.damping_leak && j < s->parts; j++) {
       /* direct: the old average was multiplied by keep when the sample was added */
-      const double ranks = all ? b->p->ctx->comm.size : 1, by = s->leak[s->part[j].group] / ranks;
+      const double ranks = all ? b->p->ctx->ranks : 1, by = s->leak[s->part[j].group] / ranks;
       shift_part(&s->part[j], k->factor_dtype, k->direct ? mix.old * by : by);
     }
     memset(s->leak, 0, (size_t)k->groups * sizeof *s->leak);

@@ -22,12 +22,12 @@
  * inverted, stored or sent besides a and g.  A convolution's groups have an a and a g each.
  *
  * This is the family to copy: every entry of ng_family_ops is here or in rankone_stats.c. */
-#include "rankone.h"
+#include "family/rankone.h"
 
 #include <math.h>
 
-#include "../convert.h"
-#include "../pack.h"
+#include "core/core.h"
+#include "stat/read.h"
 #include "simd.h"
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/

@@ -3,7 +3,7 @@
 #ifndef NG_RANKONE_H
 #define NG_RANKONE_H
 
-#include "average.h"
+#include "stat/average.h"
 
 enum { NG_MEAN_A = 0, NG_MEAN_G = 1 };
 

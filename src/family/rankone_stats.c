@@ -12,12 +12,12 @@
  *     eva                  m            m / loss_scale               lzhangbv/eva
  *     textbook, expand     sqrt(S) m    c m / loss_scale
  *     textbook, reduce     m            c S m / loss_scale */
-#include "rankone.h"
+#include "family/rankone.h"
 
 #include <math.h>
 
-#include "../convert.h"
-#include "../pack.h"
+#include "core/core.h"
+#include "stat/read.h"
 #include "simd.h"
 
 /* Doubles of a piece's working set that should stay in the nearest caches. */

@@ -14,7 +14,7 @@
  * The symbols are declared here and nowhere else: there is no header that all implementations
  * share.  Fortran passes everything by address and appends the length of each CHARACTER argument,
  * by value, at the end (size_t since gfortran 8).  Whoever ignores them loses nothing. */
-#include "linalg.h"
+#include "linalg/linalg.h"
 
 #if defined(NG_HAVE_BLAS)
 

@@ -3,7 +3,7 @@
  * In: a name, a size; out: a table of operations, an answer, texts for people.  The BLAS behind
  * libblas.so.3 is the administrator's or the environment's choice, so it is asked at run time
  * whether it is one of those that can say who they are. */
-#include "linalg.h"
+#include "linalg/linalg.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -6,7 +6,7 @@
  *
  * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
  * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double. */
-#include "linalg.h"
+#include "linalg/linalg.h"
 
 #include <float.h>
 #include <math.h>

@@ -15,7 +15,7 @@
  * Everything here walks *runs*: line f of the matrix has one contiguous stretch, the column below
  * the diagonal for f < h, the row from column h to the diagonal for f >= h.  Together the runs are
  * each stored element once. */
-#include "linalg.h"
+#include "linalg/linalg.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,0 +1,176 @@
+/* context.c: a context, and what it stands on: memory, threads, log, linear algebra, transport.
+ *
+ * Everything that changes hangs from the context; the library has no globals.  The environment is
+ * read once, here: NG_THREADS, NG_LINALG, NG_LOG. */
+#include "comm/comm.h"
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static void *standard_alloc(void *user, size_t bytes) {
+  void *p = NULL;
+  (void)user;
+  return posix_memalign(&p, NG_ALIGN, bytes) == 0 ? p : NULL;
+}
+
+static void standard_free(void *user, void *p, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(p);
+}
+
+/* ---- create, destroy -------------------------------------------------------------------------*/
+
+ng_status ng_context_config_init_sized(ng_context_config *c, size_t size) {
+  if (c == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
+  memset(c, 0, size);
+  const size_t given = size;
+  memcpy(c, &given, sizeof given);
+  if (size >= offsetof(ng_context_config, log_level) + sizeof c->log_level) {
+    c->log_level = NG_LOG_WARN;
+  }
+  return NG_OK;
+}
+
+static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
+
+static ng_status read_environment(ng_context_config *c, char *message, size_t size) {
+  const char *threads = getenv("NG_THREADS");
+  if (threads != NULL && c->threads == 0) {
+    char *end = NULL;
+    const long n = strtol(threads, &end, 10);
+    if (end == threads || *end != 0 || n < 1 || n > 1024) {
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "NG_THREADS is '%s', expected a whole number from 1 to 1024", threads);
+    }
+    c->threads = (int32_t)n;
+  }
+  if (c->linalg == NULL) c->linalg = getenv("NG_LINALG");
+  const char *log = getenv("NG_LOG");
+  if (log != NULL) {
+    int32_t i = 0;
+    while (i < 5 && !ng_is(log, level_name[i])) {
+      i++;
+    }
+    if (i == 5) {
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "NG_LOG is '%s', expected none, error, warn, info or trace", log);
+    }
+    c->log_level = (ng_log_level)i;
+  }
+  return NG_OK;
+}
+
+static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
+  if ((c->alloc == NULL) != (c->free == NULL)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_context_config: give both alloc and free, or neither");
+  }
+  if (c->threads < 0 || c->threads > 1024) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_context_config: threads is %d, expected 0 to 1024", c->threads);
+  }
+  if (c->log_level < NG_LOG_NONE || c->log_level > NG_LOG_TRACE) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_context_config: log_level is %d, expected 0 to 4", (int)c->log_level);
+  }
+  return NG_OK;
+}
+
+/* A context and what lower rooms know by pointer only: one block, so that one failure is all there is. */
+typedef struct home {
+  ng_context ctx;
+  ng_comm comm;
+} home;
+
+static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
+static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
+
+ng_status ng_context_create_for(int32_t header_version, const ng_context_config *config,
+                                char *message, size_t message_size, ng_context **out) {
+  if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
+  *out = NULL;
+  if (header_version / 100 > NG_VERSION / 100) {
+    return ng_fail_to(message, message_size, NG_ERR_STATE,
+                      "the header is version %d.%d, this library is %d.%d; install the newer one",
+                      header_version / 10000, header_version / 100 % 100, NG_VERSION_MAJOR,
+                      NG_VERSION_MINOR);
+  }
+  ng_context_config c;
+  ng_status st = ng_context_config_init_sized(&c, sizeof c);
+  if (st == NG_OK && config != NULL) {
+    st = ng_take_struct(&c, sizeof c, config, offsetof(ng_context_config, threads),
+                        "ng_context_config", message, message_size);
+  }
+  if (st == NG_OK) st = check_config(&c, message, message_size);
+  const bool named = c.linalg != NULL;
+  if (st == NG_OK) st = read_environment(&c, message, message_size);
+  if (st != NG_OK) return st;
+  const ng_linalg_ops *la = ng_linalg_find(c.linalg);
+  if (la == NULL) {
+    const ng_linalg_ops *best = ng_linalg_find(NULL);
+    return ng_fail_to(message, message_size, NG_ERR_ABSENT,
+                      "%s is '%s', which is not built in; there is %s%s",
+                      named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
+                      best != &ng_linalg_ref ? " and ref" : "");
+  }
+  ng_comm comm;
+  st = ng_comm_init(&comm, c.transport, message, message_size);
+  if (st != NG_OK) return st;
+
+  if (c.alloc == NULL) {
+    c.alloc = standard_alloc;
+    c.free = standard_free;
+  }
+  if (c.threads == 0) {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    c.threads = online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
+  }
+  home *made = c.alloc(c.alloc_user, sizeof *made);
+  if (made == NULL) {
+    return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory");
+  }
+  memset(made, 0, sizeof *made);
+  ng_context *ctx = &made->ctx;
+  ctx->config = c;
+  ctx->config.transport = NULL; /* copied into comm */
+  ctx->la = la;
+  made->comm = comm;
+  ctx->comm = &made->comm;
+  ctx->rank = comm.rank;
+  ctx->ranks = comm.size;
+  ctx->bytes = ctx->peak = (int64_t)sizeof *made;
+  ctx->calls = 1;
+  if (c.parallel_for == NULL && c.threads > 1) {
+    const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
+    ctx->pool = ng_pool_create(c.threads, &from);
+    if (ctx->pool == NULL) {
+      ng_context_destroy(&ctx);
+      return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory for threads");
+    }
+    ctx->config.threads = ng_pool_threads(ctx->pool);
+    if (ctx->config.threads < c.threads) {
+      ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", ctx->config.threads, c.threads);
+    }
+  }
+  ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
+         ctx->config.threads, ctx->ranks);
+  *out = ctx;
+  return NG_OK;
+}
+
+void ng_context_destroy(ng_context **ctx) {
+  if (ctx == NULL || *ctx == NULL) return;
+  ng_context *c = *ctx;
+  *ctx = NULL;
+  ng_pool_destroy(c->pool);
+  c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is its first member */
+}
+
+void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
+  if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
+  if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;
+  if (calls != NULL) *calls = ctx == NULL ? 0 : ctx->calls;
+}

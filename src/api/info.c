@@ -1,0 +1,51 @@
+/* info.c: what this library is: version, build, BLAS, components.  The only file that is told the
+ * commit, so that a new commit rebuilds one file. */
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+#ifndef NG_COMMIT
+#define NG_COMMIT "unknown"
+#endif
+#ifndef NG_COMPILER
+#define NG_COMPILER "unknown"
+#endif
+
+int32_t ng_version(void) { return NG_VERSION; }
+
+int32_t ng_build_info(char *text, size_t size) {
+  char blas[256], kernel[64], hint[256];
+  int32_t threads = 0;
+  ng_blas_describe(blas, sizeof blas, kernel, sizeof kernel, &threads);
+  ng_blas_hint(hint, sizeof hint);
+  char line[1024];
+  const int n = snprintf(line, sizeof line,
+                         "version = %d.%d.%d\ncommit = %s\ncompiler = %s\nlinalg = %s\nblas = %s\n"
+                         "kernel = %s\nblas threads = %d\nhint = %s\n",
+                         NG_VERSION_MAJOR, NG_VERSION_MINOR, NG_VERSION_PATCH, NG_COMMIT,
+                         NG_COMPILER, ng_linalg_find(NULL)->name, blas, kernel, threads, hint);
+  if (text != NULL && size > 0) (void)snprintf(text, size, "%s", line);
+  return n < (int)sizeof line ? n : (int)sizeof line - 1;
+}
+
+static const ng_component component[] = {
+#if defined(NG_HAVE_BLAS)
+    {sizeof(ng_component), "linalg", "cpu", 1, ""},
+#else
+    {sizeof(ng_component), "linalg", "cpu", 0,
+     "this build has no BLAS; configure with NATGRAD_BLAS=ON"},
+#endif
+    {sizeof(ng_component), "linalg", "ref", 1, ""},
+    {sizeof(ng_component), "linalg", "cuda", 0, "not supported yet"},
+    {sizeof(ng_component), "transport", "self", 1, ""},
+    {sizeof(ng_component), "transport", "user", 1, ""},
+    {sizeof(ng_component), "transport", "threads", 1, ""},
+    {sizeof(ng_component), "transport", "mpi", 0, "not supported yet; fill an ng_transport"},
+    {sizeof(ng_component), "transport", "nccl", 0, "not supported yet; fill an ng_transport"},
+};
+
+int32_t ng_component_count(void) { return (int32_t)(sizeof component / sizeof component[0]); }
+
+ng_status ng_component_info(int32_t i, ng_component *out) {
+  if (out == NULL || i < 0 || i >= ng_component_count()) return NG_ERR_ARG;
+  return ng_give_struct(out, &component[i], sizeof component[i]);
+}

@@ -1,0 +1,160 @@
+/* report.c: what happened, what is held, what happens to each parameter; and the walk over every
+ * array that belongs to the state. */
+#include "model/model.h"
+
+/* The i-th of n things is asked for, with room for the answer. */
+static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
+                          const void *out) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: out is NULL", call);
+  if (i >= 0 && i < n) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no number %lld, expected 0 to %lld", call,
+                 (long long)i, (long long)n - 1);
+}
+
+ng_status ng_report_read(const ng_precond *p, ng_report *out) {
+  const ng_status st = may_tell(p, "ng_report_read", 0, 1, out);
+  if (st != NG_OK) return st;
+  ng_report r;
+  memset(&r, 0, sizeof r);
+  r.steps = p->steps;
+  r.skipped = p->skipped;
+  r.clip = p->nu;
+  r.inner = p->inner;
+  r.more_damping = p->more_damping;
+  r.in_double = p->in_double;
+  r.kept_last = p->kept_last;
+  r.plain = p->plain;
+  r.stations = NG_STATIONS;
+  return ng_give_struct(out, &r, sizeof r);
+}
+
+ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out) {
+  const ng_status st = may_tell(p, "ng_report_station", i, NG_STATIONS, out);
+  if (st != NG_OK) return st;
+  const ng_station_time *t = &p->time[i];
+  ng_station_report r;
+  memset(&r, 0, sizeof r);
+  r.name = ng_stations[i].name;
+  r.collective = ng_stations[i].collective;
+  r.runs = t->runs;
+  r.last_ms = t->last_ms;
+  r.total_ms = t->total_ms;
+  r.last_bytes = t->last_bytes;
+  r.total_bytes = t->total_bytes;
+  return ng_give_struct(out, &r, sizeof r);
+}
+
+ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out) {
+  const ng_status st = may_tell(p, "ng_report_layer", index, p == NULL ? 0 : p->entries, out);
+  if (st != NG_OK) return st;
+  const ng_block *b = p->entry[index]->block;
+  ng_layer_report r;
+  memset(&r, 0, sizeof r);
+  r.name = p->entry[index]->d.name;
+  if (b != NULL) {
+    r.observe_ms = b->observe_ms;
+    r.solve_ms = b->solve_ms;
+    r.measure_ms = b->measure_ms;
+    r.pi = b->pi;
+    r.damping_a = b->damping_a;
+    r.damping_g = b->damping_g;
+    r.rung = b->rung;
+    r.observations = b->observations[0] + b->observations[1];
+  }
+  return ng_give_struct(out, &r, sizeof r);
+}
+
+static const char *const use_name[NG_USES] = {"factors", "sums",    "results", "direction",
+                                              "moments", "scratch", "objects"};
+
+int32_t ng_memory_count(const ng_precond *p) { return p == NULL ? 0 : NG_USES; }
+
+ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out) {
+  const ng_status st = may_tell(p, "ng_memory", i, NG_USES, out);
+  if (st != NG_OK) return st;
+  ng_memory_info m;
+  memset(&m, 0, sizeof m);
+  m.use = use_name[i];
+  m.bytes = p->held[i];
+  return ng_give_struct(out, &m, sizeof m);
+}
+
+/* The name of a parameter is made once, when the layer is added: no buffer to own here. */
+int32_t ng_explain_count(const ng_precond *p) {
+  int32_t n = 0;
+  for (int32_t i = 0; p != NULL && i < p->entries; i++) {
+    n += p->entry[i]->slots;
+  }
+  return n;
+}
+
+ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
+  const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
+  if (st != NG_OK) return st;
+  int32_t index = 0;
+  while (index < p->entries && i >= p->entry[index]->slots) {
+    i -= p->entry[index++]->slots;
+  }
+  const ng_entry *e = p->entry[index];
+  const ng_block *b = e->block;
+  ng_explain_row r;
+  memset(&r, 0, sizeof r);
+  r.name = e->slot_name[i];
+  r.index = index;
+  r.count = e->slot[i].rows * e->slot[i].cols;
+  r.covered = b != NULL;
+  r.family = b != NULL ? b->ops->name : "none";
+  r.why = p->ready ? e->why : "ng_ready decides";
+  r.bytes = b != NULL && i == NG_WEIGHT ? b->curvature_bytes : 0;
+  r.owner = b != NULL ? b->owner : -1;
+  return ng_give_struct(out, &r, sizeof r);
+}
+
+/* ---- the walk over the state -----------------------------------------------------------------*/
+
+typedef struct field_walk {
+  ng_entry *entry;
+  ng_status (*visit)(void *arg, ng_entry *e, ng_field *f);
+  void *arg;
+} field_walk;
+
+static ng_status one_field(void *arg, ng_field *f) {
+  const field_walk *w = arg;
+  return w->visit(w->arg, w->entry, f);
+}
+
+static ng_status moment(const field_walk *w, const ng_slot *slot, const char *name, int32_t which,
+                        float *data) {
+  ng_field f;
+  if (data == NULL) return NG_OK;
+  memset(&f, 0, sizeof f);
+  (void)snprintf(f.name, sizeof f.name, "%s.%s", name, which == NG_BIAS ? "bias" : "weight");
+  f.dtype = NG_F32;
+  f.rows = slot->rows;
+  f.cols = slot->cols;
+  f.data = data;
+  f.row_offsets = f.col_offsets = 1;
+  f.row_channels = slot->rows;
+  f.col_channels = slot->cols;
+  return w->visit(w->arg, w->entry, &f);
+}
+
+ng_status ng_state_fields(ng_precond *p, ng_status (*visit)(void *arg, ng_entry *e, ng_field *f),
+                          void *arg) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    field_walk w = {p->entry[i], visit, arg};
+    ng_status st = NG_OK;
+    if (p->entry[i]->block != NULL) {
+      st = p->entry[i]->block->ops->fields(p->entry[i]->block, one_field, &w);
+    }
+    for (int32_t k = 0; k < p->entry[i]->slots && st == NG_OK; k++) {
+      const ng_slot *s = &p->entry[i]->slot[k];
+      st = moment(&w, s, ng_is(p->opt.update, "adamw") ? "first" : "momentum", k, s->m);
+      if (st == NG_OK) st = moment(&w, s, "second", k, s->v);
+    }
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}

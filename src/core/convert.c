@@ -1,0 +1,146 @@
+/* convert.c: f32, bf16 and f16 into each other, and the scan for values that are not finite.
+ *
+ * In come arrays as the caller holds them, out go f32 tiles (or the other way round).  Everything
+ * is integer arithmetic on bit patterns plus, for f16, one exact scaling, without a branch, so that
+ * compilers vectorise the loops.  bf16 is the upper half of an f32; f16 is IEEE 754-2008 binary16.
+ */
+#include "core/core.h"
+
+#include "simd.h"
+
+static inline uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  return u;
+}
+
+static inline float float_of(uint32_t u) {
+  float f;
+  memcpy(&f, &u, sizeof f);
+  return f;
+}
+
+static inline float widen_bf16(uint16_t h) { return float_of((uint32_t)h << 16); }
+
+static inline uint16_t narrow_bf16(float f) {
+  const uint32_t u = bits_of(f);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const uint32_t quiet = (u >> 16) | 0x40u; /* a payload in the lower half must not become Inf */
+  return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+static inline float widen_f16(uint16_t h) {
+  const uint32_t w = (uint32_t)h << 16;
+  const uint32_t twice = w + w; /* without the sign */
+  /* Exponent and fraction moved to f32's places, 112 too large where it matters least: the product
+   * restores the exponent of normal values and leaves Inf and NaN (exponent 255 after the sum). */
+  const float normal = float_of((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
+  /* Subnormal: the fraction is put below 0.5 and the 0.5 taken off again, both exact. */
+  const float subnormal = float_of((twice >> 17) | (126u << 23)) - 0.5f;
+  const uint32_t magnitude = twice < (1u << 27) ? bits_of(subnormal) : bits_of(normal);
+  return float_of((w & 0x80000000u) | magnitude);
+}
+
+static inline uint16_t narrow_f16(float f) {
+  const uint32_t u = bits_of(f);
+  const uint32_t sign = (u >> 16) & 0x8000u;
+  const uint32_t a = u & 0x7fffffffu;
+  /* Normal range: rebias by -112, round the 13 dropped bits to nearest even; a carry walks into the
+   * exponent and ends at Inf by itself. */
+  const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  /* Below 2^-14: adding 0.5 puts the last f16 bit (2^-24) at the last bit of the f32, so that the
+   * addition rounds to nearest even. */
+  const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - (126u << 23);
+  uint32_t h = a < (113u << 23) ? subnormal : normal;
+  h = a >= (143u << 23) ? 0x7c00u
+                        : h; /* 65536 and above; what rounds up to it carried over above */
+  h = a > 0x7f800000u ? 0x7e00u : h;
+  return (uint16_t)(sign | h);
+}
+
+float ng_bf16_to_f32(uint16_t h) { return widen_bf16(h); }
+uint16_t ng_f32_to_bf16(float f) { return narrow_bf16(f); }
+float ng_f16_to_f32(uint16_t h) { return widen_f16(h); }
+uint16_t ng_f32_to_f16(float f) { return narrow_f16(f); }
+
+NG_CLONES static void widen_many_bf16(float *restrict dst, const uint16_t *restrict src,
+                                      int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = widen_bf16(src[i]);
+  }
+}
+
+NG_CLONES static void widen_many_f16(float *restrict dst, const uint16_t *restrict src, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = widen_f16(src[i]);
+  }
+}
+
+NG_CLONES static void narrow_many_bf16(uint16_t *restrict dst, const float *restrict src,
+                                       int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = narrow_bf16(src[i]);
+  }
+}
+
+NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restrict src,
+                                      int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    dst[i] = narrow_f16(src[i]);
+  }
+}
+
+/* 1 if an exponent is all ones, which is Inf or NaN. */
+NG_CLONES static uint32_t strange32(const float *src, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; i++) {
+    found |= (uint32_t)((bits_of(src[i]) & 0x7f800000u) == 0x7f800000u);
+  }
+  return found;
+}
+
+NG_CLONES static uint32_t strange16(const uint16_t *src, int64_t n, uint16_t exponent) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; i++) {
+    found |= (uint32_t)((src[i] & exponent) == exponent);
+  }
+  return found;
+}
+
+void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
+  NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
+  if (n <= 0) return;
+  if (t == NG_F32) {
+    memcpy(dst, src, (size_t)n * sizeof *dst);
+  } else if (t == NG_BF16) {
+    widen_many_bf16(dst, src, n);
+  } else {
+    widen_many_f16(dst, src, n);
+  }
+}
+
+void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n) {
+  NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
+  if (n <= 0) return;
+  if (t == NG_F32) {
+    memcpy(dst, src, (size_t)n * sizeof *src);
+  } else if (t == NG_BF16) {
+    narrow_many_bf16(dst, src, n);
+  } else {
+    narrow_many_f16(dst, src, n);
+  }
+}
+
+bool ng_all_finite(const void *src, ng_dtype t, int64_t n) {
+  NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
+  /* By pieces: long enough to run at memory speed, short enough to stop soon after the first. */
+  enum { PIECE = 16384 };
+  for (int64_t i = 0; i < n; i += PIECE) {
+    const int64_t m = ng_min64(PIECE, n - i);
+    const uint32_t found = t == NG_F32 ? strange32((const float *)src + i, m)
+                                       : strange16((const uint16_t *)src + i, m,
+                                                   (uint16_t)(t == NG_BF16 ? 0x7f80u : 0x7c00u));
+    if (found != 0) return false;
+  }
+  return true;
+}

@@ -1,0 +1,122 @@
+/* core.h: what every room stands on.
+ *
+ * In:   the caller's allocator, executor and log (ng_context_config), statuses and messages.
+ * Out:  counted memory, loops over threads, one line a failure, the clock, numbers of 16 bits, words.
+ * May call: nothing but base/.
+ */
+#ifndef NG_CORE_H
+#define NG_CORE_H
+
+#include "natgrad.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pool.h"
+
+#define NG_ALIGN 64
+#define NG_MESSAGE 512
+
+/* One way out: store the first status, jump to `done:`, release in reverse order.  Only for
+ * functions that acquire something; the function declares `ng_status st = NG_OK`. */
+#define NG_TRY(call)                                                                               \
+  do {                                                                                             \
+    st = (call);                                                                                   \
+    if (st < NG_OK) goto done;                                                                     \
+  } while (0)
+
+/* Invariants of our own; never a check of the caller's input. */
+#if defined(NG_DEBUG)
+#include <assert.h>
+#define NG_ASSERT(x) assert(x)
+#else
+#define NG_ASSERT(x) ((void)sizeof(!(x)))
+#endif
+
+#if defined(__GNUC__)
+#define NG_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define NG_PRINTF(f, a)
+#endif
+
+static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- memory.c, status.c ------------------------------------------------------------------------------*/
+
+struct ng_context {
+  ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
+  ng_pool *pool; /* NULL with the caller's executor or one thread                       */
+  const struct ng_linalg_ops *la;
+  struct ng_comm *comm;
+  int32_t rank, ranks; /* as comm has them */
+  int64_t bytes, peak, calls;
+  bool failed; /* error[] holds the first failure of the current call */
+  char error[NG_MESSAGE];
+};
+
+/* 64-byte aligned, counted; NULL when there is no memory.  Not zeroed. */
+void *ng_alloc(ng_context *ctx, size_t bytes);
+void ng_free(ng_context *ctx, void *ptr, size_t bytes);
+
+/* Every public function that can fail opens with ng_enter (forgets the old message); ng_fail keeps
+ * the first message since then and returns `status`.  Messages name the culprit and the numbers. */
+void ng_enter(ng_context *ctx);
+ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
+
+/* The same for functions without a context: writes to the caller's buffer (may be NULL). */
+ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
+    NG_PRINTF(4, 5);
+
+/* Structs with struct_size first.  take: check *src (at least `least` bytes, unknown tail zero) and
+ * copy what it knows over *dst.  give: copy as much of *src as *dst says it has room for. */
+ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
+                         char *message, size_t size);
+ng_status ng_give_struct(void *dst, const void *src, size_t ours);
+
+/* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
+void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
+
+/* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
+void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making */
+
+double ng_now_ms(void); /* monotonic clock */
+
+/* ---- text.c: words in messages ---------------------------------------------------------------*/
+
+/* Nearest name of a list, for messages; NULL if nothing is near.  at(i) gives the i-th name. */
+const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
+
+bool ng_same_word(const char *a, const char *b); /* ASCII, any case */
+/* `text` fit for one line of a message: cut, control characters replaced. */
+typedef struct ng_quoted {
+  char text[64];
+} ng_quoted;
+ng_quoted ng_quote(const char *text);
+
+/* "a|b|c" lists, and spelling. */
+bool ng_in_list(const char *list, const char *word);
+/* The nearest of a list as "; did you mean 'x'?", or "". */
+typedef struct ng_hint {
+  char text[80];
+} ng_hint;
+ng_hint ng_hint_of(const char *nearest);
+ng_hint ng_hint_list(const char *word, const char *list);
+
+/* ---- convert.c: f32, bf16, f16 ---------------------------------------------------------------*/
+
+float ng_bf16_to_f32(uint16_t h);
+uint16_t ng_f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
+float ng_f16_to_f32(uint16_t h);
+uint16_t ng_f32_to_f16(float f); /* round to nearest even; subnormals; overflow is Inf */
+
+/* n elements; dtype f32, bf16 or f16. */
+void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
+void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
+bool ng_all_finite(const void *src, ng_dtype t, int64_t n);
+
+#endif

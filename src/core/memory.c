@@ -1,0 +1,60 @@
+/* memory.c: the allocator, the log, the clock and the loops of a context.
+ *
+ * In: the caller's callbacks, as resolved when the context was made (api/context.c).  Out: counted
+ * blocks, lines, milliseconds, tasks done.  Every byte of the library goes through ng_alloc, so what
+ * ng_context_allocated says is all there is. */
+#include "core/core.h"
+
+#include <stdarg.h>
+#include <time.h>
+
+void *ng_alloc(ng_context *ctx, size_t bytes) {
+  if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
+  void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);
+  if (p != NULL) {
+    ctx->bytes += (int64_t)bytes;
+    ctx->peak = ng_max64(ctx->peak, ctx->bytes);
+    ctx->calls++;
+  }
+  return p;
+}
+
+void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
+  if (ptr == NULL) return;
+  ctx->bytes -= (int64_t)bytes;
+  ctx->config.free(ctx->config.alloc_user, ptr, bytes);
+}
+
+/* ---- log, clock, loops ----------------------------------------------------------------------*/
+
+void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
+  if (ctx->config.log == NULL || level > ctx->config.log_level) return;
+  char line[NG_MESSAGE + 64];
+  int at = 0;
+  if (ctx->ranks > 1) at = snprintf(line, sizeof line, "[rank %d] ", ctx->rank);
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(line + at, sizeof line - (size_t)at, format, args);
+  va_end(args);
+  ctx->config.log(ctx->config.log_user, level, line);
+}
+
+double ng_now_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  if (ctx->config.parallel_for != NULL) {
+    ctx->config.parallel_for(ctx->config.executor_user, n, task, arg);
+  } else if (ctx->pool != NULL && n > 1) {
+    ng_pool_run(ctx->pool, n, task, arg);
+  } else {
+    for (int32_t i = 0; i < n; i++) {
+      task(arg, i);
+    }
+  }
+}
+
+int32_t ng_threads_of(const ng_context *ctx) { return ctx->config.threads; }

@@ -1,0 +1,133 @@
+/* status.c: names of the fixed vocabularies (status, dtype) and the two ways to fail with a
+ * message.
+ *
+ * One message a failure, first one wins: whatever fails later while unwinding does not hide the
+ * cause.  With a context the message stays in it; without one it goes to the caller's buffer. */
+#include "core/core.h"
+
+#include <stdarg.h>
+
+const char *ng_status_name(ng_status s) {
+  switch (s) {
+#define NG_X(name, value, meaning)                                                                 \
+  case name:                                                                                       \
+    return #name;
+    NG_STATUS_LIST(NG_X)
+#undef NG_X
+  }
+  return "unknown status";
+}
+
+const char *ng_status_meaning(ng_status s) {
+  switch (s) {
+#define NG_X(name, value, meaning)                                                                 \
+  case name:                                                                                       \
+    return meaning;
+    NG_STATUS_LIST(NG_X)
+#undef NG_X
+  }
+  return "not a status of this library";
+}
+
+int64_t ng_dtype_size(ng_dtype t) {
+  switch (t) {
+  case NG_F32:
+  case NG_I32:
+    return 4;
+  case NG_F64:
+  case NG_I64:
+    return 8;
+  case NG_F16:
+  case NG_BF16:
+    return 2;
+  case NG_U8:
+    return 1;
+  }
+  return 0;
+}
+
+const char *ng_dtype_name(ng_dtype t) {
+  switch (t) {
+  case NG_F32:
+    return "f32";
+  case NG_F64:
+    return "f64";
+  case NG_F16:
+    return "f16";
+  case NG_BF16:
+    return "bf16";
+  case NG_I32:
+    return "i32";
+  case NG_I64:
+    return "i64";
+  case NG_U8:
+    return "u8";
+  }
+  return "?";
+}
+
+void ng_enter(ng_context *ctx) {
+  ctx->failed = false;
+  ctx->error[0] = 0;
+}
+
+ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
+  if (!ctx->failed) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(ctx->error, sizeof ctx->error, format, args);
+    va_end(args);
+    ctx->failed = true;
+    ng_log(ctx, status < 0 ? NG_LOG_ERROR : NG_LOG_WARN, "%s: %s", ng_status_name(status),
+           ctx->error);
+  }
+  return status;
+}
+
+ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
+  if (message != NULL && size > 0) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(message, size, format, args);
+    va_end(args);
+  }
+  return status;
+}
+
+const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
+
+/* Structs that cross the header carry their size.  A smaller one comes from an older header: the
+ * missing tail keeps what *dst holds.  A larger one comes from a newer header and is taken only if
+ * the part we do not know is zero. */
+ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, const char *what,
+                         char *message, size_t size) {
+  size_t given;
+  memcpy(&given, src, sizeof given);
+  if (given < least) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s: struct_size is %zu, expected at least %zu; call %s_init first", what,
+                      given, least, what);
+  }
+  for (size_t i = ours; i < given; i++) {
+    if (((const unsigned char *)src)[i] != 0) {
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "%s: struct_size is %zu and byte %zu is set, but this library knows only "
+                        "%zu bytes of it",
+                        what, given, i, ours);
+    }
+  }
+  memcpy(dst, src, given < ours ? given : ours);
+  memcpy(dst, &ours, sizeof ours);
+  return NG_OK;
+}
+
+/* The way back: *dst says how much of it the caller knows. */
+ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
+  size_t given;
+  memcpy(&given, dst, sizeof given);
+  if (given < sizeof given) return NG_ERR_ARG;
+  memset(dst, 0, given);
+  memcpy(dst, src, given < ours ? given : ours);
+  memcpy(dst, &given, sizeof given);
+  return NG_OK;
+}

@@ -1,0 +1,129 @@
+/* text.c: words in messages: what a misspelt name was probably meant to be, and what is safe to print.
+ *
+ * In come a word and the names there are, out goes the nearest name or nothing.  Distance is the
+ * number of letters put in, left out, changed or swapped with a neighbour (Damerau 1964, in the
+ * restricted form that touches no letter twice); a name is near if about a quarter of its letters
+ * would do. */
+#include "core/core.h"
+
+#define WORD_MAX 40
+
+static char plain(char c) {
+  if (c == '-') return '_';
+  return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+/* WORD_MAX if either is too long to be one of ours. */
+static int32_t distance(const char *a, const char *b, size_t nb) {
+  const size_t na = strlen(a);
+  int32_t row[3][WORD_MAX + 1];
+  if (na >= WORD_MAX || nb >= WORD_MAX) return WORD_MAX;
+  for (size_t j = 0; j <= nb; j++) {
+    row[0][j] = (int32_t)j;
+  }
+  for (size_t i = 1; i <= na; i++) {
+    int32_t *now = row[i % 3];
+    const int32_t *last = row[(i + 2) % 3], *before = row[(i + 1) % 3];
+    now[0] = (int32_t)i;
+    for (size_t j = 1; j <= nb; j++) {
+      const bool same = plain(a[i - 1]) == plain(b[j - 1]);
+      int32_t d = last[j - 1] + (same ? 0 : 1);
+      if (last[j] + 1 < d) d = last[j] + 1;
+      if (now[j - 1] + 1 < d) d = now[j - 1] + 1;
+      if (i > 1 && j > 1 && plain(a[i - 1]) == plain(b[j - 2]) &&
+          plain(a[i - 2]) == plain(b[j - 1]) && before[j - 2] + 1 < d) {
+        d = before[j - 2] + 1;
+      }
+      now[j] = d;
+    }
+  }
+  return row[na % 3][nb];
+}
+
+/* A word of at least three letters that a name begins with is as near as one wrong letter. */
+static int32_t strangeness(const char *word, const char *name, size_t n) {
+  const size_t typed = strlen(word);
+  size_t same = 0;
+  while (same < typed && same < n && plain(word[same]) == plain(name[same])) {
+    same++;
+  }
+  if (typed >= 3 && same == typed) return typed == n ? 0 : 1;
+  const int32_t d = distance(word, name, n);
+  return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
+}
+
+const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n) {
+  const char *best = NULL;
+  int32_t least = WORD_MAX;
+  for (int32_t i = 0; word != NULL && i < n; i++) {
+    const int32_t d = strangeness(word, at(i), strlen(at(i)));
+    if (d < least) {
+      least = d;
+      best = at(i);
+    }
+  }
+  return best;
+}
+
+/* ---- "a|b|c" ---------------------------------------------------------------------------------*/
+
+static size_t word_length(const char *list) { return strcspn(list, "|"); }
+
+static const char *next_word(const char *list, size_t n) {
+  return list[n] == '|' ? list + n + 1 : list + n;
+}
+
+bool ng_in_list(const char *list, const char *word) {
+  const size_t typed = strlen(word);
+  for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
+    if (n == typed && memcmp(list, word, n) == 0) return true;
+  }
+  return false;
+}
+
+ng_hint ng_hint_of(const char *nearest) {
+  ng_hint h = {""};
+  if (nearest != NULL) (void)snprintf(h.text, sizeof h.text, "; did you mean '%s'?", nearest);
+  return h;
+}
+
+ng_hint ng_hint_list(const char *word, const char *list) {
+  char best[WORD_MAX + 1] = "";
+  int32_t least = WORD_MAX;
+  for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
+    const int32_t d = n <= WORD_MAX ? strangeness(word, list, n) : WORD_MAX;
+    if (d < least) {
+      least = d;
+      memcpy(best, list, n);
+      best[n] = 0;
+    }
+  }
+  return ng_hint_of(best[0] == 0 ? NULL : best);
+}
+
+/* ---- words -----------------------------------------------------------------------------------*/
+
+static char lower_case(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
+
+bool ng_same_word(const char *a, const char *b) {
+  while (*a != 0 && lower_case(*a) == lower_case(*b)) {
+    a++;
+    b++;
+  }
+  return lower_case(*a) == lower_case(*b);
+}
+
+ng_quoted ng_quote(const char *text) {
+  ng_quoted q;
+  size_t n = 0;
+  while (n < sizeof q.text - 4 && text[n] != 0) {
+    const unsigned char c = (unsigned char)text[n];
+    q.text[n++] = c < 32 || c == 127 ? '?' : (char)c;
+  }
+  const bool cut = text[n] != 0;
+  for (int dots = 0; cut && dots < 3; dots++) {
+    q.text[n++] = '.';
+  }
+  q.text[n] = 0;
+  return q;
+}

@@ -1,0 +1,136 @@
+/* options.h: what the files of the options room share: one row per option, and text <-> value.
+ *
+ * option_table.c holds the rows, option_value.c reads and writes one value as text, options.c the
+ * struct, methods.c the named rows of values and the published names, schedule.c values that move
+ * with the step count.  Outside of this room only internal.h and natgrad.h are needed.
+ */
+#ifndef NG_OPTIONS_H
+#define NG_OPTIONS_H
+
+#include "core/core.h"
+
+/* Copy `o` with every text owned by `arena`-less malloc of the context; free with _drop. */
+ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
+void ng_options_drop(ng_context *ctx, ng_options *o);
+
+/* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
+ * set are reported through `mask` (bit i = option i), so that schedules leave them alone. */
+ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, char *message,
+                              size_t size);
+int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
+
+/* A parsed options.schedule.  Values are pure functions of (base, since, t): points in
+ * (since, t] count. */
+typedef struct ng_schedule ng_schedule;
+ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out);
+void ng_schedule_free(ng_context *ctx, ng_schedule *s);
+bool ng_schedule_has(const ng_schedule *s, const char *option);
+double ng_schedule_value(const ng_schedule *s, const char *option, double base, int64_t since,
+                         int64_t t);
+
+/* The five options that a schedule or ng_set may move, as numbers. */
+enum { NG_LIVE_DAMPING, NG_LIVE_DECAY, NG_LIVE_KL, NG_LIVE_STAT, NG_LIVE_SOLVE, NG_LIVE_COUNT };
+extern const char *const ng_live_name[NG_LIVE_COUNT];
+
+#define NG_CHOICES_MAX 7
+
+typedef struct ng_option_row {
+  const char *name, *group;
+  ng_option_type type;
+  size_t offset;
+  const char *standard;
+  double lower, upper;
+  bool lower_open;
+  const char *choices; /* "a|b", and the same as a list, NULL at its end           */
+  const char *choice[NG_CHOICES_MAX];
+  const char *later; /* "c|d": known, not supported yet; NULL: none              */
+  const char *unit, *help;
+  const char *test;
+  const char *family; /* the only one that has this option; NULL: all of them      */
+  bool per_layer, live;
+  /* text options: may refuse the form of the text; NULL: any text */
+  ng_status (*form)(const char *text, char *message, size_t size);
+} ng_option_row;
+
+extern const ng_option_row ng_option_table[];
+extern const int32_t ng_option_rows;
+
+/* Strict numbers, always with a point whatever the locale: the whole text, no blanks, no hex, no
+ * inf, no nan.  False: not such a number, or out of range of the type. */
+bool ng_read_real(const char *text, double *out);
+bool ng_read_int(const char *text, int64_t *out);
+bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no yes, any case */
+/* Shortest text that reads back as the same number. */
+void ng_write_real(double value, char *text, size_t size);
+
+/* One value: from text, to text (false: does not fit), from a struct somebody else filled. */
+ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
+                         size_t size);
+bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size);
+ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *message,
+                           size_t size);
+size_t ng_option_end(const ng_option_row *row); /* offset of the first byte after its field */
+void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to);
+/* The number of a real, int or bool option. */
+double ng_option_number(const ng_option_row *row, const ng_options *o);
+/* Text of a choice or text option, as stored. */
+const char *ng_option_text(const ng_option_row *row, const ng_options *o);
+void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text);
+/* The table's own copy of a choice, NULL if it is none. */
+const char *ng_option_choice(const ng_option_row *row, const char *text);
+bool ng_option_in_range(const ng_option_row *row, double value);
+double ng_option_clamp(const ng_option_row *row, double value);
+
+ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
+
+/* Caller's struct -> ours (missing tail: defaults), and back.  Back fails if an option moved that
+ * the caller's header does not know. */
+ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size);
+ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
+void ng_options_standard(ng_options *full);
+/* `skip`: options whose schedule does not count. */
+ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+
+/* "name=value" texts, ended by NULL, into *full; its own values of the KAISA variant "inverse". */
+ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
+                                size_t size);
+extern const char *const ng_kaisa_inverse[];
+
+/* published.c: one published option on its way in, the row that knows it, and lists of rows. */
+typedef struct ng_published ng_published;
+typedef struct ng_published_job {
+  const ng_published *row;
+  const char *value;
+  ng_options *full;
+  double lr;
+  bool gives_lr;
+  char *message;
+  size_t size;
+} ng_published_job;
+
+struct ng_published {
+  const char *name, *option, *meaning;
+  ng_status (*take)(ng_published_job *j);
+};
+
+typedef struct ng_names {
+  const ng_published *row;
+  int32_t count;
+} ng_names;
+extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
+    ng_names_sam;
+/* NG_ERR_ARG with the nearest name if there is none; *lr if the option is that here. */
+ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
+                        const char *value, ng_options *full, double *lr, bool *gives_lr,
+                        char *message, size_t size);
+
+bool ng_method_known(const char *name);
+/* "kronecker", "rankone"; NULL if there is no such method. */
+const char *ng_method_family(const char *name);
+const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
+
+/* Form of options.schedule, and whether every value it leads to stays in the option's range. */
+ng_status ng_schedule_form(const char *text, char *message, size_t size);
+ng_status ng_schedule_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+
+#endif

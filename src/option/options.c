@@ -1,0 +1,371 @@
+/* options.c: the options struct: fill, set, get, check, copy.
+ *
+ * In come texts (command line, environment, a layer's overrides) or a struct the caller filled; out
+ * goes a struct whose every field is in the table's range and whose fields agree with each other.
+ * Work is done on a full copy and written back at the end, so a failure changes nothing.
+ *
+ * The struct crosses the header and may come from an older or a newer one: options that the
+ * caller's header does not have hold their defaults; a tail that this library does not know must be
+ * zero. */
+#include "option/option.h"
+
+#include <stdlib.h>
+
+/* The smallest struct that is one of ours: struct_size and method. */
+#define LEAST (offsetof(ng_options, method) + sizeof(const char *))
+
+/* ---- across the header -----------------------------------------------------------------------*/
+
+void ng_options_standard(ng_options *full) {
+  memset(full, 0, sizeof *full);
+  full->struct_size = sizeof *full;
+  full->method = ng_method_name("natgrad");
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    const ng_status st = ng_option_read(row, row->standard, full, NULL, 0);
+    NG_ASSERT(st == NG_OK);
+    (void)st;
+  }
+}
+
+ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size) {
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
+  if (o->struct_size < LEAST) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_options: struct_size is %zu, expected at least %zu; call "
+                      "ng_options_init first",
+                      o->struct_size, LEAST);
+  }
+  for (size_t i = sizeof *full; i < o->struct_size; i++) {
+    if (((const unsigned char *)o)[i] != 0) {
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "ng_options: struct_size is %zu and byte %zu is set, but this library "
+                        "knows only %zu bytes of it",
+                        o->struct_size, i, sizeof *full);
+    }
+  }
+  ng_options_standard(full);
+  full->method = o->method;
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, o, full);
+  }
+  return NG_OK;
+}
+
+ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size) {
+  ng_options standard;
+  char now[64], before[64];
+  ng_options_standard(&standard);
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (ng_option_end(row) <= o->struct_size) continue;
+    if (!ng_option_write(row, full, now, sizeof now) ||
+        !ng_option_write(row, &standard, before, sizeof before) || !ng_is(now, before)) {
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "%s: the program was built with a header that does not have this option",
+                        row->name);
+    }
+  }
+  o->method = full->method;
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, full, o);
+  }
+  return NG_OK;
+}
+
+ng_status ng_options_init_sized(ng_options *o, size_t size) {
+  ng_options full;
+  if (o == NULL || size < LEAST) return NG_ERR_ARG;
+  memset(o, 0, size);
+  o->struct_size = size;
+  ng_options_standard(&full);
+  return ng_options_put(o, &full, NULL, 0);
+}
+
+/* ---- set and get -----------------------------------------------------------------------------*/
+
+ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
+                         size_t message_size) {
+  const ng_option_row *row = NULL;
+  ng_options full;
+  ng_status st = ng_options_take(o, &full, message, message_size);
+  if (st == NG_OK) st = ng_option_lookup(name, &row, message, message_size);
+  if (st == NG_OK) st = ng_option_read(row, value, &full, message, message_size);
+  return st == NG_OK ? ng_options_put(o, &full, message, message_size) : st;
+}
+
+ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size) {
+  const ng_option_row *row = NULL;
+  ng_options full;
+  if (value == NULL || size == 0) return NG_ERR_ARG;
+  value[0] = 0;
+  ng_status st = ng_options_take(o, &full, NULL, 0);
+  if (st == NG_OK && name != NULL && full.method != NULL && ng_is(name, "method")) {
+    const int n = snprintf(value, size, "%s", full.method);
+    return n >= 0 && (size_t)n < size ? NG_OK : NG_ERR_ARG;
+  }
+  if (st == NG_OK) st = ng_option_lookup(name, &row, NULL, 0);
+  if (st == NG_OK && !ng_option_write(row, &full, value, size)) st = NG_ERR_ARG;
+  return st;
+}
+
+/* NG_STAT_DECAY of stat_decay. */
+static void environment_name(const char *name, char *out, size_t size) {
+  size_t n = (size_t)snprintf(out, size, "NG_%s", name);
+  for (size_t i = 0; i < n && i < size; i++) {
+    if (out[i] >= 'a' && out[i] <= 'z') out[i] = (char)(out[i] - 'a' + 'A');
+  }
+}
+
+ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
+  char variable[64], why[NG_MESSAGE];
+  ng_options full;
+  ng_status st = ng_options_take(o, &full, message, message_size);
+  for (int32_t i = 0; i < ng_option_rows && st == NG_OK; i++) {
+    environment_name(ng_option_table[i].name, variable, sizeof variable);
+    const char *value = getenv(variable);
+    if (value == NULL) continue;
+    st = ng_option_read(&ng_option_table[i], value, &full, why, sizeof why);
+    if (st != NG_OK) {
+      return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
+    }
+  }
+  return st == NG_OK ? ng_options_put(o, &full, message, message_size) : st;
+}
+
+/* ---- check -----------------------------------------------------------------------------------*/
+
+/* An option that the method's family does not have must hold its default, and a choice must be one
+ * that the family knows. */
+static ng_status check_family(const ng_options *o, char *message, size_t size) {
+  const char *family = ng_method_family(o->method);
+  const bool rankone = ng_is(family, "rankone"), eva = ng_is(o->stat_scale, "eva");
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    char value[64];
+    if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
+        "%s",
+        row->name, value, o->method, row->family, row->standard);
+  }
+  if (rankone && !eva && !ng_is(o->stat_scale, "textbook")) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
+                      o->stat_scale, o->method);
+  }
+  if (rankone && ng_is(o->stat_start, "identity")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_start = identity: method %s averages vectors; take first or zero",
+                      o->method);
+  }
+  if (rankone && eva && !ng_is(o->positions, "expand")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "positions = %s: stat_scale = eva takes the mean over positions in any case; "
+                      "leave it at expand",
+                      o->positions);
+  }
+  if (!rankone && eva) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
+  }
+  return NG_OK;
+}
+
+/* Nothing is inverted: what damps an inverse must hold its default. */
+static ng_status check_product(const ng_options *o, char *message, size_t size) {
+  static const char *const damps[] = {"damping", "damping_split", "damping_leak"};
+  for (int i = 0; i < 3; i++) {
+    const ng_option_row *row = NULL;
+    char value[64];
+    const ng_status st = ng_option_lookup(damps[i], &row, message, size);
+    if (st != NG_OK) return st;
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
+                      row->standard);
+  }
+  return NG_OK;
+}
+
+/* An option that could have no effect beside the others is refused, unless it holds the value that
+ * means nothing.  (Not those that another layer or a later ng_set could make use of: statistics with
+ * sides = none, kl_clip and clip_bound with another clip.) */
+static ng_status check_together(const ng_options *o, char *message, size_t size) {
+  const bool eigen = ng_is(o->solver, "eigen");
+  const bool joint = ng_is(o->damping_split, "joint");
+  if (joint && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "damping_split = joint needs solver = eigen; with %s take pi or full",
+                      o->solver);
+  }
+  if (o->prediv != 0 && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "prediv = 1 needs solver = eigen; with %s set prediv = 0", o->solver);
+  }
+  if (o->eigen_floor > 0 && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
+                      o->eigen_floor, o->solver);
+  }
+  if (!ng_is(o->solver, "cholesky") && !ng_is(o->cholesky_form, "auto")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
+                      o->cholesky_form, o->solver);
+  }
+  if (ng_is(o->solver, "product") != (o->radius > 0)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "radius = %g with solver = %s: product needs a radius above 0, the others 0",
+                      o->radius, o->solver);
+  }
+  if (ng_is(o->solver, "product")) {
+    const ng_status st = check_product(o, message, size);
+    if (st != NG_OK) return st;
+  }
+  if (!(o->clip_bound > 0) &&
+      (ng_is(o->clip, "norm") || ng_is(o->clip, "ratio") || ng_is(o->clip, "rms"))) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0", o->clip);
+  }
+  if (o->damping_leak != 0 && joint) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
+        "factor");
+  }
+  if (ng_is(o->fold, "direct") && !ng_is(o->factor_dtype, "f32")) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
+                      o->factor_dtype);
+  }
+  return NG_OK;
+}
+
+ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size) {
+  if (full->method == NULL || !ng_method_known(full->method)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_options: method is '%s'; set it with "
+                      "ng_options_set_method",
+                      full->method == NULL ? "NULL" : ng_quote(full->method).text);
+  }
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_status st = ng_option_verify(&ng_option_table[i], full, message, size);
+    if (st != NG_OK) return st;
+  }
+  ng_status st = check_family(full, message, size);
+  if (st == NG_OK) st = check_together(full, message, size);
+  return st == NG_OK ? ng_schedule_verify(full, skip, message, size) : st;
+}
+
+ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
+  ng_options full;
+  const ng_status st = ng_options_take(o, &full, message, message_size);
+  return st == NG_OK ? ng_options_verify(&full, 0, message, message_size) : st;
+}
+
+/* ---- a layer's own values --------------------------------------------------------------------*/
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* One "name=value"; *at moves behind it. */
+static ng_status override_one(ng_options *full, const char **at, uint64_t *mask, char *message,
+                              size_t size) {
+  char word[128];
+  const ng_option_row *row = NULL;
+  size_t n = 0;
+  while ((*at)[n] != 0 && !is_blank((*at)[n])) {
+    if (n == sizeof word - 1) {
+      return ng_fail_to(message, size, NG_ERR_ARG, "'%s' is too long for NAME=VALUE",
+                        ng_quote(*at).text);
+    }
+    word[n] = (*at)[n];
+    n++;
+  }
+  word[n] = 0;
+  *at += n;
+  char *equals = strchr(word, '=');
+  if (equals == NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "'%s': expected NAME=VALUE", ng_quote(word).text);
+  }
+  *equals = 0;
+  ng_status st = ng_option_lookup(word, &row, message, size);
+  if (st != NG_OK) return st;
+  const uint64_t bit = (uint64_t)1 << (row - ng_option_table);
+  if (!row->per_layer) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s holds for the whole model, not for a layer",
+                      row->name);
+  }
+  if ((*mask & bit) != 0) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", row->name);
+  }
+  st = ng_option_read(row, equals + 1, full, message, size);
+  if (st == NG_OK) *mask |= bit;
+  return st;
+}
+
+ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, char *message,
+                              size_t size) {
+  ng_options full;
+  uint64_t set = 0;
+  ng_status st = ng_options_take(o, &full, message, size);
+  for (const char *at = text; st == NG_OK && at != NULL;) {
+    while (is_blank(*at)) {
+      at++;
+    }
+    if (*at == 0) break;
+    st = override_one(&full, &at, &set, message, size);
+  }
+  if (st == NG_OK) st = ng_options_verify(&full, set, message, size);
+  if (st == NG_OK) st = ng_options_put(o, &full, message, size);
+  if (st == NG_OK && mask != NULL) *mask = set;
+  return st;
+}
+
+/* ---- a copy of our own -----------------------------------------------------------------------*/
+
+/* Choices and the method become the library's own strings, so only free text is copied. */
+ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out) {
+  char message[NG_MESSAGE];
+  ng_options full;
+  memset(out, 0, sizeof *out);
+  ng_status st = ng_options_take(o, &full, message, sizeof message);
+  if (st == NG_OK) st = ng_options_verify(&full, 0, message, sizeof message);
+  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
+  full.method = ng_method_name(full.method);
+  int32_t i = 0;
+  for (; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (row->type == NG_OPTION_CHOICE) {
+      ng_option_store_text(row, &full, ng_option_choice(row, ng_option_text(row, &full)));
+    } else if (row->type == NG_OPTION_TEXT) {
+      const char *text = ng_option_text(row, &full);
+      const size_t bytes = strlen(text) + 1;
+      char *copy = ng_alloc(ctx, bytes);
+      if (copy == NULL) break;
+      memcpy(copy, text, bytes);
+      ng_option_store_text(row, &full, copy);
+      ng_option_store_text(row, out, copy);
+    }
+  }
+  if (i < ng_option_rows) {
+    ng_options_drop(ctx, out); /* holds what was copied so far */
+    return ng_fail(ctx, NG_ERR_NOMEM, "ng_options: no memory for a copy");
+  }
+  *out = full;
+  return NG_OK;
+}
+
+void ng_options_drop(ng_context *ctx, ng_options *o) {
+  for (int32_t i = 0; i < ng_option_rows; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (row->type != NG_OPTION_TEXT) continue;
+    const char *text = ng_option_text(row, o);
+    if (text == NULL) continue;
+    void *mine;
+    memcpy(&mine, &text, sizeof mine); /* it was ours before it became const */
+    ng_free(ctx, mine, strlen(text) + 1);
+  }
+  memset(o, 0, sizeof *o);
+}

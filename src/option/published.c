@@ -1,0 +1,351 @@
+/* published.c: the option names of the published programs, and what their values mean here.
+ *
+ * In comes an option as the published program spells it; out go values of the table in
+ * option_table.c.  The same name can mean different things in different programs, so every program
+ * has its own list; a method's row in methods.c says which. */
+#include "option/option.h"
+
+typedef struct ng_published_job job;
+
+static ng_status refuse(const job *j, ng_status st, const char *expected) {
+  return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
+                    ng_quote(j->value).text, expected);
+}
+
+/* Sets one of our options; a refusal names both. */
+static ng_status put(job *j, const char *option, const char *value) {
+  char why[NG_MESSAGE];
+  const ng_option_row *row = NULL;
+  ng_status st = ng_option_lookup(option, &row, why, sizeof why);
+  if (st == NG_OK) st = ng_option_read(row, value, j->full, why, sizeof why);
+  if (st != NG_OK) return ng_fail_to(j->message, j->size, st, "%s: %s", j->row->name, why);
+  return NG_OK;
+}
+
+/* Python writes None; nothing and null come from files. */
+static bool is_none(const char *text) {
+  return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
+}
+
+static ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
+
+static ng_status take_lr(job *j) {
+  if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
+  j->gives_lr = true;
+  return NG_OK;
+}
+
+static ng_status take_kl_clip(job *j) {
+  if (is_none(j->value)) return put(j, "clip", "none");
+  const ng_status st = put(j, "kl_clip", j->value);
+  return st == NG_OK ? put(j, "clip", "kl") : st;
+}
+
+/* There, 0 and negative numbers switch the clip off. */
+static ng_status take_kl_clip_sign(job *j) {
+  double v;
+  if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0) return put(j, "clip", "none");
+  return take_kl_clip(j);
+}
+
+/* There, 0 rescales to the norm of the gradient; none and negative numbers switch the clip off. */
+static ng_status take_kl_clip_zero(job *j) {
+  double v;
+  const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
+  if (number && v == 0) return put(j, "clip", "rescale");
+  return number && v < 0 ? put(j, "clip", "none") : take_kl_clip(j);
+}
+
+static ng_status take_radius(job *j) {
+  double v;
+  if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0)) return put(j, "radius", "0.01");
+  return put(j, "radius", j->value);
+}
+
+static ng_status take_samples(job *j) {
+  int64_t n;
+  if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
+  return put(j, j->row->option, j->value);
+}
+
+static ng_status take_new_weight(job *j) {
+  char text[32];
+  double xi;
+  if (!ng_read_real(j->value, &xi) || xi < 0 || xi > 1) {
+    return refuse(j, NG_ERR_ARG, "0 <= factor_decay <= 1, the weight of the new sample");
+  }
+  ng_write_real(1 - xi, text, sizeof text);
+  return put(j, "stat_decay", text);
+}
+
+static ng_status take_compute_method(job *j) {
+  const bool eigen = ng_same_word(j->value, "eigen");
+  if (!eigen && !ng_same_word(j->value, "inverse"))
+    return refuse(j, NG_ERR_ARG, "eigen or inverse");
+  if (!eigen) return ng_options_set_values(j->full, ng_kaisa_inverse, j->message, j->size);
+  if (ng_is(j->full->solver, "eigen")) return NG_OK; /* prediv may have been chosen already */
+  static const char *const eigen_again[] = {"solver=eigen", "prediv=1", "damping_split=joint",
+                                            NULL};
+  return ng_options_set_values(j->full, eigen_again, j->message, j->size);
+}
+
+/* The published inverse method accepts the flag and does not look at it. */
+static ng_status take_prediv(job *j) {
+  int32_t flag;
+  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, "prediv", flag && ng_is(j->full->solver, "eigen") ? "1" : "0");
+}
+
+static ng_status take_fraction(job *j) {
+  if (ng_same_word(j->value, "COMM_OPT")) return put(j, j->row->option, "1");
+  if (ng_same_word(j->value, "HYBRID_OPT")) return put(j, j->row->option, "0.5");
+  if (ng_same_word(j->value, "MEM_OPT")) return put(j, j->row->option, "0");
+  return put(j, j->row->option, j->value);
+}
+
+static ng_status take_dtype(job *j) {
+  static const char *const name[][5] = {{"f32", "float32", "float", "fp32", "none"},
+                                        {"bf16", "bfloat16"},
+                                        {"f16", "float16", "half", "fp16"},
+                                        {"f64", "float64", "double", "fp64"}};
+  const char *value = j->value;
+  if (strncmp(value, "torch.", 6) == 0) value += 6;
+  for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
+    for (size_t k = 0; k < 5 && name[i][k] != NULL; k++) {
+      if (ng_same_word(value, name[i][k])) return put(j, j->row->option, name[i][0]);
+    }
+  }
+  return refuse(j, NG_ERR_ARG, "none, float32, bfloat16 or float16");
+}
+
+/* The text is kept by the caller, so a list cannot be joined here. */
+static ng_status take_regex(job *j) {
+  const char *v = j->value;
+  if (is_none(v) || ng_is(v, "[]")) return put(j, j->row->option, "");
+  if (v[0] == '[' && (v[1] == '"' || v[1] == '\'')) {
+    return refuse(j, NG_ERR_ARG, "one expression; join a list with '|'");
+  }
+  if (strstr(v, "(?") != NULL || strstr(v, "\\d") != NULL || strstr(v, "\\D") != NULL) {
+    return refuse(j, NG_ERR_ABSENT, "a POSIX extended expression: [0-9] for \\d, and no (?...)");
+  }
+  return put(j, j->row->option, v);
+}
+
+static ng_status take_width(job *j) {
+  int64_t width;
+  if (is_none(j->value)) return put(j, j->row->option, "0");
+  if (!ng_read_int(j->value, &width) || width < 1)
+    return refuse(j, NG_ERR_ARG, "none or a width >= 1");
+  return put(j, j->row->option, j->value);
+}
+
+/* Open in the published class `inverse` only; `eigen` always sends, the DP classes never do. */
+static ng_status take_communicate(job *j) {
+  int32_t flag;
+  const bool local = ng_is(j->full->statistics, "local");
+  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
+  if (local && flag) return refuse(j, NG_ERR_ARG, "false: DP-KFAC never sends inverses");
+  if (!local && !flag && ng_is(j->full->solver, "eigen")) {
+    return refuse(j, NG_ERR_ARG, "true: the published eigen class always sends its eigenbases");
+  }
+  return put(j, j->row->option, flag ? "1" : "0");
+}
+
+/* Nothing to set: the value is only checked. */
+static ng_status check_bool(job *j) {
+  int32_t flag;
+  return ng_read_bool(j->value, &flag) ? NG_OK : refuse(j, NG_ERR_ARG, "true or false");
+}
+
+static ng_status check_bool_or_none(job *j) { return is_none(j->value) ? NG_OK : check_bool(j); }
+
+static ng_status check_count(job *j) {
+  int64_t n;
+  return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
+}
+
+static ng_status check_size(job *j) {
+  double v;
+  return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
+}
+
+static ng_status check_size_or_none(job *j) {
+  double v;
+  if (is_none(j->value) || ng_read_real(j->value, &v)) return NG_OK;
+  return refuse(j, NG_ERR_ARG, "a number or none");
+}
+
+static ng_status check_strategy(job *j) {
+  if (ng_same_word(j->value, "compute") || ng_same_word(j->value, "memory")) return NG_OK;
+  return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
+}
+
+static ng_status check_true(job *j) {
+  int32_t flag;
+  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
+  return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, show no observations");
+}
+
+static ng_status check_none(job *j) {
+  return is_none(j->value) ? NG_OK : refuse(j, NG_ERR_ABSENT, "none; give ng_batch.loss_scale");
+}
+
+static ng_status check_no_parts(job *j) {
+  return is_none(j->value) ? NG_OK
+                           : refuse(j, NG_ERR_ABSENT, "nothing: all parts of a step are needed");
+}
+
+static const ng_published kaisa_names[] = {
+    {"factor_update_steps", "stat_period", "the same", take_same},
+    {"inv_update_steps", "solve_period", "the same", take_same},
+    {"damping", "damping", "the same", take_same},
+    {"factor_decay", "stat_decay", "the same: weight of the old average", take_same},
+    {"kl_clip", "kl_clip", "the same, with clip = kl; none: clip = none", take_kl_clip},
+    {"lr", "", "the lr argument of ng_step", take_lr},
+    {"accumulation_steps", "",
+     "nothing to set: calls = mean averages the micro-batches shown before a step", check_count},
+    {"compute_method", "solver",
+     "eigen: eigen with damping_split = joint; inverse: cholesky with damping_split = full and "
+     "prediv = 0",
+     take_compute_method},
+    {"compute_eigenvalue_outer_product", "prediv", "the same; no meaning with inverse",
+     take_prediv},
+    {"grad_worker_fraction", "grad_worker_fraction",
+     "the same; COMM_OPT: 1, HYBRID_OPT: 0.5, MEM_OPT: 0", take_fraction},
+    {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
+     take_dtype},
+    {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
+    {"skip_layers", "skip_layers", "one expression; join a list with '|'", take_regex},
+    {"symmetry_aware", "",
+     "nothing to set: one triangle is kept and sent always, with the same numbers", check_bool},
+    {"allreduce_bucket_cap_mb", "", "nothing to set: all factors of a step travel in one message",
+     check_size},
+    {"colocate_factors", "",
+     "nothing to set: both factors of a layer have one owner, with the same numbers", check_bool},
+    {"assignment_strategy", "",
+     "nothing to set: it decides who solves what, which changes no number; see placement",
+     check_strategy},
+    {"update_factors_in_hook", "",
+     "nothing to set: statistics are summed as they are shown and completed in the step; a layer "
+     "that runs twice in a step with accumulation_steps = 1 is calls = ema",
+     check_bool},
+    {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_none},
+};
+
+/* lzhangbv's two programs, kfac_pytorch and eva, share rows. */
+#define LZ_DAMPING                                                                                 \
+  { "damping", "damping", "the same", take_same }
+#define LZ_LR                                                                                      \
+  { "lr", "", "the lr argument of ng_step", take_lr }
+#define LZ_FACTORS                                                                                 \
+  {"fac_update_freq", "stat_period", "the same", take_same}, {                                     \
+    "factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",    \
+        take_new_weight                                                                            \
+  }
+#define LZ_SOLVES                                                                                  \
+  { "kfac_update_freq", "solve_period", "the same", take_same }
+#define LZ_LAYERS                                                                                  \
+  {"exclude_vocabulary_size", "exclude_width", "the same; none: 0", take_width},                   \
+      {"hook_enabled", "", "nothing to set: true; to pause, show no observations", check_true}, {  \
+    "exclude_parts", "", "nothing to set: only the empty text, parts of a step are not left out",  \
+        check_no_parts                                                                             \
+  }
+#define EVA_SAMPLES                                                                                \
+  { "kfac_batch_size", "stat_batch", "the same: first so many samples of a rank", take_samples }
+#define EVA_CLIP                                                                                   \
+  {                                                                                                \
+    "kl_clip", "kl_clip",                                                                          \
+        "the same, with clip = kl; 0: clip = rescale; none and negative: clip = none",             \
+        take_kl_clip_zero                                                                          \
+  }
+
+/* MPD-KFAC and DP-KFAC are one program. */
+static const ng_published lz_names[] = {
+    LZ_FACTORS,
+    LZ_SOLVES,
+    LZ_DAMPING,
+    {"kl_clip", "kl_clip", "the same, with clip = kl; none, 0 and negative: clip = none",
+     take_kl_clip_sign},
+    LZ_LR,
+    {"communicate_inverse_or_not", "grad_worker_fraction",
+     "true: 1; false: 0, gradients travel instead; always true with MPD's eigen, false with DP",
+     take_communicate},
+    {"distribute_layer_factors", "",
+     "nothing to set: both factors of a layer have one owner, with the same numbers",
+     check_bool_or_none},
+    LZ_LAYERS,
+};
+
+static const ng_published eva_names[] = {
+    LZ_FACTORS,
+    {"kfac_update_freq", "", "nothing to set: the published Eva takes it and does not look at it",
+     check_count},
+    LZ_DAMPING,
+    EVA_CLIP,
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
+};
+
+static const ng_published eva_kfac_names[] = {
+    LZ_FACTORS,
+    LZ_SOLVES,
+    {"diag_blocks", "factor_blocks", "the same, but cut between channels", take_same},
+    LZ_DAMPING,
+    EVA_CLIP,
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
+};
+
+/* One signature for all classes of that program; what a class does not look at is checked only. */
+static const ng_published adasgd_names[] = {
+    LZ_DAMPING,
+    LZ_LR,
+    {"fac_update_freq", "", "nothing to set: there are no statistics", check_count},
+    {"kfac_update_freq", "", "nothing to set: nothing is solved", check_count},
+    {"kfac_batch_size", "", "nothing to set: there are no statistics", check_count},
+    {"factor_decay", "", "nothing to set: there are no averages", check_size},
+    {"kl_clip", "", "nothing to set: the published class takes it and does not look at it",
+     check_size_or_none},
+    LZ_LAYERS,
+};
+
+static const ng_published sam_names[] = {
+    LZ_FACTORS,
+    LZ_SOLVES,
+    {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
+    {"damping", "", "nothing to set: the published class takes it and does not look at it",
+     check_size},
+    LZ_LR,
+    EVA_SAMPLES,
+    LZ_LAYERS,
+};
+
+/* ---- the way in ------------------------------------------------------------------------------*/
+
+#define NAMES(list)                                                                                \
+  { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
+const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
+               ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
+               ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names);
+
+ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
+                        const char *value, ng_options *full, double *lr, bool *gives_lr,
+                        char *message, size_t size) {
+  char list[NG_MESSAGE] = "";
+  for (int32_t i = 0; i < names->count; i++) {
+    if (!ng_is(names->row[i].name, name)) {
+      const size_t n = strlen(list);
+      (void)snprintf(list + n, sizeof list - n, "%s%s", n == 0 ? "" : "|", names->row[i].name);
+      continue;
+    }
+    job j = {&names->row[i], value, full, 0, false, message, size};
+    const ng_status st = j.row->take(&j);
+    *lr = j.lr;
+    *gives_lr = j.gives_lr;
+    return st;
+  }
+  return ng_fail_to(message, size, NG_ERR_ARG, "%s has no option '%s'%s", method,
+                    ng_quote(name).text, ng_hint_list(name, list).text);
+}

@@ -1,0 +1,246 @@
+/* schedule.c: options that move with the step count.
+ *
+ * In comes options.schedule, out go values as pure functions of (base, since, t): base is what the
+ * option was set to, since the step at which it was set, t the coming step.  Nothing is remembered
+ * between steps, so a resumed run has the values of one that was not interrupted.
+ *
+ *   schedule = { blank } entry { blank { blank } entry } { blank }     at most one entry an option
+ *   entry    = NAME "*"  F "@" T { "," T }     base F^n, n points in (since, t]: KFACParamScheduler
+ *                                              of the MPD/DP-KFAC program
+ *            | NAME "*=" F "@" T { "," T }     the current value times F at every point, periods
+ *                                              cut to whole steps each time: LambdaParamScheduler
+ *                                              of KAISA, which its examples call once an epoch
+ *            | "stat_decay~" M                 min(1 - 1/max(t,1), M), whatever base and since are:
+ *                                              exp_decay_factor_averaging of KAISA
+ *   NAME = damping, stat_decay, kl_clip, stat_period or solve_period;  F > 0;  0 < M <= 1;
+ *   T = whole steps, ascending, the first at least 1 (a change at step 0 is a change of the base)
+ *
+ * A period never falls below 1: the published ones can be cut to 0, which then divides by zero. */
+#include "option/option.h"
+
+#include <math.h>
+
+#define FACTOR_MAX 1e6
+#define NUMBER_MAX 40
+
+typedef enum rule { RULE_NONE, RULE_ABSOLUTE, RULE_CUMULATIVE, RULE_RAMP } rule;
+
+typedef struct entry {
+  rule rule;
+  double factor; /* F or M */
+  int64_t points;
+  const int64_t *point;
+} entry;
+
+struct ng_schedule {
+  size_t bytes;
+  entry entry[NG_LIVE_COUNT];
+  int64_t point[]; /* of all entries */
+};
+
+/* ---- reading --------------------------------------------------------------------------------*/
+
+/* Where the reader is.  `into` NULL: check and count only.  `against` not NULL: every value on the
+ * way must stay in the option's range, except options in `skip`. */
+typedef struct reader {
+  const char *at;
+  ng_schedule *into;
+  const ng_options *against;
+  uint64_t skip;
+  int64_t points;
+  rule seen[NG_LIVE_COUNT];
+  char *message;
+  size_t size;
+} reader;
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+static ng_status complain(const reader *r, const char *entry_text, const char *what,
+                          const char *hint) {
+  char word[NUMBER_MAX];
+  size_t n = 0;
+  while (n < sizeof word - 1 && entry_text[n] != 0 && !is_blank(entry_text[n])) {
+    word[n] = entry_text[n];
+    n++;
+  }
+  word[n] = 0;
+  return ng_fail_to(r->message, r->size, NG_ERR_ARG, "schedule: '%s': %s%s", ng_quote(word).text,
+                    what, hint);
+}
+
+/* Copy what stands before one of `stops` or a blank; false if it does not fit. */
+static bool take_word(reader *r, const char *stops, char *word) {
+  size_t n = 0;
+  while (r->at[n] != 0 && !is_blank(r->at[n]) && strchr(stops, r->at[n]) == NULL) {
+    if (n == NUMBER_MAX - 1) return false;
+    word[n] = r->at[n];
+    n++;
+  }
+  word[n] = 0;
+  r->at += n;
+  return true;
+}
+
+static const char *live_at(int32_t i) { return ng_live_name[i]; }
+
+static int32_t live_find(const char *name) {
+  for (int32_t i = 0; i < NG_LIVE_COUNT; i++) {
+    if (ng_is(ng_live_name[i], name)) return i;
+  }
+  return -1;
+}
+
+static const ng_option_row *row_of(int32_t live) {
+  return &ng_option_table[ng_option_find(ng_live_name[live])];
+}
+
+static double cut(int32_t live, double v) {
+  const bool period = live == NG_LIVE_STAT || live == NG_LIVE_SOLVE;
+  return period ? fmax(1, trunc(v)) : v;
+}
+
+/* The value after point n (1-based) of an entry; `last` is the one before. */
+static double next_value(const entry *e, int32_t live, double base, double last, int64_t n) {
+  return cut(live,
+             e->rule == RULE_CUMULATIVE ? last * e->factor : base * pow(e->factor, (double)n));
+}
+
+static ng_status read_points(reader *r, const char *whole, int32_t live, entry *e) {
+  const ng_option_row *row = row_of(live);
+  const bool verify = r->against != NULL && (r->skip >> (row - ng_option_table) & 1) == 0;
+  const double base = r->against == NULL ? 0 : ng_option_number(row, r->against);
+  char word[NUMBER_MAX], hint[NUMBER_MAX * 2];
+  double v = base;
+  int64_t last = 0;
+  e->point = r->into == NULL ? NULL : r->into->point + r->points;
+  do {
+    int64_t t = 0;
+    r->at++; /* '@' or ',' */
+    if (!take_word(r, ",", word) || !ng_read_int(word, &t) || t < 1) {
+      return complain(r, whole, "expected steps >= 1 after '@', separated by commas", "");
+    }
+    if (t <= last) return complain(r, whole, "the steps must ascend", "");
+    last = t;
+    if (r->into != NULL) r->into->point[r->points] = t;
+    r->points++;
+    e->points++;
+    v = next_value(e, live, base, v, e->points);
+    if (verify && !ng_option_in_range(row, v)) {
+      (void)snprintf(hint, sizeof hint, " %g at step %s", v, word);
+      return complain(r, whole, "leaves the range of the option:", hint);
+    }
+  } while (*r->at == ',');
+  return NG_OK;
+}
+
+static ng_status read_entry(reader *r) {
+  const char *whole = r->at;
+  char word[NUMBER_MAX];
+  entry e = {RULE_NONE, 0, 0, NULL};
+  if (!take_word(r, "*~=@,", word)) return complain(r, whole, "the name is too long", "");
+  for (char *c = word; *c != 0; c++) {
+    if (*c == '-') *c = '_';
+  }
+  const int32_t live = live_find(word);
+  if (live < 0) {
+    return complain(r, whole, "only damping, stat_decay, kl_clip and the periods have a schedule",
+                    ng_hint_of(ng_nearest(word, live_at, NG_LIVE_COUNT)).text);
+  }
+  const char *family = row_of(live)->family;
+  if (family != NULL && r->against != NULL &&
+      !ng_is(ng_method_family(r->against->method), family)) {
+    return complain(r, whole, "this option is not one of the method ", r->against->method);
+  }
+  if (r->seen[live] != RULE_NONE) return complain(r, whole, "this option has an entry already", "");
+  if (*r->at == '~') {
+    r->at++;
+    e.rule = RULE_RAMP;
+    if (live != NG_LIVE_DECAY) return complain(r, whole, "'~' is for stat_decay only", "");
+    if (!take_word(r, "", word) || !ng_read_real(word, &e.factor) || !(e.factor > 0) ||
+        e.factor > 1) {
+      return complain(r, whole, "expected a number, 0 < M <= 1, after '~'", "");
+    }
+  } else if (*r->at == '*') {
+    r->at++;
+    e.rule = *r->at == '=' ? RULE_CUMULATIVE : RULE_ABSOLUTE;
+    if (e.rule == RULE_CUMULATIVE) r->at++;
+    if (!take_word(r, "@", word) || !ng_read_real(word, &e.factor) || !(e.factor > 0) ||
+        e.factor > FACTOR_MAX) {
+      return complain(r, whole, "expected a factor, 0 < F <= 1e6, after '*'", "");
+    }
+    if (*r->at != '@') return complain(r, whole, "expected '@' and steps after the factor", "");
+    const ng_status st = read_points(r, whole, live, &e);
+    if (st != NG_OK) return st;
+  } else {
+    return complain(r, whole, "expected '*', '*=' or '~' after the name", "");
+  }
+  r->seen[live] = e.rule;
+  if (r->into != NULL) r->into->entry[live] = e;
+  return NG_OK;
+}
+
+static ng_status read_all(reader *r) {
+  for (;;) {
+    while (is_blank(*r->at)) {
+      r->at++;
+    }
+    if (*r->at == 0) return NG_OK;
+    const ng_status st = read_entry(r);
+    if (st != NG_OK) return st;
+  }
+}
+
+ng_status ng_schedule_form(const char *text, char *message, size_t size) {
+  reader r = {.at = text, .message = message, .size = size};
+  return read_all(&r);
+}
+
+ng_status ng_schedule_verify(const ng_options *full, uint64_t skip, char *message, size_t size) {
+  reader r = {
+      .at = full->schedule, .against = full, .skip = skip, .message = message, .size = size};
+  return read_all(&r);
+}
+
+/* Twice over the text: once to count, once to fill. */
+ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out) {
+  char message[NG_MESSAGE];
+  *out = NULL;
+  reader count = {.at = text, .message = message, .size = sizeof message};
+  const ng_status st = read_all(&count);
+  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
+  const size_t bytes = sizeof(ng_schedule) + (size_t)count.points * sizeof(int64_t);
+  ng_schedule *s = ng_alloc(ctx, bytes);
+  if (s == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "schedule: no memory for %zu bytes", bytes);
+  memset(s, 0, bytes);
+  s->bytes = bytes;
+  reader fill = {.at = text, .into = s};
+  (void)read_all(&fill); /* the same text passed a moment ago */
+  *out = s;
+  return NG_OK;
+}
+
+void ng_schedule_free(ng_context *ctx, ng_schedule *s) {
+  if (s != NULL) ng_free(ctx, s, s->bytes);
+}
+
+/* ---- values ----------------------------------------------------------------------------------*/
+
+bool ng_schedule_has(const ng_schedule *s, const char *option) {
+  const int32_t live = live_find(option);
+  return s != NULL && live >= 0 && s->entry[live].rule != RULE_NONE;
+}
+
+double ng_schedule_value(const ng_schedule *s, const char *option, double base, int64_t since,
+                         int64_t t) {
+  const int32_t live = live_find(option);
+  if (s == NULL || live < 0 || s->entry[live].rule == RULE_NONE) return base;
+  const entry *e = &s->entry[live];
+  if (e->rule == RULE_RAMP) return fmin(1 - 1 / (double)ng_max64(t, 1), e->factor);
+  double v = base;
+  int64_t n = 0;
+  for (int64_t i = 0; i < e->points && e->point[i] <= t; i++) {
+    if (e->point[i] > since) v = next_value(e, live, base, v, ++n);
+  }
+  /* ng_set may have moved the base to where the factors lead out of the range. */
+  return ng_option_clamp(row_of(live), v);
+}

@@ -1,0 +1,52 @@
+/* stats.h: fresh factors from what was observed (conv.c, rows.c).
+ *
+ * Both add alpha * sum(rows' rows) to a symmetric matrix; what alpha is (the scale table) is the
+ * family's business.  Columns inside are ordered (kernel offset, channel), bias last.
+ * Scratch is tiled: its size does not depend on the batch.
+ */
+#ifndef NG_STATS_H
+#define NG_STATS_H
+
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+/* Rows of a matrix that count: a view [samples * positions, cols]. */
+typedef struct ng_rows {
+  ng_view v;
+  int64_t samples, positions;
+  ng_order order;
+  int64_t take;   /* first so many samples only                                                   */
+  int64_t c0, c1; /* columns used                                                                 */
+  bool one;       /* append a column of ones (mean over positions of 1 is 1)                      */
+  int reduce;     /* 0: every position is a row; 1: mean over positions; 2: sum over positions    */
+} ng_rows;
+
+/* S [c1-c0+one] += alpha sum_rows r r'.  Linear inputs and output gradients of linear layers. */
+void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch);
+int64_t ng_rows_scratch(int64_t columns); /* floats */
+
+/* A convolution's geometry; kernel etc. are [vertical, horizontal]. */
+typedef struct ng_conv {
+  int64_t channels, height, width; /* of the input */
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t oh, ow, out;
+  ng_layout layout;
+} ng_conv;
+
+/* S [kh*kw*(c1-c0) + one] += alpha sum over `take` samples and all output positions of the patch of
+ * channels [c0, c1) (zero padded), with a 1 appended if `one`.  reduce as above: the mean or the
+ * sum of the patches over positions, one row a sample. */
+void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
+                         int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
+                         float *scratch);
+/* The plain version of the same: im2col + Gram matrix, always.  The oracle. */
+void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
+                               int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
+                               float *scratch);
+/* S [o1-o0] += alpha sum over samples and positions of g g', channels [o0, o1) of the output. */
+void ng_conv_grad_stats(ng_context *ctx, const ng_conv *c, const ng_view *g, int64_t take,
+                        int64_t o0, int64_t o1, int reduce, float alpha, ng_sym S, float *scratch);
+/* Floats of scratch that serve all three, for channel ranges of at most `c` inputs, `o` outputs. */
+int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
+
+#endif

@@ -1,0 +1,317 @@
+/* conv.c: the factors of a convolution from its input and its output gradient (Grosse & Martens
+ * 2016, arXiv 1602.01407, equations 11 to 13).
+ *
+ * In: images [samples, channels * height * width], NCHW or NHWC, f32, bf16 or f16.  Out: S += alpha
+ * sum over samples and output positions of a a' (a: the zero-padded patch, ordered (kernel offset,
+ * channel), and a 1 for a bias) or of g g'.
+ *
+ * The plain way writes tiles of patches and takes their Gram matrix; it knows every geometry and is
+ * the oracle of the fast way, which for stride 1 goes by displacements (conv_shift.c), without
+ * patches.  What is a matrix of rows in memory already goes to rows.c. */
+#include "core/core.h"
+#include "stat/gram_shift.h"
+#include "stat/read.h"
+#include "stat/gram.h"
+
+/* ---- patches ---------------------------------------------------------------------------------*/
+
+static int64_t taps_of(const ng_conv *c) { return c->kernel[0] * c->kernel[1]; }
+
+/* Input rows that one output row looks at, and pixels of a row with its padding. */
+static int64_t span_of(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
+static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
+
+typedef struct patches {
+  const ng_conv *c;
+  ng_pixels in;
+  bool one;
+  int64_t first, count;
+  int32_t pieces;
+  float *to;
+  int64_t ld;
+  float *window; /* a piece's: span rows of padded_width pixels, image row y in slot y mod span */
+} patches;
+
+static int64_t window_floats(const ng_conv *c, int64_t channels) {
+  return ng_round16(span_of(c) * padded_width(c) * channels);
+}
+
+static int64_t slot_of(int64_t y, int64_t span) { return (y % span + span) % span; }
+
+/* Row y of the image, which may lie in the padding, into its slot. */
+static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
+  const ng_conv *c = t->c;
+  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide;
+  float *to = window + slot_of(y, span_of(c)) * row;
+  memset(to, 0, (size_t)row * sizeof *to);
+  if (y < 0 || y >= c->height) return;
+  ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
+}
+
+static void patch(const patches *t, const float *window, int64_t y0, int64_t x0, float *out) {
+  const ng_conv *c = t->c;
+  const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = span_of(c);
+  for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
+    const float *from = window + slot_of(y0 + ky * c->dilation[0], span) * row + x0 * wide;
+    if (c->dilation[1] == 1) {
+      memcpy(out, from, (size_t)(c->kernel[1] * wide) * sizeof *out);
+      out += c->kernel[1] * wide;
+      continue;
+    }
+    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
+      memcpy(out, from + kx * c->dilation[1] * wide, (size_t)wide * sizeof *out);
+      out += wide;
+    }
+  }
+  if (t->one) *out = 1.0f;
+}
+
+static void patches_piece(void *arg, int32_t i) {
+  const patches *t = arg;
+  const ng_conv *c = t->c;
+  float *window = t->window + i * window_floats(c, t->in.c1 - t->in.c0);
+  int64_t from, to, last_n = -1, next = 0; /* rows of image last_n below `next` are in the window */
+  ng_share(t->count, t->pieces, i, &from, &to);
+  for (int64_t k = from; k < to;) {
+    const int64_t g = t->first + k, n = g / (c->oh * c->ow), oy = g / c->ow % c->oh;
+    const int64_t y0 = oy * c->stride[0] - c->padding[0];
+    for (int64_t y = n == last_n ? ng_max64(y0, next) : y0; y < y0 + span_of(c); y++) {
+      load_row(t, window, n, y);
+    }
+    last_n = n;
+    next = y0 + span_of(c);
+    for (int64_t ox = g % c->ow; ox < c->ow && k < to; ox++, k++) {
+      patch(t, window, y0, ox * c->stride[1], t->to + k * t->ld);
+    }
+  }
+}
+
+/* ---- mean or sum of the patches of a sample ---------------------------------------------------*/
+
+/* Floats of one piece: an image row, and in double a row's sums and the sums of all taps. */
+static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
+  return ng_round16(c->width * channels) + ng_round16(2 * channels * (taps_of(c) + 1));
+}
+
+/* Tap (ky, kx) sums the pixels it meets: a box of the image, rows first.  Every image row is read
+ * once. */
+static void box_sums(const patches *t, int64_t n, float *row, double *line, double *sum) {
+  const ng_conv *c = t->c;
+  const int64_t wide = t->in.c1 - t->in.c0;
+  memset(sum, 0, (size_t)(taps_of(c) * wide) * sizeof *sum);
+  for (int64_t y = 0; y < c->height; y++) {
+    ng_pixels_load(&t->in, n, y * c->width, c->width, row, wide);
+    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
+      memset(line, 0, (size_t)wide * sizeof *line);
+      for (int64_t ox = 0; ox < c->ow; ox++) {
+        const int64_t x = ox * c->stride[1] + kx * c->dilation[1] - c->padding[1];
+        if (x < 0 || x >= c->width) continue;
+        for (int64_t j = 0; j < wide; j++) {
+          line[j] += (double)row[x * wide + j];
+        }
+      }
+      for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
+        const int64_t reach = y + c->padding[0] - ky * c->dilation[0];
+        if (reach < 0 || reach % c->stride[0] != 0 || reach / c->stride[0] >= c->oh) continue;
+        double *to = sum + (ky * c->kernel[1] + kx) * wide;
+        for (int64_t j = 0; j < wide; j++) {
+          to[j] += line[j];
+        }
+      }
+    }
+  }
+}
+
+typedef struct reduction {
+  patches p;
+  int how;
+} reduction;
+
+static void reduce_piece(void *arg, int32_t i) {
+  const reduction *t = arg;
+  const ng_conv *c = t->p.c;
+  const int64_t wide = t->p.in.c1 - t->p.in.c0, cols = taps_of(c) * wide;
+  const double positions = (double)(c->oh * c->ow), factor = t->how == 1 ? 1.0 / positions : 1.0;
+  float *row = t->p.window + i * reduce_floats(c, wide);
+  double *line = (double *)(void *)(row + ng_round16(c->width * wide)), *sum = line + wide;
+  int64_t from, to;
+  ng_share(t->p.count, t->p.pieces, i, &from, &to);
+  for (int64_t k = from; k < to; k++) {
+    float *out = t->p.to + k * t->p.ld;
+    box_sums(&t->p, t->p.first + k, row, line, sum);
+    for (int64_t j = 0; j < cols; j++) {
+      out[j] = (float)(sum[j] * factor);
+    }
+    if (t->p.one) out[cols] = (float)(positions * factor);
+  }
+}
+
+/* ---- input -----------------------------------------------------------------------------------*/
+
+static ng_pixels input_of(const ng_conv *c, const ng_view *x, int64_t c0, int64_t c1) {
+  return (ng_pixels){.v = x,
+                     .layout = c->layout,
+                     .channels = c->channels,
+                     .pixels = c->height * c->width,
+                     .c0 = c0,
+                     .c1 = c1};
+}
+
+void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
+                               int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
+                               float *scratch) {
+  const int64_t cols = taps_of(c) * (c1 - c0) + (one ? 1 : 0), most = ng_tile_rows(cols);
+  const int64_t rows = reduce != 0 ? take : take * c->oh * c->ow;
+  reduction r = {.p = {.c = c,
+                       .in = input_of(c, x, c0, c1),
+                       .one = one,
+                       .to = scratch,
+                       .ld = ng_tile_ld(cols),
+                       .window = scratch + ng_tile_floats(cols)},
+                 .how = reduce};
+  for (int64_t first = 0; first < rows; first += r.p.count) {
+    r.p.first = first;
+    r.p.count = ng_min64(most, rows - first);
+    r.p.pieces = ng_pieces(ctx, r.p.count * (reduce != 0 ? c->height * c->width : cols));
+    if (reduce != 0) {
+      ng_parallel(ctx, r.p.pieces, reduce_piece, &r);
+    } else {
+      ng_parallel(ctx, r.p.pieces, patches_piece, &r.p);
+    }
+    ctx->la->add_gram(S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
+  }
+}
+
+/* ---- pixels as rows: output gradients, and inputs of 1x1 kernels ------------------------------*/
+
+typedef struct pixel_tile {
+  ng_pixels in;
+  bool one;
+  int reduce;
+  int64_t first, count;
+  int32_t pieces;
+  float *to;
+  int64_t ld;
+} pixel_tile;
+
+static void pixels_piece(void *arg, int32_t i) {
+  const pixel_tile *t = arg;
+  const int64_t cols = t->in.c1 - t->in.c0;
+  int64_t from, to;
+  ng_share(t->count, t->pieces, i, &from, &to);
+  for (int64_t k = from; k < to;) {
+    const int64_t g = t->first + k, n = g / t->in.pixels, at = g % t->in.pixels;
+    const int64_t run = ng_min64(t->in.pixels - at, to - k);
+    ng_pixels_load(&t->in, n, at, run, t->to + k * t->ld, t->ld);
+    for (int64_t j = 0; t->one && j < run; j++) {
+      t->to[(k + j) * t->ld + cols] = 1.0f;
+    }
+    k += run;
+  }
+}
+
+static void pixel_sums_piece(void *arg, int32_t i) {
+  enum { WIDE = 64, RUN = 32 };
+  const pixel_tile *t = arg;
+  const int64_t cols = t->in.c1 - t->in.c0;
+  const double count = (double)t->in.pixels, factor = t->reduce == 1 ? 1.0 / count : 1.0;
+  int64_t from, to;
+  ng_share(t->count, t->pieces, i, &from, &to);
+  for (int64_t k = from; k < to; k++) {
+    float *out = t->to + k * t->ld;
+    for (int64_t j = 0; j < cols; j += WIDE) {
+      const int64_t wide = ng_min64(WIDE, cols - j);
+      ng_pixels part = t->in;
+      part.c0 += j;
+      part.c1 = part.c0 + wide;
+      double acc[WIDE] = {0};
+      for (int64_t at = 0; at < part.pixels; at += RUN) {
+        float block[RUN * WIDE];
+        const int64_t run = ng_min64(RUN, part.pixels - at);
+        ng_pixels_load(&part, t->first + k, at, run, block, WIDE);
+        for (int64_t p = 0; p < run; p++) {
+          for (int64_t c = 0; c < wide; c++) {
+            acc[c] += (double)block[p * WIDE + c];
+          }
+        }
+      }
+      for (int64_t c = 0; c < wide; c++) {
+        out[j + c] = (float)(acc[c] * factor);
+      }
+    }
+    if (t->one) out[cols] = (float)(count * factor);
+  }
+}
+
+static void pixel_stats(ng_context *ctx, const ng_pixels *in, int64_t take, bool one, int reduce,
+                        float alpha, ng_sym S, float *scratch) {
+  const ng_view *v = in->v;
+  if (take <= 0) return;
+  if (in->layout == NG_NHWC && (take == 1 || v->row_stride == in->channels * in->pixels)) {
+    const ng_rows rows = {.v = {.data = v->data,
+                                .rows = take * in->pixels,
+                                .cols = in->channels,
+                                .row_stride = in->channels,
+                                .dtype = v->dtype,
+                                .mem = v->mem},
+                          .samples = take,
+                          .positions = in->pixels,
+                          .order = NG_SAMPLES_FIRST,
+                          .take = take,
+                          .c0 = in->c0,
+                          .c1 = in->c1,
+                          .one = one,
+                          .reduce = reduce};
+    ng_rows_stats(ctx, &rows, alpha, S, scratch);
+    return;
+  }
+  const int64_t cols = in->c1 - in->c0 + (one ? 1 : 0), most = ng_tile_rows(cols);
+  const int64_t rows = reduce != 0 ? take : take * in->pixels;
+  pixel_tile t = {.in = *in, .one = one, .reduce = reduce, .to = scratch, .ld = ng_tile_ld(cols)};
+  for (int64_t first = 0; first < rows; first += t.count) {
+    t.first = first;
+    t.count = ng_min64(most, rows - first);
+    t.pieces = ng_pieces(ctx, t.count * cols * (reduce != 0 ? in->pixels : 1));
+    ng_parallel(ctx, t.pieces, reduce != 0 ? pixel_sums_piece : pixels_piece, &t);
+    ctx->la->add_gram(S, 0, cols, scratch, t.count, t.ld, alpha);
+  }
+}
+
+void ng_conv_grad_stats(ng_context *ctx, const ng_conv *c, const ng_view *g, int64_t take,
+                        int64_t o0, int64_t o1, int reduce, float alpha, ng_sym S, float *scratch) {
+  const ng_pixels out = {
+      .v = g, .layout = c->layout, .channels = c->out, .pixels = c->oh * c->ow, .c0 = o0, .c1 = o1};
+  pixel_stats(ctx, &out, take, false, reduce, alpha, S, scratch);
+}
+
+/* ---- choice ----------------------------------------------------------------------------------*/
+
+/* A kernel that sees every pixel once, alone: its patches are the pixels. */
+static bool pointwise(const ng_conv *c) {
+  return taps_of(c) == 1 && c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 &&
+         c->padding[1] == 0;
+}
+
+void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
+                         int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
+                         float *scratch) {
+  if (pointwise(c)) {
+    const ng_pixels in = input_of(c, x, c0, c1);
+    pixel_stats(ctx, &in, take, one, reduce, alpha, S, scratch);
+  } else if (reduce == 0 && ng_conv_shift_fits(c, c1 - c0) &&
+             ng_conv_shift_cost(c, c1 - c0, take) < ng_conv_plain_cost(c, c1 - c0, take)) {
+    ng_conv_input_stats_shift(ctx, c, x, take, c0, c1, one, alpha, S, scratch);
+  } else {
+    ng_conv_input_stats_plain(ctx, c, x, take, c0, c1, one, reduce, alpha, S, scratch);
+  }
+}
+
+int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
+  const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(taps_of(conv) * c + 1);
+  int64_t floats = tile + threads * ng_max64(window_floats(conv, c), reduce_floats(conv, c));
+  floats = ng_max64(floats, ng_tile_floats(ng_max64(c, o) + 1));
+  if (ng_conv_shift_fits(conv, 1)) { /* a narrower range may fit where the widest does not */
+    floats = ng_max64(floats, ng_conv_shift_scratch(conv, c));
+  }
+  return floats;
+}

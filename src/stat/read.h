@@ -1,0 +1,39 @@
+/* pack.h: tiles of f32 rows, filled from what a caller shows; shared by rows.c, conv.c,
+ * conv_shift.c.
+ *
+ * A tile is as many rows as keep BLAS busy, never more for a larger batch.  Loops over tiles are
+ * cut into one piece a thread; BLAS is called between them, from one thread.
+ */
+#ifndef NG_PACK_H
+#define NG_PACK_H
+
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+/* Leading dimension of a tile, and the rows it has: at least 512 (below that SYRK spends its time
+ * on reading and writing the result), at most 8 MiB beyond it. */
+int64_t ng_tile_ld(int64_t cols);
+int64_t ng_tile_rows(int64_t cols);
+int64_t ng_tile_floats(int64_t cols); /* enough for a tile of this many columns or fewer */
+
+/* Pieces worth making of a loop that moves so many floats; share i of them is [*from, *to). */
+int32_t ng_pieces(const ng_context *ctx, int64_t floats);
+void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
+
+static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+/* dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
+void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
+
+/* Channels [c0, c1) of images: v is [samples, channels * pixels] in `layout`. */
+typedef struct ng_pixels {
+  const ng_view *v;
+  ng_layout layout;
+  int64_t channels, pixels, c0, c1;
+} ng_pixels;
+
+/* dst[i * stride + c - c0] = channel c of pixel first + i of sample n, i < count. */
+void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
+                    int64_t stride);
+
+#endif

@@ -1,0 +1,507 @@
+/* state_manifest.c: everything of the state that is not an array, as a JSON text.
+ *
+ *   {"format": 1, "library": "0.1.0", "method": "natgrad",
+ *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
+ *    "live":     {"damping": {"value": 0.003, "since": 0}, ...}
+ *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
+ *    "layers":   [{"name": "fc1", "is": "linear in=64 out=10 ...", "options": ""}, ...]
+ *    "blocks":   {"fc1": {"solved": 1.0, "A_started": 1.0, ...}, ...}
+ *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by state.c
+ *
+ * Layers and options are kept as text rather than as a hash, so that a state of another model is
+ * refused with what differs.  A state fits when the layers are the same and every option is the
+ * same that was fixed at ng_ready; live options are taken from the state, and the ones that only
+ * say where results are kept do not matter. */
+#include "io.h"
+#include "state/state.h"
+
+enum { BLOCK_OWN = 5 }; /* solved, folded[2], observations[2] */
+
+/* ---- numbers of the blocks -------------------------------------------------------------------*/
+
+/* Calls `visit` for every number of a block.  Flags and counts are shown as doubles, exact up to
+ * 2^53, and taken back after the call. */
+static ng_status visit_block(ng_block *b, ng_number_visit visit, void *arg) {
+  static const char *const name[BLOCK_OWN] = {"solved", "A_folded", "G_folded", "A_observations",
+                                              "G_observations"};
+  double own[BLOCK_OWN] = {b->solved, b->folded[0], b->folded[1], (double)b->observations[0],
+                           (double)b->observations[1]};
+  ng_status st = NG_OK;
+  for (int i = 0; i < BLOCK_OWN && st == NG_OK; i++) {
+    ng_number n;
+    (void)snprintf(n.name, sizeof n.name, "%s", name[i]);
+    n.value = &own[i];
+    st = visit(arg, &n);
+  }
+  b->solved = own[0] != 0.0;
+  b->folded[0] = own[1] != 0.0;
+  b->folded[1] = own[2] != 0.0;
+  b->observations[0] = (int64_t)own[3];
+  b->observations[1] = (int64_t)own[4];
+  return st == NG_OK ? b->ops->numbers(b, visit, arg) : st;
+}
+
+typedef struct cursor {
+  double *to;
+  const double *from;
+  int64_t at;
+} cursor;
+
+static ng_status count_one(void *arg, ng_number *n) {
+  (void)n;
+  ((cursor *)arg)->at++;
+  return NG_OK;
+}
+
+static ng_status get_one(void *arg, ng_number *n) {
+  cursor *c = arg;
+  c->to[c->at++] = *n->value;
+  return NG_OK;
+}
+
+static ng_status put_one(void *arg, ng_number *n) {
+  cursor *c = arg;
+  *n->value = c->from[c->at++];
+  return NG_OK;
+}
+
+int64_t ng_state_values(ng_precond *p) {
+  cursor c = {NULL, NULL, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    (void)visit_block(p->block[i], count_one, &c);
+  }
+  return c.at;
+}
+
+void ng_state_get(ng_precond *p, double *x) {
+  cursor c = {x, NULL, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const bool own = p->block[i]->owner == p->ctx->rank;
+    (void)visit_block(p->block[i], own ? get_one : count_one, &c);
+  }
+}
+
+void ng_state_put(ng_precond *p, const double *x) {
+  cursor c = {NULL, x, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    (void)visit_block(p->block[i], put_one, &c);
+  }
+}
+
+/* ---- layers ----------------------------------------------------------------------------------*/
+
+/* What a layer is, as far as the state depends on it: not in which order its arrays arrive. */
+static void describe(const ng_entry *e, char *text, size_t size) {
+  const ng_layer *d = &e->d;
+#define LL(x) ((long long)(x))
+  if (e->tensor) {
+    (void)snprintf(text, size, "tensor of %lld", LL(e->slot[0].cols));
+  } else if (d->kind == NG_CONV2D) {
+    (void)snprintf(text, size,
+                   "conv2d in=%lld out=%lld bias=%d frozen=%d kernel=%lldx%lld stride=%lldx%lld "
+                   "padding=%lldx%lld dilation=%lldx%lld groups=%lld image=%lldx%lld",
+                   LL(d->in), LL(d->out), d->bias, d->frozen, LL(d->kernel[0]), LL(d->kernel[1]),
+                   LL(d->stride[0]), LL(d->stride[1]), LL(d->padding[0]), LL(d->padding[1]),
+                   LL(d->dilation[0]), LL(d->dilation[1]), LL(d->groups), LL(d->image[0]),
+                   LL(d->image[1]));
+  } else {
+    (void)snprintf(text, size, "linear in=%lld out=%lld bias=%d frozen=%d positions=%lld",
+                   LL(d->in), LL(d->out), d->bias, d->frozen, LL(d->positions));
+  }
+#undef LL
+}
+
+static ng_status differs(char *message, size_t size, const char *what, const char *name,
+                         const char *theirs, const char *ours) {
+  return ng_fail_to(message, size, NG_ERR_FILE, "%s '%s' is '%s' in the state and '%s' here", what,
+                    name, theirs, ours);
+}
+
+static ng_status read_layers(const ng_precond *p, const json_t *layers, char *message,
+                             size_t size) {
+  const size_t n = json_array_size(layers);
+  char is[NG_MESSAGE];
+  if (!json_is_array(layers)) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no list of layers");
+  }
+  for (size_t i = 0; i < n || i < (size_t)p->entries; i++) {
+    const json_t *l = json_array_get(layers, i);
+    const char *name = json_string_value(json_object_get(l, "name"));
+    if (i >= n) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s' is not in the state",
+                        p->entry[i]->d.name);
+    }
+    if (name == NULL) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "layer %zu of the manifest has no name", i);
+    }
+    if (i >= (size_t)p->entries) {
+      return ng_fail_to(message, size, NG_ERR_FILE,
+                        "layer '%.255s' of the state is not in this model", name);
+    }
+    const ng_entry *e = p->entry[i];
+    const char *theirs = json_string_value(json_object_get(l, "is"));
+    const char *options = json_string_value(json_object_get(l, "options"));
+    const char *ours = e->d.options == NULL ? "" : e->d.options;
+    describe(e, is, sizeof is);
+    if (!ng_is(name, e->d.name)) {
+      return ng_fail_to(message, size, NG_ERR_FILE,
+                        "layer %zu is '%.160s' in the state and '%.160s' here", i, name, e->d.name);
+    }
+    if (theirs == NULL || !ng_is(theirs, is)) {
+      return differs(message, size, "layer", name, theirs == NULL ? "nothing" : theirs, is);
+    }
+    if (options == NULL || !ng_is(options, ours)) {
+      return differs(message, size, "options of layer", name, options == NULL ? "none" : options,
+                     ours);
+    }
+  }
+  return NG_OK;
+}
+
+/* ---- options ---------------------------------------------------------------------------------*/
+
+/* Where results are kept and who owns what: a state does not depend on it. */
+static bool does_not_matter(const char *option) {
+  return ng_is(option, "placement") || ng_is(option, "grad_worker_fraction");
+}
+
+/* Room for any option as text: numbers, choices, and the two free texts. */
+static size_t text_room(const ng_precond *p) {
+  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule);
+}
+
+static bool option_at(int32_t i, ng_option_info *info) {
+  memset(info, 0, sizeof *info);
+  info->struct_size = sizeof *info;
+  return ng_option_at(i, info) == NG_OK;
+}
+
+static ng_status read_option(const ng_precond *p, const json_t *options, const char *method,
+                             const ng_option_info *info, ng_options *o, char *ours, size_t room,
+                             char *message, size_t size) {
+  char why[NG_MESSAGE] = "";
+  const json_t *v = json_object_get(options, info->name);
+  /* A library that did not know the option yet did what the option's default does. */
+  const char *theirs = v == NULL ? info->standard : json_string_value(v);
+  if (theirs == NULL) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' of the manifest is not a text",
+                      info->name);
+  }
+  if (info->live) {
+    if (ng_options_set(o, info->name, theirs, why, sizeof why) == NG_OK) return NG_OK;
+    return ng_fail_to(message, size, NG_ERR_FILE, "option of the state: %s", why);
+  }
+  if (does_not_matter(info->name)) return NG_OK;
+  if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' has no text", info->name);
+  }
+  if (ng_is(theirs, ours)) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_FILE,
+                    "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
+                    "(method '%.40s')",
+                    info->name, theirs, method, ours, p->opt.method);
+}
+
+static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_options *o,
+                              char *message, size_t size) {
+  const json_t *options = json_object_get(manifest, "options");
+  const char *method = json_string_value(json_object_get(manifest, "method"));
+  if (!json_is_object(options) || method == NULL) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no options or no method");
+  }
+  const char *name;
+  json_t *value;
+  json_object_foreach((json_t *)(uintptr_t)options, name, value) {
+    if (ng_option_find(name) < 0) {
+      return ng_fail_to(message, size, NG_ERR_FILE,
+                        "option '%.80s' of the state is not known to this version", name);
+    }
+  }
+  const size_t room = text_room(p);
+  char *ours = ng_alloc(p->ctx, room), why[NG_MESSAGE] = "";
+  if (ours == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory");
+  ng_status st = NG_OK;
+  ng_option_info info;
+  *o = p->opt;
+  for (int32_t i = 0; i < ng_option_count() && st == NG_OK; i++) {
+    if (option_at(i, &info)) {
+      st = read_option(p, options, method, &info, o, ours, room, message, size);
+    }
+  }
+  ng_free(p->ctx, ours, room);
+  if (st == NG_OK && ng_options_check(o, why, sizeof why) != NG_OK) {
+    st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state: %s", why);
+  }
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
+    const ng_entry *e = p->block[i]->entry;
+    ng_options own = *o;
+    if (e->d.options == NULL) continue;
+    if (ng_options_override(&own, e->d.options, NULL, why, sizeof why) != NG_OK) {
+      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s", e->d.name,
+                      why);
+    }
+  }
+  return st;
+}
+
+/* ---- counters --------------------------------------------------------------------------------*/
+
+static const char *const rung_name[4] = {"more_damping", "in_double", "kept_last", "plain"};
+
+static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
+                            int64_t *out, char *message, size_t size) {
+  const json_t *v = json_object_get(object, name);
+  *out = json_is_integer(v) ? (int64_t)json_integer_value(v) : -1;
+  if (*out >= 0 && *out <= most) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_FILE,
+                    "%s '%s' of the manifest is no whole number from 0 to %lld", where, name,
+                    (long long)most);
+}
+
+static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *message, size_t size) {
+  const int64_t most = INT64_C(1) << 53;
+  const json_t *c = json_object_get(manifest, "counters");
+  const json_t *live = json_object_get(manifest, "live");
+  const json_t *last = json_object_get(manifest, "last");
+  ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
+  if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
+  if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
+  for (int i = 0; i < 4 && st == NG_OK; i++) {
+    st = read_count(c, "counter", rung_name[i], most, &s->rung[i], message, size);
+  }
+  for (int i = 0; i < NG_LIVE_COUNT && st == NG_OK; i++) {
+    char where[64];
+    (void)snprintf(where, sizeof where, "live '%s'", ng_live_name[i]);
+    st = read_count(json_object_get(live, ng_live_name[i]), where, "since", s->steps, &s->since[i],
+                    message, size);
+  }
+  if (st != NG_OK) return st;
+  const json_t *nu = json_object_get(last, "clip"), *inner = json_object_get(last, "inner");
+  if (!json_is_number(nu) || !json_is_number(inner)) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
+  }
+  s->nu = json_number_value(nu);
+  s->inner = json_number_value(inner);
+  return NG_OK;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------*/
+
+typedef struct block_reader {
+  const json_t *from;
+  const char *layer;
+  double *to;
+  int64_t at;
+  size_t seen;
+  char *message;
+  size_t size;
+} block_reader;
+
+static ng_status read_number(void *arg, ng_number *n) {
+  block_reader *r = arg;
+  const json_t *v = json_object_get(r->from, n->name);
+  if (!json_is_number(v)) {
+    return ng_fail_to(r->message, r->size, NG_ERR_FILE,
+                      "block '%s' of the manifest has no number '%s'", r->layer, n->name);
+  }
+  const double x = json_number_value(v);
+  if (r->seen < BLOCK_OWN && !(x >= 0.0 && x <= 9007199254740992.0)) { /* flags and counts */
+    return ng_fail_to(r->message, r->size, NG_ERR_FILE,
+                      "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
+                      r->layer, x);
+  }
+  r->to[r->at++] = x;
+  r->seen++;
+  return NG_OK;
+}
+
+static ng_status read_blocks(ng_precond *p, const json_t *blocks, double *values, char *message,
+                             size_t size) {
+  block_reader r = {.to = values, .message = message, .size = size};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    r.layer = p->block[i]->entry->d.name;
+    r.from = json_object_get(blocks, r.layer);
+    r.seen = 0;
+    const ng_status st = visit_block(p->block[i], read_number, &r);
+    if (st != NG_OK) return st;
+    if (json_object_size(r.from) != r.seen) {
+      return ng_fail_to(message, size, NG_ERR_FILE,
+                        "block '%s' of the manifest has numbers that this version does not know",
+                        r.layer);
+    }
+  }
+  if (json_object_size(blocks) != (size_t)p->blocks) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "the state has %zu blocks and this model %d",
+                      json_object_size(blocks), p->blocks);
+  }
+  return NG_OK;
+}
+
+ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s, double *values,
+                           char *message, size_t size) {
+  memset(s, 0, sizeof *s);
+  const json_t *format = json_object_get(manifest, "format");
+  if (!json_is_integer(format) || json_integer_value(format) != NG_STATE_FORMAT) {
+    return ng_fail_to(message, size, NG_ERR_FILE,
+                      "format %lld of the state is not known to this version (it reads %d)",
+                      (long long)json_integer_value(format), NG_STATE_FORMAT);
+  }
+  ng_status st = read_layers(p, json_object_get(manifest, "layers"), message, size);
+  if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
+  if (st == NG_OK) st = read_counters(manifest, s, message, size);
+  if (st == NG_OK) st = read_blocks(p, json_object_get(manifest, "blocks"), values, message, size);
+  return st;
+}
+
+void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
+  p->opt = s->opt;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    b->opt = p->opt;
+    if (b->entry->d.options != NULL) { /* tried on a copy by read_options */
+      (void)ng_options_override(&b->opt, b->entry->d.options, &b->overridden, NULL, 0);
+    }
+  }
+  memcpy(p->since, s->since, sizeof p->since);
+  p->steps = s->steps;
+  p->updates = s->updates;
+  p->skipped = s->skipped;
+  /* A rung is counted by the rank that climbed it; the sum over ranks is what a file can keep. */
+  const bool first = p->ctx->rank == 0;
+  p->more_damping = first ? s->rung[0] : 0;
+  p->in_double = first ? s->rung[1] : 0;
+  p->kept_last = first ? s->rung[2] : 0;
+  p->plain = first ? s->rung[3] : 0;
+  p->nu = s->nu;
+  p->inner = s->inner;
+  ng_state_put(p, values);
+  ng_live_update(p);
+}
+
+/* ---- making ----------------------------------------------------------------------------------*/
+
+/* Adds a value that this call owns; remembers that something went wrong. */
+static void add(bool *ok, json_t *object, const char *key, json_t *value) {
+  if (json_object_set_new(object, key, value) != 0) *ok = false; /* also if value is NULL */
+}
+
+static json_t *make_options(const ng_precond *p, bool *ok) {
+  json_t *o = json_object();
+  const size_t room = text_room(p);
+  char *text = ng_alloc(p->ctx, room);
+  ng_option_info info;
+  if (text == NULL) *ok = false;
+  for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
+    if (!option_at(i, &info) || ng_options_get(&p->opt, info.name, text, room) != NG_OK) {
+      *ok = false;
+      continue;
+    }
+    add(ok, o, info.name, json_string(text));
+  }
+  if (text != NULL) ng_free(p->ctx, text, room);
+  return o;
+}
+
+static json_t *make_layers(const ng_precond *p, bool *ok) {
+  json_t *list = json_array();
+  char is[NG_MESSAGE];
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_entry *e = p->entry[i];
+    json_t *l = json_object();
+    describe(e, is, sizeof is);
+    add(ok, l, "name", json_string(e->d.name));
+    add(ok, l, "is", json_string(is));
+    add(ok, l, "options", json_string(e->d.options == NULL ? "" : e->d.options));
+    if (json_array_append_new(list, l) != 0) *ok = false;
+  }
+  return list;
+}
+
+typedef struct block_writer {
+  json_t *to;
+  const double *from;
+  int64_t at;
+  bool ok;
+} block_writer;
+
+static ng_status write_number(void *arg, ng_number *n) {
+  block_writer *w = arg;
+  add(&w->ok, w->to, n->name, json_real(w->from[w->at++]));
+  return NG_OK;
+}
+
+static json_t *make_blocks(ng_precond *p, const double *values, bool *ok) {
+  json_t *all = json_object();
+  block_writer w = {NULL, values, 0, true};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    w.to = json_object();
+    (void)visit_block(p->block[i], write_number, &w);
+    add(ok, all, p->block[i]->entry->d.name, w.to);
+  }
+  *ok = *ok && w.ok;
+  return all;
+}
+
+static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
+
+/* JSON is UTF-8 and knows finite numbers only; texts are the callers'. */
+static ng_status can_be_written(ng_precond *p, const double *values, char *message, size_t size) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer *d = &p->entry[i]->d;
+    if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
+    }
+  }
+  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
+  }
+  for (int64_t i = 0; i < ng_state_values(p); i++) {
+    if (!(values[i] - values[i] == 0.0)) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
+                        (long long)i);
+    }
+  }
+  return NG_OK;
+}
+
+ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[4],
+                           json_t **out, char *message, size_t size) {
+  bool ok = true;
+  char version[32];
+  *out = NULL;
+  const ng_status st = can_be_written(p, values, message, size);
+  if (st != NG_OK) return st;
+  (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
+                 NG_VERSION_PATCH);
+  json_t *m = json_object(), *live = json_object(), *c = json_object(), *last = json_object();
+  add(&ok, m, "format", json_integer(NG_STATE_FORMAT));
+  add(&ok, m, "library", json_string(version));
+  add(&ok, m, "method", json_string(p->opt.method));
+  add(&ok, m, "options", make_options(p, &ok));
+  for (int i = 0; i < NG_LIVE_COUNT; i++) {
+    json_t *l = json_object();
+    add(&ok, l, "value", json_real(p->live[i]));
+    add(&ok, l, "since", json_integer((json_int_t)p->since[i]));
+    add(&ok, live, ng_live_name[i], l);
+  }
+  add(&ok, m, "live", live);
+  add(&ok, c, "steps", json_integer((json_int_t)p->steps));
+  add(&ok, c, "updates", json_integer((json_int_t)p->updates));
+  add(&ok, c, "skipped", json_integer((json_int_t)p->skipped));
+  for (int i = 0; i < 4; i++) {
+    add(&ok, c, rung_name[i], json_integer((json_int_t)rungs[i]));
+  }
+  add(&ok, m, "counters", c);
+  add(&ok, last, "clip", json_real(finite_or(p->nu, 1.0)));
+  add(&ok, last, "inner", json_real(finite_or(p->inner, 0.0)));
+  add(&ok, m, "last", last);
+  add(&ok, m, "layers", make_layers(p, &ok));
+  add(&ok, m, "blocks", make_blocks(p, values, &ok));
+  add(&ok, m, "tensors", json_object());
+  if (ok) {
+    *out = m;
+    return NG_OK;
+  }
+  json_decref(m);
+  return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory for the manifest");
+}

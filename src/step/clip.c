@@ -1,0 +1,152 @@
+/* clip.c: how far a step goes.
+ *
+ * In come the sums over all blocks of all ranks and, for the kinds that look at one tensor at a time,
+ * the norms of its weight and of its PD; out go nu and, for every block, what its weight and its bias
+ * are multiplied by.  Everything here is the same on every rank: gradients and weights are, and PD
+ * was delivered.  Formulas: options.clip in the header. */
+#include "model/model.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "core/core.h"
+#include "stat/read.h"
+
+enum { PIECES = 64, TILE = 512, LANES = 8, MOST_RATIO = 50 };
+
+static bool by_tensor(const ng_precond *p) {
+  return ng_is(p->opt.clip, "ratio") || ng_is(p->opt.clip, "rms");
+}
+
+bool ng_clip_reads_weights(const ng_precond *p) { return ng_is(p->opt.clip, "ratio"); }
+
+/* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
+
+typedef struct norm_job {
+  const ng_view *v;
+  int64_t rows, cols;
+  int32_t pieces;
+  double sum[PIECES];
+} norm_job;
+
+/* In double, in lanes added at the end: the same bits for every width of vector. */
+static double line_norm2(const float *x, int64_t n) {
+  double sum[LANES] = {0.0};
+  for (int64_t i = 0; i < n; i++) {
+    sum[i % LANES] += (double)x[i] * (double)x[i];
+  }
+  for (int i = 1; i < LANES; i++) {
+    sum[0] += sum[i];
+  }
+  return sum[0];
+}
+
+static void norm_piece(void *arg, int32_t piece) {
+  norm_job *j = arg;
+  const int64_t size = ng_dtype_size(j->v->dtype);
+  float line[TILE];
+  int64_t from, to;
+  ng_share(j->rows * j->cols, j->pieces, piece, &from, &to);
+  j->sum[piece] = 0.0;
+  while (from < to) {
+    const int64_t row = from / j->cols, col = from % j->cols;
+    const int64_t n = ng_min64(ng_min64(TILE, j->cols - col), to - from);
+    const char *x = (const char *)j->v->data + (row * j->v->row_stride + col) * size;
+    ng_to_f32(line, x, j->v->dtype, n);
+    j->sum[piece] += line_norm2(line, n);
+    from += n;
+  }
+}
+
+/* The cut does not depend on the threads, so neither do the bits. */
+static double weight_norm2(ng_precond *p, const ng_slot *slot) {
+  norm_job j = {.v = &slot->weight, .rows = slot->rows, .cols = slot->cols};
+  double sum = 0.0;
+  j.pieces = (int32_t)ng_max64(1, ng_min64(PIECES, slot->rows * slot->cols / TILE));
+  ng_parallel(p->ctx, j.pieces, norm_piece, &j);
+  for (int32_t i = 0; i < j.pieces; i++) {
+    sum += j.sum[i];
+  }
+  return sum;
+}
+
+void ng_clip_measure(ng_precond *p) {
+  if (!ng_clip_reads_weights(p)) return;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->entry->slots; k++) {
+      b->w2[k] = weight_norm2(p, &b->entry->slot[k]);
+      if (b->w2[k] - b->w2[k] == 0.0) continue;
+      (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite", b->entry->d.name);
+      p->refused = true;
+    }
+  }
+}
+
+/* ---- the common factor -----------------------------------------------------------------------*/
+
+/* solver = product: PD = D + k G D A, k = radius / |D| over all blocks, so what the blocks summed
+ * (<H, D>, |D|^2, |H|^2 of H = G D A) becomes that of PD only here. */
+static void ascend(ng_precond *p, double *inner, double d2, double *pd2) {
+  const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
+  p->ascent = d2 > 0.0 ? fmin(p->opt.radius / sqrt(d2), MOST) : 0.0;
+  *pd2 = d2 + 2.0 * p->ascent * *inner + p->ascent * p->ascent * *pd2;
+  *inner = d2 + p->ascent * *inner;
+}
+
+/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes. */
+static double common_factor(const ng_precond *p, double d2, double pd2) {
+  if (ng_is(p->opt.clip, "kl")) {
+    const double s = fabs(p->lr * p->lr * p->inner);
+    return s > 0.0 ? fmin(1.0, sqrt(p->live[NG_LIVE_KL] / s)) : 1.0;
+  }
+  if (ng_is(p->opt.clip, "rescale")) return pd2 > 0.0 ? sqrt(d2 / pd2) : 1.0;
+  if (ng_is(p->opt.clip, "norm")) return fmin(1.0, p->opt.clip_bound / sqrt(pd2));
+  return 1.0;
+}
+
+void ng_clip_agreed(ng_precond *p, const double sum[3]) {
+  double pd2 = sum[2];
+  p->inner = sum[0];
+  if (ng_is(p->opt.solver, "product")) ascend(p, &p->inner, sum[1], &pd2);
+  p->nu = common_factor(p, sum[1], pd2);
+  if (!(p->nu - p->nu == 0.0) || !(p->inner - p->inner == 0.0) || !(pd2 - pd2 == 0.0)) {
+    p->refused = true; /* sums overflowed: the same on every rank */
+    p->nu = 1.0;
+  }
+  p->pd2 = pd2;
+}
+
+/* ---- does it fit -----------------------------------------------------------------------------*/
+
+double ng_clip_largest(const ng_precond *p) {
+  return (ng_is(p->opt.clip, "ratio") ? MOST_RATIO : p->nu) * sqrt(p->pd2);
+}
+
+/* ---- the factors of each tensor --------------------------------------------------------------*/
+
+/* LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888) bounded as in the published Eva, where a
+ * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
+ * Stern 2018, arXiv 1804.04235, section 6). */
+static double tensor_factor(const ng_precond *p, double w2, double pd2, double count) {
+  const double bound = p->opt.clip_bound;
+  if (!(pd2 > 0.0)) return 1.0;
+  if (ng_is(p->opt.clip, "ratio")) return w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(w2 / pd2)) : 1.0;
+  return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
+}
+
+void ng_clip_factors(ng_precond *p) {
+  const bool each = by_tensor(p);
+  double least = INFINITY;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    double pd2[2] = {0.0, 0.0};
+    if (each) b->ops->norms(b, pd2);
+    for (int32_t k = 0; k < b->entry->slots; k++) {
+      const ng_slot *s = &b->entry->slot[k];
+      b->factor[k] = each ? tensor_factor(p, b->w2[k], pd2[k], (double)(s->rows * s->cols)) : p->nu;
+      least = fmin(least, b->factor[k]);
+    }
+  }
+  if (each && p->blocks > 0) p->nu = least;
+}
