@@ -86,6 +86,20 @@ int tell_largest(void **arg) {
 
 double uniform(void) { return 2.0 * rng_real(&numbers) - 1.0; }
 
+int left_info;
+
+static void backwards(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  (void)executor;
+  for (int32_t i = n - 1; i >= 0; i--) {
+    task(arg, i);
+  }
+}
+
+ng_queue queue_of(const ng_linalg_ops *la) {
+  left_info = -99;
+  return (ng_queue){.la = la, .run = backwards, .threads = 3};
+}
+
 enum { GUARD = 16 };
 static const uint32_t canary = 0x7fc0dead;
 

@@ -1,7 +1,8 @@
 /* linalg_check.h: what the tests of linear algebra share: limits, random matrices between canaries,
  * dense products in double.
  *
- * Every matrix stands between canaries, NaN with a bit pattern of our own, in front, behind and in
+ * Entries go through a queue whose executor runs its pieces from the last to the first.  Every matrix
+ * stands between canaries, NaN with a bit pattern of our own, in front, behind and in
  * the padding of its rows: they must survive, and whoever computes with one shows it. */
 #ifndef TESTS_LINALG_CHECK_H
 #define TESTS_LINALG_CHECK_H
@@ -33,6 +34,14 @@ int seed_begin(void **state);
 int seed_restart(void **state);
 int tell_largest(void **state);
 double uniform(void); /* [-1, 1) */
+
+/* A queue of its own for a linear algebra, three pieces to a loop. */
+ng_queue queue_of(const ng_linalg_ops *la);
+/* An entry and the wait for it; the info it left, read where infos are read. */
+#define DO(q, entry, ...) (ng_on(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
+#define INFO(q, entry, ...)                                                                        \
+  (ng_on(q)->entry((q), __VA_ARGS__, &left_info), ng_queue_wait(q), ng_info_read((q), &left_info))
+extern int left_info;
 
 typedef struct mat {
   float *a;

@@ -29,13 +29,14 @@ static void product_element(const ng_linalg_ops *la, float got, double exact, do
 
 static void gemm_case(const ng_linalg_ops *la, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                       float alpha, float beta, int64_t pad) {
+  ng_queue queue = queue_of(la), *q = &queue;
   CASE("gemm %d%d %" PRId64 " x %" PRId64 " x %" PRId64 " alpha = %g beta = %g pad = %" PRId64, ta,
        tb, m, n, k, (double)alpha, (double)beta, pad);
   mat A = ta ? mat_random(k, m, pad) : mat_random(m, k, pad);
   mat B = tb ? mat_random(n, k, 2 * pad) : mat_random(k, n, 2 * pad);
   mat C = beta == 0.0f ? mat_new(m, n, 3 * pad) : mat_random(m, n, 3 * pad); /* 0: C is all NaN */
   double *old = dense_mat(C);
-  la->gemm(ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
+  DO(q, gemm, ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);
   mat_check(A);
   mat_check(B);
   mat_check(C);
@@ -82,6 +83,7 @@ static void gemm_multiplies(void **arg) {
 
 static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m, int64_t c0,
                        int64_t k, int64_t rows, float alpha) {
+  ng_queue queue = queue_of(la), *q = &queue;
   CASE("n = %" PRId64 " block %" PRId64 "+%" PRId64 ", %" PRId64 "+%" PRId64 ", %" PRId64
        " rows, alpha = %g",
        n, r0, m, c0, k, rows, (double)alpha);
@@ -89,9 +91,9 @@ static void block_case(const ng_linalg_ops *la, int64_t n, int64_t r0, int64_t m
   ng_sym s = sym_random(n), old = sym_copy(s);
   mat X = mat_random(rows, m, 3), Y = gram ? X : mat_random(rows, k, 1);
   if (gram) {
-    la->add_gram(s, r0, m, X.a, rows, X.ld, alpha);
+    DO(q, add_gram, s, r0, m, X.a, rows, X.ld, alpha);
   } else {
-    la->add_product(s, r0, m, c0, k, X.a, X.ld, Y.a, Y.ld, rows, alpha);
+    DO(q, add_product, s, r0, m, c0, k, X.a, X.ld, Y.a, Y.ld, rows, alpha);
   }
   sym_check(s);
   mat_check(X);
@@ -148,6 +150,7 @@ static void blocks_accumulate(void **arg) {
 
 static void symmetric_multiplies(void **arg) {
   const ng_linalg_ops *la = *arg;
+  ng_queue queue = queue_of(la), *q = &queue;
   static const int64_t ms[] = {1, 2, 5, 33, 130};
   EACH_SIZE(n) {
     for (int i = 0; i < 5; i++) {
@@ -158,9 +161,9 @@ static void symmetric_multiplies(void **arg) {
         mat B = left ? mat_random(n, m, 2) : mat_random(m, n, 2);
         mat C = mat_new(B.rows, B.cols, 3);
         if (left) {
-          la->mul_left(s, m, B.a, B.ld, C.a, C.ld);
+          DO(q, mul_left, s, m, B.a, B.ld, C.a, C.ld);
         } else {
-          la->mul_right(s, m, B.a, B.ld, C.a, C.ld);
+          DO(q, mul_right, s, m, B.a, B.ld, C.a, C.ld);
         }
         mat_check(B);
         mat_check(C);
@@ -220,13 +223,14 @@ static double residual(const double *A, const double *X, const double *B, int64_
 
 static void factor_invert_solve(void **arg) {
   const ng_linalg_ops *la = *arg;
+  ng_queue queue = queue_of(la), *q = &queue;
   static const double shifts[] = {1.0, 1e-3}; /* condition numbers of about 3 and 1e3 */
   EACH_SIZE(n) {
     for (int k = 0; k < 2; k++) {
       CASE("n = %" PRId64 " shift = %g", n, shifts[k]);
       ng_sym s = sym_positive(n, shifts[k]), l = sym_copy(s);
       double *A = dense(s);
-      CHECK(la->factor(l) == 0);
+      CHECK(INFO(q, factor, l) == 0);
       sym_check(l);
       double *L = dense(l);
       hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U32));
@@ -249,9 +253,9 @@ static void factor_invert_solve(void **arg) {
           }
         }
         if (left) {
-          la->solve_left(l, m, B.a, B.ld);
+          DO(q, solve_left, l, m, B.a, B.ld);
         } else {
-          la->solve_right(l, m, B.a, B.ld);
+          DO(q, solve_right, l, m, B.a, B.ld);
         }
         mat_check(B);
         sym_check(l);
@@ -269,7 +273,7 @@ static void factor_invert_solve(void **arg) {
       }
 
       CASE("inverse n = %" PRId64 " shift = %g", n, shifts[k]);
-      CHECK(la->invert(l) == 0);
+      CHECK(INFO(q, invert, l) == 0);
       sym_check(l);
       double *X = dense(l);
       hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U32));
@@ -289,6 +293,7 @@ static double *dense64(int64_t n, const double *a) {
 
 static void factor_invert_in_double(void **arg) {
   const ng_linalg_ops *la = *arg;
+  ng_queue queue = queue_of(la), *q = &queue;
   EACH_SIZE(n) {
     CASE("double n = %" PRId64, n);
     ng_sym s = sym_positive(n, 1e-3);
@@ -298,10 +303,10 @@ static void factor_invert_in_double(void **arg) {
     }
     a[ng_sym_count(n)] = 42.0;
     double *A = dense64(n, a);
-    CHECK(la->factor64(n, a) == 0);
+    CHECK(INFO(q, factor64, n, a) == 0);
     double *L = dense64(n, a);
     hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
-    CHECK(la->invert64(n, a) == 0);
+    CHECK(INFO(q, invert64, n, a) == 0);
     CHECK(a[ng_sym_count(n)] == 42.0);
     double *X = dense64(n, a);
     hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
@@ -317,6 +322,7 @@ static void factor_invert_in_double(void **arg) {
  * elimination is exact, so every implementation must say just that. */
 static void indefinite_is_told(void **arg) {
   const ng_linalg_ops *la = *arg;
+  ng_queue queue = queue_of(la), *q = &queue;
   static const int64_t ns[] = {1, 2, 3, 6, 7, 40, 65};
   for (int i = 0; i < 7; i++) {
     const int64_t n = ns[i];
@@ -335,8 +341,8 @@ static void indefinite_is_told(void **arg) {
         for (int64_t j = 0; j < ng_sym_count(n); j++) {
           a[j] = (double)s.a[j];
         }
-        CHECK(la->factor(s) == k + 1);
-        CHECK(la->factor64(n, a) == k + 1);
+        CHECK(INFO(q, factor, s) == k + 1);
+        CHECK(INFO(q, factor64, n, a) == k + 1);
         free(a);
         sym_free(s);
       }
@@ -345,7 +351,7 @@ static void indefinite_is_told(void **arg) {
     ng_sym s = sym_new(n);
     ng_sym_identity(s);
     ng_sym_set(s, n - 1, n - 1, 0.0f);
-    CHECK(la->invert(s) == n);
+    CHECK(INFO(q, invert, s) == n);
     sym_free(s);
   }
 }
@@ -382,13 +388,14 @@ static void eigen_check(const ng_linalg_ops *la, const double *A, const double *
 }
 
 static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
+  ng_queue queue = queue_of(la), *q = &queue;
   const int64_t n = s.n;
   double *A = dense(s), *V64 = doubles(n * n), *w64 = doubles(n);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  int64_t bytes = la->eigen_work(n);
+  int64_t bytes = la->eigen_work(q, n);
   void *work = work_new(bytes);
-  CHECK(la->eigen(n, V.a, w.a, work) == 0);
+  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
   work_free(work, bytes);
   mat_check(V);
   mat_check(w);
@@ -401,9 +408,9 @@ static void eigen_case(const ng_linalg_ops *la, ng_sym s, const double *known) {
   eigen_check(la, A, V64, w64, known, n, U32);
 
   memcpy(V64, A, (size_t)(n * n) * sizeof *V64);
-  bytes = la->eigen64_work(n);
+  bytes = la->eigen64_work(q, n);
   work = work_new(bytes);
-  CHECK(la->eigen64(n, V64, w64, work) == 0);
+  CHECK(INFO(q, eigen64, n, V64, w64, work) == 0);
   work_free(work, bytes);
   eigen_check(la, A, V64, w64, known, n, U64);
   free(A);
@@ -471,6 +478,7 @@ static void eigen_decomposes(void **arg) {
 /* Beyond the range of squares in double. */
 static void eigen_of_extremes_in_double(void **arg) {
   const ng_linalg_ops *la = *arg;
+  ng_queue queue = queue_of(la), *q = &queue;
   static const double scales[] = {1e-200, 1e200};
   for (int64_t n = 2; n <= 9; n++) {
     for (int k = 0; k < 2; k++) {
@@ -482,9 +490,9 @@ static void eigen_of_extremes_in_double(void **arg) {
           V[i * n + j] = V[j * n + i] = A[i * n + j] * scales[k];
         }
       }
-      const int64_t bytes = la->eigen64_work(n);
+      const int64_t bytes = la->eigen64_work(q, n);
       void *work = work_new(bytes);
-      CHECK(la->eigen64(n, V, w, work) == 0);
+      CHECK(INFO(q, eigen64, n, V, w, work) == 0);
       work_free(work, bytes);
       for (int64_t i = 0; i < n; i++) {
         w[i] /= scales[k];
@@ -502,18 +510,19 @@ static void eigen_of_extremes_in_double(void **arg) {
 
 static void agrees_with_ref(void **arg) {
   const ng_linalg_ops *la = *arg, *ref = &ng_linalg_ref;
+  ng_queue queues[2] = {queue_of(la), queue_of(ref)}, *q = &queues[0], *p = &queues[1];
   EACH_SIZE(n) {
     CASE("across n = %" PRId64, n);
     ng_sym s = sym_positive(n, 1e-2), x = sym_copy(s), y = sym_copy(s);
     mat V = mat_new(n, n, 0), W = mat_new(n, n, 0), v = mat_new(1, n, 0), w = mat_new(1, n, 0);
     ng_sym_unpack(s, V.a, n);
     ng_sym_unpack(s, W.a, n);
-    CHECK(la->factor(x) == 0 && la->invert(x) == 0);
-    CHECK(ref->factor(y) == 0 && ref->invert(y) == 0);
+    CHECK(INFO(q, factor, x) == 0 && INFO(q, invert, x) == 0);
+    CHECK(INFO(p, factor, y) == 0 && INFO(p, invert, y) == 0);
     const int64_t bytes =
-        la->eigen_work(n) > ref->eigen_work(n) ? la->eigen_work(n) : ref->eigen_work(n);
+        la->eigen_work(q, n) > ref->eigen_work(p, n) ? la->eigen_work(q, n) : ref->eigen_work(p, n);
     void *work = work_new(bytes);
-    CHECK(la->eigen(n, V.a, v.a, work) == 0 && ref->eigen(n, W.a, w.a, work) == 0);
+    CHECK(INFO(q, eigen, n, V.a, v.a, work) == 0 && INFO(p, eigen, n, W.a, w.a, work) == 0);
     work_free(work, bytes);
     double *A = dense(s), *X = dense(x), *Y = dense(y);
     const double kappa = (double)w.a[n - 1] / (double)w.a[0];

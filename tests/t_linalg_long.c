@@ -62,8 +62,9 @@ static ng_sym damped(int64_t n) {
   ng_sym s = sym_new(n);
   mat X = mat_random(rows, n, 0);
   ng_sym_zero(s);
-  ng_linalg_cpu.add_gram(s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* diagonal: about 1 */
-  ng_sym_shift(s, 1e-2);
+  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
+  DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* diagonal: about 1 */
+  DO(q, shift, n, s.a, NG_F32, 1e-2);
   mat_free(X);
   return s;
 }
@@ -92,7 +93,7 @@ static void through_factor(ng_sym l, const double *z, double *x, double *y) {
 }
 
 static void cholesky(int64_t n) {
-  const ng_linalg_ops *la = &ng_linalg_cpu;
+  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
   enum { M = 3 };
   CASE("Cholesky n = %" PRId64, n);
   ng_sym s = damped(n), l = sym_copy(s);
@@ -101,7 +102,7 @@ static void cholesky(int64_t n) {
   double factor_r = 0.0, solve_r = 0.0, inverse_r = 0.0, product_r = 0.0;
 
   double t = now();
-  CHECK(la->factor(l) == 0);
+  CHECK(INFO(q, factor, l) == 0);
   const double factor_s = now() - t;
   sym_check(l);
   through_factor(l, z, x, y);
@@ -110,7 +111,7 @@ static void cholesky(int64_t n) {
 
   mat B = mat_random(M, n, 5), C = mat_new(M, n, 1);
   double *b = dense_mat(B);
-  la->solve_right(l, M, B.a, B.ld);
+  DO(q, solve_right, l, M, B.a, B.ld);
   mat_check(B);
   double *c = dense_mat(B);
   for (int64_t k = 0; k < M; k++) {
@@ -119,7 +120,7 @@ static void cholesky(int64_t n) {
   }
 
   t = now();
-  CHECK(la->invert(l) == 0);
+  CHECK(INFO(q, invert, l) == 0);
   const double invert_s = now() - t;
   sym_check(l);
   ng_sym_vector(l, z, x);
@@ -127,7 +128,7 @@ static void cholesky(int64_t n) {
   const double relative = distance(y, z, n) / frobenius(z, n);
   probed(y, z, size * frobenius(x, n), n, &inverse_r);
 
-  la->mul_right(l, M, B.a, B.ld, C.a, C.ld);
+  DO(q, mul_right, l, M, B.a, B.ld, C.a, C.ld);
   mat_check(C);
   double *d = dense_mat(C);
   const double inverse_size = largest(l);
@@ -169,16 +170,16 @@ static void through_vectors(int64_t n, const float *V, const float *w, const dou
 }
 
 static void eigen(int64_t n) {
-  const ng_linalg_ops *la = &ng_linalg_cpu;
+  ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
   CASE("eigen n = %" PRId64, n);
   ng_sym s = damped(n);
   const double size = largest(s);
   mat V = mat_new(n, n, 0), w = mat_new(1, n, 0);
   ng_sym_unpack(s, V.a, V.ld);
-  const int64_t bytes = la->eigen_work(n);
+  const int64_t bytes = q->la->eigen_work(q, n);
   void *work = work_new(bytes);
   const double t = now();
-  CHECK(la->eigen(n, V.a, w.a, work) == 0);
+  CHECK(INFO(q, eigen, n, V.a, w.a, work) == 0);
   const double seconds = now() - t;
   work_free(work, bytes);
   mat_check(V);
@@ -189,7 +190,9 @@ static void eigen(int64_t n) {
     CHECK(i == 0 || w.a[i] >= w.a[i - 1]);
     trace += (double)w.a[i];
   }
-  const double e = fabs(trace - ng_sym_trace(s)) / ng_sym_trace(s);
+  double known;
+  DO(q, trace, n, s.a, NG_F32, &known);
+  const double e = fabs(trace - known) / known;
   through_vectors(n, V.a, NULL, z, x, y);
   probed(y, z, frobenius(z, n), n, &orthogonal_r);
   through_vectors(n, V.a, w.a, z, x, y);

@@ -173,7 +173,7 @@ static void rows_case(ng_context *ctx, int64_t samples, int64_t positions, int64
   float *scratch = guarded(floats);
   char what[200];
   (void)snprintf(what, sizeof what, "rows %s %s %dx%d of %d, take %d, [%d,%d), one %d reduce %d %s",
-                 ctx->la->name, ng_dtype_name(r.v.dtype), (int)samples, (int)positions, (int)cols,
+                 ctx->queue->la->name, ng_dtype_name(r.v.dtype), (int)samples, (int)positions, (int)cols,
                  (int)r.take, (int)r.c0, (int)r.c1, r.one, r.reduce,
                  r.order == NG_SAMPLES_FIRST ? "samples first" : "positions first");
   ng_rows_stats(ctx, &r, alpha, S, scratch);

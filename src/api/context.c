@@ -83,7 +83,13 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 typedef struct home {
   ng_context ctx;
   ng_comm comm;
+  ng_queue queue;
 } home;
+
+/* The queue's loops run where all others do. */
+static void run_pieces(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  ng_parallel(ctx, n, task, arg);
+}
 
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
@@ -136,7 +142,6 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   ng_context *ctx = &made->ctx;
   ctx->config = c;
   ctx->config.transport = NULL; /* copied into comm */
-  ctx->la = la;
   made->comm = comm;
   ctx->comm = &made->comm;
   ctx->rank = comm.rank;
@@ -155,6 +160,9 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
       ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", ctx->config.threads, c.threads);
     }
   }
+  made->queue =
+      (ng_queue){.la = la, .run = run_pieces, .executor = ctx, .threads = ctx->config.threads};
+  ctx->queue = &made->queue;
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;

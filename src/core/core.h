@@ -50,7 +50,7 @@ static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 struct ng_context {
   ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
   ng_pool *pool; /* NULL with the caller's executor or one thread                       */
-  const struct ng_linalg_ops *la;
+  struct ng_queue *queue; /* where linear algebra runs: on all threads of this context */
   struct ng_comm *comm;
   int32_t rank, ranks; /* as comm has them */
   int64_t bytes, peak, calls;

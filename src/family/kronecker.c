@@ -208,16 +208,13 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 static ng_status begin(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   const bool identity = ng_is(b->opt.stat_start, "identity");
   for (int side = 0; side < 2; side++) {
     ng_average_close(&k->side[side].average);
     for (int32_t i = 0; identity && b->holds_stats && i < k->side[side].parts; i++) {
       const ng_part *part = &k->side[side].part[i];
-      const float one = 1.0f;
-      for (int64_t j = 0; j < part->n; j++) {
-        ng_from_f32((char *)part->F + ng_sym_at(part->n, j, j) * ng_dtype_size(k->factor_dtype),
-                    k->factor_dtype, &one, 1);
-      }
+      ng_on(q)->shift(q, part->n, part->F, k->factor_dtype, 1.0); /* memory begins as zeros */
     }
   }
   return NG_OK;

@@ -26,6 +26,8 @@ typedef struct ng_part {
   float *d;   /* eigen: [n]                                                                    */
   bool is_factor; /* R holds L */
   bool good; /* R, or V and d, hold a result that passed its checks                           */
+  int info[2], finite; /* left by the queue, read after waiting for it; info of factor and invert */
+  double trace;
 } ng_part;
 
 typedef struct ng_side {
@@ -79,5 +81,7 @@ int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m);
 /* Damping of both sides at `lambda`, from the split and the pi of the last solve. */
 void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, double *on_g);
+/* eigen: what divides the block of PD that belongs to these two, at `lambda`. */
+ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part *a, double lambda);
 
 #endif

@@ -11,10 +11,9 @@
 #include "family/kronecker.h"
 
 #include "core/core.h"
-#include "simd.h"
 
-/* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; emit: a row a piece
- * ----*/
+/* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; norms: published rows and D,
+ *               and the same 3 doubles; emit: a row a piece ----------------------------------- */
 
 static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
@@ -33,16 +32,14 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   const int64_t measure =
       2 * ng_floats(k->out * k->p) + ng_floats(widest_result(k)) + ng_floats(6 * k->out);
   const int64_t emit = ng_threads_of(b->p->ctx) * ng_floats(k->p) + ng_floats(k->out);
-  const int64_t norms = 2 * ng_floats(k->p);
-  return ng_max64(measure, ng_max64(emit, norms));
+  return ng_max64(measure, emit);
 }
 
 /* ---- rows of D -------------------------------------------------------------------------------*/
 
 typedef struct rows_job {
   ng_block *b;
-  float *D;
-  double *sums; /* [out][3]: <PD,D>, |D|^2, |PD|^2 */
+  float *D, *H; /* the gradient; norms: `direction` in published order */
   const ng_sink *sink;
   const double *factor;
   int64_t chunk;
@@ -82,86 +79,49 @@ static void gather_rows(void *arg, int32_t piece) {
   }
 }
 
-/* <P,D>, |D|^2, |P|^2 in double, in eight lanes added at the end: the same order for every width of
- * vector, so the same bits on every processor. */
-NG_CLONES static void sum_row(const float *P, const float *D, int64_t n, double out[3]) {
-  enum { LANES = 8 };
-  double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
-  const int64_t whole = n / LANES * LANES;
-  for (int64_t c = 0; c < whole; c += LANES) {
-    for (int i = 0; i < LANES; i++) {
-      const double p = (double)P[c + i], d = (double)D[c + i];
-      pd[i] += p * d;
-      dd[i] += d * d;
-      pp[i] += p * p;
-    }
-  }
-  for (int64_t c = whole; c < n; c++) {
-    const double p = (double)P[c], d = (double)D[c];
-    pd[c - whole] += p * d;
-    dd[c - whole] += d * d;
-    pp[c - whole] += p * p;
-  }
-  out[0] = out[1] = out[2] = 0.0;
-  for (int i = 0; i < LANES; i++) {
-    out[0] += pd[i];
-    out[1] += dd[i];
-    out[2] += pp[i];
-  }
-}
-
-static void sum_rows(void *arg, int32_t piece) {
-  const rows_job *j = arg;
-  const ng_kron *k = ng_kron_of(j->b);
-  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
-  for (int64_t r = piece * j->chunk; r < to; r++) {
-    sum_row(k->direction + r * k->p, j->D + r * k->p, k->p, j->sums + 3 * r);
-  }
-}
-
 /* ---- the products ----------------------------------------------------------------------------*/
 
-static const float *as_f32(const ng_kron *k, const void *stored, int64_t n, float *room) {
+/* n stored numbers as f32: where they are, or enqueued to be in `room` when they are needed. */
+static const float *as_f32(ng_block *b, const void *stored, int64_t n, float *room) {
+  const ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   if (k->inverse_dtype == NG_F32) return stored;
-  ng_to_f32(room, stored, k->inverse_dtype, n);
+  ng_on(q)->widen(q, n, stored, k->inverse_dtype, room);
   return room;
 }
 
-static void copy_block(float *to, const float *from, int64_t rows, int64_t cols, int64_t ld) {
-  for (int64_t r = 0; r < rows; r++) {
-    memcpy(to + r * ld, from + r * ld, (size_t)cols * sizeof *to);
-  }
-}
-
-static ng_sym result_of(const ng_kron *k, const ng_part *part, float *room) {
-  const float *a = as_f32(k, part->R, ng_sym_count(part->n), room);
+/* The stored inverse, or L, of a part. */
+static ng_sym result_of(ng_block *b, const ng_part *part, float *room) {
+  const float *a = as_f32(b, part->R, ng_sym_count(part->n), room);
   const ng_sym S = {(float *)(uintptr_t)a, part->n};
   return S;
 }
 
+/* T = D A^-1, then G^-1 T, part by part: each is a block of columns, then of rows.  A queue works in
+ * order, so `room` may take one stored result after the other without a wait between them. */
 static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
   const ng_kron *k = ng_kron_of(b);
-  const ng_linalg_ops *la = b->p->ctx->la;
+  ng_queue *q = b->p->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
     const ng_part *a = &k->side[NG_SIDE_A].part[i];
     const int64_t at = a->group * k->q * k->p + a->at;
-    const ng_sym S = result_of(k, a, room);
+    const ng_sym S = result_of(b, a, room);
     if (a->is_factor) {
-      copy_block(T + at, D + at, k->q, a->n, k->p);
-      la->solve_right(S, k->q, T + at, k->p);
+      ng_on(q)->copy(q, k->q, a->n, D + at, k->p, T + at, k->p);
+      ng_on(q)->solve_right(q, S, k->q, T + at, k->p);
     } else {
-      la->mul_right(S, k->q, D + at, k->p, T + at, k->p);
+      ng_on(q)->mul_right(q, S, k->q, D + at, k->p, T + at, k->p);
     }
   }
   for (int32_t i = 0; i < k->side[NG_SIDE_G].parts; i++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[i];
     const int64_t at = g->at * k->p;
-    const ng_sym S = result_of(k, g, room);
+    const ng_sym S = result_of(b, g, room);
     if (g->is_factor) {
-      copy_block(k->direction + at, T + at, g->n, k->p, k->p);
-      la->solve_left(S, k->p, k->direction + at, k->p);
+      ng_on(q)->copy(q, g->n, k->p, T + at, k->p, k->direction + at, k->p);
+      ng_on(q)->solve_left(q, S, k->p, k->direction + at, k->p);
     } else {
-      la->mul_left(S, k->p, T + at, k->p, k->direction + at, k->p);
+      ng_on(q)->mul_left(q, S, k->p, T + at, k->p, k->direction + at, k->p);
     }
   }
 }
@@ -169,66 +129,57 @@ static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
 /* T = D Q_A (transposed: back) and Out = Q_G' T (transposed: back), part by part. */
 static void times_a(ng_block *b, const float *from, float *to, bool back, float *room) {
   const ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
     const ng_part *a = &k->side[NG_SIDE_A].part[i];
     const int64_t at = a->group * k->q * k->p + a->at;
-    const float *V = as_f32(k, a->V, a->n * a->n, room);
-    b->p->ctx->la->gemm(false, !back, k->q, a->n, a->n, 1.0f, from + at, k->p, V, a->n, 0.0f,
-                        to + at, k->p);
+    const float *V = as_f32(b, a->V, a->n * a->n, room);
+    ng_on(q)->gemm(q, false, !back, k->q, a->n, a->n, 1.0f, from + at, k->p, V, a->n, 0.0f, to + at,
+                   k->p);
   }
 }
 
 static void times_g(ng_block *b, const float *from, float *to, bool back, float *room) {
   const ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_G].parts; i++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[i];
     const int64_t at = g->at * k->p;
-    const float *V = as_f32(k, g->V, g->n * g->n, room);
-    b->p->ctx->la->gemm(back, false, g->n, k->p, g->n, 1.0f, V, g->n, from + at, k->p, 0.0f,
-                        to + at, k->p);
+    const float *V = as_f32(b, g->V, g->n * g->n, room);
+    ng_on(q)->gemm(q, back, false, g->n, k->p, g->n, 1.0f, V, g->n, from + at, k->p, 0.0f, to + at,
+                   k->p);
   }
 }
 
-static void divide(ng_block *b, float *U, float *room) {
+/* U o R in the eigenbases: by what was stored when it was solved, or by the damping of now. */
+static void divide(ng_block *b, float *U) {
   const ng_kron *k = ng_kron_of(b);
-  const double lambda = b->live[NG_LIVE_DAMPING];
-  const bool joint = ng_is(b->opt.damping_split, "joint");
+  ng_queue *q = b->p->ctx->queue;
+  if (k->prediv != NULL) {
+    ng_on(q)->times(q, k->out * k->p, U, k->prediv, k->inverse_dtype);
+    return;
+  }
   for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[gi];
-    double on_a, on_g;
-    ng_kron_split(b, lambda, (double)k->told[NG_TOLD_PI + g->group], &on_a, &on_g);
-    for (int64_t r = 0; r < g->n; r++) {
-      float *u = U + (g->at + r) * k->p;
-      if (k->prediv != NULL) {
-        const int64_t size = ng_dtype_size(k->inverse_dtype);
-        const float *R = as_f32(k, (char *)k->prediv + (g->at + r) * k->p * size, k->p, room);
-        for (int64_t c = 0; c < k->p; c++) {
-          u[c] *= R[c];
-        }
-        continue;
-      }
-      const double dg = g->d[r];
-      for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
-        const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
-        for (int64_t c = 0; c < a->n; c++) {
-          const double da = a->d[c];
-          const double by = joint ? dg * da + lambda : (dg + on_g) * (da + on_a);
-          u[a->at + c] = (float)((double)u[a->at + c] / by);
-        }
-      }
+    for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
+      const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
+      const ng_spectrum s = ng_kron_spectrum(b, g, a, b->live[NG_LIVE_DAMPING]);
+      ng_on(q)->divide(q, g->n, a->n, s, U + g->at * k->p + a->at, k->p);
     }
   }
 }
 
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
+/* Enqueued from end to end; the one wait is for the sums of rows, which stand for everything before. */
 ng_status ng_kron_measure(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   float *D = k->scratch, *T = D + ng_floats(k->out * k->p), *room = T + ng_floats(k->out * k->p);
   rows_job j;
   j.b = b;
   j.D = D;
-  j.sums = (double *)(void *)(room + ng_floats(widest_result(k)));
+  double *sums = (double *)(void *)(room + ng_floats(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
   ng_parallel(b->p->ctx, pieces, gather_rows, &j);
   for (int32_t i = 0; i < pieces; i++) {
@@ -239,23 +190,25 @@ ng_status ng_kron_measure(ng_block *b) {
     }
   }
   if (!k->good && k->product) {
-    memset(k->direction, 0, (size_t)(k->out * k->p) * sizeof *D);
+    ng_on(q)->scale(q, k->out * k->p, k->direction, 0.0);
   } else if (!k->good) {
-    memcpy(k->direction, D, (size_t)(k->out * k->p) * sizeof *D);
+    ng_on(q)->copy(q, k->out, k->p, D, k->p, k->direction, k->p);
   } else if (k->eigen) {
     times_a(b, D, T, false, room);
     times_g(b, T, k->direction, false, room);
-    divide(b, k->direction, room);
+    divide(b, k->direction);
     times_a(b, k->direction, T, true, room);
     times_g(b, T, k->direction, true, room);
   } else {
     apply_cholesky(b, D, T, room);
   }
-  ng_parallel(b->p->ctx, pieces, sum_rows, &j);
+  ng_on(q)->row_sums(q, k->out, k->p, k->direction, k->p, D, k->p, sums);
+  ng_queue_wait(q);
+  const double *sum = ng_numbers_read(q, sums);
   for (int64_t r = 0; r < k->out; r++) { /* in row order: the same bits for any number of threads */
-    b->inner += j.sums[3 * r];
-    b->d2 += j.sums[3 * r + 1];
-    b->pd2 += j.sums[3 * r + 2];
+    b->inner += sum[3 * r];
+    b->d2 += sum[3 * r + 1];
+    b->pd2 += sum[3 * r + 2];
   }
   return NG_OK;
 }
@@ -270,25 +223,43 @@ static const float *published_row(const ng_kron *k, int64_t r, float *room) {
   return room;
 }
 
+/* What `norms` sums: rows of `direction` in published order, and with solver = product of the gradient.
+ */
+static void publish_rows(void *arg, int32_t piece) {
+  const rows_job *j = arg;
+  const ng_kron *k = ng_kron_of(j->b);
+  const ng_slot *w = &j->b->entry->slot[NG_WEIGHT], *bias = &j->b->entry->slot[NG_BIAS];
+  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
+  for (int64_t r = piece * j->chunk; r < to; r++) {
+    (void)published_row(k, r, j->H + r * k->p);
+    if (!k->product) continue;
+    (void)ng_grad_row(w, r, j->D + r * k->p);
+    if (!j->b->entry->d.bias) continue;
+    const int64_t size = ng_dtype_size(bias->grad.dtype);
+    ng_to_f32(j->D + r * k->p + w->cols, (const char *)bias->grad.data + r * size, bias->grad.dtype,
+              1);
+  }
+}
+
 /* In row order: the same bits for any number of threads. */
 void ng_kron_norms(ng_block *b, double pd2[2]) {
   const ng_kron *k = ng_kron_of(b);
-  const ng_slot *w = &b->entry->slot[NG_WEIGHT], *bias = &b->entry->slot[NG_BIAS];
+  ng_queue *q = b->p->ctx->queue;
+  const ng_slot *w = &b->entry->slot[NG_WEIGHT];
   const double ascent = b->p->ascent;
-  float *room = k->scratch, *D = room + ng_floats(k->p);
+  rows_job j = {.b = b, .H = k->scratch, .D = k->scratch + ng_floats(k->out * k->p)};
+  double *sums = (double *)(void *)(j.D + ng_floats(k->out * k->p) + ng_floats(widest_result(k)));
+  const int32_t pieces = pieces_of(b, &j);
   pd2[NG_WEIGHT] = pd2[NG_BIAS] = 0.0;
-  memset(D, 0, (size_t)k->p * sizeof *D);
-  for (int64_t r = 0; r < k->out; r++) {
-    const float *H = published_row(k, r, room);
-    if (k->product) (void)ng_grad_row(w, r, D);
-    if (k->product && b->entry->d.bias) {
-      const int64_t size = ng_dtype_size(bias->grad.dtype);
-      ng_to_f32(D + w->cols, (const char *)bias->grad.data + r * size, bias->grad.dtype, 1);
-    }
-    for (int i = 0; i < b->entry->slots; i++) {
-      const int64_t at = i == NG_WEIGHT ? 0 : w->cols, n = i == NG_WEIGHT ? w->cols : 1;
-      double sum[3];
-      sum_row(H + at, D + at, n, sum);
+  NG_ASSERT(ng_queue_settled(q));
+  if (k->product || k->offsets > 1) ng_parallel(b->p->ctx, pieces, publish_rows, &j);
+  const float *H = k->offsets == 1 ? k->direction : j.H, *D = k->product ? j.D : H;
+  for (int i = 0; i < b->entry->slots; i++) {
+    const int64_t at = i == NG_WEIGHT ? 0 : w->cols, n = i == NG_WEIGHT ? w->cols : 1;
+    ng_on(q)->row_sums(q, k->out, n, H + at, k->p, D + at, k->p, sums);
+    ng_queue_wait(q);
+    const double *sum = ng_numbers_read(q, sums);
+    for (int64_t r = 0; r < k->out; r++, sum += 3) {
       pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
     }
   }
@@ -323,6 +294,7 @@ ng_status ng_kron_emit(ng_block *b, const double factor[2], const ng_sink *sink)
   j.sink = sink;
   j.factor = factor;
   const int32_t pieces = pieces_of(b, &j);
+  NG_ASSERT(ng_queue_settled(b->p->ctx->queue));
   ng_parallel(b->p->ctx, pieces, emit_rows, &j);
   if (b->entry->slots > 1) {
     float *bias = k->scratch + pieces * ng_floats(k->p);

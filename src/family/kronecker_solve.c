@@ -46,16 +46,25 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, do
   }
 }
 
+ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part *a, double lambda) {
+  const float *pi = ng_kron_of(b)->told + NG_TOLD_PI;
+  ng_spectrum s = {.g = g->d, .a = a->d};
+  ng_kron_split(b, lambda, (double)pi[g->group], &s.on_a, &s.on_g);
+  if (ng_is(b->opt.damping_split, "joint")) s.on_both = lambda;
+  return s;
+}
+
 /* ---- scratch: cholesky  W [tri] (and F as f32 [tri]) or W64 [tri] doubles, then two vectors
  *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
 
 static int64_t part_scratch(const ng_block *b, int64_t n) {
-  const ng_linalg_ops *la = b->p->ctx->la;
+  const ng_queue *q = b->p->ctx->queue;
   const int64_t vectors = 6 * ng_floats(2 * n), tri = ng_sym_count(n);
   if (!ng_kron_of(b)->eigen) return 2 * ng_floats(2 * tri) + vectors;
-  const int64_t single = ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen_work(n) / 4 + 16);
+  const int64_t single =
+      ng_floats(n * n) + ng_floats(tri) + ng_floats(q->la->eigen_work(q, n) / 4 + 16);
   const int64_t twice =
-      3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(la->eigen64_work(n) / 4 + 16);
+      3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(q->la->eigen64_work(q, n) / 4 + 16);
   return ng_max64(single, twice) + vectors;
 }
 
@@ -73,16 +82,19 @@ int64_t ng_kron_solve_scratch(const ng_block *b) {
 
 /* ---- loading and checking --------------------------------------------------------------------*/
 
-/* F as f32: where it is, or converted into `room`. */
+/* F as f32: where it is, or enqueued to be in `room`. */
 static ng_sym load(const ng_block *b, const ng_part *part, float *room) {
   const ng_kron *k = ng_kron_of(b);
   ng_sym F = {part->F, part->n};
   if (k->factor_dtype != NG_F32) {
-    ng_to_f32(room, part->F, k->factor_dtype, ng_sym_count(part->n));
+    ng_queue *q = b->p->ctx->queue;
+    ng_on(q)->widen(q, ng_sym_count(part->n), part->F, k->factor_dtype, room);
     F.a = room;
   }
   return F;
 }
+
+/* The checks run here, on the host, and look at what the queue has finished. */
 
 /* |(F + d I) x - e_j| in the largest entry; y is room for n doubles. */
 static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
@@ -116,12 +128,15 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, double d, ng_sym R,
                            float *column, double *x, double *y) {
   bool sound = false;
+  ng_queue *q = b->p->ctx->queue;
+  NG_ASSERT(ng_queue_settled(q));
   const int64_t j = weakest(R, part->is_factor, &sound);
   if (!sound) return false;
   if (part->is_factor) {
     memset(column, 0, (size_t)part->n * sizeof *column);
     column[j] = 1.0f;
-    b->p->ctx->la->solve_left(R, 1, column, 1);
+    ng_on(q)->solve_left(q, R, 1, column, 1);
+    ng_queue_wait(q);
   } else {
     ng_sym_column(R, j, column);
   }
@@ -132,21 +147,29 @@ static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, dou
 }
 
 static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_from_f32(dst, k->inverse_dtype, src, n);
+  ng_queue *q = b->p->ctx->queue;
+  ng_on(q)->narrow(q, n, src, dst, ng_kron_of(b)->inverse_dtype);
+}
+
+/* Both are done before anybody looks: to invert what is no factor costs time, and only then. */
+static bool both_done(const ng_queue *q, const ng_part *part) {
+  return ng_info_read(q, &part->info[0]) == 0 &&
+         (part->is_factor || ng_info_read(q, &part->info[1]) == 0);
 }
 
 static bool cholesky_single(const ng_block *b, ng_part *part, double d, float *scratch) {
-  const ng_linalg_ops *la = b->p->ctx->la;
+  ng_queue *q = b->p->ctx->queue;
   const int64_t tri = ng_sym_count(part->n);
   ng_sym W = {scratch, part->n};
   float *room = scratch + ng_floats(tri), *column = room + ng_floats(tri);
   double *x = (double *)(void *)(column + ng_floats(part->n)), *y = x + ng_floats(part->n);
   const ng_sym F = load(b, part, room);
-  memcpy(W.a, F.a, (size_t)tri * sizeof *W.a);
-  ng_sym_shift(W, d);
-  if (la->factor(W) != 0) return false;
-  if (!part->is_factor && la->invert(W) != 0) return false;
+  ng_on(q)->copy(q, 1, tri, F.a, tri, W.a, tri);
+  ng_on(q)->shift(q, part->n, W.a, NG_F32, d);
+  ng_on(q)->factor(q, W, &part->info[0]);
+  if (!part->is_factor) ng_on(q)->invert(q, W, &part->info[1]);
+  ng_queue_wait(q);
+  if (!both_done(q, part)) return false;
   if (!check_cholesky(b, part, F, d, W, column, x, y)) return false;
   store(b, part->R, W.a, tri);
   return true;
@@ -154,20 +177,23 @@ static bool cholesky_single(const ng_block *b, ng_part *part, double d, float *s
 
 /* The checks are made in double, before the result is rounded. */
 static bool cholesky_double(const ng_block *b, ng_part *part, double d, float *scratch) {
-  const ng_linalg_ops *la = b->p->ctx->la;
+  ng_queue *q = b->p->ctx->queue;
   const int64_t n = part->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
   float *room = scratch + ng_floats(2 * tri);
   double *x = (double *)(void *)(room + ng_floats(tri)), *y = x + ng_floats(n);
   const ng_sym F = load(b, part, room);
+  ng_queue_wait(q);
   for (int64_t i = 0; i < tri; i++) {
     W[i] = (double)F.a[i];
   }
   for (int64_t i = 0; i < n; i++) {
     W[ng_sym_at(n, i, i)] += d;
   }
-  if (la->factor64(n, W) != 0) return false;
-  if (!part->is_factor && la->invert64(n, W) != 0) return false;
+  ng_on(q)->factor64(q, n, W, &part->info[0]);
+  if (!part->is_factor) ng_on(q)->invert64(q, n, W, &part->info[1]);
+  ng_queue_wait(q);
+  if (!both_done(q, part)) return false;
   int64_t j = 0;
   for (int64_t i = 0; i < n; i++) {
     const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
@@ -231,6 +257,7 @@ static bool check_eigen(const ng_block *b, ng_sym F, const float *V, const float
                         double *y) {
   const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
   double top = 0.0, dot = 0.0;
+  NG_ASSERT(ng_queue_settled(b->p->ctx->queue));
   for (int64_t i = 0; i < n; i++) {
     if (!(e[i] - e[i] == 0.0f)) return false;
     top = fmax(top, fabs((double)e[i]));
@@ -271,9 +298,12 @@ static bool eigen_single(const ng_block *b, ng_part *part, double leak, float *s
   float *V = scratch, *room = V + ng_floats(n * n), *e = room + ng_floats(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
   void *work = y + ng_floats(n);
+  ng_queue *q = b->p->ctx->queue;
   const ng_sym F = load(b, part, room);
-  ng_sym_unpack(F, V, n);
-  if (b->p->ctx->la->eigen(n, V, e, work) != 0) return false;
+  ng_on(q)->unpack(q, F, V, n);
+  ng_on(q)->eigen(q, n, V, e, work, &part->info[0]);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &part->info[0]) != 0) return false;
   if (!check_eigen(b, F, V, e, x, y)) return false;
   store_eigen(b, part, V, e, leak);
   return true;
@@ -286,12 +316,16 @@ static bool eigen_double(const ng_block *b, ng_part *part, double leak, float *s
   float *e = room + ng_floats(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
   void *work = y + ng_floats(n);
+  ng_queue *q = b->p->ctx->queue;
   const ng_sym F = load(b, part, room);
-  ng_sym_unpack(F, V, n);
+  ng_on(q)->unpack(q, F, V, n);
+  ng_queue_wait(q);
   for (int64_t i = 0; i < n * n; i++) {
     V64[i] = (double)V[i];
   }
-  if (b->p->ctx->la->eigen64(n, V64, x, work) != 0) return false;
+  ng_on(q)->eigen64(q, n, V64, x, work, &part->info[0]);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &part->info[0]) != 0) return false;
   for (int64_t i = 0; i < n * n; i++) {
     V[i] = (float)V64[i];
   }
@@ -313,37 +347,47 @@ static int32_t eigen(const ng_block *b, ng_part *part, double leak, float *scrat
 /* 1 / (d_G d_A + lambda), or with a split damping 1 / ((d_G + on_g) (d_A + on_a)). */
 static void predivide(ng_block *b, double lambda) {
   const ng_kron *k = ng_kron_of(b);
-  const bool joint = ng_is(b->opt.damping_split, "joint");
-  float *row = k->scratch;
+  const int64_t size = ng_dtype_size(k->inverse_dtype);
+  ng_queue *q = b->p->ctx->queue;
   for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[gi];
-    double on_a, on_g;
-    ng_kron_split(b, lambda, (double)k->told[NG_TOLD_PI + g->group], &on_a, &on_g);
-    for (int64_t r = 0; r < g->n; r++) {
-      for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
-        const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
-        for (int64_t c = 0; c < a->n; c++) {
-          const double dg = g->d[r], da = a->d[c];
-          row[a->at + c] = (float)(1.0 / (joint ? dg * da + lambda : (dg + on_g) * (da + on_a)));
-        }
-      }
-      store(b, (char *)k->prediv + (g->at + r) * k->p * ng_dtype_size(k->inverse_dtype), row, k->p);
+    for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
+      const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
+      const ng_spectrum s = ng_kron_spectrum(b, g, a, lambda);
+      ng_on(q)->invert_spectrum(q, g->n, a->n, s, (char *)k->prediv + (g->at * k->p + a->at) * size,
+                                k->inverse_dtype, k->p);
     }
   }
 }
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
+/* Traces of a group's averages, and whether they are finite: one look at all of them. */
+static void look(const ng_block *b, int32_t group) {
+  const ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
+  for (int side = 0; side < 2; side++) {
+    const ng_side *s = &k->side[side];
+    for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
+      ng_part *part = &s->part[i];
+      const int64_t n = part->n;
+      ng_on(q)->finite(q, ng_sym_count(n), part->F, k->factor_dtype, &part->finite);
+      ng_on(q)->trace(q, n, part->F, k->factor_dtype, &part->trace);
+    }
+  }
+  ng_queue_wait(q);
+}
+
 /* Mean eigenvalue of a group's side, its leak included; false if an entry is not finite. */
 static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, double *mean) {
+  const ng_queue *q = b->p->ctx->queue;
   double trace = 0.0;
   int64_t n = 0;
   bool finite = true;
-  for (int32_t i = 0; i < s->each; i++) {
-    const ng_sym F = load(b, &s->part[group * s->each + i], ng_kron_of(b)->scratch);
-    finite = finite && ng_sym_finite(F);
-    trace += ng_sym_trace(F);
-    n += F.n;
+  for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
+    finite = finite && ng_info_read(q, &s->part[i].finite) != 0;
+    trace += *ng_numbers_read(q, &s->part[i].trace);
+    n += s->part[i].n;
   }
   *mean = trace / (double)n + s->leak[group];
   return finite;
@@ -394,6 +438,7 @@ ng_status ng_kron_solve(ng_block *b) {
   for (int32_t group = 0; group < k->groups; group++) {
     double mean[2], on[2];
     bool finite[2];
+    look(b, group);
     for (int i = 0; i < 2; i++) {
       finite[i] = mean_trace(b, &k->side[i], group, &mean[i]);
     }
@@ -418,6 +463,7 @@ ng_status ng_kron_solve(ng_block *b) {
   }
   if (!own) return NG_OK;
   if (k->prediv != NULL && k->good) predivide(b, lambda);
+  ng_queue_wait(b->p->ctx->queue); /* scratch is free for others */
   k->told[NG_TOLD_RUNG] = (float)worst;
   float *told = k->told + NG_TOLD_PI + k->groups;
   for (int i = 0; i < 2; i++) {

@@ -80,16 +80,11 @@ static void add_rows(ng_block *b, const ng_obs *o, int64_t take, call_scale c, d
   }
 }
 
-static void scale_side(ng_side *s, double by) {
+/* Every part's sum times `by`; 0: forgotten. */
+static void scale_side(const ng_block *b, const ng_side *s, double by) {
+  ng_queue *q = b->p->ctx->queue;
   for (int32_t i = 0; i < s->parts; i++) {
-    ng_sym m = s->part[i].S;
-    if (by == 0.0) {
-      ng_sym_zero(m);
-    } else {
-      for (int64_t j = 0; j < ng_sym_count(m.n); j++) {
-        m.a[j] = (float)(by * (double)m.a[j]);
-      }
-    }
+    ng_on(q)->scale(q, ng_sym_count(s->part[i].n), s->part[i].S.a, by);
   }
 }
 
@@ -106,14 +101,14 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
                      "allows one observation, fold = sum any number",
                      b->entry->d.name, o->grad ? "output gradient" : "input");
     }
-    scale_side(s, rho);
+    scale_side(b, s, rho);
     add_rows(b, o, take, c, 1.0 - rho);
     s->average.w = ng_average_weight(b, take);
     s->average.keep = rho;
     return NG_OK;
   }
   const ng_mix mix = ng_average_call(b, &s->average, take);
-  if (mix.old != 1.0) scale_side(s, mix.old);
+  if (mix.old != 1.0) scale_side(b, s, mix.old);
   add_rows(b, o, take, c, mix.fresh);
   return NG_OK;
 }
@@ -132,13 +127,13 @@ void ng_kron_scale(ng_block *b) {
     if (k->direct) {
       /* nobody saw this side: the average must pass through the sum unchanged */
       if (s->average.total > 0.0) {
-        scale_side(s, s->average.w / s->average.total);
+        scale_side(b, s, s->average.w / s->average.total);
       } else if (b->p->ctx->rank != 0) {
-        scale_side(s, 0.0);
+        scale_side(b, s, 0.0);
       }
     } else {
       const double own = ng_average_own(b, &s->average);
-      if (own != 1.0) scale_side(s, own);
+      if (own != 1.0) scale_side(b, s, own);
     }
   }
 }
@@ -152,84 +147,54 @@ float *ng_kron_message(ng_block *b, int64_t *count) {
   return from;
 }
 
-/* F <- keep F + c S in the stored dtype, S <- 0, in pieces. */
-typedef struct fold_job {
-  char *F;
-  float *S;
-  ng_dtype t;
-  int64_t n, chunk;
-  float keep, c;
-} fold_job;
-
-static void fold_piece(void *arg, int32_t piece) {
-  const fold_job *j = arg;
-  const int64_t to = ng_min64(j->n, (piece + 1) * j->chunk);
-  float tile[256];
-  for (int64_t i = piece * j->chunk; i < to;) {
-    const int64_t n = j->t == NG_F32 ? to - i : ng_min64(256, to - i);
-    float *F = j->t == NG_F32 ? (float *)(void *)j->F + i : tile;
-    if (j->t != NG_F32) ng_to_f32(tile, j->F + i * 2, j->t, n);
-    for (int64_t e = 0; e < n; e++) {
-      F[e] = j->keep * F[e] + j->c * j->S[i + e];
-    }
-    if (j->t != NG_F32) ng_from_f32(j->F + i * 2, j->t, tile, n);
-    memset(j->S + i, 0, (size_t)n * sizeof *j->S);
-    i += n;
-  }
-}
-
-static void fold_part(ng_context *ctx, const ng_part *part, ng_dtype t, double keep, double c) {
-  fold_job j = {part->F, part->S.a, t, ng_sym_count(part->n), 0, (float)keep, (float)c};
-  const int32_t pieces = j.n < 16384 ? 1 : ng_threads_of(ctx);
-  j.chunk = ng_floats((j.n + pieces - 1) / pieces);
-  ng_parallel(ctx, pieces, fold_piece, &j);
-}
-
-static void shift_part(const ng_part *part, ng_dtype t, double by) {
-  for (int64_t i = 0; i < part->n; i++) {
-    float x;
-    char *at = (char *)part->F + ng_sym_at(part->n, i, i) * ng_dtype_size(t);
-    ng_to_f32(&x, at, t, 1);
-    x = (float)((double)x + by);
-    ng_from_f32(at, t, &x, 1);
-  }
-}
-
-static bool sums_finite(const ng_side *s) {
+/* All parts are looked at before the one wait. */
+static bool sums_finite(const ng_block *b, ng_side *s) {
+  ng_queue *q = b->p->ctx->queue;
+  bool all = true;
   for (int32_t i = 0; i < s->parts; i++) {
-    if (!ng_sym_finite(s->part[i].S)) return false;
+    ng_part *part = &s->part[i];
+    ng_on(q)->finite(q, ng_sym_count(part->n), part->S.a, NG_F32, &part->finite);
   }
-  return true;
+  ng_queue_wait(q);
+  for (int32_t i = 0; i < s->parts; i++) {
+    all = all && ng_info_read(q, &s->part[i].finite) != 0;
+  }
+  return all;
 }
 
-static void forget_side(ng_kron *k, ng_side *s) {
-  if (!k->direct && (s->average.w > 0.0 || s->average.total > 0.0)) scale_side(s, 0.0);
+static void forget_side(const ng_block *b, ng_side *s) {
+  if (!ng_kron_of(b)->direct && (s->average.w > 0.0 || s->average.total > 0.0))
+    scale_side(b, s, 0.0);
   ng_average_close(&s->average);
 }
 
 /* Sums may overflow although every value was finite: then this side keeps its average. */
 ng_status ng_kron_fold(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
+  ng_queue *q = b->p->ctx->queue;
   const bool all = ng_is(b->opt.statistics, "all");
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];
     if (!(s->average.total > 0.0)) continue;
     const ng_mix mix = ng_average_fold(b, &s->average);
-    if (!k->direct && !sums_finite(s)) {
+    if (!k->direct && !sums_finite(b, s)) {
       st = ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': the sum of %s overflowed", b->entry->d.name,
                    i == NG_SIDE_A ? "inputs" : "output gradients");
-      forget_side(k, s);
+      forget_side(b, s);
       continue;
     }
     for (int32_t j = 0; b->opt.damping_leak && j < s->parts; j++) {
       /* direct: the old average was multiplied by keep when the sample was added */
       const double ranks = all ? b->p->ctx->ranks : 1, by = s->leak[s->part[j].group] / ranks;
-      shift_part(&s->part[j], k->factor_dtype, k->direct ? mix.old * by : by);
+      ng_on(q)->shift(q, s->part[j].n, s->part[j].F, k->factor_dtype,
+                      k->direct ? mix.old * by : by);
     }
     memset(s->leak, 0, (size_t)k->groups * sizeof *s->leak);
     for (int32_t j = 0; j < s->parts && !k->direct; j++) {
-      fold_part(b->p->ctx, &s->part[j], k->factor_dtype, mix.old, mix.fresh);
+      const ng_part *part = &s->part[j];
+      ng_on(q)->fold(q, ng_sym_count(part->n), part->F, k->factor_dtype, part->S.a, (float)mix.old,
+                     (float)mix.fresh);
     }
     s->average.started = true;
     ng_average_close(&s->average);
@@ -240,6 +205,6 @@ ng_status ng_kron_fold(ng_block *b) {
 void ng_kron_forget(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (!b->holds_stats) return;
-  forget_side(k, &k->side[0]);
-  forget_side(k, &k->side[1]);
+  forget_side(b, &k->side[0]);
+  forget_side(b, &k->side[1]);
 }

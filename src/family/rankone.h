@@ -21,6 +21,7 @@ typedef struct ng_mean {
   int64_t
       n; /* 0: not kept; A: inputs x kernel offsets, published order, and a 1 for the bias; G: outputs */
   float *mean, *sum; /* the running average; this step's sum */
+  int finite;        /* whether `sum` is: left by the queue */
   ng_average average;
   ng_box box;
 } ng_mean;

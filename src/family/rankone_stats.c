@@ -310,45 +310,46 @@ void ng_rankone_weights(ng_block *b, double w[4], bool set) {
 
 void ng_rankone_scale(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
+  ng_queue *q = b->p->ctx->queue;
   for (int i = 0; i < 2; i++) {
     ng_mean *m = &k->side[i];
     const double own = ng_average_own(b, &m->average);
-    for (int64_t e = 0; own != 1.0 && e < m->n; e++) {
-      m->sum[e] = (float)(own * (double)m->sum[e]);
-    }
+    if (own != 1.0) ng_on(q)->scale(q, m->n, m->sum, own);
   }
 }
 
-static void forget(ng_mean *m) {
-  if (m->average.w > 0.0 || m->average.total > 0.0) memset(m->sum, 0, (size_t)m->n * sizeof(float));
+static void forget(ng_queue *q, ng_mean *m) {
+  if (m->average.w > 0.0 || m->average.total > 0.0) ng_on(q)->scale(q, m->n, m->sum, 0.0);
   ng_average_close(&m->average);
 }
 
 /* Sums may overflow although every value was finite: then this side keeps its average. */
 ng_status ng_rankone_fold(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
+  ng_queue *q = b->p->ctx->queue;
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
     ng_mean *m = &k->side[i];
     if (!(m->average.total > 0.0)) continue;
-    if (!ng_all_finite(m->sum, NG_F32, m->n)) {
+    ng_on(q)->finite(q, m->n, m->sum, NG_F32, &m->finite);
+    ng_queue_wait(q);
+    if (!ng_info_read(q, &m->finite)) {
       st = ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': the sum of %s overflowed", b->entry->d.name,
                    i == NG_MEAN_A ? "inputs" : "output gradients");
-      forget(m);
+      forget(q, m);
       continue;
     }
     const ng_mix mix = ng_average_fold(b, &m->average);
-    for (int64_t e = 0; e < m->n; e++) {
-      m->mean[e] = (float)(mix.old * (double)m->mean[e] + mix.fresh * (double)m->sum[e]);
-    }
+    ng_on(q)->fold_wide(q, m->n, m->mean, m->sum, mix.old, mix.fresh);
     m->average.started = true;
-    forget(m);
+    ng_average_close(&m->average);
   }
+  ng_queue_wait(q); /* the tiles of the gradient are walked here, on the host, with the averages */
   return st;
 }
 
 void ng_rankone_forget(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  forget(&k->side[NG_MEAN_A]);
-  forget(&k->side[NG_MEAN_G]);
+  forget(b->p->ctx->queue, &k->side[NG_MEAN_A]);
+  forget(b->p->ctx->queue, &k->side[NG_MEAN_G]);
 }

@@ -15,6 +15,7 @@
  * share.  Fortran passes everything by address and appends the length of each CHARACTER argument,
  * by value, at the end (size_t since gfortran 8).  Whoever ignores them loses nothing. */
 #include "linalg/linalg.h"
+#include "linalg/vector.h"
 
 #if defined(NG_HAVE_BLAS)
 
@@ -51,7 +52,9 @@ extern void dsyevd_(const char *jobz, const char *uplo, const integer *n, double
                     const integer *lda, double *w, double *work, const integer *lwork,
                     integer *iwork, const integer *liwork, integer *info, length, length);
 
-/* ---- the same by value, column-major, with 64-bit sizes --------------------------------------*/
+/* ---- the same by value, column-major, with 64-bit sizes --------------------------------------
+ * A BLAS call has ended when it returns, so a queue has nothing to wait for, and BLAS has threads of its
+ * own, so the queue's are not used: entries below do not look at it. */
 
 static void gemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
                  int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
@@ -85,6 +88,7 @@ static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const f
   strsm_(&side, &uplo, &trans, "N", &m_, &n_, &one, A, &lda_, B, &ldb_, 1, 1, 1, 1);
 }
 
+/* The pieces of a whole S, as in the picture above. */
 typedef struct thirds {
   float *t1, *r, *t2;
   int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
@@ -103,13 +107,19 @@ static thirds thirds_of(ng_sym s) {
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-static void cpu_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
-                     int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
+/* C' = op(B)' op(A)': what is row-major for us is its transpose for BLAS. */
+static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
+                     const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                     int64_t ldc) {
+  (void)q;
   gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
-static void add_product(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *X,
-                        int64_t ldx, const float *Y, int64_t ldy, int64_t rows, float alpha) {
+/* Piece by piece of ng_sym_pieces, each a GEMM of its own, at most three. */
+static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
+                        const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
+                        float alpha) {
+  (void)q;
   ng_piece p[3];
   const int32_t n = ng_sym_pieces(S, r0, m, c0, k, p);
   for (int32_t i = 0; i < n; i++) {
@@ -122,8 +132,10 @@ static void add_product(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, 
   }
 }
 
-static void add_gram(ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows, int64_t ldx,
-                     float alpha) {
+/* The two triangles of it by SYRK, half the work of GEMM, what lies between them by GEMM. */
+static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
+                     int64_t ldx, float alpha) {
+  (void)q;
   ng_piece p[3];
   const int32_t n = ng_sym_pieces(S, r0, m, r0, m, p);
   for (int32_t i = 0; i < n; i++) {
@@ -139,7 +151,9 @@ static void add_gram(ng_sym S, int64_t r0, int64_t m, const float *X, int64_t ro
 }
 
 /* C' = S B': the two halves of the rows of B' and C' meet the thirds of S. */
-static void mul_right(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                      int64_t ldc) {
+  (void)q;
   const thirds t = thirds_of(S);
   symm('L', 'L', t.h, m, t.t1, t.ld, B, ldb, C, ldc);
   if (t.g == 0) return;
@@ -149,7 +163,9 @@ static void mul_right(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C
 }
 
 /* C' = B' S: the halves of the columns. */
-static void mul_left(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                     int64_t ldc) {
+  (void)q;
   const thirds t = thirds_of(S);
   symm('R', 'L', m, t.h, t.t1, t.ld, B, ldb, C, ldc);
   if (t.g == 0) return;
@@ -162,22 +178,27 @@ static void mul_left(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-static int factor(ng_sym S) {
+/* LAPACK's info: -i its argument i was wrong (a mistake of ours), i the leading minor of order i is
+ * not positive, 0 for all else, NaN included: who reads it must look at the result, too. */
+static void factor(ng_queue *q, ng_sym S, int *info) {
+  (void)q;
   const integer n = (integer)S.n;
-  integer info = 0;
-  spftrf_("N", "L", &n, S.a, &info, 1, 1);
-  return info;
+  integer found = 0;
+  spftrf_("N", "L", &n, S.a, &found, 1, 1);
+  *info = found;
 }
 
-static int invert(ng_sym L) {
+static void invert(ng_queue *q, ng_sym L, int *info) {
+  (void)q;
   const integer n = (integer)L.n;
-  integer info = 0;
-  spftri_("N", "L", &n, L.a, &info, 1, 1);
-  return info;
+  integer found = 0;
+  spftri_("N", "L", &n, L.a, &found, 1, 1);
+  *info = found;
 }
 
 /* With L = [T1 0; R T2], B' <- L'^-1 L^-1 B'.  T2 is held as T2', upper. */
-static void solve_right(ng_sym L, int64_t m, float *B, int64_t ldb) {
+static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+  (void)q;
   const thirds t = thirds_of(L);
   float *B2 = B + t.h;
   trsm('L', 'L', 'N', t.h, m, t.t1, t.ld, B, ldb);
@@ -191,7 +212,8 @@ static void solve_right(ng_sym L, int64_t m, float *B, int64_t ldb) {
 }
 
 /* B' <- B' L'^-1 L^-1. */
-static void solve_left(ng_sym L, int64_t m, float *B, int64_t ldb) {
+static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+  (void)q;
   const thirds t = thirds_of(L);
   float *B2 = B + t.h * ldb;
   trsm('R', 'L', 'T', m, t.h, t.t1, t.ld, B, ldb);
@@ -204,18 +226,20 @@ static void solve_left(ng_sym L, int64_t m, float *B, int64_t ldb) {
   trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
-static int factor64(int64_t n, double *a) {
+static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
+  (void)q;
   const integer n_ = (integer)n;
-  integer info = 0;
-  dpftrf_("N", "L", &n_, a, &info, 1, 1);
-  return info;
+  integer found = 0;
+  dpftrf_("N", "L", &n_, a, &found, 1, 1);
+  *info = found;
 }
 
-static int invert64(int64_t n, double *a) {
+static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
+  (void)q;
   const integer n_ = (integer)n;
-  integer info = 0;
-  dpftri_("N", "L", &n_, a, &info, 1, 1);
-  return info;
+  integer found = 0;
+  dpftri_("N", "L", &n_, a, &found, 1, 1);
+  *info = found;
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------
@@ -226,37 +250,41 @@ static int64_t work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 
 static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static int64_t eigen_work(int64_t n) {
+static int64_t eigen_work(const ng_queue *q, int64_t n) {
+  (void)q;
   return whole_lines(work_numbers(n) * (int64_t)sizeof(float)) +
          work_integers(n) * (int64_t)sizeof(integer);
 }
 
-static int64_t eigen64_work(int64_t n) {
+static int64_t eigen64_work(const ng_queue *q, int64_t n) {
+  (void)q;
   return whole_lines(work_numbers(n) * (int64_t)sizeof(double)) +
          work_integers(n) * (int64_t)sizeof(integer);
 }
 
-static int eigen(int64_t n, float *V, float *w, void *work) {
+static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+  (void)q;
   const integer n_ = (integer)n, numbers = (integer)work_numbers(n);
   const integer integers = (integer)work_integers(n);
   void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(float));
-  integer info = 0;
+  integer found = 0;
   /* Column i is the eigenvector of w[i]: row i for us. */
-  ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &info, 1, 1);
-  return info;
+  ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
+  *info = found;
 }
 
-static int eigen64(int64_t n, double *V, double *w, void *work) {
+static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
+  (void)q;
   const integer n_ = (integer)n, numbers = (integer)work_numbers(n);
   const integer integers = (integer)work_integers(n);
   void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(double));
-  integer info = 0;
-  dsyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &info, 1, 1);
-  return info;
+  integer found = 0;
+  dsyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
+  *info = found;
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
-    .api_version = 1,
+    .api_version = 2,
     .name = "cpu",
     .gemm = cpu_gemm,
     .add_gram = add_gram,
@@ -273,6 +301,7 @@ const ng_linalg_ops ng_linalg_cpu = {
     .invert64 = invert64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
+    NG_HOST_ENTRIES,
 };
 
 #endif

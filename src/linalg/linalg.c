@@ -1,15 +1,52 @@
-/* linalg.c: which linear algebras there are, what fits them, and which BLAS is at work.
+/* linalg.c: the queue; which linear algebras there are, what fits them, and which BLAS is at work.
  *
- * In: a name, a size; out: a table of operations, an answer, texts for people.  The BLAS behind
+ * In: a queue, a name, a size; out: what was left in memory, a table of operations, an answer, texts
+ * for people.  The BLAS behind
  * libblas.so.3 is the administrator's or the environment's choice, so it is asked at run time
  * whether it is one of those that can say who they are. */
 #include "linalg/linalg.h"
+
+#include "core/core.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the queue -------------------------------------------------------------------------------*/
+
+/* The counter goes back even where the table has nothing to wait for: it is there to find on a CPU what
+ * would be wrong on a device. */
+void ng_queue_wait(ng_queue *q) {
+  q->la->wait(q);
+  q->pending = 0;
+}
+
+/* Reading is a function of its own so that a forgotten wait fails here, on every machine: what is in
+ * memory before it is, on a CPU, always right already, and on a device nearly always. */
+int ng_info_read(const ng_queue *q, const int *info) {
+  NG_ASSERT(ng_queue_settled(q));
+  return *info;
+}
+
+const double *ng_numbers_read(const ng_queue *q, const double *numbers) {
+  NG_ASSERT(ng_queue_settled(q));
+  return numbers;
+}
+
+/* For entries only; returns when all pieces are done, so a piece may use the stack of its entry. */
+void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  if (q->run != NULL) {
+    q->run(q->executor, n, task, arg);
+    return;
+  }
+  for (int32_t i = 0; i < n; i++) {
+    task(arg, i);
+  }
+}
+
+/* ---- which there are -------------------------------------------------------------------------*/
 
 static const ng_linalg_ops *const all[] = {
 #if defined(NG_HAVE_BLAS)
@@ -31,6 +68,8 @@ bool ng_linalg_fits(int64_t n) {
    * from overflowing. */
   return n >= 1 && n <= INT32_MAX / 8 && 1 + 6 * n + 2 * n * n <= INT32_MAX;
 }
+
+/* ---- which BLAS ------------------------------------------------------------------------------*/
 
 /* A function of the loaded libraries; `out` is a pointer to a function pointer.  POSIX says that a
  * void * from dlsym holds a function; C only lets bytes be copied. */

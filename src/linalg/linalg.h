@@ -1,4 +1,16 @@
-/* linalg.h: symmetric matrices and the dozen products the families need.
+/* linalg.h: a queue, symmetric matrices, and the operations that the rooms need on both.
+ *
+ * An ng_queue says where work runs: the table of a linear algebra, and the threads its loops may
+ * use.  Every entry of the table takes one first and *enqueues*: it may return before the work is
+ * done, works in the order in which it was given, and returns no result.  What comes out as a number
+ * (LAPACK's info, a dot, a trace, whether all is finite) is left in memory that the caller names and
+ * that a device can write: not on the caller's stack, which is gone by then.  The host may
+ *   - read what an entry wrote, or write what an entry reads, after ng_queue_wait and not before;
+ *   - read infos and numbers through ng_info_read and ng_numbers_read, the one place where a
+ *     forgotten wait is noticed (a failed assertion with NG_DEBUG, also on a CPU, where every entry
+ *     is done when it returns and waiting does nothing).
+ * A linear algebra on a device fills the same table; tests/t_queue.c has one that does everything as
+ * late as it may.
  *
  * ng_sym owns symmetric storage: LAPACK's rectangular full packed format, TRANSR = 'N', UPLO = 'L'
  * in column-major words, n(n+1)/2 floats.  With h = (n+1)/2 columns (rounded up) and leading
@@ -17,6 +29,38 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "natgrad.h"
+
+/* ---- the queue -------------------------------------------------------------------------------*/
+
+typedef struct ng_linalg_ops ng_linalg_ops;
+
+typedef struct ng_queue {
+  const ng_linalg_ops *la;
+  /* Calls task(arg, i) for i in [0, n) and returns when all are done; NULL: in turn, here. */
+  void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+  void *executor;
+  int32_t threads; /* how many pieces are worth making */
+  int64_t pending; /* entries enqueued since the last wait */
+} ng_queue;
+
+/* The table, for one entry: ng_on(q)->factor(q, S, &info).  Counts it as pending.  From the thread
+ * that owns the queue; not from within a task. */
+static inline const ng_linalg_ops *ng_on(ng_queue *q) {
+  q->pending++;
+  return q->la;
+}
+/* Everything enqueued is done: results may be read, what was handed over may be changed. */
+void ng_queue_wait(ng_queue *q);
+static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0; }
+/* What entries left; the queue has been waited for. */
+int ng_info_read(const ng_queue *q, const int *info);
+const double *ng_numbers_read(const ng_queue *q, const double *numbers);
+/* For entries that cut their loops: pieces through the executor. */
+void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
+
+/* ---- symmetric storage -----------------------------------------------------------------------*/
 
 typedef struct ng_sym {
   float *a;
@@ -43,40 +87,92 @@ typedef struct ng_piece {
  * at most 3 pieces; returns how many. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]);
 
-/* Operations of one implementation.  The front desk has checked; these assume valid input. */
-typedef struct ng_linalg_ops {
-  int32_t api_version; /* 1 */
+/* ---- operations ------------------------------------------------------------------------------*/
+
+/* The eigenvalues of G and A that divide a matrix in their bases: entry (r, c) belongs to
+ *     (g[r] + on_g) (a[c] + on_a) + on_both. */
+typedef struct ng_spectrum {
+  const float *g, *a;
+  double on_g, on_a, on_both;
+} ng_spectrum;
+
+/* Operations of one implementation, all required.  The caller has checked; these assume valid input.
+ * dtypes are f32, bf16 or f16, and a stored vector or symmetric matrix may have any of them. */
+struct ng_linalg_ops {
+  int32_t api_version; /* 2 */
   const char *name;
-  /* ---- required ---- */
+  void (*wait)(ng_queue *q); /* through ng_queue_wait only */
+
+  /* ---- matrices ---- */
   /* C [m,n] = alpha op(A) op(B) + beta C;  op(A) is [m,k], op(B) [k,n].  beta == 0 never reads C.
    */
-  void (*gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
-               int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
+  void (*gemm)(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
+               const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+               int64_t ldc);
   /* S[r0:r0+m, r0:r0+m] += alpha X'X, X [rows, m].  One triangle of work. */
-  void (*add_gram)(ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows, int64_t ldx,
-                   float alpha);
+  void (*add_gram)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
+                   int64_t ldx, float alpha);
   /* S[r0:r0+m, c0:c0+k] += alpha X'Y, X [rows, m], Y [rows, k];  r0 >= c0 + k. */
-  void (*add_product)(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *X,
-                      int64_t ldx, const float *Y, int64_t ldy, int64_t rows, float alpha);
-  /* Cholesky S = L L' in place, then its inverse from L in place.  0, or LAPACK's info. */
-  int (*factor)(ng_sym S);
-  int (*invert)(ng_sym L);
+  void (*add_product)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
+                      const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
+                      float alpha);
+  /* S[r, c0:c0+k] += alpha v, r >= c0+k-1: a row, as the bias coordinate is. */
+  void (*add_row)(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
+                  float alpha);
+  /* Cholesky S = L L' in place, then its inverse from L in place.  *info: 0, or LAPACK's info. */
+  void (*factor)(ng_queue *q, ng_sym S, int *info);
+  void (*invert)(ng_queue *q, ng_sym L, int *info);
   /* B [m,n] <- B (L L')^-1   and   B [n,m] <- (L L')^-1 B, L as factor left it. */
-  void (*solve_right)(ng_sym L, int64_t m, float *B, int64_t ldb);
-  void (*solve_left)(ng_sym L, int64_t m, float *B, int64_t ldb);
+  void (*solve_right)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
+  void (*solve_left)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
   /* C [m,n] = B S, B [m,n]   and   C [n,m] = S B, B [n,m].  C does not overlap B. */
-  void (*mul_right)(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc);
-  void (*mul_left)(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc);
+  void (*mul_right)(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                    int64_t ldc);
+  void (*mul_left)(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                   int64_t ldc);
   /* Eigen: V [n,n] in: full symmetric; out: row i is the eigenvector of w[i], ascending.  `work`
-   * has eigen_work(n) bytes, 64-aligned.  0, or info. */
-  int (*eigen)(int64_t n, float *V, float *w, void *work);
-  int64_t (*eigen_work)(int64_t n);
+   * has eigen_work(n) bytes, 64-aligned.  *info: 0, or LAPACK's. */
+  void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
+  int64_t (*eigen_work)(const ng_queue *q, int64_t n);
   /* The same in double, for the ladder: `a` in ng_sym order. */
-  int (*factor64)(int64_t n, double *a);
-  int (*invert64)(int64_t n, double *a);
-  int (*eigen64)(int64_t n, double *V, double *w, void *work);
-  int64_t (*eigen64_work)(int64_t n);
-} ng_linalg_ops;
+  void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
+  void (*invert64)(ng_queue *q, int64_t n, double *a, int *info);
+  void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
+  int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
+
+  /* ---- symmetric storage of order n, any dtype ---- */
+  void (*shift)(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);          /* S += d I */
+  void (*trace)(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out); /* in double */
+  void (*unpack)(ng_queue *q, ng_sym S, float *full, int64_t ld); /* both triangles */
+
+  /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */
+  void (*widen)(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
+  void (*narrow)(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
+  /* x <- (float)(by x), the product in double; by == 0: zeros, whatever was there. */
+  void (*scale)(ng_queue *q, int64_t n, float *x, double by);
+  /* F <- keep F + c S, S <- 0: in f32, rounded once more to what F is stored as; and in double. */
+  void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
+  void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
+  void (*times)(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t); /* x <- x o y */
+  /* *out: 1 if no element is Inf or NaN, else 0. */
+  void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
+  /* *out: the largest |element|.  NaN is not seen here: `finite` is what looks for it. */
+  void (*largest)(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
+
+  /* ---- rows of a matrix ---- */
+  void (*copy)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
+               int64_t ldt);
+  /* U [rows,cols] <- U / spectrum, and R <- 1 / spectrum as stored: the quotients in double. */
+  void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
+  void (*invert_spectrum)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
+                          ng_dtype t, int64_t ldr);
+  /* out [rows,3]: <P_r, D_r>, |D_r|^2, |P_r|^2 of each row; and *out = |X|^2 of all rows: in double,
+   * in an order that neither the threads nor the width of vectors change. */
+  void (*row_sums)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                   const float *D, int64_t ldd, double *out);
+  void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
+                double *out);
+};
 
 extern const ng_linalg_ops ng_linalg_ref; /* naive loops, double accumulation: the oracle */
 #if defined(NG_HAVE_BLAS)
@@ -93,13 +189,9 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
 /* "" or a hint ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"). */
 void ng_blas_hint(char *hint, size_t size);
 
-/* ---- sym.c: everything elementwise, the same for all implementations -------------------------*/
+/* ---- sym.c: element by element, now and here: for the host, on what the queue has left alone ----*/
 void ng_sym_zero(ng_sym S);
 void ng_sym_identity(ng_sym S);
-void ng_sym_shift(ng_sym S, double d); /* S += d I                                 */
-double ng_sym_trace(ng_sym S);         /* in double                                */
-bool ng_sym_finite(ng_sym S);
-double ng_sym_max(ng_sym S); /* largest |entry|                          */
 float ng_sym_get(ng_sym S, int64_t i, int64_t j);
 void ng_sym_set(ng_sym S, int64_t i, int64_t j, float v);
 void ng_sym_unpack(ng_sym S, float *full, int64_t ld);     /* both triangles     */
@@ -111,7 +203,7 @@ void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double 
  * lower triangle of M). */
 void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
                       int64_t ld, float alpha);
-/* S[r, c0:c0+k] += alpha v, r >= c0+k-1: a row, as the bias coordinate is. */
+/* S[r, c0:c0+k] += alpha v, r >= c0+k-1. */
 void ng_sym_add_row(ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v, float alpha);
 
 #endif

@@ -2,11 +2,13 @@
  *
  * In: row-major matrices and ng_sym storage; out: the operations of linalg.h.  It is the oracle
  * that other implementations are held against and what a build without BLAS runs on, so it is
- * written to be read: every sum is taken in double, in index order, and rounded once.
+ * written to be read: every sum is taken in double, in index order, and rounded once.  An entry is
+ * done when it returns, so nothing here looks at its queue; vectors and storage are vector.c's.
  *
  * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
  * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double. */
 #include "linalg/linalg.h"
+#include "linalg/vector.h"
 
 #include <float.h>
 #include <math.h>
@@ -14,8 +16,11 @@
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-static void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
-                 int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
+/* (A B)_ij = sum over l of A_il B_lj.  beta == 0 does not read C, which may be anything, NaN too. */
+static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
+                 const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                 int64_t ldc) {
+  (void)q;
   for (int64_t i = 0; i < m; i++) {
     for (int64_t j = 0; j < n; j++) {
       double sum = 0.0;
@@ -31,8 +36,11 @@ static void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
   }
 }
 
-static void add_product(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *X,
-                        int64_t ldx, const float *Y, int64_t ldy, int64_t rows, float alpha) {
+/* S_ij += alpha sum over rows l of X_li Y_lj, each element through its position. */
+static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
+                        const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
+                        float alpha) {
+  (void)q;
   for (int64_t i = 0; i < m; i++) {
     for (int64_t j = 0; j < k; j++) {
       if (c0 + j > r0 + i) break; /* of a diagonal block only the lower triangle */
@@ -46,12 +54,16 @@ static void add_product(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, 
   }
 }
 
-static void add_gram(ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows, int64_t ldx,
-                     float alpha) {
-  add_product(S, r0, m, r0, m, X, ldx, X, ldx, rows, alpha);
+/* The same with Y = X: add_product stops at the diagonal of such a block. */
+static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
+                     int64_t ldx, float alpha) {
+  add_product(q, S, r0, m, r0, m, X, ldx, X, ldx, rows, alpha);
 }
 
-static void mul_right(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+/* C = B S, and C = S B below: S is symmetric, so (l, j) and (j, l) are one element. */
+static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                      int64_t ldc) {
+  (void)q;
   for (int64_t r = 0; r < m; r++) {
     for (int64_t j = 0; j < S.n; j++) {
       double sum = 0.0;
@@ -63,7 +75,9 @@ static void mul_right(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C
   }
 }
 
-static void mul_left(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C, int64_t ldc) {
+static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                     int64_t ldc) {
+  (void)q;
   for (int64_t i = 0; i < S.n; i++) {
     for (int64_t c = 0; c < m; c++) {
       double sum = 0.0;
@@ -76,6 +90,10 @@ static void mul_left(ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------
+ * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, and L_ii the root of what is left of S_ii (Golub
+ * & Van Loan, 4.2): where nothing positive is left, the leading minor i + 1 is not positive, which is
+ * the info that LAPACK gives, too; NaN fails the same comparison, where LAPACK reports success.
+ *
  * Row by row in place, float and double from one text.  In `invert`, first X = L^-1: (i, j) needs
  * row i from column j on and the finished rows above.  Then X'X: (i, j) needs column i and column j
  * from row i down, so row i may go once the rows above it are done, its diagonal last. */
@@ -128,8 +146,26 @@ CHOLESKY(float, f32)
 CHOLESKY(double, f64)
 #undef AT
 
-static int factor(ng_sym S) { return factor_f32(S.n, S.a); }
-static int invert(ng_sym L) { return invert_f32(L.n, L.a); }
+/* info in memory, as a device would leave it; read by whoever waits (ng_info_read). */
+static void factor(ng_queue *q, ng_sym S, int *info) {
+  (void)q;
+  *info = factor_f32(S.n, S.a);
+}
+
+static void invert(ng_queue *q, ng_sym L, int *info) {
+  (void)q;
+  *info = invert_f32(L.n, L.a);
+}
+
+static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
+  (void)q;
+  *info = factor_f64(n, a);
+}
+
+static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
+  (void)q;
+  *info = invert_f64(n, a);
+}
 
 /* x <- (L L')^-1 x, x strided: forward, then backward. */
 static void solve_vector(ng_sym L, float *x, int64_t stride) {
@@ -149,13 +185,16 @@ static void solve_vector(ng_sym L, float *x, int64_t stride) {
   }
 }
 
-static void solve_right(ng_sym L, int64_t m, float *B, int64_t ldb) {
+/* B (L L')^-1: every row of B by itself, because the inverse is symmetric; below, every column. */
+static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+  (void)q;
   for (int64_t r = 0; r < m; r++) {
     solve_vector(L, B + r * ldb, 1);
   }
 }
 
-static void solve_left(ng_sym L, int64_t m, float *B, int64_t ldb) {
+static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
+  (void)q;
   for (int64_t c = 0; c < m; c++) {
     solve_vector(L, B + c, ldb);
   }
@@ -225,7 +264,10 @@ static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
   }
 }
 
-/* Implicit QL on (d, e); the rotations are gathered in the rows of V.  LAPACK's info. */
+/* Implicit QL on (d, e); the rotations are gathered in the rows of V.  From the lower end l, m is the
+ * first place where the matrix falls apart (e[m] is nothing next to its neighbours); a shift by the
+ * eigenvalue of the 2 x 2 corner that is nearer to d[l] makes e[l] vanish cubically; each rotation chases
+ * the bulge one place up.  info: l + 1 for an eigenvalue that did not come, as LAPACK says it. */
 static int ql(int64_t n, double *V, double *d, double *e) {
   int64_t left = 30 * n; /* LAPACK's bound; 2 n sweeps are usual */
   for (int64_t l = 0; l < n; l++) {
@@ -273,9 +315,12 @@ static int ql(int64_t n, double *V, double *d, double *e) {
   return 0;
 }
 
-static int64_t eigen64_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
+/* Bytes for the two vectors beside V and w. */
+static int64_t decompose_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
 
-static int eigen64(int64_t n, double *V, double *w, void *work) {
+/* V = Q T Q', T's eigenvalues, and both in ascending order.  Not finite: info 1 at once, since QL would
+ * not end otherwise before its bound. */
+static int decompose(int64_t n, double *V, double *w, void *work) {
   double *e = work, *p = e + n;
   double most = 0.0;
   for (int64_t i = 0; i < n * n; i++) {
@@ -311,28 +356,40 @@ static int eigen64(int64_t n, double *V, double *w, void *work) {
   return 0;
 }
 
-static int64_t eigen_work(int64_t n) {
-  return (n * n + n) * (int64_t)sizeof(double) + eigen64_work(n);
+static int64_t eigen64_work(const ng_queue *q, int64_t n) {
+  (void)q;
+  return decompose_work(n);
 }
 
-static int eigen(int64_t n, float *V, float *w, void *work) {
+static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
+  (void)q;
+  *info = decompose(n, V, w, work);
+}
+
+/* In f32: the same in double, rounded at the end. */
+static int64_t eigen_work(const ng_queue *q, int64_t n) {
+  (void)q;
+  return (n * n + n) * (int64_t)sizeof(double) + decompose_work(n);
+}
+
+static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+  (void)q;
   double *V64 = work, *w64 = V64 + n * n;
   for (int64_t i = 0; i < n * n; i++) {
     V64[i] = (double)V[i];
   }
-  const int info = eigen64(n, V64, w64, w64 + n);
-  if (info != 0) return info;
+  *info = decompose(n, V64, w64, w64 + n);
+  if (*info != 0) return;
   for (int64_t i = 0; i < n * n; i++) {
     V[i] = (float)V64[i];
   }
   for (int64_t i = 0; i < n; i++) {
     w[i] = (float)w64[i];
   }
-  return 0;
 }
 
 const ng_linalg_ops ng_linalg_ref = {
-    .api_version = 1,
+    .api_version = 2,
     .name = "ref",
     .gemm = gemm,
     .add_gram = add_gram,
@@ -345,8 +402,9 @@ const ng_linalg_ops ng_linalg_ref = {
     .mul_left = mul_left,
     .eigen = eigen,
     .eigen_work = eigen_work,
-    .factor64 = factor_f64,
-    .invert64 = invert_f64,
+    .factor64 = factor64,
+    .invert64 = invert64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
+    NG_HOST_ENTRIES,
 };

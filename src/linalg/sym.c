@@ -1,6 +1,7 @@
-/* sym.c: what is done to a symmetric matrix element by element, the same for every linear algebra.
+/* sym.c: what is done to a symmetric matrix element by element, by whoever has it in host memory.
  *
- * In: an ng_sym (or a double array in its order); out: the same, or dense copies, or scalars.  The
+ * In: an ng_sym (or a double array in its order); out: the same, or dense copies.  What does not care
+ * about the shape, and scalars, are entries of a queue: vector.c.  The
  * storage is LAPACK's rectangular full packed format (Gustavson, Wasniewski, Dongarra, Langou,
  * "Rectangular full packed format for Cholesky's algorithm", ACM TOMS 37(2), 2010), which is a
  * rectangle of n(n+1)/2 numbers that BLAS can work on without unpacking:
@@ -17,7 +18,6 @@
  * each stored element once. */
 #include "linalg/linalg.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { TILE = 16 }; /* a cache line of floats: both sides of a transposition use whole lines */
@@ -39,6 +39,7 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
+/* From (row, col), all on one side of column h. */
 static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
                       bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
@@ -77,47 +78,6 @@ void ng_sym_identity(ng_sym S) {
   for (int64_t i = 0; i < S.n; i++) {
     S.a[ng_sym_at(S.n, i, i)] = 1.0f;
   }
-}
-
-void ng_sym_shift(ng_sym S, double d) {
-  for (int64_t i = 0; i < S.n; i++) {
-    float *x = &S.a[ng_sym_at(S.n, i, i)];
-    *x = (float)((double)*x + d);
-  }
-}
-
-double ng_sym_trace(ng_sym S) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < S.n; i++) {
-    sum += (double)S.a[ng_sym_at(S.n, i, i)];
-  }
-  return sum;
-}
-
-bool ng_sym_finite(ng_sym S) {
-  const int64_t count = ng_sym_count(S.n);
-  for (int64_t i = 0; i < count;) {
-    const int64_t end = i + 4096 < count ? i + 4096 : count;
-    uint32_t bad = 0; /* no branch inside, so that it vectorises; one look every 4096 values */
-    for (; i < end; i++) {
-      uint32_t bits;
-      memcpy(&bits, &S.a[i], sizeof bits);
-      bad |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
-    }
-    if (bad) return false;
-  }
-  return true;
-}
-
-/* NaN is not seen here: ng_sym_finite is what looks for it. */
-double ng_sym_max(ng_sym S) {
-  const int64_t count = ng_sym_count(S.n);
-  float most = 0.0f;
-  for (int64_t i = 0; i < count; i++) {
-    const float x = fabsf(S.a[i]);
-    most = x > most ? x : most;
-  }
-  return (double)most;
 }
 
 float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
@@ -160,6 +120,7 @@ void ng_sym_unpack64(int64_t n, const double *a, double *full, int64_t ld) {
   MIRROR(full, ld, n);
 }
 
+/* Columns of the lower triangle are read across rows of `full`, a tile of whole cache lines at a time. */
 void ng_sym_pack(ng_sym S, const float *full, int64_t ld) {
   const int64_t n = S.n, h = (n + 1) / 2;
   for (int64_t f0 = 0; f0 < h; f0 += TILE) {
@@ -182,6 +143,7 @@ void ng_sym_column(ng_sym S, int64_t j, float *out) {
   }
 }
 
+/* Every stored element once: into its line's sum and, off the diagonal, into its mirror's. */
 void ng_sym_vector(ng_sym S, const double *x, double *y) {
   for (int64_t i = 0; i < S.n; i++) {
     y[i] = 0.0;

@@ -178,7 +178,8 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
     } else {
       ng_parallel(ctx, r.p.pieces, patches_piece, &r.p);
     }
-    ctx->la->add_gram(S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
+    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, r.p.count, r.p.ld, alpha);
+    ng_queue_wait(ctx->queue); /* the next tile comes into the same place */
   }
 }
 
@@ -273,7 +274,8 @@ static void pixel_stats(ng_context *ctx, const ng_pixels *in, int64_t take, bool
     t.count = ng_min64(most, rows - first);
     t.pieces = ng_pieces(ctx, t.count * cols * (reduce != 0 ? in->pixels : 1));
     ng_parallel(ctx, t.pieces, reduce != 0 ? pixel_sums_piece : pixels_piece, &t);
-    ctx->la->add_gram(S, 0, cols, scratch, t.count, t.ld, alpha);
+    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, t.count, t.ld, alpha);
+    ng_queue_wait(ctx->queue);
   }
 }
 

@@ -55,12 +55,17 @@ static void sum_chunk(void *arg, int32_t i) {
 
 static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
                    bool one, float alpha, ng_sym S, float *scratch) {
-  ctx->la->add_gram(S, 0, cols, X, rows, ldx, alpha);
-  if (!one) return;
+  ng_queue *q = ctx->queue;
+  ng_on(q)->add_gram(q, S, 0, cols, X, rows, ldx, alpha);
+  if (!one) {
+    ng_queue_wait(q); /* X is the caller's */
+    return;
+  }
   sums s = {.X = X, .rows = rows, .ldx = ldx, .cols = cols, .out = scratch};
   ng_parallel(ctx, (int32_t)((cols + CHUNK - 1) / CHUNK), sum_chunk, &s);
   scratch[cols] = (float)rows;
-  ng_sym_add_row(S, cols, 0, cols + 1, scratch, alpha);
+  ng_on(q)->add_row(q, S, cols, 0, cols + 1, scratch, alpha);
+  ng_queue_wait(q);
 }
 
 /* ---- tiles -----------------------------------------------------------------------------------*/
@@ -145,6 +150,7 @@ void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, flo
     t.count = ng_min64(most, rows - first);
     t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? r->positions : 1));
     ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
-    ctx->la->add_gram(S, 0, wide, scratch, t.count, t.ld, alpha);
+    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
+    ng_queue_wait(ctx->queue); /* the next tile comes into the same place */
   }
 }

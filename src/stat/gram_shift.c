@@ -133,9 +133,10 @@ static float *product_at(const job *j, int64_t i, int64_t k) {
 static void multiply(const job *j, int64_t pixels, const float *X, const float *Y, float beta,
                      float *M) {
   const int64_t C = j->C, rows = pixels * j->samples;
+  ng_queue *q = j->ctx->queue;
   for (int64_t k = 0; k < rows; k += PART) {
-    j->ctx->la->gemm(true, false, C, C, ng_min64(PART, rows - k), 1.0f, X + k * C, C, Y + k * C, C,
-                     k == 0 ? beta : 1.0f, M, C);
+    ng_on(q)->gemm(q, true, false, C, C, ng_min64(PART, rows - k), 1.0f, X + k * C, C, Y + k * C, C,
+                   k == 0 ? beta : 1.0f, M, C);
   }
 }
 
@@ -146,9 +147,10 @@ static void multiply_all(const job *j, float *gram) {
   float *M = product_at(j, 0, 0);
   if (dy == 0 && dx == 0) {
     const ng_sym G = {.a = gram, .n = j->C};
-    ng_sym_zero(G);
-    j->ctx->la->add_gram(G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
-    ng_sym_unpack(G, M, j->C);
+    ng_queue *q = j->ctx->queue;
+    ng_on(q)->scale(q, ng_sym_count(G.n), G.a, 0.0);
+    ng_on(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C, 1.0f);
+    ng_on(q)->unpack(q, G, M, j->C);
   } else if (dx == 0) { /* whole rows follow each other */
     multiply(j, height * width, pixel(j, 0, 0), pixel(j, dy, 0), 0.0f, M);
   } else {
@@ -306,6 +308,7 @@ static void one_tile(job *j, float *gram, bool one) {
       if (j->sy.all.from >= j->sy.all.to || j->sx.all.from >= j->sx.all.to) continue;
       multiply_all(j, gram);
       multiply_strips(j);
+      ng_queue_wait(ctx->queue); /* our own threads read the products */
       const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
       j->pieces = ng_pieces(ctx, (ky.to - ky.from) * (kx.to - kx.from) * j->C * j->C);
       ng_parallel(ctx, j->pieces, blocks_piece, j);
@@ -350,5 +353,6 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
     row[i] = (float)j.sum[i];
   }
   row[p] = (float)(take * c->oh * c->ow);
-  ng_sym_add_row(S, p, 0, p + 1, row, alpha);
+  ng_on(ctx->queue)->add_row(ctx->queue, S, p, 0, p + 1, row, alpha);
+  ng_queue_wait(ctx->queue);
 }

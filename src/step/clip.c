@@ -10,9 +10,8 @@
 #include <math.h>
 
 #include "core/core.h"
-#include "stat/read.h"
 
-enum { PIECES = 64, TILE = 512, LANES = 8, MOST_RATIO = 50 };
+enum { MOST_RATIO = 50 };
 
 static bool by_tensor(const ng_precond *p) {
   return ng_is(p->opt.clip, "ratio") || ng_is(p->opt.clip, "rms");
@@ -22,61 +21,23 @@ bool ng_clip_reads_weights(const ng_precond *p) { return ng_is(p->opt.clip, "rat
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
-typedef struct norm_job {
-  const ng_view *v;
-  int64_t rows, cols;
-  int32_t pieces;
-  double sum[PIECES];
-} norm_job;
-
-/* In double, in lanes added at the end: the same bits for every width of vector. */
-static double line_norm2(const float *x, int64_t n) {
-  double sum[LANES] = {0.0};
-  for (int64_t i = 0; i < n; i++) {
-    sum[i % LANES] += (double)x[i] * (double)x[i];
-  }
-  for (int i = 1; i < LANES; i++) {
-    sum[0] += sum[i];
-  }
-  return sum[0];
-}
-
-static void norm_piece(void *arg, int32_t piece) {
-  norm_job *j = arg;
-  const int64_t size = ng_dtype_size(j->v->dtype);
-  float line[TILE];
-  int64_t from, to;
-  ng_share(j->rows * j->cols, j->pieces, piece, &from, &to);
-  j->sum[piece] = 0.0;
-  while (from < to) {
-    const int64_t row = from / j->cols, col = from % j->cols;
-    const int64_t n = ng_min64(ng_min64(TILE, j->cols - col), to - from);
-    const char *x = (const char *)j->v->data + (row * j->v->row_stride + col) * size;
-    ng_to_f32(line, x, j->v->dtype, n);
-    j->sum[piece] += line_norm2(line, n);
-    from += n;
-  }
-}
-
-/* The cut does not depend on the threads, so neither do the bits. */
-static double weight_norm2(ng_precond *p, const ng_slot *slot) {
-  norm_job j = {.v = &slot->weight, .rows = slot->rows, .cols = slot->cols};
-  double sum = 0.0;
-  j.pieces = (int32_t)ng_max64(1, ng_min64(PIECES, slot->rows * slot->cols / TILE));
-  ng_parallel(p->ctx, j.pieces, norm_piece, &j);
-  for (int32_t i = 0; i < j.pieces; i++) {
-    sum += j.sum[i];
-  }
-  return sum;
-}
-
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
+  ng_queue *q = p->ctx->queue;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->entry->slots; k++) {
-      b->w2[k] = weight_norm2(p, &b->entry->slot[k]);
-      if (b->w2[k] - b->w2[k] == 0.0) continue;
+      const ng_slot *s = &b->entry->slot[k];
+      ng_on(q)->norm2(q, s->rows, s->cols, s->weight.data, s->weight.dtype, s->weight.row_stride,
+                      &b->w2[k]);
+    }
+  }
+  ng_queue_wait(q);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->entry->slots; k++) {
+      const double w2 = *ng_numbers_read(q, &b->w2[k]);
+      if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite", b->entry->d.name);
       p->refused = true;
     }

@@ -126,6 +126,7 @@ ng_status ng_exchange_sums(ng_precond *p) {
     }
   }
   if (!any) return NG_OK;
+  ng_queue_wait(p->ctx->queue); /* here and below: a transport works in host memory, now */
   if (ng_is(p->opt.fold, "sum")) {
     const int64_t count = p->held[NG_USE_SUMS] / (int64_t)sizeof(float);
     if (ng_comm_sum(c, &world, p->arena[NG_USE_SUMS], count, NG_F32) != NG_OK) {
@@ -147,6 +148,7 @@ ng_status ng_exchange_sums(ng_precond *p) {
 ng_status ng_exchange_results(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.m == 1) return NG_OK;
+  ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->result_spans; i++) {
     const ng_span *s = &p->result_span[i];
     if (ng_comm_broadcast(c, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
@@ -160,6 +162,7 @@ ng_status ng_exchange_results(ng_precond *p) {
 ng_status ng_exchange_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.n == 1) return NG_OK;
+  ng_queue_wait(p->ctx->queue);
   for (int32_t i = 0; i < p->direction_spans; i++) {
     const ng_span *s = &p->direction_span[i];
     if (s->end == s->begin) continue;

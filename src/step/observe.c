@@ -197,5 +197,6 @@ ng_status ng_reset_batch(ng_precond *p) {
   }
   p->refused = false;
   p->begun = false;
+  ng_queue_wait(p->ctx->queue);
   return NG_OK;
 }

@@ -233,6 +233,7 @@ static ng_status take_arenas(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     st = p->block[i]->ops->begin(p->block[i]);
   }
+  ng_queue_wait(p->ctx->queue);
   return st;
 }
 

@@ -235,6 +235,7 @@ static void close_step(ng_precond *p) {
   }
   p->refused = p->told = false;
   p->begun = false;
+  ng_queue_wait(p->ctx->queue); /* the state may be read and saved */
 }
 
 static ng_status take_step(ng_precond *p, const char *call) {

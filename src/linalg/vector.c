@@ -1,0 +1,384 @@
+/* vector.c: vectors, rows and symmetric storage on the host: entries that `ref` and `cpu` share.
+ *
+ * In: arrays in host memory, stored as f32, bf16 or f16; out: the same, changed in place, or numbers in
+ * the caller's memory.  Every entry is done when it returns.
+ *
+ * Two promises, both so that a run repeats itself bit for bit whatever the machine and its threads:
+ *   - what is computed element by element is rounded as the formula beside it says, and no compiler
+ *     contracts a product and a sum (-ffp-contract=off), so any width of vector gives the same;
+ *   - a sum has one order: elements into LANES lanes in double, lanes from the first to the last, and
+ *     pieces, whose number does not depend on the threads, from the first to the last.
+ * A sum of n products in double is off by at most n 2^-53 of the sum of magnitudes (Higham, Accuracy
+ * and Stability of Numerical Algorithms, 2nd ed., (3.5)), and a product of two f32 is exact in it. */
+#include "linalg/vector.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "simd.h"
+
+enum {
+  TILE = 256,         /* elements that are converted at a time: they stay in the nearest cache */
+  LANES = 8,          /* of a sum */
+  LEAST_FOLD = 16384, /* elements, LEAST_SUM: waking threads costs some 10 us: not for less */
+  LEAST_SUM = 8192,
+  MOST_PIECES = 256,
+  NORM_TILE = 512, /* elements and pieces of norm2: parts of its order */
+  NORM_PIECES = 64
+};
+
+static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
+  return (const char *)x + i * ng_dtype_size(t);
+}
+
+static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
+
+/* n elements from x as f32: where they are, or converted into `tile`. */
+static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
+  if (t == NG_F32) return x;
+  ng_to_f32(tile, x, t, n);
+  return tile;
+}
+
+/* How many elements to do at once: as many as there are if nothing is converted. */
+static int64_t step_of(ng_dtype t, int64_t left) {
+  return t == NG_F32 ? left : ng_min64(left, TILE);
+}
+
+/* Nothing is ever late here. */
+void ng_host_wait(ng_queue *q) { (void)q; }
+
+/* ---- symmetric storage -----------------------------------------------------------------------*/
+
+void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
+                     float alpha) {
+  (void)q;
+  ng_sym_add_row(S, r, c0, k, v, alpha);
+}
+
+void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld) {
+  (void)q;
+  ng_sym_unpack(S, full, ld);
+}
+
+/* Damping: S + d I.  The sum in double, rounded to f32 and then to what S is stored as: d is often far
+ * below half a unit of the diagonal in bf16, and then nothing moves. */
+void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    void *at = place_at(S, t, ng_sym_at(n, i, i));
+    float x;
+    ng_to_f32(&x, at, t, 1);
+    x = (float)((double)x + d);
+    ng_from_f32(at, t, &x, 1);
+  }
+}
+
+/* In index order: n terms, so lanes would save nothing that one could measure. */
+void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out) {
+  (void)q;
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    float x;
+    ng_to_f32(&x, stored_at(S, t, ng_sym_at(n, i, i)), t, 1);
+    sum += (double)x;
+  }
+  *out = sum;
+}
+
+/* ---- element by element ----------------------------------------------------------------------*/
+
+/* Exact: every bf16 and f16 is an f32. */
+void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to) {
+  (void)q;
+  ng_to_f32(to, x, t, n);
+}
+
+/* To the nearest, ties to even; f16 ends at 65504 and goes on to Inf. */
+void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t) {
+  (void)q;
+  ng_from_f32(to, t, x, n);
+}
+
+NG_CLONES static void scale_floats(float *x, int64_t n, double by) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = (float)(by * (double)x[i]);
+  }
+}
+
+/* by == 0 forgets what was there: 0 times an Inf would not, and a sum of -0 would keep its sign. */
+void ng_host_scale(ng_queue *q, int64_t n, float *x, double by) {
+  (void)q;
+  if (by == 0.0) {
+    memset(x, 0, (size_t)n * sizeof *x);
+  } else {
+    scale_floats(x, n, by);
+  }
+}
+
+/* keep F + c S, three roundings to f32. */
+NG_CLONES static void fold_floats(float *restrict F, const float *restrict S, int64_t n, float keep,
+                                  float c) {
+  for (int64_t i = 0; i < n; i++) {
+    F[i] = keep * F[i] + c * S[i];
+  }
+}
+
+typedef struct fold_job {
+  void *F;
+  float *S;
+  ng_dtype t;
+  int64_t n, chunk;
+  float keep, c;
+} fold_job;
+
+/* One pass over memory: F comes and goes, S comes and is cleared while it is still in a cache, so that
+ * the next step adds to zeros without a pass of its own. */
+static void fold_piece(void *arg, int32_t piece) {
+  const fold_job *j = arg;
+  const int64_t to = ng_min64(j->n, (piece + 1) * j->chunk);
+  float tile[TILE];
+  for (int64_t i = piece * j->chunk; i < to;) {
+    const int64_t n = ng_min64(to - i, j->t == NG_F32 ? 16 * TILE : TILE);
+    void *F = place_at(j->F, j->t, i);
+    if (j->t == NG_F32) {
+      fold_floats(F, j->S + i, n, j->keep, j->c);
+    } else {
+      ng_to_f32(tile, F, j->t, n);
+      fold_floats(tile, j->S + i, n, j->keep, j->c);
+      ng_from_f32(F, j->t, tile, n);
+    }
+    memset(j->S + i, 0, (size_t)n * sizeof *j->S);
+    i += n;
+  }
+}
+
+/* A running average takes what a step has summed (kronecker_stats.c).  Pieces are whole cache lines of S,
+ * one a thread; they share nothing, so their number does not show in the result. */
+void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c) {
+  fold_job j = {F, S, t, n, 0, keep, c};
+  const int32_t pieces = n < LEAST_FOLD ? 1 : q->threads;
+  j.chunk = ((n + pieces - 1) / pieces + 15) / 16 * 16;
+  ng_queue_run(q, pieces, fold_piece, &j);
+}
+
+NG_CLONES static void fold_doubles(float *restrict F, const float *restrict S, int64_t n,
+                                   double keep, double c) {
+  for (int64_t i = 0; i < n; i++) {
+    F[i] = (float)(keep * (double)F[i] + c * (double)S[i]);
+  }
+}
+
+/* keep F + c S in double, rounded once to f32: for averages of a vector, which are small. */
+void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c) {
+  (void)q;
+  fold_doubles(F, S, n, keep, c);
+  memset(S, 0, (size_t)n * sizeof *S);
+}
+
+NG_CLONES static void times_floats(float *restrict x, const float *restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] *= y[i];
+  }
+}
+
+/* An eigenbasis that was divided by beforehand (invert_spectrum) is multiplied by: one product a number
+ * instead of a quotient. */
+void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t) {
+  (void)q;
+  float tile[TILE];
+  for (int64_t i = 0; i < n;) {
+    const int64_t m = step_of(t, n - i);
+    times_floats(x + i, as_floats(stored_at(y, t, i), t, m, tile), m);
+    i += m;
+  }
+}
+
+/* ---- looking at all of them ------------------------------------------------------------------*/
+
+/* An exponent of all ones is Inf or NaN, in each of the three types. */
+void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
+  (void)q;
+  *out = ng_all_finite(x, t, n);
+}
+
+/* A comparison with NaN is false, so NaN is passed over. */
+void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
+  (void)q;
+  float tile[TILE], found = 0.0f;
+  for (int64_t i = 0; i < n;) {
+    const int64_t m = step_of(t, n - i);
+    const float *at = as_floats(stored_at(x, t, i), t, m, tile);
+    for (int64_t k = 0; k < m; k++) {
+      const float size = fabsf(at[k]);
+      found = size > found ? size : found;
+    }
+    i += m;
+  }
+  *out = (double)found;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+/* Rows may lie apart on either side: a block of one matrix into a block of another. */
+void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
+                  int64_t ldt) {
+  (void)q;
+  if (ldx == cols && ldt == cols) { /* one stretch */
+    memcpy(to, x, (size_t)(rows * cols) * sizeof *to);
+    return;
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    memcpy(to + r * ldt, x + r * ldx, (size_t)cols * sizeof *to);
+  }
+}
+
+/* With F = A (x) G, A = Q_A a Q_A', G = Q_G g Q_G', the damped inverse of F is diagonal in both bases
+ * (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A' with U = Q_G' D Q_A and s from ng_spectrum,
+ * whose three dampings are on A, on G (a split damping) or on their product (joint).
+ *
+ * One row of it, g = g[r] + on_g.  Eigenvalues are not negative (kronecker_solve.c), so a term that is 0
+ * leaves the bits of the others alone. */
+NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
+                                 double on_a, double on_both) {
+  for (int64_t c = 0; c < n; c++) {
+    u[c] = (float)((double)u[c] / (g * ((double)a[c] + on_a) + on_both));
+  }
+}
+
+NG_CLONES static void invert_row(float *restrict u, const float *restrict a, int64_t n, double g,
+                                 double on_a, double on_both) {
+  for (int64_t c = 0; c < n; c++) {
+    u[c] = (float)(1.0 / (g * ((double)a[c] + on_a) + on_both));
+  }
+}
+
+/* Quotients in double: s may be below what f32 holds. */
+void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
+  (void)q;
+  for (int64_t r = 0; r < rows; r++) {
+    divide_row(U + r * ldu, s.a, cols, (double)s.g[r] + s.on_g, s.on_a, s.on_both);
+  }
+}
+
+/* The same for one of 1, to be stored beside the bases until they are solved again. */
+void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
+                             ng_dtype t, int64_t ldr) {
+  (void)q;
+  float tile[TILE];
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = 0; c < cols; c += TILE) {
+      const int64_t n = ng_min64(cols - c, TILE);
+      invert_row(tile, s.a + c, n, (double)s.g[r] + s.on_g, s.on_a, s.on_both);
+      ng_from_f32(place_at(R, t, r * ldr + c), t, tile, n);
+    }
+  }
+}
+
+/* ---- sums ------------------------------------------------------------------------------------*/
+
+/* <P,D>, |D|^2, |P|^2: element c goes into lane c mod LANES.  Eight lanes of double are one register of
+ * AVX-512, two of AVX2 and four of SSE2, and the same additions in all of them. */
+NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double out[3]) {
+  double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    for (int i = 0; i < LANES; i++) {
+      const double p = (double)P[c + i], d = (double)D[c + i];
+      pd[i] += p * d;
+      dd[i] += d * d;
+      pp[i] += p * p;
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    const double p = (double)P[c], d = (double)D[c];
+    pd[c - whole] += p * d;
+    dd[c - whole] += d * d;
+    pp[c - whole] += p * p;
+  }
+  out[0] = out[1] = out[2] = 0.0;
+  for (int i = 0; i < LANES; i++) {
+    out[0] += pd[i];
+    out[1] += dd[i];
+    out[2] += pp[i];
+  }
+}
+
+/* |x|^2 in the same order. */
+NG_CLONES static double sum_squares(const float *x, int64_t n) {
+  double lane[LANES] = {0.0}, sum = 0.0;
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    for (int i = 0; i < LANES; i++) {
+      lane[i] += (double)x[c + i] * (double)x[c + i];
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    lane[c - whole] += (double)x[c] * (double)x[c];
+  }
+  for (int i = 0; i < LANES; i++) {
+    sum += lane[i];
+  }
+  return sum;
+}
+
+typedef struct sums_job {
+  const float *P, *D;
+  int64_t ldp, ldd, rows, cols, chunk;
+  double *out;
+} sums_job;
+
+static void sums_piece(void *arg, int32_t piece) {
+  const sums_job *j = arg;
+  const int64_t to = ng_min64(j->rows, (piece + 1) * j->chunk);
+  for (int64_t r = piece * j->chunk; r < to; r++) {
+    sum_pair(j->P + r * j->ldp, j->D + r * j->ldd, j->cols, j->out + 3 * r);
+  }
+}
+
+/* A row is summed by one thread, so any number of them gives the same. */
+void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                      const float *D, int64_t ldd, double *out) {
+  sums_job j = {P, D, ldp, ldd, rows, cols, 0, out};
+  int64_t pieces = ng_min64(ng_min64(q->threads, MOST_PIECES), rows);
+  if (rows * cols < LEAST_SUM) pieces = 1;
+  j.chunk = (rows + pieces - 1) / pieces;
+  ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
+}
+
+typedef struct norm_job {
+  const void *X;
+  ng_dtype t;
+  int64_t ld, rows, cols;
+  int32_t pieces;
+  double sum[NORM_PIECES];
+} norm_job;
+
+/* A share of all elements, row after row, NORM_TILE at a time and never over the end of a row. */
+static void norm_piece(void *arg, int32_t piece) {
+  norm_job *j = arg;
+  const int64_t all = j->rows * j->cols, to = all * (piece + 1) / j->pieces;
+  float tile[NORM_TILE];
+  j->sum[piece] = 0.0;
+  for (int64_t from = all * piece / j->pieces; from < to;) {
+    const int64_t row = from / j->cols, col = from % j->cols;
+    const int64_t n = ng_min64(ng_min64(NORM_TILE, j->cols - col), to - from);
+    const void *x = stored_at(j->X, j->t, row * j->ld + col);
+    j->sum[piece] += sum_squares(as_floats(x, j->t, n, tile), n);
+    from += n;
+  }
+}
+
+/* So many pieces whatever the threads: what they leave is added up from the first to the last. */
+void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
+                   double *out) {
+  norm_job j = {.X = X, .t = t, .ld = ldx, .rows = rows, .cols = cols};
+  j.pieces = (int32_t)ng_max64(1, ng_min64(NORM_PIECES, rows * cols / NORM_TILE));
+  ng_queue_run(q, j.pieces, norm_piece, &j);
+  double sum = 0.0;
+  for (int32_t i = 0; i < j.pieces; i++) {
+    sum += j.sum[i];
+  }
+  *out = sum;
+}

@@ -1,0 +1,46 @@
+/* vector.h: the entries that every linear algebra on the host shares: vector.c.
+ *
+ * Loops over memory in an order that is part of their contract, so that there is nothing for a BLAS to
+ * be better at: `ref` and `cpu` name them with NG_HOST_ENTRIES in their tables.  A linear algebra with
+ * a memory of its own has its own. */
+#ifndef NG_VECTOR_H
+#define NG_VECTOR_H
+
+#include "linalg/linalg.h"
+
+void ng_host_wait(ng_queue *q);
+void ng_host_add_row(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
+                     float alpha);
+void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d);
+void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out);
+void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld);
+void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
+void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
+void ng_host_scale(ng_queue *q, int64_t n, float *x, double by);
+void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
+void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
+void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t);
+void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
+void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
+void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
+                  int64_t ldt);
+void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
+void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
+                             ng_dtype t, int64_t ldr);
+void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
+                      const float *D, int64_t ldd, double *out);
+void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
+                   double *out);
+
+/* clang-format off */
+#define NG_HOST_ENTRIES                                                                            \
+  .wait = ng_host_wait, .add_row = ng_host_add_row, .shift = ng_host_shift,                        \
+  .trace = ng_host_trace, .unpack = ng_host_unpack, .widen = ng_host_widen,                        \
+  .narrow = ng_host_narrow, .scale = ng_host_scale, .fold = ng_host_fold,                          \
+  .fold_wide = ng_host_fold_wide, .times = ng_host_times, .finite = ng_host_finite,                \
+  .largest = ng_host_largest, .copy = ng_host_copy, .divide = ng_host_divide,                      \
+  .invert_spectrum = ng_host_invert_spectrum, .row_sums = ng_host_row_sums,                        \
+  .norm2 = ng_host_norm2
+/* clang-format on */
+
+#endif

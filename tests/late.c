@@ -1,0 +1,201 @@
+/* late.c: see late.h.
+ *
+ * LATEn makes, for an entry of n arguments beside the queue, a record of them, a function that carries
+ * it out, and the entry that notes it. */
+#include "late.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct note {
+  struct note *next;
+  void (*work)(ng_queue *q, const void *record);
+  void *record;
+} note;
+
+static _Thread_local const ng_linalg_ops *real;
+static _Thread_local note *first, **end;
+static _Thread_local int64_t waiting;
+
+/* A record of an exact size: a sanitizer sees what is read after it was freed. */
+static void take_down(void (*work)(ng_queue *q, const void *record), const void *record,
+                      size_t size) {
+  note *n = malloc(sizeof *n);
+  void *copy = malloc(size);
+  if (n == NULL || copy == NULL) abort();
+  memcpy(copy, record, size);
+  *n = (note){NULL, work, copy};
+  if (first == NULL) end = &first;
+  *end = n;
+  end = &n->next;
+  waiting++;
+}
+
+static void late_wait(ng_queue *q) {
+  while (first != NULL) {
+    note *n = first;
+    first = n->next;
+    n->work(q, n->record);
+    free(n->record);
+    free(n);
+    waiting--;
+  }
+  real->wait(q);
+}
+
+/* clang-format off */
+#define WORK(e, ...)                                                                               \
+  static void e##_work(ng_queue *q, const void *record) {                                          \
+    const e##_args *x = record;                                                                    \
+    real->e(q, __VA_ARGS__);                                                                       \
+  }
+#define NOTE(e, ...)                                                                               \
+  const e##_args x = {__VA_ARGS__};                                                                \
+  (void)q;                                                                                         \
+  take_down(e##_work, &x, sizeof x)
+#define LATE2(e, A, B)                                                                             \
+  typedef struct { A a; B b; } e##_args;                                                           \
+  WORK(e, x->a, x->b)                                                                              \
+  static void late_##e(ng_queue *q, A a, B b) { NOTE(e, a, b); }
+#define LATE3(e, A, B, C)                                                                          \
+  typedef struct { A a; B b; C c; } e##_args;                                                      \
+  WORK(e, x->a, x->b, x->c)                                                                        \
+  static void late_##e(ng_queue *q, A a, B b, C c) { NOTE(e, a, b, c); }
+#define LATE4(e, A, B, C, D)                                                                       \
+  typedef struct { A a; B b; C c; D d; } e##_args;                                                 \
+  WORK(e, x->a, x->b, x->c, x->d)                                                                  \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d) { NOTE(e, a, b, c, d); }
+#define LATE5(e, A, B, C, D, E)                                                                    \
+  typedef struct { A a; B b; C c; D d; E f; } e##_args;                                            \
+  WORK(e, x->a, x->b, x->c, x->d, x->f)                                                            \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f) { NOTE(e, a, b, c, d, f); }
+#define LATE6(e, A, B, C, D, E, F)                                                                 \
+  typedef struct { A a; B b; C c; D d; E f; F g; } e##_args;                                       \
+  WORK(e, x->a, x->b, x->c, x->d, x->f, x->g)                                                      \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g) { NOTE(e, a, b, c, d, f, g); }
+#define LATE7(e, A, B, C, D, E, F, G)                                                              \
+  typedef struct { A a; B b; C c; D d; E f; F g; G h; } e##_args;                                  \
+  WORK(e, x->a, x->b, x->c, x->d, x->f, x->g, x->h)                                                \
+  static void late_##e(ng_queue *q, A a, B b, C c, D d, E f, F g, G h) {                           \
+    NOTE(e, a, b, c, d, f, g, h);                                                                  \
+  }
+
+typedef int64_t i64;
+typedef const float *in;
+typedef const void *in_any;
+LATE7(add_gram, ng_sym, i64, i64, in, i64, i64, float)
+LATE6(add_row, ng_sym, i64, i64, i64, in, float)
+LATE2(factor, ng_sym, int *)
+LATE2(invert, ng_sym, int *)
+LATE4(solve_right, ng_sym, i64, float *, i64)
+LATE4(solve_left, ng_sym, i64, float *, i64)
+LATE6(mul_right, ng_sym, i64, in, i64, float *, i64)
+LATE6(mul_left, ng_sym, i64, in, i64, float *, i64)
+LATE5(eigen, i64, float *, float *, void *, int *)
+LATE3(factor64, i64, double *, int *)
+LATE3(invert64, i64, double *, int *)
+LATE5(eigen64, i64, double *, double *, void *, int *)
+LATE4(shift, i64, void *, ng_dtype, double)
+LATE4(trace, i64, in_any, ng_dtype, double *)
+LATE3(unpack, ng_sym, float *, i64)
+LATE4(widen, i64, in_any, ng_dtype, float *)
+LATE4(narrow, i64, in, void *, ng_dtype)
+LATE3(scale, i64, float *, double)
+LATE6(fold, i64, void *, ng_dtype, float *, float, float)
+LATE5(fold_wide, i64, float *, float *, double, double)
+LATE4(times, i64, float *, in_any, ng_dtype)
+LATE4(finite, i64, in_any, ng_dtype, int *)
+LATE4(largest, i64, in_any, ng_dtype, double *)
+LATE6(copy, i64, i64, in, i64, float *, i64)
+LATE5(divide, i64, i64, ng_spectrum, float *, i64)
+LATE6(invert_spectrum, i64, i64, ng_spectrum, void *, ng_dtype, i64)
+LATE7(row_sums, i64, i64, in, i64, in, i64, double *)
+LATE6(norm2, i64, i64, in_any, ng_dtype, i64, double *)
+/* clang-format on */
+
+typedef struct gemm_args {
+  bool ta, tb;
+  int64_t m, n, k, lda, ldb, ldc;
+  float alpha, beta, *C;
+  const float *A, *B;
+} gemm_args;
+
+static void gemm_work(ng_queue *q, const void *record) {
+  const gemm_args *x = record;
+  real->gemm(q, x->ta, x->tb, x->m, x->n, x->k, x->alpha, x->A, x->lda, x->B, x->ldb, x->beta, x->C,
+             x->ldc);
+}
+
+static void late_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
+                      const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
+                      float *C, int64_t ldc) {
+  NOTE(gemm, ta, tb, m, n, k, lda, ldb, ldc, alpha, beta, C, A, B);
+}
+
+typedef struct add_product_args {
+  ng_sym S;
+  int64_t r0, m, c0, k, ldx, ldy, rows;
+  const float *X, *Y;
+  float alpha;
+} add_product_args;
+
+static void add_product_work(ng_queue *q, const void *record) {
+  const add_product_args *x = record;
+  real->add_product(q, x->S, x->r0, x->m, x->c0, x->k, x->X, x->ldx, x->Y, x->ldy, x->rows,
+                    x->alpha);
+}
+
+static void late_add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
+                             const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
+                             float alpha) {
+  NOTE(add_product, S, r0, m, c0, k, ldx, ldy, rows, X, Y, alpha);
+}
+
+/* Sizes are known at once. */
+static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eigen_work(q, n); }
+static int64_t late_eigen64_work(const ng_queue *q, int64_t n) { return real->eigen64_work(q, n); }
+
+static const ng_linalg_ops late = {
+    .api_version = 2,
+    .name = "late",
+    .wait = late_wait,
+    .gemm = late_gemm,
+    .add_gram = late_add_gram,
+    .add_product = late_add_product,
+    .add_row = late_add_row,
+    .factor = late_factor,
+    .invert = late_invert,
+    .solve_right = late_solve_right,
+    .solve_left = late_solve_left,
+    .mul_right = late_mul_right,
+    .mul_left = late_mul_left,
+    .eigen = late_eigen,
+    .eigen_work = late_eigen_work,
+    .factor64 = late_factor64,
+    .invert64 = late_invert64,
+    .eigen64 = late_eigen64,
+    .eigen64_work = late_eigen64_work,
+    .shift = late_shift,
+    .trace = late_trace,
+    .unpack = late_unpack,
+    .widen = late_widen,
+    .narrow = late_narrow,
+    .scale = late_scale,
+    .fold = late_fold,
+    .fold_wide = late_fold_wide,
+    .times = late_times,
+    .finite = late_finite,
+    .largest = late_largest,
+    .copy = late_copy,
+    .divide = late_divide,
+    .invert_spectrum = late_invert_spectrum,
+    .row_sums = late_row_sums,
+    .norm2 = late_norm2,
+};
+
+const ng_linalg_ops *late_over(const ng_linalg_ops *under) {
+  real = under;
+  return &late;
+}
+
+int64_t late_waiting(void) { return waiting; }

@@ -1,0 +1,410 @@
+/* t_queue.c: the rule of the queue: results are read, and what entries read is changed, after a wait.
+ *
+ * The rule itself, and then everything that uses a queue, once with a linear algebra that is done when
+ * an entry returns and once with one that is as late as it may be (late.h): the same bits, or somebody
+ * forgot to wait. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "stat/gram_shift.h"
+#include "draw.h"
+#include "late.h"
+#include "model/model.h"
+#include "ranks.h"
+#include "sim.h"
+#include "stat/gram.h"
+
+/* ---- the rule --------------------------------------------------------------------------------*/
+
+static const ng_linalg_ops *const found[] = {
+    &ng_linalg_ref,
+#if defined(NG_HAVE_BLAS)
+    &ng_linalg_cpu,
+#endif
+};
+enum { FOUND = sizeof found / sizeof found[0] };
+
+static void entries_are_pending_until_the_wait(void **state) {
+  (void)state;
+  for (int i = 0; i < FOUND; i++) {
+    ng_queue q = {.la = found[i], .threads = 1};
+    float x[3] = {1.0f, 2.0f, 3.0f};
+    int finite = -1;
+    assert_true(ng_queue_settled(&q));
+    ng_on(&q)->scale(&q, 3, x, 2.0);
+    assert_false(ng_queue_settled(&q));
+    ng_on(&q)->finite(&q, 3, x, NG_F32, &finite);
+    assert_int_equal(q.pending, 2);
+    ng_queue_wait(&q);
+    assert_true(ng_queue_settled(&q));
+    assert_int_equal(ng_info_read(&q, &finite), 1);
+    (void)q.la->eigen_work(&q, 3); /* a size is no work */
+    assert_true(ng_queue_settled(&q));
+  }
+}
+
+/* Late, and in order. */
+static void late_is_late(void **state) {
+  (void)state;
+  ng_queue q = {.la = late_over(&ng_linalg_ref), .threads = 1};
+  float a[3] = {4.0f, 2.0f, 5.0f};
+  const ng_sym S = {a, 2};
+  const int64_t corner = ng_sym_at(2, 0, 0);
+  double trace = -1.0;
+  int info = -1;
+  a[corner] = 0.0f;
+  ng_on(&q)->shift(&q, 2, a, NG_F32, 9.0);
+  ng_on(&q)->trace(&q, 2, a, NG_F32, &trace);
+  ng_on(&q)->factor(&q, S, &info);
+  assert_int_equal(late_waiting(), 3);
+  assert_true(info == -1 && trace == -1.0 && a[corner] == 0.0f);
+  const double expected = 18.0 + (double)a[ng_sym_at(2, 1, 1)];
+  ng_queue_wait(&q);
+  assert_int_equal(late_waiting(), 0);
+  assert_int_equal(ng_info_read(&q, &info), 0);
+  assert_true(*ng_numbers_read(&q, &trace) == expected);
+  assert_true(a[corner] == 3.0f);
+}
+
+#if defined(NG_DEBUG)
+/* How a process ends that reads an info (or a number), having waited or not: its signal, or 0. */
+static int reading(bool wait, bool number) {
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    ng_queue q = {.la = &ng_linalg_ref, .threads = 1};
+    float a[1] = {4.0f};
+    const ng_sym S = {a, 1};
+    double trace = 0.0;
+    int info = 1;
+    (void)close(STDERR_FILENO); /* of what assert says nothing is wanted */
+    (void)signal(SIGABRT, SIG_DFL);
+    ng_on(&q)->trace(&q, 1, a, NG_F32, &trace);
+    ng_on(&q)->factor(&q, S, &info);
+    if (wait) ng_queue_wait(&q);
+    const bool right = number ? *ng_numbers_read(&q, &trace) == 4.0 : ng_info_read(&q, &info) == 0;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (WIFSIGNALED(status)) return WTERMSIG(status);
+  assert_int_equal(WEXITSTATUS(status), 0);
+  return 0;
+}
+#endif
+
+static void forgotten_wait_is_noticed(void **state) {
+  (void)state;
+#if defined(NG_DEBUG)
+  for (int number = 0; number < 2; number++) {
+    assert_int_equal(reading(true, number), 0);
+    assert_int_equal(reading(false, number), SIGABRT);
+  }
+#else
+  skip(); /* a release does not assert; asan, tsan and dev do */
+#endif
+}
+
+/* ---- fresh factors ---------------------------------------------------------------------------*/
+
+enum { C = 2, SIDE = 6, SAMPLES = 1000 }; /* several tiles of every kind */
+
+typedef struct fresh {
+  ng_context *ctx;
+  float *images, *scratch, *sum;
+  int64_t n;
+} fresh;
+
+static float *floats(int64_t n) {
+  float *x = calloc((size_t)n, sizeof *x);
+  assert_non_null(x);
+  return x;
+}
+
+/* S of one way, in the caller's array. */
+static void one_way(const fresh *f, int way, float *out) {
+  ng_conv c = {.channels = C, .height = SIDE, .width = SIDE, .out = C, .layout = NG_NHWC};
+  for (int i = 0; i < 2; i++) {
+    c.kernel[i] = way == 3 ? 1 : 3;
+    c.stride[i] = c.dilation[i] = 1;
+    c.padding[i] = way == 3 ? 0 : 1;
+  }
+  c.oh = c.ow = SIDE;
+  if (way == 3) c.layout = NG_NCHW;
+  const int64_t image = C * SIDE * SIDE;
+  const ng_view v = ng_view_of(f->images, SAMPLES, image, NG_F32);
+  const int64_t n = way < 2 ? C * 9 + 1 : way == 2 ? C * 9 : C + 1;
+  const ng_sym S = {out, n};
+  if (way == 0) {
+    ng_conv_input_stats_shift(f->ctx, &c, &v, SAMPLES, 0, C, true, 0.25f, S, f->scratch);
+  } else if (way == 1 || way == 2) {
+    ng_conv_input_stats_plain(f->ctx, &c, &v, SAMPLES, 0, C, way == 1, way - 1, 0.25f, S,
+                              f->scratch);
+  } else if (way == 3) {
+    ng_conv_input_stats(f->ctx, &c, &v, SAMPLES, 0, C, true, 0, 0.25f, S, f->scratch);
+  } else {
+    const ng_rows rows = {.v = ng_view_of(f->images, SAMPLES * SIDE * SIDE, C, NG_F32),
+                          .samples = SAMPLES,
+                          .positions = SIDE * SIDE,
+                          .order = way == 4 ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
+                          .take = way == 4 ? SAMPLES : SAMPLES - 1,
+                          .c1 = C,
+                          .one = true,
+                          .reduce = way == 6 ? 1 : 0};
+    ng_rows_stats(f->ctx, &rows, 0.25f, S, f->scratch);
+  }
+}
+
+static void fresh_factors_wait(void **state) {
+  (void)state;
+  enum { WAYS = 7, MOST = (C * 9 + 1) * (C * 9 + 2) / 2 };
+  ng_context_config config;
+  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  config.threads = 2;
+  config.linalg = "ref";
+  char message[200];
+  fresh f;
+  assert_int_equal(ng_context_create(&config, message, sizeof message, &f.ctx), NG_OK);
+  rng r = {test_seed()};
+  f.images = floats(SAMPLES * C * SIDE * SIDE);
+  for (int64_t i = 0; i < SAMPLES * C * SIDE * SIDE; i++) {
+    f.images[i] = (float)(2.0 * rng_real(&r) - 1.0);
+  }
+  f.scratch = floats(INT64_C(1) << 22);
+  for (int way = 0; way < WAYS; way++) {
+    float *S[2];
+    for (int late = 0; late < 2; late++) {
+      S[late] = floats(MOST);
+      f.ctx->queue->la = late ? late_over(&ng_linalg_ref) : &ng_linalg_ref;
+      one_way(&f, way, S[late]);
+      assert_int_equal(late_waiting(), 0);
+    }
+    f.ctx->queue->la = &ng_linalg_ref;
+    if (memcmp(S[0], S[1], MOST * sizeof(float)) != 0) fail_msg("way %d differs", way);
+    double size = 0.0;
+    for (int i = 0; i < MOST; i++) {
+      size += (double)S[0][i] * (double)S[0][i];
+    }
+    assert_true(size > 1.0);
+    free(S[0]);
+    free(S[1]);
+  }
+  free(f.images);
+  free(f.scratch);
+  ng_context_destroy(&f.ctx);
+}
+
+/* ---- whole steps -----------------------------------------------------------------------------*/
+
+enum { STEPS = 6, RANKS = 3 };
+
+typedef struct both {
+  sim_setup how;
+  const ng_linalg_ops *table;
+  uint64_t seen[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, and late */
+  atomic_bool unsettled;          /* a public function returned with something undone */
+} both;
+
+static uint64_t hash_floats(uint64_t h, const float *x, int64_t n) { /* FNV-1a over words */
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t word;
+    memcpy(&word, &x[i], sizeof word);
+    h = (h ^ word) * UINT64_C(1099511628211);
+  }
+  return h;
+}
+
+/* The step that `update` of the setup expects. */
+static ng_status any_step(const sim *s) {
+  ng_sgd sgd;
+  ng_adamw adamw;
+  if (strstr(s->how.set, "update=sgd") != NULL) {
+    return ng_sgd_init(&sgd) == NG_OK ? ng_step_sgd(s->p, &sgd) : NG_ERR_ARG;
+  }
+  if (strstr(s->how.set, "update=adamw") != NULL) {
+    return ng_adamw_init(&adamw) == NG_OK ? ng_step_adamw(s->p, &adamw) : NG_ERR_ARG;
+  }
+  return ng_step(s->p, 0.1);
+}
+
+/* Before a step that observes: one observation that is taken back, and one step that is skipped, both
+ * with sums to forget. */
+static ng_status interrupted(sim *s, int64_t k, both *b) {
+  const ng_layer *l = &s->layer[0];
+  ng_status st = NG_OK;
+  if (ng_is(b->how.method, "adasgd") || ng_is(b->how.method, "eva-f")) return st; /* see no G */
+  for (int skip = 0; skip < 2 && st == NG_OK; skip++) {
+    st = sim_begin(s, k);
+    const int64_t samples = 4 + s->rank + k % 2;
+    for (int64_t i = 0; i < samples * l->in; i++) {
+      s->seen[i] = 0.25f * (float)(i % 7);
+    }
+    if (st == NG_OK && ng_wants(s->p, s->index[0])) {
+      const ng_view a = ng_view_of(s->seen, samples, l->in, NG_F32);
+      const ng_view g = ng_view_of(s->seen, samples, l->out, NG_F32);
+      st = ng_observe_input(s->p, s->index[0], &a, NG_COPY);
+      s->seen[0] = INFINITY;
+      if (st == NG_OK && skip) st = ng_observe_output_grad(s->p, s->index[0], &g, NG_COPY);
+      if (st == NG_SKIPPED) st = NG_OK; /* it says so at once, too */
+    }
+    if (st != NG_OK) return st;
+    st = skip ? any_step(s) : ng_reset_batch(s->p);
+    if (skip) st = st == NG_SKIPPED ? NG_OK : NG_ERR_STATE;
+    if (!ng_queue_settled(s->ctx->queue) || late_waiting() > 0) b->unsettled = true;
+  }
+  return st;
+}
+
+static ng_status play(int32_t rank, ng_transport *t, void *arg) {
+  both *b = arg;
+  ng_status st = NG_OK;
+  for (int late = 0; late < 2 && st >= NG_OK; late++) {
+    sim s;
+    st = sim_open(&s, &b->how, t, NULL);
+    if (st == NG_OK) {
+      if (!ng_queue_settled(s.ctx->queue)) b->unsettled = true;
+      s.ctx->queue->la = late ? late_over(b->table) : b->table;
+    }
+    for (int64_t k = 0; k < STEPS && st >= NG_OK; k++) {
+      if (k == 2) st = interrupted(&s, k, b);
+      if (st >= NG_OK) st = sim_step(&s, k);
+      if (!ng_queue_settled(s.ctx->queue) || late_waiting() > 0) b->unsettled = true;
+      b->seen[late][rank][k] = hash_floats(sim_fingerprint(&s), s.grad, s.count);
+    }
+    if (st < NG_OK) {
+      fprintf(stderr, "%s %s: %s%s\n", b->how.method, b->how.set, s.message,
+              s.ctx ? ng_last_error(s.ctx) : "");
+    }
+    sim_close(&s);
+  }
+  return st;
+}
+
+static void compare(const sim_setup *how, const ng_linalg_ops *table, int32_t ranks) {
+  both b = {.how = *how, .table = table};
+  b.how.linalg = table == &ng_linalg_ref || ranks > 1 ? "ref" : NULL;
+  assert_true(ranks_run(ranks, play, &b, NULL) >= NG_OK);
+  for (int32_t r = 0; r < ranks; r++) {
+    for (int k = 0; k < STEPS; k++) {
+      if (b.seen[0][r][k] != b.seen[1][r][k]) {
+        fail_msg("%s %s: %d ranks: step %d differs on rank %d", how->method, how->set, ranks, k, r);
+      }
+    }
+    assert_true(b.seen[0][r][STEPS - 1] != b.seen[0][r][STEPS - 2]);
+  }
+  if (b.unsettled) fail_msg("%s %s: %d ranks: something is undone", how->method, how->set, ranks);
+}
+
+#define PERIODS "stat_period=2 solve_period=3"
+
+static const sim_setup rows[] = {
+    {.method = "natgrad", .set = "", .threads = 2},
+    {.method = "natgrad", .set = PERIODS " cholesky_form=factor update=sgd"},
+    {.method = "natgrad", .set = PERIODS " cholesky_form=inverse update=sgd", .micro = 2},
+    {.method = "natgrad", .set = "clip=ratio clip_bound=0.1 update=adamw"},
+    {.method = "natgrad", .set = "clip=rms clip_bound=0.1 inverse_dtype=f16"},
+    {.method = "natgrad", .set = PERIODS " factor_dtype=bf16 inverse_dtype=f16 update=sgd"},
+    {.method = "natgrad", .set = "solver=eigen damping_split=joint inverse_dtype=bf16 " PERIODS},
+    {.method = "natgrad", .set = "solver=eigen damping_split=joint prediv=1 update=adamw " PERIODS},
+    {.method = "natgrad", .set = "solver=eigen damping_split=pi inverse_dtype=f16 prediv=1"},
+    {.method = "natgrad", .set = "max_factor=8 factor_blocks=2", .vary = SIM_NHWC},
+    {.method = "natgrad", .set = "calls=ema stat_start=identity factor_dtype=f16", .micro = 2},
+    {.method = "natgrad", .set = "calls=last", .micro = 3},
+    {.method = "natgrad", .set = "fold=direct stat_period=2 stat_start=identity"},
+    {.method = "kaisa", .set = "solver=cholesky prediv=0 damping_split=full factor_dtype=bf16"},
+    {.method = "mpd-kfac",
+     .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1 " PERIODS},
+    {.method = "dp-kfac", .set = "update=sgd " PERIODS},
+    {.method = "eva", .set = "stat_period=2 update=sgd"},
+    {.method = "eva-natgrad", .set = "calls=ema", .micro = 2},
+    {.method = "eva-f", .set = "clip=ratio clip_bound=0.1 update=sgd"},
+    {.method = "adasgd", .set = "update=sgd clip=rms clip_bound=0.1"},
+    {.method = "sam", .set = "update=sgd stat_scale=textbook inverse_dtype=bf16 " PERIODS},
+    {.method = "sam", .set = "clip=rms clip_bound=0.1"},
+    {.method = "eva-kfac", .set = "update=sgd " PERIODS},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static void steps_wait(void **state) {
+  (void)state;
+  for (int i = 0; i < ROWS; i++) {
+    for (int k = 0; k < FOUND; k++) {
+      compare(&rows[i], found[k], 1);
+    }
+  }
+}
+
+static void ranks_wait(void **state) {
+  (void)state;
+  for (int i = 0; i < ROWS; i++) {
+    compare(&rows[i], &ng_linalg_ref, 2);
+  }
+  static const sim_setup spread[] = {
+      {.method = "natgrad", .set = "grad_worker_fraction=0 update=sgd"},
+      {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS},
+      {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1"},
+      {.method = "natgrad", .set = "fold=direct calls=last"},
+  };
+  for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
+    compare(&spread[i], &ng_linalg_ref, RANKS);
+  }
+}
+
+/* The ladder: single precision always fails, in its info; then in what it left. */
+static void fails(ng_queue *q, ng_sym S, int *info) {
+  (void)q;
+  (void)S;
+  *info = 1;
+}
+static void leaves_nothing(ng_queue *q, ng_sym S, int *info) {
+  ng_linalg_ref.scale(q, ng_sym_count(S.n), S.a, 0.0);
+  *info = 0;
+}
+static void no_vectors(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info) {
+  (void)q;
+  (void)work;
+  memset(V, 0, (size_t)(n * n) * sizeof *V);
+  memset(w, 0, (size_t)n * sizeof *w);
+  *info = n % 2 == 0;
+}
+
+static void rescues_wait(void **state) {
+  (void)state;
+  static const sim_setup hard[] = {
+      {.method = "natgrad", .set = "cholesky_form=inverse factor_dtype=bf16"},
+      {.method = "natgrad", .set = "cholesky_form=factor inverse_dtype=bf16"},
+      {.method = "natgrad", .set = "solver=eigen damping_split=joint factor_dtype=f16"},
+  };
+  for (int way = 0; way < 2; way++) {
+    ng_linalg_ops broken = ng_linalg_ref;
+    broken.factor = way == 0 ? fails : leaves_nothing;
+    broken.eigen = no_vectors;
+    for (size_t i = 0; i < sizeof hard / sizeof hard[0]; i++) {
+      compare(&hard[i], &broken, 1);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(entries_are_pending_until_the_wait),
+      cmocka_unit_test(late_is_late),
+      cmocka_unit_test(forgotten_wait_is_noticed),
+      cmocka_unit_test(fresh_factors_wait),
+      cmocka_unit_test(steps_wait),
+      cmocka_unit_test(ranks_wait),
+      cmocka_unit_test(rescues_wait),
+  };
+  return cmocka_run_group_tests_name("queue", tests, NULL, NULL);
+}

@@ -1,0 +1,436 @@
+/* t_vector.c: the entries of a queue that work on vectors, rows and symmetric storage: every linear
+ * algebra, every dtype, against plain loops written here.
+ *
+ * What is computed element by element must have the bits of its formula.  Sums of n terms may be off
+ * from ours by 2 (n + 4) u64 times the sum of magnitudes (Higham (3.5), theirs and ours), and must have
+ * the same bits however many pieces a loop is cut into. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "linalg_check.h"
+
+static const ng_dtype types[] = {NG_F32, NG_BF16, NG_F16};
+#define EACH_TYPE(t)                                                                               \
+  for (int t_ = 0, on_ = 1; t_ < 3; t_++, on_ = 1)                                                 \
+    for (const ng_dtype t = types[t_]; on_; on_ = 0)
+
+/* Sizes above what a loop is cut at, odd, and around the tiles of a conversion. */
+static const int64_t lengths[] = {1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 513, 8191, 16385, 33001};
+enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
+#define EACH_LENGTH(n)                                                                             \
+  for (int n_ = 0, in_ = 1; n_ < LENGTHS; n_++, in_ = 1)                                           \
+    for (const int64_t n = lengths[n_]; in_; in_ = 0)
+
+/* ---- stored arrays, with a fence behind them -------------------------------------------------*/
+
+enum { FENCE = 64, FENCE_BYTE = 0xa5 };
+
+static void *stored(int64_t n, ng_dtype t) {
+  const size_t bytes = (size_t)(n * ng_dtype_size(t));
+  unsigned char *x = malloc(bytes + FENCE);
+  if (x == NULL) abort();
+  memset(x, FENCE_BYTE, bytes + FENCE);
+  return x;
+}
+
+static void *stored_random(int64_t n, ng_dtype t) {
+  void *x = stored(n, t);
+  for (int64_t i = 0; i < n; i++) {
+    const float v = (float)uniform();
+    ng_from_f32((char *)x + i * ng_dtype_size(t), t, &v, 1);
+  }
+  return x;
+}
+
+static void *stored_copy(const void *from, int64_t n, ng_dtype t) {
+  void *x = stored(n, t);
+  memcpy(x, from, (size_t)(n * ng_dtype_size(t)));
+  return x;
+}
+
+static float get(const void *x, ng_dtype t, int64_t i) {
+  float v;
+  ng_to_f32(&v, (const char *)x + i * ng_dtype_size(t), t, 1);
+  return v;
+}
+
+static void set(void *x, ng_dtype t, int64_t i, float v) {
+  ng_from_f32((char *)x + i * ng_dtype_size(t), t, &v, 1);
+}
+
+static void drop(void *x, int64_t n, ng_dtype t) {
+  const unsigned char *end = (unsigned char *)x + n * ng_dtype_size(t);
+  for (int i = 0; i < FENCE; i++) {
+    CHECK(end[i] == FENCE_BYTE);
+  }
+  free(x);
+}
+
+/* The same value; any NaN is the same as any other. */
+static bool same(float x, float y) {
+  uint32_t a, b;
+  memcpy(&a, &x, sizeof a);
+  memcpy(&b, &y, sizeof b);
+  return a == b || (isnan(x) && isnan(y));
+}
+
+/* v as type t would keep it. */
+static float kept_as(ng_dtype t, float v) {
+  uint32_t room;
+  ng_from_f32(&room, t, &v, 1);
+  ng_to_f32(&v, &room, t, 1);
+  return v;
+}
+
+static const float odd_values[] = {NAN, INFINITY, -INFINITY, FLT_MAX, 1e-42f, -0.0f};
+enum { ODD_VALUES = 6 };
+
+/* ---- element by element ----------------------------------------------------------------------*/
+
+static void converts(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    EACH_TYPE(t) {
+      CASE("convert n = %" PRId64 " %s", n, ng_dtype_name(t));
+      void *x = stored_random(n, t), *back = stored(n, t);
+      float *wide = stored(n, NG_F32);
+      set(x, t, n / 2, odd_values[n % ODD_VALUES]);
+      DO(q, widen, n, x, t, wide);
+      DO(q, narrow, n, wide, back, t);
+      for (int64_t i = 0; i < n; i++) {
+        CHECK(same(wide[i], get(x, t, i)) && same(get(back, t, i), wide[i]));
+      }
+      drop(x, n, t);
+      drop(back, n, t);
+      drop(wide, n, NG_F32);
+    }
+  }
+}
+
+static void scales(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  static const double factors[] = {0.0, 1.0, -0.5, 1.0 / 3.0, 1e-60, 1e60};
+  EACH_LENGTH(n) {
+    for (int k = 0; k < 6; k++) {
+      CASE("scale n = %" PRId64 " by %g", n, factors[k]);
+      float *x = stored_random(n, NG_F32);
+      x[n / 3] = odd_values[(n + k) % ODD_VALUES];
+      float *old = stored_copy(x, n, NG_F32);
+      DO(q, scale, n, x, factors[k]);
+      for (int64_t i = 0; i < n; i++) { /* zero forgets even what is not finite */
+        CHECK(same(x[i], k == 0 ? 0.0f : (float)(factors[k] * (double)old[i])));
+      }
+      drop(x, n, NG_F32);
+      drop(old, n, NG_F32);
+    }
+  }
+}
+
+static void folds(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  const float keep = 0.95f, c = 0.3f;
+  EACH_LENGTH(n) {
+    EACH_TYPE(t) {
+      for (int32_t threads = 1; threads < 8; threads += 3) {
+        CASE("fold n = %" PRId64 " %s, %d pieces", n, ng_dtype_name(t), threads);
+        void *F = stored_random(n, t);
+        float *S = stored_random(n, NG_F32);
+        S[n - 1] = odd_values[n % ODD_VALUES];
+        void *F0 = stored_copy(F, n, t), *S0 = stored_copy(S, n, NG_F32);
+        q->threads = threads;
+        DO(q, fold, n, F, t, S, keep, c);
+        for (int64_t i = 0; i < n; i++) {
+          const float sum = keep * get(F0, t, i) + c * get(S0, NG_F32, i);
+          CHECK(same(get(F, t, i), kept_as(t, sum)) && same(S[i], 0.0f));
+        }
+        drop(F, n, t);
+        drop(F0, n, t);
+        drop(S, n, NG_F32);
+        drop(S0, n, NG_F32);
+      }
+    }
+    CASE("fold_wide n = %" PRId64, n);
+    float *m = stored_random(n, NG_F32), *s = stored_random(n, NG_F32);
+    s[n / 2] = odd_values[n % ODD_VALUES];
+    float *m0 = stored_copy(m, n, NG_F32), *s0 = stored_copy(s, n, NG_F32);
+    DO(q, fold_wide, n, m, s, 0.95, 0.05);
+    for (int64_t i = 0; i < n; i++) {
+      CHECK(same(m[i], (float)(0.95 * (double)m0[i] + 0.05 * (double)s0[i])) && same(s[i], 0.0f));
+    }
+    drop(m, n, NG_F32);
+    drop(m0, n, NG_F32);
+    drop(s, n, NG_F32);
+    drop(s0, n, NG_F32);
+  }
+}
+
+static void multiplies(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    EACH_TYPE(t) {
+      CASE("times n = %" PRId64 " %s", n, ng_dtype_name(t));
+      float *x = stored_random(n, NG_F32);
+      void *y = stored_random(n, t);
+      set(y, t, n / 2, odd_values[n % ODD_VALUES]);
+      float *x0 = stored_copy(x, n, NG_F32);
+      DO(q, times, n, x, y, t);
+      for (int64_t i = 0; i < n; i++) {
+        CHECK(same(x[i], x0[i] * get(y, t, i)));
+      }
+      drop(x, n, NG_F32);
+      drop(x0, n, NG_F32);
+      drop(y, n, t);
+    }
+  }
+}
+
+/* Every place in turn, or every 97th of many. */
+static void finds_what_is_not_finite(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  int finite;
+  EACH_LENGTH(n) {
+    EACH_TYPE(t) {
+      CASE("finite n = %" PRId64 " %s", n, ng_dtype_name(t));
+      void *x = stored_random(n, t);
+      double largest;
+      DO(q, finite, n, x, t, &finite);
+      CHECK(ng_info_read(q, &finite) == 1);
+      for (int64_t i = 0; i<n; i += n> 300 ? 97 : 1) {
+        const float old = get(x, t, i);
+        for (int k = 0; k < 3; k++) { /* NaN and both infinities */
+          set(x, t, i, odd_values[k]);
+          DO(q, finite, n, x, t, &finite);
+          CHECK(ng_info_read(q, &finite) == 0);
+          DO(q, finite, i, x, t, &finite);
+          CHECK(ng_info_read(q, &finite) == 1);
+        }
+        set(x, t, i, -60000.0f);
+        DO(q, finite, n, x, t, &finite);
+        DO(q, largest, n, x, t, &largest);
+        CHECK(ng_info_read(q, &finite) == 1);
+        CHECK(*ng_numbers_read(q, &largest) == (double)kept_as(t, 60000.0f));
+        set(x, t, i, old);
+      }
+      DO(q, largest, 0, x, t, &largest);
+      CHECK(*ng_numbers_read(q, &largest) == 0.0);
+      drop(x, n, t);
+    }
+  }
+}
+
+/* ---- symmetric storage -----------------------------------------------------------------------*/
+
+static void shifts_and_traces(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    EACH_TYPE(t) {
+      CASE("shift, trace n = %" PRId64 " %s", n, ng_dtype_name(t));
+      const int64_t count = ng_sym_count(n);
+      void *S = stored_random(count, t), *old = stored_copy(S, count, t);
+      double trace, exact = 0.0, terms = 0.0;
+      DO(q, shift, n, S, t, 0.3);
+      for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+          const int64_t at = ng_sym_at(n, i, j);
+          const float was = get(old, t, at);
+          CHECK(same(get(S, t, at), i == j ? kept_as(t, (float)((double)was + 0.3)) : was));
+        }
+        exact += (double)get(S, t, ng_sym_at(n, i, i));
+        terms += fabs((double)get(S, t, ng_sym_at(n, i, i)));
+      }
+      DO(q, trace, n, S, t, &trace);
+      CHECK(fabs(*ng_numbers_read(q, &trace) - exact) <= 2.0 * (double)(n + 4) * U64 * terms);
+      set(S, t, ng_sym_at(n, n - 1, n - 1), NAN);
+      DO(q, trace, n, S, t, &trace);
+      CHECK(isnan(*ng_numbers_read(q, &trace)));
+      drop(S, count, t);
+      drop(old, count, t);
+    }
+    CASE("unpack, add_row n = %" PRId64, n);
+    ng_sym s = sym_random(n), old = sym_copy(s);
+    mat full = mat_new(n, n, 3), v = mat_random(1, n, 0);
+    DO(q, unpack, s, full.a, full.ld);
+    DO(q, add_row, s, n - 1, 0, n, v.a, 2.0f);
+    mat_check(full);
+    sym_check(s);
+    for (int64_t i = 0; i < n; i++) {
+      for (int64_t j = 0; j < n; j++) {
+        const float was = ng_sym_get(old, i, j), add = i == n - 1 ? 2.0f * v.a[j] : 0.0f;
+        CHECK(full.a[i * full.ld + j] == was);
+        if (j <= i) CHECK(ng_sym_get(s, i, j) == was + add);
+      }
+    }
+    mat_free(full);
+    mat_free(v);
+    sym_free(s);
+    sym_free(old);
+  }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+static void copies(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_SIZE(n) {
+    for (int64_t pad = 0; pad < 3; pad++) {
+      CASE("copy n = %" PRId64 " pad = %" PRId64, n, pad);
+      mat x = mat_random(5, n, pad), y = mat_new(5, n, 2 * pad);
+      DO(q, copy, 5, n, x.a, x.ld, y.a, y.ld);
+      mat_check(x);
+      mat_check(y);
+      for (int64_t i = 0; i < 5 * n; i++) {
+        CHECK(y.a[i / n * y.ld + i % n] == x.a[i / n * x.ld + i % n]);
+      }
+      mat_free(x);
+      mat_free(y);
+    }
+  }
+}
+
+/* Sums of a damping on both factors, on their product, or none: 1 / 0 is Inf, as it should be. */
+static void divides_by_eigenvalues(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  static const double damping[][3] = {{0.1, 0.02, 0.0}, {0.0, 0.0, 0.003}, {0.0, 0.0, 0.0}};
+  EACH_SIZE(n) {
+    for (int k = 0; k < 3; k++) {
+      const int64_t rows = 1 + n % 4;
+      mat g = mat_random(1, rows, 0), a = mat_random(1, n, 0), U = mat_random(rows, n, 2);
+      for (int64_t i = 0; i < rows + n; i++) { /* not negative, some of them 0 */
+        float *x = i < rows ? &g.a[i] : &a.a[i - rows];
+        *x = *x < -0.5f ? 0.0f : fabsf(*x);
+      }
+      const ng_spectrum s = {g.a, a.a, damping[k][0], damping[k][1], damping[k][2]};
+      EACH_TYPE(t) {
+        CASE("spectrum n = %" PRId64 " damping %d %s", n, k, ng_dtype_name(t));
+        void *R = stored(rows * (n + 1), t);
+        DO(q, invert_spectrum, rows, n, s, R, t, n + 1);
+        for (int64_t i = 0; i < rows * n; i++) {
+          const double by =
+              ((double)g.a[i / n] + s.on_g) * ((double)a.a[i % n] + s.on_a) + s.on_both;
+          CHECK(same(get(R, t, i / n * (n + 1) + i % n), kept_as(t, (float)(1.0 / by))));
+        }
+        for (int64_t r = 0; r < rows; r++) { /* what lies between the rows */
+          const unsigned char *gap = (unsigned char *)R + (r * (n + 1) + n) * ng_dtype_size(t);
+          CHECK(gap[0] == FENCE_BYTE && gap[1] == FENCE_BYTE);
+        }
+        drop(R, rows * (n + 1), t);
+      }
+      CASE("divide n = %" PRId64 " damping %d", n, k);
+      double *old = dense_mat(U);
+      DO(q, divide, rows, n, s, U.a, U.ld);
+      for (int64_t i = 0; i < rows * n; i++) {
+        const double by = ((double)g.a[i / n] + s.on_g) * ((double)a.a[i % n] + s.on_a) + s.on_both;
+        CHECK(same(U.a[i / n * U.ld + i % n], (float)(old[i] / by)));
+      }
+      if (k < 2) mat_check(U);
+      free(old);
+      mat_free(g);
+      mat_free(a);
+      mat_free(U);
+    }
+  }
+}
+
+static void sums_rows(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    const int64_t rows = n > 8000 ? 3 : 37;
+    CASE("row_sums n = %" PRId64, n);
+    mat P = mat_random(rows, n, 1), D = mat_random(rows, n, 4);
+    double *first = doubles(3 * rows), *again = doubles(3 * rows);
+    DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, first);
+    for (int64_t r = 0; r < rows; r++) {
+      double exact[3] = {0.0}, terms[3] = {0.0};
+      for (int64_t c = 0; c < n; c++) {
+        const double p = (double)P.a[r * P.ld + c], d = (double)D.a[r * D.ld + c];
+        const double x[3] = {p * d, d * d, p * p};
+        for (int i = 0; i < 3; i++) {
+          exact[i] += x[i];
+          terms[i] += fabs(x[i]);
+        }
+      }
+      for (int i = 0; i < 3; i++) {
+        const double got = ng_numbers_read(q, first)[3 * r + i];
+        CHECK(fabs(got - exact[i]) <= 2.0 * (double)(n + 4) * U64 * terms[i]);
+      }
+    }
+    for (int32_t threads = 1; threads < 10; threads += 4) {
+      q->threads = threads;
+      DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
+      CHECK(memcmp(first, again, (size_t)(3 * rows) * sizeof *first) == 0);
+    }
+    P.a[n - 1] = INFINITY; /* found in its row, and in no other */
+    DO(q, row_sums, rows, n, P.a, P.ld, D.a, D.ld, again);
+    CHECK(!isfinite(again[0]) && isinf(again[2]) && again[1] == first[1]);
+    CHECK(memcmp(first + 3, again + 3, (size_t)(3 * rows - 3) * sizeof *first) == 0);
+    free(first);
+    free(again);
+    mat_free(P);
+    mat_free(D);
+  }
+}
+
+static void sums_squares(void **arg) {
+  ng_queue queue = queue_of(*arg), *q = &queue;
+  EACH_LENGTH(n) {
+    EACH_TYPE(t) {
+      const int64_t rows = 1 + n % 5, ld = n + n % 3;
+      CASE("norm2 %" PRId64 " x %" PRId64 " %s", rows, n, ng_dtype_name(t));
+      void *X = stored_random(rows * ld, t);
+      double exact = 0.0, first, again;
+      for (int64_t i = 0; i < rows * ld; i++) {
+        const double x = (double)get(X, t, i);
+        if (i % ld < n) exact += x * x;
+        if (i % ld >= n) set(X, t, i, NAN); /* not to be read */
+      }
+      DO(q, norm2, rows, n, X, t, ld, &first);
+      CHECK(fabs(*ng_numbers_read(q, &first) - exact) <=
+            2.0 * (double)(rows * n + 4) * U64 * exact);
+      for (int32_t threads = 1; threads < 10; threads += 4) {
+        q->threads = threads;
+        DO(q, norm2, rows, n, X, t, ld, &again);
+        CHECK(memcmp(&first, &again, sizeof first) == 0);
+      }
+      set(X, t, (rows - 1) * ld + n / 2, NAN);
+      DO(q, norm2, rows, n, X, t, ld, &again);
+      CHECK(isnan(again));
+      set(X, t, (rows - 1) * ld + n / 2, -INFINITY);
+      DO(q, norm2, rows, n, X, t, ld, &again);
+      CHECK(isinf(again));
+      drop(X, rows * ld, t);
+    }
+  }
+}
+
+#define REF(f)                                                                                     \
+  { "ref: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_ref }
+#if defined(NG_HAVE_BLAS)
+#define EACH(f)                                                                                    \
+  REF(f), { "cpu: " #f, f, seed_restart, NULL, (void *)(uintptr_t)&ng_linalg_cpu }
+#else
+#define EACH(f) REF(f)
+#endif
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      EACH(converts),
+      EACH(scales),
+      EACH(folds),
+      EACH(multiplies),
+      EACH(finds_what_is_not_finite),
+      EACH(shifts_and_traces),
+      EACH(copies),
+      EACH(divides_by_eigenvalues),
+      EACH(sums_rows),
+      EACH(sums_squares),
+  };
+  return cmocka_run_group_tests_name("vector", tests, seed_begin, tell_largest);
+}
