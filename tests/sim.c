@@ -268,7 +268,10 @@ uint64_t sim_fingerprint(const sim *s) {
   }
   h = hash(h, p->held, sizeof p->held);
   h = hash(h, p->since, sizeof p->since);
-  h = hash(h, p->live, sizeof p->live);
+  for (int k = 0; k < NG_SCHEDULED; k++) {
+    const double now = ng_settings_number(&p->now, ng_scheduled[k]);
+    h = hash(h, &now, sizeof now);
+  }
   const int64_t counters[] = {p->steps,     p->updates, p->skipped,   p->more_damping,
                               p->in_double, p->plain,   p->kept_last, p->ctx->bytes};
   h = hash(h, counters, sizeof counters);
@@ -292,10 +295,13 @@ uint64_t sim_fingerprint(const sim *s) {
                           b->pi,
                           b->damping_a,
                           b->damping_g,
-                          b->opt.damping,
-                          b->opt.eigen_floor};
+                          b->base.damping,
+                          b->base.eigen_floor};
     h = hash(h, own, sizeof own);
-    h = hash(h, b->live, sizeof b->live);
+    for (int k = 0; k < NG_SCHEDULED; k++) {
+      const double now = ng_settings_number(&b->opt, ng_scheduled[k]);
+      h = hash(h, &now, sizeof now);
+    }
     (void)b->ops->numbers(b, hash_number, &h);
   }
   return hash(h, s->weight, (size_t)s->count * sizeof *s->weight);

@@ -31,7 +31,7 @@ static double value(const char *text, const char *option, double base, int64_t s
   const ng_status st = ng_schedule_parse(ctx, text, &s);
   if (st != NG_OK) print_error("%s\n", ng_last_error(ctx));
   assert_int_equal(st, NG_OK);
-  const double v = ng_schedule_value(s, option, base, since, t);
+  const double v = ng_schedule_value(s, (ng_option_id)ng_option_find(option), base, since, t);
   ng_schedule_free(ctx, s);
   return v;
 }
@@ -124,16 +124,16 @@ static void has(void **state) {
   (void)state;
   ng_schedule *s = NULL;
   assert_int_equal(ng_schedule_parse(ctx, "kl-clip*2@5\tstat_decay~0.9\n", &s), NG_OK);
-  assert_true(ng_schedule_has(s, "kl_clip"));
-  assert_true(ng_schedule_has(s, "stat_decay"));
-  assert_false(ng_schedule_has(s, "damping"));
-  assert_false(ng_schedule_has(s, "solver"));
-  assert_false(ng_schedule_has(NULL, "damping"));
-  assert_true(ng_schedule_value(NULL, "damping", 3, 0, 9) == 3);
+  assert_true(ng_schedule_has(s, NG_OPTION_kl_clip));
+  assert_true(ng_schedule_has(s, NG_OPTION_stat_decay));
+  assert_false(ng_schedule_has(s, NG_OPTION_damping));
+  assert_false(ng_schedule_has(s, NG_OPTION_solver));
+  assert_false(ng_schedule_has(NULL, NG_OPTION_damping));
+  assert_true(ng_schedule_value(NULL, NG_OPTION_damping, 3, 0, 9) == 3);
   ng_schedule_free(ctx, s);
   ng_schedule_free(ctx, NULL);
   assert_int_equal(ng_schedule_parse(ctx, "  ", &s), NG_OK);
-  assert_false(ng_schedule_has(s, "damping"));
+  assert_false(ng_schedule_has(s, NG_OPTION_damping));
   ng_schedule_free(ctx, s);
 }
 
@@ -230,15 +230,15 @@ static double plain_value(const plain *p, double base, int64_t since_, int64_t t
 static void random_entry(rng *r, int live, plain *p, char *text, size_t size) {
   /* powers of these are exact in double for a dozen points, so cutting cannot go two ways */
   static const double factor[] = {0.5, 0.25, 0.75, 1.5, 2, 1.25};
-  p->option = ng_live_name[live];
-  const int64_t kind = rng_below(r, live == NG_LIVE_DECAY ? 3 : 2);
+  p->option = ng_option_name(ng_scheduled[live]);
+  const int64_t kind = rng_below(r, ng_scheduled[live] == NG_OPTION_stat_decay ? 3 : 2);
   p->kind = "*=~"[kind];
   if (p->kind == '~') {
     p->factor = (double)(1 + rng_below(r, 100)) / 100;
     (void)snprintf(text, size, "%s~%.17g", p->option, p->factor);
     return;
   }
-  p->factor = live == NG_LIVE_DECAY ? 0.5 : factor[rng_below(r, 6)];
+  p->factor = ng_scheduled[live] == NG_OPTION_stat_decay ? 0.5 : factor[rng_below(r, 6)];
   int n = snprintf(text, size, "%s*%s%.17g@", p->option, p->kind == '=' ? "=" : "", p->factor);
   p->points = 1 + rng_below(r, 12);
   int64_t t = 0;
@@ -254,10 +254,10 @@ static void against_plain(void **state) {
   const uint64_t seed = test_seed();
   rng r = {seed};
   for (int i = 0; i < 400; i++) {
-    plain p[NG_LIVE_COUNT];
+    plain p[NG_SCHEDULED];
     char text[1200] = "", one[256];
     memset(p, 0, sizeof p);
-    for (int k = 0; k < NG_LIVE_COUNT; k++) {
+    for (int k = 0; k < NG_SCHEDULED; k++) {
       if (rng_below(&r, 3) == 0) continue;
       random_entry(&r, k, &p[k], one, sizeof one);
       const size_t n = strlen(text);
@@ -266,20 +266,21 @@ static void against_plain(void **state) {
     ng_schedule *s = NULL;
     CHECK_SEED(seed, ng_schedule_parse(ctx, text, &s) == NG_OK, text);
     for (int j = 0; j < 60; j++) {
-      const int k = (int)rng_below(&r, NG_LIVE_COUNT);
+      const int k = (int)rng_below(&r, NG_SCHEDULED);
       const int64_t from = rng_below(&r, 2) ? 0 : rng_below(&r, 40), t = from + rng_below(&r, 120);
-      const bool period = k == NG_LIVE_STAT || k == NG_LIVE_SOLVE;
-      const double base = period               ? (double)(1 + rng_below(&r, 64))
-                          : k == NG_LIVE_DECAY ? 0.9
-                                               : 0.001 * (double)(1 + rng_below(&r, 99));
+      const bool period = ng_option_table[ng_scheduled[k]].type == NG_OPTION_INT;
+      const double base = period ? (double)(1 + rng_below(&r, 64))
+                          : ng_scheduled[k] == NG_OPTION_stat_decay
+                              ? 0.9
+                              : 0.001 * (double)(1 + rng_below(&r, 99));
       const double expected = p[k].option == NULL ? base : plain_value(&p[k], base, from, t);
-      const double got = ng_schedule_value(s, ng_live_name[k], base, from, t);
-      CHECK_SEED(seed, ng_schedule_has(s, ng_live_name[k]) == (p[k].option != NULL), text);
+      const double got = ng_schedule_value(s, ng_scheduled[k], base, from, t);
+      CHECK_SEED(seed, ng_schedule_has(s, ng_scheduled[k]) == (p[k].option != NULL), text);
       /* base F^n and base F F F differ by n roundings of 2^-53 each, n <= 12 */
       CHECK_SEED(seed, fabs(got - expected) <= 2e-15 * fabs(expected), text);
       if (period) CHECK_SEED(seed, got == expected, text);
       /* a pure function: asked again, in any order, it is the same */
-      CHECK_SEED(seed, ng_schedule_value(s, ng_live_name[k], base, from, t) == got, text);
+      CHECK_SEED(seed, ng_schedule_value(s, ng_scheduled[k], base, from, t) == got, text);
     }
     ng_schedule_free(ctx, s);
   }
@@ -329,9 +330,9 @@ static void any_text(void **state) {
     CHECK_SEED(seed, (s != NULL) == (form == NG_OK), text);
     if (form != NG_OK) continue;
     good++;
-    for (int k = 0; k < NG_LIVE_COUNT; k++) {
-      const ng_option_info info = option_info(ng_option_find(ng_live_name[k]));
-      const double v = ng_schedule_value(s, ng_live_name[k], 1, 0, rng_below(&r, 50));
+    for (int k = 0; k < NG_SCHEDULED; k++) {
+      const ng_option_info info = option_info((int32_t)ng_scheduled[k]);
+      const double v = ng_schedule_value(s, ng_scheduled[k], 1, 0, rng_below(&r, 50));
       CHECK_SEED(seed, v >= info.lower && v <= info.upper, text);
     }
     ng_schedule_free(ctx, s);

@@ -151,7 +151,7 @@ ng_status ng_state_fields(ng_precond *p, ng_status (*visit)(void *arg, ng_entry 
     }
     for (int32_t k = 0; k < p->entry[i]->slots && st == NG_OK; k++) {
       const ng_slot *s = &p->entry[i]->slot[k];
-      st = moment(&w, s, ng_is(p->opt.update, "adamw") ? "first" : "momentum", k, s->m);
+      st = moment(&w, s, p->now.update == NG_UPDATE_ADAMW ? "first" : "momentum", k, s->m);
       if (st == NG_OK) st = moment(&w, s, "second", k, s->v);
     }
     if (st != NG_OK) return st;

@@ -9,13 +9,9 @@
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static ng_dtype dtype_of(const char *name) {
-  return ng_is(name, "bf16") ? NG_BF16 : ng_is(name, "f16") ? NG_F16 : NG_F32;
-}
-
 /* Parts of one side in one group: at least factor_blocks, none wider than max_factor, cut between
  * channels; sizes differ by at most one, the larger first; the bias joins the last. */
-static int64_t count_parts(const ng_options *o, int64_t channels, int64_t offsets, bool one) {
+static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
   int64_t k = ng_min64(o->factor_blocks, channels);
   while (o->max_factor > 0 && k < channels) {
     const int64_t first = offsets * ((channels + k - 1) / k), last = offsets * (channels / k) + one;
@@ -86,22 +82,23 @@ static ng_status create(ng_block *b) {
   k->out = d->out;
   k->q = d->out / k->groups;
   k->p = d->in / k->groups * k->offsets + d->bias;
-  k->eigen = ng_is(b->opt.solver, "eigen");
-  k->product = ng_is(b->opt.solver, "product");
-  if (k->product != ng_is(b->p->opt.solver, "product")) {
+  k->eigen = b->opt.solver == NG_SOLVER_EIGEN;
+  k->product = b->opt.solver == NG_SOLVER_PRODUCT;
+  if (k->product != (b->p->now.solver == NG_SOLVER_PRODUCT)) {
     b->ops->destroy(b);
     return ng_fail(b->p->ctx, NG_ERR_ARG,
                    "layer '%s': solver = %s beside %s: product is for all layers or for none",
-                   d->name, b->opt.solver, b->p->opt.solver);
+                   d->name, ng_choice_text(NG_OPTION_solver, (int32_t)b->opt.solver),
+                   b->p->opt.solver);
   }
-  k->direct = ng_is(b->opt.fold, "direct");
-  k->factor_dtype = dtype_of(b->opt.factor_dtype);
-  k->inverse_dtype = dtype_of(b->opt.inverse_dtype);
+  k->direct = b->opt.fold == NG_FOLD_DIRECT;
+  k->factor_dtype = b->opt.factor_dtype;
+  k->inverse_dtype = b->opt.inverse_dtype;
   if (k->direct && k->factor_dtype != NG_F32) {
     b->ops->destroy(b);
     return ng_fail(b->p->ctx, NG_ERR_ARG,
                    "layer '%s': fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
-                   d->name, b->opt.factor_dtype);
+                   d->name, ng_dtype_name(b->opt.factor_dtype));
   }
   if (conv) {
     k->conv = (ng_conv){.channels = d->in,
@@ -209,7 +206,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 static ng_status begin(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->p->ctx->queue;
-  const bool identity = ng_is(b->opt.stat_start, "identity");
+  const bool identity = b->opt.stat_start == NG_START_IDENTITY;
   for (int side = 0; side < 2; side++) {
     ng_average_close(&k->side[side].average);
     for (int32_t i = 0; identity && b->holds_stats && i < k->side[side].parts; i++) {

@@ -163,7 +163,7 @@ static void divide(ng_block *b, float *U) {
     const ng_part *g = &k->side[NG_SIDE_G].part[gi];
     for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
       const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
-      const ng_spectrum s = ng_kron_spectrum(b, g, a, b->live[NG_LIVE_DAMPING]);
+      const ng_spectrum s = ng_kron_spectrum(b, g, a, b->opt.damping);
       ng_on(q)->divide(q, g->n, a->n, s, U + g->at * k->p + a->at, k->p);
     }
   }

@@ -28,19 +28,19 @@ enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
 
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->eigen || k->product || ng_is(b->opt.cholesky_form, "inverse")) return false;
-  if (ng_is(b->opt.cholesky_form, "factor")) return true;
+  if (k->eigen || k->product || b->opt.cholesky_form == NG_FORM_INVERSE) return false;
+  if (b->opt.cholesky_form == NG_FORM_FACTOR) return true;
   /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
    * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m. */
-  return 2.0 * (double)n > 3.0 * (double)b->opt.solve_period * (double)m;
+  return 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
 }
 
 void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, double *on_g) {
   *on_a = *on_g = 0.0;
   if (ng_kron_of(b)->product) return; /* nothing is inverted */
-  if (ng_is(b->opt.damping_split, "full")) {
+  if (b->opt.damping_split == NG_SPLIT_FULL) {
     *on_a = *on_g = lambda;
-  } else if (ng_is(b->opt.damping_split, "pi")) {
+  } else if (b->opt.damping_split == NG_SPLIT_PI) {
     *on_a = sqrt(lambda) * pi;
     *on_g = sqrt(lambda) / pi;
   }
@@ -50,7 +50,7 @@ ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part 
   const float *pi = ng_kron_of(b)->told + NG_TOLD_PI;
   ng_spectrum s = {.g = g->d, .a = a->d};
   ng_kron_split(b, lambda, (double)pi[g->group], &s.on_a, &s.on_g);
-  if (ng_is(b->opt.damping_split, "joint")) s.on_both = lambda;
+  if (b->opt.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
   return s;
 }
 
@@ -431,7 +431,7 @@ static int32_t solve_group(ng_block *b, int32_t group, const double on[2], const
 
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  const double lambda = b->live[NG_LIVE_DAMPING];
+  const double lambda = b->opt.damping;
   const bool own = b->owner == b->p->ctx->rank;
   int32_t worst = 0;
   k->good = true;

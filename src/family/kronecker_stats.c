@@ -29,12 +29,12 @@ typedef struct call_scale {
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, int64_t take) {
   const bool conv = b->entry->d.kind == NG_CONV2D;
-  const bool textbook = ng_is(b->opt.stat_scale, "textbook"),
-             kaisa = ng_is(b->opt.stat_scale, "kaisa");
+  const bool textbook = b->opt.stat_scale == NG_SCALE_TEXTBOOK,
+             kaisa = b->opt.stat_scale == NG_SCALE_KAISA;
   const double B = (double)take, S = (double)o->positions;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   call_scale s = {0.0, 0};
-  if (ng_is(b->opt.positions, "reduce") && o->positions > 1 && (!conv || textbook || kaisa)) {
+  if (b->opt.positions == NG_POSITIONS_REDUCE && o->positions > 1 && (!conv || textbook || kaisa)) {
     s.reduce = o->grad && textbook ? 2 : 1;
   }
   const double rows = s.reduce != 0 ? B : B * S;
@@ -172,7 +172,7 @@ static void forget_side(const ng_block *b, ng_side *s) {
 ng_status ng_kron_fold(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->p->ctx->queue;
-  const bool all = ng_is(b->opt.statistics, "all");
+  const bool all = b->opt.statistics == NG_STATISTICS_ALL;
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
     ng_side *s = &k->side[i];

@@ -66,7 +66,7 @@ static void destroy(ng_block *b) {
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
-  const bool input_only = ng_is(b->opt.sides, "input"), none = ng_is(b->opt.sides, "none");
+  const bool input_only = b->opt.sides == NG_SIDES_INPUT, none = b->opt.sides == NG_SIDES_NONE;
   ng_rankone *k = ng_object(b->p, sizeof *k);
   if (k != NULL) {
     b->state = k;
@@ -348,7 +348,7 @@ static ng_status measure(ng_block *b) {
     return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
                    b->entry->d.name);
   }
-  k->lambda = b->live[NG_LIVE_DAMPING] + (k->none ? b->d2 : 0.0);
+  k->lambda = b->opt.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);
   k->wide = !sure || k->lambda < LEAST_QUICK;
   if (sure) return NG_OK;

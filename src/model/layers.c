@@ -65,6 +65,7 @@ ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_preco
   p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p;
   int64_t before = ctx->bytes;
   NG_TRY(ng_options_own(ctx, options, &p->opt));
+  ng_settings_of(&p->opt, &p->base);
   NG_TRY(check_skip(ctx, p->opt.skip_layers));
   NG_TRY(ng_schedule_parse(ctx, p->opt.schedule, &p->schedule));
   p->held[NG_USE_OBJECTS] += ctx->bytes - before;
@@ -234,9 +235,8 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   }
   if (st == NG_OK && d->options != NULL) {
     ng_options o = p->opt;
-    uint64_t mask = 0;
     char message[NG_MESSAGE] = "";
-    st = ng_options_override(&o, d->options, &mask, message, sizeof message);
+    st = ng_options_override(&o, d->options, NULL, message, sizeof message);
     if (st == NG_OK) st = ng_options_check(&o, message, sizeof message);
     if (st != NG_OK) st = ng_fail(p->ctx, st, "layer '%s': options: %s", d->name, message);
   }

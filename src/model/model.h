@@ -151,9 +151,9 @@ struct ng_block {
   ng_precond *p;
   ng_entry *entry;
   int32_t number; /* among blocks */
-  ng_options opt; /* the model's options with this layer's overrides; texts borrowed from p */
-  uint64_t overridden;
-  double live[NG_LIVE_COUNT]; /* values of the coming step */
+  ng_settings base; /* the model's options with this layer's overrides: what ng_ready plans with */
+  ng_settings opt;  /* the same at the coming step: read this one */
+  ng_option_mask overridden;
   int32_t owner, column;
   bool holds_stats, holds_result; /* on this rank */
   uint32_t sees;                  /* of what its family sees, what this one looks at */
@@ -245,9 +245,9 @@ typedef struct ng_span {
 
 struct ng_precond {
   ng_context *ctx;
-  ng_options opt; /* owned texts; live options hold their base values                            */
-  int64_t since[NG_LIVE_COUNT];
-  double live[NG_LIVE_COUNT];
+  ng_options opt; /* owned texts; scheduled options hold their base values                       */
+  ng_settings base, now;       /* opt parsed, and that at the coming step: read now */
+  int64_t since[NG_SCHEDULED]; /* the step at which ng_set moved the base */
   ng_schedule *schedule;
   ng_entry **entry; /* capacity grows before ng_ready only */
   int32_t entries, entry_capacity;
@@ -302,7 +302,7 @@ ng_status ng_tiles_plan(ng_precond *p); /* tiles.c: after the blocks are made */
 void ng_tiles_release(ng_precond *p);
 void ng_tiles_measure(ng_precond *p); /* fills tile_sum; says `refused` of plain parameters */
 void ng_tiles_emit(ng_precond *p);
-void ng_live_update(ng_precond *p); /* live.c: live[] of the model and the blocks at p->steps */
+void ng_live_update(ng_precond *p); /* values.c: now of the model, opt of the blocks, at p->steps */
 
 /* clip.c.  Weights are read in `measure`; `sum` is <PD, D>, |D|^2, |PD|^2 over all ranks; the factors
  * of all blocks are known when PD is delivered and agreed on. */

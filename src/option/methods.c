@@ -10,93 +10,106 @@
 
 /* ---- rows of values --------------------------------------------------------------------------*/
 
-static const char *const natgrad_values[] = {NULL};
+/* The option's own name, so that nothing but the value can be wrong; a choice is its enum, a flag
+ * 0 or 1. */
+#define SET(name, to)                                                                              \
+  { NG_OPTION_##name, to }
+
+static const ng_value natgrad_values[] = {NG_VALUES_END};
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
-static const char *const kaisa_values[] = {"solver=eigen",
-                                           "prediv=1",
-                                           "damping=0.001",
-                                           "damping_split=joint",
-                                           "stat_start=identity",
-                                           "stat_scale=kaisa",
-                                           "call_weight=equal",
-                                           "solve_period=1",
-                                           NULL};
+static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
+                                        SET(prediv, 1),
+                                        SET(damping, 0.001),
+                                        SET(damping_split, NG_SPLIT_JOINT),
+                                        SET(stat_start, NG_START_IDENTITY),
+                                        SET(stat_scale, NG_SCALE_KAISA),
+                                        SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+                                        SET(solve_period, 1),
+                                        NG_VALUES_END};
 /* Each factor gets the whole damping, on a copy. */
-const char *const ng_kaisa_inverse[] = {"solver=cholesky", "prediv=0", "damping_split=full", NULL};
+const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv, 0),
+                                     SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
 
 /* MPD-KFAC and DP-KFAC: lzhangbv/kfac_pytorch.  Its factor_decay 0.95 weighs the NEW sample. */
 #define MPD_VALUES                                                                                 \
-  "solver=eigen", "eigen_floor=1e-10", "damping=0.001", "damping_split=joint", "stat_decay=0.05",  \
-      "stat_start=identity", "stat_scale=mpd-kfac", "positions=reduce", "calls=last",              \
-      "solve_period=1"
-static const char *const mpd_values[] = {MPD_VALUES, NULL};
+  SET(solver, NG_SOLVER_EIGEN), SET(eigen_floor, 1e-10), SET(damping, 0.001),                      \
+      SET(damping_split, NG_SPLIT_JOINT), SET(stat_decay, 0.05),                                   \
+      SET(stat_start, NG_START_IDENTITY), SET(stat_scale, NG_SCALE_MPD_KFAC),                      \
+      SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1)
+static const ng_value mpd_values[] = {MPD_VALUES, NG_VALUES_END};
 /* Statistics never leave their owner, nor do inverses. */
-static const char *const dp_values[] = {MPD_VALUES, "statistics=local", "grad_worker_fraction=0",
-                                        NULL};
+static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
+                                     SET(grad_worker_fraction, 0), NG_VALUES_END};
 /* The published inverse damps in place, and its numbers need that; gradients travel, not inverses.
  */
-static const char *const lz_inverse[] = {"solver=cholesky",        "eigen_floor=0",
-                                         "damping_split=pi",       "damping_leak=1",
-                                         "grad_worker_fraction=0", NULL};
-static const char *const as_the_row[] = {NULL};
+static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(eigen_floor, 0),
+                                      SET(damping_split, NG_SPLIT_PI), SET(damping_leak, 1),
+                                      SET(grad_worker_fraction, 0),    NG_VALUES_END};
+/* A variant that is the method itself. */
+static const ng_value as_the_row[] = {NG_VALUES_END};
 
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
  * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
-static const char *const eva_values[] = {"damping=0.03",
-                                         "stat_decay=0.05",
-                                         "stat_scale=eva",
-                                         "stat_batch=16",
-                                         "calls=ema",
-                                         "call_weight=equal",
-                                         NULL};
-static const char *const eva_f_values[] = {
-    "damping=0.03", "stat_decay=0.05",   "stat_scale=eva", "stat_batch=16",
-    "calls=ema",    "call_weight=equal", "sides=input",    NULL};
-static const char *const eva_natgrad_values[] = {NULL};
+static const ng_value eva_values[] = {
+    SET(damping, 0.03),  SET(stat_decay, 0.05),    SET(stat_scale, NG_SCALE_EVA),
+    SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+    NG_VALUES_END};
+static const ng_value eva_f_values[] = {SET(damping, 0.03),
+                                        SET(stat_decay, 0.05),
+                                        SET(stat_scale, NG_SCALE_EVA),
+                                        SET(stat_batch, 16),
+                                        SET(calls, NG_CALLS_EMA),
+                                        SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+                                        SET(sides, NG_SIDES_INPUT),
+                                        NG_VALUES_END};
+static const ng_value eva_natgrad_values[] = {NG_VALUES_END};
 /* The K-FAC of the same program: one row a sample, neither of its factors scaled. */
-static const char *const eva_kfac_values[] = {
-    "damping=0.03", "stat_decay=0.05",   "stat_scale=kaisa", "positions=reduce", "stat_batch=16",
-    "calls=ema",    "call_weight=equal", "damping_leak=1",   "solve_period=1",   NULL};
+static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
+                                           SET(stat_decay, 0.05),
+                                           SET(stat_scale, NG_SCALE_KAISA),
+                                           SET(positions, NG_POSITIONS_REDUCE),
+                                           SET(stat_batch, 16),
+                                           SET(calls, NG_CALLS_EMA),
+                                           SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+                                           SET(damping_leak, 1),
+                                           SET(solve_period, 1),
+                                           NG_VALUES_END};
 /* The rest of that program: AdaSGD has no statistics and no clip; SAM ascends along the same K-FAC
  * factors, undamped, and does not clip. */
-static const char *const adasgd_values[] = {"sides=none", "damping=0.03", "clip=none", NULL};
-static const char *const sam_values[] = {"solver=product",
-                                         "radius=0.01",
-                                         "clip=none",
-                                         "stat_decay=0.05",
-                                         "stat_scale=kaisa",
-                                         "positions=reduce",
-                                         "stat_batch=16",
-                                         "calls=ema",
-                                         "call_weight=equal",
-                                         "solve_period=1",
-                                         NULL};
+static const ng_value adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
+                                         SET(clip, NG_CLIP_NONE), NG_VALUES_END};
+static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
+                                      SET(radius, 0.01),
+                                      SET(clip, NG_CLIP_NONE),
+                                      SET(stat_decay, 0.05),
+                                      SET(stat_scale, NG_SCALE_KAISA),
+                                      SET(positions, NG_POSITIONS_REDUCE),
+                                      SET(stat_batch, 16),
+                                      SET(calls, NG_CALLS_EMA),
+                                      SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+                                      SET(solve_period, 1),
+                                      NG_VALUES_END};
 
-ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
-                                size_t size) {
-  for (; *values != NULL; values++) {
-    char name[64];
-    const ng_option_row *row = NULL;
-    const size_t n = strcspn(*values, "=");
-    memcpy(name, *values, n);
-    name[n] = 0;
-    ng_status st = ng_option_lookup(name, &row, message, size);
-    if (st == NG_OK) st = ng_option_read(row, *values + n + 1, full, message, size);
-    if (st != NG_OK) return st;
+/* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's
+ * numbers against their ranges. */
+void ng_options_set_values(ng_options *full, const ng_value *values) {
+  for (; values->option != NG_OPTION_COUNT; values++) {
+    ng_option_store(&ng_option_table[values->option], full, values->value);
   }
-  return NG_OK;
 }
 
 /* ---- the methods -----------------------------------------------------------------------------*/
 
 #define COUNT(list) (int32_t)(sizeof(list) / sizeof(list)[0])
 
+/* What a method is: no code of its own.  Code belongs to families and looks at options only, so two
+ * methods that set the same options are the same. */
 static const struct method {
   const char *name;
   const char *family; /* name of its table in family/ */
   const char *help, *paper;
-  const char *const *values;
+  const ng_value *values;
   const ng_names *names; /* NULL: no published program */
 } method[] = {
     {"natgrad", "kronecker",
@@ -132,29 +145,33 @@ static const struct method {
      "lzhangbv/eva: the gradient plus its product with K-FAC's factors, after SAM",
      "Foret, Kleiner, Mobahi & Neyshabur 2021, arXiv 2010.01412", sam_values, &ng_names_sam},
 };
-static const char methods_there_are[] =
-    "natgrad|kaisa|mpd-kfac|dp-kfac|eva|eva-f|eva-natgrad|eva-kfac|adasgd|sam";
+/* Known, and refused with what there is instead: NG_ERR_ABSENT is not a spelling mistake. */
 static const char methods_later[] = "spngd|mfac|efcp|ggt";
 
+/* A published system and its variants.  `systems` are names as letters() leaves them: programs are
+ * known by their papers, their repositories and their authors.  `shown` is
+ * the name in messages. */
 static const struct variant {
-  const char *systems, *variant, *method;
-  const char *const *values;
+  const char *shown, *systems, *variant, *method;
+  const ng_value *values;
 } variant[] = {
-    {"kaisa|gpauloski", "eigen", "kaisa", as_the_row},
-    {"kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
-    {"dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", as_the_row},
-    {"dpkfacrepo|dpkfac|lzhangbv", "inverse", "mpd-kfac", lz_inverse},
-    {"dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", as_the_row},
-    {"dpkfacrepo|dpkfac|lzhangbv", "inverse_dp", "dp-kfac", lz_inverse},
-    {"eva|fusedeva|lzhangbveva", "", "eva", as_the_row},
-    {"eva|fusedeva|lzhangbveva", "eva", "eva", as_the_row},
-    {"eva|lzhangbveva", "kfac", "eva-kfac", as_the_row},
-    {"eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
-    {"eva|lzhangbveva", "sam", "sam", as_the_row},
+    {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", as_the_row},
+    {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen", "mpd-kfac", as_the_row},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse", "mpd-kfac", lz_inverse},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "eigen_dp", "dp-kfac", as_the_row},
+    {"DP-KFACrepo", "dpkfacrepo|dpkfac|lzhangbv", "inverse_dp", "dp-kfac", lz_inverse},
+    {"Eva", "eva|fusedeva|lzhangbveva", "", "eva", as_the_row},
+    {"Eva", "eva|fusedeva|lzhangbveva", "eva", "eva", as_the_row},
+    {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", as_the_row},
+    {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
+    {"Eva", "eva|lzhangbveva", "sam", "sam", as_the_row},
 };
-static const char systems_there_are[] = "KAISA, DP-KFACrepo and Eva";
+/* Published systems that have a name here before they have a row. */
 static const char systems_later[] = "chainerkfac|efcp|mfac";
 
+/* A handful of rows, and never in a step.  Names are exact: a method is what a paper is reproduced
+ * with, so nothing is guessed here; set_method says what is near. */
 static const struct method *find_method(const char *name) {
   for (int32_t i = 0; i < COUNT(method); i++) {
     if (ng_is(method[i].name, name)) return &method[i];
@@ -162,6 +179,7 @@ static const struct method *find_method(const char *name) {
   return NULL;
 }
 
+/* Names from files and callers, so each may be unknown. */
 bool ng_method_known(const char *name) { return find_method(name) != NULL; }
 
 const char *ng_method_family(const char *name) {
@@ -169,24 +187,58 @@ const char *ng_method_family(const char *name) {
   return m == NULL ? NULL : m->family;
 }
 
+/* A string that outlives the caller's. */
 const char *ng_method_name(const char *name) {
   const struct method *m = find_method(name);
   return m == NULL ? NULL : m->name;
 }
 
+/* Lists for messages, made from the tables: a new row is named without being told. */
+typedef struct name_list {
+  char text[NG_MESSAGE];
+} name_list;
+
+/* What does not fit is cut: the message around it could not hold it either. */
+static void join(name_list *list, const char *between, const char *name) {
+  const size_t n = strlen(list->text);
+  (void)snprintf(list->text + n, sizeof list->text - n, "%s%s", n == 0 ? "" : between, name);
+}
+
+static name_list methods_there_are(void) {
+  name_list list = {""};
+  for (int32_t i = 0; i < COUNT(method); i++) {
+    join(&list, "|", method[i].name);
+  }
+  return list;
+}
+
+/* "KAISA, DP-KFACrepo and Eva": the rows of one system stand together. */
+static name_list systems_there_are(void) {
+  name_list list = {""};
+  const char *last = variant[COUNT(variant) - 1].shown;
+  for (int32_t i = 0; i < COUNT(variant); i++) {
+    const char *shown = variant[i].shown;
+    if (i > 0 && ng_is(shown, variant[i - 1].shown)) continue;
+    join(&list, ng_is(shown, last) ? " and " : ", ", shown);
+  }
+  return list;
+}
+
 /* Every option to the row of `m`, then the variant. */
-static ng_status set_row(ng_options *o, const struct method *m, const char *const *more,
-                         char *message, size_t size) {
+/* From the defaults, so that the order in which methods are tried leaves no trace. */
+static ng_status set_row(ng_options *o, const struct method *m, const ng_value *more, char *message,
+                         size_t size) {
   ng_options full;
   ng_status st = ng_options_take(o, &full, message, size);
   if (st != NG_OK) return st;
   ng_options_standard(&full);
   full.method = m->name;
-  st = ng_options_set_values(&full, m->values, message, size);
-  if (st == NG_OK) st = ng_options_set_values(&full, more, message, size);
-  return st == NG_OK ? ng_options_put(o, &full, message, size) : st;
+  ng_options_set_values(&full, m->values);
+  ng_options_set_values(&full, more);
+  return ng_options_put(o, &full, message, size);
 }
 
+/* All options, also those set before: a method is a point to start from, not a patch. */
 ng_status ng_options_set_method(ng_options *o, const char *name, char *message,
                                 size_t message_size) {
   if (name == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "method: it is NULL");
@@ -194,11 +246,12 @@ ng_status ng_options_set_method(ng_options *o, const char *name, char *message,
   if (m != NULL) return set_row(o, m, as_the_row, message, message_size);
   if (ng_in_list(methods_later, name)) {
     return ng_fail_to(message, message_size, NG_ERR_ABSENT,
-                      "method '%s' is not supported yet, there is %s", name, methods_there_are);
+                      "method '%s' is not supported yet, there is %s", name,
+                      methods_there_are().text);
   }
   return ng_fail_to(message, message_size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
-                    ng_quote(name).text, methods_there_are,
-                    ng_hint_list(name, methods_there_are).text);
+                    ng_quote(name).text, methods_there_are().text,
+                    ng_hint_list(name, methods_there_are().text).text);
 }
 
 /* "DP-KFAC repo", "dp_kfac_repo", "DP-KFACrepo": letters and digits count. */
@@ -215,9 +268,12 @@ static void letters(const char *name, char *out, size_t size) {
   out[n] = 0;
 }
 
+/* Three answers for what is not there: a system without that variant, one that is planned, and one
+ * that nobody knows. */
 ng_status ng_options_set_system(ng_options *o, const char *system, const char *which, char *message,
                                 size_t message_size) {
-  char word[64], there_are[128] = "";
+  char word[64];
+  name_list there_are = {""};
   if (system == NULL || which == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ARG, "%s: it is NULL",
                       system == NULL ? "system" : "variant");
@@ -228,24 +284,25 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
     if (ng_is(variant[i].variant, which)) {
       return set_row(o, find_method(variant[i].method), variant[i].values, message, message_size);
     }
-    const size_t n = strlen(there_are);
-    if (variant[i].variant[0] == 0) continue;
-    (void)snprintf(there_are + n, sizeof there_are - n, "%s%s", n == 0 ? "" : "|",
-                   variant[i].variant);
+    /* The variant without a name is what the system alone means: nobody asks for it. */
+    if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
   }
-  if (there_are[0] != 0) {
+  if (there_are.text[0] != 0) {
     return ng_fail_to(message, message_size, NG_ERR_ARG,
                       "system '%s' has no variant '%s', there is %s%s", ng_quote(system).text,
-                      ng_quote(which).text, there_are, ng_hint_list(which, there_are).text);
+                      ng_quote(which).text, there_are.text,
+                      ng_hint_list(which, there_are.text).text);
   }
   if (ng_in_list(systems_later, word)) {
     return ng_fail_to(message, message_size, NG_ERR_ABSENT, "system '%s' is not supported yet",
                       ng_quote(system).text);
   }
   return ng_fail_to(message, message_size, NG_ERR_ARG, "there is no system '%s', there is %s",
-                    ng_quote(system).text, systems_there_are);
+                    ng_quote(system).text, systems_there_are().text);
 }
 
+/* The names are those of the method's own program: the same name may mean something else in
+ * another, so there is no list of all names. *lr changes only if all went well. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
                                    char *message, size_t message_size) {
   ng_options full;
@@ -255,6 +312,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
     return ng_fail_to(message, message_size, NG_ERR_ARG, "published option: %s is NULL",
                       name == NULL ? "the name" : "the value");
   }
+  /* A struct filled by hand may have any text here. */
   const struct method *m = full.method == NULL ? NULL : find_method(full.method);
   if (m == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options has no method");
   if (m->names == NULL) {
@@ -273,6 +331,7 @@ ng_status ng_options_set_published(ng_options *o, const char *name, const char *
 
 /* ---- walking the tables ----------------------------------------------------------------------*/
 
+/* The program's `info`, the man page read these, so that nothing is listed twice. */
 int32_t ng_method_count(void) { return COUNT(method); }
 
 ng_status ng_method_at(int32_t i, ng_method_info *out) {
@@ -285,6 +344,7 @@ ng_status ng_method_at(int32_t i, ng_method_info *out) {
 
 ng_status ng_method_published_at(int32_t m, int32_t i, ng_published_info *out) {
   if (out == NULL || m < 0 || m >= COUNT(method) || i < 0) return NG_ERR_ARG;
+  /* Many have none: then there is no first one either. */
   const ng_names *names = method[m].names;
   if (names == NULL || i >= names->count) return NG_ERR_ARG;
   const ng_published *p = &names->row[i];

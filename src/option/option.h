@@ -2,20 +2,21 @@
  *
  * option_table.c holds the rows, option_value.c reads and writes one value as text, options.c the
  * struct, methods.c the named rows of values and the published names, schedule.c values that move
- * with the step count.  Outside of this room only internal.h and natgrad.h are needed.
+ * with the step count.  settings.h is what the other rooms read: all options as numbers.
  */
 #ifndef NG_OPTIONS_H
 #define NG_OPTIONS_H
 
 #include "core/core.h"
+#include "option/settings.h"
 
 /* Copy `o` with every text owned by `arena`-less malloc of the context; free with _drop. */
 ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
 void ng_options_drop(ng_context *ctx, ng_options *o);
 
 /* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
- * set are reported through `mask` (bit i = option i), so that schedules leave them alone. */
-ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, char *message,
+ * set are reported through `mask`, so that schedules leave them alone. */
+ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
                               size_t size);
 int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
 
@@ -24,15 +25,15 @@ int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts 
 typedef struct ng_schedule ng_schedule;
 ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out);
 void ng_schedule_free(ng_context *ctx, ng_schedule *s);
-bool ng_schedule_has(const ng_schedule *s, const char *option);
-double ng_schedule_value(const ng_schedule *s, const char *option, double base, int64_t since,
+bool ng_schedule_has(const ng_schedule *s, ng_option_id option);
+double ng_schedule_value(const ng_schedule *s, ng_option_id option, double base, int64_t since,
                          int64_t t);
 
-/* The five options that a schedule or ng_set may move, as numbers. */
-enum { NG_LIVE_DAMPING, NG_LIVE_DECAY, NG_LIVE_KL, NG_LIVE_STAT, NG_LIVE_SOLVE, NG_LIVE_COUNT };
-extern const char *const ng_live_name[NG_LIVE_COUNT];
+/* The options that a schedule may move: reals and whole numbers. */
+enum { NG_SCHEDULED = 5 };
+extern const ng_option_id ng_scheduled[NG_SCHEDULED];
 
-#define NG_CHOICES_MAX 7
+#define NG_CHOICES_MAX 8
 
 typedef struct ng_option_row {
   const char *name, *group;
@@ -41,9 +42,9 @@ typedef struct ng_option_row {
   const char *standard;
   double lower, upper;
   bool lower_open;
-  const char *choices; /* "a|b", and the same as a list, NULL at its end           */
-  const char *choice[NG_CHOICES_MAX];
-  const char *later; /* "c|d": known, not supported yet; NULL: none              */
+  const char *choices;                /* "a|b" for people                                      */
+  const char *choice[NG_CHOICES_MAX]; /* [value of its enum in settings.h]; NULL: no such value */
+  const char *later;                  /* "c|d": known, not supported yet; NULL: none              */
   const char *unit, *help;
   const char *test;
   const char *family; /* the only one that has this option; NULL: all of them      */
@@ -52,8 +53,7 @@ typedef struct ng_option_row {
   ng_status (*form)(const char *text, char *message, size_t size);
 } ng_option_row;
 
-extern const ng_option_row ng_option_table[];
-extern const int32_t ng_option_rows;
+extern const ng_option_row ng_option_table[NG_OPTION_COUNT]; /* [ng_option_id] */
 
 /* Strict numbers, always with a point whatever the locale: the whole text, no blanks, no hex, no
  * inf, no nan.  False: not such a number, or out of range of the type. */
@@ -76,8 +76,12 @@ double ng_option_number(const ng_option_row *row, const ng_options *o);
 /* Text of a choice or text option, as stored. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o);
 void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text);
-/* The table's own copy of a choice, NULL if it is none. */
-const char *ng_option_choice(const ng_option_row *row, const char *text);
+/* The enum value of a choice, -1 if it is none. */
+int32_t ng_option_choice(const ng_option_row *row, const char *text);
+/* The same of the text that a choice holds in *o, which need not have been verified. */
+int32_t ng_option_chosen(const ng_options *o, ng_option_id id);
+/* A number, a flag or the value of a choice that the table has; not for texts. */
+void ng_option_store(const ng_option_row *row, ng_options *o, double value);
 bool ng_option_in_range(const ng_option_row *row, double value);
 double ng_option_clamp(const ng_option_row *row, double value);
 
@@ -88,13 +92,20 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
 ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size);
 ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
 void ng_options_standard(ng_options *full);
-/* `skip`: options whose schedule does not count. */
-ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+/* `skip`: options whose schedule does not count; NULL: none of them. */
+ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
+                            size_t size);
 
-/* "name=value" texts, ended by NULL, into *full; its own values of the KAISA variant "inverse". */
-ng_status ng_options_set_values(ng_options *full, const char *const *values, char *message,
-                                size_t size);
-extern const char *const ng_kaisa_inverse[];
+/* What a method sets: numbers, flags as 0 and 1, choices as enums, so that a row of methods.c with
+ * a misspelt name does not compile.  Lists end with NG_VALUES_END. */
+typedef struct ng_value {
+  ng_option_id option;
+  double value;
+} ng_value;
+#define NG_VALUES_END                                                                              \
+  { NG_OPTION_COUNT, 0 }
+void ng_options_set_values(ng_options *full, const ng_value *values);
+extern const ng_value ng_kaisa_inverse[]; /* of the KAISA variant "inverse" */
 
 /* published.c: one published option on its way in, the row that knows it, and lists of rows. */
 typedef struct ng_published ng_published;
@@ -131,6 +142,7 @@ const char *ng_method_name(const char *name); /* the table's own copy, NULL if t
 
 /* Form of options.schedule, and whether every value it leads to stays in the option's range. */
 ng_status ng_schedule_form(const char *text, char *message, size_t size);
-ng_status ng_schedule_verify(const ng_options *full, uint64_t skip, char *message, size_t size);
+ng_status ng_schedule_verify(const ng_options *full, const ng_option_mask *skip, char *message,
+                             size_t size);
 
 #endif

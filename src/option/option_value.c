@@ -1,4 +1,4 @@
-/* option_value.c: one option value from text and back.
+/* option_value.c: option values: one from text and back, and all of a checked struct as numbers.
  *
  * In comes a text of the command line, the environment or a file; out goes a number or one of the
  * table's own strings, or a message that names the option, what was given and what is allowed.
@@ -199,11 +199,38 @@ void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *t
   store(row, o, &text);
 }
 
-const char *ng_option_choice(const ng_option_row *row, const char *text) {
-  for (int32_t i = 0; i < NG_CHOICES_MAX && row->choice[i] != NULL; i++) {
-    if (ng_is(row->choice[i], text)) return row->choice[i];
+/* All places are looked at: the list of a dtype has holes. */
+int32_t ng_option_choice(const ng_option_row *row, const char *text) {
+  for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
+    if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
   }
-  return NULL;
+  return -1;
+}
+
+int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
+  return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
+}
+
+/* Casts lose nothing: whole numbers are below 2^53 by the table's bounds. */
+void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
+  const int64_t whole = (int64_t)value;
+  const int32_t flag = (int32_t)value;
+  switch (row->type) {
+  case NG_OPTION_REAL:
+    store(row, o, &value);
+    break;
+  case NG_OPTION_INT:
+    store(row, o, &whole);
+    break;
+  case NG_OPTION_BOOL:
+    store(row, o, &flag);
+    break;
+  case NG_OPTION_CHOICE:
+    ng_option_store_text(row, o, row->choice[flag]);
+    break;
+  case NG_OPTION_TEXT:
+    break;
+  }
 }
 
 /* Written so that NaN is out of range. */
@@ -222,9 +249,9 @@ double ng_option_clamp(const ng_option_row *row, double v) {
 
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
-  const char *choice = ng_option_choice(row, text);
-  if (choice != NULL) {
-    if (o != NULL) store(row, o, &choice);
+  const int32_t choice = ng_option_choice(row, text);
+  if (choice >= 0) {
+    if (o != NULL) ng_option_store_text(row, o, row->choice[choice]);
     return NG_OK;
   }
   if (row->later != NULL && ng_in_list(row->later, text)) {
@@ -324,4 +351,72 @@ ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *
   if (text == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "%s: value is NULL", row->name);
   if (row->type == NG_OPTION_CHOICE) return read_choice(row, text, NULL, message, size);
   return row->form == NULL ? NG_OK : row->form(text, message, size);
+}
+
+/* ---- all of them, as settings.h ---------------------------------------------------------------*/
+
+/* One macro for each kind, applied to the list, so nothing is to be kept in step when an option is
+ * added.  The compiler sees every field with its own type: a line of NG_OPTION_LIST with the wrong
+ * one is a warning (-Wconversion) or an error. */
+#define PARSE_REAL(name, type) out->name = o->name;
+#define PARSE_INT(name, type) out->name = o->name;
+#define PARSE_BOOL(name, type) out->name = o->name != 0;
+#define PARSE_TEXT(name, type) out->name = o->name;
+#define PARSE_CHOICE(name, type) out->name = (type)chosen(o, NG_OPTION_##name);
+#define PARSE(kind, name, type) PARSE_##kind(name, type)
+
+/* What is no choice was refused before anybody asks for its number. */
+static int32_t chosen(const ng_options *o, ng_option_id id) {
+  const int32_t value = ng_option_chosen(o, id);
+  NG_ASSERT(value >= 0);
+  return value;
+}
+
+void ng_settings_of(const ng_options *o, ng_settings *out) {
+  out->family = ng_method_family(o->method);
+  NG_OPTION_LIST(PARSE)
+}
+
+/* ---- values by id ----------------------------------------------------------------------------*/
+
+/* A switch over ids rather than offsets into the struct: a field keeps its type, and an id without
+ * a case is a warning (-Wswitch). */
+#define NUMBER_REAL(name) (double)s->name
+#define NUMBER_INT(name) (double)s->name
+#define NUMBER_BOOL(name) (double)s->name
+#define NUMBER_CHOICE(name) (double)s->name
+#define NUMBER_TEXT(name) 0.0
+#define NUMBER(kind, name, type)                                                                   \
+  case NG_OPTION_##name:                                                                           \
+    return NUMBER_##kind(name);
+
+double ng_settings_number(const ng_settings *s, ng_option_id id) {
+  switch (id) {
+    NG_OPTION_LIST(NUMBER)
+  case NG_OPTION_COUNT:
+    break;
+  }
+  return 0.0;
+}
+
+/* Casts to int64_t lose nothing: schedules cut periods to whole steps and the table's upper bound
+ * is below 2^53.  The others are chosen, not moved: a schedule multiplies. */
+#define PUT_REAL(name)                                                                             \
+  if (id == NG_OPTION_##name) s->name = value;
+#define PUT_INT(name)                                                                              \
+  if (id == NG_OPTION_##name) s->name = (int64_t)value;
+#define PUT_BOOL(name)
+#define PUT_CHOICE(name)
+#define PUT_TEXT(name)
+#define PUT(kind, name, type) PUT_##kind(name)
+
+void ng_settings_put(ng_settings *s, ng_option_id id, double value) { NG_OPTION_LIST(PUT) }
+
+/* ---- names ------------------------------------------------------------------------------------*/
+
+/* For the other rooms, which have ids and no table. */
+const char *ng_option_name(ng_option_id id) { return ng_option_table[id].name; }
+
+const char *ng_choice_text(ng_option_id id, int32_t value) {
+  return ng_option_table[id].choice[value];
 }

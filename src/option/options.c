@@ -14,13 +14,19 @@
 /* The smallest struct that is one of ours: struct_size and method. */
 #define LEAST (offsetof(ng_options, method) + sizeof(const char *))
 
+/* Every function reads the caller's struct through ng_options_take and writes through
+ * ng_options_put, so that all between works on a struct of our own size. */
+
 /* ---- across the header -----------------------------------------------------------------------*/
 
+/* The defaults are kept as text, because that is what the table shows to people; they are read by
+ * the same code as anybody's text, so a default out of its range would be found by the first
+ * test. */
 void ng_options_standard(ng_options *full) {
   memset(full, 0, sizeof *full);
   full->struct_size = sizeof *full;
   full->method = ng_method_name("natgrad");
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     const ng_status st = ng_option_read(row, row->standard, full, NULL, 0);
     NG_ASSERT(st == NG_OK);
@@ -28,6 +34,8 @@ void ng_options_standard(ng_options *full) {
   }
 }
 
+/* A set byte beyond our struct is an option that we do not have: to leave it out silently would
+ * train with other settings than were asked for. */
 ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size) {
   if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
   if (o->struct_size < LEAST) {
@@ -46,18 +54,20 @@ ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, 
   }
   ng_options_standard(full);
   full->method = o->method;
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, o, full);
   }
   return NG_OK;
 }
 
+/* Nothing is written before every option that the caller cannot hold is known to be at its default:
+ * those are what an older program has always meant. */
 ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size) {
   ng_options standard;
   char now[64], before[64];
   ng_options_standard(&standard);
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (ng_option_end(row) <= o->struct_size) continue;
     if (!ng_option_write(row, full, now, sizeof now) ||
@@ -68,13 +78,14 @@ ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, s
     }
   }
   o->method = full->method;
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, full, o);
   }
   return NG_OK;
 }
 
+/* The size comes from the caller's header, by the inline function that calls this one. */
 ng_status ng_options_init_sized(ng_options *o, size_t size) {
   ng_options full;
   if (o == NULL || size < LEAST) return NG_ERR_ARG;
@@ -86,6 +97,7 @@ ng_status ng_options_init_sized(ng_options *o, size_t size) {
 
 /* ---- set and get -----------------------------------------------------------------------------*/
 
+/* One option alone: whether it goes with the others is asked when all are set, by _check. */
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
                          size_t message_size) {
   const ng_option_row *row = NULL;
@@ -96,6 +108,7 @@ ng_status ng_options_set(ng_options *o, const char *name, const char *value, cha
   return st == NG_OK ? ng_options_put(o, &full, message, message_size) : st;
 }
 
+/* No message: the callers are reports and files, which name the option themselves. */
 ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size) {
   const ng_option_row *row = NULL;
   ng_options full;
@@ -112,6 +125,7 @@ ng_status ng_options_get(const ng_options *o, const char *name, char *value, siz
 }
 
 /* NG_STAT_DECAY of stat_decay. */
+/* Cut to fit, though no name of the table is so long. */
 static void environment_name(const char *name, char *out, size_t size) {
   size_t n = (size_t)snprintf(out, size, "NG_%s", name);
   for (size_t i = 0; i < n && i < size; i++) {
@@ -119,14 +133,16 @@ static void environment_name(const char *name, char *out, size_t size) {
   }
 }
 
+/* The whole environment or nothing of it; the message names the variable, since nobody remembers
+ * what a shell exported. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
   char variable[64], why[NG_MESSAGE];
   ng_options full;
   ng_status st = ng_options_take(o, &full, message, message_size);
-  for (int32_t i = 0; i < ng_option_rows && st == NG_OK; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
     environment_name(ng_option_table[i].name, variable, sizeof variable);
     const char *value = getenv(variable);
-    if (value == NULL) continue;
+    if (value == NULL) continue; /* an empty one is a value, and is refused as such */
     st = ng_option_read(&ng_option_table[i], value, &full, why, sizeof why);
     if (st != NG_OK) {
       return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
@@ -137,15 +153,18 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
+/* Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt here does
+ * not compile.  Every refusal says what to change, in words that ng_options_set takes. */
+
 /* An option that the method's family does not have must hold its default, and a choice must be one
- * that the family knows. */
-static ng_status check_family(const ng_options *o, char *message, size_t size) {
-  const char *family = ng_method_family(o->method);
-  const bool rankone = ng_is(family, "rankone"), eva = ng_is(o->stat_scale, "eva");
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+ * that the family knows.  (Silently ignored, it would look as if it had been tried.) */
+static ng_status check_family(const ng_options *o, const ng_settings *s, char *message,
+                              size_t size) {
+  const bool rankone = ng_is(s->family, "rankone"), eva = s->stat_scale == NG_SCALE_EVA;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[64];
-    if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (row->family == NULL || ng_is(row->family, s->family)) continue;
     if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
@@ -153,16 +172,16 @@ static ng_status check_family(const ng_options *o, char *message, size_t size) {
         "%s",
         row->name, value, o->method, row->family, row->standard);
   }
-  if (rankone && !eva && !ng_is(o->stat_scale, "textbook")) {
+  if (rankone && !eva && s->stat_scale != NG_SCALE_TEXTBOOK) {
     return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
                       o->stat_scale, o->method);
   }
-  if (rankone && ng_is(o->stat_start, "identity")) {
+  if (rankone && s->stat_start == NG_START_IDENTITY) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "stat_start = identity: method %s averages vectors; take first or zero",
                       o->method);
   }
-  if (rankone && eva && !ng_is(o->positions, "expand")) {
+  if (rankone && eva && s->positions != NG_POSITIONS_EXPAND) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "positions = %s: stat_scale = eva takes the mean over positions in any case; "
                       "leave it at expand",
@@ -177,12 +196,11 @@ static ng_status check_family(const ng_options *o, char *message, size_t size) {
 
 /* Nothing is inverted: what damps an inverse must hold its default. */
 static ng_status check_product(const ng_options *o, char *message, size_t size) {
-  static const char *const damps[] = {"damping", "damping_split", "damping_leak"};
+  static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
+                                       NG_OPTION_damping_leak};
   for (int i = 0; i < 3; i++) {
-    const ng_option_row *row = NULL;
+    const ng_option_row *row = &ng_option_table[damps[i]];
     char value[64];
-    const ng_status st = ng_option_lookup(damps[i], &row, message, size);
-    if (st != NG_OK) return st;
     if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
@@ -192,50 +210,56 @@ static ng_status check_product(const ng_options *o, char *message, size_t size) 
 }
 
 /* An option that could have no effect beside the others is refused, unless it holds the value that
- * means nothing.  (Not those that another layer or a later ng_set could make use of: statistics with
- * sides = none, kl_clip and clip_bound with another clip.) */
-static ng_status check_together(const ng_options *o, char *message, size_t size) {
-  const bool eigen = ng_is(o->solver, "eigen");
-  const bool joint = ng_is(o->damping_split, "joint");
+ * means nothing.  (Not those that another layer or a later ng_set could make use of: statistics
+ * with sides = none, kl_clip and clip_bound with another clip.) */
+static ng_status check_together(const ng_options *o, const ng_settings *s, char *message,
+                                size_t size) {
+  /* The first conflict is the one told: solver and its own options, then what depends on those. */
+  const bool eigen = s->solver == NG_SOLVER_EIGEN;
+  const bool joint = s->damping_split == NG_SPLIT_JOINT;
   if (joint && !eigen) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "damping_split = joint needs solver = eigen; with %s take pi or full",
                       o->solver);
   }
-  if (o->prediv != 0 && !eigen) {
+  /* This and eigen_floor are read by the eigen solver only.  A value that is not read would look as
+   * if it counted. */
+  if (s->prediv && !eigen) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "prediv = 1 needs solver = eigen; with %s set prediv = 0", o->solver);
   }
-  if (o->eigen_floor > 0 && !eigen) {
+  if (s->eigen_floor > 0 && !eigen) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
                       o->eigen_floor, o->solver);
   }
-  if (!ng_is(o->solver, "cholesky") && !ng_is(o->cholesky_form, "auto")) {
+  if (s->solver != NG_SOLVER_CHOLESKY && s->cholesky_form != NG_FORM_AUTO) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
                       o->cholesky_form, o->solver);
   }
-  if (ng_is(o->solver, "product") != (o->radius > 0)) {
+  if ((s->solver == NG_SOLVER_PRODUCT) != (s->radius > 0)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "radius = %g with solver = %s: product needs a radius above 0, the others 0",
                       o->radius, o->solver);
   }
-  if (ng_is(o->solver, "product")) {
+  if (s->solver == NG_SOLVER_PRODUCT) {
     const ng_status st = check_product(o, message, size);
     if (st != NG_OK) return st;
   }
-  if (!(o->clip_bound > 0) &&
-      (ng_is(o->clip, "norm") || ng_is(o->clip, "ratio") || ng_is(o->clip, "rms"))) {
+  if (!(s->clip_bound > 0) &&
+      (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO || s->clip == NG_CLIP_RMS)) {
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0", o->clip);
   }
-  if (o->damping_leak != 0 && joint) {
+  /* What leaks is the shift of a factor. */
+  if (s->damping_leak && joint) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
         "factor");
   }
-  if (ng_is(o->fold, "direct") && !ng_is(o->factor_dtype, "f32")) {
+  /* A sum of many small samples would be lost in a bf16 average. */
+  if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
                       o->factor_dtype);
@@ -243,35 +267,44 @@ static ng_status check_together(const ng_options *o, char *message, size_t size)
   return NG_OK;
 }
 
-ng_status ng_options_verify(const ng_options *full, uint64_t skip, char *message, size_t size) {
+/* Rows first: only what they let through can be parsed, and so compared with the others. */
+ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
+                            size_t size) {
   if (full->method == NULL || !ng_method_known(full->method)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_options: method is '%s'; set it with "
                       "ng_options_set_method",
                       full->method == NULL ? "NULL" : ng_quote(full->method).text);
   }
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_status st = ng_option_verify(&ng_option_table[i], full, message, size);
     if (st != NG_OK) return st;
   }
-  ng_status st = check_family(full, message, size);
-  if (st == NG_OK) st = check_together(full, message, size);
+  ng_settings s;
+  ng_settings_of(full, &s);
+  ng_status st = check_family(full, &s, message, size);
+  if (st == NG_OK) st = check_together(full, &s, message, size);
+  /* Last: a schedule multiplies values that are known to be in range by now. */
   return st == NG_OK ? ng_schedule_verify(full, skip, message, size) : st;
 }
 
+/* For callers: nothing is overridden yet, so every schedule counts. */
 ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
   ng_options full;
   const ng_status st = ng_options_take(o, &full, message, message_size);
-  return st == NG_OK ? ng_options_verify(&full, 0, message, message_size) : st;
+  return st == NG_OK ? ng_options_verify(&full, NULL, message, message_size) : st;
 }
 
 /* ---- a layer's own values --------------------------------------------------------------------*/
 
+/* Blanks separate, so no value of a layer's list can have one; free texts, which may, are for the
+ * whole model. */
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* One "name=value"; *at moves behind it. */
-static ng_status override_one(ng_options *full, const char **at, uint64_t *mask, char *message,
-                              size_t size) {
+/* One "name=value"; *at moves behind it.  The word is copied, because it is cut at its equals sign
+ * and the text is the caller's. */
+static ng_status override_one(ng_options *full, const char **at, ng_option_mask *mask,
+                              char *message, size_t size) {
   char word[128];
   const ng_option_row *row = NULL;
   size_t n = 0;
@@ -292,23 +325,27 @@ static ng_status override_one(ng_options *full, const char **at, uint64_t *mask,
   *equals = 0;
   ng_status st = ng_option_lookup(word, &row, message, size);
   if (st != NG_OK) return st;
-  const uint64_t bit = (uint64_t)1 << (row - ng_option_table);
+  const int32_t id = (int32_t)(row - ng_option_table);
   if (!row->per_layer) {
     return ng_fail_to(message, size, NG_ERR_ARG, "%s holds for the whole model, not for a layer",
                       row->name);
   }
-  if ((*mask & bit) != 0) {
+  if (ng_bits_has(mask->word, id)) {
+    /* The last would win, and the first would look as if it counted. */
     return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", row->name);
   }
   st = ng_option_read(row, equals + 1, full, message, size);
-  if (st == NG_OK) *mask |= bit;
+  if (st == NG_OK) ng_bits_add(mask->word, id);
   return st;
 }
 
-ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, char *message,
+/* The result is checked with the layer's values in place: a layer may choose what the model's other
+ * values would not allow.  A schedule is not held against values that it will not move. */
+ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
                               size_t size) {
   ng_options full;
-  uint64_t set = 0;
+  ng_option_mask set; /* the caller's stays as it is if this fails */
+  memset(&set, 0, sizeof set);
   ng_status st = ng_options_take(o, &full, message, size);
   for (const char *at = text; st == NG_OK && at != NULL;) {
     while (is_blank(*at)) {
@@ -317,7 +354,7 @@ ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, c
     if (*at == 0) break;
     st = override_one(&full, &at, &set, message, size);
   }
-  if (st == NG_OK) st = ng_options_verify(&full, set, message, size);
+  if (st == NG_OK) st = ng_options_verify(&full, &set, message, size);
   if (st == NG_OK) st = ng_options_put(o, &full, message, size);
   if (st == NG_OK && mask != NULL) *mask = set;
   return st;
@@ -325,20 +362,22 @@ ng_status ng_options_override(ng_options *o, const char *text, uint64_t *mask, c
 
 /* ---- a copy of our own -----------------------------------------------------------------------*/
 
-/* Choices and the method become the library's own strings, so only free text is copied. */
+/* What the caller gave may be freed or changed as soon as a call returns.
+ * Choices and the method become the library's own strings, so only free text is copied. */
 ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out) {
   char message[NG_MESSAGE];
   ng_options full;
   memset(out, 0, sizeof *out);
   ng_status st = ng_options_take(o, &full, message, sizeof message);
-  if (st == NG_OK) st = ng_options_verify(&full, 0, message, sizeof message);
+  if (st == NG_OK) st = ng_options_verify(&full, NULL, message, sizeof message);
   if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
   full.method = ng_method_name(full.method);
   int32_t i = 0;
-  for (; i < ng_option_rows; i++) {
+  for (; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (row->type == NG_OPTION_CHOICE) {
-      ng_option_store_text(row, &full, ng_option_choice(row, ng_option_text(row, &full)));
+      const int32_t choice = ng_option_choice(row, ng_option_text(row, &full));
+      ng_option_store_text(row, &full, row->choice[choice]);
     } else if (row->type == NG_OPTION_TEXT) {
       const char *text = ng_option_text(row, &full);
       const size_t bytes = strlen(text) + 1;
@@ -349,7 +388,7 @@ ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out) 
       ng_option_store_text(row, out, copy);
     }
   }
-  if (i < ng_option_rows) {
+  if (i < NG_OPTION_COUNT) {
     ng_options_drop(ctx, out); /* holds what was copied so far */
     return ng_fail(ctx, NG_ERR_NOMEM, "ng_options: no memory for a copy");
   }
@@ -357,12 +396,13 @@ ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out) 
   return NG_OK;
 }
 
+/* Zeroed at the end, so that dropping twice, or what was never filled, is no mistake. */
 void ng_options_drop(ng_context *ctx, ng_options *o) {
-  for (int32_t i = 0; i < ng_option_rows; i++) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     if (row->type != NG_OPTION_TEXT) continue;
     const char *text = ng_option_text(row, o);
-    if (text == NULL) continue;
+    if (text == NULL) continue; /* a copy that was not finished */
     void *mine;
     memcpy(&mine, &text, sizeof mine); /* it was ours before it became const */
     ng_free(ctx, mine, strlen(text) + 1);

@@ -22,6 +22,12 @@ static ng_status put(job *j, const char *option, const char *value) {
   return NG_OK;
 }
 
+/* A clip of ours, for names whose value also says which. */
+static ng_status choose_clip(const job *j, ng_clip_kind kind) {
+  ng_option_store(&ng_option_table[NG_OPTION_clip], j->full, kind);
+  return NG_OK;
+}
+
 /* Python writes None; nothing and null come from files. */
 static bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
@@ -36,15 +42,16 @@ static ng_status take_lr(job *j) {
 }
 
 static ng_status take_kl_clip(job *j) {
-  if (is_none(j->value)) return put(j, "clip", "none");
+  if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = put(j, "kl_clip", j->value);
-  return st == NG_OK ? put(j, "clip", "kl") : st;
+  return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
 }
 
 /* There, 0 and negative numbers switch the clip off. */
 static ng_status take_kl_clip_sign(job *j) {
   double v;
-  if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0) return put(j, "clip", "none");
+  if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0)
+    return choose_clip(j, NG_CLIP_NONE);
   return take_kl_clip(j);
 }
 
@@ -52,8 +59,8 @@ static ng_status take_kl_clip_sign(job *j) {
 static ng_status take_kl_clip_zero(job *j) {
   double v;
   const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
-  if (number && v == 0) return put(j, "clip", "rescale");
-  return number && v < 0 ? put(j, "clip", "none") : take_kl_clip(j);
+  if (number && v == 0) return choose_clip(j, NG_CLIP_RESCALE);
+  return number && v < 0 ? choose_clip(j, NG_CLIP_NONE) : take_kl_clip(j);
 }
 
 static ng_status take_radius(job *j) {
@@ -78,22 +85,29 @@ static ng_status take_new_weight(job *j) {
   return put(j, "stat_decay", text);
 }
 
+static bool solves_by_eigen(const job *j) {
+  return ng_option_chosen(j->full, NG_OPTION_solver) == NG_SOLVER_EIGEN;
+}
+
 static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
     return refuse(j, NG_ERR_ARG, "eigen or inverse");
-  if (!eigen) return ng_options_set_values(j->full, ng_kaisa_inverse, j->message, j->size);
-  if (ng_is(j->full->solver, "eigen")) return NG_OK; /* prediv may have been chosen already */
-  static const char *const eigen_again[] = {"solver=eigen", "prediv=1", "damping_split=joint",
-                                            NULL};
-  return ng_options_set_values(j->full, eigen_again, j->message, j->size);
+  static const ng_value eigen_again[] = {{NG_OPTION_solver, NG_SOLVER_EIGEN},
+                                         {NG_OPTION_prediv, 1},
+                                         {NG_OPTION_damping_split, NG_SPLIT_JOINT},
+                                         NG_VALUES_END};
+  if (!eigen) ng_options_set_values(j->full, ng_kaisa_inverse);
+  /* with eigen as before, prediv may have been chosen already */
+  if (eigen && !solves_by_eigen(j)) ng_options_set_values(j->full, eigen_again);
+  return NG_OK;
 }
 
 /* The published inverse method accepts the flag and does not look at it. */
 static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "prediv", flag && ng_is(j->full->solver, "eigen") ? "1" : "0");
+  return put(j, "prediv", flag && solves_by_eigen(j) ? "1" : "0");
 }
 
 static ng_status take_fraction(job *j) {
@@ -142,10 +156,10 @@ static ng_status take_width(job *j) {
 /* Open in the published class `inverse` only; `eigen` always sends, the DP classes never do. */
 static ng_status take_communicate(job *j) {
   int32_t flag;
-  const bool local = ng_is(j->full->statistics, "local");
+  const bool local = ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   if (local && flag) return refuse(j, NG_ERR_ARG, "false: DP-KFAC never sends inverses");
-  if (!local && !flag && ng_is(j->full->solver, "eigen")) {
+  if (!local && !flag && solves_by_eigen(j)) {
     return refuse(j, NG_ERR_ARG, "true: the published eigen class always sends its eigenbases");
   }
   return put(j, j->row->option, flag ? "1" : "0");

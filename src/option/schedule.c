@@ -23,6 +23,12 @@
 #define FACTOR_MAX 1e6
 #define NUMBER_MAX 40
 
+/* The options that may move.  The order is that of the `live` part of a state on disk, and of the
+ * nearest name where two are as near. */
+const ng_option_id ng_scheduled[NG_SCHEDULED] = {NG_OPTION_damping, NG_OPTION_stat_decay,
+                                                 NG_OPTION_kl_clip, NG_OPTION_stat_period,
+                                                 NG_OPTION_solve_period};
+
 typedef enum rule { RULE_NONE, RULE_ABSOLUTE, RULE_CUMULATIVE, RULE_RAMP } rule;
 
 typedef struct entry {
@@ -34,8 +40,8 @@ typedef struct entry {
 
 struct ng_schedule {
   size_t bytes;
-  entry entry[NG_LIVE_COUNT];
-  int64_t point[]; /* of all entries */
+  entry entry[NG_SCHEDULED]; /* [place in ng_scheduled] */
+  int64_t point[];           /* of all entries */
 };
 
 /* ---- reading --------------------------------------------------------------------------------*/
@@ -46,9 +52,9 @@ typedef struct reader {
   const char *at;
   ng_schedule *into;
   const ng_options *against;
-  uint64_t skip;
+  const ng_option_mask *skip; /* NULL: none */
   int64_t points;
-  rule seen[NG_LIVE_COUNT];
+  rule seen[NG_SCHEDULED];
   char *message;
   size_t size;
 } reader;
@@ -81,33 +87,34 @@ static bool take_word(reader *r, const char *stops, char *word) {
   return true;
 }
 
-static const char *live_at(int32_t i) { return ng_live_name[i]; }
+static const ng_option_row *row_of(int32_t k) { return &ng_option_table[ng_scheduled[k]]; }
 
-static int32_t live_find(const char *name) {
-  for (int32_t i = 0; i < NG_LIVE_COUNT; i++) {
-    if (ng_is(ng_live_name[i], name)) return i;
+static const char *name_at(int32_t k) { return row_of(k)->name; }
+
+/* Place in ng_scheduled, -1: the option has no schedule.  Five comparisons; a table by id would be
+ * one more list to keep. */
+static int32_t place_of(int32_t id) {
+  for (int32_t k = 0; k < NG_SCHEDULED; k++) {
+    if ((int32_t)ng_scheduled[k] == id) return k;
   }
   return -1;
 }
 
-static const ng_option_row *row_of(int32_t live) {
-  return &ng_option_table[ng_option_find(ng_live_name[live])];
-}
-
-static double cut(int32_t live, double v) {
-  const bool period = live == NG_LIVE_STAT || live == NG_LIVE_SOLVE;
-  return period ? fmax(1, trunc(v)) : v;
+/* A period never falls below one step, and steps are whole; cut at every point, not at the end, as
+ * the published scheduler does. */
+static double cut(int32_t k, double v) {
+  return row_of(k)->type == NG_OPTION_INT ? fmax(1, trunc(v)) : v;
 }
 
 /* The value after point n (1-based) of an entry; `last` is the one before. */
-static double next_value(const entry *e, int32_t live, double base, double last, int64_t n) {
-  return cut(live,
-             e->rule == RULE_CUMULATIVE ? last * e->factor : base * pow(e->factor, (double)n));
+static double next_value(const entry *e, int32_t k, double base, double last, int64_t n) {
+  return cut(k, e->rule == RULE_CUMULATIVE ? last * e->factor : base * pow(e->factor, (double)n));
 }
 
-static ng_status read_points(reader *r, const char *whole, int32_t live, entry *e) {
-  const ng_option_row *row = row_of(live);
-  const bool verify = r->against != NULL && (r->skip >> (row - ng_option_table) & 1) == 0;
+static ng_status read_points(reader *r, const char *whole, int32_t k, entry *e) {
+  const ng_option_row *row = row_of(k);
+  const bool verify = r->against != NULL &&
+                      (r->skip == NULL || !ng_bits_has(r->skip->word, (int32_t)ng_scheduled[k]));
   const double base = r->against == NULL ? 0 : ng_option_number(row, r->against);
   char word[NUMBER_MAX], hint[NUMBER_MAX * 2];
   double v = base;
@@ -124,7 +131,7 @@ static ng_status read_points(reader *r, const char *whole, int32_t live, entry *
     if (r->into != NULL) r->into->point[r->points] = t;
     r->points++;
     e->points++;
-    v = next_value(e, live, base, v, e->points);
+    v = next_value(e, k, base, v, e->points);
     if (verify && !ng_option_in_range(row, v)) {
       (void)snprintf(hint, sizeof hint, " %g at step %s", v, word);
       return complain(r, whole, "leaves the range of the option:", hint);
@@ -141,21 +148,22 @@ static ng_status read_entry(reader *r) {
   for (char *c = word; *c != 0; c++) {
     if (*c == '-') *c = '_';
   }
-  const int32_t live = live_find(word);
-  if (live < 0) {
+  const int32_t k = place_of(ng_option_find(word));
+  if (k < 0) {
     return complain(r, whole, "only damping, stat_decay, kl_clip and the periods have a schedule",
-                    ng_hint_of(ng_nearest(word, live_at, NG_LIVE_COUNT)).text);
+                    ng_hint_of(ng_nearest(word, name_at, NG_SCHEDULED)).text);
   }
-  const char *family = row_of(live)->family;
+  const char *family = row_of(k)->family;
   if (family != NULL && r->against != NULL &&
       !ng_is(ng_method_family(r->against->method), family)) {
     return complain(r, whole, "this option is not one of the method ", r->against->method);
   }
-  if (r->seen[live] != RULE_NONE) return complain(r, whole, "this option has an entry already", "");
+  if (r->seen[k] != RULE_NONE) return complain(r, whole, "this option has an entry already", "");
   if (*r->at == '~') {
     r->at++;
     e.rule = RULE_RAMP;
-    if (live != NG_LIVE_DECAY) return complain(r, whole, "'~' is for stat_decay only", "");
+    if (ng_scheduled[k] != NG_OPTION_stat_decay)
+      return complain(r, whole, "'~' is for stat_decay only", "");
     if (!take_word(r, "", word) || !ng_read_real(word, &e.factor) || !(e.factor > 0) ||
         e.factor > 1) {
       return complain(r, whole, "expected a number, 0 < M <= 1, after '~'", "");
@@ -169,13 +177,13 @@ static ng_status read_entry(reader *r) {
       return complain(r, whole, "expected a factor, 0 < F <= 1e6, after '*'", "");
     }
     if (*r->at != '@') return complain(r, whole, "expected '@' and steps after the factor", "");
-    const ng_status st = read_points(r, whole, live, &e);
+    const ng_status st = read_points(r, whole, k, &e);
     if (st != NG_OK) return st;
   } else {
     return complain(r, whole, "expected '*', '*=' or '~' after the name", "");
   }
-  r->seen[live] = e.rule;
-  if (r->into != NULL) r->into->entry[live] = e;
+  r->seen[k] = e.rule;
+  if (r->into != NULL) r->into->entry[k] = e;
   return NG_OK;
 }
 
@@ -195,7 +203,8 @@ ng_status ng_schedule_form(const char *text, char *message, size_t size) {
   return read_all(&r);
 }
 
-ng_status ng_schedule_verify(const ng_options *full, uint64_t skip, char *message, size_t size) {
+ng_status ng_schedule_verify(const ng_options *full, const ng_option_mask *skip, char *message,
+                             size_t size) {
   reader r = {
       .at = full->schedule, .against = full, .skip = skip, .message = message, .size = size};
   return read_all(&r);
@@ -225,22 +234,23 @@ void ng_schedule_free(ng_context *ctx, ng_schedule *s) {
 
 /* ---- values ----------------------------------------------------------------------------------*/
 
-bool ng_schedule_has(const ng_schedule *s, const char *option) {
-  const int32_t live = live_find(option);
-  return s != NULL && live >= 0 && s->entry[live].rule != RULE_NONE;
+/* NULL is a schedule without entries: most runs have none. */
+bool ng_schedule_has(const ng_schedule *s, ng_option_id option) {
+  const int32_t k = place_of((int32_t)option);
+  return s != NULL && k >= 0 && s->entry[k].rule != RULE_NONE;
 }
 
-double ng_schedule_value(const ng_schedule *s, const char *option, double base, int64_t since,
+double ng_schedule_value(const ng_schedule *s, ng_option_id option, double base, int64_t since,
                          int64_t t) {
-  const int32_t live = live_find(option);
-  if (s == NULL || live < 0 || s->entry[live].rule == RULE_NONE) return base;
-  const entry *e = &s->entry[live];
+  const int32_t k = place_of((int32_t)option);
+  if (s == NULL || k < 0 || s->entry[k].rule == RULE_NONE) return base;
+  const entry *e = &s->entry[k];
   if (e->rule == RULE_RAMP) return fmin(1 - 1 / (double)ng_max64(t, 1), e->factor);
   double v = base;
   int64_t n = 0;
   for (int64_t i = 0; i < e->points && e->point[i] <= t; i++) {
-    if (e->point[i] > since) v = next_value(e, live, base, v, ++n);
+    if (e->point[i] > since) v = next_value(e, k, base, v, ++n);
   }
   /* ng_set may have moved the base to where the factors lead out of the range. */
-  return ng_option_clamp(row_of(live), v);
+  return ng_option_clamp(row_of(k), v);
 }

@@ -11,25 +11,25 @@ int64_t ng_average_take(const ng_block *b, const ng_obs *o) {
 }
 
 double ng_average_weight(const ng_block *b, int64_t take) {
-  return ng_is(b->opt.call_weight, "equal") ? 1.0 : (double)take;
+  return b->opt.call_weight == NG_CALL_WEIGHT_EQUAL ? 1.0 : (double)take;
 }
 
 double ng_average_rho(const ng_block *b, const ng_average *a) {
-  const bool ema = ng_is(b->opt.calls, "ema");
+  const bool ema = b->opt.calls == NG_CALLS_EMA;
   const bool first = !a->started && (!ema || a->w == 0.0); /* ema: a second call has an old */
-  return first && ng_is(b->opt.stat_start, "first") ? 0.0 : b->live[NG_LIVE_DECAY];
+  return first && b->opt.stat_start == NG_START_FIRST ? 0.0 : b->opt.stat_decay;
 }
 
 ng_mix ng_average_call(const ng_block *b, ng_average *a, int64_t take) {
   const double weight = ng_average_weight(b, take), rho = ng_average_rho(b, a);
   ng_mix mix = {1.0, weight};
-  if (ng_is(b->opt.calls, "ema")) {
+  if (b->opt.calls == NG_CALLS_EMA) {
     mix = (ng_mix){a->w > 0.0 ? rho : 1.0, 1.0 - rho};
     a->keep = a->w > 0.0 ? a->keep * rho : rho;
     a->w += weight;
     return mix;
   }
-  if (ng_is(b->opt.calls, "last") && a->w > 0.0) {
+  if (b->opt.calls == NG_CALLS_LAST && a->w > 0.0) {
     mix.old = 0.0;
     a->w = 0.0;
   }
@@ -39,7 +39,7 @@ ng_mix ng_average_call(const ng_block *b, ng_average *a, int64_t take) {
 }
 
 double ng_average_own(const ng_block *b, const ng_average *a) {
-  return ng_is(b->opt.calls, "ema") && a->w > 0.0 ? a->w : 1.0;
+  return b->opt.calls == NG_CALLS_EMA && a->w > 0.0 ? a->w : 1.0;
 }
 
 void ng_average_weights(ng_average *input, ng_average *grad, double w[4], bool set) {
@@ -58,8 +58,8 @@ void ng_average_weights(ng_average *input, ng_average *grad, double w[4], bool s
 /* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks. */
 ng_mix ng_average_fold(const ng_block *b, const ng_average *a) {
   const double keep = a->total_keep / a->total;
-  const bool ema = ng_is(b->opt.calls, "ema");
-  const bool summed = b->p->ctx->ranks > 1 && ng_is(b->opt.statistics, "all");
+  const bool ema = b->opt.calls == NG_CALLS_EMA;
+  const bool summed = b->p->ctx->ranks > 1 && b->opt.statistics == NG_STATISTICS_ALL;
   return (ng_mix){keep, !ema ? (1.0 - keep) / a->total : summed ? 1.0 / a->total : 1.0};
 }
 

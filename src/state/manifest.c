@@ -162,7 +162,8 @@ static ng_status read_layers(const ng_precond *p, const json_t *layers, char *me
 
 /* Where results are kept and who owns what: a state does not depend on it. */
 static bool does_not_matter(const char *option) {
-  return ng_is(option, "placement") || ng_is(option, "grad_worker_fraction");
+  const int32_t id = ng_option_find(option);
+  return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction;
 }
 
 /* Room for any option as text: numbers, choices, and the two free texts. */
@@ -269,11 +270,12 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
   for (int i = 0; i < 4 && st == NG_OK; i++) {
     st = read_count(c, "counter", rung_name[i], most, &s->rung[i], message, size);
   }
-  for (int i = 0; i < NG_LIVE_COUNT && st == NG_OK; i++) {
+  for (int i = 0; i < NG_SCHEDULED && st == NG_OK; i++) {
     char where[64];
-    (void)snprintf(where, sizeof where, "live '%s'", ng_live_name[i]);
-    st = read_count(json_object_get(live, ng_live_name[i]), where, "since", s->steps, &s->since[i],
-                    message, size);
+    const char *name = ng_option_name(ng_scheduled[i]);
+    (void)snprintf(where, sizeof where, "live '%s'", name);
+    st = read_count(json_object_get(live, name), where, "since", s->steps, &s->since[i], message,
+                    size);
   }
   if (st != NG_OK) return st;
   const json_t *nu = json_object_get(last, "clip"), *inner = json_object_get(last, "inner");
@@ -355,12 +357,14 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
 
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   p->opt = s->opt;
+  ng_settings_of(&p->opt, &p->base);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->opt = p->opt;
+    ng_options own = p->opt;
     if (b->entry->d.options != NULL) { /* tried on a copy by read_options */
-      (void)ng_options_override(&b->opt, b->entry->d.options, &b->overridden, NULL, 0);
+      (void)ng_options_override(&own, b->entry->d.options, &b->overridden, NULL, 0);
     }
+    ng_settings_of(&own, &b->base);
   }
   memcpy(p->since, s->since, sizeof p->since);
   p->steps = s->steps;
@@ -478,11 +482,12 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, m, "library", json_string(version));
   add(&ok, m, "method", json_string(p->opt.method));
   add(&ok, m, "options", make_options(p, &ok));
-  for (int i = 0; i < NG_LIVE_COUNT; i++) {
+  for (int i = 0; i < NG_SCHEDULED; i++) {
     json_t *l = json_object();
-    add(&ok, l, "value", json_real(p->live[i]));
+    const ng_option_id id = ng_scheduled[i];
+    add(&ok, l, "value", json_real(ng_settings_number(&p->now, id)));
     add(&ok, l, "since", json_integer((json_int_t)p->since[i]));
-    add(&ok, live, ng_live_name[i], l);
+    add(&ok, live, ng_option_name(id), l);
   }
   add(&ok, m, "live", live);
   add(&ok, c, "steps", json_integer((json_int_t)p->steps));

@@ -36,7 +36,7 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
 /* What a manifest says about this model, verified and ready to be put in place. */
 typedef struct ng_snapshot {
   ng_options opt; /* texts borrowed from p */
-  int64_t since[NG_LIVE_COUNT];
+  int64_t since[NG_SCHEDULED];
   int64_t steps, updates, skipped, rung[4];
   double nu, inner;
 } ng_snapshot;

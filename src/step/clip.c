@@ -14,10 +14,10 @@
 enum { MOST_RATIO = 50 };
 
 static bool by_tensor(const ng_precond *p) {
-  return ng_is(p->opt.clip, "ratio") || ng_is(p->opt.clip, "rms");
+  return p->now.clip == NG_CLIP_RATIO || p->now.clip == NG_CLIP_RMS;
 }
 
-bool ng_clip_reads_weights(const ng_precond *p) { return ng_is(p->opt.clip, "ratio"); }
+bool ng_clip_reads_weights(const ng_precond *p) { return p->now.clip == NG_CLIP_RATIO; }
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
@@ -50,26 +50,26 @@ void ng_clip_measure(ng_precond *p) {
  * (<H, D>, |D|^2, |H|^2 of H = G D A) becomes that of PD only here. */
 static void ascend(ng_precond *p, double *inner, double d2, double *pd2) {
   const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
-  p->ascent = d2 > 0.0 ? fmin(p->opt.radius / sqrt(d2), MOST) : 0.0;
+  p->ascent = d2 > 0.0 ? fmin(p->now.radius / sqrt(d2), MOST) : 0.0;
   *pd2 = d2 + 2.0 * p->ascent * *inner + p->ascent * p->ascent * *pd2;
   *inner = d2 + p->ascent * *inner;
 }
 
 /* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes. */
 static double common_factor(const ng_precond *p, double d2, double pd2) {
-  if (ng_is(p->opt.clip, "kl")) {
+  if (p->now.clip == NG_CLIP_KL) {
     const double s = fabs(p->lr * p->lr * p->inner);
-    return s > 0.0 ? fmin(1.0, sqrt(p->live[NG_LIVE_KL] / s)) : 1.0;
+    return s > 0.0 ? fmin(1.0, sqrt(p->now.kl_clip / s)) : 1.0;
   }
-  if (ng_is(p->opt.clip, "rescale")) return pd2 > 0.0 ? sqrt(d2 / pd2) : 1.0;
-  if (ng_is(p->opt.clip, "norm")) return fmin(1.0, p->opt.clip_bound / sqrt(pd2));
+  if (p->now.clip == NG_CLIP_RESCALE) return pd2 > 0.0 ? sqrt(d2 / pd2) : 1.0;
+  if (p->now.clip == NG_CLIP_NORM) return fmin(1.0, p->now.clip_bound / sqrt(pd2));
   return 1.0;
 }
 
 void ng_clip_agreed(ng_precond *p, const double sum[3]) {
   double pd2 = sum[2];
   p->inner = sum[0];
-  if (ng_is(p->opt.solver, "product")) ascend(p, &p->inner, sum[1], &pd2);
+  if (p->now.solver == NG_SOLVER_PRODUCT) ascend(p, &p->inner, sum[1], &pd2);
   p->nu = common_factor(p, sum[1], pd2);
   if (!(p->nu - p->nu == 0.0) || !(p->inner - p->inner == 0.0) || !(pd2 - pd2 == 0.0)) {
     p->refused = true; /* sums overflowed: the same on every rank */
@@ -81,7 +81,7 @@ void ng_clip_agreed(ng_precond *p, const double sum[3]) {
 /* ---- does it fit -----------------------------------------------------------------------------*/
 
 double ng_clip_largest(const ng_precond *p) {
-  return (ng_is(p->opt.clip, "ratio") ? MOST_RATIO : p->nu) * sqrt(p->pd2);
+  return (p->now.clip == NG_CLIP_RATIO ? MOST_RATIO : p->nu) * sqrt(p->pd2);
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
@@ -90,9 +90,10 @@ double ng_clip_largest(const ng_precond *p) {
  * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
  * Stern 2018, arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, double w2, double pd2, double count) {
-  const double bound = p->opt.clip_bound;
+  const double bound = p->now.clip_bound;
   if (!(pd2 > 0.0)) return 1.0;
-  if (ng_is(p->opt.clip, "ratio")) return w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(w2 / pd2)) : 1.0;
+  if (p->now.clip == NG_CLIP_RATIO)
+    return w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(w2 / pd2)) : 1.0;
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
 }
 

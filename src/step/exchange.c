@@ -116,7 +116,7 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 ng_status ng_exchange_sums(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
-  if (c->size == 1 || !ng_is(p->opt.statistics, "all")) return NG_OK;
+  if (c->size == 1 || p->now.statistics != NG_STATISTICS_ALL) return NG_OK;
   const ng_group world = ng_group_world(c);
   bool any = false;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -127,7 +127,7 @@ ng_status ng_exchange_sums(ng_precond *p) {
   }
   if (!any) return NG_OK;
   ng_queue_wait(p->ctx->queue); /* here and below: a transport works in host memory, now */
-  if (ng_is(p->opt.fold, "sum")) {
+  if (p->now.fold == NG_FOLD_SUM) {
     const int64_t count = p->held[NG_USE_SUMS] / (int64_t)sizeof(float);
     if (ng_comm_sum(c, &world, p->arena[NG_USE_SUMS], count, NG_F32) != NG_OK) {
       return failed(p, "statistics");

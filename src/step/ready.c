@@ -57,25 +57,27 @@ static bool wants_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
 static ng_status make_block(ng_precond *p, ng_entry *e) {
   ng_block *b = ng_object(p, sizeof *b);
   if (b == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", e->d.name);
-  b->ops = ng_family_find(ng_method_family(p->opt.method));
+  b->ops = ng_family_find(p->base.family);
   b->p = p;
   b->entry = e;
   b->number = p->blocks;
-  b->opt = p->opt;
+  ng_options mine = p->opt;
   b->rung = 0;
   if (e->d.options != NULL) {
     char message[NG_MESSAGE] = "";
     const ng_status st =
-        ng_options_override(&b->opt, e->d.options, &b->overridden, message, sizeof message);
+        ng_options_override(&mine, e->d.options, &b->overridden, message, sizeof message);
     if (st != NG_OK) {
       ng_object_free(p, b, sizeof *b);
       return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
     }
   }
+  ng_settings_of(&mine, &b->base);
+  b->opt = b->base;
   b->owner = b->number % p->ctx->ranks;
   b->column = b->owner % p->grid.n;
   const bool own = b->owner == p->ctx->rank;
-  b->holds_stats = own || ng_is(b->opt.statistics, "all");
+  b->holds_stats = own || b->opt.statistics == NG_STATISTICS_ALL;
   b->holds_result = b->column == p->grid.column;
   b->sees = b->ops->sees;
   const ng_status st = b->ops->create(b);
@@ -188,7 +190,8 @@ static ng_status walk_blocks(ng_precond *p, ng_plan *plan) {
 }
 
 static void walk_moments(ng_precond *p, ng_plan *plan) {
-  const int each = ng_is(p->opt.update, "adamw") ? 2 : ng_is(p->opt.update, "sgd") ? 1 : 0;
+  const ng_update update = p->base.update;
+  const int each = update == NG_UPDATE_ADAMW ? 2 : update == NG_UPDATE_SGD ? 1 : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {

@@ -10,12 +10,12 @@
 #include <math.h>
 
 bool ng_stat_due(const ng_precond *p, const ng_block *b) {
-  return p->steps % (int64_t)b->live[NG_LIVE_STAT] == 0;
+  return p->steps % b->opt.stat_period == 0;
 }
 
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   if (b->ops->solve == NULL) return false;
-  return !b->solved || p->steps % (int64_t)b->live[NG_LIVE_SOLVE] == 0;
+  return !b->solved || p->steps % b->opt.solve_period == 0;
 }
 
 /* ---- check -----------------------------------------------------------------------------------*/
@@ -37,11 +37,15 @@ static ng_status check_bound(ng_precond *p, const ng_entry *e) {
 }
 
 static ng_status check(ng_precond *p) {
-  static const char *const name[] = {"gradient", "sgd", "adamw"};
+  static const ng_update takes[] = {[NG_SINK_GRADIENT] = NG_UPDATE_GRADIENT,
+                                    [NG_SINK_SGD] = NG_UPDATE_SGD,
+                                    [NG_SINK_ADAMW] = NG_UPDATE_ADAMW};
   static const char *const call[] = {"ng_step", "ng_step_sgd", "ng_step_adamw"};
-  if (!ng_is(p->opt.update, name[p->sink.kind])) {
+  const ng_update update = takes[p->sink.kind];
+  if (p->now.update != update) {
     p->trouble = ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'",
-                         call[p->sink.kind], p->opt.update, name[p->sink.kind]);
+                         call[p->sink.kind], p->opt.update,
+                         ng_choice_text(NG_OPTION_update, (int32_t)update));
   }
   if (!(p->lr >= 0.0 && p->lr - p->lr == 0.0)) {
     p->trouble = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0",

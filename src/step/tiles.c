@@ -16,7 +16,7 @@ enum { ELEMENTS = 16384, PIECES = 256 };
 
 static bool has_tiles(const ng_precond *p, const ng_entry *e) {
   if (e->block != NULL) return e->block->ops->measure_tile != NULL;
-  return !e->d.frozen && !ng_is(p->opt.update, "gradient");
+  return !e->d.frozen && p->now.update != NG_UPDATE_GRADIENT;
 }
 
 /* Rows [row, row + rows) by columns [col, col + cols) of one group, as tiles; counts them, and

@@ -9,7 +9,7 @@ same() { # WHAT FILE: against the table
   diff "$scratch/table" "$2" >"$scratch/diff" || fail "the option table and $1 differ: $(cat "$scratch/diff")"
 }
 
-sed -nE 's/^ *\{AT\([A-Z]+, ([a-z_]+)\).*/\1/p' src/option/option_table.c >"$scratch/table"
+sed -nE 's/^ *ROW\(([a-z_]+), .*/\1/p' src/option/option_table.c >"$scratch/table"
 [[ $(wc -l <"$scratch/table") -ge 30 ]] || fail "the option table has $(wc -l <"$scratch/table") rows"
 
 "$natgrad" info --options | awk '{ print $1 }' >"$scratch/info"

@@ -1,0 +1,135 @@
+/* settings.h: the options as the rooms read them: choices are enums, parsed once.
+ *
+ * ng_options crosses the header and keeps its choices as texts.  Inside, nobody compares texts: a
+ * choice that is misspelt does not compile, and what is asked for every observation or tile is one
+ * comparison of numbers.  options.c checks the texts, option_value.c turns them into this struct,
+ * and step/values.c moves it.
+ *
+ *   p->opt    ng_options, owned: what ng_get, messages and the state on disk show
+ *   p->base   the same, parsed; b->base: with the layer's own values
+ *   p->now    the coming step: p->base moved by the schedule; b->opt: the same for a block
+ *
+ * Rooms read p->now and b->opt.  base is for what is decided once, at ng_ready: memory must not
+ * depend on the step at which it was asked for. */
+#ifndef NG_SETTINGS_H
+#define NG_SETTINGS_H
+
+#include "natgrad.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- choices ---------------------------------------------------------------------------------*/
+
+/* A value is the place of its text in ng_option_row.choice: option_table.c writes that list with
+ * these names as designators, so neither can move without the other.  The first is not always the
+ * default; a struct of zeros is therefore no valid ng_settings. */
+typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
+typedef enum ng_form { NG_FORM_AUTO, NG_FORM_INVERSE, NG_FORM_FACTOR } ng_form;
+typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI } ng_split;
+typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
+typedef enum ng_stat_scale {
+  NG_SCALE_TEXTBOOK,
+  NG_SCALE_KAISA,
+  NG_SCALE_MPD_KFAC,
+  NG_SCALE_EVA
+} ng_stat_scale;
+typedef enum ng_positions { NG_POSITIONS_EXPAND, NG_POSITIONS_REDUCE } ng_positions;
+typedef enum ng_calls { NG_CALLS_MEAN, NG_CALLS_EMA, NG_CALLS_LAST } ng_calls;
+typedef enum ng_call_weight { NG_CALL_WEIGHT_SAMPLES, NG_CALL_WEIGHT_EQUAL } ng_call_weight;
+typedef enum ng_fold { NG_FOLD_SUM, NG_FOLD_DIRECT } ng_fold;
+typedef enum ng_clip_kind {
+  NG_CLIP_KL,
+  NG_CLIP_RESCALE,
+  NG_CLIP_NORM,
+  NG_CLIP_RATIO,
+  NG_CLIP_RMS,
+  NG_CLIP_NONE
+} ng_clip_kind;
+typedef enum ng_statistics { NG_STATISTICS_ALL, NG_STATISTICS_LOCAL } ng_statistics;
+typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
+typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
+typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
+
+/* ---- the one list ----------------------------------------------------------------------------*/
+
+/* Every option in the order of ng_options: kind as in ng_option_type, name, type in ng_settings.
+ * Ids, fields of ng_settings, the kinds of the rows and their parsing are all made from it; a row
+ * of option_table.c is placed by its id.  dtypes are choices whose values are the header's. */
+#define NG_OPTION_LIST(X)                                                                          \
+  X(CHOICE, solver, ng_solver)                                                                     \
+  X(CHOICE, cholesky_form, ng_form)                                                                \
+  X(BOOL, prediv, bool)                                                                            \
+  X(REAL, eigen_floor, double)                                                                     \
+  X(REAL, damping, double)                                                                         \
+  X(CHOICE, damping_split, ng_split)                                                               \
+  X(BOOL, damping_leak, bool)                                                                      \
+  X(REAL, stat_decay, double)                                                                      \
+  X(CHOICE, stat_start, ng_start)                                                                  \
+  X(CHOICE, stat_scale, ng_stat_scale)                                                             \
+  X(CHOICE, positions, ng_positions)                                                               \
+  X(INT, stat_batch, int64_t)                                                                      \
+  X(CHOICE, calls, ng_calls)                                                                       \
+  X(CHOICE, call_weight, ng_call_weight)                                                           \
+  X(CHOICE, fold, ng_fold)                                                                         \
+  X(INT, stat_period, int64_t)                                                                     \
+  X(INT, solve_period, int64_t)                                                                    \
+  X(INT, max_factor, int64_t)                                                                      \
+  X(INT, factor_blocks, int64_t)                                                                   \
+  X(CHOICE, factor_dtype, ng_dtype)                                                                \
+  X(CHOICE, inverse_dtype, ng_dtype)                                                               \
+  X(CHOICE, clip, ng_clip_kind)                                                                    \
+  X(REAL, kl_clip, double)                                                                         \
+  X(TEXT, skip_layers, const char *)                                                               \
+  X(INT, exclude_width, int64_t)                                                                   \
+  X(TEXT, schedule, const char *)                                                                  \
+  X(CHOICE, statistics, ng_statistics)                                                             \
+  X(CHOICE, placement, ng_placement)                                                               \
+  X(REAL, grad_worker_fraction, double)                                                            \
+  X(CHOICE, update, ng_update)                                                                     \
+  X(CHOICE, sides, ng_sides)                                                                       \
+  X(REAL, clip_bound, double)                                                                      \
+  X(REAL, radius, double)
+
+#define NG_AS_ID(kind, name, type) NG_OPTION_##name,
+typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;
+#undef NG_AS_ID
+
+#define NG_AS_FIELD(kind, name, type) type name;
+typedef struct ng_settings {
+  const char *family;         /* name of the method's, for ng_family_find */
+  NG_OPTION_LIST(NG_AS_FIELD) /* texts are borrowed from the ng_options they came from */
+} ng_settings;
+#undef NG_AS_FIELD
+
+/* ---- sets of options -------------------------------------------------------------------------*/
+
+/* One bit a member, as many words as that takes: the table may grow beyond any word. */
+#define NG_BIT_WORDS(count) (((count) + 63) / 64)
+
+static inline bool ng_bits_has(const uint64_t *word, int32_t i) {
+  return (word[i / 64] >> (i % 64) & 1) != 0;
+}
+static inline void ng_bits_add(uint64_t *word, int32_t i) {
+  word[i / 64] |= UINT64_C(1) << (i % 64);
+}
+
+typedef struct ng_option_mask {
+  uint64_t word[NG_BIT_WORDS(NG_OPTION_COUNT)];
+} ng_option_mask;
+
+/* ---- option_value.c ---------------------------------------------------------------------------*/
+
+/* `o` must have passed ng_options_verify's rows: what is no choice there has no value here. */
+void ng_settings_of(const ng_options *o, ng_settings *out);
+
+/* A value by its id, for code that walks options.  A choice counts as its enum, a text as 0; put is
+ * for reals and whole numbers, which are what schedules move. */
+double ng_settings_number(const ng_settings *s, ng_option_id id);
+void ng_settings_put(ng_settings *s, ng_option_id id, double value);
+
+const char *ng_option_name(ng_option_id id);
+/* Text of a choice for messages: ng_choice_text(NG_OPTION_solver, NG_SOLVER_EIGEN) is "eigen". */
+const char *ng_choice_text(ng_option_id id, int32_t value);
+
+#endif

@@ -1,0 +1,183 @@
+/* t_option_settings.c: options as the rooms read them: ids, rows and fields in step, choices as
+ * enums, sets of any size, and which value holds when: base, schedule, ng_set, a layer's own. */
+#include "options_help.h"
+
+#include "model/model.h"
+#include "option/option.h"
+
+/* What an option does is shown in t_option_effects.c, what texts are accepted in t_options.c; here
+ * it is that nothing gets lost between the text and the field that a room reads. */
+
+static char message[512];
+
+/* ---- one list --------------------------------------------------------------------------------*/
+
+/* The ids are places in the table, and the table has no hole. */
+static void ids_are_rows(void **state) {
+  (void)state;
+  /* by the list, not by the table: a row that is missing would not be walked */
+#define CHECK(kind, field, ctype)                                                                  \
+  assert_non_null(ng_option_table[NG_OPTION_##field].name);                                        \
+  assert_string_equal(ng_option_name(NG_OPTION_##field), #field);                                  \
+  assert_int_equal(ng_option_find(#field), NG_OPTION_##field);                                     \
+  assert_int_equal(ng_option_table[NG_OPTION_##field].type, NG_OPTION_##kind);                     \
+  assert_true(ng_option_table[NG_OPTION_##field].offset == offsetof(ng_options, field));
+  NG_OPTION_LIST(CHECK)
+#undef CHECK
+  assert_int_equal(ng_option_count(), NG_OPTION_COUNT);
+}
+
+/* Every choice as text becomes its enum and is named by it; the list for people has the
+ * same ones. */
+static void choices_are_enums(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    size_t letters = 0; /* of all choices, with a bar or the end after each */
+    if (row->type != NG_OPTION_CHOICE) continue;
+    for (int32_t v = 0; v < NG_CHOICES_MAX; v++) {
+      ng_options o = standard_options();
+      ng_settings s;
+      if (row->choice[v] == NULL) continue;
+      assert_int_equal(ng_options_set(&o, row->name, row->choice[v], NULL, 0), NG_OK);
+      ng_settings_of(&o, &s);
+      assert_true(ng_settings_number(&s, (ng_option_id)i) == (double)v);
+      assert_string_equal(ng_choice_text((ng_option_id)i, v), row->choice[v]);
+      assert_int_equal(ng_option_chosen(&o, (ng_option_id)i), v);
+      assert_true(ng_in_list(row->choices, row->choice[v]));
+      letters += strlen(row->choice[v]) + 1;
+    }
+    assert_int_equal(letters, strlen(row->choices) + 1);
+  }
+  /* and nothing else does */
+  assert_int_equal(ng_option_choice(&ng_option_table[NG_OPTION_solver], "choleski"), -1);
+}
+
+/* Fields other than choices are the same numbers and the same pointers. */
+static void settings_are_the_options(void **state) {
+  (void)state;
+  ng_options o = standard_options();
+  ng_settings s;
+  assert_int_equal(ng_options_set_method(&o, "mpd-kfac", NULL, 0), NG_OK);
+  o.prediv = 1;
+  o.skip_layers = "fc";
+  o.schedule = "damping*2@5";
+  ng_settings_of(&o, &s);
+  assert_string_equal(s.family, "kronecker");
+  assert_ptr_equal(s.skip_layers, o.skip_layers);
+  assert_ptr_equal(s.schedule, o.schedule);
+  assert_true(s.solver == NG_SOLVER_EIGEN && s.calls == NG_CALLS_LAST);
+  assert_true(s.factor_dtype == NG_F32 && s.stat_scale == NG_SCALE_MPD_KFAC);
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) continue;
+    assert_true(ng_settings_number(&s, (ng_option_id)i) == ng_option_number(row, &o));
+  }
+  /* what a schedule moves can be written by its id */
+  for (int k = 0; k < NG_SCHEDULED; k++) {
+    ng_settings_put(&s, ng_scheduled[k], 3 + k);
+    assert_true(ng_settings_number(&s, ng_scheduled[k]) == 3 + k);
+  }
+  /* each has a place of its own */
+  assert_true(s.damping == 3 && s.stat_decay == 4 && s.kl_clip == 5);
+  assert_true(s.stat_period == 6 && s.solve_period == 7);
+  /* the method decides the family */
+  assert_int_equal(ng_options_set_method(&o, "eva", NULL, 0), NG_OK);
+  ng_settings_of(&o, &s);
+  assert_string_equal(s.family, "rankone");
+}
+
+/* ---- sets ------------------------------------------------------------------------------------*/
+
+/* As many options as nobody has yet: members do not meet across words, nor at their edges. */
+static void sets_beyond_a_word(void **state) {
+  (void)state;
+  enum { MANY = 200 };
+  uint64_t word[NG_BIT_WORDS(MANY)];
+  assert_int_equal(NG_BIT_WORDS(1), 1);
+  assert_int_equal(NG_BIT_WORDS(64), 1);
+  assert_int_equal(NG_BIT_WORDS(65), 2);
+  assert_int_equal(sizeof word, 4 * sizeof(uint64_t));
+  for (int32_t i = 0; i < MANY; i++) {
+    memset(word, 0, sizeof word);
+    ng_bits_add(word, i); /* twice is once */
+    ng_bits_add(word, i);
+    for (int32_t k = 0; k < MANY; k++) {
+      assert_int_equal(ng_bits_has(word, k), i == k);
+    }
+  }
+  for (int32_t i = 0; i < MANY; i++) {
+    ng_bits_add(word, i);
+  }
+  for (int32_t k = 0; k < MANY; k++) {
+    assert_true(ng_bits_has(word, k));
+  }
+  assert_true(sizeof(ng_option_mask) * 8 >= NG_OPTION_COUNT);
+}
+
+/* ---- which value holds when ------------------------------------------------------------------*/
+
+/* Two layers, the second with a damping of its own. */
+/* A block's own values must survive both the schedule and ng_set, so one of each kind of number. */
+static ng_precond *two_layers(ng_context *ctx, const ng_options *o) {
+  ng_precond *p = NULL;
+  ng_layer l;
+  int32_t index = 0;
+  assert_int_equal(ng_precond_create(ctx, o, &p), NG_OK);
+  assert_int_equal(ng_add_linear(p, "a", 3, 2, 1, &index), NG_OK);
+  assert_int_equal(ng_layer_init(&l, NG_LINEAR), NG_OK);
+  l.name = "b";
+  l.in = l.out = 2;
+  l.options = "damping=0.5 solve_period=4";
+  assert_int_equal(ng_add_layer(p, &l, &index), NG_OK);
+  assert_int_equal(ng_ready(p), NG_OK);
+  return p;
+}
+
+/* The model's base 0.1 and 10 steps, halved at step 2; a layer with values of its own beside one
+ * without.  The step count is moved by hand: no step is needed to ask what would hold. */
+static void base_and_now(void **state) {
+  (void)state;
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  ng_options o = standard_options();
+  char text[64];
+  o.schedule = "damping*0.5@2 solve_period*=0.5@2";
+  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  config.threads = 1;
+  assert_int_equal(ng_context_create(&config, message, sizeof message, &ctx), NG_OK);
+  ng_precond *p = two_layers(ctx, &o);
+  const ng_settings *a = &p->block[0]->opt, *b = &p->block[1]->opt;
+  assert_true(p->now.damping == 0.1 && a->damping == 0.1 && b->damping == 0.5);
+  p->steps = 2; /* as after two steps */
+  ng_live_update(p);
+  assert_true(p->base.damping == 0.1 && p->now.damping == 0.05 && a->damping == 0.05);
+  assert_true(p->now.solve_period == 5 && a->solve_period == 5);
+  /* what was decided at ng_ready is decided by what was set, not by the step */
+  assert_true(p->block[0]->base.solve_period == 10 && p->block[0]->base.damping == 0.1);
+  assert_true(b->damping == 0.5 && b->solve_period == 4);
+  /* a new base: the points before it do not count; the layer's own stays */
+  assert_int_equal(ng_set(p, "damping", "0.3"), NG_OK);
+  assert_true(p->base.damping == 0.3 && p->now.damping == 0.3 && a->damping == 0.3);
+  assert_true(b->damping == 0.5 && p->opt.damping == 0.3);
+  assert_int_equal(ng_set(p, "clip", "rms"), NG_ERR_ARG); /* it needs a bound: nothing changed */
+  assert_true(p->now.clip == NG_CLIP_KL && b->clip == NG_CLIP_KL);
+  assert_int_equal(ng_set(p, "clip", "none"), NG_OK);
+  assert_true(p->now.clip == NG_CLIP_NONE && a->clip == NG_CLIP_NONE);
+  /* asked by name, it is the value of the coming step */
+  assert_int_equal(ng_get(p, "solve-period", text, sizeof text), NG_OK);
+  assert_string_equal(text, "5");
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ids_are_rows),
+      cmocka_unit_test(choices_are_enums),
+      cmocka_unit_test(settings_are_the_options),
+      cmocka_unit_test(sets_beyond_a_word),
+      cmocka_unit_test(base_and_now),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
