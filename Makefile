@@ -5,6 +5,7 @@
 #   make demo                five methods on digits: a table, and curves in build/demo
 #   make info, make bench    what was built; how fast it is
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
+#   make same-bits REV=HEAD~1    is every result, bit for bit, that of another commit
 #   make format, make tidy   clang-format; clang-tidy and cppcheck
 #   make install PREFIX=/usr/local DESTDIR=                      make clean
 
@@ -13,9 +14,11 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ONLY ?= .
 CONFIGURE ?=
+REV ?= HEAD
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS) -R '$(ONLY)'
 
-.PHONY: all configure packages check bench info asan tsan torture demo format tidy install clean
+.PHONY: all configure packages check bench info asan tsan torture same-bits demo format tidy install \
+        clean
 
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -52,6 +55,10 @@ tsan: packages
 torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh
 
+# The present tree, with what is not committed yet, against a commit, or a build of one: BASE=folder.
+same-bits:
+	@scripts/same_bits.sh $(if $(BASE),--base $(BASE),$(REV))
+
 demo: packages all
 	@rm -rf $(BUILD)/demo
 	$(BUILD)/natgrad compare --data digits --model mlp --methods sgd,adamw,natgrad,kaisa,eva --seeds 3 \
@@ -77,4 +84,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf build build-dev build-asan build-tsan build-fuzz
+	@rm -rf build build-dev build-asan build-tsan build-fuzz build-bits
