@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "draw.h"
-#include "model/model.h"
+#include "step/step.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------*/
 
@@ -272,11 +272,11 @@ uint64_t sim_fingerprint(const sim *s) {
     const double now = ng_settings_number(&p->now, ng_scheduled[k]);
     h = hash(h, &now, sizeof now);
   }
-  const int64_t counters[] = {p->steps,     p->updates, p->skipped,   p->more_damping,
-                              p->in_double, p->plain,   p->kept_last, p->ctx->bytes};
+  const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
   h = hash(h, counters, sizeof counters);
-  h = hash(h, &p->nu, sizeof p->nu);
-  h = hash(h, &p->inner, sizeof p->inner);
+  h = hash(h, p->rescued, sizeof p->rescued);
+  h = hash(h, &p->step->nu, sizeof p->step->nu);
+  h = hash(h, &p->step->inner, sizeof p->step->inner);
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) == NG_OK &&
@@ -286,23 +286,16 @@ uint64_t sim_fingerprint(const sim *s) {
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const double own[] = {b->solved,
-                          b->folded[0],
-                          b->folded[1],
-                          (double)b->observations[0],
-                          (double)b->observations[1],
-                          b->rung,
-                          b->pi,
-                          b->damping_a,
-                          b->damping_g,
-                          b->base.damping,
-                          b->base.eigen_floor};
+    ng_layer_report r = {.struct_size = sizeof r};
+    if (b->family->report != NULL) b->family->report(b, &r);
+    const double own[] = {b->solved, r.rung,      r.pi,           r.damping_a,
+                          r.damping_g, b->base.damping, b->base.eigen_floor};
     h = hash(h, own, sizeof own);
     for (int k = 0; k < NG_SCHEDULED; k++) {
       const double now = ng_settings_number(&b->opt, ng_scheduled[k]);
       h = hash(h, &now, sizeof now);
     }
-    (void)b->ops->numbers(b, hash_number, &h);
+    (void)ng_block_numbers(b, hash_number, &h);
   }
   return hash(h, s->weight, (size_t)s->count * sizeof *s->weight);
 }

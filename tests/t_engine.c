@@ -645,13 +645,14 @@ static void test_reports(void **state) {
   assert_int_equal(ng_report_read(f.p, &r), NG_OK);
   assert_int_equal(r.steps, 1);
   assert_true(r.clip > 0.0 && r.clip <= 1.0);
-  assert_int_equal(r.stations, 8);
+  assert_true(r.stations > 8);
   for (int32_t i = 0; i < r.stations; i++) {
     assert_int_equal(ng_report_station(f.p, i, &s), NG_OK);
-    assert_int_equal(s.runs, 1);
+    /* no family here looks at gradients ahead of a step, and no gradient is f16 */
+    assert_int_equal(s.runs, strcmp(s.name, "look") != 0 && strcmp(s.name, "probe") != 0);
     assert_int_equal(s.total_bytes, 0); /* one rank sends nothing */
   }
-  assert_int_equal(ng_report_station(f.p, 8, &s), NG_ERR_ARG);
+  assert_int_equal(ng_report_station(f.p, r.stations, &s), NG_ERR_ARG);
   assert_int_equal(ng_report_layer(f.p, f.fc, &l), NG_OK);
   assert_string_equal(l.name, "fc");
   assert_int_equal(l.observations, 2);

@@ -55,8 +55,7 @@ static void start(fix *f, const char *linalg, const char *solver) {
 }
 
 static void put(fix *f, float a00, float a10, float a11) {
-  const ng_part *part = &ng_kron_of(f->p->block[0])->side[NG_SIDE_A].part[0];
-  ng_sym F = {part->F, 2};
+  ng_sym F = {f->p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
   ng_sym_set(F, 0, 0, a00);
   ng_sym_set(F, 1, 0, a10);
   ng_sym_set(F, 1, 1, a11);

@@ -2,7 +2,7 @@
  * enums, sets of any size, and which value holds when: base, schedule, ng_set, a layer's own. */
 #include "options_help.h"
 
-#include "model/model.h"
+#include "step/step.h"
 #include "option/option.h"
 
 /* What an option does is shown in t_option_effects.c, what texts are accepted in t_options.c; here
@@ -150,7 +150,7 @@ static void base_and_now(void **state) {
   const ng_settings *a = &p->block[0]->opt, *b = &p->block[1]->opt;
   assert_true(p->now.damping == 0.1 && a->damping == 0.1 && b->damping == 0.5);
   p->steps = 2; /* as after two steps */
-  ng_live_update(p);
+  ng_step_values(p);
   assert_true(p->base.damping == 0.1 && p->now.damping == 0.05 && a->damping == 0.05);
   assert_true(p->now.solve_period == 5 && a->solve_period == 5);
   /* what was decided at ng_ready is decided by what was set, not by the step */

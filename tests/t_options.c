@@ -584,7 +584,6 @@ static void overrides(void **state) {
                                          {"update=sgd", "whole model"},
                                          {"skip_layers=x", "whole model"},
                                          {"solver=eigen damping=x", "finite number"},
-                                         {"damping_split=joint", "joint needs solver = eigen"},
                                          {"statistics=local", "whole model"}};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     mask = (ng_option_mask){{99}};

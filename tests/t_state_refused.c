@@ -245,7 +245,7 @@ static void spoil(forgery *f, int which, float *room) {
     json_object_del(part(f, "tensors", NULL), "fc1/A");
     break;
   case 8:
-    json_object_set_new(m, "format", json_integer(2));
+    json_object_set_new(m, "format", json_integer(1));
     break;
   case 9:
     json_object_del(m, "format");
@@ -296,13 +296,13 @@ static void spoil(forgery *f, int which, float *room) {
     json_object_del(part(f, "blocks", NULL), "conv");
     break;
   case 25:
-    json_object_del(part(f, "blocks", "conv"), "A_leak.1");
+    json_object_del(part(f, "blocks", "conv"), "A_started");
     break;
   case 26:
     json_object_set_new(part(f, "blocks", "conv"), "more", json_real(1));
     break;
   case 27:
-    json_object_set_new(part(f, "blocks", "conv"), "A_observations", json_real(1e300));
+    json_object_set_new(part(f, "blocks", "conv"), "input_observations", json_real(1e300));
     break;
   case 28:
     json_object_set_new(part(f, "blocks", NULL), "more", json_object());
@@ -327,7 +327,7 @@ static const char *const lies[] = {
     "tensor 'fc1/A' holds a number that is not finite",
     "tensor 'fc1/A' holds a number",
     "tensor 'fc1/A' is not in the manifest",
-    "format 2",
+    "format 1",
     "format 0",
     "no list of layers",
     "layer 2 is 'gamma' in the state and 'block/down' here",
@@ -344,9 +344,9 @@ static const char *const lies[] = {
     "'last'",
     "block 'fc1'",
     "block 'conv'",
-    "number 'A_leak.1'",
+    "number 'A_started'",
     "block 'conv' of the manifest has numbers",
-    "'A_observations' of block 'conv'",
+    "'input_observations' of block 'conv'",
     "7 blocks",
     "no method",
     "option 'damping_split'",

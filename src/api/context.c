@@ -4,6 +4,7 @@
  * read once, here: NG_THREADS, NG_LINALG, NG_LOG. */
 #include "comm/comm.h"
 #include "core/core.h"
+#include "family/family.h"
 #include "linalg/linalg.h"
 
 #include <stdlib.h>
@@ -86,8 +87,7 @@ typedef struct home {
   ng_queue queue;
 } home;
 
-/* The queue's loops run where all others do. */
-static void run_pieces(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_parallel(ctx, n, task, arg);
 }
 
@@ -144,6 +144,8 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   ctx->config.transport = NULL; /* copied into comm */
   made->comm = comm;
   ctx->comm = &made->comm;
+  made->queue = (ng_queue){.la = la, .run = run_tasks, .executor = ctx};
+  ctx->queue = &made->queue;
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
@@ -160,9 +162,11 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
       ng_log(ctx, NG_LOG_WARN, "pool: threads = %d wanted = %d", ctx->config.threads, c.threads);
     }
   }
-  made->queue =
-      (ng_queue){.la = la, .run = run_pieces, .executor = ctx, .threads = ctx->config.threads};
-  ctx->queue = &made->queue;
+  made->queue.threads = ctx->config.threads;
+  if (ng_family_register_own(ctx) != NG_OK) { /* their tables are complete: a test says so */
+    ng_context_destroy(&ctx);
+    return ng_fail_to(message, message_size, NG_ERR_STATE, "ng_context: a family is incomplete");
+  }
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;

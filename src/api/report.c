@@ -1,6 +1,6 @@
-/* report.c: what happened, what is held, what happens to each parameter; and the walk over every
- * array that belongs to the state. */
-#include "model/model.h"
+/* report.c: the public functions that tell: what happened, what is held, what happens to each
+ * parameter. */
+#include "step/step.h"
 
 /* The i-th of n things is asked for, with room for the answer. */
 static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
@@ -20,12 +20,12 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   memset(&r, 0, sizeof r);
   r.steps = p->steps;
   r.skipped = p->skipped;
-  r.clip = p->nu;
-  r.inner = p->inner;
-  r.more_damping = p->more_damping;
-  r.in_double = p->in_double;
-  r.kept_last = p->kept_last;
-  r.plain = p->plain;
+  r.clip = p->step->nu;
+  r.inner = p->step->inner;
+  r.more_damping = p->rescued[NG_RESCUE_DAMPING];
+  r.in_double = p->rescued[NG_RESCUE_DOUBLE];
+  r.kept_last = p->rescued[NG_RESCUE_LAST];
+  r.plain = p->rescued[NG_RESCUE_PLAIN];
   r.stations = NG_STATIONS;
   return ng_give_struct(out, &r, sizeof r);
 }
@@ -33,7 +33,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out) {
   const ng_status st = may_tell(p, "ng_report_station", i, NG_STATIONS, out);
   if (st != NG_OK) return st;
-  const ng_station_time *t = &p->time[i];
+  const ng_station_time *t = &p->step->time[i];
   ng_station_report r;
   memset(&r, 0, sizeof r);
   r.name = ng_stations[i].name;
@@ -57,11 +57,10 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
     r.observe_ms = b->observe_ms;
     r.solve_ms = b->solve_ms;
     r.measure_ms = b->measure_ms;
-    r.pi = b->pi;
-    r.damping_a = b->damping_a;
-    r.damping_g = b->damping_g;
-    r.rung = b->rung;
-    r.observations = b->observations[0] + b->observations[1];
+    for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+      r.observations += b->observations[kind];
+    }
+    if (b->family->report != NULL) b->family->report(b, &r);
   }
   return ng_give_struct(out, &r, sizeof r);
 }
@@ -105,56 +104,9 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.index = index;
   r.count = e->slot[i].rows * e->slot[i].cols;
   r.covered = b != NULL;
-  r.family = b != NULL ? b->ops->name : "none";
+  r.family = b != NULL ? b->family->name : "none";
   r.why = p->ready ? e->why : "ng_ready decides";
-  r.bytes = b != NULL && i == NG_WEIGHT ? b->curvature_bytes : 0;
+  r.bytes = b != NULL && b->segment[0].slot == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
   return ng_give_struct(out, &r, sizeof r);
-}
-
-/* ---- the walk over the state -----------------------------------------------------------------*/
-
-typedef struct field_walk {
-  ng_entry *entry;
-  ng_status (*visit)(void *arg, ng_entry *e, ng_field *f);
-  void *arg;
-} field_walk;
-
-static ng_status one_field(void *arg, ng_field *f) {
-  const field_walk *w = arg;
-  return w->visit(w->arg, w->entry, f);
-}
-
-static ng_status moment(const field_walk *w, const ng_slot *slot, const char *name, int32_t which,
-                        float *data) {
-  ng_field f;
-  if (data == NULL) return NG_OK;
-  memset(&f, 0, sizeof f);
-  (void)snprintf(f.name, sizeof f.name, "%s.%s", name, which == NG_BIAS ? "bias" : "weight");
-  f.dtype = NG_F32;
-  f.rows = slot->rows;
-  f.cols = slot->cols;
-  f.data = data;
-  f.row_offsets = f.col_offsets = 1;
-  f.row_channels = slot->rows;
-  f.col_channels = slot->cols;
-  return w->visit(w->arg, w->entry, &f);
-}
-
-ng_status ng_state_fields(ng_precond *p, ng_status (*visit)(void *arg, ng_entry *e, ng_field *f),
-                          void *arg) {
-  for (int32_t i = 0; i < p->entries; i++) {
-    field_walk w = {p->entry[i], visit, arg};
-    ng_status st = NG_OK;
-    if (p->entry[i]->block != NULL) {
-      st = p->entry[i]->block->ops->fields(p->entry[i]->block, one_field, &w);
-    }
-    for (int32_t k = 0; k < p->entry[i]->slots && st == NG_OK; k++) {
-      const ng_slot *s = &p->entry[i]->slot[k];
-      st = moment(&w, s, p->now.update == NG_UPDATE_ADAMW ? "first" : "momentum", k, s->m);
-      if (st == NG_OK) st = moment(&w, s, "second", k, s->v);
-    }
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
 }

@@ -227,6 +227,14 @@ ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const
 
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
+static ng_status start(ng_comm *c, ng_request *r) {
+  c->bytes += r->c.count * ng_dtype_size(r->c.dtype);
+  if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
+  r->started = true;
+  r->done = false;
+  return NG_OK;
+}
+
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r) {
   *r = (ng_request){.done = true};
@@ -236,11 +244,7 @@ ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t 
   }
   r->c = describe(g, NG_ALL_REDUCE, t, buffer, buffer);
   r->c.count = count;
-  c->bytes += count * ng_dtype_size(t);
-  if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
-  r->started = true;
-  r->done = false;
-  return NG_OK;
+  return start(c, r);
 }
 
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
@@ -249,4 +253,17 @@ ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   if (c->t.wait(c->t.user, r->handle) != NG_OK) return fail(c);
   r->done = true;
   return NG_OK;
+}
+
+ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
+                                 ng_dtype t, int32_t root, ng_request *r) {
+  *r = (ng_request){.done = true};
+  if (c->broken) return NG_ERR_COMM;
+  if (c->t.start == NULL || alone(g) || count == 0 || count > c->piece) {
+    return ng_comm_broadcast(c, g, buffer, count, t, root);
+  }
+  r->c = describe(g, NG_BROADCAST, t, buffer, buffer);
+  r->c.count = count;
+  r->c.root = root;
+  return start(c, r);
 }

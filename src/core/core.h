@@ -47,12 +47,23 @@ static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- memory.c, status.c ------------------------------------------------------------------------------*/
 
+enum { NG_FAMILIES_MAX = 16 };
+/* Of rooms above, known here by name only. */
+struct ng_family;
+struct ng_block;
+struct ng_stat;
+struct ng_queue;
+struct ng_comm;
+
 struct ng_context {
   ng_context_config config; /* as resolved: alloc, free, threads, log_level are real values */
   ng_pool *pool; /* NULL with the caller's executor or one thread                       */
-  struct ng_queue *queue; /* where linear algebra runs: on all threads of this context */
+  struct ng_queue *queue;
   struct ng_comm *comm;
   int32_t rank, ranks; /* as comm has them */
+  const struct ng_family *family[NG_FAMILIES_MAX]; /* registered; the last is asked first */
+  int32_t families;
+  void (*place)(struct ng_block *b, struct ng_stat *s); /* NULL; tests place statistics by hand */
   int64_t bytes, peak, calls;
   bool failed; /* error[] holds the first failure of the current call */
   char error[NG_MESSAGE];
@@ -77,12 +88,24 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
                          char *message, size_t size);
 ng_status ng_give_struct(void *dst, const void *src, size_t ours);
 
+/* Statuses of many ranks in one sum: one number for each status from -8 to 7. */
+enum { NG_CODES = 16 };
+void ng_codes_put(double code[NG_CODES], ng_status st);
+int ng_codes_count(const double code[NG_CODES], ng_status st); /* ranks that have it */
+/* The most negative that any rank has, else the largest note. */
+ng_status ng_codes_worst(const double code[NG_CODES]);
+
 /* A line for the log callback, if `level` is wanted.  Form: "room: key = value key = value". */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) NG_PRINTF(3, 4);
 
 /* Calls task(arg, i) for i in [0, n); static partition, so the same i meets the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth making */
+
+/* Pieces worth making of a loop that moves so many floats; share i of them is [*from, *to). */
+int32_t ng_pieces(const ng_context *ctx, int64_t floats);
+void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
+static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 double ng_now_ms(void); /* monotonic clock */
 

@@ -58,3 +58,13 @@ void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i),
 }
 
 int32_t ng_threads_of(const ng_context *ctx) { return ctx->config.threads; }
+
+int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
+  /* Waking threads costs some 10 us, in which one moves this much. */
+  return floats < 32768 ? 1 : ng_threads_of(ctx);
+}
+
+void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
+  *from = n * i / pieces;
+  *to = n * (i + 1) / pieces;
+}

@@ -131,3 +131,26 @@ ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   memcpy(dst, &given, sizeof given);
   return NG_OK;
 }
+
+/* ---- statuses of many ranks ------------------------------------------------------------------*/
+
+enum { CODE_ZERO = 8 };
+
+void ng_codes_put(double code[NG_CODES], ng_status st) {
+  memset(code, 0, NG_CODES * sizeof *code);
+  code[CODE_ZERO + (int)st] = 1.0;
+}
+
+int ng_codes_count(const double code[NG_CODES], ng_status st) {
+  return (int)code[CODE_ZERO + (int)st];
+}
+
+ng_status ng_codes_worst(const double code[NG_CODES]) {
+  for (int i = 0; i < CODE_ZERO; i++) {
+    if (code[i] > 0.0) return (ng_status)(i - CODE_ZERO);
+  }
+  for (int i = NG_CODES - 1; i >= CODE_ZERO; i--) {
+    if (code[i] > 0.0) return (ng_status)(i - CODE_ZERO);
+  }
+  return NG_OK;
+}

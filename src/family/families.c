@@ -1,11 +1,229 @@
-/* families.c: the families there are, by name. */
-#include "model/model.h"
+/* families.c: the families there are, who takes which layer, and what every block saves.
+ *
+ * In: tables of families; layers with their options.  Out: the family of a block, its defaults filled
+ * in; the walk over the arrays and numbers of a block.
+ *
+ * A table is judged when it is registered, once, so that nothing asks later whether an entry is there,
+ * but for the groups of which absence has a meaning.  Families of a context are asked from the last to
+ * the first, so that one that is added may take layers from those of the library. */
+#include "family/family.h"
 
-static const ng_family_ops *const all[] = {&ng_family_kronecker, &ng_family_rankone};
+static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone};
+enum { OWN = sizeof own / sizeof own[0] };
 
-const ng_family_ops *ng_family_find(const char *name) {
-  for (size_t i = 0; name != NULL && i < sizeof all / sizeof all[0]; i++) {
-    if (ng_is(all[i]->name, name)) return all[i];
+/* ---- registering -----------------------------------------------------------------------------*/
+
+static const char *missing(const ng_family *f) {
+  return f->fits == NULL         ? "fits"
+         : f->check == NULL      ? "check"
+         : f->create == NULL     ? "create"
+         : f->destroy == NULL    ? "destroy"
+         : f->statistics == NULL ? "statistics"
+         : f->plan == NULL       ? "plan"
+         : f->observe == NULL    ? "observe"
+         : f->measure == NULL    ? "measure"
+         : f->emit_tile == NULL  ? "emit_tile"
+                                 : NULL;
+}
+
+ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size) {
+  if (f == NULL || f->name == NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL", f == NULL ? "it" : "name");
+  }
+  if (f->version != NG_FAMILY_VERSION) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': version is %d, expected %d", f->name,
+                      f->version, NG_FAMILY_VERSION);
+  }
+  if (missing(f) != NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': %s is missing", f->name, missing(f));
+  }
+  if ((f->solve == NULL) != (f->shared == NULL)) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': solve and shared go together",
+                      f->name);
+  }
+  for (int32_t i = 0; i < ctx->families; i++) {
+    if (ng_is(ctx->family[i]->name, f->name)) {
+      return ng_fail_to(message, size, NG_ERR_ARG, "family '%s' is there already", f->name);
+    }
+  }
+  if (ctx->families == NG_FAMILIES_MAX) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': there is room for %d", f->name,
+                      NG_FAMILIES_MAX);
+  }
+  ctx->family[ctx->families++] = f;
+  return NG_OK;
+}
+
+ng_status ng_family_register_own(ng_context *ctx) {
+  ng_status st = NG_OK;
+  for (int i = 0; i < OWN && st == NG_OK; i++) {
+    st = ng_family_register(ctx, own[i], NULL, 0);
+  }
+  return st;
+}
+
+/* ---- choosing --------------------------------------------------------------------------------*/
+
+const ng_family *ng_family_find(const char *name) {
+  for (int i = 0; name != NULL && i < OWN; i++) {
+    if (ng_is(own[i]->name, name)) return own[i];
   }
   return NULL;
+}
+
+const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
+  for (int32_t i = ctx->families - 1; i >= 0; i--) {
+    if (ctx->family[i]->fits(o, e)) return ctx->family[i];
+  }
+  return NULL;
+}
+
+/* ---- options ---------------------------------------------------------------------------------*/
+
+ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
+                                 size_t size) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
+    char value[64];
+    if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
+        "%s",
+        row->name, value, o->method, row->family, row->standard);
+  }
+  return NG_OK;
+}
+
+ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
+  ng_options full;
+  ng_status st = ng_options_take(o, &full, message, size);
+  if (st == NG_OK) st = ng_options_verify_rows(&full, message, size);
+  if (st != NG_OK) return st;
+  ng_settings s;
+  ng_settings_of(&full, &s);
+  st = ng_family_find(s.family)->check(&full, &s, message, size);
+  return st == NG_OK ? ng_options_verify(&full, NULL, message, size) : st;
+}
+
+/* ---- the statistics of a block ---------------------------------------------------------------*/
+
+static ng_status no_memory(ng_block *b) {
+  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+}
+
+ng_status ng_block_take_stats(ng_block *b, int32_t count) {
+  b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
+  if (b->stat == NULL) return no_memory(b);
+  b->stats = count;
+  return NG_OK;
+}
+
+ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
+  s->groups = groups;
+  s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
+  if (s->part == NULL) return no_memory(b);
+  s->parts = groups * each;
+  for (int32_t i = 0; i < s->parts; i++) {
+    s->part[i].group = i / each;
+    s->part[i].offsets = 1;
+  }
+  return NG_OK;
+}
+
+void ng_block_free_stats(ng_block *b) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_object_free(b->p, b->stat[i].part, (size_t)b->stat[i].parts * sizeof *b->stat[i].part);
+  }
+  ng_object_free(b->p, b->stat, (size_t)b->stats * sizeof *b->stat);
+  b->stat = NULL;
+  b->stats = 0;
+}
+
+/* ---- what a block saves ----------------------------------------------------------------------*/
+
+ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
+                        int32_t owner) {
+  ng_field f = {.dtype = t,
+                .rows = rows,
+                .cols = cols,
+                .data = data,
+                .owner = owner,
+                .row_offsets = 1,
+                .row_channels = rows,
+                .col_offsets = 1,
+                .col_channels = cols};
+  (void)snprintf(f.name, sizeof f.name, "%s", name);
+  return f;
+}
+
+/* "A", or "A.0", "A.1", ... where there are several parts. */
+static ng_status visit_average(const ng_stat *s, int32_t i, ng_field_visit visit, void *arg) {
+  const ng_stat_part *part = &s->part[i];
+  ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols, part->average, s->owner);
+  if (s->parts > 1) (void)snprintf(f.name, sizeof f.name, "%s.%d", s->name, i);
+  f.sym = s->symmetric;
+  if (s->symmetric) {
+    f.row_offsets = f.col_offsets = part->offsets;
+    f.row_channels = f.col_channels = part->channels;
+  }
+  return visit(arg, &f);
+}
+
+ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < b->stats; i++) {
+    for (int32_t k = 0; k < b->stat[i].parts && st == NG_OK && b->stat[i].rule.averaged; k++) {
+      st = visit_average(&b->stat[i], k, visit, arg);
+    }
+  }
+  return st == NG_OK && b->family->fields != NULL ? b->family->fields(b, visit, arg) : st;
+}
+
+/* Flags and counts are shown as doubles, exact up to 2^53, and taken back after the call. */
+static ng_status visit_number(const char *name, const char *what, double *value,
+                              ng_number_visit visit, void *arg) {
+  ng_number n = {.value = value};
+  (void)snprintf(n.name, sizeof n.name, "%s%s", name, what);
+  return visit(arg, &n);
+}
+
+static ng_status visit_flag(const char *name, const char *what, bool *flag, ng_number_visit visit,
+                            void *arg) {
+  double x = *flag;
+  const ng_status st = visit_number(name, what, &x, visit, arg);
+  *flag = x != 0.0;
+  return st;
+}
+
+static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *arg) {
+  static const char *const name[NG_SEEN_KINDS] = {"input", "output_grad", "gradient"};
+  double count = (double)b->observations[kind];
+  if ((b->sees & ng_sees(kind)) == 0) return NG_OK;
+  ng_status st = visit_flag(name[kind], "_seen", &b->seen[kind], visit, arg);
+  if (st == NG_OK) st = visit_number(name[kind], "_observations", &count, visit, arg);
+  b->observations[kind] = (int64_t)count;
+  return st;
+}
+
+size_t ng_block_counts(const ng_block *b) {
+  size_t n = 1;
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    n += (b->sees & ng_sees(kind)) != 0 ? 2 : 0;
+  }
+  return n;
+}
+
+/* Flags and counts of the engine first: ng_block_counts of them. */
+ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+  ng_status st = visit_flag("solved", "", &b->solved, visit, arg);
+  for (int kind = 0; kind < NG_SEEN_KINDS && st == NG_OK; kind++) {
+    st = visit_seen(b, kind, visit, arg);
+  }
+  for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
+    if (!b->stat[i].rule.averaged) continue;
+    st = visit_flag(b->stat[i].name, "_started", &b->stat[i].started, visit, arg);
+  }
+  return st == NG_OK && b->family->numbers != NULL ? b->family->numbers(b, visit, arg) : st;
 }

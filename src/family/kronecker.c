@@ -5,8 +5,6 @@
  * kronecker_apply.c makes PD and emits it. */
 #include "family/kronecker.h"
 
-#include "core/core.h"
-
 /* ---- geometry --------------------------------------------------------------------------------*/
 
 /* Parts of one side in one group: at least factor_blocks, none wider than max_factor, cut between
@@ -22,19 +20,19 @@ static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offse
 }
 
 static ng_status no_memory(ng_block *b) {
-  return ng_fail(b->p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->entry->d.name);
+  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->entry->d.name);
 }
 
 static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
-  const int64_t each = count_parts(&b->opt, channels, offsets, one);
+  const int64_t each = count_parts(&b->base, channels, offsets, one);
   s->each = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
-  s->leak = ng_object(b->p, (size_t)k->groups * sizeof *s->leak);
-  if (s->part == NULL || s->leak == NULL) return no_memory(b);
+  s->shift = ng_object(b->p, (size_t)k->groups * sizeof *s->shift);
+  if (s->part == NULL || s->shift == NULL) return no_memory(b);
   for (int64_t g = 0; g < k->groups; g++) {
     int64_t channel = g * channels, column = 0;
     for (int64_t i = 0; i < each; i++) {
@@ -48,7 +46,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
       part->at = which == NG_SIDE_A ? column : part->lo;
       column += part->n;
       if (!ng_linalg_fits(part->n)) {
-        return ng_fail(b->p->ctx, NG_ERR_ARG,
+        return ng_fail(b->ctx, NG_ERR_ARG,
                        "layer '%s': a factor of order %lld is beyond 32-bit LAPACK; set max_factor",
                        b->entry->d.name, (long long)part->n);
       }
@@ -69,6 +67,9 @@ static void make_map(ng_kron *k) {
     }
     if (part->one) k->map[part->at + part->n - 1] = (int32_t)(k->p - 1);
   }
+  for (int64_t c = 0; c < k->p; c++) {
+    k->unmap[k->map[c]] = (int32_t)c;
+  }
 }
 
 static ng_status create(ng_block *b) {
@@ -82,23 +83,14 @@ static ng_status create(ng_block *b) {
   k->out = d->out;
   k->q = d->out / k->groups;
   k->p = d->in / k->groups * k->offsets + d->bias;
-  k->eigen = b->opt.solver == NG_SOLVER_EIGEN;
-  k->product = b->opt.solver == NG_SOLVER_PRODUCT;
-  if (k->product != (b->p->now.solver == NG_SOLVER_PRODUCT)) {
-    b->ops->destroy(b);
-    return ng_fail(b->p->ctx, NG_ERR_ARG,
+  k->eigen = b->base.solver == NG_SOLVER_EIGEN;
+  k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
+  k->inverse_dtype = b->base.inverse_dtype;
+  if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
+    return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': solver = %s beside %s: product is for all layers or for none",
-                   d->name, ng_choice_text(NG_OPTION_solver, (int32_t)b->opt.solver),
+                   d->name, ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver),
                    b->p->opt.solver);
-  }
-  k->direct = b->opt.fold == NG_FOLD_DIRECT;
-  k->factor_dtype = b->opt.factor_dtype;
-  k->inverse_dtype = b->opt.inverse_dtype;
-  if (k->direct && k->factor_dtype != NG_F32) {
-    b->ops->destroy(b);
-    return ng_fail(b->p->ctx, NG_ERR_ARG,
-                   "layer '%s': fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
-                   d->name, ng_dtype_name(b->opt.factor_dtype));
   }
   if (conv) {
     k->conv = (ng_conv){.channels = d->in,
@@ -117,14 +109,10 @@ static ng_status create(ng_block *b) {
   }
   ng_status st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, k->q, false);
-  if (st == NG_OK) {
-    k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
-    if (k->map == NULL) st = no_memory(b);
-  }
-  if (st != NG_OK) {
-    b->ops->destroy(b);
-    return st;
-  }
+  if (st != NG_OK) return st;
+  k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
+  k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
+  if (k->map == NULL || k->unmap == NULL) return no_memory(b);
   make_map(k);
   int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld",
                     (long long)k->p, (long long)k->p, (long long)k->q, (long long)k->q);
@@ -144,58 +132,140 @@ static void destroy(ng_block *b) {
   if (k == NULL) return;
   for (int i = 0; i < 2; i++) {
     ng_object_free(b->p, k->side[i].part, (size_t)k->side[i].parts * sizeof(ng_part));
-    ng_object_free(b->p, k->side[i].leak, (size_t)k->groups * sizeof(double));
+    ng_object_free(b->p, k->side[i].shift, (size_t)k->groups * sizeof(double));
   }
   ng_object_free(b->p, k->map, (size_t)k->p * sizeof *k->map);
+  ng_object_free(b->p, k->unmap, (size_t)k->p * sizeof *k->unmap);
   ng_object_free(b->p, k, sizeof *k);
   b->state = NULL;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------*/
+/* Which layers, with which options. */
+static bool fits(const ng_settings *o, const ng_entry *e) {
+  return !e->tensor && ng_is(o->family, "kronecker");
+}
+
+/* Nothing is inverted: what damps an inverse must hold its default. */
+static ng_status check_product(const ng_options *o, char *message, size_t size) {
+  static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
+                                       NG_OPTION_damping_leak};
+  for (int i = 0; i < 3; i++) {
+    const ng_option_row *row = &ng_option_table[damps[i]];
+    char value[64];
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
+                      row->standard);
+  }
+  return NG_OK;
+}
+
+/* An option that could have no effect beside the others is refused, unless it holds the value that
+ * means nothing. */
+static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  const bool eigen = s->solver == NG_SOLVER_EIGEN, joint = s->damping_split == NG_SPLIT_JOINT;
+  const ng_status st = ng_family_check_others("kronecker", o, message, size);
+  if (st != NG_OK) return st;
+  if (s->stat_scale == NG_SCALE_EVA) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
+  }
+  if (joint && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "damping_split = joint needs solver = eigen; with %s take pi or full",
+                      o->solver);
+  }
+  if (s->prediv && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "prediv = 1 needs solver = eigen; with %s set prediv = 0", o->solver);
+  }
+  if (s->eigen_floor > 0 && !eigen) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
+                      s->eigen_floor, o->solver);
+  }
+  if (s->solver != NG_SOLVER_CHOLESKY && s->cholesky_form != NG_FORM_AUTO) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
+                      o->cholesky_form, o->solver);
+  }
+  if ((s->solver == NG_SOLVER_PRODUCT) != (s->radius > 0)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "radius = %g with solver = %s: product needs a radius above 0, the others 0",
+                      s->radius, o->solver);
+  }
+  if (s->damping_leak && joint) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
+        "factor");
+  }
+  if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
+                      o->factor_dtype);
+  }
+  return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
+}
+
+/* ---- statistics, memory ----------------------------------------------------------------------*/
+
+static ng_status statistics(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
+  ng_status st = ng_block_take_stats(b, 2);
+  for (int side = 0; side < 2 && st == NG_OK; side++) {
+    ng_side *of = &k->side[side];
+    ng_stat *s = of->stat = &b->stat[side];
+    s->name = side == NG_SIDE_A ? "A" : "G";
+    s->sees = side == NG_SIDE_A ? NG_SEES_INPUT : NG_SEES_OUTGRAD;
+    s->symmetric = s->rule.averaged = true;
+    s->kept = b->base.factor_dtype;
+    s->shift = b->base.damping_leak ? of->shift : NULL;
+    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->each);
+    for (int32_t i = 0; i < s->parts; i++) {
+      s->part[i].rows = s->part[i].cols = of->part[i].n;
+      s->part[i].offsets = side == NG_SIDE_A ? k->offsets : 1;
+      s->part[i].channels = of->part[i].hi - of->part[i].lo;
+    }
+  }
+  return st;
+}
 
 static int64_t observe_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind == NG_CONV2D) {
-    return ng_conv_scratch(b->p->ctx, &k->conv, a->hi - a->lo, g->hi - g->lo);
+    return ng_conv_scratch(b->ctx, &k->conv, a->hi - a->lo, g->hi - g->lo);
   }
   return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
 }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
-  const int64_t fsize = ng_dtype_size(k->factor_dtype), isize = ng_dtype_size(k->inverse_dtype);
-  const int64_t held =
-      plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
-  if (b->holds_result)
-    k->told = ng_plan_take(plan, NG_USE_RESULTS, ng_kron_told(k) * (int64_t)sizeof(float));
+  const int64_t size = ng_dtype_size(k->inverse_dtype);
   for (int side = 0; side < 2; side++) {
+    ng_side *s = &k->side[side];
+    const int32_t owner = s->stat->owner;
     const int64_t applied = side == NG_SIDE_A ? k->q : k->p;
-    for (int32_t i = 0; i < k->side[side].parts; i++) {
-      ng_part *part = &k->side[side].part[i];
-      const int64_t tri = ng_sym_count(part->n);
+    if (b->holds) {
+      s->says = ng_plan_result(plan, owner, ng_kron_says(k, side) * (int64_t)sizeof(float));
+    }
+    for (int32_t i = 0; i < s->parts; i++) {
+      ng_part *part = &s->part[i];
       part->is_factor = ng_kron_keeps_factor(b, part->n, applied);
-      if (b->holds_stats) {
-        part->F = ng_plan_take(plan, NG_USE_FACTORS, tri * fsize);
-        part->S.n = part->n;
-        part->S.a =
-            k->direct ? part->F : ng_plan_take(plan, NG_USE_SUMS, tri * (int64_t)sizeof(float));
-      }
-      if (!b->holds_result) continue;
+      if (!b->holds) continue;
       if (k->eigen) {
-        part->V = ng_plan_take(plan, NG_USE_RESULTS, part->n * part->n * isize);
-        part->d = ng_plan_take(plan, NG_USE_RESULTS, part->n * (int64_t)sizeof(float));
+        part->V = ng_plan_result(plan, owner, part->n * part->n * size);
+        part->d = ng_plan_result(plan, owner, part->n * (int64_t)sizeof(float));
       } else {
-        part->R = ng_plan_take(plan, NG_USE_RESULTS, tri * isize);
+        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
       }
     }
   }
-  if (b->holds_result && k->eigen && b->opt.prediv) {
-    k->prediv = ng_plan_take(plan, NG_USE_RESULTS, k->out * k->p * isize);
+  if (b->holds && k->eigen && b->base.prediv) {
+    k->prediv = ng_plan_result(plan, k->side[NG_SIDE_G].stat->owner, k->out * k->p * size);
   }
-  b->curvature_bytes =
-      plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS] - held;
-  k->direction = ng_plan_take(plan, NG_USE_DIRECTION, k->out * k->p * (int64_t)sizeof(float));
+  ng_plan_direction(plan, b, k->out * k->p);
   const int64_t floats =
       ng_max64(ng_max64(observe_scratch(b), ng_kron_solve_scratch(b)), ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, floats * (int64_t)sizeof(float));
@@ -203,145 +273,94 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   return NG_OK;
 }
 
-static ng_status begin(ng_block *b) {
-  ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
-  const bool identity = b->opt.stat_start == NG_START_IDENTITY;
-  for (int side = 0; side < 2; side++) {
-    ng_average_close(&k->side[side].average);
-    for (int32_t i = 0; identity && b->holds_stats && i < k->side[side].parts; i++) {
-      const ng_part *part = &k->side[side].part[i];
-      ng_on(q)->shift(q, part->n, part->F, k->factor_dtype, 1.0); /* memory begins as zeros */
-    }
-  }
-  return NG_OK;
-}
-
 /* ---- state -----------------------------------------------------------------------------------*/
 
-static ng_field field_of(const ng_block *b, int side, const ng_part *part, const char *suffix) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_field f;
-  memset(&f, 0, sizeof f);
-  if (k->side[side].parts == 1) {
-    (void)snprintf(f.name, sizeof f.name, "%c%s", side == NG_SIDE_A ? 'A' : 'G', suffix);
+/* Arrays of one part: "A_inverse", "G.1_eigenvectors". */
+static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suffix, ng_dtype t,
+                         int64_t rows, int64_t cols, void *data) {
+  const ng_side *s = &k->side[side];
+  ng_field f = ng_field_plain("", t, rows, cols, data, s->stat->owner);
+  if (s->parts == 1) {
+    (void)snprintf(f.name, sizeof f.name, "%s%s", s->stat->name, suffix);
   } else {
-    (void)snprintf(f.name, sizeof f.name, "%c.%td%s", side == NG_SIDE_A ? 'A' : 'G',
-                   part - k->side[side].part, suffix);
+    (void)snprintf(f.name, sizeof f.name, "%s.%d%s", s->stat->name, i, suffix);
   }
-  f.owner = b->owner;
-  f.rows = f.cols = part->n;
-  f.row_offsets = f.col_offsets = side == NG_SIDE_A ? k->offsets : 1;
-  f.row_channels = f.col_channels = part->hi - part->lo;
   return f;
 }
 
-static ng_status visit_part(ng_block *b, int side, const ng_part *part, ng_field_visit visit,
-                            void *arg) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_field f = field_of(b, side, part, "");
-  f.dtype = k->factor_dtype;
-  f.sym = true;
-  f.data = part->F;
-  ng_status st = visit(arg, &f);
-  if (st != NG_OK) return st;
+static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit, void *arg) {
+  const ng_part *part = &k->side[side].part[i];
+  const int64_t n = part->n;
   if (k->eigen) {
-    f = field_of(b, side, part, "_eigenvectors");
-    f.dtype = k->inverse_dtype;
-    f.data = part->V;
-    f.row_offsets = 1; /* rows count eigenvectors */
-    f.row_channels = part->n;
-    st = visit(arg, &f);
+    ng_field f = field_of(k, side, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
+    f.col_offsets = k->side[side].stat->part[i].offsets; /* rows count eigenvectors */
+    f.col_channels = part->hi - part->lo;
+    const ng_status st = visit(arg, &f);
     if (st != NG_OK) return st;
-    f = field_of(b, side, part, "_eigenvalues");
-    f.dtype = NG_F32;
-    f.data = part->d;
-    f.rows = 1;
-    f.row_offsets = f.col_offsets = 1;
-    f.row_channels = 1;
-    f.col_channels = part->n;
+    f = field_of(k, side, i, "_eigenvalues", NG_F32, 1, n, part->d);
     return visit(arg, &f);
   }
-  f = field_of(b, side, part, k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse");
-  f.dtype = k->inverse_dtype;
-  f.data = part->R;
+  const char *suffix = k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
+  ng_field f = field_of(k, side, i, suffix, k->inverse_dtype, n, n, part->R);
   f.sym = true;
-  if (part->is_factor) {
-    /* a triangular factor belongs to its order of rows: kept as it is */
-    f.row_offsets = f.col_offsets = 1;
-    f.row_channels = f.col_channels = part->n;
+  if (!part->is_factor) { /* a triangular factor belongs to its order of rows: kept as it is */
+    f.row_offsets = f.col_offsets = k->side[side].stat->part[i].offsets;
+    f.row_channels = f.col_channels = part->hi - part->lo;
   }
   return visit(arg, &f);
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_kron *k = ng_kron_of(b);
-  for (int side = 0; side < 2; side++) {
-    for (int32_t i = 0; i < k->side[side].parts; i++) {
-      const ng_status st = visit_part(b, side, &k->side[side].part[i], visit, arg);
-      if (st != NG_OK) return st;
+  const ng_kron *k = ng_kron_of(b);
+  ng_status st = NG_OK;
+  for (int side = 0; side < 2 && st == NG_OK; side++) {
+    const ng_side *s = &k->side[side];
+    for (int32_t i = 0; i < s->parts && st == NG_OK; i++) {
+      st = visit_part(k, side, i, visit, arg);
     }
-  }
-  ng_field f;
-  memset(&f, 0, sizeof f);
-  f.owner = b->owner;
-  f.row_offsets = f.col_offsets = 1;
-  if (k->eigen && b->opt.prediv) { /* in the eigenbasis: no order but that of the eigenvectors */
-    (void)snprintf(f.name, sizeof f.name, "prediv");
-    f.dtype = k->inverse_dtype;
-    f.data = k->prediv;
-    f.rows = f.row_channels = k->out;
-    f.cols = f.col_channels = k->p;
-    const ng_status st = visit(arg, &f);
     if (st != NG_OK) return st;
+    ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
+                                ng_kron_says(k, side), s->says, s->stat->owner);
+    st = visit(arg, &f);
   }
-  (void)snprintf(f.name, sizeof f.name, "told");
-  f.dtype = NG_F32;
-  f.data = k->told;
-  f.rows = f.row_channels = 1;
-  f.cols = f.col_channels = ng_kron_told(k);
+  if (st != NG_OK || !k->eigen || !b->base.prediv) return st;
+  /* in the eigenbases: no order but that of the eigenvectors */
+  ng_field f = ng_field_plain("prediv", k->inverse_dtype, k->out, k->p, k->prediv,
+                              k->side[NG_SIDE_G].stat->owner);
   return visit(arg, &f);
 }
 
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
-  for (int i = 0; i < 2 && st == NG_OK; i++) {
-    const char name = i == NG_SIDE_A ? 'A' : 'G';
-    double started = k->side[i].average.started;
-    ng_number n;
-    (void)snprintf(n.name, sizeof n.name, "%c_started", name);
-    n.value = &started;
-    st = visit(arg, &n);
-    k->side[i].average.started = started != 0.0;
-    for (int64_t g = 0; g < k->groups && st == NG_OK; g++) {
-      (void)snprintf(n.name, sizeof n.name, "%c_leak.%lld", name, (long long)g);
-      n.value = &k->side[i].leak[g];
+  for (int i = 0; i < 2; i++) {
+    for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
+      ng_number n = {.value = &k->side[i].shift[g]};
+      (void)snprintf(n.name, sizeof n.name, "%s_leak.%lld", k->side[i].stat->name, (long long)g);
       st = visit(arg, &n);
     }
   }
   return st;
 }
 
-const ng_family_ops ng_family_kronecker = {
-    .api_version = 1,
+const ng_family ng_family_kronecker = {
+    .version = NG_FAMILY_VERSION,
     .name = "kronecker",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .scope = NG_SCOPE_LAYER,
+    .fits = fits,
+    .check = check,
     .create = create,
     .destroy = destroy,
+    .statistics = statistics,
     .plan = plan,
-    .begin = begin,
     .observe = ng_kron_observe,
-    .weights = ng_kron_weights,
-    .scale = ng_kron_scale,
-    .message = ng_kron_message,
-    .fold = ng_kron_fold,
-    .forget = ng_kron_forget,
-    .solve = ng_kron_solve,
-    .shared = ng_kron_shared,
     .measure = ng_kron_measure,
+    .emit_tile = ng_kron_emit_tile,
     .norms = ng_kron_norms,
-    .emit = ng_kron_emit,
     .fields = fields,
     .numbers = numbers,
+    .solve = ng_kron_solve,
+    .shared = ng_kron_shared,
+    .report = ng_kron_report,
 };

@@ -7,13 +7,12 @@
  *              al. 2021, arXiv 2010.01412) along the curvature, as published with Eva
  *
  * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
- * ranks have agreed on the clip, then emitted row by row in published order. */
+ * ranks have agreed on the clip, then emitted tile by tile in published order, on ranks that made it and
+ * on those that received it. */
 #include "family/kronecker.h"
 
-#include "core/core.h"
-
 /* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; norms: published rows and D,
- *               and the same 3 doubles; emit: a row a piece ----------------------------------- */
+ *               and the same 3 doubles -------------------------------------------------------- */
 
 static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
@@ -29,10 +28,7 @@ static int64_t widest_result(const ng_kron *k) {
 
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  const int64_t measure =
-      2 * ng_floats(k->out * k->p) + ng_floats(widest_result(k)) + ng_floats(6 * k->out);
-  const int64_t emit = ng_threads_of(b->p->ctx) * ng_floats(k->p) + ng_floats(k->out);
-  return ng_max64(measure, emit);
+  return 2 * ng_round16(k->out * k->p) + ng_round16(widest_result(k)) + ng_round16(6 * k->out);
 }
 
 /* ---- rows of D -------------------------------------------------------------------------------*/
@@ -40,35 +36,35 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
 typedef struct rows_job {
   ng_block *b;
   float *D, *H; /* the gradient; norms: `direction` in published order */
-  const ng_sink *sink;
-  const double *factor;
   int64_t chunk;
   bool bad[256];
 } rows_job;
 
 static int32_t pieces_of(const ng_block *b, rows_job *j) {
   const ng_kron *k = ng_kron_of(b);
-  int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->p->ctx), 256), k->out);
+  int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->ctx), 256), k->out);
   if (k->out * k->p < 8192) pieces = 1;
   j->chunk = (k->out + pieces - 1) / pieces;
   return pieces;
 }
 
+/* A row of the bound gradients, the bias last; false if a value is not finite. */
+static bool read_row(const ng_block *b, int64_t r, float *row) {
+  const ng_slot *w = b->segment[0].slot;
+  ng_slot_read(w, r, 0, w->cols, row);
+  if (b->segments > 1) ng_slot_read(b->segment[1].slot, 0, r, 1, row + w->cols);
+  return ng_all_finite(row, NG_F32, ng_kron_of(b)->p);
+}
+
 static void gather_rows(void *arg, int32_t piece) {
   rows_job *j = arg;
-  const ng_kron *k = ng_kron_of(j->b);
-  const ng_slot *w = &j->b->entry->slot[NG_WEIGHT], *bias = &j->b->entry->slot[NG_BIAS];
-  const bool has_bias = j->b->entry->slots > 1;
+  const ng_block *b = j->b;
+  const ng_kron *k = ng_kron_of(b);
   const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
   j->bad[piece] = false;
   for (int64_t r = piece * j->chunk; r < to; r++) {
-    float *row = k->direction + r * k->p, *D = j->D + r * k->p; /* PD is made after all rows */
-    if (!ng_grad_row(w, r, row)) j->bad[piece] = true;
-    if (has_bias) {
-      const int64_t size = ng_dtype_size(bias->grad.dtype);
-      ng_to_f32(&row[k->p - 1], (const char *)bias->grad.data + r * size, bias->grad.dtype, 1);
-      if (!(row[k->p - 1] - row[k->p - 1] == 0.0f)) j->bad[piece] = true;
-    }
+    float *row = b->direction + r * k->p, *D = j->D + r * k->p; /* PD is made after all rows */
+    if (!read_row(b, r, row)) j->bad[piece] = true;
     if (k->offsets == 1) {
       memcpy(D, row, (size_t)k->p * sizeof *D);
     } else {
@@ -84,7 +80,7 @@ static void gather_rows(void *arg, int32_t piece) {
 /* n stored numbers as f32: where they are, or enqueued to be in `room` when they are needed. */
 static const float *as_f32(ng_block *b, const void *stored, int64_t n, float *room) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   if (k->inverse_dtype == NG_F32) return stored;
   ng_on(q)->widen(q, n, stored, k->inverse_dtype, room);
   return room;
@@ -101,7 +97,7 @@ static ng_sym result_of(ng_block *b, const ng_part *part, float *room) {
  * order, so `room` may take one stored result after the other without a wait between them. */
 static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
     const ng_part *a = &k->side[NG_SIDE_A].part[i];
     const int64_t at = a->group * k->q * k->p + a->at;
@@ -118,10 +114,10 @@ static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
     const int64_t at = g->at * k->p;
     const ng_sym S = result_of(b, g, room);
     if (g->is_factor) {
-      ng_on(q)->copy(q, g->n, k->p, T + at, k->p, k->direction + at, k->p);
-      ng_on(q)->solve_left(q, S, k->p, k->direction + at, k->p);
+      ng_on(q)->copy(q, g->n, k->p, T + at, k->p, b->direction + at, k->p);
+      ng_on(q)->solve_left(q, S, k->p, b->direction + at, k->p);
     } else {
-      ng_on(q)->mul_left(q, S, k->p, T + at, k->p, k->direction + at, k->p);
+      ng_on(q)->mul_left(q, S, k->p, T + at, k->p, b->direction + at, k->p);
     }
   }
 }
@@ -129,7 +125,7 @@ static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
 /* T = D Q_A (transposed: back) and Out = Q_G' T (transposed: back), part by part. */
 static void times_a(ng_block *b, const float *from, float *to, bool back, float *room) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
     const ng_part *a = &k->side[NG_SIDE_A].part[i];
     const int64_t at = a->group * k->q * k->p + a->at;
@@ -141,7 +137,7 @@ static void times_a(ng_block *b, const float *from, float *to, bool back, float 
 
 static void times_g(ng_block *b, const float *from, float *to, bool back, float *room) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < k->side[NG_SIDE_G].parts; i++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[i];
     const int64_t at = g->at * k->p;
@@ -154,7 +150,7 @@ static void times_g(ng_block *b, const float *from, float *to, bool back, float 
 /* U o R in the eigenbases: by what was stored when it was solved, or by the damping of now. */
 static void divide(ng_block *b, float *U) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   if (k->prediv != NULL) {
     ng_on(q)->times(q, k->out * k->p, U, k->prediv, k->inverse_dtype);
     return;
@@ -174,35 +170,34 @@ static void divide(ng_block *b, float *U) {
 /* Enqueued from end to end; the one wait is for the sums of rows, which stand for everything before. */
 ng_status ng_kron_measure(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
-  float *D = k->scratch, *T = D + ng_floats(k->out * k->p), *room = T + ng_floats(k->out * k->p);
+  ng_queue *q = b->ctx->queue;
+  float *D = k->scratch, *T = D + ng_round16(k->out * k->p), *room = T + ng_round16(k->out * k->p);
   rows_job j;
   j.b = b;
   j.D = D;
-  double *sums = (double *)(void *)(room + ng_floats(widest_result(k)));
+  double *sums = (double *)(void *)(room + ng_round16(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
-  ng_parallel(b->p->ctx, pieces, gather_rows, &j);
+  ng_parallel(b->ctx, pieces, gather_rows, &j);
   for (int32_t i = 0; i < pieces; i++) {
     if (j.bad[i]) {
-      memset(k->direction, 0, (size_t)(k->out * k->p) * sizeof *k->direction);
-      return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
-                     b->entry->d.name);
+      memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
+      return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
     }
   }
   if (!k->good && k->product) {
-    ng_on(q)->scale(q, k->out * k->p, k->direction, 0.0);
+    ng_on(q)->scale(q, k->out * k->p, b->direction, 0.0);
   } else if (!k->good) {
-    ng_on(q)->copy(q, k->out, k->p, D, k->p, k->direction, k->p);
+    ng_on(q)->copy(q, k->out, k->p, D, k->p, b->direction, k->p);
   } else if (k->eigen) {
     times_a(b, D, T, false, room);
-    times_g(b, T, k->direction, false, room);
-    divide(b, k->direction);
-    times_a(b, k->direction, T, true, room);
-    times_g(b, T, k->direction, true, room);
+    times_g(b, T, b->direction, false, room);
+    divide(b, b->direction);
+    times_a(b, b->direction, T, true, room);
+    times_g(b, T, b->direction, true, room);
   } else {
     apply_cholesky(b, D, T, room);
   }
-  ng_on(q)->row_sums(q, k->out, k->p, k->direction, k->p, D, k->p, sums);
+  ng_on(q)->row_sums(q, k->out, k->p, b->direction, k->p, D, k->p, sums);
   ng_queue_wait(q);
   const double *sum = ng_numbers_read(q, sums);
   for (int64_t r = 0; r < k->out; r++) { /* in row order: the same bits for any number of threads */
@@ -214,8 +209,9 @@ ng_status ng_kron_measure(ng_block *b) {
 }
 
 /* Row r of `direction` in published order: where it is, or in `room`. */
-static const float *published_row(const ng_kron *k, int64_t r, float *room) {
-  const float *row = k->direction + r * k->p;
+static const float *published_row(const ng_block *b, int64_t r, float *room) {
+  const ng_kron *k = ng_kron_of(b);
+  const float *row = b->direction + r * k->p;
   if (k->offsets == 1) return row;
   for (int64_t c = 0; c < k->p; c++) {
     room[k->map[c]] = row[c];
@@ -228,80 +224,70 @@ static const float *published_row(const ng_kron *k, int64_t r, float *room) {
 static void publish_rows(void *arg, int32_t piece) {
   const rows_job *j = arg;
   const ng_kron *k = ng_kron_of(j->b);
-  const ng_slot *w = &j->b->entry->slot[NG_WEIGHT], *bias = &j->b->entry->slot[NG_BIAS];
   const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
   for (int64_t r = piece * j->chunk; r < to; r++) {
-    (void)published_row(k, r, j->H + r * k->p);
-    if (!k->product) continue;
-    (void)ng_grad_row(w, r, j->D + r * k->p);
-    if (!j->b->entry->d.bias) continue;
-    const int64_t size = ng_dtype_size(bias->grad.dtype);
-    ng_to_f32(j->D + r * k->p + w->cols, (const char *)bias->grad.data + r * size, bias->grad.dtype,
-              1);
+    (void)published_row(j->b, r, j->H + r * k->p);
+    if (k->product) (void)read_row(j->b, r, j->D + r * k->p);
   }
 }
 
 /* In row order: the same bits for any number of threads. */
-void ng_kron_norms(ng_block *b, double pd2[2]) {
+void ng_kron_norms(ng_block *b, double *pd2) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
-  const ng_slot *w = &b->entry->slot[NG_WEIGHT];
-  const double ascent = b->p->ascent;
-  rows_job j = {.b = b, .H = k->scratch, .D = k->scratch + ng_floats(k->out * k->p)};
-  double *sums = (double *)(void *)(j.D + ng_floats(k->out * k->p) + ng_floats(widest_result(k)));
+  ng_queue *q = b->ctx->queue;
+  const int64_t cols = b->segment[0].slot->cols;
+  const double ascent = b->ascent;
+  rows_job j = {.b = b, .H = k->scratch, .D = k->scratch + ng_round16(k->out * k->p)};
+  double *sums = (double *)(void *)(j.D + ng_round16(k->out * k->p) + ng_round16(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
-  pd2[NG_WEIGHT] = pd2[NG_BIAS] = 0.0;
   NG_ASSERT(ng_queue_settled(q));
-  if (k->product || k->offsets > 1) ng_parallel(b->p->ctx, pieces, publish_rows, &j);
-  const float *H = k->offsets == 1 ? k->direction : j.H, *D = k->product ? j.D : H;
-  for (int i = 0; i < b->entry->slots; i++) {
-    const int64_t at = i == NG_WEIGHT ? 0 : w->cols, n = i == NG_WEIGHT ? w->cols : 1;
+  if (k->product || k->offsets > 1) ng_parallel(b->ctx, pieces, publish_rows, &j);
+  const float *H = k->offsets == 1 ? b->direction : j.H, *D = k->product ? j.D : H;
+  for (int32_t i = 0; i < b->segments; i++) {
+    const int64_t at = i == NG_WEIGHT ? 0 : cols, n = i == NG_WEIGHT ? cols : 1;
     ng_on(q)->row_sums(q, k->out, n, H + at, k->p, D + at, k->p, sums);
     ng_queue_wait(q);
     const double *sum = ng_numbers_read(q, sums);
+    pd2[i] = 0.0;
     for (int64_t r = 0; r < k->out; r++, sum += 3) {
       pd2[i] += k->product ? sum[1] + ascent * (2.0 * sum[0] + ascent * sum[2]) : sum[2];
     }
   }
 }
 
-/* A row of a slot: PD, or with solver = product the gradient and k H. */
-static void give_row(const rows_job *j, int32_t which, int64_t row, const float *values) {
-  ng_slot *slot = &j->b->entry->slot[which];
-  const double factor = j->factor[which];
-  if (ng_kron_of(j->b)->product) {
-    const ng_pair pair = {.scale = factor, .k = factor * j->b->p->ascent, .u = values};
-    ng_sink_span(j->sink, slot, row, 0, slot->cols, &pair);
-  } else {
-    ng_sink_row(j->sink, slot, row, values, factor);
-  }
-}
+/* ---- emit ------------------------------------------------------------------------------------*/
 
-static void emit_rows(void *arg, int32_t piece) {
-  const rows_job *j = arg;
-  const ng_kron *k = ng_kron_of(j->b);
-  float *room = k->scratch + piece * ng_floats(k->p);
-  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
-  for (int64_t r = piece * j->chunk; r < to; r++) {
-    give_row(j, NG_WEIGHT, r, published_row(k, r, room));
-  }
-}
-
-ng_status ng_kron_emit(ng_block *b, const double factor[2], const ng_sink *sink) {
-  ng_kron *k = ng_kron_of(b);
-  rows_job j;
-  j.b = b;
-  j.sink = sink;
-  j.factor = factor;
-  const int32_t pieces = pieces_of(b, &j);
-  NG_ASSERT(ng_queue_settled(b->p->ctx->queue));
-  ng_parallel(b->p->ctx, pieces, emit_rows, &j);
-  if (b->entry->slots > 1) {
-    float *bias = k->scratch + pieces * ng_floats(k->p);
-    for (int64_t r = 0; r < k->out; r++) {
-      bias[r] = k->direction[r * k->p + k->p - 1]; /* internal order, too, has the bias last */
+/* n published columns of row r: where they are, or collected in `room`.  The bias is one row of the
+ * gradient whose columns are outputs; internal order, too, has it last. */
+static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col, int64_t n,
+                              float *room) {
+  const ng_kron *k = ng_kron_of(b);
+  if (t->slot->which == NG_BIAS) {
+    for (int64_t i = 0; i < n; i++) {
+      room[i] = b->direction[(col + i) * k->p + k->p - 1];
     }
-    give_row(&j, NG_BIAS, 0, bias);
+    return room;
   }
-  return NG_OK;
+  const float *row = b->direction + r * k->p;
+  if (k->offsets == 1) return row + col;
+  for (int64_t i = 0; i < n; i++) {
+    room[i] = row[k->unmap[col + i]];
+  }
+  return room;
+}
+
+void ng_kron_emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+  enum { LINE = 512 };
+  const ng_kron *k = ng_kron_of(b);
+  const bool straight = t->slot->which == NG_WEIGHT && k->offsets == 1;
+  float room[LINE];
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+      n = straight ? t->cols : ng_min64(LINE, t->col + t->cols - c);
+      const float *x = published(b, t, r, c, n, room);
+      ng_pair pair = {.scale = factor, .values = x};
+      if (k->product) pair = (ng_pair){.scale = factor, .k = factor * b->ascent, .u = x};
+      ng_put(sink, t->slot, r, c, n, &pair);
+    }
+  }
 }

@@ -15,8 +15,6 @@
 
 #include <math.h>
 
-#include "core/core.h"
-
 enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
 
 /* A column of the inverse may miss its unit vector by so much.  A healthy f32 inverse is near
@@ -28,8 +26,8 @@ enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
 
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->eigen || k->product || b->opt.cholesky_form == NG_FORM_INVERSE) return false;
-  if (b->opt.cholesky_form == NG_FORM_FACTOR) return true;
+  if (k->eigen || k->product || b->base.cholesky_form == NG_FORM_INVERSE) return false;
+  if (b->base.cholesky_form == NG_FORM_FACTOR) return true;
   /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
    * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m. */
   return 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
@@ -47,7 +45,7 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, do
 }
 
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part *a, double lambda) {
-  const float *pi = ng_kron_of(b)->told + NG_TOLD_PI;
+  const float *pi = ng_kron_of(b)->side[NG_SIDE_G].says + NG_SAYS_PI;
   ng_spectrum s = {.g = g->d, .a = a->d};
   ng_kron_split(b, lambda, (double)pi[g->group], &s.on_a, &s.on_g);
   if (b->opt.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
@@ -58,19 +56,19 @@ ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part 
  *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
 
 static int64_t part_scratch(const ng_block *b, int64_t n) {
-  const ng_queue *q = b->p->ctx->queue;
-  const int64_t vectors = 6 * ng_floats(2 * n), tri = ng_sym_count(n);
-  if (!ng_kron_of(b)->eigen) return 2 * ng_floats(2 * tri) + vectors;
+  const ng_queue *q = b->ctx->queue;
+  const int64_t vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
+  if (!ng_kron_of(b)->eigen) return 2 * ng_round16(2 * tri) + vectors;
   const int64_t single =
-      ng_floats(n * n) + ng_floats(tri) + ng_floats(q->la->eigen_work(q, n) / 4 + 16);
+      ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
   const int64_t twice =
-      3 * ng_floats(n * n) + ng_floats(tri) + ng_floats(q->la->eigen64_work(q, n) / 4 + 16);
+      3 * ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen64_work(q, n) / 4 + 16);
   return ng_max64(single, twice) + vectors;
 }
 
 int64_t ng_kron_solve_scratch(const ng_block *b) {
   int64_t most = 0;
-  if (!b->holds_stats) return 0;
+  if (!b->keeps) return 0;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &ng_kron_of(b)->side[side];
     for (int32_t i = 0; i < s->each; i++) {
@@ -83,12 +81,11 @@ int64_t ng_kron_solve_scratch(const ng_block *b) {
 /* ---- loading and checking --------------------------------------------------------------------*/
 
 /* F as f32: where it is, or enqueued to be in `room`. */
-static ng_sym load(const ng_block *b, const ng_part *part, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_sym F = {part->F, part->n};
-  if (k->factor_dtype != NG_F32) {
-    ng_queue *q = b->p->ctx->queue;
-    ng_on(q)->widen(q, ng_sym_count(part->n), part->F, k->factor_dtype, room);
+static ng_sym load(const ng_block *b, const ng_side *s, const ng_part *part, float *room) {
+  ng_sym F = {ng_kron_average(s, part), part->n};
+  if (s->stat->kept != NG_F32) {
+    ng_queue *q = b->ctx->queue;
+    ng_on(q)->widen(q, ng_sym_count(part->n), F.a, s->stat->kept, room);
     F.a = room;
   }
   return F;
@@ -128,7 +125,7 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, double d, ng_sym R,
                            float *column, double *x, double *y) {
   bool sound = false;
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   NG_ASSERT(ng_queue_settled(q));
   const int64_t j = weakest(R, part->is_factor, &sound);
   if (!sound) return false;
@@ -147,7 +144,7 @@ static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, dou
 }
 
 static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   ng_on(q)->narrow(q, n, src, dst, ng_kron_of(b)->inverse_dtype);
 }
 
@@ -157,13 +154,13 @@ static bool both_done(const ng_queue *q, const ng_part *part) {
          (part->is_factor || ng_info_read(q, &part->info[1]) == 0);
 }
 
-static bool cholesky_single(const ng_block *b, ng_part *part, double d, float *scratch) {
-  ng_queue *q = b->p->ctx->queue;
+static bool cholesky_single(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
+  ng_queue *q = b->ctx->queue;
   const int64_t tri = ng_sym_count(part->n);
   ng_sym W = {scratch, part->n};
-  float *room = scratch + ng_floats(tri), *column = room + ng_floats(tri);
-  double *x = (double *)(void *)(column + ng_floats(part->n)), *y = x + ng_floats(part->n);
-  const ng_sym F = load(b, part, room);
+  float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
+  double *x = (double *)(void *)(column + ng_round16(part->n)), *y = x + ng_round16(part->n);
+  const ng_sym F = load(b, s, part, room);
   ng_on(q)->copy(q, 1, tri, F.a, tri, W.a, tri);
   ng_on(q)->shift(q, part->n, W.a, NG_F32, d);
   ng_on(q)->factor(q, W, &part->info[0]);
@@ -176,13 +173,13 @@ static bool cholesky_single(const ng_block *b, ng_part *part, double d, float *s
 }
 
 /* The checks are made in double, before the result is rounded. */
-static bool cholesky_double(const ng_block *b, ng_part *part, double d, float *scratch) {
-  ng_queue *q = b->p->ctx->queue;
+static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
+  ng_queue *q = b->ctx->queue;
   const int64_t n = part->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
-  float *room = scratch + ng_floats(2 * tri);
-  double *x = (double *)(void *)(room + ng_floats(tri)), *y = x + ng_floats(n);
-  const ng_sym F = load(b, part, room);
+  float *room = scratch + ng_round16(2 * tri);
+  double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
+  const ng_sym F = load(b, s, part, room);
   ng_queue_wait(q);
   for (int64_t i = 0; i < tri; i++) {
     W[i] = (double)F.a[i];
@@ -202,11 +199,11 @@ static bool cholesky_double(const ng_block *b, ng_part *part, double d, float *s
   }
   if (part->is_factor) { /* L L' x = e_j, by substitution */
     for (int64_t i = 0; i < n; i++) {
-      double s = i == j ? 1.0 : 0.0;
+      double sum = i == j ? 1.0 : 0.0;
       for (int64_t c = 0; c < i; c++) {
-        s -= W[ng_sym_at(n, i, c)] * x[c];
+        sum -= W[ng_sym_at(n, i, c)] * x[c];
       }
-      x[i] = s / W[ng_sym_at(n, i, i)];
+      x[i] = sum / W[ng_sym_at(n, i, i)];
     }
     for (int64_t i = n - 1; i >= 0; i--) {
       for (int64_t c = i + 1; c < n; c++) {
@@ -228,18 +225,18 @@ static bool cholesky_double(const ng_block *b, ng_part *part, double d, float *s
   return true;
 }
 
-static int32_t cholesky(const ng_block *b, ng_part *part, double d, float *scratch) {
+static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
   double shift = d;
   for (int32_t rung = 0; rung < RUNG_DOUBLE; rung++, shift *= 10.0) {
-    if (cholesky_single(b, part, shift, scratch)) return rung;
+    if (cholesky_single(b, s, part, shift, scratch)) return rung;
   }
-  if (cholesky_double(b, part, d, scratch)) return RUNG_DOUBLE;
+  if (cholesky_double(b, s, part, d, scratch)) return RUNG_DOUBLE;
   return part->good ? RUNG_LAST : RUNG_PLAIN;
 }
 
 /* solver = product: the average itself, as it is now. */
-static int32_t copy(const ng_block *b, ng_part *part, float *scratch) {
-  store(b, part->R, load(b, part, scratch).a, ng_sym_count(part->n));
+static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
+  store(b, part->R, load(b, s, part, scratch).a, ng_sym_count(part->n));
   return 0;
 }
 
@@ -247,22 +244,21 @@ static int32_t copy(const ng_block *b, ng_part *part, float *scratch) {
 
 /* How far below 0 an eigenvalue of a stored average may be, relative to the largest: rounding n
  * entries of a row to 16 bits moves it by up to n half units. */
-static double negative_limit(const ng_block *b, int64_t n) {
-  const ng_dtype t = ng_kron_of(b)->factor_dtype;
+static double negative_limit(ng_dtype t, int64_t n) {
   return t == NG_F32 ? NEGATIVE : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
 }
 
 /* First, middle and last pair: residual, norm, and orthogonality of the outer two. */
-static bool check_eigen(const ng_block *b, ng_sym F, const float *V, const float *e, double *x,
+static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const float *V, const float *e, double *x,
                         double *y) {
   const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
   double top = 0.0, dot = 0.0;
-  NG_ASSERT(ng_queue_settled(b->p->ctx->queue));
+  NG_ASSERT(ng_queue_settled(b->ctx->queue));
   for (int64_t i = 0; i < n; i++) {
     if (!(e[i] - e[i] == 0.0f)) return false;
     top = fmax(top, fabs((double)e[i]));
   }
-  if ((double)e[0] < -negative_limit(b, n) * top) return false;
+  if ((double)e[0] < -negative_limit(side->stat->kept, n) * top) return false;
   for (int s = 0; s < 3; s++) {
     const float *v = V + sample[s] * n;
     double norm = 0.0, worst = 0.0;
@@ -293,31 +289,31 @@ static void store_eigen(const ng_block *b, ng_part *part, const float *V, const 
   }
 }
 
-static bool eigen_single(const ng_block *b, ng_part *part, double leak, float *scratch) {
+static bool eigen_single(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
   const int64_t n = part->n;
-  float *V = scratch, *room = V + ng_floats(n * n), *e = room + ng_floats(ng_sym_count(n));
-  double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
-  void *work = y + ng_floats(n);
-  ng_queue *q = b->p->ctx->queue;
-  const ng_sym F = load(b, part, room);
+  float *V = scratch, *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
+  void *work = y + ng_round16(n);
+  ng_queue *q = b->ctx->queue;
+  const ng_sym F = load(b, s, part, room);
   ng_on(q)->unpack(q, F, V, n);
   ng_on(q)->eigen(q, n, V, e, work, &part->info[0]);
   ng_queue_wait(q);
   if (ng_info_read(q, &part->info[0]) != 0) return false;
-  if (!check_eigen(b, F, V, e, x, y)) return false;
+  if (!check_eigen(b, s, F, V, e, x, y)) return false;
   store_eigen(b, part, V, e, leak);
   return true;
 }
 
-static bool eigen_double(const ng_block *b, ng_part *part, double leak, float *scratch) {
+static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
   const int64_t n = part->n;
   double *V64 = (double *)(void *)scratch;
-  float *V = scratch + 2 * ng_floats(n * n), *room = V + ng_floats(n * n);
-  float *e = room + ng_floats(ng_sym_count(n));
-  double *x = (double *)(void *)(e + ng_floats(n)), *y = x + ng_floats(n);
-  void *work = y + ng_floats(n);
-  ng_queue *q = b->p->ctx->queue;
-  const ng_sym F = load(b, part, room);
+  float *V = scratch + 2 * ng_round16(n * n), *room = V + ng_round16(n * n);
+  float *e = room + ng_round16(ng_sym_count(n));
+  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
+  void *work = y + ng_round16(n);
+  ng_queue *q = b->ctx->queue;
+  const ng_sym F = load(b, s, part, room);
   ng_on(q)->unpack(q, F, V, n);
   ng_queue_wait(q);
   for (int64_t i = 0; i < n * n; i++) {
@@ -332,15 +328,15 @@ static bool eigen_double(const ng_block *b, ng_part *part, double leak, float *s
   for (int64_t i = 0; i < n; i++) {
     e[i] = (float)x[i];
   }
-  if (!check_eigen(b, F, V, e, x, y)) return false;
+  if (!check_eigen(b, s, F, V, e, x, y)) return false;
   store_eigen(b, part, V, e, leak);
   return true;
 }
 
 /* More damping does not help an eigendecomposition: it only shifts the eigenvalues. */
-static int32_t eigen(const ng_block *b, ng_part *part, double leak, float *scratch) {
-  if (eigen_single(b, part, leak, scratch)) return 0;
-  if (eigen_double(b, part, leak, scratch)) return RUNG_DOUBLE;
+static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
+  if (eigen_single(b, s, part, leak, scratch)) return 0;
+  if (eigen_double(b, s, part, leak, scratch)) return RUNG_DOUBLE;
   return part->good ? RUNG_LAST : RUNG_PLAIN;
 }
 
@@ -348,7 +344,7 @@ static int32_t eigen(const ng_block *b, ng_part *part, double leak, float *scrat
 static void predivide(ng_block *b, double lambda) {
   const ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[gi];
     for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
@@ -365,22 +361,22 @@ static void predivide(ng_block *b, double lambda) {
 /* Traces of a group's averages, and whether they are finite: one look at all of them. */
 static void look(const ng_block *b, int32_t group) {
   const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->p->ctx->queue;
+  ng_queue *q = b->ctx->queue;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
     for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
       ng_part *part = &s->part[i];
-      const int64_t n = part->n;
-      ng_on(q)->finite(q, ng_sym_count(n), part->F, k->factor_dtype, &part->finite);
-      ng_on(q)->trace(q, n, part->F, k->factor_dtype, &part->trace);
+      const void *F = ng_kron_average(s, part);
+      ng_on(q)->finite(q, ng_sym_count(part->n), F, s->stat->kept, &part->finite);
+      ng_on(q)->trace(q, part->n, F, s->stat->kept, &part->trace);
     }
   }
   ng_queue_wait(q);
 }
 
-/* Mean eigenvalue of a group's side, its leak included; false if an entry is not finite. */
+/* Mean eigenvalue of a group's side, its shift included; false if an entry is not finite. */
 static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, double *mean) {
-  const ng_queue *q = b->p->ctx->queue;
+  const ng_queue *q = b->ctx->queue;
   double trace = 0.0;
   int64_t n = 0;
   bool finite = true;
@@ -389,52 +385,65 @@ static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, doubl
     trace += *ng_numbers_read(q, &s->part[i].trace);
     n += s->part[i].n;
   }
-  *mean = trace / (double)n + s->leak[group];
+  *mean = trace / (double)n + s->shift[group];
   return finite;
 }
 
-static void count(ng_block *b, int32_t rung, const ng_part *part, int which) {
-  ng_precond *p = b->p;
+static void count(ng_block *b, int32_t rung, const ng_part *part, const ng_side *s) {
   static const char *const how[] = {"damping x 10",     "damping x 100", "damping x 1000",
                                     "double precision", "last good",     "plain gradient"};
   if (rung == 0) return;
-  if (rung < RUNG_DOUBLE) p->more_damping++;
-  if (rung == RUNG_DOUBLE) p->in_double++;
-  if (rung == RUNG_LAST) p->kept_last++;
-  if (rung == RUNG_PLAIN) p->plain++;
-  ng_log(p->ctx, NG_LOG_WARN, "solve: layer = %s factor = %c n = %lld rescued = %s",
-         b->entry->d.name, which == NG_SIDE_A ? 'A' : 'G', (long long)part->n, how[rung - 1]);
+  b->p->rescued[rung < RUNG_DOUBLE    ? NG_RESCUE_DAMPING
+                : rung == RUNG_DOUBLE ? NG_RESCUE_DOUBLE
+                : rung == RUNG_LAST   ? NG_RESCUE_LAST
+                                      : NG_RESCUE_PLAIN]++;
+  ng_log(b->ctx, NG_LOG_WARN, "solve: layer = %s factor = %s n = %lld rescued = %s", b->name,
+         s->stat->name, (long long)part->n, how[rung - 1]);
 }
 
-/* One group on its owner: the worst rung of its parts. */
-static int32_t solve_group(ng_block *b, int32_t group, const double on[2], const bool finite[2]) {
+/* One group of a side on its owner: the worst rung of its parts. */
+static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
   ng_kron *k = ng_kron_of(b);
   int32_t worst = 0;
-  for (int i = 0; i < 2; i++) {
-    ng_side *s = &k->side[i];
-    for (int32_t j = group * s->each; j < (group + 1) * s->each; j++) {
-      ng_part *part = &s->part[j];
-      int32_t rung = part->good ? RUNG_LAST : RUNG_PLAIN;
-      if (finite[i]) {
-        rung = k->product ? copy(b, part, k->scratch)
-               : k->eigen ? eigen(b, part, s->leak[group], k->scratch)
-                          : cholesky(b, part, s->leak[group] + on[i], k->scratch);
-      }
-      count(b, rung, part, i);
-      part->good = part->good || rung < RUNG_LAST;
-      k->good = k->good && part->good;
-      worst = rung > worst ? rung : worst;
+  for (int32_t j = group * s->each; j < (group + 1) * s->each; j++) {
+    ng_part *part = &s->part[j];
+    int32_t rung = part->good ? RUNG_LAST : RUNG_PLAIN;
+    if (finite) {
+      rung = k->product ? copy(b, s, part, k->scratch)
+             : k->eigen ? eigen(b, s, part, s->shift[group], k->scratch)
+                        : cholesky(b, s, part, s->shift[group] + on, k->scratch);
     }
+    count(b, rung, part, s);
+    part->good = part->good || rung < RUNG_LAST;
+    worst = rung > worst ? rung : worst;
   }
   return worst;
 }
 
+static double balance(const double mean[2]) {
+  const double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
+  const bool sound = mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0 && pi - pi == 0.0 && pi > 0.0;
+  return sound ? pi : 1.0; /* a zero or broken factor has no scale to balance */
+}
+
+static bool all_good(const ng_side *s) {
+  for (int32_t i = 0; i < s->parts; i++) {
+    if (!s->part[i].good) return false;
+  }
+  return true;
+}
+
+/* Every rank that keeps the averages makes the same traces, pi and shifts; what is inverted is the
+ * owner's of each side. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->opt.damping;
-  const bool own = b->owner == b->p->ctx->rank;
-  int32_t worst = 0;
-  k->good = true;
+  int32_t worst[2] = {0, 0};
+  bool own[2];
+  if (!b->keeps) return NG_OK;
+  for (int i = 0; i < 2; i++) {
+    own[i] = k->side[i].stat->owner == b->ctx->rank;
+  }
   for (int32_t group = 0; group < k->groups; group++) {
     double mean[2], on[2];
     bool finite[2];
@@ -442,52 +451,62 @@ ng_status ng_kron_solve(ng_block *b) {
     for (int i = 0; i < 2; i++) {
       finite[i] = mean_trace(b, &k->side[i], group, &mean[i]);
     }
-    double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
-    if (!(mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0) || !(pi - pi == 0.0) || !(pi > 0.0)) {
-      pi = 1.0; /* a zero or broken factor has no scale to balance */
-    }
+    const double pi = balance(mean);
     ng_kron_split(b, lambda, pi, &on[NG_SIDE_A], &on[NG_SIDE_G]);
-    if (own) {
-      const int32_t rung = solve_group(b, group, on, finite);
-      worst = rung > worst ? rung : worst;
-      k->told[NG_TOLD_PI + group] = (float)pi;
-      if (group == 0) {
-        k->told[NG_TOLD_A] = (float)on[NG_SIDE_A];
-        k->told[NG_TOLD_G] = (float)on[NG_SIDE_G];
+    for (int i = 0; i < 2; i++) {
+      ng_side *s = &k->side[i];
+      if (own[i]) {
+        const int32_t rung = solve_group(b, s, group, on[i], finite[i]);
+        worst[i] = rung > worst[i] ? rung : worst[i];
+        s->says[NG_SAYS_PI + group] = (float)pi;
+        if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
       }
-    }
-    if (b->opt.damping_leak) { /* on every rank that holds the average: same sums, same shift */
-      k->side[NG_SIDE_A].leak[group] += on[NG_SIDE_A];
-      k->side[NG_SIDE_G].leak[group] += on[NG_SIDE_G];
+      /* on every rank that holds the average: same sums, same shift */
+      if (b->base.damping_leak) s->shift[group] += on[i];
     }
   }
-  if (!own) return NG_OK;
-  if (k->prediv != NULL && k->good) predivide(b, lambda);
-  ng_queue_wait(b->p->ctx->queue); /* scratch is free for others */
-  k->told[NG_TOLD_RUNG] = (float)worst;
-  float *told = k->told + NG_TOLD_PI + k->groups;
+  if (own[0] && own[1] && k->prediv != NULL && all_good(&k->side[0]) && all_good(&k->side[1])) {
+    predivide(b, lambda);
+  }
+  ng_queue_wait(b->ctx->queue); /* scratch is free for others */
   for (int i = 0; i < 2; i++) {
-    for (int32_t j = 0; j < k->side[i].parts; j++) {
-      *told++ = k->side[i].part[j].good ? 1.0f : 0.0f;
+    ng_side *s = &k->side[i];
+    for (int32_t j = 0; own[i] && j < s->parts; j++) {
+      s->says[NG_SAYS_PI + k->groups + j] = s->part[j].good ? 1.0f : 0.0f;
     }
+    if (own[i]) s->says[NG_SAYS_RUNG] = (float)worst[i];
   }
-  return worst > 0 ? NG_RESCUED : NG_OK;
+  return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
 }
 
-/* Results are here, from this rank, another one or a file. */
-void ng_kron_shared(ng_block *b) {
+/* Results are here, from this rank, others or a file.  Where A and G were solved by different ranks
+ * nobody could divide ahead before. */
+void ng_kron_shared(ng_block *b, bool fresh) {
   ng_kron *k = ng_kron_of(b);
-  const float rung = k->told[NG_TOLD_RUNG]; /* of a file: any number */
-  b->rung = rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
-  b->pi = (double)k->told[NG_TOLD_PI];
-  b->damping_a = (double)k->told[NG_TOLD_A];
-  b->damping_g = (double)k->told[NG_TOLD_G];
-  const float *told = k->told + NG_TOLD_PI + k->groups;
   k->good = true;
   for (int i = 0; i < 2; i++) {
-    for (int32_t j = 0; j < k->side[i].parts; j++) {
-      k->side[i].part[j].good = *told++ != 0.0f;
-      k->good = k->good && k->side[i].part[j].good;
+    ng_side *s = &k->side[i];
+    for (int32_t j = 0; j < s->parts; j++) {
+      s->part[j].good = s->says[NG_SAYS_PI + k->groups + j] != 0.0f;
+      k->good = k->good && s->part[j].good;
     }
   }
+  if (fresh && k->prediv != NULL && k->good && !ng_kron_together(k)) {
+    predivide(b, b->opt.damping);
+    ng_queue_wait(b->ctx->queue);
+  }
+}
+
+void ng_kron_report(const ng_block *b, ng_layer_report *r) {
+  const ng_kron *k = ng_kron_of(b);
+  if (!b->holds) return;
+  for (int i = 0; i < 2; i++) {
+    const float rung = k->side[i].says[NG_SAYS_RUNG]; /* of a file: any number */
+    const int32_t known =
+        rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
+    r->rung = known > r->rung ? known : r->rung;
+  }
+  r->pi = (double)k->side[NG_SIDE_A].says[NG_SAYS_PI];
+  r->damping_a = (double)k->side[NG_SIDE_A].says[NG_SAYS_DAMPING];
+  r->damping_g = (double)k->side[NG_SIDE_G].says[NG_SAYS_DAMPING];
 }

@@ -26,8 +26,6 @@
 
 #include <math.h>
 
-#include "core/core.h"
-#include "stat/read.h"
 #include "simd.h"
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
@@ -63,10 +61,36 @@ static void destroy(ng_block *b) {
   b->state = NULL;
 }
 
+static bool fits(const ng_settings *o, const ng_entry *e) {
+  return !e->tensor && ng_is(o->family, "rankone");
+}
+
+static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  const bool eva = s->stat_scale == NG_SCALE_EVA;
+  const ng_status st = ng_family_check_others("rankone", o, message, size);
+  if (st != NG_OK) return st;
+  if (!eva && s->stat_scale != NG_SCALE_TEXTBOOK) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
+                      o->stat_scale, o->method);
+  }
+  if (s->stat_start == NG_START_IDENTITY) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_start = identity: method %s averages vectors; take first or zero",
+                      o->method);
+  }
+  if (eva && s->positions != NG_POSITIONS_EXPAND) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "positions = %s: stat_scale = eva takes the mean over positions in any case; "
+                      "leave it at expand",
+                      o->positions);
+  }
+  return NG_OK;
+}
+
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
-  const bool input_only = b->opt.sides == NG_SIDES_INPUT, none = b->opt.sides == NG_SIDES_NONE;
+  const bool input_only = b->base.sides == NG_SIDES_INPUT, none = b->base.sides == NG_SIDES_NONE;
   ng_rankone *k = ng_object(b->p, sizeof *k);
   if (k != NULL) {
     b->state = k;
@@ -78,12 +102,11 @@ static ng_status create(ng_block *b) {
     if (input_only) k->along = ng_object(b->p, (size_t)d->out * sizeof *k->along);
   }
   if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
-    destroy(b);
-    return ng_fail(b->p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", d->name);
+    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
   }
   make_box(b, NG_MEAN_A);
   make_box(b, NG_MEAN_G);
-  k->p = b->entry->slot[NG_WEIGHT].cols;
+  k->p = b->segment[0].slot->cols;
   k->q = d->out / groups;
   k->side[NG_MEAN_A].n = none ? 0 : groups * k->p + d->bias;
   k->side[NG_MEAN_G].n = none || input_only ? 0 : d->out;
@@ -96,26 +119,30 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status plan(ng_block *b, ng_plan *plan) {
+/* a has all groups in one vector, and one 1 for the bias of all: one part each. */
+static ng_status statistics(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const int64_t held = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS];
-  for (int i = 0; i < 2; i++) {
-    const int64_t bytes = k->side[i].n * (int64_t)sizeof(float);
-    k->side[i].mean = ng_plan_take(plan, NG_USE_FACTORS, bytes);
-    k->side[i].sum = ng_plan_take(plan, NG_USE_SUMS, bytes);
+  const int32_t count = (k->side[NG_MEAN_A].n > 0) + (k->side[NG_MEAN_G].n > 0);
+  ng_status st = count > 0 ? ng_block_take_stats(b, count) : NG_OK;
+  for (int i = 0, at = 0; i < 2 && st == NG_OK; i++) {
+    ng_mean *m = &k->side[i];
+    if (m->n == 0) continue;
+    ng_stat *s = m->stat = &b->stat[at++];
+    s->name = i == NG_MEAN_A ? "a_mean" : "g_mean";
+    s->sees = i == NG_MEAN_A ? NG_SEES_INPUT : NG_SEES_OUTGRAD;
+    s->rule.averaged = true;
+    st = ng_stat_take_parts(b, s, 1, 1);
+    if (st != NG_OK) return st;
+    s->part->rows = 1;
+    s->part->cols = m->n;
   }
-  b->curvature_bytes = plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] - held;
-  ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
-  k->scratch = plan->place ? (double *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
-  return NG_OK;
+  return st;
 }
 
-static ng_status begin(ng_block *b) {
+static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_rankone *k = ng_rankone_of(b);
-  ng_average_close(&k->side[NG_MEAN_A].average);
-  ng_average_close(&k->side[NG_MEAN_G].average);
-  b->folded[NG_MEAN_A] = (b->sees & NG_SEES_INPUT) == 0; /* nobody waits for it */
-  b->folded[NG_MEAN_G] = (b->sees & NG_SEES_OUTGRAD) == 0;
+  ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
+  k->scratch = plan->place ? (double *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
   return NG_OK;
 }
 
@@ -198,20 +225,19 @@ static void row_sums(const float *x, const float *u, int64_t n, bool wide, doubl
 /* The bias is one row of the gradient whose columns are outputs: there g (or D a) takes the place of
  * a, and the last entry of a that of g. */
 static const float *along_row(const ng_rankone *k, const ng_tile *t) {
-  if (t->which == NG_WEIGHT) return k->side[NG_MEAN_A].mean + t->group * k->p + t->col;
-  return (k->t != NULL ? k->along : k->side[NG_MEAN_G].mean) + t->col;
+  if (t->slot->which == NG_WEIGHT) return ng_rankone_mean(k, NG_MEAN_A) + t->group * k->p + t->col;
+  return (k->t != NULL ? k->along : ng_rankone_mean(k, NG_MEAN_G)) + t->col;
 }
 
 static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
-  const ng_mean *a = &k->side[NG_MEAN_A];
-  if (t->which == NG_BIAS) return (double)a->mean[a->n - 1];
-  return k->t != NULL ? k->t[row] : (double)k->side[NG_MEAN_G].mean[row];
+  if (t->slot->which == NG_BIAS) return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
+  return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
 }
 
 /* sides = input: whole rows of D leave D a in t, a part of a row in the tile's sum. */
 static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
-  const ng_view *v = &b->entry->slot[t->which].grad;
+  const ng_view *v = &t->slot->grad;
   const float *u = k->none ? NULL : along_row(k, t);
   enum { TILE = 512 };
   float line[TILE];
@@ -234,7 +260,7 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
     if (k->none) continue;
     if (k->t == NULL) {
       sum[1] += of_row(k, t, r) * su;
-    } else if (t->which == NG_WEIGHT && t->cols == k->p) {
+    } else if (t->slot->which == NG_WEIGHT && t->cols == k->p) {
       k->t[r] = su;
     } else {
       sum[1] = su;
@@ -255,11 +281,11 @@ static double norm2(const float *x, int64_t n) {
 /* sides = input: t complete, with the parts of rows and the bias; |t|^2 into s. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const ng_mean *a = &k->side[NG_MEAN_A];
+  const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
   const ng_view *bias = &b->entry->slot[NG_BIAS].grad;
   for (int32_t i = 0; i < b->tiles; i++) {
     const ng_tile *t = &b->tile[i];
-    if (t->which != NG_WEIGHT || t->cols == k->p) continue;
+    if (t->slot->which != NG_WEIGHT || t->cols == k->p) continue;
     k->t[t->row] = (t->col == 0 ? 0.0 : k->t[t->row]) + b->tile_sum[i * NG_TILE_SUMS + 1];
   }
   for (int64_t r = 0; r < b->entry->d.out; r++) {
@@ -267,7 +293,7 @@ static void finish_t(ng_block *b) {
     if (b->entry->d.bias) {
       float x;
       ng_to_f32(&x, (const char *)bias->data + r * ng_dtype_size(bias->dtype), bias->dtype, 1);
-      bias_t = (double)x * (double)a->mean[a->n - 1];
+      bias_t = (double)x * one;
       k->t[r] += bias_t;
     }
     k->along[r] = (float)k->t[r];
@@ -279,23 +305,24 @@ static void finish_t(ng_block *b) {
 /* <a, a>, <g, g>, |D|^2, s of each group from the vectors and the sums of the tiles. */
 static void gather_ranks(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
-  const ng_mean *a = &k->side[NG_MEAN_A], *g = &k->side[NG_MEAN_G];
-  const double one = b->entry->d.bias && !k->none ? (double)a->mean[a->n - 1] : 0.0;
+  const float *a = k->none ? NULL : ng_rankone_mean(k, NG_MEAN_A);
+  const float *g = k->none || k->t != NULL ? NULL : ng_rankone_mean(k, NG_MEAN_G);
+  const double one = b->entry->d.bias && a != NULL ? (double)a[k->side[NG_MEAN_A].n - 1] : 0.0;
   for (int64_t i = 0; i < k->groups; i++) {
     ng_rank *r = &k->rank[i];
     *r = (ng_rank){.bias_alpha = one * one};
-    if (k->none) continue;
-    r->alpha = norm2(a->mean + i * k->p, k->p) + r->bias_alpha;
-    r->beta = k->t != NULL ? 1.0 : norm2(g->mean + i * k->q, k->q);
+    if (a == NULL) continue;
+    r->alpha = norm2(a + i * k->p, k->p) + r->bias_alpha;
+    r->beta = g == NULL ? 1.0 : norm2(g + i * k->q, k->q);
   }
   for (int32_t i = 0; i < b->tiles; i++) {
     ng_rank *r = &k->rank[b->tile[i].group];
     const double *sum = &b->tile_sum[i * NG_TILE_SUMS];
     r->d2 += sum[0];
-    if (b->tile[i].which == NG_BIAS) r->bias_d2 += sum[0];
+    if (b->tile[i].slot->which == NG_BIAS) r->bias_d2 += sum[0];
     if (k->t != NULL) continue;
     r->s += sum[1];
-    if (b->tile[i].which == NG_BIAS) r->bias_s += sum[1];
+    if (b->tile[i].slot->which == NG_BIAS) r->bias_s += sum[1];
   }
   if (k->t != NULL) finish_t(b);
 }
@@ -303,11 +330,10 @@ static void gather_ranks(ng_block *b) {
 /* One piece of the tiles of one block, again in double. */
 static void wide_piece(void *arg, int32_t piece) {
   const ng_block *b = arg;
-  double *first = b->p->tile_sum + (b->tile_sum - b->p->tile_sum);
   int64_t from, to;
-  ng_share(b->tiles, ng_threads_of(b->p->ctx), piece, &from, &to);
+  ng_share(b->tiles, ng_threads_of(b->ctx), piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
-    double *sum = first + i * NG_TILE_SUMS;
+    double *sum = b->tile_sum + i * NG_TILE_SUMS;
     memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
     tile_sums(b, &b->tile[i], true, sum);
   }
@@ -345,14 +371,14 @@ static ng_status measure(ng_block *b) {
   }
   if (!(b->d2 - b->d2 == 0.0)) {
     b->d2 = 0.0;
-    return ng_fail(b->p->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
-                   b->entry->d.name);
+    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
+                   b->name);
   }
   k->lambda = b->opt.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);
   k->wide = !sure || k->lambda < LEAST_QUICK;
   if (sure) return NG_OK;
-  ng_parallel(b->p->ctx, ng_threads_of(b->p->ctx), wide_piece, b);
+  ng_parallel(b->ctx, ng_threads_of(b->ctx), wide_piece, b);
   gather_ranks(b);
   (void)combine_ranks(b);
   return NG_OK;
@@ -384,14 +410,14 @@ static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const
   const double along = -by * k->rank[t->group].c * of_row(k, t, 0);
   for (int64_t c = t->col; c < t->col + t->cols; c++) {
     const ng_pair pair = {.scale = by, .k = along * k->t[c], .u = &one, .wide = true};
-    ng_sink_span(sink, &b->entry->slot[NG_BIAS], 0, c, 1, &pair);
+    ng_put(sink, t->slot, 0, c, 1, &pair);
   }
 }
 
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;
-  if (k->wide && k->t != NULL && t->which == NG_BIAS) {
+  if (k->wide && k->t != NULL && t->slot->which == NG_BIAS) {
     emit_wide_bias(b, t, by, sink);
     return;
   }
@@ -399,63 +425,25 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
     const double along = k->none ? 0.0 : -by * k->rank[t->group].c * of_row(k, t, r);
     const ng_pair pair = {.scale = by, .k = along, .u = u, .wide = k->wide};
-    ng_sink_span(sink, &b->entry->slot[t->which], r, t->col, t->cols, &pair);
+    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
   }
 }
 
-/* ---- state -----------------------------------------------------------------------------------*/
-
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_rankone *k = ng_rankone_of(b);
-  ng_status st = NG_OK;
-  for (int i = 0; i < 2 && st == NG_OK; i++) {
-    if (k->side[i].n == 0) continue;
-    ng_field f;
-    memset(&f, 0, sizeof f);
-    (void)snprintf(f.name, sizeof f.name, "%s", i == NG_MEAN_A ? "a_mean" : "g_mean");
-    f.dtype = NG_F32;
-    f.rows = f.row_channels = 1;
-    f.cols = f.col_channels = k->side[i].n;
-    f.row_offsets = f.col_offsets = 1;
-    f.data = k->side[i].mean;
-    f.owner = b->owner;
-    st = visit(arg, &f);
-  }
-  return st;
-}
-
-static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  ng_rankone *k = ng_rankone_of(b);
-  ng_status st = NG_OK;
-  for (int i = 0; i < 2 && st == NG_OK; i++) {
-    double started = k->side[i].average.started;
-    ng_number n;
-    (void)snprintf(n.name, sizeof n.name, "%s_started", i == NG_MEAN_A ? "a" : "g");
-    n.value = &started;
-    st = visit(arg, &n);
-    k->side[i].average.started = started != 0.0;
-  }
-  return st;
-}
-
-const ng_family_ops ng_family_rankone = {
-    .api_version = 1,
+const ng_family ng_family_rankone = {
+    .version = NG_FAMILY_VERSION,
     .name = "rankone",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .scope = NG_SCOPE_LAYER,
     .scans = true,
+    .fits = fits,
+    .check = check,
     .create = create,
     .destroy = destroy,
+    .statistics = statistics,
     .plan = plan,
-    .begin = begin,
     .observe = ng_rankone_observe,
-    .weights = ng_rankone_weights,
-    .scale = ng_rankone_scale,
-    .fold = ng_rankone_fold,
-    .forget = ng_rankone_forget,
-    .measure_tile = measure_tile,
     .measure = measure,
-    .norms = norms,
     .emit_tile = emit_tile,
-    .fields = fields,
-    .numbers = numbers,
+    .norms = norms,
+    .measure_tile = measure_tile,
 };

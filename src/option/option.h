@@ -1,16 +1,20 @@
-/* options.h: what the files of the options room share: one row per option, and text <-> value.
+/* option.h: the options: one row each, text <-> value, methods as rows of values, schedules.
  *
- * option_table.c holds the rows, option_value.c reads and writes one value as text, options.c the
- * struct, methods.c the named rows of values and the published names, schedule.c values that move
- * with the step count.  settings.h is what the other rooms read: all options as numbers.
+ * In:   texts of the command line, the environment, a layer; a struct that somebody else filled.
+ * Out:  checked values: ng_options for people and files, ng_settings (settings.h) for the rooms.
+ * May call: core.
+ *
+ * option_table.c holds the rows, option_value.c reads and writes one value, options.c the struct,
+ * methods.c the named rows of values and the published names, schedule.c values that move with the step
+ * count.  It knows the names of families, and nothing else of them.
  */
-#ifndef NG_OPTIONS_H
-#define NG_OPTIONS_H
+#ifndef NG_OPTION_H
+#define NG_OPTION_H
 
 #include "core/core.h"
 #include "option/settings.h"
 
-/* Copy `o` with every text owned by `arena`-less malloc of the context; free with _drop. */
+/* A copy with texts of its own, from the context's allocator; given back by _drop. */
 ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
 void ng_options_drop(ng_context *ctx, ng_options *o);
 
@@ -93,6 +97,8 @@ ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, 
 ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
 void ng_options_standard(ng_options *full);
 /* `skip`: options whose schedule does not count; NULL: none of them. */
+/* Every value in the range of its row; the same, and what holds for every family. */
+ng_status ng_options_verify_rows(const ng_options *full, char *message, size_t size);
 ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
                             size_t size);
 

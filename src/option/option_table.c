@@ -49,7 +49,7 @@ enum { NG_OPTION_LIST(KIND) };
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
 
 /* Options that the other families have no use for: with a method of theirs they stay as they are;
- * check_family of options.c sees to it. */
+ * ng_family_check_others sees to it. */
 #define KRONECKER .family = "kronecker"
 
 /* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the

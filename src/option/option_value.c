@@ -355,9 +355,9 @@ ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *
 
 /* ---- all of them, as settings.h ---------------------------------------------------------------*/
 
-/* One macro for each kind, applied to the list, so nothing is to be kept in step when an option is
- * added.  The compiler sees every field with its own type: a line of NG_OPTION_LIST with the wrong
- * one is a warning (-Wconversion) or an error. */
+/* What all other rooms read, made from NG_OPTION_LIST: nothing is to be kept in step when an option is
+ * added.  One macro for each kind, applied to the list: the compiler sees every field with its own type, so
+ * a line of NG_OPTION_LIST with the wrong one is a warning (-Wconversion) or an error. */
 #define PARSE_REAL(name, type) out->name = o->name;
 #define PARSE_INT(name, type) out->name = o->name;
 #define PARSE_BOOL(name, type) out->name = o->name != 0;

@@ -153,123 +153,11 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
 
 /* ---- check -----------------------------------------------------------------------------------*/
 
-/* Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt here does
- * not compile.  Every refusal says what to change, in words that ng_options_set takes. */
+/* What a family has to say about its own options is in its table (family/family.h): this room knows none.
+ * Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt does not
+ * compile.  Every refusal says what to change, in words that ng_options_set takes. */
 
-/* An option that the method's family does not have must hold its default, and a choice must be one
- * that the family knows.  (Silently ignored, it would look as if it had been tried.) */
-static ng_status check_family(const ng_options *o, const ng_settings *s, char *message,
-                              size_t size) {
-  const bool rankone = ng_is(s->family, "rankone"), eva = s->stat_scale == NG_SCALE_EVA;
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    char value[64];
-    if (row->family == NULL || ng_is(row->family, s->family)) continue;
-    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
-    return ng_fail_to(
-        message, size, NG_ERR_ARG,
-        "%s = %s: method %s has no such choice (it is for the %s family); leave it at "
-        "%s",
-        row->name, value, o->method, row->family, row->standard);
-  }
-  if (rankone && !eva && s->stat_scale != NG_SCALE_TEXTBOOK) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "stat_scale = %s: method %s takes textbook or eva",
-                      o->stat_scale, o->method);
-  }
-  if (rankone && s->stat_start == NG_START_IDENTITY) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "stat_start = identity: method %s averages vectors; take first or zero",
-                      o->method);
-  }
-  if (rankone && eva && s->positions != NG_POSITIONS_EXPAND) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "positions = %s: stat_scale = eva takes the mean over positions in any case; "
-                      "leave it at expand",
-                      o->positions);
-  }
-  if (!rankone && eva) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
-  }
-  return NG_OK;
-}
-
-/* Nothing is inverted: what damps an inverse must hold its default. */
-static ng_status check_product(const ng_options *o, char *message, size_t size) {
-  static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
-                                       NG_OPTION_damping_leak};
-  for (int i = 0; i < 3; i++) {
-    const ng_option_row *row = &ng_option_table[damps[i]];
-    char value[64];
-    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "%s = %s: solver = product inverts nothing; leave it at %s", row->name, value,
-                      row->standard);
-  }
-  return NG_OK;
-}
-
-/* An option that could have no effect beside the others is refused, unless it holds the value that
- * means nothing.  (Not those that another layer or a later ng_set could make use of: statistics
- * with sides = none, kl_clip and clip_bound with another clip.) */
-static ng_status check_together(const ng_options *o, const ng_settings *s, char *message,
-                                size_t size) {
-  /* The first conflict is the one told: solver and its own options, then what depends on those. */
-  const bool eigen = s->solver == NG_SOLVER_EIGEN;
-  const bool joint = s->damping_split == NG_SPLIT_JOINT;
-  if (joint && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "damping_split = joint needs solver = eigen; with %s take pi or full",
-                      o->solver);
-  }
-  /* This and eigen_floor are read by the eigen solver only.  A value that is not read would look as
-   * if it counted. */
-  if (s->prediv && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "prediv = 1 needs solver = eigen; with %s set prediv = 0", o->solver);
-  }
-  if (s->eigen_floor > 0 && !eigen) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "eigen_floor = %g needs solver = eigen; with %s set eigen_floor = 0",
-                      o->eigen_floor, o->solver);
-  }
-  if (s->solver != NG_SOLVER_CHOLESKY && s->cholesky_form != NG_FORM_AUTO) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "cholesky_form = %s needs solver = cholesky; with %s leave it at auto",
-                      o->cholesky_form, o->solver);
-  }
-  if ((s->solver == NG_SOLVER_PRODUCT) != (s->radius > 0)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "radius = %g with solver = %s: product needs a radius above 0, the others 0",
-                      o->radius, o->solver);
-  }
-  if (s->solver == NG_SOLVER_PRODUCT) {
-    const ng_status st = check_product(o, message, size);
-    if (st != NG_OK) return st;
-  }
-  if (!(s->clip_bound > 0) &&
-      (s->clip == NG_CLIP_NORM || s->clip == NG_CLIP_RATIO || s->clip == NG_CLIP_RMS)) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0", o->clip);
-  }
-  /* What leaks is the shift of a factor. */
-  if (s->damping_leak && joint) {
-    return ng_fail_to(
-        message, size, NG_ERR_ARG,
-        "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
-        "factor");
-  }
-  /* A sum of many small samples would be lost in a bf16 average. */
-  if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
-                      o->factor_dtype);
-  }
-  return NG_OK;
-}
-
-/* Rows first: only what they let through can be parsed, and so compared with the others. */
-ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
-                            size_t size) {
+ng_status ng_options_verify_rows(const ng_options *full, char *message, size_t size) {
   if (full->method == NULL || !ng_method_known(full->method)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_options: method is '%s'; set it with "
@@ -280,19 +168,23 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
     const ng_status st = ng_option_verify(&ng_option_table[i], full, message, size);
     if (st != NG_OK) return st;
   }
-  ng_settings s;
-  ng_settings_of(full, &s);
-  ng_status st = check_family(full, &s, message, size);
-  if (st == NG_OK) st = check_together(full, &s, message, size);
-  /* Last: a schedule multiplies values that are known to be in range by now. */
-  return st == NG_OK ? ng_schedule_verify(full, skip, message, size) : st;
+  return NG_OK;
 }
 
-/* For callers: nothing is overridden yet, so every schedule counts. */
-ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
-  ng_options full;
-  const ng_status st = ng_options_take(o, &full, message, message_size);
-  return st == NG_OK ? ng_options_verify(&full, NULL, message, message_size) : st;
+/* Rows first: only what they let through can be parsed, and so compared with the others.  Last: a
+ * schedule multiplies values that are known to be in range by then. */
+ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
+                            size_t size) {
+  const ng_status st = ng_options_verify_rows(full, message, size);
+  if (st != NG_OK) return st;
+  ng_settings s;
+  ng_settings_of(full, &s);
+  if (!(s.clip_bound > 0) &&
+      (s.clip == NG_CLIP_NORM || s.clip == NG_CLIP_RATIO || s.clip == NG_CLIP_RMS)) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
+                      full->clip);
+  }
+  return ng_schedule_verify(full, skip, message, size);
 }
 
 /* ---- a layer's own values --------------------------------------------------------------------*/

@@ -2,8 +2,8 @@
  *
  * ng_options crosses the header and keeps its choices as texts.  Inside, nobody compares texts: a
  * choice that is misspelt does not compile, and what is asked for every observation or tile is one
- * comparison of numbers.  options.c checks the texts, option_value.c turns them into this struct,
- * and step/values.c moves it.
+ * comparison of numbers.  options.c checks the texts, option_value.c turns them into this
+ * struct, and step/values.c moves it.
  *
  *   p->opt    ng_options, owned: what ng_get, messages and the state on disk show
  *   p->base   the same, parsed; b->base: with the layer's own values

@@ -49,4 +49,30 @@ void ng_conv_grad_stats(ng_context *ctx, const ng_conv *c, const ng_view *g, int
 /* Floats of scratch that serve all three, for channel ranges of at most `c` inputs, `o` outputs. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
 
+/* ---- box.c: mean vectors ---------------------------------------------------------------------*/
+
+/* What is summed: for channel c and kernel offset (i, k), over all output positions (u, v), pixel
+ * (u stride + i dilation - padding, ...).  Output gradients and linear layers have one offset that sees
+ * every pixel once. */
+typedef struct ng_box {
+  int64_t channels, height, width;
+  int64_t kernel[2], stride[2], padding[2], dilation[2], positions[2]; /* [vertical, horizontal] */
+  int64_t offsets;                                                     /* kernel[0] kernel[1] */
+  bool whole; /* one offset that sees every pixel once */
+} ng_box;
+
+/* How an array is read: element (sample, pixel, channel) is at sample * by_sample + pixel * by_pixel +
+ * channel * by_channel.  Linear layers are images of one row of positions; by_channel = 1 means channels
+ * last. */
+typedef struct ng_boxed {
+  ng_view v;
+  int64_t by_sample, by_pixel, by_channel;
+} ng_boxed;
+
+/* out [channels][offsets]; false: a number that was read is not finite.  `room` has ng_box_room doubles;
+ * of a box that is whole and read channels last it does not grow with the width. */
+bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
+                 double *room);
+int64_t ng_box_room(const ng_context *ctx, const ng_box *box);
+
 #endif

@@ -21,16 +21,6 @@ int64_t ng_tile_floats(int64_t cols) {
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }
 
-int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
-  /* Waking threads costs some 10 us, in which one moves this much. */
-  return floats < 32768 ? 1 : ng_threads_of(ctx);
-}
-
-void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
-  *from = n * i / pieces;
-  *to = n * (i + 1) / pieces;
-}
-
 /* ---- transpose -------------------------------------------------------------------------------*/
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)

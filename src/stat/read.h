@@ -16,12 +16,6 @@ int64_t ng_tile_ld(int64_t cols);
 int64_t ng_tile_rows(int64_t cols);
 int64_t ng_tile_floats(int64_t cols); /* enough for a tile of this many columns or fewer */
 
-/* Pieces worth making of a loop that moves so many floats; share i of them is [*from, *to). */
-int32_t ng_pieces(const ng_context *ctx, int64_t floats);
-void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
-
-static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
-
 /* dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
 

@@ -1,12 +1,12 @@
-/* state_manifest.c: everything of the state that is not an array, as a JSON text.
+/* manifest.c: everything of the state that is not an array, as a JSON text.
  *
  *   {"format": 1, "library": "0.1.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
  *    "live":     {"damping": {"value": 0.003, "since": 0}, ...}
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
  *    "layers":   [{"name": "fc1", "is": "linear in=64 out=10 ...", "options": ""}, ...]
- *    "blocks":   {"fc1": {"solved": 1.0, "A_started": 1.0, ...}, ...}
- *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by state.c
+ *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
+ *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by state.c; blocks are keyed by their name
  *
  * Layers and options are kept as text rather than as a hash, so that a state of another model is
  * refused with what differs.  A state fits when the layers are the same and every option is the
@@ -15,31 +15,8 @@
 #include "io.h"
 #include "state/state.h"
 
-enum { BLOCK_OWN = 5 }; /* solved, folded[2], observations[2] */
 
 /* ---- numbers of the blocks -------------------------------------------------------------------*/
-
-/* Calls `visit` for every number of a block.  Flags and counts are shown as doubles, exact up to
- * 2^53, and taken back after the call. */
-static ng_status visit_block(ng_block *b, ng_number_visit visit, void *arg) {
-  static const char *const name[BLOCK_OWN] = {"solved", "A_folded", "G_folded", "A_observations",
-                                              "G_observations"};
-  double own[BLOCK_OWN] = {b->solved, b->folded[0], b->folded[1], (double)b->observations[0],
-                           (double)b->observations[1]};
-  ng_status st = NG_OK;
-  for (int i = 0; i < BLOCK_OWN && st == NG_OK; i++) {
-    ng_number n;
-    (void)snprintf(n.name, sizeof n.name, "%s", name[i]);
-    n.value = &own[i];
-    st = visit(arg, &n);
-  }
-  b->solved = own[0] != 0.0;
-  b->folded[0] = own[1] != 0.0;
-  b->folded[1] = own[2] != 0.0;
-  b->observations[0] = (int64_t)own[3];
-  b->observations[1] = (int64_t)own[4];
-  return st == NG_OK ? b->ops->numbers(b, visit, arg) : st;
-}
 
 typedef struct cursor {
   double *to;
@@ -68,7 +45,7 @@ static ng_status put_one(void *arg, ng_number *n) {
 int64_t ng_state_values(ng_precond *p) {
   cursor c = {NULL, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
-    (void)visit_block(p->block[i], count_one, &c);
+    (void)ng_block_numbers(p->block[i], count_one, &c);
   }
   return c.at;
 }
@@ -77,14 +54,14 @@ void ng_state_get(ng_precond *p, double *x) {
   cursor c = {x, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
     const bool own = p->block[i]->owner == p->ctx->rank;
-    (void)visit_block(p->block[i], own ? get_one : count_one, &c);
+    (void)ng_block_numbers(p->block[i], own ? get_one : count_one, &c);
   }
 }
 
 void ng_state_put(ng_precond *p, const double *x) {
   cursor c = {NULL, x, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
-    (void)visit_block(p->block[i], put_one, &c);
+    (void)ng_block_numbers(p->block[i], put_one, &c);
   }
 }
 
@@ -230,13 +207,13 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
     }
   }
   ng_free(p->ctx, ours, room);
-  if (st == NG_OK && ng_options_check(o, why, sizeof why) != NG_OK) {
+  if (st == NG_OK && ng_family_check(o, why, sizeof why) != NG_OK) {
     st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state: %s", why);
   }
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     const ng_entry *e = p->block[i]->entry;
     ng_options own = *o;
-    if (e->d.options == NULL) continue;
+    if (e == NULL || e->d.options == NULL) continue;
     if (ng_options_override(&own, e->d.options, NULL, why, sizeof why) != NG_OK) {
       st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s", e->d.name,
                       why);
@@ -247,7 +224,7 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-static const char *const rung_name[4] = {"more_damping", "in_double", "kept_last", "plain"};
+static const char *const rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
 static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
                             int64_t *out, char *message, size_t size) {
@@ -267,7 +244,7 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
   ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
-  for (int i = 0; i < 4 && st == NG_OK; i++) {
+  for (int i = 0; i < NG_RESCUES && st == NG_OK; i++) {
     st = read_count(c, "counter", rung_name[i], most, &s->rung[i], message, size);
   }
   for (int i = 0; i < NG_SCHEDULED && st == NG_OK; i++) {
@@ -294,7 +271,7 @@ typedef struct block_reader {
   const char *layer;
   double *to;
   int64_t at;
-  size_t seen;
+  size_t seen, counts; /* the first so many are flags and counts */
   char *message;
   size_t size;
 } block_reader;
@@ -307,7 +284,7 @@ static ng_status read_number(void *arg, ng_number *n) {
                       "block '%s' of the manifest has no number '%s'", r->layer, n->name);
   }
   const double x = json_number_value(v);
-  if (r->seen < BLOCK_OWN && !(x >= 0.0 && x <= 9007199254740992.0)) { /* flags and counts */
+  if (r->seen < r->counts && !(x >= 0.0 && x <= 9007199254740992.0)) {
     return ng_fail_to(r->message, r->size, NG_ERR_FILE,
                       "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
                       r->layer, x);
@@ -321,10 +298,11 @@ static ng_status read_blocks(ng_precond *p, const json_t *blocks, double *values
                              size_t size) {
   block_reader r = {.to = values, .message = message, .size = size};
   for (int32_t i = 0; i < p->blocks; i++) {
-    r.layer = p->block[i]->entry->d.name;
+    r.layer = p->block[i]->name;
     r.from = json_object_get(blocks, r.layer);
     r.seen = 0;
-    const ng_status st = visit_block(p->block[i], read_number, &r);
+    r.counts = ng_block_counts(p->block[i]);
+    const ng_status st = ng_block_numbers(p->block[i], read_number, &r);
     if (st != NG_OK) return st;
     if (json_object_size(r.from) != r.seen) {
       return ng_fail_to(message, size, NG_ERR_FILE,
@@ -361,7 +339,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     ng_options own = p->opt;
-    if (b->entry->d.options != NULL) { /* tried on a copy by read_options */
+    if (b->entry != NULL && b->entry->d.options != NULL) { /* tried on a copy by read_options */
       (void)ng_options_override(&own, b->entry->d.options, &b->overridden, NULL, 0);
     }
     ng_settings_of(&own, &b->base);
@@ -372,14 +350,13 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->skipped = s->skipped;
   /* A rung is counted by the rank that climbed it; the sum over ranks is what a file can keep. */
   const bool first = p->ctx->rank == 0;
-  p->more_damping = first ? s->rung[0] : 0;
-  p->in_double = first ? s->rung[1] : 0;
-  p->kept_last = first ? s->rung[2] : 0;
-  p->plain = first ? s->rung[3] : 0;
-  p->nu = s->nu;
-  p->inner = s->inner;
+  for (int i = 0; i < NG_RESCUES; i++) {
+    p->rescued[i] = first ? s->rung[i] : 0;
+  }
+  p->step->nu = s->nu;
+  p->step->inner = s->inner;
   ng_state_put(p, values);
-  ng_live_update(p);
+  ng_step_values(p);
 }
 
 /* ---- making ----------------------------------------------------------------------------------*/
@@ -439,8 +416,8 @@ static json_t *make_blocks(ng_precond *p, const double *values, bool *ok) {
   block_writer w = {NULL, values, 0, true};
   for (int32_t i = 0; i < p->blocks; i++) {
     w.to = json_object();
-    (void)visit_block(p->block[i], write_number, &w);
-    add(ok, all, p->block[i]->entry->d.name, w.to);
+    (void)ng_block_numbers(p->block[i], write_number, &w);
+    add(ok, all, p->block[i]->name, w.to);
   }
   *ok = *ok && w.ok;
   return all;
@@ -468,7 +445,7 @@ static ng_status can_be_written(ng_precond *p, const double *values, char *messa
   return NG_OK;
 }
 
-ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[4],
+ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[NG_RESCUES],
                            json_t **out, char *message, size_t size) {
   bool ok = true;
   char version[32];
@@ -493,12 +470,12 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, c, "steps", json_integer((json_int_t)p->steps));
   add(&ok, c, "updates", json_integer((json_int_t)p->updates));
   add(&ok, c, "skipped", json_integer((json_int_t)p->skipped));
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < NG_RESCUES; i++) {
     add(&ok, c, rung_name[i], json_integer((json_int_t)rungs[i]));
   }
   add(&ok, m, "counters", c);
-  add(&ok, last, "clip", json_real(finite_or(p->nu, 1.0)));
-  add(&ok, last, "inner", json_real(finite_or(p->inner, 0.0)));
+  add(&ok, last, "clip", json_real(finite_or(p->step->nu, 1.0)));
+  add(&ok, last, "inner", json_real(finite_or(p->step->inner, 0.0)));
   add(&ok, m, "last", last);
   add(&ok, m, "layers", make_layers(p, &ok));
   add(&ok, m, "blocks", make_blocks(p, values, &ok));

@@ -1,7 +1,7 @@
 /* state.c: the state of a preconditioner, to a file and back.
  *
- * A file is safetensors: every array of ng_state_fields as a tensor "layer/field" in published
- * order, and in its metadata a manifest (state_manifest.c) with the CRC-32 of each tensor, and the
+ * A file is safetensors: every array of ng_state_fields as a tensor "block/field" in published
+ * order, and in its metadata a manifest (manifest.c) with the CRC-32 of each tensor, and the
  * CRC-32 of the manifest itself.  So every bit of the file is either compared or checked.
  *
  * Ranks: rank 0 has the file.  Saving, an array that rank 0 does not hold is broadcast by its
@@ -18,7 +18,7 @@
 
 #define MANIFEST "natgrad"
 #define MANIFEST_CRC "natgrad.crc32"
-enum { RUNGS = 4, CODES = 16, CODE_ZERO = 8 };
+enum { RUNGS = NG_RESCUES };
 
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
                    NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
@@ -51,7 +51,7 @@ typedef struct work {
   ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
   char message[NG_MESSAGE];
   /* the walk under way */
-  ng_status (*each)(struct work *w, const ng_entry *e, const ng_field *f);
+  ng_status (*each)(struct work *w, const char *key, const ng_field *f);
   int32_t at;
   int64_t width;
   const char *sought; /* a name; NULL once a field has it */
@@ -59,10 +59,10 @@ typedef struct work {
 
 /* ---- walking, allocating ---------------------------------------------------------------------*/
 
-static ng_status one_field(void *arg, ng_entry *e, ng_field *f) {
+static ng_status one_field(void *arg, const char *key, ng_field *f) {
   work *w = arg;
   if (ng_dtype_size(f->dtype) != w->width) return NG_OK;
-  const ng_status st = w->each(w, e, f);
+  const ng_status st = w->each(w, key, f);
   w->at++;
   return st;
 }
@@ -70,7 +70,7 @@ static ng_status one_field(void *arg, ng_entry *e, ng_field *f) {
 /* Every field, wide dtypes first: so all data is aligned in the file.  The same order on all
  * ranks. */
 static ng_status each_field(work *w,
-                            ng_status (*each)(work *, const ng_entry *, const ng_field *)) {
+                            ng_status (*each)(work *, const char *, const ng_field *)) {
   ng_status st = NG_OK;
   w->each = each;
   w->at = 0;
@@ -80,9 +80,9 @@ static ng_status each_field(work *w,
   return st;
 }
 
-static tensor_name name_of(const ng_entry *e, const ng_field *f) {
+static tensor_name name_of(const char *key, const ng_field *f) {
   tensor_name n;
-  (void)snprintf(n.text, sizeof n.text, "%s/%s", e->d.name, f->name);
+  (void)snprintf(n.text, sizeof n.text, "%s/%s", key, f->name);
   return n;
 }
 
@@ -97,8 +97,8 @@ static bool take(work *w, void *at, int64_t bytes) {
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
-static ng_status count_field(work *w, const ng_entry *e, const ng_field *f) {
-  (void)e;
+static ng_status count_field(work *w, const char *key, const ng_field *f) {
+  (void)key;
   w->fields++;
   w->largest = ng_max64(w->largest, ng_field_bytes(f));
   return NG_OK;
@@ -115,7 +115,7 @@ static ng_status prepare(work *w, bool saving) {
   if (w->path == NULL || w->path[0] == 0) {
     return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: no path given", w->call);
   }
-  if (w->p->begun) {
+  if (w->p->step->begun) {
     return ng_fail(w->p->ctx, NG_ERR_STATE,
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
                    w->call);
@@ -166,18 +166,14 @@ static ng_status broadcast(work *w, void *buffer, int64_t bytes, int32_t root) {
 static ng_status agree(work *w, ng_status local) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
-  double slot[CODES] = {0};
+  double code[NG_CODES];
   if (c->size == 1) return local;
-  slot[CODE_ZERO + (int)local] = 1.0;
-  if (ng_comm_sum(c, &world, slot, CODES, NG_F64) != NG_OK) return broken(w);
-  for (int i = 0; i < CODE_ZERO; i++) {
-    const ng_status st = (ng_status)(i - CODE_ZERO);
-    if (slot[i] > 0.0) {
-      return ng_fail(w->p->ctx, st, "%s: %d of %d ranks failed with %s (%s)", w->call, (int)slot[i],
-                     c->size, ng_status_name(st), ng_status_meaning(st));
-    }
-  }
-  return NG_OK;
+  ng_codes_put(code, local);
+  if (ng_comm_sum(c, &world, code, NG_CODES, NG_F64) != NG_OK) return broken(w);
+  const ng_status st = ng_codes_worst(code);
+  if (st >= NG_OK) return NG_OK;
+  return ng_fail(w->p->ctx, st, "%s: %d of %d ranks failed with %s (%s)", w->call,
+                 ng_codes_count(code, st), c->size, ng_status_name(st), ng_status_meaning(st));
 }
 
 /* What rank 0 found, on all ranks, with its message. */
@@ -217,24 +213,23 @@ static ng_status gather_values(work *w) {
   const ng_group world = ng_group_world(c);
   double *rung = w->values + w->value_count;
   ng_state_get(w->p, w->values); /* zero where another rank is the owner */
-  rung[0] = (double)w->p->more_damping;
-  rung[1] = (double)w->p->in_double;
-  rung[2] = (double)w->p->kept_last;
-  rung[3] = (double)w->p->plain;
+  for (int i = 0; i < RUNGS; i++) {
+    rung[i] = (double)w->p->rescued[i];
+  }
   if (ng_comm_sum(c, &world, w->values, w->value_count + RUNGS, NG_F64) != NG_OK) return broken(w);
   return NG_OK;
 }
 
-static ng_status note_missing(work *w, const ng_entry *e, const ng_field *f) {
-  (void)e;
+static ng_status note_missing(work *w, const char *key, const ng_field *f) {
+  (void)key;
   w->missing[w->at] = f->data == NULL;
   return NG_OK;
 }
 
 /* Room is kept for the longest that a tensor's entry can become: not finite. */
-static ng_status announce(work *w, const ng_entry *e, const ng_field *f) {
+static ng_status announce(work *w, const char *key, const ng_field *f) {
   ngio_tensor *t = &w->tensor[w->at];
-  w->name[w->at] = name_of(e, f);
+  w->name[w->at] = name_of(key, f);
   memset(t, 0, sizeof *t);
   t->name = w->name[w->at].text;
   t->dtype = (ngio_dtype)f->dtype;
@@ -288,7 +283,7 @@ static void begin_file(work *w) {
 }
 
 /* After a failure rank 0 goes on receiving: the others do not know yet. */
-static ng_status save_field(work *w, const ng_entry *e, const ng_field *f) {
+static ng_status save_field(work *w, const char *key, const ng_field *f) {
   const void *from = f->data;
   if (w->missing[w->at]) {
     const bool own = f->owner == w->p->ctx->rank;
@@ -302,7 +297,7 @@ static ng_status save_field(work *w, const ng_entry *e, const ng_field *f) {
   json_t *tensors = json_object_get(w->manifest, "tensors");
   json_t *entry = json_pack("{s:s, s:b}", "crc32", crc_of(w->published, bytes).text, "finite",
                             (int)ng_all_finite(w->published, f->dtype, ng_field_count(f)));
-  if (json_object_set_new(tensors, name_of(e, f).text, entry) != 0) {
+  if (json_object_set_new(tensors, name_of(key, f).text, entry) != 0) {
     (void)holds(w, NG_ERR_NOMEM, "no memory for the manifest");
     return NG_OK;
   }
@@ -317,24 +312,18 @@ static void end_file(work *w) {
   (void)fine(w, ngio_writer_finish(&w->writer, text, 2, w->message, sizeof w->message));
 }
 
-/* NG_OK: collective work may begin. */
-static ng_status enter(work *w, ng_precond *p, const char *call, const char *path) {
+static void open_work(work *w, ng_precond *p, const char *call, const char *path) {
   memset(w, 0, sizeof *w);
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
   w->p = p;
   w->call = call;
   w->path = path;
   w->first = p->ctx->rank == 0;
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
-  return NG_OK;
 }
 
-ng_status ng_save(ng_precond *p, const char *path) {
+ng_status ng_state_save(ng_precond *p, const char *path) {
   work w;
-  ng_status st = enter(&w, p, "ng_save", path);
-  if (st != NG_OK) return st;
+  ng_status st = NG_OK;
+  open_work(&w, p, "ng_save", path);
   NG_TRY(agree(&w, prepare(&w, true)));
   NG_TRY(gather_values(&w));
   if (w.first) (void)each_field(&w, note_missing);
@@ -361,8 +350,8 @@ static bool parse_manifest(work *w, const char *text) {
 }
 
 /* Every array of this model is in the file, as it should be. */
-static ng_status check_field(work *w, const ng_entry *e, const ng_field *f) {
-  const tensor_name name = name_of(e, f);
+static ng_status check_field(work *w, const char *key, const ng_field *f) {
+  const tensor_name name = name_of(key, f);
   const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
   const json_t *entry = json_object_get(json_object_get(w->manifest, "tensors"), name.text);
   const char *crc = json_string_value(json_object_get(entry, "crc32"));
@@ -391,8 +380,8 @@ static ng_status check_field(work *w, const ng_entry *e, const ng_field *f) {
   return NG_OK;
 }
 
-static ng_status seek_field(work *w, const ng_entry *e, const ng_field *f) {
-  if (w->sought != NULL && ng_is(w->sought, name_of(e, f).text)) w->sought = NULL;
+static ng_status seek_field(work *w, const char *key, const ng_field *f) {
+  if (w->sought != NULL && ng_is(w->sought, name_of(key, f).text)) w->sought = NULL;
   return NG_OK;
 }
 
@@ -456,11 +445,11 @@ static ng_status understand(work *w) {
   return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
 }
 
-static ng_status load_field(work *w, const ng_entry *e, const ng_field *f) {
+static ng_status load_field(work *w, const char *key, const ng_field *f) {
   const bool alone = w->p->ctx->ranks == 1;
   void *memory = alone ? f->data : w->memory;
   if (w->first) {
-    ng_field_import(f, ngio_tensors_find(w->file, name_of(e, f).text)->data, memory);
+    ng_field_import(f, ngio_tensors_find(w->file, name_of(key, f).text)->data, memory);
   }
   const ng_status st = broadcast(w, memory, ng_field_bytes(f), 0);
   if (st == NG_OK && !alone && f->data != NULL) {
@@ -469,10 +458,10 @@ static ng_status load_field(work *w, const ng_entry *e, const ng_field *f) {
   return st;
 }
 
-ng_status ng_load(ng_precond *p, const char *path) {
+ng_status ng_state_load(ng_precond *p, const char *path) {
   work w;
-  ng_status st = enter(&w, p, "ng_load", path);
-  if (st != NG_OK) return st;
+  ng_status st = NG_OK;
+  open_work(&w, p, "ng_load", path);
   NG_TRY(agree(&w, prepare(&w, false)));
   if (w.first) read_file(&w);
   NG_TRY(share_verdict(&w));
@@ -486,7 +475,7 @@ ng_status ng_load(ng_precond *p, const char *path) {
   ng_snapshot_apply(p, &w.snapshot, w.values);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    if (b->holds_result && b->ops->shared != NULL) b->ops->shared(p->block[i]);
+    if (b->holds && b->family->shared != NULL) b->family->shared(p->block[i], false);
   }
   ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld", path, (long long)p->steps);
 done:

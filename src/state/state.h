@@ -1,19 +1,27 @@
-/* state.h: what the three files of the state room share.
+/* state.h: the state of a preconditioner, to a file and back.
+ *
+ * In:   a model between two steps; a path.
+ * Out:  a file with every array and number that a later run needs; or a model that goes on from one.
+ * May call: step, family, model, stat, option, comm, core, and io/.
  *
  * state.c is the protocol: who writes, who reads, how all ranks learn the verdict.
- * state_manifest.c turns options, counters and layers into a JSON text and back.
- * state_fields.c turns one array from memory's order into the published one and back.
+ * manifest.c turns options, counters and layers into a JSON text and back.
+ * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
  */
 #ifndef NG_STATE_H
 #define NG_STATE_H
 
-#include "model/model.h"
+#include "step/step.h"
 
 #include <jansson.h>
 
-#define NG_STATE_FORMAT 1
+#define NG_STATE_FORMAT 2 /* 1: before statistics were the engine's */
 
-/* ---- state_fields.c --------------------------------------------------------------------------*/
+/* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
+
+/* Arrays of blocks under the block's name, moments under the layer's. */
+typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
+ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg);
 
 int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
 int64_t ng_field_bytes(const ng_field *f);
@@ -21,7 +29,7 @@ int64_t ng_field_bytes(const ng_field *f);
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 
-/* ---- state_manifest.c ------------------------------------------------------------------------*/
+/* ---- manifest.c ------------------------------------------------------------------------*/
 
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
@@ -46,5 +54,10 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
                            char *message, size_t size);
 /* Cannot fail. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
+
+/* ---- state.c: what api/ calls ----------------------------------------------------------------*/
+
+ng_status ng_state_save(ng_precond *p, const char *path);
+ng_status ng_state_load(ng_precond *p, const char *path);
 
 #endif

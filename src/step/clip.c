@@ -1,15 +1,13 @@
 /* clip.c: how far a step goes.
  *
  * In come the sums over all blocks of all ranks and, for the kinds that look at one tensor at a time,
- * the norms of its weight and of its PD; out go nu and, for every block, what its weight and its bias
- * are multiplied by.  Everything here is the same on every rank: gradients and weights are, and PD
- * was delivered.  Formulas: options.clip in the header. */
-#include "model/model.h"
+ * the norms of its weight and of its PD; out go nu and, for every segment, what its part of PD is
+ * multiplied by.  Everything here is the same on every rank: gradients and weights are, and PD was
+ * delivered.  Formulas: options.clip in the header. */
+#include "step/step.h"
 
 #include <float.h>
 #include <math.h>
-
-#include "core/core.h"
 
 enum { MOST_RATIO = 50 };
 
@@ -25,63 +23,72 @@ void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->entry->slots; k++) {
-      const ng_slot *s = &b->entry->slot[k];
-      ng_on(q)->norm2(q, s->rows, s->cols, s->weight.data, s->weight.dtype, s->weight.row_stride,
-                      &b->w2[k]);
+    for (int32_t k = 0; k < p->block[i]->segments; k++) {
+      ng_segment *g = &p->block[i]->segment[k];
+      const ng_view *w = &g->slot->weight;
+      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride, &g->w2);
     }
   }
   ng_queue_wait(q);
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->entry->slots; k++) {
-      const double w2 = *ng_numbers_read(q, &b->w2[k]);
+    const ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->segments; k++) {
+      const double w2 = *ng_numbers_read(q, &b->segment[k].w2);
       if (w2 - w2 == 0.0) continue;
-      (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite", b->entry->d.name);
-      p->refused = true;
+      (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
+                    b->segment[k].slot->entry->d.name);
+      p->step->refused = true;
     }
   }
 }
 
 /* ---- the common factor -----------------------------------------------------------------------*/
 
-/* solver = product: PD = D + k G D A, k = radius / |D| over all blocks, so what the blocks summed
- * (<H, D>, |D|^2, |H|^2 of H = G D A) becomes that of PD only here. */
-static void ascend(ng_precond *p, double *inner, double d2, double *pd2) {
+/* Blocks that ascend make H, and PD = D + k H with k = radius / |D| over all of them, so what they
+ * summed (<H, D>, |D|^2, |H|^2) becomes that of PD only here. */
+static ng_sums ascend(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
-  p->ascent = d2 > 0.0 ? fmin(p->now.radius / sqrt(d2), MOST) : 0.0;
-  *pd2 = d2 + 2.0 * p->ascent * *inner + p->ascent * p->ascent * *pd2;
-  *inner = d2 + p->ascent * *inner;
+  const double k = h.d2 > 0.0 ? fmin(p->now.radius / sqrt(h.d2), MOST) : 0.0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
+  }
+  return (ng_sums){h.d2 + k * h.inner, h.d2, h.d2 + 2.0 * k * h.inner + k * k * h.pd2};
+}
+
+static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
+  bool plain = false, ascends = false;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    plain = plain || !p->block[i]->ascends;
+    ascends = ascends || p->block[i]->ascends;
+  }
+  if (!ascends) return sums[0];
+  const ng_sums up = ascend(p, sums[1]);
+  if (!plain) return up;
+  return (ng_sums){sums[0].inner + up.inner, sums[0].d2 + up.d2, sums[0].pd2 + up.pd2};
 }
 
 /* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes. */
-static double common_factor(const ng_precond *p, double d2, double pd2) {
+static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->now.clip == NG_CLIP_KL) {
-    const double s = fabs(p->lr * p->lr * p->inner);
-    return s > 0.0 ? fmin(1.0, sqrt(p->now.kl_clip / s)) : 1.0;
+    const double kl = fabs(lr * lr * s->inner);
+    return kl > 0.0 ? fmin(1.0, sqrt(p->now.kl_clip / kl)) : 1.0;
   }
-  if (p->now.clip == NG_CLIP_RESCALE) return pd2 > 0.0 ? sqrt(d2 / pd2) : 1.0;
-  if (p->now.clip == NG_CLIP_NORM) return fmin(1.0, p->now.clip_bound / sqrt(pd2));
+  if (p->now.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
+  if (p->now.clip == NG_CLIP_NORM) return fmin(1.0, p->now.clip_bound / sqrt(s->pd2));
   return 1.0;
 }
 
-void ng_clip_agreed(ng_precond *p, const double sum[3]) {
-  double pd2 = sum[2];
-  p->inner = sum[0];
-  if (p->now.solver == NG_SOLVER_PRODUCT) ascend(p, &p->inner, sum[1], &pd2);
-  p->nu = common_factor(p, sum[1], pd2);
-  if (!(p->nu - p->nu == 0.0) || !(p->inner - p->inner == 0.0) || !(pd2 - pd2 == 0.0)) {
-    p->refused = true; /* sums overflowed: the same on every rank */
-    p->nu = 1.0;
+void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
+  ng_engine *step = p->step;
+  const ng_sums s = together(p, sums);
+  step->inner = s.inner;
+  step->pd2 = s.pd2;
+  step->nu = common_factor(p, step->lr, &s);
+  if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
+    step->refused = true; /* sums overflowed: the same on every rank */
+    step->nu = 1.0;
   }
-  p->pd2 = pd2;
-}
-
-/* ---- does it fit -----------------------------------------------------------------------------*/
-
-double ng_clip_largest(const ng_precond *p) {
-  return (p->now.clip == NG_CLIP_RATIO ? MOST_RATIO : p->nu) * sqrt(p->pd2);
+  step->largest = (ng_clip_reads_weights(p) ? MOST_RATIO : step->nu) * sqrt(s.pd2);
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/
@@ -89,11 +96,12 @@ double ng_clip_largest(const ng_precond *p) {
 /* LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888) bounded as in the published Eva, where a
  * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
  * Stern 2018, arXiv 1804.04235, section 6). */
-static double tensor_factor(const ng_precond *p, double w2, double pd2, double count) {
-  const double bound = p->now.clip_bound;
+static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
+  const double bound = p->now.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
-  if (p->now.clip == NG_CLIP_RATIO)
-    return w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(w2 / pd2)) : 1.0;
+  if (p->now.clip == NG_CLIP_RATIO) {
+    return g->w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(g->w2 / pd2)) : 1.0;
+  }
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);
 }
 
@@ -102,13 +110,12 @@ void ng_clip_factors(ng_precond *p) {
   double least = INFINITY;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    double pd2[2] = {0.0, 0.0};
-    if (each) b->ops->norms(b, pd2);
-    for (int32_t k = 0; k < b->entry->slots; k++) {
-      const ng_slot *s = &b->entry->slot[k];
-      b->factor[k] = each ? tensor_factor(p, b->w2[k], pd2[k], (double)(s->rows * s->cols)) : p->nu;
-      least = fmin(least, b->factor[k]);
+    if (each) ng_deliver_norms(b, p->step->norms);
+    for (int32_t k = 0; k < b->segments; k++) {
+      ng_segment *g = &b->segment[k];
+      g->factor = each ? tensor_factor(p, g, p->step->norms[k]) : p->step->nu;
+      least = fmin(least, g->factor);
     }
   }
-  if (each && p->blocks > 0) p->nu = least;
+  if (each && p->blocks > 0) p->step->nu = least;
 }

@@ -1,38 +1,54 @@
 /* exchange.c: everything a step says to other ranks.
  *
- * check    one small double reduction before anything changes: status of every rank, observations
- *          refused, sample weights of every factor
- * sums     statistics = all: this step's sums, one message (fold = direct: one a block)
- * results  from each owner to its column, one message an owner
- * direction from each column to the rows, one message a column
- * agree    one small double reduction: status, refusals, clip sums
+ * check       one small double reduction before anything changes: status of every rank, observations
+ *             refused, sample weights of every statistic
+ * statistics  sums of what is due, as few messages as they lie in: posted, and waited for before the
+ *             first is folded.  A block's sums may be posted ahead of the step, while other layers are
+ *             still observed
+ * results     from each owner to its column, one message an owner
+ * direction   from each column to the rows, one message a column
+ * agree       one small double reduction: status, refusals, clip sums
  *
- * Between two collectives nobody returns: a rank in trouble goes on with harmless data, its status
- * rides in the next small reduction, and all ranks leave together (style: PCReduceFailedReason). */
-#include "model/model.h"
-
-enum { CODES = 16, CODE_ZERO = 8 }; /* one slot for each status from -8 to 7 */
-
-static void put_status(double *slots, ng_status st) {
-  memset(slots, 0, CODES * sizeof *slots);
-  slots[CODE_ZERO + (int)st] = 1.0;
-}
-
-/* The worst: the most negative that any rank has, else the largest note. */
-static ng_status worst_status(const double *slots) {
-  for (int i = 0; i < CODE_ZERO; i++) {
-    if (slots[i] > 0.0) return (ng_status)(i - CODE_ZERO);
-  }
-  for (int i = CODES - 1; i >= CODE_ZERO; i--) {
-    if (slots[i] > 0.0) return (ng_status)(i - CODE_ZERO);
-  }
-  return NG_OK;
-}
+ * It moves bytes and judges nothing.  Between two collectives nobody returns: a rank in trouble goes on
+ * with harmless data, its status rides in the next small reduction, and all ranks leave together (style:
+ * PCReduceFailedReason). */
+#include "step/step.h"
 
 static ng_status failed(ng_precond *p, const char *what) {
   p->broken = true;
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
 }
+
+/* ---- memory ----------------------------------------------------------------------------------*/
+
+enum { WEIGHTS = 2, SUMS = 3 };     /* numbers of a statistic in check, of a kind of block in agree */
+
+ng_status ng_exchange_plan(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  int32_t stats = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    stats += p->block[i]->stats;
+  }
+  x->small_count = NG_CODES + 1 + ng_max64(WEIGHTS * (int64_t)stats, 2 * SUMS);
+  x->messages_most = stats + 1;
+  x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
+  x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
+  x->spans = ng_object(p, (size_t)p->ctx->ranks * sizeof *x->spans);
+  if (x->small == NULL || x->message == NULL || x->spans == NULL) {
+    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  }
+  return NG_OK;
+}
+
+void ng_exchange_release(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  ng_object_free(p, x->small, (size_t)x->small_count * sizeof *x->small);
+  ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
+  ng_object_free(p, x->spans, (size_t)p->ctx->ranks * sizeof *x->spans);
+  memset(x, 0, sizeof *x);
+}
+
+/* ---- small reductions ------------------------------------------------------------------------*/
 
 static ng_status sum_small(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(p->ctx->comm);
@@ -41,10 +57,10 @@ static ng_status sum_small(ng_precond *p, double *x, int64_t n, const char *what
 }
 
 /* Says that another rank failed, where this one has nothing to report itself. */
-static ng_status spread(ng_precond *p, const double *slots) {
-  const ng_status st = worst_status(slots);
-  if (st < NG_OK && st != p->trouble) {
-    (void)ng_fail(p->ctx, st, "%d of %d ranks failed with %s (%s)", (int)slots[CODE_ZERO + (int)st],
+static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
+  const ng_status st = ng_codes_worst(slots);
+  if (st < NG_OK && st != mine) {
+    (void)ng_fail(p->ctx, st, "%d of %d ranks failed with %s (%s)", ng_codes_count(slots, st),
                   p->ctx->ranks, ng_status_name(st), ng_status_meaning(st));
   }
   return st;
@@ -58,140 +74,237 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
   if (ng_comm_broadcast(c, &world, first, (int64_t)sizeof first, NG_U8, 0) != NG_OK) {
     return failed(p, "ng_ready");
   }
-  double x[CODES + 2];
-  put_status(x, local);
-  x[CODES] = first[0] != hash[0];
-  x[CODES + 1] = first[1] != hash[1];
-  const ng_status st = sum_small(p, x, CODES + 2, "ng_ready");
+  double x[NG_CODES + 2];
+  ng_codes_put(x, local);
+  x[NG_CODES] = first[0] != hash[0];
+  x[NG_CODES + 1] = first[1] != hash[1];
+  const ng_status st = sum_small(p, x, NG_CODES + 2, "ng_ready");
   if (st != NG_OK) return st;
-  p->trouble = local;
-  const ng_status worst = spread(p, x);
-  p->trouble = NG_OK;
+  const ng_status worst = spread(p, x, local);
   if (worst < NG_OK) return worst;
   for (int i = 0; i < 2; i++) {
-    if (x[CODES + i] > 0.0) {
+    if (x[NG_CODES + i] > 0.0) {
       return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %d of %d ranks have other %s than rank 0",
-                     (int)x[CODES + i], c->size, i == 0 ? "options" : "layers");
+                     (int)x[NG_CODES + i], c->size, i == 0 ? "options" : "layers");
     }
   }
   return NG_OK;
+}
+
+/* A kind of array that no rank has ever shown, although the block looks at it. */
+static ng_status check_seen(ng_precond *p, ng_block *b) {
+  static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    bool now = b->seen[kind];
+    for (int32_t i = 0; i < b->stats; i++) {
+      if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) now = true;
+    }
+    if (!now && !p->step->refused) {
+      return ng_fail(p->ctx, NG_ERR_STATE,
+                     "layer '%s' was never observed: its %s was not shown on any rank", b->name,
+                     name[kind]);
+    }
+  }
+  return NG_OK;
+}
+
+static void mark_seen(ng_block *b) {
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    for (int32_t i = 0; i < b->stats; i++) {
+      if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) b->seen[kind] = true;
+    }
+  }
 }
 
 ng_status ng_exchange_check(ng_precond *p) {
-  double *x = p->small;
-  put_status(x, p->trouble);
-  x[CODES] = p->refused;
+  ng_engine *s = p->step;
+  double *x = s->exchange.small, *w = x + NG_CODES + 1;
+  ng_codes_put(x, s->trouble);
+  x[NG_CODES] = s->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
-    double *w = x + CODES + 1 + 4 * i;
-    memset(w, 0, 4 * sizeof *w);
-    if (p->block[i]->holds_stats) p->block[i]->ops->weights(p->block[i], w, false);
-  }
-  ng_status st = sum_small(p, x, CODES + 1 + 4 * (int64_t)p->blocks, "check");
-  if (st != NG_OK) return st;
-  st = spread(p, x);
-  p->trouble = st;
-  if (x[CODES] > 0.0) p->refused = true;
-  if (st < NG_OK) return st;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    double *w = x + CODES + 1 + 4 * i;
-    for (int side = 0; side < 2; side++) {
-      if (!b->folded[side] && !(w[side] > 0.0) && !p->refused) {
-        p->trouble = NG_ERR_STATE;
-        return ng_fail(p->ctx, NG_ERR_STATE,
-                       "layer '%s' was never observed: its %s was not shown on any rank",
-                       b->entry->d.name, side == 0 ? "input" : "output gradient");
-      }
+    for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
+      ng_stat_weights(&p->block[i]->stat[k], w);
     }
   }
+  ng_status st = sum_small(p, x, w - x, "check");
+  if (st != NG_OK) return st;
+  st = spread(p, x, s->trouble);
+  s->trouble = st;
+  if (x[NG_CODES] > 0.0) s->refused = true;
+  if (st < NG_OK) return st;
+  w = x + NG_CODES + 1;
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    double *w = x + CODES + 1 + 4 * i;
-    b->folded[0] = b->folded[0] || w[0] > 0.0;
-    b->folded[1] = b->folded[1] || w[1] > 0.0;
-    if (b->holds_stats) b->ops->weights(b, w, true);
+    for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
+      ng_stat_agreed(&p->block[i]->stat[k], w);
+    }
+  }
+  for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
+    st = check_seen(p, p->block[i]);
+  }
+  if (st < NG_OK) {
+    s->trouble = st;
+    return st;
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    mark_seen(p->block[i]);
   }
   return NG_OK;
 }
 
-ng_status ng_exchange_sums(ng_precond *p) {
-  ng_comm *c = p->ctx->comm;
-  if (c->size == 1 || p->now.statistics != NG_STATISTICS_ALL) return NG_OK;
-  const ng_group world = ng_group_world(c);
-  bool any = false;
+/* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
+ * of. */
+ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
+  ng_engine *s = p->step;
+  double *x = s->exchange.small, *sum = x + NG_CODES;
+  ng_codes_put(x, s->trouble);
+  memset(sum, 0, (1 + 2 * SUMS) * sizeof *sum);
+  sum[0] = s->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (ng_stat_due(p, p->block[i])) {
-      p->block[i]->ops->scale(p->block[i]);
-      any = true;
+    const ng_block *b = p->block[i];
+    double *to = sum + 1 + (b->ascends ? SUMS : 0);
+    if (b->owner != p->ctx->rank && !b->partial) continue;
+    to[0] += b->inner;
+    to[1] += b->d2;
+    to[2] += b->pd2;
+  }
+  ng_status st = sum_small(p, x, NG_CODES + 1 + 2 * SUMS, "agree");
+  if (st != NG_OK) return st;
+  st = spread(p, x, s->trouble);
+  s->trouble = st;
+  s->refused = sum[0] > 0.0;
+  for (int i = 0; i < 2; i++) {
+    const double *from = sum + 1 + i * SUMS;
+    sums[i] = (ng_sums){from[0], from[1], from[2]};
+  }
+  return st < NG_OK ? st : NG_OK;
+}
+
+/* ---- statistics ------------------------------------------------------------------------------*/
+
+static bool sends(const ng_stat *s) {
+  /* fold = direct: what no rank observed is the average itself, the same everywhere */
+  return ng_stat_sent(s) && s->observes && !s->posted && (!s->rule.direct || s->total > 0.0);
+}
+
+/* Joins the message before it if that ends where these sums begin: gaps between arrays are zeros. */
+static void add_message(ng_exchange *x, bool join, const ng_stat *s) {
+  const ng_stat_part *last = &s->part[s->parts - 1];
+  const int64_t size = ng_dtype_size(s->wire);
+  char *from = s->part[0].sum;
+  char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
+  ng_message *m = join && x->messages > 0 ? &x->message[x->messages - 1] : NULL;
+  if (m != NULL && m->dtype == s->wire) {
+    const char *stop = m->buffer + m->count * size;
+    if (from >= stop && from - stop < NG_ALIGN) {
+      m->count = (end - m->buffer) / size;
+      return;
     }
   }
-  if (!any) return NG_OK;
-  ng_queue_wait(p->ctx->queue); /* here and below: a transport works in host memory, now */
-  if (p->now.fold == NG_FOLD_SUM) {
-    const int64_t count = p->held[NG_USE_SUMS] / (int64_t)sizeof(float);
-    if (ng_comm_sum(c, &world, p->arena[NG_USE_SUMS], count, NG_F32) != NG_OK) {
+  x->message[x->messages++] = (ng_message){from, (end - from) / size, s->wire, {.done = true}};
+}
+
+static ng_status post(ng_precond *p, int32_t first) {
+  ng_comm *c = p->ctx->comm;
+  ng_exchange *x = &p->step->exchange;
+  const ng_group world = ng_group_world(c);
+  for (int32_t i = first; i < x->messages; i++) {
+    ng_message *m = &x->message[i];
+    if (ng_comm_post_sum(c, &world, m->buffer, m->count, m->dtype, &m->request) != NG_OK) {
       return failed(p, "statistics");
     }
-    return NG_OK;
-  }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    int64_t count = 0;
-    if (!ng_stat_due(p, p->block[i])) continue;
-    float *message = p->block[i]->ops->message(p->block[i], &count);
-    if (message == NULL) continue; /* no rank observed it: decided by weights that all share */
-    if (ng_comm_sum(c, &world, message, count, NG_F32) != NG_OK) return failed(p, "statistics");
   }
   return NG_OK;
 }
 
+static void add_block(ng_precond *p, ng_block *b, int32_t first) {
+  ng_exchange *x = &p->step->exchange;
+  for (int32_t k = 0; k < b->stats; k++) {
+    ng_stat *s = &b->stat[k];
+    if (!sends(s)) continue;
+    ng_stat_to_wire(p->ctx->queue, s);
+    add_message(x, x->messages > first, s);
+    s->posted = true;
+  }
+  ng_queue_wait(p->ctx->queue);
+}
+
+ng_status ng_exchange_post_statistics(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  const int32_t first = x->messages;
+  if (p->ctx->ranks == 1) return NG_OK;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (ng_stat_due(p, p->block[i])) add_block(p, p->block[i], first);
+  }
+  return post(p, first);
+}
+
+ng_status ng_exchange_post_block(ng_precond *p, ng_block *b) {
+  ng_exchange *x = &p->step->exchange;
+  const int32_t first = x->messages;
+  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed before");
+  if (p->ctx->ranks == 1 || !ng_stat_due(p, b) || b->base.fold == NG_FOLD_DIRECT) return NG_OK;
+  add_block(p, b, first);
+  return post(p, first);
+}
+
+static ng_status wait_statistics(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  for (; x->waited < x->messages; x->waited++) {
+    if (ng_comm_wait(p->ctx->comm, &x->message[x->waited].request) != NG_OK) {
+      return failed(p, "statistics");
+    }
+  }
+  x->messages = x->waited = 0;
+  return NG_OK;
+}
+
+/* ---- results and directions ------------------------------------------------------------------*/
+
 /* Results travel as bytes: they hold several dtypes. */
-ng_status ng_exchange_results(ng_precond *p) {
+ng_status ng_exchange_post_results(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.m == 1) return NG_OK;
-  ng_queue_wait(p->ctx->queue);
-  for (int32_t i = 0; i < p->result_spans; i++) {
-    const ng_span *s = &p->result_span[i];
-    if (ng_comm_broadcast(c, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
-                          s->end - s->begin, NG_U8, s->root) != NG_OK) {
+  for (int32_t owner = 0; owner < c->size; owner++) {
+    const ng_span *s = &p->result_span[owner];
+    if (s->end == s->begin) continue;
+    if (ng_comm_post_broadcast(c, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
+                               s->end - s->begin, NG_U8, owner,
+                               &p->step->exchange.spans[owner]) != NG_OK) {
       return failed(p, "share");
     }
   }
   return NG_OK;
 }
 
-ng_status ng_exchange_direction(ng_precond *p) {
+ng_status ng_exchange_post_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.n == 1) return NG_OK;
-  ng_queue_wait(p->ctx->queue);
-  for (int32_t i = 0; i < p->direction_spans; i++) {
-    const ng_span *s = &p->direction_span[i];
+  for (int32_t column = 0; column < p->grid.n; column++) {
+    const ng_span *s = &p->direction_span[column];
     if (s->end == s->begin) continue;
-    const int32_t source = p->grid.row * p->grid.n + s->root;
-    if (ng_comm_broadcast(c, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin,
-                          (s->end - s->begin) / (int64_t)sizeof(float), NG_F32, source) != NG_OK) {
+    const int32_t source = p->grid.row * p->grid.n + column;
+    if (ng_comm_post_broadcast(c, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin,
+                               (s->end - s->begin) / (int64_t)sizeof(float), NG_F32, source,
+                               &p->step->exchange.spans[column]) != NG_OK) {
       return failed(p, "deliver");
     }
   }
   return NG_OK;
 }
 
-ng_status ng_exchange_agree(ng_precond *p) {
-  double *x = p->small, *sum = x + CODES;
-  put_status(x, p->trouble);
-  memset(sum, 0, 4 * sizeof *sum);
-  sum[0] = p->refused;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    if (b->owner != p->ctx->rank) continue;
-    sum[1] += b->inner;
-    sum[2] += b->d2;
-    sum[3] += b->pd2;
+static ng_status wait_spans(ng_precond *p, const char *what) {
+  for (int32_t i = 0; i < p->ctx->ranks; i++) {
+    if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK) return failed(p, what);
+    p->step->exchange.spans[i] = (ng_request){.done = true};
   }
-  ng_status st = sum_small(p, x, CODES + 4, "agree");
-  if (st != NG_OK) return st;
-  st = spread(p, x);
-  p->trouble = st;
-  p->refused = sum[0] > 0.0;
-  memcpy(x, sum, 4 * sizeof *sum);
-  return st < NG_OK ? st : NG_OK;
+  return NG_OK;
+}
+
+ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
+  ng_status st = NG_OK;
+  if (p->ctx->ranks == 1) return st;
+  if ((what & NG_MAIL_STATISTICS) != 0) st = wait_statistics(p);
+  if (st == NG_OK && (what & NG_MAIL_RESULTS) != 0) st = wait_spans(p, "share");
+  if (st == NG_OK && (what & NG_MAIL_DIRECTION) != 0) st = wait_spans(p, "deliver");
+  return st;
 }

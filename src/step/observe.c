@@ -1,77 +1,40 @@
-/* observe.c: where activations and output gradients enter.
+/* observe.c: where activations, output gradients and, for some families, gradients enter.
  *
- * Checks that an array fits the layer and the micro-batch, scans it for non-finite values, and
- * hands it to the layer's block.  Nothing of the size of the activations is kept.  What is not
- * finite is refused before it touches an average; the coming step then leaves gradients alone (a
- * loss scale overflowed, an input was broken), and says so.  A family that finds such values while
- * it reads (`scans`) is not scanned for: then only what is read counts. */
-#include "core/core.h"
-#include "model/model.h"
+ * In: an array of the caller's, its arguments checked (api/observing.c).  Out: its share in the sums of a
+ * block's statistics.  Nothing of the size of the activations is kept.  What is not finite is refused
+ * before it touches a sum; the coming step then leaves gradients alone (a loss scale overflowed, an
+ * input was broken), and says so.  A family that finds such values while it reads (`scans`) is not
+ * scanned for: then only what is read counts. */
+#include "step/step.h"
 
-ng_status ng_batch_init_sized(ng_batch *b, size_t size) {
-  if (b == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  ng_batch d;
-  memset(&d, 0, sizeof d);
-  d.struct_size = size;
-  d.reduction = NG_MEAN;
-  d.loss_scale = 1.0;
-  memset(b, 0, size);
-  memcpy(b, &d, size < sizeof d ? size : sizeof d);
-  return NG_OK;
+ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
+  p->step->batch = *batch;
+  p->step->begun = true;
+  if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
+  p->step->refused = true; /* an overflowed scaler: a step to be skipped, not a mistake */
+  return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
-static ng_status may_observe(ng_precond *p, const char *call) {
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
-  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
-  return NG_OK;
+/* Some statistic of the block is made on this rank from such an array. */
+static bool wants(const ng_block *b, uint32_t what) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    if ((b->stat[i].sees & what) != 0 && b->stat[i].observes) return true;
+  }
+  return false;
 }
 
-ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
-  ng_status st = may_observe(p, "ng_begin");
-  if (st != NG_OK) return st;
-  if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: batch is NULL");
-  ng_batch b;
-  char message[NG_MESSAGE] = "";
-  if (ng_batch_init(&b) != NG_OK) return NG_ERR_ARG;
-  st = ng_take_struct(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
-                      sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
-  if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
-    return ng_fail(
-        p->ctx, NG_ERR_ARG,
-        "ng_begin: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
-        (long long)b.samples);
-  }
-  if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",
-                   (int)b.reduction);
-  }
-  /* An overflowed scaler hands over Inf or NaN: a step to be skipped, not a mistake. */
-  if (b.loss_scale == 0.0) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: loss_scale is 0, expected any other number");
-  }
-  p->batch = b;
-  p->begun = true;
-  if (!(b.loss_scale - b.loss_scale == 0.0)) {
-    p->refused = true;
-    return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
-  }
-  return NG_OK;
-}
-
-int32_t ng_wants(const ng_precond *p, int32_t layer) {
-  if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
+int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
-  return b != NULL && b->sees != 0 && b->holds_stats && ng_stat_due(p, b);
+  return b != NULL && ng_stat_due(p, b) && wants(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
 }
+
+/* ---- checks ----------------------------------------------------------------------------------*/
 
 /* The shape an array must have; fills positions. */
 static ng_status check_shape(ng_precond *p, const ng_entry *e, const ng_view *v, bool grad,
                              int64_t *positions) {
   const ng_layer *d = &e->d;
-  const int64_t B = p->batch.samples;
+  const int64_t B = p->step->batch.samples;
   int64_t cols = grad ? d->out : d->in, rows = B;
   if (d->kind == NG_CONV2D) {
     *positions = e->positions;
@@ -101,12 +64,10 @@ typedef struct scan {
 
 static void scan_piece(void *arg, int32_t i) {
   scan *s = arg;
-  const int64_t size = ng_dtype_size(s->v->dtype);
   const int64_t to = ng_min64(s->v->rows, (i + 1) * s->chunk);
   s->bad[i] = false;
   for (int64_t r = i * s->chunk; r < to && !s->bad[i]; r++) {
-    s->bad[i] = !ng_all_finite((const char *)s->v->data + r * s->v->row_stride * size, s->v->dtype,
-                               s->v->cols);
+    s->bad[i] = !ng_all_finite(ng_view_at(s->v, r, 0), s->v->dtype, s->v->cols);
   }
 }
 
@@ -122,81 +83,122 @@ static bool view_finite(ng_context *ctx, const ng_view *v) {
   return true;
 }
 
-static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan loan, bool grad,
-                         const char *call) {
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
-  ng_status st = may_observe(p, call);
-  if (st != NG_OK) return st;
-  if (!p->begun) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
-  if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
+/* What is complete already: one observation under fold = direct, sums that are on their way. */
+static ng_status check_open(ng_block *b, const ng_obs *o) {
+  const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
+  for (int32_t i = 0; i < b->stats; i++) {
+    const ng_stat *s = &b->stat[i];
+    if ((s->sees & o->what) == 0) continue;
+    if (s->posted) {
+      return ng_fail(b->ctx, NG_ERR_STATE,
+                     "layer '%s': its %s was observed after what was seen of it was sent to other "
+                     "ranks",
+                     b->name, what);
+    }
+    if (s->rule.direct && s->w > 0.0) {
+      return ng_fail(b->ctx, NG_ERR_STATE,
+                     "layer '%s': its %s was observed a second time in this step; fold = direct "
+                     "allows one observation, fold = sum any number",
+                     b->name, what);
+    }
   }
-  ng_entry *e = p->entry[layer];
-  if (v == NULL || v->data == NULL) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': the array is NULL", call, e->d.name);
-  }
-  if (loan != NG_COPY && loan != NG_BORROW) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': loan is %d, expected NG_COPY or NG_BORROW",
-                   call, e->d.name, (int)loan);
-  }
-  if (v->dtype != NG_F32 && v->dtype != NG_BF16 && v->dtype != NG_F16) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected f32, bf16 or f16",
-                   call, e->d.name, ng_dtype_name(v->dtype));
-  }
-  if (v->mem != NG_HOST) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: layer '%s': device memory; this build has no device",
-                   call, e->d.name);
-  }
-  ng_obs o;
-  memset(&o, 0, sizeof o);
-  st = check_shape(p, e, v, grad, &o.positions);
-  if (st != NG_OK) return st;
-  if (!ng_wants(p, layer)) return NG_OK;
-  if ((e->block->sees & (grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT)) == 0) return NG_OK;
-  o.v = *v;
-  o.samples = p->batch.samples;
-  o.loss_scale = p->batch.loss_scale;
-  o.reduction = p->batch.reduction;
-  o.grad = grad;
+  return NG_OK;
+}
 
+/* ---- into the block --------------------------------------------------------------------------*/
+
+/* Every statistic made from it: weighed before, counted after. */
+static ng_status enter(ng_block *b, const ng_obs *o) {
+  ng_status st = check_open(b, o);
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < b->stats; i++) {
+    if ((b->stat[i].sees & o->what) != 0) ng_stat_prepare(&b->stat[i], o->samples);
+  }
+  st = b->family->observe(b, o);
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < b->stats; i++) {
+    if ((b->stat[i].sees & o->what) != 0) ng_stat_count(&b->stat[i]);
+  }
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    if (o->what == ng_sees(kind)) b->observations[kind]++;
+  }
+  return NG_OK;
+}
+
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad) {
+  ng_entry *e = p->entry[layer];
+  ng_engine *step = p->step;
+  ng_obs o = {.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT,
+              .v = *v,
+              .samples = step->batch.samples,
+              .loss_scale = step->batch.loss_scale,
+              .reduction = step->batch.reduction};
+  ng_status st = check_shape(p, e, v, grad, &o.positions);
+  if (st != NG_OK) return st;
   ng_block *b = e->block;
+  if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
   const double t0 = ng_now_ms();
   const bool finite =
-      o.loss_scale - o.loss_scale == 0.0 && (b->ops->scans || view_finite(p->ctx, v));
-  st = finite ? b->ops->observe(b, &o) : NG_SKIPPED;
+      o.loss_scale - o.loss_scale == 0.0 && (b->family->scans || view_finite(p->ctx, v));
+  st = finite ? enter(b, &o) : NG_SKIPPED;
   b->observing_ms += ng_now_ms() - t0;
-  if (st == NG_SKIPPED) {
-    b->refused = p->refused = true;
-    return ng_fail(p->ctx, NG_SKIPPED,
-                   "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
-                   "gradients alone",
-                   e->d.name, grad ? "output gradient" : "input");
-  }
-  if (st == NG_OK) b->observations[grad]++;
-  return st;
+  if (st != NG_SKIPPED) return st;
+  b->refused = step->refused = true;
+  return ng_fail(p->ctx, NG_SKIPPED,
+                 "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
+                 "gradients alone",
+                 e->d.name, grad ? "output gradient" : "input");
 }
 
-ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a, ng_loan loan) {
-  return observe(p, layer, a, loan, false, "ng_observe_input");
+/* ---- the gradients themselves: a station -----------------------------------------------------*/
+
+static bool looks(const ng_precond *p, const ng_block *b) {
+  return (b->sees & NG_SEES_FLATGRAD) != 0 && ng_stat_due(p, b) && wants(b, NG_SEES_FLATGRAD);
 }
 
-ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g, ng_loan loan) {
-  return observe(p, layer, g, loan, true, "ng_observe_output_grad");
-}
-
-ng_status ng_reset_batch(ng_precond *p) {
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
-  const ng_status st = may_observe(p, "ng_reset_batch");
-  if (st != NG_OK) return st;
+bool ng_look_due(const ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
-    p->block[i]->ops->forget(p->block[i]);
-    p->block[i]->refused = false;
-    p->block[i]->observing_ms = 0.0;
+    if (looks(p, p->block[i])) return true;
   }
-  p->refused = false;
-  p->begun = false;
-  ng_queue_wait(p->ctx->queue);
+  return false;
+}
+
+/* Gradients are bound: the step has seen to that. */
+ng_status ng_look(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    const ng_obs o = {.what = NG_SEES_FLATGRAD, .samples = 1, .positions = 1, .loss_scale = 1.0};
+    if (!looks(p, b)) continue;
+    const double t0 = ng_now_ms();
+    const ng_status st = enter(b, &o);
+    b->observing_ms += ng_now_ms() - t0;
+    if (st == NG_SKIPPED) b->refused = p->step->refused = true;
+    if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
+  }
   return NG_OK;
+}
+
+/* The step could not begin: gradients will be looked at again by the next one. */
+void ng_look_undo(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats; k++) {
+      if (b->stat[k].sees == NG_SEES_FLATGRAD) ng_stat_forget(p->ctx->queue, &b->stat[k]);
+    }
+  }
+}
+
+/* ---- forget ----------------------------------------------------------------------------------*/
+
+void ng_step_reset(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats; k++) {
+      ng_stat_forget(p->ctx->queue, &b->stat[k]);
+    }
+    b->refused = false;
+    b->observing_ms = 0.0;
+  }
+  p->step->refused = false;
+  p->step->begun = false;
 }

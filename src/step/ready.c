@@ -1,32 +1,12 @@
-/* plan.c: ng_ready: which layer gets which block, who owns it, and all the memory.
+/* ready.c: from what the caller described to a model that can step: blocks, placement, memory.
  *
- * Placement: W ranks are a grid of m rows and n = W/m columns, rank = row * n + column.  Block i is
- * owned by rank i mod W; the m ranks of the owner's column hold its result (spec: KAISA's gradient
- * workers, SC'21), every row receives the preconditioned gradient from the member of that column in
- * it.  m = W: everybody holds everything; m = 1: the owner only.
+ * In: entries, options, ranks.  Out: which layer gets which family, who owns it, where every byte is;
+ * and the certainty that all ranks have the same.  Nothing is allocated after it.
  *
- * Memory: one arena a use.  Families ask twice, first to count, then to be placed; blocks are
- * walked in the order (column, owner), so what one rank sends to others is one run of bytes. */
-#include "model/model.h"
+ * Families are asked twice for memory, first to count, then to be placed. */
+#include "step/step.h"
 
-#include <math.h>
 #include <regex.h>
-
-#include "linalg/linalg.h"
-
-/* ---- asking for memory -----------------------------------------------------------------------*/
-
-static int64_t round_up(int64_t bytes) { return (bytes + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN; }
-
-void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
-  const int64_t at = plan->bytes[use];
-  plan->bytes[use] += round_up(bytes);
-  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
-}
-
-void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
-  plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
-}
 
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
@@ -38,160 +18,200 @@ static bool skipped(const ng_entry *e, const regex_t *skip) {
          regexec(skip, kind[k][1], 0, NULL, 0) == 0;
 }
 
-static bool wants_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
+static bool may_have_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
   const char *why = NULL;
-  if (e->tensor) {
-    why = "registered as a tensor: no curvature";
-  } else if (e->d.frozen) {
+  if (e->d.frozen) {
     why = "frozen: never touched";
-  } else if (p->opt.skip_layers[0] != 0 && skipped(e, skip)) {
+  } else if (e->tensor) {
+    return true; /* some family may take it */
+  } else if (p->base.skip_layers[0] != 0 && skipped(e, skip)) {
     why = "matches skip_layers";
-  } else if (p->opt.exclude_width > 0 && e->d.kind == NG_LINEAR &&
-             e->d.out == p->opt.exclude_width) {
+  } else if (p->base.exclude_width > 0 && e->d.kind == NG_LINEAR &&
+             e->d.out == p->base.exclude_width) {
     why = "has exclude_width outputs";
   }
   if (why != NULL) (void)snprintf(e->why, sizeof e->why, "%s", why);
   return why == NULL;
 }
 
-static ng_status make_block(ng_precond *p, ng_entry *e) {
-  ng_block *b = ng_object(p, sizeof *b);
-  if (b == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", e->d.name);
-  b->ops = ng_family_find(p->base.family);
-  b->p = p;
-  b->entry = e;
-  b->number = p->blocks;
-  ng_options mine = p->opt;
-  b->rung = 0;
+/* The options of a layer: the model's with its own.  `texts` receives them as texts. */
+static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s,
+                             ng_option_mask *overridden) {
+  char message[NG_MESSAGE] = "";
+  *texts = p->opt;
+  memset(overridden, 0, sizeof *overridden);
   if (e->d.options != NULL) {
-    char message[NG_MESSAGE] = "";
     const ng_status st =
-        ng_options_override(&mine, e->d.options, &b->overridden, message, sizeof message);
+        ng_options_override(texts, e->d.options, overridden, message, sizeof message);
     if (st != NG_OK) {
-      ng_object_free(p, b, sizeof *b);
       return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
     }
   }
-  ng_settings_of(&mine, &b->base);
-  b->opt = b->base;
-  b->owner = b->number % p->ctx->ranks;
-  b->column = b->owner % p->grid.n;
-  const bool own = b->owner == p->ctx->rank;
-  b->holds_stats = own || b->opt.statistics == NG_STATISTICS_ALL;
-  b->holds_result = b->column == p->grid.column;
-  b->sees = b->ops->sees;
-  const ng_status st = b->ops->create(b);
-  if (st != NG_OK) {
-    ng_object_free(p, b, sizeof *b);
-    return st;
-  }
-  p->block[p->blocks++] = b;
-  e->block = b;
+  ng_settings_of(texts, s);
   return NG_OK;
+}
+
+static ng_status no_memory(ng_precond *p, const char *name) {
+  return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", name);
+}
+
+static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
+                           ng_block **out) {
+  ng_block *b = ng_object(p, sizeof *b);
+  if (b == NULL) return no_memory(p, name);
+  b->segment = ng_object(p, (size_t)segments * sizeof *b->segment);
+  if (b->segment == NULL) {
+    ng_object_free(p, b, sizeof *b);
+    return no_memory(p, name);
+  }
+  b->segments = segments;
+  b->family = f;
+  b->p = p;
+  b->ctx = p->ctx;
+  b->name = name;
+  b->number = p->blocks;
+  b->sees = f->sees;
+  p->block[p->blocks++] = b; /* from here on ng_step_release frees it */
+  *out = b;
+  return NG_OK;
+}
+
+/* Slots from segment `at` on know their block, and it them. */
+static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
+  e->block = b;
+  for (int32_t k = 0; k < e->slots; k++, at++) {
+    ng_slot *s = &e->slot[k];
+    b->segment[at] = (ng_segment){.slot = s, .from = 0, .to = s->rows * s->cols, .factor = 1.0};
+    s->block = b;
+    s->segment = at;
+  }
+  return at;
+}
+
+/* What the engine knows of a statistic before its family says more. */
+static void set_rules(ng_block *b) {
+  const ng_settings *o = &b->base;
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    s->rule.direct = s->rule.averaged && o->fold == NG_FOLD_DIRECT;
+    s->rule.calls = o->calls;
+    s->rule.weight = o->call_weight;
+    s->rule.start = o->stat_start;
+    s->rule.stat_batch = o->stat_batch;
+    s->rule.decay = o->stat_decay;
+    if (s->kept == 0) s->kept = NG_F32;
+    if (s->wire == 0) s->wire = NG_F32;
+    if (s->rule.averaged && s->spread == NG_SPREAD_ALL && o->statistics == NG_STATISTICS_LOCAL) {
+      s->spread = NG_SPREAD_LOCAL;
+    }
+    s->owner = b->owner;
+  }
+}
+
+static ng_status fill_block(ng_block *b) {
+  ng_place_block(b);
+  ng_status st = b->family->create(b);
+  if (st == NG_OK) st = b->family->statistics(b);
+  if (st != NG_OK) return st;
+  set_rules(b);
+  ng_place_stats(b);
+  if (b->family->solve == NULL && !b->keeps_everywhere && b->p->grid.m > 1) {
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "'%s': family %s solves nothing that could be shared; statistics of one rank need "
+                   "grad_worker_fraction = 0",
+                   b->name, b->family->name);
+  }
+  b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* nobody waits for it */
+  }
+  return NG_OK;
+}
+
+static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
+  ng_block *b = NULL;
+  ng_options texts;
+  char message[NG_MESSAGE] = "";
+  ng_status st = new_block(p, f, e->d.name, e->slots, &b);
+  if (st != NG_OK) return st;
+  b->entry = e;
+  (void)adopt(b, e, 0);
+  st = settings_of(p, e, &texts, &b->base, &b->overridden);
+  if (st != NG_OK) return st;
+  b->opt = b->base;
+  st = f->check(&texts, &b->base, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
+  return fill_block(b);
+}
+
+/* One block over everything that the family takes and nobody has yet. */
+static ng_status model_block(ng_precond *p, const ng_family *f) {
+  ng_block *b = NULL;
+  int32_t segments = 0, at = 0;
+  char message[NG_MESSAGE] = "";
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (p->entry[i]->taken_by == f) segments += p->entry[i]->slots;
+  }
+  if (segments == 0) return NG_OK;
+  ng_status st = new_block(p, f, f->name, segments, &b);
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (p->entry[i]->taken_by == f) at = adopt(b, p->entry[i], at);
+  }
+  b->base = b->opt = p->base;
+  st = f->check(&p->opt, &b->base, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "family '%s': options: %s", f->name, message);
+  return fill_block(b);
+}
+
+static ng_status choose(ng_precond *p, ng_entry *e) {
+  ng_options texts;
+  ng_settings s;
+  ng_option_mask overridden;
+  const ng_status st = settings_of(p, e, &texts, &s, &overridden);
+  if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, e);
+  if (st == NG_OK && e->taken_by == NULL) {
+    (void)snprintf(e->why, sizeof e->why, "%s",
+                   e->tensor ? "registered as a tensor: no curvature" : "no family takes it");
+  }
+  return st;
 }
 
 static ng_status make_blocks(ng_precond *p) {
   regex_t skip;
-  p->block = ng_object(p, (size_t)p->entries * sizeof *p->block);
+  p->block_capacity = p->entries + NG_FAMILIES_MAX;
+  p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  if (regcomp(&skip, p->opt.skip_layers, REG_EXTENDED | REG_NOSUB) != 0) {
+  if (regcomp(&skip, p->base.skip_layers, REG_EXTENDED | REG_NOSUB) != 0) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: skip_layers could not be compiled");
   }
   ng_status st = NG_OK;
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    if (wants_block(p, p->entry[i], &skip)) st = make_block(p, p->entry[i]);
+    ng_entry *e = p->entry[i];
+    if (may_have_block(p, e, &skip)) st = choose(p, e);
+    if (st != NG_OK || e->taken_by == NULL) continue;
+    if (e->taken_by->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->taken_by);
   }
   regfree(&skip);
+  for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
+    if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_block(p, p->ctx->family[i]);
+  }
   return st;
 }
 
-/* ---- placement -------------------------------------------------------------------------------*/
+/* ---- memory ----------------------------------------------------------------------------------*/
 
-static ng_status make_grid(ng_precond *p) {
-  const int32_t W = p->ctx->ranks;
-  const double workers = p->opt.grad_worker_fraction * W;
-  int32_t m = (int32_t)lround(workers);
-  if (m < 1) m = 1;
-  if (W % m != 0 || (workers >= 1.0 && fabs(workers - m) > 1e-6 * W)) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
-                   "divides %d",
-                   p->opt.grad_worker_fraction, workers, W, W);
+static ng_status ask(ng_precond *p, ng_plan *plan) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    const int64_t held = ng_plan_held(plan);
+    ng_plan_stats(plan, b);
+    const ng_status st = b->family->plan(b, plan);
+    if (st != NG_OK) return st;
+    b->curvature_bytes = ng_plan_held(plan) - held;
+    ng_deliver_plan(b, plan);
   }
-  if (m > 1 && m < W && p->ctx->comm->t.group_create == NULL) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
-                   p->opt.grad_worker_fraction,
-                   p->ctx->comm->t.name == NULL ? "" : p->ctx->comm->t.name);
-  }
-  p->grid.m = m;
-  p->grid.n = W / m;
-  p->grid.row = p->ctx->rank / p->grid.n;
-  p->grid.column = p->ctx->rank % p->grid.n;
-  p->grid.ranks = ng_object(p, (size_t)W * sizeof *p->grid.ranks);
-  if (p->grid.ranks == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  return NG_OK;
-}
-
-/* Collective: every rank makes every column, then every row, and keeps its own. */
-static ng_status make_groups(ng_precond *p) {
-  ng_comm *c = p->ctx->comm;
-  ng_grid *g = &p->grid;
-  g->column_group = g->row_group = ng_group_world(c);
-  if (g->m == c->size || g->m == 1) return NG_OK; /* one of them is the world, the other single */
-  for (int32_t k = 0; k < g->n + g->m; k++) {
-    const bool column = k < g->n;
-    const int32_t count = column ? g->m : g->n, first = column ? k : (k - g->n) * g->n;
-    for (int32_t i = 0; i < count; i++) {
-      g->ranks[i] = column ? first + i * g->n : first + i;
-    }
-    ng_group made;
-    const ng_status st = ng_group_create(c, g->ranks, count, &made);
-    if (st != NG_OK) {
-      return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport could not make its groups");
-    }
-    if (column && k == g->column) {
-      g->column_group = made;
-    } else if (!column && k - g->n == g->row) {
-      g->row_group = made;
-    } else {
-      ng_group_destroy(c, &made);
-    }
-  }
-  return NG_OK;
-}
-
-/* ---- arenas ----------------------------------------------------------------------------------*/
-
-static ng_status walk_blocks(ng_precond *p, ng_plan *plan) {
-  int32_t results = 0, directions = 0;
-  for (int32_t column = 0; column < p->grid.n; column++) {
-    ng_span *d = plan->place ? &p->direction_span[directions++] : NULL;
-    if (d != NULL) *d = (ng_span){column, plan->bytes[NG_USE_DIRECTION], 0};
-    for (int32_t owner = column; owner < p->ctx->ranks; owner += p->grid.n) {
-      const int64_t begin = plan->bytes[NG_USE_RESULTS];
-      for (int32_t i = 0; i < p->blocks; i++) {
-        ng_block *b = p->block[i];
-        if (b->owner != owner) continue;
-        const ng_status st = b->ops->plan(b, plan);
-        if (st != NG_OK) return st;
-      }
-      if (plan->place && plan->bytes[NG_USE_RESULTS] > begin) {
-        p->result_span[results++] = (ng_span){owner, begin, plan->bytes[NG_USE_RESULTS]};
-      }
-    }
-    if (d != NULL) d->end = plan->bytes[NG_USE_DIRECTION];
-  }
-  if (plan->place) {
-    p->result_spans = results;
-    p->direction_spans = directions;
-  }
-  return NG_OK;
-}
-
-static void walk_moments(ng_precond *p, ng_plan *plan) {
-  const ng_update update = p->base.update;
-  const int each = update == NG_UPDATE_ADAMW ? 2 : update == NG_UPDATE_SGD ? 1 : 0;
+  const int each = p->base.update == NG_UPDATE_ADAMW ? 2 : p->base.update == NG_UPDATE_SGD ? 1 : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
@@ -201,42 +221,33 @@ static void walk_moments(ng_precond *p, ng_plan *plan) {
       s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
     }
   }
+  return NG_OK;
 }
 
-static ng_status take_arenas(ng_precond *p) {
-  const int32_t W = p->ctx->ranks;
-  p->result_span = ng_object(p, (size_t)W * sizeof *p->result_span);
-  p->direction_span = ng_object(p, (size_t)W * sizeof *p->direction_span);
-  p->small_count = 32 + 4 * (int64_t)p->blocks;
-  p->small = ng_object(p, (size_t)p->small_count * sizeof *p->small);
-  if (p->result_span == NULL || p->direction_span == NULL || p->small == NULL) {
+static ng_status take_memory(ng_precond *p) {
+  const size_t W = (size_t)p->ctx->ranks;
+  int32_t most = 1;
+  p->result_span = ng_object(p, W * sizeof *p->result_span);
+  p->direction_span = ng_object(p, W * sizeof *p->direction_span);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    most = (int32_t)ng_max64(most, p->block[i]->segments);
+  }
+  p->step->norms_most = most;
+  p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
+  if (p->result_span == NULL || p->direction_span == NULL || p->step->norms == NULL) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
-  ng_plan plan;
-  memset(&plan, 0, sizeof plan);
-  ng_status st = walk_blocks(p, &plan);
-  if (st != NG_OK) return st;
-  walk_moments(p, &plan);
-  for (int u = 0; u < NG_USE_OBJECTS; u++) {
-    if (plan.bytes[u] == 0) continue;
-    p->arena[u] = ng_alloc(p->ctx, (size_t)plan.bytes[u]);
-    if (p->arena[u] == NULL) {
-      return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory for %lld bytes",
-                     (long long)plan.bytes[u]);
-    }
-    p->held[u] = plan.bytes[u];
-    memset(p->arena[u], 0, (size_t)plan.bytes[u]);
-    plan.base[u] = p->arena[u];
-    plan.bytes[u] = 0;
-  }
-  plan.place = true;
-  st = walk_blocks(p, &plan);
-  if (st != NG_OK) return st;
-  walk_moments(p, &plan);
+  ng_plan plan = {.result = p->result_span, .direction = p->direction_span};
+  ng_status st = ask(p, &plan);
+  if (st == NG_OK) st = ng_plan_commit(p, &plan);
+  if (st == NG_OK) st = ask(p, &plan);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    st = p->block[i]->ops->begin(p->block[i]);
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats; k++) {
+      ng_stat_begin(&b->stat[k]);
+    }
+    if (b->family->begin != NULL) st = b->family->begin(b);
   }
-  ng_queue_wait(p->ctx->queue);
   return st;
 }
 
@@ -256,15 +267,12 @@ static uint64_t mix_text(uint64_t h, const char *text) {
 
 static void hash_model(const ng_precond *p, uint64_t hash[2]) {
   hash[0] = hash[1] = UINT64_C(14695981039346656037);
-  for (int32_t i = 0; i < ng_option_count(); i++) {
-    ng_option_info info;
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const ng_option_row *row = &ng_option_table[i];
     char value[NG_MESSAGE] = "";
-    memset(&info, 0, sizeof info);
-    info.struct_size = sizeof info;
-    if (ng_option_at(i, &info) != NG_OK) continue;
-    if (info.type == NG_OPTION_TEXT) continue; /* any length: below */
-    if (ng_options_get(&p->opt, info.name, value, sizeof value) != NG_OK) continue;
-    hash[0] = mix_text(mix_text(hash[0], info.name), value);
+    if (row->type == NG_OPTION_TEXT) continue; /* any length: below */
+    if (!ng_option_write(row, &p->opt, value, sizeof value)) continue;
+    hash[0] = mix_text(mix_text(hash[0], row->name), value);
   }
   hash[0] = mix_text(mix_text(hash[0], p->opt.skip_layers), p->opt.schedule);
   hash[0] = mix_text(hash[0], p->opt.method); /* it chooses the family */
@@ -283,65 +291,61 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
-ng_status ng_plan_model(ng_precond *p) {
-  ng_status st = make_grid(p);
+ng_status ng_step_ready(ng_precond *p) {
+  ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = make_blocks(p);
-  if (st == NG_OK) st = take_arenas(p);
+  if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
+  if (st == NG_OK) st = ng_exchange_plan(p);
   uint64_t hash[2];
   hash_model(p, hash);
   st = ng_exchange_same(p, hash, st);
-  if (st == NG_OK) st = make_groups(p);
-  return st;
-}
-
-void ng_plan_release(ng_precond *p) {
-  const size_t W = (size_t)p->ctx->ranks;
-  if (p->grid.m > 1 && p->grid.m < p->ctx->ranks) {
-    ng_group_destroy(p->ctx->comm, &p->grid.column_group);
-    ng_group_destroy(p->ctx->comm, &p->grid.row_group);
-  }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->entry->block = NULL;
-    b->ops->destroy(b);
-    ng_object_free(p, b, sizeof *b);
-  }
-  ng_tiles_release(p);
-  ng_object_free(p, p->block, (size_t)p->entries * sizeof *p->block);
-  ng_object_free(p, p->result_span, W * sizeof *p->result_span);
-  ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);
-  ng_object_free(p, p->grid.ranks, W * sizeof *p->grid.ranks);
-  ng_object_free(p, p->small, (size_t)p->small_count * sizeof *p->small);
-  for (int u = 0; u < NG_USE_OBJECTS; u++) {
-    if (p->arena[u] != NULL) ng_free(p->ctx, p->arena[u], (size_t)p->held[u]);
-    p->arena[u] = NULL;
-    p->held[u] = 0;
-  }
-  p->block = NULL;
-  p->blocks = 0;
-  p->result_span = p->direction_span = NULL;
-  p->small = NULL;
-  memset(&p->grid, 0, sizeof p->grid);
-}
-
-ng_status ng_ready(ng_precond *p) {
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
-  if (p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
-  if (p->entries == 0) {
-    return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");
-  }
-  const ng_status st = ng_plan_model(p);
+  if (st == NG_OK) st = ng_grid_groups(p);
   if (st != NG_OK) {
     if (st == NG_ERR_COMM) p->broken = true;
-    ng_plan_release(p);
+    ng_step_release(p);
     return st;
   }
   p->ready = true;
-  ng_live_update(p);
+  ng_step_values(p);
   ng_log(p->ctx, NG_LOG_INFO, "ready: blocks = %d parameters = %d bytes = %lld", p->blocks,
          p->entries, (long long)p->ctx->bytes);
   return NG_OK;
+}
+
+static void free_block(ng_block *b) {
+  for (int32_t k = 0; k < b->segments; k++) {
+    ng_slot *s = b->segment[k].slot;
+    if (s == NULL) continue;
+    s->block = NULL;
+    s->entry->block = NULL;
+  }
+  b->family->destroy(b);
+  ng_block_free_stats(b);
+  ng_object_free(b->p, b->segment, (size_t)b->segments * sizeof *b->segment);
+  ng_object_free(b->p, b, sizeof *b);
+}
+
+void ng_step_release(ng_precond *p) {
+  const size_t W = (size_t)p->ctx->ranks;
+  ng_grid_release(p);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    free_block(p->block[i]);
+  }
+  ng_object_free(p, p->block, (size_t)p->block_capacity * sizeof *p->block);
+  for (int32_t i = 0; i < p->entries; i++) {
+    p->entry[i]->taken_by = NULL;
+  }
+  ng_object_free(p, p->result_span, W * sizeof *p->result_span);
+  ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);
+  ng_arena_release(p);
+  p->block = NULL;
+  p->blocks = p->block_capacity = 0;
+  p->result_span = p->direction_span = NULL;
+  if (p->step == NULL) return; /* a create that failed */
+  ng_tiles_release(p);
+  ng_exchange_release(p);
+  ng_object_free(p, p->step->norms, (size_t)p->step->norms_most * sizeof *p->step->norms);
+  p->step->norms = NULL;
+  p->step->norms_most = 0;
 }

@@ -1,47 +1,16 @@
-/* emit.c: where a gradient leaves: the sink, written once for all families.
+/* sink.c: where a gradient leaves: written once for all families.
  *
- * A family hands over rows of PD in published order; the sink scales them by nu and writes them as
- * a gradient, or through SGD or AdamW straight into the weight, in the caller's dtype.  The
- * formulas are those of torch.optim.SGD and torch.optim.AdamW (decoupled weight decay, arXiv
- * 1711.05101). The optimizer state is f32 whatever the weight's dtype. */
-#include "core/core.h"
-#include "model/model.h"
-#include "simd.h"
+ * In: tiles of PD, or of a gradient and what PD adds to it, times the clip.  Out: a gradient, or through
+ * SGD or AdamW the weight itself, in the caller's dtype.  The formulas are those of torch.optim.SGD and
+ * torch.optim.AdamW (decoupled weight decay, arXiv 1711.05101).  The optimizer state is f32 whatever the
+ * weight's dtype.
+ *
+ * Rows are disjoint and nothing is kept between calls, so any thread may put any tile. */
+#include "step/step.h"
 
 #include <math.h>
 
-ng_status ng_sgd_init_sized(ng_sgd *s, size_t size) {
-  if (s == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  memset(s, 0, size);
-  const size_t given = size;
-  memcpy(s, &given, sizeof given);
-  return NG_OK;
-}
-
-ng_status ng_adamw_init_sized(ng_adamw *a, size_t size) {
-  if (a == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  ng_adamw d;
-  memset(&d, 0, sizeof d);
-  d.struct_size = size;
-  d.beta1 = 0.9;
-  d.beta2 = 0.999;
-  d.eps = 1e-8;
-  d.weight_decay = 0.01;
-  memset(a, 0, size);
-  memcpy(a, &d, size < sizeof d ? size : sizeof d);
-  return NG_OK;
-}
-
-static void *row_of(const ng_view *v, int64_t row) {
-  return (char *)v->data + row * v->row_stride * ng_dtype_size(v->dtype);
-}
-
-bool ng_grad_row(const ng_slot *slot, int64_t row, float *out) {
-  const void *src = row_of(&slot->grad, row);
-  if (!ng_all_finite(src, slot->grad.dtype, slot->cols)) return false;
-  ng_to_f32(out, src, slot->grad.dtype, slot->cols);
-  return true;
-}
+#include "simd.h"
 
 /* One tile of a row, small enough for the stack and the first cache. */
 enum { TILE = 512 };
@@ -124,7 +93,7 @@ NG_CLONES static void sgd_tile(const sgd_numbers *s, float *m, float *w, const d
   }
 }
 
-static sgd_numbers sgd_of(const ng_sink *s) {
+static sgd_numbers sgd_of(const ng_update_sink *s) {
   const ng_sgd *h = &s->sgd;
   return (sgd_numbers){
       .lr = (float)h->lr,
@@ -166,7 +135,7 @@ NG_CLONES static void adamw_tile(const adamw_numbers *a, float *m, float *v, flo
   }
 }
 
-static adamw_numbers adamw_of(const ng_sink *s) {
+static adamw_numbers adamw_of(const ng_update_sink *s) {
   const ng_adamw *h = &s->adamw;
   return (adamw_numbers){
       .b1 = (float)h->beta1,
@@ -181,10 +150,10 @@ static adamw_numbers adamw_of(const ng_sink *s) {
 }
 
 /* n weights from `at` in the moments: through SGD or AdamW. */
-static void update(const ng_sink *s, ng_slot *slot, int64_t at, float *w, const direction *of,
+static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w, const direction *of,
                    int64_t n) {
   float *m = slot->m == NULL ? NULL : slot->m + at;
-  if (s->kind == NG_SINK_SGD) {
+  if (s->kind == NG_OUT_SGD) {
     const sgd_numbers numbers = sgd_of(s);
     sgd_tile(&numbers, m, w, of, n);
   } else {
@@ -193,74 +162,107 @@ static void update(const ng_sink *s, ng_slot *slot, int64_t at, float *w, const 
   }
 }
 
-/* A tile of what a gradient would become. */
-static void probe(const ng_sink *s, ng_dtype dtype, const float *values, int64_t n) {
-  uint32_t narrow[TILE];
-  ng_from_f32(narrow, dtype, values, n);
-  if (!ng_all_finite(narrow, dtype, n)) atomic_store(s->overflows, true);
+/* ---- the ways out ----------------------------------------------------------------------------*/
+
+/* n elements as f32: where they are, or converted into `room`. */
+static float *as_f32(const ng_view *v, void *at, int64_t n, float *room) {
+  if (v->dtype == NG_F32) return at;
+  ng_to_f32(room, at, v->dtype, n);
+  return room;
 }
 
-static ng_view *target(const ng_sink *s, ng_slot *slot) {
-  const bool gradient = s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE;
-  return gradient ? &slot->grad : &slot->weight;
-}
-
-void ng_sink_row(const ng_sink *s, ng_slot *slot, int64_t row, const float *values, double scale) {
-  float tile[TILE];
-  ng_view *to = target(s, slot);
-  char *dst = row_of(to, row);
-  const int64_t size = ng_dtype_size(to->dtype);
-  for (int64_t c = 0; c < slot->cols; c += TILE) {
-    const int64_t n = ng_min64(TILE, slot->cols - c);
-    const bool straight = to->dtype == NG_F32 && s->kind != NG_SINK_PROBE;
-    float *direct = straight ? (float *)(void *)(dst + c * size) : tile;
-    if (s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE) {
-      memcpy(direct, values + c, (size_t)n * sizeof *direct);
-      rescale(direct, NULL, n, (float)scale, 0.0f);
-      if (s->kind == NG_SINK_PROBE) {
-        probe(s, to->dtype, tile, n);
-        continue;
-      }
-    } else {
-      const direction of = {values + c, NULL, (float)scale, 0.0f};
-      if (direct == tile) ng_to_f32(tile, dst + c * size, to->dtype, n);
-      update(s, slot, row * slot->cols + c, direct, &of, n);
-    }
-    if (direct == tile) ng_from_f32(dst + c * size, to->dtype, tile, n);
+/* PD of at most TILE elements into x: x has the gradient, unless PD is at hand. */
+static void make(float *x, int64_t n, const ng_pair *pair, int64_t at) {
+  const float *u = pair->u == NULL ? NULL : pair->u + at;
+  if (pair->wide) {
+    rescale_wide(x, u, n, pair->scale, pair->k);
+  } else {
+    rescale(x, u, n, (float)pair->scale, (float)pair->k);
   }
 }
 
-void ng_sink_span(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                  const ng_pair *pair) {
+/* A gradient is written in place; one of 16 bits, or PD that is at hand, by way of a tile. */
+static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                         const ng_pair *pair) {
+  float tile[TILE];
+  const ng_view *v = &slot->grad;
+  (void)s;
+  if (v->dtype == NG_F32 && pair->values == NULL && !pair->wide) {
+    make(ng_view_at(v, row, col), n, pair, 0);
+    return;
+  }
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(TILE, n - c);
+    void *to = ng_view_at(v, row, col + c);
+    float *x = v->dtype == NG_F32 ? to : tile;
+    if (pair->values != NULL) {
+      memcpy(x, pair->values + c, (size_t)m * sizeof *x);
+    } else if (x == tile) {
+      ng_to_f32(tile, to, v->dtype, m);
+    }
+    make(x, m, pair, c);
+    if (x == tile) ng_from_f32(to, v->dtype, tile, m);
+  }
+}
+
+/* The gradient stays as it is. */
+static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                       const ng_pair *pair) {
+  const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
+  const ng_view *from = &slot->grad, *to = &slot->weight;
+  const bool straight = to->dtype == NG_F32 && !pair->wide &&
+                        (pair->values != NULL || from->dtype == NG_F32);
   float seen[TILE], tile[TILE];
-  const ng_view *from = &slot->grad, *to = target(s, slot);
-  const bool copies = pair->wide || s->kind == NG_SINK_PROBE; /* the gradient stays as it is */
-  const bool straight = from->dtype == NG_F32 && to->dtype == NG_F32 && !copies;
-  char *src = (char *)row_of(from, row) + col * ng_dtype_size(from->dtype);
-  char *dst = (char *)row_of(to, row) + col * ng_dtype_size(to->dtype);
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(TILE, n - c);
-    char *x = src + c * ng_dtype_size(from->dtype), *y = dst + c * ng_dtype_size(to->dtype);
-    float *d = from->dtype == NG_F32 && !copies ? (float *)(void *)x : seen;
-    float *w = to->dtype == NG_F32 ? (float *)(void *)y : tile;
-    const float *u = pair->u == NULL ? NULL : pair->u + c;
-    direction of = {d, u, (float)pair->scale, (float)pair->k};
-    if (d == seen) ng_to_f32(seen, x, from->dtype, m);
-    if (pair->wide) {
-      rescale_wide(seen, u, m, pair->scale, pair->k);
+    void *x = pair->values == NULL ? ng_view_at(from, row, col + c) : NULL;
+    void *y = ng_view_at(to, row, col + c);
+    direction of = {pair->values, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale,
+                    (float)pair->k};
+    if (pair->values != NULL) {
+      of.d = pair->values + c;
+    } else if (pair->wide) {
+      ng_to_f32(seen, x, from->dtype, m);
+      make(seen, m, pair, c);
       of = (direction){seen, NULL, 1.0f, 0.0f};
+    } else {
+      of.d = as_f32(from, x, m, seen);
     }
-    if (s->kind == NG_SINK_GRADIENT || s->kind == NG_SINK_PROBE) {
-      if (!pair->wide) rescale(d, u, m, of.scale, of.k);
-      if (s->kind == NG_SINK_PROBE) {
-        probe(s, to->dtype, seen, m);
-      } else if (d == seen) {
-        ng_from_f32(y, to->dtype, seen, m);
-      }
-      continue;
-    }
-    if (w == tile) ng_to_f32(tile, y, to->dtype, m);
+    float *w = as_f32(to, y, m, tile);
     update(s, slot, row * slot->cols + col + c, w, &of, m);
     if (w == tile) ng_from_f32(y, to->dtype, tile, m);
   }
+}
+
+static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                      const ng_pair *pair) {
+  const ng_probe_sink *s = (const ng_probe_sink *)(const void *)sink;
+  const ng_dtype t = slot->grad.dtype;
+  float tile[TILE];
+  uint32_t narrow[TILE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(TILE, n - c);
+    if (pair->values != NULL) {
+      memcpy(tile, pair->values + c, (size_t)m * sizeof *tile);
+    } else {
+      ng_to_f32(tile, ng_view_at(&slot->grad, row, col + c), t, m);
+    }
+    make(tile, m, pair, c);
+    ng_from_f32(narrow, t, tile, m);
+    if (!ng_all_finite(narrow, t, m)) atomic_store((atomic_bool *)(uintptr_t)&s->overflows, true);
+  }
+}
+
+void ng_update_sink_begin(ng_update_sink *s, int64_t updates) {
+  s->sink.put = s->kind == NG_OUT_GRADIENT ? put_gradient : put_update;
+  s->first = updates == 0;
+  if (s->kind != NG_OUT_ADAMW) return;
+  const double t = (double)(updates + 1);
+  s->step_size = s->adamw.lr / (1.0 - pow(s->adamw.beta1, t));
+  s->root = sqrt(1.0 - pow(s->adamw.beta2, t));
+}
+
+void ng_probe_sink_begin(ng_probe_sink *s) {
+  s->sink.put = put_probe;
+  atomic_init(&s->overflows, false);
 }

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# rooms.sh [TREE [ARCHIVE]]: arrows between the rooms of src/ run downward only.  Silent and 0 when they
+# do; otherwise one line each, and 1.
+#
+# A room is a folder with one header of its name.  A file may include its own room's headers, and of
+# other rooms only that one header, of rooms below.  With the static library, every function or table
+# that a file uses is looked up, too: a declaration in natgrad.h is no way up.
+set -euo pipefail
+cd "${1:-$(dirname "$0")/..}"
+archive=${2:-}
+export LC_ALL=C
+
+# room: the rooms it may call.  Order of reading; what is not listed is above, or beside.
+declare -A below=(
+  [core]=""
+  [linalg]="core"
+  [comm]="core"
+  [option]="core"
+  [stat]="core linalg comm option"
+  [model]="core linalg comm option stat"
+  [family]="core linalg comm option stat model"
+  [step]="core linalg comm option stat model family"
+  [state]="core linalg comm option stat model family step"
+  [api]="core linalg comm option stat model family step state"
+)
+# Families are read one without the other; what they share is in family.h.
+families="kronecker rankone"
+
+bad=0
+complain() {
+  echo "$*"
+  bad=1
+}
+may() { [[ $1 == "$2" || " ${below[$1]} " == *" $2 "* ]]; } # may ROOM OTHER
+
+for folder in src/*/; do
+  room=$(basename "$folder")
+  [[ -v below[$room] ]] || complain "$folder: this room is not in scripts/rooms.sh: say what it may call"
+done
+for room in "${!below[@]}"; do
+  if [[ -d src/$room && $room != api && ! -f src/$room/$room.h ]]; then
+    complain "src/$room: its header $room.h is missing"
+  fi
+done
+
+family_of() { # the family that a file of src/family/ belongs to, or nothing
+  local f
+  for f in $families; do [[ $(basename "$1") == "$f"* ]] && echo "$f"; done || true
+}
+
+while IFS=: read -r file line included; do
+  room=$(cut -d/ -f2 <<<"$file")
+  [[ -v below[$room] ]] || continue
+  other=${included%%/*}
+  if [[ $included != */* ]]; then
+    # include/, base/ and io/ are no rooms: the first two are for all, io/ for who reads and writes files
+    case $included in
+      natgrad.h | pool.h | simd.h | clock.h) ;;
+      io.h | npy.h | safetensors.h) [[ $room == state ]] || complain "$file:$line: only state/ may use $included" ;;
+      *) complain "$file:$line: \"$included\": write the room, as in \"$room/$included\"" ;;
+    esac
+    continue
+  fi
+  if ! may "$room" "$other"; then
+    complain "$file:$line: $room/ may not use $other/ ($included); it may use: ${below[$room]:-nothing}"
+  elif [[ $room != "$other" && $included != "$other/$other.h" ]]; then
+    complain "$file:$line: of $other/ only $other.h is for other rooms ($included)"
+  elif [[ $room == family && $other == family ]]; then
+    mine=$(family_of "$file") theirs=$(family_of "$included")
+    [[ -z $theirs || $mine == "$theirs" ]] || complain "$file:$line: ${mine:-it} includes another family ($included)"
+  fi
+done < <(grep -nE '^#include "' -r src --include='*.[ch]' |
+  sed -nE 's/^([^:]+):([0-9]+):#include "([^"]+)".*/\1:\2:\3/p')
+
+# Names are unique, so that an object says its file.
+while read -r twice; do
+  complain "src: there are two files $twice"
+done < <(find src -name '*.c' -printf '%f\n' | sort | uniq -d)
+
+if [[ -n $archive ]]; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  # "file room" of every object, "symbol room" of every definition
+  find src -name '*.c' | awk -F/ '{ print $3, $2 }' >"$work/rooms"
+  nm -A "$archive" 2>/dev/null | sed -nE 's/^[^:]*:([^:]+\.c)\.o:[0-9a-f ]* ([A-Za-z]) (ng_[A-Za-z0-9_]+)$/\1 \2 \3/p' >"$work/symbols"
+  [[ -s $work/symbols ]] || complain "$archive: no symbols could be read"
+  awk '
+    FNR == NR { room[$1] = $2; next }
+    !($1 in room) { next }
+    $2 != "U" { where[$3] = room[$1]; next }
+    { print room[$1], $1, $3 > used }
+    END { for (s in where) print s, where[s] > defined }
+  ' used="$work/used" defined="$work/defined" "$work/rooms" "$work/symbols"
+  while read -r room file symbol other; do
+    may "$room" "$other" || complain "src/$room/$file uses $symbol of $other/, which is not below it"
+  done < <(awk 'FNR == NR { where[$1] = $2; next } ($3 in where) && where[$3] != $1 { print $1, $2, $3, where[$3] }' \
+    "$work/defined" "$work/used" | sort -u)
+fi
+exit $bad

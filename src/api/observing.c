@@ -1,0 +1,107 @@
+/* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
+ *
+ * Arguments are checked here; step/observe.c has what they mean. */
+#include "step/step.h"
+
+ng_status ng_batch_init_sized(ng_batch *b, size_t size) {
+  if (b == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
+  ng_batch d;
+  memset(&d, 0, sizeof d);
+  d.struct_size = size;
+  d.reduction = NG_MEAN;
+  d.loss_scale = 1.0;
+  memset(b, 0, size);
+  memcpy(b, &d, size < sizeof d ? size : sizeof d);
+  return NG_OK;
+}
+
+static ng_status may_observe(ng_precond *p, const char *call) {
+  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
+  return NG_OK;
+}
+
+ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_observe(p, "ng_begin");
+  if (st != NG_OK) return st;
+  if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: batch is NULL");
+  ng_batch b;
+  char message[NG_MESSAGE] = "";
+  if (ng_batch_init(&b) != NG_OK) return NG_ERR_ARG;
+  st = ng_take_struct(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
+                      sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
+  if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "ng_begin: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
+        (long long)b.samples);
+  }
+  if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",
+                   (int)b.reduction);
+  }
+  if (b.loss_scale == 0.0) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: loss_scale is 0, expected any other number");
+  }
+  return ng_step_begin(p, &b);
+}
+
+int32_t ng_wants(const ng_precond *p, int32_t layer) {
+  if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
+  return ng_step_wants(p, layer);
+}
+
+static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_view *v, ng_loan loan,
+                             const char *call) {
+  if (v == NULL || v->data == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': the array is NULL", call, d->name);
+  }
+  if (loan != NG_COPY && loan != NG_BORROW) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': loan is %d, expected NG_COPY or NG_BORROW",
+                   call, d->name, (int)loan);
+  }
+  if (v->dtype != NG_F32 && v->dtype != NG_BF16 && v->dtype != NG_F16) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected f32, bf16 or f16",
+                   call, d->name, ng_dtype_name(v->dtype));
+  }
+  if (v->mem != NG_HOST) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: layer '%s': device memory; this build has no device",
+                   call, d->name);
+  }
+  return NG_OK;
+}
+
+static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan loan, bool grad,
+                         const char *call) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_observe(p, call);
+  if (st != NG_OK) return st;
+  if (!p->step->begun) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
+  if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
+  }
+  st = check_array(p, &p->entry[layer]->d, v, loan, call);
+  return st == NG_OK ? ng_step_observe(p, layer, v, grad) : st;
+}
+
+ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a, ng_loan loan) {
+  return observe(p, layer, a, loan, false, "ng_observe_input");
+}
+
+ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g, ng_loan loan) {
+  return observe(p, layer, g, loan, true, "ng_observe_output_grad");
+}
+
+/* What is on its way to other ranks arrives there; nobody will use it. */
+ng_status ng_reset_batch(ng_precond *p) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_observe(p, "ng_reset_batch");
+  if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
+  if (st == NG_OK) ng_step_reset(p);
+  return st;
+}

@@ -1,0 +1,200 @@
+/* precond.c: the public functions that make a model: create, describe, bind, ready, destroy.
+ *
+ * Arguments are checked here; what they mean is the business of model/ and step/. */
+#include "step/step.h"
+
+#include <regex.h>
+
+/* ---- create, destroy -------------------------------------------------------------------------*/
+
+static ng_status check_skip(ng_context *ctx, const char *pattern) {
+  regex_t skip;
+  if (regcomp(&skip, pattern, REG_EXTENDED | REG_NOSUB) != 0) {
+    return ng_fail(ctx, NG_ERR_ARG, "skip_layers: '%s' is not a POSIX extended regular expression",
+                   pattern);
+  }
+  regfree(&skip);
+  return NG_OK;
+}
+
+ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_precond **out) {
+  if (out != NULL) *out = NULL;
+  if (ctx == NULL) return NG_ERR_ARG;
+  ng_enter(ctx);
+  if (out == NULL || options == NULL) {
+    return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: %s is NULL",
+                   out == NULL ? "out" : "options");
+  }
+  char message[NG_MESSAGE] = "";
+  ng_status st = ng_options_check(options, message, sizeof message);
+  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
+  ng_precond *p = ng_alloc(ctx, sizeof *p);
+  if (p == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_precond_create: no memory");
+  memset(p, 0, sizeof *p);
+  p->ctx = ctx;
+  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p;
+  int64_t before = ctx->bytes;
+  NG_TRY(ng_options_own(ctx, options, &p->opt));
+  NG_TRY(check_skip(ctx, p->opt.skip_layers));
+  NG_TRY(ng_schedule_parse(ctx, p->opt.schedule, &p->schedule));
+  p->held[NG_USE_OBJECTS] += ctx->bytes - before;
+  p->step = ng_object(p, sizeof *p->step);
+  if (p->step == NULL) {
+    st = NG_ERR_NOMEM;
+    goto done;
+  }
+  p->step->nu = 1.0;
+  ng_settings_of(&p->opt, &p->base);
+  ng_step_values(p);
+  *out = p;
+  return NG_OK;
+done:
+  if (st == NG_ERR_NOMEM) (void)ng_fail(ctx, st, "ng_precond_create: no memory for the options");
+  ng_precond_destroy(&p);
+  return st;
+}
+
+void ng_precond_destroy(ng_precond **precond) {
+  if (precond == NULL || *precond == NULL) return;
+  ng_precond *p = *precond;
+  ng_context *ctx = p->ctx;
+  *precond = NULL;
+  ng_step_release(p);
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry_free(p, p->entry[i]);
+  }
+  ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof(ng_entry *));
+  ng_object_free(p, p->step, sizeof *p->step);
+  ng_schedule_free(ctx, p->schedule);
+  ng_options_drop(ctx, &p->opt);
+  ng_free(ctx, p, sizeof *p);
+}
+
+/* ---- describe --------------------------------------------------------------------------------*/
+
+ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size) {
+  if (l == NULL || size < offsetof(ng_layer, kind) + sizeof l->kind) return NG_ERR_ARG;
+  ng_layer d;
+  memset(&d, 0, sizeof d);
+  d.kind = kind;
+  d.order = NG_SAMPLES_FIRST;
+  d.layout = NG_NCHW;
+  for (int i = 0; i < 2; i++) {
+    d.kernel[i] = d.stride[i] = d.dilation[i] = 1;
+  }
+  d.groups = 1;
+  d.norm_eps = 1e-5;
+  d.norm_input = NG_NORM_RAW;
+  d.token_dtype = NG_I64;
+  d.shard_axis = -1;
+  d.struct_size = size;
+  memset(l, 0, size);
+  memcpy(l, &d, size < sizeof d ? size : sizeof d);
+  return NG_OK;
+}
+
+static ng_status may_add(ng_precond *p, const char *call) {
+  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
+  if (p->ready) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "%s: after ng_ready nothing can be registered", call);
+  }
+  return NG_OK;
+}
+
+ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_add(p, "ng_add_layer");
+  if (st != NG_OK) return st;
+  if (layer == NULL || index == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: %s is NULL",
+                   layer == NULL ? "layer" : "index");
+  }
+  char message[NG_MESSAGE] = "";
+  ng_layer d;
+  if (ng_layer_init_sized(&d, NG_LINEAR, sizeof d) != NG_OK) return NG_ERR_ARG;
+  st = ng_take_struct(&d, sizeof d, layer, offsetof(ng_layer, positions), "ng_layer", message,
+                      sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
+  st = ng_entry_check_name(p, "ng_add_layer", d.name);
+  if (st != NG_OK) return st;
+
+  if (d.options != NULL) {
+    ng_options o = p->opt;
+    st = ng_options_override(&o, d.options, NULL, message, sizeof message);
+    if (st == NG_OK) st = ng_family_check(&o, message, sizeof message);
+    if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", d.name, message);
+  }
+  return ng_entry_add_layer(p, &d, index);
+}
+
+ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out, int32_t bias,
+                        int32_t *index) {
+  ng_layer d;
+  if (ng_layer_init(&d, NG_LINEAR) != NG_OK) return NG_ERR_ARG;
+  d.name = name;
+  d.in = in;
+  d.out = out;
+  d.bias = bias;
+  return ng_add_layer(p, &d, index);
+}
+
+ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
+                        int64_t stride, int64_t padding, int64_t height, int64_t width,
+                        int32_t bias, int32_t *index) {
+  ng_layer d;
+  if (ng_layer_init(&d, NG_CONV2D) != NG_OK) return NG_ERR_ARG;
+  d.name = name;
+  d.in = in;
+  d.out = out;
+  for (int i = 0; i < 2; i++) {
+    d.kernel[i] = kernel;
+    d.stride[i] = stride;
+    d.padding[i] = padding;
+  }
+  d.image[0] = height;
+  d.image[1] = width;
+  d.bias = bias;
+  return ng_add_layer(p, &d, index);
+}
+
+ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_add(p, "ng_add_tensor");
+  if (st == NG_OK && index == NULL) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "ng_add_tensor: index is NULL");
+  }
+  if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
+  if (st != NG_OK) return st;
+  if (count < 1 || count > INT64_MAX / 16) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "tensor '%s': count is %lld, expected at least 1", name,
+                   (long long)count);
+  }
+  return ng_entry_add_tensor(p, name, count, index);
+}
+
+/* ---- bind, ready -----------------------------------------------------------------------------*/
+
+ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_view *grad) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  return ng_slot_bind(p, index, which, grad, "ng_bind_grad", true);
+}
+
+ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_view *weight) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  return ng_slot_bind(p, index, which, weight, "ng_bind_weight", false);
+}
+
+ng_status ng_ready(ng_precond *p) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
+  if (p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
+  if (p->entries == 0) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");
+  }
+  return ng_step_ready(p);
+}

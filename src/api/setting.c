@@ -1,0 +1,60 @@
+/* setting.c: the public functions that need families to judge options, and those of a model's values.
+ *
+ * What a single option may be is known in option/, whose functions need no context and no lock. */
+#include "step/step.h"
+
+ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
+  return ng_family_check(o, message, message_size);
+}
+
+/* ---- values in use ---------------------------------------------------------------------------*/
+
+static ng_status set(ng_precond *p, const char *option, const char *value) {
+  if (option == NULL || value == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_set: %s is NULL", option == NULL ? "option" : "value");
+  }
+  return ng_step_set(p, option, value);
+}
+
+ng_status ng_set(ng_precond *p, const char *option, const char *value) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  return set(p, option, value);
+}
+
+ng_status ng_set_real(ng_precond *p, const char *option, double value) {
+  char text[64];
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
+  return set(p, option, text);
+}
+
+/* Half a value would read as another one. */
+static ng_status no_room(const ng_precond *p, const char *option, size_t size) {
+  return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: the value of '%s' does not fit %zu bytes", option,
+                 size);
+}
+
+ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if (option == NULL || value == NULL || size == 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
+                   option == NULL ? "option is NULL" : "there is no room for the value");
+  }
+  char message[NG_MESSAGE] = "";
+  const ng_option_row *found = NULL;
+  const int32_t row = ng_option_find(option);
+  if (row < 0 && !ng_is(option, "method")) {
+    (void)ng_option_lookup(option, &found, message, sizeof message);
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
+  }
+  /* What a schedule may move is what it is now; the rest is what it was set to. */
+  for (int k = 0; k < NG_SCHEDULED; k++) {
+    if ((int32_t)ng_scheduled[k] != row) continue;
+    const int n = snprintf(value, size, "%.17g", ng_settings_number(&p->now, ng_scheduled[k]));
+    return n >= 0 && (size_t)n < size ? NG_OK : no_room(p, option, size);
+  }
+  return ng_options_get(&p->opt, option, value, size) == NG_OK ? NG_OK : no_room(p, option, size);
+}

@@ -1,0 +1,173 @@
+/* family.h: what a family of curvatures owes the engine, and what the engine lends it.
+ *
+ * In:   a block with its layer, options and segments; observations; tiles of gradients.
+ * Out:  what the block's statistics gain, results of a solve, <D, PD>, |D|^2, |PD|^2, tiles of PD.
+ * May call: model, stat, option, linalg, core.  A family never talks to other ranks, never writes a
+ * gradient or a weight, and does not know which step, update or clip is at work.
+ *
+ * A step, as a block sees it (step/step.h has the whole table):
+ *
+ *   observe          adds what is shown to the sums of its statistics
+ *   [statistics]     the engine sums over ranks and folds into the averages
+ *   solve, shared    averages to results, on the owner; results are here, on every rank that holds them
+ *   measure_tile     each tile of its gradients, by all threads;  then measure, once
+ *   [agree]          the engine knows the clip, on all ranks
+ *   emit_tile        each tile of PD, by all threads, into a sink
+ *   commit           the step is over
+ */
+#ifndef NG_FAMILY_H
+#define NG_FAMILY_H
+
+#include "model/model.h"
+
+#define NG_FAMILY_VERSION 2
+
+/* ---- what comes in ---------------------------------------------------------------------------*/
+
+/* An observation on its way to a family, checked against the layer. */
+typedef struct ng_obs {
+  uint32_t what;     /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
+  ng_view v;
+  int64_t samples;   /* rows of it belong to so many samples */
+  int64_t positions;
+  double loss_scale;
+  ng_reduction reduction;
+} ng_obs;
+
+/* Some whole rows of a parameter, or a part of one row, inside one group of its layer. */
+struct ng_tile {
+  ng_slot *slot;
+  ng_block *block; /* NULL: no curvature */
+  int32_t segment, group;
+  int64_t row, rows, col, cols;
+};
+enum { NG_TILE_SUMS = 2 };
+
+/* ---- what goes out ---------------------------------------------------------------------------*/
+
+/* What leaves for n elements of a row: scale * PD where PD is at hand (`values`), or else
+ * scale * gradient + k * u with the slot's own bound gradient, read once; u NULL: no second term.
+ * wide: in double, for two terms that nearly cancel, or factors that are no f32. */
+typedef struct ng_pair {
+  double scale, k;
+  const float *u, *values;
+  bool wide;
+} ng_pair;
+
+/* Rows are disjoint, so different rows may be put from different threads. */
+typedef struct ng_sink ng_sink;
+struct ng_sink {
+  void (*put)(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+              const ng_pair *pair);
+};
+static inline void ng_put(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                          const ng_pair *pair) {
+  s->put(s, slot, row, col, n, pair);
+}
+
+/* ---- state -----------------------------------------------------------------------------------*/
+
+/* An array that belongs to the state on disk.  Symmetric ones are ng_sym storage. */
+typedef struct ng_field {
+  char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
+  ng_dtype dtype;     /* as stored in memory                                                      */
+  bool sym;           /* rows = cols = n, n(n+1)/2 elements in ng_sym order                       */
+  int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym                     */
+  void *data;         /* NULL on ranks that do not hold it                                        */
+  int32_t owner;      /* a rank that holds it                                                     */
+  /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
+   * and `channels` channels, published is (channel, offset); a trailing bias stays last.
+   * offsets 1 means both are the same. */
+  int64_t row_offsets, row_channels, col_offsets, col_channels;
+} ng_field;
+typedef ng_status (*ng_field_visit)(void *arg, ng_field *f);
+
+/* A dense array in the published order already. */
+ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols, void *data,
+                        int32_t owner);
+
+/* A number that belongs to the state, saved with 17 digits. */
+typedef struct ng_number {
+  char name[48];
+  double *value;
+} ng_number;
+typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+typedef enum ng_scope {
+  NG_SCOPE_LAYER, /* a block for each layer that it fits                  */
+  NG_SCOPE_MODEL  /* one block over the parameters of all that it fits    */
+} ng_scope;
+
+typedef struct ng_family {
+  int32_t version; /* NG_FAMILY_VERSION */
+  const char *name;
+  uint32_t sees;
+  ng_scope scope;
+  bool scans; /* observe finds what is not finite by itself, in the samples that it reads */
+
+  /* ---- required ---- */
+  /* Whether it takes this layer (or tensor), under the options that hold for it. */
+  bool (*fits)(const ng_settings *o, const ng_entry *e);
+  /* Options against each other and against what the family has; one line in message. */
+  ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
+  ng_status (*create)(ng_block *b); /* geometry into b->state; b->entry->why, if it has a layer */
+  void (*destroy)(ng_block *b);     /* also after a create that failed half way */
+  /* Declares b->stat: shapes, what each sees, its rule's `averaged`; the rest is filled in. */
+  ng_status (*statistics)(ng_block *b);
+  ng_status (*plan)(ng_block *b, ng_plan *plan); /* results and scratch; called twice */
+  /* Adds s->mix.fresh X to every statistic that sees o->what; NG_SKIPPED if not finite, and nothing
+   * was added. */
+  ng_status (*observe)(ng_block *b, const ng_obs *o);
+  ng_status (*measure)(ng_block *b); /* inner, d2, pd2; NG_SKIPPED: the gradient is not finite */
+  void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
+
+  /* ---- optional, with a default ---- */
+  ng_status (*begin)(ng_block *b); /* memory is there: initial values; nothing                       */
+  /* |PD|^2 of each segment, where every rank has PD; a walk over its tiles. */
+  void (*norms)(ng_block *b, double *pd2);
+  /* Arrays and numbers beside those of its statistics; none. */
+  ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
+  ng_status (*numbers)(ng_block *b, ng_number_visit visit, void *arg);
+
+  /* ---- optional, absent means that it cannot ---- */
+  /* Both or none.  solve: of what this rank owns; NG_RESCUED and counters for what did not go as asked.
+   * shared: results are here, from this rank, others (fresh) or a file. */
+  ng_status (*solve)(ng_block *b);
+  void (*shared)(ng_block *b, bool fresh);
+  /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
+  void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
+  void (*commit)(ng_block *b, bool taken);                   /* the step is over: did it count?   */
+  void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
+} ng_family;
+
+extern const ng_family ng_family_kronecker, ng_family_rankone;
+
+/* ---- families.c ------------------------------------------------------------------------------*/
+
+/* Adds a family to a context.  NG_ERR_ARG names the entry that is missing, or the name that is taken.
+ * Those of the library are there from the beginning; the one that was added last is asked first. */
+ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size);
+ng_status ng_family_register_own(ng_context *ctx);
+/* Of the library, by name; NULL: no such family. */
+const ng_family *ng_family_find(const char *name);
+/* The one that takes an entry; NULL: none. */
+const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
+/* Every option in the range of its row, and as the method's family wants them. */
+ng_status ng_family_check(const ng_options *o, char *message, size_t size);
+/* For `check`: options that only another family has hold their defaults. */
+ng_status ng_family_check_others(const char *family, const ng_options *o, char *message, size_t size);
+
+/* The walks over what a block saves: its statistics, then what its family adds. */
+ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
+ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
+size_t ng_block_counts(const ng_block *b); /* the first so many numbers are flags and counts */
+
+/* Room for `count` statistics; NG_ERR_NOMEM.  Freed with the block. */
+ng_status ng_block_take_stats(ng_block *b, int32_t count);
+/* ... and for the parts of one: groups of `each` parts. */
+ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each);
+void ng_block_free_stats(ng_block *b);
+
+#endif

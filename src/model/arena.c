@@ -1,0 +1,125 @@
+/* arena.c: who asks for which bytes, and where they are.
+ *
+ * In: requests of blocks, statistics and slots, twice: first counted, then placed.  Out: one arena a
+ * use, taken once at ng_ready.  Sums lie block after block, so that what is due goes as few messages;
+ * results lie by owner and directions by column of owners, so that what one rank sends to others is one
+ * run of bytes, whatever the order in which blocks asked. */
+#include "model/model.h"
+
+static int64_t round_up(int64_t bytes) { return (bytes + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN; }
+
+/* ---- requests --------------------------------------------------------------------------------*/
+
+void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
+  const int64_t at = plan->bytes[use];
+  plan->bytes[use] += round_up(bytes);
+  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
+}
+
+/* Counting, a run's end is its length; placing, it is where the next piece goes. */
+static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
+  const int64_t at = run->end;
+  run->end += round_up(bytes);
+  plan->bytes[use] += round_up(bytes);
+  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
+}
+
+void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
+  return take_run(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
+}
+
+void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
+  b->keeps_direction = true;
+  b->direction_floats = floats;
+  b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
+                          floats * (int64_t)sizeof(float));
+}
+
+void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
+  plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
+}
+
+int64_t ng_plan_held(const ng_plan *plan) {
+  return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
+}
+
+/* fold = direct adds into the average itself. */
+void ng_plan_stats(ng_plan *plan, ng_block *b) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    for (int32_t k = 0; k < s->parts; k++) {
+      ng_stat_part *part = &s->part[k];
+      const int64_t n = ng_stat_part_count(s, part);
+      if (s->keeps && s->rule.averaged) {
+        part->average = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->kept));
+      }
+      if (!s->observes) continue;
+      part->sum = s->rule.direct ? part->average
+                                 : ng_plan_take(plan, NG_USE_SUMS, n * ng_dtype_size(s->wire));
+    }
+  }
+}
+
+/* ---- arenas ----------------------------------------------------------------------------------*/
+
+static void lay_out(ng_span *run, int32_t ranks) {
+  int64_t at = 0;
+  for (int32_t i = 0; i < ranks; i++) {
+    const int64_t bytes = run[i].end;
+    run[i] = (ng_span){at, at};
+    at += bytes;
+  }
+}
+
+ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
+  for (int u = 0; u < NG_USE_OBJECTS; u++) {
+    if (plan->bytes[u] == 0) continue;
+    p->arena[u] = ng_alloc(p->ctx, (size_t)plan->bytes[u]);
+    if (p->arena[u] == NULL) {
+      return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory for %lld bytes",
+                     (long long)plan->bytes[u]);
+    }
+    p->held[u] = plan->bytes[u];
+    memset(p->arena[u], 0, (size_t)plan->bytes[u]);
+    plan->base[u] = p->arena[u];
+    plan->bytes[u] = 0;
+  }
+  lay_out(plan->result, p->ctx->ranks);
+  lay_out(plan->direction, p->ctx->ranks);
+  plan->place = true;
+  return NG_OK;
+}
+
+void ng_arena_release(ng_precond *p) {
+  for (int u = 0; u < NG_USE_OBJECTS; u++) {
+    if (p->arena[u] != NULL) ng_free(p->ctx, p->arena[u], (size_t)p->held[u]);
+    p->arena[u] = NULL;
+    p->held[u] = 0;
+  }
+}
+
+/* ---- objects ---------------------------------------------------------------------------------*/
+
+void *ng_object(ng_precond *p, size_t bytes) {
+  void *o = ng_alloc(p->ctx, bytes);
+  if (o == NULL) return NULL;
+  memset(o, 0, bytes);
+  p->held[NG_USE_OBJECTS] += (int64_t)bytes;
+  return o;
+}
+
+void ng_object_free(ng_precond *p, void *ptr, size_t bytes) {
+  if (ptr == NULL) return;
+  p->held[NG_USE_OBJECTS] -= (int64_t)bytes;
+  ng_free(p->ctx, ptr, bytes);
+}
+
+char *ng_object_text(ng_precond *p, const char *text) {
+  char *copy = ng_object(p, strlen(text) + 1);
+  if (copy != NULL) memcpy(copy, text, strlen(text) + 1);
+  return copy;
+}
+
+void ng_object_text_free(ng_precond *p, char *text) {
+  if (text != NULL) ng_object_free(p, text, strlen(text) + 1);
+}

@@ -1,0 +1,98 @@
+/* placement.c: which rank has what.
+ *
+ * In: the number of ranks, placement, grad_worker_fraction, statistics.  Out: for every block the
+ * column of ranks that can make PD of it, and for each of its statistics the rank that solves it and
+ * those that observe and keep it.
+ *
+ * W ranks are a grid of m rows and n = W/m columns, rank = row * n + column.  The m ranks of a block's
+ * column hold its results (spec: KAISA's gradient workers, SC'21), every row receives PD from the member
+ * of that column in it.  m = W: everybody holds everything; m = 1: the owner only. */
+#include "model/model.h"
+
+#include <math.h>
+
+ng_status ng_grid_make(ng_precond *p) {
+  const int32_t W = p->ctx->ranks;
+  const double workers = p->base.grad_worker_fraction * W;
+  int32_t m = (int32_t)lround(workers);
+  if (m < 1) m = 1;
+  if (W % m != 0 || (workers >= 1.0 && fabs(workers - m) > 1e-6 * W)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
+                   "divides %d",
+                   p->base.grad_worker_fraction, workers, W, W);
+  }
+  if (m > 1 && m < W && p->ctx->comm->t.group_create == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
+                   p->base.grad_worker_fraction,
+                   p->ctx->comm->t.name == NULL ? "" : p->ctx->comm->t.name);
+  }
+  p->grid.m = m;
+  p->grid.n = W / m;
+  p->grid.row = p->ctx->rank / p->grid.n;
+  p->grid.column = p->ctx->rank % p->grid.n;
+  p->grid.ranks = ng_object(p, (size_t)W * sizeof *p->grid.ranks);
+  if (p->grid.ranks == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  return NG_OK;
+}
+
+/* Collective: every rank makes every column, then every row, and keeps its own. */
+ng_status ng_grid_groups(ng_precond *p) {
+  ng_comm *c = p->ctx->comm;
+  ng_grid *g = &p->grid;
+  g->column_group = g->row_group = ng_group_world(c);
+  if (g->m == c->size || g->m == 1) return NG_OK; /* one of them is the world, the other single */
+  for (int32_t k = 0; k < g->n + g->m; k++) {
+    const bool column = k < g->n;
+    const int32_t count = column ? g->m : g->n, first = column ? k : (k - g->n) * g->n;
+    for (int32_t i = 0; i < count; i++) {
+      g->ranks[i] = column ? first + i * g->n : first + i;
+    }
+    ng_group made;
+    const ng_status st = ng_group_create(c, g->ranks, count, &made);
+    if (st != NG_OK) {
+      return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport could not make its groups");
+    }
+    if (column && k == g->column) {
+      g->column_group = made;
+    } else if (!column && k - g->n == g->row) {
+      g->row_group = made;
+    } else {
+      ng_group_destroy(c, &made);
+    }
+  }
+  return NG_OK;
+}
+
+void ng_grid_release(ng_precond *p) {
+  if (p->grid.m > 1 && p->grid.m < p->ctx->ranks) {
+    ng_group_destroy(p->ctx->comm, &p->grid.column_group);
+    ng_group_destroy(p->ctx->comm, &p->grid.row_group);
+  }
+  ng_object_free(p, p->grid.ranks, (size_t)p->ctx->ranks * sizeof *p->grid.ranks);
+  memset(&p->grid, 0, sizeof p->grid);
+}
+
+/* placement = round-robin: block i, rank i mod W, all of its statistics. */
+void ng_place_block(ng_block *b) {
+  b->owner = b->number % b->ctx->ranks;
+  b->column = b->owner % b->p->grid.n;
+}
+
+/* A family that gave a statistic an owner of its own (any rank of the block's column) keeps it. */
+void ng_place_stats(ng_block *b) {
+  const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
+  b->keeps = b->keeps_everywhere = true;
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    if (b->ctx->place != NULL) b->ctx->place(b, s);
+    const bool own = s->owner == rank;
+    s->observes = s->spread != NG_SPREAD_LOCAL || own;
+    const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
+    s->keeps = own || everywhere;
+    s->observers = ng_stat_sent(s) ? ranks : 1;
+    b->keeps = b->keeps && s->keeps;
+    b->keeps_everywhere = b->keeps_everywhere && everywhere;
+  }
+}

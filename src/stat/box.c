@@ -1,0 +1,241 @@
+/* box.c: sums of patches over samples and positions, without a patch.
+ *
+ * In: images in either order, or rows of positions, f32, bf16 or f16.  Out: for every channel and kernel
+ * offset the sum, over samples and output positions, of the pixel that the offset sees (zero outside):
+ * the mean of the patches of a convolution, times their number.  That is a sum over a box of the summed
+ * image for each kernel offset: the image is summed over samples first, then over rows, then over
+ * columns.  Sums are in double; they are finite only if every number read was, so nothing is scanned
+ * beforehand. */
+#include "stat/gram.h"
+
+#include "simd.h"
+
+/* Doubles of a piece's working set that should stay in the nearest caches. */
+enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
+
+typedef struct job {
+  const ng_box *box;
+  ng_boxed in;
+  int64_t take;
+  int32_t pieces;
+  double *out;  /* [channels][offsets] */
+  double *room; /* of all pieces       */
+  int64_t each;
+  bool bad[PIECES];
+} job;
+
+/* ---- sums ------------------------------------------------------------------------------------*/
+
+/* acc[i] += sum over rows of x[row * stride + i]; four rows at a time, because acc costs as much as
+ * a row. */
+NG_CLONES static void add_floats(double *restrict acc, const float *restrict x, int64_t stride,
+                                 int64_t rows, int64_t n) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4, x += 4 * stride) {
+    const float *restrict x1 = x + stride, *restrict x2 = x1 + stride, *restrict x3 = x2 + stride;
+    for (int64_t i = 0; i < n; i++) {
+      acc[i] += ((double)x[i] + (double)x1[i]) + ((double)x2[i] + (double)x3[i]);
+    }
+  }
+  for (; r < rows; r++, x += stride) {
+    for (int64_t i = 0; i < n; i++) {
+      acc[i] += (double)x[i];
+    }
+  }
+}
+
+NG_CLONES static void add_doubles(double *restrict acc, const double *restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] += x[i];
+  }
+}
+
+/* Adds rows of n elements each, the first from index `at` of the view. */
+static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows, int64_t n) {
+  const ng_dtype t = j->in.v.dtype;
+  if (t == NG_F32) {
+    add_floats(acc, (const float *)j->in.v.data + at, stride, rows, n);
+    return;
+  }
+  float line[TILE];
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t i = 0; i < n; i += TILE) {
+      const int64_t m = ng_min64(TILE, n - i);
+      ng_to_f32(line, (const char *)j->in.v.data + (at + r * stride + i) * ng_dtype_size(t), t, m);
+      add_floats(acc + i, line, 0, 1, m);
+    }
+  }
+}
+
+static bool all_numbers(const double *x, int64_t n) {
+  double zero = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    zero += x[i] - x[i];
+  }
+  return zero == 0.0;
+}
+
+static void clear(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
+
+/* Output positions u of one axis whose tap `k` falls on pixels, as [*from, *to). */
+static void reach(const ng_box *b, int axis, int64_t k, int64_t *from, int64_t *to) {
+  const int64_t size = axis == 0 ? b->height : b->width, stride = b->stride[axis];
+  const int64_t first = b->padding[axis] - k * b->dilation[axis]; /* u stride >= first */
+  const int64_t last = size - 1 + first;                          /* u stride <= last */
+  *from = first > 0 ? (first + stride - 1) / stride : 0;
+  *to = last < 0 ? 0 : ng_min64(last / stride + 1, b->positions[axis]);
+}
+
+/* The pixel that tap k of output position u sees. */
+static int64_t pixel(const ng_box *b, int axis, int64_t k, int64_t u) {
+  return u * b->stride[axis] + k * b->dilation[axis] - b->padding[axis];
+}
+
+/* ---- channels first: a plane [channel][y][x] at a time ---------------------------------------*/
+
+static void box_plane(const ng_box *b, const double *plane, double *rows, double *out) {
+  for (int64_t i = 0; i < b->kernel[0]; i++) {
+    int64_t from, to;
+    reach(b, 0, i, &from, &to);
+    clear(rows, b->width);
+    for (int64_t u = from; u < to; u++) {
+      add_doubles(rows, plane + pixel(b, 0, i, u) * b->width, b->width);
+    }
+    for (int64_t k = 0; k < b->kernel[1]; k++) {
+      double sum = 0.0;
+      reach(b, 1, k, &from, &to);
+      for (int64_t v = from; v < to; v++) {
+        sum += rows[pixel(b, 1, k, v)];
+      }
+      out[i * b->kernel[1] + k] = sum;
+    }
+  }
+}
+
+static int64_t plane_channels(const ng_box *b) {
+  return ng_max64(1, ng_min64(b->channels, PLANE / (b->height * b->width)));
+}
+
+static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
+  const ng_box *b = j->box;
+  const int64_t pixels = b->height * b->width, most = plane_channels(b);
+  double *plane = room, *rows = room + most * pixels;
+  for (int64_t c = c0; c < c1; c += most) {
+    const int64_t n = ng_min64(most, c1 - c);
+    clear(plane, n * pixels);
+    add(j, plane, c * pixels, j->in.by_sample, j->take, n * pixels);
+    if (!all_numbers(plane, n * pixels)) *bad = true;
+    for (int64_t i = 0; i < n; i++) {
+      double *out = j->out + (c + i) * b->offsets;
+      if (b->whole) {
+        out[0] = 0.0;
+        for (int64_t x = 0; x < pixels; x++) {
+          out[0] += plane[i * pixels + x];
+        }
+      } else {
+        box_plane(b, plane + i * pixels, rows, out);
+      }
+    }
+  }
+}
+
+/* ---- channels last: a row of pixels at a time, some channels of each -------------------------*/
+
+static int64_t line_channels(const ng_box *b) {
+  const int64_t n = b->whole ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
+  return ng_min64(n, b->channels);
+}
+
+/* sums[i] [x][channel]: rows of pixels that kernel row i sees. */
+static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *sums, bool *bad) {
+  const ng_box *b = j->box;
+  const int64_t wide = b->width * n;
+  clear(sums, b->kernel[0] * wide);
+  for (int64_t y = 0; y < b->height; y++) {
+    clear(line, wide);
+    const int64_t at = y * b->width * j->in.by_pixel + c;
+    if (n == j->in.by_pixel) {
+      add(j, line, at, j->in.by_sample, j->take, wide);
+    } else {
+      for (int64_t x = 0; x < b->width; x++) {
+        add(j, line + x * n, at + x * j->in.by_pixel, j->in.by_sample, j->take, n);
+      }
+    }
+    if (!all_numbers(line, wide)) *bad = true;
+    for (int64_t i = 0; i < b->kernel[0]; i++) {
+      const int64_t top = y + b->padding[0] - i * b->dilation[0];
+      if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->positions[0]) continue;
+      add_doubles(sums + i * wide, line, wide);
+    }
+  }
+  for (int64_t i = 0; i < b->kernel[0]; i++) {
+    for (int64_t k = 0; k < b->kernel[1]; k++) {
+      int64_t from, to;
+      reach(b, 1, k, &from, &to);
+      clear(line, n);
+      for (int64_t v = from; v < to; v++) {
+        add_doubles(line, sums + i * wide + pixel(b, 1, k, v) * n, n);
+      }
+      for (int64_t m = 0; m < n; m++) {
+        j->out[(c + m) * b->offsets + i * b->kernel[1] + k] = line[m];
+      }
+    }
+  }
+}
+
+static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
+  const ng_box *b = j->box;
+  const int64_t most = line_channels(b), pixels = b->height * b->width;
+  for (int64_t c = c0; c < c1; c += most) {
+    const int64_t n = ng_min64(most, c1 - c);
+    if (!b->whole) {
+      box_lines(j, c, n, room, room + b->width * n, bad);
+      continue;
+    }
+    clear(room, n);
+    for (int64_t s = 0; s < j->take; s++) {
+      add(j, room, s * j->in.by_sample + c, j->in.by_pixel, pixels, n);
+    }
+    if (!all_numbers(room, n)) *bad = true;
+    memcpy(j->out + c, room, (size_t)n * sizeof *room);
+  }
+}
+
+static void piece(void *arg, int32_t i) {
+  job *j = arg;
+  int64_t from, to;
+  ng_share(j->box->channels, j->pieces, i, &from, &to);
+  j->bad[i] = false;
+  if (j->in.by_channel == 1) {
+    last_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
+  } else {
+    first_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
+  }
+}
+
+/* ---- the door --------------------------------------------------------------------------------*/
+
+/* Doubles one piece works with. */
+static int64_t piece_room(const ng_box *b, bool channels_last) {
+  const int64_t first = plane_channels(b) * b->height * b->width + b->width;
+  const int64_t last = line_channels(b) * (b->whole ? 1 : b->width * (1 + b->kernel[0]));
+  return ng_round16(channels_last ? last : first);
+}
+
+int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
+  const int64_t each = ng_max64(piece_room(box, false), piece_room(box, true));
+  return ng_min64(ng_threads_of(ctx), PIECES) * each;
+}
+
+bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
+                 double *room) {
+  job j = {.box = box, .in = *in, .take = take, .out = out, .room = room};
+  j.each = piece_room(box, in->by_channel == 1);
+  j.pieces = ng_pieces(ctx, take * box->channels * box->height * box->width);
+  j.pieces = (int32_t)ng_min64(ng_min64(j.pieces, PIECES), box->channels);
+  ng_parallel(ctx, j.pieces, piece, &j);
+  for (int32_t i = 0; i < j.pieces; i++) {
+    if (j.bad[i]) return false;
+  }
+  return true;
+}

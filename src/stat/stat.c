@@ -1,0 +1,205 @@
+/* stat.c: a statistic from observation to average; stat.h has the walk.
+ *
+ * In: the rule of a statistic and the samples of a call.  Out: the few numbers by which its arrays are
+ * mixed, and the arrays mixed.  Weighing every call by its samples makes uneven micro-batches and shards
+ * equal the whole batch; the published programs' rules (equal weights, one update a call, the last call
+ * only) are the other values of the same options.
+ *
+ * With w_i the weight of call i, rho the weight of the old average and X_i what the call shows,
+ *
+ *     calls = mean   S = sum w_i X_i                                 F <- rho F + (1 - rho) S / sum w_i
+ *     calls = last   S = w_n X_n, only the last                      the same
+ *     calls = ema    S = one update of an average a call             F <- rho^n F + S
+ *
+ * where sums also run over ranks.  calls = ema over ranks is the mean of the ranks' averages, weighted
+ * by their samples: a rank multiplies its S by its w before the sum and all divide by the total. */
+#include "stat/stat.h"
+
+int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
+  return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
+}
+
+/* Every sum of this step back to nothing seen. */
+static void close(ng_stat *s) {
+  s->w = s->total = s->total_keep = 0.0;
+  s->keep = 1.0;
+  s->posted = false;
+}
+
+void ng_stat_begin(ng_stat *s) {
+  close(s);
+  if (!s->symmetric || !s->keeps || s->rule.start != NG_START_IDENTITY) return;
+  const float one = 1.0f;
+  for (int32_t i = 0; i < s->parts; i++) {
+    const ng_stat_part *p = &s->part[i];
+    for (int64_t j = 0; j < p->rows; j++) {
+      char *at = (char *)p->average + ng_sym_at(p->rows, j, j) * ng_dtype_size(s->kept);
+      ng_from_f32(at, s->kept, &one, 1);
+    }
+  }
+}
+
+/* ---- observations ----------------------------------------------------------------------------*/
+
+static double weight_of(const ng_stat *s) {
+  return s->rule.weight == NG_CALL_WEIGHT_EQUAL ? 1.0 : (double)s->take;
+}
+
+/* Weight of the old average for the coming sample; 0 for the first where the start says so.  With ema
+ * a second call of the first step has an old average: the first call. */
+static double rho_of(const ng_stat *s) {
+  const bool ema = s->rule.calls == NG_CALLS_EMA;
+  const bool first = !s->started && (!ema || s->w == 0.0);
+  return first && s->rule.start == NG_START_FIRST ? 0.0 : s->rule.decay;
+}
+
+void ng_stat_prepare(ng_stat *s, int64_t samples) {
+  const bool more = s->w > 0.0;
+  s->take = s->rule.stat_batch > 0 ? ng_min64(s->rule.stat_batch, samples) : samples;
+  if (!s->rule.averaged) {
+    s->mix = (ng_mix){1.0, 1.0};
+    return;
+  }
+  const double rho = rho_of(s);
+  if (s->rule.direct) {
+    s->mix = (ng_mix){rho, 1.0 - rho};
+  } else if (s->rule.calls == NG_CALLS_EMA) {
+    s->mix = (ng_mix){more ? rho : 1.0, 1.0 - rho};
+  } else {
+    s->mix = (ng_mix){s->rule.calls == NG_CALLS_LAST && more ? 0.0 : 1.0, weight_of(s)};
+  }
+}
+
+void ng_stat_retain(ng_queue *q, const ng_stat *s) {
+  for (int32_t i = 0; i < s->parts && s->mix.old != 1.0; i++) {
+    const ng_stat_part *p = &s->part[i];
+    ng_on(q)->scale(q, ng_stat_part_count(s, p), p->sum, s->mix.old);
+  }
+}
+
+void ng_stat_count(ng_stat *s) {
+  if (!s->rule.averaged) {
+    s->w = 1.0;
+    return;
+  }
+  const double weight = weight_of(s), rho = rho_of(s);
+  const bool ema = s->rule.calls == NG_CALLS_EMA && !s->rule.direct;
+  if (s->rule.calls == NG_CALLS_LAST && !s->rule.direct) s->w = 0.0;
+  s->keep = ema && s->w > 0.0 ? s->keep * rho : rho;
+  s->w += weight;
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+void ng_stat_weights(const ng_stat *s, double w[2]) {
+  w[0] = s->w;
+  w[1] = s->w * s->keep;
+}
+
+void ng_stat_agreed(ng_stat *s, const double total[2]) {
+  s->total = total[0];
+  s->total_keep = total[1];
+}
+
+/* fold = direct sends averages: each counts by its share of the samples. */
+void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
+  double own = 1.0;
+  if (!s->rule.averaged || !s->observes) return;
+  if (s->rule.direct) {
+    own = s->w / s->total;
+  } else if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
+    own = s->w;
+  }
+  for (int32_t i = 0; i < s->parts && (own != 1.0 || s->rule.direct); i++) {
+    ng_on(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, own);
+  }
+}
+
+/* ---- fold, forget ----------------------------------------------------------------------------*/
+
+/* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks. */
+static ng_mix fold_mix(const ng_stat *s) {
+  const double keep = s->total_keep / s->total;
+  const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_sent(s);
+  return (ng_mix){keep, !ema ? (1.0 - keep) / s->total : summed ? 1.0 / s->total : 1.0};
+}
+
+static bool all_finite64(const double *x, int64_t n) {
+  double zero = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    zero += x[i] - x[i];
+  }
+  return zero == 0.0;
+}
+
+static bool sums_finite(ng_queue *q, ng_stat *s) {
+  for (int32_t i = 0; i < s->parts; i++) {
+    const int64_t n = ng_stat_part_count(s, &s->part[i]);
+    if (s->wire == NG_F64) {
+      if (!all_finite64(s->part[i].sum, n)) return false;
+      continue;
+    }
+    ng_on(q)->finite(q, n, s->part[i].sum, s->wire, &s->finite);
+    ng_queue_wait(q);
+    if (ng_info_read(q, &s->finite) == 0) return false;
+  }
+  return true;
+}
+
+static void zero(const ng_stat *s) {
+  for (int32_t i = 0; i < s->parts; i++) {
+    const int64_t n = ng_stat_part_count(s, &s->part[i]);
+    memset(s->part[i].sum, 0, (size_t)(n * ng_dtype_size(s->wire)));
+  }
+}
+
+void ng_stat_forget(ng_queue *q, ng_stat *s) {
+  (void)q;
+  if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0)) zero(s);
+  close(s);
+}
+
+/* What was left to add to the diagonal is shared by all that sum: as if one of them had added it. */
+static void add_shift(ng_queue *q, ng_stat *s, double keep) {
+  for (int32_t i = 0; i < s->parts; i++) {
+    const ng_stat_part *p = &s->part[i];
+    const double by = s->shift[p->group] / s->observers;
+    /* direct: the old average was multiplied by keep when the sample was added */
+    ng_on(q)->shift(q, p->rows, p->average, s->kept, s->rule.direct ? keep * by : by);
+  }
+}
+
+/* Vectors are folded in double: they are small, and what reads them multiplies long sums by them. */
+static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
+  const int64_t n = ng_stat_part_count(s, p);
+  if (s->symmetric) {
+    ng_on(q)->fold(q, n, p->average, s->kept, p->sum, (float)mix.old, (float)mix.fresh);
+  } else {
+    ng_on(q)->fold_wide(q, n, p->average, p->sum, mix.old, mix.fresh);
+  }
+}
+
+ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
+  if (!(s->total > 0.0)) return NG_OK;
+  if (!s->rule.direct && s->observes && !sums_finite(q, s)) {
+    ng_stat_forget(q, s);
+    return NG_SKIPPED;
+  }
+  if (!s->rule.averaged) return NG_OK; /* read from `sum` until the step is over */
+  if (s->keeps) {
+    const ng_mix mix = fold_mix(s);
+    if (s->shift != NULL) {
+      add_shift(q, s, mix.old);
+      memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
+    }
+    for (int32_t i = 0; i < s->parts && !s->rule.direct; i++) {
+      fold_part(q, s, &s->part[i], mix);
+    }
+    ng_queue_wait(q);
+  } else if (s->observes && !s->rule.direct) {
+    zero(s);
+  }
+  s->started = true;
+  close(s);
+  return NG_OK;
+}

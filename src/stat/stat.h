@@ -1,0 +1,121 @@
+/* stat.h: the statistic: what is summed over observations and ranks, and perhaps averaged over steps.
+ *
+ * In:   how many samples an observation shows; sums that a family added, in `sum`.
+ * Out:  the weight of an observation, sums on the scale of the wire, the running average.
+ * May call: linalg, comm (the request of a posted sum), option (the choices of a rule), core.
+ *
+ * Every family that keeps something about what was observed keeps it in statistics, and says of each
+ * only its shape and which observation adds to it.  Weighing, scaling to the wire, folding, forgetting
+ * and what is saved of it are here, once:
+ *
+ *     observe      S <- old S + fresh X          X: what one call shows         ng_stat_prepare, _count
+ *     to the wire  S <- own S                                                   ng_stat_to_wire
+ *     all ranks    S, sum of w, sum of w keep    (the exchange)                 ng_stat_weights, _agreed
+ *     fold         F <- keep F + c S                                            ng_stat_fold
+ *
+ * A statistic is one or more *parts* (the groups of a convolution, diagonal blocks of a factor): what
+ * is observed together has one weight, one owner and one message, however many arrays it fills.
+ *
+ * One without an average (a row of a window's Gram matrix) is the plain sum over observations and
+ * ranks; it stays in `sum` until the step is over.
+ */
+#ifndef NG_STAT_H
+#define NG_STAT_H
+
+#include "comm/comm.h"
+#include "core/core.h"
+#include "linalg/linalg.h"
+#include "option/option.h"
+#include "stat/gram.h"
+
+/* What an observation shows; a statistic is made from one of them. */
+enum {
+  NG_SEES_INPUT = 1 << 0,
+  NG_SEES_OUTGRAD = 1 << 1,
+  NG_SEES_FLATGRAD = 1 << 2, /* the gradients themselves, as they are bound when a step begins */
+  NG_SEEN_KINDS = 3
+};
+static inline uint32_t ng_sees(int kind) { return 1u << kind; }
+
+/* Which ranks make a statistic and which have the result. */
+typedef enum ng_spread {
+  NG_SPREAD_ALL,   /* every rank its own samples; summed; every rank keeps the average            */
+  NG_SPREAD_OWNER, /* the same, and the owner alone keeps it                                      */
+  NG_SPREAD_LOCAL, /* the owner's own samples; nothing is sent                                    */
+  NG_SPREAD_SAME   /* every rank makes the whole by itself; nothing is sent                       */
+} ng_spread;
+
+/* new = old * what is there + fresh * what comes */
+typedef struct ng_mix {
+  double old, fresh;
+} ng_mix;
+
+/* How observations enter: options of the same names. */
+typedef struct ng_rule {
+  bool averaged; /* false: the others do not matter, and there is no `average`                    */
+  bool direct;   /* fold = direct: `sum` is `average`, one observation a step                     */
+  ng_calls calls;
+  ng_call_weight weight;
+  ng_start start;
+  int64_t stat_batch;
+  double decay; /* of the coming step */
+} ng_rule;
+
+typedef struct ng_stat_part {
+  int32_t group;
+  int64_t rows, cols; /* symmetric: of order rows = cols, in ng_sym order                         */
+  /* Order of the published index along both axes: ng_field in family.h. */
+  int64_t offsets, channels;
+  void *average; /* `kept`; NULL: this rank keeps none                                            */
+  void *sum;     /* `wire`: this step's; NULL: this rank does not observe it                      */
+} ng_stat_part;
+
+typedef struct ng_stat {
+  const char *name; /* "A", "g_mean": key of its arrays and numbers in messages and files         */
+  uint32_t sees;    /* which observation adds to it                                               */
+  bool symmetric;
+  ng_dtype kept, wire; /* f32, bf16, f16; f32, f64                                                */
+  int32_t parts, groups;
+  ng_stat_part *part; /* the family's, in the order of their sums in memory                       */
+  double *shift;      /* [groups] waits to be added to the diagonal of the average; NULL: nothing */
+  ng_rule rule;
+  ng_spread spread;
+  int32_t owner, observers; /* a rank that keeps it; how many ranks show samples                  */
+  bool observes, keeps;     /* this rank                                                          */
+  bool started;             /* the average holds a sample                                         */
+  /* the observation under way */
+  int64_t take; /* samples of it that count */
+  ng_mix mix;   /* how it joins the sum     */
+  /* this step */
+  double w, keep;           /* this rank: weight of its samples; what the old average keeps       */
+  double total, total_keep; /* over ranks: sum of w, sum of w keep                                */
+  bool posted;              /* its sum is on the way to other ranks: nothing may be added         */
+  int finite;               /* what the last scan of its sums found */
+} ng_stat;
+
+int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p); /* elements of an array of it */
+static inline bool ng_stat_sent(const ng_stat *s) {
+  return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
+}
+
+/* Values before the first sample; memory is zero. */
+void ng_stat_begin(ng_stat *s);
+
+/* An observation of so many samples: sets take and mix, and changes nothing else.  The family then
+ * adds mix.fresh X to what ng_stat_retain left (or mixes by itself), and when it has, count says so. */
+void ng_stat_prepare(ng_stat *s, int64_t samples);
+void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
+void ng_stat_count(ng_stat *s);
+
+/* {w, w keep} of this rank; the sums of both over ranks. */
+void ng_stat_weights(const ng_stat *s, double w[2]);
+void ng_stat_agreed(ng_stat *s, const double total[2]);
+/* Own sums onto the scale on which those of all ranks add up.  fold = direct needs the totals. */
+void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
+
+/* Sums over ranks are complete: into the average, and S <- 0.  NG_SKIPPED: a sum is not finite, though
+ * every value was; the average stays.  Nothing seen, nothing done. */
+ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
+void ng_stat_forget(ng_queue *q, ng_stat *s); /* this step's sums and numbers */
+
+#endif

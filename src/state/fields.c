@@ -1,0 +1,41 @@
+/* fields.c: the walk over every array that belongs to the state: blocks, then moments.
+ *
+ * In: a visitor.  Out: it has seen every field, in the same order on all ranks, with its key: the name
+ * of a block, or of the layer whose moments they are. */
+#include "state/state.h"
+
+typedef struct field_walk {
+  const char *key;
+  ng_field_keyed visit;
+  void *arg;
+} field_walk;
+
+static ng_status one_field(void *arg, ng_field *f) {
+  const field_walk *w = arg;
+  return w->visit(w->arg, w->key, f);
+}
+
+static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data) {
+  if (data == NULL) return NG_OK;
+  ng_field f = ng_field_plain("", NG_F32, slot->rows, slot->cols, data, 0);
+  (void)snprintf(f.name, sizeof f.name, "%s.%s", name, slot->which == NG_BIAS ? "bias" : "weight");
+  return one_field(w, &f);
+}
+
+ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
+    field_walk w = {p->block[i]->name, visit, arg};
+    st = ng_block_fields(p->block[i], one_field, &w);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    field_walk w = {e->d.name, visit, arg};
+    for (int32_t k = 0; k < e->slots && st == NG_OK; k++) {
+      const bool adamw = p->base.update == NG_UPDATE_ADAMW;
+      st = moment(&w, &e->slot[k], adamw ? "first" : "momentum", e->slot[k].m);
+      if (st == NG_OK) st = moment(&w, &e->slot[k], "second", e->slot[k].v);
+    }
+  }
+  return st;
+}

@@ -1,0 +1,118 @@
+/* deliver.c: PD of a block, wherever it comes from: the one place that asks who can make it.
+ *
+ * In: tiles.  Out: the same tiles of PD, from the family on ranks that hold the block's results, or from
+ * the message in which they came.  A family that keeps PD itself (kronecker) lays it out as it likes and
+ * reads it back in emit_tile on every rank; for the others PD is written, segment after segment in the
+ * order of rows, by the family's own emit_tile into a sink that keeps it, and then *all* ranks read it
+ * from there: so they have the same bits. */
+#include "step/step.h"
+
+/* ---- kept PD ---------------------------------------------------------------------------------*/
+
+static int64_t count_of(const ng_block *b) {
+  int64_t n = 0;
+  for (int32_t k = 0; k < b->segments; k++) {
+    n += b->segment[k].to - b->segment[k].from;
+  }
+  return n;
+}
+
+/* Only where some rank lacks what the family needs; with every result everywhere tiles are made when
+ * they are written. */
+void ng_deliver_plan(ng_block *b, ng_plan *plan) {
+  const ng_precond *p = b->p;
+  b->delivered = !b->keeps_direction && p->grid.n > 1 && 
+                 (b->family->solve != NULL || !b->keeps_everywhere);
+  if (!b->delivered) return;
+  ng_plan_direction(plan, b, count_of(b));
+  b->keeps_direction = false; /* the engine does */
+}
+
+/* Element (row, col) of a segment's slot in `direction`. */
+static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col) {
+  int64_t at = 0;
+  for (int32_t k = 0; k < segment; k++) {
+    at += b->segment[k].to - b->segment[k].from;
+  }
+  const ng_segment *g = &b->segment[segment];
+  return b->direction + at + row * g->slot->cols + col - g->from;
+}
+
+static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                 const ng_pair *pair) {
+  (void)s;
+  float *to = place(slot->block, slot->segment, row, col);
+  if (pair->values != NULL) {
+    for (int64_t i = 0; i < n; i++) {
+      to[i] = (float)pair->scale * pair->values[i];
+    }
+    return;
+  }
+  ng_slot_read(slot, row, col, n, to);
+  for (int64_t i = 0; i < n; i++) {
+    const double u = pair->u == NULL ? 0.0 : pair->k * (double)pair->u[i];
+    to[i] = (float)(pair->scale * (double)to[i] + u);
+  }
+}
+
+static const ng_sink keeper = {keep};
+
+static void fill_tile(void *arg, int32_t i) {
+  const ng_block *b = arg;
+  b->family->emit_tile(b, &b->tile[i], 1.0, &keeper);
+}
+
+void ng_deliver_fill(ng_block *b) {
+  if (b->delivered && b->holds) ng_parallel(b->ctx, b->tiles, fill_tile, b);
+}
+
+/* ---- the way out -----------------------------------------------------------------------------*/
+
+void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink) {
+  const ng_block *b = t->block;
+  if (!b->delivered) {
+    b->family->emit_tile(b, t, factor, sink);
+    return;
+  }
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    const ng_pair pair = {.scale = factor, .values = place(b, t->segment, r, t->col)};
+    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
+  }
+}
+
+/* ---- norms -----------------------------------------------------------------------------------*/
+
+/* |PD|^2 of what passes: of one block, from one thread. */
+typedef struct norm_sink {
+  ng_sink sink;
+  double *pd2;
+} norm_sink;
+
+static void add_norm(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                     const ng_pair *pair) {
+  enum { LINE = 512 };
+  double *pd2 = &((const norm_sink *)(const void *)s)->pd2[slot->segment];
+  float line[LINE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(LINE, n - c);
+    if (pair->values == NULL) ng_slot_read(slot, row, col + c, m, line);
+    for (int64_t i = 0; i < m; i++) {
+      const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)line[i];
+      const double pd =
+          pair->scale * x + (pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i]);
+      *pd2 += pd * pd;
+    }
+  }
+}
+
+void ng_deliver_norms(ng_block *b, double *pd2) {
+  if (b->family->norms != NULL) {
+    b->family->norms(b, pd2);
+    return;
+  }
+  const norm_sink sink = {{add_norm}, pd2};
+  memset(pd2, 0, (size_t)b->segments * sizeof *pd2);
+  for (int32_t i = 0; i < b->tiles; i++) { /* in order: the same bits on all ranks */
+    ng_deliver_tile(&b->tile[i], 1.0, &sink.sink);
+  }
+}

@@ -1,0 +1,301 @@
+/* stations.c: a step is this table of stations, walked in order.
+ *
+ *   look -> check -> sums -> statistics -> solve -> share -> measure -> deliver -> agree -> probe -> emit
+ *
+ * Each is due or not, local or collective; the table says what is waited for before it runs, what it
+ * leaves under way, and where all ranks may end the step together.  Time, bytes, waiting and leaving are
+ * taken care of around the table, once.  No station runs another.  A local failure is recorded in
+ * `trouble`; the rank goes on to the next small reduction with harmless data, and there all ranks leave
+ * with the same status. */
+#include "step/step.h"
+
+bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+  return p->steps % b->opt.stat_period == 0;
+}
+
+bool ng_solve_due(const ng_precond *p, const ng_block *b) {
+  if (b->family->solve == NULL) return false;
+  return !b->solved || p->steps % b->opt.solve_period == 0;
+}
+
+/* ---- before the walk -------------------------------------------------------------------------*/
+
+static ng_status check_bound(ng_precond *p, const ng_entry *e) {
+  const bool update =
+      p->step->out.kind != NG_OUT_GRADIENT || (e->block != NULL && ng_clip_reads_weights(p));
+  if (e->d.frozen) return NG_OK;
+  for (int32_t k = 0; k < e->slots; k++) {
+    if (e->slot[k].block == NULL && !update) continue;
+    const char *missing = e->slot[k].grad.data == NULL               ? "gradient"
+                          : update && e->slot[k].weight.data == NULL ? "weight"
+                                                                     : NULL;
+    if (missing != NULL) {
+      return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s is not bound", e->d.name,
+                     missing, k == NG_BIAS ? "bias" : "weight");
+    }
+  }
+  return NG_OK;
+}
+
+static void check_call(ng_precond *p, const char *call) {
+  static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
+  ng_engine *s = p->step;
+  s->trouble = NG_OK;
+  if (p->base.update != update[s->out.kind]) {
+    s->trouble = ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
+                         p->opt.update,
+                         ng_choice_text(NG_OPTION_update, (int32_t)update[s->out.kind]));
+  }
+  if (!(s->lr >= 0.0 && s->lr - s->lr == 0.0)) {
+    s->trouble =
+        ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
+  }
+  for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
+    s->trouble = check_bound(p, p->entry[i]);
+  }
+}
+
+/* ---- look, check, sums, statistics, solve, share----------------------------------------------*/
+
+static ng_status fold_block(ng_precond *p, ng_block *b) {
+  static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    int kind = 0;
+    while (ng_sees(kind) != s->sees) {
+      kind++;
+    }
+    if (ng_stat_fold(p->ctx->queue, s) == NG_OK) continue;
+    st = ng_fail(p->ctx, NG_SKIPPED, "layer '%s': the sum of %s overflowed", b->name, what[kind]);
+  }
+  return st;
+}
+
+static ng_status statistics(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!ng_stat_due(p, b)) continue;
+    const double t0 = ng_now_ms();
+    if (fold_block(p, b) == NG_SKIPPED) p->step->refused = true;
+    b->observe_ms = b->observing_ms + ng_now_ms() - t0;
+    b->observing_ms = 0.0;
+  }
+  return NG_OK;
+}
+
+static ng_status solve(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!ng_solve_due(p, b)) continue;
+    const double t0 = ng_now_ms();
+    p->step->trouble = ng_worse(p->step->trouble, b->family->solve(b));
+    b->solve_ms = ng_now_ms() - t0;
+    b->solved = true;
+  }
+  return NG_OK;
+}
+
+/* ---- measure, deliver, agree, probe, emit ----------------------------------------------------*/
+
+static ng_status measure(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
+    ng_block *b = p->block[i];
+    if (b->holds && b->family->shared != NULL) b->family->shared(b, true);
+  }
+  ng_tiles_measure(p);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    b->inner = b->d2 = b->pd2 = 0.0;
+    if (!b->holds) continue;
+    const double t0 = ng_now_ms();
+    const ng_status st = b->family->measure(b);
+    b->measure_ms += ng_now_ms() - t0;
+    if (st == NG_SKIPPED) p->step->refused = true;
+    if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
+    ng_deliver_fill(b);
+  }
+  ng_clip_measure(p);
+  return NG_OK;
+}
+
+static ng_status agree(ng_precond *p) {
+  const double F32_MOST = 3.38e38;
+  ng_sums sums[2];
+  const ng_status st = ng_exchange_agree(p, sums);
+  if (st != NG_OK) return st;
+  ng_clip_agreed(p, sums);
+  /* No f32 leaves above its range; gradients and PD are the same on every rank, and so is the answer. */
+  if (!(p->step->largest <= F32_MOST)) p->step->refused = true;
+  if (!p->step->refused) ng_clip_factors(p);
+  return NG_OK;
+}
+
+/* A gradient of f16 may become Inf.  The norm of all that leaves says no nearly always; where it cannot,
+ * all of it is made once without being written. */
+static bool probe_due(const ng_precond *p) {
+  const double F16_MOST = 65504.0;
+  if (p->step->out.kind != NG_OUT_GRADIENT || p->step->largest <= F16_MOST) return false;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t k = 0; k < p->block[i]->segments; k++) {
+      if (p->block[i]->segment[k].slot->grad.dtype == NG_F16) return true;
+    }
+  }
+  return false;
+}
+
+static ng_status probe(ng_precond *p) {
+  ng_probe_sink sink;
+  ng_probe_sink_begin(&sink);
+  ng_tiles_emit(p, &sink.sink);
+  if (atomic_load(&sink.overflows)) p->step->refused = true;
+  return NG_OK;
+}
+
+static ng_status emit(ng_precond *p) {
+  ng_tiles_emit(p, &p->step->out.sink);
+  return NG_OK;
+}
+
+/* ---- the table and the walk ------------------------------------------------------------------*/
+
+static bool always(const ng_precond *p) {
+  (void)p;
+  return true;
+}
+
+static bool look_due(const ng_precond *p) { return p->step->trouble >= NG_OK && ng_look_due(p); }
+
+static bool any_stat(const ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (ng_stat_due(p, p->block[i])) return true;
+  }
+  return false;
+}
+
+static bool any_solve(const ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (ng_solve_due(p, p->block[i])) return true;
+  }
+  return false;
+}
+
+/* `solve` marks blocks as solved, so what `share` is due for is remembered. */
+static bool solving(const ng_precond *p) { return p->step->solving; }
+
+const ng_station ng_stations[NG_STATIONS] = {
+    [NG_AT_LOOK] = {.name = "look", .run = ng_look, .due = look_due},
+    [NG_AT_CHECK] = {.name = "check",
+                     .run = ng_exchange_check,
+                     .due = always,
+                     .collective = true,
+                     .tells = true,
+                     .leave = NG_LEAVE_ERRORS},
+    [NG_AT_SUMS] = {.name = "sums",
+                    .run = ng_exchange_post_statistics,
+                    .due = any_stat,
+                    .collective = true,
+                    .posts = NG_MAIL_STATISTICS},
+    [NG_AT_STATISTICS] = {.name = "statistics",
+                          .run = statistics,
+                          .due = any_stat,
+                          .waits = NG_MAIL_STATISTICS,
+                          .leave = NG_LEAVE_REFUSED},
+    [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = solving},
+    [NG_AT_SHARE] = {.name = "share",
+                     .run = ng_exchange_post_results,
+                     .due = solving,
+                     .collective = true,
+                     .posts = NG_MAIL_RESULTS},
+    [NG_AT_MEASURE] = {.name = "measure",
+                       .run = measure,
+                       .due = always,
+                       .waits = NG_MAIL_RESULTS},
+    [NG_AT_DELIVER] = {.name = "deliver",
+                       .run = ng_exchange_post_direction,
+                       .due = always,
+                       .collective = true,
+                       .posts = NG_MAIL_DIRECTION},
+    [NG_AT_AGREE] = {.name = "agree",
+                     .run = agree,
+                     .due = always,
+                     .collective = true,
+                     .tells = true,
+                     .waits = NG_MAIL_DIRECTION,
+                     .leave = NG_LEAVE_REFUSED},
+    [NG_AT_PROBE] = {.name = "probe",
+                     .run = probe,
+                     .due = probe_due,
+                     .tells = true,
+                     .leave = NG_LEAVE_REFUSED},
+    [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
+};
+
+static ng_status run_station(ng_precond *p, int i) {
+  ng_station_time *t = &p->step->time[i];
+  const double t0 = ng_now_ms();
+  const int64_t bytes = p->ctx->comm->bytes;
+  ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
+  if (st == NG_OK) st = ng_stations[i].run(p);
+  t->runs++;
+  t->last_ms = ng_now_ms() - t0;
+  t->total_ms += t->last_ms;
+  t->last_bytes = p->ctx->comm->bytes - bytes;
+  t->total_bytes += t->last_bytes;
+  ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
+         (long long)t->last_bytes);
+  return st;
+}
+
+static ng_status walk(ng_precond *p) {
+  ng_engine *s = p->step;
+  s->known = false;
+  s->solving = any_solve(p);
+  for (int i = 0; i < NG_STATIONS; i++) {
+    if (ng_stations[i].due(p)) {
+      const ng_status st = run_station(p, i);
+      if (st == NG_ERR_COMM) p->broken = true;
+      if (st < NG_OK) return st;
+      if (ng_stations[i].tells) s->known = s->refused;
+    }
+    if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->known) return NG_SKIPPED;
+  }
+  return s->trouble;
+}
+
+/* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
+ * step moves. */
+static void close_step(ng_precond *p, bool taken) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (b->family->commit != NULL) b->family->commit(b, taken);
+  }
+  ng_step_reset(p);
+}
+
+ng_status ng_step_take(ng_precond *p, const char *call) {
+  ng_engine *s = p->step;
+  ng_step_values(p);
+  ng_update_sink_begin(&s->out, p->updates);
+  check_call(p, call);
+  const ng_status st = walk(p);
+  if (st < NG_OK) {
+    if (!p->broken) ng_look_undo(p);
+    return st;
+  }
+  close_step(p, st != NG_SKIPPED);
+  if (st == NG_SKIPPED) {
+    p->skipped++;
+    return ng_fail(p->ctx, NG_SKIPPED,
+                   "%s: a gradient or an observation was not finite, or a preconditioned gradient "
+                   "would not be; "
+                   "gradients are unchanged and the step is not counted",
+                   call);
+  }
+  p->steps++;
+  if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
+  ng_step_values(p);
+  ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
+         ng_status_name(st));
+  return st;
+}

@@ -1,0 +1,221 @@
+/* step.h: a step, from what is observed to what leaves.
+ *
+ * In:   a model that is ready; micro-batches with their observations; the numbers of an update.
+ * Out:  gradients preconditioned in place, or weights and moments moved; what happened.
+ * May call: family, model, stat, option, comm, linalg, core.  Nothing but api/ and state/ calls it.
+ *
+ * stations.c has the table that drives everything here.  A file is one station or what several need:
+ *
+ *   ready.c     ng_ready: blocks, placement, memory        values.c   options of the coming step
+ *   observe.c   an observation on its way to a block       exchange.c what ranks tell each other
+ *   stations.c  the table and the walk                     clip.c     how far the step goes
+ *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
+ *   deliver.c   PD for ranks that cannot make it
+ */
+#ifndef NG_STEP_H
+#define NG_STEP_H
+
+#include "family/family.h"
+#include "model/model.h"
+
+/* ---- the sink: sink.c ------------------------------------------------------------------------*/
+
+/* Where tiles go.  GRADIENT and the two updates write what the step is for. */
+typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
+
+typedef struct ng_update_sink {
+  ng_sink sink; /* first: what families see */
+  ng_out kind;
+  ng_sgd sgd;
+  ng_adamw adamw;
+  bool first;             /* sgd: momentum starts at d                                            */
+  double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t)                                     */
+} ng_update_sink;
+
+void ng_update_sink_begin(ng_update_sink *s, int64_t updates); /* kind and numbers are set */
+
+/* Nothing is written, but whether a gradient would be Inf in its dtype. */
+typedef struct ng_probe_sink {
+  ng_sink sink;
+  atomic_bool overflows;
+} ng_probe_sink;
+void ng_probe_sink_begin(ng_probe_sink *s);
+
+/* ---- tiles: tiles.c --------------------------------------------------------------------------*/
+
+/* One loop over tiles [0, count): piece i is [cut[i], cut[i+1]), about the same elements each. */
+typedef struct ng_walk {
+  int32_t count, pieces;
+  int64_t elements;
+  int32_t *cut;
+} ng_walk;
+
+/* Tiles by what they need: first those that are measured (blocks with measure_tile, parameters without
+ * curvature), then the others; block after block, each block's in one run. */
+typedef struct ng_tiles {
+  ng_tile *tile;
+  double *sum; /* NG_TILE_SUMS numbers each */
+  ng_walk measured, all;
+} ng_tiles;
+
+ng_status ng_tiles_plan(ng_precond *p); /* after the blocks are made */
+void ng_tiles_release(ng_precond *p);
+void ng_tiles_measure(ng_precond *p); /* fills sum; says `refused` of plain parameters */
+/* Every tile of every block and plain parameter: PD times its segment's factor. */
+void ng_tiles_emit(ng_precond *p, const ng_sink *sink);
+
+/* ---- PD that travels: deliver.c --------------------------------------------------------------*/
+
+/* Whether a block's tiles come from what another rank sent, and room for that: while memory is
+ * planned. */
+void ng_deliver_plan(ng_block *b, ng_plan *plan);
+void ng_deliver_fill(ng_block *b); /* on ranks that hold its results */
+/* The one way out of a block: from its family, or from what was delivered. */
+void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink);
+/* |PD|^2 of each segment of a block, by its family or by a walk over its tiles. */
+void ng_deliver_norms(ng_block *b, double *pd2);
+
+/* ---- the exchange: exchange.c ----------------------------------------------------------------*/
+
+/* What travels without being waited for.  Posting and waiting are apart; the table of stations says
+ * which of them posts and which waits. */
+typedef enum ng_mail {
+  NG_MAIL_NONE = 0,
+  NG_MAIL_STATISTICS = 1 << 0,
+  NG_MAIL_RESULTS = 1 << 1,
+  NG_MAIL_DIRECTION = 1 << 2
+} ng_mail;
+
+/* A message of statistics: adjacent sums of one dtype. */
+typedef struct ng_message {
+  char *buffer;
+  int64_t count;
+  ng_dtype dtype;
+  ng_request request;
+} ng_message;
+
+typedef struct ng_exchange {
+  double *small; /* [small_count] the buffer of both small reductions, of nobody else */
+  int64_t small_count;
+  ng_message *message; /* [messages_most] of this step, in the order in which they were posted */
+  int32_t messages, messages_most, waited;
+  ng_request *spans; /* [ranks] results or directions under way */
+} ng_exchange;
+
+/* The sums of all blocks over all ranks.  `ascending`: of blocks whose PD = D + ascent H; there inner
+ * and pd2 are of H. */
+typedef struct ng_sums {
+  double inner, d2, pd2;
+} ng_sums;
+
+ng_status ng_exchange_plan(ng_precond *p);
+void ng_exchange_release(ng_precond *p);
+/* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
+ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status local);
+/* Small reductions: every rank leaves with the same verdict.  check: status, refusals, the weights of
+ * all statistics; agree: status, refusals, sums[0] of most blocks and sums[1] of those that ascend. */
+ng_status ng_exchange_check(ng_precond *p);
+ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
+/* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
+ng_status ng_exchange_post_statistics(ng_precond *p);
+ng_status ng_exchange_post_results(ng_precond *p);
+ng_status ng_exchange_post_direction(ng_precond *p);
+ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
+/* The sums of one block ahead of the step, its observations being complete: in the same order on all
+ * ranks.  fold = sum only; from then on the block may not be observed until the step is over. */
+ng_status ng_exchange_post_block(ng_precond *p, ng_block *b);
+
+/* ---- the clip: clip.c ------------------------------------------------------------------------*/
+
+bool ng_clip_reads_weights(const ng_precond *p);
+void ng_clip_measure(ng_precond *p); /* |weight|^2 of every segment, where asked for */
+/* Sums over all ranks are known: nu, and the ascent of blocks that have one. */
+void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]);
+void ng_clip_factors(ng_precond *p);         /* of all segments; PD is there */
+
+/* ---- stations --------------------------------------------------------------------------------*/
+
+typedef enum ng_station_id {
+  NG_AT_LOOK,
+  NG_AT_CHECK,
+  NG_AT_SUMS,
+  NG_AT_STATISTICS,
+  NG_AT_SOLVE,
+  NG_AT_SHARE,
+  NG_AT_MEASURE,
+  NG_AT_DELIVER,
+  NG_AT_AGREE,
+  NG_AT_PROBE,
+  NG_AT_EMIT,
+  NG_STATIONS
+} ng_station_id;
+
+/* Where the walk may end.  All ranks end it there together, because they know the same. */
+typedef enum ng_leave {
+  NG_LEAVE_NEVER,
+  NG_LEAVE_ERRORS, /* an error of any rank; what was refused still goes into the statistics */
+  NG_LEAVE_REFUSED /* something was not finite somewhere: the step does not count           */
+} ng_leave;
+
+typedef struct ng_station {
+  const char *name;
+  ng_status (*run)(ng_precond *p);
+  bool (*due)(const ng_precond *p);
+  bool collective;
+  bool tells;     /* after it all ranks know what any of them refused */
+  unsigned waits; /* ng_mail that is waited for before it runs */
+  unsigned posts; /* ... that it leaves under way              */
+  ng_leave leave; /* after it, due or not                      */
+} ng_station;
+extern const ng_station ng_stations[NG_STATIONS];
+
+typedef struct ng_station_time {
+  int64_t runs, last_bytes, total_bytes;
+  double last_ms, total_ms;
+} ng_station_time;
+
+/* What is under way. */
+typedef struct ng_engine {
+  bool begun;
+  ng_batch batch; /* the micro-batch */
+  ng_tiles tiles;
+  ng_exchange exchange;
+  ng_update_sink out;
+  double lr;
+  ng_status trouble; /* worst local status; collectives go on, check and agree spread it */
+  bool refused; /* something was not finite on this rank */
+  bool known;   /* ... on any rank, and all know it      */
+  bool solving;
+  double largest; /* no value that leaves is above it */
+  double nu, inner, pd2; /* of the last step                                                      */
+  double *norms;         /* [norms_most] |PD|^2 of the segments of one block                      */
+  int64_t norms_most;
+  ng_station_time time[NG_STATIONS];
+} ng_engine;
+
+/* The worse of two statuses: the most negative, else the largest note. */
+static inline ng_status ng_worse(ng_status a, ng_status b) {
+  if (a < 0 || b < 0) return a < b ? a : b;
+  return a > b ? a : b;
+}
+
+bool ng_stat_due(const ng_precond *p, const ng_block *b);
+bool ng_solve_due(const ng_precond *p, const ng_block *b);
+
+/* observe.c: families that see the gradients themselves. */
+bool ng_look_due(const ng_precond *p);
+ng_status ng_look(ng_precond *p);
+void ng_look_undo(ng_precond *p);
+
+/* What api/ calls; arguments are checked. */
+ng_status ng_step_ready(ng_precond *p);
+void ng_step_release(ng_precond *p);
+ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
+int32_t ng_step_wants(const ng_precond *p, int32_t layer);
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad);
+void ng_step_reset(ng_precond *p);
+ng_status ng_step_take(ng_precond *p, const char *call); /* out and lr are set */
+void ng_step_values(ng_precond *p); /* p->now and the blocks' opt at p->steps */
+ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
+
+#endif

@@ -1,0 +1,258 @@
+/* toys.c: see toys.h. */
+#include "toys.h"
+
+#include <math.h>
+
+static bool named(const ng_entry *e, const char *prefix) {
+  return strncmp(e->d.name, prefix, strlen(prefix)) == 0;
+}
+
+static ng_status any_options(const ng_options *o, const ng_settings *s, char *message,
+                             size_t size) {
+  (void)o, (void)s, (void)message, (void)size;
+  return NG_OK;
+}
+
+enum { LINE = 64 };
+
+/* ---- diagonal --------------------------------------------------------------------------------*/
+
+typedef struct diagonal {
+  float *by; /* 1 / (damping + sqrt(v)), on ranks that hold it */
+} diagonal;
+
+static bool diagonal_fits(const ng_settings *o, const ng_entry *e) {
+  (void)o;
+  return e->tensor && named(e, "toy");
+}
+
+static ng_status diagonal_create(ng_block *b) {
+  b->state = ng_object(b->p, sizeof(diagonal));
+  if (b->state == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for '%s'", b->name);
+  (void)snprintf(b->entry->why, sizeof b->entry->why, "v %lld", (long long)b->segment->to);
+  return NG_OK;
+}
+
+static void diagonal_destroy(ng_block *b) {
+  ng_object_free(b->p, b->state, sizeof(diagonal));
+  b->state = NULL;
+}
+
+static ng_status diagonal_statistics(ng_block *b) {
+  ng_status st = ng_block_take_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
+  if (st != NG_OK) return st;
+  b->stat->name = "v";
+  b->stat->sees = NG_SEES_FLATGRAD;
+  b->stat->rule.averaged = true;
+  b->stat->part->rows = 1;
+  b->stat->part->cols = b->segment->to;
+  return NG_OK;
+}
+
+static ng_status diagonal_plan(ng_block *b, ng_plan *plan) {
+  if (b->holds) {
+    ((diagonal *)b->state)->by =
+        ng_plan_result(plan, b->stat->owner, b->segment->to * (int64_t)sizeof(float));
+  }
+  return NG_OK;
+}
+
+static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
+  const ng_slot *s = b->segment->slot;
+  float *v = b->stat->part->sum, x;
+  (void)o;
+  if (!ng_all_finite(s->grad.data, s->grad.dtype, s->cols)) return NG_SKIPPED;
+  ng_stat_retain(b->ctx->queue, b->stat);
+  for (int64_t i = 0; i < s->cols; i++) {
+    ng_slot_read(s, 0, i, 1, &x);
+    v[i] = (float)((double)v[i] + b->stat->mix.fresh * (double)x * (double)x);
+  }
+  return NG_OK;
+}
+
+static ng_status diagonal_solve(ng_block *b) {
+  const float *v = b->stat->part->average;
+  for (int64_t i = 0; i < b->segment->to && b->stat->owner == b->ctx->rank; i++) {
+    ((diagonal *)b->state)->by[i] = (float)(1.0 / (b->opt.damping + sqrt((double)v[i])));
+  }
+  return NG_OK;
+}
+
+static void diagonal_shared(ng_block *b, bool fresh) { (void)b, (void)fresh; }
+
+static ng_status diagonal_measure(ng_block *b) {
+  const float *by = ((diagonal *)b->state)->by;
+  for (int64_t i = 0; i < b->segment->to; i++) {
+    float x;
+    ng_slot_read(b->segment->slot, 0, i, 1, &x);
+    const double d = (double)x, pd = (double)by[i] * d;
+    b->inner += d * pd;
+    b->d2 += d * d;
+    b->pd2 += pd * pd;
+  }
+  if (b->d2 - b->d2 == 0.0) return NG_OK;
+  return ng_fail(b->ctx, NG_SKIPPED, "tensor '%s': its gradient is not finite", b->name);
+}
+
+static void diagonal_emit(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+  const float *by = ((const diagonal *)b->state)->by;
+  float line[LINE];
+  for (int64_t c = t->col, n; c < t->col + t->cols; c += n) {
+    n = ng_min64(LINE, t->col + t->cols - c);
+    ng_slot_read(t->slot, 0, c, n, line);
+    for (int64_t i = 0; i < n; i++) {
+      line[i] *= by[c + i];
+    }
+    const ng_pair pair = {.scale = factor, .values = line};
+    ng_put(sink, t->slot, 0, c, n, &pair);
+  }
+}
+
+static ng_status diagonal_fields(ng_block *b, ng_field_visit visit, void *arg) {
+  ng_field f =
+      ng_field_plain("by", NG_F32, 1, b->segment->to, ((diagonal *)b->state)->by, b->stat->owner);
+  return visit(arg, &f);
+}
+
+const ng_family toy_diagonal = {
+    .version = NG_FAMILY_VERSION,
+    .name = "diagonal",
+    .sees = NG_SEES_FLATGRAD,
+    .scope = NG_SCOPE_LAYER,
+    .fits = diagonal_fits,
+    .check = any_options,
+    .create = diagonal_create,
+    .destroy = diagonal_destroy,
+    .statistics = diagonal_statistics,
+    .plan = diagonal_plan,
+    .observe = diagonal_observe,
+    .measure = diagonal_measure,
+    .emit_tile = diagonal_emit,
+    .fields = diagonal_fields,
+    .solve = diagonal_solve,
+    .shared = diagonal_shared,
+};
+
+/* ---- total -----------------------------------------------------------------------------------*/
+
+typedef struct total {
+  double mine; /* squares of this rank's share, of this step */
+  toy_commits commits;
+} total;
+
+toy_commits toy_total_commits(const ng_block *b) { return ((const total *)b->state)->commits; }
+
+static bool total_fits(const ng_settings *o, const ng_entry *e) {
+  (void)o;
+  return named(e, "all");
+}
+
+static ng_status total_create(ng_block *b) {
+  b->state = ng_object(b->p, sizeof(total));
+  b->partial = true; /* inner, d2, pd2 of its share */
+  return b->state != NULL ? NG_OK : ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for '%s'", b->name);
+}
+
+static void total_destroy(ng_block *b) {
+  ng_object_free(b->p, b->state, sizeof(total));
+  b->state = NULL;
+}
+
+static ng_status total_statistics(ng_block *b) {
+  ng_status st = ng_block_take_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
+  if (st != NG_OK) return st;
+  b->stat->name = "squares";
+  b->stat->sees = NG_SEES_FLATGRAD;
+  b->stat->wire = NG_F64;
+  b->stat->part->rows = b->stat->part->cols = 1;
+  return NG_OK;
+}
+
+static ng_status total_plan(ng_block *b, ng_plan *plan) {
+  (void)b, (void)plan;
+  return NG_OK;
+}
+
+/* Element i of all of them, one after the other, belongs to rank i mod W. */
+static ng_status total_observe(ng_block *b, const ng_obs *o) {
+  total *k = b->state;
+  int64_t at = 0;
+  (void)o;
+  k->mine = 0.0;
+  for (int32_t s = 0; s < b->segments; s++) {
+    const ng_slot *slot = b->segment[s].slot;
+    for (int64_t i = 0; i < slot->rows * slot->cols; i++, at++) {
+      float x;
+      if (at % b->ctx->ranks != b->ctx->rank) continue;
+      ng_slot_read(slot, i / slot->cols, i % slot->cols, 1, &x);
+      k->mine += (double)x * (double)x;
+    }
+  }
+  if (!(k->mine - k->mine == 0.0)) return NG_SKIPPED;
+  *(double *)b->stat->part->sum += k->mine;
+  return NG_OK;
+}
+
+static double divisor(const ng_block *b) {
+  return b->opt.damping + *(const double *)b->stat->part->sum;
+}
+
+static ng_status total_measure(ng_block *b) {
+  const double mine = ((const total *)b->state)->mine, by = divisor(b);
+  b->d2 = mine;
+  b->inner = mine / by;
+  b->pd2 = mine / (by * by);
+  return NG_OK;
+}
+
+static void total_emit(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+  const ng_pair pair = {.scale = factor / divisor(b)};
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
+  }
+}
+
+static void total_commit(ng_block *b, bool taken) {
+  total *k = b->state;
+  k->commits.taken += taken;
+  k->commits.skipped += !taken;
+}
+
+static void total_report(const ng_block *b, ng_layer_report *r) {
+  r->pi = ((const total *)b->state)->mine;
+}
+
+const ng_family toy_total = {
+    .version = NG_FAMILY_VERSION,
+    .name = "total",
+    .sees = NG_SEES_FLATGRAD,
+    .scope = NG_SCOPE_MODEL,
+    .fits = total_fits,
+    .check = any_options,
+    .create = total_create,
+    .destroy = total_destroy,
+    .statistics = total_statistics,
+    .plan = total_plan,
+    .observe = total_observe,
+    .measure = total_measure,
+    .emit_tile = total_emit,
+    .commit = total_commit,
+    .report = total_report,
+};
+
+/* ---- beside ----------------------------------------------------------------------------------*/
+
+static bool beside_fits(const ng_settings *o, const ng_entry *e) {
+  (void)o;
+  return !e->tensor && named(e, "r1");
+}
+
+ng_family toy_beside(void) {
+  ng_family f = ng_family_rankone;
+  f.name = "beside";
+  f.fits = beside_fits;
+  f.check = any_options;
+  return f;
+}
