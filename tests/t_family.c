@@ -5,9 +5,8 @@
  *
  * Tolerance.  Ranks that see the same samples have the statistics of one rank but for the rounding of
  * a sum and a division: 1e-5 is some 80 roundings.  Everything else is compared bit for bit. */
+#include "family_life.h"
 #include "ranks.h"
-#include "step/step.h"
-#include "toys.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -18,258 +17,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-#include "draw.h"
-
-/* ---- a model of every family -----------------------------------------------------------------*/
-
-enum { FC, CONV, R1, TOY, TOY2, ALL, ALL_FC, PLAIN, ENTRIES, STEPS = 5, MOST_RANKS = 4 };
-enum { B = 4, SHOWN = 4 * 3 * 5 * 5, BIGGEST = 130, PARAMETERS = 2 * BIGGEST };
-
-typedef struct entry {
-  const char *name;
-  int64_t in, out, weights, biases; /* out 0: a tensor */
-} entry;
-
-static const entry model[ENTRIES] = {
-    [FC] = {"fc", 6, 4, 24, 4},         [CONV] = {"conv", 2, 3, 2 * 3 * 9, 0},
-    [R1] = {"r1", 5, 3, 15, 3},         [TOY] = {"toy", 0, 0, 130, 0},
-    [TOY2] = {"toy2", 0, 0, 7, 0},      [ALL] = {"all", 0, 0, 90, 0},
-    [ALL_FC] = {"all.fc", 5, 6, 30, 6}, [PLAIN] = {"plain", 0, 0, 11, 0},
-};
-
-typedef struct life {
-  const char *set; /* options "name=value ..." */
-  int32_t ranks;
-  const char *save, *load;     /* after step 2; before step 2, of a life that begins there */
-  int32_t bad_step, bad_entry; /* a NaN in this gradient, at this step and again not; -1: none */
-  bool plain;                  /* no toys are registered */
-  void (*place)(ng_block *b, ng_stat *s);
-  bool post; /* the first layer's statistics are posted before the others are seen */
-  float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
-  double clip[MOST_RANKS][STEPS];
-  ng_status status[MOST_RANKS][STEPS];
-  char why[MOST_RANKS][256];
-  toy_commits commits[MOST_RANKS];
-  double reported[MOST_RANKS];
-  char explained[MOST_RANKS][ENTRIES][32];
-  int32_t in_flight[MOST_RANKS], again[MOST_RANKS], changed[MOST_RANKS];
-} life;
-
-/* Everybody sees the same: what a layer is shown and a gradient depend on the step and the entry. */
-static void draw(float *x, int64_t n, int32_t step, int32_t at) {
-  rng r = {test_seed() ^ (uint64_t)(step * 100 + at)};
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = (float)rng_value(&r);
-  }
-}
-
-static ng_status add(ng_precond *p, const entry *e) {
-  int32_t index;
-  if (e->out == 0) return ng_add_tensor(p, e->name, e->weights, &index);
-  if (e == &model[CONV]) return ng_add_conv2d(p, e->name, e->in, e->out, 3, 1, 1, 5, 5, 0, &index);
-  return ng_add_linear(p, e->name, e->in, e->out, 1, &index);
-}
-
-static ng_status bind(ng_precond *p, int32_t i, float *grad) {
-  const entry *e = &model[i];
-  const int64_t rows = e->out == 0 ? 1 : e->out;
-  const ng_view w = ng_view_of(grad, rows, e->weights / rows, NG_F32);
-  const ng_view b = ng_view_of(grad + e->weights, 1, e->biases, NG_F32);
-  const ng_status st = ng_bind_grad(p, i, NG_WEIGHT, &w);
-  return st == NG_OK && e->biases > 0 ? ng_bind_grad(p, i, NG_BIAS, &b) : st;
-}
-
-static ng_status show(ng_precond *p, int32_t i, int32_t step) {
-  float a[SHOWN], g[SHOWN];
-  const entry *e = &model[i];
-  const int64_t pixels = i == CONV ? 25 : 1;
-  if (e->out == 0 || i == ALL_FC) return NG_OK;
-  draw(a, B * e->in * pixels, step, 20 + i);
-  draw(g, B * e->out * pixels, step, 40 + i);
-  const ng_view in = ng_view_of(a, B, e->in * pixels, NG_F32);
-  const ng_view out = ng_view_of(g, B, e->out * pixels, NG_F32);
-  const ng_status st = ng_observe_input(p, i, &in, NG_COPY);
-  return st == NG_OK ? ng_observe_output_grad(p, i, &out, NG_COPY) : st;
-}
-
-static ng_status set_all(ng_options *o, const char *text, char *why, size_t size) {
-  char copy[512], *rest = copy;
-  (void)snprintf(copy, sizeof copy, "%s", text);
-  for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
-    char *value = strchr(word, '=');
-    *value++ = 0;
-    const ng_status st = ng_options_set(o, word, value, why, size);
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
-}
-
-/* ---- a transport that is in no hurry ---------------------------------------------------------*/
-
-/* start only notes what is wanted; wait does it: as late as it may, in the same order on all ranks. */
-typedef struct lazy {
-  ng_transport inner;
-  int32_t under_way;
-} lazy;
-
-static ng_status lazy_run(void *user, const ng_collective *c) {
-  return ((lazy *)user)->inner.run(((lazy *)user)->inner.user, c);
-}
-static ng_status lazy_start(void *user, const ng_collective *c, void **request) {
-  ((lazy *)user)->under_way++;
-  memcpy(request, &c, sizeof c);
-  return NG_OK;
-}
-static ng_status lazy_wait(void *user, void *request) {
-  ((lazy *)user)->under_way--;
-  return lazy_run(user, request);
-}
-static ng_status lazy_group(void *user, const int32_t *ranks, int32_t n, void **group) {
-  return ((lazy *)user)->inner.group_create(((lazy *)user)->inner.user, ranks, n, group);
-}
-static void lazy_ungroup(void *user, void *group) {
-  ((lazy *)user)->inner.group_destroy(((lazy *)user)->inner.user, group);
-}
-static void lazy_abort(void *user) { ((lazy *)user)->inner.abort(((lazy *)user)->inner.user); }
-
-/* ---- living ----------------------------------------------------------------------------------*/
-
-static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, lazy *wire,
-                          int32_t bad) {
-  float *grad = &l->out[rank][step][0][0];
-  ng_batch batch;
-  ng_status st = ng_batch_init(&batch);
-  batch.samples = B;
-  if (st == NG_OK) st = ng_begin(p, &batch);
-  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
-    float *mine = grad + i * PARAMETERS;
-    draw(mine, model[i].weights + model[i].biases, step, i);
-    if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
-    st = bind(p, i, mine);
-    if (st == NG_OK) st = show(p, i, step);
-    if (st == NG_OK && l->post && i == FC) {
-      st = ng_exchange_post_block(p, p->block[0]);
-      l->in_flight[rank] += wire->under_way;
-      l->again[rank] = show(p, FC, step) == NG_ERR_STATE;
-    }
-  }
-  return st == NG_OK ? ng_step(p, 0.1) : st;
-}
-
-/* Gradients that are not what was drawn. */
-static int32_t changed(const life *l, int32_t rank, int32_t step) {
-  int32_t n = 0;
-  for (int32_t i = 0; i < ENTRIES; i++) {
-    float d[PARAMETERS];
-    draw(d, model[i].weights + model[i].biases, step, i);
-    for (int64_t e = 0; e < model[i].weights + model[i].biases; e++) {
-      const float x = l->out[rank][step][i][e];
-      n += x - x == 0.0f && memcmp(&x, &d[e], sizeof x) != 0;
-    }
-  }
-  return n;
-}
-
-static void look_at(life *l, int32_t rank, const ng_precond *p) {
-  ng_explain_row row = {.struct_size = sizeof row};
-  ng_layer_report report = {.struct_size = sizeof report};
-  for (int32_t i = 0; ng_explain(p, i, &row) == NG_OK; i++) {
-    (void)snprintf(l->explained[rank][row.index], sizeof l->explained[0][0], "%s", row.family);
-    if (i + 1 == ng_explain_count(p)) break;
-  }
-  if (l->plain) return;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    if (p->block[i]->family == &toy_total) l->commits[rank] = toy_total_commits(p->block[i]);
-  }
-  if (ng_report_layer(p, ALL, &report) == NG_OK) l->reported[rank] = report.pi;
-}
-
-static ng_status live(int32_t rank, ng_transport *t, void *arg) {
-  life *l = arg;
-  const ng_family beside = toy_beside();
-  ng_context_config c;
-  ng_options o;
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  char *why = l->why[rank];
-  lazy wire = {.inner = *t};
-  ng_transport slow = *t;
-  slow.user = &wire;
-  slow.run = lazy_run;
-  slow.start = lazy_start;
-  slow.wait = lazy_wait;
-  slow.abort = lazy_abort;
-  if (slow.group_create != NULL) {
-    slow.group_create = lazy_group;
-    slow.group_destroy = lazy_ungroup;
-  }
-  ng_status st = ng_context_config_init(&c);
-  c.threads = 1 + rank % 2;
-  c.linalg = "ref";
-  if (l->ranks > 1) c.transport = l->post ? &slow : t;
-  if (st == NG_OK) st = ng_context_create(&c, why, 256, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = set_all(&o, l->set, why, 256);
-  const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
-  for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
-    st = ng_family_register(ctx, toy[i], why, 256);
-  }
-  if (st == NG_OK) ctx->place = l->place;
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
-  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
-    st = add(p, &model[i]);
-  }
-  if (st == NG_OK) st = ng_ready(p);
-  if (st == NG_OK && l->load != NULL) st = ng_load(p, l->load);
-  for (int32_t step = l->load != NULL ? 2 : 0; step < STEPS && st == NG_OK; step++) {
-    if (step == 2 && l->save != NULL) st = ng_save(p, l->save);
-    if (st == NG_OK) st = one_step(l, rank, p, step, &wire, l->bad_entry);
-    l->status[rank][step] = st;
-    if (st == NG_SKIPPED) { /* and again, as it should have been */
-      l->changed[rank] += changed(l, rank, step);
-      (void)snprintf(why, 256, "%s", ng_last_error(ctx));
-      st = one_step(l, rank, p, step, &wire, -1);
-    }
-    ng_report r = {.struct_size = sizeof r};
-    if (st == NG_OK) st = ng_report_read(p, &r);
-    l->clip[rank][step] = r.clip;
-  }
-  if (st < NG_OK && why[0] == 0) (void)snprintf(why, 256, "%s", ng_last_error(ctx));
-  if (st == NG_OK) look_at(l, rank, p);
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
-  return st;
-}
-
-static life *new_life(const char *set, int32_t ranks) {
-  life *l = calloc(1, sizeof *l);
-  assert_non_null(l);
-  l->set = set;
-  l->ranks = ranks;
-  l->bad_step = l->bad_entry = -1;
-  return l;
-}
-
-/* Every rank ends well and with the same bits. */
-static life *lived(life *l) {
-  if (ranks_run(l->ranks, live, l, NULL) != NG_OK) {
-    for (int32_t r = 0; r < l->ranks; r++) {
-      print_error("%s, rank %d: %s\n", l->set, r, l->why[r]);
-    }
-    fail();
-  }
-  for (int32_t r = 1; r < l->ranks; r++) {
-    assert_memory_equal(l->out[0], l->out[r], sizeof l->out[0]);
-    assert_memory_equal(l->clip[0], l->clip[r], sizeof l->clip[0]);
-  }
-  return l;
-}
-
-static void same_from(const life *x, const life *y, int32_t step) {
-  assert_memory_equal(x->out[0][step], y->out[0][step],
-                      sizeof x->out[0][0] * (size_t)(STEPS - step));
-}
 
 /* ---- what the toys should give ---------------------------------------------------------------*/
 
@@ -350,7 +97,7 @@ static void test_explained(void **state) {
   /* Without toys the others are the library's, and the tensor of a toy stays as it is. */
   life *plain = new_life(folds[0], 1);
   plain->plain = true;
-  (void)ranks_run(1, live, plain, NULL); /* "all.fc" is never observed: refused by name */
+  (void)ranks_run(1, life_of, plain, NULL); /* "all.fc" is never observed: refused by name */
   assert_non_null(strstr(plain->why[0], "'all.fc' was never observed"));
   free(plain);
   free(l);
@@ -468,6 +215,31 @@ static void test_owners(void **state) {
   }
 }
 
+/* Who sums and who keeps: averages with the owner only, or made by every rank for itself. */
+static ng_spread spread_of_v;
+
+static void spread_v(ng_block *b, ng_stat *s) {
+  if (b->family == &toy_diagonal) s->spread = spread_of_v;
+}
+
+static void test_spreads(void **state) {
+  (void)state;
+  static const ng_spread spreads[] = {NG_SPREAD_OWNER, NG_SPREAD_SAME};
+  char text[512];
+  for (int f = 0; f < 2; f++) {
+    for (int k = 0; k < 2; k++) {
+      for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
+        const char *set = with(text, folds[f], "grad_worker_fraction=0");
+        life *l = new_life(set, ranks);
+        spread_of_v = spreads[k];
+        l->place = spread_v;
+        as_predicted(lived(l));
+        free(l);
+      }
+    }
+  }
+}
+
 /* Sums of the first layer leave while others are still observed; a transport that does everything as
  * late as it may gives the same bits.  What has left is closed. */
 static void test_posted(void **state) {
@@ -544,10 +316,10 @@ static void test_registered(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explained),  cmocka_unit_test(test_ranks_and_fractions),
-      cmocka_unit_test(test_resume),     cmocka_unit_test(test_skip),
-      cmocka_unit_test(test_owners),     cmocka_unit_test(test_posted),
-      cmocka_unit_test(test_registered),
+      cmocka_unit_test(test_explained), cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_resume),    cmocka_unit_test(test_skip),
+      cmocka_unit_test(test_owners),    cmocka_unit_test(test_posted),
+      cmocka_unit_test(test_spreads),   cmocka_unit_test(test_registered),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

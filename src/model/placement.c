@@ -88,6 +88,8 @@ void ng_place_stats(ng_block *b) {
     ng_stat *s = &b->stat[i];
     if (b->ctx->place != NULL) b->ctx->place(b, s);
     const bool own = s->owner == rank;
+    /* What is added straight into an average needs one on every rank that observes. */
+    if (s->spread == NG_SPREAD_OWNER) s->rule.direct = false;
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
     s->keeps = own || everywhere;

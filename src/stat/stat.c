@@ -96,9 +96,11 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
   w[1] = s->w * s->keep;
 }
 
+/* Where every rank makes the whole by itself, its own weights are those of the sum. */
 void ng_stat_agreed(ng_stat *s, const double total[2]) {
-  s->total = total[0];
-  s->total_keep = total[1];
+  const bool same = s->spread == NG_SPREAD_SAME;
+  s->total = same ? s->w : total[0];
+  s->total_keep = same ? s->w * s->keep : total[1];
 }
 
 /* fold = direct sends averages: each counts by its share of the samples. */

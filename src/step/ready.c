@@ -153,6 +153,12 @@ static ng_status model_block(ng_precond *p, const ng_family *f) {
     if (p->entry[i]->taken_by == f) segments += p->entry[i]->slots;
   }
   if (segments == 0) return NG_OK;
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (!ng_is(p->entry[i]->d.name, f->name)) continue;
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s' has the name of a family that has a block of its own; rename it",
+                   f->name);
+  }
   ng_status st = new_block(p, f, f->name, segments, &b);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->entries; i++) {
