@@ -94,6 +94,7 @@ typedef struct thirds {
   int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
 } thirds;
 
+/* t2 is held as its transpose, so BLAS is told 'U' for it and 'L' for t1. */
 static thirds thirds_of(ng_sym s) {
   thirds t;
   t.ld = s.n | 1;
@@ -250,6 +251,7 @@ static int64_t work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 
 static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+/* Bytes: numbers first, on whole cache lines, integers behind them. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
   return whole_lines(work_numbers(n) * (int64_t)sizeof(float)) +

@@ -75,6 +75,7 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
   }
 }
 
+/* Column c of C is S times column c of B. */
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
@@ -152,6 +153,7 @@ static void factor(ng_queue *q, ng_sym S, int *info) {
   *info = factor_f32(S.n, S.a);
 }
 
+/* From L, not from S: info i if L has a zero at i, where its inverse does not exist. */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   *info = invert_f32(L.n, L.a);
@@ -169,14 +171,14 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
 
 /* x <- (L L')^-1 x, x strided: forward, then backward. */
 static void solve_vector(ng_sym L, float *x, int64_t stride) {
-  for (int64_t i = 0; i < L.n; i++) {
+  for (int64_t i = 0; i < L.n; i++) { /* L y = x */
     double sum = (double)x[i * stride];
     for (int64_t l = 0; l < i; l++) {
       sum -= (double)L.a[ng_sym_at(L.n, i, l)] * (double)x[l * stride];
     }
     x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
   }
-  for (int64_t i = L.n - 1; i >= 0; i--) {
+  for (int64_t i = L.n - 1; i >= 0; i--) { /* L' x = y, of which row i is column i of L */
     double sum = (double)x[i * stride];
     for (int64_t l = i + 1; l < L.n; l++) {
       sum -= (double)L.a[ng_sym_at(L.n, l, i)] * (double)x[l * stride];
@@ -207,6 +209,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
   for (int64_t k = 0; k + 2 < n; k++) {
     double *v = A + k * n; /* row k from k+1 on: becomes v, and stays there until Q' is formed */
+    /* H x = e[k] e_1 for x = row k behind its diagonal: v = x - e[k] e_1, |e[k]| = |x|. */
     double norm = 0.0;
     for (int64_t i = k + 1; i < n; i++) {
       norm += v[i] * v[i];
@@ -219,6 +222,8 @@ static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
     /* ||v||^2 = 2 norm (norm + |x|) = -2 e[k] v[k+1] */
     const double beta = norm > 0.0 ? -1.0 / (e[k] * v[k + 1]) : 0.0;
     v[k] = beta;
+    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v: both sides at once, n^2
+     * products for A v and n^2 for the update (Golub & Van Loan, 8.3.1). */
     double pv = 0.0;
     for (int64_t i = k + 1; i < n; i++) {
       double sum = 0.0;
@@ -279,6 +284,7 @@ static int ql(int64_t n, double *V, double *d, double *e) {
       }
       if (m == l) break;
       if (left-- == 0) return (int)(l + 1);
+      /* Wilkinson's shift: d[l] - e[l] / (g + sign(g) root(g^2 + 1)), hypot for no overflow. */
       double g = (d[l + 1] - d[l]) / (2.0 * e[l]);
       g = d[m] - d[l] + e[l] / (g + copysign(hypot(g, 1.0), g));
       double s = 1.0, c = 1.0, p = 0.0;
@@ -299,6 +305,7 @@ static int ql(int64_t n, double *V, double *d, double *e) {
         p = s * r;
         d[i + 1] = g + p;
         g = c * r - b;
+        /* The same rotation on rows i and i + 1 of V, which hold eigenvectors so far. */
         double *x = V + i * n, *y = x + n;
         for (int64_t j = 0; j < n; j++) {
           const double t = y[j];
@@ -327,7 +334,8 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
     if (!isfinite(V[i])) return 1;
     most = fmax(most, fabs(V[i]));
   }
-  /* A power of two, so exact: squares of tiny or huge entries stay in range. */
+  /* The largest entry becomes 1/2 to 1.  A power of two, so exact: squares of tiny or huge entries stay
+   * in range, and eigenvalues are scaled back by the same. */
   int exponent = 0;
   (void)frexp(most, &exponent);
   for (int64_t i = 0; i < n * n; i++) {
@@ -337,7 +345,7 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   const int info = ql(n, V, w, e);
   if (info != 0) return info;
   for (int64_t i = 0; i < n; i++) {
-    int64_t least = i;
+    int64_t least = i; /* by selection: n swaps of rows at most, next to n^3 it is nothing */
     for (int64_t j = i + 1; j < n; j++) {
       if (w[j] < w[least]) least = j;
     }
@@ -361,6 +369,7 @@ static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   return decompose_work(n);
 }
 
+/* V holds S on entry, both triangles, and row by row the eigenvectors when it is done. */
 static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
   (void)q;
   *info = decompose(n, V, w, work);

@@ -26,6 +26,7 @@ typedef struct run {
   int64_t at, from, to; /* elements (f, t) = (t, f), t in [from, to), are at + t - from */
 } run;
 
+/* Line f starts at its diagonal and goes down, or starts at column h and goes to its diagonal. */
 static run run_of(int64_t n, int64_t f) {
   const int64_t h = (n + 1) / 2;
   run r;
@@ -55,6 +56,8 @@ static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t 
   return p;
 }
 
+/* A block off the diagonal falls apart where its columns cross h; one on it leaves a triangle on either
+ * side of h and a rectangle between them. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
   const int64_t left = clamp(h - c0, 0, k); /* columns of the block in the plain half */
@@ -160,6 +163,7 @@ void ng_sym_vector(ng_sym S, const double *x, double *y) {
   }
 }
 
+/* By tiles of columns, so that a piece held transposed writes whole cache lines, too. */
 void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
                       int64_t ld, float alpha) {
   ng_piece p[3];

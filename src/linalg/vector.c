@@ -125,6 +125,7 @@ NG_CLONES static void fold_floats(float *restrict F, const float *restrict S, in
   }
 }
 
+/* What all pieces of a fold share; piece i has elements [i chunk, (i + 1) chunk). */
 typedef struct fold_job {
   void *F;
   float *S;
@@ -323,6 +324,7 @@ NG_CLONES static double sum_squares(const float *x, int64_t n) {
   return sum;
 }
 
+/* The same for rows. */
 typedef struct sums_job {
   const float *P, *D;
   int64_t ldp, ldd, rows, cols, chunk;
@@ -347,6 +349,7 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
   ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
 }
 
+/* Here pieces are shares of all elements, and each has a sum of its own. */
 typedef struct norm_job {
   const void *X;
   ng_dtype t;
