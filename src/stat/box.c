@@ -223,8 +223,7 @@ static int64_t piece_room(const ng_box *b, bool channels_last) {
 }
 
 int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
-  const int64_t each = ng_max64(piece_room(box, false), piece_room(box, true));
-  return ng_min64(ng_threads_of(ctx), PIECES) * each;
+  return ng_min64(ng_threads_of(ctx), PIECES) * ng_box_sample_room(box);
 }
 
 bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
@@ -238,4 +237,18 @@ bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t
     if (j.bad[i]) return false;
   }
   return true;
+}
+
+int64_t ng_box_sample_room(const ng_box *box) {
+  return ng_max64(piece_room(box, false), piece_room(box, true));
+}
+
+void ng_box_sample(const ng_box *box, const ng_boxed *in, double *out, double *room) {
+  job j = {.box = box, .in = *in, .take = 1, .out = out};
+  bool bad = false; /* the caller has looked */
+  if (in->by_channel == 1) {
+    last_piece(&j, 0, box->channels, room, &bad);
+  } else {
+    first_piece(&j, 0, box->channels, room, &bad);
+  }
 }

@@ -74,5 +74,8 @@ typedef struct ng_boxed {
 bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
                  double *room);
 int64_t ng_box_room(const ng_context *ctx, const ng_box *box);
+/* The same of one sample, in the calling thread; its numbers are known to be finite. */
+void ng_box_sample(const ng_box *box, const ng_boxed *in, double *out, double *room);
+int64_t ng_box_sample_room(const ng_box *box);
 
 #endif

@@ -86,40 +86,27 @@ static void patches_piece(void *arg, int32_t i) {
   }
 }
 
-/* ---- mean or sum of the patches of a sample ---------------------------------------------------*/
+/* ---- mean or sum of the patches of a sample: a box of the image for each tap (box.c) -----------*/
 
-/* Floats of one piece: an image row, and in double a row's sums and the sums of all taps. */
-static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
-  return ng_round16(c->width * channels) + ng_round16(2 * channels * (taps_of(c) + 1));
+static ng_box box_of(const ng_conv *c, int64_t channels) {
+  ng_box b = {.channels = channels,
+              .height = c->height,
+              .width = c->width,
+              .positions = {c->oh, c->ow},
+              .offsets = taps_of(c)};
+  for (int i = 0; i < 2; i++) {
+    b.kernel[i] = c->kernel[i];
+    b.stride[i] = c->stride[i];
+    b.padding[i] = c->padding[i];
+    b.dilation[i] = c->dilation[i];
+  }
+  return b;
 }
 
-/* Tap (ky, kx) sums the pixels it meets: a box of the image, rows first.  Every image row is read
- * once. */
-static void box_sums(const patches *t, int64_t n, float *row, double *line, double *sum) {
-  const ng_conv *c = t->c;
-  const int64_t wide = t->in.c1 - t->in.c0;
-  memset(sum, 0, (size_t)(taps_of(c) * wide) * sizeof *sum);
-  for (int64_t y = 0; y < c->height; y++) {
-    ng_pixels_load(&t->in, n, y * c->width, c->width, row, wide);
-    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
-      memset(line, 0, (size_t)wide * sizeof *line);
-      for (int64_t ox = 0; ox < c->ow; ox++) {
-        const int64_t x = ox * c->stride[1] + kx * c->dilation[1] - c->padding[1];
-        if (x < 0 || x >= c->width) continue;
-        for (int64_t j = 0; j < wide; j++) {
-          line[j] += (double)row[x * wide + j];
-        }
-      }
-      for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
-        const int64_t reach = y + c->padding[0] - ky * c->dilation[0];
-        if (reach < 0 || reach % c->stride[0] != 0 || reach / c->stride[0] >= c->oh) continue;
-        double *to = sum + (ky * c->kernel[1] + kx) * wide;
-        for (int64_t j = 0; j < wide; j++) {
-          to[j] += line[j];
-        }
-      }
-    }
-  }
+/* Floats of one piece, all for doubles: the sums of all taps, and what they are made with. */
+static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
+  const ng_box box = box_of(c, channels);
+  return 2 * (ng_round16(channels * taps_of(c)) + ng_round16(ng_box_sample_room(&box)));
 }
 
 typedef struct reduction {
@@ -127,20 +114,31 @@ typedef struct reduction {
   int how;
 } reduction;
 
+/* Channels [c0, c1) of sample n. */
+static ng_boxed sample_of(const ng_pixels *p, int64_t n) {
+  const bool last = p->layout == NG_NHWC;
+  ng_boxed in = {
+      .v = *p->v, .by_pixel = last ? p->channels : 1, .by_channel = last ? 1 : p->pixels};
+  in.v.data = (char *)p->v->data +
+              (n * p->v->row_stride + p->c0 * in.by_channel) * ng_dtype_size(p->v->dtype);
+  return in;
+}
+
 static void reduce_piece(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
-  const int64_t wide = t->p.in.c1 - t->p.in.c0, cols = taps_of(c) * wide;
+  const int64_t wide = t->p.in.c1 - t->p.in.c0, taps = taps_of(c), cols = taps * wide;
   const double positions = (double)(c->oh * c->ow), factor = t->how == 1 ? 1.0 / positions : 1.0;
-  float *row = t->p.window + i * reduce_floats(c, wide);
-  double *line = (double *)(void *)(row + ng_round16(c->width * wide)), *sum = line + wide;
+  const ng_box box = box_of(c, wide);
+  double *sum = (double *)(void *)(t->p.window + i * reduce_floats(c, wide));
   int64_t from, to;
   ng_share(t->p.count, t->p.pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->p.to + k * t->p.ld;
-    box_sums(&t->p, t->p.first + k, row, line, sum);
-    for (int64_t j = 0; j < cols; j++) {
-      out[j] = (float)(sum[j] * factor);
+    const ng_boxed in = sample_of(&t->p.in, t->p.first + k);
+    ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
+    for (int64_t j = 0; j < cols; j++) { /* [channel][offset] there, [offset][channel] here */
+      out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }
     if (t->p.one) out[cols] = (float)(positions * factor);
   }
