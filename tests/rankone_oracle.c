@@ -2,34 +2,10 @@
 #include "rankone_oracle.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-void r1_set(ng_options *o, const char *name, const char *value) {
-  char message[256];
-  if (ng_options_set(o, name, value, message, sizeof message) != NG_OK) {
-    fail_msg("%s = %s: %s", name, value, message);
-  }
-}
-
-ng_options r1_method(const char *name) {
-  ng_options o;
-  char message[256];
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  if (ng_options_set_method(&o, name, message, sizeof message) != NG_OK) fail_msg("%s", message);
-  return o;
-}
-
-double *r1_zeros(int64_t n) {
-  double *x = calloc((size_t)(n > 0 ? n : 1), sizeof *x);
-  assert_non_null(x);
-  return x;
-}
+static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)(n > 0 ? n : 1)); }
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
@@ -62,7 +38,7 @@ static void patch_at(const ng_layer *l, const double *x, int64_t pos, double *to
 static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, bool grad, int64_t S,
                   const double *x, int64_t take, double *to) {
   int64_t n = length(l, grad), p = oracle_cols(l);
-  double *row = r1_zeros(n), c = b->reduction == NG_MEAN ? (double)b->samples : 1;
+  double *row = zeros(n), c = b->reduction == NG_MEAN ? (double)b->samples : 1;
   memset(to, 0, (size_t)n * sizeof *to);
   for (int64_t s = 0; s < take; s++) {
     for (int64_t pos = 0; pos < S; pos++) {
@@ -96,7 +72,7 @@ static void fresh(const ng_options *o, const ng_layer *l, const ng_batch *b, boo
 static void average(const scene *s, const ng_options *o, int32_t t, int32_t l, bool grad, double *m,
                     bool *started) {
   int64_t n = length(&s->layer[l], grad);
-  double *x = r1_zeros(n), *all = r1_zeros(n), *mine = r1_zeros(n), W = 0;
+  double *x = zeros(n), *all = zeros(n), *mine = zeros(n), W = 0;
   bool ema = strcmp(o->calls, "ema") == 0, last = strcmp(o->calls, "last") == 0;
   bool first = strcmp(o->stat_start, "first") == 0;
   double rho = !*started && first ? 0 : o->stat_decay;
@@ -144,7 +120,7 @@ static double solve_dense(int64_t q, int64_t p, const double *a, const double *g
     return c;
   }
   int64_t n = q * p;
-  if (n > 1024) { /* too large to be dense: the same by Sherman and Morrison */
+  if (n > 256) { /* too large to be dense: the same by Sherman and Morrison */
     double alpha = 0, beta = 0, sum = 0;
     for (int64_t i = 0; i < p; i++)
       alpha += a[i] * a[i];
@@ -156,7 +132,7 @@ static double solve_dense(int64_t q, int64_t p, const double *a, const double *g
       P[i] = (D[i] - sum / (alpha * beta + lambda) * g[i / p] * a[i % p]) / lambda;
     return (alpha * beta + lambda) / lambda;
   }
-  double *M = r1_zeros(n * n), trace = 0;
+  double *M = zeros(n * n), trace = 0;
   for (int64_t i = 0; i < n; i++) {
     double x = g[i / p] * a[i % p];
     for (int64_t j = 0; j < n; j++)
@@ -176,7 +152,7 @@ void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
     for (int k = 0; k < 2; k++)
-      m[l][k] = r1_zeros(length(&s->layer[l], k == 1));
+      m[l][k] = zeros(length(&s->layer[l], k == 1));
   }
   for (int32_t t = 0; t < s->steps; t++) {
     double d2 = 0, pd2 = 0;
@@ -185,7 +161,7 @@ void r1_predict(const scene *s, const ng_options *opt, scene_result *out) {
       const ng_layer *d = &s->layer[l];
       int64_t groups = groups_of(d), q = oracle_rows(d) / groups, p = oracle_cols(d), n = q * p;
       const double *D = s->D[t][l];
-      double *P = out->P[t][l] = r1_zeros(groups * n);
+      double *P = out->P[t][l] = zeros(groups * n);
       memcpy(P, D, (size_t)(groups * n) * sizeof *P);
       out->condition[t][l] = 1;
       if (d->frozen) continue;

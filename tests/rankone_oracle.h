@@ -1,5 +1,5 @@
 /* rankone_oracle.h: the rank-one family (Eva) once more, as a dense float64 inverse, to check the
- * library against; and what its test programs share.
+ * library against.
  *
  * The oracle is plain: vectors are means over explicit patches, PD is the solution of
  * (lambda I + (g a')(g a')') x = D by elimination, one unknown an entry of D, in double.
@@ -14,12 +14,7 @@
 #include "oracle.h"
 #include "scene.h"
 
-static const double GROWTH = 8, unit = 0x1p-24;
-
-/* Set an option; the options of a method; n zeros, to be freed.  Or the test fails. */
-void r1_set(ng_options *o, const char *name, const char *value);
-ng_options r1_method(const char *name);
-double *r1_zeros(int64_t n);
+enum { R1_GROWTH = 8 };
 
 /* What the library should say of a scene, freed by scene_forget. */
 void r1_predict(const scene *s, const ng_options *opt, scene_result *out);

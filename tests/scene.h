@@ -11,6 +11,9 @@
 #include "natgrad.h"
 #include "oracle.h"
 
+/* Of rounding in f32: half the distance from 1 to the next number. */
+static const double unit = 0x1p-24;
+
 enum { SCENE_LAYERS = 5, SCENE_STEPS = 6, SCENE_RANKS = 5, SCENE_CALLS = 8, SCENE_USES = 2 };
 
 typedef struct scene_micro {
@@ -27,10 +30,24 @@ typedef struct scene {
   int32_t calls[SCENE_STEPS][SCENE_RANKS];
   scene_micro micro[SCENE_STEPS][SCENE_RANKS][SCENE_CALLS];
   double *D[SCENE_STEPS][SCENE_LAYERS];
+  double *W[SCENE_LAYERS];     /* weights; NULL: not bound */
   double damping[SCENE_STEPS]; /* set before that step, if > 0 */
   double decay[SCENE_STEPS];   /* told to the oracle only (the library has a schedule), if > 0 */
   bool decay_scheduled;
 } scene;
+
+/* What goes wrong, on the last rank: a NaN in the last array of its kind to be shown; the same array not
+ * shown, and a loss scale that overflowed; or nothing, but the batch is abandoned. */
+typedef enum scene_trouble {
+  SCENE_NO_TROUBLE,
+  SCENE_BAD_INPUT,
+  SCENE_BAD_OUTPUT_GRAD,
+  SCENE_BAD_GRADIENT,
+  SCENE_NO_INPUT,
+  SCENE_NO_OUTPUT_GRAD,
+  SCENE_BAD_SCALE, /* after everything was shown */
+  SCENE_ABANDONED
+} scene_trouble;
 
 typedef struct scene_look {
   const char *linalg; /* NULL: the library's choice */
@@ -43,6 +60,10 @@ typedef struct scene_look {
   bool show_unwanted;       /* do not ask ng_wants */
   bool reverse;             /* register layers last to first */
   const char *save;         /* NULL, or where to save the state after the last step */
+  const char *resume;    /* NULL, or a file: saved after step `resume_after`, and gone on from it */
+  int32_t resume_after;  /* ... with another preconditioner */
+  scene_trouble trouble; /* before step `trouble_at` the same step is tried with other numbers */
+  int32_t trouble_at;    /* ... and this in them */
 } scene_look;
 
 typedef struct scene_result {
@@ -51,8 +72,12 @@ typedef struct scene_result {
   double condition[SCENE_STEPS][SCENE_LAYERS]; /* oracle only */
   ng_status status;                            /* worst over steps and ranks */
   char message[512];
-  double rank_gap; /* largest difference of a result between ranks */
+  double rank_gap;     /* largest difference of a result between ranks; NaN is none */
+  int64_t allocations; /* that steps made, of all ranks */
+  int32_t refused;     /* attempts that ended as NG_SKIPPED and left the gradient, on every rank */
 } scene_result;
+
+void *scene_room(size_t bytes); /* zeros, to be freed; ends the program if there are none */
 
 /* An empty scene; layers are added with defaults from ng_layer_init, geometry set by the caller. */
 scene *scene_create(int32_t steps, int32_t ranks);

@@ -11,6 +11,7 @@
  * error of all layers together.  GROWTH is twice the largest value seen in 20,000 cases (31; it
  * is printed as `worst`).
  */
+#include "fixture.h"
 #include "oracle.h"
 #include "scene.h"
 
@@ -25,7 +26,7 @@
 
 #include <cmocka.h>
 
-static const double GROWTH = 64, unit = 0x1p-24;
+static const double GROWTH = 64;
 /* Above it the bound says little: the damping is raised until the condition is below. */
 static const double WELL = 3e4;
 
@@ -42,44 +43,37 @@ static const char *pick(rng *r, const char *words) {
   return word[turn];
 }
 
-static void set(ng_options *o, const char *name, const char *value) {
-  char message[256];
-  if (ng_options_set(o, name, value, message, sizeof message) != NG_OK) {
-    fail_msg("%s = %s: %s", name, value, message);
-  }
-}
-
 static void set_real(ng_options *o, const char *name, double x) {
   char text[40];
   snprintf(text, sizeof text, "%.17g", x);
-  set(o, name, text);
+  fixture_set(o, name, text);
 }
 
 static void random_options(rng *r, ng_options *o) {
   assert_int_equal(ng_options_init(o), NG_OK);
-  set(o, "solver", pick(r, "eigen cholesky"));
+  fixture_set(o, "solver", pick(r, "eigen cholesky"));
   bool eigen = strcmp(o->solver, "eigen") == 0;
-  set(o, "damping_split", pick(r, eigen ? "joint full pi" : "full pi"));
-  set(o, "prediv", eigen ? pick(r, "0 1") : "0");
-  set(o, "eigen_floor", eigen ? pick(r, "0 1e-10 0.03") : "0");
-  if (!eigen) set(o, "cholesky_form", pick(r, "auto inverse factor"));
-  if (strcmp(o->damping_split, "joint") != 0) set(o, "damping_leak", pick(r, "0 0 0 1"));
+  fixture_set(o, "damping_split", pick(r, eigen ? "joint full pi" : "full pi"));
+  fixture_set(o, "prediv", eigen ? pick(r, "0 1") : "0");
+  fixture_set(o, "eigen_floor", eigen ? pick(r, "0 1e-10 0.03") : "0");
+  if (!eigen) fixture_set(o, "cholesky_form", pick(r, "auto inverse factor"));
+  if (strcmp(o->damping_split, "joint") != 0) fixture_set(o, "damping_leak", pick(r, "0 0 0 1"));
   set_real(o, "damping", pow(10, -2.5 + 3 * rng_real(r)));
-  set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
-  set(o, "stat_start", pick(r, "first first identity zero"));
-  set(o, "stat_scale", pick(r, "textbook textbook kaisa mpd-kfac"));
-  set(o, "positions", pick(r, "expand expand reduce"));
-  set(o, "stat_batch", pick(r, "0 0 0 1 2"));
-  set(o, "calls", pick(r, "mean mean ema last"));
-  set(o, "call_weight", pick(r, "samples samples equal"));
-  set(o, "fold", pick(r, "sum sum sum direct"));
-  set(o, "stat_period", pick(r, "1 1 2"));
-  set(o, "solve_period", pick(r, "1 1 2 3"));
-  set(o, "factor_blocks", pick(r, "1 1 1 2 3"));
-  set(o, "max_factor", pick(r, "0 0 0 7 12"));
-  set(o, "clip", pick(r, "kl kl rescale none"));
+  fixture_set(o, "stat_decay", pick(r, "0 0.3 0.5 0.95 0.95 1"));
+  fixture_set(o, "stat_start", pick(r, "first first identity zero"));
+  fixture_set(o, "stat_scale", pick(r, "textbook textbook kaisa mpd-kfac"));
+  fixture_set(o, "positions", pick(r, "expand expand reduce"));
+  fixture_set(o, "stat_batch", pick(r, "0 0 0 1 2"));
+  fixture_set(o, "calls", pick(r, "mean mean ema last"));
+  fixture_set(o, "call_weight", pick(r, "samples samples equal"));
+  fixture_set(o, "fold", pick(r, "sum sum sum direct"));
+  fixture_set(o, "stat_period", pick(r, "1 1 2"));
+  fixture_set(o, "solve_period", pick(r, "1 1 2 3"));
+  fixture_set(o, "factor_blocks", pick(r, "1 1 1 2 3"));
+  fixture_set(o, "max_factor", pick(r, "0 0 0 7 12"));
+  fixture_set(o, "clip", pick(r, "kl kl rescale none"));
   set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
-  set(o, "statistics", pick(r, "all all local"));
+  fixture_set(o, "statistics", pick(r, "all all local"));
 }
 
 static void random_layer(rng *r, scene *s) {
@@ -259,7 +253,7 @@ static double run_case(uint64_t seed) {
   scene *s = random_scene(&r, &o);
   scene_look look = random_look(&r, s);
   const char *fraction = s->ranks == 2 ? pick(&r, "0 0.5 1") : pick(&r, "0 1");
-  if (s->ranks > 1) set(&o, "grad_worker_fraction", fraction);
+  if (s->ranks > 1) fixture_set(&o, "grad_worker_fraction", fraction);
   scene_result want, got;
   char why[160];
   predict(s, &o, &want);

@@ -3,6 +3,7 @@
  *
  * Options, ranks, micro-batches, layouts and types are random; a failure prints the seed
  * (NG_TEST_SEED, NG_TEST_MULT). */
+#include "fixture.h"
 #include "rankone_oracle.h"
 
 #include <inttypes.h>
@@ -26,21 +27,23 @@ static const char *pick(rng *r, const char *const *words, int64_t n) {
        (int64_t)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *)))
 
 static ng_options random_options(rng *r) {
-  ng_options o = r1_method(PICK(r, "eva", "eva-natgrad", "eva-f", "adasgd"));
+  ng_options o =
+      fixture_parse(PICK(r, "method=eva", "method=eva-natgrad", "method=eva-f", "method=adasgd"));
   char text[40];
-  r1_set(&o, "stat_scale", PICK(r, "eva", "textbook"));
-  if (strcmp(o.stat_scale, "textbook") == 0) r1_set(&o, "positions", PICK(r, "expand", "reduce"));
-  r1_set(&o, "stat_decay", PICK(r, "0", "0.05", "0.5", "0.95", "1"));
-  r1_set(&o, "stat_start", PICK(r, "first", "first", "zero"));
-  r1_set(&o, "stat_batch", PICK(r, "0", "0", "1", "2", "16"));
-  r1_set(&o, "calls", PICK(r, "mean", "ema", "last"));
-  r1_set(&o, "call_weight", PICK(r, "samples", "equal"));
-  r1_set(&o, "stat_period", PICK(r, "1", "1", "2"));
-  r1_set(&o, "clip", PICK(r, "kl", "kl", "rescale", "none"));
+  fixture_set(&o, "stat_scale", PICK(r, "eva", "textbook"));
+  if (strcmp(o.stat_scale, "textbook") == 0)
+    fixture_set(&o, "positions", PICK(r, "expand", "reduce"));
+  fixture_set(&o, "stat_decay", PICK(r, "0", "0.05", "0.5", "0.95", "1"));
+  fixture_set(&o, "stat_start", PICK(r, "first", "first", "zero"));
+  fixture_set(&o, "stat_batch", PICK(r, "0", "0", "1", "2", "16"));
+  fixture_set(&o, "calls", PICK(r, "mean", "ema", "last"));
+  fixture_set(&o, "call_weight", PICK(r, "samples", "equal"));
+  fixture_set(&o, "stat_period", PICK(r, "1", "1", "2"));
+  fixture_set(&o, "clip", PICK(r, "kl", "kl", "rescale", "none"));
   (void)snprintf(text, sizeof text, "%.17g", pow(10, -3 + 3 * rng_real(r)));
-  r1_set(&o, "damping", text);
+  fixture_set(&o, "damping", text);
   (void)snprintf(text, sizeof text, "%.17g", pow(10, -4 * rng_real(r)));
-  r1_set(&o, "kl_clip", text);
+  fixture_set(&o, "kl_clip", text);
   return o;
 }
 
@@ -105,7 +108,7 @@ static double run_case(uint64_t seed) {
   r1_predict(s, &o, &want);
   scene_play(s, &o, &k, &got);
   double e = got.status == NG_OK ? r1_error_of(s, &got, &want) : INFINITY;
-  if (!(e <= GROWTH) || got.rank_gap > 0) {
+  if (!(e <= R1_GROWTH) || got.rank_gap > 0) {
     print_message("NG_TEST_SEED=%" PRIu64 ": %s %s scale %s %s calls %s start %s, %d ranks: %g "
                   "units, ranks differ by %g; %s\n",
                   seed, o.method, o.clip, o.stat_scale, o.positions, o.calls, o.stat_start,
@@ -120,13 +123,15 @@ static double run_case(uint64_t seed) {
 
 static void random_cases(void **state) {
   (void)state;
-  test_cases(run_case, 300, GROWTH);
+  test_cases(run_case, 300, R1_GROWTH);
 }
 
 /* ---- golden numbers: spec of the published program, float64 ----------------------------------*/
 
+static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
+
 static double *wave(int64_t n, double shift, double scale) {
-  double *x = r1_zeros(n);
+  double *x = zeros(n);
   for (int64_t i = 0; i < n; i++)
     x[i] = scale * sin(0.7 * (double)i + shift + 0.013 * (double)(i * i));
   return x;
@@ -145,7 +150,7 @@ static scene *golden_scene(void) {
     scene_micro *linear = scene_call(s, t, 0, 4);
     linear->a[0][0] = wave(24, 0.1 + o, 1);
     linear->g[0][0] = wave(16, 0.4 + o, 1);
-    double *w = wave(6, 0.9 + o, 0.2), *b = wave(2, 1.3 + o, 0.2), *D = s->D[t][0] = r1_zeros(8);
+    double *w = wave(6, 0.9 + o, 0.2), *b = wave(2, 1.3 + o, 0.2), *D = s->D[t][0] = zeros(8);
     for (int i = 0; i < 2; i++) {
       memcpy(D + 4 * i, w + 3 * i, 3 * sizeof *D);
       D[4 * i + 3] = b[i];
@@ -191,7 +196,7 @@ static void golden_eva(void **state) {
   scene_look look = {0};
   scene_result r, dense;
   char message[256];
-  ng_options o = r1_method("natgrad");
+  ng_options o = fixture_parse("method=natgrad");
   assert_int_equal(ng_options_set_system(&o, "Eva", "", message, sizeof message), NG_OK);
   scene_play(s, &o, &look, &r);
   assert_int_equal(r.status, NG_OK);
@@ -226,8 +231,8 @@ static void golden_eva_f(void **state) {
   scene *s = golden_scene();
   scene_look look = {0};
   scene_result r;
-  ng_options o = r1_method("eva-f");
-  r1_set(&o, "clip", "none");
+  ng_options o = fixture_parse("method=eva-f");
+  fixture_set(&o, "clip", "none");
   scene_play(s, &o, &look, &r);
   assert_int_equal(r.status, NG_OK);
   for (int i = 0; i < 8; i++) /* entries of six: six times the 1e-6 of the others */
@@ -251,9 +256,9 @@ static void golden_eva_kfac(void **state) {
     scene_look look = {0};
     scene_result r;
     char message[256];
-    ng_options o = r1_method("natgrad");
+    ng_options o = fixture_parse("method=natgrad");
     assert_int_equal(ng_options_set_system(&o, "Eva", "kfac", message, sizeof message), NG_OK);
-    if (clean) r1_set(&o, "damping_leak", "0");
+    if (clean) fixture_set(&o, "damping_leak", "0");
     scene_play(s, &o, &look, &r);
     assert_int_equal(r.status, NG_OK);
     for (int t = 0; t < 2; t++) {
@@ -285,7 +290,7 @@ static void golden_neighbours(void **state) {
     scene_look look = {0};
     scene_result r;
     char message[256];
-    ng_options o = r1_method("natgrad");
+    ng_options o = fixture_parse("method=natgrad");
     assert_int_equal(ng_options_set_system(&o, "Eva", want[k].system, message, sizeof message),
                      NG_OK);
     scene_play(s, &o, &look, &r);

@@ -1,11 +1,13 @@
 /* t_rankone_engine.c: what the engine makes of the rank-one family: fused updates of layers that
  * are cut into tiles, what an update says to other ranks, and options that are refused. */
+#include "fixture.h"
+#include "oracle.h"
 #include "ranks.h"
-#include "rankone_oracle.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +20,7 @@
 enum { WIDE = 20011, HIGH = 3, TENSOR = 40000, ALL = WIDE * HIGH + HIGH + TENSOR };
 
 typedef struct wide {
-  ng_context *ctx;
-  ng_precond *p;
+  fixture f;
   void *grad, *weight; /* of all parameters */
   ng_dtype grads, weights;
 } wide;
@@ -31,27 +32,20 @@ static ng_view part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t co
 static void wide_open(wide *m, const char *update) {
   static const int64_t at[3] = {0, WIDE * HIGH, WIDE * HIGH + HIGH}, rows[3] = {HIGH, 1, 1},
                        cols[3] = {WIDE, HIGH, TENSOR};
-  ng_context_config c;
-  ng_options o = r1_method("eva-natgrad");
-  int32_t index;
-  r1_set(&o, "update", update);
+  char set[64];
+  ng_view g[3], w[3];
   m->grad = calloc(ALL, (size_t)ng_dtype_size(m->grads));
   m->weight = calloc(ALL, (size_t)ng_dtype_size(m->weights));
   assert_true(m->grad != NULL && m->weight != NULL);
-  assert_int_equal(ng_context_config_init(&c), NG_OK);
-  c.threads = 3;
-  assert_int_equal(ng_context_create(&c, NULL, 0, &m->ctx), NG_OK);
-  assert_int_equal(ng_precond_create(m->ctx, &o, &m->p), NG_OK);
-  assert_int_equal(ng_add_linear(m->p, "fc", WIDE, HIGH, 1, &index), NG_OK);
-  assert_int_equal(ng_add_tensor(m->p, "table", TENSOR, &index), NG_OK);
   for (int k = 0; k < 3; k++) {
-    const ng_view g = part(m->grad, m->grads, at[k], rows[k], cols[k]);
-    const ng_view w = part(m->weight, m->weights, at[k], rows[k], cols[k]);
-    const ng_param which = k == 1 ? NG_BIAS : NG_WEIGHT;
-    assert_int_equal(ng_bind_grad(m->p, k == 2, which, &g), NG_OK);
-    assert_int_equal(ng_bind_weight(m->p, k == 2, which, &w), NG_OK);
+    g[k] = part(m->grad, m->grads, at[k], rows[k], cols[k]);
+    w[k] = part(m->weight, m->weights, at[k], rows[k], cols[k]);
   }
-  assert_int_equal(ng_ready(m->p), NG_OK);
+  (void)snprintf(set, sizeof set, "method=eva-natgrad update=%s", update);
+  fixture_ok(&m->f, fixture_open(&m->f, set, &(fixture_how){.threads = 3}));
+  fixture_ok(&m->f, fixture_linear(&m->f, "fc", g, w));
+  fixture_ok(&m->f, fixture_tensor(&m->f, "table", &g[2], &w[2]));
+  fixture_ok(&m->f, ng_ready(m->f.p));
 }
 
 static float read_at(const void *x, ng_dtype t, int64_t i) {
@@ -79,26 +73,26 @@ static float some(int64_t i, int64_t salt) {
 
 static void wide_show(wide *m, int64_t t) {
   static float a[2 * WIDE], g[2 * HIGH];
-  ng_batch b;
   for (int64_t i = 0; i < 2 * WIDE; i++)
     a[i] = some(i, t);
   for (int64_t i = 0; i < 2 * HIGH; i++)
     g[i] = some(i, t + 50);
   for (int64_t i = 0; i < ALL; i++)
     write_at(m->grad, m->grads, i, some(i, t + 100));
-  assert_int_equal(ng_batch_init(&b), NG_OK);
-  b.samples = 2;
   const ng_view x = ng_view_of(a, 2, WIDE, NG_F32), y = ng_view_of(g, 2, HIGH, NG_F32);
-  assert_int_equal(ng_begin(m->p, &b), NG_OK);
-  assert_int_equal(ng_observe_input(m->p, 0, &x, NG_COPY), NG_OK);
-  assert_int_equal(ng_observe_output_grad(m->p, 0, &y, NG_COPY), NG_OK);
+  fixture_ok(&m->f, fixture_show(&m->f, 2, 0, &x, &y));
 }
 
 static void wide_close(wide *m) {
-  ng_precond_destroy(&m->p);
-  ng_context_destroy(&m->ctx);
+  fixture_close(&m->f);
   free(m->grad);
   free(m->weight);
+}
+
+static double *zeros(void) {
+  double *x = calloc(ALL, sizeof *x);
+  assert_non_null(x);
+  return x;
 }
 
 /* SGD and AdamW of rows that are cut into tiles, in f32 and bf16, against ng_step in f32 and the
@@ -107,7 +101,7 @@ static void fused_wide(void **state) {
   (void)state;
   static const ng_dtype types[4][2] = {
       {NG_F32, NG_F32}, {NG_BF16, NG_F32}, {NG_F32, NG_BF16}, {NG_BF16, NG_BF16}};
-  double *w = r1_zeros(ALL), *v = r1_zeros(ALL), *d = r1_zeros(ALL), *second = r1_zeros(ALL);
+  double *w = zeros(), *v = zeros(), *d = zeros(), *second = zeros();
   for (int k = 0; k < 8; k++) {
     const bool adamw = k >= 4;
     wide m = {.grads = types[k % 4][0], .weights = types[k % 4][1]}, plain = {0};
@@ -116,18 +110,16 @@ static void fused_wide(void **state) {
     wide_open(&plain, "gradient");
     memset(v, 0, ALL * sizeof *v);
     memset(second, 0, ALL * sizeof *second);
-    ng_sgd sgd;
+    ng_sgd sgd = fixture_sgd(0.1, 0.9);
     ng_adamw adam;
-    assert_int_equal(ng_sgd_init(&sgd), NG_OK);
     assert_int_equal(ng_adamw_init(&adam), NG_OK);
-    sgd.lr = adam.lr = 0.1;
-    sgd.momentum = 0.9;
+    adam.lr = 0.1;
     sgd.weight_decay = 0.05;
     for (int t = 1; t <= 3; t++) {
       wide_show(&m, t);
       wide_show(&plain, t);
-      assert_int_equal(ng_step(plain.p, 0.1), NG_OK);
-      assert_int_equal(adamw ? ng_step_adamw(m.p, &adam) : ng_step_sgd(m.p, &sgd), NG_OK);
+      assert_int_equal(ng_step(plain.f.p, 0.1), NG_OK);
+      assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam) : ng_step_sgd(m.f.p, &sgd), NG_OK);
       for (int64_t i = 0; i < ALL; i++)
         d[i] = (double)read_at(plain.grad, NG_F32, i);
       if (adamw)
@@ -159,13 +151,11 @@ static void fused_wide(void **state) {
 static void plain_not_finite(void **state) {
   (void)state;
   wide m = {.grads = NG_F32, .weights = NG_F32};
-  ng_sgd sgd;
-  assert_int_equal(ng_sgd_init(&sgd), NG_OK);
-  sgd.lr = 0.1;
+  const ng_sgd sgd = fixture_sgd(0.1, 0);
   wide_open(&m, "sgd");
   wide_show(&m, 1);
   ((float *)m.grad)[ALL - 1] = NAN;
-  assert_int_equal(ng_step_sgd(m.p, &sgd), NG_SKIPPED);
+  assert_int_equal(ng_step_sgd(m.f.p, &sgd), NG_SKIPPED);
   for (int64_t i = 0; i < ALL; i++)
     assert_true(((const float *)m.weight)[i] == 0);
   wide_close(&m);
@@ -203,57 +193,40 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
   table.group_create = NULL;
   table.group_destroy = NULL;
   table.abort = NULL;
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  ng_context_config c;
-  ng_options o;
-  ng_batch b;
-  int32_t index;
+  fixture f;
   float a[IN] = {1, 2, 3, 4, 5}, g[OUT] = {1, -1, 2, 1}, d[6][OUT * IN + OUT];
-  ng_status st = ng_context_config_init(&c);
-  c.threads = 1;
-  c.transport = &table;
-  if (st == NG_OK) st = ng_context_create(&c, NULL, 0, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = ng_options_set_method(&o, "eva", NULL, 0);
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  const ng_view x = ng_view_of(a, 1, IN, NG_F32), y = ng_view_of(g, 1, OUT, NG_F32);
+  const fixture_how how = {.threads = 1, .transport = &table};
+  ng_status st = fixture_open(&f, "method=eva", &how);
   for (int i = 0; i < 6 && st == NG_OK; i++) {
     char name[16];
     (void)snprintf(name, sizeof name, "l%d", i);
     for (int k = 0; k < OUT * IN + OUT; k++)
       d[i][k] = (float)k;
-    ng_view w = ng_view_of(d[i], OUT, IN, NG_F32);
-    ng_view bias = ng_view_of(d[i] + OUT * IN, 1, OUT, NG_F32);
-    st = ng_add_linear(p, name, IN, OUT, 1, &index);
-    if (st == NG_OK) st = ng_bind_grad(p, index, NG_WEIGHT, &w);
-    if (st == NG_OK) st = ng_bind_grad(p, index, NG_BIAS, &bias);
+    const ng_view grad[2] = {ng_view_of(d[i], OUT, IN, NG_F32),
+                             ng_view_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
+    st = fixture_linear(&f, name, grad, NULL);
   }
-  if (st == NG_OK) st = ng_ready(p);
+  if (st == NG_OK) st = ng_ready(f.p);
   wire.calls = wire.floats = 0;
-  if (st == NG_OK) st = ng_batch_init(&b);
-  b.samples = 1;
-  if (st == NG_OK) st = ng_begin(p, &b);
-  for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
-    ng_view x = ng_view_of(a, 1, IN, NG_F32), y = ng_view_of(g, 1, OUT, NG_F32);
-    st = ng_observe_input(p, i, &x, NG_COPY);
-    if (st == NG_OK) st = ng_observe_output_grad(p, i, &y, NG_COPY);
-  }
-  if (st == NG_OK) st = ng_step(p, 0.1);
+  if (st == NG_OK) st = fixture_begin(&f, 1);
+  for (int32_t i = 0; i < 6 && st == NG_OK; i++)
+    st = fixture_observe(&f, i, &x, &y);
+  if (st == NG_OK) st = ng_step(f.p, 0.1);
   out->calls[rank] = wire.calls;
   out->floats[rank] = wire.floats;
   ng_station_report report = {.struct_size = sizeof report};
-  for (int32_t i = 0; ng_report_station(p, i, &report) == NG_OK; i++) {
+  for (int32_t i = 0; ng_report_station(f.p, i, &report) == NG_OK; i++) {
     if (strcmp(report.name, "deliver") == 0 || strcmp(report.name, "share") == 0)
       out->deliver[rank] += report.total_bytes;
   }
   ng_memory_info m = {.struct_size = sizeof m};
-  for (int32_t i = 0; i < ng_memory_count(p) && st == NG_OK; i++) {
-    st = ng_memory(p, i, &m);
+  for (int32_t i = 0; i < ng_memory_count(f.p) && st == NG_OK; i++) {
+    st = ng_memory(f.p, i, &m);
     if (strcmp(m.use, "direction") == 0 || strcmp(m.use, "results") == 0)
       out->deliver[rank] += m.bytes;
   }
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
   return st;
 }
 
@@ -284,14 +257,14 @@ static void refusals(void **state) {
       {"factor_blocks", "2", "factor_blocks"}};
   char message[256];
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ng_options o = r1_method("eva");
-    r1_set(&o, wrong[i][0], wrong[i][1]);
+    ng_options o = fixture_parse("method=eva");
+    fixture_set(&o, wrong[i][0], wrong[i][1]);
     message[0] = 0;
     assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
     if (strstr(message, wrong[i][2]) == NULL) fail_msg("%s: '%s'", wrong[i][0], message);
   }
-  ng_options o = r1_method("natgrad");
-  r1_set(&o, "stat_scale", "eva");
+  ng_options o = fixture_parse("");
+  fixture_set(&o, "stat_scale", "eva");
   assert_int_equal(ng_options_check(&o, message, sizeof message), NG_ERR_ARG);
   assert_non_null(strstr(message, "stat_scale"));
 }

@@ -1,0 +1,377 @@
+/* families.c: see families.h. */
+#include "families.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "rankone_oracle.h"
+
+/* ---- predictions -----------------------------------------------------------------------------*/
+
+static void kronecker(const scene *s, const ng_options *o, scene_result *out) {
+  scene_predict(s, o, out, NULL);
+}
+
+/* P = D + k G D A of one layer, k D's share; A and G are the oracle's after the step. */
+static void multiplied(const oracle *o, const scene *s, int32_t l, double k, const double *D,
+                       double *P) {
+  const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
+  const int64_t q = oracle_rows(&s->layer[l]) / groups, p = oracle_cols(&s->layer[l]);
+  double *GD = scene_room(sizeof(double) * (size_t)(q * p));
+  int64_t n;
+  for (int64_t g = 0; g < groups; g++, D += q * p, P += q * p) {
+    const double *A = oracle_factor(o, 0, l, g, false, &n),
+                 *G = oracle_factor(o, 0, l, g, true, &n);
+    for (int64_t i = 0; i < q * p; i++) {
+      GD[i] = 0;
+      for (int64_t j = 0; j < q; j++)
+        GD[i] += G[i / p * q + j] * D[j * p + i % p];
+    }
+    for (int64_t i = 0; i < q * p; i++) {
+      P[i] = D[i];
+      for (int64_t j = 0; j < p; j++)
+        P[i] += k * GD[i / p * p + j] * A[j * p + i % p];
+    }
+  }
+  free(GD);
+}
+
+/* The factors are those of the other solvers, so they come from the oracle: of the scene's first
+ * step, its first two, ... */
+static void product(const scene *s, const ng_options *opt, scene_result *out) {
+  ng_options factors = *opt;
+  factors.solver = "cholesky";
+  factors.radius = 0;
+  memset(out, 0, sizeof *out);
+  for (int32_t t = 0; t < s->steps; t++) {
+    scene part = *s;
+    scene_result inverted;
+    oracle *o;
+    double d2 = 0;
+    part.steps = t + 1;
+    scene_predict(&part, &factors, &inverted, &o);
+    for (int32_t l = 0; l < s->layers; l++)
+      d2 += v_dot(s->D[t][l], s->D[t][l], s->layer[l].frozen ? 0 : scene_weights(s, l));
+    for (int32_t l = 0; l < s->layers; l++) {
+      const int64_t n = scene_weights(s, l);
+      const double *D = s->D[t][l];
+      double *P = out->P[t][l] = scene_room(sizeof(double) * (size_t)n);
+      memcpy(P, D, sizeof(double) * (size_t)n);
+      out->condition[t][l] = 1; /* D and G D A have no obtuse angle: nothing is lost in the sum */
+      if (s->layer[l].frozen) continue;
+      multiplied(o, s, l, d2 > 0 ? opt->radius / sqrt(d2) : 0, D, P);
+      out->inner[t] += v_dot(P, D, n);
+    }
+    out->nu[t] = 1; /* clip = none */
+    scene_forget(&inverted);
+    oracle_destroy(&o);
+  }
+}
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+/* A damping that keeps everything well conditioned, an average that remembers, a clip that clips. */
+#define USUAL " damping=0.1 stat_decay=0.6 clip=kl kl_clip=0.01"
+#define NATGRAD(more) "method=natgrad solve_period=1" USUAL more
+
+/* Promises of all that invert something, and of all that invert factors. */
+#define INVERSE (LINEAR | SYMMETRIC | IN_GROUPS)
+#define FACTORS (INVERSE | HALVES | FRACTIONS | READS_INPUT | READS_OUTPUT)
+
+/* Tails: norms of the test's factors are below 1e3, so |A| |G| / lambda of the joint damping (and of
+ * vectors), |F| / sqrt(lambda) of pi, |F| / lambda of full. */
+#define JOINT 1e-4
+#define PI 1e-2
+#define FULL 1e-7
+
+static const family families[] = {
+    {"natgrad, eigen, joint", NATGRAD(" solver=eigen damping_split=joint"),
+     FACTORS | SOLVES | SCALES, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1,
+     .knob = "damping", .power = 1, .tail = JOINT, .predict = kronecker, .growth = 64},
+    {"natgrad, eigen, pi", NATGRAD(" solver=eigen damping_split=pi"), FACTORS | SOLVES | SCALES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1,
+     .tail = PI, .predict = kronecker, .growth = 64},
+    {"natgrad, eigen, full", NATGRAD(" solver=eigen damping_split=full"), FACTORS | SOLVES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 2,
+     .tail = FULL, .predict = kronecker, .growth = 64},
+    {"natgrad, cholesky, pi", NATGRAD(" damping_split=pi"), FACTORS | SOLVES | SCALES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1,
+     .tail = PI, .predict = kronecker, .growth = 64},
+    {"natgrad, cholesky, full", NATGRAD(" damping_split=full"), FACTORS | SOLVES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 2,
+     .tail = FULL, .predict = kronecker, .growth = 64},
+    {"natgrad, inverse, pi", NATGRAD(" cholesky_form=inverse"), FACTORS | SOLVES | SCALES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1,
+     .tail = PI, .predict = kronecker, .growth = 64},
+    {"natgrad, factor, pi", NATGRAD(" cholesky_form=factor"), FACTORS | SOLVES | SCALES,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1,
+     .tail = PI, .predict = kronecker, .growth = 64},
+    {"kaisa", "method=kaisa" USUAL, FACTORS | SCALES, .calls = EVEN_SUMS, .shards = EVEN_SUMS,
+     .repeat = 4, .knob = "damping", .power = 1, .tail = JOINT, .predict = kronecker, .growth = 64},
+    {"kaisa, inverse", "method=kaisa solver=cholesky prediv=0 damping_split=full" USUAL, FACTORS,
+     .calls = EVEN_SUMS, .shards = EVEN_SUMS, .knob = "damping", .power = 2, .tail = FULL,
+     .predict = kronecker, .growth = 64},
+    {"mpd-kfac", "method=mpd-kfac" USUAL, FACTORS | SCALES, .calls = NO_PARTS, .shards = EVEN_MEANS,
+     .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT, .predict = kronecker, .growth = 64},
+    {"mpd-kfac, inverse",
+     "method=mpd-kfac solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1" USUAL,
+     FACTORS | SCALES, .calls = NO_PARTS, .shards = EVEN_MEANS, .repeat = 1, .knob = "damping",
+     .power = 1, .tail = PI, .predict = kronecker, .growth = 64},
+    {"dp-kfac", "method=dp-kfac" USUAL, FACTORS | SCALES, .calls = NO_PARTS, .shards = NO_PARTS,
+     .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT, .predict = kronecker, .growth = 64},
+    {"eva-kfac", "method=eva-kfac" USUAL, FACTORS | SCALES | ALIKE, .calls = NO_PARTS,
+     .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", .power = 1, .tail = PI,
+     .predict = kronecker, .growth = 64},
+    {"sam", "method=sam stat_decay=0.6 radius=0.5",
+     IN_GROUPS | FRACTIONS | SCALES | ALIKE | READS_INPUT | READS_OUTPUT, .calls = NO_PARTS,
+     .shards = EVEN_SUMS, .repeat = 4, .knob = "radius", .predict = product, .growth = 64},
+    {"eva", "method=eva" USUAL, INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT,
+     .calls = NO_PARTS, .shards = EVEN_SUMS, .repeat = 4, .knob = "damping", .power = 1,
+     .tail = JOINT, .predict = r1_predict, .growth = R1_GROWTH},
+    {"eva-natgrad", "method=eva-natgrad" USUAL,
+     INVERSE | VECTORS | SOLVES | SCALES | READS_INPUT | READS_OUTPUT, .calls = ANY_PARTS,
+     .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
+     .predict = r1_predict, .growth = R1_GROWTH},
+    {"eva-f", "method=eva-f" USUAL, INVERSE | VECTORS | READS_INPUT, .calls = NO_PARTS,
+     .shards = EVEN_SUMS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
+     .predict = r1_predict, .growth = R1_GROWTH},
+    {"adasgd", "method=adasgd damping=0.1", VECTORS, .calls = ANY_PARTS, .shards = ANY_PARTS,
+     .repeat = 1, .knob = "damping", .predict = r1_predict, .growth = R1_GROWTH},
+};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+/* ---- running properties ----------------------------------------------------------------------*/
+
+/* The linear algebras built in, one after the other: its name, NULL behind the last. */
+static const char *next_linalg(int32_t *i) {
+  while (*i < ng_component_count()) {
+    ng_component c = {.struct_size = sizeof c};
+    assert_int_equal(ng_component_info((*i)++, &c), NG_OK);
+    if (strcmp(c.kind, "linalg") == 0 && c.built_in) return c.name;
+  }
+  return NULL;
+}
+
+static void everywhere(void **state) {
+  const property *p = *state;
+  int rows = 0;
+  for (const family *f = families; f < families + FAMILIES; f++) {
+    const unsigned promises = f->promises | (f->predict != NULL ? PREDICTED : 0);
+    if ((promises & p->promise) != p->promise) continue;
+    int32_t i = 0;
+    for (variant v = {f, next_linalg(&i)}; v.linalg != NULL; v.linalg = next_linalg(&i)) {
+      p->check(&v);
+      rows++;
+    }
+  }
+  if (rows == 0) fail_msg("nobody promises it");
+}
+
+static void every_method_has_a_row(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < ng_method_count(); i++) {
+    ng_method_info m = {.struct_size = sizeof m};
+    bool found = false;
+    assert_int_equal(ng_method_at(i, &m), NG_OK);
+    for (const family *f = families; f < families + FAMILIES; f++)
+      found = found || strcmp(v_options(&(variant){f, NULL}).method, m.name) == 0;
+    if (!found) fail_msg("method %s", m.name);
+  }
+}
+
+/* OpenBLAS's own; absent with another BLAS.  Ranks are threads here, and as many threads of BLAS for
+ * each of them would only wait for each other: fourfold time on two processors. */
+void openblas_set_num_threads(int n) __attribute__((weak));
+
+int properties_main(const char *group, const property *list, size_t n) {
+  struct CMUnitTest tests[32] = {{"every method has a row", every_method_has_a_row, 0, 0, 0}};
+  if (n >= sizeof tests / sizeof tests[0]) return 1;
+  if (openblas_set_num_threads) openblas_set_num_threads(1);
+  for (size_t i = 0; i < n; i++) {
+    tests[i + 1].name = list[i].name;
+    tests[i + 1].test_func = everywhere;
+    tests[i + 1].initial_state = (void *)(uintptr_t)&list[i];
+  }
+  return _cmocka_run_group_tests(group, tests, n + 1, NULL, NULL);
+}
+
+/* ---- for properties --------------------------------------------------------------------------*/
+
+void v_fail(const variant *v, const char *format, ...) {
+  char text[400];
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  fail_msg("NG_TEST_SEED=%" PRIu64 " %s on %s: %s", test_seed(), v->f->name, v->linalg, text);
+}
+
+ng_options v_options(const variant *v) { return fixture_parse(v->f->options); }
+
+double v_turn(const variant *v, ng_options *o, double by) {
+  if (strcmp(v->f->knob, "radius") == 0) {
+    o->radius /= by;
+    return 1;
+  }
+  o->damping *= by;
+  return by;
+}
+
+scene_result v_play_as(const variant *v, const scene *s, const ng_options *o, scene_look look) {
+  scene_result r;
+  look.linalg = v->linalg;
+  scene_play(s, o, &look, &r);
+  if (r.status != NG_OK) v_fail(v, "%s %s", ng_status_name(r.status), r.message);
+  if (!(r.rank_gap == 0)) v_fail(v, "ranks differ by %g", r.rank_gap);
+  if (r.allocations > 0) v_fail(v, "%d allocations in steps", (int)r.allocations);
+  return r;
+}
+
+scene_result v_play(const variant *v, const scene *s, const ng_options *o) {
+  return v_play_as(v, s, o, (scene_look){0});
+}
+
+double v_condition(const scene *s, const scene_result *predicted) {
+  double c = 1;
+  for (int32_t t = 0; t < s->steps; t++) {
+    for (int32_t l = 0; l < s->layers; l++)
+      c = fmax(c, predicted->condition[t][l]);
+  }
+  return c;
+}
+
+double v_tolerance(const variant *v, const scene *s, const ng_options *o) {
+  scene_result r;
+  if (v->f->predict == NULL) return 2 * v->f->growth * unit;
+  v->f->predict(s, o, &r);
+  const double c = v_condition(s, &r);
+  scene_forget(&r);
+  return 2 * v->f->growth * unit * c;
+}
+
+void v_predicted(const variant *v, const char *what, const scene *s, const ng_options *o) {
+  scene_result want, got = v_play(v, s, o);
+  v->f->predict(s, o, &want);
+  v_same(v, what, s, &got, &want, v->f->growth * unit * v_condition(s, &want));
+  scene_forget(&want);
+  scene_forget(&got);
+}
+
+void v_same(const variant *v, const char *what, const scene *s, const scene_result *x,
+            const scene_result *y, double tolerance) {
+  for (int32_t t = 0; t < s->steps; t++) {
+    double e = fabs(x->nu[t] - y->nu[t]) / y->nu[t];
+    int32_t worst = -1;
+    for (int32_t l = 0; l < s->layers; l++) {
+      const double gap = scene_gap(s, t, l, x, y);
+      if (!(gap <= e)) {
+        e = gap;
+        worst = l;
+      }
+    }
+    if (!(e <= tolerance))
+      v_fail(v, "%s, step %d, %s: %.3g > %.3g", what, t, worst < 0 ? "nu" : s->name[worst], e,
+             tolerance);
+  }
+}
+
+void v_equal(const variant *v, const char *what, const scene *x, const ng_options *ox,
+             const scene *y, const ng_options *oy, double tolerance) {
+  scene_result r = v_play(v, x, ox), q = v_play(v, y, oy);
+  v_same(v, what, y, &r, &q, tolerance);
+  scene_forget(&r);
+  scene_forget(&q);
+}
+
+/* ---- scenes ----------------------------------------------------------------------------------*/
+
+scene *v_layers_of(int32_t steps, int32_t ranks) {
+  scene *s = scene_create(steps, ranks);
+  scene_linear(s, 7, 4, true, 1);
+  scene_linear(s, 5, 3, false, 3);
+  ng_layer *l = scene_conv(s, 3, 4, 3, 3, 5, 6, true);
+  l->padding[0] = l->padding[1] = 1;
+  l = scene_conv(s, 4, 6, 3, 2, 7, 5, true);
+  l->groups = l->stride[0] = l->dilation[1] = 2;
+  l->padding[0] = 1;
+  scene_close(s);
+  return s;
+}
+
+scene *v_uneven(int32_t steps, int32_t ranks, uint64_t salt) {
+  rng r = {test_seed() ^ salt};
+  scene *s = v_layers_of(steps, ranks);
+  for (int32_t t = 0; t < steps; t++) {
+    for (int32_t k = 0; k < ranks; k++) {
+      for (int64_t c = 1 + (k + t) % 2; c > 0; c--)
+        scene_call(s, t, k, 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
+    }
+  }
+  scene_fill(s, &r);
+  return s;
+}
+
+scene *v_even(int32_t steps, int32_t ranks, uint64_t salt) {
+  rng r = {test_seed() ^ salt};
+  scene *s = v_layers_of(steps, ranks);
+  for (int32_t t = 0; t < steps; t++) {
+    for (int32_t k = 0; k < ranks; k++)
+      scene_call(s, t, k, 3)->batch.reduction = NG_SUM;
+  }
+  scene_fill(s, &r);
+  return s;
+}
+
+static void scale(scene *s, double c, bool by_samples) {
+  for (int32_t t = 0; t < s->steps; t++) {
+    for (int32_t r = 0; r < s->ranks; r++) {
+      for (int32_t k = 0; k < s->calls[t][r]; k++) {
+        scene_micro *m = &s->micro[t][r][k];
+        if (by_samples) m->batch.reduction = NG_MEAN;
+        for (int32_t l = 0; l < s->layers; l++) {
+          for (int32_t u = 0; u < s->uses[l]; u++) {
+            for (int64_t i = 0; i < scene_out_count(s, l, m->batch.samples); i++)
+              m->g[l][u][i] *= by_samples ? 1 / (double)m->batch.samples : c;
+          }
+        }
+      }
+    }
+  }
+}
+
+void v_means(scene *s) { scale(s, 1, true); }
+void v_scale_losses(scene *s, double c) { scale(s, c, false); }
+
+void v_weights(scene *s) {
+  for (int32_t l = 0; l < s->layers; l++) {
+    s->W[l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    for (int64_t i = 0; i < scene_weights(s, l); i++)
+      s->W[l][i] = 1 + (double)(i % 7) / 8;
+  }
+}
+
+const char *const v_clips[V_CLIPS] = {"none", "kl", "rescale", "norm", "ratio", "rms"};
+
+/* ---- numbers ---------------------------------------------------------------------------------*/
+
+double v_dot(const double *x, const double *y, int64_t n) {
+  double s = 0;
+  for (int64_t i = 0; i < n; i++)
+    s += x[i] * y[i];
+  return s;
+}
+
+double v_most(const double *x, int64_t n) {
+  double most = 0;
+  for (int64_t i = 0; i < n; i++)
+    most = fmax(most, fabs(x[i]));
+  return most;
+}

@@ -1,0 +1,131 @@
+/* families.h: the table of everything that preconditions, and what each row promises; t_properties*.c
+ * prove the promises, each property on every row that makes it, with every linear algebra built in.
+ *
+ * To add a family, a method or a solver: a row in families.c, and a prediction function if it
+ * promises exact results.  Nothing else.
+ *
+ * Tolerance.  Two runs that are equal in exact arithmetic differ in f32 by rounding of the curvature,
+ * which reaches the result times the condition of the damped curvature, as the row's prediction
+ * tells it.  `growth` is how many units 2^-24 of that one run may be off: 64 for factors, as measured
+ * in t_oracle.c, 8 for mean vectors, as in rankone_oracle.h.
+ */
+#ifndef TESTS_FAMILIES_H
+#define TESTS_FAMILIES_H
+
+#include "fixture.h"
+#include "scene.h"
+
+/* What a row may promise, beside what holds for everyone (positive, zero gives zero, no order matters,
+ * the same bits for any threads, ...).
+ *
+ *   LINEAR     P is linear, and D / damping^power without curvature or with a large damping
+ *   SYMMETRIC  <y, Px> = <Py, x>
+ *   SOLVES     P put back into curvature and damping, both by definition, gives D
+ *   SCALES     a loss c times as large has c^2 times the curvature
+ *   IN_GROUPS  the groups of a convolution are convolutions beside each other
+ *   HALVES     averages and results may be kept in half precision
+ *   FRACTIONS  any grad_worker_fraction
+ *   VECTORS    holds vectors, no matrices: wide layers are cheap
+ *   READS_...  inputs, output gradients; who does not read them takes anything
+ *   ALIKE      the prediction knows ranks that show equally many samples only
+ *   PREDICTED  follows from `predict` */
+enum {
+  LINEAR = 1 << 0,
+  SYMMETRIC = 1 << 1,
+  SOLVES = 1 << 2,
+  SCALES = 1 << 3,
+  IN_GROUPS = 1 << 4,
+  HALVES = 1 << 5,
+  FRACTIONS = 1 << 6,
+  VECTORS = 1 << 7,
+  READS_INPUT = 1 << 8,
+  READS_OUTPUT = 1 << 9,
+  ALIKE = 1 << 10,
+  PREDICTED = 1 << 11,
+  EVERYONE = 0
+};
+
+/* Which parts make the whole: parts of any size, or of equal size, of summed or of mean losses. */
+typedef enum parts { NO_PARTS, ANY_PARTS, EVEN_SUMS, EVEN_MEANS } parts;
+
+typedef struct family {
+  const char *name;    /* in messages */
+  const char *options; /* as fixture_options takes them */
+  unsigned promises;
+  parts calls;  /* micro-batches that make a batch */
+  parts shards; /* shards of ranks that make the batch of one rank */
+  /* A batch twice over, its loss a mean (so that g halves), has a `repeat`-th of the curvature; 0: no
+   * promise.  `knob` has the unit of curvature ("damping"), or of its inverse ("radius"). */
+  double repeat;
+  const char *knob;
+  /* LINEAR: at damping 1e10, damping^power P is D but for `tail` of its largest entry. */
+  double power, tail;
+  /* Exact results, and the condition by which roundings grow; NULL: it promises none. */
+  void (*predict)(const scene *s, const ng_options *o, scene_result *out);
+  double growth;
+} family;
+
+/* A row with one linear algebra. */
+typedef struct variant {
+  const family *f;
+  const char *linalg;
+} variant;
+
+typedef struct property {
+  const char *name;
+  unsigned promise; /* all of them */
+  void (*check)(const variant *v);
+} property;
+
+/* Runs every property on every variant that promises it; fails if there is none, or if a method of the
+ * library has no row.  For main(). */
+int properties_main(const char *group, const property *list, size_t n);
+#define PROPERTIES_MAIN(group, list) properties_main(group, list, sizeof(list) / sizeof((list)[0]))
+
+/* ---- for properties: on the main thread, failing the test ------------------------------------*/
+
+void v_fail(const variant *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
+ng_options v_options(const variant *v);
+/* The curvature is `by` times as large: turns the knob so that the result is that of before, over the
+ * factor that is returned. */
+double v_turn(const variant *v, ng_options *o, double by);
+
+/* Play: the status is NG_OK, ranks have the same bits, no step has allocated anything. */
+scene_result v_play_as(const variant *v, const scene *s, const ng_options *o, scene_look look);
+scene_result v_play(const variant *v, const scene *s, const ng_options *o);
+
+/* A prediction's condition of the worst layer and step; what two runs may differ by. */
+double v_condition(const scene *s, const scene_result *predicted);
+double v_tolerance(const variant *v, const scene *s, const ng_options *o);
+
+/* Results and nu are equal up to `tolerance` of the largest entry of each layer; 0: the same bits. */
+void v_same(const variant *v, const char *what, const scene *s, const scene_result *x,
+            const scene_result *y, double tolerance);
+/* v_play of both, and that. */
+void v_equal(const variant *v, const char *what, const scene *x, const ng_options *ox,
+             const scene *y, const ng_options *oy, double tolerance);
+
+/* v_play gives what the row predicts, in double, so half the tolerance is enough. */
+void v_predicted(const variant *v, const char *what, const scene *s, const ng_options *o);
+
+/* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated). */
+scene *v_layers_of(int32_t steps, int32_t ranks);
+/* The same, filled, of summed losses: every rank with its own number of micro-batches of its own
+ * sizes; or all with one micro-batch of three. */
+scene *v_uneven(int32_t steps, int32_t ranks, uint64_t salt);
+scene *v_even(int32_t steps, int32_t ranks, uint64_t salt);
+/* Losses that were sums are means now: each g gets smaller by the samples of its micro-batch. */
+void v_means(scene *s);
+/* Every g of the scene times c. */
+void v_scale_losses(scene *s, double c);
+
+/* Weights, which a ratio to their norm needs. */
+void v_weights(scene *s);
+/* Every kind of clip; those from V_BOUNDED on need a clip_bound. */
+enum { V_CLIPS = 6, V_BOUNDED = 3 };
+extern const char *const v_clips[V_CLIPS];
+
+double v_dot(const double *x, const double *y, int64_t n);
+double v_most(const double *x, int64_t n); /* largest |x| */
+
+#endif

@@ -1,0 +1,173 @@
+/* fixture.c: see fixture.h. */
+#include "fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- options ---------------------------------------------------------------------------------*/
+
+ng_status fixture_options(ng_options *o, char *text, char *message, size_t size) {
+  ng_status st = ng_options_init(o);
+  while (*text != 0 && st == NG_OK) {
+    char *name = text, *value = strchr(text, '=');
+    if (value == NULL) {
+      (void)snprintf(message, size, "'%s' has no =", name);
+      return NG_ERR_ARG;
+    }
+    *value++ = 0;
+    text = value + (strcmp(name, "schedule") == 0 ? strlen(value) : strcspn(value, " "));
+    if (*text != 0) *text++ = 0;
+    st = strcmp(name, "method") == 0 ? ng_options_set_method(o, value, message, size)
+                                     : ng_options_set(o, name, value, message, size);
+  }
+  return st;
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+/* Keeps the library's own words about a failure. */
+static ng_status note(fixture *f, ng_status st) {
+  if (st != NG_OK && f->ctx != NULL) {
+    (void)snprintf(f->message, sizeof f->message, "%s", ng_last_error(f->ctx));
+  }
+  return st;
+}
+
+static ng_status context(fixture *f, const fixture_how *how) {
+  ng_context_config c;
+  ng_status st = ng_context_config_init(&c);
+  if (how != NULL) {
+    if (how->config != NULL) c = *how->config;
+    if (how->linalg != NULL) c.linalg = how->linalg;
+    if (how->threads > 0) c.threads = how->threads;
+    if (how->transport != NULL) c.transport = how->transport;
+  }
+  if (st == NG_OK) st = ng_context_create(&c, f->message, sizeof f->message, &f->ctx);
+  return st;
+}
+
+ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {
+  memset(f, 0, sizeof *f);
+  ng_status st = context(f, how);
+  return st == NG_OK ? note(f, ng_precond_create(f->ctx, o, &f->p)) : st;
+}
+
+ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) {
+  char text[512];
+  ng_options o;
+  memset(f, 0, sizeof *f);
+  (void)snprintf(text, sizeof text, "%s", options);
+  const ng_status st = fixture_options(&o, text, f->message, sizeof f->message);
+  return st == NG_OK ? fixture_open_options(f, &o, how) : st;
+}
+
+void fixture_close(fixture *f) {
+  ng_precond_destroy(&f->p);
+  ng_context_destroy(&f->ctx);
+}
+
+/* ---- model -----------------------------------------------------------------------------------*/
+
+ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const ng_view *grad,
+                       const ng_view *weight) {
+  ng_status st = NG_OK;
+  if (grad != NULL && grad->data != NULL) st = ng_bind_grad(f->p, index, which, grad);
+  if (st == NG_OK && weight != NULL && weight->data != NULL) {
+    st = ng_bind_weight(f->p, index, which, weight);
+  }
+  return note(f, st);
+}
+
+ng_status fixture_linear(fixture *f, const char *name, const ng_view grad[2],
+                         const ng_view weight[2]) {
+  int32_t index = -1;
+  const int32_t bias = grad[NG_BIAS].rows > 0;
+  ng_status st =
+      note(f, ng_add_linear(f->p, name, grad[NG_WEIGHT].cols, grad[NG_WEIGHT].rows, bias, &index));
+  for (int k = 0; k < 1 + bias && st == NG_OK; k++) {
+    st = fixture_bind(f, index, (ng_param)k, &grad[k], weight == NULL ? NULL : &weight[k]);
+  }
+  return st;
+}
+
+ng_status fixture_tensor(fixture *f, const char *name, const ng_view *grad, const ng_view *weight) {
+  int32_t index = -1;
+  ng_status st = note(f, ng_add_tensor(f->p, name, grad->rows * grad->cols, &index));
+  return st == NG_OK ? fixture_bind(f, index, NG_WEIGHT, grad, weight) : st;
+}
+
+/* ---- observe, step ---------------------------------------------------------------------------*/
+
+ng_status fixture_begin(fixture *f, int64_t samples) {
+  ng_batch b;
+  ng_status st = ng_batch_init(&b);
+  b.samples = samples;
+  return st == NG_OK ? note(f, ng_begin(f->p, &b)) : st;
+}
+
+ng_status fixture_observe(fixture *f, int32_t index, const ng_view *a, const ng_view *g) {
+  ng_status st = a == NULL ? NG_OK : note(f, ng_observe_input(f->p, index, a, NG_COPY));
+  if (st >= NG_OK && g != NULL) {
+    const ng_status second = note(f, ng_observe_output_grad(f->p, index, g, NG_COPY));
+    if (second != NG_OK) st = second;
+  }
+  return st;
+}
+
+ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const ng_view *a,
+                       const ng_view *g) {
+  const ng_status st = fixture_begin(f, samples);
+  return st == NG_OK ? fixture_observe(f, index, a, g) : st;
+}
+
+ng_sgd fixture_sgd(double lr, double momentum) {
+  ng_sgd s;
+  if (ng_sgd_init(&s) != NG_OK) memset(&s, 0, sizeof s); /* which ng_step_sgd refuses */
+  s.lr = lr;
+  s.momentum = momentum;
+  return s;
+}
+
+ng_status fixture_step(fixture *f, const ng_sgd *how) {
+  char update[32] = "";
+  ng_status st = ng_get(f->p, "update", update, sizeof update);
+  if (st == NG_OK && strcmp(update, "adamw") == 0) {
+    ng_adamw a;
+    st = ng_adamw_init(&a);
+    a.lr = how->lr;
+    return st == NG_OK ? note(f, ng_step_adamw(f->p, &a)) : st;
+  }
+  if (st != NG_OK) return note(f, st);
+  return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how) : ng_step(f->p, how->lr));
+}
+
+/* ---- main thread only ------------------------------------------------------------------------*/
+
+void fixture_ok(const fixture *f, ng_status st) {
+  if (st != NG_OK) {
+    fail_msg("%s: %s", ng_status_name(st), f->ctx == NULL ? f->message : ng_last_error(f->ctx));
+  }
+}
+
+void fixture_set(ng_options *o, const char *name, const char *value) {
+  char message[256];
+  if (ng_options_set(o, name, value, message, sizeof message) != NG_OK) {
+    fail_msg("%s = %s: %s", name, value, message);
+  }
+}
+
+ng_options fixture_parse(const char *text) {
+  ng_options o;
+  char copy[512], message[256] = "";
+  (void)snprintf(copy, sizeof copy, "%s", text);
+  if (fixture_options(&o, copy, message, sizeof message) != NG_OK) {
+    fail_msg("%s: %s", text, message);
+  }
+  return o;
+}

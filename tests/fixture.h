@@ -1,0 +1,69 @@
+/* fixture.h: the one place where a test makes a context and a preconditioner, from texts, and leads
+ * it through bind, observe and step.
+ *
+ *   fixture f;
+ *   st = fixture_open(&f, "method=eva damping=0.1", &(fixture_how){.linalg = "ref", .threads = 1});
+ *   st = fixture_linear(&f, "fc", grad, weight);   st = ng_ready(f.p);
+ *   st = fixture_show(&f, 4, 0, &a, &g);           st = fixture_step(&f, &sgd);
+ *   fixture_close(&f);
+ *
+ * Everything returns what the library said and asserts nothing, so ranks may call it from their own
+ * threads; what asserts is at the end, for the main thread only.  A test that is about one of these
+ * calls makes it itself, on f.ctx and f.p.
+ */
+#ifndef TESTS_FIXTURE_H
+#define TESTS_FIXTURE_H
+
+#include "natgrad.h"
+
+typedef struct fixture {
+  ng_context *ctx;
+  ng_precond *p;
+  char message[512]; /* why the last call here failed; "" if none did */
+} fixture;
+
+/* Where it runs; zeros, or no such struct, leave everything to the library. */
+typedef struct fixture_how {
+  const char *linalg;
+  int32_t threads;
+  const ng_transport *transport;
+  const ng_context_config *config; /* what the three above are put into: an allocator, a log */
+} fixture_how;
+
+/* "method=eva damping=0.1 clip=none", onto the defaults: a method sets every option, so it comes
+ * first; a schedule has blanks, so it comes last.  `text` is cut up, and free texts point into it. */
+ng_status fixture_options(ng_options *o, char *text, char *message, size_t size);
+
+/* A context and an empty preconditioner.  After a failure the fixture holds what there was so far;
+ * fixture_close in any case. */
+ng_status fixture_open(fixture *f, const char *options, const fixture_how *how);
+ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how);
+void fixture_close(fixture *f);
+
+/* A layer, a parameter without curvature; a view whose data is NULL is not bound.  Of a linear layer
+ * grad and weight are [NG_WEIGHT], [NG_BIAS], its shape is that of grad[NG_WEIGHT], and it has a bias
+ * if grad[NG_BIAS] has rows; weight may be NULL.  Indices count from 0 in the order of these calls. */
+ng_status fixture_linear(fixture *f, const char *name, const ng_view grad[2],
+                         const ng_view weight[2]);
+ng_status fixture_tensor(fixture *f, const char *name, const ng_view *grad, const ng_view *weight);
+ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const ng_view *grad,
+                       const ng_view *weight);
+
+/* A micro-batch, its loss a mean; and one in which one layer is shown both its arrays, whatever the
+ * first of the two says (the worse status is returned).  NULL is not shown. */
+ng_status fixture_begin(fixture *f, int64_t samples);
+ng_status fixture_observe(fixture *f, int32_t index, const ng_view *a, const ng_view *g);
+ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const ng_view *a,
+                       const ng_view *g);
+
+/* SGD without momentum; the step that option `update` names: of AdamW and ng_step only how->lr. */
+ng_sgd fixture_sgd(double lr, double momentum);
+ng_status fixture_step(fixture *f, const ng_sgd *how);
+
+/* ---- main thread only: fail the test with the reason, unless it is NG_OK ---------------------*/
+
+void fixture_ok(const fixture *f, ng_status st);
+void fixture_set(ng_options *o, const char *name, const char *value);
+ng_options fixture_parse(const char *text); /* no free texts, which would point nowhere */
+
+#endif

@@ -1,0 +1,426 @@
+/* scene_play.c: see scene.h.  Goes in: a scene, options, a look.  Goes out: preconditioned gradients
+ * of every step, played by the library (public functions only, one thread a rank) or by the oracle.
+ */
+#include "scene.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fixture.h"
+#include "ranks.h"
+
+/* ---- how the library sees it -----------------------------------------------------------------*/
+
+/* Round to nearest even, by definition: scale so that the unit in the last place is 1. */
+static double round_bits(double x, int bits, int least) {
+  if (x == 0 || !isfinite(x)) return x;
+  int e;
+  (void)frexp(x, &e);
+  int ulp = e - bits < least ? least : e - bits;
+  return ldexp(nearbyint(ldexp(x, -ulp)), ulp);
+}
+
+static void put(void *data, ng_dtype t, int64_t i, double x) {
+  float f = (float)x;
+  uint32_t w;
+  if (t == NG_F32) {
+    ((float *)data)[i] = f;
+  } else if (t == NG_BF16) {
+    f = (float)round_bits(x, 8, -133);
+    memcpy(&w, &f, sizeof w);
+    ((uint16_t *)data)[i] = (uint16_t)(w >> 16);
+  } else { /* f16; values of the tests stay below its overflow */
+    f = (float)round_bits(x, 11, -24);
+    memcpy(&w, &f, sizeof w);
+    uint32_t sign = w >> 16 & 0x8000u, h;
+    int e = (int)(w >> 23 & 0xffu) - 127;
+    if (f == 0)
+      h = 0;
+    else if (isnan(f))
+      h = 0x7e00u;
+    else if (e < -14)
+      h = (uint32_t)lrint(ldexp(fabs(f), 24));
+    else
+      h = (uint32_t)(e + 15) << 10 | (w & 0x7fffffu) >> 13;
+    ((uint16_t *)data)[i] = (uint16_t)(sign | h);
+  }
+}
+
+static double get(const void *data, ng_dtype t, int64_t i) {
+  if (t == NG_F32) return (double)((const float *)data)[i];
+  uint16_t h = ((const uint16_t *)data)[i];
+  if (t == NG_BF16) {
+    uint32_t w = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &w, sizeof f);
+    return (double)f;
+  }
+  int e = h >> 10 & 0x1f, m = h & 0x3ff;
+  double x = e == 0 ? ldexp(m, -24) : e == 31 ? (m ? NAN : INFINITY) : ldexp(1024 + m, e - 25);
+  return h & 0x8000 ? -x : x;
+}
+
+/* A view of v, times `by`, as the look wants it; the memory is the view's data. */
+static ng_view show(const scene *s, const scene_look *look, int32_t i, bool grad, int64_t B,
+                    const double *v, double by) {
+  const ng_layer *l = &s->layer[i];
+  ng_dtype type = look->shown ? look->shown : NG_F32;
+  int64_t S = s->positions[i], rows, cols, hw = 1, channels = grad ? l->out : l->in;
+  if (l->kind == NG_CONV2D) {
+    hw = grad ? S : l->image[0] * l->image[1];
+    rows = B;
+    cols = channels * hw;
+  } else {
+    rows = B * S;
+    cols = channels;
+  }
+  int64_t stride = cols + look->pad;
+  ng_view out =
+      ng_view_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
+  out.row_stride = stride;
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = cols; c < stride; c++)
+      put(out.data, type, r * stride + c, (double)NAN);
+    for (int64_t c = 0; c < cols; c++) {
+      int64_t to_r = r, to_c = c;
+      if (l->kind == NG_CONV2D && look->layout == NG_NHWC) to_c = c % hw * channels + c / hw;
+      if (l->kind == NG_LINEAR && look->order == NG_POSITIONS_FIRST) to_r = r % S * B + r / S;
+      put(out.data, type, to_r * stride + to_c, by * v[r * cols + c]);
+    }
+  }
+  return out;
+}
+
+/* ---- the library plays -----------------------------------------------------------------------*/
+
+typedef struct play {
+  const scene *s;
+  const ng_options *opt;
+  const scene_look *look;
+  scene_result *result; /* [rank] */
+} play;
+
+typedef struct actor {
+  const play *p;
+  int32_t rank;
+  bool trying; /* this step is the one that is in trouble */
+  fixture f;
+  int32_t index[SCENE_LAYERS];
+  ng_view grad[SCENE_LAYERS][2], weight[SCENE_LAYERS][2];
+} actor;
+
+/* Where entry (i, j) of D is, of a layer whose bias is its last column. */
+static ng_view *place(ng_view slot[2], int64_t i, int64_t j, int64_t *at) {
+  const bool bias = j >= slot[0].cols;
+  *at = bias ? i : i * slot[0].row_stride + j;
+  return &slot[bias];
+}
+
+static void write(const scene *s, int32_t l, ng_view slot[2], const double *x) {
+  const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
+  for (int64_t i = 0, at; i < n; i++) {
+    ng_view *v = place(slot, i / p, i % p, &at);
+    put(v->data, v->dtype, at, x[i]);
+  }
+}
+
+static void read(const scene *s, int32_t l, ng_view slot[2], double *x) {
+  const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
+  for (int64_t i = 0, at; i < n; i++) {
+    const ng_view *v = place(slot, i / p, i % p, &at);
+    x[i] = get(v->data, v->dtype, at);
+  }
+}
+
+/* A slot full of NaN. */
+static ng_view slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
+  ng_view v = ng_view_of(NULL, rows, cols, type);
+  v.row_stride = cols + pad;
+  v.data = scene_room((size_t)(rows * v.row_stride * ng_dtype_size(type)));
+  for (int64_t i = 0; i < rows * v.row_stride; i++)
+    put(v.data, type, i, (double)NAN);
+  return v;
+}
+
+static ng_status add(actor *a, int32_t l) {
+  const scene *s = a->p->s;
+  const scene_look *look = a->p->look;
+  ng_layer d = s->layer[l];
+  if (d.kind == NG_CONV2D && look->layout) d.layout = look->layout;
+  if (d.kind == NG_LINEAR && look->order) d.order = look->order;
+  if (d.kind == NG_LINEAR && look->declare_positions) d.positions = s->positions[l];
+  ng_status st = ng_add_layer(a->f.p, &d, &a->index[l]);
+  const ng_dtype type = look->gradient ? look->gradient : NG_F32;
+  const int64_t q = oracle_rows(&d), w = oracle_cols(&d) - (d.bias ? 1 : 0);
+  for (int k = 0; k < (d.bias ? 2 : 1); k++) {
+    const int64_t rows = k ? 1 : q, cols = k ? q : w;
+    a->grad[l][k] = slot_of(rows, cols, look->pad, type);
+    if (s->W[l]) a->weight[l][k] = slot_of(rows, cols, 0, NG_F32);
+  }
+  if (s->W[l]) write(s, l, a->weight[l], s->W[l]);
+  for (int k = 0; k < (d.bias ? 2 : 1) && st == NG_OK; k++) {
+    st = fixture_bind(&a->f, a->index[l], (ng_param)k, &a->grad[l][k], &a->weight[l][k]);
+  }
+  return st;
+}
+
+static ng_status enter(actor *a, const ng_transport *transport) {
+  const play *p = a->p;
+  const fixture_how how = {.linalg = p->look->linalg,
+                           .threads = p->look->threads > 0 ? p->look->threads : 1,
+                           .transport = p->s->ranks > 1 ? transport : NULL};
+  ng_status st = fixture_open_options(&a->f, p->opt, &how);
+  for (int32_t k = 0; k < p->s->layers && st == NG_OK; k++) {
+    st = add(a, p->look->reverse ? p->s->layers - 1 - k : k);
+  }
+  return st == NG_OK ? ng_ready(a->f.p) : st;
+}
+
+static void leave(actor *a) {
+  fixture_close(&a->f);
+  for (int32_t l = 0; l < a->p->s->layers; l++) {
+    for (int k = 0; k < 2; k++) {
+      free(a->grad[l][k].data);
+      free(a->weight[l][k].data);
+      a->grad[l][k].data = a->weight[l][k].data = NULL;
+    }
+  }
+}
+
+/* Is this the array in trouble?  The last one to be read of its kind, so that all others are in. */
+static bool spoilt(const actor *a, int32_t t, int32_t c, int32_t l, int32_t u, bool grad) {
+  const scene *s = a->p->s;
+  const scene_trouble what = a->p->look->trouble;
+  const bool input = what == SCENE_BAD_INPUT || what == SCENE_NO_INPUT;
+  const bool output = what == SCENE_BAD_OUTPUT_GRAD || what == SCENE_NO_OUTPUT_GRAD;
+  if (!a->trying || a->rank != s->ranks - 1 || c != s->calls[t][a->rank] - 1) return false;
+  if (!(grad ? output : input) || u != (grad ? 0 : s->uses[l] - 1)) return false;
+  for (int32_t k = grad ? 0 : l + 1; k < (grad ? l : s->layers); k++) {
+    if (ng_wants(a->f.p, a->index[k])) return false;
+  }
+  return true;
+}
+
+static ng_status observe(actor *a, int32_t t, int32_t c, int32_t l, int32_t u, bool grad) {
+  const scene *s = a->p->s;
+  const scene_micro *m = &s->micro[t][a->rank][c];
+  const scene_trouble what = a->p->look->trouble;
+  const double *v = grad ? m->g[l][u] : m->a[l][u];
+  const bool bad = spoilt(a, t, c, l, u, grad);
+  if (!v || (!a->p->look->show_unwanted && !ng_wants(a->f.p, a->index[l]))) return NG_OK;
+  if (bad && (what == SCENE_NO_INPUT || what == SCENE_NO_OUTPUT_GRAD)) return NG_OK;
+  /* other numbers than the step that will count, so that none of them goes unnoticed */
+  ng_view x = show(s, a->p->look, l, grad, m->batch.samples, v, a->trying ? 2 : 1);
+  if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);
+  ng_status st = fixture_observe(&a->f, a->index[l], grad ? NULL : &x, grad ? &x : NULL);
+  free(x.data);
+  return st == NG_SKIPPED && a->trying ? NG_OK : st; /* the step will say so */
+}
+
+static ng_status observe_all(actor *a, int32_t t) {
+  const scene *s = a->p->s;
+  for (int32_t c = 0; c < s->calls[t][a->rank]; c++) {
+    ng_status st = ng_begin(a->f.p, &s->micro[t][a->rank][c].batch);
+    for (int32_t l = 0; l < s->layers && st == NG_OK; l++) {
+      for (int32_t u = 0; u < s->uses[l] && st == NG_OK; u++)
+        st = observe(a, t, c, l, u, false);
+    }
+    for (int32_t l = s->layers - 1; l >= 0 && st == NG_OK; l--) {
+      for (int32_t u = s->uses[l] - 1; u >= 0 && st == NG_OK; u--)
+        st = observe(a, t, c, l, u, true);
+    }
+    if (st != NG_OK) return st;
+  }
+  return NG_OK;
+}
+
+/* A step that must not happen: everything is shown, something is wrong.  Counted when it was
+ * refused and no gradient changed. */
+static ng_status attempt(actor *a, int32_t t) {
+  const scene *s = a->p->s;
+  const scene_trouble what = a->p->look->trouble;
+  a->trying = true;
+  ng_status st = observe_all(a, t);
+  a->trying = false;
+  if (st != NG_OK) return st;
+  if (what == SCENE_ABANDONED) return ng_reset_batch(a->f.p);
+  if (what >= SCENE_NO_INPUT && a->rank == s->ranks - 1) {
+    ng_batch b = s->micro[t][a->rank][0].batch;
+    b.loss_scale = (double)INFINITY;
+    if (ng_begin(a->f.p, &b) != NG_SKIPPED) return NG_ERR_STATE;
+  }
+  double *was[SCENE_LAYERS];
+  /* gradients are averages, the same everywhere; where not every rank reads them, all are spoilt */
+  const bool looks = a->rank == s->ranks - 1 || a->p->opt->grad_worker_fraction < 1;
+  bool same = true;
+  for (int32_t l = 0; l < s->layers; l++) {
+    const ng_view *g = &a->grad[l][0];
+    write(s, l, a->grad[l], s->D[t][l]);
+    if (what == SCENE_BAD_GRADIENT && looks && l == s->layers - 1)
+      put(g->data, g->dtype, g->cols - 1, (double)NAN);
+    was[l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    read(s, l, a->grad[l], was[l]);
+  }
+  st = ng_step(a->f.p, 0.1);
+  for (int32_t l = 0; l < s->layers; l++) {
+    double *is = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    read(s, l, a->grad[l], is);
+    for (int64_t i = 0; i < scene_weights(s, l); i++)
+      same = same && (is[i] == was[l][i] || (isnan(is[i]) && isnan(was[l][i])));
+    free(is);
+    free(was[l]);
+  }
+  a->p->result[a->rank].refused += st == NG_SKIPPED && same;
+  return st < NG_OK ? st : NG_OK;
+}
+
+static ng_status take_step(actor *a, int32_t t) {
+  const scene *s = a->p->s;
+  const scene_look *look = a->p->look;
+  scene_result *out = &a->p->result[a->rank];
+  ng_status st = s->damping[t] > 0 ? ng_set_real(a->f.p, "damping", s->damping[t]) : NG_OK;
+  if (st == NG_OK && look->trouble && look->trouble_at == t) st = attempt(a, t);
+  if (st == NG_OK) st = observe_all(a, t);
+  if (st != NG_OK) return st;
+  for (int32_t l = 0; l < s->layers; l++)
+    write(s, l, a->grad[l], s->D[t][l]);
+  st = ng_step(a->f.p, 0.1);
+  if (st < NG_OK) return st;
+  for (int32_t l = 0; l < s->layers; l++) {
+    out->P[t][l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    read(s, l, a->grad[l], out->P[t][l]);
+  }
+  ng_report report = {.struct_size = sizeof report};
+  ng_status told = ng_report_read(a->f.p, &report);
+  out->nu[t] = report.clip;
+  out->inner[t] = report.inner;
+  return told < NG_OK ? told : st;
+}
+
+/* What is held goes to the file and comes back into a preconditioner that was never used. */
+static ng_status resume(actor *a, const ng_transport *transport) {
+  ng_status st = ng_save(a->f.p, a->p->look->resume);
+  if (st != NG_OK) return st;
+  leave(a);
+  st = enter(a, transport);
+  return st == NG_OK ? ng_load(a->f.p, a->p->look->resume) : st;
+}
+
+static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
+  const play *p = arg;
+  const scene_look *look = p->look;
+  actor a = {.p = p, .rank = rank};
+  scene_result *out = &p->result[rank];
+  ng_status worst = NG_OK, st = enter(&a, transport);
+  for (int32_t t = 0; t < p->s->steps && st >= NG_OK; t++) {
+    int64_t before = 0, after = 0;
+    ng_context_allocated(a.f.ctx, NULL, NULL, &before);
+    st = take_step(&a, t);
+    ng_context_allocated(a.f.ctx, NULL, NULL, &after);
+    out->allocations += after - before;
+    if (st > worst) worst = st;
+    if (st >= NG_OK && look->resume && look->resume_after == t) st = resume(&a, transport);
+  }
+  if (st >= NG_OK && look->save) st = ng_save(a.f.p, look->save);
+  if (st < NG_OK) {
+    snprintf(out->message, sizeof out->message, "rank %d: %s: %.400s", rank, ng_status_name(st),
+             a.f.ctx ? ng_last_error(a.f.ctx) : a.f.message);
+    worst = st;
+  }
+  leave(&a);
+  return out->status = worst;
+}
+
+void scene_play(const scene *s, const ng_options *opt, const scene_look *look, scene_result *out) {
+  scene_result *result = scene_room(sizeof *result * (size_t)s->ranks);
+  play p = {s, opt, look, result};
+  ng_status worst = s->ranks > 1 ? ranks_run(s->ranks, act, &p, NULL) : act(0, NULL, &p);
+  double gap = 0;
+  for (int32_t r = 1; r < s->ranks; r++) {
+    for (int32_t t = 0; t < s->steps; t++) {
+      for (int32_t l = 0; l < s->layers; l++) {
+        const double *x = result[0].P[t][l], *y = result[r].P[t][l];
+        for (int64_t i = 0; x && y && i < scene_weights(s, l); i++) {
+          gap = fmax(gap, fabs(x[i] - y[i]));
+        }
+      }
+    }
+    if (result[0].message[0] == '\0') {
+      memcpy(result[0].message, result[r].message, sizeof result[0].message);
+    }
+    result[0].allocations += result[r].allocations;
+    if (result[r].refused < result[0].refused) result[0].refused = result[r].refused;
+    scene_forget(&result[r]);
+  }
+  *out = result[0];
+  out->status = worst;
+  out->rank_gap = gap;
+  free(result);
+}
+
+/* ---- the oracle plays ------------------------------------------------------------------------*/
+
+void scene_predict(const scene *s, const ng_options *opt, scene_result *out, oracle **keep) {
+  oracle *o = oracle_create(opt, s->ranks);
+  memset(out, 0, sizeof *out);
+  for (int32_t l = 0; l < s->layers; l++)
+    (void)oracle_add(o, &s->layer[l]);
+  for (int32_t t = 0; t < s->steps; t++) {
+    for (int32_t l = 0; l < s->layers; l++) {
+      if (s->damping[t] > 0) oracle_options(o, l)->damping = s->damping[t];
+      if (s->decay_scheduled) oracle_options(o, l)->stat_decay = s->decay[t];
+    }
+    for (int32_t r = 0; r < s->ranks; r++) {
+      for (int32_t c = 0; c < s->calls[t][r]; c++) {
+        const scene_micro *m = &s->micro[t][r][c];
+        oracle_begin(o, r, &m->batch);
+        for (int32_t l = 0; l < s->layers; l++) {
+          for (int32_t u = 0; u < s->uses[l]; u++) {
+            if (m->a[l][u]) oracle_input(o, r, l, m->a[l][u], s->positions[l]);
+          }
+        }
+        for (int32_t l = s->layers - 1; l >= 0; l--) {
+          for (int32_t u = s->uses[l] - 1; u >= 0; u--) {
+            if (m->g[l][u]) oracle_output_grad(o, r, l, m->g[l][u], s->positions[l]);
+          }
+        }
+      }
+    }
+    for (int32_t l = 0; l < s->layers; l++) {
+      out->P[t][l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
+    }
+    out->nu[t] = oracle_step(o, 0.1, (const double *const *)s->D[t], out->P[t]);
+    out->inner[t] = oracle_inner(o);
+    for (int32_t l = 0; l < s->layers; l++)
+      out->condition[t][l] = oracle_condition(o, l);
+  }
+  if (keep)
+    *keep = o;
+  else
+    oracle_destroy(&o);
+}
+
+/* ---- results ---------------------------------------------------------------------------------*/
+
+void scene_forget(scene_result *r) {
+  for (int t = 0; t < SCENE_STEPS; t++) {
+    for (int l = 0; l < SCENE_LAYERS; l++) {
+      free(r->P[t][l]);
+      r->P[t][l] = NULL;
+    }
+  }
+}
+
+double scene_gap(const scene *s, int32_t step, int32_t l, const scene_result *x,
+                 const scene_result *y) {
+  double gap = 0, most = 0;
+  for (int64_t i = 0; i < scene_weights(s, l); i++) {
+    double d = fabs(x->P[step][l][i] - y->P[step][l][i]);
+    if (!isfinite(d)) return INFINITY;
+    gap = fmax(gap, d);
+    most = fmax(most, fabs(y->P[step][l][i]));
+  }
+  return most > 0 ? gap / most : gap;
+}

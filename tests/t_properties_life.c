@@ -1,0 +1,300 @@
+/* t_properties_life.c: what happens to a run may not change its results: how many ranks share the
+ * work and how, that it is repeated, stopped and resumed, that a step is refused or abandoned on the
+ * way.  Each property runs on every row of families.c that promises it and on every linear algebra
+ * built in; tolerances are explained in families.h.  That a step allocates nothing and that ranks
+ * have the same bits is looked at in every run (v_play). */
+#include "families.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const int32_t crowd[] = {1, 2, 3, 5};
+enum { CROWDS = sizeof crowd / sizeof crowd[0] };
+
+static bool has(const variant *v, unsigned promise) { return (v->f->promises & promise) != 0; }
+
+/* The shift that stays in an average is divided by the ranks (as published): it shows from the second
+ * step on. */
+static int32_t steps_of(const ng_options *o) { return o->damping_leak ? 1 : 2; }
+
+/* Two ways to divide the work: every rank holds every result, or its owner only. */
+static int ways(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
+
+static ng_options divided(const variant *v, int way) {
+  ng_options o = v_options(v);
+  if (has(v, FRACTIONS)) o.grad_worker_fraction = way;
+  return o;
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+/* Shards of any size that every rank has for itself, as the prediction has them. */
+static void ranks_as_predicted(const variant *v) {
+  for (int k = 1; k < CROWDS; k++) {
+    scene *s = has(v, ALIKE) ? v_even(2, crowd[k], 6) : v_uneven(2, crowd[k], 6);
+    for (int way = 0; way < ways(v); way++) {
+      const ng_options o = divided(v, way);
+      v_predicted(v, "prediction for ranks", s, &o);
+    }
+    scene_destroy(&s);
+  }
+}
+
+/* N ranks with a shard each are one rank with everything. */
+static void ranks_share_a_batch(const variant *v) {
+  if (v->f->shards == NO_PARTS) return;
+  for (int k = 0; k < CROWDS; k++) {
+    const ng_options usual = v_options(v);
+    const int32_t steps = steps_of(&usual);
+    scene *s =
+        v->f->shards == ANY_PARTS ? v_uneven(steps, crowd[k], 6) : v_even(steps, crowd[k], 6);
+    scene *whole = scene_merge(s);
+    if (v->f->shards == EVEN_MEANS) {
+      v_means(s);
+      v_means(whole);
+    }
+    scene_result y = v_play(v, whole, &usual);
+    const double tolerance = v_tolerance(v, s, &usual);
+    for (int way = 0; way < ways(v); way++) {
+      const ng_options o = divided(v, way);
+      scene_result x = v_play(v, s, &o);
+      v_same(v, "ranks", s, &x, &y, tolerance);
+      scene_forget(&x);
+    }
+    scene_forget(&y);
+    scene_destroy(&s);
+    scene_destroy(&whole);
+  }
+}
+
+/* The batch of `one`, on every rank. */
+static scene *on_every_rank(const scene *one, int32_t ranks) {
+  scene *s = v_even(one->steps, ranks, 28);
+  v_means(s);
+  for (int32_t t = 0; t < s->steps; t++) {
+    for (int32_t l = 0; l < s->layers; l++) {
+      const scene_micro *from = &one->micro[t][0][0];
+      memcpy(s->D[t][l], one->D[t][l], sizeof(double) * (size_t)scene_weights(s, l));
+      for (int32_t r = 0; r < s->ranks; r++) {
+        scene_micro *to = &s->micro[t][r][0];
+        memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)scene_in_count(s, l, 3));
+        memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)scene_out_count(s, l, 3));
+      }
+    }
+  }
+  v_weights(s);
+  return s;
+}
+
+/* Ranks that all have the same batch are one rank with it. */
+static void ranks_see_the_same(const variant *v) {
+  const ng_options usual = v_options(v);
+  scene *one = v_even(steps_of(&usual), 1, 27);
+  v_means(one);
+  const double tolerance = v_tolerance(v, one, &usual);
+  for (int k = 1; k < CROWDS; k++) {
+    scene *s = on_every_rank(one, crowd[k]);
+    for (int way = 0; way < ways(v); way++) {
+      const ng_options o = divided(v, way);
+      v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
+    }
+    scene_destroy(&s);
+  }
+  scene_destroy(&one);
+}
+
+/* Each kind of clip, too, looks at the blocks of all ranks. */
+static void ranks_clip_together(const variant *v) {
+  scene *one = v_even(1, 1, 27), *s;
+  v_means(one);
+  v_weights(one);
+  s = on_every_rank(one, 3);
+  const ng_options usual = v_options(v);
+  const double tolerance = v_tolerance(v, one, &usual);
+  for (int k = 1; k < V_CLIPS; k++) {
+    ng_options o = divided(v, k % ways(v));
+    o.clip = v_clips[k];
+    o.clip_bound = k < V_BOUNDED ? 0 : 0.01;
+    v_equal(v, o.clip, s, &o, one, &o, tolerance);
+  }
+  scene_destroy(&s);
+  scene_destroy(&one);
+}
+
+/* Who holds the results is a matter of memory and messages only: one row, two, four. */
+static void fractions(const variant *v) {
+  static const double fraction[] = {0, 0.5, 1};
+  scene *s = has(v, ALIKE) ? v_even(2, 4, 29) : v_uneven(2, 4, 29);
+  ng_options o = v_options(v);
+  scene_result r[3];
+  for (int k = 0; k < 3; k++) {
+    o.grad_worker_fraction = fraction[k];
+    r[k] = v_play(v, s, &o);
+    v_same(v, "fractions", s, &r[k], &r[0], 0);
+  }
+  for (int k = 0; k < 3; k++)
+    scene_forget(&r[k]);
+  scene_destroy(&s);
+}
+
+/* ---- the same again --------------------------------------------------------------------------*/
+
+/* One rank with threads, three ranks: what was played before. */
+static scene *party(const variant *v, int32_t ranks) {
+  return has(v, ALIKE) ? v_even(4, ranks, 13) : v_uneven(4, ranks, 13);
+}
+
+static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks == 1 ? 3 : 1}; }
+
+static void again(const variant *v) {
+  for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
+    scene *s = party(v, ranks);
+    const ng_options o = v_options(v);
+    scene_result x = v_play_as(v, s, &o, stage(ranks)), y = v_play_as(v, s, &o, stage(ranks));
+    v_same(v, "again", s, &x, &y, 0);
+    scene_forget(&x);
+    scene_forget(&y);
+    scene_destroy(&s);
+  }
+}
+
+/* Saved, and gone on by a preconditioner that was never used: the same bits.  With every layer
+ * observed in every second step only, the average that is held decides the others. */
+static void resumed(const variant *v) {
+  char file[64]; /* in memory, if there is such a place: it is written often, and flushed */
+  (void)snprintf(file, sizeof file, "%s/t_properties-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  const int fd = mkstemp(file);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  for (int k = 0; k < 4; k++) {
+    const int32_t ranks = k < 2 ? 1 : 3;
+    scene *s = party(v, ranks);
+    ng_options o = v_options(v);
+    o.stat_period = 1 + k % 2;
+    scene_look look = stage(ranks);
+    scene_result x = v_play_as(v, s, &o, look);
+    look.resume = file;
+    look.resume_after = k == 0 || k == 3 ? 2 : 0;
+    scene_result y = v_play_as(v, s, &o, look);
+    v_same(v, "resumed", s, &y, &x, 0);
+    scene_forget(&x);
+    scene_forget(&y);
+    scene_destroy(&s);
+  }
+  assert_int_equal(unlink(file), 0);
+}
+
+/* ---- refused ---------------------------------------------------------------------------------*/
+
+/* A step with a value that is not finite, on one rank, is refused on every rank and changes no
+ * gradient; the array with that value is in no average: what follows has the bits of a run in which it
+ * was not shown, and the step was refused for another reason.  (What else that step was shown does go
+ * into the averages, in both runs.) */
+static void refused(const variant *v) {
+  static const struct {
+    const char *name;
+    scene_trouble what, as;
+    unsigned reads; /* who does not read it cannot refuse it */
+  } trouble[] = {{"input", SCENE_BAD_INPUT, SCENE_NO_INPUT, READS_INPUT},
+                 {"output gradient", SCENE_BAD_OUTPUT_GRAD, SCENE_NO_OUTPUT_GRAD, READS_OUTPUT},
+                 {"gradient", SCENE_BAD_GRADIENT, SCENE_BAD_SCALE, EVERYONE}};
+  for (int k = 0; k < 3 * 2; k++) {
+    if (trouble[k % 3].reads != EVERYONE && !has(v, trouble[k % 3].reads)) continue;
+    const int32_t ranks = k < 3 ? 1 : 3;
+    scene *s = party(v, ranks);
+    ng_options o = v_options(v);
+    o.damping_leak = 0; /* a gradient is looked at after the solve, which leaks */
+    for (int32_t at = 0; at < 3; at++) {
+      scene_look look = stage(ranks);
+      look.trouble = trouble[k % 3].what;
+      look.trouble_at = at;
+      scene_result x = v_play_as(v, s, &o, look), y;
+      look.trouble = trouble[k % 3].as;
+      /* before there is an average, who was not shown is missed */
+      if (at > 0 || look.trouble == SCENE_BAD_SCALE) {
+        y = v_play_as(v, s, &o, look);
+        v_same(v, trouble[k % 3].name, s, &x, &y, 0);
+        if (y.refused != 1) v_fail(v, "%s at step %d: its twin", trouble[k % 3].name, at);
+        scene_forget(&y);
+      }
+      if (x.refused != 1) v_fail(v, "%s, at step %d: not refused", trouble[k % 3].name, at);
+      scene_forget(&x);
+    }
+    scene_destroy(&s);
+  }
+}
+
+/* What was observed before ng_reset_batch was never there. */
+static void abandoned(const variant *v) {
+  for (int32_t ranks = 1; ranks <= 3; ranks += 2) {
+    scene *s = party(v, ranks);
+    const ng_options o = v_options(v);
+    scene_look look = stage(ranks);
+    scene_result clean = v_play_as(v, s, &o, look);
+    look.trouble = SCENE_ABANDONED;
+    for (look.trouble_at = 0; look.trouble_at < 4; look.trouble_at += 2) {
+      scene_result r = v_play_as(v, s, &o, look);
+      v_same(v, "abandoned", s, &r, &clean, 0);
+      scene_forget(&r);
+    }
+    scene_forget(&clean);
+    scene_destroy(&s);
+  }
+}
+
+/* Without curvature P is D / damping; beyond the range of what it goes to, the gradient stays. */
+static void out_of_range(const variant *v) {
+  static const struct {
+    ng_dtype type;
+    double largest;
+  } type[] = {{NG_F32, 0x1p127}, {NG_F16, 0x1p15}};
+  for (int k = 0; k < 2; k++) {
+    scene *s = v_even(1, 1, 30);
+    scene_micro *m = &s->micro[0][0][0];
+    scene_result r;
+    ng_options o = v_options(v);
+    o.clip = "none";
+    o.damping = 1e-3;
+    o.stat_decay = 0;
+    for (int32_t l = 0; l < s->layers; l++) {
+      const double most = v_most(s->D[0][l], scene_weights(s, l));
+      memset(m->a[l][0], 0, sizeof(double) * (size_t)scene_in_count(s, l, 3));
+      memset(m->g[l][0], 0, sizeof(double) * (size_t)scene_out_count(s, l, 3));
+      for (int64_t i = 0; i < scene_weights(s, l); i++)
+        s->D[0][l][i] = s->D[0][l][i] < most ? 0 : type[k].largest;
+    }
+    scene_play(s, &o, &(scene_look){.linalg = v->linalg, .gradient = type[k].type}, &r);
+    if (r.status != NG_SKIPPED)
+      v_fail(v, "out of range of %s: %s %s", ng_dtype_name(type[k].type), ng_status_name(r.status),
+             r.message);
+    for (int32_t l = 0; l < s->layers; l++)
+      assert_memory_equal(r.P[0][l], s->D[0][l], sizeof(double) * (size_t)scene_weights(s, l));
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
+int main(void) {
+  static const property list[] = {
+      {"ranks as predicted", PREDICTED, ranks_as_predicted},
+      {"ranks share a batch", EVERYONE, ranks_share_a_batch},
+      {"ranks see the same", EVERYONE, ranks_see_the_same},
+      {"ranks clip together", EVERYONE, ranks_clip_together},
+      {"fractions", FRACTIONS, fractions},
+      {"again", EVERYONE, again},
+      {"resumed", EVERYONE, resumed},
+      {"refused", EVERYONE, refused},
+      {"abandoned", EVERYONE, abandoned},
+      {"out of range", LINEAR, out_of_range},
+  };
+  return PROPERTIES_MAIN("properties of a life", list);
+}
