@@ -87,21 +87,6 @@ static void count(sim *s) {
   }
 }
 
-/* "a=1 b=2", cut up in place: free texts are borrowed until ng_precond_create.  A schedule comes
- * last, because its text may have blanks. */
-static ng_status set_all(ng_options *o, char *set, char *message, size_t size) {
-  ng_status st = NG_OK;
-  while (*set != 0 && st == NG_OK) {
-    char *name = set, *value = strchr(set, '=');
-    if (value == NULL) return NG_ERR_ARG;
-    *value++ = 0;
-    set = value + (ng_is(name, "schedule") ? strlen(value) : strcspn(value, " "));
-    if (*set != 0) *set++ = 0;
-    st = ng_options_set(o, name, value, message, size);
-  }
-  return st;
-}
-
 static ng_status bind(sim *s) {
   float *g = s->grad, *w = s->weight;
   for (int32_t i = 0; i < s->layers; i++) {
@@ -113,8 +98,7 @@ static ng_status bind(sim *s) {
       const int64_t r = k == 0 ? rows : 1;
       ng_view grad = ng_view_of(g, r, n[k] / r, NG_F32),
               weight = ng_view_of(w, r, n[k] / r, NG_F32);
-      ng_status st = ng_bind_grad(s->p, s->index[i], (ng_param)k, &grad);
-      if (st == NG_OK) st = ng_bind_weight(s->p, s->index[i], (ng_param)k, &weight);
+      const ng_status st = fixture_bind(&s->f, s->index[i], (ng_param)k, &grad, &weight);
       if (st != NG_OK) return st;
       g += n[k];
       w += n[k];
@@ -137,26 +121,22 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
   for (int64_t i = 0; i < s->count; i++) {
     s->weight[i] = number(-1, 0, 0, i);
   }
-  ng_context_config c;
-  ng_status st = ng_context_config_init(&c);
-  if (st == NG_OK && config != NULL) c = *config;
-  c.transport = t;
-  c.linalg = how->linalg;
-  c.threads = how->threads > 0 ? how->threads : 1;
-  if (st == NG_OK) st = ng_context_create(&c, s->message, sizeof s->message, &s->ctx);
-  ng_options o;
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = ng_options_set_method(&o, how->method, s->message, sizeof s->message);
   char set[512];
-  (void)snprintf(set, sizeof set, "%s", how->set);
-  if (st == NG_OK) st = set_all(&o, set, s->message, sizeof s->message);
-  if (st == NG_OK) st = ng_precond_create(s->ctx, &o, &s->p);
+  (void)snprintf(set, sizeof set, "method=%s %s", how->method, how->set);
+  const fixture_how where = {.linalg = how->linalg,
+                             .threads = how->threads > 0 ? how->threads : 1,
+                             .transport = t,
+                             .config = config};
+  ng_status st = fixture_open(&s->f, set, &where);
+  s->ctx = s->f.ctx;
+  s->p = s->f.p;
   for (int32_t i = 0; i < s->layers && st == NG_OK; i++) {
     st = s->layer[i].kind == 0 ? ng_add_tensor(s->p, s->layer[i].name, s->layer[i].in, &s->index[i])
                                : ng_add_layer(s->p, &s->layer[i], &s->index[i]);
   }
   if (st == NG_OK) st = bind(s);
   if (st == NG_OK) st = ng_ready(s->p);
+  (void)snprintf(s->message, sizeof s->message, "%.255s", s->f.message);
   if (st != NG_OK && s->ctx != NULL && s->message[0] == 0) {
     (void)snprintf(s->message, sizeof s->message, "%s", ng_last_error(s->ctx));
   }
@@ -164,8 +144,7 @@ ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
 }
 
 void sim_close(sim *s) {
-  ng_precond_destroy(&s->p);
-  ng_context_destroy(&s->ctx);
+  fixture_close(&s->f);
   free(s->seen);
   free(s->weight);
   free(s->grad);
@@ -189,19 +168,13 @@ static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t 
       s->seen[k] = number(step, who, 2 * i + grad, k);
     }
     const ng_view v = ng_view_of(s->seen, rows, cols, NG_F32);
-    const ng_status st = grad ? ng_observe_output_grad(s->p, s->index[i], &v, NG_COPY)
-                              : ng_observe_input(s->p, s->index[i], &v, NG_COPY);
+    const ng_status st = fixture_observe(&s->f, s->index[i], grad ? NULL : &v, grad ? &v : NULL);
     if (st != NG_OK) return st;
   }
   return NG_OK;
 }
 
-ng_status sim_begin(sim *s, int64_t step) {
-  ng_batch b;
-  ng_status st = ng_batch_init(&b);
-  b.samples = 4 + s->rank + step % 2;
-  return st == NG_OK ? ng_begin(s->p, &b) : st;
-}
+ng_status sim_begin(sim *s, int64_t step) { return fixture_begin(&s->f, 4 + s->rank + step % 2); }
 
 static ng_status observe(sim *s, int64_t step) {
   const int64_t samples = 4 + s->rank + step % 2;
@@ -226,21 +199,9 @@ ng_status sim_step(sim *s, int64_t step) {
   }
   st = ng_get(s->p, "update", update, sizeof update);
   if (st != NG_OK) return st;
-  if (ng_is(update, "sgd")) {
-    ng_sgd how;
-    st = ng_sgd_init(&how);
-    how.lr = 0.05;
-    how.momentum = 0.9;
-    how.weight_decay = 0.01;
-    return st == NG_OK ? ng_step_sgd(s->p, &how) : st;
-  }
-  if (ng_is(update, "adamw")) {
-    ng_adamw how;
-    st = ng_adamw_init(&how);
-    how.lr = 0.01;
-    return st == NG_OK ? ng_step_adamw(s->p, &how) : st;
-  }
-  return ng_step(s->p, 0.1);
+  ng_sgd how = fixture_sgd(ng_is(update, "sgd") ? 0.05 : ng_is(update, "adamw") ? 0.01 : 0.1, 0.9);
+  how.weight_decay = 0.01;
+  return fixture_step(&s->f, &how);
 }
 
 /* ---- fingerprint -----------------------------------------------------------------------------*/

@@ -6,7 +6,7 @@
 #ifndef TESTS_SIM_H
 #define TESTS_SIM_H
 
-#include "natgrad.h"
+#include "fixture.h"
 
 #include <stdbool.h>
 
@@ -34,7 +34,9 @@ enum { SIM_LAYERS = 8 };
 
 typedef struct sim {
   sim_setup how;
-  ng_context *ctx;
+  fixture f;
+  ng_context
+      *ctx; /* those of f                                                                   */
   ng_precond *p;
   int32_t rank, layers;
   ng_layer layer[SIM_LAYERS]; /* kind 0: a tensor of `in`                                         */

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "natgrad.h"
+#include "fixture.h"
 
 #include <stdbool.h>
 
@@ -94,10 +94,9 @@ static void give(void *user, void *ptr, size_t bytes) {
 enum { B = 3, IN = 3, OUT = 2, C = 2, H = 3 };
 
 typedef struct run {
-  ng_context *ctx;
-  ng_precond *p;
+  fixture f; /* made call by call, each of them again after a failure */
   int32_t fc, conv, norm, threads;
-  const char *solver; /* or "eva", a method of the other family */
+  const char *options;
   float w[OUT * IN + OUT + OUT * C * 4 + 2], dw[OUT * IN + OUT + OUT * C * 4 + 2];
   char file[64], message[256];
   int64_t t;
@@ -112,25 +111,19 @@ static ng_status make_context(run *r) {
   c.alloc = take;
   c.free = give;
   c.threads = r->threads;
-  return ng_context_create(&c, r->message, sizeof r->message, &r->ctx);
+  return ng_context_create(&c, r->message, sizeof r->message, &r->f.ctx);
 }
 
 static ng_status make_precond(run *r) {
+  char set[256];
   ng_options o;
-  ng_status st = ng_options_init(&o);
-  if (strcmp(r->solver, "eva") == 0) {
-    if (st == NG_OK) st = ng_options_set_method(&o, r->solver, NULL, 0);
-  } else {
-    o.solver = r->solver;
-  }
-  if (strcmp(r->solver, "eigen") == 0) o.damping_split = "joint";
-  o.update = "sgd";
-  o.skip_layers = "no such layer";
-  o.schedule = "damping*0.5@1,2";
-  return st == NG_OK ? ng_precond_create(r->ctx, &o, &r->p) : st;
+  (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=^none$ schedule=damping*0.5@1,2",
+                 r->options);
+  const ng_status st = fixture_options(&o, set, r->message, sizeof r->message);
+  return st == NG_OK ? ng_precond_create(r->f.ctx, &o, &r->f.p) : st;
 }
 
-static ng_status add_fc(run *r) { return ng_add_linear(r->p, "fc", IN, OUT, 1, &r->fc); }
+static ng_status add_fc(run *r) { return ng_add_linear(r->f.p, "fc", IN, OUT, 1, &r->fc); }
 
 static ng_status add_conv(run *r) {
   ng_layer l;
@@ -141,10 +134,10 @@ static ng_status add_conv(run *r) {
   l.kernel[0] = l.kernel[1] = 2;
   l.image[0] = l.image[1] = H;
   l.options = "damping=0.02";
-  return st == NG_OK ? ng_add_layer(r->p, &l, &r->conv) : st;
+  return st == NG_OK ? ng_add_layer(r->f.p, &l, &r->conv) : st;
 }
 
-static ng_status add_tensor(run *r) { return ng_add_tensor(r->p, "gamma", 2, &r->norm); }
+static ng_status add_tensor(run *r) { return ng_add_tensor(r->f.p, "gamma", 2, &r->norm); }
 
 static ng_status bind(run *r) {
   const struct {
@@ -160,19 +153,17 @@ static ng_status bind(run *r) {
   for (int i = 0; i < 4 && st == NG_OK; i++) {
     const ng_view g = ng_view_of(r->dw + at, slot[i].rows, slot[i].cols, NG_F32);
     const ng_view w = ng_view_of(r->w + at, slot[i].rows, slot[i].cols, NG_F32);
-    st = ng_bind_grad(r->p, slot[i].index, slot[i].which, &g);
-    if (st == NG_OK) st = ng_bind_weight(r->p, slot[i].index, slot[i].which, &w);
+    st = fixture_bind(&r->f, slot[i].index, slot[i].which, &g, &w);
     at += slot[i].rows * slot[i].cols;
   }
   return st;
 }
 
-static ng_status ready(run *r) { return ng_ready(r->p); }
+static ng_status ready(run *r) { return ng_ready(r->f.p); }
 
 static ng_status step(run *r) {
   float x[B * C * H * H], g[B * OUT * 4];
-  ng_batch b;
-  ng_sgd how;
+  const ng_sgd how = fixture_sgd(0.1, 0.9);
   for (size_t i = 0; i < sizeof x / sizeof x[0]; i++)
     x[i] = number((int64_t)i + r->t);
   for (size_t i = 0; i < sizeof g / sizeof g[0]; i++)
@@ -181,24 +172,16 @@ static ng_status step(run *r) {
     r->dw[i] = number((int64_t)i) + r->w[i];
   const ng_view a1 = ng_view_of(x, B, IN, NG_F32), g1 = ng_view_of(g, B, OUT, NG_F32);
   const ng_view a2 = ng_view_of(x, B, C * H * H, NG_F32), g2 = ng_view_of(g, B, OUT * 4, NG_F32);
-  ng_status st = ng_batch_init(&b);
-  b.samples = B;
-  if (st == NG_OK) st = ng_begin(r->p, &b);
-  if (st == NG_OK) st = ng_observe_input(r->p, r->fc, &a1, NG_COPY);
-  if (st == NG_OK) st = ng_observe_output_grad(r->p, r->fc, &g1, NG_COPY);
-  if (st == NG_OK) st = ng_observe_input(r->p, r->conv, &a2, NG_COPY);
-  if (st == NG_OK) st = ng_observe_output_grad(r->p, r->conv, &g2, NG_COPY);
-  if (st == NG_OK) st = ng_sgd_init(&how);
-  how.lr = 0.1;
-  how.momentum = 0.9;
-  if (st == NG_OK) st = ng_step_sgd(r->p, &how);
+  ng_status st = fixture_show(&r->f, B, r->fc, &a1, &g1);
+  if (st == NG_OK) st = fixture_observe(&r->f, r->conv, &a2, &g2);
+  if (st == NG_OK) st = fixture_step(&r->f, &how);
   if (st >= NG_OK) r->t++;
   return st;
 }
 
-static ng_status set(run *r) { return ng_set(r->p, "stat_decay", "0.8"); }
-static ng_status save(run *r) { return ng_save(r->p, r->file); }
-static ng_status load(run *r) { return ng_load(r->p, r->file); }
+static ng_status set(run *r) { return ng_set(r->f.p, "stat_decay", "0.8"); }
+static ng_status save(run *r) { return ng_save(r->f.p, r->file); }
+static ng_status load(run *r) { return ng_load(r->f.p, r->file); }
 
 static const struct {
   const char *name;
@@ -221,9 +204,9 @@ static const struct {
 };
 enum { CALLS = sizeof calls / sizeof calls[0] };
 
-static void start(run *r, const char *solver, int32_t threads, const char *file) {
+static void start(run *r, const char *options, int32_t threads, const char *file) {
   memset(r, 0, sizeof *r);
-  r->solver = solver;
+  r->options = options;
   r->threads = threads;
   (void)snprintf(r->file, sizeof r->file, "%s", file);
   for (size_t i = 0; i < sizeof r->w / sizeof r->w[0]; i++)
@@ -234,8 +217,7 @@ static void start(run *r, const char *solver, int32_t threads, const char *file)
 }
 
 static void stop(run *r) {
-  ng_precond_destroy(&r->p);
-  ng_context_destroy(&r->ctx);
+  fixture_close(&r->f);
   mem.on = false;
 }
 
@@ -251,7 +233,7 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
       r->message[0] = 0;
       st = calls[i].call(r);
       if (st >= NG_OK) break;
-      const char *why = r->ctx == NULL ? r->message : ng_last_error(r->ctx);
+      const char *why = r->f.ctx == NULL ? r->message : ng_last_error(r->f.ctx);
       const bool parser = st == NG_ERR_FILE && mem.json && calls[i].call == load;
       if ((st != NG_ERR_NOMEM && !parser) || why[0] == 0) {
         mem.on = false;
@@ -268,7 +250,7 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
 
 /* Every `stride`-th (NG_TEST_MULT divides it: `make torture` asks for all of them); failing from
  * there on, every seventh of those. */
-static void every_allocation(const char *solver, int32_t threads, int64_t stride) {
+static void every_allocation(const char *options, int32_t threads, int64_t stride) {
   /* In memory, if there is such a place: thousands of files are written, and flushed. */
   char file[64], part[80];
   (void)snprintf(file, sizeof file, "%s/t_alloc-XXXXXX",
@@ -285,7 +267,7 @@ static void every_allocation(const char *solver, int32_t threads, int64_t stride
   const char *where;
   float expected[sizeof r.w / sizeof r.w[0]];
   mem.fail_at = 0;
-  start(&r, solver, threads, file);
+  start(&r, options, threads, file);
   assert_int_equal(play(&r, 1, &stuck, &where), 0);
   stop(&r);
   assert_int_equal(mem.blocks, 0);
@@ -297,7 +279,7 @@ static void every_allocation(const char *solver, int32_t threads, int64_t stride
   for (int64_t k = 1; k <= total; k += stride) {
     mem.fail_at = k;
     mem.for_ever = false;
-    start(&r, solver, threads, file);
+    start(&r, options, threads, file);
     const int met = play(&r, 2, &stuck, &where);
     stop(&r);
     if (met != 1 || stuck)
@@ -314,7 +296,7 @@ static void every_allocation(const char *solver, int32_t threads, int64_t stride
 
     if (k / stride % 7 != 0) continue;
     mem.for_ever = true;
-    start(&r, solver, threads, file);
+    start(&r, options, threads, file);
     (void)play(&r, 2, &stuck, &where);
     stop(&r);
     if (!stuck) fail_msg("allocation %d and all after it failed: nobody noticed", (int)k);
@@ -324,29 +306,29 @@ static void every_allocation(const char *solver, int32_t threads, int64_t stride
   }
   mem.fail_at = 0;
   assert_true(in_save_load > 20);
-  printf("allocations: solver = %s threads = %d failed one by one = %d of %d\n", solver, threads,
+  printf("allocations: %s threads = %d failed one by one = %d of %d\n", options, threads,
          (int)((total + stride - 1) / stride), (int)total);
   assert_int_equal(unlink(file), 0);
 }
 
 static void cholesky(void **state) {
   (void)state;
-  every_allocation("cholesky", 1, 1);
+  every_allocation("solver=cholesky", 1, 1);
 }
 
 static void eigen(void **state) {
   (void)state;
-  every_allocation("eigen", 1, 13);
+  every_allocation("solver=eigen damping_split=joint", 1, 13);
 }
 
 static void rank_one(void **state) {
   (void)state;
-  every_allocation("eva", 1, 5);
+  every_allocation("method=eva", 1, 5);
 }
 
 static void pool_of_two(void **state) {
   (void)state;
-  every_allocation("cholesky", 2, 13);
+  every_allocation("solver=cholesky", 2, 13);
 }
 
 int main(void) {

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "natgrad.h"
+#include "fixture.h"
 
 static ng_context *ctx;
 static ng_precond *p;
@@ -65,6 +65,7 @@ static void is_told(const char *expression, ng_status st) {
   } while (0)
 
 static void nothing(void **state) {
+  fixture f;
   char text[64];
   int32_t index_;
   ng_options options;
@@ -75,8 +76,9 @@ static void nothing(void **state) {
   const ng_view view = ng_view_of(&one, 1, 1, NG_F32);
   (void)state;
   assert_int_equal(ng_options_init(&options), NG_OK);
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ng_precond_create(ctx, &options, &p), NG_OK);
+  fixture_ok(&f, fixture_open(&f, "", NULL));
+  ctx = f.ctx;
+  p = f.p;
   assert_int_equal(ng_add_linear(p, "fc", 1, 1, 0, &index_), NG_OK);
   ARG(ng_threads_create(2, NULL));
   ARG(ng_threads_create(0, &(ng_threads *){NULL}));
@@ -197,8 +199,7 @@ static void nothing(void **state) {
   HARMLESS(ng_precond_destroy(NULL));
   HARMLESS(ng_context_destroy(NULL));
   HARMLESS(ng_threads_destroy(NULL));
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
 }
 
 /* Runs after the calls. */

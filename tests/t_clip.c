@@ -7,11 +7,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "natgrad.h"
+#include "fixture.h"
 
 enum { ROWS = 7, COLS = 19, STRIDE = 24, ALL = ROWS * COLS + ROWS };
 
@@ -65,11 +66,9 @@ typedef struct trial {
 } trial;
 
 static void play(trial *t) {
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  ng_options o;
-  int32_t fc = -1;
+  fixture f;
   matrix g, w;
+  char set[128];
   float db[ROWS], b[ROWS], a[4 * COLS], d[4 * ROWS];
   fill(&g, t->half, t->gradient, 1);
   fill(&w, t->half, t->weight, 5);
@@ -81,35 +80,20 @@ static void play(trial *t) {
     a[i] = sinf((float)i);
   for (int i = 0; i < 4 * ROWS; i++)
     d[i] = cosf((float)i) / 4;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  assert_int_equal(ng_options_set_method(&o, t->method, NULL, 0), NG_OK);
-  o.clip = t->clip;
-  o.clip_bound = 0.001;
-  o.update = t->update;
-  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
-  assert_int_equal(ng_add_linear(p, "fc", COLS, ROWS, 1, &fc), NG_OK);
-  const ng_view dw = view(&g), weight = view(&w), dbias = ng_view_of(db, 1, ROWS, NG_F32);
-  const ng_view bias = ng_view_of(b, 1, ROWS, NG_F32), in = ng_view_of(a, 4, COLS, NG_F32);
-  const ng_view out = ng_view_of(d, 4, ROWS, NG_F32);
-  assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &dw), NG_OK);
-  assert_int_equal(ng_bind_grad(p, fc, NG_BIAS, &dbias), NG_OK);
-  assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
-  assert_int_equal(ng_bind_weight(p, fc, NG_BIAS, &bias), NG_OK);
-  assert_int_equal(ng_ready(p), NG_OK);
-  ng_batch batch;
-  assert_int_equal(ng_batch_init(&batch), NG_OK);
-  batch.samples = 4;
-  assert_int_equal(ng_begin(p, &batch), NG_OK);
-  assert_int_equal(ng_observe_input(p, fc, &in, NG_COPY), NG_OK);
-  assert_int_equal(ng_observe_output_grad(p, fc, &out, NG_COPY), NG_OK);
+  const ng_view grad[2] = {view(&g), ng_view_of(db, 1, ROWS, NG_F32)};
+  const ng_view weight[2] = {view(&w), ng_view_of(b, 1, ROWS, NG_F32)};
+  const ng_view in = ng_view_of(a, 4, COLS, NG_F32), out = ng_view_of(d, 4, ROWS, NG_F32);
+  (void)snprintf(set, sizeof set, "method=%s clip=%s clip_bound=%s update=%s", t->method, t->clip,
+                 strcmp(t->clip, "none") == 0 ? "0" : "0.001", t->update);
+  fixture_ok(&f, fixture_open(&f, set, NULL));
+  fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, fixture_show(&f, 4, 0, &in, &out));
   const bool sgd = strcmp(t->update, "sgd") == 0;
-  ng_sgd how;
-  assert_int_equal(ng_sgd_init(&how), NG_OK);
-  how.lr = 1;
-  t->st = sgd ? ng_step_sgd(p, &how) : ng_step(p, 0.1);
+  const ng_sgd how = fixture_sgd(sgd ? 1 : 0.1, 0);
+  t->st = fixture_step(&f, &how);
   ng_report report = {.struct_size = sizeof report};
-  assert_int_equal(ng_report_read(p, &report), NG_OK);
+  fixture_ok(&f, ng_report_read(f.p, &report));
   t->nu = report.clip;
   for (int i = 0; i < ROWS; i++) {
     for (int k = 0; k < COLS; k++)
@@ -118,8 +102,7 @@ static void play(trial *t) {
       assert_true(isnan(at(&g, i, k)) && isnan(at(&w, i, k)));
     t->out[ROWS * COLS + i] = sgd ? b[i] : db[i];
   }
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
 }
 
 static void numbers(const trial *t, const char *what) {

@@ -7,12 +7,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "draw.h"
-#include "natgrad.h"
+#include "fixture.h"
 
 enum { Q = 10, IN = 784, P = IN + 1, ALL = Q * P }; /* rows of d: the weight, then the bias */
 
@@ -40,61 +41,42 @@ static uint16_t half_of(float x) { /* exact ones */
 /* One sample, so a is the input and g the output gradient; one step without a clip. */
 static ng_status play(trial *t) {
   static uint16_t narrow[ALL];
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  ng_options o;
-  ng_batch one;
-  int32_t fc = -1;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  assert_int_equal(ng_options_set_method(&o, t->method, NULL, 0), NG_OK);
-  assert_int_equal(ng_options_set(&o, "damping", t->damping, NULL, 0), NG_OK);
-  o.clip = "none";
-  o.update = t->update;
-  for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
-    narrow[i] = half_of(t->d[i]);
+  fixture f;
+  char set[128];
   const bool half = t->dtype == NG_F16;
   float db[Q], wb[Q];
   uint16_t narrow_b[Q];
+  for (int i = 0; i < ALL && half; i++)
+    narrow[i] = half_of(t->d[i]);
   for (int r = 0; r < Q; r++) {
     db[r] = t->d[r * P + IN];
     wb[r] = t->w[r * P + IN];
     narrow_b[r] = narrow[r * P + IN];
   }
-  ng_view grad = ng_view_of(half ? (void *)narrow : t->d, Q, IN, t->dtype);
-  ng_view weight = ng_view_of(t->w, Q, IN, NG_F32);
-  grad.row_stride = weight.row_stride = P;
-  const ng_view grad_b = ng_view_of(half ? (void *)narrow_b : db, 1, Q, t->dtype);
-  const ng_view weight_b = ng_view_of(wb, 1, Q, NG_F32);
+  ng_view grad[2] = {ng_view_of(half ? (void *)narrow : t->d, Q, IN, t->dtype),
+                     ng_view_of(half ? (void *)narrow_b : db, 1, Q, t->dtype)};
+  ng_view weight[2] = {ng_view_of(t->w, Q, IN, NG_F32), ng_view_of(wb, 1, Q, NG_F32)};
   const ng_view in = ng_view_of(t->a, 1, IN, NG_F32), out = ng_view_of(t->g, 1, Q, NG_F32);
-  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
-  assert_int_equal(ng_add_linear(p, "fc", IN, Q, 1, &fc), NG_OK);
-  assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
-  assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
-  assert_int_equal(ng_bind_grad(p, fc, NG_BIAS, &grad_b), NG_OK);
-  assert_int_equal(ng_bind_weight(p, fc, NG_BIAS, &weight_b), NG_OK);
-  assert_int_equal(ng_ready(p), NG_OK);
-  assert_int_equal(ng_batch_init(&one), NG_OK);
-  one.samples = 1;
-  assert_int_equal(ng_begin(p, &one), NG_OK);
-  assert_int_equal(ng_observe_input(p, fc, &in, NG_COPY), NG_OK);
-  assert_int_equal(ng_observe_output_grad(p, fc, &out, NG_COPY), NG_OK);
-  ng_sgd how;
-  assert_int_equal(ng_sgd_init(&how), NG_OK);
-  how.lr = 1;
-  const ng_status st = strcmp(t->update, "sgd") == 0 ? ng_step_sgd(p, &how) : ng_step(p, 0.1);
+  grad[0].row_stride = weight[0].row_stride = P;
+  (void)snprintf(set, sizeof set, "method=%s damping=%s clip=none update=%s", t->method, t->damping,
+                 t->update);
+  fixture_ok(&f, fixture_open(&f, set, NULL));
+  fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, fixture_show(&f, 1, 0, &in, &out));
+  const ng_sgd how = fixture_sgd(1, 0);
+  const ng_status st = fixture_step(&f, &how);
   ng_report report = {.struct_size = sizeof report};
-  assert_int_equal(ng_report_read(p, &report), NG_OK);
+  fixture_ok(&f, ng_report_read(f.p, &report));
   t->inner = report.inner;
   for (int r = 0; r < Q; r++) {
     t->d[r * P + IN] = db[r];
     t->w[r * P + IN] = wb[r];
     narrow[r * P + IN] = narrow_b[r];
   }
-  for (int i = 0; i < ALL && t->dtype == NG_F16; i++)
+  for (int i = 0; i < ALL && half; i++)
     t->d[i] = half_value(narrow[i]);
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
   return st;
 }
 

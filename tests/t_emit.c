@@ -7,6 +7,7 @@
  * Tolerance: 1e-6 of |w| + lr |update|, sixteen units 2^-24: an update is a dozen f32 operations,
  * and moments carry their rounding over a few steps.
  */
+#include "fixture.h"
 #include "oracle.h"
 #include "scene.h"
 
@@ -32,8 +33,7 @@ static const int64_t slot_rows[SLOTS] = {4, 1, 3, 1, 1}, slot_cols[SLOTS] = {5, 
 static const int slot_index[SLOTS] = {0, 0, 1, 1, 2}, slot_param[SLOTS] = {0, 1, 0, 1, 0};
 
 typedef struct model {
-  ng_context *ctx;
-  ng_precond *p;
+  fixture f;
   int64_t pad;
   ng_dtype type; /* of weights */
   float *grad[SLOTS];
@@ -65,9 +65,7 @@ static void weight_set(model *m, int k, int64_t i, float x) {
     ((float *)m->weight[k])[at] = x;
 }
 
-static void check(const model *m, ng_status st) {
-  if (st != NG_OK) fail_msg("%s: %s", ng_status_name(st), ng_last_error(m->ctx));
-}
+static void check(const model *m, ng_status st) { fixture_ok(&m->f, st); }
 
 static void *room(int64_t bytes) {
   void *p = calloc(1, (size_t)bytes);
@@ -76,46 +74,34 @@ static void *room(int64_t bytes) {
 }
 
 static void model_open(model *m, const char *update, ng_dtype type, int64_t pad, bool bind_all) {
-  ng_context_config config;
-  ng_options o;
-  char message[256];
+  char set[128];
   int32_t index;
   memset(m, 0, sizeof *m);
   m->type = type;
   m->pad = pad;
-  assert_int_equal(ng_context_config_init(&config), NG_OK);
-  config.threads = 2;
-  check(m, ng_context_create(&config, message, sizeof message, &m->ctx));
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  assert_int_equal(ng_options_set_method(&o, method, message, sizeof message), NG_OK);
-  assert_int_equal(ng_options_set(&o, "update", update, message, sizeof message), NG_OK);
-  assert_int_equal(ng_options_set(&o, "kl_clip", "0.01", message, sizeof message), NG_OK);
-  if (strcmp(method, "natgrad") == 0) {
-    assert_int_equal(ng_options_set(&o, "solve_period", "2", message, sizeof message), NG_OK);
-  }
-  check(m, ng_precond_create(m->ctx, &o, &m->p));
-  check(m, ng_add_linear(m->p, "fc", 5, 4, 1, &index));
-  check(m, ng_add_conv2d(m->p, "conv", 2, 3, 3, 1, 1, 4, 4, 1, &index));
-  check(m, ng_add_tensor(m->p, "gamma", 7, &index));
+  (void)snprintf(set, sizeof set, "method=%s update=%s kl_clip=0.01%s", method, update,
+                 strcmp(method, "natgrad") == 0 ? " solve_period=2" : "");
+  check(m, fixture_open(&m->f, set, &(fixture_how){.threads = 2}));
+  check(m, ng_add_linear(m->f.p, "fc", 5, 4, 1, &index));
+  check(m, ng_add_conv2d(m->f.p, "conv", 2, 3, 3, 1, 1, 4, 4, 1, &index));
+  check(m, ng_add_tensor(m->f.p, "gamma", 7, &index));
   rng r = {test_seed()};
   for (int k = 0; k < SLOTS; k++) {
     ng_view g = ng_view_of(m->grad[k] = room(count(k) * 4), slot_rows[k], slot_cols[k], NG_F32);
-    check(m, ng_bind_grad(m->p, slot_index[k], slot_param[k] ? NG_BIAS : NG_WEIGHT, &g));
     ng_view w = g;
     w.row_stride += pad;
     w.dtype = type;
     w.data = m->weight[k] = room(slot_rows[k] * w.row_stride * ng_dtype_size(type));
     for (int64_t i = 0; i < count(k); i++)
       weight_set(m, k, i, (float)rng_value(&r));
-    if (!bind_all && k == SLOTS - 1) continue;
-    check(m, ng_bind_weight(m->p, slot_index[k], slot_param[k] ? NG_BIAS : NG_WEIGHT, &w));
+    check(m, fixture_bind(&m->f, slot_index[k], (ng_param)slot_param[k], &g,
+                          bind_all || k < SLOTS - 1 ? &w : NULL));
   }
-  check(m, ng_ready(m->p));
+  check(m, ng_ready(m->f.p));
 }
 
 static void model_close(model *m) {
-  ng_precond_destroy(&m->p);
-  ng_context_destroy(&m->ctx);
+  fixture_close(&m->f);
   for (int k = 0; k < SLOTS; k++) {
     free(m->grad[k]);
     free(m->weight[k]);
@@ -128,16 +114,12 @@ static void show(model *m, int t) {
   float a0[3 * 5], g0[3 * 4], a1[3 * 32], g1[3 * 48];
   float *arrays[] = {a0, g0, a1, g1};
   const int64_t cols[] = {5, 4, 32, 48};
-  ng_batch b;
-  assert_int_equal(ng_batch_init(&b), NG_OK);
-  b.samples = 3;
-  check(m, ng_begin(m->p, &b));
+  check(m, fixture_begin(&m->f, 3));
   for (int k = 0; k < 4; k++) {
     for (int64_t i = 0; i < 3 * cols[k]; i++)
       arrays[k][i] = (float)rng_value(&r);
     ng_view v = ng_view_of(arrays[k], 3, cols[k], NG_F32);
-    check(m, k % 2 ? ng_observe_output_grad(m->p, k / 2, &v, NG_COPY)
-                   : ng_observe_input(m->p, k / 2, &v, NG_COPY));
+    check(m, fixture_observe(&m->f, k / 2, k % 2 ? NULL : &v, k % 2 ? &v : NULL));
   }
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < count(k); i++)
@@ -219,13 +201,13 @@ static void run_update(const char *name, const ng_sgd *sgd, const ng_adamw *adam
   for (int t = 1; t <= STEPS; t++) {
     show(&m, t);
     show(&plain, t);
-    check(&plain, ng_step(plain.p, lr));
-    check(&m, sgd ? ng_step_sgd(m.p, sgd) : ng_step_adamw(m.p, adamw));
+    check(&plain, ng_step(plain.f.p, lr));
+    check(&m, sgd ? ng_step_sgd(m.f.p, sgd) : ng_step_adamw(m.f.p, adamw));
     /* bf16: eight bits, so half a unit is 2^-9 of the next power of two above |y|: 2^-8 |y| */
     compare(name, &m, &f, &plain, t, sgd, adamw, type == NG_BF16 ? 0x1p-8 : 0);
     ng_report x = {.struct_size = sizeof x}, y = x;
-    check(&m, ng_report_read(m.p, &x));
-    check(&plain, ng_report_read(plain.p, &y));
+    check(&m, ng_report_read(m.f.p, &x));
+    check(&plain, ng_report_read(plain.f.p, &y));
     assert_true(x.clip == y.clip && x.steps == t);
   }
   follow_close(&f);
@@ -234,10 +216,7 @@ static void run_update(const char *name, const ng_sgd *sgd, const ng_adamw *adam
 }
 
 static ng_sgd sgd_of(double momentum, double dampening, double decay, int nesterov, int decoupled) {
-  ng_sgd s;
-  assert_int_equal(ng_sgd_init(&s), NG_OK);
-  s.lr = 0.1;
-  s.momentum = momentum;
+  ng_sgd s = fixture_sgd(0.1, momentum);
   s.dampening = dampening;
   s.weight_decay = decay;
   s.nesterov = nesterov;
@@ -299,8 +278,8 @@ static void test_zero_lr(void **state) {
     s.lr = t < 3 ? 0 : 0.1;
     show(&m, t);
     show(&plain, t);
-    check(&plain, ng_step(plain.p, s.lr));
-    check(&m, ng_step_sgd(m.p, &s));
+    check(&plain, ng_step(plain.f.p, s.lr));
+    check(&m, ng_step_sgd(m.f.p, &s));
     for (int k = 0; t < 3 && k < SLOTS; k++) {
       for (int64_t i = 0; i < count(k); i++)
         assert_true(weight(&m, k, i) == f.w[k][i]);
@@ -324,7 +303,7 @@ static void test_pads(void **state) {
     }
   }
   show(&m, 1);
-  check(&m, ng_step_sgd(m.p, &s));
+  check(&m, ng_step_sgd(m.f.p, &s));
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < slot_rows[k] * (slot_cols[k] + 3); i++) {
       bool pad = i % (slot_cols[k] + 3) >= slot_cols[k];
@@ -344,21 +323,21 @@ static void test_refusals(void **state) {
   model_open(&m, "sgd", NG_F32, 0, true);
   show(&m, 1);
   double before = weight(&m, 0, 0);
-  assert_int_equal(ng_step_adamw(m.p, &a), NG_ERR_STATE);
-  assert_int_equal(ng_step(m.p, 0.1), NG_ERR_STATE);
+  assert_int_equal(ng_step_adamw(m.f.p, &a), NG_ERR_STATE);
+  assert_int_equal(ng_step(m.f.p, 0.1), NG_ERR_STATE);
   assert_true(weight(&m, 0, 0) == before);
-  check(&m, ng_step_sgd(m.p, &s));
+  check(&m, ng_step_sgd(m.f.p, &s));
   model_close(&m);
   model_open(&m, "gradient", NG_F32, 0, true);
   show(&m, 1);
-  assert_int_equal(ng_step_sgd(m.p, &s), NG_ERR_STATE);
-  check(&m, ng_step(m.p, 0.1));
+  assert_int_equal(ng_step_sgd(m.f.p, &s), NG_ERR_STATE);
+  check(&m, ng_step(m.f.p, 0.1));
   model_close(&m);
   model_open(&m, "adamw", NG_F32, 0, false);
   show(&m, 1);
   before = weight(&m, 0, 0);
-  assert_int_equal(ng_step_adamw(m.p, &a), NG_ERR_STATE);
-  assert_non_null(strstr(ng_last_error(m.ctx), "gamma"));
+  assert_int_equal(ng_step_adamw(m.f.p, &a), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(m.f.ctx), "gamma"));
   assert_true(weight(&m, 0, 0) == before);
   model_close(&m);
 }

@@ -8,69 +8,50 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "family/kronecker.h"
+#include "fixture.h"
 #include "model/model.h"
 
 typedef struct fix {
-  ng_context *ctx;
-  ng_precond *p;
-  int32_t fc;
+  fixture f;
   float a[3 * 2], g[3 * 2], dw[4];
 } fix;
 
 static const float gradient[4] = {0.5f, -1.0f, 2.0f, 0.25f};
 
 static void start(fix *f, const char *linalg, const char *solver) {
-  ng_context_config c;
-  ng_options o;
-  char why[256] = "";
-  memset(f, 0, sizeof *f);
-  assert_int_equal(ng_context_config_init(&c), NG_OK);
-  c.linalg = linalg;
-  c.threads = 1;
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &f->ctx), NG_OK);
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  const char *const set[][2] = {
-      {"solver", solver},  {"damping", "0.001"},       {"damping_split", "full"},
-      {"stat_decay", "1"}, {"stat_start", "identity"}, {"solve_period", "1"},
-      {"clip", "none"}};
-  for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) {
-    assert_int_equal(ng_options_set(&o, set[i][0], set[i][1], why, sizeof why), NG_OK);
-  }
-  if (strcmp(solver, "cholesky") == 0) {
-    assert_int_equal(ng_options_set(&o, "cholesky_form", "inverse", why, sizeof why), NG_OK);
-  }
-  assert_int_equal(ng_precond_create(f->ctx, &o, &f->p), NG_OK);
-  assert_int_equal(ng_add_linear(f->p, "fc", 2, 2, 0, &f->fc), NG_OK);
-  const ng_view dw = ng_view_of(f->dw, 2, 2, NG_F32);
-  assert_int_equal(ng_bind_grad(f->p, f->fc, NG_WEIGHT, &dw), NG_OK);
-  assert_int_equal(ng_ready(f->p), NG_OK);
+  char set[200];
+  const fixture_how how = {.linalg = linalg, .threads = 1};
+  const ng_view dw[2] = {ng_view_of(f->dw, 2, 2, NG_F32)};
+  (void)snprintf(set, sizeof set,
+                 "solver=%s damping=0.001 damping_split=full stat_decay=1 stat_start=identity "
+                 "solve_period=1 clip=none%s",
+                 solver, strcmp(solver, "cholesky") == 0 ? " cholesky_form=inverse" : "");
+  fixture_ok(&f->f, fixture_open(&f->f, set, &how));
+  fixture_ok(&f->f, fixture_linear(&f->f, "fc", dw, NULL));
+  fixture_ok(&f->f, ng_ready(f->f.p));
   for (int i = 0; i < 6; i++) {
     f->a[i] = f->g[i] = 1.0f;
   }
 }
 
 static void put(fix *f, float a00, float a10, float a11) {
-  ng_sym F = {f->p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
+  ng_sym F = {f->f.p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
   ng_sym_set(F, 0, 0, a00);
   ng_sym_set(F, 1, 0, a10);
   ng_sym_set(F, 1, 1, a11);
 }
 
 static ng_status step(fix *f) {
-  ng_batch b;
   const ng_view a = ng_view_of(f->a, 3, 2, NG_F32), g = ng_view_of(f->g, 3, 2, NG_F32);
   memcpy(f->dw, gradient, sizeof gradient);
-  assert_int_equal(ng_batch_init(&b), NG_OK);
-  b.samples = 3;
-  assert_int_equal(ng_begin(f->p, &b), NG_OK);
-  assert_int_equal(ng_observe_input(f->p, f->fc, &a, NG_COPY), NG_OK);
-  assert_int_equal(ng_observe_output_grad(f->p, f->fc, &g, NG_COPY), NG_OK);
-  return ng_step(f->p, 0.1);
+  fixture_ok(&f->f, fixture_show(&f->f, 3, 0, &a, &g));
+  return ng_step(f->f.p, 0.1);
 }
 
 static void counters(fix *f, int32_t rung, int64_t more, int64_t twice, int64_t last,
@@ -79,18 +60,13 @@ static void counters(fix *f, int32_t rung, int64_t more, int64_t twice, int64_t 
   ng_layer_report l;
   r.struct_size = sizeof r;
   l.struct_size = sizeof l;
-  assert_int_equal(ng_report_read(f->p, &r), NG_OK);
-  assert_int_equal(ng_report_layer(f->p, f->fc, &l), NG_OK);
+  assert_int_equal(ng_report_read(f->f.p, &r), NG_OK);
+  assert_int_equal(ng_report_layer(f->f.p, 0, &l), NG_OK);
   assert_int_equal(l.rung, rung);
   assert_int_equal(r.more_damping, more);
   assert_int_equal(r.in_double, twice);
   assert_int_equal(r.kept_last, last);
   assert_int_equal(r.plain, plain);
-}
-
-static void stop(fix *f) {
-  ng_precond_destroy(&f->p);
-  ng_context_destroy(&f->ctx);
 }
 
 /* PD of row r for A = diag(x, y) (damping included) and G = (1 + 1e-3) I; 1e-5: a few roundings. */
@@ -119,7 +95,7 @@ static void test_healthy(void **state) {
     assert_int_equal(step(&f), NG_OK);
     counters(&f, 0, 0, 0, 0, 0);
     expect(&f, 1.001, 1.001);
-    stop(&f);
+    fixture_close(&f.f);
   }
 }
 
@@ -137,7 +113,7 @@ static void test_more_damping(void **state) {
       expect(&f, 1.0 + d, d - below[rung - 1]);
       assert_int_equal(step(&f), NG_RESCUED);
       counters(&f, rung, 2, 0, 0, 0);
-      stop(&f);
+      fixture_close(&f.f);
     }
   }
 }
@@ -155,7 +131,7 @@ static void test_double(void **state) {
     /* (1,-1) is an eigenvector of A with eigenvalue 64.001; of (0.5,-1) it sees 0.75 */
     const double along = 0.75 / (64.001 * 1.001);
     assert_true(fabs((double)(f.dw[0] - f.dw[1]) / 2.0 - along) <= 1e-4 * along);
-    stop(&f);
+    fixture_close(&f.f);
   }
 }
 
@@ -177,7 +153,7 @@ static void test_last_good(void **state) {
       put(&f, 2.0f, 0.0f, 3.0f); /* and it recovers */
       assert_int_equal(step(&f), NG_OK);
       counters(&f, 0, 0, 0, 1, 0);
-      stop(&f);
+      fixture_close(&f.f);
     }
   }
 }
@@ -195,7 +171,7 @@ static void test_plain(void **state) {
       put(&f, 2.0f, 0.0f, 3.0f);
       assert_int_equal(step(&f), NG_OK);
       counters(&f, 0, 0, 0, 0, 1);
-      stop(&f);
+      fixture_close(&f.f);
     }
   }
 }
@@ -243,9 +219,9 @@ static void test_eigen_ladder(void **state) {
       assert_int_equal(step(&f), NG_OK);
       float good[4];
       memcpy(good, f.dw, sizeof good);
-      ng_linalg_ops ops = *f.ctx->queue->la;
+      ng_linalg_ops ops = *f.f.ctx->queue->la;
       ops.eigen = broken[k];
-      f.ctx->queue->la = &ops;
+      f.f.ctx->queue->la = &ops;
       assert_int_equal(step(&f), NG_RESCUED);
       counters(&f, 4, 0, 2, 0, 0);  /* A and G */
       for (int j = 0; j < 4; j++) { /* f32 against double: a few roundings */
@@ -254,7 +230,7 @@ static void test_eigen_ladder(void **state) {
       ops.eigen64 = failing64;
       assert_int_equal(step(&f), NG_RESCUED);
       counters(&f, 5, 0, 2, 2, 0);
-      stop(&f);
+      fixture_close(&f.f);
     }
   }
 }
@@ -271,12 +247,12 @@ static void test_lying_cholesky(void **state) {
   fix f;
   start(&f, "ref", "cholesky");
   put(&f, 2.0f, 0.5f, 3.0f);
-  ng_linalg_ops ops = *f.ctx->queue->la;
+  ng_linalg_ops ops = *f.f.ctx->queue->la;
   ops.invert = no_inverse;
-  f.ctx->queue->la = &ops;
+  f.f.ctx->queue->la = &ops;
   assert_int_equal(step(&f), NG_RESCUED);
   counters(&f, 4, 0, 1, 0, 0); /* A; for G = 1.001 I the root is its own inverse to 1.5e-3 */
-  stop(&f);
+  fixture_close(&f.f);
 }
 
 /* Zero factors have a defined answer: PD = D / lambda^2 for a full split on both sides. */
@@ -289,7 +265,7 @@ static void test_zero_factors(void **state) {
     assert_int_equal(step(&f), NG_OK);
     counters(&f, 0, 0, 0, 0, 0);
     expect(&f, 1e-3, 1e-3);
-    stop(&f);
+    fixture_close(&f.f);
   }
 }
 

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "draw.h"
-#include "natgrad.h"
+#include "fixture.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -79,21 +79,6 @@ static const run usual = {
     if (status_ > r->st) r->st = status_;                                                          \
   } while (0)
 
-/* `text` is cut to pieces and holds free texts until ng_precond_create has copied them. */
-static ng_status apply(ng_options *o, char *text, char *message, size_t size) {
-  char *rest = text;
-  for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
-    char *equals = strchr(word, '=');
-    if (equals == NULL) return NG_ERR_ARG;
-    *equals = 0;
-    const ng_status st = strcmp(word, "method") == 0
-                             ? ng_options_set_method(o, equals + 1, message, size)
-                             : ng_options_set(o, word, equals + 1, message, size);
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
-}
-
 static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
   for (int32_t i = 0; i < LAYERS; i++) {
     ng_layer l;
@@ -116,7 +101,7 @@ static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
 }
 
 /* Gradients and weights of all layers are one array each. */
-static ng_status bind(struct outcome *r, ng_precond *p, float *gradient, float *weight) {
+static ng_status bind(struct outcome *r, fixture *f, float *gradient, float *weight) {
   for (int32_t i = 0; i < LAYERS; i++) {
     const int64_t n = layer[i].rows * layer[i].cols;
     for (int k = 0; k < 1 + (int)layer[i].bias; k++) {
@@ -126,25 +111,20 @@ static ng_status bind(struct outcome *r, ng_precond *p, float *gradient, float *
       const int64_t at = layer[i].at + (k == 0 ? 0 : n);
       const ng_view g = ng_view_of(gradient + at, rows, cols, NG_F32);
       const ng_view w = ng_view_of(weight + at, rows, cols, NG_F32);
-      TRY(ng_bind_grad(p, i, which, &g));
-      TRY(ng_bind_weight(p, i, which, &w));
+      TRY(fixture_bind(f, i, which, &g, &w));
     }
   }
   return NG_OK;
 }
 
-static ng_status show(const run *what, struct outcome *r, ng_precond *p, int32_t rank, int32_t step,
+static ng_status show(const run *what, struct outcome *r, fixture *f, int32_t rank, int32_t step,
                       int32_t call) {
   float a[SEEN_MAX];
-  ng_batch batch;
   const int64_t B = what->samples[call], other = rank == what->odd_rank ? 4 : rank;
-  TRY(ng_batch_init(&batch));
-  batch.samples = B;
-  batch.reduction = NG_MEAN;
-  TRY(ng_begin(p, &batch));
-  r->wanted[step] = ng_wants(p, FC1);
+  TRY(fixture_begin(f, B));
+  r->wanted[step] = ng_wants(f->p, FC1);
   for (int32_t i = 0; i < LAYERS; i++) {
-    if (ng_wants(p, i) == 0) continue;
+    if (ng_wants(f->p, i) == 0) continue;
     for (int k = 0; k < 2; k++) {
       const int64_t n = B * (k == 0 ? layer[i].in : layer[i].out);
       for (int64_t j = 0; j < n; j++) {
@@ -152,26 +132,20 @@ static ng_status show(const run *what, struct outcome *r, ng_precond *p, int32_t
       }
       const ng_view v = ng_view_of(a, B * layer[i].seen_rows,
                                    k == 0 ? layer[i].seen_in : layer[i].seen_out, NG_F32);
-      TRY(k == 0 ? ng_observe_input(p, i, &v, NG_COPY) : ng_observe_output_grad(p, i, &v, NG_COPY));
+      TRY(fixture_observe(f, i, k == 0 ? &v : NULL, k == 0 ? NULL : &v));
     }
   }
   return NG_OK;
 }
 
+/* The step that the run names, and not the option, so that they can differ. */
 static ng_status one_step(const run *what, ng_precond *p) {
-  if (strcmp(what->step, "sgd") == 0) {
-    ng_sgd s;
-    const ng_status st = ng_sgd_init(&s);
-    s.lr = 1;
-    s.momentum = 0.9;
-    return st == NG_OK ? ng_step_sgd(p, &s) : st;
-  }
-  if (strcmp(what->step, "adamw") == 0) {
-    ng_adamw a;
-    const ng_status st = ng_adamw_init(&a);
-    a.lr = 1;
-    return st == NG_OK ? ng_step_adamw(p, &a) : st;
-  }
+  const ng_sgd s = fixture_sgd(1, 0.9);
+  ng_adamw a;
+  const ng_status st = ng_adamw_init(&a);
+  a.lr = 1;
+  if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s);
+  if (strcmp(what->step, "adamw") == 0) return st == NG_OK ? ng_step_adamw(p, &a) : st;
   return ng_step(p, 1.0);
 }
 
@@ -209,55 +183,44 @@ static ng_status look(struct outcome *r, ng_precond *p) {
   return NG_OK;
 }
 
-static ng_status play_on(const run *what, struct outcome *r, ng_precond *p, int32_t rank) {
+static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t rank) {
   float gradient[TOTAL], weight[TOTAL];
   for (int64_t i = 0; i < TOTAL; i++) {
     weight[i] = data(0, 6, 0, 14, i);
   }
-  TRY(describe(what, r, p));
-  TRY(bind(r, p, gradient, weight));
-  TRY(ng_ready(p));
+  TRY(describe(what, r, f->p));
+  TRY(bind(r, f, gradient, weight));
+  TRY(ng_ready(f->p));
   for (int32_t step = 0; step < what->steps; step++) {
-    if (step == 1 && what->set_option != NULL) TRY(ng_set(p, what->set_option, what->set_value));
+    if (step == 1 && what->set_option != NULL) TRY(ng_set(f->p, what->set_option, what->set_value));
     for (int32_t call = 0; call < what->calls; call++) {
-      TRY(show(what, r, p, rank, step, call));
+      TRY(show(what, r, f, rank, step, call));
     }
     gradient_of(step, gradient);
-    TRY(one_step(what, p));
+    TRY(one_step(what, f->p));
     ng_report report = {.struct_size = sizeof report};
-    TRY(ng_report_read(p, &report));
+    TRY(ng_report_read(f->p, &report));
     r->nu[step] = report.clip;
     memcpy(r->P[step], gradient, sizeof gradient);
     memcpy(r->weight[step], weight, sizeof weight);
   }
-  return look(r, p);
+  return look(r, f->p);
 }
 
 static ng_status play_rank(int32_t rank, ng_transport *t, void *arg) {
   run *what = arg;
   struct outcome *r = &what->rank[rank];
-  ng_options o;
-  char settings[512];
-  ng_context_config config;
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
-  ng_status st = ng_options_init(&o);
+  const fixture_how how = {.threads = 1, .transport = t};
+  fixture f;
   r->st = NG_OK;
-  (void)snprintf(settings, sizeof settings, "%s", what->settings == NULL ? "" : what->settings);
-  if (st == NG_OK) st = apply(&o, settings, r->message, sizeof r->message);
-  if (st == NG_OK) st = ng_context_config_init(&config);
-  if (st != NG_OK) return st;
-  config.threads = 1;
-  config.transport = t;
-  st = ng_context_create(&config, r->message, sizeof r->message, &ctx);
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
-  if (st == NG_OK) st = play_on(what, r, p, rank);
+  ng_status st = fixture_open(&f, what->settings == NULL ? "" : what->settings, &how);
+  if (st == NG_OK) st = play_on(what, r, &f, rank);
   if (st < 0) {
-    if (ctx != NULL) (void)snprintf(r->message, sizeof r->message, "%s", ng_last_error(ctx));
+    (void)snprintf(r->message, sizeof r->message, "%s",
+                   f.ctx == NULL ? f.message : ng_last_error(f.ctx));
     r->st = st;
   }
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
   return st;
 }
 

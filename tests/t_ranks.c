@@ -6,11 +6,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "natgrad.h"
+#include "fixture.h"
 #include "ranks.h"
 
 enum { RANKS = 3, ODD = 1, LAYERS = 2 };
@@ -51,33 +52,29 @@ static void tap_abort(void *user) {
   t->inner.abort(t->inner.user);
 }
 
-static ng_status steps(ng_precond *p, plan *job, int32_t rank) {
+static ng_status steps(fixture *f, plan *job, int32_t rank) {
   float d[LAYERS][6], a[6] = {1, 2, -1, 0.5f, 1, 1};
   const trouble what = rank == ODD ? job->what : NONE;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
     const ng_view v = ng_view_of(d[i], 2, 3, NG_F32);
-    if (what != UNBOUND || i == 0) st = ng_bind_grad(p, i, NG_WEIGHT, &v);
+    if (what != UNBOUND || i == 0) st = fixture_bind(f, i, NG_WEIGHT, &v, NULL);
   }
-  if (st == NG_OK) st = ng_ready(p);
+  if (st == NG_OK) st = ng_ready(f->p);
   for (int s = 0; s < 2 && st == NG_OK; s++) {
-    ng_batch b;
     for (int i = 0; i < LAYERS * 6; i++) {
       d[i / 6][i % 6] = 0.1f * (float)(i + 1);
     }
-    st = ng_batch_init(&b);
-    b.samples = 2;
-    if (st == NG_OK) st = ng_begin(p, &b);
+    st = fixture_begin(f, 2);
     const int bad = s == 1 && what != NONE; /* the first step is a good one */
     if (bad && what == BAD_GRADIENT) d[1][2] = NAN;
     a[3] = bad && what == BAD_INPUT ? INFINITY : 0.5f;
     for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
       const ng_view in = ng_view_of(a, 2, 3, NG_F32), out = ng_view_of(a, 2, 2, NG_F32);
-      st = ng_observe_input(p, i, &in, NG_COPY);
-      if (st >= NG_OK) st = ng_observe_output_grad(p, i, &out, NG_COPY);
+      st = fixture_observe(f, i, &in, &out);
       if (st == NG_SKIPPED) st = NG_OK; /* the step tells everybody */
     }
-    if (st == NG_OK) st = ng_step(p, bad && what == BAD_LR ? -1.0 : 0.1);
+    if (st == NG_OK) st = ng_step(f->p, bad && what == BAD_LR ? -1.0 : 0.1);
     for (int i = 0; i < LAYERS * 6 && st != NG_OK; i++) {
       const float x = d[i / 6][i % 6];
       if (x == x && x != 0.1f * (float)(i + 1)) job->changed[rank] = 1;
@@ -90,10 +87,8 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   plan *job = arg;
   tap wire = {*t, 0, rank == ODD ? job->fail : 0};
   ng_transport table = *t;
-  ng_context_config c;
-  ng_options o;
-  ng_context *ctx = NULL;
-  ng_precond *p = NULL;
+  fixture f;
+  char set[128];
   int32_t index;
   table.user = &wire;
   table.run = tap_run;
@@ -102,28 +97,20 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   table.group_create = NULL; /* their callbacks would get the tap */
   table.group_destroy = NULL;
   table.abort = tap_abort;
-  ng_status st = ng_context_config_init(&c);
-  c.threads = 1;
-  c.linalg = "ref";
-  c.transport = &table;
-  if (st == NG_OK) st = ng_context_create(&c, NULL, 0, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK && rank == ODD && job->what == OTHER_METHOD) {
-    st = ng_options_set_method(&o, "eva-natgrad", NULL, 0);
-  }
-  if (st == NG_OK && job->method != NULL) st = ng_options_set_method(&o, job->method, NULL, 0);
-  if (st == NG_OK) st = ng_options_set(&o, "grad_worker_fraction", job->fraction, NULL, 0);
-  if (st == NG_OK) st = ng_options_set(&o, "fold", job->fold, NULL, 0);
-  if (rank == ODD && job->what == OTHER_OPTION) o.damping = 0.5;
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
-  const char *const second = rank == ODD && job->what == OTHER_LAYER ? "c" : "b";
-  if (st == NG_OK) st = ng_add_linear(p, "a", 3, 2, 0, &index);
-  if (st == NG_OK) st = ng_add_linear(p, second, 3, 2, 0, &index);
-  if (st == NG_OK) st = steps(p, job, rank);
+  const fixture_how how = {.linalg = "ref", .threads = 1, .transport = &table};
+  const trouble what = rank == ODD ? job->what : NONE;
+  const char *const method = job->method != NULL    ? job->method
+                             : what == OTHER_METHOD ? "eva-natgrad"
+                                                    : "natgrad";
+  (void)snprintf(set, sizeof set, "method=%s grad_worker_fraction=%s fold=%s%s", method,
+                 job->fraction, job->fold, what == OTHER_OPTION ? " damping=0.5" : "");
+  ng_status st = fixture_open(&f, set, &how);
+  if (st == NG_OK) st = ng_add_linear(f.p, "a", 3, 2, 0, &index);
+  if (st == NG_OK) st = ng_add_linear(f.p, what == OTHER_LAYER ? "c" : "b", 3, 2, 0, &index);
+  if (st == NG_OK) st = steps(&f, job, rank);
   job->status[rank] = st;
   job->calls[rank] = wire.calls;
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
   return NG_OK;
 }
 

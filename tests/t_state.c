@@ -236,11 +236,8 @@ static void other_ranks_layouts_linalg(void **state) {
 static void published_order(void **state) {
   (void)state;
   enum { B = 2, C = 2, K = 3, H = 4, W = 3, O = 2, P = C * K * K + 1 };
-  ng_context *ctx;
-  ng_precond *p;
-  ng_options o;
+  fixture f;
   int32_t conv;
-  ng_batch batch;
   float x[B * C * H * W], g[B * O * H * W], dw[O * (P - 1)], db[O];
   double A[P * P] = {0};
   for (int i = 0; i < B * C * H * W; i++)
@@ -250,23 +247,17 @@ static void published_order(void **state) {
   for (int i = 0; i < O * (P - 1); i++)
     dw[i] = 1;
   db[0] = db[1] = 1;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
-  assert_int_equal(ng_add_conv2d(p, "c", C, O, K, 1, 1, H, W, 1, &conv), NG_OK);
   const ng_view w = ng_view_of(dw, O, P - 1, NG_F32), bias = ng_view_of(db, 1, O, NG_F32);
-  assert_int_equal(ng_bind_grad(p, conv, NG_WEIGHT, &w), NG_OK);
-  assert_int_equal(ng_bind_grad(p, conv, NG_BIAS, &bias), NG_OK);
-  assert_int_equal(ng_ready(p), NG_OK);
-  assert_int_equal(ng_batch_init(&batch), NG_OK);
-  batch.samples = B;
-  assert_int_equal(ng_begin(p, &batch), NG_OK);
   const ng_view vx = ng_view_of(x, B, C * H * W, NG_F32), vg = ng_view_of(g, B, O * H * W, NG_F32);
-  assert_int_equal(ng_observe_input(p, conv, &vx, NG_COPY), NG_OK);
-  assert_int_equal(ng_observe_output_grad(p, conv, &vg, NG_COPY), NG_OK);
-  assert_int_equal(ng_step(p, 0.1), NG_OK);
   const path file = in_folder("conv");
-  assert_int_equal(ng_save(p, file.text), NG_OK);
+  fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
+  fixture_ok(&f, ng_add_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
+  fixture_ok(&f, fixture_bind(&f, conv, NG_WEIGHT, &w, NULL));
+  fixture_ok(&f, fixture_bind(&f, conv, NG_BIAS, &bias, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, fixture_show(&f, B, conv, &vx, &vg));
+  fixture_ok(&f, ng_step(f.p, 0.1));
+  fixture_ok(&f, ng_save(f.p, file.text));
   for (int n = 0; n < B; n++) {
     for (int pos = 0; pos < H * W; pos++) {
       double patch[P];
@@ -282,10 +273,10 @@ static void published_order(void **state) {
         A[i] += patch[i / P] * patch[i % P] / B;
     }
   }
-  ngio_tensors *f;
+  ngio_tensors *saved;
   char message[256];
-  assert_int_equal(ngio_tensors_read(file.text, NULL, &f, message, sizeof message), NGIO_OK);
-  const ngio_tensor *t = ngio_tensors_find(f, "c/A");
+  assert_int_equal(ngio_tensors_read(file.text, NULL, &saved, message, sizeof message), NGIO_OK);
+  const ngio_tensor *t = ngio_tensors_find(saved, "c/A");
   assert_non_null(t);
   assert_int_equal(t->ndim, 1);
   assert_int_equal(t->shape[0], P * (P + 1) / 2);
@@ -299,10 +290,9 @@ static void published_order(void **state) {
       }
     }
   }
-  ngio_tensors_close(&f);
+  ngio_tensors_close(&saved);
   assert_int_equal(unlink(file.text), 0);
-  ng_precond_destroy(&p);
-  ng_context_destroy(&ctx);
+  fixture_close(&f);
 }
 
 int main(void) {
