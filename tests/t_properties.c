@@ -71,59 +71,64 @@ static void sizes_of_one(const variant *v) {
 
 /* P put back into curvature and damping gives D: A and G are added up here, sample by sample, from
  * the definition; of vectors they are products of means. */
-static void solves(const variant *v) {
-  enum { B = 9, IN = 3, P = 4, Q = 2, N = P * Q };
+static void put_back(const variant *v, int B, int in, int q, bool bias) {
+  enum { MOST = 4 };
+  const int p = in + bias, n = p * q;
   rng r = {test_seed() + 4};
   scene *s = scene_create(1, 1);
-  scene_linear(s, IN, Q, true, 1);
+  scene_linear(s, in, q, bias, 1);
   scene_micro *m = scene_call(s, 0, 0, B); /* a mean loss: delta = B g */
   scene_fill(s, &r);
   ng_options o = unclipped(v);
   o.damping = 0.5;
-  double A[P * P] = {0}, G[Q * Q] = {0}, a[P] = {0}, g[Q] = {0}, GP[N] = {0};
-  for (int n = 0; n < B; n++) {
-    const double *x = m->a[0][0] + IN * n, *y = m->g[0][0] + Q * n;
-    for (int i = 0; i < P * P; i++)
-      A[i] += (i / P < IN ? x[i / P] : 1) * (i % P < IN ? x[i % P] : 1) / B;
-    for (int i = 0; i < Q * Q; i++)
-      G[i] += B * y[i / Q] * y[i % Q];
-    for (int i = 0; i < P; i++)
-      a[i] += (i < IN ? x[i] : 1) / B;
-    for (int i = 0; i < Q; i++)
+  double A[MOST * MOST] = {0}, G[MOST * MOST] = {0}, a[MOST] = {0}, g[MOST] = {0};
+  for (int k = 0; k < B; k++) {
+    const double *x = m->a[0][0] + in * k, *y = m->g[0][0] + q * k;
+    for (int i = 0; i < p * p; i++)
+      A[i] += (i / p < in ? x[i / p] : 1) * (i % p < in ? x[i % p] : 1) / B;
+    for (int i = 0; i < q * q; i++)
+      G[i] += B * y[i / q] * y[i % q];
+    for (int i = 0; i < p; i++)
+      a[i] += (i < in ? x[i] : 1) / B;
+    for (int i = 0; i < q; i++)
       g[i] += y[i];
   }
-  double each = o.damping, trace_a = 0, trace_g = 0; /* beside G (x) A, or in both */
-  for (int i = 0; i < P; i++)
-    trace_a += A[i * P + i] / P;
-  for (int i = 0; i < Q; i++)
-    trace_g += G[i * Q + i] / Q;
+  double each = o.damping, mean_a = 0, mean_g = 0; /* beside G (x) A; of the diagonals */
+  for (int i = 0; i < p; i++)
+    mean_a += A[i * p + i] / p;
+  for (int i = 0; i < q; i++)
+    mean_g += G[i * q + i] / q;
   if (v->f->promises & VECTORS) {
-    for (int i = 0; i < P * P; i++)
-      A[i] = a[i / P] * a[i % P];
-    for (int i = 0; i < Q * Q; i++)
-      G[i] = g[i / Q] * g[i % Q];
+    for (int i = 0; i < p * p; i++)
+      A[i] = a[i / p] * a[i % p];
+    for (int i = 0; i < q * q; i++)
+      G[i] = g[i / q] * g[i % q];
   } else if (strcmp(o.damping_split, "joint") != 0) {
     const bool full = strcmp(o.damping_split, "full") == 0;
-    const double pi = sqrt(trace_a / trace_g), root = sqrt(o.damping);
-    for (int i = 0; i < P; i++)
-      A[i * P + i] += full ? o.damping : root * pi;
-    for (int i = 0; i < Q; i++)
-      G[i * Q + i] += full ? o.damping : root / pi;
-    each = 0;
+    const double pi = sqrt(mean_a / mean_g), root = sqrt(o.damping);
+    for (int i = 0; i < p; i++)
+      A[i * p + i] += full ? o.damping : root * pi;
+    for (int i = 0; i < q; i++)
+      G[i * q + i] += full ? o.damping : root / pi;
+    each = 0; /* it is in both */
   }
   scene_result result = v_play(v, s, &o);
   const double *PD = result.P[0][0], *D = s->D[0][0];
-  for (int i = 0; i < N; i++)
-    GP[i] = G[i / P * Q] * PD[i % P] + G[i / P * Q + 1] * PD[P + i % P];
-  for (int i = 0; i < N; i++) {
+  for (int i = 0; i < n; i++) {
     double back = each * PD[i];
-    for (int k = 0; k < P; k++)
-      back += GP[i / P * P + k] * A[k * P + i % P];
-    if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_most(D, N)))
-      v_fail(v, "put back, entry %d is %.9g, should be %.9g", i, back, D[i]);
+    for (int k = 0; k < n; k++)
+      back += G[i / p * q + k / p] * PD[k] * A[k % p * p + i % p];
+    if (!(fabs(back - D[i]) <= v_tolerance(v, s, &o) * v_most(D, n)))
+      v_fail(v, "put back, entry %d of %d is %.9g, should be %.9g", i, n, back, D[i]);
   }
   scene_forget(&result);
   scene_destroy(&s);
+}
+
+static void solves(const variant *v) {
+  put_back(v, 9, 3, 2, true);
+  put_back(v, 1, 1, 1, false); /* numbers: P = D / (a^2 g^2 + lambda), or as they are damped */
+  put_back(v, 1, 1, 1, true);
 }
 
 /* ---- linear, symmetric, positive -------------------------------------------------------------*/
@@ -376,6 +381,14 @@ static void clips_by_their_formulas(const variant *v) {
       }
       if (!(fabs(r.nu[t] - least) <= part * least))
         v_fail(v, "%s: nu is %g, not %g", o.clip, r.nu[t], least);
+      const bool one = strcmp(o.clip, "ratio") != 0 && strcmp(o.clip, "rms") != 0;
+      for (int32_t l = 0; l < s->layers && one && v->f->promises & HALVES; l++) {
+        for (int64_t i = 0; i < scene_weights(s, l); i++) { /* what is kept is rounded once more */
+          const double want = r.nu[t] * plain.P[t][l][i];
+          if (!(fabs(r.P[t][l][i] - want) <= 4 * unit * fabs(want)))
+            v_fail(v, "%s, %s: %g, not nu PD = %g", o.clip, s->name[l], r.P[t][l][i], want);
+        }
+      }
     }
     scene_forget(&r);
   }
