@@ -11,6 +11,7 @@
  * before each the gradient is fresh and the caches hold something else, as after a backward pass.
  * All three start from the same arrays and must end with the same numbers. */
 #include "bench.h"
+#include "clock.h"
 #include "floors.h"
 #include "pool.h"
 #include "shapes.h"
@@ -265,11 +266,11 @@ static void refresh(const work *k) {
 }
 
 static int one(work *k, int way, ng_precond *p, double ms[PARTS]) {
-  const double t0 = now_ms();
+  const double t0 = ng_now_ms();
   ng_status st = NG_OK;
   if (way == PUBLISHED) published_precondition(k);
   if (way == TWO_PASSES) st = ng_step(p, LR);
-  ms[PRECONDITION] = now_ms() - t0;
+  ms[PRECONDITION] = ng_now_ms() - t0;
   if (way == PUBLISHED) published_sgd(k);
   if (way == TWO_PASSES) {
     loop l = {.run = sgd, .x = k->weight, .y = k->grad, .z = k->moment, .cols = 4096};
@@ -286,7 +287,7 @@ static int one(work *k, int way, ng_precond *p, double ms[PARTS]) {
     how.weight_decay = DECAY;
     if (st >= 0) st = ng_step_sgd(p, &how);
   }
-  ms[STEP] = now_ms() - t0;
+  ms[STEP] = ng_now_ms() - t0;
   return st == NG_OK ? CLI_OK : failed(k, "a step", st);
 }
 

@@ -6,6 +6,7 @@
  * The arrays shown come one after the other out of a pool larger than the caches, so that no layer
  * finds its input where the last one left it; a trainer's would be as cold. */
 #include "bench.h"
+#include "clock.h"
 #include "floors.h"
 #include "shapes.h"
 
@@ -138,7 +139,7 @@ static int one_step(work *k, double *ms) {
   ng_batch batch;
   ng_status st = ng_batch_init(&batch);
   batch.samples = B;
-  const double start = now_ms();
+  const double start = ng_now_ms();
   if (st >= 0) st = ng_begin(k->p, &batch);
   for (int i = 0; i < k->model.n && st == NG_OK; i++) {
     const shape *l = &k->model.layer[i];
@@ -151,7 +152,7 @@ static int one_step(work *k, double *ms) {
     if (st == NG_OK) st = ng_observe_output_grad(k->p, i, &g, NG_COPY);
   }
   if (st == NG_OK) st = ng_step(k->p, 0.1);
-  *ms = now_ms() - start;
+  *ms = ng_now_ms() - start;
   if (st == NG_RESCUED) k->rescued++;
   return st == NG_OK || st == NG_RESCUED ? CLI_OK : failed(k, "a step", st);
 }

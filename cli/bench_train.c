@@ -4,6 +4,7 @@
  * The arithmetic of a layer is 2 in out kernel^2 positions operations a sample forward, and twice that
  * backward (one product for the weights, one for the input, which the first layer does not need). */
 #include "bench.h"
+#include "clock.h"
 #include "floors.h"
 #include "nn/models.h"
 #include "random.h"
@@ -70,12 +71,12 @@ static int measure(nn *n, const model_task *task, int64_t batch, int repeat, dou
     labels[i] = (int32_t)(i % nn_outputs(n));
   int rc = CLI_OK;
   for (int r = -1; r < repeat && rc == CLI_OK; r++) { /* the first one is not counted */
-    const double t0 = now_ms();
+    const double t0 = ng_now_ms();
     rc = nn_forward(n, NN_TRAIN, x, batch, (uint64_t)(r + 1), NULL);
-    const double t1 = now_ms();
+    const double t1 = ng_now_ms();
     (void)nn_loss(n, NN_TRAIN, labels, targets, NULL);
     if (rc == CLI_OK) rc = nn_backward(n, true, NULL);
-    const double t2 = now_ms();
+    const double t2 = ng_now_ms();
     if (r < 0) continue;
     ms[0][r] = t1 - t0;
     ms[1][r] = t2 - t1;

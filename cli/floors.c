@@ -7,21 +7,15 @@
 
 #include "blas.h"
 #include "cli.h"
+#include "clock.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { REPEATS = 10, LEAST = 3 };
-
-double now_ms(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
 
 /* Reproducible numbers in [-1, 1): a linear congruence, its upper bits. */
 static void fill(float *x, int64_t n) {
@@ -59,10 +53,10 @@ static void *member_run(void *arg) {
   team *t = m->of;
   for (int i = 0; i < REPEATS; i++) {
     (void)pthread_barrier_wait(&t->gate);
-    const double start = now_ms();
+    const double start = ng_now_ms();
     t->work(t, m);
     (void)pthread_barrier_wait(&t->gate);
-    const double ms = now_ms() - start;
+    const double ms = ng_now_ms() - start;
     if (m->index == 0 && (t->best < 0 || ms < t->best)) t->best = ms;
   }
   return NULL;
@@ -252,9 +246,9 @@ static void give_three(sizes *s) {
 
 static double gemm_run(void *arg) {
   const sizes *s = arg;
-  const double start = now_ms();
+  const double start = ng_now_ms();
   gemm((int)s->n, (int)s->n, (int)s->n, s->a, s->b, s->c);
-  return now_ms() - start;
+  return ng_now_ms() - start;
 }
 
 double floor_sgemm_gflops(int order) {
@@ -269,10 +263,10 @@ double floor_sgemm_gflops(int order) {
 static double apply_run(void *arg) {
   const sizes *s = arg;
   float *second = s->c + s->q * s->p;
-  const double start = now_ms();
+  const double start = ng_now_ms();
   gemm((int)s->p, (int)s->q, (int)s->p, s->a, s->b, s->c);
   gemm((int)s->p, (int)s->q, (int)s->q, s->c, s->a, second);
-  return now_ms() - start;
+  return ng_now_ms() - start;
 }
 
 double floor_apply(int64_t q, int64_t p) {
@@ -305,10 +299,10 @@ static double cholesky_run(void *arg) {
   const int n = (int)s->n;
   int info = 0, second = 0;
   memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
-  const double start = now_ms();
+  const double start = ng_now_ms();
   spotrf_("L", &n, s->b, &n, &info, 1);
   if (s->invert) spotri_("L", &n, s->b, &n, &second, 1);
-  return info == 0 && second == 0 ? now_ms() - start : -1;
+  return info == 0 && second == 0 ? ng_now_ms() - start : -1;
 }
 
 double floor_cholesky(int64_t n, bool invert) {
@@ -327,11 +321,11 @@ static double eigen_run(void *arg) {
   const int n = (int)s->n, lwork = (int)(1 + 6 * s->n + 2 * s->n * s->n), liwork = 3 + 5 * n;
   int *iwork = malloc((size_t)liwork * sizeof *iwork), info = -1;
   memcpy(s->b, s->a, (size_t)(s->n * s->n) * sizeof(float));
-  const double start = now_ms();
+  const double start = ng_now_ms();
   if (iwork != NULL) {
     ssyevd_("V", "L", &n, s->b, &n, s->c, s->c + n, &lwork, iwork, &liwork, &info, 1, 1);
   }
-  const double ms = now_ms() - start;
+  const double ms = ng_now_ms() - start;
   free(iwork);
   return info == 0 ? ms : -1;
 }

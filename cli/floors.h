@@ -24,6 +24,4 @@ double floor_eigen(int64_t n);                 /* ssyevd of order n             
 double floor_apply(int64_t q, int64_t p);      /* [q,p] x [p,p] and [q,q] x [q,p]                 */
 double floor_rotate(int64_t q, int64_t p);     /* the same twice: into an eigenbasis and back     */
 
-double now_ms(void);
-
 #endif

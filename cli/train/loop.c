@@ -6,6 +6,7 @@
  * belongs to it, and what comes after it can be written again. */
 #include "train.h"
 #include "checkpoint.h"
+#include "clock.h"
 #include "disk.h"
 #include "feed.h"
 #include "log.h"
@@ -19,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { DATA, FORWARD, BACKWARD, OBSERVE, OWN }; /* our own stations */
@@ -76,12 +76,6 @@ bool train_interrupted(void) { return interrupted != 0; }
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
-static double now_ms(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 /* Totals of all stations, with those of the run before it was resumed. */
 static log_times gather(run *r) {
   static const char *const own[OWN] = {"data", "forward", "backward", "observe"};
@@ -129,18 +123,18 @@ static int backward(run *r, bool wants, double *loss, int64_t *correct) {
 }
 
 static int one_step(run *r, double lr, int64_t *correct) {
-  const double t0 = now_ms(), seen = precond_observe_ms(r->p);
+  const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
   feed_train(&r->feed, r->state.step);
-  const double t1 = now_ms();
+  const double t1 = ng_now_ms();
   bool wants = false;
   int rc = precond_begin(r->p, r->s->batch, &wants);
   if (rc == CLI_OK) {
     rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->s->batch, (uint64_t)r->state.step,
                     wants ? precond_watch(r->p) : NULL);
   }
-  const double t2 = now_ms(), seen_forward = precond_observe_ms(r->p);
+  const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
   if (rc == CLI_OK) rc = backward(r, wants, &r->loss, correct);
-  const double t3 = now_ms(), seen_all = precond_observe_ms(r->p);
+  const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
   precond_outcome outcome = PRECOND_DONE;
   if (rc == CLI_OK && r->out->diverged) return wants ? precond_forget(r->p) : CLI_OK;
   if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
@@ -150,7 +144,7 @@ static int one_step(run *r, double lr, int64_t *correct) {
   r->own_ms[FORWARD] += t2 - t1 - (seen_forward - seen);
   r->own_ms[BACKWARD] += t3 - t2 - (seen_all - seen_forward);
   r->own_ms[OBSERVE] += seen_all - seen;
-  r->step_ms += now_ms() - t0;
+  r->step_ms += ng_now_ms() - t0;
   return rc;
 }
 

@@ -7,12 +7,12 @@
  *
  * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
 #include "precond.h"
+#include "clock.h"
 
 #include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct precond {
   const settings *s;
@@ -23,12 +23,6 @@ struct precond {
   nn_watch watch;
   double observe_ms;
 };
-
-static double now_ms(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
 
@@ -43,10 +37,10 @@ static int show(precond *p, int layer, const float *x, int64_t samples, int64_t 
                 ng_status (*observe)(ng_precond *, int32_t, const ng_view *, ng_loan)) {
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
-  const double t0 = now_ms();
+  const double t0 = ng_now_ms();
   const ng_view v = ng_view_of((float *)(uintptr_t)x, samples, columns, NG_F32); /* read only */
   const ng_status st = observe(p->p, i, &v, NG_BORROW);
-  p->observe_ms += now_ms() - t0;
+  p->observe_ms += ng_now_ms() - t0;
   return st < 0 ? told(p) : CLI_OK;
 }
 

@@ -1,19 +1,13 @@
 /* progress.c: a bar on a terminal, one line an epoch everywhere.  The bar goes to stderr and is
  * erased before anything else is said, so a file never sees it. */
 #include "progress.h"
+#include "clock.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
-
-static double now_ms(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 void progress_begin(progress *p, const train_show *show, int64_t first, int64_t total,
                     int64_t per_epoch, int64_t batch) {
@@ -25,7 +19,7 @@ void progress_begin(progress *p, const train_show *show, int64_t first, int64_t 
   p->per_epoch = per_epoch;
   p->batch = batch;
   p->epochs = ceil((double)total / (double)per_epoch);
-  p->began_ms = now_ms();
+  p->began_ms = ng_now_ms();
 }
 
 static int columns(void) {
@@ -54,7 +48,7 @@ static void erase(progress *p) {
 
 void progress_step(progress *p, int64_t step, double loss, double accuracy) {
   enum { CELLS = 24 };
-  const double now = now_ms();
+  const double now = ng_now_ms();
   if (!p->bar || now - p->last_ms < 100.0) return;
   p->last_ms = now;
   char bar[CELLS + 1], rate[48], head[128], tail[160];

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clock.h"
 #include "pool.h"
 
 #define NG_ALIGN 64
@@ -106,8 +107,6 @@ int32_t ng_threads_of(const ng_context *ctx); /* how many pieces are worth makin
 int32_t ng_pieces(const ng_context *ctx, int64_t floats);
 void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to);
 static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 16; }
-
-double ng_now_ms(void); /* monotonic clock */
 
 /* ---- text.c: words in messages ---------------------------------------------------------------*/
 

@@ -1,12 +1,11 @@
-/* memory.c: the allocator, the log, the clock and the loops of a context.
+/* memory.c: the allocator, the log and the loops of a context.
  *
  * In: the caller's callbacks, as resolved when the context was made (api/context.c).  Out: counted
- * blocks, lines, milliseconds, tasks done.  Every byte of the library goes through ng_alloc, so what
+ * blocks, lines, tasks done.  Every byte of the library goes through ng_alloc, so what
  * ng_context_allocated says is all there is. */
 #include "core/core.h"
 
 #include <stdarg.h>
-#include <time.h>
 
 void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
@@ -25,7 +24,7 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
   ctx->config.free(ctx->config.alloc_user, ptr, bytes);
 }
 
-/* ---- log, clock, loops ----------------------------------------------------------------------*/
+/* ---- log, loops -----------------------------------------------------------------------------*/
 
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->config.log == NULL || level > ctx->config.log_level) return;
@@ -37,12 +36,6 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   (void)vsnprintf(line + at, sizeof line - (size_t)at, format, args);
   va_end(args);
   ctx->config.log(ctx->config.log_user, level, line);
-}
-
-double ng_now_ms(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
