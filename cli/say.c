@@ -1,6 +1,7 @@
 /* say.c: how the program speaks to its user: one line about what is wrong, the name that was probably
  * meant, numbers that are read whole or refused. */
 #include "cli.h"
+#include "words.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -33,38 +34,14 @@ void *cli_take(size_t count, size_t size) {
   return p;
 }
 
-/* Damerau's distance (one insertion, deletion, exchange, or swap of neighbours costs 1), with '-'
- * and '_' the same letter.  Names are short: three rows on the stack do. */
-static int distance(const char *a, const char *b) {
-  enum { MAX = 63 };
-  const int n = (int)strlen(a), m = (int)strlen(b);
-  if (n > MAX || m > MAX) return MAX;
-  int rows[3][MAX + 1];
-  for (int j = 0; j <= m; j++)
-    rows[0][j] = j;
-  for (int i = 1; i <= n; i++) {
-    int *now = rows[i % 3];
-    const int *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
-    now[0] = i;
-    for (int j = 1; j <= m; j++) {
-      const char x = a[i - 1] == '_' ? '-' : a[i - 1], y = b[j - 1] == '_' ? '-' : b[j - 1];
-      int best = last[j - 1] + (x != y);
-      if (last[j] + 1 < best) best = last[j] + 1;
-      if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-          before[j - 2] + 1 < best)
-        best = before[j - 2] + 1;
-      now[j] = best;
-    }
-  }
-  return rows[n % 3][m];
-}
+/* '-' and '_' are the same letter. */
+static char letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
   int least = (int)strlen(word) / 3 + 1; /* more than a third of the word wrong: another word */
   for (int i = 0; i < n; i++) {
-    const int d = distance(word, names[i]);
+    const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), letter);
     if (d <= least && (best == NULL || d < least)) {
       best = names[i];
       least = d;

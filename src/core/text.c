@@ -1,43 +1,16 @@
 /* text.c: words in messages: what a misspelt name was probably meant to be, and what is safe to print.
  *
- * In come a word and the names there are, out goes the nearest name or nothing.  Distance is the
- * number of letters put in, left out, changed or swapped with a neighbour (Damerau 1964, in the
- * restricted form that touches no letter twice); a name is near if about a quarter of its letters
- * would do. */
+ * In come a word and the names there are, out goes the nearest name or nothing.  A name is near if
+ * about a quarter of its letters, put in, left out, changed or swapped, would do (base/words.h). */
 #include "core/core.h"
+#include "words.h"
 
+/* No name of ours is so far, or so long. */
 #define WORD_MAX 40
 
 static char plain(char c) {
   if (c == '-') return '_';
   return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
-/* WORD_MAX if either is too long to be one of ours. */
-static int32_t distance(const char *a, const char *b, size_t nb) {
-  const size_t na = strlen(a);
-  int32_t row[3][WORD_MAX + 1];
-  if (na >= WORD_MAX || nb >= WORD_MAX) return WORD_MAX;
-  for (size_t j = 0; j <= nb; j++) {
-    row[0][j] = (int32_t)j;
-  }
-  for (size_t i = 1; i <= na; i++) {
-    int32_t *now = row[i % 3];
-    const int32_t *last = row[(i + 2) % 3], *before = row[(i + 1) % 3];
-    now[0] = (int32_t)i;
-    for (size_t j = 1; j <= nb; j++) {
-      const bool same = plain(a[i - 1]) == plain(b[j - 1]);
-      int32_t d = last[j - 1] + (same ? 0 : 1);
-      if (last[j] + 1 < d) d = last[j] + 1;
-      if (now[j - 1] + 1 < d) d = now[j - 1] + 1;
-      if (i > 1 && j > 1 && plain(a[i - 1]) == plain(b[j - 2]) &&
-          plain(a[i - 2]) == plain(b[j - 1]) && before[j - 2] + 1 < d) {
-        d = before[j - 2] + 1;
-      }
-      now[j] = d;
-    }
-  }
-  return row[na % 3][nb];
 }
 
 /* A word of at least three letters that a name begins with is as near as one wrong letter. */
@@ -48,7 +21,7 @@ static int32_t strangeness(const char *word, const char *name, size_t n) {
     same++;
   }
   if (typed >= 3 && same == typed) return typed == n ? 0 : 1;
-  const int32_t d = distance(word, name, n);
+  const int32_t d = ng_word_distance(word, typed, name, n, plain);
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
