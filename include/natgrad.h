@@ -360,9 +360,9 @@ static inline ng_status ng_options_init(ng_options *o) {
   return ng_options_init_sized(o, sizeof *o);
 }
 
-/* Set every option to the row of `method` ("natgrad", "kaisa", "mpd-kfac", "dp-kfac", "eva",
- * "eva-f", "eva-natgrad", "eva-kfac", "adasgd", "sam").  The method also decides the family: options that only another family
- * has (ng_option_info.family) must keep their defaults.
+/* Set every option to the row of `method`, one of ng_method_at's names ("natgrad", ...).  The method
+ * also decides the family: options that only another family has (ng_option_info.family) must keep
+ * their defaults.
  * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
  * Errors:  NG_ERR_ARG; NG_ERR_ABSENT for a method known but not supported yet; nothing changed. */
 NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *method, char *message,
@@ -387,6 +387,15 @@ NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, si
 /* Check every field against the table and against each other (a joint damping needs eigen, ...). */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
                                              size_t message_size);
+
+/* What another option must be for this one to have any effect beside these values: "clip = kl" for a
+ * kl_clip beside clip = none, "" if it has one.  A value without effect is no error, since ng_set and
+ * a layer's own options may give it one; a program that offers neither may want to say so.
+ * Memory:  `needs` has room for `size` bytes; 64 are enough.
+ * Threads: any.
+ * Errors:  NG_ERR_ARG (no such option, one out of range, no room); *needs is 0 then. */
+NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
+                                            size_t size);
 
 /* Published names.  A row knows the option names of the program it comes from, and what they
  * meant there (factor_decay weighs the old average in one program and the new sample in another).
@@ -422,6 +431,8 @@ typedef struct ng_option_info {
   int32_t per_layer;  /* may be given in ng_layer.options                                      */
   int32_t live;       /* may be changed after ng_ready (ng_set)                                */
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
+  const char
+      *needs; /* the option that decides whether it has any effect, see ng_options_idle; "" */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -495,6 +506,17 @@ NG_API NG_CHECKED ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_
 static inline ng_status ng_layer_init(ng_layer *l, ng_kind kind) {
   return ng_layer_init_sized(l, kind, sizeof *l);
 }
+
+/* Which option leaves a layer like this one out, so that its gradient stays as it is: *option becomes
+ * "skip_layers" or "exclude_width", or "" if none does.  Only its name, kind and out are looked at; what
+ * happens to a layer that is registered, ng_explain tells.
+ * Memory:  *option is the library's; `message` (may be NULL) receives one line on failure.
+ * Threads: any.
+ * Errors:  NG_ERR_ARG (an option out of range; skip_layers is no regular expression; no name),
+ *          NG_ERR_NOMEM. */
+NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
+                                            const char **option, char *message,
+                                            size_t message_size);
 
 /* Register a layer.  *index (counting layers and tensors in one sequence from 0) names it from
  * then on.

@@ -74,7 +74,11 @@ static void nothing(void **state) {
   ng_published_info published_row = {.struct_size = sizeof published_row};
   float one = 1;
   const ng_view view = ng_view_of(&one, 1, 1, NG_F32);
+  ng_layer layer;
+  const char *by = NULL;
   (void)state;
+  assert_int_equal(ng_layer_init(&layer, NG_LINEAR), NG_OK);
+  layer.name = "fc";
   assert_int_equal(ng_options_init(&options), NG_OK);
   fixture_ok(&f, fixture_open(&f, "", NULL));
   ctx = f.ctx;
@@ -101,6 +105,9 @@ static void nothing(void **state) {
   ARG(ng_options_get(&options, "method", text, 2));
   ARG(ng_options_from_env(NULL, NULL, 0));
   ARG(ng_options_check(NULL, NULL, 0));
+  ARG(ng_options_idle(NULL, "kl_clip", text, sizeof text));
+  ARG(ng_options_idle(&options, NULL, text, sizeof text));
+  ARG(ng_options_idle(&options, "kl_clip", NULL, 0));
   ARG(ng_options_set_system(NULL, "KAISA", "eigen", NULL, 0));
   ARG(ng_options_set_system(&options, NULL, "eigen", NULL, 0));
   ARG(ng_options_set_system(&options, "KAISA", NULL, NULL, 0));
@@ -118,6 +125,9 @@ static void nothing(void **state) {
   TOLD(ng_precond_create(ctx, NULL, &(ng_precond *){NULL}));
   TOLD(ng_precond_create(ctx, &options, NULL));
   ARG(ng_layer_init_sized(NULL, NG_LINEAR, sizeof(ng_layer)));
+  ARG(ng_options_skip(NULL, &layer, &by, NULL, 0));
+  ARG(ng_options_skip(&options, NULL, &by, NULL, 0));
+  ARG(ng_options_skip(&options, &layer, NULL, NULL, 0));
   ARG(ng_add_layer(NULL, &(ng_layer){0}, &index_));
   TOLD(ng_add_layer(p, NULL, &index_));
   ARG(ng_add_linear(NULL, "x", 1, 1, 0, &index_));

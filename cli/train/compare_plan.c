@@ -47,16 +47,27 @@ static void drop_library(compare_plan *p, compare_method *m) {
     drop_option(p, m, 0);
 }
 
-/* settings_idle, unless the grid has what decides it. */
-static const char *idle(const compare_plan *p, const compare_method *m, const char *name) {
-  for (int g = 0; g < p->grids; g++) {
-    if (strcmp(p->grid[g].name, "clip") == 0 || strcmp(p->grid[g].name, "sides") == 0) return NULL;
+/* Is there an option whose effect hangs on this one? */
+static bool decides(const char *name) {
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    ng_option_info info = {.struct_size = sizeof info};
+    if (ng_option_at(i, &info) == NG_OK && strcmp(info.needs, name) == 0) return true;
   }
-  return settings_idle(&m->s, name);
+  return false;
+}
+
+/* settings_idle, unless the grid has what decides it. */
+static bool idle(const compare_plan *p, const compare_method *m, const char *name, char *needs,
+                 size_t size) {
+  for (int g = 0; g < p->grids; g++) {
+    if (decides(p->grid[g].name)) return false;
+  }
+  return settings_idle(&m->s, name, needs, size);
 }
 
 bool compare_uses(const compare_plan *p, const compare_method *m, const char *name) {
-  return settings_knows(&m->s, name) && idle(p, m, name) == NULL;
+  char needs[SETTINGS_NEEDS];
+  return settings_knows(&m->s, name) && !idle(p, m, name, needs, sizeof needs);
 }
 
 bool compare_owns(const compare_method *m, const char *name) {
@@ -72,8 +83,9 @@ bool compare_owns(const compare_method *m, const char *name) {
 /* Once the method has its own settings: which can do nothing beside them? */
 static int check_idle(compare_plan *p, compare_method *m) {
   for (int i = m->s.n_library - 1; i >= 0; i--) {
-    const char *name = m->s.library[i].name, *needs = idle(p, m, name);
-    if (needs == NULL) continue;
+    const char *name = m->s.library[i].name;
+    char needs[SETTINGS_NEEDS];
+    if (!idle(p, m, name, needs, sizeof needs)) continue;
     if (compare_owns(m, name))
       return cli_bad("--methods: %s makes no use of %s without %s", m->label, name, needs);
     drop_option(p, m, i);

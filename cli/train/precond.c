@@ -8,11 +8,13 @@
  * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
 #include "precond.h"
 #include "clock.h"
+#include "settings_rows.h"
 
-#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MESSAGE = 2048 }; /* as long as a line of the program */
 
 struct precond {
   const settings *s;
@@ -68,7 +70,27 @@ const nn_watch *precond_watch(precond *p) { return &p->watch; }
 
 int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI_OK; }
 
-/* ---- layers left out -------------------------------------------------------------------------*/
+/* ---- layers ----------------------------------------------------------------------------------*/
+
+static ng_status describe(const nn_layer *l, ng_layer *d) {
+  const ng_status st = ng_layer_init(d, l->conv ? NG_CONV2D : NG_LINEAR);
+  if (st != NG_OK) return st;
+  d->name = l->name;
+  d->in = l->in;
+  d->out = l->out;
+  d->bias = l->bias;
+  if (l->conv) {
+    d->layout = NG_NHWC;
+    d->kernel[0] = d->kernel[1] = l->kernel;
+    d->stride[0] = d->stride[1] = l->stride;
+    d->padding[0] = d->padding[1] = l->padding;
+    d->image[0] = l->height;
+    d->image[1] = l->width;
+  } else {
+    d->positions = 1;
+  }
+  return NG_OK;
+}
 
 static int fits_no_layer(const settings *s, const nn *net, const char *option, const char *value) {
   char names[256] = "";
@@ -83,42 +105,36 @@ static int fits_no_layer(const settings *s, const nn *net, const char *option, c
   return cli_bad("--%s: '%s' fits no layer of %s (%s)", option, value, s->model, names);
 }
 
-/* Searched in name and kind, as natgrad.h says. */
-static bool matches(const regex_t *r, const nn_layer *l) {
-  const char *in[3] = {l->name, l->conv ? "conv2d" : "linear", l->conv ? "Conv2d" : "Linear"};
-  bool found = false;
-  for (int i = 0; i < 3; i++)
-    found = found || regexec(r, in[i], 0, NULL, 0) == 0;
-  return found;
+/* Does the option alone leave out any layer? */
+static int check_skip(const settings *s, const nn *net, const ng_option_info *info,
+                      const char *value) {
+  char message[MESSAGE] = "";
+  const char *by = "";
+  ng_options alone;
+  ng_layer layer;
+  if (ng_options_init(&alone) != NG_OK) return CLI_BAD;
+  ng_status st = ng_options_set(&alone, info->name, value, message, sizeof message);
+  for (int i = 0; i < nn_layers(net) && st >= 0 && by[0] == 0; i++) {
+    st = describe(nn_layer_at(net, i), &layer);
+    if (st >= 0) st = ng_options_skip(&alone, &layer, &by, message, sizeof message);
+  }
+  if (st < 0) return cli_bad("--%s", message);
+  return by[0] != 0 ? CLI_OK : fits_no_layer(s, net, info->name, value);
 }
 
-static int check_expression(const settings *s, const nn *net, const char *expression) {
-  regex_t r;
-  bool found = expression[0] == 0;
-  if (regcomp(&r, expression, REG_EXTENDED | REG_NOSUB) != 0)
-    return cli_bad("--skip_layers: '%s' is not a POSIX extended regular expression", expression);
-  for (int i = 0; i < nn_layers(net); i++)
-    found = found || matches(&r, nn_layer_at(net, i));
-  regfree(&r);
-  return found ? CLI_OK : fits_no_layer(s, net, "skip_layers", expression);
-}
-
-static int check_width(const settings *s, const nn *net, int64_t width) {
-  char text[32];
-  bool found = width == 0;
-  for (int i = 0; i < nn_layers(net); i++)
-    found = found || (!nn_layer_at(net, i)->conv && nn_layer_at(net, i)->out == width);
-  (void)snprintf(text, sizeof text, "%lld", (long long)width);
-  return found ? CLI_OK : fits_no_layer(s, net, "exclude_width", text);
-}
-
+/* The library's group "layers" are the options that leave layers out; at their defaults they leave out
+ * none. */
 int precond_check(const settings *s, const nn *net) {
   ng_options o;
   int rc = settings_options(s, &o);
   for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
-    const char *name = s->library[i].name;
-    if (strcmp(name, "skip_layers") == 0) rc = check_expression(s, net, o.skip_layers);
-    if (strcmp(name, "exclude_width") == 0) rc = check_width(s, net, o.exclude_width);
+    char read[MESSAGE];
+    ng_option_info info;
+    if (!settings_library_option(s->library[i].name, &info) || strcmp(info.group, "layers") != 0)
+      continue;
+    const char *value = s->library[i].value; /* 011 is 11; a long expression is what it is */
+    if (ng_options_get(&o, info.name, read, sizeof read) == NG_OK) value = read;
+    if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);
   }
   return rc;
 }
@@ -127,23 +143,8 @@ int precond_check(const settings *s, const nn *net) {
 
 static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
   ng_layer d;
-  ng_status st = ng_layer_init(&d, l->conv ? NG_CONV2D : NG_LINEAR);
-  if (st != NG_OK) return st;
-  d.name = l->name;
-  d.in = l->in;
-  d.out = l->out;
-  d.bias = l->bias;
-  if (l->conv) {
-    d.layout = NG_NHWC;
-    d.kernel[0] = d.kernel[1] = l->kernel;
-    d.stride[0] = d.stride[1] = l->stride;
-    d.padding[0] = d.padding[1] = l->padding;
-    d.image[0] = l->height;
-    d.image[1] = l->width;
-  } else {
-    d.positions = 1;
-  }
-  return ng_add_layer(p->p, &d, index);
+  const ng_status st = describe(l, &d);
+  return st == NG_OK ? ng_add_layer(p->p, &d, index) : st;
 }
 
 /* A weight is [out, everything else]; the rest is one row. */

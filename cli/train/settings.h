@@ -55,8 +55,10 @@ int settings_check(const settings *s);
 int settings_options(const settings *s, ng_options *out);
 /* Has the method any use for this setting, or option of the library? */
 bool settings_knows(const settings *s, const char *name);
-/* What an option of the library needs to have any effect in this run ("clip = kl"); NULL: it has one. */
-const char *settings_idle(const settings *s, const char *name);
+/* Has this option of the library no effect in this run?  What it needs to have one ("clip = kl") goes to
+ * `needs`. */
+enum { SETTINGS_NEEDS = 128 };
+bool settings_idle(const settings *s, const char *name, char *needs, size_t size);
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
 bool settings_adamw(const settings *s);       /* the update is AdamW's   */
 double settings_lr(const settings *s);        /* lr, or the default in its place */

@@ -98,22 +98,16 @@ static int check_useful(const settings *s) {
 
 /* The library takes these in silence, for ng_set and a layer's own options could make use of them; the
  * trainer has neither. */
-const char *settings_idle(const settings *s, const char *name) {
+bool settings_idle(const settings *s, const char *name, char *needs, size_t size) {
   char message[MESSAGE];
   ng_option_info info;
   ng_options o;
   if (settings_first_order(s) || settings_find(name) != NULL ||
       !settings_library_option(name, &info) ||
       options_of(s, &o, message, sizeof message) != CLI_OK) {
-    return NULL;
+    return false;
   }
-  const bool bound =
-      strcmp(o.clip, "norm") == 0 || strcmp(o.clip, "ratio") == 0 || strcmp(o.clip, "rms") == 0;
-  if (strcmp(info.name, "clip_bound") == 0 && !bound) return "clip = norm, ratio or rms";
-  if (strcmp(info.name, "kl_clip") == 0 && strcmp(o.clip, "kl") != 0) return "clip = kl";
-  if (strcmp(info.group, "statistics") == 0 && strcmp(o.sides, "none") == 0)
-    return "sides = both or input";
-  return NULL;
+  return ng_options_idle(&o, info.name, needs, size) == NG_OK && needs[0] != 0;
 }
 
 int settings_check(const settings *s) {

@@ -96,8 +96,9 @@ static int report(const settings *s, const train_result *r, bool quiet) {
  * methods, and so may the environment. */
 static int check_given(const settings *s, const cli_args *args) {
   for (int i = 0; i < args->n_settings; i++) {
-    const char *name = args->settings[i].name, *needs = settings_idle(s, name);
-    if (needs != NULL)
+    const char *name = args->settings[i].name;
+    char needs[SETTINGS_NEEDS];
+    if (settings_idle(s, name, needs, sizeof needs))
       return cli_bad("--%s: method %s makes no use of it without %s", name, s->method, needs);
   }
   return CLI_OK;

@@ -3,17 +3,14 @@
  * Arguments are checked here; what they mean is the business of model/ and step/. */
 #include "step/step.h"
 
-#include <regex.h>
-
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
 static ng_status check_skip(ng_context *ctx, const char *pattern) {
-  regex_t skip;
-  if (regcomp(&skip, pattern, REG_EXTENDED | REG_NOSUB) != 0) {
-    return ng_fail(ctx, NG_ERR_ARG, "skip_layers: '%s' is not a POSIX extended regular expression",
-                   pattern);
-  }
-  regfree(&skip);
+  char message[NG_MESSAGE] = "";
+  ng_skip skip;
+  const ng_status st = ng_skip_open(pattern, 0, &skip, message, sizeof message);
+  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
+  ng_skip_close(&skip);
   return NG_OK;
 }
 

@@ -6,13 +6,15 @@
  *
  * option_table.c holds the rows, option_value.c reads and writes one value, options.c the struct,
  * methods.c the named rows of values and the published names, schedule.c values that move with the step
- * count.  It knows the names of families, and nothing else of them.
+ * count, skip.c the layers that are left out.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
 #define NG_OPTION_H
 
 #include "core/core.h"
 #include "option/settings.h"
+
+#include <regex.h>
 
 /* A copy with texts of its own, from the context's allocator; given back by _drop. */
 ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
@@ -51,7 +53,9 @@ typedef struct ng_option_row {
   const char *later;                  /* "c|d": known, not supported yet; NULL: none              */
   const char *unit, *help;
   const char *test;
-  const char *family; /* the only one that has this option; NULL: all of them      */
+  const char *family;    /* the only one that has this option; NULL: all of them      */
+  ng_option_id needs;    /* a choice that decides whether this one has any effect ...      */
+  uint32_t needs_one_of; /* ... with these values, a bit (1 << value) each; 0: always has  */
   bool per_layer, live;
   /* text options: may refuse the form of the text; NULL: any text */
   ng_status (*form)(const char *text, char *message, size_t size);
@@ -145,6 +149,19 @@ bool ng_method_known(const char *name);
 /* "kronecker", "rankone"; NULL if there is no such method. */
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
+
+/* skip.c: layers that the options leave out.  Closed once it was opened; NG_ERR_ARG: no regular
+ * expression. */
+typedef struct ng_skip {
+  regex_t pattern;
+  bool searches; /* there is a pattern */
+  int64_t width; /* 0: none            */
+} ng_skip;
+ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
+                       size_t size);
+/* The option that leaves it out; NG_OPTION_COUNT: none does. */
+ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l);
+void ng_skip_close(ng_skip *s);
 
 /* Form of options.schedule, and whether every value it leads to stays in the option's range. */
 ng_status ng_schedule_form(const char *text, char *message, size_t size);

@@ -52,6 +52,11 @@ enum { NG_OPTION_LIST(KIND) };
  * ng_family_check_others sees to it. */
 #define KRONECKER .family = "kronecker"
 
+/* Has an effect only where another option has one of some values, a bit each.  Not for what is an error
+ * then: that is for the check of the family. */
+#define NEEDS(option, values) .needs = NG_OPTION_##option, .needs_one_of = (values)
+#define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
+
 /* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the
  * user's to choose. */
 /* Counts stop where a double still holds every whole number, because the bounds are doubles. */
@@ -98,62 +103,59 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Statistics: what enters the running averages, and when.  Published programs differ here most,
      * so most of the choices are theirs. */
-    ROW(stat_decay, .group = "statistics", .standard = "0.95", .lower = 0, .upper = 1,
-        .unit = "weight", .help = "rho, the weight of the old running average",
-        .test = "effect_stat_decay", .per_layer = true, .live = true),
-    ROW(stat_start, .group = "statistics", .standard = "first",
+    ROW(stat_decay, STATISTICS, .standard = "0.95", .lower = 0, .upper = 1, .unit = "weight",
+        .help = "rho, the weight of the old running average", .test = "effect_stat_decay",
+        .per_layer = true, .live = true),
+    ROW(stat_start, STATISTICS, .standard = "first",
         ONE_OF_3(NG_START_FIRST, "first", NG_START_IDENTITY, "identity", NG_START_ZERO, "zero"),
         .help = "the running average before the first sample; first takes the first statistics "
                 "unweighted",
         .test = "effect_stat_start", .per_layer = true),
-    ROW(stat_scale, .group = "statistics", .standard = "textbook",
+    ROW(stat_scale, STATISTICS, .standard = "textbook",
         ONE_OF_4(NG_SCALE_TEXTBOOK, "textbook", NG_SCALE_KAISA, "kaisa", NG_SCALE_MPD_KFAC,
                  "mpd-kfac", NG_SCALE_EVA, "eva"),
         .help =
             "what the statistics are divided by: textbook makes damping mean the same for every "
             "batch, image and rank count; eva takes plain means",
         .test = "effect_stat_scale", .per_layer = true),
-    ROW(positions, .group = "statistics", .standard = "expand",
+    ROW(positions, STATISTICS, .standard = "expand",
         ONE_OF_2(NG_POSITIONS_EXPAND, "expand", NG_POSITIONS_REDUCE, "reduce"),
         .help = "positions of a sequence or image are samples of their own, or are averaged first",
         .test = "effect_positions", .per_layer = true),
-    ROW(stat_batch, .group = "statistics", .standard = "0", .lower = 0, .upper = COUNT_MAX,
-        .unit = "samples",
+    ROW(stat_batch, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "samples",
         .help = "use the first so many samples of a micro-batch only; 0 means all",
         .test = "effect_stat_batch", .per_layer = true),
-    ROW(calls, .group = "statistics", .standard = "mean",
+    ROW(calls, STATISTICS, .standard = "mean",
         ONE_OF_3(NG_CALLS_MEAN, "mean", NG_CALLS_EMA, "ema", NG_CALLS_LAST, "last"),
         .help =
             "several observations of a layer in one step: their mean, one running average update "
             "each, or the last one only",
         .test = "effect_calls", .per_layer = true),
-    ROW(call_weight, .group = "statistics", .standard = "samples",
+    ROW(call_weight, STATISTICS, .standard = "samples",
         ONE_OF_2(NG_CALL_WEIGHT_SAMPLES, "samples", NG_CALL_WEIGHT_EQUAL, "equal"),
         .help = "weight of one observation in the mean over a step and over ranks",
         .test = "effect_call_weight", .per_layer = true),
-    ROW(fold, .group = "statistics", .standard = "sum",
-        ONE_OF_2(NG_FOLD_SUM, "sum", NG_FOLD_DIRECT, "direct"),
+    ROW(fold, STATISTICS, .standard = "sum", ONE_OF_2(NG_FOLD_SUM, "sum", NG_FOLD_DIRECT, "direct"),
         .help = "sum observations of a step before they enter the running average, or add the only "
                 "one directly, which halves the memory of the factors",
         .test = "effect_fold", KRONECKER),
-    ROW(stat_period, .group = "statistics", .standard = "1", .lower = 1, .upper = COUNT_MAX,
-        .unit = "steps", .help = "steps from one observation to the next",
-        .test = "effect_stat_period", .per_layer = true, .live = true),
-    ROW(solve_period, .group = "statistics", .standard = "10", .lower = 1, .upper = COUNT_MAX,
-        .unit = "steps", .help = "steps from one solve to the next", .test = "effect_solve_period",
-        KRONECKER, .per_layer = true, .live = true),
-    ROW(max_factor, .group = "statistics", .standard = "0", .lower = 0, .upper = COUNT_MAX,
-        .unit = "columns",
+    ROW(stat_period, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
+        .help = "steps from one observation to the next", .test = "effect_stat_period",
+        .per_layer = true, .live = true),
+    ROW(solve_period, STATISTICS, .standard = "10", .lower = 1, .upper = COUNT_MAX, .unit = "steps",
+        .help = "steps from one solve to the next", .test = "effect_solve_period", KRONECKER,
+        .per_layer = true, .live = true),
+    ROW(max_factor, STATISTICS, .standard = "0", .lower = 0, .upper = COUNT_MAX, .unit = "columns",
         .help = "a wider factor becomes diagonal blocks no wider than this; 0 never cuts",
         .test = "effect_max_factor", KRONECKER, .per_layer = true),
-    ROW(factor_blocks, .group = "statistics", .standard = "1", .lower = 1, .upper = COUNT_MAX,
+    ROW(factor_blocks, STATISTICS, .standard = "1", .lower = 1, .upper = COUNT_MAX,
         .unit = "blocks", .help = "cut every factor into at least so many diagonal blocks",
         .test = "effect_factor_blocks", KRONECKER, .per_layer = true),
-    ROW(factor_dtype, .group = "statistics", .standard = "f32",
+    ROW(factor_dtype, STATISTICS, .standard = "f32",
         ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
         .help = "how running averages are kept", .test = "effect_factor_dtype", KRONECKER,
         .per_layer = true),
-    ROW(inverse_dtype, .group = "statistics", .standard = "f32",
+    ROW(inverse_dtype, STATISTICS, .standard = "f32",
         ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
         .help = "how inverses and eigenvectors are kept", .test = "effect_inverse_dtype", KRONECKER,
         .per_layer = true),
@@ -169,7 +171,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .test = "effect_clip", .live = true),
     ROW(kl_clip, .group = "clip", .standard = "0.001", .lower = 0, .upper = REAL_MAX,
         .lower_open = true, .unit = "KL", .help = "kappa, the bound of clip = kl",
-        .test = "effect_kl_clip", .live = true),
+        .test = "effect_kl_clip", .live = true, NEEDS(clip, 1U << NG_CLIP_KL)),
 
     /* Layers: who keeps its gradient as it is. */
     ROW(skip_layers, .group = "layers", .standard = "",
@@ -219,7 +221,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     /* Came later: fields are appended, so that older programs keep their layout. */
     ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
         .help = "the bound of clip = norm, ratio, rms: |PD|, |PD|/|w|, rms(PD)",
-        .test = "effect_clip_bound", .live = true),
+        .test = "effect_clip_bound", .live = true,
+        NEEDS(clip, 1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS)),
     ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm", .help = "solver = product: PD = D + radius/|D| G D A", KRONECKER,
         .test = "effect_radius"),
@@ -250,6 +253,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .per_layer = row->per_layer,
       .live = row->live,
       .family = row->family == NULL ? "" : row->family,
+      .needs = row->needs_one_of == 0 ? "" : ng_option_name(row->needs),
   };
   return ng_give_struct(out, &info, sizeof info);
 }

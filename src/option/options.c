@@ -187,6 +187,37 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
   return ng_schedule_verify(full, skip, message, size);
 }
 
+/* ---- effect ----------------------------------------------------------------------------------*/
+
+/* "clip = norm, ratio or rms", in the order of the enum; false: no room. */
+static bool write_needs(const ng_option_row *row, char *text, size_t size) {
+  const ng_option_row *other = &ng_option_table[row->needs];
+  size_t n = (size_t)snprintf(text, size, "%s =", other->name);
+  for (int32_t i = 0; i < NG_CHOICES_MAX && n < size; i++) {
+    const uint32_t bit = 1U << i, set = row->needs_one_of;
+    if ((set & bit) == 0) continue;
+    const char *before = (set & (bit - 1)) == 0 ? "" : (set >> i) == 1U ? " or" : ",";
+    n += (size_t)snprintf(text + n, size - n, "%s %s", before, other->choice[i]);
+  }
+  return n < size;
+}
+
+/* From the row alone: what a value does beside the others is said where they are listed. */
+ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, size_t size) {
+  const ng_option_row *row = NULL;
+  ng_options full;
+  if (needs == NULL || size == 0) return NG_ERR_ARG;
+  needs[0] = 0;
+  ng_status st = ng_options_take(o, &full, NULL, 0);
+  if (st == NG_OK) st = ng_options_verify_rows(&full, NULL, 0);
+  if (st == NG_OK) st = ng_option_lookup(option, &row, NULL, 0);
+  if (st != NG_OK || row->needs_one_of == 0) return st;
+  if ((row->needs_one_of >> ng_option_chosen(&full, row->needs) & 1U) != 0) return NG_OK;
+  if (write_needs(row, needs, size)) return NG_OK;
+  needs[0] = 0;
+  return NG_ERR_ARG;
+}
+
 /* ---- a layer's own values --------------------------------------------------------------------*/
 
 /* Blanks separate, so no value of a layer's list can have one; free texts, which may, are for the

@@ -6,30 +6,15 @@
  * Families are asked twice for memory, first to count, then to be placed. */
 #include "step/step.h"
 
-#include <regex.h>
-
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
-/* skip_layers is searched in the name and in the kind, spelt as here and as in PyTorch. */
-static bool skipped(const ng_entry *e, const regex_t *skip) {
-  static const char *const kind[2][2] = {{"linear", "Linear"}, {"conv2d", "Conv2d"}};
-  const int k = e->d.kind == NG_CONV2D ? 1 : 0;
-  return regexec(skip, e->d.name, 0, NULL, 0) == 0 || regexec(skip, kind[k][0], 0, NULL, 0) == 0 ||
-         regexec(skip, kind[k][1], 0, NULL, 0) == 0;
-}
-
-static bool may_have_block(ng_precond *p, ng_entry *e, const regex_t *skip) {
-  const char *why = NULL;
-  if (e->d.frozen) {
-    why = "frozen: never touched";
-  } else if (e->tensor) {
-    return true; /* some family may take it */
-  } else if (p->base.skip_layers[0] != 0 && skipped(e, skip)) {
-    why = "matches skip_layers";
-  } else if (p->base.exclude_width > 0 && e->d.kind == NG_LINEAR &&
-             e->d.out == p->base.exclude_width) {
-    why = "has exclude_width outputs";
-  }
+static bool may_have_block(ng_entry *e, const ng_skip *skip) {
+  if (e->tensor && !e->d.frozen) return true; /* some family may take it */
+  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &e->d);
+  const char *why = e->d.frozen                     ? "frozen: never touched"
+                    : by == NG_OPTION_skip_layers   ? "matches skip_layers"
+                    : by == NG_OPTION_exclude_width ? "has exclude_width outputs"
+                                                    : NULL;
   if (why != NULL) (void)snprintf(e->why, sizeof e->why, "%s", why);
   return why == NULL;
 }
@@ -116,10 +101,11 @@ static ng_status fill_block(ng_block *b) {
   set_rules(b);
   ng_place_stats(b);
   if (b->family->solve == NULL && !b->keeps_everywhere && b->p->grid.m > 1) {
-    return ng_fail(b->ctx, NG_ERR_ARG,
-                   "'%s': family %s solves nothing that could be shared; statistics of one rank need "
-                   "grad_worker_fraction = 0",
-                   b->name, b->family->name);
+    return ng_fail(
+        b->ctx, NG_ERR_ARG,
+        "'%s': family %s solves nothing that could be shared; statistics of one rank need "
+        "grad_worker_fraction = 0",
+        b->name, b->family->name);
   }
   b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -184,21 +170,21 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
 }
 
 static ng_status make_blocks(ng_precond *p) {
-  regex_t skip;
+  ng_skip skip;
+  char message[NG_MESSAGE] = "";
   p->block_capacity = p->entries + NG_FAMILIES_MAX;
   p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  if (regcomp(&skip, p->base.skip_layers, REG_EXTENDED | REG_NOSUB) != 0) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: skip_layers could not be compiled");
-  }
-  ng_status st = NG_OK;
+  ng_status st =
+      ng_skip_open(p->base.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    if (may_have_block(p, e, &skip)) st = choose(p, e);
+    if (may_have_block(e, &skip)) st = choose(p, e);
     if (st != NG_OK || e->taken_by == NULL) continue;
     if (e->taken_by->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->taken_by);
   }
-  regfree(&skip);
+  ng_skip_close(&skip);
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_block(p, p->ctx->family[i]);
   }

@@ -1,0 +1,72 @@
+/* skip.c: layers that keep their gradient because an option says so.
+ *
+ * In: skip_layers, exclude_width, the description of a layer.  Out: which of the two leaves it out.  The
+ * engine asks here for every layer at ng_ready, a program through ng_options_skip beforehand, when no
+ * memory has been taken yet. */
+#include "option/option.h"
+
+ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
+                       size_t size) {
+  out->width = width;
+  out->searches = pattern[0] != 0;
+  if (!out->searches) return NG_OK;
+  const int bad = regcomp(&out->pattern, pattern, REG_EXTENDED | REG_NOSUB);
+  if (bad == 0) return NG_OK;
+  out->searches = false; /* there is nothing to free */
+  if (bad == REG_ESPACE) return ng_fail_to(message, size, NG_ERR_NOMEM, "skip_layers: no memory");
+  return ng_fail_to(message, size, NG_ERR_ARG,
+                    "skip_layers: '%s' is not a POSIX extended regular expression", pattern);
+}
+
+void ng_skip_close(ng_skip *s) {
+  if (s->searches) regfree(&s->pattern);
+  s->searches = false;
+}
+
+/* Kinds are spelt as here and as in PyTorch; a kind that is not supported yet has no name. */
+static bool found_in(const ng_layer *l, const regex_t *pattern) {
+  static const char *const kind[][2] = {
+      [NG_LINEAR] = {"linear", "Linear"}, [NG_CONV2D] = {"conv2d", "Conv2d"}};
+  bool found = regexec(pattern, l->name, 0, NULL, 0) == 0;
+  for (int i = 0; i < 2 && (l->kind == NG_LINEAR || l->kind == NG_CONV2D); i++) {
+    found = found || regexec(pattern, kind[l->kind][i], 0, NULL, 0) == 0;
+  }
+  return found;
+}
+
+/* A layer that both leave out is the expression's. */
+ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l) {
+  if (s->searches && found_in(l, &s->pattern)) return NG_OPTION_skip_layers;
+  const bool wide = s->width > 0 && l->kind == NG_LINEAR && l->out == s->width;
+  return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
+}
+
+ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
+                          char *message, size_t message_size) {
+  ng_options full;
+  ng_layer l;
+  ng_skip skip;
+  if (option == NULL || layer == NULL) {
+    return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: %s is NULL",
+                      layer == NULL ? "layer" : "option");
+  }
+  *option = "";
+  ng_status st = ng_options_take(o, &full, message, message_size);
+  if (st == NG_OK) st = ng_options_verify_rows(&full, message, message_size);
+  memset(&l, 0, sizeof l);
+  if (st == NG_OK) {
+    st = ng_take_struct(&l, sizeof l, layer, offsetof(ng_layer, bias), "ng_layer", message,
+                        message_size);
+  }
+  if (st == NG_OK && l.name == NULL) {
+    st = ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: the layer has no name");
+  }
+  if (st == NG_OK) {
+    st = ng_skip_open(full.skip_layers, full.exclude_width, &skip, message, message_size);
+  }
+  if (st != NG_OK) return st;
+  const ng_option_id by = ng_skip_by(&skip, &l);
+  if (by != NG_OPTION_COUNT) *option = ng_option_name(by);
+  ng_skip_close(&skip);
+  return NG_OK;
+}
