@@ -78,6 +78,8 @@ int cli_apply(const cli_args *args, ng_options *options);
 void cli_build(const char *key, char *value, size_t size);
 void cli_processor(char *name, size_t size); /* as the operating system names it */
 int cli_cores(void);                         /* processors this process may run on */
+/* Threads for loops of our own: what NG_THREADS says, which means the library's, too; or cli_cores. */
+int cli_threads(int *threads);
 
 /* A context that logs to stderr as NG_LOG says. */
 int cli_context(ng_context_config *config, ng_context **out);

@@ -4,6 +4,7 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -44,6 +45,28 @@ int cli_cores(void) {
   if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
   const long n = sysconf(_SC_NPROCESSORS_ONLN);
   return n > 0 ? (int)n : 1;
+}
+
+static void in_turn(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
+  (void)user;
+  for (int32_t i = 0; i < n; i++)
+    task(arg, i);
+}
+
+/* The library reads the variable.  An executor, so that its context starts no threads to be counted. */
+int cli_threads(int *threads) {
+  const char *given = getenv("NG_THREADS");
+  *threads = cli_cores();
+  if (given == NULL || given[0] == 0) return CLI_OK;
+  char message[512] = "";
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  if (ng_context_config_init(&config) < 0) return cli_bad("the context cannot be made");
+  config.parallel_for = in_turn;
+  if (ng_context_create(&config, message, sizeof message, &ctx) < 0) return cli_bad("%s", message);
+  *threads = ng_context_threads(ctx);
+  ng_context_destroy(&ctx);
+  return CLI_OK;
 }
 
 /* Errors are not logged: whoever got one says so, in one line. */

@@ -254,6 +254,10 @@ NG_API void ng_context_destroy(ng_context **ctx);
  * the next call on the context. */
 NG_API const char *ng_last_error(const ng_context *ctx);
 
+/* Threads of the context's own loops, at least 1: those of its config, of NG_THREADS, or one per online
+ * processor, less what the system refused.  A program with a pool of its own may ask for as many. */
+NG_API int32_t ng_context_threads(const ng_context *ctx);
+
 /* Bytes held now and at the peak through this context's allocator, and calls to it so far. */
 NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
                                  int64_t *calls);

@@ -193,6 +193,7 @@ static void nothing(void **state) {
   ARG(ng_load(NULL, "x"));
   TOLD(ng_load(p, NULL));
   SILENT(ng_last_error(NULL)[0], 0);
+  SILENT(ng_context_threads(NULL), 1);
   SILENT(ng_wants(NULL, 0), 0);
   SILENT(ng_memory_count(NULL), 0);
   SILENT(ng_explain_count(NULL), 0);

@@ -158,6 +158,38 @@ static void lr_default_is_the_update_s(void **state) {
   settings_free(&s);
 }
 
+/* ---- threads ---------------------------------------------------------------------------------*/
+
+/* The same variable, read by the same code, means the library's loops and the trainer's. */
+static void threads_are_the_library_s(void **state) {
+  (void)state;
+  const char *kept = getenv("NG_THREADS");
+  char before[32] = "";
+  (void)snprintf(before, sizeof before, "%s", kept != NULL ? kept : "");
+  int threads = 0;
+  ng_context *ctx = NULL;
+  assert_int_equal(setenv("NG_THREADS", "3", 1), 0);
+  assert_int_equal(cli_threads(&threads), CLI_OK);
+  assert_int_equal(threads, 3);
+  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_threads(ctx), 3);
+  ng_context_destroy(&ctx);
+  assert_int_equal(ng_context_threads(NULL), 1);
+  assert_int_equal(setenv("NG_THREADS", "1025", 1), 0);
+  quiet();
+  assert_int_equal(cli_threads(&threads), CLI_BAD);
+  assert_string_equal(said(),
+                      "natgrad: NG_THREADS is '1025', expected a whole number from 1 to 1024\n");
+  assert_int_equal(setenv("NG_THREADS", "", 1), 0);
+  assert_int_equal(cli_threads(&threads), CLI_OK);
+  assert_int_equal(threads, cli_cores());
+  if (kept != NULL) {
+    assert_int_equal(setenv("NG_THREADS", before, 1), 0);
+  } else {
+    assert_int_equal(unsetenv("NG_THREADS"), 0);
+  }
+}
+
 /* ---- the order of samples --------------------------------------------------------------------*/
 
 static void *take(void *user, size_t bytes) {
@@ -353,6 +385,7 @@ int main(void) {
       cmocka_unit_test(lr_is_continuous_and_bounded),
       cmocka_unit_test(lr_schedules_are_read_strictly),
       cmocka_unit_test(lr_default_is_the_update_s),
+      cmocka_unit_test(threads_are_the_library_s),
       cmocka_unit_test(batches_cover_an_epoch),
       cmocka_unit_test(the_log_is_cut_and_read_back),
       cmocka_unit_test(a_full_disk_is_an_error),

@@ -290,21 +290,13 @@ static void give(void *user, void *ptr, size_t bytes) {
   free(ptr);
 }
 
-/* NG_THREADS means the trainer's pool, too: it is the library's. */
 static int make_pool(ng_pool **out) {
-  const char *text = getenv("NG_THREADS");
-  long long threads = cli_cores();
-  if (text != NULL && text[0] != 0) {
-    char *end = NULL;
-    threads = strtoll(text, &end, 10);
-    if (end == text || *end != 0 || threads < 1 || threads > 1024) {
-      return cli_bad("NG_THREADS is '%s', expected a whole number from 1 to 1024", text);
-    }
-  }
+  int threads = 1;
+  if (cli_threads(&threads) != CLI_OK) return CLI_BAD;
   if (threads < 2) return CLI_OK;
   const ng_pool_alloc from = {take, give, NULL};
-  *out = ng_pool_create((int32_t)threads, &from);
-  return *out != NULL ? CLI_OK : cli_bad("no memory for %lld threads", threads);
+  *out = ng_pool_create(threads, &from);
+  return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
 }
 
 static int describe_net(run *r) {

@@ -181,6 +181,8 @@ void ng_context_destroy(ng_context **ctx) {
   c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is its first member */
 }
 
+int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
+
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
   if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;
