@@ -18,7 +18,7 @@ typedef struct table {
   int count, own, library;
 } table;
 
-enum { NAME_SIZE = 64, BASE = 256 };
+enum { BASE = 256 };
 
 static void table_add(table *t, const char *name, int has_arg, int value) {
   t->names[t->count] = name;
@@ -28,14 +28,6 @@ static void table_add(table *t, const char *name, int has_arg, int value) {
   t->count++;
 }
 
-/* `name` with `b` for `a`. */
-static void respell(char *to, const char *name, char a, char b) {
-  (void)snprintf(to, NAME_SIZE, "%s", name);
-  for (; *to != 0; to++) {
-    if (*to == a) *to = b;
-  }
-}
-
 static void table_make(const cli_command *command, table *t) {
   memset(t, 0, sizeof *t);
   t->own = command->n_options;
@@ -43,12 +35,12 @@ static void table_make(const cli_command *command, table *t) {
   const size_t most = (size_t)(2 * t->own + 2 * t->library + 3);
   t->rows = cli_take(most, sizeof *t->rows);
   t->names = cli_take(most, sizeof *t->names);
-  t->text = cli_take((size_t)(t->own + t->library), NAME_SIZE);
+  t->text = cli_take((size_t)(t->own + t->library), CLI_NAME);
   for (int i = 0; i < t->own; i++) {
     const char *name = command->options[i].name;
     const int takes = command->options[i].value != NULL ? required_argument : no_argument;
-    char *spelt = t->text + i * NAME_SIZE;
-    respell(spelt, name, '-', '_');
+    char *spelt = t->text + i * CLI_NAME;
+    cli_spell(spelt, CLI_NAME, name, '_');
     table_add(t, name, takes, BASE + i);
     if (strcmp(spelt, name) != 0) table_add(t, spelt, takes, BASE + i);
   }
@@ -59,8 +51,8 @@ static void table_make(const cli_command *command, table *t) {
     for (int k = 0; k < t->own; k++)
       hidden = hidden || strcmp(command->options[k].name, info.name) == 0;
     if (hidden) continue;
-    char *dashed = t->text + (t->own + i) * NAME_SIZE;
-    respell(dashed, info.name, '_', '-');
+    char *dashed = t->text + (t->own + i) * CLI_NAME;
+    cli_spell(dashed, CLI_NAME, info.name, '-');
     table_add(t, dashed, required_argument, BASE + t->own + i);
     if (strcmp(dashed, info.name) != 0) {
       table_add(t, info.name, required_argument, BASE + t->own + i);
@@ -83,7 +75,7 @@ static int complain(const cli_command *command, const table *t, int c, char **ar
                    command->name);
   }
   const char *given = argv[optind - 1];
-  char word[NAME_SIZE];
+  char word[CLI_NAME];
   (void)snprintf(word, sizeof word, "%s", given + strspn(given, "-"));
   word[strcspn(word, "=")] = 0;
   if (optopt != 0) return cli_bad("%s: option --%s takes no value", command->name, word);

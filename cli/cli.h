@@ -43,6 +43,23 @@ __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
 /* The nearest of n names, or NULL if none is near enough to be a slip of the finger. */
 const char *cli_nearest(const char *word, const char *const *names, int n);
 
+/* ---- names.c ---------------------------------------------------------------------------------*/
+
+enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* a name with its 0; more rows than the library has */
+
+char *cli_copy(const char *text);                     /* for free(), as the next */
+char *cli_join(const char *folder, const char *name); /* "folder/name"           */
+/* `name` with `with` for each '-' and '_': the library's table and JSON have '_', command lines '-'. */
+void cli_spell(char *to, size_t size, const char *name, char with);
+bool cli_same_name(const char *a, const char *b); /* but for '-' and '_' */
+/* From the library's tables.  An option by either spelling; a method's index for ng_method_at, -1: there
+ * is none. */
+bool cli_option_find(const char *name, ng_option_info *out);
+int32_t cli_method_find(const char *name, ng_method_info *out);
+int cli_method_names(const char **names, int room); /* returns how many */
+
+/* ---- arguments -------------------------------------------------------------------------------*/
+
 /* A setting of the library's option table found on the command line. */
 typedef struct cli_setting {
   const char *name, *value;

@@ -103,28 +103,24 @@ static int methods(void) {
 }
 
 static int published(const char *name) {
-  enum { MOST = 64 };
-  const char *names[MOST];
-  int n = 0;
-  for (int32_t i = 0; i < ng_method_count(); i++) {
-    ng_method_info m = {.struct_size = sizeof m};
-    if (ng_method_at(i, &m) != NG_OK) return cli_bad("info: method %d cannot be read", (int)i);
-    if (n < MOST) names[n++] = m.name;
-    if (strcmp(m.name, name) != 0) continue;
-    if (m.published == 0) printf("%s is ours: no published names\n", m.name);
-    for (int32_t k = 0; k < m.published; k++) {
-      ng_published_info p = {.struct_size = sizeof p};
-      if (ng_method_published_at(i, k, &p) != NG_OK) {
-        return cli_bad("info: published name %d of %s cannot be read", (int)k, m.name);
-      }
-      printf("%-32s %-22s %s\n", p.name, p.option[0] != 0 ? p.option : "-", p.meaning);
-    }
-    return CLI_OK;
+  ng_method_info m;
+  const int32_t index = cli_method_find(name, &m);
+  if (index < 0) {
+    const char *names[CLI_METHODS];
+    const char *near = cli_nearest(name, names, cli_method_names(names, CLI_METHODS));
+    return near != NULL
+               ? cli_bad("info: unknown method '%s'; the nearest is '%s'", name, near)
+               : cli_bad("info: unknown method '%s'; `natgrad info --methods` lists them", name);
   }
-  const char *near = cli_nearest(name, names, n);
-  return near != NULL
-             ? cli_bad("info: unknown method '%s'; the nearest is '%s'", name, near)
-             : cli_bad("info: unknown method '%s'; `natgrad info --methods` lists them", name);
+  if (m.published == 0) printf("%s is ours: no published names\n", m.name);
+  for (int32_t k = 0; k < m.published; k++) {
+    ng_published_info p = {.struct_size = sizeof p};
+    if (ng_method_published_at(index, k, &p) != NG_OK) {
+      return cli_bad("info: published name %d of %s cannot be read", (int)k, m.name);
+    }
+    printf("%-32s %-22s %s\n", p.name, p.option[0] != 0 ? p.option : "-", p.meaning);
+  }
+  return CLI_OK;
 }
 
 static int run(const cli_command *self, int argc, char **argv) {

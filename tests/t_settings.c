@@ -55,7 +55,7 @@ static void every_setting_is_set_and_got(void **state) {
     assert_true(settings_get(&s, other[i][0], before, sizeof before));
     if (strcmp(before, other[i][1]) == 0) fail_msg("%s: that is the default", other[i][0]);
     settings_copy(&copy, &s);
-    settings_spell(spelt, sizeof spelt, other[i][0]);
+    cli_spell(spelt, sizeof spelt, other[i][0], '_');
     must_set(&s, i % 2 == 0 ? spelt : other[i][0], other[i][1]); /* '-' and '_' */
     assert_true(settings_get(&s, other[i][0], after, sizeof after));
     assert_string_equal(after, other[i][1]);

@@ -357,13 +357,13 @@ static void files_are_written_whole_or_not(void **state) {
   (void)snprintf(path, sizeof path, "%s", in_folder("a/b/c"));
   assert_int_equal(disk_folder(path), CLI_OK);
   assert_int_equal(disk_folder(path), CLI_OK);
-  char *file = disk_join(path, "f");
+  char *file = cli_join(path, "f");
   assert_int_equal(disk_write(file, "one", 3), CLI_OK);
   assert_int_equal(disk_write(file, "two and more", 12), CLI_OK);
   assert_int_equal(disk_read(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
-  char *part = disk_join(path, "f.part");
+  char *part = cli_join(path, "f.part");
   assert_false(disk_exists(part));
   assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
   quiet();

@@ -79,7 +79,7 @@ int data_read_cifar(const char *folder, int classes, data_set *d) {
   for (int i = 1; i <= (classes == 10 ? 5 : 1); i++) {
     char name[32];
     (void)snprintf(name, sizeof name, classes == 10 ? "data_batch_%d.bin" : "train.bin", i);
-    path[n] = data_join(folder, name);
+    path[n] = cli_join(folder, name);
     if (classes == 100 || access(path[n], F_OK) == 0 || errno != ENOENT) {
       n++;
     } else {
@@ -92,7 +92,7 @@ int data_read_cifar(const char *folder, int classes, data_set *d) {
   for (int i = 0; i < n; i++)
     free(path[i]);
   if (rc != CLI_OK) return rc;
-  char *test = data_join(folder, classes == 10 ? "test_batch.bin" : "test.bin");
+  char *test = cli_join(folder, classes == 10 ? "test_batch.bin" : "test.bin");
   rc = read_split(&test, 1, classes, d, &d->test);
   free(test);
   return rc;

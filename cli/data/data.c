@@ -43,13 +43,6 @@ void data_close(data_set *d) {
   memset(d, 0, sizeof *d);
 }
 
-char *data_join(const char *folder, const char *name) {
-  const size_t n = strlen(folder) + strlen(name) + 2;
-  char *path = cli_take(n, 1);
-  (void)snprintf(path, n, "%s/%s", folder, name);
-  return path;
-}
-
 /* zlib's "PATH: reason". */
 static const char *without_path(const char *why, const char *path) {
   const size_t n = strlen(path);

@@ -21,7 +21,7 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
     char name[64];
     (void)snprintf(name, sizeof name, "%s%cidx%d-ubyte%s", stem, separator[i / 2], axes,
                    i % 2 == 0 ? "" : ".gz");
-    *path = data_join(folder, name);
+    *path = cli_join(folder, name);
     if (access(*path, F_OK) == 0) return CLI_OK;
     const int why = errno;
     free(*path);

@@ -16,9 +16,6 @@ int data_make_synthetic(const char *settings, data_set *d);
 /* Memory that data_close frees; NULL (told) if there is none. */
 void *data_take(data_set *d, int64_t count, int64_t size);
 
-/* FOLDER/NAME, freed by the caller. */
-char *data_join(const char *folder, const char *name);
-
 /* A whole file, gzip or not, at most `most` bytes; *bytes belongs to the caller (free).  Told. */
 int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *count);
 

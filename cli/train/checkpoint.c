@@ -171,7 +171,7 @@ static int load_model(const char *path, nn *net, run_state *s) {
 
 /* Whatever is not of this step goes: the pair before, and what a killed run left half written. */
 void checkpoint_tidy(const char *dir, int64_t step) {
-  char keep[2][VALUE], *folder = disk_join(dir, "checkpoint");
+  char keep[2][VALUE], *folder = cli_join(dir, "checkpoint");
   (void)snprintf(keep[0], VALUE, "model-%lld.safetensors", (long long)step);
   (void)snprintf(keep[1], VALUE, "precond-%lld.safetensors", (long long)step);
   DIR *d = opendir(folder);
@@ -187,7 +187,7 @@ void checkpoint_tidy(const char *dir, int64_t step) {
 
 int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state *state) {
   char path[PATH], text[VALUE];
-  char *folder = disk_join(dir, "checkpoint"), *latest = disk_join(folder, "latest.json");
+  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
   int rc = disk_folder(folder);
   if (rc == CLI_OK) rc = path_of(path, dir, "model", state->step);
   if (rc == CLI_OK) rc = save_model(path, net, state);
@@ -203,14 +203,14 @@ int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state 
 }
 
 bool checkpoint_exists(const char *dir) {
-  char *path = disk_join(dir, "checkpoint/latest.json");
+  char *path = cli_join(dir, "checkpoint/latest.json");
   const bool there = disk_exists(path);
   free(path);
   return there;
 }
 
 static int read_latest(const char *dir, int64_t *step) {
-  char *folder = disk_join(dir, "checkpoint"), *path = disk_join(folder, "latest.json");
+  char *folder = cli_join(dir, "checkpoint"), *path = cli_join(folder, "latest.json");
   char *text = NULL;
   int rc = disk_read(path, &text);
   json_t *o = rc == CLI_OK ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;

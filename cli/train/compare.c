@@ -191,11 +191,11 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   train_result *r = &m->run[k];
   const long long seed = (long long)p->base.seed + k;
   char *dir = compare_path(p, "runs/%s-seed%lld", m->label, seed);
-  char *file = disk_join(dir, "result.json");
+  char *file = cli_join(dir, "result.json");
   settings_copy(&s, &m->s);
   s.seed = seed;
   free(s.out);
-  s.out = disk_join(dir, "");
+  s.out = cli_join(dir, "");
   s.out[strlen(dir)] = 0;
   int rc = CLI_OK;
   if (disk_exists(file)) {

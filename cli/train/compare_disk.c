@@ -31,7 +31,7 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
   /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) as in say.c */
   (void)vsnprintf(name, sizeof name, format, args);
   va_end(args);
-  return disk_join(p->dir, name);
+  return cli_join(p->dir, name);
 }
 
 /* Takes `o`. */
@@ -269,7 +269,7 @@ static void remove_files(const char *folder) {
   if (d == NULL) return;
   for (const struct dirent *e; (e = readdir(d)) != NULL;) {
     struct stat st;
-    char *file = disk_join(folder, e->d_name);
+    char *file = cli_join(folder, e->d_name);
     if (lstat(file, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(file);
     free(file);
   }
@@ -277,14 +277,14 @@ static void remove_files(const char *folder) {
 }
 
 void compare_run_done(const char *folder) {
-  char *checkpoint = disk_join(folder, "checkpoint");
+  char *checkpoint = cli_join(folder, "checkpoint");
   remove_files(checkpoint);
   (void)rmdir(checkpoint);
   free(checkpoint);
 }
 
 int compare_run_begin(const char *folder, bool *resume) {
-  char *latest = disk_join(folder, "checkpoint/latest.json");
+  char *latest = cli_join(folder, "checkpoint/latest.json");
   *resume = disk_exists(latest);
   free(latest);
   if (*resume) return CLI_OK;

@@ -12,21 +12,13 @@
 
 enum { MESSAGE = 512, VALUE = 64 };
 
-static char *copy_text(const char *text) {
-  char *out = cli_take(strlen(text) + 1, 1);
-  memcpy(out, text, strlen(text));
-  return out;
-}
-
 /* What belongs to the comparison and not to a method. */
 static bool is_common(const char *name) {
   static const char *const common[] = {"data",  "model",      "method",           "seed",
                                        "out",   "validation", "checkpoint_every", "log_every",
                                        "resume"};
-  char spelt[64];
-  settings_spell(spelt, sizeof spelt, name);
   for (size_t i = 0; i < sizeof common / sizeof common[0]; i++) {
-    if (strcmp(spelt, common[i]) == 0) return true;
+    if (cli_same_name(name, common[i])) return true;
   }
   return false;
 }
@@ -71,11 +63,8 @@ bool compare_uses(const compare_plan *p, const compare_method *m, const char *na
 }
 
 bool compare_owns(const compare_method *m, const char *name) {
-  char a[64], b[64];
-  settings_spell(a, sizeof a, name);
   for (int i = 0; i < m->n_own; i++) {
-    settings_spell(b, sizeof b, m->own[i].name);
-    if (strcmp(a, b) == 0) return true;
+    if (cli_same_name(name, m->own[i].name)) return true;
   }
   return false;
 }
@@ -179,7 +168,7 @@ static char *item_end(char *text) {
 }
 
 int compare_methods(compare_plan *p, const char *list) {
-  p->text = copy_text(list);
+  p->text = cli_copy(list);
   p->method = cli_take(COMPARE_METHODS, sizeof *p->method);
   int rc = CLI_OK;
   for (char *item = p->text, *next; rc == CLI_OK && item != NULL; item = next) {
@@ -225,7 +214,7 @@ int compare_grid_add(compare_plan *p, const char *text) {
   if (p->grids == COMPARE_GRIDS) return cli_bad("--grid: more than %d of them", COMPARE_GRIDS);
   compare_grid *g = &p->grid[p->grids++];
   memset(g, 0, sizeof *g);
-  g->text = copy_text(text);
+  g->text = cli_copy(text);
   char *value = strchr(g->text, '=');
   if (value == NULL || value == g->text || value[1] == 0) {
     return cli_bad("--grid: '%s', expected option=a,b,c", text);
@@ -236,10 +225,7 @@ int compare_grid_add(compare_plan *p, const char *text) {
     return cli_bad("--grid: %s is the same for all runs", g->name);
   }
   for (int i = 0; i + 1 < p->grids; i++) {
-    char a[64], b[64];
-    settings_spell(a, sizeof a, g->name);
-    settings_spell(b, sizeof b, p->grid[i].name);
-    if (strcmp(a, b) == 0) return cli_bad("--grid: %s comes twice", g->name);
+    if (cli_same_name(g->name, p->grid[i].name)) return cli_bad("--grid: %s comes twice", g->name);
   }
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {

@@ -12,13 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-char *disk_join(const char *dir, const char *name) {
-  const size_t n = strlen(dir) + strlen(name) + 2;
-  char *out = cli_take(n, 1);
-  (void)snprintf(out, n, "%s/%s", dir, name);
-  return out;
-}
-
 bool disk_exists(const char *path) {
   struct stat st;
   return lstat(path, &st) == 0;
@@ -36,7 +29,7 @@ static bool write_all(int fd, const char *bytes, size_t size) {
 }
 
 static bool flush_folder(const char *path) {
-  char *folder = disk_join(path, "");
+  char *folder = cli_join(path, "");
   char *slash = strrchr(folder, '/'); /* the one that disk_join put */
   *slash = 0;
   slash = strrchr(folder, '/');
@@ -127,7 +120,7 @@ int disk_read(const char *path, char **out) {
 }
 
 int disk_folder(const char *path) {
-  char *part = disk_join(path, "");
+  char *part = cli_join(path, "");
   int why = 0;
   for (char *c = part + 1; *c != 0; c++) {
     if (*c != '/') continue;

@@ -18,7 +18,5 @@ bool disk_exists(const char *path);
 /* Two programs in one folder would write the same files: `who` ("train") holds it until *fd is closed
  * or the program ends, however it does.  *fd is -1 where folders cannot be held, or are not there. */
 int disk_lock(const char *dir, const char *who, int *fd);
-/* "dir/name", for free(). */
-char *disk_join(const char *dir, const char *name);
 
 #endif

@@ -186,7 +186,7 @@ static int write_events(const record *r, const char *dir, double modified) {
   }
   char name[96];
   (void)snprintf(name, sizeof name, "events.out.tfevents.%010lld.natgrad", (long long)modified);
-  char *path = disk_join(dir, name);
+  char *path = cli_join(dir, name);
   int rc = disk_folder(dir);
   if (rc == CLI_OK) rc = disk_write(path, f.bytes, f.size);
   event_file_free(&f);
@@ -215,7 +215,7 @@ static int export(const char *dir, const wish *w) {
   record r;
   struct stat st;
   memset(&r, 0, sizeof r);
-  char *log = disk_join(dir, "log.jsonl");
+  char *log = cli_join(dir, "log.jsonl");
   int rc = stat(log, &st) == 0
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);

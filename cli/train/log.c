@@ -34,7 +34,7 @@ static int failed(run_log *l) {
 
 static int open_log(const char *path, const char *mode, run_log **out) {
   run_log *l = cli_take(1, sizeof *l);
-  l->path = disk_join(path, "");
+  l->path = cli_join(path, "");
   l->path[strlen(path)] = 0;
   l->f = fopen(path, mode);
   if (l->f != NULL) {

@@ -396,7 +396,7 @@ static int begin(run *r) {
   r->saved = -1;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   r->state.data_crc = data_checksum(r->d);
-  char *config = disk_join(r->s->out, "config.json"), *log = disk_join(r->s->out, "log.jsonl");
+  char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
   rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
   free(config);
   free(log);

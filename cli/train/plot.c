@@ -262,7 +262,7 @@ bool plot_draw(const char *dir) {
     if (errno != EINTR) return false;
   }
   const int code = child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : NO_FOLDER;
-  char *log = disk_join(dir, "plot.log");
+  char *log = cli_join(dir, "plot.log");
   if (code == 0 || code == NO_PROGRAM) (void)unlink(log);
   if (code == NO_PROGRAM) {
     (void)fprintf(stderr, "natgrad: no pictures, gnuplot is not installed; %s/plot.gp makes them\n",

@@ -8,7 +8,6 @@
  * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
 #include "precond.h"
 #include "clock.h"
-#include "settings_rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,8 +129,7 @@ int precond_check(const settings *s, const nn *net) {
   for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
     char read[MESSAGE];
     ng_option_info info;
-    if (!settings_library_option(s->library[i].name, &info) || strcmp(info.group, "layers") != 0)
-      continue;
+    if (!cli_option_find(s->library[i].name, &info) || strcmp(info.group, "layers") != 0) continue;
     const char *value = s->library[i].value; /* 011 is 11; a long expression is what it is */
     if (ng_options_get(&o, info.name, read, sizeof read) == NG_OK) value = read;
     if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);

@@ -23,13 +23,6 @@ enum { MESSAGE = 512, NAMES = 256 };
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-static char *copy_text(const char *text) {
-  const size_t n = strlen(text) + 1;
-  char *out = cli_take(n, 1);
-  memcpy(out, text, n);
-  return out;
-}
-
 static void *place(const settings *s, const settings_row *row) {
   return (char *)(uintptr_t)s + row->offset;
 }
@@ -39,7 +32,7 @@ static bool is_text(const settings_row *row) {
 }
 
 static void put_text(settings *s, const settings_row *row, const char *value) {
-  char **at = place(s, row), *fresh = copy_text(value);
+  char **at = place(s, row), *fresh = cli_copy(value);
   free(*at);
   *at = fresh;
 }
@@ -60,45 +53,23 @@ void settings_copy(settings *to, const settings *from) {
   settings copy = *from;
   for (int i = 0; i < settings_rows_count; i++) {
     if (!is_text(&settings_rows[i])) continue;
-    *(char **)place(&copy, &settings_rows[i]) = copy_text(*(char **)place(from, &settings_rows[i]));
+    *(char **)place(&copy, &settings_rows[i]) = cli_copy(*(char **)place(from, &settings_rows[i]));
   }
   copy.library = cli_take((size_t)from->n_library, sizeof *copy.library);
   for (int i = 0; i < from->n_library; i++) {
-    copy.library[i].name = copy_text(from->library[i].name);
-    copy.library[i].value = copy_text(from->library[i].value);
+    copy.library[i].name = cli_copy(from->library[i].name);
+    copy.library[i].value = cli_copy(from->library[i].value);
   }
   *to = copy;
 }
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
-/* `name` with '_' for '-', as the library's table and JSON spell it. */
-void settings_spell(char *to, size_t size, const char *name) {
-  (void)snprintf(to, size, "%s", name);
-  for (; *to != 0; to++) {
-    if (*to == '-') *to = '_';
-  }
-}
-
 const settings_row *settings_find(const char *name) {
-  char want[64], have[64];
-  settings_spell(want, sizeof want, name);
   for (int i = 0; i < settings_rows_count; i++) {
-    settings_spell(have, sizeof have, settings_rows[i].name);
-    if (strcmp(want, have) == 0) return &settings_rows[i];
+    if (cli_same_name(name, settings_rows[i].name)) return &settings_rows[i];
   }
   return NULL;
-}
-
-bool settings_library_option(const char *name, ng_option_info *info) {
-  char want[64];
-  settings_spell(want, sizeof want, name);
-  for (int i = 0; i < ng_option_count(); i++) {
-    memset(info, 0, sizeof *info);
-    info->struct_size = sizeof *info;
-    if (ng_option_at(i, info) == NG_OK && strcmp(info->name, want) == 0) return true;
-  }
-  return false;
 }
 
 static int unknown(const char *name, char *message, size_t size) {
@@ -130,20 +101,15 @@ static int one_of(const char *value, const char *choices, char *message, size_t 
 }
 
 static int method_form(const char *value, char *message, size_t size) {
-  const char *names[NAMES] = {"sgd", "adamw"};
-  int n = 2;
-  for (int i = 0; i < ng_method_count() && n < NAMES; i++) {
-    ng_method_info info = {.struct_size = sizeof info};
-    if (ng_method_at(i, &info) == NG_OK) names[n++] = info.name;
-  }
-  for (int i = 0; i < n; i++) {
-    if (strcmp(names[i], value) != 0) continue;
-    ng_options o;
-    if (i < 2) return CLI_OK;
+  ng_method_info info;
+  ng_options o;
+  if (strcmp(value, "sgd") == 0 || strcmp(value, "adamw") == 0) return CLI_OK;
+  if (cli_method_find(value, &info) >= 0) {
     if (ng_options_init(&o) != NG_OK) return CLI_BAD;
     return ng_options_set_method(&o, value, message, size) < 0 ? CLI_BAD : CLI_OK;
   }
-  const char *near = cli_nearest(value, names, n);
+  const char *names[CLI_METHODS + 2] = {"sgd", "adamw"};
+  const char *near = cli_nearest(value, names, 2 + cli_method_names(names + 2, CLI_METHODS));
   (void)snprintf(message, size, "unknown method '%s'; %s%s", value,
                  near != NULL ? "the nearest is " : "sgd, adamw and `natgrad info --methods`",
                  near != NULL ? near : "");
@@ -259,12 +225,12 @@ static int set_library(settings *s, const char *name, const char *value, char *m
     if (i > 0) memcpy(room, s->library, (size_t)i * sizeof *s->library);
     free(s->library);
     s->library = room;
-    s->library[i].name = copy_text(name);
+    s->library[i].name = cli_copy(name);
     s->n_library = i + 1;
   } else {
     free(s->library[i].value);
   }
-  s->library[i].value = copy_text(value);
+  s->library[i].value = cli_copy(value);
   return CLI_OK;
 }
 
@@ -276,7 +242,7 @@ int settings_put(settings *s, const char *name, const char *value, char *message
   }
   if (row != NULL) return set_own(s, row, value, message, size);
   ng_option_info info;
-  if (!settings_library_option(name, &info)) return unknown(name, message, size);
+  if (!cli_option_find(name, &info)) return unknown(name, message, size);
   return set_library(s, info.name, value, message, size);
 }
 

@@ -19,8 +19,8 @@ bool settings_adamw(const settings *s) {
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  char spelt[64];
-  settings_spell(spelt, sizeof spelt, name);
+  char spelt[CLI_NAME];
+  cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL) return !first_order; /* the library's */
   if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
@@ -50,12 +50,8 @@ static int options_of(const settings *s, ng_options *out, char *message, size_t 
 }
 
 static bool is_rankone(const settings *s) {
-  for (int i = 0; i < ng_method_count(); i++) {
-    ng_method_info info = {.struct_size = sizeof info};
-    if (ng_method_at(i, &info) == NG_OK && strcmp(info.name, s->method) == 0)
-      return strcmp(info.family, "rankone") == 0;
-  }
-  return false;
+  ng_method_info info;
+  return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, "rankone") == 0;
 }
 
 /* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  PD of the
@@ -102,8 +98,7 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   char message[MESSAGE];
   ng_option_info info;
   ng_options o;
-  if (settings_first_order(s) || settings_find(name) != NULL ||
-      !settings_library_option(name, &info) ||
+  if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
       options_of(s, &o, message, sizeof message) != CLI_OK) {
     return false;
   }

@@ -46,7 +46,7 @@ static const char *type_of(const char *name) {
            : row->kind == SETTINGS_BOOL                              ? "true or false"
                                                                      : "a text";
   }
-  if (!settings_library_option(name, &info)) return "a text"; /* settings_put will complain */
+  if (!cli_option_find(name, &info)) return "a text"; /* settings_put will complain */
   return info.type == NG_OPTION_INT    ? "a whole number"
          : info.type == NG_OPTION_REAL ? "a number"
          : info.type == NG_OPTION_BOOL ? "true or false"
@@ -75,7 +75,7 @@ int settings_read(settings *s, const char *path) {
       value = json_string_value(v); /* "default" */
     }
     ng_option_info info;
-    if (value == NULL && row == NULL && !settings_library_option(name, &info)) value = "";
+    if (value == NULL && row == NULL && !cli_option_find(name, &info)) value = "";
     if (value == NULL) {
       rc = cli_bad("%s: %s: expected %s", path, name, expected);
     } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
@@ -91,7 +91,7 @@ int settings_read(settings *s, const char *path) {
 /* By hand and not by jansson: numbers keep the short form that reads back. */
 static void add(FILE *f, const char *name, const char *value, bool quoted) {
   char key[64];
-  settings_spell(key, sizeof key, name);
+  cli_spell(key, sizeof key, name, '_');
   json_t *text = quoted ? json_string(value) : NULL;
   char *dumped = text != NULL ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
   (void)fprintf(f, ",\n  \"%s\": %s", key, !quoted ? value : dumped != NULL ? dumped : "null");

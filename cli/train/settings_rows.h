@@ -25,9 +25,7 @@ typedef struct settings_row {
 extern const settings_row settings_rows[];
 extern const int settings_rows_count;
 
-void settings_spell(char *to, size_t size, const char *name);
 const settings_row *settings_find(const char *name); /* or NULL */
-bool settings_library_option(const char *name, ng_option_info *info);
 /* settings_set that tells nobody: the reason, without the name, goes to `message`. */
 int settings_put(settings *s, const char *name, const char *value, char *message, size_t size);
 /* 15 digits read well, 17 always read back. */

@@ -1,0 +1,63 @@
+/* names.c: names and small texts: how a name is spelt, and what the library's tables have under it.
+ *
+ * The library lists its options and methods; whoever here needs one of them by name asks in this file,
+ * so that no command has a list of its own. */
+#include "cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+char *cli_copy(const char *text) {
+  const size_t n = strlen(text) + 1;
+  char *out = cli_take(n, 1);
+  memcpy(out, text, n);
+  return out;
+}
+
+char *cli_join(const char *folder, const char *name) {
+  const size_t n = strlen(folder) + strlen(name) + 2;
+  char *out = cli_take(n, 1);
+  (void)snprintf(out, n, "%s/%s", folder, name);
+  return out;
+}
+
+void cli_spell(char *to, size_t size, const char *name, char with) {
+  (void)snprintf(to, size, "%s", name);
+  for (; *to != 0; to++) {
+    if (*to == '-' || *to == '_') *to = with;
+  }
+}
+
+bool cli_same_name(const char *a, const char *b) {
+  char x[CLI_NAME], y[CLI_NAME];
+  cli_spell(x, sizeof x, a, '_');
+  cli_spell(y, sizeof y, b, '_');
+  return strcmp(x, y) == 0;
+}
+
+bool cli_option_find(const char *name, ng_option_info *out) {
+  for (int32_t i = 0; i < ng_option_count(); i++) {
+    memset(out, 0, sizeof *out);
+    out->struct_size = sizeof *out;
+    if (ng_option_at(i, out) == NG_OK && cli_same_name(out->name, name)) return true;
+  }
+  return false;
+}
+
+int32_t cli_method_find(const char *name, ng_method_info *out) {
+  for (int32_t i = 0; i < ng_method_count(); i++) {
+    memset(out, 0, sizeof *out);
+    out->struct_size = sizeof *out;
+    if (ng_method_at(i, out) == NG_OK && strcmp(out->name, name) == 0) return i;
+  }
+  return -1;
+}
+
+int cli_method_names(const char **names, int room) {
+  int n = 0;
+  for (int32_t i = 0; i < ng_method_count() && n < room; i++) {
+    ng_method_info info = {.struct_size = sizeof info};
+    if (ng_method_at(i, &info) == NG_OK) names[n++] = info.name;
+  }
+  return n;
+}
