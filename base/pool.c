@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct ng_pool {
@@ -53,7 +54,19 @@ static void *worker(void *arg) {
   return NULL;
 }
 
+static void *take(void *user, size_t bytes) {
+  (void)user;
+  return malloc(bytes);
+}
+
+static void give(void *user, void *ptr, size_t bytes) {
+  (void)user, (void)bytes;
+  free(ptr);
+}
+
 ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
+  static const ng_pool_alloc c_library = {take, give, NULL};
+  if (alloc == NULL) alloc = &c_library;
   ng_pool *pool = alloc->take(alloc->user, sizeof *pool);
   if (pool == NULL) return NULL;
   memset(pool, 0, sizeof *pool);

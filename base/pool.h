@@ -1,7 +1,7 @@
 /* pool.h: a small pool of threads for loops of our own.
  *
  * base/ is what the library and the program share besides files (io/): compiled once, linked into
- * both, exported by neither.  It allocates only through the caller's pair of functions. */
+ * both, exported by neither.  It allocates through the caller's pair of functions, if there is one. */
 #ifndef NG_POOL_H
 #define NG_POOL_H
 
@@ -10,14 +10,14 @@
 
 typedef struct ng_pool ng_pool;
 
-/* Where the pool's few bytes come from: ng_context_config's pair, or the C library's. */
+/* Where the pool's few bytes come from, as ng_context_config's pair. */
 typedef struct ng_pool_alloc {
   void *(*take)(void *user, size_t bytes);
   void (*give)(void *user, void *ptr, size_t bytes);
   void *user;
 } ng_pool_alloc;
 
-/* `threads` counts the caller's.  NULL if there is no memory; fewer threads than asked for if the
+/* `threads` counts the caller's; `alloc` NULL: the C library.  NULL if there is no memory; fewer threads than asked for if the
  * system has no more (ng_pool_threads tells). */
 ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc);
 void ng_pool_destroy(ng_pool *pool); /* accepts NULL */

@@ -1,6 +1,8 @@
 /* bench.c: `natgrad bench NAME`: which bench, with which arguments. */
 #include "bench.h"
 
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +22,20 @@ static int by_size(const void *x, const void *y) {
 double bench_median(double *x, int n) {
   qsort(x, (size_t)n, sizeof *x, by_size);
   return n % 2 == 1 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
+}
+
+void bench_fill(float *x, int64_t n, float scale) {
+  uint64_t s = BENCH_SEED;
+  for (int64_t i = 0; i < n; i++)
+    x[i] = scale * bench_number(&s);
+}
+
+int bench_json(json_t *line) {
+  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
+  json_decref(line);
+  if (bad) return cli_bad("bench: the result does not fit JSON");
+  printf("\n");
+  return CLI_OK;
 }
 
 static int take(void *user, const char *name, const char *value) {

@@ -1,4 +1,5 @@
-/* bench.h: what the benches share: what was asked for, and the line about the machine. */
+/* bench.h: what the benches and their floors share: what was asked for, numbers to work on, a median, a
+ * line of JSON. */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -12,6 +13,18 @@ typedef struct bench_wish {
   int repeat;
   bool json, list, no_floors, table;
 } bench_wish;
+
+/* Numbers in [-1, 1), the same every run: a linear congruence, its upper bits. */
+#define BENCH_SEED UINT64_C(88172645463325252)
+static inline float bench_number(uint64_t *s) {
+  *s = *s * 6364136223846793005U + 1442695040888963407U;
+  return (float)(int32_t)(*s >> 32) * 0x1p-31F;
+}
+void bench_fill(float *x, int64_t n, float scale);
+
+/* One line on stdout; CLI_BAD (told) if it is NULL or cannot be written.  The object is given up. */
+struct json_t;
+int bench_json(struct json_t *line);
 
 /* The median of n numbers, which are sorted on the way. */
 double bench_median(double *x, int n);

@@ -244,20 +244,7 @@ static int open_model(work *k, const char *update, ng_precond **p) {
 
 /* ---- the run ---------------------------------------------------------------------------------*/
 
-/* The same numbers every run, in [-1, 1). */
-static const uint64_t SEED = 88172645463325252u;
 static const float WEIGHT = 0.1f, GRADIENT = 0.01f, VECTOR = 0.5f;
-
-static float next_number(uint64_t *s) {
-  *s = *s * 6364136223846793005u + 1442695040888963407u;
-  return (float)(int32_t)(*s >> 32) * 0x1p-31f;
-}
-
-static void fill(float *x, int64_t n, float scale) {
-  uint64_t s = SEED;
-  for (int64_t i = 0; i < n; i++)
-    x[i] = scale * next_number(&s);
-}
 
 static void refresh(const work *k) {
   memcpy(k->grad, k->fresh, (size_t)k->count * sizeof(float));
@@ -295,13 +282,13 @@ static int one(work *k, int way, ng_precond *p, double ms[PARTS]) {
  * weights (at most 0.1) themselves. */
 static int compare(const work *k, int way) {
   double gap = 0, most = 0;
-  uint64_t s = SEED;
+  uint64_t s = BENCH_SEED;
   if (way == PUBLISHED) {
     memcpy(k->result, k->weight, (size_t)k->count * sizeof(float));
     return CLI_OK;
   }
   for (int64_t i = 0; i < k->count; i++) {
-    const double before = (double)(WEIGHT * next_number(&s));
+    const double before = (double)(WEIGHT * bench_number(&s));
     gap = fmax(gap, fabs((double)k->weight[i] - (double)k->result[i]));
     most = fmax(most, fabs((double)k->result[i] - before));
   }
@@ -314,7 +301,7 @@ static int run_way(work *k, int way) {
   ng_precond *p = NULL;
   double ms[PARTS];
   int rc = CLI_OK;
-  fill(k->weight, k->count, WEIGHT);
+  bench_fill(k->weight, k->count, WEIGHT);
   memset(k->moment, 0, (size_t)k->count * sizeof(float));
   refresh(k);
   if (way != PUBLISHED) rc = open_model(k, way == FUSED ? "sgd" : "gradient", &p);
@@ -350,8 +337,8 @@ static int take_arrays(work *k) {
   for (size_t i = 0; i < sizeof all / sizeof all[0] && rc == CLI_OK; i++)
     rc = take_floats(all[i], k->count);
   if (rc != CLI_OK) return rc;
-  fill(k->fresh, k->count, GRADIENT);
-  fill(k->vector, k->vectors, VECTOR);
+  bench_fill(k->fresh, k->count, GRADIENT);
+  bench_fill(k->vector, k->vectors, VECTOR);
   k->flush_bytes = 2 * floor_cache();
   k->flush = cli_take((size_t)k->flush_bytes, 1);
   for (int part = 0; part < PARTS; part++)
@@ -418,14 +405,6 @@ static void print_table(const work *k) {
   }
 }
 
-static int json_line(json_t *line) {
-  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-  json_decref(line);
-  if (bad) return cli_bad("bench: the result does not fit JSON");
-  printf("\n");
-  return CLI_OK;
-}
-
 static int print_json(const work *k) {
   int rc = CLI_OK;
   for (int part = 0; part < PARTS; part++) {
@@ -433,10 +412,10 @@ static int print_json(const work *k) {
       char name[160];
       if (part == PRECONDITION && way == FUSED) continue;
       (void)snprintf(name, sizeof name, "%s/%s/%s", k->name, part_name[part], way_name[way]);
-      rc = json_line(json_pack("{s:s, s:s, s:I, s:f, s:o}", "bench", "fused-eva", "case", name,
-                               "parameters", (json_int_t)k->count, "median_ms",
-                               k->median[way][part], "floor_ms",
-                               k->floor[part] > 0 ? json_real(k->floor[part]) : json_null()));
+      rc = bench_json(json_pack("{s:s, s:s, s:I, s:f, s:o}", "bench", "fused-eva", "case", name,
+                                "parameters", (json_int_t)k->count, "median_ms",
+                                k->median[way][part], "floor_ms",
+                                k->floor[part] > 0 ? json_real(k->floor[part]) : json_null()));
     }
   }
   return rc;
@@ -447,9 +426,9 @@ static int head(const bench_wish *w, const ng_options *o) {
   cli_processor(processor, sizeof processor);
   cli_build("commit", commit, sizeof commit);
   if (w->json) {
-    return json_line(json_pack("{s:s, s:{s:s, s:i, s:s, s:s, s:i}}", "bench", "fused-eva",
-                               "machine", "processor", processor, "threads", cli_cores(), "commit",
-                               commit, "method", o->method, "repeat", w->repeat));
+    return bench_json(json_pack("{s:s, s:{s:s, s:i, s:s, s:s, s:i}}", "bench", "fused-eva",
+                                "machine", "processor", processor, "threads", cli_cores(), "commit",
+                                commit, "method", o->method, "repeat", w->repeat));
   }
   printf("bench fused-eva: method %s, SGD with momentum and weight decay, f32\n", o->method);
   printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),
@@ -459,8 +438,28 @@ static int head(const bench_wish *w, const ng_options *o) {
 
 /* ---- together --------------------------------------------------------------------------------*/
 
+/* Does a row take the steps of the published sequence here? */
+static bool is_published(const ng_method_info *m) {
+  ng_options o;
+  return strcmp(m->family, "rankone") == 0 && ng_options_init(&o) >= 0 &&
+         ng_options_set_method(&o, m->name, NULL, 0) >= 0 && strcmp(o.clip, "kl") == 0 &&
+         strcmp(o.sides, "both") == 0;
+}
+
+/* "eva or eva-natgrad" */
+static void list_published(char *text, size_t size) {
+  size_t n = 0;
+  text[0] = 0;
+  for (int32_t i = 0; i < ng_method_count() && n < size; i++) {
+    ng_method_info m = {.struct_size = sizeof m};
+    if (ng_method_at(i, &m) != NG_OK || !is_published(&m)) continue;
+    n += (size_t)snprintf(text + n, size - n, "%s%s", n > 0 ? " or " : "", m.name);
+  }
+}
+
 static int configure(ng_options *o, const cli_args *args) {
-  char message[512] = "";
+  char message[512] = "", others[256];
+  ng_method_info m;
   if (ng_options_init(o) < 0 || ng_options_set_method(o, "eva", message, sizeof message) < 0) {
     return cli_bad("bench: the options cannot be made");
   }
@@ -475,37 +474,24 @@ static int configure(ng_options *o, const cli_args *args) {
   if (rc == CLI_OK && strcmp(o->sides, "both") != 0) {
     rc = cli_bad("bench fused-eva: sides is %s; the published sequence here has both", o->sides);
   }
-  for (int32_t i = 0; i < ng_method_count() && rc == CLI_OK; i++) {
-    ng_method_info m = {.struct_size = sizeof m};
-    if (ng_method_at(i, &m) == NG_OK && strcmp(m.name, o->method) == 0 &&
-        strcmp(m.family, "rankone") != 0) {
-      rc = cli_bad("bench fused-eva: method %s is of the %s family; take eva or eva-natgrad",
-                   o->method, m.family);
-    }
+  if (rc == CLI_OK && cli_method_find(o->method, &m) >= 0 && strcmp(m.family, "rankone") != 0) {
+    list_published(others, sizeof others);
+    rc = cli_bad("bench fused-eva: method %s is of the %s family; take %s", o->method, m.family,
+                 others);
   }
   return rc;
-}
-
-static void *c_take(void *user, size_t bytes) {
-  (void)user;
-  return malloc(bytes);
-}
-static void c_give(void *user, void *x, size_t bytes) {
-  (void)user, (void)bytes;
-  free(x);
 }
 
 /* The line about the machine comes with the first model, when it is known to be one. */
 static int run_model(const bench_wish *w, const char *model, const ng_options *o, bool first) {
   work k = {.wish = w, .options = *o};
-  const ng_pool_alloc c_library = {c_take, c_give, NULL};
   ng_context_config config;
   int rc = take_layers(&k, model);
   if (rc == CLI_OK && first) rc = head(w, o);
   if (rc == CLI_OK) rc = take_arrays(&k);
   if (rc == CLI_OK && ng_context_config_init(&config) < 0) rc = cli_bad("bench: no context");
   if (rc == CLI_OK) rc = cli_context(&config, &k.ctx);
-  k.pool = ng_pool_create(cli_cores(), &c_library);
+  k.pool = ng_pool_create(cli_cores(), NULL);
   if (rc == CLI_OK && k.pool == NULL) rc = cli_bad("bench: no threads");
   if (rc == CLI_OK && !w->no_floors) k.copy_gbs = floor_copy_gbs(&k.copy_bytes);
   for (int way = 0; way < WAYS && rc == CLI_OK; way++)

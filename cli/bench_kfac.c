@@ -83,11 +83,7 @@ static int take_pool(work *k) {
                    (long long)k->pool_floats);
   }
   k->pool = pool;
-  uint64_t s = 88172645463325252u; /* the same numbers every run, in [-1, 1) */
-  for (int64_t i = 0; i < k->pool_floats; i++) {
-    s = s * 6364136223846793005u + 1442695040888963407u;
-    k->pool[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
-  }
+  bench_fill(k->pool, k->pool_floats, 1.0F);
   return CLI_OK;
 }
 
@@ -316,26 +312,18 @@ static void print_table(const work *k) {
   printf("\n");
 }
 
-static int json_line(json_t *line) {
-  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-  json_decref(line);
-  if (bad) return cli_bad("bench: the result does not fit JSON");
-  printf("\n");
-  return CLI_OK;
-}
-
 static int json_figure(const work *k, const char *layer, const char *part, double median,
                        double floor) {
   char name[192];
   (void)snprintf(name, sizeof name, "%s/%lld/%s/%s", k->model.name, (long long)k->wish->batch,
                  layer, part);
-  return json_line(json_pack("{s:s, s:s, s:f, s:o}", "bench", "kfac", "case", name, "median_ms",
-                             median, "floor_ms", floor > 0 ? json_real(floor) : json_null()));
+  return bench_json(json_pack("{s:s, s:s, s:f, s:o}", "bench", "kfac", "case", name, "median_ms",
+                              median, "floor_ms", floor > 0 ? json_real(floor) : json_null()));
 }
 
 static int print_json(const work *k) {
   const machine m = describe();
-  int rc = json_line(json_pack(
+  int rc = bench_json(json_pack(
       "{s:s, s:{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:f, s:i}}", "bench", "kfac", "machine",
       "processor", m.processor, "blas", m.blas, "kernel", m.kernel, "blas_threads", m.blas_threads,
       "threads", cli_cores(), "commit", m.commit, "method", k->options.method, "sgemm_gflops",

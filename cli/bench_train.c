@@ -14,17 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *take(void *user, size_t bytes) {
-  (void)user;
-  return malloc(bytes);
-}
-
-static void give(void *user, void *p, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(p);
-}
-
 typedef struct sums {
   double forward, backward; /* operations a batch */
 } sums;
@@ -42,19 +31,17 @@ static sums arithmetic(const nn *n, int64_t batch) {
   return s;
 }
 
-static void line(const bench_wish *w, const char *what, double ms, double floor) {
+static int line(const bench_wish *w, const char *what, double ms, double floor) {
   if (w->json) {
-    json_t *o = json_pack("{s:s, s:s, s:f, s:f}", "bench", "train", "case", what, "median_ms", ms,
-                          "floor_ms", floor);
-    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    if (text != NULL) puts(text);
-    free(text);
-    json_decref(o);
-  } else if (floor > 0.0) {
+    return bench_json(json_pack("{s:s, s:s, s:f, s:f}", "bench", "train", "case", what, "median_ms",
+                                ms, "floor_ms", floor));
+  }
+  if (floor > 0.0) {
     printf("%-18s %10.2f %10.2f %8.2f\n", what, ms, floor, ms / floor);
   } else {
     printf("%-18s %10.2f\n", what, ms);
   }
+  return CLI_OK;
 }
 
 /* Medians of forward, of loss and backward, and of both, over `repeat` steps after a first one. */
@@ -98,8 +85,7 @@ static int with_network(const char *model, int64_t batch,
   model_task task;
   bool reconstructs = false;
   if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
-  const ng_pool_alloc from = {take, give, NULL};
-  ng_pool *pool = cli_cores() > 1 ? ng_pool_create(cli_cores(), &from) : NULL;
+  ng_pool *pool = cli_cores() > 1 ? ng_pool_create(cli_cores(), NULL) : NULL;
   nn *n = nn_create(pool, 1);
   int rc = model_build(model, &task, n, &reconstructs);
   if (rc == CLI_OK) rc = nn_ready(n, batch);
@@ -140,7 +126,7 @@ int bench_iterations(const char *model, int repeat, const double optimize[3]) {
 static int show(nn *n, const model_task *task, void *arg) {
   const bench_wish *w = arg;
   double median[3];
-  const int rc = measure(n, task, w->batch, w->repeat, median);
+  int rc = measure(n, task, w->batch, w->repeat, median);
   if (rc != CLI_OK) return rc;
   const sums s = arithmetic(n, w->batch);
   const double rate = w->no_floors || !floors_possible() ? 0.0 : floor_sgemm_gflops(4096) * 1e6;
@@ -151,10 +137,9 @@ static int show(nn *n, const model_task *task, void *arg) {
            w->repeat);
     if (rate > 0.0) printf("%-18s %10s %10s %8s\n", "", "median", "as SGEMM", "ratio");
   }
-  line(w, "forward", median[0], f);
-  line(w, "loss and backward", median[1], b);
-  line(w, "both", median[2], f + b);
-  return CLI_OK;
+  rc = line(w, "forward", median[0], f);
+  if (rc == CLI_OK) rc = line(w, "loss and backward", median[1], b);
+  return rc == CLI_OK ? line(w, "both", median[2], f + b) : rc;
 }
 
 int bench_train(const bench_wish *w, const cli_args *args) {

@@ -5,8 +5,8 @@
  * is a choice the faster way is taken. */
 #include "floors.h"
 
+#include "bench.h"
 #include "blas.h"
-#include "cli.h"
 #include "clock.h"
 
 #include <pthread.h>
@@ -16,15 +16,6 @@
 #include <unistd.h>
 
 enum { REPEATS = 10, LEAST = 3 };
-
-/* Reproducible numbers in [-1, 1): a linear congruence, its upper bits. */
-static void fill(float *x, int64_t n) {
-  uint64_t s = 88172645463325252u;
-  for (int64_t i = 0; i < n; i++) {
-    s = s * 6364136223846793005u + 1442695040888963407u;
-    x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
-  }
-}
 
 /* ---- memory: threads that all start at once --------------------------------------------------*/
 
@@ -186,7 +177,7 @@ double floor_im2col(const shape *l, int64_t batch) {
   const int64_t floats = batch * l->in * l->image[0] * l->image[1];
   float *x = malloc((size_t)floats * sizeof *x);
   if (x == NULL) return -1;
-  fill(x, floats);
+  bench_fill(x, floats, 1.0F);
   team t = {.work = im2col_part,
             .own = (size_t)(l->in * l->kernel[0] * l->kernel[1] * l->positions) * sizeof *x,
             .from = (char *)x,
@@ -232,8 +223,8 @@ static bool take_three(sizes *s, int64_t a, int64_t b, int64_t c) {
   s->b = malloc((size_t)b * sizeof(float));
   s->c = malloc((size_t)c * sizeof(float));
   if (s->a == NULL || s->b == NULL || s->c == NULL) return false;
-  fill(s->a, a);
-  fill(s->b, b);
+  bench_fill(s->a, a, 1.0F);
+  bench_fill(s->b, b, 1.0F);
   memset(s->c, 0, (size_t)c * sizeof(float));
   return true;
 }
@@ -284,7 +275,7 @@ double floor_rotate(int64_t q, int64_t p) {
 
 /* a [n,n] := 1 on the diagonal, at most 1/n beside it: positive definite for every n. */
 static void fill_definite(float *a, int64_t n) {
-  fill(a, n * n);
+  bench_fill(a, n * n, 1.0F);
   for (int64_t i = 0; i < n * n; i++)
     a[i] *= 0.9f / (float)n;
   for (int64_t j = 0; j < n; j++) {

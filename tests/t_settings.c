@@ -50,6 +50,11 @@ static void every_setting_is_set_and_got(void **state) {
   assert_int_equal(OTHERS, settings_rows_count);
   settings s, copy;
   settings_init(&s);
+  for (int i = 0; i < settings_rows_count; i++) { /* defaults are written as they are shown */
+    char text[256];
+    assert_true(settings_get(&s, settings_rows[i].name, text, sizeof text));
+    assert_string_equal(text, settings_rows[i].standard);
+  }
   for (int i = 0; i < OTHERS; i++) {
     char before[256], after[256], spelt[64];
     assert_true(settings_get(&s, other[i][0], before, sizeof before));

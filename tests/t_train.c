@@ -192,16 +192,6 @@ static void threads_are_the_library_s(void **state) {
 
 /* ---- the order of samples --------------------------------------------------------------------*/
 
-static void *take(void *user, size_t bytes) {
-  (void)user;
-  return malloc(bytes);
-}
-static void give(void *user, void *p, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(p);
-}
-
 /* Row i is (i, 2 i), its label i mod 5; 53 rows in batches of 8 leave 5 out of an epoch. */
 enum { ROWS = 53, BATCH = 8, EACH = ROWS / BATCH };
 static void batches_cover_an_epoch(void **state) {
@@ -224,8 +214,7 @@ static void batches_cover_an_epoch(void **state) {
                       .statistics = 2,
                       .train = split,
                       .test = split};
-  const ng_pool_alloc from = {take, give, NULL};
-  ng_pool *pool = ng_pool_create(3, &from);
+  ng_pool *pool = ng_pool_create(3, NULL);
   assert_non_null(pool);
   settings s;
   settings_init(&s);

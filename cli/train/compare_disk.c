@@ -9,6 +9,7 @@
  * A result is on the disk whole or not at all (disk.h), and what is there is not run again. */
 #include "compare.h"
 #include "disk.h"
+#include "log.h"
 #include "settings_rows.h"
 
 #include <dirent.h>
@@ -64,11 +65,6 @@ static int read_json(const char *path, json_t **out) {
 
 static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
 
-static double real_of(const json_t *o, const char *name) {
-  const json_t *v = json_object_get(o, name);
-  return json_is_number(v) ? json_number_value(v) : (double)NAN;
-}
-
 static int64_t whole_of(const json_t *o, const char *name) {
   return (int64_t)json_integer_value(json_object_get(o, name));
 }
@@ -104,17 +100,8 @@ int compare_result_read(const char *path, train_result *r) {
   const int n = (int)json_array_size(epochs);
   r->epoch = cli_take((size_t)n, sizeof *r->epoch);
   r->epochs = n;
-  for (int i = 0; i < n; i++) {
-    const json_t *e = json_array_get(epochs, (size_t)i);
-    r->epoch[i] = (train_epoch){.epoch = whole_of(e, "epoch"),
-                                .step = whole_of(e, "step"),
-                                .lr = real_of(e, "lr"),
-                                .train_loss = real_of(e, "train_loss"),
-                                .train_accuracy = real_of(e, "train_accuracy"),
-                                .test_loss = real_of(e, "test_loss"),
-                                .test_accuracy = real_of(e, "test_accuracy"),
-                                .seconds = real_of(e, "seconds")};
-  }
+  for (int i = 0; i < n; i++)
+    r->epoch[i] = log_epoch_of(json_array_get(epochs, (size_t)i));
   json_object_foreach(stations, name, v) {
     if (r->stations == TRAIN_STATIONS) break;
     train_station *s = &r->station[r->stations++];

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE = 512, VALUE = 64 };
+enum { MESSAGE = 512 };
 
 /* What belongs to the comparison and not to a method. */
 static bool is_common(const char *name) {
@@ -84,20 +84,12 @@ static int check_idle(compare_plan *p, compare_method *m) {
 
 /* What is given for all and means nothing to this one goes back to its default. */
 static int drop_useless(compare_plan *p, compare_method *m) {
-  char message[MESSAGE] = "", standard[VALUE], value[VALUE];
-  settings fresh;
-  settings_init(&fresh);
+  char message[MESSAGE] = "";
   int rc = CLI_OK;
-  for (int i = 0; i < settings_rows_count && rc == CLI_OK; i++) {
-    const char *name = settings_rows[i].name;
-    if (settings_knows(&m->s, name)) continue;
-    (void)settings_get(&fresh, name, standard, sizeof standard);
-    (void)settings_get(&m->s, name, value, sizeof value);
-    if (strcmp(standard, value) == 0) continue;
-    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, name);
-    rc = settings_put(&m->s, name, standard, message, sizeof message);
+  for (const settings_row *row; rc == CLI_OK && (row = settings_useless(&m->s)) != NULL;) {
+    (void)fprintf(p->notes, "%s: has no use for %s\n", m->label, row->name);
+    rc = settings_put(&m->s, row->name, row->standard, message, sizeof message);
   }
-  settings_free(&fresh);
   return rc;
 }
 

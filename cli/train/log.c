@@ -171,12 +171,8 @@ static int64_t whole_of(const json_t *o, const char *name) {
   return (int64_t)json_integer_value(json_object_get(o, name));
 }
 
-static bool epoch_of(const char *line, size_t size, train_epoch *e) {
-  json_t *o = json_loadb(line, size, 0, NULL);
-  const char *event = json_string_value(json_object_get(o, "event"));
-  const bool is = event != NULL && strcmp(event, "epoch") == 0;
-  if (is) {
-    *e = (train_epoch){.epoch = whole_of(o, "epoch"),
+train_epoch log_epoch_of(const json_t *o) {
+  return (train_epoch){.epoch = whole_of(o, "epoch"),
                        .step = whole_of(o, "step"),
                        .lr = real_of(o, "lr"),
                        .train_loss = real_of(o, "train_loss"),
@@ -184,7 +180,13 @@ static bool epoch_of(const char *line, size_t size, train_epoch *e) {
                        .test_loss = real_of(o, "test_loss"),
                        .test_accuracy = real_of(o, "test_accuracy"),
                        .seconds = real_of(o, "seconds")};
-  }
+}
+
+static bool epoch_of(const char *line, size_t size, train_epoch *e) {
+  json_t *o = json_loadb(line, size, 0, NULL);
+  const char *event = json_string_value(json_object_get(o, "event"));
+  const bool is = event != NULL && strcmp(event, "epoch") == 0;
+  if (is) *e = log_epoch_of(o);
   json_decref(o);
   return is;
 }

@@ -38,6 +38,9 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 /* On the disk; *bytes: so long it is. */
 int log_sync(run_log *l, int64_t *bytes);
 
+/* What an object holds under the names of a train_epoch; what is not a number becomes NaN. */
+struct json_t;
+train_epoch log_epoch_of(const struct json_t *o);
 /* The "epoch" lines of the first `bytes`, for free(). */
 int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
 

@@ -279,23 +279,11 @@ static int finish(run *r) {
 
 /* ---- beginning -------------------------------------------------------------------------------*/
 
-static void *take(void *user, size_t bytes) {
-  (void)user;
-  return malloc(bytes);
-}
-
-static void give(void *user, void *ptr, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(ptr);
-}
-
 static int make_pool(ng_pool **out) {
   int threads = 1;
   if (cli_threads(&threads) != CLI_OK) return CLI_BAD;
   if (threads < 2) return CLI_OK;
-  const ng_pool_alloc from = {take, give, NULL};
-  *out = ng_pool_create(threads, &from);
+  *out = ng_pool_create(threads, NULL);
   return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
 }
 

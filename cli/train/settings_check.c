@@ -73,23 +73,15 @@ int settings_options(const settings *s, ng_options *out) {
   return cli_bad("%s", message);
 }
 
-/* What is not at its default must mean something. */
-static int check_useful(const settings *s) {
-  char standard[64], value[64];
-  settings fresh;
-  settings_init(&fresh);
-  int rc = CLI_OK;
-  for (int i = 0; i < settings_rows_count && rc == CLI_OK; i++) {
-    const char *name = settings_rows[i].name;
-    if (settings_knows(s, name)) continue;
-    (void)settings_get(&fresh, name, standard, sizeof standard);
-    (void)settings_get(s, name, value, sizeof value);
-    if (strcmp(standard, value) == 0) continue;
-    rc = cli_bad("--%s: method %s with the %s update has no use for it", name, s->method,
-                 settings_adamw(s) ? "adamw" : "sgd");
+const settings_row *settings_useless(const settings *s) {
+  char value[64];
+  for (int i = 0; i < settings_rows_count; i++) {
+    const settings_row *row = &settings_rows[i];
+    if (settings_knows(s, row->name)) continue;
+    (void)settings_get(s, row->name, value, sizeof value);
+    if (strcmp(row->standard, value) != 0) return row;
   }
-  settings_free(&fresh);
-  return rc;
+  return NULL;
 }
 
 /* The library takes these in silence, for ng_set and a layer's own options could make use of them; the
@@ -116,7 +108,11 @@ int settings_check(const settings *s) {
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {
     return cli_bad("--fisher: method %s has no statistics to sample labels for", s->method);
   }
-  if (check_useful(s) != CLI_OK) return CLI_BAD;
+  const settings_row *useless = settings_useless(s);
+  if (useless != NULL) {
+    return cli_bad("--%s: method %s with the %s update has no use for it", useless->name, s->method,
+                   settings_adamw(s) ? "adamw" : "sgd");
+  }
   if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
     return cli_bad("--nesterov: needs a momentum above 0");
   }

@@ -38,7 +38,7 @@ expect 0 '*list.json, 621 parameters in 4 layers*published, precondition*two pas
   "$natgrad" bench fused-eva --model "$list" --repeat 1 --no-floors
 expect 0 '*50000, 46080 parameters in 1 layers*' "$natgrad" bench fused-eva --model 50000 --repeat 1 --no-floors --method eva-natgrad
 expect 2 '*--model: 7 parameters, expected 4608 to 1e9' "$natgrad" bench fused-eva --model 7
-expect 2 '*bench fused-eva: method natgrad is of the kronecker family*' "$natgrad" bench fused-eva --model "$list" --method natgrad
+expect 2 '*bench fused-eva: method natgrad is of the kronecker family; take eva or eva-natgrad' "$natgrad" bench fused-eva --model "$list" --method natgrad
 expect 2 '*bench fused-eva: clip is none*' "$natgrad" bench fused-eva --model "$list" --clip none
 expect 2 '*bench fused-eva: sides is input*' "$natgrad" bench fused-eva --model "$list" --sides input
 expect 2 '*solver = eigen: method eva *' "$natgrad" bench fused-eva --model "$list" --solver eigen
