@@ -99,20 +99,8 @@ static int set_up(work *k) {
     const shape *l = &k->model.layer[i];
     ng_layer layer;
     int32_t index = -1;
-    st = ng_layer_init(&layer, l->conv ? NG_CONV2D : NG_LINEAR);
-    if (st < 0) return failed(k, l->name, st);
-    layer.name = l->name;
-    layer.in = l->in;
-    layer.out = l->out;
-    layer.bias = l->bias;
-    for (int d = 0; d < 2 && l->conv; d++) {
-      layer.kernel[d] = l->kernel[d];
-      layer.stride[d] = l->stride[d];
-      layer.padding[d] = l->padding[d];
-      layer.image[d] = l->image[d];
-    }
-    if (!l->conv) layer.positions = l->positions;
-    st = ng_add_layer(k->p, &layer, &index);
+    st = shapes_describe(l, &layer);
+    if (st >= 0) st = ng_add_layer(k->p, &layer, &index);
     if (st < 0) return failed(k, l->name, st);
     k->grad[i] = cli_take((size_t)(l->q * l->p), sizeof(float));
     const int64_t in = l->p - (l->bias ? 1 : 0);

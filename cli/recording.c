@@ -161,11 +161,11 @@ static const char *word(reader *in, const json_t *object, const char *where, con
   return s != NULL ? s : "";
 }
 
-static void read_layer(reader *in, const json_t *layers, const char *name, recording_layer *l) {
+static void read_layer(reader *in, const json_t *layers, const char *name, shape *l) {
   const json_t *o = json_object_get(layers, name);
   char where[128];
   (void)snprintf(where, sizeof where, "layer %.60s: ", name);
-  l->name = name;
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
   if (!json_is_object(o)) {
     wrong(in, "case.json: layer %s of \"order\" is not in \"layers\"", name);
     return;
@@ -240,11 +240,11 @@ static const ngio_tensor *find(const store *from, const char *name) {
   return bsearch(&key, from->folder->tensor, (size_t)from->folder->n, sizeof key, by_name);
 }
 
-static void shape_text(const int64_t *shape, int32_t n, char *text, size_t size) {
+static void shape_text(const int64_t *lengths, int32_t n, char *text, size_t size) {
   size_t at = 0;
   text[0] = 0;
   for (int32_t i = 0; i < n && at < size; i++) {
-    at += (size_t)snprintf(text + at, size - at, "%s%lld", i > 0 ? "," : "", (long long)shape[i]);
+    at += (size_t)snprintf(text + at, size - at, "%s%lld", i > 0 ? "," : "", (long long)lengths[i]);
   }
 }
 
@@ -275,7 +275,7 @@ static const ngio_tensor *fetch(reader *in, const store *from, const char *name,
   return t;
 }
 
-static void take_shown(reader *in, const store *from, const char *prefix, recording_layer *l,
+static void take_shown(reader *in, const store *from, const char *prefix, shape *l,
                        recording_shown *s) {
   char name[160];
   (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
@@ -325,15 +325,14 @@ static void take_shown(reader *in, const store *from, const char *prefix, record
   if (g != NULL) s->g = g->data;
 }
 
-static void take_step(reader *in, const store *from, int step, const recording_layer *l,
-                      recording_step *s) {
+static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
   static const char *const ending[4] = {"weight.grad", "weight.out", "bias.grad", "bias.out"};
   const float **to[4] = {&s->grad, &s->out, &s->bias_grad, &s->bias_out};
   for (int k = 0; k < (l->bias ? 4 : 2); k++) {
     char name[160];
     (void)snprintf(name, sizeof name, "s%d.%s.%s", step, l->name, ending[k]);
-    const int64_t shape[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
-    const ngio_tensor *t = fetch(in, from, name, shape, k >= 2 ? 1 : l->conv ? 4 : 2);
+    const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
+    const ngio_tensor *t = fetch(in, from, name, expect, k >= 2 ? 1 : l->conv ? 4 : 2);
     if (t != NULL) *to[k] = t->data;
   }
 }

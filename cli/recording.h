@@ -9,6 +9,7 @@
 #define CLI_RECORDING_H
 
 #include "safetensors.h"
+#include "shapes.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -23,14 +24,6 @@ typedef struct recording_folder {
 } recording_folder;
 int recording_folder_read(const char *path, recording_folder *out); /* 0, or 2 with a line told   */
 void recording_folder_free(recording_folder *f);
-
-typedef struct recording_layer {
-  const char *name; /* of the JSON                                                                */
-  bool conv, bias;
-  int64_t in, out;
-  int64_t kernel[2], stride[2], padding[2]; /* conv                                               */
-  int64_t image[2];                         /* H, W of the captured input                         */
-} recording_layer;
 
 /* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer. */
 typedef struct recording_shown {
@@ -48,7 +41,7 @@ typedef struct recording {
   json_t *root, *config;
   const char *system, *method;
   int layers, steps, micro_batches, ranks;
-  recording_layer *layer;
+  shape *layer; /* image: of the captured input; positions: as many as were captured           */
   recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */
   recording_step *step;   /* [step][layer]                                                        */
   ngio_tensors *file;     /* where the arrays are: this ...                                       */

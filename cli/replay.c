@@ -44,24 +44,7 @@ typedef struct rank_run {
 
 /* ---- what a trainer does ---------------------------------------------------------------------*/
 
-static ng_status add_layer(ng_precond *p, const recording_layer *l, int32_t *index) {
-  ng_layer layer;
-  ng_status st = ng_layer_init(&layer, l->conv ? NG_CONV2D : NG_LINEAR);
-  if (st < 0) return st;
-  layer.name = l->name;
-  layer.in = l->in;
-  layer.out = l->out;
-  layer.bias = l->bias;
-  for (int k = 0; k < 2 && l->conv; k++) {
-    layer.kernel[k] = l->kernel[k];
-    layer.stride[k] = l->stride[k];
-    layer.padding[k] = l->padding[k];
-    layer.image[k] = l->image[k];
-  }
-  return ng_add_layer(p, &layer, index);
-}
-
-static int64_t inputs(const recording_layer *l) {
+static int64_t inputs(const shape *l) {
   return l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
 
@@ -69,9 +52,11 @@ static ng_status set_up(rank_run *me, ng_precond *p) {
   const recording *r = me->job->r;
   ng_status st = NG_OK;
   for (int i = 0; i < r->layers && st >= 0; i++) {
-    const recording_layer *l = &r->layer[i];
+    const shape *l = &r->layer[i];
     int32_t index = -1;
-    st = add_layer(p, l, &index);
+    ng_layer layer;
+    st = shapes_describe(l, &layer);
+    if (st >= 0) st = ng_add_layer(p, &layer, &index);
     if (st < 0) break;
     me->grad[i] = cli_take((size_t)(l->out * inputs(l)), sizeof(float));
     me->bias[i] = cli_take((size_t)l->out, sizeof(float));
@@ -120,7 +105,7 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
     }
   }
   for (int i = 0; i < r->layers && st >= 0; i++) {
-    const recording_layer *l = &r->layer[i];
+    const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
     memcpy(me->grad[i], s->grad, (size_t)(l->out * inputs(l)) * sizeof(float));
     if (l->bias) memcpy(me->bias[i], s->bias_grad, (size_t)l->out * sizeof(float));
@@ -130,7 +115,7 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
   if (st < 0 || st == NG_SKIPPED) return st;
   if (st == NG_RESCUED) me->rescued++;
   for (int i = 0; i < r->layers; i++) {
-    const recording_layer *l = &r->layer[i];
+    const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
     double gap = 0, scale = 0;
     measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);

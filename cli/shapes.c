@@ -162,6 +162,23 @@ int shapes_make(const char *model, shapes *out) {
   return rc;
 }
 
+ng_status shapes_describe(const shape *from, ng_layer *to) {
+  const ng_status st = ng_layer_init(to, from->conv ? NG_CONV2D : NG_LINEAR);
+  if (st < 0) return st;
+  to->name = from->name;
+  to->in = from->in;
+  to->out = from->out;
+  to->bias = from->bias;
+  for (int k = 0; k < 2 && from->conv; k++) {
+    to->kernel[k] = from->kernel[k];
+    to->stride[k] = from->stride[k];
+    to->padding[k] = from->padding[k];
+    to->image[k] = from->image[k];
+  }
+  if (!from->conv) to->positions = from->positions;
+  return NG_OK;
+}
+
 void shapes_free(shapes *s) {
   free(s->layer);
   memset(s, 0, sizeof *s);

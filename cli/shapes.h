@@ -1,6 +1,9 @@
-/* shapes.h: layer lists without weights: what a bench needs to know of a network. */
+/* shapes.h: layer lists without weights: what a bench or a replay needs to know of a
+ * network. */
 #ifndef CLI_SHAPES_H
 #define CLI_SHAPES_H
+
+#include "natgrad.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +30,8 @@ typedef struct shapes {
  * 1 and bias false may be left out.  Returns 0, or 2 with one line told. */
 int shapes_make(const char *model, shapes *out);
 void shapes_free(shapes *s);
+
+/* The layer for ng_add_layer; its name is borrowed.  positions 0: whatever comes. */
+ng_status shapes_describe(const shape *from, ng_layer *to);
 
 #endif

@@ -173,6 +173,34 @@ static void rows_of(const job *j, int64_t per_sample, int32_t i, int64_t *from, 
   *to *= per_sample;
 }
 
+/* The tiles of P that a piece goes through, of the patches of `image`; a plain convolution's P is the
+ * image, and one tile. */
+typedef struct tiles {
+  const job *j;
+  const float *image, *p; /* p: rows [at, at + rows) of P */
+  float *room;
+  int64_t width, from, to, step, at, rows;
+} tiles;
+
+static tiles tiles_of(const job *j, const float *image, int64_t per_sample, int32_t i) {
+  tiles t = {.j = j, .image = image, .room = j->tiles + j->tile * i, .width = patches_width(&j->p)};
+  rows_of(j, per_sample, i, &t.from, &t.to);
+  t.step = plain(j->v) ? t.to - t.from : j->rows;
+  t.at = t.from;
+  return t;
+}
+
+static bool next_tile(tiles *t) {
+  t->at += t->rows;
+  if (t->at >= t->to) return false;
+  t->rows = t->to - t->at < t->step ? t->to - t->at : t->step;
+  t->p = t->image + t->at * t->width;
+  if (plain(t->j->v)) return true;
+  patches_gather(&t->j->p, t->image, t->at, t->rows, t->room);
+  t->p = t->room;
+  return true;
+}
+
 static void add_bias(const job *j, int64_t from, int64_t to) {
   const node *v = j->v;
   if (v->param[1] < 0) return;
@@ -187,21 +215,12 @@ static void add_bias(const job *j, int64_t from, int64_t to) {
 static void forward_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
-  const float *x = j->n->nodes[v->input[0]].out, *w = v->kept;
-  const int64_t out = v->shape.channels, width = patches_width(&j->p);
-  float *tile = j->tiles + j->tile * i;
-  int64_t from, to;
-  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
-  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
-  for (int64_t r = from; r < to; r += step) {
-    const int64_t rows = to - r < step ? to - r : step;
-    const float *p = x + r * width;
-    if (!plain(v)) {
-      patches_gather(&j->p, x, r, rows, tile);
-      p = tile;
-    }
-    nn_gemm(false, true, rows, out, width, 1.0F, p, width, w, width, 0.0F, v->out + r * out, out);
-    add_bias(j, r, r + rows);
+  const int64_t out = v->shape.channels;
+  tiles t = tiles_of(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  while (next_tile(&t)) {
+    nn_gemm(false, true, t.rows, out, t.width, 1.0F, t.p, t.width, v->kept, t.width, 0.0F,
+            v->out + t.at * out, out);
+    add_bias(j, t.at, t.at + t.rows);
   }
 }
 
@@ -220,21 +239,12 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
 static void weight_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v;
-  const float *x = j->n->nodes[v->input[0]].out;
-  const int64_t out = v->shape.channels, width = patches_width(&j->p);
-  float *tile = j->tiles + j->tile * i, *sum = j->sums + weight_count(j->n, v) * i;
-  int64_t from, to;
-  rows_of(j, v->shape.height * v->shape.width, i, &from, &to);
-  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
-  for (int64_t r = from; r < to; r += step) {
-    const int64_t rows = to - r < step ? to - r : step;
-    const float *p = x + r * width;
-    if (!plain(v)) {
-      patches_gather(&j->p, x, r, rows, tile);
-      p = tile;
-    }
-    nn_gemm(true, false, out, width, rows, 1.0F, v->grad + r * out, out, p, width,
-            r == from ? 0.0F : 1.0F, sum, width);
+  const int64_t out = v->shape.channels;
+  float *sum = j->sums + weight_count(j->n, v) * i;
+  tiles t = tiles_of(j, j->n->nodes[v->input[0]].out, v->shape.height * v->shape.width, i);
+  while (next_tile(&t)) {
+    nn_gemm(true, false, out, t.width, t.rows, 1.0F, v->grad + t.at * out, out, t.p, t.width,
+            t.at == t.from ? 0.0F : 1.0F, sum, t.width);
   }
 }
 
@@ -242,21 +252,12 @@ static void weight_piece(void *arg, int32_t i) {
 static void gather_piece(void *arg, int32_t i) {
   const job *j = arg;
   const node *v = j->v, *x = &j->n->nodes[v->input[0]];
-  const int64_t in = x->shape.channels, width = patches_width(&j->p);
+  const int64_t in = x->shape.channels;
   const float beta = v->adds[0] ? 1.0F : 0.0F;
-  float *tile = j->tiles + j->tile * i;
-  int64_t from, to;
-  rows_of(j, x->shape.height * x->shape.width, i, &from, &to);
-  const int64_t step = plain(v) ? (to > from ? to - from : 1) : j->rows;
-  for (int64_t r = from; r < to; r += step) {
-    const int64_t rows = to - r < step ? to - r : step;
-    const float *p = v->grad + r * width;
-    if (!plain(v)) {
-      patches_gather(&j->p, v->grad, r, rows, tile);
-      p = tile;
-    }
-    nn_gemm(false, false, rows, in, width, 1.0F, p, width, j->turned, in, beta, x->grad + r * in,
-            in);
+  tiles t = tiles_of(j, v->grad, x->shape.height * x->shape.width, i);
+  while (next_tile(&t)) {
+    nn_gemm(false, false, t.rows, in, t.width, 1.0F, t.p, t.width, j->turned, in, beta,
+            x->grad + t.at * in, in);
   }
 }
 

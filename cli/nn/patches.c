@@ -38,18 +38,29 @@ NG_CLONES static void gather_row(const patches *p, const float *image, int64_t y
   }
 }
 
+/* Where a patch lies: the output positions of a batch, image by image, line by line. */
+typedef struct place {
+  int64_t sample, y, x;
+} place;
+
+static place place_of(const patches *p, int64_t row) {
+  const int64_t each = p->rows * p->columns, at = row % each;
+  return (place){row / each, at / p->columns, at % p->columns};
+}
+
+static void go_on(const patches *p, place *at) {
+  if (++at->x < p->columns) return;
+  at->x = 0;
+  if (++at->y < p->rows) return;
+  at->y = 0;
+  at->sample++;
+}
+
 void patches_gather(const patches *p, const float *x, int64_t first, int64_t count, float *rows) {
   const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
-  int64_t sample = first / (p->rows * p->columns), at = first % (p->rows * p->columns);
-  int64_t y = at / p->columns, column = at % p->columns;
-  for (int64_t r = 0; r < count; r++) {
-    gather_row(p, x + sample * image, y, column, rows + r * width);
-    if (++column < p->columns) continue;
-    column = 0;
-    if (++y < p->rows) continue;
-    y = 0;
-    sample++;
-  }
+  place at = place_of(p, first);
+  for (int64_t r = 0; r < count; r++, go_on(p, &at))
+    gather_row(p, x + at.sample * image, at.y, at.x, rows + r * width);
 }
 
 NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y, int64_t x,
@@ -66,14 +77,7 @@ NG_CLONES static void scatter_row(const patches *p, const float *from, int64_t y
 
 void patches_scatter(const patches *p, const float *rows, int64_t first, int64_t count, float *x) {
   const int64_t image = p->height * p->width * p->channels, width = patches_width(p);
-  int64_t sample = first / (p->rows * p->columns), at = first % (p->rows * p->columns);
-  int64_t y = at / p->columns, column = at % p->columns;
-  for (int64_t r = 0; r < count; r++) {
-    scatter_row(p, rows + r * width, y, column, x + sample * image);
-    if (++column < p->columns) continue;
-    column = 0;
-    if (++y < p->rows) continue;
-    y = 0;
-    sample++;
-  }
+  place at = place_of(p, first);
+  for (int64_t r = 0; r < count; r++, go_on(p, &at))
+    scatter_row(p, rows + r * width, at.y, at.x, x + at.sample * image);
 }
