@@ -65,7 +65,7 @@ extern "C" {
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
   X(NG_RESCUED, 1, "done; some block needed more damping, double precision or its last result")    \
-  X(NG_SKIPPED, 2, "a value was not finite; nothing was folded or written; go on")                 \
+  X(NG_SKIPPED, 2, "a value was not finite; it was not folded, nothing was written; go on")                 \
   X(NG_ERR_ARG, -1, "bad argument or option; nothing changed")                                     \
   X(NG_ERR_SHAPE, -2, "array does not fit the layer; nothing changed")                             \
   X(NG_ERR_STATE, -3, "call out of order; nothing changed")                                        \
