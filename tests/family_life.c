@@ -111,12 +111,13 @@ static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, la
     if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
     st = bind(p, i, mine);
     if (st == NG_OK) st = show(p, i, step);
-    if (st == NG_OK && l->post && i == FC) {
+    if (st == NG_OK && l->post && i == FC && (l->post_until == 0 || step < l->post_until)) {
       st = ng_exchange_post_block(p, p->block[0]);
       l->in_flight[rank] += wire->under_way;
       l->again[rank] = show(p, FC, step) == NG_ERR_STATE;
     }
   }
+  if (st == NG_OK && l->hook != NULL) st = l->hook(rank, p, step);
   return st == NG_OK ? ng_step(p, 0.1) : st;
 }
 
@@ -178,6 +179,7 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
     st = ng_family_register(ctx, toy[i], why, 256);
   }
+  if (st == NG_OK && l->extra != NULL) st = ng_family_register(ctx, l->extra, why, 256);
   if (st == NG_OK) ctx->place = l->place;
   if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {

@@ -23,8 +23,11 @@ typedef struct life {
   const char *save, *load;     /* after step 2; before step 2, of a life that begins there */
   int32_t bad_step, bad_entry; /* a NaN in this gradient, at this step and again not; -1: none */
   bool plain;                  /* no toys are registered */
+  const ng_family *extra;      /* one more family, asked first */
+  ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* just before each ng_step */
   void (*place)(ng_block *b, ng_stat *s);
-  bool post; /* the first layer's statistics are posted before the others are seen */
+  int32_t post_until; /* only before this step; 0: always */
+  bool post;          /* the first layer's statistics are posted before the others are seen */
   float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
   double clip[MOST_RANKS][STEPS];
   ng_status status[MOST_RANKS][STEPS];

@@ -65,8 +65,8 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how) {
   ng_sgd s;
   char message[NG_MESSAGE] = "";
   if (ng_sgd_init(&s) != NG_OK) return NG_ERR_ARG;
-  ng_status st = ng_take_struct(&s, sizeof s, how, offsetof(ng_sgd, momentum), "ng_sgd",
-                                      message, sizeof message);
+  ng_status st = ng_take_struct(&s, sizeof s, how, offsetof(ng_sgd, momentum), "ng_sgd", message,
+                                sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   const bound bounds[] = {{"momentum", s.momentum, 0.0, INFINITY, "a number >= 0"},
                           {"dampening", s.dampening, -INFINITY, INFINITY, "a number"},
@@ -90,8 +90,8 @@ ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how) {
   ng_adamw a;
   char message[NG_MESSAGE] = "";
   if (ng_adamw_init(&a) != NG_OK) return NG_ERR_ARG;
-  ng_status st = ng_take_struct(&a, sizeof a, how, offsetof(ng_adamw, beta1), "ng_adamw",
-                                      message, sizeof message);
+  ng_status st = ng_take_struct(&a, sizeof a, how, offsetof(ng_adamw, beta1), "ng_adamw", message,
+                                sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   const bound bounds[] = {{"beta1", a.beta1, 0.0, 1.0, "a number in [0, 1)"},
                           {"beta2", a.beta2, 0.0, 1.0, "a number in [0, 1)"},

@@ -28,7 +28,8 @@ static const char *missing(const ng_family *f) {
 
 ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size) {
   if (f == NULL || f->name == NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL", f == NULL ? "it" : "name");
+    return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL",
+                      f == NULL ? "it" : "name");
   }
   if (f->version != NG_FAMILY_VERSION) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': version is %d, expected %d", f->name,
@@ -105,6 +106,14 @@ ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_settings_of(&full, &s);
   st = ng_family_find(s.family)->check(&full, &s, message, size);
   return st == NG_OK ? ng_options_verify(&full, NULL, message, size) : st;
+}
+
+ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size) {
+  ng_settings s;
+  const ng_status st = ng_options_verify_rows(o, message, size);
+  if (st != NG_OK) return st;
+  ng_settings_of(o, &s);
+  return b->family->check(o, &s, message, size);
 }
 
 /* ---- the statistics of a block ---------------------------------------------------------------*/

@@ -26,9 +26,9 @@
 
 /* An observation on its way to a family, checked against the layer. */
 typedef struct ng_obs {
-  uint32_t what;     /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
+  uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
   ng_view v;
-  int64_t samples;   /* rows of it belong to so many samples */
+  int64_t samples; /* rows of it belong to so many samples */
   int64_t positions;
   double loss_scale;
   ng_reduction reduction;
@@ -105,7 +105,8 @@ typedef struct ng_family {
   const char *name;
   uint32_t sees;
   ng_scope scope;
-  bool scans; /* observe finds what is not finite by itself, in the samples that it reads */
+  bool
+      scans; /* observe finds what is not finite by itself, in what it reads; else the engine does */
 
   /* ---- required ---- */
   /* Whether it takes this layer (or tensor), under the options that hold for it. */
@@ -113,7 +114,7 @@ typedef struct ng_family {
   /* Options against each other and against what the family has; one line in message. */
   ng_status (*check)(const ng_options *o, const ng_settings *s, char *message, size_t size);
   ng_status (*create)(ng_block *b); /* geometry into b->state; b->entry->why, if it has a layer */
-  void (*destroy)(ng_block *b);     /* also after a create that failed half way */
+  void (*destroy)(ng_block *b); /* also after a create that failed half way, or was not called */
   /* Declares b->stat: shapes, what each sees, its rule's `averaged`; the rest is filled in. */
   ng_status (*statistics)(ng_block *b);
   ng_status (*plan)(ng_block *b, ng_plan *plan); /* results and scratch; called twice */
@@ -124,7 +125,8 @@ typedef struct ng_family {
   void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
 
   /* ---- optional, with a default ---- */
-  ng_status (*begin)(ng_block *b); /* memory is there: initial values; nothing                       */
+  ng_status (*begin)(
+      ng_block *b); /* memory is there: initial values; nothing                       */
   /* |PD|^2 of each segment, where every rank has PD; a walk over its tiles. */
   void (*norms)(ng_block *b, double *pd2);
   /* Arrays and numbers beside those of its statistics; none. */
@@ -138,7 +140,7 @@ typedef struct ng_family {
   void (*shared)(ng_block *b, bool fresh);
   /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
-  void (*commit)(ng_block *b, bool taken);                   /* the step is over: did it count?   */
+  void (*commit)(ng_block *b, bool taken); /* the step is over: did it count?   */
   void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
 } ng_family;
 
@@ -156,8 +158,11 @@ const ng_family *ng_family_find(const char *name);
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
 /* Every option in the range of its row, and as the method's family wants them. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
+/* The same for values that a block would have, as its own family wants them. */
+ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
 /* For `check`: options that only another family has hold their defaults. */
-ng_status ng_family_check_others(const char *family, const ng_options *o, char *message, size_t size);
+ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
+                                 size_t size);
 
 /* The walks over what a block saves: its statistics, then what its family adds. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);

@@ -288,7 +288,8 @@ static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suff
   return f;
 }
 
-static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit, void *arg) {
+static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
+                            void *arg) {
   const ng_part *part = &k->side[side].part[i];
   const int64_t n = part->n;
   if (k->eigen) {

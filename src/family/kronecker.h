@@ -52,7 +52,7 @@ typedef struct ng_kron {
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
-  void *prediv;  /* [out, p], inverse_dtype                                                       */
+  void *prediv; /* [out, p], inverse_dtype                                                       */
   float *scratch;
   bool good; /* every part has a result: else the gradient stays plain                            */
 } ng_kron;

@@ -259,8 +259,8 @@ void ng_kron_norms(ng_block *b, double *pd2) {
 
 /* n published columns of row r: where they are, or collected in `room`.  The bias is one row of the
  * gradient whose columns are outputs; internal order, too, has it last. */
-static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col, int64_t n,
-                              float *room) {
+static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col,
+                              int64_t n, float *room) {
   const ng_kron *k = ng_kron_of(b);
   if (t->slot->which == NG_BIAS) {
     for (int64_t i = 0; i < n; i++) {

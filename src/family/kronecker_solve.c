@@ -154,7 +154,8 @@ static bool both_done(const ng_queue *q, const ng_part *part) {
          (part->is_factor || ng_info_read(q, &part->info[1]) == 0);
 }
 
-static bool cholesky_single(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
+static bool cholesky_single(const ng_block *b, const ng_side *s, ng_part *part, double d,
+                            float *scratch) {
   ng_queue *q = b->ctx->queue;
   const int64_t tri = ng_sym_count(part->n);
   ng_sym W = {scratch, part->n};
@@ -173,7 +174,8 @@ static bool cholesky_single(const ng_block *b, const ng_side *s, ng_part *part, 
 }
 
 /* The checks are made in double, before the result is rounded. */
-static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
+static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, double d,
+                            float *scratch) {
   ng_queue *q = b->ctx->queue;
   const int64_t n = part->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
@@ -225,7 +227,8 @@ static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, 
   return true;
 }
 
-static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, double d, float *scratch) {
+static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, double d,
+                        float *scratch) {
   double shift = d;
   for (int32_t rung = 0; rung < RUNG_DOUBLE; rung++, shift *= 10.0) {
     if (cholesky_single(b, s, part, shift, scratch)) return rung;
@@ -249,8 +252,8 @@ static double negative_limit(ng_dtype t, int64_t n) {
 }
 
 /* First, middle and last pair: residual, norm, and orthogonality of the outer two. */
-static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const float *V, const float *e, double *x,
-                        double *y) {
+static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const float *V,
+                        const float *e, double *x, double *y) {
   const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
   double top = 0.0, dot = 0.0;
   NG_ASSERT(ng_queue_settled(b->ctx->queue));
@@ -289,7 +292,8 @@ static void store_eigen(const ng_block *b, ng_part *part, const float *V, const 
   }
 }
 
-static bool eigen_single(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
+static bool eigen_single(const ng_block *b, const ng_side *s, ng_part *part, double leak,
+                         float *scratch) {
   const int64_t n = part->n;
   float *V = scratch, *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
@@ -305,7 +309,8 @@ static bool eigen_single(const ng_block *b, const ng_side *s, ng_part *part, dou
   return true;
 }
 
-static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
+static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, double leak,
+                         float *scratch) {
   const int64_t n = part->n;
   double *V64 = (double *)(void *)scratch;
   float *V = scratch + 2 * ng_round16(n * n), *room = V + ng_round16(n * n);
@@ -334,7 +339,8 @@ static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, dou
 }
 
 /* More damping does not help an eigendecomposition: it only shifts the eigenvalues. */
-static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak, float *scratch) {
+static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak,
+                     float *scratch) {
   if (eigen_single(b, s, part, leak, scratch)) return 0;
   if (eigen_double(b, s, part, leak, scratch)) return RUNG_DOUBLE;
   return part->good ? RUNG_LAST : RUNG_PLAIN;
@@ -502,8 +508,7 @@ void ng_kron_report(const ng_block *b, ng_layer_report *r) {
   if (!b->holds) return;
   for (int i = 0; i < 2; i++) {
     const float rung = k->side[i].says[NG_SAYS_RUNG]; /* of a file: any number */
-    const int32_t known =
-        rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
+    const int32_t known = rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN;
     r->rung = known > r->rung ? known : r->rung;
   }
   r->pi = (double)k->side[NG_SIDE_A].says[NG_SAYS_PI];

@@ -230,7 +230,8 @@ static const float *along_row(const ng_rankone *k, const ng_tile *t) {
 }
 
 static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
-  if (t->slot->which == NG_BIAS) return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
+  if (t->slot->which == NG_BIAS)
+    return (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
   return k->t != NULL ? k->t[row] : (double)ng_rankone_mean(k, NG_MEAN_G)[row];
 }
 
@@ -371,8 +372,7 @@ static ng_status measure(ng_block *b) {
   }
   if (!(b->d2 - b->d2 == 0.0)) {
     b->d2 = 0.0;
-    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite",
-                   b->name);
+    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
   k->lambda = b->opt.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);

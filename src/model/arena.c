@@ -30,7 +30,6 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
 
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
   b->keeps_direction = true;
-  b->direction_floats = floats;
   b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                           floats * (int64_t)sizeof(float));
 }

@@ -5,7 +5,7 @@
 #include "model/model.h"
 
 ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_view *view,
-                      const char *call, bool grad) {
+                       const char *call, bool grad) {
   if (view == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: the view is NULL", call);
   if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,

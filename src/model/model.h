@@ -47,8 +47,8 @@ struct ng_entry {
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
   const struct ng_family *taken_by; /* ng_ready: the family that fits it */
-  int64_t positions; /* S: conv OH*OW; linear as described, 0 if it varies */
-  int64_t oh, ow;    /* conv                                               */
+  int64_t positions;                /* S: conv OH*OW; linear as described, 0 if it varies */
+  int64_t oh, ow;                   /* conv                                               */
 };
 
 /* Every field of a layer or tensor is checked here, once; the rooms behind assume a valid entry. */
@@ -73,6 +73,7 @@ static inline void *ng_view_at(const ng_view *v, int64_t row, int64_t col) {
 typedef struct ng_segment {
   ng_slot *slot;
   int64_t from, to;
+  int64_t at;    /* elements of the segments before it                 */
   double w2;     /* |weight|^2, where the clip asks for it             */
   double factor; /* what its part of PD is multiplied by               */
 } ng_segment;
@@ -106,19 +107,17 @@ struct ng_block {
    * of its own (ng_plan_direction); for the others the engine does where ranks without results need
    * it, segment after segment: `delivered`. */
   float *direction;
-  int64_t direction_floats;
   bool keeps_direction, delivered;
   /* this step */
-  bool refused; /* an observation was not finite */
   double inner, d2, pd2;
   double ascent;
-  const ng_tile *tile;    /* its tiles, and what measure_tile left, NG_TILE_SUMS numbers for each */
+  const ng_tile *tile; /* its tiles, and what measure_tile left, NG_TILE_SUMS numbers for each */
   double *tile_sum;
   int32_t tiles;
   /* since ng_ready */
   bool seen[NG_SEEN_KINDS]; /* some rank has shown it; the same on all ranks; true: not looked at */
   int64_t observations[NG_SEEN_KINDS];
-  bool solved;
+  bool solved, fresh;                                    /* since ng_ready; in this step */
   double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: the step under way */
 };
 
@@ -145,7 +144,8 @@ typedef struct ng_plan {
   bool place;
   char *base[NG_USES];
   int64_t bytes[NG_USES]; /* so far, each piece rounded up to NG_ALIGN */
-  ng_span *result, *direction; /* [ranks]: by owner, by column; placing, end is how far it is filled */
+  ng_span *result,
+      *direction; /* [ranks]: by owner, by column; placing, end is how far it is filled */
 } ng_plan;
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
@@ -153,7 +153,7 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the largest request is what is taken */
 void ng_plan_stats(ng_plan *plan, ng_block *b);     /* averages and sums of its statistics */
-int64_t ng_plan_held(const ng_plan *plan); /* bytes of averages, sums and results so far */
+int64_t ng_plan_held(const ng_plan *plan);          /* bytes of averages, sums and results so far */
 
 /* Between the passes: take the arenas, lay the runs out. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
@@ -177,8 +177,8 @@ typedef struct ng_grid {
 ng_status ng_grid_make(ng_precond *p);
 ng_status ng_grid_groups(ng_precond *p); /* collective */
 void ng_grid_release(ng_precond *p);
-void ng_place_block(ng_block *b);  /* its owner and column                                        */
-void ng_place_stats(ng_block *b);  /* owners of its statistics, who observes and keeps them       */
+void ng_place_block(ng_block *b); /* its owner and column                                        */
+void ng_place_stats(ng_block *b); /* owners of its statistics, who observes and keeps them       */
 
 /* ---- the preconditioner ----------------------------------------------------------------------*/
 
@@ -193,9 +193,9 @@ typedef enum ng_rescue {
 
 struct ng_precond {
   ng_context *ctx;
-  ng_options opt;   /* owned texts; what ng_get, messages and files show */
-  ng_settings base; /* the same, parsed */
-  ng_settings now;  /* of the coming step */
+  ng_options opt;              /* owned texts; what ng_get, messages and files show */
+  ng_settings base;            /* the same, parsed */
+  ng_settings now;             /* of the coming step */
   int64_t since[NG_SCHEDULED]; /* the step at which ng_set moved the base */
   ng_schedule *schedule;
   ng_entry **entry; /* capacity grows before ng_ready only */
@@ -206,9 +206,9 @@ struct ng_precond {
   bool broken; /* NG_ERR_COMM was returned: destroy only */
   ng_grid grid;
   char *arena[NG_USES];
-  int64_t held[NG_USES]; /* bytes by use, objects included */
+  int64_t held[NG_USES];                 /* bytes by use, objects included */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */
-  struct ng_engine *step;                  /* step/step.h; what is under way */
+  struct ng_engine *step;                /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
   int64_t rescued[NG_RESCUES];

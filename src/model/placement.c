@@ -80,7 +80,7 @@ void ng_place_block(ng_block *b) {
   b->column = b->owner % b->p->grid.n;
 }
 
-/* A family that gave a statistic an owner of its own (any rank of the block's column) keeps it. */
+/* Statistics of a block may have different owners, all of its column; by default they have the block's. */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->keeps = b->keeps_everywhere = true;

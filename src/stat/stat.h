@@ -93,7 +93,8 @@ typedef struct ng_stat {
   int finite;               /* what the last scan of its sums found */
 } ng_stat;
 
-int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p); /* elements of an array of it */
+int64_t ng_stat_part_count(const ng_stat *s,
+                           const ng_stat_part *p); /* elements of an array of it */
 static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }

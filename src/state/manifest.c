@@ -15,7 +15,6 @@
 #include "io.h"
 #include "state/state.h"
 
-
 /* ---- numbers of the blocks -------------------------------------------------------------------*/
 
 typedef struct cursor {
@@ -213,10 +212,13 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     const ng_entry *e = p->block[i]->entry;
     ng_options own = *o;
-    if (e == NULL || e->d.options == NULL) continue;
-    if (ng_options_override(&own, e->d.options, NULL, why, sizeof why) != NG_OK) {
-      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s", e->d.name,
-                      why);
+    if (e != NULL && e->d.options != NULL) {
+      st = ng_options_override(&own, e->d.options, NULL, why, sizeof why);
+    }
+    if (st == NG_OK) st = ng_block_check(p->block[i], &own, why, sizeof why);
+    if (st != NG_OK) {
+      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s",
+                      p->block[i]->name, why);
     }
   }
   return st;
@@ -224,7 +226,8 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-static const char *const rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
+static const char *const rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last",
+                                                  "plain"};
 
 static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
                             int64_t *out, char *message, size_t size) {

@@ -69,8 +69,7 @@ static ng_status one_field(void *arg, const char *key, ng_field *f) {
 
 /* Every field, wide dtypes first: so all data is aligned in the file.  The same order on all
  * ranks. */
-static ng_status each_field(work *w,
-                            ng_status (*each)(work *, const char *, const ng_field *)) {
+static ng_status each_field(work *w, ng_status (*each)(work *, const char *, const ng_field *)) {
   ng_status st = NG_OK;
   w->each = each;
   w->at = 0;

@@ -10,19 +10,16 @@
 /* ---- kept PD ---------------------------------------------------------------------------------*/
 
 static int64_t count_of(const ng_block *b) {
-  int64_t n = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    n += b->segment[k].to - b->segment[k].from;
-  }
-  return n;
+  const ng_segment *last = &b->segment[b->segments - 1];
+  return last->at + last->to - last->from;
 }
 
 /* Only where some rank lacks what the family needs; with every result everywhere tiles are made when
  * they are written. */
 void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
-  b->delivered = !b->keeps_direction && p->grid.n > 1 && 
-                 (b->family->solve != NULL || !b->keeps_everywhere);
+  b->delivered =
+      !b->keeps_direction && p->grid.n > 1 && (b->family->solve != NULL || !b->keeps_everywhere);
   if (!b->delivered) return;
   ng_plan_direction(plan, b, count_of(b));
   b->keeps_direction = false; /* the engine does */
@@ -30,12 +27,8 @@ void ng_deliver_plan(ng_block *b, ng_plan *plan) {
 
 /* Element (row, col) of a segment's slot in `direction`. */
 static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col) {
-  int64_t at = 0;
-  for (int32_t k = 0; k < segment; k++) {
-    at += b->segment[k].to - b->segment[k].from;
-  }
   const ng_segment *g = &b->segment[segment];
-  return b->direction + at + row * g->slot->cols + col - g->from;
+  return b->direction + g->at + row * g->slot->cols + col - g->from;
 }
 
 static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
@@ -106,7 +99,7 @@ static void add_norm(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, 
 }
 
 void ng_deliver_norms(ng_block *b, double *pd2) {
-  if (b->family->norms != NULL) {
+  if (b->family->norms != NULL && !b->delivered) { /* else this rank may lack what it needs */
     b->family->norms(b, pd2);
     return;
   }

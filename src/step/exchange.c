@@ -21,7 +21,7 @@ static ng_status failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-enum { WEIGHTS = 2, SUMS = 3 };     /* numbers of a statistic in check, of a kind of block in agree */
+enum { WEIGHTS = 2, SUMS = 3 }; /* numbers of a statistic in check, of a kind of block in agree */
 
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
@@ -186,19 +186,20 @@ static bool sends(const ng_stat *s) {
   return ng_stat_sent(s) && s->observes && !s->posted && (!s->rule.direct || s->total > 0.0);
 }
 
-/* Joins the message before it if that ends where these sums begin: gaps between arrays are zeros. */
-static void add_message(ng_exchange *x, bool join, const ng_stat *s) {
+/* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is at the
+ * end of that: then its sums lie right behind (gaps between arrays are zeros).  Where messages are cut
+ * depends on what is the same on all ranks only, never on where this one has its memory. */
+static void add_message(ng_exchange *x, const ng_stat *before, const ng_stat *s) {
   const ng_stat_part *last = &s->part[s->parts - 1];
   const int64_t size = ng_dtype_size(s->wire);
   char *from = s->part[0].sum;
   char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
-  ng_message *m = join && x->messages > 0 ? &x->message[x->messages - 1] : NULL;
-  if (m != NULL && m->dtype == s->wire) {
-    const char *stop = m->buffer + m->count * size;
-    if (from >= stop && from - stop < NG_ALIGN) {
-      m->count = (end - m->buffer) / size;
-      return;
-    }
+  if (before != NULL && before->wire == s->wire && before->rule.direct == s->rule.direct) {
+    ng_message *m = &x->message[x->messages - 1];
+    NG_ASSERT(from >= m->buffer + m->count * size &&
+              from - (m->buffer + m->count * size) < NG_ALIGN);
+    m->count = (end - m->buffer) / size;
+    return;
   }
   x->message[x->messages++] = (ng_message){from, (end - from) / size, s->wire, {.done = true}};
 }
@@ -216,24 +217,32 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-static void add_block(ng_precond *p, ng_block *b, int32_t first) {
+/* Returns the last statistic of the block if it is at the end of the last message. */
+static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   ng_exchange *x = &p->step->exchange;
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
-    if (!sends(s)) continue;
+    if (!sends(s)) {
+      before = NULL;
+      continue;
+    }
     ng_stat_to_wire(p->ctx->queue, s);
-    add_message(x, x->messages > first, s);
+    add_message(x, before, s);
     s->posted = true;
+    before = s;
   }
   ng_queue_wait(p->ctx->queue);
+  return before;
 }
 
 ng_status ng_exchange_post_statistics(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
+  const ng_stat *before = NULL;
   if (p->ctx->ranks == 1) return NG_OK;
   for (int32_t i = 0; i < p->blocks; i++) {
-    if (ng_stat_due(p, p->block[i])) add_block(p, p->block[i], first);
+    ng_block *b = p->block[i];
+    if (b->stats > 0) before = ng_stat_due(p, b) ? add_block(p, b, before) : NULL;
   }
   return post(p, first);
 }
@@ -242,8 +251,13 @@ ng_status ng_exchange_post_block(ng_precond *p, ng_block *b) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed before");
+  if ((b->sees & NG_SEES_FLATGRAD) != 0) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "'%s' looks at gradients when the step begins: its sums cannot leave before",
+                   b->name);
+  }
   if (p->ctx->ranks == 1 || !ng_stat_due(p, b) || b->base.fold == NG_FOLD_DIRECT) return NG_OK;
-  add_block(p, b, first);
+  (void)add_block(p, b, NULL);
   return post(p, first);
 }
 

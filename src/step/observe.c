@@ -143,7 +143,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool g
   st = finite ? enter(b, &o) : NG_SKIPPED;
   b->observing_ms += ng_now_ms() - t0;
   if (st != NG_SKIPPED) return st;
-  b->refused = step->refused = true;
+  step->refused = true;
   return ng_fail(p->ctx, NG_SKIPPED,
                  "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
                  "gradients alone",
@@ -163,16 +163,27 @@ bool ng_look_due(const ng_precond *p) {
   return false;
 }
 
+static bool grads_finite(const ng_block *b) {
+  for (int32_t k = 0; k < b->segments; k++) {
+    const ng_slot *s = b->segment[k].slot;
+    for (int64_t r = 0; r < s->rows; r++) {
+      if (!ng_all_finite(ng_view_at(&s->grad, r, 0), s->grad.dtype, s->cols)) return false;
+    }
+  }
+  return true;
+}
+
 /* Gradients are bound: the step has seen to that. */
 ng_status ng_look(ng_precond *p) {
+  p->step->refused_before = p->step->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const ng_obs o = {.what = NG_SEES_FLATGRAD, .samples = 1, .positions = 1, .loss_scale = 1.0};
     if (!looks(p, b)) continue;
     const double t0 = ng_now_ms();
-    const ng_status st = enter(b, &o);
+    const ng_status st = b->family->scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
-    if (st == NG_SKIPPED) b->refused = p->step->refused = true;
+    if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
   }
   return NG_OK;
@@ -182,10 +193,17 @@ ng_status ng_look(ng_precond *p) {
 void ng_look_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
+    bool looked = false;
     for (int32_t k = 0; k < b->stats; k++) {
-      if (b->stat[k].sees == NG_SEES_FLATGRAD) ng_stat_forget(p->ctx->queue, &b->stat[k]);
+      if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
+      looked = looked || b->stat[k].w > 0.0;
+      ng_stat_forget(p->ctx->queue, &b->stat[k]);
+    }
+    for (int kind = 0; kind < NG_SEEN_KINDS && looked; kind++) {
+      if (ng_sees(kind) == NG_SEES_FLATGRAD) b->observations[kind]--;
     }
   }
+  p->step->refused = p->step->refused_before;
 }
 
 /* ---- forget ----------------------------------------------------------------------------------*/
@@ -196,7 +214,6 @@ void ng_step_reset(ng_precond *p) {
     for (int32_t k = 0; k < b->stats; k++) {
       ng_stat_forget(p->ctx->queue, &b->stat[k]);
     }
-    b->refused = false;
     b->observing_ms = 0.0;
   }
   p->step->refused = false;

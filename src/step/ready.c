@@ -66,7 +66,12 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
     ng_slot *s = &e->slot[k];
-    b->segment[at] = (ng_segment){.slot = s, .from = 0, .to = s->rows * s->cols, .factor = 1.0};
+    const ng_segment *last = at > 0 ? &b->segment[at - 1] : NULL;
+    b->segment[at] = (ng_segment){.slot = s,
+                                  .from = 0,
+                                  .to = s->rows * s->cols,
+                                  .at = last == NULL ? 0 : last->at + last->to - last->from,
+                                  .factor = 1.0};
     s->block = b;
     s->segment = at;
   }
@@ -78,7 +83,8 @@ static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->rule.direct = s->rule.averaged && o->fold == NG_FOLD_DIRECT;
+    /* Gradients are looked at before it is known whether the step can begin: that must be undone. */
+    s->rule.direct = s->rule.averaged && o->fold == NG_FOLD_DIRECT && s->sees != NG_SEES_FLATGRAD;
     s->rule.calls = o->calls;
     s->rule.weight = o->call_weight;
     s->rule.start = o->stat_start;
@@ -93,6 +99,33 @@ static void set_rules(ng_block *b) {
   }
 }
 
+static ng_status cannot(const ng_block *b, const ng_stat *s, const char *why) {
+  return ng_fail(b->ctx, NG_ERR_ARG, "'%s': family %s, statistic %s: %s", b->name, b->family->name,
+                 s->name, why);
+}
+
+/* What a family (or a test that places by hand) may not ask of a statistic. */
+static ng_status check_stat(const ng_block *b, const ng_stat *s) {
+  const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
+  const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
+  if (!one) return cannot(b, s, "it must be made from one thing that the family sees");
+  if (s->rule.averaged &&
+      (s->wire != NG_F32 || !(s->kept == NG_F32 || (sixteen && s->symmetric)))) {
+    return cannot(b, s,
+                  "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32");
+  }
+  if (s->wire != NG_F32 && s->wire != NG_F64) return cannot(b, s, "sums are f32 or f64");
+  if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
+    return cannot(b, s, "its owner is no rank of the block's column");
+  }
+  const bool alone = s->spread == NG_SPREAD_OWNER || s->spread == NG_SPREAD_LOCAL;
+  for (int32_t i = 0; i < b->stats && alone; i++) {
+    if (b->stat[i].owner == s->owner) continue;
+    return cannot(b, s, "only its owner keeps it, and another statistic has another owner");
+  }
+  return NG_OK;
+}
+
 static ng_status fill_block(ng_block *b) {
   ng_place_block(b);
   ng_status st = b->family->create(b);
@@ -100,6 +133,16 @@ static ng_status fill_block(ng_block *b) {
   if (st != NG_OK) return st;
   set_rules(b);
   ng_place_stats(b);
+  for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
+    st = check_stat(b, &b->stat[i]);
+  }
+  if (st != NG_OK) return st;
+  if (b->partial && b->family->solve != NULL && b->p->grid.n > 1) {
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "'%s': every rank has a share of what family %s measures: it needs "
+                   "grad_worker_fraction = 1",
+                   b->name, b->family->name);
+  }
   if (b->family->solve == NULL && !b->keeps_everywhere && b->p->grid.m > 1) {
     return ng_fail(
         b->ctx, NG_ERR_ARG,
@@ -148,7 +191,16 @@ static ng_status model_block(ng_precond *p, const ng_family *f) {
   ng_status st = new_block(p, f, f->name, segments, &b);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->entries; i++) {
-    if (p->entry[i]->taken_by == f) at = adopt(b, p->entry[i], at);
+    ng_entry *e = p->entry[i];
+    if (e->taken_by != f) continue;
+    if (e->d.options != NULL) {
+      return ng_fail(p->ctx, NG_ERR_ARG,
+                     "layer '%s': options: family %s has one block over many layers, for which the "
+                     "model's options hold",
+                     e->d.name, f->name);
+    }
+    (void)snprintf(e->why, sizeof e->why, "in the block of family %s", f->name);
+    at = adopt(b, e, at);
   }
   b->base = b->opt = p->base;
   st = f->check(&p->opt, &b->base, message, sizeof message);
@@ -277,6 +329,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
         d->padding[1], d->dilation[0], d->dilation[1], d->groups,    d->image[0],  d->image[1],
         d->layout,     e->tensor,      e->slot[0].cols};
     hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
+    hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
   }
 }
@@ -320,6 +373,8 @@ static void free_block(ng_block *b) {
 
 void ng_step_release(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
+  /* What is on its way has nowhere to arrive afterwards. */
+  if (p->ready && !p->broken) (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
   ng_grid_release(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     free_block(p->block[i]);

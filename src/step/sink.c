@@ -150,8 +150,8 @@ static adamw_numbers adamw_of(const ng_update_sink *s) {
 }
 
 /* n weights from `at` in the moments: through SGD or AdamW. */
-static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w, const direction *of,
-                   int64_t n) {
+static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
+                   const direction *of, int64_t n) {
   float *m = slot->m == NULL ? NULL : slot->m + at;
   if (s->kind == NG_OUT_SGD) {
     const sgd_numbers numbers = sgd_of(s);
@@ -210,8 +210,8 @@ static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t 
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
   const ng_view *from = &slot->grad, *to = &slot->weight;
-  const bool straight = to->dtype == NG_F32 && !pair->wide &&
-                        (pair->values != NULL || from->dtype == NG_F32);
+  const bool straight =
+      to->dtype == NG_F32 && !pair->wide && (pair->values != NULL || from->dtype == NG_F32);
   float seen[TILE], tile[TILE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(TILE, n - c);

@@ -42,13 +42,12 @@ static void check_call(ng_precond *p, const char *call) {
   ng_engine *s = p->step;
   s->trouble = NG_OK;
   if (p->base.update != update[s->out.kind]) {
-    s->trouble = ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
-                         p->opt.update,
-                         ng_choice_text(NG_OPTION_update, (int32_t)update[s->out.kind]));
+    s->trouble =
+        ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
+                p->opt.update, ng_choice_text(NG_OPTION_update, (int32_t)update[s->out.kind]));
   }
   if (!(s->lr >= 0.0 && s->lr - s->lr == 0.0)) {
-    s->trouble =
-        ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
+    s->trouble = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
   }
   for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
     s->trouble = check_bound(p, p->entry[i]);
@@ -87,7 +86,8 @@ static ng_status statistics(ng_precond *p) {
 static ng_status solve(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_solve_due(p, b)) continue;
+    b->fresh = ng_solve_due(p, b);
+    if (!b->fresh) continue;
     const double t0 = ng_now_ms();
     p->step->trouble = ng_worse(p->step->trouble, b->family->solve(b));
     b->solve_ms = ng_now_ms() - t0;
@@ -101,7 +101,7 @@ static ng_status solve(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && b->family->shared != NULL) b->family->shared(b, true);
+    if (b->holds && b->family->shared != NULL) b->family->shared(b, b->fresh);
   }
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -207,10 +207,7 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .due = solving,
                      .collective = true,
                      .posts = NG_MAIL_RESULTS},
-    [NG_AT_MEASURE] = {.name = "measure",
-                       .run = measure,
-                       .due = always,
-                       .waits = NG_MAIL_RESULTS},
+    [NG_AT_MEASURE] = {.name = "measure", .run = measure, .due = always, .waits = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
                        .due = always,
@@ -223,11 +220,8 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .tells = true,
                      .waits = NG_MAIL_DIRECTION,
                      .leave = NG_LEAVE_REFUSED},
-    [NG_AT_PROBE] = {.name = "probe",
-                     .run = probe,
-                     .due = probe_due,
-                     .tells = true,
-                     .leave = NG_LEAVE_REFUSED},
+    [NG_AT_PROBE] =
+        {.name = "probe", .run = probe, .due = probe_due, .tells = true, .leave = NG_LEAVE_REFUSED},
     [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
 };
 
@@ -278,11 +272,14 @@ ng_status ng_step_take(ng_precond *p, const char *call) {
   ng_step_values(p);
   ng_update_sink_begin(&s->out, p->updates);
   check_call(p, call);
-  const ng_status st = walk(p);
+  s->refused_before = s->refused;
+  ng_status st = walk(p);
   if (st < NG_OK) {
     if (!p->broken) ng_look_undo(p);
     return st;
   }
+  /* Sums that were posted ahead and then were not due: a period was changed in between. */
+  if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
   if (st == NG_SKIPPED) {
     p->skipped++;

@@ -80,7 +80,6 @@ void ng_deliver_norms(ng_block *b, double *pd2);
 /* What travels without being waited for.  Posting and waiting are apart; the table of stations says
  * which of them posts and which waits. */
 typedef enum ng_mail {
-  NG_MAIL_NONE = 0,
   NG_MAIL_STATISTICS = 1 << 0,
   NG_MAIL_RESULTS = 1 << 1,
   NG_MAIL_DIRECTION = 1 << 2
@@ -131,7 +130,7 @@ bool ng_clip_reads_weights(const ng_precond *p);
 void ng_clip_measure(ng_precond *p); /* |weight|^2 of every segment, where asked for */
 /* Sums over all ranks are known: nu, and the ascent of blocks that have one. */
 void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]);
-void ng_clip_factors(ng_precond *p);         /* of all segments; PD is there */
+void ng_clip_factors(ng_precond *p); /* of all segments; PD is there */
 
 /* ---- stations --------------------------------------------------------------------------------*/
 
@@ -182,11 +181,12 @@ typedef struct ng_engine {
   ng_exchange exchange;
   ng_update_sink out;
   double lr;
-  ng_status trouble; /* worst local status; collectives go on, check and agree spread it */
-  bool refused; /* something was not finite on this rank */
-  bool known;   /* ... on any rank, and all know it      */
+  ng_status trouble;   /* worst local status; collectives go on, check and agree spread it */
+  bool refused;        /* something was not finite on this rank */
+  bool refused_before; /* ... before gradients were looked at */
+  bool known;          /* ... on any rank, and all know it      */
   bool solving;
-  double largest; /* no value that leaves is above it */
+  double largest;        /* no value that leaves is above it */
   double nu, inner, pd2; /* of the last step                                                      */
   double *norms;         /* [norms_most] |PD|^2 of the segments of one block                      */
   int64_t norms_most;

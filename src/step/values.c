@@ -37,9 +37,12 @@ void ng_step_values(ng_precond *p) {
 
 /* *o is the model's: the layer's own values over it, or why they do not go together. */
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
-  if (b->entry == NULL || b->entry->d.options == NULL) return NG_OK;
-  const ng_status st = ng_options_override(o, b->entry->d.options, NULL, message, size);
-  return st == NG_OK ? ng_family_check(o, message, size) : st;
+  ng_status st = NG_OK;
+  if (b->entry != NULL && b->entry->d.options != NULL) {
+    st = ng_options_override(o, b->entry->d.options, NULL, message, size);
+    if (st == NG_OK) st = ng_family_check(o, message, size);
+  }
+  return st == NG_OK ? ng_block_check(b, o, message, size) : st;
 }
 
 /* Values arrive as text whatever they are, so that a number from a program passes the checks that
