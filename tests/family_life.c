@@ -56,9 +56,10 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
   return st == NG_OK ? ng_observe_output_grad(p, i, &out, NG_COPY) : st;
 }
 
-static ng_status set_all(ng_options *o, const char *text, char *why, size_t size) {
-  char copy[512], *rest = copy;
-  (void)snprintf(copy, sizeof copy, "%s", text);
+/* `copy` stays: the library borrows texts until ng_precond_create has copied them. */
+static ng_status set_all(ng_options *o, const char *text, char copy[512], char *why, size_t size) {
+  char *rest = copy;
+  (void)snprintf(copy, 512, "%s", text);
   for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
     char *value = strchr(word, '=');
     *value++ = 0;
@@ -156,7 +157,7 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   ng_options o;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
-  char *why = l->why[rank];
+  char *why = l->why[rank], words[512];
   lazy wire = {.inner = *t};
   ng_transport slow = *t;
   slow.user = &wire;
@@ -174,7 +175,7 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   if (l->ranks > 1) c.transport = l->post ? &slow : t;
   if (st == NG_OK) st = ng_context_create(&c, why, 256, &ctx);
   if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = set_all(&o, l->set, why, 256);
+  if (st == NG_OK) st = set_all(&o, l->set, words, why, 256);
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
   for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
     st = ng_family_register(ctx, toy[i], why, 256);
