@@ -134,6 +134,32 @@ static void test_ranks_and_fractions(void **state) {
   }
 }
 
+/* clip = norm over families that measure in every way, an ascent (SAM) among them: all that leaves has
+ * the norm that was asked for. */
+static void test_norm(void **state) {
+  (void)state;
+  static const char *const set[] = {
+      COMMON "clip=norm clip_bound=0.01",
+      "solver=product radius=0.5 solve_period=1 clip=norm clip_bound=0.01"};
+  for (int k = 0; k < 2; k++) {
+    for (int32_t ranks = 1; ranks <= 3; ranks++) {
+      life *l = lived(new_life(set[k], ranks));
+      for (int32_t step = 0; step < STEPS; step++) {
+        double sum = 0;
+        for (int32_t i = 0; i < PLAIN; i++) {
+          for (int64_t e = 0; e < model[i].weights + model[i].biases; e++) {
+            const double x = (double)l->out[0][step][i][e];
+            sum += x * x;
+          }
+        }
+        assert_true(l->clip[0][step] < 1);
+        assert_true(fabs(sqrt(sum) - 0.01) <= 1e-5 * 0.01);
+      }
+      free(l);
+    }
+  }
+}
+
 static void test_resume(void **state) {
   (void)state;
   char path[] = "/tmp/natgrad-family-XXXXXX", text[512];
@@ -316,10 +342,11 @@ static void test_registered(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explained), cmocka_unit_test(test_ranks_and_fractions),
-      cmocka_unit_test(test_resume),    cmocka_unit_test(test_skip),
-      cmocka_unit_test(test_owners),    cmocka_unit_test(test_posted),
-      cmocka_unit_test(test_spreads),   cmocka_unit_test(test_registered),
+      cmocka_unit_test(test_explained),  cmocka_unit_test(test_ranks_and_fractions),
+      cmocka_unit_test(test_norm),       cmocka_unit_test(test_resume),
+      cmocka_unit_test(test_skip),       cmocka_unit_test(test_owners),
+      cmocka_unit_test(test_posted),     cmocka_unit_test(test_spreads),
+      cmocka_unit_test(test_registered),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
