@@ -228,7 +228,12 @@ int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
 
 bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
                  double *room) {
-  job j = {.box = box, .in = *in, .take = take, .out = out, .room = room};
+  job j; /* not cleared: `bad` is as long as a small layer's work */
+  j.box = box;
+  j.in = *in;
+  j.take = take;
+  j.out = out;
+  j.room = room;
   j.each = piece_room(box, in->by_channel == 1);
   j.pieces = ng_pieces(ctx, take * box->channels * box->height * box->width);
   j.pieces = (int32_t)ng_min64(ng_min64(j.pieces, PIECES), box->channels);
@@ -244,7 +249,11 @@ int64_t ng_box_sample_room(const ng_box *box) {
 }
 
 void ng_box_sample(const ng_box *box, const ng_boxed *in, double *out, double *room) {
-  job j = {.box = box, .in = *in, .take = 1, .out = out};
+  job j;
+  j.box = box;
+  j.in = *in;
+  j.take = 1;
+  j.out = out;
   bool bad = false; /* the caller has looked */
   if (in->by_channel == 1) {
     last_piece(&j, 0, box->channels, room, &bad);

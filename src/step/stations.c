@@ -269,7 +269,7 @@ static void close_step(ng_precond *p, bool taken) {
 
 ng_status ng_step_take(ng_precond *p, const char *call) {
   ng_engine *s = p->step;
-  ng_step_values(p);
+  ng_step_schedule(p);
   ng_update_sink_begin(&s->out, p->updates);
   check_call(p, call);
   s->refused_before = s->refused;
@@ -291,7 +291,7 @@ ng_status ng_step_take(ng_precond *p, const char *call) {
   }
   p->steps++;
   if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
-  ng_step_values(p);
+  ng_step_schedule(p);
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
          ng_status_name(st));
   return st;

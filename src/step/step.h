@@ -215,7 +215,8 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer);
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad);
 void ng_step_reset(ng_precond *p);
 ng_status ng_step_take(ng_precond *p, const char *call); /* out and lr are set */
-void ng_step_values(ng_precond *p); /* p->now and the blocks' opt at p->steps */
+void ng_step_values(ng_precond *p);   /* p->now and the blocks' opt at p->steps */
+void ng_step_schedule(ng_precond *p); /* the same where a schedule may have moved them */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 
 #endif

@@ -33,6 +33,15 @@ void ng_step_values(ng_precond *p) {
   }
 }
 
+/* Without a schedule nothing moves between steps, and no block need be touched. */
+void ng_step_schedule(ng_precond *p) {
+  for (int k = 0; k < NG_SCHEDULED; k++) {
+    if (!ng_schedule_has(p->schedule, ng_scheduled[k])) continue;
+    ng_step_values(p);
+    return;
+  }
+}
+
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
 /* *o is the model's: the layer's own values over it, or why they do not go together. */
