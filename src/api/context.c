@@ -1,7 +1,13 @@
 /* context.c: a context, and what it stands on: memory, threads, log, linear algebra, transport.
  *
- * Everything that changes hangs from the context; the library has no globals.  The environment is
- * read once, here: NG_THREADS, NG_LINALG, NG_LOG. */
+ * In: a config, the environment.  Out: an ng_context whose config holds real values (an allocator,
+ * a number of threads), with a pool, a queue and a transport of its own.
+ *
+ * Everything that changes hangs from the context; the library has no globals.  What a context takes
+ * from the environment is read once, here: NG_THREADS, NG_LINALG, NG_LOG.  A context and all that
+ * is made in it belong to one thread at a time; two contexts know nothing of each other.
+ *
+ * Whatever fails before there is a context has no place for a message but the caller's buffer. */
 #include "comm/comm.h"
 #include "core/core.h"
 #include "family/family.h"
@@ -10,6 +16,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* On cache lines: kernels and tiles count on it (NG_ALIGN). */
 static void *standard_alloc(void *user, size_t bytes) {
   void *p = NULL;
   (void)user;
@@ -24,6 +31,8 @@ static void standard_free(void *user, void *p, size_t bytes) {
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
+/* `size` is the caller's sizeof: an older header's struct ends earlier, and only what lies inside
+ * is written. */
 ng_status ng_context_config_init_sized(ng_context_config *c, size_t size) {
   if (c == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
   memset(c, 0, size);
@@ -37,11 +46,13 @@ ng_status ng_context_config_init_sized(ng_context_config *c, size_t size) {
 
 static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
 
+/* The program's own choice wins over NG_THREADS and NG_LINALG: who sets them in code means it.
+ * NG_LOG wins over the program: it is for whoever has to find out what it does. */
 static ng_status read_environment(ng_context_config *c, char *message, size_t size) {
   const char *threads = getenv("NG_THREADS");
   if (threads != NULL && c->threads == 0) {
     char *end = NULL;
-    const long n = strtol(threads, &end, 10);
+    const long n = strtol(threads, &end, 10); /* 0 and text are refused, not guessed at */
     if (end == threads || *end != 0 || n < 1 || n > 1024) {
       return ng_fail_to(message, size, NG_ERR_ARG,
                         "NG_THREADS is '%s', expected a whole number from 1 to 1024", threads);
@@ -64,6 +75,7 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
   return NG_OK;
 }
 
+/* What the environment fills in is not there yet: 0 threads and no linalg are answers. */
 static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
   if ((c->alloc == NULL) != (c->free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -87,13 +99,17 @@ typedef struct home {
   ng_queue queue;
 } home;
 
+/* For the queue, which knows an executor and no context. */
 static void run_tasks(void *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   ng_parallel(ctx, n, task, arg);
 }
 
+/* For the pool, which lies below this room and knows no context. */
 static void *counted_alloc(void *ctx, size_t bytes) { return ng_alloc(ctx, bytes); }
 static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr, bytes); }
 
+/* A newer header may hold structs and functions that this library lacks; an older one is fine,
+ * struct_size sees to that.  Compared to major and minor. */
 ng_status ng_context_create_for(int32_t header_version, const ng_context_config *config,
                                 char *message, size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
@@ -111,6 +127,7 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
                         "ng_context_config", message, message_size);
   }
   if (st == NG_OK) st = check_config(&c, message, message_size);
+  /* For the message: whose choice it was that is not built in. */
   const bool named = c.linalg != NULL;
   if (st == NG_OK) st = read_environment(&c, message, message_size);
   if (st != NG_OK) return st;
@@ -134,6 +151,8 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     c.threads = online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
   }
+  /* By the caller's allocator, uncounted since there is no counter yet; the bytes are entered
+   * below. */
   home *made = c.alloc(c.alloc_user, sizeof *made);
   if (made == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_NOMEM, "ng_context: no memory");
@@ -150,6 +169,7 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   ctx->ranks = comm.size;
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
   ctx->calls = 1;
+  /* Fewer threads than asked for is a warning and no failure: a container may allow no more. */
   if (c.parallel_for == NULL && c.threads > 1) {
     const ng_pool_alloc from = {counted_alloc, counted_free, ctx};
     ctx->pool = ng_pool_create(c.threads, &from);
@@ -173,16 +193,18 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
   return NG_OK;
 }
 
+/* The pool first: it was made from this context's memory, and its threads may still look at it. */
 void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
-  *ctx = NULL;
+  *ctx = NULL; /* so a second destroy does nothing */
   ng_pool_destroy(c->pool);
   c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is its first member */
 }
 
 int32_t ng_context_threads(const ng_context *ctx) { return ctx == NULL ? 1 : ng_threads_of(ctx); }
 
+/* Of this context alone, with the context itself. */
 void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak, int64_t *calls) {
   if (bytes != NULL) *bytes = ctx == NULL ? 0 : ctx->bytes;
   if (peak != NULL) *peak = ctx == NULL ? 0 : ctx->peak;

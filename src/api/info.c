@@ -1,5 +1,6 @@
 /* info.c: what this library is: version, build, BLAS, components.  The only file that is told the
- * commit, so that a new commit rebuilds one file. */
+ * commit, so that a new commit rebuilds one file.  No context: it can be asked before there is
+ * one. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -12,6 +13,7 @@
 
 int32_t ng_version(void) { return NG_VERSION; }
 
+/* The whole length is returned, as snprintf does, so that a caller may ask first. */
 int32_t ng_build_info(char *text, size_t size) {
   char blas[256], kernel[64], hint[256];
   int32_t threads = 0;
@@ -27,6 +29,7 @@ int32_t ng_build_info(char *text, size_t size) {
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }
 
+/* What is known and not here is listed, too, with what to do about it. */
 static const ng_component component[] = {
 #if defined(NG_HAVE_BLAS)
     {sizeof(ng_component), "linalg", "cpu", 1, ""},

@@ -1,6 +1,8 @@
 /* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
  *
- * Arguments are checked here; step/observe.c has what they mean. */
+ * In: an ng_batch, views of activations and output gradients.  Out: the same, checked, to
+ * step/observe.c, which has what they mean.  No call here is collective, but for reset after sums
+ * were posted. */
 #include "step/step.h"
 
 ng_status ng_batch_init_sized(ng_batch *b, size_t size) {
@@ -43,17 +45,21 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",
                    (int)b.reduction);
   }
+  /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin. */
   if (b.loss_scale == 0.0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: loss_scale is 0, expected any other number");
   }
   return ng_step_begin(p, &b);
 }
 
+/* 0 for whatever cannot be observed, mistakes included: it is asked in hooks, which have no way to
+ * fail. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
   return ng_step_wants(p, layer);
 }
 
+/* The loan is checked although both end with the call on a host: a device will hold it longer. */
 static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_view *v, ng_loan loan,
                              const char *call) {
   if (v == NULL || v->data == NULL) {

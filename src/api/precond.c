@@ -1,10 +1,17 @@
 /* precond.c: the public functions that make a model: create, describe, bind, ready, destroy.
  *
- * Arguments are checked here; what they mean is the business of model/ and step/. */
+ * In: a context, options, descriptions of layers and tensors.  Out: an ng_precond, ready to step.
+ *
+ * Arguments are checked here; what they mean is the business of model/ and step/.  Each call that
+ * can fail opens with ng_enter, so that ng_last_error is about this call, and leaves the object as
+ * it was when it fails (but for a transport that breaks in ng_ready).  Nothing is collective before ng_ready, which is: until then ranks need not
+ * agree on anything. */
 #include "step/step.h"
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
+/* Here and not at ng_ready: a wrong expression should fail where it was written.  It is compiled
+ * again there, for use. */
 static ng_status check_skip(ng_context *ctx, const char *pattern) {
   char message[NG_MESSAGE] = "";
   ng_skip skip;
@@ -14,6 +21,8 @@ static ng_status check_skip(ng_context *ctx, const char *pattern) {
   return NG_OK;
 }
 
+/* Options are judged before anything is taken, and copied: the caller's texts may go.  What an
+ * object holds is counted from the first byte, so ng_memory adds up to what the context lent. */
 ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   if (out != NULL) *out = NULL;
   if (ctx == NULL) return NG_ERR_ARG;
@@ -29,7 +38,8 @@ ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_preco
   if (p == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_precond_create: no memory");
   memset(p, 0, sizeof *p);
   p->ctx = ctx;
-  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p;
+  p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p; /* itself, too */
+  /* what follows takes from the context itself, which knows no objects */
   int64_t before = ctx->bytes;
   NG_TRY(ng_options_own(ctx, options, &p->opt));
   NG_TRY(check_skip(ctx, p->opt.skip_layers));
@@ -40,9 +50,9 @@ ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_preco
     st = NG_ERR_NOMEM;
     goto done;
   }
-  p->step->nu = 1.0;
+  p->step->nu = 1.0; /* no step yet: nothing was clipped */
   ng_settings_of(&p->opt, &p->base);
-  ng_step_values(p);
+  ng_step_values(p); /* of step 0, so that ng_get has an answer before ng_ready */
   *out = p;
   return NG_OK;
 done:
@@ -51,11 +61,13 @@ done:
   return st;
 }
 
+/* Also of what a failed create has left, and of a model whose transport broke: that can only be
+ * destroyed. */
 void ng_precond_destroy(ng_precond **precond) {
   if (precond == NULL || *precond == NULL) return;
   ng_precond *p = *precond;
   ng_context *ctx = p->ctx;
-  *precond = NULL;
+  *precond = NULL; /* so a second destroy does nothing */
   ng_step_release(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry_free(p, p->entry[i]);
@@ -69,6 +81,7 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* ---- describe --------------------------------------------------------------------------------*/
 
+/* Defaults are made whole and cut to the caller's struct.  shard_axis -1: not sharded. */
 ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size) {
   if (l == NULL || size < offsetof(ng_layer, kind) + sizeof l->kind) return NG_ERR_ARG;
   ng_layer d;
@@ -90,6 +103,7 @@ ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size) {
   return NG_OK;
 }
 
+/* Memory, tiles and hashes of ng_ready were made for the layers that there were. */
 static ng_status may_add(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (p->ready) {
@@ -98,6 +112,9 @@ static ng_status may_add(ng_precond *p, const char *call) {
   return NG_OK;
 }
 
+/* A struct has to reach to `positions`: name, kind and widths say what a layer is.  The name is
+ * judged before it is used in messages, options of its own before they are kept: with the model's
+ * they may not go together, and that should be said while the layer's line is on the screen. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
@@ -125,6 +142,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   return ng_entry_add_layer(p, &d, index);
 }
 
+/* The two common kinds in one line each: the same checks, by ng_add_layer. */
 ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out, int32_t bias,
                         int32_t *index) {
   ng_layer d;
@@ -136,6 +154,7 @@ ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out
   return ng_add_layer(p, &d, index);
 }
 
+/* Square and ungrouped, NCHW: what else there is goes through an ng_layer. */
 ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
                         int64_t stride, int64_t padding, int64_t height, int64_t width,
                         int32_t bias, int32_t *index) {
@@ -155,6 +174,7 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
   return ng_add_layer(p, &d, index);
 }
 
+/* A count above INT64_MAX / 16 could not be multiplied by the bytes of its moments. */
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
@@ -173,18 +193,22 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 
 /* ---- bind, ready -----------------------------------------------------------------------------*/
 
+/* Before or after ng_ready, as often as gradients move. */
 ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_view *grad) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
   return ng_slot_bind(p, index, which, grad, "ng_bind_grad", true);
 }
 
+/* For fused updates and clip = ratio; nothing else reads or writes a weight. */
 ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_view *weight) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
   return ng_slot_bind(p, index, which, weight, "ng_bind_weight", false);
 }
 
+/* Collective.  A broken transport is told before all else: no rank may start what others cannot
+ * join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);

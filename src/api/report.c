@@ -1,5 +1,9 @@
 /* report.c: the public functions that tell: what happened, what is held, what happens to each
- * parameter. */
+ * parameter.
+ *
+ * In: a model, an index.  Out: a struct cut to the size that the caller knows.  Local: ranks may
+ * ask alone, and hear their own numbers (times, bytes, rungs); what a step agreed on is the same
+ * everywhere. */
 #include "step/step.h"
 
 /* The i-th of n things is asked for, with room for the answer. */
@@ -65,6 +69,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
   return ng_give_struct(out, &r, sizeof r);
 }
 
+/* By ng_use; names are part of the interface. */
 static const char *const use_name[NG_USES] = {"factors", "sums",    "results", "direction",
                                               "moments", "scratch", "objects"};
 
@@ -89,6 +94,8 @@ int32_t ng_explain_count(const ng_precond *p) {
   return n;
 }
 
+/* A row for each parameter, in the order of registration, the bias after its weight.  The bytes of
+ * a block are said once, with its first parameter. */
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;

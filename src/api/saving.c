@@ -1,4 +1,6 @@
-/* saving.c: the public functions that save and load; state/ has what they do. */
+/* saving.c: the public functions that save and load; state/ has what they do.
+ *
+ * Both are collective; only rank 0 touches the file. */
 #include "state/state.h"
 
 /* NG_OK: collective work may begin. */

@@ -1,6 +1,7 @@
 /* setting.c: the public functions that need families to judge options, and those of a model's values.
  *
- * What a single option may be is known in option/, whose functions need no context and no lock. */
+ * What a single option may be is known in option/, whose functions need no context and no lock.  A
+ * value that is set holds from the coming step on. */
 #include "step/step.h"
 
 ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
@@ -22,6 +23,7 @@ ng_status ng_set(ng_precond *p, const char *option, const char *value) {
   return set(p, option, value);
 }
 
+/* By way of text, so there is one set of checks. */
 ng_status ng_set_real(ng_precond *p, const char *option, double value) {
   char text[64];
   if (p == NULL) return NG_ERR_ARG;
@@ -44,7 +46,7 @@ ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t si
                    option == NULL ? "option is NULL" : "there is no room for the value");
   }
   char message[NG_MESSAGE] = "";
-  const ng_option_row *found = NULL;
+  const ng_option_row *found = NULL; /* of no use: the message is */
   const int32_t row = ng_option_find(option);
   if (row < 0 && !ng_is(option, "method")) {
     (void)ng_option_lookup(option, &found, message, sizeof message);

@@ -1,10 +1,15 @@
-/* stepping.c: the public functions that end a step: gradients in place, or weights moved by SGD or AdamW.
+/* stepping.c: the public functions that end a step: gradients in place, or weights moved by SGD or
+ * AdamW.
  *
- * Arguments are checked here; step/stations.c has what happens. */
+ * In: the learning rate, or the numbers of an update.  Out: p->step->out and lr, for
+ * step/stations.c, which has what happens.  Numbers of an update are checked before the walk, so
+ * all ranks must give the same ones: a rank that returns from here leaves the others in `check`.
+ * lr is checked inside, for all of them. */
 #include "step/step.h"
 
 #include <math.h>
 
+/* All zero: no momentum, no decay, and a learning rate that has to be set to move anything. */
 ng_status ng_sgd_init_sized(ng_sgd *s, size_t size) {
   if (s == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
   memset(s, 0, size);
@@ -13,6 +18,7 @@ ng_status ng_sgd_init_sized(ng_sgd *s, size_t size) {
   return NG_OK;
 }
 
+/* The defaults of torch.optim.AdamW, but for lr. */
 ng_status ng_adamw_init_sized(ng_adamw *a, size_t size) {
   if (a == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
   ng_adamw d;

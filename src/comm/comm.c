@@ -6,7 +6,10 @@
  * wait from run, and several messages where one would not fit the int that MPI and NCCL count with.
  *
  * The first failure marks the transport broken and calls its abort, so that no other rank waits for
- * this one; from then on every call returns NG_ERR_COMM without touching the transport. */
+ * this one; from then on every call returns NG_ERR_COMM without touching the transport.
+ *
+ * All collectives are called by all members in the same order, which is the caller's to see to:
+ * nothing here can tell a late rank from one that is elsewhere. */
 #include "comm/comm.h"
 #include "core/core.h"
 
@@ -23,6 +26,7 @@ static ng_status fail(ng_comm *c) {
   return NG_ERR_COMM;
 }
 
+/* A bit for each kind that the transport does itself. */
 static bool does(const ng_comm *c, ng_coll_kind kind) { return (c->t.kinds >> kind & 1u) != 0; }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -31,6 +35,8 @@ static ng_status refuse(char *message, size_t size, const char *what) {
   return ng_fail_to(message, size, NG_ERR_ARG, "ng_transport: %s", what);
 }
 
+/* What is asked here is asked once; afterwards a function that a pair or a bit promises is called
+ * without looking. */
 static ng_status check_table(const ng_transport *t, char *message, size_t size) {
   const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
@@ -56,6 +62,8 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
   return NG_OK;
 }
 
+/* The table is copied, so the caller's may go; `user` and the functions stay the caller's.  Fields
+ * from `start` on may be missing in an older header's struct: they are optional. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
   *c = (ng_comm){
       .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = INT_MAX};
@@ -84,7 +92,9 @@ ng_group ng_group_world(const ng_comm *c) {
   return (ng_group){.handle = NULL, .n = c->size, .index = c->rank};
 }
 
-/* One rank and all ranks need nothing from the transport. */
+/* One rank and all ranks need nothing from the transport.  Ascending, so that a member's place is
+ * the same whoever asks.  A rank outside makes the call, too: the transport may need all
+ * (MPI_Comm_split does). */
 ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out) {
   *out = (ng_group){.n = n, .index = -1};
   for (int32_t i = 0; i < n; i++) {
@@ -103,12 +113,13 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
   return NG_OK;
 }
 
+/* A group of one or of all has no handle, and nothing to give back. */
 void ng_group_destroy(ng_comm *c, ng_group *g) {
   if (g->handle != NULL) c->t.group_destroy(c->t.user, g->handle);
   *g = (ng_group){.index = -1};
 }
 
-/* Nothing to say to anybody. */
+/* Nothing to say to anybody.  A rank outside the group is not an error: it walks the same code. */
 static bool alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
 
 /* ---- collectives -----------------------------------------------------------------------------*/
@@ -117,6 +128,8 @@ static char *at(void *buffer, int64_t i, ng_dtype t) {
   return (char *)buffer + i * ng_dtype_size(t);
 }
 
+/* In place: send and recv are one buffer, which every transport must allow for sums and
+ * broadcasts. */
 static ng_collective describe(const ng_group *g, ng_coll_kind kind, ng_dtype t, const void *send,
                               void *recv) {
   return (ng_collective){.struct_size = sizeof(ng_collective),
@@ -132,7 +145,8 @@ static ng_status run(ng_comm *c, const ng_collective *x) {
   return c->t.run(c->t.user, x) == NG_OK ? NG_OK : fail(c);
 }
 
-/* All-reduce or broadcast, in place, as many messages as it takes. */
+/* All-reduce or broadcast, in place, as many messages as it takes.  A sum of each element over
+ * ranks does not notice where messages are cut. */
 static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
                            int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
@@ -145,6 +159,8 @@ static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, voi
   return st;
 }
 
+/* Bytes are the payload, whatever the transport makes of it, so that plans and tests can hold them
+ * to equality. */
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
   if (c->broken) return NG_ERR_COMM;
   if (alone(g)) return NG_OK;
@@ -160,6 +176,7 @@ ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t
   return in_pieces(c, g, NG_BROADCAST, buffer, count, t, root);
 }
 
+/* Also the place of member n's part. */
 static int64_t sum_of(const int64_t *counts, int32_t n) {
   int64_t sum = 0;
   for (int32_t i = 0; i < n; i++) {
@@ -177,6 +194,8 @@ static ng_status who(ng_comm *c, const ng_group *g, int32_t first, int32_t n, do
   return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
 }
 
+/* One broadcast a member; ranks of a group are asked for ASK at a time.  Slower than a transport's
+ * own, and never wrong. */
 static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, char *buffer,
                                      const int64_t *counts, ng_dtype t) {
   double rank[ASK];
@@ -209,6 +228,8 @@ ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int6
   return run(c, &x);
 }
 
+/* Without a reduce-scatter everybody sums everything: the part is right, the rest is more than
+ * promised. */
 ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                               ng_dtype t) {
   if (c->broken) return NG_ERR_COMM;
@@ -235,6 +256,8 @@ static ng_status start(ng_comm *c, ng_request *r) {
   return NG_OK;
 }
 
+/* A message of several pieces would need several requests; it is done at once, like all of them
+ * where the transport has no start.  Waiting then finds nothing to do. */
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r) {
   *r = (ng_request){.done = true};
@@ -247,6 +270,7 @@ ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t 
   return start(c, r);
 }
 
+/* Any number of times; of a request that was done when it was posted it is no call. */
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done) return NG_OK;

@@ -12,7 +12,10 @@
  * no thread is inside a chunk any more, so its caller may free the buffers.
  *
  * No context here: a group outlives the contexts that use it, so its memory is malloc's.  Ops are
- * kept for reuse; after the first steps a collective allocates nothing. */
+ * kept for reuse; after the first steps a collective allocates nothing.
+ *
+ * Why not queues between pairs: a sum over ranks in rank order needs all of them there anyway, and
+ * tests with 2, 3, 5 and 8 ranks on fewer cores need a wait that gives up the core. */
 
 #include "core/core.h"
 
@@ -41,10 +44,10 @@ struct op {
 
 struct team {
   team *next;
-  int32_t n, holders;
-  int32_t *rank; /* of each member, ascending */
-  op **joins;    /* by member: the op its next call belongs to; NULL: one not there yet */
-  op *tail;      /* youngest op that has not opened */
+  int32_t n, holders; /* members; those that have not given it back */
+  int32_t *rank;      /* of each member, ascending */
+  op **joins;         /* by member: the op its next call belongs to; NULL: one not there yet */
+  op *tail;           /* youngest op that has not opened */
   pthread_cond_t changed;
 };
 
@@ -54,15 +57,15 @@ typedef struct seat {
 } seat;
 
 struct ng_threads {
-  pthread_mutex_t lock;
-  pthread_cond_t idle; /* stopped, and nobody is inside a chunk */
-  int32_t size;
-  int32_t busy;  /* threads inside a chunk */
+  pthread_mutex_t lock; /* guards all below but elements */
+  pthread_cond_t idle;  /* stopped, and nobody is inside a chunk */
+  int32_t size;         /* ranks */
+  int32_t busy;         /* threads inside a chunk */
   int32_t stuck; /* ranks waiting for an op to open; all of them: nobody is left to open one */
-  bool stopped;
-  team *teams, *world;
-  op *ops, *spare;
-  seat *seat;
+  bool stopped;  /* for good; every call from then on fails */
+  team *teams, *world; /* all there are; the one of all ranks */
+  op *ops, *spare;     /* all that were made, through `older`; those free for use, through `next` */
+  seat *seat;          /* [size] what a rank's table has as its user */
 };
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
@@ -122,6 +125,7 @@ static op *op_take(ng_threads *g, team *t) {
 
 /* ---- stopping --------------------------------------------------------------------------------*/
 
+/* With the lock.  Whoever waits in any team wakes, looks at `stopped` and leaves. */
 static void stop(ng_threads *g) {
   g->stopped = true;
   for (team *t = g->teams; t != NULL; t = t->next) {
@@ -152,6 +156,7 @@ static ng_status refuse(seat *s, ng_status st) {
 
 /* ---- moving elements -------------------------------------------------------------------------*/
 
+/* Kinds by what is done to an element, and by how members' parts are counted. */
 static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
 static bool has_counts(ng_coll_kind k) { return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER; }
 
@@ -162,7 +167,8 @@ static char *recv_at(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
-/* acc = or += n values; in f32 or double there is no rounding on the way. */
+/* acc = or += n values; in f32 or double there is no rounding on the way.  The first rank sets, so
+ * no -0 turns into +0 by being added to a zero. */
 static void add_tile(double *acc, const void *src, ng_dtype t, int64_t n, bool first) {
   double wide[TILE];
   float narrow[TILE];
@@ -241,6 +247,7 @@ static void work(const op *o, int64_t b, int64_t e) {
 
 /* ---- meeting ---------------------------------------------------------------------------------*/
 
+/* Buffers are each member's own; all else is one call and must be the same. */
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
@@ -250,7 +257,8 @@ static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n)
          memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
 }
 
-/* The last member has arrived.  False if the calls differ. */
+/* The last member has arrived.  False if the calls differ.  Calls that do not match are a bug of
+ * the program above; it must hear of it instead of a wrong sum. */
 static bool op_open(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
@@ -275,7 +283,9 @@ static bool op_open(ng_threads *g, op *o) {
   return true;
 }
 
-/* With the lock.  `c` stays valid until the op is collected. */
+/* With the lock.  `c` stays valid until the op is collected.  A member that comes first makes the
+ * op for all: those that have not arrived find it in `joins`, and each moves on to the next by
+ * itself, so a fast rank may be several calls ahead of a slow one. */
 static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
@@ -301,7 +311,9 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   return NG_OK;
 }
 
-/* With the lock: until the op is done for everybody.  `made` (may be NULL) receives a new team. */
+/* With the lock: until the op is done for everybody.  `made` (may be NULL) receives a new team.  If
+ * every rank waits for some op to open, none is left to open one: a deadlock, which ends here as an
+ * error. */
 static ng_status collect(ng_threads *g, op *o, team **made) {
   team *t = o->team;
   if (!o->open && !g->stopped) {
@@ -355,6 +367,7 @@ static ng_status check_call(const seat *s, const team *t, const ng_collective *c
   return NG_OK;
 }
 
+/* No group: all ranks. */
 static team *team_of(const seat *s, const ng_collective *c) {
   return c->group != NULL ? c->group : s->g->world;
 }
@@ -374,6 +387,8 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return st;
 }
 
+/* The collector returns when all chunks are done, not only its own: others may still be writing its
+ * recv. */
 static ng_status wait(void *user, void *request) {
   seat *s = user;
   if (request == NULL) return refuse(s, NG_ERR_ARG);
@@ -389,6 +404,7 @@ static ng_status run(void *user, const ng_collective *c) {
   return st == NG_OK ? wait(user, request) : st;
 }
 
+/* Collective over all ranks: an op of the world without elements. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   ng_threads *g = s->g;
@@ -487,6 +503,7 @@ ng_status ng_threads_transport_sized(ng_threads *group, int32_t rank, ng_transpo
   return NG_OK;
 }
 
+/* No rank is inside a call any more (the header demands it), so nobody holds the lock. */
 void ng_threads_destroy(ng_threads **group) {
   if (group == NULL || *group == NULL) return;
   ng_threads *g = *group;

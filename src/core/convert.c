@@ -58,11 +58,14 @@ static inline uint16_t narrow_f16(float f) {
   return (uint16_t)(sign | h);
 }
 
+/* One by one for tests and scalars; arrays go through the loops below. */
 float ng_bf16_to_f32(uint16_t h) { return widen_bf16(h); }
 uint16_t ng_f32_to_bf16(float f) { return narrow_bf16(f); }
 float ng_f16_to_f32(uint16_t h) { return widen_f16(h); }
 uint16_t ng_f32_to_f16(float f) { return narrow_f16(f); }
 
+/* One loop for each pair: NG_CLONES compiles it for several widths of vectors and picks at load
+ * time. */
 NG_CLONES static void widen_many_bf16(float *restrict dst, const uint16_t *restrict src,
                                       int64_t n) {
   for (int64_t i = 0; i < n; i++) {
@@ -90,7 +93,8 @@ NG_CLONES static void narrow_many_f16(uint16_t *restrict dst, const float *restr
   }
 }
 
-/* 1 if an exponent is all ones, which is Inf or NaN. */
+/* 1 if an exponent is all ones, which is Inf or NaN.  On bits, since -ffast-math of a build around
+ * this one may not believe in NaN; without an early end inside, so that it vectorises. */
 NG_CLONES static uint32_t strange32(const float *src, int64_t n) {
   uint32_t found = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -107,6 +111,7 @@ NG_CLONES static uint32_t strange16(const uint16_t *src, int64_t n, uint16_t exp
   return found;
 }
 
+/* Any alignment of the dtype's own; n may be 0, then neither pointer is looked at. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
   NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);
   if (n <= 0) return;

@@ -7,6 +7,8 @@
 
 #include <stdarg.h>
 
+/* No bytes is no block: a size of 0 is a mistake, or an overflow, of whoever computed it.  Not from
+ * tasks: the counters belong to the context's thread. */
 void *ng_alloc(ng_context *ctx, size_t bytes) {
   if (bytes == 0 || bytes > (size_t)INT64_MAX / 2) return NULL;
   void *p = ctx->config.alloc(ctx->config.alloc_user, bytes);
@@ -26,6 +28,8 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes) {
 
 /* ---- log, loops -----------------------------------------------------------------------------*/
 
+/* A line that nobody wants costs one comparison.  Lines of many ranks may share a terminal, hence
+ * the number. */
 void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   if (ctx->config.log == NULL || level > ctx->config.log_level) return;
   char line[NG_MESSAGE + 64];
@@ -38,6 +42,8 @@ void ng_log(ng_context *ctx, ng_log_level level, const char *format, ...) {
   ctx->config.log(ctx->config.log_user, level, line);
 }
 
+/* Returns when all are done, so `arg` may lie on the stack.  Never from within a task: the pool is
+ * one level deep, and a static partition gives the same i to the same thread. */
 void ng_parallel(ng_context *ctx, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   if (ctx->config.parallel_for != NULL) {
     ctx->config.parallel_for(ctx->config.executor_user, n, task, arg);
@@ -57,6 +63,7 @@ int32_t ng_pieces(const ng_context *ctx, int64_t floats) {
   return floats < 32768 ? 1 : ng_threads_of(ctx);
 }
 
+/* Contiguous shares whose sizes differ by at most one; with the same pieces always the same. */
 void ng_share(int64_t n, int32_t pieces, int32_t i, int64_t *from, int64_t *to) {
   *from = n * i / pieces;
   *to = n * (i + 1) / pieces;

@@ -2,11 +2,16 @@
  * message.
  *
  * One message a failure, first one wins: whatever fails later while unwinding does not hide the
- * cause.  With a context the message stays in it; without one it goes to the caller's buffer. */
+ * cause.  With a context the message stays in it; without one it goes to the caller's buffer.
+ *
+ * In: a status, a format.  Out: the status again, so that a failure is one `return ng_fail(...)`;
+ * names and sizes, for messages and files; structs of any header's version; the verdict of many
+ * ranks. */
 #include "core/core.h"
 
 #include <stdarg.h>
 
+/* From the list in the header: a new status has its name and meaning in one place. */
 const char *ng_status_name(ng_status s) {
   switch (s) {
 #define NG_X(name, value, meaning)                                                                 \
@@ -29,6 +34,7 @@ const char *ng_status_meaning(ng_status s) {
   return "not a status of this library";
 }
 
+/* 0 for what is no dtype: callers that check an array use it as the answer. */
 int64_t ng_dtype_size(ng_dtype t) {
   switch (t) {
   case NG_F32:
@@ -66,11 +72,15 @@ const char *ng_dtype_name(ng_dtype t) {
   return "?";
 }
 
+/* Public functions open with it; rooms do not, so that what failed inside is the call's own
+ * message. */
 void ng_enter(ng_context *ctx) {
   ctx->failed = false;
   ctx->error[0] = 0;
 }
 
+/* Also for notes above NG_OK (skipped, rescued), whose reason people ask for just the same; logged
+ * once, as a warning. */
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   if (!ctx->failed) {
     va_list args;
@@ -84,6 +94,7 @@ ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) {
   return status;
 }
 
+/* The last message wins here: there is one failure a call, and buffers are the caller's. */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...) {
   if (message != NULL && size > 0) {
     va_list args;
@@ -94,6 +105,7 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
   return status;
 }
 
+/* Never NULL: it goes straight into a printf. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
 /* Structs that cross the header carry their size.  A smaller one comes from an older header: the
@@ -121,7 +133,8 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
   return NG_OK;
 }
 
-/* The way back: *dst says how much of it the caller knows. */
+/* The way back: *dst says how much of it the caller knows.  Cleared first, so that a field the
+ * library does not know reads as 0. */
 ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
@@ -134,13 +147,16 @@ ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
 
 /* ---- statuses of many ranks ------------------------------------------------------------------*/
 
-enum { CODE_ZERO = 8 };
+enum { CODE_ZERO = 8 }; /* place of NG_OK: statuses are -8 to 7 */
 
+/* A sum cannot carry a minimum, so each status has a place, and the sum is how many ranks have it:
+ * the worst is read off, and the message can say how many. */
 void ng_codes_put(double code[NG_CODES], ng_status st) {
   memset(code, 0, NG_CODES * sizeof *code);
   code[CODE_ZERO + (int)st] = 1.0;
 }
 
+/* A sum of ones, exact in double. */
 int ng_codes_count(const double code[NG_CODES], ng_status st) {
   return (int)code[CODE_ZERO + (int)st];
 }

@@ -1,13 +1,18 @@
 /* text.c: words in messages: what a misspelt name was probably meant to be, and what is safe to print.
  *
  * In come a word and the names there are, out goes the nearest name or nothing.  A name is near if
- * about a quarter of its letters, put in, left out, changed or swapped, would do (base/words.h). */
+ * about a quarter of its letters, put in, left out, changed or swapped, would do (base/words.h).
+ *
+ * In any case and with '-' for '_', as people type; nothing here depends on the locale.  Messages
+ * may hold anything a caller sent, so what is shown of it goes through ng_quote: one line, no
+ * control characters, short. */
 #include "core/core.h"
 #include "words.h"
 
 /* No name of ours is so far, or so long. */
 #define WORD_MAX 40
 
+/* ASCII: names of the library are nothing else. */
 static char plain(char c) {
   if (c == '-') return '_';
   return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
@@ -25,6 +30,7 @@ static int32_t strangeness(const char *word, const char *name, size_t n) {
   return d <= 1 + (int32_t)(n / 4) ? d : WORD_MAX;
 }
 
+/* The first of equals: lists are in the order of a table, so the hint is the same everywhere. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n) {
   const char *best = NULL;
   int32_t least = WORD_MAX;
@@ -40,12 +46,15 @@ const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n
 
 /* ---- "a|b|c" ---------------------------------------------------------------------------------*/
 
+/* 0 at the end of a list; no list has an empty word. */
 static size_t word_length(const char *list) { return strcspn(list, "|"); }
 
+/* Lists are walked in place: "a|b|c" in a table is data for people and for this. */
 static const char *next_word(const char *list, size_t n) {
   return list[n] == '|' ? list + n + 1 : list + n;
 }
 
+/* Exactly: what is nearly in it is for the hint. */
 bool ng_in_list(const char *list, const char *word) {
   const size_t typed = strlen(word);
   for (size_t n; (n = word_length(list)) > 0; list = next_word(list, n)) {
@@ -60,6 +69,7 @@ ng_hint ng_hint_of(const char *nearest) {
   return h;
 }
 
+/* By value: a message may hold several, and none needs memory that could be missing. */
 ng_hint ng_hint_list(const char *word, const char *list) {
   char best[WORD_MAX + 1] = "";
   int32_t least = WORD_MAX;
@@ -86,6 +96,7 @@ bool ng_same_word(const char *a, const char *b) {
   return lower_case(*a) == lower_case(*b);
 }
 
+/* Cut with dots, so nobody takes the beginning of a text for all of it. */
 ng_quoted ng_quote(const char *text) {
   ng_quoted q;
   size_t n = 0;

@@ -1,11 +1,15 @@
 /* families.c: the families there are, who takes which layer, and what every block saves.
  *
- * In: tables of families; layers with their options.  Out: the family of a block, its defaults filled
- * in; the walk over the arrays and numbers of a block.
+ * In: tables of families; layers with their options.  Out: the family of a block, its defaults
+ * filled in; the walk over the arrays and numbers of a block.
  *
- * A table is judged when it is registered, once, so that nothing asks later whether an entry is there,
- * but for the groups of which absence has a meaning.  Families of a context are asked from the last to
- * the first, so that one that is added may take layers from those of the library. */
+ * A table is judged when it is registered, once, so that nothing asks later whether an entry is
+ * there, but for the groups of which absence has a meaning.  Families of a context are asked from
+ * the last to the first, so that one that is added may take layers from those of the library.
+ *
+ * Nothing outside a family asks which family or solver a block has: what differs is an entry of the
+ * table, present or not.  A new family is a file and a line in `own`, or a table of the
+ * caller's. */
 #include "family/family.h"
 
 static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone};
@@ -13,6 +17,7 @@ enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/
 
+/* The required group of family.h, in its order. */
 static const char *missing(const ng_family *f) {
   return f->fits == NULL         ? "fits"
          : f->check == NULL      ? "check"
@@ -26,6 +31,9 @@ static const char *missing(const ng_family *f) {
                                  : NULL;
 }
 
+/* The version first: a table of another version has its entries elsewhere, and reading them would
+ * be reading something else.  Tables are not copied, they must outlive the context; a static one
+ * does. */
 ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message, size_t size) {
   if (f == NULL || f->name == NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "ng_family: %s is NULL",
@@ -38,6 +46,7 @@ ng_status ng_family_register(ng_context *ctx, const ng_family *f, char *message,
   if (missing(f) != NULL) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': %s is missing", f->name, missing(f));
   }
+  /* Results that nobody is told of, or told of and never made. */
   if ((f->solve == NULL) != (f->shared == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG, "family '%s': solve and shared go together",
                       f->name);
@@ -65,6 +74,7 @@ ng_status ng_family_register_own(ng_context *ctx) {
 
 /* ---- choosing --------------------------------------------------------------------------------*/
 
+/* Of the library only: options are judged without a context, and know no other families. */
 const ng_family *ng_family_find(const char *name) {
   for (int i = 0; name != NULL && i < OWN; i++) {
     if (ng_is(own[i]->name, name)) return own[i];
@@ -72,6 +82,8 @@ const ng_family *ng_family_find(const char *name) {
   return NULL;
 }
 
+/* A family that says yes to what another would also take wins by being younger; NULL is an answer,
+ * the gradient of such a layer stays as it is. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e) {
   for (int32_t i = ctx->families - 1; i >= 0; i--) {
     if (ctx->family[i]->fits(o, e)) return ctx->family[i];
@@ -81,6 +93,8 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
+/* Compared as texts, as the table has defaults: one comparison for all types.  63 characters are
+ * more than any choice or number has. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -97,6 +111,8 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
   return NG_OK;
 }
 
+/* Ranges before the family: it reads choices as enums, which a text that is no choice does not
+ * have.  What holds for every family comes last, since a family's refusal says more. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_options full;
   ng_status st = ng_options_take(o, &full, message, size);
@@ -122,6 +138,8 @@ static ng_status no_memory(ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
 }
 
+/* Memory of objects, not of an arena: the count is the family's answer, and asked once.  NULL and 0
+ * after a failure, which is what `free` expects. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   b->stat = ng_object(b->p, (size_t)count * sizeof *b->stat);
   if (b->stat == NULL) return no_memory(b);
@@ -129,6 +147,7 @@ ng_status ng_block_take_stats(ng_block *b, int32_t count) {
   return NG_OK;
 }
 
+/* offsets = 1: published and internal order are the same, until the family says otherwise. */
 ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;
   s->part = ng_object(b->p, (size_t)groups * (size_t)each * sizeof *s->part);
@@ -141,6 +160,7 @@ ng_status ng_stat_take_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t ea
   return NG_OK;
 }
 
+/* Also after a failure half way: what was not taken is NULL and 0. */
 void ng_block_free_stats(ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_object_free(b->p, b->stat[i].part, (size_t)b->stat[i].parts * sizeof *b->stat[i].part);
@@ -180,6 +200,7 @@ static ng_status visit_average(const ng_stat *s, int32_t i, ng_field_visit visit
   return visit(arg, &f);
 }
 
+/* Statistics without an average have nothing that outlives a step, so nothing of them is saved. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -206,6 +227,7 @@ static ng_status visit_flag(const char *name, const char *what, bool *flag, ng_n
   return st;
 }
 
+/* A block that was seen before a save must not be called unobserved after a load. */
 static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *arg) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observations[kind];

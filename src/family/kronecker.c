@@ -1,14 +1,32 @@
 /* kronecker.c: the Kronecker family: geometry, memory, state, and its operation table.
  *
- * F ~ A (x) G (Martens & Grosse 2015, arXiv 1503.05671; convolutions: Grosse & Martens 2016, arXiv
- * 1602.01407).  kronecker_stats.c makes the running averages, kronecker_solve.c inverts them,
- * kronecker_apply.c makes PD and emits it. */
+ * In: a layer with its options.  Out: the parts of A and G with their orders, where each lies in
+ * memory, and what of them is saved.
+ *
+ * The Fisher block of a layer is approximated by A (x) G, A the second moment of its inputs (a 1
+ * appended for the bias), G that of its output gradients (Martens & Grosse 2015, arXiv 1503.05671,
+ * section 3; convolutions: Grosse & Martens 2016, arXiv 1602.01407).  With D [q, p] the gradient,
+ * bias last,
+ *
+ *     (A (x) G)^-1 vec(D) = vec(G^-1 D A^-1)
+ *
+ * so two small matrices are inverted in place of one of order p q.  kronecker_stats.c makes the
+ * running averages, kronecker_solve.c inverts them, kronecker_apply.c makes PD and emits it.
+ *
+ * Inside, the columns of a convolution are (kernel offset, channel): the blocks of one displacement
+ * are then contiguous (stat/gram_shift.c).  The weight has (channel, kernel offset); `map` goes
+ * between, and files have the order of the weight (state/field_order.c).  Averages, inverses and
+ * eigenvectors depend on the order by a permutation only, so nothing else needs to know it; a
+ * triangular factor is another one in another order, and stays in its own. */
 #include "family/kronecker.h"
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
 /* Parts of one side in one group: at least factor_blocks, none wider than max_factor, cut between
- * channels; sizes differ by at most one, the larger first; the bias joins the last. */
+ * channels; sizes differ by at most one channel, the larger first; the bias joins the last.  A cut
+ * between kernel offsets would tear a patch apart, so with a channel a part it ends, even if one
+ * channel's offsets alone are wider than max_factor.  `first` is the widest part without a bias,
+ * `last` the one with it. */
 static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
   int64_t k = ng_min64(o->factor_blocks, channels);
   while (o->max_factor > 0 && k < channels) {
@@ -23,6 +41,10 @@ static ng_status no_memory(ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->entry->d.name);
 }
 
+/* The parts of all groups, group after group.  `at` says where a part meets the gradient: columns
+ * are counted inside a group (all groups have the same p), rows over the whole layer, because D
+ * [out, p] has the groups below each other.  A factor beyond 32-bit LAPACK is refused here, where
+ * the layer has a name, and not in the middle of a step. */
 static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
@@ -55,6 +77,8 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   return NG_OK;
 }
 
+/* Group 0 stands for all: the weight of a group has the same columns as that of any other.  32 bits
+ * are enough: model/layers.c refuses wider weights. */
 static void make_map(ng_kron *k) {
   const int64_t channels = k->side[NG_SIDE_A].part[0].lo;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].each; i++) {
@@ -72,6 +96,8 @@ static void make_map(ng_kron *k) {
   }
 }
 
+/* What is known without memory for it: decided by base, which no schedule moves, because sizes must
+ * not depend on the step.  After a failure half way destroy is called, and finds what there is. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
@@ -86,6 +112,8 @@ static ng_status create(ng_block *b) {
   k->eigen = b->base.solver == NG_SOLVER_EIGEN;
   k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
+  /* PD = D + k H of these blocks and G^-1 D A^-1 of the others have no common scale for the
+   * clip. */
   if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': solver = %s beside %s: product is for all layers or for none",
@@ -114,6 +142,7 @@ static ng_status create(ng_block *b) {
   k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
   if (k->map == NULL || k->unmap == NULL) return no_memory(b);
   make_map(k);
+  /* For people: ng_explain shows it. */
   int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld",
                     (long long)k->p, (long long)k->p, (long long)k->q, (long long)k->q);
   if (k->groups > 1) {
@@ -127,6 +156,7 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
+/* Objects only: averages, sums and results are in the arenas, which go in one piece. */
 static void destroy(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k == NULL) return;
@@ -140,7 +170,8 @@ static void destroy(ng_block *b) {
   b->state = NULL;
 }
 
-/* Which layers, with which options. */
+/* Layers only: a tensor has no inputs and outputs.  By name, so that a family of the caller's with
+ * other wishes may be asked first. */
 static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && ng_is(o->family, "kronecker");
 }
@@ -161,7 +192,9 @@ static ng_status check_product(const ng_options *o, char *message, size_t size) 
 }
 
 /* An option that could have no effect beside the others is refused, unless it holds the value that
- * means nothing. */
+ * means nothing: a run whose options say joint damping must not quietly be one with another.  The
+ * text of a refusal names the option and what to set, since who reads it has a command line and no
+ * source. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eigen = s->solver == NG_SOLVER_EIGEN, joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_status st = ng_family_check_others("kronecker", o, message, size);
@@ -170,6 +203,8 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
   }
+  /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A
+   * or of G, so Cholesky has nothing to add it to. */
   if (joint && !eigen) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "damping_split = joint needs solver = eigen; with %s take pi or full",
@@ -194,12 +229,14 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "radius = %g with solver = %s: product needs a radius above 0, the others 0",
                       s->radius, o->solver);
   }
+  /* What leaks is the shift that the published inverse solver leaves in its stored factor. */
   if (s->damping_leak && joint) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
         "factor");
   }
+  /* Kernels add to f32 only, and with fold = direct the average is what they add to. */
   if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
@@ -210,6 +247,8 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
 
 /* ---- statistics, memory ----------------------------------------------------------------------*/
 
+/* Only shapes and names: weights, averages and owners are the engine's (stat/stat.h,
+ * step/ready.c). */
 static ng_status statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_take_stats(b, 2);
@@ -231,6 +270,7 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
+/* Part 0 is the widest without the bias: parts are cut with the larger first, hence the + 1. */
 static int64_t observe_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
@@ -240,6 +280,10 @@ static int64_t observe_scratch(const ng_block *b) {
   return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
 }
 
+/* Results of a side lie in its owner's run, `says` at its head, matrices behind it: what an owner
+ * tells its column is then one message, and the words arrive with the numbers that they are about.
+ * Called twice, so pointers of the counting pass are NULL; which form a Cholesky result has is the
+ * same both times.  prediv needs both spectra, so it goes with G, which is solved last. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype);
@@ -255,10 +299,10 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       part->is_factor = ng_kron_keeps_factor(b, part->n, applied);
       if (!b->holds) continue;
       if (k->eigen) {
-        part->V = ng_plan_result(plan, owner, part->n * part->n * size);
-        part->d = ng_plan_result(plan, owner, part->n * (int64_t)sizeof(float));
+        part->V = ng_plan_result(plan, owner, part->n * part->n * size);         /* [n, n] */
+        part->d = ng_plan_result(plan, owner, part->n * (int64_t)sizeof(float)); /* [n] */
       } else {
-        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
+        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size); /* one triangle */
       }
     }
   }
@@ -275,7 +319,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* Arrays of one part: "A_inverse", "G.1_eigenvectors". */
+/* Arrays of one part: "A_inverse", "G.1_eigenvectors".  These names are in files: keep them. */
 static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suffix, ng_dtype t,
                          int64_t rows, int64_t cols, void *data) {
   const ng_side *s = &k->side[side];
@@ -288,6 +332,8 @@ static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suff
   return f;
 }
 
+/* Results are saved although the averages could be solved anew: a resumed run would otherwise solve
+ * at another step than the one that was not interrupted, and give other bits. */
 static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
                             void *arg) {
   const ng_part *part = &k->side[side].part[i];
@@ -311,6 +357,8 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
   return visit(arg, &f);
 }
 
+/* In the same order on every rank, those that hold nothing included: data is NULL there, and the
+ * owner broadcasts what rank 0 writes. */
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
@@ -331,6 +379,8 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   return visit(arg, &f);
 }
 
+/* The shift that waits in the averages: it is not in the arrays, so that those are the same on all
+ * ranks (docs/algorithms.md, damping_leak). */
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;

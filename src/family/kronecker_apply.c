@@ -3,17 +3,24 @@
  *   cholesky   PD = G^-1 D A^-1, damped as they were solved
  *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A',  R = 1/(d_G d_A' + lambda) of solve time (prediv)
  *              or of now
- *   product    H = G D A, and PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et
- *              al. 2021, arXiv 2010.01412) along the curvature, as published with Eva
+ *   product    H = G D A, and PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret
+ *              et al. 2021, arXiv 2010.01412) along the curvature, as published with Eva
+ *
+ * In: bound gradients, results of the last solve.  Out: `direction` [out, p], <PD, D>, |D|^2,
+ * |PD|^2, and tiles of PD.  2 q p (p + q) operations a step with stored inverses, twice that in the
+ * eigenbases.
  *
  * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
- * ranks have agreed on the clip, then emitted tile by tile in published order, on ranks that made it and
- * on those that received it. */
+ * ranks have agreed on the clip, then emitted tile by tile in published order, on ranks that made
+ * it and on those that received it.  It has to be kept: made again for the sink it would cost the
+ * products twice, and ranks without results could not make it at all. */
 #include "family/kronecker.h"
 
 /* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; norms: published rows and D,
  *               and the same 3 doubles -------------------------------------------------------- */
 
+/* Floats that one stored result takes when it is widened; none where it is f32 already.  Group 0
+ * stands for all. */
 static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
   if (k->inverse_dtype == NG_F32) return 0;
@@ -40,6 +47,7 @@ typedef struct rows_job {
   bool bad[256];
 } rows_job;
 
+/* Whole rows to a thread.  Below some 8192 numbers waking threads costs more than copying. */
 static int32_t pieces_of(const ng_block *b, rows_job *j) {
   const ng_kron *k = ng_kron_of(b);
   int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->ctx), 256), k->out);
@@ -56,6 +64,7 @@ static bool read_row(const ng_block *b, int64_t r, float *row) {
   return ng_all_finite(row, NG_F32, ng_kron_of(b)->p);
 }
 
+/* `direction` is only borrowed here, as the row in the weight's order before it is permuted. */
 static void gather_rows(void *arg, int32_t piece) {
   rows_job *j = arg;
   const ng_block *b = j->b;
@@ -122,7 +131,8 @@ static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
   }
 }
 
-/* T = D Q_A (transposed: back) and Out = Q_G' T (transposed: back), part by part. */
+/* T = D Q_A (transposed: back) and Out = Q_G' T (transposed: back), part by part.  Row i of V is
+ * eigenvector i, so V is Q': what reads as a transposition in one of them is none in the other. */
 static void times_a(ng_block *b, const float *from, float *to, bool back, float *room) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -147,7 +157,9 @@ static void times_g(ng_block *b, const float *from, float *to, bool back, float 
   }
 }
 
-/* U o R in the eigenbases: by what was stored when it was solved, or by the damping of now. */
+/* U o R in the eigenbases: by what was stored when it was solved, or by the damping of now.  The
+ * two differ where a schedule moved lambda since then; prediv = 1 is what KAISA does by default.
+ * Only blocks of one group meet: between groups the curvature has no entry. */
 static void divide(ng_block *b, float *U) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -167,7 +179,12 @@ static void divide(ng_block *b, float *U) {
 
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
-/* Enqueued from end to end; the one wait is for the sums of rows, which stand for everything before. */
+/* Enqueued from end to end; the one wait is for the sums of rows, which stand for everything
+ * before.
+ *
+ * A gradient that is not finite leaves zeros, not garbage: the direction may already be on its way
+ * to other ranks when they learn that the step does not count.  Without results (the ladder's last
+ * rung) PD = D; for product H = 0, which is the same: PD = D + k 0. */
 ng_status ng_kron_measure(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -231,7 +248,9 @@ static void publish_rows(void *arg, int32_t piece) {
   }
 }
 
-/* In row order: the same bits for any number of threads. */
+/* |PD|^2 of the weight and of the bias apart, for clips that look at one tensor.  For product |D +
+ * k H|^2 from its three terms, k being known only now; `row_sums` has <H, D>, |D|^2, |H|^2.  In row
+ * order: the same bits for any number of threads. */
 void ng_kron_norms(ng_block *b, double *pd2) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;

@@ -10,7 +10,11 @@
  * LAPACK's word is not taken: it reports success on NaN, so the average is scanned before and the
  * result is checked after, on a sampled column.  What does not pass climbs the ladder
  *   damping x 10, at most 3 times -> double precision -> last good result -> plain gradient
- * and each rung is counted. */
+ * and each rung is counted.  The ladder has an end for every matrix, so no step fails for one;
+ * ng_report says what was needed.
+ *
+ * In: averages of this rank's own sides.  Out: results in their run, what they say of themselves,
+ * rungs.  No collective here: sharing is the exchange's. */
 #include "family/kronecker.h"
 
 #include <math.h>
@@ -24,15 +28,20 @@ enum { RUNG_DOUBLE = 4, RUNG_LAST = 5, RUNG_PLAIN = 6 };
  * up to n = 16000 and far below what an indefinite matrix shows. */
 #define NEGATIVE 1e-3
 
+/* From base: the answer sizes memory and names a field in files, so no schedule may change it. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
   if (k->eigen || k->product || b->base.cholesky_form == NG_FORM_INVERSE) return false;
   if (b->base.cholesky_form == NG_FORM_FACTOR) return true;
   /* Inverting costs 2 n^3 / 3 once more a solve; two triangular solves run at about two thirds of
-   * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m. */
+   * the rate of one symmetric product of the same 2 n^2 m, so a step loses n^2 m.  Hence: keep L
+   * where 2 n^3 / 3 > solve_period n^2 m. */
   return 2.0 * (double)n > 3.0 * (double)b->base.solve_period * (double)m;
 }
 
+/* pi gives each factor a shift in proportion to its own mean eigenvalue: of all splits with d_A d_G
+ * = lambda it makes the bound on the cross terms d_A I (x) G + d_G A (x) I least, in the trace norm
+ * (Martens & Grosse 2015, section 6.3). */
 void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, double *on_g) {
   *on_a = *on_g = 0.0;
   if (ng_kron_of(b)->product) return; /* nothing is inverted */
@@ -44,6 +53,8 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, do
   }
 }
 
+/* pi is what G's owner said, which every rank that holds the results has read; not this rank's
+ * own. */
 ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *g, const ng_part *a, double lambda) {
   const float *pi = ng_kron_of(b)->side[NG_SIDE_G].says + NG_SAYS_PI;
   ng_spectrum s = {.g = g->d, .a = a->d};
@@ -91,7 +102,8 @@ static ng_sym load(const ng_block *b, const ng_side *s, const ng_part *part, flo
   return F;
 }
 
-/* The checks run here, on the host, and look at what the queue has finished. */
+/* The checks run here, on the host, and look at what the queue has finished.  n^2 operations beside
+ * the n^3 of a solve, in double: with f32 sums the residual would be that of the check. */
 
 /* |(F + d I) x - e_j| in the largest entry; y is room for n doubles. */
 static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
@@ -104,7 +116,8 @@ static double residual(ng_sym F, double d, int64_t j, const double *x, double *y
   return worst;
 }
 
-/* The diagonal entry where the inverse is largest: its column is the worst conditioned one. */
+/* The diagonal entry where the inverse is largest: its column is the worst conditioned one, so one
+ * column stands for all.  Of L the smallest pivot.  Not positive or not finite: no result. */
 static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
   int64_t at = 0;
   float extreme = 0.0f;
@@ -122,6 +135,7 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 
 /* ---- cholesky --------------------------------------------------------------------------------*/
 
+/* x is the column in double for the residual, `column` the same as f32. */
 static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, double d, ng_sym R,
                            float *column, double *x, double *y) {
   bool sound = false;
@@ -143,6 +157,8 @@ static bool check_cholesky(const ng_block *b, const ng_part *part, ng_sym F, dou
   return residual(F, d, j, x, y) <= RESIDUAL;
 }
 
+/* Rounded to inverse_dtype only after the checks, which are about the solve and not about 16
+ * bits. */
 static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
   ng_queue *q = b->ctx->queue;
   ng_on(q)->narrow(q, n, src, dst, ng_kron_of(b)->inverse_dtype);
@@ -173,7 +189,8 @@ static bool cholesky_single(const ng_block *b, const ng_side *s, ng_part *part, 
   return true;
 }
 
-/* The checks are made in double, before the result is rounded. */
+/* With the damping that was asked for: a double needs no more.  The checks are made in double,
+ * before the result is rounded; what is beyond the range of f32 fails then. */
 static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, double d,
                             float *scratch) {
   ng_queue *q = b->ctx->queue;
@@ -227,6 +244,8 @@ static bool cholesky_double(const ng_block *b, const ng_side *s, ng_part *part, 
   return true;
 }
 
+/* Damping first, since it costs one more f32 solve and most failures are of a factor that has lost
+ * rank; then double, which has 2^29 times the head room. */
 static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, double d,
                         float *scratch) {
   double shift = d;
@@ -282,6 +301,9 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
   return fabs(dot) <= NEGATIVE;
 }
 
+/* `leak` is a shift of the average that its array does not have, so eigenvalues get it here.  What
+ * is at or below eigen_floor counts as 0 (KAISA: 0, MPD-KFAC: 1e-10): rounding's negative ones
+ * would turn a direction around where lambda is smaller than they are. */
 static void store_eigen(const ng_block *b, ng_part *part, const float *V, const float *e,
                         double leak) {
   const int64_t n = part->n;
@@ -346,7 +368,8 @@ static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double 
   return part->good ? RUNG_LAST : RUNG_PLAIN;
 }
 
-/* 1 / (d_G d_A + lambda), or with a split damping 1 / ((d_G + on_g) (d_A + on_a)). */
+/* 1 / (d_G d_A + lambda), or with a split damping 1 / ((d_G + on_g) (d_A + on_a)).  Frozen at this
+ * lambda until the next solve, as KAISA's compute_eigenvalue_outer_product has it. */
 static void predivide(ng_block *b, double lambda) {
   const ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype);
@@ -364,7 +387,9 @@ static void predivide(ng_block *b, double lambda) {
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
-/* Traces of a group's averages, and whether they are finite: one look at all of them. */
+/* Traces of a group's averages, and whether they are finite: one look at all of them, before any
+ * solve.  LAPACK reports success on NaN, and a NaN trace would spread through pi to the healthy
+ * side. */
 static void look(const ng_block *b, int32_t group) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -426,6 +451,7 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
   return worst;
 }
 
+/* pi, or 1 where it would be 0, Inf or NaN: then the product of both shifts is still lambda. */
 static double balance(const double mean[2]) {
   const double pi = sqrt(mean[NG_SIDE_A] / mean[NG_SIDE_G]);
   const bool sound = mean[NG_SIDE_A] > 0.0 && mean[NG_SIDE_G] > 0.0 && pi - pi == 0.0 && pi > 0.0;
@@ -440,12 +466,15 @@ static bool all_good(const ng_side *s) {
 }
 
 /* Every rank that keeps the averages makes the same traces, pi and shifts; what is inverted is the
- * owner's of each side. */
+ * owner's of each side.  So none of them waits for the pi of another, and damping_leak moves the
+ * averages of all ranks alike: an owner's alone would differ from the others' until the next
+ * reduction, as the published program's does.  Groups are solved one by one, each with a pi of its
+ * own: they share nothing but the layer. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->opt.damping;
-  int32_t worst[2] = {0, 0};
-  bool own[2];
+  int32_t worst[2] = {0, 0}; /* by side: the highest rung of its parts */
+  bool own[2];               /* this rank solves that side */
   if (!b->keeps) return NG_OK;
   for (int i = 0; i < 2; i++) {
     own[i] = k->side[i].stat->owner == b->ctx->rank;

@@ -21,7 +21,7 @@
  * term to the sink in one more walk; tiles of all blocks go through one loop (tiles.c).  Nothing is
  * inverted, stored or sent besides a and g.  A convolution's groups have an a and a g each.
  *
- * This is the family to copy: every entry of ng_family_ops is here or in rankone_stats.c. */
+ * This is the family to copy: every entry of ng_family is here or in rankone_stats.c. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -30,6 +30,7 @@
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
+/* What stat/box.c sums: for a the pixels that each kernel offset sees, for g every pixel once. */
 static void make_box(ng_block *b, int side) {
   const ng_layer *d = &b->entry->d;
   ng_box *x = &ng_rankone_of(b)->side[side].box;
@@ -65,6 +66,8 @@ static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && ng_is(o->family, "rankone");
 }
 
+/* Options that only the other family has are refused by the table; here what is left of the common
+ * ones: a scale of factors, an identity for a vector, positions that `eva` averages in any case. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eva = s->stat_scale == NG_SCALE_EVA;
   const ng_status st = ng_family_check_others("rankone", o, message, size);
@@ -87,6 +90,8 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   return NG_OK;
 }
 
+/* b->sees shrinks with `sides`: what is not looked at need not be shown, and nobody waits for
+ * it. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
@@ -139,6 +144,7 @@ static ng_status statistics(ng_block *b) {
   return st;
 }
 
+/* No results and no direction: PD is made in the tile in which it leaves. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_rankone *k = ng_rankone_of(b);
   ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
@@ -150,8 +156,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 enum { LANES = 32, RUN = 16 };
 
-/* Where D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha beta),
- * sums of f32 leave too few digits of it: 16 roundings, times this.  1 / lambda that is no f32. */
+/* Where D - c g a' keeps less than this part of |D|^2 (a batch of one, a damping far below alpha
+ * beta), sums of f32 leave too few digits of it: 16 roundings, times this.  1 / lambda that is no
+ * f32.  The difference has up to (alpha beta + lambda) / lambda times the rounding of |D|^2, which
+ * at the published lambda = 0.03, with g as small as autograd leaves it, is hardly more than
+ * once. */
 enum { NEARLY = 64 };
 static const double LEAST_QUICK = 1e-36;
 
@@ -171,7 +180,7 @@ static void add_lanes(double xx[LANES], double xu[LANES], double out[2]) {
  * width of vector. */
 NG_CLONES static void quick_sums(const float *restrict x, const float *restrict u, int64_t n,
                                  double out[2]) {
-  double xx[LANES] = {0.0}, xu[LANES] = {0.0};
+  double xx[LANES] = {0.0}, xu[LANES] = {0.0}; /* sum x^2, sum x u */
   const int64_t whole = n / LANES * LANES;
   for (int64_t c = 0; c < whole;) {
     const int64_t end = ng_min64(c + RUN * LANES, whole);
@@ -213,7 +222,9 @@ NG_CLONES static void wide_sums(const float *restrict x, const float *restrict u
 }
 
 /* Below LEAST squares may have been lost under the smallest f32 (1e-45); what overflowed is not
- * finite.  Rows of zeros pay for the second look, too.  x u beyond f32 is found by combine_ranks. */
+ * finite.  Rows of zeros pay for the second look, too.  x u beyond f32 is found by combine_ranks:
+ * its sum is not finite, no comparison with it holds, and the whole block is summed again in
+ * double. */
 static void row_sums(const float *x, const float *u, int64_t n, bool wide, double out[2]) {
   const double LEAST = 1e-24;
   if (!wide) quick_sums(x, u, n, out);
@@ -269,17 +280,22 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
   }
 }
 
+/* By any thread, in any order: a tile writes its own sums and, for sides = input, its own rows of
+ * t. */
 static void measure_tile(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]) {
   tile_sums(b, t, false, sum);
 }
 
+/* Of the small vectors, always in double: alpha and beta multiply everything after. */
 static double norm2(const float *x, int64_t n) {
   double out[2];
   wide_sums(x, x, n, out);
   return out[0];
 }
 
-/* sides = input: t complete, with the parts of rows and the bias; |t|^2 into s. */
+/* sides = input: t complete, with the parts of rows and the bias; |t|^2 into s.  Not before all
+ * tiles are done, because the square of a row needs the whole row.  Tiles of a row come in column
+ * order, so the first one starts it anew. */
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
@@ -328,7 +344,8 @@ static void gather_ranks(ng_block *b) {
   if (k->t != NULL) finish_t(b);
 }
 
-/* One piece of the tiles of one block, again in double. */
+/* One piece of the tiles of one block, again in double.  The whole block, not the tile that was in
+ * doubt: what cancels is the sum over all of them. */
 static void wide_piece(void *arg, int32_t piece) {
   const ng_block *b = arg;
   int64_t from, to;
@@ -352,6 +369,7 @@ static bool combine_ranks(ng_block *b) {
     const double damped = r->alpha * r->beta + k->lambda, least = r->d2 / damped;
     const double along = k->t != NULL ? r->s / damped : r->s * r->s / damped;
     r->c = k->t != NULL ? 1.0 / damped : r->s / damped;
+    /* <D, PD> >= |D|^2 / (alpha beta + lambda), and |PD| >= <D, PD> / |D|. */
     b->inner += fmax((r->d2 - along) / k->lambda, least);
     b->pd2 +=
         fmax((r->d2 - 2.0 * along + along * r->alpha * r->beta / damped) / (k->lambda * k->lambda),
@@ -362,7 +380,8 @@ static bool combine_ranks(ng_block *b) {
 }
 
 /* A square of an f32 fits a double, and so do sums of them: |D|^2 is finite if and only if every
- * entry is. */
+ * entry is.  Every rank that holds a and g measures, and with `statistics = all` that is every
+ * rank: then nothing is delivered. */
 static ng_status measure(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   gather_ranks(b);
@@ -414,6 +433,8 @@ static void emit_wide_bias(const ng_block *b, const ng_tile *t, double by, const
   }
 }
 
+/* PD = (D - c g a') / lambda, row by row: a multiple of what is bound and a multiple of a, so no
+ * array of PD is ever made.  `factor` is the clip's; it multiplies both terms. */
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = factor / k->lambda;

@@ -22,6 +22,8 @@
 typedef int32_t integer; /* LP64: the interface every distribution ships */
 typedef size_t length;
 
+/* Names: s, d for f32, f64; pf for rectangular full packed; the rest as in BLAS and LAPACK
+ * manuals. */
 extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
                    const integer *k, const float *alpha, const float *a, const integer *lda,
                    const float *b, const integer *ldb, const float *beta, float *c,
@@ -189,6 +191,7 @@ static void factor(ng_queue *q, ng_sym S, int *info) {
   *info = found;
 }
 
+/* From L to the inverse of L L', one triangle; info i: L has a 0 at i. */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   const integer n = (integer)L.n;
@@ -227,6 +230,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
   trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
+/* The same in double, for the ladder of kronecker_solve.c. */
 static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
   (void)q;
   const integer n_ = (integer)n;

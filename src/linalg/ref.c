@@ -6,7 +6,11 @@
  * done when it returns, so nothing here looks at its queue; vectors and storage are vector.c's.
  *
  * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
- * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double. */
+ * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double.
+ *
+ * Cost: n^3 operations one by one, so no match for a BLAS; it is for tests, small layers, and
+ * machines without one.  The bits are those of the order of sums written here, on every machine
+ * with IEEE arithmetic and without contraction. */
 #include "linalg/linalg.h"
 #include "linalg/vector.h"
 
@@ -75,7 +79,7 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
   }
 }
 
-/* Column c of C is S times column c of B. */
+/* Column c of C is S times column c of B; see linalg.h for shapes. */
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
@@ -159,6 +163,7 @@ static void invert(ng_queue *q, ng_sym L, int *info) {
   *info = invert_f32(L.n, L.a);
 }
 
+/* The same text in double, for the ladder. */
 static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
   (void)q;
   *info = factor_f64(n, a);
@@ -169,7 +174,8 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
   *info = invert_f64(n, a);
 }
 
-/* x <- (L L')^-1 x, x strided: forward, then backward. */
+/* x <- (L L')^-1 x, x strided: forward, then backward.  Rounded to f32 after every element, since x
+ * is all the memory there is: as BLAS does, and no worse. */
 static void solve_vector(ng_sym L, float *x, int64_t stride) {
   for (int64_t i = 0; i < L.n; i++) { /* L y = x */
     double sum = (double)x[i * stride];
@@ -187,7 +193,8 @@ static void solve_vector(ng_sym L, float *x, int64_t stride) {
   }
 }
 
-/* B (L L')^-1: every row of B by itself, because the inverse is symmetric; below, every column. */
+/* B (L L')^-1: every row of B by itself, because the inverse is symmetric; below, every column.  No
+ * two of them share a number, so their order is no matter. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
@@ -222,8 +229,8 @@ static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
     /* ||v||^2 = 2 norm (norm + |x|) = -2 e[k] v[k+1] */
     const double beta = norm > 0.0 ? -1.0 / (e[k] * v[k + 1]) : 0.0;
     v[k] = beta;
-    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v: both sides at once, n^2
-     * products for A v and n^2 for the update (Golub & Van Loan, 8.3.1). */
+    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v: both sides at
+     * once, n^2 products for A v and n^2 for the update (Golub & Van Loan, 8.3.1). */
     double pv = 0.0;
     for (int64_t i = k + 1; i < n; i++) {
       double sum = 0.0;
@@ -286,8 +293,9 @@ static int ql(int64_t n, double *V, double *d, double *e) {
       if (left-- == 0) return (int)(l + 1);
       /* Wilkinson's shift: d[l] - e[l] / (g + sign(g) root(g^2 + 1)), hypot for no overflow. */
       double g = (d[l + 1] - d[l]) / (2.0 * e[l]);
+      /* d[m] minus the shift; the sign of the root is that of g, so nothing cancels */
       g = d[m] - d[l] + e[l] / (g + copysign(hypot(g, 1.0), g));
-      double s = 1.0, c = 1.0, p = 0.0;
+      double s = 1.0, c = 1.0, p = 0.0; /* sine, cosine, what the last rotation moved */
       int64_t i = m - 1;
       for (; i >= l; i--) {
         const double f = s * e[i], b = c * e[i];
@@ -305,7 +313,7 @@ static int ql(int64_t n, double *V, double *d, double *e) {
         p = s * r;
         d[i + 1] = g + p;
         g = c * r - b;
-        /* The same rotation on rows i and i + 1 of V, which hold eigenvectors so far. */
+        /* The same rotation on rows i and i + 1 of V, which become the eigenvectors. */
         double *x = V + i * n, *y = x + n;
         for (int64_t j = 0; j < n; j++) {
           const double t = y[j];
@@ -322,7 +330,8 @@ static int ql(int64_t n, double *V, double *d, double *e) {
   return 0;
 }
 
-/* Bytes for the two vectors beside V and w. */
+/* Bytes for the two vectors beside V and w.  Beside both because the caller owns all memory, and a
+ * device would, too. */
 static int64_t decompose_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
 
 /* V = Q T Q', T's eigenvalues, and both in ascending order.  Not finite: info 1 at once, since QL would
@@ -345,7 +354,8 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   const int info = ql(n, V, w, e);
   if (info != 0) return info;
   for (int64_t i = 0; i < n; i++) {
-    int64_t least = i; /* by selection: n swaps of rows at most, next to n^3 it is nothing */
+    /* By selection: n^2 comparisons beside n^3 of arithmetic, and fewer than n swaps of rows. */
+    int64_t least = i;
     for (int64_t j = i + 1; j < n; j++) {
       if (w[j] < w[least]) least = j;
     }
@@ -364,6 +374,8 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   return 0;
 }
 
+/* Overwrites V with the eigenvectors as rows; what `eigen` needs beyond that is a copy in
+ * double. */
 static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   (void)q;
   return decompose_work(n);
@@ -375,7 +387,8 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
   *info = decompose(n, V, w, work);
 }
 
-/* In f32: the same in double, rounded at the end. */
+/* In f32: the same in double, rounded at the end.  The oracle must not have f32's errors of its
+ * own. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
   return (n * n + n) * (int64_t)sizeof(double) + decompose_work(n);

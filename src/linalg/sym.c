@@ -40,7 +40,8 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
-/* From (row, col), all on one side of column h. */
+/* From (row, col), all on one side of column h.  In the plain half columns are contiguous, in the
+ * other rows: that is what rs and cs say. */
 static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
                       bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
@@ -56,8 +57,8 @@ static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t 
   return p;
 }
 
-/* A block off the diagonal falls apart where its columns cross h; one on it leaves a triangle on either
- * side of h and a rectangle between them. */
+/* A block is cut at column h only, since each side of it is one rectangle; a block on the diagonal
+ * that crosses it becomes triangle, rectangle, triangle. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
   const int64_t left = clamp(h - c0, 0, k); /* columns of the block in the plain half */
@@ -174,7 +175,7 @@ void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, co
       const int64_t to_c = from_c + TILE < p[i].cols ? from_c + TILE : p[i].cols;
       for (int64_t r = p[i].diagonal ? from_c : 0; r < p[i].rows; r++) {
         const int64_t end = p[i].diagonal && r + 1 < to_c ? r + 1 : to_c;
-        float *to = p[i].a + r * p[i].rs;
+        float *to = p[i].a + r * p[i].rs; /* one of rs, cs is 1 */
         for (int64_t c = from_c; c < end; c++) {
           to[c * p[i].cs] += alpha * from[r * ld + c];
         }

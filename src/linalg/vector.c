@@ -28,10 +28,12 @@ enum {
   NORM_PIECES = 64
 };
 
+/* x as bytes: arrays of three dtypes go through the same entries. */
 static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
   return (const char *)x + i * ng_dtype_size(t);
 }
 
+/* The same, to be written. */
 static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
 /* n elements from x as f32: where they are, or converted into `tile`. */
@@ -46,7 +48,7 @@ static int64_t step_of(ng_dtype t, int64_t left) {
   return t == NG_F32 ? left : ng_min64(left, TILE);
 }
 
-/* Nothing is ever late here. */
+/* Nothing is ever late here.  The counter of the queue is linalg.c's. */
 void ng_host_wait(ng_queue *q) { (void)q; }
 
 /* ---- symmetric storage -----------------------------------------------------------------------*/

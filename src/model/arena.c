@@ -3,13 +3,19 @@
  * In: requests of blocks, statistics and slots, twice: first counted, then placed.  Out: one arena a
  * use, taken once at ng_ready.  Sums lie block after block, so that what is due goes as few messages;
  * results lie by owner and directions by column of owners, so that what one rank sends to others is one
- * run of bytes, whatever the order in which blocks asked. */
+ * run of bytes, whatever the order in which blocks asked.
+ *
+ * After ng_ready nothing is allocated: a step cannot fail for memory, on one rank alone least of
+ * all, and what ng_memory shows is what a run holds. */
 #include "model/model.h"
 
 static int64_t round_up(int64_t bytes) { return (bytes + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN; }
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
+/* Pieces begin on cache lines, so threads that write neighbours do not share one.  The counting
+ * pass gives NULL, and so does a piece of no bytes: who asks must not look at it before the second
+ * pass. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   const int64_t at = plan->bytes[use];
   plan->bytes[use] += round_up(bytes);
@@ -28,12 +34,15 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes) {
   return take_run(plan, NG_USE_RESULTS, &plan->result[owner], bytes);
 }
 
+/* By column, not by owner: all ranks of a column make the same PD, and each sends it to its own
+ * row. */
 void ng_plan_direction(ng_plan *plan, ng_block *b, int64_t floats) {
   b->keeps_direction = true;
   b->direction = take_run(plan, NG_USE_DIRECTION, &plan->direction[b->column],
                           floats * (int64_t)sizeof(float));
 }
 
+/* One block is at work at a time, so all of them share the room of the largest request. */
 void ng_plan_scratch(ng_plan *plan, int64_t bytes) {
   plan->bytes[NG_USE_SCRATCH] = ng_max64(plan->bytes[NG_USE_SCRATCH], round_up(bytes));
 }
@@ -42,7 +51,8 @@ int64_t ng_plan_held(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
-/* fold = direct adds into the average itself. */
+/* fold = direct adds into the average itself, which saves the array of the sums.  What a rank
+ * neither keeps nor observes is NULL there, and takes no byte. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
@@ -61,6 +71,8 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
+/* Lengths to places: run after run, each empty again, to be filled in the order of the second
+ * pass. */
 static void lay_out(ng_span *run, int32_t ranks) {
   int64_t at = 0;
   for (int32_t i = 0; i < ranks; i++) {
@@ -70,6 +82,8 @@ static void lay_out(ng_span *run, int32_t ranks) {
   }
 }
 
+/* Zeroed: sums start at nothing, and the gaps that rounding leaves inside a message stay 0 when
+ * ranks add them up.  What was taken before a failure is given back by ng_arena_release. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
     if (plan->bytes[u] == 0) continue;

@@ -1,7 +1,11 @@
 /* bind.c: where gradients and weights live.
  *
- * In: a view of the caller's, for one parameter.  Out: a slot that points at it, from now until it is
- * bound anew.  Whoever reads a gradient reads it through here, whatever its dtype. */
+ * In: a view of the caller's, for one parameter.  Out: a slot that points at it, from now until it
+ * is bound anew; and a way to read some of a gradient as f32, whatever its dtype.
+ *
+ * Frameworks free gradients between steps and allocate them elsewhere, so binding is cheap and
+ * allowed at any time; that what a step needs is bound is checked when it begins
+ * (step/stations.c). */
 #include "model/model.h"
 
 ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_view *view,
@@ -18,6 +22,7 @@ ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_vi
   }
   ng_slot *slot = &e->slot[which];
   ng_view *to = grad ? &slot->grad : &slot->weight;
+  /* Unbinding asks for no shape: the array may be gone. */
   if (view->data == NULL) {
     to->data = NULL;
     return NG_OK;
@@ -30,6 +35,7 @@ ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_vi
     return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: '%s' is in device memory; this build has no device",
                    call, e->d.name);
   }
+  /* A row stride above cols is a view into something wider; within a row elements are adjacent. */
   if (view->rows != slot->rows || view->cols != slot->cols || view->row_stride < view->cols) {
     return ng_fail(p->ctx, NG_ERR_SHAPE,
                    "%s: '%s' is [%lld, %lld] with row stride %lld, expected [%lld, %lld]", call,

@@ -1,11 +1,17 @@
 /* layers.c: what the caller describes before ng_ready: layers and tensors.
  *
  * In comes a description, out goes an ng_entry with its slots (one for the weight, one for a bias).
- * Every field is checked here, once; the rooms behind assume a valid entry. */
+ * Every field is checked here, once; the rooms behind assume a valid entry.
+ *
+ * A message names the layer, the field, the value and what was expected.  What is known and not
+ * supported yet is NG_ERR_ABSENT and says what to do instead; what means nothing is NG_ERR_ARG. */
 #include "model/model.h"
 
+/* Every size is below it, so products of two of them fit an int64_t, and an index map of 32 bits
+ * holds one. */
 #define NG_WIDEST (INT64_C(1) << 31)
 
+/* The texts are ours (adopt); the cast takes off the const of the public struct. */
 void ng_entry_free(ng_precond *p, ng_entry *e) {
   if (e == NULL) return;
   ng_object_text_free(p, (char *)(uintptr_t)e->d.name);
@@ -15,7 +21,10 @@ void ng_entry_free(ng_precond *p, ng_entry *e) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-/* A name is a key in files and messages: not empty, not endless, printable, unique. */
+/* A name is a key in files and messages: not empty, not endless, printable, unique.  255 bytes
+ * leave room for the longest field name beside it (state/state.c); quotes and backslashes would
+ * have to be escaped wherever a name is shown.  Other bytes above 0x7f are the caller's encoding,
+ * and only files ask for UTF-8. */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name) {
   if (name == NULL || name[0] == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name is %s", call, name == NULL ? "NULL" : "empty");
@@ -46,6 +55,7 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
                  field, (long long)value, (long long)least, (long long)NG_WIDEST - 1);
 }
 
+/* Before any size is read: the fields of an unsupported kind mean something else. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   const char *what = NULL;
   if (d->kind == NG_NORM) what = "normalisation layers";
@@ -65,6 +75,8 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   return NG_OK;
 }
 
+/* out = floor((image + 2 padding - reach) / stride) + 1 along each axis, reach = dilation (kernel -
+ * 1) + 1.  A kernel that reaches beyond the padded image has no output at all. */
 static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   static const char *const name[2][5] = {
       {"kernel[0]", "stride[0]", "padding[0]", "dilation[0]", "image[0] (height)"},
@@ -74,7 +86,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
                               d->image[i]};
     for (int k = 0; k < 5 && st == NG_OK; k++) {
-      st = check_range(p, d, name[i][k], value[k], k == 2 ? 0 : 1);
+      st = check_range(p, d, name[i][k], value[k], k == 2 ? 0 : 1); /* padding may be 0 */
     }
     if (st != NG_OK) return st;
     const int64_t reach = d->dilation[i] * (d->kernel[i] - 1) + 1;
@@ -95,12 +107,14 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
                  (long long)d->groups, (long long)d->in, (long long)d->out);
   }
+  /* Columns of the weight, which families index with 32 bits. */
   if (st == NG_OK && (d->in / d->groups) * d->kernel[0] * d->kernel[1] >= NG_WIDEST) {
     st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': in/groups * kernel is too large", d->name);
   }
   return st;
 }
 
+/* Fills the output size and the positions of *e, nothing else of it. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   if (st == NG_OK) st = check_range(p, d, "in", d->in, 1);
@@ -122,13 +136,15 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
       st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': order is %d, expected an ng_order", d->name,
                    (int)d->order);
     }
-    e->positions = d->positions;
+    e->positions = d->positions; /* 0: known when it is seen */
   }
   return st;
 }
 
 /* ---- adding ----------------------------------------------------------------------------------*/
 
+/* Entries are pointed at, never moved: slots, blocks and tiles keep their addresses when the list
+ * grows. */
 static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
   if (p->entries == p->entry_capacity) {
     const int32_t grown = p->entry_capacity == 0 ? 16 : 2 * p->entry_capacity;
@@ -144,7 +160,8 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
   return NG_OK;
 }
 
-/* Own copies of the texts; on failure nothing of *e is left. */
+/* Own copies of the texts, because the caller's may go after the call; on failure nothing of *e is
+ * left.  Slots point into their entry, so this comes after the entry has its final place. */
 static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char *options,
                        int32_t *index) {
   ng_status st = NG_ERR_NOMEM;
@@ -166,7 +183,9 @@ static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char 
   return NG_OK;
 }
 
-/* `d` is complete; its name is free and its options were judged. */
+/* `d` is complete; its name is free and its options were judged.  Judged on a copy first, so that a
+ * refused layer leaves no trace.  A weight is [out, in / groups kh kw] as in PyTorch, (channel,
+ * kernel offset) along a row. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   ng_entry found;
   memset(&found, 0, sizeof found);
@@ -187,6 +206,8 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   return adopt(p, e, d->name, d->options, index);
 }
 
+/* Normalisation, embeddings and what else has no curvature: not preconditioned and not clipped, but
+ * written by the fused updates, which skip a step whose plain gradients are not finite. */
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);

@@ -6,7 +6,9 @@
  *
  * W ranks are a grid of m rows and n = W/m columns, rank = row * n + column.  The m ranks of a block's
  * column hold its results (spec: KAISA's gradient workers, SC'21), every row receives PD from the member
- * of that column in it.  m = W: everybody holds everything; m = 1: the owner only. */
+ * of that column in it.  m = W: everybody holds everything; m = 1: the owner only.  More rows mean
+ * more memory and less traffic in every step: the published COMM-OPT, HYBRID-OPT and MEM-OPT are m
+ * = W, in between, and 1. */
 #include "model/model.h"
 
 #include <math.h>
@@ -14,7 +16,7 @@
 ng_status ng_grid_make(ng_precond *p) {
   const int32_t W = p->ctx->ranks;
   const double workers = p->base.grad_worker_fraction * W;
-  int32_t m = (int32_t)lround(workers);
+  int32_t m = (int32_t)lround(workers); /* fraction W, at least 1 */
   if (m < 1) m = 1;
   if (W % m != 0 || (workers >= 1.0 && fabs(workers - m) > 1e-6 * W)) {
     return ng_fail(p->ctx, NG_ERR_ARG,
@@ -74,13 +76,17 @@ void ng_grid_release(ng_precond *p) {
   memset(&p->grid, 0, sizeof p->grid);
 }
 
-/* placement = round-robin: block i, rank i mod W, all of its statistics. */
+/* placement = round-robin: block i, rank i mod W, all of its statistics.  As in
+ * lzhangbv/kfac_pytorch; it looks at no cost, so with few layers one rank may solve most of what
+ * there is.  A function of the number alone: every rank places every block without a word. */
 void ng_place_block(ng_block *b) {
   b->owner = b->number % b->ctx->ranks;
   b->column = b->owner % b->p->grid.n;
 }
 
-/* Statistics of a block may have different owners, all of its column; by default they have the block's. */
+/* Every statistic has the owner of its block here (step/ready.c has set it); ctx->place, of tests,
+ * may move it to another rank of the block's column, so owners of one block may differ.  LOCAL: the
+ * owner's own samples, nobody else looks (DP-KFAC, arXiv 2206.15143). */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->keeps = b->keeps_everywhere = true;

@@ -100,8 +100,8 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
 ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size);
 ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
 void ng_options_standard(ng_options *full);
-/* `skip`: options whose schedule does not count; NULL: none of them. */
-/* Every value in the range of its row; the same, and what holds for every family. */
+/* Every value in the range of its row; the same, and what holds for every family.  `skip`: options
+ * whose schedule does not count; NULL: none of them. */
 ng_status ng_options_verify_rows(const ng_options *full, char *message, size_t size);
 ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
                             size_t size);

@@ -58,10 +58,10 @@ enum { NG_OPTION_LIST(KIND) };
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
 /* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the
- * user's to choose. */
+ * user's to choose.  A bound that is too narrow cannot be lifted by the user. */
 /* Counts stop where a double still holds every whole number, because the bounds are doubles. */
 #define COUNT_MAX 1e15
-/* f32 arithmetic has to hold lambda times an eigenvalue. */
+/* f32 arithmetic has to hold lambda times an eigenvalue.  FLT_MAX leaves 3e8 for the latter. */
 #define REAL_MAX 1e30
 
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {

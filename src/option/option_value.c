@@ -3,7 +3,11 @@
  * In comes a text of the command line, the environment or a file; out goes a number or one of the
  * table's own strings, or a message that names the option, what was given and what is allowed.
  * Reading is strict: the whole text must be the value.  Numbers have a decimal point in every
- * locale, because the program around this library may have set one. */
+ * locale, because the program around this library may have set one.
+ *
+ * ng_options is a public struct: its fields are found by the offset in their row, so one text of
+ * code serves all of them, and a struct that somebody filled by assignment is held to the same
+ * rules as a text. */
 #include "option/option.h"
 
 #include <float.h>
@@ -13,6 +17,7 @@
 
 /* ---- numbers --------------------------------------------------------------------------------*/
 
+/* Not isdigit, which asks the locale. */
 static const char *skip_digits(const char *s) {
   while (*s >= '0' && *s <= '9') {
     s++;
@@ -20,7 +25,8 @@ static const char *skip_digits(const char *s) {
   return s;
 }
 
-/* [+-] digits [. digits] [e [+-] digits], at least one digit before the exponent. */
+/* [+-] digits [. digits] [e [+-] digits], at least one digit before the exponent.  strtod alone
+ * would also take blanks, hex, inf and nan. */
 static bool is_decimal(const char *s) {
   if (*s == '+' || *s == '-') s++;
   const char *whole = s;
@@ -42,7 +48,8 @@ static bool is_decimal(const char *s) {
   return *s == 0;
 }
 
-/* The C locale for this thread only; the caller's is put back by leave_c_locale. */
+/* The C locale for this thread only; the caller's is put back by leave_c_locale.  setlocale would
+ * move all threads of a program that is not ours. */
 static locale_t enter_c_locale(locale_t *made) {
   *made = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   return *made == (locale_t)0 ? (locale_t)0 : uselocale(*made);
@@ -54,6 +61,7 @@ static void leave_c_locale(locale_t made, locale_t before) {
   freelocale(made);
 }
 
+/* Of "1e999" strtod makes Inf, which is no value of any option. */
 bool ng_read_real(const char *text, double *out) {
   if (!is_decimal(text)) return false;
   locale_t made;
@@ -65,6 +73,8 @@ bool ng_read_real(const char *text, double *out) {
   return true;
 }
 
+/* Digits only: no 1e3, no 10.0, which would be a real number where a count is asked.  The test
+ * before each digit is what keeps v in range. */
 bool ng_read_int(const char *text, int64_t *out) {
   const bool negative = *text == '-';
   const char *s = text + (*text == '+' || *text == '-');
@@ -79,6 +89,7 @@ bool ng_read_int(const char *text, int64_t *out) {
   return true;
 }
 
+/* Words of shells, files and Python; 2 is not yes. */
 bool ng_read_bool(const char *text, int32_t *out) {
   static const char *const word[2][4] = {{"0", "false", "off", "no"}, {"1", "true", "on", "yes"}};
   for (int32_t v = 0; v < 2; v++) {
@@ -92,7 +103,8 @@ bool ng_read_bool(const char *text, int32_t *out) {
   return false;
 }
 
-/* 15 digits read well, 17 always read back. */
+/* 15 digits read well, 17 always read back.  0.1 stays "0.1" in files and messages, and a value
+ * that was saved is the value that is loaded. */
 void ng_write_real(double value, char *text, size_t size) {
   locale_t made;
   const locale_t before = enter_c_locale(&made);
@@ -106,7 +118,8 @@ void ng_write_real(double value, char *text, size_t size) {
 
 /* ---- messages --------------------------------------------------------------------------------*/
 
-/* "0 < damping <= 1e+30", "cholesky|eigen", ... */
+/* "0 < damping <= 1e+30", "cholesky|eigen", ...  Cut to what a message has room for: %.15s and %.20s
+ * are wider than any bound or name of the table. */
 static ng_quoted expected(const ng_option_row *row) {
   ng_quoted q = {""};
   char low[32], high[32];
@@ -131,6 +144,8 @@ static ng_quoted expected(const ng_option_row *row) {
   return q;
 }
 
+/* One form for all: name, what was given (quoted, cut, printable), why not, what is expected, the
+ * nearest. */
 static ng_status refuse(const ng_option_row *row, const char *given, const char *why,
                         const char *hint, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s, expected %s%s", row->name,
@@ -139,10 +154,13 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
+/* memcpy in and out, no cast of the pointer: no question of aliasing or alignment of a caller's
+ * struct. */
 static const char *field(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
 
+/* Choices and texts are pointers; an enum would tie the size of a public struct to a compiler. */
 static size_t field_size(const ng_option_row *row) {
   switch (row->type) {
   case NG_OPTION_REAL:
@@ -158,16 +176,20 @@ static size_t field_size(const ng_option_row *row) {
   return sizeof(const char *);
 }
 
+/* A struct of an older header ends before newer options; this tells which those are. */
 size_t ng_option_end(const ng_option_row *row) { return row->offset + field_size(row); }
 
+/* For structs of two versions, whose common options move one by one. */
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
   memcpy((char *)to + row->offset, field(row, from), field_size(row));
 }
 
+/* The bytes of a field, whatever their type: `value` points at one of it. */
 static void store(const ng_option_row *row, ng_options *o, const void *value) {
   memcpy((char *)o + row->offset, value, field_size(row));
 }
 
+/* One number type for code that walks options.  The casts are exact, see ng_option_store. */
 double ng_option_number(const ng_option_row *row, const ng_options *o) {
   double real;
   int64_t whole;
@@ -189,17 +211,20 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
   return 0;
 }
 
+/* Not for numbers: the field must be a pointer. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   const char *text;
   memcpy(&text, field(row, o), sizeof text);
   return text;
 }
 
+/* Unchecked: `text` is the table's, or was judged. */
 void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text) {
   store(row, o, &text);
 }
 
-/* All places are looked at: the list of a dtype has holes. */
+/* All places are looked at: the list of a dtype has holes.  Exact spelling: a choice is a word of
+ * an interface, and misspelt ones get a hint. */
 int32_t ng_option_choice(const ng_option_row *row, const char *text) {
   for (int32_t i = 0; i < NG_CHOICES_MAX; i++) {
     if (row->choice[i] != NULL && ng_is(row->choice[i], text)) return i;
@@ -207,6 +232,7 @@ int32_t ng_option_choice(const ng_option_row *row, const char *text) {
   return -1;
 }
 
+/* -1 is an answer: *o may be a caller's, and not verified yet. */
 int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
   return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
 }
@@ -233,7 +259,7 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
   }
 }
 
-/* Written so that NaN is out of range. */
+/* Written so that NaN is out of range.  That is, as what must hold and not as what must not. */
 bool ng_option_in_range(const ng_option_row *row, double v) {
   return (row->lower_open ? v > row->lower : v >= row->lower) && v <= row->upper;
 }
@@ -247,6 +273,8 @@ double ng_option_clamp(const ng_option_row *row, double v) {
 
 /* ---- read, write, verify ---------------------------------------------------------------------*/
 
+/* Stored is the table's own string, so the caller's text may go.  Known but not supported yet is
+ * another answer than misspelt. */
 static ng_status read_choice(const ng_option_row *row, const char *text, ng_options *o,
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);
@@ -261,6 +289,8 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
   return refuse(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message, size);
 }
 
+/* Nothing is stored before all checks have passed: after a refusal *o is as it was.  Free text is
+ * borrowed; ng_options_own copies it. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double real = 0;
@@ -305,6 +335,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
   return NG_OK;
 }
 
+/* All or nothing: half a value would read as another one. */
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size) {
   char number[32];
   const char *from = number;
@@ -328,7 +359,8 @@ bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, 
   return true;
 }
 
-/* The same rules for a struct that was filled by assignment. */
+/* The same rules for a struct that was filled by assignment.  A pointer that is NULL is found; one
+ * into nowhere cannot be. */
 ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *message,
                            size_t size) {
   char given[32];
@@ -372,6 +404,8 @@ static int32_t chosen(const ng_options *o, ng_option_id id) {
   return value;
 }
 
+/* The family with it: a method is a row of values and a family, and whoever has settings has
+ * both. */
 void ng_settings_of(const ng_options *o, ng_settings *out) {
   out->family = ng_method_family(o->method);
   NG_OPTION_LIST(PARSE)
@@ -385,7 +419,7 @@ void ng_settings_of(const ng_options *o, ng_settings *out) {
 #define NUMBER_INT(name) (double)s->name
 #define NUMBER_BOOL(name) (double)s->name
 #define NUMBER_CHOICE(name) (double)s->name
-#define NUMBER_TEXT(name) 0.0
+#define NUMBER_TEXT(name) 0.0 /* a text counts as nothing */
 #define NUMBER(kind, name, type)                                                                   \
   case NG_OPTION_##name:                                                                           \
     return NUMBER_##kind(name);
@@ -405,7 +439,7 @@ double ng_settings_number(const ng_settings *s, ng_option_id id) {
   if (id == NG_OPTION_##name) s->name = value;
 #define PUT_INT(name)                                                                              \
   if (id == NG_OPTION_##name) s->name = (int64_t)value;
-#define PUT_BOOL(name)
+#define PUT_BOOL(name) /* no schedule moves these */
 #define PUT_CHOICE(name)
 #define PUT_TEXT(name)
 #define PUT(kind, name, type) PUT_##kind(name)

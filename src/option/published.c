@@ -2,17 +2,28 @@
  *
  * In comes an option as the published program spells it; out go values of the table in
  * option_table.c.  The same name can mean different things in different programs, so every program
- * has its own list; a method's row in methods.c says which. */
+ * has its own list; a method's row in methods.c says which.
+ *
+ *      factor_decay      weight of the old average (KAISA); of the new sample (kfac_pytorch, eva)
+ *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 none (eva)
+ *      kl_clip           the radius, with SAM
+ *      lr                not an option here: an argument of the step
+ *
+ * take_*: sets what the value means.  check_*: there is nothing to set, since it changes no number
+ * here, or is not known; but a value that the published program would refuse, or that would ask for
+ * something else, is refused with a reason.  A script that runs here means what it meant there. */
 #include "option/option.h"
 
 typedef struct ng_published_job job;
 
+/* Names the published option, since that is what the user typed. */
 static ng_status refuse(const job *j, ng_status st, const char *expected) {
   return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
                     ng_quote(j->value).text, expected);
 }
 
-/* Sets one of our options; a refusal names both. */
+/* Sets one of our options; a refusal names both.  The range is the table's, whatever the published
+ * one was. */
 static ng_status put(job *j, const char *option, const char *value) {
   char why[NG_MESSAGE];
   const ng_option_row *row = NULL;
@@ -33,21 +44,25 @@ static bool is_none(const char *text) {
   return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
 }
 
+/* Same meaning, same range: the table's own check and message are enough. */
 static ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
 
+/* The preconditioner there has an lr of its own, for the clip alone; here the clip uses the
+ * step's. */
 static ng_status take_lr(job *j) {
   if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
   j->gives_lr = true;
   return NG_OK;
 }
 
+/* KAISA.  None is documented there, though its constructor refuses it. */
 static ng_status take_kl_clip(job *j) {
   if (is_none(j->value)) return choose_clip(j, NG_CLIP_NONE);
   const ng_status st = put(j, "kl_clip", j->value);
   return st == NG_OK ? choose_clip(j, NG_CLIP_KL) : st;
 }
 
-/* There, 0 and negative numbers switch the clip off. */
+/* There, 0 and negative numbers switch the clip off.  kfac_pytorch, MPD and DP. */
 static ng_status take_kl_clip_sign(job *j) {
   double v;
   if (!is_none(j->value) && ng_read_real(j->value, &v) && v <= 0)
@@ -55,7 +70,8 @@ static ng_status take_kl_clip_sign(job *j) {
   return take_kl_clip(j);
 }
 
-/* There, 0 rescales to the norm of the gradient; none and negative numbers switch the clip off. */
+/* There, 0 rescales to the norm of the gradient; none and negative numbers switch the clip off.
+ * Three methods behind one number: here they have three names (clip = kl, rescale, none). */
 static ng_status take_kl_clip_zero(job *j) {
   double v;
   const bool number = !is_none(j->value) && ng_read_real(j->value, &v);
@@ -63,18 +79,22 @@ static ng_status take_kl_clip_zero(job *j) {
   return number && v < 0 ? choose_clip(j, NG_CLIP_NONE) : take_kl_clip(j);
 }
 
+/* SAM of lzhangbv/eva: rho = kl_clip if that is above 0, else 0.01. */
 static ng_status take_radius(job *j) {
   double v;
   if (is_none(j->value) || (ng_read_real(j->value, &v) && v <= 0)) return put(j, "radius", "0.01");
   return put(j, "radius", j->value);
 }
 
+/* At least one: 0 would mean all of them here and none there. */
 static ng_status take_samples(job *j) {
   int64_t n;
   if (!ng_read_int(j->value, &n) || n < 1) return refuse(j, NG_ERR_ARG, "a whole number >= 1");
   return put(j, j->row->option, j->value);
 }
 
+/* xi of F <- (1 - xi) F + xi X.  kfac_pytorch turned its meaning around in May 2022 and kept name
+ * and default, 0.95: hence a memory of about one sample. */
 static ng_status take_new_weight(job *j) {
   char text[32];
   double xi;
@@ -85,10 +105,14 @@ static ng_status take_new_weight(job *j) {
   return put(j, "stat_decay", text);
 }
 
+/* Of the options as they are so far: compute_method, or the system's variant, has chosen it. */
 static bool solves_by_eigen(const job *j) {
   return ng_option_chosen(j->full, NG_OPTION_solver) == NG_SOLVER_EIGEN;
 }
 
+/* KAISA's inverse puts all of lambda on both factors; its eigen puts it on the products.  Options
+ * that come after may move what this one sets, as keyword arguments there do not depend on their
+ * order: so eigen again leaves prediv alone. */
 static ng_status take_compute_method(job *j) {
   const bool eigen = ng_same_word(j->value, "eigen");
   if (!eigen && !ng_same_word(j->value, "inverse"))
@@ -103,13 +127,15 @@ static ng_status take_compute_method(job *j) {
   return NG_OK;
 }
 
-/* The published inverse method accepts the flag and does not look at it. */
+/* The published inverse method accepts the flag and does not look at it.  Here prediv = 1 beside
+ * Cholesky is refused, so it is not set. */
 static ng_status take_prediv(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   return put(j, "prediv", flag && solves_by_eigen(j) ? "1" : "0");
 }
 
+/* Strategies are names for fractions there: m = max(1, W fraction) gradient workers. */
 static ng_status take_fraction(job *j) {
   if (ng_same_word(j->value, "COMM_OPT")) return put(j, j->row->option, "1");
   if (ng_same_word(j->value, "HYBRID_OPT")) return put(j, j->row->option, "0.5");
@@ -117,6 +143,8 @@ static ng_status take_fraction(job *j) {
   return put(j, j->row->option, j->value);
 }
 
+/* As Python prints them, with or without "torch."; none is the dtype of the data, which is f32
+ * here. */
 static ng_status take_dtype(job *j) {
   static const char *const name[][5] = {{"f32", "float32", "float", "fp32", "none"},
                                         {"bf16", "bfloat16"},
@@ -132,7 +160,8 @@ static ng_status take_dtype(job *j) {
   return refuse(j, NG_ERR_ARG, "none, float32, bfloat16 or float16");
 }
 
-/* The text is kept by the caller, so a list cannot be joined here. */
+/* The text is kept by the caller, so a list cannot be joined here.  Python's expressions are not
+ * POSIX's: what would silently match something else is refused. */
 static ng_status take_regex(job *j) {
   const char *v = j->value;
   if (is_none(v) || ng_is(v, "[]")) return put(j, j->row->option, "");
@@ -145,6 +174,7 @@ static ng_status take_regex(job *j) {
   return put(j, j->row->option, v);
 }
 
+/* Layers with that many outputs are left out; 0 cannot be a width, so it is no value there. */
 static ng_status take_width(job *j) {
   int64_t width;
   if (is_none(j->value)) return put(j, j->row->option, "0");
@@ -173,11 +203,13 @@ static ng_status check_bool(job *j) {
 
 static ng_status check_bool_or_none(job *j) { return is_none(j->value) ? NG_OK : check_bool(j); }
 
+/* Periods of what this method never does: checked as the published program would. */
 static ng_status check_count(job *j) {
   int64_t n;
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
 }
 
+/* Taken there, looked at by nobody. */
 static ng_status check_size(job *j) {
   double v;
   return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
@@ -189,26 +221,34 @@ static ng_status check_size_or_none(job *j) {
   return refuse(j, NG_ERR_ARG, "a number or none");
 }
 
+/* Names of KAISA's enum: greedy placement by time or by memory.  Numbers are the same under any. */
 static ng_status check_strategy(job *j) {
   if (ng_same_word(j->value, "compute") || ng_same_word(j->value, "memory")) return NG_OK;
   return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
 }
 
+/* hook_enabled: showing no observations is the same, and says so in the program. */
 static ng_status check_true(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, show no observations");
 }
 
+/* Gradients arrive scaled; the scale is said with each micro-batch. */
 static ng_status check_none(job *j) {
   return is_none(j->value) ? NG_OK : refuse(j, NG_ERR_ABSENT, "none; give ng_batch.loss_scale");
 }
 
+/* An ablation switch: with a part left out a step has no meaning (kfac_pytorch uses it for
+ * timing). */
 static ng_status check_no_parts(job *j) {
   return is_none(j->value) ? NG_OK
                            : refuse(j, NG_ERR_ABSENT, "nothing: all parts of a step are needed");
 }
 
+/* gpauloski/kfac-pytorch (Pauloski et al., SC'21, arXiv 2107.01739): its constructor's arguments.
+ * Columns: name there, option here ("" for none), what becomes of it (natgrad info --published),
+ * how. */
 static const ng_published kaisa_names[] = {
     {"factor_update_steps", "stat_period", "the same", take_same},
     {"inv_update_steps", "solve_period", "the same", take_same},
@@ -246,7 +286,8 @@ static const ng_published kaisa_names[] = {
     {"grad_scaler", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_none},
 };
 
-/* lzhangbv's two programs, kfac_pytorch and eva, share rows. */
+/* lzhangbv's two programs, kfac_pytorch and eva, share rows.  Macros, because a list is one array
+ * in the order in which people see it. */
 #define LZ_DAMPING                                                                                 \
   { "damping", "damping", "the same", take_same }
 #define LZ_LR                                                                                      \
@@ -290,6 +331,7 @@ static const ng_published lz_names[] = {
     LZ_LAYERS,
 };
 
+/* Zhang, Shi & Li, ICLR 2023, arXiv 2308.02123. */
 static const ng_published eva_names[] = {
     LZ_FACTORS,
     {"kfac_update_freq", "", "nothing to set: the published Eva takes it and does not look at it",
@@ -344,10 +386,11 @@ const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names
                ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
                ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names);
 
+/* The list of names is only joined for a message: an unknown name gets the nearest one. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size) {
-  char list[NG_MESSAGE] = "";
+  char list[NG_MESSAGE] = ""; /* names so far, for the nearest */
   for (int32_t i = 0; i < names->count; i++) {
     if (!ng_is(names->row[i].name, name)) {
       const size_t n = strlen(list);

@@ -5,6 +5,7 @@
  * memory has been taken yet. */
 #include "option/option.h"
 
+/* regcomp fails for memory or for the pattern; only the second is the caller's to put right. */
 ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
                        size_t size) {
   out->width = width;
@@ -23,7 +24,8 @@ void ng_skip_close(ng_skip *s) {
   s->searches = false;
 }
 
-/* Kinds are spelt as here and as in PyTorch; a kind that is not supported yet has no name. */
+/* Kinds are spelt as here and as in PyTorch: KAISA's skip list has class names, and an expression
+ * copied from it should skip the same layers.  A kind that is not supported yet has no name. */
 static bool found_in(const ng_layer *l, const regex_t *pattern) {
   static const char *const kind[][2] = {
       [NG_LINEAR] = {"linear", "Linear"}, [NG_CONV2D] = {"conv2d", "Conv2d"}};
@@ -41,6 +43,8 @@ ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l) {
   return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
 }
 
+/* Ranges only, since no family has a say in it; of the layer what stands before `bias` must be
+ * there: name, kind and widths. */
 ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
                           char *message, size_t message_size) {
   ng_options full;

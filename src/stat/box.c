@@ -5,23 +5,33 @@
  * the mean of the patches of a convolution, times their number.  That is a sum over a box of the summed
  * image for each kernel offset: the image is summed over samples first, then over rows, then over
  * columns.  Sums are in double; they are finite only if every number read was, so nothing is scanned
- * beforehand. */
+ * beforehand.
+ *
+ * This is the closed form of Eva's mean patch (Zhang, Shi & Li 2023): with x the image summed over
+ * samples,
+ *
+ *      a[c, i, k] = sum over u, v of x[c, u s + i d - p, v s + k d - p]
+ *
+ * s, d, p stride, dilation and padding.  The samples are read once; at stride 1 their patches would
+ * be kernel[0] kernel[1] times as many numbers. */
 #include "stat/gram.h"
 
 #include "simd.h"
 
-/* Doubles of a piece's working set that should stay in the nearest caches. */
+/* Doubles of a piece's working set that should stay in the nearest caches (PLANE); channels of a
+ * line at least and at most (NARROW, WIDE: a cache line, a few registers); elements converted at
+ * once (TILE); flags of pieces (PIECES). */
 enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
 
 typedef struct job {
   const ng_box *box;
   ng_boxed in;
-  int64_t take;
+  int64_t take; /* samples that count, from the first on */
   int32_t pieces;
-  double *out;  /* [channels][offsets] */
-  double *room; /* of all pieces       */
-  int64_t each;
-  bool bad[PIECES];
+  double *out;      /* [channels][offsets] */
+  double *room;     /* of all pieces       */
+  int64_t each;     /* doubles of `room` for one piece */
+  bool bad[PIECES]; /* by piece: saw a number that is not finite */
 } job;
 
 /* ---- sums ------------------------------------------------------------------------------------*/
@@ -67,6 +77,7 @@ static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t r
   }
 }
 
+/* x - x is 0 for numbers and NaN for all else, without a branch in the loop. */
 static bool all_numbers(const double *x, int64_t n) {
   double zero = 0.0;
   for (int64_t i = 0; i < n; i++) {
@@ -77,7 +88,8 @@ static bool all_numbers(const double *x, int64_t n) {
 
 static void clear(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
-/* Output positions u of one axis whose tap `k` falls on pixels, as [*from, *to). */
+/* Output positions u of one axis whose tap `k` falls on pixels, as [*from, *to): the others see
+ * padding, and a zero adds nothing. */
 static void reach(const ng_box *b, int axis, int64_t k, int64_t *from, int64_t *to) {
   const int64_t size = axis == 0 ? b->height : b->width, stride = b->stride[axis];
   const int64_t first = b->padding[axis] - k * b->dilation[axis]; /* u stride >= first */
@@ -93,6 +105,8 @@ static int64_t pixel(const ng_box *b, int axis, int64_t k, int64_t u) {
 
 /* ---- channels first: a plane [channel][y][x] at a time ---------------------------------------*/
 
+/* Rows first, for all columns at once; then columns of the one row that is left: kh oh w + kh kw ow
+ * additions in place of kh kw oh ow. */
 static void box_plane(const ng_box *b, const double *plane, double *rows, double *out) {
   for (int64_t i = 0; i < b->kernel[0]; i++) {
     int64_t from, to;
@@ -116,6 +130,8 @@ static int64_t plane_channels(const ng_box *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / (b->height * b->width)));
 }
 
+/* As many planes as fit the cache: a plane is read in every sample at the same place, one run
+ * each. */
 static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
   const ng_box *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
@@ -141,6 +157,8 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
 
 /* ---- channels last: a row of pixels at a time, some channels of each -------------------------*/
 
+/* Channels lie next to each other, so some of them at a time: all of them at every pixel would
+ * leave the cache before the next sample comes. */
 static int64_t line_channels(const ng_box *b) {
   const int64_t n = b->whole ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
@@ -201,6 +219,8 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
   }
 }
 
+/* Channels are shared out, so threads write different sums, and the bits do not depend on how many
+ * there are. */
 static void piece(void *arg, int32_t i) {
   job *j = arg;
   int64_t from, to;

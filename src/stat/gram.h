@@ -1,4 +1,4 @@
-/* stats.h: fresh factors from what was observed (conv.c, rows.c).
+/* gram.h: fresh factors from what was observed (gram_conv.c, gram_rows.c).
  *
  * Both add alpha * sum(rows' rows) to a symmetric matrix; what alpha is (the scale table) is the
  * family's business.  Columns inside are ordered (kernel offset, channel), bias last.

@@ -1,13 +1,17 @@
-/* conv.c: the factors of a convolution from its input and its output gradient (Grosse & Martens
- * 2016, arXiv 1602.01407, equations 11 to 13).
+/* gram_conv.c: the factors of a convolution from its input and its output gradient (Grosse &
+ * Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
  * In: images [samples, channels * height * width], NCHW or NHWC, f32, bf16 or f16.  Out: S += alpha
  * sum over samples and output positions of a a' (a: the zero-padded patch, ordered (kernel offset,
  * channel), and a 1 for a bias) or of g g'.
  *
  * The plain way writes tiles of patches and takes their Gram matrix; it knows every geometry and is
- * the oracle of the fast way, which for stride 1 goes by displacements (conv_shift.c), without
- * patches.  What is a matrix of rows in memory already goes to rows.c. */
+ * the oracle of the fast way, which for stride 1 goes by displacements (gram_shift.c), without
+ * patches.  What is a matrix of rows in memory already goes to gram_rows.c.
+ *
+ * One thread calls BLAS, which has threads of its own; ours fill the tile before it.  alpha is
+ * applied when a tile is added to S, not to the rows: a factor in front of a sum costs nothing and
+ * rounds once. */
 #include "core/core.h"
 #include "stat/gram_shift.h"
 #include "stat/read.h"
@@ -23,11 +27,11 @@ static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding
 
 typedef struct patches {
   const ng_conv *c;
-  ng_pixels in;
-  bool one;
-  int64_t first, count;
-  int32_t pieces;
-  float *to;
+  ng_pixels in;         /* channels [c0, c1) of the images */
+  bool one;             /* a last column of ones */
+  int64_t first, count; /* rows of the tile: patches first .. first + count of all */
+  int32_t pieces;       /* threads that fill it */
+  float *to;            /* the tile [count, ld] */
   int64_t ld;
   float *window; /* a piece's: span rows of padded_width pixels, image row y in slot y mod span */
 } patches;
@@ -36,6 +40,8 @@ static int64_t window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(span_of(c) * padded_width(c) * channels);
 }
 
+/* The window is a ring: the next output row needs `stride` new image rows, the others are there.  y
+ * may be negative, in the padding above. */
 static int64_t slot_of(int64_t y, int64_t span) { return (y % span + span) % span; }
 
 /* Row y of the image, which may lie in the padding, into its slot. */
@@ -48,6 +54,8 @@ static void load_row(const patches *t, float *window, int64_t n, int64_t y) {
   ng_pixels_load(&t->in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
+/* Out of the window into a row of the tile, in the order of S: with dilation 1 a kernel row is one
+ * run. */
 static void patch(const patches *t, const float *window, int64_t y0, int64_t x0, float *out) {
   const ng_conv *c = t->c;
   const int64_t wide = t->in.c1 - t->in.c0, row = padded_width(c) * wide, span = span_of(c);
@@ -66,6 +74,7 @@ static void patch(const patches *t, const float *window, int64_t y0, int64_t x0,
   if (t->one) *out = 1.0f;
 }
 
+/* A piece has a window of its own, so an image row that two pieces need is loaded twice. */
 static void patches_piece(void *arg, int32_t i) {
   const patches *t = arg;
   const ng_conv *c = t->c;
@@ -103,7 +112,8 @@ static ng_box box_of(const ng_conv *c, int64_t channels) {
   return b;
 }
 
-/* Floats of one piece, all for doubles: the sums of all taps, and what they are made with. */
+/* Floats of one piece, all for doubles: the sums of all taps, and what they are made with.  In
+ * double, because the mean of many positions may cancel to little; one rounding at the end. */
 static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
   const ng_box box = box_of(c, channels);
   return 2 * (ng_round16(channels * taps_of(c)) + ng_round16(ng_box_sample_room(&box)));
@@ -124,6 +134,9 @@ static ng_boxed sample_of(const ng_pixels *p, int64_t n) {
   return in;
 }
 
+/* A row of the tile is a sample: KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how = 1) or
+ * the sum of its patches before the outer product.  The 1 of the bias is summed like everything
+ * else. */
 static void reduce_piece(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
@@ -155,6 +168,8 @@ static ng_pixels input_of(const ng_conv *c, const ng_view *x, int64_t c0, int64_
                      .c1 = c1};
 }
 
+/* The wait before the next tile is not for BLAS on a CPU, which is done when it returns: on a
+ * device the queue may still read what the next pieces would overwrite. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch) {
@@ -193,6 +208,7 @@ typedef struct pixel_tile {
   int64_t ld;
 } pixel_tile;
 
+/* Runs of pixels of one image; a tile may begin and end inside one. */
 static void pixels_piece(void *arg, int32_t i) {
   const pixel_tile *t = arg;
   const int64_t cols = t->in.c1 - t->in.c0;
@@ -209,6 +225,8 @@ static void pixels_piece(void *arg, int32_t i) {
   }
 }
 
+/* Some channels at a time through a block on the stack: sums stay in registers and the first
+ * cache. */
 static void pixel_sums_piece(void *arg, int32_t i) {
   enum { WIDE = 64, RUN = 32 };
   const pixel_tile *t = arg;
@@ -242,6 +260,7 @@ static void pixel_sums_piece(void *arg, int32_t i) {
   }
 }
 
+/* Dense NHWC is a matrix [samples * pixels, channels] where it lies, and BLAS reads it there. */
 static void pixel_stats(ng_context *ctx, const ng_pixels *in, int64_t take, bool one, int reduce,
                         float alpha, ng_sym S, float *scratch) {
   const ng_view *v = in->v;
@@ -292,6 +311,8 @@ static bool pointwise(const ng_conv *c) {
          c->padding[1] == 0;
 }
 
+/* The cheaper of two ways to the same sums.  Costs depend on the geometry and the number of
+ * samples, not on values or threads, so the choice is the same in every run. */
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch) {
@@ -306,6 +327,8 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
   }
 }
 
+/* For whichever way is chosen later: the choice depends on the samples, which are not known at
+ * ng_ready. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
   const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(taps_of(conv) * c + 1);
   int64_t floats = tile + threads * ng_max64(window_floats(conv, c), reduce_floats(conv, c));

@@ -1,4 +1,5 @@
-/* rows.c: sums of outer products of rows, the statistics of everything that is a matrix already.
+/* gram_rows.c: sums of outer products of rows, the statistics of everything that is a matrix
+ * already.
  *
  * In: a view [samples * positions, columns], f32, bf16 or f16, rows of one sample next to each
  * other or not, of which some samples and some columns count.  Out: S += alpha sum_r r r', the r
@@ -38,7 +39,7 @@ NG_CLONES static void add_columns(const float *X, int64_t rows, int64_t ldx, int
 }
 
 typedef struct sums {
-  const float *X;
+  const float *X; /* [rows, cols], row stride ldx */
   int64_t rows, ldx, cols;
   float *out;
 } sums;
@@ -53,6 +54,8 @@ static void sum_chunk(void *arg, int32_t i) {
   }
 }
 
+/* No copy: rows that count are one run of rows.  The column of ones turns into the row of sums and
+ * the corner into the number of rows, all times alpha. */
 static void direct(ng_context *ctx, const float *X, int64_t rows, int64_t ldx, int64_t cols,
                    bool one, float alpha, ng_sym S, float *scratch) {
   ng_queue *q = ctx->queue;
@@ -82,6 +85,8 @@ static const char *source(const ng_rows *r, int64_t row) {
   return (const char *)r->v.data + (row * r->v.row_stride + r->c0) * ng_dtype_size(r->v.dtype);
 }
 
+/* Positions first means row = position * samples + sample: of each position the first `take`
+ * count. */
 static void copy_piece(void *arg, int32_t i) {
   const tile *t = arg;
   const ng_rows *r = t->r;
@@ -132,6 +137,8 @@ static void reduce_piece(void *arg, int32_t i) {
 
 int64_t ng_rows_scratch(int64_t columns) { return ng_tile_floats(columns + 1); }
 
+/* Positions first with fewer samples than there are is a run of rows for each position, with gaps:
+ * that goes through a tile, too. */
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch) {
   const int64_t cols = r->c1 - r->c0, wide = cols + (r->one ? 1 : 0);
   const bool reduced = r->reduce != 0 && r->positions > 1;

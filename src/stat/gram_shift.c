@@ -1,4 +1,4 @@
-/* conv_shift.c: the input factor of a stride 1 convolution without patches.
+/* gram_shift.c: the input factor of a stride 1 convolution without patches.
  *
  * With r a pixel that kernel tap k looks at (image coordinates, so taps k and k' of the same output
  * position look at r and r + d, d = (k' - k) dilation), block (k, k') of the factor is
@@ -225,6 +225,8 @@ static void add_straight(const terms *t, int64_t C, const ng_piece *p, int64_t c
   }
 }
 
+/* Pieces held transposed (rs != 1) want rows of S, which are columns of the product: turned in
+ * panels that stay in the first cache, 32 x 32. */
 static void add_turned(const terms *t, int64_t C, const ng_piece *p, int64_t c0, int64_t r0,
                        float alpha) {
   for (int64_t c = 0; c < p->cols; c += PANEL) {
@@ -266,7 +268,8 @@ static void add_block(const job *j, const terms *t, int64_t row, int64_t col, in
   }
 }
 
-/* Every block of this displacement, a share of its columns. */
+/* Every block of this displacement, a share of its columns.  What is added comes before what is
+ * subtracted, and M[0, 0] first of all: one order whatever the threads. */
 static void blocks_piece(void *arg, int32_t i) {
   const job *j = arg;
   const ng_range ky = ng_axis_taps_at(&j->v, j->dy), kx = ng_axis_taps_at(&j->h, j->dx);
@@ -295,6 +298,8 @@ static void blocks_piece(void *arg, int32_t i) {
 
 /* ---- the door --------------------------------------------------------------------------------*/
 
+/* Half of all displacements: block (k', k) is the transposed of (k, k'), and S keeps one triangle.
+ * Hence dy >= 0, and on dy = 0 only dx >= 0. */
 static void one_tile(job *j, float *gram, bool one) {
   ng_context *ctx = j->ctx;
   j->pieces = ng_pieces(ctx, j->samples * j->v.size * j->h.size * j->C);
@@ -321,6 +326,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                float *scratch) {
   if (take <= 0) return;
   const int64_t C = c1 - c0, p = c->kernel[0] * c->kernel[1] * C, most = ng_shift_samples(c, C);
+  /* Even tiles: a last one of few samples has as many GEMMs as a full one, all short. */
   const int64_t tiles = (take + most - 1) / most, even = (take + tiles - 1) / tiles;
   const ng_shift_layout at = ng_shift_layout_of(c, C, even * C * ng_shift_rows(c));
   job j = {.ctx = ctx,

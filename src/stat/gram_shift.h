@@ -1,6 +1,6 @@
-/* conv_shift.h: the input factor of a stride 1 convolution by displacements; conv.c decides.
+/* gram_shift.h: the input factor of a stride 1 convolution by displacements; gram_conv.c decides.
  *
- * conv_plan.c knows the geometry, what it takes and when it pays; conv_shift.c does it.
+ * gram_shift_plan.c knows the geometry, what it takes and when it pays; gram_shift.c does it.
  */
 #ifndef NG_CONV_SHIFT_H
 #define NG_CONV_SHIFT_H
@@ -20,7 +20,7 @@ void ng_conv_input_stats_shift(ng_context *ctx, const ng_conv *c, const ng_view 
                                int64_t c0, int64_t c1, bool one, float alpha, ng_sym S,
                                float *scratch);
 
-/* ---- geometry: conv_plan.c -------------------------------------------------------------------*/
+/* ---- geometry: gram_shift_plan.c -------------------------------------------------------------*/
 
 enum {
   NG_SHIFT_PRODUCTS = 64

@@ -1,4 +1,4 @@
-/* conv_plan.c: what the displacements of conv_shift.c need to know before they start.
+/* gram_shift_plan.c: what the displacements of gram_shift.c need to know before they start.
  *
  * In: a convolution's geometry, a number of channels, of samples.  Out: along each axis, which
  * coordinates a block lacks of the sum that all blocks of its displacement share; the scratch that
@@ -20,6 +20,7 @@ static ng_range common(ng_range a, ng_range b) {
   return (ng_range){ng_max64(a.from, b.from), ng_min64(a.to, b.to)};
 }
 
+/* Tap k looks at k step - pad + u for output u (stride 1): a run, cut to the image. */
 ng_range ng_axis_swept(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
   return common((ng_range){first, first + a->out}, (ng_range){0, a->size});
@@ -44,6 +45,8 @@ ng_range ng_axis_taps_at(const ng_axis *a, int64_t d) {
   return (ng_range){ng_max64(0, -d), ng_min64(a->taps, a->taps - d)};
 }
 
+/* As many single coordinates at each end as the block that lacks most: the others use some of
+ * them. */
 ng_strips ng_strips_of(const ng_axis *a, int64_t d) {
   ng_strips s = {.all = paired(a, d)};
   const ng_range taps = ng_axis_taps_at(a, d);
@@ -91,6 +94,7 @@ int64_t ng_shift_columns(const ng_conv *c) { return ng_min64(c->width, 2 * ng_sh
 
 int64_t ng_shift_rows(const ng_conv *c) { return c->height * (c->width + ng_shift_columns(c)); }
 
+/* Matrices of one displacement, the most of any: each is channels^2 floats of scratch. */
 static int64_t products_of(const ng_conv *c) {
   const ng_axis v = ng_axis_of(c, 0), h = ng_axis_of(c, 1);
   int64_t most = 0;
@@ -103,11 +107,14 @@ static int64_t products_of(const ng_conv *c) {
   return most;
 }
 
+/* Scratch and the list of products bound it: with much padding, or a kernel as wide as the image,
+ * blocks lack so many rows and columns that patches are the smaller evil. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
   return c->stride[0] == 1 && c->stride[1] == 1 && channels * ng_shift_rows(c) <= TILE_FLOATS &&
          products_of(c) <= NG_SHIFT_PRODUCTS;
 }
 
+/* Samples are inside pixels, so a tile with few of them has short runs and small GEMMs. */
 int64_t ng_shift_samples(const ng_conv *c, int64_t channels) {
   const int64_t by_rows = TILE_ROWS / (c->height * c->width);
   return ng_max64(1, ng_min64(by_rows, TILE_FLOATS / (channels * ng_shift_rows(c))));

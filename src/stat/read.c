@@ -1,22 +1,29 @@
-/* pack.c: from the caller's layout and dtype to rows of f32.
+/* read.c: from the caller's layout and dtype to rows of f32.
  *
- * Images come in NCHW or NHWC, f32, bf16 or f16, and leave as rows of channels, one row a pixel,
- * which is what every statistic of a convolution is made of (Grosse & Martens 2016, section 3). */
+ * In: images in NCHW or NHWC, f32, bf16 or f16.  Out: rows of channels, one row a pixel, which is
+ * what every statistic of a convolution is made of (Grosse & Martens 2016, section 3).
+ *
+ * Tiles bound the scratch: a batch of any size goes through the same few MiB, and the conversion of
+ * a tile is still in the caches when BLAS reads it. */
 #include "stat/read.h"
 
 #include "core/core.h"
 
 enum { LEAST_ROWS = 512, MOST_ROWS = 16384, TILE_FLOATS = 1 << 21 };
 
+/* Whole cache lines, so that no two rows share one and threads may fill neighbours. */
 int64_t ng_tile_ld(int64_t cols) { return ng_round16(cols); }
 
+/* 8 MiB of floats, but never fewer rows than SYRK needs to pay for reading and writing S, and no
+ * more than MOST_ROWS of narrow ones. */
 int64_t ng_tile_rows(int64_t cols) {
   const int64_t rows = TILE_FLOATS / ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS, ng_min64(MOST_ROWS, rows));
 }
 
 int64_t ng_tile_floats(int64_t cols) {
-  /* Rounding makes rows * ld jump about below TILE_FLOATS; this bound grows with cols. */
+  /* Rounding makes rows * ld jump about below TILE_FLOATS; this bound grows with cols, so scratch
+   * that was sized for the widest part serves every narrower one. */
   const int64_t ld = ng_tile_ld(cols);
   return ng_max64(LEAST_ROWS * ld, ng_min64(MOST_ROWS * ld, TILE_FLOATS));
 }
@@ -56,6 +63,7 @@ static inline void transpose4(const float *src, int64_t lds, float *dst, int64_t
 }
 #endif
 
+/* Channels of NCHW are strided by whole images; this is where they become neighbours. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd) {
   /* 16 rows of src fill whole cache lines of dst while both strides may be powers of two, where
    * more rows would evict each other. */
@@ -83,6 +91,7 @@ void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *ds
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
+/* Pixels are rows already: one conversion where all channels are wanted and rows are dense. */
 static void load_nhwc(const ng_pixels *p, const char *image, int64_t first, int64_t count,
                       float *dst, int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
@@ -96,6 +105,8 @@ static void load_nhwc(const ng_pixels *p, const char *image, int64_t first, int6
   }
 }
 
+/* f32 is transposed where it lies; 16 bits go through a block on the stack, small enough for the
+ * first cache: 16 channels of 64 pixels, 4 KiB. */
 static void load_nchw(const ng_pixels *p, const char *image, int64_t first, int64_t count,
                       float *dst, int64_t stride) {
   enum { ROWS = 16, COLS = 64 };

@@ -1,5 +1,5 @@
-/* pack.h: tiles of f32 rows, filled from what a caller shows; shared by rows.c, conv.c,
- * conv_shift.c.
+/* read.h: tiles of f32 rows, filled from what a caller shows; shared by gram_rows.c, gram_conv.c,
+ * gram_shift.c.
  *
  * A tile is as many rows as keep BLAS busy, never more for a larger batch.  Loops over tiles are
  * cut into one piece a thread; BLAS is called between them, from one thread.

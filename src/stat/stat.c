@@ -19,13 +19,16 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
   return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
 }
 
-/* Every sum of this step back to nothing seen. */
+/* Every sum of this step back to nothing seen.  keep = 1: without a sample the old average stays
+ * whole. */
 static void close(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
   s->posted = false;
 }
 
+/* identity is how both published programs begin (KAISA, kfac_pytorch); `first` needs nothing here,
+ * the first fold has weight 0 for what is there. */
 void ng_stat_begin(ng_stat *s) {
   close(s);
   if (!s->symmetric || !s->keeps || s->rule.start != NG_START_IDENTITY) return;
@@ -77,6 +80,8 @@ void ng_stat_retain(ng_queue *q, const ng_stat *s) {
   }
 }
 
+/* After the family has added, never before: an observation that is refused half way must not have
+ * weight. */
 void ng_stat_count(ng_stat *s) {
   if (!s->rule.averaged) {
     s->w = 1.0;
@@ -103,7 +108,8 @@ void ng_stat_agreed(ng_stat *s, const double total[2]) {
   s->total_keep = same ? s->w * s->keep : total[1];
 }
 
-/* fold = direct sends averages: each counts by its share of the samples. */
+/* fold = direct sends averages: each counts by its share of the samples.  Otherwise raw sums travel
+ * and the fold divides by the weight of all ranks, so uneven shards count as they should. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   double own = 1.0;
   if (!s->rule.averaged || !s->observes) return;
@@ -171,7 +177,9 @@ static void add_shift(ng_queue *q, ng_stat *s, double keep) {
   }
 }
 
-/* Vectors are folded in double: they are small, and what reads them multiplies long sums by them. */
+/* Vectors are folded in double: they are small, and what reads them multiplies long sums by them.
+ * Of matrices n^2 numbers are folded, in f32: they are read through a solve whose rounding is
+ * larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
   if (s->symmetric) {
@@ -181,6 +189,8 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
   }
 }
 
+/* The sums are scanned although every value was: sums of finite f32 may overflow.  The average is
+ * touched only after that, so what a bad step leaves is the average before it. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
   if (!s->rule.direct && s->observes && !sums_finite(q, s)) {

@@ -1,4 +1,4 @@
-/* state_fields.c: one array, from the order in memory to the published order and back.
+/* field_order.c: one array, from the order in memory to the published order and back.
  *
  * Inside, the columns of a convolution's A are (kernel offset, channel), so that blocks of one
  * shift are contiguous, and symmetric matrices are rectangular full packed.  In a file nobody

@@ -1,7 +1,8 @@
 /* fields.c: the walk over every array that belongs to the state: blocks, then moments.
  *
  * In: a visitor.  Out: it has seen every field, in the same order on all ranks, with its key: the name
- * of a block, or of the layer whose moments they are. */
+ * of a block, or of the layer whose moments they are.  The order of registration: names find an
+ * array in a file, but broadcasts match by order alone. */
 #include "state/state.h"
 
 typedef struct field_walk {
@@ -15,8 +16,9 @@ static ng_status one_field(void *arg, ng_field *f) {
   return w->visit(w->arg, w->key, f);
 }
 
+/* On every rank, since each moves its own copy of the weights; owner 0, who writes the file. */
 static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data) {
-  if (data == NULL) return NG_OK;
+  if (data == NULL) return NG_OK; /* the option `update` keeps none */
   ng_field f = ng_field_plain("", NG_F32, slot->rows, slot->cols, data, 0);
   (void)snprintf(f.name, sizeof f.name, "%s.%s", name, slot->which == NG_BIAS ? "bias" : "weight");
   return one_field(w, &f);

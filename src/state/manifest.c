@@ -1,6 +1,6 @@
 /* manifest.c: everything of the state that is not an array, as a JSON text.
  *
- *   {"format": 1, "library": "0.1.0", "method": "natgrad",
+ *   {"format": 2, "library": "0.1.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
  *    "live":     {"damping": {"value": 0.003, "since": 0}, ...}
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
@@ -11,16 +11,21 @@
  * Layers and options are kept as text rather than as a hash, so that a state of another model is
  * refused with what differs.  A state fits when the layers are the same and every option is the
  * same that was fixed at ng_ready; live options are taken from the state, and the ones that only
- * say where results are kept do not matter. */
+ * say where results are kept do not matter.
+ *
+ * In: a model, or a JSON text of anybody's.  Out: the text; or what it says, verified, in places of
+ * its own (ng_snapshot, `values`), from where ng_snapshot_apply cannot fail.  Nothing of the model
+ * changes before all of the text has been understood.  A text is never trusted: every key may be
+ * missing, have another type, or a number beyond what it counts. */
 #include "io.h"
 #include "state/state.h"
 
 /* ---- numbers of the blocks -------------------------------------------------------------------*/
 
 typedef struct cursor {
-  double *to;
-  const double *from;
-  int64_t at;
+  double *to;         /* get */
+  const double *from; /* put */
+  int64_t at;         /* the next number's place */
 } cursor;
 
 static ng_status count_one(void *arg, ng_number *n) {
@@ -41,6 +46,9 @@ static ng_status put_one(void *arg, ng_number *n) {
   return NG_OK;
 }
 
+/* One walk for counting, getting and putting: the places in the array are the order of the walk,
+ * the same on every rank and in every run of this version.  In a file numbers have names, so
+ * another order there is no matter. */
 int64_t ng_state_values(ng_precond *p) {
   cursor c = {NULL, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -49,6 +57,8 @@ int64_t ng_state_values(ng_precond *p) {
   return c.at;
 }
 
+/* Each number from the block's owner alone: the sum over ranks (state.c) is then everybody's
+ * array. */
 void ng_state_get(ng_precond *p, double *x) {
   cursor c = {x, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -66,7 +76,9 @@ void ng_state_put(ng_precond *p, const double *x) {
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
-/* What a layer is, as far as the state depends on it: not in which order its arrays arrive. */
+/* What a layer is, as far as the state depends on it: not in which order its arrays arrive.  A
+ * layout of NHWC or positions first read the same weights.  With names in front of the numbers,
+ * since people read it in a refusal. */
 static void describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
 #define LL(x) ((long long)(x))
@@ -87,12 +99,14 @@ static void describe(const ng_entry *e, char *text, size_t size) {
 #undef LL
 }
 
+/* Both sides as they are written: which layer, what it was, what it is. */
 static ng_status differs(char *message, size_t size, const char *what, const char *name,
                          const char *theirs, const char *ours) {
   return ng_fail_to(message, size, NG_ERR_FILE, "%s '%s' is '%s' in the state and '%s' here", what,
                     name, theirs, ours);
 }
 
+/* In order, one by one: the first that differs is what the message is about. */
 static ng_status read_layers(const ng_precond *p, const json_t *layers, char *message,
                              size_t size) {
   const size_t n = json_array_size(layers);
@@ -136,7 +150,8 @@ static ng_status read_layers(const ng_precond *p, const json_t *layers, char *me
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Where results are kept and who owns what: a state does not depend on it. */
+/* Where results are kept and who owns what: a state does not depend on it, and a run may go on with
+ * another number of ranks. */
 static bool does_not_matter(const char *option) {
   const int32_t id = ng_option_find(option);
   return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction;
@@ -147,12 +162,15 @@ static size_t text_room(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule);
 }
 
+/* Over the public list: the state knows options as a user does, by name and text. */
 static bool option_at(int32_t i, ng_option_info *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = sizeof *info;
   return ng_option_at(i, info) == NG_OK;
 }
 
+/* Fixed options must be the same, as texts; live ones are taken; what this version does not know is
+ * refused by read_options. */
 static ng_status read_option(const ng_precond *p, const json_t *options, const char *method,
                              const ng_option_info *info, ng_options *o, char *ours, size_t room,
                              char *message, size_t size) {
@@ -179,6 +197,8 @@ static ng_status read_option(const ng_precond *p, const json_t *options, const c
                     info->name, theirs, method, ours, p->opt.method);
 }
 
+/* On a copy, to be put in place later.  Each may be in its range and still not go with the others
+ * or with a layer's own, so all that is asked of a new model is asked again. */
 static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_options *o,
                               char *message, size_t size) {
   const json_t *options = json_object_get(manifest, "options");
@@ -229,6 +249,7 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
 static const char *const rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last",
                                                   "plain"};
 
+/* JSON numbers are doubles elsewhere: counts are exact up to 2^53, and no larger one is taken. */
 static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
                             int64_t *out, char *message, size_t size) {
   const json_t *v = json_object_get(object, name);
@@ -239,6 +260,8 @@ static ng_status read_count(const json_t *object, const char *where, const char 
                     (long long)most);
 }
 
+/* updates <= steps, since <= steps: a schedule or a bias correction that begins in the future has
+ * no meaning. */
 static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *message, size_t size) {
   const int64_t most = INT64_C(1) << 53;
   const json_t *c = json_object_get(manifest, "counters");
@@ -262,7 +285,7 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
   if (!json_is_number(nu) || !json_is_number(inner)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
   }
-  s->nu = json_number_value(nu);
+  s->nu = json_number_value(nu); /* what ng_report shows, until the next step */
   s->inner = json_number_value(inner);
   return NG_OK;
 }
@@ -275,10 +298,12 @@ typedef struct block_reader {
   double *to;
   int64_t at;
   size_t seen, counts; /* the first so many are flags and counts */
-  char *message;
+  char *message;       /* of the call, as everywhere here */
   size_t size;
 } block_reader;
 
+/* Flags and counts are bounded here, because they turn into integers; what a family adds is its own
+ * double. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
   const json_t *v = json_object_get(r->from, n->name);
@@ -297,13 +322,15 @@ static ng_status read_number(void *arg, ng_number *n) {
   return NG_OK;
 }
 
+/* Numbers are found by name and counted: with none missing and as many as there are, none is
+ * extra. */
 static ng_status read_blocks(ng_precond *p, const json_t *blocks, double *values, char *message,
                              size_t size) {
   block_reader r = {.to = values, .message = message, .size = size};
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
     r.from = json_object_get(blocks, r.layer);
-    r.seen = 0;
+    r.seen = 0; /* counted anew for each block */
     r.counts = ng_block_counts(p->block[i]);
     const ng_status st = ng_block_numbers(p->block[i], read_number, &r);
     if (st != NG_OK) return st;
@@ -320,6 +347,8 @@ static ng_status read_blocks(ng_precond *p, const json_t *blocks, double *values
   return NG_OK;
 }
 
+/* The format before all else, as it says what the rest means.  Layers before options: who loads the
+ * wrong file should read about layers. */
 ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s, double *values,
                            char *message, size_t size) {
   memset(s, 0, sizeof *s);
@@ -336,6 +365,8 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
   return st;
 }
 
+/* Options first, values of the coming step last: they follow from options, since and steps.  A
+ * layer's own options are applied again over the new ones. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   p->opt = s->opt;
   ng_settings_of(&p->opt, &p->base);
@@ -364,11 +395,13 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
 
 /* ---- making ----------------------------------------------------------------------------------*/
 
-/* Adds a value that this call owns; remembers that something went wrong. */
+/* Adds a value that this call owns; remembers that something went wrong.  Jansson takes NULL for a
+ * value that could not be made, and says so; so one flag at the end is enough. */
 static void add(bool *ok, json_t *object, const char *key, json_t *value) {
   if (json_object_set_new(object, key, value) != 0) *ok = false; /* also if value is NULL */
 }
 
+/* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
 static json_t *make_options(const ng_precond *p, bool *ok) {
   json_t *o = json_object();
   const size_t room = text_room(p);
@@ -386,6 +419,7 @@ static json_t *make_options(const ng_precond *p, bool *ok) {
   return o;
 }
 
+/* In the order of registration, which is what read_layers compares. */
 static json_t *make_layers(const ng_precond *p, bool *ok) {
   json_t *list = json_array();
   char is[NG_MESSAGE];
@@ -404,16 +438,18 @@ static json_t *make_layers(const ng_precond *p, bool *ok) {
 typedef struct block_writer {
   json_t *to;
   const double *from;
-  int64_t at;
-  bool ok;
+  int64_t at; /* place in `values` */
+  bool ok;    /* no call failed for memory */
 } block_writer;
 
+/* The walk of ng_state_get again, so places and names meet. */
 static ng_status write_number(void *arg, ng_number *n) {
   block_writer *w = arg;
   add(&w->ok, w->to, n->name, json_real(w->from[w->at++]));
   return NG_OK;
 }
 
+/* A block by its name, a number by its own. */
 static json_t *make_blocks(ng_precond *p, const double *values, bool *ok) {
   json_t *all = json_object();
   block_writer w = {NULL, values, 0, true};
@@ -426,9 +462,11 @@ static json_t *make_blocks(ng_precond *p, const double *values, bool *ok) {
   return all;
 }
 
+/* What ng_report shows of the last step is no reason to refuse a save. */
 static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
 
-/* JSON is UTF-8 and knows finite numbers only; texts are the callers'. */
+/* JSON is UTF-8 and knows finite numbers only; texts are the callers'.  Asked before the file is
+ * begun: what cannot be read back must not replace a state that can. */
 static ng_status can_be_written(ng_precond *p, const double *values, char *message, size_t size) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
@@ -448,6 +486,7 @@ static ng_status can_be_written(ng_precond *p, const double *values, char *messa
   return NG_OK;
 }
 
+/* Keys in this order, which is that of the file: the same state gives the same bytes. */
 ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[NG_RESCUES],
                            json_t **out, char *message, size_t size) {
   bool ok = true;
@@ -459,13 +498,13 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
                  NG_VERSION_PATCH);
   json_t *m = json_object(), *live = json_object(), *c = json_object(), *last = json_object();
   add(&ok, m, "format", json_integer(NG_STATE_FORMAT));
-  add(&ok, m, "library", json_string(version));
+  add(&ok, m, "library", json_string(version)); /* for people */
   add(&ok, m, "method", json_string(p->opt.method));
   add(&ok, m, "options", make_options(p, &ok));
   for (int i = 0; i < NG_SCHEDULED; i++) {
     json_t *l = json_object();
     const ng_option_id id = ng_scheduled[i];
-    add(&ok, l, "value", json_real(ng_settings_number(&p->now, id)));
+    add(&ok, l, "value", json_real(ng_settings_number(&p->now, id))); /* for people */
     add(&ok, l, "since", json_integer((json_int_t)p->since[i]));
     add(&ok, live, ng_option_name(id), l);
   }
@@ -482,7 +521,7 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, m, "last", last);
   add(&ok, m, "layers", make_layers(p, &ok));
   add(&ok, m, "blocks", make_blocks(p, values, &ok));
-  add(&ok, m, "tensors", json_object());
+  add(&ok, m, "tensors", json_object()); /* state.c fills it */
   if (ok) {
     *out = m;
     return NG_OK;

@@ -7,7 +7,11 @@
  * Ranks: rank 0 has the file.  Saving, an array that rank 0 does not hold is broadcast by its
  * owner. Loading, rank 0 reads and verifies everything, all ranks compare the manifest with their
  * model, and only when all agree does data travel and anything change.  Between two collectives
- * nobody returns; a verdict travels with its message, so that every rank can say what was wrong. */
+ * nobody returns; a verdict travels with its message, so that every rank can say what was wrong.
+ *
+ * In: a model between two steps, a path.  Out: a file that replaces the old one in one go (io/:
+ * written beside it, flushed, renamed), or the old one untouched; a model that goes on to the same
+ * bits, or one that is as it was. */
 #include "state/state.h"
 
 #include <stdlib.h>
@@ -18,6 +22,7 @@
 
 #define MANIFEST "natgrad"
 #define MANIFEST_CRC "natgrad.crc32"
+/* Numbers beside `values`: counters that only rank 0 goes on with. */
 enum { RUNGS = NG_RESCUES };
 
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
@@ -44,16 +49,16 @@ typedef struct work {
   void *memory, *published; /* one field, in the order of memory and of the file */
   char *text;               /* the manifest */
   int64_t text_bytes;       /* with its 0 */
-  json_t *manifest;
-  ngio_writer *writer;
-  ngio_tensors *file;
-  ng_snapshot snapshot;
+  json_t *manifest;         /* rank 0; load: all ranks */
+  ngio_writer *writer;      /* save, rank 0 */
+  ngio_tensors *file;       /* load, rank 0 */
+  ng_snapshot snapshot;     /* load: what the manifest says */
   ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
   char message[NG_MESSAGE];
   /* the walk under way */
   ng_status (*each)(struct work *w, const char *key, const ng_field *f);
-  int32_t at;
-  int64_t width;
+  int32_t at;         /* number of the field */
+  int64_t width;      /* bytes of an element that this pass takes */
   const char *sought; /* a name; NULL once a field has it */
 } work;
 
@@ -79,23 +84,28 @@ static ng_status each_field(work *w, ng_status (*each)(work *, const char *, con
   return st;
 }
 
+/* The key of an array in files, for any number of ranks. */
 static tensor_name name_of(const char *key, const ng_field *f) {
   tensor_name n;
   (void)snprintf(n.text, sizeof n.text, "%s/%s", key, f->name);
   return n;
 }
 
+/* ng_alloc has no blocks of no bytes; the same size goes to ng_free. */
 static size_t some(int64_t bytes) { return bytes > 0 ? (size_t)bytes : 1; }
 
+/* memcpy: a double ** is no void **. */
 static bool take(work *w, void *at, int64_t bytes) {
   void *ptr = ng_alloc(w->p->ctx, some(bytes));
   memcpy(at, &ptr, sizeof ptr);
   return ptr != NULL;
 }
 
+/* Payload of files is counted like all else. */
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
+/* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
 static ng_status count_field(work *w, const char *key, const ng_field *f) {
   (void)key;
   w->fields++;
@@ -109,7 +119,8 @@ static int64_t values_bytes(const work *w) {
 static int64_t names_bytes(const work *w) { return w->fields * (int64_t)sizeof *w->name; }
 static int64_t tensors_bytes(const work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
 
-/* What is checked and taken before the first word between ranks; `saving` needs more. */
+/* What is checked and taken before the first word between ranks; `saving` needs more.  All memory
+ * at once: between two collectives nothing may fail on one rank alone. */
 static ng_status prepare(work *w, bool saving) {
   if (w->path == NULL || w->path[0] == 0) {
     return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: no path given", w->call);
@@ -133,6 +144,8 @@ static ng_status prepare(work *w, bool saving) {
   return NG_OK;
 }
 
+/* Of a call at any stage, in the reverse order.  A writer that was not finished takes its file
+ * away. */
 static void release(work *w) {
   ng_context *ctx = w->p->ctx;
   ngio_writer_abandon(&w->writer);
@@ -207,6 +220,7 @@ static bool holds(work *w, ng_status st, const char *why) {
 
 /* ---- save ------------------------------------------------------------------------------------*/
 
+/* The sum of arrays that have each number on one rank: 0 + x is exact. */
 static ng_status gather_values(work *w) {
   ng_comm *c = w->p->ctx->comm;
   const ng_group world = ng_group_world(c);
@@ -219,13 +233,15 @@ static ng_status gather_values(work *w) {
   return NG_OK;
 }
 
+/* Rank 0 says which fields it lacks, and only those are sent. */
 static ng_status note_missing(work *w, const char *key, const ng_field *f) {
   (void)key;
   w->missing[w->at] = f->data == NULL;
   return NG_OK;
 }
 
-/* Room is kept for the longest that a tensor's entry can become: not finite. */
+/* Room is kept for the longest that a tensor's entry can become: not finite.  Its checksum is known
+ * only when its bytes have passed, and the manifest stands in front of them. */
 static ng_status announce(work *w, const char *key, const ng_field *f) {
   ngio_tensor *t = &w->tensor[w->at];
   w->name[w->at] = name_of(key, f);
@@ -259,12 +275,14 @@ typedef struct hex {
   char text[12];
 } hex;
 
+/* CRC-32 as zlib has it: against damage, not against intent. */
 static hex crc_of(const void *data, int64_t bytes) {
   hex h;
   (void)snprintf(h.text, sizeof h.text, "%08lx", crc32_z(0, data, (size_t)bytes));
   return h;
 }
 
+/* Rank 0.  A failure stays in *w: the others wait in share_verdict, and learn it there. */
 static void begin_file(work *w) {
   int64_t rungs[RUNGS];
   char why[NG_MESSAGE] = "";
@@ -304,6 +322,7 @@ static ng_status save_field(work *w, const char *key, const ng_field *f) {
   return NG_OK;
 }
 
+/* The manifest once more, with the checksums; it is no longer than what was announced. */
 static void end_file(work *w) {
   if (w->st != NG_OK || !print_manifest(w)) return;
   const hex crc = crc_of(w->text, w->text_bytes - 1);
@@ -319,6 +338,7 @@ static void open_work(work *w, ng_precond *p, const char *call, const char *path
   w->first = p->ctx->rank == 0;
 }
 
+/* Fields go one after the other, so rank 0 needs room for the largest and not for all. */
 ng_status ng_state_save(ng_precond *p, const char *path) {
   work w;
   ng_status st = NG_OK;
@@ -348,7 +368,8 @@ static bool parse_manifest(work *w, const char *text) {
                               : true;
 }
 
-/* Every array of this model is in the file, as it should be. */
+/* Every array of this model is in the file, as it should be.  `finite` was written with it: an
+ * average that was not finite when saved may come back, one that has become so may not. */
 static ng_status check_field(work *w, const char *key, const ng_field *f) {
   const tensor_name name = name_of(key, f);
   const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
@@ -379,6 +400,7 @@ static ng_status check_field(work *w, const char *key, const ng_field *f) {
   return NG_OK;
 }
 
+/* Quadratic in the fields, and only where the numbers of tensors differ: on the way to an error. */
 static ng_status seek_field(work *w, const char *key, const ng_field *f) {
   if (w->sought != NULL && ng_is(w->sought, name_of(key, f).text)) w->sought = NULL;
   return NG_OK;
@@ -398,6 +420,8 @@ static void check_extra(work *w) {
   }
 }
 
+/* The checksum of the manifest first, then its meaning, then each array: nothing is believed before
+ * it has been checked. */
 static void read_file(work *w) {
   const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
   char why[NG_MESSAGE] = "";
@@ -444,6 +468,8 @@ static ng_status understand(work *w) {
   return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
 }
 
+/* Every rank takes what it holds of a field, whoever held it when it was saved: that is what makes
+ * a state independent of the number of ranks. */
 static ng_status load_field(work *w, const char *key, const ng_field *f) {
   const bool alone = w->p->ctx->ranks == 1;
   void *memory = alone ? f->data : w->memory;
@@ -457,6 +483,8 @@ static ng_status load_field(work *w, const char *key, const ng_field *f) {
   return st;
 }
 
+/* shared with fresh = false: what was saved is taken as it is, nothing is made anew with the
+ * options of now. */
 ng_status ng_state_load(ng_precond *p, const char *path) {
   work w;
   ng_status st = NG_OK;

@@ -19,6 +19,8 @@ bool ng_clip_reads_weights(const ng_precond *p) { return p->now.clip == NG_CLIP_
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
+/* By every rank for itself: weights are the same everywhere, so the sums are too, and nothing is
+ * sent. */
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
@@ -55,6 +57,8 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
   return (ng_sums){h.d2 + k * h.inner, h.d2, h.d2 + 2.0 * k * h.inner + k * k * h.pd2};
 }
 
+/* The sums of all blocks as those of PD.  kronecker.c lets all of its blocks ascend or none, but a
+ * family of the caller's may stand beside them. */
 static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
   bool plain = false, ascends = false;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -67,7 +71,9 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
   return (ng_sums){sums[0].inner + up.inner, sums[0].d2 + up.d2, sums[0].pd2 + up.pd2};
 }
 
-/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes. */
+/* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The norm of a step in
+ * the Fisher metric would be P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Only
+ * rounding makes the sum negative, hence the absolute value. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->now.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->inner);

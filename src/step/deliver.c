@@ -15,7 +15,7 @@ static int64_t count_of(const ng_block *b) {
 }
 
 /* Only where some rank lacks what the family needs; with every result everywhere tiles are made when
- * they are written. */
+ * they are written.  PD is then as large as the gradients, in f32, on every rank. */
 void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   const ng_precond *p = b->p;
   b->delivered =
@@ -25,12 +25,13 @@ void ng_deliver_plan(ng_block *b, ng_plan *plan) {
   b->keeps_direction = false; /* the engine does */
 }
 
-/* Element (row, col) of a segment's slot in `direction`. */
+/* Element (row, col) of a segment's slot in `direction`.  Rows are dense there. */
 static float *place(const ng_block *b, int32_t segment, int64_t row, int64_t col) {
   const ng_segment *g = &b->segment[segment];
   return b->direction + g->at + row * g->slot->cols + col - g->from;
 }
 
+/* Any thread, any tile: each writes its own places. */
 static void keep(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                  const ng_pair *pair) {
   (void)s;
@@ -55,6 +56,7 @@ static void fill_tile(void *arg, int32_t i) {
   b->family->emit_tile(b, &b->tile[i], 1.0, &keeper);
 }
 
+/* With factor 1: the clip is not agreed yet, and multiplies on the way out, on every rank alike. */
 void ng_deliver_fill(ng_block *b) {
   if (b->delivered && b->holds) ng_parallel(b->ctx, b->tiles, fill_tile, b);
 }

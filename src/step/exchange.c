@@ -14,6 +14,8 @@
  * PCReduceFailedReason). */
 #include "step/step.h"
 
+/* After a broken transport ranks may be at different collectives, and no further one can put that
+ * right: the model is only good for being destroyed. */
 static ng_status failed(ng_precond *p, const char *what) {
   p->broken = true;
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
@@ -23,6 +25,8 @@ static ng_status failed(ng_precond *p, const char *what) {
 
 enum { WEIGHTS = 2, SUMS = 3 }; /* numbers of a statistic in check, of a kind of block in agree */
 
+/* Sized once for the most that a step may say.  Every statistic is posted at most once a step
+ * (`posted`), so there are never more messages than statistics. */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   int32_t stats = 0;
@@ -50,6 +54,7 @@ void ng_exchange_release(ng_precond *p) {
 
 /* ---- small reductions ------------------------------------------------------------------------*/
 
+/* In double: counts of ranks and of samples add up exactly, whatever the order of ranks. */
 static ng_status sum_small(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(p->ctx->comm);
   if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return failed(p, what);
@@ -66,6 +71,8 @@ static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
   return st;
 }
 
+/* Rank 0's hash goes around and each says whether it has another: a difference of hashes could not
+ * be summed.  The verdict is a sum, so all ranks have it. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status local) {
   ng_comm *c = p->ctx->comm;
   if (c->size == 1) return local;
@@ -91,7 +98,8 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
   return NG_OK;
 }
 
-/* A kind of array that no rank has ever shown, although the block looks at it. */
+/* A kind of array that no rank has ever shown, although the block looks at it.  On agreed totals,
+ * so every rank comes to the same answer; not after a refusal, which explains what is missing. */
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -108,6 +116,8 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
   return NG_OK;
 }
 
+/* For good, and saved: a layer that the data of a later step leaves out keeps its averages, and is
+ * no error. */
 static void mark_seen(ng_block *b) {
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
@@ -116,6 +126,8 @@ static void mark_seen(ng_block *b) {
   }
 }
 
+/* Nothing of the model has changed yet, and after an error nothing will: `total` is only set once
+ * the worst status is known, `seen` only when every block has passed. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *w = x + NG_CODES + 1;
@@ -152,7 +164,8 @@ ng_status ng_exchange_check(ng_precond *p) {
 }
 
 /* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
- * of. */
+ * of.  Blocks that ascend are summed apart: their three numbers are of H, and turn into those of PD
+ * when the clip knows the common factor. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *sum = x + NG_CODES;
@@ -181,14 +194,18 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
+/* The same on all ranks: spread and totals are agreed, posted is the caller's order of layers,
+ * which the header demands to be one. */
 static bool sends(const ng_stat *s) {
   /* fold = direct: what no rank observed is the average itself, the same everywhere */
   return ng_stat_sent(s) && s->observes && !s->posted && (!s->rule.direct || s->total > 0.0);
 }
 
-/* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is at the
- * end of that: then its sums lie right behind (gaps between arrays are zeros).  Where messages are cut
- * depends on what is the same on all ranks only, never on where this one has its memory. */
+/* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is
+ * at the end of that: then its sums lie right behind (gaps between arrays are zeros).  Where
+ * messages are cut depends on what is the same on all ranks only, never on where this one has its
+ * memory.  Sums of all blocks lie in one arena in the order of the walk, so a step in which all are
+ * due usually has one message. */
 static void add_message(ng_exchange *x, const ng_stat *before, const ng_stat *s) {
   const ng_stat_part *last = &s->part[s->parts - 1];
   const int64_t size = ng_dtype_size(s->wire);
@@ -204,6 +221,7 @@ static void add_message(ng_exchange *x, const ng_stat *before, const ng_stat *s)
   x->message[x->messages++] = (ng_message){from, (end - from) / size, s->wire, {.done = true}};
 }
 
+/* A transport without `start` does its work here, and waiting finds it done. */
 static ng_status post(ng_precond *p, int32_t first) {
   ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
@@ -217,7 +235,8 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-/* Returns the last statistic of the block if it is at the end of the last message. */
+/* Returns the last statistic of the block if it is at the end of the last message.  The queue is
+ * waited for before the transport reads: that does not know the queue. */
 static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   ng_exchange *x = &p->step->exchange;
   for (int32_t k = 0; k < b->stats; k++) {
@@ -247,6 +266,7 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
   return post(p, first);
 }
 
+/* Not with fold = direct: its scale on the wire needs the totals of `check`. */
 ng_status ng_exchange_post_block(ng_precond *p, ng_block *b) {
   ng_exchange *x = &p->step->exchange;
   const int32_t first = x->messages;
@@ -261,6 +281,7 @@ ng_status ng_exchange_post_block(ng_precond *p, ng_block *b) {
   return post(p, first);
 }
 
+/* In the order of posting, which is that of all ranks. */
 static ng_status wait_statistics(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   for (; x->waited < x->messages; x->waited++) {
@@ -274,7 +295,9 @@ static ng_status wait_statistics(ng_precond *p) {
 
 /* ---- results and directions ------------------------------------------------------------------*/
 
-/* Results travel as bytes: they hold several dtypes. */
+/* Results travel as bytes: they hold several dtypes.  Only inside the column that makes PD of these
+ * blocks (KAISA's gradient workers); columns are disjoint and owners walked in one order, so no two
+ * of them wait for each other. */
 ng_status ng_exchange_post_results(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.m == 1) return NG_OK;
@@ -290,6 +313,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   return NG_OK;
 }
 
+/* Each row hears from its own member of the column: m broadcasts side by side, none across rows. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   if (p->grid.n == 1) return NG_OK;
@@ -306,6 +330,7 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
   return NG_OK;
 }
 
+/* Ranks outside a group never posted, and have nothing to wait for. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK) return failed(p, what);
@@ -314,6 +339,7 @@ static ng_status wait_spans(ng_precond *p, const char *what) {
   return NG_OK;
 }
 
+/* Spans serve results, then directions: the first are waited for before the second are posted. */
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   ng_status st = NG_OK;
   if (p->ctx->ranks == 1) return st;

@@ -4,9 +4,14 @@
  * block's statistics.  Nothing of the size of the activations is kept.  What is not finite is refused
  * before it touches a sum; the coming step then leaves gradients alone (a loss scale overflowed, an
  * input was broken), and says so.  A family that finds such values while it reads (`scans`) is not
- * scanned for: then only what is read counts. */
+ * scanned for: then only what is read counts.
+ *
+ * Called between ng_begin and a step, any number of times a layer (once with fold = direct); local,
+ * never collective, so ranks may observe in any order and as often as they like. */
 #include "step/step.h"
 
+/* Later micro-batches of a step may have other sizes and scales: each observation takes those of
+ * its own. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->batch = *batch;
   p->step->begun = true;
@@ -23,6 +28,8 @@ static bool wants(const ng_block *b, uint32_t what) {
   return false;
 }
 
+/* False off the period and for layers that this rank need not see: the caller may then skip making
+ * the array at all. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
   return b != NULL && ng_stat_due(p, b) && wants(b, NG_SEES_INPUT | NG_SEES_OUTGRAD);
@@ -30,7 +37,8 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-/* The shape an array must have; fills positions. */
+/* The shape an array must have; fills positions.  A linear layer whose positions vary has them from
+ * the rows: they divide evenly, or it is an error. */
 static ng_status check_shape(ng_precond *p, const ng_entry *e, const ng_view *v, bool grad,
                              int64_t *positions) {
   const ng_layer *d = &e->d;
@@ -71,6 +79,7 @@ static void scan_piece(void *arg, int32_t i) {
   }
 }
 
+/* One more read of the array, at memory speed; a sum that has taken a NaN cannot be repaired. */
 static bool view_finite(ng_context *ctx, const ng_view *v) {
   scan s;
   s.v = v;
@@ -83,7 +92,8 @@ static bool view_finite(ng_context *ctx, const ng_view *v) {
   return true;
 }
 
-/* What is complete already: one observation under fold = direct, sums that are on their way. */
+/* What is complete already: one observation under fold = direct, sums that are on their way.  An
+ * error and not a refusal: the caller's program is wrong, its numbers may be fine. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
   const char *what = o->what == NG_SEES_OUTGRAD ? "output gradient" : "input";
   for (int32_t i = 0; i < b->stats; i++) {
@@ -107,7 +117,8 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
 
 /* ---- into the block --------------------------------------------------------------------------*/
 
-/* Every statistic made from it: weighed before, counted after. */
+/* Every statistic made from it: weighed before, counted after, so that what the family refused half
+ * way has no weight. */
 static ng_status enter(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
   if (st != NG_OK) return st;
@@ -125,6 +136,8 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
+/* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
+ * step to be found. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
@@ -142,6 +155,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool g
       o.loss_scale - o.loss_scale == 0.0 && (b->family->scans || view_finite(p->ctx, v));
   st = finite ? enter(b, &o) : NG_SKIPPED;
   b->observing_ms += ng_now_ms() - t0;
+  /* Refused, not failed: training with a loss scaler runs into this now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
   return ng_fail(p->ctx, NG_SKIPPED,
@@ -163,6 +177,7 @@ bool ng_look_due(const ng_precond *p) {
   return false;
 }
 
+/* As they are bound, in any dtype: asked of families that do not scan. */
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
@@ -173,7 +188,9 @@ static bool grads_finite(const ng_block *b) {
   return true;
 }
 
-/* Gradients are bound: the step has seen to that. */
+/* Gradients are bound: the step has seen to that.  No samples weigh them: a statistic of gradients
+ * sees one of them a step.  Nobody returns from here, `check` is next: what was found waits in
+ * `refused` and `trouble`. */
 ng_status ng_look(ng_precond *p) {
   p->step->refused_before = p->step->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -189,7 +206,8 @@ ng_status ng_look(ng_precond *p) {
   return NG_OK;
 }
 
-/* The step could not begin: gradients will be looked at again by the next one. */
+/* The step could not begin: gradients will be looked at again by the next one.  So what they were
+ * found to be is forgotten, and what `check` heard of other ranks: those will say it again. */
 void ng_look_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -208,6 +226,8 @@ void ng_look_undo(ng_precond *p) {
 
 /* ---- forget ----------------------------------------------------------------------------------*/
 
+/* Everything observed since the last step, and the verdicts on it; averages stay as they are, which
+ * with fold = direct is with what was observed. */
 void ng_step_reset(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

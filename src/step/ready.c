@@ -1,13 +1,17 @@
 /* ready.c: from what the caller described to a model that can step: blocks, placement, memory.
  *
- * In: entries, options, ranks.  Out: which layer gets which family, who owns it, where every byte is;
- * and the certainty that all ranks have the same.  Nothing is allocated after it.
+ * In: entries, options, ranks.  Out: which layer gets which family, who owns it, where every byte
+ * is; and the certainty that all ranks have the same.  Nothing is allocated after it.
  *
- * Families are asked twice for memory, first to count, then to be placed. */
+ * Families are asked twice for memory, first to count, then to be placed.  A rank that fails on the
+ * way does not return: it brings its status to ng_exchange_same, where all ranks learn the worst,
+ * and all of them release what they have. */
 #include "step/step.h"
 
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
+/* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
+ * have an output for each word, which is what exclude_width is for. */
 static bool may_have_block(ng_entry *e, const ng_skip *skip) {
   if (e->tensor && !e->d.frozen) return true; /* some family may take it */
   const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &e->d);
@@ -19,7 +23,8 @@ static bool may_have_block(ng_entry *e, const ng_skip *skip) {
   return why == NULL;
 }
 
-/* The options of a layer: the model's with its own.  `texts` receives them as texts. */
+/* The options of a layer: the model's with its own.  `texts` receives them as texts.  Texts are
+ * borrowed from p->opt and from the entry, which outlive the block. */
 static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s,
                              ng_option_mask *overridden) {
   char message[NG_MESSAGE] = "";
@@ -36,10 +41,13 @@ static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts
   return NG_OK;
 }
 
+/* The message names a layer: which one it was tells how far the plan got. */
 static ng_status no_memory(ng_precond *p, const char *name) {
   return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", name);
 }
 
+/* Number and order of blocks come from the order of registration, the same on every rank: owners,
+ * messages and the hash rest on it. */
 static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, int32_t segments,
                            ng_block **out) {
   ng_block *b = ng_object(p, sizeof *b);
@@ -61,7 +69,8 @@ static ng_status new_block(ng_precond *p, const ng_family *f, const char *name, 
   return NG_OK;
 }
 
-/* Slots from segment `at` on know their block, and it them. */
+/* Slots from segment `at` on know their block, and it them.  Whole slots: no family of the library
+ * splits a parameter. */
 static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   e->block = b;
   for (int32_t k = 0; k < e->slots; k++, at++) {
@@ -78,7 +87,9 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
   return at;
 }
 
-/* What the engine knows of a statistic before its family says more. */
+/* What the engine knows of a statistic, beside what its family said of it.  statistics = local is
+ * DP-KFAC: the owner's samples stand for all (Zhang et al. 2022, arXiv 2206.15143); a family that
+ * spreads one in its own way keeps that. */
 static void set_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
@@ -118,6 +129,7 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
     return cannot(b, s, "its owner is no rank of the block's column");
   }
+  /* Else the owner of the other would lack this one, and could make nothing of the two. */
   const bool alone = s->spread == NG_SPREAD_OWNER || s->spread == NG_SPREAD_LOCAL;
   for (int32_t i = 0; i < b->stats && alone; i++) {
     if (b->stat[i].owner == s->owner) continue;
@@ -126,6 +138,10 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   return NG_OK;
 }
 
+/* The order matters: a family sizes statistics by its geometry, placement reads their spread, and
+ * who holds a block follows from both.  A family with results holds them in the block's column; one
+ * without makes PD from the averages themselves, so keeping is holding; then all of the column must
+ * keep it, or some row of the grid would have nobody to hear PD from. */
 static ng_status fill_block(ng_block *b) {
   ng_place_block(b);
   ng_status st = b->family->create(b);
@@ -150,6 +166,7 @@ static ng_status fill_block(ng_block *b) {
         "grad_worker_fraction = 0",
         b->name, b->family->name);
   }
+  /* Columns, not owners: all m ranks of a column get the results. */
   b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     b->seen[kind] = (b->sees & ng_sees(kind)) == 0; /* nobody waits for it */
@@ -157,6 +174,8 @@ static ng_status fill_block(ng_block *b) {
   return NG_OK;
 }
 
+/* Checked once more with the layer's own values: each was in its range, together they may not
+ * go. */
 static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   ng_block *b = NULL;
   ng_options texts;
@@ -173,7 +192,8 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   return fill_block(b);
 }
 
-/* One block over everything that the family takes and nobody has yet. */
+/* One block over everything that the family takes and nobody has yet.  A view of the slots, never a
+ * flattened copy; its name is the family's. */
 static ng_status model_block(ng_precond *p, const ng_family *f) {
   ng_block *b = NULL;
   int32_t segments = 0, at = 0;
@@ -208,6 +228,7 @@ static ng_status model_block(ng_precond *p, const ng_family *f) {
   return fill_block(b);
 }
 
+/* With the layer's own options, since `fits` may look at them. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
@@ -221,12 +242,14 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   return st;
 }
 
+/* Layers in order, then families that take the whole model, over what the layers left them. */
 static ng_status make_blocks(ng_precond *p) {
   ng_skip skip;
   char message[NG_MESSAGE] = "";
   p->block_capacity = p->entries + NG_FAMILIES_MAX;
   p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  /* It was compiled once when the model was created, so what is left to fail is memory. */
   ng_status st =
       ng_skip_open(p->base.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
@@ -245,6 +268,8 @@ static ng_status make_blocks(ng_precond *p) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
+/* The same questions in the same order in both passes, or the places would be those of something
+ * else.  curvature_bytes of a block is what it added to averages, sums and results. */
 static ng_status ask(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -261,13 +286,15 @@ static ng_status ask(ng_precond *p, ng_plan *plan) {
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       ng_slot *s = &e->slot[k];
       const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
-      s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
+      s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL; /* f32 */
       s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
     }
   }
   return NG_OK;
 }
 
+/* Spans are objects and not part of an arena: the counting pass needs them already.  Initial values
+ * come last: identities are written into averages that were zeroed. */
 static ng_status take_memory(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   int32_t most = 1;
@@ -297,6 +324,7 @@ static ng_status take_memory(ng_precond *p) {
 
 /* ---- the same model on every rank? -----------------------------------------------------------*/
 
+/* Not against malice, only against mistakes; compared between ranks of one run and never kept. */
 static uint64_t mix(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
   const unsigned char *c = data;
   for (size_t i = 0; i < bytes; i++) {
@@ -309,6 +337,8 @@ static uint64_t mix_text(uint64_t h, const char *text) {
   return text == NULL ? mix(h, "", 1) : mix(h, text, strlen(text) + 1);
 }
 
+/* What must be the same on all ranks for collectives to match: [0] options, [1] layers, so that the
+ * message can say which of them differ.  Values as they are written out, not as they were typed. */
 static void hash_model(const ng_precond *p, uint64_t hash[2]) {
   hash[0] = hash[1] = UINT64_C(14695981039346656037);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
@@ -336,6 +366,8 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
+/* Groups are made last: it is a collective that only ranks with the same grid may enter
+ * together. */
 ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = make_blocks(p);
@@ -347,6 +379,7 @@ ng_status ng_step_ready(ng_precond *p) {
   st = ng_exchange_same(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
   if (st != NG_OK) {
+    /* The transport failed, or ranks differ and would again: only destroy is left. */
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
     return st;
@@ -358,6 +391,7 @@ ng_status ng_step_ready(ng_precond *p) {
   return NG_OK;
 }
 
+/* Slots forget their block: after a failure the caller may add a layer and call ng_ready again. */
 static void free_block(ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     ng_slot *s = b->segment[k].slot;
@@ -371,6 +405,7 @@ static void free_block(ng_block *b) {
   ng_object_free(b->p, b, sizeof *b);
 }
 
+/* Also of a model that was never ready, or got half way: every piece is NULL or 0 then. */
 void ng_step_release(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   /* What is on its way has nowhere to arrive afterwards. */

@@ -6,13 +6,20 @@
  * leaves under way, and where all ranks may end the step together.  Time, bytes, waiting and leaving are
  * taken care of around the table, once.  No station runs another.  A local failure is recorded in
  * `trouble`; the rank goes on to the next small reduction with harmless data, and there all ranks leave
- * with the same status. */
+ * with the same status.
+ *
+ * What the order is for: nothing is summed, folded or solved before `check` has heard every rank,
+ * so a call that was wrong on one leaves all as they were; no gradient or weight is written before
+ * `agree`, so a step counts on all ranks or on none. */
 #include "step/step.h"
 
+/* Counted in steps that counted: step 0 is due for everything, whatever the period. */
 bool ng_stat_due(const ng_precond *p, const ng_block *b) {
   return p->steps % b->opt.stat_period == 0;
 }
 
+/* Also at the first step that got so far, if those before were skipped: without results there is no
+ * PD. */
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   if (b->family->solve == NULL) return false;
   return !b->solved || p->steps % b->opt.solve_period == 0;
@@ -20,6 +27,9 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
+/* Where the step reads or writes: gradients of blocks, and with clip = ratio their weights; with a
+ * fused update both of every parameter that is not frozen, with or without curvature.  Frameworks
+ * free gradients between steps, so this is asked anew. */
 static ng_status check_bound(ng_precond *p, const ng_entry *e) {
   const bool update =
       p->step->out.kind != NG_OUT_GRADIENT || (e->block != NULL && ng_clip_reads_weights(p));
@@ -37,6 +47,8 @@ static ng_status check_bound(ng_precond *p, const ng_entry *e) {
   return NG_OK;
 }
 
+/* Into `trouble`, not out of the call: the other ranks are on their way to `check`, and a rank that
+ * returned here would leave them waiting there. */
 static void check_call(ng_precond *p, const char *call) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
@@ -54,8 +66,9 @@ static void check_call(ng_precond *p, const char *call) {
   }
 }
 
-/* ---- look, check, sums, statistics, solve, share----------------------------------------------*/
+/* ---- look, check, sums, statistics, solve, share ---------------------------------------------*/
 
+/* NG_SKIPPED of one statistic leaves the others folded: their sums were sound. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
   static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
@@ -71,6 +84,9 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   return st;
 }
 
+/* An overflow is known to this rank only (statistics = local has one rank that sums), so it waits
+ * in `refused` until `agree` has spread it; the walk leaves here only for what `check` told
+ * everybody. */
 static ng_status statistics(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -83,6 +99,8 @@ static ng_status statistics(ng_precond *p) {
   return NG_OK;
 }
 
+/* Every rank marks the block as solved, also those that keep nothing of it: what is due must be the
+ * same everywhere. */
 static ng_status solve(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -98,6 +116,9 @@ static ng_status solve(ng_precond *p) {
 
 /* ---- measure, deliver, agree, probe, emit ----------------------------------------------------*/
 
+/* Results first, then all tiles in one loop, then what a family makes of their sums.  A rank that
+ * does not hold a block leaves zeros; `agree` takes each block from its owner, or everybody's share
+ * of a partial one. */
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
@@ -106,6 +127,7 @@ static ng_status measure(ng_precond *p) {
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
+    /* measure_ms has the block's share of the loop already */
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->holds) continue;
     const double t0 = ng_now_ms();
@@ -119,6 +141,8 @@ static ng_status measure(ng_precond *p) {
   return NG_OK;
 }
 
+/* The sums come back the same on all ranks, and so is everything that is concluded from them
+ * here. */
 static ng_status agree(ng_precond *p) {
   const double F32_MOST = 3.38e38;
   ng_sums sums[2];
@@ -131,8 +155,10 @@ static ng_status agree(ng_precond *p) {
   return NG_OK;
 }
 
-/* A gradient of f16 may become Inf.  The norm of all that leaves says no nearly always; where it cannot,
- * all of it is made once without being written. */
+/* A gradient of f16 may become Inf: its range ends at 65504, and PD may be larger than D by 1 /
+ * lambda.  No element is above the norm of all that leaves, so that norm says no nearly always;
+ * where it cannot, all of it is made once without being written.  Found later, half of the
+ * gradients would be written. */
 static bool probe_due(const ng_precond *p) {
   const double F16_MOST = 65504.0;
   if (p->step->out.kind != NG_OUT_GRADIENT || p->step->largest <= F16_MOST) return false;
@@ -152,6 +178,7 @@ static ng_status probe(ng_precond *p) {
   return NG_OK;
 }
 
+/* Cannot fail: everything that could refuse the step has been asked. */
 static ng_status emit(ng_precond *p) {
   ng_tiles_emit(p, &p->step->out.sink);
   return NG_OK;
@@ -180,7 +207,7 @@ static bool any_solve(const ng_precond *p) {
   return false;
 }
 
-/* `solve` marks blocks as solved, so what `share` is due for is remembered. */
+/* `solve` marks blocks as solved, so what `share` is due for is remembered from before the walk. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
 
 const ng_station ng_stations[NG_STATIONS] = {
@@ -241,6 +268,9 @@ static ng_status run_station(ng_precond *p, int i) {
   return st;
 }
 
+/* `leave` is looked at also after a station that was not due: what was refused may be known from
+ * before.  An error that a station returns is the same on all ranks (check, agree) or a broken
+ * transport. */
 static ng_status walk(ng_precond *p) {
   ng_engine *s = p->step;
   s->known = false;
@@ -258,7 +288,8 @@ static ng_status walk(ng_precond *p) {
 }
 
 /* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
- * step moves. */
+ * step moves.  Commit before forget: a family may still read this step's sums when it learns
+ * whether the step counted. */
 static void close_step(ng_precond *p, bool taken) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
@@ -267,6 +298,10 @@ static void close_step(ng_precond *p, bool taken) {
   ng_step_reset(p);
 }
 
+/* Values before and after: the step runs on those of its own number, and between steps ng_get shows
+ * those of the coming one.  What `check` finds wrong consumes nothing: the caller may put it right
+ * and step again with the same observations; only gradients, which may be bound anew, are looked at
+ * again. */
 ng_status ng_step_take(ng_precond *p, const char *call) {
   ng_engine *s = p->step;
   ng_step_schedule(p);

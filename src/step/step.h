@@ -101,8 +101,8 @@ typedef struct ng_exchange {
   ng_request *spans; /* [ranks] results or directions under way */
 } ng_exchange;
 
-/* The sums of all blocks over all ranks.  `ascending`: of blocks whose PD = D + ascent H; there inner
- * and pd2 are of H. */
+/* The sums of all blocks over all ranks; of blocks that ascend, whose PD = D + ascent H, inner and
+ * pd2 are of H. */
 typedef struct ng_sums {
   double inner, d2, pd2;
 } ng_sums;

@@ -15,7 +15,8 @@ enum { ELEMENTS = 16384, PIECES = 256 };
 /* ---- cutting ---------------------------------------------------------------------------------*/
 
 /* Rows [row, row + rows) by columns [col, col + cols) of one group, as tiles; counts them, and
- * writes them if `to` is not NULL. */
+ * writes them if `to` is not NULL.  16384 elements are 64 KiB of f32: enough to hide the cost of a
+ * tile, few enough to share out evenly. */
 static int64_t cut(ng_tile *to, const ng_tile *whole) {
   const int64_t wide = whole->cols > ELEMENTS ? ELEMENTS : whole->cols;
   const int64_t high = whole->cols > ELEMENTS ? 1 : ng_max64(1, ELEMENTS / whole->cols);
@@ -33,6 +34,7 @@ static int64_t cut(ng_tile *to, const ng_tile *whole) {
   return n;
 }
 
+/* No tile crosses a group, since families have numbers for each group of a layer. */
 static int64_t cut_slot(ng_slot *s, ng_tile *to) {
   const bool flat = s->rows == 1; /* a bias or a tensor: groups are runs of its columns */
   const int64_t rows = flat ? 1 : s->rows / s->groups, cols = flat ? s->cols / s->groups : s->cols;
@@ -61,7 +63,8 @@ static int64_t cut_block(ng_block *b, ng_tile *to) {
   return n;
 }
 
-/* Blocks whose tiles are measured (or not). */
+/* Blocks whose tiles are measured (or not).  One run of tiles a block, so that it finds its own by
+ * two numbers. */
 static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -78,7 +81,7 @@ static int64_t cut_blocks(ng_precond *p, bool measured, int64_t at, ng_tiles *t)
   return n;
 }
 
-/* What only a fused update touches. */
+/* What only a fused update touches.  Without one such parameters belong to the caller alone. */
 static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   int64_t n = 0;
   for (int32_t i = 0; i < p->entries && p->base.update != NG_UPDATE_GRADIENT; i++) {
@@ -91,7 +94,8 @@ static int64_t cut_plain(ng_precond *p, int64_t at, ng_tiles *t) {
   return n;
 }
 
-/* Pieces of about the same number of elements each. */
+/* Pieces of about the same number of elements each.  Cut once: with our own pool a piece meets the
+ * same thread in every step. */
 static void share_out(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   int64_t all = 0, at = 0;
   int32_t t = 0;
@@ -109,6 +113,8 @@ static void share_out(ng_precond *p, ng_walk *w, const ng_tile *tile) {
   w->cut[w->pieces] = w->count;
 }
 
+/* Counted, taken, cut again into place.  Measured tiles come first, so that `measured` is a prefix
+ * of `all`. */
 ng_status ng_tiles_plan(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const int64_t first = cut_blocks(p, true, 0, NULL), plain = cut_plain(p, 0, NULL);
@@ -145,6 +151,8 @@ void ng_tiles_release(ng_precond *p) {
 
 /* ---- measure ---------------------------------------------------------------------------------*/
 
+/* Asked before anything is written: a fused update must not move weights by a NaN, curvature or
+ * not. */
 static bool plain_finite(const ng_tile *t) {
   const ng_view *v = &t->slot->grad;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
@@ -153,7 +161,8 @@ static bool plain_finite(const ng_tile *t) {
   return true;
 }
 
-/* A parameter without curvature leaves its verdict in place of a sum: 1 is not finite. */
+/* A parameter without curvature leaves its verdict in place of a sum: 1 is not finite.  A tile of a
+ * block whose averages are elsewhere leaves zeros. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
   const int32_t *at = tiles->measured.cut + piece;
@@ -169,7 +178,8 @@ static void measure_piece(void *arg, int32_t piece) {
   }
 }
 
-/* One loop for all: a layer's time is its share of the elements. */
+/* One loop for all: a layer's time is its share of the elements.  ng_report would otherwise have no
+ * time for it. */
 static void share_time(ng_precond *p, double ms) {
   const ng_tiles *t = &p->step->tiles;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -182,6 +192,7 @@ static void share_time(ng_precond *p, double ms) {
   }
 }
 
+/* Sums of blocks stay by tile: their families add them up, in order. */
 void ng_tiles_measure(ng_precond *p) {
   ng_tiles *t = &p->step->tiles;
   const double t0 = ng_now_ms();
@@ -199,7 +210,8 @@ typedef struct emission {
   const ng_sink *sink;
 } emission;
 
-/* From the last tile to the first: what measure read last is still in the caches. */
+/* From the last tile to the first: what measure read last is still in the caches.  The two walks
+ * share pieces only where all tiles are measured; then the same core finds its own. */
 static void emit_piece(void *arg, int32_t piece) {
   const emission *e = arg;
   const int32_t *at = e->tiles->all.cut + piece;
@@ -216,6 +228,7 @@ static void emit_piece(void *arg, int32_t piece) {
   }
 }
 
+/* The same walk for every sink, so the probe sees what emit would write. */
 void ng_tiles_emit(ng_precond *p, const ng_sink *sink) {
   emission e = {&p->step->tiles, sink};
   if (e.tiles->all.count > 0) ng_parallel(p->ctx, e.tiles->all.pieces, emit_piece, &e);
