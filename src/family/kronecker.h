@@ -1,5 +1,5 @@
 /* kronecker.h: the state of a Kronecker block, shared by kronecker.c (geometry, memory, state),
- * kronecker_stats.c (A and G), kronecker_solve.c (results, the ladder) and kronecker_apply.c (PD).
+ * kronecker_stats.c (A and G), kronecker_solve.c (results of a block), kronecker_part.c (of one matrix, the ladder) and kronecker_apply.c (PD).
  *
  * A block is `groups` independent pairs (A_g, G_g); each of A_g, G_g may be cut into diagonal parts
  * (factor_blocks, max_factor).  A part is one symmetric matrix.  The gradient of group g is q rows
@@ -69,6 +69,13 @@ static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
 static inline bool ng_kron_together(const ng_kron *k) {
   return k->side[NG_SIDE_A].stat->owner == k->side[NG_SIDE_G].stat->owner;
 }
+
+/* Rungs of the ladder: 0 as asked, 1 to 3 damping times 10, 100, 1000, then these; ng_layer_report.rung. */
+enum { NG_RUNG_DOUBLE = 4, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
+/* R, or V and d, of a part, on the owner of its side; returns the rung.  `shift` sits in the average,
+ * `on` is the damping of now. */
+int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
+                           double on);
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 ng_status ng_kron_solve(ng_block *b);

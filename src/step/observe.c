@@ -192,7 +192,6 @@ static bool grads_finite(const ng_block *b) {
  * sees one of them a step.  Nobody returns from here, `check` is next: what was found waits in
  * `refused` and `trouble`. */
 ng_status ng_look(ng_precond *p) {
-  p->step->refused_before = p->step->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const ng_obs o = {.what = NG_SEES_FLATGRAD, .samples = 1, .positions = 1, .loss_scale = 1.0};
