@@ -34,6 +34,7 @@ need gnuplot-nox command -v gnuplot
 need libopenblas-dev links -lblas -llapack
 if [[ ${1:-} == --dev ]]; then
   need clang command -v clang
+  need libclang-rt-dev bash -c 'echo "int main(void) { return 0; }" | clang -fsanitize=address -x c - -o /dev/null'
   need clang-format command -v clang-format
   need clang-tidy command -v clang-tidy
   need cppcheck command -v cppcheck

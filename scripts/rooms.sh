@@ -43,6 +43,12 @@ for room in "${!below[@]}"; do
   fi
 done
 
+while read -r file; do
+  known=
+  for f in families $families; do [[ $(basename "$file") == "$f"* ]] && known=1; done
+  [[ -n $known ]] || complain "$file: belongs to no family that scripts/rooms.sh knows: name it in families"
+done < <(find src/family -name '*.c' | sort)
+
 family_of() { # the family that a file of src/family/ belongs to, or nothing
   local f
   for f in $families; do [[ $(basename "$1") == "$f"* ]] && echo "$f"; done || true

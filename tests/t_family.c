@@ -298,7 +298,7 @@ static void test_registered(void **state) {
   (void)state;
   ng_context *ctx = NULL;
   assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
-  assert_int_equal(ctx->families, 2);
+  const int32_t own = ctx->families; /* the library's */
 #define WITHOUT(entry)                                                                             \
   do {                                                                                             \
     ng_family f = toy_diagonal;                                                                    \
@@ -326,11 +326,11 @@ static void test_registered(void **state) {
   refused(ctx, NULL, "NULL");
   char name[NG_FAMILIES_MAX][16];
   ng_family many[NG_FAMILIES_MAX];
-  for (int i = 2; i <= NG_FAMILIES_MAX; i++) {
-    ng_family *m = &many[i - 2];
+  for (int32_t i = own; i <= NG_FAMILIES_MAX; i++) {
+    ng_family *m = &many[i - own];
     *m = toy_diagonal;
-    (void)snprintf(name[i - 2], sizeof name[0], "f%d", i);
-    m->name = name[i - 2];
+    (void)snprintf(name[i - own], sizeof name[0], "f%d", i);
+    m->name = name[i - own];
     if (i < NG_FAMILIES_MAX) {
       assert_int_equal(ng_family_register(ctx, m, NULL, 0), NG_OK);
     } else {

@@ -291,6 +291,7 @@ static void threads(const variant *v) {
     (void)scene_call(s, t, 0, 3);
   scene_fill(s, &r);
   scene_result want;
+  if (vectors && v->f->predict == NULL) fail_msg("%s: VECTORS needs a predict", v->f->name);
   if (vectors) v->f->predict(s, &o, &want);
   for (int k = 0; k < steps; k++) {
     scene_look look = {.threads = 1, .layout = k == 0 ? NG_NCHW : NG_NHWC};

@@ -120,7 +120,12 @@ ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   if (st != NG_OK) return st;
   ng_settings s;
   ng_settings_of(&full, &s);
-  st = ng_family_find(s.family)->check(&full, &s, message, size);
+  const ng_family *f = ng_family_find(s.family);
+  if (f == NULL) { /* a row of methods.c names no family of own[]: t_methods says so */
+    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", full.method,
+                      s.family);
+  }
+  st = f->check(&full, &s, message, size);
   return st == NG_OK ? ng_options_verify(&full, NULL, message, size) : st;
 }
 

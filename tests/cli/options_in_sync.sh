@@ -24,7 +24,7 @@ same "ng_options in natgrad.h" "$scratch/struct"
 # The page in the tree is what the program says today, and has every option.
 scripts/manpage.sh "$natgrad" >"$scratch/natgrad.1" || fail "scripts/manpage.sh fails"
 diff docs/natgrad.1 "$scratch/natgrad.1" >"$scratch/diff" ||
-  fail "docs/natgrad.1 is out of date, run scripts/manpage.sh: $(head -5 "$scratch/diff")"
+  fail "docs/natgrad.1 is out of date, run scripts/manpage.sh build/natgrad >docs/natgrad.1: $(head -5 "$scratch/diff")"
 sed -nE 's/^\.B \\-\\-(.*)$/\1/p' docs/natgrad.1 | sed -e 's/\\-/_/g' >"$scratch/page"
 same "docs/natgrad.1" "$scratch/page"
 if command -v groff >/dev/null; then
