@@ -77,7 +77,7 @@ tidy: packages
 	  xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build-dev --warnings-as-errors='*' 2>/dev/null
 	@cppcheck --std=c11 --language=c -j $(JOBS) --quiet --error-exitcode=1 --inline-suppr \
 	  --enable=warning,performance,portability \
-	  -D_GNU_SOURCE -DNG_HAVE_BLAS -Iinclude -Isrc -Ibase -Iio base src io cli examples
+	  -D_GNU_SOURCE -DNG_EXPERIMENTAL -DNG_HAVE_BLAS -Iinclude -Isrc -Ibase -Iio base src io cli examples
 
 install:
 	@test -f $(BUILD)/build.ninja || $(MAKE) all

@@ -229,7 +229,7 @@ static int open_model(work *k, const char *update, ng_precond **p) {
   }
   if (st >= 0) st = ng_ready(*p);
   ng_batch one;
-  if (st >= 0) st = ng_batch_init(&one);
+  ng_batch_init(&one, sizeof one);
   one.samples = 1;
   if (st >= 0) st = ng_begin(*p, &one); /* one sample: the means are what is shown */
   for (int32_t i = 0; i < k->layers && st >= 0; i++) {
@@ -268,7 +268,7 @@ static int one(work *k, int way, ng_precond *p, double ms[PARTS]) {
   }
   if (way == FUSED) {
     ng_sgd how;
-    st = ng_sgd_init(&how);
+    ng_sgd_init(&how, sizeof how);
     how.lr = LR;
     how.momentum = MOMENTUM;
     how.weight_decay = DECAY;
@@ -489,7 +489,7 @@ static int run_model(const bench_wish *w, const char *model, const ng_options *o
   int rc = take_layers(&k, model);
   if (rc == CLI_OK && first) rc = head(w, o);
   if (rc == CLI_OK) rc = take_arrays(&k);
-  if (rc == CLI_OK && ng_context_config_init(&config) < 0) rc = cli_bad("bench: no context");
+  ng_context_config_init(&config, sizeof config);
   if (rc == CLI_OK) rc = cli_context(&config, &k.ctx);
   k.pool = ng_pool_create(cli_cores(), NULL);
   if (rc == CLI_OK && k.pool == NULL) rc = cli_bad("bench: no threads");

@@ -89,7 +89,7 @@ static int take_pool(work *k) {
 
 static int set_up(work *k) {
   ng_context_config config;
-  if (ng_context_config_init(&config) < 0) return cli_bad("bench: the context cannot be made");
+  ng_context_config_init(&config, sizeof config);
   config.linalg = k->wish->linalg;
   int rc = cli_context(&config, &k->ctx);
   if (rc != CLI_OK) return rc;
@@ -121,10 +121,10 @@ static int one_step(work *k, double *ms) {
     memcpy(k->grad[i], next_array(k, n), (size_t)n * sizeof(float));
   }
   ng_batch batch;
-  ng_status st = ng_batch_init(&batch);
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
   const double start = ng_now_ms();
-  if (st >= 0) st = ng_begin(k->p, &batch);
+  ng_status st = ng_begin(k->p, &batch);
   for (int i = 0; i < k->model.n && st == NG_OK; i++) {
     const shape *l = &k->model.layer[i];
     if (!ng_wants(k->p, i)) continue;

@@ -61,9 +61,11 @@ int cli_threads(int *threads) {
   char message[512] = "";
   ng_context_config config;
   ng_context *ctx = NULL;
-  if (ng_context_config_init(&config) < 0) return cli_bad("the context cannot be made");
+  ng_context_config_init(&config, sizeof config);
   config.parallel_for = in_turn;
-  if (ng_context_create(&config, message, sizeof message, &ctx) < 0) return cli_bad("%s", message);
+  if (ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx) < 0) {
+    return cli_bad("%s", message);
+  }
   *threads = ng_context_threads(ctx);
   ng_context_destroy(&ctx);
   return CLI_OK;
@@ -78,6 +80,8 @@ static void log_line(void *user, ng_log_level level, const char *line) {
 int cli_context(ng_context_config *config, ng_context **out) {
   char message[512] = "";
   config->log = log_line;
-  if (ng_context_create(config, message, sizeof message, out) < 0) return cli_bad("%s", message);
+  if (ng_context_create(NG_VERSION, config, message, sizeof message, out) < 0) {
+    return cli_bad("%s", message);
+  }
   return CLI_OK;
 }

@@ -95,8 +95,7 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
   ng_status st = NG_OK;
   for (int m = 0; m < r->micro_batches && st >= 0; m++) {
     ng_batch batch;
-    st = ng_batch_init(&batch);
-    if (st < 0) return st;
+    ng_batch_init(&batch, sizeof batch);
     batch.samples = recording_shown_at(r, me->rank, step, m, 0)->samples;
     st = ng_begin(p, &batch);
     for (int i = 0; i < r->layers && st >= 0; i++) {
@@ -132,13 +131,13 @@ static void *run_rank(void *arg) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   int step = -1;
-  ng_status st = ng_context_config_init(&config);
+  ng_context_config_init(&config, sizeof config);
   config.linalg = me->job->linalg;
   if (r->ranks > 1) {
     config.transport = &me->transport;
     config.threads = 1; /* the ranks are the threads */
   }
-  if (st >= 0) st = ng_context_create(&config, me->message, sizeof me->message, &ctx);
+  ng_status st = ng_context_create(NG_VERSION, &config, me->message, sizeof me->message, &ctx);
   if (st >= 0) st = ng_precond_create(ctx, me->job->options, &p);
   if (st >= 0) st = set_up(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
@@ -180,7 +179,7 @@ static int run_all(const job *j, rank_run *runs) {
   } else {
     one_blas_thread();
     for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
-      if (ng_threads_transport(group, i, &runs[i].transport) != NG_OK) {
+      if (ng_threads_transport(group, i, &runs[i].transport, sizeof runs[i].transport) != NG_OK) {
         rc = cli_bad("%s: no transport for rank %d", r->name, i);
       }
     }

@@ -163,8 +163,7 @@ int shapes_make(const char *model, shapes *out) {
 }
 
 ng_status shapes_describe(const shape *from, ng_layer *to) {
-  const ng_status st = ng_layer_init(to, from->conv ? NG_CONV2D : NG_LINEAR);
-  if (st < 0) return st;
+  ng_layer_init(to, from->conv ? NG_CONV2D : NG_LINEAR, sizeof *to);
   to->name = from->name;
   to->in = from->in;
   to->out = from->out;

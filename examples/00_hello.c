@@ -18,13 +18,14 @@ int main(void) {
   char why[256] = "";
   ng_view in = ng_view_of(a, 4, 3, NG_F32), out = ng_view_of(g, 4, 2, NG_F32);
   ng_view dw = ng_view_of(grad, 2, 3, NG_F32);
-  if (ng_context_create(NULL, why, sizeof why, &ctx)) return fprintf(stderr, "%s\n", why), 1;
+  if (ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx))
+    return fprintf(stderr, "%s\n", why), 1;
   if (ng_options_init(&o) || ng_options_set(&o, "clip", "none", why, sizeof why) ||
       ng_precond_create(ctx, &o, &p) || ng_add_linear(p, "fc", 3, 2, 0, &fc) ||
       ng_bind_grad(p, fc, NG_WEIGHT, &dw) || ng_ready(p))
     return fprintf(stderr, "%s %s\n", why, ng_last_error(ctx)), 1;
 
-  if (ng_batch_init(&batch)) return 1;
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = 4;
   if (ng_begin(p, &batch) || ng_observe_input(p, fc, &in, NG_COPY) ||
       ng_observe_output_grad(p, fc, &out, NG_COPY) || ng_step(p, 0.1) < 0)

@@ -182,7 +182,7 @@ static int precondition(net *n, ng_precond *p, const int32_t layer[2], double lr
   ng_batch b;
   ng_view a[2] = {ng_view_of(n->a, BATCH, IN, NG_F32), ng_view_of(n->h, BATCH, HID, NG_F32)};
   ng_view g[2] = {ng_view_of(n->gh, BATCH, HID, NG_F32), ng_view_of(n->gy, BATCH, OUT, NG_F32)};
-  if (ng_batch_init(&b) != NG_OK) return fail("batch");
+  ng_batch_init(&b, sizeof b);
   b.samples = BATCH;
   if (ng_begin(p, &b) != NG_OK) return fail("begin");
   for (int i = 0; i < 2; i++) {
@@ -259,7 +259,7 @@ int main(int argc, char **argv) {
     return 2;
   }
   if (read_digits(path) != 0) return 2;
-  if (ng_context_create(NULL, why, sizeof why, &ctx) != NG_OK) {
+  if (ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx) != NG_OK) {
     fprintf(stderr, "10_digits_mlp: %s\n", why);
     return 1;
   }

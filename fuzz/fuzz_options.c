@@ -71,16 +71,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   const ng_status checked = ng_options_check(&o, message, sizeof message);
   NEED((checked == NG_OK) == (message[0] == 0));
-  NEED(ng_context_config_init(&c) == NG_OK);
+  ng_context_config_init(&c, sizeof c);
   c.threads = 1;
-  NEED(ng_context_create(&c, NULL, 0, &ctx) == NG_OK);
+  NEED(ng_context_create(NG_VERSION, &c, NULL, 0, &ctx) == NG_OK);
   const ng_status st = ng_precond_create(ctx, &o, &p);
   NEED(st == NG_OK || ng_last_error(ctx)[0] != 0);
   NEED(checked == NG_OK || st != NG_OK);
   if (st == NG_OK) {
     ng_layer l;
     int32_t i = -1;
-    NEED(ng_layer_init(&l, NG_LINEAR) == NG_OK);
+    ng_layer_init(&l, NG_LINEAR, sizeof l);
     l.name = "fc";
     l.in = 3;
     l.out = 2;

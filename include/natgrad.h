@@ -35,6 +35,13 @@
  *            by one thread at a time.
  *   Errors:  the status says what is left (see NG_STATUS_LIST), ng_last_error says why in one
  *            line.  The library never exits, aborts, prints, or installs handlers.
+ *
+ * Structs begin with struct_size, so that header and library may be of different age.  Each has an
+ * initialiser, as ng_batch_init(&batch, sizeof batch): struct_size and defaults, nothing behind
+ * `size`; it cannot fail, NULL is left alone.  What the library fills needs its struct_size, too.
+ *
+ * Functions and types behind `#if defined(NG_EXPERIMENTAL)` may change or go in any version: define
+ * that name before the include to have them.  All others only grow.
  */
 #ifndef NATGRAD_H
 #define NATGRAD_H
@@ -43,7 +50,7 @@
 #include <stdint.h>
 
 #define NG_VERSION_MAJOR 0
-#define NG_VERSION_MINOR 1
+#define NG_VERSION_MINOR 2
 #define NG_VERSION_PATCH 0
 #define NG_VERSION (NG_VERSION_MAJOR * 10000 + NG_VERSION_MINOR * 100 + NG_VERSION_PATCH)
 
@@ -129,7 +136,10 @@ static inline ng_view ng_view_of(void *data, int64_t rows, int64_t cols, ng_dtyp
 NG_API int64_t ng_dtype_size(ng_dtype t);
 NG_API const char *ng_dtype_name(ng_dtype t);
 
-/* ---- 3. Transport ----------------------------------------------------------------------------
+typedef struct ng_transport ng_transport; /* section 3 */
+
+#if defined(NG_EXPERIMENTAL)
+/* ---- 3. Transport: experimental --------------------------------------------------------------
  * How ranks talk.  The library names no MPI: a transport is a table of the caller's functions.
  * Ready made: none (one rank), ng_threads (ranks as threads of one process), and in libraries of
  * their own MPI and NCCL.  A callback returns NG_OK or an error; the library then calls `abort`
@@ -156,8 +166,9 @@ typedef struct ng_collective {
   const int64_t *counts; /* elements per member; reduce-scatter and all-gather                    */
   void *stream;          /* device memory: the stream to be ordered after; NULL on the host       */
 } ng_collective;
+NG_API void ng_collective_init(ng_collective *c, size_t size);
 
-typedef struct ng_transport {
+struct ng_transport {
   size_t struct_size;
   void *user; /* handed to every callback                                                         */
   const char *name;
@@ -177,22 +188,22 @@ typedef struct ng_transport {
   uint32_t kinds;
   /* optional: this rank gives up; wake the others, whose calls then fail. */
   void (*abort)(void *user);
-} ng_transport;
+};
+NG_API void ng_transport_init(ng_transport *t, size_t size); /* rank 0 of 1, without `run` */
 
 /* Ranks as threads of one process: no launcher, sums in rank order, so the same bits each run.
  *
- * ng_threads_transport fills a table for one rank; each rank uses its own in its own thread.
+ * ng_threads_transport fills a table of `size` bytes for one rank; each rank uses its own in its own
+ * thread.
  * Memory:  the group must outlive every context that uses its transports.
  * Threads: create and destroy in one thread; rank r's table in rank r's thread.
  * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
 typedef struct ng_threads ng_threads;
 NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
-NG_API NG_CHECKED ng_status ng_threads_transport_sized(ng_threads *group, int32_t rank,
-                                                       ng_transport *out, size_t size);
-static inline ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out) {
-  return ng_threads_transport_sized(group, rank, out, sizeof *out);
-}
+NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank,
+                                                 ng_transport *out, size_t size);
 NG_API void ng_threads_destroy(ng_threads **group);
+#endif /* NG_EXPERIMENTAL */
 
 /* ---- 4. Context ------------------------------------------------------------------------------*/
 
@@ -228,24 +239,17 @@ typedef struct ng_context_config {
   const char *linalg; /* "cpu", "ref"; NULL: the best there is; see ng_component_info             */
 } ng_context_config;
 
-NG_API NG_CHECKED ng_status ng_context_config_init_sized(ng_context_config *c, size_t size);
-static inline ng_status ng_context_config_init(ng_context_config *c) {
-  return ng_context_config_init_sized(c, sizeof *c);
-}
+NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
-/* Make a context.
+/* Make a context; header_version is NG_VERSION.
  *
  * Memory:  *out is NULL unless the status is NG_OK; config may be NULL for all defaults.
  *          `message` (may be NULL) of `message_size` bytes receives the reason of a failure.
  * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in), NG_ERR_NOMEM; NG_ERR_STATE if
  *          the header is newer than the library. */
-NG_API NG_CHECKED ng_status ng_context_create_for(int32_t header_version,
-                                                  const ng_context_config *config, char *message,
-                                                  size_t message_size, ng_context **out);
-static inline ng_status ng_context_create(const ng_context_config *config, char *message,
-                                          size_t message_size, ng_context **out) {
-  return ng_context_create_for(NG_VERSION, config, message, message_size, out);
-}
+NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
+                                              const ng_context_config *config, char *message,
+                                              size_t message_size, ng_context **out);
 
 /* Accepts NULL; sets *ctx to NULL.  Every ng_precond of the context must be destroyed before. */
 NG_API void ng_context_destroy(ng_context **ctx);
@@ -279,6 +283,7 @@ typedef struct ng_component {
   int32_t built_in;
   const char *absent; /* "" or what to do about it         */
 } ng_component;
+NG_API void ng_component_init(ng_component *out, size_t size);
 NG_API int32_t ng_component_count(void);
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
@@ -438,6 +443,7 @@ typedef struct ng_option_info {
   const char
       *needs; /* the option that decides whether it has any effect, see ng_options_idle; "" */
 } ng_option_info;
+NG_API void ng_option_info_init(ng_option_info *out, size_t size);
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
 
@@ -446,6 +452,7 @@ typedef struct ng_method_info {
   const char *name, *family, *help, *paper;
   int32_t published; /* how many published names the row knows                                    */
 } ng_method_info;
+NG_API void ng_method_info_init(ng_method_info *out, size_t size);
 NG_API int32_t ng_method_count(void);
 NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
 
@@ -455,6 +462,7 @@ typedef struct ng_published_info {
   const char *option;  /* ours; "" when it is the lr argument of ng_step or has nothing to set    */
   const char *meaning; /* how its value becomes ours                                              */
 } ng_published_info;
+NG_API void ng_published_info_init(ng_published_info *out, size_t size);
 NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
                                                    ng_published_info *out);
 
@@ -506,10 +514,7 @@ typedef struct ng_layer {
   const char *options;  /* overrides of per_layer options, "damping=0.01 solver=eigen", or NULL   */
 } ng_layer;
 
-NG_API NG_CHECKED ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size);
-static inline ng_status ng_layer_init(ng_layer *l, ng_kind kind) {
-  return ng_layer_init_sized(l, kind, sizeof *l);
-}
+NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
 
 /* Which option leaves a layer like this one out, so that its gradient stays as it is: *option becomes
  * "skip_layers" or "exclude_width", or "" if none does.  Only its name, kind and out are looked at; what
@@ -575,8 +580,7 @@ typedef struct ng_batch {
   double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
                           /* for m accumulated micro-batches); g is divided by it; not 0          */
 } ng_batch;
-NG_API NG_CHECKED ng_status ng_batch_init_sized(ng_batch *b, size_t size);
-static inline ng_status ng_batch_init(ng_batch *b) { return ng_batch_init_sized(b, sizeof *b); }
+NG_API void ng_batch_init(ng_batch *b, size_t size);
 
 /* Open a micro-batch.  Everything is weighted by samples: uneven micro-batches and shards give
  * the statistics of the whole batch.
@@ -645,10 +649,8 @@ typedef struct ng_adamw {
   size_t struct_size;
   double lr, beta1, beta2, eps, weight_decay;
 } ng_adamw;
-NG_API NG_CHECKED ng_status ng_sgd_init_sized(ng_sgd *s, size_t size);
-NG_API NG_CHECKED ng_status ng_adamw_init_sized(ng_adamw *a, size_t size);
-static inline ng_status ng_sgd_init(ng_sgd *s) { return ng_sgd_init_sized(s, sizeof *s); }
-static inline ng_status ng_adamw_init(ng_adamw *a) { return ng_adamw_init_sized(a, sizeof *a); }
+NG_API void ng_sgd_init(ng_sgd *s, size_t size);
+NG_API void ng_adamw_init(ng_adamw *a, size_t size);
 NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how);
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how);
 
@@ -676,6 +678,7 @@ typedef struct ng_report {
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
   int32_t stations;
 } ng_report;
+NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
@@ -685,6 +688,7 @@ typedef struct ng_station_report {
   double last_ms, total_ms;
   int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
 } ng_station_report;
+NG_API void ng_station_report_init(ng_station_report *out, size_t size);
 
 typedef struct ng_layer_report {
   size_t struct_size;
@@ -694,8 +698,9 @@ typedef struct ng_layer_report {
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
   int64_t observations; /* since ng_ready                                       */
 } ng_layer_report;
+NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 
-/* Fill *out, as far as its struct_size reaches: set that to sizeof *out before.  The same holds for
+/* Fill *out, as far as its struct_size reaches: an initialiser sets that.  The same holds for
  * every struct that the library fills (components, options, methods, memory, explain).
  * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
@@ -710,6 +715,7 @@ typedef struct ng_memory_info {
   const char *use; /* "factors", "sums", "results", "direction", "moments", "scratch", "objects"  */
   int64_t bytes;
 } ng_memory_info;
+NG_API void ng_memory_info_init(ng_memory_info *out, size_t size);
 NG_API int32_t ng_memory_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
 
@@ -725,6 +731,7 @@ typedef struct ng_explain_row {
   int64_t bytes;   /* curvature held for its layer on this rank (at its weight's row)           */
   int32_t owner;   /* rank that solves; -1 if none                                              */
 } ng_explain_row;
+NG_API void ng_explain_row_init(ng_explain_row *out, size_t size);
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 

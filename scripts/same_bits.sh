@@ -60,7 +60,7 @@ esac
 
 now=$room/now
 build "$PWD" "$now"
-"${CC:-cc}" -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -Iinclude -Itests tests/bits.c tests/bits_case.c \
+"${CC:-cc}" -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -DNG_EXPERIMENTAL -Iinclude -Itests tests/bits.c tests/bits_case.c \
   tests/bits_play.c -o "$room/bits" -L"$now" -lnatgrad -pthread -lm
 
 # bits FOLDER FILE

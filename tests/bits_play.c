@@ -56,8 +56,7 @@ static ng_status describe(actor *a, int32_t l) {
   const bits_layer *from = &a->eye.layer[l];
   ng_layer d;
   if (from->kind == 0) return ng_add_tensor(a->p, from->name, from->in, &a->index[l]);
-  const ng_status st = ng_layer_init(&d, from->kind);
-  if (st != NG_OK) return st;
+  ng_layer_init(&d, from->kind, sizeof d);
   d.name = from->name;
   d.in = from->in;
   d.out = from->out;
@@ -94,11 +93,11 @@ static ng_status bind(actor *a, int32_t l) {
 
 static ng_status open_rank(actor *a, const ng_transport *t) {
   ng_context_config config;
-  ng_status st = ng_context_config_init(&config);
+  ng_context_config_init(&config, sizeof config);
   config.transport = t;
   config.linalg = a->c->linalg;
   config.threads = (int32_t)a->c->threads;
-  if (st == NG_OK) st = told(a, ng_context_create(&config, NULL, 0, &a->ctx));
+  ng_status st = told(a, ng_context_create(NG_VERSION, &config, NULL, 0, &a->ctx));
   if (st == NG_OK) st = told(a, ng_precond_create(a->ctx, &a->c->opt, &a->p));
   for (int32_t l = 0; l < a->layers && st == NG_OK; l++) {
     st = told(a, describe(a, l));
@@ -145,7 +144,7 @@ static void observe(actor *a, int64_t step, int64_t round) {
   const bool part = a->eye.last && (int64_t)c->part == step;
   for (int64_t m = 0; m < (int64_t)c->micro; m++) {
     ng_batch b;
-    if (told(a, ng_batch_init(&b)) != NG_OK) return;
+    ng_batch_init(&b, sizeof b);
     b.samples = (int64_t)c->samples + (c->even > 0 ? 0 : a->eye.rank + m + step % 2);
     b.reduction = c->sum > 0 ? NG_SUM : NG_MEAN;
     b.loss_scale = c->loss_scale;
@@ -179,7 +178,7 @@ static ng_status take_step(actor *a) {
   const bits_case *c = a->c;
   if (is(c->opt.update, "sgd")) {
     ng_sgd how;
-    if (ng_sgd_init(&how) != NG_OK) return NG_ERR_STATE;
+    ng_sgd_init(&how, sizeof how);
     how.lr = c->lr;
     how.momentum = c->momentum;
     how.dampening = c->dampening;
@@ -190,7 +189,7 @@ static ng_status take_step(actor *a) {
   }
   if (is(c->opt.update, "adamw")) {
     ng_adamw how;
-    if (ng_adamw_init(&how) != NG_OK) return NG_ERR_STATE;
+    ng_adamw_init(&how, sizeof how);
     how.lr = c->lr;
     how.weight_decay = c->decay;
     return ng_step_adamw(a->p, &how);
@@ -287,7 +286,7 @@ static uint64_t act_out(const actor *like, int32_t ranks, uint64_t hash) {
     j[r].a.trace = like->trace && r == 0;
     j[r].a.hash = BITS_EMPTY;
     j[r].alone = ranks == 1;
-    bits_need(ng_threads_transport(group, r, &j[r].t) == NG_OK, "no transport");
+    bits_need(ng_threads_transport(group, r, &j[r].t, sizeof j[r].t) == NG_OK, "no transport");
   }
   for (int32_t r = 1; r < ranks; r++) {
     bits_need(pthread_create(&j[r].thread, NULL, act, &j[r]) == 0, "no thread");

@@ -103,9 +103,9 @@ static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, la
                           int32_t bad) {
   float *grad = &l->out[rank][step][0][0];
   ng_batch batch;
-  ng_status st = ng_batch_init(&batch);
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
-  if (st == NG_OK) st = ng_begin(p, &batch);
+  ng_status st = ng_begin(p, &batch);
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
     float *mine = grad + i * PARAMETERS;
     draw(mine, model[i].weights + model[i].biases, step, i);
@@ -169,11 +169,11 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
     slow.group_create = lazy_group;
     slow.group_destroy = lazy_ungroup;
   }
-  ng_status st = ng_context_config_init(&c);
+  ng_context_config_init(&c, sizeof c);
   c.threads = 1 + rank % 2;
   c.linalg = "ref";
   if (l->ranks > 1) c.transport = l->post ? &slow : t;
-  if (st == NG_OK) st = ng_context_create(&c, why, 256, &ctx);
+  ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
   if (st == NG_OK) st = ng_options_init(&o);
   if (st == NG_OK) st = set_all(&o, l->set, words, why, 256);
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};

@@ -41,15 +41,14 @@ static ng_status note(fixture *f, ng_status st) {
 
 static ng_status context(fixture *f, const fixture_how *how) {
   ng_context_config c;
-  ng_status st = ng_context_config_init(&c);
+  ng_context_config_init(&c, sizeof c);
   if (how != NULL) {
     if (how->config != NULL) c = *how->config;
     if (how->linalg != NULL) c.linalg = how->linalg;
     if (how->threads > 0) c.threads = how->threads;
     if (how->transport != NULL) c.transport = how->transport;
   }
-  if (st == NG_OK) st = ng_context_create(&c, f->message, sizeof f->message, &f->ctx);
-  return st;
+  return ng_context_create(NG_VERSION, &c, f->message, sizeof f->message, &f->ctx);
 }
 
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {
@@ -106,9 +105,9 @@ ng_status fixture_tensor(fixture *f, const char *name, const ng_view *grad, cons
 
 ng_status fixture_begin(fixture *f, int64_t samples) {
   ng_batch b;
-  ng_status st = ng_batch_init(&b);
+  ng_batch_init(&b, sizeof b);
   b.samples = samples;
-  return st == NG_OK ? note(f, ng_begin(f->p, &b)) : st;
+  return note(f, ng_begin(f->p, &b));
 }
 
 ng_status fixture_observe(fixture *f, int32_t index, const ng_view *a, const ng_view *g) {
@@ -128,7 +127,7 @@ ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const ng_view
 
 ng_sgd fixture_sgd(double lr, double momentum) {
   ng_sgd s;
-  if (ng_sgd_init(&s) != NG_OK) memset(&s, 0, sizeof s); /* which ng_step_sgd refuses */
+  ng_sgd_init(&s, sizeof s);
   s.lr = lr;
   s.momentum = momentum;
   return s;
@@ -139,9 +138,9 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
   ng_status st = ng_get(f->p, "update", update, sizeof update);
   if (st == NG_OK && strcmp(update, "adamw") == 0) {
     ng_adamw a;
-    st = ng_adamw_init(&a);
+    ng_adamw_init(&a, sizeof a);
     a.lr = how->lr;
-    return st == NG_OK ? note(f, ng_step_adamw(f->p, &a)) : st;
+    return note(f, ng_step_adamw(f->p, &a));
   }
   if (st != NG_OK) return note(f, st);
   return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how) : ng_step(f->p, how->lr));

@@ -129,7 +129,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   if (st != NG_OK) fail_msg("ranks: ng_threads_create: %s", ng_status_name(st));
   for (int32_t r = 0; r < n; r++) {
     t[r].struct_size = sizeof t[r];
-    st = ng_threads_transport(group, r, &t[r]);
+    st = ng_threads_transport(group, r, &t[r], sizeof t[r]);
     if (st != NG_OK) fail_msg("ranks: ng_threads_transport: %s", ng_status_name(st));
   }
   ng_status worst = ranks_run_on(n, t, fn, arg, per_rank);

@@ -53,7 +53,7 @@ static ng_layer *add(scene *s, ng_kind kind, int64_t in, int64_t out, bool bias)
   int32_t i = s->layers++;
   if (i >= SCENE_LAYERS) abort();
   ng_layer *l = &s->layer[i];
-  if (ng_layer_init(l, kind) != NG_OK) abort();
+  ng_layer_init(l, kind, sizeof *l);
   snprintf(s->name[i], sizeof s->name[i], "%s%d", kind == NG_LINEAR ? "fc" : "conv", i);
   l->name = s->name[i];
   l->in = in;
@@ -95,7 +95,7 @@ scene_micro *scene_call(scene *s, int32_t step, int32_t rank, int64_t samples) {
   int32_t c = s->calls[step][rank]++;
   if (c >= SCENE_CALLS) abort();
   scene_micro *m = &s->micro[step][rank][c];
-  if (ng_batch_init(&m->batch) != NG_OK) abort();
+  ng_batch_init(&m->batch, sizeof m->batch);
   m->batch.samples = samples;
   return m;
 }

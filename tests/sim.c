@@ -23,7 +23,7 @@ static float number(int64_t step, int64_t who, int64_t what, int64_t i) {
 static ng_layer *add(sim *s, ng_kind kind, const char *name, int64_t in, int64_t out,
                      int32_t bias) {
   ng_layer *l = &s->layer[s->layers++];
-  if (ng_layer_init(l, kind) != NG_OK) return NULL;
+  ng_layer_init(l, kind, sizeof *l);
   l->name = name;
   l->in = in;
   l->out = out;

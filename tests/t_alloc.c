@@ -106,12 +106,11 @@ static float number(int64_t i) { return (float)((i * 31 + 7) % 23 - 11) / 8.0f; 
 
 static ng_status make_context(run *r) {
   ng_context_config c;
-  const ng_status st = ng_context_config_init(&c);
-  if (st != NG_OK) return st;
+  ng_context_config_init(&c, sizeof c);
   c.alloc = take;
   c.free = give;
   c.threads = r->threads;
-  return ng_context_create(&c, r->message, sizeof r->message, &r->f.ctx);
+  return ng_context_create(NG_VERSION, &c, r->message, sizeof r->message, &r->f.ctx);
 }
 
 static ng_status make_precond(run *r) {
@@ -127,14 +126,14 @@ static ng_status add_fc(run *r) { return ng_add_linear(r->f.p, "fc", IN, OUT, 1,
 
 static ng_status add_conv(run *r) {
   ng_layer l;
-  const ng_status st = ng_layer_init(&l, NG_CONV2D);
+  ng_layer_init(&l, NG_CONV2D, sizeof l);
   l.name = "conv";
   l.in = C;
   l.out = OUT;
   l.kernel[0] = l.kernel[1] = 2;
   l.image[0] = l.image[1] = H;
   l.options = "damping=0.02";
-  return st == NG_OK ? ng_add_layer(r->f.p, &l, &r->conv) : st;
+  return ng_add_layer(r->f.p, &l, &r->conv);
 }
 
 static ng_status add_tensor(run *r) { return ng_add_tensor(r->f.p, "gamma", 2, &r->norm); }

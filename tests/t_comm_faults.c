@@ -30,7 +30,7 @@ static void test_table(void **state) {
   ng_threads *group;
   ng_transport whole, t;
   assert_int_equal(ng_threads_create(2, &group), NG_OK);
-  assert_int_equal(ng_threads_transport(group, 1, &whole), NG_OK);
+  assert_int_equal(ng_threads_transport(group, 1, &whole, sizeof whole), NG_OK);
   assert_int_equal(table(&whole, NULL), NG_OK);
 #define WITHOUT(field, value, word)                                                                \
   do {                                                                                             \
@@ -94,12 +94,12 @@ static void test_threads_arguments(void **state) {
   assert_int_equal(ng_threads_create(3, &group), NG_OK);
   memset(&t, 0xA5, sizeof t);
   const ng_transport before = t;
-  assert_int_equal(ng_threads_transport(group, 3, &t), NG_ERR_ARG);
-  assert_int_equal(ng_threads_transport(group, -1, &t), NG_ERR_ARG);
-  assert_int_equal(ng_threads_transport(NULL, 0, &t), NG_ERR_ARG);
-  assert_int_equal(ng_threads_transport(group, 0, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_threads_transport(group, 3, &t, sizeof t), NG_ERR_ARG);
+  assert_int_equal(ng_threads_transport(group, -1, &t, sizeof t), NG_ERR_ARG);
+  assert_int_equal(ng_threads_transport(NULL, 0, &t, sizeof t), NG_ERR_ARG);
+  assert_int_equal(ng_threads_transport(group, 0, NULL, sizeof t), NG_ERR_ARG);
   assert_memory_equal(&t, &before, sizeof t);
-  assert_int_equal(ng_threads_transport(group, 2, &t), NG_OK);
+  assert_int_equal(ng_threads_transport(group, 2, &t, sizeof t), NG_OK);
   assert_int_equal(t.struct_size, sizeof t);
   assert_int_equal(t.rank, 2);
   assert_int_equal(t.size, 3);

@@ -76,7 +76,7 @@ static void ready(fix *f, const char *set) {
 
 static ng_batch batch_of(int64_t samples) {
   ng_batch b;
-  assert_int_equal(ng_batch_init(&b), NG_OK);
+  ng_batch_init(&b, sizeof b);
   b.samples = samples;
   return b;
 }
@@ -94,7 +94,7 @@ static void destroy(fix *f) {
   int64_t bytes = -1, now = 0;
   ng_context_allocated(f->ctx, &now, NULL, NULL);
   ng_context *empty = NULL;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &empty), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &empty), NG_OK);
   ng_context_allocated(empty, &bytes, NULL, NULL);
   assert_int_equal(now, bytes); /* what a preconditioner took, it gave back */
   ng_context_destroy(&empty);
@@ -118,32 +118,31 @@ static void test_context(void **state) {
   ng_context *ctx = (ng_context *)1;
   ng_context_config c;
   char why[256];
-  assert_int_equal(ng_context_config_init(NULL), NG_ERR_ARG);
-  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  ng_context_config_init(&c, sizeof c);
   c.struct_size = 0;
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_null(ctx);
   assert_non_null(strstr(why, "struct_size"));
-  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  ng_context_config_init(&c, sizeof c);
   c.linalg = "fast";
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
   assert_non_null(strstr(why, "fast"));
   c.linalg = NULL;
   c.threads = -1;
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "threads"));
   c.threads = 1;
   c.log_level = (ng_log_level)9;
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "log_level"));
   c.log_level = NG_LOG_NONE;
   c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
-  assert_int_equal(ng_context_create(&c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "alloc"));
-  assert_int_equal(ng_context_create(NULL, why, sizeof why, NULL), NG_ERR_ARG);
-  assert_int_equal(ng_context_create_for(NG_VERSION + 10000, NULL, why, sizeof why, &ctx),
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION + 10000, NULL, why, sizeof why, &ctx),
                    NG_ERR_STATE);
-  assert_int_equal(ng_context_create_for(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   assert_string_equal(ng_last_error(ctx), "");
   ng_context_destroy(&ctx);
   assert_string_equal(ng_last_error(NULL), "");
@@ -156,13 +155,13 @@ static void test_environment(void **state) {
   const char *const bad[][2] = {{"NG_THREADS", "two"}, {"NG_THREADS", "0"}, {"NG_LOG", "loud"}};
   for (int i = 0; i < 3; i++) {
     assert_int_equal(setenv(bad[i][0], bad[i][1], 1), 0);
-    assert_int_equal(ng_context_create(NULL, why, sizeof why, &ctx), NG_ERR_ARG);
+    assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx), NG_ERR_ARG);
     assert_non_null(strstr(why, bad[i][0]));
     assert_int_equal(unsetenv(bad[i][0]), 0);
   }
   char *keep = getenv("NG_LINALG") == NULL ? NULL : strdup(getenv("NG_LINALG"));
   assert_int_equal(setenv("NG_LINALG", "nothing", 1), 0);
-  assert_int_equal(ng_context_create(NULL, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx), NG_ERR_ABSENT);
   assert_non_null(strstr(why, "NG_LINALG is 'nothing', which is not built in; there is "));
   assert_non_null(strstr(why, "ref"));
   assert_int_equal(keep == NULL ? unsetenv("NG_LINALG") : setenv("NG_LINALG", keep, 1), 0);
@@ -199,12 +198,12 @@ static void test_layers(void **state) {
   } later[] = {{NG_NORM, "normalisation"}, {NG_EMBEDDING, "embedding"}};
   ng_layer d;
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(ng_layer_init(&d, later[k].kind), NG_OK);
+    ng_layer_init(&d, later[k].kind, sizeof d);
     d.name = "x";
     d.in = d.out = 4;
     WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, later[k].word);
   }
-  assert_int_equal(ng_layer_init(&d, NG_LINEAR), NG_OK);
+  ng_layer_init(&d, NG_LINEAR, sizeof d);
   d.name = "x";
   d.in = d.out = 4;
   d.shard_axis = 0;
@@ -223,7 +222,7 @@ static void test_layers(void **state) {
   d.kind = NG_LINEAR;
   d.struct_size = 8;
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "struct_size");
-  assert_int_equal(ng_layer_init(&d, NG_CONV2D), NG_OK);
+  ng_layer_init(&d, NG_CONV2D, sizeof d);
   d.name = "x";
   d.in = 4;
   d.out = 6;
@@ -294,7 +293,7 @@ static void test_order(void **state) {
 
   ng_precond *none = NULL;
   ng_options o;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &f.ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &f.ctx), NG_OK);
   assert_int_equal(ng_options_init(&o), NG_OK);
   WRONG(ng_precond_create(f.ctx, NULL, &none), NG_ERR_ARG, "options");
   WRONG(ng_precond_create(f.ctx, &o, NULL), NG_ERR_ARG, "out");
@@ -469,8 +468,8 @@ static void test_wrong_update(void **state) {
   fix f;
   ng_sgd s;
   ng_adamw w;
-  assert_int_equal(ng_sgd_init(&s), NG_OK);
-  assert_int_equal(ng_adamw_init(&w), NG_OK);
+  ng_sgd_init(&s, sizeof s);
+  ng_adamw_init(&w, sizeof w);
   ready(&f, "");
   assert_int_equal(show(&f), NG_OK);
   s.lr = 0.1;
@@ -556,7 +555,7 @@ static void test_memory_is_what_was_allocated(void **state) {
   fix f;
   int64_t empty = 0, full = 0, sum = 0;
   ng_context *ctx = NULL;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   ng_context_allocated(ctx, &empty, NULL, NULL);
   ng_context_destroy(&ctx);
   ready(&f, "update=adamw");

@@ -297,7 +297,7 @@ static void refused(ng_context *ctx, const ng_family *f, const char *says) {
 static void test_registered(void **state) {
   (void)state;
   ng_context *ctx = NULL;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   const int32_t own = ctx->families; /* the library's */
 #define WITHOUT(entry)                                                                             \
   do {                                                                                             \

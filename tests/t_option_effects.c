@@ -83,7 +83,7 @@ static ng_status describe(const run *what, struct outcome *r, ng_precond *p) {
   for (int32_t i = 0; i < LAYERS; i++) {
     ng_layer l;
     int32_t index;
-    TRY(ng_layer_init(&l, i == CONV ? NG_CONV2D : NG_LINEAR));
+    ng_layer_init(&l, i == CONV ? NG_CONV2D : NG_LINEAR, sizeof l);
     l.name = layer[i].name;
     l.in = i == CONV ? 2 : layer[i].cols;
     l.out = layer[i].rows;
@@ -142,10 +142,10 @@ static ng_status show(const run *what, struct outcome *r, fixture *f, int32_t ra
 static ng_status one_step(const run *what, ng_precond *p) {
   const ng_sgd s = fixture_sgd(1, 0.9);
   ng_adamw a;
-  const ng_status st = ng_adamw_init(&a);
+  ng_adamw_init(&a, sizeof a);
   a.lr = 1;
   if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s);
-  if (strcmp(what->step, "adamw") == 0) return st == NG_OK ? ng_step_adamw(p, &a) : st;
+  if (strcmp(what->step, "adamw") == 0) return ng_step_adamw(p, &a);
   return ng_step(p, 1.0);
 }
 

@@ -22,7 +22,7 @@ static ng_options method(const char *name) {
 
 static ng_layer linear(const char *name, int64_t out) {
   ng_layer l;
-  assert_int_equal(ng_layer_init(&l, NG_LINEAR), NG_OK);
+  ng_layer_init(&l, NG_LINEAR, sizeof l);
   l.name = name;
   l.in = 3;
   l.out = out;
@@ -53,7 +53,7 @@ static void skipped_as_asked(void **state) {
   enum { LAYERS = sizeof layer / sizeof layer[0] };
   int32_t found[3] = {0, 0, 0};
   ng_context *ctx = NULL;
-  assert_int_equal(ng_context_create(NULL, message, sizeof message, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   for (size_t i = 0; i < sizeof pattern / sizeof pattern[0]; i++) {
     for (size_t w = 0; w < sizeof width / sizeof width[0]; w++) {
       ng_options o = standard_options();
@@ -189,7 +189,7 @@ static void gradient_of(ng_context *ctx, const ng_options *o, float out[12]) {
   assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
   assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
   assert_int_equal(ng_ready(p), NG_OK);
-  assert_int_equal(ng_batch_init(&b), NG_OK);
+  ng_batch_init(&b, sizeof b);
   b.samples = 2;
   for (int step = 0; step < 2; step++) {
     for (int i = 0; i < 6; i++)
@@ -240,7 +240,7 @@ static void idle_means_no_effect(void **state) {
                                           {"adasgd", "clip", "none"}};
   ng_context *ctx = NULL;
   int32_t tried = 0;
-  assert_int_equal(ng_context_create(NULL, message, sizeof message, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   for (int k = 0; k < 4; k++) {
     for (int32_t i = 0; i < ng_option_count(); i++) {
       const ng_option_info info = option_info(i);

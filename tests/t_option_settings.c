@@ -125,7 +125,7 @@ static ng_precond *two_layers(ng_context *ctx, const ng_options *o) {
   int32_t index = 0;
   assert_int_equal(ng_precond_create(ctx, o, &p), NG_OK);
   assert_int_equal(ng_add_linear(p, "a", 3, 2, 1, &index), NG_OK);
-  assert_int_equal(ng_layer_init(&l, NG_LINEAR), NG_OK);
+  ng_layer_init(&l, NG_LINEAR, sizeof l);
   l.name = "b";
   l.in = l.out = 2;
   l.options = "damping=0.5 solve_period=4";
@@ -143,9 +143,9 @@ static void base_and_now(void **state) {
   ng_options o = standard_options();
   char text[64];
   o.schedule = "damping*0.5@2 solve_period*=0.5@2";
-  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  ng_context_config_init(&config, sizeof config);
   config.threads = 1;
-  assert_int_equal(ng_context_create(&config, message, sizeof message, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx), NG_OK);
   ng_precond *p = two_layers(ctx, &o);
   const ng_settings *a = &p->block[0]->opt, *b = &p->block[1]->opt;
   assert_true(p->now.damping == 0.1 && a->damping == 0.1 && b->damping == 0.5);

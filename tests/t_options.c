@@ -633,12 +633,12 @@ static void counted_free(void *user, void *p, size_t bytes) {
 static ng_context *context_on(counted *c) {
   ng_context_config config;
   ng_context *ctx = NULL;
-  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  ng_context_config_init(&config, sizeof config);
   config.alloc = counted_alloc;
   config.free = counted_free;
   config.alloc_user = c;
   config.threads = 1;
-  assert_int_equal(ng_context_create(&config, message, sizeof message, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx), NG_OK);
   return ctx;
 }
 

@@ -170,12 +170,12 @@ static void fresh_factors_wait(void **state) {
   (void)state;
   enum { WAYS = 7, MOST = (C * 9 + 1) * (C * 9 + 2) / 2 };
   ng_context_config config;
-  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  ng_context_config_init(&config, sizeof config);
   config.threads = 2;
   config.linalg = "ref";
   char message[200];
   fresh f;
-  assert_int_equal(ng_context_create(&config, message, sizeof message, &f.ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, &config, message, sizeof message, &f.ctx), NG_OK);
   rng r = {test_seed()};
   f.images = floats(SAMPLES * C * SIDE * SIDE);
   for (int64_t i = 0; i < SAMPLES * C * SIDE * SIDE; i++) {
@@ -230,10 +230,12 @@ static ng_status any_step(const sim *s) {
   ng_sgd sgd;
   ng_adamw adamw;
   if (strstr(s->how.set, "update=sgd") != NULL) {
-    return ng_sgd_init(&sgd) == NG_OK ? ng_step_sgd(s->p, &sgd) : NG_ERR_ARG;
+    ng_sgd_init(&sgd, sizeof sgd);
+    return ng_step_sgd(s->p, &sgd);
   }
   if (strstr(s->how.set, "update=adamw") != NULL) {
-    return ng_adamw_init(&adamw) == NG_OK ? ng_step_adamw(s->p, &adamw) : NG_ERR_ARG;
+    ng_adamw_init(&adamw, sizeof adamw);
+    return ng_step_adamw(s->p, &adamw);
   }
   return ng_step(s->p, 0.1);
 }

@@ -12,9 +12,9 @@ static int64_t empty; /* bytes of a context that nothing was made from */
 static int make_context(void **state) {
   (void)state;
   ng_context_config config;
-  if (ng_context_config_init(&config) != NG_OK) return -1;
+  ng_context_config_init(&config, sizeof config);
   config.threads = 1;
-  if (ng_context_create(&config, NULL, 0, &ctx) != NG_OK) return -1;
+  if (ng_context_create(NG_VERSION, &config, NULL, 0, &ctx) != NG_OK) return -1;
   ng_context_allocated(ctx, &empty, NULL, NULL);
   return 0;
 }

@@ -78,9 +78,9 @@ static ng_status bind(ng_precond *p, int32_t i, float *grad) {
 
 static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step) {
   ng_batch batch;
-  ng_status st = ng_batch_init(&batch);
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
-  if (st == NG_OK) st = ng_begin(p, &batch);
+  ng_status st = ng_begin(p, &batch);
   for (int32_t i = 0; i < l->entries && st == NG_OK; i++) {
     float *mine = l->out[rank][step][i];
     draw(mine, model[i].weights + model[i].biases, step, i);
@@ -111,11 +111,11 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   char *why = l->why[rank];
-  ng_status st = ng_context_config_init(&c);
+  ng_context_config_init(&c, sizeof c);
   c.threads = 1 + rank % 2;
   c.linalg = "ref";
   if (l->ranks > 1) c.transport = t;
-  if (st == NG_OK) st = ng_context_create(&c, why, 256, &ctx);
+  ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
   if (st == NG_OK) st = ng_options_init(&o);
   if (st == NG_OK) st = set_all(&o, l->set, why, 256);
   for (int i = 0; i < 4 && st == NG_OK && l->family[i] != NULL; i++) {
@@ -458,7 +458,7 @@ static void test_left_by_ready(void **state) {
   ng_precond *p = NULL;
   int32_t index;
   f.check = no_options;
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   assert_int_equal(ng_family_register(ctx, &f, NULL, 0), NG_OK);
   assert_int_equal(ng_options_init(&o), NG_OK);
   assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
@@ -492,7 +492,7 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   draw(w, WIDE, 0, 3);
   ng_from_f32(narrow, NG_BF16, w, WIDE);
   ng_to_f32(w, narrow, NG_BF16, WIDE);
-  ng_status st = ng_context_create(NULL, NULL, 0, &ctx);
+  ng_status st = ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx);
   if (st == NG_OK) st = ng_options_init(&o);
   if (st == NG_OK) st = set_all(&o, "update=sgd clip=none max_factor=100", NULL, 0);
   if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
@@ -503,12 +503,12 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   const ng_view go = ng_view_of(g, 1, 1, NG_F32);
   if (st == NG_OK) st = ng_bind_grad(p, fc, NG_WEIGHT, &vg);
   if (st == NG_OK) st = ng_bind_weight(p, fc, NG_WEIGHT, &vw);
-  if (st == NG_OK) st = ng_batch_init(&batch);
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = 1;
   if (st == NG_OK) st = ng_begin(p, &batch);
   if (st == NG_OK) st = ng_observe_input(p, fc, &in, NG_COPY);
   if (st == NG_OK) st = ng_observe_output_grad(p, fc, &go, NG_COPY);
-  if (st == NG_OK) st = ng_sgd_init(&how);
+  ng_sgd_init(&how, sizeof how);
   how.lr = 0.01;
   if (st == NG_OK) st = ng_step_sgd(p, &how);
   if (weight != NG_F32) ng_to_f32(w, narrow, weight, WIDE);

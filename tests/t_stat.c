@@ -33,10 +33,10 @@ static ng_context *ctx;
 static int open_context(void **state) {
   (void)state;
   ng_context_config c;
-  if (ng_context_config_init(&c) != NG_OK) return -1;
+  ng_context_config_init(&c, sizeof c);
   c.linalg = "ref";
   c.threads = 1;
-  return ng_context_create(&c, NULL, 0, &ctx) == NG_OK ? 0 : -1;
+  return ng_context_create(NG_VERSION, &c, NULL, 0, &ctx) == NG_OK ? 0 : -1;
 }
 
 static int close_context(void **state) {

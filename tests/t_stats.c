@@ -37,10 +37,12 @@ static ng_context *context(const char *linalg, int32_t threads) {
   ng_context_config config;
   char message[256] = "";
   ng_context *ctx = NULL;
-  assert_int_equal(ng_context_config_init(&config), NG_OK);
+  ng_context_config_init(&config, sizeof config);
   config.linalg = linalg;
   config.threads = threads;
-  if (ng_context_create(&config, message, sizeof message, &ctx) != NG_OK) fail_msg("%s", message);
+  if (ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx) != NG_OK) {
+    fail_msg("%s", message);
+  }
   return ctx;
 }
 

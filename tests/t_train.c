@@ -171,7 +171,7 @@ static void threads_are_the_library_s(void **state) {
   assert_int_equal(setenv("NG_THREADS", "3", 1), 0);
   assert_int_equal(cli_threads(&threads), CLI_OK);
   assert_int_equal(threads, 3);
-  assert_int_equal(ng_context_create(NULL, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   assert_int_equal(ng_context_threads(ctx), 3);
   ng_context_destroy(&ctx);
   assert_int_equal(ng_context_threads(NULL), 1);

@@ -82,7 +82,7 @@ static void bind(int32_t layer, ng_param which, int64_t at, int64_t rows, int64_
 
 static void build(void) {
   ng_options o;
-  TRY(ng_context_create(NULL, run.message, sizeof run.message, &run.ctx));
+  TRY(ng_context_create(NG_VERSION, NULL, run.message, sizeof run.message, &run.ctx));
   TRY(ng_options_init(&o));
   o.update = "adamw";
   o.stat_period = 2;
@@ -107,7 +107,7 @@ static void observe(int32_t layer, float *a, int in, float *d, int out) {
 static void step(int64_t t) {
   ng_batch batch;
   ng_adamw how;
-  TRY(ng_batch_init(&batch));
+  ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
   TRY(ng_begin(run.p, &batch));
   for (int i = 0; i < B * IN; i++)
@@ -140,7 +140,7 @@ static void step(int64_t t) {
   observe(run.fc2, run.h, HIDDEN, run.y, OUT);
   gradient(run.x, run.dh, run.g, run.g + W1, IN, HIDDEN);
   gradient(run.h, run.y, run.g + W1 + B1, run.g + W1 + B1 + W2, HIDDEN, OUT);
-  TRY(ng_adamw_init(&how));
+  ng_adamw_init(&how, sizeof how);
   how.lr = 0.002;
   TRY(ng_step_adamw(run.p, &how));
 }

@@ -291,7 +291,7 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
   if (how->which == THREADS) {
     assert_int_equal(ng_threads_create(how->n, &group), NG_OK);
     for (int32_t r = 0; r < how->n; r++) {
-      assert_int_equal(ng_threads_transport(group, r, &t[r]), NG_OK);
+      assert_int_equal(ng_threads_transport(group, r, &t[r], sizeof t[r]), NG_OK);
     }
   } else if (how->which != SELF) {
     memset(&h, 0, sizeof h);

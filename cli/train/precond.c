@@ -60,7 +60,7 @@ int precond_begin(precond *p, int64_t samples, bool *wants) {
     *wants = ng_wants(p->p, p->index[i]) != 0;
   if (!*wants) return CLI_OK;
   ng_batch b;
-  if (ng_batch_init(&b) != NG_OK) return told(p);
+  ng_batch_init(&b, sizeof b);
   b.samples = samples;
   return ng_begin(p->p, &b) < 0 ? told(p) : CLI_OK;
 }
@@ -72,8 +72,7 @@ int precond_forget(precond *p) { return ng_reset_batch(p->p) < 0 ? told(p) : CLI
 /* ---- layers ----------------------------------------------------------------------------------*/
 
 static ng_status describe(const nn_layer *l, ng_layer *d) {
-  const ng_status st = ng_layer_init(d, l->conv ? NG_CONV2D : NG_LINEAR);
-  if (st != NG_OK) return st;
+  ng_layer_init(d, l->conv ? NG_CONV2D : NG_LINEAR, sizeof *d);
   d->name = l->name;
   d->in = l->in;
   d->out = l->out;
@@ -178,7 +177,7 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   ng_options o;
   ng_context_config config;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
-  if (ng_context_config_init(&config) != NG_OK) return CLI_BAD;
+  ng_context_config_init(&config, sizeof config);
   config.threads = 1;
   if (pool != NULL) {
     config.threads = ng_pool_threads(pool);
@@ -211,8 +210,7 @@ void precond_destroy(precond **p) {
 
 static ng_status step_sgd(const precond *p, double lr) {
   ng_sgd how;
-  const ng_status st = ng_sgd_init(&how);
-  if (st != NG_OK) return st;
+  ng_sgd_init(&how, sizeof how);
   how.lr = lr;
   how.momentum = p->s->momentum;
   how.weight_decay = p->s->weight_decay;
@@ -223,8 +221,7 @@ static ng_status step_sgd(const precond *p, double lr) {
 
 static ng_status step_adamw(const precond *p, double lr) {
   ng_adamw how;
-  const ng_status st = ng_adamw_init(&how);
-  if (st != NG_OK) return st;
+  ng_adamw_init(&how, sizeof how);
   how.lr = lr;
   how.beta1 = p->s->beta1;
   how.beta2 = p->s->beta2;

@@ -31,19 +31,6 @@ static void standard_free(void *user, void *p, size_t bytes) {
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-/* `size` is the caller's sizeof: an older header's struct ends earlier, and only what lies inside
- * is written. */
-ng_status ng_context_config_init_sized(ng_context_config *c, size_t size) {
-  if (c == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  memset(c, 0, size);
-  const size_t given = size;
-  memcpy(c, &given, sizeof given);
-  if (size >= offsetof(ng_context_config, log_level) + sizeof c->log_level) {
-    c->log_level = NG_LOG_WARN;
-  }
-  return NG_OK;
-}
-
 static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
 
 /* The program's own choice wins over NG_THREADS and NG_LINALG: who sets them in code means it.
@@ -110,7 +97,7 @@ static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr,
 
 /* A newer header may hold structs and functions that this library lacks; an older one is fine,
  * struct_size sees to that.  Compared to major and minor. */
-ng_status ng_context_create_for(int32_t header_version, const ng_context_config *config,
+ng_status ng_context_create(int32_t header_version, const ng_context_config *config,
                                 char *message, size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
   *out = NULL;
@@ -121,8 +108,9 @@ ng_status ng_context_create_for(int32_t header_version, const ng_context_config 
                       NG_VERSION_MINOR);
   }
   ng_context_config c;
-  ng_status st = ng_context_config_init_sized(&c, sizeof c);
-  if (st == NG_OK && config != NULL) {
+  ng_context_config_init(&c, sizeof c);
+  ng_status st = NG_OK;
+  if (config != NULL) {
     st = ng_take_struct(&c, sizeof c, config, offsetof(ng_context_config, threads),
                         "ng_context_config", message, message_size);
   }

@@ -5,18 +5,6 @@
  * were posted. */
 #include "step/step.h"
 
-ng_status ng_batch_init_sized(ng_batch *b, size_t size) {
-  if (b == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  ng_batch d;
-  memset(&d, 0, sizeof d);
-  d.struct_size = size;
-  d.reduction = NG_MEAN;
-  d.loss_scale = 1.0;
-  memset(b, 0, size);
-  memcpy(b, &d, size < sizeof d ? size : sizeof d);
-  return NG_OK;
-}
-
 static ng_status may_observe(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
@@ -31,7 +19,7 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
   if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: batch is NULL");
   ng_batch b;
   char message[NG_MESSAGE] = "";
-  if (ng_batch_init(&b) != NG_OK) return NG_ERR_ARG;
+  ng_batch_init(&b, sizeof b);
   st = ng_take_struct(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);

@@ -81,28 +81,6 @@ void ng_precond_destroy(ng_precond **precond) {
 
 /* ---- describe --------------------------------------------------------------------------------*/
 
-/* Defaults are made whole and cut to the caller's struct.  shard_axis -1: not sharded. */
-ng_status ng_layer_init_sized(ng_layer *l, ng_kind kind, size_t size) {
-  if (l == NULL || size < offsetof(ng_layer, kind) + sizeof l->kind) return NG_ERR_ARG;
-  ng_layer d;
-  memset(&d, 0, sizeof d);
-  d.kind = kind;
-  d.order = NG_SAMPLES_FIRST;
-  d.layout = NG_NCHW;
-  for (int i = 0; i < 2; i++) {
-    d.kernel[i] = d.stride[i] = d.dilation[i] = 1;
-  }
-  d.groups = 1;
-  d.norm_eps = 1e-5;
-  d.norm_input = NG_NORM_RAW;
-  d.token_dtype = NG_I64;
-  d.shard_axis = -1;
-  d.struct_size = size;
-  memset(l, 0, size);
-  memcpy(l, &d, size < sizeof d ? size : sizeof d);
-  return NG_OK;
-}
-
 /* Memory, tiles and hashes of ng_ready were made for the layers that there were. */
 static ng_status may_add(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
@@ -126,7 +104,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   }
   char message[NG_MESSAGE] = "";
   ng_layer d;
-  if (ng_layer_init_sized(&d, NG_LINEAR, sizeof d) != NG_OK) return NG_ERR_ARG;
+  ng_layer_init(&d, NG_LINEAR, sizeof d);
   st = ng_take_struct(&d, sizeof d, layer, offsetof(ng_layer, positions), "ng_layer", message,
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
@@ -146,7 +124,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
 ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out, int32_t bias,
                         int32_t *index) {
   ng_layer d;
-  if (ng_layer_init(&d, NG_LINEAR) != NG_OK) return NG_ERR_ARG;
+  ng_layer_init(&d, NG_LINEAR, sizeof d);
   d.name = name;
   d.in = in;
   d.out = out;
@@ -159,7 +137,7 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
                         int64_t stride, int64_t padding, int64_t height, int64_t width,
                         int32_t bias, int32_t *index) {
   ng_layer d;
-  if (ng_layer_init(&d, NG_CONV2D) != NG_OK) return NG_ERR_ARG;
+  ng_layer_init(&d, NG_CONV2D, sizeof d);
   d.name = name;
   d.in = in;
   d.out = out;

@@ -9,30 +9,6 @@
 
 #include <math.h>
 
-/* All zero: no momentum, no decay, and a learning rate that has to be set to move anything. */
-ng_status ng_sgd_init_sized(ng_sgd *s, size_t size) {
-  if (s == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  memset(s, 0, size);
-  const size_t given = size;
-  memcpy(s, &given, sizeof given);
-  return NG_OK;
-}
-
-/* The defaults of torch.optim.AdamW, but for lr. */
-ng_status ng_adamw_init_sized(ng_adamw *a, size_t size) {
-  if (a == NULL || size < sizeof(size_t)) return NG_ERR_ARG;
-  ng_adamw d;
-  memset(&d, 0, sizeof d);
-  d.struct_size = size;
-  d.beta1 = 0.9;
-  d.beta2 = 0.999;
-  d.eps = 1e-8;
-  d.weight_decay = 0.01;
-  memset(a, 0, size);
-  memcpy(a, &d, size < sizeof d ? size : sizeof d);
-  return NG_OK;
-}
-
 static ng_status take_step(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
@@ -70,7 +46,7 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how) {
   if (how == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_step_sgd: how is NULL");
   ng_sgd s;
   char message[NG_MESSAGE] = "";
-  if (ng_sgd_init(&s) != NG_OK) return NG_ERR_ARG;
+  ng_sgd_init(&s, sizeof s);
   ng_status st = ng_take_struct(&s, sizeof s, how, offsetof(ng_sgd, momentum), "ng_sgd", message,
                                 sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
@@ -95,7 +71,7 @@ ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how) {
   if (how == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_step_adamw: how is NULL");
   ng_adamw a;
   char message[NG_MESSAGE] = "";
-  if (ng_adamw_init(&a) != NG_OK) return NG_ERR_ARG;
+  ng_adamw_init(&a, sizeof a);
   ng_status st = ng_take_struct(&a, sizeof a, how, offsetof(ng_adamw, beta1), "ng_adamw", message,
                                 sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);

@@ -1,6 +1,6 @@
 /* manifest.c: everything of the state that is not an array, as a JSON text.
  *
- *   {"format": 2, "library": "0.1.0", "method": "natgrad",
+ *   {"format": 2, "library": "0.2.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
  *    "live":     {"damping": {"value": 0.003, "since": 0}, ...}
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},

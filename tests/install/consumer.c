@@ -10,7 +10,7 @@ int main(void) {
   char why[200];
   int32_t layer = -1;
   if (ng_version() != NG_VERSION) return fprintf(stderr, "header and library differ\n"), 1;
-  if (ng_context_create(NULL, why, sizeof why, &ctx) != NG_OK)
+  if (ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx) != NG_OK)
     return fprintf(stderr, "%s\n", why), 1;
   const int made = ng_options_init(&o) == NG_OK && ng_precond_create(ctx, &o, &p) == NG_OK &&
                    ng_add_linear(p, "fc", 4, 2, 1, &layer) == NG_OK && layer == 0;

@@ -1,0 +1,88 @@
+/* init.c: every struct that crosses the header, before either side has written to it.
+ *
+ * In: the caller's struct and the caller's sizeof.  Out: struct_size = that size, defaults in the
+ * fields there are, zeros elsewhere, nothing behind `size`: an older header's struct ends earlier, a
+ * newer one's later.  There is nothing to fail: NULL and a size without room for struct_size are left
+ * alone, and the call that takes the struct then says that its struct_size is wrong. */
+#include "core/core.h"
+
+/* `standard` is the struct of this library, cut or padded to the caller's; static, so that its padding
+ * is zero, too. */
+static void fill(void *out, size_t size, const void *standard, size_t ours) {
+  if (out == NULL || size < sizeof size) return;
+  memset(out, 0, size);
+  memcpy(out, standard, size < ours ? size : ours);
+  memcpy(out, &size, sizeof size);
+}
+
+/* ---- what the caller fills -------------------------------------------------------------------*/
+
+void ng_context_config_init(ng_context_config *c, size_t size) {
+  static const ng_context_config d = {.log_level = NG_LOG_WARN};
+  fill(c, size, &d, sizeof d);
+}
+
+/* shard_axis -1: not sharded. */
+void ng_layer_init(ng_layer *l, ng_kind kind, size_t size) {
+  static const ng_layer d = {
+      .order = NG_SAMPLES_FIRST,
+      .kernel = {1, 1},
+      .stride = {1, 1},
+      .dilation = {1, 1},
+      .groups = 1,
+      .layout = NG_NCHW,
+      .norm_eps = 1e-5,
+      .norm_input = NG_NORM_RAW,
+      .token_dtype = NG_I64,
+      .shard_axis = -1,
+  };
+  fill(l, size, &d, sizeof d);
+  if (l != NULL && size >= offsetof(ng_layer, kind) + sizeof kind) l->kind = kind;
+}
+
+/* No samples: 1 would be wrong and fit nearly everything. */
+void ng_batch_init(ng_batch *b, size_t size) {
+  static const ng_batch d = {.reduction = NG_MEAN, .loss_scale = 1.0};
+  fill(b, size, &d, sizeof d);
+}
+
+/* All zero: no momentum, no decay, and a learning rate that has to be set to move anything. */
+void ng_sgd_init(ng_sgd *s, size_t size) {
+  static const ng_sgd d = {0};
+  fill(s, size, &d, sizeof d);
+}
+
+/* The defaults of torch.optim.AdamW, but for lr. */
+void ng_adamw_init(ng_adamw *a, size_t size) {
+  static const ng_adamw d = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+  fill(a, size, &d, sizeof d);
+}
+
+void ng_transport_init(ng_transport *t, size_t size) {
+  static const ng_transport d = {.size = 1};
+  fill(t, size, &d, sizeof d);
+}
+
+void ng_collective_init(ng_collective *c, size_t size) {
+  static const ng_collective d = {.mem = NG_HOST};
+  fill(c, size, &d, sizeof d);
+}
+
+/* ---- what the library fills ------------------------------------------------------------------*/
+
+/* Zeros, so that a call that failed leaves no text to follow and no number to believe. */
+#define OUT(type)                                                                                  \
+  void type##_init(type *out, size_t size) {                                                       \
+    static const type d = {0};                                                                     \
+    fill(out, size, &d, sizeof d);                                                                 \
+  }
+
+OUT(ng_component)
+OUT(ng_option_info)
+OUT(ng_method_info)
+OUT(ng_published_info)
+OUT(ng_report)
+OUT(ng_station_report)
+OUT(ng_layer_report)
+OUT(ng_memory_info)
+OUT(ng_explain_row)
