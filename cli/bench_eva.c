@@ -221,8 +221,8 @@ static int open_model(work *k, const char *update, ng_precond **p) {
     char name[32];
     int32_t index = -1;
     (void)snprintf(name, sizeof name, "layer%d", i);
-    const ng_view g = ng_view_of(k->grad + m->at, m->rows, m->cols, NG_F32);
-    const ng_view w = ng_view_of(k->weight + m->at, m->rows, m->cols, NG_F32);
+    const ng_array g = ng_array_matrix(k->grad + m->at, m->rows, m->cols, NG_F32);
+    const ng_array w = ng_array_matrix(k->weight + m->at, m->rows, m->cols, NG_F32);
     st = ng_add_linear(*p, name, m->cols, m->rows, 0, &index);
     if (st >= 0) st = ng_bind_grad(*p, index, NG_WEIGHT, &g);
     if (st >= 0) st = ng_bind_weight(*p, index, NG_WEIGHT, &w);
@@ -234,8 +234,8 @@ static int open_model(work *k, const char *update, ng_precond **p) {
   if (st >= 0) st = ng_begin(*p, &one); /* one sample: the means are what is shown */
   for (int32_t i = 0; i < k->layers && st >= 0; i++) {
     const matrix *m = &k->layer[i];
-    const ng_view a = ng_view_of(k->vector + m->a, 1, m->cols, NG_F32);
-    const ng_view g = ng_view_of(k->vector + m->g, 1, m->rows, NG_F32);
+    const ng_array a = ng_array_matrix(k->vector + m->a, 1, m->cols, NG_F32);
+    const ng_array g = ng_array_matrix(k->vector + m->g, 1, m->rows, NG_F32);
     st = ng_observe_input(*p, i, &a, NG_COPY);
     if (st >= 0) st = ng_observe_output_grad(*p, i, &g, NG_COPY);
   }

@@ -104,8 +104,8 @@ static int set_up(work *k) {
     if (st < 0) return failed(k, l->name, st);
     k->grad[i] = cli_take((size_t)(l->q * l->p), sizeof(float));
     const int64_t in = l->p - (l->bias ? 1 : 0);
-    ng_view w = ng_view_of(k->grad[i], l->out, in, NG_F32);
-    ng_view b = ng_view_of(k->grad[i] + l->out * in, 1, l->out, NG_F32);
+    ng_array w = ng_array_matrix(k->grad[i], l->out, in, NG_F32);
+    ng_array b = ng_array_matrix(k->grad[i] + l->out * in, 1, l->out, NG_F32);
     st = ng_bind_grad(k->p, index, NG_WEIGHT, &w);
     if (st >= 0 && l->bias) st = ng_bind_grad(k->p, index, NG_BIAS, &b);
     if (st < 0) return failed(k, l->name, st);
@@ -128,10 +128,8 @@ static int one_step(work *k, double *ms) {
   for (int i = 0; i < k->model.n && st == NG_OK; i++) {
     const shape *l = &k->model.layer[i];
     if (!ng_wants(k->p, i)) continue;
-    const int64_t rows = l->conv ? B : B * l->positions;
-    const int64_t a_floats = input_floats(l, B), g_floats = output_floats(l, B);
-    ng_view a = ng_view_of(next_array(k, a_floats), rows, a_floats / rows, NG_F32);
-    ng_view g = ng_view_of(next_array(k, g_floats), rows, g_floats / rows, NG_F32);
+    const ng_array a = shapes_input(l, next_array(k, input_floats(l, B)), B);
+    const ng_array g = shapes_output(l, next_array(k, output_floats(l, B)), B);
     st = ng_observe_input(k->p, i, &a, NG_COPY);
     if (st == NG_OK) st = ng_observe_output_grad(k->p, i, &g, NG_COPY);
   }

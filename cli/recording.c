@@ -286,8 +286,7 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
               (int64_t[]){-1, l->in, known ? l->image[0] : -1, known ? l->image[1] : -1}, 4);
     if (a == NULL) return;
     s->a = a->data;
-    s->samples = s->a_rows = a->shape[0];
-    s->a_cols = l->in * a->shape[2] * a->shape[3];
+    s->samples = s->rows = a->shape[0];
     int64_t to[2];
     for (int k = 0; k < 2; k++) {
       l->image[k] = a->shape[2 + k];
@@ -299,8 +298,6 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
     const ngio_tensor *g = fetch(in, from, name, (int64_t[]){s->samples, l->out, to[0], to[1]}, 4);
     if (g == NULL) return;
     s->g = g->data;
-    s->g_rows = s->samples;
-    s->g_cols = l->out * to[0] * to[1];
     return;
   }
   const ngio_tensor *a = fetch(in, from, name, NULL, 0);
@@ -317,9 +314,8 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
   }
   s->a = a->data;
   s->samples = a->shape[0];
-  s->a_rows = s->g_rows = positions;
-  s->a_cols = l->in;
-  s->g_cols = expect[a->ndim - 1] = l->out;
+  s->rows = positions;
+  expect[a->ndim - 1] = l->out;
   (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
   const ngio_tensor *g = fetch(in, from, name, expect, a->ndim);
   if (g != NULL) s->g = g->data;

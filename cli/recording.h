@@ -28,7 +28,7 @@ void recording_folder_free(recording_folder *f);
 /* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer. */
 typedef struct recording_shown {
   const float *a, *g;
-  int64_t samples, a_rows, a_cols, g_rows, g_cols;
+  int64_t samples, rows;
 } recording_shown;
 
 /* Gradient and result of one layer in one step; bias pointers are NULL without one. */

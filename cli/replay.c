@@ -60,21 +60,21 @@ static ng_status set_up(rank_run *me, ng_precond *p) {
     if (st < 0) break;
     me->grad[i] = cli_take((size_t)(l->out * inputs(l)), sizeof(float));
     me->bias[i] = cli_take((size_t)l->out, sizeof(float));
-    ng_view w = ng_view_of(me->grad[i], l->out, inputs(l), NG_F32);
-    ng_view b = ng_view_of(me->bias[i], 1, l->out, NG_F32);
+    ng_array w = ng_array_matrix(me->grad[i], l->out, inputs(l), NG_F32);
+    ng_array b = ng_array_matrix(me->bias[i], 1, l->out, NG_F32);
     st = ng_bind_grad(p, index, NG_WEIGHT, &w);
     if (st >= 0 && l->bias) st = ng_bind_grad(p, index, NG_BIAS, &b);
   }
   return st < 0 ? st : ng_ready(p);
 }
 
-static ng_status show(ng_precond *p, int32_t layer, const recording_shown *s) {
+/* positions of a linear layer are those of the recording, whatever its shape says */
+static ng_status show(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
   if (!ng_wants(p, layer)) return NG_OK;
-  /* The library never writes through an observed view; the view type just has no const. */
-  ng_view a = ng_view_of(NULL, s->a_rows, s->a_cols, NG_F32);
-  ng_view g = ng_view_of(NULL, s->g_rows, s->g_cols, NG_F32);
-  memcpy(&a.data, &s->a, sizeof a.data);
-  memcpy(&g.data, &s->g, sizeof g.data);
+  shape here = *l;
+  if (!l->conv) here.positions = s->rows / s->samples;
+  const ng_array a = shapes_input(&here, s->a, s->samples);
+  const ng_array g = shapes_output(&here, s->g, s->samples);
   const ng_status st = ng_observe_input(p, layer, &a, NG_COPY);
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
@@ -99,7 +99,7 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
     batch.samples = recording_shown_at(r, me->rank, step, m, 0)->samples;
     st = ng_begin(p, &batch);
     for (int i = 0; i < r->layers && st >= 0; i++) {
-      st = show(p, i, recording_shown_at(r, me->rank, step, m, i));
+      st = show(p, i, &r->layer[i], recording_shown_at(r, me->rank, step, m, i));
       if (st == NG_SKIPPED) return st;
     }
   }

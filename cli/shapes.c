@@ -178,6 +178,23 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
   return NG_OK;
 }
 
+/* The library never writes through an observed array; the type just has no const. */
+ng_array shapes_input(const shape *l, const float *data, int64_t samples) {
+  void *x = (void *)(uintptr_t)data;
+  return l->conv ? ng_array_nchw(x, samples, l->in, l->image[0], l->image[1], NG_F32)
+                 : ng_array_matrix(x, samples * l->positions, l->in, NG_F32);
+}
+
+ng_array shapes_output(const shape *l, const float *data, int64_t samples) {
+  void *x = (void *)(uintptr_t)data;
+  int64_t to[2] = {1, 1};
+  for (int k = 0; k < 2 && l->conv; k++) {
+    to[k] = (l->image[k] + 2 * l->padding[k] - l->kernel[k]) / l->stride[k] + 1;
+  }
+  return l->conv ? ng_array_nchw(x, samples, l->out, to[0], to[1], NG_F32)
+                 : ng_array_matrix(x, samples * l->positions, l->out, NG_F32);
+}
+
 void shapes_free(shapes *s) {
   free(s->layer);
   memset(s, 0, sizeof *s);

@@ -34,4 +34,9 @@ void shapes_free(shapes *s);
 /* The layer for ng_add_layer; its name is borrowed.  positions 0: whatever comes. */
 ng_status shapes_describe(const shape *from, ng_layer *to);
 
+/* Its input and its output (or the gradient of that) for so many samples: [samples, channels, height,
+ * width], or [samples * positions, features]. */
+ng_array shapes_input(const shape *l, const float *data, int64_t samples);
+ng_array shapes_output(const shape *l, const float *data, int64_t samples);
+
 #endif

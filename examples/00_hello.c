@@ -16,8 +16,8 @@ int main(void) {
   ng_batch batch;
   int32_t fc;
   char why[256] = "";
-  ng_view in = ng_view_of(a, 4, 3, NG_F32), out = ng_view_of(g, 4, 2, NG_F32);
-  ng_view dw = ng_view_of(grad, 2, 3, NG_F32);
+  ng_array in = ng_array_matrix(a, 4, 3, NG_F32), out = ng_array_matrix(g, 4, 2, NG_F32);
+  ng_array dw = ng_array_matrix(grad, 2, 3, NG_F32);
   if (ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx))
     return fprintf(stderr, "%s\n", why), 1;
   if (ng_options_init(&o) || ng_options_set(&o, "clip", "none", why, sizeof why) ||

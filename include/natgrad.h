@@ -110,27 +110,39 @@ typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
  * NG_BORROW, it may until the next ng_step* or ng_reset_batch returns. */
 typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
-/* A matrix that somebody else owns: row-major, columns contiguous, `row_stride` elements (not
- * bytes) from one row to the next, row_stride >= cols. */
-typedef struct ng_view {
+/* An array that somebody else owns: the fields of DLPack's DLTensor (its byte_offset added to
+ * `data`), so either converts by assignment.  Element (i0, i1, ...) lies i0 stride[0] + i1 stride[1] +
+ * ... elements (not bytes) from `data`.  Any strides are right: a slice, a transposed matrix,
+ * channels-last images; 0 for an expanded axis of an array that is only read.  No two elements of one
+ * that is written may share memory.
+ *
+ *   shape   [ndim], each at least 1; NULL: extents and strides are in `room`, where the functions
+ *           below put them, so that such an array can be copied and returned
+ *   stride  [ndim]; NULL: dense, the last axis fastest
+ *
+ * The lists are read during the call only, whatever the library keeps of the array. */
+enum { NG_DIMS = 8 };
+typedef struct ng_array {
   void *data;
-  int64_t rows, cols;
-  int64_t row_stride;
   ng_dtype dtype;
   ng_mem mem;
-} ng_view;
+  int32_t ndim;          /* 0 to NG_DIMS                                                          */
+  const int64_t *shape;  /* may be NULL: room[0 .. ndim)                                          */
+  const int64_t *stride; /* may be NULL                                                           */
+  int64_t room[8];       /* shape NULL: extents in [0, 4), strides in [4, 8)                      */
+} ng_array;
 
-/* A dense host view. */
-static inline ng_view ng_view_of(void *data, int64_t rows, int64_t cols, ng_dtype dtype) {
-  ng_view v;
-  v.data = data;
-  v.rows = rows;
-  v.cols = cols;
-  v.row_stride = cols;
-  v.dtype = dtype;
-  v.mem = NG_HOST;
-  return v;
-}
+/* Arrays on the host in one line:  ng_array x = ng_array_matrix(data, 32, 784, NG_F32);
+ * A vector [n]; a dense matrix [rows, cols]; one whose rows are row_stride elements apart; images
+ * [n, c, h, w] that lie in that order; images of the same shape that lie as [n, h, w, c]. */
+NG_API ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype);
+NG_API ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype);
+NG_API ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride,
+                              ng_dtype dtype);
+NG_API ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w,
+                              ng_dtype dtype);
+NG_API ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w,
+                              ng_dtype dtype);
 
 /* Bytes of one element, 0 for an unknown dtype; "f32", "bf16", ...; "?" for an unknown one. */
 NG_API int64_t ng_dtype_size(ng_dtype t);
@@ -361,6 +373,9 @@ typedef struct ng_options {
   /* solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM (arXiv 2010.01412)
    * along the curvature; damping has no part in it.  > 0 with product, else 0. */
   double radius;
+
+  const char *missing; /* "refuse" | "keep": a layer or tensor whose gradients are absent at a step is an
+                        * error, or stays as it is */
 } ng_options;
 
 /* Fill with the defaults of method "natgrad". */
@@ -478,30 +493,34 @@ NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const ng_options 
 NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL                  */
 
 typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
-typedef enum ng_layout { NG_NCHW = 1, NG_NHWC = 2 } ng_layout;
 typedef enum ng_order {
-  NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the positions of one sample follow each other */
-  NG_POSITIONS_FIRST = 2 /* [T,B,F]                                                */
+  NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the first axis counts samples  */
+  NG_POSITIONS_FIRST = 2 /* [T,B,F]: the second axis counts samples */
 } ng_order;
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
 
 /* A layer.  ng_layer_init fills the defaults of a kind; set name and widths, and what differs.
- * What is not supported yet (norm, embedding, shards, aliases) is refused by name when added. */
+ * What is not supported yet (norm, embedding, shards, aliases) is refused by name when added.
+ *
+ * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
+ * channels-last is strides, and nothing here says which; see ng_bind, ng_observe_input. */
 typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; the key in saved state and messages; copied                        */
   ng_kind kind;
   int64_t in, out; /* features or channels                                                    */
   int32_t bias;    /* 1: the layer has one                                                    */
-  int32_t frozen;  /* 1: listed by ng_explain, never touched                                  */
+  int32_t frozen;  /* 1: listed by ng_explain, never touched, no memory; see also ng_freeze   */
   /* linear */
-  int64_t positions; /* positions per sample; 0: rows / samples, whatever comes                 */
-  ng_order order;
-  /* conv2d, each [0] vertical, [1] horizontal */
+  int64_t positions; /* positions per sample; 0: whatever comes                               */
+  ng_order order;    /* NG_SAMPLES_FIRST                                                      */
+  /* conv2d, each [0] vertical, [1] horizontal; 1, 1, 0, 1 and one group unless said.  The output is
+   * floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1 along each axis. */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t groups;
-  int64_t image[2]; /* H, W of the input                                                       */
-  ng_layout layout; /* of input and output gradient; weights are always [out, in/groups, kh, kw] */
+  int64_t image[2]; /* H, W of the *input* that memory is planned for; 0, 0: not known.  Each
+                     * observation has its own; the first of a larger one takes more scratch,
+                     * which ng_memory counts                                                 */
   /* norm */
   double norm_eps;
   ng_norm_input norm_input;
@@ -527,18 +546,21 @@ NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer 
                                             const char **option, char *message,
                                             size_t message_size);
 
-/* Register a layer.  *index (counting layers and tensors in one sequence from 0) names it from
- * then on.
+/* Register a layer.  *index (counting layers and tensors in one sequence from 0; may be NULL) names
+ * it from then on.
  * Errors:  NG_ERR_ARG names the field; NG_ERR_ABSENT names what is not supported yet;
  *          NG_ERR_STATE after ng_ready; NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 
-/* The two everyday kinds in one line. */
+/* The two everyday kinds in one line.  Of a convolution kernel, stride, padding and dilation are
+ * [vertical, horizontal]; stride, padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1}, and
+ * an image size that is not known yet. */
 NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
                                           int32_t bias, int32_t *index);
 NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
-                                          int64_t kernel, int64_t stride, int64_t padding,
-                                          int64_t height, int64_t width, int32_t bias,
+                                          const int64_t kernel[2], const int64_t stride[2],
+                                          const int64_t padding[2], const int64_t dilation[2],
+                                          int64_t groups, const int64_t image[2], int32_t bias,
                                           int32_t *index);
 
 /* Register a parameter without curvature (a norm's gamma, an embedding): its gradient is left as
@@ -548,16 +570,43 @@ NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64
 
 typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1 } ng_param;
 
-/* Say where a gradient (a weight) lives.  May be called again at any time between steps; a data
- * pointer NULL unbinds.
+/* How long a binding holds: until it is bound anew, or until the next ng_step* has returned (whatever
+ * its status, but for an error), after which the library has forgotten the pointer. */
+typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
+
+/* One parameter, with its gradient, its weight or both. */
+typedef struct ng_binding {
+  int32_t index;          /* of ng_add_*; a tensor's parameter is its NG_WEIGHT                */
+  ng_param param;
+  const ng_array *grad;   /* NULL: stays bound as it is; data NULL: there is none              */
+  const ng_array *weight; /* the same                                                          */
+  ng_hold hold;           /* of both                                                           */
+} ng_binding;
+
+/* Say where gradients and weights live.  May be called again at any time between steps.  What a
+ * framework frees after each step (zero_grad(set_to_none=True)) is bound with NG_ONE_STEP: a step over
+ * a binding that has expired is refused by name, and writes nothing.
  *
- * Shapes:  weight [out, in] or [out, in/groups*kh*kw]; bias and tensors [1, count].
- * Memory:  the pointer is kept until it is rebound or the preconditioner is destroyed.
- * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16; no such index; no bias). */
+ * Shapes:  weight [out, in] or [out, in/groups, kh, kw], or [out, all the rest]; bias [out]; tensors in
+ *          any shape; any strides without overlap, read and written in place.
+ * Memory:  pointers to data are kept as `hold` says; lists and arrays of the call are not.
+ * Errors:  all of the list or nothing: NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16; no
+ *          such index; no bias; no such hold), NG_ERR_ABSENT (device memory). */
+NG_API NG_CHECKED ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
+
+/* One gradient, one weight, until bound anew. */
 NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which,
-                                         const ng_view *grad);
+                                         const ng_array *grad);
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
-                                           const ng_view *weight);
+                                           const ng_array *weight);
+
+/* Freeze a layer or tensor from the next step on (on = 1) or thaw it (0).  While frozen it needs no
+ * gradient and no observation (ng_wants says 0, what is shown is not read), its gradient, weight and
+ * moments stay, it has no part in the clip, and its averages and inverses wait as they are.  Its memory
+ * stays taken, so it may thaw at any time; one that was registered as frozen never had any.
+ * Ranks:   every rank makes the same change; a step finds a difference, NG_ERR_STATE on all of them.
+ * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
+NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
 /* Plan memory and placement and take the memory; nothing is allocated after it.
  *
@@ -596,17 +645,20 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
  *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a has a 1 appended for a
  *          bias; other scales: docs/algorithms.md.
- * Shapes:  linear: [B*S, in], [B*S, out], any leading axes flattened; conv2d: [B, C*H*W] with
- *          C, H, W in the layer's layout; f32, bf16 or f16.
+ * Shapes:  linear: any leading axes and then the features.  The first axis counts samples (the second
+ *          with NG_POSITIONS_FIRST), all others positions; [B*S, in] means the same in two axes, samples
+ *          (or positions) outermost.  conv2d: [B, C, H, W], H and W those of this observation.
+ *          f32, bf16 or f16.  Any strides: what cannot be read where it lies is gathered line by line.
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
- * Memory:  nothing is allocated; on the host both loans end when the call returns.
+ * Memory:  nothing is allocated, but for scratch when an image is larger than any before; on the host
+ *          both loans end when the call returns.
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
  *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
  *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
- *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct). */
-NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a,
+ *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct), NG_ERR_NOMEM. */
+NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,
                                              ng_loan loan);
-NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g,
+NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g,
                                                    ng_loan loan);
 
 /* Forget the observations since the last step (the step was abandoned).  Running averages keep
@@ -677,6 +729,8 @@ typedef struct ng_report {
   int64_t kept_last;    /* ... not solved: the last good result stayed                       */
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
   int32_t stations;
+  int64_t kept; /* entries that the last step left as they were, their gradient being absent (missing
+                 * = keep); ng_layer_report.kept says which                                       */
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
@@ -697,6 +751,8 @@ typedef struct ng_layer_report {
   double pi, damping_a, damping_g; /* of the last solve on this rank; 0 if none            */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
   int64_t observations; /* since ng_ready                                       */
+  int64_t kept;   /* steps that left it as it was for want of a gradient (missing = keep)          */
+  int32_t frozen; /* 1: registered so, or by ng_freeze                                             */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 

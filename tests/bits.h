@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "plane.h"
 #include "natgrad.h"
 
 enum { BITS_TEXT = 512, BITS_LAYERS = 12 };
@@ -114,14 +115,14 @@ typedef struct bits_eye {
 } bits_eye;
 
 /* What layer l sees in one call, as a new array of the case's dtype. */
-ng_view bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
+plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
                   bool grad);
 /* Arrays of a parameter, empty without a bias; how a weight begins; a gradient, the same on every
  * rank. */
-ng_view bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype);
-void bits_weight(const bits_eye *e, int32_t l, ng_param which, const ng_view *to);
-void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const ng_view *to);
-size_t bits_bytes(const ng_view *v);
+plane bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype);
+void bits_weight(const bits_eye *e, int32_t l, ng_param which, const plane *to);
+void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const plane *to);
+size_t bits_bytes(const plane *v);
 
 /* ---- what it makes of it (bits_play.c) --------------------------------------------------------*/
 

@@ -160,7 +160,7 @@ static ng_dtype dtype_of(const char *name) {
 }
 
 /* Toward zero, and tiny ones to zero: any rule does, as long as it stays the same. */
-static void put(const ng_view *v, int64_t row, int64_t col, float x) {
+static void put(const plane *v, int64_t row, int64_t col, float x) {
   const int64_t i = row * v->row_stride + col;
   uint32_t w;
   memcpy(&w, &x, sizeof w);
@@ -177,8 +177,8 @@ static void put(const ng_view *v, int64_t row, int64_t col, float x) {
 
 /* Aligned alike in every run, because BLAS may look at addresses; filled with NaN, because nobody
  * may read or write between the rows. */
-static ng_view array(const bits_eye *e, int64_t rows, int64_t cols, ng_dtype t) {
-  ng_view v = ng_view_of(NULL, rows, cols, t);
+static plane array(const bits_eye *e, int64_t rows, int64_t cols, ng_dtype t) {
+  plane v = plane_of(NULL, rows, cols, t);
   v.row_stride = cols + (int64_t)e->c->pad;
   const size_t bytes = (size_t)(rows * v.row_stride * ng_dtype_size(t));
   v.data = aligned_alloc(64, (bytes + 63) / 64 * 64);
@@ -187,7 +187,7 @@ static ng_view array(const bits_eye *e, int64_t rows, int64_t cols, ng_dtype t) 
   return v;
 }
 
-size_t bits_bytes(const ng_view *v) {
+size_t bits_bytes(const plane *v) {
   return (size_t)(v->rows * v->row_stride * ng_dtype_size(v->dtype));
 }
 
@@ -215,7 +215,7 @@ static float cancelling(uint64_t key, int64_t i, int64_t place, int64_t count, i
 
 /* Where number i of an array lies along what is summed: over samples, or over rows of an image and
  * positions of a sequence. */
-static float seen_number(const bits_eye *e, const bits_layer *d, const ng_view *v, uint64_t key,
+static float seen_number(const bits_eye *e, const bits_layer *d, const plane *v, uint64_t key,
                          int64_t i, int64_t each, bool grad) {
   const bits_case *c = e->c;
   const float most = v->dtype == NG_F16 ? 0x1p10f : 0x1p40f;
@@ -233,24 +233,31 @@ static float seen_number(const bits_eye *e, const bits_layer *d, const ng_view *
                     most);
 }
 
-ng_view bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
+plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
                   bool grad) {
   const bits_case *c = e->c;
   const bits_layer *d = &e->layer[l];
   const bool same = is(c->values, "same");
-  int64_t rows = samples * d->positions, cols = grad ? d->out : d->in;
+  int64_t rows = samples * d->positions, cols = grad ? d->out : d->in, size[2] = {1, 1};
   for (int i = 0; i < 2 && d->kind == NG_CONV2D; i++) {
     const int64_t reach = d->dilation * (d->kernel[i] - 1) + 1;
     const int64_t room = d->image[i] + 2 * d->padding[i] - reach;
-    cols *= grad ? room / d->stride[i] + 1 : d->image[i];
+    size[i] = grad ? room / d->stride[i] + 1 : d->image[i];
+    cols *= size[i];
   }
-  const ng_view v = array(e, rows, cols, dtype_of(c->shown));
+  plane v = array(e, rows, cols, dtype_of(c->shown));
+  if (d->kind == NG_CONV2D) {
+    v.order = is(c->layout, "nhwc") ? PLANE_NHWC : PLANE_NCHW;
+    v.channels = grad ? d->out : d->in;
+    v.height = size[0];
+    v.width = size[1];
+  }
   const uint64_t key = key_of(step, same ? 0 : e->rank * 40 + call, l, grad);
-  const double size = grad ? c->gsize : c->size * pow(c->grow, (double)step);
+  const double by = grad ? c->gsize : c->size * pow(c->grow, (double)step);
   const int64_t each = rows / samples * cols;
   for (int64_t i = 0; i < rows * cols; i++) {
     const float x = seen_number(e, d, &v, key, i, each, grad);
-    put(&v, i / cols, i % cols, (float)((double)x * size));
+    put(&v, i / cols, i % cols, (float)((double)x * by));
   }
   const bool here = e->last && call % 16 == 0 && (int32_t)c->nan_layer == l;
   if (here && (int64_t)(grad ? c->nan_outgrad : c->nan_input) == step) {
@@ -261,21 +268,21 @@ ng_view bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples
 
 /* ---- parameters ------------------------------------------------------------------------------*/
 
-ng_view bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype) {
+plane bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype) {
   const bits_layer *d = &e->layer[l];
   const int64_t cols = d->in / d->groups * d->kernel[0] * d->kernel[1];
   if (which == NG_WEIGHT) return array(e, d->out, cols, dtype_of(dtype));
-  return d->bias ? array(e, 1, d->out, dtype_of(dtype)) : ng_view_of(NULL, 0, 0, NG_F32);
+  return d->bias ? array(e, 1, d->out, dtype_of(dtype)) : plane_of(NULL, 0, 0, NG_F32);
 }
 
-void bits_weight(const bits_eye *e, int32_t l, ng_param which, const ng_view *to) {
+void bits_weight(const bits_eye *e, int32_t l, ng_param which, const plane *to) {
   const uint64_t key = key_of(0, 991, l, which);
   for (int64_t i = 0; i < to->rows * to->cols; i++) {
     put(to, i / to->cols, i % to->cols, e->c->zero > 0 ? 0 : number(key, i));
   }
 }
 
-void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const ng_view *to) {
+void bits_grad(const bits_eye *e, int64_t step, int32_t l, ng_param which, const plane *to) {
   const bits_case *c = e->c;
   const uint64_t key = key_of(step, 990, l, 2 + which);
   const uint64_t of_a = key_of(step, 0, l, 0), of_g = key_of(step, 0, l, 1);

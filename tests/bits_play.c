@@ -32,8 +32,8 @@ typedef struct actor {
   ng_context *ctx;
   ng_precond *p;
   int32_t index[BITS_LAYERS];
-  ng_view grad[BITS_LAYERS][2], weight[BITS_LAYERS][2]; /* of weight and bias                    */
-  ng_view shown[SHOWN]; /* lent to the library until the end of the step                         */
+  plane grad[BITS_LAYERS][2], weight[BITS_LAYERS][2]; /* of weight and bias                    */
+  plane shown[SHOWN]; /* lent to the library until the end of the step                         */
   int32_t lent;
   uint64_t hash;
 } actor;
@@ -64,7 +64,6 @@ static ng_status describe(actor *a, int32_t l) {
   d.frozen = from->frozen;
   d.positions = a->c->declare > 0 ? from->positions : 0;
   if (is(a->c->order, "positions")) d.order = NG_POSITIONS_FIRST;
-  if (is(a->c->layout, "nhwc")) d.layout = NG_NHWC;
   for (int i = 0; i < 2; i++) {
     d.kernel[i] = from->kernel[i];
     d.stride[i] = from->stride[i];
@@ -85,8 +84,8 @@ static ng_status bind(actor *a, int32_t l) {
     a->weight[l][k] = bits_parameter(&a->eye, l, which, a->c->weight);
     if (a->grad[l][k].rows == 0) continue;
     bits_weight(&a->eye, l, which, &a->weight[l][k]);
-    st = told(a, ng_bind_grad(a->p, a->index[l], which, &a->grad[l][k]));
-    if (st == NG_OK) st = told(a, ng_bind_weight(a->p, a->index[l], which, &a->weight[l][k]));
+    st = told(a, plane_bind_grad(a->p, a->index[l], which, &a->grad[l][k]));
+    if (st == NG_OK) st = told(a, plane_bind_weight(a->p, a->index[l], which, &a->weight[l][k]));
   }
   return st;
 }
@@ -132,9 +131,9 @@ static void show(actor *a, int64_t step, int64_t call, int64_t samples, int32_t 
   const ng_loan loan = a->c->borrow > 0 ? NG_BORROW : NG_COPY;
   bits_need(a->lent < SHOWN, "too many observations in a step");
   a->shown[a->lent] = bits_seen(&a->eye, step, call, samples, l, grad);
-  const ng_view *v = &a->shown[a->lent++];
-  (void)told(a, grad ? ng_observe_output_grad(a->p, a->index[l], v, loan)
-                     : ng_observe_input(a->p, a->index[l], v, loan));
+  const plane *v = &a->shown[a->lent++];
+  (void)told(a, grad ? plane_output_grad(a->p, a->index[l], v, loan)
+                     : plane_input(a->p, a->index[l], v, loan));
 }
 
 /* Arrays are shown whether wanted or not: the library has to know by itself. */

@@ -1,4 +1,5 @@
 /* family_life.c: see family_life.h. */
+#include "plane.h"
 #include "family_life.h"
 
 #include <math.h>
@@ -30,17 +31,17 @@ void draw(float *x, int64_t n, int32_t step, int32_t at) {
 static ng_status add(ng_precond *p, const entry *e) {
   int32_t index;
   if (e->out == 0) return ng_add_tensor(p, e->name, e->weights, &index);
-  if (e == &model[CONV]) return ng_add_conv2d(p, e->name, e->in, e->out, 3, 1, 1, 5, 5, 0, &index);
+  if (e == &model[CONV]) return plane_conv2d(p, e->name, e->in, e->out, 3, 1, 1, 5, 5, 0, &index);
   return ng_add_linear(p, e->name, e->in, e->out, 1, &index);
 }
 
 static ng_status bind(ng_precond *p, int32_t i, float *grad) {
   const entry *e = &model[i];
   const int64_t rows = e->out == 0 ? 1 : e->out;
-  const ng_view w = ng_view_of(grad, rows, e->weights / rows, NG_F32);
-  const ng_view b = ng_view_of(grad + e->weights, 1, e->biases, NG_F32);
-  const ng_status st = ng_bind_grad(p, i, NG_WEIGHT, &w);
-  return st == NG_OK && e->biases > 0 ? ng_bind_grad(p, i, NG_BIAS, &b) : st;
+  const plane w = plane_of(grad, rows, e->weights / rows, NG_F32);
+  const plane b = plane_of(grad + e->weights, 1, e->biases, NG_F32);
+  const ng_status st = plane_bind_grad(p, i, NG_WEIGHT, &w);
+  return st == NG_OK && e->biases > 0 ? plane_bind_grad(p, i, NG_BIAS, &b) : st;
 }
 
 static ng_status show(ng_precond *p, int32_t i, int32_t step) {
@@ -50,10 +51,13 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
   if (e->out == 0 || i == ALL_FC) return NG_OK;
   draw(a, B * e->in * pixels, step, 20 + i);
   draw(g, B * e->out * pixels, step, 40 + i);
-  const ng_view in = ng_view_of(a, B, e->in * pixels, NG_F32);
-  const ng_view out = ng_view_of(g, B, e->out * pixels, NG_F32);
-  const ng_status st = ng_observe_input(p, i, &in, NG_COPY);
-  return st == NG_OK ? ng_observe_output_grad(p, i, &out, NG_COPY) : st;
+  plane in = plane_of(a, B, e->in, NG_F32), out = plane_of(g, B, e->out, NG_F32);
+  if (i == CONV) {
+    in = plane_images(a, PLANE_NCHW, B, e->in, 5, 5, NG_F32);
+    out = plane_images(g, PLANE_NCHW, B, e->out, 5, 5, NG_F32);
+  }
+  const ng_status st = plane_input(p, i, &in, NG_COPY);
+  return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
 }
 
 /* `copy` stays: the library borrows texts until ng_precond_create has copied them. */

@@ -73,18 +73,18 @@ void fixture_close(fixture *f) {
 
 /* ---- model -----------------------------------------------------------------------------------*/
 
-ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const ng_view *grad,
-                       const ng_view *weight) {
+ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,
+                       const plane *weight) {
   ng_status st = NG_OK;
-  if (grad != NULL && grad->data != NULL) st = ng_bind_grad(f->p, index, which, grad);
+  if (grad != NULL && grad->data != NULL) st = plane_bind_grad(f->p, index, which, grad);
   if (st == NG_OK && weight != NULL && weight->data != NULL) {
-    st = ng_bind_weight(f->p, index, which, weight);
+    st = plane_bind_weight(f->p, index, which, weight);
   }
   return note(f, st);
 }
 
-ng_status fixture_linear(fixture *f, const char *name, const ng_view grad[2],
-                         const ng_view weight[2]) {
+ng_status fixture_linear(fixture *f, const char *name, const plane grad[2],
+                         const plane weight[2]) {
   int32_t index = -1;
   const int32_t bias = grad[NG_BIAS].rows > 0;
   ng_status st =
@@ -95,7 +95,7 @@ ng_status fixture_linear(fixture *f, const char *name, const ng_view grad[2],
   return st;
 }
 
-ng_status fixture_tensor(fixture *f, const char *name, const ng_view *grad, const ng_view *weight) {
+ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const plane *weight) {
   int32_t index = -1;
   ng_status st = note(f, ng_add_tensor(f->p, name, grad->rows * grad->cols, &index));
   return st == NG_OK ? fixture_bind(f, index, NG_WEIGHT, grad, weight) : st;
@@ -110,17 +110,17 @@ ng_status fixture_begin(fixture *f, int64_t samples) {
   return note(f, ng_begin(f->p, &b));
 }
 
-ng_status fixture_observe(fixture *f, int32_t index, const ng_view *a, const ng_view *g) {
-  ng_status st = a == NULL ? NG_OK : note(f, ng_observe_input(f->p, index, a, NG_COPY));
+ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g) {
+  ng_status st = a == NULL ? NG_OK : note(f, plane_input(f->p, index, a, NG_COPY));
   if (st >= NG_OK && g != NULL) {
-    const ng_status second = note(f, ng_observe_output_grad(f->p, index, g, NG_COPY));
+    const ng_status second = note(f, plane_output_grad(f->p, index, g, NG_COPY));
     if (second != NG_OK) st = second;
   }
   return st;
 }
 
-ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const ng_view *a,
-                       const ng_view *g) {
+ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a,
+                       const plane *g) {
   const ng_status st = fixture_begin(f, samples);
   return st == NG_OK ? fixture_observe(f, index, a, g) : st;
 }

@@ -84,13 +84,13 @@ static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const dou
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-static int64_t out_size(const ng_layer *l, int axis) {
+int64_t oracle_out(const ng_layer *l, int axis) {
   int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
   return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
 }
 
 int64_t oracle_positions(const ng_layer *l) {
-  return l->kind == NG_CONV2D ? out_size(l, 0) * out_size(l, 1) : 1;
+  return l->kind == NG_CONV2D ? oracle_out(l, 0) * oracle_out(l, 1) : 1;
 }
 
 int64_t oracle_rows(const ng_layer *l) { return l->out; }
@@ -112,7 +112,7 @@ static double *stat_rows(const ng_layer *l, bool grad, int64_t group, const doub
     }
     return X;
   }
-  int64_t oh = out_size(l, 0), ow = out_size(l, 1), H = l->image[0], W = l->image[1];
+  int64_t oh = oracle_out(l, 0), ow = oracle_out(l, 1), H = l->image[0], W = l->image[1];
   int64_t groups = l->groups;
   for (int64_t b = 0; b < samples; b++) {
     for (int64_t y = 0; y < oh; y++) {

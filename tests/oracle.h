@@ -55,6 +55,7 @@ int64_t oracle_fresh(const ng_options *opt, const ng_layer *l, const ng_batch *b
 
 /* Sizes of a layer: output positions of a convolution (1 for linear), q, p (with bias). */
 int64_t oracle_positions(const ng_layer *l);
+int64_t oracle_out(const ng_layer *l, int i); /* a convolution's height (0) or width (1) */
 int64_t oracle_rows(const ng_layer *l);
 int64_t oracle_cols(const ng_layer *l);
 

@@ -63,7 +63,7 @@ static double get(const void *data, ng_dtype t, int64_t i) {
 }
 
 /* A view of v, times `by`, as the look wants it; the memory is the view's data. */
-static ng_view show(const scene *s, const scene_look *look, int32_t i, bool grad, int64_t B,
+static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, int64_t B,
                     const double *v, double by) {
   const ng_layer *l = &s->layer[i];
   ng_dtype type = look->shown ? look->shown : NG_F32;
@@ -77,15 +77,19 @@ static ng_view show(const scene *s, const scene_look *look, int32_t i, bool grad
     cols = channels;
   }
   int64_t stride = cols + look->pad;
-  ng_view out =
-      ng_view_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
+  plane out =
+      plane_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
+  if (l->kind == NG_CONV2D) {
+    const int64_t h = grad ? oracle_out(l, 0) : l->image[0];
+    out = plane_images(out.data, look->layout ? look->layout : PLANE_NCHW, B, channels, h, hw / h, type);
+  }
   out.row_stride = stride;
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t c = cols; c < stride; c++)
       put(out.data, type, r * stride + c, (double)NAN);
     for (int64_t c = 0; c < cols; c++) {
       int64_t to_r = r, to_c = c;
-      if (l->kind == NG_CONV2D && look->layout == NG_NHWC) to_c = c % hw * channels + c / hw;
+      if (l->kind == NG_CONV2D && look->layout == PLANE_NHWC) to_c = c % hw * channels + c / hw;
       if (l->kind == NG_LINEAR && look->order == NG_POSITIONS_FIRST) to_r = r % S * B + r / S;
       put(out.data, type, to_r * stride + to_c, by * v[r * cols + c]);
     }
@@ -108,35 +112,35 @@ typedef struct actor {
   bool trying; /* this step is the one that is in trouble */
   fixture f;
   int32_t index[SCENE_LAYERS];
-  ng_view grad[SCENE_LAYERS][2], weight[SCENE_LAYERS][2];
+  plane grad[SCENE_LAYERS][2], weight[SCENE_LAYERS][2];
 } actor;
 
 /* Where entry (i, j) of D is, of a layer whose bias is its last column. */
-static ng_view *place(ng_view slot[2], int64_t i, int64_t j, int64_t *at) {
+static plane *place(plane slot[2], int64_t i, int64_t j, int64_t *at) {
   const bool bias = j >= slot[0].cols;
   *at = bias ? i : i * slot[0].row_stride + j;
   return &slot[bias];
 }
 
-static void write(const scene *s, int32_t l, ng_view slot[2], const double *x) {
+static void write(const scene *s, int32_t l, plane slot[2], const double *x) {
   const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    ng_view *v = place(slot, i / p, i % p, &at);
+    plane *v = place(slot, i / p, i % p, &at);
     put(v->data, v->dtype, at, x[i]);
   }
 }
 
-static void read(const scene *s, int32_t l, ng_view slot[2], double *x) {
+static void read(const scene *s, int32_t l, plane slot[2], double *x) {
   const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    const ng_view *v = place(slot, i / p, i % p, &at);
+    const plane *v = place(slot, i / p, i % p, &at);
     x[i] = get(v->data, v->dtype, at);
   }
 }
 
 /* A slot full of NaN. */
-static ng_view slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
-  ng_view v = ng_view_of(NULL, rows, cols, type);
+static plane slot_of(int64_t rows, int64_t cols, int64_t pad, ng_dtype type) {
+  plane v = plane_of(NULL, rows, cols, type);
   v.row_stride = cols + pad;
   v.data = scene_room((size_t)(rows * v.row_stride * ng_dtype_size(type)));
   for (int64_t i = 0; i < rows * v.row_stride; i++)
@@ -148,7 +152,6 @@ static ng_status add(actor *a, int32_t l) {
   const scene *s = a->p->s;
   const scene_look *look = a->p->look;
   ng_layer d = s->layer[l];
-  if (d.kind == NG_CONV2D && look->layout) d.layout = look->layout;
   if (d.kind == NG_LINEAR && look->order) d.order = look->order;
   if (d.kind == NG_LINEAR && look->declare_positions) d.positions = s->positions[l];
   ng_status st = ng_add_layer(a->f.p, &d, &a->index[l]);
@@ -212,7 +215,7 @@ static ng_status observe(actor *a, int32_t t, int32_t c, int32_t l, int32_t u, b
   if (!v || (!a->p->look->show_unwanted && !ng_wants(a->f.p, a->index[l]))) return NG_OK;
   if (bad && (what == SCENE_NO_INPUT || what == SCENE_NO_OUTPUT_GRAD)) return NG_OK;
   /* other numbers than the step that will count, so that none of them goes unnoticed */
-  ng_view x = show(s, a->p->look, l, grad, m->batch.samples, v, a->trying ? 2 : 1);
+  plane x = show(s, a->p->look, l, grad, m->batch.samples, v, a->trying ? 2 : 1);
   if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);
   ng_status st = fixture_observe(&a->f, a->index[l], grad ? NULL : &x, grad ? &x : NULL);
   free(x.data);
@@ -256,7 +259,7 @@ static ng_status attempt(actor *a, int32_t t) {
   const bool looks = a->rank == s->ranks - 1 || a->p->opt->grad_worker_fraction < 1;
   bool same = true;
   for (int32_t l = 0; l < s->layers; l++) {
-    const ng_view *g = &a->grad[l][0];
+    const plane *g = &a->grad[l][0];
     write(s, l, a->grad[l], s->D[t][l]);
     if (what == SCENE_BAD_GRADIENT && looks && l == s->layers - 1)
       put(g->data, g->dtype, g->cols - 1, (double)NAN);

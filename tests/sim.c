@@ -53,13 +53,11 @@ static void describe(sim *s) {
   l->groups = 2;
   l->image[0] = 5;
   l->image[1] = 4;
-  if (v & SIM_NHWC) l->layout = NG_NHWC;
   l = add(s, NG_CONV2D, "block/down", 3, 4, 0);
   l->kernel[0] = l->kernel[1] = 3;
   l->stride[0] = l->stride[1] = v & SIM_STRIDE ? 1 : 2;
   l->padding[0] = l->padding[1] = 1;
   l->image[0] = l->image[1] = 6;
-  if (v & SIM_NHWC) l->layout = NG_NHWC;
   add_tensor(s, "gamma", 6);
   l = add(s, NG_LINEAR, "ice", 4, 2, 1);
   l->frozen = 1;
@@ -96,8 +94,8 @@ static ng_status bind(sim *s) {
     for (int k = 0; k < 2; k++) {
       if (n[k] == 0) continue;
       const int64_t r = k == 0 ? rows : 1;
-      ng_view grad = ng_view_of(g, r, n[k] / r, NG_F32),
-              weight = ng_view_of(w, r, n[k] / r, NG_F32);
+      plane grad = plane_of(g, r, n[k] / r, NG_F32),
+              weight = plane_of(w, r, n[k] / r, NG_F32);
       const ng_status st = fixture_bind(&s->f, s->index[i], (ng_param)k, &grad, &weight);
       if (st != NG_OK) return st;
       g += n[k];
@@ -167,7 +165,12 @@ static ng_status show(sim *s, int64_t step, int32_t i, int64_t samples, int64_t 
     for (int64_t k = 0; k < rows * cols; k++) {
       s->seen[k] = number(step, who, 2 * i + grad, k);
     }
-    const ng_view v = ng_view_of(s->seen, rows, cols, NG_F32);
+    plane v = plane_of(s->seen, rows, cols, NG_F32);
+    if (l->kind == NG_CONV2D) {
+      v = plane_images(s->seen, s->how.vary & SIM_NHWC ? PLANE_NHWC : PLANE_NCHW, samples, width,
+                       grad ? out_size(l, 0) : l->image[0], grad ? out_size(l, 1) : l->image[1],
+                       NG_F32);
+    }
     const ng_status st = fixture_observe(&s->f, s->index[i], grad ? NULL : &v, grad ? &v : NULL);
     if (st != NG_OK) return st;
   }

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "plane.h"
 #include "fixture.h"
 
 #include <stdbool.h>
@@ -150,8 +151,8 @@ static ng_status bind(run *r) {
   int64_t at = 0;
   ng_status st = NG_OK;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
-    const ng_view g = ng_view_of(r->dw + at, slot[i].rows, slot[i].cols, NG_F32);
-    const ng_view w = ng_view_of(r->w + at, slot[i].rows, slot[i].cols, NG_F32);
+    const plane g = plane_of(r->dw + at, slot[i].rows, slot[i].cols, NG_F32);
+    const plane w = plane_of(r->w + at, slot[i].rows, slot[i].cols, NG_F32);
     st = fixture_bind(&r->f, slot[i].index, slot[i].which, &g, &w);
     at += slot[i].rows * slot[i].cols;
   }
@@ -169,8 +170,9 @@ static ng_status step(run *r) {
     g[i] = number((int64_t)i * 5 + r->t);
   for (size_t i = 0; i < sizeof r->dw / sizeof r->dw[0]; i++)
     r->dw[i] = number((int64_t)i) + r->w[i];
-  const ng_view a1 = ng_view_of(x, B, IN, NG_F32), g1 = ng_view_of(g, B, OUT, NG_F32);
-  const ng_view a2 = ng_view_of(x, B, C * H * H, NG_F32), g2 = ng_view_of(g, B, OUT * 4, NG_F32);
+  const plane a1 = plane_of(x, B, IN, NG_F32), g1 = plane_of(g, B, OUT, NG_F32);
+  const plane a2 = plane_images(x, PLANE_NCHW, B, C, H, H, NG_F32);
+  const plane g2 = plane_images(g, PLANE_NCHW, B, OUT, 2, 2, NG_F32);
   ng_status st = fixture_show(&r->f, B, r->fc, &a1, &g1);
   if (st == NG_OK) st = fixture_observe(&r->f, r->conv, &a2, &g2);
   if (st == NG_OK) st = fixture_step(&r->f, &how);

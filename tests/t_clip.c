@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "plane.h"
 #include "fixture.h"
 
 enum { ROWS = 7, COLS = 19, STRIDE = 24, ALL = ROWS * COLS + ROWS };
@@ -49,9 +50,9 @@ static float at(const matrix *m, int r, int c) {
   return m->half ? from_bf16(m->narrow[i]) : m->wide[i];
 }
 
-static ng_view view(matrix *m) {
-  ng_view v = m->half ? ng_view_of(m->narrow, ROWS, COLS, NG_BF16)
-                      : ng_view_of(m->wide, ROWS, COLS, NG_F32);
+static plane view(matrix *m) {
+  plane v = m->half ? plane_of(m->narrow, ROWS, COLS, NG_BF16)
+                      : plane_of(m->wide, ROWS, COLS, NG_F32);
   v.row_stride = STRIDE;
   return v;
 }
@@ -80,9 +81,9 @@ static void play(trial *t) {
     a[i] = sinf((float)i);
   for (int i = 0; i < 4 * ROWS; i++)
     d[i] = cosf((float)i) / 4;
-  const ng_view grad[2] = {view(&g), ng_view_of(db, 1, ROWS, NG_F32)};
-  const ng_view weight[2] = {view(&w), ng_view_of(b, 1, ROWS, NG_F32)};
-  const ng_view in = ng_view_of(a, 4, COLS, NG_F32), out = ng_view_of(d, 4, ROWS, NG_F32);
+  const plane grad[2] = {view(&g), plane_of(db, 1, ROWS, NG_F32)};
+  const plane weight[2] = {view(&w), plane_of(b, 1, ROWS, NG_F32)};
+  const plane in = plane_of(a, 4, COLS, NG_F32), out = plane_of(d, 4, ROWS, NG_F32);
   (void)snprintf(set, sizeof set, "method=%s clip=%s clip_bound=%s update=%s", t->method, t->clip,
                  strcmp(t->clip, "none") == 0 ? "0" : "0.001", t->update);
   fixture_ok(&f, fixture_open(&f, set, NULL));

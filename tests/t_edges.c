@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "plane.h"
 #include "draw.h"
 #include "fixture.h"
 
@@ -53,10 +54,10 @@ static ng_status play(trial *t) {
     wb[r] = t->w[r * P + IN];
     narrow_b[r] = narrow[r * P + IN];
   }
-  ng_view grad[2] = {ng_view_of(half ? (void *)narrow : t->d, Q, IN, t->dtype),
-                     ng_view_of(half ? (void *)narrow_b : db, 1, Q, t->dtype)};
-  ng_view weight[2] = {ng_view_of(t->w, Q, IN, NG_F32), ng_view_of(wb, 1, Q, NG_F32)};
-  const ng_view in = ng_view_of(t->a, 1, IN, NG_F32), out = ng_view_of(t->g, 1, Q, NG_F32);
+  plane grad[2] = {plane_of(half ? (void *)narrow : t->d, Q, IN, t->dtype),
+                     plane_of(half ? (void *)narrow_b : db, 1, Q, t->dtype)};
+  plane weight[2] = {plane_of(t->w, Q, IN, NG_F32), plane_of(wb, 1, Q, NG_F32)};
+  const plane in = plane_of(t->a, 1, IN, NG_F32), out = plane_of(t->g, 1, Q, NG_F32);
   grad[0].row_stride = weight[0].row_stride = P;
   (void)snprintf(set, sizeof set, "method=%s damping=%s clip=none update=%s", t->method, t->damping,
                  t->update);

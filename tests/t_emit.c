@@ -7,6 +7,7 @@
  * Tolerance: 1e-6 of |w| + lr |update|, sixteen units 2^-24: an update is a dozen f32 operations,
  * and moments carry their rounding over a few steps.
  */
+#include "plane.h"
 #include "fixture.h"
 #include "oracle.h"
 #include "scene.h"
@@ -83,12 +84,12 @@ static void model_open(model *m, const char *update, ng_dtype type, int64_t pad,
                  strcmp(method, "natgrad") == 0 ? " solve_period=2" : "");
   check(m, fixture_open(&m->f, set, &(fixture_how){.threads = 2}));
   check(m, ng_add_linear(m->f.p, "fc", 5, 4, 1, &index));
-  check(m, ng_add_conv2d(m->f.p, "conv", 2, 3, 3, 1, 1, 4, 4, 1, &index));
+  check(m, plane_conv2d(m->f.p, "conv", 2, 3, 3, 1, 1, 4, 4, 1, &index));
   check(m, ng_add_tensor(m->f.p, "gamma", 7, &index));
   rng r = {test_seed()};
   for (int k = 0; k < SLOTS; k++) {
-    ng_view g = ng_view_of(m->grad[k] = room(count(k) * 4), slot_rows[k], slot_cols[k], NG_F32);
-    ng_view w = g;
+    plane g = plane_of(m->grad[k] = room(count(k) * 4), slot_rows[k], slot_cols[k], NG_F32);
+    plane w = g;
     w.row_stride += pad;
     w.dtype = type;
     w.data = m->weight[k] = room(slot_rows[k] * w.row_stride * ng_dtype_size(type));
@@ -118,7 +119,8 @@ static void show(model *m, int t) {
   for (int k = 0; k < 4; k++) {
     for (int64_t i = 0; i < 3 * cols[k]; i++)
       arrays[k][i] = (float)rng_value(&r);
-    ng_view v = ng_view_of(arrays[k], 3, cols[k], NG_F32);
+    plane v = k < 2 ? plane_of(arrays[k], 3, cols[k], NG_F32)
+                    : plane_images(arrays[k], PLANE_NCHW, 3, cols[k] / 16, 4, 4, NG_F32);
     check(m, fixture_observe(&m->f, k / 2, k % 2 ? NULL : &v, k % 2 ? &v : NULL));
   }
   for (int k = 0; k < SLOTS; k++) {

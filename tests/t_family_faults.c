@@ -76,7 +76,7 @@ static void test_divided_ahead(void **state) {
 /* Step 1 is called without one of the gradients, then as it should be. */
 static ng_status trip(int32_t rank, ng_precond *p, int32_t step) {
   ng_slot *s = &p->entry[PLAIN - 1]->slot[NG_WEIGHT]; /* all.fc: bound again below */
-  const ng_view bound = s->grad;
+  const ng_place bound = s->grad;
   (void)rank;
   if (step != 1) return NG_OK;
   s->grad.data = NULL;
@@ -88,7 +88,7 @@ static ng_status trip(int32_t rank, ng_precond *p, int32_t step) {
 /* ... on one rank only: the others have looked at their gradients by then. */
 static ng_status trip_one(int32_t rank, ng_precond *p, int32_t step) {
   ng_slot *s = &p->entry[TOY]->slot[NG_WEIGHT];
-  const ng_view bound = s->grad;
+  const ng_place bound = s->grad;
   if (step != 1) return NG_OK;
   if (rank == 1) s->grad.data = NULL;
   if (ng_step(p, 0.1) != NG_ERR_STATE) return NG_ERR_ARG;

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "plane.h"
 #include "family/kronecker.h"
 #include "fixture.h"
 #include "model/model.h"
@@ -27,7 +28,7 @@ static const float gradient[4] = {0.5f, -1.0f, 2.0f, 0.25f};
 static void start(fix *f, const char *linalg, const char *solver) {
   char set[200];
   const fixture_how how = {.linalg = linalg, .threads = 1};
-  const ng_view dw[2] = {ng_view_of(f->dw, 2, 2, NG_F32)};
+  const plane dw[2] = {plane_of(f->dw, 2, 2, NG_F32)};
   (void)snprintf(set, sizeof set,
                  "solver=%s damping=0.001 damping_split=full stat_decay=1 stat_start=identity "
                  "solve_period=1 clip=none%s",
@@ -48,7 +49,7 @@ static void put(fix *f, float a00, float a10, float a11) {
 }
 
 static ng_status step(fix *f) {
-  const ng_view a = ng_view_of(f->a, 3, 2, NG_F32), g = ng_view_of(f->g, 3, 2, NG_F32);
+  const plane a = plane_of(f->a, 3, 2, NG_F32), g = plane_of(f->g, 3, 2, NG_F32);
   memcpy(f->dw, gradient, sizeof gradient);
   fixture_ok(&f->f, fixture_show(&f->f, 3, 0, &a, &g));
   return ng_step(f->f.p, 0.1);

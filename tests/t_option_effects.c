@@ -109,8 +109,8 @@ static ng_status bind(struct outcome *r, fixture *f, float *gradient, float *wei
       const int64_t rows = k == 0 ? layer[i].rows : 1,
                     cols = k == 0 ? layer[i].cols : layer[i].rows;
       const int64_t at = layer[i].at + (k == 0 ? 0 : n);
-      const ng_view g = ng_view_of(gradient + at, rows, cols, NG_F32);
-      const ng_view w = ng_view_of(weight + at, rows, cols, NG_F32);
+      const plane g = plane_of(gradient + at, rows, cols, NG_F32);
+      const plane w = plane_of(weight + at, rows, cols, NG_F32);
       TRY(fixture_bind(f, i, which, &g, &w));
     }
   }
@@ -130,8 +130,9 @@ static ng_status show(const run *what, struct outcome *r, fixture *f, int32_t ra
       for (int64_t j = 0; j < n; j++) {
         a[j] = data(step, other, call, 2 * i + k, j) / (k == 0 ? 1 : (float)B);
       }
-      const ng_view v = ng_view_of(a, B * layer[i].seen_rows,
-                                   k == 0 ? layer[i].seen_in : layer[i].seen_out, NG_F32);
+      const int64_t seen = k == 0 ? layer[i].seen_in : layer[i].seen_out;
+      const plane v = i == CONV ? plane_images(a, PLANE_NCHW, B, seen / 20, 5, 4, NG_F32)
+                                : plane_of(a, B * layer[i].seen_rows, seen, NG_F32);
       TRY(fixture_observe(f, i, k == 0 ? &v : NULL, k == 0 ? NULL : &v));
     }
   }
@@ -1084,6 +1085,28 @@ static void rank_one_options(void **state) {
   assert_differ(gap_at(&plain, &moved, 1));
 }
 
+/* ---- missing ---------------------------------------------------------------------------------*/
+
+/* A tensor without a gradient under a fused update: an error, or left as it is.  t_bindings.c has the
+ * rest. */
+static void effect_missing(void **state) {
+  (void)state;
+  for (int keep = 0; keep < 2; keep++) {
+    fixture f;
+    float x[2] = {1, 2}, y[3] = {1, 2, 3}, g[2] = {1, 1};
+    fixture_ok(&f, fixture_open(&f, keep ? "update=sgd missing=keep" : "update=sgd missing=refuse", NULL));
+    const plane w[2] = {plane_of(x, 1, 2, NG_F32), plane_of(y, 1, 3, NG_F32)};
+    const plane dw = plane_of(g, 1, 2, NG_F32), none = plane_of(NULL, 1, 3, NG_F32);
+    fixture_ok(&f, fixture_tensor(&f, "seen", &dw, &w[0]));
+    fixture_ok(&f, fixture_tensor(&f, "unseen", &none, &w[1]));
+    fixture_ok(&f, ng_ready(f.p));
+    const ng_sgd s = fixture_sgd(0.5, 0);
+    assert_int_equal(fixture_step(&f, &s), keep ? NG_OK : NG_ERR_STATE);
+    assert_true(x[0] == (keep ? 0.5f : 1.0f) && y[0] == 1.0f);
+    fixture_close(&f);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
@@ -1104,7 +1127,7 @@ int main(void) {
       cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
       cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
       cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
-      cmocka_unit_test(effect_radius),
+      cmocka_unit_test(effect_radius),        cmocka_unit_test(effect_missing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* t_option_questions.c: what a program may ask of options before it makes anything: which layers they
  * leave out, and which of them have no effect.  Each answer is held against what a model then does. */
+#include "plane.h"
 #include "options_help.h"
 
 #include <stdbool.h>
@@ -182,12 +183,12 @@ static void gradient_of(ng_context *ctx, const ng_options *o, float out[12]) {
   float a[6], g[8], w[12];
   for (int i = 0; i < 12; i++)
     w[i] = 0.1F * (float)(i + 1);
-  const ng_view va = ng_view_of(a, 2, 3, NG_F32), vg = ng_view_of(g, 2, 4, NG_F32);
-  const ng_view grad = ng_view_of(out, 4, 3, NG_F32), weight = ng_view_of(w, 4, 3, NG_F32);
+  const plane va = plane_of(a, 2, 3, NG_F32), vg = plane_of(g, 2, 4, NG_F32);
+  const plane grad = plane_of(out, 4, 3, NG_F32), weight = plane_of(w, 4, 3, NG_F32);
   assert_int_equal(ng_precond_create(ctx, o, &p), NG_OK);
   assert_int_equal(ng_add_linear(p, "fc", 3, 4, 0, &fc), NG_OK);
-  assert_int_equal(ng_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
-  assert_int_equal(ng_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
+  assert_int_equal(plane_bind_grad(p, fc, NG_WEIGHT, &grad), NG_OK);
+  assert_int_equal(plane_bind_weight(p, fc, NG_WEIGHT, &weight), NG_OK);
   assert_int_equal(ng_ready(p), NG_OK);
   ng_batch_init(&b, sizeof b);
   b.samples = 2;
@@ -200,8 +201,8 @@ static void gradient_of(ng_context *ctx, const ng_options *o, float out[12]) {
       out[i] = (float)((i * 7 + step) % 11) - 5;
     assert_int_equal(ng_begin(p, &b), NG_OK);
     if (ng_wants(p, fc)) {
-      assert_int_equal(ng_observe_input(p, fc, &va, NG_COPY), NG_OK);
-      assert_int_equal(ng_observe_output_grad(p, fc, &vg, NG_COPY), NG_OK);
+      assert_int_equal(plane_input(p, fc, &va, NG_COPY), NG_OK);
+      assert_int_equal(plane_output_grad(p, fc, &vg, NG_COPY), NG_OK);
     }
     assert_int_equal(ng_step(p, 0.5), NG_OK);
   }

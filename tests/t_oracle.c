@@ -152,7 +152,7 @@ static scene_look random_look(rng *r, const scene *s) {
   k.threads = s->ranks > 1 ? 1 : 1 + (int32_t)rng_below(r, 2);
   k.shown = types[rng_below(r, 4)];
   k.pad = rng_below(r, 2) * 3;
-  k.layout = rng_below(r, 2) ? NG_NCHW : NG_NHWC;
+  k.layout = rng_below(r, 2) ? PLANE_NCHW : PLANE_NHWC;
   k.order = rng_below(r, 2) ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST;
   k.declare_positions = rng_below(r, 2);
   k.show_unwanted = rng_below(r, 4) == 0;

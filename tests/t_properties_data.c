@@ -226,12 +226,12 @@ static void looks(const variant *v) {
       {"again", {0}, true},
       {"rows with a gap", {.pad = 5}, true},
       {"positions declared, all shown", {.declare_positions = true, .show_unwanted = true}, true},
-      {"NHWC", {.layout = NG_NHWC}, true},
+      {"NHWC", {.layout = PLANE_NHWC}, true},
       {"positions first", {.order = NG_POSITIONS_FIRST, .declare_positions = true}, true},
       {"three threads", {.threads = 3}, true},
       {"bf16", {.shown = NG_BF16}, false},
       {"f16", {.shown = NG_F16}, false},
-      {"NHWC with a gap, f16", {.layout = NG_NHWC, .pad = 2, .shown = NG_F16}, false},
+      {"NHWC with a gap, f16", {.layout = PLANE_NHWC, .pad = 2, .shown = NG_F16}, false},
   };
   scene *s = v_uneven(2, 1, 12);
   const ng_options o = v_options(v);
@@ -294,7 +294,7 @@ static void threads(const variant *v) {
   if (vectors && v->f->predict == NULL) fail_msg("%s: VECTORS needs a predict", v->f->name);
   if (vectors) v->f->predict(s, &o, &want);
   for (int k = 0; k < steps; k++) {
-    scene_look look = {.threads = 1, .layout = k == 0 ? NG_NCHW : NG_NHWC};
+    scene_look look = {.threads = 1, .layout = k == 0 ? PLANE_NCHW : PLANE_NHWC};
     scene_result x = v_play_as(v, s, &o, look);
     if (vectors) v_same(v, "wide layers", s, &x, &want, 8 * v->f->growth * unit);
     for (look.threads = 2; look.threads <= (vectors ? 7 : 2); look.threads += 5) {

@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "plane.h"
 #include "stat/gram_shift.h"
 #include "draw.h"
 #include "late.h"
@@ -134,16 +135,24 @@ static float *floats(int64_t n) {
 
 /* S of one way, in the caller's array. */
 static void one_way(const fresh *f, int way, float *out) {
-  ng_conv c = {.channels = C, .height = SIDE, .width = SIDE, .out = C, .layout = NG_NHWC};
+  ng_conv c = {.channels = C, .height = SIDE, .width = SIDE, .out = C};
   for (int i = 0; i < 2; i++) {
     c.kernel[i] = way == 3 ? 1 : 3;
     c.stride[i] = c.dilation[i] = 1;
     c.padding[i] = way == 3 ? 0 : 1;
   }
   c.oh = c.ow = SIDE;
-  if (way == 3) c.layout = NG_NCHW;
-  const int64_t image = C * SIDE * SIDE;
-  const ng_view v = ng_view_of(f->images, SAMPLES, image, NG_F32);
+  const bool first = way == 3 || way >= 5; /* channels, positions */
+  const int64_t pixels = SIDE * SIDE;
+  const ng_view v = {.data = f->images,
+                     .dtype = NG_F32,
+                     .samples = SAMPLES,
+                     .positions = pixels,
+                     .columns = C,
+                     .by_sample = way >= 5 ? C : C * pixels,
+                     .by_column = way == 3 ? pixels : 1,
+                     .by_position = way >= 5 ? SAMPLES * C : first ? 1 : C,
+                     .run = pixels};
   const int64_t n = way < 2 ? C * 9 + 1 : way == 2 ? C * 9 : C + 1;
   const ng_sym S = {out, n};
   if (way == 0) {
@@ -154,10 +163,7 @@ static void one_way(const fresh *f, int way, float *out) {
   } else if (way == 3) {
     ng_conv_input_stats(f->ctx, &c, &v, SAMPLES, 0, C, true, 0, 0.25f, S, f->scratch);
   } else {
-    const ng_rows rows = {.v = ng_view_of(f->images, SAMPLES * SIDE * SIDE, C, NG_F32),
-                          .samples = SAMPLES,
-                          .positions = SIDE * SIDE,
-                          .order = way == 4 ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
+    const ng_rows rows = {.v = &v,
                           .take = way == 4 ? SAMPLES : SAMPLES - 1,
                           .c1 = C,
                           .one = true,
@@ -253,11 +259,11 @@ static ng_status interrupted(sim *s, int64_t k, both *b) {
       s->seen[i] = 0.25f * (float)(i % 7);
     }
     if (st == NG_OK && ng_wants(s->p, s->index[0])) {
-      const ng_view a = ng_view_of(s->seen, samples, l->in, NG_F32);
-      const ng_view g = ng_view_of(s->seen, samples, l->out, NG_F32);
-      st = ng_observe_input(s->p, s->index[0], &a, NG_COPY);
+      const plane a = plane_of(s->seen, samples, l->in, NG_F32);
+      const plane g = plane_of(s->seen, samples, l->out, NG_F32);
+      st = plane_input(s->p, s->index[0], &a, NG_COPY);
       s->seen[0] = INFINITY;
-      if (st == NG_OK && skip) st = ng_observe_output_grad(s->p, s->index[0], &g, NG_COPY);
+      if (st == NG_OK && skip) st = plane_output_grad(s->p, s->index[0], &g, NG_COPY);
       if (st == NG_SKIPPED) st = NG_OK; /* it says so at once, too */
     }
     if (st != NG_OK) return st;

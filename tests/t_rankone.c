@@ -98,7 +98,7 @@ static double run_case(uint64_t seed) {
   scene *s = random_scene(&r);
   scene_look k = {.shown = types[rng_below(&r, 4)],
                   .pad = rng_below(&r, 2) * 3,
-                  .layout = rng_below(&r, 2) ? NG_NCHW : NG_NHWC,
+                  .layout = rng_below(&r, 2) ? PLANE_NCHW : PLANE_NHWC,
                   .order = rng_below(&r, 2) ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
                   .declare_positions = rng_below(&r, 2),
                   .show_unwanted = rng_below(&r, 4) == 0,

@@ -1,5 +1,6 @@
 /* t_rankone_engine.c: what the engine makes of the rank-one family: fused updates of layers that
  * are cut into tiles, what an update says to other ranks, and options that are refused. */
+#include "plane.h"
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
@@ -25,15 +26,15 @@ typedef struct wide {
   ng_dtype grads, weights;
 } wide;
 
-static ng_view part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t cols) {
-  return ng_view_of((char *)data + at * ng_dtype_size(t), rows, cols, t);
+static plane part(void *data, ng_dtype t, int64_t at, int64_t rows, int64_t cols) {
+  return plane_of((char *)data + at * ng_dtype_size(t), rows, cols, t);
 }
 
 static void wide_open(wide *m, const char *update) {
   static const int64_t at[3] = {0, WIDE * HIGH, WIDE * HIGH + HIGH}, rows[3] = {HIGH, 1, 1},
                        cols[3] = {WIDE, HIGH, TENSOR};
   char set[64];
-  ng_view g[3], w[3];
+  plane g[3], w[3];
   m->grad = calloc(ALL, (size_t)ng_dtype_size(m->grads));
   m->weight = calloc(ALL, (size_t)ng_dtype_size(m->weights));
   assert_true(m->grad != NULL && m->weight != NULL);
@@ -79,7 +80,7 @@ static void wide_show(wide *m, int64_t t) {
     g[i] = some(i, t + 50);
   for (int64_t i = 0; i < ALL; i++)
     write_at(m->grad, m->grads, i, some(i, t + 100));
-  const ng_view x = ng_view_of(a, 2, WIDE, NG_F32), y = ng_view_of(g, 2, HIGH, NG_F32);
+  const plane x = plane_of(a, 2, WIDE, NG_F32), y = plane_of(g, 2, HIGH, NG_F32);
   fixture_ok(&m->f, fixture_show(&m->f, 2, 0, &x, &y));
 }
 
@@ -195,7 +196,7 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
   table.abort = NULL;
   fixture f;
   float a[IN] = {1, 2, 3, 4, 5}, g[OUT] = {1, -1, 2, 1}, d[6][OUT * IN + OUT];
-  const ng_view x = ng_view_of(a, 1, IN, NG_F32), y = ng_view_of(g, 1, OUT, NG_F32);
+  const plane x = plane_of(a, 1, IN, NG_F32), y = plane_of(g, 1, OUT, NG_F32);
   const fixture_how how = {.threads = 1, .transport = &table};
   ng_status st = fixture_open(&f, "method=eva", &how);
   for (int i = 0; i < 6 && st == NG_OK; i++) {
@@ -203,8 +204,8 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
     (void)snprintf(name, sizeof name, "l%d", i);
     for (int k = 0; k < OUT * IN + OUT; k++)
       d[i][k] = (float)k;
-    const ng_view grad[2] = {ng_view_of(d[i], OUT, IN, NG_F32),
-                             ng_view_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
+    const plane grad[2] = {plane_of(d[i], OUT, IN, NG_F32),
+                             plane_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
     st = fixture_linear(&f, name, grad, NULL);
   }
   if (st == NG_OK) st = ng_ready(f.p);

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "plane.h"
 #include "fixture.h"
 #include "ranks.h"
 
@@ -57,7 +58,7 @@ static ng_status steps(fixture *f, plan *job, int32_t rank) {
   const trouble what = rank == ODD ? job->what : NONE;
   ng_status st = NG_OK;
   for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
-    const ng_view v = ng_view_of(d[i], 2, 3, NG_F32);
+    const plane v = plane_of(d[i], 2, 3, NG_F32);
     if (what != UNBOUND || i == 0) st = fixture_bind(f, i, NG_WEIGHT, &v, NULL);
   }
   if (st == NG_OK) st = ng_ready(f->p);
@@ -70,7 +71,7 @@ static ng_status steps(fixture *f, plan *job, int32_t rank) {
     if (bad && what == BAD_GRADIENT) d[1][2] = NAN;
     a[3] = bad && what == BAD_INPUT ? INFINITY : 0.5f;
     for (int32_t i = 0; i < LAYERS && st == NG_OK; i++) {
-      const ng_view in = ng_view_of(a, 2, 3, NG_F32), out = ng_view_of(a, 2, 2, NG_F32);
+      const plane in = plane_of(a, 2, 3, NG_F32), out = plane_of(a, 2, 2, NG_F32);
       st = fixture_observe(f, i, &in, &out);
       if (st == NG_SKIPPED) st = NG_OK; /* the step tells everybody */
     }

@@ -3,6 +3,7 @@
  *
  * Every rank sees the same, so what several ranks give is what one gives.  Tolerance: a sum over ranks
  * and a division are a few roundings of f32; 1e-5 is some 80. */
+#include "plane.h"
 #include "ranks.h"
 #include "step/step.h"
 #include "toys.h"
@@ -62,18 +63,18 @@ static ng_status show(const life *l, ng_precond *p, int32_t i, int32_t step) {
   for (int64_t k = 0; k < B * e->in && i == FC && step == l->huge; k++) {
     a[k] = 1e30f; /* finite, its square is not */
   }
-  const ng_view in = ng_view_of(a, B, e->in, NG_F32), out = ng_view_of(g, B, e->out, NG_F32);
-  const ng_status st = ng_observe_input(p, i, &in, NG_COPY);
-  return st == NG_OK ? ng_observe_output_grad(p, i, &out, NG_COPY) : st;
+  const plane in = plane_of(a, B, e->in, NG_F32), out = plane_of(g, B, e->out, NG_F32);
+  const ng_status st = plane_input(p, i, &in, NG_COPY);
+  return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
 }
 
 static ng_status bind(ng_precond *p, int32_t i, float *grad) {
   const entry *e = &model[i];
   const int64_t rows = e->out == 0 ? 1 : e->out;
-  const ng_view w = ng_view_of(grad, rows, e->weights / rows, NG_F32);
-  const ng_view b = ng_view_of(grad + e->weights, 1, e->biases, NG_F32);
-  const ng_status st = ng_bind_grad(p, i, NG_WEIGHT, &w);
-  return st == NG_OK && e->biases > 0 ? ng_bind_grad(p, i, NG_BIAS, &b) : st;
+  const plane w = plane_of(grad, rows, e->weights / rows, NG_F32);
+  const plane b = plane_of(grad + e->weights, 1, e->biases, NG_F32);
+  const ng_status st = plane_bind_grad(p, i, NG_WEIGHT, &w);
+  return st == NG_OK && e->biases > 0 ? plane_bind_grad(p, i, NG_BIAS, &b) : st;
 }
 
 static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step) {
@@ -367,9 +368,9 @@ static ng_status blind_first(life *l, int32_t rank, ng_precond *p, int32_t step)
 }
 
 static ng_status unbound_first(life *l, int32_t rank, ng_precond *p, int32_t step) {
-  ng_view none = {.data = NULL};
+  plane none = plane_of(NULL, 1, 1, NG_F32);
   if (step != 1) return NG_OK;
-  ng_status st = rank == l->ranks - 1 ? ng_bind_grad(p, TOY, NG_WEIGHT, &none) : NG_OK;
+  ng_status st = rank == l->ranks - 1 ? plane_bind_grad(p, TOY, NG_WEIGHT, &none) : NG_OK;
   if (st == NG_OK && ng_step(p, 0.1) != NG_ERR_STATE) st = NG_ERR_COMM;
   return st == NG_OK ? bind(p, TOY, l->out[rank][step][TOY]) : st;
 }
@@ -498,16 +499,16 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
   if (st == NG_OK) st = ng_add_linear(p, "fc", WIDE, 1, 0, &fc);
   if (st == NG_OK) st = ng_ready(p);
-  const ng_view vg = ng_view_of(grad, 1, WIDE, NG_F32), in = ng_view_of(a, 1, WIDE, NG_F32);
-  const ng_view vw = ng_view_of(weight == NG_F32 ? (void *)w : (void *)narrow, 1, WIDE, weight);
-  const ng_view go = ng_view_of(g, 1, 1, NG_F32);
-  if (st == NG_OK) st = ng_bind_grad(p, fc, NG_WEIGHT, &vg);
-  if (st == NG_OK) st = ng_bind_weight(p, fc, NG_WEIGHT, &vw);
+  const plane vg = plane_of(grad, 1, WIDE, NG_F32), in = plane_of(a, 1, WIDE, NG_F32);
+  const plane vw = plane_of(weight == NG_F32 ? (void *)w : (void *)narrow, 1, WIDE, weight);
+  const plane go = plane_of(g, 1, 1, NG_F32);
+  if (st == NG_OK) st = plane_bind_grad(p, fc, NG_WEIGHT, &vg);
+  if (st == NG_OK) st = plane_bind_weight(p, fc, NG_WEIGHT, &vw);
   ng_batch_init(&batch, sizeof batch);
   batch.samples = 1;
   if (st == NG_OK) st = ng_begin(p, &batch);
-  if (st == NG_OK) st = ng_observe_input(p, fc, &in, NG_COPY);
-  if (st == NG_OK) st = ng_observe_output_grad(p, fc, &go, NG_COPY);
+  if (st == NG_OK) st = plane_input(p, fc, &in, NG_COPY);
+  if (st == NG_OK) st = plane_output_grad(p, fc, &go, NG_COPY);
   ng_sgd_init(&how, sizeof how);
   how.lr = 0.01;
   if (st == NG_OK) st = ng_step_sgd(p, &how);

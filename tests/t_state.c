@@ -247,11 +247,12 @@ static void published_order(void **state) {
   for (int i = 0; i < O * (P - 1); i++)
     dw[i] = 1;
   db[0] = db[1] = 1;
-  const ng_view w = ng_view_of(dw, O, P - 1, NG_F32), bias = ng_view_of(db, 1, O, NG_F32);
-  const ng_view vx = ng_view_of(x, B, C * H * W, NG_F32), vg = ng_view_of(g, B, O * H * W, NG_F32);
+  const plane w = plane_of(dw, O, P - 1, NG_F32), bias = plane_of(db, 1, O, NG_F32);
+  const plane vx = plane_images(x, PLANE_NCHW, B, C, H, W, NG_F32);
+  const plane vg = plane_images(g, PLANE_NCHW, B, O, H, W, NG_F32);
   const path file = in_folder("conv");
   fixture_ok(&f, fixture_open(&f, "method=natgrad", NULL));
-  fixture_ok(&f, ng_add_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
+  fixture_ok(&f, plane_conv2d(f.p, "c", C, O, K, 1, 1, H, W, 1, &conv));
   fixture_ok(&f, fixture_bind(&f, conv, NG_WEIGHT, &w, NULL));
   fixture_ok(&f, fixture_bind(&f, conv, NG_BIAS, &bias, NULL));
   fixture_ok(&f, ng_ready(f.p));

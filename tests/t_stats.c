@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plane.h"
 #include "core/core.h"
 #include "stat/gram_shift.h"
 #include "draw.h"
@@ -131,40 +132,89 @@ static ng_dtype any_dtype(void) {
   return all[between(0, 3)];
 }
 
+/* ---- ways to lie -----------------------------------------------------------------------------*/
+
+/* An array of [samples, columns, height, width] in memory, innermost axis first, with gaps between. */
+typedef enum lie { LIE_NCHW, LIE_NHWC, LIE_HNWC, LIE_ANY, LIES } lie;
+
+typedef struct shown {
+  lie how;
+  void *data;
+  ng_view v;
+  int64_t by[4]; /* elements from one sample, column, row, pixel to the next */
+} shown;
+
+static lie any_lie(void) { return (lie)between(0, LIES - 1); }
+
+static shown lay_out(lie how, int64_t samples, int64_t columns, int64_t height, int64_t width,
+                     ng_dtype t) {
+  static const int inner[3][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}, {1, 3, 0, 2}};
+  const int64_t extent[4] = {samples, columns, height, width};
+  int order[4] = {0, 1, 2, 3};
+  shown s = {.how = how};
+  for (int i = 0; i < 4; i++) {
+    const int k = (int)between(i, 3), swap = order[i];
+    order[i] = how == LIE_ANY ? order[k] : inner[how][i];
+    if (how == LIE_ANY) order[k] = swap;
+  }
+  int64_t next = how == LIE_ANY ? between(1, 2) : 1;
+  for (int i = 0; i < 4; i++) {
+    s.by[order[i]] = next;
+    next *= extent[order[i]];
+    if (how == LIE_ANY || i == 2) next += draw() % 2 ? 0 : between(1, 5);
+  }
+  s.data = need(next * 4);
+  for (int64_t i = 0; i < next; i++) {
+    put(s.data, t, i, NAN);
+  }
+  s.v = (ng_view){.data = s.data,
+                  .dtype = t,
+                  .samples = samples,
+                  .positions = height * width,
+                  .columns = columns,
+                  .by_sample = s.by[0],
+                  .by_column = s.by[1],
+                  .by_position = width == 1 ? s.by[2] : s.by[3],
+                  .run = height * width};
+  if (height > 1 && width > 1 && s.by[2] != width * s.by[3]) {
+    s.v.run = width;
+    s.v.axes = 1;
+    s.v.extent[0] = height;
+    s.v.step[0] = s.by[2];
+  }
+  return s;
+}
+
+static void show(const shown *s, int64_t n, int64_t c, int64_t y, int64_t x, double value) {
+  put(s->data, s->v.dtype, n * s->by[0] + c * s->by[1] + y * s->by[2] + x * s->by[3], value);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------*/
 
 static void rows_case(ng_context *ctx, int64_t samples, int64_t positions, int64_t cols) {
-  ng_rows r = {.samples = samples,
-               .positions = positions,
+  shown in = lay_out(any_lie(), samples, cols, 1, positions, any_dtype());
+  ng_rows r = {.v = &in.v,
                .take = between(1, samples),
-               .order = draw() % 2 ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST,
                .one = draw() % 2 != 0,
                .reduce = (int)between(0, 2)};
   r.c0 = between(0, cols - 1);
   r.c1 = between(r.c0 + 1, cols);
-  r.v = (ng_view){.rows = samples * positions,
-                  .cols = cols,
-                  .row_stride = cols + between(0, 3),
-                  .dtype = any_dtype(),
-                  .mem = NG_HOST};
-  const int64_t count = r.v.rows * r.v.row_stride, n = r.c1 - r.c0 + r.one;
-  r.v.data = need(count * 4);
-  double *value = need(count * 8), *want = need(n * n * 8), *row = need(n * 8);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t at = i / r.v.row_stride, c = i % r.v.row_stride;
-    const int64_t sample = r.order == NG_SAMPLES_FIRST ? at / positions : at % samples;
+  const int64_t n = r.c1 - r.c0 + r.one;
+  double *value = need(samples * positions * cols * 8), *want = need(n * n * 8), *row = need(n * 8);
+  for (int64_t i = 0; i < samples * positions * cols; i++) { /* [sample][position][column] */
+    const int64_t sample = i / cols / positions, c = i % cols;
     value[i] = sample < r.take && c >= r.c0 && c < r.c1 ? grid_value() : NAN;
-    put(r.v.data, r.v.dtype, i, value[i]);
+    show(&in, sample, c, 0, i / cols % positions, value[i]);
   }
   ng_sym S = start(n, want);
   const float alpha = 0.5f;
   for (int64_t s = 0; s < r.take; s++) {
     memset(row, 0, (size_t)n * 8);
     for (int64_t p = 0; p < positions; p++) {
-      const int64_t at = r.order == NG_SAMPLES_FIRST ? s * positions + p : p * samples + s;
+      const int64_t at = s * positions + p;
       if (r.reduce == 0) memset(row, 0, (size_t)n * 8);
       for (int64_t c = r.c0; c < r.c1; c++) {
-        row[c - r.c0] += value[at * r.v.row_stride + c] / (r.reduce == 1 ? (double)positions : 1);
+        row[c - r.c0] += value[at * cols + c] / (r.reduce == 1 ? (double)positions : 1);
       }
       if (r.one) row[n - 1] += 1 / (r.reduce == 1 ? (double)positions : 1);
       if (r.reduce == 0) outer(want, n, row, 0.5);
@@ -175,16 +225,16 @@ static void rows_case(ng_context *ctx, int64_t samples, int64_t positions, int64
   float *scratch = guarded(floats);
   char what[200];
   (void)snprintf(what, sizeof what, "rows %s %s %dx%d of %d, take %d, [%d,%d), one %d reduce %d %s",
-                 ctx->queue->la->name, ng_dtype_name(r.v.dtype), (int)samples, (int)positions, (int)cols,
+                 ctx->queue->la->name, ng_dtype_name(in.v.dtype), (int)samples, (int)positions, (int)cols,
                  (int)r.take, (int)r.c0, (int)r.c1, r.one, r.reduce,
-                 r.order == NG_SAMPLES_FIRST ? "samples first" : "positions first");
+                 (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[in.how]);
   ng_rows_stats(ctx, &r, alpha, S, scratch);
   /* A mean is rounded once to f32: 2^-24 relative in either factor of each product, and as much
    * again for sums of inexact products; 8 roundings cover both. */
   compare(S, want, r.reduce == 1 ? 8 * 0x1p-24 : 0, what);
   release(scratch, floats, what);
   release(S.a, ng_sym_count(n), what);
-  free(r.v.data);
+  free(in.data);
   free(value);
   free(want);
   free(row);
@@ -209,6 +259,7 @@ static void rows_match_the_loops(void **unused) {
 
 typedef struct picture {
   ng_conv c;
+  lie how;
   ng_dtype t;
   int64_t samples, take, c0, c1; /* c0, c1 of the input, or of the output for a gradient */
   bool one;
@@ -222,7 +273,7 @@ static const char *title(const picture *g, const char *who) {
       text, sizeof text,
       "%s: %s %s %d channels [%d,%d) %dx%d kernel %dx%d stride %d,%d pad %d,%d dil %d,%d "
       "samples %d take %d one %d reduce %d",
-      who, c->layout == NG_NCHW ? "NCHW" : "NHWC", ng_dtype_name(g->t), (int)c->channels,
+      who, (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[g->how], ng_dtype_name(g->t), (int)c->channels,
       (int)g->c0, (int)g->c1, (int)c->height, (int)c->width, (int)c->kernel[0], (int)c->kernel[1],
       (int)c->stride[0], (int)c->stride[1], (int)c->padding[0], (int)c->padding[1],
       (int)c->dilation[0], (int)c->dilation[1], (int)g->samples, (int)g->take, g->one, g->reduce);
@@ -244,6 +295,7 @@ static bool finish(ng_conv *c) {
 
 static picture any_picture(bool stride_one) {
   picture g = {.t = any_dtype(),
+               .how = any_lie(),
                .samples = between(1, 5),
                .one = draw() % 2 != 0,
                .reduce = draw() % 3 ? 0 : (int)between(1, 2)};
@@ -252,8 +304,7 @@ static picture any_picture(bool stride_one) {
     *c = (ng_conv){.channels = between(1, 9),
                    .height = between(1, 9),
                    .width = between(1, 9),
-                   .out = between(1, 9),
-                   .layout = draw() % 2 ? NG_NCHW : NG_NHWC};
+                   .out = between(1, 9)};
     for (int i = 0; i < 2; i++) {
       c->kernel[i] = between(1, 5);
       c->stride[i] = stride_one ? 1 : between(1, 3);
@@ -267,24 +318,17 @@ static picture any_picture(bool stride_one) {
   return g;
 }
 
-/* Images of `channels` x h x w in a view with padding between samples; value[] is [n][c][y][x]. */
-static ng_view images(const picture *g, int64_t channels, int64_t h, int64_t w, double *value,
-                      double (*next)(void)) {
-  const int64_t size = channels * h * w, stride = size + (draw() % 2 ? 0 : between(1, 5));
-  ng_view v = {
-      .rows = g->samples, .cols = size, .row_stride = stride, .dtype = g->t, .mem = NG_HOST};
-  v.data = need(g->samples * stride * 4);
-  for (int64_t i = 0; i < g->samples * stride; i++) {
-    put(v.data, g->t, i, NAN);
-  }
+/* Images of `channels` x h x w, in the way they lie; value[] is [n][c][y][x]. */
+static shown images(const picture *g, int64_t channels, int64_t h, int64_t w, double *value,
+                    double (*next)(void)) {
+  const shown v = lay_out(g->how, g->samples, channels, h, w, g->t);
   for (int64_t n = 0; n < g->samples; n++) {
     for (int64_t c = 0; c < channels; c++) {
       for (int64_t s = 0; s < h * w; s++) {
         const bool used = n < g->take && c >= g->c0 && c < g->c1;
         const double x = used ? next() : NAN;
-        value[n * size + c * h * w + s] = x;
-        put(v.data, g->t, n * stride + (g->c.layout == NG_NCHW ? c * h * w + s : s * channels + c),
-            x);
+        value[(n * channels + c) * h * w + s] = x;
+        show(&v, n, c, s / w, s % w, x);
       }
     }
   }
@@ -356,7 +400,7 @@ static void input_case(ng_context *ctx, const picture *g) {
   const int64_t n = order_of(g);
   double *value = need(g->samples * c->channels * c->height * c->width * 8);
   double *want = need(n * n * 8), *other = need(n * n * 8);
-  ng_view x = images(g, c->channels, c->height, c->width, value, grid_value);
+  shown x = images(g, c->channels, c->height, c->width, value, grid_value);
   ng_sym first = start(n, want);
   release(first.a, ng_sym_count(n), "start");
   naive_input(g, value, 0.5, want);
@@ -369,7 +413,7 @@ static void input_case(ng_context *ctx, const picture *g) {
     ng_sym S = start(n, other);
     float *scratch = guarded(floats);
     const char *what = title(g, way[k].name);
-    way[k].run(ctx, c, &x, g->take, g->c0, g->c1, g->one, g->reduce, 0.5f, S, scratch);
+    way[k].run(ctx, c, &x.v, g->take, g->c0, g->c1, g->one, g->reduce, 0.5f, S, scratch);
     compare(S, want, g->reduce == 1 ? 8 * 0x1p-24 : 0, what);
     release(scratch, floats, what);
     release(S.a, ng_sym_count(n), what);
@@ -413,8 +457,8 @@ static void large_inputs_match_the_loops(void **unused) {
                     .kernel = {5, 5},
                     .stride = {2, 1},
                     .padding = {2, 1},
-                    .dilation = {1, 1},
-                    .layout = i % 2 ? NG_NHWC : NG_NCHW};
+                    .dilation = {1, 1}};
+    g.how = i % 2 ? LIE_NHWC : LIE_NCHW;
     assert_true(finish(&g.c));
     input_case(ctx, &g);
   }
@@ -427,8 +471,8 @@ static void large_inputs_match_the_loops(void **unused) {
                     .kernel = {3, 3},
                     .stride = {1, 1},
                     .padding = {1, 1},
-                    .dilation = {1, 1 + i},
-                    .layout = i ? NG_NHWC : NG_NCHW};
+                    .dilation = {1, 1 + i}};
+    g.how = i ? LIE_NHWC : LIE_NCHW;
     assert_true(finish(&g.c));
     assert_true(ng_conv_shift_fits(&g.c, 3));
     input_case(ctx, &g);
@@ -449,8 +493,8 @@ static void wide_inputs_do_not_fit(void **unused) {
                   .kernel = {2, 2},
                   .stride = {1, 1},
                   .padding = {0, 0},
-                  .dilation = {1, 1},
-                  .layout = NG_NHWC};
+                  .dilation = {1, 1}};
+  g.how = LIE_NHWC;
   assert_true(finish(&g.c));
   assert_false(ng_conv_shift_fits(&g.c, 700));
   assert_true(ng_conv_shift_fits(&g.c, 600));
@@ -469,8 +513,7 @@ static void choice_follows_size(void **unused) {
                .kernel = {3, 3},
                .stride = {1, 1},
                .padding = {1, 1},
-               .dilation = {1, 1},
-               .layout = NG_NCHW};
+               .dilation = {1, 1}};
   assert_true(finish(&c));
   assert_true(ng_conv_shift_fits(&c, 64));
   assert_true(ng_conv_shift_cost(&c, 64, 32) < 0.7 * ng_conv_plain_cost(&c, 64, 32));
@@ -497,8 +540,7 @@ static void grads_match_the_loops(void **unused) {
                        .out = 3,
                        .kernel = {1, 1},
                        .stride = {1, 1},
-                       .dilation = {1, 1},
-                       .layout = c->layout};
+                       .dilation = {1, 1}};
         g.samples = g.take = 4;
         assert_true(finish(c));
       }
@@ -509,7 +551,7 @@ static void grads_match_the_loops(void **unused) {
       const int64_t n = g.c1 - g.c0, S = c->oh * c->ow;
       double *value = need(g.samples * c->out * S * 8), *want = need(n * n * 8);
       double *row = need(n * 8);
-      ng_view v = images(&g, c->out, c->oh, c->ow, value, grid_value);
+      shown v = images(&g, c->out, c->oh, c->ow, value, grid_value);
       ng_sym G = start(n, want);
       for (int64_t s = 0; s < g.take; s++) {
         memset(row, 0, (size_t)n * 8);
@@ -526,7 +568,7 @@ static void grads_match_the_loops(void **unused) {
       const int64_t floats = ng_conv_scratch(ctx, c, c->channels, c->out);
       float *scratch = guarded(floats);
       const char *what = title(&g, "gradient");
-      ng_conv_grad_stats(ctx, c, &v, g.take, g.c0, g.c1, g.reduce, 0.25f, G, scratch);
+      ng_conv_grad_stats(ctx, &v.v, g.take, g.c0, g.c1, g.reduce, 0.25f, G, scratch);
       compare(G, want, g.reduce == 1 ? 8 * 0x1p-24 : 0, what);
       release(scratch, floats, what);
       release(G.a, ng_sym_count(n), what);
@@ -564,19 +606,19 @@ static void fast_equals_plain(void **unused) {
                       .kernel = {3, 3},
                       .stride = {1, 1},
                       .padding = {1, 1},
-                      .dilation = {1, 1},
-                      .layout = i / 2 ? NG_NHWC : NG_NCHW};
+                      .dilation = {1, 1}};
+      g.how = i / 2 ? LIE_NHWC : LIE_NCHW;
       assert_true(finish(&g.c));
       const int64_t n = order_of(&g), floats = ng_conv_scratch(ctx, &g.c, 8, 8);
       double *value = need(8 * 8 * 256 * 8), *want = need(n * n * 8);
-      ng_view x = images(&g, 8, 16, 16, value, rectified);
+      shown x = images(&g, 8, 16, 16, value, rectified);
       ng_sym A = {.a = guarded(ng_sym_count(n)), .n = n},
              B = {.a = guarded(ng_sym_count(n)), .n = n};
       float *scratch = guarded(floats);
       ng_sym_zero(A);
       ng_sym_zero(B);
-      ng_conv_input_stats_plain(ctx, &g.c, &x, 8, 0, 8, g.one, 0, 1.0f, A, scratch);
-      ng_conv_input_stats_shift(ctx, &g.c, &x, 8, 0, 8, g.one, 1.0f, B, scratch);
+      ng_conv_input_stats_plain(ctx, &g.c, &x.v, 8, 0, 8, g.one, 0, 1.0f, A, scratch);
+      ng_conv_input_stats_shift(ctx, &g.c, &x.v, 8, 0, 8, g.one, 1.0f, B, scratch);
       for (int64_t r = 0; r < n; r++) {
         for (int64_t j = 0; j < n; j++) {
           want[r * n + j] = (double)ng_sym_get(A, r, j);
@@ -609,12 +651,11 @@ static void threads_do_not_change_bits(void **unused) {
                   .kernel = {3, 3},
                   .stride = {1, 1},
                   .padding = {1, 1},
-                  .dilation = {1, 1},
-                  .layout = NG_NCHW};
+                  .dilation = {1, 1}};
   assert_true(finish(&g.c));
   const int64_t n = order_of(&g);
   double *value = need(6 * 64 * 144 * 8);
-  ng_view x = images(&g, 64, 12, 12, value, uniform);
+  shown x = images(&g, 64, 12, 12, value, uniform);
   ng_sym S[2][3];
   for (int k = 0; k < 2; k++) {
     ng_context *ctx = context(names[NAMES - 1], k == 0 ? 1 : 5);
@@ -623,10 +664,10 @@ static void threads_do_not_change_bits(void **unused) {
       S[k][i] = (ng_sym){.a = need(ng_sym_count(n) * 4), .n = n};
       ng_sym_zero(S[k][i]);
       if (i == 0)
-        ng_conv_input_stats_plain(ctx, &g.c, &x, 6, 0, 64, true, 0, 1.0f, S[k][i], scratch);
-      if (i == 1) ng_conv_input_stats_shift(ctx, &g.c, &x, 6, 0, 64, true, 1.0f, S[k][i], scratch);
+        ng_conv_input_stats_plain(ctx, &g.c, &x.v, 6, 0, 64, true, 0, 1.0f, S[k][i], scratch);
+      if (i == 1) ng_conv_input_stats_shift(ctx, &g.c, &x.v, 6, 0, 64, true, 1.0f, S[k][i], scratch);
       if (i == 2)
-        ng_conv_input_stats_plain(ctx, &g.c, &x, 6, 0, 64, true, 1, 1.0f, S[k][i], scratch);
+        ng_conv_input_stats_plain(ctx, &g.c, &x.v, 6, 0, 64, true, 1, 1.0f, S[k][i], scratch);
     }
     free(scratch);
     ng_context_destroy(&ctx);
@@ -672,8 +713,7 @@ static void golden_t2(void **unused) {
                .kernel = {2, 3},
                .stride = {1, 2},
                .padding = {1, 0},
-               .dilation = {1, 1},
-               .layout = NG_NCHW};
+               .dilation = {1, 1}};
   assert_true(finish(&c));
   assert_int_equal(c.oh * c.ow, 10);
   /* Patches one at a time: the second row and column of a factor of one position. */
@@ -694,12 +734,20 @@ static void golden_t2(void **unused) {
   for (int k = 0; k < NAMES; k++) {
     ng_context *ctx = context(names[k], 2);
     float *scratch = need(ng_conv_scratch(ctx, &c, 2, 3) * 4);
-    const ng_view vx = ng_view_of(x, 2, 40, NG_F32), vg = ng_view_of(g, 2, 30, NG_F32);
+    ng_view vx = {.data = x, .dtype = NG_F32, .samples = 2, .positions = 20, .columns = 2};
+    vx.by_sample = 40;
+    vx.by_column = vx.run = 20;
+    vx.by_position = 1;
+    ng_view vg = vx;
+    vg.data = g;
+    vg.columns = 3;
+    vg.by_sample = 30;
+    vg.positions = vg.by_column = vg.run = 10;
     ng_sym A = {.a = need(ng_sym_count(13) * 4), .n = 13}, B = {.a = need(6 * 4), .n = 3};
     ng_sym_zero(A);
     ng_sym_zero(B);
     ng_conv_input_stats(ctx, &c, &vx, 2, 0, 2, true, 0, 1.0f / 2000, A, scratch);
-    ng_conv_grad_stats(ctx, &c, &vg, 2, 0, 3, 0, 1.0f / 2000, B, scratch);
+    ng_conv_grad_stats(ctx, &vg, 2, 0, 3, 0, 1.0f / 2000, B, scratch);
     double trace = 0, sum = 0, square = 0;
     for (int i = 0; i < 13; i++) {
       const int at = i == 12 ? 12 : i % 6 * 2 + i / 6; /* ours is (kernel offset, channel) */

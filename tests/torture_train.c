@@ -15,6 +15,7 @@
 
 #include "draw.h"
 #include "natgrad.h"
+#include "plane.h"
 #include "safetensors.h"
 
 enum { B = 32, IN = 20, HIDDEN = 48, OUT = 10, EVERY = 3 };
@@ -74,10 +75,10 @@ static void gradient(const float *x, const float *d, float *dw, float *db, int i
 }
 
 static void bind(int32_t layer, ng_param which, int64_t at, int64_t rows, int64_t cols) {
-  const ng_view g = ng_view_of(run.g + at, rows, cols, NG_F32);
-  const ng_view w = ng_view_of(run.w + at, rows, cols, NG_F32);
-  TRY(ng_bind_grad(run.p, layer, which, &g));
-  TRY(ng_bind_weight(run.p, layer, which, &w));
+  const plane g = plane_of(run.g + at, rows, cols, NG_F32);
+  const plane w = plane_of(run.w + at, rows, cols, NG_F32);
+  TRY(plane_bind_grad(run.p, layer, which, &g));
+  TRY(plane_bind_weight(run.p, layer, which, &w));
 }
 
 static void build(void) {
@@ -99,9 +100,9 @@ static void build(void) {
 }
 
 static void observe(int32_t layer, float *a, int in, float *d, int out) {
-  const ng_view va = ng_view_of(a, B, in, NG_F32), vd = ng_view_of(d, B, out, NG_F32);
-  TRY(ng_observe_input(run.p, layer, &va, NG_COPY));
-  TRY(ng_observe_output_grad(run.p, layer, &vd, NG_COPY));
+  const plane va = plane_of(a, B, in, NG_F32), vd = plane_of(d, B, out, NG_F32);
+  TRY(plane_input(run.p, layer, &va, NG_COPY));
+  TRY(plane_output_grad(run.p, layer, &vd, NG_COPY));
 }
 
 static void step(int64_t t) {

@@ -345,6 +345,7 @@ int nn_conv(nn *n, const char *name, int x, int64_t out, int64_t kernel, int64_t
                 .padding = padding,
                 .height = from.height,
                 .width = from.width,
+                .out_height = to.height,
                 .positions = to.height * to.width,
                 .bias_param = -1};
   v->kernel = kernel;

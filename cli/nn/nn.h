@@ -117,6 +117,7 @@ typedef struct nn_layer { /* what a preconditioner is told about a layer with we
   int64_t in, out;                 /* channels or features               */
   int64_t kernel, stride, padding; /* convolution                        */
   int64_t height, width;           /* of the input image                 */
+  int64_t out_height;              /* of the output's                    */
   int64_t positions;               /* of the output, per sample; 1 for linear */
   int weight_param, bias_param;    /* bias_param -1 without              */
 } nn_layer;

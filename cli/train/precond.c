@@ -34,24 +34,29 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 /* ---- observing -------------------------------------------------------------------------------*/
 
 /* NG_SKIPPED: not finite; the step will leave everything alone and say so. */
-static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
-                ng_status (*observe)(ng_precond *, int32_t, const ng_view *, ng_loan)) {
+static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns, bool grad) {
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
-  const ng_view v = ng_view_of((float *)(uintptr_t)x, samples, columns, NG_F32); /* read only */
-  const ng_status st = observe(p->p, i, &v, NG_BORROW);
+  float *data = (float *)(uintptr_t)x; /* read only */
+  const nn_layer *l = nn_layer_at(p->net, layer);
+  const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
+  const ng_array v = l->conv ? ng_array_nhwc(data, samples, channels, height,
+                                             columns / channels / height, NG_F32)
+                             : ng_array_matrix(data, samples, columns, NG_F32);
+  const ng_status st =
+      grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW) : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
   return st < 0 ? told(p) : CLI_OK;
 }
 
 static int show_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  return show(user, layer, a, samples, columns, ng_observe_input);
+  return show(user, layer, a, samples, columns, false);
 }
 
 static int show_output_grad(void *user, int layer, const float *g, int64_t samples,
                             int64_t columns) {
-  return show(user, layer, g, samples, columns, ng_observe_output_grad);
+  return show(user, layer, g, samples, columns, true);
 }
 
 int precond_begin(precond *p, int64_t samples, bool *wants) {
@@ -78,7 +83,6 @@ static ng_status describe(const nn_layer *l, ng_layer *d) {
   d->out = l->out;
   d->bias = l->bias;
   if (l->conv) {
-    d->layout = NG_NHWC;
     d->kernel[0] = d->kernel[1] = l->kernel;
     d->stride[0] = d->stride[1] = l->stride;
     d->padding[0] = d->padding[1] = l->padding;
@@ -146,8 +150,8 @@ static ng_status add_layer(precond *p, const nn_layer *l, int32_t *index) {
 
 /* A weight is [out, everything else]; the rest is one row. */
 static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param *q, int64_t rows) {
-  const ng_view grad = ng_view_of(q->grad, rows, q->count / rows, NG_F32);
-  const ng_view weight = ng_view_of(q->value, rows, q->count / rows, NG_F32);
+  const ng_array grad = ng_array_matrix(q->grad, rows, q->count / rows, NG_F32);
+  const ng_array weight = ng_array_matrix(q->value, rows, q->count / rows, NG_F32);
   const ng_status st = ng_bind_grad(p->p, index, which, &grad);
   return st < 0 ? st : ng_bind_weight(p->p, index, which, &weight);
 }

@@ -30,7 +30,6 @@ void ng_layer_init(ng_layer *l, ng_kind kind, size_t size) {
       .stride = {1, 1},
       .dilation = {1, 1},
       .groups = 1,
-      .layout = NG_NCHW,
       .norm_eps = 1e-5,
       .norm_input = NG_NORM_RAW,
       .token_dtype = NG_I64,

@@ -1,6 +1,6 @@
 /* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
  *
- * In: an ng_batch, views of activations and output gradients.  Out: the same, checked, to
+ * In: an ng_batch, arrays of activations and output gradients.  Out: the same, checked, to
  * step/observe.c, which has what they mean.  No call here is collective, but for reset after sums
  * were posted. */
 #include "step/step.h"
@@ -48,7 +48,7 @@ int32_t ng_wants(const ng_precond *p, int32_t layer) {
 }
 
 /* The loan is checked although both end with the call on a host: a device will hold it longer. */
-static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_view *v, ng_loan loan,
+static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v, ng_loan loan,
                              const char *call) {
   if (v == NULL || v->data == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': the array is NULL", call, d->name);
@@ -68,7 +68,7 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_view *v,
   return NG_OK;
 }
 
-static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan loan, bool grad,
+static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan, bool grad,
                          const char *call) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
@@ -78,15 +78,22 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_view *v, ng_loan
   if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
   }
-  st = check_array(p, &p->entry[layer]->d, v, loan, call);
-  return st == NG_OK ? ng_step_observe(p, layer, v, grad) : st;
+  const ng_layer *d = &p->entry[layer]->d;
+  ng_strided s;
+  st = check_array(p, d, v, loan, call);
+  if (st != NG_OK) return st;
+  const char *wrong = ng_array_take(v, &s);
+  if (wrong != NULL) {
+    return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
+  }
+  return ng_step_observe(p, layer, &s, grad);
 }
 
-ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_view *a, ng_loan loan) {
+ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a, ng_loan loan) {
   return observe(p, layer, a, loan, false, "ng_observe_input");
 }
 
-ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_view *g, ng_loan loan) {
+ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g, ng_loan loan) {
   return observe(p, layer, g, loan, true, "ng_observe_output_grad");
 }
 

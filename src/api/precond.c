@@ -98,10 +98,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   ng_enter(p->ctx);
   ng_status st = may_add(p, "ng_add_layer");
   if (st != NG_OK) return st;
-  if (layer == NULL || index == NULL) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: %s is NULL",
-                   layer == NULL ? "layer" : "index");
-  }
+  if (layer == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: layer is NULL");
   char message[NG_MESSAGE] = "";
   ng_layer d;
   ng_layer_init(&d, NG_LINEAR, sizeof d);
@@ -132,22 +129,30 @@ ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out
   return ng_add_layer(p, &d, index);
 }
 
-/* Square and ungrouped, NCHW: what else there is goes through an ng_layer. */
-ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out, int64_t kernel,
-                        int64_t stride, int64_t padding, int64_t height, int64_t width,
+static void copy_pair(int64_t to[2], const int64_t *from) {
+  for (int i = 0; i < 2 && from != NULL; i++) {
+    to[i] = from[i];
+  }
+}
+
+ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
+                        const int64_t kernel[2], const int64_t stride[2], const int64_t padding[2],
+                        const int64_t dilation[2], int64_t groups, const int64_t image[2],
                         int32_t bias, int32_t *index) {
   ng_layer d;
+  if (p == NULL) return NG_ERR_ARG;
   ng_layer_init(&d, NG_CONV2D, sizeof d);
+  ng_enter(p->ctx);
+  if (kernel == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_conv2d: kernel is NULL");
   d.name = name;
   d.in = in;
   d.out = out;
-  for (int i = 0; i < 2; i++) {
-    d.kernel[i] = kernel;
-    d.stride[i] = stride;
-    d.padding[i] = padding;
-  }
-  d.image[0] = height;
-  d.image[1] = width;
+  copy_pair(d.kernel, kernel);
+  copy_pair(d.stride, stride);
+  copy_pair(d.padding, padding);
+  copy_pair(d.dilation, dilation);
+  copy_pair(d.image, image);
+  d.groups = groups;
   d.bias = bias;
   return ng_add_layer(p, &d, index);
 }
@@ -157,9 +162,6 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
   ng_status st = may_add(p, "ng_add_tensor");
-  if (st == NG_OK && index == NULL) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "ng_add_tensor: index is NULL");
-  }
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
   if (count < 1 || count > INT64_MAX / 16) {
@@ -172,17 +174,49 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 /* ---- bind, ready -----------------------------------------------------------------------------*/
 
 /* Before or after ng_ready, as often as gradients move. */
-ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_view *grad) {
+ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
-  return ng_slot_bind(p, index, which, grad, "ng_bind_grad", true);
+  return ng_bind_list(p, list, count, "ng_bind");
+}
+
+static ng_status bind_one(ng_precond *p, ng_binding b, bool grad, const char *call) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  if ((grad ? b.grad : b.weight) == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: the array is NULL", call);
+  }
+  return ng_bind_list(p, &b, 1, call);
+}
+
+ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which, const ng_array *grad) {
+  return bind_one(p, (ng_binding){index, which, grad, NULL, NG_HOLD}, true, "ng_bind_grad");
 }
 
 /* For fused updates and clip = ratio; nothing else reads or writes a weight. */
-ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_view *weight) {
+ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_array *weight) {
+  return bind_one(p, (ng_binding){index, which, NULL, weight, NG_HOLD}, false, "ng_bind_weight");
+}
+
+/* A block over many layers has one memory for all of them, which cannot wait in part. */
+ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
-  return ng_slot_bind(p, index, which, weight, "ng_bind_weight", false);
+  if (index < 0 || index >= p->entries || (on != 0 && on != 1)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_freeze: index is %d and on is %d, expected one of %d layers and tensors, and "
+                   "0 or 1",
+                   index, on, p->entries);
+  }
+  ng_entry *e = p->entry[index];
+  if (e->d.frozen || (e->block != NULL && e->block->entry == NULL)) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_freeze: '%s' %s", e->d.name,
+                   e->d.frozen ? "was registered as frozen and has no memory; register it unfrozen "
+                                 "and freeze it after ng_ready"
+                               : "is in one block with other layers");
+  }
+  e->asleep = on != 0;
+  return NG_OK;
 }
 
 /* Collective.  A broken transport is told before all else: no rank may start what others cannot

@@ -31,6 +31,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.kept_last = p->rescued[NG_RESCUE_LAST];
   r.plain = p->rescued[NG_RESCUE_PLAIN];
   r.stations = NG_STATIONS;
+  r.kept = p->kept;
   return ng_give_struct(out, &r, sizeof r);
 }
 
@@ -57,6 +58,8 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
   ng_layer_report r;
   memset(&r, 0, sizeof r);
   r.name = p->entry[index]->d.name;
+  r.kept = p->entry[index]->kept;
+  r.frozen = p->entry[index]->asleep || p->entry[index]->d.frozen;
   if (b != NULL) {
     r.observe_ms = b->observe_ms;
     r.solve_ms = b->solve_ms;

@@ -141,4 +141,27 @@ void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n);
 
+/* ---- array.c: arrays with strides ------------------------------------------------------------*/
+
+/* An ng_array that was judged, with lists of its own. */
+typedef struct ng_strided {
+  void *data;
+  ng_dtype dtype;
+  int32_t ndim;
+  int64_t shape[NG_DIMS], stride[NG_DIMS];
+} ng_strided;
+
+/* NULL, or what is wrong with it.  Behind it no index of an element overflows. */
+const char *ng_array_take(const ng_array *a, ng_strided *out);
+/* No two elements share memory, as far as strides alone can tell: what is written must be so. */
+bool ng_strided_distinct(const ng_strided *s);
+bool ng_strided_finite(ng_context *ctx, const ng_strided *s);
+/* Neighbours that continue each other become one, extents of 1 go; returns how many are left. */
+int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
+
+/* n elements `step` apart, as f32, and back; dtype f32, bf16 or f16. */
+enum { NG_LINE = 512 };
+void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);
+void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n);
+
 #endif

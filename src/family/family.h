@@ -28,8 +28,9 @@
 typedef struct ng_obs {
   uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
   ng_view v;
-  int64_t samples; /* rows of it belong to so many samples */
-  int64_t positions;
+  int64_t samples;
+  int64_t positions;        /* of the output                                                     */
+  int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
   double loss_scale;
   ng_reduction reduction;
 } ng_obs;
@@ -127,6 +128,8 @@ typedef struct ng_family {
   /* ---- optional, with a default ---- */
   ng_status (*begin)(
       ng_block *b); /* memory is there: initial values; nothing                       */
+  /* Bytes of scratch that `observe` takes for an image of this size; what `plan` asked for. */
+  int64_t (*room)(const ng_block *b, const ng_obs *o);
   /* |PD|^2 of each segment, where every rank has PD; a walk over its tiles. */
   void (*norms)(ng_block *b, double *pd2);
   /* Arrays and numbers beside those of its statistics; none. */

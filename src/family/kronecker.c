@@ -126,8 +126,7 @@ static ng_status create(ng_block *b) {
                         .width = d->image[1],
                         .oh = b->entry->oh,
                         .ow = b->entry->ow,
-                        .out = d->out,
-                        .layout = d->layout};
+                        .out = d->out};
     for (int i = 0; i < 2; i++) {
       k->conv.kernel[i] = d->kernel[i];
       k->conv.stride[i] = d->stride[i];
@@ -271,13 +270,31 @@ static ng_status statistics(ng_block *b) {
 }
 
 /* Part 0 is the widest without the bias: parts are cut with the larger first, hence the + 1. */
-static int64_t observe_scratch(const ng_block *b) {
+static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
-  if (b->entry->d.kind == NG_CONV2D) {
-    return ng_conv_scratch(b->ctx, &k->conv, a->hi - a->lo, g->hi - g->lo);
-  }
-  return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
+  if (b->entry->d.kind == NG_LINEAR) return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
+  if (conv->height == 0) return 0; /* no size was told: the first observation takes it */
+  return ng_conv_scratch(b->ctx, conv, a->hi - a->lo, g->hi - g->lo);
+}
+
+/* Of an output gradient the size of the input is not known, nor needed: it is read pixel by pixel. */
+ng_conv ng_kron_conv(const ng_kron *k, const ng_obs *o) {
+  ng_conv c = k->conv;
+  c.oh = o->out[0];
+  c.ow = o->out[1];
+  c.height = o->size[0];
+  c.width = o->size[1];
+  return c;
+}
+
+int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
+  const ng_kron *k = ng_kron_of(b);
+  const ng_part *g = &k->side[NG_SIDE_G].part[0];
+  if (b->entry->d.kind == NG_LINEAR) return 0;
+  if (o->what == NG_SEES_OUTGRAD) return ng_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
+  const ng_conv c = ng_kron_conv(k, o);
+  return observe_scratch(b, &c) * (int64_t)sizeof(float);
 }
 
 /* Results of a side lie in its owner's run, `says` at its head, matrices behind it: what an owner
@@ -311,9 +328,9 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   }
   ng_plan_direction(plan, b, k->out * k->p);
   const int64_t floats =
-      ng_max64(ng_max64(observe_scratch(b), ng_kron_solve_scratch(b)), ng_kron_apply_scratch(b));
+      ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
+               ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, floats * (int64_t)sizeof(float));
-  k->scratch = plan->place ? (float *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
   return NG_OK;
 }
 
@@ -408,6 +425,7 @@ const ng_family ng_family_kronecker = {
     .observe = ng_kron_observe,
     .measure = ng_kron_measure,
     .emit_tile = ng_kron_emit_tile,
+    .room = ng_kron_room,
     .norms = ng_kron_norms,
     .fields = fields,
     .numbers = numbers,

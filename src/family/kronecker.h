@@ -48,12 +48,11 @@ typedef struct ng_kron {
   int32_t *map;            /* internal column -> column of the weight; the bias -> p - 1          */
   int32_t *unmap;          /* column of the weight -> internal column                             */
   ng_side side[2];
-  ng_conv conv;
+  ng_conv conv; /* of the image that was told; each observation has its own size */
   bool eigen;
   bool product; /* solver = product: R is the average, and `direction` is H = G D A */
   ng_dtype inverse_dtype;
   void *prediv; /* [out, p], inverse_dtype                                                       */
-  float *scratch;
   bool good; /* every part has a result: else the gradient stays plain                            */
 } ng_kron;
 
@@ -78,6 +77,9 @@ int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, d
                            double on);
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
+int64_t ng_kron_room(const ng_block *b, const ng_obs *o);
+/* The convolution at the size of an observation. */
+ng_conv ng_kron_conv(const ng_kron *k, const ng_obs *o);
 ng_status ng_kron_solve(ng_block *b);
 void ng_kron_shared(ng_block *b, bool fresh);
 ng_status ng_kron_measure(ng_block *b);

@@ -188,7 +188,7 @@ static void divide(ng_block *b, float *U) {
 ng_status ng_kron_measure(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
-  float *D = k->scratch, *T = D + ng_round16(k->out * k->p), *room = T + ng_round16(k->out * k->p);
+  float *D = ng_scratch(b), *T = D + ng_round16(k->out * k->p), *room = T + ng_round16(k->out * k->p);
   rows_job j;
   j.b = b;
   j.D = D;
@@ -256,7 +256,8 @@ void ng_kron_norms(ng_block *b, double *pd2) {
   ng_queue *q = b->ctx->queue;
   const int64_t cols = b->segment[0].slot->cols;
   const double ascent = b->ascent;
-  rows_job j = {.b = b, .H = k->scratch, .D = k->scratch + ng_round16(k->out * k->p)};
+  float *scratch = ng_scratch(b);
+  rows_job j = {.b = b, .H = scratch, .D = scratch + ng_round16(k->out * k->p)};
   double *sums = (double *)(void *)(j.D + ng_round16(k->out * k->p) + ng_round16(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
   NG_ASSERT(ng_queue_settled(q));

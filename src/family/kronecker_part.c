@@ -327,7 +327,7 @@ static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double 
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on) {
   const ng_kron *k = ng_kron_of(b);
-  if (k->product) return copy(b, s, part, k->scratch);
-  if (k->eigen) return eigen(b, s, part, shift, k->scratch);
-  return cholesky(b, s, part, shift + on, k->scratch);
+  if (k->product) return copy(b, s, part, ng_scratch(b));
+  if (k->eigen) return eigen(b, s, part, shift, ng_scratch(b));
+  return cholesky(b, s, part, shift + on, ng_scratch(b));
 }

@@ -51,24 +51,24 @@ static call_scale scale_of(const ng_block *b, const ng_obs *o, int64_t take) {
 static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S, call_scale c,
                      float alpha, int64_t take) {
   const ng_kron *k = ng_kron_of(b);
-  if (b->entry->d.kind == NG_CONV2D && o->what == NG_SEES_INPUT) {
-    ng_conv_input_stats(b->ctx, &k->conv, &o->v, take, part->lo, part->hi, part->one, c.reduce,
-                        alpha, S, k->scratch);
-  } else if (b->entry->d.kind == NG_CONV2D) {
-    ng_conv_grad_stats(b->ctx, &k->conv, &o->v, take, part->lo, part->hi, c.reduce, alpha, S,
-                       k->scratch);
-  } else {
-    const ng_rows rows = {.v = o->v,
-                          .samples = o->samples,
-                          .positions = o->positions,
-                          .order = b->entry->d.order,
-                          .take = take,
-                          .c0 = part->lo,
-                          .c1 = part->hi,
-                          .one = part->one,
-                          .reduce = c.reduce};
-    ng_rows_stats(b->ctx, &rows, alpha, S, k->scratch);
+  float *scratch = ng_scratch(b);
+  if (b->entry->d.kind == NG_CONV2D) {
+    const ng_conv conv = ng_kron_conv(k, o);
+    if (o->what == NG_SEES_INPUT) {
+      ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce, alpha,
+                          S, scratch);
+    } else {
+      ng_conv_grad_stats(b->ctx, &o->v, take, part->lo, part->hi, c.reduce, alpha, S, scratch);
+    }
+    return;
   }
+  const ng_rows rows = {.v = &o->v,
+                        .take = take,
+                        .c0 = part->lo,
+                        .c1 = part->hi,
+                        .one = part->one,
+                        .reduce = c.reduce};
+  ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {

@@ -48,6 +48,7 @@ static void make_box(ng_block *b, int side) {
   x->positions[0] = conv ? b->entry->oh : 1;
   x->positions[1] = conv ? b->entry->ow : 1;
   x->offsets = x->kernel[0] * x->kernel[1];
+  x->rows = !conv;
   x->whole = x->offsets == 1 && x->stride[0] == 1 && x->stride[1] == 1 && x->padding[0] == 0 &&
              x->padding[1] == 0;
 }
@@ -146,9 +147,7 @@ static ng_status statistics(ng_block *b) {
 
 /* No results and no direction: PD is made in the tile in which it leaves. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
-  ng_rankone *k = ng_rankone_of(b);
   ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
-  k->scratch = plan->place ? (double *)(void *)plan->base[NG_USE_SCRATCH] : NULL;
   return NG_OK;
 }
 
@@ -249,22 +248,22 @@ static double of_row(const ng_rankone *k, const ng_tile *t, int64_t row) {
 /* sides = input: whole rows of D leave D a in t, a part of a row in the tile's sum. */
 static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum[NG_TILE_SUMS]) {
   const ng_rankone *k = ng_rankone_of(b);
-  const ng_view *v = &t->slot->grad;
+  const ng_place *v = &t->slot->grad;
   const float *u = k->none ? NULL : along_row(k, t);
+  const bool straight = v->dtype == NG_F32 && v->straight;
   enum { TILE = 512 };
   float line[TILE];
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const char *x = (const char *)v->data + (r * v->row_stride + t->col) * ng_dtype_size(v->dtype);
     double part[2], su = 0.0;
-    if (v->dtype == NG_F32) {
-      const float *row = (const float *)(const void *)x;
+    if (straight) {
+      const float *row = ng_place_at(v, r, t->col);
       row_sums(row, u == NULL ? row : u, t->cols, wide, part);
       sum[0] += part[0];
       su = part[1];
     }
-    for (int64_t c = 0; v->dtype != NG_F32 && c < t->cols; c += TILE) {
+    for (int64_t c = 0; !straight && c < t->cols; c += TILE) {
       const int64_t n = ng_min64(TILE, t->cols - c);
-      ng_to_f32(line, x + c * ng_dtype_size(v->dtype), v->dtype, n);
+      ng_place_read(v, r, t->col + c, n, line);
       row_sums(line, u == NULL ? line : u + c, n, wide, part);
       sum[0] += part[0];
       su += part[1];
@@ -299,7 +298,7 @@ static double norm2(const float *x, int64_t n) {
 static void finish_t(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   const double one = (double)ng_rankone_mean(k, NG_MEAN_A)[k->side[NG_MEAN_A].n - 1];
-  const ng_view *bias = &b->entry->slot[NG_BIAS].grad;
+  const ng_place *bias = &b->entry->slot[NG_BIAS].grad;
   for (int32_t i = 0; i < b->tiles; i++) {
     const ng_tile *t = &b->tile[i];
     if (t->slot->which != NG_WEIGHT || t->cols == k->p) continue;
@@ -309,7 +308,7 @@ static void finish_t(ng_block *b) {
     double bias_t = 0.0;
     if (b->entry->d.bias) {
       float x;
-      ng_to_f32(&x, (const char *)bias->data + r * ng_dtype_size(bias->dtype), bias->dtype, 1);
+      ng_place_read(bias, 0, r, 1, &x);
       bias_t = (double)x * one;
       k->t[r] += bias_t;
     }
@@ -465,6 +464,7 @@ const ng_family ng_family_rankone = {
     .observe = ng_rankone_observe,
     .measure = measure,
     .emit_tile = emit_tile,
+    .room = ng_rankone_room,
     .norms = norms,
     .measure_tile = measure_tile,
 };

@@ -10,7 +10,7 @@ enum { NG_MEAN_A = 0, NG_MEAN_G = 1 };
 typedef struct ng_mean {
   int64_t
       n; /* 0: not kept; A: inputs x kernel offsets, published order, and a 1 for the bias; G: outputs */
-  ng_box box;
+  ng_box box; /* of the image that was told; each observation has its own size */
   ng_stat *stat; /* NULL: not kept */
 } ng_mean;
 
@@ -30,7 +30,6 @@ typedef struct ng_rankone {
   bool none;     /* sides = none: no vectors at all */
   double lambda; /* what the step divides by: the damping; sides = none: and |D|^2 */
   bool wide;     /* this step in double: its two terms nearly cancel */
-  double *scratch;
 } ng_rankone;
 
 static inline ng_rankone *ng_rankone_of(const ng_block *b) { return b->state; }
@@ -40,6 +39,7 @@ static inline const float *ng_rankone_mean(const ng_rankone *k, int side) {
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o);
-int64_t ng_rankone_scratch(const ng_block *b); /* doubles */
+int64_t ng_rankone_room(const ng_block *b, const ng_obs *o);
+int64_t ng_rankone_scratch(const ng_block *b); /* doubles, of the image that was told */
 
 #endif

@@ -20,6 +20,7 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   int64_t most = 0;
   for (int i = 0; i < 2; i++) {
     const ng_mean *m = &k->side[i];
+    if (m->box.height == 0) continue; /* no size was told: the first observation takes it */
     most = ng_max64(most, ng_round16(m->n) + ng_box_room(b->ctx, &m->box));
   }
   return most;
@@ -34,32 +35,30 @@ static double scale_of(const ng_block *b, const ng_obs *o) {
   return (reduce ? c * S : c) / o->loss_scale;
 }
 
-/* Images as they lie; a linear layer's positions are the pixels of one row. */
-static ng_boxed read_as(const ng_block *b, const ng_obs *o, ng_box *box) {
-  const ng_layer *d = &b->entry->d;
-  ng_boxed in = {.v = o->v, .by_channel = 1};
-  if (d->kind == NG_CONV2D) {
-    const bool last = d->layout == NG_NHWC;
-    in.by_sample = o->v.row_stride;
-    in.by_pixel = last ? box->channels : 1;
-    in.by_channel = last ? 1 : box->height * box->width;
-    return in;
+/* The box at the size of an observation; a linear layer's positions are the pixels of one row. */
+static ng_box box_of(const ng_block *b, const ng_obs *o) {
+  ng_box box = ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD].box;
+  const bool conv = b->entry->d.kind == NG_CONV2D;
+  box.height = conv ? o->size[0] : 1;
+  box.width = conv ? o->size[1] : o->positions;
+  for (int i = 0; i < 2 && conv; i++) {
+    box.positions[i] = o->out[i];
   }
-  const bool samples = d->order == NG_SAMPLES_FIRST;
-  box->width = o->positions;
-  in.by_pixel = samples ? o->v.row_stride : o->samples * o->v.row_stride;
-  in.by_sample = samples ? o->positions * o->v.row_stride : o->v.row_stride;
-  return in;
+  return box;
+}
+
+int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
+  const ng_box box = box_of(b, o);
+  const int64_t n = ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD].n;
+  return (ng_round16(n) + ng_box_room(b->ctx, &box)) * (int64_t)sizeof(double);
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
-  ng_rankone *k = ng_rankone_of(b);
-  const ng_mean *m = &k->side[o->what == NG_SEES_OUTGRAD];
+  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = m->stat;
-  ng_box box = m->box;
-  const ng_boxed in = read_as(b, o, &box);
-  double *out = k->scratch;
-  if (!ng_box_sums(b->ctx, &box, &in, s->take, out, out + ng_round16(m->n))) return NG_SKIPPED;
+  const ng_box box = box_of(b, o);
+  double *out = ng_scratch(b);
+  if (!ng_box_sums(b->ctx, &box, &o->v, s->take, out, out + ng_round16(m->n))) return NG_SKIPPED;
   const int64_t n = box.channels * box.offsets;
   const double scale = s->mix.fresh * scale_of(b, o);
   const double mean = scale / ((double)s->take * (double)o->positions);

@@ -103,6 +103,29 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
+/* The one thing that is taken after ng_ready, and by an observation, which may fail alone: a larger image
+ * than was told.  Work that still uses the old one is waited for. */
+ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name) {
+  const int64_t wanted = round_up(bytes);
+  if (wanted <= p->held[NG_USE_SCRATCH]) return NG_OK;
+  char *larger = ng_alloc(p->ctx, (size_t)wanted);
+  if (larger == NULL) {
+    return ng_fail(p->ctx, NG_ERR_NOMEM,
+                   "layer '%s': no memory for %lld bytes of scratch, for an image larger than any "
+                   "before",
+                   name, (long long)wanted);
+  }
+  memset(larger, 0, (size_t)wanted);
+  ng_queue_wait(p->ctx->queue);
+  if (p->arena[NG_USE_SCRATCH] != NULL) {
+    ng_free(p->ctx, p->arena[NG_USE_SCRATCH], (size_t)p->held[NG_USE_SCRATCH]);
+  }
+  p->arena[NG_USE_SCRATCH] = larger;
+  p->held[NG_USE_SCRATCH] = wanted;
+  ng_log(p->ctx, NG_LOG_INFO, "scratch: bytes = %lld layer = %s", (long long)wanted, name);
+  return NG_OK;
+}
+
 void ng_arena_release(ng_precond *p) {
   for (int u = 0; u < NG_USE_OBJECTS; u++) {
     if (p->arena[u] != NULL) ng_free(p->ctx, p->arena[u], (size_t)p->held[u]);

@@ -1,51 +1,261 @@
 /* bind.c: where gradients and weights live.
  *
- * In: a view of the caller's, for one parameter.  Out: a slot that points at it, from now until it
- * is bound anew; and a way to read some of a gradient as f32, whatever its dtype.
+ * In: arrays of the caller's, in lists.  Out: slots that point at them, until they are bound anew or until
+ * a step has returned, as the caller said; a row of one as f32 and back, however it lies.
  *
  * Frameworks free gradients between steps and allocate them elsewhere, so binding is cheap and
- * allowed at any time; that what a step needs is bound is checked when it begins
- * (step/stations.c). */
+ * allowed at any time between steps; what a step needs is looked at when it begins (step/stations.c).
+ * A binding for one step forgets its pointer when that step returns: what was freed since cannot be
+ * written. */
 #include "model/model.h"
 
-ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_view *view,
-                       const char *call, bool grad) {
-  if (view == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: the view is NULL", call);
-  if (index < 0 || index >= p->entries) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
-                   index, p->entries);
+/* ---- a list ----------------------------------------------------------------------------------*/
+
+/* Where the columns of a row begin among the axes: behind axes whose extents make `rows`. */
+static int32_t row_axes(const ng_strided *s, int64_t rows) {
+  int64_t have = 1;
+  int32_t k = 0;
+  while (k < s->ndim && have < rows) {
+    have *= s->shape[k++];
   }
-  ng_entry *e = p->entry[index];
-  if ((which != NG_WEIGHT && which != NG_BIAS) || (int32_t)which >= e->slots) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has no %s", call, e->d.name,
-                   which == NG_BIAS ? "bias" : "such parameter");
+  return have == rows ? k : -1;
+}
+
+/* An axis of extent 1 says nothing. */
+static void squeeze(ng_strided *s) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < s->ndim; i++) {
+    if (s->shape[i] == 1) continue;
+    s->shape[n] = s->shape[i];
+    s->stride[n++] = s->stride[i];
   }
-  ng_slot *slot = &e->slot[which];
-  ng_view *to = grad ? &slot->grad : &slot->weight;
-  /* Unbinding asks for no shape: the array may be gone. */
-  if (view->data == NULL) {
-    to->data = NULL;
-    return NG_OK;
+  s->ndim = n;
+}
+
+/* The shape as PyTorch has it, or its rows with everything else in one axis; a bias [out]; a tensor in
+ * any shape.  Axes of extent 1 may be there or not. */
+static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
+  const ng_layer *d = &slot->entry->d;
+  int64_t count = 1, want[4] = {slot->rows, slot->cols, 1, 1};
+  for (int32_t i = 0; i < s->ndim; i++) {
+    count *= s->shape[i];
   }
-  if (view->dtype != NG_F32 && view->dtype != NG_BF16 && view->dtype != NG_F16) {
+  if (count != slot->rows * slot->cols) return false;
+  if (slot->rows == 1 && (slot->entry->tensor || s->ndim <= 1)) return true;
+  for (int way = 0; way < 2; way++) {
+    int32_t n = 0;
+    if (way == 1 && d->kind == NG_CONV2D) {
+      want[1] = d->in / d->groups;
+      want[2] = d->kernel[0];
+      want[3] = d->kernel[1];
+    }
+    bool same = true;
+    for (int32_t i = 0; i < 4; i++) {
+      if (want[i] == 1) continue;
+      same = same && n < s->ndim && s->shape[n] == want[i];
+      n++;
+    }
+    if (same && n == s->ndim) return true;
+  }
+  return false;
+}
+
+/* "[2, 3]" */
+typedef struct shape_text {
+  char text[128];
+} shape_text;
+
+static shape_text shape_of(const ng_strided *s) {
+  shape_text t = {"["};
+  size_t n = 1;
+  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
+    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
+                          (long long)s->shape[i]);
+  }
+  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
+  return t;
+}
+
+/* The array judged, and turned into rows and columns. */
+static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
+                          ng_place *out) {
+  const char *name = slot->entry->d.name;
+  ng_strided s;
+  memset(out, 0, sizeof *out);
+  if (a->data == NULL) return NG_OK; /* there is none: no shape is asked of what is gone */
+  if (a->dtype != NG_F32 && a->dtype != NG_BF16 && a->dtype != NG_F16) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
-                   e->d.name, ng_dtype_name(view->dtype));
+                   name, ng_dtype_name(a->dtype));
   }
-  if (view->mem != NG_HOST) {
+  if (a->mem != NG_HOST) {
     return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: '%s' is in device memory; this build has no device",
-                   call, e->d.name);
+                   call, name);
   }
-  /* A row stride above cols is a view into something wider; within a row elements are adjacent. */
-  if (view->rows != slot->rows || view->cols != slot->cols || view->row_stride < view->cols) {
+  const char *wrong = ng_array_take(a, &s);
+  if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
+  const shape_text shape = shape_of(&s);
+  squeeze(&s);
+  if (!shape_fits(slot, &s)) {
+    return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call, slot->name,
+                   shape.text, (long long)slot->rows, (long long)slot->cols,
+                   slot->entry->d.kind == NG_CONV2D && slot->which == NG_WEIGHT
+                       ? " or [out, in/groups, kernel, kernel]"
+                       : "");
+  }
+  if (!ng_strided_distinct(&s)) {
     return ng_fail(p->ctx, NG_ERR_SHAPE,
-                   "%s: '%s' is [%lld, %lld] with row stride %lld, expected [%lld, %lld]", call,
-                   e->d.name, (long long)view->rows, (long long)view->cols,
-                   (long long)view->row_stride, (long long)slot->rows, (long long)slot->cols);
+                   "%s: '%s' is %s with elements that share memory; it would be written", call,
+                   slot->name, shape.text);
   }
-  *to = *view;
+  const int32_t rows = row_axes(&s, slot->rows);
+  out->data = s.data;
+  out->dtype = s.dtype;
+  out->by_row = rows > 0 ? s.stride[rows - 1] : 0;
+  out->axes = s.ndim - rows;
+  memcpy(out->extent, s.shape + rows, (size_t)out->axes * sizeof *out->extent);
+  memcpy(out->step, s.stride + rows, (size_t)out->axes * sizeof *out->step);
+  out->axes = ng_axes_join(out->axes, out->extent, out->step);
+  out->straight = out->axes == 0 || (out->axes == 1 && out->step[0] == 1);
   return NG_OK;
 }
 
-void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n, float *out) {
-  ng_to_f32(out, ng_view_at(&slot->grad, row, col), slot->grad.dtype, n);
+static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
+  if (b->index < 0 || b->index >= p->entries) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
+                   b->index, p->entries);
+  }
+  ng_entry *e = p->entry[b->index];
+  if ((b->param != NG_WEIGHT && b->param != NG_BIAS) || (int32_t)b->param >= e->slots) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has no %s", call, e->d.name,
+                   b->param == NG_BIAS ? "bias" : "such parameter");
+  }
+  if (b->hold != NG_HOLD && b->hold != NG_ONE_STEP) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': hold is %d, expected NG_HOLD or NG_ONE_STEP",
+                   call, e->slot_name[b->param], (int)b->hold);
+  }
+  *out = &e->slot[b->param];
+  return NG_OK;
+}
+
+static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, bool apply) {
+  ng_slot *slot = NULL;
+  ng_status st = slot_of(p, b, call, &slot);
+  for (int k = 0; k < 2 && st == NG_OK; k++) {
+    const ng_array *a = k == 0 ? b->grad : b->weight;
+    ng_place place;
+    if (a == NULL) continue;
+    st = place_of(p, slot, a, call, &place);
+    if (st != NG_OK || !apply) continue;
+    place.once = b->hold == NG_ONE_STEP && place.data != NULL;
+    if (place.once) p->expires = true;
+    *(k == 0 ? &slot->grad : &slot->weight) = place;
+  }
+  return st;
+}
+
+/* Judged whole before the first is taken. */
+ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call) {
+  if (count < 0 || (count > 0 && list == NULL)) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: list is %s and count is %d", call,
+                   list == NULL ? "NULL" : "there", count);
+  }
+  ng_status st = NG_OK;
+  for (int pass = 0; pass < 2; pass++) {
+    for (int32_t i = 0; i < count && st == NG_OK; i++) {
+      st = bind_one(p, &list[i], call, pass == 1);
+    }
+  }
+  return st;
+}
+
+static void expire(ng_place *v) {
+  if (!v->once || v->data == NULL) return;
+  v->data = NULL;
+  v->expired = true;
+}
+
+void ng_bind_expire(ng_precond *p) {
+  if (!p->expires) return;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      expire(&p->entry[i]->slot[k].grad);
+      expire(&p->entry[i]->slot[k].weight);
+    }
+  }
+  p->expires = false;
+}
+
+/* ---- a row -----------------------------------------------------------------------------------*/
+
+/* Elements [col, col + n) of a row as lines along the innermost axis.  The first line may begin inside
+ * an axis, so its coordinates are found by division, once; the others count on. */
+typedef struct line_walk {
+  const ng_place *v;
+  int64_t at[NG_DIMS]; /* coordinates */
+  int64_t left;
+} line_walk;
+
+static line_walk walk_from(const ng_place *v, int64_t col, int64_t n) {
+  line_walk w = {.v = v, .left = n};
+  for (int32_t i = v->axes - 1; i >= 0; i--) {
+    w.at[i] = col % v->extent[i];
+    col /= v->extent[i];
+  }
+  return w;
+}
+
+/* Length of the next line and where it begins. */
+static int64_t next_line(line_walk *w, int64_t row, char **from) {
+  const ng_place *v = w->v;
+  const int32_t last = v->axes - 1;
+  const int64_t n = ng_min64(w->left, v->extent[last] - w->at[last]);
+  int64_t at = row * v->by_row;
+  for (int32_t i = 0; i <= last; i++) {
+    at += w->at[i] * v->step[i];
+  }
+  *from = (char *)v->data + at * ng_dtype_size(v->dtype);
+  w->left -= n;
+  w->at[last] += n;
+  for (int32_t i = last; i > 0 && w->at[i] == v->extent[i]; i--) {
+    w->at[i] = 0;
+    w->at[i - 1]++;
+  }
+  return n;
+}
+
+void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
+  char *from = NULL;
+  if (v->straight) {
+    ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
+    return;
+  }
+  for (line_walk w = walk_from(v, col, n); w.left > 0;) {
+    const int64_t m = next_line(&w, row, &from);
+    ng_gather(out, from, v->dtype, v->step[v->axes - 1], m);
+    out += m;
+  }
+}
+
+void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
+  char *to = NULL;
+  if (v->straight) {
+    ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
+    return;
+  }
+  for (line_walk w = walk_from(v, col, n); w.left > 0;) {
+    const int64_t m = next_line(&w, row, &to);
+    ng_scatter(to, v->dtype, v->step[v->axes - 1], x, m);
+    x += m;
+  }
+}
+
+bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
+  if (v->straight) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+  float line[NG_LINE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(NG_LINE, n - c);
+    ng_place_read(v, row, col + c, m, line);
+    if (!ng_all_finite(line, NG_F32, m)) return false;
+  }
+  return true;
 }

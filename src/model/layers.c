@@ -75,8 +75,14 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   return NG_OK;
 }
 
-/* out = floor((image + 2 padding - reach) / stride) + 1 along each axis, reach = dilation (kernel -
- * 1) + 1.  A kernel that reaches beyond the padded image has no output at all. */
+/* floor((size + 2 padding - reach) / stride) + 1, reach = dilation (kernel - 1) + 1. */
+bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out) {
+  const int64_t reach = d->dilation[axis] * (d->kernel[axis] - 1) + 1;
+  if (size + 2 * d->padding[axis] < reach) return false;
+  *out = (size + 2 * d->padding[axis] - reach) / d->stride[axis] + 1;
+  return true;
+}
+
 static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   static const char *const name[2][5] = {
       {"kernel[0]", "stride[0]", "padding[0]", "dilation[0]", "image[0] (height)"},
@@ -86,21 +92,18 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     const int64_t value[5] = {d->kernel[i], d->stride[i], d->padding[i], d->dilation[i],
                               d->image[i]};
     for (int k = 0; k < 5 && st == NG_OK; k++) {
-      st = check_range(p, d, name[i][k], value[k], k == 2 ? 0 : 1); /* padding may be 0 */
+      /* padding may be 0; so may an image that is not known yet, along both axes */
+      const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
+      st = check_range(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1);
     }
-    if (st != NG_OK) return st;
-    const int64_t reach = d->dilation[i] * (d->kernel[i] - 1) + 1;
-    if (d->image[i] + 2 * d->padding[i] < reach) {
-      return ng_fail(p->ctx, NG_ERR_ARG,
-                     "layer '%s': the kernel reaches over %lld pixels, the padded image has %lld",
-                     d->name, (long long)reach, (long long)(d->image[i] + 2 * d->padding[i]));
+    if (st == NG_OK && d->image[i] > 0 && !ng_conv_output(d, i, d->image[i], &out[i])) {
+      st = ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s': the kernel reaches over %lld pixels, the padded image has %lld",
+                   d->name, (long long)(d->dilation[i] * (d->kernel[i] - 1) + 1),
+                   (long long)(d->image[i] + 2 * d->padding[i]));
     }
-    out[i] = (d->image[i] + 2 * d->padding[i] - reach) / d->stride[i] + 1;
   }
-  if (d->layout != NG_NCHW && d->layout != NG_NHWC) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': layout is %d, expected NG_NCHW or NG_NHWC",
-                   d->name, (int)d->layout);
-  }
+  if (st != NG_OK) return st;
   st = check_range(p, d, "groups", d->groups, 1);
   if (st == NG_OK && (d->in % d->groups != 0 || d->out % d->groups != 0)) {
     st = ng_fail(p->ctx, NG_ERR_ARG,
@@ -114,7 +117,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
   return st;
 }
 
-/* Fills the output size and the positions of *e, nothing else of it. */
+/* Fills the output size of *e, nothing else of it. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
   if (st == NG_OK) st = check_range(p, d, "in", d->in, 1);
@@ -129,14 +132,12 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
     st = check_conv(p, d, out);
     e->oh = out[0];
     e->ow = out[1];
-    e->positions = e->oh * e->ow;
   } else {
     st = check_range(p, d, "positions", d->positions, 0);
     if (st == NG_OK && d->order != NG_SAMPLES_FIRST && d->order != NG_POSITIONS_FIRST) {
       st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': order is %d, expected an ng_order", d->name,
                    (int)d->order);
     }
-    e->positions = d->positions; /* 0: known when it is seen */
   }
   return st;
 }
@@ -155,7 +156,7 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
     p->entry = list;
     p->entry_capacity = grown;
   }
-  *index = p->entries;
+  if (index != NULL) *index = p->entries;
   p->entry[p->entries++] = e;
   return NG_OK;
 }

@@ -25,6 +25,19 @@ typedef struct ng_entry ng_entry;
 
 /* ---- what the caller described: layers.c -----------------------------------------------------*/
 
+/* Where the numbers of a parameter lie, seen as [rows, cols].  The elements of a row are 1 apart
+ * (`straight`), or along `axes` axes, outermost first: a channels-last weight, a transposed one. */
+typedef struct ng_place {
+  void *data; /* NULL: not bound */
+  ng_dtype dtype;
+  bool straight;
+  bool once;    /* until the next step returns ...          */
+  bool expired; /* ... which it has: `data` is NULL         */
+  int32_t axes;
+  int64_t by_row;
+  int64_t extent[NG_DIMS], step[NG_DIMS];
+} ng_place;
+
 /* A parameter: where its gradient and its weight live. */
 typedef struct ng_slot {
   ng_entry *entry;
@@ -32,23 +45,30 @@ typedef struct ng_slot {
   const char *name;   /* "conv1.weight"; a tensor's own name                                      */
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]               */
   int64_t groups;     /* runs of rows (of one row: of columns) that share nothing                 */
-  ng_view grad, weight; /* .data NULL: not bound */
+  ng_place grad, weight;
   float *m, *v;    /* moments: momentum or first, second; NULL if options.update keeps none       */
   ng_block *block; /* NULL: no curvature                                                          */
   int32_t segment; /* its number in the block                                                     */
+  bool out;        /* of this step, as its block: see ng_block                                    */
 } ng_slot;
 
+enum { NG_SHOWN = 4 };
 struct ng_entry {
   ng_layer d;  /* copied; name and options owned; alias_of not supported yet                      */
   bool tensor; /* registered by ng_add_tensor                                                     */
+  bool asleep; /* ng_freeze                                                                       */
+  int64_t kept; /* steps that left it as it was, for want of a gradient                           */
   int32_t slots;          /* 1 or 2 */
   ng_slot slot[2];        /* [NG_WEIGHT], [NG_BIAS]        */
   char slot_name[2][264]; /* what the slots' names point at */
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
   const struct ng_family *taken_by; /* ng_ready: the family that fits it */
-  int64_t positions;                /* S: conv OH*OW; linear as described, 0 if it varies */
-  int64_t oh, ow;                   /* conv                                               */
+  int64_t oh, ow; /* conv: of the image that was told, 0 if none was */
+  /* Output sizes of the images shown in this micro-batch, the latest first. */
+  int64_t shown_in;
+  int64_t shown[NG_SHOWN][2];
+  int32_t shown_count;
 };
 
 /* Every field of a layer or tensor is checked here, once; the rooms behind assume a valid entry. */
@@ -56,14 +76,25 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
 void ng_entry_free(ng_precond *p, ng_entry *e);
-/* Where a gradient or a weight lives; a view without data unbinds. */
-ng_status ng_slot_bind(ng_precond *p, int32_t index, ng_param which, const ng_view *view,
-                       const char *call, bool grad);
+/* Size of a convolution's output along an axis; false: the kernel reaches beyond the padded image. */
+bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
+/* ---- where they live: bind.c -----------------------------------------------------------------*/
 
-/* n elements of row `row` from column `col` of a bound gradient, as f32. */
-void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n, float *out);
-static inline void *ng_view_at(const ng_view *v, int64_t row, int64_t col) {
-  return (char *)v->data + (row * v->row_stride + col) * ng_dtype_size(v->dtype);
+/* All of the list or nothing of it. */
+ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call);
+void ng_bind_expire(ng_precond *p); /* a step has returned */
+
+/* n elements of row `row` from column `col`, as f32; back; whether all are finite. */
+void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
+void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
+bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
+/* Of one whose rows are straight: where an element is. */
+static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
+  return (char *)v->data + (row * v->by_row + col) * ng_dtype_size(v->dtype);
+}
+static inline void ng_slot_read(const ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                                float *out) {
+  ng_place_read(&slot->grad, row, col, n, out);
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------*/
@@ -109,6 +140,7 @@ struct ng_block {
   float *direction;
   bool keeps_direction, delivered;
   /* this step */
+  bool out; /* has no part in it: its layer is frozen, or has no gradient and that is allowed */
   double inner, d2, pd2;
   double ascent;
   const ng_tile *tile; /* its tiles, and what measure_tile left, NG_TILE_SUMS numbers for each */
@@ -158,6 +190,8 @@ int64_t ng_plan_held(const ng_plan *plan);          /* bytes of averages, sums a
 /* Between the passes: take the arenas, lay the runs out. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
 void ng_arena_release(ng_precond *p);
+/* Scratch of at least so many bytes: what there is, or more, for `name`.  What was in it is gone. */
+ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
 
 /* Objects of a preconditioner: counted under NG_USE_OBJECTS, zeroed. */
 void *ng_object(ng_precond *p, size_t bytes);
@@ -203,6 +237,7 @@ struct ng_precond {
   ng_block **block;
   int32_t blocks, block_capacity;
   bool ready;
+  bool expires; /* some binding holds until the next step only */
   bool broken; /* NG_ERR_COMM was returned: destroy only */
   ng_grid grid;
   char *arena[NG_USES];
@@ -211,7 +246,11 @@ struct ng_precond {
   struct ng_engine *step;                /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
+  int64_t kept; /* entries that the last step left as they were, for want of a gradient */
   int64_t rescued[NG_RESCUES];
 };
+
+/* Asked for anew by each use: an observation may have moved it. */
+static inline void *ng_scratch(const ng_block *b) { return b->p->arena[NG_USE_SCRATCH]; }
 
 #endif

@@ -226,6 +226,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm", .help = "solver = product: PD = D + radius/|D| G D A", KRONECKER,
         .test = "effect_radius"),
+    ROW(missing, .group = "update", .standard = "refuse",
+        ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
+        .help = "what a gradient that is absent at a step means: an error, or a layer (a tensor) that "
+                "stays as it is and is counted in the report",
+        .test = "effect_missing"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -1,6 +1,6 @@
 /* box.c: sums of patches over samples and positions, without a patch.
  *
- * In: images in either order, or rows of positions, f32, bf16 or f16.  Out: for every channel and kernel
+ * In: images or rows of positions, in any strides, f32, bf16 or f16.  Out: for every channel and kernel
  * offset the sum, over samples and output positions, of the pixel that the offset sees (zero outside):
  * the mean of the patches of a convolution, times their number.  That is a sum over a box of the summed
  * image for each kernel offset: the image is summed over samples first, then over rows, then over
@@ -25,7 +25,7 @@ enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
 
 typedef struct job {
   const ng_box *box;
-  ng_boxed in;
+  const ng_view *in;
   int64_t take; /* samples that count, from the first on */
   int32_t pieces;
   double *out;      /* [channels][offsets] */
@@ -60,18 +60,20 @@ NG_CLONES static void add_doubles(double *restrict acc, const double *restrict x
   }
 }
 
-/* Adds rows of n elements each, the first from index `at` of the view. */
-static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows, int64_t n) {
-  const ng_dtype t = j->in.v.dtype;
-  if (t == NG_F32) {
-    add_floats(acc, (const float *)j->in.v.data + at, stride, rows, n);
+/* Adds rows of n elements each, `step` apart, the first from index `at` of the view. */
+static void add(const job *j, double *acc, int64_t at, int64_t stride, int64_t rows, int64_t n,
+                int64_t step) {
+  const ng_dtype t = j->in->dtype;
+  if (t == NG_F32 && step == 1) {
+    add_floats(acc, (const float *)j->in->data + at, stride, rows, n);
     return;
   }
   float line[TILE];
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t i = 0; i < n; i += TILE) {
       const int64_t m = ng_min64(TILE, n - i);
-      ng_to_f32(line, (const char *)j->in.v.data + (at + r * stride + i) * ng_dtype_size(t), t, m);
+      const int64_t from = at + r * stride + i * step;
+      ng_gather(line, (const char *)j->in->data + from * ng_dtype_size(t), t, step, m);
       add_floats(acc + i, line, 0, 1, m);
     }
   }
@@ -139,7 +141,7 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
     clear(plane, n * pixels);
-    add(j, plane, c * pixels, j->in.by_sample, j->take, n * pixels);
+    add(j, plane, c * pixels, j->in->by_sample, j->take, n * pixels, 1);
     if (!all_numbers(plane, n * pixels)) *bad = true;
     for (int64_t i = 0; i < n; i++) {
       double *out = j->out + (c + i) * b->offsets;
@@ -155,10 +157,10 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
   }
 }
 
-/* ---- channels last: a row of pixels at a time, some channels of each -------------------------*/
+/* ---- channels last, and every other way to lie: a row of pixels at a time, some channels of each ------*/
 
-/* Channels lie next to each other, so some of them at a time: all of them at every pixel would
- * leave the cache before the next sample comes. */
+/* Channels lie next to each other (or nothing does), so some of them at a time: all of them at every
+ * pixel would leave the cache before the next sample comes. */
 static int64_t line_channels(const ng_box *b) {
   const int64_t n = b->whole ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
@@ -169,14 +171,15 @@ static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *
   const ng_box *b = j->box;
   const int64_t wide = b->width * n;
   clear(sums, b->kernel[0] * wide);
+  const ng_view *in = j->in;
   for (int64_t y = 0; y < b->height; y++) {
     clear(line, wide);
-    const int64_t at = y * b->width * j->in.by_pixel + c;
-    if (n == j->in.by_pixel) {
-      add(j, line, at, j->in.by_sample, j->take, wide);
+    const int64_t at = ng_view_offset(in, 0, y * b->width) + c * in->by_column;
+    if (in->by_column == 1 && n == in->by_position) {
+      add(j, line, at, in->by_sample, j->take, wide, 1);
     } else {
       for (int64_t x = 0; x < b->width; x++) {
-        add(j, line + x * n, at + x * j->in.by_pixel, j->in.by_sample, j->take, n);
+        add(j, line + x * n, at + x * in->by_position, in->by_sample, j->take, n, in->by_column);
       }
     }
     if (!all_numbers(line, wide)) *bad = true;
@@ -212,11 +215,20 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
     }
     clear(room, n);
     for (int64_t s = 0; s < j->take; s++) {
-      add(j, room, s * j->in.by_sample + c, j->in.by_pixel, pixels, n);
+      for (int64_t at = 0; at < pixels; at += j->in->run) {
+        const int64_t first = ng_view_offset(j->in, s, at) + c * j->in->by_column;
+        add(j, room, first, j->in->by_position, j->in->run, n, j->in->by_column);
+      }
     }
     if (!all_numbers(room, n)) *bad = true;
     memcpy(j->out + c, room, (size_t)n * sizeof *room);
   }
+}
+
+/* Whole planes that follow each other. */
+static bool planar(const ng_box *b, const ng_view *v) {
+  return !b->rows && v->by_column != 1 && v->by_position == 1 && v->axes == 0 &&
+         v->by_column == v->positions;
 }
 
 /* Channels are shared out, so threads write different sums, and the bits do not depend on how many
@@ -226,35 +238,35 @@ static void piece(void *arg, int32_t i) {
   int64_t from, to;
   ng_share(j->box->channels, j->pieces, i, &from, &to);
   j->bad[i] = false;
-  if (j->in.by_channel == 1) {
-    last_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
-  } else {
+  if (planar(j->box, j->in)) {
     first_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
+  } else {
+    last_piece(j, from, to, j->room + i * j->each, &j->bad[i]);
   }
 }
 
 /* ---- the door --------------------------------------------------------------------------------*/
 
 /* Doubles one piece works with. */
-static int64_t piece_room(const ng_box *b, bool channels_last) {
+static int64_t piece_room(const ng_box *b, bool planes) {
   const int64_t first = plane_channels(b) * b->height * b->width + b->width;
   const int64_t last = line_channels(b) * (b->whole ? 1 : b->width * (1 + b->kernel[0]));
-  return ng_round16(channels_last ? last : first);
+  return ng_round16(planes ? first : last);
 }
 
 int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
   return ng_min64(ng_threads_of(ctx), PIECES) * ng_box_sample_room(box);
 }
 
-bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
+bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t take, double *out,
                  double *room) {
   job j; /* not cleared: `bad` is as long as a small layer's work */
   j.box = box;
-  j.in = *in;
+  j.in = in;
   j.take = take;
   j.out = out;
   j.room = room;
-  j.each = piece_room(box, in->by_channel == 1);
+  j.each = piece_room(box, planar(box, in));
   j.pieces = ng_pieces(ctx, take * box->channels * box->height * box->width);
   j.pieces = (int32_t)ng_min64(ng_min64(j.pieces, PIECES), box->channels);
   ng_parallel(ctx, j.pieces, piece, &j);
@@ -265,19 +277,19 @@ bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t
 }
 
 int64_t ng_box_sample_room(const ng_box *box) {
-  return ng_max64(piece_room(box, false), piece_room(box, true));
+  return ng_max64(piece_room(box, false), box->rows ? 0 : piece_room(box, true));
 }
 
-void ng_box_sample(const ng_box *box, const ng_boxed *in, double *out, double *room) {
+void ng_box_sample(const ng_box *box, const ng_view *in, double *out, double *room) {
   job j;
   j.box = box;
-  j.in = *in;
+  j.in = in;
   j.take = 1;
   j.out = out;
   bool bad = false; /* the caller has looked */
-  if (in->by_channel == 1) {
-    last_piece(&j, 0, box->channels, room, &bad);
-  } else {
+  if (planar(box, in)) {
     first_piece(&j, 0, box->channels, room, &bad);
+  } else {
+    last_piece(&j, 0, box->channels, room, &bad);
   }
 }

@@ -10,11 +10,40 @@
 #include "core/core.h"
 #include "linalg/linalg.h"
 
-/* Rows of a matrix that count: a view [samples * positions, cols]. */
+/* An observed array as every statistic reads it: sample n, position s, column c, which is a feature or a
+ * channel.  Positions of an image are its pixels, row by row.  Element (n, s, c) is at
+ *
+ *     n by_sample + c by_column + s % run by_position + what axes say of s / run
+ *
+ * so any strides fit; a batch that lies dense has one run. */
+typedef struct ng_view {
+  const void *data;
+  ng_dtype dtype;
+  int32_t axes; /* of runs, outermost first; 0: run == positions */
+  int64_t samples, positions, columns;
+  int64_t by_sample, by_position, by_column;
+  int64_t run; /* so many positions are by_position apart */
+  int64_t extent[NG_DIMS], step[NG_DIMS];
+} ng_view;
+
+static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
+  int64_t at = n * v->by_sample + s % v->run * v->by_position;
+  if (v->axes == 0) return at;
+  int64_t outer = s / v->run;
+  for (int32_t i = v->axes - 1; i >= 0; i--) {
+    at += outer % v->extent[i] * v->step[i];
+    outer /= v->extent[i];
+  }
+  return at;
+}
+static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int64_t c) {
+  return (const char *)v->data +
+         (ng_view_offset(v, n, s) + c * v->by_column) * ng_dtype_size(v->dtype);
+}
+
+/* Rows (sample, position) of it that count. */
 typedef struct ng_rows {
-  ng_view v;
-  int64_t samples, positions;
-  ng_order order;
+  const ng_view *v;
   int64_t take;   /* first so many samples only                                                   */
   int64_t c0, c1; /* columns used                                                                 */
   bool one;       /* append a column of ones (mean over positions of 1 is 1)                      */
@@ -30,7 +59,6 @@ typedef struct ng_conv {
   int64_t channels, height, width; /* of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t oh, ow, out;
-  ng_layout layout;
 } ng_conv;
 
 /* S [kh*kw*(c1-c0) + one] += alpha sum over `take` samples and all output positions of the patch of
@@ -44,8 +72,8 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch);
 /* S [o1-o0] += alpha sum over samples and positions of g g', channels [o0, o1) of the output. */
-void ng_conv_grad_stats(ng_context *ctx, const ng_conv *c, const ng_view *g, int64_t take,
-                        int64_t o0, int64_t o1, int reduce, float alpha, ng_sym S, float *scratch);
+void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
+                        int reduce, float alpha, ng_sym S, float *scratch);
 /* Floats of scratch that serve all three, for channel ranges of at most `c` inputs, `o` outputs. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
 
@@ -59,23 +87,17 @@ typedef struct ng_box {
   int64_t kernel[2], stride[2], padding[2], dilation[2], positions[2]; /* [vertical, horizontal] */
   int64_t offsets;                                                     /* kernel[0] kernel[1] */
   bool whole; /* one offset that sees every pixel once */
+  bool rows;  /* positions of a linear layer, whose number is not known beforehand; whole */
 } ng_box;
 
-/* How an array is read: element (sample, pixel, channel) is at sample * by_sample + pixel * by_pixel +
- * channel * by_channel.  Linear layers are images of one row of positions; by_channel = 1 means channels
- * last. */
-typedef struct ng_boxed {
-  ng_view v;
-  int64_t by_sample, by_pixel, by_channel;
-} ng_boxed;
-
-/* out [channels][offsets]; false: a number that was read is not finite.  `room` has ng_box_room doubles;
- * of a box that is whole and read channels last it does not grow with the width. */
-bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_boxed *in, int64_t take, double *out,
+/* out [channels][offsets]; false: a number that was read is not finite.  The pixels of the view are those
+ * of the box, row by row.  `room` has ng_box_room doubles; of a box of `rows` it does not grow with the
+ * positions. */
+bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t take, double *out,
                  double *room);
 int64_t ng_box_room(const ng_context *ctx, const ng_box *box);
 /* The same of one sample, in the calling thread; its numbers are known to be finite. */
-void ng_box_sample(const ng_box *box, const ng_boxed *in, double *out, double *room);
+void ng_box_sample(const ng_box *box, const ng_view *in, double *out, double *room);
 int64_t ng_box_sample_room(const ng_box *box);
 
 #endif

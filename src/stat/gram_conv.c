@@ -1,7 +1,7 @@
 /* gram_conv.c: the factors of a convolution from its input and its output gradient (Grosse &
  * Martens 2016, arXiv 1602.01407, equations 11 to 13).
  *
- * In: images [samples, channels * height * width], NCHW or NHWC, f32, bf16 or f16.  Out: S += alpha
+ * In: images in any strides, f32, bf16 or f16.  Out: S += alpha
  * sum over samples and output positions of a a' (a: the zero-padded patch, ordered (kernel offset,
  * channel), and a 1 for a bias) or of g g'.
  *
@@ -124,14 +124,13 @@ typedef struct reduction {
   int how;
 } reduction;
 
-/* Channels [c0, c1) of sample n. */
-static ng_boxed sample_of(const ng_pixels *p, int64_t n) {
-  const bool last = p->layout == NG_NHWC;
-  ng_boxed in = {
-      .v = *p->v, .by_pixel = last ? p->channels : 1, .by_channel = last ? 1 : p->pixels};
-  in.v.data = (char *)p->v->data +
-              (n * p->v->row_stride + p->c0 * in.by_channel) * ng_dtype_size(p->v->dtype);
-  return in;
+/* Channels [c0, c1) of sample n, as a batch of one. */
+static ng_view sample_of(const ng_pixels *p, int64_t n) {
+  ng_view one = *p->v;
+  one.data = ng_view_at(p->v, n, 0, p->c0);
+  one.samples = 1;
+  one.columns = p->c1 - p->c0;
+  return one;
 }
 
 /* A row of the tile is a sample: KFAC-reduce (Eschenhagen et al. 2023) takes the mean (how = 1) or
@@ -148,7 +147,7 @@ static void reduce_piece(void *arg, int32_t i) {
   ng_share(t->p.count, t->p.pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
     float *out = t->p.to + k * t->p.ld;
-    const ng_boxed in = sample_of(&t->p.in, t->p.first + k);
+    const ng_view in = sample_of(&t->p.in, t->p.first + k);
     ng_box_sample(&box, &in, sum, sum + ng_round16(cols));
     for (int64_t j = 0; j < cols; j++) { /* [channel][offset] there, [offset][channel] here */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
@@ -159,15 +158,6 @@ static void reduce_piece(void *arg, int32_t i) {
 
 /* ---- input -----------------------------------------------------------------------------------*/
 
-static ng_pixels input_of(const ng_conv *c, const ng_view *x, int64_t c0, int64_t c1) {
-  return (ng_pixels){.v = x,
-                     .layout = c->layout,
-                     .channels = c->channels,
-                     .pixels = c->height * c->width,
-                     .c0 = c0,
-                     .c1 = c1};
-}
-
 /* The wait before the next tile is not for BLAS on a CPU, which is done when it returns: on a
  * device the queue may still read what the next pieces would overwrite. */
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
@@ -176,7 +166,7 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
   const int64_t cols = taps_of(c) * (c1 - c0) + (one ? 1 : 0), most = ng_tile_rows(cols);
   const int64_t rows = reduce != 0 ? take : take * c->oh * c->ow;
   reduction r = {.p = {.c = c,
-                       .in = input_of(c, x, c0, c1),
+                       .in = {x, c0, c1},
                        .one = one,
                        .to = scratch,
                        .ld = ng_tile_ld(cols),
@@ -215,8 +205,8 @@ static void pixels_piece(void *arg, int32_t i) {
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
-    const int64_t g = t->first + k, n = g / t->in.pixels, at = g % t->in.pixels;
-    const int64_t run = ng_min64(t->in.pixels - at, to - k);
+    const int64_t g = t->first + k, n = g / t->in.v->positions, at = g % t->in.v->positions;
+    const int64_t run = ng_min64(t->in.v->positions - at, to - k);
     ng_pixels_load(&t->in, n, at, run, t->to + k * t->ld, t->ld);
     for (int64_t j = 0; t->one && j < run; j++) {
       t->to[(k + j) * t->ld + cols] = 1.0f;
@@ -231,7 +221,7 @@ static void pixel_sums_piece(void *arg, int32_t i) {
   enum { WIDE = 64, RUN = 32 };
   const pixel_tile *t = arg;
   const int64_t cols = t->in.c1 - t->in.c0;
-  const double count = (double)t->in.pixels, factor = t->reduce == 1 ? 1.0 / count : 1.0;
+  const double count = (double)t->in.v->positions, factor = t->reduce == 1 ? 1.0 / count : 1.0;
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
@@ -242,9 +232,9 @@ static void pixel_sums_piece(void *arg, int32_t i) {
       part.c0 += j;
       part.c1 = part.c0 + wide;
       double acc[WIDE] = {0};
-      for (int64_t at = 0; at < part.pixels; at += RUN) {
+      for (int64_t at = 0; at < part.v->positions; at += RUN) {
         float block[RUN * WIDE];
-        const int64_t run = ng_min64(RUN, part.pixels - at);
+        const int64_t run = ng_min64(RUN, part.v->positions - at);
         ng_pixels_load(&part, t->first + k, at, run, block, WIDE);
         for (int64_t p = 0; p < run; p++) {
           for (int64_t c = 0; c < wide; c++) {
@@ -260,46 +250,35 @@ static void pixel_sums_piece(void *arg, int32_t i) {
   }
 }
 
-/* Dense NHWC is a matrix [samples * pixels, channels] where it lies, and BLAS reads it there. */
+/* Dense channels-last images are a matrix [samples * pixels, channels] where they lie, and BLAS reads
+ * it there. */
 static void pixel_stats(ng_context *ctx, const ng_pixels *in, int64_t take, bool one, int reduce,
                         float alpha, ng_sym S, float *scratch) {
   const ng_view *v = in->v;
   if (take <= 0) return;
-  if (in->layout == NG_NHWC && (take == 1 || v->row_stride == in->channels * in->pixels)) {
-    const ng_rows rows = {.v = {.data = v->data,
-                                .rows = take * in->pixels,
-                                .cols = in->channels,
-                                .row_stride = in->channels,
-                                .dtype = v->dtype,
-                                .mem = v->mem},
-                          .samples = take,
-                          .positions = in->pixels,
-                          .order = NG_SAMPLES_FIRST,
-                          .take = take,
-                          .c0 = in->c0,
-                          .c1 = in->c1,
-                          .one = one,
-                          .reduce = reduce};
+  if (v->by_column == 1 && v->axes == 0 &&
+      (take == 1 || v->by_sample == v->positions * v->by_position)) {
+    const ng_rows rows = {
+        .v = v, .take = take, .c0 = in->c0, .c1 = in->c1, .one = one, .reduce = reduce};
     ng_rows_stats(ctx, &rows, alpha, S, scratch);
     return;
   }
   const int64_t cols = in->c1 - in->c0 + (one ? 1 : 0), most = ng_tile_rows(cols);
-  const int64_t rows = reduce != 0 ? take : take * in->pixels;
+  const int64_t rows = reduce != 0 ? take : take * in->v->positions;
   pixel_tile t = {.in = *in, .one = one, .reduce = reduce, .to = scratch, .ld = ng_tile_ld(cols)};
   for (int64_t first = 0; first < rows; first += t.count) {
     t.first = first;
     t.count = ng_min64(most, rows - first);
-    t.pieces = ng_pieces(ctx, t.count * cols * (reduce != 0 ? in->pixels : 1));
+    t.pieces = ng_pieces(ctx, t.count * cols * (reduce != 0 ? in->v->positions : 1));
     ng_parallel(ctx, t.pieces, reduce != 0 ? pixel_sums_piece : pixels_piece, &t);
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, t.count, t.ld, alpha);
     ng_queue_wait(ctx->queue);
   }
 }
 
-void ng_conv_grad_stats(ng_context *ctx, const ng_conv *c, const ng_view *g, int64_t take,
-                        int64_t o0, int64_t o1, int reduce, float alpha, ng_sym S, float *scratch) {
-  const ng_pixels out = {
-      .v = g, .layout = c->layout, .channels = c->out, .pixels = c->oh * c->ow, .c0 = o0, .c1 = o1};
+void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
+                        int reduce, float alpha, ng_sym S, float *scratch) {
+  const ng_pixels out = {g, o0, o1};
   pixel_stats(ctx, &out, take, false, reduce, alpha, S, scratch);
 }
 
@@ -317,7 +296,7 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch) {
   if (pointwise(c)) {
-    const ng_pixels in = input_of(c, x, c0, c1);
+    const ng_pixels in = {x, c0, c1};
     pixel_stats(ctx, &in, take, one, reduce, alpha, S, scratch);
   } else if (reduce == 0 && ng_conv_shift_fits(c, c1 - c0) &&
              ng_conv_shift_cost(c, c1 - c0, take) < ng_conv_plain_cost(c, c1 - c0, take)) {

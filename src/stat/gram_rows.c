@@ -1,8 +1,7 @@
 /* gram_rows.c: sums of outer products of rows, the statistics of everything that is a matrix
  * already.
  *
- * In: a view [samples * positions, columns], f32, bf16 or f16, rows of one sample next to each
- * other or not, of which some samples and some columns count.  Out: S += alpha sum_r r r', the r
+ * In: a view in any strides, f32, bf16 or f16, of which some samples and some columns count.  Out: S += alpha sum_r r r', the r
  * with a 1 appended for a bias (Martens & Grosse 2015, equation 1).
  *
  * f32 rows are read where they are, by SYRK with the caller's row stride; the bias coordinate is
@@ -81,12 +80,19 @@ typedef struct tile {
   int64_t ld;
 } tile;
 
-static const char *source(const ng_rows *r, int64_t row) {
-  return (const char *)r->v.data + (row * r->v.row_stride + r->c0) * ng_dtype_size(r->v.dtype);
+/* Which row of a tile is which, in the order in which they lie: position by position where that is the
+ * outer stride. */
+static void row_of(const ng_rows *r, int64_t g, int64_t *n, int64_t *s) {
+  const ng_view *v = r->v;
+  if (v->axes == 0 && v->by_position > v->by_sample) {
+    *n = g % r->take;
+    *s = g / r->take;
+  } else {
+    *n = g / v->positions;
+    *s = g % v->positions;
+  }
 }
 
-/* Positions first means row = position * samples + sample: of each position the first `take`
- * count. */
 static void copy_piece(void *arg, int32_t i) {
   const tile *t = arg;
   const ng_rows *r = t->r;
@@ -94,10 +100,10 @@ static void copy_piece(void *arg, int32_t i) {
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
-    const int64_t g = t->first + k;
-    const int64_t row = r->order == NG_SAMPLES_FIRST ? g : g / r->take * r->samples + g % r->take;
+    int64_t n, s;
+    row_of(r, t->first + k, &n, &s);
     float *out = t->to + k * t->ld;
-    ng_to_f32(out, source(r, row), r->v.dtype, cols);
+    ng_gather(out, ng_view_at(r->v, n, s, r->c0), r->v->dtype, r->v->by_column, cols);
     if (r->one) out[cols] = 1.0f;
   }
 }
@@ -106,8 +112,9 @@ static void copy_piece(void *arg, int32_t i) {
 static void reduce_piece(void *arg, int32_t i) {
   const tile *t = arg;
   const ng_rows *r = t->r;
-  const int64_t cols = r->c1 - r->c0, size = ng_dtype_size(r->v.dtype);
-  const double factor = r->reduce == 1 ? 1.0 / (double)r->positions : 1.0;
+  const ng_view *v = r->v;
+  const int64_t cols = r->c1 - r->c0;
+  const double factor = r->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
@@ -116,11 +123,9 @@ static void reduce_piece(void *arg, int32_t i) {
     for (int64_t j = 0; j < cols; j += CHUNK) {
       const int64_t wide = ng_min64(CHUNK, cols - j);
       double acc[CHUNK] = {0};
-      for (int64_t s = 0; s < r->positions; s++) {
-        const int64_t row =
-            r->order == NG_SAMPLES_FIRST ? n * r->positions + s : s * r->samples + n;
+      for (int64_t s = 0; s < v->positions; s++) {
         float line[CHUNK];
-        ng_to_f32(line, source(r, row) + j * size, r->v.dtype, wide);
+        ng_gather(line, ng_view_at(v, n, s, r->c0 + j), v->dtype, v->by_column, wide);
         for (int64_t c = 0; c < wide; c++) {
           acc[c] += (double)line[c];
         }
@@ -129,7 +134,7 @@ static void reduce_piece(void *arg, int32_t i) {
         out[j + c] = (float)(acc[c] * factor);
       }
     }
-    if (r->one) out[cols] = r->reduce == 1 ? 1.0f : (float)r->positions;
+    if (r->one) out[cols] = r->reduce == 1 ? 1.0f : (float)v->positions;
   }
 }
 
@@ -137,25 +142,41 @@ static void reduce_piece(void *arg, int32_t i) {
 
 int64_t ng_rows_scratch(int64_t columns) { return ng_tile_floats(columns + 1); }
 
+/* The stride of rows that BLAS can read where they lie, 0 if it cannot: elements of a row adjacent, all
+ * rows that count the same way apart, and no row inside another (an expanded axis). */
+static int64_t row_stride(const ng_rows *r) {
+  const ng_view *v = r->v;
+  const int64_t S = v->positions, wide = r->c1 - r->c0;
+  if (v->dtype != NG_F32 || (v->by_column != 1 && wide > 1) || v->axes > 0) return 0;
+  const int64_t by = S == 1                                                   ? v->by_sample
+                     : r->take == 1 || v->by_sample == S * v->by_position     ? v->by_position
+                     : r->take == v->samples && v->by_position == v->samples * v->by_sample
+                         ? v->by_sample
+                         : 0;
+  if (r->take * S == 1) return wide; /* one row, whatever comes after it */
+  return by >= wide && ng_linalg_fits(by) ? by : 0;
+}
+
 /* Positions first with fewer samples than there are is a run of rows for each position, with gaps:
  * that goes through a tile, too. */
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch) {
+  const ng_view *v = r->v;
   const int64_t cols = r->c1 - r->c0, wide = cols + (r->one ? 1 : 0);
-  const bool reduced = r->reduce != 0 && r->positions > 1;
+  const bool reduced = r->reduce != 0 && v->positions > 1;
   if (r->take <= 0 || cols <= 0) return;
-  if (!reduced && r->v.dtype == NG_F32 &&
-      (r->order == NG_SAMPLES_FIRST || r->take == r->samples || r->positions == 1)) {
-    direct(ctx, (const float *)(const void *)source(r, 0), r->take * r->positions, r->v.row_stride,
+  const int64_t by = reduced ? 0 : row_stride(r);
+  if (by > 0) {
+    direct(ctx, (const float *)(const void *)ng_view_at(v, 0, 0, r->c0), r->take * v->positions, by,
            cols, r->one, alpha, S, scratch);
     return;
   }
-  const int64_t rows = reduced ? r->take : r->take * r->positions;
+  const int64_t rows = reduced ? r->take : r->take * v->positions;
   const int64_t most = ng_tile_rows(wide);
   tile t = {.r = r, .to = scratch, .ld = ng_tile_ld(wide)};
   for (int64_t first = 0; first < rows; first += t.count) {
     t.first = first;
     t.count = ng_min64(most, rows - first);
-    t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? r->positions : 1));
+    t.pieces = ng_pieces(ctx, t.count * cols * (reduced ? v->positions : 1));
     ng_parallel(ctx, t.pieces, reduced ? reduce_piece : copy_piece, &t);
     ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, wide, scratch, t.count, t.ld, alpha);
     ng_queue_wait(ctx->queue); /* the next tile comes into the same place */

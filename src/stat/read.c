@@ -1,6 +1,6 @@
 /* read.c: from the caller's layout and dtype to rows of f32.
  *
- * In: images in NCHW or NHWC, f32, bf16 or f16.  Out: rows of channels, one row a pixel, which is
+ * In: images in any strides, f32, bf16 or f16.  Out: rows of channels, one row a pixel, which is
  * what every statistic of a convolution is made of (Grosse & Martens 2016, section 3).
  *
  * Tiles bound the scratch: a batch of any size goes through the same few MiB, and the conversion of
@@ -91,29 +91,27 @@ void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *ds
 
 /* ---- pixels ----------------------------------------------------------------------------------*/
 
-/* Pixels are rows already: one conversion where all channels are wanted and rows are dense. */
-static void load_nhwc(const ng_pixels *p, const char *image, int64_t first, int64_t count,
-                      float *dst, int64_t stride) {
+/* Pixels are rows already: one conversion where they follow each other. */
+static void load_last(const ng_pixels *p, const char *src, int64_t count, float *dst,
+                      int64_t stride) {
   const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
-  const char *src = image + (first * p->channels + p->c0) * size;
-  if (wide == p->channels && stride == wide) {
+  if (p->v->by_position == wide && stride == wide) {
     ng_to_f32(dst, src, p->v->dtype, count * wide);
     return;
   }
   for (int64_t i = 0; i < count; i++) {
-    ng_to_f32(dst + i * stride, src + i * p->channels * size, p->v->dtype, wide);
+    ng_to_f32(dst + i * stride, src + i * p->v->by_position * size, p->v->dtype, wide);
   }
 }
 
 /* f32 is transposed where it lies; 16 bits go through a block on the stack, small enough for the
  * first cache: 16 channels of 64 pixels, 4 KiB. */
-static void load_nchw(const ng_pixels *p, const char *image, int64_t first, int64_t count,
-                      float *dst, int64_t stride) {
+static void load_first(const ng_pixels *p, const char *src, int64_t count, float *dst,
+                       int64_t stride) {
   enum { ROWS = 16, COLS = 64 };
-  const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0;
-  const char *src = image + (p->c0 * p->pixels + first) * size;
+  const int64_t size = ng_dtype_size(p->v->dtype), wide = p->c1 - p->c0, apart = p->v->by_column;
   if (p->v->dtype == NG_F32) {
-    ng_transpose((const float *)(const void *)src, p->pixels, wide, count, dst, stride);
+    ng_transpose((const float *)(const void *)src, apart, wide, count, dst, stride);
     return;
   }
   float block[ROWS * COLS];
@@ -122,19 +120,29 @@ static void load_nchw(const ng_pixels *p, const char *image, int64_t first, int6
     for (int64_t i = 0; i < count; i += COLS) {
       const int64_t cols = ng_min64(COLS, count - i);
       for (int64_t r = 0; r < rows; r++) {
-        ng_to_f32(block + r * COLS, src + ((c + r) * p->pixels + i) * size, p->v->dtype, cols);
+        ng_to_f32(block + r * COLS, src + ((c + r) * apart + i) * size, p->v->dtype, cols);
       }
       ng_transpose(block, COLS, rows, cols, dst + i * stride + c, stride);
     }
   }
 }
 
+/* Run after run; which way depends on what lies next to what: channels, pixels, or nothing. */
 void ng_pixels_load(const ng_pixels *p, int64_t n, int64_t first, int64_t count, float *dst,
                     int64_t stride) {
-  const char *image = (const char *)p->v->data + n * p->v->row_stride * ng_dtype_size(p->v->dtype);
-  if (p->layout == NG_NHWC) {
-    load_nhwc(p, image, first, count, dst, stride);
-  } else {
-    load_nchw(p, image, first, count, dst, stride);
+  const ng_view *v = p->v;
+  for (int64_t m; count > 0; first += m, count -= m, dst += m * stride) {
+    const char *src = ng_view_at(v, n, first, p->c0);
+    m = ng_min64(count, v->run - first % v->run);
+    if (v->by_column == 1) {
+      load_last(p, src, m, dst, stride);
+    } else if (v->by_position == 1) {
+      load_first(p, src, m, dst, stride);
+    } else {
+      const int64_t apart = v->by_position * ng_dtype_size(v->dtype);
+      for (int64_t i = 0; i < m; i++) {
+        ng_gather(dst + i * stride, src + i * apart, v->dtype, v->by_column, p->c1 - p->c0);
+      }
+    }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "core/core.h"
 #include "linalg/linalg.h"
+#include "stat/gram.h"
 
 /* Leading dimension of a tile, and the rows it has: at least 512 (below that SYRK spends its time
  * on reading and writing the result), at most 8 MiB beyond it. */
@@ -19,11 +20,10 @@ int64_t ng_tile_floats(int64_t cols); /* enough for a tile of this many columns 
 /* dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
 void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
 
-/* Channels [c0, c1) of images: v is [samples, channels * pixels] in `layout`. */
+/* Channels [c0, c1) of images. */
 typedef struct ng_pixels {
   const ng_view *v;
-  ng_layout layout;
-  int64_t channels, pixels, c0, c1;
+  int64_t c0, c1;
 } ng_pixels;
 
 /* dst[i * stride + c - c0] = channel c of pixel first + i of sample n, i < count. */

@@ -19,22 +19,42 @@ bool ng_clip_reads_weights(const ng_precond *p) { return p->now.clip == NG_CLIP_
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
+/* Of rows that lie in pieces: line by line, in order. */
+static double gathered_norm2(const ng_slot *s) {
+  double sum = 0.0;
+  float line[NG_LINE];
+  for (int64_t r = 0; r < s->rows; r++) {
+    for (int64_t c = 0, n; c < s->cols; c += n) {
+      n = ng_min64(NG_LINE, s->cols - c);
+      ng_place_read(&s->weight, r, c, n, line);
+      for (int64_t i = 0; i < n; i++) {
+        sum += (double)line[i] * (double)line[i];
+      }
+    }
+  }
+  return sum;
+}
+
 /* By every rank for itself: weights are the same everywhere, so the sums are too, and nothing is
  * sent. */
 void ng_clip_measure(ng_precond *p) {
   if (!ng_clip_reads_weights(p)) return;
   ng_queue *q = p->ctx->queue;
   for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->segments; k++) {
+    for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->out; k++) {
       ng_segment *g = &p->block[i]->segment[k];
-      const ng_view *w = &g->slot->weight;
-      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->row_stride, &g->w2);
+      const ng_place *w = &g->slot->weight;
+      if (!w->straight) {
+        g->w2 = gathered_norm2(g->slot);
+        continue;
+      }
+      ng_on(q)->norm2(q, g->slot->rows, g->slot->cols, w->data, w->dtype, w->by_row, &g->w2);
     }
   }
   ng_queue_wait(q);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    for (int32_t k = 0; k < b->segments; k++) {
+    for (int32_t k = 0; k < b->segments && !b->out; k++) {
       const double w2 = *ng_numbers_read(q, &b->segment[k].w2);
       if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
@@ -116,6 +136,7 @@ void ng_clip_factors(ng_precond *p) {
   double least = INFINITY;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
+    if (b->out) continue;
     if (each) ng_deliver_norms(b, p->step->norms);
     for (int32_t k = 0; k < b->segments; k++) {
       ng_segment *g = &b->segment[k];
@@ -123,5 +144,5 @@ void ng_clip_factors(ng_precond *p) {
       least = fmin(least, g->factor);
     }
   }
-  if (each && p->blocks > 0) p->step->nu = least;
+  if (each && least < INFINITY) p->step->nu = least;
 }

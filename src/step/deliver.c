@@ -58,7 +58,7 @@ static void fill_tile(void *arg, int32_t i) {
 
 /* With factor 1: the clip is not agreed yet, and multiplies on the way out, on every rank alike. */
 void ng_deliver_fill(ng_block *b) {
-  if (b->delivered && b->holds) ng_parallel(b->ctx, b->tiles, fill_tile, b);
+  if (b->delivered && b->holds && !b->out) ng_parallel(b->ctx, b->tiles, fill_tile, b);
 }
 
 /* ---- the way out -----------------------------------------------------------------------------*/

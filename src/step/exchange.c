@@ -33,7 +33,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
   }
-  x->small_count = NG_CODES + 1 + ng_max64(WEIGHTS * (int64_t)stats, 2 * SUMS);
+  x->small_count = NG_CODES + 1 + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * SUMS);
   x->messages_most = stats + 1;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
@@ -103,7 +103,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
 static ng_status check_seen(ng_precond *p, ng_block *b) {
   static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    bool now = b->seen[kind];
+    bool now = b->seen[kind] || b->out;
     for (int32_t i = 0; i < b->stats; i++) {
       if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) now = true;
     }
@@ -119,6 +119,7 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
 /* For good, and saved: a layer that the data of a later step leaves out keeps its averages, and is
  * no error. */
 static void mark_seen(ng_block *b) {
+  if (b->out) return; /* what was shown of it is not folded */
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
       if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) b->seen[kind] = true;
@@ -126,13 +127,30 @@ static void mark_seen(ng_block *b) {
   }
 }
 
+/* On some ranks it has a part in the step and on others not: a gradient that only some have, or a
+ * difference in what was frozen. */
+static ng_status check_out(ng_precond *p, const double *out) {
+  const double W = (double)p->ctx->ranks;
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (out[i] > 0.0 && out[i] < W) {
+      return ng_fail(p->ctx, NG_ERR_STATE,
+                     "'%s' has no gradient, or is frozen, on %d of %d ranks and not on the others",
+                     p->entry[i]->d.name, (int)out[i], p->ctx->ranks);
+    }
+  }
+  return NG_OK;
+}
+
 /* Nothing of the model has changed yet, and after an error nothing will: `total` is only set once
  * the worst status is known, `seen` only when every block has passed. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_engine *s = p->step;
-  double *x = s->exchange.small, *w = x + NG_CODES + 1;
+  double *x = s->exchange.small, *out = x + NG_CODES + 1, *w = out + p->entries;
   ng_codes_put(x, s->trouble);
   x[NG_CODES] = s->refused;
+  for (int32_t i = 0; i < p->entries; i++) {
+    out[i] = p->entry[i]->slot[0].out;
+  }
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
       ng_stat_weights(&p->block[i]->stat[k], w);
@@ -144,8 +162,9 @@ ng_status ng_exchange_check(ng_precond *p) {
   s->trouble = st;
   if (x[NG_CODES] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
-  w = x + NG_CODES + 1;
-  for (int32_t i = 0; i < p->blocks; i++) {
+  st = check_out(p, out);
+  w = out + p->entries;
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
       ng_stat_agreed(&p->block[i]->stat[k], w);
     }

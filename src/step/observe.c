@@ -15,6 +15,7 @@
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->batch = *batch;
   p->step->begun = true;
+  p->step->batches++;
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
   p->step->refused = true; /* an overflowed scaler: a step to be skipped, not a mistake */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
@@ -37,59 +38,140 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-/* The shape an array must have; fills positions.  A linear layer whose positions vary has them from
- * the rows: they divide evenly, or it is an error. */
-static ng_status check_shape(ng_precond *p, const ng_entry *e, const ng_view *v, bool grad,
-                             int64_t *positions) {
+/* "[4, 3, 8, 8]", for messages. */
+typedef struct shape_text {
+  char text[160];
+} shape_text;
+
+static shape_text shape_of(const ng_strided *s) {
+  shape_text t = {"["};
+  size_t n = 1;
+  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
+    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
+                          (long long)s->shape[i]);
+  }
+  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
+  return t;
+}
+
+static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad,
+                        const char *expected) {
+  return ng_fail(p->ctx, NG_ERR_SHAPE, "layer '%s': the %s is %s, expected %s for %lld samples",
+                 d->name, grad ? "output gradient" : "input", shape_of(s).text, expected,
+                 (long long)p->step->batch.samples);
+}
+
+/* Position axes into runs: the last of them, and what is around it. */
+static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const int64_t *step) {
+  int64_t e[NG_DIMS], by[NG_DIMS];
+  v->positions = 1;
+  for (int32_t i = 0; i < n; i++) {
+    e[i] = extent[i];
+    by[i] = step[i];
+    v->positions *= extent[i];
+  }
+  n = ng_axes_join(n, e, by);
+  v->axes = n > 1 ? n - 1 : 0;
+  v->run = n > 0 ? e[n - 1] : 1;
+  v->by_position = n > 0 ? by[n - 1] : 1;
+  for (int32_t i = 0; i < v->axes; i++) {
+    v->extent[i] = e[i];
+    v->step[i] = by[i];
+  }
+}
+
+/* One leading axis has samples and positions in one: they divide evenly, or it is an error.  More than one:
+ * the first counts samples (the second if positions come first), the others positions. */
+static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
+                           ng_obs *o) {
   const ng_layer *d = &e->d;
-  const int64_t B = p->step->batch.samples;
-  int64_t cols = grad ? d->out : d->in, rows = B;
-  if (d->kind == NG_CONV2D) {
-    *positions = e->positions;
-    cols *= grad ? e->positions : d->image[0] * d->image[1];
+  const int64_t B = p->step->batch.samples, cols = grad ? d->out : d->in;
+  const int32_t leading = s->ndim - 1;
+  const bool first = d->order == NG_SAMPLES_FIRST;
+  char expected[96];
+  (void)snprintf(expected, sizeof expected,
+                 d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
+                 first ? "samples, ..., " : "positions, samples, ..., ", (long long)cols,
+                 (long long)d->positions);
+  if (s->ndim < 1 || s->shape[leading] != cols) return misfit(p, d, s, grad, expected);
+  ng_view *v = &o->v;
+  v->columns = cols;
+  v->by_column = s->stride[leading];
+  v->samples = B;
+  if (leading < 2) {
+    const int64_t rows = leading == 0 ? 1 : s->shape[0], by = leading == 0 ? cols : s->stride[0];
+    if (rows % B != 0) return misfit(p, d, s, grad, expected);
+    const int64_t S = rows / B, step = first ? by : B * by;
+    set_positions(v, 1, &S, &step);
+    v->by_sample = first ? S * by : by;
   } else {
-    *positions = d->positions > 0 ? d->positions : v->rows / B;
-    rows = B * *positions;
+    const int32_t at = first ? 0 : 1;
+    int64_t extent[NG_DIMS], step[NG_DIMS];
+    int32_t n = 0;
+    if (s->shape[at] != B) return misfit(p, d, s, grad, expected);
+    for (int32_t i = 0; i < leading; i++) {
+      if (i == at) continue;
+      extent[n] = s->shape[i];
+      step[n++] = s->stride[i];
+    }
+    set_positions(v, n, extent, step);
+    v->by_sample = s->stride[at];
   }
-  if (v->cols != cols || v->rows != rows || rows < 1 || v->row_stride < v->cols) {
-    return ng_fail(p->ctx, NG_ERR_SHAPE,
-                   "layer '%s': the %s is [%lld, %lld] with row stride %lld, expected [%s%lld, "
-                   "%lld] for %lld samples",
-                   d->name, grad ? "output gradient" : "input", (long long)v->rows,
-                   (long long)v->cols, (long long)v->row_stride,
-                   d->kind == NG_LINEAR && d->positions == 0 ? "a multiple of " : "",
-                   (long long)(d->kind == NG_LINEAR && d->positions == 0 ? B : rows),
-                   (long long)cols, (long long)B);
-  }
+  o->positions = v->positions;
+  if (d->positions > 0 && o->positions != d->positions) return misfit(p, d, s, grad, expected);
   return NG_OK;
 }
 
-typedef struct scan {
-  const ng_view *v;
-  int64_t chunk;
-  bool bad[256];
-} scan;
-
-static void scan_piece(void *arg, int32_t i) {
-  scan *s = arg;
-  const int64_t to = ng_min64(s->v->rows, (i + 1) * s->chunk);
-  s->bad[i] = false;
-  for (int64_t r = i * s->chunk; r < to && !s->bad[i]; r++) {
-    s->bad[i] = !ng_all_finite(ng_view_at(s->v, r, 0), s->v->dtype, s->v->cols);
+/* An output gradient has the size of what some image of this micro-batch gave, if any was shown: a caller
+ * that shows none, or more sizes than are remembered, is believed. */
+static bool size_known(const ng_precond *p, const ng_entry *e, const int64_t out[2]) {
+  if (e->shown_in != p->step->batches || e->shown_count == 0 || e->shown_count > NG_SHOWN) {
+    return true;
   }
+  for (int32_t i = 0; i < e->shown_count; i++) {
+    if (e->shown[i][0] == out[0] && e->shown[i][1] == out[1]) return true;
+  }
+  return false;
 }
 
-/* One more read of the array, at memory speed; a sum that has taken a NaN cannot be repaired. */
-static bool view_finite(ng_context *ctx, const ng_view *v) {
-  scan s;
-  s.v = v;
-  const int32_t pieces = (int32_t)ng_min64(ng_min64(v->rows, 256), ng_threads_of(ctx));
-  s.chunk = (v->rows + pieces - 1) / pieces;
-  ng_parallel(ctx, pieces, scan_piece, &s);
-  for (int32_t i = 0; i < pieces; i++) {
-    if (s.bad[i]) return false;
+static void remember_size(const ng_precond *p, ng_entry *e, const int64_t out[2]) {
+  if (e->shown_in != p->step->batches) e->shown_count = 0;
+  e->shown_in = p->step->batches;
+  if (e->shown_count > 0 && size_known(p, e, out)) return;
+  if (e->shown_count < NG_SHOWN) memcpy(e->shown[e->shown_count], out, sizeof e->shown[0]);
+  e->shown_count += e->shown_count <= NG_SHOWN;
+}
+
+/* [B, C, H, W]: the pixels are the positions. */
+static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+  const ng_layer *d = &e->d;
+  const int64_t B = p->step->batch.samples, C = grad ? d->out : d->in;
+  char expected[96];
+  (void)snprintf(expected, sizeof expected, "[%lld, %lld, height, width]", (long long)B,
+                 (long long)C);
+  if (s->ndim != 4 || s->shape[0] != B || s->shape[1] != C) return misfit(p, d, s, grad, expected);
+  ng_view *v = &o->v;
+  v->samples = B;
+  v->columns = C;
+  v->by_sample = s->stride[0];
+  v->by_column = s->stride[1];
+  set_positions(v, 2, s->shape + 2, s->stride + 2);
+  for (int i = 0; i < 2; i++) {
+    o->size[i] = o->out[i] = s->shape[2 + i];
+    if (grad) continue;
+    if (o->size[i] > INT32_MAX || !ng_conv_output(d, i, o->size[i], &o->out[i])) {
+      return misfit(p, d, s, grad, "an image, with its padding, that the kernel does not reach over");
+    }
   }
-  return true;
+  if (grad && !size_known(p, e, o->out)) {
+    (void)snprintf(expected, sizeof expected, "[%lld, %lld, %lld, %lld], as its input gives",
+                   (long long)B, (long long)C, (long long)e->shown[0][0],
+                   (long long)e->shown[0][1]);
+    return misfit(p, d, s, grad, expected);
+  }
+  if (!grad) remember_size(p, e, o->out);
+  o->positions = o->out[0] * o->out[1];
+  return NG_OK;
 }
 
 /* What is complete already: one observation under fold = direct, sums that are on their way.  An
@@ -136,24 +218,33 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
+/* The first image that is larger than any before: more scratch, taken and counted, or the call fails and
+ * nothing is folded. */
+static ng_status make_room(ng_block *b, const ng_obs *o) {
+  if (b->family->room == NULL) return NG_OK;
+  return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
+}
+
 /* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
  * step to be found. */
-ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad) {
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   ng_obs o = {.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT,
-              .v = *v,
               .samples = step->batch.samples,
               .loss_scale = step->batch.loss_scale,
               .reduction = step->batch.reduction};
-  ng_status st = check_shape(p, e, v, grad, &o.positions);
+  o.v.data = s->data;
+  o.v.dtype = s->dtype;
+  ng_status st = e->d.kind == NG_CONV2D ? view_image(p, e, s, grad, &o) : view_rows(p, e, s, grad, &o);
   if (st != NG_OK) return st;
   ng_block *b = e->block;
   if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
   const double t0 = ng_now_ms();
-  const bool finite =
-      o.loss_scale - o.loss_scale == 0.0 && (b->family->scans || view_finite(p->ctx, v));
-  st = finite ? enter(b, &o) : NG_SKIPPED;
+  const bool finite = o.loss_scale - o.loss_scale == 0.0 &&
+                      (b->family->scans || ng_strided_finite(p->ctx, s));
+  st = finite ? make_room(b, &o) : NG_SKIPPED;
+  if (st == NG_OK) st = enter(b, &o);
   b->observing_ms += ng_now_ms() - t0;
   /* Refused, not failed: training with a loss scaler runs into this now and then. */
   if (st != NG_SKIPPED) return st;
@@ -182,7 +273,7 @@ static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
     for (int64_t r = 0; r < s->rows; r++) {
-      if (!ng_all_finite(ng_view_at(&s->grad, r, 0), s->grad.dtype, s->cols)) return false;
+      if (!ng_place_finite(&s->grad, r, 0, s->cols)) return false;
     }
   }
   return true;

@@ -357,7 +357,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
         d->kind,       d->in,          d->out,         d->bias,      d->frozen,    d->positions,
         d->order,      d->kernel[0],   d->kernel[1],   d->stride[0], d->stride[1], d->padding[0],
         d->padding[1], d->dilation[0], d->dilation[1], d->groups,    d->image[0],  d->image[1],
-        d->layout,     e->tensor,      e->slot[0].cols};
+        e->tensor,     e->slot[0].cols};
     hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);

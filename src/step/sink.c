@@ -182,10 +182,10 @@ static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
 
 /* ---- the ways out ----------------------------------------------------------------------------*/
 
-/* n elements as f32: where they are, or converted into `room`. */
-static float *as_f32(const ng_view *v, void *at, int64_t n, float *room) {
-  if (v->dtype == NG_F32) return at;
-  ng_to_f32(room, at, v->dtype, n);
+/* n elements of a row as f32: where they are, or converted or gathered into `room`. */
+static float *as_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, float *room) {
+  if (v->dtype == NG_F32 && v->straight) return ng_place_at(v, row, col);
+  ng_place_read(v, row, col, n, room);
   return room;
 }
 
@@ -204,23 +204,23 @@ static void make(float *x, int64_t n, const ng_pair *pair, int64_t at) {
 static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                          const ng_pair *pair) {
   float tile[TILE];
-  const ng_view *v = &slot->grad;
+  const ng_place *v = &slot->grad;
+  const bool there = v->dtype == NG_F32 && v->straight;
   (void)s;
-  if (v->dtype == NG_F32 && pair->values == NULL && !pair->wide) {
-    make(ng_view_at(v, row, col), n, pair, 0);
+  if (there && pair->values == NULL && !pair->wide) {
+    make(ng_place_at(v, row, col), n, pair, 0);
     return;
   }
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(TILE, n - c);
-    void *to = ng_view_at(v, row, col + c);
-    float *x = v->dtype == NG_F32 ? to : tile;
+    float *x = there ? ng_place_at(v, row, col + c) : tile;
     if (pair->values != NULL) {
       memcpy(x, pair->values + c, (size_t)m * sizeof *x);
     } else if (x == tile) {
-      ng_to_f32(tile, to, v->dtype, m);
+      ng_place_read(v, row, col + c, m, tile);
     }
     make(x, m, pair, c);
-    if (x == tile) ng_from_f32(to, v->dtype, tile, m);
+    if (x == tile) ng_place_write(v, row, col + c, m, tile);
   }
 }
 
@@ -230,28 +230,26 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
 static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
-  const ng_view *from = &slot->grad, *to = &slot->weight;
-  const bool straight =
-      to->dtype == NG_F32 && !pair->wide && (pair->values != NULL || from->dtype == NG_F32);
+  const ng_place *from = &slot->grad, *to = &slot->weight;
+  const bool straight = to->dtype == NG_F32 && to->straight && !pair->wide &&
+                        (pair->values != NULL || (from->dtype == NG_F32 && from->straight));
   float seen[TILE], tile[TILE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(TILE, n - c);
-    void *x = pair->values == NULL ? ng_view_at(from, row, col + c) : NULL;
-    void *y = ng_view_at(to, row, col + c);
     direction of = {pair->values, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale,
                     (float)pair->k};
     if (pair->values != NULL) {
       of.d = pair->values + c;
     } else if (pair->wide) {
-      ng_to_f32(seen, x, from->dtype, m);
+      ng_place_read(from, row, col + c, m, seen);
       make(seen, m, pair, c);
       of = (direction){seen, NULL, 1.0f, 0.0f};
     } else {
-      of.d = as_f32(from, x, m, seen);
+      of.d = as_f32(from, row, col + c, m, seen);
     }
-    float *w = as_f32(to, y, m, tile);
+    float *w = as_f32(to, row, col + c, m, tile);
     update(s, slot, row * slot->cols + col + c, w, &of, m);
-    if (w == tile) ng_from_f32(y, to->dtype, tile, m);
+    if (w == tile) ng_place_write(to, row, col + c, m, tile);
   }
 }
 
@@ -269,7 +267,7 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
     if (pair->values != NULL) {
       memcpy(tile, pair->values + c, (size_t)m * sizeof *tile);
     } else {
-      ng_to_f32(tile, ng_view_at(&slot->grad, row, col + c), t, m);
+      ng_place_read(&slot->grad, row, col + c, m, tile);
     }
     make(tile, m, pair, c);
     ng_from_f32(narrow, t, tile, m);

@@ -15,34 +15,71 @@
 
 /* Counted in steps that counted: step 0 is due for everything, whatever the period. */
 bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
   return p->steps % b->opt.stat_period == 0;
 }
 
 /* Also at the first step that got so far, if those before were skipped: without results there is no
  * PD. */
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
-  if (b->family->solve == NULL) return false;
+  if (b->family->solve == NULL || b->out) return false;
   return !b->solved || p->steps % b->opt.solve_period == 0;
 }
 
 /* ---- before the walk -------------------------------------------------------------------------*/
 
 /* Where the step reads or writes: gradients of blocks, and with clip = ratio their weights; with a
- * fused update both of every parameter that is not frozen, with or without curvature.  Frameworks
- * free gradients between steps, so this is asked anew. */
-static ng_status check_bound(ng_precond *p, const ng_entry *e) {
-  const bool update =
-      p->step->out.kind != NG_OUT_GRADIENT || (e->block != NULL && ng_clip_reads_weights(p));
-  if (e->d.frozen) return NG_OK;
+ * fused update both of every parameter that is not frozen, with or without curvature. */
+static bool needs_slot(const ng_precond *p, const ng_slot *s) {
+  return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
+}
+
+static bool needs_weight(const ng_precond *p, const ng_slot *s) {
+  return p->step->out.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
+}
+
+/* A gradient that is absent leaves its entry out of the step where that is allowed: one that was bound
+ * for a step that is over is not absent, it was forgotten.  A layer of which some parameters have one has
+ * no D to precondition. */
+static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
+  int32_t missing = 0, needed = 0;
   for (int32_t k = 0; k < e->slots; k++) {
-    if (e->slot[k].block == NULL && !update) continue;
-    const char *missing = e->slot[k].grad.data == NULL               ? "gradient"
-                          : update && e->slot[k].weight.data == NULL ? "weight"
-                                                                     : NULL;
-    if (missing != NULL) {
-      return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s is not bound", e->d.name,
-                     missing, k == NG_BIAS ? "bias" : "weight");
+    const ng_slot *s = &e->slot[k];
+    if (!needs_slot(p, s)) continue;
+    needed++;
+    if (s->grad.expired) {
+      return ng_fail(p->ctx, NG_ERR_STATE,
+                     "'%s': the gradient was bound for one step, which is over; bind it again",
+                     s->name);
     }
+    missing += s->grad.data == NULL;
+  }
+  *absent = missing > 0 && missing == needed && p->now.missing == NG_MISSING_KEEP;
+  return NG_OK;
+}
+
+/* Frameworks free gradients between steps, so all of this is asked anew. */
+static ng_status check_bound(ng_precond *p, ng_entry *e) {
+  bool absent = false;
+  if (e->d.frozen) return NG_OK;
+  ng_status st = e->asleep ? NG_OK : find_absent(p, e, &absent);
+  if (st != NG_OK) return st;
+  const bool out = e->asleep || absent;
+  if (out && e->block != NULL && e->block->entry == NULL) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "'%s': it has no gradient, and is in one block with other layers",
+                   e->d.name);
+  }
+  if (e->block != NULL) e->block->out = out;
+  for (int32_t k = 0; k < e->slots; k++) {
+    ng_slot *s = &e->slot[k];
+    s->out = out;
+    if (out || !needs_slot(p, s)) continue;
+    const bool weight = s->grad.data != NULL;
+    if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
+    return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
+                   weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
+                   weight && s->weight.expired ? "was bound for one step, which is over; bind it again"
+                                               : "is not bound");
   }
   return NG_OK;
 }
@@ -122,14 +159,14 @@ static ng_status solve(ng_precond *p) {
 static ng_status measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && p->step->solving; i++) {
     ng_block *b = p->block[i];
-    if (b->holds && b->family->shared != NULL) b->family->shared(b, b->fresh);
+    if (b->holds && !b->out && b->family->shared != NULL) b->family->shared(b, b->fresh);
   }
   ng_tiles_measure(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     /* measure_ms has the block's share of the loop already */
     b->inner = b->d2 = b->pd2 = 0.0;
-    if (!b->holds) continue;
+    if (!b->holds || b->out) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;
@@ -291,11 +328,26 @@ static ng_status walk(ng_precond *p) {
  * step moves.  Commit before forget: a family may still read this step's sums when it learns
  * whether the step counted. */
 static void close_step(ng_precond *p, bool taken) {
+  p->kept = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (b->family->commit != NULL) b->family->commit(b, taken);
+    if (b->family->commit != NULL && !b->out) b->family->commit(b, taken);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    const bool kept = e->slot[0].out && !e->asleep;
+    e->kept += kept;
+    p->kept += kept;
   }
   ng_step_reset(p);
+  ng_bind_expire(p);
+}
+
+/* Who was left out is decided anew by the next step; observations until then are not of this one. */
+static void let_in(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->out = false;
+  }
 }
 
 /* Values before and after: the step runs on those of its own number, and between steps ng_get shows
@@ -311,11 +363,13 @@ ng_status ng_step_take(ng_precond *p, const char *call) {
   ng_status st = walk(p);
   if (st < NG_OK) {
     if (!p->broken) ng_look_undo(p);
+    let_in(p);
     return st;
   }
   /* Sums that were posted ahead and then were not due: a period was changed in between. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
   close_step(p, st != NG_SKIPPED);
+  let_in(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
     return ng_fail(p->ctx, NG_SKIPPED,

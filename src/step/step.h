@@ -176,7 +176,8 @@ typedef struct ng_station_time {
 /* What is under way. */
 typedef struct ng_engine {
   bool begun;
-  ng_batch batch; /* the micro-batch */
+  ng_batch batch;  /* the micro-batch */
+  int64_t batches; /* ... and how many there were */
   ng_tiles tiles;
   ng_exchange exchange;
   ng_update_sink out;
@@ -212,7 +213,7 @@ ng_status ng_step_ready(ng_precond *p);
 void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
-ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_view *v, bool grad);
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad);
 void ng_step_reset(ng_precond *p);
 ng_status ng_step_take(ng_precond *p, const char *call); /* out and lr are set */
 void ng_step_values(ng_precond *p);   /* p->now and the blocks' opt at p->steps */

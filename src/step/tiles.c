@@ -154,9 +154,8 @@ void ng_tiles_release(ng_precond *p) {
 /* Asked before anything is written: a fused update must not move weights by a NaN, curvature or
  * not. */
 static bool plain_finite(const ng_tile *t) {
-  const ng_view *v = &t->slot->grad;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    if (!ng_all_finite(ng_view_at(v, r, t->col), v->dtype, t->cols)) return false;
+    if (!ng_place_finite(&t->slot->grad, r, t->col, t->cols)) return false;
   }
   return true;
 }
@@ -170,6 +169,7 @@ static void measure_piece(void *arg, int32_t piece) {
     const ng_tile *t = &tiles->tile[i];
     double *sum = tiles->sum + i * NG_TILE_SUMS;
     memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
+    if (t->slot->out) continue;
     if (t->block == NULL) {
       sum[0] = plain_finite(t) ? 0.0 : 1.0;
     } else if (t->block->holds) {
@@ -217,6 +217,7 @@ static void emit_piece(void *arg, int32_t piece) {
   const int32_t *at = e->tiles->all.cut + piece;
   for (int32_t i = at[1] - 1; i >= at[0]; i--) {
     const ng_tile *t = &e->tiles->tile[i];
+    if (t->slot->out) continue;
     if (t->block != NULL) {
       ng_deliver_tile(t, t->block->segment[t->segment].factor, e->sink);
       continue;

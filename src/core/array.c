@@ -1,0 +1,259 @@
+/* array.c: arrays with strides, as a caller shows them.
+ *
+ * In: an ng_array.  Out: the same, judged and with extents and strides of our own (the caller's lists
+ * may go); loops over its elements in whatever order they lie.
+ *
+ * No layout is refused for its strides.  What every room reads is f32 in a line: where a line lies
+ * dense it is converted in one go, where not it is gathered, a line at a time, on the stack. */
+#include "core/core.h"
+
+/* ---- made, and judged ------------------------------------------------------------------------*/
+
+static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim) {
+  ng_array a;
+  memset(&a, 0, sizeof a);
+  a.data = data;
+  a.dtype = dtype;
+  a.mem = NG_HOST;
+  a.ndim = ndim;
+  return a;
+}
+
+ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype) {
+  ng_array a = array_of(data, dtype, 1);
+  a.room[0] = n;
+  a.room[4] = 1;
+  return a;
+}
+
+ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype) {
+  return ng_array_rows(data, rows, cols, cols, dtype);
+}
+
+ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride, ng_dtype dtype) {
+  ng_array a = array_of(data, dtype, 2);
+  a.room[0] = rows;
+  a.room[1] = cols;
+  a.room[4] = row_stride;
+  a.room[5] = 1;
+  return a;
+}
+
+/* Unsigned, so that sizes that mean nothing wrap and do not trap; they are judged where they are
+ * used. */
+static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
+ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
+  ng_array a = array_of(data, dtype, 4);
+  const int64_t shape[4] = {n, c, h, w}, stride[4] = {times(c, times(h, w)), times(h, w), w, 1};
+  memcpy(a.room, shape, sizeof shape);
+  memcpy(a.room + 4, stride, sizeof stride);
+  return a;
+}
+
+ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, ng_dtype dtype) {
+  ng_array a = array_of(data, dtype, 4);
+  const int64_t shape[4] = {n, c, h, w}, stride[4] = {times(c, times(h, w)), 1, times(c, w), c};
+  memcpy(a.room, shape, sizeof shape);
+  memcpy(a.room + 4, stride, sizeof stride);
+  return a;
+}
+
+/* What a byte of it could be at most away from `data`: an index never overflows behind this. */
+enum { MOST_BITS = 60 };
+
+/* Extents at least 1, and both the count and the reach of its bytes fit. */
+static bool sizes_fit(const ng_strided *s) {
+  const int64_t most = (INT64_C(1) << MOST_BITS) / ng_dtype_size(s->dtype);
+  int64_t count = 1, reach = 1;
+  for (int32_t i = 0; i < s->ndim; i++) {
+    if (s->shape[i] < 1 || s->shape[i] > most / count) return false;
+    count *= s->shape[i];
+    const int64_t far = s->stride[i] < 0 ? -(s->stride[i] + 1) : s->stride[i]; /* no overflow at the least */
+    if (s->shape[i] > 1 && far > (most - reach) / (s->shape[i] - 1)) return false;
+    reach += far * (s->shape[i] - 1);
+  }
+  return true;
+}
+
+const char *ng_array_take(const ng_array *a, ng_strided *out) {
+  const bool own = a->shape == NULL;
+  if (ng_dtype_size(a->dtype) == 0) return "its dtype is no ng_dtype";
+  if (a->ndim < 0 || a->ndim > NG_DIMS) return "ndim is beyond 0 to 8";
+  if (own && a->ndim > 4) return "shape is NULL and ndim above 4";
+  *out = (ng_strided){.data = a->data, .dtype = a->dtype, .ndim = a->ndim};
+  int64_t dense = 1;
+  for (int32_t i = a->ndim - 1; i >= 0; i--) {
+    out->shape[i] = own ? a->room[i] : a->shape[i];
+    out->stride[i] = own ? a->room[4 + i] : a->stride == NULL ? dense : a->stride[i];
+    dense = times(dense, out->shape[i]);
+  }
+  return sizes_fit(out) ? NULL : "an extent is below 1, or it is larger than any memory";
+}
+
+/* ---- axes ------------------------------------------------------------------------------------*/
+
+int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step) {
+  int32_t kept = 0;
+  for (int32_t i = 0; i < n; i++) {
+    if (extent[i] == 1) continue;
+    if (kept > 0 && step[kept - 1] == step[i] * extent[i]) { /* the next one continues it */
+      extent[kept - 1] *= extent[i];
+      step[kept - 1] = step[i];
+      continue;
+    }
+    extent[kept] = extent[i];
+    step[kept++] = step[i];
+  }
+  return kept;
+}
+
+/* Outermost first: the widest strides.  Signs do not matter for what lies next to what. */
+static void sort_axes(ng_strided *s) {
+  for (int32_t i = 1; i < s->ndim; i++) {
+    for (int32_t k = i; k > 0 && s->stride[k - 1] < s->stride[k]; k--) {
+      const int64_t extent = s->shape[k], step = s->stride[k];
+      s->shape[k] = s->shape[k - 1];
+      s->stride[k] = s->stride[k - 1];
+      s->shape[k - 1] = extent;
+      s->stride[k - 1] = step;
+    }
+  }
+}
+
+/* Strides upwards and each beyond all that lies below it: enough that no two elements meet, and
+ * true of every slice and permutation of a dense array. */
+bool ng_strided_distinct(const ng_strided *a) {
+  ng_strided s = *a;
+  int64_t below = 0;
+  for (int32_t i = 0; i < s.ndim; i++) {
+    if (s.stride[i] < 0) s.stride[i] = -s.stride[i];
+  }
+  sort_axes(&s);
+  for (int32_t i = s.ndim - 1; i >= 0; i--) {
+    if (s.shape[i] == 1) continue;
+    if (s.stride[i] <= below) return false;
+    below += s.stride[i] * (s.shape[i] - 1);
+  }
+  return true;
+}
+
+/* ---- lines -----------------------------------------------------------------------------------*/
+
+/* The dtype is asked once a line. */
+void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n) {
+  if (step == 1) {
+    ng_to_f32(out, from, t, n);
+    return;
+  }
+  if (t == NG_F32) {
+    const float *x = from;
+    for (int64_t i = 0; i < n; i++) {
+      out[i] = x[i * step];
+    }
+    return;
+  }
+  const uint16_t *x = from;
+  uint16_t line[NG_LINE];
+  for (int64_t at = 0; at < n; at += NG_LINE) {
+    const int64_t m = ng_min64(NG_LINE, n - at);
+    for (int64_t i = 0; i < m; i++) {
+      line[i] = x[(at + i) * step];
+    }
+    ng_to_f32(out + at, line, t, m);
+  }
+}
+
+void ng_scatter(void *to, ng_dtype t, int64_t step, const float *x, int64_t n) {
+  if (step == 1) {
+    ng_from_f32(to, t, x, n);
+    return;
+  }
+  if (t == NG_F32) {
+    float *out = to;
+    for (int64_t i = 0; i < n; i++) {
+      out[i * step] = x[i];
+    }
+    return;
+  }
+  uint16_t *out = to, line[NG_LINE];
+  for (int64_t at = 0; at < n; at += NG_LINE) {
+    const int64_t m = ng_min64(NG_LINE, n - at);
+    ng_from_f32(line, t, x + at, m);
+    for (int64_t i = 0; i < m; i++) {
+      out[(at + i) * step] = line[i];
+    }
+  }
+}
+
+/* ---- a scan ----------------------------------------------------------------------------------*/
+
+typedef struct scan {
+  const ng_strided *s; /* axes sorted and joined; the last is the line */
+  int64_t lines, length, step;
+  int32_t pieces;
+  bool bad[256];
+} scan;
+
+static bool line_finite(const char *at, ng_dtype t, int64_t step, int64_t n) {
+  if (step == 1) return ng_all_finite(at, t, n);
+  float line[NG_LINE];
+  for (int64_t i = 0; i < n; i += NG_LINE) {
+    const int64_t m = ng_min64(NG_LINE, n - i);
+    ng_gather(line, at + i * step * ng_dtype_size(t), t, step, m);
+    if (!ng_all_finite(line, NG_F32, m)) return false;
+  }
+  return true;
+}
+
+/* Lines are shared out; a single one (a dense array) is cut. */
+static void scan_piece(void *arg, int32_t i) {
+  scan *j = arg;
+  const ng_strided *s = j->s;
+  int64_t from, to;
+  const bool one = j->lines == 1;
+  ng_share(one ? j->length : j->lines, j->pieces, i, &from, &to);
+  const int64_t size = ng_dtype_size(s->dtype);
+  if (one) {
+    j->bad[i] = !line_finite((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
+    return;
+  }
+  j->bad[i] = false;
+  for (int64_t k = from; k < to && !j->bad[i]; k++) {
+    int64_t at = 0, rest = k;
+    for (int32_t a = s->ndim - 2; a >= 0; a--) {
+      at += rest % s->shape[a] * s->stride[a];
+      rest /= s->shape[a];
+    }
+    j->bad[i] = !line_finite((const char *)s->data + at * size, s->dtype, j->step, j->length);
+  }
+}
+
+/* One more read of the array, at memory speed, in the order in which it lies; what an expanded axis
+ * repeats is read once. */
+bool ng_strided_finite(ng_context *ctx, const ng_strided *array) {
+  ng_strided s = *array;
+  int32_t n = 0;
+  for (int32_t i = 0; i < s.ndim; i++) {
+    if (s.stride[i] == 0) continue;
+    s.shape[n] = s.shape[i];
+    s.stride[n++] = s.stride[i];
+  }
+  s.ndim = n;
+  sort_axes(&s);
+  s.ndim = ng_axes_join(s.ndim, s.shape, s.stride);
+  scan j;
+  j.s = &s;
+  j.length = s.ndim == 0 ? 1 : s.shape[s.ndim - 1];
+  j.step = s.ndim == 0 ? 1 : s.stride[s.ndim - 1];
+  j.lines = 1;
+  for (int32_t i = 0; i + 1 < s.ndim; i++) {
+    j.lines *= s.shape[i];
+  }
+  j.pieces = (int32_t)ng_min64(256, ng_pieces(ctx, j.lines * j.length));
+  ng_parallel(ctx, j.pieces, scan_piece, &j);
+  for (int32_t i = 0; i < j.pieces; i++) {
+    if (j.bad[i]) return false;
+  }
+  return true;
+}

@@ -1,0 +1,68 @@
+/* strided.c: see strided.h. */
+#include "strided.h"
+
+#include "core/core.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static void put(const strided *s, int64_t at, float x) {
+  ng_from_f32((char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, &x, 1);
+}
+
+static float look(const strided *s, int64_t at) {
+  float x = 0;
+  ng_to_f32(&x, (const char *)s->a.data + at * ng_dtype_size(s->a.dtype), s->a.dtype, 1);
+  return x;
+}
+
+static int64_t place(const strided *s, int64_t i) {
+  int64_t at = 0;
+  for (int32_t k = s->a.ndim - 1; k >= 0; k--) {
+    at += i % s->shape[k] * s->stride[k];
+    i /= s->shape[k];
+  }
+  return at;
+}
+
+void strided_make(strided *s, int32_t ndim, const int64_t *shape, ng_dtype dtype, const int *inner,
+                  int64_t gap, unsigned expanded) {
+  memset(s, 0, sizeof *s);
+  int64_t next = 1 + gap;
+  s->count = 1;
+  for (int32_t i = 0; i < ndim; i++) {
+    const int axis = inner[i];
+    s->shape[axis] = shape[axis];
+    s->count *= shape[axis];
+    s->stride[axis] = (expanded >> axis & 1U) != 0 ? 0 : next;
+    if (s->stride[axis] != 0) next = next * shape[axis] + gap;
+  }
+  s->room = next;
+  s->a.dtype = dtype;
+  s->a.mem = NG_HOST;
+  s->a.ndim = ndim;
+  s->a.shape = s->shape;
+  s->a.stride = s->stride;
+  s->a.data = malloc((size_t)(s->room * ng_dtype_size(dtype)));
+  s->mine = calloc((size_t)s->room, sizeof *s->mine);
+  for (int64_t i = 0; i < s->room; i++) {
+    put(s, i, NAN);
+  }
+  for (int64_t i = 0; i < s->count; i++) {
+    s->mine[place(s, i)] = true;
+  }
+}
+
+void strided_set(strided *s, int64_t i, float x) { put(s, place(s, i), x); }
+float strided_get(const strided *s, int64_t i) { return look(s, place(s, i)); }
+
+bool strided_close(strided *s) {
+  bool whole = true;
+  for (int64_t i = 0; i < s->room && s->mine != NULL; i++) {
+    if (!s->mine[i] && !isnan(look(s, i))) whole = false;
+  }
+  free(s->a.data);
+  free(s->mine);
+  memset(s, 0, sizeof *s);
+  return whole;
+}

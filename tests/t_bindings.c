@@ -1,0 +1,447 @@
+/* t_bindings.c: how long bindings hold, gradients that are absent, layers that are frozen for a while.
+ *
+ * The model is two linear layers and a tensor; the oracle of a layer that is left out is its memory from
+ * before, bit for bit, and of the others a run of the same steps in which only they are. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "draw.h"
+#include "fixture.h"
+#include "ranks.h"
+
+enum { FC1, FC2, GAMMA, ENTRIES, IN = 3, MID = 4, OUT = 2, B = 6 };
+
+static const int64_t count[ENTRIES] = {MID * IN, OUT * MID, 5};
+static const int64_t rows[ENTRIES] = {MID, OUT, 1};
+
+typedef struct model {
+  fixture f;
+  float grad[ENTRIES][MID * IN], weight[ENTRIES][MID * IN];
+} model;
+
+static float number(int64_t what, int64_t i) {
+  rng r = {test_seed() + (uint64_t)(what * 1009 + i)};
+  return (float)rng_value(&r);
+}
+
+static ng_array array_of(float *x, int32_t k) {
+  return ng_array_matrix(x, rows[k], count[k] / rows[k], NG_F32);
+}
+
+static ng_status describe(ng_precond *p) {
+  ng_status st = ng_add_linear(p, "fc1", IN, MID, 0, NULL);
+  if (st == NG_OK) st = ng_add_linear(p, "fc2", MID, OUT, 0, NULL);
+  return st == NG_OK ? ng_add_tensor(p, "gamma", 5, NULL) : st;
+}
+
+static ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold) {
+  const ng_array g = array_of(grad, k), w = array_of(weight, k);
+  const ng_binding b = {k, NG_WEIGHT, &g, weight == NULL ? NULL : &w, hold};
+  return ng_bind(m->f.p, &b, 1);
+}
+
+static ng_status open_model(model *m, const char *options, const ng_transport *t) {
+  memset(m, 0, sizeof *m);
+  ng_status st = fixture_open(&m->f, options, &(fixture_how){.threads = 1, .transport = t});
+  if (st == NG_OK) st = describe(m->f.p);
+  for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
+    for (int64_t i = 0; i < count[k]; i++) {
+      m->weight[k][i] = number(k, i);
+    }
+    st = bind_one(m, k, m->grad[k], m->weight[k], NG_HOLD);
+  }
+  return st == NG_OK ? ng_ready(m->f.p) : st;
+}
+
+static void draw(model *m, int32_t t) {
+  for (int32_t k = 0; k < ENTRIES; k++) {
+    for (int64_t i = 0; i < count[k]; i++) {
+      m->grad[k][i] = number(100 * (t + 1) + k, i);
+    }
+  }
+}
+
+/* Layers by their bit in `which`. */
+static ng_status show(model *m, int32_t t, unsigned which) {
+  static const int64_t in[2] = {IN, MID}, out[2] = {MID, OUT};
+  ng_status st = fixture_begin(&m->f, B);
+  for (int32_t k = 0; k < 2 && st == NG_OK; k++) {
+    float a[B * MID], g[B * MID];
+    for (int64_t i = 0; i < B * MID; i++) {
+      a[i] = number(1000 * (t + 1) + k, i);
+      g[i] = number(1000 * (t + 1) + 10 + k, i);
+    }
+    const plane x = plane_of(a, B, in[k], NG_F32), y = plane_of(g, B, out[k], NG_F32);
+    if ((which >> k & 1U) != 0) st = fixture_observe(&m->f, k, &x, &y);
+  }
+  return st;
+}
+
+static ng_status sgd(model *m) {
+  const ng_sgd s = fixture_sgd(0.1, 0.9);
+  return fixture_step(&m->f, &s);
+}
+
+static void wrong(const model *m, ng_status got, ng_status want, const char *word) {
+  assert_int_equal(got, want);
+  if (strstr(ng_last_error(m->f.ctx), word) == NULL) fail_msg("%s", ng_last_error(m->f.ctx));
+}
+
+/* ---- until when ------------------------------------------------------------------------------*/
+
+static void one_step_and_no_more(void **state) {
+  (void)state;
+  for (int32_t k = 0; k < ENTRIES; k++) {
+    for (int weight = 0; weight < 2; weight++) {
+      model m;
+      fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
+      const ng_array a = array_of(weight ? m.weight[k] : m.grad[k], k);
+      ng_binding b = {k, NG_WEIGHT, weight ? NULL : &a, weight ? &a : NULL, NG_ONE_STEP};
+      fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
+      draw(&m, 0);
+      fixture_ok(&m.f, show(&m, 0, 3));
+      fixture_ok(&m.f, sgd(&m));
+      draw(&m, 1);
+      model before = m;
+      fixture_ok(&m.f, show(&m, 1, 3));
+      wrong(&m, sgd(&m), NG_ERR_STATE, "bound for one step, which is over");
+      assert_non_null(strstr(ng_last_error(m.f.ctx), k == GAMMA ? "gamma" : k == FC1 ? "fc1" : "fc2"));
+      assert_memory_equal(before.weight, m.weight, sizeof m.weight);
+      assert_memory_equal(before.grad, m.grad, sizeof m.grad);
+      /* bound again the step goes on with the same observations; what holds was not forgotten */
+      fixture_ok(&m.f, ng_bind(m.f.p, &b, 1));
+      fixture_ok(&m.f, sgd(&m));
+      fixture_close(&m.f);
+    }
+  }
+}
+
+/* A step that is skipped has returned, too; one that was refused has not begun. */
+static void what_counts_as_a_step(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
+  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  draw(&m, 0);
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "never observed");
+  fixture_ok(&m.f, show(&m, 0, 3));
+  m.grad[FC2][0] = NAN;
+  assert_int_equal(ng_step(m.f.p, 0.1), NG_SKIPPED);
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 3));
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight'");
+  fixture_close(&m.f);
+}
+
+/* As a framework does it: every gradient is new memory in every step, and the old one is freed.  Under the
+ * address sanitizer a single stale read or write ends the test. */
+static void gradients_come_and_go(void **state) {
+  enum { STEPS = 10000 };
+  (void)state;
+  const char *const settings[] = {"damping=0.1 update=sgd solve_period=50 stat_period=10",
+                                  "method=eva damping=0.1 update=sgd"};
+  for (int way = 0; way < 2; way++) {
+    model m, d;
+    fixture_ok(&m.f, open_model(&m, settings[way], NULL));
+    fixture_ok(&d.f, open_model(&d, settings[way], NULL));
+    for (int32_t t = 0; t < STEPS; t++) {
+      float *grad[ENTRIES];
+      ng_array a[ENTRIES];
+      ng_binding list[ENTRIES];
+      draw(&d, t % 50);
+      for (int32_t k = 0; k < ENTRIES; k++) {
+        grad[k] = malloc((size_t)count[k] * sizeof(float));
+        memcpy(grad[k], d.grad[k], (size_t)count[k] * sizeof(float));
+        a[k] = array_of(grad[k], k);
+        list[k] = (ng_binding){k, NG_WEIGHT, &a[k], NULL, NG_ONE_STEP};
+      }
+      fixture_ok(&m.f, ng_bind(m.f.p, list, ENTRIES));
+      fixture_ok(&m.f, show(&m, t % 50, 3));
+      fixture_ok(&d.f, show(&d, t % 50, 3));
+      fixture_ok(&m.f, sgd(&m));
+      fixture_ok(&d.f, sgd(&d));
+      for (int32_t k = 0; k < ENTRIES; k++) {
+        free(grad[k]);
+      }
+      if (t % 7 == 3) assert_int_equal(sgd(&m), NG_ERR_STATE); /* a step without binding anew */
+    }
+    assert_memory_equal(m.weight, d.weight, sizeof m.weight);
+    fixture_close(&m.f);
+    fixture_close(&d.f);
+  }
+}
+
+/* ---- lists -----------------------------------------------------------------------------------*/
+
+static void all_of_a_list_or_nothing(void **state) {
+  (void)state;
+  model m;
+  float other[ENTRIES][MID * IN] = {{0}};
+  fixture_ok(&m.f, open_model(&m, "damping=0.1 update=sgd", NULL));
+  ng_array a[ENTRIES], bad;
+  ng_binding list[ENTRIES];
+  for (int32_t k = 0; k < ENTRIES; k++) {
+    a[k] = array_of(other[k], k);
+    list[k] = (ng_binding){k, NG_WEIGHT, &a[k], &a[k], NG_HOLD};
+  }
+  for (int way = 0; way < 7; way++) {
+    ng_binding *last = &list[ENTRIES - 1];
+    const ng_binding right = *last;
+    bad = a[ENTRIES - 1];
+    last->grad = &bad;
+    if (way == 0) bad.room[1] = 4;
+    if (way == 1) bad.dtype = NG_F64;
+    if (way == 2) bad.mem = NG_DEVICE;
+    if (way == 3) bad.room[5] = 0;
+    if (way == 4) last->index = 3;
+    if (way == 5) last->param = NG_BIAS;
+    if (way == 6) last->hold = (ng_hold)0;
+    static const ng_status want[7] = {NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_ABSENT, NG_ERR_SHAPE,
+                                      NG_ERR_ARG, NG_ERR_ARG, NG_ERR_ARG};
+    static const char *const word[7] = {"[1, 4]", "f64", "device", "share memory", "index is 3", "bias",
+                                        "hold is 0"};
+    wrong(&m, ng_bind(m.f.p, list, ENTRIES), want[way], word[way]);
+    *last = right;
+  }
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 3));
+  fixture_ok(&m.f, sgd(&m));
+  for (int32_t k = 0; k < ENTRIES; k++) { /* nothing of those lists was bound */
+    for (int64_t i = 0; i < count[k]; i++) {
+      assert_true(other[k][i] == 0.0f);
+    }
+  }
+  fixture_close(&m.f);
+}
+
+/* ---- absent gradients ------------------------------------------------------------------------*/
+
+static ng_report report_of(const model *m) {
+  ng_report r;
+  ng_report_init(&r, sizeof r);
+  assert_int_equal(ng_report_read(m->f.p, &r), NG_OK);
+  return r;
+}
+
+static ng_layer_report layer_of(const model *m, int32_t k) {
+  ng_layer_report r;
+  ng_layer_report_init(&r, sizeof r);
+  assert_int_equal(ng_report_layer(m->f.p, k, &r), NG_OK);
+  return r;
+}
+
+static void absent(model *m, int32_t k) {
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {k, NG_WEIGHT, &none, NULL, NG_HOLD};
+  fixture_ok(&m->f, ng_bind(m->f.p, &b, 1));
+}
+
+/* One of the two layers, or the tensor, has no gradient; the others go as if it were not there. */
+static void absent_gradients(void **state) {
+  (void)state;
+  static const char *const methods[] = {"damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
+                                        "damping=0.1 clip=ratio clip_bound=0.1",
+                                        "damping=0.1 clip=rms clip_bound=0.1"};
+  for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
+    for (int32_t k = 0; k < ENTRIES; k++) {
+      char text[200];
+      model m, without;
+      (void)snprintf(text, sizeof text, "%s update=adamw", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      absent(&m, k);
+      draw(&m, 0);
+      fixture_ok(&m.f, show(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
+      wrong(&m, sgd(&m), NG_ERR_STATE, "is not bound");
+      fixture_close(&m.f);
+
+      (void)snprintf(text, sizeof text, "%s update=adamw missing=keep", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      (void)snprintf(text, sizeof text, "%s update=adamw%s", methods[a],
+                     k == FC1 ? " skip_layers=fc1" : k == FC2 ? " skip_layers=fc2" : "");
+      fixture_ok(&without.f, open_model(&without, text, NULL));
+      absent(&m, k);
+      for (int32_t t = 0; t < 3; t++) {
+        model before = m;
+        draw(&m, t);
+        draw(&without, t);
+        const unsigned seen = k < GAMMA ? 3U & ~(1U << k) : 3;
+        fixture_ok(&m.f, show(&m, t, seen));
+        fixture_ok(&without.f, show(&without, t, seen));
+        fixture_ok(&m.f, sgd(&m));
+        fixture_ok(&without.f, sgd(&without));
+        assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+        for (int32_t i = 0; i < ENTRIES; i++) {
+          if (i != k) assert_memory_equal(m.weight[i], without.weight[i], sizeof m.weight[i]);
+        }
+        assert_int_equal(report_of(&m).kept, 1);
+        assert_int_equal(layer_of(&m, k).kept, t + 1);
+      }
+      /* it comes back: observed now, stepped from here on */
+      fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+      draw(&m, 9);
+      model before = m;
+      fixture_ok(&m.f, show(&m, 9, 3));
+      fixture_ok(&m.f, sgd(&m));
+      assert_memory_not_equal(m.weight[k], before.weight[k], (size_t)count[k] * sizeof(float));
+      assert_int_equal(report_of(&m).kept, 0);
+      assert_int_equal(layer_of(&m, k).kept, 3);
+      fixture_close(&m.f);
+      fixture_close(&without.f);
+    }
+  }
+}
+
+/* One that was forgotten is not one that is absent; a layer of which a part has a gradient is a mistake. */
+static void absent_is_said(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 3));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_ok(&m.f, show(&m, 1, 3));
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight': the gradient was bound for one step");
+  fixture_close(&m.f);
+  fixture f;
+  float w[4] = {0}, b[2] = {0};
+  fixture_ok(&f, fixture_open(&f, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", 2, 2, 1, NULL));
+  const ng_array gw = ng_array_matrix(w, 2, 2, NG_F32), gb = ng_array_vector(b, 2, NG_F32);
+  for (int part = 0; part < 2; part++) {
+    const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+    const ng_binding list[2] = {{0, NG_WEIGHT, part == 0 ? &none : &gw, NULL, NG_HOLD},
+                                {0, NG_BIAS, part == 0 ? &gb : &none, NULL, NG_HOLD}};
+    if (part == 0) fixture_ok(&f, ng_ready(f.p));
+    fixture_ok(&f, ng_bind(f.p, list, 2));
+    assert_int_equal(ng_step(f.p, 0.1), NG_ERR_STATE);
+    assert_non_null(strstr(ng_last_error(f.ctx), part == 0 ? "gradient of its weight is not bound"
+                                                           : "gradient of its bias is not bound"));
+  }
+  fixture_close(&f);
+}
+
+/* ---- frozen for a while ----------------------------------------------------------------------*/
+
+/* While it sleeps nothing of it moves and nobody need show it; afterwards it goes on from where it was:
+ * as a run that never had those steps.  clip = none, so that the layers do not know of each other. */
+static void frozen_layers_wait(void **state) {
+  (void)state;
+  static const char *const methods[] = {"damping=0.1 clip=none", "method=eva damping=0.1 clip=none",
+                                        "method=kaisa damping=0.1 clip=none stat_decay=0.5"};
+  for (size_t a = 0; a < 3; a++) {
+    for (int32_t k = 0; k < ENTRIES; k++) {
+      char text[200];
+      model m, d;
+      (void)snprintf(text, sizeof text, "%s update=sgd", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      fixture_ok(&d.f, open_model(&d, text, NULL));
+      for (int32_t t = 0; t < 6; t++) {
+        const bool asleep = t == 2 || t == 3;
+        fixture_ok(&m.f, ng_freeze(m.f.p, k, asleep));
+        if (asleep && t == 2) absent(&m, k);
+        if (!asleep) fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+        if (k < GAMMA) assert_int_equal(ng_wants(m.f.p, k), !asleep);
+        assert_int_equal(layer_of(&m, k).frozen, asleep);
+        draw(&m, t);
+        model before = m;
+        fixture_ok(&m.f, show(&m, t, 3)); /* shown and not read */
+        fixture_ok(&m.f, sgd(&m));
+        if (asleep) assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+        if (!asleep) {
+          draw(&d, t);
+          fixture_ok(&d.f, show(&d, t, 3));
+          fixture_ok(&d.f, sgd(&d));
+        }
+      }
+      assert_memory_equal(m.weight[k], d.weight[k], sizeof m.weight[k]);
+      assert_int_equal(report_of(&m).kept, 0);
+      fixture_close(&m.f);
+      fixture_close(&d.f);
+    }
+  }
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  ng_layer l;
+  ng_layer_init(&l, NG_LINEAR, sizeof l);
+  l.name = "ice";
+  l.in = l.out = 2;
+  l.frozen = 1;
+  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
+  assert_int_equal(ng_freeze(f.p, 0, 0), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "'ice' was registered as frozen"));
+  fixture_close(&f);
+}
+
+/* Frozen before it was ever observed, and thawed: then it has to be. */
+static void frozen_from_the_start(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
+  fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 1));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 0));
+  fixture_ok(&m.f, show(&m, 1, 1));
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc2' was never observed");
+  fixture_ok(&m.f, show(&m, 1, 2));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_close(&m.f);
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+typedef struct odd {
+  int what; /* 0: no gradient, 1: frozen, on the last rank only; 2, 3: the same on all of them */
+  char message[3][256];
+  ng_status st[3];
+} odd;
+
+static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
+  odd *o = arg;
+  model m;
+  const bool mine = o->what >= 2 || rank == 2;
+  ng_status st = open_model(&m, "damping=0.1 missing=keep", t);
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
+  if (st == NG_OK && mine && o->what % 2 == 0) st = ng_bind(m.f.p, &b, 1);
+  if (st == NG_OK && mine && o->what % 2 == 1) st = ng_freeze(m.f.p, FC2, 1);
+  draw(&m, 0);
+  if (st == NG_OK) st = show(&m, rank, 3);
+  if (st == NG_OK) st = ng_step(m.f.p, 0.1);
+  (void)snprintf(o->message[rank], sizeof o->message[0], "%s", ng_last_error(m.f.ctx));
+  o->st[rank] = st;
+  fixture_close(&m.f);
+  return NG_OK;
+}
+
+static void ranks_agree_who_is_left_out(void **state) {
+  (void)state;
+  for (int what = 0; what < 4; what++) {
+    odd o = {.what = what};
+    assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);
+    for (int rank = 0; rank < 3; rank++) {
+      assert_int_equal(o.st[rank], what < 2 ? NG_ERR_STATE : NG_OK);
+      if (what < 2) assert_non_null(strstr(o.message[rank], "on 1 of 3 ranks"));
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_step_and_no_more),   cmocka_unit_test(what_counts_as_a_step),
+      cmocka_unit_test(gradients_come_and_go),  cmocka_unit_test(all_of_a_list_or_nothing),
+      cmocka_unit_test(absent_gradients),       cmocka_unit_test(absent_is_said),
+      cmocka_unit_test(frozen_layers_wait),     cmocka_unit_test(frozen_from_the_start),
+      cmocka_unit_test(ranks_agree_who_is_left_out),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
