@@ -477,7 +477,8 @@ static ng_status can_be_written(ng_precond *p, const double *values, char *messa
   if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
   }
-  for (int64_t i = 0; i < ng_state_values(p); i++) {
+  const int64_t n = ng_state_values(p); /* a walk over all blocks */
+  for (int64_t i = 0; i < n; i++) {
     if (!(values[i] - values[i] == 0.0)) {
       return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
                         (long long)i);
