@@ -1,5 +1,5 @@
-/* fuzz_state.c: any file given to ng_load.  A refused one changes nothing and says why; an accepted
- * one leaves a preconditioner that takes a step, saves, and loads its own file.
+/* fuzz_state.c: any file given to ng_load, and as a stream to ng_load_from.  A refused one changes
+ * nothing and says why, both ways; an accepted one leaves a preconditioner that takes a step, saves, and loads its own file.
  *
  * The first byte says how the rest is used.  'M', 'D', 'H' are lists of edits (three bytes: place,
  * place, value) of a good file made here:
@@ -60,6 +60,20 @@ static void save_here(sim *s) {
   (void)close(from);
   NEED(unlink(real) == 0);
   write_file(bytes, (size_t)n);
+}
+
+/* The file as a stream, in pieces of 1 to 7 bytes. */
+typedef struct drip {
+  int64_t at;
+} drip;
+
+static int64_t read_drip(void *user, void *data, int64_t bytes) {
+  drip *d = user;
+  const int64_t most = 1 + d->at % 7;
+  const ssize_t n = pread(base.fd, data, (size_t)(bytes < most ? bytes : most), (off_t)d->at);
+  NEED(n >= 0);
+  d->at += n;
+  return n;
 }
 
 static void make_model(void) {
@@ -169,8 +183,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     NEED(st == NG_ERR_FILE);
     NEED(ng_last_error(base.s.ctx)[0] != 0 && strchr(ng_last_error(base.s.ctx), '\n') == NULL);
     NEED(sim_fingerprint(&base.s) == before);
+    drip d = {0};
+    NEED(ng_load_from(base.s.p, read_drip, &d) == NG_ERR_FILE);
+    NEED(sim_fingerprint(&base.s) == before);
     return 0;
   }
+  drip d = {0};
+  const uint64_t loaded = sim_fingerprint(&base.s);
+  NEED(ng_load_from(base.s.p, read_drip, &d) == NG_OK);
+  NEED(sim_fingerprint(&base.s) == loaded);
   (void)sim_step(&base.s, 3); /* numbers may be absurd: any status will do */
   if (ng_reset_batch(base.s.p) == NG_OK) {
     char real[] = "/tmp/fuzz_state-XXXXXX";

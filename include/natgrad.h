@@ -797,8 +797,16 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * order (channel, kernel row, kernel column), so another build, another rank count or another
  * program can read them.
  *
+ * In it:   running averages, their inverses, momentum and moments; counters (steps, what was
+ *          skipped, rescued); every option with its value of now, so those that ng_set changed, and
+ *          since when.  Loading takes the live options from it; all others must be those of this
+ *          model (but placement and grad_worker_fraction), and so must the layers: their names,
+ *          order, shapes, frozen marks and options of their own.
+ * Not:     weights and gradients, and where they are bound; learning rates and what else is handed
+ *          to a step; times of the reports; threads, linear algebra, transport, ranks.
+ *
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
- *          ranks and threads.
+ *          ranks and threads, with the weights of step k.
  * Memory:  temporary buffers are taken and given back.
  * Ranks:   collective; rank 0 writes (and reads) one file at `path`.
  * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
@@ -807,6 +815,61 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  *          state is saved between steps. */
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
+
+/* A stream of the caller's.  Bytes come and go in order, in pieces of any size; neither function may
+ * call the library.
+ *   writer  takes all `bytes`; returns 0, or anything else if it failed: it is not called again
+ *   reader  gives at most `bytes` and returns how many; 0 at the end; negative if it failed */
+typedef int32_t (*ng_writer)(void *user, const void *data, int64_t bytes);
+typedef int64_t (*ng_reader)(void *user, void *data, int64_t bytes);
+
+/* The same bytes as in a file, to and from a stream.
+ *
+ * Memory:  ng_load_from holds one copy of the arrays until all of it has been checked; it takes room
+ *          for them only when their header fits this model.
+ * Ranks:   collective; rank 0's function is called, that of other ranks may be NULL.
+ * Errors:  as ng_save and ng_load, where a failed function is NG_ERR_FILE; NG_ERR_ARG (NULL on rank
+ *          0).  On any failure nothing has changed; what a failed ng_save_to has written is for the
+ *          caller to drop.  Bytes after the last one of a state are an error. */
+NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
+NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
+
+#if defined(NG_EXPERIMENTAL)
+/* One array of the state. */
+typedef struct ng_field_info {
+  size_t struct_size;
+  const char *name; /* "fc1/A"; the library's, until the next ng_state_at                     */
+  ng_dtype dtype;
+  int32_t ndim;     /* 1: the lower triangle of a symmetric matrix, row after row; 2: a matrix  */
+  int64_t shape[2]; /* elements; 0 beyond ndim                                                  */
+  int64_t bytes;
+  int32_t owner; /* a rank that holds it; others may, too                                    */
+} ng_field_info;
+NG_API void ng_field_info_init(ng_field_info *info, size_t size);
+
+/* The arrays of a state one by one, for a program that keeps them by itself (a state_dict), and the
+ * manifest that goes with them.  Arrays i = 0, 1, ... in this order, wider dtypes first, with
+ *   __metadata__ = {"natgrad": the manifest, "natgrad.crc32": its CRC-32 (zlib's), 8 digits 0-9a-f}
+ * make a safetensors file that ng_load and ng_load_from take.
+ *
+ *   ng_state_count     how many; the same on all ranks, and the same after ng_ready for ever; 0 before
+ *   ng_state_at        what number i is
+ *   ng_state_read      its elements, in the published order and dense, into `to`
+ *   ng_state_manifest  the JSON text, written to `text` (cut to `size`, always 0-terminated; NULL
+ *                      with size 0 to ask); returns the length of the whole text without its 0, or
+ *                      a negative ng_status
+ *
+ * Memory:  `to` has `bytes` bytes, exactly those of the array, and is aligned for its dtype.
+ *          ng_state_manifest takes and gives back temporary buffers; the others take nothing.
+ * Ranks:   local, but ng_state_manifest is collective: all ranks get the same text.
+ * Errors:  NG_ERR_ARG (no such number; other bytes; struct_size not set); NG_ERR_STATE before
+ *          ng_ready, between ng_begin and a step (not ng_state_at), and, by name, of an array that
+ *          this rank does not hold. */
+NG_API int32_t ng_state_count(ng_precond *p);
+NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
+NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
+NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
+#endif /* NG_EXPERIMENTAL */
 
 #ifdef __cplusplus
 }

@@ -169,8 +169,52 @@ void ngio_source_memory(ngio_source *s, const char *label, const void *bytes, si
   s->size = (int64_t)n;
 }
 
-ngio_status ngio_source_read(const ngio_source *s, int64_t offset, void *to, int64_t n,
-                             char *message, size_t size) {
+void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void *user) {
+  memset(s, 0, sizeof *s);
+  s->label = label;
+  s->fd = -1;
+  s->size = -1;
+  s->read = read;
+  s->user = user;
+}
+
+/* Somebody else's function: it may give less than was asked for, and say anything. */
+static ngio_status take_from(ngio_source *s, char *to, int64_t n, char *message, size_t size) {
+  while (n > 0) {
+    const int64_t got = s->read(s->user, to, n);
+    if (got < 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: the reader failed (%lld)", s->label,
+                      (long long)got);
+    if (got == 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: ends too early", s->label);
+    if (got > n)
+      return ngio_say(message, size, NGIO_ERR_FILE,
+                      "%s: the reader says that it gave %lld bytes, %lld were asked for", s->label,
+                      (long long)got, (long long)n);
+    to += got;
+    s->at += got;
+    n -= got;
+  }
+  return NGIO_OK;
+}
+
+ngio_status ngio_source_end(ngio_source *s, char *message, size_t size) {
+  char more;
+  if (s->read == NULL) return NGIO_OK;
+  const int64_t got = s->read(s->user, &more, 1);
+  if (got == 0) return NGIO_OK;
+  if (got < 0)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: the reader failed (%lld)", s->label,
+                    (long long)got);
+  return ngio_say(message, size, NGIO_ERR_FILE, "%s: goes on after the last of its %lld bytes",
+                  s->label, (long long)s->at);
+}
+
+ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
+                             size_t size) {
+  if (s->read != NULL) {
+    if (offset == s->at) return take_from(s, to, n, message, size);
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: a stream is read in order", s->label);
+  }
   if (offset < 0 || n < 0 || offset > s->size || n > s->size - offset)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: ends too early", s->label);
   if (s->fd < 0) {

@@ -24,7 +24,7 @@ typedef enum ngio_status {
   NGIO_ERR_ARG = -3 /* the caller asked for something that cannot be written                   */
 } ngio_status;
 
-/* The values equal those of ng_dtype; src/state.c asserts it. */
+/* The values equal those of ng_dtype; src/state/work.c asserts it. */
 typedef enum ngio_dtype {
   NGIO_F32 = 1,
   NGIO_F64 = 2,
@@ -49,18 +49,31 @@ typedef struct ngio_alloc {
 
 /* ---- for the readers and writers inside io/ --------------------------------------------------*/
 
-/* Bytes that can be read at any offset: an open file or a piece of memory. */
+/* A caller's stream.  read: bytes given, at most `bytes`; 0 at the end; < 0 failed.  write: 0, or it
+ * failed. */
+typedef int64_t (*ngio_read)(void *user, void *data, int64_t bytes);
+typedef int32_t (*ngio_write)(void *user, const void *data, int64_t bytes);
+
+/* Bytes that can be read at any offset, an open file or a piece of memory; or only one after the
+ * other, from a stream. */
 typedef struct ngio_source {
   const char *label; /* for messages: the path                                                    */
-  int fd;            /* -1: memory                                                                */
+  int fd;            /* -1: memory or a stream                                                    */
   const unsigned char *memory;
-  int64_t size;
+  int64_t size; /* of a stream, which does not say: -1                                       */
+  ngio_read read;
+  void *user;
+  int64_t at; /* of a stream: bytes taken                                                    */
 } ngio_source;
 
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);
 void ngio_source_memory(ngio_source *s, const char *label, const void *bytes, size_t n);
-ngio_status ngio_source_read(const ngio_source *s, int64_t offset, void *to, int64_t n,
-                             char *message, size_t size);
+void ngio_source_stream(ngio_source *s, const char *label, ngio_read read, void *user);
+/* All n bytes, or an error.  A stream is read in order: offset is where it stands. */
+ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
+                             size_t size);
+/* A stream has nothing after what was read (the size of the others has told). */
+ngio_status ngio_source_end(ngio_source *s, char *message, size_t size);
 void ngio_source_close(ngio_source *s);
 
 /* alloc NULL: the C library.  Zero bytes is a valid size. */

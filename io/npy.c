@@ -148,7 +148,7 @@ static ngio_status parse_header(const char *label, const char *text, size_t n, n
   return NGIO_OK;
 }
 
-static ngio_status read_array(const ngio_source *s, ngio_npy *out, char *message, size_t size) {
+static ngio_status read_array(ngio_source *s, ngio_npy *out, char *message, size_t size) {
   static const unsigned char magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
   unsigned char head[12] = {0};
   ngio_npy a;

@@ -48,6 +48,14 @@ ngio_status ngio_tensors_read(const char *path, const ngio_alloc *alloc, ngio_te
 ngio_status ngio_tensors_parse(const void *bytes, size_t n, const char *label,
                                const ngio_alloc *alloc, ngio_tensors **out, char *message,
                                size_t size);
+
+/* The same in two halves, for who wants to see the header before memory is taken for the data: a
+ * stream, unlike a file, may announce any amount.  After _begin everything is known but the data
+ * (NULL); _finish takes them, up to the end of `s`, and leaves f as it is on failure.  `s` stays
+ * open, and the caller's. */
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                               char *message, size_t size);
+ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, size_t size);
 void ngio_tensors_close(ngio_tensors **f);
 
 int32_t ngio_tensors_count(const ngio_tensors *f);
@@ -66,19 +74,24 @@ typedef struct ngio_writer ngio_writer;
 ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int32_t n,
                                const ngio_text *text, int32_t texts, char *message, size_t size);
 
-/* Piece by piece, when the data do not exist all at once.  _create announces everything; _put
- * appends data, tensor after tensor in the order announced (any cut); _finish takes the metadata
- * again, whose values may have changed as long as the header keeps its length, makes the file
- * appear under its name and ends the writer, whatever the result.  _abandon ends it without a
- * trace.  `tensors` and their names are copied.  Wider dtypes must come first, so that all data is
- * aligned: anything else is NGIO_ERR_ARG. */
+/* Piece by piece, when the data do not exist all at once.  _create announces everything and writes
+ * the header; _put appends data, tensor after tensor in the order announced (any cut); _finish makes
+ * the file appear under its name and ends the writer, whatever the result.  _abandon ends it without
+ * a trace.  Nothing is needed of `tensors` and `text` after _create.  Wider dtypes must come first,
+ * so that all data is aligned: anything else is NGIO_ERR_ARG.
+ *
+ * _stream is a _create whose bytes, those of a file, go to the caller's `write` in order, and
+ * nowhere else: after a failure, what it has got is for the caller to drop.  `label` stands for the
+ * path in messages. */
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
                                const ngio_text *text, int32_t texts, ngio_writer **out,
                                char *message, size_t size);
+ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
+                               const ngio_tensor *tensors, int32_t n, const ngio_text *text,
+                               int32_t texts, ngio_writer **out, char *message, size_t size);
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size);
-ngio_status ngio_writer_finish(ngio_writer **w, const ngio_text *text, int32_t texts, char *message,
-                               size_t size);
+ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 
 #ifdef __cplusplus

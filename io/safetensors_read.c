@@ -1,7 +1,8 @@
 /* safetensors_read.c: the suspicious half of the safetensors room.
  *
  * In: a path or bytes.  Out: names, dtypes, shapes, metadata and one aligned copy of all data,
- * after every statement of the header was held against the length of the file.  The format is that
+ * after every statement of the header was held against the length of the file (of a stream, which
+ * does not tell its length, against its end).  The format is that
  * of https://github.com/huggingface/safetensors (its limits: header at most 100 MB, tensors back to
  * back from offset 0 to the end).  One rule is ours: data must be aligned for its dtype, as every
  * writer we know does, so that callers may use the pointer as it is.
@@ -9,6 +10,7 @@
 #include "safetensors.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +25,7 @@ struct ngio_tensors {
   ngio_text *text;
   int32_t texts;
   void *data;
-  int64_t bytes;
+  int64_t start, bytes; /* of the data; a stream's bytes are known when its header is */
   ngio_alloc alloc;
   int has_alloc;
 };
@@ -146,6 +148,7 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
   const char *name;
   json_t *v;
   int64_t at = 0;
+  const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
   if (!list || !f->tensor || !f->begin || !f->by_name) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
     goto done;
@@ -155,7 +158,7 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
       st = take_texts(f, label, v, message, size);
     } else {
       placed *p = &list[f->count++];
-      st = take_tensor(label, name, v, f->bytes, &p->t, &p->begin, message, size);
+      st = take_tensor(label, name, v, limit, &p->t, &p->begin, message, size);
     }
     if (st != NGIO_OK) goto done;
   }
@@ -174,6 +177,7 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
     f->by_name[i] = &f->tensor[i];
   }
   qsort(f->by_name, (size_t)f->count, sizeof *f->by_name, by_text);
+  if (f->bytes < 0) f->bytes = at;
   if (at != f->bytes)
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes after the last tensor", label,
                   (long long)(f->bytes - at));
@@ -182,9 +186,10 @@ done:
   return st;
 }
 
-static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
-                            char *message, size_t size) {
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                               char *message, size_t size) {
   const char *label = s->label;
+  const bool stream = s->size < 0;
   unsigned char head[8];
   uint64_t length = 0;
   char *text = NULL;
@@ -199,7 +204,7 @@ static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_
     f->alloc = *alloc;
     f->has_alloc = 1;
   }
-  if (s->size < 10) {
+  if (!stream && s->size < 10) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes are no safetensors file", label,
                   (long long)s->size);
     goto done;
@@ -208,7 +213,13 @@ static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_
   if (st != NGIO_OK) goto done;
   for (int i = 7; i >= 0; i--)
     length = length << 8 | head[i];
-  if (length > (uint64_t)header_limit || length > (uint64_t)(s->size - 8) || length < 2) {
+  if (length > (uint64_t)header_limit || length < 2) {
+    st = ngio_say(message, size, NGIO_ERR_FILE,
+                  "%s: header of %llu bytes: no safetensors file, expected 2 to %lld", label,
+                  (unsigned long long)length, (long long)header_limit);
+    goto done;
+  }
+  if (!stream && length > (uint64_t)(s->size - 8)) {
     st = ngio_say(message, size, NGIO_ERR_FILE,
                   "%s: header of %llu bytes in a file of %lld: truncated, or no safetensors file",
                   label, (unsigned long long)length, (long long)s->size);
@@ -235,22 +246,38 @@ static ngio_status read_all(const ngio_source *s, const ngio_alloc *alloc, ngio_
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
     goto done;
   }
-  f->bytes = s->size - 8 - (int64_t)length;
+  f->start = 8 + (int64_t)length;
+  f->bytes = stream ? -1 : s->size - f->start;
   st = take_header(f, label, message, size);
-  if (st != NGIO_OK) goto done;
-  f->data = ngio_take(alloc, f->bytes);
-  if (!f->data) {
-    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for %lld bytes of data", label,
-                  (long long)f->bytes);
-    goto done;
-  }
-  st = ngio_source_read(s, 8 + (int64_t)length, f->data, f->bytes, message, size);
-  for (int32_t i = 0; i < f->count; i++)
-    f->tensor[i].data = (char *)f->data + f->begin[i];
 done:
   free(text);
   if (st != NGIO_OK) ngio_tensors_close(&f);
   *out = f;
+  return st;
+}
+
+ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, size_t size) {
+  void *data = ngio_take(alloc_of(f), f->bytes);
+  if (!data)
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for %lld bytes of data", s->label,
+                    (long long)f->bytes);
+  ngio_status st = ngio_source_read(s, f->start, data, f->bytes, message, size);
+  if (st == NGIO_OK) st = ngio_source_end(s, message, size);
+  if (st != NGIO_OK) {
+    ngio_give(alloc_of(f), data, f->bytes);
+    return st;
+  }
+  f->data = data;
+  for (int32_t i = 0; i < f->count; i++)
+    f->tensor[i].data = (char *)data + f->begin[i];
+  return NGIO_OK;
+}
+
+static ngio_status read_all(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
+                            char *message, size_t size) {
+  ngio_status st = ngio_tensors_begin(s, alloc, out, message, size);
+  if (st == NGIO_OK) st = ngio_tensors_finish(*out, s, message, size);
+  if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
 }
 
@@ -292,8 +319,7 @@ const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
 
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name) {
   const ngio_tensor wanted = {.name = name}, *key = &wanted;
-  const ngio_tensor **at =
-      bsearch(&key, f->by_name, (size_t)f->count, sizeof *f->by_name, by_text);
+  const ngio_tensor **at = bsearch(&key, f->by_name, (size_t)f->count, sizeof *f->by_name, by_text);
   return at == NULL ? NULL : *at;
 }
 

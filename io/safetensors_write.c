@@ -3,7 +3,10 @@
  * In: tensors and texts, at once or piece by piece.  Out: a complete file under the name asked for,
  * or an error and everything as it was.  Order of events: PATH.part is locked and written, flushed
  * to the disk, renamed over PATH, and the folder is flushed.  At every moment PATH is a whole
- * file: the earlier one or the new one.
+ * file: the earlier one or the new one.  Or the same bytes, handed to a function of the caller's.
+ *
+ * Bytes are written in order and once, which is all that a stream can do: what the header says must
+ * be known before the data are.
  */
 #include "safetensors.h"
 
@@ -18,10 +21,11 @@
 #include <unistd.h>
 
 struct ngio_writer {
-  char *path, *part;
-  int fd;
+  char *path, *part; /* of a stream: its label, and no name */
+  int fd;            /* -1: a stream, or not open */
+  ngio_write write;  /* of a stream; NULL: a file */
+  void *user;
   json_t *entries; /* the tensors of the header, in order */
-  int64_t header;  /* bytes reserved, the 8 of the length not counted */
   int64_t expect, written;
 };
 
@@ -92,13 +96,13 @@ static ngio_status add_tensor(ngio_writer *w, const ngio_tensor *t, char *messag
   return NGIO_OK;
 }
 
-/* The header as text; the caller frees it. */
-static ngio_status make_header(const ngio_writer *w, const ngio_text *text, int32_t texts,
-                               char **out, char *message, size_t size) {
+/* All that stands before the data, in *out; the caller frees it. */
+static ngio_status make_head(const ngio_writer *w, const ngio_text *text, int32_t texts, char **out,
+                             int64_t *bytes, char *message, size_t size) {
   *out = NULL;
   ngio_status st = NGIO_OK;
   json_t *root = json_object(), *meta = json_object();
-  size_t n = 0;
+  size_t n = 0, whole = 0;
   if (!root || !meta) goto nomem;
   for (int32_t i = 0; i < texts; i++) {
     if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value)) {
@@ -113,13 +117,18 @@ static ngio_status make_header(const ngio_writer *w, const ngio_text *text, int3
   /* Not json_dumps: short of memory while its buffer grows, it may leave out a key and say nothing.
    * Into a buffer of the right size nothing grows; a failure shows as another length. */
   n = json_dumpb(root, NULL, 0, JSON_COMPACT);
-  if (n == 0 || !(*out = malloc(n + 1))) goto nomem;
-  if (json_dumpb(root, *out, n, JSON_COMPACT) != n) {
+  /* Blanks after the header (JSON allows them) start the data at a multiple of 8. */
+  whole = (n + 7) / 8 * 8;
+  if (n == 0 || !(*out = malloc(8 + whole))) goto nomem;
+  if (json_dumpb(root, *out + 8, n, JSON_COMPACT) != n) {
     free(*out);
     *out = NULL;
     goto nomem;
   }
-  (*out)[n] = 0;
+  memset(*out + 8 + n, ' ', whole - n);
+  for (int i = 0; i < 8; i++)
+    (*out)[i] = (char)(unsigned char)((uint64_t)whole >> (8 * i));
+  *bytes = 8 + (int64_t)whole;
   goto done;
 nomem:
   st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", w->path);
@@ -129,18 +138,24 @@ done:
   return st;
 }
 
-static ngio_status write_at(const ngio_writer *w, int64_t offset, const void *data, int64_t n,
-                            char *message, size_t size) {
+/* The next n bytes. */
+static ngio_status append(const ngio_writer *w, const void *data, int64_t n, char *message,
+                          size_t size) {
   const char *at = (const char *)data;
+  if (w->write != NULL) {
+    const int32_t said = n > 0 ? w->write(w->user, data, n) : 0;
+    return said == 0 ? NGIO_OK
+                     : ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)",
+                                w->path, (long)said);
+  }
   while (n > 0) {
     size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
-    ssize_t put = pwrite(w->fd, at, piece, (off_t)offset);
+    ssize_t put = write(w->fd, at, piece);
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0)
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path,
                       put < 0 ? strerror(errno) : "no space");
     at += put;
-    offset += put;
     n -= put;
   }
   return NGIO_OK;
@@ -182,21 +197,24 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   return ngio_say(message, size, NGIO_ERR_FILE, "%s: another program keeps writing it", w->path);
 }
 
-ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
-                               const ngio_text *text, int32_t texts, ngio_writer **out,
-                               char *message, size_t size) {
+/* `write` NULL: a file. */
+static ngio_status begin(const char *path, ngio_write write, void *user, const ngio_tensor *tensors,
+                         int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
+                         char *message, size_t size) {
   *out = NULL;
-  char *header = NULL;
-  if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
+  char *head = NULL;
+  int64_t bytes = 0;
   ngio_status st = NGIO_ERR_NOMEM;
   ngio_writer *w = calloc(1, sizeof *w);
   if (w) {
     w->fd = -1;
+    w->write = write;
+    w->user = user;
     w->path = text_join(path, "");
-    w->part = text_join(path, ".part");
+    w->part = write == NULL ? text_join(path, ".part") : NULL;
     w->entries = json_object();
   }
-  if (!w || !w->path || !w->part || !w->entries) {
+  if (!w || !w->path || (write == NULL && !w->part) || !w->entries) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
     goto done;
   }
@@ -204,23 +222,37 @@ ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int
     st = add_tensor(w, &tensors[i], message, size);
     if (st != NGIO_OK) goto done;
   }
-  st = make_header(w, text, texts, &header, message, size);
-  if (st != NGIO_OK) goto done;
-  /* Blanks after the header (JSON allows them) start the data at a multiple of 8. */
-  w->header = ((int64_t)strlen(header) + 7) / 8 * 8;
-  st = open_part(w, message, size);
+  st = make_head(w, text, texts, &head, &bytes, message, size);
+  if (st == NGIO_OK && write == NULL) st = open_part(w, message, size);
+  if (st == NGIO_OK) st = append(w, head, bytes, message, size);
 done:
-  free(header);
+  free(head);
   if (st != NGIO_OK) ngio_writer_abandon(&w);
   *out = w;
   return st;
+}
+
+ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
+                               const ngio_text *text, int32_t texts, ngio_writer **out,
+                               char *message, size_t size) {
+  *out = NULL;
+  if (!path || !*path) return ngio_say(message, size, NGIO_ERR_FILE, "no path given");
+  return begin(path, NULL, NULL, tensors, n, text, texts, out, message, size);
+}
+
+ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
+                               const ngio_tensor *tensors, int32_t n, const ngio_text *text,
+                               int32_t texts, ngio_writer **out, char *message, size_t size) {
+  *out = NULL;
+  if (write == NULL) return ngio_say(message, size, NGIO_ERR_ARG, "%s: no writer given", label);
+  return begin(label, write, user, tensors, n, text, texts, out, message, size);
 }
 
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size) {
   if (bytes < 0 || bytes > w->expect - w->written)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: more data than announced", w->path);
-  ngio_status st = write_at(w, 8 + w->header + w->written, data, bytes, message, size);
+  ngio_status st = append(w, data, bytes, message, size);
   if (st == NGIO_OK) w->written += bytes;
   return st;
 }
@@ -242,33 +274,15 @@ static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size)
   return st;
 }
 
-ngio_status ngio_writer_finish(ngio_writer **writer, const ngio_text *text, int32_t texts,
-                               char *message, size_t size) {
+ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
   ngio_writer *w = *writer;
-  char *header = NULL;
-  unsigned char length[8];
-  int64_t have = 0;
   ngio_status st = NGIO_OK;
   if (w->written != w->expect) {
     st = ngio_say(message, size, NGIO_ERR_ARG, "%s: %lld bytes of data, %lld were announced",
                   w->path, (long long)w->written, (long long)w->expect);
     goto done;
   }
-  st = make_header(w, text, texts, &header, message, size);
-  if (st != NGIO_OK) goto done;
-  have = (int64_t)strlen(header);
-  if (have > w->header) {
-    st = ngio_say(message, size, NGIO_ERR_ARG, "%s: the metadata grew since it was announced",
-                  w->path);
-    goto done;
-  }
-  for (int i = 0; i < 8; i++)
-    length[i] = (unsigned char)((uint64_t)w->header >> (8 * i));
-  st = write_at(w, 0, length, 8, message, size);
-  if (st == NGIO_OK) st = write_at(w, 8, header, have, message, size);
-  for (int64_t i = have; st == NGIO_OK && i < w->header; i++)
-    st = write_at(w, 8 + i, " ", 1, message, size);
-  if (st != NGIO_OK) goto done;
+  if (w->write != NULL) goto done;
   if (fsync(w->fd) != 0) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
     goto done;
@@ -282,7 +296,6 @@ ngio_status ngio_writer_finish(ngio_writer **writer, const ngio_text *text, int3
   w->fd = -1;
   st = sync_folder(w, message, size);
 done:
-  free(header);
   ngio_writer_abandon(writer);
   return st;
 }
@@ -318,7 +331,7 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
     int64_t bytes = ngio_bytes_of(order[i].dtype, order[i].shape, order[i].ndim);
     st = ngio_writer_put(w, order[i].data, bytes, message, size);
   }
-  if (st == NGIO_OK) st = ngio_writer_finish(&w, text, texts, message, size);
+  if (st == NGIO_OK) st = ngio_writer_finish(&w, message, size);
   ngio_writer_abandon(&w);
   free(order);
   return st;

@@ -36,6 +36,8 @@ int main(void) {
 #if defined(NG_EXPERIMENTAL)
   INIT(ng_transport, transport);
   INIT(ng_collective, collective);
+  INIT(ng_field_info, field);
+  if (field.struct_size != sizeof field || ng_state_count(p) != 0) return 1;
   ng_threads *group = NULL;
   if (ng_threads_create(2, &group) != NG_OK ||
       ng_threads_transport(group, 0, &transport, sizeof transport) != NG_OK ||

@@ -10,6 +10,7 @@
 
 #include "fixture.h"
 #include "ranks.h"
+#include "stream.h"
 
 /* ---- how the library sees it -----------------------------------------------------------------*/
 
@@ -104,6 +105,8 @@ typedef struct play {
   const ng_options *opt;
   const scene_look *look;
   scene_result *result; /* [rank] */
+  walked *walk;         /* [rank] */
+  stream *kept;
 } play;
 
 typedef struct actor {
@@ -304,11 +307,15 @@ static ng_status take_step(actor *a, int32_t t) {
 
 /* What is held goes to the file and comes back into a preconditioner that was never used. */
 static ng_status resume(actor *a, const ng_transport *transport) {
-  ng_status st = ng_save(a->f.p, a->p->look->resume);
+  const char *file = a->p->look->resume;
+  const bool walk = a->p->look->by_walk;
+  ng_status st = walk ? walk_take(a->f.p, a->rank, &a->p->walk[a->rank]) : ng_save(a->f.p, file);
+  if (st == NG_OK && walk && a->rank == 0) st = walk_compose(a->f.p, a->p->walk, a->p->kept);
   if (st != NG_OK) return st;
   leave(a);
   st = enter(a, transport);
-  return st == NG_OK ? ng_load(a->f.p, a->p->look->resume) : st;
+  if (st != NG_OK) return st;
+  return walk ? ng_load_from(a->f.p, stream_read, a->p->kept) : ng_load(a->f.p, file);
 }
 
 static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
@@ -324,7 +331,8 @@ static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
     ng_context_allocated(a.f.ctx, NULL, NULL, &after);
     out->allocations += after - before;
     if (st > worst) worst = st;
-    if (st >= NG_OK && look->resume && look->resume_after == t) st = resume(&a, transport);
+    if (st >= NG_OK && (look->resume || look->by_walk) && look->resume_after == t)
+      st = resume(&a, transport);
   }
   if (st >= NG_OK && look->save) st = ng_save(a.f.p, look->save);
   if (st < NG_OK) {
@@ -338,7 +346,9 @@ static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
 
 void scene_play(const scene *s, const ng_options *opt, const scene_look *look, scene_result *out) {
   scene_result *result = scene_room(sizeof *result * (size_t)s->ranks);
-  play p = {s, opt, look, result};
+  walked walk[SCENE_RANKS] = {{0}};
+  stream kept = {0};
+  play p = {s, opt, look, result, walk, &kept};
   ng_status worst = s->ranks > 1 ? ranks_run(s->ranks, act, &p, NULL) : act(0, NULL, &p);
   double gap = 0;
   for (int32_t r = 1; r < s->ranks; r++) {
@@ -357,6 +367,9 @@ void scene_play(const scene *s, const ng_options *opt, const scene_look *look, s
     if (result[r].refused < result[0].refused) result[0].refused = result[r].refused;
     scene_forget(&result[r]);
   }
+  for (int32_t r = 0; r < s->ranks; r++)
+    walk_drop(&walk[r]);
+  stream_drop(&kept);
   *out = result[0];
   out->status = worst;
   out->rank_gap = gap;

@@ -184,6 +184,41 @@ static ng_status set(run *r) { return ng_set(r->f.p, "stat_decay", "0.8"); }
 static ng_status save(run *r) { return ng_save(r->f.p, r->file); }
 static ng_status load(run *r) { return ng_load(r->f.p, r->file); }
 
+/* Room that nobody counts. */
+static char kept[1 << 16];
+static int64_t kept_bytes, kept_read;
+
+static int32_t keep(void *user, const void *data, int64_t bytes) {
+  (void)user;
+  if (bytes > (int64_t)sizeof kept - kept_bytes) return 1;
+  memcpy(kept + kept_bytes, data, (size_t)bytes);
+  kept_bytes += bytes;
+  return 0;
+}
+
+static int64_t read_kept(void *user, void *data, int64_t bytes) {
+  (void)user;
+  if (bytes > kept_bytes - kept_read) bytes = kept_bytes - kept_read;
+  memcpy(data, kept + kept_read, (size_t)bytes);
+  kept_read += bytes;
+  return bytes;
+}
+
+static ng_status save_to(run *r) {
+  kept_bytes = 0;
+  return ng_save_to(r->f.p, keep, NULL);
+}
+
+static ng_status load_from(run *r) {
+  kept_read = 0;
+  return ng_load_from(r->f.p, read_kept, NULL);
+}
+
+static ng_status manifest(run *r) {
+  const int64_t n = ng_state_manifest(r->f.p, NULL, 0);
+  return n > 0 ? NG_OK : (ng_status)n;
+}
+
 static const struct {
   const char *name;
   ng_status (*call)(run *r);
@@ -201,6 +236,11 @@ static const struct {
     {"a step", step},
     {"ng_save", save},
     {"ng_load", load},
+    {"a step", step},
+    {"ng_state_manifest", manifest},
+    {"ng_save_to", save_to},
+    {"a step", step},
+    {"ng_load_from", load_from},
     {"a step", step},
 };
 enum { CALLS = sizeof calls / sizeof calls[0] };
@@ -235,7 +275,7 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
       st = calls[i].call(r);
       if (st >= NG_OK) break;
       const char *why = r->f.ctx == NULL ? r->message : ng_last_error(r->f.ctx);
-      const bool parser = st == NG_ERR_FILE && mem.json && calls[i].call == load;
+      const bool parser = st == NG_ERR_FILE && mem.json && (calls[i].call == load || calls[i].call == load_from);
       if ((st != NG_ERR_NOMEM && !parser) || why[0] == 0) {
         mem.on = false;
         fail_msg("%s: %s \"%s\" at allocation %d", calls[i].name, ng_status_name(st), why,

@@ -194,11 +194,23 @@ static void nothing(void **state) {
   TOLD(ng_save(p, NULL));
   ARG(ng_load(NULL, "x"));
   TOLD(ng_load(p, NULL));
+  ARG(ng_save_to(NULL, NULL, NULL));
+  TOLD(ng_save_to(p, NULL, NULL));
+  ARG(ng_load_from(NULL, NULL, NULL));
+  TOLD(ng_load_from(p, NULL, NULL));
+  ARG(ng_state_at(NULL, 0, &(ng_field_info){.struct_size = sizeof(ng_field_info)}));
+  TOLD(ng_state_at(p, 0, NULL));
+  TOLD(ng_state_at(p, 0, &(ng_field_info){0}));
+  ARG(ng_state_read(NULL, 0, text, 4));
+  TOLD(ng_state_read(p, 0, NULL, 4));
+  TOLD(ng_state_read(p, -1, text, 4));
   SILENT(ng_last_error(NULL)[0], 0);
   SILENT(ng_context_threads(NULL), 1);
   SILENT(ng_wants(NULL, 0), 0);
   SILENT(ng_memory_count(NULL), 0);
   SILENT(ng_explain_count(NULL), 0);
+  SILENT(ng_state_count(NULL), 0);
+  SILENT(ng_state_manifest(NULL, NULL, 0), NG_ERR_ARG);
   SILENT(ng_dtype_size((ng_dtype)99), 0);
   SILENT(ng_dtype_name((ng_dtype)99) == NULL, 0);
   SILENT(ng_status_name((ng_status)99) == NULL, 0);
@@ -246,7 +258,7 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
   X(ng_context_config)                                                                             \
   X(ng_batch) X(ng_sgd) X(ng_adamw) X(ng_transport) X(ng_collective) X(ng_component)               \
   X(ng_option_info) X(ng_method_info) X(ng_published_info) X(ng_report) X(ng_station_report)       \
-  X(ng_layer_report) X(ng_memory_info) X(ng_explain_row)
+  X(ng_layer_report) X(ng_memory_info) X(ng_explain_row) X(ng_field_info)
 #define OF_BYTES(type)                                                                             \
   static void init_##type(void *out, size_t size) { type##_init(out, size); }
 FOR_EACH_STRUCT(OF_BYTES)

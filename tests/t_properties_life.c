@@ -193,6 +193,25 @@ static void resumed(const variant *v) {
   assert_int_equal(unlink(file), 0);
 }
 
+/* The same without a file: kept array by array, each of the rank that holds it, and put together by
+ * somebody else. */
+static void kept_by_walk(const variant *v) {
+  for (int k = 0; k < 2; k++) {
+    const int32_t ranks = k == 0 ? 1 : 3;
+    scene *s = party(v, ranks);
+    ng_options o = v_options(v);
+    scene_look look = stage(ranks);
+    scene_result x = v_play_as(v, s, &o, look);
+    look.by_walk = true;
+    look.resume_after = 1 - k;
+    scene_result y = v_play_as(v, s, &o, look);
+    v_same(v, "kept by walk", s, &y, &x, 0);
+    scene_forget(&x);
+    scene_forget(&y);
+    scene_destroy(&s);
+  }
+}
+
 /* ---- refused ---------------------------------------------------------------------------------*/
 
 /* A step with a value that is not finite, on one rank, is refused on every rank and changes no
@@ -292,6 +311,7 @@ int main(void) {
       {"fractions", FRACTIONS, fractions},
       {"again", EVERYONE, again},
       {"resumed", EVERYONE, resumed},
+      {"kept by walk", EVERYONE, kept_by_walk},
       {"refused", EVERYONE, refused},
       {"abandoned", EVERYONE, abandoned},
       {"out of range", LINEAR, out_of_range},

@@ -14,11 +14,67 @@
 
 #include "io_check.h"
 
+/* Five bytes at a time. */
+typedef struct drip {
+  const unsigned char *bytes;
+  size_t left;
+} drip;
+
+static int64_t drip_read(void *user, void *data, int64_t bytes) {
+  drip *d = user;
+  size_t n = bytes < 5 ? (size_t)bytes : 5;
+  if (n > d->left) n = d->left;
+  memcpy(data, d->bytes, n);
+  d->bytes += n;
+  d->left -= n;
+  return (int64_t)n;
+}
+
+/* No more than any test here has: a stream may announce any amount. */
+static void *little_take(void *user, size_t bytes) {
+  (void)user;
+  return bytes <= 4096 ? malloc(bytes) : NULL;
+}
+static void little_give(void *user, void *ptr, size_t bytes) {
+  (void)user, (void)bytes;
+  free(ptr);
+}
+
+/* As a stream the same bytes are taken or refused as they are in memory. */
+static void same_as_a_stream(const void *bytes, size_t n, const ngio_tensors *f) {
+  const ngio_alloc little = {little_take, little_give, NULL};
+  drip d = {bytes, n};
+  ngio_source s;
+  ngio_tensors *g = NULL;
+  char why[256] = "";
+  ngio_source_stream(&s, "drip", drip_read, &d);
+  ngio_status st = ngio_tensors_begin(&s, &little, &g, why, sizeof why);
+  if (st == NGIO_OK) {
+    for (int32_t i = 0; i < ngio_tensors_count(g); i++)
+      assert_null(ngio_tensors_at(g, i)->data);
+    st = ngio_tensors_finish(g, &s, why, sizeof why);
+  }
+  assert_true((st == NGIO_OK) == (why[0] == 0));
+  if ((st == NGIO_OK) != (f != NULL)) fail_msg("as a stream: %d \"%s\"", (int)st, why);
+  if (f != NULL) {
+    assert_int_equal(d.left, 0);
+    assert_consistent(g, n);
+    assert_int_equal(ngio_tensors_count(f), ngio_tensors_count(g));
+    for (int32_t i = 0; i < ngio_tensors_count(f); i++) {
+      const ngio_tensor *x = ngio_tensors_at(f, i), *y = ngio_tensors_at(g, i);
+      assert_string_equal(x->name, y->name);
+      assert_memory_equal(x->data, y->data, (size_t)x->bytes);
+    }
+  }
+  ngio_tensors_close(&g);
+}
+
 static ngio_status parse(const void *bytes, size_t n, ngio_tensors **f) {
   message[0] = 0;
   ngio_status st = ngio_tensors_parse(bytes, n, "x", NULL, f, message, sizeof message);
   assert_true((st == NGIO_OK) == (*f != NULL));
   assert_true((st == NGIO_OK) == (message[0] == 0));
+  same_as_a_stream(bytes, n, *f);
   return st;
 }
 

@@ -91,15 +91,14 @@ static void piece_by_piece(void **state) {
   (void)state;
   const char *path = in_folder("pieces");
   ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, NULL, 0}, {"f", NGIO_F32, 1, {3}, NULL, 0}};
-  ngio_text text = {"sum", "00000000"};
+  ngio_text text = {"sum", "1234abcd"};
   ngio_writer *w;
   assert_int_equal(ngio_writer_create(path, t, 2, &text, 1, &w, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, two, 5, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, (const char *)two + 5, 11, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
   assert_int_equal(access(path, F_OK), -1); /* nothing under the name before the end */
-  text.value = "1234abcd";
-  assert_int_equal(ngio_writer_finish(&w, &text, 1, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
   assert_null(w);
   ngio_tensors *f;
   assert_int_equal(ngio_tensors_read(path, NULL, &f, message, sizeof message), NGIO_OK);
@@ -114,12 +113,9 @@ static void piece_by_piece(void **state) {
   assert_int_equal(ngio_writer_create(path, t, 2, NULL, 0, &w, message, sizeof message), NGIO_OK);
   assert_int_equal(ngio_writer_put(w, two, 29, message, sizeof message), NGIO_ERR_ARG);
   assert_int_equal(ngio_writer_put(w, two, 16, message, sizeof message), NGIO_OK);
-  assert_int_equal(ngio_writer_finish(&w, NULL, 0, message, sizeof message), NGIO_ERR_ARG);
+  assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_ERR_ARG);
   expect_message("28 were announced");
   assert_null(w);
-  assert_int_equal(ngio_writer_create(path, t, 0, &text, 1, &w, message, sizeof message), NGIO_OK);
-  text.value = "longer than what was announced";
-  assert_int_equal(ngio_writer_finish(&w, &text, 1, message, sizeof message), NGIO_ERR_ARG);
   ngio_tensor bad[] = {
       {"", NGIO_F32, 1, {1}, three, 0},          {"__metadata__", NGIO_F32, 1, {1}, three, 0},
       {"\xff", NGIO_F32, 1, {1}, three, 0},      {"x", (ngio_dtype)99, 1, {1}, three, 0},
@@ -145,6 +141,54 @@ static void piece_by_piece(void **state) {
   assert_memory_equal(before, after, n);
   free(before);
   free(after);
+  assert_int_equal(unlink(path), 0);
+}
+
+/* A stream gets the bytes of the file, in order; nothing after a failure. */
+typedef struct sink {
+  unsigned char bytes[4096];
+  int64_t n;
+  int32_t calls, fail_at;
+} sink;
+
+static int32_t sink_write(void *user, const void *data, int64_t bytes) {
+  sink *s = user;
+  if (++s->calls >= s->fail_at) return 7;
+  assert_true(bytes > 0 && s->n + bytes <= (int64_t)sizeof s->bytes);
+  memcpy(s->bytes + s->n, data, (size_t)bytes);
+  s->n += bytes;
+  return 0;
+}
+
+static void to_a_stream(void **state) {
+  (void)state;
+  const char *path = in_folder("file");
+  const ngio_tensor t[2] = {{"d", NGIO_F64, 1, {2}, two, 0}, {"f", NGIO_F32, 1, {3}, three, 0}};
+  const ngio_text text = {"sum", "1234abcd"};
+  size_t n;
+  assert_int_equal(ngio_tensors_write(path, t, 2, &text, 1, message, sizeof message), NGIO_OK);
+  unsigned char *file = slurp(path, &n);
+  for (int32_t fail_at = 1; fail_at <= 4; fail_at++) {
+    sink s = {.fail_at = fail_at};
+    ngio_writer *w;
+    ngio_status st = ngio_writer_stream("the sink", sink_write, &s, t, 2, &text, 1, &w, message,
+                                        sizeof message);
+    assert_true((w == NULL) == (st != NGIO_OK));
+    if (st == NGIO_OK) st = ngio_writer_put(w, two, sizeof two, message, sizeof message);
+    if (st == NGIO_OK) st = ngio_writer_put(w, three, sizeof three, message, sizeof message);
+    if (st == NGIO_OK) st = ngio_writer_finish(&w, message, sizeof message);
+    ngio_writer_abandon(&w);
+    assert_int_equal(st, fail_at < 4 ? NGIO_ERR_FILE : NGIO_OK);
+    if (st != NGIO_OK) expect_message("the sink: the writer failed (7)");
+    assert_int_equal(s.calls, fail_at < 4 ? fail_at : 3);
+    assert_memory_equal(s.bytes, file, (size_t)s.n);
+    if (st == NGIO_OK) assert_int_equal(s.n, n);
+  }
+  ngio_writer *w;
+  assert_int_equal(ngio_writer_stream("x", NULL, NULL, t, 2, &text, 1, &w, message, sizeof message),
+                   NGIO_ERR_ARG);
+  assert_null(w);
+  free(file);
   assert_int_equal(unlink(path), 0);
 }
 
@@ -247,7 +291,7 @@ static void left_behind_and_locked(void **state) {
                    NGIO_ERR_FILE);
   expect_message("another program is writing");
   assert_int_equal(ngio_writer_put(w, three, 12, message, sizeof message), NGIO_OK);
-  assert_int_equal(ngio_writer_finish(&w, NULL, 0, message, sizeof message), NGIO_OK);
+  assert_int_equal(ngio_writer_finish(&w, message, sizeof message), NGIO_OK);
   /* A link under the temporary name is not followed. */
   const char *precious = in_folder("precious");
   spill(precious, "keep", 4);
@@ -268,6 +312,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(round_trip),
       cmocka_unit_test(piece_by_piece),
+      cmocka_unit_test(to_a_stream),
       cmocka_unit_test(refused_places),
       cmocka_unit_test(full_disk),
       cmocka_unit_test(left_behind_and_locked),

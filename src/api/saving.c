@@ -1,6 +1,6 @@
-/* saving.c: the public functions that save and load; state/ has what they do.
+/* saving.c: the public functions that save, load and show the state; state/ has what they do.
  *
- * Both are collective; only rank 0 touches the file. */
+ * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream. */
 #include "state/state.h"
 
 /* NG_OK: collective work may begin. */
@@ -13,11 +13,48 @@ static ng_status may_begin(ng_precond *p, const char *call) {
 }
 
 ng_status ng_save(ng_precond *p, const char *path) {
+  const ng_place to = {.path = path};
   const ng_status st = may_begin(p, "ng_save");
-  return st == NG_OK ? ng_state_save(p, path) : st;
+  return st == NG_OK ? ng_state_save(p, "ng_save", &to) : st;
 }
 
 ng_status ng_load(ng_precond *p, const char *path) {
+  const ng_place from = {.path = path};
   const ng_status st = may_begin(p, "ng_load");
-  return st == NG_OK ? ng_state_load(p, path) : st;
+  return st == NG_OK ? ng_state_load(p, "ng_load", &from) : st;
+}
+
+ng_status ng_save_to(ng_precond *p, ng_writer write, void *user) {
+  const ng_place to = {.stream = true, .write = write, .user = user};
+  const ng_status st = may_begin(p, "ng_save_to");
+  return st == NG_OK ? ng_state_save(p, "ng_save_to", &to) : st;
+}
+
+ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
+  const ng_place from = {.stream = true, .read = read, .user = user};
+  const ng_status st = may_begin(p, "ng_load_from");
+  return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
+}
+
+int32_t ng_state_count(ng_precond *p) {
+  return p != NULL && p->ready ? ng_state_field_count(p) : 0;
+}
+
+ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out) {
+  const ng_status st = may_begin(p, "ng_state_at");
+  if (st != NG_OK) return st;
+  if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_at: out is NULL");
+  return ng_state_field_at(p, i, out);
+}
+
+ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
+  const ng_status st = may_begin(p, "ng_state_read");
+  return st == NG_OK ? ng_state_field_read(p, i, to, bytes) : st;
+}
+
+int64_t ng_state_manifest(ng_precond *p, char *text, size_t size) {
+  int64_t length = 0;
+  ng_status st = may_begin(p, "ng_state_manifest");
+  if (st == NG_OK) st = ng_state_manifest_text(p, text, size, &length);
+  return st == NG_OK ? length : st;
 }

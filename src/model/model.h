@@ -225,6 +225,14 @@ typedef enum ng_rescue {
   NG_RESCUES
 } ng_rescue;
 
+enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 characters and 47 */
+
+/* Where state/walk.c stopped: field `before` is the first of this key that has this width. */
+typedef struct ng_shown {
+  int64_t width; /* bytes of an element; 0: nowhere yet */
+  int32_t key, before;
+} ng_shown;
+
 struct ng_precond {
   ng_context *ctx;
   ng_options opt;              /* owned texts; what ng_get, messages and files show */
@@ -248,6 +256,8 @@ struct ng_precond {
   int64_t steps, updates, skipped;
   int64_t kept; /* entries that the last step left as they were, for want of a gradient */
   int64_t rescued[NG_RESCUES];
+  ng_shown shown;
+  char shown_name[NG_FIELD_KEY]; /* what ng_state_at gave */
 };
 
 /* Asked for anew by each use: an observation may have moved it. */

@@ -24,20 +24,28 @@ static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, fl
   return one_field(w, &f);
 }
 
+int32_t ng_state_keys(const ng_precond *p) { return p->blocks + p->entries; }
+
+ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg) {
+  if (k < p->blocks) {
+    field_walk w = {p->block[k]->name, visit, arg};
+    return ng_block_fields(p->block[k], one_field, &w);
+  }
+  ng_entry *e = p->entry[k - p->blocks];
+  field_walk w = {e->d.name, visit, arg};
+  const bool adamw = p->base.update == NG_UPDATE_ADAMW;
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
+    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m);
+    if (st == NG_OK) st = moment(&w, &e->slot[i], "second", e->slot[i].v);
+  }
+  return st;
+}
+
 ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg) {
   ng_status st = NG_OK;
-  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    field_walk w = {p->block[i]->name, visit, arg};
-    st = ng_block_fields(p->block[i], one_field, &w);
-  }
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry *e = p->entry[i];
-    field_walk w = {e->d.name, visit, arg};
-    for (int32_t k = 0; k < e->slots && st == NG_OK; k++) {
-      const bool adamw = p->base.update == NG_UPDATE_ADAMW;
-      st = moment(&w, &e->slot[k], adamw ? "first" : "momentum", e->slot[k].m);
-      if (st == NG_OK) st = moment(&w, &e->slot[k], "second", e->slot[k].v);
-    }
+  for (int32_t k = 0; k < ng_state_keys(p) && st == NG_OK; k++) {
+    st = ng_state_key_fields(p, k, visit, arg);
   }
   return st;
 }

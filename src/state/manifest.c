@@ -6,7 +6,7 @@
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
  *    "layers":   [{"name": "fc1", "is": "linear in=64 out=10 ...", "options": ""}, ...]
  *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
- *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by state.c; blocks are keyed by their name
+ *    "tensors":  {"fc1/A": {"crc32": "89abcdef"}, ...}}    added by save.c; blocks are keyed by their name
  *
  * Layers and options are kept as text rather than as a hash, so that a state of another model is
  * refused with what differs.  A state fits when the layers are the same and every option is the
@@ -57,7 +57,7 @@ int64_t ng_state_values(ng_precond *p) {
   return c.at;
 }
 
-/* Each number from the block's owner alone: the sum over ranks (state.c) is then everybody's
+/* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
  * array. */
 void ng_state_get(ng_precond *p, double *x) {
   cursor c = {x, NULL, 0};
@@ -522,7 +522,7 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, m, "last", last);
   add(&ok, m, "layers", make_layers(p, &ok));
   add(&ok, m, "blocks", make_blocks(p, values, &ok));
-  add(&ok, m, "tensors", json_object()); /* state.c fills it */
+  add(&ok, m, "tensors", json_object()); /* save.c fills it */
   if (ok) {
     *out = m;
     return NG_OK;

@@ -1,10 +1,12 @@
-/* state.h: the state of a preconditioner, to a file and back.
+/* state.h: the state of a preconditioner, to a file or a stream and back.
  *
- * In:   a model between two steps; a path.
- * Out:  a file with every array and number that a later run needs; or a model that goes on from one.
+ * In:   a model between two steps; a path, or the caller's functions.
+ * Out:  a file with every array and number that a later run needs; or a model that goes on from one; or
+ *       the arrays one by one.
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
- * state.c is the protocol: who writes, who reads, how all ranks learn the verdict.
+ * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
+ * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
  * manifest.c turns options, counters and layers into a JSON text and back.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
  */
@@ -22,6 +24,11 @@
 /* Arrays of blocks under the block's name, moments under the layer's. */
 typedef ng_status (*ng_field_keyed)(void *arg, const char *key, ng_field *f);
 ng_status ng_state_fields(ng_precond *p, ng_field_keyed visit, void *arg);
+/* The same for one of ng_state_keys keys: a block, or a layer's moments. */
+int32_t ng_state_keys(const ng_precond *p);
+ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, void *arg);
+
+enum { NG_WIDEST = 8 }; /* bytes of an element; files have fields of 8, of 4, of 2, of 1 */
 
 int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
 int64_t ng_field_bytes(const ng_field *f);
@@ -55,9 +62,25 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
 /* Cannot fail. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
 
-/* ---- state.c: what api/ calls ----------------------------------------------------------------*/
+/* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 
-ng_status ng_state_save(ng_precond *p, const char *path);
-ng_status ng_state_load(ng_precond *p, const char *path);
+/* Where a state goes or comes from: a file of that name, or the caller's stream. */
+typedef struct ng_place {
+  bool stream;
+  const char *path;
+  ng_reader read; /* a stream has the one that is called */
+  ng_writer write;
+  void *user;
+} ng_place;
+
+/* `call` is the public function, for messages. */
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_place *to);
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_place *from);
+/* *length without the 0; `text` may be NULL. */
+ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
+
+int32_t ng_state_field_count(ng_precond *p);
+ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out);
+ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 
 #endif

@@ -1,0 +1,202 @@
+/* load.c: the state of a preconditioner, from a file or a stream.
+ *
+ * Ranks: rank 0 reads and verifies everything, all ranks compare the manifest with their model, and
+ * only when all agree does data travel and anything change.
+ *
+ * The header first, the checksum of the manifest in it, its meaning, the shapes of the arrays; only
+ * when all that is this model's, memory for the arrays is taken and they are read: nothing is
+ * believed before it has been checked, above all not how long a stream is.
+ *
+ * In: a model between two steps, a place.  Out: a model that goes on to the same bits, or one that is
+ * as it was. */
+#include "state/work.h"
+
+/* ---- rank 0 verifies -------------------------------------------------------------------------*/
+
+static bool parse_manifest(ng_work *w, const char *text) {
+  char why[80];
+  const ngio_status st = ngio_json(text, strlen(text), &w->manifest, why, sizeof why);
+  return st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest")
+         : st != NGIO_OK      ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
+                              : true;
+}
+
+static ng_status refuse(ng_work *w, const char *name, const char *why) {
+  if (why != NULL) {
+    w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE, "%s: tensor '%s' %s", w->label,
+                       name, why);
+  }
+  return NG_OK;
+}
+
+static const json_t *entry_of(const ng_work *w, const char *name) {
+  return json_object_get(json_object_get(w->manifest, "tensors"), name);
+}
+
+/* Every array of this model is announced, as it should be. */
+static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
+  const ng_tensor_name name = ng_tensor_name_of(key, f);
+  const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
+  int32_t ndim;
+  int64_t shape[2];
+  const char *why = NULL;
+  if (w->st != NG_OK) return NG_OK;
+  ng_tensor_shape(f, &ndim, shape);
+  if (t == NULL) {
+    why = "is missing";
+  } else if ((int)t->dtype != (int)f->dtype) {
+    why = "has another dtype than in this model";
+  } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
+    why = "has another shape than in this model";
+  } else if (!json_is_string(json_object_get(entry_of(w, name.text), "crc32"))) {
+    why = "is not in the manifest";
+  }
+  return refuse(w, name.text, why);
+}
+
+/* ... and came whole.  `finite` was written with it: an average that was not finite when saved may
+ * come back, one that has become so may not. */
+static ng_status check_data(ng_work *w, const char *key, const ng_field *f) {
+  const ng_tensor_name name = ng_tensor_name_of(key, f);
+  const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
+  const json_t *entry = entry_of(w, name.text);
+  const char *why = NULL;
+  if (w->st != NG_OK) return NG_OK;
+  if (!ng_is(json_string_value(json_object_get(entry, "crc32")),
+             ng_hex_of(ng_crc_of(t->data, t->bytes)).text)) {
+    why = "is damaged (its checksum differs)";
+  } else if (!json_is_false(json_object_get(entry, "finite")) &&
+             !ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
+    why = "holds a number that is not finite";
+  }
+  return refuse(w, name.text, why);
+}
+
+/* Quadratic in the fields, and only where the numbers of tensors differ: on the way to an error. */
+static ng_status seek_field(ng_work *w, const char *key, const ng_field *f) {
+  if (w->sought != NULL && ng_is(w->sought, ng_tensor_name_of(key, f).text)) w->sought = NULL;
+  return NG_OK;
+}
+
+/* ... and nothing else is. */
+static void check_extra(ng_work *w) {
+  for (int32_t i = 0; i < ngio_tensors_count(w->file) && w->st == NG_OK; i++) {
+    const char *name = ngio_tensors_at(w->file, i)->name;
+    w->sought = name;
+    (void)ng_work_each(w, seek_field);
+    if (w->sought != NULL) {
+      (void)refuse(w, ngio_quote(name).text, "does not belong to this model");
+    }
+  }
+}
+
+/* Payload of files is counted like all else. */
+static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
+static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
+
+static bool open_source(ng_work *w) {
+  const ng_place *from = w->place;
+  if (!from->stream) {
+    return ng_work_fine(w, ngio_source_open(&w->source, from->path, w->message, sizeof w->message));
+  }
+  ngio_source_stream(&w->source, w->label, from->read, from->user);
+  return true;
+}
+
+static void read_file(ng_work *w) {
+  const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
+  char why[NG_MESSAGE] = "";
+  if (!open_source(w) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
+                                                             w->message, sizeof w->message))) {
+    return;
+  }
+  const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
+  const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
+  if (text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "is a safetensors file, but no state of natgrad");
+    return;
+  }
+  const int64_t bytes = (int64_t)strlen(text) + 1;
+  if (!ng_is(crc, ng_hex_of(ng_crc_of(text, bytes - 1)).text)) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
+    return;
+  }
+  if (!parse_manifest(w, text)) return;
+  if (!ng_work_holds(
+          w, ng_manifest_read(w->p, w->manifest, &w->snapshot, w->values, why, sizeof why), why))
+    return;
+  (void)ng_work_each(w, check_shape);
+  if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
+  if (w->st != NG_OK) return;
+  if (!ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+    return;
+  }
+  (void)ng_work_each(w, check_data);
+  if (w->st != NG_OK || w->p->ctx->ranks == 1) return;
+  if (!ng_work_take(w, &w->text, bytes)) {
+    (void)ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
+    return;
+  }
+  w->text_bytes = bytes;
+  memcpy(w->text, text, (size_t)bytes);
+}
+
+/* ---- the other ranks compare, then everybody takes -------------------------------------------*/
+
+static ng_status room_for_text(ng_work *w) {
+  if (w->first || ng_work_take(w, &w->text, w->text_bytes)) return NG_OK;
+  return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory for the manifest", w->call);
+}
+
+static ng_status understand(ng_work *w) {
+  char why[NG_MESSAGE] = "";
+  if (w->first) return NG_OK;
+  if (parse_manifest(w, w->text)) {
+    (void)ng_work_holds(
+        w, ng_manifest_read(w->p, w->manifest, &w->snapshot, w->values, why, sizeof why), why);
+  }
+  return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
+}
+
+/* Every rank takes what it holds of a field, whoever held it when it was saved: that is what makes
+ * a state independent of the number of ranks. */
+static ng_status load_field(ng_work *w, const char *key, const ng_field *f) {
+  const bool alone = w->p->ctx->ranks == 1;
+  void *memory = alone ? f->data : w->memory;
+  if (w->first) {
+    const ng_tensor_name name = ng_tensor_name_of(key, f);
+    ng_field_import(f, ngio_tensors_find(w->file, name.text)->data, memory);
+  }
+  const ng_status st = ng_work_broadcast(w, memory, ng_field_bytes(f), 0);
+  if (st == NG_OK && !alone && f->data != NULL) {
+    memcpy(f->data, memory, (size_t)ng_field_bytes(f));
+  }
+  return st;
+}
+
+/* shared with fresh = false: what was saved is taken as it is, nothing is made anew with the
+ * options of now. */
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_place *from) {
+  ng_work w;
+  ng_status st = NG_OK;
+  ng_work_open(&w, p, call, from);
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, false)));
+  if (w.first) read_file(&w);
+  NG_TRY(ng_work_share(&w));
+  if (p->ctx->ranks > 1) {
+    NG_TRY(ng_work_agree(&w, room_for_text(&w)));
+    NG_TRY(ng_work_broadcast(&w, w.text, w.text_bytes, 0));
+    NG_TRY(ng_work_agree(&w, understand(&w)));
+  }
+  /* From here on only a broken transport can fail, and that ends the object anyway. */
+  NG_TRY(ng_work_each(&w, load_field));
+  ng_snapshot_apply(p, &w.snapshot, w.values);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    if (b->holds && b->family->shared != NULL) b->family->shared(p->block[i], false);
+  }
+  ng_log(p->ctx, NG_LOG_INFO, "state: loaded = %s steps = %lld", w.label, (long long)p->steps);
+done:
+  ng_work_close(&w);
+  return st;
+}

@@ -1,0 +1,165 @@
+/* save.c: the state of a preconditioner, to a file or a stream; its manifest alone.
+ *
+ * A file is safetensors: every array of ng_state_fields as a tensor "block/field" in published
+ * order, and in its metadata a manifest (manifest.c) with the CRC-32 of each tensor, and the
+ * CRC-32 of the manifest itself.  So every bit of the file is either compared or checked.
+ *
+ * The manifest stands in front of the arrays, and a stream cannot go back: so arrays are walked
+ * twice, first for their checksums, each on the rank that will send it, then for their bytes.  An array
+ * that rank 0 does not hold is broadcast by its owner.
+ *
+ * In: a model between two steps, a place.  Out: a file that replaces the old one in one go (io/:
+ * written beside it, flushed, renamed), or the old one untouched; or the same bytes in order. */
+#include "state/work.h"
+
+/* ---- the manifest ----------------------------------------------------------------------------*/
+
+/* A checksum and whether all is finite, in one number: exact in double. */
+static const double finite_mark = 4294967296.0;
+
+/* Rank 0 says which fields it lacks, and only those are sent. */
+static ng_status note_missing(ng_work *w, const char *key, const ng_field *f) {
+  (void)key;
+  w->missing[w->at] = f->data == NULL;
+  return NG_OK;
+}
+
+/* Of the very copy that is going to be written. */
+static ng_status check_sum(ng_work *w, const char *key, const ng_field *f) {
+  const bool mine = w->missing[w->at] ? f->owner == w->p->ctx->rank : w->first;
+  double *sum = w->values + w->value_count + NG_RESCUES + w->at;
+  (void)key;
+  if (!mine) return NG_OK; /* 0 */
+  ng_field_export(f, f->data, w->published);
+  *sum = ng_crc_of(w->published, ng_field_bytes(f));
+  if (ng_all_finite(w->published, f->dtype, ng_field_count(f))) *sum += finite_mark;
+  return NG_OK;
+}
+
+/* The sum of arrays that have each number on one rank: 0 + x is exact. */
+static ng_status gather(ng_work *w) {
+  double *rung = w->values + w->value_count;
+  if (w->first) (void)ng_work_each(w, note_missing);
+  const ng_status st = ng_work_broadcast(w, w->missing, w->fields, 0);
+  if (st != NG_OK) return st;
+  ng_state_get(w->p, w->values); /* zero where another rank is the owner */
+  for (int i = 0; i < NG_RESCUES; i++) {
+    rung[i] = (double)w->p->rescued[i];
+  }
+  (void)ng_work_each(w, check_sum);
+  return ng_work_sum(w, w->values, w->doubles);
+}
+
+static ng_status announce(ng_work *w, const char *key, const ng_field *f) {
+  ngio_tensor *t = &w->tensor[w->at];
+  const double sum = w->values[w->value_count + NG_RESCUES + w->at];
+  const bool finite = sum >= finite_mark;
+  w->name[w->at] = ng_tensor_name_of(key, f);
+  memset(t, 0, sizeof *t);
+  t->name = w->name[w->at].text;
+  t->dtype = (ngio_dtype)f->dtype;
+  ng_tensor_shape(f, &t->ndim, t->shape);
+  json_t *entry =
+      json_pack("{s:s, s:b}", "crc32", ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
+                "finite", (int)finite);
+  if (json_object_set_new(json_object_get(w->manifest, "tensors"), t->name, entry) != 0) {
+    (void)ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
+  }
+  return NG_OK;
+}
+
+/* As text, from what was gathered.  A failure stays in *w. */
+static bool make_manifest(ng_work *w) {
+  int64_t rungs[NG_RESCUES];
+  char why[NG_MESSAGE] = "";
+  for (int i = 0; i < NG_RESCUES; i++) {
+    rungs[i] = (int64_t)w->values[w->value_count + i];
+  }
+  if (!ng_work_holds(w, ng_manifest_make(w->p, w->values, rungs, &w->manifest, why, sizeof why),
+                     why)) {
+    return false;
+  }
+  (void)ng_work_each(w, announce);
+  if (w->st != NG_OK) return false;
+  const size_t n = json_dumpb(w->manifest, NULL, 0, JSON_COMPACT);
+  w->text_bytes = (int64_t)n + 1;
+  if (n == 0 || !ng_work_take(w, &w->text, w->text_bytes) ||
+      json_dumpb(w->manifest, w->text, n, JSON_COMPACT) != n) { /* both passes need memory */
+    return ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
+  }
+  w->text[n] = 0;
+  return true;
+}
+
+/* Every rank makes the text, from sums that all ranks have; the same text. */
+ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length) {
+  ng_work w;
+  ng_status st = NG_OK;
+  ng_work_open(&w, p, "ng_state_manifest", NULL);
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, true)));
+  NG_TRY(gather(&w));
+  if (!make_manifest(&w)) st = ng_fail(p->ctx, w.st, "%s", w.message);
+  NG_TRY(ng_work_agree(&w, st));
+  *length = w.text_bytes - 1;
+  if (text != NULL && size > 0) {
+    const size_t fits = (size_t)*length < size ? (size_t)*length : size - 1;
+    memcpy(text, w.text, fits);
+    text[fits] = 0;
+  }
+done:
+  ng_work_close(&w);
+  return st;
+}
+
+/* ---- the arrays ------------------------------------------------------------------------------*/
+
+/* Rank 0.  A failure stays in *w: the others wait in ng_work_share, and learn it there. */
+static void begin_file(ng_work *w) {
+  const ng_place *to = w->place;
+  if (!make_manifest(w)) return;
+  const ng_hex crc = ng_hex_of(ng_crc_of(w->text, w->text_bytes - 1));
+  const ngio_text text[2] = {{NG_MANIFEST, w->text}, {NG_MANIFEST_CRC, crc.text}};
+  (void)ng_work_fine(w, to->stream ? ngio_writer_stream(w->label, to->write, to->user, w->tensor,
+                                                        w->fields, text, 2, &w->writer, w->message,
+                                                        sizeof w->message)
+                                   : ngio_writer_create(to->path, w->tensor, w->fields, text, 2,
+                                                        &w->writer, w->message, sizeof w->message));
+}
+
+/* After a failure rank 0 goes on receiving: the others do not know yet. */
+static ng_status save_field(ng_work *w, const char *key, const ng_field *f) {
+  const void *from = f->data;
+  const int64_t bytes = ng_field_bytes(f);
+  (void)key;
+  if (w->missing[w->at]) {
+    const bool own = f->owner == w->p->ctx->rank;
+    const ng_status st = ng_work_broadcast(w, own ? f->data : w->memory, bytes, f->owner);
+    if (st != NG_OK) return st;
+    from = w->memory;
+  }
+  if (!w->first || w->st != NG_OK) return NG_OK;
+  ng_field_export(f, from, w->published);
+  (void)ng_work_fine(
+      w, ngio_writer_put(w->writer, w->published, bytes, w->message, sizeof w->message));
+  return NG_OK;
+}
+
+/* Fields go one after the other, so rank 0 needs room for the largest and not for all. */
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_place *to) {
+  ng_work w;
+  ng_status st = NG_OK;
+  ng_work_open(&w, p, call, to);
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, true)));
+  NG_TRY(gather(&w));
+  if (w.first) begin_file(&w);
+  NG_TRY(ng_work_share(&w));
+  NG_TRY(ng_work_each(&w, save_field));
+  if (w.first && w.st == NG_OK) {
+    (void)ng_work_fine(&w, ngio_writer_finish(&w.writer, w.message, sizeof w.message));
+  }
+  NG_TRY(ng_work_share(&w));
+  ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s steps = %lld", w.label, (long long)p->steps);
+done:
+  ng_work_close(&w);
+  return st;
+}

@@ -1,0 +1,103 @@
+/* walk.c: one array of the state after the other, for a program that keeps them by itself.
+ *
+ * In: a model, a number.  Out: what the array of that number is; its elements in published order.  The
+ * numbers are the order of files (wide dtypes first), and the same on every rank.  Local: a rank has
+ * what it holds.
+ *
+ * The model knows its arrays by block only; so that a walk over all of them does not begin anew for
+ * each, it remembers where the last look ended (ng_precond.shown). */
+#include "state/work.h"
+
+static ng_status count_one(void *arg, const char *key, ng_field *f) {
+  (void)key, (void)f;
+  ++*(int32_t *)arg;
+  return NG_OK;
+}
+
+int32_t ng_state_field_count(ng_precond *p) {
+  int32_t n = 0;
+  (void)ng_state_fields(p, count_one, &n);
+  return n;
+}
+
+typedef struct seek {
+  int64_t width;
+  int32_t left; /* fields of this width before the one */
+  bool found;
+  const char *key;
+  ng_field field;
+} seek;
+
+static ng_status seek_one(void *arg, const char *key, ng_field *f) {
+  seek *s = arg;
+  if (s->found || ng_dtype_size(f->dtype) != s->width) return NG_OK;
+  if (s->left-- > 0) return NG_OK;
+  s->found = true;
+  s->key = key;
+  s->field = *f;
+  return NG_OK;
+}
+
+/* From where the last look ended, if it is not behind that. */
+static bool find(ng_precond *p, int32_t i, seek *s) {
+  ng_shown *at = &p->shown;
+  memset(s, 0, sizeof *s);
+  if (at->width == 0 || i < at->before) *at = (ng_shown){.width = NG_WIDEST};
+  for (; at->width > 0; at->width /= 2, at->key = 0) {
+    s->width = at->width;
+    for (; at->key < ng_state_keys(p); at->key++) {
+      s->left = i - at->before;
+      (void)ng_state_key_fields(p, at->key, seek_one, s);
+      if (s->found) return true;
+      at->before = i - s->left;
+    }
+  }
+  return false;
+}
+
+static ng_status no_number(ng_precond *p, const char *call, int32_t i) {
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no field %ld, expected 0 to %ld", call, (long)i,
+                 (long)ng_state_field_count(p) - 1);
+}
+
+ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out) {
+  seek s;
+  if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_at", i);
+  ng_field_info info;
+  memset(&info, 0, sizeof info);
+  const ng_tensor_name name = ng_tensor_name_of(s.key, &s.field);
+  memcpy(p->shown_name, name.text, sizeof name.text);
+  info.name = p->shown_name;
+  info.dtype = s.field.dtype;
+  ng_tensor_shape(&s.field, &info.ndim, info.shape);
+  info.bytes = ng_field_bytes(&s.field);
+  info.owner = s.field.owner;
+  if (ng_give_struct(out, &info, sizeof info) == NG_OK) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "ng_state_at: struct_size is not set: call ng_field_info_init");
+}
+
+ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes) {
+  seek s;
+  if (i < 0 || !find(p, i, &s)) return no_number(p, "ng_state_read", i);
+  const ng_tensor_name name = ng_tensor_name_of(s.key, &s.field);
+  if (bytes != ng_field_bytes(&s.field)) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_state_read: '%s' has %lld bytes, room is for %lld",
+                   name.text, (long long)ng_field_bytes(&s.field), (long long)bytes);
+  }
+  if (to == NULL || (uintptr_t)to % (uintptr_t)ng_dtype_size(s.field.dtype) != 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_state_read: '%s': expected memory that is aligned for %s", name.text,
+                   ng_dtype_name(s.field.dtype));
+  }
+  if (p->step->begun) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_state_read: between ng_begin and a step; state is read between steps");
+  }
+  if (s.field.data == NULL) {
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_state_read: rank %d does not hold '%s', rank %d does",
+                   p->ctx->rank, name.text, s.field.owner);
+  }
+  ng_field_export(&s.field, s.field.data, to);
+  return NG_OK;
+}

@@ -1,0 +1,198 @@
+/* work.c: see work.h. */
+#include "state/work.h"
+
+#include <zlib.h>
+
+_Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
+                   NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
+                   NG_I64 == (int)NGIO_I64 && NG_U8 == (int)NGIO_U8,
+               "the dtypes of the files are those of the library");
+
+/* ---- walking, allocating ---------------------------------------------------------------------*/
+
+static ng_status one_field(void *arg, const char *key, ng_field *f) {
+  ng_work *w = arg;
+  if (ng_dtype_size(f->dtype) != w->width) return NG_OK;
+  const ng_status st = w->each(w, key, f);
+  w->at++;
+  return st;
+}
+
+ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, const char *, const ng_field *)) {
+  ng_status st = NG_OK;
+  w->each = each;
+  w->at = 0;
+  for (w->width = NG_WIDEST; w->width > 0 && st == NG_OK; w->width /= 2) {
+    st = ng_state_fields(w->p, one_field, w);
+  }
+  return st;
+}
+
+ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
+  ng_tensor_name n;
+  (void)snprintf(n.text, sizeof n.text, "%s/%s", key, f->name);
+  return n;
+}
+
+void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]) {
+  *ndim = f->sym ? 1 : 2;
+  shape[0] = f->sym ? ng_field_count(f) : f->rows;
+  shape[1] = f->sym ? 0 : f->cols;
+}
+
+/* ng_alloc has no blocks of no bytes; the same size goes to ng_free. */
+static size_t some(int64_t bytes) { return bytes > 0 ? (size_t)bytes : 1; }
+
+/* memcpy: a double ** is no void **. */
+bool ng_work_take(ng_work *w, void *at, int64_t bytes) {
+  void *ptr = ng_alloc(w->p->ctx, some(bytes));
+  memcpy(at, &ptr, sizeof ptr);
+  return ptr != NULL;
+}
+
+void ng_work_give(ng_work *w, void *ptr, int64_t bytes) { ng_free(w->p->ctx, ptr, some(bytes)); }
+
+/* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
+static ng_status count_field(ng_work *w, const char *key, const ng_field *f) {
+  (void)key;
+  w->fields++;
+  w->largest = ng_max64(w->largest, ng_field_bytes(f));
+  return NG_OK;
+}
+
+static int64_t values_bytes(const ng_work *w) { return w->doubles * (int64_t)sizeof *w->values; }
+static int64_t names_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->name; }
+static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
+
+void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_place *place) {
+  memset(w, 0, sizeof *w);
+  w->p = p;
+  w->call = call;
+  w->place = place;
+  w->label = place == NULL ? call : place->stream ? "the stream" : place->path;
+  w->first = p->ctx->rank == 0;
+  w->source.fd = -1;
+}
+
+/* Callbacks of other ranks are not called, and may be missing there. */
+static ng_status check_place(const ng_work *w) {
+  const ng_place *at = w->place;
+  if (at == NULL) return NG_OK;
+  if (!at->stream && (at->path == NULL || at->path[0] == 0)) {
+    return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: no path given", w->call);
+  }
+  if (at->stream && w->first && at->read == NULL && at->write == NULL) {
+    return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: the callback is NULL, expected one on rank 0",
+                   w->call);
+  }
+  return NG_OK;
+}
+
+/* All memory at once: between two collectives nothing may fail on one rank alone. */
+ng_status ng_work_prepare(ng_work *w, bool saving) {
+  const ng_status st = check_place(w);
+  if (st != NG_OK) return st;
+  if (w->p->step->begun) {
+    return ng_fail(w->p->ctx, NG_ERR_STATE,
+                   "%s: between ng_begin and a step; state is saved and loaded between steps",
+                   w->call);
+  }
+  (void)ng_work_each(w, count_field);
+  w->value_count = ng_state_values(w->p);
+  w->doubles = w->value_count + NG_RESCUES + (saving ? w->fields : 0);
+  bool ok = ng_work_take(w, &w->values, values_bytes(w));
+  if (ok && w->p->ctx->ranks > 1) ok = ng_work_take(w, &w->memory, w->largest);
+  if (ok && saving) {
+    ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
+         ng_work_take(w, &w->name, names_bytes(w)) && ng_work_take(w, &w->tensor, tensors_bytes(w));
+  }
+  if (!ok) return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
+  memset(w->values, 0, (size_t)values_bytes(w));
+  return NG_OK;
+}
+
+/* In the reverse order of use. */
+void ng_work_close(ng_work *w) {
+  ngio_writer_abandon(&w->writer);
+  ngio_tensors_close(&w->file);
+  ngio_source_close(&w->source);
+  json_decref(w->manifest);
+  ng_work_give(w, w->text, w->text_bytes);
+  ng_work_give(w, w->tensor, tensors_bytes(w));
+  ng_work_give(w, w->name, names_bytes(w));
+  ng_work_give(w, w->published, w->largest);
+  ng_work_give(w, w->missing, w->fields);
+  ng_work_give(w, w->memory, w->largest);
+  ng_work_give(w, w->values, values_bytes(w));
+}
+
+/* ---- what ranks say to each other ------------------------------------------------------------*/
+
+static ng_status broken(ng_work *w) {
+  w->p->broken = true;
+  return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank gets this", w->call);
+}
+
+ng_status ng_work_sum(ng_work *w, double *x, int64_t count) {
+  ng_comm *c = w->p->ctx->comm;
+  const ng_group world = ng_group_world(c);
+  return ng_comm_sum(c, &world, x, count, NG_F64) == NG_OK ? NG_OK : broken(w);
+}
+
+ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root) {
+  ng_comm *c = w->p->ctx->comm;
+  const ng_group world = ng_group_world(c);
+  if (c->size == 1 || bytes == 0) return NG_OK;
+  return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
+}
+
+ng_status ng_work_agree(ng_work *w, ng_status local) {
+  ng_comm *c = w->p->ctx->comm;
+  double code[NG_CODES];
+  if (c->size == 1) return local;
+  ng_codes_put(code, local);
+  if (ng_work_sum(w, code, NG_CODES) != NG_OK) return NG_ERR_COMM;
+  const ng_status st = ng_codes_worst(code);
+  if (st >= NG_OK) return NG_OK;
+  return ng_fail(w->p->ctx, st, "%s: %d of %d ranks failed with %s (%s)", w->call,
+                 ng_codes_count(code, st), c->size, ng_status_name(st), ng_status_meaning(st));
+}
+
+ng_status ng_work_share(ng_work *w) {
+  struct {
+    int64_t text_bytes;
+    int32_t status;
+    char message[NG_MESSAGE];
+  } v;
+  memset(&v, 0, sizeof v);
+  v.status = w->st;
+  v.text_bytes = w->text_bytes;
+  memcpy(v.message, w->message, sizeof v.message);
+  const ng_status st = ng_work_broadcast(w, &v, (int64_t)sizeof v, 0);
+  if (st != NG_OK) return st;
+  if (!w->first) w->text_bytes = v.text_bytes;
+  if (v.status == NG_OK) return NG_OK;
+  return ng_fail(w->p->ctx, (ng_status)v.status, "%s", v.message);
+}
+
+bool ng_work_fine(ng_work *w, ngio_status st) {
+  if (st != NGIO_OK) w->st = st == NGIO_ERR_NOMEM ? NG_ERR_NOMEM : NG_ERR_FILE;
+  return st == NGIO_OK;
+}
+
+bool ng_work_holds(ng_work *w, ng_status st, const char *why) {
+  if (st != NG_OK) w->st = ng_fail_to(w->message, sizeof w->message, st, "%s: %s", w->label, why);
+  return st == NG_OK;
+}
+
+/* ---- checksums -------------------------------------------------------------------------------*/
+
+uint32_t ng_crc_of(const void *data, int64_t bytes) {
+  return (uint32_t)crc32_z(0, data, (size_t)bytes);
+}
+
+ng_hex ng_hex_of(uint32_t crc) {
+  ng_hex h;
+  (void)snprintf(h.text, sizeof h.text, "%08lx", (unsigned long)crc);
+  return h;
+}

@@ -1,0 +1,85 @@
+/* work.h: what a call on the state works with, and what ranks say to each other meanwhile; for the
+ * files of state/ alone.
+ *
+ * In:  a model between two steps.
+ * Out: its fields in the order of files, memory for the call, one verdict on all ranks.
+ *
+ * Rank 0 has the file or the stream.  Between two collectives nobody returns: what goes wrong on rank
+ * 0 stays in `st` and `message` until ng_work_share tells it, so that every rank can say what was
+ * wrong. */
+#ifndef NG_STATE_WORK_H
+#define NG_STATE_WORK_H
+
+#include "safetensors.h"
+#include "state/state.h"
+
+/* Keys of the metadata. */
+#define NG_MANIFEST "natgrad"
+#define NG_MANIFEST_CRC "natgrad.crc32"
+
+typedef struct ng_tensor_name {
+  char text[NG_FIELD_KEY];
+} ng_tensor_name;
+
+typedef struct ng_work {
+  ng_precond *p;
+  const char *call, *label; /* the public function; what messages call the file                 */
+  const ng_place *place;    /* NULL: nothing is written, and nothing read */
+  bool first;               /* this is rank 0 */
+  double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
+  int64_t value_count;
+  int32_t fields;
+  int64_t largest;          /* bytes of the largest field */
+  int64_t doubles;          /* taken at `values` */
+  uint8_t *missing;         /* save: fields that rank 0 does not hold */
+  ng_tensor_name *name;     /* save */
+  ngio_tensor *tensor;      /* save */
+  void *memory, *published; /* one field, in the order of memory and of the file */
+  char *text;               /* the manifest */
+  int64_t text_bytes;       /* with its 0 */
+  json_t *manifest;         /* rank 0; load: all ranks */
+  ngio_writer *writer;      /* save, rank 0 */
+  ngio_source source;       /* load, rank 0 */
+  ngio_tensors *file;       /* load, rank 0 */
+  ng_snapshot snapshot;     /* load: what the manifest says */
+  ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
+  char message[NG_MESSAGE];
+  /* the walk under way */
+  ng_status (*each)(struct ng_work *w, const char *key, const ng_field *f);
+  int32_t at;         /* number of the field */
+  int64_t width;      /* bytes of an element that this pass takes */
+  const char *sought; /* a name; NULL once a field has it */
+} ng_work;
+
+void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_place *place);
+/* What is checked and taken before the first word between ranks; `saving` needs more. */
+ng_status ng_work_prepare(ng_work *w, bool saving);
+void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is taken away */
+
+/* Every field, wide dtypes first: so all data is aligned in the file.  The same order on all ranks. */
+ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, const char *, const ng_field *));
+ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
+void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
+
+bool ng_work_take(ng_work *w, void *at, int64_t bytes); /* at: a pointer to a pointer */
+void ng_work_give(ng_work *w, void *ptr, int64_t bytes);
+
+/* The doubles are summed over ranks; all may fail with NG_ERR_COMM. */
+ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
+ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
+ng_status ng_work_agree(ng_work *w, ng_status local); /* the worst status of all ranks, on all */
+ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with its message */
+
+/* Rank 0: note a failure of io/, whose messages begin with the label ... */
+bool ng_work_fine(ng_work *w, ngio_status st);
+/* ... and one of our own. */
+bool ng_work_holds(ng_work *w, ng_status st, const char *why);
+
+typedef struct ng_hex {
+  char text[12];
+} ng_hex;
+/* CRC-32 as zlib has it: against damage, not against intent. */
+uint32_t ng_crc_of(const void *data, int64_t bytes);
+ng_hex ng_hex_of(uint32_t crc);
+
+#endif

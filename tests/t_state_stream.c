@@ -1,0 +1,611 @@
+/* t_state_stream.c: a state without a file.  A stream has the bytes of a file and is taken like one;
+ * whatever its functions do, a failure leaves everything as it was, on all ranks; arrays that were
+ * walked and a manifest make a state, too.  Bytes and bits are compared: no tolerance. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ranks.h"
+#include "safetensors.h"
+#include "state_scene.h"
+#include "stream.h"
+
+static const sim_setup small = {.method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL};
+
+static const sim_setup rows[] = {
+    {.method = "natgrad", .set = "update=sgd stat_period=2"},
+    {.method = "natgrad", .set = "solver=eigen damping_split=joint inverse_dtype=bf16 prediv=0"},
+    {.method = "natgrad", .set = "factor_dtype=bf16 inverse_dtype=f16 update=adamw"},
+    {.method = "eva", .set = "update=sgd"},
+    {.method = "adasgd", .set = "update=adamw"},
+    {.method = "sam", .set = ""},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static void saved(sim *s, stream *to) {
+  const ng_status st = ng_save_to(s->p, stream_write, to);
+  if (st != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
+}
+
+/* ---- the bytes -------------------------------------------------------------------------------*/
+
+static void bytes_of_a_file(void **state) {
+  (void)state;
+  const path file = in_folder("file");
+  for (int i = 0; i < ROWS; i++) {
+    sim a;
+    stream s = {0};
+    size_t n;
+    open_at(&a, &rows[i], 3);
+    saved(&a, &s);
+    assert_int_equal(ng_save(a.p, file.text), NG_OK);
+    unsigned char *bytes = slurp(file.text, &n);
+    assert_int_equal(s.n, n);
+    assert_memory_equal(s.bytes, bytes, n);
+    free(bytes);
+    for (int64_t piece = 0; piece <= 9; piece += 3) { /* in pieces of any size */
+      sim b;
+      stream again = {0};
+      open_at(&b, &rows[i], 1);
+      stream_rewind(&s);
+      s.piece = piece;
+      if (ng_load_from(b.p, stream_read, &s) != NG_OK) fail_msg("%s", ng_last_error(b.ctx));
+      assert_int_equal(s.at, s.n);
+      saved(&b, &again);
+      assert_int_equal(again.n, s.n);
+      assert_memory_equal(again.bytes, s.bytes, (size_t)s.n);
+      if (piece == 0) { /* and goes on as the first does */
+        sim c;
+        open_at(&c, &rows[i], 3);
+        memcpy(b.weight, c.weight, (size_t)c.count * sizeof *c.weight);
+        assert_true(sim_step(&b, 3) >= NG_OK && sim_step(&c, 3) >= NG_OK);
+        assert_memory_equal(b.grad, c.grad, (size_t)c.count * sizeof *c.grad);
+        assert_memory_equal(b.weight, c.weight, (size_t)c.count * sizeof *c.weight);
+        sim_close(&c);
+      }
+      stream_drop(&again);
+      sim_close(&b);
+    }
+    stream_drop(&s);
+    sim_close(&a);
+  }
+  assert_int_equal(unlink(file.text), 0);
+}
+
+/* ---- what goes wrong -------------------------------------------------------------------------*/
+
+static void told(const sim *s, const char *says, uint64_t before) {
+  const char *message = ng_last_error(s->ctx);
+  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
+  if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);
+  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+}
+
+/* The next step of `s` is that of one who never tried. */
+static void assert_untouched(sim *s, const sim_setup *how, int64_t at) {
+  sim twin;
+  open_at(&twin, how, at);
+  assert_true(sim_step(s, at) >= NG_OK && sim_step(&twin, at) >= NG_OK);
+  assert_memory_equal(s->grad, twin.grad, (size_t)s->count * sizeof *s->grad);
+  assert_memory_equal(s->weight, twin.weight, (size_t)s->count * sizeof *s->weight);
+  sim_close(&twin);
+}
+
+static void every_write_fails(void **state) {
+  (void)state;
+  sim a;
+  open_at(&a, &plain, 3);
+  const uint64_t before = sim_fingerprint(&a); /* memory held is part of it */
+  int64_t k = 1;
+  for (;; k++) {
+    stream s = {.fail_at = k, .says = k % 2 ? 5 : -5};
+    const ng_status st = ng_save_to(a.p, stream_write, &s);
+    stream_drop(&s);
+    if (st == NG_OK) break;
+    assert_int_equal(st, NG_ERR_FILE);
+    told(&a, k % 2 ? "the writer failed (5)" : "the writer failed (-5)", before);
+  }
+  assert_true(k > ng_state_count(a.p)); /* the header, and each array */
+  assert_untouched(&a, &plain, 3);
+  sim_close(&a);
+}
+
+static void every_read_fails(void **state) {
+  (void)state;
+  sim a, b;
+  stream s = {0};
+  open_at(&a, &plain, 3);
+  saved(&a, &s);
+  sim_close(&a);
+  static const struct {
+    int64_t value;
+    const char *says;
+  } wrong[] = {{-7, "the reader failed (-7)"},
+               {INT64_MIN, "the reader failed ("},
+               {0, "ends too early"},
+               {1, "were asked for"},
+               {INT64_MAX / 2, "were asked for"}};
+  open_at(&b, &plain, 1);
+  const uint64_t before = sim_fingerprint(&b);
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    int64_t k = 1;
+    for (;; k++) {
+      stream_rewind(&s);
+      s.piece = 400;
+      s.fail_at = k;
+      s.says = wrong[i].value;
+      const ng_status st = ng_load_from(b.p, stream_read, &s);
+      const bool last = s.at == s.n; /* the end was asked for: 0 is right, and more is too much */
+      if (st == NG_OK) break;
+      assert_int_equal(st, NG_ERR_FILE);
+      told(&b, last && wrong[i].value > 0 ? "goes on after" : wrong[i].says, before);
+      if (last) break;
+    }
+    assert_true(k > 20);
+    if (wrong[i].value == 0) { /* taken: `b` is another one now */
+      sim_close(&b);
+      open_at(&b, &plain, 1);
+    }
+  }
+  assert_untouched(&b, &plain, 1);
+  stream_drop(&s);
+  sim_close(&b);
+}
+
+static void damaged(void **state) {
+  (void)state;
+  sim a, b;
+  stream good = {0};
+  open_at(&a, &small, 3);
+  saved(&a, &good);
+  sim_close(&a);
+  ngio_tensors *f;
+  assert_int_equal(ngio_tensors_parse(good.bytes, (size_t)good.n, "x", NULL, &f, NULL, 0), NGIO_OK);
+  int64_t data = good.n;
+  for (int32_t i = 0; i < ngio_tensors_count(f); i++)
+    data -= ngio_tensors_at(f, i)->bytes;
+  open_at(&b, &small, 1);
+  const uint64_t before = sim_fingerprint(&b);
+  const int64_t n = good.n;
+  for (int64_t cut = 0; cut < n; cut++) {
+    stream_rewind(&good);
+    good.n = cut;
+    assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
+    told(&b, "the stream: ends too early", before);
+  }
+  good.n = n;
+  for (int64_t i = 0; i < n; i++) {
+    char says[340] = "";
+    int64_t at = data;
+    for (int32_t k = 0; i >= data && k < ngio_tensors_count(f); k++) {
+      const ngio_tensor *t = ngio_tensors_at(f, k);
+      if (i >= at && i < at + t->bytes)
+        (void)snprintf(says, sizeof says, "tensor '%s' is damaged", t->name);
+      at += t->bytes;
+    }
+    assert_true(i < data || says[0] != 0);
+    stream_rewind(&good);
+    good.bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
+    assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
+    told(&b, says, before);
+    good.bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
+  }
+  stream_rewind(&good); /* a whole state, and the stream goes on for ever */
+  good.endless = 1;
+  assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
+  told(&b, "goes on after the last", before);
+  stream zeros = {.endless = 1};
+  assert_int_equal(ng_load_from(b.p, stream_read, &zeros), NG_ERR_FILE);
+  told(&b, "header of 0 bytes", before);
+  assert_untouched(&b, &small, 1);
+  stream_rewind(&good);
+  assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_OK);
+  ngio_tensors_close(&f);
+  stream_drop(&good);
+  sim_close(&b);
+}
+
+/* A stream does not say how long it is, and may announce any length: that is believed only of a state
+ * of this model.  Until then nothing of the data is asked for, and no memory is taken for it. */
+static void nothing_is_believed(void **state) {
+  (void)state;
+  static const sim_setup wider = {
+      .method = "natgrad", .set = "update=sgd", .vary = SIM_SMALL | SIM_WIDER};
+  sim a, b;
+  stream other = {0}, good = {0};
+  open_at(&a, &wider, 3);
+  saved(&a, &other);
+  sim_close(&a);
+  open_at(&b, &small, 1);
+  saved(&b, &good);
+  const uint64_t before = sim_fingerprint(&b);
+  int64_t header = 8;
+  for (int i = 0; i < 8; i++)
+    header += (int64_t)other.bytes[i] << (8 * i);
+  assert_int_equal(ng_load_from(b.p, stream_read, &other), NG_ERR_FILE);
+  told(&b, "layer 'fc1' is 'linear in=4", before);
+  assert_int_equal(other.at, header);
+
+  /* The good header, but its first array has 2^56 bytes and all others come behind it. */
+  int64_t length = 0;
+  for (int i = 0; i < 8; i++)
+    length += (int64_t)good.bytes[i] << (8 * i);
+  json_t *root = json_loadb((const char *)good.bytes + 8, (size_t)length, 0, NULL);
+  assert_non_null(root);
+  const char *name;
+  json_t *v;
+  bool first = true;
+  const json_int_t more = INT64_C(1) << 56;
+  int64_t moved = 0;
+  json_object_foreach(root, name, v) {
+    if (strcmp(name, "__metadata__") == 0) continue;
+    json_t *to = json_object_get(v, "data_offsets");
+    const json_int_t from = json_integer_value(json_array_get(to, 0)),
+                     end = json_integer_value(json_array_get(to, 1));
+    if (first) {
+      assert_int_equal(from, 0);
+      moved = more - end;
+      json_object_set_new(v, "shape", json_pack("[I]", more / 4));
+      json_array_set_new(to, 1, json_integer(more));
+    } else {
+      json_array_set_new(to, 0, json_integer(from + moved));
+      json_array_set_new(to, 1, json_integer(end + moved));
+    }
+    first = false;
+  }
+  char *text = json_dumps(root, JSON_COMPACT);
+  assert_non_null(text);
+  stream lie = {.endless = 1};
+  unsigned char eight[8];
+  for (int i = 0; i < 8; i++)
+    eight[i] = (unsigned char)(strlen(text) >> (8 * i));
+  assert_int_equal(stream_write(&lie, eight, 8), 0);
+  assert_int_equal(stream_write(&lie, text, (int64_t)strlen(text)), 0);
+  lie.calls = 0;
+  assert_int_equal(ng_load_from(b.p, stream_read, &lie), NG_ERR_FILE);
+  told(&b, "has another shape than in this model", before);
+  assert_int_equal(lie.calls, 2); /* the length, the header */
+  json_decref(root);
+  free(text);
+  stream_drop(&lie);
+  stream_drop(&other);
+  stream_drop(&good);
+  sim_close(&b);
+}
+
+static void out_of_order(void **state) {
+  (void)state;
+  fixture f;
+  stream s = {0};
+  ng_field_info info;
+  ng_field_info_init(&info, sizeof info);
+  fixture_ok(&f, fixture_open(&f, "", NULL));
+  assert_int_equal(ng_save_to(f.p, stream_write, &s), NG_ERR_STATE);
+  assert_int_equal(ng_load_from(f.p, stream_read, &s), NG_ERR_STATE);
+  assert_int_equal(ng_state_at(f.p, 0, &info), NG_ERR_STATE);
+  assert_int_equal(ng_state_read(f.p, 0, &s, 8), NG_ERR_STATE);
+  assert_int_equal(ng_state_manifest(f.p, NULL, 0), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "ng_ready"));
+  assert_int_equal(ng_state_count(f.p), 0);
+  fixture_close(&f);
+  sim a;
+  open_at(&a, &plain, 1);
+  assert_int_equal(sim_begin(&a, 1), NG_OK);
+  const uint64_t before = sim_fingerprint(&a);
+  assert_int_equal(ng_save_to(a.p, stream_write, &s), NG_ERR_STATE);
+  told(&a, "between ng_begin and a step", before);
+  assert_int_equal(ng_load_from(a.p, stream_read, &s), NG_ERR_STATE);
+  told(&a, "between ng_begin and a step", before);
+  assert_int_equal(ng_state_manifest(a.p, NULL, 0), NG_ERR_STATE);
+  told(&a, "ng_state_manifest: between ng_begin and a step", before);
+  assert_int_equal(ng_state_at(a.p, 0, &info), NG_OK);
+  void *room = malloc((size_t)info.bytes);
+  assert_non_null(room);
+  assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_ERR_STATE);
+  told(&a, "ng_state_read: between ng_begin and a step", before);
+  assert_int_equal(ng_reset_batch(a.p), NG_OK);
+  assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_OK);
+  assert_int_equal(s.calls, 0);
+  free(room);
+  sim_close(&a);
+}
+
+/* ---- two ranks -------------------------------------------------------------------------------*/
+
+enum { RANKS = 2 };
+
+typedef struct pair {
+  stream s;
+  int64_t k; /* reads and writes fail at this call ... */
+  bool loading;
+  ng_status got[RANKS];
+  char message[RANKS][512];
+  bool changed[RANKS];
+  walked walk[RANKS];
+  int32_t lacks[RANKS];
+  const char *file;
+} pair;
+
+/* Rank 1 holds what rank 0 does not. */
+static const sim_setup spread = {
+    .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
+
+static ng_status fail_at_k(int32_t rank, ng_transport *t, void *arg) {
+  pair *x = arg;
+  sim s;
+  const bool first = rank == 0; /* the functions of the others are not called, and NULL here */
+  ng_status st = sim_open(&s, &spread, t, NULL);
+  for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK) {
+    const uint64_t before = sim_fingerprint(&s);
+    x->got[rank] = x->loading ? ng_load_from(s.p, first ? stream_read : NULL, first ? &x->s : NULL)
+                              : ng_save_to(s.p, first ? stream_write : NULL, first ? &x->s : NULL);
+    (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(s.ctx));
+    x->changed[rank] = sim_fingerprint(&s) != before;
+    st = sim_step(&s, 2); /* still usable */
+  }
+  sim_close(&s);
+  return st < NG_OK ? st : NG_OK;
+}
+
+static ng_status to_file(int32_t rank, ng_transport *t, void *arg) {
+  pair *x = arg;
+  sim s;
+  (void)rank;
+  ng_status st = sim_open(&s, &spread, t, NULL);
+  for (int64_t i = 0; i < 2 && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK) st = ng_save(s.p, x->file);
+  sim_close(&s);
+  return st;
+}
+
+static void ranks_fail_together(void **state) {
+  (void)state;
+  stream whole = {0};
+  for (int loading = 0; loading < 2; loading++) {
+    int64_t k = 1;
+    for (;; k++) {
+      pair x = {.loading = loading != 0};
+      if (loading) x.s = whole;
+      x.s.piece = loading ? 2000 : 0;
+      x.s.fail_at = k;
+      x.s.says = -3;
+      const ng_status st = ranks_run(RANKS, fail_at_k, &x, NULL);
+      if (st != NG_OK) fail_msg("call %d: %s", (int)k, ng_status_name(st));
+      assert_int_equal(x.got[0], x.got[1]);
+      assert_string_equal(x.message[0], x.message[1]);
+      if (x.got[0] == NG_OK) {
+        if (!loading) whole = x.s;
+        stream_rewind(&whole);
+        break;
+      }
+      assert_int_equal(x.got[0], NG_ERR_FILE);
+      assert_non_null(strstr(x.message[0], "failed (-3)"));
+      assert_false(x.changed[0] || x.changed[1]);
+      if (!loading) stream_drop(&x.s);
+    }
+    assert_true(k > 10);
+  }
+  /* What two ranks wrote is what they write to a file; */
+  const path file = in_folder("two");
+  pair x = {.file = file.text};
+  size_t n;
+  assert_int_equal(ranks_run(RANKS, to_file, &x, NULL), NG_OK);
+  unsigned char *bytes = slurp(file.text, &n);
+  assert_int_equal(n, whole.n);
+  assert_memory_equal(bytes, whole.bytes, n);
+  free(bytes);
+  assert_int_equal(unlink(file.text), 0);
+  stream_drop(&whole);
+}
+
+static ng_status no_callback(int32_t rank, ng_transport *t, void *arg) {
+  pair *x = arg;
+  sim s;
+  ng_status st = sim_open(&s, &spread, t, NULL);
+  if (st >= NG_OK) st = sim_step(&s, 0);
+  if (st >= NG_OK) {
+    x->got[rank] = ng_save_to(s.p, rank == 0 ? NULL : stream_write, &x->s);
+    (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(s.ctx));
+    if (ng_load_from(s.p, rank == 0 ? NULL : stream_read, &x->s) != NG_ERR_ARG) st = NG_ERR_STATE;
+  }
+  sim_close(&s);
+  return st < NG_OK ? st : NG_OK;
+}
+
+static void no_function_on_rank_0(void **state) {
+  (void)state;
+  pair x = {.loading = false};
+  assert_int_equal(ranks_run(RANKS, no_callback, &x, NULL), NG_OK);
+  assert_int_equal(x.got[0], NG_ERR_ARG);
+  assert_int_equal(x.got[1], NG_ERR_ARG);
+  assert_non_null(strstr(x.message[0], "ng_save_to: the callback is NULL"));
+  assert_non_null(strstr(x.message[1], "1 of 2 ranks"));
+  assert_int_equal(x.s.calls, 0);
+}
+
+/* ---- array by array --------------------------------------------------------------------------*/
+
+static ng_status walk_together(int32_t rank, ng_transport *t, void *arg) {
+  pair *x = arg;
+  sim a, b;
+  sim_setup other = spread;
+  other.set = "damping=0.9 update=sgd grad_worker_fraction=0"; /* the state's damping must win */
+  ng_status st = sim_open(&a, &spread, t, NULL);
+  for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
+    st = sim_step(&a, i);
+  if (st >= NG_OK) st = walk_take(a.p, rank, &x->walk[rank]);
+  for (int32_t i = 0; i < ng_state_count(a.p) && st == NG_OK; i++) {
+    ng_field_info info;
+    double room[2048];
+    ng_field_info_init(&info, sizeof info);
+    if (x->walk[rank].data[i] != NULL) continue;
+    st = ng_state_at(a.p, i, &info);
+    char want[400];
+    (void)snprintf(want, sizeof want, "rank %d does not hold '%s', rank %d does", rank, info.name,
+                   info.owner);
+    if (info.bytes > (int64_t)sizeof room ||
+        ng_state_read(a.p, i, room, info.bytes) != NG_ERR_STATE ||
+        strstr(ng_last_error(a.ctx), want) == NULL)
+      st = NG_ERR_STATE;
+    x->lacks[rank]++;
+  }
+  if (st == NG_OK && rank == 0) st = walk_compose(a.p, x->walk, &x->s);
+  if (st == NG_OK) st = sim_open(&b, &other, t, NULL);
+  if (st == NG_OK) st = ng_load_from(b.p, rank == 0 ? stream_read : NULL, &x->s);
+  if (st != NG_OK)
+    (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(a.ctx));
+  if (st == NG_OK) {
+    memcpy(b.weight, a.weight, (size_t)a.count * sizeof *a.weight);
+    for (int64_t i = 3; i < 6 && st >= NG_OK; i++) {
+      st = sim_step(&a, i);
+      if (st >= NG_OK) st = sim_step(&b, i);
+      x->changed[rank] = x->changed[rank] ||
+                         memcmp(a.grad, b.grad, (size_t)a.count * sizeof *a.grad) != 0 ||
+                         memcmp(a.weight, b.weight, (size_t)a.count * sizeof *a.weight) != 0;
+    }
+    sim_close(&b);
+  }
+  sim_close(&a);
+  return st < NG_OK ? st : NG_OK;
+}
+
+static void walked_by_two(void **state) {
+  (void)state;
+  pair x = {.loading = true};
+  const ng_status st = ranks_run(RANKS, walk_together, &x, NULL);
+  if (st != NG_OK) fail_msg("%s %s", ng_status_name(st), x.message[0]);
+  assert_true(x.lacks[0] > 0 && x.lacks[1] > 0);
+  assert_string_equal(x.walk[0].manifest, x.walk[1].manifest);
+  assert_false(x.changed[0] || x.changed[1]);
+  for (int r = 0; r < RANKS; r++)
+    walk_drop(&x.walk[r]);
+  stream_drop(&x.s);
+}
+
+/* The walk says what the file says, in the file's order; from any number to any other. */
+static void walk_is_the_file(void **state) {
+  (void)state;
+  for (int row = 0; row < ROWS; row++) {
+    sim a;
+    stream s = {0};
+    ngio_tensors *f;
+    open_at(&a, &rows[row], 3);
+    saved(&a, &s);
+    assert_int_equal(ngio_tensors_parse(s.bytes, (size_t)s.n, "x", NULL, &f, NULL, 0), NGIO_OK);
+    const int32_t n = ng_state_count(a.p);
+    assert_int_equal(n, ngio_tensors_count(f));
+    for (int32_t turn = 0; turn < 3 * n; turn++) { /* up, down, hither and thither */
+      const int32_t i = turn < n       ? turn
+                        : turn < 2 * n ? 2 * n - 1 - turn
+                                       : (int32_t)((int64_t)turn * 7919 % n);
+      const ngio_tensor *t = ngio_tensors_at(f, i);
+      ng_field_info info;
+      ng_field_info_init(&info, sizeof info);
+      assert_int_equal(ng_state_at(a.p, i, &info), NG_OK);
+      assert_string_equal(info.name, t->name);
+      assert_int_equal((int)info.dtype, (int)t->dtype);
+      assert_int_equal(info.ndim, t->ndim);
+      assert_int_equal(info.shape[0], t->shape[0]);
+      assert_int_equal(info.shape[1], t->ndim > 1 ? t->shape[1] : 0);
+      assert_int_equal(info.bytes, t->bytes);
+      assert_int_equal(info.owner, 0);
+      unsigned char *room = malloc((size_t)info.bytes + 8);
+      assert_non_null(room);
+      memset(room, 0xab, (size_t)info.bytes + 8);
+      assert_int_equal(ng_state_read(a.p, i, room, info.bytes), NG_OK);
+      assert_memory_equal(room, t->data, (size_t)info.bytes);
+      for (int k = 0; k < 8; k++)
+        assert_int_equal(room[info.bytes + k], 0xab);
+      free(room);
+    }
+    const char *manifest = ngio_tensors_text(f, "natgrad");
+    const int64_t length = ng_state_manifest(a.p, NULL, 0);
+    assert_int_equal(length, strlen(manifest));
+    char *text = malloc((size_t)length + 1), cut[9] = "????????";
+    assert_non_null(text);
+    assert_int_equal(ng_state_manifest(a.p, text, (size_t)length + 1), length);
+    assert_string_equal(text, manifest);
+    assert_int_equal(ng_state_manifest(a.p, cut, 5), length);
+    assert_memory_equal(cut, manifest, 4);
+    assert_memory_equal(cut + 4, "\0???", 4);
+    free(text);
+    ngio_tensors_close(&f);
+    stream_drop(&s);
+    sim_close(&a);
+  }
+}
+
+static void walk_arguments(void **state) {
+  (void)state;
+  sim a;
+  open_at(&a, &plain, 2);
+  const uint64_t before = sim_fingerprint(&a);
+  const int32_t n = ng_state_count(a.p);
+  ng_field_info info;
+  _Alignas(ng_field_info) unsigned char raw[sizeof info + 16];
+  for (size_t size = 0; size <= sizeof raw; size++) { /* as an older or a newer header has it */
+    memset(raw, 0xcd, sizeof raw);
+    ng_field_info_init((ng_field_info *)(void *)raw, size);
+    size_t said;
+    memcpy(&said, raw, sizeof said);
+    for (size_t i = size < sizeof said ? 0 : size; i < sizeof raw; i++)
+      assert_int_equal(raw[i], 0xcd);
+    if (size < sizeof said) continue;
+    assert_int_equal(said, size);
+    for (size_t i = sizeof said; i < size; i++)
+      assert_int_equal(raw[i], 0);
+  }
+  ng_field_info_init(NULL, sizeof info);
+  memset(&info, 0, sizeof info);
+  assert_int_equal(ng_state_at(a.p, 0, &info), NG_ERR_ARG);
+  told(&a, "ng_field_info_init", before);
+  ng_field_info_init(&info, sizeof info);
+  assert_int_equal(ng_state_at(a.p, -1, &info), NG_ERR_ARG);
+  told(&a, "there is no field -1", before);
+  assert_int_equal(ng_state_at(a.p, n, &info), NG_ERR_ARG);
+  told(&a, "expected 0 to", before);
+  assert_int_equal(ng_state_at(a.p, 0, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_state_at(a.p, 1, &info), NG_OK);
+  double room[2048];
+  assert_true(info.bytes + 8 <= (int64_t)sizeof room);
+  memset(room, 0, sizeof room);
+  static const double zeros[2048];
+  char says[400];
+  (void)snprintf(says, sizeof says, "'%s' has %lld bytes", info.name, (long long)info.bytes);
+  assert_int_equal(ng_state_read(a.p, 1, room, info.bytes - 1), NG_ERR_ARG);
+  told(&a, says, before);
+  assert_int_equal(ng_state_read(a.p, 1, room, info.bytes + 1), NG_ERR_ARG);
+  told(&a, says, before);
+  assert_int_equal(ng_state_read(a.p, 1, room, -1), NG_ERR_ARG);
+  assert_int_equal(ng_state_read(a.p, 1, NULL, info.bytes), NG_ERR_ARG);
+  told(&a, "aligned", before);
+  assert_int_equal(ng_state_read(a.p, 1, (char *)room + 1, info.bytes), NG_ERR_ARG);
+  told(&a, "aligned for f32", before);
+  assert_int_equal(ng_state_read(a.p, n, room, info.bytes), NG_ERR_ARG);
+  assert_int_equal(ng_state_read(a.p, INT32_MAX, room, info.bytes), NG_ERR_ARG);
+  assert_memory_equal(room, zeros, sizeof room);
+  sim_close(&a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bytes_of_a_file),     cmocka_unit_test(every_write_fails),
+      cmocka_unit_test(every_read_fails),    cmocka_unit_test(damaged),
+      cmocka_unit_test(nothing_is_believed), cmocka_unit_test(out_of_order),
+      cmocka_unit_test(ranks_fail_together), cmocka_unit_test(no_function_on_rank_0),
+      cmocka_unit_test(walked_by_two),       cmocka_unit_test(walk_is_the_file),
+      cmocka_unit_test(walk_arguments),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
