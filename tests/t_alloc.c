@@ -275,7 +275,8 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
       st = calls[i].call(r);
       if (st >= NG_OK) break;
       const char *why = r->f.ctx == NULL ? r->message : ng_last_error(r->f.ctx);
-      const bool parser = st == NG_ERR_FILE && mem.json && (calls[i].call == load || calls[i].call == load_from);
+      const bool parser =
+          st == NG_ERR_FILE && mem.json && (calls[i].call == load || calls[i].call == load_from);
       if ((st != NG_ERR_NOMEM && !parser) || why[0] == 0) {
         mem.on = false;
         fail_msg("%s: %s \"%s\" at allocation %d", calls[i].name, ng_status_name(st), why,

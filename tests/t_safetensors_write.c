@@ -171,8 +171,8 @@ static void to_a_stream(void **state) {
   for (int32_t fail_at = 1; fail_at <= 4; fail_at++) {
     sink s = {.fail_at = fail_at};
     ngio_writer *w;
-    ngio_status st = ngio_writer_stream("the sink", sink_write, &s, t, 2, &text, 1, &w, message,
-                                        sizeof message);
+    ngio_status st =
+        ngio_writer_stream("the sink", sink_write, &s, t, 2, &text, 1, &w, message, sizeof message);
     assert_true((w == NULL) == (st != NGIO_OK));
     if (st == NGIO_OK) st = ngio_writer_put(w, two, sizeof two, message, sizeof message);
     if (st == NGIO_OK) st = ngio_writer_put(w, three, sizeof three, message, sizeof message);
@@ -310,12 +310,9 @@ static void left_behind_and_locked(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(round_trip),
-      cmocka_unit_test(piece_by_piece),
-      cmocka_unit_test(to_a_stream),
-      cmocka_unit_test(refused_places),
-      cmocka_unit_test(full_disk),
-      cmocka_unit_test(left_behind_and_locked),
+      cmocka_unit_test(round_trip),  cmocka_unit_test(piece_by_piece),
+      cmocka_unit_test(to_a_stream), cmocka_unit_test(refused_places),
+      cmocka_unit_test(full_disk),   cmocka_unit_test(left_behind_and_locked),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }
