@@ -272,7 +272,7 @@ static int one(work *k, int way, ng_precond *p, double ms[PARTS]) {
     how.lr = LR;
     how.momentum = MOMENTUM;
     how.weight_decay = DECAY;
-    if (st >= 0) st = ng_step_sgd(p, &how);
+    if (st >= 0) st = ng_step_sgd(p, &how, 1);
   }
   ms[STEP] = ng_now_ms() - t0;
   return st == NG_OK ? CLI_OK : failed(k, "a step", st);

@@ -9,6 +9,7 @@
  *   ng_precond_create
  *   ng_add_layer / ng_add_tensor     describe every parameter once; each gets an index
  *   ng_bind_grad  [ng_bind_weight]   where gradients (and weights) live; may be rebound
+ *   [ng_set_group]                   whose learning rate and decay a fused update takes for it
  *   ng_ready                         all memory is planned and taken here, and never after
  *     each micro-batch:  ng_begin, then for every layer
  *                        ng_observe_input (forward), ng_observe_output_grad (backward)
@@ -568,7 +569,11 @@ NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
 
-typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1 } ng_param;
+typedef enum ng_param {
+  NG_WEIGHT = 0,
+  NG_BIAS = 1,
+  NG_BOTH = 2 /* ng_set_group only: all that the layer has */
+} ng_param;
 
 /* How long a binding holds: until it is bound anew, or until the next ng_step* has returned (whatever
  * its status, but for an error), after which the library has forgotten the pointer. */
@@ -607,6 +612,14 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
  * Ranks:   every rank makes the same change; a step finds a difference, NG_ERR_STATE on all of them.
  * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
+
+/* Put a parameter into a group of ng_step_sgd and ng_step_adamw, which take one set of numbers per
+ * group; 0 unless said.  Moments stay with the parameter.
+ * Ranks:   every rank says the same; ng_ready compares.
+ * Errors:  NG_ERR_ARG (no such index, no bias; group not in 0 to 1023 or, after ng_ready, none of
+ *          the groups that there were then). */
+NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
+                                         int32_t group);
 
 /* Plan memory and placement and take the memory; nothing is allocated after it.
  *
@@ -672,7 +685,7 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Math:    grad <- nu PD;  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
  *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
- * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip.
+ * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip (kl).
  * Ranks:   collective: every rank calls it, and all return the same status.
  * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank
  *          was not finite, or nu PD would be beyond f32 or the f16 it goes to: gradients are
@@ -681,17 +694,23 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
-/* The same, and the update of every bound weight in the same pass over memory.
+/* The same, and the update of every bound weight in the same pass over memory.  `how` has a set of
+ * numbers for each group of ng_set_group, 0 to the largest, so one if it was never called.  lr has no
+ * default.
  *
  * Math:    d = nu PD (a tensor's own gradient) [+ weight_decay w if not decoupled]
  *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
  *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
- *          as torch.optim.SGD and torch.optim.AdamW compute it.
- * Shapes:  weights as bound; momentum and moments are kept in f32.
- * Errors:  as ng_step; NG_ERR_STATE if options.update names another step, or a weight is not bound.
- */
+ *          as torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group;
+ *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
+ * Shapes:  weights as bound; momentum and moments are kept in f32; how[count], how[0].struct_size
+ *          bytes apart.
+ * Ranks:   collective, with the same numbers on all; wrong ones on one are an error on all.
+ * Errors:  as ng_step; NG_ERR_ARG names the field and the group (lr not given; count is not the
+ *          number of groups; structs of several sizes); NG_ERR_STATE if options.update names
+ *          another step, or a weight is not bound. */
 typedef struct ng_sgd {
   size_t struct_size;
   double lr, momentum, dampening, weight_decay;
@@ -703,8 +722,8 @@ typedef struct ng_adamw {
 } ng_adamw;
 NG_API void ng_sgd_init(ng_sgd *s, size_t size);
 NG_API void ng_adamw_init(ng_adamw *a, size_t size);
-NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how);
-NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how);
+NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
+NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
 
 /* Change a live option (damping, stat_decay, kl_clip, periods, eigen_floor, clip) from the next
  * step on; a schedule of that option starts again from the new value.  ng_get reads the value in

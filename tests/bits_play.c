@@ -184,14 +184,14 @@ static ng_status take_step(actor *a) {
     how.weight_decay = c->decay;
     how.nesterov = c->nesterov > 0;
     how.decoupled = c->decoupled > 0;
-    return ng_step_sgd(a->p, &how);
+    return ng_step_sgd(a->p, &how, 1);
   }
   if (is(c->opt.update, "adamw")) {
     ng_adamw how;
     ng_adamw_init(&how, sizeof how);
     how.lr = c->lr;
     how.weight_decay = c->decay;
-    return ng_step_adamw(a->p, &how);
+    return ng_step_adamw(a->p, &how, 1);
   }
   return ng_step(a->p, c->lr);
 }

@@ -140,10 +140,10 @@ ng_status fixture_step(fixture *f, const ng_sgd *how) {
     ng_adamw a;
     ng_adamw_init(&a, sizeof a);
     a.lr = how->lr;
-    return note(f, ng_step_adamw(f->p, &a));
+    return note(f, ng_step_adamw(f->p, &a, 1));
   }
   if (st != NG_OK) return note(f, st);
-  return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how) : ng_step(f->p, how->lr));
+  return note(f, strcmp(update, "sgd") == 0 ? ng_step_sgd(f->p, how, 1) : ng_step(f->p, how->lr));
 }
 
 /* ---- main thread only ------------------------------------------------------------------------*/

@@ -149,6 +149,10 @@ static void nothing(void **state) {
   ARG(ng_bind_weight(NULL, 0, NG_WEIGHT, &view));
   TOLD(ng_bind_weight(p, 0, NG_WEIGHT, NULL));
   TOLD(ng_bind_weight(p, 0, (ng_param)9, &view));
+  TOLD(ng_bind_weight(p, 0, NG_BOTH, &view));
+  ARG(ng_set_group(NULL, 0, NG_BOTH, 0));
+  TOLD(ng_set_group(p, 7, NG_BOTH, 0));
+  TOLD(ng_set_group(p, 0, (ng_param)9, 0));
   ARG(ng_ready(NULL));
   assert_int_equal(ng_ready(p), NG_OK);
   assert_int_equal(ng_get(p, "method", text, sizeof text), NG_OK);
@@ -167,10 +171,10 @@ static void nothing(void **state) {
   TOLD(ng_observe_output_grad(p, 0, NULL, NG_COPY));
   ARG(ng_reset_batch(NULL));
   ARG(ng_step(NULL, 0.1));
-  ARG(ng_step_sgd(NULL, &(ng_sgd){0}));
-  TOLD(ng_step_sgd(p, NULL));
-  ARG(ng_step_adamw(NULL, &(ng_adamw){0}));
-  TOLD(ng_step_adamw(p, NULL));
+  ARG(ng_step_sgd(NULL, &(ng_sgd){0}, 1));
+  TOLD(ng_step_sgd(p, NULL, 1));
+  ARG(ng_step_adamw(NULL, &(ng_adamw){0}, 1));
+  TOLD(ng_step_adamw(p, NULL, 1));
   ARG(ng_set(NULL, "damping", "1"));
   TOLD(ng_set(p, NULL, "1"));
   TOLD(ng_set(p, "damping", NULL));
@@ -286,6 +290,7 @@ static void initialisers(void **state) {
   assert_int_equal(config.log_level, NG_LOG_WARN);
   ng_adamw how;
   ng_adamw_init(&how, sizeof how);
+  assert_true(how.lr != how.lr); /* it has to be given */
   assert_true(how.beta1 == 0.9 && how.beta2 == 0.999 && how.eps == 1e-8);
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);

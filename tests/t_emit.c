@@ -204,7 +204,7 @@ static void run_update(const char *name, const ng_sgd *sgd, const ng_adamw *adam
     show(&m, t);
     show(&plain, t);
     check(&plain, ng_step(plain.f.p, lr));
-    check(&m, sgd ? ng_step_sgd(m.f.p, sgd) : ng_step_adamw(m.f.p, adamw));
+    check(&m, sgd ? ng_step_sgd(m.f.p, sgd, 1) : ng_step_adamw(m.f.p, adamw, 1));
     /* bf16: eight bits, so half a unit is 2^-9 of the next power of two above |y|: 2^-8 |y| */
     compare(name, &m, &f, &plain, t, sgd, adamw, type == NG_BF16 ? 0x1p-8 : 0);
     ng_report x = {.struct_size = sizeof x}, y = x;
@@ -281,7 +281,7 @@ static void test_zero_lr(void **state) {
     show(&m, t);
     show(&plain, t);
     check(&plain, ng_step(plain.f.p, s.lr));
-    check(&m, ng_step_sgd(m.f.p, &s));
+    check(&m, ng_step_sgd(m.f.p, &s, 1));
     for (int k = 0; t < 3 && k < SLOTS; k++) {
       for (int64_t i = 0; i < count(k); i++)
         assert_true(weight(&m, k, i) == f.w[k][i]);
@@ -305,7 +305,7 @@ static void test_pads(void **state) {
     }
   }
   show(&m, 1);
-  check(&m, ng_step_sgd(m.f.p, &s));
+  check(&m, ng_step_sgd(m.f.p, &s, 1));
   for (int k = 0; k < SLOTS; k++) {
     for (int64_t i = 0; i < slot_rows[k] * (slot_cols[k] + 3); i++) {
       bool pad = i % (slot_cols[k] + 3) >= slot_cols[k];
@@ -322,23 +322,24 @@ static void test_refusals(void **state) {
   ng_sgd s = sgd_of(0.9, 0, 0, 0, 0);
   ng_adamw a;
   ng_adamw_init(&a, sizeof a);
+  a.lr = 0.01;
   model_open(&m, "sgd", NG_F32, 0, true);
   show(&m, 1);
   double before = weight(&m, 0, 0);
-  assert_int_equal(ng_step_adamw(m.f.p, &a), NG_ERR_STATE);
+  assert_int_equal(ng_step_adamw(m.f.p, &a, 1), NG_ERR_STATE);
   assert_int_equal(ng_step(m.f.p, 0.1), NG_ERR_STATE);
   assert_true(weight(&m, 0, 0) == before);
-  check(&m, ng_step_sgd(m.f.p, &s));
+  check(&m, ng_step_sgd(m.f.p, &s, 1));
   model_close(&m);
   model_open(&m, "gradient", NG_F32, 0, true);
   show(&m, 1);
-  assert_int_equal(ng_step_sgd(m.f.p, &s), NG_ERR_STATE);
+  assert_int_equal(ng_step_sgd(m.f.p, &s, 1), NG_ERR_STATE);
   check(&m, ng_step(m.f.p, 0.1));
   model_close(&m);
   model_open(&m, "adamw", NG_F32, 0, false);
   show(&m, 1);
   before = weight(&m, 0, 0);
-  assert_int_equal(ng_step_adamw(m.f.p, &a), NG_ERR_STATE);
+  assert_int_equal(ng_step_adamw(m.f.p, &a, 1), NG_ERR_STATE);
   assert_non_null(strstr(ng_last_error(m.f.ctx), "gamma"));
   assert_true(weight(&m, 0, 0) == before);
   model_close(&m);

@@ -470,29 +470,29 @@ static void test_wrong_update(void **state) {
   ready(&f, "");
   assert_int_equal(show(&f), NG_OK);
   s.lr = 0.1;
-  WRONG(ng_step_sgd(f.p, &s), NG_ERR_STATE, "update");
+  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "update");
   w.lr = 0.1;
-  WRONG(ng_step_adamw(f.p, &w), NG_ERR_STATE, "update");
-  WRONG(ng_step_sgd(f.p, NULL), NG_ERR_ARG, "how");
-  WRONG(ng_step_adamw(f.p, NULL), NG_ERR_ARG, "how");
+  WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_STATE, "update");
+  WRONG(ng_step_sgd(f.p, NULL, 1), NG_ERR_ARG, "how");
+  WRONG(ng_step_adamw(f.p, NULL, 1), NG_ERR_ARG, "how");
   destroy(&f);
   ready(&f, "update=sgd");
   assert_int_equal(show(&f), NG_OK);
   WRONG(ng_step(f.p, 0.1), NG_ERR_STATE, "update");
   s.momentum = -1;
-  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "momentum");
+  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "momentum");
   s.momentum = 0;
   s.nesterov = 1;
-  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "nesterov");
+  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "nesterov");
   s.nesterov = 0;
   s.weight_decay = -1;
-  WRONG(ng_step_sgd(f.p, &s), NG_ERR_ARG, "weight_decay");
+  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_ARG, "weight_decay");
   s.weight_decay = 0;
   plane none = plane_of(NULL, OUT, IN, NG_F32);
   assert_int_equal(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &none), NG_OK);
-  WRONG(ng_step_sgd(f.p, &s), NG_ERR_STATE, "weight of its weight is not bound");
+  WRONG(ng_step_sgd(f.p, &s, 1), NG_ERR_STATE, "weight of its weight is not bound");
   bind_all(&f);
-  assert_int_equal(ng_step_sgd(f.p, &s), NG_OK);
+  assert_int_equal(ng_step_sgd(f.p, &s, 1), NG_OK);
   destroy(&f);
   /* clip = ratio looks at the weights whatever the step writes */
   ready(&f, "");
@@ -512,15 +512,15 @@ static void test_wrong_update(void **state) {
   ready(&f, "update=adamw");
   assert_int_equal(show(&f), NG_OK);
   w.beta1 = 1.0;
-  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "beta1");
+  WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "beta1");
   w.beta1 = 0.9;
   w.beta2 = -0.1;
-  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "beta2");
+  WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "beta2");
   w.beta2 = 0.999;
   w.eps = -1;
-  WRONG(ng_step_adamw(f.p, &w), NG_ERR_ARG, "eps");
+  WRONG(ng_step_adamw(f.p, &w, 1), NG_ERR_ARG, "eps");
   w.eps = 1e-8;
-  assert_int_equal(ng_step_adamw(f.p, &w), NG_OK);
+  assert_int_equal(ng_step_adamw(f.p, &w, 1), NG_OK);
   destroy(&f);
 }
 

@@ -145,8 +145,8 @@ static ng_status one_step(const run *what, ng_precond *p) {
   ng_adamw a;
   ng_adamw_init(&a, sizeof a);
   a.lr = 1;
-  if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s);
-  if (strcmp(what->step, "adamw") == 0) return ng_step_adamw(p, &a);
+  if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s, 1);
+  if (strcmp(what->step, "adamw") == 0) return ng_step_adamw(p, &a, 1);
   return ng_step(p, 1.0);
 }
 

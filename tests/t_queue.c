@@ -237,11 +237,13 @@ static ng_status any_step(const sim *s) {
   ng_adamw adamw;
   if (strstr(s->how.set, "update=sgd") != NULL) {
     ng_sgd_init(&sgd, sizeof sgd);
-    return ng_step_sgd(s->p, &sgd);
+    sgd.lr = 0.1;
+    return ng_step_sgd(s->p, &sgd, 1);
   }
   if (strstr(s->how.set, "update=adamw") != NULL) {
     ng_adamw_init(&adamw, sizeof adamw);
-    return ng_step_adamw(s->p, &adamw);
+    adamw.lr = 0.1;
+    return ng_step_adamw(s->p, &adamw, 1);
   }
   return ng_step(s->p, 0.1);
 }

@@ -120,7 +120,7 @@ static void fused_wide(void **state) {
       wide_show(&m, t);
       wide_show(&plain, t);
       assert_int_equal(ng_step(plain.f.p, 0.1), NG_OK);
-      assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam) : ng_step_sgd(m.f.p, &sgd), NG_OK);
+      assert_int_equal(adamw ? ng_step_adamw(m.f.p, &adam, 1) : ng_step_sgd(m.f.p, &sgd, 1), NG_OK);
       for (int64_t i = 0; i < ALL; i++)
         d[i] = (double)read_at(plain.grad, NG_F32, i);
       if (adamw)
@@ -156,7 +156,7 @@ static void plain_not_finite(void **state) {
   wide_open(&m, "sgd");
   wide_show(&m, 1);
   ((float *)m.grad)[ALL - 1] = NAN;
-  assert_int_equal(ng_step_sgd(m.f.p, &sgd), NG_SKIPPED);
+  assert_int_equal(ng_step_sgd(m.f.p, &sgd, 1), NG_SKIPPED);
   for (int64_t i = 0; i < ALL; i++)
     assert_true(((const float *)m.weight)[i] == 0);
   wide_close(&m);

@@ -511,7 +511,7 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   if (st == NG_OK) st = plane_output_grad(p, fc, &go, NG_COPY);
   ng_sgd_init(&how, sizeof how);
   how.lr = 0.01;
-  if (st == NG_OK) st = ng_step_sgd(p, &how);
+  if (st == NG_OK) st = ng_step_sgd(p, &how, 1);
   if (weight != NG_F32) ng_to_f32(w, narrow, weight, WIDE);
   memcpy(out, w, sizeof w);
   ng_precond_destroy(&p);

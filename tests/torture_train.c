@@ -143,7 +143,7 @@ static void step(int64_t t) {
   gradient(run.h, run.y, run.g + W1 + B1, run.g + W1 + B1 + W2, HIDDEN, OUT);
   ng_adamw_init(&how, sizeof how);
   how.lr = 0.002;
-  TRY(ng_step_adamw(run.p, &how));
+  TRY(ng_step_adamw(run.p, &how, 1));
 }
 
 /* ---- pairs on disk ---------------------------------------------------------------------------*/

@@ -220,7 +220,7 @@ static ng_status step_sgd(const precond *p, double lr) {
   how.weight_decay = p->s->weight_decay;
   how.nesterov = p->s->nesterov;
   how.decoupled = p->s->decoupled;
-  return ng_step_sgd(p->p, &how);
+  return ng_step_sgd(p->p, &how, 1);
 }
 
 static ng_status step_adamw(const precond *p, double lr) {
@@ -231,7 +231,7 @@ static ng_status step_adamw(const precond *p, double lr) {
   how.beta2 = p->s->beta2;
   how.eps = p->s->eps;
   how.weight_decay = p->s->weight_decay;
-  return ng_step_adamw(p->p, &how);
+  return ng_step_adamw(p->p, &how, 1);
 }
 
 int precond_step(precond *p, double lr, precond_outcome *out) {

@@ -6,6 +6,8 @@
  * alone, and the call that takes the struct then says that its struct_size is wrong. */
 #include "core/core.h"
 
+#include <math.h>
+
 /* `standard` is the struct of this library, cut or padded to the caller's; static, so that its padding
  * is zero, too. */
 static void fill(void *out, size_t size, const void *standard, size_t ours) {
@@ -45,15 +47,16 @@ void ng_batch_init(ng_batch *b, size_t size) {
   fill(b, size, &d, sizeof d);
 }
 
-/* All zero: no momentum, no decay, and a learning rate that has to be set to move anything. */
+/* No momentum, no decay; of lr only the caller knows a value, and NaN is refused. */
 void ng_sgd_init(ng_sgd *s, size_t size) {
-  static const ng_sgd d = {0};
+  static const ng_sgd d = {.lr = NAN};
   fill(s, size, &d, sizeof d);
 }
 
-/* The defaults of torch.optim.AdamW, but for lr. */
+/* The defaults of torch.optim.AdamW, but for lr, which has to be given as well. */
 void ng_adamw_init(ng_adamw *a, size_t size) {
-  static const ng_adamw d = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+  static const ng_adamw d = {
+      .lr = NAN, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
   fill(a, size, &d, sizeof d);
 }
 

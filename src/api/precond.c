@@ -219,6 +219,13 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   return NG_OK;
 }
 
+/* Before ng_ready, which counts the groups, or between steps. */
+ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  return ng_slot_group(p, index, which, group, "ng_set_group");
+}
+
 /* Collective.  A broken transport is told before all else: no rank may start what others cannot
  * join. */
 ng_status ng_ready(ng_precond *p) {

@@ -1,27 +1,37 @@
 /* stepping.c: the public functions that end a step: gradients in place, or weights moved by SGD or
  * AdamW.
  *
- * In: the learning rate, or the numbers of an update.  Out: p->step->out and lr, for
- * step/stations.c, which has what happens.  Numbers of an update are checked before the walk, so
- * all ranks must give the same ones: a rank that returns from here leaves the others in `check`.
- * lr is checked inside, for all of them. */
+ * In: the learning rate, or the numbers of an update, a set for each group.  Out: p->step->out and lr,
+ * for step/stations.c, which has what happens.  Numbers that are wrong do not end the call here: the
+ * other ranks are on their way to `check`, and there all of them leave together. */
 #include "step/step.h"
 
 #include <math.h>
 
-static ng_status take_step(ng_precond *p, const char *call) {
+static ng_status may_step(ng_precond *p, const char *call) {
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
-  return ng_step_take(p, call);
+  return NG_OK;
 }
 
 ng_status ng_step(ng_precond *p, double lr) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
+  const ng_status st = may_step(p, "ng_step");
+  if (st != NG_OK) return st;
   p->step->out.kind = NG_OUT_GRADIENT;
   p->step->lr = lr;
-  return take_step(p, "ng_step");
+  return ng_step_take(p, "ng_step", NG_OK);
 }
+
+/* ---- the numbers of groups -------------------------------------------------------------------*/
+
+/* Which set of numbers is looked at, and for whom. */
+typedef struct set {
+  ng_precond *p;
+  const char *call, *type;
+  int32_t group;
+} set;
 
 /* A number of an update: finite, at least `least`, below `below`. */
 typedef struct bound {
@@ -30,59 +40,109 @@ typedef struct bound {
   const char *expected;
 } bound;
 
-static ng_status check_bounds(ng_precond *p, const char *call, const bound *b, int32_t n) {
+/* lr first: it has no default, and an initialiser leaves NaN. */
+static ng_status check_bounds(const set *s, double lr, const bound *b, int32_t n) {
+  if (lr != lr) {
+    return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: lr was not given (group %d)", s->call, s->group);
+  }
   for (int32_t i = 0; i < n; i++) {
     const bool fits = b[i].value >= b[i].least && b[i].value < b[i].below;
     if (fits && b[i].value - b[i].value == 0.0) continue;
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: %s is %g, expected %s", call, b[i].name, b[i].value,
-                   b[i].expected);
+    return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: %s is %g, expected %s (group %d)", s->call,
+                   b[i].name, b[i].value, b[i].expected, s->group);
   }
   return NG_OK;
 }
 
-ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how) {
-  if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
-  if (how == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_step_sgd: how is NULL");
-  ng_sgd s;
-  char message[NG_MESSAGE] = "";
-  ng_sgd_init(&s, sizeof s);
-  ng_status st = ng_take_struct(&s, sizeof s, how, offsetof(ng_sgd, momentum), "ng_sgd", message,
-                                sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
-  const bound bounds[] = {{"momentum", s.momentum, 0.0, INFINITY, "a number >= 0"},
-                          {"dampening", s.dampening, -INFINITY, INFINITY, "a number"},
-                          {"weight_decay", s.weight_decay, 0.0, INFINITY, "a number >= 0"}};
-  st = check_bounds(p, "ng_step_sgd", bounds, 3);
-  if (st != NG_OK) return st;
-  if (s.nesterov && (s.momentum == 0.0 || s.dampening != 0.0)) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_step_sgd: nesterov needs a momentum above 0 and a dampening of 0");
-  }
-  p->step->out.kind = NG_OUT_SGD;
-  p->step->out.sgd = s;
-  p->step->lr = s.lr;
-  return take_step(p, "ng_step_sgd");
+static ng_status check_count(const set *s, const void *how, int32_t count) {
+  if (how == NULL) return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: how is NULL", s->call);
+  if (count == s->p->update_groups) return NG_OK;
+  return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: count is %d, but the number of groups is %d", s->call,
+                 count, s->p->update_groups);
 }
 
-ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how) {
+/* The struct of a group into *dst, which has the defaults.  The caller's array has the stride of its
+ * own sizeof, which its first element tells. */
+static ng_status take_set(const set *s, void *dst, size_t ours, const void *how, size_t least) {
+  char message[NG_MESSAGE] = "";
+  size_t stride, size;
+  memcpy(&stride, how, sizeof stride);
+  const char *from = (const char *)how + (size_t)s->group * stride;
+  memcpy(&size, from, sizeof size);
+  if (size != stride) {
+    return ng_fail(s->p->ctx, NG_ERR_ARG, "%s: struct_size is %zu in group %d and %zu in group 0",
+                   s->call, size, s->group, stride);
+  }
+  const ng_status st = ng_take_struct(dst, ours, from, least, s->type, message, sizeof message);
+  return st == NG_OK ? st : ng_fail(s->p->ctx, st, "%s", message);
+}
+
+static ng_status take_sgd(const set *s, const ng_sgd *how) {
+  ng_sgd h;
+  ng_sgd_init(&h, sizeof h);
+  ng_status st = take_set(s, &h, sizeof h, how, offsetof(ng_sgd, momentum));
+  if (st != NG_OK) return st;
+  const bound bounds[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
+                          {"momentum", h.momentum, 0.0, INFINITY, "a number >= 0"},
+                          {"dampening", h.dampening, -INFINITY, INFINITY, "a number"},
+                          {"weight_decay", h.weight_decay, 0.0, INFINITY, "a number >= 0"}};
+  st = check_bounds(s, h.lr, bounds, 4);
+  if (st != NG_OK) return st;
+  if (h.nesterov && (h.momentum == 0.0 || h.dampening != 0.0)) {
+    return ng_fail(s->p->ctx, NG_ERR_ARG,
+                   "%s: nesterov needs a momentum above 0 and a dampening of 0 (group %d)", s->call,
+                   s->group);
+  }
+  ng_update_sgd(&s->p->step->out.group[s->group], &h, s->p->updates);
+  s->p->step->lr = fmax(s->p->step->lr, h.lr);
+  return NG_OK;
+}
+
+static ng_status take_adamw(const set *s, const ng_adamw *how) {
+  ng_adamw h;
+  ng_adamw_init(&h, sizeof h);
+  ng_status st = take_set(s, &h, sizeof h, how, offsetof(ng_adamw, beta1));
+  if (st != NG_OK) return st;
+  const bound bounds[] = {{"lr", h.lr, 0.0, INFINITY, "a number >= 0"},
+                          {"beta1", h.beta1, 0.0, 1.0, "a number in [0, 1)"},
+                          {"beta2", h.beta2, 0.0, 1.0, "a number in [0, 1)"},
+                          {"eps", h.eps, 0.0, INFINITY, "a number >= 0"},
+                          {"weight_decay", h.weight_decay, 0.0, INFINITY, "a number >= 0"}};
+  st = check_bounds(s, h.lr, bounds, 5);
+  if (st != NG_OK) return st;
+  ng_update_adamw(&s->p->step->out.group[s->group], &h, s->p->updates);
+  s->p->step->lr = fmax(s->p->step->lr, h.lr);
+  return NG_OK;
+}
+
+/* ---- the updates -----------------------------------------------------------------------------*/
+
+ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
   ng_enter(p->ctx);
-  if (how == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_step_adamw: how is NULL");
-  ng_adamw a;
-  char message[NG_MESSAGE] = "";
-  ng_adamw_init(&a, sizeof a);
-  ng_status st = ng_take_struct(&a, sizeof a, how, offsetof(ng_adamw, beta1), "ng_adamw", message,
-                                sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
-  const bound bounds[] = {{"beta1", a.beta1, 0.0, 1.0, "a number in [0, 1)"},
-                          {"beta2", a.beta2, 0.0, 1.0, "a number in [0, 1)"},
-                          {"eps", a.eps, 0.0, INFINITY, "a number >= 0"},
-                          {"weight_decay", a.weight_decay, 0.0, INFINITY, "a number >= 0"}};
-  st = check_bounds(p, "ng_step_adamw", bounds, 4);
+  ng_status st = may_step(p, "ng_step_sgd");
   if (st != NG_OK) return st;
+  set s = {p, "ng_step_sgd", "ng_sgd", 0};
+  p->step->out.kind = NG_OUT_SGD;
+  p->step->lr = 0.0;
+  st = check_count(&s, how, count);
+  for (; s.group < count && st == NG_OK; s.group++) {
+    st = take_sgd(&s, how);
+  }
+  return ng_step_take(p, "ng_step_sgd", st);
+}
+
+ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
+  if (p == NULL) return NG_ERR_ARG;
+  ng_enter(p->ctx);
+  ng_status st = may_step(p, "ng_step_adamw");
+  if (st != NG_OK) return st;
+  set s = {p, "ng_step_adamw", "ng_adamw", 0};
   p->step->out.kind = NG_OUT_ADAMW;
-  p->step->out.adamw = a;
-  p->step->lr = a.lr;
-  return take_step(p, "ng_step_adamw");
+  p->step->lr = 0.0;
+  st = check_count(&s, how, count);
+  for (; s.group < count && st == NG_OK; s.group++) {
+    st = take_adamw(&s, how);
+  }
+  return ng_step_take(p, "ng_step_adamw", st);
 }

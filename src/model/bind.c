@@ -1,4 +1,4 @@
-/* bind.c: where gradients and weights live.
+/* bind.c: where gradients and weights live, and which numbers of a fused update are theirs.
  *
  * In: arrays of the caller's, in lists.  Out: slots that point at them, until they are bound anew or until
  * a step has returned, as the caller said; a row of one as f32 and back, however it lies.
@@ -119,16 +119,22 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   return NG_OK;
 }
 
-static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
-  if (b->index < 0 || b->index >= p->entries) {
+/* `which` of entry `index` is there. */
+static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *call) {
+  if (index < 0 || index >= p->entries) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index is %d, there are %d layers and tensors", call,
-                   b->index, p->entries);
+                   index, p->entries);
   }
+  const ng_entry *e = p->entry[index];
+  if ((which == NG_WEIGHT || which == NG_BIAS) && (int32_t)which < e->slots) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has no %s", call, e->d.name,
+                 which == NG_BIAS ? "bias" : "such parameter");
+}
+
+static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
+  const ng_status st = find(p, b->index, b->param, call);
+  if (st != NG_OK) return st;
   ng_entry *e = p->entry[b->index];
-  if ((b->param != NG_WEIGHT && b->param != NG_BIAS) || (int32_t)b->param >= e->slots) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has no %s", call, e->d.name,
-                   b->param == NG_BIAS ? "bias" : "such parameter");
-  }
   if (b->hold != NG_HOLD && b->hold != NG_ONE_STEP) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': hold is %d, expected NG_HOLD or NG_ONE_STEP",
                    call, e->slot_name[b->param], (int)b->hold);
@@ -183,6 +189,26 @@ void ng_bind_expire(ng_precond *p) {
     }
   }
   p->expires = false;
+}
+
+/* ---- groups ----------------------------------------------------------------------------------*/
+
+/* Room for the numbers of each group is taken once, so after ng_ready there is no new one. */
+ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
+                        const char *call) {
+  enum { MOST = 1024 };
+  const int32_t groups = p->ready ? p->update_groups : MOST;
+  const ng_status st = find(p, index, which == NG_BOTH ? NG_WEIGHT : which, call);
+  if (st != NG_OK) return st;
+  ng_entry *e = p->entry[index];
+  if (group < 0 || group >= groups) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': group is %d, expected 0 to %d%s", call, e->d.name,
+                   group, groups - 1, p->ready ? ", as there were at ng_ready" : "");
+  }
+  for (int32_t k = 0; k < e->slots; k++) {
+    if (which == NG_BOTH || k == (int32_t)which) e->slot[k].update_group = group;
+  }
+  return NG_OK;
 }
 
 /* ---- a row -----------------------------------------------------------------------------------*/

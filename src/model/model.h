@@ -47,6 +47,7 @@ typedef struct ng_slot {
   int64_t groups;     /* runs of rows (of one row: of columns) that share nothing                 */
   ng_place grad, weight;
   float *m, *v;    /* moments: momentum or first, second; NULL if options.update keeps none       */
+  int32_t update_group; /* whose numbers a fused update takes for it: ng_set_group                */
   ng_block *block; /* NULL: no curvature                                                          */
   int32_t segment; /* its number in the block                                                     */
   bool out;        /* of this step, as its block: see ng_block                                    */
@@ -83,6 +84,10 @@ bool ng_conv_output(const ng_layer *d, int axis, int64_t size, int64_t *out);
 /* All of the list or nothing of it. */
 ng_status ng_bind_list(ng_precond *p, const ng_binding *list, int32_t count, const char *call);
 void ng_bind_expire(ng_precond *p); /* a step has returned */
+
+/* Whose numbers fused updates take for it; `which` may be NG_BOTH. */
+ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
+                        const char *call);
 
 /* n elements of row `row` from column `col`, as f32; back; whether all are finite. */
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
@@ -244,6 +249,7 @@ struct ng_precond {
   int32_t entries, entry_capacity;
   ng_block **block;
   int32_t blocks, block_capacity;
+  int32_t update_groups; /* 0 to update_groups - 1; fixed by ng_ready, 0 before */
   bool ready;
   bool expires; /* some binding holds until the next step only */
   bool broken; /* NG_ERR_COMM was returned: destroy only */

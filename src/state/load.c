@@ -95,7 +95,7 @@ static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, byte
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
 static bool open_source(ng_work *w) {
-  const ng_place *from = w->place;
+  const ng_outside *from = w->place;
   if (!from->stream) {
     return ng_work_fine(w, ngio_source_open(&w->source, from->path, w->message, sizeof w->message));
   }
@@ -176,7 +176,7 @@ static ng_status load_field(ng_work *w, const char *key, const ng_field *f) {
 
 /* shared with fresh = false: what was saved is taken as it is, nothing is made anew with the
  * options of now. */
-ng_status ng_state_load(ng_precond *p, const char *call, const ng_place *from) {
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from) {
   ng_work w;
   ng_status st = NG_OK;
   ng_work_open(&w, p, call, from);

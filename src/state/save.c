@@ -115,7 +115,7 @@ done:
 
 /* Rank 0.  A failure stays in *w: the others wait in ng_work_share, and learn it there. */
 static void begin_file(ng_work *w) {
-  const ng_place *to = w->place;
+  const ng_outside *to = w->place;
   if (!make_manifest(w)) return;
   const ng_hex crc = ng_hex_of(ng_crc_of(w->text, w->text_bytes - 1));
   const ngio_text text[2] = {{NG_MANIFEST, w->text}, {NG_MANIFEST_CRC, crc.text}};
@@ -145,7 +145,7 @@ static ng_status save_field(ng_work *w, const char *key, const ng_field *f) {
 }
 
 /* Fields go one after the other, so rank 0 needs room for the largest and not for all. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_place *to) {
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to) {
   ng_work w;
   ng_status st = NG_OK;
   ng_work_open(&w, p, call, to);

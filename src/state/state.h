@@ -65,17 +65,17 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
 /* ---- save.c, load.c, walk.c: what api/ calls -------------------------------------------------*/
 
 /* Where a state goes or comes from: a file of that name, or the caller's stream. */
-typedef struct ng_place {
+typedef struct ng_outside {
   bool stream;
   const char *path;
   ng_reader read; /* a stream has the one that is called */
   ng_writer write;
   void *user;
-} ng_place;
+} ng_outside;
 
 /* `call` is the public function, for messages. */
-ng_status ng_state_save(ng_precond *p, const char *call, const ng_place *to);
-ng_status ng_state_load(ng_precond *p, const char *call, const ng_place *from);
+ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to);
+ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
 /* *length without the 0; `text` may be NULL. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 

@@ -64,7 +64,7 @@ static int64_t values_bytes(const ng_work *w) { return w->doubles * (int64_t)siz
 static int64_t names_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->name; }
 static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
 
-void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_place *place) {
+void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place) {
   memset(w, 0, sizeof *w);
   w->p = p;
   w->call = call;
@@ -76,7 +76,7 @@ void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_place *p
 
 /* Callbacks of other ranks are not called, and may be missing there. */
 static ng_status check_place(const ng_work *w) {
-  const ng_place *at = w->place;
+  const ng_outside *at = w->place;
   if (at == NULL) return NG_OK;
   if (!at->stream && (at->path == NULL || at->path[0] == 0)) {
     return ng_fail(w->p->ctx, NG_ERR_ARG, "%s: no path given", w->call);

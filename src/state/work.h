@@ -24,7 +24,7 @@ typedef struct ng_tensor_name {
 typedef struct ng_work {
   ng_precond *p;
   const char *call, *label; /* the public function; what messages call the file                 */
-  const ng_place *place;    /* NULL: nothing is written, and nothing read */
+  const ng_outside *place;    /* NULL: nothing is written, and nothing read */
   bool first;               /* this is rank 0 */
   double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
   int64_t value_count;
@@ -51,7 +51,7 @@ typedef struct ng_work {
   const char *sought; /* a name; NULL once a field has it */
 } ng_work;
 
-void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_place *place);
+void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
 /* What is checked and taken before the first word between ranks; `saving` needs more. */
 ng_status ng_work_prepare(ng_work *w, bool saving);
 void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is taken away */

@@ -64,6 +64,22 @@ void ng_clip_measure(ng_precond *p) {
   }
 }
 
+/* ---- learning rates of groups ----------------------------------------------------------------*/
+
+/* kl bounds the sum of lr^2 <PD, D>, where each block moves with the lr of its weight's group; of a
+ * block over many layers, whose sum cannot be taken apart, the largest of theirs.  As a ratio, so that
+ * equal learning rates leave every sum as it is, bit for bit. */
+double ng_clip_weight(const ng_block *b) {
+  const ng_engine *step = b->p->step;
+  if (step->out.kind == NG_OUT_GRADIENT || !(step->lr > 0.0)) return 1.0;
+  const int32_t asked = b->entry != NULL ? 1 : b->segments;
+  double lr = 0.0;
+  for (int32_t k = 0; k < asked; k++) {
+    lr = fmax(lr, step->out.group[b->segment[k].slot->update_group].lr);
+  }
+  return lr / step->lr * (lr / step->lr);
+}
+
 /* ---- the common factor -----------------------------------------------------------------------*/
 
 /* Blocks that ascend make H, and PD = D + k H with k = radius / |D| over all of them, so what they
@@ -74,7 +90,11 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
   }
-  return (ng_sums){h.d2 + k * h.inner, h.d2, h.d2 + 2.0 * k * h.inner + k * k * h.pd2};
+  return (ng_sums){.inner = h.d2 + k * h.inner,
+                   .d2 = h.d2,
+                   .pd2 = h.d2 + 2.0 * k * h.inner + k * k * h.pd2,
+                   .weighted_inner = h.weighted_d2 + k * h.weighted_inner,
+                   .weighted_d2 = h.weighted_d2};
 }
 
 /* The sums of all blocks as those of PD.  kronecker.c lets all of its blocks ascend or none, but a
@@ -88,7 +108,11 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
   if (!ascends) return sums[0];
   const ng_sums up = ascend(p, sums[1]);
   if (!plain) return up;
-  return (ng_sums){sums[0].inner + up.inner, sums[0].d2 + up.d2, sums[0].pd2 + up.pd2};
+  return (ng_sums){.inner = sums[0].inner + up.inner,
+                   .d2 = sums[0].d2 + up.d2,
+                   .pd2 = sums[0].pd2 + up.pd2,
+                   .weighted_inner = sums[0].weighted_inner + up.weighted_inner,
+                   .weighted_d2 = sums[0].weighted_d2 + up.weighted_d2};
 }
 
 /* kl: Ba, Grosse & Martens (ICLR 2017), with P.D as in all published codes.  The norm of a step in
@@ -96,7 +120,7 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
  * rounding makes the sum negative, hence the absolute value. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
   if (p->now.clip == NG_CLIP_KL) {
-    const double kl = fabs(lr * lr * s->inner);
+    const double kl = fabs(lr * lr * s->weighted_inner);
     return kl > 0.0 ? fmin(1.0, sqrt(p->now.kl_clip / kl)) : 1.0;
   }
   if (p->now.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;

@@ -23,7 +23,8 @@ static ng_status failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-enum { WEIGHTS = 2, SUMS = 3 }; /* numbers of a statistic in check, of a kind of block in agree */
+/* numbers of a statistic in check, of a kind of block in agree: WEIGHTED where there are groups */
+enum { WEIGHTS = 2, SUMS = 3, WEIGHTED = 5 };
 
 /* Sized once for the most that a step may say.  Every statistic is posted at most once a step
  * (`posted`), so there are never more messages than statistics. */
@@ -33,7 +34,8 @@ ng_status ng_exchange_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
   }
-  x->small_count = NG_CODES + 1 + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * SUMS);
+  x->small_count =
+      NG_CODES + 1 + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED);
   x->messages_most = stats + 1;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
@@ -184,29 +186,34 @@ ng_status ng_exchange_check(ng_precond *p) {
 
 /* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
  * of.  Blocks that ascend are summed apart: their three numbers are of H, and turn into those of PD
- * when the clip knows the common factor. */
+ * when the clip knows the common factor.  With one group the weighted sums are the others. */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_engine *s = p->step;
+  const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;
   double *x = s->exchange.small, *sum = x + NG_CODES;
   ng_codes_put(x, s->trouble);
-  memset(sum, 0, (1 + 2 * SUMS) * sizeof *sum);
+  memset(sum, 0, (1 + 2 * WEIGHTED) * sizeof *sum);
   sum[0] = s->refused;
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    double *to = sum + 1 + (b->ascends ? SUMS : 0);
+    double *to = sum + 1 + (b->ascends ? each : 0);
     if (b->owner != p->ctx->rank && !b->partial) continue;
     to[0] += b->inner;
     to[1] += b->d2;
     to[2] += b->pd2;
+    if (each == SUMS) continue;
+    const double weight = ng_clip_weight(b);
+    to[3] += weight * b->inner;
+    to[4] += weight * b->d2;
   }
-  ng_status st = sum_small(p, x, NG_CODES + 1 + 2 * SUMS, "agree");
+  ng_status st = sum_small(p, x, NG_CODES + 1 + 2 * each, "agree");
   if (st != NG_OK) return st;
   st = spread(p, x, s->trouble);
   s->trouble = st;
   s->refused = sum[0] > 0.0;
   for (int i = 0; i < 2; i++) {
-    const double *from = sum + 1 + i * SUMS;
-    sums[i] = (ng_sums){from[0], from[1], from[2]};
+    const double *from = sum + 1 + i * each, *weighted = each == SUMS ? from : from + 3;
+    sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
   }
   return st < NG_OK ? st : NG_OK;
 }

@@ -293,6 +293,20 @@ static ng_status ask(ng_precond *p, ng_plan *plan) {
   return NG_OK;
 }
 
+/* Groups are counted by the largest number: a fused update has one set of numbers for each. */
+static ng_status take_groups(ng_precond *p) {
+  int32_t most = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      most = (int32_t)ng_max64(most, p->entry[i]->slot[k].update_group);
+    }
+  }
+  p->update_groups = most + 1;
+  p->step->out.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->out.group);
+  if (p->step->out.group != NULL) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+}
+
 /* Spans are objects and not part of an arena: the counting pass needs them already.  Initial values
  * come last: identities are written into averages that were zeroed. */
 static ng_status take_memory(ng_precond *p) {
@@ -358,9 +372,11 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
         d->order,      d->kernel[0],   d->kernel[1],   d->stride[0], d->stride[1], d->padding[0],
         d->padding[1], d->dilation[0], d->dilation[1], d->groups,    d->image[0],  d->image[1],
         e->tensor,     e->slot[0].cols};
+    const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
     hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
+    hash[1] = mix(hash[1], group, sizeof group);
   }
 }
 
@@ -371,6 +387,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = make_blocks(p);
+  if (st == NG_OK) st = take_groups(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
@@ -430,4 +447,7 @@ void ng_step_release(ng_precond *p) {
   ng_object_free(p, p->step->norms, (size_t)p->step->norms_most * sizeof *p->step->norms);
   p->step->norms = NULL;
   p->step->norms_most = 0;
+  ng_object_free(p, p->step->out.group, (size_t)p->update_groups * sizeof *p->step->out.group);
+  p->step->out.group = NULL;
+  p->update_groups = 0;
 }

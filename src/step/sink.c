@@ -5,7 +5,8 @@
  * torch.optim.AdamW (decoupled weight decay, arXiv 1711.05101).  The optimizer state is f32 whatever the
  * weight's dtype.
  *
- * Rows are disjoint and nothing is kept between calls, so any thread may put any tile.
+ * Rows are disjoint and nothing is kept between calls, so any thread may put any tile.  Each parameter
+ * has a group, and each group its numbers (ng_set_group).
  *
  * With d the preconditioned gradient times the clip, w the weight, m and v the moments, t the
  * update:
@@ -56,18 +57,12 @@ NG_CLONES static void rescale_wide(float *restrict x, const float *restrict u, i
   }
 }
 
-/* Numbers of one SGD step; `pair` is a constant where it is called, so each loop has no choice. */
-typedef struct sgd_numbers {
-  float lr, mu, keep, decay, take, old; /* w <- keep w - lr step; m <- old m + take g */
-  bool moments, nesterov;
-} sgd_numbers;
-
 /* Flags are constants where it is inlined: six loops without a branch come out of one text.  u and
  * k are read only with `pair`. */
-static inline __attribute__((always_inline)) void sgd_loop(const sgd_numbers *s, float *restrict m,
-                                                           float *restrict w, const direction *of,
-                                                           int64_t n, bool pair, bool moments,
-                                                           bool nesterov) {
+static inline __attribute__((always_inline)) void sgd_loop(const ng_sgd_numbers *s,
+                                                           float *restrict m, float *restrict w,
+                                                           const direction *of, int64_t n,
+                                                           bool pair, bool moments, bool nesterov) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
               decay = s->decay, take = s->take, old = s->old;
@@ -83,7 +78,7 @@ static inline __attribute__((always_inline)) void sgd_loop(const sgd_numbers *s,
   }
 }
 
-NG_CLONES static void sgd_tile(const sgd_numbers *s, float *m, float *w, const direction *of,
+NG_CLONES static void sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
                                int64_t n) {
   const bool pair = of->u != NULL;
   if (!s->moments) {
@@ -107,27 +102,7 @@ NG_CLONES static void sgd_tile(const sgd_numbers *s, float *m, float *w, const d
   }
 }
 
-/* The first update has m <- g without dampening, as torch has it: its buffer starts as a copy.
- * Numbers are made in double and rounded once. */
-static sgd_numbers sgd_of(const ng_update_sink *s) {
-  const ng_sgd *h = &s->sgd;
-  return (sgd_numbers){
-      .lr = (float)h->lr,
-      .mu = (float)h->momentum,
-      .keep = h->decoupled ? (float)(1.0 - h->lr * h->weight_decay) : 1.0f,
-      .decay = h->decoupled ? 0.0f : (float)h->weight_decay,
-      .take = s->first ? 1.0f : (float)(1.0 - h->dampening),
-      .old = s->first ? 0.0f : (float)h->momentum,
-      .moments = h->momentum != 0.0,
-      .nesterov = h->nesterov != 0,
-  };
-}
-
-typedef struct adamw_numbers {
-  float b1, b2, n1, n2, keep, step, root, eps;
-} adamw_numbers;
-
-static inline __attribute__((always_inline)) void adamw_loop(const adamw_numbers *a,
+static inline __attribute__((always_inline)) void adamw_loop(const ng_adamw_numbers *a,
                                                              float *restrict m, float *restrict v,
                                                              float *restrict w, const direction *of,
                                                              int64_t n, bool pair) {
@@ -142,7 +117,7 @@ static inline __attribute__((always_inline)) void adamw_loop(const adamw_numbers
   }
 }
 
-NG_CLONES static void adamw_tile(const adamw_numbers *a, float *m, float *v, float *w,
+NG_CLONES static void adamw_tile(const ng_adamw_numbers *a, float *m, float *v, float *w,
                                  const direction *of, int64_t n) {
   if (of->u != NULL) {
     adamw_loop(a, m, v, w, of, n, true);
@@ -151,32 +126,16 @@ NG_CLONES static void adamw_tile(const adamw_numbers *a, float *m, float *v, flo
   }
 }
 
-/* sqrt(v / (1 - b2^t)) as sqrt(v) times a constant: no division an element for the correction. */
-static adamw_numbers adamw_of(const ng_update_sink *s) {
-  const ng_adamw *h = &s->adamw;
-  return (adamw_numbers){
-      .b1 = (float)h->beta1,
-      .b2 = (float)h->beta2,
-      .n1 = (float)(1.0 - h->beta1),
-      .n2 = (float)(1.0 - h->beta2),
-      .keep = (float)(1.0 - h->lr * h->weight_decay),
-      .step = (float)s->step_size,
-      .root = (float)(1.0 / s->root),
-      .eps = (float)h->eps,
-  };
-}
-
 /* n weights from `at` in the moments: through SGD or AdamW.  `at` counts elements of the parameter:
  * moments are dense, whatever the stride of the weight. */
 static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
                    const direction *of, int64_t n) {
   float *m = slot->m == NULL ? NULL : slot->m + at;
+  const ng_group_numbers *numbers = &s->group[slot->update_group];
   if (s->kind == NG_OUT_SGD) {
-    const sgd_numbers numbers = sgd_of(s);
-    sgd_tile(&numbers, m, w, of, n);
+    sgd_tile(&numbers->sgd, m, w, of, n);
   } else {
-    const adamw_numbers numbers = adamw_of(s);
-    adamw_tile(&numbers, m, slot->v + at, w, of, n);
+    adamw_tile(&numbers->adamw, m, slot->v + at, w, of, n);
   }
 }
 
@@ -275,14 +234,44 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
   }
 }
 
-/* 1 - b^t in double: at t = 1 and b2 = 0.999 an f32 would have lost three digits of it. */
-void ng_update_sink_begin(ng_update_sink *s, int64_t updates) {
-  s->sink.put = s->kind == NG_OUT_GRADIENT ? put_gradient : put_update;
-  s->first = updates == 0;
-  if (s->kind != NG_OUT_ADAMW) return;
+/* ---- the numbers of a group ------------------------------------------------------------------*/
+
+/* The first update has m <- g without dampening, as torch has it: its buffer starts as a copy.
+ * Numbers are made in double and rounded once. */
+void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
+  const bool first = updates == 0;
+  of->lr = how->lr;
+  of->sgd = (ng_sgd_numbers){
+      .lr = (float)how->lr,
+      .mu = (float)how->momentum,
+      .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
+      .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
+      .take = first ? 1.0f : (float)(1.0 - how->dampening),
+      .old = first ? 0.0f : (float)how->momentum,
+      .moments = how->momentum != 0.0,
+      .nesterov = how->nesterov != 0,
+  };
+}
+
+/* sqrt(v / (1 - b2^t)) as sqrt(v) times a constant: no division an element for the correction.
+ * 1 - b^t in double: at t = 1 and b2 = 0.999 an f32 would have lost three digits of it. */
+void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
   const double t = (double)(updates + 1);
-  s->step_size = s->adamw.lr / (1.0 - pow(s->adamw.beta1, t));
-  s->root = sqrt(1.0 - pow(s->adamw.beta2, t));
+  of->lr = how->lr;
+  of->adamw = (ng_adamw_numbers){
+      .b1 = (float)how->beta1,
+      .b2 = (float)how->beta2,
+      .n1 = (float)(1.0 - how->beta1),
+      .n2 = (float)(1.0 - how->beta2),
+      .keep = (float)(1.0 - how->lr * how->weight_decay),
+      .step = (float)(how->lr / (1.0 - pow(how->beta1, t))),
+      .root = (float)(1.0 / sqrt(1.0 - pow(how->beta2, t))),
+      .eps = (float)how->eps,
+  };
+}
+
+void ng_update_sink_begin(ng_update_sink *s) {
+  s->sink.put = s->kind == NG_OUT_GRADIENT ? put_gradient : put_update;
 }
 
 void ng_probe_sink_begin(ng_probe_sink *s) {

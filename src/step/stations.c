@@ -86,10 +86,11 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
 
 /* Into `trouble`, not out of the call: the other ranks are on their way to `check`, and a rank that
  * returned here would leave them waiting there. */
-static void check_call(ng_precond *p, const char *call) {
+static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
-  s->trouble = NG_OK;
+  s->trouble = wrong;
+  if (wrong != NG_OK) return; /* its message stays */
   if (p->base.update != update[s->out.kind]) {
     s->trouble =
         ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
@@ -354,11 +355,11 @@ static void let_in(ng_precond *p) {
  * those of the coming one.  What `check` finds wrong consumes nothing: the caller may put it right
  * and step again with the same observations; only gradients, which may be bound anew, are looked at
  * again. */
-ng_status ng_step_take(ng_precond *p, const char *call) {
+ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
   ng_step_schedule(p);
-  ng_update_sink_begin(&s->out, p->updates);
-  check_call(p, call);
+  ng_update_sink_begin(&s->out);
+  check_call(p, call, wrong);
   s->refused_before = s->refused;
   ng_status st = walk(p);
   if (st < NG_OK) {

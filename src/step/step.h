@@ -23,16 +23,33 @@
 /* Where tiles go.  GRADIENT and the two updates write what the step is for. */
 typedef enum ng_out { NG_OUT_GRADIENT, NG_OUT_SGD, NG_OUT_ADAMW } ng_out;
 
+/* w <- keep w - lr step; m <- old m + take g */
+typedef struct ng_sgd_numbers {
+  float lr, mu, keep, decay, take, old;
+  bool moments, nesterov;
+} ng_sgd_numbers;
+
+typedef struct ng_adamw_numbers {
+  float b1, b2, n1, n2, keep, step, root, eps;
+} ng_adamw_numbers;
+
+/* Of one group in the coming update, as the loops want them: made once a step. */
+typedef struct ng_group_numbers {
+  double lr;
+  ng_sgd_numbers sgd;
+  ng_adamw_numbers adamw;
+} ng_group_numbers;
+
 typedef struct ng_update_sink {
   ng_sink sink; /* first: what families see */
   ng_out kind;
-  ng_sgd sgd;
-  ng_adamw adamw;
-  bool first;             /* sgd: momentum starts at d                                            */
-  double step_size, root; /* adamw: lr/(1-b1^t), sqrt(1-b2^t)                                     */
+  ng_group_numbers *group; /* [p->update_groups], by slot->update_group */
 } ng_update_sink;
 
-void ng_update_sink_begin(ng_update_sink *s, int64_t updates); /* kind and numbers are set */
+/* The numbers of one group; `updates` were taken before. */
+void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
+void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
+void ng_update_sink_begin(ng_update_sink *s); /* kind and numbers are set */
 
 /* Nothing is written, but whether a gradient would be Inf in its dtype. */
 typedef struct ng_probe_sink {
@@ -102,9 +119,10 @@ typedef struct ng_exchange {
 } ng_exchange;
 
 /* The sums of all blocks over all ranks; of blocks that ascend, whose PD = D + ascent H, inner and
- * pd2 are of H. */
+ * pd2 are of H.  `weighted` are the same with each block's times ng_clip_weight. */
 typedef struct ng_sums {
   double inner, d2, pd2;
+  double weighted_inner, weighted_d2;
 } ng_sums;
 
 ng_status ng_exchange_plan(ng_precond *p);
@@ -127,6 +145,8 @@ ng_status ng_exchange_post_block(ng_precond *p, ng_block *b);
 /* ---- the clip: clip.c ------------------------------------------------------------------------*/
 
 bool ng_clip_reads_weights(const ng_precond *p);
+/* (its learning rate / the largest of all groups)^2; 1 where they are equal */
+double ng_clip_weight(const ng_block *b);
 void ng_clip_measure(ng_precond *p); /* |weight|^2 of every segment, where asked for */
 /* Sums over all ranks are known: nu, and the ascent of blocks that have one. */
 void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]);
@@ -181,7 +201,7 @@ typedef struct ng_engine {
   ng_tiles tiles;
   ng_exchange exchange;
   ng_update_sink out;
-  double lr;
+  double lr;           /* the largest of all groups */
   ng_status trouble;   /* worst local status; collectives go on, check and agree spread it */
   bool refused;        /* something was not finite on this rank */
   bool refused_before; /* ... before gradients were looked at */
@@ -215,7 +235,8 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad);
 void ng_step_reset(ng_precond *p);
-ng_status ng_step_take(ng_precond *p, const char *call); /* out and lr are set */
+/* out and lr are set, or `wrong` says that they cannot be, and all ranks fail together. */
+ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong);
 void ng_step_values(ng_precond *p);   /* p->now and the blocks' opt at p->steps */
 void ng_step_schedule(ng_precond *p); /* the same where a schedule may have moved them */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);

@@ -1,0 +1,553 @@
+/* t_groups.c: parameter groups of the fused updates: every parameter moves by the numbers of its group,
+ * the kl clip counts every layer with the learning rate of its weight, and numbers that are wrong on one
+ * rank are an error on all.
+ *
+ * Two layers with biases and a tensor; the direction comes from a second model that only writes
+ * gradients, unclipped, so it is the same number.  Tolerance: 2e-6 (1 + |w|), of values and steps around
+ * 1: a dozen operations in f32 (2^-24 each) in each of four updates. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "oracle.h"
+#include "ranks.h"
+
+enum { B = 6, LAYERS = 2, SLOTS = 5, STEPS = 4, GROUPS = 3, MOST = 32 };
+
+/* Slots: weight and bias of each layer, the tensor. */
+static const int64_t in[LAYERS] = {5, 4}, out[LAYERS] = {4, 3};
+static const int64_t rows[SLOTS] = {4, 1, 3, 1, 1}, cols[SLOTS] = {5, 4, 4, 3, 7};
+static const int32_t index_of[SLOTS] = {0, 0, 1, 1, 2};
+static const ng_param param_of[SLOTS] = {NG_WEIGHT, NG_BIAS, NG_WEIGHT, NG_BIAS, NG_WEIGHT};
+
+typedef struct model {
+  fixture f;
+  float grad[SLOTS][MOST], weight[SLOTS][MOST];
+} model;
+
+static int64_t size(int k) { return rows[k] * cols[k]; }
+
+/* Any number in (-1, 1), of the place and the step. */
+static float value(int step, int what, int64_t i) {
+  return sinf((float)(1 + 37 * step + 11 * what) + 2.3f * (float)i);
+}
+
+static ng_status model_open(model *m, const char *set, const int32_t group[SLOTS],
+                            const fixture_how *how) {
+  int32_t index;
+  memset(m, 0, sizeof *m);
+  ng_status st = fixture_open(&m->f, set, how);
+  for (int l = 0; l < LAYERS && st == NG_OK; l++) {
+    st = ng_add_linear(m->f.p, l == 0 ? "fc1" : "fc2", in[l], out[l], 1, &index);
+  }
+  if (st == NG_OK) st = ng_add_tensor(m->f.p, "gamma", size(SLOTS - 1), &index);
+  for (int k = 0; k < SLOTS && st == NG_OK; k++) {
+    for (int64_t i = 0; i < size(k); i++) {
+      m->weight[k][i] = value(0, k, i);
+    }
+    const plane g = plane_of(m->grad[k], rows[k], cols[k], NG_F32);
+    const plane w = plane_of(m->weight[k], rows[k], cols[k], NG_F32);
+    st = fixture_bind(&m->f, index_of[k], param_of[k], &g, &w);
+    if (st == NG_OK && group != NULL) {
+      st = ng_set_group(m->f.p, index_of[k], param_of[k], group[k]);
+    }
+  }
+  return st == NG_OK ? ng_ready(m->f.p) : st;
+}
+
+/* The same on every rank: what ranks see does not matter here. */
+static ng_status model_show(model *m, int step) {
+  float a[B * 5], g[B * 4];
+  ng_status st = fixture_begin(&m->f, B);
+  for (int l = 0; l < LAYERS && st == NG_OK; l++) {
+    for (int64_t i = 0; i < B * in[l]; i++) {
+      a[i] = value(step, 10 + l, i);
+    }
+    for (int64_t i = 0; i < B * out[l]; i++) {
+      g[i] = value(step, 20 + l, i) / B;
+    }
+    const plane x = plane_of(a, B, in[l], NG_F32), y = plane_of(g, B, out[l], NG_F32);
+    st = fixture_observe(&m->f, l, &x, &y);
+  }
+  for (int k = 0; k < SLOTS; k++) {
+    for (int64_t i = 0; i < size(k); i++) {
+      m->grad[k][i] = value(step, 30 + k, i);
+    }
+  }
+  return st;
+}
+
+/* Numbers of an update; sgd or adamw, as the option says. */
+typedef struct numbers {
+  bool adamw;
+  ng_sgd sgd[GROUPS];
+  ng_adamw adam[GROUPS];
+} numbers;
+
+static ng_status model_step(model *m, const numbers *how, int32_t count) {
+  return how->adamw ? ng_step_adamw(m->f.p, how->adam, count)
+                    : ng_step_sgd(m->f.p, how->sgd, count);
+}
+
+/* Weights; all biases and the tensor, which do not decay; the second layer's weight. */
+static const int32_t three[SLOTS] = {0, 1, 2, 1, 1};
+
+static numbers make(bool adamw) {
+  numbers n = {.adamw = adamw};
+  for (int i = 0; i < GROUPS; i++) {
+    ng_sgd_init(&n.sgd[i], sizeof n.sgd[i]);
+    ng_adamw_init(&n.adam[i], sizeof n.adam[i]);
+    n.sgd[i].lr = n.adam[i].lr = 0.1 / (1 + 2 * i);
+    n.sgd[i].weight_decay = n.adam[i].weight_decay = i == 1 ? 0.0 : 0.05;
+  }
+  n.sgd[0].momentum = 0.9;
+  n.sgd[0].nesterov = 1;
+  n.sgd[2].momentum = 0.5; /* none in group 1 */
+  n.sgd[2].dampening = 0.25;
+  n.sgd[2].decoupled = 1;
+  n.adam[1].beta1 = 0.5;
+  n.adam[1].eps = 0.1;
+  n.adam[2].beta2 = 0.9;
+  return n;
+}
+
+static void ok(const model *m, ng_status st) { fixture_ok(&m->f, st); }
+
+static void options(char *set, size_t n, const char *method, const char *clip, bool adamw) {
+  (void)snprintf(set, n, "method=%s update=%s %s", method, adamw ? "adamw" : "sgd", clip);
+}
+
+static const char *const method[] = {"natgrad", "eva-natgrad"};
+
+/* ---- formulas --------------------------------------------------------------------------------*/
+
+/* Against torch's formulas, and to the bit against three models that give one set to everything. */
+static void one_formula(const char *name, bool adamw) {
+  char set[128], plain_set[128];
+  model m, plain, alone[GROUPS];
+  double w[SLOTS][MOST], v[SLOTS][MOST] = {{0}}, s[SLOTS][MOST] = {{0}}, d[MOST];
+  const numbers how = make(adamw);
+  options(set, sizeof set, name, "clip=none", adamw);
+  (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=none", name);
+  ok(&m, model_open(&m, set, three, NULL));
+  ok(&plain, model_open(&plain, plain_set, NULL, NULL));
+  for (int g = 0; g < GROUPS; g++) {
+    ok(&alone[g], model_open(&alone[g], set, NULL, NULL));
+  }
+  for (int k = 0; k < SLOTS; k++) {
+    for (int64_t i = 0; i < size(k); i++) {
+      w[k][i] = (double)m.weight[k][i];
+    }
+  }
+  for (int t = 1; t <= STEPS; t++) {
+    ok(&m, model_show(&m, t));
+    ok(&plain, model_show(&plain, t));
+    ok(&m, model_step(&m, &how, GROUPS));
+    ok(&plain, ng_step(plain.f.p, 0.1));
+    for (int g = 0; g < GROUPS; g++) {
+      const numbers one = {.adamw = adamw, .sgd = {how.sgd[g]}, .adam = {how.adam[g]}};
+      ok(&alone[g], model_show(&alone[g], t));
+      ok(&alone[g], model_step(&alone[g], &one, 1));
+    }
+    for (int k = 0; k < SLOTS; k++) {
+      const int g = three[k];
+      for (int64_t i = 0; i < size(k); i++) {
+        d[i] = (double)plain.grad[k][i];
+      }
+      if (adamw) {
+        oracle_adamw(&how.adam[g], t, size(k), d, w[k], v[k], s[k]);
+      } else {
+        oracle_sgd(&how.sgd[g], t, size(k), d, w[k], v[k]);
+      }
+      for (int64_t i = 0; i < size(k); i++) {
+        const double x = (double)m.weight[k][i];
+        if (!(fabs(x - w[k][i]) <= 2e-6 * (1 + fabs(w[k][i])))) {
+          fail_msg("%s %s: step %d slot %d entry %d: %.9g, should be %.9g", name,
+                   adamw ? "adamw" : "sgd", t, k, (int)i, x, w[k][i]);
+        }
+      }
+      assert_memory_equal(m.weight[k], alone[g].weight[k], (size_t)size(k) * sizeof(float));
+    }
+  }
+  fixture_close(&m.f);
+  fixture_close(&plain.f);
+  for (int g = 0; g < GROUPS; g++) {
+    fixture_close(&alone[g].f);
+  }
+}
+
+static void formulas(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    one_formula(method[i / 2], i % 2 == 1);
+  }
+}
+
+/* A parameter that moves between groups takes its moments along; NG_BOTH moves weight and bias. */
+static void moved(void **state) {
+  (void)state;
+  model m, other;
+  char set[128];
+  const int32_t first[SLOTS] = {0, 0, 0, 0, 2}, last[SLOTS] = {1, 1, 0, 0, 2};
+  numbers how = make(false), swapped = how;
+  how.sgd[1].momentum = swapped.sgd[1].momentum = 0.5;
+  swapped.sgd[0] = how.sgd[1];
+  options(set, sizeof set, "natgrad", "clip=none", false);
+  ok(&m, model_open(&m, set, first, NULL));
+  ok(&other, model_open(&other, set, first, NULL));
+  for (int t = 1; t <= 3; t++) {
+    ok(&m, model_show(&m, t));
+    ok(&other, model_show(&other, t));
+    if (t == 2) {
+      assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1), NG_OK);
+    }
+    ok(&m, model_step(&m, &how, GROUPS));
+    ok(&other, model_step(&other, t < 2 ? &how : &swapped, GROUPS));
+  }
+  for (int k = 0; k < SLOTS; k++) {
+    const bool same = memcmp(m.weight[k], other.weight[k], (size_t)size(k) * sizeof(float)) == 0;
+    assert_int_equal(same, last[k] != 0); /* group 0 went on with its own numbers */
+  }
+  fixture_close(&m.f);
+  fixture_close(&other.f);
+}
+
+/* ---- the clip --------------------------------------------------------------------------------*/
+
+/* <PD, D> of each layer in the first step, as the formula wants it. */
+static void inners(const char *set, double inner[LAYERS]) {
+  model m;
+  ok(&m, model_open(&m, set, NULL, NULL));
+  ok(&m, model_show(&m, 1));
+  ok(&m, ng_step(m.f.p, 1));
+  inner[0] = inner[1] = 0;
+  for (int k = 0; k < 4; k++) {
+    for (int64_t i = 0; i < size(k); i++) {
+      inner[index_of[k]] += (double)m.grad[k][i] * (double)value(1, 30 + k, i);
+    }
+  }
+  fixture_close(&m.f);
+}
+
+static ng_report clipped(const char *set, const int32_t *group, const double lr[GROUPS], model *m) {
+  numbers how = make(false);
+  ng_report r;
+  ng_report_init(&r, sizeof r);
+  for (int g = 0; g < GROUPS; g++) {
+    how.sgd[g].lr = lr[g];
+  }
+  ok(m, model_open(m, set, group, NULL));
+  ok(m, model_show(m, 1));
+  ok(m, model_step(m, &how, group == NULL ? 1 : GROUPS));
+  ok(m, ng_report_read(m->f.p, &r));
+  return r;
+}
+
+/* nu = sqrt(kl_clip / sum lr^2 <PD, D>), lr of the layer's weight: that of biases and of tensors is
+ * not in it.  PD of the formula is f32, hence 1e-6; of a sum whose parts have one sign. */
+static void clip(void **state) {
+  (void)state;
+  static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
+                                    "method=natgrad solver=product radius=0.5"};
+  static const double lrs[][GROUPS] = {{0.1, 0.7, 0.3}, {0.4, 0.2, 0}, {0, 0.3, 0.2}, {0, 1, 0}};
+  for (int i = 0; i < 3; i++) {
+    char set[160];
+    double inner[LAYERS];
+    (void)snprintf(set, sizeof set, "%s clip=none", way[i]);
+    inners(set, inner);
+    (void)snprintf(set, sizeof set, "%s update=sgd clip=kl kl_clip=1e-6", way[i]);
+    for (size_t k = 0; k < sizeof lrs / sizeof lrs[0]; k++) {
+      const double *lr = lrs[k], kl = lr[0] * lr[0] * inner[0] + lr[2] * lr[2] * inner[1];
+      const double nu = kl > 0 ? fmin(1, sqrt(1e-6 / kl)) : 1;
+      model m;
+      const ng_report r = clipped(set, three, lr, &m);
+      if (!(fabs(r.clip - nu) <= 1e-6 * nu)) {
+        fail_msg("%s, rates %zu: nu = %.9g, should be %.9g", way[i], k, r.clip, nu);
+      }
+      assert_true(fabs(r.inner - inner[0] - inner[1]) <= 1e-6 * fabs(r.inner));
+      fixture_close(&m.f);
+    }
+  }
+}
+
+/* Groups with equal numbers: every bit is that of one group. */
+static void equal(void **state) {
+  (void)state;
+  static const char *const way[] = {"method=natgrad", "method=eva-natgrad",
+                                    "method=natgrad solver=product radius=0.5"};
+  const double lr[GROUPS] = {0.3, 0.3, 0.3};
+  for (int i = 0; i < 3; i++) {
+    char set[160];
+    model m, one;
+    const int32_t layers[SLOTS] = {0, 0, 2, 2, 1};
+    (void)snprintf(set, sizeof set, "%s update=sgd clip=kl kl_clip=1e-6", way[i]);
+    const ng_report r = clipped(set, layers, lr, &m), s = clipped(set, NULL, lr, &one);
+    assert_true(r.clip == s.clip && r.inner == s.inner && r.clip < 1);
+    /* the numbers of group 0 hold for the first layer in both */
+    assert_memory_equal(m.weight[0], one.weight[0], sizeof m.weight[0]);
+    assert_memory_equal(m.weight[1], one.weight[1], sizeof m.weight[1]);
+    fixture_close(&m.f);
+    fixture_close(&one.f);
+  }
+}
+
+/* ---- what is refused -------------------------------------------------------------------------*/
+
+#define WRONG(call, word, which)                                                                   \
+  do {                                                                                             \
+    assert_int_equal(call, NG_ERR_ARG);                                                            \
+    const char *said = ng_last_error(m.f.ctx);                                                     \
+    if (!strstr(said, word) || !strstr(said, which))                                               \
+      fail_msg("'%s' lacks %s %s", said, word, which);                                             \
+  } while (0)
+
+static void refused(void **state) {
+  (void)state;
+  model m;
+  char set[128];
+  for (int adamw = 0; adamw < 2; adamw++) {
+    options(set, sizeof set, "natgrad", "clip=none", adamw == 1);
+    ok(&m, model_open(&m, set, three, NULL));
+    ok(&m, model_show(&m, 1));
+    float before[SLOTS][MOST];
+    memcpy(before, m.weight, sizeof before);
+    numbers how = make(adamw == 1);
+    ng_sgd_init(&how.sgd[1], sizeof how.sgd[1]);
+    ng_adamw_init(&how.adam[1], sizeof how.adam[1]);
+    WRONG(model_step(&m, &how, GROUPS), "lr was not given", "(group 1)");
+    how = make(adamw == 1);
+    WRONG(model_step(&m, &how, 1), "count is 1", "groups is 3");
+    WRONG(model_step(&m, &how, 0), "count is 0", "groups is 3");
+    WRONG(model_step(&m, &how, 4), "count is 4", "groups is 3");
+    how.sgd[2].weight_decay = how.adam[2].weight_decay = -1;
+    WRONG(model_step(&m, &how, GROUPS), "weight_decay is -1", "(group 2)");
+    how = make(adamw == 1);
+    how.sgd[1].lr = how.adam[1].lr = -0.5;
+    WRONG(model_step(&m, &how, GROUPS), "lr is -0.5", "(group 1)");
+    how = make(adamw == 1);
+    how.sgd[2].struct_size -= 8;
+    how.adam[2].struct_size -= 8;
+    WRONG(model_step(&m, &how, GROUPS), "struct_size", "group 2");
+    how = make(adamw == 1);
+    how.sgd[0].struct_size = how.adam[0].struct_size = 0;
+    WRONG(model_step(&m, &how, GROUPS), "struct_size is 0",
+          adamw ? "ng_adamw_init" : "ng_sgd_init");
+    if (adamw) {
+      WRONG(ng_step_adamw(m.f.p, NULL, GROUPS), "ng_step_adamw", "how is NULL");
+    } else {
+      how = make(false);
+      how.sgd[1].nesterov = 1;
+      WRONG(model_step(&m, &how, GROUPS), "nesterov", "(group 1)");
+      WRONG(ng_step_sgd(m.f.p, NULL, GROUPS), "ng_step_sgd", "how is NULL");
+    }
+    assert_memory_equal(before, m.weight, sizeof before);
+    how = make(adamw == 1);
+    how.sgd[1].lr = how.adam[1].lr = 0;   /* said, so it is meant */
+    ok(&m, model_step(&m, &how, GROUPS)); /* with the same observations */
+    assert_memory_equal(before[1], m.weight[1], sizeof before[1]);
+    assert_memory_not_equal(before[0], m.weight[0], sizeof before[0]);
+    fixture_close(&m.f);
+  }
+}
+
+/* A newer header's array: elements lie further apart, and what is behind them is zero. */
+static void strides(void **state) {
+  (void)state;
+  struct {
+    ng_sgd how;
+    double newer;
+  } wide[GROUPS];
+  model m, same;
+  char set[128];
+  const numbers how = make(false);
+  options(set, sizeof set, "natgrad", "clip=none", false);
+  ok(&m, model_open(&m, set, three, NULL));
+  ok(&same, model_open(&same, set, three, NULL));
+  for (int g = 0; g < GROUPS; g++) {
+    wide[g].how = how.sgd[g];
+    wide[g].how.struct_size = sizeof wide[g];
+    wide[g].newer = 0;
+  }
+  ok(&m, model_show(&m, 1));
+  ok(&same, model_show(&same, 1));
+  wide[2].newer = 1;
+  WRONG(ng_step_sgd(m.f.p, &wide[0].how, GROUPS), "struct_size", "knows only");
+  wide[2].newer = 0;
+  ok(&m, ng_step_sgd(m.f.p, &wide[0].how, GROUPS));
+  ok(&same, ng_step_sgd(same.f.p, how.sgd, GROUPS));
+  assert_memory_equal(m.weight, same.weight, sizeof m.weight);
+  fixture_close(&m.f);
+  fixture_close(&same.f);
+}
+
+static void numbers_of_groups(void **state) {
+  (void)state;
+  model m;
+  int32_t index;
+  const plane none = plane_of(NULL, 1, 1, NG_F32);
+  memset(&m, 0, sizeof m);
+  fixture_ok(&m.f, fixture_open(&m.f, "update=sgd", NULL));
+  assert_int_equal(ng_add_linear(m.f.p, "fc", 2, 2, 0, &index), NG_OK);
+  WRONG(ng_set_group(m.f.p, 1, NG_WEIGHT, 0), "index is 1", "ng_set_group");
+  WRONG(ng_set_group(m.f.p, 0, NG_BIAS, 0), "'fc'", "bias");
+  WRONG(ng_set_group(m.f.p, 0, (ng_param)3, 0), "'fc'", "no such parameter");
+  WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, -1), "group is -1", "0 to 1023");
+  WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1024), "group is 1024", "0 to 1023");
+  WRONG(plane_bind_grad(m.f.p, 0, NG_BOTH, &none), "'fc'", "no such parameter");
+  assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1023), NG_OK); /* it has no bias: the weight */
+  assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 2), NG_OK);
+  assert_int_equal(ng_ready(m.f.p), NG_OK);
+  WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 3), "group is 3", "expected 0 to 2");
+  assert_int_equal(ng_set_group(m.f.p, 0, NG_WEIGHT, 1), NG_OK);
+  fixture_close(&m.f);
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+enum { RANKS = 3, ODD = 1 };
+typedef enum fault { NONE, NO_LR, NO_HOW, COUNT, DECAY, NESTEROV, OTHER_GROUP, FAULTS } fault;
+
+typedef struct job {
+  fault what;
+  const char *set;
+  ng_status first[RANKS], last[RANKS];
+  double nu[RANKS];
+  char said[RANKS][256];
+  float weight[RANKS][SLOTS][MOST];
+  bool changed[RANKS];
+} job;
+
+static ng_status life(int32_t rank, ng_transport *t, void *arg) {
+  job *j = arg;
+  model m;
+  const fixture_how where = {.linalg = "ref", .threads = 1, .transport = t};
+  const fault what = rank == ODD ? j->what : NONE;
+  int32_t group[SLOTS];
+  memcpy(group, three, sizeof group);
+  if (what == OTHER_GROUP) group[3] = 2;
+  ng_status st = model_open(&m, j->set, group, &where);
+  if (st == NG_OK) st = model_show(&m, 1);
+  float before[SLOTS][MOST];
+  memcpy(before, m.weight, sizeof before);
+  numbers how = make(false);
+  if (what == NO_LR) how.sgd[2].lr = NAN;
+  if (what == DECAY) how.sgd[1].weight_decay = -1;
+  if (what == NESTEROV) how.sgd[1].nesterov = 1;
+  if (st == NG_OK) {
+    st = ng_step_sgd(m.f.p, what == NO_HOW ? NULL : how.sgd, what == COUNT ? 2 : GROUPS);
+  }
+  j->first[rank] = st;
+  j->changed[rank] = memcmp(before, m.weight, sizeof before) != 0;
+  if (m.f.ctx != NULL) {
+    (void)snprintf(j->said[rank], sizeof j->said[rank], "%s", ng_last_error(m.f.ctx));
+  }
+  /* Put right, with what was observed. */
+  how = make(false);
+  if (st == NG_ERR_ARG) st = ng_step_sgd(m.f.p, how.sgd, GROUPS);
+  j->last[rank] = st;
+  ng_report r;
+  ng_report_init(&r, sizeof r);
+  if (st == NG_OK) st = ng_report_read(m.f.p, &r);
+  j->nu[rank] = r.clip;
+  memcpy(j->weight[rank], m.weight, sizeof m.weight);
+  fixture_close(&m.f);
+  return NG_OK;
+}
+
+static const char ranks_set[] = "update=sgd clip=kl kl_clip=1e-6 grad_worker_fraction=0";
+
+/* A number that is wrong on one rank: all return it, nothing moves, and the step can be taken again. */
+static void together(void **state) {
+  (void)state;
+  static const char *const word[FAULTS] = {
+      "", "lr was not given", "how is NULL", "count", "weight_decay", "nesterov", "layers"};
+  for (int what = NO_LR; what < FAULTS; what++) {
+    job j = {.what = (fault)what, .set = ranks_set};
+    const ng_status want = what == OTHER_GROUP ? NG_ERR_COMM : NG_ERR_ARG;
+    assert_int_equal(ranks_run(RANKS, life, &j, NULL), NG_OK);
+    for (int r = 0; r < RANKS; r++) {
+      assert_int_equal(j.first[r], want);
+      assert_false(j.changed[r]);
+      assert_int_equal(j.last[r], what == OTHER_GROUP ? NG_ERR_COMM : NG_OK);
+    }
+    if (!strstr(j.said[ODD], word[what])) fail_msg("'%s' lacks '%s'", j.said[ODD], word[what]);
+    if (!strstr(j.said[0], "1 of 3 ranks")) fail_msg("'%s' says nothing of ranks", j.said[0]);
+  }
+}
+
+/* Blocks have owners, and the sums that the clip weighs come from them: one rank's, to the rounding of
+ * sums in another order. */
+static void clip_over_ranks(void **state) {
+  (void)state;
+  job alone = {.set = ranks_set}, j = {.set = ranks_set};
+  assert_int_equal(ranks_run(1, life, &alone, NULL), NG_OK);
+  assert_int_equal(ranks_run(RANKS, life, &j, NULL), NG_OK);
+  assert_true(alone.nu[0] > 0 && alone.nu[0] < 1);
+  for (int r = 0; r < RANKS; r++) {
+    assert_int_equal(j.first[r], NG_OK);
+    assert_true(j.nu[r] == j.nu[0] && fabs(j.nu[r] - alone.nu[0]) <= 1e-6 * alone.nu[0]);
+    assert_memory_equal(j.weight[r], j.weight[0], sizeof j.weight[0]);
+  }
+}
+
+/* ---- state -----------------------------------------------------------------------------------*/
+
+/* Groups are of the caller, as weights are: they are said again, and steps go on with the same bits. */
+static void resumed(void **state) {
+  (void)state;
+  char path[] = "/tmp/t_groups-XXXXXX", set[128];
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  for (int adamw = 0; adamw < 2; adamw++) {
+    model whole, half, rest;
+    const numbers how = make(adamw == 1);
+    options(set, sizeof set, "natgrad", "kl_clip=1e-4", adamw == 1);
+    ok(&whole, model_open(&whole, set, three, NULL));
+    ok(&half, model_open(&half, set, three, NULL));
+    ok(&rest, model_open(&rest, set, three, NULL));
+    for (int t = 1; t <= STEPS; t++) {
+      model *m = t <= STEPS / 2 ? &half : &rest;
+      if (t == STEPS / 2 + 1) {
+        ok(&half, ng_save(half.f.p, path));
+        ok(&rest, ng_load(rest.f.p, path));
+        memcpy(rest.weight, half.weight, sizeof rest.weight);
+      }
+      ok(&whole, model_show(&whole, t));
+      ok(&whole, model_step(&whole, &how, GROUPS));
+      ok(m, model_show(m, t));
+      ok(m, model_step(m, &how, GROUPS));
+    }
+    assert_memory_equal(whole.weight, rest.weight, sizeof whole.weight);
+    fixture_close(&whole.f);
+    fixture_close(&half.f);
+    fixture_close(&rest.f);
+  }
+  assert_int_equal(unlink(path), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(formulas),
+      cmocka_unit_test(moved),
+      cmocka_unit_test(clip),
+      cmocka_unit_test(equal),
+      cmocka_unit_test(refused),
+      cmocka_unit_test(strides),
+      cmocka_unit_test(numbers_of_groups),
+      cmocka_unit_test(together),
+      cmocka_unit_test(clip_over_ranks),
+      cmocka_unit_test(resumed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
