@@ -1,6 +1,8 @@
 /* natgrad.h: precondition the gradients of a neural network with curvature.
  *
- * This header is the manual.  It is complete: a trainer in C or C++ needs nothing else.
+ * This header is the manual.  It is complete: a trainer in C or C++ needs nothing else.  Formulas in
+ * full are in docs/algorithms.md, whole programs in examples/: in a source tree, or under
+ * share/doc/natgrad of an installed one.
  *
  * The life of a model
  *

@@ -37,6 +37,20 @@ env -u LD_LIBRARY_PATH "$prefix/bin/natgrad" info >"$work/info"
 grep -q '^ *version' "$work/info" || { cat "$work/info"; exit 1; }
 never "$PWD" readelf -d "$prefix/bin/natgrad"
 
+say "what the header and the README point at"
+doc=$prefix/share/doc/natgrad
+missing=0
+while read -r named; do
+  [[ -s $doc/$named ]] || { echo "natgrad.h names $named, which is not in $doc"; missing=1; }
+done < <(grep -oE '(docs|examples)/[A-Za-z0-9_.-]*[A-Za-z0-9]' "$prefix/include/natgrad.h" | sort -u)
+while read -r named; do
+  [[ -s $doc/$named ]] || { echo "README.md links to $named, which is not in $doc"; missing=1; }
+done < <(grep -oE '\]\((docs|examples)/[^)#:]+\)' "$doc/README.md" | tr -d '])(' | sort -u)
+for example in "$here"/../../examples/*.{c,cpp,py}; do
+  [[ ! -e $example ]] || cmp "$example" "$doc/examples/$(basename "$example")" || missing=1
+done
+[[ $missing == 0 && -s $doc/docs/algorithms.md ]]
+
 say find_package
 "$cmake" -S "$here" -B "$work/cmake" -G "$generator" -DCMAKE_C_COMPILER="$cc" \
   -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
@@ -52,6 +66,8 @@ export PKG_CONFIG_PATH=$prefix/$libdir/pkgconfig
 read -ra flags <<<"$(pkg-config --cflags --libs natgrad)"
 "$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$prefix/$libdir "$work/shared"
+"$cc" -std=c11 -Wall -Werror "$doc/examples/00_hello.c" -o "$work/hello" "${flags[@]}"
+LD_LIBRARY_PATH=$prefix/$libdir "$work/hello"
 # Without the shared library beside it the linker takes the archive.
 rm "$prefix/$libdir"/libnatgrad.so*
 read -ra flags <<<"$(pkg-config --cflags --libs --static natgrad)"
