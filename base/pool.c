@@ -105,6 +105,13 @@ void ng_pool_destroy(ng_pool *pool) {
   (void)pthread_cond_destroy(&pool->idle);
   (void)pthread_cond_destroy(&pool->work);
   (void)pthread_mutex_destroy(&pool->lock);
+  ng_pool_leave(pool);
+}
+
+/* Lock and conditions stay as they are: destroying a condition waits for those who wait on it, and in a
+ * copy of the parent's memory they wait for ever. */
+void ng_pool_leave(ng_pool *pool) {
+  if (pool == NULL) return;
   const ng_pool_alloc alloc = pool->alloc;
   alloc.give(alloc.user, pool->thread, (size_t)pool->wanted * sizeof *pool->thread);
   alloc.give(alloc.user, pool, sizeof *pool);

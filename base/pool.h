@@ -21,6 +21,8 @@ typedef struct ng_pool_alloc {
  * system has no more (ng_pool_threads tells). */
 ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc);
 void ng_pool_destroy(ng_pool *pool); /* accepts NULL */
+/* In a forked child, which has none of the threads: gives back the memory and waits for nobody. */
+void ng_pool_leave(ng_pool *pool);
 int32_t ng_pool_threads(const ng_pool *pool);
 
 /* task(arg, i) for every i in [0, n), piece i on thread i T / n; returns when all are done.  Called

@@ -266,7 +266,11 @@ NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
                                               const ng_context_config *config, char *message,
                                               size_t message_size, ng_context **out);
 
-/* Accepts NULL; sets *ctx to NULL.  Every ng_precond of the context must be destroyed before. */
+/* Accepts NULL; sets *ctx to NULL.  Every ng_precond of the context must be destroyed before.
+ *
+ * A forked child cannot use its parent's context, nor what was made from it: every call that has a
+ * status is NG_ERR_STATE there.  It may destroy its copies: the memory goes back to the allocator,
+ * threads and transport are left alone.  A context made in the child is as good as any. */
 NG_API void ng_context_destroy(ng_context **ctx);
 
 /* The reason of the last failure on this context, in one line; "" if there was none.  Valid until

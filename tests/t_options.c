@@ -674,7 +674,7 @@ static void copies_are_ours(void **state) {
   c.fail_at = 0;
   o = standard_options();
   o.damping = -1;
-  ng_enter(ctx);
+  assert_int_equal(ng_enter(ctx), NG_OK);
   assert_int_equal(ng_options_own(ctx, &o, &mine), NG_ERR_ARG);
   assert_contains(ng_last_error(ctx), "damping");
   assert_int_equal(c.live, live);

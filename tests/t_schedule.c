@@ -27,7 +27,7 @@ static int drop_context(void **state) {
 
 static double value(const char *text, const char *option, double base, int64_t since, int64_t t) {
   ng_schedule *s = NULL;
-  ng_enter(ctx);
+  assert_int_equal(ng_enter(ctx), NG_OK);
   const ng_status st = ng_schedule_parse(ctx, text, &s);
   if (st != NG_OK) print_error("%s\n", ng_last_error(ctx));
   assert_int_equal(st, NG_OK);
@@ -179,7 +179,7 @@ static void grammar(void **state) {
     assert_int_equal(ng_schedule_form(wrong[i][0], message, sizeof message), NG_ERR_ARG);
     assert_contains(message, wrong[i][1]);
     assert_contains(message, "schedule");
-    ng_enter(ctx);
+    assert_int_equal(ng_enter(ctx), NG_OK);
     assert_int_equal(ng_schedule_parse(ctx, wrong[i][0], &s), NG_ERR_ARG);
     assert_string_equal(ng_last_error(ctx), message);
     assert_null(s);
@@ -324,7 +324,7 @@ static void any_text(void **state) {
     }
     ng_schedule *s = NULL;
     const ng_status form = ng_schedule_form(text, message, sizeof message);
-    ng_enter(ctx);
+    assert_int_equal(ng_enter(ctx), NG_OK);
     CHECK_SEED(seed, ng_schedule_parse(ctx, text, &s) == form, text);
     CHECK_SEED(seed, form == NG_OK || form == NG_ERR_ARG, text);
     CHECK_SEED(seed, (s != NULL) == (form == NG_OK), text);

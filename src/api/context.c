@@ -155,6 +155,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;
   ctx->ranks = comm.size;
+  ng_process_mark(ctx);
   ctx->bytes = ctx->peak = (int64_t)sizeof *made;
   ctx->calls = 1;
   /* Fewer threads than asked for is a warning and no failure: a container may allow no more. */
@@ -181,12 +182,18 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   return NG_OK;
 }
 
-/* The pool first: it was made from this context's memory, and its threads may still look at it. */
+/* The pool first: it was made from this context's memory, and its threads may still look at it.  A
+ * forked child has no such threads. */
 void ng_context_destroy(ng_context **ctx) {
   if (ctx == NULL || *ctx == NULL) return;
   ng_context *c = *ctx;
   *ctx = NULL; /* so a second destroy does nothing */
-  ng_pool_destroy(c->pool);
+  if (ng_process_same(c)) {
+    ng_pool_destroy(c->pool);
+  } else {
+    ng_pool_leave(c->pool);
+  }
+  ng_process_unmark(c);
   c->config.free(c->config.alloc_user, c, sizeof(home)); /* ctx is its first member */
 }
 

@@ -13,7 +13,7 @@ static ng_status may_observe(ng_precond *p, const char *call) {
 
 ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_observe(p, "ng_begin");
   if (st != NG_OK) return st;
   if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: batch is NULL");
@@ -44,7 +44,7 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
  * fail. */
 int32_t ng_wants(const ng_precond *p, int32_t layer) {
   if (p == NULL || !p->ready || p->broken || layer < 0 || layer >= p->entries) return 0;
-  return ng_step_wants(p, layer);
+  return !ng_process_same(p->ctx) ? 0 : ng_step_wants(p, layer);
 }
 
 /* The loan is checked although both end with the call on a host: a device will hold it longer. */
@@ -71,7 +71,7 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
 static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan, bool grad,
                          const char *call) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_observe(p, call);
   if (st != NG_OK) return st;
   if (!p->step->begun) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
@@ -100,7 +100,7 @@ ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g
 /* What is on its way to other ranks arrives there; nobody will use it. */
 ng_status ng_reset_batch(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_observe(p, "ng_reset_batch");
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st == NG_OK) ng_step_reset(p);

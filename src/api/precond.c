@@ -26,7 +26,7 @@ static ng_status check_skip(ng_context *ctx, const char *pattern) {
 ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   if (out != NULL) *out = NULL;
   if (ctx == NULL) return NG_ERR_ARG;
-  ng_enter(ctx);
+  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
   if (out == NULL || options == NULL) {
     return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: %s is NULL",
                    out == NULL ? "out" : "options");
@@ -62,12 +62,17 @@ done:
 }
 
 /* Also of what a failed create has left, and of a model whose transport broke: that can only be
- * destroyed. */
+ * destroyed.  In a forked child the transport is the parent's: nothing is waited for, nothing is given
+ * back to it. */
 void ng_precond_destroy(ng_precond **precond) {
   if (precond == NULL || *precond == NULL) return;
   ng_precond *p = *precond;
   ng_context *ctx = p->ctx;
   *precond = NULL; /* so a second destroy does nothing */
+  if (!ng_process_same(ctx)) {
+    ng_comm_leave(ctx->comm);
+    p->broken = true;
+  }
   ng_step_release(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry_free(p, p->entry[i]);
@@ -95,7 +100,7 @@ static ng_status may_add(ng_precond *p, const char *call) {
  * they may not go together, and that should be said while the layer's line is on the screen. */
 ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_add(p, "ng_add_layer");
   if (st != NG_OK) return st;
   if (layer == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_layer: layer is NULL");
@@ -142,7 +147,7 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
   ng_layer d;
   if (p == NULL) return NG_ERR_ARG;
   ng_layer_init(&d, NG_CONV2D, sizeof d);
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (kernel == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_add_conv2d: kernel is NULL");
   d.name = name;
   d.in = in;
@@ -160,7 +165,7 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
 /* A count above INT64_MAX / 16 could not be multiplied by the bytes of its moments. */
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_add(p, "ng_add_tensor");
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
@@ -176,13 +181,13 @@ ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t 
 /* Before or after ng_ready, as often as gradients move. */
 ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   return ng_bind_list(p, list, count, "ng_bind");
 }
 
 static ng_status bind_one(ng_precond *p, ng_binding b, bool grad, const char *call) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if ((grad ? b.grad : b.weight) == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: the array is NULL", call);
   }
@@ -201,7 +206,7 @@ ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which, const ng_
 /* A block over many layers has one memory for all of them, which cannot wait in part. */
 ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (index < 0 || index >= p->entries || (on != 0 && on != 1)) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "ng_freeze: index is %d and on is %d, expected one of %d layers and tensors, and "
@@ -222,7 +227,7 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
 /* Before ng_ready, which counts the groups, or between steps. */
 ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   return ng_slot_group(p, index, which, group, "ng_set_group");
 }
 
@@ -230,7 +235,7 @@ ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t gro
  * join. */
 ng_status ng_ready(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport failed before");
   if (p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
   if (p->entries == 0) {

@@ -10,7 +10,7 @@
 static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int64_t n,
                           const void *out) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (out == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: out is NULL", call);
   if (i >= 0 && i < n) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "%s: there is no number %lld, expected 0 to %lld", call,

@@ -6,7 +6,7 @@
 /* NG_OK: collective work may begin. */
 static ng_status may_begin(ng_precond *p, const char *call) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport failed before", call);
   if (!p->ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
   return NG_OK;

@@ -19,7 +19,7 @@ static ng_status set(ng_precond *p, const char *option, const char *value) {
 
 ng_status ng_set(ng_precond *p, const char *option, const char *value) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   return set(p, option, value);
 }
 
@@ -27,7 +27,7 @@ ng_status ng_set(ng_precond *p, const char *option, const char *value) {
 ng_status ng_set_real(ng_precond *p, const char *option, double value) {
   char text[64];
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   (void)snprintf(text, sizeof text, "%.17g", value); /* reads back as the same double */
   return set(p, option, text);
 }
@@ -40,7 +40,7 @@ static ng_status no_room(const ng_precond *p, const char *option, size_t size) {
 
 ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (option == NULL || value == NULL || size == 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s",
                    option == NULL ? "option is NULL" : "there is no room for the value");

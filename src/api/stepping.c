@@ -16,7 +16,7 @@ static ng_status may_step(ng_precond *p, const char *call) {
 
 ng_status ng_step(ng_precond *p, double lr) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   const ng_status st = may_step(p, "ng_step");
   if (st != NG_OK) return st;
   p->step->out.kind = NG_OUT_GRADIENT;
@@ -119,7 +119,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
 
 ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_step(p, "ng_step_sgd");
   if (st != NG_OK) return st;
   set s = {p, "ng_step_sgd", "ng_sgd", 0};
@@ -134,7 +134,7 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
 
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
   if (p == NULL) return NG_ERR_ARG;
-  ng_enter(p->ctx);
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_step(p, "ng_step_adamw");
   if (st != NG_OK) return st;
   set s = {p, "ng_step_adamw", "ng_adamw", 0};

@@ -86,6 +86,13 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
   return NG_OK;
 }
 
+/* For a process that has no place among the ranks: their locks and sockets are not its own. */
+void ng_comm_leave(ng_comm *c) {
+  c->broken = true;
+  c->t = (ng_transport){
+      .struct_size = sizeof c->t, .name = c->t.name, .rank = c->rank, .size = c->size};
+}
+
 /* ---- groups ----------------------------------------------------------------------------------*/
 
 ng_group ng_group_world(const ng_comm *c) {
@@ -113,9 +120,9 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
   return NG_OK;
 }
 
-/* A group of one or of all has no handle, and nothing to give back. */
+/* A group of one or of all has no handle, and nothing to give back; who has left gives nothing back. */
 void ng_group_destroy(ng_comm *c, ng_group *g) {
-  if (g->handle != NULL) c->t.group_destroy(c->t.user, g->handle);
+  if (g->handle != NULL && c->t.group_destroy != NULL) c->t.group_destroy(c->t.user, g->handle);
   *g = (ng_group){.index = -1};
 }
 

@@ -27,6 +27,9 @@ typedef struct ng_group {
 
 /* Checks and copies the table; NULL is one rank.  `message` names the missing field. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size);
+/* No function of the transport is called any more, `abort` included: every call fails, and groups are
+ * only forgotten. */
+void ng_comm_leave(ng_comm *c);
 
 /* Collective over all ranks; NG_ERR_ABSENT without group functions. */
 ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out);

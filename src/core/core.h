@@ -66,6 +66,9 @@ struct ng_context {
   int32_t families;
   void (*place)(struct ng_block *b, struct ng_stat *s); /* NULL; tests place statistics by hand */
   int64_t bytes, peak, calls;
+  int64_t process;              /* that made it */
+  volatile unsigned char *mark; /* 1 there, 0 in a child; NULL: compare numbers */
+  size_t mark_bytes;
   bool failed; /* error[] holds the first failure of the current call */
   char error[NG_MESSAGE];
 };
@@ -74,14 +77,21 @@ struct ng_context {
 void *ng_alloc(ng_context *ctx, size_t bytes);
 void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 
-/* Every public function that can fail opens with ng_enter (forgets the old message); ng_fail keeps
- * the first message since then and returns `status`.  Messages name the culprit and the numbers. */
-void ng_enter(ng_context *ctx);
+/* Every public function that can fail opens with ng_enter, and returns what it returns unless that is
+ * NG_OK: it forgets the old message, and refuses a forked child of the process that made the context.
+ * ng_fail keeps the first message since then and returns `status`.  Messages name the culprit and the
+ * numbers. */
+NG_CHECKED ng_status ng_enter(ng_context *ctx);
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
 
 /* The same for functions without a context: writes to the caller's buffer (may be NULL). */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);
+
+/* process.c: which process a context belongs to; for those that cannot fail, or only let go. */
+void ng_process_mark(ng_context *ctx);
+void ng_process_unmark(ng_context *ctx);
+bool ng_process_same(const ng_context *ctx);
 
 /* Structs with struct_size first.  take: check *src (at least `least` bytes, unknown tail zero) and
  * copy what it knows over *dst.  give: copy as much of *src as *dst says it has room for. */

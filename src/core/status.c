@@ -74,9 +74,12 @@ const char *ng_dtype_name(ng_dtype t) {
 
 /* Public functions open with it; rooms do not, so that what failed inside is the call's own
  * message. */
-void ng_enter(ng_context *ctx) {
+ng_status ng_enter(ng_context *ctx) {
   ctx->failed = false;
   ctx->error[0] = 0;
+  if (ng_process_same(ctx)) return NG_OK;
+  return ng_fail(ctx, NG_ERR_STATE, "this context belongs to process %lld; make one in the child",
+                 (long long)ctx->process);
 }
 
 /* Also for notes above NG_OK (skipped, rescued), whose reason people ask for just the same; logged

@@ -1,0 +1,274 @@
+/* t_fork: a forked child and its parent's context.  The child is told by one line that it needs a context
+ * of its own, gets rid of its copies without waiting for anybody, and makes its own; the parent, and the
+ * ranks it works with, notice nothing.
+ *
+ * A child never asserts: it ends with the line of its first complaint (modulo 200, and 1 if that is 0), and
+ * with a signal where it hangs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "core/core.h"
+#include "fixture.h"
+#include "ranks.h"
+
+enum { B = 4, IN = 6, OUT = 5, STEPS = 3, RANKS = 4, PATIENCE = 30 };
+
+#define CHILD(x)                                                                                   \
+  do {                                                                                             \
+    if (!(x)) return __LINE__ % 200 == 0 ? 1 : __LINE__ % 200;                                     \
+  } while (0)
+
+typedef struct model {
+  fixture f;
+  float a[B * IN], g[B * OUT], w[OUT * IN], grad[OUT * IN];
+} model;
+
+static void fill(float *x, int n, int salt) {
+  for (int i = 0; i < n; i++) {
+    x[i] = (float)((i * 7 + salt * 5) % 13 - 6) / 8.0f;
+  }
+}
+
+static ng_status open_model(model *m, const char *options, const fixture_how *how) {
+  fill(m->w, OUT * IN, 3);
+  fill(m->grad, OUT * IN, 4);
+  const plane grad[2] = {plane_of(m->grad, OUT, IN, NG_F32), plane_of(NULL, 0, 0, NG_F32)};
+  const plane weight[2] = {plane_of(m->w, OUT, IN, NG_F32), plane_of(NULL, 0, 0, NG_F32)};
+  ng_status st = fixture_open(&m->f, options, how);
+  if (st == NG_OK) st = fixture_linear(&m->f, "fc", grad, weight);
+  return st == NG_OK ? ng_ready(m->f.p) : st;
+}
+
+static ng_status show(model *m, int step) {
+  fill(m->a, B * IN, 10 + step);
+  fill(m->g, B * OUT, 20 + step);
+  const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
+  return fixture_show(&m->f, B, 0, &a, &g);
+}
+
+static ng_status one_step(model *m, int step) {
+  const ng_sgd how = fixture_sgd(0.1, 0.9);
+  const ng_status st = show(m, step);
+  return st == NG_OK ? ng_step_sgd(m->f.p, &how, 1) : st;
+}
+
+/* ---- in the child ----------------------------------------------------------------------------*/
+
+static bool told(const ng_context *ctx, ng_status st, pid_t parent) {
+  char line[128];
+  (void)snprintf(line, sizeof line, "this context belongs to process %lld; make one in the child",
+                 (long long)parent);
+  const bool fits = st == NG_ERR_STATE && strcmp(ng_last_error(ctx), line) == 0;
+  if (!fits) fprintf(stderr, "child: %s: '%s'\n", ng_status_name(st), ng_last_error(ctx));
+  return fits;
+}
+
+/* Every kind of call, and what there is still to be read. */
+static int refused(model *m, pid_t parent) {
+  ng_context *ctx = m->f.ctx;
+  ng_precond *p = m->f.p, *other = NULL;
+  ng_batch batch;
+  ng_options o;
+  char value[64];
+  int32_t index;
+  const ng_sgd how = fixture_sgd(0.1, 0.9);
+  const plane a = plane_of(m->a, B, IN, NG_F32), g = plane_of(m->g, B, OUT, NG_F32);
+  const plane grad = plane_of(m->grad, OUT, IN, NG_F32);
+  ng_batch_init(&batch, sizeof batch);
+  CHILD(ng_options_init(&o) == NG_OK);
+  batch.samples = B;
+  CHILD(told(ctx, ng_precond_create(ctx, &o, &other), parent) && other == NULL);
+  CHILD(told(ctx, ng_add_linear(p, "two", 2, 2, 0, &index), parent));
+  CHILD(told(ctx, ng_add_tensor(p, "three", 2, &index), parent));
+  CHILD(told(ctx, plane_bind_grad(p, 0, NG_WEIGHT, &grad), parent));
+  CHILD(told(ctx, plane_bind_weight(p, 0, NG_WEIGHT, &grad), parent));
+  CHILD(told(ctx, ng_bind(p, NULL, 0), parent));
+  CHILD(told(ctx, ng_freeze(p, 0, 1), parent));
+  CHILD(told(ctx, ng_set_group(p, 0, NG_BOTH, 0), parent));
+  CHILD(told(ctx, ng_ready(p), parent));
+  CHILD(told(ctx, ng_begin(p, &batch), parent));
+  CHILD(ng_wants(p, 0) == 0);
+  CHILD(told(ctx, plane_input(p, 0, &a, NG_COPY), parent));
+  CHILD(told(ctx, plane_output_grad(p, 0, &g, NG_COPY), parent));
+  CHILD(told(ctx, ng_reset_batch(p), parent));
+  CHILD(told(ctx, ng_step(p, 0.1), parent));
+  CHILD(told(ctx, ng_step_sgd(p, &how, 1), parent));
+  CHILD(told(ctx, ng_set(p, "damping", "0.5"), parent));
+  CHILD(told(ctx, ng_set_real(p, "damping", 0.5), parent));
+  CHILD(told(ctx, ng_get(p, "damping", value, sizeof value), parent));
+  CHILD(told(ctx, ng_save(p, "/nonexistent/fork"), parent));
+  CHILD(told(ctx, ng_load(p, "/nonexistent/fork"), parent));
+  ng_report r = {.struct_size = sizeof r};
+  CHILD(told(ctx, ng_report_read(p, &r), parent));
+  CHILD(ng_context_threads(ctx) >= 1);
+  return 0;
+}
+
+/* What an allocator lent and did not get back, in each process by itself. */
+typedef struct purse {
+  int64_t bytes;
+} purse;
+
+static void *lend(void *user, size_t bytes) {
+  void *p = NULL;
+  ((purse *)user)->bytes += (int64_t)bytes;
+  return posix_memalign(&p, 64, bytes) == 0 ? p : NULL;
+}
+
+static void take_back(void *user, void *p, size_t bytes) {
+  ((purse *)user)->bytes -= (int64_t)bytes;
+  free(p);
+}
+
+/* A context of the child's own does what the parent's would have done. */
+static int own_model(int32_t threads, const model *parent) {
+  model m = {.f = {NULL}};
+  CHILD(open_model(&m, "method=eva update=sgd",
+                   &(fixture_how){.linalg = "ref", .threads = threads}) == NG_OK);
+  for (int s = 0; s < STEPS; s++) {
+    CHILD(one_step(&m, s) == NG_OK);
+  }
+  CHILD(memcmp(m.w, parent->w, sizeof m.w) != 0); /* the parent is a step behind */
+  fixture_close(&m.f);
+  return 0;
+}
+
+static int live_in_child(model *m, purse *lent, int32_t threads, pid_t parent) {
+  const int64_t before = lent->bytes;
+  int line = refused(m, parent);
+  if (line == 0) line = own_model(threads, m);
+  if (line != 0) return line;
+  CHILD(lent->bytes == before); /* nothing was given back by halves */
+  fixture_close(&m->f);
+  CHILD(m->f.p == NULL && m->f.ctx == NULL && lent->bytes == 0);
+  return 0;
+}
+
+/* ---- the parent ------------------------------------------------------------------------------*/
+
+static void ended_well(pid_t child) {
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (WIFSIGNALED(status)) fail_msg("the child was ended by signal %d", WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0)
+    fail_msg("the child complains in line %d or so", WEXITSTATUS(status));
+}
+
+/* `numbered`: without the page that a child finds empty, as on a system that has none. */
+static void fork_and_go_on(int32_t threads, bool numbered) {
+  model plain = {.f = {NULL}}, m = {.f = {NULL}};
+  purse lent = {0};
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.alloc = lend;
+  c.free = take_back;
+  c.alloc_user = &lent;
+  const fixture_how how = {.linalg = "ref", .threads = threads, .config = &c};
+  fixture_ok(&plain.f, open_model(&plain, "method=eva update=sgd",
+                                  &(fixture_how){.linalg = "ref", .threads = threads}));
+  fixture_ok(&m.f, open_model(&m, "method=eva update=sgd", &how));
+  if (numbered) ng_process_unmark(m.f.ctx);
+  for (int s = 0; s < STEPS; s++) {
+    fixture_ok(&plain.f, one_step(&plain, s));
+    fixture_ok(&m.f, show(&m, s));
+    if (s == STEPS - 1) { /* in the middle of a step */
+      const pid_t parent = getpid(), child = fork();
+      if (child == 0) {
+        (void)alarm(PATIENCE);
+        _exit(live_in_child(&m, &lent, threads, parent));
+      }
+      ended_well(child);
+    }
+    const ng_sgd sgd = fixture_sgd(0.1, 0.9);
+    fixture_ok(&m.f, ng_step_sgd(m.f.p, &sgd));
+  }
+  assert_memory_equal(m.w, plain.w, sizeof m.w);
+  fixture_close(&m.f);
+  fixture_close(&plain.f);
+  assert_int_equal(lent.bytes, 0);
+}
+
+static void test_child(void **state) {
+  (void)state;
+  for (int32_t threads = 1; threads <= 2; threads++) {
+    fork_and_go_on(threads, false);
+    fork_and_go_on(threads, true);
+  }
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+/* A grid of two by two, whose groups the child must not give back: the ranks are still in them. */
+typedef struct team {
+  pid_t child;
+  void (*give)(void *user, void *group); /* of the transport */
+  float w[RANKS][OUT * IN];
+} team;
+
+/* Called in a child, it would change what the parent's ranks share, or wait for a lock that nobody gives up. */
+static _Thread_local team *here;
+static _Thread_local int given;
+static void give_and_count(void *user, void *group) {
+  given++;
+  here->give(user, group);
+}
+
+static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
+  team *all = arg;
+  ng_transport mine = *t;
+  model m = {.f = {NULL}};
+  here = all;
+  mine.group_destroy = give_and_count;
+  ng_status st = open_model(&m, "method=natgrad grad_worker_fraction=0.5 update=sgd",
+                            &(fixture_how){.linalg = "ref", .threads = 1, .transport = &mine});
+  for (int s = 0; s < STEPS && st == NG_OK; s++) {
+    if (rank == 0 && s == 1) {
+      (void)usleep(50000); /* the others wait for this one in the middle of their step by now */
+      all->child = fork();
+      if (all->child == 0) {
+        (void)alarm(PATIENCE);
+        const int before = given, bad = ng_step(m.f.p, 0.1) != NG_ERR_STATE;
+        fixture_close(&m.f);
+        _exit(bad ? 1 : given > before ? 2 : 0);
+      }
+    }
+    st = one_step(&m, s);
+  }
+  memcpy(all->w[rank], m.w, sizeof m.w);
+  fixture_close(&m.f);
+  return st == NG_OK && given == 0 ? NG_ERR_STATE : st; /* there were groups */
+}
+
+static void test_ranks(void **state) {
+  (void)state;
+  team *all = calloc(1, sizeof *all);
+  assert_non_null(all);
+  ng_threads *group;
+  ng_transport t[RANKS];
+  assert_int_equal(ng_threads_create(RANKS, &group), NG_OK);
+  for (int32_t r = 0; r < RANKS; r++) {
+    assert_int_equal(ng_threads_transport(group, r, &t[r]), NG_OK);
+  }
+  all->give = t[0].group_destroy;
+  assert_int_equal(ranks_run_on(RANKS, t, rank_life, all, NULL), NG_OK);
+  ng_threads_destroy(&group);
+  ended_well(all->child);
+  for (int r = 1; r < RANKS; r++) {
+    assert_memory_equal(all->w[0], all->w[r], sizeof all->w[0]);
+  }
+  free(all);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_child), cmocka_unit_test(test_ranks)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
