@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef struct wish {
-  bool options, methods;
+  bool options, methods, environment;
   const char *published;
 } wish;
 
@@ -15,6 +15,7 @@ static int take(void *user, const char *name, const char *value) {
   wish *w = user;
   if (strcmp(name, "options") == 0) w->options = true;
   if (strcmp(name, "methods") == 0) w->methods = true;
+  if (strcmp(name, "environment") == 0) w->environment = true;
   if (strcmp(name, "published") == 0) w->published = value;
   return CLI_OK;
 }
@@ -102,6 +103,24 @@ static int methods(void) {
   return CLI_OK;
 }
 
+/* The library's, then those that only the program reads. */
+static int environment(void) {
+  static const char *const own[][2] = {
+      {"NATGRAD_DATA", "a folder of the digits, instead of the one beside the program"},
+      {"NATGRAD_KEEP_KERNEL", "1: do not start again with a better OPENBLAS_CORETYPE"},
+  };
+  for (int32_t i = 0; i < ng_variable_count(); i++) {
+    ng_variable_info v;
+    ng_variable_info_init(&v, sizeof v);
+    if (ng_variable_at(i, &v) != NG_OK) return cli_bad("info: variable %d cannot be read", (int)i);
+    printf("%-24s %s\n", v.name, v.meaning);
+  }
+  for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+    printf("%-24s %s\n", own[i][0], own[i][1]);
+  }
+  return CLI_OK;
+}
+
 static int published(const char *name) {
   ng_method_info m;
   const int32_t index = cli_method_find(name, &m);
@@ -130,12 +149,16 @@ static int run(const cli_command *self, int argc, char **argv) {
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands > 0) {
     rc = cli_bad("info: '%s' is not wanted here", args.operand[0]);
-  } else if ((w.options ? 1 : 0) + (w.methods ? 1 : 0) + (w.published != NULL ? 1 : 0) > 1) {
-    rc = cli_bad("info: one of --options, --methods, --published");
+  } else if ((w.options ? 1 : 0) + (w.methods ? 1 : 0) + (w.environment ? 1 : 0) +
+                 (w.published != NULL ? 1 : 0) >
+             1) {
+    rc = cli_bad("info: one of --options, --methods, --environment, --published");
   } else if (w.options) {
     rc = options();
   } else if (w.methods) {
     rc = methods();
+  } else if (w.environment) {
+    rc = environment();
   } else if (w.published != NULL) {
     rc = published(w.published);
   } else {
@@ -148,15 +171,17 @@ static int run(const cli_command *self, int argc, char **argv) {
 static const cli_option own[] = {
     {"options", NULL, "every option: name, type, default, range or choices, help"},
     {"methods", NULL, "every method: paper, and the option values of its row"},
+    {"environment", NULL, "every environment variable that is read, and what for"},
     {"published", "METHOD", "the published option names a method knows, and what they mean here"},
 };
 
 const cli_command cli_info = {
     .name = "info",
-    .usage = "[--options | --methods | --published METHOD]",
-    .summary = "version, build, BLAS and its kernel, threads, components, options, methods",
+    .usage = "[--options | --methods | --environment | --published METHOD]",
+    .summary =
+        "version, build, BLAS and its kernel, threads, components, options, methods, environment",
     .text = "",
     .options = own,
-    .n_options = 3,
+    .n_options = 4,
     .run = run,
 };

@@ -412,6 +412,20 @@ NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, cons
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
 
+/* The environment variables that the library reads: those of a context, then those of
+ * ng_options_from_env.  Any other NG_... is named in the log of every context that is made, as a
+ * warning and with the nearest of these.
+ * Threads: any.
+ * Errors:  NG_ERR_ARG (NULL, no such number). */
+typedef struct ng_variable_info {
+  size_t struct_size;
+  char name[48]; /* "NG_THREADS", "NG_DAMPING"; the last is "NG_TEST_*", of the tests        */
+  const char *meaning; /* one line                                                                */
+} ng_variable_info;
+NG_API void ng_variable_info_init(ng_variable_info *v, size_t size); /* size = sizeof *v          */
+NG_API int32_t ng_variable_count(void);
+NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
+
 /* Take every NG_<NAME> found in the environment (NG_DAMPING=0.003). */
 NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
 

@@ -39,6 +39,15 @@ methods() {
               else printf ".br\n%s\n", $0 }' | sed -e '/^\./!s/\\/\\e/g' -e 's/\([^.]\)-/\1\\-/g'
 }
 
+# NAME meaning; options have a section of their own, and one line here.
+environment() {
+  local options name meaning
+  options=" $("$program" info --options | awk '{ print "NG_" toupper($1) }' | tr '\n' ' ')"
+  "$program" info --environment | while read -r name meaning; do
+    [[ $options == *" $name "* ]] || printf '.TP\n.B %s\n%s\n' "$name" "$(roff <<<"$meaning")"
+  done
+}
+
 # As `natgrad help COMMAND` shows it, unfilled.
 commands() {
   local command
@@ -55,6 +64,7 @@ while IFS= read -r line; do
     '@OPTIONS@') options ;;
     '@METHODS@') methods ;;
     '@COMMANDS@') commands ;;
+    '@ENVIRONMENT@') environment ;;
     '.\" Source of'*) echo '.\" Made by scripts/manpage.sh from docs/natgrad.1.in; do not edit.' ;;
     *) printf '%s\n' "${line//@VERSION@/$version}" ;;
   esac

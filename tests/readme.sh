@@ -2,7 +2,7 @@
 # The README's first program is examples/00_hello.c to the letter (which a test runs), its files
 # exist, and what it says the demo prints is what the demo prints.
 set -euo pipefail
-cd "$NG_SOURCE_DIR"
+cd "$NG_TEST_SOURCE_DIR"
 fail() { echo "readme: $1" >&2; exit 1; }
 
 block() { awk -v start="$1" '$0 == start { on = 1; next } on && $0 == "```" { exit } on' README.md; }
@@ -27,7 +27,7 @@ quoted() { # the same from README
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 read -ra command <<<"$(made)"
-short=("$NG_PROGRAM" "${command[@]:1}" --grid-epochs 1 --epochs 1 --seeds 2 --quiet --out "$out/demo")
+short=("$NG_TEST_PROGRAM" "${command[@]:1}" --grid-epochs 1 --epochs 1 --seeds 2 --quiet --out "$out/demo")
 "${short[@]}" >"$out/got" 2>"$out/err" || fail "the demo, shortened, fails: $(cat "$out/err")"
 shape() { # headings without the target, labels, the constant part of the second table's heading
   sed -E 's/ to [0-9.]+ %/ to X/g' | awk '

@@ -91,6 +91,9 @@ static void nothing(void **state) {
   ARG(ng_context_create(NG_VERSION, NULL, NULL, 0, NULL));
   ARG(ng_component_info(0, NULL));
   ARG(ng_component_info(-1, &(ng_component){.struct_size = sizeof(ng_component)}));
+  HARMLESS(ng_variable_info_init(NULL, sizeof(ng_variable_info)));
+  ARG(ng_variable_at(0, NULL));
+  ARG(ng_variable_at(-1, &(ng_variable_info){.struct_size = sizeof(ng_variable_info)}));
   ARG(ng_options_init_sized(NULL, sizeof(ng_options)));
   ARG(ng_options_init_sized(&(ng_options){0}, 1));
   ARG(ng_options_set_method(NULL, "eva", NULL, 0));
@@ -222,6 +225,7 @@ static void nothing(void **state) {
   SILENT(ng_version(), NG_VERSION);
   SILENT(ng_build_info(NULL, 0) > 0, 1);
   SILENT(ng_component_count() > 0, 1);
+  SILENT(ng_variable_count() > ng_option_count(), 1);
   SILENT(ng_option_count() > 0, 1);
   SILENT(ng_method_count() > 0, 1);
   HARMLESS(ng_context_allocated(NULL, NULL, NULL, NULL));

@@ -168,6 +168,88 @@ static void test_environment(void **state) {
   free(keep);
 }
 
+/* Lines about the environment, one after the other; nothing else is of interest here. */
+typedef struct heard {
+  char text[2048];
+  int lines;
+} heard;
+
+static void hear(void *user, ng_log_level level, const char *line) {
+  heard *h = user;
+  if (strncmp(line, "environment: ", 13) != 0) return;
+  const size_t n = strlen(h->text);
+  (void)snprintf(h->text + n, sizeof h->text - n, "%d %s\n", (int)level, line);
+  h->lines++;
+}
+
+static heard heard_of(const char *const *variable, int n, ng_log_level level) {
+  heard h = {.lines = 0};
+  ng_context *ctx = NULL;
+  ng_context_config c;
+  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  c.log = hear;
+  c.log_user = &h;
+  c.log_level = level;
+  c.threads = 1;
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(setenv(variable[i], "1", 1), 0);
+  }
+  assert_int_equal(ng_context_create(&c, NULL, 0, &ctx), NG_OK);
+  ng_context_destroy(&ctx);
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(unsetenv(variable[i]), 0);
+  }
+  return h;
+}
+
+#define LONG_NAME "NG_A_NAME_THAT_GOES_ON_AND_ON_AND_IS_LONGER_THAN_ANY_THAT_A_LIBRARY_WOULD_CHOOSE"
+
+/* A line for each that nobody reads, with the nearest that somebody does; capitals and all. */
+static void test_unknown_variables(void **state) {
+  (void)state;
+  static const char *const known[] = {"NG_THREADS", "NG_DAMPING", "NG_TEST_WHATEVER", "NGO",
+                                      "NG",         "NG_KL_CLIP", "XNG_DAMPNG"};
+  static const char *const unknown[] = {"NG_DAMPNG",   "NG_damping", "NG_THREDS", "NG_TEST",
+                                        "NG_ZZZZZZZZ", "NG_",        LONG_NAME};
+  static const char *const says[] = {
+      "2 environment: NG_DAMPNG is set, and nothing reads it; did you mean 'NG_DAMPING'?\n",
+      "2 environment: NG_damping is set, and nothing reads it; did you mean 'NG_DAMPING'?\n",
+      "2 environment: NG_THREDS is set, and nothing reads it; did you mean 'NG_THREADS'?\n",
+      "2 environment: NG_TEST is set, and nothing reads it\n",
+      "2 environment: NG_ZZZZZZZZ is set, and nothing reads it\n",
+      "2 environment: NG_ is set, and nothing reads it\n",
+      "2 environment: NG_A_NAME_THAT_GOES_ON_"};
+  const heard before = heard_of(NULL, 0, NG_LOG_WARN); /* what this test was started with */
+  heard h = heard_of(known, 7, NG_LOG_WARN);
+  assert_int_equal(h.lines, before.lines);
+  h = heard_of(unknown, 7, NG_LOG_WARN);
+  assert_int_equal(h.lines, before.lines + 7);
+  for (int i = 0; i < 7; i++) {
+    if (strstr(h.text, says[i]) == NULL) fail_msg("%s does not say %s", h.text, says[i]);
+  }
+  assert_int_equal(heard_of(unknown, 7, NG_LOG_ERROR).lines, 0);
+}
+
+/* Every option is in the list, under the name by which it is read. */
+static void test_known_variables(void **state) {
+  (void)state;
+  ng_variable_info v = {.struct_size = sizeof v};
+  int found = 0;
+  for (int32_t i = 0; i < ng_variable_count(); i++) {
+    assert_int_equal(ng_variable_at(i, &v), NG_OK);
+    assert_true(v.struct_size == sizeof v && strncmp(v.name, "NG_", 3) == 0 && v.meaning[0] != 0);
+    found += strcmp(v.name, "NG_STAT_DECAY") == 0 || strcmp(v.name, "NG_METHOD") == 0 ||
+             strcmp(v.name, "NG_TEST_*") == 0;
+  }
+  assert_int_equal(found, 3);
+  assert_int_equal(ng_variable_at(ng_variable_count(), &v), NG_ERR_ARG);
+  v.struct_size = 0;
+  assert_int_equal(ng_variable_at(0, &v), NG_ERR_ARG);
+  memset(&v, 0x5a, sizeof v); /* a caller whose struct is the size alone */
+  ng_variable_info_init(&v, sizeof v.struct_size);
+  assert_true(v.struct_size == sizeof v.struct_size && v.name[0] == 0x5a);
+}
+
 /* ---- describing a model ----------------------------------------------------------------------*/
 
 static void test_layers(void **state) {
@@ -644,6 +726,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_context),
       cmocka_unit_test(test_environment),
+      cmocka_unit_test(test_unknown_variables),
+      cmocka_unit_test(test_known_variables),
       cmocka_unit_test(test_layers),
       cmocka_unit_test(test_bind),
       cmocka_unit_test(test_order),

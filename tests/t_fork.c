@@ -189,7 +189,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
       ended_well(child);
     }
     const ng_sgd sgd = fixture_sgd(0.1, 0.9);
-    fixture_ok(&m.f, ng_step_sgd(m.f.p, &sgd));
+    fixture_ok(&m.f, ng_step_sgd(m.f.p, &sgd, 1));
   }
   assert_memory_equal(m.w, plain.w, sizeof m.w);
   fixture_close(&m.f);
@@ -256,7 +256,7 @@ static void test_ranks(void **state) {
   ng_transport t[RANKS];
   assert_int_equal(ng_threads_create(RANKS, &group), NG_OK);
   for (int32_t r = 0; r < RANKS; r++) {
-    assert_int_equal(ng_threads_transport(group, r, &t[r]), NG_OK);
+    assert_int_equal(ng_threads_transport(group, r, &t[r], sizeof t[r]), NG_OK);
   }
   all->give = t[0].group_destroy;
   assert_int_equal(ranks_run_on(RANKS, t, rank_life, all, NULL), NG_OK);

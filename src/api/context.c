@@ -4,14 +4,15 @@
  * a number of threads), with a pool, a queue and a transport of its own.
  *
  * Everything that changes hangs from the context; the library has no globals.  What a context takes
- * from the environment is read once, here: NG_THREADS, NG_LINALG, NG_LOG.  A context and all that
- * is made in it belong to one thread at a time; two contexts know nothing of each other.
+ * from the environment is read once, here: NG_THREADS, NG_LINALG, NG_LOG; what looks like ours and is
+ * read by nobody is named in the log.  A context and all that is made in it belong to one thread at a time; two contexts know nothing of each other.
  *
  * Whatever fails before there is a context has no place for a message but the caller's buffer. */
 #include "comm/comm.h"
 #include "core/core.h"
 #include "family/family.h"
 #include "linalg/linalg.h"
+#include "option/option.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -176,6 +177,7 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
     ng_context_destroy(&ctx);
     return ng_fail_to(message, message_size, NG_ERR_STATE, "ng_context: a family is incomplete");
   }
+  ng_environment_tell(ctx);
   ng_log(ctx, NG_LOG_INFO, "context: linalg = %s threads = %d ranks = %d", la->name,
          ctx->config.threads, ctx->ranks);
   *out = ctx;

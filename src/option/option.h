@@ -5,7 +5,8 @@
  * May call: core.
  *
  * option_table.c holds the rows, option_value.c reads and writes one value, options.c the struct,
- * methods.c the named rows of values and the published names, schedule.c values that move with the step
+ * environment.c the variables that are read, methods.c the named rows of values and the published names,
+ * schedule.c values that move with the step
  * count, skip.c the layers that are left out.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
@@ -25,6 +26,10 @@ void ng_options_drop(ng_context *ctx, ng_options *o);
 ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
                               size_t size);
 int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
+
+/* environment.c: NG_DAMPING of damping; a line in the log for each NG_... that nobody reads. */
+void ng_variable_name(const char *name, char *out, size_t size);
+void ng_environment_tell(ng_context *ctx);
 
 /* A parsed options.schedule.  Values are pure functions of (base, since, t): points in
  * (since, t] count. */

@@ -124,15 +124,6 @@ ng_status ng_options_get(const ng_options *o, const char *name, char *value, siz
   return st;
 }
 
-/* NG_STAT_DECAY of stat_decay. */
-/* Cut to fit, though no name of the table is so long. */
-static void environment_name(const char *name, char *out, size_t size) {
-  size_t n = (size_t)snprintf(out, size, "NG_%s", name);
-  for (size_t i = 0; i < n && i < size; i++) {
-    if (out[i] >= 'a' && out[i] <= 'z') out[i] = (char)(out[i] - 'a' + 'A');
-  }
-}
-
 /* The whole environment or nothing of it; the message names the variable, since nobody remembers
  * what a shell exported. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
@@ -140,7 +131,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
   ng_options full;
   ng_status st = ng_options_take(o, &full, message, message_size);
   for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
-    environment_name(ng_option_table[i].name, variable, sizeof variable);
+    ng_variable_name(ng_option_table[i].name, variable, sizeof variable);
     const char *value = getenv(variable);
     if (value == NULL) continue; /* an empty one is a value, and is refused as such */
     st = ng_option_read(&ng_option_table[i], value, &full, why, sizeof why);

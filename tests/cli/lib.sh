@@ -6,8 +6,11 @@
 #   finish                        exits 1 if an expectation failed
 set -u -o pipefail
 export LC_ALL=C
+# CTest gives them names of the tests' own, which no context takes for a misspelt option.
+NG_SOURCE_DIR=$NG_TEST_SOURCE_DIR
+NG_BUILD_DIR=$NG_TEST_BUILD_DIR
 golden=$NG_SOURCE_DIR/tests/golden
-natgrad=$NG_PROGRAM
+natgrad=$NG_TEST_PROGRAM
 helper=$NG_BUILD_DIR/cli_helper
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

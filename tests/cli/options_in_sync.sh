@@ -32,6 +32,17 @@ if command -v groff >/dev/null; then
   [[ ! -s $scratch/warnings ]] || fail "groff: $(head -3 "$scratch/warnings")"
 fi
 
+# The list of variables has each option, each that the sources ask for, and no name twice.
+"$natgrad" info --environment >"$scratch/environment"
+awk '{ print $1 }' "$scratch/environment" | sort >"$scratch/known"
+[[ -z $(uniq -d "$scratch/known") ]] || fail "info --environment has twice: $(uniq -d "$scratch/known")"
+if grep -vE '^[A-Z_*]+ +[^ ]' "$scratch/environment"; then fail "info --environment: a name without a meaning"; fi
+{
+  tr a-z A-Z <"$scratch/table" | sed 's/^/NG_/'
+  grep -rhoE 'getenv\("(NG|NATGRAD)_[A-Z_]+"' src cli | cut -d'"' -f2
+} | grep -v NATGRAD_STARTED_AGAIN | sort -u | comm -23 - "$scratch/known" >"$scratch/missing"
+[[ ! -s $scratch/missing ]] || fail "info --environment lacks: $(tr '\n' ' ' <"$scratch/missing")"
+
 # Each is taken on the command line and from the environment: a value that no option has ("(" is no
 # regular expression either) is refused by the name of the option.
 while IFS= read -r name; do
@@ -40,4 +51,11 @@ while IFS= read -r name; do
   variable=NG_${name^^}
   expect 2 "natgrad: *$name*" env NG_LOG=none "$variable=(" "$natgrad" bench kfac --model resnet18 --batch 1
 done <"$scratch/table"
+
+run=(train --data synthetic --model logreg --epochs 1 --quiet)
+# What nobody reads is named, with the nearest that somebody does; what the tests read is not.
+expect 0 '*environment: NG_DAMPNG is set, and nothing reads it; did you mean '"'NG_DAMPING'"'?*' \
+  env NG_DAMPNG=0.5 "$natgrad" "${run[@]}"
+NG_TEST_ANYTHING=1 "$natgrad" "${run[@]}" >"$scratch/out" 2>&1
+if grep environment "$scratch/out"; then fail "a variable of the tests is complained about"; fi
 finish

@@ -1,0 +1,88 @@
+/* environment.c: the variables that somebody knows, and those that look like it and are not.
+ *
+ * In: the environment of the process.  Out: a line in the log for each NG_... that nobody reads, since a
+ * misspelt NG_DAMPNG otherwise changes nothing and says nothing; the list of those that are read, for
+ * `natgrad info`.  What a variable may hold is judged by its reader: ng_options_from_env, a context. */
+#include "option/option.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PREFIX "NG_"
+#define OF_TESTS "NG_TEST_"
+
+/* Without the prefix and in small letters, as options are: one spelling for names and for near ones. */
+static const struct {
+  const char *name, *meaning;
+} fixed[] = {
+    {"method", "the method, a row of option values; options given beside it win"},
+    {"threads", "threads of a context's own loops where the program leaves that open, 1 to 1024"},
+    {"linalg", "linear algebra where the program leaves that open: cpu or ref"},
+    {"log", "none, error, warn, info or trace; wins over the program"},
+};
+enum { FIXED = (int)(sizeof fixed / sizeof fixed[0]), NAMED = FIXED + NG_OPTION_COUNT };
+
+static const char *small_name(int32_t i) {
+  return i < FIXED ? fixed[i].name : ng_option_table[i - FIXED].name;
+}
+
+/* NG_STAT_DECAY of stat_decay.  Cut to fit, though no name of the table is so long. */
+void ng_variable_name(const char *name, char *out, size_t size) {
+  size_t n = (size_t)snprintf(out, size, PREFIX "%s", name);
+  for (size_t i = 0; i < n && i < size; i++) {
+    if (out[i] >= 'a' && out[i] <= 'z') out[i] = (char)(out[i] - 'a' + 'A');
+  }
+}
+
+/* ---- the list --------------------------------------------------------------------------------*/
+
+void ng_variable_info_init(ng_variable_info *v, size_t size) {
+  if (v == NULL || size < sizeof v->struct_size) return;
+  memset(v, 0, size);
+  memcpy(v, &size, sizeof size);
+}
+
+int32_t ng_variable_count(void) { return NAMED + 1; }
+
+/* The last one is a family of names: those of the tests, which the library leaves alone. */
+ng_status ng_variable_at(int32_t i, ng_variable_info *out) {
+  if (out == NULL || i < 0 || i >= ng_variable_count()) return NG_ERR_ARG;
+  ng_variable_info v;
+  ng_variable_info_init(&v, sizeof v);
+  if (i == NAMED) {
+    (void)snprintf(v.name, sizeof v.name, "%s", OF_TESTS "*");
+    v.meaning = "settings of the library's own tests";
+  } else {
+    ng_variable_name(small_name(i), v.name, sizeof v.name);
+    v.meaning = i < FIXED ? fixed[i].meaning : ng_option_table[i - FIXED].help;
+  }
+  return ng_give_struct(out, &v, sizeof v);
+}
+
+/* ---- the environment -------------------------------------------------------------------------*/
+
+/* Capitals and all: getenv finds no other spelling. */
+static bool known(const char *variable) {
+  char name[64];
+  if (strncmp(variable, OF_TESTS, strlen(OF_TESTS)) == 0) return true;
+  for (int32_t i = 0; i < NAMED; i++) {
+    ng_variable_name(small_name(i), name, sizeof name);
+    if (ng_is(variable, name)) return true;
+  }
+  return false;
+}
+
+/* The value is not shown: it may be another program's, and nobody's business. */
+void ng_environment_tell(ng_context *ctx) {
+  for (char *const *at = environ; at != NULL && *at != NULL; at++) {
+    char variable[64], near[64] = "";
+    if (strncmp(*at, PREFIX, strlen(PREFIX)) != 0) continue;
+    const size_t n = strcspn(*at, "=");
+    (void)snprintf(variable, sizeof variable, "%.*s", n < sizeof variable ? (int)n : 63, *at);
+    if (known(variable)) continue;
+    const char *nearest = ng_nearest(variable + strlen(PREFIX), small_name, NAMED);
+    if (nearest != NULL) ng_variable_name(nearest, near, sizeof near);
+    ng_log(ctx, NG_LOG_WARN, "environment: %s is set, and nothing reads it%s",
+           ng_quote(variable).text, ng_hint_of(nearest == NULL ? NULL : near).text);
+  }
+}
