@@ -252,6 +252,10 @@ typedef struct ng_context_config {
   ng_log_level log_level; /* lines above it are not made; NG_LOG in the environment wins          */
   const ng_transport *transport; /* copied; NULL: one rank                                        */
   const char *linalg; /* "cpu", "ref"; NULL: the best there is; see ng_component_info             */
+  /* The device's stream (a cudaStream_t) on which everything of this context is enqueued: what the
+   * caller has enqueued there before a call is done before what the call enqueues.  NULL on the host,
+   * where a call returns when its work is done; anything else without a device is NG_ERR_ABSENT. */
+  void *queue;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
@@ -260,8 +264,8 @@ NG_API void ng_context_config_init(ng_context_config *c, size_t size);
  *
  * Memory:  *out is NULL unless the status is NG_OK; config may be NULL for all defaults.
  *          `message` (may be NULL) of `message_size` bytes receives the reason of a failure.
- * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in), NG_ERR_NOMEM; NG_ERR_STATE if
- *          the header is newer than the library. */
+ * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in, a queue without a device),
+ *          NG_ERR_NOMEM; NG_ERR_STATE if the header is newer than the library. */
 NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
                                               const ng_context_config *config, char *message,
                                               size_t message_size, ng_context **out);
@@ -684,7 +688,11 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          f32, bf16 or f16.  Any strides: what cannot be read where it lies is gathered line by line.
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
  * Memory:  nothing is allocated, but for scratch when an image is larger than any before; on the host
- *          both loans end when the call returns.
+ *          both loans end when the call returns.  A normalisation
+ *          layer needs its input and its output gradient at once: its input is shown with
+ *          NG_BORROW and stays readable, and as it was, until the output gradient of the same
+ *          micro-batch has been shown; NG_COPY is refused.  (Such layers are refused by ng_add_layer
+ *          today; this is what they will ask for.)
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
  *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
  *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,

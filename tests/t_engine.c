@@ -136,6 +136,11 @@ static void test_context(void **state) {
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "log_level"));
   c.log_level = NG_LOG_NONE;
+  c.queue = &c;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_null(ctx);
+  assert_non_null(strstr(why, "queue is set, and this build has no device"));
+  c.queue = NULL;
   c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "alloc"));
@@ -186,7 +191,7 @@ static heard heard_of(const char *const *variable, int n, ng_log_level level) {
   heard h = {.lines = 0};
   ng_context *ctx = NULL;
   ng_context_config c;
-  assert_int_equal(ng_context_config_init(&c), NG_OK);
+  ng_context_config_init(&c, sizeof c);
   c.log = hear;
   c.log_user = &h;
   c.log_level = level;
@@ -194,7 +199,7 @@ static heard heard_of(const char *const *variable, int n, ng_log_level level) {
   for (int i = 0; i < n; i++) {
     assert_int_equal(setenv(variable[i], "1", 1), 0);
   }
-  assert_int_equal(ng_context_create(&c, NULL, 0, &ctx), NG_OK);
+  assert_int_equal(ng_context_create(NG_VERSION, &c, NULL, 0, &ctx), NG_OK);
   ng_context_destroy(&ctx);
   for (int i = 0; i < n; i++) {
     assert_int_equal(unsetenv(variable[i]), 0);

@@ -77,6 +77,11 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: log_level is %d, expected 0 to 4", (int)c->log_level);
   }
+  if (c->queue != NULL) { /* it would be ignored, and arrays read before they are there */
+    return ng_fail_to(
+        message, size, NG_ERR_ABSENT,
+        "ng_context_config: queue is set, and this build has no device; leave it NULL");
+  }
   return NG_OK;
 }
 
