@@ -203,6 +203,10 @@ struct ng_transport {
   uint32_t kinds;
   /* optional: this rank gives up; wake the others, whose calls then fail. */
   void (*abort)(void *user);
+  /* optional, beside start and wait: progress without waiting for other ranks.  *done = 1: the request
+   * is complete, recv may be read, and wait is not called for it any more; 0: ask or wait later.
+   * Called now and then, by the thread that started, for any request under way. */
+  ng_status (*test)(void *user, void *request, int32_t *done);
 };
 NG_API void ng_transport_init(ng_transport *t, size_t size); /* rank 0 of 1, without `run` */
 

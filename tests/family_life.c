@@ -168,6 +168,7 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   slow.run = lazy_run;
   slow.start = lazy_start;
   slow.wait = lazy_wait;
+  slow.test = NULL;
   slow.abort = lazy_abort;
   if (slow.group_create != NULL) {
     slow.group_create = lazy_group;

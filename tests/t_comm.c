@@ -5,8 +5,10 @@
 #include "transports.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -288,6 +290,75 @@ static ng_status post_body(ng_comm *c, const ng_transport *t, const trial *how) 
   return NG_OK;
 }
 
+/* All have posted; one rank asks, a chunk each time, until it is done; then it is whole, for all, and nothing
+ * is left to wait for.  A transport that cannot be asked does it all in wait, or has done it already. */
+static ng_status ask_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
+  const ng_group world = ng_group_world(c);
+  const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
+  double word = 0.0;
+  ng_request q;
+  ng_status st = NG_OK;
+  float *x = malloc(MANY * sizeof *x);
+  NEED(x);
+  for (int64_t i = 0; i < MANY; i++) {
+    x[i] = (float)value(c->rank, i);
+  }
+  st = ng_comm_post_sum(c, &world, x, MANY, NG_F32, &q);
+  if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
+  int32_t asked = 0;
+  for (; st == NG_OK && c->rank == 0 && can && !q.done; asked++) {
+    if (asked > CHUNKS) st = NG_ERR_STATE;
+    if (st == NG_OK) st = ng_comm_test(c, &q);
+  }
+  if (st == NG_OK && c->rank == 0 && can && asked != CHUNKS) st = NG_ERR_STATE; /* nobody helped */
+  if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
+  if (st == NG_OK) st = ng_comm_test(c, &q); /* of rank 0: again, which is nothing */
+  if (st == NG_OK && can && !q.done) st = NG_ERR_STATE;
+  if (st == NG_OK && !can) st = ng_comm_wait(c, &q);
+  for (int64_t i = 0; i < MANY && st == NG_OK; i++) {
+    double sum = 0.0;
+    for (int32_t m = 0; m < c->size; m++) {
+      sum += value(m, i);
+    }
+    if ((double)x[i] != sum) st = NG_ERR_STATE;
+  }
+  if (st == NG_OK) st = ng_comm_wait(c, &q);
+  free(x);
+  return st;
+}
+
+/* Two ranks, and the second posts only when the first has asked in vain. */
+static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  atomic_int *asked = how->more;
+  const ng_group world = ng_group_world(c);
+  float x = (float)(c->rank + 1);
+  ng_request q;
+  (void)t;
+  while (c->rank == 1 && atomic_load(asked) < 100) {
+    (void)sched_yield();
+  }
+  DO(ng_comm_post_sum(c, &world, &x, 1, NG_F32, &q));
+  for (int k = 0; c->rank == 0 && k < 100; k++) {
+    DO(ng_comm_test(c, &q));
+    NEED(!q.done && x == 1.0f);
+    (void)atomic_fetch_add(asked, 1);
+  }
+  while (!q.done) {
+    DO(ng_comm_test(c, &q));
+  }
+  NEED(x == 3.0f);
+  return ng_comm_wait(c, &q);
+}
+
+static void test_ask(void **state) {
+  (void)state;
+  atomic_int asked = 0;
+  const trial how = {.which = THREADS, .n = 2, .more = &asked};
+  assert_int_equal(run_trial(&how, early_body, NULL, NULL), NG_OK);
+  everywhere(ask_body);
+}
+
 static void test_post(void **state) {
   (void)state;
   everywhere(post_body);
@@ -478,11 +549,11 @@ static void test_ranks_run(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_ranks_run),   cmocka_unit_test(test_world),
-      cmocka_unit_test(test_groups),      cmocka_unit_test(test_wide_group),
-      cmocka_unit_test(test_pieces),      cmocka_unit_test(test_post),
-      cmocka_unit_test(test_run),         cmocka_unit_test(test_bits),
-      cmocka_unit_test(test_narrow_sums),
+      cmocka_unit_test(test_ranks_run), cmocka_unit_test(test_world),
+      cmocka_unit_test(test_groups),    cmocka_unit_test(test_wide_group),
+      cmocka_unit_test(test_pieces),    cmocka_unit_test(test_ask),
+      cmocka_unit_test(test_post),      cmocka_unit_test(test_run),
+      cmocka_unit_test(test_bits),      cmocka_unit_test(test_narrow_sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

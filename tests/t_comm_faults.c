@@ -43,6 +43,9 @@ static void test_table(void **state) {
   WITHOUT(wait, NULL, "start without wait");
   WITHOUT(group_create, NULL, "group_destroy without group_create");
   WITHOUT(group_destroy, NULL, "group_create without group_destroy");
+  whole.start = NULL, whole.wait = NULL;
+  WITHOUT(user, whole.user, "test without start and wait");
+  assert_int_equal(ng_threads_transport(group, 1, &whole), NG_OK);
   WITHOUT(size, 0, "size is 0");
   WITHOUT(rank, 2, "rank is 2");
   WITHOUT(rank, -1, "rank is -1");
@@ -69,6 +72,9 @@ static void test_table(void **state) {
   assert_int_equal(ng_comm_init(&c, &t, NULL, 0), NG_OK);
   assert_true(c.t.run && !c.t.start && !c.t.wait && !c.t.group_create && !c.t.abort);
   assert_int_equal(c.t.kinds, 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST);
+  t.struct_size = offsetof(ng_transport, test);
+  assert_int_equal(ng_comm_init(&c, &t, NULL, 0), NG_OK);
+  assert_true(c.t.start && c.t.wait && !c.t.test && c.t.abort);
   assert_int_equal(c.rank, 1);
   assert_int_equal(c.size, 2);
   t.name = NULL;
@@ -379,6 +385,7 @@ static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   if (groups) DO(ng_group_create(c, first, 2, g));
   DO(ng_comm_post_sum(c, &world, y[0], 8, NG_F32, &q[0]));
   DO(ng_comm_post_sum(c, &world, y[1], 8, NG_F32, &q[1]));
+  DO(ng_comm_test(c, &q[0]));
   DO(ng_comm_broadcast(c, &world, x, 9, NG_U8, 1));
   DO(ng_comm_wait(c, &q[1]));
   DO(ng_comm_gather(c, &world, x, counts, NG_F64));
@@ -410,6 +417,7 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how)
     NEED(ng_comm_scatter_sum(c, &world, x, counts, NG_F64) == NG_ERR_COMM);
     NEED(ng_comm_post_sum(c, &world, x, 1, NG_F64, &q) == NG_ERR_COMM);
     NEED(ng_comm_wait(c, &q) == NG_ERR_COMM);
+    NEED(ng_comm_test(c, &q) == NG_ERR_COMM);
     NEED(ng_group_create(c, first, 2, &none) == NG_ERR_COMM);
     NEED(p->calls == calls && p->aborts == 1);
   } else {
@@ -425,7 +433,7 @@ static void test_every_fault(void **state) {
   for (which w = USER; w < WHICH; w++) {
     for (int32_t n = 2; n <= 3; n++) {
       for (int32_t culprit = 0; culprit < n; culprit++) {
-        int64_t k = 0;
+        int64_t k = 0, tested = 0;
         ng_status st = NG_ERR_COMM;
         while (st != NG_OK) {
           tap taps[MOST] = {{.fail_at = 0}};
@@ -434,6 +442,7 @@ static void test_every_fault(void **state) {
           taps[culprit].fail_at = ++k;
           taps[culprit].with = with[k % 3];
           st = run_trial(&how, fault_body, taps, each);
+          tested += taps[culprit].tests;
           for (int32_t r = 0; r < n; r++) {
             if (each[r] != st || (st != NG_OK && st != NG_ERR_COMM)) {
               fail_msg("%s: rank %d of %d failed at call %d, rank %d returned %s", which_name[w],
@@ -442,6 +451,7 @@ static void test_every_fault(void **state) {
           }
           if (st == NG_OK) assert_true(taps[culprit].calls < k);
         }
+        assert_true(w != THREADS || tested > 0);
         assert_true(k > 6); /* it did fail at many calls before it could not any more */
       }
     }

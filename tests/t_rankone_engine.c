@@ -191,6 +191,7 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
   table.run = tap_run;
   table.start = NULL;
   table.wait = NULL;
+  table.test = NULL;
   table.group_create = NULL;
   table.group_destroy = NULL;
   table.abort = NULL;

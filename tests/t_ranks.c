@@ -95,6 +95,7 @@ static ng_status life(int32_t rank, ng_transport *t, void *arg) {
   table.run = tap_run;
   table.start = NULL;
   table.wait = NULL;
+  table.test = NULL;
   table.group_create = NULL; /* their callbacks would get the tap */
   table.group_destroy = NULL;
   table.abort = tap_abort;

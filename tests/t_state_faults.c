@@ -229,6 +229,7 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
   mine.run = tap_run;
   mine.start = NULL;
   mine.wait = NULL;
+  mine.test = NULL;
   mine.group_create = tap_group;
   mine.group_destroy = tap_ungroup;
   mine.abort = tap_abort;

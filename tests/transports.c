@@ -234,6 +234,11 @@ static ng_status tap_wait(void *user, void *request) {
   tap *p = user;
   return tap_fails(p) ? p->with : p->inner.wait(p->inner.user, request);
 }
+static ng_status tap_test(void *user, void *request, int32_t *done) {
+  tap *p = user;
+  p->tests++;
+  return tap_fails(p) ? p->with : p->inner.test(p->inner.user, request, done);
+}
 static ng_status tap_group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   tap *p = user;
   return tap_fails(p) ? p->with : p->inner.group_create(p->inner.user, ranks, n, group);
@@ -254,6 +259,7 @@ static void tap_into(tap *p, ng_transport *t) {
   t->run = tap_run;
   if (t->start) t->start = tap_start;
   if (t->wait) t->wait = tap_wait;
+  if (t->test) t->test = tap_test;
   if (t->group_create) t->group_create = tap_group_create;
   if (t->group_destroy) t->group_destroy = tap_group_destroy;
   t->abort = tap_abort;

@@ -60,7 +60,7 @@ extern const char *const which_name[WHICH];
 typedef struct tap {
   ng_transport inner;
   int64_t calls, fail_at; /* 0: never */
-  int64_t aborts;
+  int64_t aborts, tests;
   int64_t most; /* elements of one call on all ranks */
   ng_status with;
 } tap;

@@ -48,6 +48,9 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
   if (t->run == NULL) return refuse(message, size, "run is missing");
   if (t->start != NULL && t->wait == NULL) return refuse(message, size, "start without wait");
   if (t->start == NULL && t->wait != NULL) return refuse(message, size, "wait without start");
+  if (t->start == NULL && t->test != NULL) {
+    return refuse(message, size, "test without start and wait");
+  }
   if (t->group_create != NULL && t->group_destroy == NULL) {
     return refuse(message, size, "group_create without group_destroy");
   }
@@ -283,6 +286,16 @@ ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   if (!r->started || r->done) return NG_OK;
   if (c->t.wait(c->t.user, r->handle) != NG_OK) return fail(c);
   r->done = true;
+  return NG_OK;
+}
+
+/* Without a `test` nothing is known before wait. */
+ng_status ng_comm_test(ng_comm *c, ng_request *r) {
+  if (c->broken) return NG_ERR_COMM;
+  if (!r->started || r->done || c->t.test == NULL) return NG_OK;
+  int32_t done = 0;
+  if (c->t.test(c->t.user, r->handle, &done) != NG_OK) return fail(c);
+  r->done = done != 0;
   return NG_OK;
 }
 

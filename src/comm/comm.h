@@ -61,5 +61,7 @@ ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t 
 ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
                                  ng_dtype t, int32_t root, ng_request *r);
 ng_status ng_comm_wait(ng_comm *c, ng_request *r);
+/* Lets it go on without waiting; r->done says whether it is complete. */
+ng_status ng_comm_test(ng_comm *c, ng_request *r);
 
 #endif

@@ -311,6 +311,27 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   return NG_OK;
 }
 
+/* With the lock, which is given up meanwhile: the next chunk, which there must be. */
+static void do_chunk(ng_threads *g, op *o) {
+  const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
+  o->given = e;
+  g->busy++;
+  (void)pthread_mutex_unlock(&g->lock);
+  work(o, b, e);
+  (void)pthread_mutex_lock(&g->lock);
+  g->busy--;
+  o->finished += e - b;
+  if (o->finished == o->total) (void)pthread_cond_broadcast(&o->team->changed);
+  if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
+}
+
+/* With the lock: this member is done with a complete op; the last one makes it free for use. */
+static void let_go(ng_threads *g, op *o) {
+  if (++o->collected < o->team->n) return;
+  o->next = g->spare;
+  g->spare = o;
+}
+
 /* With the lock: until the op is done for everybody.  `made` (may be NULL) receives a new team.  If
  * every rank waits for some op to open, none is left to open one: a deadlock, which ends here as an
  * error. */
@@ -324,16 +345,7 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
     (void)pthread_cond_wait(&t->changed, &g->lock);
   }
   while (!g->stopped && o->given < o->total) {
-    const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
-    o->given = e;
-    g->busy++;
-    (void)pthread_mutex_unlock(&g->lock);
-    work(o, b, e);
-    (void)pthread_mutex_lock(&g->lock);
-    g->busy--;
-    o->finished += e - b;
-    if (o->finished == o->total) (void)pthread_cond_broadcast(&t->changed);
-    if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
+    do_chunk(g, o);
   }
   while (!g->stopped && o->finished < o->total) {
     (void)pthread_cond_wait(&t->changed, &g->lock);
@@ -342,11 +354,18 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
   /* An op that was completed before the stop is complete for everyone. */
   if (!o->open || o->finished < o->total) return NG_ERR_COMM;
   if (made != NULL) *made = o->made;
-  if (++o->collected == t->n) {
-    o->next = g->spare;
-    g->spare = o;
-  }
+  let_go(g, o);
   return NG_OK;
+}
+
+/* With the lock: one chunk at most, so that an observation is not held up by a whole factor.  Nobody is
+ * counted as stuck here: who asks has other things to do. */
+static ng_status progress(ng_threads *g, op *o, int32_t *done) {
+  if (o->open && !g->stopped && o->given < o->total) do_chunk(g, o);
+  *done = o->open && o->finished == o->total;
+  if (g->stopped) settle(g);
+  if (*done) let_go(g, o);
+  return *done || !g->stopped ? NG_OK : NG_ERR_COMM;
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -387,16 +406,18 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return st;
 }
 
-/* The collector returns when all chunks are done, not only its own: others may still be writing its
- * recv. */
-static ng_status wait(void *user, void *request) {
+/* Without `done` until it is complete: when all chunks are done, not only its own, since others may still
+ * be writing its recv. */
+static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
   if (request == NULL) return refuse(s, NG_ERR_ARG);
   (void)pthread_mutex_lock(&s->g->lock);
-  const ng_status st = collect(s->g, request, NULL);
+  const ng_status st = done != NULL ? progress(s->g, request, done) : collect(s->g, request, NULL);
   (void)pthread_mutex_unlock(&s->g->lock);
   return st;
 }
+
+static ng_status wait(void *user, void *request) { return test(user, request, NULL); }
 
 static ng_status run(void *user, const ng_collective *c) {
   void *request;
@@ -497,6 +518,7 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
       .kinds =
           1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
       .abort = give_up,
+      .test = test,
   };
   memset(out, 0, size); /* a caller with an older or newer header knows less or more */
   memcpy(out, &table, size < sizeof table ? size : sizeof table);
