@@ -669,12 +669,19 @@ typedef struct ng_batch {
   ng_reduction reduction; /* the loss is the mean or the sum over these samples                   */
   double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
                           /* for m accumulated micro-batches); g is divided by it; not 0          */
+  int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
+                /* once: sums of layers that are complete are sent while others are observed      */
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
 /* Open a micro-batch.  Everything is weighted by samples: uneven micro-batches and shards give
  * the statistics of the whole batch.
- * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready). */
+ *
+ * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
+ * Ranks:   local; but `last` is the same on all ranks, or their next step is NG_ERR_STATE, or
+ *          NG_ERR_COMM where sums were already under way.  From then on until the step, ng_observe_*
+ *          may send (ranks may observe in any order), and ng_reset_batch is collective.
+ * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
 
 /* 1 if showing this layer's arrays now would have an effect (period, owner, frozen), else 0. */
@@ -700,14 +707,16 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
  *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
  *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
- *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct), NG_ERR_NOMEM. */
+ *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct, or in the last
+ *          micro-batch), NG_ERR_COMM (sending ahead failed), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,
                                              ng_loan loan);
 NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g,
                                                    ng_loan loan);
 
 /* Forget the observations since the last step (the step was abandoned).  Running averages keep
- * what fold = direct has put into them. */
+ * what fold = direct has put into them.
+ * Ranks:   local; collective in the last micro-batch before a step (ng_batch.last). */
 NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
 /* ---- 9. Step ---------------------------------------------------------------------------------*/

@@ -109,15 +109,16 @@ static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step, la
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);
   batch.samples = B;
+  batch.last = l->post && (l->post_until == 0 || step < l->post_until);
   ng_status st = ng_begin(p, &batch);
-  for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
+  for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
+    const int32_t i = batch.last ? ENTRIES - 1 - k : k; /* as backward goes */
     float *mine = grad + i * PARAMETERS;
     draw(mine, model[i].weights + model[i].biases, step, i);
     if (step == l->bad_step && i == bad) mine[model[i].weights - 1] = NAN;
     st = bind(p, i, mine);
     if (st == NG_OK) st = show(p, i, step);
-    if (st == NG_OK && l->post && i == FC && (l->post_until == 0 || step < l->post_until)) {
-      st = ng_exchange_post_block(p, p->block[0]);
+    if (st == NG_OK && batch.last && i == FC) {
       l->in_flight[rank] += wire->under_way;
       l->again[rank] = show(p, FC, step) == NG_ERR_STATE;
     }

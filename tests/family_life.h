@@ -27,7 +27,7 @@ typedef struct life {
   ng_status (*hook)(int32_t rank, ng_precond *p, int32_t step); /* just before each ng_step */
   void (*place)(ng_block *b, ng_stat *s);
   int32_t post_until; /* only before this step; 0: always */
-  bool post;          /* the first layer's statistics are posted before the others are seen */
+  bool post;          /* ng_batch.last: statistics are posted while others are seen */
   float out[MOST_RANKS][STEPS][ENTRIES][PARAMETERS];
   double clip[MOST_RANKS][STEPS];
   ng_status status[MOST_RANKS][STEPS];

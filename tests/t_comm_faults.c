@@ -45,7 +45,7 @@ static void test_table(void **state) {
   WITHOUT(group_destroy, NULL, "group_create without group_destroy");
   whole.start = NULL, whole.wait = NULL;
   WITHOUT(user, whole.user, "test without start and wait");
-  assert_int_equal(ng_threads_transport(group, 1, &whole), NG_OK);
+  assert_int_equal(ng_threads_transport(group, 1, &whole, sizeof whole), NG_OK);
   WITHOUT(size, 0, "size is 0");
   WITHOUT(rank, 2, "rank is 2");
   WITHOUT(rank, -1, "rank is -1");

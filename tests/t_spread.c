@@ -322,21 +322,6 @@ static void test_direct_unseen(void **state) {
   free(one);
 }
 
-/* fold = direct needs the samples of all ranks before anything is sent: nothing goes ahead. */
-static ng_status post_fc(life *l, int32_t rank, ng_precond *p, int32_t step) {
-  (void)l, (void)rank, (void)step;
-  return ng_exchange_post_block(p, p->entry[FC]->block);
-}
-
-static void test_direct_posted(void **state) {
-  (void)state;
-  life *l = new_life(COMMON "fold=direct", 2), *plain = lived(new_life(COMMON "fold=direct", 2));
-  l->before = post_fc;
-  assert_memory_equal(lived(l)->out, plain->out, sizeof l->out);
-  free(l);
-  free(plain);
-}
-
 /* A sum that overflows on one rank only: all skip that step, and no other. */
 static void test_one_overflows(void **state) {
   (void)state;
@@ -565,10 +550,10 @@ int main(void) {
       cmocka_unit_test(test_dtypes),           cmocka_unit_test(test_delivered),
       cmocka_unit_test(test_delivered_values), cmocka_unit_test(test_owner_keeps),
       cmocka_unit_test(test_no_average),       cmocka_unit_test(test_direct_unseen),
-      cmocka_unit_test(test_direct_posted),    cmocka_unit_test(test_one_overflows),
-      cmocka_unit_test(test_taken_again),      cmocka_unit_test(test_tensor_factors),
-      cmocka_unit_test(test_look_refused),     cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_left_by_ready),    cmocka_unit_test(test_wide_rows),
+      cmocka_unit_test(test_one_overflows),    cmocka_unit_test(test_taken_again),
+      cmocka_unit_test(test_tensor_factors),   cmocka_unit_test(test_look_refused),
+      cmocka_unit_test(test_refused),          cmocka_unit_test(test_left_by_ready),
+      cmocka_unit_test(test_wide_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

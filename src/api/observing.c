@@ -1,8 +1,8 @@
 /* observing.c: the public functions of a micro-batch: begin, wants, observe, reset.
  *
  * In: an ng_batch, arrays of activations and output gradients.  Out: the same, checked, to
- * step/observe.c, which has what they mean.  No call here is collective, but for reset after sums
- * were posted. */
+ * step/observe.c, which has what they mean.  No call here is collective, but for reset in the
+ * last micro-batch before a step, in which observing may send. */
 #include "step/step.h"
 
 static ng_status may_observe(ng_precond *p, const char *call) {
@@ -32,6 +32,9 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",
                    (int)b.reduction);
+  }
+  if (b.last != 0 && b.last != 1) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: last is %d, expected 0 or 1", b.last);
   }
   /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin. */
   if (b.loss_scale == 0.0) {
@@ -102,6 +105,7 @@ ng_status ng_reset_batch(ng_precond *p) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_observe(p, "ng_reset_batch");
+  if (st == NG_OK) st = ng_exchange_end_last(p);
   if (st == NG_OK) st = ng_exchange_wait(p, NG_MAIL_STATISTICS);
   if (st == NG_OK) ng_step_reset(p);
   return st;

@@ -89,6 +89,8 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
   return NG_OK;
 }
 
+ng_status ng_comm_give_up(ng_comm *c) { return fail(c); }
+
 /* For a process that has no place among the ranks: their locks and sockets are not its own. */
 void ng_comm_leave(ng_comm *c) {
   c->broken = true;

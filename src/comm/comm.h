@@ -27,6 +27,8 @@ typedef struct ng_group {
 
 /* Checks and copies the table; NULL is one rank.  `message` names the missing field. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size);
+/* This rank cannot go on: the others are woken, and every call fails from now on.  NG_ERR_COMM. */
+ng_status ng_comm_give_up(ng_comm *c);
 /* No function of the transport is called any more, `abort` included: every call fails, and groups are
  * only forgotten. */
 void ng_comm_leave(ng_comm *c);

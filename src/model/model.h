@@ -148,6 +148,7 @@ struct ng_block {
   bool out; /* has no part in it: its layer is frozen, or has no gradient and that is allowed */
   double inner, d2, pd2;
   double ascent;
+  bool ahead;          /* its sums leave before the step, while others are observed */
   const ng_tile *tile; /* its tiles, and what measure_tile left, NG_TILE_SUMS numbers for each */
   double *tile_sum;
   int32_t tiles;

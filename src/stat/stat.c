@@ -24,7 +24,7 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
 static void close(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
-  s->posted = false;
+  s->posted = s->shown = false;
 }
 
 /* identity is how both published programs begin (KAISA, kfac_pytorch); `first` needs nothing here,
@@ -161,9 +161,10 @@ static void zero(const ng_stat *s) {
   }
 }
 
+/* Posted: other ranks' samples are in it, whatever this one saw. */
 void ng_stat_forget(ng_queue *q, ng_stat *s) {
   (void)q;
-  if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0)) zero(s);
+  if (s->observes && !s->rule.direct && (s->w > 0.0 || s->total > 0.0 || s->posted)) zero(s);
   close(s);
 }
 

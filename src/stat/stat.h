@@ -89,6 +89,7 @@ typedef struct ng_stat {
   /* this step */
   double w, keep;           /* this rank: weight of its samples; what the old average keeps       */
   double total, total_keep; /* over ranks: sum of w, sum of w keep                                */
+  bool shown;               /* ... in the last micro-batch before the step                        */
   bool posted;              /* its sum is on the way to other ranks: nothing may be added         */
   int finite;               /* what the last scan of its sums found */
 } ng_stat;

@@ -3,8 +3,8 @@
  * check       one small double reduction before anything changes: status of every rank, observations
  *             refused, sample weights of every statistic
  * statistics  sums of what is due, as few messages as they lie in: posted, and waited for before the
- *             first is folded.  A block's sums may be posted ahead of the step, while other layers are
- *             still observed
+ *             first is folded.  In the micro-batch that ng_batch.last names the last one, a block's sums
+ *             are posted ahead of the step, while other layers are still observed
  * results     from each owner to its column, one message an owner
  * direction   from each column to the rows, one message a column
  * agree       one small double reduction: status, refusals, clip sums
@@ -23,8 +23,14 @@ static ng_status failed(ng_precond *p, const char *what) {
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* numbers of a statistic in check, of a kind of block in agree: WEIGHTED where there are groups */
-enum { WEIGHTS = 2, SUMS = 3, WEIGHTED = 5 };
+enum {
+  WEIGHTS = 2,        /* numbers of a statistic in check                              */
+  SUMS = 3,           /* ... of a kind of block in agree; WEIGHTED where there are groups */
+  WEIGHTED = 5,
+  REFUSED = NG_CODES, /* ranks that refused something    */
+  LAST,               /* ... that had ng_batch.last      */
+  FIRST_OUT           /* ... that leave an entry out     */
+};
 
 /* Sized once for the most that a step may say.  Every statistic is posted at most once a step
  * (`posted`), so there are never more messages than statistics. */
@@ -34,8 +40,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
   }
-  x->small_count =
-      NG_CODES + 1 + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED);
+  x->small_count = FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED);
   x->messages_most = stats + 1;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
@@ -143,13 +148,33 @@ static ng_status check_out(ng_precond *p, const double *out) {
   return NG_OK;
 }
 
+/* Each rank gives one code, so they add up to the ranks, unless this met another rank's sums of a block,
+ * of the same length: then what was received is nobody's. */
+static ng_status check_meeting(ng_precond *p, const double *x) {
+  double ranks = 0.0;
+  for (int i = 0; i < NG_CODES; i++) {
+    ranks += x[i];
+  }
+  if (ranks != (double)p->ctx->ranks) {
+    (void)ng_comm_give_up(p->ctx->comm);
+    p->broken = true;
+    return ng_fail(p->ctx, NG_ERR_COMM,
+                   "ranks are at different calls; was ng_batch.last the same on all of them?");
+  }
+  if (x[LAST] == 0.0 || x[LAST] == ranks) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_STATE,
+                 "%d of %d ranks began a micro-batch with ng_batch.last, expected all or none",
+                 (int)x[LAST], p->ctx->ranks);
+}
+
 /* Nothing of the model has changed yet, and after an error nothing will: `total` is only set once
  * the worst status is known, `seen` only when every block has passed. */
 ng_status ng_exchange_check(ng_precond *p) {
   ng_engine *s = p->step;
-  double *x = s->exchange.small, *out = x + NG_CODES + 1, *w = out + p->entries;
+  double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
   ng_codes_put(x, s->trouble);
-  x[NG_CODES] = s->refused;
+  x[REFUSED] = s->refused;
+  x[LAST] = s->last;
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].out;
   }
@@ -160,9 +185,12 @@ ng_status ng_exchange_check(ng_precond *p) {
   }
   ng_status st = sum_small(p, x, w - x, "check");
   if (st != NG_OK) return st;
+  const ng_status met = check_meeting(p, x);
+  if (met == NG_ERR_COMM) return met;
   st = spread(p, x, s->trouble);
+  if (st >= NG_OK && met != NG_OK) st = met;
   s->trouble = st;
-  if (x[NG_CODES] > 0.0) s->refused = true;
+  if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
   st = check_out(p, out);
   w = out + p->entries;
@@ -292,20 +320,66 @@ ng_status ng_exchange_post_statistics(ng_precond *p) {
   return post(p, first);
 }
 
-/* Not with fold = direct: its scale on the wire needs the totals of `check`. */
-ng_status ng_exchange_post_block(ng_precond *p, ng_block *b) {
-  ng_exchange *x = &p->step->exchange;
-  const int32_t first = x->messages;
-  if (p->broken) return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed before");
-  if ((b->sees & NG_SEES_FLATGRAD) != 0) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "'%s' looks at gradients when the step begins: its sums cannot leave before",
-                   b->name);
+/* ---- ahead of the step -----------------------------------------------------------------------*/
+
+/* Whose sums may leave before `check`: the same on all ranks, so decided when the micro-batch begins, since
+ * a period may be set anew before it ends.  Not where gradients are looked at, nor where one block is shown
+ * many layers; with fold = direct the scale on the wire needs the totals of `check`, so `sends` says no. */
+void ng_exchange_begin_last(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_SEES_FLATGRAD) == 0 &&
+               ng_stat_due(p, b);
   }
-  if (p->ctx->ranks == 1 || !ng_stat_due(p, b) || b->base.fold == NG_FOLD_DIRECT) return NG_OK;
-  (void)add_block(p, b, NULL);
-  return post(p, first);
+  p->step->exchange.ahead = p->blocks;
 }
+
+static bool complete(const ng_block *b) {
+  for (int32_t k = 0; k < b->stats; k++) {
+    if (sends(&b->stat[k]) && !b->stat[k].shown) return false;
+  }
+  return true;
+}
+
+/* One after the other in a fixed order, from the layer registered last, as backward goes: a block that is
+ * complete waits for those before it, so every rank posts the same in the same order, whatever it was
+ * shown first.  `all`: there will be nothing more. */
+static ng_status post_ahead(ng_precond *p, bool all) {
+  ng_exchange *x = &p->step->exchange;
+  const int64_t bytes = p->ctx->comm->bytes;
+  ng_status st = NG_OK;
+  for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
+    ng_block *b = p->block[x->ahead - 1];
+    const int32_t first = x->messages;
+    if (!b->ahead) continue;
+    if (!all && !complete(b)) break;
+    (void)add_block(p, b, NULL);
+    st = post(p, first);
+  }
+  x->bytes += p->ctx->comm->bytes - bytes;
+  return st;
+}
+
+/* Transports that work only when they are called get on with it; the oldest first, as it was posted. */
+static ng_status push(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  while (x->waited < x->messages) {
+    ng_request *r = &x->message[x->waited].request;
+    if (ng_comm_test(p->ctx->comm, r) != NG_OK) return failed(p, "statistics");
+    if (r->started && !r->done) break;
+    x->waited++;
+  }
+  return NG_OK;
+}
+
+ng_status ng_exchange_ahead(ng_precond *p) {
+  ng_status st = post_ahead(p, false);
+  if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = push(p);
+  return st;
+}
+
+/* A rank that has given up on its batch has told the others a part of it: they need the rest, too. */
+ng_status ng_exchange_end_last(ng_precond *p) { return post_ahead(p, true); }
 
 /* In the order of posting, which is that of all ranks. */
 static ng_status wait_statistics(ng_precond *p) {

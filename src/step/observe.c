@@ -7,15 +7,24 @@
  * scanned for: then only what is read counts.
  *
  * Called between ng_begin and a step, any number of times a layer (once with fold = direct); local,
- * never collective, so ranks may observe in any order and as often as they like. */
+ * never collective, so ranks may observe in any order and as often as they like; in the micro-batch that
+ * is the last one before a step, each layer once, and what is complete is posted (exchange.c). */
 #include "step/step.h"
 
 /* Later micro-batches of a step may have other sizes and scales: each observation takes those of
  * its own. */
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
+  if (p->step->last) {
+    return ng_fail(
+        p->ctx, NG_ERR_STATE,
+        "ng_begin: the micro-batch before was the last one (ng_batch.last); step, or call "
+        "ng_reset_batch");
+  }
   p->step->batch = *batch;
   p->step->begun = true;
   p->step->batches++;
+  p->step->last = batch->last != 0;
+  if (p->step->last) ng_exchange_begin_last(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
   p->step->refused = true; /* an overflowed scaler: a step to be skipped, not a mistake */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
@@ -181,6 +190,12 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
     if ((s->sees & o->what) == 0) continue;
+    if (s->shown) {
+      return ng_fail(b->ctx, NG_ERR_STATE,
+                     "layer '%s': its %s was observed a second time in the micro-batch that "
+                     "ng_batch.last calls the last one",
+                     b->name, what);
+    }
     if (s->posted) {
       return ng_fail(b->ctx, NG_ERR_STATE,
                      "layer '%s': its %s was observed after what was seen of it was sent to other "
@@ -225,9 +240,16 @@ static ng_status make_room(ng_block *b, const ng_obs *o) {
   return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
 }
 
+/* One layer's: a block of many is shown each of them. */
+static void mark_shown(ng_block *b, uint32_t what) {
+  for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
+    if ((b->stat[i].sees & what) != 0) b->stat[i].shown = true;
+  }
+}
+
 /* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
  * step to be found. */
-ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
+static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   ng_obs o = {.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT,
@@ -246,6 +268,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
   st = finite ? make_room(b, &o) : NG_SKIPPED;
   if (st == NG_OK) st = enter(b, &o);
   b->observing_ms += ng_now_ms() - t0;
+  if (step->last && st >= NG_OK) mark_shown(b, o.what);
   /* Refused, not failed: training with a loss scaler runs into this now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
@@ -253,6 +276,14 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
                  "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
                  "gradients alone",
                  e->d.name, grad ? "output gradient" : "input");
+}
+
+/* What was refused is complete all the same: the step will skip, but its messages are sent. */
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
+  const ng_status st = observe(p, layer, s, grad);
+  if (st < NG_OK || p->ctx->ranks == 1) return st;
+  const ng_status sent = ng_exchange_ahead(p);
+  return sent < NG_OK ? sent : st;
 }
 
 /* ---- the gradients themselves: a station -----------------------------------------------------*/
@@ -327,5 +358,7 @@ void ng_step_reset(ng_precond *p) {
     b->observing_ms = 0.0;
   }
   p->step->refused = false;
-  p->step->begun = false;
+  p->step->begun = p->step->last = false;
+  p->step->exchange.ahead = 0;
+  p->step->exchange.bytes = 0;
 }

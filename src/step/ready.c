@@ -426,7 +426,9 @@ static void free_block(ng_block *b) {
 void ng_step_release(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   /* What is on its way has nowhere to arrive afterwards. */
-  if (p->ready && !p->broken) (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
+  if (p->ready && !p->broken && ng_exchange_end_last(p) == NG_OK) {
+    (void)ng_exchange_wait(p, NG_MAIL_STATISTICS);
+  }
   ng_grid_release(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     free_block(p->block[i]);

@@ -293,7 +293,9 @@ const ng_station ng_stations[NG_STATIONS] = {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
-  const int64_t bytes = p->ctx->comm->bytes;
+  const int64_t ahead = i == NG_AT_SUMS ? p->step->exchange.bytes : 0;
+  const int64_t bytes = p->ctx->comm->bytes - ahead;
+  p->step->exchange.bytes -= ahead;
   ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
   if (st == NG_OK) st = ng_stations[i].run(p);
   t->runs++;
@@ -361,6 +363,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_update_sink_begin(&s->out);
   check_call(p, call, wrong);
   s->refused_before = s->refused;
+  if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
     if (!p->broken) ng_look_undo(p);

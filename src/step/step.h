@@ -114,7 +114,9 @@ typedef struct ng_exchange {
   double *small; /* [small_count] the buffer of both small reductions, of nobody else */
   int64_t small_count;
   ng_message *message; /* [messages_most] of this step, in the order in which they were posted */
-  int32_t messages, messages_most, waited;
+  int32_t messages, messages_most, waited; /* waited: the first so many are known to be complete */
+  int32_t ahead;     /* blocks that may still be posted ahead of the step: the first so many */
+  int64_t bytes;     /* ... sent so; counted at sums                                         */
   ng_request *spans; /* [ranks] results or directions under way */
 } ng_exchange;
 
@@ -138,9 +140,11 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
-/* The sums of one block ahead of the step, its observations being complete: in the same order on all
- * ranks.  fold = sum only; from then on the block may not be observed until the step is over. */
-ng_status ng_exchange_post_block(ng_precond *p, ng_block *b);
+/* In the last micro-batch before a step: when it begins; after each observation, to post what is complete
+ * and to make progress; when nothing more will be shown, to post the rest.  Without one they do nothing. */
+void ng_exchange_begin_last(ng_precond *p);
+ng_status ng_exchange_ahead(ng_precond *p);
+ng_status ng_exchange_end_last(ng_precond *p);
 
 /* ---- the clip: clip.c ------------------------------------------------------------------------*/
 
@@ -196,6 +200,7 @@ typedef struct ng_station_time {
 /* What is under way. */
 typedef struct ng_engine {
   bool begun;
+  bool last;      /* the micro-batch under way is the last one before the step */
   ng_batch batch;  /* the micro-batch */
   int64_t batches; /* ... and how many there were */
   ng_tiles tiles;
