@@ -75,7 +75,9 @@ extern "C" {
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
   X(NG_RESCUED, 1, "done; some block needed more damping, double precision or its last result")    \
-  X(NG_SKIPPED, 2, "a value was not finite; it was not folded, nothing was written; go on")                 \
+  X(NG_SKIPPED, 2, "a value was not finite; it was not folded, nothing was written; go on")        \
+  X(NG_UNOBSERVED, 3,                                                                              \
+    "done; a statistic was due and no rank showed it anything: its last average was used")         \
   X(NG_ERR_ARG, -1, "bad argument or option; nothing changed")                                     \
   X(NG_ERR_SHAPE, -2, "array does not fit the layer; nothing changed")                             \
   X(NG_ERR_STATE, -3, "call out of order; nothing changed")                                        \
@@ -728,7 +730,10 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
  * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip (kl).
  * Ranks:   collective: every rank calls it, and all return the same status.
- * Errors:  NG_RESCUED: done, see ng_report; NG_SKIPPED: a gradient or an observation of some rank
+ * Errors:  NG_RESCUED: done, see ng_report; NG_UNOBSERVED: done, but no rank showed a layer's input or
+ *          output gradient though it was due (the last average was used; ng_report and
+ *          ng_layer_report count it, also beside NG_RESCUED, of which the larger number is
+ *          returned); NG_SKIPPED, which wins over both: a gradient or an observation of some rank
  *          was not finite, or nu PD would be beyond f32 or the f16 it goes to: gradients are
  *          unchanged and the step is not counted; NG_ERR_STATE (a
  *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
@@ -791,6 +796,7 @@ typedef struct ng_report {
   int32_t stations;
   int64_t kept; /* entries that the last step left as they were, their gradient being absent (missing
                  * = keep); ng_layer_report.kept says which                                       */
+  int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
@@ -813,6 +819,7 @@ typedef struct ng_layer_report {
   int64_t observations; /* since ng_ready                                       */
   int64_t kept;   /* steps that left it as it was for want of a gradient (missing = keep)          */
   int32_t frozen; /* 1: registered so, or by ng_freeze                                             */
+  int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 

@@ -408,7 +408,7 @@ static void test_never_observed(void **state) {
   assert_memory_equal(before, f.dw, sizeof before);
   assert_int_equal(show(&f), NG_OK); /* and it goes on */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
-  assert_int_equal(ng_step(f.p, 0.1), NG_OK); /* not observed this step: the average stays */
+  assert_int_equal(ng_step(f.p, 0.1), NG_UNOBSERVED); /* the average stays: t_unobserved */
   destroy(&f);
 }
 

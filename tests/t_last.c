@@ -136,10 +136,10 @@ static ng_status show(const life *l, ng_precond *p, int32_t rank, int32_t step, 
 
 static ng_status begin(ng_precond *p, int32_t last) {
   ng_batch b;
-  const ng_status st = ng_batch_init(&b, sizeof b);
+  ng_batch_init(&b, sizeof b);
   b.samples = B;
   b.last = last;
-  return st == NG_OK ? ng_begin(p, &b) : st;
+  return ng_begin(p, &b);
 }
 
 static ng_status bind(const life *l, ng_precond *p, int32_t i, float *grad) {
@@ -175,7 +175,7 @@ static ng_status one_step(life *l, ng_precond *p, int32_t rank, int32_t step) {
   if (now && l->what == DESTROY) return st == NG_OK ? NG_SKIPPED : st;
   if (st == NG_OK && now && l->what == PERIOD) st = ng_set(p, "stat_period", "100");
   if (st == NG_OK && now && l->what == UNBOUND) {
-    const plane none = {.data = NULL};
+    const plane none = plane_of(NULL, 0, 0, NG_F32);
     if (rank == l->ranks - 1) st = plane_bind_grad(p, 2, NG_WEIGHT, &none);
     if (st == NG_OK && ng_step(p, 0.1) != NG_ERR_STATE) st = NG_ERR_COMM;
     if (st == NG_OK) st = bind(l, p, 2, l->out[rank][step][2]);
@@ -412,7 +412,7 @@ static void test_misuse(void **state) {
   const plane x = plane_of(a, B, 2, NG_F32), y = plane_of(g, B, 2, NG_F32);
   for (int twice = 0; twice < 2; twice++) {
     fixture f;
-    const plane grad[2] = {plane_of(d[twice], 2, 2, NG_F32), {.data = NULL}};
+    const plane grad[2] = {plane_of(d[twice], 2, 2, NG_F32), plane_of(NULL, 0, 0, NG_F32)};
     for (int i = 0; i < 4; i++) {
       d[twice][i] = (float)(i + 1);
     }

@@ -1,10 +1,12 @@
 /* t_train.c: the trainer's rooms that need no network: the learning rate against its formulas, the
  * order of samples, the log, files.  Settings are in t_settings.c, whole runs in tests/cli/train.sh
  * and resume.sh. */
+#include "nn/models.h"
 #include "train/disk.h"
 #include "train/feed.h"
 #include "train/log.h"
 #include "train/lr.h"
+#include "train/precond.h"
 #include "trainer_help.h"
 
 #include <setjmp.h>
@@ -368,6 +370,43 @@ static void files_are_written_whole_or_not(void **state) {
   free(part);
 }
 
+/* A step of which no layer was observed, though it was due, is no error: it is counted, and said once. */
+static void steps_say_what_was_not_observed(void **state) {
+  enum { SAMPLES = 4, FEATURES = 3, CLASSES = 2 };
+  const model_task task = {.input = {1, 1, FEATURES}, .classes = CLASSES, .dropout = -1.0};
+  const float x[SAMPLES * FEATURES] = {1, 2, -1, 0.5f, 1, 0, -2, 1, 1, 0.25f, 3, -1};
+  const int32_t labels[SAMPLES] = {0, 1, 1, 0};
+  bool reconstructs = false, wants = false;
+  settings s;
+  precond *p = NULL;
+  (void)state;
+  settings_init(&s);
+  must_set(&s, "method", "natgrad");
+  must_set(&s, "stat_period", "1");
+  nn *net = nn_create(NULL, 1);
+  assert_int_equal(model_build("logreg", &task, net, &reconstructs), CLI_OK);
+  assert_int_equal(nn_ready(net, SAMPLES), CLI_OK);
+  assert_int_equal(precond_create(&s, net, NULL, &p), CLI_OK);
+  for (int step = 0; step < 3; step++) {
+    unsigned outcome = 99;
+    assert_int_equal(precond_begin(p, SAMPLES, &wants), CLI_OK);
+    assert_true(wants);
+    const nn_watch *watch = step == 1 ? NULL : precond_watch(p);
+    assert_int_equal(nn_forward(net, NN_TRAIN, x, SAMPLES, (uint64_t)step, watch), CLI_OK);
+    (void)nn_loss(net, NN_TRAIN, labels, NULL, NULL);
+    assert_int_equal(nn_backward(net, true, watch), CLI_OK);
+    quiet();
+    const int rc = precond_step(p, 0.1, &outcome);
+    const char *line = said();
+    assert_int_equal(rc, CLI_OK);
+    assert_int_equal(outcome, step == 1 ? PRECOND_UNOBSERVED : 0);
+    assert_true((strstr(line, "NG_UNOBSERVED") != NULL) == (step == 1));
+  }
+  precond_destroy(&p);
+  nn_destroy(&net);
+  settings_free(&s);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lr_follows_its_formulas),
@@ -379,6 +418,7 @@ int main(void) {
       cmocka_unit_test(the_log_is_cut_and_read_back),
       cmocka_unit_test(a_full_disk_is_an_error),
       cmocka_unit_test(files_are_written_whole_or_not),
+      cmocka_unit_test(steps_say_what_was_not_observed),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

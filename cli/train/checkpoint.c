@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { MESSAGE = 512, PATH = 4096, VALUE = 64, KEY = 256, FIELDS = 10 };
+enum { MESSAGE = 512, PATH = 4096, VALUE = 64, KEY = 256, FIELDS = 11 };
 
 static int path_of(char *path, const char *dir, const char *what, int64_t step) {
   const int n =
@@ -32,11 +32,17 @@ typedef struct field {
 
 static void fields_of(run_state *s, field out[FIELDS]) {
   const field list[FIELDS] = {
-      {"step", &s->step, NULL},           {"steps_per_epoch", &s->per_epoch, NULL},
-      {"log_bytes", &s->log_bytes, NULL}, {"loss_sum", NULL, &s->loss_sum},
-      {"summed", &s->summed, NULL},       {"correct", &s->correct, NULL},
-      {"skipped", &s->skipped, NULL},     {"rescued", &s->rescued, NULL},
-      {"seconds", NULL, &s->seconds},     {"data_crc32", &s->data_crc, NULL},
+      {"step", &s->step, NULL},
+      {"steps_per_epoch", &s->per_epoch, NULL},
+      {"log_bytes", &s->log_bytes, NULL},
+      {"loss_sum", NULL, &s->loss_sum},
+      {"summed", &s->summed, NULL},
+      {"correct", &s->correct, NULL},
+      {"skipped", &s->skipped, NULL},
+      {"rescued", &s->rescued, NULL},
+      {"unobserved", &s->unobserved, NULL},
+      {"seconds", NULL, &s->seconds},
+      {"data_crc32", &s->data_crc, NULL},
   };
   memcpy(out, list, sizeof list);
 }

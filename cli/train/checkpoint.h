@@ -18,7 +18,7 @@ typedef struct run_state {
   int64_t log_bytes; /* of log.jsonl */
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
-  int64_t skipped, rescued;
+  int64_t skipped, rescued, unobserved;
   double seconds;
   train_station station[TRAIN_STATIONS];
   int stations;

@@ -82,10 +82,11 @@ int compare_result_write(const train_result *r, const char *path) {
   }
   for (int i = 0; i < r->stations; i++)
     (void)json_object_set_new(stations, r->station[i].name, real(r->station[i].total_ms));
-  return write_json(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1,
+  return write_json(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1,
                               "diverged", (int)r->diverged, "steps", (json_int_t)r->steps,
                               "skipped", (json_int_t)r->skipped, "rescued", (json_int_t)r->rescued,
-                              "network_bytes", (json_int_t)r->network_bytes, "precond_bytes",
+                              "unobserved", (json_int_t)r->unobserved, "network_bytes",
+                              (json_int_t)r->network_bytes, "precond_bytes",
                               (json_int_t)r->precond_bytes, "epochs", epochs, "total_ms", stations),
                     path);
 }
@@ -112,6 +113,7 @@ int compare_result_read(const char *path, train_result *r) {
   r->steps = whole_of(o, "steps");
   r->skipped = whole_of(o, "skipped");
   r->rescued = whole_of(o, "rescued");
+  r->unobserved = whole_of(o, "unobserved");
   r->network_bytes = whole_of(o, "network_bytes");
   r->precond_bytes = whole_of(o, "precond_bytes");
   const bool whole = json_is_array(epochs) && json_is_boolean(json_object_get(o, "diverged"));

@@ -31,7 +31,7 @@ typedef struct report {
   summary *sum;
   int stations;
   const char *station[SHOWN]; /* names, in order of their first appearance */
-  int64_t skipped, rescued;
+  int64_t skipped, rescued, unobserved;
 } report;
 
 /* ---- summing up ------------------------------------------------------------------------------*/
@@ -64,6 +64,7 @@ static void sum_up(report *r, int i) {
     if (run->precond_bytes > s->precond) s->precond = run->precond_bytes;
     r->skipped += run->skipped;
     r->rescued += run->rescued;
+    r->unobserved += run->unobserved;
     if (run->diverged || run->epochs == 0) continue;
     const int at = compare_reaches(r->metric, run, r->target);
     s->reached += at >= 0;
@@ -294,6 +295,10 @@ static void note_runs(const report *r) {
     (void)fprintf(r->p->notes, "%lld steps needed more damping or the last good result\n",
                   (long long)r->rescued);
   }
+  if (r->unobserved > 0) {
+    (void)fprintf(r->p->notes, "%lld steps used an average that should have been observed anew\n",
+                  (long long)r->unobserved);
+  }
   (void)fflush(r->p->notes);
 }
 
@@ -337,11 +342,12 @@ static json_t *runs_json(const report *r, const compare_method *m) {
     const int at = compare_reaches(r->metric, run, r->target);
     const double loss = run->epochs > 0 ? run->epoch[run->epochs - 1].train_loss : (double)NAN;
     (void)json_array_append_new(
-        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "seed",
+        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "seed",
                         (json_int_t)(r->p->base.seed + k), "diverged", (int)run->diverged, "steps",
                         (json_int_t)run->steps, "skipped", (json_int_t)run->skipped, "rescued",
-                        (json_int_t)run->rescued, "best", real(compare_best(r->metric, run)),
-                        "final_train_loss", real(loss), "epochs_to_target",
+                        (json_int_t)run->rescued, "unobserved", (json_int_t)run->unobserved, "best",
+                        real(compare_best(r->metric, run)), "final_train_loss", real(loss),
+                        "epochs_to_target",
                         at >= 0 ? json_integer((json_int_t)run->epoch[at].epoch) : json_null(),
                         "seconds_to_target", at >= 0 ? real(run->epoch[at].seconds) : json_null()));
   }

@@ -154,6 +154,7 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   real(l, "test_accuracy", last->test_accuracy);
   whole(l, "skipped", r->skipped);
   whole(l, "rescued", r->rescued);
+  whole(l, "unobserved", r->unobserved);
   whole(l, "network_bytes", r->network_bytes);
   whole(l, "precond_bytes", r->precond_bytes);
   real(l, "seconds", last->seconds);

@@ -135,11 +135,12 @@ static int one_step(run *r, double lr, int64_t *correct) {
   const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
   if (rc == CLI_OK) rc = backward(r, wants, &r->loss, correct);
   const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
-  precond_outcome outcome = PRECOND_DONE;
+  unsigned outcome = 0;
   if (rc == CLI_OK && r->out->diverged) return wants ? precond_forget(r->p) : CLI_OK;
   if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
-  r->state.skipped += outcome == PRECOND_SKIPPED;
-  r->state.rescued += outcome == PRECOND_RESCUED;
+  r->state.skipped += (outcome & PRECOND_SKIPPED) != 0;
+  r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
+  r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->own_ms[DATA] += t1 - t0;
   r->own_ms[FORWARD] += t2 - t1 - (seen_forward - seen);
   r->own_ms[BACKWARD] += t3 - t2 - (seen_all - seen_forward);
@@ -269,6 +270,7 @@ static int finish(run *r) {
   r->out->steps = r->state.step;
   r->out->skipped = r->state.skipped;
   r->out->rescued = r->state.rescued;
+  r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
   r->out->precond_bytes = precond_bytes(r->p);
   const log_times t = gather(r);

@@ -234,9 +234,17 @@ static ng_status step_adamw(const precond *p, double lr) {
   return ng_step_adamw(p->p, &how, 1);
 }
 
-int precond_step(precond *p, double lr, precond_outcome *out) {
+/* Factors that did not go as asked so far: a step says one status only, and this may not be it. */
+static int64_t rescues(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  return ng_report_read(p->p, &r) < 0 ? 0 : r.more_damping + r.in_double + r.kept_last + r.plain;
+}
+
+int precond_step(precond *p, double lr, unsigned *out) {
+  const int64_t before = rescues(p);
   const ng_status st = settings_adamw(p->s) ? step_adamw(p, lr) : step_sgd(p, lr);
-  *out = st == NG_SKIPPED ? PRECOND_SKIPPED : st == NG_RESCUED ? PRECOND_RESCUED : PRECOND_DONE;
+  *out = st == NG_SKIPPED ? PRECOND_SKIPPED : st == NG_UNOBSERVED ? PRECOND_UNOBSERVED : 0;
+  if (st == NG_RESCUED || (st == NG_UNOBSERVED && rescues(p) > before)) *out |= PRECOND_RESCUED;
   return st < 0 ? told(p) : CLI_OK;
 }
 

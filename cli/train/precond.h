@@ -19,8 +19,9 @@ void precond_destroy(precond **p); /* accepts NULL */
 int precond_begin(precond *p, int64_t samples, bool *wants);
 const nn_watch *precond_watch(precond *p);
 
-typedef enum precond_outcome { PRECOND_DONE, PRECOND_RESCUED, PRECOND_SKIPPED } precond_outcome;
-int precond_step(precond *p, double lr, precond_outcome *out);
+/* What there is to say of a step: 0, or several of them. */
+enum { PRECOND_RESCUED = 1, PRECOND_SKIPPED = 2, PRECOND_UNOBSERVED = 4 };
+int precond_step(precond *p, double lr, unsigned *out);
 int precond_forget(precond *p); /* there is no step: what was observed since the last is dropped */
 
 double precond_observe_ms(const precond *p); /* spent in the watch so far */

@@ -33,7 +33,7 @@ typedef struct train_station { /* forward, backward, then those of ng_report_sta
 typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs] */
-  int64_t steps, skipped, rescued;
+  int64_t steps, skipped, rescued, unobserved;
   int64_t first; /* steps that were done before, by a run that this one goes on with */
   bool stopped;  /* by a signal */
   bool diverged; /* the loss is not finite: ended there */

@@ -32,6 +32,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.plain = p->rescued[NG_RESCUE_PLAIN];
   r.stations = NG_STATIONS;
   r.kept = p->kept;
+  r.unobserved = p->unobserved;
   return ng_give_struct(out, &r, sizeof r);
 }
 
@@ -67,6 +68,7 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
     for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
       r.observations += b->observations[kind];
     }
+    r.unobserved = b->unobserved;
     if (b->family->report != NULL) b->family->report(b, &r);
   }
   return ng_give_struct(out, &r, sizeof r);

@@ -155,6 +155,8 @@ struct ng_block {
   /* since ng_ready */
   bool seen[NG_SEEN_KINDS]; /* some rank has shown it; the same on all ranks; true: not looked at */
   int64_t observations[NG_SEEN_KINDS];
+  int32_t unshown; /* statistics that were due in this step and of which no rank showed anything */
+  int64_t unobserved;                                    /* steps in which there were such */
   bool solved, fresh;                                    /* since ng_ready; in this step */
   double observe_ms, observing_ms, solve_ms, measure_ms; /* observing: the step under way */
 };
@@ -262,6 +264,7 @@ struct ng_precond {
   /* counters */
   int64_t steps, updates, skipped;
   int64_t kept; /* entries that the last step left as they were, for want of a gradient */
+  int64_t unobserved; /* statistics x steps: due, and shown by no rank */
   int64_t rescued[NG_RESCUES];
   ng_shown shown;
   char shown_name[NG_FIELD_KEY]; /* what ng_state_at gave */

@@ -195,8 +195,11 @@ ng_status ng_exchange_check(ng_precond *p) {
   st = check_out(p, out);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
-      ng_stat_agreed(&p->block[i]->stat[k], w);
+    ng_block *b = p->block[i];
+    b->unshown = 0;
+    for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
+      ng_stat_agreed(&b->stat[k], w);
+      b->unshown += ng_stat_due(p, b) && !(w[0] > 0.0); /* of all ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {

@@ -353,6 +353,27 @@ static void let_in(ng_precond *p) {
   }
 }
 
+/* Nothing is lost, but an average that should have moved did not: a hook that is missing looks like this.
+ * Known from `check`, the same on all ranks. */
+static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st) {
+  const ng_block *first = NULL;
+  int32_t layers = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (b->unshown == 0) continue;
+    if (first == NULL) first = b;
+    layers++;
+    b->unobserved++;
+    p->unobserved += b->unshown;
+  }
+  if (first == NULL) return st;
+  return ng_worse(st,
+                  ng_fail(p->ctx, NG_UNOBSERVED,
+                          "%s: statistics of '%s'%s were due, and no rank showed anything of them; "
+                          "their last averages were used (layers: %d)",
+                          call, first->name, layers > 1 ? " and others" : "", layers));
+}
+
 /* Values before and after: the step runs on those of its own number, and between steps ng_get shows
  * those of the coming one.  What `check` finds wrong consumes nothing: the caller may put it right
  * and step again with the same observations; only gradients, which may be bound anew, are looked at
@@ -382,6 +403,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
                    "gradients are unchanged and the step is not counted",
                    call);
   }
+  st = count_unobserved(p, call, st);
   p->steps++;
   if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
   ng_step_schedule(p);
