@@ -145,6 +145,9 @@ static int own_model(int32_t threads, const model *parent) {
 static int live_in_child(model *m, purse *lent, int32_t threads, pid_t parent) {
   const int64_t before = lent->bytes;
   int line = refused(m, parent);
+#if defined(__SANITIZE_THREAD__)
+  threads = 1; /* that sanitizer cannot follow threads which a child starts */
+#endif
   if (line == 0) line = own_model(threads, m);
   if (line != 0) return line;
   CHILD(lent->bytes == before); /* nothing was given back by halves */
