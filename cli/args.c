@@ -133,25 +133,12 @@ void cli_args_free(cli_args *args) {
   memset(args, 0, sizeof *args);
 }
 
-int cli_apply_method(const cli_args *args, ng_options *options) {
-  char message[512] = "";
-  for (int i = 0; i < args->n_settings; i++) {
-    if (strcmp(args->settings[i].name, "method") != 0) continue;
-    if (ng_options_set_method(options, args->settings[i].value, message, sizeof message) < 0) {
-      return cli_bad("--method: %s", message);
-    }
-  }
-  return CLI_OK;
-}
-
 int cli_apply(const cli_args *args, ng_options *options) {
   char message[512] = "";
   for (int i = 0; i < args->n_settings; i++) {
-    if (strcmp(args->settings[i].name, "method") == 0) continue;
-    if (ng_options_set(options, args->settings[i].name, args->settings[i].value, message,
-                       sizeof message) < 0) {
-      return cli_bad("%s", message);
-    }
+    const cli_setting *s = &args->settings[i];
+    if (ng_options_set(options, s->name, s->value, message, sizeof message) >= 0) continue;
+    return cli_bad("%s%s", strcmp(s->name, "method") == 0 ? "--method: " : "", message);
   }
   return CLI_OK;
 }

@@ -44,7 +44,7 @@ typedef struct work {
   matrix *layer;
   int layers;
   int64_t count, vectors, flush_bytes;
-  ng_options options;
+  ng_options *options;
   ng_context *ctx;
   ng_pool *pool;
   float *fresh, *grad, *weight, *moment, *p, *tmp, *vector, *result;
@@ -152,7 +152,7 @@ static double each(const work *k, const matrix *m, operation run, float *x, cons
 }
 
 static void published_precondition(const work *k) {
-  const double lambda = k->options.damping;
+  const double lambda = cli_option_real(k->options, "damping");
   double v = 0;
   for (int i = 0; i < k->layers; i++) {
     const matrix *m = &k->layer[i];
@@ -175,7 +175,7 @@ static void published_precondition(const work *k) {
     v += each(k, m, total, k->tmp, NULL, NULL, 0);
     (void)each(k, m, copy, k->grad, k->p, NULL, 0);
   }
-  const double nu = v > 0 ? fmin(1, sqrt(k->options.kl_clip / v)) : 1;
+  const double nu = v > 0 ? fmin(1, sqrt(cli_option_real(k->options, "kl_clip") / v)) : 1;
   for (int i = 0; i < k->layers; i++)
     (void)each(k, &k->layer[i], times_number, k->grad, NULL, NULL, nu);
 }
@@ -212,10 +212,10 @@ static int failed(const work *k, const char *what, ng_status st) {
 /* Layers as matrices: a step does not ask where a and g came from. */
 static int open_model(work *k, const char *update, ng_precond **p) {
   char message[512] = "";
-  if (ng_options_set(&k->options, "update", update, message, sizeof message) < 0) {
+  if (ng_options_set(k->options, "update", update, message, sizeof message) < 0) {
     return cli_bad("%s", message);
   }
-  ng_status st = ng_precond_create(k->ctx, &k->options, p);
+  ng_status st = ng_precond_create_from(k->ctx, k->options, p);
   for (int i = 0; i < k->layers && st >= 0; i++) {
     const matrix *m = &k->layer[i];
     char name[32];
@@ -424,15 +424,16 @@ static int print_json(const work *k) {
 }
 
 static int head(const bench_wish *w, const ng_options *o) {
+  const cli_value method = cli_option_text(o, "method");
   char processor[256], commit[64];
   cli_processor(processor, sizeof processor);
   cli_build("commit", commit, sizeof commit);
   if (w->json) {
     return bench_json(json_pack("{s:s, s:{s:s, s:i, s:s, s:s, s:i}}", "bench", "fused-eva",
                                 "machine", "processor", processor, "threads", cli_cores(), "commit",
-                                commit, "method", o->method, "repeat", w->repeat));
+                                commit, "method", method.text, "repeat", w->repeat));
   }
-  printf("bench fused-eva: method %s, SGD with momentum and weight decay, f32\n", o->method);
+  printf("bench fused-eva: method %s, SGD with momentum and weight decay, f32\n", method.text);
   printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),
          commit, w->repeat);
   return CLI_OK;
@@ -442,10 +443,12 @@ static int head(const bench_wish *w, const ng_options *o) {
 
 /* Does a row take the steps of the published sequence here? */
 static bool is_published(const ng_method_info *m) {
-  ng_options o;
-  return strcmp(m->family, "rankone") == 0 && ng_options_init(&o) >= 0 &&
-         ng_options_set_method(&o, m->name, NULL, 0) >= 0 && strcmp(o.clip, "kl") == 0 &&
-         strcmp(o.sides, "both") == 0;
+  ng_options *o = NULL;
+  const bool yes = strcmp(m->family, "rankone") == 0 && ng_options_create(NULL, NULL, 0, &o) >= 0 &&
+                   ng_options_set(o, "method", m->name, NULL, 0) >= 0 &&
+                   cli_option_is(o, "clip", "kl") && cli_option_is(o, "sides", "both");
+  ng_options_destroy(&o);
+  return yes;
 }
 
 /* "eva or eva-natgrad" */
@@ -459,34 +462,36 @@ static void list_published(char *text, size_t size) {
   }
 }
 
-static int configure(ng_options *o, const cli_args *args) {
+static int configure(ng_options **made, const cli_args *args) {
   char message[512] = "", others[256];
   ng_method_info m;
-  if (ng_options_init(o) < 0 || ng_options_set_method(o, "eva", message, sizeof message) < 0) {
-    return cli_bad("bench: the options cannot be made");
-  }
-  int rc = cli_apply_method(args, o);
-  if (rc == CLI_OK && ng_options_from_env(o, message, sizeof message) < 0)
-    rc = cli_bad("%s", message);
+  int rc = CLI_OK;
+  if (ng_options_create("method=eva", message, sizeof message, made) < 0)
+    return cli_bad("%s", message);
+  ng_options *o = *made;
+  if (ng_options_from_env(o, message, sizeof message) < 0) rc = cli_bad("%s", message);
   if (rc == CLI_OK) rc = cli_apply(args, o);
   if (rc == CLI_OK && ng_options_check(o, message, sizeof message) < 0) rc = cli_bad("%s", message);
-  if (rc == CLI_OK && strcmp(o->clip, "kl") != 0) {
-    rc = cli_bad("bench fused-eva: clip is %s; the published sequence here has kl", o->clip);
+  if (rc == CLI_OK && !cli_option_is(o, "clip", "kl")) {
+    rc = cli_bad("bench fused-eva: clip is %s; the published sequence here has kl",
+                 cli_option_text(o, "clip").text);
   }
-  if (rc == CLI_OK && strcmp(o->sides, "both") != 0) {
-    rc = cli_bad("bench fused-eva: sides is %s; the published sequence here has both", o->sides);
+  if (rc == CLI_OK && !cli_option_is(o, "sides", "both")) {
+    rc = cli_bad("bench fused-eva: sides is %s; the published sequence here has both",
+                 cli_option_text(o, "sides").text);
   }
-  if (rc == CLI_OK && cli_method_find(o->method, &m) >= 0 && strcmp(m.family, "rankone") != 0) {
+  if (rc == CLI_OK && cli_method_find(cli_option_text(o, "method").text, &m) >= 0 &&
+      strcmp(m.family, "rankone") != 0) {
     list_published(others, sizeof others);
-    rc = cli_bad("bench fused-eva: method %s is of the %s family; take %s", o->method, m.family,
+    rc = cli_bad("bench fused-eva: method %s is of the %s family; take %s", m.name, m.family,
                  others);
   }
   return rc;
 }
 
 /* The line about the machine comes with the first model, when it is known to be one. */
-static int run_model(const bench_wish *w, const char *model, const ng_options *o, bool first) {
-  work k = {.wish = w, .options = *o};
+static int run_model(const bench_wish *w, const char *model, ng_options *o, bool first) {
+  work k = {.wish = w, .options = o};
   ng_context_config config;
   int rc = take_layers(&k, model);
   if (rc == CLI_OK && first) rc = head(w, o);
@@ -521,14 +526,15 @@ static int run_model(const bench_wish *w, const char *model, const ng_options *o
 
 int bench_eva(const bench_wish *w, const cli_args *args) {
   static const char *const usual[] = {"resnet18", "1e7", "1e8"};
-  ng_options o;
+  ng_options *o = NULL;
   int rc = configure(&o, args);
   if (rc == CLI_OK && w->table &&
       (w->model == NULL || strpbrk(w->model, "./") != NULL || w->json)) {
     rc = cli_bad("bench fused-eva: --table wants --model NAME of a network, and no --json");
   }
-  if (rc == CLI_OK && w->model != NULL) return run_model(w, w->model, &o, true);
-  for (size_t i = 0; i < sizeof usual / sizeof usual[0] && rc == CLI_OK; i++)
-    rc = run_model(w, usual[i], &o, i == 0);
+  const size_t models = w->model != NULL ? 1 : sizeof usual / sizeof usual[0];
+  for (size_t i = 0; i < models && rc == CLI_OK; i++)
+    rc = run_model(w, w->model != NULL ? w->model : usual[i], o, i == 0);
+  ng_options_destroy(&o);
   return rc;
 }

@@ -25,7 +25,7 @@ typedef struct figures {
 typedef struct work {
   const bench_wish *wish;
   shapes model;
-  ng_options options;
+  ng_options *options;
   bool eigen, whole, invert; /* whole: inverse or factor of whole matrices: floors are theirs */
   ng_context *ctx;
   ng_precond *p;
@@ -93,7 +93,7 @@ static int set_up(work *k) {
   config.linalg = k->wish->linalg;
   int rc = cli_context(&config, &k->ctx);
   if (rc != CLI_OK) return rc;
-  ng_status st = ng_precond_create(k->ctx, &k->options, &k->p);
+  ng_status st = ng_precond_create_from(k->ctx, k->options, &k->p);
   if (st < 0) return failed(k, "options", st);
   for (int i = 0; i < k->model.n; i++) {
     const shape *l = &k->model.layer[i];
@@ -269,8 +269,9 @@ static void print_row(const char *name, int64_t p, int64_t q, const figures *f) 
 static void print_table(const work *k) {
   const machine m = describe();
   printf("bench kfac: %s, batch %lld, method %s, solver %s%s%s\n", k->model.name,
-         (long long)k->wish->batch, k->options.method, k->options.solver, k->eigen ? "" : ", form ",
-         k->eigen ? "" : k->options.cholesky_form);
+         (long long)k->wish->batch, cli_option_text(k->options, "method").text,
+         cli_option_text(k->options, "solver").text, k->eigen ? "" : ", form ",
+         k->eigen ? "" : cli_option_text(k->options, "cholesky_form").text);
   printf("processor = %s; blas = %s; kernel = %s; blas threads = %s; threads = %d; commit = %s\n",
          m.processor, m.blas, m.kernel[0] != 0 ? m.kernel : "unknown", m.blas_threads, cli_cores(),
          m.commit);
@@ -309,11 +310,12 @@ static int json_figure(const work *k, const char *layer, const char *part, doubl
 
 static int print_json(const work *k) {
   const machine m = describe();
-  int rc = bench_json(json_pack(
-      "{s:s, s:{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:f, s:i}}", "bench", "kfac", "machine",
-      "processor", m.processor, "blas", m.blas, "kernel", m.kernel, "blas_threads", m.blas_threads,
-      "threads", cli_cores(), "commit", m.commit, "method", k->options.method, "sgemm_gflops",
-      k->gflops, "copy_gbs", k->copy_gbs, "repeat", k->wish->repeat));
+  int rc = bench_json(json_pack("{s:s, s:{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:f, s:i}}",
+                                "bench", "kfac", "machine", "processor", m.processor, "blas",
+                                m.blas, "kernel", m.kernel, "blas_threads", m.blas_threads,
+                                "threads", cli_cores(), "commit", m.commit, "method",
+                                cli_option_text(k->options, "method").text, "sgemm_gflops",
+                                k->gflops, "copy_gbs", k->copy_gbs, "repeat", k->wish->repeat));
   for (int i = 0; i <= k->model.n && rc == CLI_OK; i++) {
     const char *layer = i < k->model.n ? k->model.layer[i].name : "sum";
     for (int part = 0; part < PARTS && rc == CLI_OK; part++) {
@@ -326,24 +328,19 @@ static int print_json(const work *k) {
 
 /* ---- together --------------------------------------------------------------------------------*/
 
-/* The method's row, then what a bench of every part needs, the environment, the command line. */
+/* What a bench of every part needs, the environment, the command line. */
 static int configure(work *k, const cli_args *args) {
-  static const cli_setting standard[] = {
-      {"stat_period", "1"}, {"solve_period", "1"}, {"cholesky_form", "inverse"}};
-  ng_options *o = &k->options;
   char message[512] = "";
-  if (ng_options_init(o) < 0) return cli_bad("bench: the options cannot be made");
-  int rc = cli_apply_method(args, o);
-  for (size_t i = 0; i < sizeof standard / sizeof standard[0] && rc == CLI_OK; i++) {
-    const cli_setting *s = &standard[i];
-    if (ng_options_set(o, s->name, s->value, message, sizeof message) < 0)
-      rc = cli_bad("%s", message);
+  int rc = CLI_OK;
+  if (ng_options_create("stat_period=1 solve_period=1 cholesky_form=inverse", message,
+                        sizeof message, &k->options) < 0) {
+    return cli_bad("%s", message);
   }
-  if (rc == CLI_OK && ng_options_from_env(o, message, sizeof message) < 0)
-    rc = cli_bad("%s", message);
+  ng_options *o = k->options;
+  if (ng_options_from_env(o, message, sizeof message) < 0) rc = cli_bad("%s", message);
   if (rc == CLI_OK) rc = cli_apply(args, o);
   if (rc == CLI_OK &&
-      strcmp(o->solver, "eigen") == 0) { /* ours means nothing then; theirs is an error */
+      cli_option_is(o, "solver", "eigen")) { /* ours means nothing then; theirs is an error */
     bool theirs = false;
     for (int i = 0; i < args->n_settings; i++) {
       theirs = theirs || strcmp(args->settings[i].name, "cholesky_form") == 0;
@@ -354,9 +351,9 @@ static int configure(work *k, const cli_args *args) {
   }
   if (rc == CLI_OK && ng_options_check(o, message, sizeof message) < 0) rc = cli_bad("%s", message);
   if (rc != CLI_OK) return rc;
-  k->eigen = strcmp(o->solver, "eigen") == 0;
-  k->invert = strcmp(o->cholesky_form, "factor") != 0;
-  k->whole = o->max_factor == 0 && o->factor_blocks == 1;
+  k->eigen = cli_option_is(o, "solver", "eigen");
+  k->invert = !cli_option_is(o, "cholesky_form", "factor");
+  k->whole = cli_option_is(o, "max_factor", "0") && cli_option_is(o, "factor_blocks", "1");
   return CLI_OK;
 }
 
@@ -383,6 +380,7 @@ int bench_kfac(const bench_wish *w, const cli_args *args) {
   if (rc == CLI_OK && w->list) {
     print_list(&k.model);
     shapes_free(&k.model);
+    ng_options_destroy(&k.options);
     return CLI_OK;
   }
   if (rc == CLI_OK) {
@@ -405,6 +403,7 @@ int bench_kfac(const bench_wish *w, const cli_args *args) {
   }
   ng_precond_destroy(&k.p);
   ng_context_destroy(&k.ctx);
+  ng_options_destroy(&k.options);
   for (int i = 0; i < k.model.n && k.grad != NULL; i++)
     free(k.grad[i]);
   free(k.grad);

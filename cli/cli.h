@@ -86,10 +86,15 @@ int cli_int(const char *option, const char *text, long long lower, long long upp
 bool cli_counts(const char *text, char between, int n, long long *out);
 int cli_real(const char *option, const char *text, double lower, double upper, double *out);
 
-/* --method, which sets every option; then, after what stands between a row and the command line,
- * all other settings in order. */
-int cli_apply_method(const cli_args *args, ng_options *options);
+/* --method and the options of the library, onto what stands behind the command line. */
 int cli_apply(const cli_args *args, ng_options *options);
+/* Of options that have that name: a value as text, whether it is a choice, a number or flag. */
+typedef struct cli_value {
+  char text[64];
+} cli_value;
+cli_value cli_option_text(const ng_options *o, const char *name);
+bool cli_option_is(const ng_options *o, const char *name, const char *choice);
+double cli_option_real(const ng_options *o, const char *name);
 
 /* The value of a line "key = value" of ng_build_info, "" if there is none. */
 void cli_build(const char *key, char *value, size_t size);

@@ -86,19 +86,24 @@ static int methods(void) {
     ng_method_info m = {.struct_size = sizeof m};
     if (ng_method_at(i, &m) != NG_OK) return cli_bad("info: method %d cannot be read", (int)i);
     printf("%s%s (%s)\n  %s\n  %s\n", i > 0 ? "\n" : "", m.name, m.family, m.help, m.paper);
-    ng_options o;
-    if (ng_options_init(&o) < 0 || ng_options_set_method(&o, m.name, message, sizeof message) < 0) {
-      return cli_bad("info: method %s: %s", m.name, message);
+    ng_options *o = NULL;
+    int rc = CLI_OK;
+    if (ng_options_create(NULL, message, sizeof message, &o) < 0 ||
+        ng_options_set(o, "method", m.name, message, sizeof message) < 0) {
+      rc = cli_bad("info: method %s: %s", m.name, message);
     }
-    for (int32_t k = 0; k < ng_option_count(); k++) {
+    for (int32_t k = 0; k < ng_option_count() && rc == CLI_OK; k++) {
       ng_option_info info = {.struct_size = sizeof info};
       char value[256];
       if (ng_option_at(k, &info) != NG_OK ||
-          ng_options_get(&o, info.name, value, sizeof value) < 0) {
-        return cli_bad("info: method %s: option %d cannot be read", m.name, (int)k);
+          ng_options_get(o, info.name, value, sizeof value) < 0) {
+        rc = cli_bad("info: method %s: option %d cannot be read", m.name, (int)k);
+        break;
       }
       printf("  %s = %s\n", info.name, value);
     }
+    ng_options_destroy(&o);
+    if (rc != CLI_OK) return rc;
   }
   return CLI_OK;
 }

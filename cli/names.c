@@ -61,3 +61,18 @@ int cli_method_names(const char **names, int room) {
   }
   return n;
 }
+
+cli_value cli_option_text(const ng_options *o, const char *name) {
+  cli_value v;
+  if (ng_options_get(o, name, v.text, sizeof v.text) != NG_OK) v.text[0] = 0;
+  return v;
+}
+
+bool cli_option_is(const ng_options *o, const char *name, const char *choice) {
+  return strcmp(cli_option_text(o, name).text, choice) == 0;
+}
+
+double cli_option_real(const ng_options *o, const char *name) {
+  double value = 0.0;
+  return ng_options_get_real(o, name, &value) == NG_OK ? value : 0.0;
+}

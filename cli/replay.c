@@ -138,7 +138,7 @@ static void *run_rank(void *arg) {
     config.threads = 1; /* the ranks are the threads */
   }
   ng_status st = ng_context_create(NG_VERSION, &config, me->message, sizeof me->message, &ctx);
-  if (st >= 0) st = ng_precond_create(ctx, me->job->options, &p);
+  if (st >= 0) st = ng_precond_create_from(ctx, me->job->options, &p);
   if (st >= 0) st = set_up(me, p);
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = one_step(me, p, step);
@@ -214,7 +214,7 @@ static int run_all(const job *j, rank_run *runs) {
 /* ---- configuration ---------------------------------------------------------------------------*/
 
 /* A value of the configuration as text; the elements of a list of texts are joined by '|', as
- * regular expressions are.  `joined` (may receive NULL) is to be freed after ng_precond_create. */
+ * regular expressions are.  `joined` (may receive NULL) is to be freed. */
 static const char *value_text(const json_t *v, char *text, size_t size, char **joined) {
   *joined = NULL;
   if (json_is_string(v)) return json_string_value(v);
@@ -244,12 +244,9 @@ static const char *value_text(const json_t *v, char *text, size_t size, char **j
   return all;
 }
 
-/* `kept` receives at most one joined list: no program has two. */
-static int configure(const recording *r, const char *path, const cli_args *args, ng_options *o,
-                     double *lr, char **kept) {
+/* As the recording says. */
+static int published(const recording *r, const char *path, ng_options *o, double *lr) {
   char message[512] = "";
-  *kept = NULL;
-  if (ng_options_init(o) < 0) return cli_bad("the options cannot be made");
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
   }
@@ -260,20 +257,31 @@ static int configure(const recording *r, const char *path, const cli_args *args,
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
     char number[64], *joined = NULL;
     const char *text = value_text(value, number, sizeof number, &joined);
-    if (joined != NULL) {
-      free(*kept);
-      *kept = joined;
-    }
     if (text == NULL) return cli_bad("%s: case.json: config: %s has no plain value", path, key);
-    if (ng_options_set_published(o, key, text, lr, message, sizeof message) < 0) {
-      return cli_bad("%s: case.json: config: %s", path, message);
-    }
+    const ng_status st = ng_options_set_published(o, key, text, lr, message, sizeof message);
+    free(joined);
+    if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
-  int rc = cli_apply_method(args, o);
-  if (rc == CLI_OK) rc = cli_apply(args, o);
-  if (rc != CLI_OK) return rc;
-  if (ng_options_check(o, message, sizeof message) < 0) return cli_bad("%s: %s", path, message);
   return CLI_OK;
+}
+
+/* --method asks for a row as it is, whatever the recording has set. */
+static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
+                     double *lr) {
+  char message[512] = "";
+  bool row = false;
+  for (int i = 0; i < args->n_settings; i++)
+    row = row || strcmp(args->settings[i].name, "method") == 0;
+  if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
+  int rc = published(r, path, *o, lr);
+  if (rc == CLI_OK && row) {
+    ng_options_destroy(o);
+    if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
+  }
+  if (rc == CLI_OK) rc = cli_apply(args, *o);
+  if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
+    rc = cli_bad("%s: %s", path, message);
+  return rc;
 }
 
 /* ---- the answer ------------------------------------------------------------------------------*/
@@ -312,10 +320,10 @@ static int print_json(const recording *r, const ng_options *o, const double *err
     (void)json_array_append_new(rows, row);
   }
   json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:f, s:I, s:b, s:o, s:o}", "case",
-                           r->name, "system", r->system, "variant", r->method, "method", o->method,
-                           "ranks", r->ranks, "steps", r->steps, "largest",
-                           isfinite(a->largest) ? json_real(a->largest) : json_null(), "tolerance",
-                           tolerance, "rescued", (json_int_t)a->rescued, "ok",
+                           r->name, "system", r->system, "variant", r->method, "method",
+                           cli_option_text(o, "method").text, "ranks", r->ranks, "steps", r->steps,
+                           "largest", isfinite(a->largest) ? json_real(a->largest) : json_null(),
+                           "tolerance", tolerance, "rescued", (json_int_t)a->rescued, "ok",
                            a->largest <= tolerance, "layers", names, "errors", rows);
   const int failed =
       line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
@@ -329,9 +337,8 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   recording r;
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
-  ng_options options;
-  job j = {&r, &options, w->linalg, 0};
-  char *kept = NULL;
+  ng_options *options = NULL;
+  job j = {&r, NULL, w->linalg, 0};
   const size_t cells = (size_t)r.steps * (size_t)r.layers;
   rank_run *runs = cli_take((size_t)r.ranks, sizeof *runs);
   for (int i = 0; i < r.ranks; i++) {
@@ -341,7 +348,8 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
     runs[i].grad = cli_take((size_t)r.layers, sizeof(float *));
     runs[i].bias = cli_take((size_t)r.layers, sizeof(float *));
   }
-  rc = configure(&r, path, args, &options, &j.lr, &kept);
+  rc = configure(&r, path, args, &options, &j.lr);
+  j.options = options;
   if (rc == CLI_OK) rc = run_all(&j, runs);
   if (rc == CLI_OK) {
     double *error = runs[0].error;
@@ -360,10 +368,11 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
     }
     if (!(a.largest <= w->tolerance)) rc = CLI_NO;
     if (w->json) {
-      if (print_json(&r, &options, error, &a, w->tolerance) != CLI_OK) rc = CLI_BAD;
+      if (print_json(&r, options, error, &a, w->tolerance) != CLI_OK) rc = CLI_BAD;
     } else {
       printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r.name, r.system, r.method,
-             options.method, r.layers, r.steps, r.ranks, r.ranks > 1 ? "s" : "");
+             cli_option_text(options, "method").text, r.layers, r.steps, r.ranks,
+             r.ranks > 1 ? "s" : "");
       print_table(&r, error);
       if (a.rescued > 0) printf("  %lld steps rescued\n", (long long)a.rescued);
       printf("  largest %.2e (step %d, %s), tolerance %.0e: %s\n", a.largest, a.step,
@@ -380,7 +389,7 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
     free(runs[i].bias);
   }
   free(runs);
-  free(kept);
+  ng_options_destroy(&options);
   recording_close(&r);
   return rc;
 }

@@ -12,7 +12,6 @@ int main(void) {
 
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
-  ng_options o;
   ng_batch batch;
   int32_t fc;
   char why[256] = "";
@@ -20,10 +19,9 @@ int main(void) {
   ng_array dw = ng_array_matrix(grad, 2, 3, NG_F32);
   if (ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx))
     return fprintf(stderr, "%s\n", why), 1;
-  if (ng_options_init(&o) || ng_options_set(&o, "clip", "none", why, sizeof why) ||
-      ng_precond_create(ctx, &o, &p) || ng_add_linear(p, "fc", 3, 2, 0, &fc) ||
+  if (ng_precond_create(ctx, "clip=none", &p) || ng_add_linear(p, "fc", 3, 2, 0, &fc) ||
       ng_bind_grad(p, fc, NG_WEIGHT, &dw) || ng_ready(p))
-    return fprintf(stderr, "%s %s\n", why, ng_last_error(ctx)), 1;
+    return fprintf(stderr, "%s\n", ng_last_error(ctx)), 1;
 
   ng_batch_init(&batch, sizeof batch);
   batch.samples = 4;

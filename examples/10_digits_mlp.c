@@ -163,10 +163,9 @@ static int fail(const char *what) {
 }
 
 static int describe(net *n, ng_precond **p, int32_t layer[2]) {
-  ng_options o;
   ng_array view[4] = {ng_array_matrix(n->d.w1, HID, IN, NG_F32), ng_array_matrix(n->d.b1, 1, HID, NG_F32),
                      ng_array_matrix(n->d.w2, OUT, HID, NG_F32), ng_array_matrix(n->d.b2, 1, OUT, NG_F32)};
-  if (ng_options_init(&o) != NG_OK || ng_precond_create(ctx, &o, p) != NG_OK ||
+  if (ng_precond_create(ctx, NULL, p) != NG_OK ||
       ng_add_linear(*p, "fc1", IN, HID, 1, &layer[0]) != NG_OK ||
       ng_add_linear(*p, "fc2", HID, OUT, 1, &layer[1]) != NG_OK) {
     return fail("describe");

@@ -7,8 +7,8 @@
  * The life of a model
  *
  *   ng_context_create                one per process (or per rank, or per thread that trains)
- *   ng_options_init, ng_options_set  what to do; a *method* is a named row of option values
- *   ng_precond_create
+ *   ng_precond_create                what to do: a *method*, a named row of option values, and what
+ *                                    differs from it, in one line: "method=eva damping=0.01"
  *   ng_add_layer / ng_add_tensor     describe every parameter once; each gets an index
  *   ng_bind_grad  [ng_bind_weight]   where gradients (and weights) live; may be rebound
  *   [ng_set_group]                   whose learning rate and decay a fused update takes for it
@@ -317,110 +317,123 @@ NG_API int32_t ng_component_count(void);
 NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 
 /* ---- 6. Options ------------------------------------------------------------------------------
- * One table holds every option: name, default, bounds, help.  This struct, NG_<NAME> in the
- * environment, --<name> on the command line and the man page all come from it.  Each option has
- * one meaning; no sign or zero of a number selects another algorithm.  Choices are strings. */
-typedef struct ng_options {
-  size_t struct_size; /* set by ng_options_init                                                   */
-  const char *method; /* the row these values started from; see ng_options_set_method             */
+ * One table holds every option: name, default, bounds, help (ng_option_at).  A line of options,
+ * NG_<NAME> in the environment, --<name> on the command line and the man page all come from it.
+ * Each option has one meaning; no sign or zero of a number selects another algorithm.
+ *
+ * Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
+ * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
+ * and g mean vectors, as in Eva (Zhang, Shi & Li, ICLR 2023); of these it has damping only.
+ *   solver          cholesky | eigen | product: nothing inverted, see radius
+ *   cholesky_form   auto | inverse | factor: keep (F+dI)^-1, or L and solve
+ *   prediv          eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew
+ *   eigen_floor     eigen: eigenvalues at or below it count as 0; >= 0
+ *   damping         lambda > 0, in units of the curvature
+ *   damping_split   joint | full | pi: see docs/algorithms.md
+ *   damping_leak    1: the shift stays in the running average (published MPD/DP-KFAC)
+ *
+ * Statistics.
+ *   stat_decay      rho in [0,1]: weight of the OLD average: F = rho F + (1-rho) new
+ *   stat_start      first | identity | zero: the average before the first sample
+ *   stat_scale      textbook | kaisa | mpd-kfac | eva: what is divided by what
+ *   positions       expand | reduce: positions are samples, or are averaged first
+ *   stat_batch      first so many samples of a micro-batch only; 0 means all
+ *   calls           mean | ema | last: several observations in one step
+ *   call_weight     samples | equal: weight of one of them in the mean
+ *   fold            sum | direct: direct halves the memory, one observation a step
+ *   stat_period     steps between observations, >= 1
+ *   solve_period    steps between solves, >= 1
+ *   max_factor      a wider factor becomes diagonal blocks no wider than this; 0: never
+ *   factor_blocks   ... and is cut into at least so many blocks, >= 1
+ *   factor_dtype    f32 | bf16 | f16: how running averages are kept
+ *   inverse_dtype   f32 | bf16 | f16: how inverses and eigenvectors are kept
+ *
+ * Clip: nu multiplies every preconditioned gradient.
+ *   clip            kl       nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0
+ *                   rescale  nu = sqrt(sum ||D||^2 / sum ||PD||^2), 1 if the divisor is 0
+ *                   norm     nu = min(1, clip_bound / sqrt(sum ||PD||^2))
+ *                   ratio    each weight w and each bias by its own
+ *                            min(50, clip_bound ||w|| / ||PD||), as LARS (arXiv 1708.03888);
+ *                            weights must be bound; 1 if either norm is 0
+ *                   rms      each by its own 1 / max(1, rms(PD) / clip_bound), as Adafactor
+ *                            (arXiv 1804.04235)
+ *                   none     nu = 1
+ *   kl_clip         kappa > 0
+ *
+ * Which layers.
+ *   skip_layers     a POSIX extended regular expression, searched in each layer's name and kind
+ *                   ("linear", "Linear", "conv2d", "Conv2d"); "" skips none
+ *   exclude_width   linear layers with so many outputs keep their gradient; 0: none
+ *
+ * Schedules of damping, stat_decay, kl_clip, stat_period, solve_period.
+ *   schedule        entries separated by blanks: NAME*F@T1,T2 (value = base F^(points <= t)),
+ *                   NAME*=F@T1,T2 (the current value is multiplied at each point, periods
+ *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M))
+ *
+ * Ranks.
+ *   statistics      all | local: factors over all ranks, or the owner's batch only
+ *   placement       round-robin: block i belongs to rank i mod W
+ *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
+ *
+ * What a step writes.
+ *   update          gradient | sgd | adamw: which ng_step function will be used
+ *
+ * Rank-one family: (a a') (x) (g g'); (a a') (x) I, for which no output gradient is read; or |D|^2,
+ * for which nothing is (AdaSGD: PD = D / (damping + ||D||^2)).
+ *   sides           both | input | none
+ *
+ * More.
+ *   clip_bound      of clip = norm, ratio, rms, which need one > 0; 0: none
+ *   radius          solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM
+ *                   (arXiv 2010.01412) along the curvature; damping has no part in it.  > 0 with
+ *                   product, else 0
+ *   missing         refuse | keep: a layer or tensor whose gradients are absent at a step is an
+ *                   error, or stays as it is
+ */
+typedef struct ng_options ng_options;
 
-  /* Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
-   * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
-   * and g mean vectors, as in Eva (Zhang, Shi & Li, ICLR 2023); of these it has damping only. */
-  const char *solver;        /* "cholesky" | "eigen" | "product": nothing inverted, see radius    */
-  const char *cholesky_form; /* "auto" | "inverse" | "factor": keep (F+dI)^-1, or L and solve     */
-  int32_t prediv;            /* eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew */
-  double eigen_floor;        /* eigen: eigenvalues at or below it count as 0; >= 0                */
-  double damping;            /* lambda > 0, in units of the curvature                             */
-  const char *damping_split; /* "joint" | "full" | "pi": see docs/algorithms.md                   */
-  int32_t damping_leak;      /* 1: the shift stays in the running average (published MPD/DP-KFAC) */
+/* Make options: the defaults of method "natgrad", and what a line says beside them; NULL or "":
+ * nothing.  Only who sets options from several places needs an object; ng_precond_create takes a
+ * line.
+ *
+ * Line:    "method=eva damping=0.01 skip_layers='fc1|head 2'": NAME=VALUE, separated by blanks, in
+ *          any order; a value with blanks in '..' or "..".  The same name twice is an error.
+ * Memory:  *out is NULL unless the status is NG_OK; one allocation of some 10 kB, which no context
+ *          counts.  `message` (may be NULL) receives one line on failure, here and below.
+ * Threads: an object is used by one thread at a time, or read by any number of them together.
+ * Errors:  as ng_options_set; NG_ERR_NOMEM. */
+NG_API NG_CHECKED ng_status ng_options_create(const char *line, char *message, size_t message_size,
+                                              ng_options **out);
+NG_API void ng_options_destroy(ng_options **o); /* accepts NULL, sets *o to NULL                  */
 
-  /* Statistics. */
-  double stat_decay;       /* rho in [0,1]: weight of the OLD average: F = rho F + (1-rho) new    */
-  const char *stat_start;  /* "first" | "identity" | "zero": the average before the first sample  */
-  const char *stat_scale;  /* "textbook" | "kaisa" | "mpd-kfac" | "eva": what is divided by what  */
-  const char *positions;   /* "expand" | "reduce": positions are samples, or are averaged first   */
-  int64_t stat_batch;      /* first so many samples of a micro-batch only; 0 means all            */
-  const char *calls;       /* "mean" | "ema" | "last": several observations in one step           */
-  const char *call_weight; /* "samples" | "equal": weight of one of them in the mean              */
-  const char *fold;        /* "sum" | "direct": direct halves the memory, one observation a step  */
-  int64_t stat_period;     /* steps between observations, >= 1                                    */
-  int64_t solve_period;    /* steps between solves, >= 1                                          */
-  int64_t max_factor;      /* a wider factor becomes diagonal blocks no wider than this; 0: never */
-  int64_t factor_blocks;   /* ... and is cut into at least so many blocks, >= 1                   */
-  const char *factor_dtype;  /* "f32" | "bf16" | "f16": how running averages are kept             */
-  const char *inverse_dtype; /* "f32" | "bf16" | "f16": how inverses and eigenvectors are kept    */
+/* Another object with the same values; what is set in one is not set in the other.
+ * Errors:  NG_ERR_ARG, NG_ERR_NOMEM; *out is NULL then. */
+NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **out);
 
-  /* Clip: nu multiplies every preconditioned gradient.
-   *   kl       nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0
-   *   rescale  nu = sqrt(sum ||D||^2 / sum ||PD||^2), 1 if the divisor is 0
-   *   norm     nu = min(1, clip_bound / sqrt(sum ||PD||^2))
-   *   ratio    each weight w and each bias by its own min(50, clip_bound ||w|| / ||PD||), as LARS
-   *            (arXiv 1708.03888); weights must be bound; 1 if either norm is 0
-   *   rms      each by its own 1 / max(1, rms(PD) / clip_bound), as Adafactor (arXiv 1804.04235)
-   *   none     nu = 1                                                                            */
-  const char *clip;
-  double kl_clip; /* kappa > 0                                                                    */
-
-  /* Which layers.  skip_layers is a POSIX extended regular expression, searched in each layer's name
-   * and kind ("linear", "Linear", "conv2d", "Conv2d"); "" skips none. */
-  const char *skip_layers;
-  int64_t exclude_width; /* linear layers with so many outputs keep their gradient; 0: none     */
-
-  /* Schedules of damping, stat_decay, kl_clip, stat_period, solve_period, entries separated by
-   * blanks: NAME*F@T1,T2 (value = base F^(points <= t)), NAME*=F@T1,T2 (the current value is
-   * multiplied at each point, periods truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)).
-   */
-  const char *schedule;
-
-  /* Ranks. */
-  const char *statistics; /* "all" | "local": factors over all ranks, or the owner's batch only   */
-  const char *placement;  /* "round-robin": block i belongs to rank i mod W                       */
-  double grad_worker_fraction; /* 1: every rank holds every inverse; 0: the owner only            */
-
-  /* What ng_step writes. */
-  const char *update; /* "gradient" | "sgd" | "adamw": which ng_step function will be used */
-
-  /* Rank-one family: (a a') (x) (g g'); (a a') (x) I, for which no output gradient is read; or |D|^2,
-   * for which nothing is (AdaSGD: PD = D / (damping + ||D||^2)). */
-  const char *sides; /* "both" | "input" | "none" */
-
-  double clip_bound; /* of clip = norm, ratio, rms, which need one > 0; 0: none */
-
-  /* solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM (arXiv 2010.01412)
-   * along the curvature; damping has no part in it.  > 0 with product, else 0. */
-  double radius;
-
-  const char *missing; /* "refuse" | "keep": a layer or tensor whose gradients are absent at a step is an
-                        * error, or stays as it is */
-} ng_options;
-
-/* Fill with the defaults of method "natgrad". */
-NG_API NG_CHECKED ng_status ng_options_init_sized(ng_options *o, size_t size);
-static inline ng_status ng_options_init(ng_options *o) {
-  return ng_options_init_sized(o, sizeof *o);
-}
-
-/* Set every option to the row of `method`, one of ng_method_at's names ("natgrad", ...).  The method
- * also decides the family: options that only another family has (ng_option_info.family) must keep
- * their defaults.
- * Memory:  `message` (may be NULL) receives one line on failure, with the nearest name.
- * Errors:  NG_ERR_ARG; NG_ERR_ABSENT for a method known but not supported yet; nothing changed. */
-NG_API NG_CHECKED ng_status ng_options_set_method(ng_options *o, const char *method, char *message,
-                                                  size_t message_size);
-
-/* Set one option from text, as the command line does.  `name` takes '-' for '_'.
- * Memory:  the text of a free-text option (skip_layers, schedule) is borrowed until
- *          ng_precond_create has copied it; all others are parsed at once.
+/* Set one option from text, as the command line does.  `name` takes '-' for '_'.  "method" is one of
+ * ng_method_at's names ("natgrad", ...): every option that was never given gets the value of its
+ * row, every other keeps what it was given, so the order of calls has no effect; of two calls for
+ * one option the last counts.  The method also decides the family: options that only another family
+ * has (ng_option_info.family) must keep their defaults.
+ * Memory:  texts are copied; a free text (skip_layers, schedule) has at most 4,095 bytes.
  * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
- *          (the message has the range), NG_ERR_ABSENT for a choice known but not supported yet;
- *          nothing changed. */
+ *          (the message has the range), NG_ERR_ABSENT for a choice or method known but not
+ *          supported yet; nothing changed. */
 NG_API NG_CHECKED ng_status ng_options_set(ng_options *o, const char *name, const char *value,
                                            char *message, size_t message_size);
+/* The same from a number: reals, whole numbers, flags (0 or 1). */
+NG_API NG_CHECKED ng_status ng_options_set_real(ng_options *o, const char *name, double value,
+                                                char *message, size_t message_size);
+/* All of a line, see ng_options_create, or nothing of it. */
+NG_API NG_CHECKED ng_status ng_options_set_line(ng_options *o, const char *line, char *message,
+                                                size_t message_size);
 
-/* The value of one option as text that ng_options_set would take; of "method", the row it started from. */
+/* The value of one option as text that ng_options_set would take, or as a number.
+ * Errors:  NG_ERR_ARG (NULL, no such option, no room for the value; of _real also a choice or a
+ *          free text). */
 NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name, char *value,
                                            size_t size);
+NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
 /* The environment variables that the library reads: those of a context, then those of
  * ng_options_from_env.  Any other NG_... is named in the log of every context that is made, as a
@@ -436,10 +449,13 @@ NG_API void ng_variable_info_init(ng_variable_info *v, size_t size); /* size = s
 NG_API int32_t ng_variable_count(void);
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
-/* Take every NG_<NAME> found in the environment (NG_DAMPING=0.003). */
+/* Take every NG_<NAME> found in the environment (NG_METHOD=eva, NG_DAMPING=0.003), or none if one of
+ * them is wrong: the message names it. */
 NG_API NG_CHECKED ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size);
 
-/* Check every field against the table and against each other (a joint damping needs eigen, ...). */
+/* Check options against each other (a joint damping needs eigen, ...).  Each for itself is in its
+ * range already.
+ * Errors:  NG_ERR_ARG. */
 NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
                                              size_t message_size);
 
@@ -447,8 +463,7 @@ NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
  * kl_clip beside clip = none, "" if it has one.  A value without effect is no error, since ng_set and
  * a layer's own options may give it one; a program that offers neither may want to say so.
  * Memory:  `needs` has room for `size` bytes; 64 are enough.
- * Threads: any.
- * Errors:  NG_ERR_ARG (no such option, one out of range, no room); *needs is 0 then. */
+ * Errors:  NG_ERR_ARG (NULL, no such option, no room); *needs is 0 then. */
 NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *option, char *needs,
                                             size_t size);
 
@@ -456,8 +471,9 @@ NG_API NG_CHECKED ng_status ng_options_idle(const ng_options *o, const char *opt
  * meant there (factor_decay weighs the old average in one program and the new sample in another).
  *
  * ng_options_set_system picks the row and its variant: ("KAISA", "eigen"), ("DP-KFACrepo",
- * "inverse_dp"), ...; ng_options_set_published sets one option by its published name.  *lr (may
- * be NULL) receives the value of a published option that is the lr argument of ng_step here. */
+ * "inverse_dp"), ...; every option has that value then, and none counts as given.
+ * ng_options_set_published sets one option by its published name.  *lr (may be NULL) receives the
+ * value of a published option that is the lr argument of ng_step here. */
 NG_API NG_CHECKED ng_status ng_options_set_system(ng_options *o, const char *system,
                                                   const char *variant, char *message,
                                                   size_t message_size);
@@ -516,11 +532,13 @@ NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
 
 typedef struct ng_precond ng_precond;
 
-/* Make an empty preconditioner.  Options are copied.
- * Errors:  NG_ERR_ARG (an option out of range or against another; skip_layers is no regular
+/* Make an empty preconditioner from a line of options ("method=eva damping=0.01", see
+ * ng_options_create; NULL: the defaults), or from an object of them, which is copied.
+ * Errors:  NG_ERR_ARG (an option unknown, out of range or against another; skip_layers is no regular
  *          expression), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
-NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const ng_options *options,
-                                              ng_precond **out);
+NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
+NG_API NG_CHECKED ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options,
+                                                   ng_precond **out);
 NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL                  */
 
 typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
@@ -561,7 +579,7 @@ typedef struct ng_layer {
   int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
   void *shard_group;    /* of the transport                                                       */
   const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
-  const char *options;  /* overrides of per_layer options, "damping=0.01 solver=eigen", or NULL   */
+  const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or NULL      */
 } ng_layer;
 
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
@@ -571,8 +589,7 @@ NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
  * happens to a layer that is registered, ng_explain tells.
  * Memory:  *option is the library's; `message` (may be NULL) receives one line on failure.
  * Threads: any.
- * Errors:  NG_ERR_ARG (an option out of range; skip_layers is no regular expression; no name),
- *          NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (skip_layers is no regular expression; no name), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
                                             const char **option, char *message,
                                             size_t message_size);
@@ -824,7 +841,7 @@ typedef struct ng_layer_report {
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 
 /* Fill *out, as far as its struct_size reaches: an initialiser sets that.  The same holds for
- * every struct that the library fills (components, options, methods, memory, explain).
+ * every struct that the library fills (components, options' rows, methods, memory, explain).
  * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
 NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,

@@ -19,7 +19,9 @@ static int64_t cases, every = 1;
 
 static bool allowed(const char *text) {
   bits_case c;
-  return bits_read(&c, text) == NG_OK && ng_options_check(&c.opt, NULL, 0) == NG_OK;
+  const bool fine = bits_read(&c, text) == NG_OK && ng_options_check(c.opt, NULL, 0) == NG_OK;
+  bits_drop(&c);
+  return fine;
 }
 
 /* Plays the case, if the options go together; the others say nothing. */
@@ -381,14 +383,15 @@ static void published(int32_t method) {
   uint64_t h = BITS_EMPTY;
   for (int32_t i = 0; i < m.published && ng_method_published_at(method, i, &p) == NG_OK; i++) {
     for (int32_t k = 0; k < COUNT(value); k++) {
-      ng_options o;
+      ng_options *o = NULL;
       double lr = -1;
-      if (ng_options_init(&o) != NG_OK) return;
-      ng_status st = ng_options_set_method(&o, m.name, NULL, 0);
-      if (st == NG_OK) st = ng_options_set_published(&o, p.name, value[k], &lr, NULL, 0);
+      if (ng_options_create(NULL, NULL, 0, &o) != NG_OK) return;
+      ng_status st = ng_options_set(o, "method", m.name, NULL, 0);
+      if (st == NG_OK) st = ng_options_set_published(o, p.name, value[k], &lr, NULL, 0);
       h = bits_add(h, &st, sizeof st);
       h = bits_add(h, &lr, sizeof lr);
-      h = add_options(h, &o);
+      h = add_options(h, o);
+      ng_options_destroy(&o);
     }
   }
   printf("%016llx  published names of %s\n", (unsigned long long)h, m.name);
@@ -402,11 +405,12 @@ static void systems(void) {
   uint64_t h = BITS_EMPTY;
   for (int32_t i = 0; i < COUNT(system); i++) {
     for (int32_t k = 0; k < COUNT(variant); k++) {
-      ng_options o;
-      if (ng_options_init(&o) != NG_OK) return;
-      const ng_status st = ng_options_set_system(&o, system[i], variant[k], NULL, 0);
+      ng_options *o = NULL;
+      if (ng_options_create(NULL, NULL, 0, &o) != NG_OK) return;
+      const ng_status st = ng_options_set_system(o, system[i], variant[k], NULL, 0);
       h = bits_add(h, &st, sizeof st);
-      h = add_options(h, &o);
+      h = add_options(h, o);
+      ng_options_destroy(&o);
     }
   }
   printf("%016llx  published systems\n", (unsigned long long)h);

@@ -79,7 +79,7 @@ typedef struct bits_case {
 #define X(name, standard) const char *name;
   BITS_WORDS(X)
 #undef X
-  ng_options opt;
+  ng_options *opt;
   char text[BITS_TEXT]; /* the case, cut up: values point into it */
 } bits_case;
 
@@ -90,8 +90,10 @@ static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; 
 /* Ends the program, saying what is missing. */
 void bits_need(bool fine, const char *what);
 
-/* What the play does not know ends the program; what the library does not is its status. */
+/* What the play does not know ends the program; what the library does not is its status.  Given back
+ * by bits_drop in any case. */
 ng_status bits_read(bits_case *c, const char *text);
+void bits_drop(bits_case *c);
 
 /* ---- what the library is shown (bits_case.c) --------------------------------------------------*/
 

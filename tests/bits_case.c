@@ -65,8 +65,8 @@ ng_status bits_read(bits_case *c, const char *text) {
   memcpy(c->text, text, strlen(text) + 1);
   char *rest = NULL, *word = strtok_r(c->text, " ", &rest);
   bits_need(word != NULL, "an empty case");
-  ng_status st = ng_options_init(&c->opt);
-  if (st == NG_OK) st = ng_options_set_method(&c->opt, word, NULL, 0);
+  ng_status st = ng_options_create(NULL, NULL, 0, &c->opt);
+  if (st == NG_OK) st = ng_options_set(c->opt, "method", word, NULL, 0);
   while (st == NG_OK && (word = strtok_r(NULL, " ", &rest)) != NULL) {
     char *value = strchr(word, '=');
     bits_need(value != NULL, word);
@@ -74,10 +74,12 @@ ng_status bits_read(bits_case *c, const char *text) {
     for (char *at = value; *at != 0; at++) {
       if (*at == ';') *at = ' ';
     }
-    if (!own_word(c, word, value)) st = ng_options_set(&c->opt, word, value, NULL, 0);
+    if (!own_word(c, word, value)) st = ng_options_set(c->opt, word, value, NULL, 0);
   }
   return st;
 }
+
+void bits_drop(bits_case *c) { ng_options_destroy(&c->opt); }
 
 /* ---- models ----------------------------------------------------------------------------------*/
 

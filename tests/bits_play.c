@@ -97,7 +97,7 @@ static ng_status open_rank(actor *a, const ng_transport *t) {
   config.linalg = a->c->linalg;
   config.threads = (int32_t)a->c->threads;
   ng_status st = told(a, ng_context_create(NG_VERSION, &config, NULL, 0, &a->ctx));
-  if (st == NG_OK) st = told(a, ng_precond_create(a->ctx, &a->c->opt, &a->p));
+  if (st == NG_OK) st = told(a, ng_precond_create_from(a->ctx, a->c->opt, &a->p));
   for (int32_t l = 0; l < a->layers && st == NG_OK; l++) {
     st = told(a, describe(a, l));
     if (st == NG_OK) st = bind(a, l);
@@ -175,7 +175,9 @@ static void set_live(actor *a) {
 
 static ng_status take_step(actor *a) {
   const bits_case *c = a->c;
-  if (is(c->opt.update, "sgd")) {
+  char update[16];
+  if (ng_options_get(c->opt, "update", update, sizeof update) != NG_OK) return NG_ERR_STATE;
+  if (is(update, "sgd")) {
     ng_sgd how;
     ng_sgd_init(&how, sizeof how);
     how.lr = c->lr;
@@ -186,7 +188,7 @@ static ng_status take_step(actor *a) {
     how.decoupled = c->decoupled > 0;
     return ng_step_sgd(a->p, &how, 1);
   }
-  if (is(c->opt.update, "adamw")) {
+  if (is(update, "adamw")) {
     ng_adamw how;
     ng_adamw_init(&how, sizeof how);
     how.lr = c->lr;
@@ -300,14 +302,11 @@ static uint64_t act_out(const actor *like, int32_t ranks, uint64_t hash) {
   return hash;
 }
 
-uint64_t bits_play(const char *text, bool trace) {
-  bits_case c;
-  const ng_status st = bits_read(&c, text);
-  if (st != NG_OK) return bits_add(BITS_EMPTY, &st, sizeof st);
-  actor a = {.c = &c, .trace = trace, .eye = {.c = &c}};
-  a.eye.layer = bits_model(c.model, &a.layers);
-  a.to = (int64_t)c.steps;
-  if (c.save <= 0 || c.save >= c.steps) return act_out(&a, (int32_t)c.ranks, BITS_EMPTY);
+static uint64_t play_case(const bits_case *c, bool trace) {
+  actor a = {.c = c, .trace = trace, .eye = {.c = c}};
+  a.eye.layer = bits_model(c->model, &a.layers);
+  a.to = (int64_t)c->steps;
+  if (c->save <= 0 || c->save >= c->steps) return act_out(&a, (int32_t)c->ranks, BITS_EMPTY);
 
   char path[256];
   const char *folder = getenv("TMPDIR");
@@ -315,11 +314,19 @@ uint64_t bits_play(const char *text, bool trace) {
                          folder == NULL ? "/tmp" : folder, (long)getpid());
   bits_need(n > 0 && (size_t)n < sizeof path, "the name of the temporary folder is too long");
   a.path = path;
-  a.to = (int64_t)c.save;
-  uint64_t hash = act_out(&a, (int32_t)c.ranks, BITS_EMPTY);
-  a.from = (int64_t)c.save;
-  a.to = (int64_t)c.steps;
-  hash = act_out(&a, (int32_t)(c.reload > 0 ? c.reload : c.ranks), hash);
+  a.to = (int64_t)c->save;
+  uint64_t hash = act_out(&a, (int32_t)c->ranks, BITS_EMPTY);
+  a.from = (int64_t)c->save;
+  a.to = (int64_t)c->steps;
+  hash = act_out(&a, (int32_t)(c->reload > 0 ? c->reload : c->ranks), hash);
   (void)unlink(path);
+  return hash;
+}
+
+uint64_t bits_play(const char *text, bool trace) {
+  bits_case c;
+  const ng_status st = bits_read(&c, text);
+  const uint64_t hash = st == NG_OK ? play_case(&c, trace) : bits_add(BITS_EMPTY, &st, sizeof st);
+  bits_drop(&c);
   return hash;
 }

@@ -48,8 +48,8 @@ static void multiplied(const oracle *o, const scene *s, int32_t l, double k, con
  * step, its first two, ... */
 static void product(const scene *s, const ng_options *opt, scene_result *out) {
   ng_options factors = *opt;
-  factors.solver = "cholesky";
-  factors.radius = 0;
+  fixture_set(&factors, "solver", "cholesky");
+  fixture_real(&factors, "radius", 0);
   memset(out, 0, sizeof *out);
   for (int32_t t = 0; t < s->steps; t++) {
     scene part = *s;

@@ -60,19 +60,6 @@ static ng_status show(ng_precond *p, int32_t i, int32_t step) {
   return st == NG_OK ? plane_output_grad(p, i, &out, NG_COPY) : st;
 }
 
-/* `copy` stays: the library borrows texts until ng_precond_create has copied them. */
-static ng_status set_all(ng_options *o, const char *text, char copy[512], char *why, size_t size) {
-  char *rest = copy;
-  (void)snprintf(copy, 512, "%s", text);
-  for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
-    char *value = strchr(word, '=');
-    *value++ = 0;
-    const ng_status st = ng_options_set(o, word, value, why, size);
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
-}
-
 /* ---- a transport that is in no hurry ---------------------------------------------------------*/
 
 /* start only notes what is wanted; wait does it: as late as it may, in the same order on all ranks. */
@@ -159,10 +146,9 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   const ng_family beside = toy_beside();
   ng_context_config c;
-  ng_options o;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
-  char *why = l->why[rank], words[512];
+  char *why = l->why[rank];
   lazy wire = {.inner = *t};
   ng_transport slow = *t;
   slow.user = &wire;
@@ -180,15 +166,13 @@ ng_status life_of(int32_t rank, ng_transport *t, void *arg) {
   c.linalg = "ref";
   if (l->ranks > 1) c.transport = l->post ? &slow : t;
   ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = set_all(&o, l->set, words, why, 256);
   const ng_family *const toy[] = {&toy_diagonal, &toy_total, &beside};
   for (int i = 0; i < 3 && st == NG_OK && !l->plain; i++) {
     st = ng_family_register(ctx, toy[i], why, 256);
   }
   if (st == NG_OK && l->extra != NULL) st = ng_family_register(ctx, l->extra, why, 256);
   if (st == NG_OK) ctx->place = l->place;
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
   for (int32_t i = 0; i < ENTRIES && st == NG_OK; i++) {
     st = add(p, &model[i]);
   }

@@ -10,25 +10,6 @@
 
 #include <cmocka.h>
 
-/* ---- options ---------------------------------------------------------------------------------*/
-
-ng_status fixture_options(ng_options *o, char *text, char *message, size_t size) {
-  ng_status st = ng_options_init(o);
-  while (*text != 0 && st == NG_OK) {
-    char *name = text, *value = strchr(text, '=');
-    if (value == NULL) {
-      (void)snprintf(message, size, "'%s' has no =", name);
-      return NG_ERR_ARG;
-    }
-    *value++ = 0;
-    text = value + (strcmp(name, "schedule") == 0 ? strlen(value) : strcspn(value, " "));
-    if (*text != 0) *text++ = 0;
-    st = strcmp(name, "method") == 0 ? ng_options_set_method(o, value, message, size)
-                                     : ng_options_set(o, name, value, message, size);
-  }
-  return st;
-}
-
 /* ---- life ------------------------------------------------------------------------------------*/
 
 /* Keeps the library's own words about a failure. */
@@ -54,16 +35,24 @@ static ng_status context(fixture *f, const fixture_how *how) {
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how) {
   memset(f, 0, sizeof *f);
   ng_status st = context(f, how);
-  return st == NG_OK ? note(f, ng_precond_create(f->ctx, o, &f->p)) : st;
+  return st == NG_OK ? note(f, ng_precond_create_from(f->ctx, o, &f->p)) : st;
 }
 
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) {
-  char text[512];
   ng_options o;
+  char text[512], *line = text;
   memset(f, 0, sizeof *f);
-  (void)snprintf(text, sizeof text, "%s", options);
-  const ng_status st = fixture_options(&o, text, f->message, sizeof f->message);
-  return st == NG_OK ? fixture_open_options(f, &o, how) : st;
+  ng_options_standard(&o);
+  if ((size_t)snprintf(text, sizeof text, "%s", options) >= sizeof text) return NG_ERR_ARG;
+  for (bool more = true; more;) {
+    char *end = line + strcspn(line, ";");
+    more = *end != 0;
+    *end = 0;
+    const ng_status st = ng_options_set_line(&o, line, f->message, sizeof f->message);
+    if (st != NG_OK) return st;
+    line = end + 1;
+  }
+  return fixture_open_options(f, &o, how);
 }
 
 void fixture_close(fixture *f) {
@@ -161,12 +150,19 @@ void fixture_set(ng_options *o, const char *name, const char *value) {
   }
 }
 
-ng_options fixture_parse(const char *text) {
+void fixture_real(ng_options *o, const char *name, double value) {
+  char message[256];
+  if (ng_options_set_real(o, name, value, message, sizeof message) != NG_OK) {
+    fail_msg("%s = %g: %s", name, value, message);
+  }
+}
+
+ng_options fixture_parse(const char *line) {
   ng_options o;
-  char copy[512], message[256] = "";
-  (void)snprintf(copy, sizeof copy, "%s", text);
-  if (fixture_options(&o, copy, message, sizeof message) != NG_OK) {
-    fail_msg("%s: %s", text, message);
+  char message[256] = "";
+  ng_options_standard(&o);
+  if (ng_options_set_line(&o, line, message, sizeof message) != NG_OK) {
+    fail_msg("%s: %s", line, message);
   }
   return o;
 }

@@ -16,6 +16,7 @@
 
 #include "plane.h"
 #include "natgrad.h"
+#include "option/option.h" /* tests look into this room: options by value, copied by assignment */
 
 typedef struct fixture {
   ng_context *ctx;
@@ -31,11 +32,8 @@ typedef struct fixture_how {
   const ng_context_config *config; /* what the three above are put into: an allocator, a log */
 } fixture_how;
 
-/* "method=eva damping=0.1 clip=none", onto the defaults: a method sets every option, so it comes
- * first; a schedule has blanks, so it comes last.  `text` is cut up, and free texts point into it. */
-ng_status fixture_options(ng_options *o, char *text, char *message, size_t size);
-
-/* A context and an empty preconditioner.  After a failure the fixture holds what there was so far;
+/* A context and an empty preconditioner, of lines of options with ';' between: what one says again
+ * counts.  After a failure the fixture holds what there was so far;
  * fixture_close in any case. */
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how);
 ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_how *how);
@@ -65,6 +63,7 @@ ng_status fixture_step(fixture *f, const ng_sgd *how);
 
 void fixture_ok(const fixture *f, ng_status st);
 void fixture_set(ng_options *o, const char *name, const char *value);
-ng_options fixture_parse(const char *text); /* no free texts, which would point nowhere */
+void fixture_real(ng_options *o, const char *name, double value);
+ng_options fixture_parse(const char *line); /* "method=eva damping=0.1", onto the defaults */
 
 #endif

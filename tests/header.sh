@@ -15,7 +15,6 @@ cat >"$work/a.c" <<'END'
 int main(void) {
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
-  ng_options o;
   ng_layer conv;
   int32_t index;
   char why[200] = "";
@@ -47,7 +46,7 @@ int main(void) {
 #endif
   ng_layer_init(&conv, NG_CONV2D, sizeof conv);
   if (ng_context_create(NG_VERSION, &config, why, sizeof why, &ctx) != NG_OK) return puts(why), 1;
-  if (ng_options_init(&o) != NG_OK || ng_precond_create(ctx, &o, &p) != NG_OK ||
+  if (ng_precond_create(ctx, "method=natgrad", &p) != NG_OK ||
       ng_add_linear(p, "fc", 4, 2, 1, &index) != NG_OK || ng_ready(p) != NG_OK)
     return puts(ng_last_error(ctx)), 1;
   batch.samples = 2;
@@ -80,8 +79,11 @@ if "$cc" -std=c11 -I"$root/include" -c "$work/experimental.c" -o "$work/e.o" 2>"
 fi
 grep -q ng_threads "$work/log" && ! grep -q "name.*ng_transport" "$work/log" || { cat "$work/log"; exit 1; }
 
+# The manual's ways to make options.
+"$cc" -std=c11 "${warnings[@]}" -Wstrict-prototypes -I"$root/include" -c "$root/tests/options_idioms.c" -o "$work/o.o"
+
 # A binding calls what is exported: no behaviour may live in the header.
-inline=$(grep -n 'static inline' "$root/include/natgrad.h" | grep -vE 'ng_(view_of|options_init)\(' || true)
+inline=$(grep -n 'static inline' "$root/include/natgrad.h" || true)
 [[ -z $inline ]] || { echo "natgrad.h has functions of its own: $inline"; exit 1; }
 
 others=$(grep -E '^ *# *include' "$root/include/natgrad.h" | grep -vE '<std(def|int)\.h>' || true)
@@ -96,6 +98,8 @@ for part in -UNG_EXPERIMENTAL -DNG_EXPERIMENTAL; do
   "$cxx" -std=c++17 "${warnings[@]}" -Wold-style-cast -Wzero-as-null-pointer-constant -I"$root/include" $part \
     -c "$work/a.cc" -o "$work/a.o"
 done
+"$cxx" -std=c++17 -x c++ "${warnings[@]}" -Wold-style-cast -Wzero-as-null-pointer-constant -I"$root/include" \
+  -c "$root/tests/options_idioms.c" -o "$work/o.o"
 # ... and does what it says: not run where the library needs a sanitizer's.
 if [[ -n $library ]]; then
   "$cxx" "$work/a.o" "$library" -Wl,-rpath,"$(dirname "$library")" -o "$work/a"

@@ -7,7 +7,7 @@ trap 'rm -rf "$tree"' EXIT
 
 fresh() {
   rm -rf "${tree:?}"/*
-  mkdir -p "$tree/src/linalg" "$tree/src/api" "$tree/io" "$tree/cli"
+  mkdir -p "$tree/src/linalg" "$tree/src/core" "$tree/io" "$tree/cli"
   # Looks like mistakes and is none: members, longer names, comments, texts.
   cat >"$tree/src/clean.c" <<'C'
 /* exit( and malloc( in a comment, printf("x") too. */
@@ -16,7 +16,7 @@ void f(struct c *ctx) { ctx->config.free(ctx, 0, 1); ctx->t.abort(0); ng_free(ct
 int g(char *s) { return snprintf(s, 9, "%d", (int)kind); } // TODO-free
 C
   sed -i 's, // TODO-free,,' "$tree/src/clean.c"
-  echo 'void *standard(void) { return malloc(9); }' >"$tree/src/api/context.c"
+  echo 'void *standard(void) { return malloc(9); }' >"$tree/src/core/memory.c"
   echo 'void *reader(void) { return malloc(9); }' >"$tree/io/clean.c"
   echo 'int main(void) { printf("fine\n"); exit(0); }' >"$tree/cli/main.c"
 }

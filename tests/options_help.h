@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "draw.h"
+#include "fixture.h"
 #include "natgrad.h"
 
 #include <stdio.h>
@@ -45,7 +46,7 @@ static inline void assert_option_at(const ng_options *o, const char *name, const
 
 static inline ng_options standard_options(void) {
   ng_options o;
-  assert_int_equal(ng_options_init(&o), NG_OK);
+  ng_options_standard(&o);
   return o;
 }
 

@@ -12,6 +12,7 @@
 #define TESTS_ORACLE_H
 
 #include "natgrad.h"
+#include "option/option.h" /* options by value */
 
 #include <stdbool.h>
 

@@ -116,11 +116,9 @@ static ng_status make_context(run *r) {
 
 static ng_status make_precond(run *r) {
   char set[256];
-  ng_options o;
   (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=^none$ schedule=damping*0.5@1,2",
                  r->options);
-  const ng_status st = fixture_options(&o, set, r->message, sizeof r->message);
-  return st == NG_OK ? ng_precond_create(r->f.ctx, &o, &r->f.p) : st;
+  return ng_precond_create(r->f.ctx, set, &r->f.p);
 }
 
 static ng_status add_fc(run *r) { return ng_add_linear(r->f.p, "fc", IN, OUT, 1, &r->fc); }

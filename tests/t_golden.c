@@ -4,6 +4,7 @@
  * library must give them within the 1e-5 (absolute) that the list names as its tolerance, on every
  * linear algebra built in, with the rows and the published option names of the programs.
  */
+#include "fixture.h"
 #include "golden.h"
 #include "oracle.h"
 #include "scene.h"
@@ -230,25 +231,25 @@ static ng_options by_hand(const golden *c) {
   ng_options o;
   memset(&o, 0, sizeof o);
   bool kaisa = c->program <= K_INVERSE;
-  o.solver = rows[c->program].solve;
-  o.prediv = kaisa && !(c->special & NOT_PREDIV);
-  o.eigen_floor = kaisa ? 0 : 1e-10;
-  o.damping = 0.01;
-  o.damping_split = o.solver[0] == 'e' ? "joint" : kaisa ? "full" : "pi";
-  o.damping_leak = !kaisa;
-  o.stat_decay = kaisa ? 0.9 : 0.1;
-  o.stat_start = "identity";
-  o.stat_scale = rows[c->program].stat;
-  o.positions = kaisa ? "expand" : "reduce";
-  o.calls = c->special & TWICE ? "ema" : kaisa ? "mean" : "last";
-  o.call_weight = "equal";
-  o.stat_period = c->stat_period;
-  o.solve_period = c->solve_period;
-  o.factor_blocks = 1;
-  o.clip = c->special & NOCLIP ? "none" : "kl";
-  o.kl_clip = c->kl_clip;
-  o.skip_layers = "";
-  o.statistics = c->program >= L_EIGEN_DP ? "local" : "all";
+  fixture_set(&o, "solver", rows[c->program].solve);
+  fixture_real(&o, "prediv", kaisa && !(c->special & NOT_PREDIV));
+  fixture_real(&o, "eigen_floor", kaisa ? 0 : 1e-10);
+  fixture_real(&o, "damping", 0.01);
+  fixture_set(&o, "damping_split", o.solver[0] == 'e' ? "joint" : kaisa ? "full" : "pi");
+  fixture_real(&o, "damping_leak", !kaisa);
+  fixture_real(&o, "stat_decay", kaisa ? 0.9 : 0.1);
+  fixture_set(&o, "stat_start", "identity");
+  fixture_set(&o, "stat_scale", rows[c->program].stat);
+  fixture_set(&o, "positions", kaisa ? "expand" : "reduce");
+  fixture_set(&o, "calls", c->special & TWICE ? "ema" : kaisa ? "mean" : "last");
+  fixture_set(&o, "call_weight", "equal");
+  fixture_real(&o, "stat_period", (double)c->stat_period);
+  fixture_real(&o, "solve_period", (double)c->solve_period);
+  fixture_real(&o, "factor_blocks", 1);
+  fixture_set(&o, "clip", c->special & NOCLIP ? "none" : "kl");
+  fixture_real(&o, "kl_clip", c->kl_clip);
+  fixture_set(&o, "skip_layers", "");
+  fixture_set(&o, "statistics", c->program >= L_EIGEN_DP ? "local" : "all");
   return o;
 }
 
@@ -263,7 +264,7 @@ static ng_options by_name(const golden *c) {
   ng_options o;
   char message[256] = "", text[32];
   const row *r = &rows[c->program];
-  assert_int_equal(ng_options_init(&o), NG_OK);
+  ng_options_standard(&o);
   if (ng_options_set_system(&o, r->system, r->variant, message, sizeof message) != NG_OK) {
     fail_msg("%s %s: %s", r->system, r->variant, message);
   }
@@ -338,7 +339,7 @@ static bool built_in(const char *name) {
 static void library_case(const golden *c, double fraction, const char *linalg) {
   scene *s = scene_of(c);
   ng_options o = by_name(c);
-  if (c->ranks > 1 && c->program <= K_INVERSE) o.grad_worker_fraction = fraction;
+  if (c->ranks > 1 && c->program <= K_INVERSE) fixture_real(&o, "grad_worker_fraction", fraction);
   scene_look look = {.linalg = linalg};
   scene_result r;
   char where[64];

@@ -53,7 +53,7 @@ static void rows(void **state) {
   const char *const eigen = "solver=eigen damping_split=joint ";
   char text[512];
   (void)snprintf(text, sizeof text, "%sprediv=1 " KAISA, eigen);
-  assert_int_equal(ng_options_set_method(&o, "kaisa", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "kaisa", message, sizeof message), NG_OK);
   differs_by(&o, "kaisa", text);
   o = system_options("KAISA", "eigen");
   differs_by(&o, "kaisa", text);
@@ -61,7 +61,7 @@ static void rows(void **state) {
   differs_by(&o, "kaisa", KAISA "damping_split=full");
 
   (void)snprintf(text, sizeof text, "%seigen_floor=1e-10 " LZ, eigen);
-  assert_int_equal(ng_options_set_method(&o, "mpd-kfac", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "mpd-kfac", message, sizeof message), NG_OK);
   differs_by(&o, "mpd-kfac", text);
   o = system_options("DP-KFACrepo", "eigen");
   differs_by(&o, "mpd-kfac", text);
@@ -70,7 +70,7 @@ static void rows(void **state) {
 
   (void)snprintf(text, sizeof text,
                  "%seigen_floor=1e-10 " LZ "statistics=local grad_worker_fraction=0", eigen);
-  assert_int_equal(ng_options_set_method(&o, "dp-kfac", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "dp-kfac", message, sizeof message), NG_OK);
   differs_by(&o, "dp-kfac", text);
   o = system_options("lzhangbv", "eigen_dp");
   differs_by(&o, "dp-kfac", text);
@@ -79,18 +79,18 @@ static void rows(void **state) {
 
   const char *const eva =
       "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";
-  assert_int_equal(ng_options_set_method(&o, "eva", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "eva", message, sizeof message), NG_OK);
   differs_by(&o, "eva", eva);
   assert_true(o.damping == 0.03 && o.kl_clip == 0.001); /* its own, and the table's */
   o = system_options("Eva", "");
   differs_by(&o, "eva", eva);
   o = system_options("FusedEva", "eva");
   differs_by(&o, "eva", eva);
-  assert_int_equal(ng_options_set_method(&o, "eva-f", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "eva-f", message, sizeof message), NG_OK);
   differs_by(&o, "eva-f",
              "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema "
              "call_weight=equal sides=input");
-  assert_int_equal(ng_options_set_method(&o, "eva-natgrad", message, sizeof message), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "eva-natgrad", message, sizeof message), NG_OK);
   differs_by(&o, "eva-natgrad", "");
   o = system_options("Eva", "kfac");
   differs_by(
@@ -105,14 +105,27 @@ static void rows(void **state) {
              "positions=reduce stat_batch=16 calls=ema call_weight=equal solve_period=1");
 }
 
-static void a_row_sets_everything(void **state) {
+/* A system is a place to start from: what was given before is gone, and does not count as given. */
+static void a_system_sets_everything(void **state) {
   (void)state;
   ng_options o = standard_options();
-  o.damping = 7;
-  o.skip_layers = "fc";
-  o.update = "sgd";
-  assert_int_equal(ng_options_set_method(&o, "natgrad", message, sizeof message), NG_OK);
+  fixture_real(&o, "damping", 7);
+  fixture_set(&o, "skip_layers", "fc");
+  fixture_set(&o, "update", "sgd");
+  assert_int_equal(ng_options_set_system(&o, "Eva", "adasgd", message, sizeof message), NG_OK);
+  differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none");
+  assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
   differs_by(&o, "natgrad", "");
+  /* a variant is no given value either; a published option is */
+  o = system_options("KAISA", "inverse");
+  assert_int_equal(ng_options_set_published(&o, "damping", "0.5", NULL, NULL, 0), NG_OK);
+  assert_int_equal(ng_options_set_published(&o, "kl_clip", "none", NULL, NULL, 0), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
+  differs_by(&o, "natgrad", "damping=0.5 clip=none");
+  o = system_options("KAISA", "eigen");
+  assert_int_equal(ng_options_set_published(&o, "compute_method", "inverse", NULL, NULL, 0), NG_OK);
+  assert_int_equal(ng_options_set(&o, "method", "natgrad", message, sizeof message), NG_OK);
+  differs_by(&o, "natgrad", "damping_split=full");
 }
 
 static void table_of_methods(void **state) {
@@ -127,7 +140,7 @@ static void table_of_methods(void **state) {
     }
     assert_contains(info.paper, "arXiv");
     ng_options o = standard_options();
-    assert_int_equal(ng_options_set_method(&o, info.name, message, sizeof message), NG_OK);
+    assert_int_equal(ng_options_set(&o, "method", info.name, message, sizeof message), NG_OK);
     assert_string_equal(o.method, info.name);
     assert_int_equal(ng_options_check(&o, message, sizeof message), NG_OK);
     ng_published_info p = {.struct_size = sizeof p};
@@ -140,7 +153,7 @@ static void table_of_methods(void **state) {
     }
     assert_int_equal(ng_method_published_at(m, info.published, &p), NG_ERR_ARG);
     assert_int_equal(ng_method_published_at(m, -1, &p), NG_ERR_ARG);
-    assert_int_equal(ng_options_set_method(&o, "no such method", message, sizeof message),
+    assert_int_equal(ng_options_set(&o, "method", "no such method", message, sizeof message),
                      NG_ERR_ARG);
     assert_contains(message, info.name); /* the list in the message is the table */
   }
@@ -156,14 +169,15 @@ static void wrong_names(void **state) {
   ng_options o = standard_options();
   const ng_options before = o;
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
-    assert_int_equal(ng_options_set_method(&o, later[i], message, sizeof message), NG_ERR_ABSENT);
+    assert_int_equal(ng_options_set(&o, "method", later[i], message, sizeof message),
+                     NG_ERR_ABSENT);
     assert_contains(message, later[i]);
     assert_contains(message, "not supported yet");
   }
-  assert_int_equal(ng_options_set_method(&o, "kiasa", message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set(&o, "method", "kiasa", message, sizeof message), NG_ERR_ARG);
   assert_contains(message, "did you mean 'kaisa'?");
-  assert_int_equal(ng_options_set_method(&o, NULL, message, sizeof message), NG_ERR_ARG);
-  assert_int_equal(ng_options_set_method(NULL, "kaisa", message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set(&o, "method", NULL, message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_set(NULL, "method", "kaisa", message, sizeof message), NG_ERR_ARG);
 
   assert_int_equal(ng_options_set_system(&o, "KAISA", "eigen_dp", message, sizeof message),
                    NG_ERR_ARG);
@@ -484,7 +498,7 @@ static void every_published_name(void **state) {
       int32_t taken = 0;
       for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
         ng_options o = standard_options();
-        assert_int_equal(ng_options_set_method(&o, info.name, NULL, 0), NG_OK);
+        assert_int_equal(ng_options_set(&o, "method", info.name, NULL, 0), NG_OK);
         if (ng_options_set_published(&o, p.name, some[k], NULL, NULL, 0) == NG_OK) taken++;
       }
       if (taken == 0 || taken == 8) print_error("%s: %s takes %d\n", info.name, p.name, taken);
@@ -497,7 +511,7 @@ static void every_published_name(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(rows),
-      cmocka_unit_test(a_row_sets_everything),
+      cmocka_unit_test(a_system_sets_everything),
       cmocka_unit_test(table_of_methods),
       cmocka_unit_test(wrong_names),
       cmocka_unit_test(factor_decay),

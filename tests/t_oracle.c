@@ -50,7 +50,7 @@ static void set_real(ng_options *o, const char *name, double x) {
 }
 
 static void random_options(rng *r, ng_options *o) {
-  assert_int_equal(ng_options_init(o), NG_OK);
+  ng_options_standard(o);
   fixture_set(o, "solver", pick(r, "eigen cholesky"));
   bool eigen = strcmp(o->solver, "eigen") == 0;
   fixture_set(o, "damping_split", pick(r, eigen ? "joint full pi" : "full pi"));

@@ -16,7 +16,7 @@
 /* The row's options, not clipped. */
 static ng_options unclipped(const variant *v) {
   ng_options o = v_options(v);
-  o.clip = "none";
+  fixture_set(&o, "clip", "none");
   return o;
 }
 
@@ -80,7 +80,7 @@ static void put_back(const variant *v, int B, int in, int q, bool bias) {
   scene_micro *m = scene_call(s, 0, 0, B); /* a mean loss: delta = B g */
   scene_fill(s, &r);
   ng_options o = unclipped(v);
-  o.damping = 0.5;
+  fixture_real(&o, "damping", 0.5);
   double A[MOST * MOST] = {0}, G[MOST * MOST] = {0}, a[MOST] = {0}, g[MOST] = {0};
   for (int k = 0; k < B; k++) {
     const double *x = m->a[0][0] + in * k, *y = m->g[0][0] + q * k;
@@ -224,8 +224,8 @@ static void zero_gives_zero(const variant *v) {
   for (int k = 0; k < V_CLIPS; k++) {
     scene *s = v_uneven(1, 1, 2);
     ng_options o = v_options(v);
-    o.clip = v_clips[k];
-    o.clip_bound = k < V_BOUNDED ? 0 : 0.001;
+    fixture_set(&o, "clip", v_clips[k]);
+    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
     v_weights(s);
     all_of(s, 0, 0);
     scene_result r = v_play(v, s, &o);
@@ -257,7 +257,7 @@ static void is_plain(const variant *v, const char *what, const scene *s, const n
 static void large_damping(const variant *v) {
   scene *s = v_uneven(1, 1, 3);
   ng_options o = unclipped(v);
-  o.damping = 1e10;
+  fixture_real(&o, "damping", 1e10);
   is_plain(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
   scene_destroy(&s);
 }
@@ -270,7 +270,7 @@ static void no_curvature(const variant *v) {
     const scene_micro *m = &s->micro[0][0][0];
     ng_options o = unclipped(v);
     const bool product = v->f->promises & VECTORS || strcmp(o.damping_split, "joint") == 0;
-    o.stat_decay = 0; /* of an average that began as the identity nothing stays */
+    fixture_real(&o, "stat_decay", 0); /* of an average that began as the identity nothing stays */
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
       if (k != 1) memset(m->a[l][0], 0, sizeof(double) * (size_t)scene_in_count(s, l, 3));
@@ -287,7 +287,7 @@ static void far_from_one(const variant *v) {
   static const double size[] = {1e25, 1e-30};
   scene *s = v_uneven(1, 1, 24);
   ng_options o = v_options(v);
-  o.clip = "rescale";
+  fixture_set(&o, "clip", "rescale");
   scene_result one = v_play(v, s, &o);
   const double tolerance = v_tolerance(v, s, &o);
   for (int k = 0; k < 2; k++) {
@@ -361,9 +361,9 @@ static void clips_by_their_formulas(const variant *v) {
   const double part = 64 * unit + (v->f->promises & VECTORS ? v_tolerance(v, s, &o) : 0);
   assert_true(plain.nu[0] == 1 && plain.nu[1] == 1);
   for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
-    o.clip = how[k].clip;
-    o.kl_clip = how[k].kl_clip;
-    o.clip_bound = how[k].bound;
+    fixture_set(&o, "clip", how[k].clip);
+    fixture_real(&o, "kl_clip", how[k].kl_clip);
+    fixture_real(&o, "clip_bound", how[k].bound);
     scene_result r = v_play(v, s, &o);
     for (int32_t t = 0; t < 2; t++) {
       double least = INFINITY;
@@ -406,7 +406,7 @@ static void halves(const variant *v) {
   static const double half[] = {0x1p-8, 0x1p-11};
   scene *s = v_uneven(2, 1, 15);
   ng_options o = v_options(v);
-  o.damping = 100;
+  fixture_real(&o, "damping", 100);
   scene_result x = v_play(v, s, &o);
   const double condition = v_tolerance(v, s, &o) / (2 * v->f->growth * unit);
   for (int k = 0; k < 4; k++) {

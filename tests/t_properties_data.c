@@ -73,8 +73,8 @@ static void shared_weights(const variant *v) {
 /* An average that began as the identity is not of the data's scale: nothing of it may be left. */
 static ng_options of_the_data(const variant *v) {
   ng_options o = v_options(v);
-  o.clip = "none";
-  if (strcmp(o.stat_start, "identity") == 0) o.stat_decay = 0;
+  fixture_set(&o, "clip", "none");
+  if (strcmp(o.stat_start, "identity") == 0) fixture_real(&o, "stat_decay", 0);
   return o;
 }
 
@@ -280,7 +280,8 @@ static void threads(const variant *v) {
   const bool vectors = v->f->promises & VECTORS;
   const int32_t steps = vectors ? 2 : 1;
   ng_options o = v_options(v);
-  if (vectors) o.damping = 1000; /* well conditioned, so that the tolerance is a tight one */
+  if (vectors)
+    fixture_real(&o, "damping", 1000); /* well conditioned, so that the tolerance is a tight one */
   scene *s = scene_create(steps, 1);
   scene_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
   scene_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
@@ -346,7 +347,8 @@ static void bias(const variant *v) {
       copy(ones->D[t][0], s->D[t][0], OUT * (IN + 1));
     }
     ng_options o = v_options(v);
-    if (strcmp(o.stat_scale, "textbook") == 0) o.positions = k % 2 ? "reduce" : "expand";
+    if (strcmp(o.stat_scale, "textbook") == 0)
+      fixture_set(&o, "positions", k % 2 ? "reduce" : "expand");
     v_equal(v, conv ? "bias of a convolution" : "bias", s, &o, ones, &o, v_tolerance(v, s, &o));
     scene_destroy(&s);
     scene_destroy(&ones);

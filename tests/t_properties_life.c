@@ -30,7 +30,7 @@ static int ways(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }
 
 static ng_options divided(const variant *v, int way) {
   ng_options o = v_options(v);
-  if (has(v, FRACTIONS)) o.grad_worker_fraction = way;
+  if (has(v, FRACTIONS)) fixture_real(&o, "grad_worker_fraction", way);
   return o;
 }
 
@@ -121,8 +121,8 @@ static void ranks_clip_together(const variant *v) {
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < V_CLIPS; k++) {
     ng_options o = divided(v, k % ways(v));
-    o.clip = v_clips[k];
-    o.clip_bound = k < V_BOUNDED ? 0 : 0.01;
+    fixture_set(&o, "clip", v_clips[k]);
+    fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.01);
     v_equal(v, o.clip, s, &o, one, &o, tolerance);
   }
   scene_destroy(&s);
@@ -136,7 +136,7 @@ static void fractions(const variant *v) {
   ng_options o = v_options(v);
   scene_result r[3];
   for (int k = 0; k < 3; k++) {
-    o.grad_worker_fraction = fraction[k];
+    fixture_real(&o, "grad_worker_fraction", fraction[k]);
     r[k] = v_play(v, s, &o);
     v_same(v, "fractions", s, &r[k], &r[0], 0);
   }
@@ -179,7 +179,7 @@ static void resumed(const variant *v) {
     const int32_t ranks = k < 2 ? 1 : 3;
     scene *s = party(v, ranks);
     ng_options o = v_options(v);
-    o.stat_period = 1 + k % 2;
+    fixture_real(&o, "stat_period", 1 + k % 2);
     scene_look look = stage(ranks);
     scene_result x = v_play_as(v, s, &o, look);
     look.resume = file;
@@ -231,7 +231,7 @@ static void refused(const variant *v) {
     const int32_t ranks = k < 3 ? 1 : 3;
     scene *s = party(v, ranks);
     ng_options o = v_options(v);
-    o.damping_leak = 0; /* a gradient is looked at after the solve, which leaks */
+    fixture_real(&o, "damping_leak", 0); /* a gradient is looked at after the solve, which leaks */
     for (int32_t at = 0; at < 3; at++) {
       scene_look look = stage(ranks);
       look.trouble = trouble[k % 3].what;
@@ -281,9 +281,9 @@ static void out_of_range(const variant *v) {
     scene_micro *m = &s->micro[0][0][0];
     scene_result r;
     ng_options o = v_options(v);
-    o.clip = "none";
-    o.damping = 1e-3;
-    o.stat_decay = 0;
+    fixture_set(&o, "clip", "none");
+    fixture_real(&o, "damping", 1e-3);
+    fixture_real(&o, "stat_decay", 0);
     for (int32_t l = 0; l < s->layers; l++) {
       const double most = v_most(s->D[0][l], scene_weights(s, l));
       memset(m->a[l][0], 0, sizeof(double) * (size_t)scene_in_count(s, l, 3));

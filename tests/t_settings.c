@@ -153,28 +153,61 @@ static void settings_are_checked_together(void **state) {
   }
 }
 
+/* The options of the settings have this value. */
+static void options_have(const settings *s, const char *name, const char *value) {
+  ng_options *o = NULL;
+  assert_int_equal(settings_options(s, &o), CLI_OK);
+  assert_string_equal(cli_option_text(o, name).text, value);
+  ng_options_destroy(&o);
+}
+
 static void the_options_are_row_then_environment_then_ours(void **state) {
   (void)state;
   settings s;
-  ng_options o;
   settings_init(&s);
   must_set(&s, "method", "kaisa");
-  assert_int_equal(settings_options(&s, &o), CLI_OK);
-  assert_string_equal(o.solver, "eigen");
-  assert_string_equal(o.update, "sgd");
+  options_have(&s, "solver", "eigen");
+  options_have(&s, "update", "sgd");
   assert_int_equal(setenv("NG_DAMPING", "0.25", 1), 0);
-  assert_int_equal(settings_options(&s, &o), CLI_OK);
-  assert_true(o.damping == 0.25);
+  options_have(&s, "damping", "0.25");
   must_set(&s, "damping", "0.5");
   must_set(&s, "damping", "0.75"); /* replaces */
   assert_int_equal(s.n_library, 1);
-  assert_int_equal(settings_options(&s, &o), CLI_OK);
-  assert_true(o.damping == 0.75);
+  options_have(&s, "damping", "0.75");
   must_set(&s, "optimizer", "adamw");
-  assert_int_equal(settings_options(&s, &o), CLI_OK);
-  assert_string_equal(o.update, "adamw");
+  options_have(&s, "update", "adamw");
   assert_int_equal(unsetenv("NG_DAMPING"), 0);
   settings_free(&s);
+}
+
+/* NG_METHOD is the method of a run that was given none. */
+static void the_method_of_the_environment(void **state) {
+  (void)state;
+  settings s;
+  ng_options *o = NULL;
+  assert_int_equal(setenv("NG_METHOD", "eva", 1), 0);
+  settings_init(&s);
+  assert_string_equal(s.method, "eva");
+  options_have(&s, "method", "eva");
+  options_have(&s, "stat_batch", "16");
+  must_set(&s, "method", "kaisa"); /* said here, it wins */
+  options_have(&s, "method", "kaisa");
+  options_have(&s, "solver", "eigen");
+  settings_free(&s);
+  assert_int_equal(setenv("NG_METHOD", "adamw", 1), 0); /* the trainer's own */
+  settings_init(&s);
+  assert_true(settings_first_order(&s) && settings_adamw(&s));
+  settings_free(&s);
+  assert_int_equal(setenv("NG_METHOD", "evva", 1), 0);
+  settings_init(&s);
+  quiet();
+  assert_int_equal(settings_options(&s, &o), CLI_BAD);
+  const char *text = said();
+  assert_non_null(strstr(text, "NG_METHOD in the environment"));
+  assert_non_null(strstr(text, "'eva'"));
+  assert_null(o);
+  settings_free(&s);
+  assert_int_equal(unsetenv("NG_METHOD"), 0);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------*/
@@ -200,11 +233,14 @@ static void what_is_written_is_read_back(void **state) {
     assert_true(settings_get(&s, name, a, sizeof a) && settings_get(&back, name, b, sizeof b));
     if (strcmp(a, b) != 0) fail_msg("%s: %s became %s", name, a, b);
   }
-  ng_options x, y;
+  ng_options *x = NULL, *y = NULL;
   assert_int_equal(settings_options(&s, &x), CLI_OK);
   assert_int_equal(settings_options(&back, &y), CLI_OK);
-  assert_true(x.damping == y.damping && y.kl_clip == 0.5 && x.kl_clip != 0.5);
-  assert_string_equal(y.skip_layers, "a\"\\b");
+  assert_true(cli_option_real(x, "damping") == cli_option_real(y, "damping"));
+  assert_true(cli_option_real(y, "kl_clip") == 0.5 && cli_option_real(x, "kl_clip") != 0.5);
+  assert_string_equal(cli_option_text(y, "skip_layers").text, "a\"\\b");
+  ng_options_destroy(&x);
+  ng_options_destroy(&y);
   settings_free(&s);
   settings_free(&back);
 }
@@ -295,6 +331,7 @@ int main(void) {
       cmocka_unit_test(bad_values_are_refused),
       cmocka_unit_test(settings_are_checked_together),
       cmocka_unit_test(the_options_are_row_then_environment_then_ours),
+      cmocka_unit_test(the_method_of_the_environment),
       cmocka_unit_test(what_is_written_is_read_back),
       cmocka_unit_test(bad_files_are_refused),
       cmocka_unit_test(a_run_goes_on_as_it_began),

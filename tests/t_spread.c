@@ -93,22 +93,9 @@ static ng_status one_step(life *l, int32_t rank, ng_precond *p, int32_t step) {
   return st == NG_OK ? ng_step(p, 0.1) : st;
 }
 
-static ng_status set_all(ng_options *o, const char *text, char *why, size_t size) {
-  char copy[256], *rest = copy;
-  (void)snprintf(copy, sizeof copy, "%s", text);
-  for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
-    char *value = strchr(word, '=');
-    *value++ = 0;
-    const ng_status st = ng_options_set(o, word, value, why, size);
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
-}
-
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   ng_context_config c;
-  ng_options o;
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
   char *why = l->why[rank];
@@ -117,13 +104,11 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   c.linalg = "ref";
   if (l->ranks > 1) c.transport = t;
   ng_status st = ng_context_create(NG_VERSION, &c, why, 256, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = set_all(&o, l->set, why, 256);
   for (int i = 0; i < 4 && st == NG_OK && l->family[i] != NULL; i++) {
     st = ng_family_register(ctx, l->family[i], why, 256);
   }
   if (st == NG_OK) ctx->place = l->place;
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  if (st == NG_OK) st = ng_precond_create(ctx, l->set, &p);
   for (int32_t i = 0, index; i < l->entries && st == NG_OK; i++) {
     const entry *e = &model[i];
     st = e->out == 0 ? ng_add_tensor(p, e->name, e->weights, &index)
@@ -440,14 +425,12 @@ static void test_left_by_ready(void **state) {
   (void)state;
   ng_family f = toy_diagonal;
   ng_context *ctx = NULL;
-  ng_options o;
   ng_precond *p = NULL;
   int32_t index;
   f.check = no_options;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
   assert_int_equal(ng_family_register(ctx, &f, NULL, 0), NG_OK);
-  assert_int_equal(ng_options_init(&o), NG_OK);
-  assert_int_equal(ng_precond_create(ctx, &o, &p), NG_OK);
+  assert_int_equal(ng_precond_create(ctx, NULL, &p), NG_OK);
   assert_int_equal(ng_add_linear(p, "fc", 6, 4, 1, &index), NG_OK);
   assert_int_equal(ng_add_tensor(p, "toy", 5, &index), NG_OK);
   assert_int_equal(ng_ready(p), NG_ERR_ARG);
@@ -469,7 +452,6 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   uint16_t narrow[WIDE];
   ng_context *ctx = NULL;
   ng_precond *p = NULL;
-  ng_options o;
   ng_batch batch;
   ng_sgd how;
   int32_t fc;
@@ -479,9 +461,7 @@ static ng_status wide(ng_dtype weight, float out[WIDE]) {
   ng_from_f32(narrow, NG_BF16, w, WIDE);
   ng_to_f32(w, narrow, NG_BF16, WIDE);
   ng_status st = ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx);
-  if (st == NG_OK) st = ng_options_init(&o);
-  if (st == NG_OK) st = set_all(&o, "update=sgd clip=none max_factor=100", NULL, 0);
-  if (st == NG_OK) st = ng_precond_create(ctx, &o, &p);
+  if (st == NG_OK) st = ng_precond_create(ctx, "update=sgd clip=none max_factor=100", &p);
   if (st == NG_OK) st = ng_add_linear(p, "fc", WIDE, 1, 0, &fc);
   if (st == NG_OK) st = ng_ready(p);
   const plane vg = plane_of(grad, 1, WIDE, NG_F32), in = plane_of(a, 1, WIDE, NG_F32);

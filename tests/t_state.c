@@ -77,7 +77,7 @@ static ng_status whole_and_resumed(int32_t rank, ng_transport *t, void *arg) {
     fprintf(stderr, "rank %d: %s %s\n", rank, a.message, a.ctx ? ng_last_error(a.ctx) : "");
   sim_close(&a);
 
-  (void)snprintf(set, sizeof set, "%s %s", r->wrong, r->how.set);
+  (void)snprintf(set, sizeof set, "%s; %s", r->wrong, r->how.set);
   other.set = set;
   if (st == NG_OK) {
     st = sim_open(&b, &other, t, NULL);
@@ -143,7 +143,7 @@ static const sim_setup rows[] = {
     {.method = "natgrad", .set = "fold=direct stat_period=2"},
     {.method = "natgrad", .set = "skip_layers=conv update=sgd"},
     {.method = "natgrad",
-     .set = "solve_period=2 schedule=damping*0.5@2,5 solve_period*=1.5@3 stat_decay~0.9"},
+     .set = "solve_period=2 schedule='damping*0.5@2,5 solve_period*=1.5@3 stat_decay~0.9'"},
     {.method = "kaisa", .set = ""},
     {.method = "kaisa",
      .set = "solver=cholesky prediv=0 damping_split=full " PERIODS " factor_dtype=bf16"},
@@ -153,7 +153,7 @@ static const sim_setup rows[] = {
     {.method = "dp-kfac", .set = "update=sgd " PERIODS},
     {.method = "eva", .set = "stat_period=2 update=sgd"},
     {.method = "eva",
-     .set = "clip=rescale schedule=damping*0.5@2,5 stat_decay~0.9",
+     .set = "clip=rescale schedule='damping*0.5@2,5 stat_decay~0.9'",
      .micro = 2,
      .vary = SIM_NHWC},
     {.method = "eva-natgrad",

@@ -141,16 +141,17 @@ static int method_pairs(const settings *s, const char *label, json_t *o) {
     pair(o, label, row->name, value);
   }
   if (settings_first_order(s)) return CLI_OK;
-  ng_options options;
+  ng_options *options = NULL;
   if (settings_options(s, &options) != CLI_OK) return CLI_BAD;
   for (int i = 0; i < ng_option_count(); i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK ||
-        ng_options_get(&options, info.name, value, sizeof value) != NG_OK) {
+        ng_options_get(options, info.name, value, sizeof value) != NG_OK) {
       continue;
     }
     pair(o, label, info.name, value);
   }
+  ng_options_destroy(&options);
   return CLI_OK;
 }
 

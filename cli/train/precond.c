@@ -112,14 +112,15 @@ static int check_skip(const settings *s, const nn *net, const ng_option_info *in
                       const char *value) {
   char message[MESSAGE] = "";
   const char *by = "";
-  ng_options alone;
+  ng_options *alone = NULL;
   ng_layer layer;
-  if (ng_options_init(&alone) != NG_OK) return CLI_BAD;
-  ng_status st = ng_options_set(&alone, info->name, value, message, sizeof message);
+  ng_status st = ng_options_create(NULL, message, sizeof message, &alone);
+  if (st >= 0) st = ng_options_set(alone, info->name, value, message, sizeof message);
   for (int i = 0; i < nn_layers(net) && st >= 0 && by[0] == 0; i++) {
     st = describe(nn_layer_at(net, i), &layer);
-    if (st >= 0) st = ng_options_skip(&alone, &layer, &by, message, sizeof message);
+    if (st >= 0) st = ng_options_skip(alone, &layer, &by, message, sizeof message);
   }
+  ng_options_destroy(&alone);
   if (st < 0) return cli_bad("--%s", message);
   return by[0] != 0 ? CLI_OK : fits_no_layer(s, net, info->name, value);
 }
@@ -127,16 +128,17 @@ static int check_skip(const settings *s, const nn *net, const ng_option_info *in
 /* The library's group "layers" are the options that leave layers out; at their defaults they leave out
  * none. */
 int precond_check(const settings *s, const nn *net) {
-  ng_options o;
+  ng_options *o = NULL;
   int rc = settings_options(s, &o);
   for (int i = 0; i < s->n_library && !s->resume && rc == CLI_OK; i++) {
     char read[MESSAGE];
     ng_option_info info;
     if (!cli_option_find(s->library[i].name, &info) || strcmp(info.group, "layers") != 0) continue;
     const char *value = s->library[i].value; /* 011 is 11; a long expression is what it is */
-    if (ng_options_get(&o, info.name, read, sizeof read) == NG_OK) value = read;
+    if (ng_options_get(o, info.name, read, sizeof read) == NG_OK) value = read;
     if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);
   }
+  ng_options_destroy(&o);
   return rc;
 }
 
@@ -178,7 +180,7 @@ static ng_status add_all(precond *p) {
 
 int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   *out = NULL;
-  ng_options o;
+  ng_options *o = NULL;
   ng_context_config config;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
   ng_context_config_init(&config, sizeof config);
@@ -193,7 +195,8 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   p->net = net;
   p->watch = (nn_watch){p, show_input, show_output_grad};
   int rc = cli_context(&config, &p->ctx);
-  if (rc == CLI_OK && ng_precond_create(p->ctx, &o, &p->p) < 0) rc = told(p);
+  if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);
+  ng_options_destroy(&o);
   if (!settings_first_order(s)) p->index = cli_take((size_t)nn_layers(net), sizeof *p->index);
   if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
   if (rc != CLI_OK) precond_destroy(&p);

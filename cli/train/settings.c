@@ -102,12 +102,8 @@ static int one_of(const char *value, const char *choices, char *message, size_t 
 
 static int method_form(const char *value, char *message, size_t size) {
   ng_method_info info;
-  ng_options o;
   if (strcmp(value, "sgd") == 0 || strcmp(value, "adamw") == 0) return CLI_OK;
-  if (cli_method_find(value, &info) >= 0) {
-    if (ng_options_init(&o) != NG_OK) return CLI_BAD;
-    return ng_options_set_method(&o, value, message, size) < 0 ? CLI_BAD : CLI_OK;
-  }
+  if (cli_method_find(value, &info) >= 0) return CLI_OK;
   const char *names[CLI_METHODS + 2] = {"sgd", "adamw"};
   const char *near = cli_nearest(value, names, 2 + cli_method_names(names + 2, CLI_METHODS));
   (void)snprintf(message, size, "unknown method '%s'; %s%s", value,
@@ -205,13 +201,15 @@ static int set_own(settings *s, const settings_row *row, const char *value, char
 
 static int set_library(settings *s, const char *name, const char *value, char *message,
                        size_t size) {
-  ng_options o;
+  ng_options *o = NULL;
   if (strcmp(name, "update") == 0) {
     (void)snprintf(message, size, "the trainer sets it; use optimizer");
     return CLI_BAD;
   }
-  if (ng_options_init(&o) != NG_OK) return CLI_BAD;
-  if (ng_options_set(&o, name, value, message, size) < 0) {
+  ng_status st = ng_options_create(NULL, message, size, &o);
+  if (st >= 0) st = ng_options_set(o, name, value, message, size);
+  ng_options_destroy(&o);
+  if (st < 0) {
     const size_t n = strlen(name); /* the library's message names the option, as ours will */
     if (strncmp(message, name, n) == 0 && strncmp(message + n, ": ", 2) == 0)
       memmove(message, message + n + 2, strlen(message + n + 2) + 1);
@@ -273,6 +271,9 @@ void settings_init(settings *s) {
     (void)set_own(s, &settings_rows[i], settings_rows[i].standard, message, sizeof message);
     if (strcmp(settings_rows[i].name, "epochs") == 0) s->steps = 0;
   }
+  /* As the library's options; a name that is none is refused where the environment is read. */
+  const char *method = getenv("NG_METHOD");
+  if (method != NULL) put_text(s, settings_find("method"), method);
 }
 
 void settings_write_real(double v, char *text, size_t size) {

@@ -37,7 +37,7 @@ typedef struct settings {
   } * library;
 } settings;
 
-void settings_init(settings *s); /* defaults */
+void settings_init(settings *s); /* defaults; the method is that of NG_METHOD, if there is one */
 void settings_copy(settings *to, const settings *from);
 void settings_free(settings *s);
 
@@ -51,8 +51,8 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 /* Settings against each other and against the library (an unknown method, a damping of 0; an option
  * of the library beside sgd or adamw, which have no use for it). */
 int settings_check(const settings *s);
-/* The options for ng_precond_create: row, NG_<NAME> of the environment, then `library`. */
-int settings_options(const settings *s, ng_options *out);
+/* The options for ng_precond_create_from: row, NG_<NAME> of the environment, then `library`. */
+int settings_options(const settings *s, ng_options **out);
 /* Has the method any use for this setting, or option of the library? */
 bool settings_knows(const settings *s, const char *name);
 /* Has this option of the library no effect in this run?  What it needs to have one ("clip = kl") goes to

@@ -31,21 +31,23 @@ bool settings_knows(const settings *s, const char *name) {
   return true;
 }
 
-static int options_of(const settings *s, ng_options *out, char *message, size_t size) {
-  if (ng_options_init(out) != NG_OK) return CLI_BAD;
-  ng_status st = NG_OK;
-  if (settings_first_order(s)) {
-    st = ng_options_set(out, "clip", "none", message, size);
-  } else {
-    st = ng_options_set_method(out, s->method, message, size);
-    if (st >= 0) st = ng_options_from_env(out, message, size);
+static int options_of(const settings *s, ng_options **out, char *message, size_t size) {
+  ng_options *o = NULL;
+  *out = NULL;
+  ng_status st = ng_options_create(NULL, message, size, &o);
+  if (st >= 0 && settings_first_order(s)) {
+    st = ng_options_set(o, "clip", "none", message, size);
+  } else if (st >= 0) {
+    st = ng_options_from_env(o, message, size);
+    if (st >= 0) st = ng_options_set(o, "method", s->method, message, size);
     for (int i = 0; i < s->n_library && st >= 0; i++) {
-      st = ng_options_set(out, s->library[i].name, s->library[i].value, message, size);
+      st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
     }
   }
-  if (st >= 0)
-    st = ng_options_set(out, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
-  if (st >= 0) st = ng_options_check(out, message, size);
+  if (st >= 0) st = ng_options_set(o, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
+  if (st >= 0) st = ng_options_check(o, message, size);
+  if (st < 0) ng_options_destroy(&o);
+  *out = o;
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
@@ -60,14 +62,16 @@ static bool is_rankone(const settings *s) {
 double settings_lr(const settings *s) {
   const double sgd = 0.03, adamw = 0.001;
   char message[MESSAGE];
-  ng_options o;
+  ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
   if (!is_rankone(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return sgd;
-  return sgd * o.damping;
+  const double damping = cli_option_real(o, "damping");
+  ng_options_destroy(&o);
+  return sgd * damping;
 }
 
-int settings_options(const settings *s, ng_options *out) {
+int settings_options(const settings *s, ng_options **out) {
   char message[MESSAGE] = "";
   if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
   return cli_bad("%s", message);
@@ -89,16 +93,18 @@ const settings_row *settings_useless(const settings *s) {
 bool settings_idle(const settings *s, const char *name, char *needs, size_t size) {
   char message[MESSAGE];
   ng_option_info info;
-  ng_options o;
+  ng_options *o = NULL;
   if (settings_first_order(s) || settings_find(name) != NULL || !cli_option_find(name, &info) ||
       options_of(s, &o, message, sizeof message) != CLI_OK) {
     return false;
   }
-  return ng_options_idle(&o, info.name, needs, size) == NG_OK && needs[0] != 0;
+  const bool idle = ng_options_idle(o, info.name, needs, size) == NG_OK && needs[0] != 0;
+  ng_options_destroy(&o);
+  return idle;
 }
 
 int settings_check(const settings *s) {
-  ng_options o;
+  ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
     return cli_bad("--epochs: expected it, or --steps, above 0");
   if (settings_first_order(s) && s->n_library > 0) {
@@ -122,7 +128,9 @@ int settings_check(const settings *s) {
   }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
-  return settings_options(s, &o);
+  const int rc = settings_options(s, &o);
+  ng_options_destroy(&o);
+  return rc;
 }
 
 /* The same kind of files may lie elsewhere by now; whether they hold the same, a checksum tells. */
@@ -149,17 +157,19 @@ int settings_same(const settings *was, const settings *now, const char *where) {
                      where);
     }
   }
-  ng_options x, y;
+  ng_options *x = NULL, *y = NULL;
   int rc = settings_options(was, &x);
   if (rc == CLI_OK) rc = settings_options(now, &y);
   for (int i = 0; i < ng_option_count() && rc == CLI_OK; i++) {
     ng_option_info info = {.struct_size = sizeof info};
-    if (ng_option_at(i, &info) != NG_OK || ng_options_get(&x, info.name, a, sizeof a) != NG_OK ||
-        ng_options_get(&y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0) {
+    if (ng_option_at(i, &info) != NG_OK || ng_options_get(x, info.name, a, sizeof a) != NG_OK ||
+        ng_options_get(y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0) {
       continue;
     }
     rc =
         cli_bad("--%s: is '%s', but '%s' in %s; a run goes on as it began", info.name, b, a, where);
   }
+  ng_options_destroy(&x);
+  ng_options_destroy(&y);
   return rc;
 }

@@ -116,12 +116,16 @@ static void add_library(FILE *f, const ng_options *o) {
 }
 
 int settings_write(const settings *s, const char *path) {
-  ng_options o;
-  if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
+  ng_options *o = NULL;
   char *text = NULL, value[VALUE] = "";
   size_t size = 0;
   FILE *f = open_memstream(&text, &size);
   if (f == NULL) return cli_bad("%s: no memory", path);
+  if (settings_options(s, &o) != CLI_OK) {
+    (void)fclose(f);
+    free(text);
+    return CLI_BAD;
+  }
   settings full = *s; /* only looked at */
   full.lr = settings_lr(s);
   const int v = ng_version();
@@ -136,7 +140,8 @@ int settings_write(const settings *s, const char *path) {
     add(f, row->name, value,
         row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);
   }
-  if (!settings_first_order(s)) add_library(f, &o);
+  if (!settings_first_order(s)) add_library(f, o);
+  ng_options_destroy(&o);
   (void)fputs("\n}\n", f);
   int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
   if (rc == CLI_OK) rc = disk_write(path, text, size);

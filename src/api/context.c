@@ -17,19 +17,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* On cache lines: kernels and tiles count on it (NG_ALIGN). */
-static void *standard_alloc(void *user, size_t bytes) {
-  void *p = NULL;
-  (void)user;
-  return posix_memalign(&p, NG_ALIGN, bytes) == 0 ? p : NULL;
-}
-
-static void standard_free(void *user, void *p, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(p);
-}
-
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
 static const char *const level_name[] = {"none", "error", "warn", "info", "trace"};
@@ -138,8 +125,8 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   if (st != NG_OK) return st;
 
   if (c.alloc == NULL) {
-    c.alloc = standard_alloc;
-    c.free = standard_free;
+    c.alloc = ng_plain_alloc;
+    c.free = ng_plain_free;
   }
   if (c.threads == 0) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);

@@ -21,27 +21,20 @@ static ng_status check_skip(ng_context *ctx, const char *pattern) {
   return NG_OK;
 }
 
-/* Options are judged before anything is taken, and copied: the caller's texts may go.  What an
- * object holds is counted from the first byte, so ng_memory adds up to what the context lent. */
-ng_status ng_precond_create(ng_context *ctx, const ng_options *options, ng_precond **out) {
-  if (out != NULL) *out = NULL;
-  if (ctx == NULL) return NG_ERR_ARG;
-  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
-  if (out == NULL || options == NULL) {
-    return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: %s is NULL",
-                   out == NULL ? "out" : "options");
-  }
+/* Options are judged before anything is taken.  What an object holds is counted from the first byte,
+ * so ng_memory adds up to what the context lent. */
+static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
   char message[NG_MESSAGE] = "";
-  ng_status st = ng_options_check(options, message, sizeof message);
+  ng_status st = ng_family_check(options, message, sizeof message);
   if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
   ng_precond *p = ng_alloc(ctx, sizeof *p);
   if (p == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_precond_create: no memory");
   memset(p, 0, sizeof *p);
   p->ctx = ctx;
+  p->opt = *options;
   p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p; /* itself, too */
   /* what follows takes from the context itself, which knows no objects */
   int64_t before = ctx->bytes;
-  NG_TRY(ng_options_own(ctx, options, &p->opt));
   NG_TRY(check_skip(ctx, p->opt.skip_layers));
   NG_TRY(ng_schedule_parse(ctx, p->opt.schedule, &p->schedule));
   p->held[NG_USE_OBJECTS] += ctx->bytes - before;
@@ -59,6 +52,31 @@ done:
   if (st == NG_ERR_NOMEM) (void)ng_fail(ctx, st, "ng_precond_create: no memory for the options");
   ng_precond_destroy(&p);
   return st;
+}
+
+ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_precond **out) {
+  if (out != NULL) *out = NULL;
+  if (ctx == NULL) return NG_ERR_ARG;
+  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
+  if (out == NULL || options == NULL) {
+    return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create_from: %s is NULL",
+                   out == NULL ? "out" : "options");
+  }
+  return create(ctx, options, out);
+}
+
+/* From values on the stack: an object of options would be memory that the context does not count. */
+ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out) {
+  char message[NG_MESSAGE] = "";
+  ng_options o;
+  if (out != NULL) *out = NULL;
+  if (ctx == NULL) return NG_ERR_ARG;
+  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
+  if (out == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_precond_create: out is NULL");
+  ng_options_standard(&o);
+  const ng_status st =
+      line == NULL ? NG_OK : ng_options_set_line(&o, line, message, sizeof message);
+  return st == NG_OK ? create(ctx, &o, out) : ng_fail(ctx, st, "%s", message);
 }
 
 /* Also of what a failed create has left, and of a model whose transport broke: that can only be
@@ -80,7 +98,6 @@ void ng_precond_destroy(ng_precond **precond) {
   ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof(ng_entry *));
   ng_object_free(p, p->step, sizeof *p->step);
   ng_schedule_free(ctx, p->schedule);
-  ng_options_drop(ctx, &p->opt);
   ng_free(ctx, p, sizeof *p);
 }
 

@@ -5,6 +5,7 @@
 #include "step/step.h"
 
 ng_status ng_options_check(const ng_options *o, char *message, size_t message_size) {
+  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
   return ng_family_check(o, message, message_size);
 }
 

@@ -73,6 +73,10 @@ struct ng_context {
   char error[NG_MESSAGE];
 };
 
+/* The allocator of a context that was given none, and of what needs no context: 64-byte aligned. */
+void *ng_plain_alloc(void *user, size_t bytes);
+void ng_plain_free(void *user, void *ptr, size_t bytes);
+
 /* 64-byte aligned, counted; NULL when there is no memory.  Not zeroed. */
 void *ng_alloc(ng_context *ctx, size_t bytes);
 void ng_free(ng_context *ctx, void *ptr, size_t bytes);

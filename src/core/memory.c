@@ -2,10 +2,25 @@
  *
  * In: the caller's callbacks, as resolved when the context was made (api/context.c).  Out: counted
  * blocks, lines, tasks done.  Every byte of the library goes through ng_alloc, so what
- * ng_context_allocated says is all there is. */
+ * ng_context_allocated says is all there is; but for options and groups of threads, which are made
+ * before there is a context. */
 #include "core/core.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
+
+/* On cache lines: kernels and tiles count on it (NG_ALIGN). */
+void *ng_plain_alloc(void *user, size_t bytes) {
+  void *p = NULL;
+  (void)user;
+  return posix_memalign(&p, NG_ALIGN, bytes) == 0 ? p : NULL;
+}
+
+void ng_plain_free(void *user, void *ptr, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(ptr);
+}
 
 /* No bytes is no block: a size of 0 is a mistake, or an overflow, of whoever computed it.  Not from
  * tasks: the counters belong to the context's thread. */

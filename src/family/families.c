@@ -111,28 +111,21 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
   return NG_OK;
 }
 
-/* Ranges before the family: it reads choices as enums, which a text that is no choice does not
- * have.  What holds for every family comes last, since a family's refusal says more. */
+/* What holds for every family comes last, since a family's refusal says more. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
-  ng_options full;
-  ng_status st = ng_options_take(o, &full, message, size);
-  if (st == NG_OK) st = ng_options_verify_rows(&full, message, size);
-  if (st != NG_OK) return st;
   ng_settings s;
-  ng_settings_of(&full, &s);
+  ng_settings_of(o, &s);
   const ng_family *f = ng_family_find(s.family);
   if (f == NULL) { /* a row of methods.c names no family of own[]: t_methods says so */
-    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", full.method,
+    return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->method,
                       s.family);
   }
-  st = f->check(&full, &s, message, size);
-  return st == NG_OK ? ng_options_verify(&full, NULL, message, size) : st;
+  const ng_status st = f->check(o, &s, message, size);
+  return st == NG_OK ? ng_options_verify(o, NULL, message, size) : st;
 }
 
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size) {
   ng_settings s;
-  const ng_status st = ng_options_verify_rows(o, message, size);
-  if (st != NG_OK) return st;
   ng_settings_of(o, &s);
   return b->family->check(o, &s, message, size);
 }

@@ -159,7 +159,7 @@ ng_status ng_family_register_own(ng_context *ctx);
 const ng_family *ng_family_find(const char *name);
 /* The one that takes an entry; NULL: none. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
-/* Every option in the range of its row, and as the method's family wants them. */
+/* Options against each other, and as the method's family wants them. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
 /* The same for values that a block would have, as its own family wants them. */
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);

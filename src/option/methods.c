@@ -177,7 +177,6 @@ static const struct method *find_method(const char *name) {
 }
 
 /* Names from files and callers, so each may be unknown. */
-bool ng_method_known(const char *name) { return find_method(name) != NULL; }
 
 const char *ng_method_family(const char *name) {
   const struct method *m = find_method(name);
@@ -221,26 +220,27 @@ static name_list systems_there_are(void) {
   return list;
 }
 
-/* Every option to the row of `m`, then the variant. */
 /* From the defaults, so that the order in which methods are tried leaves no trace. */
-static ng_status set_row(ng_options *o, const struct method *m, const ng_value *more, char *message,
-                         size_t size) {
-  ng_options full;
-  ng_status st = ng_options_take(o, &full, message, size);
-  if (st != NG_OK) return st;
-  ng_options_standard(&full);
-  full.method = m->name;
-  ng_options_set_values(&full, m->values);
-  ng_options_set_values(&full, more);
-  return ng_options_put(o, &full, message, size);
+static void set_row(ng_options *o, const struct method *m) {
+  ng_options_standard(o);
+  o->method = m->name;
+  ng_options_set_values(o, m->values);
 }
 
-/* All options, also those set before: a method is a point to start from, not a patch. */
-ng_status ng_options_set_method(ng_options *o, const char *name, char *message,
-                                size_t message_size) {
-  if (name == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "method: it is NULL");
+/* A row is where an option begins that nobody gave; what was given holds in any row, so that words
+ * may come in any order. */
+ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t message_size) {
+  if (name == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "method: value is NULL");
   const struct method *m = find_method(name);
-  if (m != NULL) return set_row(o, m, as_the_row, message, message_size);
+  if (m != NULL) {
+    ng_options row;
+    set_row(&row, m);
+    o->method = row.method;
+    for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+      if (!ng_bits_has(o->given.word, i)) ng_option_copy(&ng_option_table[i], &row, o);
+    }
+    return NG_OK;
+  }
   if (ng_in_list(methods_later, name)) {
     return ng_fail_to(message, message_size, NG_ERR_ABSENT,
                       "method '%s' is not supported yet, there is %s", name,
@@ -271,6 +271,7 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
                                 size_t message_size) {
   char word[64];
   name_list there_are = {""};
+  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
   if (system == NULL || which == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ARG, "%s: it is NULL",
                       system == NULL ? "system" : "variant");
@@ -279,7 +280,9 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
   for (int32_t i = 0; i < COUNT(variant); i++) {
     if (!ng_in_list(variant[i].systems, word)) continue;
     if (ng_is(variant[i].variant, which)) {
-      return set_row(o, find_method(variant[i].method), variant[i].values, message, message_size);
+      set_row(o, find_method(variant[i].method));
+      ng_options_set_values(o, variant[i].values);
+      return NG_OK;
     }
     /* The variant without a name is what the system alone means: nobody asks for it. */
     if (variant[i].variant[0] != 0) join(&there_are, "|", variant[i].variant);
@@ -302,28 +305,26 @@ ng_status ng_options_set_system(ng_options *o, const char *system, const char *w
  * another, so there is no list of all names. *lr changes only if all went well. */
 ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr,
                                    char *message, size_t message_size) {
-  ng_options full;
-  ng_status st = ng_options_take(o, &full, message, message_size);
-  if (st != NG_OK) return st;
+  if (o == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options: it is NULL");
   if (name == NULL || value == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ARG, "published option: %s is NULL",
                       name == NULL ? "the name" : "the value");
   }
-  /* A struct filled by hand may have any text here. */
-  const struct method *m = full.method == NULL ? NULL : find_method(full.method);
-  if (m == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options has no method");
+  const struct method *m = find_method(o->method);
   if (m->names == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ARG,
                       "'%s': method %s has no published names; use ng_options_set",
                       ng_quote(name).text, m->name);
   }
+  ng_options full = *o; /* one name may set several options, and fail between them */
   double given = 0;
   bool gives_lr = false;
-  st = ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr, message,
-                     message_size);
-  if (st == NG_OK) st = ng_options_put(o, &full, message, message_size);
-  if (st == NG_OK && gives_lr && lr != NULL) *lr = given;
-  return st;
+  const ng_status st = ng_names_take(m->names, m->name, name, value, &full, &given, &gives_lr,
+                                     message, message_size);
+  if (st != NG_OK) return st;
+  *o = full;
+  if (gives_lr && lr != NULL) *lr = given;
+  return NG_OK;
 }
 
 /* ---- walking the tables ----------------------------------------------------------------------*/

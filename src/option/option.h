@@ -1,12 +1,12 @@
 /* option.h: the options: one row each, text <-> value, methods as rows of values, schedules.
  *
- * In:   texts of the command line, the environment, a layer; a struct that somebody else filled.
+ * In:   texts and numbers of a program, the command line, the environment, a layer.
  * Out:  checked values: ng_options for people and files, ng_settings (settings.h) for the rooms.
  * May call: core.
  *
- * option_table.c holds the rows, option_value.c reads and writes one value, options.c the struct,
- * environment.c the variables that are read, methods.c the named rows of values and the published names,
- * schedule.c values that move with the step
+ * option_table.c holds the rows, option_value.c reads and writes one value, options.c the object, line.c
+ * many values in one text, environment.c the variables that are read, methods.c the named rows of values
+ * and the published names, schedule.c values that move with the step
  * count, skip.c the layers that are left out.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
@@ -16,10 +16,6 @@
 #include "option/settings.h"
 
 #include <regex.h>
-
-/* A copy with texts of its own, from the context's allocator; given back by _drop. */
-ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out);
-void ng_options_drop(ng_context *ctx, ng_options *o);
 
 /* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
  * set are reported through `mask`, so that schedules leave them alone. */
@@ -76,22 +72,21 @@ bool ng_read_bool(const char *text, int32_t *out); /* 0 1 false true off on no y
 /* Shortest text that reads back as the same number. */
 void ng_write_real(double value, char *text, size_t size);
 
-/* One value: from text, to text (false: does not fit), from a struct somebody else filled. */
+/* One value: from text, from a number, to text (false: does not fit).  What is read counts as
+ * given. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size);
+ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
+                              size_t size);
 bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, size_t size);
-ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *message,
-                           size_t size);
-size_t ng_option_end(const ng_option_row *row); /* offset of the first byte after its field */
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to);
 /* The number of a real, int or bool option. */
 double ng_option_number(const ng_option_row *row, const ng_options *o);
 /* Text of a choice or text option, as stored. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o);
-void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text);
 /* The enum value of a choice, -1 if it is none. */
 int32_t ng_option_choice(const ng_option_row *row, const char *text);
-/* The same of the text that a choice holds in *o, which need not have been verified. */
+/* The same of the text that a choice holds in *o. */
 int32_t ng_option_chosen(const ng_options *o, ng_option_id id);
 /* A number, a flag or the value of a choice that the table has; not for texts. */
 void ng_option_store(const ng_option_row *row, ng_options *o, double value);
@@ -100,14 +95,11 @@ double ng_option_clamp(const ng_option_row *row, double value);
 
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
 
-/* Caller's struct -> ours (missing tail: defaults), and back.  Back fails if an option moved that
- * the caller's header does not know. */
-ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size);
-ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size);
+/* The defaults; nothing counts as given. */
 void ng_options_standard(ng_options *full);
-/* Every value in the range of its row; the same, and what holds for every family.  `skip`: options
- * whose schedule does not count; NULL: none of them. */
-ng_status ng_options_verify_rows(const ng_options *full, char *message, size_t size);
+/* Every option that was not given gets the value of the method's row. */
+ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t message_size);
+/* What holds for every family.  `skip`: options whose schedule does not count; NULL: none of them. */
 ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
                             size_t size);
 
@@ -150,7 +142,6 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size);
 
-bool ng_method_known(const char *name);
 /* "kronecker", "rankone"; NULL if there is no such method. */
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */

@@ -1,27 +1,15 @@
 /* option_table.c: every option, once.
  *
  * In comes nothing, out goes a const table: name, default, bounds, choices, help, and the test that
- * shows two values of the option giving different results.  ng_options_init, NG_<NAME> in the
+ * shows two values of the option giving different results.  ng_options_create, NG_<NAME> in the
  * environment, --<name> on the command line, `natgrad info --options` and the man page are all read
  * from here; tests/t_options.c and tests/cli/options_in_sync.sh walk them against each other.
  *
- * To add an option: append the field to ng_options in natgrad.h (never insert), a line to
- * NG_OPTION_LIST in settings.h, a row here, and write effect_<name> in tests/t_option_effects.c.
+ * To add an option: a line in the list of natgrad.h, one in NG_OPTION_LIST of settings.h, a row here,
+ * and write effect_<name> in tests/t_option_effects.c.
  *
  * The defaults are those of method "natgrad"; what other methods change is in methods.c. */
 #include "option/option.h"
-
-/* The list says REAL where the header has a double, and so on: a field that became another type, or
- * a line of the list for an option that the header does not have, does not compile. */
-#define FIELD_REAL double
-#define FIELD_INT int64_t
-#define FIELD_BOOL int32_t
-#define FIELD_CHOICE const char *
-#define FIELD_TEXT const char *
-#define SAME_TYPE(kind, name, type)                                                                \
-  _Static_assert(_Generic(((ng_options *)0)->name, FIELD_##kind : 1, default : 0),                 \
-                 "ng_options." #name " is no " #kind);
-NG_OPTION_LIST(SAME_TYPE)
 
 /* The kind of an option by its name, so that a row need not repeat it. */
 #define KIND(kind, name, type) KIND_##name = NG_OPTION_##kind,
@@ -218,7 +206,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "and the squared norm of the gradient",
         .test = "effect_sides", .family = "rankone", .per_layer = true),
 
-    /* Came later: fields are appended, so that older programs keep their layout. */
+    /* Came later. */
     ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
         .help = "the bound of clip = norm, ratio, rms: |PD|, |PD|/|w|, rms(PD)",
         .test = "effect_clip_bound", .live = true,
@@ -281,7 +269,10 @@ int32_t ng_option_find(const char *name) {
   return -1;
 }
 
-static const char *name_at(int32_t i) { return ng_option_table[i].name; }
+/* With the method: it is set and read like them. */
+static const char *name_at(int32_t i) {
+  return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
+}
 
 /* For names that a person typed: says what was meant.  ng_option_find is for those that may be
  * something else. */
@@ -293,11 +284,10 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return NG_OK;
   }
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
-  /* It is listed among the options of a file or a report, so it is often tried. */
+  /* Where it is set or read, it has been looked at before. */
   if (ng_is(name, "method")) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "method sets all options at once; use ng_options_set_method");
+    return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");
   }
   return ng_fail_to(message, size, NG_ERR_ARG, "there is no option '%s'%s", ng_quote(name).text,
-                    ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT)).text);
+                    ng_hint_of(ng_nearest(name, name_at, NG_OPTION_COUNT + 1)).text);
 }

@@ -1,13 +1,12 @@
-/* option_value.c: option values: one from text and back, and all of a checked struct as numbers.
+/* option_value.c: option values: one from text and back, and all of them as numbers.
  *
  * In comes a text of the command line, the environment or a file; out goes a number or one of the
  * table's own strings, or a message that names the option, what was given and what is allowed.
  * Reading is strict: the whole text must be the value.  Numbers have a decimal point in every
  * locale, because the program around this library may have set one.
  *
- * ng_options is a public struct: its fields are found by the offset in their row, so one text of
- * code serves all of them, and a struct that somebody filled by assignment is held to the same
- * rules as a text. */
+ * Fields of ng_options are found by the offset in their row, so one text of code serves all of them.
+ * Nothing else writes them: a field that is out of its range does not exist. */
 #include "option/option.h"
 
 #include <float.h>
@@ -154,13 +153,11 @@ static ng_status refuse(const ng_option_row *row, const char *given, const char 
 
 /* ---- the field of a row ----------------------------------------------------------------------*/
 
-/* memcpy in and out, no cast of the pointer: no question of aliasing or alignment of a caller's
- * struct. */
+/* memcpy in and out, no cast of the pointer: no question of aliasing or alignment. */
 static const char *field(const ng_option_row *row, const ng_options *o) {
   return (const char *)o + row->offset;
 }
 
-/* Choices and texts are pointers; an enum would tie the size of a public struct to a compiler. */
 static size_t field_size(const ng_option_row *row) {
   switch (row->type) {
   case NG_OPTION_REAL:
@@ -169,22 +166,20 @@ static size_t field_size(const ng_option_row *row) {
     return sizeof(int64_t);
   case NG_OPTION_BOOL:
     return sizeof(int32_t);
-  case NG_OPTION_CHOICE:
   case NG_OPTION_TEXT:
+    return NG_TEXT_ROOM;
+  case NG_OPTION_CHOICE:
     break;
   }
   return sizeof(const char *);
 }
 
-/* A struct of an older header ends before newer options; this tells which those are. */
-size_t ng_option_end(const ng_option_row *row) { return row->offset + field_size(row); }
-
-/* For structs of two versions, whose common options move one by one. */
+/* One option alone: a method leaves the others as they were given. */
 void ng_option_copy(const ng_option_row *row, const ng_options *from, ng_options *to) {
   memcpy((char *)to + row->offset, field(row, from), field_size(row));
 }
 
-/* The bytes of a field, whatever their type: `value` points at one of it. */
+/* The bytes of a field, whatever their type but a free text: `value` points at one of it. */
 static void store(const ng_option_row *row, ng_options *o, const void *value) {
   memcpy((char *)o + row->offset, value, field_size(row));
 }
@@ -211,16 +206,12 @@ double ng_option_number(const ng_option_row *row, const ng_options *o) {
   return 0;
 }
 
-/* Not for numbers: the field must be a pointer. */
+/* Not for numbers: a choice is a pointer to its text, a free text lies in the struct. */
 const char *ng_option_text(const ng_option_row *row, const ng_options *o) {
   const char *text;
+  if (row->type == NG_OPTION_TEXT) return field(row, o);
   memcpy(&text, field(row, o), sizeof text);
   return text;
-}
-
-/* Unchecked: `text` is the table's, or was judged. */
-void ng_option_store_text(const ng_option_row *row, ng_options *o, const char *text) {
-  store(row, o, &text);
 }
 
 /* All places are looked at: the list of a dtype has holes.  Exact spelling: a choice is a word of
@@ -232,7 +223,6 @@ int32_t ng_option_choice(const ng_option_row *row, const char *text) {
   return -1;
 }
 
-/* -1 is an answer: *o may be a caller's, and not verified yet. */
 int32_t ng_option_chosen(const ng_options *o, ng_option_id id) {
   return ng_option_choice(&ng_option_table[id], ng_option_text(&ng_option_table[id], o));
 }
@@ -252,7 +242,7 @@ void ng_option_store(const ng_option_row *row, ng_options *o, double value) {
     store(row, o, &flag);
     break;
   case NG_OPTION_CHOICE:
-    ng_option_store_text(row, o, row->choice[flag]);
+    store(row, o, &row->choice[flag]);
     break;
   case NG_OPTION_TEXT:
     break;
@@ -271,7 +261,13 @@ double ng_option_clamp(const ng_option_row *row, double v) {
   return row->lower_open ? row->lower + (double)FLT_MIN : row->lower;
 }
 
-/* ---- read, write, verify ---------------------------------------------------------------------*/
+/* ---- read, write -----------------------------------------------------------------------------*/
+
+/* A method that is chosen later leaves it alone. */
+static ng_status now_given(const ng_option_row *row, ng_options *o) {
+  ng_bits_add(o->given.word, (int32_t)(row - ng_option_table));
+  return NG_OK;
+}
 
 /* Stored is the table's own string, so the caller's text may go.  Known but not supported yet is
  * another answer than misspelt. */
@@ -279,8 +275,8 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
                              char *message, size_t size) {
   const int32_t choice = ng_option_choice(row, text);
   if (choice >= 0) {
-    if (o != NULL) ng_option_store_text(row, o, row->choice[choice]);
-    return NG_OK;
+    store(row, o, &row->choice[choice]);
+    return now_given(row, o);
   }
   if (row->later != NULL && ng_in_list(row->later, text)) {
     return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is not supported yet, there is %s",
@@ -289,8 +285,45 @@ static ng_status read_choice(const ng_option_row *row, const char *text, ng_opti
   return refuse(row, text, "is not a choice", ng_hint_list(text, row->choices).text, message, size);
 }
 
-/* Nothing is stored before all checks have passed: after a refusal *o is as it was.  Free text is
- * borrowed; ng_options_own copies it. */
+/* The room is that of every free text; the message has no part of what is too long to be shown. */
+static ng_status read_text(const ng_option_row *row, const char *text, ng_options *o, char *message,
+                           size_t size) {
+  const size_t bytes = strlen(text);
+  if (bytes >= NG_TEXT_ROOM) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "%s: %zu bytes, expected at most %d", row->name,
+                      bytes, NG_TEXT_ROOM - 1);
+  }
+  if (row->form != NULL) {
+    const ng_status st = row->form(text, message, size);
+    if (st != NG_OK) return st;
+  }
+  memmove((char *)o + row->offset, text, bytes + 1); /* of an object onto itself is no mistake */
+  return now_given(row, o);
+}
+
+/* A number for a choice or a text is refused in the words that a wrong text would get. */
+ng_status ng_option_read_real(const ng_option_row *row, double value, ng_options *o, char *message,
+                              size_t size) {
+  char text[32];
+  const bool real = row->type == NG_OPTION_REAL, flag = row->type == NG_OPTION_BOOL;
+  value += 0.0; /* -0 becomes 0 */
+  ng_write_real(value, text, sizeof text);
+  if (!real && !flag && row->type != NG_OPTION_INT) {
+    return refuse(row, text, "is a number", "", message, size);
+  }
+  if (!isfinite(value)) return refuse(row, text, "is not a finite number", "", message, size);
+  if (!real && trunc(value) != value) {
+    return refuse(row, text, flag ? "is neither 0 nor 1" : "is not a whole number", "", message,
+                  size);
+  }
+  if (flag ? value != 0 && value != 1 : !ng_option_in_range(row, value)) {
+    return refuse(row, text, flag ? "is neither 0 nor 1" : "is out of range", "", message, size);
+  }
+  ng_option_store(row, o, value);
+  return now_given(row, o);
+}
+
+/* Nothing is stored before all checks have passed: after a refusal *o is as it was. */
 ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options *o, char *message,
                          size_t size) {
   double real = 0;
@@ -306,7 +339,7 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
       return refuse(row, text, "is out of range", "", message, size);
     }
     store(row, o, &real);
-    return NG_OK;
+    return now_given(row, o);
   case NG_OPTION_INT:
     if (!ng_read_int(text, &whole)) {
       return refuse(row, text, "is not a whole number", "", message, size);
@@ -315,24 +348,19 @@ ng_status ng_option_read(const ng_option_row *row, const char *text, ng_options 
       return refuse(row, text, "is out of range", "", message, size);
     }
     store(row, o, &whole);
-    return NG_OK;
+    return now_given(row, o);
   case NG_OPTION_BOOL:
     if (!ng_read_bool(text, &flag)) {
       return refuse(row, text, "is neither yes nor no", "", message, size);
     }
     store(row, o, &flag);
-    return NG_OK;
+    return now_given(row, o);
   case NG_OPTION_CHOICE:
     return read_choice(row, text, o, message, size);
   case NG_OPTION_TEXT:
     break;
   }
-  if (row->form != NULL) {
-    const ng_status st = row->form(text, message, size);
-    if (st != NG_OK) return st;
-  }
-  store(row, o, &text);
-  return NG_OK;
+  return read_text(row, text, o, message, size);
 }
 
 /* All or nothing: half a value would read as another one. */
@@ -350,39 +378,12 @@ bool ng_option_write(const ng_option_row *row, const ng_options *o, char *text, 
   case NG_OPTION_CHOICE:
   case NG_OPTION_TEXT:
     from = ng_option_text(row, o);
-    if (from == NULL) return false;
     break;
   }
   const size_t n = strlen(from);
   if (n >= size) return false;
   memcpy(text, from, n + 1);
   return true;
-}
-
-/* The same rules for a struct that was filled by assignment.  A pointer that is NULL is found; one
- * into nowhere cannot be. */
-ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *message,
-                           size_t size) {
-  char given[32];
-  const char *text;
-  switch (row->type) {
-  case NG_OPTION_REAL:
-  case NG_OPTION_INT:
-    if (ng_option_in_range(row, ng_option_number(row, o))) return NG_OK;
-    ng_write_real(ng_option_number(row, o), given, sizeof given);
-    return refuse(row, given, "is out of range", "", message, size);
-  case NG_OPTION_BOOL:
-    if (ng_option_number(row, o) == 0 || ng_option_number(row, o) == 1) return NG_OK;
-    (void)ng_option_write(row, o, given, sizeof given);
-    return refuse(row, given, "is neither 0 nor 1", "", message, size);
-  case NG_OPTION_CHOICE:
-  case NG_OPTION_TEXT:
-    break;
-  }
-  text = ng_option_text(row, o);
-  if (text == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "%s: value is NULL", row->name);
-  if (row->type == NG_OPTION_CHOICE) return read_choice(row, text, NULL, message, size);
-  return row->form == NULL ? NG_OK : row->form(text, message, size);
 }
 
 /* ---- all of them, as settings.h ---------------------------------------------------------------*/
@@ -393,11 +394,10 @@ ng_status ng_option_verify(const ng_option_row *row, const ng_options *o, char *
 #define PARSE_REAL(name, type) out->name = o->name;
 #define PARSE_INT(name, type) out->name = o->name;
 #define PARSE_BOOL(name, type) out->name = o->name != 0;
-#define PARSE_TEXT(name, type) out->name = o->name;
+#define PARSE_TEXT(name, type)
 #define PARSE_CHOICE(name, type) out->name = (type)chosen(o, NG_OPTION_##name);
 #define PARSE(kind, name, type) PARSE_##kind(name, type)
 
-/* What is no choice was refused before anybody asks for its number. */
 static int32_t chosen(const ng_options *o, ng_option_id id) {
   const int32_t value = ng_option_chosen(o, id);
   NG_ASSERT(value >= 0);

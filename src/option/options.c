@@ -1,30 +1,26 @@
-/* options.c: the options struct: fill, set, get, check, copy.
+/* options.c: the options as an object: make, copy, set, get, check.
  *
- * In come texts (command line, environment, a layer's overrides) or a struct the caller filled; out
- * goes a struct whose every field is in the table's range and whose fields agree with each other.
- * Work is done on a full copy and written back at the end, so a failure changes nothing.
+ * In come names, texts and numbers (a program's, the environment's); out goes an object whose every
+ * option is in the table's range.  Whether they go together is asked when all are set.  Where one
+ * call sets several, work is done on a copy and put back at the end, so a failure changes nothing.
  *
- * The struct crosses the header and may come from an older or a newer one: options that the
- * caller's header does not have hold their defaults; a tail that this library does not know must be
- * zero. */
+ * An object knows which options were given.  The others follow the method, so the order in which
+ * method and options are set has no effect. */
 #include "option/option.h"
 
 #include <stdlib.h>
 
-/* The smallest struct that is one of ours: struct_size and method. */
-#define LEAST (offsetof(ng_options, method) + sizeof(const char *))
+static ng_status no_object(char *message, size_t size) {
+  return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
+}
 
-/* Every function reads the caller's struct through ng_options_take and writes through
- * ng_options_put, so that all between works on a struct of our own size. */
-
-/* ---- across the header -----------------------------------------------------------------------*/
+/* ---- make, copy ------------------------------------------------------------------------------*/
 
 /* The defaults are kept as text, because that is what the table shows to people; they are read by
  * the same code as anybody's text, so a default out of its range would be found by the first
  * test. */
 void ng_options_standard(ng_options *full) {
   memset(full, 0, sizeof *full);
-  full->struct_size = sizeof *full;
   full->method = ng_method_name("natgrad");
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
@@ -32,67 +28,37 @@ void ng_options_standard(ng_options *full) {
     NG_ASSERT(st == NG_OK);
     (void)st;
   }
+  memset(&full->given, 0, sizeof full->given);
 }
 
-/* A set byte beyond our struct is an option that we do not have: to leave it out silently would
- * train with other settings than were asked for. */
-ng_status ng_options_take(const ng_options *o, ng_options *full, char *message, size_t size) {
-  if (o == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options: it is NULL");
-  if (o->struct_size < LEAST) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "ng_options: struct_size is %zu, expected at least %zu; call "
-                      "ng_options_init first",
-                      o->struct_size, LEAST);
-  }
-  for (size_t i = sizeof *full; i < o->struct_size; i++) {
-    if (((const unsigned char *)o)[i] != 0) {
-      return ng_fail_to(message, size, NG_ERR_ARG,
-                        "ng_options: struct_size is %zu and byte %zu is set, but this library "
-                        "knows only %zu bytes of it",
-                        o->struct_size, i, sizeof *full);
-    }
-  }
-  ng_options_standard(full);
-  full->method = o->method;
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, o, full);
-  }
+/* There is no context yet whose allocator could be asked. */
+static ng_status make(const ng_options *values, char *message, size_t size, ng_options **out) {
+  ng_options *o = ng_plain_alloc(NULL, sizeof *o);
+  if (o == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "ng_options: no memory");
+  *o = *values;
+  *out = o;
   return NG_OK;
 }
 
-/* Nothing is written before every option that the caller cannot hold is known to be at its default:
- * those are what an older program has always meant. */
-ng_status ng_options_put(ng_options *o, const ng_options *full, char *message, size_t size) {
-  ng_options standard;
-  char now[64], before[64];
-  ng_options_standard(&standard);
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    if (ng_option_end(row) <= o->struct_size) continue;
-    if (!ng_option_write(row, full, now, sizeof now) ||
-        !ng_option_write(row, &standard, before, sizeof before) || !ng_is(now, before)) {
-      return ng_fail_to(message, size, NG_ERR_ARG,
-                        "%s: the program was built with a header that does not have this option",
-                        row->name);
-    }
-  }
-  o->method = full->method;
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    if (ng_option_end(row) <= o->struct_size) ng_option_copy(row, full, o);
-  }
-  return NG_OK;
-}
-
-/* The size comes from the caller's header, by the inline function that calls this one. */
-ng_status ng_options_init_sized(ng_options *o, size_t size) {
+ng_status ng_options_create(const char *line, char *message, size_t size, ng_options **out) {
   ng_options full;
-  if (o == NULL || size < LEAST) return NG_ERR_ARG;
-  memset(o, 0, size);
-  o->struct_size = size;
+  if (out == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "ng_options_create: out is NULL");
+  *out = NULL;
   ng_options_standard(&full);
-  return ng_options_put(o, &full, NULL, 0);
+  const ng_status st = line == NULL ? NG_OK : ng_options_set_line(&full, line, message, size);
+  return st == NG_OK ? make(&full, message, size, out) : st;
+}
+
+ng_status ng_options_copy(const ng_options *o, ng_options **out) {
+  if (out == NULL) return NG_ERR_ARG;
+  *out = NULL;
+  return o == NULL ? NG_ERR_ARG : make(o, NULL, 0, out);
+}
+
+void ng_options_destroy(ng_options **o) {
+  if (o == NULL) return;
+  ng_plain_free(NULL, *o, sizeof **o);
+  *o = NULL;
 }
 
 /* ---- set and get -----------------------------------------------------------------------------*/
@@ -101,45 +67,66 @@ ng_status ng_options_init_sized(ng_options *o, size_t size) {
 ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message,
                          size_t message_size) {
   const ng_option_row *row = NULL;
-  ng_options full;
-  ng_status st = ng_options_take(o, &full, message, message_size);
-  if (st == NG_OK) st = ng_option_lookup(name, &row, message, message_size);
-  if (st == NG_OK) st = ng_option_read(row, value, &full, message, message_size);
-  return st == NG_OK ? ng_options_put(o, &full, message, message_size) : st;
+  if (o == NULL) return no_object(message, message_size);
+  if (name != NULL && ng_is(name, "method")) {
+    return ng_options_choose(o, value, message, message_size);
+  }
+  const ng_status st = ng_option_lookup(name, &row, message, message_size);
+  return st == NG_OK ? ng_option_read(row, value, o, message, message_size) : st;
+}
+
+ng_status ng_options_set_real(ng_options *o, const char *name, double value, char *message,
+                              size_t message_size) {
+  const ng_option_row *row = NULL;
+  if (o == NULL) return no_object(message, message_size);
+  const ng_status st = ng_option_lookup(name, &row, message, message_size);
+  return st == NG_OK ? ng_option_read_real(row, value, o, message, message_size) : st;
 }
 
 /* No message: the callers are reports and files, which name the option themselves. */
 ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size) {
   const ng_option_row *row = NULL;
-  ng_options full;
   if (value == NULL || size == 0) return NG_ERR_ARG;
   value[0] = 0;
-  ng_status st = ng_options_take(o, &full, NULL, 0);
-  if (st == NG_OK && name != NULL && full.method != NULL && ng_is(name, "method")) {
-    const int n = snprintf(value, size, "%s", full.method);
-    return n >= 0 && (size_t)n < size ? NG_OK : NG_ERR_ARG;
+  if (o == NULL) return NG_ERR_ARG;
+  if (name != NULL && ng_is(name, "method")) {
+    const size_t n = strlen(o->method);
+    if (n >= size) return NG_ERR_ARG;
+    memcpy(value, o->method, n + 1);
+    return NG_OK;
   }
-  if (st == NG_OK) st = ng_option_lookup(name, &row, NULL, 0);
-  if (st == NG_OK && !ng_option_write(row, &full, value, size)) st = NG_ERR_ARG;
-  return st;
+  const ng_status st = ng_option_lookup(name, &row, NULL, 0);
+  return st != NG_OK || ng_option_write(row, o, value, size) ? st : NG_ERR_ARG;
+}
+
+ng_status ng_options_get_real(const ng_options *o, const char *name, double *out) {
+  const ng_option_row *row = NULL;
+  if (o == NULL || out == NULL) return NG_ERR_ARG;
+  const ng_status st = ng_option_lookup(name, &row, NULL, 0);
+  if (st != NG_OK) return st;
+  if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) return NG_ERR_ARG;
+  *out = ng_option_number(row, o);
+  return NG_OK;
 }
 
 /* The whole environment or nothing of it; the message names the variable, since nobody remembers
- * what a shell exported. */
+ * what a shell exported.  An empty variable is a value, and is refused as such. */
 ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size) {
   char variable[64], why[NG_MESSAGE];
-  ng_options full;
-  ng_status st = ng_options_take(o, &full, message, message_size);
-  for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
-    ng_variable_name(ng_option_table[i].name, variable, sizeof variable);
+  if (o == NULL) return no_object(message, message_size);
+  ng_options full = *o;
+  for (int32_t i = -1; i < NG_OPTION_COUNT; i++) {
+    const char *name = i < 0 ? "method" : ng_option_table[i].name;
+    ng_variable_name(name, variable, sizeof variable);
     const char *value = getenv(variable);
-    if (value == NULL) continue; /* an empty one is a value, and is refused as such */
-    st = ng_option_read(&ng_option_table[i], value, &full, why, sizeof why);
+    if (value == NULL) continue;
+    const ng_status st = ng_options_set(&full, name, value, why, sizeof why);
     if (st != NG_OK) {
       return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
     }
   }
-  return st == NG_OK ? ng_options_put(o, &full, message, message_size) : st;
+  *o = full;
+  return NG_OK;
 }
 
 /* ---- check -----------------------------------------------------------------------------------*/
@@ -148,26 +135,9 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
  * Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt does not
  * compile.  Every refusal says what to change, in words that ng_options_set takes. */
 
-ng_status ng_options_verify_rows(const ng_options *full, char *message, size_t size) {
-  if (full->method == NULL || !ng_method_known(full->method)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "ng_options: method is '%s'; set it with "
-                      "ng_options_set_method",
-                      full->method == NULL ? "NULL" : ng_quote(full->method).text);
-  }
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_status st = ng_option_verify(&ng_option_table[i], full, message, size);
-    if (st != NG_OK) return st;
-  }
-  return NG_OK;
-}
-
-/* Rows first: only what they let through can be parsed, and so compared with the others.  Last: a
- * schedule multiplies values that are known to be in range by then. */
+/* Last: a schedule multiplies values that are known to go together by then. */
 ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
                             size_t size) {
-  const ng_status st = ng_options_verify_rows(full, message, size);
-  if (st != NG_OK) return st;
   ng_settings s;
   ng_settings_of(full, &s);
   if (!(s.clip_bound > 0) &&
@@ -196,130 +166,13 @@ static bool write_needs(const ng_option_row *row, char *text, size_t size) {
 /* From the row alone: what a value does beside the others is said where they are listed. */
 ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, size_t size) {
   const ng_option_row *row = NULL;
-  ng_options full;
   if (needs == NULL || size == 0) return NG_ERR_ARG;
   needs[0] = 0;
-  ng_status st = ng_options_take(o, &full, NULL, 0);
-  if (st == NG_OK) st = ng_options_verify_rows(&full, NULL, 0);
-  if (st == NG_OK) st = ng_option_lookup(option, &row, NULL, 0);
+  if (o == NULL) return NG_ERR_ARG;
+  const ng_status st = ng_option_lookup(option, &row, NULL, 0);
   if (st != NG_OK || row->needs_one_of == 0) return st;
-  if ((row->needs_one_of >> ng_option_chosen(&full, row->needs) & 1U) != 0) return NG_OK;
+  if ((row->needs_one_of >> ng_option_chosen(o, row->needs) & 1U) != 0) return NG_OK;
   if (write_needs(row, needs, size)) return NG_OK;
   needs[0] = 0;
   return NG_ERR_ARG;
-}
-
-/* ---- a layer's own values --------------------------------------------------------------------*/
-
-/* Blanks separate, so no value of a layer's list can have one; free texts, which may, are for the
- * whole model. */
-static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-/* One "name=value"; *at moves behind it.  The word is copied, because it is cut at its equals sign
- * and the text is the caller's. */
-static ng_status override_one(ng_options *full, const char **at, ng_option_mask *mask,
-                              char *message, size_t size) {
-  char word[128];
-  const ng_option_row *row = NULL;
-  size_t n = 0;
-  while ((*at)[n] != 0 && !is_blank((*at)[n])) {
-    if (n == sizeof word - 1) {
-      return ng_fail_to(message, size, NG_ERR_ARG, "'%s' is too long for NAME=VALUE",
-                        ng_quote(*at).text);
-    }
-    word[n] = (*at)[n];
-    n++;
-  }
-  word[n] = 0;
-  *at += n;
-  char *equals = strchr(word, '=');
-  if (equals == NULL) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "'%s': expected NAME=VALUE", ng_quote(word).text);
-  }
-  *equals = 0;
-  ng_status st = ng_option_lookup(word, &row, message, size);
-  if (st != NG_OK) return st;
-  const int32_t id = (int32_t)(row - ng_option_table);
-  if (!row->per_layer) {
-    return ng_fail_to(message, size, NG_ERR_ARG, "%s holds for the whole model, not for a layer",
-                      row->name);
-  }
-  if (ng_bits_has(mask->word, id)) {
-    /* The last would win, and the first would look as if it counted. */
-    return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", row->name);
-  }
-  st = ng_option_read(row, equals + 1, full, message, size);
-  if (st == NG_OK) ng_bits_add(mask->word, id);
-  return st;
-}
-
-/* The result is checked with the layer's values in place: a layer may choose what the model's other
- * values would not allow.  A schedule is not held against values that it will not move. */
-ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
-                              size_t size) {
-  ng_options full;
-  ng_option_mask set; /* the caller's stays as it is if this fails */
-  memset(&set, 0, sizeof set);
-  ng_status st = ng_options_take(o, &full, message, size);
-  for (const char *at = text; st == NG_OK && at != NULL;) {
-    while (is_blank(*at)) {
-      at++;
-    }
-    if (*at == 0) break;
-    st = override_one(&full, &at, &set, message, size);
-  }
-  if (st == NG_OK) st = ng_options_verify(&full, &set, message, size);
-  if (st == NG_OK) st = ng_options_put(o, &full, message, size);
-  if (st == NG_OK && mask != NULL) *mask = set;
-  return st;
-}
-
-/* ---- a copy of our own -----------------------------------------------------------------------*/
-
-/* What the caller gave may be freed or changed as soon as a call returns.
- * Choices and the method become the library's own strings, so only free text is copied. */
-ng_status ng_options_own(ng_context *ctx, const ng_options *o, ng_options *out) {
-  char message[NG_MESSAGE];
-  ng_options full;
-  memset(out, 0, sizeof *out);
-  ng_status st = ng_options_take(o, &full, message, sizeof message);
-  if (st == NG_OK) st = ng_options_verify(&full, NULL, message, sizeof message);
-  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
-  full.method = ng_method_name(full.method);
-  int32_t i = 0;
-  for (; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    if (row->type == NG_OPTION_CHOICE) {
-      const int32_t choice = ng_option_choice(row, ng_option_text(row, &full));
-      ng_option_store_text(row, &full, row->choice[choice]);
-    } else if (row->type == NG_OPTION_TEXT) {
-      const char *text = ng_option_text(row, &full);
-      const size_t bytes = strlen(text) + 1;
-      char *copy = ng_alloc(ctx, bytes);
-      if (copy == NULL) break;
-      memcpy(copy, text, bytes);
-      ng_option_store_text(row, &full, copy);
-      ng_option_store_text(row, out, copy);
-    }
-  }
-  if (i < NG_OPTION_COUNT) {
-    ng_options_drop(ctx, out); /* holds what was copied so far */
-    return ng_fail(ctx, NG_ERR_NOMEM, "ng_options: no memory for a copy");
-  }
-  *out = full;
-  return NG_OK;
-}
-
-/* Zeroed at the end, so that dropping twice, or what was never filled, is no mistake. */
-void ng_options_drop(ng_context *ctx, ng_options *o) {
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    const ng_option_row *row = &ng_option_table[i];
-    if (row->type != NG_OPTION_TEXT) continue;
-    const char *text = ng_option_text(row, o);
-    if (text == NULL) continue; /* a copy that was not finished */
-    void *mine;
-    memcpy(&mine, &text, sizeof mine); /* it was ours before it became const */
-    ng_free(ctx, mine, strlen(text) + 1);
-  }
-  memset(o, 0, sizeof *o);
 }

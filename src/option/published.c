@@ -33,9 +33,17 @@ static ng_status put(job *j, const char *option, const char *value) {
   return NG_OK;
 }
 
+/* What one published name says of several options of ours, which count as given then. */
+static void put_values(const job *j, const ng_value *values) {
+  ng_options_set_values(j->full, values);
+  for (; values->option != NG_OPTION_COUNT; values++) {
+    ng_bits_add(j->full->given.word, (int32_t)values->option);
+  }
+}
+
 /* A clip of ours, for names whose value also says which. */
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
-  ng_option_store(&ng_option_table[NG_OPTION_clip], j->full, kind);
+  put_values(j, (const ng_value[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
   return NG_OK;
 }
 
@@ -121,9 +129,9 @@ static ng_status take_compute_method(job *j) {
                                          {NG_OPTION_prediv, 1},
                                          {NG_OPTION_damping_split, NG_SPLIT_JOINT},
                                          NG_VALUES_END};
-  if (!eigen) ng_options_set_values(j->full, ng_kaisa_inverse);
+  if (!eigen) put_values(j, ng_kaisa_inverse);
   /* with eigen as before, prediv may have been chosen already */
-  if (eigen && !solves_by_eigen(j)) ng_options_set_values(j->full, eigen_again);
+  if (eigen && !solves_by_eigen(j)) put_values(j, eigen_again);
   return NG_OK;
 }
 
@@ -160,7 +168,7 @@ static ng_status take_dtype(job *j) {
   return refuse(j, NG_ERR_ARG, "none, float32, bfloat16 or float16");
 }
 
-/* The text is kept by the caller, so a list cannot be joined here.  Python's expressions are not
+/* A list in one text would have to be taken apart as Python does.  Python's expressions are not
  * POSIX's: what would silently match something else is refused. */
 static ng_status take_regex(job *j) {
   const char *v = j->value;

@@ -1,11 +1,12 @@
-/* settings.h: the options as the rooms read them: choices are enums, parsed once.
+/* settings.h: the options as people set them, and as the rooms read them: choices are enums, parsed
+ * once.
  *
- * ng_options crosses the header and keeps its choices as texts.  Inside, nobody compares texts: a
- * choice that is misspelt does not compile, and what is asked for every observation or tile is one
- * comparison of numbers.  options.c checks the texts, option_value.c turns them into this
- * struct, and step/values.c moves it.
+ * ng_options is what callers hold by a pointer: choices are texts, and which options were given is
+ * known.  Inside, nobody compares texts: a choice that is misspelt does not compile, and what is
+ * asked for every observation or tile is one comparison of numbers.  option_value.c reads texts into
+ * ng_options and turns it into ng_settings, and step/values.c moves that.
  *
- *   p->opt    ng_options, owned: what ng_get, messages and the state on disk show
+ *   p->opt    ng_options, a copy: what ng_get, messages and the state on disk show
  *   p->base   the same, parsed; b->base: with the layer's own values
  *   p->now    the coming step: p->base moved by the schedule; b->opt: the same for a block
  *
@@ -54,9 +55,10 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 /* ---- the one list ----------------------------------------------------------------------------*/
 
-/* Every option in the order of ng_options: kind as in ng_option_type, name, type in ng_settings.
- * Ids, fields of ng_settings, the kinds of the rows and their parsing are all made from it; a row
- * of option_table.c is placed by its id.  dtypes are choices whose values are the header's. */
+/* Every option in the order of the header: kind as in ng_option_type, name, type in ng_settings.
+ * Ids, fields of ng_options and ng_settings, the kinds of the rows and their parsing are all made from
+ * it; a row of option_table.c is placed by its id.  dtypes are choices whose values are the header's.
+ * A text has no type there: it is read where it is kept. */
 #define NG_OPTION_LIST(X)                                                                          \
   X(CHOICE, solver, ng_solver)                                                                     \
   X(CHOICE, cholesky_form, ng_form)                                                                \
@@ -81,9 +83,9 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
   X(CHOICE, inverse_dtype, ng_dtype)                                                               \
   X(CHOICE, clip, ng_clip_kind)                                                                    \
   X(REAL, kl_clip, double)                                                                         \
-  X(TEXT, skip_layers, const char *)                                                               \
+  X(TEXT, skip_layers, )                                                                           \
   X(INT, exclude_width, int64_t)                                                                   \
-  X(TEXT, schedule, const char *)                                                                  \
+  X(TEXT, schedule, )                                                                              \
   X(CHOICE, statistics, ng_statistics)                                                             \
   X(CHOICE, placement, ng_placement)                                                               \
   X(REAL, grad_worker_fraction, double)                                                            \
@@ -97,12 +99,22 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;
 #undef NG_AS_ID
 
-#define NG_AS_FIELD(kind, name, type) type name;
+#define NG_FIELD_REAL(name, type) type name;
+#define NG_FIELD_INT(name, type) type name;
+#define NG_FIELD_BOOL(name, type) type name;
+#define NG_FIELD_CHOICE(name, type) type name;
+#define NG_FIELD_TEXT(name, type) /* p->opt.skip_layers */
+#define NG_AS_FIELD(kind, name, type) NG_FIELD_##kind(name, type)
 typedef struct ng_settings {
-  const char *family;         /* name of the method's, for ng_family_find */
-  NG_OPTION_LIST(NG_AS_FIELD) /* texts are borrowed from the ng_options they came from */
+  const char *family; /* name of the method's, for ng_family_find */
+  NG_OPTION_LIST(NG_AS_FIELD)
 } ng_settings;
 #undef NG_AS_FIELD
+#undef NG_FIELD_REAL
+#undef NG_FIELD_INT
+#undef NG_FIELD_BOOL
+#undef NG_FIELD_CHOICE
+#undef NG_FIELD_TEXT
 
 /* ---- sets of options -------------------------------------------------------------------------*/
 
@@ -120,9 +132,32 @@ typedef struct ng_option_mask {
   uint64_t word[NG_BIT_WORDS(NG_OPTION_COUNT)];
 } ng_option_mask;
 
+/* ---- what callers hold ------------------------------------------------------------------------*/
+
+/* Room of a free text, its 0 included.  In the struct and not behind a pointer: what is copied by
+ * assignment is a copy, and nothing of the caller's is kept. */
+enum { NG_TEXT_ROOM = 4096 };
+
+#define NG_HELD_REAL(name) double name;
+#define NG_HELD_INT(name) int64_t name;
+#define NG_HELD_BOOL(name) int32_t name;
+#define NG_HELD_CHOICE(name) const char *name; /* the table's own text */
+#define NG_HELD_TEXT(name) char name[NG_TEXT_ROOM];
+#define NG_AS_HELD(kind, name, type) NG_HELD_##kind(name)
+struct ng_options {
+  const char *method; /* the table's own name */
+  NG_OPTION_LIST(NG_AS_HELD)
+  ng_option_mask given; /* set by name: a method that is chosen leaves these alone */
+};
+#undef NG_AS_HELD
+#undef NG_HELD_REAL
+#undef NG_HELD_INT
+#undef NG_HELD_BOOL
+#undef NG_HELD_CHOICE
+#undef NG_HELD_TEXT
+
 /* ---- option_value.c ---------------------------------------------------------------------------*/
 
-/* `o` must have passed ng_options_verify's rows: what is no choice there has no value here. */
 void ng_settings_of(const ng_options *o, ng_settings *out);
 
 /* A value by its id, for code that walks options.  A choice counts as its enum, a text as 0; put is

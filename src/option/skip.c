@@ -43,30 +43,27 @@ ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l) {
   return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
 }
 
-/* Ranges only, since no family has a say in it; of the layer what stands before `bias` must be
+/* No family has a say in it; of the layer what stands before `bias` must be
  * there: name, kind and widths. */
 ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
                           char *message, size_t message_size) {
-  ng_options full;
   ng_layer l;
   ng_skip skip;
-  if (option == NULL || layer == NULL) {
+  if (o == NULL || option == NULL || layer == NULL) {
     return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: %s is NULL",
-                      layer == NULL ? "layer" : "option");
+                      o == NULL       ? "the object"
+                      : layer == NULL ? "layer"
+                                      : "option");
   }
   *option = "";
-  ng_status st = ng_options_take(o, &full, message, message_size);
-  if (st == NG_OK) st = ng_options_verify_rows(&full, message, message_size);
   memset(&l, 0, sizeof l);
-  if (st == NG_OK) {
-    st = ng_take_struct(&l, sizeof l, layer, offsetof(ng_layer, bias), "ng_layer", message,
-                        message_size);
-  }
+  ng_status st = ng_take_struct(&l, sizeof l, layer, offsetof(ng_layer, bias), "ng_layer", message,
+                                message_size);
   if (st == NG_OK && l.name == NULL) {
     st = ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: the layer has no name");
   }
   if (st == NG_OK) {
-    st = ng_skip_open(full.skip_layers, full.exclude_width, &skip, message, message_size);
+    st = ng_skip_open(o->skip_layers, o->exclude_width, &skip, message, message_size);
   }
   if (st != NG_OK) return st;
   const ng_option_id by = ng_skip_by(&skip, &l);

@@ -23,8 +23,7 @@ static bool may_have_block(ng_entry *e, const ng_skip *skip) {
   return why == NULL;
 }
 
-/* The options of a layer: the model's with its own.  `texts` receives them as texts.  Texts are
- * borrowed from p->opt and from the entry, which outlive the block. */
+/* The options of a layer: the model's with its own.  `texts` receives them as texts. */
 static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s,
                              ng_option_mask *overridden) {
   char message[NG_MESSAGE] = "";
@@ -251,7 +250,7 @@ static ng_status make_blocks(ng_precond *p) {
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   /* It was compiled once when the model was created, so what is left to fail is memory. */
   ng_status st =
-      ng_skip_open(p->base.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
+      ng_skip_open(p->opt.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];

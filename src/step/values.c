@@ -60,13 +60,16 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   const int32_t row = ng_option_find(option);
   char message[NG_MESSAGE] = "";
   ng_options o = p->opt;
+  if (ng_is(option, "method")) { /* it decides the family */
+    return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: 'method' is given to ng_precond_create");
+  }
   if (row >= 0) {
     const ng_option_row *r = &ng_option_table[row];
     if (!r->live && p->ready) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called",
                      r->name);
     }
-    /* A text would have to be copied, and a schedule parsed anew: both are done at creation. */
+    /* A schedule would have to be parsed anew, an expression compiled: both are done at creation. */
     if (r->type == NG_OPTION_TEXT) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create", r->name);
     }
