@@ -10,13 +10,15 @@
  *   ng_precond_create                what to do: a *method*, a named row of option values, and what
  *                                    differs from it, in one line: "method=eva damping=0.01"
  *   ng_add_layer / ng_add_tensor     describe every parameter once; each gets an index
- *   ng_bind_grad  [ng_bind_weight]   where gradients (and weights) live; may be rebound
+ *   ng_bind                          where gradients (and weights) live: until bound anew, or for
+ *                                    one step
  *   [ng_set_group]                   whose learning rate and decay a fused update takes for it
  *   ng_ready                         all memory is planned and taken here, and never after
  *     each micro-batch:  ng_begin, then for every layer
  *                        ng_observe_input (forward), ng_observe_output_grad (backward)
  *     each step:         ng_step       gradients are now preconditioned, in place
  *                    or  ng_step_sgd / ng_step_adamw   ... and the weights updated in one pass
+ *   [ng_set, ng_freeze, ng_save, ng_load, ng_report_read, ng_explain]   between steps
  *   ng_precond_destroy, ng_context_destroy
  *
  * Symbols used on every card below
@@ -249,8 +251,13 @@ typedef struct ng_context_config {
    * done.  NULL: a pool of `threads` threads of the context's own. */
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor_user;
-  /* Threads of the context's own loops (BLAS keeps the threads it was given); 0: one per online
-   * processor; NG_THREADS in the environment wins over 0. */
+  /* Threads of the context's own loops: the caller's and threads - 1 of a pool that sleeps between
+   * loops.  0: one per online processor; NG_THREADS in the environment wins over 0.  BLAS and a
+   * framework have pools of their own, with as many threads as they were told.  That is fine where one
+   * thread calls all three in turn, as a training loop does: the library never calls BLAS from two of
+   * its threads, nor while they work.  Contexts that work at the same time (ranks as threads, several
+   * processes on one machine) share the processors: give each its part, and BLAS, too
+   * (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS). */
   int32_t threads;
   /* Log: one line without newline, as "step: n = 12 clip = 0.031".  NULL: silent. */
   void (*log)(void *user, ng_log_level level, const char *line);
@@ -329,7 +336,12 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   prediv          eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew
  *   eigen_floor     eigen: eigenvalues at or below it count as 0; >= 0
  *   damping         lambda > 0, in units of the curvature
- *   damping_split   joint | full | pi: see docs/algorithms.md
+ *   damping_split   where lambda goes:
+ *                   joint    to each product of eigenvalues, d_G d_A + lambda: F + lambda I itself;
+ *                            needs solver = eigen
+ *                   full     whole to each factor: A + lambda I and G + lambda I
+ *                   pi       A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, with pi =
+ *                            sqrt((tr A / p) / (tr G / q)): the cross terms of the product stay small
  *   damping_leak    1: the shift stays in the running average (published MPD/DP-KFAC)
  *
  * Statistics.
@@ -685,9 +697,9 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 typedef struct ng_batch {
   size_t struct_size;
   int64_t samples; /* B of this micro-batch on this rank, >= 1; begins as 0: must be set    */
-  ng_reduction reduction; /* the loss is the mean or the sum over these samples                   */
+  ng_reduction reduction; /* the loss is the mean (NG_MEAN, the default) or the sum over these samples */
   double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
-                          /* for m accumulated micro-batches); g is divided by it; not 0          */
+                          /* for m accumulated micro-batches); g is divided by it; not 0; 1       */
   int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
                 /* once: sums of layers that are complete are sent while others are observed      */
 } ng_batch;
@@ -800,17 +812,22 @@ NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char
 
 /* ---- 10. What happened, what is held ---------------------------------------------------------*/
 
+/* Units:   ms are milliseconds of wall clock on this rank; bytes are of this rank; counts begin at 0 with
+ *          ng_ready and are in the state where it says "saved"; everything else is a pure number, or in
+ *          the units of the loss as named.  What a step agreed on (clip, inner, the counts of steps) is
+ *          the same on all ranks; times, bytes and rungs are those of the rank that is asked. */
 typedef struct ng_report {
   size_t struct_size;
-  int64_t steps; /* steps taken; skipped ones are not counted                         */
-  int64_t skipped;
-  double clip;          /* nu of the last step; of clip = ratio, rms the smallest factor     */
-  double inner;         /* sum <PD, D> of the last step, all blocks                          */
+  int64_t steps;        /* steps taken, saved; skipped ones are not counted                   */
+  int64_t skipped;      /* steps that ended with NG_SKIPPED, saved                            */
+  double clip;          /* nu of the last step; of clip = ratio, rms the smallest factor; 1 before any */
+  double inner;         /* sum <PD, D> of the last step, all blocks: loss per unit of step, before the
+                         * clip and without lr                                                */
   int64_t more_damping; /* factors solved after raising the damping, since ng_ready          */
   int64_t in_double;    /* ... only in double precision                                      */
   int64_t kept_last;    /* ... not solved: the last good result stayed                       */
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
-  int32_t stations;
+  int32_t stations; /* how many ng_report_station tells of */
   int64_t kept; /* entries that the last step left as they were, their gradient being absent (missing
                  * = keep); ng_layer_report.kept says which                                       */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
@@ -819,10 +836,10 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  const char *name;
-  int32_t collective;
-  int64_t runs;
-  double last_ms, total_ms;
+  const char *name;         /* "check", "solve", ...: CONTRIBUTING.md walks through them            */
+  int32_t collective;       /* 1: all ranks meet there                                              */
+  int64_t runs;             /* in how many steps it was due, since ng_ready                         */
+  double last_ms, total_ms; /* of its last run, of all; waiting for other ranks included            */
   int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
 } ng_station_report;
 NG_API void ng_station_report_init(ng_station_report *out, size_t size);
@@ -831,9 +848,10 @@ typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
   double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
-  double pi, damping_a, damping_g; /* of the last solve on this rank; 0 if none            */
+  double pi;                   /* of the last solve on this rank, see damping_split; 0 if none        */
+  double damping_a, damping_g; /* what it added to the diagonals of A and G, in their units; 0 if none */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
-  int64_t observations; /* since ng_ready                                       */
+  int64_t observations; /* arrays of it that were folded on this rank, saved    */
   int64_t kept;   /* steps that left it as it was for want of a gradient (missing = keep)          */
   int32_t frozen; /* 1: registered so, or by ng_freeze                                             */
   int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
@@ -886,8 +904,8 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  *          since when.  Loading takes the live options from it; all others must be those of this
  *          model (but placement and grad_worker_fraction), and so must the layers: their names,
  *          order, shapes, frozen marks and options of their own.
- * Not:     weights and gradients, and where they are bound; learning rates and what else is handed
- *          to a step; times of the reports; threads, linear algebra, transport, ranks.
+ * Not:     weights and gradients, and where they are bound: save the weights beside it; what
+ *          ng_freeze froze and ng_set_group grouped; learning rates and what else is handed to a step; times of the reports; threads, linear algebra, transport, ranks.
  *
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
  *          ranks and threads, with the weights of step k.

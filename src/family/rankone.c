@@ -261,8 +261,8 @@ static void tile_sums(const ng_block *b, const ng_tile *t, bool wide, double sum
       sum[0] += part[0];
       su = part[1];
     }
-    for (int64_t c = 0; !straight && c < t->cols; c += TILE) {
-      const int64_t n = ng_min64(TILE, t->cols - c);
+    for (int64_t c = 0, n; !straight && c < t->cols; c += n) {
+      n = ng_min64(ng_place_columns(v), t->cols - c);
       ng_place_read(v, r, t->col + c, n, line);
       row_sums(line, u == NULL ? line : u + c, n, wide, part);
       sum[0] += part[0];

@@ -1,7 +1,7 @@
 /* bind.c: where gradients and weights live, and which numbers of a fused update are theirs.
  *
  * In: arrays of the caller's, in lists.  Out: slots that point at them, until they are bound anew or until
- * a step has returned, as the caller said; a row of one as f32 and back, however it lies.
+ * a step has returned, as the caller said (place.c reads and writes there).
  *
  * Frameworks free gradients between steps and allocate them elsewhere, so binding is cheap and
  * allowed at any time between steps; what a step needs is looked at when it begins (step/stations.c).
@@ -209,79 +209,4 @@ ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t gr
     if (which == NG_BOTH || k == (int32_t)which) e->slot[k].update_group = group;
   }
   return NG_OK;
-}
-
-/* ---- a row -----------------------------------------------------------------------------------*/
-
-/* Elements [col, col + n) of a row as lines along the innermost axis.  The first line may begin inside
- * an axis, so its coordinates are found by division, once; the others count on. */
-typedef struct line_walk {
-  const ng_place *v;
-  int64_t at[NG_DIMS]; /* coordinates */
-  int64_t left;
-} line_walk;
-
-static line_walk walk_from(const ng_place *v, int64_t col, int64_t n) {
-  line_walk w = {.v = v, .left = n};
-  for (int32_t i = v->axes - 1; i >= 0; i--) {
-    w.at[i] = col % v->extent[i];
-    col /= v->extent[i];
-  }
-  return w;
-}
-
-/* Length of the next line and where it begins. */
-static int64_t next_line(line_walk *w, int64_t row, char **from) {
-  const ng_place *v = w->v;
-  const int32_t last = v->axes - 1;
-  const int64_t n = ng_min64(w->left, v->extent[last] - w->at[last]);
-  int64_t at = row * v->by_row;
-  for (int32_t i = 0; i <= last; i++) {
-    at += w->at[i] * v->step[i];
-  }
-  *from = (char *)v->data + at * ng_dtype_size(v->dtype);
-  w->left -= n;
-  w->at[last] += n;
-  for (int32_t i = last; i > 0 && w->at[i] == v->extent[i]; i--) {
-    w->at[i] = 0;
-    w->at[i - 1]++;
-  }
-  return n;
-}
-
-void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
-  char *from = NULL;
-  if (v->straight) {
-    ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
-    return;
-  }
-  for (line_walk w = walk_from(v, col, n); w.left > 0;) {
-    const int64_t m = next_line(&w, row, &from);
-    ng_gather(out, from, v->dtype, v->step[v->axes - 1], m);
-    out += m;
-  }
-}
-
-void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
-  char *to = NULL;
-  if (v->straight) {
-    ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
-    return;
-  }
-  for (line_walk w = walk_from(v, col, n); w.left > 0;) {
-    const int64_t m = next_line(&w, row, &to);
-    ng_scatter(to, v->dtype, v->step[v->axes - 1], x, m);
-    x += m;
-  }
-}
-
-bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
-  if (v->straight) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
-  float line[NG_LINE];
-  for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(NG_LINE, n - c);
-    ng_place_read(v, row, col + c, m, line);
-    if (!ng_all_finite(line, NG_F32, m)) return false;
-  }
-  return true;
 }

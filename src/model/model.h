@@ -89,10 +89,15 @@ void ng_bind_expire(ng_precond *p); /* a step has returned */
 ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t group,
                         const char *call);
 
-/* n elements of row `row` from column `col`, as f32; back; whether all are finite. */
+/* place.c: n elements of row `row` from column `col`, as f32; back; whether all are finite. */
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
+/* How many columns to take at once, at most NG_LINE: whole channels of a row that lies turned. */
+static inline int64_t ng_place_columns(const ng_place *v) {
+  const int64_t inner = v->straight || v->axes != 2 ? 1 : v->extent[1];
+  return inner > NG_LINE ? NG_LINE : NG_LINE / inner * inner;
+}
 /* Of one whose rows are straight: where an element is. */
 static inline void *ng_place_at(const ng_place *v, int64_t row, int64_t col) {
   return (char *)v->data + (row * v->by_row + col) * ng_dtype_size(v->dtype);

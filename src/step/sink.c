@@ -165,13 +165,14 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   float tile[TILE];
   const ng_place *v = &slot->grad;
   const bool there = v->dtype == NG_F32 && v->straight;
+  const int64_t most = ng_place_columns(v);
   (void)s;
   if (there && pair->values == NULL && !pair->wide) {
     make(ng_place_at(v, row, col), n, pair, 0);
     return;
   }
   for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(TILE, n - c);
+    m = ng_min64(most, n - c);
     float *x = there ? ng_place_at(v, row, col + c) : tile;
     if (pair->values != NULL) {
       memcpy(x, pair->values + c, (size_t)m * sizeof *x);
@@ -192,9 +193,10 @@ static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t 
   const ng_place *from = &slot->grad, *to = &slot->weight;
   const bool straight = to->dtype == NG_F32 && to->straight && !pair->wide &&
                         (pair->values != NULL || (from->dtype == NG_F32 && from->straight));
+  const int64_t most = ng_place_columns(to->straight ? from : to);
   float seen[TILE], tile[TILE];
   for (int64_t c = 0, m; c < n; c += m) {
-    m = straight ? n : ng_min64(TILE, n - c);
+    m = straight ? n : ng_min64(most, n - c);
     direction of = {pair->values, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale,
                     (float)pair->k};
     if (pair->values != NULL) {

@@ -1,0 +1,176 @@
+/* place.c: a row of a bound gradient or weight as f32, and back, however it lies.
+ *
+ * In: a place (model.h), a row, a run of its columns.  Out: the same numbers in a line, or written
+ * where they came from.  Rows that are straight are converted in one go.  Of others one axis is
+ * followed at a time, the one along which neighbours in memory lie: of a channels-last weight the
+ * channels, whose columns are kernel offsets apart. */
+#include "model/model.h"
+#include "stat/read.h"
+
+/* ---- along an axis ---------------------------------------------------------------------------*/
+
+/* Columns of a row count [outer][axis][inner]; those of one (outer, inner) are lines along `axis`,
+ * `inner` columns apart. */
+typedef struct lines {
+  const ng_place *v;
+  int32_t axis;
+  int64_t extent, inner; /* of the axis; columns behind it */
+} lines;
+
+/* The axis with the smallest step. */
+static lines lines_of(const ng_place *v) {
+  lines l = {.v = v};
+  for (int32_t i = 1; i < v->axes; i++) {
+    if (v->step[i] < v->step[l.axis]) l.axis = i;
+  }
+  l.extent = v->extent[l.axis];
+  l.inner = 1;
+  for (int32_t i = l.axis + 1; i < v->axes; i++) {
+    l.inner *= v->extent[i];
+  }
+  return l;
+}
+
+/* Elements from the row's beginning to what lies at (outer, 0, inner). */
+static int64_t base_of(const lines *l, int64_t outer, int64_t inner) {
+  int64_t at = 0;
+  for (int32_t i = l->v->axes - 1; i > l->axis; i--) {
+    at += inner % l->v->extent[i] * l->v->step[i];
+    inner /= l->v->extent[i];
+  }
+  for (int32_t i = l->axis - 1; i >= 0; i--) {
+    at += outer % l->v->extent[i] * l->v->step[i];
+    outer /= l->v->extent[i];
+  }
+  return at;
+}
+
+/* Line after line of columns [col, col + n): which of the axis, where in memory, where in `x`. */
+typedef struct line {
+  int64_t from, to; /* along the axis            */
+  char *memory;     /* of `from`                 */
+  int64_t x;        /* column of `from`, minus col */
+} line;
+
+typedef void line_call(const lines *l, const line *at, float *x);
+
+static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x,
+                      line_call *call) {
+  const lines l = lines_of(v);
+  const int64_t size = ng_dtype_size(v->dtype), each = l.extent * l.inner;
+  for (int64_t outer = col / each; outer * each < col + n; outer++) {
+    const int64_t first = ng_max64(col - outer * each, 0);
+    const int64_t end = ng_min64(col + n - outer * each, each);
+    for (int64_t inner = 0; inner < l.inner; inner++) { /* columns a inner + inner, first <= . < end */
+      line at;
+      at.from = first <= inner ? 0 : (first - inner + l.inner - 1) / l.inner;
+      at.to = end <= inner ? 0 : (end - inner + l.inner - 1) / l.inner;
+      if (at.from >= at.to) continue;
+      at.memory = (char *)v->data +
+                  (row * v->by_row + base_of(&l, outer, inner) + at.from * v->step[l.axis]) * size;
+      at.x = outer * each + at.from * l.inner + inner - col;
+      call(&l, &at, x);
+    }
+  }
+}
+
+/* f32 in one loop; 16 bits by way of a line on the stack. */
+static void read_line(const lines *l, const line *at, float *x) {
+  const ng_place *v = l->v;
+  const int64_t step = v->step[l->axis], n = at->to - at->from;
+  if (v->dtype == NG_F32) {
+    const float *from = (const float *)(const void *)at->memory;
+    for (int64_t i = 0; i < n; i++) {
+      x[at->x + i * l->inner] = from[i * step];
+    }
+    return;
+  }
+  float room[NG_LINE];
+  for (int64_t i = 0; i < n; i += NG_LINE) {
+    const int64_t m = ng_min64(NG_LINE, n - i);
+    ng_gather(room, at->memory + i * step * ng_dtype_size(v->dtype), v->dtype, step, m);
+    for (int64_t k = 0; k < m; k++) {
+      x[at->x + (i + k) * l->inner] = room[k];
+    }
+  }
+}
+
+static void write_line(const lines *l, const line *at, float *x) {
+  const ng_place *v = l->v;
+  const int64_t step = v->step[l->axis], n = at->to - at->from;
+  if (v->dtype == NG_F32) {
+    float *to = (float *)(void *)at->memory;
+    for (int64_t i = 0; i < n; i++) {
+      to[i * step] = x[at->x + i * l->inner];
+    }
+    return;
+  }
+  float room[NG_LINE];
+  for (int64_t i = 0; i < n; i += NG_LINE) {
+    const int64_t m = ng_min64(NG_LINE, n - i);
+    for (int64_t k = 0; k < m; k++) {
+      room[k] = x[at->x + (i + k) * l->inner];
+    }
+    ng_scatter(at->memory + i * step * ng_dtype_size(v->dtype), v->dtype, step, room, m);
+  }
+}
+
+/* ---- two axes, turned ------------------------------------------------------------------------*/
+
+/* Columns [channel][offset] of memory [offset][channel], f32: the weights of a convolution whose images
+ * are channels-last.  The channels that are whole in [col, col + n); false: not such a place. */
+static bool turned(const ng_place *v, int64_t col, int64_t n, int64_t *c0, int64_t *c1) {
+  if (v->axes != 2 || v->dtype != NG_F32 || v->step[0] != 1 || v->step[1] < 0) return false;
+  *c0 = (col + v->extent[1] - 1) / v->extent[1];
+  *c1 = (col + n) / v->extent[1];
+  return *c1 - *c0 >= 4; /* below, lines are as good */
+}
+
+/* What is before the whole channels, and behind them. */
+static void ends(const ng_place *v, int64_t row, int64_t col, int64_t n, float *x, line_call *call,
+                 int64_t c0, int64_t c1) {
+  const int64_t first = c0 * v->extent[1], end = c1 * v->extent[1];
+  if (first > col) each_line(v, row, col, first - col, x, call);
+  if (end < col + n) each_line(v, row, end, col + n - end, x + (end - col), call);
+}
+
+/* ---- the doors -------------------------------------------------------------------------------*/
+
+void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out) {
+  int64_t c0, c1;
+  if (v->straight) {
+    ng_to_f32(out, ng_place_at(v, row, col), v->dtype, n);
+  } else if (turned(v, col, n, &c0, &c1)) {
+    ends(v, row, col, n, out, read_line, c0, c1);
+    ng_transpose(ng_place_at(v, row, c0), v->step[1], v->extent[1], c1 - c0,
+                 out + (c0 * v->extent[1] - col), v->extent[1]);
+  } else {
+    each_line(v, row, col, n, out, read_line);
+  }
+}
+
+/* write_line only reads `x`. */
+void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x) {
+  int64_t c0, c1;
+  float *from = (float *)(uintptr_t)x;
+  if (v->straight) {
+    ng_from_f32(ng_place_at(v, row, col), v->dtype, x, n);
+  } else if (turned(v, col, n, &c0, &c1)) {
+    ends(v, row, col, n, from, write_line, c0, c1);
+    ng_transpose(x + (c0 * v->extent[1] - col), v->extent[1], c1 - c0, v->extent[1],
+                 ng_place_at(v, row, c0), v->step[1]);
+  } else {
+    each_line(v, row, col, n, from, write_line);
+  }
+}
+
+bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
+  if (v->straight) return ng_all_finite(ng_place_at(v, row, col), v->dtype, n);
+  float room[NG_LINE];
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(NG_LINE, n - c);
+    ng_place_read(v, row, col + c, m, room);
+    if (!ng_all_finite(room, NG_F32, m)) return false;
+  }
+  return true;
+}
