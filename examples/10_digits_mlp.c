@@ -163,8 +163,9 @@ static int fail(const char *what) {
 }
 
 static int describe(net *n, ng_precond **p, int32_t layer[2]) {
-  ng_array view[4] = {ng_array_matrix(n->d.w1, HID, IN, NG_F32), ng_array_matrix(n->d.b1, 1, HID, NG_F32),
-                     ng_array_matrix(n->d.w2, OUT, HID, NG_F32), ng_array_matrix(n->d.b2, 1, OUT, NG_F32)};
+  ng_array view[4] = {
+      ng_array_matrix(n->d.w1, HID, IN, NG_F32), ng_array_matrix(n->d.b1, 1, HID, NG_F32),
+      ng_array_matrix(n->d.w2, OUT, HID, NG_F32), ng_array_matrix(n->d.b2, 1, OUT, NG_F32)};
   if (ng_precond_create(ctx, NULL, p) != NG_OK ||
       ng_add_linear(*p, "fc1", IN, HID, 1, &layer[0]) != NG_OK ||
       ng_add_linear(*p, "fc2", HID, OUT, 1, &layer[1]) != NG_OK) {
@@ -179,8 +180,10 @@ static int describe(net *n, ng_precond **p, int32_t layer[2]) {
 
 static int precondition(net *n, ng_precond *p, const int32_t layer[2], double lr) {
   ng_batch b;
-  ng_array a[2] = {ng_array_matrix(n->a, BATCH, IN, NG_F32), ng_array_matrix(n->h, BATCH, HID, NG_F32)};
-  ng_array g[2] = {ng_array_matrix(n->gh, BATCH, HID, NG_F32), ng_array_matrix(n->gy, BATCH, OUT, NG_F32)};
+  ng_array a[2] = {ng_array_matrix(n->a, BATCH, IN, NG_F32),
+                   ng_array_matrix(n->h, BATCH, HID, NG_F32)};
+  ng_array g[2] = {ng_array_matrix(n->gh, BATCH, HID, NG_F32),
+                   ng_array_matrix(n->gy, BATCH, OUT, NG_F32)};
   ng_batch_init(&b, sizeof b);
   b.samples = BATCH;
   if (ng_begin(p, &b) != NG_OK) return fail("begin");

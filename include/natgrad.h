@@ -223,8 +223,8 @@ NG_API void ng_transport_init(ng_transport *t, size_t size); /* rank 0 of 1, wit
  * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
 typedef struct ng_threads ng_threads;
 NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
-NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank,
-                                                 ng_transport *out, size_t size);
+NG_API NG_CHECKED ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out,
+                                                 size_t size);
 NG_API void ng_threads_destroy(ng_threads **group);
 #endif /* NG_EXPERIMENTAL */
 
@@ -640,7 +640,7 @@ typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
 /* One parameter, with its gradient, its weight or both. */
 typedef struct ng_binding {
-  int32_t index;          /* of ng_add_*; a tensor's parameter is its NG_WEIGHT                */
+  int32_t index; /* of ng_add_*; a tensor's parameter is its NG_WEIGHT                */
   ng_param param;
   const ng_array *grad;   /* NULL: stays bound as it is; data NULL: there is none              */
   const ng_array *weight; /* the same                                                          */
@@ -697,9 +697,10 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 typedef struct ng_batch {
   size_t struct_size;
   int64_t samples; /* B of this micro-batch on this rank, >= 1; begins as 0: must be set    */
-  ng_reduction reduction; /* the loss is the mean (NG_MEAN, the default) or the sum over these samples */
-  double loss_scale;      /* the loss was multiplied by it before backward (mixed precision, 1/m  */
-                          /* for m accumulated micro-batches); g is divided by it; not 0; 1       */
+  ng_reduction
+      reduction;     /* the loss is the mean (NG_MEAN, the default) or the sum over these samples */
+  double loss_scale; /* the loss was multiplied by it before backward (mixed precision, 1/m  */
+                     /* for m accumulated micro-batches); g is divided by it; not 0; 1       */
   int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
                 /* once: sums of layers that are complete are sent while others are observed      */
 } ng_batch;
@@ -818,17 +819,18 @@ NG_API NG_CHECKED ng_status ng_get(const ng_precond *p, const char *option, char
  *          the same on all ranks; times, bytes and rungs are those of the rank that is asked. */
 typedef struct ng_report {
   size_t struct_size;
-  int64_t steps;        /* steps taken, saved; skipped ones are not counted                   */
-  int64_t skipped;      /* steps that ended with NG_SKIPPED, saved                            */
-  double clip;          /* nu of the last step; of clip = ratio, rms the smallest factor; 1 before any */
-  double inner;         /* sum <PD, D> of the last step, all blocks: loss per unit of step, before the
+  int64_t steps;   /* steps taken, saved; skipped ones are not counted                   */
+  int64_t skipped; /* steps that ended with NG_SKIPPED, saved                            */
+  double clip;     /* nu of the last step; of clip = ratio, rms the smallest factor; 1 before any */
+  double inner;    /* sum <PD, D> of the last step, all blocks: loss per unit of step, before the
                          * clip and without lr                                                */
   int64_t more_damping; /* factors solved after raising the damping, since ng_ready          */
   int64_t in_double;    /* ... only in double precision                                      */
   int64_t kept_last;    /* ... not solved: the last good result stayed                       */
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
-  int32_t stations; /* how many ng_report_station tells of */
-  int64_t kept; /* entries that the last step left as they were, their gradient being absent (missing
+  int32_t stations;     /* how many ng_report_station tells of */
+  int64_t
+      kept; /* entries that the last step left as they were, their gradient being absent (missing
                  * = keep); ng_layer_report.kept says which                                       */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
 } ng_report;
@@ -836,10 +838,11 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  const char *name;         /* "check", "solve", ...: CONTRIBUTING.md walks through them            */
-  int32_t collective;       /* 1: all ranks meet there                                              */
-  int64_t runs;             /* in how many steps it was due, since ng_ready                         */
-  double last_ms, total_ms; /* of its last run, of all; waiting for other ranks included            */
+  const char *name;   /* "check", "solve", ...: CONTRIBUTING.md walks through them            */
+  int32_t collective; /* 1: all ranks meet there                                              */
+  int64_t runs;       /* in how many steps it was due, since ng_ready                         */
+  double last_ms,
+      total_ms; /* of its last run, of all; waiting for other ranks included            */
   int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
 } ng_station_report;
 NG_API void ng_station_report_init(ng_station_report *out, size_t size);
@@ -848,13 +851,15 @@ typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
   double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
-  double pi;                   /* of the last solve on this rank, see damping_split; 0 if none        */
-  double damping_a, damping_g; /* what it added to the diagonals of A and G, in their units; 0 if none */
+  double pi; /* of the last solve on this rank, see damping_split; 0 if none        */
+  double damping_a,
+      damping_g; /* what it added to the diagonals of A and G, in their units; 0 if none */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
   int64_t observations; /* arrays of it that were folded on this rank, saved    */
-  int64_t kept;   /* steps that left it as it was for want of a gradient (missing = keep)          */
-  int32_t frozen; /* 1: registered so, or by ng_freeze                                             */
-  int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
+  int64_t kept; /* steps that left it as it was for want of a gradient (missing = keep)          */
+  int32_t
+      frozen; /* 1: registered so, or by ng_freeze                                             */
+  int64_t unobserved; /* steps in which one of its statistics was due and shown by no rank */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 

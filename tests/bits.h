@@ -118,7 +118,7 @@ typedef struct bits_eye {
 
 /* What layer l sees in one call, as a new array of the case's dtype. */
 plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
-                  bool grad);
+                bool grad);
 /* Arrays of a parameter, empty without a bias; how a weight begins; a gradient, the same on every
  * rank. */
 plane bits_parameter(const bits_eye *e, int32_t l, ng_param which, const char *dtype);

@@ -236,7 +236,7 @@ static float seen_number(const bits_eye *e, const bits_layer *d, const plane *v,
 }
 
 plane bits_seen(const bits_eye *e, int64_t step, int64_t call, int64_t samples, int32_t l,
-                  bool grad) {
+                bool grad) {
   const bits_case *c = e->c;
   const bits_layer *d = &e->layer[l];
   const bool same = is(c->values, "same");

@@ -72,8 +72,7 @@ ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *g
   return note(f, st);
 }
 
-ng_status fixture_linear(fixture *f, const char *name, const plane grad[2],
-                         const plane weight[2]) {
+ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], const plane weight[2]) {
   int32_t index = -1;
   const int32_t bias = grad[NG_BIAS].rows > 0;
   ng_status st =
@@ -108,8 +107,7 @@ ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane
   return st;
 }
 
-ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a,
-                       const plane *g) {
+ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a, const plane *g) {
   const ng_status st = fixture_begin(f, samples);
   return st == NG_OK ? fixture_observe(f, index, a, g) : st;
 }

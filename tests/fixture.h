@@ -42,8 +42,7 @@ void fixture_close(fixture *f);
 /* A layer, a parameter without curvature; a view whose data is NULL is not bound.  Of a linear layer
  * grad and weight are [NG_WEIGHT], [NG_BIAS], its shape is that of grad[NG_WEIGHT], and it has a bias
  * if grad[NG_BIAS] has rows; weight may be NULL.  Indices count from 0 in the order of these calls. */
-ng_status fixture_linear(fixture *f, const char *name, const plane grad[2],
-                         const plane weight[2]);
+ng_status fixture_linear(fixture *f, const char *name, const plane grad[2], const plane weight[2]);
 ng_status fixture_tensor(fixture *f, const char *name, const plane *grad, const plane *weight);
 ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *grad,
                        const plane *weight);
@@ -52,8 +51,7 @@ ng_status fixture_bind(fixture *f, int32_t index, ng_param which, const plane *g
  * first of the two says (the worse status is returned).  NULL is not shown. */
 ng_status fixture_begin(fixture *f, int64_t samples);
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g);
-ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a,
-                       const plane *g);
+ng_status fixture_show(fixture *f, int64_t samples, int32_t index, const plane *a, const plane *g);
 
 /* SGD without momentum; the step that option `update` names: of AdamW and ng_step only how->lr. */
 ng_sgd fixture_sgd(double lr, double momentum);

@@ -55,7 +55,7 @@ typedef struct scene_look {
   int32_t threads;
   ng_dtype shown, gradient; /* 0: f32 */
   int64_t pad;              /* extra elements between rows, filled with NaN */
-  plane_order layout;         /* 0: NCHW */
+  plane_order layout;       /* 0: NCHW */
   ng_order order;           /* 0: samples first */
   bool declare_positions;   /* ng_layer.positions = S instead of 0 */
   bool show_unwanted;       /* do not ask ng_wants */

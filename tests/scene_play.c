@@ -65,7 +65,7 @@ static double get(const void *data, ng_dtype t, int64_t i) {
 
 /* A view of v, times `by`, as the look wants it; the memory is the view's data. */
 static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, int64_t B,
-                    const double *v, double by) {
+                  const double *v, double by) {
   const ng_layer *l = &s->layer[i];
   ng_dtype type = look->shown ? look->shown : NG_F32;
   int64_t S = s->positions[i], rows, cols, hw = 1, channels = grad ? l->out : l->in;
@@ -78,11 +78,11 @@ static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, 
     cols = channels;
   }
   int64_t stride = cols + look->pad;
-  plane out =
-      plane_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
+  plane out = plane_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
   if (l->kind == NG_CONV2D) {
     const int64_t h = grad ? oracle_out(l, 0) : l->image[0];
-    out = plane_images(out.data, look->layout ? look->layout : PLANE_NCHW, B, channels, h, hw / h, type);
+    out = plane_images(out.data, look->layout ? look->layout : PLANE_NCHW, B, channels, h, hw / h,
+                       type);
   }
   out.row_stride = stride;
   for (int64_t r = 0; r < rows; r++) {

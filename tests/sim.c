@@ -94,8 +94,7 @@ static ng_status bind(sim *s) {
     for (int k = 0; k < 2; k++) {
       if (n[k] == 0) continue;
       const int64_t r = k == 0 ? rows : 1;
-      plane grad = plane_of(g, r, n[k] / r, NG_F32),
-              weight = plane_of(w, r, n[k] / r, NG_F32);
+      plane grad = plane_of(g, r, n[k] / r, NG_F32), weight = plane_of(w, r, n[k] / r, NG_F32);
       const ng_status st = fixture_bind(&s->f, s->index[i], (ng_param)k, &grad, &weight);
       if (st != NG_OK) return st;
       g += n[k];
@@ -252,8 +251,8 @@ uint64_t sim_fingerprint(const sim *s) {
     ng_block *b = p->block[i];
     ng_layer_report r = {.struct_size = sizeof r};
     if (b->family->report != NULL) b->family->report(b, &r);
-    const double own[] = {b->solved, r.rung,      r.pi,           r.damping_a,
-                          r.damping_g, b->base.damping, b->base.eigen_floor};
+    const double own[] = {
+        b->solved, r.rung, r.pi, r.damping_a, r.damping_g, b->base.damping, b->base.eigen_floor};
     h = hash(h, own, sizeof own);
     for (int k = 0; k < NG_SCHEDULED; k++) {
       const double now = ng_settings_number(&b->opt, ng_scheduled[k]);

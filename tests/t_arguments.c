@@ -259,7 +259,8 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
   unsigned char byte[sizeof(ng_layer) + 64];
   assert_true(ours + 16 < sizeof byte);
   init(NULL, ours);
-  const size_t sizes[] = {0, sizeof(size_t) - 1, sizeof(size_t), ours / 2, ours - 1, ours, ours + 9};
+  const size_t sizes[] = {0,       sizeof(size_t) - 1, sizeof(size_t), ours / 2, ours - 1, ours,
+                          ours + 9};
   for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
     const size_t size = sizes[k], written = size < sizeof(size_t) ? 0 : size;
     memset(byte, 0xa5, sizeof byte);
@@ -277,9 +278,10 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
 
 #define FOR_EACH_STRUCT(X)                                                                         \
   X(ng_context_config)                                                                             \
-  X(ng_batch) X(ng_sgd) X(ng_adamw) X(ng_transport) X(ng_collective) X(ng_component)               \
-  X(ng_option_info) X(ng_method_info) X(ng_published_info) X(ng_report) X(ng_station_report)       \
-  X(ng_layer_report) X(ng_memory_info) X(ng_explain_row) X(ng_field_info)
+  X(ng_batch)                                                                                      \
+  X(ng_sgd) X(ng_adamw) X(ng_transport) X(ng_collective) X(ng_component) X(ng_option_info)         \
+      X(ng_method_info) X(ng_published_info) X(ng_report) X(ng_station_report) X(ng_layer_report)  \
+          X(ng_memory_info) X(ng_explain_row) X(ng_field_info)
 #define OF_BYTES(type)                                                                             \
   static void init_##type(void *out, size_t size) { type##_init(out, size); }
 FOR_EACH_STRUCT(OF_BYTES)

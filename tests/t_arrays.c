@@ -29,7 +29,7 @@ static const struct slot {
   ng_param which;
   int32_t ndim;
   int64_t shape[4];
-} slot[SLOTS] = {{FC, NG_WEIGHT, 2, {7, 6}},        {FC, NG_BIAS, 1, {7}},
+} slot[SLOTS] = {{FC, NG_WEIGHT, 2, {7, 6}},         {FC, NG_BIAS, 1, {7}},
                  {CONV, NG_WEIGHT, 4, {6, 2, 3, 2}}, {CONV, NG_BIAS, 1, {6}},
                  {SEQ, NG_WEIGHT, 2, {3, 5}},        {TENSOR, NG_WEIGHT, 3, {2, 3, 4}}};
 
@@ -252,7 +252,8 @@ static void observations_lie_as_they_like(void **state) {
                          ? " positions=reduce"
                          : "",
                      round % 5 == 1 ? " stat_batch=3" : "");
-      if (strstr(options, "adasgd") != NULL) (void)snprintf(options, sizeof options, "method=adasgd");
+      if (strstr(options, "adasgd") != NULL)
+        (void)snprintf(options, sizeof options, "method=adasgd");
       model m = {0}, d = {0};
       open_model(&m, options, &dense);
       open_model(&d, options, &dense);
@@ -303,8 +304,9 @@ static void expanded_axes(void **state) {
       for (int which = 0; which < 2; which++) {
         show_dense(of[which], 0);
         const ng_array *a = which == 0 ? &x.a : &y.a;
-        fixture_ok(&of[which]->f, s->grad ? ng_observe_output_grad(of[which]->f.p, s->index, a, NG_COPY)
-                                          : ng_observe_input(of[which]->f.p, s->index, a, NG_COPY));
+        fixture_ok(&of[which]->f, s->grad
+                                      ? ng_observe_output_grad(of[which]->f.p, s->index, a, NG_COPY)
+                                      : ng_observe_input(of[which]->f.p, s->index, a, NG_COPY));
         new_gradients(of[which], 0);
         assert_true(ng_step(of[which]->f.p, 0.1) >= 0);
       }

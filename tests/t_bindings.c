@@ -18,7 +18,7 @@
 
 enum { FC1, FC2, GAMMA, ENTRIES, IN = 3, MID = 4, OUT = 2, B = 6 };
 
-static const int64_t count[ENTRIES] = {MID * IN, OUT * MID, 5};
+static const int64_t count[ENTRIES] = {MID * IN, OUT *MID, 5};
 static const int64_t rows[ENTRIES] = {MID, OUT, 1};
 
 typedef struct model {
@@ -112,7 +112,9 @@ static void one_step_and_no_more(void **state) {
       model before = m;
       fixture_ok(&m.f, show(&m, 1, 3));
       wrong(&m, sgd(&m), NG_ERR_STATE, "bound for one step, which is over");
-      assert_non_null(strstr(ng_last_error(m.f.ctx), k == GAMMA ? "gamma" : k == FC1 ? "fc1" : "fc2"));
+      assert_non_null(strstr(ng_last_error(m.f.ctx), k == GAMMA ? "gamma"
+                                                     : k == FC1 ? "fc1"
+                                                                : "fc2"));
       assert_memory_equal(before.weight, m.weight, sizeof m.weight);
       assert_memory_equal(before.grad, m.grad, sizeof m.grad);
       /* bound again the step goes on with the same observations; what holds was not forgotten */
@@ -204,9 +206,9 @@ static void all_of_a_list_or_nothing(void **state) {
     if (way == 5) last->param = NG_BIAS;
     if (way == 6) last->hold = (ng_hold)0;
     static const ng_status want[7] = {NG_ERR_SHAPE, NG_ERR_ARG, NG_ERR_ABSENT, NG_ERR_SHAPE,
-                                      NG_ERR_ARG, NG_ERR_ARG, NG_ERR_ARG};
-    static const char *const word[7] = {"[1, 4]", "f64", "device", "share memory", "index is 3", "bias",
-                                        "hold is 0"};
+                                      NG_ERR_ARG,   NG_ERR_ARG, NG_ERR_ARG};
+    static const char *const word[7] = {"[1, 4]",     "f64",  "device",   "share memory",
+                                        "index is 3", "bias", "hold is 0"};
     wrong(&m, ng_bind(m.f.p, list, ENTRIES), want[way], word[way]);
     *last = right;
   }
@@ -246,9 +248,9 @@ static void absent(model *m, int32_t k) {
 /* One of the two layers, or the tensor, has no gradient; the others go as if it were not there. */
 static void absent_gradients(void **state) {
   (void)state;
-  static const char *const methods[] = {"damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
-                                        "damping=0.1 clip=ratio clip_bound=0.1",
-                                        "damping=0.1 clip=rms clip_bound=0.1"};
+  static const char *const methods[] = {
+      "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
+      "damping=0.1 clip=ratio clip_bound=0.1", "damping=0.1 clip=rms clip_bound=0.1"};
   for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
     for (int32_t k = 0; k < ENTRIES; k++) {
       char text[200];
@@ -264,7 +266,9 @@ static void absent_gradients(void **state) {
       (void)snprintf(text, sizeof text, "%s update=adamw missing=keep", methods[a]);
       fixture_ok(&m.f, open_model(&m, text, NULL));
       (void)snprintf(text, sizeof text, "%s update=adamw%s", methods[a],
-                     k == FC1 ? " skip_layers=fc1" : k == FC2 ? " skip_layers=fc2" : "");
+                     k == FC1   ? " skip_layers=fc1"
+                     : k == FC2 ? " skip_layers=fc2"
+                                : "");
       fixture_ok(&without.f, open_model(&without, text, NULL));
       absent(&m, k);
       for (int32_t t = 0; t < 3; t++) {
@@ -437,10 +441,14 @@ static void ranks_agree_who_is_left_out(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_step_and_no_more),   cmocka_unit_test(what_counts_as_a_step),
-      cmocka_unit_test(gradients_come_and_go),  cmocka_unit_test(all_of_a_list_or_nothing),
-      cmocka_unit_test(absent_gradients),       cmocka_unit_test(absent_is_said),
-      cmocka_unit_test(frozen_layers_wait),     cmocka_unit_test(frozen_from_the_start),
+      cmocka_unit_test(one_step_and_no_more),
+      cmocka_unit_test(what_counts_as_a_step),
+      cmocka_unit_test(gradients_come_and_go),
+      cmocka_unit_test(all_of_a_list_or_nothing),
+      cmocka_unit_test(absent_gradients),
+      cmocka_unit_test(absent_is_said),
+      cmocka_unit_test(frozen_layers_wait),
+      cmocka_unit_test(frozen_from_the_start),
       cmocka_unit_test(ranks_agree_who_is_left_out),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,8 +51,8 @@ static float at(const matrix *m, int r, int c) {
 }
 
 static plane view(matrix *m) {
-  plane v = m->half ? plane_of(m->narrow, ROWS, COLS, NG_BF16)
-                      : plane_of(m->wide, ROWS, COLS, NG_F32);
+  plane v =
+      m->half ? plane_of(m->narrow, ROWS, COLS, NG_BF16) : plane_of(m->wide, ROWS, COLS, NG_F32);
   v.row_stride = STRIDE;
   return v;
 }

@@ -55,7 +55,7 @@ static ng_status play(trial *t) {
     narrow_b[r] = narrow[r * P + IN];
   }
   plane grad[2] = {plane_of(half ? (void *)narrow : t->d, Q, IN, t->dtype),
-                     plane_of(half ? (void *)narrow_b : db, 1, Q, t->dtype)};
+                   plane_of(half ? (void *)narrow_b : db, 1, Q, t->dtype)};
   plane weight[2] = {plane_of(t->w, Q, IN, NG_F32), plane_of(wb, 1, Q, NG_F32)};
   const plane in = plane_of(t->a, 1, IN, NG_F32), out = plane_of(t->g, 1, Q, NG_F32);
   grad[0].row_stride = weight[0].row_stride = P;

@@ -129,8 +129,7 @@ static ng_status show(const life *l, ng_precond *p, int32_t rank, int32_t step, 
   draw(x, B * cols, rank, step, 10 + micro * 20 + k);
   if (bad && !grad && micro == micros(l) - 1) x[1] = NAN;
   const plane v = plane_of(x, B, cols, NG_F32);
-  const ng_status st =
-      grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
+  const ng_status st = grad ? plane_output_grad(p, i, &v, NG_COPY) : plane_input(p, i, &v, NG_COPY);
   return st == NG_SKIPPED ? NG_OK : st; /* the step tells everybody */
 }
 

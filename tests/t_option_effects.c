@@ -1096,7 +1096,8 @@ static void effect_missing(void **state) {
   for (int keep = 0; keep < 2; keep++) {
     fixture f;
     float x[2] = {1, 2}, y[3] = {1, 2, 3}, g[2] = {1, 1};
-    fixture_ok(&f, fixture_open(&f, keep ? "update=sgd missing=keep" : "update=sgd missing=refuse", NULL));
+    fixture_ok(
+        &f, fixture_open(&f, keep ? "update=sgd missing=keep" : "update=sgd missing=refuse", NULL));
     const plane w[2] = {plane_of(x, 1, 2, NG_F32), plane_of(y, 1, 3, NG_F32)};
     const plane dw = plane_of(g, 1, 2, NG_F32), none = plane_of(NULL, 1, 3, NG_F32);
     fixture_ok(&f, fixture_tensor(&f, "seen", &dw, &w[0]));

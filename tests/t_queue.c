@@ -151,7 +151,9 @@ static void one_way(const fresh *f, int way, float *out) {
                      .columns = C,
                      .by_sample = way >= 5 ? C : C * pixels,
                      .by_column = way == 3 ? pixels : 1,
-                     .by_position = way >= 5 ? SAMPLES * C : first ? 1 : C,
+                     .by_position = way >= 5 ? SAMPLES * C
+                                    : first  ? 1
+                                             : C,
                      .run = pixels};
   const int64_t n = way < 2 ? C * 9 + 1 : way == 2 ? C * 9 : C + 1;
   const ng_sym S = {out, n};

@@ -206,7 +206,7 @@ static ng_status one_update(int32_t rank, ng_transport *t, void *arg) {
     for (int k = 0; k < OUT * IN + OUT; k++)
       d[i][k] = (float)k;
     const plane grad[2] = {plane_of(d[i], OUT, IN, NG_F32),
-                             plane_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
+                           plane_of(d[i] + OUT * IN, 1, OUT, NG_F32)};
     st = fixture_linear(&f, name, grad, NULL);
   }
   if (st == NG_OK) st = ng_ready(f.p);

@@ -225,8 +225,8 @@ static void rows_case(ng_context *ctx, int64_t samples, int64_t positions, int64
   float *scratch = guarded(floats);
   char what[200];
   (void)snprintf(what, sizeof what, "rows %s %s %dx%d of %d, take %d, [%d,%d), one %d reduce %d %s",
-                 ctx->queue->la->name, ng_dtype_name(in.v.dtype), (int)samples, (int)positions, (int)cols,
-                 (int)r.take, (int)r.c0, (int)r.c1, r.one, r.reduce,
+                 ctx->queue->la->name, ng_dtype_name(in.v.dtype), (int)samples, (int)positions,
+                 (int)cols, (int)r.take, (int)r.c0, (int)r.c1, r.one, r.reduce,
                  (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[in.how]);
   ng_rows_stats(ctx, &r, alpha, S, scratch);
   /* A mean is rounded once to f32: 2^-24 relative in either factor of each product, and as much
@@ -273,10 +273,11 @@ static const char *title(const picture *g, const char *who) {
       text, sizeof text,
       "%s: %s %s %d channels [%d,%d) %dx%d kernel %dx%d stride %d,%d pad %d,%d dil %d,%d "
       "samples %d take %d one %d reduce %d",
-      who, (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[g->how], ng_dtype_name(g->t), (int)c->channels,
-      (int)g->c0, (int)g->c1, (int)c->height, (int)c->width, (int)c->kernel[0], (int)c->kernel[1],
-      (int)c->stride[0], (int)c->stride[1], (int)c->padding[0], (int)c->padding[1],
-      (int)c->dilation[0], (int)c->dilation[1], (int)g->samples, (int)g->take, g->one, g->reduce);
+      who, (const char *[]){"NCHW", "NHWC", "HNWC", "any"}[g->how], ng_dtype_name(g->t),
+      (int)c->channels, (int)g->c0, (int)g->c1, (int)c->height, (int)c->width, (int)c->kernel[0],
+      (int)c->kernel[1], (int)c->stride[0], (int)c->stride[1], (int)c->padding[0],
+      (int)c->padding[1], (int)c->dilation[0], (int)c->dilation[1], (int)g->samples, (int)g->take,
+      g->one, g->reduce);
   return text;
 }
 
@@ -665,7 +666,8 @@ static void threads_do_not_change_bits(void **unused) {
       ng_sym_zero(S[k][i]);
       if (i == 0)
         ng_conv_input_stats_plain(ctx, &g.c, &x.v, 6, 0, 64, true, 0, 1.0f, S[k][i], scratch);
-      if (i == 1) ng_conv_input_stats_shift(ctx, &g.c, &x.v, 6, 0, 64, true, 1.0f, S[k][i], scratch);
+      if (i == 1)
+        ng_conv_input_stats_shift(ctx, &g.c, &x.v, 6, 0, 64, true, 1.0f, S[k][i], scratch);
       if (i == 2)
         ng_conv_input_stats_plain(ctx, &g.c, &x.v, 6, 0, 64, true, 1, 1.0f, S[k][i], scratch);
     }

@@ -34,18 +34,19 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 /* ---- observing -------------------------------------------------------------------------------*/
 
 /* NG_SKIPPED: not finite; the step will leave everything alone and say so. */
-static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns, bool grad) {
+static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
+                bool grad) {
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
   float *data = (float *)(uintptr_t)x; /* read only */
   const nn_layer *l = nn_layer_at(p->net, layer);
   const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
-  const ng_array v = l->conv ? ng_array_nhwc(data, samples, channels, height,
-                                             columns / channels / height, NG_F32)
-                             : ng_array_matrix(data, samples, columns, NG_F32);
-  const ng_status st =
-      grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW) : ng_observe_input(p->p, i, &v, NG_BORROW);
+  const ng_array v =
+      l->conv ? ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32)
+              : ng_array_matrix(data, samples, columns, NG_F32);
+  const ng_status st = grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW)
+                            : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
   return st < 0 ? told(p) : CLI_OK;
 }

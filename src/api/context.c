@@ -90,8 +90,8 @@ static void counted_free(void *ctx, void *ptr, size_t bytes) { ng_free(ctx, ptr,
 
 /* A newer header may hold structs and functions that this library lacks; an older one is fine,
  * struct_size sees to that.  Compared to major and minor. */
-ng_status ng_context_create(int32_t header_version, const ng_context_config *config,
-                                char *message, size_t message_size, ng_context **out) {
+ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
+                            size_t message_size, ng_context **out) {
   if (out == NULL) return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_context: out is NULL");
   *out = NULL;
   if (header_version / 100 > NG_VERSION / 100) {

@@ -225,10 +225,11 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   if (index < 0 || index >= p->entries || (on != 0 && on != 1)) {
-    return ng_fail(p->ctx, NG_ERR_ARG,
-                   "ng_freeze: index is %d and on is %d, expected one of %d layers and tensors, and "
-                   "0 or 1",
-                   index, on, p->entries);
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "ng_freeze: index is %d and on is %d, expected one of %d layers and tensors, and "
+        "0 or 1",
+        index, on, p->entries);
   }
   ng_entry *e = p->entry[index];
   if (e->d.frozen || (e->block != NULL && e->block->entry == NULL)) {

@@ -499,8 +499,7 @@ ng_status ng_threads_create(int32_t ranks, ng_threads **out) {
   return NG_OK;
 }
 
-ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out,
-                                     size_t size) {
+ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *out, size_t size) {
   if (group == NULL || out == NULL || rank < 0 || rank >= group->size || size < sizeof(size_t)) {
     return NG_ERR_ARG;
   }

@@ -69,7 +69,8 @@ static bool sizes_fit(const ng_strided *s) {
   for (int32_t i = 0; i < s->ndim; i++) {
     if (s->shape[i] < 1 || s->shape[i] > most / count) return false;
     count *= s->shape[i];
-    const int64_t far = s->stride[i] < 0 ? -(s->stride[i] + 1) : s->stride[i]; /* no overflow at the least */
+    const int64_t far =
+        s->stride[i] < 0 ? -(s->stride[i] + 1) : s->stride[i]; /* no overflow at the least */
     if (s->shape[i] > 1 && far > (most - reach) / (s->shape[i] - 1)) return false;
     reach += far * (s->shape[i] - 1);
   }
@@ -215,7 +216,8 @@ static void scan_piece(void *arg, int32_t i) {
   ng_share(one ? j->length : j->lines, j->pieces, i, &from, &to);
   const int64_t size = ng_dtype_size(s->dtype);
   if (one) {
-    j->bad[i] = !line_finite((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
+    j->bad[i] =
+        !line_finite((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
     return;
   }
   j->bad[i] = false;

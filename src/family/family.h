@@ -29,7 +29,7 @@ typedef struct ng_obs {
   uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
   ng_view v;
   int64_t samples;
-  int64_t positions;        /* of the output                                                     */
+  int64_t positions;       /* of the output                                                     */
   int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
   double loss_scale;
   ng_reduction reduction;

@@ -327,9 +327,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     k->prediv = ng_plan_result(plan, k->side[NG_SIDE_G].stat->owner, k->out * k->p * size);
   }
   ng_plan_direction(plan, b, k->out * k->p);
-  const int64_t floats =
-      ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
-               ng_kron_apply_scratch(b));
+  const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
+                                  ng_kron_apply_scratch(b));
   ng_plan_scratch(plan, floats * (int64_t)sizeof(float));
   return NG_OK;
 }

@@ -188,7 +188,8 @@ static void divide(ng_block *b, float *U) {
 ng_status ng_kron_measure(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
-  float *D = ng_scratch(b), *T = D + ng_round16(k->out * k->p), *room = T + ng_round16(k->out * k->p);
+  float *D = ng_scratch(b), *T = D + ng_round16(k->out * k->p),
+        *room = T + ng_round16(k->out * k->p);
   rows_job j;
   j.b = b;
   j.D = D;

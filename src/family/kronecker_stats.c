@@ -55,8 +55,8 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   if (b->entry->d.kind == NG_CONV2D) {
     const ng_conv conv = ng_kron_conv(k, o);
     if (o->what == NG_SEES_INPUT) {
-      ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce, alpha,
-                          S, scratch);
+      ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce,
+                          alpha, S, scratch);
     } else {
       ng_conv_grad_stats(b->ctx, &o->v, take, part->lo, part->hi, c.reduce, alpha, S, scratch);
     }

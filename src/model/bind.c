@@ -96,8 +96,8 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   const shape_text shape = shape_of(&s);
   squeeze(&s);
   if (!shape_fits(slot, &s)) {
-    return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call, slot->name,
-                   shape.text, (long long)slot->rows, (long long)slot->cols,
+    return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call,
+                   slot->name, shape.text, (long long)slot->rows, (long long)slot->cols,
                    slot->entry->d.kind == NG_CONV2D && slot->which == NG_WEIGHT
                        ? " or [out, in/groups, kernel, kernel]"
                        : "");

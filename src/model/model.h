@@ -46,7 +46,7 @@ typedef struct ng_slot {
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count]               */
   int64_t groups;     /* runs of rows (of one row: of columns) that share nothing                 */
   ng_place grad, weight;
-  float *m, *v;    /* moments: momentum or first, second; NULL if options.update keeps none       */
+  float *m, *v; /* moments: momentum or first, second; NULL if options.update keeps none       */
   int32_t update_group; /* whose numbers a fused update takes for it: ng_set_group                */
   ng_block *block; /* NULL: no curvature                                                          */
   int32_t segment; /* its number in the block                                                     */
@@ -65,7 +65,7 @@ struct ng_entry {
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
   const struct ng_family *taken_by; /* ng_ready: the family that fits it */
-  int64_t oh, ow; /* conv: of the image that was told, 0 if none was */
+  int64_t oh, ow;                   /* conv: of the image that was told, 0 if none was */
   /* Output sizes of the images shown in this micro-batch, the latest first. */
   int64_t shown_in;
   int64_t shown[NG_SHOWN][2];
@@ -260,7 +260,7 @@ struct ng_precond {
   int32_t update_groups; /* 0 to update_groups - 1; fixed by ng_ready, 0 before */
   bool ready;
   bool expires; /* some binding holds until the next step only */
-  bool broken; /* NG_ERR_COMM was returned: destroy only */
+  bool broken;  /* NG_ERR_COMM was returned: destroy only */
   ng_grid grid;
   char *arena[NG_USES];
   int64_t held[NG_USES];                 /* bytes by use, objects included */
@@ -268,7 +268,7 @@ struct ng_precond {
   struct ng_engine *step;                /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
-  int64_t kept; /* entries that the last step left as they were, for want of a gradient */
+  int64_t kept;       /* entries that the last step left as they were, for want of a gradient */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank */
   int64_t rescued[NG_RESCUES];
   ng_shown shown;

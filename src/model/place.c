@@ -61,7 +61,8 @@ static void each_line(const ng_place *v, int64_t row, int64_t col, int64_t n, fl
   for (int64_t outer = col / each; outer * each < col + n; outer++) {
     const int64_t first = ng_max64(col - outer * each, 0);
     const int64_t end = ng_min64(col + n - outer * each, each);
-    for (int64_t inner = 0; inner < l.inner; inner++) { /* columns a inner + inner, first <= . < end */
+    for (int64_t inner = 0; inner < l.inner;
+         inner++) { /* columns a inner + inner, first <= . < end */
       line at;
       at.from = first <= inner ? 0 : (first - inner + l.inner - 1) / l.inner;
       at.to = end <= inner ? 0 : (end - inner + l.inner - 1) / l.inner;

@@ -216,8 +216,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .test = "effect_radius"),
     ROW(missing, .group = "update", .standard = "refuse",
         ONE_OF_2(NG_MISSING_REFUSE, "refuse", NG_MISSING_KEEP, "keep"),
-        .help = "what a gradient that is absent at a step means: an error, or a layer (a tensor) that "
-                "stays as it is and is counted in the report",
+        .help =
+            "what a gradient that is absent at a step means: an error, or a layer (a tensor) that "
+            "stays as it is and is counted in the report",
         .test = "effect_missing"),
 };
 

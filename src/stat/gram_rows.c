@@ -148,8 +148,8 @@ static int64_t row_stride(const ng_rows *r) {
   const ng_view *v = r->v;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
   if (v->dtype != NG_F32 || (v->by_column != 1 && wide > 1) || v->axes > 0) return 0;
-  const int64_t by = S == 1                                                   ? v->by_sample
-                     : r->take == 1 || v->by_sample == S * v->by_position     ? v->by_position
+  const int64_t by = S == 1                                               ? v->by_sample
+                     : r->take == 1 || v->by_sample == S * v->by_position ? v->by_position
                      : r->take == v->samples && v->by_position == v->samples * v->by_sample
                          ? v->by_sample
                          : 0;

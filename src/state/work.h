@@ -24,7 +24,7 @@ typedef struct ng_tensor_name {
 typedef struct ng_work {
   ng_precond *p;
   const char *call, *label; /* the public function; what messages call the file                 */
-  const ng_outside *place;    /* NULL: nothing is written, and nothing read */
+  const ng_outside *place;  /* NULL: nothing is written, and nothing read */
   bool first;               /* this is rank 0 */
   double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
   int64_t value_count;

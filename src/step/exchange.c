@@ -24,8 +24,8 @@ static ng_status failed(ng_precond *p, const char *what) {
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 enum {
-  WEIGHTS = 2,        /* numbers of a statistic in check                              */
-  SUMS = 3,           /* ... of a kind of block in agree; WEIGHTED where there are groups */
+  WEIGHTS = 2, /* numbers of a statistic in check                              */
+  SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
   WEIGHTED = 5,
   REFUSED = NG_CODES, /* ranks that refused something    */
   LAST,               /* ... that had ng_batch.last      */

@@ -169,7 +169,8 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
     o->size[i] = o->out[i] = s->shape[2 + i];
     if (grad) continue;
     if (o->size[i] > INT32_MAX || !ng_conv_output(d, i, o->size[i], &o->out[i])) {
-      return misfit(p, d, s, grad, "an image, with its padding, that the kernel does not reach over");
+      return misfit(p, d, s, grad,
+                    "an image, with its padding, that the kernel does not reach over");
     }
   }
   if (grad && !size_known(p, e, o->out)) {
@@ -258,13 +259,14 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
               .reduction = step->batch.reduction};
   o.v.data = s->data;
   o.v.dtype = s->dtype;
-  ng_status st = e->d.kind == NG_CONV2D ? view_image(p, e, s, grad, &o) : view_rows(p, e, s, grad, &o);
+  ng_status st =
+      e->d.kind == NG_CONV2D ? view_image(p, e, s, grad, &o) : view_rows(p, e, s, grad, &o);
   if (st != NG_OK) return st;
   ng_block *b = e->block;
   if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
   const double t0 = ng_now_ms();
-  const bool finite = o.loss_scale - o.loss_scale == 0.0 &&
-                      (b->family->scans || ng_strided_finite(p->ctx, s));
+  const bool finite =
+      o.loss_scale - o.loss_scale == 0.0 && (b->family->scans || ng_strided_finite(p->ctx, s));
   st = finite ? make_room(b, &o) : NG_SKIPPED;
   if (st == NG_OK) st = enter(b, &o);
   b->observing_ms += ng_now_ms() - t0;

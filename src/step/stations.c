@@ -66,8 +66,8 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
   if (st != NG_OK) return st;
   const bool out = e->asleep || absent;
   if (out && e->block != NULL && e->block->entry == NULL) {
-    return ng_fail(p->ctx, NG_ERR_STATE, "'%s': it has no gradient, and is in one block with other layers",
-                   e->d.name);
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "'%s': it has no gradient, and is in one block with other layers", e->d.name);
   }
   if (e->block != NULL) e->block->out = out;
   for (int32_t k = 0; k < e->slots; k++) {
@@ -78,8 +78,9 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
     if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
     return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
-                   weight && s->weight.expired ? "was bound for one step, which is over; bind it again"
-                                               : "is not bound");
+                   weight && s->weight.expired
+                       ? "was bound for one step, which is over; bind it again"
+                       : "is not bound");
   }
   return NG_OK;
 }

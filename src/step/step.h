@@ -200,7 +200,7 @@ typedef struct ng_station_time {
 /* What is under way. */
 typedef struct ng_engine {
   bool begun;
-  bool last;      /* the micro-batch under way is the last one before the step */
+  bool last;       /* the micro-batch under way is the last one before the step */
   ng_batch batch;  /* the micro-batch */
   int64_t batches; /* ... and how many there were */
   ng_tiles tiles;
