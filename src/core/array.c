@@ -59,37 +59,43 @@ ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w, n
   return a;
 }
 
-/* What a byte of it could be at most away from `data`: an index never overflows behind this. */
-enum { MOST_BITS = 60 };
+/* No element is further from `data` than that many bytes, nor are there more of them: an index never
+ * overflows behind this. */
+static const int64_t MOST = INT64_C(1) << 60;
 
-/* Extents at least 1, and both the count and the reach of its bytes fit. */
-static bool sizes_fit(const ng_strided *s) {
-  const int64_t most = (INT64_C(1) << MOST_BITS) / ng_dtype_size(s->dtype);
-  int64_t count = 1, reach = 1;
+/* Extents at least 1, and both the count and the reach of its bytes fit.  By what the processor says of
+ * a product, since dividing would cost as much as a small observation. */
+static bool sizes_fit(const ng_strided *s, int64_t size) {
+  int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
-    if (s->shape[i] < 1 || s->shape[i] > most / count) return false;
-    count *= s->shape[i];
-    const int64_t far =
-        s->stride[i] < 0 ? -(s->stride[i] + 1) : s->stride[i]; /* no overflow at the least */
-    if (s->shape[i] > 1 && far > (most - reach) / (s->shape[i] - 1)) return false;
-    reach += far * (s->shape[i] - 1);
+    int64_t far;
+    if (s->shape[i] < 1 || __builtin_mul_overflow(count, s->shape[i], &count)) return false;
+    if (__builtin_mul_overflow(s->shape[i] - 1, s->stride[i], &far) ||
+        __builtin_mul_overflow(far, size, &far)) {
+      return false;
+    }
+    if (__builtin_add_overflow(reach, far < 0 ? -(far + 1) : far, &reach)) return false;
+    if (count > MOST || reach > MOST) return false;
   }
   return true;
 }
 
 const char *ng_array_take(const ng_array *a, ng_strided *out) {
   const bool own = a->shape == NULL;
-  if (ng_dtype_size(a->dtype) == 0) return "its dtype is no ng_dtype";
+  const int64_t size = ng_dtype_size(a->dtype);
+  if (size == 0) return "its dtype is no ng_dtype";
   if (a->ndim < 0 || a->ndim > NG_DIMS) return "ndim is beyond 0 to 8";
   if (own && a->ndim > 4) return "shape is NULL and ndim above 4";
-  *out = (ng_strided){.data = a->data, .dtype = a->dtype, .ndim = a->ndim};
+  out->data = a->data; /* the lists beyond ndim stay as they are: this is asked for every array */
+  out->dtype = a->dtype;
+  out->ndim = a->ndim;
   int64_t dense = 1;
   for (int32_t i = a->ndim - 1; i >= 0; i--) {
     out->shape[i] = own ? a->room[i] : a->shape[i];
     out->stride[i] = own ? a->room[4 + i] : a->stride == NULL ? dense : a->stride[i];
     dense = times(dense, out->shape[i]);
   }
-  return sizes_fit(out) ? NULL : "an extent is below 1, or it is larger than any memory";
+  return sizes_fit(out, size) ? NULL : "an extent is below 1, or it is larger than any memory";
 }
 
 /* ---- axes ------------------------------------------------------------------------------------*/

@@ -214,11 +214,13 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
       continue;
     }
     clear(room, n);
+    const ng_view *in = j->in;
     for (int64_t s = 0; s < j->take; s++) {
-      for (int64_t at = 0; at < pixels; at += j->in->run) {
-        const int64_t first = ng_view_offset(j->in, s, at) + c * j->in->by_column;
-        add(j, room, first, j->in->by_position, j->in->run, n, j->in->by_column);
-      }
+      int64_t at = 0;
+      do { /* run after run, nearly always one */
+        const int64_t first = ng_view_offset(in, s, at) + c * in->by_column;
+        add(j, room, first, in->by_position, in->run, n, in->by_column);
+      } while ((at += in->run) < pixels);
     }
     if (!all_numbers(room, n)) *bad = true;
     memcpy(j->out + c, room, (size_t)n * sizeof *room);

@@ -27,9 +27,8 @@ typedef struct ng_view {
 } ng_view;
 
 static inline int64_t ng_view_offset(const ng_view *v, int64_t n, int64_t s) {
-  int64_t at = n * v->by_sample + s % v->run * v->by_position;
-  if (v->axes == 0) return at;
-  int64_t outer = s / v->run;
+  if (v->axes == 0) return n * v->by_sample + s * v->by_position; /* nearly always */
+  int64_t at = n * v->by_sample + s % v->run * v->by_position, outer = s / v->run;
   for (int32_t i = v->axes - 1; i >= 0; i--) {
     at += outer % v->extent[i] * v->step[i];
     outer /= v->extent[i];

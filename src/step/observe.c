@@ -89,6 +89,16 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
   }
 }
 
+/* Texts are made only for a refusal: an observation may be small. */
+static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
+  char expected[96];
+  (void)snprintf(expected, sizeof expected,
+                 d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
+                 d->order == NG_SAMPLES_FIRST ? "samples, ..., " : "positions, samples, ..., ",
+                 (long long)(grad ? d->out : d->in), (long long)d->positions);
+  return misfit(p, d, s, grad, expected);
+}
+
 /* One leading axis has samples and positions in one: they divide evenly, or it is an error.  More than one:
  * the first counts samples (the second if positions come first), the others positions. */
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
@@ -97,19 +107,14 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
   const int64_t B = p->step->batch.samples, cols = grad ? d->out : d->in;
   const int32_t leading = s->ndim - 1;
   const bool first = d->order == NG_SAMPLES_FIRST;
-  char expected[96];
-  (void)snprintf(expected, sizeof expected,
-                 d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
-                 first ? "samples, ..., " : "positions, samples, ..., ", (long long)cols,
-                 (long long)d->positions);
-  if (s->ndim < 1 || s->shape[leading] != cols) return misfit(p, d, s, grad, expected);
+  if (s->ndim < 1 || s->shape[leading] != cols) return misfit_rows(p, d, s, grad);
   ng_view *v = &o->v;
   v->columns = cols;
   v->by_column = s->stride[leading];
   v->samples = B;
   if (leading < 2) {
     const int64_t rows = leading == 0 ? 1 : s->shape[0], by = leading == 0 ? cols : s->stride[0];
-    if (rows % B != 0) return misfit(p, d, s, grad, expected);
+    if (rows % B != 0) return misfit_rows(p, d, s, grad);
     const int64_t S = rows / B, step = first ? by : B * by;
     set_positions(v, 1, &S, &step);
     v->by_sample = first ? S * by : by;
@@ -117,7 +122,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
     const int32_t at = first ? 0 : 1;
     int64_t extent[NG_DIMS], step[NG_DIMS];
     int32_t n = 0;
-    if (s->shape[at] != B) return misfit(p, d, s, grad, expected);
+    if (s->shape[at] != B) return misfit_rows(p, d, s, grad);
     for (int32_t i = 0; i < leading; i++) {
       if (i == at) continue;
       extent[n] = s->shape[i];
@@ -127,7 +132,7 @@ static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s
     v->by_sample = s->stride[at];
   }
   o->positions = v->positions;
-  if (d->positions > 0 && o->positions != d->positions) return misfit(p, d, s, grad, expected);
+  if (d->positions > 0 && o->positions != d->positions) return misfit_rows(p, d, s, grad);
   return NG_OK;
 }
 
@@ -156,9 +161,11 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   const ng_layer *d = &e->d;
   const int64_t B = p->step->batch.samples, C = grad ? d->out : d->in;
   char expected[96];
-  (void)snprintf(expected, sizeof expected, "[%lld, %lld, height, width]", (long long)B,
-                 (long long)C);
-  if (s->ndim != 4 || s->shape[0] != B || s->shape[1] != C) return misfit(p, d, s, grad, expected);
+  if (s->ndim != 4 || s->shape[0] != B || s->shape[1] != C) {
+    (void)snprintf(expected, sizeof expected, "[%lld, %lld, height, width]", (long long)B,
+                   (long long)C);
+    return misfit(p, d, s, grad, expected);
+  }
   ng_view *v = &o->v;
   v->samples = B;
   v->columns = C;
@@ -253,10 +260,11 @@ static void mark_shown(ng_block *b, uint32_t what) {
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
-  ng_obs o = {.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT,
-              .samples = step->batch.samples,
-              .loss_scale = step->batch.loss_scale,
-              .reduction = step->batch.reduction};
+  ng_obs o; /* field by field: most of it are lists that are not used */
+  o.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT;
+  o.samples = step->batch.samples;
+  o.loss_scale = step->batch.loss_scale;
+  o.reduction = step->batch.reduction;
   o.v.data = s->data;
   o.v.dtype = s->dtype;
   ng_status st =
