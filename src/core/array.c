@@ -98,6 +98,18 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   return sizes_fit(out, size) ? NULL : "an extent is below 1, or it is larger than any memory";
 }
 
+/* Eight extents of 19 digits are cut, and would not be read. */
+ng_shape_text ng_strided_shape(const ng_strided *s) {
+  ng_shape_text t = {"["};
+  size_t n = 1;
+  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
+    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
+                          (long long)s->shape[i]);
+  }
+  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
+  return t;
+}
+
 /* ---- axes ------------------------------------------------------------------------------------*/
 
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step) {

@@ -173,6 +173,12 @@ bool ng_strided_finite(ng_context *ctx, const ng_strided *s);
 /* Neighbours that continue each other become one, extents of 1 go; returns how many are left. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
 
+/* "[4, 3, 8, 8]", for messages. */
+typedef struct ng_shape_text {
+  char text[160];
+} ng_shape_text;
+ng_shape_text ng_strided_shape(const ng_strided *s);
+
 /* n elements `step` apart, as f32, and back; dtype f32, bf16 or f16. */
 enum { NG_LINE = 512 };
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);

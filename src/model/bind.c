@@ -60,22 +60,6 @@ static bool shape_fits(const ng_slot *slot, const ng_strided *s) {
   return false;
 }
 
-/* "[2, 3]" */
-typedef struct shape_text {
-  char text[128];
-} shape_text;
-
-static shape_text shape_of(const ng_strided *s) {
-  shape_text t = {"["};
-  size_t n = 1;
-  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
-    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
-                          (long long)s->shape[i]);
-  }
-  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
-  return t;
-}
-
 /* The array judged, and turned into rows and columns. */
 static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a, const char *call,
                           ng_place *out) {
@@ -93,7 +77,7 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
   }
   const char *wrong = ng_array_take(a, &s);
   if (wrong != NULL) return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s': %s", call, slot->name, wrong);
-  const shape_text shape = shape_of(&s);
+  const ng_shape_text shape = ng_strided_shape(&s);
   squeeze(&s);
   if (!shape_fits(slot, &s)) {
     return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: '%s' is %s, expected [%lld, %lld]%s", call,

@@ -47,26 +47,10 @@ int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
-/* "[4, 3, 8, 8]", for messages. */
-typedef struct shape_text {
-  char text[160];
-} shape_text;
-
-static shape_text shape_of(const ng_strided *s) {
-  shape_text t = {"["};
-  size_t n = 1;
-  for (int32_t i = 0; i < s->ndim && n < sizeof t.text; i++) {
-    n += (size_t)snprintf(t.text + n, sizeof t.text - n, "%s%lld", i > 0 ? ", " : "",
-                          (long long)s->shape[i]);
-  }
-  if (n < sizeof t.text) (void)snprintf(t.text + n, sizeof t.text - n, "]");
-  return t;
-}
-
 static ng_status misfit(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad,
                         const char *expected) {
   return ng_fail(p->ctx, NG_ERR_SHAPE, "layer '%s': the %s is %s, expected %s for %lld samples",
-                 d->name, grad ? "output gradient" : "input", shape_of(s).text, expected,
+                 d->name, grad ? "output gradient" : "input", ng_strided_shape(s).text, expected,
                  (long long)p->step->batch.samples);
 }
 
