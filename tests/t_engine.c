@@ -326,6 +326,70 @@ static void test_layers(void **state) {
   destroy(&f);
 }
 
+/* A machine of a gigabyte. */
+static void *modest(void *user, size_t bytes) {
+  void *x = NULL;
+  (void)user;
+  return bytes <= (size_t)1 << 30 && posix_memalign(&x, 64, bytes) == 0 ? x : NULL;
+}
+static void give_back(void *user, void *x, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(x);
+}
+
+/* Described sizes whose products do not fit 64 bits: refused by name, or without memory; nothing
+ * divides by zero, none of it takes for ever. */
+static void test_sizes(void **state) {
+  (void)state;
+  static const struct {
+    int64_t in, out, kernel, stride, padding, dilation, image;
+    const char *word; /* NULL: it may be registered, and ng_ready finds no memory, or takes it */
+  } size[] = {
+      {INT64_C(1) << 30, 4, INT64_C(1) << 17, 1, 0, 1, INT64_C(1) << 20, "in/groups * kernel"},
+      {INT64_C(1) << 30, 4, INT64_C(1) << 34, 1, 0, 1, 8, "kernel[0]"},
+      {INT64_C(1) << 30, INT64_C(1) << 30, 1, 1, 0, 1, 8, "elements"},
+      {1, 1, 3, 1, (INT64_C(1) << 31) - 1, 1, 4, "padding[0]"},
+      {1, 1, 2, 1, 65536, 1, 4, "0 to 65535"},
+      {1, 1, 2, 1, 65535, 1 << 17, 4, NULL},
+      {1, 1, 30000, 1, 65535, 4, 4, NULL},
+      {1, 1, 3, 1, 1, 1, (INT64_C(1) << 31) - 1, NULL},
+      {1 << 20, 1, 3, 1, 65535, 1, (INT64_C(1) << 31) - 1, NULL},
+  };
+  static const char *const settings[] = {"max_factor=64", "method=eva"};
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.alloc = modest;
+  config.free = give_back;
+  config.threads = 2;
+  for (size_t k = 0; k < 2 * sizeof size / sizeof size[0]; k++) {
+    fixture f;
+    const int64_t z[5] = {size[k / 2].kernel, size[k / 2].stride, size[k / 2].padding,
+                          size[k / 2].dilation, size[k / 2].image};
+    int64_t pair[5][2];
+    for (int i = 0; i < 5; i++) {
+      pair[i][0] = pair[i][1] = z[i];
+    }
+    fixture_ok(&f, fixture_open(&f, settings[k % 2], &(fixture_how){.config = &config}));
+    const ng_status st = ng_add_conv2d(f.p, "c", size[k / 2].in, size[k / 2].out, pair[0], pair[1],
+                                       pair[2], pair[3], 1, pair[4], 0, NULL);
+    if (size[k / 2].word != NULL) {
+      WRONG(st, NG_ERR_ARG, size[k / 2].word);
+    } else {
+      assert_int_equal(st, NG_OK);
+      const ng_status ready = ng_ready(f.p);
+      if (ready != NG_OK && ready != NG_ERR_NOMEM && ready != NG_ERR_ARG) {
+        fail_msg("size %d: %s", (int)k / 2, ng_last_error(f.ctx));
+      }
+    }
+    fixture_close(&f);
+  }
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "update=adamw", NULL));
+  WRONG(ng_add_tensor(f.p, "t", INT64_MAX / 16, NULL), NG_ERR_ARG, "1 to 1099511627776");
+  fixture_close(&f);
+}
+
 static void test_bind(void **state) {
   (void)state;
   fix f;
@@ -741,6 +805,7 @@ int main(void) {
       cmocka_unit_test(test_known_variables),
       cmocka_unit_test(test_layers),
       cmocka_unit_test(test_bind),
+      cmocka_unit_test(test_sizes),
       cmocka_unit_test(test_order),
       cmocka_unit_test(test_never_observed),
       cmocka_unit_test(test_observe),

@@ -179,16 +179,15 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
   return ng_add_layer(p, &d, index);
 }
 
-/* A count above INT64_MAX / 16 could not be multiplied by the bytes of its moments. */
 ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_add(p, "ng_add_tensor");
   if (st == NG_OK) st = ng_entry_check_name(p, "ng_add_tensor", name);
   if (st != NG_OK) return st;
-  if (count < 1 || count > INT64_MAX / 16) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "tensor '%s': count is %lld, expected at least 1", name,
-                   (long long)count);
+  if (count < 1 || count > NG_LARGEST) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "tensor '%s': count is %lld, expected 1 to %lld", name,
+                   (long long)count, (long long)NG_LARGEST);
   }
   return ng_entry_add_tensor(p, name, count, index);
 }

@@ -46,6 +46,18 @@ static inline bool ng_is(const char *a, const char *b) { return strcmp(a, b) == 
 static inline int64_t ng_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ng_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Sizes that somebody described may be anything.  What is beyond NG_MOST stays there, so a request for it
+ * finds no memory, and products and sums of a few such stay numbers. */
+#define NG_MOST (INT64_C(1) << 56)
+static inline int64_t ng_times(int64_t a, int64_t b) {
+  int64_t r;
+  return __builtin_mul_overflow(a, b, &r) || r > NG_MOST ? NG_MOST : r;
+}
+static inline int64_t ng_plus(int64_t a, int64_t b) {
+  int64_t r;
+  return __builtin_add_overflow(a, b, &r) || r > NG_MOST ? NG_MOST : r;
+}
+
 /* ---- memory.c, status.c ------------------------------------------------------------------------------*/
 
 enum { NG_FAMILIES_MAX = 16 };

@@ -294,7 +294,7 @@ int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR) return 0;
   if (o->what == NG_SEES_OUTGRAD) return ng_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_kron_conv(k, o);
-  return observe_scratch(b, &c) * (int64_t)sizeof(float);
+  return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }
 
 /* Results of a side lie in its owner's run, `says` at its head, matrices behind it: what an owner
@@ -329,7 +329,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_plan_direction(plan, b, k->out * k->p);
   const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
                                   ng_kron_apply_scratch(b));
-  ng_plan_scratch(plan, floats * (int64_t)sizeof(float));
+  ng_plan_scratch(plan, ng_times(floats, (int64_t)sizeof(float)));
   return NG_OK;
 }
 

@@ -147,7 +147,7 @@ static ng_status statistics(ng_block *b) {
 
 /* No results and no direction: PD is made in the tile in which it leaves. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
-  ng_plan_scratch(plan, ng_rankone_scratch(b) * (int64_t)sizeof(double));
+  ng_plan_scratch(plan, ng_times(ng_rankone_scratch(b), (int64_t)sizeof(double)));
   return NG_OK;
 }
 

@@ -51,7 +51,7 @@ int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR) return 0; /* as planned, whatever the positions */
   const ng_box box = box_of(b, o);
   const int64_t n = ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD].n;
-  return (ng_round16(n) + ng_box_room(b->ctx, &box)) * (int64_t)sizeof(double);
+  return ng_times(ng_round16(n) + ng_box_room(b->ctx, &box), (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {

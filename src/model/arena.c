@@ -9,7 +9,9 @@
  * all, and what ng_memory shows is what a run holds. */
 #include "model/model.h"
 
-static int64_t round_up(int64_t bytes) { return (bytes + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN; }
+static int64_t round_up(int64_t bytes) {
+  return ng_min64(bytes, NG_MOST) / NG_ALIGN * NG_ALIGN + (bytes % NG_ALIGN != 0 ? NG_ALIGN : 0);
+}
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
@@ -18,15 +20,15 @@ static int64_t round_up(int64_t bytes) { return (bytes + NG_ALIGN - 1) / NG_ALIG
  * pass. */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
   const int64_t at = plan->bytes[use];
-  plan->bytes[use] += round_up(bytes);
+  plan->bytes[use] = ng_plus(at, round_up(bytes));
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
 /* Counting, a run's end is its length; placing, it is where the next piece goes. */
 static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   const int64_t at = run->end;
-  run->end += round_up(bytes);
-  plan->bytes[use] += round_up(bytes);
+  run->end = ng_plus(at, round_up(bytes));
+  plan->bytes[use] = ng_plus(plan->bytes[use], round_up(bytes));
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 

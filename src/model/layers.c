@@ -10,6 +10,9 @@
 /* Every size is below it, so products of two of them fit an int64_t, and an index map of 32 bits
  * holds one. */
 #define NG_WIDEST (INT64_C(1) << 31)
+/* Padding makes output positions out of nothing: with this they can be counted, and with any image there
+ * is their number fits an int64_t. */
+#define NG_PADDING (INT64_C(1) << 16)
 
 /* The texts are ours (adopt); the cast takes off the const of the public struct. */
 void ng_entry_free(ng_precond *p, ng_entry *e) {
@@ -48,11 +51,16 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
   return NG_OK;
 }
 
+static ng_status check_below(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
+                             int64_t least, int64_t below) {
+  if (value >= least && value < below) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': %s is %lld, expected %lld to %lld", d->name,
+                 field, (long long)value, (long long)least, (long long)below - 1);
+}
+
 static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field, int64_t value,
                              int64_t least) {
-  if (value >= least && value < NG_WIDEST) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': %s is %lld, expected %lld to %lld", d->name,
-                 field, (long long)value, (long long)least, (long long)NG_WIDEST - 1);
+  return check_below(p, d, field, value, least, NG_WIDEST);
 }
 
 /* Before any size is read: the fields of an unsupported kind mean something else. */
@@ -94,7 +102,8 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     for (int k = 0; k < 5 && st == NG_OK; k++) {
       /* padding may be 0; so may an image that is not known yet, along both axes */
       const bool unknown = k == 4 && d->image[0] == 0 && d->image[1] == 0;
-      st = check_range(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1);
+      st = check_below(p, d, name[i][k], value[k], k == 2 || unknown ? 0 : 1,
+                       k == 2 ? NG_PADDING : NG_WIDEST);
     }
     if (st == NG_OK && d->image[i] > 0 && !ng_conv_output(d, i, d->image[i], &out[i])) {
       st = ng_fail(p->ctx, NG_ERR_ARG,
@@ -110,11 +119,14 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
                  (long long)d->groups, (long long)d->in, (long long)d->out);
   }
+  if (st != NG_OK) return st;
   /* Columns of the weight, which families index with 32 bits. */
-  if (st == NG_OK && (d->in / d->groups) * d->kernel[0] * d->kernel[1] >= NG_WIDEST) {
-    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': in/groups * kernel is too large", d->name);
-  }
-  return st;
+  const int64_t columns = ng_times(d->in / d->groups, ng_times(d->kernel[0], d->kernel[1]));
+  if (columns < NG_WIDEST) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "layer '%s': in/groups * kernel is %lld * %lld * %lld, expected less than %lld",
+                 d->name, (long long)(d->in / d->groups), (long long)d->kernel[0],
+                 (long long)d->kernel[1], (long long)NG_WIDEST);
 }
 
 /* Fills the output size of *e, nothing else of it. */
@@ -130,6 +142,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   if (d->kind == NG_CONV2D) {
     int64_t out[2] = {0, 0};
     st = check_conv(p, d, out);
+    if (st != NG_OK) return st;
     e->oh = out[0];
     e->ow = out[1];
   } else {
@@ -196,6 +209,11 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const int64_t patch = d->kind == NG_CONV2D ? d->in / groups * d->kernel[0] * d->kernel[1] : d->in;
   found.slots = 1 + d->bias;
+  if (ng_times(d->out, patch) > NG_LARGEST) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "layer '%s': its weight is %lld by %lld, expected at most %lld elements",
+                   d->name, (long long)d->out, (long long)patch, (long long)NG_LARGEST);
+  }
   found.slot[NG_WEIGHT].rows = d->out;
   found.slot[NG_WEIGHT].cols = patch;
   found.slot[NG_BIAS].rows = 1;

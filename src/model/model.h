@@ -72,6 +72,8 @@ struct ng_entry {
   int32_t shown_count;
 };
 
+/* Elements of a parameter: its bytes, and tiles of it, are numbers of 64 and 32 bits. */
+#define NG_LARGEST (INT64_C(1) << 40)
 /* Every field of a layer or tensor is checked here, once; the rooms behind assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);

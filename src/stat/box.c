@@ -129,7 +129,7 @@ static void box_plane(const ng_box *b, const double *plane, double *rows, double
 }
 
 static int64_t plane_channels(const ng_box *b) {
-  return ng_max64(1, ng_min64(b->channels, PLANE / (b->height * b->width)));
+  return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
 /* As many planes as fit the cache: a plane is read in every sample at the same place, one run
@@ -251,13 +251,15 @@ static void piece(void *arg, int32_t i) {
 
 /* Doubles one piece works with. */
 static int64_t piece_room(const ng_box *b, bool planes) {
-  const int64_t first = plane_channels(b) * b->height * b->width + b->width;
-  const int64_t last = line_channels(b) * (b->whole ? 1 : b->width * (1 + b->kernel[0]));
+  const int64_t first =
+      ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);
+  const int64_t lines = b->whole ? 1 : ng_times(b->width, 1 + b->kernel[0]);
+  const int64_t last = ng_times(line_channels(b), lines);
   return ng_round16(planes ? first : last);
 }
 
 int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
-  return ng_min64(ng_threads_of(ctx), PIECES) * ng_box_sample_room(box);
+  return ng_times(ng_min64(ng_threads_of(ctx), PIECES), ng_box_sample_room(box));
 }
 
 bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t take, double *out,

@@ -37,7 +37,7 @@ typedef struct patches {
 } patches;
 
 static int64_t window_floats(const ng_conv *c, int64_t channels) {
-  return ng_round16(span_of(c) * padded_width(c) * channels);
+  return ng_round16(ng_times(ng_times(span_of(c), padded_width(c)), channels));
 }
 
 /* The window is a ring: the next output row needs `stride` new image rows, the others are there.  y
@@ -116,7 +116,7 @@ static ng_box box_of(const ng_conv *c, int64_t channels) {
  * double, because the mean of many positions may cancel to little; one rounding at the end. */
 static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
   const ng_box box = box_of(c, channels);
-  return 2 * (ng_round16(channels * taps_of(c)) + ng_round16(ng_box_sample_room(&box)));
+  return 2 * (ng_round16(ng_times(channels, taps_of(c))) + ng_round16(ng_box_sample_room(&box)));
 }
 
 typedef struct reduction {
@@ -310,7 +310,8 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
  * ng_ready. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
   const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(taps_of(conv) * c + 1);
-  int64_t floats = tile + threads * ng_max64(window_floats(conv, c), reduce_floats(conv, c));
+  const int64_t piece = ng_max64(window_floats(conv, c), reduce_floats(conv, c));
+  int64_t floats = ng_plus(tile, ng_times(threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(c, o) + 1));
   if (ng_conv_shift_fits(conv, 1)) { /* a narrower range may fit where the widest does not */
     floats = ng_max64(floats, ng_conv_shift_scratch(conv, c));

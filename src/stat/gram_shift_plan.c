@@ -80,6 +80,7 @@ int64_t ng_strips_terms(const ng_axis *a, const ng_strips *s, int64_t d, int64_t
 /* ---- size and cost ---------------------------------------------------------------------------*/
 
 enum {
+  MOST_TAPS = 256,   /* of an axis, for this way */
   TILE_ROWS = 16384, /* pixels times samples: enough to write the blocks seldom                 */
   TILE_FLOATS = 1 << 22 /* 16 MiB, what stays near a core */
 };
@@ -92,7 +93,9 @@ int64_t ng_shift_edge(const ng_conv *c) {
 
 int64_t ng_shift_columns(const ng_conv *c) { return ng_min64(c->width, 2 * ng_shift_edge(c)); }
 
-int64_t ng_shift_rows(const ng_conv *c) { return c->height * (c->width + ng_shift_columns(c)); }
+int64_t ng_shift_rows(const ng_conv *c) {
+  return ng_times(c->height, c->width + ng_shift_columns(c));
+}
 
 /* Matrices of one displacement, the most of any: each is channels^2 floats of scratch. */
 static int64_t products_of(const ng_conv *c) {
@@ -110,8 +113,10 @@ static int64_t products_of(const ng_conv *c) {
 /* Scratch and the list of products bound it: with much padding, or a kernel as wide as the image,
  * blocks lack so many rows and columns that patches are the smaller evil. */
 bool ng_conv_shift_fits(const ng_conv *c, int64_t channels) {
-  return c->stride[0] == 1 && c->stride[1] == 1 && channels * ng_shift_rows(c) <= TILE_FLOATS &&
-         products_of(c) <= NG_SHIFT_PRODUCTS;
+  /* products_of walks over all pairs of taps, of a kernel that may have any number of them. */
+  if (c->kernel[0] > MOST_TAPS || c->kernel[1] > MOST_TAPS) return false;
+  return c->stride[0] == 1 && c->stride[1] == 1 &&
+         ng_times(channels, ng_shift_rows(c)) <= TILE_FLOATS && products_of(c) <= NG_SHIFT_PRODUCTS;
 }
 
 /* Samples are inside pixels, so a tile with few of them has short runs and small GEMMs. */
