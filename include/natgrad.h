@@ -14,7 +14,7 @@
  *                                    one step
  *   [ng_set_group]                   whose learning rate and decay a fused update takes for it
  *   ng_ready                         all memory is planned and taken here, and never after
- *     each micro-batch:  ng_begin, then for every layer
+ *     each micro-batch:  ng_begin or ng_begin_samples, then for every layer
  *                        ng_observe_input (forward), ng_observe_output_grad (backward)
  *     each step:         ng_step       gradients are now preconditioned, in place
  *                    or  ng_step_sgd / ng_step_adamw   ... and the weights updated in one pass
@@ -44,6 +44,8 @@
  * Structs begin with struct_size, so that header and library may be of different age.  Each has an
  * initialiser, as ng_batch_init(&batch, sizeof batch): struct_size and defaults, nothing behind
  * `size`; it cannot fail, NULL is left alone.  What the library fills needs its struct_size, too.
+ * Where 0 is the default of whatever is left out, C may say {.struct_size = sizeof x, ...} instead; 0 in
+ * a field that a later version appends means what was before it.
  *
  * Functions and types behind `#if defined(NG_EXPERIMENTAL)` may change or go in any version: define
  * that name before the include to have them.  All others only grow.
@@ -715,6 +717,10 @@ NG_API void ng_batch_init(ng_batch *b, size_t size);
  *          may send (ranks may observe in any order), and ng_reset_batch is collective.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
+
+/* The everyday kind in one line: a mean loss, multiplied by loss_scale (1; 1/m for m accumulated
+ * micro-batches); the rest as ng_batch_init has it. */
+NG_API NG_CHECKED ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale);
 
 /* 1 if showing this layer's arrays now would have an effect (period, owner, frozen), else 0. */
 NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);

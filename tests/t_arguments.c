@@ -180,6 +180,9 @@ static void nothing(void **state) {
   assert_int_equal(ng_begin(p, &batch), NG_OK);
   ARG(ng_begin(NULL, &(ng_batch){0}));
   TOLD(ng_begin(p, NULL));
+  ARG(ng_begin_samples(NULL, 1, 1.0));
+  TOLD(ng_begin_samples(p, 0, 1.0));
+  TOLD(ng_begin_samples(p, 1, 0.0));
   ARG(ng_observe_input(NULL, 0, &view, NG_COPY));
   TOLD(ng_observe_input(p, 0, NULL, NG_COPY));
   TOLD(ng_observe_input(p, -1, &view, NG_COPY));

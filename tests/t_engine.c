@@ -482,6 +482,31 @@ static void test_never_observed(void **state) {
   destroy(&f);
 }
 
+/* The short form is the long one with a mean loss, bit for bit; samples and scale are told apart. */
+static void test_begin_samples(void **state) {
+  (void)state;
+  float got[3][OUT * IN];
+  for (int k = 0; k < 3; k++) {
+    fix f;
+    ready(&f, "clip=none");
+    const plane a = plane_of(f.a, B, IN, NG_F32), g = plane_of(f.g, B, OUT, NG_F32);
+    ng_batch b = batch_of(B);
+    b.loss_scale = 0.3;
+    WRONG(ng_begin_samples(f.p, 0, 0.3), NG_ERR_ARG, "ng_begin_samples: samples is 0");
+    WRONG(ng_begin_samples(f.p, B, 0.0), NG_ERR_ARG, "ng_begin_samples: loss_scale is 0");
+    WRONG(plane_input(f.p, f.fc, &a, NG_COPY), NG_ERR_STATE, "ng_begin"); /* it has not begun */
+    assert_int_equal(k == 0 ? ng_begin(f.p, &b) : ng_begin_samples(f.p, B, k == 1 ? 0.3 : 1.0),
+                     NG_OK);
+    assert_int_equal(plane_input(f.p, f.fc, &a, NG_COPY), NG_OK);
+    assert_int_equal(plane_output_grad(f.p, f.fc, &g, NG_COPY), NG_OK);
+    assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+    memcpy(got[k], f.dw, sizeof got[k]);
+    destroy(&f);
+  }
+  assert_memory_equal(got[0], got[1], sizeof got[0]);
+  assert_memory_not_equal(got[0], got[2], sizeof got[0]);
+}
+
 static void test_observe(void **state) {
   (void)state;
   fix f;
@@ -808,6 +833,7 @@ int main(void) {
       cmocka_unit_test(test_sizes),
       cmocka_unit_test(test_order),
       cmocka_unit_test(test_never_observed),
+      cmocka_unit_test(test_begin_samples),
       cmocka_unit_test(test_observe),
       cmocka_unit_test(test_not_finite),
       cmocka_unit_test(test_overflow),

@@ -11,12 +11,12 @@ static ng_status may_observe(ng_precond *p, const char *call) {
   return NG_OK;
 }
 
-ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
+static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
   if (p == NULL) return NG_ERR_ARG;
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
-  ng_status st = may_observe(p, "ng_begin");
+  ng_status st = may_observe(p, call);
   if (st != NG_OK) return st;
-  if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: batch is NULL");
+  if (batch == NULL) return ng_fail(p->ctx, NG_ERR_ARG, "%s: batch is NULL", call);
   ng_batch b;
   char message[NG_MESSAGE] = "";
   ng_batch_init(&b, sizeof b);
@@ -26,21 +26,31 @@ ng_status ng_begin(ng_precond *p, const ng_batch *batch) {
   if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
     return ng_fail(
         p->ctx, NG_ERR_ARG,
-        "ng_begin: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
+        "%s: samples is %lld, expected the number of this micro-batch, 1 to 2147483648", call,
         (long long)b.samples);
   }
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: reduction is %d, expected NG_MEAN or NG_SUM",
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: reduction is %d, expected NG_MEAN or NG_SUM", call,
                    (int)b.reduction);
   }
   if (b.last != 0 && b.last != 1) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: last is %d, expected 0 or 1", b.last);
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: last is %d, expected 0 or 1", call, b.last);
   }
   /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin. */
   if (b.loss_scale == 0.0) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_begin: loss_scale is 0, expected any other number");
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: loss_scale is 0, expected any other number", call);
   }
   return ng_step_begin(p, &b);
+}
+
+ng_status ng_begin(ng_precond *p, const ng_batch *batch) { return begin(p, batch, "ng_begin"); }
+
+ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale) {
+  ng_batch b;
+  ng_batch_init(&b, sizeof b);
+  b.samples = samples;
+  b.loss_scale = loss_scale;
+  return begin(p, &b, "ng_begin_samples");
 }
 
 /* 0 for whatever cannot be observed, mistakes included: it is asked in hooks, which have no way to
