@@ -1,0 +1,254 @@
+/* 20_three_layers: a perceptron trained by fused SGD, two micro-batches a step; then the same run with
+ * everything destroyed half way and taken up again from memory: the weights are equal, bit for bit.
+ *
+ * What natgrad needs beside an ordinary training loop are the lines with a number at their end, and a
+ * test counts them.  (Others that call it are for failing and for saving.)  The loop's matrices are
+ * ng_arrays, so that it and the library speak of the same thing. */
+#include <natgrad.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 3, ROWS = 32, MICRO = 2, STEPS = 60 };
+static const char *const name[LAYERS] = {"fc1", "fc2", "fc3"};
+static const int width[LAYERS + 1] = {8, 24, 24, 4};
+
+static ng_context *ctx;
+static char why[256];
+
+/* A program's own way to fail.  A positive status is a note; the run goes on. */
+static void must(ng_status status) {
+  if (status >= NG_OK) return;
+  fprintf(stderr, "20_three_layers: %s\n", ctx == NULL ? why : ng_last_error(ctx));
+  exit(1);
+}
+
+/* ---- the network: forward, loss, backward ----------------------------------------------------*/
+
+typedef struct layer {
+  ng_array value[2], grad[2]; /* [NG_WEIGHT] [out, in], [NG_BIAS] [1, out]                   */
+  ng_array x, dy;             /* input [ROWS, in], d(loss) / d(output) [ROWS, out]           */
+} layer;
+
+typedef struct net {
+  layer l[LAYERS];
+  ng_array y, want; /* output and target [ROWS, out]                                         */
+  float memory[8192];
+  int used;
+} net;
+
+static float *row(const ng_array *a, int64_t i) { return (float *)a->data + i * a->room[1]; }
+
+static ng_array matrix(net *n, int rows, int cols) {
+  float *data = n->memory + n->used;
+  n->used += rows * cols;
+  return ng_array_matrix(data, rows, cols, NG_F32);
+}
+
+static unsigned long long seed;
+static float uniform(void) { /* in [-1, 1), the same on every machine */
+  seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+  return (float)(seed >> 40) / 8388608.0f - 1.0f;
+}
+
+static void start(net *n) {
+  memset(n, 0, sizeof *n);
+  seed = 1;
+  for (int i = 0; i < LAYERS; i++) {
+    const int in = width[i], out = width[i + 1];
+    layer *l = &n->l[i];
+    for (int k = 0; k < 2; k++) {
+      l->value[k] = k == NG_WEIGHT ? matrix(n, out, in) : matrix(n, 1, out);
+      l->grad[k] = k == NG_WEIGHT ? matrix(n, out, in) : matrix(n, 1, out);
+    }
+    l->x = matrix(n, ROWS, in);
+    l->dy = matrix(n, ROWS, out);
+    for (int j = 0; j < out * in; j++) {
+      row(&l->value[NG_WEIGHT], 0)[j] = uniform() * sqrtf(3.0f / (float)in);
+    }
+  }
+  n->y = matrix(n, ROWS, width[LAYERS]);
+  n->want = matrix(n, ROWS, width[LAYERS]);
+}
+
+/* Micro-batch m of a step: what a product and a sine of the inputs are. */
+static void fetch(net *n, int step, int m) {
+  seed = (unsigned long long)(step * MICRO + m + 100);
+  for (int r = 0; r < ROWS; r++) {
+    float *x = row(&n->l[0].x, r), *want = row(&n->want, r);
+    for (int i = 0; i < width[0]; i++) {
+      x[i] = uniform();
+    }
+    for (int o = 0; o < width[LAYERS]; o++) {
+      want[o] = sinf(2.0f * x[o]) + x[o] * x[o + 4];
+    }
+  }
+}
+
+static void forward(net *n) {
+  for (int i = 0; i < LAYERS; i++) {
+    const layer *l = &n->l[i];
+    for (int r = 0; r < ROWS; r++) {
+      float *y = i + 1 < LAYERS ? row(&n->l[i + 1].x, r) : row(&n->y, r);
+      for (int o = 0; o < width[i + 1]; o++) {
+        float s = row(&l->value[NG_BIAS], 0)[o];
+        for (int j = 0; j < width[i]; j++) {
+          s += row(&l->value[NG_WEIGHT], o)[j] * row(&l->x, r)[j];
+        }
+        y[o] = i + 1 < LAYERS ? tanhf(s) : s;
+      }
+    }
+  }
+}
+
+/* Half the squared error, mean over the rows; its derivative, times scale, becomes the last dy. */
+static double loss(net *n, float scale) {
+  double sum = 0.0;
+  for (int r = 0; r < ROWS; r++) {
+    for (int o = 0; o < width[LAYERS]; o++) {
+      const float e = row(&n->y, r)[o] - row(&n->want, r)[o];
+      sum += 0.5 * (double)e * (double)e / ROWS;
+      row(&n->l[LAYERS - 1].dy, r)[o] = scale * e / ROWS;
+    }
+  }
+  return sum;
+}
+
+/* Adds to the gradients. */
+static void backward(net *n) {
+  for (int i = LAYERS - 1; i >= 0; i--) {
+    layer *l = &n->l[i];
+    for (int r = 0; r < ROWS; r++) {
+      const float *x = row(&l->x, r), *dy = row(&l->dy, r);
+      for (int o = 0; o < width[i + 1]; o++) {
+        row(&l->grad[NG_BIAS], 0)[o] += dy[o];
+        for (int j = 0; j < width[i]; j++) {
+          row(&l->grad[NG_WEIGHT], o)[j] += dy[o] * x[j];
+        }
+      }
+      for (int j = 0; j < width[i] && i > 0; j++) {
+        float s = 0.0f;
+        for (int o = 0; o < width[i + 1]; o++) {
+          s += dy[o] * row(&l->value[NG_WEIGHT], o)[j];
+        }
+        row(&n->l[i - 1].dy, r)[j] = s * (1.0f - x[j] * x[j]);
+      }
+    }
+  }
+}
+
+static void clear_gradients(net *n) {
+  for (int i = 0; i < LAYERS; i++) {
+    memset(n->l[i].grad[NG_WEIGHT].data, 0, sizeof(float) * (size_t)(width[i + 1] * width[i]));
+    memset(n->l[i].grad[NG_BIAS].data, 0, sizeof(float) * (size_t)width[i + 1]);
+  }
+}
+
+/* ---- saving: a state in memory ---------------------------------------------------------------*/
+
+typedef struct state {
+  char *data;
+  size_t size, room, read;
+} state;
+
+static int32_t put(void *user, const void *data, int64_t bytes) {
+  state *s = user;
+  if (s->size + (size_t)bytes > s->room) {
+    const size_t room = 2 * (s->size + (size_t)bytes);
+    char *larger = realloc(s->data, room);
+    if (larger == NULL) return -1;
+    s->data = larger;
+    s->room = room;
+  }
+  memcpy(s->data + s->size, data, (size_t)bytes);
+  s->size += (size_t)bytes;
+  return 0;
+}
+
+static int64_t get(void *user, void *data, int64_t bytes) {
+  state *s = user;
+  const size_t left = s->size - s->read, now = (size_t)bytes < left ? (size_t)bytes : left;
+  memcpy(data, s->data + s->read, now);
+  s->read += now;
+  return (int64_t)now;
+}
+
+static void load(ng_precond *p, state *s) {
+  s->read = 0;
+  must(ng_load_from(p, get, s));
+}
+
+static void save(ng_precond *p, state *s) {
+  s->size = 0;
+  must(ng_save_to(p, put, s));
+}
+
+/* ---- the training loop -----------------------------------------------------------------------*/
+
+/* Steps [from, to): with what an earlier call left in `kept`, if anything, which gets what this one
+ * leaves.  Returns the loss of the last step. */
+static double train(net *n, int from, int to, state *kept) {
+  ng_precond *p = NULL;
+  double mean = 0.0;
+  must(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx));           /* 1 */
+  must(ng_precond_create(ctx, "update=sgd damping=0.03 solve_period=4", &p)); /* 2 */
+  for (int i = 0; i < LAYERS; i++) {
+    const layer *l = &n->l[i];
+    must(ng_add_linear(p, name[i], width[i], width[i + 1], 1, NULL)); /* 3 */
+    for (ng_param k = NG_WEIGHT; k <= NG_BIAS; k++) {
+      must(ng_bind(p, &(ng_binding){i, k, &l->grad[k], &l->value[k], NG_HOLD}, 1)); /* 4 */
+    }
+  }
+  must(ng_ready(p)); /* 5 */
+  if (kept->size > 0) load(p, kept);
+
+  for (int step = from; step < to; step++) {
+    clear_gradients(n);
+    mean = 0.0;
+    for (int m = 0; m < MICRO; m++) {
+      fetch(n, step, m);
+      forward(n);
+      mean += loss(n, 1.0f / MICRO) / MICRO;
+      backward(n);
+      must(ng_begin_samples(p, ROWS, 1.0 / MICRO)); /* 6 */
+      for (int i = 0; i < LAYERS; i++) {
+        must(ng_observe_input(p, i, &n->l[i].x, NG_COPY));        /* 7 */
+        must(ng_observe_output_grad(p, i, &n->l[i].dy, NG_COPY)); /* 8 */
+      }
+    }
+    const ng_sgd how = {.struct_size = sizeof how, .lr = 0.3, .momentum = 0.9}; /* 9 */
+    must(ng_step_sgd(p, &how, 1));                                              /* 10 */
+  }
+  save(p, kept);
+  ng_precond_destroy(&p);   /* 11 */
+  ng_context_destroy(&ctx); /* 12 */
+  return mean;
+}
+
+int main(void) {
+  static net whole, parts;
+  state none = {0}, kept = {0};
+  start(&whole);
+  start(&parts);
+  const double first = train(&whole, 0, 1, &none);
+  start(&whole);
+  none.size = 0;
+  const double last = train(&whole, 0, STEPS, &none);
+  train(&parts, 0, STEPS / 2 + 1, &kept);
+  const double again = train(&parts, STEPS / 2 + 1, STEPS, &kept);
+  int equal = again == last && kept.size == none.size && !memcmp(kept.data, none.data, kept.size);
+  for (int i = 0; i < LAYERS; i++) {
+    for (int k = 0; k < 2; k++) {
+      const ng_array *a = &whole.l[i].value[k];
+      const size_t bytes = sizeof(float) * (size_t)(a->room[0] * a->room[1]);
+      equal = equal && !memcmp(a->data, parts.l[i].value[k].data, bytes);
+    }
+  }
+  free(none.data);
+  free(kept.data);
+  printf("loss %.5f, then %.5f; resumed from %zu bytes: %s\n", first, last, kept.size,
+         equal ? "the same bits" : "NOT the same bits");
+  return equal && last < 0.1 * first ? 0 : 1;
+}
