@@ -516,8 +516,7 @@ typedef struct ng_option_info {
   int32_t per_layer;  /* may be given in ng_layer.options                                      */
   int32_t live;       /* may be changed after ng_ready (ng_set)                                */
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
-  const char
-      *needs; /* the option that decides whether it has any effect, see ng_options_idle; "" */
+  const char *needs; /* the option that decides whether it has any effect, see ng_options_idle */
 } ng_option_info;
 NG_API void ng_option_info_init(ng_option_info *out, size_t size);
 NG_API int32_t ng_option_count(void);
@@ -857,14 +856,12 @@ typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
   double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
-  double pi; /* of the last solve on this rank, see damping_split; 0 if none        */
-  double damping_a,
-      damping_g; /* what it added to the diagonals of A and G, in their units; 0 if none */
+  double pi; /* of the last solve on this rank, see damping_split; 0 if none                      */
+  double damping_a, damping_g; /* added to the diagonals of A and G, in their units; 0 if none     */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
-  int64_t observations; /* arrays of it that were folded on this rank, saved    */
-  int64_t kept; /* steps that left it as it was for want of a gradient (missing = keep)          */
-  int32_t
-      frozen; /* 1: registered so, or by ng_freeze                                             */
+  int64_t observations; /* inputs and output gradients that were read on this rank, saved         */
+  int64_t kept; /* steps that left it as it was for want of a gradient (missing = keep)  */
+  int32_t frozen;     /* 1: registered so, or by ng_freeze                                 */
   int64_t unobserved; /* steps in which one of its statistics was due and shown by no rank */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
