@@ -2,6 +2,8 @@
 # Installs the Debian/Ubuntu packages that building and testing natgrad needs and that are missing.
 # Says nothing and takes no time when nothing is missing.  --dev adds the tools of `make tidy`,
 # `make format` and the fuzz preset.  Without root and sudo it prints the line to run and fails.
+# PyTorch is not among them: it is large, and only examples/40_torch.py runs on it, which is skipped
+# without it (apt-get install python3-torch).
 set -euo pipefail
 
 missing=()
