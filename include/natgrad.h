@@ -338,7 +338,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   prediv          eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew
  *   eigen_floor     eigen: eigenvalues at or below it count as 0; >= 0
  *   damping         lambda > 0, in units of the curvature
- *   damping_split   where lambda goes:
+ *   damping_split   joint | full | pi: where lambda goes
  *                   joint    to each product of eigenvalues, d_G d_A + lambda: F + lambda I itself;
  *                            needs solver = eigen
  *                   full     whole to each factor: A + lambda I and G + lambda I
@@ -516,7 +516,7 @@ typedef struct ng_option_info {
   int32_t per_layer;  /* may be given in ng_layer.options                                      */
   int32_t live;       /* may be changed after ng_ready (ng_set)                                */
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
-  const char *needs; /* the option that decides whether it has any effect, see ng_options_idle */
+  const char *needs;  /* the option that decides whether it has any effect, see ng_options_idle */
 } ng_option_info;
 NG_API void ng_option_info_init(ng_option_info *out, size_t size);
 NG_API int32_t ng_option_count(void);
@@ -834,9 +834,8 @@ typedef struct ng_report {
   int64_t kept_last;    /* ... not solved: the last good result stayed                       */
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
   int32_t stations;     /* how many ng_report_station tells of */
-  int64_t
-      kept; /* entries that the last step left as they were, their gradient being absent (missing
-                 * = keep); ng_layer_report.kept says which                                       */
+  int64_t kept; /* entries that the last step left as they were, for want of a gradient (missing =
+                 * keep); ng_layer_report.kept says which                                         */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
@@ -857,12 +856,13 @@ typedef struct ng_layer_report {
   const char *name;
   double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
   double pi; /* of the last solve on this rank, see damping_split; 0 if none                      */
-  double damping_a, damping_g; /* added to the diagonals of A and G, in their units; 0 if none     */
+  double damping_a,
+      damping_g; /* added to the diagonals of A and G, in their units; 0 if none     */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
   int64_t observations; /* inputs and output gradients that were read on this rank, saved         */
-  int64_t kept; /* steps that left it as it was for want of a gradient (missing = keep)  */
-  int32_t frozen;     /* 1: registered so, or by ng_freeze                                 */
-  int64_t unobserved; /* steps in which one of its statistics was due and shown by no rank */
+  int64_t kept;         /* steps that left it as it was for want of a gradient (missing = keep)  */
+  int32_t frozen;       /* 1: registered so, or by ng_freeze                                 */
+  int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 

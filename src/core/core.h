@@ -191,6 +191,9 @@ typedef struct ng_shape_text {
 } ng_shape_text;
 ng_shape_text ng_strided_shape(const ng_strided *s);
 
+/* transpose.c: dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
+void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
+
 /* n elements `step` apart, as f32, and back; dtype f32, bf16 or f16. */
 enum { NG_LINE = 512 };
 void ng_gather(float *out, const void *from, ng_dtype t, int64_t step, int64_t n);

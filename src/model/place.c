@@ -5,7 +5,6 @@
  * followed at a time, the one along which neighbours in memory lie: of a channels-last weight the
  * channels, whose columns are kernel offsets apart. */
 #include "model/model.h"
-#include "stat/read.h"
 
 /* ---- along an axis ---------------------------------------------------------------------------*/
 

@@ -17,9 +17,6 @@ int64_t ng_tile_ld(int64_t cols);
 int64_t ng_tile_rows(int64_t cols);
 int64_t ng_tile_floats(int64_t cols); /* enough for a tile of this many columns or fewer */
 
-/* dst[j * ldd + i] = src[i * lds + j], i < m, j < n. */
-void ng_transpose(const float *src, int64_t lds, int64_t m, int64_t n, float *dst, int64_t ldd);
-
 /* Channels [c0, c1) of images. */
 typedef struct ng_pixels {
   const ng_view *v;
