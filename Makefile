@@ -68,7 +68,7 @@ demo: packages all
 
 format:
 	@scripts/bootstrap.sh --dev
-	@git ls-files -co --exclude-standard '*.c' '*.h' | xargs clang-format -i
+	@git ls-files -co --exclude-standard '*.c' '*.cpp' '*.h' | xargs clang-format -i
 
 tidy: packages
 	@scripts/bootstrap.sh --dev
@@ -77,7 +77,7 @@ tidy: packages
 	  xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build-dev --warnings-as-errors='*' 2>/dev/null
 	@cppcheck --std=c11 --language=c -j $(JOBS) --quiet --error-exitcode=1 --inline-suppr \
 	  --enable=warning,performance,portability \
-	  -D_GNU_SOURCE -DNG_EXPERIMENTAL -DNG_HAVE_BLAS -Iinclude -Isrc -Ibase -Iio base src io cli examples
+	  -D_GNU_SOURCE -DNG_EXPERIMENTAL -DNG_HAVE_BLAS -Iinclude -Isrc -Ibase -Iio base src io cli examples/*.c
 
 install:
 	@test -f $(BUILD)/build.ninja || $(MAKE) all

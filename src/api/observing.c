@@ -24,10 +24,9 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
-    return ng_fail(
-        p->ctx, NG_ERR_ARG,
-        "%s: samples is %lld, expected the number of this micro-batch, 1 to 2147483648", call,
-        (long long)b.samples);
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
+                   call, (long long)b.samples);
   }
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: reduction is %d, expected NG_MEAN or NG_SUM", call,
