@@ -856,8 +856,8 @@ typedef struct ng_layer_report {
   const char *name;
   double observe_ms, solve_ms, measure_ms; /* of the last step in which each happened */
   double pi; /* of the last solve on this rank, see damping_split; 0 if none                      */
-  double damping_a,
-      damping_g; /* added to the diagonals of A and G, in their units; 0 if none     */
+  double damping_a; /* added to the diagonal of A, in its units; of the last solve, 0 if none     */
+  double damping_g; /* ... of G                                                                   */
   int32_t rung; /* 0 solved as asked, 1-3 damping raised so often, 4 double, 5 last good, 6 plain */
   int64_t observations; /* inputs and output gradients that were read on this rank, saved         */
   int64_t kept;         /* steps that left it as it was for want of a gradient (missing = keep)  */
