@@ -119,11 +119,11 @@ typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
  * NG_BORROW, it may until the next ng_step* or ng_reset_batch returns. */
 typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
-/* An array that somebody else owns: the fields of DLPack's DLTensor (its byte_offset added to
- * `data`), so either converts by assignment.  Element (i0, i1, ...) lies i0 stride[0] + i1 stride[1] +
+/* An array that somebody else owns: the fields of DLPack's DLTensor, so either converts by assignment
+ * (byte_offset is added to `data`; dtype and device are the enums above).  Element (i0, i1, ...) lies i0 stride[0] + i1 stride[1] +
  * ... elements (not bytes) from `data`.  Any strides are right: a slice, a transposed matrix,
  * channels-last images; 0 for an expanded axis of an array that is only read.  No two elements of one
- * that is written may share memory.
+ * that is written may share memory, nor rows interleave.  `data` is aligned for its dtype.
  *
  *   shape   [ndim], each at least 1; NULL: extents and strides are in `room`, where the functions
  *           below put them, so that such an array can be copied and returned
@@ -402,7 +402,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   (arXiv 2010.01412) along the curvature; damping has no part in it.  > 0 with
  *                   product, else 0
  *   missing         refuse | keep: a layer or tensor whose gradients are absent at a step is an
- *                   error, or stays as it is
+ *                   error, or stays as it is; absent is what was never bound, or bound with data NULL:
+ *                   one that was bound for a step that is over was forgotten, an error either way
  */
 typedef struct ng_options ng_options;
 
@@ -449,8 +450,7 @@ NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name
                                            size_t size);
 NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
-/* The environment variables that the library reads: those of a context, then those of
- * ng_options_from_env.  Any other NG_... is named in the log of every context that is made, as a
+/* The environment variables that the library reads, in a context or in ng_options_from_env.  Any other NG_... is named in the log of every context that is made, as a
  * warning and with the nearest of these.
  * Threads: any.
  * Errors:  NG_ERR_ARG (NULL, no such number). */
@@ -546,7 +546,8 @@ NG_API NG_CHECKED ng_status ng_method_published_at(int32_t method, int32_t i,
 typedef struct ng_precond ng_precond;
 
 /* Make an empty preconditioner from a line of options ("method=eva damping=0.01", see
- * ng_options_create; NULL: the defaults), or from an object of them, which is copied.
+ * ng_options_create; NULL: the defaults), or from an object of them, which is copied.  Neither reads
+ * the environment: ng_options_from_env does.
  * Errors:  NG_ERR_ARG (an option unknown, out of range or against another; skip_layers is no regular
  *          expression), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
@@ -650,7 +651,8 @@ typedef struct ng_binding {
 
 /* Say where gradients and weights live.  May be called again at any time between steps.  What a
  * framework frees after each step (zero_grad(set_to_none=True)) is bound with NG_ONE_STEP: a step over
- * a binding that has expired is refused by name, and writes nothing.
+ * a binding that has expired is refused by name, and writes nothing.  A parameter that has no gradient
+ * this time (None) is bound with data NULL, see the option `missing`.
  *
  * Shapes:  weight [out, in] or [out, in/groups, kh, kw], or [out, all the rest]; bias [out]; tensors in
  *          any shape; any strides without overlap, read and written in place.
@@ -675,7 +677,8 @@ NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
 /* Put a parameter into a group of ng_step_sgd and ng_step_adamw, which take one set of numbers per
  * group; 0 unless said.  Moments stay with the parameter.
- * Ranks:   every rank says the same; ng_ready compares.
+ * Ranks:   every rank says the same; ng_ready compares what was said before it, nobody what is said
+ *          later.
  * Errors:  NG_ERR_ARG (no such index, no bias; group not in 0 to 1023 or, after ng_ready, none of
  *          the groups that there were then). */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
@@ -784,7 +787,8 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
  *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
- *          as torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group;
+ *          as torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group; t and
+ *          "first step" count the updates of that parameter, less those it was frozen or kept in;
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
  * Shapes:  weights as bound; momentum and moments are kept in f32; how[count], how[0].struct_size
  *          bytes apart.

@@ -326,6 +326,28 @@ static void test_layers(void **state) {
   destroy(&f);
 }
 
+/* A struct that nobody initialised says that it is endless: nothing is read or written there. */
+static void test_struct_size(void **state) {
+  (void)state;
+  fix f;
+  create(&f, "");
+  struct {
+    ng_report r;
+    unsigned char guard[64];
+  } x;
+  memset(&x, 0xbe, sizeof x);
+  assert_int_equal(ng_report_read(f.p, &x.r), NG_ERR_ARG);
+  for (size_t i = 0; i < sizeof x; i++) {
+    assert_int_equal(((unsigned char *)&x)[i], 0xbe);
+  }
+  ng_batch b;
+  memset(&b, 0xbe, sizeof b);
+  bind_all(&f);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "call ng_batch_init first");
+  destroy(&f);
+}
+
 /* A machine of a gigabyte. */
 static void *modest(void *user, size_t bytes) {
   void *x = NULL;
@@ -831,6 +853,7 @@ int main(void) {
       cmocka_unit_test(test_layers),
       cmocka_unit_test(test_bind),
       cmocka_unit_test(test_sizes),
+      cmocka_unit_test(test_struct_size),
       cmocka_unit_test(test_order),
       cmocka_unit_test(test_never_observed),
       cmocka_unit_test(test_begin_samples),

@@ -115,9 +115,9 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.name = e->slot_name[i];
   r.index = index;
   r.count = e->slot[i].rows * e->slot[i].cols;
-  r.covered = b != NULL;
+  r.covered = b != NULL && !e->asleep;
   r.family = b != NULL ? b->family->name : "none";
-  r.why = p->ready ? e->why : "ng_ready decides";
+  r.why = e->asleep ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
   r.bytes = b != NULL && b->segment[0].slot == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
   return ng_give_struct(out, &r, sizeof r);

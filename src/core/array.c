@@ -69,7 +69,7 @@ static bool sizes_fit(const ng_strided *s, int64_t size) {
   int64_t count = size, reach = size;
   for (int32_t i = 0; i < s->ndim; i++) {
     int64_t far;
-    if (s->shape[i] < 1 || __builtin_mul_overflow(count, s->shape[i], &count)) return false;
+    if (__builtin_mul_overflow(count, s->shape[i], &count)) return false;
     if (__builtin_mul_overflow(s->shape[i] - 1, s->stride[i], &far) ||
         __builtin_mul_overflow(far, size, &far)) {
       return false;
@@ -86,6 +86,7 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
   if (size == 0) return "its dtype is no ng_dtype";
   if (a->ndim < 0 || a->ndim > NG_DIMS) return "ndim is beyond 0 to 8";
   if (own && a->ndim > 4) return "shape is NULL and ndim above 4";
+  if ((uintptr_t)a->data % (uintptr_t)size != 0) return "its data is not aligned for its dtype";
   out->data = a->data; /* the lists beyond ndim stay as they are: this is asked for every array */
   out->dtype = a->dtype;
   out->ndim = a->ndim;
@@ -94,8 +95,9 @@ const char *ng_array_take(const ng_array *a, ng_strided *out) {
     out->shape[i] = own ? a->room[i] : a->shape[i];
     out->stride[i] = own ? a->room[4 + i] : a->stride == NULL ? dense : a->stride[i];
     dense = times(dense, out->shape[i]);
+    if (out->shape[i] < 1) return "an extent of its shape is below 1";
   }
-  return sizes_fit(out, size) ? NULL : "an extent is below 1, or it is larger than any memory";
+  return sizes_fit(out, size) ? NULL : "its extents and strides reach further than any memory";
 }
 
 /* Eight extents of 19 digits are cut, and would not be read. */

@@ -111,6 +111,9 @@ ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *f
 /* Never NULL: it goes straight into a printf. */
 const char *ng_last_error(const ng_context *ctx) { return ctx == NULL ? "" : ctx->error; }
 
+/* Larger than any of them will be: what lies on a stack that nobody initialised is seldom less. */
+enum { NG_STRUCT_MOST = 4096 };
+
 /* Structs that cross the header carry their size.  A smaller one comes from an older header: the
  * missing tail keeps what *dst holds.  A larger one comes from a newer header and is taken only if
  * the part we do not know is zero. */
@@ -118,10 +121,10 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
                          char *message, size_t size) {
   size_t given;
   memcpy(&given, src, sizeof given);
-  if (given < least) {
+  if (given < least || given > NG_STRUCT_MOST) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "%s: struct_size is %zu, expected at least %zu; call %s_init first", what,
-                      given, least, what);
+                      "%s: struct_size is %zu, expected %zu to %d; call %s_init first", what, given,
+                      least, NG_STRUCT_MOST, what);
   }
   for (size_t i = ours; i < given; i++) {
     if (((const unsigned char *)src)[i] != 0) {
@@ -141,7 +144,7 @@ ng_status ng_take_struct(void *dst, size_t ours, const void *src, size_t least, 
 ng_status ng_give_struct(void *dst, const void *src, size_t ours) {
   size_t given;
   memcpy(&given, dst, sizeof given);
-  if (given < sizeof given) return NG_ERR_ARG;
+  if (given < sizeof given || given > NG_STRUCT_MOST) return NG_ERR_ARG; /* was not set */
   memset(dst, 0, given);
   memcpy(dst, src, given < ours ? given : ours);
   memcpy(dst, &given, sizeof given);

@@ -71,6 +71,10 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has dtype %s, expected f32, bf16 or f16", call,
                    name, ng_dtype_name(a->dtype));
   }
+  if (a->mem != NG_HOST && a->mem != NG_DEVICE) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': mem is %d, expected NG_HOST or NG_DEVICE", call,
+                   name, (int)a->mem);
+  }
   if (a->mem != NG_HOST) {
     return ng_fail(p->ctx, NG_ERR_ABSENT, "%s: '%s' is in device memory; this build has no device",
                    call, name);
@@ -87,9 +91,11 @@ static ng_status place_of(ng_precond *p, const ng_slot *slot, const ng_array *a,
                        : "");
   }
   if (!ng_strided_distinct(&s)) {
-    return ng_fail(p->ctx, NG_ERR_SHAPE,
-                   "%s: '%s' is %s with elements that share memory; it would be written", call,
-                   slot->name, shape.text);
+    return ng_fail(
+        p->ctx, NG_ERR_SHAPE,
+        "%s: '%s' is %s with strides whose elements share memory or interleave; it would be "
+        "written",
+        call, slot->name, shape.text);
   }
   const int32_t rows = row_axes(&s, slot->rows);
   out->data = s.data;

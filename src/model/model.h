@@ -51,6 +51,7 @@ typedef struct ng_slot {
   ng_block *block; /* NULL: no curvature                                                          */
   int32_t segment; /* its number in the block                                                     */
   bool out;        /* of this step, as its block: see ng_block                                    */
+  float late[2]; /* what an update takes instead of its group's numbers, if its entry missed some */
 } ng_slot;
 
 enum { NG_SHOWN = 4 };
@@ -58,8 +59,9 @@ struct ng_entry {
   ng_layer d;  /* copied; name and options owned; alias_of not supported yet                      */
   bool tensor; /* registered by ng_add_tensor                                                     */
   bool asleep; /* ng_freeze                                                                       */
-  int64_t kept; /* steps that left it as it was, for want of a gradient                           */
-  int32_t slots;          /* 1 or 2 */
+  int64_t kept;   /* steps that left it as it was, for want of a gradient                         */
+  int64_t missed; /* fused updates that left it as it was, for whatever reason; saved             */
+  int32_t slots;  /* 1 or 2 */
   ng_slot slot[2];        /* [NG_WEIGHT], [NG_BIAS]        */
   char slot_name[2][264]; /* what the slots' names point at */
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */

@@ -49,13 +49,16 @@ static ng_status put_one(void *arg, ng_number *n) {
 /* One walk for counting, getting and putting: the places in the array are the order of the walk,
  * the same on every rank and in every run of this version.  In a file numbers have names, so
  * another order there is no matter. */
-int64_t ng_state_values(ng_precond *p) {
+static int64_t block_values(ng_precond *p) {
   cursor c = {NULL, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
     (void)ng_block_numbers(p->block[i], count_one, &c);
   }
   return c.at;
 }
+
+/* Behind them one number of each entry: the updates that it missed. */
+int64_t ng_state_values(ng_precond *p) { return block_values(p) + p->entries; }
 
 /* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
  * array. */
@@ -65,12 +68,18 @@ void ng_state_get(ng_precond *p, double *x) {
     const bool own = p->block[i]->owner == p->ctx->rank;
     (void)ng_block_numbers(p->block[i], own ? get_one : count_one, &c);
   }
+  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) { /* the same on all ranks */
+    x[c.at + i] = (double)p->entry[i]->missed;
+  }
 }
 
 void ng_state_put(ng_precond *p, const double *x) {
   cursor c = {NULL, x, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
     (void)ng_block_numbers(p->block[i], put_one, &c);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    p->entry[i]->missed = (int64_t)x[c.at + i];
   }
 }
 
@@ -290,6 +299,21 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
   return NG_OK;
 }
 
+/* Of layers that missed no update nothing is said. */
+static ng_status read_missed(const ng_precond *p, const json_t *layers, int64_t updates,
+                             double *missed, char *message, size_t size) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    const json_t *l = json_array_get(layers, (size_t)i);
+    int64_t n = 0;
+    if (json_object_get(l, "missed") != NULL) {
+      st = read_count(l, p->entry[i]->d.name, "missed", updates, &n, message, size);
+    }
+    missed[i] = (double)n;
+  }
+  return st;
+}
+
 /* ---- reading ---------------------------------------------------------------------------------*/
 
 typedef struct block_reader {
@@ -362,7 +386,9 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
   if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
   if (st == NG_OK) st = read_counters(manifest, s, message, size);
   if (st == NG_OK) st = read_blocks(p, json_object_get(manifest, "blocks"), values, message, size);
-  return st;
+  if (st != NG_OK) return st;
+  return read_missed(p, json_object_get(manifest, "layers"), s->updates, values + block_values(p),
+                     message, size);
 }
 
 /* Options first, values of the coming step last: they follow from options, since and steps.  A
@@ -420,7 +446,7 @@ static json_t *make_options(const ng_precond *p, bool *ok) {
 }
 
 /* In the order of registration, which is what read_layers compares. */
-static json_t *make_layers(const ng_precond *p, bool *ok) {
+static json_t *make_layers(const ng_precond *p, const double *missed, bool *ok) {
   json_t *list = json_array();
   char is[NG_MESSAGE];
   for (int32_t i = 0; i < p->entries; i++) {
@@ -430,6 +456,7 @@ static json_t *make_layers(const ng_precond *p, bool *ok) {
     add(ok, l, "name", json_string(e->d.name));
     add(ok, l, "is", json_string(is));
     add(ok, l, "options", json_string(e->d.options == NULL ? "" : e->d.options));
+    if (missed[i] > 0.0) add(ok, l, "missed", json_integer((json_int_t)missed[i]));
     if (json_array_append_new(list, l) != 0) *ok = false;
   }
   return list;
@@ -520,7 +547,7 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, last, "clip", json_real(finite_or(p->step->nu, 1.0)));
   add(&ok, last, "inner", json_real(finite_or(p->step->inner, 0.0)));
   add(&ok, m, "last", last);
-  add(&ok, m, "layers", make_layers(p, &ok));
+  add(&ok, m, "layers", make_layers(p, values + block_values(p), &ok));
   add(&ok, m, "blocks", make_blocks(p, values, &ok));
   add(&ok, m, "tensors", json_object()); /* save.c fills it */
   if (ok) {

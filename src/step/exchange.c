@@ -126,7 +126,7 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
 /* For good, and saved: a layer that the data of a later step leaves out keeps its averages, and is
  * no error. */
 static void mark_seen(ng_block *b) {
-  if (b->out) return; /* what was shown of it is not folded */
+  if (b->out && !ng_stat_due(b->p, b)) return; /* what was shown of it is not folded */
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
       if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) b->seen[kind] = true;
@@ -199,7 +199,7 @@ ng_status ng_exchange_check(ng_precond *p) {
     b->unshown = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_agreed(&b->stat[k], w);
-      b->unshown += ng_stat_due(p, b) && !(w[0] > 0.0); /* of all ranks */
+      b->unshown += !b->out && ng_stat_due(p, b) && !(w[0] > 0.0); /* of all ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {

@@ -161,7 +161,7 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
     if (grad) continue;
     if (o->size[i] > INT32_MAX || !ng_conv_output(d, i, o->size[i], &o->out[i])) {
       return misfit(p, d, s, grad,
-                    "an image, with its padding, that the kernel does not reach over");
+                    "an image that is at least as large, with its padding, as the kernel");
     }
   }
   if (grad && !size_known(p, e, o->out)) {
@@ -228,7 +228,8 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
 /* The first image that is larger than any before: more scratch, taken and counted, or the call fails and
  * nothing is folded. */
 static ng_status make_room(ng_block *b, const ng_obs *o) {
-  if (b->family->room == NULL) return NG_OK;
+  const ng_status st = check_open(b, o); /* before anything is taken */
+  if (st != NG_OK || b->family->room == NULL) return st;
   return ng_scratch_grow(b->p, b->family->room(b, o), b->name);
 }
 

@@ -132,6 +132,13 @@ static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
                    const direction *of, int64_t n) {
   float *m = slot->m == NULL ? NULL : slot->m + at;
   const ng_group_numbers *numbers = &s->group[slot->update_group];
+  ng_group_numbers own;
+  if (slot->entry->missed > 0) {
+    own = *numbers;
+    own.sgd.take = own.adamw.step = slot->late[0];
+    own.sgd.old = own.adamw.root = slot->late[1];
+    numbers = &own;
+  }
   if (s->kind == NG_OUT_SGD) {
     sgd_tile(&numbers->sgd, m, w, of, n);
   } else {
@@ -240,16 +247,24 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
 
 /* The first update has m <- g without dampening, as torch has it: its buffer starts as a copy.
  * Numbers are made in double and rounded once. */
+static void sgd_of(ng_group_numbers *of, int64_t updates, float late[2]) {
+  late[0] = updates == 0 ? 1.0f : (float)(1.0 - of->dampening);
+  late[1] = updates == 0 ? 0.0f : (float)of->momentum;
+}
+
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
-  const bool first = updates == 0;
+  float late[2];
   of->lr = how->lr;
+  of->momentum = how->momentum;
+  of->dampening = how->dampening;
+  sgd_of(of, updates, late);
   of->sgd = (ng_sgd_numbers){
       .lr = (float)how->lr,
       .mu = (float)how->momentum,
       .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
       .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
-      .take = first ? 1.0f : (float)(1.0 - how->dampening),
-      .old = first ? 0.0f : (float)how->momentum,
+      .take = late[0],
+      .old = late[1],
       .moments = how->momentum != 0.0,
       .nesterov = how->nesterov != 0,
   };
@@ -257,19 +272,45 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
 
 /* sqrt(v / (1 - b2^t)) as sqrt(v) times a constant: no division an element for the correction.
  * 1 - b^t in double: at t = 1 and b2 = 0.999 an f32 would have lost three digits of it. */
-void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
+static void adamw_of(ng_group_numbers *of, int64_t updates, float late[2]) {
   const double t = (double)(updates + 1);
+  late[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
+  late[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+}
+
+void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
+  float late[2];
   of->lr = how->lr;
+  of->beta1 = how->beta1;
+  of->beta2 = how->beta2;
+  adamw_of(of, updates, late);
   of->adamw = (ng_adamw_numbers){
       .b1 = (float)how->beta1,
       .b2 = (float)how->beta2,
       .n1 = (float)(1.0 - how->beta1),
       .n2 = (float)(1.0 - how->beta2),
       .keep = (float)(1.0 - how->lr * how->weight_decay),
-      .step = (float)(how->lr / (1.0 - pow(how->beta1, t))),
-      .root = (float)(1.0 / sqrt(1.0 - pow(how->beta2, t))),
+      .step = late[0],
+      .root = late[1],
       .eps = (float)how->eps,
   };
+}
+
+/* torch counts the updates of each parameter: one that was frozen, or had no gradient, has had fewer. */
+void ng_update_late(ng_precond *p) {
+  const ng_update_sink *s = &p->step->out;
+  for (int32_t i = 0; i < p->entries && s->kind != NG_OUT_GRADIENT; i++) {
+    ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots && e->missed > 0; k++) {
+      ng_slot *slot = &e->slot[k];
+      ng_group_numbers *of = &s->group[slot->update_group];
+      if (s->kind == NG_OUT_SGD) {
+        sgd_of(of, p->updates - e->missed, slot->late);
+      } else {
+        adamw_of(of, p->updates - e->missed, slot->late);
+      }
+    }
+  }
 }
 
 void ng_update_sink_begin(ng_update_sink *s) {

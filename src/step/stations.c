@@ -14,9 +14,17 @@
 #include "step/step.h"
 
 /* Counted in steps that counted: step 0 is due for everything, whatever the period. */
+/* Also while there is something of it that no rank has ever shown: a layer that was left out at its first
+ * due step begins when it comes back.  `out` is of the step under way: with fold = direct what was observed
+ * before is in the average already, and has to be carried through. */
 bool ng_stat_due(const ng_precond *p, const ng_block *b) {
-  if (b->out || (b->entry != NULL && b->entry->asleep)) return false;
-  return p->steps % b->opt.stat_period == 0;
+  const bool period = p->steps % b->opt.stat_period == 0;
+  if (b->out) return period && b->base.fold == NG_FOLD_DIRECT;
+  if (b->entry != NULL && b->entry->asleep) return false;
+  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+    if (!b->seen[kind]) return true; /* agreed: the same on all ranks */
+  }
+  return period;
 }
 
 /* Also at the first step that got so far, if those before were skipped: without results there is no
@@ -48,9 +56,11 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
     if (!needs_slot(p, s)) continue;
     needed++;
     if (s->grad.expired) {
-      return ng_fail(p->ctx, NG_ERR_STATE,
-                     "'%s': the gradient was bound for one step, which is over; bind it again",
-                     s->name);
+      return ng_fail(
+          p->ctx, NG_ERR_STATE,
+          "'%s': the gradient was bound for one step, which is over; bind it again, or with data "
+          "NULL if there is none",
+          s->name);
     }
     missing += s->grad.data == NULL;
   }
@@ -339,9 +349,10 @@ static void close_step(ng_precond *p, bool taken) {
   }
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    const bool kept = e->slot[0].out && !e->asleep;
+    const bool kept = taken && e->slot[0].out && !e->asleep;
     e->kept += kept;
     p->kept += kept;
+    e->missed += taken && e->slot[0].out && p->step->out.kind != NG_OUT_GRADIENT;
   }
   ng_step_reset(p);
   ng_bind_expire(p);
@@ -384,6 +395,7 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_step_schedule(p);
   ng_update_sink_begin(&s->out);
   check_call(p, call, wrong);
+  if (s->trouble >= NG_OK) ng_update_late(p);
   s->refused_before = s->refused;
   if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);

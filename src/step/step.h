@@ -35,7 +35,7 @@ typedef struct ng_adamw_numbers {
 
 /* Of one group in the coming update, as the loops want them: made once a step. */
 typedef struct ng_group_numbers {
-  double lr;
+  double lr, momentum, dampening, beta1, beta2; /* as given: of one update or the other */
   ng_sgd_numbers sgd;
   ng_adamw_numbers adamw;
 } ng_group_numbers;
@@ -50,6 +50,8 @@ typedef struct ng_update_sink {
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates);
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates);
 void ng_update_sink_begin(ng_update_sink *s); /* kind and numbers are set */
+/* What depends on how often a parameter was updated, for those that missed some: after the groups. */
+void ng_update_late(ng_precond *p);
 
 /* Nothing is written, but whether a gradient would be Inf in its dtype. */
 typedef struct ng_probe_sink {
