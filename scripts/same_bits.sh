@@ -3,13 +3,18 @@
 # move code and nothing else: `make same-bits REV=HEAD~1`.
 #
 #   scripts/same_bits.sh REV          builds that commit (release, no tests), or finds it built before
-#   scripts/same_bits.sh --base DIR   takes DIR/libnatgrad.so and DIR/natgrad
+#   scripts/same_bits.sh --base DIR   takes DIR/libnatgrad.so, DIR/natgrad and, if it is there, DIR/bits
 #
-# One program, tests/bits.c on the present header, plays some thousand small trainings on either
-# library and prints a hash of each; then both programs replay the recordings of tests/golden.  Tells
-# how many cases there are and which differ; 1 if any does.  A case can be looked at by itself:
-#   LD_LIBRARY_PATH=build-bits/now build-bits/bits 'natgrad solver=eigen ranks=2'
-# What was added or taken away (an option, a method) shows as a case of one side only.
+# A program plays some thousand small trainings and prints a hash of each: tests/bits.c.  Either side
+# has its own, built with its own header and helpers, so a header may change between them; a commit
+# without one is played by the present program, on the present header.  The present one plays the cases
+# that the other printed.  Then both sides replay the recordings of tests/golden.  Tells how many cases
+# there are and which of them differ; 1 if any does.  A case can be looked at by itself, on either side:
+#   build-bits/now/play 'natgrad solver=eigen ranks=2'
+#   build-bits/base/play 'natgrad solver=eigen ranks=2'
+# Cases that the present tree refuses (an option or a method is gone) are counted apart and listed in
+# build-bits/gone.txt; what is new has nothing to be compared with.  A change of the program itself (what
+# it shows, which answers it adds to the hash) changes hashes, too: make it in a commit of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # BLAS may cut a product differently for another number of threads; ranks are threads already.
@@ -30,6 +35,19 @@ fail() {
   exit 2
 }
 
+# program SOURCE FOLDER: the player of SOURCE, if it has one; its files are those of its CMakeLists.txt.
+program() {
+  local files
+  files=$(sed -n 's/^ *add_executable(bits \(.*\)) *$/\1/p' "$1/CMakeLists.txt")
+  [[ -n $files ]] || return 1
+  # shellcheck disable=SC2086  # a list of names without blanks
+  (cd "$1" && "${CC:-cc}" -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -DNG_EXPERIMENTAL -Iinclude -Itests \
+    $files -o "$2/player" -L"$2" -lnatgrad -pthread -lm) >"$work/log" 2>&1 || {
+    tail -20 "$work/log" >&2
+    fail "building tests/bits.c of $1 failed"
+  }
+}
+
 # build SOURCE FOLDER
 build() {
   (cd "$1" && cmake --preset release -B "$2" -DNATGRAD_TESTS=OFF) >"$work/log" 2>&1 &&
@@ -47,38 +65,52 @@ case ${1:-} in
 *)
   commit=$(git rev-parse --verify --quiet "$1^{commit}") || fail "there is no commit '$1'"
   base=$room/$commit
-  if [[ ! -e $base/done ]]; then
+  if [[ ! -e $base/built ]]; then
     tree=$work/tree
     git worktree add --quiet --detach "$tree" "$commit"
     build "$tree" "$base"
+    program "$tree" "$base" || echo "same_bits: ${1} has no tests/bits.c; the present one plays on it"
     git worktree remove --force "$tree"
     tree=
-    touch "$base/done"
+    touch "$base/built"
   fi ;;
 esac
 [[ -e $base/libnatgrad.so && -x $base/natgrad ]] || fail "$base has no libnatgrad.so and natgrad"
 
 now=$room/now
 build "$PWD" "$now"
-"${CC:-cc}" -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -DNG_EXPERIMENTAL -Iinclude -Itests tests/bits.c tests/bits_case.c \
-  tests/bits_play.c -o "$room/bits" -L"$now" -lnatgrad -pthread -lm
+program "$PWD" "$now" || fail "CMakeLists.txt has no line add_executable(bits ...)"
 
-# bits FOLDER FILE
-bits() {
-  LD_LIBRARY_PATH=$1 timeout 900 "$room/bits" >"$2" || fail "bits ended with $? on $1; $(wc -l <"$2") cases were played"
+# player FOLDER: its program, on its library.
+player() {
+  local program=$now/player
+  if [[ -x $1/player ]]; then program=$1/player; elif [[ -x $1/bits ]]; then program=$1/bits; fi
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$1" "$program" >"$2"
+  chmod +x "$2"
 }
-bits "$base" "$work/base"
-bits "$now" "$work/now"
+mkdir -p "$room/base"
+player "$base" "$room/base/play"
+player "$now" "$now/play"
+
+# bits FILE PLAY...
+bits() {
+  local file=$1
+  shift
+  timeout 900 "$@" >"$file" || fail "$1 ended with $?; $(wc -l <"$file") cases were played"
+}
+bits "$work/base" "$room/base/play"
+bits "$work/now" "$now/play" --of "$work/base"
 status=0
-awk '
+awk -v gone="$room/gone.txt" '
   { hash = $1; sub(/^[^ ]*  /, "") }
+  BEGIN { printf "" >gone }
   FNR == NR { was[$0] = hash; next }
+  !($0 in was) { next }
   { cases++; seen[$0] = 1 }
-  !($0 in was) { print "only now: " $0; differ++; next }
   was[$0] != hash { print "differs: " $0; differ++ }
   END {
-    for (name in was) if (!(name in seen)) { print "only before: " name; differ++ }
-    printf "same_bits: %d cases, %d differ\n", cases, differ
+    for (name in was) if (!(name in seen)) { print name >gone; refused++ }
+    printf "same_bits: %d cases, %d differ, %d are refused now\n", cases, differ, refused
     exit differ > 0 || cases == 0
   }' "$work/base" "$work/now" || status=1
 

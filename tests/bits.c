@@ -6,6 +6,7 @@
  *
  *     bits                 all cases            bits --every 20   each twentieth only
  *     bits CASE ...        these, step by step
+ *     bits --of FILE       those that a run of another commit printed, as far as there are such options
  */
 #include "bits.h"
 
@@ -417,7 +418,29 @@ static void systems(void) {
   cases++;
 }
 
+/* As another program printed them; what is no case begins with "published". */
+static int play_those(const char *path) {
+  char line[BITS_TEXT + 32];
+  FILE *f = fopen(path, "r");
+  if (f == NULL) {
+    perror(path);
+    return 2;
+  }
+  for (int32_t i = 0; i < ng_method_count(); i++) {
+    published(i);
+  }
+  systems();
+  while (fgets(line, sizeof line, f) != NULL) {
+    line[strcspn(line, "\n")] = 0;
+    const char *text = strstr(line, "  ");
+    if (text != NULL && strncmp(text + 2, "published ", 10) != 0) (void)play("%s", text + 2);
+  }
+  (void)fclose(f);
+  return 0;
+}
+
 int main(int argc, char **argv) {
+  if (argc == 3 && strcmp(argv[1], "--of") == 0) return play_those(argv[2]);
   if (argc == 3 && strcmp(argv[1], "--every") == 0) {
     every = strtol(argv[2], NULL, 10);
     if (every < 1) return 2;
