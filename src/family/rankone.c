@@ -403,20 +403,21 @@ static ng_status measure(ng_block *b) {
 }
 
 /* Part by part |D|^2 - 2 c s + c^2 beta alpha, with the s and the alpha of that part; sides = input
- * has |t|^2 for beta. */
-static void norms(ng_block *b, double pd2[2]) {
+ * has |t|^2 for beta.  Without a bias there is one number to give. */
+static void norms(ng_block *b, double *pd2) {
   const ng_rankone *k = ng_rankone_of(b);
   const double by = 1.0 / (k->lambda * k->lambda);
-  pd2[NG_WEIGHT] = pd2[NG_BIAS] = 0.0;
+  double sum[2] = {0.0, 0.0};
   for (int64_t i = 0; i < k->groups; i++) {
     const ng_rank *r = &k->rank[i];
     const double beta = k->t != NULL ? r->s : r->beta, cc = r->c * r->c * beta;
     const double bias = r->bias_d2 - 2.0 * r->c * r->bias_s + cc * r->bias_alpha;
     const double weight =
         (r->d2 - r->bias_d2) - 2.0 * r->c * (r->s - r->bias_s) + cc * (r->alpha - r->bias_alpha);
-    pd2[NG_WEIGHT] += fmax(0.0, weight) * by;
-    pd2[NG_BIAS] += fmax(0.0, bias) * by;
+    sum[NG_WEIGHT] += fmax(0.0, weight) * by;
+    sum[NG_BIAS] += fmax(0.0, bias) * by;
   }
+  memcpy(pd2, sum, (size_t)b->segments * sizeof *pd2);
 }
 
 /* ---- second pass -----------------------------------------------------------------------------*/
