@@ -63,7 +63,7 @@ int cli_method_names(const char **names, int room) {
 }
 
 cli_value cli_option_text(const ng_options *o, const char *name) {
-  cli_value v;
+  cli_value v = {.text = ""};
   if (ng_options_get(o, name, v.text, sizeof v.text) != NG_OK) v.text[0] = 0;
   return v;
 }

@@ -124,7 +124,7 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     int kind = 0;
-    while (ng_sees(kind) != s->sees) {
+    while (kind + 1 < NG_SEEN_KINDS && ng_sees(kind) != s->sees) {
       kind++;
     }
     if (ng_stat_fold(p->ctx->queue, s) == NG_OK) continue;
