@@ -21,6 +21,7 @@
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "toys.h"
 
 enum { B = 6, LAYERS = 2, SLOTS = 5, STEPS = 4, GROUPS = 3, MOST = 32 };
 
@@ -502,6 +503,36 @@ static void clip_over_ranks(void **state) {
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
+/* A block over parameters of several groups counts with the largest of their learning rates, whichever comes
+ * first: PD = D / (damping + |D|^2), of 14 and 77. */
+static void one_block_of_two_groups(void **state) {
+  (void)state;
+  for (int32_t first = 0; first < 2; first++) {
+    fixture f;
+    float g[2][3] = {{1, 2, 3}, {4, 5, 6}}, w[2][3] = {{0}};
+    fixture_ok(&f, fixture_open(&f, "damping=0.5 clip=kl kl_clip=1e-4 update=sgd", NULL));
+    fixture_ok(&f, ng_family_register(f.ctx, &toy_total, NULL, 0));
+    fixture_ok(&f, ng_add_tensor(f.p, "all.one", 3, NULL));
+    fixture_ok(&f, ng_add_tensor(f.p, "all.two", 3, NULL));
+    for (int32_t k = 0; k < 2; k++) {
+      const ng_array d = ng_array_vector(g[k], 3, NG_F32), x = ng_array_vector(w[k], 3, NG_F32);
+      const ng_binding b = {k, NG_WEIGHT, &d, &x, NG_HOLD};
+      fixture_ok(&f, ng_bind(f.p, &b, 1));
+      fixture_ok(&f, ng_set_group(f.p, k, NG_WEIGHT, k == first));
+    }
+    fixture_ok(&f, ng_ready(f.p));
+    ng_sgd how[2] = {fixture_sgd(0.1, 0.0), fixture_sgd(0.3, 0.0)};
+    fixture_ok(&f, ng_step_sgd(f.p, how, 2));
+    ng_report r;
+    ng_report_init(&r, sizeof r);
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    const double nu = sqrt(1e-4 / (0.3 * 0.3 * 91.0 / 91.5));
+    assert_true(fabs(r.clip - nu) <=
+                1e-12 * nu); /* in double, but for the squares of small integers */
+    fixture_close(&f);
+  }
+}
+
 /* Groups are of the caller, as weights are: they are said again, and steps go on with the same bits. */
 static void resumed(void **state) {
   (void)state;
@@ -547,6 +578,7 @@ int main(void) {
       cmocka_unit_test(numbers_of_groups),
       cmocka_unit_test(together),
       cmocka_unit_test(clip_over_ranks),
+      cmocka_unit_test(one_block_of_two_groups),
       cmocka_unit_test(resumed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,472 @@
+/* t_left_out.c: layers that have no part in a step, frozen or without a gradient, where it is least simple: on
+ * several ranks that share the work, in the middle of a micro-batch, with ng_batch.last, with a period that
+ * ends meanwhile, over a saved state.
+ *
+ * clip = none, so layers do not know of each other: the oracle of the layer that is left out is a run that
+ * never had those steps, of the others a run in which nobody was left out; both bit for bit. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "draw.h"
+#include "fixture.h"
+#include "ranks.h"
+#include "toys.h"
+
+enum { FC1, FC2, LAYERS, IN = 3, MID = 4, OUT = 2, B = 3, STEPS = 6, FROM = 2, TO = 4, RANKS = 4 };
+enum { MOST = MID * IN };
+
+static const int64_t rows[LAYERS] = {MID, OUT}, cols[LAYERS] = {IN, MID};
+
+typedef enum way {
+  NOBODY,         /* is left out */
+  WITHOUT_STEPS,  /* the steps from FROM on, before TO, do not take place */
+  FROZEN,         /* FC2, before the micro-batch */
+  FROZEN_BETWEEN, /* after its input was shown, before its output gradient */
+  FROZEN_LATE,    /* after all was shown */
+  ALL_FROZEN,     /* FC1, too: then nothing that was shown is due, though it may be on its way */
+  ABSENT,         /* it has no gradient */
+  WAYS
+} way;
+
+typedef struct life {
+  const char *set;
+  way what;
+  int32_t last,
+      save_at; /* before step save_at: saved, and gone on with from new objects; 0: never */
+  char file[64];
+  float weight[RANKS][LAYERS][MOST], grad[RANKS][STEPS][LAYERS][MOST];
+  ng_status status[RANKS];
+  char why[RANKS][512];
+} life;
+
+static float number(int64_t what, int64_t i) {
+  rng r = {test_seed() + (uint64_t)(what * 1009 + i)};
+  return (float)rng_value(&r);
+}
+
+static ng_status bind(ng_precond *p, int32_t k, float *grad, float *weight) {
+  const ng_array g = ng_array_matrix(grad, rows[k], cols[k], NG_F32);
+  const ng_array w = ng_array_matrix(weight, rows[k], cols[k], NG_F32);
+  const ng_binding b = {k, NG_WEIGHT, &g, &w, NG_HOLD};
+  return ng_bind(p, &b, 1);
+}
+
+static ng_status open_life(fixture *f, const life *l, const ng_transport *t) {
+  ng_status st = fixture_open(f, l->set, &(fixture_how){.threads = 1, .transport = t});
+  if (st == NG_OK) st = ng_add_linear(f->p, "fc1", IN, MID, 0, NULL);
+  if (st == NG_OK) st = ng_add_linear(f->p, "fc2", MID, OUT, 0, NULL);
+  return st == NG_OK ? ng_ready(f->p) : st;
+}
+
+static ng_status show(fixture *f, int32_t rank, int t, int32_t k, bool grad) {
+  float x[B * MID];
+  const int64_t n = grad ? rows[k] : cols[k];
+  for (int64_t i = 0; i < B * n; i++) {
+    x[i] = number(10000 * (rank + 1) + 100 * t + 10 * grad + k, i);
+  }
+  const ng_array a = ng_array_matrix(x, B, n, NG_F32);
+  return grad ? ng_observe_output_grad(f->p, k, &a, NG_COPY)
+              : ng_observe_input(f->p, k, &a, NG_COPY);
+}
+
+static ng_status one_step(life *l, fixture *f, int32_t rank, int t) {
+  const bool out = t >= FROM && t < TO;
+  ng_batch batch;
+  ng_batch_init(&batch, sizeof batch);
+  batch.samples = B;
+  batch.last = l->last;
+  ng_status st = NG_OK;
+  for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
+    float *g = l->grad[rank][t][k];
+    for (int64_t i = 0; i < MOST; i++) {
+      g[i] = number(500 + 10 * t + k, i);
+    }
+    st = bind(f->p, k, out && k == FC2 && l->what == ABSENT ? NULL : g, l->weight[rank][k]);
+  }
+  for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
+    st = ng_freeze(f->p, k, 0);
+  }
+  if (st == NG_OK && out && l->what == FROZEN) st = ng_freeze(f->p, FC2, 1);
+  if (st == NG_OK) st = ng_begin(f->p, &batch);
+  for (int32_t k = 0; k < LAYERS && st == NG_OK; k++) {
+    st = show(f, rank, t, k, false);
+  }
+  if (st == NG_OK && out && l->what == FROZEN_BETWEEN) st = ng_freeze(f->p, FC2, 1);
+  for (int32_t k = LAYERS - 1; k >= 0 && st == NG_OK; k--) {
+    st = show(f, rank, t, k, true);
+  }
+  const bool late = out && (l->what == FROZEN_LATE || l->what == ALL_FROZEN);
+  if (st == NG_OK && late) st = ng_freeze(f->p, FC2, 1);
+  if (st == NG_OK && late && l->what == ALL_FROZEN) st = ng_freeze(f->p, FC1, 1);
+  const ng_sgd s = fixture_sgd(0.1, 0.9);
+  return st == NG_OK ? fixture_step(f, &s) : st;
+}
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  fixture f;
+  ng_status st = open_life(&f, l, t);
+  for (int32_t k = 0; k < LAYERS; k++) {
+    for (int64_t i = 0; i < MOST; i++) {
+      l->weight[rank][k][i] = number(900 + k, i);
+    }
+  }
+  for (int step = 0; step < STEPS && st == NG_OK; step++) {
+    if (l->what == WITHOUT_STEPS && step >= FROM && step < TO) continue;
+    if (l->save_at > 0 && step == l->save_at) {
+      st = ng_save(f.p, l->file);
+      fixture_close(&f);
+      if (st == NG_OK) st = open_life(&f, l, t);
+      if (st == NG_OK) st = ng_load(f.p, l->file);
+    }
+    if (st == NG_OK) st = one_step(l, &f, rank, step);
+  }
+  l->status[rank] = st;
+  (void)snprintf(l->why[rank], sizeof l->why[0], "%s",
+                 f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+  fixture_close(&f);
+  return NG_OK;
+}
+
+static life *lived(const char *set, int32_t ranks, way what, int32_t last, int32_t save_at) {
+  life *l = calloc(1, sizeof *l);
+  assert_non_null(l);
+  l->set = set;
+  l->what = what;
+  l->last = last;
+  l->save_at = save_at;
+  (void)snprintf(l->file, sizeof l->file, "t_left_out-XXXXXX");
+  const int fd = save_at > 0 ? mkstemp(l->file) : -1;
+  if (save_at > 0) {
+    assert_true(fd >= 0);
+    (void)close(fd);
+  }
+  assert_int_equal(ranks_run(ranks, live, l, NULL), NG_OK);
+  if (save_at > 0) (void)unlink(l->file);
+  for (int32_t r = 0; r < ranks; r++) {
+    if (l->status[r] != NG_OK) fail_msg("%s, way %d, rank %d: %s", set, (int)what, r, l->why[r]);
+  }
+  return l;
+}
+
+static void compare(const life *l, const life *nobody, const life *without, int32_t ranks) {
+  for (int32_t r = 0; r < ranks; r++) {
+    const bool fc1 = memcmp(l->weight[r][FC1], nobody->weight[r][FC1], sizeof l->weight[r][FC1]) ||
+                     memcmp(l->weight[r][FC1], l->weight[0][FC1], sizeof l->weight[r][FC1]);
+    const bool fc2 = memcmp(l->weight[r][FC2], without->weight[r][FC2], sizeof l->weight[r][FC2]);
+    if (!fc1 && !fc2) continue;
+    fail_msg("%s, %d ranks, way %d, last %d, saved %d: rank %d: %s is another", l->set, ranks,
+             (int)l->what, l->last, l->save_at, r, fc1 ? "fc1" : "fc2");
+  }
+}
+
+static const char *const sets[] = {
+    "damping=0.1",
+    "damping=0.1 solver=eigen damping_split=joint grad_worker_fraction=0.5",
+    "damping=0.1 grad_worker_fraction=0",
+    "damping=0.1 statistics=local grad_worker_fraction=0",
+    "damping=0.1 fold=direct",
+    "method=kaisa damping=0.1 grad_worker_fraction=0",
+    "method=eva damping=0.1",
+    "method=eva-natgrad damping=0.1 sides=input",
+    "method=eva-natgrad damping=0.1 calls=ema",
+};
+enum { SETS = sizeof sets / sizeof sets[0] };
+
+static void it_waits_and_the_others_go_on(void **state) {
+  (void)state;
+  for (int k = 0; k < SETS; k++) {
+    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
+      if (ranks % 2 == 1 && strstr(sets[k], "fraction=0.5") != NULL) continue;
+      char set[200];
+      (void)snprintf(set, sizeof set, "%s clip=none update=sgd missing=keep", sets[k]);
+      life *nobody = lived(set, ranks, NOBODY, 0, 0);
+      life *without = lived(set, ranks, WITHOUT_STEPS, 0, 0);
+      assert_memory_not_equal(nobody->weight[0][FC2], without->weight[0][FC2], 8 * sizeof(float));
+      for (way w = FROZEN; w < WAYS; w++) {
+        for (int last = 0; last < 2; last++) {
+          life *l = lived(set, ranks, w, last, 0);
+          compare(l, w == ALL_FROZEN ? without : nobody, without, ranks);
+          for (int t = FROM; t < TO; t++) { /* its gradient was not touched */
+            for (int64_t i = 0; i < rows[FC2] * cols[FC2]; i++) {
+              assert_true(l->grad[0][t][FC2][i] == number(500 + 10 * t + FC2, i));
+            }
+          }
+          free(l);
+        }
+      }
+      free(nobody);
+      free(without);
+    }
+  }
+}
+
+/* A state that is saved while it sleeps holds its averages, results and moments as before; that it sleeps
+ * is not in the state: the program says it again. */
+static void saved_while_left_out(void **state) {
+  (void)state;
+  for (int k = 0; k < SETS; k += 2) {
+    for (int32_t ranks = 1; ranks <= RANKS; ranks += 2) {
+      char set[200];
+      (void)snprintf(set, sizeof set, "%s clip=none update=sgd missing=keep", sets[k]);
+      life *nobody = lived(set, ranks, NOBODY, 0, 0);
+      life *without = lived(set, ranks, WITHOUT_STEPS, 0, 0);
+      for (int32_t at = FROM; at <= TO; at++) {
+        life *frozen = lived(set, ranks, FROZEN, 0, at), *absent = lived(set, ranks, ABSENT, 1, at);
+        compare(frozen, nobody, without, ranks);
+        compare(absent, nobody, without, ranks);
+        free(frozen);
+        free(absent);
+      }
+      free(nobody);
+      free(without);
+    }
+  }
+}
+
+/* ---- on one rank -----------------------------------------------------------------------------*/
+
+typedef struct pair {
+  fixture f;
+  float weight[LAYERS][MOST], grad[LAYERS][MOST];
+} pair;
+
+static void open_pair(pair *m, const char *set) {
+  const life l = {.set = set};
+  memset(m, 0, sizeof *m);
+  fixture_ok(&m->f, open_life(&m->f, &l, NULL));
+  for (int32_t k = 0; k < LAYERS; k++) {
+    for (int64_t i = 0; i < MOST; i++) {
+      m->weight[k][i] = number(900 + k, i);
+    }
+    fixture_ok(&m->f, bind(m->f.p, k, m->grad[k], m->weight[k]));
+  }
+}
+
+static ng_status play(pair *m, int t) {
+  for (int32_t k = 0; k < LAYERS; k++) {
+    for (int64_t i = 0; i < MOST; i++) {
+      m->grad[k][i] = number(500 + 10 * t + k, i);
+    }
+  }
+  fixture_ok(&m->f, fixture_begin(&m->f, B));
+  for (int32_t k = 0; k < 2 * LAYERS; k++) {
+    fixture_ok(&m->f, show(&m->f, 0, t, k % LAYERS, k >= LAYERS));
+  }
+  return ng_step(m->f.p, 0.1);
+}
+
+/* Solves that fall due while it sleeps are not made: it wakes with the inverses of before, though the
+ * damping has moved. */
+static void nothing_is_solved_meanwhile(void **state) {
+  (void)state;
+  pair m, d;
+  open_pair(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");
+  open_pair(&d, "damping=0.1 clip=none stat_period=100 solve_period=100");
+  for (int t = 0; t < 6; t++) {
+    pair *of[2] = {&m, &d};
+    for (int i = 0; i < 2; i++) {
+      fixture_ok(&of[i]->f, ng_freeze(of[i]->f.p, FC2, t == 3));
+      if (t == 3) fixture_ok(&of[i]->f, ng_set(of[i]->f.p, "damping", "5"));
+      fixture_ok(&of[i]->f, play(of[i], t));
+    }
+    assert_memory_equal(m.grad[FC2], d.grad[FC2], sizeof m.grad[FC2]);
+    if (t >= 3) assert_memory_not_equal(m.grad[FC1], d.grad[FC1], sizeof m.grad[FC1]);
+  }
+  fixture_close(&m.f);
+  fixture_close(&d.f);
+}
+
+/* clip = ratio reads weights: not those of a layer that sleeps, of which there may be none, nor what was
+ * found of them before. */
+static void weights_of_who_sleeps_are_not_read(void **state) {
+  (void)state;
+  pair m;
+  open_pair(&m, "damping=0.1 clip=ratio clip_bound=0.1");
+  fixture_ok(&m.f, play(&m, 0));
+  m.weight[FC2][0] = NAN;
+  assert_int_equal(play(&m, 1), NG_SKIPPED);
+  fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
+  fixture_ok(&m.f, play(&m, 1));
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  fixture_ok(&m.f, ng_bind_weight(m.f.p, FC2, NG_WEIGHT, &none));
+  fixture_ok(&m.f, play(&m, 2));
+  fixture_close(&m.f);
+}
+
+/* What was shown of a layer without a gradient is not folded, so it has never been observed. */
+static void shown_but_not_folded(void **state) {
+  (void)state;
+  pair m;
+  open_pair(&m, "damping=0.1 missing=keep");
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
+  fixture_ok(&m.f, play(&m, 0));
+  fixture_ok(&m.f, bind(m.f.p, FC2, m.grad[FC2], m.weight[FC2]));
+  fixture_ok(&m.f, fixture_begin(&m.f, B));
+  fixture_ok(&m.f, show(&m.f, 0, 1, FC1, false));
+  fixture_ok(&m.f, show(&m.f, 0, 1, FC1, true));
+  assert_int_equal(ng_step(m.f.p, 0.1), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(m.f.ctx), "'fc2' was never observed"));
+  fixture_ok(&m.f, play(&m, 1));
+  fixture_close(&m.f);
+}
+
+/* A block over many parameters has one memory: no part of it can wait. */
+static void not_out_of_a_common_block(void **state) {
+  (void)state;
+  fixture f;
+  float g[2][3] = {{1, 2, 3}, {4, 5, 6}};
+  fixture_ok(&f, fixture_open(&f, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&f, ng_family_register(f.ctx, &toy_total, NULL, 0));
+  fixture_ok(&f, ng_add_tensor(f.p, "all.one", 3, NULL));
+  fixture_ok(&f, ng_add_tensor(f.p, "all.two", 3, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  for (int32_t k = 0; k < 2; k++) {
+    const ng_array a = ng_array_vector(g[k], 3, NG_F32);
+    fixture_ok(&f, ng_bind_grad(f.p, k, NG_WEIGHT, &a));
+  }
+  fixture_ok(&f, ng_step(f.p, 0.1));
+  fixture_ok(&f, ng_bind_grad(f.p, 1, NG_WEIGHT, &none));
+  assert_int_equal(ng_step(f.p, 0.1), NG_ERR_STATE);
+  assert_non_null(
+      strstr(ng_last_error(f.ctx), "'all.two': it has no gradient, and is in one block"));
+  assert_int_equal(ng_freeze(f.p, 1, 1), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "is in one block with other layers"));
+  fixture_close(&f);
+}
+
+/* PD that travels is not made of a gradient that is absent. */
+static ng_status absent_and_delivered(int32_t rank, ng_transport *t, void *arg) {
+  fixture f;
+  float g[3] = {1, 2, 3};
+  (void)rank, (void)arg;
+  const fixture_how how = {.threads = 1, .transport = t};
+  ng_status st = fixture_open(&f, "damping=0.1 missing=keep grad_worker_fraction=0", &how);
+  if (st == NG_OK) st = ng_family_register(f.ctx, &toy_diagonal, NULL, 0);
+  if (st == NG_OK) st = ng_add_tensor(f.p, "toy.one", 3, NULL);
+  if (st == NG_OK) st = ng_ready(f.p);
+  for (int k = 0; k < 3 && st == NG_OK; k++) {
+    const ng_array a = ng_array_vector(k == 1 ? NULL : g, 3, NG_F32);
+    st = ng_bind_grad(f.p, 0, NG_WEIGHT, &a);
+    const float before = g[0];
+    if (st == NG_OK) st = ng_step(f.p, 0.1);
+    if (st == NG_OK && (g[0] == before) != (k == 1)) st = NG_ERR_STATE;
+  }
+  fixture_close(&f);
+  return st;
+}
+
+static void nothing_is_delivered(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(2, absent_and_delivered, NULL, NULL), NG_OK);
+}
+
+static int commits;
+static void count_commits(ng_block *b, bool taken) {
+  (void)b, (void)taken;
+  commits++;
+}
+
+/* Memory of a family that moves with the step stays where it is. */
+static void no_commit_without_a_part(void **state) {
+  (void)state;
+  fixture f;
+  float g[3] = {1, 2, 3};
+  ng_family family = toy_diagonal;
+  family.commit = count_commits;
+  commits = 0;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  fixture_ok(&f, ng_family_register(f.ctx, &family, NULL, 0));
+  fixture_ok(&f, ng_add_tensor(f.p, "toy.one", 3, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  const ng_array a = ng_array_vector(g, 3, NG_F32);
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a));
+  for (int t = 0; t < 4; t++) {
+    fixture_ok(&f, ng_freeze(f.p, 0, t == 1 || t == 2));
+    fixture_ok(&f, ng_step(f.p, 0.1));
+    assert_int_equal(commits, t == 3 ? 2 : 1);
+  }
+  fixture_close(&f);
+}
+
+/* The report counts who was kept for want of a gradient: not who sleeps, nor a tensor that a step without
+ * an update has no use for; the smallest factor is of those that took part. */
+static void what_the_report_counts(void **state) {
+  (void)state;
+  static const char *const clips[] = {"clip=ratio clip_bound=0.1", "clip=rms clip_bound=0.01"};
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  for (int k = 0; k < 2; k++) {
+    char set[200];
+    pair m, d;
+    ng_report r, q;
+    ng_layer_report l;
+    ng_report_init(&r, sizeof r);
+    ng_report_init(&q, sizeof q);
+    ng_layer_report_init(&l, sizeof l);
+    (void)snprintf(set, sizeof set, "damping=0.1 missing=keep %s", clips[k]);
+    open_pair(&m, set);
+    (void)snprintf(set, sizeof set, "damping=0.1 skip_layers=fc2 %s", clips[k]);
+    open_pair(&d, set);
+    for (int64_t i = 0; i < MOST; i++) {
+      m.weight[FC2][i] *= 1e-3f; /* the smallest factor of all, while it takes part */
+    }
+    fixture_ok(&m.f, play(&m, 0));
+    fixture_ok(&d.f, play(&d, 0));
+    for (int t = 1; t < 3; t++) {
+      if (t == 1) fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
+      if (t == 2) fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 0));
+      if (t == 2) fixture_ok(&m.f, ng_bind_grad(m.f.p, FC2, NG_WEIGHT, &none));
+      fixture_ok(&m.f, play(&m, t));
+      fixture_ok(&d.f, play(&d, t));
+      fixture_ok(&m.f, ng_report_read(m.f.p, &r));
+      fixture_ok(&d.f, ng_report_read(d.f.p, &q));
+      fixture_ok(&m.f, ng_report_layer(m.f.p, FC2, &l));
+      assert_true(r.clip == q.clip);
+      assert_int_equal(r.kept, t == 2);
+      assert_int_equal(l.kept, t == 2);
+    }
+    fixture_close(&m.f);
+    fixture_close(&d.f);
+  }
+  fixture f;
+  ng_report r;
+  float g[2] = {1, 2};
+  ng_report_init(&r, sizeof r);
+  fixture_ok(&f, fixture_open(&f, "missing=keep", NULL));
+  fixture_ok(&f, ng_add_tensor(f.p, "gamma", 2, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  const ng_array once = ng_array_vector(g, 2, NG_F32);
+  const ng_binding b = {0, NG_WEIGHT, &once, NULL, NG_ONE_STEP};
+  fixture_ok(&f, ng_bind(f.p, &b, 1));
+  for (int t = 0; t < 2; t++) { /* bound and forgotten: nobody asks for it */
+    fixture_ok(&f, ng_step(f.p, 0.1));
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    assert_int_equal(r.kept, 0);
+  }
+  fixture_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(it_waits_and_the_others_go_on),
+      cmocka_unit_test(saved_while_left_out),
+      cmocka_unit_test(nothing_is_solved_meanwhile),
+      cmocka_unit_test(weights_of_who_sleeps_are_not_read),
+      cmocka_unit_test(shown_but_not_folded),
+      cmocka_unit_test(not_out_of_a_common_block),
+      cmocka_unit_test(nothing_is_delivered),
+      cmocka_unit_test(no_commit_without_a_part),
+      cmocka_unit_test(what_the_report_counts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,540 @@
+/* t_strides.c: strides, one function at a time: judging an array, joining axes, lines that are gathered and
+ * scattered, the scan, rows of a parameter; then what only odd arrays show from outside: rows that overlap,
+ * rows farther apart than 32 bits count, many image sizes in one micro-batch.
+ *
+ * The oracle is the address of each element, made from its coordinates. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <cmocka.h>
+#include "core/core.h"
+#include "draw.h"
+#include "fixture.h"
+#include "late.h"
+#include "model/model.h"
+
+/* ---- addresses -------------------------------------------------------------------------------*/
+
+static int64_t elements(const ng_strided *s) {
+  int64_t n = 1;
+  for (int32_t i = 0; i < s->ndim; i++) {
+    n *= s->shape[i];
+  }
+  return n;
+}
+
+/* Where element k of the plain order is. */
+static int64_t place(int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t k) {
+  int64_t at = 0;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    at += k % shape[i] * stride[i];
+    k /= shape[i];
+  }
+  return at;
+}
+
+static ng_strided any_strides(rng *r) {
+  ng_strided s = {.dtype = NG_F32, .ndim = (int32_t)rng_below(r, 5)};
+  for (int32_t i = 0; i < s.ndim; i++) {
+    s.shape[i] = rng_between(r, 1, 4);
+    s.stride[i] = rng_between(r, -9, 9);
+  }
+  return s;
+}
+
+/* A dense array with its axes in any order, some backwards, with gaps. */
+static ng_strided any_slice(rng *r) {
+  ng_strided s = {.dtype = NG_F32, .ndim = (int32_t)rng_between(r, 1, 5)};
+  int64_t step = rng_between(r, 1, 3);
+  int32_t axis[5] = {0, 1, 2, 3, 4};
+  for (int32_t i = 0; i < s.ndim; i++) {
+    const int32_t j = i + (int32_t)rng_below(r, s.ndim - i), a = axis[j];
+    axis[j] = axis[i];
+    s.shape[a] = rng_between(r, 1, 5);
+    s.stride[a] = rng_below(r, 3) == 0 ? -step : step;
+    step *= s.shape[a] + rng_below(r, 2);
+  }
+  return s;
+}
+
+/* ---- judged ----------------------------------------------------------------------------------*/
+
+static void arrays_are_judged(void **state) {
+  (void)state;
+  float x[1];
+  const int64_t shape[5] = {2, 3, 4, 5, 6};
+  ng_array a = ng_array_vector(x, 1, NG_F32);
+  ng_strided s;
+  a.ndim = 5;
+  a.shape = shape; /* without strides: dense, the last axis innermost */
+  assert_null(ng_array_take(&a, &s));
+  static const int64_t dense[5] = {360, 120, 30, 6, 1};
+  assert_memory_equal(s.shape, shape, sizeof shape);
+  assert_memory_equal(s.stride, dense, sizeof dense);
+  const int64_t stride[5] = {1, 2, 6, -24, 0};
+  a.stride = stride;
+  assert_null(ng_array_take(&a, &s));
+  assert_memory_equal(s.stride, stride, sizeof stride);
+  a.shape = NULL; /* there is room for four axes in the struct itself */
+  assert_non_null(strstr(ng_array_take(&a, &s), "ndim above 4"));
+  a.shape = shape;
+  a.ndim = -1;
+  assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
+  a.ndim = 9;
+  assert_non_null(strstr(ng_array_take(&a, &s), "ndim"));
+  /* the count, of an array that repeats one element; the reach, of which each axis alone would do */
+  const int64_t many[2] = {INT64_C(1) << 30, INT64_C(1) << 30}, none[2] = {0, 0};
+  const int64_t two[2] = {2, 2}, far[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) + 1};
+  a.ndim = 2;
+  a.shape = many;
+  a.stride = none;
+  assert_non_null(strstr(ng_array_take(&a, &s), "larger than any memory"));
+  a.shape = two;
+  a.stride = far;
+  assert_non_null(strstr(ng_array_take(&a, &s), "larger than any memory"));
+  const int64_t near[2] = {INT64_C(1) << 57, (INT64_C(1) << 57) - 1};
+  a.stride = near;
+  assert_null(ng_array_take(&a, &s));
+}
+
+/* Never true of two elements in one place; always true of a slice of something dense. */
+static void distinct_elements(void **state) {
+  (void)state;
+  rng r = {test_seed()};
+  int yes = 0, no = 0;
+  for (int round = 0; round < 20000; round++) {
+    const ng_strided s = any_strides(&r);
+    const bool distinct = ng_strided_distinct(&s);
+    bool met = false;
+    for (int64_t i = 0; i < elements(&s) && !met; i++) {
+      for (int64_t k = 0; k < i && !met; k++) {
+        met = place(s.ndim, s.shape, s.stride, i) == place(s.ndim, s.shape, s.stride, k);
+      }
+    }
+    assert_false(distinct && met);
+    yes += distinct;
+    no += met;
+    const ng_strided slice = any_slice(&r);
+    assert_true(ng_strided_distinct(&slice));
+  }
+  assert_true(yes > 1000 && no > 1000);
+}
+
+static void axes_join(void **state) {
+  (void)state;
+  rng r = {test_seed()};
+  int fewer = 0;
+  for (int round = 0; round < 2000; round++) {
+    const ng_strided s = round % 2 == 0 ? any_slice(&r) : any_strides(&r);
+    ng_strided j = s;
+    j.ndim = ng_axes_join(s.ndim, j.shape, j.stride);
+    assert_int_equal(elements(&j), elements(&s));
+    for (int64_t i = 0; i < elements(&s); i++) {
+      assert_int_equal(place(j.ndim, j.shape, j.stride, i), place(s.ndim, s.shape, s.stride, i));
+    }
+    fewer += j.ndim < s.ndim;
+  }
+  assert_true(fewer > 100);
+  int64_t shape[4] = {3, 1, 4, 5}, stride[4] = {20, 77, 5, 1};
+  assert_int_equal(ng_axes_join(4, shape, stride), 1);
+  assert_true(shape[0] == 60 && stride[0] == 1);
+}
+
+/* ---- lines -----------------------------------------------------------------------------------*/
+
+enum { LONGEST = 3 * NG_LINE + 7, FARTHEST = 4, ROOM = 2 * LONGEST * FARTHEST };
+static const ng_dtype types[3] = {NG_F32, NG_BF16, NG_F16};
+
+static void put(void *to, ng_dtype t, int64_t at, float x) {
+  ng_from_f32((char *)to + at * ng_dtype_size(t), t, &x, 1);
+}
+static float get(const void *from, ng_dtype t, int64_t at) {
+  float x;
+  ng_to_f32(&x, (const char *)from + at * ng_dtype_size(t), t, 1);
+  return x;
+}
+
+static void lines_there_and_back(void **state) {
+  (void)state;
+  static float memory[ROOM], line[LONGEST];
+  rng r = {test_seed()};
+  for (int round = 0; round < 300; round++) {
+    const ng_dtype t = types[round % 3];
+    const int64_t n = rng_between(&r, 1, LONGEST), step = rng_between(&r, -FARTHEST, FARTHEST);
+    const int64_t first = ROOM / 2; /* of them, which may go backwards */
+    void *from = (char *)(void *)memory + first * ng_dtype_size(t);
+    for (int64_t i = 0; i < ROOM; i++) {
+      put(memory, t, i, (float)rng_value(&r));
+    }
+    ng_gather(line, from, t, step, n);
+    for (int64_t i = 0; i < n; i++) {
+      assert_true(line[i] == get(from, t, i * step));
+    }
+    if (step == 0) continue; /* nothing is written twice */
+    for (int64_t i = 0; i < ROOM; i++) {
+      put(memory, t, i, 99.0f);
+    }
+    ng_scatter(from, t, step, line, n);
+    int64_t others = 0;
+    for (int64_t i = 0; i < ROOM; i++) {
+      others += get(memory, t, i) == 99.0f;
+    }
+    assert_int_equal(others, ROOM - n);
+    for (int64_t i = 0; i < n; i++) {
+      assert_true(get(from, t, i * step) == line[i]);
+    }
+  }
+}
+
+/* ---- a scan ----------------------------------------------------------------------------------*/
+
+/* One NaN at a time: at an element it is found, between elements it is not looked at. */
+static void scan(ng_context *ctx, ng_strided *s, int64_t room, rng *r) {
+  char *memory = malloc((size_t)(room * ng_dtype_size(s->dtype)));
+  bool *mine = calloc((size_t)room, sizeof *mine);
+  int64_t least = 0;
+  assert_true(memory != NULL && mine != NULL);
+  for (int32_t i = 0; i < s->ndim; i++) {
+    if (s->stride[i] < 0) least += s->stride[i] * (s->shape[i] - 1);
+  }
+  for (int64_t k = 0; k < elements(s); k++) {
+    mine[place(s->ndim, s->shape, s->stride, k) - least] = true;
+  }
+  for (int64_t i = 0; i < room; i++) {
+    put(memory, s->dtype, i, mine[i] ? 1.0f : NAN);
+  }
+  s->data = memory - least * ng_dtype_size(s->dtype);
+  assert_true(ng_strided_finite(ctx, s));
+  for (int k = 0; k < 12; k++) {
+    const int64_t which = k < 2 ? k * (elements(s) - 1) : rng_below(r, elements(s));
+    const int64_t at = place(s->ndim, s->shape, s->stride, which);
+    put(s->data, s->dtype, at, NAN);
+    assert_false(ng_strided_finite(ctx, s));
+    put(s->data, s->dtype, at, 1.0f);
+  }
+  assert_true(ng_strided_finite(ctx, s));
+  free(memory);
+  free(mine);
+}
+
+static void the_scan_sees_elements_only(void **state) {
+  (void)state;
+  fixture f;
+  rng r = {test_seed()};
+  fixture_ok(&f, fixture_open(&f, "", &(fixture_how){.threads = 2}));
+  for (int round = 0; round < 300; round++) {
+    ng_strided s = any_slice(&r);
+    s.dtype = types[round % 3];
+    scan(f.ctx, &s, 20000, &r);
+  }
+  for (int k = 0; k < 12; k++) { /* one long line, cut for two threads; many long lines */
+    ng_strided s = {.dtype = types[k % 3], .ndim = 2, .shape = {1, 40000}, .stride = {1, 2}};
+    if (k % 4 == 1) s.stride[1] = -3;
+    if (k % 4 == 2) s = (ng_strided){.dtype = s.dtype, .ndim = 2, .shape = {9, 5000}};
+    if (k % 4 == 2) s.stride[0] = 10003, s.stride[1] = 2;
+    if (k % 4 == 3) s.stride[1] = 1;
+    scan(f.ctx, &s, 130000, &r);
+  }
+  fixture_close(&f);
+}
+
+/* ---- rows of a parameter ---------------------------------------------------------------------*/
+
+static void parts_of_rows(void **state) {
+  (void)state;
+  enum { H = 5, W = 301, ROWS = 3, COLS = H * W, MEMORY = 2 * ROWS * COLS };
+  static float memory[MEMORY], line[COLS];
+  rng r = {test_seed()};
+  for (int round = 0; round < 400; round++) {
+    const bool flat = round % 4 == 3;
+    ng_place v = {.data = memory, .dtype = types[round % 3], .axes = 2};
+    v.extent[0] = H, v.extent[1] = W;
+    v.step[0] = 1, v.step[1] = 2 * H; /* the last axis is the outer one */
+    v.by_row = H;
+    if (flat) { /* rows straight, some way apart */
+      v.axes = 1, v.extent[0] = COLS, v.step[0] = 1, v.by_row = COLS + 3, v.straight = true;
+    }
+    const int64_t rows = flat ? ROWS : 2, row = rng_below(&r, rows), col = rng_below(&r, COLS);
+    const int64_t n = rng_between(&r, 1, COLS - col);
+    for (int64_t i = 0; i < MEMORY; i++) {
+      put(memory, v.dtype, i, (float)(i % 251));
+    }
+#define AT(c) (row * v.by_row + (flat ? (c) : (c) / W + (c) % W * 2 * H))
+    ng_place_read(&v, row, col, n, line);
+    for (int64_t i = 0; i < n; i++) {
+      assert_true(line[i] == get(memory, v.dtype, AT(col + i)));
+    }
+    /* what is not finite outside of the part is not seen; inside it is, wherever */
+    assert_true(ng_place_finite(&v, row, col, n));
+    const int64_t bad = rng_below(&r, COLS);
+    put(memory, v.dtype, AT(bad), NAN);
+    assert_true(ng_place_finite(&v, row, col, n) == (bad < col || bad >= col + n));
+    put(memory, v.dtype, AT(bad), 0.0f);
+    for (int64_t i = 0; i < n; i++) {
+      line[i] = (float)(i % 127) - 200.0f;
+    }
+    ng_place_write(&v, row, col, n, line);
+    int64_t negative = 0;
+    for (int64_t i = 0; i < n; i++) {
+      assert_true(get(memory, v.dtype, AT(col + i)) == line[i]);
+    }
+    for (int64_t i = 0; i < MEMORY; i++) {
+      negative += get(memory, v.dtype, i) < 0.0f;
+    }
+    assert_int_equal(negative, n);
+#undef AT
+  }
+}
+
+/* One output: [1, 6] may be bound as a row and without its axis of 1, not as six other numbers. */
+static void a_weight_of_one_row(void **state) {
+  (void)state;
+  float x[6];
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", 6, 1, 0, NULL));
+  ng_array a = ng_array_matrix(x, 1, 6, NG_F32);
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a));
+  a = ng_array_vector(x, 6, NG_F32);
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &a));
+  a = ng_array_matrix(x, 2, 3, NG_F32);
+  assert_int_equal(ng_bind_grad(f.p, 0, NG_WEIGHT, &a), NG_ERR_SHAPE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "[2, 3], expected [1, 6]"));
+  fixture_close(&f);
+}
+
+/* ---- rows that BLAS must not read where they are ---------------------------------------------*/
+
+enum { IN = 6, OUT = 2 };
+
+static void step_of(const char *linalg, const ng_array *a, int64_t samples, float *grad) {
+  static const float out[4 * OUT] = {1, -2, 3, 1, -1, 2, 2, 1};
+  fixture f;
+  float dw[OUT * IN];
+  for (int i = 0; i < OUT * IN; i++) {
+    dw[i] = (float)(i % 5) - 1.5f;
+  }
+  fixture_ok(&f, fixture_open(&f, "damping=0.1 clip=none",
+                              &(fixture_how){.linalg = linalg, .threads = 1}));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", IN, OUT, 0, NULL));
+  const ng_array w = ng_array_matrix(dw, OUT, IN, NG_F32);
+  const ng_array g = ng_array_matrix((float *)(uintptr_t)out, samples, OUT, NG_F32);
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, fixture_begin(&f, samples));
+  fixture_ok(&f, ng_observe_input(f.p, 0, a, NG_COPY));
+  fixture_ok(&f, ng_observe_output_grad(f.p, 0, &g, NG_COPY));
+  fixture_ok(&f, ng_step(f.p, 0.1));
+  memcpy(grad, dw, sizeof dw);
+  fixture_close(&f);
+}
+
+/* The same numbers, dense: as far apart as 32 bits of a BLAS cannot say; overlapping, as windows of a
+ * signal do; backwards. */
+static void odd_rows(void **state) {
+  (void)state;
+  enum { SAMPLES = 2 };
+  const int64_t apart[4] = {(INT64_C(1) << 31) + 5, 3, 1, -7};
+  const size_t bytes = ((size_t)apart[0] + 64) * sizeof(float);
+  float *memory =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  float small[64] = {0};
+  for (int way = memory == MAP_FAILED ? 1 : 0; way < 4; way++) {
+    float *x = way == 0 ? memory : small + 32, dense[SAMPLES * IN], got[OUT * IN], want[OUT * IN];
+    ng_array a = ng_array_rows(x, SAMPLES, IN, apart[way], NG_F32);
+    for (int64_t i = 0; i < SAMPLES * IN; i++) {
+      x[i / IN * apart[way] + i % IN] = (float)(i * i % 11) - 4.0f;
+    }
+    for (int64_t i = 0; i < SAMPLES * IN; i++) {
+      dense[i] = x[i / IN * apart[way] + i % IN];
+    }
+    const ng_array d = ng_array_matrix(dense, SAMPLES, IN, NG_F32);
+    static const char *const on[] = {"ref", NULL};
+    for (int k = 0; k < 2; k++) {
+      step_of(on[k], &a, SAMPLES, got);
+      step_of(on[k], &d, SAMPLES, want);
+      for (int i = 0; i < OUT * IN; i++) { /* some 100 roundings */
+        if (fabsf(got[i] - want[i]) <= 1e-5f * (1.0f + fabsf(want[i]))) continue;
+        fail_msg("way %d, %s: element %d is %g, expected %g", way, k == 0 ? "ref" : "best", i,
+                 (double)got[i], (double)want[i]);
+      }
+    }
+  }
+  if (memory != MAP_FAILED) (void)munmap(memory, bytes);
+}
+
+/* ---- sizes of images -------------------------------------------------------------------------*/
+
+static ng_status show(fixture *f, bool grad, int64_t height, int64_t width) {
+  static float x[64];
+  const ng_array a = ng_array_nchw(x, 1, 1, height, width, NG_F32);
+  return grad ? ng_observe_output_grad(f->p, 0, &a, NG_COPY)
+              : ng_observe_input(f->p, 0, &a, NG_COPY);
+}
+
+/* An output gradient has the size of some image of the same micro-batch; where there was none, or more
+ * sizes than are remembered, the caller is believed. */
+static void sizes_are_remembered(void **state) {
+  (void)state;
+  const int64_t kernel[2] = {1, 1};
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  fixture_ok(&f, ng_add_conv2d(f.p, "c", 1, 1, kernel, NULL, NULL, NULL, 1, NULL, 0, NULL));
+  float dw = 1;
+  const ng_array w = ng_array_nchw(&dw, 1, 1, 1, 1, NG_F32);
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int64_t sizes = 1; sizes <= NG_SHOWN + 2; sizes++) {
+    fixture_ok(&f, fixture_begin(&f, 1));
+    fixture_ok(&f, show(&f, true, 7, 7)); /* before any image */
+    for (int64_t i = 1; i <= sizes; i++) {
+      fixture_ok(&f, show(&f, false, i, 2));
+      fixture_ok(&f, show(&f, false, i, 2)); /* twice is one size */
+    }
+    for (int64_t i = 1; i <= sizes; i++) {
+      fixture_ok(&f, show(&f, true, i, 2));
+    }
+    assert_int_equal(show(&f, true, 2, 5), sizes <= NG_SHOWN ? NG_ERR_SHAPE : NG_OK);
+    assert_int_equal(show(&f, true, sizes + 1, 2), sizes <= NG_SHOWN ? NG_ERR_SHAPE : NG_OK);
+  }
+  /* those of the micro-batch before are forgotten */
+  fixture_ok(&f, fixture_begin(&f, 1));
+  fixture_ok(&f, show(&f, false, 3, 3));
+  fixture_ok(&f, fixture_begin(&f, 1));
+  fixture_ok(&f, show(&f, true, 4, 4));
+  fixture_ok(&f, show(&f, false, 5, 5));
+  assert_int_equal(show(&f, true, 3, 3), NG_ERR_SHAPE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "[1, 1, 5, 5], as its input gives"));
+  /* a height that no loop over positions counts to */
+  static float one[1];
+  ng_array a = ng_array_nchw(one, 1, 1, INT64_C(1) << 31, 1, NG_F32);
+  memset(a.room + 4, 0, 4 * sizeof *a.room);
+  assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_SHAPE);
+  fixture_close(&f);
+}
+
+/* ---- what was told, and what comes -------------------------------------------------------------*/
+
+/* The image that is told at registration plans memory and nothing else: another one, or none, gives the same
+ * bits; on a linear algebra that does everything late, too. */
+static void a_size_that_was_not_told(void **state) {
+  (void)state;
+  static const char *const settings[] = {
+      "damping=0.1", "damping=0.1 positions=reduce", "method=eva damping=0.1",
+      "method=eva-natgrad damping=0.1 sides=input", "method=kaisa damping=0.1"};
+  enum { N = 3, CH = 2, COUT = 3, H = 17, W = 30, OH = 9, OW = 29, KS = COUT * CH * 3 * 2 };
+  const int64_t kernel[2] = {3, 2}, stride[2] = {2, 1}, padding[2] = {1, 0};
+  const int64_t told[4][2] = {{H, W}, {0, 0}, {3, 4}, {40, 5}};
+  static float x[N * CH * H * W], g[N * COUT * OH * OW];
+  rng r = {test_seed()};
+  for (size_t i = 0; i < sizeof x / sizeof x[0]; i++) {
+    x[i] = (float)rng_value(&r);
+  }
+  for (size_t i = 0; i < sizeof g / sizeof g[0]; i++) {
+    g[i] = (float)rng_value(&r);
+  }
+  for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
+    float dw[5][KS];
+    for (int way = 0; way < 5; way++) {
+      const bool late = way == 4;
+      const int64_t *image = told[late ? 1 : way];
+      fixture f;
+      fixture_ok(&f, fixture_open(&f, settings[k], &(fixture_how){.linalg = "ref", .threads = 2}));
+      fixture_ok(&f, ng_add_conv2d(f.p, "c", CH, COUT, kernel, stride, padding, NULL, 1,
+                                   image[0] == 0 ? NULL : image, 0, NULL));
+      const ng_array w = ng_array_nchw(dw[way], COUT, CH, 3, 2, NG_F32);
+      fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &w));
+      fixture_ok(&f, ng_ready(f.p));
+      if (late) f.ctx->queue->la = late_over(&ng_linalg_ref);
+      for (int i = 0; i < KS; i++) {
+        dw[way][i] = (float)(i % 7) - 2.5f;
+      }
+      fixture_ok(&f, fixture_begin(&f, N));
+      for (int turn = 0; turn < 2;
+           turn++) { /* a small image, and one for which the room has to grow */
+        const int64_t h = turn == 0 ? 3 : H, wide = turn == 0 ? 2 : W;
+        const ng_array a = ng_array_nchw(x, N, CH, h, wide, NG_F32);
+        const ng_array b = ng_array_nchw(g, N, COUT, (h - 1) / 2 + 1, wide - 1, NG_F32);
+        fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
+        fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
+        assert_true(ng_queue_settled(f.ctx->queue) && late_waiting() == 0);
+      }
+      fixture_ok(&f, ng_step(f.p, 0.1));
+      fixture_close(&f);
+      if (memcmp(dw[way], dw[0], sizeof dw[0]) != 0) fail_msg("%s, way %d", settings[k], way);
+    }
+    assert_true(dw[0][0] != -2.5f);
+  }
+}
+
+/* clip = ratio takes the norm of a weight however it lies, in rows longer than a line. */
+static void norms_of_long_rows(void **state) {
+  (void)state;
+  enum { LONG = 2 * NG_LINE + 9, TWO = 2 };
+  static float w[TWO * LONG], turned[LONG * TWO], dw[2][TWO * LONG], x[3 * LONG];
+  const float y[3 * TWO] = {1, -1, 2, 3, -2, 1};
+  double clip[2];
+  rng r = {test_seed()};
+  for (int64_t i = 0; i < TWO * LONG; i++) { /* larger and larger: where a part is read matters */
+    w[i] = (float)(rng_real(&r) * (double)(1 + i % LONG));
+    turned[i % LONG * TWO + i / LONG] = w[i];
+    dw[0][i] = dw[1][i] = (float)rng_value(&r);
+  }
+  for (int64_t i = 0; i < 3 * LONG; i++) {
+    x[i] = (float)rng_value(&r);
+  }
+  for (int way = 0; way < 2; way++) {
+    fixture f;
+    ng_report report;
+    ng_report_init(&report, sizeof report);
+    fixture_ok(&f, fixture_open(&f, "method=eva damping=0.1 clip=ratio clip_bound=1e-6", NULL));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", LONG, TWO, 0, NULL));
+    const int64_t shape[2] = {TWO, LONG}, stride[2] = {1, TWO};
+    ng_array weight = ng_array_matrix(w, TWO, LONG, NG_F32);
+    if (way == 1) {
+      weight.data = turned;
+      weight.shape = shape;
+      weight.stride = stride;
+    }
+    const ng_array grad = ng_array_matrix(dw[way], TWO, LONG, NG_F32);
+    fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &grad));
+    fixture_ok(&f, ng_bind_weight(f.p, 0, NG_WEIGHT, &weight));
+    fixture_ok(&f, ng_ready(f.p));
+    const ng_array a = ng_array_matrix(x, 3, LONG, NG_F32);
+    const ng_array b = ng_array_matrix((float *)(uintptr_t)y, 3, TWO, NG_F32);
+    fixture_ok(&f, fixture_begin(&f, 3));
+    fixture_ok(&f, ng_observe_input(f.p, 0, &a, NG_COPY));
+    fixture_ok(&f, ng_observe_output_grad(f.p, 0, &b, NG_COPY));
+    fixture_ok(&f, ng_step(f.p, 0.1));
+    fixture_ok(&f, ng_report_read(f.p, &report));
+    clip[way] = report.clip;
+    fixture_close(&f);
+  }
+  assert_true(clip[0] > 0.0 && clip[0] < 1.0);
+  assert_true(fabs(clip[0] - clip[1]) <=
+              1e-12 * clip[0]); /* sums in double, of some 2000 squares */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(arrays_are_judged),
+      cmocka_unit_test(distinct_elements),
+      cmocka_unit_test(axes_join),
+      cmocka_unit_test(lines_there_and_back),
+      cmocka_unit_test(the_scan_sees_elements_only),
+      cmocka_unit_test(parts_of_rows),
+      cmocka_unit_test(a_weight_of_one_row),
+      cmocka_unit_test(odd_rows),
+      cmocka_unit_test(sizes_are_remembered),
+      cmocka_unit_test(a_size_that_was_not_told),
+      cmocka_unit_test(norms_of_long_rows),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
