@@ -1,6 +1,6 @@
 /* natgrad.h: precondition the gradients of a neural network with curvature.
  *
- * This header is the manual.  It is complete: a trainer in C or C++ needs nothing else.  Formulas in
+ * This header is the manual of the library; a trainer in C or C++ includes nothing else.  Formulas in
  * full are in docs/algorithms.md, whole programs in examples/: in a source tree, or under
  * share/doc/natgrad of an installed one.
  *
@@ -120,10 +120,11 @@ typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
 typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
 /* An array that somebody else owns: the fields of DLPack's DLTensor, so either converts by assignment
- * (byte_offset is added to `data`; dtype and device are the enums above).  Element (i0, i1, ...) lies i0 stride[0] + i1 stride[1] +
- * ... elements (not bytes) from `data`.  Any strides are right: a slice, a transposed matrix,
- * channels-last images; 0 for an expanded axis of an array that is only read.  No two elements of one
- * that is written may share memory, nor rows interleave.  `data` is aligned for its dtype.
+ * (byte_offset is added to `data`; dtype and device are the enums above).  Element (i0, i1, ...) lies
+ * i0 stride[0] + i1 stride[1] + ... elements (not bytes) from `data`.  Any strides are right: a slice,
+ * a transposed matrix, channels-last images; 0 for an expanded axis of an array that is only read.  No
+ * two elements of one that is written may share memory, nor rows interleave.  `data` is aligned for
+ * its dtype.
  *
  *   shape   [ndim], each at least 1; NULL: extents and strides are in `room`, where the functions
  *           below put them, so that such an array can be copied and returned
@@ -162,9 +163,9 @@ typedef struct ng_transport ng_transport; /* section 3 */
 #if defined(NG_EXPERIMENTAL)
 /* ---- 3. Transport: experimental --------------------------------------------------------------
  * How ranks talk.  The library names no MPI: a transport is a table of the caller's functions.
- * Ready made: none (one rank), ng_threads (ranks as threads of one process), and in libraries of
- * their own MPI and NCCL.  A callback returns NG_OK or an error; the library then calls `abort`
- * so that no other rank waits for this one, and every rank gets NG_ERR_COMM. */
+ * Ready made: none (one rank) and ng_threads (ranks as threads of one process); MPI and NCCL will be
+ * libraries of their own, and are not there yet.  A callback returns NG_OK or an error; the library
+ * then calls `abort` so that no other rank waits for this one, and every rank gets NG_ERR_COMM. */
 
 typedef enum ng_coll_kind {
   NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; every rank has `count`           */
@@ -328,7 +329,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
 /* ---- 6. Options ------------------------------------------------------------------------------
  * One table holds every option: name, default, bounds, help (ng_option_at).  A line of options,
  * NG_<NAME> in the environment, --<name> on the command line and the man page all come from it.
- * Each option has one meaning; no sign or zero of a number selects another algorithm.
+ * Each option has one meaning; no sign or zero of a number selects another algorithm.  Defaults,
+ * bounds, which ones a layer may have of its own and which may change while a model lives are rows
+ * of ng_option_at, as `natgrad info --options` prints them; methods, of ng_method_at: natgrad, kaisa,
+ * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam.
  *
  * Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
  * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
@@ -403,7 +407,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   product, else 0
  *   missing         refuse | keep: a layer or tensor whose gradients are absent at a step is an
  *                   error, or stays as it is; absent is what was never bound, or bound with data NULL:
- *                   one that was bound for a step that is over was forgotten, an error either way
+ *                   one that was bound for a step that is over was forgotten, an error either way.
+ *                   A layer of which some parameters have a gradient and some have none is an error,
+ *                   too.  For one layer alone: ng_freeze
  */
 typedef struct ng_options ng_options;
 
@@ -450,8 +456,8 @@ NG_API NG_CHECKED ng_status ng_options_get(const ng_options *o, const char *name
                                            size_t size);
 NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char *name, double *out);
 
-/* The environment variables that the library reads, in a context or in ng_options_from_env.  Any other NG_... is named in the log of every context that is made, as a
- * warning and with the nearest of these.
+/* The environment variables that the library reads, in a context or in ng_options_from_env.  Any other
+ * NG_... is named in the log of every context that is made, as a warning and with the nearest of these.
  * Threads: any.
  * Errors:  NG_ERR_ARG (NULL, no such number). */
 typedef struct ng_variable_info {
@@ -566,7 +572,8 @@ typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_i
  * What is not supported yet (norm, embedding, shards, aliases) is refused by name when added.
  *
  * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
- * channels-last is strides, and nothing here says which; see ng_bind, ng_observe_input. */
+ * channels-last is strides, and nothing here says which: ng_array_nhwc(w, out, in/groups, kh, kw, NG_F32)
+ * is such a weight; see ng_bind, ng_observe_input. */
 typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; the key in saved state and messages; copied                        */
@@ -700,18 +707,21 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 /* What the next observations come from. */
 typedef struct ng_batch {
   size_t struct_size;
-  int64_t samples; /* B of this micro-batch on this rank, >= 1; begins as 0: must be set    */
-  ng_reduction
-      reduction;     /* the loss is the mean (NG_MEAN, the default) or the sum over these samples */
-  double loss_scale; /* the loss was multiplied by it before backward (mixed precision, 1/m  */
-                     /* for m accumulated micro-batches); g is divided by it; not 0; 1       */
+  int64_t samples;        /* B of this micro-batch on this rank, >= 1; begins as 0: must be set  */
+  ng_reduction reduction; /* the loss is the mean (NG_MEAN, the default) or the sum over them    */
+  /* What the loss was multiplied by before backward; g is divided by it.  A scale S of mixed precision;
+   * samples / all samples of the step for a mean loss that is accumulated (1/m for m even
+   * micro-batches); or their product.  Not 0; begins as 1. */
+  double loss_scale;
   int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
                 /* once: sums of layers that are complete are sent while others are observed      */
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
-/* Open a micro-batch.  Everything is weighted by samples: uneven micro-batches and shards give
- * the statistics of the whole batch.
+/* Open a micro-batch.  Everything is weighted by samples: with stat_scale = textbook, calls = mean,
+ * call_weight = samples and stat_batch = 0 (the row "natgrad") uneven micro-batches and shards give
+ * the statistics of the whole batch; published rows depend on how a batch is cut
+ * (docs/algorithms.md).
  *
  * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
  * Ranks:   local; but `last` is the same on all ranks, or their next step is NG_ERR_STATE, or
@@ -766,7 +776,9 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Math:    grad <- nu PD;  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
  *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
- * Units:   gradients are the average over ranks, unscaled; lr is only used in the clip (kl).
+ * Units:   gradients are those of the mean loss of the whole step, averaged over ranks: a scale of
+ *          mixed precision divided out, the weights of accumulated micro-batches left in; lr is only
+ *          used in the clip (kl).
  * Ranks:   collective: every rank calls it, and all return the same status.
  * Errors:  NG_RESCUED: done, see ng_report; NG_UNOBSERVED: done, but no rank showed a layer's input or
  *          output gradient though it was due (the last average was used; ng_report and
@@ -805,14 +817,15 @@ typedef struct ng_adamw {
   size_t struct_size;
   double lr, beta1, beta2, eps, weight_decay;
 } ng_adamw;
+/* All 0 but lr; beta1 0.9, beta2 0.999, eps 1e-8, weight_decay 0.01, as torch.optim has them. */
 NG_API void ng_sgd_init(ng_sgd *s, size_t size);
 NG_API void ng_adamw_init(ng_adamw *a, size_t size);
 NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
 
-/* Change a live option (damping, stat_decay, kl_clip, periods, eigen_floor, clip) from the next
- * step on; a schedule of that option starts again from the new value.  ng_get reads the value in
- * use at the coming step, schedule applied.
+/* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
+ * clip, clip_bound) from the next step on; a schedule of that option starts again from the new value.
+ * ng_get reads the value in use at the coming step, schedule applied.
  * Ranks:   every rank makes the same change.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed once ng_ready was called). */
 NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
@@ -838,15 +851,17 @@ typedef struct ng_report {
   int64_t kept_last;    /* ... not solved: the last good result stayed                       */
   int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
   int32_t stations;     /* how many ng_report_station tells of */
-  int64_t kept; /* entries that the last step left as they were, for want of a gradient (missing =
-                 * keep); ng_layer_report.kept says which                                         */
+  /* layers and tensors that the last step left as they were, for want of a gradient (missing = keep);
+   * ng_layer_report.kept says which */
+  int64_t kept;
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  const char *name;   /* "check", "solve", ...: CONTRIBUTING.md walks through them            */
+  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, emit */
+  const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
   int64_t runs;       /* in how many steps it was due, since ng_ready                         */
   double last_ms,
@@ -917,7 +932,8 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  *          model (but placement and grad_worker_fraction), and so must the layers: their names,
  *          order, shapes, frozen marks and options of their own.
  * Not:     weights and gradients, and where they are bound: save the weights beside it; what
- *          ng_freeze froze and ng_set_group grouped; learning rates and what else is handed to a step; times of the reports; threads, linear algebra, transport, ranks.
+ *          ng_freeze froze (a loaded model is awake) and ng_set_group grouped; learning rates and what
+ *          else is handed to a step; times of the reports; threads, linear algebra, transport, ranks.
  *
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
  *          ranks and threads, with the weights of step k.

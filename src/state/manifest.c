@@ -20,69 +20,6 @@
 #include "io.h"
 #include "state/state.h"
 
-/* ---- numbers of the blocks -------------------------------------------------------------------*/
-
-typedef struct cursor {
-  double *to;         /* get */
-  const double *from; /* put */
-  int64_t at;         /* the next number's place */
-} cursor;
-
-static ng_status count_one(void *arg, ng_number *n) {
-  (void)n;
-  ((cursor *)arg)->at++;
-  return NG_OK;
-}
-
-static ng_status get_one(void *arg, ng_number *n) {
-  cursor *c = arg;
-  c->to[c->at++] = *n->value;
-  return NG_OK;
-}
-
-static ng_status put_one(void *arg, ng_number *n) {
-  cursor *c = arg;
-  *n->value = c->from[c->at++];
-  return NG_OK;
-}
-
-/* One walk for counting, getting and putting: the places in the array are the order of the walk,
- * the same on every rank and in every run of this version.  In a file numbers have names, so
- * another order there is no matter. */
-static int64_t block_values(ng_precond *p) {
-  cursor c = {NULL, NULL, 0};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    (void)ng_block_numbers(p->block[i], count_one, &c);
-  }
-  return c.at;
-}
-
-/* Behind them one number of each entry: the updates that it missed. */
-int64_t ng_state_values(ng_precond *p) { return block_values(p) + p->entries; }
-
-/* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
- * array. */
-void ng_state_get(ng_precond *p, double *x) {
-  cursor c = {x, NULL, 0};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const bool own = p->block[i]->owner == p->ctx->rank;
-    (void)ng_block_numbers(p->block[i], own ? get_one : count_one, &c);
-  }
-  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) { /* the same on all ranks */
-    x[c.at + i] = (double)p->entry[i]->missed;
-  }
-}
-
-void ng_state_put(ng_precond *p, const double *x) {
-  cursor c = {NULL, x, 0};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    (void)ng_block_numbers(p->block[i], put_one, &c);
-  }
-  for (int32_t i = 0; i < p->entries; i++) {
-    p->entry[i]->missed = (int64_t)x[c.at + i];
-  }
-}
-
 /* ---- layers ----------------------------------------------------------------------------------*/
 
 /* What a layer is, as far as the state depends on it: not in which order its arrays arrive.  A
@@ -387,8 +324,8 @@ ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s
   if (st == NG_OK) st = read_counters(manifest, s, message, size);
   if (st == NG_OK) st = read_blocks(p, json_object_get(manifest, "blocks"), values, message, size);
   if (st != NG_OK) return st;
-  return read_missed(p, json_object_get(manifest, "layers"), s->updates, values + block_values(p),
-                     message, size);
+  return read_missed(p, json_object_get(manifest, "layers"), s->updates,
+                     values + ng_state_block_values(p), message, size);
 }
 
 /* Options first, values of the coming step last: they follow from options, since and steps.  A
@@ -547,7 +484,7 @@ ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t ru
   add(&ok, last, "clip", json_real(finite_or(p->step->nu, 1.0)));
   add(&ok, last, "inner", json_real(finite_or(p->step->inner, 0.0)));
   add(&ok, m, "last", last);
-  add(&ok, m, "layers", make_layers(p, values + block_values(p), &ok));
+  add(&ok, m, "layers", make_layers(p, values + ng_state_block_values(p), &ok));
   add(&ok, m, "blocks", make_blocks(p, values, &ok));
   add(&ok, m, "tensors", json_object()); /* save.c fills it */
   if (ok) {

@@ -36,13 +36,16 @@ int64_t ng_field_bytes(const ng_field *f);
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 
-/* ---- manifest.c ------------------------------------------------------------------------*/
+/* ---- numbers.c ------------------------------------------------------------------------*/
 
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
 int64_t ng_state_values(ng_precond *p);
+int64_t ng_state_block_values(ng_precond *p); /* the first so many are of blocks */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
+
+/* ---- manifest.c ------------------------------------------------------------------------*/
 
 /* The manifest without tensors.  `rungs`: four counters over all ranks. */
 ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[4],

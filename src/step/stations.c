@@ -90,7 +90,9 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
                    weight && s->weight.expired
                        ? "was bound for one step, which is over; bind it again"
-                       : "is not bound");
+                   : weight || p->now.missing == NG_MISSING_KEEP
+                       ? "is not bound"
+                       : "is not bound; missing = keep, or ng_freeze, leaves it as it is");
   }
   return NG_OK;
 }

@@ -1,0 +1,66 @@
+/* numbers.c: every number of the state that is not in an array or a counter of the model.
+ *
+ * In: a model.  Out: its numbers in one list of doubles, the same order on all ranks: those of its blocks, of
+ * which each owner gives its own and the sum over ranks is everybody's, then one of each entry. */
+#include "state/state.h"
+
+typedef struct cursor {
+  double *to;         /* get */
+  const double *from; /* put */
+  int64_t at;         /* the next number's place */
+} cursor;
+
+static ng_status count_one(void *arg, ng_number *n) {
+  (void)n;
+  ((cursor *)arg)->at++;
+  return NG_OK;
+}
+
+static ng_status get_one(void *arg, ng_number *n) {
+  cursor *c = arg;
+  c->to[c->at++] = *n->value;
+  return NG_OK;
+}
+
+static ng_status put_one(void *arg, ng_number *n) {
+  cursor *c = arg;
+  *n->value = c->from[c->at++];
+  return NG_OK;
+}
+
+/* One walk for counting, getting and putting: the places in the array are the order of the walk,
+ * the same on every rank and in every run of this version.  In a file numbers have names, so
+ * another order there is no matter. */
+int64_t ng_state_block_values(ng_precond *p) {
+  cursor c = {NULL, NULL, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    (void)ng_block_numbers(p->block[i], count_one, &c);
+  }
+  return c.at;
+}
+
+/* Behind them one number of each entry: the updates that it missed. */
+int64_t ng_state_values(ng_precond *p) { return ng_state_block_values(p) + p->entries; }
+
+/* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
+ * array. */
+void ng_state_get(ng_precond *p, double *x) {
+  cursor c = {x, NULL, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const bool own = p->block[i]->owner == p->ctx->rank;
+    (void)ng_block_numbers(p->block[i], own ? get_one : count_one, &c);
+  }
+  for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) { /* the same on all ranks */
+    x[c.at + i] = (double)p->entry[i]->missed;
+  }
+}
+
+void ng_state_put(ng_precond *p, const double *x) {
+  cursor c = {NULL, x, 0};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    (void)ng_block_numbers(p->block[i], put_one, &c);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    p->entry[i]->missed = (int64_t)x[c.at + i];
+  }
+}
