@@ -83,3 +83,21 @@ ng_status pass_on(int32_t rank, ng_transport *t, void *arg) {
   sim_close(&s);
   return st;
 }
+
+void assert_told(const sim *s, const char *says, uint64_t before) {
+  const char *message = ng_last_error(s->ctx);
+  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
+  if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);
+  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+}
+
+void assert_untouched(sim *s, const sim_setup *how, int64_t at) {
+  sim twin;
+  open_at(&twin, how, at);
+  assert_true(sim_step(s, at) >= NG_OK);
+  assert_true(sim_step(&twin, at) >= NG_OK);
+  assert_int_equal(s->count, twin.count);
+  assert_memory_equal(s->grad, twin.grad, (size_t)s->count * sizeof *s->grad);
+  assert_memory_equal(s->weight, twin.weight, (size_t)s->count * sizeof *s->weight);
+  sim_close(&twin);
+}

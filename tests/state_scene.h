@@ -23,6 +23,11 @@ extern const sim_setup plain;
 
 void open_at(sim *s, const sim_setup *how, int64_t to); /* opened, and so many steps made */
 
+/* The last call was refused in one line with these words, and nothing of *s changed since `before` (its
+ * fingerprint); after all refusals, the next step is that of one who never tried. */
+void assert_told(const sim *s, const char *says, uint64_t before);
+void assert_untouched(sim *s, const sim_setup *how, int64_t at);
+
 typedef struct relay {
   const sim_setup *how;
   const char *load, *save; /* NULL: three steps instead of load */

@@ -82,23 +82,6 @@ static void bytes_of_a_file(void **state) {
 
 /* ---- what goes wrong -------------------------------------------------------------------------*/
 
-static void told(const sim *s, const char *says, uint64_t before) {
-  const char *message = ng_last_error(s->ctx);
-  if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
-  if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);
-  if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
-}
-
-/* The next step of `s` is that of one who never tried. */
-static void assert_untouched(sim *s, const sim_setup *how, int64_t at) {
-  sim twin;
-  open_at(&twin, how, at);
-  assert_true(sim_step(s, at) >= NG_OK && sim_step(&twin, at) >= NG_OK);
-  assert_memory_equal(s->grad, twin.grad, (size_t)s->count * sizeof *s->grad);
-  assert_memory_equal(s->weight, twin.weight, (size_t)s->count * sizeof *s->weight);
-  sim_close(&twin);
-}
-
 static void every_write_fails(void **state) {
   (void)state;
   sim a;
@@ -111,7 +94,7 @@ static void every_write_fails(void **state) {
     stream_drop(&s);
     if (st == NG_OK) break;
     assert_int_equal(st, NG_ERR_FILE);
-    told(&a, k % 2 ? "the writer failed (5)" : "the writer failed (-5)", before);
+    assert_told(&a, k % 2 ? "the writer failed (5)" : "the writer failed (-5)", before);
   }
   assert_true(k > ng_state_count(a.p)); /* the header, and each array */
   assert_untouched(&a, &plain, 3);
@@ -146,7 +129,7 @@ static void every_read_fails(void **state) {
       const bool last = s.at == s.n; /* the end was asked for: 0 is right, and more is too much */
       if (st == NG_OK) break;
       assert_int_equal(st, NG_ERR_FILE);
-      told(&b, last && wrong[i].value > 0 ? "goes on after" : wrong[i].says, before);
+      assert_told(&b, last && wrong[i].value > 0 ? "goes on after" : wrong[i].says, before);
       if (last) break;
     }
     assert_true(k > 20);
@@ -179,7 +162,7 @@ static void damaged(void **state) {
     stream_rewind(&good);
     good.n = cut;
     assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-    told(&b, "the stream: ends too early", before);
+    assert_told(&b, "the stream: ends too early", before);
   }
   good.n = n;
   for (int64_t i = 0; i < n; i++) {
@@ -195,16 +178,16 @@ static void damaged(void **state) {
     stream_rewind(&good);
     good.bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
     assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-    told(&b, says, before);
+    assert_told(&b, says, before);
     good.bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
   }
   stream_rewind(&good); /* a whole state, and the stream goes on for ever */
   good.endless = 1;
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
-  told(&b, "goes on after the last", before);
+  assert_told(&b, "goes on after the last", before);
   stream zeros = {.endless = 1};
   assert_int_equal(ng_load_from(b.p, stream_read, &zeros), NG_ERR_FILE);
-  told(&b, "header of 0 bytes", before);
+  assert_told(&b, "header of 0 bytes", before);
   assert_untouched(&b, &small, 1);
   stream_rewind(&good);
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_OK);
@@ -231,7 +214,7 @@ static void nothing_is_believed(void **state) {
   for (int i = 0; i < 8; i++)
     header += (int64_t)other.bytes[i] << (8 * i);
   assert_int_equal(ng_load_from(b.p, stream_read, &other), NG_ERR_FILE);
-  told(&b, "layer 'fc1' is 'linear in=4", before);
+  assert_told(&b, "layer 'fc1' is 'linear in=4", before);
   assert_int_equal(other.at, header);
 
   /* The good header, but its first array has 2^56 bytes and all others come behind it. */
@@ -271,7 +254,7 @@ static void nothing_is_believed(void **state) {
   assert_int_equal(stream_write(&lie, text, (int64_t)strlen(text)), 0);
   lie.calls = 0;
   assert_int_equal(ng_load_from(b.p, stream_read, &lie), NG_ERR_FILE);
-  told(&b, "has another shape than in this model", before);
+  assert_told(&b, "has another shape than in this model", before);
   assert_int_equal(lie.calls, 2); /* the length, the header */
   json_decref(root);
   free(text);
@@ -301,16 +284,16 @@ static void out_of_order(void **state) {
   assert_int_equal(sim_begin(&a, 1), NG_OK);
   const uint64_t before = sim_fingerprint(&a);
   assert_int_equal(ng_save_to(a.p, stream_write, &s), NG_ERR_STATE);
-  told(&a, "between ng_begin and a step", before);
+  assert_told(&a, "between ng_begin and a step", before);
   assert_int_equal(ng_load_from(a.p, stream_read, &s), NG_ERR_STATE);
-  told(&a, "between ng_begin and a step", before);
+  assert_told(&a, "between ng_begin and a step", before);
   assert_int_equal(ng_state_manifest(a.p, NULL, 0), NG_ERR_STATE);
-  told(&a, "ng_state_manifest: between ng_begin and a step", before);
+  assert_told(&a, "ng_state_manifest: between ng_begin and a step", before);
   assert_int_equal(ng_state_at(a.p, 0, &info), NG_OK);
   void *room = malloc((size_t)info.bytes);
   assert_non_null(room);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_ERR_STATE);
-  told(&a, "ng_state_read: between ng_begin and a step", before);
+  assert_told(&a, "ng_state_read: between ng_begin and a step", before);
   assert_int_equal(ng_reset_batch(a.p), NG_OK);
   assert_int_equal(ng_state_read(a.p, 0, room, info.bytes), NG_OK);
   assert_int_equal(s.calls, 0);
@@ -569,12 +552,12 @@ static void walk_arguments(void **state) {
   ng_field_info_init(NULL, sizeof info);
   memset(&info, 0, sizeof info);
   assert_int_equal(ng_state_at(a.p, 0, &info), NG_ERR_ARG);
-  told(&a, "ng_field_info_init", before);
+  assert_told(&a, "ng_field_info_init", before);
   ng_field_info_init(&info, sizeof info);
   assert_int_equal(ng_state_at(a.p, -1, &info), NG_ERR_ARG);
-  told(&a, "there is no field -1", before);
+  assert_told(&a, "there is no field -1", before);
   assert_int_equal(ng_state_at(a.p, n, &info), NG_ERR_ARG);
-  told(&a, "expected 0 to", before);
+  assert_told(&a, "expected 0 to", before);
   assert_int_equal(ng_state_at(a.p, 0, NULL), NG_ERR_ARG);
   assert_int_equal(ng_state_at(a.p, 1, &info), NG_OK);
   double room[2048];
@@ -584,14 +567,14 @@ static void walk_arguments(void **state) {
   char says[400];
   (void)snprintf(says, sizeof says, "'%s' has %lld bytes", info.name, (long long)info.bytes);
   assert_int_equal(ng_state_read(a.p, 1, room, info.bytes - 1), NG_ERR_ARG);
-  told(&a, says, before);
+  assert_told(&a, says, before);
   assert_int_equal(ng_state_read(a.p, 1, room, info.bytes + 1), NG_ERR_ARG);
-  told(&a, says, before);
+  assert_told(&a, says, before);
   assert_int_equal(ng_state_read(a.p, 1, room, -1), NG_ERR_ARG);
   assert_int_equal(ng_state_read(a.p, 1, NULL, info.bytes), NG_ERR_ARG);
-  told(&a, "aligned", before);
+  assert_told(&a, "aligned", before);
   assert_int_equal(ng_state_read(a.p, 1, (char *)room + 1, info.bytes), NG_ERR_ARG);
-  told(&a, "aligned for f32", before);
+  assert_told(&a, "aligned for f32", before);
   assert_int_equal(ng_state_read(a.p, n, room, info.bytes), NG_ERR_ARG);
   assert_int_equal(ng_state_read(a.p, INT32_MAX, room, info.bytes), NG_ERR_ARG);
   assert_memory_equal(room, zeros, sizeof room);

@@ -245,26 +245,26 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
 
-/* The first update has m <- g without dampening, as torch has it: its buffer starts as a copy.
- * Numbers are made in double and rounded once. */
-static void sgd_of(ng_group_numbers *of, int64_t updates, float late[2]) {
-  late[0] = updates == 0 ? 1.0f : (float)(1.0 - of->dampening);
-  late[1] = updates == 0 ? 0.0f : (float)of->momentum;
+/* What depends on how many updates there were.  The first has m <- g without dampening, as torch has it: its
+ * buffer starts as a copy.  Numbers are made in double and rounded once. */
+static void sgd_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
+  out[0] = updates == 0 ? 1.0f : (float)(1.0 - of->dampening);
+  out[1] = updates == 0 ? 0.0f : (float)of->momentum;
 }
 
 void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
-  float late[2];
+  float counted[2];
   of->lr = how->lr;
   of->momentum = how->momentum;
   of->dampening = how->dampening;
-  sgd_of(of, updates, late);
+  sgd_counted(of, updates, counted);
   of->sgd = (ng_sgd_numbers){
       .lr = (float)how->lr,
       .mu = (float)how->momentum,
       .keep = how->decoupled ? (float)(1.0 - how->lr * how->weight_decay) : 1.0f,
       .decay = how->decoupled ? 0.0f : (float)how->weight_decay,
-      .take = late[0],
-      .old = late[1],
+      .take = counted[0],
+      .old = counted[1],
       .moments = how->momentum != 0.0,
       .nesterov = how->nesterov != 0,
   };
@@ -272,26 +272,26 @@ void ng_update_sgd(ng_group_numbers *of, const ng_sgd *how, int64_t updates) {
 
 /* sqrt(v / (1 - b2^t)) as sqrt(v) times a constant: no division an element for the correction.
  * 1 - b^t in double: at t = 1 and b2 = 0.999 an f32 would have lost three digits of it. */
-static void adamw_of(ng_group_numbers *of, int64_t updates, float late[2]) {
+static void adamw_counted(const ng_group_numbers *of, int64_t updates, float out[2]) {
   const double t = (double)(updates + 1);
-  late[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
-  late[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
+  out[0] = (float)(of->lr / (1.0 - pow(of->beta1, t)));
+  out[1] = (float)(1.0 / sqrt(1.0 - pow(of->beta2, t)));
 }
 
 void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates) {
-  float late[2];
+  float counted[2];
   of->lr = how->lr;
   of->beta1 = how->beta1;
   of->beta2 = how->beta2;
-  adamw_of(of, updates, late);
+  adamw_counted(of, updates, counted);
   of->adamw = (ng_adamw_numbers){
       .b1 = (float)how->beta1,
       .b2 = (float)how->beta2,
       .n1 = (float)(1.0 - how->beta1),
       .n2 = (float)(1.0 - how->beta2),
       .keep = (float)(1.0 - how->lr * how->weight_decay),
-      .step = late[0],
-      .root = late[1],
+      .step = counted[0],
+      .root = counted[1],
       .eps = (float)how->eps,
   };
 }
@@ -303,11 +303,11 @@ void ng_update_late(ng_precond *p) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && e->missed > 0; k++) {
       ng_slot *slot = &e->slot[k];
-      ng_group_numbers *of = &s->group[slot->update_group];
+      const ng_group_numbers *of = &s->group[slot->update_group];
       if (s->kind == NG_OUT_SGD) {
-        sgd_of(of, p->updates - e->missed, slot->late);
+        sgd_counted(of, p->updates - e->missed, slot->late);
       } else {
-        adamw_of(of, p->updates - e->missed, slot->late);
+        adamw_counted(of, p->updates - e->missed, slot->late);
       }
     }
   }
