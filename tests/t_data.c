@@ -209,7 +209,11 @@ static void damaged_idx(void **state) {
   }
   assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
   assert_int_equal(mkdir(in_folder("train-images-idx3-ubyte.gz"), 0700), 0);
-  refuses_folder("mnist", "not a file");
+  refuses_folder("mnist", "not a regular file");
+  assert_int_equal(rmdir(in_folder("train-images-idx3-ubyte.gz")), 0);
+  assert_int_equal(mkfifo(in_folder("train-images-idx3-ubyte.gz"), 0600), 0);
+  refuses_folder("mnist", "train-images-idx3-ubyte.gz: not a regular file"); /* and at once */
+  assert_int_equal(unlink(in_folder("train-images-idx3-ubyte.gz")), 0);
   refuses("mnist:/nowhere", "/nowhere: no file");
 }
 

@@ -18,7 +18,7 @@ typedef struct rows {
 
 static int read_file(const char *path, int64_t row, rows *out) {
   int64_t bytes = 0;
-  if (data_slurp(path, (int64_t)1 << 34, &out->bytes, &bytes) != CLI_OK) return CLI_BAD;
+  if (data_read_plain(path, (int64_t)1 << 34, &out->bytes, &bytes) != CLI_OK) return CLI_BAD;
   out->count = bytes / row;
   if (out->count > 0 && bytes % row == 0) return CLI_OK;
   free(out->bytes);

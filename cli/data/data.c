@@ -5,15 +5,13 @@
 #include "cli.h"
 #include "random.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <zlib.h>
 
-/* ---- memory and files --------------------------------------------------------------------------*/
+/* ---- memory -----------------------------------------------------------------------------------*/
 
 typedef struct piece {
   struct piece *next;
@@ -41,59 +39,6 @@ void data_close(data_set *d) {
     p = next;
   }
   memset(d, 0, sizeof *d);
-}
-
-/* zlib's "PATH: reason". */
-static const char *without_path(const char *why, const char *path) {
-  const size_t n = strlen(path);
-  return strncmp(why, path, n) == 0 && strncmp(why + n, ": ", 2) == 0 ? why + n + 2 : why;
-}
-
-/* zlib reads plain files as they are.  Deflate makes at most 1032 bytes of one, so the size of the
- * file bounds what is worth taking. */
-int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *count) {
-  *bytes = NULL;
-  *count = 0;
-  struct stat about;
-  if (stat(path, &about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
-  if (!S_ISREG(about.st_mode)) return cli_bad("--data: %s: not a file", path);
-  gzFile f = gzopen(path, "rb");
-  if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
-  const int64_t bound = about.st_size < most / 1040 ? about.st_size * 1040 : most;
-  int64_t room = about.st_size + 4096 < bound ? about.st_size + 4096 : bound + 1, n = 0;
-  unsigned char *to = malloc((size_t)room);
-  int rc =
-      to != NULL ? CLI_OK : cli_bad("--data: %s: no memory for %lld bytes", path, (long long)room);
-  while (rc == CLI_OK) {
-    const int64_t want = room - n < 1 << 24 ? room - n : 1 << 24;
-    const int got = gzread(f, to + n, (unsigned)want);
-    int code = Z_OK;
-    if (got <= 0) {
-      const char *why = gzerror(f, &code);
-      if (code != Z_OK && code != Z_STREAM_END)
-        rc = cli_bad("--data: %s: damaged or cut short (%s)", path, without_path(why, path));
-      break;
-    }
-    n += got;
-    if (n < room) continue;
-    if (n > bound) {
-      rc = cli_bad("--data: %s: more than the %lld bytes expected", path, (long long)most);
-      break;
-    }
-    room = 2 * room < bound + 1 ? 2 * room : bound + 1;
-    unsigned char *wider = realloc(to, (size_t)room);
-    if (wider == NULL) rc = cli_bad("--data: %s: no memory for %lld bytes", path, (long long)room);
-    if (wider != NULL) to = wider;
-  }
-  const int closed = gzclose(f); /* a stream that ends early is told here */
-  if (rc == CLI_OK && closed != Z_OK) rc = cli_bad("--data: %s: damaged or cut short", path);
-  if (rc != CLI_OK) {
-    free(to);
-    return rc;
-  }
-  *bytes = to;
-  *count = n;
-  return CLI_OK;
 }
 
 /* ---- statistics --------------------------------------------------------------------------------*/

@@ -61,7 +61,7 @@ int data_read_digits(data_set *d) {
   char *path = find();
   unsigned char *bytes = NULL;
   int64_t count = 0;
-  int rc = data_slurp(path, 1 << 20, &bytes, &count);
+  int rc = data_read_plain(path, 1 << 20, &bytes, &count);
   uint8_t *x = rc == CLI_OK ? data_take(d, ROWS, PIXELS) : NULL;
   int32_t *y = rc == CLI_OK ? data_take(d, ROWS, (int64_t)sizeof *y) : NULL;
   if (x == NULL || y == NULL) rc = CLI_BAD;

@@ -32,51 +32,72 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
                  stem, axes);
 }
 
-/* The values of a file of `axes` axes; *bytes is the whole file (free it), values from *at on. */
-static int read_idx(const char *path, int axes, int64_t length[3], unsigned char **bytes,
-                    int64_t *at) {
-  int64_t count = 0, product = 1;
-  if (data_slurp(path, (int64_t)1 << 36, bytes, &count) != CLI_OK) return CLI_BAD;
-  const unsigned char *b = *bytes;
-  int rc = CLI_OK;
-  *at = 4 + 4 * axes;
-  if (count < *at) {
-    rc = cli_bad("--data: %s: %lld bytes are too few for an idx header of %lld", path,
-                 (long long)count, (long long)*at);
-  } else if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes) {
-    rc = cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
-                 path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
+/* The lengths of `axes` axes, held against what the file can have; the values come next in *out. */
+static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
+  if (data_stream_open(path, out) != CLI_OK) return CLI_BAD;
+  const int64_t head = 4 + 4 * axes, most = data_stream_most(*out), count = most - head;
+  const bool zipped = data_stream_zipped(*out);
+  unsigned char b[16] = {0};
+  int64_t product = 1;
+  if (count < 0) {
+    return cli_bad("--data: %s: %lld bytes are too few for an idx header of %lld", path,
+                   (long long)most, (long long)head);
   }
-  for (int i = 0; i < axes && rc == CLI_OK; i++) {
+  if (data_stream_read(*out, b, head) != CLI_OK) return CLI_BAD;
+  if (b[0] != 0 || b[1] != 0 || b[2] != 8 || b[3] != axes) {
+    return cli_bad("--data: %s: begins with %d %d %d %d, expected 0 0 8 %d (unsigned bytes, %d %s)",
+                   path, b[0], b[1], b[2], b[3], axes, axes, axes == 1 ? "axis" : "axes");
+  }
+  for (int i = 0; i < axes; i++) {
     length[i] = big_endian(b + 4 + 4 * i);
-    if (length[i] < 1 || length[i] > INT32_MAX || length[i] > (count - *at) / product) {
-      rc = cli_bad("--data: %s: says axis %d has length %lld, which does not fit its %lld bytes",
-                   path, i, (long long)length[i], (long long)count);
-    } else {
-      product *= length[i];
+    if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product) {
+      return cli_bad("--data: %s: says axis %d has length %lld, which does not fit %s %lld bytes",
+                     path, i, (long long)length[i],
+                     zipped ? "what can be unpacked of it, at most" : "its", (long long)most);
     }
+    product *= length[i];
   }
-  if (rc == CLI_OK && count - *at != product) {
-    rc = cli_bad("--data: %s: has %lld values, its header says %lld", path,
-                 (long long)(count - *at), (long long)product);
+  if (!zipped && count != product) {
+    return cli_bad("--data: %s: has %lld values, its header says %lld", path, (long long)count,
+                   (long long)product);
   }
-  if (rc != CLI_OK) {
-    free(*bytes);
-    *bytes = NULL;
+  return CLI_OK;
+}
+
+/* Memory is taken when the header has been believed, for what it says and no more. */
+static int read_values(data_stream *s, data_set *d, int64_t count, uint8_t **out) {
+  *out = data_take(d, count, 1);
+  if (*out == NULL || data_stream_read(s, *out, count) != CLI_OK) return CLI_BAD;
+  return data_stream_end(s);
+}
+
+static int read_labels(const char *path, const char *which, data_set *d, data_stream *s, int64_t n,
+                       int32_t *y) {
+  unsigned char *labels = malloc((size_t)n);
+  int rc = labels != NULL ? data_stream_read(s, labels, n)
+                          : cli_bad("--data: %s: no memory for %lld bytes", path, (long long)n);
+  if (rc == CLI_OK) rc = data_stream_end(s);
+  for (int64_t i = 0; i < n && rc == CLI_OK; i++) {
+    y[i] = labels[i];
+    if (y[i] < d->classes) continue;
+    rc = cli_bad("--data: %s: %s sample %lld has the label %d, expected 0 to %d", path, which,
+                 (long long)i, y[i], d->classes - 1);
   }
+  free(labels);
   return rc;
 }
 
 static int read_split(const char *folder, const char *stem, data_set *d, data_split *s) {
   char name[32], *path = NULL, *label_path = NULL;
-  unsigned char *images = NULL, *labels = NULL;
-  int64_t shape[3] = {0, 0, 0}, n[3] = {0, 0, 0}, at = 0, label_at = 0;
+  data_stream *images = NULL, *labels = NULL;
+  int64_t shape[3] = {0, 0, 0}, n[3] = {0, 0, 0};
+  uint8_t *x = NULL;
   (void)snprintf(name, sizeof name, "%s-images", stem);
   int rc = find(folder, name, 3, &path);
-  if (rc == CLI_OK) rc = read_idx(path, 3, shape, &images, &at);
+  if (rc == CLI_OK) rc = open_idx(path, 3, shape, &images);
   (void)snprintf(name, sizeof name, "%s-labels", stem);
   if (rc == CLI_OK) rc = find(folder, name, 1, &label_path);
-  if (rc == CLI_OK) rc = read_idx(label_path, 1, n, &labels, &label_at);
+  if (rc == CLI_OK) rc = open_idx(label_path, 1, n, &labels);
   if (rc == CLI_OK && n[0] != shape[0]) {
     rc = cli_bad("--data: %s: %lld labels for %lld images", label_path, (long long)n[0],
                  (long long)shape[0]);
@@ -86,27 +107,19 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
                  (long long)shape[1], (long long)shape[2], (long long)d->height,
                  (long long)d->width);
   }
+  if (rc == CLI_OK) rc = read_values(images, d, shape[0] * shape[1] * shape[2], &x);
+  int32_t *y = rc == CLI_OK ? data_take(d, n[0], (int64_t)sizeof *y) : NULL;
+  if (y == NULL) rc = CLI_BAD;
+  if (rc == CLI_OK)
+    rc = read_labels(label_path, s == &d->train ? "training" : "test", d, labels, n[0], y);
   if (rc == CLI_OK) {
-    const int64_t count = shape[0] * shape[1] * shape[2];
-    uint8_t *x = data_take(d, count, 1);
-    int32_t *y = data_take(d, n[0], (int64_t)sizeof *y);
     d->height = shape[1];
     d->width = shape[2];
     d->channels = 1;
-    rc = x != NULL && y != NULL ? CLI_OK : CLI_BAD;
-    if (rc == CLI_OK) {
-      memcpy(x, images + at, (size_t)count);
-      for (int64_t i = 0; i < n[0] && rc == CLI_OK; i++) {
-        y[i] = labels[label_at + i];
-        if (y[i] < d->classes) continue;
-        rc = cli_bad("--data: %s: %s sample %lld has the label %d, expected 0 to %d", label_path,
-                     s == &d->train ? "training" : "test", (long long)i, y[i], d->classes - 1);
-      }
-      *s = (data_split){.n = (int32_t)n[0], .bytes = x, .labels = y};
-    }
+    *s = (data_split){.n = (int32_t)n[0], .bytes = x, .labels = y};
   }
-  free(images);
-  free(labels);
+  data_stream_close(&images);
+  data_stream_close(&labels);
   free(path);
   free(label_path);
   return rc;

@@ -16,7 +16,21 @@ int data_make_synthetic(const char *settings, data_set *d);
 /* Memory that data_close frees; NULL (told) if there is none. */
 void *data_take(data_set *d, int64_t count, int64_t size);
 
-/* A whole file, gzip or not, at most `most` bytes; *bytes belongs to the caller (free).  Told. */
-int data_slurp(const char *path, int64_t most, unsigned char **bytes, int64_t *count);
+/* ---- stream.c: the bytes of a file, plain or gzip.  CLI_BAD: told --------------------------------*/
+
+typedef struct data_stream data_stream;
+
+int data_stream_open(const char *path,
+                     data_stream **out); /* a regular file; path stays the caller's */
+void data_stream_close(data_stream **s); /* accepts NULL */
+bool data_stream_zipped(const data_stream *s);
+/* So many bytes it can have at most: those of a plain file, what deflate could make of a gzip one. */
+int64_t data_stream_most(const data_stream *s);
+int data_stream_read(data_stream *s, void *to, int64_t n); /* the next n, all of them */
+int data_stream_end(data_stream *s);                       /* nothing is left */
+
+/* A whole file of a format without a header, so not compressed, of at most `most` bytes; *bytes belongs to
+ * the caller (free). */
+int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64_t *count);
 
 #endif

@@ -78,6 +78,23 @@ mnist torn
 gzip torn/train-images-idx3-ubyte
 head -c 30 torn/train-images-idx3-ubyte.gz >short && mv short torn/train-images-idx3-ubyte.gz
 bad mnist:torn 'torn/train-images-idx3-ubyte.gz: damaged or cut short (unexpected end of file)'
+# A compressed file is judged by its header: what it announces, and not a byte more, is unpacked.
+mnist bomb
+(images && head -c 300000000 /dev/zero) | gzip >bomb/train-images-idx3-ubyte.gz
+rm bomb/train-images-idx3-ubyte
+bad mnist:bomb 'bomb/train-images-idx3-ubyte.gz: goes on after the end that it announces'
+mnist promise
+(bytes 00 00 08 03 00 10 00 00 00 00 04 00 00 00 04 00 && head -c 1000 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
+rm promise/t10k-images-idx3-ubyte
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: says axis 0 has length 1048576, which does not fit what can be unpacked of it, at most * bytes'
+(images && head -c 5 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: goes on after the end that it announces'
+images | head -c 40 | gzip >promise/t10k-images-idx3-ubyte.gz
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: ends 8 bytes before the end that it announces'
+(images | gzip && printf garbage) >promise/t10k-images-idx3-ubyte.gz
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: damaged or cut short (garbage after its end)'
+(images | head -c 20 | gzip && images | tail -c +21 | gzip) >promise/t10k-images-idx3-ubyte.gz # two members are one file
+good mnist:promise
 mnist magic
 labels >magic/t10k-images-idx3-ubyte
 bad mnist:magic 'magic/t10k-images-idx3-ubyte: begins with 0 0 8 1, expected 0 0 8 3 *'
@@ -89,12 +106,18 @@ labels 0a >eleven/t10k-labels-idx1-ubyte
 bad mnist:eleven 'eleven/t10k-labels-idx1-ubyte: test sample 7 has the label 10, expected 0 to 9'
 mnist folder
 rm folder/t10k-images-idx3-ubyte && mkdir folder/t10k-images-idx3-ubyte
-bad mnist:folder 'folder/t10k-images-idx3-ubyte: not a file'
+bad mnist:folder 'folder/t10k-images-idx3-ubyte: not a regular file'
 bad mnist:plain/train-images-idx3-ubyte 'plain/train-images-idx3-ubyte: Not a directory'
 bad mnist:ten 'ten: no file train-images-idx3-ubyte *'
 cifar cut
 head -c 5000 ten/data_batch_1.bin >cut/data_batch_3.bin
 bad cifar10:cut 'cut/data_batch_3.bin: 5000 bytes are no whole number of rows of 3073 *'
+cifar squeezed
+gzip <ten/test_batch.bin >squeezed/test_batch.bin
+bad cifar10:squeezed 'squeezed/test_batch.bin: is compressed, and has no header to judge its size by; gunzip it'
+cifar pipe
+rm pipe/test_batch.bin && mkfifo pipe/test_batch.bin
+bad cifar10:pipe 'pipe/test_batch.bin: not a regular file'
 cifar label
 rows 0a >label/test_batch.bin
 bad cifar10:label 'label/test_batch.bin: row 0 has the label 10, expected 0 to 9'
@@ -112,6 +135,10 @@ printf 'abcdefghijklmnopqrstuvwxabcdefghijklmnopqrstuvwx' | npy '<f4' '(12,)' >r
 bad npy:x.npy,real.npy 'real.npy: labels are f4, expected i4, i8 or u1'
 bad npy:x.npy,x.npy 'x.npy: 2 axes, expected labels \[n\] or \[n, 1\]'
 bad npy:torn.npy,y.npy 'torn.npy: *'
+npy '<f8' '(1073741824, 1073741)' </dev/null >huge.npy
+bad npy:huge.npy,y.npy 'huge.npy: 0 bytes of data, its shape and dtype need 9223364958748672: truncated'
+mkfifo pipe.npy
+bad npy:pipe.npy,y.npy 'pipe.npy: not a regular file'
 bad npy:x.npy 'npy takes FEATURES,LABELS or *'
 bad npy:x.npy,gone.npy 'gone.npy: *'
 # Root reads everything, so it becomes nobody, where nobody may run the program.

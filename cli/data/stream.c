@@ -1,0 +1,164 @@
+/* stream.c: the bytes of one file in order, plain or gzip, so that a reader sees a header before it
+ * takes memory for what the header announces.  Out go exactly as many bytes as were asked for, or an
+ * error; whoever is done asks whether the file is, too.
+ *
+ * A gzip file (RFC 1952) is one member or several; anything else after a member is refused. */
+#include "readers.h"
+
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+enum { PIECE = 1 << 16, RATIO = 1032 }; /* deflate makes at most RATIO bytes of one */
+
+struct data_stream {
+  const char *path;
+  int fd;
+  int64_t size;       /* of the file */
+  bool zipped, ended; /* ended: after a member, and no byte of another was seen */
+  z_stream z;
+  unsigned char in[PIECE];
+};
+
+static int64_t damaged(const data_stream *s, const char *why) {
+  (void)cli_bad("--data: %s: damaged or cut short (%s)", s->path, why);
+  return -1;
+}
+
+/* How many, 0 at the end of the file; -1: told. */
+static int64_t take(const data_stream *s, void *to, size_t n) {
+  ssize_t got;
+  do {
+    got = read(s->fd, to, n);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) (void)cli_bad("--data: %s: %s", s->path, strerror(errno));
+  return (int64_t)got;
+}
+
+int data_stream_open(const char *path, data_stream **out) {
+  *out = NULL;
+  struct stat about;
+  /* Not blocking: opening a pipe waits for its writer. */
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 || fstat(fd, &about) != 0) {
+    const int why = errno;
+    if (fd >= 0) (void)close(fd);
+    return cli_bad("--data: %s: %s", path, why == ENXIO ? "not a regular file" : strerror(why));
+  }
+  if (!S_ISREG(about.st_mode)) {
+    (void)close(fd);
+    return cli_bad("--data: %s: not a regular file", path);
+  }
+  data_stream *s = cli_take(1, sizeof *s);
+  *s = (data_stream){.path = path, .fd = fd, .size = (int64_t)about.st_size};
+  unsigned char mark[2] = {0, 0};
+  s->zipped = pread(fd, mark, 2, 0) == 2 && mark[0] == 0x1f && mark[1] == 0x8b;
+  if (s->zipped && inflateInit2(&s->z, 16 + MAX_WBITS) != Z_OK) {
+    (void)close(fd);
+    free(s);
+    return cli_bad("--data: %s: no memory", path);
+  }
+  *out = s;
+  return CLI_OK;
+}
+
+void data_stream_close(data_stream **s) {
+  if (*s == NULL) return;
+  if ((*s)->zipped) (void)inflateEnd(&(*s)->z);
+  (void)close((*s)->fd);
+  free(*s);
+  *s = NULL;
+}
+
+bool data_stream_zipped(const data_stream *s) { return s->zipped; }
+
+int64_t data_stream_most(const data_stream *s) {
+  if (!s->zipped) return s->size;
+  return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
+}
+
+/* Inflated bytes: how many, 0 at the end of the last member; -1: told. */
+static int64_t inflate_some(data_stream *s, unsigned char *to, size_t n) {
+  s->z.next_out = to;
+  s->z.avail_out = (uInt)(n < 1U << 30 ? n : 1U << 30);
+  const uInt room = s->z.avail_out;
+  while (s->z.avail_out == room) {
+    if (s->z.avail_in == 0) {
+      const int64_t got = take(s, s->in, sizeof s->in);
+      if (got < 0) return -1;
+      if (got == 0 && s->ended) return 0;
+      if (got == 0) return damaged(s, "unexpected end of file");
+      s->z.next_in = s->in;
+      s->z.avail_in = (uInt)got;
+    }
+    if (s->ended && s->z.next_in[0] != 0x1f) return damaged(s, "garbage after its end");
+    if (s->ended && inflateReset(&s->z) != Z_OK) return damaged(s, "zlib");
+    s->ended = false;
+    const int code = inflate(&s->z, Z_NO_FLUSH);
+    if (code != Z_OK && code != Z_STREAM_END)
+      return damaged(s, s->z.msg != NULL ? s->z.msg : zError(code));
+    s->ended = code == Z_STREAM_END;
+  }
+  return (int64_t)(room - s->z.avail_out);
+}
+
+static int64_t some(data_stream *s, unsigned char *to, size_t n) {
+  return s->zipped ? inflate_some(s, to, n) : take(s, to, n);
+}
+
+int data_stream_read(data_stream *s, void *to, int64_t n) {
+  unsigned char *at = to;
+  for (int64_t left = n; left > 0;) {
+    const int64_t got = some(s, at, (size_t)(left < 1 << 30 ? left : 1 << 30));
+    if (got < 0) return CLI_BAD;
+    if (got == 0) {
+      return cli_bad("--data: %s: ends %lld bytes before the end that it announces", s->path,
+                     (long long)left);
+    }
+    at += got;
+    left -= got;
+  }
+  return CLI_OK;
+}
+
+int data_stream_end(data_stream *s) {
+  unsigned char more;
+  const int64_t got = some(s, &more, 1);
+  if (got > 0) return cli_bad("--data: %s: goes on after the end that it announces", s->path);
+  return got == 0 ? CLI_OK : CLI_BAD;
+}
+
+int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64_t *count) {
+  data_stream *s = NULL;
+  *bytes = NULL;
+  *count = 0;
+  if (data_stream_open(path, &s) != CLI_OK) return CLI_BAD;
+  const int64_t n = s->size;
+  int rc = CLI_OK;
+  if (s->zipped) {
+    rc = cli_bad("--data: %s: is compressed, and has no header to judge its size by; gunzip it",
+                 path);
+  } else if (n > most) {
+    rc = cli_bad("--data: %s: %lld bytes, more than the %lld expected", path, (long long)n,
+                 (long long)most);
+  }
+  unsigned char *to = rc == CLI_OK ? malloc((size_t)n + 1) : NULL;
+  if (rc == CLI_OK && to == NULL)
+    rc = cli_bad("--data: %s: no memory for %lld bytes", path, (long long)n);
+  if (rc == CLI_OK) rc = data_stream_read(s, to, n);
+  if (rc == CLI_OK) rc = data_stream_end(s);
+  data_stream_close(&s);
+  if (rc != CLI_OK) {
+    free(to);
+    return rc;
+  }
+  *bytes = to;
+  *count = n;
+  return CLI_OK;
+}
