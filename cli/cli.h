@@ -39,6 +39,8 @@ void cli_help(const cli_command *command);
 
 /* One line "natgrad: ..." on stderr; returns CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
+/* The same about what is worth knowing and no error. */
+__attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 
 /* The nearest of n names, or NULL if none is near enough to be a slip of the finger. */
 const char *cli_nearest(const char *word, const char *const *names, int n);

@@ -24,13 +24,15 @@ static int by_name(const void *x, const void *y) {
 static int read_text(const char *path, char **out) {
   enum { MOST = 1 << 24 };
   *out = NULL;
-  FILE *f = fopen(path, "rb");
-  if (f == NULL) return cli_bad("%s: cannot be opened", path);
-  char *text = cli_take(MOST + 1, 1);
-  const size_t n = fread(text, 1, MOST + 1, f);
-  const bool failed = ferror(f) != 0;
-  (void)fclose(f);
-  if (failed || n > MOST || memchr(text, 0, n) != NULL) {
+  ngio_source s;
+  char message[1024] = "";
+  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
+  const int64_t n = s.size;
+  char *text = n <= MOST ? cli_take((size_t)n + 1, 1) : NULL;
+  const bool good = text != NULL && ngio_source_read(&s, 0, text, n, NULL, 0) == NGIO_OK &&
+                    memchr(text, 0, (size_t)n) == NULL;
+  ngio_source_close(&s);
+  if (!good) {
     free(text);
     return cli_bad("%s: no text of at most %d bytes", path, MOST);
   }

@@ -9,20 +9,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cli_bad(const char *format, ...) {
+static void say(const char *format, va_list args) {
   char line[2048];
-  va_list args;
-  va_start(args, format);
-  /* The analyzer loses va_start when it inlines a variadic function.
-   * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
   (void)vsnprintf(line, sizeof line, format, args);
-  va_end(args);
   for (char *c = line; *c != 0; c++) { /* one line, whatever was quoted */
     if ((unsigned char)*c < 32 || *c == 127) *c = '?';
   }
   (void)fflush(stdout); /* keep the order of a terminal that shows both */
   (void)fprintf(stderr, "natgrad: %s\n", line);
+}
+
+int cli_bad(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  /* The analyzer loses va_start when it inlines a variadic function.
+   * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
+  say(format, args);
+  va_end(args);
   return CLI_BAD;
+}
+
+void cli_note(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  say(format, args); /* NOLINT(clang-analyzer-valist.Uninitialized) as above */
+  va_end(args);
 }
 
 void *cli_take(size_t count, size_t size) {

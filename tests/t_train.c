@@ -14,9 +14,11 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -288,11 +290,12 @@ static void the_log_is_cut_and_read_back(void **state) {
   assert_int_equal(log_write_step(l, &(log_step){3, 1, 0.1, 0.4, 0.5, 1.0}, &t), CLI_OK);
   assert_int_equal(log_write_epoch(l, &e[0], &t), CLI_OK);
   int64_t bytes = 0, longer = 0;
-  assert_int_equal(log_sync(l, &bytes), CLI_OK);
+  uint32_t crc = 0, crc_longer = 0;
+  assert_int_equal(log_sync(l, &bytes, &crc), CLI_OK);
   station[0].total_ms = 18.0;
   t.steps = 8;
   assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
-  assert_int_equal(log_sync(l, &longer), CLI_OK);
+  assert_int_equal(log_sync(l, &longer, &crc_longer), CLI_OK);
   assert_int_equal(log_close(&l), CLI_OK);
   assert_true(bytes > 0 && longer > bytes);
 
@@ -312,34 +315,90 @@ static void the_log_is_cut_and_read_back(void **state) {
   assert_non_null(strstr(whole, "\"forward\": 2.0000")); /* (18 - 10) ms over 4 steps */
   station[0].total_ms = 10.0; /* cut after the first epoch and told again: the same bytes */
   t.steps = 4;
-  assert_int_equal(log_reopen(path, bytes, &t, &l), CLI_OK);
+  assert_int_equal(log_reopen(path, bytes, crc, &t, &l), CLI_OK);
   station[0].total_ms = 18.0;
   t.steps = 8;
   assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
+  int64_t same = 0;
+  uint32_t crc_same = 0;
+  assert_int_equal(log_sync(l, &same, &crc_same), CLI_OK);
+  assert_true(same == longer && crc_same == crc_longer);
   assert_int_equal(log_close(&l), CLI_OK);
   assert_int_equal(disk_read(path, &again), CLI_OK);
   assert_string_equal(whole, again);
+  assert_int_equal(crc_longer, disk_crc(whole, (size_t)longer));
+  assert_int_equal(crc, disk_crc(whole, (size_t)bytes));
+  assert_int_equal(log_check(path, bytes, crc), CLI_OK);
+  assert_int_equal(log_check(path, longer, crc_longer), CLI_OK);
+  quiet();
+  assert_int_equal(log_check(path, longer, crc), CLI_BAD);
+  assert_non_null(strstr(said(), "log.jsonl: does not belong to checkpoint/latest.json"));
   free(whole);
   free(again);
   quiet();
-  assert_int_equal(log_reopen(path, longer + 1, &t, &l), CLI_BAD);
+  assert_int_equal(log_reopen(path, longer + 1, crc, &t, &l), CLI_BAD);
   assert_non_null(strstr(said(), "the checkpoint was made when there were"));
 }
 
+/* A limit to the size of a file stands for the full disk. */
 static void a_full_disk_is_an_error(void **state) {
   (void)state;
-  if (access("/dev/full", W_OK) != 0) skip();
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("full.jsonl"));
+  struct rlimit was, little;
   run_log *l = NULL;
   int64_t bytes;
+  uint32_t crc;
   const log_times t = {NULL, 0, 1};
-  assert_int_equal(log_create("/dev/full", &l), CLI_OK);
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+  little = was;
+  little.rlim_cur = 16;
+  assert_int_equal(log_create(path, &l), CLI_OK);
   quiet();
+  void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
   int rc = log_write_step(l, &(log_step){1, 1, 0.1, 0.4, 0.5, 1.0}, &t);
-  if (rc == CLI_OK) rc = log_sync(l, &bytes);
-  (void)log_close(&l);
-  const char *text = said();
+  if (rc == CLI_OK) rc = log_sync(l, &bytes, &crc);
+  (void)setrlimit(RLIMIT_FSIZE, &was); /* before anything else is said into a file */
+  (void)signal(SIGXFSZ, handler);
+  log_drop(&l);
+  (void)said();
   assert_int_equal(rc, CLI_BAD);
-  assert_non_null(strstr(text, "/dev/full: cannot be written: No space left on device"));
+  quiet();
+  assert_int_equal(log_create("/dev/null", &l), CLI_BAD);
+  assert_non_null(strstr(said(), "/dev/null: is a device or a socket, expected a regular file"));
+}
+
+/* Nothing is followed and nothing is waited for. */
+static void only_regular_files(void **state) {
+  (void)state;
+  char path[512], target[512], *text = NULL;
+  (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
+  (void)snprintf(target, sizeof target, "%s", in_folder("target"));
+  assert_int_equal(disk_write(target, "kept", 4), CLI_OK);
+  assert_int_equal(symlink(target, path), 0);
+  quiet();
+  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: is a symbolic link, expected a regular file"));
+  disk_remove(path);
+  assert_true(disk_exists(path));
+  assert_int_equal(disk_read(path, &text), CLI_OK); /* what only is read may lie elsewhere */
+  assert_string_equal(text, "kept");
+  free(text);
+  assert_int_equal(disk_export(path, "new", 3), CLI_OK);
+  assert_int_equal(disk_read(target, &text), CLI_OK);
+  assert_string_equal(text, "new");
+  free(text);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkfifo(path, 0600), 0);
+  quiet();
+  assert_int_equal(disk_read(path, &text), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: cannot be read: not a regular file"));
+  quiet();
+  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: is a pipe, expected a regular file"));
+  disk_remove(path);
+  assert_true(disk_exists(path));
 }
 
 static void files_are_written_whole_or_not(void **state) {
@@ -359,7 +418,7 @@ static void files_are_written_whole_or_not(void **state) {
   assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
   quiet();
   assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
-  assert_non_null(strstr(said(), "c/f: cannot be written: "));
+  assert_non_null(strstr(said(), "c/f.part: is a folder, expected a regular file"));
   assert_int_equal(disk_read(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
@@ -417,6 +476,7 @@ int main(void) {
       cmocka_unit_test(batches_cover_an_epoch),
       cmocka_unit_test(the_log_is_cut_and_read_back),
       cmocka_unit_test(a_full_disk_is_an_error),
+      cmocka_unit_test(only_regular_files),
       cmocka_unit_test(files_are_written_whole_or_not),
       cmocka_unit_test(steps_say_what_was_not_observed),
   };

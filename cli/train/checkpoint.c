@@ -1,24 +1,64 @@
 /* checkpoint.c: a run's state on disk and back, bit for bit: weights as they are, sums as
- * hexadecimal floating point.  Order of events and files: checkpoint.h. */
+ * hexadecimal floating point; and whether it is one, whole, and nobody else's.  Files and the order of
+ * events: checkpoint.h. */
 #include "checkpoint.h"
 #include "disk.h"
+#include "log.h"
 #include "safetensors.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <zlib.h>
 
-enum { MESSAGE = 512, PATH = 4096, VALUE = 64, KEY = 256, FIELDS = 11 };
+enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 9 };
 
-static int path_of(char *path, const char *dir, const char *what, int64_t step) {
-  const int n =
-      snprintf(path, PATH, "%s/checkpoint/%s-%lld.safetensors", dir, what, (long long)step);
-  return n < PATH ? CLI_OK : cli_bad("%s: this name is too long", dir);
+void checkpoint_init(run_state *s) {
+  memset(s, 0, sizeof *s);
+  manifest_init(&s->files);
+}
+
+/* ---- names -----------------------------------------------------------------------------------*/
+
+/* For free(), as the next. */
+static char *in_checkpoint(const char *dir, const char *name) {
+  char *folder = cli_join(dir, "checkpoint"), *path = cli_join(folder, name);
+  free(folder);
+  return path;
+}
+
+static char *path_of(const char *dir, const char *what, int64_t step) {
+  char name[VALUE];
+  (void)snprintf(name, sizeof name, "%s-%lld.safetensors", what, (long long)step);
+  return in_checkpoint(dir, name);
+}
+
+/* The step in "model-<step>.safetensors"; -1: another name. */
+static int64_t step_of(const char *name) {
+  const size_t head = strncmp(name, "model-", 6) == 0     ? 6
+                      : strncmp(name, "precond-", 8) == 0 ? 8
+                                                          : 0;
+  char *end = NULL;
+  if (head == 0 || name[head] < '0' || name[head] > '9') return -1;
+  errno = 0;
+  const long long step = strtoll(name + head, &end, 10);
+  return errno == 0 && strcmp(end, ".safetensors") == 0 ? (int64_t)step : -1;
+}
+
+/* A file of a step after `last`, for free(); NULL: there is none. */
+static char *newer(const char *dir, int64_t last) {
+  char *folder = cli_join(dir, "checkpoint"), *found = NULL;
+  DIR *d = opendir(folder);
+  for (const struct dirent *e; d != NULL && found == NULL && (e = readdir(d)) != NULL;) {
+    if (step_of(e->d_name) > last) found = cli_join(folder, e->d_name);
+  }
+  if (d != NULL) (void)closedir(d);
+  free(folder);
+  return found;
 }
 
 /* ---- the numbers -----------------------------------------------------------------------------*/
@@ -32,16 +72,10 @@ typedef struct field {
 
 static void fields_of(run_state *s, field out[FIELDS]) {
   const field list[FIELDS] = {
-      {"step", &s->step, NULL},
-      {"steps_per_epoch", &s->per_epoch, NULL},
-      {"log_bytes", &s->log_bytes, NULL},
-      {"loss_sum", NULL, &s->loss_sum},
-      {"summed", &s->summed, NULL},
-      {"correct", &s->correct, NULL},
-      {"skipped", &s->skipped, NULL},
-      {"rescued", &s->rescued, NULL},
-      {"unobserved", &s->unobserved, NULL},
-      {"seconds", NULL, &s->seconds},
+      {"step", &s->step, NULL},           {"steps_per_epoch", &s->per_epoch, NULL},
+      {"loss_sum", NULL, &s->loss_sum},   {"summed", &s->summed, NULL},
+      {"correct", &s->correct, NULL},     {"skipped", &s->skipped, NULL},
+      {"rescued", &s->rescued, NULL},     {"unobserved", &s->unobserved, NULL},
       {"data_crc32", &s->data_crc, NULL},
   };
   memcpy(out, list, sizeof list);
@@ -92,7 +126,7 @@ static int save_model(const char *path, const nn *net, const run_state *state) {
   field list[FIELDS];
   fields_of(&s, list);
   const int n = nn_params(net) + nn_buffers(net);
-  const size_t most = (size_t)(FIELDS + TRAIN_STATIONS + n);
+  const size_t most = (size_t)(FIELDS + n);
   char message[MESSAGE] = "", (*value)[VALUE] = cli_take(most, VALUE),
        (*key)[KEY] = cli_take(most, KEY);
   ngio_text *text = cli_take(most, sizeof *text);
@@ -104,11 +138,6 @@ static int save_model(const char *path, const nn *net, const run_state *state) {
       (void)snprintf(value[texts], VALUE, "%a", *list[texts].real);
     }
     text[texts] = (ngio_text){list[texts].key, value[texts]};
-  }
-  for (int i = 0; i < s.stations; i++, texts++) {
-    (void)snprintf(key[texts], KEY, "ms %s", s.station[i].name);
-    (void)snprintf(value[texts], VALUE, "%a", s.station[i].total_ms);
-    text[texts] = (ngio_text){key[texts], value[texts]};
   }
   ngio_tensor *t = cli_take((size_t)n, sizeof *t);
   for (int i = 0; i < n; i++, texts++) {
@@ -136,14 +165,6 @@ static int load_model(const char *path, nn *net, run_state *s) {
     const char *text = ngio_tensors_text(file, list[i].key);
     if (text == NULL || !read_field(&list[i], text))
       rc = cli_bad("%s: its metadata has no good '%s'", path, list[i].key);
-  }
-  for (int i = 0; i < ngio_tensors_text_count(file) && rc == CLI_OK; i++) {
-    const ngio_text *t = ngio_tensors_text_at(file, i);
-    if (strncmp(t->key, "ms ", 3) != 0 || s->stations == TRAIN_STATIONS) continue;
-    train_station *to = &s->station[s->stations++];
-    (void)snprintf(to->name, sizeof to->name, "%s", t->key + 3);
-    if (!read_field(&(field){NULL, NULL, &to->total_ms}, t->value))
-      rc = cli_bad("%s: its metadata has no good '%s'", path, t->key);
   }
   const int n = nn_params(net) + nn_buffers(net);
   if (rc == CLI_OK && ngio_tensors_count(file) != n) {
@@ -173,73 +194,192 @@ static int load_model(const char *path, nn *net, run_state *s) {
   return rc;
 }
 
-/* ---- the pair --------------------------------------------------------------------------------*/
-
-/* Whatever is not of this step goes: the pair before, and what a killed run left half written. */
-void checkpoint_tidy(const char *dir, int64_t step) {
-  char keep[2][VALUE], *folder = cli_join(dir, "checkpoint");
-  (void)snprintf(keep[0], VALUE, "model-%lld.safetensors", (long long)step);
-  (void)snprintf(keep[1], VALUE, "precond-%lld.safetensors", (long long)step);
-  DIR *d = opendir(folder);
-  free(folder);
-  if (d == NULL) return; /* they only take room */
-  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
-    if (strncmp(e->d_name, "model-", 6) != 0 && strncmp(e->d_name, "precond-", 8) != 0) continue;
-    if (strcmp(e->d_name, keep[0]) != 0 && strcmp(e->d_name, keep[1]) != 0)
-      (void)unlinkat(dirfd(d), e->d_name, 0);
+const char *checkpoint_lost(const nn *net) {
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    ngio_tensor t;
+    tensor_of(net, i, &t);
+    const float *value = t.data;
+    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
+      if (!isfinite(value[k])) return t.name;
+    }
   }
-  (void)closedir(d);
+  return NULL;
 }
 
-int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state *state) {
-  char path[PATH], text[VALUE];
+/* ---- saving ----------------------------------------------------------------------------------*/
+
+/* A name that is taken, but not by the file that is to have it, is somebody else's. */
+static int is_free(const char *path, const manifest_file *f) {
+  if (!disk_exists(path) || manifest_is(path, f)) return CLI_OK;
+  return cli_bad("%s: is there already and is none of this run's; move it away", path);
+}
+
+static int give_name(const char *next, const char *path) {
+  return disk_rename(next, path)
+             ? CLI_OK
+             : cli_bad("%s: cannot be renamed %s: %s", next, path, strerror(errno));
+}
+
+static void remove_pair(const char *dir, const manifest_pair *pair) {
+  char *model = path_of(dir, "model", pair->step), *state = path_of(dir, "precond", pair->step);
+  if (pair->step >= 0 && manifest_is(model, &pair->model)) disk_remove(model);
+  if (pair->step >= 0 && manifest_is(state, &pair->precond)) disk_remove(state);
+  free(model);
+  free(state);
+}
+
+int checkpoint_save(const char *dir, const nn *net, precond *p, run_state *state) {
+  manifest m = state->files;
+  m.before = m.now;
+  m.now.step = state->step;
+  manifest_made_by(&m);
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  int rc = disk_folder(folder);
-  if (rc == CLI_OK) rc = path_of(path, dir, "model", state->step);
-  if (rc == CLI_OK) rc = save_model(path, net, state);
-  if (rc == CLI_OK) rc = path_of(path, dir, "precond", state->step);
-  if (rc == CLI_OK) rc = precond_save(p, path);
-  const int n =
-      snprintf(text, sizeof text, "{\"schema\": 1, \"step\": %lld}\n", (long long)state->step);
-  if (rc == CLI_OK) rc = disk_write(latest, text, (size_t)n);
-  if (rc == CLI_OK) checkpoint_tidy(dir, state->step);
+  char *next[2] = {cli_join(folder, "model.next"), cli_join(folder, "precond.next")};
+  char *path[2] = {path_of(dir, "model", state->step), path_of(dir, "precond", state->step)};
+  manifest_file *file[2] = {&m.now.model, &m.now.precond};
+  int rc = disk_own_folder(folder);
+  for (int i = 0; i < 2 && rc == CLI_OK; i++)
+    rc = disk_regular(next[i]);
+  if (rc == CLI_OK) rc = save_model(next[0], net, state);
+  if (rc == CLI_OK) rc = precond_save(p, next[1]);
+  for (int i = 0; i < 2 && rc == CLI_OK; i++) {
+    rc = manifest_look(next[i], file[i]);
+    if (rc == CLI_OK) rc = is_free(path[i], file[i]);
+  }
+  if (rc == CLI_OK) rc = manifest_write(latest, &m);
+  for (int i = 0; i < 2 && rc == CLI_OK; i++)
+    rc = give_name(next[i], path[i]);
+  if (rc == CLI_OK) {
+    remove_pair(dir, &m.before);
+    state->files = m;
+  }
+  for (int i = 0; i < 2; i++) {
+    free(next[i]);
+    free(path[i]);
+  }
+  free(latest);
   free(folder);
+  return rc;
+}
+
+int checkpoint_config(const char *dir, run_state *state, uint32_t next) {
+  char *latest = in_checkpoint(dir, "latest.json");
+  state->files.config_next = next;
+  const int rc = manifest_write(latest, &state->files);
+  state->files.config = next; /* of the next checkpoint */
   free(latest);
   return rc;
 }
 
-bool checkpoint_exists(const char *dir) {
-  char *path = cli_join(dir, "checkpoint/latest.json");
-  const bool there = disk_exists(path);
+/* ---- is it all there? ------------------------------------------------------------------------*/
+
+static int find_file(const char *dir, const char *what, int64_t step, const manifest_file *f) {
+  char name[VALUE];
+  (void)snprintf(name, sizeof name, "%s.next", what);
+  char *path = path_of(dir, what, step), *next = in_checkpoint(dir, name);
+  manifest_file is;
+  int rc = CLI_OK;
+  if (!disk_exists(path) && manifest_is(next, f)) rc = give_name(next, path);
+  if (rc == CLI_OK && !disk_exists(path))
+    rc = cli_bad("%s: is missing, and belongs to the checkpoint of step %lld", path,
+                 (long long)step);
+  if (rc == CLI_OK) rc = manifest_look(path, &is);
+  if (rc == CLI_OK && (is.bytes != f->bytes || is.head != f->head)) {
+    rc = cli_bad("%s: does not belong to latest.json, or was edited: %lld bytes, head %08lx, "
+                 "expected %lld, %08lx",
+                 path, (long long)is.bytes, (unsigned long)is.head, (long long)f->bytes,
+                 (unsigned long)f->head);
+  }
   free(path);
-  return there;
+  free(next);
+  return rc;
 }
 
-static int read_latest(const char *dir, int64_t *step) {
-  char *folder = cli_join(dir, "checkpoint"), *path = cli_join(folder, "latest.json");
-  char *text = NULL;
-  int rc = disk_read(path, &text);
-  json_t *o = rc == CLI_OK ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
-  const json_t *v = json_object_get(o, "step");
-  const bool ours = json_integer_value(json_object_get(o, "schema")) == 1;
-  *step = ours && json_is_integer(v) ? (int64_t)json_integer_value(v) : -1;
-  if (rc == CLI_OK && *step < 0) rc = cli_bad("%s: expected {\"schema\": 1, \"step\": N}", path);
-  json_decref(o);
+static int find_config(const char *dir, const manifest *m) {
+  char *path = cli_join(dir, "config.json"), *text = NULL;
+  int rc = disk_exists(path) ? disk_regular(path)
+                             : cli_bad("%s: is missing, and belongs to the checkpoint", path);
+  if (rc == CLI_OK) rc = disk_read(path, &text);
+  if (rc == CLI_OK) {
+    const uint32_t is = disk_crc(text, strlen(text));
+    if (is != m->config && is != m->config_next)
+      rc = cli_bad("%s: does not belong to checkpoint/latest.json, or was edited: checksum %08lx, "
+                   "expected %08lx",
+                   path, (unsigned long)is, (unsigned long)m->config_next);
+  }
   free(text);
-  free(folder);
   free(path);
   return rc;
 }
 
+int checkpoint_find(const char *dir, bool *there) {
+  manifest m;
+  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
+  char *log = cli_join(dir, "log.jsonl"), *more = NULL;
+  *there = false;
+  int rc = disk_exists(folder) ? disk_own_folder(folder) : CLI_OK;
+  if (rc == CLI_OK && disk_exists(latest)) {
+    *there = true;
+    rc = manifest_read(latest, &m);
+    if (rc == CLI_OK) rc = find_file(dir, "model", m.now.step, &m.now.model);
+    if (rc == CLI_OK) rc = find_file(dir, "precond", m.now.step, &m.now.precond);
+    if (rc == CLI_OK && (more = newer(dir, m.now.step)) != NULL) {
+      rc = cli_bad("%s: is newer than latest.json, which is of step %lld; put back what belongs "
+                   "together, or move it away",
+                   more, (long long)m.now.step);
+    }
+    if (rc == CLI_OK) rc = find_config(dir, &m);
+    if (rc == CLI_OK) rc = log_check(log, m.log_bytes, m.log);
+  } else if (rc == CLI_OK && (more = newer(dir, -1)) != NULL) {
+    rc = cli_bad("%s: is missing, but %s is there; put latest.json back, or move the checkpoint "
+                 "away to begin again",
+                 latest, more);
+  }
+  free(more);
+  free(log);
+  free(latest);
+  free(folder);
+  return rc;
+}
+
+/* ---- loading, and what is left over ----------------------------------------------------------*/
+
 int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state) {
-  char path[PATH];
-  int64_t step = 0;
-  memset(state, 0, sizeof *state);
-  int rc = read_latest(dir, &step);
-  if (rc == CLI_OK) rc = path_of(path, dir, "model", step);
-  if (rc == CLI_OK) rc = load_model(path, net, state);
+  char *latest = in_checkpoint(dir, "latest.json");
+  checkpoint_init(state);
+  int rc = manifest_read(latest, &state->files);
+  const int64_t step = state->files.now.step;
+  char *model = path_of(dir, "model", step), *state_file = path_of(dir, "precond", step);
+  if (rc == CLI_OK) rc = load_model(model, net, state);
   if (rc == CLI_OK && state->step != step)
-    rc = cli_bad("%s: is of step %lld", path, (long long)state->step);
-  if (rc == CLI_OK) rc = path_of(path, dir, "precond", step);
-  return rc == CLI_OK ? precond_load(p, path) : rc;
+    rc = cli_bad("%s: is of step %lld", model, (long long)state->step);
+  if (rc == CLI_OK) rc = precond_load(p, state_file);
+  free(latest);
+  free(model);
+  free(state_file);
+  return rc;
+}
+
+void checkpoint_tidy(const char *dir, const manifest *m) {
+  static const char *const left[] = {"model.next", "model.next.part", "precond.next",
+                                     "precond.next.part", "latest.json.part"};
+  for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
+    char *path = in_checkpoint(dir, left[i]);
+    disk_remove(path);
+    free(path);
+  }
+  if (m->before.step != m->now.step) remove_pair(dir, &m->before);
+}
+
+void checkpoint_remove(const char *dir) {
+  manifest m;
+  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
+  if (disk_exists(latest) && manifest_read(latest, &m) == CLI_OK) {
+    checkpoint_tidy(dir, &m);
+    remove_pair(dir, &m.now);
+    disk_remove(latest);
+  }
+  (void)rmdir(folder);
+  free(latest);
+  free(folder);
 }

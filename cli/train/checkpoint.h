@@ -2,34 +2,46 @@
  *
  *   model-<step>.safetensors    parameters and buffers by name; in its metadata what follows
  *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included
- *   latest.json                 {"schema": 1, "step": N}: the pair that counts
+ *   latest.json                 which pair counts, and the checksums that hold it, config.json and
+ *                               log.jsonl together (manifest.h)
  *
- * The pair is complete on the disk before latest.json names it, and the one before goes only then:
- * a run killed at any moment has a whole checkpoint, unless it has none yet. */
+ * A pair is written as model.next and precond.next, complete on the disk before latest.json says so;
+ * then it gets its names, and the pair before goes.  So a run killed at any moment has a whole checkpoint
+ * (or none yet), a file under its own name was in a latest.json once, and no other file is removed.
+ * Links are not followed: what is none of these files is refused. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
+#include "manifest.h"
 #include "precond.h"
 
 typedef struct run_state {
   int64_t step;      /* so many are done */
   int64_t per_epoch; /* steps of an epoch, to see whether the data is the same */
   int64_t data_crc;  /* data_checksum */
-  int64_t log_bytes; /* of log.jsonl */
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
-  double seconds;
-  train_station station[TRAIN_STATIONS];
-  int stations;
+  manifest files; /* of the checkpoint made or read last; for the next one: config, log, times */
 } run_state;
 
-/* All CLI_BAD, told in one line. */
-bool checkpoint_exists(const char *dir);
-int checkpoint_save(const char *dir, const nn *net, precond *p, const run_state *state);
-/* An error if there is none.  After a failure the network may be half loaded. */
+void checkpoint_init(run_state *s);
+
+/* All CLI_BAD, told in one line that names the file. */
+
+/* Is there a checkpoint in DIR, with all that belongs to it as it was?  Anything less than all of it is
+ * an error.  Finishes what a run that was killed left between latest.json and the names. */
+int checkpoint_find(const char *dir, bool *there);
+int checkpoint_save(const char *dir, const nn *net, precond *p, run_state *state);
+/* After checkpoint_find.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state);
-/* Removes all but the pair of `step`: a run killed between latest.json and this leaves more. */
-void checkpoint_tidy(const char *dir, int64_t step);
+/* config.json, whose checksum is that of state->files, is about to become another. */
+int checkpoint_config(const char *dir, run_state *state, uint32_t next);
+/* The name of a parameter or buffer that is not finite, or NULL. */
+const char *checkpoint_lost(const nn *net);
+/* Removes what a killed save left behind, and the pair before. */
+void checkpoint_tidy(const char *dir, const manifest *m);
+/* Removes a checkpoint that nobody needs any more, and the folder if nothing else is in it. */
+void checkpoint_remove(const char *dir);
 
 #endif

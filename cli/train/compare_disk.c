@@ -8,6 +8,7 @@
  *
  * A result is on the disk whole or not at all (disk.h), and what is there is not run again. */
 #include "compare.h"
+#include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
 #include "settings_rows.h"
@@ -254,31 +255,17 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
 
 /* ---- the folder of a run ---------------------------------------------------------------------*/
 
-static void remove_files(const char *folder) {
-  DIR *d = opendir(folder);
-  if (d == NULL) return;
-  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
-    struct stat st;
-    char *file = cli_join(folder, e->d_name);
-    if (lstat(file, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(file);
-    free(file);
-  }
-  (void)closedir(d);
-}
+void compare_run_done(const char *folder) { checkpoint_remove(folder); }
 
-void compare_run_done(const char *folder) {
-  char *checkpoint = cli_join(folder, "checkpoint");
-  remove_files(checkpoint);
-  (void)rmdir(checkpoint);
-  free(checkpoint);
-}
-
+/* What a run that never came to a checkpoint has written; nothing else that may lie there. */
 int compare_run_begin(const char *folder, bool *resume) {
-  char *latest = cli_join(folder, "checkpoint/latest.json");
-  *resume = disk_exists(latest);
-  free(latest);
-  if (*resume) return CLI_OK;
-  compare_run_done(folder);
-  remove_files(folder);
-  return disk_folder(folder);
+  static const char *const left[] = {"config.json", "config.json.part", "log.jsonl"};
+  const int rc = checkpoint_find(folder, resume);
+  if (rc != CLI_OK || *resume) return rc;
+  for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
+    char *path = cli_join(folder, left[i]);
+    disk_remove(path);
+    free(path);
+  }
+  return disk_own_folder(folder);
 }

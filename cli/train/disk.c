@@ -10,7 +10,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+#include <zlib.h>
 
 bool disk_exists(const char *path) {
   struct stat st;
@@ -28,36 +30,61 @@ static bool write_all(int fd, const char *bytes, size_t size) {
   return true;
 }
 
+/* Some file systems cannot flush a folder, some folders cannot be read: only a failing disk counts. */
 static bool flush_folder(const char *path) {
   char *folder = cli_join(path, "");
-  char *slash = strrchr(folder, '/'); /* the one that disk_join put */
+  char *slash = strrchr(folder, '/'); /* the one that cli_join put */
   *slash = 0;
   slash = strrchr(folder, '/');
   if (slash != NULL) slash[slash == folder] = 0;
   const int fd = open(slash != NULL ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool done = fd >= 0 && fsync(fd) == 0;
+  const bool done = fd < 0 || fsync(fd) == 0 || errno != EIO;
   if (fd >= 0) (void)close(fd);
   free(folder);
   return done;
 }
 
+static int unwritable(const char *path, int why) {
+  return cli_bad("%s: cannot be written: %s", path, strerror(why));
+}
+
+/* Opening a pipe that nobody reads would wait for ever; a reader that is just starting gets a second. */
+static int open_through(const char *path) {
+  const struct timespec pause = {0, 20 * 1000 * 1000};
+  for (int attempt = 0;; attempt++) {
+    const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd >= 0) {
+      (void)fcntl(fd, F_SETFL, O_WRONLY);
+      return fd;
+    }
+    if (errno != ENXIO || attempt == 50) return -1;
+    (void)nanosleep(&pause, NULL);
+  }
+}
+
 /* Neither flushed nor renamed: a device, a pipe. */
 static int write_through(const char *path, const void *bytes, size_t size) {
-  const int fd = open(path, O_WRONLY | O_CLOEXEC);
+  const int fd = open_through(path);
   bool done = fd >= 0 && write_all(fd, bytes, size);
   int why = errno;
   if (fd >= 0 && close(fd) != 0 && done) {
     done = false;
     why = errno;
   }
-  return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
+  if (!done && why == ENXIO) return cli_bad("%s: is a pipe that nobody reads", path);
+  return done ? CLI_OK : unwritable(path, why);
 }
 
 static int replace(const char *path, const void *bytes, size_t size) {
   const size_t n = strlen(path) + sizeof ".part";
   char *part = cli_take(n, 1);
   (void)snprintf(part, n, "%s.part", path);
-  const int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (disk_regular(part) != CLI_OK) {
+    free(part);
+    return CLI_BAD;
+  }
+  const int fd =
+      open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
   bool done = fd >= 0 && write_all(fd, bytes, size) && fsync(fd) == 0;
   int why = errno;
   if (fd >= 0 && close(fd) != 0 && done) {
@@ -70,17 +97,42 @@ static int replace(const char *path, const void *bytes, size_t size) {
   }
   if (!done && fd >= 0) (void)unlink(part);
   free(part);
-  return done ? CLI_OK : cli_bad("%s: cannot be written: %s", path, strerror(why));
+  return done ? CLI_OK : unwritable(path, why);
+}
+
+int disk_regular(const char *path) {
+  struct stat st;
+  if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return CLI_OK;
+  return cli_bad("%s: is %s, expected a regular file", path,
+                 S_ISLNK(st.st_mode)    ? "a symbolic link"
+                 : S_ISDIR(st.st_mode)  ? "a folder"
+                 : S_ISFIFO(st.st_mode) ? "a pipe"
+                                        : "a device or a socket");
 }
 
 int disk_write(const char *path, const void *bytes, size_t size) {
+  return disk_regular(path) == CLI_OK ? replace(path, bytes, size) : CLI_BAD;
+}
+
+int disk_export(const char *path, const void *bytes, size_t size) {
   struct stat st;
-  if (stat(path, &st) != 0) return replace(path, bytes, size);
+  if (stat(path, &st) != 0)
+    return disk_write(path, bytes, size); /* nothing, or a link to nothing */
+  if (S_ISDIR(st.st_mode)) return unwritable(path, EISDIR);
   if (!S_ISREG(st.st_mode)) return write_through(path, bytes, size);
   char *file = realpath(path, NULL); /* what a link points to is replaced, not the link */
   const int rc = replace(file != NULL ? file : path, bytes, size);
   free(file);
   return rc;
+}
+
+bool disk_rename(const char *from, const char *to) {
+  return rename(from, to) == 0 && flush_folder(to);
+}
+
+void disk_remove(const char *path) {
+  struct stat st;
+  if (lstat(path, &st) == 0 && S_ISREG(st.st_mode)) (void)unlink(path);
 }
 
 int disk_lock(const char *dir, const char *who, int *fd) {
@@ -92,29 +144,40 @@ int disk_lock(const char *dir, const char *who, int *fd) {
   return taken ? cli_bad("--out: another natgrad %s is at work in %s", who, dir) : CLI_OK;
 }
 
-int disk_read(const char *path, char **out) {
-  *out = NULL;
-  FILE *f = fopen(path, "rb");
-  if (f == NULL) return cli_bad("%s: cannot be read: %s", path, strerror(errno));
-  size_t n = 0, room = 4096;
-  char *text = cli_take(room, 1);
-  for (size_t got; (got = fread(text + n, 1, room - n - 1, f)) > 0;) {
-    n += got;
-    if (n + 1 < room) continue;
-    char *more = cli_take(room * 2, 1);
-    memcpy(more, text, n);
-    free(text);
-    text = more;
-    room *= 2;
-  }
-  text[n] = 0;
-  const bool failed = ferror(f) != 0;
+int disk_open(const char *path, int *fd) {
+  struct stat st;
+  *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe does not make us wait */
   const int why = errno;
-  (void)fclose(f);
-  if (failed) {
+  if (*fd < 0 && why != ENXIO) return cli_bad("%s: cannot be read: %s", path, strerror(why));
+  if (*fd >= 0 && fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return CLI_OK;
+  const bool folder = *fd >= 0 && S_ISDIR(st.st_mode);
+  if (*fd >= 0) (void)close(*fd);
+  *fd = -1;
+  return cli_bad("%s: cannot be read: %s", path, folder ? strerror(EISDIR) : "not a regular file");
+}
+
+int disk_read(const char *path, char **out) {
+  struct stat st;
+  int fd;
+  *out = NULL;
+  if (disk_open(path, &fd) != CLI_OK) return CLI_BAD;
+  size_t n = 0;
+  int why = fstat(fd, &st) == 0 ? 0 : errno;
+  char *text = why == 0 ? malloc((size_t)st.st_size + 1) : NULL;
+  if (why == 0 && text == NULL) why = ENOMEM;
+  while (why == 0 && n < (size_t)st.st_size) {
+    const ssize_t got = read(fd, text + n, (size_t)st.st_size - n);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) why = errno;
+    if (got <= 0) break; /* it got shorter */
+    n += (size_t)got;
+  }
+  (void)close(fd);
+  if (why != 0) {
     free(text);
     return cli_bad("%s: cannot be read: %s", path, strerror(why));
   }
+  text[n] = 0;
   *out = text;
   return CLI_OK;
 }
@@ -134,4 +197,15 @@ int disk_folder(const char *path) {
   if (why == 0 && (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))) why = ENOTDIR;
   if (why == 0) return CLI_OK;
   return cli_bad("%s: cannot be made a folder: %s", path, strerror(why));
+}
+
+int disk_own_folder(const char *path) {
+  struct stat st;
+  if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
+    return cli_bad("%s: is a symbolic link, expected a folder", path);
+  return disk_folder(path);
+}
+
+uint32_t disk_crc(const void *bytes, size_t size) {
+  return (uint32_t)crc32_z(crc32_z(0, NULL, 0), bytes, size);
 }

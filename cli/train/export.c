@@ -139,7 +139,7 @@ static int write_csv(const record *r, const char *path) {
     (void)fputc('\n', f);
   }
   int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
-  if (rc == CLI_OK) rc = disk_write(path, text, size);
+  if (rc == CLI_OK) rc = disk_export(path, text, size);
   free(text);
   return rc;
 }

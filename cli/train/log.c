@@ -13,13 +13,16 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 enum { MARKS = 3 }; /* step, epoch, end */
 
 struct run_log {
   FILE *f;
   char *path;
-  bool told; /* one line is enough */
+  bool told;     /* one line is enough */
+  int64_t bytes; /* so many have the CRC-32 `crc` */
+  uint32_t crc;
   struct {
     double ms[TRAIN_STATIONS];
     int64_t steps;
@@ -32,39 +35,88 @@ static int failed(run_log *l) {
   return CLI_BAD;
 }
 
-static int open_log(const char *path, const char *mode, run_log **out) {
+static int open_log(const char *path, int flags, run_log **out) {
+  *out = NULL;
+  if (disk_regular(path) != CLI_OK) return CLI_BAD;
   run_log *l = cli_take(1, sizeof *l);
-  l->path = cli_join(path, "");
-  l->path[strlen(path)] = 0;
-  l->f = fopen(path, mode);
+  l->path = cli_copy(path);
+  const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
+  l->f = fd >= 0 ? fdopen(fd, "r+") : NULL;
   if (l->f != NULL) {
     *out = l;
     return CLI_OK;
   }
   const int rc = failed(l);
+  if (fd >= 0) (void)close(fd);
   free(l->path);
   free(l);
-  *out = NULL;
   return rc;
 }
 
-int log_create(const char *path, run_log **out) { return open_log(path, "we", out); }
+int log_create(const char *path, run_log **out) {
+  return open_log(path, O_CREAT | O_TRUNC | O_APPEND, out);
+}
 
-int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out) {
-  struct stat st;
-  *out = NULL;
-  if (stat(path, &st) != 0) return cli_bad("%s: cannot be read: %s", path, strerror(errno));
-  if (st.st_size < bytes) {
-    return cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
-                   (long long)st.st_size, (long long)bytes);
+/* `crc` of what came before, and of the bytes from..to of the file; false: not all could be read. */
+static bool add_crc(int fd, int64_t from, int64_t to, uint32_t *crc) {
+  unsigned char piece[1 << 14];
+  uLong sum = *crc;
+  while (from < to) {
+    const size_t want = to - from < (int64_t)sizeof piece ? (size_t)(to - from) : sizeof piece;
+    const ssize_t got = pread(fd, piece, want, (off_t)from);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    sum = crc32_z(sum, piece, (size_t)got);
+    from += got;
   }
-  if (truncate(path, (off_t)bytes) != 0)
-    return cli_bad("%s: cannot be cut: %s", path, strerror(errno));
-  if (open_log(path, "ae", out) != CLI_OK) return CLI_BAD;
+  *crc = (uint32_t)sum;
+  return true;
+}
+
+static int too_short(const char *path, int64_t is, int64_t bytes) {
+  return cli_bad("%s: has %lld bytes, the checkpoint was made when there were %lld", path,
+                 (long long)is, (long long)bytes);
+}
+
+int log_check(const char *path, int64_t bytes, uint32_t crc) {
+  struct stat st;
+  int fd;
+  uint32_t is = 0;
+  if (disk_regular(path) != CLI_OK || disk_open(path, &fd) != CLI_OK) return CLI_BAD;
+  int rc = CLI_OK;
+  if (fstat(fd, &st) == 0 && st.st_size < bytes) {
+    rc = too_short(path, (int64_t)st.st_size, bytes);
+  } else if (!add_crc(fd, 0, bytes, &is)) {
+    rc = cli_bad("%s: cannot be read: %s", path, strerror(errno));
+  } else if (is != crc) {
+    rc = cli_bad(
+        "%s: does not belong to checkpoint/latest.json, or was edited: its first %lld bytes "
+        "have checksum %08lx, expected %08lx",
+        path, (long long)bytes, (unsigned long)is, (unsigned long)crc);
+  }
+  (void)close(fd);
+  return rc;
+}
+
+int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out) {
+  struct stat st;
+  if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
+  run_log *l = *out;
+  int rc = CLI_OK;
+  if (fstat(fileno(l->f), &st) != 0) rc = failed(l);
+  if (rc == CLI_OK && st.st_size < bytes) rc = too_short(path, (int64_t)st.st_size, bytes);
+  if (rc == CLI_OK && ftruncate(fileno(l->f), (off_t)bytes) != 0)
+    rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
+  if (rc != CLI_OK) {
+    log_drop(out);
+    return rc;
+  }
+  l->bytes = bytes;
+  l->crc = crc;
   for (int m = 0; m < MARKS - 1; m++) { /* "end" tells of the whole run */
     for (int i = 0; i < t->stations; i++)
-      (*out)->mark[m].ms[i] = t->station[i].total_ms;
-    (*out)->mark[m].steps = t->steps;
+      l->mark[m].ms[i] = t->station[i].total_ms;
+    l->mark[m].steps = t->steps;
   }
   return CLI_OK;
 }
@@ -78,13 +130,23 @@ int log_close(run_log **l) {
   return rc;
 }
 
-int log_sync(run_log *l, int64_t *bytes) {
+void log_drop(run_log **l) {
+  if (*l == NULL) return;
+  (*l)->told = true;
+  (void)log_close(l);
+}
+
+int log_sync(run_log *l, int64_t *bytes, uint32_t *crc) {
   *bytes = 0;
+  *crc = 0;
   if (l == NULL) return CLI_OK;
   if (fflush(l->f) != 0 || fsync(fileno(l->f)) != 0) return failed(l);
   struct stat st;
-  if (fstat(fileno(l->f), &st) != 0) return failed(l);
-  *bytes = (int64_t)st.st_size;
+  if (fstat(fileno(l->f), &st) != 0 ||
+      !add_crc(fileno(l->f), l->bytes, (int64_t)st.st_size, &l->crc))
+    return failed(l);
+  *bytes = l->bytes = (int64_t)st.st_size;
+  *crc = l->crc;
   return CLI_OK;
 }
 

@@ -16,6 +16,7 @@ typedef struct run_log run_log; /* NULL: nothing is written, all functions accep
 /* Everything here: CLI_BAD, told in one line. */
 int log_create(const char *path, run_log **out);
 int log_close(run_log **l);
+void log_drop(run_log **l); /* the run has failed already: nobody is told more */
 
 typedef struct log_times { /* totals so far; the log keeps its own marks */
   const train_station *station;
@@ -23,8 +24,11 @@ typedef struct log_times { /* totals so far; the log keeps its own marks */
   int64_t steps;
 } log_times;
 
-/* Goes on after the first `bytes` of it, cutting the rest off; `t`: the times those tell. */
-int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **out);
+/* Do its first `bytes` have this CRC-32? */
+int log_check(const char *path, int64_t bytes, uint32_t crc);
+/* Goes on after the first `bytes` of it, whose CRC-32 that is, cutting the rest off; `t`: the times those
+ * tell. */
+int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);
 
 typedef struct log_step {
   int64_t step, epoch;
@@ -35,8 +39,8 @@ int log_write_step(run_log *l, const log_step *s, const log_times *t);
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
                   const log_times *t);
-/* On the disk; *bytes: so long it is. */
-int log_sync(run_log *l, int64_t *bytes);
+/* On the disk; so long it is, and their CRC-32. */
+int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
 /* What an object holds under the names of a train_epoch; what is not a number becomes NaN. */
 struct json_t;

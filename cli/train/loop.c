@@ -16,7 +16,6 @@
 #include "progress.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,43 +35,13 @@ typedef struct run {
   int lock; /* of the folder; -1: none */
   progress progress;
   run_state state;
-  int64_t total, saved; /* steps of the run; step of the checkpoint that was made or read last */
+  int64_t total;               /* steps of the run */
   double own_ms[OWN], step_ms; /* of this process; step_ms: all of a step */
   double seconds_before;
-  train_station before[TRAIN_STATIONS]; /* the totals of the checkpoint that was resumed */
-  int n_before;
-  double loss; /* of the last step */
+  manifest before; /* of the checkpoint that was resumed, with its totals */
+  double loss;     /* of the last step */
   train_result *out;
 } run;
-
-/* ---- signals ---------------------------------------------------------------------------------*/
-
-static volatile sig_atomic_t interrupted, on_terminal;
-
-static void on_signal(int number) {
-  if (interrupted) {
-    (void)signal(number, SIG_DFL);
-    (void)raise(number); /* comes when this handler returns */
-  } else {
-    static const char line[] = "\nnatgrad: stopping after this step; again to end at once\n";
-    const size_t skip = on_terminal ? 0 : 1; /* there a bar or ^C stands in this line */
-    (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
-  }
-  interrupted = 1;
-}
-
-void train_catch_signals(void) {
-  on_terminal = isatty(STDERR_FILENO) == 1;
-  struct sigaction how;
-  memset(&how, 0, sizeof how);
-  how.sa_handler = on_signal;
-  how.sa_flags = SA_RESTART; /* a write in progress is not broken off */
-  (void)sigemptyset(&how.sa_mask);
-  (void)sigaction(SIGINT, &how, NULL);
-  (void)sigaction(SIGTERM, &how, NULL);
-}
-
-bool train_interrupted(void) { return interrupted != 0; }
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
@@ -86,8 +55,9 @@ static log_times gather(run *r) {
   }
   const int n = OWN + precond_stations(r->p, t + OWN, TRAIN_STATIONS - OWN);
   for (int i = 0; i < n; i++) {
-    for (int k = 0; k < r->n_before; k++) {
-      if (strcmp(t[i].name, r->before[k].name) == 0) t[i].total_ms += r->before[k].total_ms;
+    for (int k = 0; k < r->before.stations; k++) {
+      const train_station *b = &r->before.station[k];
+      if (strcmp(t[i].name, b->name) == 0) t[i].total_ms += b->total_ms;
     }
   }
   r->out->stations = n;
@@ -200,14 +170,22 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- keeping ---------------------------------------------------------------------------------*/
 
+/* Weights that are lost never replace those of the checkpoint before: the run ends as diverged. */
 static int save(run *r) {
+  const char *lost = checkpoint_lost(r->net);
+  if (lost != NULL) {
+    r->out->diverged = true;
+    (void)snprintf(r->out->lost, sizeof r->out->lost, "%s", lost);
+    return CLI_OK;
+  }
   const log_times t = gather(r);
-  int rc = log_sync(r->log, &r->state.log_bytes);
-  r->state.seconds = seconds(r);
-  r->state.stations = t.stations;
-  memcpy(r->state.station, t.station, sizeof r->state.station);
+  manifest *m = &r->state.files;
+  int rc = log_sync(r->log, &m->log_bytes, &m->log);
+  m->seconds = seconds(r);
+  m->stations = t.stations;
+  memcpy(m->station, t.station, sizeof m->station);
   if (rc == CLI_OK) rc = checkpoint_save(r->s->out, r->net, r->p, &r->state);
-  r->saved = r->state.step;
+  if (rc == CLI_OK) r->out->kept = r->state.step;
   return rc;
 }
 
@@ -249,7 +227,8 @@ static int steps(run *r) {
     if (rc != CLI_OK || r->out->diverged) return rc;
     rc = after_step(r, lr, correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
-    if (interrupted && r->state.step < r->total) {
+    r->out->unheard = r->progress.show.lines && ferror(stdout) != 0;
+    if ((train_interrupted() || r->out->unheard) && r->state.step < r->total) {
       r->out->stopped = true;
       return CLI_OK;
     }
@@ -260,7 +239,7 @@ static int steps(run *r) {
 static int finish(run *r) {
   int rc = CLI_OK;
   /* A run that has lost its way is not kept: the checkpoint before it is worth more. */
-  if (r->log != NULL && !r->out->diverged && r->saved != r->state.step) rc = save(r);
+  if (r->log != NULL && !r->out->diverged && r->out->kept != r->state.step) rc = save(r);
   train_epoch last = {.epoch = r->state.step / r->feed.per_epoch,
                       .train_loss = r->loss,
                       .test_accuracy = (double)NAN};
@@ -307,57 +286,122 @@ static int describe_net(run *r) {
   return precond_check(r->s, r->net);
 }
 
+static int64_t total_of(const settings *s, int64_t per_epoch) {
+  const double wanted = s->epochs * (double)per_epoch;
+  return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
+}
+
 static int from_the_start(run *r, const char *config, const char *log) {
-  return settings_write(r->s, config) == CLI_OK ? log_create(log, &r->log) : CLI_BAD;
+  char *text;
+  size_t size;
+  int rc = settings_text(r->s, config, &text, &size);
+  if (rc == CLI_OK) rc = disk_write(config, text, size);
+  if (rc == CLI_OK) {
+    r->state.files.config = r->state.files.config_next = disk_crc(text, size);
+    rc = log_create(log, &r->log);
+  }
+  free(text);
+  return rc;
 }
 
 /* The folder of a run that begins. */
 static int make_folder(run *r, const char *config, const char *log) {
+  bool there = false;
   if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log)) {
     return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
   }
-  return from_the_start(r, config, log);
+  const int rc = checkpoint_find(r->s->out, &there);
+  return rc == CLI_OK ? from_the_start(r, config, log) : rc;
+}
+
+/* config.json as it is from now on: epochs may be more.  A kill in between leaves one of the two. */
+static int renew_config(run *r, const char *config) {
+  char *text;
+  size_t size;
+  int rc = settings_text(r->s, config, &text, &size);
+  manifest *m = &r->state.files;
+  const uint32_t crc = rc == CLI_OK ? disk_crc(text, size) : 0;
+  if (rc == CLI_OK && (crc != m->config || crc != m->config_next)) {
+    rc = checkpoint_config(r->s->out, &r->state, crc);
+    if (rc == CLI_OK) rc = disk_write(config, text, size);
+  }
+  free(text);
+  return rc;
+}
+
+static int fits(const run *r, int64_t data) {
+  const run_state *was = &r->state;
+  if (was->data_crc != data) {
+    return cli_bad("--data: %s holds other samples than the run in %s began with", r->s->data,
+                   r->s->out);
+  }
+  if (was->per_epoch != r->feed.per_epoch) {
+    return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
+                   (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
+  }
+  if (was->step > r->total) {
+    return cli_bad("--%s: the run in %s has taken %lld steps already, this asks for %lld",
+                   r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
+                   (long long)r->total);
+  }
+  return CLI_OK;
+}
+
+/* What is allowed, and changes the numbers to come. */
+static void say_what_changes(const run *r, const settings *was) {
+  char differs[1024];
+  manifest now;
+  manifest_init(&now);
+  manifest_made_by(&now);
+  manifest_differs(&r->before, &now, differs, sizeof differs);
+  if (differs[0] != 0)
+    cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
+  const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
+  const double then = lr_at(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = lr_at(r->s, at, (double)r->total / per_epoch);
+  if (r->state.step < r->total && next != then) {
+    cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
+             "it would have been %.4g",
+             r->s->steps > 0 ? "steps" : "epochs", r->s->lr_schedule, (long long)r->state.step,
+             next, then);
+  }
 }
 
 /* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
+  bool there = false;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
-  int rc = disk_exists(config) ? settings_read(&was, config)
-                               : cli_bad("--resume: %s holds no run", r->s->out);
+  int rc = checkpoint_find(r->s->out, &there);
+  if (rc == CLI_OK) rc = disk_regular(config);
+  if (rc == CLI_OK) {
+    rc = disk_exists(config) ? settings_read(&was, config)
+                             : cli_bad("--resume: %s holds no run", r->s->out);
+  }
   if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
-  settings_free(&was);
-  /* Killed before its first checkpoint: everything is a function of the seed. */
-  if (rc == CLI_OK && !checkpoint_exists(r->s->out)) return from_the_start(r, config, log);
   const int64_t data = r->state.data_crc;
-  if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
-  if (rc != CLI_OK) return rc;
-  if (r->state.data_crc != data) {
-    return cli_bad("--data: %s holds other samples than the run in %s began with", r->s->data,
-                   r->s->out);
+  if (rc == CLI_OK && !there) { /* everything is a function of the seed */
+    cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
+    rc = from_the_start(r, config, log);
+  } else if (rc == CLI_OK) {
+    rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
+    if (rc == CLI_OK) rc = fits(r, data);
+    const manifest *m = &r->state.files;
+    if (rc == CLI_OK) rc = log_epochs(log, m->log_bytes, &r->out->epoch, &r->out->epochs);
+    r->out->kept = r->state.step;
+    r->seconds_before = m->seconds;
+    r->before = *m;
+    const log_times t = gather(r);
+    if (rc == CLI_OK) say_what_changes(r, &was);
+    if (rc == CLI_OK) rc = log_reopen(log, m->log_bytes, m->log, &t, &r->log);
+    if (rc == CLI_OK) checkpoint_tidy(r->s->out, m);
+    if (rc == CLI_OK) rc = renew_config(r, config);
   }
-  if (r->state.per_epoch != r->feed.per_epoch) {
-    return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
-                   (long long)r->feed.per_epoch, r->s->out, (long long)r->state.per_epoch);
-  }
-  if (r->state.step > r->total) {
-    return cli_bad("--%s: the run in %s has taken %lld steps already, this asks for %lld",
-                   r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)r->state.step,
-                   (long long)r->total);
-  }
-  if (log_epochs(log, r->state.log_bytes, &r->out->epoch, &r->out->epochs) != CLI_OK)
-    return CLI_BAD;
-  r->saved = r->state.step;
-  r->seconds_before = r->state.seconds;
-  r->n_before = r->state.stations;
-  memcpy(r->before, r->state.station, sizeof r->before);
-  const log_times t = gather(r);
-  rc = log_reopen(log, r->state.log_bytes, &t, &r->log);
-  if (rc == CLI_OK) checkpoint_tidy(r->s->out, r->state.step);
-  return rc == CLI_OK ? settings_write(r->s, config) : rc; /* epochs may be more now */
+  settings_free(&was);
+  return rc;
 }
 
 int train_check(const settings *s, const data_set *d) {
@@ -380,10 +424,8 @@ static int begin(run *r) {
   if (rc == CLI_OK) rc = nn_ready(r->net, r->s->batch);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, r->reconstructs, r->pool, &r->feed);
   if (rc == CLI_OK) rc = precond_create(r->s, r->net, r->pool, &r->p);
-  const double wanted = r->s->epochs * (double)r->feed.per_epoch;
-  r->total = r->s->steps > 0 ? r->s->steps : (int64_t)llround(fmax(1.0, wanted));
+  r->total = total_of(r->s, r->feed.per_epoch);
   r->state.per_epoch = r->feed.per_epoch;
-  r->saved = -1;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   r->state.data_crc = data_checksum(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
@@ -404,6 +446,9 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   r.out = out;
   r.loss = (double)NAN;
   r.lock = -1;
+  out->kept = -1;
+  checkpoint_init(&r.state);
+  manifest_init(&r.before);
   int rc = begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;
@@ -412,8 +457,8 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
     progress_end(&r.progress);
     if (rc == CLI_OK) rc = finish(&r);
   }
-  const int closed = log_close(&r.log);
-  if (rc == CLI_OK) rc = closed;
+  if (rc == CLI_OK) rc = log_close(&r.log);
+  log_drop(&r.log);
   if (r.lock >= 0) (void)close(r.lock);
   precond_destroy(&r.p);
   feed_free(&r.feed);

@@ -275,9 +275,9 @@ int precond_stations(const precond *p, train_station *out, int room) {
 }
 
 int64_t precond_bytes(const precond *p) {
-  int64_t peak = 0;
-  ng_context_allocated(p->ctx, NULL, &peak, NULL);
-  return peak;
+  int64_t bytes = 0;
+  ng_context_allocated(p->ctx, &bytes, NULL, NULL);
+  return bytes;
 }
 
 int precond_save(precond *p, const char *path) {

@@ -27,7 +27,7 @@ int precond_forget(precond *p); /* there is no step: what was observed since the
 double precond_observe_ms(const precond *p); /* spent in the watch so far */
 double precond_clip(const precond *p);       /* nu of the last step */
 int precond_stations(const precond *p, train_station *out, int room); /* how many */
-int64_t precond_bytes(const precond *p);                              /* at the peak */
+int64_t precond_bytes(const precond *p);                              /* held now */
 
 int precond_save(precond *p, const char *path);
 int precond_load(precond *p, const char *path);

@@ -65,8 +65,9 @@ double settings_lr(const settings *s);        /* lr, or the default in its place
 
 /* FILE.json: an object of settings, {"model": "lenet", "damping": 0.01}. */
 int settings_read(settings *s, const char *path);
-/* All of them, and the library's version and options in full, as DIR/config.json. */
-int settings_write(const settings *s, const char *path);
+/* All of them, and the library's version and options in full, as they go to DIR/config.json: `path`, for
+ * messages.  For free(). */
+int settings_text(const settings *s, const char *path, char **text, size_t *size);
 /* May a run that began as `was` go on as `now`?  CLI_BAD names the first setting that differs and
  * shapes the run; `where` is the file that `was` came from. */
 int settings_same(const settings *was, const settings *now, const char *where);

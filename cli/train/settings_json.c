@@ -115,15 +115,16 @@ static void add_library(FILE *f, const ng_options *o) {
   }
 }
 
-int settings_write(const settings *s, const char *path) {
+int settings_text(const settings *s, const char *path, char **text, size_t *size) {
   ng_options *o = NULL;
-  char *text = NULL, value[VALUE] = "";
-  size_t size = 0;
-  FILE *f = open_memstream(&text, &size);
+  char value[VALUE] = "";
+  *text = NULL;
+  FILE *f = open_memstream(text, size);
   if (f == NULL) return cli_bad("%s: no memory", path);
   if (settings_options(s, &o) != CLI_OK) {
     (void)fclose(f);
-    free(text);
+    free(*text);
+    *text = NULL;
     return CLI_BAD;
   }
   settings full = *s; /* only looked at */
@@ -143,8 +144,8 @@ int settings_write(const settings *s, const char *path) {
   if (!settings_first_order(s)) add_library(f, o);
   ng_options_destroy(&o);
   (void)fputs("\n}\n", f);
-  int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
-  if (rc == CLI_OK) rc = disk_write(path, text, size);
-  free(text);
-  return rc;
+  if (fclose(f) == 0) return CLI_OK;
+  free(*text);
+  *text = NULL;
+  return cli_bad("%s: no memory", path);
 }

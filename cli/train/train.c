@@ -1,5 +1,7 @@
 /* train.c: `natgrad train`: settings from the command line, a file and the folder of a run that
  * goes on, in that order of who wins; the data; one run; what to say about its end. */
+#include "checkpoint.h"
+#include "disk.h"
 #include "nn/models.h"
 #include "settings_table.h"
 #include "train.h"
@@ -39,6 +41,16 @@ static int apply(settings *s, const wish *w, const cli_args *args) {
   return rc;
 }
 
+/* Before a data set is looked for under a name that somebody may have edited. */
+static int find_checkpoint(const char *dir) {
+  bool there;
+  int lock;
+  int rc = disk_lock(dir, "train", &lock);
+  if (rc == CLI_OK) rc = checkpoint_find(dir, &there);
+  if (lock >= 0) (void)close(lock);
+  return rc;
+}
+
 /* A run that goes on has the settings it began with, under those given now; train_run sees to it
  * that they do not differ. */
 static int read_settings(settings *s, const wish *w, const cli_args *args) {
@@ -48,7 +60,8 @@ static int read_settings(settings *s, const wish *w, const cli_args *args) {
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_bad("--out: this name is too long");
-  if (access(path, F_OK) != 0) return CLI_OK; /* train_run says what is missing */
+  rc = find_checkpoint(s->out);
+  if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run says what is missing */
   settings_free(s);
   settings_init(s);
   rc = settings_read(s, path);
@@ -68,9 +81,17 @@ static int report(const settings *s, const train_result *r, bool quiet) {
                   (long long)r->skipped, (long long)r->steps);
   }
   if (r->diverged) {
-    (void)fprintf(stderr, "natgrad: diverged: the loss after step %lld is not finite\n",
-                  (long long)r->steps);
+    char kept[64] = "";
+    if (r->kept >= 0)
+      (void)snprintf(kept, sizeof kept, "; the checkpoint of step %lld stays", (long long)r->kept);
+    (void)fprintf(stderr, "natgrad: diverged: %s%s after step %lld is not finite%s\n",
+                  r->lost[0] != 0 ? "" : "the loss", r->lost, (long long)r->steps, kept);
     return CLI_NO;
+  }
+  if (r->unheard && r->stopped) {
+    return cli_bad("standard output could not be written; stopped after step %lld%s%s",
+                   (long long)r->steps,
+                   s->out[0] != 0 ? ", natgrad train --resume goes on in " : "", s->out);
   }
   if (r->stopped && s->out[0] != 0) {
     (void)fprintf(stderr,
@@ -195,9 +216,16 @@ const cli_command cli_train = {
         "checkpoint in DIR and end the run; the second one ends it at once.  A run that is "
         "resumed\n"
         "has the settings of DIR/config.json and gives the same bits as one that was not\n"
-        "interrupted; only --epochs or --steps may become more, and a schedule that ends with the\n"
-        "run is stretched then.  Exit code 1: stopped by a signal, or the loss is not finite any\n"
-        "more.  Test losses are without label smoothing.\n",
+        "interrupted; only --epochs or --steps may change.  A schedule that ends with the run is "
+        "that\n"
+        "of the new length then; the program says so, and also when it, the processor or the "
+        "number\n"
+        "of threads is another one.  Weights, state, latest.json, config.json and log.jsonl "
+        "belong\n"
+        "together: what is missing, mixed or edited is refused by name.  Exit code 1: stopped by "
+        "a\n"
+        "signal, or the loss or a weight is not finite any more (the checkpoint before stays).\n"
+        "Test losses are without label smoothing.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

@@ -2,7 +2,7 @@
  *
  * Rooms: settings.c the table of settings; loop.c the steps; precond.c the one that talks to
  * natgrad.h (layers registered, watch, step, stations); lr.c the learning rate of a step;
- * checkpoint.c state on disk and back; log.c log.jsonl; progress.c the bar; train.c the command.
+ * checkpoint.c state on disk and back; manifest.c what belongs together; log.c log.jsonl; progress.c the bar; train.c the command.
  *
  * A step: batch -> forward (inputs observed) -> loss -> backward (output gradients observed) ->
  * ng_step_sgd or ng_step_adamw, which preconditions and updates.  sgd and adamw are the same with
@@ -36,10 +36,13 @@ typedef struct train_result {
   int64_t steps, skipped, rescued, unobserved;
   int64_t first; /* steps that were done before, by a run that this one goes on with */
   bool stopped;  /* by a signal */
-  bool diverged; /* the loss is not finite: ended there */
+  bool diverged; /* the loss, or a weight, is not finite: ended there */
+  bool unheard;  /* stopped because nobody can be told: stdout is full, or closed */
+  char lost[64]; /* that weight; "": the loss */
+  int64_t kept;  /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
-  int64_t network_bytes, precond_bytes; /* held by the trainer's network; peak of the library's */
+  int64_t network_bytes, precond_bytes; /* held by the network; by the library, between steps */
 } train_result;
 
 typedef struct train_show { /* what is shown while it runs */

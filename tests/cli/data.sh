@@ -63,10 +63,12 @@ good npy:x.npy,column.npy
 # A run goes on with the same samples wherever they lie, and with no others.
 train 0 '' --data mnist:plain
 cp -r plain moved
-train 0 '' --data mnist:moved --resume --epochs 2
-sed -i 's/"mnist:moved"/"mnist:nowhere"/' run/config.json
-train 2 'natgrad: --data: nowhere: no file *' --resume --epochs 3
-train 0 '' --data mnist:moved --resume --epochs 3
+stretched='natgrad: --epochs: another length of the run changes the schedule linear: after step * lr is *, it would have been 0'
+train 0 "$stretched" --data mnist:moved --resume --epochs 2
+mv moved gone
+train 2 'natgrad: --data: moved: no file *' --resume --epochs 3
+mv gone moved
+train 0 "$stretched" --data mnist:moved --resume --epochs 3
 sed -i 's/abc/abd/' moved/train-images-idx3-ubyte
 train 2 'natgrad: --data: mnist:moved holds other samples than the run in run began with' --data mnist:moved --resume --epochs 4
 train 2 "natgrad: --data: is 'cifar10:ten', but 'mnist:moved' in run/config.json; *" --data cifar10:ten --resume --epochs 4

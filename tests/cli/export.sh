@@ -82,7 +82,7 @@ export_ 2 'natgrad: /nowhere/x.csv: cannot be written: No such file or directory
 export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv
 if [[ -w /dev/full ]]; then
   mkdir full && ln -s /dev/full full/x.csv.part
-  export_ 2 'natgrad: full/x.csv: cannot be written: No space left on device' run --csv full/x.csv
+  export_ 2 'natgrad: full/x.csv.part: is a symbolic link, expected a regular file' run --csv full/x.csv
 fi
 
 # A link stays a link, a pipe is written to, a device stays one; the log itself is safe.
@@ -94,6 +94,10 @@ cat pipe >piped.csv &
 export_ 0 '*' run --csv pipe
 wait $!
 [[ -p pipe ]] && cmp -s real.csv piped.csv || fail "a pipe was replaced, or got something else"
+export_ 2 'natgrad: pipe: is a pipe that nobody reads' run --csv pipe
+export_ 2 'natgrad: events: cannot be written: Is a directory' run --csv events
+mkdir piped && mkfifo piped/log.jsonl
+export_ 2 'natgrad: piped/log.jsonl: cannot be read: not a regular file' piped --csv x.csv
 cp run/log.jsonl log.copy
 export_ 2 'natgrad: --csv: run/log.jsonl is the log itself' run --csv run/log.jsonl
 cmp -s run/log.jsonl log.copy || fail "the log was overwritten"

@@ -5,11 +5,13 @@
  *                               ":n" at the end must be a number or null
  *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
  *   helper same FILE FILE       two safetensors files have the same tensors, bit for bit
+ *   helper finite FILE          the f32 tensors of a safetensors file are finite
  *
  * Silent and 0, or one line on stderr and 1. */
 #include "safetensors.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,9 +124,28 @@ static int same(const char *path, const char *other) {
   return rc;
 }
 
+static int check_finite(const char *path) {
+  char message[512] = "";
+  ngio_tensors *f = NULL;
+  if (ngio_tensors_read(path, NULL, &f, message, sizeof message) != NGIO_OK)
+    return complain("cannot read", message);
+  int rc = 0;
+  for (int32_t i = 0; i < ngio_tensors_count(f) && rc == 0; i++) {
+    const ngio_tensor *t = ngio_tensors_at(f, i);
+    const float *v = t->data;
+    if (t->dtype != NGIO_F32) continue;
+    for (int64_t k = 0; k < t->bytes / (int64_t)sizeof *v && rc == 0; k++) {
+      if (!isfinite(v[k])) rc = complain("not finite", t->name);
+    }
+  }
+  ngio_tensors_close(&f);
+  return rc;
+}
+
 int main(int argc, char **argv) {
   if (argc >= 3 && strcmp(argv[1], "json") == 0) return check_json(argv + 2, argc - 2);
   if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
   if (argc == 4 && strcmp(argv[1], "same") == 0) return same(argv[2], argv[3]);
+  if (argc == 3 && strcmp(argv[1], "finite") == 0) return check_finite(argv[2]);
   return complain("unknown", argc > 1 ? argv[1] : "nothing");
 }

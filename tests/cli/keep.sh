@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# A checkpoint is one unit: what is mixed, edited, renamed or missing is refused by name and left as it is;
+# nothing of somebody else's is followed, waited for, replaced or removed.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --epochs 2 --log-every 2
+  --lr-schedule constant --quiet)
+train() { expect "$1" "$2" "$natgrad" train "${@:3}"; }
+refused() { train 2 "natgrad: $1" --out run --resume --epochs 3 --quiet; }
+listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
+# again CHANGE...: a fresh copy of `whole`, changed; what is refused afterwards must not change it
+again() {
+  rm -rf run && cp -a whole run
+  "$@"
+  listing run >before
+}
+untouched() { diff before <(listing run) || fail "$1: refused, but changed"; }
+
+train 0 '' "${tiny[@]}" --checkpoint-every 6 --out whole
+train 0 '' "${tiny[@]}" --checkpoint-every 6 --out twin
+train 0 '' "${tiny[@]}" --checkpoint-every 6 --out other --seed 2
+c=run/checkpoint
+[[ $(cd whole/checkpoint && echo *) == 'latest.json model-16.safetensors precond-16.safetensors' ]] || fail "$(ls whole/checkpoint)"
+
+# The same run twice, the same weights: no times, no places in them.
+for file in model precond; do
+  cmp {whole,twin}/checkpoint/$file-16.safetensors || fail "$file differs between equal runs"
+done
+bytes_of() { tail -1 "$1/log.jsonl" | grep -oE '"(network|precond)_bytes": [0-9]+'; }
+[[ $(bytes_of whole) == "$(bytes_of twin)" && -n $(bytes_of whole) ]] || fail "memory differs between equal runs"
+train 0 '' "${tiny[@]}" --epochs 1 --out parts
+train 0 '' --out parts --resume --epochs 2 --quiet
+train 0 '' "${tiny[@]}" --out once
+cmp {parts,once}/checkpoint/model-16.safetensors || fail "going on gives other weights"
+[[ $(bytes_of parts) == "$(bytes_of once)" ]] || fail "memory depends on interruptions: $(bytes_of parts) $(bytes_of once)"
+
+# Missing.
+for file in model-16.safetensors precond-16.safetensors; do
+  again rm $c/$file && refused "$c/$file: is missing, and belongs to the checkpoint of step 16" && untouched $file
+done
+again rm $c/latest.json && refused "$c/latest.json: is missing, but $c/* is there; put latest.json back, or *" && untouched latest
+again rm run/config.json && refused 'run/config.json: is missing, and belongs to the checkpoint' && untouched config
+again rm run/log.jsonl && refused 'run/log.jsonl: cannot be read: No such file or directory' && untouched log
+
+# Cut, empty, edited; a byte of the metadata of each.
+shorten() { truncate -s "$2" "$1"; }
+again shorten $c/latest.json 0 && refused "$c/latest.json: is empty; *" && untouched latest
+again shorten $c/latest.json 200 && refused "$c/latest.json: expected a checkpoint's list of files, *" && untouched latest
+again sed -i 's/"step": 16/"step": 17/' $c/latest.json && refused "$c/latest.json: is damaged or was edited: *" && untouched latest
+again sed -i 's/"seconds": "0x1/"seconds": "0x2/' $c/latest.json && refused "$c/latest.json: is damaged or was edited: *" && untouched latest
+again sed -i 's/"before": {/"before" : {/' $c/latest.json && refused "$c/latest.json: is damaged or was edited: *" && untouched latest
+again sed -i 's/"epochs": 2/"epochs": 4/' run/config.json && refused 'run/config.json: does not belong to checkpoint/latest.json, or was edited: *' && untouched config
+again sed -i 's/"data": "synthetic/"data": "mnist/' run/config.json && refused 'run/config.json: does not belong to *' && untouched config
+again sed -i '1s/"step": 2/"step": 3/' run/log.jsonl && refused 'run/log.jsonl: does not belong to checkpoint/latest.json, or was edited: *' && untouched log
+again shorten run/log.jsonl 100 && refused 'run/log.jsonl: has 100 bytes, the checkpoint was made when there were *' && untouched log
+again sed -i 's/"skipped":"0"/"skipped":"1"/' $c/model-16.safetensors && refused "$c/model-16.safetensors: does not belong to latest.json, or was edited: *" && untouched model
+again sed -i 's/\\"steps\\":16/\\"steps\\":15/' $c/precond-16.safetensors && refused "$c/precond-16.safetensors: does not belong to latest.json, *" && untouched precond
+for file in model precond; do
+  again shorten $c/$file-16.safetensors -4 && refused "$c/$file-16.safetensors: does not belong to latest.json, *" && untouched $file
+  again shorten $c/$file-16.safetensors 5 && refused "$c/$file-16.safetensors: cannot be read: no safetensors file, or cut short" && untouched $file
+  flip() { printf '\x7f\x7f\x7f\x7f' | dd of=$1 bs=1 seek=$(($(stat -c %s "$1") - 8)) conv=notrunc 2>/dev/null; }
+  again flip $c/$file-16.safetensors && refused "$c/$file-16.safetensors: *" && untouched $file
+done
+
+# Mixed: a part of another run; of another step of this run.
+for part in checkpoint/model-16.safetensors checkpoint/precond-16.safetensors config.json log.jsonl checkpoint/latest.json; do
+  again cp other/$part run/$part && refused 'run/*: does not belong to *latest.json, or was edited: *' && untouched $part
+done
+train 0 '' "${tiny[@]}" --checkpoint-every 6 --out long
+train 0 '' --out long --resume --epochs 3 --quiet
+again cp long/checkpoint/latest.json $c && refused "$c/model-24.safetensors: is missing, *" && untouched latest
+again cp long/checkpoint/model-24.safetensors $c && refused "$c/model-24.safetensors: is newer than latest.json, which is of step 16; *" && untouched newer
+again cp long/checkpoint/precond-24.safetensors $c/precond-16.safetensors && refused "$c/precond-16.safetensors: does not belong to *" && untouched renamed
+again mv $c/model-16.safetensors $c/model-8.safetensors && refused "$c/model-16.safetensors: is missing, *" && untouched renamed
+
+# A run that begins does not write over a checkpoint either.
+again rm run/config.json run/log.jsonl && train 2 "natgrad: run/config.json: is missing, *" "${tiny[@]}" --out run && untouched begins
+rm $c/latest.json && listing run >before && train 2 "natgrad: $c/latest.json: is missing, but *" "${tiny[@]}" --out run && untouched begins
+
+# Killed between latest.json and the names: the names are given.
+again mv $c/model-16.safetensors $c/model.next && mv $c/precond-16.safetensors $c/precond.next
+train 0 'run: had its 16 steps already; *' --out run --resume
+cmp {whole,run}/checkpoint/model-16.safetensors && cmp {whole,run}/checkpoint/precond-16.safetensors || fail "not named"
+[[ ! -e $c/model.next && ! -e $c/precond.next ]] || fail "left over: $(ls $c)"
+# ... or before the pair that was replaced was removed, and with a save that came to nothing.
+again cp long/checkpoint/model-24.safetensors $c/model.next && touch $c/{model.next.part,precond.next,latest.json.part}
+train 0 'run: had its 16 steps already; *' --out run --resume
+[[ $(cd $c && echo *) == 'latest.json model-16.safetensors precond-16.safetensors' ]] || fail "left over: $(ls $c)"
+
+# What is somebody else's stays, whatever its name; a name that is taken is not taken over.
+again mkdir $c/model-3.safetensors.d && echo mine | tee $c/{model-3,precond-4,model-best,model-7.safetensors.bak}.safetensors >run/notes
+train 0 '*' --out run --resume --epochs 3 --quiet
+for file in $c/{model-3,precond-4,model-best,model-7.safetensors.bak}.safetensors run/notes; do
+  [[ $(cat "$file") == mine ]] || fail "$file is gone"
+done
+[[ ! -e $c/model-16.safetensors && -e $c/model-24.safetensors ]] || fail "the pair before stays: $(ls $c)"
+
+# A comparison removes no more than its runs wrote.
+pair=(--data synthetic:classes=3,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1 --seeds 1 --methods sgd --quiet)
+expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair
+r=pair/runs/sgd-seed1
+[[ $(echo "$r"/*) == "$r/config.json $r/log.jsonl $r/result.json" ]] || fail "compare leaves $(echo "$r"/*)"
+rm $r/result.json && mkdir $r/checkpoint && echo mine | tee $r/notes $r/old.json $r/checkpoint/weights >/dev/null
+expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair --resume
+[[ $(cat $r/notes $r/old.json $r/checkpoint/weights) == $'mine\nmine\nmine' && -e $r/result.json ]] || fail "compare removed what is not its own"
+rm $r/result.json && touch $r/checkpoint/model-8.safetensors
+expect 2 "natgrad: $r/checkpoint/latest.json: is missing, but $r/checkpoint/model-8.safetensors is there; *" "$natgrad" compare "${pair[@]}" --out pair --resume
+
+# Links are not followed, and nothing but files is opened.
+mkdir elsewhere
+for part in checkpoint/latest.json checkpoint/model-16.safetensors checkpoint/precond-16.safetensors config.json log.jsonl; do
+  link() { mv "run/$part" "elsewhere/$(basename "$part")" && ln -s "$scratch/elsewhere/$(basename "$part")" "run/$part"; }
+  again link && listing elsewhere >elsewhere.before
+  refused "run/$part: is a symbolic link, expected a regular file" && untouched "$part"
+  diff elsewhere.before <(listing elsewhere) || fail "$part: a link was followed"
+  pipe() { rm "run/$part" && mkfifo "run/$part"; }
+  again pipe && expect 2 "natgrad: run/$part: is a pipe, expected a regular file" timeout 10 "$natgrad" train --out run --resume --quiet && untouched "$part"
+  folder() { rm "run/$part" && mkdir "run/$part"; }
+  again folder && refused "run/$part: is a folder, expected a regular file" && untouched "$part"
+done
+for name in model.next precond.next latest.json.part config.json.part; do
+  where=$c/$name
+  [[ $name == config* ]] && where=run/$name
+  echo mine >notes
+  again ln -s "$scratch/notes" "$where"
+  refused "$where: is a symbolic link, expected a regular file"
+  [[ $(cat notes) == mine && -L $where && -e $c/model-16.safetensors ]] || fail "$name: a link was followed"
+done
+again ln -s "$scratch/notes" $c/model.next.part
+refused "$c/model.next: cannot write: *"
+[[ $(cat notes) == mine && -e $c/model-16.safetensors ]] || fail "model.next.part: a link was followed"
+away() { mv $c elsewhere/checkpoint && ln -s "$scratch/elsewhere/checkpoint" $c; }
+again away && refused "$c: is a symbolic link, expected a folder" && untouched checkpoint
+mkfifo pipe.json
+expect 2 'natgrad: pipe.json: cannot be read: not a regular file' timeout 10 "$natgrad" train "${tiny[@]}" --config pipe.json
+expect 2 'natgrad: pipe.json: not a regular file' timeout 10 "$natgrad" replay pipe.json
+mkdir odd && mkfifo odd/case.json
+expect 2 'natgrad: odd/case.json: not a regular file' timeout 10 "$natgrad" replay odd
+mkdir unpacked && "$helper" unpack "$golden/kaisa-eigen-0.safetensors" unpacked || fail "unpack"
+expect 2 'natgrad: pipe.json: is there and is not a regular file' timeout 10 "$natgrad" pack unpacked pipe.json
+array=$(echo unpacked/*.npy | cut -d ' ' -f 1)
+rm "$array" && mkfifo "$array"
+expect 2 "natgrad: $array: not a regular file" timeout 10 "$natgrad" replay unpacked
+
+# Weights that are lost do not replace a checkpoint; --resume finds the one before.
+grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd --lr 1e6
+  --weight-decay 1000 --lr-schedule constant --quiet --checkpoint-every 1)
+expect 1 'natgrad: diverged: fc.* after step * is not finite; the checkpoint of step * stays' "$natgrad" train "${grow[@]}" --steps 12 --out grown
+finite=$(ls grown/checkpoint/model-*.safetensors)
+"$helper" finite "$finite" || fail "$finite holds numbers that are not finite"
+
+# Other threads: one line, and the run goes on.
+rm -rf run && cp -a whole run
+expect 0 '*natgrad: --resume: run was left by threads *, now 3; the last bits may differ*' env NG_THREADS=3 "$natgrad" train --out run --resume
+finish
