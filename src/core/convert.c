@@ -111,6 +111,18 @@ NG_CLONES static uint32_t strange16(const uint16_t *src, int64_t n, uint16_t exp
   return found;
 }
 
+NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t b = bits_of(x[i]) & 0x7fffffffu;
+    most = b > most ? b : most;
+  }
+  return most;
+}
+
+uint32_t ng_most_bits(const float *x, int64_t n) { return most_of(x, n); }
+float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
+
 /* Any alignment of the dtype's own; n may be 0, then neither pointer is looked at. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n) {
   NG_ASSERT(t == NG_F32 || t == NG_BF16 || t == NG_F16);

@@ -166,6 +166,11 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even; subnormals; overflow 
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
 bool ng_all_finite(const void *src, ng_dtype t, int64_t n);
+/* Bits of the largest |x|: the order of magnitudes is that of their bits.  From NG_INF_BITS on it is not
+ * finite; 0 of nothing. */
+#define NG_INF_BITS UINT32_C(0x7f800000)
+uint32_t ng_most_bits(const float *x, int64_t n);
+float ng_float_of_bits(uint32_t bits);
 
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 

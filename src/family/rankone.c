@@ -394,7 +394,9 @@ static ng_status measure(ng_block *b) {
   }
   k->lambda = b->opt.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);
-  k->wide = !sure || k->lambda < LEAST_QUICK;
+  /* D a of a row may be beyond f32 though nothing else is. */
+  const bool fits = k->t == NULL || ng_all_finite(k->along, NG_F32, b->entry->d.out);
+  k->wide = !sure || !fits || k->lambda < LEAST_QUICK;
   if (sure) return NG_OK;
   ng_parallel(b->ctx, ng_threads_of(b->ctx), wide_piece, b);
   gather_ranks(b);

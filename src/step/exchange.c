@@ -223,11 +223,12 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;
   double *x = s->exchange.small, *sum = x + NG_CODES;
   ng_codes_put(x, s->trouble);
-  memset(sum, 0, (1 + 2 * WEIGHTED) * sizeof *sum);
+  memset(sum, 0, (2 + 2 * WEIGHTED) * sizeof *sum);
   sum[0] = s->refused;
+  sum[1] = ng_bounds_threat(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    double *to = sum + 1 + (b->ascends ? each : 0);
+    double *to = sum + 2 + (b->ascends ? each : 0);
     if (b->owner != p->ctx->rank && !b->partial) continue;
     to[0] += b->inner;
     to[1] += b->d2;
@@ -237,16 +238,27 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to[3] += weight * b->inner;
     to[4] += weight * b->d2;
   }
-  ng_status st = sum_small(p, x, NG_CODES + 1 + 2 * each, "agree");
+  ng_status st = sum_small(p, x, NG_CODES + 2 + 2 * each, "agree");
   if (st != NG_OK) return st;
   st = spread(p, x, s->trouble);
   s->trouble = st;
   s->refused = sum[0] > 0.0;
+  s->threat = sum[1];
   for (int i = 0; i < 2; i++) {
-    const double *from = sum + 1 + i * each, *weighted = each == SUMS ? from : from + 3;
+    const double *from = sum + 2 + i * each, *weighted = each == SUMS ? from : from + 3;
     sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
   }
   return st < NG_OK ? st : NG_OK;
+}
+
+/* What any rank found that made all of what the step would write. */
+ng_status ng_exchange_probe(ng_precond *p) {
+  ng_engine *s = p->step;
+  double refused = s->refused;
+  const ng_status st = sum_small(p, &refused, 1, "probe");
+  if (st != NG_OK) return st;
+  s->refused = refused > 0.0;
+  return NG_OK;
 }
 
 /* ---- statistics ------------------------------------------------------------------------------*/

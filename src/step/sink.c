@@ -20,6 +20,7 @@
  * with measure's, one write), 24 with SGD and momentum. */
 #include "step/step.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "simd.h"
@@ -126,11 +127,9 @@ NG_CLONES static void adamw_tile(const ng_adamw_numbers *a, float *m, float *v, 
   }
 }
 
-/* n weights from `at` in the moments: through SGD or AdamW.  `at` counts elements of the parameter:
- * moments are dense, whatever the stride of the weight. */
-static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
+/* n weights and their moments through SGD or AdamW. */
+static void update(const ng_update_sink *s, const ng_slot *slot, float *m, float *v, float *w,
                    const direction *of, int64_t n) {
-  float *m = slot->m == NULL ? NULL : slot->m + at;
   const ng_group_numbers *numbers = &s->group[slot->update_group];
   ng_group_numbers own;
   if (slot->entry->missed > 0) {
@@ -142,7 +141,7 @@ static void update(const ng_update_sink *s, ng_slot *slot, int64_t at, float *w,
   if (s->kind == NG_OUT_SGD) {
     sgd_tile(&numbers->sgd, m, w, of, n);
   } else {
-    adamw_tile(&numbers->adamw, m, slot->v + at, w, of, n);
+    adamw_tile(&numbers->adamw, m, v, w, of, n);
   }
 }
 
@@ -155,10 +154,15 @@ static float *as_f32(const ng_place *v, int64_t row, int64_t col, int64_t n, flo
   return room;
 }
 
+/* In double: where two terms nearly cancel, or a factor is no f32. */
+static bool is_wide(const ng_pair *pair) {
+  return pair->wide || fabs(pair->scale) > (double)FLT_MAX || fabs(pair->k) > (double)FLT_MAX;
+}
+
 /* PD of at most TILE elements into x: x has the gradient, unless PD is at hand. */
 static void make(float *x, int64_t n, const ng_pair *pair, int64_t at) {
   const float *u = pair->u == NULL ? NULL : pair->u + at;
-  if (pair->wide) {
+  if (is_wide(pair)) {
     rescale_wide(x, u, n, pair->scale, pair->k);
   } else {
     rescale(x, u, n, (float)pair->scale, (float)pair->k);
@@ -174,7 +178,7 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   const bool there = v->dtype == NG_F32 && v->straight;
   const int64_t most = ng_place_columns(v);
   (void)s;
-  if (there && pair->values == NULL && !pair->wide) {
+  if (there && pair->values == NULL && !is_wide(pair)) {
     make(ng_place_at(v, row, col), n, pair, 0);
     return;
   }
@@ -191,39 +195,95 @@ static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t c
   }
 }
 
+/* What goes into the update of m elements from column c of what is put: read where it lies, or by way
+ * of `seen`.  With `wide` PD is made in double first and enters as f32. */
+static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int64_t c, int64_t m,
+                              const ng_pair *pair, float *seen) {
+  const ng_place *from = &slot->grad;
+  direction of = {NULL, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale, (float)pair->k};
+  if (is_wide(pair)) {
+    if (pair->values != NULL) {
+      memcpy(seen, pair->values + c, (size_t)m * sizeof *seen);
+    } else {
+      ng_place_read(from, row, col + c, m, seen);
+    }
+    make(seen, m, pair, c);
+    return (direction){seen, NULL, 1.0f, 0.0f};
+  }
+  of.d = pair->values != NULL ? pair->values + c : as_f32(from, row, col + c, m, seen);
+  return of;
+}
+
+/* What the caller made not finite since it was last looked at: known to no bound, found while it is read. */
+static bool look(ng_slot *slot, const float *w, int64_t n) {
+  const uint32_t most = ng_most_bits(w, n);
+  uint32_t seen = atomic_load_explicit(&slot->seen, memory_order_relaxed);
+  while (most > seen && !atomic_compare_exchange_weak_explicit(
+                            &slot->seen, &seen, most, memory_order_relaxed, memory_order_relaxed)) {
+  }
+  return most < NG_INF_BITS;
+}
+
 /* The gradient stays as it is: the caller may want it for its own norms.  `straight` needs no tile:
- * all of a row in one loop.  With `wide` PD is made in double first and enters the update as
- * f32. */
+ * all of a row in one loop.  Moments are dense, whatever the stride of the weight. */
 static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                        const ng_pair *pair) {
   const ng_update_sink *s = (const ng_update_sink *)(const void *)sink;
   const ng_place *from = &slot->grad, *to = &slot->weight;
-  const bool straight = to->dtype == NG_F32 && to->straight && !pair->wide &&
+  const bool straight = to->dtype == NG_F32 && to->straight && !is_wide(pair) &&
                         (pair->values != NULL || (from->dtype == NG_F32 && from->straight));
   const int64_t most = ng_place_columns(to->straight ? from : to);
   float seen[TILE], tile[TILE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(most, n - c);
-    direction of = {pair->values, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale,
-                    (float)pair->k};
-    if (pair->values != NULL) {
-      of.d = pair->values + c;
-    } else if (pair->wide) {
-      ng_place_read(from, row, col + c, m, seen);
-      make(seen, m, pair, c);
-      of = (direction){seen, NULL, 1.0f, 0.0f};
-    } else {
-      of.d = as_f32(from, row, col + c, m, seen);
-    }
+    const int64_t at = row * slot->cols + col + c;
     float *w = as_f32(to, row, col + c, m, tile);
-    update(s, slot, row * slot->cols + col + c, w, &of, m);
+    if (!look(slot, w, m)) continue; /* stays, with its moments */
+    const direction of = direction_of(slot, row, col, c, m, pair, seen);
+    update(s, slot, slot->m == NULL ? NULL : slot->m + at, slot->v == NULL ? NULL : slot->v + at, w,
+           &of, m);
     if (w == tile) ng_place_write(to, row, col + c, m, tile);
   }
 }
 
-/* The same operations as put_gradient, rounded to the gradient's dtype and then thrown away, so
- * that the answer is that of what would be written.  The flag only goes up, so threads need no
- * order. */
+/* ---- the probe -------------------------------------------------------------------------------*/
+
+static void found(const ng_probe_sink *s, const ng_slot *slot, ng_fault fault) {
+  int64_t entry = 0;
+  while (s->p->entry[entry] != slot->entry) {
+    entry++;
+  }
+  const int64_t mine = (entry * 2 + slot->which) * NG_FAULTS + (int64_t)fault;
+  _Atomic int64_t *first = (_Atomic int64_t *)(uintptr_t)&s->found;
+  int64_t seen = atomic_load(first);
+  while (mine < seen && !atomic_compare_exchange_weak(first, &seen, mine)) {
+  }
+}
+
+/* What was there before is looked at, too: a number that is not finite makes no other. */
+static void probe_update(const ng_probe_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t c,
+                         int64_t n, const ng_pair *pair) {
+  const int64_t at = row * slot->cols + col + c, bytes = n * (int64_t)sizeof(float);
+  float seen[TILE], w[TILE], m[TILE], v[TILE];
+  uint32_t narrow[TILE];
+  ng_place_read(&slot->weight, row, col + c, n, w);
+  if (!ng_all_finite(w, NG_F32, n)) found(s, slot, NG_FAULT_WEIGHT);
+  if (slot->m != NULL) memcpy(m, slot->m + at, (size_t)bytes);
+  if (slot->v != NULL) memcpy(v, slot->v + at, (size_t)bytes);
+  for (int pass = 0; pass < 2; pass++) {
+    const bool fine = (slot->m == NULL || ng_all_finite(m, NG_F32, n)) &&
+                      (slot->v == NULL || ng_all_finite(v, NG_F32, n));
+    if (!fine) found(s, slot, pass == 0 ? NG_FAULT_MOMENT : NG_FAULT_RESULT);
+    if (pass > 0) break;
+    const direction of = direction_of(slot, row, col, c, n, pair, seen);
+    update(&s->p->step->out, slot, slot->m == NULL ? NULL : m, v, w, &of, n);
+  }
+  ng_from_f32(narrow, slot->weight.dtype, w, n);
+  if (!ng_all_finite(narrow, slot->weight.dtype, n)) found(s, slot, NG_FAULT_RESULT);
+}
+
+/* The same operations as put_gradient and put_update, rounded to the dtype they go to and then thrown
+ * away, so that the answer is that of what would be written. */
 static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                       const ng_pair *pair) {
   const ng_probe_sink *s = (const ng_probe_sink *)(const void *)sink;
@@ -232,6 +292,10 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
   uint32_t narrow[TILE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(TILE, n - c);
+    if (s->p->step->out.kind != NG_OUT_GRADIENT) {
+      probe_update(s, slot, row, col, c, m, pair);
+      continue;
+    }
     if (pair->values != NULL) {
       memcpy(tile, pair->values + c, (size_t)m * sizeof *tile);
     } else {
@@ -239,8 +303,33 @@ static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
     }
     make(tile, m, pair, c);
     ng_from_f32(narrow, t, tile, m);
-    if (!ng_all_finite(narrow, t, m)) atomic_store((atomic_bool *)(uintptr_t)&s->overflows, true);
+    if (!ng_all_finite(narrow, t, m)) found(s, slot, NG_FAULT_RESULT);
   }
+}
+
+void ng_probe_sink_begin(ng_probe_sink *s, const ng_precond *p) {
+  s->sink.put = put_probe;
+  s->p = p;
+  atomic_init(&s->found, NG_PROBE_FINE);
+}
+
+void ng_probe_tell(ng_precond *p, ng_probe_sink *s) {
+  const int64_t code = atomic_load(&s->found);
+  if (code == NG_PROBE_FINE) return;
+  const int64_t number = code / NG_FAULTS;
+  const ng_slot *slot = &p->entry[number / 2]->slot[number % 2];
+  const bool gradient = p->step->out.kind == NG_OUT_GRADIENT;
+  const ng_fault fault = (ng_fault)(code % NG_FAULTS);
+  p->step->refused = true;
+  if (fault == NG_FAULT_RESULT) {
+    (void)ng_fail(p->ctx, NG_SKIPPED,
+                  "'%s': the step would leave the range of its %s (%s); nothing was written",
+                  slot->name, gradient ? "gradient" : "weight or moments",
+                  ng_dtype_name(gradient ? slot->grad.dtype : slot->weight.dtype));
+    return;
+  }
+  (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its %s not finite; nothing was written", slot->name,
+                fault == NG_FAULT_WEIGHT ? "weight is" : "moments are");
 }
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
@@ -315,9 +404,4 @@ void ng_update_late(ng_precond *p) {
 
 void ng_update_sink_begin(ng_update_sink *s) {
   s->sink.put = s->kind == NG_OUT_GRADIENT ? put_gradient : put_update;
-}
-
-void ng_probe_sink_begin(ng_probe_sink *s) {
-  s->sink.put = put_probe;
-  atomic_init(&s->overflows, false);
 }

@@ -206,32 +206,22 @@ static ng_status agree(ng_precond *p) {
   return NG_OK;
 }
 
-/* A gradient of f16 may become Inf: its range ends at 65504, and PD may be larger than D by 1 /
- * lambda.  No element is above the norm of all that leaves, so that norm says no nearly always;
- * where it cannot, all of it is made once without being written.  Found later, half of the
- * gradients would be written. */
-static bool probe_due(const ng_precond *p) {
-  const double F16_MOST = 65504.0;
-  if (p->step->out.kind != NG_OUT_GRADIENT || p->step->largest <= F16_MOST) return false;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->segments; k++) {
-      if (p->block[i]->segment[k].slot->grad.dtype == NG_F16) return true;
-    }
-  }
-  return false;
-}
-
+/* A gradient of f16 may become Inf, since its range ends at 65504 and PD may be larger than D by 1 /
+ * lambda; so may a weight or a moment.  The bounds say no nearly always; where they cannot, all of it is
+ * made once without being written.  Found later, half of it would be written. */
 static ng_status probe(ng_precond *p) {
   ng_probe_sink sink;
-  ng_probe_sink_begin(&sink);
+  ng_probe_sink_begin(&sink, p);
   ng_tiles_emit(p, &sink.sink);
-  if (atomic_load(&sink.overflows)) p->step->refused = true;
-  return NG_OK;
+  ng_probe_tell(p, &sink);
+  return ng_exchange_probe(p);
 }
 
 /* Cannot fail: everything that could refuse the step has been asked. */
 static ng_status emit(ng_precond *p) {
+  ng_bounds_begin(p);
   ng_tiles_emit(p, &p->step->out.sink);
+  p->step->trouble = ng_worse(p->step->trouble, ng_bounds_written(p));
   return NG_OK;
 }
 
@@ -298,8 +288,12 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .tells = true,
                      .waits = NG_MAIL_DIRECTION,
                      .leave = NG_LEAVE_REFUSED},
-    [NG_AT_PROBE] =
-        {.name = "probe", .run = probe, .due = probe_due, .tells = true, .leave = NG_LEAVE_REFUSED},
+    [NG_AT_PROBE] = {.name = "probe",
+                     .run = probe,
+                     .due = ng_bounds_fail,
+                     .collective = true,
+                     .tells = true,
+                     .leave = NG_LEAVE_REFUSED},
     [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
 };
 
@@ -412,11 +406,12 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   let_in(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
-    return ng_fail(p->ctx, NG_SKIPPED,
-                   "%s: a gradient or an observation was not finite, or a preconditioned gradient "
-                   "would not be; "
-                   "gradients are unchanged and the step is not counted",
-                   call);
+    return ng_fail(
+        p->ctx, NG_SKIPPED,
+        "%s: a gradient or an observation was not finite, or a preconditioned gradient, "
+        "weight or moment would not be; gradients and weights are unchanged and the step is "
+        "not counted",
+        call);
   }
   st = count_unobserved(p, call, st);
   p->steps++;

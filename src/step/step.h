@@ -10,7 +10,7 @@
  *   observe.c   an observation on its way to a block       exchange.c what ranks tell each other
  *   stations.c  the table and the walk                     clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
- *   deliver.c   PD for ranks that cannot make it
+ *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -53,12 +53,33 @@ void ng_update_sink_begin(ng_update_sink *s); /* kind and numbers are set */
 /* What depends on how often a parameter was updated, for those that missed some: after the groups. */
 void ng_update_late(ng_precond *p);
 
-/* Nothing is written, but whether a gradient would be Inf in its dtype. */
+/* What a probe finds wrong with a number, the first of a parameter that counts. */
+typedef enum ng_fault { NG_FAULT_WEIGHT, NG_FAULT_MOMENT, NG_FAULT_RESULT, NG_FAULTS } ng_fault;
+
+/* Nothing is written, but found out what could not be: of the first parameter that has one, its first
+ * fault; the same for any number of threads. */
 typedef struct ng_probe_sink {
   ng_sink sink;
-  atomic_bool overflows;
+  const ng_precond *p;
+  _Atomic int64_t found; /* (its number) NG_FAULTS + the fault; PROBE_FINE: none */
 } ng_probe_sink;
-void ng_probe_sink_begin(ng_probe_sink *s);
+#define NG_PROBE_FINE INT64_MAX
+void ng_probe_sink_begin(ng_probe_sink *s, const ng_precond *p);
+void ng_probe_tell(ng_precond *p,
+                   ng_probe_sink *s); /* `refused` and a message, if it found something */
+
+/* ---- bounds: bounds.c ------------------------------------------------------------------------*/
+
+/* One over the largest |PD| for which all that this rank would write is known to be finite; NG_THREAT
+ * where nothing is known. */
+#define NG_THREAT 1e300
+double ng_bounds_threat(const ng_precond *p);
+/* Whether it has to be found out by making all of it: after `agree`, the same on all ranks. */
+bool ng_bounds_fail(const ng_precond *p);
+void ng_bounds_begin(ng_precond *p); /* an update is about to write         */
+ng_status
+ng_bounds_written(ng_precond *p);     /* it has; NG_RESCUED: weights that are not finite stayed */
+void ng_bounds_loaded(ng_precond *p); /* moments came from elsewhere         */
 
 /* ---- tiles: tiles.c --------------------------------------------------------------------------*/
 
@@ -137,6 +158,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
  * all statistics; agree: status, refusals, sums[0] of most blocks and sums[1] of those that ascend. */
 ng_status ng_exchange_check(ng_precond *p);
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
+ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
 /* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
@@ -215,6 +237,7 @@ typedef struct ng_engine {
   bool known;          /* ... on any rank, and all know it      */
   bool solving;
   double largest;        /* no value that leaves is above it */
+  double threat;         /* the sum of ng_bounds_threat over ranks */
   double nu, inner, pd2; /* of the last step                                                      */
   double *norms;         /* [norms_most] |PD|^2 of the segments of one block                      */
   int64_t norms_most;

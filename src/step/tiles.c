@@ -10,6 +10,8 @@
  * bits do not depend on the number of threads. */
 #include "step/step.h"
 
+#include <math.h>
+
 enum { ELEMENTS = 16384, PIECES = 256 };
 
 /* ---- cutting ---------------------------------------------------------------------------------*/
@@ -153,15 +155,17 @@ void ng_tiles_release(ng_precond *p) {
 
 /* Asked before anything is written: a fused update must not move weights by a NaN, curvature or
  * not. */
-static bool plain_finite(const ng_tile *t) {
+static double plain_most(const ng_tile *t) {
+  uint32_t most = 0;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    if (!ng_place_finite(&t->slot->grad, r, t->col, t->cols)) return false;
+    const uint32_t bits = ng_place_most(&t->slot->grad, r, t->col, t->cols);
+    most = bits > most ? bits : most;
   }
-  return true;
+  return most < NG_INF_BITS ? (double)ng_float_of_bits(most) : (double)INFINITY;
 }
 
-/* A parameter without curvature leaves its verdict in place of a sum: 1 is not finite.  A tile of a
- * block whose averages are elsewhere leaves zeros. */
+/* A parameter without curvature leaves its largest number in place of a sum.  A tile of a block whose
+ * averages are elsewhere leaves zeros. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
   const int32_t *at = tiles->measured.cut + piece;
@@ -171,7 +175,7 @@ static void measure_piece(void *arg, int32_t piece) {
     memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
     if (t->slot->out) continue;
     if (t->block == NULL) {
-      sum[0] = plain_finite(t) ? 0.0 : 1.0;
+      sum[0] = plain_most(t);
     } else if (t->block->holds) {
       t->block->family->measure_tile(t->block, t, sum);
     }
@@ -199,7 +203,15 @@ void ng_tiles_measure(ng_precond *p) {
   if (t->measured.count > 0) ng_parallel(p->ctx, t->measured.pieces, measure_piece, t);
   share_time(p, ng_now_ms() - t0);
   for (int32_t i = 0; i < t->measured.count; i++) {
-    if (t->tile[i].block == NULL && t->sum[i * NG_TILE_SUMS] != 0.0) p->step->refused = true;
+    if (t->tile[i].block == NULL) t->tile[i].slot->most_g = 0.0;
+  }
+  for (int32_t i = 0; i < t->measured.count; i++) {
+    ng_slot *s = t->tile[i].slot;
+    if (t->tile[i].block != NULL) continue;
+    s->most_g = fmax(s->most_g, t->sum[i * NG_TILE_SUMS]);
+    if (s->most_g < (double)INFINITY) continue;
+    p->step->refused = true;
+    (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", s->name);
   }
 }
 
