@@ -381,7 +381,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *
  * Which layers.
  *   skip_layers     a POSIX extended regular expression, searched in each layer's name and kind
- *                   ("linear", "Linear", "conv2d", "Conv2d"); "" skips none
+ *                   ("linear", "Linear", "conv2d", "Conv2d"); "" skips none.  Bytes are compared as in the
+ *                   C locale.  At most 50 parentheses in each other, 8,192 steps with counted
+ *                   repetitions written out (a{9} are nine), no back references; a search takes at most
+ *                   the length of the text times these steps
  *   exclude_width   linear layers with so many outputs keep their gradient; 0: none
  *
  * Schedules of damping, stat_decay, kl_clip, stat_period, solve_period.
@@ -611,7 +614,8 @@ NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
  * happens to a layer that is registered, ng_explain tells.
  * Memory:  *option is the library's; `message` (may be NULL) receives one line on failure.
  * Threads: any.
- * Errors:  NG_ERR_ARG (skip_layers is no regular expression; no name), NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (skip_layers is no regular expression or is above its limits; no name),
+ *          NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
                                             const char **option, char *message,
                                             size_t message_size);

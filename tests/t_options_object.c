@@ -1,19 +1,12 @@
 /* t_options_object.c: options as an object that a program holds by a pointer: order without effect,
  * lines, copies, texts of its own, memory.  What a single value may be is in t_options.c. */
 #include "options_help.h"
+#include "sanitized.h"
 
 #include <stdbool.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#if defined(__has_feature)
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#else
-#define SANITIZED 0
-#endif
 
 static char message[512];
 

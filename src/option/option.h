@@ -15,8 +15,6 @@
 #include "core/core.h"
 #include "option/settings.h"
 
-#include <regex.h>
-
 /* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
  * set are reported through `mask`, so that schedules leave them alone. */
 ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
@@ -147,11 +145,11 @@ const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
 
 /* skip.c: layers that the options leave out.  Closed once it was opened; NG_ERR_ARG: no regular
- * expression. */
+ * expression, or one above the limits of pattern.h. */
+typedef struct ng_pattern ng_pattern;
 typedef struct ng_skip {
-  regex_t pattern;
-  bool searches; /* there is a pattern */
-  int64_t width; /* 0: none            */
+  ng_pattern *pattern; /* NULL: there is none */
+  int64_t width;       /* 0: none             */
 } ng_skip;
 ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
                        size_t size);

@@ -3,42 +3,43 @@
  * In: skip_layers, exclude_width, the description of a layer.  Out: which of the two leaves it out.  The
  * engine asks here for every layer at ng_ready, a program through ng_options_skip beforehand, when no
  * memory has been taken yet. */
-#include "option/option.h"
+#include "option/pattern.h"
 
-/* regcomp fails for memory or for the pattern; only the second is the caller's to put right. */
+/* A limit that an expression breaks is named: whoever wrote it must know what to make smaller. */
 ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
                        size_t size) {
+  const char *why = "";
   out->width = width;
-  out->searches = pattern[0] != 0;
-  if (!out->searches) return NG_OK;
-  const int bad = regcomp(&out->pattern, pattern, REG_EXTENDED | REG_NOSUB);
-  if (bad == 0) return NG_OK;
-  out->searches = false; /* there is nothing to free */
-  if (bad == REG_ESPACE) return ng_fail_to(message, size, NG_ERR_NOMEM, "skip_layers: no memory");
-  return ng_fail_to(message, size, NG_ERR_ARG,
-                    "skip_layers: '%s' is not a POSIX extended regular expression", pattern);
+  out->pattern = NULL;
+  if (pattern[0] == 0) return NG_OK;
+  const ng_status st = ng_pattern_make(pattern, &out->pattern, &why);
+  if (st == NG_OK) return NG_OK;
+  if (st == NG_ERR_NOMEM) return ng_fail_to(message, size, st, "skip_layers: no memory");
+  if (why[0] != 0) {
+    return ng_fail_to(message, size, st, "skip_layers: '%s' %s", ng_quote(pattern).text, why);
+  }
+  return ng_fail_to(message, size, st,
+                    "skip_layers: '%s' is not a POSIX extended regular expression",
+                    ng_quote(pattern).text);
 }
 
-void ng_skip_close(ng_skip *s) {
-  if (s->searches) regfree(&s->pattern);
-  s->searches = false;
-}
+void ng_skip_close(ng_skip *s) { ng_pattern_free(&s->pattern); }
 
 /* Kinds are spelt as here and as in PyTorch: KAISA's skip list has class names, and an expression
  * copied from it should skip the same layers.  A kind that is not supported yet has no name. */
-static bool found_in(const ng_layer *l, const regex_t *pattern) {
+static bool found_in(const ng_layer *l, ng_pattern *pattern) {
   static const char *const kind[][2] = {
       [NG_LINEAR] = {"linear", "Linear"}, [NG_CONV2D] = {"conv2d", "Conv2d"}};
-  bool found = regexec(pattern, l->name, 0, NULL, 0) == 0;
+  bool found = ng_pattern_found(pattern, l->name);
   for (int i = 0; i < 2 && (l->kind == NG_LINEAR || l->kind == NG_CONV2D); i++) {
-    found = found || regexec(pattern, kind[l->kind][i], 0, NULL, 0) == 0;
+    found = found || ng_pattern_found(pattern, kind[l->kind][i]);
   }
   return found;
 }
 
 /* A layer that both leave out is the expression's. */
 ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l) {
-  if (s->searches && found_in(l, &s->pattern)) return NG_OPTION_skip_layers;
+  if (s->pattern != NULL && found_in(l, s->pattern)) return NG_OPTION_skip_layers;
   const bool wide = s->width > 0 && l->kind == NG_LINEAR && l->out == s->width;
   return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
 }
