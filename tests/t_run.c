@@ -1,0 +1,352 @@
+/* t_run.c: what a training run writes down, against values known another way: losses and accuracies
+ * from the weights that it kept, a whole run of softmax regression in double, the clip from what the
+ * weights did.  Times are in t_run_times.c. */
+#include "cli.h"
+#include "train/feed.h"
+#include "train/precond.h"
+#include "trained.h"
+#include "trainer_help.h"
+
+#include "natgrad.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -log softmax(y)_label, or with smoothed labels. */
+static double entropy(const double *y, int n, int32_t label, double smoothing) {
+  double sum = 0.0, loss = 0.0;
+  for (int k = 0; k < n; k++)
+    sum += exp(y[k]);
+  for (int k = 0; k < n; k++)
+    loss -= (smoothing / n + (k == label ? 1.0 - smoothing : 0.0)) * (y[k] - log(sum));
+  return loss;
+}
+
+static bool right(const double *y, int n, int32_t label) {
+  for (int k = 0; k < n; k++) {
+    if (k != label && y[k] >= y[label]) return false;
+  }
+  return true;
+}
+
+/* ---- the test pass ---------------------------------------------------------------------------*/
+
+/* The weights that were kept, in a network of batch 1, show every sample by itself, as it is in the
+ * data set. */
+static void evaluate(const trained *r, const data_set *d, const data_split *split, double *loss,
+                     double *accuracy) {
+  enum { CLASSES = 8 };
+  nn *net = network_of(r, d, 1, 77);
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    const bool param = i < nn_params(net);
+    const nn_param *q = param ? nn_param_at(net, i) : NULL;
+    const nn_buffer *b = param ? NULL : nn_buffer_at(net, i - nn_params(net));
+    const ngio_tensor *t = ngio_tensors_find(r->model, param ? q->name : b->name);
+    assert_non_null(t);
+    memcpy(param ? q->value : b->value, t->data, (size_t)t->bytes);
+  }
+  const int64_t per = d->height * d->width * d->channels;
+  float *x = calloc((size_t)per, sizeof *x);
+  assert_non_null(x);
+  assert_true(d->classes <= CLASSES && split->n > 0);
+  *loss = *accuracy = 0.0;
+  for (int32_t i = 0; i < split->n; i++) {
+    const int32_t row = split->index != NULL ? split->index[i] : i;
+    double y[CLASSES];
+    for (int64_t k = 0; k < per; k++) {
+      const int64_t c = k % d->channels;
+      x[k] = (split->reals[row * per + k] - d->mean[c]) / d->deviation[c];
+    }
+    assert_int_equal(nn_forward(net, NN_EVALUATE, x, 1, 0, NULL), CLI_OK);
+    for (int k = 0; k < d->classes; k++)
+      y[k] = (double)nn_output(net)[k];
+    *loss += entropy(y, d->classes, split->labels[row], 0.0) / split->n;
+    *accuracy += (double)right(y, d->classes, split->labels[row]) / split->n;
+  }
+  free(x);
+  nn_destroy(&net);
+}
+
+/* Dropout, batch normalisation, augmentation and smoothed labels: of all that the test pass sees
+ * nothing.  Batches of the run are of 8 and one of 5 (validation: one of 5, too). */
+#define IMAGES "synthetic:classes=3,image=8x8x3,train=45,test=21,noise=2"
+#define HARD                                                                                       \
+  "model=wrn-10-1 method=sgd batch=8 epochs=2 lr=0.05 dropout=0.5 label-smoothing=0.2 "            \
+  "augment=crop+flip"
+
+static void tests_are_of_the_weights_that_are_kept(void **state) {
+  (void)state;
+  for (int held = 0; held < 2; held++) {
+    data_set d;
+    trained r;
+    double loss, accuracy;
+    assert_int_equal(data_open(IMAGES, &d), CLI_OK);
+    if (held == 1) assert_int_equal(data_hold_out(&d, 13, 1), CLI_OK);
+    train(&d, held == 1 ? "held" : "tested", held == 1 ? HARD " validation=13" : HARD, &r);
+    evaluate(&r, &d, held == 1 ? &d.validation : &d.test, &loss, &accuracy);
+    const json_t *epoch = last_event(&r, "epoch"), *end = last_event(&r, "end");
+    /* f32 sums of up to 576 terms, added in another order for another batch: 5e-8 was seen */
+    must_be_near(epoch, "test_loss", loss, 1e-6);
+    must_be_near(epoch, "test_accuracy", accuracy, 1e-9);
+    must_be_near(end, "test_accuracy", accuracy, 1e-9);
+    assert_true(accuracy > 0.0 && accuracy < 1.0); /* or one could be another */
+    drop_trained(&r);
+    data_close(&d);
+  }
+}
+
+/* Without a test the same weights and running statistics, bit for bit, and the same training. */
+static void testing_changes_nothing(void **state) {
+  (void)state;
+  data_set d;
+  trained with, without;
+  assert_int_equal(data_open(IMAGES, &d), CLI_OK);
+  train(&d, "with", HARD " log-every=1", &with);
+  d.test.n = 0;
+  train(&d, "without", HARD " log-every=1", &without);
+  const int64_t n = ngio_tensors_count(with.model);
+  assert_int_equal(n, ngio_tensors_count(without.model));
+  for (int32_t i = 0; i < n; i++) {
+    const ngio_tensor *a = ngio_tensors_at(with.model, i);
+    const ngio_tensor *b = ngio_tensors_find(without.model, a->name);
+    assert_memory_equal(a->data, b->data, (size_t)a->bytes);
+  }
+  assert_int_equal(with.lines, without.lines);
+  for (int i = 0; i < with.lines; i++) {
+    const json_t *a = with.line[i], *b = without.line[i];
+    must_be_near(a, "train_loss", number_of(b, "train_loss"), 0.0);
+    if (!is_event(a, "step")) assert_true(json_is_null(json_object_get(b, "test_accuracy")));
+  }
+  drop_trained(&with);
+  drop_trained(&without);
+  data_close(&d);
+}
+
+/* ---- a whole run in double -------------------------------------------------------------------*/
+
+enum { CLASSES = 4, FEATURES = 6, BATCH = 8, EACH = 3, STEPS = 8, WIDE = FEATURES + 1 };
+
+/* y = W x + b, b as the last column of w. */
+static void logits(double w[CLASSES][WIDE], const float *x, double *y) {
+  for (int k = 0; k < CLASSES; k++) {
+    y[k] = w[k][FEATURES];
+    for (int i = 0; i < FEATURES; i++)
+      y[k] += w[k][i] * (double)x[i];
+  }
+}
+
+static void scan(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoothing, double *loss,
+                 double *accuracy) {
+  *loss = *accuracy = 0.0;
+  for (int i = 0; i < n; i++) {
+    double y[CLASSES];
+    logits(w, f->x + i * FEATURES, y);
+    *loss += entropy(y, CLASSES, f->labels[i], smoothing) / n;
+    *accuracy += (double)right(y, CLASSES, f->labels[i]) / n;
+  }
+}
+
+/* v = momentum v + gradient + decay w; w = w - lr v. */
+static void learn(double w[CLASSES][WIDE], double v[CLASSES][WIDE], const feed *f,
+                  const settings *s, double lr) {
+  double g[CLASSES][WIDE] = {{0.0}};
+  for (int i = 0; i < BATCH; i++) {
+    double y[CLASSES], sum = 0.0;
+    logits(w, f->x + i * FEATURES, y);
+    for (int k = 0; k < CLASSES; k++)
+      sum += exp(y[k]);
+    for (int k = 0; k < CLASSES; k++) {
+      const double t =
+          s->label_smoothing / CLASSES + (k == f->labels[i] ? 1.0 - s->label_smoothing : 0.0);
+      for (int c = 0; c < WIDE; c++)
+        g[k][c] +=
+            (exp(y[k]) / sum - t) / BATCH * (c < FEATURES ? (double)f->x[i * FEATURES + c] : 1.0);
+    }
+  }
+  for (int k = 0; k < CLASSES; k++) {
+    for (int c = 0; c < WIDE; c++) {
+      v[k][c] = s->momentum * v[k][c] + g[k][c] + s->weight_decay * w[k][c];
+      w[k][c] -= lr * v[k][c];
+    }
+  }
+}
+
+/* Every number of every line; 8 steps, the third epoch has two.  f32 against double: 4e-8 was seen. */
+static void softmax_regression_by_hand(void **state) {
+  (void)state;
+  const double NEAR = 1e-6;
+  data_set d;
+  trained r;
+  feed f;
+  precond *p = NULL;
+  int threads = 1;
+  double w[CLASSES][WIDE], v[CLASSES][WIDE] = {{0.0}};
+  assert_int_equal(data_open("synthetic:classes=4,features=6,train=30,test=7,noise=3", &d), CLI_OK);
+  train(&d, "hand",
+        "model=logreg method=sgd batch=8 steps=8 lr=0.4 momentum=0.8 weight-decay=0.02 "
+        "label-smoothing=0.1 log-every=2 seed=5",
+        &r);
+  nn *net = network_of(&r, &d, BATCH, 5);
+  for (int k = 0; k < CLASSES; k++) {
+    for (int c = 0; c < FEATURES; c++)
+      w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
+    w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
+  }
+  assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
+  double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
+  int at = 0;
+  for (int step = 1; step <= STEPS; step++) {
+    const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
+    feed_train(&f, step - 1);
+    scan(w, &f, BATCH, 0.1, &loss, &accuracy);
+    learn(w, v, &f, &r.s, lr);
+    loss_sum += loss;
+    accuracy_sum += accuracy;
+    if (step % 2 == 0) {
+      const json_t *l = r.line[at++];
+      assert_true(is_event(l, "step"));
+      must_be_near(l, "schema", 1, 0);
+      must_be_near(l, "step", step, 0);
+      must_be_near(l, "epoch", (step + EACH - 1) / EACH, 0);
+      must_be_near(l, "lr", lr, 1e-15);
+      must_be_near(l, "train_loss", loss, NEAR);
+      must_be_near(l, "train_accuracy", accuracy, 1e-9);
+      must_be_near(l, "clip", 1, 0);
+    }
+    if (step % EACH == 0 || step == STEPS) {
+      const json_t *l = r.line[at++];
+      const double n = step % EACH == 0 ? EACH : step % EACH;
+      feed_test(&f, 0, d.test.n);
+      scan(w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
+      assert_true(is_event(l, "epoch"));
+      must_be_near(l, "step", step, 0);
+      must_be_near(l, "epoch", (step + EACH - 1) / EACH, 0);
+      must_be_near(l, "lr", lr, 1e-15);
+      must_be_near(l, "train_loss", loss_sum / n, NEAR);
+      must_be_near(l, "train_accuracy", accuracy_sum / n, 1e-9);
+      must_be_near(l, "test_loss", test_loss, NEAR);
+      must_be_near(l, "test_accuracy", test_accuracy, 1e-9);
+      const train_epoch *e = &r.r.epoch[(step - 1) / EACH];
+      assert_true(e->epoch == (step + EACH - 1) / EACH && e->step == step &&
+                  fabs(e->lr - lr) < NEAR);
+      if (step == STEPS) break;
+      loss_sum = accuracy_sum = 0.0;
+    }
+  }
+  const json_t *end = r.line[at++];
+  assert_int_equal(at, r.lines);
+  assert_true(is_event(end, "end") && r.r.epochs == 3 && r.r.steps == STEPS && r.r.first == 0);
+  must_be_near(end, "step", STEPS, 0);
+  must_be_near(end, "epoch", 3, 0);
+  must_be_near(end, "train_loss", loss_sum / 2, NEAR);
+  must_be_near(end, "test_accuracy", test_accuracy, 1e-9);
+  must_be_near(end, "skipped", 0, 0);
+  must_be_near(end, "rescued", 0, 0);
+  must_be_near(end, "unobserved", 0, 0);
+  must_be_near(end, "network_bytes", (double)nn_bytes(net), 0);
+  /* Its peak: what such a model holds, and what saving it took on top. */
+  assert_int_equal(cli_threads(&threads), CLI_OK);
+  ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
+  assert_int_equal(precond_create(&r.s, net, pool, &p), CLI_OK);
+  const double held = (double)precond_bytes(p), peak = number_of(end, "precond_bytes");
+  assert_true(peak > held && peak < held + 8192);
+  precond_destroy(&p);
+  ng_pool_destroy(pool);
+  assert_string_equal(json_string_value(json_object_get(end, "why")), "done");
+  for (int k = 0; k < CLASSES; k++) {
+    const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
+    for (int c = 0; c < FEATURES; c++)
+      assert_true(fabs((double)kept[k * FEATURES + c] - w[k][c]) < NEAR);
+  }
+  feed_free(&f);
+  nn_destroy(&net);
+  drop_trained(&r);
+  data_close(&d);
+}
+
+/* ---- the clip --------------------------------------------------------------------------------*/
+
+static struct {
+  nn *net; /* of the last forward */
+  int steps;
+  double clip[16], kl_clip; /* kl_clip > 0: what each step's weights say of the clip */
+} moved;
+
+int __real_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
+                      const nn_watch *watch);
+int __wrap_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
+                      const nn_watch *watch);
+int __wrap_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
+                      const nn_watch *watch) {
+  moved.net = n;
+  return __real_nn_forward(n, mode, x, samples, step, watch);
+}
+
+/* |lr^2 sum <PD, D>| from what the step did: w moved by -lr nu PD, so with S = sum D (w before - w after)
+ * = lr nu <PD, D> a step that was clipped has nu = kl_clip / (lr S), any other lr S <= kl_clip. */
+static double clip_of(const float *before, double lr) {
+  double s = 0.0;
+  for (int i = 0, at = 0; i < nn_params(moved.net); i++) {
+    const nn_param *q = nn_param_at(moved.net, i);
+    for (int64_t k = 0; k < q->count; k++, at++)
+      s += (double)q->grad[k] * ((double)before[at] - (double)q->value[k]);
+  }
+  return fmin(1.0, moved.kl_clip / (lr * s));
+}
+
+ng_status __real_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n);
+ng_status __wrap_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n);
+ng_status __wrap_ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t n) {
+  float *before = calloc((size_t)nn_weights(moved.net), sizeof *before);
+  assert_non_null(before);
+  for (int i = 0, at = 0; i < nn_params(moved.net); i++) {
+    const nn_param *q = nn_param_at(moved.net, i);
+    memcpy(before + at, q->value, (size_t)q->count * sizeof(float));
+    at += (int)q->count;
+  }
+  const ng_status st = __real_ng_step_sgd(p, groups, n);
+  if (moved.kl_clip > 0.0) moved.clip[moved.steps] = clip_of(before, groups[0].lr);
+  free(before);
+  moved.steps++;
+  return st;
+}
+
+static void clip_is_what_the_weights_did(void **state) {
+  (void)state;
+  data_set d;
+  trained r;
+  int clipped = 0, whole = 0;
+  assert_int_equal(data_open("synthetic:classes=4,features=6,train=80,test=7,noise=3", &d), CLI_OK);
+  moved.kl_clip = 0.02;
+  moved.steps = 0;
+  train(&d, "clip",
+        "model=mlp-5-1 method=natgrad clip=kl kl_clip=0.02 damping=0.1 batch=8 steps=10 lr=0.4 "
+        "momentum=0 log-every=1",
+        &r);
+  moved.kl_clip = 0.0;
+  for (int i = 0, step = 0; i < r.lines; i++) {
+    if (!is_event(r.line[i], "step")) continue;
+    /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
+    must_be_near(r.line[i], "clip", moved.clip[step], 1e-5);
+    clipped += moved.clip[step] < 0.9;
+    whole += moved.clip[step++] == 1.0;
+  }
+  if (clipped == 0 || whole == 0) fail_msg("%d steps are clipped, %d are not", clipped, whole);
+  drop_trained(&r);
+  data_close(&d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(tests_are_of_the_weights_that_are_kept),
+      cmocka_unit_test(testing_changes_nothing),
+      cmocka_unit_test(softmax_regression_by_hand),
+      cmocka_unit_test(clip_is_what_the_weights_did),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}

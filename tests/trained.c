@@ -1,0 +1,93 @@
+/* trained.c: see trained.h. */
+#include "trained.h"
+#include "cli.h"
+#include "nn/models.h"
+#include "train/disk.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void read_log(trained *out) {
+  char *path = cli_join(out->folder, "log.jsonl"), *text = NULL;
+  assert_int_equal(disk_read(path, &text), CLI_OK);
+  for (char *at = text, *stop; (stop = strchr(at, '\n')) != NULL; at = stop + 1) {
+    assert_true(out->lines < TRAINED_LINES);
+    out->line[out->lines++] = json_loadb(at, (size_t)(stop - at), JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(out->line[out->lines - 1]);
+  }
+  free(path);
+  free(text);
+}
+
+void train(const data_set *d, const char *name, const char *set, trained *out) {
+  char words[512], *rest = NULL, message[256] = "", path[1024];
+  memset(out, 0, sizeof *out);
+  settings_init(&out->s);
+  (void)snprintf(out->folder, sizeof out->folder, "%s", in_folder(name));
+  must_set(&out->s, "out", out->folder);
+  (void)snprintf(words, sizeof words, "%s", set);
+  for (char *w = strtok_r(words, " ", &rest); w != NULL; w = strtok_r(NULL, " ", &rest)) {
+    char *equals = strchr(w, '=');
+    *equals = 0;
+    must_set(&out->s, w, equals + 1);
+  }
+  const train_show show = {.label = ""};
+  assert_int_equal(train_run(&out->s, d, &show, &out->r), CLI_OK);
+  read_log(out);
+  (void)snprintf(path, sizeof path, "%s/checkpoint/model-%lld.safetensors", out->folder,
+                 (long long)out->r.steps);
+  if (ngio_tensors_read(path, NULL, &out->model, message, sizeof message) != NGIO_OK)
+    fail_msg("%s", message);
+}
+
+void drop_trained(trained *r) {
+  for (int i = 0; i < r->lines; i++)
+    json_decref(r->line[i]);
+  ngio_tensors_close(&r->model);
+  train_result_free(&r->r);
+  settings_free(&r->s);
+}
+
+bool is_event(const json_t *line, const char *event) {
+  return strcmp(json_string_value(json_object_get(line, "event")), event) == 0;
+}
+
+const json_t *last_event(const trained *r, const char *event) {
+  const json_t *found = NULL;
+  for (int i = 0; i < r->lines; i++)
+    found = is_event(r->line[i], event) ? r->line[i] : found;
+  assert_non_null(found);
+  return found;
+}
+
+double number_of(const json_t *line, const char *key) {
+  const json_t *v = json_object_get(line, key);
+  if (!json_is_number(v)) fail_msg("no number '%s'", key);
+  return json_number_value(v);
+}
+
+void must_be_near(const json_t *line, const char *key, double expected, double within) {
+  const double got = number_of(line, key);
+  if (!(fabs(got - expected) <= within * (1.0 + fabs(expected)))) {
+    fail_msg("%s of step %g: %.9g instead of %.9g", key, number_of(line, "step"), got, expected);
+  }
+}
+
+nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed) {
+  const model_task task = {.input = {d->height, d->width, d->channels},
+                           .classes = d->classes,
+                           .label_smoothing = r->s.label_smoothing,
+                           .dropout = r->s.dropout};
+  bool reconstructs = false;
+  nn *net = nn_create(NULL, seed);
+  assert_int_equal(model_build(r->s.model, &task, net, &reconstructs), CLI_OK);
+  assert_int_equal(nn_ready(net, batch), CLI_OK);
+  return net;
+}

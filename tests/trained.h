@@ -1,0 +1,33 @@
+/* trained.h: a training run of the trainer's, and what it left: its log, line by line, its weights. */
+#ifndef TESTS_TRAINED_H
+#define TESTS_TRAINED_H
+
+#include "safetensors.h"
+#include "train/train.h"
+
+#include <jansson.h>
+
+enum { TRAINED_LINES = 64 };
+typedef struct trained {
+  char folder[512];
+  settings s;
+  json_t *line[TRAINED_LINES];
+  int lines;
+  train_result r;
+  ngio_tensors *model;
+} trained;
+
+/* Runs in a folder of that name in the scratch folder; `set`: "name=value" texts, space between. */
+void train(const data_set *d, const char *name, const char *set, trained *out);
+void drop_trained(trained *r);
+/* The network of such a run, for batches of `batch`, with the first values of `seed`. */
+nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed);
+
+/* Lines of the log. */
+bool is_event(const json_t *line, const char *event);
+const json_t *last_event(const trained *r, const char *event);
+double number_of(const json_t *line, const char *key);
+/* |got - expected| <= within (1 + |expected|) */
+void must_be_near(const json_t *line, const char *key, double expected, double within);
+
+#endif
