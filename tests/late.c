@@ -94,6 +94,7 @@ LATE6(mul_left, ng_sym, i64, in, i64, float *, i64)
 LATE5(eigen, i64, float *, float *, void *, int *)
 LATE3(factor64, i64, double *, int *)
 LATE3(invert64, i64, double *, int *)
+LATE3(solve64, i64, const double *, double *)
 LATE5(eigen64, i64, double *, double *, void *, int *)
 LATE4(shift, i64, void *, ng_dtype, double)
 LATE4(trace, i64, in_any, ng_dtype, double *)
@@ -156,7 +157,7 @@ static int64_t late_eigen_work(const ng_queue *q, int64_t n) { return real->eige
 static int64_t late_eigen64_work(const ng_queue *q, int64_t n) { return real->eigen64_work(q, n); }
 
 static const ng_linalg_ops late = {
-    .api_version = 2,
+    .api_version = 3,
     .name = "late",
     .wait = late_wait,
     .gemm = late_gemm,
@@ -173,6 +174,7 @@ static const ng_linalg_ops late = {
     .eigen_work = late_eigen_work,
     .factor64 = late_factor64,
     .invert64 = late_invert64,
+    .solve64 = late_solve64,
     .eigen64 = late_eigen64,
     .eigen64_work = late_eigen64_work,
     .shift = late_shift,

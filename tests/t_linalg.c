@@ -304,13 +304,20 @@ static void factor_invert_in_double(void **arg) {
     a[ng_sym_count(n)] = 42.0;
     double *A = dense64(n, a);
     CHECK(INFO(q, factor64, n, a) == 0);
-    double *L = dense64(n, a);
+    double *L = dense64(n, a), *b = doubles(n), *x = doubles(n);
     hold(FACTOR, la, factor_error(A, L, n) / ((double)(n + 2) * U64));
+    for (int64_t i = 0; i < n; i++) {
+      b[i] = x[i] = uniform();
+    }
+    DO(q, solve64, n, a, x);
+    hold(SOLVE, la, residual(A, x, b, n, 1) / ((double)(n + 4) * U64));
     CHECK(INFO(q, invert64, n, a) == 0);
     CHECK(a[ng_sym_count(n)] == 42.0);
     double *X = dense64(n, a);
     hold(INVERSE, la, residual(A, X, NULL, n, n) / ((double)(n + 4) * U64));
     free(a);
+    free(b);
+    free(x);
     free(A);
     free(L);
     free(X);

@@ -283,9 +283,9 @@ static void found_by_name(void **arg) {
 #endif
   for (int i = 0; i < 2; i++) {
     const ng_linalg_ops *la = i ? &ng_linalg_ref : ng_linalg_find(NULL);
-    assert_int_equal(la->api_version, 2);
+    assert_int_equal(la->api_version, 3);
     assert_true(la->wait && la->gemm && la->add_gram && la->add_product && la->add_row);
-    assert_true(la->factor && la->invert && la->factor64 && la->invert64);
+    assert_true(la->factor && la->invert && la->factor64 && la->invert64 && la->solve64);
     assert_true(la->solve_right && la->solve_left && la->mul_right && la->mul_left);
     assert_true(la->eigen && la->eigen_work && la->eigen64 && la->eigen64_work);
     assert_true(la->shift && la->trace && la->unpack && la->widen && la->narrow && la->scale);

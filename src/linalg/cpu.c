@@ -47,6 +47,8 @@ extern void dpftrf_(const char *transr, const char *uplo, const integer *n, doub
                     integer *info, length, length);
 extern void dpftri_(const char *transr, const char *uplo, const integer *n, double *a,
                     integer *info, length, length);
+extern void dpftrs_(const char *transr, const char *uplo, const integer *n, const integer *nrhs,
+                    const double *a, double *b, const integer *ldb, integer *info, length, length);
 extern void ssyevd_(const char *jobz, const char *uplo, const integer *n, float *a,
                     const integer *lda, float *w, float *work, const integer *lwork, integer *iwork,
                     const integer *liwork, integer *info, length, length);
@@ -247,6 +249,13 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
   *info = found;
 }
 
+static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
+  (void)q;
+  const integer n_ = (integer)n, one = 1;
+  integer found = 0; /* of arguments only */
+  dpftrs_("N", "L", &n_, &one, a, x, &n_, &found, 1, 1);
+}
+
 /* ---- eigen -----------------------------------------------------------------------------------
  * Divide and conquer.  The work sizes are the formulas of its manual page.  Asking by LWORK = -1
  * returns the size as a float, which from about n = 2900 on (2 n^2 > 2^24) may be rounded down:
@@ -290,7 +299,7 @@ static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, in
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
-    .api_version = 2,
+    .api_version = 3,
     .name = "cpu",
     .gemm = cpu_gemm,
     .add_gram = add_gram,
@@ -305,6 +314,7 @@ const ng_linalg_ops ng_linalg_cpu = {
     .eigen_work = eigen_work,
     .factor64 = factor64,
     .invert64 = invert64,
+    .solve64 = solve64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
     NG_HOST_ENTRIES,

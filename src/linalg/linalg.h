@@ -99,7 +99,7 @@ typedef struct ng_spectrum {
 /* Operations of one implementation, all required.  The caller has checked; these assume valid input.
  * dtypes are f32, bf16 or f16, and a stored vector or symmetric matrix may have any of them. */
 struct ng_linalg_ops {
-  int32_t api_version; /* 2 */
+  int32_t api_version; /* 3 */
   const char *name;
   void (*wait)(ng_queue *q); /* through ng_queue_wait only */
 
@@ -134,9 +134,11 @@ struct ng_linalg_ops {
    * has eigen_work(n) bytes, 64-aligned.  *info: 0, or LAPACK's. */
   void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
   int64_t (*eigen_work)(const ng_queue *q, int64_t n);
-  /* The same in double, for the ladder: `a` in ng_sym order. */
+  /* The same in double, for the ladder and for small systems that are read through large quotients:
+   * `a` in ng_sym order.  solve64: x <- (L L')^-1 x, L as factor64 left it. */
   void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
   void (*invert64)(ng_queue *q, int64_t n, double *a, int *info);
+  void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
   void (*eigen64)(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info);
   int64_t (*eigen64_work)(const ng_queue *q, int64_t n);
 

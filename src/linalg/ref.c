@@ -193,6 +193,25 @@ static void solve_vector(ng_sym L, float *x, int64_t stride) {
   }
 }
 
+/* The same without a stride, rounded to double only. */
+static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
+  (void)q;
+  for (int64_t i = 0; i < n; i++) {
+    double sum = x[i];
+    for (int64_t l = 0; l < i; l++) {
+      sum -= a[ng_sym_at(n, i, l)] * x[l];
+    }
+    x[i] = sum / a[ng_sym_at(n, i, i)];
+  }
+  for (int64_t i = n - 1; i >= 0; i--) {
+    double sum = x[i];
+    for (int64_t l = i + 1; l < n; l++) {
+      sum -= a[ng_sym_at(n, l, i)] * x[l];
+    }
+    x[i] = sum / a[ng_sym_at(n, i, i)];
+  }
+}
+
 /* B (L L')^-1: every row of B by itself, because the inverse is symmetric; below, every column.  No
  * two of them share a number, so their order is no matter. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
@@ -411,7 +430,7 @@ static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
 }
 
 const ng_linalg_ops ng_linalg_ref = {
-    .api_version = 2,
+    .api_version = 3,
     .name = "ref",
     .gemm = gemm,
     .add_gram = add_gram,
@@ -426,6 +445,7 @@ const ng_linalg_ops ng_linalg_ref = {
     .eigen_work = eigen_work,
     .factor64 = factor64,
     .invert64 = invert64,
+    .solve64 = solve64,
     .eigen64 = eigen64,
     .eigen64_work = eigen64_work,
     NG_HOST_ENTRIES,
