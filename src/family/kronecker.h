@@ -70,7 +70,7 @@ static inline bool ng_kron_together(const ng_kron *k) {
 }
 
 /* Rungs of the ladder: 0 as asked, 1 to 3 damping times 10, 100, 1000, then these; ng_layer_report.rung. */
-enum { NG_RUNG_DOUBLE = 4, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
+enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
 /* R, or V and d, of a part, on the owner of its side; returns the rung.  `shift` sits in the average,
  * `on` is the damping of now. */
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,

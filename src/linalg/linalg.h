@@ -191,6 +191,24 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
 /* "" or a hint ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"). */
 void ng_blas_hint(char *hint, size_t size);
 
+/* ---- damped.c: (F + d I)^-1 ------------------------------------------------------------------*/
+
+typedef struct ng_damped {
+  int64_t n;
+  const void *F; /* ng_sym order, finite */
+  ng_dtype kept; /* ... as it is stored  */
+  void *R;       /* receives the inverse, or L of F + d I = L L', in ng_sym order ...             */
+  ng_dtype stored; /* ... as this */
+  bool is_factor;
+  int *info; /* [2] room that the queue may write */
+} ng_damped;
+
+/* The rung at which R passed its checks: 0 as asked, 1 to 3 with d times 10, 100, 1000, then in double with
+ * d itself; NONE: it did not, and R is as it was. */
+enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
+int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
+int64_t ng_damped_scratch(int64_t n); /* floats */
+
 /* ---- sym.c: element by element, now and here: for the host, on what the queue has left alone ----*/
 void ng_sym_zero(ng_sym S);
 void ng_sym_identity(ng_sym S);

@@ -1,0 +1,173 @@
+/* damped.c: a symmetric matrix with something added to its diagonal, inverted: (F + d I)^-1, or L of
+ * F + d I = L L'.
+ *
+ * In: F as it is stored, d.  Out: the result, rounded to what it is kept as, once it has passed its checks;
+ * and the rung of the ladder at which it did: damping x 10, at most 3 times, then double precision.
+ *
+ * LAPACK's word is not taken: it reports success on NaN, so F is scanned by the caller and the result is
+ * checked here, on a sampled column. */
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A column of the inverse may miss its unit vector by so much.  A healthy f32 inverse is near
+ * n eps cond, 1e-4 at most in use; 1e-2 is where the direction of PD starts to be wrong. */
+#define RESIDUAL 1e-2
+
+/* ---- scratch: W [tri] and F as f32 [tri], or W64 [tri] doubles; then two vectors of doubles and one
+ * of floats ---- */
+
+int64_t ng_damped_scratch(int64_t n) {
+  return 2 * ng_round16(2 * ng_sym_count(n)) + 6 * ng_round16(2 * n);
+}
+
+/* F as f32: where it is, or enqueued to be in `room`. */
+static ng_sym load(ng_queue *q, const ng_damped *m, float *room) {
+  ng_sym F = {(float *)(uintptr_t)m->F, m->n};
+  if (m->kept != NG_F32) {
+    ng_on(q)->widen(q, ng_sym_count(m->n), m->F, m->kept, room);
+    F.a = room;
+  }
+  return F;
+}
+
+/* The checks run here, on the host, and look at what the queue has finished.  n^2 operations beside
+ * the n^3 of a solve, in double: with f32 sums the residual would be that of the check. */
+
+/* |(F + d I) x - e_j| in the largest entry; y is room for n doubles. */
+static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
+  double worst = 0.0;
+  ng_sym_vector(F, x, y);
+  for (int64_t i = 0; i < F.n; i++) {
+    const double r = fabs(y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
+    if (!(r <= worst)) worst = r; /* NaN stays */
+  }
+  return worst;
+}
+
+/* The diagonal entry where the inverse is largest: its column is the worst conditioned one, so one
+ * column stands for all.  Of L the smallest pivot.  Not positive or not finite: no result. */
+static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
+  int64_t at = 0;
+  float extreme = 0.0f;
+  *sound = true;
+  for (int64_t i = 0; i < R.n; i++) {
+    const float x = ng_sym_get(R, i, i);
+    if (!(x > 0.0f) || !(x - x == 0.0f)) *sound = false;
+    if (i == 0 || (is_factor ? x < extreme : x > extreme)) {
+      extreme = x;
+      at = i;
+    }
+  }
+  return at;
+}
+
+/* ---- single and double -----------------------------------------------------------------------*/
+
+/* x is the column in double for the residual, `column` the same as f32. */
+static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R, float *column,
+                  double *x, double *y) {
+  bool sound = false;
+  NG_ASSERT(ng_queue_settled(q));
+  const int64_t j = weakest(R, m->is_factor, &sound);
+  if (!sound) return false;
+  if (m->is_factor) {
+    memset(column, 0, (size_t)m->n * sizeof *column);
+    column[j] = 1.0f;
+    ng_on(q)->solve_left(q, R, 1, column, 1);
+    ng_queue_wait(q);
+  } else {
+    ng_sym_column(R, j, column);
+  }
+  for (int64_t i = 0; i < m->n; i++) {
+    x[i] = column[i];
+  }
+  return residual(F, d, j, x, y) <= RESIDUAL;
+}
+
+/* Both are done before anybody looks: to invert what is no factor costs time, and only then. */
+static bool both_done(const ng_queue *q, const ng_damped *m) {
+  return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
+}
+
+static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {
+  const int64_t tri = ng_sym_count(m->n);
+  ng_sym W = {scratch, m->n};
+  float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
+  double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
+  const ng_sym F = load(q, m, room);
+  ng_on(q)->copy(q, 1, tri, F.a, tri, W.a, tri);
+  ng_on(q)->shift(q, m->n, W.a, NG_F32, d);
+  ng_on(q)->factor(q, W, &m->info[0]);
+  if (!m->is_factor) ng_on(q)->invert(q, W, &m->info[1]);
+  ng_queue_wait(q);
+  if (!both_done(q, m)) return false;
+  if (!check(q, m, F, d, W, column, x, y)) return false;
+  ng_on(q)->narrow(q, tri, W.a, m->R, m->stored);
+  return true;
+}
+
+/* With the damping that was asked for: a double needs no more.  The checks are made in double,
+ * before the result is rounded; what is beyond the range of f32 fails then. */
+static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
+  const int64_t n = m->n, tri = ng_sym_count(n);
+  double *W = (double *)(void *)scratch;
+  float *room = scratch + ng_round16(2 * tri);
+  double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
+  const ng_sym F = load(q, m, room);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < tri; i++) {
+    W[i] = (double)F.a[i];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    W[ng_sym_at(n, i, i)] += d;
+  }
+  ng_on(q)->factor64(q, n, W, &m->info[0]);
+  if (!m->is_factor) ng_on(q)->invert64(q, n, W, &m->info[1]);
+  ng_queue_wait(q);
+  if (!both_done(q, m)) return false;
+  int64_t j = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double w = W[ng_sym_at(n, i, i)], best = W[ng_sym_at(n, j, j)];
+    if (!(w > 0.0)) return false;
+    if (m->is_factor ? w < best : w > best) j = i;
+  }
+  if (m->is_factor) { /* L L' x = e_j, by substitution */
+    for (int64_t i = 0; i < n; i++) {
+      double sum = i == j ? 1.0 : 0.0;
+      for (int64_t c = 0; c < i; c++) {
+        sum -= W[ng_sym_at(n, i, c)] * x[c];
+      }
+      x[i] = sum / W[ng_sym_at(n, i, i)];
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+      for (int64_t c = i + 1; c < n; c++) {
+        x[i] -= W[ng_sym_at(n, c, i)] * x[c];
+      }
+      x[i] /= W[ng_sym_at(n, i, i)];
+    }
+  } else {
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = W[ng_sym_at(n, i, j)];
+    }
+  }
+  if (!(residual(F, d, j, x, y) <= RESIDUAL)) return false;
+  for (int64_t i = 0; i < tri; i++) {
+    room[i] = (float)W[i]; /* F is no longer needed */
+    if (!(room[i] - room[i] == 0.0f)) return false;
+  }
+  ng_on(q)->narrow(q, tri, room, m->R, m->stored);
+  return true;
+}
+
+/* Damping first, since it costs one more f32 solve and most failures are of a matrix that has lost
+ * rank; then double, which has 2^29 times the head room. */
+int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch) {
+  double shift = d;
+  for (int32_t rung = 0; rung < NG_DAMPED_DOUBLE; rung++, shift *= 10.0) {
+    if (in_single(q, m, shift, scratch)) return rung;
+  }
+  return in_double(q, m, d, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
+}
