@@ -414,6 +414,12 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   one that was bound for a step that is over was forgotten, an error either way.
  *                   A layer of which some parameters have a gradient and some have none is an error,
  *                   too.  For one layer alone: ng_freeze
+ *
+ * Norm layers, beside any method: F is the second moment of the gradients of gamma and beta of single
+ * samples, of all channels [2C, 2C], and PD = (F + damping norm_damping I)^-1 D.
+ *   norm_block      unit | full | diagonal | none: of F the 2x2 block of each channel (SP-NGD, arXiv
+ *                   2002.06015), all of it, its diagonal (arXiv 1811.12019); none: the gradient stays
+ *   norm_damping    what damping is multiplied by there, > 0
  */
 typedef struct ng_options ng_options;
 
@@ -570,10 +576,14 @@ typedef enum ng_order {
   NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the first axis counts samples  */
   NG_POSITIONS_FIRST = 2 /* [T,B,F]: the second axis counts samples */
 } ng_order;
+/* What a norm layer shows as its input: what it was given, or what it multiplies by gamma. */
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
+/* Over what mean and variance are taken: a channel of the micro-batch; all features of a position; a group of
+ * channels of a sample (ng_layer.groups; as many as channels: instance norm). */
+typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 
-/* A layer.  ng_layer_init fills the defaults of a kind; set name and widths, and what differs.
- * What is not supported yet (norm, embedding, shards, aliases) is refused by name when added.
+/* A layer.  ng_layer_init fills the defaults; set name and widths, and what differs.
+ * What is not supported yet (embedding, shards, aliases) is refused by name when added.
  *
  * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
  * channels-last is strides, and nothing here says which: ng_array_nhwc(w, out, in/groups, kh, kw, NG_F32)
@@ -582,8 +592,8 @@ typedef struct ng_layer {
   size_t struct_size;
   const char *name; /* unique; the key in saved state and messages; copied                        */
   ng_kind kind;
-  int64_t in, out; /* features or channels                                                    */
-  int32_t bias;    /* 1: the layer has one                                                    */
+  int64_t in, out; /* features or channels; a norm has `in`, its out is the same or 0         */
+  int32_t bias;    /* 1: the layer has one; of a norm: beta                                   */
   int32_t frozen;  /* 1: listed by ng_explain, never touched, no memory; see also ng_freeze   */
   /* linear */
   int64_t positions; /* positions per sample; 0: whatever comes                               */
@@ -595,8 +605,8 @@ typedef struct ng_layer {
   int64_t image[2]; /* H, W of the *input* that memory is planned for; 0, 0: not known.  Each
                      * observation has its own; the first of a larger one takes more scratch,
                      * which ng_memory counts                                                 */
-  /* norm */
-  double norm_eps;
+  /* norm: gamma is its weight [in], beta its bias [in]; see norm_kind below */
+  double norm_eps; /* 1e-5; >= 0 */
   ng_norm_input norm_input;
   /* embedding */
   ng_dtype token_dtype; /* NG_I32, NG_I64                                                         */
@@ -605,6 +615,9 @@ typedef struct ng_layer {
   void *shard_group;    /* of the transport                                                       */
   const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
   const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or NULL      */
+  /* norm */
+  ng_norm_kind norm_kind; /* 0: NG_BATCH_NORM                                                     */
+  int32_t norm_no_weight; /* 1: no gamma; beta is then its only parameter                         */
 } ng_layer;
 
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
@@ -637,7 +650,12 @@ NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64
                                           int64_t groups, const int64_t image[2], int32_t bias,
                                           int32_t *index);
 
-/* Register a parameter without curvature (a norm's gamma, an embedding): its gradient is left as
+/* A norm with gamma and beta, from its raw input; groups: of a group norm, else 1. */
+NG_API NG_CHECKED ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind,
+                                        int64_t channels, int64_t groups, double eps,
+                                        int32_t *index);
+
+/* Register a parameter without curvature (an embedding): its gradient is left as
  * it is by ng_step, and it is updated with all others by ng_step_sgd and ng_step_adamw. */
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
@@ -751,14 +769,15 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Shapes:  linear: any leading axes and then the features.  The first axis counts samples (the second
  *          with NG_POSITIONS_FIRST), all others positions; [B*S, in] means the same in two axes, samples
  *          (or positions) outermost.  conv2d: [B, C, H, W], H and W those of this observation.
+ *          A batch or group norm: [B, C] or [B, C, any positions]; a layer norm: as linear.
  *          f32, bf16 or f16.  Any strides: what cannot be read where it lies is gathered line by line.
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
  * Memory:  nothing is allocated, but for scratch when an image is larger than any before; on the host
  *          both loans end when the call returns.  A normalisation
  *          layer needs its input and its output gradient at once: its input is shown with
  *          NG_BORROW and stays readable, and as it was, until the output gradient of the same
- *          micro-batch has been shown; NG_COPY is refused.  (Such layers are refused by ng_add_layer
- *          today; this is what they will ask for.)
+ *          micro-batch has been shown; NG_COPY is refused.  One that runs several times shows its output
+ *          gradients in the opposite order of its inputs, of which at most 8 may wait.
  * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
  *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
  *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
@@ -893,6 +912,7 @@ typedef struct ng_layer_report {
   int64_t kept;         /* steps that left it as it was for want of a gradient (missing = keep)  */
   int32_t frozen;       /* 1: registered so, or by ng_freeze                                 */
   int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
+  double damping_f;     /* added to the diagonal of a norm block's F, in its units; 0 if none  */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 

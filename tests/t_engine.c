@@ -278,17 +278,11 @@ static void test_layers(void **state) {
   WRONG(ng_add_tensor(f.p, "norm", 3, &i), NG_ERR_ARG, "'norm' is taken");
   WRONG(ng_add_layer(f.p, NULL, &i), NG_ERR_ARG, "layer is NULL");
   assert_int_equal(ng_add_linear(NULL, "x", 3, 2, 0, &i), NG_ERR_ARG);
-  const struct {
-    ng_kind kind;
-    const char *word;
-  } later[] = {{NG_NORM, "normalisation"}, {NG_EMBEDDING, "embedding"}};
   ng_layer d;
-  for (int k = 0; k < 2; k++) {
-    ng_layer_init(&d, later[k].kind, sizeof d);
-    d.name = "x";
-    d.in = d.out = 4;
-    WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, later[k].word);
-  }
+  ng_layer_init(&d, NG_EMBEDDING, sizeof d);
+  d.name = "x";
+  d.in = d.out = 4;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "embedding");
   ng_layer_init(&d, NG_LINEAR, sizeof d);
   d.name = "x";
   d.in = d.out = 4;

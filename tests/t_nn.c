@@ -585,12 +585,21 @@ static void drawn_targets_have_the_fisher_moment(void **state) {
 typedef struct seen {
   nn *n;
   int inputs, outputs, stop_at;
+  int norm_inputs, norm_outputs;
+  double
+      beta; /* sum of the output gradients of the first norm's first channel: its beta's gradient */
   double product; /* of the last layer's input and output gradient: its weight gradient */
   const float *a;
 } seen;
 
 static int see_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
   seen *s = user;
+  if (layer >= nn_layers(s->n)) {
+    const nn_norm_layer *v = nn_norm_at(s->n, s->norm_inputs);
+    assert_int_equal(layer, nn_layers(s->n) + s->norm_inputs++);
+    assert_int_equal(columns, v->height * v->width * v->channels);
+    return 0;
+  }
   const nn_layer *l = nn_layer_at(s->n, layer);
   assert_int_equal(columns, l->conv ? l->height * l->width * l->in : l->in);
   assert_int_equal(samples, 3);
@@ -601,6 +610,14 @@ static int see_input(void *user, int layer, const float *a, int64_t samples, int
 
 static int see_output(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
   seen *s = user;
+  if (layer >= nn_layers(s->n)) {
+    assert_int_equal(layer, nn_layers(s->n) + nn_norms(s->n) - 1 - s->norm_outputs++);
+    const int64_t channels = nn_norm_at(s->n, layer - nn_layers(s->n))->channels;
+    s->beta = 0.0;
+    for (int64_t i = 0; i < samples * columns; i += channels)
+      s->beta += (double)g[i];
+    return 0;
+  }
   const nn_layer *l = nn_layer_at(s->n, layer);
   assert_int_equal(columns, l->positions * l->out);
   assert_int_equal(layer, nn_layers(s->n) - 1 - s->outputs++);
@@ -623,6 +640,10 @@ static void a_watch_sees_every_layer(void **state) {
   assert_int_equal(nn_backward(s.n, true, &watch), 0);
   assert_int_equal(w.inputs, 6);
   assert_int_equal(w.outputs, 6);
+  assert_true(w.norm_inputs > 0 && w.norm_inputs == nn_norms(s.n));
+  assert_int_equal(w.norm_outputs, nn_norms(s.n));
+  const nn_param *beta = nn_param_at(s.n, nn_norm_at(s.n, 0)->beta_param);
+  assert_true(fabs(w.beta - (double)beta->grad[0]) < 1e-5);
   const nn_layer *l = nn_layer_at(s.n, 5);
   assert_true(fabs(w.product - (double)nn_param_at(s.n, l->weight_param)->grad[0]) < 1e-5);
   w = (seen){.n = s.n, .stop_at = 2};

@@ -36,6 +36,7 @@ void nn_destroy(nn **n) {
   free((*n)->params);
   free((*n)->buffers);
   free((*n)->layers);
+  free((*n)->norms);
   free((*n)->memory);
   free(*n);
   *n = NULL;
@@ -69,7 +70,7 @@ node *nn_node(nn *n, const nn_op *op, int x, int y, nn_shape shape) {
   v->input[0] = x;
   v->input[1] = y;
   v->shape = shape;
-  v->layer = v->param[0] = v->param[1] = v->buffer = -1;
+  v->layer = v->norm = v->param[0] = v->param[1] = v->buffer = -1;
   return v;
 }
 
@@ -112,6 +113,12 @@ int nn_layer_add(nn *n, const nn_layer *layer) {
   return n->n_layers++;
 }
 
+int nn_norm_add(nn *n, const nn_norm_layer *norm) {
+  n->norms = more(n->norms, n->n_norms, &n->room_norms, sizeof *n->norms);
+  n->norms[n->n_norms] = *norm;
+  return n->n_norms++;
+}
+
 static void input_forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   (void)n, (void)v, (void)samples, (void)mode; /* nn_forward has put the caller's pointer in */
 }
@@ -138,6 +145,8 @@ int nn_buffers(const nn *n) { return n->n_buffers; }
 const nn_buffer *nn_buffer_at(const nn *n, int i) { return &n->buffers[i]; }
 int nn_layers(const nn *n) { return n->n_layers; }
 const nn_layer *nn_layer_at(const nn *n, int i) { return &n->layers[i]; }
+int nn_norms(const nn *n) { return n->n_norms; }
+const nn_norm_layer *nn_norm_at(const nn *n, int i) { return &n->norms[i]; }
 int64_t nn_bytes(const nn *n) { return n->bytes; }
 int64_t nn_outputs(const nn *n) { return nn_count(n->nodes[n->n_nodes - 1].shape); }
 const float *nn_output(const nn *n) { return n->nodes[n->n_nodes - 1].out; }
@@ -207,6 +216,11 @@ void nn_range(int64_t count, int32_t pieces, int32_t i, int64_t unit, int64_t *f
 
 /* ---- walking ---------------------------------------------------------------------------------*/
 
+/* What a watch calls it; -1: nothing to watch. */
+static int watched(const nn *n, const node *v) {
+  return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
+}
+
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch) {
   n->samples = samples;
@@ -215,9 +229,10 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
   n->nodes[0].out = (float *)(uintptr_t)x; /* nobody writes over an input */
   for (int i = 1; i < n->n_nodes; i++) {
     node *v = &n->nodes[i];
-    if (watch != NULL && v->layer >= 0) {
+    if (watch != NULL && watched(n, v) >= 0) {
       const node *in = nn_in(n, v, 0);
-      const int rc = watch->input(watch->user, v->layer, in->out, samples, nn_count(in->shape));
+      const int rc =
+          watch->input(watch->user, watched(n, v), in->out, samples, nn_count(in->shape));
       if (rc != 0) return rc;
     }
     v->op->forward(n, v, samples, mode);
@@ -229,9 +244,9 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
   for (int i = n->n_nodes - 1; i > 0; i--) {
     node *v = &n->nodes[i];
     if (v->grad == NULL) continue;
-    if (watch != NULL && v->layer >= 0) {
+    if (watch != NULL && watched(n, v) >= 0) {
       const int rc =
-          watch->output_grad(watch->user, v->layer, v->grad, n->samples, nn_count(v->shape));
+          watch->output_grad(watch->user, watched(n, v), v->grad, n->samples, nn_count(v->shape));
       if (rc != 0) return rc;
     }
     v->op->backward(n, v, n->samples, params);

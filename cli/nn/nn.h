@@ -122,19 +122,29 @@ typedef struct nn_layer { /* what a preconditioner is told about a layer with we
   int weight_param, bias_param;    /* bias_param -1 without              */
 } nn_layer;
 
+typedef struct nn_norm_layer { /* ... and about a norm */
+  char name[NN_NAME];
+  int64_t channels, height, width;
+  double eps;
+  int gamma_param, beta_param;
+} nn_norm_layer;
+
 int nn_params(const nn *n);
 const nn_param *nn_param_at(const nn *n, int i);
 int nn_buffers(const nn *n);
 const nn_buffer *nn_buffer_at(const nn *n, int i);
 int nn_layers(const nn *n);
 const nn_layer *nn_layer_at(const nn *n, int i);
+int nn_norms(const nn *n);
+const nn_norm_layer *nn_norm_at(const nn *n, int i);
 int64_t nn_weights(const nn *n); /* sum of all counts */
 
 /* ---- running it ------------------------------------------------------------------------------*/
 
-/* Called for every layer, with its input in forward and d(loss)/d(its output) in backward, both
- * [samples, height * width * channels of that side], valid during the call.  A result other than
- * 0 ends the pass, which returns it. */
+/* Called for every layer, and for every norm with a number behind those of the layers (norm i is
+ * nn_layers + i), with its input in forward and d(loss)/d(its output) in backward, both
+ * [samples, height * width * channels of that side], valid during the call; a norm's input until its
+ * output gradient was shown.  A result other than 0 ends the pass, which returns it. */
 typedef struct nn_watch {
   void *user;
   int (*input)(void *user, int layer, const float *a, int64_t samples, int64_t columns);

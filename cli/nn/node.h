@@ -39,6 +39,7 @@ struct node {
   int input[2]; /* -1: none */
   nn_shape shape;
   int layer;    /* -1: none */
+  int norm;     /* -1: none */
   int param[2]; /* weight and bias, gamma and beta; -1: none */
   int buffer;   /* the first of its buffers; -1: none        */
   int64_t kernel, stride, padding;
@@ -65,6 +66,8 @@ struct nn {
   int n_buffers, room_buffers;
   nn_layer *layers;
   int n_layers, room_layers;
+  nn_norm_layer *norms;
+  int n_norms, room_norms;
   nn_start start;
   nn_loss_kind loss;
   double label_smoothing;
@@ -84,6 +87,7 @@ int nn_param_add(nn *n, const char *name, const char *suffix, nn_role role, int 
                  const int64_t *shape);
 int nn_buffer_add(nn *n, const char *name, const char *suffix, int64_t count);
 int nn_layer_add(nn *n, const nn_layer *layer);
+int nn_norm_add(nn *n, const nn_norm_layer *norm);
 __attribute__((format(printf, 2, 3))) int nn_fail(nn *n, const char *format, ...); /* -1 */
 
 /* init.c: the first values of all parameters and buffers, from n->seed. */

@@ -261,6 +261,14 @@ int nn_norm(nn *n, const char *name, int x) {
   if (v == NULL) return -1;
   v->param[0] = nn_param_add(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
   v->param[1] = nn_param_add(n, name, "bias", NN_BETA, -1, 1, &s.channels);
+  nn_norm_layer l = {.channels = s.channels,
+                     .height = s.height,
+                     .width = s.width,
+                     .eps = eps,
+                     .gamma_param = v->param[0],
+                     .beta_param = v->param[1]};
+  (void)snprintf(l.name, sizeof l.name, "%s", name);
+  v->norm = nn_norm_add(n, &l);
   v->buffer = nn_buffer_add(n, name, "running_mean", s.channels);
   (void)nn_buffer_add(n, name, "running_var", s.channels);
   return v->number;

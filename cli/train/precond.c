@@ -1,7 +1,7 @@
 /* precond.c: the one file of the trainer that makes and steps a preconditioner.
  *
  * In come a network with its arrays and the settings; layers are registered as they are (NHWC
- * images, one position for linear layers), norms as tensors; gradients and weights are bound once,
+ * images, one position for linear layers), norms as layers unless norm_block = none, then as tensors; gradients and weights are bound once,
  * and every step is ng_step_sgd or ng_step_adamw.  For sgd and adamw all parameters are tensors:
  * the library then only updates, by the same code.
  *
@@ -20,7 +20,8 @@ struct precond {
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t *index; /* of each nn_layer; NULL: all are tensors */
+  int32_t *index; /* of each nn_layer, then of each norm; NULL: all are tensors */
+  int norms;      /* that are layers of the library: all or none */
   nn_watch watch;
   double observe_ms;
 };
@@ -33,18 +34,31 @@ static void on_pool(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
 
 /* ---- observing -------------------------------------------------------------------------------*/
 
+static int watched(const precond *p) { return nn_layers(p->net) + p->norms; }
+
+/* What a layer, or a norm behind them, sees: read only. */
+static ng_array array_of(const nn *net, int layer, const float *x, int64_t samples, int64_t columns,
+                         bool grad) {
+  float *data = (float *)(uintptr_t)x;
+  const int norm = layer - nn_layers(net);
+  if (norm >= 0) {
+    const nn_norm_layer *v = nn_norm_at(net, norm);
+    return ng_array_nhwc(data, samples, v->channels, v->height, v->width, NG_F32);
+  }
+  const nn_layer *l = nn_layer_at(net, layer);
+  const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
+  if (!l->conv) return ng_array_matrix(data, samples, columns, NG_F32);
+  return ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32);
+}
+
 /* NG_SKIPPED: not finite; the step will leave everything alone and say so. */
 static int show(precond *p, int layer, const float *x, int64_t samples, int64_t columns,
                 bool grad) {
+  if (layer >= watched(p)) return CLI_OK;
   const int32_t i = p->index[layer];
   if (ng_wants(p->p, i) == 0) return CLI_OK;
   const double t0 = ng_now_ms();
-  float *data = (float *)(uintptr_t)x; /* read only */
-  const nn_layer *l = nn_layer_at(p->net, layer);
-  const int64_t height = grad ? l->out_height : l->height, channels = grad ? l->out : l->in;
-  const ng_array v =
-      l->conv ? ng_array_nhwc(data, samples, channels, height, columns / channels / height, NG_F32)
-              : ng_array_matrix(data, samples, columns, NG_F32);
+  const ng_array v = array_of(p->net, layer, x, samples, columns, grad);
   const ng_status st = grad ? ng_observe_output_grad(p->p, i, &v, NG_BORROW)
                             : ng_observe_input(p->p, i, &v, NG_BORROW);
   p->observe_ms += ng_now_ms() - t0;
@@ -62,7 +76,7 @@ static int show_output_grad(void *user, int layer, const float *g, int64_t sampl
 
 int precond_begin(precond *p, int64_t samples, bool *wants) {
   *wants = false;
-  for (int i = 0; p->index != NULL && i < nn_layers(p->net) && !*wants; i++)
+  for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
   if (!*wants) return CLI_OK;
   ng_batch b;
@@ -117,8 +131,14 @@ static int check_skip(const settings *s, const nn *net, const ng_option_info *in
   ng_layer layer;
   ng_status st = ng_options_create(NULL, message, sizeof message, &alone);
   if (st >= 0) st = ng_options_set(alone, info->name, value, message, sizeof message);
-  for (int i = 0; i < nn_layers(net) && st >= 0 && by[0] == 0; i++) {
-    st = describe(nn_layer_at(net, i), &layer);
+  for (int i = 0; i < nn_layers(net) + nn_norms(net) && st >= 0 && by[0] == 0; i++) {
+    const int norm = i - nn_layers(net);
+    if (norm >= 0) {
+      ng_layer_init(&layer, NG_NORM, sizeof layer);
+      layer.name = nn_norm_at(net, norm)->name;
+    } else {
+      st = describe(nn_layer_at(net, i), &layer);
+    }
     if (st >= 0) st = ng_options_skip(alone, &layer, &by, message, sizeof message);
   }
   ng_options_destroy(&alone);
@@ -159,6 +179,18 @@ static ng_status bind(precond *p, int32_t index, ng_param which, const nn_param 
   return st < 0 ? st : ng_bind_weight(p->p, index, which, &weight);
 }
 
+static ng_status add_norms(precond *p) {
+  ng_status st = NG_OK;
+  for (int i = 0; i < p->norms && st >= 0; i++) {
+    const nn_norm_layer *l = nn_norm_at(p->net, i);
+    int32_t *index = &p->index[nn_layers(p->net) + i];
+    st = ng_add_norm(p->p, l->name, NG_BATCH_NORM, l->channels, 1, l->eps, index);
+    if (st >= 0) st = bind(p, *index, NG_WEIGHT, nn_param_at(p->net, l->gamma_param), 1);
+    if (st >= 0) st = bind(p, *index, NG_BIAS, nn_param_at(p->net, l->beta_param), 1);
+  }
+  return st;
+}
+
 static ng_status add_all(precond *p) {
   ng_status st = NG_OK;
   for (int i = 0; p->index != NULL && i < nn_layers(p->net) && st >= 0; i++) {
@@ -169,10 +201,12 @@ static ng_status add_all(precond *p) {
       st = bind(p, p->index[i], NG_BIAS, nn_param_at(p->net, l->bias_param), 1);
     }
   }
+  if (st >= 0) st = add_norms(p);
   for (int i = 0; i < nn_params(p->net) && st >= 0; i++) {
     const nn_param *q = nn_param_at(p->net, i);
     int32_t index = 0;
     if (p->index != NULL && q->layer >= 0) continue;
+    if (p->norms > 0 && (q->role == NN_GAMMA || q->role == NN_BETA)) continue;
     st = ng_add_tensor(p->p, q->name, q->count, &index);
     if (st >= 0) st = bind(p, index, NG_WEIGHT, q, 1);
   }
@@ -197,8 +231,12 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   p->watch = (nn_watch){p, show_input, show_output_grad};
   int rc = cli_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);
+  const bool norms = strcmp(cli_option_text(o, "norm_block").text, "none") != 0;
   ng_options_destroy(&o);
-  if (!settings_first_order(s)) p->index = cli_take((size_t)nn_layers(net), sizeof *p->index);
+  if (!settings_first_order(s)) {
+    p->norms = norms ? nn_norms(net) : 0;
+    p->index = cli_take((size_t)watched(p), sizeof *p->index);
+  }
   if (rc == CLI_OK && add_all(p) < 0) rc = told(p);
   if (rc != CLI_OK) precond_destroy(&p);
   *out = p;

@@ -36,6 +36,7 @@ void ng_layer_init(ng_layer *l, ng_kind kind, size_t size) {
       .norm_input = NG_NORM_RAW,
       .token_dtype = NG_I64,
       .shard_axis = -1,
+      .norm_kind = NG_BATCH_NORM,
   };
   fill(l, size, &d, sizeof d);
   if (l != NULL && size >= offsetof(ng_layer, kind) + sizeof kind) l->kind = kind;

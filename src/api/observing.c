@@ -102,6 +102,12 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   if (wrong != NULL) {
     return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
   }
+  if (d->kind == NG_NORM && !grad && loan != NG_BORROW) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: layer '%s': its input is read with its output gradient, so it is borrowed; "
+                   "expected NG_BORROW",
+                   call, d->name);
+  }
   return ng_step_observe(p, layer, &s, grad);
 }
 

@@ -129,6 +129,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   st = ng_entry_check_name(p, "ng_add_layer", d.name);
   if (st != NG_OK) return st;
+  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* of a struct that was not initialised */
 
   if (d.options != NULL) {
     ng_options o = p->opt;
@@ -176,6 +177,19 @@ ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out
   copy_pair(d.image, image);
   d.groups = groups;
   d.bias = bias;
+  return ng_add_layer(p, &d, index);
+}
+
+ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind, int64_t channels,
+                      int64_t groups, double eps, int32_t *index) {
+  ng_layer d;
+  ng_layer_init(&d, NG_NORM, sizeof d);
+  d.name = name;
+  d.in = channels;
+  d.bias = 1;
+  d.norm_kind = kind;
+  d.groups = groups;
+  d.norm_eps = eps;
   return ng_add_layer(p, &d, index);
 }
 

@@ -12,7 +12,8 @@
  * caller's. */
 #include "family/family.h"
 
-static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone};
+static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
+                                       &ng_family_norm_full};
 enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

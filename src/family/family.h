@@ -31,6 +31,7 @@ typedef struct ng_obs {
   int64_t samples;
   int64_t positions;       /* of the output                                                     */
   int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
+  int64_t batch;           /* the number of the micro-batch */
   double loss_scale;
   ng_reduction reduction;
 } ng_obs;
@@ -122,7 +123,8 @@ typedef struct ng_family {
   /* Adds s->mix.fresh X to every statistic that sees o->what; NG_SKIPPED if not finite, and nothing
    * was added. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
-  ng_status (*measure)(ng_block *b); /* inner, d2, pd2; NG_SKIPPED: the gradient is not finite */
+  /* inner, d2, pd2; NG_SKIPPED: the gradient is not finite; NG_RESCUED: it was made otherwise than asked */
+  ng_status (*measure)(ng_block *b);
   void (*emit_tile)(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink);
 
   /* ---- optional, with a default ---- */
@@ -147,7 +149,7 @@ typedef struct ng_family {
   void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
 } ng_family;
 
-extern const ng_family ng_family_kronecker, ng_family_rankone;
+extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

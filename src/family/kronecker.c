@@ -172,7 +172,7 @@ static void destroy(ng_block *b) {
 /* Layers only: a tensor has no inputs and outputs.  By name, so that a family of the caller's with
  * other wishes may be asked first. */
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && ng_is(o->family, "kronecker");
+  return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
 
 /* Nothing is inverted: what damps an inverse must hold its default. */

@@ -116,9 +116,11 @@ static ng_status find(ng_precond *p, int32_t index, ng_param which, const char *
                    index, p->entries);
   }
   const ng_entry *e = p->entry[index];
-  if ((which == NG_WEIGHT || which == NG_BIAS) && (int32_t)which < e->slots) return NG_OK;
+  if (ng_entry_slot(e, (int32_t)which) >= 0) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s' has no %s", call, e->d.name,
-                 which == NG_BIAS ? "bias" : "such parameter");
+                 which == NG_BIAS     ? "bias"
+                 : which == NG_WEIGHT ? "weight"
+                                      : "such parameter");
 }
 
 static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, ng_slot **out) {
@@ -129,7 +131,7 @@ static ng_status slot_of(ng_precond *p, const ng_binding *b, const char *call, n
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: '%s': hold is %d, expected NG_HOLD or NG_ONE_STEP",
                    call, e->slot_name[b->param], (int)b->hold);
   }
-  *out = &e->slot[b->param];
+  *out = &e->slot[ng_entry_slot(e, (int32_t)b->param)];
   return NG_OK;
 }
 
@@ -189,7 +191,9 @@ ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t gr
                         const char *call) {
   enum { MOST = 1024 };
   const int32_t groups = p->ready ? p->update_groups : MOST;
-  const ng_status st = find(p, index, which == NG_BOTH ? NG_WEIGHT : which, call);
+  const bool there = index >= 0 && index < p->entries;
+  const int32_t first = there ? ng_entry_param(p->entry[index], 0) : NG_WEIGHT;
+  const ng_status st = find(p, index, which == NG_BOTH ? (ng_param)first : which, call);
   if (st != NG_OK) return st;
   ng_entry *e = p->entry[index];
   if (group < 0 || group >= groups) {
@@ -197,7 +201,7 @@ ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t gr
                    group, groups - 1, p->ready ? ", as there were at ng_ready" : "");
   }
   for (int32_t k = 0; k < e->slots; k++) {
-    if (which == NG_BOTH || k == (int32_t)which) e->slot[k].update_group = group;
+    if (which == NG_BOTH || ng_entry_param(e, k) == (int32_t)which) e->slot[k].update_group = group;
   }
   return NG_OK;
 }

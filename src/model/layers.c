@@ -66,7 +66,6 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
 /* Before any size is read: the fields of an unsupported kind mean something else. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   const char *what = NULL;
-  if (d->kind == NG_NORM) what = "normalisation layers";
   if (d->kind == NG_EMBEDDING) what = "embeddings (token inputs)";
   if (d->shard_axis != -1) what = "tensor-parallel shards (shard_axis)";
   if (d->alias_of != NULL) what = "tied weights (alias_of)";
@@ -76,7 +75,7 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
                    "ng_add_tensor",
                    d->name, what);
   }
-  if (d->kind != NG_LINEAR && d->kind != NG_CONV2D) {
+  if (d->kind != NG_LINEAR && d->kind != NG_CONV2D && d->kind != NG_NORM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': kind is %d, expected an ng_kind", d->name,
                    (int)d->kind);
   }
@@ -129,11 +128,48 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
                  (long long)d->kernel[1], (long long)NG_WIDEST);
 }
 
+/* Rank by rank the same numbers, so NaN is refused by not being in the range. */
+static ng_status check_norm(ng_precond *p, const ng_layer *d) {
+  ng_status st = check_range(p, d, "in", d->in, 1);
+  if (st == NG_OK && d->out != 0 && d->out != d->in) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': out is %lld, expected 0 or in, which is %lld",
+                 d->name, (long long)d->out, (long long)d->in);
+  }
+  if (st == NG_OK && (d->norm_kind < NG_BATCH_NORM || d->norm_kind > NG_GROUP_NORM ||
+                      (d->norm_input != NG_NORM_RAW && d->norm_input != NG_NORM_NORMALISED))) {
+    st =
+        ng_fail(p->ctx, NG_ERR_ARG,
+                "layer '%s': norm_kind is %d and norm_input is %d, expected an ng_norm_kind and an "
+                "ng_norm_input",
+                d->name, (int)d->norm_kind, (int)d->norm_input);
+  }
+  if (st == NG_OK && !(d->norm_eps >= 0.0 && d->norm_eps - d->norm_eps == 0.0)) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': norm_eps is %g, expected a number >= 0", d->name,
+                 d->norm_eps);
+  }
+  if (st == NG_OK && ((d->norm_no_weight != 0 && d->norm_no_weight != 1) ||
+                      (d->norm_no_weight == 1 && d->bias == 0))) {
+    st =
+        ng_fail(p->ctx, NG_ERR_ARG,
+                "layer '%s': norm_no_weight is %d and bias is %d, expected 0 or 1 and one of gamma "
+                "and beta at least",
+                d->name, d->norm_no_weight, d->bias);
+  }
+  if (st == NG_OK) st = check_range(p, d, "groups", d->groups, 1);
+  if (st == NG_OK && d->in % d->groups != 0) {
+    st = ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': groups is %lld, expected a divisor of in %lld",
+                 d->name, (long long)d->groups, (long long)d->in);
+  }
+  return st;
+}
+
 /* Fills the output size of *e, nothing else of it. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
-  if (st == NG_OK) st = check_range(p, d, "in", d->in, 1);
-  if (st == NG_OK) st = check_range(p, d, "out", d->out, 1);
+  const bool norm = d->kind == NG_NORM;
+  if (st == NG_OK && !norm) st = check_range(p, d, "in", d->in, 1);
+  if (st == NG_OK && !norm) st = check_range(p, d, "out", d->out, 1);
+  if (st == NG_OK && norm) st = check_norm(p, d);
   if (st != NG_OK) return st;
   if ((d->bias != 0 && d->bias != 1) || (d->frozen != 0 && d->frozen != 1)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': bias is %d and frozen is %d, expected 0 or 1",
@@ -186,8 +222,8 @@ static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char 
   (void)snprintf(e->slot_name[NG_BIAS], sizeof e->slot_name[0], "%s.bias", name);
   for (int32_t k = 0; k < e->slots; k++) {
     e->slot[k].entry = e;
-    e->slot[k].which = k;
-    e->slot[k].name = e->slot_name[k];
+    e->slot[k].which = ng_entry_param(e, k);
+    e->slot[k].name = e->slot_name[e->slot[k].which];
   }
   if (e->d.name != NULL && (options == NULL || e->d.options != NULL)) st = append(p, e, index);
   if (st != NG_OK) {
@@ -195,6 +231,21 @@ static ng_status adopt(ng_precond *p, ng_entry *e, const char *name, const char 
     return ng_fail(p->ctx, st, "no memory to register '%s'", name);
   }
   return NG_OK;
+}
+
+/* Gamma and beta are a row each; of one without gamma beta is the first slot. */
+static ng_status add_norm(ng_precond *p, const ng_entry *found, int32_t *index) {
+  const char *name = found->d.name, *options = found->d.options;
+  ng_entry *e = ng_object(p, sizeof *e);
+  if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);
+  *e = *found;
+  e->d.out = e->d.in;
+  e->slots = (e->d.norm_no_weight == 0) + (e->d.bias != 0);
+  for (int32_t k = 0; k < e->slots; k++) {
+    e->slot[k].rows = e->slot[k].groups = 1;
+    e->slot[k].cols = e->d.in;
+  }
+  return adopt(p, e, name, options, index);
 }
 
 /* `d` is complete; its name is free and its options were judged.  Judged on a copy first, so that a
@@ -206,6 +257,7 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   const ng_status st = check_layer(p, d, &found);
   if (st != NG_OK) return st;
   found.d = *d;
+  if (d->kind == NG_NORM) return add_norm(p, &found, index);
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const int64_t patch = d->kind == NG_CONV2D ? d->in / groups * d->kernel[0] * d->kernel[1] : d->in;
   found.slots = 1 + d->bias;

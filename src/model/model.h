@@ -67,7 +67,7 @@ struct ng_entry {
   int64_t kept;   /* steps that left it as it was, for want of a gradient                         */
   int64_t missed; /* fused updates that left it as it was, for whatever reason; saved             */
   int32_t slots;  /* 1 or 2 */
-  ng_slot slot[2];        /* [NG_WEIGHT], [NG_BIAS]        */
+  ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* what the slots' names point at */
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
@@ -78,6 +78,17 @@ struct ng_entry {
   int64_t shown[NG_SHOWN][2];
   int32_t shown_count;
 };
+
+/* Slot k is which parameter, and the other way round: -1 if there is none. */
+static inline int32_t ng_entry_param(const ng_entry *e, int32_t k) {
+  return !e->tensor && e->d.kind == NG_NORM && e->d.norm_no_weight != 0 ? NG_BIAS : k;
+}
+static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
+  for (int32_t k = 0; k < e->slots; k++) {
+    if (ng_entry_param(e, k) == which) return k;
+  }
+  return -1;
+}
 
 /* Elements of a parameter: its bytes, and tiles of it, are numbers of 64 and 32 bits. */
 #define NG_LARGEST (INT64_C(1) << 40)

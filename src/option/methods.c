@@ -17,6 +17,8 @@
 
 static const ng_value natgrad_values[] = {NG_VALUES_END};
 
+/* The published programs without norm blocks leave the gradients of norm layers alone: so do their rows. */
+
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
 static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(prediv, 1),
@@ -26,6 +28,7 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(stat_scale, NG_SCALE_KAISA),
                                         SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                         SET(solve_period, 1),
+                                        SET(norm_block, NG_NORM_NONE),
                                         NG_VALUES_END};
 /* Each factor gets the whole damping, on a copy. */
 const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv, 0),
@@ -36,7 +39,8 @@ const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv
   SET(solver, NG_SOLVER_EIGEN), SET(eigen_floor, 1e-10), SET(damping, 0.001),                      \
       SET(damping_split, NG_SPLIT_JOINT), SET(stat_decay, 0.05),                                   \
       SET(stat_start, NG_START_IDENTITY), SET(stat_scale, NG_SCALE_MPD_KFAC),                      \
-      SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1)
+      SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1),        \
+      SET(norm_block, NG_NORM_NONE)
 static const ng_value mpd_values[] = {MPD_VALUES, NG_VALUES_END};
 /* Statistics never leave their owner, nor do inverses. */
 static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
@@ -51,10 +55,14 @@ static const ng_value as_the_row[] = {NG_VALUES_END};
 
 /* Eva and FusedEva: lzhangbv/eva, ffhh927/fused_eva.  Plain means over the first 16 samples of each
  * rank, one update of the average a call; factor_decay 0.95 weighs the NEW sample here, too. */
-static const ng_value eva_values[] = {
-    SET(damping, 0.03),  SET(stat_decay, 0.05),    SET(stat_scale, NG_SCALE_EVA),
-    SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(call_weight, NG_CALL_WEIGHT_EQUAL),
-    NG_VALUES_END};
+static const ng_value eva_values[] = {SET(damping, 0.03),
+                                      SET(stat_decay, 0.05),
+                                      SET(stat_scale, NG_SCALE_EVA),
+                                      SET(stat_batch, 16),
+                                      SET(calls, NG_CALLS_EMA),
+                                      SET(call_weight, NG_CALL_WEIGHT_EQUAL),
+                                      SET(norm_block, NG_NORM_NONE),
+                                      NG_VALUES_END};
 static const ng_value eva_f_values[] = {SET(damping, 0.03),
                                         SET(stat_decay, 0.05),
                                         SET(stat_scale, NG_SCALE_EVA),
@@ -62,6 +70,7 @@ static const ng_value eva_f_values[] = {SET(damping, 0.03),
                                         SET(calls, NG_CALLS_EMA),
                                         SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                         SET(sides, NG_SIDES_INPUT),
+                                        SET(norm_block, NG_NORM_NONE),
                                         NG_VALUES_END};
 static const ng_value eva_natgrad_values[] = {NG_VALUES_END};
 /* The K-FAC of the same program: one row a sample, neither of its factors scaled. */
@@ -74,11 +83,13 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                            SET(damping_leak, 1),
                                            SET(solve_period, 1),
+                                           SET(norm_block, NG_NORM_NONE),
                                            NG_VALUES_END};
 /* The rest of that program: AdaSGD has no statistics and no clip; SAM ascends along the same K-FAC
  * factors, undamped, and does not clip. */
 static const ng_value adasgd_values[] = {SET(sides, NG_SIDES_NONE), SET(damping, 0.03),
-                                         SET(clip, NG_CLIP_NONE), NG_VALUES_END};
+                                         SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),
+                                         NG_VALUES_END};
 static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
                                       SET(radius, 0.01),
                                       SET(clip, NG_CLIP_NONE),
@@ -89,6 +100,7 @@ static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
                                       SET(calls, NG_CALLS_EMA),
                                       SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                       SET(solve_period, 1),
+                                      SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
 
 /* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's

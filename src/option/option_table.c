@@ -220,6 +220,16 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "what a gradient that is absent at a step means: an error, or a layer (a tensor) that "
             "stays as it is and is counted in the report",
         .test = "effect_missing"),
+    ROW(norm_block, .group = "curvature", .standard = "unit",
+        ONE_OF_4(NG_NORM_UNIT, "unit", NG_NORM_FULL, "full", NG_NORM_DIAGONAL, "diagonal",
+                 NG_NORM_NONE, "none"),
+        .help = "norm layers: unit takes gamma and beta of a channel together, full all channels, "
+                "diagonal each number alone; none keeps the gradient",
+        .test = "effect_norm_block", .per_layer = true),
+    ROW(norm_damping, .group = "curvature", .standard = "1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "damping", .help = "norm layers: what damping is multiplied by",
+        .test = "effect_norm_damping", .per_layer = true, .live = true,
+        NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL)),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -51,6 +51,12 @@ typedef enum ng_statistics { NG_STATISTICS_ALL, NG_STATISTICS_LOCAL } ng_statist
 typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
 typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
+typedef enum ng_norm_block {
+  NG_NORM_UNIT,
+  NG_NORM_FULL,
+  NG_NORM_DIAGONAL,
+  NG_NORM_NONE
+} ng_norm_block;
 typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 /* ---- the one list ----------------------------------------------------------------------------*/
@@ -93,7 +99,9 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
   X(CHOICE, sides, ng_sides)                                                                       \
   X(REAL, clip_bound, double)                                                                      \
   X(REAL, radius, double)                                                                          \
-  X(CHOICE, missing, ng_missing)
+  X(CHOICE, missing, ng_missing)                                                                   \
+  X(CHOICE, norm_block, ng_norm_block)                                                             \
+  X(REAL, norm_damping, double)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

@@ -28,10 +28,11 @@ void ng_skip_close(ng_skip *s) { ng_pattern_free(&s->pattern); }
 /* Kinds are spelt as here and as in PyTorch: KAISA's skip list has class names, and an expression
  * copied from it should skip the same layers.  A kind that is not supported yet has no name. */
 static bool found_in(const ng_layer *l, ng_pattern *pattern) {
-  static const char *const kind[][2] = {
-      [NG_LINEAR] = {"linear", "Linear"}, [NG_CONV2D] = {"conv2d", "Conv2d"}};
+  static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
+                                        [NG_CONV2D] = {"conv2d", "Conv2d"},
+                                        [NG_NORM] = {"norm", "Norm"}};
   bool found = ng_pattern_found(pattern, l->name);
-  for (int i = 0; i < 2 && (l->kind == NG_LINEAR || l->kind == NG_CONV2D); i++) {
+  for (int i = 0; i < 2 && l->kind >= NG_LINEAR && l->kind <= NG_NORM; i++) {
     found = found || ng_pattern_found(pattern, kind[l->kind][i]);
   }
   return found;

@@ -31,13 +31,13 @@ static void close(ng_stat *s) {
  * the first fold has weight 0 for what is there. */
 void ng_stat_begin(ng_stat *s) {
   close(s);
-  if (!s->symmetric || !s->keeps || s->rule.start != NG_START_IDENTITY) return;
+  if (!s->keeps || s->rule.start != NG_START_IDENTITY) return;
   const float one = 1.0f;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    for (int64_t j = 0; j < p->rows; j++) {
-      char *at = (char *)p->average + ng_sym_at(p->rows, j, j) * ng_dtype_size(s->kept);
-      ng_from_f32(at, s->kept, &one, 1);
+    for (int64_t j = 0; j < (s->symmetric ? p->rows : p->diagonal); j++) {
+      const int64_t k = s->symmetric ? ng_sym_at(p->rows, j, j) : j;
+      ng_from_f32((char *)p->average + k * ng_dtype_size(s->kept), s->kept, &one, 1);
     }
   }
 }
@@ -168,13 +168,20 @@ void ng_stat_forget(ng_queue *q, ng_stat *s) {
   close(s);
 }
 
-/* What was left to add to the diagonal is shared by all that sum: as if one of them had added it. */
+/* What was left to add to the diagonal is shared by all that sum, as if one of them had added it; an owner
+ * that alone keeps the average has added it to that. */
 static void add_shift(ng_queue *q, ng_stat *s, double keep) {
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    const double by = s->shift[p->group] / s->observers;
+    const double whole = s->shift[p->group];
+    const double by = s->spread == NG_SPREAD_OWNER ? whole : whole / s->observers;
     /* direct: the old average was multiplied by keep when the sample was added */
-    ng_on(q)->shift(q, p->rows, p->average, s->kept, s->rule.direct ? keep * by : by);
+    const double d = s->rule.direct ? keep * by : by;
+    if (s->symmetric) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);
+    for (int64_t j = 0; j < p->diagonal && !s->symmetric; j++) {
+      float *x = (float *)p->average + j;
+      *x = (float)((double)*x + d);
+    }
   }
 }
 

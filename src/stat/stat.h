@@ -27,6 +27,7 @@
 #include "linalg/linalg.h"
 #include "option/option.h"
 #include "stat/gram.h"
+#include "stat/norm_sums.h"
 
 /* What an observation shows; a statistic is made from one of them. */
 enum {
@@ -66,13 +67,16 @@ typedef struct ng_stat_part {
   int64_t rows, cols; /* symmetric: of order rows = cols, in ng_sym order                         */
   /* Order of the published index along both axes: ng_field in family.h. */
   int64_t offsets, channels;
+  int64_t
+      diagonal; /* of a vector: its first so many elements are the diagonal of what it stands for */
   void *average; /* `kept`; NULL: this rank keeps none                                            */
   void *sum;     /* `wire`: this step's; NULL: this rank does not observe it                      */
 } ng_stat_part;
 
 typedef struct ng_stat {
   const char *name; /* "A", "g_mean": key of its arrays and numbers in messages and files         */
-  uint32_t sees;    /* which observation adds to it                                               */
+  uint32_t sees;    /* which observation adds to it ...                                           */
+  uint32_t with;    /* ... together with one that was shown before it; 0: alone                   */
   bool symmetric;
   ng_dtype kept, wire; /* f32, bf16, f16; f32, f64                                                */
   int32_t parts, groups;
@@ -94,6 +98,10 @@ typedef struct ng_stat {
   int finite;               /* what the last scan of its sums found */
 } ng_stat;
 
+/* Whether such an observation has to do with it. */
+static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
+  return ((s->sees | s->with) & what) != 0;
+}
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of an array of it */
 static inline bool ng_stat_sent(const ng_stat *s) {

@@ -38,6 +38,13 @@ static void describe(const ng_entry *e, char *text, size_t size) {
                    LL(d->stride[0]), LL(d->stride[1]), LL(d->padding[0]), LL(d->padding[1]),
                    LL(d->dilation[0]), LL(d->dilation[1]), LL(d->groups), LL(d->image[0]),
                    LL(d->image[1]));
+  } else if (d->kind == NG_NORM) {
+    static const char *const kind[] = {"", "batch", "layer", "group"};
+    (void)snprintf(
+        text, size,
+        "norm in=%lld weight=%d bias=%d frozen=%d over=%s groups=%lld eps=%.17g input=%s",
+        LL(d->in), d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind], LL(d->groups),
+        d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
   } else {
     (void)snprintf(text, size, "linear in=%lld out=%lld bias=%d frozen=%d positions=%lld",
                    LL(d->in), LL(d->out), d->bias, d->frozen, LL(d->positions));

@@ -112,7 +112,7 @@ static ng_status check_seen(ng_precond *p, ng_block *b) {
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     bool now = b->seen[kind] || b->out;
     for (int32_t i = 0; i < b->stats; i++) {
-      if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) now = true;
+      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) now = true;
     }
     if (!now && !p->step->refused) {
       return ng_fail(p->ctx, NG_ERR_STATE,
@@ -129,7 +129,7 @@ static void mark_seen(ng_block *b) {
   if (b->out && !ng_stat_due(b->p, b)) return; /* what was shown of it is not folded */
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     for (int32_t i = 0; i < b->stats; i++) {
-      if (b->stat[i].sees == ng_sees(kind) && b->stat[i].total > 0.0) b->seen[kind] = true;
+      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) b->seen[kind] = true;
     }
   }
 }

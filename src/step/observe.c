@@ -33,7 +33,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
 /* Some statistic of the block is made on this rank from such an array. */
 static bool wants(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
-    if ((b->stat[i].sees & what) != 0 && b->stat[i].observes) return true;
+    if (ng_stat_reads(&b->stat[i], what) && b->stat[i].observes) return true;
   }
   return false;
 }
@@ -175,6 +175,32 @@ static ng_status view_image(ng_precond *p, ng_entry *e, const ng_strided *s, boo
   return NG_OK;
 }
 
+/* [B, C] or [B, C, ...]: a batch or group norm; everything behind the channels counts positions. */
+static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
+                               ng_obs *o) {
+  const ng_layer *d = &e->d;
+  const int64_t B = p->step->batch.samples;
+  ng_view *v = &o->v;
+  if (s->ndim < 2 || s->shape[0] != B || s->shape[1] != d->in) {
+    char expected[96];
+    (void)snprintf(expected, sizeof expected, "[%lld, %lld, ...]", (long long)B, (long long)d->in);
+    return misfit(p, d, s, grad, expected);
+  }
+  v->samples = B;
+  v->columns = d->in;
+  v->by_sample = s->stride[0];
+  v->by_column = s->stride[1];
+  set_positions(v, s->ndim - 2, s->shape + 2, s->stride + 2);
+  o->positions = v->positions;
+  return NG_OK;
+}
+
+static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+  if (e->d.kind == NG_CONV2D) return view_image(p, e, s, grad, o);
+  const bool channels = e->d.kind == NG_NORM && e->d.norm_kind != NG_LAYER_NORM;
+  return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
+}
+
 /* What is complete already: one observation under fold = direct, sums that are on their way.  An
  * error and not a refusal: the caller's program is wrong, its numbers may be fine. */
 static ng_status check_open(ng_block *b, const ng_obs *o) {
@@ -252,8 +278,8 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.reduction = step->batch.reduction;
   o.v.data = s->data;
   o.v.dtype = s->dtype;
-  ng_status st =
-      e->d.kind == NG_CONV2D ? view_image(p, e, s, grad, &o) : view_rows(p, e, s, grad, &o);
+  o.batch = step->batches;
+  ng_status st = view_of(p, e, s, grad, &o);
   if (st != NG_OK) return st;
   ng_block *b = e->block;
   if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
@@ -267,10 +293,14 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   /* Refused, not failed: training with a loss scaler runs into this now and then. */
   if (st != NG_SKIPPED) return st;
   step->refused = true;
+  const bool pair = e->d.kind == NG_NORM && b->family->scans; /* read together */
   return ng_fail(p->ctx, NG_SKIPPED,
                  "layer '%s': the %s is not finite; nothing was folded, and the step will leave "
                  "gradients alone",
-                 e->d.name, grad ? "output gradient" : "input");
+                 e->d.name,
+                 pair   ? "input or its output gradient"
+                 : grad ? "output gradient"
+                        : "input");
 }
 
 /* What was refused is complete all the same: the step will skip, but its messages are sent. */

@@ -366,16 +366,18 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const ng_layer *d = &e->d;
-    const int64_t field[] = {d->kind,       d->in,          d->out,         d->bias,
-                             d->frozen,     d->positions,   d->order,       d->kernel[0],
-                             d->kernel[1],  d->stride[0],   d->stride[1],   d->padding[0],
-                             d->padding[1], d->dilation[0], d->dilation[1], d->groups,
-                             d->image[0],   d->image[1],    e->tensor,      e->slot[0].cols};
+    const int64_t field[] = {d->kind,       d->in,          d->out,           d->bias,
+                             d->frozen,     d->positions,   d->order,         d->kernel[0],
+                             d->kernel[1],  d->stride[0],   d->stride[1],     d->padding[0],
+                             d->padding[1], d->dilation[0], d->dilation[1],   d->groups,
+                             d->image[0],   d->image[1],    e->tensor,        e->slot[0].cols,
+                             d->norm_kind,  d->norm_input,  d->norm_no_weight};
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
     hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
+    if (d->kind == NG_NORM) hash[1] = mix(hash[1], &d->norm_eps, sizeof d->norm_eps);
   }
 }
 

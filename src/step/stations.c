@@ -30,8 +30,11 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
 /* Also at the first step that got so far, if those before were skipped: without results there is no
  * PD. */
 bool ng_solve_due(const ng_precond *p, const ng_block *b) {
+  /* A method that has no period of solves may have such blocks beside its own: every step. */
+  const char *owner = ng_option_table[NG_OPTION_solve_period].family;
+  const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (b->family->solve == NULL || b->out) return false;
-  return !b->solved || p->steps % b->opt.solve_period == 0;
+  return !b->solved || !period || p->steps % b->opt.solve_period == 0;
 }
 
 /* ---- before the walk -------------------------------------------------------------------------*/
@@ -185,7 +188,7 @@ static ng_status measure(ng_precond *p) {
     const ng_status st = b->family->measure(b);
     b->measure_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
-    if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);
+    if (st < NG_OK || st == NG_RESCUED) p->step->trouble = ng_worse(p->step->trouble, st);
     ng_deliver_fill(b);
   }
   ng_clip_measure(p);

@@ -1,0 +1,143 @@
+/* norm_stats.c: what an observation adds to F.
+ *
+ * In: an input, which waits where it is, and its output gradient, which comes later in the same micro-batch.
+ * Out: S <- old S + fresh (1/B) sum_i q_i q_i', q_i the gradient of gamma and beta of sample i, as if it
+ * were alone in the loss: c g / loss_scale, c the samples of the micro-batch for a mean loss and 1 for a sum.
+ * The scale is the textbook's whatever stat_scale says: the published programs that have another have no
+ * norm blocks.  Positions are summed over: they are one sample's.
+ *
+ * Samples go through in chunks, so that scratch does not grow with the batch. */
+#include "family/norm.h"
+
+enum { CHUNK = 64 };
+
+/* [X doubles][q of a chunk][room of the sums] */
+static int64_t x_floats(const ng_block *b) {
+  return ng_norm_of_block(b)->full ? 0 : 2 * ng_round16(3 * ng_norm_of_block(b)->of.channels);
+}
+
+int64_t ng_norm_scratch(const ng_block *b) {
+  const ng_norm *k = ng_norm_of_block(b);
+  const int64_t floats = x_floats(b) + CHUNK * ng_round16(k->width);
+  return ng_plus(ng_times(floats, (int64_t)sizeof(float)), ng_norm_room(b->ctx, k->of.channels));
+}
+
+/* ---- pairs -----------------------------------------------------------------------------------*/
+
+/* Inputs of a micro-batch that is over have nobody to meet. */
+static ng_status keep_input(ng_block *b, const ng_obs *o) {
+  ng_norm *k = ng_norm_of_block(b);
+  if (k->batch != o->batch) k->waiting = 0;
+  k->batch = o->batch;
+  if (k->waiting == NG_NORM_WAITING) {
+    return ng_fail(b->ctx, NG_ERR_STATE,
+                   "layer '%s': %d inputs wait for their output gradients, and there is no room "
+                   "for another",
+                   b->name, k->waiting);
+  }
+  k->shown[k->waiting++] = o->v;
+  return NG_OK;
+}
+
+/* The input that was shown last and not met yet.  It stays, should the gradient be refused: the same pair
+ * may be shown again. */
+static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
+  const ng_norm *k = ng_norm_of_block(b);
+  *x = o->v;
+  if (!k->of.gamma) return NG_OK; /* beta has no use for it */
+  if (k->waiting == 0 || k->batch != o->batch) {
+    return ng_fail(b->ctx, NG_ERR_STATE,
+                   "layer '%s': its output gradient was shown, and no input that belongs to it in "
+                   "this micro-batch",
+                   b->name);
+  }
+  *x = k->shown[k->waiting - 1];
+  if (x->samples == o->v.samples && x->positions == o->v.positions) return NG_OK;
+  return ng_fail(b->ctx, NG_ERR_SHAPE,
+                 "layer '%s': its output gradient has %lld positions a sample, its input %lld",
+                 b->name, (long long)o->v.positions, (long long)x->positions);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------*/
+
+static bool all_finite(const float *x, int64_t rows, int64_t cols, int64_t ld) {
+  float zero = 0.0f;
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t c = 0; c < cols; c++) {
+      zero += x[r * ld + c] - x[r * ld + c];
+    }
+  }
+  return zero == 0.0f;
+}
+
+/* What one sample adds to a unit or diagonal block.  `products`: of gamma and beta. */
+static void add_sample(const ng_norm *k, const float *q, bool products, double *X) {
+  const int64_t C = k->of.channels;
+  for (int64_t i = 0; i < k->width; i++) {
+    X[i] += (double)q[i] * (double)q[i];
+  }
+  for (int64_t c = 0; c < C && products; c++) {
+    X[2 * C + c] += (double)q[c] * (double)q[C + c];
+  }
+}
+
+static ng_status add_units(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
+  const ng_norm *k = ng_norm_of_block(b);
+  const ng_stat *s = b->stat;
+  const int64_t n = s->part->cols, ld = ng_round16(k->width);
+  double *X = ng_scratch(b);
+  float *q = (float *)(void *)X + x_floats(b);
+  void *room = q + CHUNK * ld;
+  memset(X, 0, (size_t)n * sizeof *X);
+  ng_norm_moments(b->ctx, &k->of, x, room);
+  for (int64_t from = 0, count; from < s->take; from += count) {
+    count = ng_min64(CHUNK, s->take - from);
+    ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
+    if (!all_finite(q, count, k->width, ld)) return NG_SKIPPED;
+    for (int64_t i = 0; i < count; i++) {
+      add_sample(k, q + i * ld, n > k->width, X);
+    }
+  }
+  float *sum = s->part->sum;
+  for (int64_t i = 0; i < n; i++) {
+    sum[i] = (float)(s->mix.old * (double)sum[i] + alpha * X[i]);
+  }
+  return NG_OK;
+}
+
+/* Both arrays were scanned: nothing is refused half way. */
+static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
+  const ng_norm *k = ng_norm_of_block(b);
+  const ng_stat *s = b->stat;
+  ng_queue *queue = b->ctx->queue;
+  const int64_t ld = ng_round16(k->width);
+  float *q = ng_scratch(b);
+  void *room = q + CHUNK * ld;
+  const ng_sym S = {s->part->sum, k->width};
+  ng_norm_moments(b->ctx, &k->of, x, room);
+  ng_stat_retain(queue, s);
+  for (int64_t from = 0, count; from < s->take; from += count) {
+    count = ng_min64(CHUNK, s->take - from);
+    ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
+    ng_on(queue)->add_gram(queue, S, 0, k->width, q, count, ld, (float)alpha);
+    ng_queue_wait(queue); /* q is filled anew */
+  }
+}
+
+ng_status ng_norm_observe(ng_block *b, const ng_obs *o) {
+  ng_norm *k = ng_norm_of_block(b);
+  const ng_stat *s = b->stat;
+  ng_view x;
+  if (o->what == NG_SEES_INPUT) return keep_input(b, o);
+  ng_status st = find_input(b, o, &x);
+  if (st != NG_OK) return st;
+  const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
+  const double alpha = s->mix.fresh * by * by / (double)s->take;
+  if (k->full) {
+    add_full(b, &x, &o->v, alpha);
+  } else {
+    st = add_units(b, &x, &o->v, alpha);
+  }
+  if (st == NG_OK && k->of.gamma) k->waiting--;
+  return st;
+}

@@ -1,0 +1,310 @@
+/* norm_sums.c: see norm_sums.h.
+ *
+ * In: views of an input and its output gradient, in any strides, f32, bf16 or f16.  Out: two sums a channel
+ * and sample.  Nothing normalised is ever stored: per channel sum g and sum g (x - mean) are added up, and
+ * 1 / sqrt(var + eps) multiplies at the end.
+ *
+ * Both arrays go through tiles of rows of channels, read where they lie if they lie so.  f32 over blocks of
+ * rows, double between them; moments relative to the first row, so that a mean far from zero costs no
+ * digits of the variance.  Samples are shared out to threads and moments to a number of pieces that depends
+ * on the samples only: the same bits for any number of threads. */
+#include "stat/norm_sums.h"
+
+#include <math.h>
+
+#include "simd.h"
+#include "stat/read.h"
+
+enum { BLOCK = 64, TILE = 8192, PIECES = 16, LANES = 16 };
+
+/* Rows of a tile: 32 KiB, and never more than f32 sums are good for. */
+static int64_t tile_rows(int64_t channels) { return ng_max64(1, ng_min64(BLOCK, TILE / channels)); }
+
+/* ---- room ------------------------------------------------------------------------------------*/
+
+/* One thread's, or one piece's. */
+typedef struct bench {
+  double *sum;             /* [2 C] */
+  float *x, *g;            /* tiles */
+  float *s, *q;            /* [C] of a block */
+  float *shift, *mean, *r; /* [C]: of a group norm, of this sample */
+} bench;
+
+/* The batch's: mean in double, the same as f32, 1 / sqrt(var + eps). */
+typedef struct moments {
+  double *mean, *r; /* [C] */
+  float *shift;     /* [C] */
+} moments;
+
+static int64_t bench_floats(int64_t C) {
+  return 2 * ng_round16(2 * C) + 2 * ng_round16(tile_rows(C) * C) + 5 * ng_round16(C);
+}
+
+static int64_t moment_floats(int64_t C) { return 2 * ng_round16(2 * C) + ng_round16(C); }
+
+static int32_t benches(const ng_context *ctx) {
+  return (int32_t)ng_max64(PIECES, ng_threads_of(ctx));
+}
+
+int64_t ng_norm_room(const ng_context *ctx, int64_t channels) {
+  return ng_times(moment_floats(channels) + benches(ctx) * bench_floats(channels),
+                  (int64_t)sizeof(float));
+}
+
+static moments moments_in(void *room, int64_t C) {
+  float *f = room;
+  return (moments){(void *)f, (void *)(f + ng_round16(2 * C)), f + 2 * ng_round16(2 * C)};
+}
+
+static bench bench_in(void *room, int64_t C, int32_t i) {
+  const int64_t wide = ng_round16(C), tile = ng_round16(tile_rows(C) * C);
+  float *f = (float *)room + moment_floats(C) + i * bench_floats(C);
+  bench b = {.sum = (void *)f};
+  f += 2 * ng_round16(2 * C);
+  b.x = f;
+  b.g = f + tile;
+  f += 2 * tile;
+  b.s = f;
+  b.q = f + wide;
+  b.shift = f + 2 * wide;
+  b.mean = f + 3 * wide;
+  b.r = f + 4 * wide;
+  return b;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------*/
+
+/* Rows [first, first + count) of sample n: where they lie, or in `to`. */
+static const float *rows_of(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
+                            int64_t *stride) {
+  if (v->dtype == NG_F32 && v->by_column == 1 && v->axes == 0) {
+    *stride = v->by_position;
+    return (const float *)(const void *)ng_view_at(v, n, first, 0);
+  }
+  const ng_pixels all = {v, 0, v->columns};
+  *stride = v->columns;
+  ng_pixels_load(&all, n, first, count, to, v->columns);
+  return to;
+}
+
+NG_CLONES static void add_moments(const float *x, int64_t ldx, const float *restrict shift,
+                                  int64_t rows, int64_t C, float *restrict s, float *restrict q) {
+  for (int64_t r = 0; r < rows; r++, x += ldx) {
+    for (int64_t c = 0; c < C; c++) {
+      const float d = x[c] - shift[c];
+      s[c] += d;
+      q[c] += d * d;
+    }
+  }
+}
+
+NG_CLONES static void add_products(const float *x, int64_t ldx, const float *g, int64_t ldg,
+                                   const float *restrict mean, int64_t rows, int64_t C,
+                                   float *restrict s, float *restrict q) {
+  for (int64_t r = 0; r < rows; r++, x += ldx, g += ldg) {
+    for (int64_t c = 0; c < C; c++) {
+      s[c] += g[c];
+      q[c] += g[c] * (x[c] - mean[c]);
+    }
+  }
+}
+
+/* The same with a mean and a scale for the whole row; the mean is `mean` + rest / scale. */
+NG_CLONES static void add_row(const float *x, const float *g, float mean, float scale, float rest,
+                              int64_t C, float *restrict s, float *restrict q) {
+  for (int64_t c = 0; c < C; c++) {
+    s[c] += g[c];
+    q[c] += g[c] * ((x[c] - mean) * scale - rest);
+  }
+}
+
+/* Mean and variance of one row, relative to its first element. */
+NG_CLONES static void row_moments(const float *x, int64_t C, double *mean, double *var) {
+  float s[LANES] = {0}, q[LANES] = {0};
+  double sum = 0.0, square = 0.0;
+  const float shift = x[0];
+  for (int64_t c = 0; c < C;) {
+    const int64_t end = ng_min64(C, c + (int64_t)LANES * BLOCK);
+    memset(s, 0, sizeof s);
+    memset(q, 0, sizeof q);
+    for (; c + LANES <= end; c += LANES) {
+      for (int i = 0; i < LANES; i++) {
+        const float d = x[c + i] - shift;
+        s[i] += d;
+        q[i] += d * d;
+      }
+    }
+    for (int i = 0; c < end; c++, i++) {
+      const float d = x[c] - shift;
+      s[i] += d;
+      q[i] += d * d;
+    }
+    for (int i = 0; i < LANES; i++) {
+      sum += (double)s[i];
+      square += (double)q[i];
+    }
+  }
+  sum /= (double)C;
+  *mean = (double)shift + sum;
+  *var = square / (double)C - sum * sum;
+}
+
+/* Rounding may leave a little less than nothing; NaN stays. */
+static double root(double var, double eps) { return 1.0 / sqrt((var < 0.0 ? 0.0 : var) + eps); }
+
+static void add_block(bench *b, int64_t C) {
+  for (int64_t c = 0; c < C; c++) {
+    b->sum[c] += (double)b->s[c];
+    b->sum[C + c] += (double)b->q[c];
+  }
+}
+
+static void clear_block(bench *b, int64_t C) {
+  memset(b->s, 0, (size_t)C * sizeof *b->s);
+  memset(b->q, 0, (size_t)C * sizeof *b->q);
+}
+
+/* sum (x - shift), sum (x - shift)^2 of a sample, added to what there is. */
+static void sample_moments(bench *b, const ng_view *x, int64_t n, const float *shift) {
+  const int64_t C = x->columns, most = tile_rows(C);
+  for (int64_t t = 0, rows; t < x->positions; t += rows) {
+    int64_t ldx;
+    rows = ng_min64(most, x->positions - t);
+    const float *at = rows_of(x, n, t, rows, b->x, &ldx);
+    clear_block(b, C);
+    add_moments(at, ldx, shift, rows, C, b->s, b->q);
+    add_block(b, C);
+  }
+}
+
+/* ---- the batch -------------------------------------------------------------------------------*/
+
+typedef struct job {
+  const ng_norm_of *k;
+  const ng_view *x, *g;
+  void *room;
+  int64_t from, count;
+  int32_t pieces;
+  float *q;
+  int64_t ldq;
+} job;
+
+static void moments_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const int64_t C = j->x->columns;
+  bench b = bench_in(j->room, C, i);
+  int64_t from, to;
+  ng_share(j->x->samples, j->pieces, i, &from, &to);
+  memset(b.sum, 0, 2 * (size_t)C * sizeof *b.sum);
+  for (int64_t n = from; n < to; n++) {
+    sample_moments(&b, j->x, n, moments_in(j->room, C).shift);
+  }
+}
+
+static bool of_batch(const ng_norm_of *k) {
+  return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
+}
+
+void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room) {
+  const int64_t C = x->columns;
+  const double rows = (double)x->samples * (double)x->positions;
+  const moments m = moments_in(room, C);
+  if (!of_batch(k)) return;
+  job j = {.k = k, .x = x, .room = room, .pieces = (int32_t)ng_min64(PIECES, x->samples)};
+  const ng_pixels all = {x, 0, C};
+  ng_pixels_load(&all, 0, 0, 1, m.shift, C);
+  ng_parallel(ctx, j.pieces, moments_piece, &j);
+  for (int64_t c = 0; c < C; c++) {
+    double s = 0.0, q = 0.0;
+    for (int32_t i = 0; i < j.pieces; i++) {
+      const double *sum = bench_in(room, C, i).sum;
+      s += sum[c];
+      q += sum[C + c];
+    }
+    s /= rows;
+    m.mean[c] = (double)m.shift[c] + s;
+    m.r[c] = root(q / rows - s * s, k->eps);
+    m.shift[c] = (float)m.mean[c];
+  }
+}
+
+/* ---- a sample --------------------------------------------------------------------------------*/
+
+/* Of a group norm: mean and 1 / sqrt(var + eps) of the groups of this sample, for each channel; in `shift`
+ * what the f32 mean lacks. */
+static void group_moments(bench *b, const job *j, int64_t n) {
+  const int64_t C = j->x->columns, wide = C / j->k->groups;
+  const double S = (double)j->x->positions;
+  const ng_pixels all = {j->x, 0, C};
+  ng_pixels_load(&all, n, 0, 1, b->shift, C);
+  memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
+  sample_moments(b, j->x, n, b->shift);
+  for (int64_t c0 = 0; c0 < C; c0 += wide) {
+    double mean = 0.0, var = 0.0;
+    for (int64_t c = c0; c < c0 + wide; c++) {
+      mean += ((double)b->shift[c] + b->sum[c] / S) / (double)wide;
+    }
+    for (int64_t c = c0; c < c0 + wide; c++) {
+      const double s = b->sum[c] / S, off = (double)b->shift[c] + s - mean;
+      var += (b->sum[C + c] / S - s * s + off * off) / (double)wide;
+    }
+    for (int64_t c = c0; c < c0 + wide; c++) {
+      b->mean[c] = (float)mean;
+      b->shift[c] = (float)(mean - (double)b->mean[c]);
+      b->r[c] = (float)root(var, j->k->eps);
+    }
+  }
+}
+
+/* sum g into b->sum, sum g (x - mean) behind it; of a layer norm already times its scale. */
+static void sample_sums(bench *b, const job *j, int64_t n, const float *mean) {
+  const int64_t C = j->x->columns, most = tile_rows(C);
+  const bool layer = j->k->input == NG_NORM_RAW && j->k->kind == NG_LAYER_NORM;
+  memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
+  for (int64_t t = 0, rows; t < j->x->positions; t += rows) {
+    int64_t ldx, ldg;
+    rows = ng_min64(most, j->x->positions - t);
+    const float *x = rows_of(j->x, n, t, rows, b->x, &ldx);
+    const float *g = rows_of(j->g, n, t, rows, b->g, &ldg);
+    clear_block(b, C);
+    if (!layer) add_products(x, ldx, g, ldg, mean, rows, C, b->s, b->q);
+    for (int64_t r = 0; r < rows && layer; r++) {
+      double mu, var;
+      row_moments(x + r * ldx, C, &mu, &var);
+      const double scale = root(var, j->k->eps), rest = scale * (mu - (double)(float)mu);
+      add_row(x + r * ldx, g + r * ldg, (float)mu, (float)scale, (float)rest, C, b->s, b->q);
+    }
+    add_block(b, C);
+  }
+}
+
+/* The f32 mean is not quite the mean: what is missing multiplies sum g. */
+static void sums_piece(void *arg, int32_t i) {
+  const job *j = arg;
+  const int64_t C = j->x->columns;
+  const moments m = moments_in(j->room, C);
+  const bool batch = of_batch(j->k);
+  const bool group = j->k->input == NG_NORM_RAW && j->k->kind == NG_GROUP_NORM;
+  bench b = bench_in(j->room, C, i);
+  int64_t from, to;
+  ng_share(j->count, j->pieces, i, &from, &to);
+  memset(b.mean, 0, (size_t)C * sizeof *b.mean);
+  for (int64_t n = from; n < to; n++) {
+    float *q = j->q + n * j->ldq, *beta = q + (j->k->gamma ? C : 0);
+    if (group) group_moments(&b, j, j->from + n);
+    sample_sums(&b, j, j->from + n, batch ? m.shift : b.mean);
+    for (int64_t c = 0; c < C; c++) {
+      const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b.shift[c] : 0.0;
+      const double scale = batch ? m.r[c] : group ? (double)b.r[c] : 1.0;
+      if (j->k->gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
+      if (j->k->beta) beta[c] = (float)b.sum[c];
+    }
+  }
+}
+
+void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
+                  int64_t from, int64_t count, float *q, int64_t ldq, void *room) {
+  job j = {k, x, g, room, from, count, 0, q, ldq};
+  j.pieces = (int32_t)ng_min64(count, ng_threads_of(ctx));
+  ng_parallel(ctx, j.pieces, sums_piece, &j);
+}

@@ -1,0 +1,34 @@
+/* norm_sums.h: gradients of gamma and beta of each sample, of a batch, layer or group norm.
+ *
+ * With h the normalised input and g the output gradient of sample i at position t and channel c,
+ *
+ *     dgamma_ic = sum_t g_itc h_itc      dbeta_ic = sum_t g_itc
+ *
+ * h is what was shown, or (x - mean) / sqrt(var + eps) with the mean and the biased variance of what the
+ * kind says: of a channel over the whole micro-batch, of all channels of one position, of a group of
+ * channels of one sample.
+ */
+#ifndef NG_NORM_SUMS_H
+#define NG_NORM_SUMS_H
+
+#include "core/core.h"
+#include "stat/gram.h"
+
+typedef struct ng_norm_of {
+  ng_norm_kind kind;
+  ng_norm_input input;
+  double eps;
+  int64_t channels, groups;
+  bool gamma, beta; /* which of them there are */
+} ng_norm_of;
+
+/* Of a batch norm that was shown its raw input: mean and variance of each channel, over all samples of x.
+ * Of the others nothing.  `room` has ng_norm_room bytes and keeps them. */
+void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room);
+/* q [count, ldq]: of samples [from, from + count) all dgamma, then all dbeta.  What is not finite in x or g
+ * leaves something that is not finite in q. */
+void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
+                  int64_t from, int64_t count, float *q, int64_t ldq, void *room);
+int64_t ng_norm_room(const ng_context *ctx, int64_t channels);
+
+#endif
