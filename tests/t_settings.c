@@ -42,6 +42,11 @@ static const char *const other[][2] = {
     {"checkpoint-every", "7"},
     {"log-every", "3"},
     {"resume", "true"},
+    {"acc-iters", "4"},
+    {"adjust-momentum", "ratio"},
+    {"rescale-weights", "shrink"},
+    {"damping-start", "0.5"},
+    {"damping-warm-up", "2"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };
@@ -98,6 +103,9 @@ static void bad_values_are_refused(void **state) {
       {"augment", "cropflip", "crop+flip"},
       {"fisher", "true", "empirical|sampled"},
       {"lr-schedule", "cosin", "cosine[:FINAL]"},
+      {"acc-iters", "0", "whole number from 1"},
+      {"adjust-momentum", "true", "none|ratio|proportional"},
+      {"rescale-weights", "true", "none|shrink|always"},
       {"out", "\xff", "is not UTF-8"},
       {"method", "kasia", "nearest is kaisa"},
       {"method", "sdg", "nearest is sgd"},
@@ -139,6 +147,17 @@ static void settings_are_checked_together(void **state) {
       {{{"checkpoint-every", "3"}}, "--checkpoint-every: needs --out"},
       {{{"damping-split", "joint"}}, "damping_split"},
       {{{"data", ""}}, "--data"},
+      {{{"damping-start", "0.5"}}, "--damping-start: needs --damping-warm-up"},
+      {{{"damping-warm-up", "0.5"}}, "--damping-warm-up: needs --damping-start"},
+      {{{"damping-start", "0.5"}, {"damping-warm-up", "1"}, {"damping", "0.5"}},
+       "--damping-start: 0.5 is not above damping, which is 0.5"},
+      {{{"damping-start", "0.5"}, {"damping-warm-up", "1"}, {"schedule", "damping*0.5@3"}},
+       "--damping-start: the schedule 'damping*0.5@3' changes damping, too"},
+      {{{"method", "sgd"}, {"damping-start", "0.5"}, {"damping-warm-up", "1"}},
+       "--damping-start: method sgd"},
+      {{{"adjust-momentum", "ratio"}, {"nesterov", "true"}}, "--adjust-momentum: needs"},
+      {{{"adjust-momentum", "ratio"}, {"momentum", "0"}}, "--adjust-momentum: needs"},
+      {{{"adjust-momentum", "ratio"}, {"method", "adamw"}}, "--adjust-momentum: method adamw"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     settings s;

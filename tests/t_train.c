@@ -59,6 +59,10 @@ static void lr_follows_its_formulas(void **state) {
   check_lr("linear:0.5", "0", 5, 10, 0.75);
   check_lr("polynomial:2", "0", 5, 10, 0.25);
   check_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
+  check_lr("polynomial:2@2,6", "0", 1.999, 5, 1);
+  check_lr("polynomial:2@2,6", "0", 4, 5, 0.25);
+  check_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the run's */
+  check_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* rises while it falls */
   check_lr("cyclic:4", "0", 0, 10, 0.1);
   check_lr("cyclic:4", "0", 1, 10, 0.55);
   check_lr("cyclic:4", "0", 2, 10, 1);
@@ -111,12 +115,39 @@ static void lr_is_continuous_and_bounded(void **state) {
 
 static void lr_schedules_are_read_strictly(void **state) {
   (void)state;
-  static const char *const bad[] = {
-      "",         "cosin",       "step",         "step:",        "step:3,2",     "step:0",
-      "step:1,",  "step:1@",     "step:1@2",     "step:1@0.1x",  "step:1;2",     "cosine:",
-      "cosine:2", "cosine:-0.1", "cosine:0.1,2", "constant:",    "constant:1",   "polynomial",
-      "cyclic",   "cyclic:0",    "cyclic:nan",   "cyclic:2@1.5", "polynomial:x", "linear:inf",
-      "step:nan", "constant ",   "cyclic:2@",    "polynomial:-1"};
+  static const char *const bad[] = {"",
+                                    "cosin",
+                                    "step",
+                                    "step:",
+                                    "step:3,2",
+                                    "step:0",
+                                    "step:1,",
+                                    "step:1@",
+                                    "step:1@2",
+                                    "step:1@0.1x",
+                                    "step:1;2",
+                                    "cosine:",
+                                    "cosine:2",
+                                    "cosine:-0.1",
+                                    "cosine:0.1,2",
+                                    "constant:",
+                                    "constant:1",
+                                    "polynomial",
+                                    "cyclic",
+                                    "cyclic:0",
+                                    "cyclic:nan",
+                                    "cyclic:2@1.5",
+                                    "polynomial:x",
+                                    "linear:inf",
+                                    "step:nan",
+                                    "constant ",
+                                    "cyclic:2@",
+                                    "polynomial:-1",
+                                    "polynomial:2@",
+                                    "polynomial:2@1",
+                                    "polynomial:2@3,3",
+                                    "polynomial:2@1,2,3",
+                                    "polynomial:2@-1,3"};
   char message[256];
   lr_schedule l;
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -231,7 +262,7 @@ static void batches_cover_an_epoch(void **state) {
   for (int64_t epoch = 0; epoch < 4; epoch++) {
     int seen[ROWS] = {0};
     for (int64_t k = 0; k < EACH; k++) {
-      feed_train(&f, epoch * EACH + k);
+      feed_train(&f, epoch * EACH + k, 0);
       for (int i = 0; i < BATCH; i++) {
         const int row = (int)lroundf(f.x[2 * i]);
         assert_in_range(row, 0, ROWS - 1);
@@ -241,7 +272,7 @@ static void batches_cover_an_epoch(void **state) {
       }
     }
     if (epoch == 0) continue;
-    feed_train(&f, epoch * EACH);
+    feed_train(&f, epoch * EACH, 0);
     int same = 0;
     for (int i = 0; i < BATCH; i++)
       same += f.x[2 * i] == first[i];
@@ -250,8 +281,8 @@ static void batches_cover_an_epoch(void **state) {
   /* Begun anywhere, and without a pool: the same. */
   static const int64_t step[] = {17, 3, 23, 0};
   for (size_t i = 0; i < sizeof step / sizeof step[0]; i++) {
-    feed_train(&f, step[i]);
-    feed_train(&alone, step[i]);
+    feed_train(&f, step[i], 0);
+    feed_train(&alone, step[i], 0);
     assert_memory_equal(f.x, alone.x, 2 * BATCH * sizeof(float));
     assert_memory_equal(f.labels, alone.labels, BATCH * sizeof(int32_t));
   }

@@ -145,9 +145,9 @@ static int split(compare_plan *p, const data_set *d) {
   }
   const long long left = (long long)d->train.n - (long long)p->validation;
   for (int i = 0; i < p->methods; i++) {
-    if (p->method[i].s.batch <= left) continue;
+    if (settings_samples(&p->method[i].s) <= left) continue;
     return cli_bad("--batch: %lld samples, but %s has %lld to train on",
-                   (long long)p->method[i].s.batch, d->name, left);
+                   (long long)settings_samples(&p->method[i].s), d->name, left);
   }
   return CLI_OK;
 }

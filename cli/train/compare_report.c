@@ -245,8 +245,8 @@ static void say_heading(const report *r, FILE *f, bool markdown) {
   char seeds[64];
   (void)snprintf(seeds, sizeof seeds, r->p->seeds > 1 ? "seeds %lld to %lld" : "seed %lld", first,
                  first + r->p->seeds - 1);
-  (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model, (long long)s->batch,
-                length, seeds, processor);
+  (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
+                (long long)settings_samples(s), length, seeds, processor);
   const long used = threads != NULL && threads[0] != 0 ? strtol(threads, NULL, 10) : cli_cores();
   (void)fprintf(f, "%ld thread%s\n", used, used > 1 ? "s" : "");
   if (markdown) (void)fputc('\n', f);

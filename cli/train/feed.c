@@ -18,6 +18,10 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
     return cli_bad("--batch: %lld samples, but %s has %d to train on", (long long)s->batch, d->name,
                    (int)d->train.n);
   }
+  if (settings_samples(s) > d->train.n) {
+    return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
+                   (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
+  }
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
@@ -31,7 +35,8 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
                 .how = how,
                 .pool = pool,
                 .batch = (int32_t)s->batch,
-                .per_epoch = d->train.n / s->batch,
+                .acc_iters = s->acc_iters,
+                .per_epoch = d->train.n / settings_samples(s),
                 .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
@@ -75,7 +80,7 @@ static void fill(const feed *f, piece *p) {
   }
 }
 
-void feed_train(feed *f, int64_t step) {
+void feed_train(feed *f, int64_t step, int64_t micro) {
   const int64_t epoch = step / f->per_epoch;
   if (f->ordered != epoch) {
     random_order(f->how.seed, RANDOM_ORDER, (uint32_t)epoch, f->d->train.n, f->order);
@@ -83,7 +88,7 @@ void feed_train(feed *f, int64_t step) {
   }
   piece p = {.f = f,
              .split = &f->d->train,
-             .order = f->order + step % f->per_epoch * f->batch,
+             .order = f->order + (step % f->per_epoch * f->acc_iters + micro) * f->batch,
              .how = f->how,
              .count = f->batch};
   p.how.epoch = (uint32_t)epoch;

@@ -10,7 +10,8 @@ typedef struct feed {
   data_how how;
   ng_pool *pool;
   int32_t batch;
-  int64_t per_epoch; /* whole batches of an epoch: what is left over is left out */
+  int64_t acc_iters; /* batches of a step */
+  int64_t per_epoch; /* whole steps of an epoch: what is left over is left out */
   int32_t *order;    /* of the epoch `ordered` */
   int64_t ordered;
   /* the batch that was filled last */
@@ -22,7 +23,8 @@ typedef struct feed {
  * image.  `reconstructs`: the values stay in [0, 1]. */
 int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool *pool, feed *out);
 void feed_free(feed *f);
-void feed_train(feed *f, int64_t step);                /* the batch of step 0, 1, ... */
+/* The batch 0 .. acc_iters - 1 of step 0, 1, ... */
+void feed_train(feed *f, int64_t step, int64_t micro);
 void feed_test(feed *f, int32_t first, int32_t count); /* count <= batch */
 
 #endif

@@ -14,6 +14,7 @@
 #include "nn/models.h"
 #include "precond.h"
 #include "progress.h"
+#include "recipe.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -39,6 +40,8 @@ typedef struct run {
   double own_ms[OWN], step_ms; /* of this process; step_ms: all of a step */
   double seconds_before;
   manifest before; /* of the checkpoint that was resumed, with its totals */
+  grad_sum grads;  /* of a step's micro-batches */
+  double damping;  /* the library's option */
   double loss;     /* of the last step */
   train_result *out;
 } run;
@@ -77,13 +80,18 @@ static double share(const run *r, int64_t correct, int64_t of) {
   return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
 }
 
+/* A number for what is drawn anew in every batch. */
+static uint64_t batch_number(const run *r, int64_t micro) {
+  return (uint64_t)(r->state.step * r->s->acc_iters + micro);
+}
+
 /* Backward with the library watching: by the labels of the batch, or, for the true Fisher matrix,
  * by drawn ones first; the gradients are always those of the batch. */
-static int backward(run *r, bool wants, double *loss, int64_t *correct) {
+static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
   const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
   int rc = CLI_OK;
   if (wants && strcmp(r->s->fisher, "sampled") == 0) {
-    nn_sampled_loss(r->net, (uint64_t)r->state.step);
+    nn_sampled_loss(r->net, batch_number(r, micro));
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
@@ -92,29 +100,51 @@ static int backward(run *r, bool wants, double *loss, int64_t *correct) {
   return rc == CLI_OK && !r->out->diverged ? nn_backward(r->net, true, watch) : rc;
 }
 
-static int one_step(run *r, double lr, int64_t *correct) {
+/* One of a step's batches: its loss, and its gradient added to theirs. */
+static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
-  feed_train(&r->feed, r->state.step);
+  feed_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
+  double loss = 0.0;
+  int64_t right = 0;
   bool wants = false;
   int rc = precond_begin(r->p, r->s->batch, &wants);
   if (rc == CLI_OK) {
-    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->s->batch, (uint64_t)r->state.step,
+    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->s->batch, batch_number(r, micro),
                     wants ? precond_watch(r->p) : NULL);
   }
   const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
-  if (rc == CLI_OK) rc = backward(r, wants, &r->loss, correct);
+  if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
+  if (rc == CLI_OK && !r->out->diverged) grad_sum_add(&r->grads, r->net, micro);
   const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
-  unsigned outcome = 0;
-  if (rc == CLI_OK && r->out->diverged) return wants ? precond_forget(r->p) : CLI_OK;
-  if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
-  r->state.skipped += (outcome & PRECOND_SKIPPED) != 0;
-  r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
-  r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
+  *wanted = *wanted || wants;
+  *correct += right;
+  r->loss = micro == 0 ? loss : r->loss + loss;
   r->own_ms[DATA] += t1 - t0;
   r->own_ms[FORWARD] += t2 - t1 - (seen_forward - seen);
   r->own_ms[BACKWARD] += t3 - t2 - (seen_all - seen_forward);
   r->own_ms[OBSERVE] += seen_all - seen;
+  return rc;
+}
+
+static int one_step(run *r, double lr, double before, int64_t *correct) {
+  const double t0 = ng_now_ms();
+  bool wanted = false;
+  int rc = CLI_OK;
+  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && !r->out->diverged; i++)
+    rc = one_batch(r, i, &wanted, correct);
+  if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
+  if (rc == CLI_OK && r->out->diverged) return wanted ? precond_forget(r->p) : CLI_OK;
+  unsigned outcome = 0;
+  grad_sum_end(&r->grads, r->net);
+  precond_momentum(r->p, recipe_momentum(r->s, lr, before));
+  if (rc == CLI_OK && r->s->damping_start > 0.0)
+    rc = precond_damping(r->p, recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
+  if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
+  if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
+  r->state.skipped += (outcome & PRECOND_SKIPPED) != 0;
+  r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
+  r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->step_ms += ng_now_ms() - t0;
   return rc;
 }
@@ -148,7 +178,8 @@ static int end_epoch(run *r, double lr) {
                    .step = r->state.step,
                    .lr = lr,
                    .train_loss = r->state.loss_sum / (double)r->state.summed,
-                   .train_accuracy = share(r, r->state.correct, r->state.summed * r->s->batch),
+                   .train_accuracy =
+                       share(r, r->state.correct, r->state.summed * settings_samples(r->s)),
                    .seconds = seconds(r)};
   const int rc = test(r, &e.test_loss, &e.test_accuracy);
   if (rc != CLI_OK) return rc;
@@ -158,7 +189,8 @@ static int end_epoch(run *r, double lr) {
   r->out->epoch = all;
   all[r->out->epochs++] = e;
   const double took = seconds(r) - r->seconds_before;
-  const double speed = (double)((r->state.step - r->progress.first) * r->s->batch) / took;
+  const double speed =
+      (double)((r->state.step - r->progress.first) * settings_samples(r->s)) / took;
   progress_epoch(&r->progress, &e, speed);
   const log_times t = gather(r);
   if (r->state.step % r->feed.per_epoch == 0) {
@@ -201,14 +233,14 @@ static int after_step(run *r, double lr, int64_t correct) {
   const bool closes = step % r->feed.per_epoch == 0 || step == r->total;
   int rc = CLI_OK;
   progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
-                share(r, r->state.correct, r->state.summed * r->s->batch));
+                share(r, r->state.correct, r->state.summed * settings_samples(r->s)));
   if (due(step, r->s->log_every)) {
     const log_times t = gather(r);
     const log_step line = {.step = step,
                            .epoch = (step - 1) / r->feed.per_epoch + 1,
                            .lr = lr,
                            .loss = r->loss,
-                           .accuracy = share(r, correct, r->s->batch),
+                           .accuracy = share(r, correct, settings_samples(r->s)),
                            .clip = precond_clip(r->p)};
     rc = log_write_step(r->log, &line, &t);
   }
@@ -221,9 +253,11 @@ static int after_step(run *r, double lr, int64_t correct) {
 static int steps(run *r) {
   const double per_epoch = (double)r->feed.per_epoch, epochs = (double)r->total / per_epoch;
   while (r->state.step < r->total) {
-    const double lr = lr_at(r->s, (double)r->state.step / per_epoch, epochs);
+    const double at = (double)r->state.step;
+    const double lr = lr_at(r->s, at / per_epoch, epochs);
+    const double before = lr_at(r->s, fmax(at - 1.0, 0.0) / per_epoch, epochs);
     int64_t correct = 0;
-    int rc = one_step(r, lr, &correct);
+    int rc = one_step(r, lr, before, &correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
     rc = after_step(r, lr, correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
@@ -424,6 +458,8 @@ static int begin(run *r) {
   if (rc == CLI_OK) rc = nn_ready(r->net, r->s->batch);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, r->reconstructs, r->pool, &r->feed);
   if (rc == CLI_OK) rc = precond_create(r->s, r->net, r->pool, &r->p);
+  if (rc == CLI_OK) rc = grad_sum_create(r->net, r->s->acc_iters, &r->grads);
+  r->damping = settings_damping(r->s);
   r->total = total_of(r->s, r->feed.per_epoch);
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
@@ -452,7 +488,7 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   int rc = begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;
-    progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, s->batch);
+    progress_begin(&r.progress, show, r.state.step, r.total, r.feed.per_epoch, settings_samples(s));
     rc = steps(&r);
     progress_end(&r.progress);
     if (rc == CLI_OK) rc = finish(&r);
@@ -462,6 +498,7 @@ int train_run(const settings *s, const data_set *d, const train_show *show, trai
   if (r.lock >= 0) (void)close(r.lock);
   precond_destroy(&r.p);
   feed_free(&r.feed);
+  grad_sum_free(&r.grads);
   nn_destroy(&r.net);
   ng_pool_destroy(r.pool);
   if (rc != CLI_OK) train_result_free(out);

@@ -56,6 +56,21 @@ static int parse_cyclic(const char *text, const char *at, lr_schedule *out, char
                 message, size);
 }
 
+static int parse_polynomial(const char *text, const char *at, lr_schedule *out, char *message,
+                            size_t size) {
+  bool good = number(&at, "@", 0.0, 100.0, &out->number);
+  if (good && *at == '@') {
+    at++;
+    good = number(&at, ",", 0.0, 1e6, &out->start) && *at == ',';
+    if (good) at++;
+    good = good && number(&at, "", 0.0, 1e6, &out->end) && out->end > out->start;
+  }
+  if (good) return CLI_OK;
+  return refuse(text,
+                "polynomial:POWER[@START,END] with POWER from 0 to 100 and epochs, END above START",
+                message, size);
+}
+
 int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
   static const struct {
     const char *name, *expected;
@@ -67,7 +82,7 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
       {"step", "step:E1,E2,...[@FACTOR]", LR_STEP, 0, 0, 0, true},
       {"cosine", "cosine[:FINAL] with FINAL from 0 to 1", LR_COSINE, 0, 0, 1, false},
       {"linear", "linear[:FINAL] with FINAL from 0 to 1", LR_LINEAR, 0, 0, 1, false},
-      {"polynomial", "polynomial:POWER with POWER from 0 to 100", LR_POLYNOMIAL, 0, 0, 100, true},
+      {"polynomial", "polynomial:POWER[@START,END]", LR_POLYNOMIAL, 0, 0, 0, true},
       {"cyclic", "cyclic:PERIOD[@LOW]", LR_CYCLIC, 0, 0, 0, true},
   };
   memset(out, 0, sizeof *out);
@@ -81,17 +96,25 @@ int lr_parse(const char *text, lr_schedule *out, char *message, size_t size) {
     }
     const char *at = text + n + 1;
     if (out->kind == LR_STEP) return parse_step(text, at, out, message, size);
+    if (out->kind == LR_POLYNOMIAL) return parse_polynomial(text, at, out, message, size);
     if (out->kind == LR_CYCLIC) return parse_cyclic(text, at, out, message, size);
     if (number(&at, "", form[i].lower, form[i].upper, &out->number)) return CLI_OK;
     return refuse(text, form[i].expected, message, size);
   }
   return refuse(text,
                 "constant, step:E1,E2,...[@FACTOR], cosine[:FINAL], linear[:FINAL], "
-                "polynomial:POWER or cyclic:PERIOD[@LOW]",
+                "polynomial:POWER[@START,END] or cyclic:PERIOD[@LOW]",
                 message, size);
 }
 
-static double shape(const lr_schedule *l, double epoch, double p) {
+/* How much of a polynomial's own stretch is over; without one, of the run. */
+static double over(const lr_schedule *l, double epoch, double total, double p) {
+  if (l->end <= 0.0) return p;
+  const double end = fmax(l->end, total);
+  return epoch < l->start ? 0.0 : epoch >= end ? 1.0 : (epoch - l->start) / (end - l->start);
+}
+
+static double shape(const lr_schedule *l, double epoch, double total, double p) {
   switch (l->kind) {
   case LR_CONSTANT:
     break;
@@ -106,7 +129,7 @@ static double shape(const lr_schedule *l, double epoch, double p) {
   case LR_LINEAR:
     return 1.0 + (l->number - 1.0) * p;
   case LR_POLYNOMIAL:
-    return pow(1.0 - p, l->number);
+    return pow(1.0 - over(l, epoch, total, p), l->number);
   case LR_CYCLIC: {
     const double at = fmod(epoch, l->period) / l->period;
     return l->number + (1.0 - l->number) * (1.0 - fabs(2.0 * at - 1.0));
@@ -122,5 +145,5 @@ double lr_at(const settings *s, double epoch, double total) {
   const double w = s->warm_up, rest = total - w;
   const double p = epoch <= w ? 0.0 : rest > 0.0 ? fmin(1.0, (epoch - w) / rest) : 1.0;
   const double rise = epoch < w ? epoch / w : 1.0;
-  return settings_lr(s) * rise * shape(&l, epoch, p);
+  return settings_lr(s) * rise * shape(&l, epoch, total, p);
 }

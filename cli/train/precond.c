@@ -23,7 +23,7 @@ struct precond {
   int32_t *index; /* of each nn_layer, then of each norm; NULL: all are tensors */
   int norms;      /* that are layers of the library: all or none */
   nn_watch watch;
-  double observe_ms;
+  double observe_ms, momentum;
 };
 
 static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
@@ -228,6 +228,7 @@ int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
   precond *p = cli_take(1, sizeof *p);
   p->s = s;
   p->net = net;
+  p->momentum = s->momentum;
   p->watch = (nn_watch){p, show_input, show_output_grad};
   int rc = cli_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);
@@ -254,11 +255,17 @@ void precond_destroy(precond **p) {
 
 /* ---- stepping --------------------------------------------------------------------------------*/
 
+void precond_momentum(precond *p, double momentum) { p->momentum = momentum; }
+
+int precond_damping(precond *p, double damping) {
+  return ng_set_real(p->p, "damping", damping) < 0 ? told(p) : CLI_OK;
+}
+
 static ng_status step_sgd(const precond *p, double lr) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
   how.lr = lr;
-  how.momentum = p->s->momentum;
+  how.momentum = p->momentum;
   how.weight_decay = p->s->weight_decay;
   how.nesterov = p->s->nesterov;
   how.decoupled = p->s->decoupled;

@@ -22,6 +22,9 @@ const nn_watch *precond_watch(precond *p);
 /* What there is to say of a step: 0, or several of them. */
 enum { PRECOND_RESCUED = 1, PRECOND_SKIPPED = 2, PRECOND_UNOBSERVED = 4 };
 int precond_step(precond *p, double lr, unsigned *out);
+/* For the coming steps, in place of the settings' (settings_check has seen that there is a damping). */
+void precond_momentum(precond *p, double momentum);
+int precond_damping(precond *p, double damping);
 int precond_forget(precond *p); /* there is no step: what was observed since the last is dropped */
 
 double precond_observe_ms(const precond *p); /* spent in the watch so far */

@@ -117,11 +117,15 @@ static int word_form(const char *name, const char *value, char *message, size_t 
     lr_schedule parsed;
     return lr_parse(value, &parsed, message, size);
   }
-  return one_of(value,
-                strcmp(name, "optimizer") == 0 ? "sgd|adamw"
-                : strcmp(name, "augment") == 0 ? "auto|none|crop|flip|crop+flip"
-                                               : "empirical|sampled",
-                message, size);
+  static const char *const choices[][2] = {{"optimizer", "sgd|adamw"},
+                                           {"augment", "auto|none|crop|flip|crop+flip"},
+                                           {"fisher", "empirical|sampled"},
+                                           {"adjust-momentum", "none|ratio|proportional"},
+                                           {"rescale-weights", "none|shrink|always"}};
+  size_t i = 0;
+  while (strcmp(name, choices[i][0]) != 0) /* every row of kind WORD is there */
+    i++;
+  return one_of(value, choices[i][1], message, size);
 }
 
 /* ---- one value -------------------------------------------------------------------------------*/

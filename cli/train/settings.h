@@ -15,12 +15,13 @@ typedef struct settings {
   char *optimizer; /* "sgd" | "adamw": the update behind a row of the library */
   double epochs;   /* 0: steps decides; setting one of the two puts the other to 0 */
   int64_t steps;   /* 0: epochs decides                                         */
-  int64_t batch;   /* global                                                    */
+  int64_t batch;   /* global; of a micro-batch                                  */
   double lr;       /* negative: the method's own default                        */
   double momentum, beta1, beta2, eps, weight_decay, label_smoothing, dropout;
   bool nesterov, decoupled;
   char *lr_schedule;  /* constant | step:E1,E2,...[@FACTOR] | cosine[:FINAL] | linear[:FINAL] |
-                        polynomial:POWER | cyclic:PERIOD[@LOW]; epochs, fractions of lr */
+                        polynomial:POWER[@START,END] | cyclic:PERIOD[@LOW]; epochs, fractions of
+                        lr */
   double warm_up;     /* epochs over which lr rises linearly from 0 */
   char *augment;      /* auto | none | crop | flip | crop+flip */
   char *fisher;       /* empirical | sampled: targets of the backward that the statistics see */
@@ -30,6 +31,10 @@ typedef struct settings {
   int64_t checkpoint_every; /* steps; 0: at the end only */
   int64_t log_every;        /* steps between "step" lines of log.jsonl */
   bool resume;
+  int64_t acc_iters;                     /* micro-batches of a step, `batch` samples each */
+  char *adjust_momentum;                 /* none | ratio | proportional                   */
+  char *rescale_weights;                 /* none | shrink | always                        */
+  double damping_start, damping_warm_up; /* 0: none; epochs                 */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {
@@ -62,6 +67,8 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
 bool settings_first_order(const settings *s); /* method is sgd or adamw */
 bool settings_adamw(const settings *s);       /* the update is AdamW's   */
 double settings_lr(const settings *s);        /* lr, or the default in its place */
+int64_t settings_samples(const settings *s);  /* of a step: batch acc_iters */
+double settings_damping(const settings *s);   /* the library's option; 0 without curvature */
 
 /* FILE.json: an object of settings, {"model": "lenet", "damping": 0.01}. */
 int settings_read(settings *s, const char *path);

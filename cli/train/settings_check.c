@@ -16,19 +16,26 @@ bool settings_adamw(const settings *s) {
   return strcmp(settings_first_order(s) ? s->method : s->optimizer, "adamw") == 0;
 }
 
+int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
+
+static bool among(const char *name, const char *const *list, int n) {
+  for (int i = 0; i < n; i++) {
+    if (strcmp(name, list[i]) == 0) return true;
+  }
+  return false;
+}
+
 bool settings_knows(const settings *s, const char *name) {
-  static const char *const sgd[] = {"momentum", "nesterov", "decoupled"};
+  static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
+  static const char *const curvature[] = {"fisher", "optimizer", "damping_start",
+                                          "damping_warm_up"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL) return !first_order; /* the library's */
-  if (first_order && (strcmp(spelt, "fisher") == 0 || strcmp(spelt, "optimizer") == 0))
-    return false;
-  for (int i = 0; i < 3; i++) {
-    if (strcmp(spelt, settings_adamw(s) ? sgd[i] : adamw[i]) == 0) return false;
-  }
-  return true;
+  if (first_order && among(spelt, curvature, 4)) return false;
+  return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
 }
 
 static int options_of(const settings *s, ng_options **out, char *message, size_t size) {
@@ -71,6 +78,15 @@ double settings_lr(const settings *s) {
   return sgd * damping;
 }
 
+double settings_damping(const settings *s) {
+  char message[MESSAGE];
+  ng_options *o = NULL;
+  if (settings_first_order(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return 0.0;
+  const double damping = cli_option_real(o, "damping");
+  ng_options_destroy(&o);
+  return damping;
+}
+
 int settings_options(const settings *s, ng_options **out) {
   char message[MESSAGE] = "";
   if (options_of(s, out, message, sizeof message) == CLI_OK) return CLI_OK;
@@ -103,6 +119,26 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   return idle;
 }
 
+/* The two numbers of a damping that begins higher, against each other and the library's. */
+static int check_damping(const settings *s, const ng_options *o) {
+  char schedule[MESSAGE] = "";
+  if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0) return CLI_OK;
+  if (s->damping_start <= 0.0)
+    return cli_bad("--damping-warm-up: needs --damping-start, to come down from");
+  if (s->damping_warm_up <= 0.0)
+    return cli_bad("--damping-start: needs --damping-warm-up, epochs to come down in");
+  const double damping = cli_option_real(o, "damping");
+  if (s->damping_start <= damping) {
+    return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
+                   damping);
+  }
+  if (ng_options_get(o, "schedule", schedule, sizeof schedule) != NG_OK ||
+      strstr(schedule, "damping") != NULL) {
+    return cli_bad("--damping-start: the schedule '%s' changes damping, too", schedule);
+  }
+  return CLI_OK;
+}
+
 int settings_check(const settings *s) {
   ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
@@ -122,13 +158,17 @@ int settings_check(const settings *s) {
   if (s->nesterov && !settings_adamw(s) && s->momentum == 0.0) {
     return cli_bad("--nesterov: needs a momentum above 0");
   }
+  if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0)) {
+    return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
+  }
   if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR, to go on with");
   if (s->out[0] == 0 && s->checkpoint_every > 0) {
     return cli_bad("--checkpoint-every: needs --out DIR, to write to");
   }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
-  const int rc = settings_options(s, &o);
+  int rc = settings_options(s, &o);
+  if (rc == CLI_OK) rc = check_damping(s, o);
   ng_options_destroy(&o);
   return rc;
 }

@@ -31,7 +31,8 @@
   X(REAL, epochs, "epochs", "E", "10", 0, 1e6, 0, "so many passes over the data (10)")             \
   X(INT, steps, "steps", "N", "0", 0, SETTINGS_MANY, 0, "so many steps instead of epochs")         \
   X(INT, batch, "batch", "N", "64", 1, 1 << 20, 1,                                                 \
-    "samples of a step (64); an epoch's incomplete last batch is left out")                        \
+    "samples of a step, or of each of its micro-batches (64); what is left over of an epoch is "   \
+    "left out")                                                                                    \
   X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
     "learning rate (0.03 with the sgd update, times damping for eva and its kin; 0.001 with "      \
     "adamw)")                                                                                      \
@@ -58,7 +59,18 @@
   X(INT, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                      \
     "steps between checkpoints in DIR (0: one at the end)")                                        \
   X(INT, log_every, "log-every", "N", "10", 1, SETTINGS_MANY, 0,                                   \
-    "steps between \"step\" lines of DIR/log.jsonl (10)")
+    "steps between \"step\" lines of DIR/log.jsonl (10)")                                          \
+  X(INT, acc_iters, "acc-iters", "N", "1", 1, 1 << 20, 1,                                          \
+    "micro-batches of a step, each of --batch samples; gradients and statistics are their mean "   \
+    "(1)")                                                                                         \
+  X(WORD, adjust_momentum, "adjust-momentum", "HOW", "none", 0, 0, 1,                              \
+    "none | ratio | proportional: momentum that follows lr, see above (none)")                     \
+  X(WORD, rescale_weights, "rescale-weights", "WHEN", "none", 0, 0, 1,                             \
+    "none | shrink | always: weights to the norm sqrt(2 outputs) after a step (none)")             \
+  X(REAL, damping_start, "damping-start", "R", "0", 0, 1e9, 1,                                     \
+    "damping of the first step, which --damping-warm-up leads down to damping (0: none)")          \
+  X(REAL, damping_warm_up, "damping-warm-up", "E", "0", 0, 1e6, 1,                                 \
+    "epochs over which it comes down (0)")
 
 /* What it sets itself, run by run. */
 #define SETTINGS_SINGLE(X)                                                                         \

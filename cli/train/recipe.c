@@ -1,0 +1,76 @@
+/* recipe.c: the formulas are on the cards in recipe.h. */
+#include "recipe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- micro-batches -----------------------------------------------------------------------------*/
+
+int grad_sum_create(const nn *net, int64_t batches, grad_sum *out) {
+  *out = (grad_sum){batches, NULL};
+  if (batches < 2) return CLI_OK;
+  out->sum = malloc((size_t)nn_weights(net) * sizeof *out->sum);
+  if (out->sum != NULL) return CLI_OK;
+  return cli_bad("--acc-iters: no memory for the gradients of %lld weights",
+                 (long long)nn_weights(net));
+}
+
+void grad_sum_free(grad_sum *g) {
+  free(g->sum);
+  memset(g, 0, sizeof *g);
+}
+
+void grad_sum_add(grad_sum *g, const nn *net, int64_t batch) {
+  if (g->sum == NULL) return;
+  const float share = (float)(1.0 / (double)g->batches);
+  float *to = g->sum;
+  for (int i = 0; i < nn_params(net); i++) {
+    const nn_param *p = nn_param_at(net, i);
+    for (int64_t k = 0; k < p->count; k++)
+      to[k] = (batch > 0 ? to[k] : 0.0F) + share * p->grad[k];
+    to += p->count;
+  }
+}
+
+void grad_sum_end(const grad_sum *g, nn *net) {
+  const float *from = g->sum;
+  for (int i = 0; from != NULL && i < nn_params(net); i++) {
+    const nn_param *p = nn_param_at(net, i);
+    memcpy(p->grad, from, (size_t)p->count * sizeof *from);
+    from += p->count;
+  }
+}
+
+/* ---- numbers of a step -------------------------------------------------------------------------*/
+
+double recipe_momentum(const settings *s, double lr, double before) {
+  if (strcmp(s->adjust_momentum, "none") == 0) return s->momentum;
+  if (strcmp(s->adjust_momentum, "ratio") == 0) /* min(1, lr / before) before / lr */
+    return lr > before ? s->momentum * before / lr : s->momentum;
+  return s->momentum * before / settings_lr(s);
+}
+
+double recipe_damping(const settings *s, double damping, int64_t step, int64_t per_epoch) {
+  const double steps = s->damping_warm_up * (double)per_epoch;
+  const double a = fmin(1.0, 2.0 * log10(s->damping_start / damping) / steps);
+  return damping + (s->damping_start - damping) * pow(1.0 - a, (double)step);
+}
+
+/* ---- weights -----------------------------------------------------------------------------------*/
+
+void recipe_rescale(const settings *s, nn *net) {
+  const bool always = strcmp(s->rescale_weights, "always") == 0;
+  if (!always && strcmp(s->rescale_weights, "shrink") != 0) return;
+  for (int i = 0; i < nn_params(net); i++) {
+    const nn_param *p = nn_param_at(net, i);
+    double square = 0.0;
+    if (p->role != NN_WEIGHT) continue;
+    for (int64_t k = 0; k < p->count; k++)
+      square += (double)p->value[k] * (double)p->value[k];
+    const double scale = sqrt(2.0 * (double)p->shape[0]) / (sqrt(square) + 1e-9);
+    if (!always && scale >= 1.0) continue;
+    for (int64_t k = 0; k < p->count; k++)
+      p->value[k] = (float)(scale * (double)p->value[k]);
+  }
+}

@@ -1,0 +1,37 @@
+/* recipe.h: what large batches need around a step (Osawa et al. 2019, arXiv 1811.12019, and
+ * chainerkfac, its published program): micro-batches, momentum that follows the learning rate, weights
+ * of a fixed norm, damping that begins higher. */
+#ifndef RECIPE_H
+#define RECIPE_H
+
+#include "nn/nn.h"
+#include "settings.h"
+
+/* The mean gradient of a step's batches, each of which writes its own into the network. */
+typedef struct grad_sum {
+  int64_t batches;
+  float *sum; /* [nn_weights]; NULL with one batch, whose gradients are the mean */
+} grad_sum;
+
+int grad_sum_create(const nn *net, int64_t batches, grad_sum *out); /* CLI_BAD, told: no memory */
+void grad_sum_free(grad_sum *g);
+void grad_sum_add(grad_sum *g, const nn *net, int64_t batch); /* batch 0 begins a new step */
+void grad_sum_end(const grad_sum *g, nn *net);                /* the mean to the network */
+
+/* Momentum for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
+ * v <- m v - lr PD, w <- w + v with
+ *   ratio          m = momentum min(1, lr / before)     (the code)
+ *   proportional   m = momentum lr / settings_lr        (the papers)
+ * and both are the same for m' = m before / lr; `before`: lr of the step before, of the first its own.
+ * none: m' = momentum. */
+double recipe_momentum(const settings *s, double lr, double before);
+
+/* The published recursion d <- (1 - a) d + a damping from damping_start on, `step` times, with
+ * a = 2 log10(damping_start / damping) / T, at most 1, and T = damping_warm_up per_epoch steps. */
+double recipe_damping(const settings *s, double damping, int64_t step, int64_t per_epoch);
+
+/* Weights of layers, and no bias or norm: w <- w sqrt(2 outputs) / (||w|| + 1e-9); `shrink`: only those
+ * that are too long (the code), `always`: the papers. */
+void recipe_rescale(const settings *s, nn *net);
+
+#endif

@@ -1,0 +1,262 @@
+/* t_recipe: what large batches need around a step, each piece against its published formula worked out
+ * here step by step, and whole runs cut into micro-batches against whole batches. */
+#include "nn/models.h"
+#include "random.h"
+#include "train/lr.h"
+#include "train/recipe.h"
+#include "train/train.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- polynomial decay --------------------------------------------------------------------------*/
+
+/* Six published configurations of ResNet-50, and what their formula gave (7 digits) at five epochs. */
+static void lr_is_the_published_polynomial(void **state) {
+  (void)state;
+  static const double epoch[5] = {0.5, 2.5, 10, 20, 35};
+  static const struct {
+    const char *schedule, *lr;
+    double epochs, eta[5];
+  } known[] = {
+      {"polynomial:11@1,53",
+       "0.00818",
+       36,
+       {8.180000e-03, 5.928184e-03, 1.011276e-03, 5.500091e-05, 6.993814e-08}},
+      {"polynomial:8@1,53.5",
+       "0.0125",
+       36,
+       {1.250000e-02, 9.912815e-03, 2.776832e-03, 3.435532e-04, 2.971730e-06}},
+      {"polynomial:8@1,53.5",
+       "0.025",
+       36,
+       {2.500000e-02, 1.982563e-02, 5.553664e-03, 6.871065e-04, 5.943461e-06}},
+      {"polynomial:3.5@1.5,49.5",
+       "0.03",
+       46,
+       {3.000000e-02, 2.786887e-02, 1.516585e-02, 5.459514e-03, 4.545325e-04}},
+      {"polynomial:2.9@2,64.5",
+       "0.04",
+       61,
+       {4.000000e-02, 3.907904e-02, 2.688796e-02, 1.493661e-02, 4.534107e-03}},
+      {"polynomial:3@1,95",
+       "0.07",
+       81,
+       {7.000000e-02, 6.670213e-02, 5.175726e-02, 3.555480e-02, 1.820406e-02}},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    settings s;
+    settings_init(&s);
+    must_set(&s, "lr", known[i].lr);
+    must_set(&s, "lr-schedule", known[i].schedule);
+    for (int k = 0; k < 5; k++) {
+      const double got = lr_at(&s, epoch[k], known[i].epochs);
+      if (fabs(got / known[i].eta[k] - 1.0) > 1e-6) /* the seven digits that are known */
+        fail_msg("%s at %g: %.7g, not %.7g", known[i].schedule, epoch[k], got, known[i].eta[k]);
+    }
+    /* A run longer than END: END is the run's (max(epoch, polynomial_epoch)). */
+    assert_true(lr_at(&s, 100, 200) > 0.0 && lr_at(&s, 200, 200) == 0.0);
+    settings_free(&s);
+  }
+}
+
+/* ---- momentum ----------------------------------------------------------------------------------*/
+
+/* Both updates on one number, over a rate that rises, falls and jumps. */
+static void momentum_follows_lr(void **state) {
+  (void)state;
+  static const char *const how[] = {"ratio", "proportional", "none"};
+  const double first = 0.2, m0 = 0.9;
+  for (int k = 0; k < 3; k++) {
+    settings s;
+    settings_init(&s);
+    must_set(&s, "momentum", "0.9");
+    must_set(&s, "lr", "0.2");
+    must_set(&s, "adjust-momentum", how[k]);
+    double before = first, v = 0.0, w = 1.0, u = 0.0, x = 1.0, largest = 0.0;
+    for (int t = 0; t < 60; t++) {
+      const double lr = t == 30 ? 0.15 : first * (t < 10 ? 1.0 - 0.05 * t : 0.5 + 0.01 * (t - 10));
+      const double g = sin(t) + 0.3;
+      const double m = k == 0   ? m0 * fmin(1.0, lr / before)
+                       : k == 1 ? m0 / first * lr
+                                : m0 * lr / before; /* ours, in the published form */
+      v = m * v - lr * g;
+      w += v;
+      u = recipe_momentum(&s, lr, before) * u + g; /* ng_step_sgd */
+      x -= lr * u;
+      largest = fmax(largest, fabs(w - x));
+      before = lr;
+    }
+    /* 60 steps on numbers up to 10, each with a few roundings of 1e-16. */
+    if (largest > 1e-13) fail_msg("%s: %g apart", how[k], largest);
+    settings_free(&s);
+  }
+}
+
+/* ---- damping -----------------------------------------------------------------------------------*/
+
+static void damping_comes_down(void **state) {
+  (void)state;
+  settings s;
+  settings_init(&s);
+  must_set(&s, "damping-start", "0.025");
+  must_set(&s, "damping-warm-up", "2.5");
+  const double target = 2.5e-4, a = 2.0 * log10(0.025 / target) / (2.5 * 40);
+  double d = 0.025;
+  for (int t = 0; t < 300; t++) {
+    /* pow and t multiplications: t roundings of 1e-16 of it, and a few. */
+    assert_true(fabs(recipe_damping(&s, target, t, 40) / d - 1.0) < 1e-13);
+    d = (1.0 - a) * d + a * target;
+  }
+  assert_true(d < 1.01 * target);
+  must_set(&s, "damping-warm-up", "0.01"); /* over before it began: a is at most 1 */
+  assert_true(recipe_damping(&s, target, 0, 40) == 0.025);
+  assert_true(recipe_damping(&s, target, 1, 40) == target);
+  settings_free(&s);
+}
+
+/* ---- weights -----------------------------------------------------------------------------------*/
+
+static double norm(const nn_param *p) {
+  double sum = 0.0;
+  for (int64_t k = 0; k < p->count; k++)
+    sum += (double)p->value[k] * (double)p->value[k];
+  return sqrt(sum);
+}
+
+static void weights_are_rescaled(void **state) {
+  (void)state;
+  static const char *const when[] = {"none", "shrink", "always"};
+  nn *n = nn_create(NULL, 3);
+  int x = nn_input(n, (nn_shape){6, 6, 2});
+  x = nn_norm(n, "norm", nn_conv(n, "conv", x, 4, 3, 1, 1, true));
+  (void)nn_linear(n, "fc", x, 5, true);
+  assert_int_equal(nn_ready(n, 2), 0);
+  for (int k = 0; k < 3; k++) {
+    settings s;
+    settings_init(&s);
+    must_set(&s, "rescale-weights", when[k]);
+    for (int length = 1; length <= 10; length += 9) {
+      for (int i = 0; i < nn_params(n); i++) { /* conv: 8 outputs, sqrt(8) = 2.8284 */
+        const nn_param *p = nn_param_at(n, i);
+        random_normal(5, RANDOM_DATA, (uint32_t)i, 1.0, p->count, p->value);
+        const double was = norm(p);
+        for (int64_t j = 0; j < p->count; j++)
+          p->value[j] = (float)((double)p->value[j] * length / was);
+      }
+      recipe_rescale(&s, n);
+      for (int i = 0; i < nn_params(n); i++) {
+        const nn_param *p = nn_param_at(n, i);
+        const double target = p->layer >= 0 ? sqrt(2.0 * (double)p->shape[0]) : 0.0;
+        const bool changes = p->role == NN_WEIGHT && (k == 2 || (k == 1 && length > target));
+        const double want = changes ? target : length;
+        /* sums of at most 720 rounded squares: 1e-6 covers the f32 the values are kept in */
+        if (fabs(norm(p) / want - 1.0) > 1e-6)
+          fail_msg("%s, %s from %d: %g, not %g", when[k], p->name, length, norm(p), want);
+      }
+    }
+    settings_free(&s);
+  }
+  nn_destroy(&n);
+}
+
+/* ---- micro-batches -----------------------------------------------------------------------------*/
+
+static train_epoch last_epoch(const char *method, const char *batch, const char *iters,
+                              const data_set *d) {
+  settings s;
+  train_result r;
+  settings_init(&s);
+  must_set(&s, "model", "mlp-16-1");
+  must_set(&s, "method", method);
+  must_set(&s, "batch", batch);
+  must_set(&s, "acc-iters", iters);
+  must_set(&s, "epochs", "3");
+  const train_show show = {.label = ""};
+  assert_int_equal(train_run(&s, d, &show, &r), CLI_OK);
+  assert_true(r.epochs == 3 && r.steps == 9);
+  const train_epoch e = r.epoch[2];
+  train_result_free(&r);
+  settings_free(&s);
+  return e;
+}
+
+/* A network without norms, a method whose statistics do not depend on how a batch is cut: the same run.
+ * 110 samples: 3 steps of 32, 14 left over. */
+static void micro_batches_make_a_batch(void **state) {
+  (void)state;
+  static const char *const methods[] = {"sgd", "natgrad", "eva-natgrad"};
+  data_set d;
+  assert_int_equal(data_open("synthetic:classes=3,features=12,train=110,test=40,seed=2", &d), 0);
+  for (int i = 0; i < 3; i++) {
+    const train_epoch whole = last_epoch(methods[i], "32", "1", &d);
+    const train_epoch cut = last_epoch(methods[i], "8", "4", &d);
+    /* f32 sums in another order, 9 steps: 1e-5 of losses of order 1, and one sample of 40 on an edge */
+    if (fabs(whole.train_loss - cut.train_loss) > 1e-5 ||
+        fabs(whole.test_loss - cut.test_loss) > 1e-5 ||
+        fabs(whole.train_accuracy - cut.train_accuracy) > 0.011) {
+      fail_msg("%s: train %g %g %g, test %g %g", methods[i], whole.train_loss, cut.train_loss,
+               cut.train_accuracy - whole.train_accuracy, whole.test_loss, cut.test_loss);
+    }
+  }
+  data_close(&d);
+}
+
+/* Each setting reaches the step: the same run without it ends elsewhere. */
+static void every_setting_has_an_effect(void **state) {
+  (void)state;
+  static const struct {
+    const char *both[4], *on[4];
+  } with[] = {
+      {{NULL}, {"adjust-momentum", "proportional"}},
+      {{"warm-up", "2"}, {"adjust-momentum", "ratio"}}, /* with a falling lr the same as none */
+      {{NULL}, {"rescale-weights", "always"}},
+      {{"method", "sgd", "lr", "5"}, {"rescale-weights", "shrink"}}, /* fresh weights are short */
+      {{NULL}, {"damping-start", "5", "damping-warm-up", "1"}},
+      {{NULL}, {"acc-iters", "2"}},
+  };
+  data_set d;
+  assert_int_equal(data_open("synthetic:classes=3,features=12,train=110,test=40,seed=2", &d), 0);
+  for (size_t i = 0; i < sizeof with / sizeof with[0]; i++) {
+    double loss[2];
+    for (int on = 0; on < 2; on++) {
+      settings s;
+      train_result r;
+      settings_init(&s);
+      must_set(&s, "model", "mlp-64-1");
+      must_set(&s, "batch", "16");
+      must_set(&s, "steps", "8");
+      for (int k = 0; k < 4 && with[i].both[k] != NULL; k += 2)
+        must_set(&s, with[i].both[k], with[i].both[k + 1]);
+      for (int k = 0; on == 1 && k < 4 && with[i].on[k] != NULL; k += 2)
+        must_set(&s, with[i].on[k], with[i].on[k + 1]);
+      const train_show show = {.label = ""};
+      assert_int_equal(train_run(&s, &d, &show, &r), CLI_OK);
+      loss[on] = r.epoch[r.epochs - 1].test_loss;
+      train_result_free(&r);
+      settings_free(&s);
+    }
+    if (!(fabs(loss[0] - loss[1]) > 1e-4))
+      fail_msg("%s %s: %g", with[i].on[0], with[i].on[1], loss[0]);
+  }
+  data_close(&d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(lr_is_the_published_polynomial),
+      cmocka_unit_test(momentum_follows_lr),
+      cmocka_unit_test(damping_comes_down),
+      cmocka_unit_test(weights_are_rescaled),
+      cmocka_unit_test(micro_batches_make_a_batch),
+      cmocka_unit_test(every_setting_has_an_effect),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
