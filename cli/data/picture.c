@@ -1,0 +1,196 @@
+/* picture.c: files to bytes, bytes to their decoder, pixels to a scaled window. */
+#include "picture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- files -------------------------------------------------------------------------------------*/
+
+static bool refuse(char why[PICTURE_WHY], const char *reason) {
+  (void)snprintf(why, PICTURE_WHY, "%s", reason);
+  return false;
+}
+
+bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]) {
+  if (height < 1 || width < 1 || height > PICTURE_SIDE || width > PICTURE_SIDE ||
+      height > PICTURE_PIXELS / width) {
+    (void)snprintf(why, PICTURE_WHY,
+                   "%lld x %lld pixels, expected at most %d each way and %d in all",
+                   (long long)width, (long long)height, PICTURE_SIDE, PICTURE_PIXELS);
+    return false;
+  }
+  out->rgb = malloc((size_t)(height * width * 3));
+  if (out->rgb == NULL) return refuse(why, "no memory for its pixels");
+  out->height = height;
+  out->width = width;
+  return true;
+}
+
+bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+  static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G', 13, 10, 26, 10};
+  memset(out, 0, sizeof *out);
+  bool good = false;
+  if (n >= sizeof jpeg && memcmp(bytes, jpeg, sizeof jpeg) == 0) {
+    good = picture_jpeg(bytes, n, out, why);
+  } else if (n >= sizeof png && memcmp(bytes, png, sizeof png) == 0) {
+    good = picture_png(bytes, n, out, why);
+  } else {
+    return refuse(why, "its first bytes are neither JPEG's nor PNG's");
+  }
+  for (char *c = why; !good && *c != 0; c++) { /* what a file's own text may put into a message */
+    if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
+  }
+  if (!good) {
+    free(out->rgb);
+    memset(out, 0, sizeof *out);
+  }
+  return good;
+}
+
+static bool read_all(int fd, uint8_t *to, size_t n) {
+  while (n > 0) {
+    const ssize_t got = read(fd, to, n);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      if (got == 0) errno = EIO; /* shorter than it said */
+      return false;
+    }
+    to += got;
+    n -= (size_t)got;
+  }
+  return true;
+}
+
+bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
+  struct stat about;
+  uint8_t *bytes = NULL;
+  memset(out, 0, sizeof *out);
+  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  bool good = false;
+  if (fd < 0 || fstat(fd, &about) != 0) {
+    (void)snprintf(why, PICTURE_WHY, "%s", strerror(errno));
+  } else if (!S_ISREG(about.st_mode)) {
+    (void)refuse(why, "is no file");
+  } else if (about.st_size < 1 || about.st_size > PICTURE_BYTES) {
+    (void)snprintf(why, PICTURE_WHY, "%lld bytes, expected 1 to %d", (long long)about.st_size,
+                   PICTURE_BYTES);
+  } else if ((bytes = malloc((size_t)about.st_size)) == NULL) {
+    (void)refuse(why, "no memory for its bytes");
+  } else if (!read_all(fd, bytes, (size_t)about.st_size)) {
+    (void)snprintf(why, PICTURE_WHY, "%s", strerror(errno));
+  } else {
+    good = picture_decode(bytes, (size_t)about.st_size, out, why);
+  }
+  if (fd >= 0) (void)close(fd);
+  free(bytes);
+  return good;
+}
+
+/* ---- scaling -----------------------------------------------------------------------------------*/
+
+void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
+                    int64_t *to_width) {
+  const int64_t least = height < width ? height : width;
+  *to_height = (height * shorter + least - 1) / least;
+  *to_width = (width * shorter + least - 1) / least;
+}
+
+/* Of each output pixel: the first input pixel, how many, and their weights. */
+typedef struct taps {
+  int64_t most; /* weights of one */
+  int64_t *first, *count;
+  float *weight; /* [outputs, most] */
+} taps;
+
+static void taps_free(taps *t) {
+  free(t->first);
+  free(t->count);
+  free(t->weight);
+}
+
+/* Outputs from, from + 1, ... of a line of `size` pixels scaled to `to`. */
+static bool taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs, taps *t) {
+  const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
+  t->most = 2 * (int64_t)ceil(reach) + 1;
+  t->first = malloc((size_t)outputs * sizeof *t->first);
+  t->count = malloc((size_t)outputs * sizeof *t->count);
+  t->weight = malloc((size_t)(outputs * t->most) * sizeof *t->weight);
+  if (t->first == NULL || t->count == NULL || t->weight == NULL) return false;
+  for (int64_t i = 0; i < outputs; i++) {
+    const double centre = ((double)(from + i) + 0.5) * scale;
+    int64_t a = (int64_t)floor(centre - reach + 0.5), b = (int64_t)floor(centre + reach + 0.5);
+    if (a < 0) a = 0;
+    if (b > size) b = size;
+    float *w = t->weight + i * t->most;
+    double sum = 0.0;
+    for (int64_t k = a; k < b; k++)
+      sum += fmax(0.0, 1.0 - fabs((double)k + 0.5 - centre) / reach);
+    for (int64_t k = a; k < b; k++)
+      w[k - a] = (float)(fmax(0.0, 1.0 - fabs((double)k + 0.5 - centre) / reach) / sum);
+    t->first[i] = a;
+    t->count[i] = b - a;
+  }
+  return true;
+}
+
+static void across(const uint8_t *line, const taps *t, int64_t side, float *to) {
+  for (int64_t x = 0; x < side; x++) {
+    const float *w = t->weight + x * t->most;
+    const uint8_t *p = line + 3 * t->first[x];
+    float r = 0.0F, g = 0.0F, b = 0.0F;
+    for (int64_t k = 0; k < t->count[x]; k++, p += 3) {
+      r += w[k] * (float)p[0];
+      g += w[k] * (float)p[1];
+      b += w[k] * (float)p[2];
+    }
+    to[3 * x] = r;
+    to[3 * x + 1] = g;
+    to[3 * x + 2] = b;
+  }
+}
+
+static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)(v + 0.5F); }
+
+bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
+                    int64_t side, uint8_t *to) {
+  if (height == p->height && width == p->width) { /* as it is */
+    for (int64_t y = 0; y < side; y++)
+      memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
+    return true;
+  }
+  taps columns = {0}, rows = {0};
+  float *lines = NULL, *sum = malloc((size_t)(side * 3) * sizeof *sum);
+  bool good = sum != NULL && taps_make(p->width, width, left, side, &columns) &&
+              taps_make(p->height, height, top, side, &rows);
+  int64_t first = 0, count = 0;
+  if (good) {
+    first = rows.first[0];
+    count = rows.first[side - 1] + rows.count[side - 1] - first;
+    lines = malloc((size_t)(count * side * 3) * sizeof *lines);
+    good = lines != NULL;
+  }
+  for (int64_t y = 0; good && y < count; y++)
+    across(p->rgb + (first + y) * p->width * 3, &columns, side, lines + y * side * 3);
+  for (int64_t y = 0; good && y < side; y++) {
+    const float *w = rows.weight + y * rows.most;
+    memset(sum, 0, (size_t)(side * 3) * sizeof *sum);
+    for (int64_t k = 0; k < rows.count[y]; k++) {
+      const float *line = lines + (rows.first[y] - first + k) * side * 3;
+      for (int64_t x = 0; x < side * 3; x++)
+        sum[x] += w[k] * line[x];
+    }
+    for (int64_t x = 0; x < side * 3; x++)
+      to[y * side * 3 + x] = rounded(sum[x]);
+  }
+  taps_free(&columns);
+  taps_free(&rows);
+  free(lines);
+  free(sum);
+  return good;
+}

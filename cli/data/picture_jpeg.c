@@ -1,0 +1,135 @@
+/* picture_jpeg.c: JPEG by libjpeg-turbo.  Its error exit is a jump back here; of its warnings those that
+ * say that pixels were made up are errors. */
+#include "picture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef NG_HAVE_JPEG
+#include <setjmp.h>
+
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+/* A progressive file may ask for any number of passes over all pixels. */
+enum { MOST_SCANS = 500 };
+
+typedef struct reader {
+  struct jpeg_decompress_struct jpeg; /* first: the library hands it back */
+  struct jpeg_error_mgr errors;
+  struct jpeg_progress_mgr progress;
+  jmp_buf back;
+  char *why;
+  picture *out;
+  uint8_t *line; /* CMYK */
+} reader;
+
+static void leave(j_common_ptr c) {
+  reader *r = (reader *)(void *)c;
+  char text[JMSG_LENGTH_MAX];
+  c->err->format_message(c, text);
+  (void)snprintf(r->why, PICTURE_WHY, "%.150s", text);
+  longjmp(r->back, 1);
+}
+
+/* What a good decoder shows without a word, too. */
+static bool harmless(int code) {
+  return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
+}
+
+static void warn(j_common_ptr c, int level) {
+  if (level < 0 && !harmless(c->err->msg_code)) leave(c);
+}
+
+static void say_nothing(j_common_ptr c) { (void)c; }
+
+static void watch(j_common_ptr c) {
+  reader *r = (reader *)(void *)c;
+  if (r->jpeg.input_scan_number <= MOST_SCANS) return;
+  (void)snprintf(r->why, PICTURE_WHY, "more than %d scans", MOST_SCANS);
+  longjmp(r->back, 1);
+}
+
+/* Inks as Adobe writes them, 255 for none. */
+static void from_inks(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
+  for (int64_t x = 0; x < width; x++) {
+    unsigned ink[4];
+    for (int k = 0; k < 4; k++)
+      ink[k] = inverted ? line[4 * x + k] : 255U - line[4 * x + k];
+    for (int k = 0; k < 3; k++)
+      to[3 * x + k] = (uint8_t)((ink[k] * ink[3] + 127U) / 255U);
+  }
+}
+
+static bool decode(reader *r, const uint8_t *bytes, size_t n) {
+  struct jpeg_decompress_struct *j = &r->jpeg;
+  if (setjmp(r->back) != 0) return false;
+  jpeg_create_decompress(j);
+  j->progress = &r->progress;
+  jpeg_mem_src(j, bytes, (unsigned long)n);
+  (void)jpeg_read_header(j, TRUE);
+  const int64_t width = j->image_width, height = j->image_height;
+  if (!picture_room(height, width, r->out, r->why)) return false;
+  const bool inks = j->jpeg_color_space == JCS_CMYK || j->jpeg_color_space == JCS_YCCK;
+  j->out_color_space = inks ? JCS_CMYK : JCS_RGB;
+  (void)jpeg_start_decompress(j);
+  if (j->output_components != (inks ? 4 : 3)) {
+    (void)snprintf(r->why, PICTURE_WHY, "%d colours a pixel", j->output_components);
+    return false;
+  }
+  if (inks) {
+    r->line = malloc((size_t)width * 4);
+    if (r->line == NULL) {
+      (void)snprintf(r->why, PICTURE_WHY, "no memory for its pixels");
+      return false;
+    }
+  }
+  while ((int64_t)j->output_scanline < height) {
+    uint8_t *to = r->out->rgb + (int64_t)j->output_scanline * width * 3;
+    JSAMPROW row = inks ? r->line : to;
+    (void)jpeg_read_scanlines(j, &row, 1);
+    if (inks) from_inks(r->line, width, j->saw_Adobe_marker != 0, to);
+  }
+  (void)jpeg_finish_decompress(j);
+  return true;
+}
+
+bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+  reader *r = calloc(1, sizeof *r);
+  if (r == NULL) {
+    (void)snprintf(why, PICTURE_WHY, "no memory");
+    return false;
+  }
+  r->why = why;
+  r->out = out;
+  r->jpeg.err = jpeg_std_error(&r->errors);
+  r->errors.error_exit = leave;
+  r->errors.emit_message = warn;
+  r->errors.output_message = say_nothing;
+  r->progress.progress_monitor = watch;
+  const bool good = decode(r, bytes, n);
+  if (setjmp(r->back) == 0) jpeg_destroy_decompress(&r->jpeg);
+  free(r->line);
+  free(r);
+  return good;
+}
+
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+const char *picture_jpeg_library(void) {
+#ifdef LIBJPEG_TURBO_VERSION
+  return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
+#else
+  return "libjpeg " TEXT_OF(JPEG_LIB_VERSION);
+#endif
+}
+#else
+bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+  (void)bytes, (void)n, (void)out;
+  (void)snprintf(why, PICTURE_WHY, "is JPEG, and this natgrad was built without libjpeg-turbo");
+  return false;
+}
+const char *picture_jpeg_library(void) { return NULL; }
+#endif

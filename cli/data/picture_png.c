@@ -1,0 +1,83 @@
+/* picture_png.c: PNG by libpng.  Its errors are a jump back here, its warnings are about what no pixel
+ * depends on. */
+#include "picture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef NG_HAVE_PNG
+#include <setjmp.h>
+
+#include <png.h>
+
+typedef struct reader {
+  png_structp png;
+  png_infop info;
+  const uint8_t *bytes;
+  size_t left;
+  char *why;
+  picture *out;
+  png_bytep *row;
+} reader;
+
+static void leave(png_structp png, png_const_charp text) {
+  const reader *r = png_get_error_ptr(png);
+  (void)snprintf(r->why, PICTURE_WHY, "%.150s", text);
+  png_longjmp(png, 1);
+}
+
+static void say_nothing(png_structp png, png_const_charp text) { (void)png, (void)text; }
+
+static void give(png_structp png, png_bytep to, size_t n) {
+  reader *r = png_get_io_ptr(png);
+  if (n > r->left) png_error(png, "cut short");
+  memcpy(to, r->bytes, n);
+  r->bytes += n;
+  r->left -= n;
+}
+
+static bool decode(reader *r) {
+  if (setjmp(png_jmpbuf(r->png)) != 0) return false;
+  png_set_read_fn(r->png, r, give);
+  png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_room has the limits */
+  png_read_info(r->png, r->info);
+  const int64_t height = png_get_image_height(r->png, r->info);
+  const int64_t width = png_get_image_width(r->png, r->info);
+  if (!picture_room(height, width, r->out, r->why)) return false;
+  png_set_scale_16(r->png);
+  if (png_get_color_type(r->png, r->info) == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(r->png);
+  png_set_gray_to_rgb(r->png); /* 1, 2 and 4 bits become 8 */
+  png_set_strip_alpha(r->png);
+  (void)png_set_interlace_handling(r->png);
+  png_read_update_info(r->png, r->info);
+  if (png_get_rowbytes(r->png, r->info) != (size_t)width * 3) png_error(r->png, "no 8-bit colours");
+  r->row = malloc((size_t)height * sizeof *r->row);
+  if (r->row == NULL) png_error(r->png, "no memory for its pixels");
+  for (int64_t y = 0; y < height; y++)
+    r->row[y] = r->out->rgb + y * width * 3;
+  png_read_image(r->png, r->row);
+  png_read_end(r->png, NULL);
+  return true;
+}
+
+bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+  reader r = {.bytes = bytes, .left = n, .why = why, .out = out};
+  (void)snprintf(why, PICTURE_WHY, "no memory");
+  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, leave, say_nothing);
+  r.info = r.png != NULL ? png_create_info_struct(r.png) : NULL;
+  const bool good = r.info != NULL && decode(&r);
+  png_destroy_read_struct(&r.png, &r.info, NULL);
+  free(r.row);
+  return good;
+}
+
+const char *picture_png_library(void) { return "libpng " PNG_LIBPNG_VER_STRING; }
+#else
+bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]) {
+  (void)bytes, (void)n, (void)out;
+  (void)snprintf(why, PICTURE_WHY, "is PNG, and this natgrad was built without libpng");
+  return false;
+}
+const char *picture_png_library(void) { return NULL; }
+#endif

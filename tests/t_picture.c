@@ -1,0 +1,326 @@
+/* t_picture: pixels that were written are the pixels that are read, every kind of file has its defined
+ * answer, damage is told and nothing else; scaling against a plain version in double. */
+#include "data/picture.h"
+#include "picture_files.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cmocka.h>
+
+enum { W = 37, H = 29 };
+static uint8_t noise[H * W * 8];
+
+static void make_noise(void) {
+  uint32_t v = 1;
+  for (size_t i = 0; i < sizeof noise; i++) {
+    v = v * 1664525U + 1013904223U;
+    noise[i] = (uint8_t)(v >> 24);
+  }
+}
+
+static void gives(const made *m, picture *p) {
+  char why[PICTURE_WHY] = "";
+  if (!picture_decode(m->bytes, m->n, p, why)) fail_msg("refused: %s", why);
+}
+
+static void refused(const uint8_t *bytes, size_t n, const char *says) {
+  char why[PICTURE_WHY] = "";
+  picture p;
+  if (picture_decode(bytes, n, &p, why)) fail_msg("taken, and not '%s'", says);
+  if (strstr(why, says) == NULL) fail_msg("'%s' is not in: %s", says, why);
+  assert_true(p.rgb == NULL && p.width == 0);
+}
+
+/* ---- PNG ---------------------------------------------------------------------------------------*/
+
+/* The value of a packed row at x, 16 bits at most. */
+static unsigned packed(const uint8_t *row, int depth, int x) {
+  if (depth == 16) return (unsigned)row[2 * x] << 8 | row[2 * x + 1];
+  return row[x * depth / 8] >> (8 - depth - x * depth % 8) & ((1U << depth) - 1);
+}
+
+/* Rounded to 8 bits: v * 255 / (2^depth - 1). */
+static unsigned eight(unsigned v, int depth) {
+  const double most = (double)((1U << depth) - 1);
+  return (unsigned)floor((double)v * 255.0 / most + 0.5);
+}
+
+static void png_pixels_are_those_written(void **state) {
+  (void)state;
+  static const struct {
+    int type, depth, channels;
+  } kinds[] = {{0, 1, 1}, {0, 2, 1},  {0, 4, 1},  {0, 8, 1}, {0, 16, 1},
+               {2, 8, 3}, {2, 16, 3}, {3, 1, 1},  {3, 2, 1}, {3, 4, 1},
+               {3, 8, 1}, {4, 8, 2},  {4, 16, 2}, {6, 8, 4}, {6, 16, 4}};
+  for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+    const int type = kinds[i / 2].type, depth = kinds[i / 2].depth,
+              channels = kinds[i / 2].channels;
+    const size_t row_bytes = (size_t)(W * channels * depth + 7) / 8;
+    made m;
+    picture p;
+    if (!make_png(W, H, type, depth, i % 2 == 1, noise, row_bytes, &m)) skip();
+    gives(&m, &p);
+    assert_true(p.width == W && p.height == H);
+    for (int at = 0; at < W * H * 3; at++) {
+      const int x = at / 3 % W, c = at % 3;
+      const uint8_t *row = noise + (size_t)(at / 3 / W) * row_bytes;
+      const unsigned v = packed(row, depth, x * channels + (channels > 2 ? c : 0));
+      const unsigned want = type == 3 ? (c == 0   ? v
+                                         : c == 1 ? 255 - v
+                                                  : (7 * v & 255))
+                                      : eight(v, depth);
+      if (p.rgb[at] != want)
+        fail_msg("type %d, depth %d, %d: %u, not %u", type, depth, at, p.rgb[at], want);
+    }
+    free(p.rgb);
+    free(m.bytes);
+  }
+}
+
+static void put32(uint8_t *to, uint32_t v) {
+  for (int i = 0; i < 4; i++)
+    to[i] = (uint8_t)(v >> (24 - 8 * i));
+}
+
+static void large_png_headers_are_refused(void **state) {
+  (void)state;
+  static const uint32_t sizes[][2] = {
+      {65535, 65535}, {0x7fffffff, 1}, {1, 0x7fffffff}, {8193, 8193}};
+  made m;
+  if (!make_png(W, H, 2, 8, false, noise, 3 * W, &m)) skip();
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    put32(m.bytes + 16, sizes[i][0]);
+    put32(m.bytes + 20, sizes[i][1]);
+    put32(m.bytes + 29, (uint32_t)crc32(0, m.bytes + 12, 17));
+    refused(m.bytes, m.n, " pixels, expected at most 65500 each way and 67108864 in all");
+  }
+  put32(m.bytes + 16, 0);
+  put32(m.bytes + 29, (uint32_t)crc32(0, m.bytes + 12, 17));
+  refused(m.bytes, m.n, "");
+  free(m.bytes);
+}
+
+/* ---- JPEG --------------------------------------------------------------------------------------*/
+
+static uint8_t smooth[H * W * 4];
+
+static void make_smooth(int components) {
+  for (int i = 0; i < H * W * components; i++) {
+    const int c = i % components, x = i / components % W, y = i / components / W;
+    smooth[i] = (uint8_t)(60 + 40 * c + 2 * x + y);
+  }
+}
+
+/* Quality 100 and slow slopes: quantisation by 1, the transform and two changes of colours round; 4
+ * levels have been seen, colours are halved in resolution. */
+static void near(const picture *p, int at, double want, double within) {
+  if (fabs((double)p->rgb[at] - want) > within)
+    fail_msg("pixel %d, colour %d: %d, not %g", at / 3, at % 3, p->rgb[at], want);
+}
+
+static void jpeg_colours(void **state) {
+  (void)state;
+  static const int components[] = {1, 3, 4, 4};
+  for (int k = 0; k < 4; k++) {
+    const int n = components[k];
+    const jpeg_how how = {
+        .components = n, .quality = 100, .adobe = k != 2, .orientation = k == 1 ? 6 : 0};
+    jpeg_how again = how;
+    made m, scans;
+    picture p, q;
+    make_smooth(n);
+    if (!make_jpeg(W, H, smooth, &how, &m)) skip();
+    again.progressive = true;
+    assert_true(make_jpeg(W, H, smooth, &again, &scans));
+    gives(&m, &p);
+    gives(&scans, &q);
+    assert_true(p.width == W && p.height == H); /* as stored, whatever EXIF says */
+    assert_memory_equal(p.rgb, q.rgb, W * H * 3);
+    for (int at = 0; at < W * H * 3; at++) {
+      const uint8_t *v = smooth + at / 3 * n;
+      const double ink = k == 2 ? 255.0 - v[at % 3] : v[at % 3];
+      const double black = n < 4 ? 255.0 : k == 2 ? 255.0 - v[3] : v[3];
+      near(&p, at, n == 1 ? v[0] : n == 3 ? v[at % 3] : ink * black / 255.0, 5.0);
+      if (n == 1) assert_true(p.rgb[at] == p.rgb[at / 3 * 3]);
+    }
+    free(p.rgb);
+    free(q.rgb);
+    free(m.bytes);
+    free(scans.bytes);
+  }
+}
+
+/* The two bytes FF `code` behind `from`. */
+static size_t marker(const made *m, uint8_t code, size_t from) {
+  for (size_t i = from; i + 1 < m->n; i++) {
+    if (m->bytes[i] == 0xff && m->bytes[i + 1] == code) return i;
+  }
+  fail_msg("no marker %02x", code);
+  return 0;
+}
+
+static void jpeg_bombs(void **state) {
+  (void)state;
+  const jpeg_how how = {.components = 3, .quality = 90};
+  made m;
+  make_smooth(3);
+  if (!make_jpeg(W, H, smooth, &how, &m)) skip();
+  const size_t at = marker(&m, 0xc0, 0); /* SOF0: length 2, precision 1, height 2, width 2 */
+  memset(m.bytes + at + 5, 0xff, 4);
+  refused(m.bytes, m.n, ""); /* the library's own limit is 65500 */
+  m.bytes[at + 5] = m.bytes[at + 7] = 0xf0;
+  refused(m.bytes, m.n, "61695 x 61695 pixels, expected at most");
+  free(m.bytes);
+  const jpeg_how scattered = {.components = 1, .quality = 90, .scattered = true};
+  assert_true(make_jpeg(W, H, smooth, &scattered, &m));
+  refused(m.bytes, m.n, "more than 500 scans");
+  free(m.bytes);
+}
+
+/* ---- damage ------------------------------------------------------------------------------------*/
+
+static void damage_is_told(void **state) {
+  (void)state;
+  int tried = 0;
+  for (int k = 0; k < 5; k++) {
+    made m;
+    make_smooth(4);
+    const jpeg_how how = {.components = k == 2 ? 4 : 3, .quality = 80, .progressive = k == 1};
+    if (k < 3 ? !make_jpeg(W, H, k == 0 ? noise : smooth, &how, &m)
+              : !make_png(W, H, k == 3 ? 2 : 3, 8, k == 4, noise, (size_t)(k == 3 ? 3 * W : W), &m))
+      continue;
+    tried++;
+    for (size_t n = 0; n < m.n; n += 1 + m.n / 200) /* cut anywhere */
+      refused(m.bytes, n, "");
+    refused(m.bytes, m.n - 2, "");
+    uint8_t *copy = malloc(m.n);
+    assert_non_null(copy);
+    for (size_t i = 0; i < m.n; i += 1 + m.n / 400) { /* a byte is another: an answer, no crash */
+      char why[PICTURE_WHY] = "";
+      picture p;
+      memcpy(copy, m.bytes, m.n);
+      copy[i] ^= (uint8_t)(1U << i % 8);
+      if (picture_decode(copy, m.n, &p, why)) {
+        assert_true(p.rgb != NULL && p.width * p.height > 0);
+        free(p.rgb);
+      } else {
+        assert_true(why[0] != 0 && p.rgb == NULL);
+      }
+    }
+    free(copy);
+    free(m.bytes);
+  }
+  refused((const uint8_t *)"GIF89a", 6, "neither JPEG's nor PNG's");
+  refused((const uint8_t *)"", 0, "neither JPEG's nor PNG's");
+  if (tried == 0) skip();
+}
+
+/* A PNG whose pixels do not fit its checksum. */
+static void png_checksums_count(void **state) {
+  (void)state;
+  made m;
+  if (!make_png(W, H, 2, 8, false, noise, 3 * W, &m)) skip();
+  m.bytes[m.n - 13] ^= 1; /* of the last IDAT: its CRC, before the 12 bytes of IEND */
+  refused(m.bytes, m.n, "CRC");
+  free(m.bytes);
+}
+
+static void no_files(void **state) {
+  (void)state;
+  char folder[] = "/tmp/t_picture.XXXXXX", path[64], why[PICTURE_WHY] = "";
+  picture p;
+  assert_non_null(mkdtemp(folder));
+  assert_false(picture_read(folder, &p, why));
+  assert_string_equal(why, "is no file");
+  (void)snprintf(path, sizeof path, "%s/pipe", folder);
+  assert_int_equal(mkfifo(path, 0600), 0);
+  assert_false(picture_read(path, &p, why)); /* nobody writes to it: it would hang */
+  assert_string_equal(why, "is no file");
+  assert_int_equal(unlink(path), 0);
+  assert_false(picture_read(path, &p, why));
+  assert_string_equal(why, "No such file or directory");
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  assert_int_equal(fclose(f), 0);
+  assert_false(picture_read(path, &p, why));
+  assert_string_equal(why, "0 bytes, expected 1 to 268435456");
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(rmdir(folder), 0);
+}
+
+/* ---- scaling -----------------------------------------------------------------------------------*/
+
+/* The triangle filter over both axes at once, in double. */
+static double plain(const picture *p, int64_t height, int64_t width, int64_t y, int64_t x, int c) {
+  const double sy = (double)p->height / (double)height, sx = (double)p->width / (double)width;
+  const double ry = sy > 1.0 ? sy : 1.0, rx = sx > 1.0 ? sx : 1.0;
+  double sum = 0.0, all = 0.0;
+  for (int64_t v = 0; v < p->height; v++) {
+    const double a = 1.0 - fabs((double)v + 0.5 - ((double)y + 0.5) * sy) / ry;
+    for (int64_t u = 0; a > 0.0 && u < p->width; u++) {
+      const double b = 1.0 - fabs((double)u + 0.5 - ((double)x + 0.5) * sx) / rx;
+      if (b <= 0.0) continue;
+      sum += a * b * p->rgb[(v * p->width + u) * 3 + c];
+      all += a * b;
+    }
+  }
+  return sum / all;
+}
+
+static void scaling_is_the_triangle_filter(void **state) {
+  (void)state;
+  static const int64_t cases[][7] = {/* height, width, to height, to width, top, left, side */
+                                     {29, 37, 13, 17, 0, 0, 13},    {29, 37, 13, 17, 0, 4, 13},
+                                     {29, 37, 58, 74, 11, 30, 40},  {29, 37, 29, 37, 5, 8, 21},
+                                     {29, 37, 29, 48, 3, 20, 26},   {29, 37, 8, 11, 0, 3, 8},
+                                     {1, 1000, 2, 2000, 0, 999, 2}, {1000, 1, 3, 1, 1, 0, 1},
+                                     {1, 1, 9, 9, 0, 0, 9},         {28, 36, 27, 35, 1, 2, 25}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const int64_t *k = cases[i], side = k[6];
+    const picture p = {k[0], k[1], noise};
+    uint8_t got[64 * 64 * 3];
+    assert_true(picture_window(&p, k[2], k[3], k[4], k[5], side, got));
+    for (int64_t at = 0; at < side * side * 3; at++) {
+      const int64_t y = at / 3 / side, x = at / 3 % side;
+      const double want = plain(&p, k[2], k[3], k[4] + y, k[5] + x, (int)(at % 3));
+      /* rounded once, from f32 sums of a few dozen products of 255: 1e-4 */
+      if (fabs((double)got[at] - want) > 0.5 + 1e-3)
+        fail_msg("case %zu, %lld %lld: %d, not %g", i, (long long)y, (long long)x, got[at], want);
+    }
+  }
+  int64_t h, w;
+  picture_scaled(375, 500, 256, &h, &w);
+  assert_true(h == 256 && w == 342); /* 341.3 rounded up */
+  picture_scaled(500, 100, 224, &h, &w);
+  assert_true(h == 1120 && w == 224);
+  picture_scaled(65500, 1, 4096, &h, &w);
+  assert_true(h == (int64_t)65500 * 4096 && w == 4096);
+}
+
+static int prepare(void **state) {
+  (void)state;
+  make_noise();
+  return 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(png_pixels_are_those_written),
+      cmocka_unit_test(large_png_headers_are_refused),
+      cmocka_unit_test(jpeg_colours),
+      cmocka_unit_test(jpeg_bombs),
+      cmocka_unit_test(damage_is_told),
+      cmocka_unit_test(png_checksums_count),
+      cmocka_unit_test(no_files),
+      cmocka_unit_test(scaling_is_the_triangle_filter),
+  };
+  return cmocka_run_group_tests(tests, prepare, NULL);
+}
