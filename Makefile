@@ -84,4 +84,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf build build-dev build-asan build-tsan build-fuzz build-bits
+	@rm -rf build build-dev build-asan build-tsan build-fuzz build-bits build-wheel

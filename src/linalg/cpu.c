@@ -22,6 +22,19 @@
 typedef int32_t integer; /* LP64: the interface every distribution ships */
 typedef size_t length;
 
+#if defined(NG_BLAS_PREFIX) /* OpenBLAS as the Python index has it: scipy_sgemm_ */
+#define sgemm_ NG_BLAS_NAME(sgemm_)
+#define ssyrk_ NG_BLAS_NAME(ssyrk_)
+#define ssymm_ NG_BLAS_NAME(ssymm_)
+#define strsm_ NG_BLAS_NAME(strsm_)
+#define spftrf_ NG_BLAS_NAME(spftrf_)
+#define spftri_ NG_BLAS_NAME(spftri_)
+#define dpftrf_ NG_BLAS_NAME(dpftrf_)
+#define dpftri_ NG_BLAS_NAME(dpftri_)
+#define ssyevd_ NG_BLAS_NAME(ssyevd_)
+#define dsyevd_ NG_BLAS_NAME(dsyevd_)
+#endif
+
 /* Names: s, d for f32, f64; pf for rectangular full packed; the rest as in BLAS and LAPACK
  * manuals. */
 extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,

@@ -94,10 +94,11 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   put(name, name_size, "unknown");
   put(kernel, kernel_size, "");
   if (threads != NULL) *threads = 0;
-  if (symbol("openblas_get_config", &text)) {
+  if (symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
     put(name, name_size, text()); /* opens with "OpenBLAS 0.3.21 " */
-    if (symbol("openblas_get_corename", &text)) put(kernel, kernel_size, text());
-    if (threads != NULL && symbol("openblas_get_num_threads", &number)) *threads = number();
+    if (symbol(NG_BLAS_TEXT(openblas_get_corename), &text)) put(kernel, kernel_size, text());
+    if (threads != NULL && symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
+      *threads = number();
     return;
   }
   void (*mkl)(char *buffer, int length);
@@ -124,7 +125,7 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   /* Netlib has no such function, Debian's libblas.so.3 of BLIS hides them: the file says it. */
   Dl_info file;
   char path[PATH_MAX];
-  void *sgemm = dlsym(RTLD_DEFAULT, "sgemm_");
+  void *sgemm = dlsym(RTLD_DEFAULT, NG_BLAS_TEXT(sgemm_));
   if (sgemm != NULL && dladdr(sgemm, &file) != 0 && realpath(file.dli_fname, path) != NULL &&
       name != NULL && name_size > 0) {
     (void)snprintf(name, name_size, "unknown: %s", path);

@@ -181,6 +181,19 @@ extern const ng_linalg_ops ng_linalg_ref; /* naive loops, double accumulation: t
 extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK by their Fortran symbols */
 #endif
 
+/* A symbol of BLAS, and its name as text.  A BLAS that must not meet others in one process has a word
+ * before each of its symbols: scipy_sgemm_ (NG_BLAS_PREFIX = scipy_, see cmake/wheel.cmake). */
+#if defined(NG_BLAS_PREFIX)
+#define NG_BLAS_PASTE2(prefix, name) prefix##name
+#define NG_BLAS_PASTE(prefix, name) NG_BLAS_PASTE2(prefix, name)
+#define NG_BLAS_NAME(name) NG_BLAS_PASTE(NG_BLAS_PREFIX, name)
+#else
+#define NG_BLAS_NAME(name) name
+#endif
+#define NG_BLAS_TEXT2(name) #name
+#define NG_BLAS_TEXT1(name) NG_BLAS_TEXT2(name)
+#define NG_BLAS_TEXT(name) NG_BLAS_TEXT1(NG_BLAS_NAME(name))
+
 /* By name; NULL if unknown or not built in.  NULL name: the best there is. */
 const ng_linalg_ops *ng_linalg_find(const char *name);
 bool ng_linalg_fits(int64_t n); /* 32-bit BLAS and LAPACK (work sizes included) can take it */

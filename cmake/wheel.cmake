@@ -1,0 +1,36 @@
+# wheel.cmake: what the Python package takes from this build: the shared library, and beside it the BLAS that
+# it is linked to, so that no other BLAS of the process is touched (pyproject.toml asks for this).
+#
+# scipy-openblas32, a package of the Python index, is OpenBLAS with `scipy_` before every symbol.
+
+find_package(Python REQUIRED COMPONENTS Interpreter)
+execute_process(COMMAND ${Python_EXECUTABLE} -c
+                        "import scipy_openblas32 as b; print(b.get_lib_dir() + '/' + b.get_library(fullname=True))"
+                OUTPUT_VARIABLE NATGRAD_WHEEL_BLAS OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+if(failed OR NOT EXISTS "${NATGRAD_WHEEL_BLAS}")
+  message(FATAL_ERROR "NATGRAD_WHEEL needs scipy-openblas32 of ${Python_EXECUTABLE}: pip install scipy-openblas32")
+endif()
+execute_process(COMMAND ${Python_EXECUTABLE} -c
+                        "import importlib.metadata as m; d = m.distribution('scipy-openblas32')
+print(next(str(d.locate_file(f)) for f in d.files if f.name == 'LICENSE.txt'))"
+                OUTPUT_VARIABLE NATGRAD_WHEEL_BLAS_LICENCE OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+set(NATGRAD_HAVE_BLAS ON)
+add_compile_definitions(NG_HAVE_BLAS NG_BLAS_PREFIX=scipy_)
+
+# Everything lies in natgrad/lib of the package and finds its neighbours there.
+function(natgrad_fill_wheel)
+  set_target_properties(natgrad_static natgrad PROPERTIES EXCLUDE_FROM_ALL ON)
+  set_target_properties(natgrad PROPERTIES EXCLUDE_FROM_ALL OFF INSTALL_RPATH "$ORIGIN" VERSION 0 SOVERSION 0)
+  pkg_get_variable(jansson_dir jansson libdir)
+  file(GLOB jansson_file ${jansson_dir}/libjansson.so.4)
+  if(NOT jansson_file)
+    message(FATAL_ERROR "libjansson.so.4 is not in ${jansson_dir}, where pkg-config says that jansson is")
+  endif()
+  file(REAL_PATH ${jansson_file} jansson_real)
+  install(TARGETS natgrad LIBRARY DESTINATION natgrad/lib COMPONENT wheel NAMELINK_SKIP)
+  install(FILES ${NATGRAD_WHEEL_BLAS} DESTINATION natgrad/lib COMPONENT wheel)
+  install(FILES ${NATGRAD_WHEEL_BLAS_LICENCE} RENAME LICENSE.openblas DESTINATION natgrad/lib COMPONENT wheel)
+  install(FILES /usr/share/doc/libjansson4/copyright RENAME LICENSE.jansson DESTINATION natgrad/lib COMPONENT wheel
+          OPTIONAL)
+  install(FILES ${jansson_real} RENAME libjansson.so.4 DESTINATION natgrad/lib COMPONENT wheel)
+endfunction()

@@ -1,0 +1,23 @@
+"""natgrad: precondition the gradients of PyTorch models with curvature.
+
+    preconditioner = natgrad.KFAC(model, lr=0.1, damping=0.003)
+    ...
+    loss.backward()
+    preconditioner.step()
+    optimizer.step()
+
+Options are the library's own: natgrad.options() lists them.  PyTorch is imported when one of the names that
+need it is first used.
+"""
+import importlib
+
+from ._core import ArgumentError, Error, build_info, methods, options, published
+
+_LAZY = {}
+__all__ = ["ArgumentError", "Error", "build_info", "methods", "options", "published", *_LAZY]
+
+
+def __getattr__(name):
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module 'natgrad' has no attribute '{name}'")

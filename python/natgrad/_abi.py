@@ -1,0 +1,178 @@
+"""natgrad.h as this package calls it: structs, functions and numbers, in the words of the header.
+
+The texts below are C; a test compiles them beside natgrad.h, where a struct, a field or a function that is
+not what the header says is an error.  From them come the ctypes types.
+"""
+import ctypes as c
+import re
+
+VERSION = 200  # NG_VERSION of the header that this was written for
+
+NUMBERS = dict(
+    NG_OK=0, NG_RESCUED=1, NG_SKIPPED=2, NG_UNOBSERVED=3, NG_ERR_ARG=-1, NG_ERR_SHAPE=-2, NG_ERR_STATE=-3,
+    NG_ERR_NOMEM=-4, NG_ERR_ABSENT=-5, NG_ERR_COMM=-6, NG_ERR_DEVICE=-7, NG_ERR_FILE=-8,
+    NG_F32=1, NG_F64=2, NG_F16=3, NG_BF16=4, NG_I32=5, NG_I64=6, NG_U8=7, NG_HOST=1, NG_COPY=1,
+    NG_LINEAR=1, NG_CONV2D=2, NG_WEIGHT=0, NG_BIAS=1, NG_BOTH=2, NG_HOLD=1, NG_ONE_STEP=2, NG_MEAN=1, NG_SUM=2,
+    NG_ALL_REDUCE=1, NG_BROADCAST=2, NG_LOG_NONE=0, NG_LOG_ERROR=1, NG_LOG_WARN=2, NG_LOG_INFO=3, NG_LOG_TRACE=4,
+)
+ENUMS = ("ng_status ng_dtype ng_mem ng_loan ng_kind ng_order ng_norm_input ng_param ng_hold ng_reduction ng_coll_kind "
+         "ng_log_level ng_option_type").split()
+
+STRUCTS = """
+ng_array { void *data; ng_dtype dtype; ng_mem mem; int32_t ndim; const int64_t *shape; const int64_t *stride;
+  int64_t room[8]; }
+ng_collective { size_t struct_size; ng_coll_kind kind; ng_dtype dtype; ng_mem mem; void *group; int32_t root;
+  const void *send; void *recv; int64_t count; const int64_t *counts; void *stream; }
+ng_transport { size_t struct_size; void *user; const char *name; int32_t rank; int32_t size;
+  ng_status (*run)(void *user, const ng_collective *c);
+  ng_status (*start)(void *user, const ng_collective *c, void **request);
+  ng_status (*wait)(void *user, void *request);
+  ng_status (*group_create)(void *user, const int32_t *ranks, int32_t n, void **group);
+  void (*group_destroy)(void *user, void *group); uint32_t kinds; void (*abort)(void *user);
+  ng_status (*test)(void *user, void *request, int32_t *done); }
+ng_context_config { size_t struct_size; void *(*alloc)(void *user, size_t bytes);
+  void (*free)(void *user, void *ptr, size_t bytes); void *alloc_user;
+  void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg); void *executor_user;
+  int32_t threads; void (*log)(void *user, ng_log_level level, const char *line); void *log_user;
+  ng_log_level log_level; const ng_transport *transport; const char *linalg; void *queue; }
+ng_option_info { size_t struct_size; const char *name; const char *group; ng_option_type type; const char *standard;
+  double lower; double upper; int32_t lower_open; const char *choices; const char *unit; const char *help;
+  const char *test; int32_t per_layer; int32_t live; const char *family; const char *needs; }
+ng_method_info { size_t struct_size; const char *name; const char *family; const char *help; const char *paper;
+  int32_t published; }
+ng_published_info { size_t struct_size; const char *name; const char *option; const char *meaning; }
+ng_layer { size_t struct_size; const char *name; ng_kind kind; int64_t in; int64_t out; int32_t bias; int32_t frozen;
+  int64_t positions; ng_order order; int64_t kernel[2]; int64_t stride[2]; int64_t padding[2]; int64_t dilation[2];
+  int64_t groups; int64_t image[2]; double norm_eps; ng_norm_input norm_input; ng_dtype token_dtype;
+  int32_t shard_axis; void *shard_group; const char *alias_of; const char *options; }
+ng_binding { int32_t index; ng_param param; const ng_array *grad; const ng_array *weight; ng_hold hold; }
+ng_batch { size_t struct_size; int64_t samples; ng_reduction reduction; double loss_scale; int32_t last; }
+ng_sgd { size_t struct_size; double lr; double momentum; double dampening; double weight_decay; int32_t nesterov;
+  int32_t decoupled; }
+ng_adamw { size_t struct_size; double lr; double beta1; double beta2; double eps; double weight_decay; }
+ng_report { size_t struct_size; int64_t steps; int64_t skipped; double clip; double inner; int64_t more_damping;
+  int64_t in_double; int64_t kept_last; int64_t plain; int32_t stations; int64_t kept; int64_t unobserved; }
+ng_station_report { size_t struct_size; const char *name; int32_t collective; int64_t runs; double last_ms;
+  double total_ms; int64_t last_bytes; int64_t total_bytes; }
+ng_layer_report { size_t struct_size; const char *name; double observe_ms; double solve_ms; double measure_ms;
+  double pi; double damping_a; double damping_g; int32_t rung; int64_t observations; int64_t kept; int32_t frozen;
+  int64_t unobserved; }
+ng_memory_info { size_t struct_size; const char *use; int64_t bytes; }
+ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
+  const char *family; const char *why; int64_t bytes; int32_t owner; }
+"""
+
+CALLS = """
+const char *ng_status_name(ng_status s);
+int32_t ng_version(void);
+int32_t ng_build_info(char *text, size_t size);
+ng_status ng_context_create(int32_t header_version, const ng_context_config *config, char *message,
+                            size_t message_size, ng_context **out);
+void ng_context_destroy(ng_context **ctx);
+const char *ng_last_error(const ng_context *ctx);
+int32_t ng_context_threads(const ng_context *ctx);
+ng_status ng_options_create(const char *line, char *message, size_t message_size, ng_options **out);
+void ng_options_destroy(ng_options **o);
+ng_status ng_options_set(ng_options *o, const char *name, const char *value, char *message, size_t message_size);
+ng_status ng_options_get(const ng_options *o, const char *name, char *value, size_t size);
+ng_status ng_options_check(const ng_options *o, char *message, size_t message_size);
+ng_status ng_options_set_system(ng_options *o, const char *system, const char *variant, char *message,
+                                size_t message_size);
+ng_status ng_options_set_published(ng_options *o, const char *name, const char *value, double *lr, char *message,
+                                   size_t message_size);
+int32_t ng_option_count(void);
+ng_status ng_option_at(int32_t i, ng_option_info *out);
+int32_t ng_method_count(void);
+ng_status ng_method_at(int32_t i, ng_method_info *out);
+ng_status ng_method_published_at(int32_t method, int32_t i, ng_published_info *out);
+ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options, ng_precond **out);
+void ng_precond_destroy(ng_precond **p);
+ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option, char *message,
+                          size_t message_size);
+ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
+ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
+ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
+ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
+ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t group);
+ng_status ng_ready(ng_precond *p);
+ng_status ng_begin(ng_precond *p, const ng_batch *batch);
+int32_t ng_wants(const ng_precond *p, int32_t layer);
+ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a, ng_loan loan);
+ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g, ng_loan loan);
+ng_status ng_reset_batch(ng_precond *p);
+ng_status ng_step(ng_precond *p, double lr);
+ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
+ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
+ng_status ng_set(ng_precond *p, const char *option, const char *value);
+ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size);
+ng_status ng_report_read(const ng_precond *p, ng_report *out);
+ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out);
+ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out);
+int32_t ng_memory_count(const ng_precond *p);
+ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
+int32_t ng_explain_count(const ng_precond *p);
+ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
+ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
+ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
+"""
+
+_plain = dict(int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,
+              ng_writer=c.c_void_p, ng_reader=c.c_void_p, void=None, **{name: c.c_int for name in ENUMS})
+
+
+def _kind(text):
+    """The ctypes type of a C type without its name.  Every pointer but a text is an address."""
+    words = text.replace("const", "").split()
+    if "*" in text:
+        return c.c_char_p if text.replace(" ", "") == "constchar*" else c.c_void_p
+    return _plain[words[0]]
+
+
+def _split(text, by):
+    """Cut at `by` outside of parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == by and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _field(text):
+    function = re.match(r"[\w ]+\*?\(\*(\w+)\)\(.*\)$", text, re.S)
+    if function:
+        return function.group(1), c.c_void_p
+    kind, name, extent = re.match(r"(.*?[\s*])(\w+)(\[\d+\])?$", text, re.S).groups()
+    return name, _kind(kind) * int(extent[1:-1]) if extent else _kind(kind)
+
+
+def structs():
+    """(name, the C text of each field) of every struct."""
+    for name, body in re.findall(r"^(ng_\w+) \{(.*?)\}$", STRUCTS, re.S | re.M):
+        yield name, _split(body, ";")
+
+
+def calls():
+    """(name, result, arguments) of every function, as C texts."""
+    for text in _split(CALLS, ";"):
+        result, name, arguments = re.match(r"(.*?[\s*])(ng_\w+)\((.*)\)$", text, re.S).groups()
+        yield name, result, [] if arguments == "void" else _split(arguments, ",")
+
+
+for _name, _fields in structs():
+    globals()[_name] = type(_name, (c.Structure,), {"_fields_": [_field(text) for text in _fields]})
+globals().update(NUMBERS)
+
+
+def declare(library):
+    """Tell ctypes what the functions take and give; the initialisers of the structs among them."""
+    for name, result, arguments in calls():
+        function = getattr(library, name)
+        function.restype, function.argtypes = _kind(result), [_field(text)[1] for text in arguments]
+    for name, fields in structs():
+        if fields[0] == "size_t struct_size" and name != "ng_layer":
+            function = getattr(library, name + "_init")
+            function.restype, function.argtypes = None, [c.c_void_p, c.c_size_t]
+    library.ng_layer_init.restype, library.ng_layer_init.argtypes = None, [c.c_void_p, c.c_int, c.c_size_t]

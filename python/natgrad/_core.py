@@ -1,0 +1,225 @@
+"""The library without PyTorch: contexts, options, models.  An error is an exception, a note is returned."""
+import ctypes as c
+import logging
+
+from . import _abi
+from ._library import load
+
+log = logging.getLogger("natgrad")
+_LEVEL = {_abi.NG_LOG_ERROR: logging.ERROR, _abi.NG_LOG_WARN: logging.WARNING, _abi.NG_LOG_INFO: logging.INFO,
+          _abi.NG_LOG_TRACE: logging.DEBUG}
+_ROOM = 1024
+
+
+class Error(RuntimeError):
+    """The library refused; `status` is its ng_status, the text its one line."""
+
+    def __init__(self, text, status=_abi.NG_ERR_STATE):
+        super().__init__(text)
+        self.status = status
+
+
+class ArgumentError(Error, ValueError):
+    """An option or an argument is wrong, or asks for what is not there."""
+
+
+def failure(status, text):
+    wrong = status in (_abi.NG_ERR_ARG, _abi.NG_ERR_SHAPE, _abi.NG_ERR_ABSENT)
+    return (ArgumentError if wrong else Error)(text, status)
+
+
+def filled(struct, *arguments):
+    """A struct as its initialiser leaves it."""
+    value = struct()
+    getattr(load(), struct.__name__ + "_init")(c.byref(value), *arguments, c.sizeof(value))
+    return value
+
+
+def as_dict(struct):
+    """The fields of what the library filled, texts decoded."""
+    names = [name for name, *_ in struct._fields_ if name != "struct_size"]
+    values = [getattr(struct, name) for name in names]
+    return {n: v.decode() if isinstance(v, bytes) else v for n, v in zip(names, values)}
+
+
+def rows(call, struct, *before):
+    """Every row of a table that `call(*before, i, out)` reads, until it says that there is none."""
+    found = []
+    while True:
+        row = filled(struct)
+        if call(*before, len(found), c.byref(row)) != _abi.NG_OK:
+            return found
+        found.append(as_dict(row))
+
+
+def build_info():
+    """What is built in, and which BLAS with which kernels is in use."""
+    library = load()
+    text = c.create_string_buffer(library.ng_build_info(None, 0) + 1)
+    library.ng_build_info(text, len(text))
+    return dict(line.split(" = ", 1) for line in text.value.decode().splitlines())
+
+
+def options():
+    """The library's table of options: name, type, default (`standard`), bounds, choices, help, ..."""
+    return rows(load().ng_option_at, _abi.ng_option_info)
+
+
+def methods():
+    """The methods: name, family, help, paper, number of published names."""
+    return rows(load().ng_method_at, _abi.ng_method_info)
+
+
+def published(method):
+    """The published names that a method knows, what they are here and what their values mean."""
+    names = [row["name"] for row in methods()]
+    return rows(load().ng_method_published_at, _abi.ng_published_info, names.index(method))
+
+
+def spell(value):
+    """A value of Python's as the option table reads it."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (list, tuple)):
+        return "|".join(str(one) for one in value)
+    if value is None:
+        return "none"
+    if hasattr(value, "name") and not isinstance(value, str):  # an enum
+        return value.name
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+class Options:
+    """Options set by name; see ng_options in natgrad.h."""
+
+    def __init__(self):
+        self._library, self._o, self._why = load(), c.c_void_p(), c.create_string_buffer(_ROOM)
+        self._check(self._library.ng_options_create(None, self._why, _ROOM, c.byref(self._o)))
+
+    def __del__(self):
+        if getattr(self, "_o", None):
+            self._library.ng_options_destroy(c.byref(self._o))
+
+    def _check(self, status):
+        if status < 0:
+            raise failure(status, self._why.value.decode())
+
+    @property
+    def pointer(self):
+        return self._o
+
+    def set(self, name, value):
+        self._check(self._library.ng_options_set(self._o, name.encode(), spell(value).encode(), self._why, _ROOM))
+
+    def set_system(self, system, variant):
+        self._check(self._library.ng_options_set_system(self._o, system.encode(), variant.encode(), self._why, _ROOM))
+
+    def set_published(self, name, value):
+        """Returns the value if it is the lr of a step, else None."""
+        lr = c.c_double(-1.0)
+        self._check(self._library.ng_options_set_published(self._o, name.encode(), spell(value).encode(), c.byref(lr),
+                                                           self._why, _ROOM))
+        return lr.value if lr.value >= 0 else None
+
+    def get(self, name):
+        value = c.create_string_buffer(8192)
+        if self._library.ng_options_get(self._o, name.encode(), value, len(value)) < 0:
+            raise failure(_abi.NG_ERR_ARG, f"there is no option '{name}'")
+        return value.value.decode()
+
+    def check(self):
+        self._check(self._library.ng_options_check(self._o, self._why, _ROOM))
+
+    def skipped_by(self, layer):
+        """The option that leaves a layer (an ng_layer) out, or ''."""
+        option = c.c_char_p()
+        self._check(self._library.ng_options_skip(self._o, c.byref(layer), c.byref(option), self._why, _ROOM))
+        return option.value.decode()
+
+
+_LOG = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p)
+_WRITER = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64)
+_READER = c.CFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p, c.c_int64)
+
+
+@_LOG
+def _log_line(_user, level, line):
+    log.log(_LEVEL.get(level, logging.INFO), "%s", line.decode(errors="replace"))
+
+
+class Precond:
+    """An ng_precond in a context of its own.  `call("bind", ...)` is ng_bind(p, ...): an exception, or the note."""
+
+    def __init__(self, chosen, threads=0, transport=None, linalg=None):
+        self.library, self.ctx, self.p = load(), c.c_void_p(), c.c_void_p()
+        self.transport = transport
+        config = filled(_abi.ng_context_config)
+        config.threads = threads
+        config.log = c.cast(_log_line, c.c_void_p)
+        level = log.getEffectiveLevel()
+        config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else (
+            _abi.NG_LOG_INFO if level <= logging.INFO else _abi.NG_LOG_WARN)
+        if linalg is not None:
+            config.linalg = linalg.encode()
+        if transport is not None:
+            config.transport = c.addressof(transport.table)
+        why = c.create_string_buffer(_ROOM)
+        status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _ROOM, c.byref(self.ctx))
+        if status < 0:
+            raise failure(status, why.value.decode())
+        self.check(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
+
+    def close(self):
+        if getattr(self, "p", None):
+            self.library.ng_precond_destroy(c.byref(self.p))
+        if getattr(self, "ctx", None):
+            self.library.ng_context_destroy(c.byref(self.ctx))
+
+    __del__ = close
+
+    def check(self, status):
+        if status >= 0:
+            return status
+        error = failure(status, self.library.ng_last_error(self.ctx).decode())
+        cause = self.transport.take_failure() if self.transport is not None else None
+        raise error from cause
+
+    def call(self, name, *arguments):
+        return self.check(getattr(self.library, "ng_" + name)(self.p, *arguments))
+
+    def read(self, name, struct, *arguments):
+        out = filled(struct)
+        self.call(name, *arguments, c.byref(out))
+        return as_dict(out)
+
+    def get(self, option):
+        value = c.create_string_buffer(8192)
+        self.call("get", option.encode(), value, len(value))
+        return value.value.decode()
+
+    def set(self, option, value):
+        self.call("set", option.encode(), spell(value).encode())
+
+    def save(self, writes=True):
+        """The bytes of the state; of another rank than 0 (writes=False) none.  Collective."""
+        pieces = []
+
+        def write(_user, data, size):
+            pieces.append(c.string_at(data, size))
+            return 0
+
+        self.call("save_to", c.cast(_WRITER(write), c.c_void_p) if writes else None, None)
+        return b"".join(pieces)
+
+    def load(self, state):
+        """Collective; rank 0's bytes count, others may give None."""
+        at, source = 0, None if state is None else memoryview(state)
+
+        def read(_user, data, size):
+            nonlocal at
+            piece = source[at:at + size]
+            c.memmove(data, bytes(piece), len(piece))
+            at += len(piece)
+            return len(piece)
+
+        self.call("load_from", None if source is None else c.cast(_READER(read), c.c_void_p), None)

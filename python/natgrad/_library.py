@@ -1,0 +1,80 @@
+"""Finds and loads libnatgrad, once for the process.
+
+The first of these that is there: the file that NATGRAD_LIBRARY names; natgrad/lib of this package, where
+`pip install .` puts it with a BLAS of its own; libnatgrad.so.0 of the system.
+"""
+import contextlib
+import ctypes
+import os
+import platform
+import threading
+
+from . import _abi
+
+_BESIDE = os.path.join(os.path.dirname(__file__), "lib")
+_lock = threading.Lock()
+_loaded = None
+
+
+def _avx512():
+    """Has this processor what OpenBLAS's SkylakeX kernels are made of?"""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("flags"):
+                return {"avx512f", "avx512dq", "avx512bw", "avx512cd", "avx512vl"} <= set(line.split())
+    return False
+
+
+@contextlib.contextmanager
+def _best_kernels():
+    """OpenBLAS chooses its kernels while it is loaded, and takes AVX2 ones on processors that it does not
+    know.  It reads the environment; what the user has set there counts, and other libraries see nothing."""
+    name = "OPENBLAS_CORETYPE"
+    if name in os.environ or not _avx512():
+        yield
+        return
+    os.environ[name] = "SkylakeX"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _candidates():
+    """(file, where that name comes from)"""
+    given = os.environ.get("NATGRAD_LIBRARY")
+    if given:
+        yield given, "NATGRAD_LIBRARY"
+        return  # what the user names is what the user gets, or an error
+    own = os.path.join(_BESIDE, "libnatgrad.so.0")
+    if os.path.exists(own):
+        yield own, "the package"
+    yield "libnatgrad.so.0", "the system"
+
+
+def load():
+    """The library, its functions declared.  ImportError says what was tried."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            tried = []
+            for file, origin in _candidates():
+                try:
+                    with _best_kernels():
+                        library = ctypes.CDLL(file)
+                except OSError as error:
+                    tried.append(f"{file} ({origin}): {error}")
+                    continue
+                library.ng_version.restype = ctypes.c_int32
+                if library.ng_version() // 100 != _abi.VERSION // 100:  # 0.x: a minor version may change anything
+                    raise ImportError(f"natgrad: {file} ({origin}) is version {library.ng_version()}, this package "
+                                      f"is for {_abi.VERSION}")
+                _abi.declare(library)
+                _loaded = library
+                break
+            else:
+                raise ImportError("natgrad: no libnatgrad was found; pip install it from the source tree, or set "
+                                  "NATGRAD_LIBRARY to its file.  Tried " + "; ".join(tried))
+        return _loaded

@@ -1,0 +1,75 @@
+"""natgrad/_abi.py is natgrad.h: every struct, field, number and function of it, asked of the C compiler."""
+import ctypes
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+from natgrad import _abi
+
+SOURCE = os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", ".."))
+
+
+def program():
+    """C that compiles only if header and package agree."""
+    lines = ["#define NG_EXPERIMENTAL", "#include <natgrad.h>"]
+    same = "_Static_assert({0}, {1});"
+
+    def claim(what):
+        lines.append(same.format(what, '"' + what.replace('"', "'") + '"'))
+
+    for name, value in _abi.NUMBERS.items():
+        claim(f"{name} == {value}")
+    for name, fields in _abi.structs():
+        struct = getattr(_abi, name)
+        grows = fields[0] == "size_t struct_size"  # what a later header appends is unknown here, and does no harm
+        claim(f"sizeof({name}) {'>=' if grows else '=='} {ctypes.sizeof(struct)}")
+        for text in fields:
+            field, _ = _abi._field(text)
+            at = getattr(struct, field)
+            claim(f"offsetof({name}, {field}) == {at.offset}")
+            claim(f"sizeof((({name} *)0)->{field}) == {at.size}")
+            kind = re.sub(rf"\b{field}\b", "", text, count=1)
+            claim(f"__builtin_types_compatible_p(__typeof__((({name} *)0)->{field}), {kind})")
+        if grows and name != "ng_layer":
+            lines.append(f"void {name}_init({name} *, size_t);")
+    lines.append("void ng_layer_init(ng_layer *, ng_kind, size_t);")
+    for name, result, arguments in _abi.calls():
+        lines.append(f"{result.strip()} {name}({', '.join(arguments) or 'void'});")
+    claim(f"NG_VERSION / 100 == {_abi.VERSION // 100} && NG_VERSION >= {_abi.VERSION}")
+    return "\n".join(lines) + "\nint main(void) { return 0; }\n"
+
+
+def compiles(text):
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "abi.c")
+        with open(file, "w", encoding="ascii") as out:
+            out.write(text)
+        done = subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-fsyntax-only", "-I",
+                               os.path.join(SOURCE, "include"), file], capture_output=True, text=True)
+        return done.returncode == 0, done.stderr
+
+
+class Abi(unittest.TestCase):
+    def test_package_and_header_agree(self):
+        good, why = compiles(program())
+        self.assertTrue(good, why[:2000])
+
+    def test_a_difference_is_found(self):
+        """Each kind of mistake in what the package says, one at a time."""
+        text = program()
+        for right, wrong in (("NG_ONE_STEP == 2", "NG_ONE_STEP == 3"),
+                             ("ng_step(ng_precond *p, double lr)", "ng_step(ng_precond *p, float lr)"),
+                             ("int32_t ng_wants(", "int64_t ng_wants("),
+                             ("sizeof(ng_binding) == 32", "sizeof(ng_binding) == 40"),
+                             ("offsetof(ng_report, clip) == 24", "offsetof(ng_report, clip) == 16"),
+                             ("void ng_batch_init(ng_batch *, size_t)", "void ng_batch_init(ng_batch *)"),
+                             ("->samples), int64_t ", "->samples), int32_t ")):
+            self.assertTrue(right in text, right)
+            good, _ = compiles(text.replace(right, wrong))
+            self.assertFalse(good, f"{wrong} was not noticed")
+
+
+if __name__ == "__main__":
+    unittest.main()
