@@ -202,7 +202,7 @@ static void softmax_regression_by_hand(void **state) {
   int at = 0;
   for (int step = 1; step <= STEPS; step++) {
     const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
-    feed_train(&f, step - 1);
+    feed_train(&f, step - 1, 0);
     scan(w, &f, BATCH, 0.1, &loss, &accuracy);
     learn(w, v, &f, &r.s, lr);
     loss_sum += loss;
