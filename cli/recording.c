@@ -225,6 +225,10 @@ static void read_case(reader *in, const char *text) {
       wrong(in, "case.json: entry %d of order is no name of at most 60 letters", i);
       return;
     }
+    for (int k = 0; k < i;
+         k++) { /* distinct names make distinct arrays: the file bounds how many */
+      if (strcmp(r->layer[k].name, name) == 0) wrong(in, "case.json: order has %s twice", name);
+    }
     read_layer(in, layers, name, &r->layer[i]);
   }
 }
@@ -250,15 +254,18 @@ static void shape_text(const int64_t *lengths, int32_t n, char *text, size_t siz
   }
 }
 
+/* False and told if there is no such array. */
+static bool there(reader *in, const store *from, const char *name) {
+  if (find(from, name) == NULL) wrong(in, "array %s is missing", name);
+  return in->rc == CLI_OK;
+}
+
 /* The float32 array `name`; a negative entry of `expect` stands for any length. */
 static const ngio_tensor *fetch(reader *in, const store *from, const char *name,
                                 const int64_t *expect, int32_t n) {
   if (in->rc != CLI_OK) return NULL;
+  if (!there(in, from, name)) return NULL;
   const ngio_tensor *t = find(from, name);
-  if (t == NULL) {
-    wrong(in, "array %s is missing", name);
-    return NULL;
-  }
   if (t->dtype != NGIO_F32) {
     wrong(in, "array %s is not float32", name);
     return NULL;
@@ -323,40 +330,84 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
   if (g != NULL) s->g = g->data;
 }
 
+static const char *const step_array[4] = {"weight.grad", "weight.out", "bias.grad", "bias.out"};
+
 static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
-  static const char *const ending[4] = {"weight.grad", "weight.out", "bias.grad", "bias.out"};
   const float **to[4] = {&s->grad, &s->out, &s->bias_grad, &s->bias_out};
   for (int k = 0; k < (l->bias ? 4 : 2); k++) {
     char name[160];
-    (void)snprintf(name, sizeof name, "s%d.%s.%s", step, l->name, ending[k]);
+    (void)snprintf(name, sizeof name, "s%d.%s.%s", step, l->name, step_array[k]);
     const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
     const ngio_tensor *t = fetch(in, from, name, expect, k >= 2 ? 1 : l->conv ? 4 : 2);
     if (t != NULL) *to[k] = t->data;
   }
 }
 
+/* "r1.s0.m2": what the names of the arrays of one micro-batch begin with. */
+typedef struct prefix {
+  char text[64];
+} prefix;
+
+static prefix prefix_of(const recording *r, int rank, int step, int micro) {
+  prefix p;
+  char on[16] = "", part[16] = "";
+  if (r->ranks > 1) (void)snprintf(on, sizeof on, "r%d.", rank);
+  if (r->micro_batches > 1) (void)snprintf(part, sizeof part, ".m%d", micro);
+  (void)snprintf(p.text, sizeof p.text, "%ss%d%s", on, step, part);
+  return p;
+}
+
+static bool layers_there(reader *in, const store *from, const char *before,
+                         const char *const *after, int n) {
+  const recording *r = in->r;
+  for (int i = 0; i < r->layers; i++) {
+    for (int k = 0; k < (n == 4 && !r->layer[i].bias ? 2 : n); k++) {
+      char name[160];
+      (void)snprintf(name, sizeof name, "%s.%s.%s", before, r->layer[i].name, after[k]);
+      if (!there(in, from, name)) return false;
+    }
+  }
+  return true;
+}
+
+/* Before memory is taken by the numbers of case.json: they are a stranger's, but every array they ask
+ * for has a name of its own and must be in the file.  It ends at the first that is not. */
+static bool all_there(reader *in, const store *from) {
+  static const char *const shown[2] = {"a", "g"};
+  const recording *r = in->r;
+  for (int step = 0; step < r->steps; step++) {
+    for (int rank = 0; rank < r->ranks; rank++) {
+      for (int m = 0; m < r->micro_batches; m++) {
+        if (!layers_there(in, from, prefix_of(r, rank, step, m).text, shown, 2)) return false;
+      }
+    }
+    char before[32];
+    (void)snprintf(before, sizeof before, "s%d", step);
+    if (!layers_there(in, from, before, step_array, 4)) return false;
+  }
+  return true;
+}
+
 static void take_all(reader *in, const store *from) {
   recording *r = in->r;
+  if (!all_there(in, from)) return;
   r->shown = cli_take((size_t)r->ranks * (size_t)r->steps,
                       (size_t)r->micro_batches * (size_t)r->layers * sizeof *r->shown);
   r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
   recording_shown *s = r->shown;
   for (int rank = 0; rank < r->ranks; rank++) {
     for (int step = 0; step < r->steps; step++) {
-      for (int m = 0; m < r->micro_batches && in->rc == CLI_OK; m++) {
-        char prefix[64], on[16] = "", micro[16] = "";
-        if (r->ranks > 1) (void)snprintf(on, sizeof on, "r%d.", rank);
-        if (r->micro_batches > 1) (void)snprintf(micro, sizeof micro, ".m%d", m);
-        (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, micro);
+      for (int m = 0; m < r->micro_batches; m++, s += r->layers) {
+        const prefix p = prefix_of(r, rank, step, m);
         for (int i = 0; i < r->layers; i++) {
-          take_shown(in, from, prefix, &r->layer[i], &s[i]);
+          take_shown(in, from, p.text, &r->layer[i], &s[i]);
           if (in->rc == CLI_OK && s[i].samples != s[0].samples) {
-            wrong(in, "array %s.%s.a has %lld samples, that of %s has %lld", prefix,
+            wrong(in, "array %s.%s.a has %lld samples, that of %s has %lld", p.text,
                   r->layer[i].name, (long long)s[i].samples, r->layer[0].name,
                   (long long)s[0].samples);
           }
+          if (in->rc != CLI_OK) return;
         }
-        s += r->layers;
       }
     }
   }

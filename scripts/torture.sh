@@ -6,6 +6,8 @@
 #   TORTURE_KILLS=100            times a training run is killed (kill -9) at a random moment
 #   TORTURE_STEPS=600            steps of one training run
 #   TORTURE_FUZZ_SECONDS=600     how long libFuzzer works on the reader of the state
+#   TORTURE_FORGED=2000          forged recordings of each of three, read by a build with sanitizers
+#   TORTURE_EXPRESSIONS=50       times 2,000 hostile regular expressions
 #   TORTURE_SEED=$RANDOM         of the moments
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,6 +15,8 @@ build=${BUILD:-build}
 kills=${TORTURE_KILLS:-100}
 steps=${TORTURE_STEPS:-600}
 fuzz_seconds=${TORTURE_FUZZ_SECONDS:-600}
+forged=${TORTURE_FORGED:-2000}
+expressions=${TORTURE_EXPRESSIONS:-50}
 seed=${TORTURE_SEED:-$RANDOM}
 RANDOM=$seed
 work=$(mktemp -d)
@@ -83,7 +87,28 @@ fuzz() {
   figures+=("fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0")
 }
 
+# ---- expressions, recordings ---------------------------------------------------------------------------------
+hostile_expressions() {
+  NG_TEST_MULT=$expressions NG_TEST_SEED=$seed "$build/t_pattern" >"$work/pattern" 2>&1 || { cat "$work/pattern"; fail "seed $seed: t_pattern failed"; }
+  figures+=("$(grep '^expressions:' "$work/pattern") failures = 0 seed = $seed")
+}
+
+forged_recordings() {
+  local asan=${ASAN_BUILD:-build-asan}
+  if [[ -z ${ASAN_BUILD:-} ]]; then
+    cmake --preset asan >"$work/cmake" || { cat "$work/cmake"; fail "cmake --preset asan failed"; }
+    cmake --build "$asan" --target natgrad_cli cli_helper cli_forge >"$work/ninja" || { cat "$work/ninja"; fail "the program does not build"; }
+  fi
+  asan=$(cd "$asan" && pwd)
+  (cd "$asan" && NG_TEST_SOURCE_DIR=$OLDPWD NG_TEST_BUILD_DIR=$asan NG_TEST_PROGRAM=$asan/natgrad \
+    FORGED_COUNT=$forged FORGED_SEED=$seed ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1 \
+    "$OLDPWD/tests/cli/forged.sh" >"$work/forged" 2>&1) || { cat "$work/forged"; fail "a forged recording did harm"; }
+  figures+=("$(grep '^forged:' "$work/forged") failures = 0 seed = $seed")
+}
+
 kill_runs
 allocations
+hostile_expressions
+forged_recordings
 fuzz
 printf '%s\n' "${figures[@]}"

@@ -5,13 +5,14 @@
  * same bits as an undisturbed one.  Nothing may be left over.
  *
  * Counted and failed are the context's allocator, the JSON library's, and (the linker wraps them)
- * malloc and calloc of io/. */
+ * malloc and calloc of io/ and posix_memalign of what has no context (a regular expression). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,9 +41,11 @@ static bool refuse(void) {
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
+int __real_posix_memalign(void **out, size_t align, size_t bytes);
 void __real_free(void *ptr);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t n, size_t bytes);
+int __wrap_posix_memalign(void **out, size_t align, size_t bytes);
 void __wrap_free(void *ptr);
 
 static void *counted(void *ptr) {
@@ -58,6 +61,13 @@ void *__wrap_malloc(size_t bytes) {
 void *__wrap_calloc(size_t n, size_t bytes) {
   if (!mem.on) return __real_calloc(n, bytes);
   return refuse() ? NULL : counted(__real_calloc(n, bytes));
+}
+
+int __wrap_posix_memalign(void **out, size_t align, size_t bytes) {
+  if (mem.on && refuse()) return ENOMEM;
+  const int rc = __real_posix_memalign(out, align, bytes);
+  if (mem.on && rc == 0) (void)counted(*out);
+  return rc;
 }
 
 void __wrap_free(void *ptr) {
@@ -77,7 +87,7 @@ static void *json_take(size_t bytes) {
 static void *take(void *user, size_t bytes) {
   void *ptr = NULL;
   (void)user;
-  if (refuse() || posix_memalign(&ptr, 64, bytes) != 0) return NULL;
+  if (refuse() || __real_posix_memalign(&ptr, 64, bytes) != 0) return NULL;
   memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* nobody promised zeros */
   mem.bytes += (int64_t)bytes;
   return counted(ptr);

@@ -387,8 +387,8 @@ static void thousands_of_hostile_ones(void **state) {
   const char *mult = getenv("NG_TEST_MULT"), *seed = getenv("NG_TEST_SEED");
   const int64_t n = 2000 * (mult != NULL ? strtoll(mult, NULL, 10) : 1);
   assert_int_equal(in_child(n, seed != NULL ? strtoull(seed, NULL, 10) : 1), 0);
-  print_message(
-      "expressions: %" PRId64 " hostile ones, each in a child with 64 MB, 256 KB of stack\n", n);
+  print_message("expressions: hostile = %" PRId64 " in a child with 64 MB and 256 KB of stack,\n",
+                n);
 }
 
 int main(void) {

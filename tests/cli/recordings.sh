@@ -65,6 +65,22 @@ expect 2 '*array s1.conv2.g is missing' "$natgrad" replay "$scratch/f2"
 echo '{"config": ' >"$scratch/f2/case.json"
 expect 2 '*case.json is no JSON: line *' "$natgrad" replay "$scratch/f2"
 
+# Two lists of texts: nothing that was borrowed from the first is left (the address sanitizer looks).
+cp "$folder"/*.npy "$scratch/f2"
+edited() { # SED-EXPRESSION
+  sed "$1" "$folder/case.json" >"$scratch/f2/case.json"
+  ! cmp -s "$folder/case.json" "$scratch/f2/case.json" || fail "'$1' changes nothing in case.json"
+}
+edited 's/"config": {/&"skip_layers": ["nothing", "no layer"], "grad_scaler": ["none"], /'
+expect 0 '*: ok' "$natgrad" replay "$scratch/f2"
+edited 's/"config": {/&"skip_layers": ["((((a{9}){9}){9}){9}){9}", "x"], /'
+expect 2 '*f2: skip_layers: *takes more than 8192 steps*' "$natgrad" replay "$scratch/f2"
+
+# Numbers that ask for more than the file has: no memory is taken by them, and nobody waits.
+edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice' "$natgrad" replay "$scratch/f2"
+edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
+expect 2 '*array r0.s0.m0.conv1.a is missing' timeout 60 "$natgrad" replay "$scratch/f2"
+
 # What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
 # still answered.
 expect 1 '*tolerance 1e-12: exceeded' "$natgrad" replay "$file" --tolerance 1e-12

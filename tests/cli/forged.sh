@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Recordings that a stranger forged, thousands of them: each is answered, or refused in one line that names it.
+# No crash (the address sanitizer looks, in `make asan` and `make torture`), no hang, no more memory than
+# a few times what the file has.
+#
+#   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1
+. "$(dirname "$0")/lib.sh"
+count=${FORGED_COUNT:-300}
+seed=${FORGED_SEED:-1}
+batch=50
+answered=0 refused=0 files=0
+mkdir "$scratch/forged"
+
+# run FOLDER: all files of it in one process; as many answers and lines as files.
+run() {
+  local got=0 ok lines list=("$scratch/forged"/*)
+  timeout 300 "$natgrad" replay "${list[@]}" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
+  ok=$(grep -cE 'tolerance [^ ]+: (ok|exceeded)$' "$scratch/out")
+  lines=$(wc -l <"$scratch/err")
+  if ((got > 2 || ok + lines != ${#list[@]})); then
+    fail "seed $seed: exit $got, $ok answers and $lines lines for ${#list[@]} files; they are in $PWD/forged-found"
+    rm -rf forged-found && cp -r "$scratch/forged" forged-found
+    tail -n 40 "$scratch/err"
+    finish
+  fi
+  if grep -nvE '^natgrad: (.*/)?forged-[0-9]+(\.safetensors)?(/[^:]*)?: .' "$scratch/err"; then
+    fail "seed $seed: a line that does not name its file"
+  fi
+  answered=$((answered + ok)) refused=$((refused + lines)) files=$((files + ${#list[@]}))
+  rm -rf "$scratch/forged"/*
+}
+
+for case in kaisa-eigen-0 ranks2-eigen eva-0; do
+  for ((done_files = 0; done_files < count; done_files += batch)); do
+    "$NG_BUILD_DIR/cli_forge" "$golden/$case.safetensors" "$scratch/forged" "$seed" "$batch" || fail "forge"
+    # every tenth that can be unpacked is read as a folder, too
+    for ((k = 0; k < batch; k += 10)); do
+      mkdir "$scratch/forged/forged-$((batch + k))"
+      "$helper" unpack "$scratch/forged/forged-$k.safetensors" "$scratch/forged/forged-$((batch + k))" 2>"$scratch/unpack" ||
+        rm -rf "$scratch/forged/forged-$((batch + k))"
+    done
+    run
+    seed=$((seed + 1))
+  done
+done
+((answered * 50 > files && refused * 4 > files)) || fail "$answered answered and $refused refused of $files: the forger is too mild or too rough"
+echo "forged: recordings = $files answered = $answered refused = $refused"
+finish
