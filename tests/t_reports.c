@@ -1,0 +1,404 @@
+/* t_reports.c: what the library tells of itself, against values known another way: pi, dampings, the sum
+ * and the clip from the arrays that were shown, bytes from the orders, times by a clock of the test's
+ * own, the form of a result from its rule. */
+#include "fixture.h"
+#include "ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Each question is answered one millisecond later than the one before. */
+static _Thread_local double now;
+double __wrap_ng_now_ms(void);
+double __wrap_ng_now_ms(void) { return now += 1.0; }
+
+enum { IN = 3, OUT = 2, SAMPLES = 4 };
+
+typedef struct scene {
+  fixture f;
+  float grad[OUT * IN], bias[OUT], d[OUT * IN], d_bias[OUT]; /* d: as it was before the step */
+  float a[SAMPLES * IN], g[SAMPLES * OUT];
+} scene;
+
+static void open_scene(scene *s, const char *options) {
+  memset(s, 0, sizeof *s);
+  for (int i = 0; i < OUT * IN; i++)
+    s->d[i] = sinf((float)(3 * i + 1));
+  for (int i = 0; i < OUT; i++)
+    s->d_bias[i] = cosf((float)(5 * i + 2));
+  for (int i = 0; i < SAMPLES * IN; i++)
+    s->a[i] = 2.0f * sinf((float)(7 * i + 3));
+  for (int i = 0; i < SAMPLES * OUT; i++)
+    s->g[i] = 0.1f * cosf((float)(11 * i + 4));
+  const plane grad[2] = {plane_of(s->grad, OUT, IN, NG_F32), plane_of(s->bias, 1, OUT, NG_F32)};
+  fixture_ok(&s->f, fixture_open(&s->f, options, NULL));
+  fixture_ok(&s->f, fixture_linear(&s->f, "fc", grad, NULL));
+  fixture_ok(&s->f, ng_ready(s->f.p));
+}
+
+static void step(scene *s, double lr, int shows) {
+  const plane a = plane_of(s->a, SAMPLES, IN, NG_F32), g = plane_of(s->g, SAMPLES, OUT, NG_F32);
+  memcpy(s->grad, s->d, sizeof s->d);
+  memcpy(s->bias, s->d_bias, sizeof s->d_bias);
+  for (int i = 0; i < shows; i++)
+    fixture_ok(&s->f, fixture_show(&s->f, SAMPLES, 0, &a, &g));
+  fixture_ok(&s->f, ng_step(s->f.p, lr));
+}
+
+static ng_report report_of(const scene *s) {
+  ng_report r = {.struct_size = sizeof r};
+  assert_int_equal(ng_report_read(s->f.p, &r), NG_OK);
+  return r;
+}
+
+static ng_layer_report layer_of(const scene *s) {
+  ng_layer_report r = {.struct_size = sizeof r};
+  assert_int_equal(ng_report_layer(s->f.p, 0, &r), NG_OK);
+  return r;
+}
+
+static void near(const char *what, double got, double expected) {
+  /* f32 on the way */
+  if (!(fabs(got - expected) <= 1e-6 * fabs(expected)))
+    fail_msg("%s is %.9g instead of %.9g", what, got, expected);
+}
+
+/* ---- numbers ---------------------------------------------------------------------------------*/
+
+/* tr A / p with A = (1/B) sum a a', a 1 for the bias; tr G / q with G = (1/B) sum delta delta', delta = B g. */
+static double mean_a(const scene *s) {
+  double sum = SAMPLES;
+  for (int i = 0; i < SAMPLES * IN; i++)
+    sum += (double)s->a[i] * (double)s->a[i];
+  return sum / SAMPLES / (IN + 1);
+}
+static double mean_g(const scene *s) {
+  double sum = 0.0;
+  for (int i = 0; i < SAMPLES * OUT; i++)
+    sum += SAMPLES * SAMPLES * (double)s->g[i] * (double)s->g[i];
+  return sum / SAMPLES / OUT;
+}
+
+static void pi_and_damping_are_of_the_traces(void **state) {
+  (void)state;
+  static const char *const split[] = {"pi", "full"};
+  for (int full = 0; full < 2; full++) {
+    char options[128];
+    scene s;
+    (void)snprintf(options, sizeof options, "damping=0.04 solve_period=2 damping_split=%s",
+                   split[full]);
+    open_scene(&s, options);
+    ng_layer_report r = layer_of(&s);
+    assert_true(r.pi == 0.0 && r.damping_a == 0.0 &&
+                r.damping_g == 0.0); /* nothing is solved yet */
+    const double pi = sqrt(mean_a(&s) / mean_g(&s));
+    assert_true(pi > 1.5 || pi < 0.6);
+    for (int k = 0; k < 2; k++) {
+      step(&s, 0.1, 1);
+      r = layer_of(&s);
+      near("pi", r.pi, pi);
+      near("damping_a", r.damping_a, full == 1 ? 0.04 : 0.2 * pi);
+      near("damping_g", r.damping_g, full == 1 ? 0.04 : 0.2 / pi);
+      fixture_ok(&s.f, ng_set(s.f.p, "damping", "0.09")); /* of the last solve: not of this step */
+    }
+    step(&s, 0.1, 1);
+    r = layer_of(&s);
+    near("damping_a", r.damping_a, full == 1 ? 0.09 : 0.3 * pi);
+    near("damping_g", r.damping_g, full == 1 ? 0.09 : 0.3 / pi);
+    fixture_close(&s.f);
+  }
+}
+
+/* The gradient that a step leaves is nu PD. */
+static void inner_and_clip_are_of_the_gradients(void **state) {
+  (void)state;
+  static const double kl[] = {0.001, 1000.0};
+  for (int loose = 0; loose < 2; loose++) {
+    char options[128];
+    scene s;
+    (void)snprintf(options, sizeof options, "damping=0.04 clip=kl kl_clip=%g", kl[loose]);
+    open_scene(&s, options);
+    assert_true(report_of(&s).clip == 1.0 && report_of(&s).inner == 0.0);
+    for (int k = 0; k < 3; k++) {
+      const double lr = 0.5 + k;
+      double inner = 0.0; /* nu sum <PD, D> */
+      step(&s, lr, 1);
+      for (int i = 0; i < OUT * IN; i++)
+        inner += (double)s.grad[i] * (double)s.d[i];
+      for (int i = 0; i < OUT; i++)
+        inner += (double)s.bias[i] * (double)s.d_bias[i];
+      const ng_report r = report_of(&s);
+      near("inner", r.inner, inner / r.clip);
+      near("clip", r.clip, fmin(1.0, sqrt(kl[loose] / (lr * lr * r.inner))));
+      assert_true(loose == 1 ? r.clip == 1.0 : r.clip < 0.5);
+      assert_true(r.steps == k + 1 && r.skipped == 0 && r.kept == 0 && r.unobserved == 0);
+      assert_int_equal(layer_of(&s).observations, 2 * (k + 1));
+    }
+    fixture_close(&s.f);
+  }
+}
+
+/* ---- times -----------------------------------------------------------------------------------*/
+
+/* What is between two questions takes 1 ms: an array that is shown, folding, solving, measuring. */
+static void times_are(const char *options, double solve_ms, double measure_ms) {
+  scene s;
+  open_scene(&s, options);
+  double sum[16] = {0.0};
+  int64_t runs[16] = {0};
+  for (int k = 0; k < 4; k++) {
+    step(&s, 0.1, k % 2 == 0 ? 1 + k : 0);
+    const ng_layer_report l = layer_of(&s);
+    near("observe_ms", l.observe_ms, k < 2 ? 2 + 1 : 2 * 3 + 1); /* kept while nothing is due */
+    near("solve_ms", l.solve_ms, solve_ms);
+    near("measure_ms", l.measure_ms, measure_ms);
+    for (int32_t i = 0; i < report_of(&s).stations; i++) {
+      ng_station_report t = {.struct_size = sizeof t};
+      assert_int_equal(ng_report_station(s.f.p, i, &t), NG_OK);
+      const bool ran = t.runs > runs[i];
+      assert_int_equal(t.runs - runs[i], ran);
+      runs[i] = t.runs;
+      if (ran) sum[i] += t.last_ms;
+      near(t.name, t.total_ms, sum[i]);
+      if (!ran) continue;
+      /* each asks before and after; in between are the questions of its block, and of all tiles */
+      const double inside = strcmp(t.name, "statistics") == 0 || strcmp(t.name, "solve") == 0 ? 2
+                            : strcmp(t.name, "measure") == 0                                  ? 4
+                                                                                              : 0;
+      near(t.name, t.last_ms, 1 + inside);
+      if (strcmp(t.name, "solve") == 0) assert_true(k == 0 && solve_ms > 0.0);
+      if (strcmp(t.name, "statistics") == 0) assert_int_equal(k % 2, 0);
+    }
+  }
+  fixture_close(&s.f);
+}
+
+/* K-FAC is measured as a whole, Eva by tiles and then from their sums. */
+static void times_are_what_the_clock_said(void **state) {
+  (void)state;
+  times_are("method=natgrad damping=0.04 stat_period=2 solve_period=4", 1, 1);
+  times_are("method=eva damping=0.04 stat_period=2", 0, 2);
+}
+
+/* ---- bytes -----------------------------------------------------------------------------------*/
+
+static int64_t lines_of(int64_t bytes) { return (bytes + 63) / 64 * 64; } /* whole cache lines */
+static int64_t triangle(int64_t n) { return lines_of(4 * (n * (n + 1) / 2)); }
+/* The average, the sum and the inverse of each side, and the few words that its owner says. */
+static int64_t kronecker_bytes(int64_t p, int64_t q) {
+  return 3 * (triangle(p) + triangle(q)) + 2 * lines_of(4 * 4);
+}
+static int64_t rankone_bytes(int64_t p, int64_t q) {
+  return 2 * (lines_of(4 * p) + lines_of(4 * q));
+}
+
+static void memory_of(const ng_precond *p, const char *use, int64_t expected) {
+  for (int32_t i = 0; i < ng_memory_count(p); i++) {
+    ng_memory_info m = {.struct_size = sizeof m};
+    assert_int_equal(ng_memory(p, i, &m), NG_OK);
+    if (strcmp(m.use, use) != 0) continue;
+    if (m.bytes != expected)
+      fail_msg("%s: %lld bytes instead of %lld", use, (long long)m.bytes, (long long)expected);
+    return;
+  }
+  fail_msg("no use '%s'", use);
+}
+
+/* A convolution, a layer that is left out, a tensor, a linear layer without bias. */
+static void explain_says_what_is_held(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    int32_t index;
+    int64_t count, p, q; /* p 0: its layer's bytes are said already, or there are none */
+    int32_t covered;
+  } row[] = {{"conv.weight", 0, 5 * 3 * 9, 28, 5, 1},
+             {"conv.bias", 0, 5, 0, 0, 1},
+             {"out.weight", 1, 77, 0, 0, 0},
+             {"out.bias", 1, 7, 0, 0, 0},
+             {"scale", 2, 13, 0, 0, 0},
+             {"fc.weight", 3, 300, 30, 10, 1}};
+  enum { ROWS = sizeof row / sizeof row[0] };
+  for (int rankone = 0; rankone < 2; rankone++) {
+    fixture f;
+    int32_t index;
+    int64_t all = 0, moments = 0;
+    fixture_ok(&f, fixture_open(&f, "skip_layers=^out$ update=adamw cholesky_form=inverse", NULL));
+    if (rankone == 1) {
+      fixture_close(&f);
+      fixture_ok(&f, fixture_open(&f, "method=eva skip_layers=^out$ update=adamw", NULL));
+    }
+    fixture_ok(&f, plane_conv2d(f.p, "conv", 3, 5, 3, 1, 1, 6, 6, 1, &index));
+    fixture_ok(&f, ng_add_linear(f.p, "out", 11, 7, 1, &index));
+    fixture_ok(&f, ng_add_tensor(f.p, "scale", 13, &index));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", 30, 10, 0, &index));
+    fixture_ok(&f, ng_ready(f.p));
+    assert_int_equal(ng_explain_count(f.p), ROWS);
+    for (int32_t i = 0; i < ROWS; i++) {
+      ng_explain_row e = {.struct_size = sizeof e};
+      assert_int_equal(ng_explain(f.p, i, &e), NG_OK);
+      const int64_t held = row[i].p == 0  ? 0
+                           : rankone == 1 ? rankone_bytes(row[i].p, row[i].q)
+                                          : kronecker_bytes(row[i].p, row[i].q);
+      assert_string_equal(e.name, row[i].name);
+      assert_int_equal(e.index, row[i].index);
+      assert_int_equal(e.count, row[i].count);
+      assert_int_equal(e.covered, row[i].covered);
+      assert_string_equal(e.family, !row[i].covered ? "none"
+                                    : rankone == 1  ? "rankone"
+                                                    : "kronecker");
+      assert_int_equal(e.owner, row[i].covered ? 0 : -1);
+      if (e.bytes != held)
+        fail_msg("%s: %lld bytes instead of %lld", e.name, (long long)e.bytes, (long long)held);
+      all += held;
+      moments += 2 * lines_of(4 * row[i].count);
+    }
+    const int64_t sides = rankone == 1 ? all / 2 : 0;
+    const int64_t triangles = triangle(28) + triangle(5) + triangle(30) + triangle(10);
+    memory_of(f.p, "factors", rankone == 1 ? sides : triangles);
+    memory_of(f.p, "sums", rankone == 1 ? sides : triangles);
+    memory_of(f.p, "results", rankone == 1 ? 0 : all - 2 * triangles);
+    memory_of(f.p, "moments", moments);
+    fixture_close(&f);
+  }
+}
+
+/* Sums travel where statistics are due, results where something is solved. */
+enum { SENT_STEPS = 4 };
+typedef struct sent {
+  int64_t sums[SENT_STEPS], share[SENT_STEPS], agree[SENT_STEPS];
+} sent;
+
+static ng_status send(int32_t rank, ng_transport *t, void *arg) {
+  scene s;
+  sent *out = (sent *)arg + rank;
+  int64_t total[16] = {0};
+  memset(&s, 0, sizeof s);
+  const plane grad[2] = {plane_of(s.grad, OUT, IN, NG_F32), plane_of(s.bias, 1, OUT, NG_F32)};
+  const plane a = plane_of(s.a, SAMPLES, IN, NG_F32), g = plane_of(s.g, SAMPLES, OUT, NG_F32);
+  ng_status st = fixture_open(&s.f, "stat_period=2 solve_period=4 grad_worker_fraction=1",
+                              &(fixture_how){.transport = t, .threads = 1});
+  if (st == NG_OK) st = fixture_linear(&s.f, "fc", grad, NULL);
+  if (st == NG_OK) st = ng_ready(s.f.p);
+  for (int k = 0; k < SENT_STEPS && st == NG_OK; k++) {
+    if (k % 2 == 0) st = fixture_show(&s.f, SAMPLES, 0, &a, &g);
+    if (st == NG_OK) st = ng_step(s.f.p, 0.1);
+    ng_report r = {.struct_size = sizeof r};
+    if (st == NG_OK) st = ng_report_read(s.f.p, &r);
+    for (int32_t i = 0; i < r.stations && st == NG_OK; i++) {
+      ng_station_report one = {.struct_size = sizeof one};
+      st = ng_report_station(s.f.p, i, &one);
+      const int64_t now_sent = one.total_bytes - total[i];
+      total[i] = one.total_bytes;
+      /* of its last run: where it was not due nothing is added, and the last is told again */
+      if (st == NG_OK && now_sent != 0 && now_sent != one.last_bytes) st = NG_ERR_STATE;
+      if (strcmp(one.name, "sums") == 0) out->sums[k] = now_sent;
+      if (strcmp(one.name, "share") == 0) out->share[k] = now_sent;
+      if (strcmp(one.name, "agree") == 0) out->agree[k] = now_sent;
+    }
+  }
+  fixture_close(&s.f);
+  return st;
+}
+
+/* Two triangles, the first in whole cache lines, to all ranks; inverses of both sides, each with the words
+ * of its owner, to the other. */
+static void bytes_are_those_that_were_sent(void **state) {
+  (void)state;
+  sent got[2];
+  memset(got, 0, sizeof got);
+  assert_int_equal(ranks_run(2, send, got, NULL), NG_OK);
+  const int64_t sums = triangle(IN + 1) + 4 * (OUT * (OUT + 1) / 2), results = 4 * 64;
+  for (int rank = 0; rank < 2; rank++) {
+    for (int k = 0; k < SENT_STEPS; k++) {
+      assert_int_equal(got[rank].sums[k], k % 2 == 0 ? sums : 0);
+      assert_int_equal(got[rank].share[k], k == 0 ? results : 0);
+      assert_true(got[rank].agree[k] > 0 && got[rank].agree[k] == got[0].agree[0]);
+    }
+  }
+}
+
+/* ---- the form of a result --------------------------------------------------------------------*/
+
+/* cholesky_form = auto keeps L of order n, applied to m vectors a step, where inverting costs more than
+ * solving loses: 2 n^3 / 3 > solve_period n^2 m.  At the bound, and one beyond it. */
+static void forms_are_by_the_rule(void **state) {
+  (void)state;
+  static const struct {
+    int64_t in, out;
+    int32_t bias, period;
+    bool a, g; /* L is kept */
+  } row[] = {{3, 2, 0, 1, false, false}, {4, 2, 0, 1, true, false},  {3, 2, 1, 1, true, false},
+             {2, 3, 0, 1, false, false}, {2, 4, 0, 1, false, true},  {6, 2, 0, 2, false, false},
+             {7, 2, 0, 2, true, false},  {2, 6, 0, 2, false, false}, {2, 7, 0, 2, false, true},
+             {2, 9, 0, 3, false, false}, {1, 9, 1, 3, false, false}, {1, 10, 1, 3, false, true},
+             {5, 5, 0, 1, false, false}};
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    char options[64];
+    fixture f;
+    int32_t index, found = 0;
+    (void)snprintf(options, sizeof options, "cholesky_form=auto solve_period=%d", row[i].period);
+    fixture_ok(&f, fixture_open(&f, options, NULL));
+    fixture_ok(&f, ng_add_linear(f.p, "fc", row[i].in, row[i].out, row[i].bias, &index));
+    fixture_ok(&f, ng_ready(f.p));
+    for (int32_t k = 0; k < ng_state_count(f.p); k++) {
+      ng_field_info info = {.struct_size = sizeof info};
+      assert_int_equal(ng_state_at(f.p, k, &info), NG_OK);
+      found += strcmp(info.name, row[i].a ? "fc/A_cholesky" : "fc/A_inverse") == 0;
+      found += strcmp(info.name, row[i].g ? "fc/G_cholesky" : "fc/G_inverse") == 0;
+    }
+    if (found != 2)
+      fail_msg("in %lld, out %lld, period %d", (long long)row[i].in, (long long)row[i].out,
+               row[i].period);
+    fixture_close(&f);
+  }
+}
+
+/* ---- layers that are left out ----------------------------------------------------------------*/
+
+/* skip_layers finds the name of a layer, or its kind as it is spelt here or in PyTorch. */
+static void skips_by_name_and_by_kind(void **state) {
+  (void)state;
+  static const struct {
+    const char *pattern;
+    int32_t linear, conv; /* left out; the layers are "alpha" and "beta" */
+  } row[] = {{"^linear$", 1, 0}, {"^Linear$", 1, 0}, {"^conv2d$", 0, 1},    {"^Conv2d$", 0, 1},
+             {"Linear", 1, 0},   {"Conv", 0, 1},     {"^alpha$", 1, 0},     {"beta", 0, 1},
+             {"^conv$", 0, 0},   {"LINEAR", 0, 0},   {"^Conv2D$", 0, 0},    {"alphabeta", 0, 0},
+             {"a", 1, 1},        {"2d", 0, 1},       {"^(lin|be).*", 1, 1}, {"alpha|Conv2d", 1, 1}};
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    char options[64];
+    fixture f;
+    int32_t index;
+    (void)snprintf(options, sizeof options, "skip_layers='%s'", row[i].pattern);
+    fixture_ok(&f, fixture_open(&f, options, NULL));
+    fixture_ok(&f, ng_add_linear(f.p, "alpha", 3, 2, 0, &index));
+    fixture_ok(&f, plane_conv2d(f.p, "beta", 3, 2, 1, 1, 0, 4, 4, 0, &index));
+    fixture_ok(&f, ng_ready(f.p));
+    for (int32_t k = 0; k < 2; k++) {
+      ng_explain_row e = {.struct_size = sizeof e};
+      assert_int_equal(ng_explain(f.p, k, &e), NG_OK);
+      if (e.covered == (k == 0 ? row[i].linear : row[i].conv))
+        fail_msg("'%s' and %s", row[i].pattern, k == 0 ? "a linear layer" : "a convolution");
+    }
+    fixture_close(&f);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(pi_and_damping_are_of_the_traces),
+      cmocka_unit_test(inner_and_clip_are_of_the_gradients),
+      cmocka_unit_test(times_are_what_the_clock_said),
+      cmocka_unit_test(explain_says_what_is_held),
+      cmocka_unit_test(bytes_are_those_that_were_sent),
+      cmocka_unit_test(forms_are_by_the_rule),
+      cmocka_unit_test(skips_by_name_and_by_kind),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
