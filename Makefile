@@ -5,6 +5,7 @@
 #   make demo                five methods on digits: a table, and curves in build/demo
 #   make info, make bench    what was built; how fast it is
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
+#   make mutants             which lines, broken one at a time, no test notices (an hour)
 #   make same-bits REV=HEAD~1    is every result, bit for bit, that of another commit
 #   make format, make tidy   clang-format; clang-tidy and cppcheck
 #   make install PREFIX=/usr/local DESTDIR=                      make clean
@@ -15,9 +16,11 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ONLY ?= .
 CONFIGURE ?=
 REV ?= HEAD
+COUNT ?= 300
+SEED ?= 1
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS) -R '$(ONLY)'
 
-.PHONY: all configure packages check bench info asan tsan torture same-bits demo format tidy install \
+.PHONY: all configure packages check bench info asan tsan torture mutants same-bits demo format tidy install \
         clean
 
 all: configure
@@ -55,6 +58,12 @@ tsan: packages
 torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh
 
+# Broken one line at a time, in copies: do the tests notice?  What they do not: scripts/mutate.py --list.
+mutants: packages
+	@test -x build-mutants/venv/bin/mutate || { python3 -m venv build-mutants/venv && \
+	  build-mutants/venv/bin/pip install --quiet universalmutator; }
+	@build-mutants/venv/bin/python scripts/mutate.py --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
+
 # The present tree, with what is not committed yet, against a commit, or a build of one: BASE=folder.
 same-bits:
 	@scripts/same_bits.sh $(if $(BASE),--base $(BASE),$(REV))
@@ -84,4 +93,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf build build-dev build-asan build-tsan build-fuzz build-bits build-wheel
+	@rm -rf build build-dev build-asan build-tsan build-fuzz build-bits build-wheel build-mutants

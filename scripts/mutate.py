@@ -1,0 +1,419 @@
+#!/usr/bin/env python3
+"""Breaks one line of src/ or cli/train/ at a time and asks whether a test notices: `make mutants`.
+
+  scripts/mutate.py [--count 300] [--seed 1] [--jobs 1] [--room build-mutants] [--only REGEX]
+  scripts/mutate.py --list        the survivors so far, with the line as it was and as it became
+  scripts/mutate.py --again FILE  only the mutants named in FILE (lines that begin with 12 hexadecimal
+                                  digits, as docs/mutants.txt has them): do tests notice them now?
+
+Where mutants come from: universalmutator and its rules for C.  A line of code is drawn, each with the same
+chance, then one of its mutants; the same seed draws the same.  One that does not compile, or gives the
+object file of the source as it is or of an earlier mutant, is drawn again.
+
+How: in copies of the tree, in the room; the tree itself is never touched.  One copy is built for gcov, and
+every test runs in it once: a mutant runs the tests that execute its line, up to the first that fails, the
+quickest and those that noticed others of the file first.  The other copies, one a job, are built at -O1; a
+mutant costs one object file and the links of the tests that run.  A test that takes longer than five times
+what it took with counters, and 20 s more, has noticed.  A line that no test executes is told apart.  Left
+out: tests of style and of installing, and cli_bench, which measures time.
+
+Results are appended to ROOM/results.jsonl, a mutant a line; a run that was stopped goes on.
+"""
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+LEFT_OUT = r"^(cli_bench|readme|house.*|rooms.*|exports|globals|header|install|linalg_9216|example_40_.*)$"
+SLACK, TIMES = 20, 5
+TOPS = ("src", "cli/train")
+JOBS = str(os.cpu_count() or 1)
+
+
+def run(command, **keys):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **keys)
+    return done.returncode, done.stdout
+
+
+def must(command, **keys):
+    code, out = run(command, **keys)
+    if code:
+        sys.exit("mutate: this failed: %s\n%s" % (" ".join(command), out[-4000:]))
+    return out
+
+
+# ---- Trees ---------------------------------------------------------------------------------------
+
+
+class Tree:
+    """A copy of the tracked files and a build of it."""
+
+    def __init__(self, room, name, flags):
+        self.source = os.path.join(room, name)
+        self.build = os.path.join(room, name, "build")
+        self.tmp = os.path.join(room, name + "-tmp")
+        self.flags = flags
+
+    def make(self, root):
+        os.makedirs(self.source, exist_ok=True)
+        for path in must(["git", "-C", root, "ls-files", "-co", "--exclude-standard"]).split("\n"):
+            there, here = os.path.join(root, path), os.path.join(self.source, path)
+            if not path or not os.path.isfile(there):
+                continue
+            os.makedirs(os.path.dirname(here), exist_ok=True)
+            if not os.path.exists(here) or open(here, "rb").read() != open(there, "rb").read():
+                shutil.copy(there, here)
+        must(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
+              "-DNATGRAD_TESTS=ON", "-DCMAKE_C_FLAGS_RELEASE=" + self.flags])
+        must(["ninja", "-C", self.build, "-j", JOBS])
+        self.known = set()
+        for line in must(["ninja", "-C", self.build, "-t", "targets", "all"]).split("\n"):
+            self.known.add(line.split(":")[0])
+
+    def tests(self):
+        found = {}
+        listed = json.loads(must(["ctest", "--test-dir", self.build, "--show-only=json-v1"]))
+        for t in listed["tests"]:
+            if re.match(LEFT_OUT, t["name"]):
+                continue
+            p = {x["name"]: x["value"] for x in t["properties"]}
+            found[t["name"]] = {"command": t["command"], "cwd": p["WORKING_DIRECTORY"],
+                                "env": dict(e.split("=", 1) for e in p.get("ENVIRONMENT", []))}
+        return found
+
+    def targets(self, test):
+        """What has to be linked before the test runs."""
+        near = [os.path.relpath(c, self.build) for c in test["command"] if c.startswith(self.build)]
+        near = [t for t in near if t in self.known]
+        if test["command"][0].endswith(".sh"):
+            near += [t for t in ("natgrad", "cli_helper", "cli_fake_openblas") if t in self.known]
+        return near
+
+    def play(self, test, limit, umask=0o022):
+        """(exit status, seconds, output); 'late' when the limit was passed."""
+        shutil.rmtree(self.tmp, ignore_errors=True)
+        os.makedirs(self.tmp)
+
+        def child():
+            os.setsid()
+            os.umask(umask)
+            resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        log = open(os.path.join(self.tmp, "out"), "w+b")
+        began = time.monotonic()
+        p = subprocess.Popen(test["command"], cwd=test["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                             env=dict(os.environ, TMPDIR=self.tmp, OPENBLAS_NUM_THREADS="1", **test["env"]), preexec_fn=child)
+        try:
+            code = p.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = "late"
+        took = time.monotonic() - began
+        try:
+            os.killpg(p.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        p.wait()
+        log.seek(max(0, log.seek(0, 2) - 2000))
+        return code, took, log.read().decode(errors="replace")
+
+
+# ---- Which test executes which line --------------------------------------------------------------
+
+
+def signature(tree):
+    """Of the sources that coverage speaks of: when one changes, all of it is made again."""
+    h = hashlib.sha256()
+    for top in TOPS:
+        for folder, _, files in sorted(os.walk(os.path.join(tree.source, top))):
+            for f in sorted(files):
+                h.update(f.encode() + open(os.path.join(folder, f), "rb").read())
+    return h.hexdigest()
+
+
+def executed(tree):
+    """[(path, line, executed)] of what ran since the counters were deleted."""
+    data = [os.path.join(folder, f) for folder, _, files in os.walk(tree.build) for f in files
+            if f.endswith(".gcda") and re.search(r"/(%s)/" % "|".join(TOPS), os.path.join(folder, f))]
+    if not data:
+        return
+    said = subprocess.run(["gcov", "--stdout", "--json-format"] + data, cwd=tree.tmp, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    for part in said.split("\n"):
+        for f in json.loads(part)["files"] if part.startswith("{") else []:
+            path = os.path.relpath(os.path.join(tree.build, f["file"]), tree.source)
+            for x in f["lines"]:
+                yield path, str(x["line_number"]), x["count"] > 0
+
+
+def coverage(room, tree):
+    """{file: {line: [tests]}} and {test: seconds}; kept in the room, completed when there are new tests."""
+    kept = os.path.join(room, "coverage.json")
+    k = json.load(open(kept)) if os.path.exists(kept) else {}
+    if k.get("of") != signature(tree):
+        k = {"of": signature(tree), "lines": {}, "seconds": {}}
+    tests = tree.tests()
+    left = sorted(set(tests) - set(k["seconds"]))
+    for i, name in enumerate(left):
+        for folder, _, files in os.walk(tree.build):
+            os.chmod(folder, 0o777)  # a test may go on as another user
+            for f in files:
+                if f.endswith(".gcda"):
+                    os.unlink(os.path.join(folder, f))
+        code, took, out = tree.play(tests[name], 1200, umask=0)
+        print("coverage %d/%d %s: %s, %.1f s" % (i + 1, len(left), name, code, took), flush=True)
+        if code not in (0, 77):
+            print(out + "(left out: does not pass with counters)", flush=True)
+        if code != 0:
+            continue
+        k["seconds"][name] = took
+        for path, line, ran in executed(tree):
+            by = k["lines"].setdefault(path, {}).setdefault(line, [])
+            if ran and name not in by:
+                by.append(name)
+        with open(kept + ".part", "w") as f:
+            json.dump(k, f)
+        os.rename(kept + ".part", kept)
+    return k["lines"], k["seconds"]
+
+
+def tests_of(lines, seconds, path, line):
+    """The tests that execute a line.  A line without code of its own belongs to the nearest before and after it; a
+    table outside functions to every test."""
+    of = lines.get(path, {})
+    if str(line) in of:
+        return set(of[str(line)])
+    numbers = sorted(int(n) for n in of)
+    before = [n for n in numbers if n < line][-1:]
+    after = [n for n in numbers if n > line][:1]
+    if not before or line - before[0] > 4:
+        return set(seconds)
+    return set(of[str(before[0])]) | (set(of[str(after[0])]) if after else set())
+
+
+# ---- Mutants -------------------------------------------------------------------------------------
+
+
+def mutants_of(tree):
+    """[(path, line, [(new text, rule)])] of all lines that can be broken."""
+    try:
+        from universalmutator import mutator
+    except ImportError:
+        sys.exit("mutate: no universalmutator; `make mutants` installs it in build-mutants/venv, or pip does")
+    found = []
+    said, sys.stdout = sys.stdout, open(os.devnull, "w")
+    try:
+        for top in TOPS:
+            for folder, _, files in sorted(os.walk(os.path.join(tree.source, top))):
+                for f in sorted(files):
+                    if not f.endswith(".c"):
+                        continue
+                    path = os.path.relpath(os.path.join(folder, f), tree.source)
+                    text = open(os.path.join(folder, f)).readlines()
+                    by = {}
+                    for m in mutator.mutants_regexp(text, ["universal.rules", "c_like.rules", "c.rules"],
+                                                    ignorePatterns=[], ignoreStringOnly=True):
+                        if m[1].split() != text[m[0] - 1].split():
+                            by.setdefault(m[0], []).append((m[1], m[2][0]))
+                    found += [(path, n, sorted(set(by[n]))) for n in sorted(by)]
+    finally:
+        sys.stdout = said
+    return found
+
+
+def key_of(path, line, new):
+    return hashlib.sha256(("%s:%d:%s" % (path, line, new)).encode()).hexdigest()[:12]
+
+
+def drawn(found, seed):
+    """Mutants without end: a line, then one of its mutants that was not drawn before."""
+    dice = random.Random(seed)
+    left = [(p, n, list(ms)) for p, n, ms in found]
+    while left:
+        i = dice.randrange(len(left))
+        path, line, ms = left[i]
+        new, rule = ms.pop(dice.randrange(len(ms)))
+        if not ms:
+            left[i] = left[-1]
+            left.pop()
+        yield {"key": key_of(path, line, new), "path": path, "line": line, "new": new, "rule": rule}
+
+
+class Judge:
+    def __init__(self, room, count, lines, seconds):
+        self.lock = threading.Lock()
+        self.lines, self.seconds, self.count = lines, seconds, count
+        self.results = os.path.join(room, "results.jsonl")
+        self.seen = {}
+        self.noticed = {}
+        self.objects = {}
+        if os.path.exists(self.results):
+            for text in open(self.results):
+                r = json.loads(text)
+                self.seen[r["key"]] = r
+                self.learn(r)
+        self.busy = 0
+
+    def judged(self):
+        return sum(1 for r in self.seen.values() if r["verdict"] in ("killed", "survived", "not covered"))
+
+    def learn(self, r):
+        if r["verdict"] == "killed":
+            for k in (r["path"], None):
+                self.noticed[k, r["by"]] = self.noticed.get((k, r["by"]), 0) + 1
+
+    def keep(self, r):
+        with self.lock:
+            self.seen[r["key"]] = r
+            self.learn(r)
+            with open(self.results, "a") as f:
+                f.write(json.dumps(r) + "\n")
+            if r["verdict"] in ("killed", "survived", "not covered"):
+                print("%4d %s %s:%d %s%s  %s" % (self.judged(), r["key"], r["path"], r["line"], r["verdict"],
+                      " by " + r["by"] if r.get("by") else "", " ".join(r["new"].split())), flush=True)
+
+    def order(self, path, names):
+        def cost(n):
+            return self.seconds[n] / (1 + 20 * self.noticed.get((path, n), 0) + self.noticed.get((None, n), 0))
+        return sorted(names, key=cost)
+
+    def judge(self, tree, tests, objects, m):
+        """Breaks the tree, runs what could notice, mends it."""
+        path = os.path.join(tree.source, m["path"])
+        good = open(path).read()
+        bad = good.split("\n")
+        old = bad[m["line"] - 1]
+        bad[m["line"] - 1] = m["new"].rstrip("\n")
+        r = dict(m, old=old)
+        obj = objects[m["path"]]
+        try:
+            with open(path, "w") as f:
+                f.write("\n".join(bad))
+            code, _ = run(["ninja", "-C", tree.build, obj])
+            if code:
+                return dict(r, verdict="does not compile")
+            same = hashlib.sha256(open(os.path.join(tree.build, obj), "rb").read()).hexdigest()
+            with self.lock:
+                first = self.objects.setdefault((m["path"], same), m["key"])
+            if first != m["key"]:
+                return dict(r, verdict="same object as " + first)
+            names = tests_of(self.lines, self.seconds, m["path"], m["line"]) & set(tests)
+            if not names:
+                return dict(r, verdict="not covered")
+            began = time.monotonic()
+            ran = 0
+            while names:
+                with self.lock:
+                    name = self.order(m["path"], names)[0]
+                names.discard(name)
+                code, out = run(["ninja", "-C", tree.build] + tree.targets(tests[name]))
+                if code:
+                    return dict(r, verdict="does not link", said=out[-1000:])
+                code, took, out = tree.play(tests[name], SLACK + TIMES * self.seconds[name])
+                ran += 1
+                if code not in (0, 77):
+                    return dict(r, verdict="killed", by=name, code=code, took=round(time.monotonic() - began, 1), ran=ran)
+            return dict(r, verdict="survived", took=round(time.monotonic() - began, 1), ran=ran)
+        finally:
+            with open(path, "w") as f:
+                f.write(good)
+
+    def work(self, tree, draw):
+        tests = tree.tests()
+        objects = {}
+        for c in json.load(open(os.path.join(tree.build, "compile_commands.json"))):
+            obj = re.search(r" -o (\S+)", c["command"]).group(1)
+            objects.setdefault(os.path.relpath(c["file"], tree.source), obj)
+        for path, obj in objects.items():
+            full = os.path.join(tree.build, obj)
+            if os.path.exists(full):
+                h = hashlib.sha256(open(full, "rb").read()).hexdigest()
+                with self.lock:
+                    self.objects.setdefault((path, h), "the source")
+        while True:
+            with self.lock:
+                if self.count and self.judged() + self.busy >= self.count:
+                    return
+                m = next(draw, None)
+                if m is None:
+                    return
+                if m["key"] in self.seen:
+                    continue
+                self.busy += 1
+            try:
+                r = self.judge(tree, tests, objects, m)
+            finally:
+                with self.lock:
+                    self.busy -= 1
+            self.keep(r)
+
+
+def summary(judge):
+    by = {}
+    for r in judge.seen.values():
+        room = os.path.dirname(r["path"])
+        v = r["verdict"] if r["verdict"] in ("killed", "survived", "not covered") else "dropped"
+        by.setdefault(room, {}).setdefault(v, []).append(r)
+    for room in sorted(by):
+        print("%-14s %s" % (room, ", ".join("%d %s" % (len(by[room][v]), v) for v in sorted(by[room]))))
+    for v in ("killed", "survived", "not covered"):
+        print("%s: %d" % (v, sum(len(b.get(v, [])) for b in by.values())))
+    print("dropped (do not compile, same object file): %d" % sum(len(b.get("dropped", [])) for b in by.values()))
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--count", type=int, default=300)
+    a.add_argument("--seed", type=int, default=1)
+    a.add_argument("--jobs", type=int, default=1)
+    a.add_argument("--room", default="build-mutants")
+    a.add_argument("--only", default=".")
+    a.add_argument("--list", action="store_true")
+    a.add_argument("--again")
+    o = a.parse_args()
+    root = must(["git", "rev-parse", "--show-toplevel"]).strip()
+    room = os.path.abspath(os.path.join(root, o.room))
+    os.makedirs(room, exist_ok=True)
+    if o.list:
+        judge = Judge(room, 0, {}, {})
+        for r in sorted(judge.seen.values(), key=lambda r: (r["path"], r["line"])):
+            if r["verdict"] in ("survived", "not covered"):
+                print("%s %s:%d %s\n  - %s\n  + %s" % (r["key"], r["path"], r["line"], r["verdict"], r["old"].strip(),
+                                                      " ".join(r["new"].split())))
+        summary(judge)
+        return
+    gcov = Tree(room, "gcov", "-O1 --coverage")
+    gcov.make(root)
+    lines, seconds = coverage(room, gcov)
+    trees = [Tree(room, "tree%d" % j, "-O1") for j in range(o.jobs)]
+    for t in trees:
+        t.make(root)
+    found = [f for f in mutants_of(trees[0]) if re.search(o.only, f[0])]
+    print("%d mutants of %d lines" % (sum(len(f[2]) for f in found), len(found)), flush=True)
+    judge = Judge(room, o.count, lines, seconds)
+    draw = drawn(found, o.seed)
+    if o.again:
+        keys = set(re.findall(r"^[0-9a-f]{12}\b", open(o.again).read(), re.M))
+        judge.seen = {}
+        judge.count = 0
+        draw = (m for p, n, ms in found for new, rule in ms
+                for m in [{"key": key_of(p, n, new), "path": p, "line": n, "new": new, "rule": rule}] if m["key"] in keys)
+    workers = [threading.Thread(target=judge.work, args=(t, draw)) for t in trees]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    summary(judge)
+
+
+if __name__ == "__main__":
+    main()
