@@ -333,7 +333,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Each option has one meaning; no sign or zero of a number selects another algorithm.  Defaults,
  * bounds, which ones a layer may have of its own and which may change while a model lives are rows
  * of ng_option_at, as `natgrad info --options` prints them; methods, of ng_method_at: natgrad, kaisa,
- * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam.
+ * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam, mfac, ggt.
  *
  * Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
  * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
@@ -420,6 +420,28 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   norm_block      unit | full | diagonal | none: of F the 2x2 block of each channel (SP-NGD, arXiv
  *                   2002.06015), all of it, its diagonal (arXiv 1811.12019); none: the gradient stays
  *   norm_damping    what damping is multiplied by there, > 0
+ *
+ * Window family: of all parameters of all layers and tensors, as they are bound at a step; nothing is
+ * observed.  With G [m, d] the last m gradients, x the newest of them,
+ *       mfac  PD = (damping I + G'G / m)^-1 x, as M-FAC (arXiv 2107.03356)
+ *       ggt   PD = U (1 / (S + damping) - 1 / damping) U' x + x / damping, where G' = U S V' with 1e-6
+ *             added to S^2, as GGT (arXiv 1806.02958)
+ * In steps off stat_period no gradient enters, and x is that of the step all the same.
+ *   window          m, >= 1
+ *   window_function mfac | ggt
+ *   window_scope    model | parameter: one G over all parameters, or one for each
+ *   window_dtype    f32 | bf16: how G is kept; bf16 rounds x
+ *   window_divisor  window | filled: mfac divides by m also while fewer are there, or by their number
+ *   window_forget   ggt: in S^2 a gradient of k steps ago counts window_forget^2k; in [0,1]
+ *   window_momentum mu in [0,1), from v = 0; the result leaves, and the clip is of it
+ *   window_momentum_form   average | heavy-ball | gradient
+ *                   average: v = mu v + (1-mu) PD; heavy-ball: v = mu v + PD; gradient: x = v =
+ *                   mu v + (1-mu) D, while D enters G
+ *   window_decay    weight decay, >= 0; above 0 weights must be bound
+ *   window_decay_form   gradient | direction | none
+ *                   gradient: D + window_decay w is what enters; direction: window_decay / damping w
+ *                   is added to PD (mfac, as EFCP has it)
+ *   window_mask     1: weights that are 0 at ng_ready, where they must be bound, take no part
  */
 typedef struct ng_options ng_options;
 

@@ -24,7 +24,7 @@ declare -A below=(
   [api]="core linalg comm option stat model family step state"
 )
 # Families are read one without the other; what they share is in family.h.
-families="kronecker rankone norm"
+families="kronecker rankone norm window"
 
 bad=0
 complain() {

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "rankone_oracle.h"
+#include "window_oracle.h"
 
 /* ---- predictions -----------------------------------------------------------------------------*/
 
@@ -82,6 +83,9 @@ static void product(const scene *s, const ng_options *opt, scene_result *out) {
 #define USUAL " damping=0.1 stat_decay=0.6 clip=kl kl_clip=0.01"
 #define NATGRAD(more) "method=natgrad solve_period=1" USUAL more
 
+/* A window that is full at the fourth step, and rolls on. */
+#define WINDOW(more) " window=3 clip=kl kl_clip=0.01 " more
+
 /* Promises of all that invert something, and of all that invert factors. */
 #define INVERSE (LINEAR | SYMMETRIC | IN_GROUPS)
 #define FACTORS (INVERSE | HALVES | FRACTIONS | READS_INPUT | READS_OUTPUT)
@@ -145,6 +149,19 @@ static const family families[] = {
      .predict = r1_predict, .growth = R1_GROWTH},
     {"adasgd", "method=adasgd damping=0.1", VECTORS, .calls = ANY_PARTS, .shards = ANY_PARTS,
      .repeat = 1, .knob = "damping", .predict = r1_predict, .growth = R1_GROWTH},
+    {"mfac", "method=mfac" WINDOW("damping=0.1"), EVERYONE, .calls = ANY_PARTS, .shards = ANY_PARTS,
+     .repeat = 1, .knob = "damping", .predict = window_predict, .growth = WINDOW_GROWTH},
+    {"mfac, momentum",
+     "method=mfac" WINDOW("damping=0.1 window_momentum=0.6 window_momentum_form=heavy-ball"),
+     EVERYONE, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = WINDOW_GROWTH},
+    {"mfac, parameters",
+     "method=mfac" WINDOW("damping=0.1 window_scope=parameter window_dtype=bf16"), SHAPED,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = WINDOW_GROWTH},
+    {"ggt", "method=ggt" WINDOW("damping=0.5 window_momentum=0.5 window_forget=0.9"), EVERYONE,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 

@@ -28,6 +28,7 @@
  *   VECTORS    holds vectors, no matrices: wide layers are cheap
  *   READS_...  inputs, output gradients; who does not read them takes anything
  *   ALIKE      the prediction knows ranks that show equally many samples only
+ *   SHAPED     knows parameters by their shapes: a bias is not a column of the weight
  *   PREDICTED  follows from `predict` */
 enum {
   LINEAR = 1 << 0,
@@ -42,6 +43,7 @@ enum {
   READS_OUTPUT = 1 << 9,
   ALIKE = 1 << 10,
   PREDICTED = 1 << 11,
+  SHAPED = 1 << 12,
   EVERYONE = 0
 };
 

@@ -107,6 +107,12 @@ static void rows(void **state) {
   differs_by(&o, "sam",
              "solver=product radius=0.01 clip=none stat_decay=0.05 stat_scale=kaisa "
              "positions=reduce stat_batch=16 calls=ema call_weight=equal solve_period=1");
+  o = system_options("M-FAC", "mfac");
+  differs_by(&o, "mfac", "window=1024 damping=1e-05 clip=none");
+  o = system_options("EFCP", "ggt");
+  differs_by(
+      &o, "ggt",
+      "window=100 window_function=ggt damping=1e-05 window_momentum_form=gradient clip=none");
 }
 
 /* A system is a place to start from: what was given before is gone, and does not count as given. */
@@ -169,7 +175,7 @@ static void table_of_methods(void **state) {
 
 static void wrong_names(void **state) {
   (void)state;
-  static const char *const later[] = {"spngd", "mfac", "efcp", "ggt"};
+  static const char *const later[] = {"spngd", "efcp", "sparse-ggt", "lowrank-mfac"};
   ng_options o = standard_options();
   const ng_options before = o;
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
@@ -194,7 +200,7 @@ static void wrong_names(void **state) {
   assert_int_equal(ng_options_set_system(&o, "chainerkfac", "spngd", message, sizeof message),
                    NG_ERR_ABSENT);
   assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "KAISA, DP-KFACrepo and Eva");
+  assert_contains(message, "KAISA, DP-KFACrepo, Eva, M-FAC and EFCP");
   assert_int_equal(ng_options_set_system(&o, NULL, "eigen", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_system(&o, "KAISA", NULL, message, sizeof message), NG_ERR_ARG);
   assert_memory_equal(&o, &before, sizeof o);

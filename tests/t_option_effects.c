@@ -55,6 +55,7 @@ typedef struct run {
   const char *set_option, *set_value; /* ng_set before the second step */
   const char *step;                   /* "gradient", "sgd", "adamw" */
   int32_t odd_rank;                   /* this rank sees other data; -1: none */
+  bool only_fc1;                      /* the weights of the other layers are 0 */
   /* what came out: one of each rank */
   struct outcome {
     ng_status st;
@@ -187,7 +188,8 @@ static ng_status look(struct outcome *r, ng_precond *p) {
 static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t rank) {
   float gradient[TOTAL], weight[TOTAL];
   for (int64_t i = 0; i < TOTAL; i++) {
-    weight[i] = data(0, 6, 0, 14, i);
+    const bool other = what->only_fc1 && (i < layer[FC1].at || i >= layer[FC2].at);
+    weight[i] = other ? 0 : data(0, 6, 0, 14, i);
   }
   TRY(describe(what, r, f->p));
   TRY(bind(r, f, gradient, weight));
@@ -1196,28 +1198,161 @@ static void effect_norm_damping(void **state) {
   assert_memory_equal(set[1], three[1], sizeof set[1]);
 }
 
+/* ---- window ----------------------------------------------------------------------------------*/
+
+#define MFAC "method=mfac window=2 damping=0.1; "
+/* Two settings: the first `same` steps have the same bits, the ones behind differ. */
+static void windows_differ(const char *one, const char *two, int32_t same) {
+  const run a = with(one), b = with(two);
+  for (int32_t step = 0; step < usual.steps; step++) {
+    if (step < same) {
+      assert_within(gap_at(&a, &b, step), 0);
+    } else {
+      assert_differ(gap_at(&a, &b, step));
+    }
+  }
+}
+
+/* One more gradient is seen in the second step; the divisor from the first. */
+static void effect_window(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_divisor=filled window=1", MFAC "window_divisor=filled window=2", 1);
+  windows_differ(MFAC "window_divisor=filled window=2", MFAC "window_divisor=filled window=3", 2);
+  windows_differ(MFAC "window=2", MFAC "window=3", 0);
+}
+
+static void effect_window_function(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_function=mfac", MFAC "window_function=ggt", 0);
+}
+
+static void effect_window_scope(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_scope=model", MFAC "window_scope=parameter", 0);
+}
+
+/* 2^-9 of rounding, and no more. */
+static void effect_window_dtype(void **state) {
+  (void)state;
+  const run a = with(MFAC "window_dtype=f32"), b = with(MFAC "window_dtype=bf16");
+  assert_differ(gap(&a, &b));
+  assert_within(gap(&a, &b), 0.02);
+  assert_true(b.rank[0].factors < a.rank[0].factors);
+}
+
+static void effect_window_divisor(void **state) {
+  (void)state;
+  const run a = with(MFAC "window_divisor=window"), b = with(MFAC "window_divisor=filled");
+  assert_differ(gap_at(&a, &b, 0));
+  assert_within(gap_at(&a, &b, 1), 0); /* the window is full */
+}
+
+static void effect_window_forget(void **state) {
+  (void)state;
+  const char *const ggt = "method=ggt window=2 damping=0.1 window_forget=0.5";
+  windows_differ("method=ggt window=2 damping=0.1", ggt, 1);
+}
+
+static void effect_window_momentum(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_momentum=0.5", MFAC "window_momentum=0.6", 0);
+  windows_differ(MFAC, MFAC "window_momentum=0.5 window_momentum_form=heavy-ball", 1);
+}
+
+static void effect_window_momentum_form(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_momentum=0.5 window_momentum_form=average",
+                 MFAC "window_momentum=0.5 window_momentum_form=heavy-ball", 0);
+  const run a = with(MFAC "window_momentum=0.5 window_momentum_form=average");
+  const run b = with(MFAC "window_momentum=0.5 window_momentum_form=gradient");
+  assert_within(gap_at(&a, &b, 0), 1e-5); /* P is linear: the same but for rounding */
+  assert_differ(gap_at(&a, &b, 1));       /* the average of u, or P now of the average */
+}
+
+static void effect_window_decay(void **state) {
+  (void)state;
+  windows_differ(MFAC, MFAC "window_decay=0.1", 0);
+  windows_differ(MFAC "window_decay=0.1", MFAC "window_decay=0.2", 0);
+}
+
+static void effect_window_decay_form(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_decay=0.1 window_decay_form=gradient",
+                 MFAC "window_decay=0.1 window_decay_form=direction", 0);
+  windows_differ(MFAC, MFAC "window_decay=0.1 window_decay_form=none", usual.steps);
+}
+
+/* All weights but those of fc1 are 0. */
+static void effect_window_mask(void **state) {
+  (void)state;
+  run a = usual, b = usual;
+  a.settings = MFAC "window_mask=0";
+  b.settings = MFAC "window_mask=1";
+  a.only_fc1 = b.only_fc1 = true;
+  a = play(a);
+  b = play(b);
+  assert_differ(gap_of(&a, &b, 0, FC1)); /* the norm of the gradient is another */
+  for (int32_t step = 0; step < usual.steps; step++) {
+    for (int64_t k = 0; k < TOTAL; k++) {
+      const bool in = k >= layer[FC1].at && k < layer[FC2].at;
+      assert_true((b.rank[0].P[step][k] != 0) == in);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
-      cmocka_unit_test(effect_cholesky_form), cmocka_unit_test(effect_prediv),
-      cmocka_unit_test(effect_eigen_floor),   cmocka_unit_test(effect_damping),
-      cmocka_unit_test(effect_damping_split), cmocka_unit_test(effect_damping_leak),
-      cmocka_unit_test(effect_stat_decay),    cmocka_unit_test(effect_stat_start),
-      cmocka_unit_test(effect_stat_scale),    cmocka_unit_test(effect_positions),
-      cmocka_unit_test(effect_stat_batch),    cmocka_unit_test(effect_calls),
-      cmocka_unit_test(effect_call_weight),   cmocka_unit_test(effect_fold),
-      cmocka_unit_test(effect_stat_period),   cmocka_unit_test(effect_solve_period),
-      cmocka_unit_test(effect_max_factor),    cmocka_unit_test(effect_factor_blocks),
-      cmocka_unit_test(effect_factor_dtype),  cmocka_unit_test(effect_inverse_dtype),
-      cmocka_unit_test(effect_clip),          cmocka_unit_test(effect_kl_clip),
-      cmocka_unit_test(effect_skip_layers),   cmocka_unit_test(effect_exclude_width),
-      cmocka_unit_test(effect_schedule),      cmocka_unit_test(effect_statistics),
-      cmocka_unit_test(effect_placement),     cmocka_unit_test(effect_grad_worker_fraction),
-      cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
-      cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
-      cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
-      cmocka_unit_test(effect_radius),        cmocka_unit_test(effect_missing),
-      cmocka_unit_test(effect_norm_block),    cmocka_unit_test(effect_norm_damping),
+      cmocka_unit_test(the_same_run_twice),
+      cmocka_unit_test(effect_solver),
+      cmocka_unit_test(effect_cholesky_form),
+      cmocka_unit_test(effect_prediv),
+      cmocka_unit_test(effect_eigen_floor),
+      cmocka_unit_test(effect_damping),
+      cmocka_unit_test(effect_damping_split),
+      cmocka_unit_test(effect_damping_leak),
+      cmocka_unit_test(effect_stat_decay),
+      cmocka_unit_test(effect_stat_start),
+      cmocka_unit_test(effect_stat_scale),
+      cmocka_unit_test(effect_positions),
+      cmocka_unit_test(effect_stat_batch),
+      cmocka_unit_test(effect_calls),
+      cmocka_unit_test(effect_call_weight),
+      cmocka_unit_test(effect_fold),
+      cmocka_unit_test(effect_stat_period),
+      cmocka_unit_test(effect_solve_period),
+      cmocka_unit_test(effect_max_factor),
+      cmocka_unit_test(effect_factor_blocks),
+      cmocka_unit_test(effect_factor_dtype),
+      cmocka_unit_test(effect_inverse_dtype),
+      cmocka_unit_test(effect_clip),
+      cmocka_unit_test(effect_kl_clip),
+      cmocka_unit_test(effect_skip_layers),
+      cmocka_unit_test(effect_exclude_width),
+      cmocka_unit_test(effect_schedule),
+      cmocka_unit_test(effect_statistics),
+      cmocka_unit_test(effect_placement),
+      cmocka_unit_test(effect_grad_worker_fraction),
+      cmocka_unit_test(effect_update),
+      cmocka_unit_test(overrides_reach_one_layer),
+      cmocka_unit_test(live_options_move),
+      cmocka_unit_test(rank_one_options),
+      cmocka_unit_test(effect_sides),
+      cmocka_unit_test(effect_clip_bound),
+      cmocka_unit_test(effect_radius),
+      cmocka_unit_test(effect_missing),
+      cmocka_unit_test(effect_norm_block),
+      cmocka_unit_test(effect_norm_damping),
+      cmocka_unit_test(effect_window),
+      cmocka_unit_test(effect_window_function),
+      cmocka_unit_test(effect_window_scope),
+      cmocka_unit_test(effect_window_dtype),
+      cmocka_unit_test(effect_window_divisor),
+      cmocka_unit_test(effect_window_forget),
+      cmocka_unit_test(effect_window_momentum),
+      cmocka_unit_test(effect_window_momentum_form),
+      cmocka_unit_test(effect_window_decay),
+      cmocka_unit_test(effect_window_decay_form),
+      cmocka_unit_test(effect_window_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

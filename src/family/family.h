@@ -149,7 +149,8 @@ typedef struct ng_family {
   void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
 } ng_family;
 
-extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full;
+extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full,
+    ng_family_window;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

@@ -103,6 +103,14 @@ static const ng_value sam_values[] = {SET(solver, NG_SOLVER_PRODUCT),
                                       SET(norm_block, NG_NORM_NONE),
                                       NG_VALUES_END};
 
+/* M-FAC: IST-DASLab/M-FAC, its optimizer; and GGT of IST-DASLab/EFCP.  Neither clips. */
+static const ng_value mfac_values[] = {SET(window, 1024), SET(damping, 1e-5),
+                                       SET(clip, NG_CLIP_NONE), NG_VALUES_END};
+static const ng_value ggt_values[] = {
+    SET(window, 100),        SET(window_function, NG_WINDOW_GGT),
+    SET(damping, 1e-5),      SET(window_momentum_form, NG_MOMENTUM_GRADIENT),
+    SET(clip, NG_CLIP_NONE), NG_VALUES_END};
+
 /* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's
  * numbers against their ranges. */
 void ng_options_set_values(ng_options *full, const ng_value *values) {
@@ -153,9 +161,13 @@ static const struct method {
     {"sam", "kronecker",
      "lzhangbv/eva: the gradient plus its product with K-FAC's factors, after SAM",
      "Foret, Kleiner, Mobahi & Neyshabur 2021, arXiv 2010.01412", sam_values, &ng_names_sam},
+    {"mfac", "window", "IST-DASLab/M-FAC: the inverse of the last gradients' mean outer product",
+     "Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356", mfac_values, &ng_names_mfac},
+    {"ggt", "window", "IST-DASLab/EFCP: full-matrix AdaGrad over the last gradients",
+     "Agarwal et al. 2019, arXiv 1806.02958", ggt_values, &ng_names_ggt},
 };
 /* Known, and refused with what there is instead: NG_ERR_ABSENT is not a spelling mistake. */
-static const char methods_later[] = "spngd|mfac|efcp|ggt";
+static const char methods_later[] = "spngd|efcp|sparse-ggt|lowrank-mfac";
 
 /* A published system and its variants.  `systems` are names as letters() leaves them: programs are
  * known by their papers, their repositories and their authors.  `shown` is
@@ -175,9 +187,11 @@ static const struct variant {
     {"Eva", "eva|lzhangbveva", "kfac", "eva-kfac", as_the_row},
     {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
     {"Eva", "eva|lzhangbveva", "sam", "sam", as_the_row},
+    {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", as_the_row},
+    {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", as_the_row},
 };
 /* Published systems that have a name here before they have a row. */
-static const char systems_later[] = "chainerkfac|efcp|mfac";
+static const char systems_later[] = "chainerkfac";
 
 /* A handful of rows, and never in a step.  Names are exact: a method is what a paper is reproduced
  * with, so nothing is guessed here; set_method says what is near. */

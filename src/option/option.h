@@ -134,13 +134,13 @@ typedef struct ng_names {
   int32_t count;
 } ng_names;
 extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
-    ng_names_sam;
+    ng_names_sam, ng_names_mfac, ng_names_ggt;
 /* NG_ERR_ARG with the nearest name if there is none; *lr if the option is that here. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,
                         char *message, size_t size);
 
-/* "kronecker", "rankone"; NULL if there is no such method. */
+/* "kronecker", "rankone", "window"; NULL if there is no such method. */
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
 

@@ -45,6 +45,9 @@ enum { NG_OPTION_LIST(KIND) };
 #define NEEDS(option, values) .needs = NG_OPTION_##option, .needs_one_of = (values)
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
+/* What a window keeps is decided at ng_ready, for all layers in it. */
+#define WINDOW .group = "window", .family = "window"
+
 /* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the
  * user's to choose.  A bound that is too narrow cannot be lifted by the user. */
 /* Counts stop where a double still holds every whole number, because the bounds are doubles. */
@@ -230,6 +233,51 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .lower_open = true, .unit = "damping", .help = "norm layers: what damping is multiplied by",
         .test = "effect_norm_damping", .per_layer = true, .live = true,
         NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL)),
+
+    /* The window family's own. */
+    ROW(window, WINDOW, .standard = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
+        .help = "how many gradients are kept, m", .test = "effect_window"),
+    ROW(window_function, WINDOW, .standard = "mfac",
+        ONE_OF_2(NG_WINDOW_MFAC, "mfac", NG_WINDOW_GGT, "ggt"),
+        .help = "what is made of them: mfac inverts damping I + their mean outer product, ggt "
+                "divides by their singular values + damping",
+        .test = "effect_window_function"),
+    ROW(window_scope, WINDOW, .standard = "model",
+        ONE_OF_2(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter"), .later = "group",
+        .help = "one curvature over all parameters, or one for each weight and bias",
+        .test = "effect_window_scope"),
+    ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
+        .later = "f16|f64", .help = "how the gradients are kept", .test = "effect_window_dtype"),
+    ROW(window_divisor, WINDOW, .standard = "window",
+        ONE_OF_2(NG_DIVISOR_WINDOW, "window", NG_DIVISOR_FILLED, "filled"),
+        .help = "mfac: the mean is over window gradients from the first step on, or over those "
+                "that there are",
+        .test = "effect_window_divisor"),
+    ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
+        .help = "ggt: each step multiplies the gradients in the Gram matrix by it",
+        .test = "effect_window_forget"),
+    ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
+        .help = "mu, the weight of what momentum keeps; see window_momentum_form",
+        .test = "effect_window_momentum"),
+    ROW(window_momentum_form, WINDOW, .standard = "average",
+        ONE_OF_3(NG_MOMENTUM_AVERAGE, "average", NG_MOMENTUM_HEAVY_BALL, "heavy-ball",
+                 NG_MOMENTUM_GRADIENT, "gradient"),
+        .help = "average: mu v + (1 - mu) u of the preconditioned u; heavy-ball: mu v + u; "
+                "gradient: the average before it is preconditioned",
+        .test = "effect_window_momentum_form"),
+    ROW(window_decay, WINDOW, .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
+        .help = "weight decay inside the preconditioner, see window_decay_form; weights must be "
+                "bound",
+        .test = "effect_window_decay"),
+    ROW(window_decay_form, WINDOW, .standard = "gradient",
+        ONE_OF_3(NG_DECAY_GRADIENT, "gradient", NG_DECAY_DIRECTION, "direction", NG_DECAY_NONE,
+                 "none"),
+        .help = "gradient: decay times the weight is part of the gradient; direction: over "
+                "damping, part of the direction; none",
+        .test = "effect_window_decay_form"),
+    ROW(window_mask, WINDOW, .standard = "0",
+        .help = "weights that are 0 at ng_ready have no gradient and no direction",
+        .test = "effect_window_mask"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

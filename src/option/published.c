@@ -386,13 +386,49 @@ static const ng_published sam_names[] = {
     LZ_LAYERS,
 };
 
+/* IST-DASLab/M-FAC and EFCP. */
+static ng_status check_device(job *j) {
+  return is_none(j->value) ? NG_OK
+                           : refuse(j, NG_ERR_ABSENT, "none; gradients are where the context is");
+}
+static ng_status take_window(job *j) { return put(j, "window", j->value); }
+static ng_status take_damping(job *j) { return put(j, "damping", j->value); }
+static ng_status take_momentum(job *j) { return put(j, "window_momentum", j->value); }
+static ng_status take_decay(job *j) { return put(j, "window_decay", j->value); }
+static ng_status take_forget(job *j) { return put(j, "window_forget", j->value); }
+static ng_status take_mask(job *j) { return put(j, "window_mask", j->value); }
+
+static const char where_kept[] = "nothing to set: gradients are kept where the context is";
+
+static const ng_published mfac_names[] = {
+    LZ_LR,
+    {"ngrads", "window", "the same: gradients that are kept", take_window},
+    {"damp", "damping", "the same", take_damping},
+    {"momentum", "window_momentum", "the same, with window_momentum_form = average", take_momentum},
+    {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_decay},
+    {"sparse", "window_mask", "the same: weights that are 0 at ng_ready take no part", take_mask},
+    {"moddev", "", where_kept, check_device},
+    {"optdev", "", where_kept, check_device},
+    {"gpus", "", where_kept, check_device},
+};
+
+static const ng_published ggt_names[] = {
+    LZ_LR,
+    {"r", "window", "the same: gradients that are kept", take_window},
+    {"eps", "damping", "the same: added to the singular values", take_damping},
+    {"beta1", "window_momentum", "the same, with window_momentum_form = gradient", take_momentum},
+    {"beta2", "window_forget", "the same", take_forget},
+    {"wd", "window_decay", "the same, with window_decay_form = gradient", take_decay},
+};
+
 /* ---- the way in ------------------------------------------------------------------------------*/
 
 #define NAMES(list)                                                                                \
   { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
 const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
                ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
-               ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names);
+               ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
+               ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names);
 
 /* The list of names is only joined for a message: an unknown name gets the nearest one. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,

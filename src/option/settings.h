@@ -59,6 +59,16 @@ typedef enum ng_norm_block {
 } ng_norm_block;
 typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
+typedef enum ng_window_function { NG_WINDOW_MFAC, NG_WINDOW_GGT } ng_window_function;
+typedef enum ng_window_scope { NG_WINDOW_MODEL, NG_WINDOW_PARAMETER } ng_window_scope;
+typedef enum ng_window_divisor { NG_DIVISOR_WINDOW, NG_DIVISOR_FILLED } ng_window_divisor;
+typedef enum ng_momentum_form {
+  NG_MOMENTUM_AVERAGE,
+  NG_MOMENTUM_HEAVY_BALL,
+  NG_MOMENTUM_GRADIENT
+} ng_momentum_form;
+typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
+
 /* ---- the one list ----------------------------------------------------------------------------*/
 
 /* Every option in the order of the header: kind as in ng_option_type, name, type in ng_settings.
@@ -101,7 +111,18 @@ typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
   X(REAL, radius, double)                                                                          \
   X(CHOICE, missing, ng_missing)                                                                   \
   X(CHOICE, norm_block, ng_norm_block)                                                             \
-  X(REAL, norm_damping, double)
+  X(REAL, norm_damping, double)                                                                    \
+  X(INT, window, int64_t)                                                                          \
+  X(CHOICE, window_function, ng_window_function)                                                   \
+  X(CHOICE, window_scope, ng_window_scope)                                                         \
+  X(CHOICE, window_dtype, ng_dtype)                                                                \
+  X(CHOICE, window_divisor, ng_window_divisor)                                                     \
+  X(REAL, window_forget, double)                                                                   \
+  X(REAL, window_momentum, double)                                                                 \
+  X(CHOICE, window_momentum_form, ng_momentum_form)                                                \
+  X(REAL, window_decay, double)                                                                    \
+  X(CHOICE, window_decay_form, ng_decay_form)                                                      \
+  X(BOOL, window_mask, bool)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

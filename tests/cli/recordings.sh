@@ -31,7 +31,7 @@ changed 'case.json' 'case.jsom'; expect 2 "*$bad: no recording: *case.json" "$na
 changed '\\"config\\": {' '\\"config\\": ['; expect 2 "*$bad: case.json is no JSON: line *" "$natgrad" replay "$bad"
 changed '\\"config\\"' '\\"confog\\"'; expect 2 '*case.json: config is no object' "$natgrad" replay "$bad"
 changed '\\"KAISA\\"' '\\"KAISB\\"'; expect 2 "*case.json: *KAISB*" "$natgrad" replay "$bad"
-changed '\\"KAISA\\"' '\\"M-FAC\\"'; expect 2 "*case.json: *M-FAC*not supported yet*" "$natgrad" replay "$bad"
+changed '\\"KAISA\\"' '\\"spngd\\"'; expect 2 "*case.json: *spngd*" "$natgrad" replay "$bad"
 changed '\\"eigen\\"' '\\"eigem\\"'; expect 2 '*case.json: *eigem*' "$natgrad" replay "$bad"
 changed '\\"damping\\"' '\\"dampimg\\"'; expect 2 "*case.json: config: *dampimg*damping*" "$natgrad" replay "$bad"
 changed '\\"damping\\": 0.003' '\\"damping\\": -.003'; expect 2 "*case.json*" "$natgrad" replay "$bad"

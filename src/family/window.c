@@ -1,0 +1,411 @@
+/* window.c: the window family: M-FAC and GGT over all parameters at once, or over each.
+ *
+ * A step, see window.h for what a window holds:
+ *
+ *   observe   the gradient (and window_decay times the weights) enters a store at head; its products with
+ *             the rows in use are the new row of the Gram matrix: the block's one statistic, in double
+ *   measure   coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
+ *             and <D, u>, |D|^2, |u|^2 of what will leave
+ *   emit      tiles of u
+ *   commit    if the step counted, head and momentum move on; if not, head's row is zeros again
+ *
+ * In steps off stat_period nothing enters, and the gradient is preconditioned with the window as it is.
+ * Every rank has the same gradients and makes all of it by itself.
+ *
+ * Momentum, v from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
+ * x <- mu v + (1 - mu) x, v <- x, and the direction is that of x (GGT's beta1). */
+#include "family/window.h"
+
+#include <math.h>
+
+/* ---- options ---------------------------------------------------------------------------------*/
+
+static bool fits(const ng_settings *o, const ng_entry *e) {
+  (void)e;
+  return ng_is(o->family, "window");
+}
+
+/* There are no averages of observations here. */
+static ng_status check_statistics(const ng_options *o, char *message, size_t size) {
+  static const ng_option_id unused[] = {
+      NG_OPTION_stat_decay, NG_OPTION_stat_start, NG_OPTION_stat_scale, NG_OPTION_positions,
+      NG_OPTION_stat_batch, NG_OPTION_calls,      NG_OPTION_call_weight};
+  for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++) {
+    const ng_option_row *row = &ng_option_table[unused[i]];
+    char value[64];
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s = %s: method %s keeps gradients and no averages; leave it at %s",
+                      row->name, value, o->method, row->standard);
+  }
+  return NG_OK;
+}
+
+static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  ng_status st = ng_family_check_others("window", o, message, size);
+  if (st == NG_OK) st = check_statistics(o, message, size);
+  if (st != NG_OK) return st;
+  if (s->window_function == NG_WINDOW_MFAC && s->window_forget != 1.0) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_forget = %g: only window_function = ggt has it; leave it at 1",
+                      s->window_forget);
+  }
+  if (s->window_function == NG_WINDOW_GGT && s->window_divisor != NG_DIVISOR_WINDOW) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_divisor = %s: window_function = ggt divides by nothing; leave it at "
+                      "window",
+                      o->window_divisor);
+  }
+  if (s->window_function == NG_WINDOW_GGT && s->window_decay > 0.0 &&
+      s->window_decay_form == NG_DECAY_DIRECTION) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "window_decay_form = direction: window_function = ggt takes gradient or none");
+  }
+  return NG_OK;
+}
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+static ng_status no_memory(const ng_block *b) {
+  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+}
+
+static int64_t chunks_of(const ng_segment *g) {
+  return (g->to - g->from + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
+}
+
+static void destroy(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  if (w == NULL) return;
+  if (w->own != NULL) w->store->release(b);
+  ng_object_free(b->p, w->part, (size_t)w->parts * sizeof *w->part);
+  ng_object_free(b->p, w->chunk, (size_t)w->chunks * sizeof *w->chunk);
+  ng_object_free(b->p, w->at, (size_t)w->segments * sizeof *w->at);
+  ng_object_free(b->p, w->used, (size_t)w->places * sizeof *w->used);
+  ng_object_free(b->p, w, sizeof *w);
+  b->state = NULL;
+}
+
+/* One part over all segments, or one each; their order is flat order. */
+static void cut(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  ng_window_chunk *c = w->chunk;
+  int64_t at = 0;
+  for (int32_t k = 0; k < b->segments; k++) {
+    const ng_segment *g = &b->segment[k];
+    ng_window_part *p = &w->part[w->parts == 1 ? 0 : k];
+    if (k == 0 || w->parts > 1) *p = (ng_window_part){.at = at, .chunk = (int32_t)(c - w->chunk)};
+    w->at[k] = at;
+    for (int64_t from = g->from; from < g->to; from += NG_WINDOW_CHUNK, c++) {
+      const int64_t n = ng_min64(NG_WINDOW_CHUNK, g->to - from);
+      *c = (ng_window_chunk){k, (int32_t)(p - w->part), from, n, at};
+      at += n;
+      p->n += n;
+      p->chunks++;
+    }
+  }
+}
+
+static ng_status create(ng_block *b) {
+  ng_window *w = b->state = ng_object(b->p, sizeof *w);
+  if (w == NULL) return no_memory(b);
+  int64_t chunks = 0;
+  for (int32_t k = 0; k < b->segments; k++) {
+    chunks += chunks_of(&b->segment[k]);
+    w->d += b->segment[k].to - b->segment[k].from;
+  }
+  if (chunks > INT32_MAX / 4) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': the model has too many parameters", b->name);
+  }
+  if (!ng_linalg_fits(b->base.window)) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
+                   (long long)b->base.window);
+  }
+  w->store = &ng_window_dense;
+  w->m = b->base.window;
+  w->places = w->m + 1;
+  w->segments = b->segments;
+  w->parts = b->base.window_scope == NG_WINDOW_PARAMETER ? b->segments : 1;
+  w->chunks = (int32_t)chunks;
+  w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
+  w->chunk = ng_object(b->p, (size_t)w->chunks * sizeof *w->chunk);
+  w->at = ng_object(b->p, (size_t)w->segments * sizeof *w->at);
+  w->used = ng_object(b->p, (size_t)w->places * sizeof *w->used);
+  if (w->part == NULL || w->chunk == NULL || w->at == NULL || w->used == NULL) return no_memory(b);
+  cut(b);
+  return NG_OK;
+}
+
+/* Of every rank by itself: gradients are the same everywhere. */
+static ng_status statistics(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  ng_status st = ng_block_take_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
+  if (st != NG_OK) return st;
+  b->stat->name = "row";
+  b->stat->sees = NG_SEES_FLATGRAD;
+  b->stat->wire = NG_F64;
+  b->stat->spread = NG_SPREAD_SAME;
+  b->stat->part->rows = w->parts;
+  b->stat->part->cols = w->places;
+  return NG_OK;
+}
+
+static double *doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
+  return ng_plan_take(plan, use, ng_times(ng_times(a, b), (int64_t)sizeof(double)));
+}
+
+static float *vector(ng_plan *plan, ng_use use, const ng_window *w) {
+  return ng_plan_take(plan, use, ng_times(w->d, (int64_t)sizeof(float)));
+}
+
+static ng_status plan(ng_block *b, ng_plan *plan) {
+  ng_window *w = ng_window_of(b);
+  const bool momentum = b->base.window_momentum > 0.0;
+  const ng_status st = w->store->plan(b, plan);
+  if (st != NG_OK) return st;
+  double *gram = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
+  double *c = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
+    w->part[i].gram = gram + i * w->places * w->places;
+    w->part[i].c = c + i * w->places;
+  }
+  if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, w->d);
+  w->u = vector(plan, NG_USE_SUMS, w);
+  if (momentum) w->v = vector(plan, NG_USE_FACTORS, w);
+  if (momentum && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT) {
+    w->next_v = vector(plan, NG_USE_SUMS, w);
+  }
+  w->sums = doubles(plan, NG_USE_SUMS, w->chunks, 4);
+  w->partial = doubles(plan, NG_USE_SUMS, w->units, w->places);
+  w->row = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  ng_plan_scratch(plan, ng_window_scratch(b));
+  return NG_OK;
+}
+
+/* A mask needs the weights as they are now. */
+static ng_status begin(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  for (int32_t k = 0; k < b->segments && w->mask != NULL; k++) {
+    const ng_slot *s = b->segment[k].slot;
+    if (s->weight.data != NULL) continue;
+    return ng_fail(b->ctx, NG_ERR_STATE,
+                   "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
+  }
+  if (w->mask != NULL) ng_window_mark(b);
+  return NG_OK;
+}
+
+/* ---- the rows of a step ----------------------------------------------------------------------*/
+
+/* The places in use, from the oldest to the newest; with a row at head, the oldest of m + 1 is not. */
+static void use(ng_window *w, bool fresh) {
+  const int64_t head = ng_window_head(w);
+  const int64_t old = ng_min64(ng_window_count(w), fresh ? w->m - 1 : w->m);
+  w->uses = 0;
+  for (int64_t age = old; age > 0; age--) {
+    w->used[w->uses++] = (head - age + w->places) % w->places;
+  }
+  if (fresh) w->used[w->uses++] = head;
+}
+
+static void clear_row(ng_window *w, int64_t place) {
+  for (int32_t i = 0; i < w->parts; i++) {
+    for (int64_t j = 0; j < w->places; j++) {
+      w->part[i].gram[place * w->places + j] = w->part[i].gram[j * w->places + place] = 0.0;
+    }
+  }
+}
+
+static void put_row(ng_window *w, const double *row) {
+  const int64_t head = ng_window_head(w);
+  for (int32_t i = 0; i < w->parts; i++) {
+    for (int64_t k = 0; k < w->uses; k++) {
+      const int64_t j = w->used[k];
+      w->part[i].gram[head * w->places + j] = w->part[i].gram[j * w->places + head] =
+          row[i * w->places + j];
+    }
+  }
+}
+
+static bool decays(const ng_block *b, ng_decay_form form) {
+  return b->base.window_decay > 0.0 && b->base.window_decay_form == form;
+}
+
+static ng_status need_weights(const ng_block *b) {
+  for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
+    const ng_slot *s = b->segment[k].slot;
+    if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL) continue;
+    return ng_fail(b->ctx, NG_ERR_STATE, "'%s': its weight is not bound, and window_decay needs it",
+                   s->name);
+  }
+  return NG_OK;
+}
+
+/* What enters: the gradient, in L2 form with its decay. */
+static bool gather(ng_block *b, float *to) {
+  const bool finite = ng_window_gather(b, to);
+  return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_window *w = ng_window_of(b);
+  const ng_status st = need_weights(b);
+  (void)o;
+  if (st != NG_OK) return st;
+  w->x = w->store->target(b);
+  if (!gather(b, w->x)) {
+    w->store->drop(b, ng_window_head(w));
+    return NG_SKIPPED;
+  }
+  use(w, true);
+  w->store->enter(b);
+  w->store->products(b, NULL, b->stat->part->sum);
+  return NG_OK;
+}
+
+/* ---- the direction ---------------------------------------------------------------------------*/
+
+static void zero_row(ng_window *w) {
+  memset(w->row, 0, (size_t)(w->parts * w->places) * sizeof *w->row);
+}
+
+/* u <- the direction of the row at head. */
+static ng_status direct_row(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  double by;
+  const ng_status st = ng_window_solve(b, NULL, &by);
+  if (decays(b, NG_DECAY_DIRECTION)) {
+    by = 1.0 / b->opt.damping;
+    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+    (void)ng_window_decay(b, b->base.window_decay,
+                          w->u); /* what is not finite is found in the sums */
+  }
+  w->store->combine(b, by);
+  return st;
+}
+
+/* u has any x: u <- its direction. */
+static ng_status direct_any(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  double by;
+  zero_row(w);
+  w->store->products(b, w->u, w->row);
+  const ng_status st = ng_window_solve(b, w->row, &by);
+  if (decays(b, NG_DECAY_DIRECTION)) {
+    (void)ng_window_decay(b, b->base.window_decay, w->u);
+  }
+  w->store->combine(b, by);
+  return st;
+}
+
+static ng_status direct(ng_block *b, bool fresh) {
+  ng_window *w = ng_window_of(b);
+  const double mu = b->base.window_momentum;
+  const bool gradient = mu > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
+  if (fresh && !gradient && b->base.window_forget == 1.0) return direct_row(b);
+  if (fresh) {
+    memcpy(w->u, w->x, (size_t)w->d * sizeof *w->u);
+  } else {
+    (void)gather(b, w->u); /* what is not finite is found in the sums */
+  }
+  if (gradient) {
+    ng_window_mix(b, w->next_v, w->u, mu, 1.0 - mu);
+    memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
+  }
+  return direct_any(b);
+}
+
+static ng_status measure(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const bool fresh = b->stat->w > 0.0;
+  const double mu = b->base.window_momentum;
+  double sum[3];
+  ng_status st = need_weights(b);
+  if (st != NG_OK) return st;
+  use(w, fresh);
+  if (fresh) put_row(w, b->stat->part->sum);
+  st = direct(b, fresh);
+  if (mu > 0.0 && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
+    const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
+    ng_window_mix(b, w->u, w->u, mu, average ? 1.0 - mu : 1.0);
+  }
+  ng_window_measure(b, sum);
+  if (!(sum[1] - sum[1] == 0.0)) {
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
+  }
+  b->inner = sum[0];
+  b->d2 = sum[1];
+  b->pd2 = sum[2];
+  return st;
+}
+
+static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+  const ng_window *w = ng_window_of(b);
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    const float *u = w->u + w->at[t->segment] + r * t->slot->cols + t->col;
+    const ng_pair pair = {.scale = factor, .values = u};
+    ng_put(sink, t->slot, r, t->col, t->cols, &pair);
+  }
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+static void commit(ng_block *b, bool taken) {
+  ng_window *w = ng_window_of(b);
+  const bool fresh = b->stat->w > 0.0;
+  float **next = w->next_v != NULL ? &w->next_v : &w->u;
+  if (taken && w->v != NULL) {
+    float *v = *next;
+    *next = w->v;
+    w->v = v;
+  }
+  if (taken && fresh) {
+    w->head = (double)((ng_window_head(w) + 1) % w->places);
+    w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
+  }
+  if (taken && !fresh) return;
+  w->store->drop(b, ng_window_head(w));
+  clear_row(w, ng_window_head(w));
+}
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  ng_window *w = ng_window_of(b);
+  ng_field gram =
+      ng_field_plain("gram", NG_F64, w->parts * w->places, w->places, w->part->gram, b->owner);
+  ng_field v = ng_field_plain("momentum", NG_F32, 1, w->d, w->v, b->owner);
+  ng_status st = w->store->fields(b, visit, arg);
+  if (st == NG_OK) st = visit(arg, &gram);
+  if (st == NG_OK && w->v != NULL) st = visit(arg, &v);
+  ng_field mask = ng_field_plain("mask", NG_U8, 1, w->d, w->mask, b->owner);
+  return st == NG_OK && w->mask != NULL ? visit(arg, &mask) : st;
+}
+
+static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+  ng_window *w = ng_window_of(b);
+  ng_number head = {"head", &w->head}, count = {"count", &w->count};
+  const ng_status st = visit(arg, &head);
+  return st == NG_OK ? visit(arg, &count) : st;
+}
+
+const ng_family ng_family_window = {
+    .version = NG_FAMILY_VERSION,
+    .name = "window",
+    .sees = NG_SEES_FLATGRAD,
+    .scope = NG_SCOPE_MODEL,
+    .scans = true,
+    .fits = fits,
+    .check = check,
+    .create = create,
+    .destroy = destroy,
+    .statistics = statistics,
+    .plan = plan,
+    .observe = observe,
+    .measure = measure,
+    .emit_tile = emit_tile,
+    .begin = begin,
+    .fields = fields,
+    .numbers = numbers,
+    .commit = commit,
+};

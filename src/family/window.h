@@ -1,0 +1,112 @@
+/* window.h: the state of a window's block, shared by window.c (the block), window_solve.c (functions of
+ * the Gram matrix), window_flat.c (arrays over all parameters, loops) and the stores, window_*.c.
+ *
+ * A window holds the last m gradients of the parameters of one *part* (all of them, or one parameter),
+ * as rows of a store with m + 1 places: the place at `head` is free and takes the row of the coming step,
+ * so that a step that does not count has changed nothing.  When it counts, head moves on, and the row that
+ * it then points at, the oldest of m + 1, is dropped.
+ *
+ * A store gives three products; everything else is a function of the m x m Gram matrix:
+ *
+ *     enter      a vector of d numbers becomes the row at head
+ *     products   k = G x, of every row with x or with the row at head, in double
+ *     combine    u = by u + G' c, in double, rounded once
+ *
+ * Flat order: the elements of one part lie together, segment after segment, row after row. */
+#ifndef NG_WINDOW_H
+#define NG_WINDOW_H
+
+#include "family/family.h"
+
+/* Elements of a chunk, in which loops over all parameters are cut, and of a line of doubles. */
+enum { NG_WINDOW_CHUNK = 8192, NG_WINDOW_LINE = 2048 };
+
+/* Part of a segment: elements [from, from + n) of its slot, at `at` in flat order. */
+typedef struct ng_window_chunk {
+  int32_t segment, part;
+  int64_t from, n, at;
+} ng_window_chunk;
+
+typedef struct ng_window_part {
+  int64_t at, n;         /* its elements in flat order                        */
+  int32_t chunk, chunks; /* the first of them, and how many                   */
+  double *gram;          /* [places, places]                                  */
+  double *c;             /* [places] coefficients of the rows in the direction */
+} ng_window_part;
+
+typedef struct ng_window_store {
+  const char *name;
+  /* Geometry that the options decide, and its memory; called twice, as a family's plan. */
+  ng_status (*plan)(ng_block *b, ng_plan *plan);
+  float *(*target)(ng_block *b); /* where the vector that enters is put; [d] */
+  void (*enter)(ng_block *b);    /* what is there becomes the row at head    */
+  /* k [parts, places]: <row, x> of the rows in use and of head; x NULL: with the row at head. */
+  void (*products)(ng_block *b, const float *x, double *k);
+  /* u <- by u + sum over places of c row. */
+  void (*combine)(ng_block *b, double by);
+  void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros */
+  void (*release)(ng_block *b);             /* objects of its own; NULL: none */
+  ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
+} ng_window_store;
+extern const ng_window_store ng_window_dense;
+
+typedef struct ng_window {
+  const ng_window_store *store;
+  int64_t d, m, places; /* elements; rows; m + 1 */
+  int32_t parts, chunks, segments;
+  ng_window_part *part;
+  ng_window_chunk *chunk;
+  int64_t *at;        /* [segments] of its first element in flat order     */
+  double head, count; /* the free place; rows in use                       */
+  float *x;           /* [d] the vector that entered                       */
+  float *u;           /* [d] the direction                                 */
+  float *v, *next_v;  /* [d] what momentum keeps; its next value           */
+  uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
+  double *sums;       /* [chunks, 4] of the flat loops                     */
+  double *partial;    /* [units, places] of a store's products             */
+  double *row;        /* [parts, places] products that are not in the statistic */
+  int64_t *used;      /* [places] the places of the solve, and how many    */
+  int64_t uses;
+  int64_t units; /* pieces of a store's products                      */
+  void *own;     /* the store's                                       */
+} ng_window;
+
+static inline ng_window *ng_window_of(const ng_block *b) { return b->state; }
+/* From a file they may be any number. */
+static inline int64_t ng_window_number(double x, int64_t most) {
+  return x >= 0.0 && x <= (double)most ? (int64_t)x : 0;
+}
+static inline int64_t ng_window_head(const ng_window *w) {
+  return ng_window_number(w->head, w->places - 1);
+}
+static inline int64_t ng_window_count(const ng_window *w) {
+  return ng_window_number(w->count, w->m);
+}
+
+/* ---- window_flat.c ---------------------------------------------------------------------------*/
+
+/* One task a chunk. */
+void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
+/* to <- gradients, and 0 where the mask is; to <- to + decay weights.  False: one is not finite. */
+bool ng_window_gather(ng_block *b, float *to);
+bool ng_window_decay(ng_block *b, double decay, float *to);
+/* mask <- 1 where the weight is not 0. */
+void ng_window_mark(ng_block *b);
+/* to <- old v + take x. */
+void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take);
+/* Sums over all chunks of g u, g g, u u, g as bound. */
+void ng_window_measure(ng_block *b, double out[3]);
+/* <x, y> of n floats in double; acc [n] += c x; the order of additions does not depend on who asks. */
+double ng_window_dot(const float *x, const float *y, int64_t n);
+void ng_window_add(double *acc, const float *x, int64_t n, double c);
+void ng_window_add4(double *acc, const float *const x[4], int64_t n, const double c[4]);
+
+/* ---- window_solve.c --------------------------------------------------------------------------*/
+
+int64_t ng_window_scratch(const ng_block *b); /* bytes */
+/* The coefficients c of all parts, and by of x, such that by x + G' c is the direction of x: of the row at
+ * head (k NULL; then by is 0), or of an x of which k [parts, places] are the products.  NG_RESCUED: not at
+ * the first attempt. */
+ng_status ng_window_solve(ng_block *b, const double *k, double *by);
+
+#endif

@@ -1,0 +1,168 @@
+/* window_dense.c: the store of whole rows: [places, d] in f32, or in bf16.
+ *
+ * Both products read the store once, chunk of columns after chunk of columns: a chunk of x, or of doubles
+ * to add to, stays in the first caches while the same columns of all rows pass by.  bf16: what enters is
+ * rounded, and the direction is that of the rounded gradient. */
+#include "family/window.h"
+
+typedef struct dense {
+  char *rows;
+  float *wide; /* [d] what enters, before it is rounded; f32: NULL */
+  ng_dtype type;
+} dense;
+
+static void *row_at(const ng_window *w, int64_t place, int64_t at) {
+  const dense *s = w->own;
+  return s->rows + (place * w->d + at) * ng_dtype_size(s->type);
+}
+
+/* The columns of a row as f32: where they are, or widened into `room`. */
+static const float *as_f32(const ng_window *w, int64_t place, int64_t at, int64_t n, float *room) {
+  const dense *s = w->own;
+  if (s->type == NG_F32) return row_at(w, place, at);
+  ng_to_f32(room, row_at(w, place, at), s->type, n);
+  return room;
+}
+
+static ng_status plan(ng_block *b, ng_plan *plan) {
+  ng_window *w = ng_window_of(b);
+  if (w->own == NULL) {
+    dense *s = w->own = ng_object(b->p, sizeof *s);
+    if (s == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+    s->type = b->base.window_dtype;
+  }
+  dense *s = w->own;
+  const int64_t bytes = ng_times(ng_times(w->places, w->d), ng_dtype_size(s->type));
+  w->units = w->chunks;
+  s->rows = ng_plan_take(plan, NG_USE_FACTORS, bytes);
+  if (s->type != NG_F32) {
+    s->wide = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d, (int64_t)sizeof(float)));
+  }
+  return NG_OK;
+}
+
+static void release(ng_block *b) {
+  ng_object_free(b->p, ng_window_of(b)->own, sizeof(dense));
+  ng_window_of(b)->own = NULL;
+}
+
+/* ---- the three products ----------------------------------------------------------------------*/
+
+static void round_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const dense *s = w->own;
+  const ng_window_chunk *c = &w->chunk[i];
+  void *to = row_at(w, ng_window_head(w), c->at);
+  ng_from_f32(to, s->type, w->x + c->at, c->n);
+  ng_to_f32(w->x + c->at, to, s->type, c->n);
+}
+
+static float *target(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const dense *s = w->own;
+  return s->type == NG_F32 ? row_at(w, ng_window_head(w), 0) : s->wide;
+}
+
+static void enter(ng_block *b) {
+  const dense *s = ng_window_of(b)->own;
+  if (s->type != NG_F32) ng_window_each(b, round_chunk);
+}
+
+typedef struct product {
+  ng_block *b;
+  const float *x;
+} product;
+
+static void product_chunk(void *arg, int32_t i) {
+  const product *p = arg;
+  ng_window *w = ng_window_of(p->b);
+  const ng_window_chunk *c = &w->chunk[i];
+  double *k = w->partial + i * w->places;
+  float room[NG_WINDOW_CHUNK];
+  for (int64_t j = 0; j < w->uses; j++) {
+    const int64_t place = w->used[j];
+    k[place] = ng_window_dot(as_f32(w, place, c->at, c->n, room), p->x + c->at, c->n);
+  }
+}
+
+static void products(ng_block *b, const float *x, double *k) {
+  ng_window *w = ng_window_of(b);
+  product p = {b, x == NULL ? w->x : x};
+  ng_parallel(b->ctx, w->chunks, product_chunk, &p);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    double *to = k + w->chunk[i].part * w->places;
+    for (int64_t j = 0; j < w->uses; j++) {
+      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
+    }
+  }
+}
+
+typedef struct combination {
+  ng_block *b;
+  double by;
+} combination;
+
+static void combine_chunk(void *arg, int32_t i) {
+  enum { AT_ONCE = 4 };
+  const combination *m = arg;
+  ng_window *w = ng_window_of(m->b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const double *z = w->part[c->part].c;
+  double acc[NG_WINDOW_LINE];
+  float room[AT_ONCE][NG_WINDOW_LINE];
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    float *u = w->u + c->at + at;
+    int64_t j = 0;
+    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    for (int64_t e = 0; e < n; e++) {
+      acc[e] = m->by == 0.0 ? 0.0 : m->by * (double)u[e];
+    }
+    for (; j + AT_ONCE <= w->uses; j += AT_ONCE) {
+      const float *x[AT_ONCE];
+      double by[AT_ONCE];
+      for (int q = 0; q < AT_ONCE; q++) {
+        x[q] = as_f32(w, w->used[j + q], c->at + at, n, room[q]);
+        by[q] = z[w->used[j + q]];
+      }
+      ng_window_add4(acc, x, n, by);
+    }
+    for (; j < w->uses; j++) {
+      ng_window_add(acc, as_f32(w, w->used[j], c->at + at, n, room[0]), n, z[w->used[j]]);
+    }
+    for (int64_t e = 0; e < n; e++) {
+      u[e] = (float)acc[e];
+    }
+  }
+}
+
+static void combine(ng_block *b, double by) {
+  combination m = {b, by};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, combine_chunk, &m);
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+static void drop(ng_block *b, int64_t place) {
+  const ng_window *w = ng_window_of(b);
+  const dense *s = w->own;
+  memset(row_at(w, place, 0), 0, (size_t)(w->d * ng_dtype_size(s->type)));
+}
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const ng_window *w = ng_window_of(b);
+  const dense *s = w->own;
+  ng_field f = ng_field_plain("rows", s->type, w->places, w->d, s->rows, b->owner);
+  return visit(arg, &f);
+}
+
+const ng_window_store ng_window_dense = {
+    .name = "dense",
+    .plan = plan,
+    .target = target,
+    .enter = enter,
+    .products = products,
+    .combine = combine,
+    .drop = drop,
+    .release = release,
+    .fields = fields,
+};

@@ -1,0 +1,216 @@
+/* window_flat.c: loops over all parameters of a window, in flat order.
+ *
+ * In: bound gradients and weights.  Out: a vector of d numbers, sums in double.  A loop is cut into chunks
+ * of one segment each, once, at ng_ready; the sums of a chunk do not depend on who made them, and are added
+ * in the order of chunks, so no bit depends on the number of threads. */
+#include "family/window.h"
+
+#include <math.h>
+
+#include "simd.h"
+
+typedef struct each {
+  ng_block *b;
+  void (*task)(ng_block *b, int32_t chunk);
+} each;
+
+static void run_chunk(void *arg, int32_t i) {
+  const each *e = arg;
+  e->task(e->b, i);
+}
+
+void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk)) {
+  each e = {b, task};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, run_chunk, &e);
+}
+
+/* ---- reading what is bound -------------------------------------------------------------------*/
+
+/* Elements [from, from + n) of a parameter, in the order of its rows. */
+static void read_flat(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *out) {
+  while (n > 0) {
+    const int64_t row = from / cols, col = from % cols, run = ng_min64(n, cols - col);
+    ng_place_read(v, row, col, run, out);
+    from += run;
+    out += run;
+    n -= run;
+  }
+}
+
+typedef struct gathering {
+  ng_block *b;
+  double decay;
+  float *to;
+} gathering;
+
+/* The sum of x - x is 0, or NaN if any x is not finite. */
+NG_CLONES static double not_finite(const float *x, int64_t n) {
+  float zero = 0.0f;
+  for (int64_t i = 0; i < n; i++) {
+    zero += x[i] - x[i];
+  }
+  return (double)zero;
+}
+
+static void gather_chunk(void *arg, int32_t i) {
+  const gathering *g = arg;
+  ng_window *w = ng_window_of(g->b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const ng_slot *s = g->b->segment[c->segment].slot;
+  float *to = g->to + c->at;
+  read_flat(&s->grad, s->cols, c->from, c->n, to);
+  w->sums[i] = not_finite(to, c->n);
+  for (int64_t k = 0; k < c->n && w->mask != NULL; k++) {
+    if (w->mask[c->at + k] == 0) to[k] = 0.0f;
+  }
+}
+
+bool ng_window_gather(ng_block *b, float *to) {
+  const ng_window *w = ng_window_of(b);
+  gathering g = {b, 0.0, to};
+  double zero = 0.0;
+  ng_parallel(b->ctx, w->chunks, gather_chunk, &g);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    zero += w->sums[i];
+  }
+  return zero == 0.0;
+}
+
+static void decay_chunk(void *arg, int32_t i) {
+  const gathering *g = arg;
+  ng_window *w = ng_window_of(g->b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const ng_slot *s = g->b->segment[c->segment].slot;
+  float line[NG_WINDOW_LINE];
+  double bad = 0.0;
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    float *to = g->to + c->at + at;
+    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    read_flat(&s->weight, s->cols, c->from + at, n, line);
+    for (int64_t k = 0; k < n; k++) {
+      if (w->mask == NULL || w->mask[c->at + at + k] != 0) to[k] += (float)g->decay * line[k];
+    }
+    bad += not_finite(to, n);
+  }
+  w->sums[i] = bad;
+}
+
+bool ng_window_decay(ng_block *b, double decay, float *to) {
+  const ng_window *w = ng_window_of(b);
+  gathering g = {b, decay, to};
+  double zero = 0.0;
+  ng_parallel(b->ctx, w->chunks, decay_chunk, &g);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    zero += w->sums[i];
+  }
+  return zero == 0.0;
+}
+
+static void mark_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const ng_slot *s = b->segment[c->segment].slot;
+  float line[NG_WINDOW_LINE];
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    read_flat(&s->weight, s->cols, c->from + at, n, line);
+    for (int64_t k = 0; k < n; k++) {
+      w->mask[c->at + at + k] = line[k] != 0.0f;
+    }
+  }
+}
+
+void ng_window_mark(ng_block *b) { ng_window_each(b, mark_chunk); }
+
+/* ---- mixing ----------------------------------------------------------------------------------*/
+
+typedef struct mixing {
+  const ng_window *w;
+  float *to;
+  const float *x;
+  double old, take;
+} mixing;
+
+static void mix_chunk(void *arg, int32_t i) {
+  const mixing *m = arg;
+  const ng_window_chunk *c = &m->w->chunk[i];
+  const float *x = m->x + c->at, *v = m->w->v + c->at;
+  float *to = m->to + c->at;
+  for (int64_t k = 0; k < c->n; k++) {
+    to[k] = (float)(m->old * (double)v[k] + m->take * (double)x[k]);
+  }
+}
+
+void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take) {
+  mixing m = {ng_window_of(b), to, x, old, take};
+  ng_parallel(b->ctx, m.w->chunks, mix_chunk, &m);
+}
+
+/* ---- measuring -------------------------------------------------------------------------------*/
+
+static void measure_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const ng_slot *s = b->segment[c->segment].slot;
+  double *sum = w->sums + 4 * (int64_t)i;
+  float line[NG_WINDOW_LINE];
+  memset(sum, 0, 4 * sizeof *sum);
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    const float *u = w->u + c->at + at;
+    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    read_flat(&s->grad, s->cols, c->from + at, n, line);
+    sum[0] += ng_window_dot(line, u, n);
+    sum[1] += ng_window_dot(line, line, n);
+    sum[2] += ng_window_dot(u, u, n);
+  }
+}
+
+void ng_window_measure(ng_block *b, double out[3]) {
+  const ng_window *w = ng_window_of(b);
+  ng_window_each(b, measure_chunk);
+  memset(out, 0, 3 * sizeof *out);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    for (int k = 0; k < 3; k++) {
+      out[k] += w->sums[4 * (int64_t)i + k];
+    }
+  }
+}
+
+/* ---- products in double ----------------------------------------------------------------------*/
+
+enum { LANES = 32 };
+
+/* A product of two f32 fits a double.  Lanes are added in one order, whatever the width of vectors. */
+NG_CLONES double ng_window_dot(const float *restrict x, const float *restrict y, int64_t n) {
+  double sum[LANES] = {0.0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    for (int i = 0; i < LANES; i++) {
+      sum[i] += (double)x[c + i] * (double)y[c + i];
+    }
+  }
+  for (int64_t c = whole; c < n; c++) {
+    sum[c - whole] += (double)x[c] * (double)y[c];
+  }
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      sum[i] += sum[i + half];
+    }
+  }
+  return sum[0];
+}
+
+NG_CLONES void ng_window_add(double *restrict acc, const float *restrict x, int64_t n, double c) {
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] += c * (double)x[i];
+  }
+}
+
+NG_CLONES void ng_window_add4(double *restrict acc, const float *const x[4], int64_t n,
+                              const double c[4]) {
+  const float *restrict x0 = x[0], *restrict x1 = x[1], *restrict x2 = x[2], *restrict x3 = x[3];
+  const double c0 = c[0], c1 = c[1], c2 = c[2], c3 = c[3];
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] += c0 * (double)x0[i] + c1 * (double)x1[i] + c2 * (double)x2[i] + c3 * (double)x3[i];
+  }
+}

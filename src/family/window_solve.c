@@ -1,0 +1,188 @@
+/* window_solve.c: the functions of a window's Gram matrix K = G G': coefficients of its rows, all in
+ * double.  Order n of the rows in use, at most m; the row at head, if this step has one, is the last.
+ *
+ * M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): F = lambda I + G'G / M, M = m, also while
+ * the window is filled (window_divisor = filled: n).  The published recursion factorises S = K / lambda + M I
+ * without pivoting; with Cholesky and Woodbury
+ *
+ *     F^-1 x = x / lambda - G' S^-1 G x / lambda^2
+ *
+ * and for x = row j, where the two terms nearly cancel when lambda is small, all of it at once:
+ *
+ *     F^-1 G_j = (M / lambda) G' S^-1 e_j
+ *
+ * (G'(K / lambda + M I) = lambda^-1 (G'G + lambda M I) G', so G' S^-1 = (lambda / M) F^-1 G').
+ *
+ * GGT (Agarwal et al. 2019, arXiv 1806.02958, as EFCP has it): with a_i = forget^age of row i,
+ * diag(a) K diag(a) + 1e-6 I = V Sigma^2 V' and U = G' V / Sigma of the rows as they are,
+ *
+ *     u = U (1 / (Sigma + eps) - 1 / eps) U' x + x / eps
+ *       = x / eps - G' V (1 / (eps Sigma (Sigma + eps))) V' G x
+ *
+ * and for x = row j and forget = 1, with nothing that cancels,
+ *
+ *     u = G' V (1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' e_j
+ *
+ * S is positive definite, but K may be so much larger than M lambda, and rows so alike, that double does
+ * not see it: then its diagonal is raised, by 1e-12 of the largest entry and up, and the step is
+ * NG_RESCUED.  If that is of no use, the direction is x. */
+#include "family/window.h"
+
+#include <math.h>
+
+static const double GGT_FLOOR = 1e-6;
+enum { ATTEMPTS = 4 };
+
+/* Scratch: a vector, and S, or V, values and work. */
+static int64_t vector_bytes(const ng_window *w) {
+  return (w->m * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
+}
+
+int64_t ng_window_scratch(const ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const ng_queue *q = b->ctx->queue;
+  const int64_t each = (int64_t)sizeof(double);
+  if (b->base.window_function == NG_WINDOW_MFAC) {
+    return ng_plus(vector_bytes(w), ng_times(ng_sym_count(w->m), each));
+  }
+  return ng_plus(ng_plus(3 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
+                 q->la->eigen64_work(q, w->m));
+}
+
+static double entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
+  return p->gram[w->used[i] * w->places + w->used[j]];
+}
+
+/* ---- M-FAC -----------------------------------------------------------------------------------*/
+
+static void fill_system(const ng_window *w, const ng_window_part *p, double lambda, double divisor,
+                        double *S) {
+  for (int64_t i = 0; i < w->uses; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      S[ng_sym_at(w->uses, i, j)] = entry(w, p, i, j) / lambda + (i == j ? divisor : 0.0);
+    }
+  }
+}
+
+/* False: not positive definite, or not finite. */
+static bool factor(ng_block *b, int64_t n, double *S) {
+  static _Thread_local int info; /* of this thread's own queue; read below, after the wait */
+  ng_queue *q = b->ctx->queue;
+  ng_on(q)->factor64(q, n, S, &info);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &info) != 0) return false;
+  for (int64_t i = 0; i < n; i++) {
+    const double d = S[ng_sym_at(n, i, i)];
+    if (!(d > 0.0) || !(d - d == 0.0)) return false;
+  }
+  return true;
+}
+
+static ng_status factor_rescued(ng_block *b, const ng_window_part *p, double lambda, double divisor,
+                                double *S) {
+  const ng_window *w = ng_window_of(b);
+  double raise = 1e-12, most = divisor;
+  fill_system(w, p, lambda, divisor, S);
+  for (int64_t i = 0; i < w->uses; i++) {
+    most = fmax(most, entry(w, p, i, i) / lambda);
+  }
+  if (factor(b, w->uses, S)) return NG_OK;
+  for (int k = 1; k < ATTEMPTS; k++, raise *= 100.0) {
+    fill_system(w, p, lambda, divisor + raise * most, S);
+    if (!factor(b, w->uses, S)) continue;
+    b->p->rescued[NG_RESCUE_DAMPING]++;
+    return NG_RESCUED;
+  }
+  return NG_SKIPPED;
+}
+
+static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, double *by) {
+  const ng_window *w = ng_window_of(b);
+  ng_queue *q = b->ctx->queue;
+  double *z = ng_scratch(b), *S = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
+  const double lambda = b->opt.damping;
+  const double M = (double)(b->base.window_divisor == NG_DIVISOR_FILLED ? w->uses : w->m);
+  const int64_t n = w->uses;
+  *by = k == NULL ? 0.0 : 1.0 / lambda;
+  if (n == 0) return NG_OK;
+  const ng_status st = factor_rescued(b, p, lambda, M, S);
+  if (st == NG_SKIPPED) return st;
+  for (int64_t i = 0; i < n; i++) {
+    z[i] = k != NULL ? k[w->used[i]] : i == n - 1 ? 1.0 : 0.0;
+  }
+  ng_on(q)->solve64(q, n, S, z);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < n; i++) {
+    p->c[w->used[i]] = k == NULL ? M / lambda * z[i] : -z[i] / (lambda * lambda);
+  }
+  return st;
+}
+
+/* ---- GGT -------------------------------------------------------------------------------------*/
+
+static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, double *by) {
+  static _Thread_local int info;
+  const ng_window *w = ng_window_of(b);
+  ng_queue *q = b->ctx->queue;
+  const int64_t n = w->uses, vector = vector_bytes(w) / (int64_t)sizeof(double);
+  double *y = ng_scratch(b), *age = y + vector, *value = age + vector, *V = value + vector;
+  void *work = (char *)V + (n * n * (int64_t)sizeof *V + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
+  const double eps = b->opt.damping;
+  *by = k == NULL ? 0.0 : 1.0 / eps;
+  if (n == 0) return NG_OK;
+  for (int64_t i = 0; i < n; i++) {
+    age[i] = pow(b->base.window_forget, (double)(n - 1 - i));
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      V[i * n + j] = age[i] * age[j] * entry(w, p, i, j) + (i == j ? GGT_FLOOR : 0.0);
+    }
+  }
+  ng_on(q)->eigen64(q, n, V, value, work, &info);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &info) != 0) return NG_SKIPPED;
+  for (int64_t i = 0; i < n; i++) { /* K has no negative eigenvalue */
+    const double sigma = sqrt(fmax(value[i], GGT_FLOOR)), both = eps * sigma * (sigma + eps);
+    double along = k == NULL ? V[i * n + n - 1] : 0.0;
+    for (int64_t j = 0; j < n && k != NULL; j++) {
+      along += V[i * n + j] * k[w->used[j]];
+    }
+    y[i] = along * (k == NULL ? 1.0 / (sigma + eps) + GGT_FLOOR / both : -1.0 / both);
+  }
+  for (int64_t j = 0; j < n; j++) {
+    double c = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      c += V[i * n + j] * y[i];
+    }
+    p->c[w->used[j]] = c;
+  }
+  return NG_OK;
+}
+
+/* ---- all parts -------------------------------------------------------------------------------*/
+
+/* The direction is x itself: the row at head, or by times what u has. */
+static void plain(const ng_window *w, ng_window_part *p, const double *k) {
+  for (int64_t i = 0; i < w->uses; i++) {
+    p->c[w->used[i]] = k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
+  }
+}
+
+ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
+  const ng_window *w = ng_window_of(b);
+  const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
+  ng_status worst = NG_OK;
+  for (int32_t i = 0; i < w->parts; i++) {
+    const double *mine = k == NULL ? NULL : k + i * w->places;
+    const ng_status st =
+        mfac ? solve_mfac(b, &w->part[i], mine, by) : solve_ggt(b, &w->part[i], mine, by);
+    if (st == NG_SKIPPED) {
+      plain(w, &w->part[i], mine);
+      b->p->rescued[NG_RESCUE_PLAIN]++;
+      worst = NG_RESCUED;
+    } else if (st != NG_OK) {
+      worst = st;
+    }
+  }
+  return worst;
+}

@@ -1,0 +1,198 @@
+/* window_oracle.c: see window_oracle.h. */
+#include "window_oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
+
+window_oracle *window_oracle_open(const ng_options *o, int32_t parameters, const int64_t *size,
+                                  const int64_t *rows) {
+  window_oracle *k = scene_room(sizeof *k);
+  const bool each = strcmp(o->window_scope, "parameter") == 0;
+  k->o = *o;
+  k->parameters = parameters;
+  k->parts = each ? parameters : 1;
+  for (int32_t i = 0; i < parameters; i++) {
+    k->size[i] = size[i];
+    k->rows[i] = rows[i];
+    k->d += size[i];
+    k->part[each ? i + 1 : 1] = k->d;
+  }
+  k->G = zeros(o->window * k->d);
+  k->v = zeros(k->d);
+  k->e = zeros(k->d);
+  return k;
+}
+
+void window_oracle_close(window_oracle **at) {
+  window_oracle *k = *at;
+  for (int32_t i = 0; i < WINDOW_PARTS; i++)
+    free(k->q[i]);
+  free(k->G);
+  free(k->v);
+  free(k->e);
+  free(k->mask);
+  free(k);
+  *at = NULL;
+}
+
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+
+/* ---- what enters -----------------------------------------------------------------------------*/
+
+static double to_bf16(double x) {
+  int e;
+  if (x == 0) return 0;
+  (void)frexp(x, &e);
+  return ldexp(nearbyint(ldexp(x, 8 - e)), e - 8);
+}
+
+static void push(window_oracle *k, const double *x) {
+  const int64_t m = k->o.window;
+  if (k->count == m) {
+    memmove(k->G, k->G + k->d, sizeof(double) * (size_t)((m - 1) * k->d));
+    k->count--;
+  }
+  memcpy(k->G + k->count * k->d, x, sizeof(double) * (size_t)k->d);
+  k->count++;
+}
+
+/* ---- functions -------------------------------------------------------------------------------*/
+
+static void mfac(const window_oracle *k, int64_t from, int64_t n, double *x) {
+  const double M = is(k->o.window_divisor, "filled") ? (double)k->count : (double)k->o.window;
+  double *F = zeros(n * n);
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      double sum = 0;
+      for (int64_t r = 0; r < k->count; r++)
+        sum += k->G[r * k->d + from + i] * k->G[r * k->d + from + j];
+      F[i * n + j] = (i == j ? k->o.damping : 0) + (k->count > 0 ? sum / M : 0);
+    }
+  }
+  oracle_solve(n, F, 1, x);
+  free(F);
+}
+
+static void ggt(const window_oracle *k, int64_t from, int64_t n, double *x) {
+  const int64_t r = k->count;
+  const double eps = k->o.damping;
+  double *M = zeros(r * r), *V = zeros(r * r), *d = zeros(r), *u = zeros(n), *out = zeros(n);
+  const double *G = k->G + from;
+  for (int64_t i = 0; i < r; i++) {
+    for (int64_t j = 0; j < r; j++) {
+      const double age = pow(k->o.window_forget, (double)(r - 1 - i)) *
+                         pow(k->o.window_forget, (double)(r - 1 - j));
+      for (int64_t c = 0; c < n; c++)
+        M[i * r + j] += age * G[i * k->d + c] * G[j * k->d + c];
+      M[i * r + j] += i == j ? 1e-6 : 0;
+    }
+  }
+  oracle_eigen(r, M, d, V);
+  for (int64_t c = 0; c < n; c++)
+    out[c] = x[c] / eps;
+  for (int64_t q = 0; q < r; q++) {
+    const double sigma = sqrt(d[q]);
+    double along = 0;
+    for (int64_t c = 0; c < n; c++) {
+      u[c] = 0;
+      for (int64_t i = 0; i < r; i++)
+        u[c] += G[i * k->d + c] * V[i * r + q] / sigma;
+      along += u[c] * x[c];
+    }
+    for (int64_t c = 0; c < n; c++)
+      out[c] += u[c] * (1 / (sigma + eps) - 1 / eps) * along;
+  }
+  memcpy(x, out, sizeof(double) * (size_t)n);
+  free(M);
+  free(V);
+  free(d);
+  free(u);
+  free(out);
+}
+
+/* ---- a step ----------------------------------------------------------------------------------*/
+
+void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
+                        double *u) {
+  const double mu = k->o.window_momentum, decay = k->o.window_decay;
+  const char *form = k->o.window_momentum_form;
+  double *x = zeros(k->d);
+  (void)lr;
+  for (int64_t i = 0; i < k->d; i++) {
+    const bool l2 = decay > 0 && is(k->o.window_decay_form, "gradient");
+    x[i] = k->mask != NULL && !k->mask[i] ? 0 : g[i] + (l2 ? decay * w[i] : 0);
+    if (enters && is(k->o.window_dtype, "bf16")) x[i] = to_bf16(x[i]);
+  }
+  if (enters) push(k, x);
+  for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
+    x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
+  memcpy(u, x, sizeof(double) * (size_t)k->d);
+  for (int32_t p = 0; p < k->parts; p++) {
+    const int64_t from = k->part[p], n = k->part[p + 1] - from;
+    if (is(k->o.window_function, "mfac")) {
+      mfac(k, from, n, u + from);
+    } else {
+      ggt(k, from, n, u + from);
+    }
+  }
+  for (int64_t i = 0; i < k->d; i++) {
+    if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
+    if (mu > 0 && !is(form, "gradient"))
+      u[i] = k->v[i] = mu * k->v[i] + (is(form, "average") ? 1 - mu : 1) * u[i];
+  }
+  free(x);
+}
+
+/* ---- a scene ---------------------------------------------------------------------------------*/
+
+/* Entry i of layer l's D (a bias is its last column) in flat order: weights, then biases. */
+static int64_t flat(const scene *s, int32_t l, int64_t i) {
+  const int64_t p = oracle_cols(&s->layer[l]), q = oracle_rows(&s->layer[l]);
+  if (!s->layer[l].bias) return i;
+  return i % p == p - 1 ? q * (p - 1) + i / p : i / p * (p - 1) + i % p;
+}
+
+void window_predict(const scene *s, const ng_options *o, scene_result *out) {
+  int64_t size[WINDOW_PARTS], rows[WINDOW_PARTS], at[SCENE_LAYERS], d = 0;
+  int32_t n = 0;
+  memset(out, 0, sizeof *out);
+  for (int32_t l = 0; l < s->layers; l++) {
+    const int64_t q = oracle_rows(&s->layer[l]), all = scene_weights(s, l);
+    at[l] = d;
+    if (s->layer[l].frozen) continue;
+    rows[n] = q;
+    size[n++] = s->layer[l].bias ? all - q : all;
+    if (s->layer[l].bias) {
+      rows[n] = 1;
+      size[n++] = q;
+    }
+    d += all;
+  }
+  window_oracle *k = window_oracle_open(o, n, size, rows);
+  double *g = zeros(d), *u = zeros(d);
+  for (int32_t t = 0; t < s->steps; t++) {
+    for (int32_t l = 0; l < s->layers; l++) {
+      for (int64_t i = 0; i < scene_weights(s, l) && !s->layer[l].frozen; i++)
+        g[at[l] + flat(s, l, i)] = s->D[t][l][i];
+    }
+    if (s->damping[t] > 0) k->o.damping = s->damping[t];
+    window_oracle_step(k, g, NULL, 0.1, t % o->stat_period == 0, u);
+    for (int64_t i = 0; i < d; i++)
+      out->inner[t] += g[i] * u[i];
+    out->nu[t] = 1;
+    if (is(o->clip, "kl")) out->nu[t] = fmin(1, sqrt(o->kl_clip / (0.01 * fabs(out->inner[t]))));
+    for (int32_t l = 0; l < s->layers; l++) {
+      const int64_t all = scene_weights(s, l);
+      double *P = out->P[t][l] = zeros(all);
+      for (int64_t i = 0; i < all; i++)
+        P[i] = s->layer[l].frozen ? s->D[t][l][i] : out->nu[t] * u[at[l] + flat(s, l, i)];
+      out->condition[t][l] = 1;
+    }
+  }
+  free(g);
+  free(u);
+  window_oracle_close(&k);
+}
