@@ -163,6 +163,14 @@ static const char *word(reader *in, const json_t *object, const char *where, con
   return s != NULL ? s : "";
 }
 
+/* A number; `absent` where there is none, or null. */
+static double real(reader *in, const json_t *object, const char *key, double absent) {
+  const json_t *v = json_object_get(object, key);
+  if (v == NULL || json_is_null(v)) return absent;
+  if (!json_is_number(v)) wrong(in, "case.json: config: %s is no number", key);
+  return json_number_value(v);
+}
+
 static void read_layer(reader *in, const json_t *layers, const char *name, shape *l) {
   const json_t *o = json_object_get(layers, name);
   char where[128];
@@ -173,6 +181,13 @@ static void read_layer(reader *in, const json_t *layers, const char *name, shape
     return;
   }
   const char *kind = word(in, o, where, "kind");
+  if (strcmp(kind, "batchnorm") == 0) {
+    l->norm = l->bias = true;
+    l->in = l->out = number(in, o, where, "num_features", 1, 1 << 20, -1);
+    l->eps = json_number_value(json_object_get(o, "eps"));
+    if (!(l->eps > 0)) wrong(in, "case.json: %seps is no number above 0", where);
+    return;
+  }
   const json_t *bias = json_object_get(o, "bias");
   if (!json_is_boolean(bias)) wrong(in, "case.json: %sbias is neither true nor false", where);
   l->bias = json_is_true(bias);
@@ -187,8 +202,8 @@ static void read_layer(reader *in, const json_t *layers, const char *name, shape
     l->in = number(in, o, where, "in_features", 1, 1 << 20, -1);
     l->out = number(in, o, where, "out_features", 1, 1 << 20, -1);
   } else {
-    wrong(in, "case.json: %skind '%.40s' is not supported yet; it is conv2d or linear", where,
-          kind);
+    wrong(in, "case.json: %skind '%.40s' is not supported yet; it is conv2d, linear or batchnorm",
+          where, kind);
   }
 }
 
@@ -213,6 +228,9 @@ static void read_case(reader *in, const char *text) {
   /* a program of one method does not name it */
   r->method =
       json_object_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
+  r->weight_decay = real(in, r->config, "weight_decay", 0.0);
+  r->loss_scale = real(in, r->config, "loss_scale", 1.0);
+  if (!(r->loss_scale > 0)) wrong(in, "case.json: config: loss_scale is no number above 0");
   r->steps = (int)number(in, r->root, "", "steps", 1, 100000, -1);
   r->micro_batches = (int)number(in, r->root, "", "micro_batches", 1, 1000, 1);
   r->ranks = (int)number(in, r->root, "", "ranks", 1, 64, 1);
@@ -284,9 +302,37 @@ static const ngio_tensor *fetch(reader *in, const store *from, const char *name,
   return t;
 }
 
+/* [samples, channels, height, width] or [samples, features], the gradient as the input. */
+static void take_norm(reader *in, const store *from, const char *prefix, shape *l,
+                      recording_shown *s) {
+  char name[160];
+  (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
+  const ngio_tensor *a = fetch(in, from, name, NULL, 0);
+  if (a == NULL) return;
+  if ((a->ndim != 2 && a->ndim != 4) || a->shape[1] != l->in || a->bytes == 0) {
+    char has[128];
+    shape_text(a->shape, a->ndim, has, sizeof has);
+    wrong(in, "array %s is [%s], expected [samples,%lld] or [samples,%lld,height,width]", name, has,
+          (long long)l->in, (long long)l->in);
+    return;
+  }
+  s->a = a->data;
+  s->samples = s->rows = a->shape[0];
+  for (int k = 0; k < 2 && a->ndim == 4; k++) {
+    l->image[k] = a->shape[2 + k];
+  }
+  (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
+  const ngio_tensor *g = fetch(in, from, name, a->shape, a->ndim);
+  if (g != NULL) s->g = g->data;
+}
+
 static void take_shown(reader *in, const store *from, const char *prefix, shape *l,
                        recording_shown *s) {
   char name[160];
+  if (l->norm) {
+    take_norm(in, from, prefix, l, s);
+    return;
+  }
   (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
   if (l->conv) {
     const bool known = l->image[0] > 0;
@@ -330,16 +376,34 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
   if (g != NULL) s->g = g->data;
 }
 
-static const char *const step_array[4] = {"weight.grad", "weight.out", "bias.grad", "bias.out"};
+/* What a step has of one parameter: its gradient, the result and, where weights decay, the weight. */
+typedef struct step_name {
+  char text[160];
+} step_name;
+
+static int step_arrays(const recording *r) { return r->weight_decay != 0 ? 3 : 2; }
+
+static step_name name_in(int step, const shape *l, int bias, int k) {
+  static const char *const ending[3] = {"grad", "out", "before"};
+  const char *which = l->norm ? (bias ? "beta" : "gamma") : bias ? "bias" : "weight";
+  step_name n;
+  (void)snprintf(n.text, sizeof n.text, "s%d.%s.%s.%s", step, l->name, which, ending[k]);
+  return n;
+}
 
 static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
-  const float **to[4] = {&s->grad, &s->out, &s->bias_grad, &s->bias_out};
-  for (int k = 0; k < (l->bias ? 4 : 2); k++) {
-    char name[160];
-    (void)snprintf(name, sizeof name, "s%d.%s.%s", step, l->name, step_array[k]);
-    const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
-    const ngio_tensor *t = fetch(in, from, name, expect, k >= 2 ? 1 : l->conv ? 4 : 2);
-    if (t != NULL) *to[k] = t->data;
+  const float **to[2][3] = {{&s->grad, &s->out, &s->before},
+                            {&s->bias_grad, &s->bias_out, &s->bias_before}};
+  for (int bias = 0; bias < (l->bias ? 2 : 1); bias++) {
+    for (int k = 0; k < step_arrays(in->r); k++) {
+      const step_name name = name_in(step, l, bias, k);
+      const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
+      const ngio_tensor *t = fetch(in, from, name.text, expect,
+                                   bias || l->norm ? 1
+                                   : l->conv       ? 4
+                                                   : 2);
+      if (t != NULL) *to[bias][k] = t->data;
+    }
   }
 }
 
@@ -357,14 +421,24 @@ static prefix prefix_of(const recording *r, int rank, int step, int micro) {
   return p;
 }
 
-static bool layers_there(reader *in, const store *from, const char *before,
-                         const char *const *after, int n) {
+static bool shown_there(reader *in, const store *from, const char *before) {
+  static const char *const after[2] = {"a", "g"};
+  const recording *r = in->r;
+  for (int i = 0; i < r->layers * 2; i++) {
+    char name[160];
+    (void)snprintf(name, sizeof name, "%s.%s.%s", before, r->layer[i / 2].name, after[i % 2]);
+    if (!there(in, from, name)) return false;
+  }
+  return true;
+}
+
+static bool step_there(reader *in, const store *from, int step) {
   const recording *r = in->r;
   for (int i = 0; i < r->layers; i++) {
-    for (int k = 0; k < (n == 4 && !r->layer[i].bias ? 2 : n); k++) {
-      char name[160];
-      (void)snprintf(name, sizeof name, "%s.%s.%s", before, r->layer[i].name, after[k]);
-      if (!there(in, from, name)) return false;
+    for (int bias = 0; bias < (r->layer[i].bias ? 2 : 1); bias++) {
+      for (int k = 0; k < step_arrays(r); k++) {
+        if (!there(in, from, name_in(step, &r->layer[i], bias, k).text)) return false;
+      }
     }
   }
   return true;
@@ -373,17 +447,14 @@ static bool layers_there(reader *in, const store *from, const char *before,
 /* Before memory is taken by the numbers of case.json: they are a stranger's, but every array they ask
  * for has a name of its own and must be in the file.  It ends at the first that is not. */
 static bool all_there(reader *in, const store *from) {
-  static const char *const shown[2] = {"a", "g"};
   const recording *r = in->r;
   for (int step = 0; step < r->steps; step++) {
     for (int rank = 0; rank < r->ranks; rank++) {
       for (int m = 0; m < r->micro_batches; m++) {
-        if (!layers_there(in, from, prefix_of(r, rank, step, m).text, shown, 2)) return false;
+        if (!shown_there(in, from, prefix_of(r, rank, step, m).text)) return false;
       }
     }
-    char before[32];
-    (void)snprintf(before, sizeof before, "s%d", step);
-    if (!layers_there(in, from, before, step_array, 4)) return false;
+    if (!step_there(in, from, step)) return false;
   }
   return true;
 }

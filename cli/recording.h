@@ -3,7 +3,8 @@
  * A case is a folder with case.json and NAME.npy files, or one safetensors file with the text of
  * case.json in its metadata and tensors of the same names.  Names: sT.L.a and sT.L.g (input and
  * output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
- * sT.L.weight.grad, .bias.grad before and .out after the program's step.
+ * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*,
+ * .beta.*); sT.L.weight.before, the weights, where weight_decay adds some of them to the gradients.
  */
 #ifndef CLI_RECORDING_H
 #define CLI_RECORDING_H
@@ -34,12 +35,14 @@ typedef struct recording_shown {
 /* Gradient and result of one layer in one step; bias pointers are NULL without one. */
 typedef struct recording_step {
   const float *grad, *out, *bias_grad, *bias_out;
+  const float *before, *bias_before; /* NULL without weight_decay */
 } recording_step;
 
 typedef struct recording {
   char name[128]; /* of the folder or file, without what follows the dot of ".safetensors"        */
   json_t *root, *config;
   const char *system, *method;
+  double weight_decay, loss_scale; /* 0, 1 */
   int layers, steps, micro_batches, ranks;
   shape *layer; /* image: of the captured input; positions: as many as were captured           */
   recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */

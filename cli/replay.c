@@ -45,7 +45,27 @@ typedef struct rank_run {
 /* ---- what a trainer does ---------------------------------------------------------------------*/
 
 static int64_t inputs(const shape *l) {
-  return l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
+  return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
+}
+
+/* Options of the layer's own: chainerkfac's flag on a layer. */
+static const char *own_options(const recording *r, const shape *l) {
+  const json_t *list = json_object_get(r->config, "diagonalize");
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const char *name = json_string_value(json_array_get(list, i));
+    if (name == NULL || strcmp(name, l->name) != 0) continue;
+    return l->norm ? "norm_block=diagonal" : "output_factor=diagonal";
+  }
+  return NULL;
+}
+
+/* A gradient as the optimizer there has it: unscaled, and with its part of the weights. */
+static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
+                           int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (float)((double)grad[i] / r->loss_scale +
+                    (before == NULL ? 0.0 : r->weight_decay * (double)before[i]));
+  }
 }
 
 static ng_status set_up(rank_run *me, ng_precond *p) {
@@ -56,6 +76,7 @@ static ng_status set_up(rank_run *me, ng_precond *p) {
     int32_t index = -1;
     ng_layer layer;
     st = shapes_describe(l, &layer);
+    layer.options = own_options(r, l);
     if (st >= 0) st = ng_add_layer(p, &layer, &index);
     if (st < 0) break;
     me->grad[i] = cli_take((size_t)(l->out * inputs(l)), sizeof(float));
@@ -72,10 +93,10 @@ static ng_status set_up(rank_run *me, ng_precond *p) {
 static ng_status show(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
   if (!ng_wants(p, layer)) return NG_OK;
   shape here = *l;
-  if (!l->conv) here.positions = s->rows / s->samples;
+  if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
   const ng_array a = shapes_input(&here, s->a, s->samples);
   const ng_array g = shapes_output(&here, s->g, s->samples);
-  const ng_status st = ng_observe_input(p, layer, &a, NG_COPY);
+  const ng_status st = ng_observe_input(p, layer, &a, NG_BORROW);
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
 
@@ -97,6 +118,7 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
     ng_batch batch;
     ng_batch_init(&batch, sizeof batch);
     batch.samples = recording_shown_at(r, me->rank, step, m, 0)->samples;
+    batch.loss_scale = r->loss_scale;
     st = ng_begin(p, &batch);
     for (int i = 0; i < r->layers && st >= 0; i++) {
       st = show(p, i, &r->layer[i], recording_shown_at(r, me->rank, step, m, i));
@@ -106,8 +128,8 @@ static ng_status one_step(rank_run *me, ng_precond *p, int step) {
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
-    memcpy(me->grad[i], s->grad, (size_t)(l->out * inputs(l)) * sizeof(float));
-    if (l->bias) memcpy(me->bias[i], s->bias_grad, (size_t)l->out * sizeof(float));
+    write_gradient(r, me->grad[i], s->grad, s->before, l->out * inputs(l));
+    if (l->bias) write_gradient(r, me->bias[i], s->bias_grad, s->bias_before, l->out);
   }
   if (st < 0) return st;
   st = ng_step(p, me->job->lr);
@@ -255,12 +277,18 @@ static int published(const recording *r, const char *path, ng_options *o, double
   json_t *value;
   json_object_foreach(r->config, key, value) {
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
+    if (strcmp(key, "diagonalize") == 0) continue; /* own_options */
     char number[64], *joined = NULL;
     const char *text = value_text(value, number, sizeof number, &joined);
     if (text == NULL) return cli_bad("%s: case.json: config: %s has no plain value", path, key);
     const ng_status st = ng_options_set_published(o, key, text, lr, message, sizeof message);
     free(joined);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
+  }
+  /* Recorded with averages that were put back after each inverse. */
+  if (json_is_false(json_object_get(r->root, "ema_leak")) &&
+      ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0) {
+    return cli_bad("%s: case.json: %s", path, message);
   }
   return CLI_OK;
 }

@@ -163,7 +163,7 @@ int shapes_make(const char *model, shapes *out) {
 }
 
 ng_status shapes_describe(const shape *from, ng_layer *to) {
-  ng_layer_init(to, from->conv ? NG_CONV2D : NG_LINEAR, sizeof *to);
+  ng_layer_init(to, from->norm ? NG_NORM : from->conv ? NG_CONV2D : NG_LINEAR, sizeof *to);
   to->name = from->name;
   to->in = from->in;
   to->out = from->out;
@@ -174,20 +174,23 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
     to->padding[k] = from->padding[k];
     to->image[k] = from->image[k];
   }
-  if (!from->conv) to->positions = from->positions;
+  if (from->norm) to->norm_eps = from->eps;
+  if (!from->conv && !from->norm) to->positions = from->positions;
   return NG_OK;
 }
 
 /* The library never writes through an observed array; the type just has no const. */
 ng_array shapes_input(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
-  return l->conv ? ng_array_nchw(x, samples, l->in, l->image[0], l->image[1], NG_F32)
-                 : ng_array_matrix(x, samples * l->positions, l->in, NG_F32);
+  if (l->norm && l->image[0] == 0) return ng_array_matrix(x, samples, l->in, NG_F32);
+  return l->conv || l->norm ? ng_array_nchw(x, samples, l->in, l->image[0], l->image[1], NG_F32)
+                            : ng_array_matrix(x, samples * l->positions, l->in, NG_F32);
 }
 
 ng_array shapes_output(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   int64_t to[2] = {1, 1};
+  if (l->norm) return shapes_input(l, data, samples);
   for (int k = 0; k < 2 && l->conv; k++) {
     to[k] = (l->image[k] + 2 * l->padding[k] - l->kernel[k]) / l->stride[k] + 1;
   }

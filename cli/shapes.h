@@ -10,7 +10,8 @@
 
 typedef struct shape {
   char name[64];
-  bool conv, bias;
+  bool conv, norm, bias; /* norm: a batch norm with gamma and beta; image 0, 0: of features */
+  double eps;            /* norm */
   int64_t in, out; /* features or channels                                                        */
   int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
   int64_t positions; /* of one sample; 1 for a plain linear layer */

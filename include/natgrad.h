@@ -333,7 +333,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Each option has one meaning; no sign or zero of a number selects another algorithm.  Defaults,
  * bounds, which ones a layer may have of its own and which may change while a model lives are rows
  * of ng_option_at, as `natgrad info --options` prints them; methods, of ng_method_at: natgrad, kaisa,
- * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam, mfac, ggt.
+ * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam, mfac, ggt, spngd.
  *
  * Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
  * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
@@ -343,12 +343,13 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   prediv          eigen: 1 keeps 1/(d_G d_A + lambda) of solve time, 0 divides anew
  *   eigen_floor     eigen: eigenvalues at or below it count as 0; >= 0
  *   damping         lambda > 0, in units of the curvature
- *   damping_split   joint | full | pi: where lambda goes
+ *   damping_split   joint | full | pi | root: where lambda goes
  *                   joint    to each product of eigenvalues, d_G d_A + lambda: F + lambda I itself;
  *                            needs solver = eigen
  *                   full     whole to each factor: A + lambda I and G + lambda I
  *                   pi       A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, with pi =
  *                            sqrt((tr A / p) / (tr G / q)): the cross terms of the product stay small
+ *                   root     sqrt(lambda) to each
  *   damping_leak    1: the shift stays in the running average (published MPD/DP-KFAC)
  *
  * Statistics.
@@ -393,7 +394,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M))
  *
  * Ranks.
- *   statistics      all | local: factors over all ranks, or the owner's batch only
+ *   statistics      all | local | owner: factors over all ranks, kept by all; over the owner's batch
+ *                   only; over all ranks, kept by the owner
  *   placement       round-robin: block i belongs to rank i mod W
  *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
  *
@@ -442,6 +444,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   gradient: D + window_decay w is what enters; direction: window_decay / damping w
  *                   is added to PD (mfac, as EFCP has it)
  *   window_mask     1: weights that are 0 at ng_ready, where they must be bound, take no part
+ *
+ *   output_factor   full | diagonal: G, or its diagonal only
  */
 typedef struct ng_options ng_options;
 

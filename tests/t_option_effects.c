@@ -855,6 +855,26 @@ static void effect_statistics(void **state) {
   }
 }
 
+/* owner: the numbers of all, kept by one. */
+static void effect_statistics_owner(void **state) {
+  (void)state;
+  const run a = on_two("damping=0.1 statistics=all", -1),
+            b = on_two("damping=0.1 statistics=owner", -1);
+  assert_within(gap(&a, &b), 1e-6);
+  for (int r = 0; r < 2; r++)
+    assert_true(b.rank[r].factors < a.rank[r].factors);
+}
+
+/* Off the diagonal nothing is left: as many blocks as outputs. */
+static void effect_output_factor(void **state) {
+  (void)state;
+  const run a = with("damping=0.1 clip=none output_factor=full"),
+            b = with("damping=0.1 clip=none output_factor=diagonal");
+  for (int32_t i = 0; i < LAYERS; i++)
+    assert_differ(gap_of(&a, &b, 0, i));
+  assert_non_null(strstr(b.rank[0].why[FC1], "1 and 5 diagonal blocks"));
+}
+
 /* There is one placement yet.  It puts block i on rank i mod W; with local statistics that decides
  * whose samples count.  The others that there will be are refused by name. */
 static void effect_placement(void **state) {
@@ -945,6 +965,7 @@ static const struct override {
     {"sides=input", "method=eva clip=none"}, /* which has no solve_period */
     {"norm_block=full", NULL},               /* of norm layers: at the end of this file */
     {"norm_damping=3", NULL},
+    {"output_factor=diagonal", ""},
 };
 
 /* Every per-layer option, given to fc1 only: fc1 changes, the others keep every bit. */
@@ -1353,6 +1374,8 @@ int main(void) {
       cmocka_unit_test(effect_window_decay),
       cmocka_unit_test(effect_window_decay_form),
       cmocka_unit_test(effect_window_mask),
+      cmocka_unit_test(effect_output_factor),
+      cmocka_unit_test(effect_statistics_owner),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

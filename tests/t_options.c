@@ -294,10 +294,9 @@ static void names(void **state) {
 
 static void known_but_not_supported(void **state) {
   (void)state;
-  static const char *const later[][2] = {{"statistics", "owner"},   {"statistics", "sharded"},
-                                         {"placement", "kaisa"},    {"placement", "contiguous"},
-                                         {"placement", "balanced"}, {"factor_dtype", "f64"},
-                                         {"inverse_dtype", "f64"}};
+  static const char *const later[][2] = {{"statistics", "sharded"},   {"placement", "kaisa"},
+                                         {"placement", "contiguous"}, {"placement", "balanced"},
+                                         {"factor_dtype", "f64"},     {"inverse_dtype", "f64"}};
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);

@@ -49,7 +49,8 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
-  const int64_t each = count_parts(&b->base, channels, offsets, one);
+  const bool diagonal = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
+  const int64_t each = diagonal ? channels : count_parts(&b->base, channels, offsets, one);
   s->each = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);

@@ -5,7 +5,7 @@
  *   eigen      F = Q diag(e) Q', e at or below eigen_floor set to 0
  *   product    F as it is: nothing is inverted
  * with d from damping_split: full d_A = d_G = lambda; pi d_A = sqrt(lambda) pi, d_G =
- * sqrt(lambda)/pi, pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3).
+ * sqrt(lambda)/pi, pi = sqrt((tr A / p) / (tr G / q)) (Martens & Grosse 2015, section 6.3); root is pi = 1.
  *
  * LAPACK's word is not taken: it reports success on NaN, so the average is scanned before and the
  * result is checked after, on a sampled column.  What does not pass climbs the ladder
@@ -38,6 +38,8 @@ void ng_kron_split(const ng_block *b, double lambda, double pi, double *on_a, do
   if (ng_kron_of(b)->product) return; /* nothing is inverted */
   if (b->opt.damping_split == NG_SPLIT_FULL) {
     *on_a = *on_g = lambda;
+  } else if (b->opt.damping_split == NG_SPLIT_ROOT) {
+    *on_a = *on_g = sqrt(lambda);
   } else if (b->opt.damping_split == NG_SPLIT_PI) {
     *on_a = sqrt(lambda) * pi;
     *on_g = sqrt(lambda) / pi;

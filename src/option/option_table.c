@@ -82,10 +82,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "lambda, added to the curvature before it is inverted", .test = "effect_damping",
         .per_layer = true, .live = true),
     ROW(damping_split, .group = "curvature", .standard = "pi",
-        ONE_OF_3(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi"),
+        ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
+                 "root"),
         .help =
             "where lambda goes: joint on the product of eigenvalues, full on each factor, pi as "
-            "sqrt(lambda) pi on A and sqrt(lambda)/pi on G",
+            "sqrt(lambda) pi on A and sqrt(lambda)/pi on G, root as sqrt(lambda) on both",
         .test = "effect_damping_split", KRONECKER, .per_layer = true),
     ROW(damping_leak, .group = "curvature", .standard = "0",
         .help = "leave the shift in the running average after a solve, as published MPD-KFAC and "
@@ -184,8 +185,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Ranks: where things are kept; but for `statistics`, no number depends on it. */
     ROW(statistics, .group = "ranks", .standard = "all",
-        ONE_OF_2(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local"), .later = "owner|sharded",
-        .help = "factors over the batches of all ranks, or over the owner's batch only",
+        ONE_OF_3(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
+                 "owner"),
+        .later = "sharded",
+        .help =
+            "factors over the batches of all ranks, kept by all; over the owner's batch only; or "
+            "over those of all, kept by the owner",
         .test = "effect_statistics", KRONECKER),
     ROW(placement, .group = "ranks", .standard = "round-robin",
         ONE_OF_1(NG_PLACEMENT_ROUND_ROBIN, "round-robin"), .later = "kaisa|contiguous|balanced",
@@ -278,6 +283,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(window_mask, WINDOW, .standard = "0",
         .help = "weights that are 0 at ng_ready have no gradient and no direction",
         .test = "effect_window_mask"),
+    ROW(output_factor, .group = "statistics", .standard = "full",
+        ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"),
+        .help = "G whole (or as it is cut), or its diagonal only", .test = "effect_output_factor",
+        KRONECKER, .per_layer = true),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -8,6 +8,7 @@
  *      kl_clip <= 0      refused (KAISA); no clip (kfac_pytorch); 0 rescales, below 0 none (eva)
  *      kl_clip           the radius, with SAM
  *      lr                not an option here: an argument of the step
+ *      cov_ema_decay     weight of the new sample (chainerkfac)
  *
  * take_*: sets what the value means.  check_*: there is nothing to set, since it changes no number
  * here, or is not known; but a value that the published program would refuse, or that would ask for
@@ -101,13 +102,20 @@ static ng_status take_samples(job *j) {
   return put(j, j->row->option, j->value);
 }
 
+/* tracenorm; there any other text means pi = 1, without a word. */
+static ng_status take_pi_type(job *j) {
+  const ng_split split = ng_is(j->value, "tracenorm") ? NG_SPLIT_PI : NG_SPLIT_ROOT;
+  put_values(j, (const ng_value[]){{NG_OPTION_damping_split, split}, NG_VALUES_END});
+  return NG_OK;
+}
+
 /* xi of F <- (1 - xi) F + xi X.  kfac_pytorch turned its meaning around in May 2022 and kept name
  * and default, 0.95: hence a memory of about one sample. */
 static ng_status take_new_weight(job *j) {
   char text[32];
   double xi;
   if (!ng_read_real(j->value, &xi) || xi < 0 || xi > 1) {
-    return refuse(j, NG_ERR_ARG, "0 <= factor_decay <= 1, the weight of the new sample");
+    return refuse(j, NG_ERR_ARG, "a number from 0 to 1, the weight of the new sample");
   }
   ng_write_real(1 - xi, text, sizeof text);
   return put(j, "stat_decay", text);
@@ -240,6 +248,13 @@ static ng_status check_true(job *j) {
   int32_t flag;
   if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
   return flag ? NG_OK : refuse(j, NG_ERR_ABSENT, "true; to pause, show no observations");
+}
+
+/* The scale is said with each micro-batch, so any is as good as another. */
+static ng_status check_scale(job *j) {
+  double v;
+  if (is_none(j->value) || (ng_read_real(j->value, &v) && v > 0)) return NG_OK;
+  return refuse(j, NG_ERR_ARG, "none or a number > 0");
 }
 
 /* Gradients arrive scaled; the scale is said with each micro-batch. */
@@ -421,6 +436,30 @@ static const ng_published ggt_names[] = {
     {"wd", "window_decay", "the same, with window_decay_form = gradient", take_decay},
 };
 
+/* tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019): its optimizer's arguments. */
+static const ng_published spngd_names[] = {
+    LZ_LR,
+    {"momentum", "", "nothing to set: an argument of ng_step_sgd", check_size},
+    {"cov_ema_decay", "stat_decay", "1 - cov_ema_decay: it is the weight of the new sample there",
+     take_new_weight},
+    LZ_DAMPING,
+    {"stab_coeff", "norm_damping", "the same", take_same},
+    {"pi_type", "damping_split", "tracenorm: pi; anything else: root, as it is taken there",
+     take_pi_type},
+    {"use_cholesky", "",
+     "nothing to set: Cholesky always; the inverse by LU is the same to rounding", check_bool},
+    {"loss_scale", "", "nothing to set: the loss scale is ng_batch.loss_scale", check_scale},
+    {"adjust_momentum", "",
+     "nothing to set: momentum times min(1, lr / the lr before), given to ng_step_sgd", check_bool},
+    {"acc_iters", "", "nothing to set: calls = mean averages the micro-batches shown before a step",
+     check_count},
+    {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size},
+    {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
+     check_bool},
+    {"only_pic_update_weight", "", "nothing to set: who updates a weight changes no number",
+     check_bool},
+};
+
 /* ---- the way in ------------------------------------------------------------------------------*/
 
 #define NAMES(list)                                                                                \
@@ -428,7 +467,8 @@ static const ng_published ggt_names[] = {
 const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
                ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
                ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
-               ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names);
+               ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names),
+               ng_names_spngd = NAMES(spngd_names);
 
 /* The list of names is only joined for a message: an unknown name gets the nearest one. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,

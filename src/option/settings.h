@@ -27,7 +27,7 @@
  * default; a struct of zeros is therefore no valid ng_settings. */
 typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
 typedef enum ng_form { NG_FORM_AUTO, NG_FORM_INVERSE, NG_FORM_FACTOR } ng_form;
-typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI } ng_split;
+typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
 typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
 typedef enum ng_stat_scale {
   NG_SCALE_TEXTBOOK,
@@ -47,7 +47,12 @@ typedef enum ng_clip_kind {
   NG_CLIP_RMS,
   NG_CLIP_NONE
 } ng_clip_kind;
-typedef enum ng_statistics { NG_STATISTICS_ALL, NG_STATISTICS_LOCAL } ng_statistics;
+typedef enum ng_statistics {
+  NG_STATISTICS_ALL,
+  NG_STATISTICS_LOCAL,
+  NG_STATISTICS_OWNER
+} ng_statistics;
+typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
 typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
 typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
@@ -122,7 +127,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, window_momentum_form, ng_momentum_form)                                                \
   X(REAL, window_decay, double)                                                                    \
   X(CHOICE, window_decay_form, ng_decay_form)                                                      \
-  X(BOOL, window_mask, bool)
+  X(BOOL, window_mask, bool)                                                                       \
+  X(CHOICE, output_factor, ng_output_factor)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

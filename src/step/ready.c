@@ -102,8 +102,8 @@ static void set_rules(ng_block *b) {
     s->rule.decay = o->stat_decay;
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
-    if (s->rule.averaged && s->spread == NG_SPREAD_ALL && o->statistics == NG_STATISTICS_LOCAL) {
-      s->spread = NG_SPREAD_LOCAL;
+    if (s->rule.averaged && s->spread == NG_SPREAD_ALL && o->statistics != NG_STATISTICS_ALL) {
+      s->spread = o->statistics == NG_STATISTICS_LOCAL ? NG_SPREAD_LOCAL : NG_SPREAD_OWNER;
     }
     s->owner = b->owner;
   }
