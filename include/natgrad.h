@@ -804,8 +804,9 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          NG_BORROW and stays readable, and as it was, until the output gradient of the same
  *          micro-batch has been shown; NG_COPY is refused.  One that runs several times shows its output
  *          gradients in the opposite order of its inputs, of which at most 8 may wait.
- * Errors:  NG_SKIPPED: a value is not finite, nothing was folded, and the coming step will leave
- *          gradients and weights alone (rank one: a value that is read, so not beyond stat_batch, no
+ * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct so large that the average might not
+ *          be; nothing was folded, and the coming step will leave gradients and weights alone (rank
+ *          one: a value that is read, so not beyond stat_batch, no
  *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
  *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct, or in the last
  *          micro-batch), NG_ERR_COMM (sending ahead failed), NG_ERR_NOMEM. */

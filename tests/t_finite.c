@@ -447,6 +447,134 @@ static void a_loaded_momentum(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+/* ---- averages --------------------------------------------------------------------------------*/
+
+/* Of each statistic of the layer, as it is kept. */
+static void averages(model *m, unsigned char *to, size_t size) {
+  const ng_block *b = m->f.p->block[0];
+  size_t at = 0;
+  for (int32_t i = 0; i < b->stats; i++) {
+    const ng_stat *s = &b->stat[i];
+    const size_t bytes = (size_t)(ng_stat_part_count(s, s->part) * ng_dtype_size(s->kept));
+    assert_true(s->parts == 1 && at + bytes <= size);
+    memcpy(to + at, s->part->average, bytes);
+    assert_true(ng_all_finite(s->part->average, s->kept, ng_stat_part_count(s, s->part)));
+    at += bytes;
+  }
+}
+
+/* Inputs and output gradients of such sizes after two ordinary steps: either average may be what stays; then
+ * ordinary ones again. */
+static void one_too_large(const char *options, float a, float g, bool taken) {
+  static unsigned char before[4096], after[4096];
+  float keep_a[8], keep_g[OUT];
+  begin_ok(&one, options, 5, NG_F32, NG_F32);
+  memcpy(keep_a, one.a, sizeof keep_a);
+  memcpy(keep_g, one.g, sizeof keep_g);
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(play(&one, NULL, NULL), NG_OK);
+  memset(before, 0, sizeof before);
+  memset(after, 0, sizeof after);
+  averages(&one, before, sizeof before);
+  one.a[0] *= 1.5f; /* so that what is folded moves */
+  one.g[0] *= 1.5f;
+  one.a[2] *= a;
+  one.g[1] *= g;
+  const ng_status st = play(&one, NULL, NULL);
+  if (st != (taken ? NG_OK : NG_SKIPPED)) fail_msg("%s: %s", options, ng_status_name(st));
+  averages(&one, after, sizeof after);
+  if (!taken && memcmp(before, after, sizeof before) == 0)
+    fail_msg("%s: nothing was folded", options);
+  if (!taken && strncmp(options, "method=natgrad", 14) == 0) { /* A was refused, or A was folded */
+    const size_t A = (size_t)ng_sym_count(6) * (strstr(options, "16") != NULL ? 2 : 4);
+    assert_int_equal(memcmp(before, after, A) == 0, a > 1);
+  }
+  memcpy(one.a, keep_a, sizeof keep_a);
+  memcpy(one.g, keep_g, sizeof keep_g);
+  for (int i = 0; i < 2; i++) {
+    fill(&one, 1, 1);
+    assert_int_equal(play(&one, NULL, NULL), NG_OK);
+    assert_true(all_finite(&one));
+  }
+  averages(&one, after, sizeof after);
+  close_model(&one);
+}
+
+static void averages_stay_in_range(void **state) {
+  (void)state;
+  static const char *const start[] = {"first", "identity", "zero"};
+  char options[160];
+  for (int i = 0; i < 3; i++) {
+    (void)snprintf(options, sizeof options,
+                   "method=natgrad factor_dtype=f16 stat_decay=0 stat_start=%s", start[i]);
+    one_too_large(options, 1300, 1, false); /* 0.25 * 1300 = 325: its square is 105625 */
+    one_too_large(options, 1, 1300, false);
+    one_too_large(options, 900, 1, true); /* 225 */
+    (void)snprintf(options, sizeof options, "method=natgrad factor_dtype=bf16 stat_start=%s",
+                   start[i]);
+    one_too_large(options, 1300, 1, true);
+    one_too_large(options, 1e19f, 1, true);
+    one_too_large(options, 1e30f, 1, false);
+    (void)snprintf(options, sizeof options, "method=natgrad stat_start=%s", start[i]);
+    one_too_large(options, 1e30f, 1, false);
+    one_too_large(options, 1, 1e30f, false);
+  }
+  one_too_large("method=natgrad fold=direct", 1e30f, 1, false);
+  one_too_large("method=natgrad fold=direct", 1, 1e25f, false);
+  one_too_large("method=natgrad fold=direct", 1e10f, 1, true);
+  /* a shift that leaks into the average */
+  static unsigned char now[4096];
+  begin_ok(&one,
+           "method=natgrad factor_dtype=f16 damping=1e5 damping_split=full damping_leak=1 "
+           "stat_decay=0.1",
+           5, NG_F32, NG_F32);
+  assert_int_equal(play(&one, NULL, NULL), NG_OK);
+  assert_int_equal(play(&one, NULL, NULL), NG_SKIPPED);
+  averages(&one, now, sizeof now);
+  close_model(&one);
+}
+
+/* A has the number of positions in its corner: 65536 are one too many for f16. */
+static void many_positions(void **state) {
+  (void)state;
+  enum { MANY = 65536 };
+  static float a[MANY], g[MANY];
+  for (int i = 0; i < MANY; i++)
+    a[i] = g[i] = i % 2 ? 0.5f : -0.5f;
+  for (int64_t S = MANY / 2; S <= MANY; S += MANY / 2) {
+    fixture f;
+    float d[2] = {1, 1};
+    const plane grad[2] = {plane_of(d, 1, 1, NG_F32), plane_of(d + 1, 1, 1, NG_F32)};
+    const plane x = plane_of(a, S, 1, NG_F32), y = plane_of(g, S, 1, NG_F32);
+    fixture_ok(&f, fixture_open(&f, "method=natgrad factor_dtype=f16", NULL));
+    fixture_ok(&f, fixture_linear(&f, "fc", grad, NULL));
+    fixture_ok(&f, ng_ready(f.p));
+    fixture_ok(&f, fixture_show(&f, 1, 0, &x, &y));
+    assert_int_equal(ng_step(f.p, 0.1), S == MANY ? NG_SKIPPED : NG_OK);
+    if (S == MANY)
+      assert_non_null(strstr(ng_last_error(f.ctx), "average A would leave the range of f16"));
+    fixture_close(&f);
+  }
+}
+
+/* An inverse of 1e6 is none in f16: the ladder raises the damping until there is one. */
+static void inverses_stay_in_range(void **state) {
+  (void)state;
+  static const char *const form[] = {"inverse", "factor"};
+  for (int i = 0; i < 2; i++) {
+    char options[160];
+    (void)snprintf(options, sizeof options,
+                   "method=natgrad inverse_dtype=f16 damping=1e-6 damping_split=full clip=none "
+                   "cholesky_form=%s",
+                   form[i]);
+    begin_ok(&one, options, 5, NG_F32, NG_F32);
+    const ng_status st = play(&one, NULL, NULL);
+    assert_int_equal(st, i == 0 ? NG_RESCUED : NG_OK);
+    assert_true(all_finite(&one));
+    close_model(&one);
+  }
+}
+
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 enum { RANKS = 3 };
@@ -495,6 +623,9 @@ int main(void) {
       cmocka_unit_test(ordinary_steps_are_not_probed),
       cmocka_unit_test(made_strange_in_place),
       cmocka_unit_test(a_loaded_momentum),
+      cmocka_unit_test(averages_stay_in_range),
+      cmocka_unit_test(many_positions),
+      cmocka_unit_test(inverses_stay_in_range),
       cmocka_unit_test(one_rank_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -526,7 +526,7 @@ static void environment(void **state) {
   assert_contains(message, "NG_METHOD in the environment");
   assert_contains(message, "'kaisa'");
   assert_memory_equal(&o, &before, sizeof o);
-  assert_int_equal(setenv("NG_METHOD", "spngd", 1), 0);
+  assert_int_equal(setenv("NG_METHOD", "efcp", 1), 0);
   assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ABSENT);
   assert_int_equal(unsetenv("NG_METHOD"), 0);
   assert_int_equal(unsetenv("NG_STAT_BATCH"), 0);

@@ -7,6 +7,8 @@
  * dense it is converted in one go, where not it is gathered, a line at a time, on the stack. */
 #include "core/core.h"
 
+#include <math.h>
+
 /* ---- made, and judged ------------------------------------------------------------------------*/
 
 static ng_array array_of(void *data, ng_dtype dtype, int32_t ndim) {
@@ -213,18 +215,20 @@ typedef struct scan {
   const ng_strided *s; /* axes sorted and joined; the last is the line */
   int64_t lines, length, step;
   int32_t pieces;
-  bool bad[256];
+  uint32_t most[256];
 } scan;
 
-static bool line_finite(const char *at, ng_dtype t, int64_t step, int64_t n) {
-  if (step == 1) return ng_all_finite(at, t, n);
+static uint32_t line_most(const char *at, ng_dtype t, int64_t step, int64_t n) {
+  if (step == 1) return ng_most_bits_of(at, t, n);
   float line[NG_LINE];
-  for (int64_t i = 0; i < n; i += NG_LINE) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < n && most < NG_INF_BITS; i += NG_LINE) {
     const int64_t m = ng_min64(NG_LINE, n - i);
     ng_gather(line, at + i * step * ng_dtype_size(t), t, step, m);
-    if (!ng_all_finite(line, NG_F32, m)) return false;
+    const uint32_t bits = ng_most_bits(line, m);
+    most = bits > most ? bits : most;
   }
-  return true;
+  return most;
 }
 
 /* Lines are shared out; a single one (a dense array) is cut. */
@@ -236,24 +240,26 @@ static void scan_piece(void *arg, int32_t i) {
   ng_share(one ? j->length : j->lines, j->pieces, i, &from, &to);
   const int64_t size = ng_dtype_size(s->dtype);
   if (one) {
-    j->bad[i] =
-        !line_finite((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
+    j->most[i] =
+        line_most((const char *)s->data + from * j->step * size, s->dtype, j->step, to - from);
     return;
   }
-  j->bad[i] = false;
-  for (int64_t k = from; k < to && !j->bad[i]; k++) {
+  j->most[i] = 0;
+  for (int64_t k = from; k < to && j->most[i] < NG_INF_BITS; k++) {
     int64_t at = 0, rest = k;
     for (int32_t a = s->ndim - 2; a >= 0; a--) {
       at += rest % s->shape[a] * s->stride[a];
       rest /= s->shape[a];
     }
-    j->bad[i] = !line_finite((const char *)s->data + at * size, s->dtype, j->step, j->length);
+    const uint32_t bits =
+        line_most((const char *)s->data + at * size, s->dtype, j->step, j->length);
+    j->most[i] = bits > j->most[i] ? bits : j->most[i];
   }
 }
 
 /* One more read of the array, at memory speed, in the order in which it lies; what an expanded axis
  * repeats is read once. */
-bool ng_strided_finite(ng_context *ctx, const ng_strided *array) {
+double ng_strided_most(ng_context *ctx, const ng_strided *array) {
   ng_strided s = *array;
   int32_t n = 0;
   for (int32_t i = 0; i < s.ndim; i++) {
@@ -274,8 +280,9 @@ bool ng_strided_finite(ng_context *ctx, const ng_strided *array) {
   }
   j.pieces = (int32_t)ng_min64(256, ng_pieces(ctx, j.lines * j.length));
   ng_parallel(ctx, j.pieces, scan_piece, &j);
+  uint32_t most = 0;
   for (int32_t i = 0; i < j.pieces; i++) {
-    if (j.bad[i]) return false;
+    most = j.most[i] > most ? j.most[i] : most;
   }
-  return true;
+  return most < NG_INF_BITS ? (double)ng_float_of_bits(most) : (double)INFINITY;
 }

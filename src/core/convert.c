@@ -120,7 +120,28 @@ NG_CLONES static uint32_t most_of(const float *x, int64_t n) {
   return most;
 }
 
+/* Without the sign, numbers of 16 bits have the order of their magnitudes, too. */
+NG_CLONES static uint16_t most_of16(const uint16_t *x, int64_t n) {
+  uint16_t most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const uint16_t b = (uint16_t)(x[i] & 0x7fffu);
+    most = b > most ? b : most;
+  }
+  return most;
+}
+
 uint32_t ng_most_bits(const float *x, int64_t n) { return most_of(x, n); }
+
+uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n) {
+  if (t == NG_F32) return most_of(x, n);
+  const uint16_t most = most_of16(x, n);
+  return bits_of(t == NG_BF16 ? widen_bf16(most) : widen_f16(most));
+}
+
+double ng_dtype_most(ng_dtype t) {
+  return t == NG_F16 ? 65504.0 : t == NG_BF16 ? 0x1.fep127 : 0x1.fffffep127;
+}
+
 float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
 
 /* Any alignment of the dtype's own; n may be 0, then neither pointer is looked at. */

@@ -170,7 +170,9 @@ bool ng_all_finite(const void *src, ng_dtype t, int64_t n);
  * finite; 0 of nothing. */
 #define NG_INF_BITS UINT32_C(0x7f800000)
 uint32_t ng_most_bits(const float *x, int64_t n);
+uint32_t ng_most_bits_of(const void *x, ng_dtype t, int64_t n); /* as f32 */
 float ng_float_of_bits(uint32_t bits);
+double ng_dtype_most(ng_dtype t); /* its largest number: f32, bf16, f16 */
 
 /* ---- array.c: arrays with strides ------------------------------------------------------------*/
 
@@ -186,7 +188,7 @@ typedef struct ng_strided {
 const char *ng_array_take(const ng_array *a, ng_strided *out);
 /* No two elements share memory, as far as strides alone can tell: what is written must be so. */
 bool ng_strided_distinct(const ng_strided *s);
-bool ng_strided_finite(ng_context *ctx, const ng_strided *s);
+double ng_strided_most(ng_context *ctx, const ng_strided *s); /* the largest |x|; Inf: not finite */
 /* Neighbours that continue each other become one, extents of 1 go; returns how many are left. */
 int32_t ng_axes_join(int32_t n, int64_t *extent, int64_t *step);
 

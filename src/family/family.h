@@ -34,6 +34,7 @@ typedef struct ng_obs {
   int64_t batch;           /* the number of the micro-batch */
   double loss_scale;
   ng_reduction reduction;
+  double most; /* the largest magnitude in it; of a family that scans, 0 */
 } ng_obs;
 
 /* Some whole rows of a parameter, or a part of one row, inside one group of its layer. */

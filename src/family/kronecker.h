@@ -27,7 +27,7 @@ typedef struct ng_part {
   bool good;      /* R, or V and d, hold a result that passed its checks                          */
   /* left by the queue, read after waiting for it: of factor and invert; of the average */
   int info[2], finite;
-  double trace;
+  double trace, largest;
 } ng_part;
 
 /* What the owner of a side says beside the matrices: the worst rung of its parts, the damping of group

@@ -55,6 +55,16 @@ static ng_sym load(const ng_block *b, const ng_side *s, const ng_part *part, flo
 
 /* ---- cholesky --------------------------------------------------------------------------------*/
 
+/* What is beyond the range of inverse_dtype is no result: an f16 ends at 65504. */
+static bool fits(const ng_block *b, ng_part *part, const float *x, int64_t n) {
+  const ng_dtype t = ng_kron_of(b)->inverse_dtype;
+  ng_queue *q = b->ctx->queue;
+  if (t == NG_F32) return true;
+  ng_on(q)->largest(q, n, x, NG_F32, &part->largest);
+  ng_queue_wait(q);
+  return *ng_numbers_read(q, &part->largest) <= ng_dtype_most(t);
+}
+
 /* Rounded to inverse_dtype only after the checks, which are about the solve and not about 16
  * bits. */
 static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
@@ -70,7 +80,8 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
                        .R = part->R,
                        .stored = ng_kron_of(b)->inverse_dtype,
                        .is_factor = part->is_factor,
-                       .info = part->info};
+                       .info = part->info,
+                       .largest = &part->largest};
   const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, scratch);
   if (rung != NG_DAMPED_NONE) return rung;
   return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
@@ -78,7 +89,9 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
 
 /* solver = product: the average itself, as it is now. */
 static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
-  store(b, part->R, load(b, s, part, scratch).a, ng_sym_count(part->n));
+  const ng_sym F = load(b, s, part, scratch);
+  if (!fits(b, part, F.a, ng_sym_count(part->n))) return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  store(b, part->R, F.a, ng_sym_count(part->n));
   return 0;
 }
 

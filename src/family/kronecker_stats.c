@@ -6,6 +6,8 @@
  * (docs/algorithms.md has the table). */
 #include "family/kronecker.h"
 
+#include <math.h>
+
 /* ---- the scale table -------------------------------------------------------------------------
  * A fresh factor of one call is alpha * (raw sum of rows); B samples taken, S positions, N = B S.
  *
@@ -71,10 +73,27 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   ng_rows_stats(b->ctx, &rows, alpha, S, scratch);
 }
 
+/* fold = direct adds to the average itself: what could leave f32 on the way must not begin.  A quarter
+ * of its range for the sample keeps an average of samples, and sums of them over ranks, inside. */
+static bool fits(const ng_obs *o, const ng_stat *s, call_scale c) {
+  const double S = (double)o->positions, most = fmax(o->most, 1.0); /* a bias sees ones */
+  const double x = c.reduce == 2 ? S * most : most;
+  const double raw = (double)s->take * (c.reduce != 0 ? 1.0 : S) * x * x;
+  const double limit = ng_dtype_most(NG_F32) / 4.0;
+  return raw <= limit && c.alpha <= limit && c.alpha * raw <= limit;
+}
+
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = side->stat;
   const call_scale c = scale_of(b, o, s->take);
+  if (s->rule.direct && !fits(o, s, c)) {
+    return ng_fail(
+        b->ctx, NG_SKIPPED,
+        "layer '%s': %s of up to %g could leave f32 in the average %s, which fold = direct "
+        "adds to; nothing was folded",
+        b->name, o->what == NG_SEES_OUTGRAD ? "output gradients" : "inputs", o->most, s->name);
+  }
   ng_stat_retain(b->ctx->queue, s);
   for (int32_t i = 0; i < side->parts; i++) {
     const ng_sym S = {s->part[i].sum, side->part[i].n};

@@ -92,6 +92,14 @@ static bool both_done(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
 
+/* What is beyond the range that it is stored in is no result: an f16 ends at 65504. */
+static bool fits(ng_queue *q, const ng_damped *m, const float *x) {
+  if (m->stored == NG_F32) return true;
+  ng_on(q)->largest(q, ng_sym_count(m->n), x, NG_F32, m->largest);
+  ng_queue_wait(q);
+  return *ng_numbers_read(q, m->largest) <= ng_dtype_most(m->stored);
+}
+
 static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t tri = ng_sym_count(m->n);
   ng_sym W = {scratch, m->n};
@@ -104,7 +112,7 @@ static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch)
   if (!m->is_factor) ng_on(q)->invert(q, W, &m->info[1]);
   ng_queue_wait(q);
   if (!both_done(q, m)) return false;
-  if (!check(q, m, F, d, W, column, x, y)) return false;
+  if (!check(q, m, F, d, W, column, x, y) || !fits(q, m, W.a)) return false;
   ng_on(q)->narrow(q, tri, W.a, m->R, m->stored);
   return true;
 }
@@ -158,6 +166,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
     room[i] = (float)W[i]; /* F is no longer needed */
     if (!(room[i] - room[i] == 0.0f)) return false;
   }
+  if (!fits(q, m, room)) return false;
   ng_on(q)->narrow(q, tri, room, m->R, m->stored);
   return true;
 }

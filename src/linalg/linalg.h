@@ -213,7 +213,8 @@ typedef struct ng_damped {
   void *R;       /* receives the inverse, or L of F + d I = L L', in ng_sym order ...             */
   ng_dtype stored; /* ... as this */
   bool is_factor;
-  int *info; /* [2] room that the queue may write */
+  int *info;       /* [2] room that the queue may write ...          */
+  double *largest; /* ... and if `stored` is not f32                 */
 } ng_damped;
 
 /* The rung at which R passed its checks: 0 as asked, 1 to 3 with d times 10, 100, 1000, then in double with

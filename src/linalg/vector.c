@@ -206,9 +206,13 @@ void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out)
   *out = ng_all_finite(x, t, n);
 }
 
-/* A comparison with NaN is false, so NaN is passed over. */
+/* By bits, which vectorises; where they are not finite, one by one: a comparison with NaN is false, so NaN
+ * is passed over. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
+  const uint32_t bits = ng_most_bits_of(x, t, n);
+  *out = (double)ng_float_of_bits(bits);
+  if (bits < NG_INF_BITS) return;
   float tile[TILE], found = 0.0f;
   for (int64_t i = 0; i < n;) {
     const int64_t m = step_of(t, n - i);

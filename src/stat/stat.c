@@ -15,6 +15,8 @@
  * by their samples: a rank multiplies its S by its w before the sum and all divide by the total. */
 #include "stat/stat.h"
 
+#include <math.h>
+
 int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
   return s->symmetric ? ng_sym_count(p->rows) : p->rows * p->cols;
 }
@@ -154,6 +156,36 @@ static bool sums_finite(ng_queue *q, ng_stat *s) {
   return true;
 }
 
+/* The largest element of any part, of its sums or of its average. */
+static double largest(ng_queue *q, ng_stat *s, bool sums) {
+  double most = 0.0;
+  for (int32_t i = 0; i < s->parts; i++) {
+    const ng_stat_part *p = &s->part[i];
+    ng_on(q)->largest(q, ng_stat_part_count(s, p), sums ? p->sum : p->average,
+                      sums ? s->wire : s->kept, &s->largest);
+    ng_queue_wait(q);
+    most = fmax(most, *ng_numbers_read(q, &s->largest));
+  }
+  return most;
+}
+
+/* Whether the average stays in the range of what it is kept in: an f16 ends at 65504, which inputs of 320,
+ * or 65536 positions, are enough for.  A sample in range mixed into an average in range is; the average is
+ * only looked at where the sample alone could be too large, or a shift comes on top.  Less a thousandth, for
+ * the roundings. */
+static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
+  const double most = ng_dtype_most(s->kept) * (1.0 - 0x1p-10);
+  double shift = 0.0;
+  for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
+    shift = fmax(shift, fabs(s->shift[i]));
+  }
+  const double fresh = s->rule.direct ? 0.0 : mix.fresh * largest(q, s, true);
+  if (shift == 0.0 && fresh <= (1.0 - mix.old) * most) return true;
+  const double old = largest(q, s, false);
+  if (s->rule.direct) return old + mix.old * shift <= most;
+  return old + shift <= most && mix.old * (old + shift) + fresh <= most;
+}
+
 static void zero(const ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
@@ -208,6 +240,10 @@ ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!s->rule.averaged) return NG_OK; /* read from `sum` until the step is over */
   if (s->keeps) {
     const ng_mix mix = fold_mix(s);
+    if (!stays(q, s, mix)) {
+      ng_stat_forget(q, s);
+      return NG_SKIPPED;
+    }
     if (s->shift != NULL) {
       add_shift(q, s, mix.old);
       memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);

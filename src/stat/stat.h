@@ -96,6 +96,7 @@ typedef struct ng_stat {
   bool shown;               /* ... in the last micro-batch before the step                        */
   bool posted;              /* its sum is on the way to other ranks: nothing may be added         */
   int finite;               /* what the last scan of its sums found */
+  double largest;           /* ... and of their sizes               */
 } ng_stat;
 
 /* Whether such an observation has to do with it. */
@@ -124,7 +125,7 @@ void ng_stat_agreed(ng_stat *s, const double total[2]);
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
 /* Sums over ranks are complete: into the average, and S <- 0.  NG_SKIPPED: a sum is not finite, though
- * every value was; the average stays.  Nothing seen, nothing done. */
+ * every value was, or the average would leave the range of its dtype; it stays.  Nothing seen, nothing done. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
 void ng_stat_forget(ng_queue *q, ng_stat *s); /* this step's sums and numbers */
 

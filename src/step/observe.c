@@ -284,8 +284,8 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   ng_block *b = e->block;
   if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
   const double t0 = ng_now_ms();
-  const bool finite =
-      o.loss_scale - o.loss_scale == 0.0 && (b->family->scans || ng_strided_finite(p->ctx, s));
+  o.most = b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
+  const bool finite = o.loss_scale - o.loss_scale == 0.0 && o.most - o.most == 0.0;
   st = finite ? make_room(b, &o) : NG_SKIPPED;
   if (st == NG_OK) st = enter(b, &o);
   b->observing_ms += ng_now_ms() - t0;

@@ -133,7 +133,10 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
       kind++;
     }
     if (ng_stat_fold(p->ctx->queue, s) == NG_OK) continue;
-    st = ng_fail(p->ctx, NG_SKIPPED, "layer '%s': the sum of %s overflowed", b->name, what[kind]);
+    st = ng_fail(
+        p->ctx, NG_SKIPPED,
+        "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
+        b->name, what[kind], s->name, ng_dtype_name(s->kept));
   }
   return st;
 }
