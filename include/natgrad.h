@@ -727,7 +727,8 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
  * gradient and no observation (ng_wants says 0, what is shown is not read), its gradient, weight and
  * moments stay, it has no part in the clip, and its averages and inverses wait as they are.  Its memory
  * stays taken, so it may thaw at any time; one that was registered as frozen never had any.
- * Ranks:   every rank makes the same change; a step finds a difference, NG_ERR_STATE on all of them.
+ * Ranks:   every rank makes the same change; ng_ready finds a difference that was there before it
+ *          (NG_ERR_COMM), a step any other, NG_ERR_STATE on all of them.
  * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 

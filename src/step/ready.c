@@ -350,6 +350,25 @@ static uint64_t mix_text(uint64_t h, const char *text) {
   return text == NULL ? mix(h, "", 1) : mix(h, text, strlen(text) + 1);
 }
 
+/* Every field of a description but the texts, which are mixed as texts, struct_size, which may differ, and
+ * shard_group, which is a rank's own.  A field that is appended to ng_layer changes its size: then it is
+ * named here. */
+/* clang-format off */
+#define LAYER_FIELDS(X)                                                                            \
+  X(kind) X(in) X(out) X(bias) X(frozen) X(positions) X(order) X(kernel) X(stride) X(padding)      \
+  X(dilation) X(groups) X(image) X(norm_eps) X(norm_input) X(token_dtype) X(shard_axis)            \
+  X(norm_kind) X(norm_no_weight)
+/* clang-format on */
+_Static_assert(sizeof(void *) != 8 || sizeof(ng_layer) == 208, "hash the new field of ng_layer");
+
+static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
+  h = mix_text(mix_text(mix_text(h, d->name), d->options), d->alias_of);
+#define X(field) h = mix(h, &d->field, sizeof d->field);
+  LAYER_FIELDS(X)
+#undef X
+  return h;
+}
+
 /* What must be the same on all ranks for collectives to match: [0] options, [1] layers, so that the
  * message can say which of them differ.  Values as they are written out, not as they were typed. */
 static void hash_model(const ng_precond *p, uint64_t hash[2]) {
@@ -365,15 +384,9 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
   hash[0] = mix_text(hash[0], p->opt.method); /* it chooses the family */
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
-    const ng_layer *d = &e->d;
-    const int64_t field[] = {d->kind,       d->in,          d->out,           d->bias,
-                             d->frozen,     d->positions,   d->order,         d->kernel[0],
-                             d->kernel[1],  d->stride[0],   d->stride[1],     d->padding[0],
-                             d->padding[1], d->dilation[0], d->dilation[1],   d->groups,
-                             d->image[0],   d->image[1],    e->tensor,        e->slot[0].cols,
-                             d->norm_kind,  d->norm_input,  d->norm_no_weight};
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
-    hash[1] = mix_text(mix_text(hash[1], d->name), d->options);
+    const int64_t field[] = {e->tensor, e->asleep, e->slot[0].cols};
+    hash[1] = mix_layer(hash[1], &e->d);
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
