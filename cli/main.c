@@ -7,9 +7,14 @@
  * library never does such a thing; it only reports. */
 #include "cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static int help(const cli_command *self, int argc, char **argv);
@@ -43,7 +48,9 @@ static void usage(void) {
   puts(
       "\n  natgrad help COMMAND    what a command takes\n"
       "  natgrad --version\n\n"
-      "Exit codes: 0 done, 1 done and the answer is no (tolerance exceeded), 2 bad input.\n"
+      "Exit codes: 0 done, 1 done and the answer is no (tolerance exceeded), 2 bad input, or "
+      "output\n"
+      "that could not be written.\n"
       "NG_<OPTION> in the environment sets an option of the library (replay takes the recording's\n"
       "instead); NG_LOG=info shows the log.\n"
       "On a processor with AVX-512 for which OpenBLAS picks AVX2 kernels, the program starts "
@@ -111,7 +118,49 @@ static void prefer_wide_kernels(int argc, char **argv) {
   (void)unsetenv(hint);
 }
 
+/* A standard stream that came closed would be the next file that is opened, and what is said would be
+ * written into it.  A folder, which can be neither read nor written, takes its place, so that using it
+ * fails as it should.  A closed pipe and a file that may not grow are errors of a write, told as any
+ * other. */
+static void prepare_streams(void) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/", O_RDONLY | O_DIRECTORY) != fd)
+      _exit(CLI_BAD); /* nobody to tell, and nothing safe to do */
+  }
+  (void)signal(SIGPIPE, SIG_IGN);
+  (void)signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Each thread of OpenBLAS takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it first works, and
+ * tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even exit.  So
+ * it is asked before, and only where there is a limit. */
+static void need_address_space(void) {
+  const size_t buffer = (size_t)129 << 20;
+  struct rlimit limit;
+  char blas[256], threads[32];
+  cli_build("blas", blas, sizeof blas);
+  cli_build("blas threads", threads, sizeof threads);
+  const long n = strtol(threads, NULL, 10);
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || n < 1 ||
+      strstr(blas, "OpenBLAS") == NULL) {
+    return;
+  }
+  void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room != MAP_FAILED) {
+    (void)munmap(room, (size_t)n * buffer);
+    return;
+  }
+  (void)cli_bad(
+      "the limit of address space (ulimit -v) is %lld kB: OpenBLAS needs %ld kB for its %ld "
+      "threads%s",
+      (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024), n,
+      n > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
+  _exit(CLI_BAD); /* its threads would have to end first */
+}
+
 int main(int argc, char **argv) {
+  prepare_streams();
+  need_address_space();
   while (argc > 1 && strcmp(argv[1], "--keep-kernel") == 0) {
     (void)setenv("NATGRAD_KEEP_KERNEL", "1", 1);
     argv[1] = argv[0];
@@ -145,7 +194,8 @@ int main(int argc, char **argv) {
                         : cli_bad("unknown command '%s'; `natgrad --help` lists them", word);
     }
   }
-  /* A full disk must not look like success. */
-  if (fflush(stdout) != 0 || ferror(stdout)) rc = cli_bad("standard output could not be written");
+  /* A full disk must not look like success; what failed has been told already. */
+  if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))
+    rc = cli_bad("standard output could not be written");
   return rc;
 }

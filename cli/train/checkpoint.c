@@ -247,6 +247,8 @@ int checkpoint_save(const char *dir, const nn *net, precond *p, run_state *state
     if (rc == CLI_OK) rc = is_free(path[i], file[i]);
   }
   if (rc == CLI_OK) rc = manifest_write(latest, &m);
+  for (int i = 0; i < 2 && rc != CLI_OK; i++)
+    disk_remove(next[i]); /* room on a disk that may be full; the checkpoint before is whole */
   for (int i = 0; i < 2 && rc == CLI_OK; i++)
     rc = give_name(next[i], path[i]);
   if (rc == CLI_OK) {

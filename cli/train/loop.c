@@ -429,10 +429,10 @@ static int open_folder(run *r, const char *config, const char *log) {
     r->seconds_before = m->seconds;
     r->before = *m;
     const log_times t = gather(r);
-    if (rc == CLI_OK) say_what_changes(r, &was);
     if (rc == CLI_OK) rc = log_reopen(log, m->log_bytes, m->log, &t, &r->log);
     if (rc == CLI_OK) checkpoint_tidy(r->s->out, m);
     if (rc == CLI_OK) rc = renew_config(r, config);
+    if (rc == CLI_OK) say_what_changes(r, &was);
   }
   settings_free(&was);
   return rc;

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -243,7 +244,9 @@ enum { NO_PROGRAM = 127, NO_FOLDER = 126 };
 /* No shell: DIR may have any name.  What gnuplot says goes to DIR/plot.log. */
 static void become_gnuplot(const char *dir) {
   if (chdir(dir) != 0) _exit(NO_FOLDER);
-  const int log = open("plot.log", O_WRONLY | O_CREAT | O_TRUNC, 0666),
+  (void)signal(SIGPIPE, SIG_DFL); /* as programs expect; main.c ignores them */
+  (void)signal(SIGXFSZ, SIG_DFL);
+  const int log = open("plot.log", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK, 0666),
             null = open("/dev/null", O_RDWR);
   if (log < 0 || null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(null, STDOUT_FILENO) < 0 ||
       dup2(log, STDERR_FILENO) < 0) {

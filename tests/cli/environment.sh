@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# What surrounds the program: closed streams and pipes, full disks, limits, folders that are gone or may
+# not be written.  Every command: one line, the right exit code, nothing of one file in another, and the
+# checkpoint before stays.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --lr-schedule constant)
+"$natgrad" train "${tiny[@]}" --epochs 2 --quiet --out whole || fail "whole"
+mkdir unpacked && "$helper" unpack "$golden/kaisa-eigen-0.safetensors" unpacked || fail "unpack"
+
+declare -A command=(
+  [info]="info" [options]="info --options" [methods]="info --methods" [models]="train --models" [help]="help train" [version]="--version"
+  [train]="train ${tiny[*]} --epochs 2 --out T" [compare]="compare ${tiny[*]} --epochs 1 --methods sgd --seeds 1 --quiet --out C"
+  [replay]="replay $golden/kaisa-eigen-0.safetensors" [list]="bench kfac --model lenet --list"
+  [bench]="bench kfac --model lenet --batch 2 --repeat 1 --no-floors"
+  [export]="export whole --csv x.csv" [pack]="pack unpacked p.safetensors"
+)
+run() { rm -rf T C x.csv p.safetensors && read -ra words <<<"${command[$1]}"; }
+
+for name in "${!command[@]}"; do
+  silent='' # writes nothing to standard output
+  [[ $name == export ]] && silent=1
+  want=$([[ $silent ]] && echo 0 || echo 2)
+  line='natgrad: standard output could not be written'
+  [[ $name == train ]] && line+='; stopped after step 8, natgrad train --resume goes on in T'
+  told=$([[ $silent ]] || echo "$line")
+  # A reader that has gone, a stream that was never there, a device that is full.
+  run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err | true
+  got=${PIPESTATUS[0]}
+  [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name to a closed pipe: exit $got: $(cat err)"
+  run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >&-
+  got=$?
+  [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name without stdout: exit $got: $(cat err)"
+  if [[ $name == train ]]; then
+    expect 0 '' "$natgrad" train --resume --out T --quiet # what it had is there
+    cmp T/checkpoint/model-16.safetensors whole/checkpoint/model-16.safetensors || fail "closed stdout: other weights"
+  fi
+  if [[ -w /dev/full ]]; then
+    run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >/dev/full
+    got=$?
+    [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name to a full device: exit $got: $(cat err)"
+  fi
+  run "$name" && timeout 100 "$natgrad" "${words[@]}" >out 2>&- <&- || fail "$name without stdin and stderr: exit $?"
+  run "$name" && timeout 100 "$natgrad" "${words[@]}" >&- 2>&- <&-
+  got=$?
+  [[ $got == "$want" ]] || fail "$name without any stream: exit $got"
+  ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
+  # Messages that nobody can hear do not land in a file either: the second run is refused.
+  if [[ $name == train ]]; then
+    cksum T/*.json* T/checkpoint/* >before
+    "$natgrad" "${words[@]}" >&- 2>&- <&- && fail "$name: twice into one folder"
+    cksum T/*.json* T/checkpoint/* | diff before - || fail "$name without any stream: a file changed"
+  fi
+done
+
+# Disks that are full at each size (a limit of a file's size stands for them): whatever is left can go on.
+for size in 1 2 4 40 100 200; do # kilobytes; the weights have 38, the state 205, config.json and the log 2 to 6
+  for name in train compare export pack; do
+    run "$name"
+    [[ $name == train ]] && words+=(--quiet --log-every 1 --checkpoint-every 4)
+    (ulimit -f $size && exec "$natgrad" "${words[@]}" >out 2>err)
+    got=$?
+    [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*': '*'File too large') ]] ||
+      fail "$name, $size kB a file: exit $got: $(cat err)"
+    [[ $got == 0 || ($name != export && $name != pack) || -z $(ls x.csv* p.safetensors* 2>/dev/null) ]] || fail "$name, $size kB: left $(ls x.csv* p.*)"
+    [[ $name != train || $(ls T/checkpoint 2>/dev/null | grep -c next) == 0 ]] || fail "$size kB: left $(ls T/checkpoint)"
+    if [[ $name == train && -e T/config.json ]]; then
+      expect 0 '*' "$natgrad" train --resume --out T --quiet
+      cmp T/checkpoint/model-16.safetensors whole/checkpoint/model-16.safetensors || fail "$size kB: other weights"
+    fi
+  done
+done
+rm -rf T && cp -a whole T && cksum T/checkpoint/* >before # a checkpoint that cannot be followed by another
+(ulimit -f 100 && exec "$natgrad" train --resume --out T --epochs 3 --quiet >out 2>err)
+[[ $? == 2 && $(cat err) == 'natgrad: T/checkpoint/precond.next: cannot write: File too large' ]] || fail "the next checkpoint: $(cat err)"
+expect 0 'T: had its 16 steps already; *' "$natgrad" train --resume --out T --epochs 2
+diff <(grep -v latest before) <(cksum T/checkpoint/* | grep -v latest) || fail "the checkpoint before is another"
+# A real one, where a file system may be mounted.
+if unshare -m sh -c 'mkdir small && mount -t tmpfs -o size=300k none small' 2>/dev/null; then
+  # shellcheck disable=SC2016
+  unshare -m bash -c 'mount -t tmpfs -o size=300k none small
+    "$0" train "${@}" --epochs 2 --quiet --checkpoint-every 2 --out small/T 2>err
+    [[ $? == 2 && $(wc -l <err) == 1 && $(cat err) == "natgrad: small/T/"*"No space left on device" ]] || exit 1
+    mount -o remount,size=3000k small && "$0" train --resume --quiet --out small/T && cmp small/T/checkpoint/model-16.safetensors whole/checkpoint/model-16.safetensors &&
+    mount -o remount,ro small || exit 2
+    "$0" train --resume --out small/T --epochs 3 --quiet 2>err
+    [[ $? == 2 && $(cat err) == "natgrad: small/T/log.jsonl: cannot be written: Read-only file system" ]]' "$natgrad" "${tiny[@]}" ||
+    fail "a small disk: $? $(cat err)"
+fi
+
+# Folders that are gone, or nobody's; no environment at all.
+mkdir gone
+before_gone=$failures
+(
+  cd gone && rmdir ../gone
+  expect 2 'natgrad: here: cannot be made a folder: No such file or directory' "$natgrad" train "${tiny[@]}" --out here
+  expect 2 'natgrad: compare-synthetic-mlp: cannot be made a folder: *' "$natgrad" compare "${tiny[@]}" --methods sgd --seeds 1
+  expect 2 'natgrad: x.csv: cannot be written: No such file or directory' "$natgrad" export "$scratch/whole" --csv x.csv
+  expect 0 '*epoch 1/1 *' "$natgrad" train "${tiny[@]}" --epochs 1
+  exit $((failures > before_gone))
+) || fail "in a folder that is gone"
+expect 0 '*epoch 1/1 *' env -i "$natgrad" train "${tiny[@]}" --epochs 1
+expect 0 '*epoch 1/1 *' env HOME=/nowhere TERM=nonsense "$natgrad" train "${tiny[@]}" --epochs 1
+
+# Few files, little memory: an answer, and soon.
+for files in 4 5 6 8; do # 0 to 2 and one more is the least with which a shared library can be loaded
+  rm -rf T
+  (exec >out 2>err && ulimit -n $files && exec "$natgrad" train "${tiny[@]}" --epochs 2 --checkpoint-every 3 --quiet --out T)
+  got=$?
+  [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == *'Too many open files') || $got == 127 ]] || fail "$files files: exit $got: $(cat err)"
+done
+sanitized=$(grep -qa -e __asan_init -e __tsan_init "$natgrad" && echo 1) # they take terabytes of addresses
+for memory in 100000 150000 200000 300000 400000 800000; do
+  [[ $sanitized ]] && break
+  rm -rf T
+  (ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --epochs 2 --quiet --out T >out 2>err)
+  got=$?
+  [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] || fail "$memory kB: exit $got: $(cat err)"
+done
+finish
