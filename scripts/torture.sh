@@ -8,6 +8,7 @@
 #   TORTURE_FUZZ_SECONDS=600     how long libFuzzer works on the reader of the state
 #   TORTURE_FORGED=2000          forged recordings of each of three, read by a build with sanitizers
 #   TORTURE_EXPRESSIONS=50       times 2,000 hostile regular expressions
+#   TORTURE_MIXED=10             times 40 checkpoints made of parts that do not belong together
 #   TORTURE_SEED=$RANDOM         of the moments
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +18,7 @@ steps=${TORTURE_STEPS:-600}
 fuzz_seconds=${TORTURE_FUZZ_SECONDS:-600}
 forged=${TORTURE_FORGED:-2000}
 expressions=${TORTURE_EXPRESSIONS:-50}
+mixed=${TORTURE_MIXED:-10}
 seed=${TORTURE_SEED:-$RANDOM}
 RANDOM=$seed
 work=$(mktemp -d)
@@ -64,6 +66,13 @@ kill_runs() {
   figures+=("kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed")
 }
 
+# ---- mixed checkpoints -----------------------------------------------------------------------------
+mixed_checkpoints() {
+  NG_TEST_SOURCE_DIR=$PWD NG_TEST_BUILD_DIR=$(realpath "$build") NG_TEST_PROGRAM=$(realpath "$build")/natgrad \
+    NG_TEST_SEED=$seed NG_TEST_MULT=$mixed tests/cli/mixed.sh >"$work/mixed" 2>&1 || { cat "$work/mixed"; fail "mixed checkpoints"; }
+  figures+=("$(grep '^mixed checkpoints:' "$work/mixed")")
+}
+
 # ---- allocations -----------------------------------------------------------------------------------
 allocations() {
   local line
@@ -107,6 +116,7 @@ forged_recordings() {
 }
 
 kill_runs
+mixed_checkpoints
 allocations
 hostile_expressions
 forged_recordings

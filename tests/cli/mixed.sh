@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Mixed checkpoints, at random: files of three runs and of two moments of each are exchanged, renamed, left
+# out, cut, or edited in their metadata.  What --resume is given must be refused by the name of a file, or be a
+# whole checkpoint and end with the weights of the run that its parts belong to.
+#   NG_TEST_SEED=N repeats a sequence; NG_TEST_MULT=N does N times as many; prints its figures
+. "$(dirname "$0")/lib.sh"
+seed=${NG_TEST_SEED:-$RANDOM}
+RANDOM=$seed
+trials=$((40 * ${NG_TEST_MULT:-1}))
+cd "$scratch" || exit 1
+tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp-8-1 --batch 8 --epochs 2
+  --lr-schedule constant --log-every 2)
+
+# a and b differ in their seed, c is a once more; each when it was stopped (nobody listened) and at its end.
+for run in a b c; do
+  "$natgrad" train "${tiny[@]}" --seed $([[ $run == b ]] && echo 2 || echo 1) --out run >&- 2>err && fail "run $run was not stopped"
+  cp -a run $run.8
+  "$natgrad" train --out run --resume --quiet || fail "run $run"
+  mv run $run.16
+done
+runs=(a.8 a.16 b.8 b.16 c.8 c.16)
+parts=(config.json log.jsonl checkpoint/latest.json checkpoint/model checkpoint/precond)
+
+# The path of a part in a run's folder.
+path() {
+  local step=${1#*.}
+  case $2 in
+    */model | */precond) echo "${3:-$1}/$2-$step.safetensors" ;;
+    *) echo "${3:-$1}/$2" ;;
+  esac
+}
+any() { local -n list=$1 && echo "${list[$((RANDOM % ${#list[@]}))]}"; }
+
+# A change of text, of the same length, in what is metadata: digits become others.
+edit() {
+  local file=$1 size at byte
+  size=$(stat -c %s "$file")
+  ((size > 8)) || return 1 # cut before
+  if [[ $file == *.safetensors ]]; then
+    at=$((8 + $(od -An -t u8 -N 8 "$file")))
+    ((at > 8 && at < size)) && size=$at
+  fi
+  at=$((RANDOM * 32768 % size + RANDOM % 64))
+  ((at < size)) || at=$((size - 1))
+  byte=$(od -An -t u1 -j $at -N 1 "$file")
+  printf "\\x$(printf %x $(((byte + 1 + RANDOM % 255) % 256)))" | dd of="$file" bs=1 seek=$at conv=notrunc 2>/dev/null
+}
+
+swapped=0 renamed=0 missing=0 edited=0 cut=0 refused=0 whole=0
+for ((trial = 0; trial < trials && failures == 0; trial++)); do
+  base=$(any runs)
+  rm -rf run && cp -a "$base" run
+  did=
+  for ((k = RANDOM % 3; k >= 0; k--)); do
+    part=$(any parts)
+    from=$(any runs)
+    file=$(path "$base" "$part" run)
+    case $((RANDOM % 6)) in
+      0 | 1) cp "$(path "$from" "$part")" "$file" && swapped=$((swapped + 1)) && did+=" $part<$from" ;;
+      2) # under the name it had there
+        cp "$(path "$from" "$part")" "$(path "$from" "$part" run)" && renamed=$((renamed + 1)) && did+=" $part+$from"
+        ;;
+      3) [[ -e $file ]] && rm "$file" && missing=$((missing + 1)) && did+=" $part-" ;;
+      4) [[ -e $file ]] && edit "$file" && edited=$((edited + 1)) && did+=" $part~" ;;
+      5)
+        [[ -e $file ]] && truncate -s $(($(stat -c %s "$file") * (RANDOM % 100) / 100)) "$file" &&
+          cut=$((cut + 1)) && did+=" $part/"
+        ;;
+    esac
+  done
+  (cd run && find . -type f -exec cksum {} + | sort -k 3) >before
+  "$natgrad" train --out run --resume --quiet >out 2>err
+  got=$?
+  if [[ $got == 2 ]]; then
+    [[ $(wc -l <err) == 1 && $(cat err) == 'natgrad: run/'*.*': '* || $(cat err) == 'natgrad: --resume: run holds no run' ]] ||
+      fail "seed $seed, trial $trial ($base:$did): refused without a name: $(cat err)"
+    (cd run && find . -type f -exec cksum {} + | sort -k 3) | diff before - >diff || fail "seed $seed, trial $trial ($base:$did): refused, but changed: $(cat diff)"
+    refused=$((refused + 1))
+  elif [[ $got == 0 ]]; then
+    # A whole run: of a and c, which are equal, or of b.
+    last=run/checkpoint/model-16.safetensors
+    [[ $(cat err) != *'begins again'* ]] || fail "seed $seed, trial $trial ($base:$did): begins again: $(cat err)"
+    cmp -s $last a.16/checkpoint/model-16.safetensors || cmp -s $last b.16/checkpoint/model-16.safetensors ||
+      fail "seed $seed, trial $trial ($base:$did): neither refused nor a whole run"
+    cmp -s <(grep -o '"train_loss": [^,]*' run/log.jsonl) <(grep -o '"train_loss": [^,]*' "${base%%.*}.16/log.jsonl") ||
+      fail "seed $seed, trial $trial ($base:$did): another log"
+    whole=$((whole + 1))
+  else
+    fail "seed $seed, trial $trial ($base:$did): exit $got: $(cat err)"
+  fi
+done
+echo "mixed checkpoints: trials = $trials swapped = $swapped added = $renamed missing = $missing edited = $edited cut = $cut; refused_by_name = $refused whole_runs = $whole seed = $seed"
+[[ $failures != 0 || $((refused + whole)) == "$trials" ]] || fail "seed $seed: $refused refused and $whole whole of $trials"
+((trials < 40 || (refused > 0 && whole > 0))) || fail "seed $seed: $refused refused, $whole whole: nothing is learnt"
+finish
