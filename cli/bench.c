@@ -10,8 +10,10 @@ static const struct bench {
   const char *name;
   int (*run)(const bench_wish *w, const cli_args *args);
   bool own_models; /* has its own when --model is not given */
-} benches[] = {
-    {"kfac", bench_kfac, false}, {"train", bench_train, false}, {"fused-eva", bench_eva, true}};
+} benches[] = {{"kfac", bench_kfac, false},
+               {"train", bench_train, false},
+               {"fused-eva", bench_eva, true},
+               {"state", bench_state, true}};
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
 static int by_size(const void *x, const void *y) {
@@ -52,6 +54,10 @@ static int take(void *user, const char *name, const char *value) {
     rc = cli_int(name, value, 1, 65536, &number);
     w->batch = number;
   }
+  if (strcmp(name, "layers") == 0) {
+    rc = cli_int(name, value, 1, 1000000, &number);
+    w->layers = number;
+  }
   if (strcmp(name, "repeat") == 0) {
     rc = cli_int(name, value, 1, 1000, &number);
     w->repeat = (int)number;
@@ -60,7 +66,7 @@ static int take(void *user, const char *name, const char *value) {
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
-  bench_wish w = {.batch = 32, .repeat = 5};
+  bench_wish w = {.batch = 32, .layers = 10000, .repeat = 5};
   cli_args args;
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
@@ -71,12 +77,12 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = i;
   }
   if (args.operands != 1) {
-    rc = cli_bad("bench: one of: kfac, train, fused-eva");
+    rc = cli_bad("bench: one of: kfac, train, fused-eva, state");
   } else if (chosen < 0) {
     const char *near = cli_nearest(args.operand[0], names, BENCHES);
     rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
                  near != NULL ? "the nearest is " : "there is ",
-                 near != NULL ? near : "kfac, train and fused-eva");
+                 near != NULL ? near : "kfac, train, fused-eva and state");
   } else if (w.model == NULL && !benches[chosen].own_models) {
     rc = cli_bad(
         "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
@@ -96,14 +102,16 @@ static const cli_option own[] = {
     {"linalg", "NAME", "linear algebra: cpu, ref"},
     {"no-floors", NULL, "do not measure the floors"},
     {"table", NULL, "fused-eva: forward, backward and optimize for batches 1 to 256"},
+    {"layers", "N", "state: linear layers of the model (10000)"},
     {"list", NULL, "only list the layers and the orders of their factors"},
     {"json", NULL, "one JSON object a line instead of a table"},
 };
 
 const cli_command cli_bench = {
     .name = "bench",
-    .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS]",
-    .summary = "time K-FAC by layer, a network, or Eva steps, beside floors",
+    .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS] | "
+             "state [OPTIONS]",
+    .summary = "time K-FAC by layer, a network, Eva steps, or saving and loading, beside floors",
     .text =
         "kfac: random activations and gradients; every step observes and solves (stat_period 1,\n"
         "solve_period 1, cholesky_form inverse, unless set otherwise).  Floors are measured in "
@@ -118,7 +126,10 @@ const cli_command cli_bench = {
         "of SGEMM at 4096.\n"
         "fused-eva: an Eva step on random gradients, three ways: the published sequence of tensor\n"
         "operations, ng_step and a loop of SGD, ng_step_sgd.  Without --model: resnet18, 1e7 and\n"
-        "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n",
+        "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n"
+        "state: ng_save and ng_load of many small layers and thirteen depthwise convolutions of "
+        "512\n"
+        "channels.  Floors: the same bytes written, flushed and named, and read.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

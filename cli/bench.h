@@ -9,7 +9,7 @@
 
 typedef struct bench_wish {
   const char *model, *linalg;
-  int64_t batch;
+  int64_t batch, layers;
   int repeat;
   bool json, list, no_floors, table;
 } bench_wish;
@@ -36,5 +36,6 @@ int bench_iterations(const char *model, int repeat, const double optimize[3]);
 int bench_kfac(const bench_wish *w, const cli_args *args);
 int bench_train(const bench_wish *w, const cli_args *args);
 int bench_eva(const bench_wish *w, const cli_args *args);
+int bench_state(const bench_wish *w, const cli_args *args);
 
 #endif
