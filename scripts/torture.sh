@@ -30,6 +30,11 @@ fail() {
   exit 1
 }
 
+figure() { # said as it comes, too: the next part may take its time
+  echo "torture: $*" >&2
+  figures+=("$*")
+}
+
 # ---- kills -----------------------------------------------------------------------------------------
 # One run after the other, each killed until it comes to its end, which must be that of the run that
 # nobody disturbed.
@@ -63,21 +68,21 @@ kill_runs() {
     rounds=$((rounds + 1))
   done
   resumed=$(grep -c 'resumed = [1-9]' "$work/log" || true)
-  figures+=("kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed")
+  figure "kills = $done_kills in_the_middle_of_a_save = $saving resumed = $resumed runs_ended_bit_for_bit = $rounds seed = $seed"
 }
 
 # ---- mixed checkpoints -----------------------------------------------------------------------------
 mixed_checkpoints() {
   NG_TEST_SOURCE_DIR=$PWD NG_TEST_BUILD_DIR=$(realpath "$build") NG_TEST_PROGRAM=$(realpath "$build")/natgrad \
     NG_TEST_SEED=$seed NG_TEST_MULT=$mixed tests/cli/mixed.sh >"$work/mixed" 2>&1 || { cat "$work/mixed"; fail "mixed checkpoints"; }
-  figures+=("$(grep '^mixed checkpoints:' "$work/mixed")")
+  figure "$(grep '^mixed checkpoints:' "$work/mixed")"
 }
 
 # ---- allocations -----------------------------------------------------------------------------------
 allocations() {
   local line
   NG_TEST_MULT=1000 "$build/t_alloc" >"$work/alloc" 2>&1 || { cat "$work/alloc"; fail "t_alloc failed"; }
-  while IFS= read -r line; do figures+=("$line"); done < <(grep '^allocations:' "$work/alloc")
+  while IFS= read -r line; do figure "$line"; done < <(grep '^allocations:' "$work/alloc")
 }
 
 # ---- fuzzing ---------------------------------------------------------------------------------------
@@ -93,13 +98,13 @@ fuzz() {
   "$bin/fuzz_state" -max_total_time="$fuzz_seconds" -print_final_stats=1 -dict=fuzz/state.dict \
     -artifact_prefix="$bin/" "$work/corpus" fuzz/corpus/state >"$work/fuzz" 2>&1 ||
     { tail -40 "$work/fuzz"; fail "fuzz_state found something; add its input to fuzz/corpus/state"; }
-  figures+=("fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0")
+  figure "fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0"
 }
 
 # ---- expressions, recordings ---------------------------------------------------------------------------------
 hostile_expressions() {
   NG_TEST_MULT=$expressions NG_TEST_SEED=$seed "$build/t_pattern" >"$work/pattern" 2>&1 || { cat "$work/pattern"; fail "seed $seed: t_pattern failed"; }
-  figures+=("$(grep '^expressions:' "$work/pattern") failures = 0 seed = $seed")
+  figure "$(grep '^expressions:' "$work/pattern") failures = 0 seed = $seed"
 }
 
 forged_recordings() {
@@ -112,13 +117,13 @@ forged_recordings() {
   (cd "$asan" && NG_TEST_SOURCE_DIR=$OLDPWD NG_TEST_BUILD_DIR=$asan NG_TEST_PROGRAM=$asan/natgrad \
     FORGED_COUNT=$forged FORGED_SEED=$seed ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$OLDPWD/tests/cli/forged.sh" >"$work/forged" 2>&1) || { cat "$work/forged"; fail "a forged recording did harm"; }
-  figures+=("$(grep '^forged:' "$work/forged") failures = 0 seed = $seed")
+  figure "$(grep '^forged:' "$work/forged") failures = 0 seed = $seed"
 }
 
 kill_runs
 mixed_checkpoints
-allocations
 hostile_expressions
 forged_recordings
 fuzz
+allocations
 printf '%s\n' "${figures[@]}"
