@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,6 +131,7 @@ static void testing_changes_nothing(void **state) {
 /* ---- a whole run in double -------------------------------------------------------------------*/
 
 enum { CLASSES = 4, FEATURES = 6, BATCH = 8, EACH = 3, STEPS = 8, WIDE = FEATURES + 1 };
+static const double SMOOTHING = 0.1;
 
 /* y = W x + b, b as the last column of w. */
 static void logits(double w[CLASSES][WIDE], const float *x, double *y) {
@@ -151,51 +153,74 @@ static void scan(double w[CLASSES][WIDE], const feed *f, int32_t n, double smoot
   }
 }
 
-/* v = momentum v + gradient + decay w; w = w - lr v. */
-static void learn(double w[CLASSES][WIDE], double v[CLASSES][WIDE], const feed *f,
-                  const settings *s, double lr) {
-  double g[CLASSES][WIDE] = {{0.0}};
+/* The gradient of the mean loss; a column for b. */
+static void gradient_of(double w[CLASSES][WIDE], const feed *f, double smoothing,
+                        double g[CLASSES][WIDE]) {
+  memset(g, 0, sizeof(double[CLASSES][WIDE]));
   for (int i = 0; i < BATCH; i++) {
     double y[CLASSES], sum = 0.0;
     logits(w, f->x + i * FEATURES, y);
     for (int k = 0; k < CLASSES; k++)
       sum += exp(y[k]);
     for (int k = 0; k < CLASSES; k++) {
-      const double t =
-          s->label_smoothing / CLASSES + (k == f->labels[i] ? 1.0 - s->label_smoothing : 0.0);
+      const double t = smoothing / CLASSES + (k == f->labels[i] ? 1.0 - smoothing : 0.0);
       for (int c = 0; c < WIDE; c++)
         g[k][c] +=
             (exp(y[k]) / sum - t) / BATCH * (c < FEATURES ? (double)f->x[i * FEATURES + c] : 1.0);
     }
   }
-  for (int k = 0; k < CLASSES; k++) {
-    for (int c = 0; c < WIDE; c++) {
-      v[k][c] = s->momentum * v[k][c] + g[k][c] + s->weight_decay * w[k][c];
-      w[k][c] -= lr * v[k][c];
+}
+
+/* How an update makes w of its gradient: as options.update of natgrad.h has it, in double. */
+typedef struct update {
+  bool adamw, nesterov, decoupled;
+  double momentum, decay, beta1, beta2, eps;
+} update;
+typedef struct weights {
+  double w[CLASSES][WIDE], v[CLASSES][WIDE], m[CLASSES][WIDE], s[CLASSES][WIDE];
+} weights;
+
+static void learn(weights *l, const feed *f, const update *u, double lr, int step) {
+  double g[CLASSES][WIDE];
+  gradient_of(l->w, f, SMOOTHING, g);
+  for (int i = 0; i < CLASSES * WIDE; i++) {
+    const int k = i / WIDE, c = i % WIDE;
+    double *w = &l->w[k][c], *v = &l->v[k][c], *m = &l->m[k][c], *s = &l->s[k][c];
+    if (u->adamw) {
+      *m = u->beta1 * *m + (1.0 - u->beta1) * g[k][c];
+      *s = u->beta2 * *s + (1.0 - u->beta2) * g[k][c] * g[k][c];
+      const double up = *m / (1.0 - pow(u->beta1, step));
+      *w = (1.0 - lr * u->decay) * *w - lr * up / (sqrt(*s / (1.0 - pow(u->beta2, step))) + u->eps);
+      continue;
     }
+    const double d = g[k][c] + (u->decoupled ? 0.0 : u->decay * *w);
+    *v = u->momentum * *v + d;
+    if (u->decoupled) *w *= 1.0 - lr * u->decay;
+    *w -= lr * (u->nesterov ? d + u->momentum * *v : *v);
   }
 }
 
-/* Every number of every line; 8 steps, the third epoch has two.  f32 against double: 4e-8 was seen. */
-static void softmax_regression_by_hand(void **state) {
-  (void)state;
-  const double NEAR = 1e-6;
+/* Every number of every line; 8 steps, the third epoch has two. */
+static void by_hand(const char *name, const char *set, const update *u) {
+  const double NEAR = 1e-6; /* f32 against double: 4e-8 was seen */
+  char words[256];
   data_set d;
   trained r;
   feed f;
   precond *p = NULL;
   int threads = 1;
-  double w[CLASSES][WIDE], v[CLASSES][WIDE] = {{0.0}};
+  weights l;
+  memset(&l, 0, sizeof l);
   assert_int_equal(data_open("synthetic:classes=4,features=6,train=30,test=7,noise=3", &d), CLI_OK);
-  train(&d, "hand",
-        "model=logreg method=sgd batch=8 steps=8 lr=0.4 momentum=0.8 weight-decay=0.02 "
-        "label-smoothing=0.1 log-every=2 seed=5",
-        &r);
+  (void)snprintf(words, sizeof words,
+                 "model=logreg batch=8 steps=8 lr=0.4 label-smoothing=0.1 log-every=2 seed=5 %s",
+                 set);
+  train(&d, name, words, &r);
   nn *net = network_of(&r, &d, BATCH, 5);
   for (int k = 0; k < CLASSES; k++) {
     for (int c = 0; c < FEATURES; c++)
-      w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
-    w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
+      l.w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
+    l.w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
   }
   assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
   double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
@@ -203,34 +228,34 @@ static void softmax_regression_by_hand(void **state) {
   for (int step = 1; step <= STEPS; step++) {
     const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
     feed_train(&f, step - 1, 0);
-    scan(w, &f, BATCH, 0.1, &loss, &accuracy);
-    learn(w, v, &f, &r.s, lr);
+    scan(l.w, &f, BATCH, SMOOTHING, &loss, &accuracy);
+    learn(&l, &f, u, lr, step);
     loss_sum += loss;
     accuracy_sum += accuracy;
     if (step % 2 == 0) {
-      const json_t *l = r.line[at++];
-      assert_true(is_event(l, "step"));
-      must_be_near(l, "schema", 1, 0);
-      must_be_near(l, "step", step, 0);
-      must_be_near(l, "epoch", (step + EACH - 1) / EACH, 0);
-      must_be_near(l, "lr", lr, 1e-15);
-      must_be_near(l, "train_loss", loss, NEAR);
-      must_be_near(l, "train_accuracy", accuracy, 1e-9);
-      must_be_near(l, "clip", 1, 0);
+      const json_t *o = r.line[at++];
+      assert_true(is_event(o, "step"));
+      must_be_near(o, "schema", 1, 0);
+      must_be_near(o, "step", step, 0);
+      must_be_near(o, "epoch", (step + EACH - 1) / EACH, 0);
+      must_be_near(o, "lr", lr, 1e-15);
+      must_be_near(o, "train_loss", loss, NEAR);
+      must_be_near(o, "train_accuracy", accuracy, 1e-9);
+      must_be_near(o, "clip", 1, 0);
     }
     if (step % EACH == 0 || step == STEPS) {
-      const json_t *l = r.line[at++];
+      const json_t *o = r.line[at++];
       const double n = step % EACH == 0 ? EACH : step % EACH;
       feed_test(&f, 0, d.test.n);
-      scan(w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
-      assert_true(is_event(l, "epoch"));
-      must_be_near(l, "step", step, 0);
-      must_be_near(l, "epoch", (step + EACH - 1) / EACH, 0);
-      must_be_near(l, "lr", lr, 1e-15);
-      must_be_near(l, "train_loss", loss_sum / n, NEAR);
-      must_be_near(l, "train_accuracy", accuracy_sum / n, 1e-9);
-      must_be_near(l, "test_loss", test_loss, NEAR);
-      must_be_near(l, "test_accuracy", test_accuracy, 1e-9);
+      scan(l.w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
+      assert_true(is_event(o, "epoch"));
+      must_be_near(o, "step", step, 0);
+      must_be_near(o, "epoch", (step + EACH - 1) / EACH, 0);
+      must_be_near(o, "lr", lr, 1e-15);
+      must_be_near(o, "train_loss", loss_sum / n, NEAR);
+      must_be_near(o, "train_accuracy", accuracy_sum / n, 1e-9);
+      must_be_near(o, "test_loss", test_loss, NEAR);
+      must_be_near(o, "test_accuracy", test_accuracy, 1e-9);
       const train_epoch *e = &r.r.epoch[(step - 1) / EACH];
       assert_true(e->epoch == (step + EACH - 1) / EACH && e->step == step &&
                   fabs(e->lr - lr) < NEAR);
@@ -261,11 +286,94 @@ static void softmax_regression_by_hand(void **state) {
   for (int k = 0; k < CLASSES; k++) {
     const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
     for (int c = 0; c < FEATURES; c++)
-      assert_true(fabs((double)kept[k * FEATURES + c] - w[k][c]) < NEAR);
+      assert_true(fabs((double)kept[k * FEATURES + c] - l.w[k][c]) < NEAR);
   }
   feed_free(&f);
   nn_destroy(&net);
   drop_trained(&r);
+  data_close(&d);
+}
+
+static void softmax_regression_by_hand(void **state) {
+  (void)state;
+  by_hand("plain", "method=sgd momentum=0 weight-decay=0.02", &(update){.decay = 0.02});
+  by_hand("momentum", "method=sgd momentum=0.8 weight-decay=0.02",
+          &(update){.momentum = 0.8, .decay = 0.02});
+  by_hand("nesterov", "method=sgd momentum=0.8 weight-decay=0.02 nesterov=true",
+          &(update){.momentum = 0.8, .decay = 0.02, .nesterov = true});
+  by_hand("decoupled", "method=sgd momentum=0.8 weight-decay=0.2 decoupled=true",
+          &(update){.momentum = 0.8, .decay = 0.2, .decoupled = true});
+  by_hand("adamw", "method=adamw beta1=0.7 beta2=0.95 eps=0.01 weight-decay=0.2",
+          &(update){.adamw = true, .beta1 = 0.7, .beta2 = 0.95, .eps = 0.01, .decay = 0.2});
+}
+
+/* ---- whose labels ----------------------------------------------------------------------------*/
+
+static struct {
+  float g[BATCH * CLASSES]; /* what was shown last */
+  int times;
+} shown;
+ng_status __real_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
+ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
+ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan) {
+  if (g->room[0] == BATCH && g->room[1] == CLASSES) memcpy(shown.g, g->data, sizeof shown.g);
+  shown.times++;
+  return __real_ng_observe_output_grad(p, i, g, loan);
+}
+
+/* fisher = empirical shows softmax - onehot(label of the batch), sampled the same of labels that are
+ * drawn; a step later the update is that of the batch's in both.  First step of softmax regression. */
+static void fisher_says_whose_labels_are_seen(void **state) {
+  (void)state;
+  data_set d;
+  assert_int_equal(data_open("synthetic:classes=4,features=6,train=8,test=0,noise=3", &d), CLI_OK);
+  for (int sampled = 0; sampled < 2; sampled++) {
+    trained r;
+    feed f;
+    double w[CLASSES][WIDE], g[CLASSES][WIDE];
+    int others = 0;
+    memset(&shown, 0, sizeof shown);
+    /* without curvature's say: damping so large that a step is that of SGD with lr / damping */
+    train(&d, sampled == 1 ? "sampled" : "empirical",
+          sampled == 1 ? "model=logreg method=natgrad fisher=sampled batch=8 steps=1 lr=1e5 "
+                         "damping=1e6 clip=none momentum=0 seed=5"
+                       : "model=logreg method=natgrad fisher=empirical batch=8 steps=1 lr=1e5 "
+                         "damping=1e6 clip=none momentum=0 seed=5",
+          &r);
+    nn *net = network_of(&r, &d, BATCH, 5);
+    for (int k = 0; k < CLASSES; k++) {
+      for (int c = 0; c < FEATURES; c++)
+        w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
+      w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
+    }
+    assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
+    feed_train(&f, 0);
+    assert_int_equal(shown.times, 1);
+    for (int i = 0; i < BATCH; i++) {
+      double y[CLASSES], sum = 0.0;
+      int drawn = -1;
+      logits(w, f.x + i * FEATURES, y);
+      for (int k = 0; k < CLASSES; k++)
+        sum += exp(y[k]);
+      for (int k = 0; k < CLASSES; k++)
+        drawn = shown.g[i * CLASSES + k] < 0.0f ? k : drawn; /* softmax - 1 */
+      for (int k = 0; k < CLASSES; k++) {
+        const double want = (exp(y[k]) / sum - (k == drawn)) / BATCH;
+        assert_true(fabs((double)shown.g[i * CLASSES + k] - want) < 1e-6);
+      }
+      others += drawn != f.labels[i];
+    }
+    if ((others > 0) != (sampled == 1)) fail_msg("%d labels are not the batch's", others);
+    gradient_of(w, &f, 0.0, g);
+    const float *kept = ngio_tensors_find(r.model, nn_param_at(net, 0)->name)->data;
+    for (int k = 0; k < CLASSES; k++) {
+      for (int c = 0; c < FEATURES; c++) /* a curvature of 10 beside a damping of 1e6 */
+        assert_true(fabs((double)kept[k * FEATURES + c] - (w[k][c] - 0.1 * g[k][c])) < 1e-3);
+    }
+    feed_free(&f);
+    nn_destroy(&net);
+    drop_trained(&r);
+  }
   data_close(&d);
 }
 
@@ -346,6 +454,7 @@ int main(void) {
       cmocka_unit_test(tests_are_of_the_weights_that_are_kept),
       cmocka_unit_test(testing_changes_nothing),
       cmocka_unit_test(softmax_regression_by_hand),
+      cmocka_unit_test(fisher_says_whose_labels_are_seen),
       cmocka_unit_test(clip_is_what_the_weights_did),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
