@@ -822,8 +822,16 @@ static void test_status_names(void **state) {
   NG_STATUS_LIST(NG_X)
 #undef NG_X
   assert_non_null(ng_status_name((ng_status)77));
-  assert_int_equal(ng_dtype_size(NG_BF16), 2);
-  assert_string_equal(ng_dtype_name(NG_F16), "f16");
+  static const struct {
+    ng_dtype t;
+    int32_t size;
+    const char *name;
+  } dtype[] = {{NG_F32, 4, "f32"}, {NG_F64, 8, "f64"}, {NG_F16, 2, "f16"}, {NG_BF16, 2, "bf16"},
+               {NG_I32, 4, "i32"}, {NG_I64, 8, "i64"}, {NG_U8, 1, "u8"},   {(ng_dtype)99, 0, "?"}};
+  for (size_t i = 0; i < sizeof dtype / sizeof dtype[0]; i++) {
+    assert_int_equal(ng_dtype_size(dtype[i].t), dtype[i].size);
+    assert_string_equal(ng_dtype_name(dtype[i].t), dtype[i].name);
+  }
   char text[2048];
   assert_true(ng_build_info(text, sizeof text) > 0);
   assert_non_null(strstr(text, "version = "));

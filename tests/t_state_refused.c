@@ -298,6 +298,9 @@ static void spoil(forgery *f, int which, float *room) {
   case 30:
     json_object_set_new(part(f, "options", NULL), "damping_split", json_string("joint"));
     break;
+  case 31:
+    json_object_set_new(m, "format", json_integer(99));
+    break;
   default:
     break;
   }
@@ -335,7 +338,27 @@ static const char *const lies[] = {
     "7 blocks",
     "no method",
     "option 'damping_split'",
+    "format 99 of the state is not known",
 };
+
+/* JSON has UTF-8 only: a state that could not be read back is not written. */
+static void texts_that_json_cannot_hold(void **state) {
+  (void)state;
+  static const char *const option[] = {"skip_layers", "layer"};
+  for (int i = 0; i < 2; i++) {
+    fixture f;
+    int32_t index;
+    fixture_ok(&f, fixture_open(&f, i == 0 ? "skip_layers='no\xff'" : "", NULL));
+    fixture_ok(&f, ng_add_linear(f.p, i == 0 ? "fc" : "fc\xff", 3, 2, 0, &index));
+    fixture_ok(&f, ng_ready(f.p));
+    const path file = in_folder("no_utf8");
+    assert_int_equal(ng_save(f.p, file.text), NG_ERR_FILE);
+    assert_non_null(strstr(ng_last_error(f.ctx), option[i]));
+    assert_non_null(strstr(ng_last_error(f.ctx), "is not UTF-8"));
+    assert_int_not_equal(access(file.text, F_OK), 0);
+    fixture_close(&f);
+  }
+}
 
 static void lying(void **state) {
   (void)state;
@@ -465,6 +488,7 @@ int main(void) {
       cmocka_unit_test(damaged),
       cmocka_unit_test(other_models),
       cmocka_unit_test(lying),
+      cmocka_unit_test(texts_that_json_cannot_hold),
       cmocka_unit_test(counters_come_back),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

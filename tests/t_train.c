@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -432,6 +433,16 @@ static void only_regular_files(void **state) {
   assert_true(disk_exists(path));
 }
 
+/* A disk that writes and then refuses the last act. */
+static bool no_rename;
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+  if (!no_rename) return __real_rename(from, to);
+  errno = EACCES;
+  return -1;
+}
+
 static void files_are_written_whole_or_not(void **state) {
   (void)state;
   char *text = NULL, path[512];
@@ -445,6 +456,13 @@ static void files_are_written_whole_or_not(void **state) {
   assert_string_equal(text, "two and more");
   free(text);
   char *part = cli_join(path, "f.part");
+  assert_false(disk_exists(part));
+  no_rename = true;
+  quiet();
+  const int rc = disk_write(file, "three", 5);
+  no_rename = false;
+  assert_non_null(strstr(said(), "c/f: cannot be written: Permission denied"));
+  assert_int_equal(rc, CLI_BAD);
   assert_false(disk_exists(part));
   assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
   quiet();

@@ -13,6 +13,7 @@ bad "--methods: unknown method 'natgard'; the nearest is natgrad" --methods sgd,
 bad "--methods: natgrad: dampnig: there is no such setting; the nearest is damping" --methods natgrad:dampnig=1
 bad '--methods: sgd has no use for damping' --methods sgd:damping=0.1
 bad '--methods: sgd: seed is the same for all methods' --methods sgd:seed=2
+bad '--methods: more than 64 methods' --methods "$(printf 'sgd,%.0s' {1..64})adamw"
 bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
 bad "--seeds: 'two' is no whole number from 1 to 1000" --methods sgd --seeds two
 bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
@@ -57,6 +58,12 @@ for want in 'sgd: damping of the grid is left out: it has no use for it' \
   'sgd: lr 0.05 is the largest of the grid; a wider one may do better'; do
   grep -qxF "$want" one.txt || fail "no note '$want'"
 done
+# Times of the stations and "other" are what a step takes; curves have the names of their methods.
+awk '/^method  *ms a step/ { n = 0; for (i = 1; i <= NF; i++) if ($i == "other") n = i - 2; next }
+  n && ($1 == "sgd" || $1 ~ /^natgrad/) { sum = 0; for (i = 3; i <= n; i++) sum += $i
+    if (sum - $2 > 0.0005 * n || $2 - sum > 0.0005 * n) exit 1; seen++ }
+  END { exit seen != 2 }' one.txt || fail "times of stations do not add up: $(grep -A3 'ms a step' one.txt)"
+grep -q "title 'sgd'" one/plot.gp && grep -q "title 'natgrad'" one/plot.gp || fail "curves: $(grep title one/plot.gp)"
 if command -v gnuplot >/dev/null; then
   [[ $(head -c 8 one/curves.png | od -An -c | tr -d ' \n') == '211PNG\r\n032\n' ]] || fail "no PNG"
   grep -q '</svg>' one/curves.svg || fail "no SVG"
@@ -216,6 +223,8 @@ expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet
 [[ -s compare-synthetic-logreg/table.txt ]] || fail "no folder of its own"
 
 # What no run could begin with is refused before there is a folder.
+expect 0 '*target: test loss *best test loss*' "$natgrad" compare --data synthetic:classes=2,image=4x4x1,train=16,test=8 \
+  --model autoencoder --methods sgd --seeds 1 --epochs 1 --batch 8
 bad '--label-smoothing: model autoencoder has no labels' --data digits --model autoencoder --methods sgd --label-smoothing 0.1 --out refused
 bad '--augment: crop needs images, *' --data synthetic:classes=2,features=6,train=64,test=16 --model logreg --methods sgd --augment crop --out refused
 bad '--dropout: mlp has no dropout; *' --data digits --model mlp --methods sgd --grid dropout=0.1,0.2 --out refused

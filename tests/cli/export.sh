@@ -27,6 +27,9 @@ END
 export_ 0 '' run --csv out.csv
 diff out.csv expected.csv || fail "CSV differs"
 export_ 0 '' run --csv=out.csv # replaces it
+mkdir bad && head -1 run/log.jsonl | sed 's/"event": "step"/"event": 3/' >bad/log.jsonl
+export_ 2 'natgrad: bad/log.jsonl: line 1: expected an object with "schema": 1, "event" and "step"' bad --csv bad.csv
+rm -r bad
 [[ $(ls) == $'err\nexpected.csv\nout\nout.csv\nrun' ]] || fail "something was left behind: $(ls)"
 
 # 20 steps in 4 s, 20 more in 6 s; the last line is written at 1767323045.
