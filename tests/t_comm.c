@@ -359,8 +359,24 @@ static void test_ask(void **state) {
   everywhere(ask_body);
 }
 
+/* What is over at once says so, whatever the request was used for before. */
+static ng_status nothing_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  const ng_group world = ng_group_world(c);
+  const ng_request used = {.started = true};
+  float x = 1.0f;
+  ng_request q = used;
+  (void)t, (void)how;
+  DO(ng_comm_post_broadcast(c, &world, &x, 0, NG_F32, 0, &q));
+  NEED(q.done && !q.started);
+  q = used;
+  DO(ng_comm_post_sum(c, &world, &x, 0, NG_F32, &q));
+  NEED(q.done && !q.started && x == 1.0f);
+  return ng_comm_wait(c, &q);
+}
+
 static void test_post(void **state) {
   (void)state;
+  everywhere(nothing_body);
   everywhere(post_body);
 }
 

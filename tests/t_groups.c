@@ -404,6 +404,7 @@ static void numbers_of_groups(void **state) {
   WRONG(ng_set_group(m.f.p, 0, (ng_param)3, 0), "'fc'", "no such parameter");
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, -1), "group is -1", "0 to 1023");
   WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1024), "group is 1024", "0 to 1023");
+  WRONG(ng_set_group(m.f.p, 0, NG_WEIGHT, 1025), "group is 1025", "0 to 1023");
   WRONG(plane_bind_grad(m.f.p, 0, NG_BOTH, &none), "'fc'", "no such parameter");
   assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 1023), NG_OK); /* it has no bias: the weight */
   assert_int_equal(ng_set_group(m.f.p, 0, NG_BOTH, 2), NG_OK);

@@ -433,6 +433,26 @@ static void only_regular_files(void **state) {
   assert_true(disk_exists(path));
 }
 
+/* One at a time; who is refused holds nothing that he could close. */
+static void a_folder_is_locked(void **state) {
+  (void)state;
+  char path[512];
+  int first = -1, second = -1;
+  (void)snprintf(path, sizeof path, "%s", in_folder("locked"));
+  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_lock(path, "train", &first), CLI_OK);
+  assert_true(first >= 0);
+  quiet();
+  const int rc = disk_lock(path, "train", &second);
+  assert_non_null(strstr(said(), "--out: another natgrad train is at work in "));
+  assert_int_equal(rc, CLI_BAD);
+  assert_int_equal(second, -1);
+  assert_int_equal(close(first), 0);
+  assert_int_equal(disk_lock(path, "train", &second), CLI_OK);
+  assert_true(second >= 0);
+  assert_int_equal(close(second), 0);
+}
+
 /* A disk that writes and then refuses the last act. */
 static bool no_rename;
 int __real_rename(const char *from, const char *to);
@@ -526,6 +546,7 @@ int main(void) {
       cmocka_unit_test(the_log_is_cut_and_read_back),
       cmocka_unit_test(a_full_disk_is_an_error),
       cmocka_unit_test(only_regular_files),
+      cmocka_unit_test(a_folder_is_locked),
       cmocka_unit_test(files_are_written_whole_or_not),
       cmocka_unit_test(steps_say_what_was_not_observed),
   };
