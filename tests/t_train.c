@@ -463,6 +463,26 @@ int __wrap_rename(const char *from, const char *to) {
   return -1;
 }
 
+static bool bad_close;
+int __real_close(int fd);
+int __wrap_close(int fd);
+int __wrap_close(int fd) {
+  const int rc = __real_close(fd);
+  if (!bad_close) return rc;
+  errno = EIO;
+  return -1;
+}
+
+/* What the disk says when a file is closed is part of writing it. */
+static void must_fail_to_close(const char *path) {
+  quiet();
+  bad_close = true;
+  const int rc = disk_write(path, "three", 5);
+  bad_close = false;
+  assert_non_null(strstr(said(), "cannot be written: Input/output error"));
+  assert_int_equal(rc, CLI_BAD);
+}
+
 static void files_are_written_whole_or_not(void **state) {
   (void)state;
   char *text = NULL, path[512];
@@ -476,6 +496,9 @@ static void files_are_written_whole_or_not(void **state) {
   assert_string_equal(text, "two and more");
   free(text);
   char *part = cli_join(path, "f.part");
+  assert_false(disk_exists(part));
+  must_fail_to_close(file);
+  must_fail_to_close("/dev/null"); /* no file to replace: written through */
   assert_false(disk_exists(part));
   no_rename = true;
   quiet();
