@@ -6,7 +6,7 @@ set -euo pipefail
 library=$1 major=$2
 shift 2
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$NG_TEST_SOURCE_DIR/python:$NG_TEST_SOURCE_DIR/tests/python
-export NATGRAD_LIBRARY=$library
+export NATGRAD_LIBRARY=$library OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 # small networks, on machines that are shared
 cached=$("$NG_TEST_SOURCE_DIR/scripts/torch.sh" --where)/bin/python
 for python in ${NG_TEST_PYTHON:-} "$cached" python3 /usr/bin/python3; do
   command -v "$python" >/dev/null || continue

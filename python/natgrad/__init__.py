@@ -13,7 +13,10 @@ import importlib
 
 from ._core import ArgumentError, Error, build_info, methods, options, published
 
-_LAZY = {}
+from ._methods import CLASSES as _CLASSES
+
+_LAZY = {"Preconditioner": ".preconditioner", "SGD": ".optim", "AdamW": ".optim",
+         **{row[0]: ".preconditioner" for row in _CLASSES}}
 __all__ = ["ArgumentError", "Error", "build_info", "methods", "options", "published", *_LAZY]
 
 

@@ -6,6 +6,7 @@ from . import _abi
 from ._library import load
 
 log = logging.getLogger("natgrad")
+log.addHandler(logging.NullHandler())  # silent unless the program wants logs
 _LEVEL = {_abi.NG_LOG_ERROR: logging.ERROR, _abi.NG_LOG_WARN: logging.WARNING, _abi.NG_LOG_INFO: logging.INFO,
           _abi.NG_LOG_TRACE: logging.DEBUG}
 _ROOM = 1024

@@ -1,0 +1,203 @@
+"""What the library is shown while a model runs: of each call of a layer its input and its output gradient.
+
+Both are shown when the output gradient arrives, so a call counts if a backward pass went through it and not
+otherwise: a forward whose loss is dropped, or the second forward of activation checkpointing, leaves no trace.
+Rows whose numbers depend on the order of several calls (calls = ema, last) show the input in forward, as the
+published programs do.
+"""
+import ctypes as c
+import inspect
+import weakref
+
+import torch
+
+from . import _abi
+from ._core import failure
+from ._tensors import Described
+
+_KWARGS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
+_grad_enabled = torch.is_grad_enabled
+_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+
+def _nothing(*_arguments, **_more):
+    """What a copied or pickled model has in place of a hook: the preconditioner is not of that model."""
+
+
+def _first_tensor(values):
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            return value
+        if isinstance(value, (list, tuple, dict)):
+            found = _first_tensor(value.values() if isinstance(value, dict) else value)
+            if found is not None:
+                return found
+    return None
+
+
+def _no_hook():
+    return _nothing
+
+
+class RootHook:
+    """The first tensor that the whole model is given says how many samples there are."""
+
+    def __init__(self, observer):
+        self.observer = weakref.ref(observer)
+
+    def __deepcopy__(self, memo):
+        return _nothing
+
+    def __reduce__(self):
+        return _no_hook, ()
+
+    def __call__(self, _module, inputs, named=None):
+        observer = self.observer()
+        if observer is not None and observer.by_model:
+            x = _first_tensor(inputs if named is None else (inputs, named))
+            axis = 0 if observer.first or x is None or x.dim() < 2 else 1
+            observer.seen = None if x is None else x.shape[axis]
+
+
+class Hook:
+    """A forward hook of one layer."""
+
+    __slots__ = ("observer", "layer", "handles", "input", "output", "size", "__weakref__")
+
+    def __init__(self, observer, layer):
+        self.observer, self.layer, self.size = weakref.ref(observer), layer, None
+        self.input = Described(f"the input of {layer.name}")
+        self.output = Described(f"the output gradient of {layer.name}")
+        extra = {"with_kwargs": True} if _KWARGS else {}
+        self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
+
+    def __deepcopy__(self, memo):
+        return _nothing
+
+    def __reduce__(self):
+        return _no_hook, ()
+
+    def lost(self):
+        """A module whose hook somebody has removed, or None."""
+        for module, handle in self.handles:
+            if handle.id not in module._forward_hooks:
+                return module
+        return None
+
+    def remove(self):
+        for _, handle in self.handles:
+            handle.remove()
+
+    def __call__(self, module, inputs, *rest):
+        if _KWARGS:
+            named, output = rest
+        else:
+            named, output = {}, rest[0]
+        observer, layer = self.observer(), self.layer
+        if observer is None or not observer.enabled:
+            return
+        if not module.training or not _grad_enabled() or not output.requires_grad:
+            layer.asleep_calls += 1
+            if observer.early and module.training and not _grad_enabled():
+                observer.owed[layer.index] = observer.owed.get(layer.index, 0) + 1
+            return
+        if _compiling():
+            raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
+                          "run: do not compile the model")
+        if layer.asleep == module.weight.requires_grad and not layer.frozen:  # changed since the last step
+            layer.asleep = not layer.asleep
+            observer.core.call("freeze", layer.index, int(layer.asleep))
+        if not observer.wants(observer.p, layer.index):
+            layer.calls += 1
+            return
+        x = inputs[0] if inputs else named.get("input")
+        if x is None:
+            raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' was called with keywords, which this PyTorch does "
+                          "not show to hooks: give its input as a positional argument")
+        layer.calls += 1
+        observer.forward(self, x, output)
+
+
+class Observer:
+    """Opens micro-batches and shows what hooks bring."""
+
+    def __init__(self, precond, layers, model, early, samples, first, reduction):
+        self.core, self.p, library = precond, precond.p, precond.library
+        self.wants = library.ng_wants
+        self._begin, self._input, self._output = (library.ng_begin, library.ng_observe_input,
+                                                  library.ng_observe_output_grad)
+        self.batch = _abi.ng_batch()
+        library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
+        self._batch = c.byref(self.batch)
+        self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
+        self.early, self.first, self.by_model = early, first, samples == "model"
+        self.enabled = True
+        self.open = None  # (samples, scale) of the micro-batch that the library is in
+        self.given = None  # samples and loss scale that the user said
+        self.seen = None  # samples of the model's input
+        self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
+        self.scale = lambda: 1.0
+        self.hooks = [Hook(self, layer) for layer in layers]
+        extra = {"with_kwargs": True} if _KWARGS else {}
+        self.root = model.register_forward_pre_hook(RootHook(self), **extra)
+
+    def remove(self):
+        for hook in self.hooks:
+            hook.remove()
+        self.root.remove()
+
+    def close_batch(self):
+        self.open = None
+        self.given = None
+        self.owed.clear()
+
+    # ---- one call of a layer
+
+    def forward(self, hook, x, output):
+        samples = self.given[0] if self.given is not None else self.seen
+        x = x.detach()
+        if self.early:
+            again = _in_backward() != -1
+            owed = self.owed.get(hook.layer.index, 0)
+            if not again or owed:
+                if again:
+                    self.owed[hook.layer.index] = owed - 1
+                self.show(hook, x, samples, None)
+            output.register_hook(lambda g: self.show(hook, None, samples, g))
+            return
+        version = x._version
+
+        def arrived(g):
+            if x._version != version:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its input was changed in place between "
+                              "forward and backward, so it cannot be observed")
+            self.show(hook, x, samples, g)
+
+        output.register_hook(arrived)
+
+    def show(self, hook, x, samples, g):
+        if not self.enabled:
+            return
+        layer = hook.layer
+        if x is not None:
+            x, count = layer.input(x, samples, self.first)
+        if g is not None:
+            g = layer.output(g.detach(), samples, self.first)
+            count = g.shape[0]
+        scale = self.given[1] if self.given is not None and self.given[1] is not None else self.scale()
+        other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
+        if self.open != (count, scale) or other:
+            hook.size = g.shape[2:] if g is not None else None
+            self.batch.samples, self.batch.loss_scale = count, scale
+            self.core.check(self._begin(self.p, self._batch))
+            self.open = (count, scale)
+        if g is not None:  # first: of a scaled loss that overflowed the input is not shown, either
+            status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
+            if status:
+                self.core.check(status)
+                return
+        if x is not None:
+            status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_COPY)
+            if status < 0:
+                self.core.check(status)

@@ -1,0 +1,233 @@
+"""From modules to layers: what each parameter of a model becomes, and how a layer's arrays are laid out.
+
+Nothing is left out silently: a parameter is part of a layer that has curvature, or stands for itself with a
+reason, which explain() prints.
+"""
+from torch import nn
+import torch.nn.functional as F
+
+from . import _abi
+from ._core import failure, filled
+
+_REFUSED = {
+    "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
+    "FSDPModule": "parameters that FSDP has sharded are not supported",
+    "OptimizedModule": "hooks of a compiled module may not run: give the model that torch.compile was given, "
+                       "uncompiled",
+    "DataParallel": "DataParallel runs copies of the model in threads: use DistributedDataParallel",
+    "ScriptModule": "hooks of a scripted module may not run: give the model before torch.jit",
+    "RecursiveScriptModule": "hooks of a scripted module may not run: give the model before torch.jit",
+}
+
+
+def unwrap(model):
+    """The model inside of DistributedDataParallel."""
+    while type(model).__name__ == "DistributedDataParallel":
+        model = model.module
+    return model
+
+
+def refuse(model):
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _REFUSED and kind.__module__.split(".")[0] == "torch":
+                where = f"'{name}' is a {kind.__name__}" if name else f"the model is a {kind.__name__}"
+                raise failure(_abi.NG_ERR_ABSENT, f"{where}: {_REFUSED[kind.__name__]}")
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' was compiled in place: {_REFUSED['OptimizedModule']}")
+
+
+class Entry:
+    """One index of the library: parameters of the model.  `reason` says why there is no curvature."""
+
+    def __init__(self, name, reason=""):
+        self.name, self.reason = name, reason
+        self.index = -1
+        self.places = []  # (ng_param, module, name of the attribute, full name)
+        self.frozen = False  # registered so: no memory, never
+        self.asleep = False  # by ng_freeze
+
+    def parameters(self):
+        return [getattr(module, attribute) for _, module, attribute, _ in self.places]
+
+
+class Layer(Entry):
+    """A linear or a convolution layer, of one module or of several that share their parameters."""
+
+    def __init__(self, name, module, bias):
+        super().__init__(name)
+        self.modules, self.bias = [module], bias
+        self.conv = isinstance(module, (nn.Conv1d, nn.Conv2d))
+        self.pad = None  # what F.pad is given before the library sees the input
+        self.padding = (0, 0)
+        self.calls = self.asleep_calls = 0  # forwards that were observed; those in eval mode or without gradients
+        if self.conv:
+            self._set_padding(module)
+
+    def _set_padding(self, m):
+        axes = len(m.kernel_size)
+        sides = list(m._reversed_padding_repeated_twice)[::-1]  # [before, after] of each axis, the first axis first
+        both = [(sides[2 * i + 1], sides[2 * i]) for i in range(axes)]
+        if m.padding_mode != "zeros":
+            self.pad = dict(pad=m._reversed_padding_repeated_twice, mode=m.padding_mode)
+        elif any(before != after for before, after in both):  # an even kernel with padding='same'
+            self.pad = dict(pad=m._reversed_padding_repeated_twice)
+        else:
+            self.padding = (0,) * (2 - axes) + tuple(before for before, _ in both)
+
+    def described(self, options=None):
+        m = self.modules[0]
+        layer = filled(_abi.ng_layer, _abi.NG_CONV2D if self.conv else _abi.NG_LINEAR)
+        layer.name = self.name.encode()
+        layer.bias, layer.frozen = int(self.bias), int(self.frozen)
+        if options:
+            layer.options = options.encode()
+        if not self.conv:
+            setattr(layer, "in", m.in_features)
+            layer.out = m.out_features
+            return layer
+        setattr(layer, "in", m.in_channels)
+        layer.out, layer.groups = m.out_channels, m.groups
+        one = (1,) * (2 - len(m.kernel_size))  # a convolution of one axis has images of height 1
+        for field, value in (("kernel", one + m.kernel_size), ("stride", one + m.stride),
+                             ("padding", self.padding), ("dilation", one + m.dilation)):
+            getattr(layer, field)[0:2] = value
+        return layer
+
+    # ---- arrays, as the library wants to see them
+
+    def input(self, x, samples, first):
+        """The input of a call and how many samples it has."""
+        if not self.conv:
+            return self.rows(x, samples, first)
+        if x.dim() == len(self.modules[0].kernel_size) + 1:
+            x = x.unsqueeze(0)
+        if self.pad is not None:
+            x = F.pad(x, **self.pad)
+        return self.image(x), x.shape[0]
+
+    def output(self, g, samples, first):
+        if not self.conv:
+            return self.rows(g, samples, first)[0]
+        return self.image(g if g.dim() == len(self.modules[0].kernel_size) + 2 else g.unsqueeze(0))
+
+    @staticmethod
+    def image(x):
+        return x.unsqueeze(2) if x.dim() == 3 else x
+
+    def rows(self, x, samples, first):
+        """[samples, positions, ..., features], as a view; `samples` None: the leading axis counts them."""
+        if x.dim() == 1:
+            return x.unsqueeze(0), 1
+        if samples is None:
+            if not first and x.dim() > 2:
+                x = x.transpose(0, 1)
+            return x, x.shape[0]
+        if x.dim() > 2:
+            if x.shape[0 if first else 1] == samples:
+                return (x if first else x.transpose(0, 1)), samples
+            if x.shape[1 if first else 0] == samples:
+                return (x.transpose(0, 1) if first else x), samples
+        if x.shape[0] % samples == 0:
+            if first:
+                return x.reshape(samples, x.shape[0] // samples, *x.shape[1:]), samples
+            return x.reshape(x.shape[0] // samples, samples, *x.shape[1:]).transpose(0, 1), samples
+        rows = x.numel() // x.shape[-1]
+        if rows % samples:
+            raise failure(_abi.NG_ERR_SHAPE, f"layer '{self.name}': an array is {list(x.shape)}, and the model's input "
+                          f"has {samples} samples, which do not divide its {rows} rows; samples='layer' counts the "
+                          "leading axis of each layer")
+        return x.reshape(samples, rows // samples, x.shape[-1]), samples
+
+
+def _layer_problem(name, module, parent):
+    """'' for a module that is a layer as the library means it; None for another kind; else why it is none."""
+    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+        return None
+    kind = type(module)
+    plain = nn.Linear if isinstance(module, nn.Linear) else (
+        nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d)
+    if isinstance(parent, nn.MultiheadAttention):
+        return "MultiheadAttention computes with it without calling it, so nothing can be observed"
+    if kind.forward is not plain.forward or (plain is not nn.Linear and
+                                             kind._conv_forward is not plain._conv_forward):
+        return f"{kind.__name__} has a forward of its own: what it computes is not known"
+    if module._parameters.get("weight") is None:
+        return "its weight is computed (weight_norm, spectral_norm, a parametrization)"
+    return ""
+
+
+def plan(model, accept=None):
+    """The entries of a model, layers and parameters for themselves, in the order of its modules.  accept(name,
+    module) may say why a layer shall have no curvature."""
+    modules = list(model.named_modules())
+    parents = {id(child): module for _, module in modules for child in module.children()}
+    users = {}  # of each parameter: (module, full name)
+    for name, module in modules:
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault(id(parameter), []).append((module, f"{name}.{attribute}" if name else attribute))
+    entries, layers, taken = [], {}, set()
+    for name, module in modules:
+        problem = _layer_problem(name, module, parents.get(id(module)))
+        if problem == "" and accept is not None:
+            problem = accept(name, module)
+        if problem == "":
+            problem = _add_layer(name or "root", module, users, layers, entries, taken)
+        if problem is None and isinstance(module, nn.MultiheadAttention):
+            problem = "MultiheadAttention keeps it for itself, without a layer"
+        for attribute, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in taken:
+                continue
+            taken.add(id(parameter))
+            full = users[id(parameter)][0][1]
+            others = [other for _, other in users[id(parameter)][1:]]
+            if problem == "":
+                reason = "frozen; its layer goes on without it"
+            elif others and not problem:
+                reason = f"tied to '{others[0]}'"
+            else:
+                reason = problem or f"a parameter of {type(module).__name__}"
+            entry = Entry(full, reason)
+            entry.places.append((_abi.NG_WEIGHT, module, attribute, full))
+            entries.append(entry)
+    for entry in entries:
+        entry.frozen = isinstance(entry, Layer) and not any(p.requires_grad for p in entry.parameters())
+    return entries
+
+
+def _geometry(module):
+    names = ("stride", "padding", "dilation", "groups", "padding_mode")
+    return type(module), tuple(getattr(module, name, None) for name in names)
+
+
+def _add_layer(name, module, users, layers, entries, taken):
+    """'' when the module became a layer, or one more module of a layer that there is; else why not."""
+    weight, bias = module.weight, module.bias
+    key = (id(weight), id(bias))
+    if key in layers:
+        other = layers[key]
+        if _geometry(module) != _geometry(other.modules[0]):
+            raise failure(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight, and compute "
+                          "differently with it: not supported")
+        other.modules.append(module)
+        return ""
+    for parameter in (weight, bias):
+        for other, full in users[id(parameter)] if parameter is not None else ():
+            same = isinstance(other, type(module)) and (id(other._parameters.get("weight")),
+                                                        id(other._parameters.get("bias"))) == key
+            if not same:
+                return f"tied to '{full}'"
+    if not weight.requires_grad and bias is not None and bias.requires_grad:
+        return "its weight is frozen, its bias is not"
+    part = bias is not None and weight.requires_grad and not bias.requires_grad  # the bias stands for itself
+    layer = Layer(name, module, bias is not None and not part)
+    prefix = "" if name == "root" and users[id(weight)][0][1] == "weight" else name + "."
+    layer.places.append((_abi.NG_WEIGHT, module, "weight", prefix + "weight"))
+    taken.add(id(weight))
+    if layer.bias:
+        layer.places.append((_abi.NG_BIAS, module, "bias", prefix + "bias"))
+        taken.add(id(bias))
+    layers[key] = layer
+    entries.append(layer)
+    return ""

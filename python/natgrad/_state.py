@@ -1,0 +1,66 @@
+"""State as a dict of named tensors, and tables that print themselves."""
+import ctypes
+import json
+import struct
+
+import torch
+
+from . import _abi
+from ._core import failure
+from ._tensors import STORED
+
+_NAMES = {dtype: name for name, dtype in STORED.items()}
+_META = ("natgrad", "natgrad.crc32")  # the manifest and its checksum, as the library writes them
+
+
+def shared(core):
+    """The bytes of the state on every rank."""
+    transport = core.transport
+    return core.save() if transport is None else transport.share(core.save(transport.rank == 0))
+
+
+def unpack(data):
+    """{"manifest", "crc32", "fields": {"fc1/A": tensor, ...}} of the bytes, which are a safetensors file."""
+    size, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    meta = header.pop("__metadata__")
+    fields, body = {}, bytearray(data[8 + size:])
+    for name, field in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = field["data_offsets"]
+        dtype = STORED[field["dtype"]]
+        count = (end - begin) // torch.empty((), dtype=dtype).element_size()
+        fields[name] = torch.frombuffer(body, dtype=dtype, count=count, offset=begin).clone().reshape(field["shape"])
+    return {"manifest": meta[_META[0]], "crc32": meta[_META[1]], "fields": fields}
+
+
+def pack(state):
+    """The bytes again.  What somebody else has put there is refused by the library, by name."""
+    missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
+    if missing:
+        raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not one of natgrad")
+    header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
+    for name, tensor in state["fields"].items():
+        if tensor.dtype not in _NAMES:
+            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not keep")
+        flat = tensor.detach().cpu().contiguous()
+        piece = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [at, at + len(piece)]}
+        at += len(piece)
+        pieces.append(piece)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *pieces])
+
+
+class Table(list):
+    """Rows (dicts) whose text is a table of some of their columns."""
+
+    def __init__(self, rows, columns):
+        super().__init__(rows)
+        self.columns = columns
+
+    def __str__(self):
+        cells = [self.columns, *([str(row[name]) for name in self.columns] for row in self)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells)

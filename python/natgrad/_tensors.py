@@ -1,0 +1,66 @@
+"""Tensors as the library sees them: an address, a dtype, a shape and strides.  Nothing is copied."""
+import ctypes as c
+
+import torch
+
+from . import _abi
+from ._core import failure
+
+DTYPES = {torch.float32: _abi.NG_F32, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
+STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_ROOM = 4  # axes whose extents and strides fit into an ng_array itself
+
+
+def wrong(name, tensor):
+    """Why the library cannot read or write this tensor, or ''."""
+    kind = type(tensor).__name__
+    if kind in ("DTensor", "FakeTensor", "ShardedTensor"):
+        return f"'{name}' is a {kind}: sharded and traced tensors are not supported"
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return f"'{name}' has no shape yet: run the model once, then make the preconditioner"
+    if tensor.layout != torch.strided:
+        return f"'{name}' is {tensor.layout}: only dense tensors are supported (sparse=False)"
+    if tensor.device.type != "cpu":
+        return f"'{name}' is on {tensor.device}: only the CPU is supported"
+    if tensor.dtype not in DTYPES:
+        return f"'{name}' is {str(tensor.dtype).replace('torch.', '')}: expected float32, bfloat16 or float16"
+    return ""
+
+
+class Described:
+    """An ng_array that follows one tensor after another; `of` is cheap when only the address has changed."""
+
+    __slots__ = ("array", "reference", "name", "_seen", "_lists")
+
+    def __init__(self, name):
+        self.array, self.name, self._seen, self._lists = _abi.ng_array(), name, None, None
+        self.array.mem = _abi.NG_HOST
+        self.reference = c.byref(self.array)
+
+    def of(self, tensor):
+        seen = (tensor.shape, tensor.stride(), tensor.dtype)
+        if seen != self._seen or tensor.layout is not torch.strided:
+            self._describe(tensor)
+            self._seen = seen
+        self.array.data = tensor.data_ptr()
+        return self.reference
+
+    def none(self):
+        self.array.data = None
+        return self.reference
+
+    def _describe(self, tensor):
+        self._seen = None
+        why = wrong(self.name, tensor)
+        if why:
+            raise failure(_abi.NG_ERR_ARG, why)
+        array, axes = self.array, tensor.dim()
+        if axes > 8:
+            raise failure(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
+        array.dtype, array.ndim = DTYPES[tensor.dtype], axes
+        if axes <= _ROOM:
+            array.shape = array.stride = None
+            array.room[0:axes], array.room[_ROOM:_ROOM + axes] = tensor.shape, tensor.stride()
+        else:
+            self._lists = ((c.c_int64 * axes)(*tensor.shape), (c.c_int64 * axes)(*tensor.stride()))
+            array.shape, array.stride = (c.addressof(one) for one in self._lists)

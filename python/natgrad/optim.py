@@ -1,0 +1,140 @@
+"""Optimizers: preconditioning, momentum, weight decay and the update of the weights in one pass over memory.
+
+    optimizer = natgrad.SGD(model, lr=0.1, momentum=0.9, weight_decay=5e-4, damping=0.003)
+    loss.backward()
+    optimizer.step()
+
+They are torch.optim.Optimizer: param_groups are read at each step, so schedulers and trainers work on them.
+"""
+import ctypes as c
+
+import torch
+
+from . import _abi, _layers
+from ._core import failure
+from .preconditioner import Preconditioner
+
+# The in-place update is seen by autograd where PyTorch has a way to say so.
+_changed = getattr(torch.autograd.graph, "increment_version", None)
+
+
+class _Updating(Preconditioner):
+    """A preconditioner that updates the weights, with numbers by group."""
+
+    def __init__(self, optimizer, model, options, kwargs):
+        self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._names = [f"param_groups[{i}]" for i in range(len(optimizer.param_groups))]
+        arguments = dict(accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True, reduction="mean",
+                         process_group=None, threads=0, linalg=None, layer_options=None)
+        arguments.update((name, kwargs.pop(name)) for name in list(kwargs) if name in arguments)
+        options.update(kwargs)
+        self._setup(model, self._options(options), lr=None, **arguments)
+
+    def _before_ready(self):
+        mine = {}
+        for entry in self.entries:
+            for which, module, attribute, full in entry.places:
+                parameter = module._parameters[attribute]
+                group = self._group.pop(id(parameter), None)
+                if group is None and parameter.requires_grad:
+                    raise failure(_abi.NG_ERR_ARG, f"'{full}' wants a gradient and is in none of the param_groups: put it "
+                                  "into one, or freeze it")
+                if group is not None and not entry.frozen:
+                    mine[entry.index, which] = group
+        if self._group:
+            raise failure(_abi.NG_ERR_ARG, f"{self._names[next(iter(self._group.values()))]} has a parameter that is not "
+                          "of the model")
+        self.groups = sorted(set(mine.values()))  # those that have a parameter with a gradient
+        for (index, which), group in mine.items():
+            self._core.call("set_group", index, which, self.groups.index(group))
+
+
+class _Optimizer(torch.optim.Optimizer):
+    _update = _struct = None
+    method = "natgrad"
+
+    def _make(self, model, params, defaults, options):
+        self.preconditioner = None
+        super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
+        self.preconditioner = _Updating(self, model, {"method": options.pop("method", None) or self.method,
+                                                      "update": self._update}, options)
+        self._numbers = (self._struct * len(self.preconditioner.groups))()
+
+    def add_param_group(self, param_group):
+        if self.preconditioner is not None:
+            raise failure(_abi.NG_ERR_STATE, "param_groups are fixed once the optimizer is made: give all of them as params")
+        super().add_param_group(param_group)
+
+    def step(self, closure=None):
+        """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for numbers, group in zip(self._numbers, self.preconditioner.groups):
+            numbers.struct_size = c.sizeof(self._struct)
+            self._fill(numbers, self.param_groups[group])
+        self.note = self.preconditioner._step("step_" + self._update, self._numbers, len(self._numbers))
+        if _changed is not None and self.note != _abi.NG_SKIPPED:
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        _changed(parameter)
+        return loss
+
+    def zero_grad(self, *arguments, **more):
+        """Gradients that are dropped without a step (a GradScaler skipped it) take their observations along."""
+        if self.preconditioner._observer.open is not None:
+            self.preconditioner.reset_batch()
+        super().zero_grad(*arguments, **more)
+
+    def state_dict(self):
+        return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        if "natgrad" not in state_dict:
+            raise failure(_abi.NG_ERR_FILE, "the state has no 'natgrad': it is not one of this optimizer")
+        self.preconditioner.load_state_dict(state_dict["natgrad"])
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
+
+    def explain(self):
+        return self.preconditioner.explain()
+
+    def report(self):
+        return self.preconditioner.report()
+
+    def memory_usage(self):
+        return self.preconditioner.memory_usage()
+
+
+class SGD(_Optimizer):
+    """torch.optim.SGD of preconditioned gradients.  `decoupled` takes weight decay from the weights as AdamW does.
+    Beside params (param groups) and `method`, all keywords of a preconditioner and all options."""
+
+    _update, _struct = "sgd", _abi.ng_sgd
+
+    def __init__(self, model, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, decoupled=False, *,
+                 params=None, **options):
+        self._make(model, params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                                       nesterov=nesterov, decoupled=decoupled), options)
+
+    @staticmethod
+    def _fill(numbers, group):
+        for name in ("lr", "momentum", "dampening", "weight_decay"):
+            setattr(numbers, name, float(group[name]))
+        numbers.nesterov, numbers.decoupled = int(group["nesterov"]), int(group["decoupled"])
+
+
+class AdamW(_Optimizer):
+    """torch.optim.AdamW of preconditioned gradients; keywords as for SGD."""
+
+    _update, _struct = "adamw", _abi.ng_adamw
+
+    def __init__(self, model, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, *, params=None, **options):
+        self._make(model, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), options)
+
+    @staticmethod
+    def _fill(numbers, group):
+        for name in ("lr", "eps", "weight_decay"):
+            setattr(numbers, name, float(group[name]))
+        numbers.beta1, numbers.beta2 = (float(beta) for beta in group["betas"])

@@ -1,0 +1,334 @@
+"""The preconditioners: what stands between loss.backward() and optimizer.step()."""
+import ctypes as c
+import warnings
+
+import torch
+
+from . import _abi, _core, _layers, _state
+from ._core import failure
+from ._hooks import Observer
+from ._methods import CLASSES
+from ._tensors import Described, wrong
+
+
+class Preconditioner:
+    """Preconditions the gradients of a model in place.
+
+        preconditioner = natgrad.KFAC(model, lr=0.1, damping=0.003)
+        loss.backward()
+        preconditioner.step()      # between backward and the step of the optimizer
+        optimizer.step()
+
+    model              any nn.Module, or DistributedDataParallel around one, its parameters on the CPU
+    lr                 the optimizer's, which the clip reads; a number, or a function of the step
+    accumulation_steps the loss of each backward was divided by it
+    grad_scaler        a GradScaler (its get_scale), or a function that gives the loss scale
+    samples            'model': the first tensor that the model is given counts them; 'layer': each layer's own input
+    batch_first        False: the second axis counts samples, the first positions, as in [T, B, F]
+    reduction          'mean' | 'sum': what the loss is over the samples
+    process_group      of torch.distributed; None: the default one, if there is one; False: this process alone
+    threads            of the library's own loops; 0: one for each processor
+    linalg             'cpu' | 'ref'
+    options            the library's own (natgrad.options()); live ones may be functions of the step
+
+    Options that belong to all of a model's layers are one line here; `layer_options` maps a layer's name to a line of
+    its own, {"fc": "damping=0.1"}.
+    """
+
+    family = method = None
+
+    def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
+                 reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, **options):
+        self._setup(model, self._options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
+                    process_group, threads, linalg, layer_options)
+
+    # ---- making one
+
+    def _options(self, given):
+        """The options object; functions of the step are called with 0, and again before each step."""
+        self._functions = {}
+        chosen = _core.Options()
+        chosen.set("method", given.pop("method", None) or self.method)
+        live = {row["name"] for row in _core.options() if row["live"]}
+        for name, value in given.items():
+            if callable(value):
+                if name not in live:
+                    raise failure(_abi.NG_ERR_ARG, f"{name}: it does not change while a model lives, so it is no "
+                                  "function of the step")
+                self._functions[name] = value
+                value = value(0)
+            chosen.set(name, value)
+        chosen.check()
+        method = chosen.get("method")
+        family = next(row["family"] for row in _core.methods() if row["name"] == method)
+        if self.family is not None and family != self.family:
+            name = next((name for name, other, *_ in CLASSES if other == family), "another class")
+            raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' is of {name}")
+        return chosen
+
+    def _setup(self, model, chosen, lr, accumulation_steps, grad_scaler, samples, batch_first, reduction, process_group,
+               threads, linalg, layer_options, accept=None):
+        if accumulation_steps < 1:
+            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected at least 1")
+        if samples not in ("model", "layer"):
+            raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
+        if reduction not in ("mean", "sum"):
+            raise failure(_abi.NG_ERR_ARG, f"reduction is '{reduction}', expected 'mean' or 'sum'")
+        _layers.refuse(model)
+        self.model = _layers.unwrap(model)
+        _layers.refuse(self.model)
+        self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
+        self._chosen = chosen
+        self._weights = chosen.get("update") != "gradient" or chosen.get("clip") == "ratio"
+        self.entries = _layers.plan(self.model, accept)
+        self._warned, self._steps, self._final = set(), 0, False
+        self._check_parameters()
+        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg)
+        self._register(layer_options or {})
+        self._before_ready()
+        self._core.call("ready")
+        self._make_bindings()
+        self._observer = Observer(self._core, [e for e in self.entries if isinstance(e, _layers.Layer)], self.model,
+                                  chosen.get("calls") != "mean", samples, batch_first, reduction)
+        self._observer.scale = self._scale
+        self._say_left_out()
+
+    @staticmethod
+    def _transport(group):
+        if group is False:
+            return None
+        from . import _distributed
+        return _distributed.transport(group)
+
+    def _register(self, layer_options):
+        index = c.c_int32()
+        for entry in self.entries:
+            if isinstance(entry, _layers.Layer):
+                layer = entry.described(layer_options.pop(entry.name, None))
+                self._core.call("add_layer", c.byref(layer), c.byref(index))
+            else:
+                count = entry.parameters()[0].numel()
+                self._core.call("add_tensor", entry.name.encode(), count, c.byref(index))
+            entry.index = index.value
+        if layer_options:
+            raise failure(_abi.NG_ERR_ARG, f"layer_options: there is no layer '{next(iter(layer_options))}'")
+
+    def _before_ready(self):
+        """For optimizers: groups of parameters."""
+
+    def _bound(self):
+        """What a step needs: of every layer, and of all parameters if it updates them."""
+        updates = self._chosen.get("update") != "gradient"
+        return [(entry, place) for entry in self.entries for place in entry.places
+                if not entry.frozen and (updates or isinstance(entry, _layers.Layer))]
+
+    def _check_parameters(self):
+        for _, (_, module, attribute, full) in self._bound():
+            why = wrong(full, getattr(module, attribute))
+            if why:
+                raise failure(_abi.NG_ERR_ARG, why)
+
+    def _make_bindings(self):
+        rows = self._bound()
+        self._rows = []
+        self._bindings = (_abi.ng_binding * len(rows))()
+        for binding, (entry, (which, module, attribute, full)) in zip(self._bindings, rows):
+            grad, weight = Described(f"the gradient of {full}"), Described(full)
+            binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
+            binding.grad = c.addressof(grad.array)
+            if self._weights:
+                binding.weight = c.addressof(weight.array)
+            self._rows.append((entry, module._parameters, attribute, grad, weight))
+
+    def _say_left_out(self):
+        """A linear or convolution layer without curvature is said aloud, once; explain() tells it of all."""
+        left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
+        if left:
+            names = ", ".join(sorted({e.name.rsplit(".", 1)[0] for e in left}))
+            warnings.warn(f"natgrad: projections of MultiheadAttention keep their gradients, since hooks cannot observe "
+                          f"them: {names}", stacklevel=5)
+
+    # ---- a step
+
+    @property
+    def steps(self):
+        """Steps that were taken; those that were skipped are not counted."""
+        return self._steps
+
+    def _scale(self):
+        scaler = self.grad_scaler
+        if scaler is None:
+            scale = 1.0
+        else:
+            scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler()
+        return float(scale) / self.accumulation_steps
+
+    def begin(self, samples, loss_scale=None):
+        """Say how many samples the coming micro-batch has, and what its loss is multiplied by: for uneven
+        micro-batches samples / all samples of the step, times the scale of mixed precision."""
+        self._observer.given = (int(samples), None if loss_scale is None else float(loss_scale))
+
+    def step(self, lr=None):
+        """Precondition every gradient of every layer, in place.  Returns the library's note: 0 done, 1 some block
+        was rescued, 2 skipped since something was not finite (gradients are as they were), 3 something was due and
+        not observed."""
+        if lr is None:
+            lr = self.lr(self._steps) if callable(self.lr) else self.lr
+        return self._step("step", c.c_double(float(lr)))
+
+    def _step(self, call, *arguments):
+        self._check_hooks()
+        self._bind()
+        try:
+            status = self._core.call(call, *arguments)
+        except _core.Error as error:
+            raise self._explained(error) from error.__cause__
+        self._observer.close_batch()
+        if status != _abi.NG_SKIPPED:
+            self._steps += 1
+            self._move()
+        if status == _abi.NG_UNOBSERVED:
+            self._say_unobserved()
+        return status
+
+    def _bind(self):
+        for entry, parameters, attribute, grad, weight in self._rows:
+            parameter = parameters[attribute]
+            if parameter is None:
+                raise failure(_abi.NG_ERR_STATE, f"'{weight.name}' is gone: it was a parameter when the preconditioner "
+                              "was made")
+            if parameter.grad is None:
+                grad.none()
+            else:
+                grad.of(parameter.grad)
+            if self._weights:
+                weight.of(parameter)
+        for entry in self.entries:
+            self._follow_freezing(entry)
+        self._core.call("bind", self._bindings, len(self._bindings))
+
+    def _follow_freezing(self, entry):
+        """requires_grad may change between steps."""
+        _, module, attribute, full = entry.places[0]
+        sleeps = not module._parameters[attribute].requires_grad
+        if entry.frozen:
+            if not sleeps:
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' was frozen when the preconditioner was made, and is not any "
+                              "more: make a new one")
+        elif sleeps != entry.asleep:
+            self._core.call("freeze", entry.index, int(sleeps))
+            entry.asleep = sleeps
+
+    def _move(self):
+        """Functions of the step give what holds at the coming one."""
+        for name, function in self._functions.items():
+            self._core.set(name, function(self._steps))
+
+    # ---- what went wrong
+
+    def _check_hooks(self):
+        if not self._observer.enabled:
+            return
+        for hook in self._observer.hooks:
+            if hook.lost() is not None:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed, so it is not observed "
+                              "any more: make a new preconditioner")
+
+    def _explained(self, error):
+        """What the front knows of a layer that was never observed."""
+        if "was never observed" not in str(error):
+            return error
+        for hook in self._observer.hooks:
+            layer = hook.layer
+            if f"'{layer.name}'" not in str(error):
+                continue
+            if layer.calls:
+                why = "it was called, and no gradient came back to its output"
+            elif layer.asleep_calls:
+                why = "it was only called in eval mode, or without gradients"
+            else:
+                why = ("its module was not called: it is not used, was replaced in the model, or its weight is used "
+                       "without it")
+            return failure(error.status, f"{error}; {why}.  skip_layers leaves a layer out, missing='keep' one that "
+                           "has no gradient")
+        return error
+
+    def _say_unobserved(self):
+        for hook in self._observer.hooks:
+            layer = hook.layer
+            if layer.name in self._warned or layer.frozen:
+                continue
+            if self._core.read("report_layer", _abi.ng_layer_report, layer.index)["unobserved"]:
+                self._warned.add(layer.name)
+                warnings.warn(f"natgrad: layer '{layer.name}' was not observed in step {self._steps - 1}, though it was "
+                              "due: its last average was used", stacklevel=4)
+
+    def reset_batch(self):
+        """Forget what was observed since the last step (its gradients were dropped)."""
+        self._core.call("reset_batch")
+        self._observer.close_batch()
+
+    @property
+    def hook_enabled(self):
+        return self._observer.enabled
+
+    @hook_enabled.setter
+    def hook_enabled(self, on):
+        """False: nothing is observed, as for a backward pass that is not of the loss."""
+        self._observer.enabled = bool(on)
+
+    def close(self):
+        """Take the hooks out of the model and give the memory back."""
+        self._observer.remove()
+        self._core.close()
+
+    # ---- what is held, what happened
+
+    def explain(self):
+        """What happens to each parameter and why: a list of dicts, and as text a table."""
+        reasons = {entry.index: entry.reason for entry in self.entries if entry.reason}
+        rows = [_core.as_dict(row) for row in self._read_all("explain", _abi.ng_explain_row)]
+        for row in rows:
+            if row["why"].startswith("registered as a tensor"):
+                row["why"] = reasons.get(row["index"], row["why"])
+        return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
+
+    def memory_usage(self):
+        """Bytes on this rank by use, and their `total`."""
+        rows = [_core.as_dict(row) for row in self._read_all("memory", _abi.ng_memory_info)]
+        found = {row["use"]: row["bytes"] for row in rows}
+        return {**found, "total": sum(found.values())}
+
+    def report(self):
+        """What happened: the last clip, counts of what was rescued, times of the stations, each layer."""
+        found = self._core.read("report_read", _abi.ng_report)
+        found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
+                             for i in range(found["stations"])]
+        found["layers"] = [self._core.read("report_layer", _abi.ng_layer_report, entry.index)
+                           for entry in self.entries if isinstance(entry, _layers.Layer)]
+        return found
+
+    def _read_all(self, name, struct):
+        for i in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p)):
+            row = _core.filled(struct)
+            self._core.call(name, i, c.byref(row))
+            yield row
+
+    # ---- state
+
+    def state_dict(self):
+        """Tensors, numbers and texts; exact.  Collective: every rank calls it and gets the same."""
+        return {**_state.unpack(_state.shared(self._core)), "steps": self._steps}
+
+    def load_state_dict(self, state):
+        """What state_dict() gave, of the same model and options; on any error nothing has changed."""
+        self._core.load(_state.pack(state))
+        self._steps = int(state["steps"])
+        self._observer.close_batch()
+        self._move()
+
+
+for _name, _family, _method, _doc in CLASSES:
+    globals()[_name] = type(_name, (Preconditioner,), {
+        "family": _family, "method": _method, "__module__": __name__,
+        "__doc__": _doc + f" (default {_method}).\n\n" + Preconditioner.__doc__})

@@ -1,0 +1,268 @@
+"""The classes: options, state, what they tell of themselves; the optimizers beside those of torch.optim."""
+import copy
+import io
+import unittest
+
+import torch
+from torch import nn
+
+import natgrad
+import oracle
+from front import DAMPING, NEW, Case, batch, grads, loss_of, make, net, one_step
+from natgrad._methods import CLASSES
+
+
+def train(model, step, steps, start=0):
+    for t in range(start, start + steps):
+        model.zero_grad(set_to_none=True)
+        loss_of(model, *batch(seed=10 + t)).backward()
+        step()
+
+
+class Options(Case):
+    def test_each_class_takes_the_methods_of_its_family(self):
+        family = {row["name"]: row["family"] for row in natgrad.methods()}
+        self.assertTrue(set(family.values()) <= {row[1] for row in CLASSES}, "a family has no class")
+        for name, mine, standard, _ in CLASSES:
+            kind = getattr(natgrad, name)
+            self.assertEqual(family[standard], mine)
+            for method, other in family.items():
+                if other == mine:
+                    self.assertEqual(kind(net(), method=method)._chosen.get("method"), method)
+                else:
+                    with self.refused(f"{name}: method '{method}' is of "):
+                        kind(net(), method=method)
+
+    def test_wrong_ones_are_named(self):
+        for options, pattern in ((dict(dampin=1), "did you mean 'damping'"), (dict(damping=-1), "damping"),
+                                 (dict(solver=lambda t: "eigen"), "solver: it does not change"),
+                                 (dict(accumulation_steps=0), "accumulation_steps is 0"),
+                                 (dict(samples="all"), "samples is 'all'"), (dict(reduction="max"), "reduction is 'max'"),
+                                 (dict(layer_options={"9": "damping=1"}), "there is no layer '9'"),
+                                 (dict(damping_split="joint", solver="cholesky"), "joint")):
+            with self.refused(pattern):
+                natgrad.KFAC(net(), **options)
+
+    def test_functions_of_the_step(self):
+        """damping(t) at step t is damping set by hand before it."""
+        one, two = net(), net()
+        by_function = make(one, damping=lambda t: 0.1 * (t + 1), solve_period=lambda t: 1 + (t > 0))
+        by_hand = make(two, damping=0.1, solve_period=1)
+        for t in range(4):
+            train(one, by_function.step, 1, t)
+            by_hand._core.set("damping", 0.1 * (t + 1))
+            by_hand._core.set("solve_period", 1 + (t > 0))
+            train(two, by_hand.step, 1, t)
+            self.same(grads(one), grads(two))
+
+    def test_lr_is_that_of_the_clip(self):
+        found = []
+        for lr in (0.5, lambda t: 0.5, None):
+            model = net()
+            k = make(model, clip="kl", lr=0.1 if lr is None else lr)
+            loss_of(model, *batch()).backward()
+            k.step(0.5) if lr is None else k.step()
+            self.assertLess(k.report()["clip"], 1.0)
+            found.append(grads(model))
+        self.same(found[0], found[1])
+        self.same(found[0], found[2])
+
+    def test_options_of_one_layer(self):
+        mine, data = one_step(net(), batch(), layer_options={"8": "damping=10"}), batch()
+        self.near(mine, oracle.kfac(net(), ("8",), lambda m: [loss_of(m, *data)], 10.0))
+        self.near(mine, oracle.kfac(net(), ("6",), lambda m: [loss_of(m, *data)], DAMPING))
+
+    def test_skipped_layers(self):
+        model = net()
+        loss_of(model, *batch()).backward()
+        plain = grads(model)
+        got = one_step(model, batch(), skip_layers=["^0$", "Linear"])
+        for name in ("0.weight", "6.bias", "8.weight"):
+            self.assertTrue(torch.equal(got[name], plain[name]), name)
+        self.assertFalse(torch.equal(got["2.weight"], plain["2.weight"]))
+
+    def test_sum_of_a_loss(self):
+        (x, y), model = batch(), nn.Sequential(nn.Flatten(), nn.Linear(128, 3))
+        found = []
+        for reduction in ("mean", "sum"):
+            k = make(model, reduction=reduction)
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y, reduction=reduction).backward()
+            k.step()
+            k.close()
+            found.append({n: g / (len(x) if reduction == "sum" else 1) for n, g in grads(model).items()})
+        for name, g in found[0].items():
+            self.assertLess(oracle.distance(found[1][name], g.double()), 1e-5)
+
+    def test_eva_by_its_formula(self):
+        """P = (D - c g a') / l, c = g' D a / (|a|^2 |g|^2 + l), a and g the means of what K-FAC squares."""
+        model, data = net(), batch()
+        k = make(model, natgrad.Eva)
+        loss_of(model, *data).backward()
+        k.step()
+        for name, (pairs, D, module) in oracle.calls_of(net(), ("6", "8"), lambda m: [loss_of(m, *data)]).items():
+            (x, g), = pairs
+            a = torch.cat([x.mean((0, 1)), torch.ones(1, dtype=torch.float64)])
+            g = (g * len(x)).mean((0, 1))
+            D = torch.cat([D[0], D[1][:, None]], 1)
+            P = (D - (g @ D @ a) / (a @ a * (g @ g) + DAMPING) * torch.outer(g, a)) / DAMPING
+            self.near(grads(model), {name: [P[:, :-1], P[:, -1]]}, 1e-5)
+
+
+class State(Case):
+    def resumed(self, make_one, steps=3):
+        """Bit for bit: 6 steps, and 3 steps, saved, loaded by torch.load(weights_only=True), 3 more."""
+        whole = net()
+        k = make_one(whole)
+        train(whole, k.step, 2 * steps)
+        half = net()
+        k = make_one(half)
+        train(half, k.step, steps)
+        file = io.BytesIO()
+        torch.save({"k": k.state_dict(), "model": half.state_dict()}, file)
+        file.seek(0)
+        plain = NEW or "param_groups" not in k.state_dict()  # PyTorch 1.13 does not even take a float then
+        saved = torch.load(file, weights_only=plain)
+        other = net(seed=5)
+        other.load_state_dict(saved["model"])
+        k = make_one(other)
+        k.load_state_dict(saved["k"])
+        train(other, k.step, steps, steps)
+        self.same(grads(other), grads(whole))
+        self.same(other.state_dict(), whole.state_dict())
+        return saved["k"]
+
+    def test_resumed_bit_for_bit(self):
+        state = self.resumed(lambda m: make(m, damping=lambda t: 0.1 + 0.01 * t, solve_period=2))
+        self.assertIn("6/A", state["fields"])
+        self.assertEqual(state["steps"], 3)
+        self.resumed(lambda m: make(m, natgrad.Eva))
+        state = self.resumed(lambda m: make(m, factor_dtype="bf16", inverse_dtype="f16", method="kaisa"))
+        self.assertEqual(state["fields"]["6/A"].dtype, torch.bfloat16)
+        self.resumed(lambda m: natgrad.SGD(m, lr=0.05, momentum=0.9, clip="none"))
+        self.resumed(lambda m: natgrad.AdamW(m, lr=0.01, clip="none"))
+
+    def test_what_does_not_fit_is_refused_and_changes_nothing(self):
+        model = net()
+        k = make(model)
+        train(model, k.step, 2)
+        state = k.state_dict()
+        other = make(net())
+        before = other.state_dict()
+        changed = copy.deepcopy(state)
+        changed["fields"]["8/A"][0] += 1
+        for wrong, pattern in ((changed, "8/A"), ({**state, "manifest": state["manifest"][:-1]}, "."),
+                               ({n: v for n, v in state.items() if n != "fields"}, "no 'fields'"),
+                               ({**state, "fields": {**state["fields"], "8/A": torch.zeros(3, dtype=torch.int8)}},
+                                "'8/A' is torch.int8")):
+            with self.refused(pattern):
+                other.load_state_dict(wrong)
+        after = other.state_dict()
+        self.same(after["fields"], before["fields"])
+        self.assertEqual(after["manifest"], before["manifest"])
+        with self.refused("."):
+            make(net(), natgrad.Eva).load_state_dict(state)
+
+    def test_what_they_tell(self):
+        model = net()
+        k = make(model)
+        train(model, k.step, 2)
+        report, memory = k.report(), k.memory_usage()
+        self.assertEqual((report["steps"], report["skipped"], k.steps), (2, 0, 2))
+        self.assertEqual([layer["name"] for layer in report["layers"]], ["0", "2", "6", "8"])
+        self.assertIn("solve", [station["name"] for station in report["stations"]])
+        self.assertEqual(memory["total"], sum(b for use, b in memory.items() if use != "total"))
+        table = str(k.explain()).splitlines()
+        self.assertEqual(len(table), 1 + len(list(model.parameters())))
+        self.assertRegex(table[1], r"^0\.weight +72 +1 +kronecker +A 19x19, G 4x4 +\d+$")
+
+
+class Optimizers(Case):
+    def groups(self, model):
+        return [dict(params=[p for p in model.parameters() if p.dim() > 1], weight_decay=0.1),
+                dict(params=[p for p in model.parameters() if p.dim() == 1], lr=0.02)]
+
+    def beside(self, mine, theirs, **more):
+        """The optimizer in one pass beside a preconditioner and the optimizer of PyTorch."""
+        one, two = net(), net()
+        fused = mine(one, params=self.groups(one), damping=DAMPING, clip="none", **more)
+        k, plain = make(two), theirs(self.groups(two), **more)
+        schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (fused, plain)]
+        for t in range(5):
+            train(one, fused.step, 1, t)
+            train(two, lambda: (k.step(), plain.step()), 1, t)
+            for schedule in schedules:
+                schedule.step()
+        for (name, a), b in zip(one.named_parameters(), two.parameters()):
+            # the same operations in another order: a few units in the last place a step, through five networks
+            self.assertLess(oracle.distance(a.detach(), b.detach().double()), 2e-4, name)
+
+    def test_sgd(self):
+        self.beside(natgrad.SGD, torch.optim.SGD, lr=0.05, momentum=0.9)
+        self.beside(natgrad.SGD, torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
+        self.beside(natgrad.SGD, torch.optim.SGD, lr=0.05, momentum=0.5, dampening=0.3, weight_decay=0.01)
+
+    def test_adamw(self):
+        self.beside(natgrad.AdamW, torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95), eps=1e-4)
+
+    def test_it_is_an_optimizer(self):
+        model = net()
+        optimizer = natgrad.SGD(model, 0.05, method="eva-natgrad")
+        self.assertIsInstance(optimizer, torch.optim.Optimizer)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, *batch())
+            loss.backward()
+            return loss
+        first = optimizer.step(closure)
+        for _ in range(20):
+            last = optimizer.step(closure)
+        self.assertLess(last.item(), first.item())
+        self.assertEqual(optimizer.report()["steps"], 21)
+        self.assertGreater(optimizer.memory_usage()["total"], 0)
+        self.assertIn("rankone", str(optimizer.explain()))
+
+    def test_groups_are_checked(self):
+        model = net()
+        with self.refused("'0.bias' wants a gradient and is in none"):
+            natgrad.SGD(model, 0.1, params=self.groups(model)[:1])
+        with self.refused(r"param_groups\[0\] has a parameter that is not of the model"):
+            natgrad.SGD(model, 0.1, params=[*model.parameters(), nn.Parameter(torch.zeros(3))])
+        with self.refused("param_groups are fixed"):
+            natgrad.SGD(model, 0.1).add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
+        for p in self.groups(model)[0]["params"]:
+            p.requires_grad_(False)
+        optimizer = natgrad.SGD(model, 0.1, params=self.groups(model))  # nothing of the first group learns
+        before = model[6].weight.clone()
+        train(model, optimizer.step, 1)
+        self.assertTrue(torch.equal(model[6].weight, before))
+
+    def test_a_step_that_was_left_out_takes_its_observations_along(self):
+        """As GradScaler does it: it does not call step() when gradients overflowed."""
+        one, two = net(), net()
+        for model, disturbed in ((one, False), (two, True)):
+            optimizer = natgrad.SGD(model, 0.1, clip="none")
+            if disturbed:
+                (loss_of(model, *batch(seed=9)) * float("inf")).backward()
+                optimizer.zero_grad()
+                for module in model.modules():
+                    if isinstance(module, nn.BatchNorm2d):
+                        module.reset_running_stats()
+            loss_of(model, *batch()).backward()
+            optimizer.step()
+            self.assertEqual(optimizer.note, 0)
+        self.same(one.state_dict(), two.state_dict())
+
+    @unittest.skipUnless(NEW, "autograd can be told in PyTorch 2")
+    def test_autograd_sees_the_update(self):
+        model = net()
+        optimizer = natgrad.SGD(model, 0.1)
+        stale = loss_of(model, *batch())
+        train(model, optimizer.step, 1)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            stale.backward()
+
+
+if __name__ == "__main__":
+    unittest.main()
