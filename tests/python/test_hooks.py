@@ -92,17 +92,25 @@ class Numbers(Case):
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
         x = torch.randn(6, 3, 4)
         expected = oracle.kfac(model, ("0", "2"), lambda m: [m(x.double()).pow(2).mean()], DAMPING)
-        for first, kind in ((True, "view"), (False, "view"), (True, "flat"), (False, "flat")):
-            m = copy.deepcopy(model)
-            k = make(m, batch_first=first)
-            given = x if first else x.transpose(0, 1).contiguous()
-            if kind == "flat":  # the layers see one leading axis only; the batch is 6 all the same
-                k.begin(6)
-                given = given.reshape(18, 4)
-            m(given).pow(2).mean().backward()
-            k.step()
-            with self.subTest(first=first, kind=kind):
-                self.near(grads(m), expected)
+        reduced = {}
+        for first, kind in ((True, "view"), (False, "view"), (True, "flat"), (False, "flat"), (True, "turned"),
+                            (False, "turned")):
+            for positions in ("expand", "reduce"):
+                m = copy.deepcopy(model)
+                k = make(m, batch_first=first, positions=positions)
+                given = x if first == (kind != "turned") else x.transpose(0, 1).contiguous()
+                if kind != "view":  # the layers see one leading axis, or the axes of the other order; there are 6 samples
+                    k.begin(6)
+                if kind == "flat":
+                    given = given.reshape(18, 4)
+                m(given).pow(2).mean().backward()
+                k.step()
+                with self.subTest(first=first, kind=kind, positions=positions):
+                    if positions == "expand":
+                        self.near(grads(m), expected)
+                    reduced.setdefault(positions, grads(m))
+                    for name, g in reduced[positions].items():
+                        self.assertLess(oracle.distance(grads(m)[name], g.double()), 1e-4, name)
 
     def test_a_module_used_twice_and_modules_that_share(self):
         class Twice(nn.Module):
@@ -445,6 +453,14 @@ class Refused(Case):
             def forward(self, x):
                 return self.b(x)
         self.stepped(Spare(), torch.randn(5, 4), "'spare': the gradient of its weight is not bound; missing = keep")
+        model = Spare()
+        model.forward = lambda x: model.b(model.spare(x))
+        k = make(model)
+        model(torch.randn(5, 4)).sum().backward()
+        k.step()
+        model.zero_grad(set_to_none=True)
+        del model.forward  # used once, and not any more: nothing is left of the old gradient
+        self.stepped(model, torch.randn(5, 4), "'spare': the gradient of its weight is not bound", k)
         model = Spare()
         k = make(model, missing="keep")
         model(torch.randn(5, 4)).sum().backward()

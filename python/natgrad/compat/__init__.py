@@ -1,0 +1,17 @@
+"""Published programs by their own names: change the import, keep the script.
+
+    from kfac.preconditioner import KFACPreconditioner     ->  from natgrad.compat import KFACPreconditioner
+    import kfac; kfac.get_kfac_module("eigen_dp")          ->  import natgrad.compat as kfac
+    import kfac; kfac.get_kfac_module("eva")               ->  import natgrad.compat as kfac
+
+Every argument works or is refused by name; docs/migrating.md has them side by side.  Numbers are the published ones,
+but where a published program is known to be wrong: dilated and grouped convolutions, padding modes.
+"""
+from . import backend
+from ._kaisa import (AssignmentStrategy, ComputeMethod, DistributedStrategy, GPTNeoXKFACPreconditioner,
+                     KFACPreconditioner, LambdaParamScheduler, exp_decay_factor_averaging)
+from ._lzhangbv import DP_KFAC, KFAC, MPD_KFAC, EVA, FusedEVA, KFACParamScheduler, get_kfac_module
+
+__all__ = ["AssignmentStrategy", "ComputeMethod", "DP_KFAC", "DistributedStrategy", "EVA", "FusedEVA",
+           "GPTNeoXKFACPreconditioner", "KFAC", "KFACParamScheduler", "KFACPreconditioner", "LambdaParamScheduler",
+           "MPD_KFAC", "backend", "exp_decay_factor_averaging", "get_kfac_module"]

@@ -1,0 +1,206 @@
+"""gpauloski/kfac-pytorch (KAISA): its preconditioner, its scheduler, its enums.
+
+The option table of the library knows what each argument means (natgrad.published("kaisa")); here is what a
+program of Python's adds: functions of the step, enums, regular expressions as `re` has them, which modules count.
+"""
+import enum
+import logging
+import re
+import warnings
+
+import torch
+from torch import nn
+
+from .. import _abi, _core
+from .._core import failure
+from ..preconditioner import Preconditioner
+
+
+class AssignmentStrategy(enum.Enum):
+    COMPUTE = 1
+    MEMORY = 2
+
+
+class ComputeMethod(enum.Enum):
+    EIGEN = 1
+    INVERSE = 2
+
+
+class DistributedStrategy(enum.Enum):
+    COMM_OPT = 1
+    MEM_OPT = 2
+    HYBRID_OPT = 3
+
+
+# Six numbers that may be functions of the step, and the option of each; lr is the argument of a step.
+_LIVE = {"factor_update_steps": "stat_period", "inv_update_steps": "solve_period", "damping": "damping",
+         "factor_decay": "stat_decay", "kl_clip": "kl_clip", "lr": None}
+
+
+def exp_decay_factor_averaging(min_value=0.95):
+    """factor_decay(t) = min(1 - 1 / max(t, 1), min_value): all of the first factors count alike."""
+    if min_value <= 0:
+        raise ValueError("min_value must be greater than 0")
+
+    def factor_weight(step):
+        if step < 0:
+            raise ValueError(f"step value cannot be negative. Got step={step}.")
+        return min(1 - 1 / max(step, 1), min_value)
+    return factor_weight
+
+
+class KFACPreconditioner(Preconditioner):
+    """K-FAC as gpauloski/kfac-pytorch computes it, with the arguments of its KFACPreconditioner."""
+
+    def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
+                 kl_clip=0.001, lr=0.1, accumulation_steps=1, allreduce_bucket_cap_mb=25.0,
+                 assignment_strategy=AssignmentStrategy.COMPUTE, colocate_factors=True,
+                 compute_method=ComputeMethod.EIGEN, compute_eigenvalue_outer_product=True,
+                 grad_worker_fraction=DistributedStrategy.COMM_OPT, symmetry_aware=False, grad_scaler=None,
+                 factor_dtype=None, inv_dtype=torch.float32, skip_layers=None, update_factors_in_hook=True,
+                 loglevel=logging.DEBUG, process_group=None):
+        given = dict(factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps, damping=damping,
+                     factor_decay=factor_decay, kl_clip=kl_clip, lr=lr)
+        self._values, self._of_step = {}, {}
+        for name, value in given.items():
+            (self._of_step if callable(value) else self._values)[name] = value
+        chosen = _core.Options()
+        eigen = _core.spell(compute_method).upper() != "INVERSE"
+        chosen.set_system("KAISA", "eigen" if eigen else "inverse")
+        fixed = dict(accumulation_steps=accumulation_steps, allreduce_bucket_cap_mb=allreduce_bucket_cap_mb,
+                     assignment_strategy=assignment_strategy, colocate_factors=colocate_factors,
+                     compute_method=compute_method, compute_eigenvalue_outer_product=compute_eigenvalue_outer_product,
+                     grad_worker_fraction=grad_worker_fraction, symmetry_aware=symmetry_aware,
+                     factor_dtype=factor_dtype, inv_dtype=inv_dtype, update_factors_in_hook=update_factors_in_hook)
+        for name, value in {**fixed, **{name: self._value(name, 0) for name in given}}.items():
+            chosen.set_published(name, value)
+        if eigen and compute_eigenvalue_outer_product and not colocate_factors:
+            raise failure(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
+        if accumulation_steps == 1 and update_factors_in_hook:
+            chosen.set("calls", "ema")  # a module that runs twice in a step moves its averages twice
+        periods = [self._values.get(name) for name in ("inv_update_steps", "factor_update_steps")]
+        if None not in periods and periods[0] % periods[1]:
+            warnings.warn("It is suggested that inv_update_steps be an integer multiple of factor_update_steps",
+                          stacklevel=2)
+        self._skip = [re.compile(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers or [])]
+        self._functions = {}
+        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=grad_scaler, samples="layer",
+                    batch_first=True, reduction="mean", process_group=process_group, threads=0, linalg=None,
+                    layer_options=None, accept=self._accept)
+        self._follow()
+        for layer in self.report()["layers"]:
+            _core.log.log(loglevel, "Registered layer %s", layer["name"])
+
+    def _accept(self, name, module):
+        """The leaves that are a Linear or a Conv2d, no parameter of which is frozen."""
+        for pattern in self._skip:
+            if pattern.search(name) or pattern.search(type(module).__name__):
+                return f"matches skip_layers: '{pattern.pattern}'"
+        if not isinstance(module, (nn.Linear, nn.Conv2d)):
+            return f"kfac-pytorch has no {type(module).__name__}"
+        if not all(p.requires_grad for p in module.parameters()):
+            return "one of its parameters is frozen"
+        return ""
+
+    # ---- the six numbers
+
+    def _value(self, name, step):
+        return self._of_step[name](step) if name in self._of_step else self._values[name]
+
+    def _follow(self):
+        """All of them as they are at the coming step."""
+        for name, option in _LIVE.items():
+            value = self._value(name, self._steps)
+            if name == "kl_clip":
+                self._core.set("clip", "none" if value is None else "kl")
+            if option is not None and value is not None:
+                self._core.set(option, value)
+
+    _move = _follow
+
+    def step(self):
+        """Precondition gradients in place; the clip uses `lr`."""
+        self._follow()  # a scheduler may have changed some since the last step
+        return super().step(self.lr)
+
+    def _number(name):
+        def get(self):
+            return self._value(name, self._steps)
+
+        def put(self, value):
+            self._of_step.pop(name, None)
+            self._values[name] = value
+            if getattr(self, "_core", None) is not None:
+                self._follow()
+        return property(get, put)
+
+    factor_update_steps, inv_update_steps = _number("factor_update_steps"), _number("inv_update_steps")
+    damping, factor_decay, kl_clip = _number("damping"), _number("factor_decay"), _number("kl_clip")
+    del _number
+
+    @property
+    def lr(self):
+        return self._value("lr", self._steps)
+
+    @lr.setter
+    def lr(self, value):
+        if value is not None:  # of the base class, which keeps none here
+            self._of_step.pop("lr", None)
+            self._values["lr"] = value
+
+    # ---- state
+
+    def state_dict(self, include_factors=True):
+        """The library's state, exact, and the numbers that are no functions; without factors: those and `steps`."""
+        state = super().state_dict() if include_factors else {"steps": self._steps}
+        return {**state, "numbers": dict(self._values)}
+
+    def load_state_dict(self, state_dict, compute_inverses=True):
+        """Results of a state are loaded as they were, so compute_inverses asks for nothing."""
+        if "fields" in state_dict:
+            super().load_state_dict(state_dict)
+        elif "manifest" not in state_dict and "steps" in state_dict and "layers" not in state_dict:
+            self._steps = int(state_dict["steps"])
+        else:
+            raise failure(_abi.NG_ERR_FILE, "the state is not one of natgrad.compat")
+        for name, value in state_dict.get("numbers", {}).items():
+            self._of_step.pop(name, None)
+            self._values[name] = value
+        self._follow()
+
+    def __repr__(self):
+        lines = [f"  {name}={self._of_step.get(name, self._values.get(name))}," for name in sorted(_LIVE)]
+        return "\n".join([f"{type(self).__name__}(", *lines, f"  layers={len(self.report()['layers'])},",
+                          f"  steps={self._steps},", ")"])
+
+
+class GPTNeoXKFACPreconditioner:
+    """Not there: it is of pipeline-parallel models of DeepSpeed."""
+
+    def __init__(self, *_arguments, **_named):
+        raise failure(_abi.NG_ERR_ABSENT, "GPTNeoXKFACPreconditioner: pipeline- and tensor-parallel models are not "
+                      "supported")
+
+
+class LambdaParamScheduler:
+    """Multiplies numbers of a KFACPreconditioner by functions of the step, once a call of step(), cumulatively."""
+
+    def __init__(self, preconditioner, *, factor_update_steps_lambda=None, inv_update_steps_lambda=None,
+                 damping_lambda=None, factor_decay_lambda=None, kl_clip_lambda=None, lr_lambda=None):
+        self._preconditioner = preconditioner
+        self._functions = {name: function for name, function in
+                           (("factor_update_steps", factor_update_steps_lambda),
+                            ("inv_update_steps", inv_update_steps_lambda), ("damping", damping_lambda),
+                            ("factor_decay", factor_decay_lambda), ("kl_clip", kl_clip_lambda), ("lr", lr_lambda))
+                           if function is not None}
+        for name in self._functions:
+            if name in preconditioner._of_step:
+                raise ValueError(f"preconditioner.{name} is already a callable and cannot be updated by the "
+                                 "LambdaParamScheduler.")
+
+    def step(self, step=None):
+        """Changes them by the functions at `step`, or at the preconditioner's own count."""
+        at = self._preconditioner.steps if step is None else step
+        for name, function in self._functions.items():
+            value = getattr(self._preconditioner, name) * function(at)
+            setattr(self._preconditioner, name, int(value) if name.endswith("steps") else value)

@@ -1,0 +1,151 @@
+"""lzhangbv/kfac_pytorch (MPD-KFAC, DP-KFAC), lzhangbv/eva and ffhh927/fused_eva: their classes and schedulers.
+
+They are optimizers over all parameters of which one group has the numbers that schedulers change: lr, damping,
+fac_update_freq, kfac_update_freq, read again at each step.
+"""
+import torch
+
+from .. import _abi, _core, _layers
+from .._core import failure
+from ..preconditioner import Preconditioner
+
+_GROUP = ("lr", "damping", "fac_update_freq", "kfac_update_freq")
+
+
+class _Inner(Preconditioner):
+    def __init__(self, model, chosen, process_group):
+        self._functions = {}
+        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
+                    reduction="mean", process_group=process_group, threads=0, linalg=None, layer_options=None,
+                    accept=lambda name, m: "" if type(m).__name__ in ("Linear", "Conv2d") else
+                    f"its class is {type(m).__name__}, not Linear or Conv2d")
+
+
+class _Published(torch.optim.Optimizer):
+    """One class of the programs: `system` and `variant` are a row of the library, `_standard` their defaults."""
+
+    system = variant = None
+    _standard = {}
+
+    def __init__(self, model, lr=None, damping=None, fac_update_freq=None, kfac_update_freq=None, *, process_group=None,
+                 **given):
+        first = dict(lr=lr, damping=damping, fac_update_freq=fac_update_freq, kfac_update_freq=kfac_update_freq)
+        values = {**self._standard, **{name: value for name, value in first.items() if value is not None}}
+        for name, value in given.items():
+            if name not in self._standard:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
+            values[name] = value
+        enabled = values.pop("hook_enabled")
+        chosen = _core.Options()
+        chosen.set_system(self.system, self.variant)
+        for name, value in values.items():
+            chosen.set_published(name, value)
+        names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
+        self._options = {name: names.get(name, "") for name in _GROUP}
+        super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
+        self.preconditioner = _Inner(model, chosen, process_group)
+        self.set_hook_enabled(enabled)
+
+    def set_hook_enabled(self, mode=True):
+        """False: nothing is observed."""
+        self.preconditioner.hook_enabled = mode
+
+    def _take(self, *names):
+        for name in names:
+            if self._options[name]:
+                self.preconditioner._core.set(self._options[name], self.param_groups[0][name])
+
+    def step(self, closure=None, epoch=None):
+        """Precondition gradients in place.  Both arguments are taken and not looked at, as published."""
+        self._take("damping", "kfac_update_freq")
+        note = self.preconditioner.step(float(self.param_groups[0]["lr"]))
+        self._take("fac_update_freq")  # what hooks look at from now on
+        return note
+
+    @property
+    def steps(self):
+        return self.preconditioner.steps
+
+    def state_dict(self):
+        """The optimizer's, and beside it the averages, which the published classes lose."""
+        return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        if "natgrad" in state_dict:
+            self.preconditioner.load_state_dict(state_dict["natgrad"])
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
+        self._take("fac_update_freq")
+
+    def explain(self):
+        return self.preconditioner.explain()
+
+    def report(self):
+        return self.preconditioner.report()
+
+    def memory_usage(self):
+        return self.preconditioner.memory_usage()
+
+
+_KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001, factor_decay=0.95,
+             exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
+_EVA = dict(lr=0.1, damping=0.03, fac_update_freq=1, kfac_update_freq=1, kfac_batch_size=16, kl_clip=0.001,
+            factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
+
+# class, system, variant, what differs from the defaults of its program
+_CLASSES = (
+    ("KFAC_EIGEN", "DP-KFACrepo", "eigen", _KFAC, dict(communicate_inverse_or_not=True,
+                                                       distribute_layer_factors=None)),
+    ("KFAC_INV", "DP-KFACrepo", "inverse", _KFAC, dict(communicate_inverse_or_not=False)),
+    ("KFAC_EIGEN_DP", "DP-KFACrepo", "eigen_dp", _KFAC, dict(communicate_inverse_or_not=False)),
+    ("KFAC_INV_DP", "DP-KFACrepo", "inverse_dp", _KFAC, dict(communicate_inverse_or_not=False)),
+    ("EVA", "Eva", "eva", _EVA, {}),
+    ("KFAC", "Eva", "kfac", _EVA, dict(diag_blocks=1)),
+    ("ADASGD", "Eva", "adasgd", _EVA, dict(kl_clip=0.01)),
+    ("SAM", "Eva", "sam", _EVA, dict(kl_clip=0.01)),
+)
+for _name, _system, _variant, _program, _more in _CLASSES:
+    globals()[_name] = type(_name, (_Published,), {
+        "__module__": __name__, "system": _system, "variant": _variant, "_standard": {**_program, **_more},
+        "__doc__": f"{_system} {_variant}: " + ", ".join(f"{n}={v!r}" for n, v in {**_program, **_more}.items())})
+FusedEVA = type("FusedEVA", (globals()["EVA"],), {"__module__": __name__, "__doc__": globals()["EVA"].__doc__})
+MPD_KFAC = globals()["KFAC_EIGEN"]
+EVA, KFAC = globals()["EVA"], globals()["KFAC"]
+
+_MODULES = {"eigen": "KFAC_EIGEN", "inverse": "KFAC_INV", "eigen_dp": "KFAC_EIGEN_DP", "inverse_dp": "KFAC_INV_DP",
+            "eva": "EVA", "kfac": "KFAC", "adasgd": "ADASGD", "sam": "SAM"}
+
+
+def get_kfac_module(kfac="eigen_dp"):
+    """The class of a published name."""
+    if kfac not in _MODULES:
+        raise failure(_abi.NG_ERR_ABSENT, f"get_kfac_module: '{kfac}' is not supported, there is "
+                      + ", ".join(_MODULES))
+    return globals()[_MODULES[kfac]]
+
+
+def DP_KFAC(model, inv_type="eigen", **options):
+    """The DP class of a kind of inverse: "eigen", or anything else for inverse."""
+    return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(model, **options)
+
+
+class KFACParamScheduler:
+    """damping = base damping_alpha^n, both periods int(base update_freq_alpha^n); n points of the schedule that the
+    epoch has passed."""
+
+    def __init__(self, kfac, damping_alpha=1, damping_schedule=None, update_freq_alpha=1, update_freq_schedule=None,
+                 start_epoch=0):
+        self.kfac, self.epoch = kfac, start_epoch
+        self._base = dict(kfac.param_groups[0])
+        self._damping = (damping_alpha, sorted(damping_schedule or []))
+        self._freq = (update_freq_alpha, sorted(update_freq_schedule or []))
+
+    def step(self, epoch=None):
+        self.epoch = self.epoch + 1 if epoch is None else epoch
+        group = self.kfac.param_groups[0]
+
+        def factor(alpha, schedule):
+            return alpha ** sum(at <= self.epoch for at in schedule)
+        group["damping"] = self._base["damping"] * factor(*self._damping)
+        for name in ("fac_update_freq", "kfac_update_freq"):
+            group[name] = int(self._base[name] * factor(*self._freq))
+        self.kfac._take("fac_update_freq")

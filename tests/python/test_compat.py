@@ -1,0 +1,315 @@
+"""Published programs by their own names: recordings, golden numbers, arguments, schedulers."""
+import copy
+import io
+import logging
+import unittest
+import warnings
+
+import torch
+from torch import nn
+
+import natgrad
+import natgrad.compat as kfac
+import recording
+from front import NEW, Case, batch, grads, loss_of, net
+from natgrad.compat import KFACPreconditioner, LambdaParamScheduler, exp_decay_factor_averaging
+
+TOLERANCE = 1e-5  # as tests/golden/README.md has it: factors and solves in float32 on both sides
+WIDER = {"eigen-0": 3e-5, "eigen_dp-0": 3e-5}  # the originals' own rounding, see there
+
+
+def pattern(shape, m, b, mod, s):
+    """The generator of the golden numbers."""
+    k = torch.arange(torch.Size(shape).numel())
+    return ((((m * k + b) % mod).double() - (mod - 1) / 2) / s).float().reshape(shape)
+
+
+def t1_step(model, k, t, shift=None, scale=1.0):
+    """Test T1: a linear layer whose input and output gradient are given."""
+    shift = t if shift is None else shift
+    x, g = pattern((4, 3), 7, 3 + shift, 11, 4), pattern((4, 2), 5, 2 + shift, 7, 8)
+    model.zero_grad()
+    model(x.requires_grad_()).backward(g * scale)
+    for p in model.parameters():
+        p.grad /= scale
+    k.step()
+    return torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+
+
+# rows of the new gradient [w1 w2 w3 b], double precision references
+T1_EIGEN = ([[-0.0355264528, -0.0365448741, -0.0359629191, -0.000581955025],
+             [-0.0590351916, -0.261947654, -0.145997675, -0.115949978]],
+            [[-0.0952853514, 0.168408436, 0.0187811195, 0.152088628],
+             [0.0927887558, 0.0652102165, -0.0421930164, -0.179975696]],
+            [[-0.0510029776, 0.301546274, -0.0389161499, 0.0161157703],
+             [-0.0371960235, -0.168909658, -0.0271304681, 0.0134207406]])
+T1_SCHED = ([[-0.0355264528, -0.0365448741, -0.0359629191, -0.000581955025],
+             [-0.0590351916, -0.261947654, -0.145997675, -0.115949978]],
+            [[-0.0963140769, 0.167132353, 0.0163988866, 0.150283951],
+             [0.0879062323, 0.0540439735, -0.0394237522, -0.169773313]],
+            [[-0.0510675408, 0.297725721, -0.0384986771, 0.0167584849],
+             [-0.0360378817, -0.166445958, -0.026313419, 0.0129659502]])
+T1_NOCLIP = [[-0.0367525738, -0.0378061437, -0.0372041038, -0.000602039981],
+             [-0.0610726673, -0.270988227, -0.151036479, -0.119951749]]
+
+
+class Recordings(Case):
+    def test_every_recording_of_one_rank(self):
+        found = recording.names("kaisa-*", "eigen*", "inverse*", "eva-*")
+        self.assertGreaterEqual(len(found), 24)
+        for name in found:
+            with self.subTest(name):
+                self.assertLess(recording.replay(*recording.read(name)), WIDER.get(name, TOLERANCE))
+
+    def test_fused_eva_is_eva(self):
+        case, arrays = recording.read("eva-0")
+
+        def make(case, model):
+            config = {n: v for n, v in case["config"].items() if n != "system"}
+            return kfac.FusedEVA(model, **config)
+        self.assertLess(recording.replay(case, arrays, make=make), TOLERANCE)
+
+
+class Golden(Case):
+    def make(self, **options):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, KFACPreconditioner(model, damping=options.pop("damping", 0.01), factor_decay=0.9, **options)
+
+    def near_rows(self, got, rows):
+        self.assertLess((got - torch.tensor(rows)).abs().max().item(), 1e-5)
+
+    def test_eigen(self):
+        model, k = self.make()
+        for t, rows in enumerate(T1_EIGEN):
+            self.near_rows(t1_step(model, k, t), rows)
+
+    def test_functions_of_the_step(self):
+        model, k = self.make(damping=lambda t: 0.01 * (t + 1), inv_update_steps=2)
+        for t, rows in enumerate(T1_SCHED):
+            self.near_rows(t1_step(model, k, t), rows)
+
+    def test_no_clip(self):
+        for kl_clip in (None, lambda t: None):
+            model, k = self.make(kl_clip=kl_clip)
+            self.near_rows(t1_step(model, k, 0), T1_NOCLIP)
+
+    def test_loss_scale(self):
+        model, k = self.make(grad_scaler=lambda: 4.0)
+        self.near_rows(t1_step(model, k, 0, scale=4.0), T1_EIGEN[0])
+
+    def test_sequences_are_rows(self):
+        model, k = self.make()
+        x, g = pattern((2, 2, 3), 7, 3, 11, 4), pattern((2, 2, 2), 5, 2, 7, 8)
+        model(x.requires_grad_()).backward(g)
+        k.step()
+        self.near_rows(torch.cat([model.weight.grad, model.bias.grad[:, None]], 1), T1_EIGEN[0])
+
+    def test_a_module_that_runs_twice_moves_its_averages_twice(self):
+        model, k = self.make()
+        for shift in (0, 5):
+            model(pattern((4, 3), 7, 3 + shift, 11, 4).requires_grad_()).backward(pattern((4, 2), 5, 2 + shift, 7, 8))
+        k.step()
+        fields = k.state_dict()["fields"]
+        lower = torch.tensor([0.9078125, -0.0775, 0.9328125, 0.0153125, -0.048125, 0.935625, -0.04125, 0.01625, 0.0325, 1])
+        self.assertLess((fields["root/A"] - lower).abs().max().item(), 1e-6)
+        self.assertLess((fields["root/G"] - torch.tensor([0.8209375, -0.00140625, 0.823710938])).abs().max().item(), 1e-6)
+
+
+class Arguments(Case):
+    def test_every_argument_in_all_its_forms(self):
+        data, plain = batch(), {}
+        for options in ({}, dict(assignment_strategy="memory"), dict(assignment_strategy=kfac.AssignmentStrategy.MEMORY),
+                        dict(compute_method=kfac.ComputeMethod.EIGEN), dict(compute_method="EIGEN"),
+                        dict(grad_worker_fraction=kfac.DistributedStrategy.MEM_OPT),
+                        dict(grad_worker_fraction=kfac.DistributedStrategy.HYBRID_OPT), dict(grad_worker_fraction=0.25),
+                        dict(symmetry_aware=True), dict(allreduce_bucket_cap_mb=0), dict(factor_dtype=torch.float32),
+                        dict(inv_dtype=torch.float32), dict(skip_layers=[]), dict(update_factors_in_hook=False),
+                        dict(loglevel=logging.INFO), dict(accumulation_steps=2),
+                        dict(colocate_factors=False, compute_eigenvalue_outer_product=False)):
+            model = net()
+            k = KFACPreconditioner(model, **options)
+            loss_of(model, *data).backward()
+            k.step()
+            got = grads(model)
+            del got["2.bias"]  # batch norm follows: 0 but for rounding
+            for name, g in (plain or got).items():  # none of these changes a number beyond rounding
+                self.assertLess(((got[name] - g).abs().max() / g.abs().max()).item(), 1e-4, (options, name))
+            plain = plain or got
+
+    def test_those_that_change_numbers(self):
+        data, found = batch(), []
+        for options in ({}, dict(compute_method="inverse"), dict(damping=0.1), dict(factor_decay=0.5), dict(lr=2.0),
+                        dict(kl_clip=0.1), dict(factor_dtype=torch.bfloat16), dict(inv_dtype=torch.bfloat16),
+                        dict(skip_layers=["^0$"])):
+            model = net()
+            k = KFACPreconditioner(model, **options)
+            loss_of(model, *data).backward()
+            k.step()
+            found.append(model[8].weight.grad.clone())
+            for other in found[:-1]:
+                self.assertFalse(torch.equal(other, found[-1]), options)
+
+    def test_refused(self):
+        for options in (dict(damping=0), dict(factor_update_steps=0), dict(inv_update_steps=-1), dict(factor_decay=1.5),
+                        dict(kl_clip=0), dict(lr=-1), dict(accumulation_steps=0), dict(allreduce_bucket_cap_mb=-1),
+                        dict(assignment_strategy="fast"), dict(compute_method="lu"), dict(grad_worker_fraction=2.0),
+                        dict(colocate_factors=False), dict(factor_dtype=torch.float64)):
+            with self.assertRaisesRegex(ValueError, next(iter(options)), msg=options):
+                KFACPreconditioner(net(), **options)
+        with self.assertWarnsRegex(UserWarning, "multiple"):
+            KFACPreconditioner(net(), factor_update_steps=2, inv_update_steps=3)
+        with self.refused("not supported"):
+            kfac.GPTNeoXKFACPreconditioner(None)
+
+    def test_which_layers(self):
+        model = nn.Sequential(nn.Conv1d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.Linear(2, 2), nn.Linear(2, 2))
+        model[3].bias.requires_grad_(False)
+        why = {row["name"]: row["why"] for row in KFACPreconditioner(model, skip_layers=[r"^\d$(?<!2)(?<!3)(?<!0)"]).explain()}
+        self.assertEqual(why["0.weight"], "kfac-pytorch has no Conv1d")
+        self.assertIn("matches skip_layers", why["1.weight"])  # an expression of Python's
+        self.assertIn("A 3x3", why["2.weight"])
+        self.assertEqual(why["3.weight"], "one of its parameters is frozen")
+
+        class Mine(nn.Linear):
+            pass
+        model = nn.Sequential(Mine(2, 2), nn.Linear(2, 7), nn.Linear(2, 3))
+        why = {row["name"]: row["why"] for row in kfac.EVA(model, exclude_vocabulary_size=7).explain()}
+        self.assertIn("Mine", why["0.weight"])
+        self.assertIn("exclude_width", why["1.weight"])
+        self.assertNotIn("exclude", why["2.weight"])
+
+    def test_classes_by_name(self):
+        self.assertIs(kfac.get_kfac_module("eva"), kfac.EVA)
+        for name in ("eigen", "inverse", "eigen_dp", "inverse_dp", "eva", "kfac", "adasgd", "sam"):
+            model = net()
+            k = kfac.get_kfac_module(name)(model, 0.1, 0.02, 1, 1, hook_enabled=True, exclude_parts="")
+            loss_of(model, *batch()).backward()
+            self.assertEqual(k.step(None, epoch=3), 0)
+            self.assertEqual(k.steps, 1)
+        with self.refused("'adasgd2' is not supported, there is eigen"):
+            kfac.get_kfac_module("adasgd2")
+        with self.refused("exclude_parts"):
+            kfac.EVA(net(), exclude_parts="ComputeFactor")
+        with self.assertRaisesRegex(TypeError, "'kfac_batch_size'"):
+            kfac.DP_KFAC(net(), kfac_batch_size=3)
+        self.assertEqual(type(kfac.DP_KFAC(net(), inv_type="inverse")).__name__, "KFAC_INV_DP")
+        with self.refused("communicate_inverse_or_not"):
+            kfac.get_kfac_module("eigen")(net(), communicate_inverse_or_not=False)
+        with self.refused("'Horovod'"):
+            kfac.backend.init("Horovod")
+        kfac.backend.init("Torch")
+
+    def test_hooks_that_are_off(self):
+        model = net()
+        k = kfac.EVA(model, hook_enabled=False)
+        loss_of(model, *batch()).backward()
+        with self.refused("never observed"):
+            k.step()
+        k.set_hook_enabled(True)
+        loss_of(model, *batch()).backward()
+        self.assertEqual(k.step(), 0)
+
+
+class Schedulers(Case):
+    def test_lambda_param_scheduler(self):
+        k = KFACPreconditioner(net(), damping=1, factor_update_steps=1, inv_update_steps=1, kl_clip=1, factor_decay=1, lr=1)
+        factors = dict(factor_update_steps=2, inv_update_steps=3, damping=5, kl_clip=9, lr=11)
+        scheduler = LambdaParamScheduler(k, **{f"{name}_lambda": (lambda t, f=f: f) for name, f in factors.items()})
+        for n in range(1, 5):
+            scheduler.step()
+            for name, f in factors.items():
+                self.assertEqual(getattr(k, name), f**n)
+        self.assertEqual(float(k._core.get("damping")), 5**4)
+        self.assertEqual(int(k._core.get("stat_period")), 2**4)
+        k.inv_update_steps = 3
+        LambdaParamScheduler(k, inv_update_steps_lambda=lambda t: 1.5).step()
+        self.assertEqual(k.inv_update_steps, 4)  # truncated, as published
+        seen = []
+        LambdaParamScheduler(k, lr_lambda=lambda t: seen.append(t) or 1).step(0)
+        self.assertEqual(seen, [0])  # 0 counts as given
+        with self.assertRaisesRegex(ValueError, "callable"):
+            LambdaParamScheduler(KFACPreconditioner(net(), damping=lambda t: 1), damping_lambda=lambda t: 1)
+
+    def test_exp_decay_factor_averaging(self):
+        for m, values in ((0.95, {0: 0, 1: 0, 5: 0.8, 10: 0.9, 100: 0.95, 1000: 0.95}), (0.1, {1: 0, 10: 0.1, 1000: 0.1}),
+                          (1, {1: 0, 10: 0.9, 100: 0.99})):
+            f = exp_decay_factor_averaging(m)
+            for t, value in values.items():
+                self.assertAlmostEqual(f(t), value)
+        for wrong in (lambda: exp_decay_factor_averaging(0), lambda: exp_decay_factor_averaging()(-1)):
+            self.assertRaises(ValueError, wrong)
+        model = net()
+        k = KFACPreconditioner(model, factor_decay=exp_decay_factor_averaging(0.5))
+        for t in range(3):
+            self.assertEqual(float(k._core.get("stat_decay")), min(1 - 1 / max(t, 1), 0.5))
+            loss_of(model, *batch()).backward()
+            k.step()
+
+    def test_kfac_param_scheduler(self):
+        k = kfac.get_kfac_module("eigen")(net(), damping=0.4, fac_update_freq=1, kfac_update_freq=10)
+        scheduler = kfac.KFACParamScheduler(k, 0.5, [2, 4], 10, [3])
+        for epoch, damping, period in ((1, 0.4, 10), (2, 0.2, 10), (3, 0.2, 100), (4, 0.1, 100)):
+            scheduler.step()
+            self.assertEqual((k.param_groups[0]["damping"], k.param_groups[0]["kfac_update_freq"]), (damping, period))
+        loss_of(k.preconditioner.model, *batch()).backward()
+        k.step()
+        self.assertEqual(float(k.preconditioner._core.get("damping")), 0.1)
+        self.assertEqual(int(k.preconditioner._core.get("stat_period")), 10)
+
+    def test_schedulers_of_pytorch(self):
+        """lr of the clip by a scheduler that is attached to the preconditioner."""
+        model = net()
+        k = kfac.EVA(model, lr=0.5)
+        torch.optim.lr_scheduler.LambdaLR(k, lambda epoch: 0.1)
+        loss_of(model, *batch()).backward()
+        k.step()
+        other = net()
+        loss_of(other, *batch()).backward()
+        k = kfac.EVA(other, lr=0.05)
+        other.zero_grad()
+        loss_of(other, *batch()).backward()
+        k.step()
+        for name, g in grads(other).items():
+            self.assertLess(((grads(model)[name] - g).abs().max() / g.abs().max()).item(), 1e-6)
+
+
+class State(Case):
+    def test_resumed(self):
+        for make in (lambda m: KFACPreconditioner(m, inv_update_steps=3, damping=lambda t: 0.1 + t),
+                     lambda m: kfac.EVA(m), lambda m: kfac.DP_KFAC(m, kfac_update_freq=3)):
+            model = net()
+            k = make(model)
+            for t in range(4):
+                if t == 2:
+                    file = io.BytesIO()
+                    torch.save(k.state_dict(), file)
+                    file.seek(0)
+                    k.close() if isinstance(k, KFACPreconditioner) else k.preconditioner.close()
+                    k = make(model)
+                    k.load_state_dict(torch.load(file, weights_only=NEW))
+                model.zero_grad()
+                loss_of(model, *batch(seed=t)).backward()
+                k.step()
+            other = net()
+            k = make(other)
+            for t in range(4):
+                other.zero_grad()
+                loss_of(other, *batch(seed=t)).backward()
+                k.step()
+            self.same(grads(model), grads(other))
+            self.assertEqual(k.steps, 4)
+
+    def test_numbers_of_a_state(self):
+        k = KFACPreconditioner(net(), damping=0.25)
+        other = KFACPreconditioner(net(), damping=lambda t: 1.0)
+        other.load_state_dict(k.state_dict(include_factors=False))
+        self.assertEqual(other.damping, 0.25)
+        self.assertEqual(float(other._core.get("damping")), 0.25)
+        with self.refused("not one of natgrad.compat"):
+            other.load_state_dict({"steps": 3, "layers": {}})
+        self.assertIn("damping=0.25", repr(k))
+
+
+if __name__ == "__main__":
+    unittest.main()
