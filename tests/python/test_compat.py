@@ -227,7 +227,12 @@ class Schedulers(Case):
         self.assertEqual(k.inv_update_steps, 4)  # truncated, as published
         seen = []
         LambdaParamScheduler(k, lr_lambda=lambda t: seen.append(t) or 1).step(0)
-        self.assertEqual(seen, [0])  # 0 counts as given
+        loss_of(k.model, *batch()).backward()
+        k.step()
+        scheduler = LambdaParamScheduler(k, lr_lambda=lambda t: seen.append(t) or 1)
+        scheduler.step(0)
+        scheduler.step()
+        self.assertEqual(seen, [0, 0, 1])  # 0 counts as given
         with self.assertRaisesRegex(ValueError, "callable"):
             LambdaParamScheduler(KFACPreconditioner(net(), damping=lambda t: 1), damping_lambda=lambda t: 1)
 
@@ -259,19 +264,16 @@ class Schedulers(Case):
 
     def test_schedulers_of_pytorch(self):
         """lr of the clip by a scheduler that is attached to the preconditioner."""
-        model = net()
-        k = kfac.EVA(model, lr=0.5)
-        torch.optim.lr_scheduler.LambdaLR(k, lambda epoch: 0.1)
-        loss_of(model, *batch()).backward()
-        k.step()
-        other = net()
-        loss_of(other, *batch()).backward()
-        k = kfac.EVA(other, lr=0.05)
-        other.zero_grad()
-        loss_of(other, *batch()).backward()
-        k.step()
-        for name, g in grads(other).items():
-            self.assertLess(((grads(model)[name] - g).abs().max() / g.abs().max()).item(), 1e-6)
+        found = []
+        for lr, factor in ((2.0, 0.25), (0.5, 1.0), (2.0, 1.0)):
+            model = net()
+            k = kfac.EVA(model, lr=lr)
+            torch.optim.lr_scheduler.LambdaLR(k, lambda epoch: factor)
+            loss_of(model, *batch()).backward()
+            k.step()
+            found.append(grads(model))
+        self.same(found[0], found[1])
+        self.assertFalse(torch.equal(found[0]["8.weight"], found[2]["8.weight"]))
 
 
 class State(Case):

@@ -148,4 +148,3 @@ class KFACParamScheduler:
         group["damping"] = self._base["damping"] * factor(*self._damping)
         for name in ("fac_update_freq", "kfac_update_freq"):
             group[name] = int(self._base[name] * factor(*self._freq))
-        self.kfac._take("fac_update_freq")

@@ -1,0 +1,47 @@
+"""Runs a function on several processes of torch.distributed (gloo), forked from this one."""
+import os
+import tempfile
+import traceback
+
+import torch
+import torch.multiprocessing as processes
+
+if not torch.__version__.startswith("1."):
+    import torch._dynamo  # noqa: F401  DistributedDataParallel takes seconds to import it: once, before the forks
+
+os.environ.setdefault("NG_THREADS", "1")  # ranks share the processors
+
+def _child(rank, world, file, function, arguments, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    try:
+        results.put((rank, True, function(rank, world, *arguments)))
+    except BaseException:
+        results.put((rank, False, traceback.format_exc()))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def run(world, function, *arguments, timeout=240):
+    """[function(rank, world, *arguments) of each rank]; an exception of one is one here."""
+    context = processes.get_context("fork")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "meet")
+        children = [context.Process(target=_child, args=(r, world, file, function, arguments, results), daemon=True)
+                    for r in range(world)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(timeout)
+        found = {}
+        while not results.empty():
+            rank, good, value = results.get()
+            if not good:
+                raise AssertionError(f"rank {rank} of {world}:\n{value}")
+            found[rank] = value
+        if len(found) < world:
+            for child in children:
+                child.kill()
+            raise AssertionError(f"ranks {sorted(set(range(world)) - set(found))} of {world} did not answer")
+    return [found[rank] for rank in range(world)]

@@ -1,0 +1,172 @@
+"""Ranks: two and four processes of torch.distributed."""
+import contextlib
+import unittest
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import natgrad
+import oracle
+import ranks
+import recording
+from front import DAMPING, Case, batch, grads, loss_of, make
+from natgrad.compat import KFACPreconditioner
+
+
+def mlp():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def end_to_end(rank, world, fraction):
+    """The published test: 20 steps on one random batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 10), nn.Softmax(dim=1))
+    model = DDP(model)
+    k = KFACPreconditioner(model, factor_update_steps=5, inv_update_steps=10, allreduce_bucket_cap_mb=0,
+                           update_factors_in_hook=False, grad_worker_fraction=fraction, lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y, losses = torch.rand(4, 10), torch.rand(4, 10), []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (model(x) - y).pow(2).sum()
+        loss.backward()
+        k.step()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses[0], losses[-1], [p.detach().numpy().tobytes() for p in model.parameters()]
+
+
+def replay(rank, world, names):
+    return {name: recording.replay(*recording.read(name), rank=rank) for name in names}
+
+
+def shards(rank, world, accumulate, kind):
+    """Gradients after one step on this rank's part of 12 samples; with accumulate in two micro-batches."""
+    model, (x, y) = DDP(mlp()), batch(12, shape=(2, 3, 3))
+    x, y = x[rank::world], y[rank::world]
+    parts = ((x[:1], y[:1]), (x[1:], y[1:])) if accumulate else ((x, y),)
+    k = make(model, getattr(natgrad, kind))
+    for i, (px, py) in enumerate(parts):
+        share = len(px) / len(x)
+        with contextlib.ExitStack() as stack:
+            if i + 1 < len(parts):
+                stack.enter_context(model.no_sync())
+            k.begin(len(px), share)
+            (loss_of(model, px, py) * share).backward()
+    k.step()
+    return {name: p.grad.tolist() for name, p in model.module.named_parameters()}
+
+
+def resume(rank, world):
+    """State is the same on every rank, and goes on with the same bits."""
+    def train(model, k, steps):
+        for t in steps:
+            model.zero_grad()
+            x, y = batch(6, seed=10 * t + rank, shape=(2, 3, 3))
+            loss_of(model, x, y).backward()
+            k.step()
+    options = dict(method="kaisa", grad_worker_fraction=0, solve_period=2)
+    model = DDP(mlp())
+    k = make(model, **options)
+    train(model, k, range(3))
+    state = k.state_dict()
+    train(model, k, range(3, 5))
+    other = DDP(mlp())
+    k2 = make(other, **options)
+    k2.load_state_dict(state)
+    train(other, k2, range(3, 5))
+    same = all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters()))
+    return same, state["manifest"], {name: tensor.tolist() for name, tensor in state["fields"].items()}
+
+
+def disagree(rank, world):
+    try:
+        make(mlp(), damping=0.1 + rank)
+    except natgrad.Error as error:
+        return str(error)
+    return ""
+
+
+def broken(rank, world):
+    k = make(mlp())
+    def fail(*_arguments, **_more):
+        raise ConnectionError("the cable")
+    k._core.transport._dist = type("Dist", (), {"all_reduce": fail, "broadcast": fail, "is_initialized": lambda: False})
+    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+    try:
+        k.step()
+    except natgrad.Error as error:
+        return repr(error.__cause__)
+    return ""
+
+
+def subgroup(rank, world):
+    """A group of two of three processes: ranks of the group are not those of the world."""
+    group = torch.distributed.new_group([1, 2])
+    if rank == 0:
+        return None
+    model = mlp()
+    k = make(model, process_group=group, grad_worker_fraction=0)
+    x, y = batch(12, shape=(2, 3, 3))
+    loss_of(model, x[rank - 1::2], y[rank - 1::2]).backward()
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad, group=group)
+        p.grad /= 2
+    k.step()
+    return {name: p.grad.tolist() for name, p in model.named_parameters()}
+
+
+class Ranks(Case):
+    def test_published_end_to_end(self):
+        for world, fraction in ((1, 1), (1, 0), (2, 0.5), (4, 0.5)):
+            with self.subTest(world=world, fraction=fraction):
+                found = ranks.run(world, end_to_end, fraction)
+                for first, last, weights in found:
+                    self.assertLess(last, first)
+                    self.assertEqual(weights, found[0][2])
+
+    def test_recordings(self):
+        for world in (2, 4):
+            names = recording.names(f"ranks{world}-*")
+            self.assertGreaterEqual(len(names), 6)
+            for found in ranks.run(world, replay, names):
+                for name, error in found.items():
+                    self.assertLess(error, 1e-5, name)
+
+    def test_shards_are_the_whole_batch(self):
+        data = batch(12, shape=(2, 3, 3))
+        expected = oracle.kfac(mlp(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
+        for world, accumulate in ((2, False), (2, True), (3, False)):
+            with self.subTest(world=world, accumulate=accumulate):
+                for found in ranks.run(world, shards, accumulate, "KFAC"):
+                    self.near({name: torch.tensor(g) for name, g in found.items()}, expected)
+
+    def test_state(self):
+        found = ranks.run(2, resume)
+        for same, *state in found:
+            self.assertTrue(same)
+            self.assertEqual(state, list(found[0][1:]))
+
+    def test_ranks_that_disagree_all_hear_of_it(self):
+        for text in ranks.run(2, disagree):
+            self.assertRegex(text, "other options")
+
+    def test_a_broken_transport_is_the_cause(self):
+        for text in ranks.run(2, broken):
+            self.assertIn("the cable", text)
+
+    def test_a_group_of_some(self):
+        data = batch(12, shape=(2, 3, 3))
+        expected = oracle.kfac(mlp(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
+        for found in ranks.run(3, subgroup)[1:]:
+            self.near({name: torch.tensor(g) for name, g in found.items()}, expected)
+
+    def test_what_is_not_there(self):
+        with self.refused("torch.distributed is not initialised"):
+            make(mlp(), process_group=object())
+
+
+if __name__ == "__main__":
+    unittest.main()
