@@ -446,6 +446,12 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   window_mask     1: weights that are 0 at ng_ready, where they must be bound, take no part
  *
  *   output_factor   full | diagonal: G, or its diagonal only
+ *
+ * Stale statistics (SP-NGD, arXiv 2002.06015): each is made anew, sent and solved for when it is due.  X the
+ * average then, X1 and X2 those of the two times before, d1 and d2 the last intervals: the next is d1 / 2, at
+ * least 1, if |X - X1| >= refresh_tolerance |X1|, else d1 if X differs so much from X2, else d1 + d2.
+ *   stat_refresh    period | adaptive: by stat_period and solve_period, or by that
+ *   refresh_tolerance   > 0
  */
 typedef struct ng_options ng_options;
 
@@ -913,6 +919,7 @@ typedef struct ng_report {
    * ng_layer_report.kept says which */
   int64_t kept;
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
+  int32_t statistics; /* how many ng_report_statistic tells of */
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
@@ -944,12 +951,26 @@ typedef struct ng_layer_report {
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 
+/* One of a layer's statistics: its A, its G, the F of a norm; of several a_mean, ...  Counts of steps that
+ * counted, since ng_ready; saved with stat_refresh = adaptive. */
+typedef struct ng_statistic_report {
+  size_t struct_size;
+  const char *layer, *name;
+  int64_t refreshed, passed; /* steps in which it was made anew, in which it was not              */
+  int64_t interval, next;    /* adaptive: steps to the next refresh, the step of it; else 0       */
+  int64_t bytes_sent, bytes_passed; /* its sums, handed to collectives by this rank in the first  */
+                                    /* steps; not handed in the second                            */
+} ng_statistic_report;
+NG_API void ng_statistic_report_init(ng_statistic_report *out, size_t size);
+
 /* Fill *out, as far as its struct_size reaches: an initialiser sets that.  The same holds for
  * every struct that the library fills (components, options' rows, methods, memory, explain).
  * Errors:  NG_ERR_ARG (NULL, no such index, struct_size not set). */
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *out);
 NG_API NG_CHECKED ng_status ng_report_station(const ng_precond *p, int32_t i,
                                               ng_station_report *out);
+NG_API NG_CHECKED ng_status ng_report_statistic(const ng_precond *p, int32_t i,
+                                                ng_statistic_report *out);
 NG_API NG_CHECKED ng_status ng_report_layer(const ng_precond *p, int32_t index,
                                             ng_layer_report *out);
 

@@ -149,6 +149,10 @@ static void nothing(void **state) {
   ARG(ng_add_conv2d(NULL, "x", 1, 1, one, one, one, one, 1, one, 0, &index_));
   TOLD(ng_add_conv2d(p, NULL, 1, 1, one, one, one, one, 1, one, 0, &index_));
   TOLD(ng_add_conv2d(p, "x", 1, 1, NULL, one, one, one, 1, one, 0, &index_));
+  ARG(ng_report_statistic(NULL, 0, &(ng_statistic_report){0}));
+  TOLD(ng_report_statistic(p, 0, NULL));
+  TOLD(ng_report_statistic(p, 100,
+                           &(ng_statistic_report){.struct_size = sizeof(ng_statistic_report)}));
   ARG(ng_add_norm(NULL, "x", NG_BATCH_NORM, 1, 1, 0, &index_));
   TOLD(ng_add_norm(p, NULL, NG_BATCH_NORM, 1, 1, 0, &index_));
   TOLD(ng_add_norm(p, "x", NG_BATCH_NORM, 0, 1, 0, &index_));
@@ -288,9 +292,11 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
   X(ng_sgd)                                                                                        \
   X(ng_adamw)                                                                                      \
   X(ng_transport)                                                                                  \
-  X(ng_collective) X(ng_component) X(ng_option_info) X(ng_method_info) X(ng_published_info)        \
-      X(ng_report) X(ng_station_report) X(ng_layer_report) X(ng_memory_info) X(ng_explain_row)     \
-          X(ng_field_info)
+  X(ng_collective)                                                                                 \
+  X(ng_component)                                                                                  \
+  X(ng_option_info)                                                                                \
+  X(ng_method_info) X(ng_published_info) X(ng_report) X(ng_station_report) X(ng_layer_report)      \
+      X(ng_statistic_report) X(ng_memory_info) X(ng_explain_row) X(ng_field_info)
 #define OF_BYTES(type)                                                                             \
   static void init_##type(void *out, size_t size) { type##_init(out, size); }
 FOR_EACH_STRUCT(OF_BYTES)

@@ -875,6 +875,34 @@ static void effect_output_factor(void **state) {
   assert_non_null(strstr(b.rank[0].why[FC1], "1 and 5 diagonal blocks"));
 }
 
+/* Two steps are always due; then what did not change waits.  t_stale.c has the rule. */
+static void effect_stat_refresh(void **state) {
+  (void)state;
+  run r = usual;
+  r.steps = 4;
+  r.settings = "damping=0.1 stat_refresh=period";
+  const run period = play(r);
+  r.settings = "damping=0.1 stat_refresh=adaptive refresh_tolerance=1e9";
+  const run adaptive = play(r);
+  assert_int_equal(period.rank[0].wanted[3], 1);
+  assert_int_equal(adaptive.rank[0].wanted[2], 1);
+  assert_int_equal(adaptive.rank[0].wanted[3], 0);
+  assert_true(adaptive.rank[0].factors > period.rank[0].factors);
+}
+
+/* Everything is alike, or nothing is. */
+static void effect_refresh_tolerance(void **state) {
+  (void)state;
+  run r = usual;
+  r.steps = 4;
+  r.settings = "damping=0.1 stat_refresh=adaptive refresh_tolerance=1e9";
+  const run loose = play(r);
+  r.settings = "damping=0.1 stat_refresh=adaptive refresh_tolerance=1e-9";
+  const run tight = play(r);
+  assert_int_equal(loose.rank[0].wanted[3], 0);
+  assert_int_equal(tight.rank[0].wanted[3], 1);
+}
+
 /* There is one placement yet.  It puts block i on rank i mod W; with local statistics that decides
  * whose samples count.  The others that there will be are refused by name. */
 static void effect_placement(void **state) {
@@ -1376,6 +1404,8 @@ int main(void) {
       cmocka_unit_test(effect_window_mask),
       cmocka_unit_test(effect_output_factor),
       cmocka_unit_test(effect_statistics_owner),
+      cmocka_unit_test(effect_stat_refresh),
+      cmocka_unit_test(effect_refresh_tolerance),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

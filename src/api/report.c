@@ -17,6 +17,14 @@ static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int6
                  (long long)i, (long long)n - 1);
 }
 
+static int32_t statistics(const ng_precond *p) {
+  int32_t n = 0;
+  for (int32_t i = 0; p != NULL && i < p->blocks; i++) {
+    n += p->block[i]->stats;
+  }
+  return n;
+}
+
 ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   const ng_status st = may_tell(p, "ng_report_read", 0, 1, out);
   if (st != NG_OK) return st;
@@ -33,6 +41,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.stations = NG_STATIONS;
   r.kept = p->kept;
   r.unobserved = p->unobserved;
+  r.statistics = statistics(p);
   return ng_give_struct(out, &r, sizeof r);
 }
 
@@ -49,6 +58,28 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
   r.total_ms = t->total_ms;
   r.last_bytes = t->last_bytes;
   r.total_bytes = t->total_bytes;
+  return ng_give_struct(out, &r, sizeof r);
+}
+
+/* Block after block, in the order of registration. */
+ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out) {
+  const ng_status st = may_tell(p, "ng_report_statistic", i, statistics(p), out);
+  if (st != NG_OK) return st;
+  int32_t block = 0;
+  while (i >= p->block[block]->stats) {
+    i -= p->block[block++]->stats;
+  }
+  const ng_stat *s = &p->block[block]->stat[i];
+  ng_statistic_report r;
+  memset(&r, 0, sizeof r);
+  r.layer = p->block[block]->name;
+  r.name = s->name;
+  r.refreshed = s->stale.refreshed;
+  r.passed = s->stale.passed;
+  r.interval = s->stale.on ? s->stale.last : 0;
+  r.next = s->stale.on ? s->stale.next : 0;
+  r.bytes_sent = s->stale.bytes_sent;
+  r.bytes_passed = s->stale.bytes_passed;
   return ng_give_struct(out, &r, sizeof r);
 }
 
@@ -112,7 +143,7 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_block *b = e->block;
   ng_explain_row r;
   memset(&r, 0, sizeof r);
-  r.name = e->slot_name[i];
+  r.name = e->slot[i].name;
   r.index = index;
   r.count = e->slot[i].rows * e->slot[i].cols;
   r.covered = b != NULL && !e->asleep;

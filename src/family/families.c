@@ -186,11 +186,17 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
   return f;
 }
 
-/* "A", or "A.0", "A.1", ... where there are several parts. */
-static ng_status visit_average(const ng_stat *s, int32_t i, ng_field_visit visit, void *arg) {
+/* "A", or "A.0", "A.1", ... where there are several parts; "A_older" of one before it. */
+static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field_visit visit,
+                               void *arg) {
   const ng_stat_part *part = &s->part[i];
-  ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols, part->average, s->owner);
+  ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols,
+                              older ? part->older : part->average, s->owner);
   if (s->parts > 1) (void)snprintf(f.name, sizeof f.name, "%s.%d", s->name, i);
+  if (older) {
+    const size_t n = strlen(f.name);
+    (void)snprintf(f.name + n, sizeof f.name - n, "_older");
+  }
   f.sym = s->symmetric;
   if (s->symmetric) {
     f.row_offsets = f.col_offsets = part->offsets;
@@ -204,7 +210,10 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
     for (int32_t k = 0; k < b->stat[i].parts && st == NG_OK && b->stat[i].rule.averaged; k++) {
-      st = visit_average(&b->stat[i], k, visit, arg);
+      st = visit_average(&b->stat[i], k, false, visit, arg);
+      if (st == NG_OK && b->stat[i].stale.on) {
+        st = visit_average(&b->stat[i], k, true, visit, arg);
+      }
     }
   }
   return st == NG_OK && b->family->fields != NULL ? b->family->fields(b, visit, arg) : st;
@@ -237,6 +246,24 @@ static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *
   return st;
 }
 
+/* Of a file: any numbers that are not negative, so intervals of 0 are put right. */
+static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
+  static const char *const name[] = {"_next",   "_interval",   "_interval_before", "_refreshed",
+                                     "_passed", "_bytes_sent", "_bytes_passed"};
+  ng_stale *t = &s->stale;
+  int64_t *const count[] = {&t->next,   &t->last,       &t->before,      &t->refreshed,
+                            &t->passed, &t->bytes_sent, &t->bytes_passed};
+  ng_status st = NG_OK;
+  for (int i = 0; i < 7 && st == NG_OK; i++) {
+    double x = (double)*count[i];
+    st = visit_number(s->name, name[i], &x, visit, arg);
+    *count[i] = x >= 0.0 && x < 9e15 ? (int64_t)x : 0;
+  }
+  t->last = ng_max64(1, t->last);
+  t->before = ng_max64(1, t->before);
+  return st;
+}
+
 size_t ng_block_counts(const ng_block *b) {
   size_t n = 1;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -254,6 +281,7 @@ ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     if (!b->stat[i].rule.averaged) continue;
     st = visit_flag(b->stat[i].name, "_started", &b->stat[i].started, visit, arg);
+    if (st == NG_OK && b->stat[i].stale.on) st = visit_stale(&b->stat[i], visit, arg);
   }
   return st == NG_OK && b->family->numbers != NULL ? b->family->numbers(b, visit, arg) : st;
 }

@@ -160,9 +160,13 @@ ng_status ng_kron_solve(ng_block *b) {
   const double lambda = b->opt.damping;
   int32_t worst[2] = {0, 0}; /* by side: the highest rung of its parts */
   bool own[2];               /* this rank solves that side */
+  const bool together =
+      ng_kron_together(k) && k->side[NG_SIDE_A].stat->owner == b->ctx->rank; /* both are its */
   if (!b->keeps) return NG_OK;
   for (int i = 0; i < 2; i++) {
-    own[i] = k->side[i].stat->owner == b->ctx->rank;
+    const ng_stat *s = k->side[i].stat;
+    /* stat_refresh = adaptive: one that did not move keeps its inverse, and the pi of then */
+    own[i] = s->owner == b->ctx->rank && (!s->stale.on || !b->solved || s->fresh);
   }
   for (int32_t group = 0; group < k->groups; group++) {
     double mean[2], on[2];
@@ -182,10 +186,13 @@ ng_status ng_kron_solve(ng_block *b) {
         if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
       }
       /* on every rank that holds the average: same sums, same shift */
-      if (b->base.damping_leak) s->shift[group] += on[i];
+      if (b->base.damping_leak && (!s->stat->stale.on || !b->solved || s->stat->fresh)) {
+        s->shift[group] += on[i];
+      }
     }
   }
-  if (own[0] && own[1] && k->prediv != NULL && all_good(&k->side[0]) && all_good(&k->side[1])) {
+  if ((own[0] || own[1]) && together && k->prediv != NULL && all_good(&k->side[0]) &&
+      all_good(&k->side[1])) {
     predivide(b, lambda);
   }
   ng_queue_wait(b->ctx->queue); /* scratch is free for others */

@@ -63,11 +63,15 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
       const int64_t n = ng_stat_part_count(s, part);
       if (s->keeps && s->rule.averaged) {
         part->average = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->kept));
+        if (s->stale.on) {
+          part->older = ng_plan_take(plan, NG_USE_FACTORS, n * ng_dtype_size(s->kept));
+        }
       }
       if (!s->observes) continue;
       part->sum = s->rule.direct ? part->average
                                  : ng_plan_take(plan, NG_USE_SUMS, n * ng_dtype_size(s->wire));
     }
+    ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
 }
 

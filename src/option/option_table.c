@@ -287,6 +287,17 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_2(NG_OUTPUT_FULL, "full", NG_OUTPUT_DIAGONAL, "diagonal"),
         .help = "G whole (or as it is cut), or its diagonal only", .test = "effect_output_factor",
         KRONECKER, .per_layer = true),
+    ROW(stat_refresh, STATISTICS, .standard = "period",
+        ONE_OF_2(NG_REFRESH_PERIOD, "period", NG_REFRESH_ADAPTIVE, "adaptive"),
+        .help =
+            "when statistics are made anew: every stat_period, or each the more seldom the less "
+            "it changes; what is inverted of it then is inverted",
+        .test = "effect_stat_refresh"),
+    ROW(refresh_tolerance, .group = "statistics", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
+        .lower_open = true, .unit = "norm",
+        .help = "stat_refresh = adaptive: two averages are alike if they differ by less than this "
+                "part of the older one",
+        .test = "effect_refresh_tolerance", NEEDS(stat_refresh, 1U << NG_REFRESH_ADAPTIVE)),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

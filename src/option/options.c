@@ -145,6 +145,11 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
                       full->clip);
   }
+  /* The average before a refresh is what the one after it is compared with. */
+  if (s.stat_refresh == NG_REFRESH_ADAPTIVE && s.fold == NG_FOLD_DIRECT) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "stat_refresh = adaptive needs fold = sum, it is direct");
+  }
   return ng_schedule_verify(full, skip, message, size);
 }
 

@@ -52,6 +52,7 @@ typedef enum ng_statistics {
   NG_STATISTICS_LOCAL,
   NG_STATISTICS_OWNER
 } ng_statistics;
+typedef enum ng_refresh { NG_REFRESH_PERIOD, NG_REFRESH_ADAPTIVE } ng_refresh;
 typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
 typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
@@ -128,7 +129,9 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, window_decay, double)                                                                    \
   X(CHOICE, window_decay_form, ng_decay_form)                                                      \
   X(BOOL, window_mask, bool)                                                                       \
-  X(CHOICE, output_factor, ng_output_factor)
+  X(CHOICE, output_factor, ng_output_factor)                                                       \
+  X(CHOICE, stat_refresh, ng_refresh)                                                              \
+  X(REAL, refresh_tolerance, double)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

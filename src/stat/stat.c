@@ -26,7 +26,7 @@ int64_t ng_stat_part_count(const ng_stat *s, const ng_stat_part *p) {
 static void close(ng_stat *s) {
   s->w = s->total = s->total_keep = 0.0;
   s->keep = 1.0;
-  s->posted = s->shown = false;
+  s->posted = s->shown = s->fresh = false;
 }
 
 /* identity is how both published programs begin (KAISA, kfac_pytorch); `first` needs nothing here,

@@ -28,6 +28,7 @@
 #include "option/option.h"
 #include "stat/gram.h"
 #include "stat/norm_sums.h"
+#include "stat/stale.h"
 
 /* What an observation shows; a statistic is made from one of them. */
 enum {
@@ -70,6 +71,7 @@ typedef struct ng_stat_part {
   int64_t
       diagonal; /* of a vector: its first so many elements are the diagonal of what it stands for */
   void *average; /* `kept`; NULL: this rank keeps none                                            */
+  void *older;   /* `kept`: the average before the one before; stale.on, where it is kept         */
   void *sum;     /* `wire`: this step's; NULL: this rank does not observe it                      */
 } ng_stat_part;
 
@@ -87,6 +89,8 @@ typedef struct ng_stat {
   int32_t owner, observers; /* a rank that keeps it; how many ranks show samples                  */
   bool observes, keeps;     /* this rank                                                          */
   bool started;             /* the average holds a sample                                         */
+  bool fresh;               /* ... was moved in this step                                         */
+  ng_stale stale;
   /* the observation under way */
   int64_t take; /* samples of it that count */
   ng_mix mix;   /* how it joins the sum     */
@@ -108,6 +112,13 @@ int64_t ng_stat_part_count(const ng_stat *s,
 static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }
+
+/* stale.c: around a fold: the average before it, in scratch of so many bytes; what has become of it, into
+ * stale.verdict. */
+int64_t ng_stat_stale_scratch(const ng_stat *s);
+void ng_stat_remember(const ng_stat *s, void *scratch);
+void ng_stat_judge(ng_stat *s, const void *scratch);
+int64_t ng_stat_wire_bytes(const ng_stat *s);
 
 /* Values before the first sample; memory is zero. */
 void ng_stat_begin(ng_stat *s);

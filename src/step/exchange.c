@@ -40,7 +40,8 @@ ng_status ng_exchange_plan(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
   }
-  x->small_count = FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED);
+  x->small_count =
+      FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
   x->messages_most = stats + 1;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
@@ -199,7 +200,7 @@ ng_status ng_exchange_check(ng_precond *p) {
     b->unshown = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
       ng_stat_agreed(&b->stat[k], w);
-      b->unshown += !b->out && ng_stat_due(p, b) && !(w[0] > 0.0); /* of all ranks */
+      b->unshown += !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* of all ranks */
     }
   }
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
@@ -213,6 +214,30 @@ ng_status ng_exchange_check(ng_precond *p) {
     mark_seen(p->block[i]);
   }
   return NG_OK;
+}
+
+/* One number each of the statistics that may go stale: the owner's verdict, if it was refreshed. */
+static int64_t put_verdicts(const ng_precond *p, double *x) {
+  int64_t n = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      const ng_stat *s = &p->block[i]->stat[k];
+      if (s->stale.on) x[n++] = s->owner == p->ctx->rank && s->fresh ? s->stale.verdict : 0.0;
+    }
+  }
+  return n;
+}
+
+/* Refreshed on all ranks or on none, so that 0 says no. */
+static void take_verdicts(ng_precond *p, const double *x) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      ng_stat *s = &p->block[i]->stat[k];
+      if (!s->stale.on) continue;
+      if (*x > 0.0) ng_stale_advance(&s->stale, (ng_verdict)*x, p->steps);
+      x++;
+    }
+  }
 }
 
 /* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
@@ -238,8 +263,11 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to[3] += weight * b->inner;
     to[4] += weight * b->d2;
   }
-  ng_status st = sum_small(p, x, NG_CODES + 2 + 2 * each, "agree");
+  double *verdict = sum + 2 + 2 * each;
+  const int64_t verdicts = put_verdicts(p, verdict);
+  ng_status st = sum_small(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
   if (st != NG_OK) return st;
+  take_verdicts(p, verdict);
   st = spread(p, x, s->trouble);
   s->trouble = st;
   s->refused = sum[0] > 0.0;
@@ -310,7 +338,7 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
   ng_exchange *x = &p->step->exchange;
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
-    if (!sends(s)) {
+    if (!sends(s) || !ng_one_due(p, b, s)) {
       before = NULL;
       continue;
     }
@@ -351,7 +379,8 @@ void ng_exchange_begin_last(ng_precond *p) {
 
 static bool complete(const ng_block *b) {
   for (int32_t k = 0; k < b->stats; k++) {
-    if (sends(&b->stat[k]) && !b->stat[k].shown) return false;
+    const ng_stat *s = &b->stat[k];
+    if (sends(s) && !s->shown && ng_one_due(b->p, b, s)) return false;
   }
   return true;
 }

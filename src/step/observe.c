@@ -33,7 +33,8 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
 /* Some statistic of the block is made on this rank from such an array. */
 static bool wants(const ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats; i++) {
-    if (ng_stat_reads(&b->stat[i], what) && b->stat[i].observes) return true;
+    const ng_stat *s = &b->stat[i];
+    if (ng_stat_reads(s, what) && s->observes && ng_one_due(b->p, b, s)) return true;
   }
   return false;
 }

@@ -106,6 +106,9 @@ static void set_rules(ng_block *b) {
       s->spread = o->statistics == NG_STATISTICS_LOCAL ? NG_SPREAD_LOCAL : NG_SPREAD_OWNER;
     }
     s->owner = b->owner;
+    s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
+    s->stale.tolerance = o->refresh_tolerance;
+    s->stale.last = s->stale.before = 1;
   }
 }
 
@@ -390,7 +393,6 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
-    if (d->kind == NG_NORM) hash[1] = mix(hash[1], &d->norm_eps, sizeof d->norm_eps);
   }
 }
 

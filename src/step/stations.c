@@ -13,18 +13,38 @@
  * `agree`, so a step counts on all ranks or on none. */
 #include "step/step.h"
 
+/* stat_refresh = adaptive: by the rule of stat/stale.h.  What sees the same observation is made anew
+ * together: a family adds to all of it at once. */
+static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    const ng_stat *t = &b->stat[i];
+    if (t->sees == s->sees && (!t->stale.on || p->steps >= t->stale.next)) return true;
+  }
+  return false;
+}
+
 /* Counted in steps that counted: step 0 is due for everything, whatever the period. */
 /* Also while there is something of it that no rank has ever shown: a layer that was left out at its first
  * due step begins when it comes back.  `out` is of the step under way: with fold = direct what was observed
  * before is in the average already, and has to be carried through. */
 bool ng_stat_due(const ng_precond *p, const ng_block *b) {
-  const bool period = p->steps % b->opt.stat_period == 0;
+  bool period = p->steps % b->opt.stat_period == 0;
+  if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
+    period = false;
+    for (int32_t i = 0; i < b->stats; i++) {
+      period = period || stale_due(p, b, &b->stat[i]);
+    }
+  }
   if (b->out) return period && b->base.fold == NG_FOLD_DIRECT;
   if (b->entry != NULL && b->entry->asleep) return false;
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     if (!b->seen[kind]) return true; /* agreed: the same on all ranks */
   }
   return period;
+}
+
+bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
+  return ng_stat_due(p, b) && (!s->stale.on || stale_due(p, b, s));
 }
 
 /* Also at the first step that got so far, if those before were skipped: without results there is no
@@ -34,6 +54,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   const char *owner = ng_option_table[NG_OPTION_solve_period].family;
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (b->family->solve == NULL || b->out) return false;
+  if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) return !b->solved || ng_stat_due(p, b);
   return !b->solved || !period || p->steps % b->opt.solve_period == 0;
 }
 
@@ -122,6 +143,19 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 
 /* ---- look, check, sums, statistics, solve, share ---------------------------------------------*/
 
+/* A fold, and with stat_refresh = adaptive what has become of the average by it. */
+static ng_status refresh(ng_precond *p, ng_stat *s) {
+  const bool anew = s->total > 0.0;
+  if (anew && s->stale.on) ng_stat_remember(s, p->arena[NG_USE_SCRATCH]);
+  const ng_status st = ng_stat_fold(p->ctx->queue, s);
+  if (!anew || st != NG_OK) return st;
+  s->fresh = true;
+  if (s->stale.on) ng_stat_judge(s, p->arena[NG_USE_SCRATCH]);
+  s->stale.refreshed++;
+  s->stale.bytes_sent += ng_stat_wire_bytes(s);
+  return NG_OK;
+}
+
 /* NG_SKIPPED of one statistic leaves the others folded: their sums were sound. */
 static ng_status fold_block(ng_precond *p, ng_block *b) {
   static const char *const what[NG_SEEN_KINDS] = {"inputs", "output gradients", "gradients"};
@@ -132,7 +166,7 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
     while (kind + 1 < NG_SEEN_KINDS && ng_sees(kind) != s->sees) {
       kind++;
     }
-    if (ng_stat_fold(p->ctx->queue, s) == NG_OK) continue;
+    if (refresh(p, s) == NG_OK) continue;
     st = ng_fail(
         p->ctx, NG_SKIPPED,
         "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
@@ -340,6 +374,13 @@ static ng_status walk(ng_precond *p) {
   return s->trouble;
 }
 
+/* Not made anew in this step: what it would have sent stayed here. */
+static void count_passed(ng_stat *s) {
+  if (s->fresh) return;
+  s->stale.passed++;
+  s->stale.bytes_passed += ng_stat_wire_bytes(s);
+}
+
 /* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
  * step moves.  Commit before forget: a family may still read this step's sums when it learns
  * whether the step counted. */
@@ -347,6 +388,9 @@ static void close_step(ng_precond *p, bool taken) {
   p->kept = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats && taken && !b->out; k++) {
+      count_passed(&b->stat[k]);
+    }
     if (b->family->commit != NULL && !b->out) b->family->commit(b, taken);
   }
   for (int32_t i = 0; i < p->entries; i++) {

@@ -250,7 +250,8 @@ static inline ng_status ng_worse(ng_status a, ng_status b) {
   return a > b ? a : b;
 }
 
-bool ng_stat_due(const ng_precond *p, const ng_block *b);
+bool ng_stat_due(const ng_precond *p, const ng_block *b); /* some statistic of it is */
+bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s);
 bool ng_solve_due(const ng_precond *p, const ng_block *b);
 
 /* observe.c: families that see the gradients themselves. */
