@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,6 +205,26 @@ static void scan_finds_what_is_not_finite(void **unused) {
   free(a);
 }
 
+/* Doubles of which the upper and the lower half look like anything; whole numbers are finite, and nothing is
+ * read beyond them (asan). */
+static void scans_doubles_and_whole_numbers(void **state) {
+  (void)state;
+  double x[33];
+  uint8_t *bytes = malloc(33);
+  assert_non_null(bytes);
+  memset(bytes, 0xff, 33);
+  for (int i = 0; i < 33; i++)
+    x[i] = i % 2 ? -DBL_MAX : 0x1.0p-1022;
+  assert_true(ng_all_finite(x, NG_F64, 33));
+  x[32] = (double)NAN;
+  assert_true(!ng_all_finite(x, NG_F64, 33) && ng_all_finite(x, NG_F64, 32));
+  x[32] = -(double)INFINITY;
+  assert_true(!ng_all_finite(x, NG_F64, 33));
+  assert_true(ng_all_finite(bytes, NG_U8, 33));
+  assert_true(ng_all_finite(bytes, NG_I32, 8) && ng_all_finite(bytes, NG_I64, 4));
+  free(bytes);
+}
+
 int main(void) {
   numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
@@ -211,6 +232,7 @@ int main(void) {
       cmocka_unit_test(narrowing_rounds_to_nearest_even),
       cmocka_unit_test(many_equal_one_by_one),
       cmocka_unit_test(scan_finds_what_is_not_finite),
+      cmocka_unit_test(scans_doubles_and_whole_numbers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,7 +165,7 @@ uint16_t ng_f32_to_f16(float f); /* round to nearest even; subnormals; overflow 
 /* n elements; dtype f32, bf16 or f16. */
 void ng_to_f32(float *dst, const void *src, ng_dtype t, int64_t n);
 void ng_from_f32(void *dst, ng_dtype t, const float *src, int64_t n);
-bool ng_all_finite(const void *src, ng_dtype t, int64_t n);
+bool ng_all_finite(const void *src, ng_dtype t, int64_t n); /* any dtype */
 /* Bits of the largest |x|: the order of magnitudes is that of their bits.  From NG_INF_BITS on it is not
  * finite; 0 of nothing. */
 #define NG_INF_BITS UINT32_C(0x7f800000)

@@ -134,19 +134,11 @@ static ng_mix fold_mix(const ng_stat *s) {
   return (ng_mix){keep, !ema ? (1.0 - keep) / s->total : summed ? 1.0 / s->total : 1.0};
 }
 
-static bool all_finite64(const double *x, int64_t n) {
-  double zero = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    zero += x[i] - x[i];
-  }
-  return zero == 0.0;
-}
-
 static bool sums_finite(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
     if (s->wire == NG_F64) {
-      if (!all_finite64(s->part[i].sum, n)) return false;
+      if (!ng_all_finite(s->part[i].sum, NG_F64, n)) return false;
       continue;
     }
     ng_on(q)->finite(q, n, s->part[i].sum, s->wire, &s->finite);
