@@ -97,7 +97,7 @@ class Hook:
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.enabled:
             return
-        if not module.training or not _grad_enabled() or not output.requires_grad:
+        if not module.training or not output.requires_grad:  # which nothing does without gradients
             layer.asleep_calls += 1
             if observer.early and module.training and not _grad_enabled():
                 observer.owed[layer.index] = observer.owed.get(layer.index, 0) + 1
@@ -105,7 +105,7 @@ class Hook:
         if _compiling():
             raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
                           "run: do not compile the model")
-        if layer.asleep == module.weight.requires_grad and not layer.frozen:  # changed since the last step
+        if layer.asleep == module._parameters["weight"].requires_grad and not layer.frozen:  # changed since the last step
             layer.asleep = not layer.asleep
             observer.core.call("freeze", layer.index, int(layer.asleep))
         if not observer.wants(observer.p, layer.index):
@@ -137,7 +137,7 @@ class Observer:
         self.given = None  # samples and loss scale that the user said
         self.seen = None  # samples of the model's input
         self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
-        self.scale = lambda: 1.0
+        self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.root = model.register_forward_pre_hook(RootHook(self), **extra)
@@ -156,8 +156,8 @@ class Observer:
 
     def forward(self, hook, x, output):
         samples = self.given[0] if self.given is not None else self.seen
-        x = x.detach()
         if self.early:
+            x = x.detach()
             again = _in_backward() != -1
             owed = self.owed.get(hook.layer.index, 0)
             if not again or owed:
@@ -183,9 +183,13 @@ class Observer:
         if x is not None:
             x, count = layer.input(x, samples, self.first)
         if g is not None:
-            g = layer.output(g.detach(), samples, self.first)
-            count = g.shape[0]
-        scale = self.given[1] if self.given is not None and self.given[1] is not None else self.scale()
+            g = layer.output(g, samples, self.first)
+            if x is None:
+                count = g.shape[0]
+        if self.given is None and self.fixed is not None:
+            scale = self.fixed
+        else:
+            scale = self.given[1] if self.given is not None and self.given[1] is not None else self.scale()
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
         if self.open != (count, scale) or other:
             hook.size = g.shape[2:] if g is not None else None

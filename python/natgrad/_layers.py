@@ -113,11 +113,15 @@ class Layer(Entry):
 
     @staticmethod
     def image(x):
+        """A convolution of one axis has images of height 1."""
         return x.unsqueeze(2) if x.dim() == 3 else x
 
     def rows(self, x, samples, first):
         """[samples, positions, ..., features], as a view; `samples` None: the leading axis counts them."""
-        if x.dim() == 1:
+        axes, shape = x.dim(), x.shape
+        if axes == 2 and (samples is None or shape[0] == samples):
+            return x, shape[0]
+        if axes == 1:
             return x.unsqueeze(0), 1
         if samples is None:
             if not first and x.dim() > 2:

@@ -38,8 +38,11 @@ class Described:
         self.reference = c.byref(self.array)
 
     def of(self, tensor):
-        seen = (tensor.shape, tensor.stride(), tensor.dtype)
-        if seen != self._seen or tensor.layout is not torch.strided:
+        try:
+            seen = (tensor.shape, tensor.stride(), tensor.dtype)
+        except RuntimeError:  # sparse tensors have no strides
+            seen = None
+        if seen != self._seen or seen is None:
             self._describe(tensor)
             self._seen = seen
         self.array.data = tensor.data_ptr()

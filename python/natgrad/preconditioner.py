@@ -91,6 +91,7 @@ class Preconditioner:
         self._observer = Observer(self._core, [e for e in self.entries if isinstance(e, _layers.Layer)], self.model,
                                   chosen.get("calls") != "mean", samples, batch_first, reduction)
         self._observer.scale = self._scale
+        self._observer.fixed = self._scale() if grad_scaler is None else None
         self._say_left_out()
 
     @staticmethod
@@ -131,6 +132,7 @@ class Preconditioner:
     def _make_bindings(self):
         rows = self._bound()
         self._rows = []
+        self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
         self._bindings = (_abi.ng_binding * len(rows))()
         for binding, (entry, (which, module, attribute, full)) in zip(self._bindings, rows):
             grad, weight = Described(f"the gradient of {full}"), Described(full)
@@ -192,32 +194,33 @@ class Preconditioner:
         return status
 
     def _bind(self):
+        weights = self._weights
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
             if parameter is None:
                 raise failure(_abi.NG_ERR_STATE, f"'{weight.name}' is gone: it was a parameter when the preconditioner "
                               "was made")
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 grad.none()
             else:
-                grad.of(parameter.grad)
-            if self._weights:
+                grad.of(gradient)
+            if weights:
                 weight.of(parameter)
-        for entry in self.entries:
-            self._follow_freezing(entry)
+        for entry, parameters, attribute in self._firsts:
+            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
+                self._follow_freezing(entry, parameters[attribute])
         self._core.call("bind", self._bindings, len(self._bindings))
 
-    def _follow_freezing(self, entry):
+    def _follow_freezing(self, entry, parameter):
         """requires_grad may change between steps."""
-        _, module, attribute, full = entry.places[0]
-        sleeps = not module._parameters[attribute].requires_grad
         if entry.frozen:
-            if not sleeps:
-                raise failure(_abi.NG_ERR_STATE, f"'{full}' was frozen when the preconditioner was made, and is not any "
-                              "more: make a new one")
-        elif sleeps != entry.asleep:
-            self._core.call("freeze", entry.index, int(sleeps))
-            entry.asleep = sleeps
+            if parameter.requires_grad:
+                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' was frozen when the preconditioner was made, and "
+                              "is not any more: make a new one")
+            return
+        entry.asleep = not parameter.requires_grad
+        self._core.call("freeze", entry.index, int(entry.asleep))
 
     def _move(self):
         """Functions of the step give what holds at the coming one."""

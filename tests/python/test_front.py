@@ -1,6 +1,8 @@
 """The classes: options, state, what they tell of themselves; the optimizers beside those of torch.optim."""
 import copy
 import io
+import os
+import re
 import unittest
 
 import torch
@@ -107,6 +109,18 @@ class Options(Case):
             D = torch.cat([D[0], D[1][:, None]], 1)
             P = (D - (g @ D @ a) / (a @ a * (g @ g) + DAMPING) * torch.outer(g, a)) / DAMPING
             self.near(grads(model), {name: [P[:, :-1], P[:, -1]]}, 1e-5)
+
+
+class Readme(Case):
+    def test_its_example_runs(self):
+        with open(os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", "."), "README.md"), encoding="utf-8") as file:
+            example = re.search(r"```python\n(.*?)```", file.read(), re.S).group(1)
+        model = net()
+        before = loss_of(model, *batch()).item()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        exec(example, dict(natgrad=natgrad, model=model, optimizer=optimizer, batches=[batch()] * 10,
+                           loss_function=nn.functional.cross_entropy))
+        self.assertLess(loss_of(model, *batch()).item(), before)
 
 
 class State(Case):

@@ -1,5 +1,6 @@
 """Ranks: two and four processes of torch.distributed."""
 import contextlib
+import ctypes
 import unittest
 
 import torch
@@ -10,7 +11,8 @@ import natgrad
 import oracle
 import ranks
 import recording
-from front import DAMPING, Case, batch, grads, loss_of, make
+from front import DAMPING, Case, batch, loss_of, make
+from natgrad import _abi, _distributed
 from natgrad.compat import KFACPreconditioner
 
 
@@ -118,7 +120,31 @@ def subgroup(rank, world):
     return {name: p.grad.tolist() for name, p in model.named_parameters()}
 
 
+def collectives(rank, world):
+    """Each kind and dtype by itself, in place and not; 16-bit sums are rounded once."""
+    transport, wrong = _distributed.transport(None), []
+    for dtype, kind in ((torch.float64, _abi.NG_F64), (torch.float32, _abi.NG_F32), (torch.bfloat16, _abi.NG_BF16),
+                        (torch.float16, _abi.NG_F16)):
+        parts = [torch.arange(1, 6).to(dtype) / 3 + r * 7 for r in range(world)]
+        wide = sum(p.double() for p in parts) if dtype == torch.float64 else sum(p.float() for p in parts)
+        for collective, expected in ((_abi.NG_ALL_REDUCE, wide.to(dtype)), (_abi.NG_BROADCAST, parts[1])):
+            for in_place in (True, False):
+                send = parts[rank].clone()
+                recv = send if in_place else torch.full_like(send, 9)
+                do = _abi.ng_collective()
+                do.kind, do.dtype, do.root, do.count = collective, kind, 1, 5
+                do.send, do.recv = send.data_ptr(), recv.data_ptr()
+                transport._run(None, ctypes.pointer(do))
+                if not torch.equal(recv, expected) or not (in_place or torch.equal(send, parts[rank])):
+                    wrong.append((str(dtype), collective, in_place))
+    return wrong
+
+
 class Ranks(Case):
+    def test_collectives(self):
+        for wrong in ranks.run(3, collectives):
+            self.assertEqual(wrong, [])
+
     def test_published_end_to_end(self):
         for world, fraction in ((1, 1), (1, 0), (2, 0.5), (4, 0.5)):
             with self.subTest(world=world, fraction=fraction):
