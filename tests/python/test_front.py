@@ -3,6 +3,8 @@ import copy
 import io
 import os
 import re
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -121,6 +123,20 @@ class Readme(Case):
         exec(example, dict(natgrad=natgrad, model=model, optimizer=optimizer, batches=[batch()] * 10,
                            loss_function=nn.functional.cross_entropy))
         self.assertLess(loss_of(model, *batch()).item(), before)
+
+
+class Example(Case):
+    def test_digits(self):
+        """It learns, and the fused update is that of the preconditioner and torch.optim.SGD."""
+        file = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", "."), "examples", "50_digits_torch.py")
+        done = subprocess.run([sys.executable, file, "--epochs", "2"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = {line.split()[0]: [float(number) for number in re.findall(r"[\d.]+", line)] for line in
+                 done.stdout.splitlines()}
+        self.assertEqual(sorted(lines), ["fused", "kaisa", "natgrad", "sgd"])
+        for name, (_, accuracy, _) in lines.items():
+            self.assertGreater(accuracy, 60, name)
+        self.assertAlmostEqual(lines["fused"][0], lines["natgrad"][0], delta=2e-3)
 
 
 class State(Case):

@@ -220,7 +220,7 @@ class NoTrace(Case):
                     return self.body(x)
                 x = self.body[:3](x.requires_grad_())
                 return self.body[7:](checkpoint(self.body[3:7], x, use_reentrant=self.how))
-        for options in (dict(), dict(calls="ema", call_weight="equal")):
+        for options in (dict(), dict(calls="ema", call_weight="equal", stat_start="identity")):
             expected = one_step(Some(None), batch(), **options)
             for how in (True, False):
                 if options and not how and not NEW:

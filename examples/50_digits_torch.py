@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""natgrad in a PyTorch script: the UCI digits, a small convolution network, four ways.
+
+    50_digits_torch.py [--data data/digits.csv] [--epochs 4] [--seed 1]
+
+    sgd         torch.optim.SGD alone
+    natgrad     natgrad.KFAC between backward() and the step of torch.optim.SGD
+    fused       natgrad.SGD: the same, its update in the same pass over memory
+    kaisa       natgrad.compat.KFACPreconditioner, as a script for kfac-pytorch has it
+
+Nothing is tuned: it shows how to write it, not which is better (`make demo` compares).
+"""
+import argparse
+import os
+import time
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+import natgrad
+from natgrad.compat import KFACPreconditioner
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3, stride=2, padding=1),
+                         nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 10))
+
+
+def digits(path):
+    """Images [n, 1, 8, 8] and labels; the last 360 are the test split."""
+    with open(path, encoding="ascii") as file:
+        rows = torch.tensor([[float(number) for number in line.split(",")] for line in file if line[0].isdigit()])
+    x, y = rows[:, :64].reshape(-1, 1, 8, 8) / 16, rows[:, 64].long()
+    return (x[:-360], y[:-360]), (x[-360:], y[-360:])
+
+
+class Both:
+    """A preconditioner and an optimizer, as their scripts call them."""
+
+    def __init__(self, preconditioner, optimizer):
+        self.preconditioner, self.optimizer, self.zero_grad = preconditioner, optimizer, optimizer.zero_grad
+
+    def step(self):
+        self.preconditioner.step()
+        self.optimizer.step()
+
+
+def sgd(model, lr):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+WAYS = {
+    "sgd": lambda model: sgd(model, 0.1),
+    "natgrad": lambda model: Both(natgrad.KFAC(model, lr=0.1, damping=0.03), sgd(model, 0.1)),
+    "fused": lambda model: natgrad.SGD(model, lr=0.1, momentum=0.9, damping=0.03),
+    "kaisa": lambda model: Both(KFACPreconditioner(model, lr=0.1, damping=0.003, inv_update_steps=10), sgd(model, 0.1)),
+}
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--data", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data",
+                                                     "digits.csv"))
+    args.add_argument("--epochs", type=int, default=4)
+    args.add_argument("--seed", type=int, default=1)
+    args = args.parse_args()
+    (x, y), (test_x, test_y) = digits(args.data)
+    for name, way in WAYS.items():
+        model = network(args.seed)
+        optimizer = way(model)
+        begin, losses = time.time(), []
+        for _ in range(args.epochs):
+            for batch in torch.randperm(len(x)).split(64):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        seconds = time.time() - begin
+        model.eval()
+        with torch.no_grad():
+            accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
+        print(f"{name:8} loss {sum(losses[-20:]) / 20:.4f}  test accuracy {100 * accuracy:.2f} %  {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
