@@ -119,15 +119,22 @@ replay() {
   local linalg code
   for linalg in ref cpu; do
     code=0
-    LD_LIBRARY_PATH=$1 "$1/natgrad" replay --linalg $linalg tests/golden/*.safetensors >>"$2" 2>&1 || code=$?
+    LD_LIBRARY_PATH=$1 "$1/natgrad" replay --linalg $linalg "${recordings[@]}" >>"$2" 2>&1 || code=$?
     echo "$linalg: $code" >>"$2"
     ((code <= 1)) || fail "$1/natgrad replay ended with $code: $(tail -2 "$2")"
   done
 }
+# Recordings that the other commit cannot read have nothing to be compared with.
+recordings=()
+for file in tests/golden/*.safetensors; do
+  code=0
+  LD_LIBRARY_PATH=$base "$base/natgrad" replay --linalg ref "$file" >/dev/null 2>&1 || code=$?
+  if ((code <= 1)); then recordings+=("$file"); fi
+done
 replay "$base" "$work/replay.base"
 replay "$now" "$work/replay.now"
 if diff -u "$work/replay.base" "$work/replay.now"; then
-  echo "same_bits: replay of $(ls tests/golden/*.safetensors | wc -l) recordings prints the same"
+  echo "same_bits: replay of ${#recordings[@]} recordings prints the same"
 else
   echo "same_bits: replay of the recordings differs"
   status=1
