@@ -452,6 +452,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * least 1, if |X - X1| >= refresh_tolerance |X1|, else d1 if X differs so much from X2, else d1 + d2.
  *   stat_refresh    period | adaptive: by stat_period and solve_period, or by that
  *   refresh_tolerance   > 0
+ *
+ * Where a fused update happens.
+ *   update_ranks    all | owner: every rank moves every weight; or the owner of its block (of a tensor,
+ *                   rank index mod W), which alone keeps its moments, and all ranks get the weights of it
  */
 typedef struct ng_options ng_options;
 
@@ -925,7 +929,7 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, emit */
+  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, emit, weights */
   const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
   int64_t runs;       /* in how many steps it was due, since ng_ready                         */

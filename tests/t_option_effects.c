@@ -903,6 +903,32 @@ static void effect_refresh_tolerance(void **state) {
   assert_int_equal(tight.rank[0].wanted[3], 1);
 }
 
+/* The same weights on all ranks, to a bit; moments on one of them. */
+static void effect_update_ranks(void **state) {
+  static const char *const update[] = {"sgd", "adamw"};
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    run r = usual, out[2];
+    r.ranks = 2;
+    r.step = update[i];
+    for (int owner = 0; owner < 2; owner++) {
+      char settings[128];
+      (void)snprintf(settings, sizeof settings,
+                     "damping=0.1 update=%s update_ranks=%s grad_worker_fraction=0", update[i],
+                     owner ? "owner" : "all");
+      r.settings = settings;
+      out[owner] = play(r);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+      assert_memory_equal(out[1].rank[rank].weight, out[0].rank[0].weight,
+                          sizeof out[0].rank[0].weight);
+      assert_true(out[1].rank[rank].moments < out[0].rank[rank].moments);
+      assert_int_equal(out[1].rank[rank].deliver_bytes, 0);
+      assert_true(out[0].rank[rank].deliver_bytes > 0);
+    }
+  }
+}
+
 /* There is one placement yet.  It puts block i on rank i mod W; with local statistics that decides
  * whose samples count.  The others that there will be are refused by name. */
 static void effect_placement(void **state) {
@@ -1406,6 +1432,7 @@ int main(void) {
       cmocka_unit_test(effect_statistics_owner),
       cmocka_unit_test(effect_stat_refresh),
       cmocka_unit_test(effect_refresh_tolerance),
+      cmocka_unit_test(effect_update_ranks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,6 +50,7 @@ typedef struct ng_slot {
   int32_t update_group; /* whose numbers a fused update takes for it: ng_set_group                */
   ng_block *block; /* NULL: no curvature                                                          */
   int32_t segment; /* its number in the block                                                     */
+  bool here;       /* this rank moves its weight; update_ranks = owner: one rank does             */
   bool out;        /* of this step, as its block: see ng_block                                    */
   /* What bounds what a fused update writes (step/bounds.c): the largest |gradient| of one without
    * curvature, in this step; no moment is above most_m, most_v. */

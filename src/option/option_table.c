@@ -298,6 +298,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "stat_refresh = adaptive: two averages are alike if they differ by less than this "
                 "part of the older one",
         .test = "effect_refresh_tolerance", NEEDS(stat_refresh, 1U << NG_REFRESH_ADAPTIVE)),
+    ROW(update_ranks, .group = "update", .standard = "all",
+        ONE_OF_2(NG_UPDATE_RANKS_ALL, "all", NG_UPDATE_RANKS_OWNER, "owner"),
+        .help = "sgd, adamw: every rank moves every weight, or the owner of its block alone, which "
+                "keeps its moments; then the weights go round",
+        .test = "effect_update_ranks", NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW)),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -56,6 +56,7 @@ typedef enum ng_refresh { NG_REFRESH_PERIOD, NG_REFRESH_ADAPTIVE } ng_refresh;
 typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
 typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
+typedef enum ng_update_ranks { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
 typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
 typedef enum ng_norm_block {
   NG_NORM_UNIT,
@@ -131,7 +132,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(BOOL, window_mask, bool)                                                                       \
   X(CHOICE, output_factor, ng_output_factor)                                                       \
   X(CHOICE, stat_refresh, ng_refresh)                                                              \
-  X(REAL, refresh_tolerance, double)
+  X(REAL, refresh_tolerance, double)                                                               \
+  X(CHOICE, update_ranks, ng_update_ranks)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

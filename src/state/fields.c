@@ -16,10 +16,11 @@ static ng_status one_field(void *arg, ng_field *f) {
   return w->visit(w->arg, w->key, f);
 }
 
-/* On every rank, since each moves its own copy of the weights; owner 0, who writes the file. */
-static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data) {
-  if (data == NULL) return NG_OK; /* the option `update` keeps none */
-  ng_field f = ng_field_plain("", NG_F32, slot->rows, slot->cols, data, 0);
+/* On every rank, if each moves its own copy of the weights, with owner 0, who writes the file; else on the
+ * one that moves them. */
+static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data,
+                        int32_t owner) {
+  ng_field f = ng_field_plain("", NG_F32, slot->rows, slot->cols, data, owner);
   (void)snprintf(f.name, sizeof f.name, "%s.%s", name, slot->which == NG_BIAS ? "bias" : "weight");
   return one_field(w, &f);
 }
@@ -35,9 +36,11 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   field_walk w = {e->d.name, visit, arg};
   const bool adamw = p->base.update == NG_UPDATE_ADAMW;
   ng_status st = NG_OK;
+  const int32_t owner = ng_update_is_owned(p) ? ng_update_owner(p, e, k - p->blocks) : 0;
+  if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* there are none */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
-    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m);
-    if (st == NG_OK) st = moment(&w, &e->slot[i], "second", e->slot[i].v);
+    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m, owner);
+    if (st == NG_OK && adamw) st = moment(&w, &e->slot[i], "second", e->slot[i].v, owner);
   }
   return st;
 }

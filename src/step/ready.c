@@ -282,12 +282,14 @@ static ng_status ask(ng_precond *p, ng_plan *plan) {
     b->curvature_bytes = ng_plan_held(plan) - held;
     ng_deliver_plan(b, plan);
   }
+  ng_plan_scratch(plan, ng_gather_scratch(p));
   const int each = p->base.update == NG_UPDATE_ADAMW ? 2 : p->base.update == NG_UPDATE_SGD ? 1 : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
       ng_slot *s = &e->slot[k];
       const int64_t bytes = s->rows * s->cols * (int64_t)sizeof(float);
+      if (!s->here) continue;
       s->m = each > 0 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL; /* f32 */
       s->v = each > 1 ? ng_plan_take(plan, NG_USE_MOMENTS, bytes) : NULL;
     }
@@ -307,6 +309,23 @@ static ng_status take_groups(ng_precond *p) {
   p->step->out.group = ng_object(p, (size_t)p->update_groups * sizeof *p->step->out.group);
   if (p->step->out.group != NULL) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+}
+
+/* Before memory: moments are where a weight is moved. */
+static ng_status take_slots(ng_precond *p) {
+  const bool owned = ng_update_is_owned(p);
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots; k++) {
+      e->slot[k].here = !owned || ng_update_owner(p, e, i) == p->ctx->rank;
+    }
+  }
+  if (!owned || (p->base.clip != NG_CLIP_RATIO && p->base.clip != NG_CLIP_RMS)) return NG_OK;
+  return ng_fail(
+      p->ctx, NG_ERR_ARG,
+      "update_ranks = owner: clip = %s looks at every preconditioned gradient, which only "
+      "its owner has; take kl, rescale, norm or none",
+      p->opt.clip);
 }
 
 /* Spans are objects and not part of an arena: the counting pass needs them already.  Initial values
@@ -404,6 +423,7 @@ ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = make_blocks(p);
   if (st == NG_OK) st = take_groups(p);
+  if (st == NG_OK) st = take_slots(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);

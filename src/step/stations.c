@@ -1,6 +1,7 @@
 /* stations.c: a step is this table of stations, walked in order.
  *
  *   look -> check -> sums -> statistics -> solve -> share -> measure -> deliver -> agree -> probe -> emit
+ *   -> weights
  *
  * Each is due or not, local or collective; the table says what is waited for before it runs, what it
  * leaves under way, and where all ranks may end the step together.  Time, bytes, waiting and leaving are
@@ -291,6 +292,11 @@ static bool any_solve(const ng_precond *p) {
 /* `solve` marks blocks as solved, so what `share` is due for is remembered from before the walk. */
 static bool solving(const ng_precond *p) { return p->step->solving; }
 
+/* Where owners update, PD stays with them, and their weights go round instead. */
+static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
+
+static bool delivers(const ng_precond *p) { return !gathers(p); }
+
 const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_LOOK] = {.name = "look", .run = ng_look, .due = look_due},
     [NG_AT_CHECK] = {.name = "check",
@@ -318,7 +324,7 @@ const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_MEASURE] = {.name = "measure", .run = measure, .due = always, .waits = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,
-                       .due = always,
+                       .due = delivers,
                        .collective = true,
                        .posts = NG_MAIL_DIRECTION},
     [NG_AT_AGREE] = {.name = "agree",
@@ -335,6 +341,10 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .tells = true,
                      .leave = NG_LEAVE_REFUSED},
     [NG_AT_EMIT] = {.name = "emit", .run = emit, .due = always},
+    [NG_AT_WEIGHTS] = {.name = "weights",
+                       .run = ng_gather_weights,
+                       .due = gathers,
+                       .collective = true},
 };
 
 static ng_status run_station(ng_precond *p, int i) {

@@ -11,6 +11,7 @@
  *   stations.c  the table and the walk                     clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
+ *   gather.c    weights from the ranks that move them
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -170,6 +171,13 @@ void ng_exchange_begin_last(ng_precond *p);
 ng_status ng_exchange_ahead(ng_precond *p);
 ng_status ng_exchange_end_last(ng_precond *p);
 
+/* ---- weights: gather.c -----------------------------------------------------------------------*/
+
+bool ng_update_is_owned(const ng_precond *p); /* update_ranks = owner, of a fused update */
+int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index);
+int64_t ng_gather_scratch(const ng_precond *p); /* bytes */
+ng_status ng_gather_weights(ng_precond *p);
+
 /* ---- the clip: clip.c ------------------------------------------------------------------------*/
 
 bool ng_clip_reads_weights(const ng_precond *p);
@@ -194,6 +202,7 @@ typedef enum ng_station_id {
   NG_AT_AGREE,
   NG_AT_PROBE,
   NG_AT_EMIT,
+  NG_AT_WEIGHTS,
   NG_STATIONS
 } ng_station_id;
 

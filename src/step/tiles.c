@@ -229,7 +229,7 @@ static void emit_piece(void *arg, int32_t piece) {
   const int32_t *at = e->tiles->all.cut + piece;
   for (int32_t i = at[1] - 1; i >= at[0]; i--) {
     const ng_tile *t = &e->tiles->tile[i];
-    if (t->slot->out) continue;
+    if (t->slot->out || !t->slot->here) continue;
     if (t->block != NULL) {
       ng_deliver_tile(t, t->block->segment[t->segment].factor, e->sink);
       continue;

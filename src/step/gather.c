@@ -1,0 +1,68 @@
+/* gather.c: weights from the ranks that update them: update_ranks = owner, as SP-NGD does it (arXiv 2002.06015).
+ *
+ * In: weights, each moved on one rank.  Out: the same weights on all.  A parameter of a block is its owner's, one
+ * without curvature that of rank index mod W; its moments are there alone.  One broadcast a parameter, or several
+ * of a large one, in the order of registration, as f32: exact for any dtype that a weight may have. */
+#include "step/step.h"
+
+enum { PIECE = 1 << 20 }; /* floats of one message */
+
+bool ng_update_is_owned(const ng_precond *p) {
+  return p->base.update_ranks == NG_UPDATE_RANKS_OWNER && p->base.update != NG_UPDATE_GRADIENT;
+}
+
+int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index) {
+  return e->block != NULL ? e->block->owner : index % p->ctx->ranks;
+}
+
+int64_t ng_gather_scratch(const ng_precond *p) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < p->entries && ng_update_is_owned(p); i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      const ng_slot *s = &p->entry[i]->slot[k];
+      most = ng_max64(most, ng_min64(PIECE, s->rows * s->cols));
+    }
+  }
+  return most * (int64_t)sizeof(float);
+}
+
+/* Elements [from, from + n) of a weight, row after row: into `x`, or from it. */
+static void move(const ng_place *v, int64_t cols, int64_t from, int64_t n, float *x, bool out) {
+  for (int64_t i = 0, m; i < n; i += m) {
+    const int64_t row = (from + i) / cols, col = (from + i) % cols;
+    m = ng_min64(n - i, cols - col);
+    if (out) {
+      ng_place_read(v, row, col, m, x + i);
+    } else {
+      ng_place_write(v, row, col, m, x + i);
+    }
+  }
+}
+
+static ng_status gather_slot(ng_precond *p, const ng_slot *s, int32_t root) {
+  const ng_group world = ng_group_world(p->ctx->comm);
+  const int64_t count = s->rows * s->cols;
+  float *x = (void *)p->arena[NG_USE_SCRATCH];
+  ng_status st = NG_OK;
+  for (int64_t from = 0, n; from < count && st == NG_OK; from += n) {
+    n = ng_min64(PIECE, count - from);
+    if (s->here) move(&s->weight, s->cols, from, n, x, true);
+    st = ng_comm_broadcast(p->ctx->comm, &world, x, n, NG_F32, root);
+    if (st == NG_OK && !s->here) move(&s->weight, s->cols, from, n, x, false);
+  }
+  return st;
+}
+
+/* Who is left out of a step is agreed: the same on all ranks. */
+ng_status ng_gather_weights(ng_precond *p) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    const ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots && st == NG_OK && !e->d.frozen; k++) {
+      if (!e->slot[k].out) st = gather_slot(p, &e->slot[k], ng_update_owner(p, e, i));
+    }
+  }
+  if (st == NG_OK) return NG_OK;
+  p->broken = true;
+  return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in weights; every rank gets this");
+}

@@ -1,0 +1,205 @@
+/* t_gather.c: update_ranks = owner: each weight is moved on one rank, which alone keeps its moments, and goes
+ * round.  The oracle is update_ranks = all: the same arithmetic on every rank, so the same bits. */
+#include "draw.h"
+#include "fixture.h"
+#include "ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 5, MOST_RANKS = 3, ROOM = 64, B = 4 };
+/* fc [3,4] with a bias, weights transposed in memory; norm of 5 channels; a tensor of 7 in bf16 */
+enum { FC, BN, PLAIN, ENTRIES };
+enum { SLOTS = 5 };
+static const int64_t rows[SLOTS] = {3, 1, 1, 1, 1}, cols[SLOTS] = {4, 3, 5, 5, 7};
+
+typedef struct life {
+  const char *options, *save, *load; /* after step 2, before step 2 */
+  int32_t ranks;
+  bool adamw;
+  float w[MOST_RANKS][STEPS][SLOTS][ROOM];
+  int64_t moments[MOST_RANKS];
+  char why[512];
+} life;
+
+typedef struct mine {
+  float grad[SLOTS][ROOM], w[SLOTS][ROOM];
+  uint16_t half[ROOM];
+} mine;
+
+static float drawn(int step, int what, int64_t i) {
+  rng r = {test_seed() + (uint64_t)(step * 1000 + what * 100) + (uint64_t)i};
+  return (float)rng_value(&r);
+}
+
+static ng_status bind(ng_precond *p, mine *m) {
+  ng_status st = NG_OK;
+  for (int k = 0; k < SLOTS && st == NG_OK; k++) {
+    const ng_array g = ng_array_matrix(m->grad[k], rows[k], cols[k], NG_F32);
+    ng_array w = ng_array_matrix(m->w[k], rows[k], cols[k], NG_F32);
+    if (k == 0) { /* [3,4] that lies as [4,3] */
+      w.room[4] = 1;
+      w.room[5] = 3;
+    }
+    if (k == SLOTS - 1) w = ng_array_matrix(m->half, 1, cols[k], NG_BF16);
+    st = ng_bind_grad(p, k / 2, (ng_param)(k % 2), &g);
+    if (st == NG_OK) st = ng_bind_weight(p, k / 2, (ng_param)(k % 2), &w);
+  }
+  return st;
+}
+
+static ng_status step(ng_precond *p, const life *l, mine *m, int t) {
+  float a[2][B * 5], g[2][B * 5];
+  for (int i = 0; i < B * 5; i++) {
+    for (int k = 0; k < 2; k++) {
+      a[k][i] = drawn(t, k, i);
+      g[k][i] = drawn(t, 2 + k, i);
+    }
+  }
+  for (int k = 0; k < SLOTS; k++) {
+    for (int64_t i = 0; i < rows[k] * cols[k]; i++)
+      m->grad[k][i] = drawn(t, 4 + k, i);
+  }
+  const ng_array in[2] = {ng_array_matrix(a[0], B, 4, NG_F32), ng_array_matrix(a[1], B, 5, NG_F32)},
+                 out[2] = {ng_array_matrix(g[0], B, 3, NG_F32),
+                           ng_array_matrix(g[1], B, 5, NG_F32)};
+  ng_status st = ng_begin_samples(p, B, 1);
+  for (int k = 0; k < 2 && st == NG_OK; k++) {
+    st = ng_observe_input(p, k, &in[k], NG_BORROW);
+    if (st == NG_OK) st = ng_observe_output_grad(p, k, &out[k], NG_COPY);
+  }
+  if (st != NG_OK) return st;
+  ng_sgd s = fixture_sgd(0.1, 0.9);
+  s.weight_decay = 0.01;
+  ng_adamw w;
+  ng_adamw_init(&w, sizeof w);
+  w.lr = 0.01;
+  return l->adamw ? ng_step_adamw(p, &w, 1) : ng_step_sgd(p, &s, 1);
+}
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  fixture f;
+  mine m;
+  memset(&m, 0, sizeof m);
+  const fixture_how how = {.threads = 1, .transport = l->ranks > 1 ? t : NULL};
+  ng_status st = fixture_open(&f, l->options, &how);
+  if (st == NG_OK) st = ng_add_linear(f.p, "fc", 4, 3, 1, NULL);
+  if (st == NG_OK) st = ng_add_norm(f.p, "bn", NG_BATCH_NORM, 5, 1, 1e-5, NULL);
+  if (st == NG_OK) st = ng_add_tensor(f.p, "plain", 7, NULL);
+  if (st == NG_OK) st = bind(f.p, &m);
+  if (st == NG_OK) st = ng_ready(f.p);
+  const int from = l->load != NULL ? 2 : 0;
+  if (st == NG_OK && from > 0) st = ng_load(f.p, l->load);
+  for (int k = 0; k < SLOTS; k++) {
+    memcpy(m.w[k], l->w[rank][from > 0 ? from - 1 : 0][k], sizeof m.w[k]);
+    if (k == SLOTS - 1) memcpy(m.half, m.w[k], sizeof m.half);
+  }
+  for (int s = from; s < STEPS && st == NG_OK; s++) {
+    st = step(f.p, l, &m, s);
+    for (int k = 0; k < SLOTS; k++)
+      memcpy(l->w[rank][s][k], k == SLOTS - 1 ? (void *)m.half : (void *)m.w[k],
+             k == SLOTS - 1 ? sizeof m.half : sizeof m.w[k]);
+    if (s == 1 && st == NG_OK && l->save != NULL) st = ng_save(f.p, l->save);
+  }
+  for (int32_t i = 0; i < ng_memory_count(f.p) && st == NG_OK; i++) {
+    ng_memory_info info = {.struct_size = sizeof info};
+    st = ng_memory(f.p, i, &info);
+    if (strcmp(info.use, "moments") == 0) l->moments[rank] = info.bytes;
+  }
+  if (rank == 0 && st != NG_OK)
+    (void)snprintf(l->why, sizeof l->why, "%s", f.ctx ? ng_last_error(f.ctx) : f.message);
+  fixture_close(&f);
+  return st;
+}
+
+static ng_status play(life *l) {
+  return l->ranks > 1 ? ranks_run(l->ranks, live, l, NULL) : live(0, NULL, l);
+}
+
+static life *new_life(const char *options, int32_t ranks, bool adamw) {
+  life *l = calloc(1, sizeof *l);
+  assert_non_null(l);
+  l->options = options;
+  l->ranks = ranks;
+  l->adamw = adamw;
+  return l;
+}
+
+static void lived(life *l) {
+  if (play(l) != NG_OK) fail_msg("%s", l->why);
+  for (int32_t r = 1; r < l->ranks; r++)
+    assert_memory_equal(l->w[r], l->w[0], sizeof l->w[0]);
+}
+
+#define LINE "method=natgrad grad_worker_fraction=0 kl_clip=0.01 solve_period=2 update="
+
+static void the_same_weights(void **state) {
+  (void)state;
+  for (int adamw = 0; adamw < 2; adamw++) {
+    for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
+      life *all = new_life(adamw ? LINE "adamw" : LINE "sgd", ranks, adamw);
+      life *own = new_life(adamw ? LINE "adamw update_ranks=owner statistics=owner"
+                                 : LINE "sgd update_ranks=owner statistics=owner",
+                           ranks, adamw);
+      int64_t moments = 0;
+      lived(all);
+      lived(own);
+      assert_memory_equal(own->w[0], all->w[0], sizeof all->w[0]);
+      for (int32_t r = 0; r < ranks; r++)
+        moments += own->moments[r];
+      assert_int_equal(moments, all->moments[0]); /* each once, over all ranks */
+      if (ranks > 1) assert_true(own->moments[0] < all->moments[0]);
+      free(all);
+      free(own);
+    }
+  }
+}
+
+/* Moments are written by the rank that has them, and come back there; another rank count may go on. */
+static void resumes(void **state) {
+  char file[64];
+  (void)state;
+  (void)snprintf(file, sizeof file, "t_gather.%d.state", (int)getpid());
+  for (int adamw = 0; adamw < 2; adamw++) {
+    life *l =
+        new_life(adamw ? LINE "adamw update_ranks=owner" : LINE "sgd update_ranks=owner", 3, adamw);
+    l->save = file;
+    lived(l);
+    life *again = new_life(l->options, 3, adamw);
+    again->load = file;
+    memcpy(again->w, l->w, sizeof l->w);
+    for (int32_t r = 0; r < 3; r++)
+      memset(again->w[r][2], 0, 3 * sizeof again->w[r][2]);
+    lived(again);
+    assert_memory_equal(again->w, l->w, sizeof l->w);
+    free(again);
+    free(l);
+  }
+  (void)unlink(file);
+}
+
+/* What looks at each preconditioned gradient on all ranks cannot. */
+static void clips_of_one_tensor_are_refused(void **state) {
+  (void)state;
+  life *l = new_life(LINE "sgd update_ranks=owner clip=ratio clip_bound=0.1", 2, false);
+  assert_int_equal(play(l), NG_ERR_ARG);
+  assert_non_null(strstr(l->why, "update_ranks = owner: clip = ratio"));
+  free(l);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_same_weights),
+      cmocka_unit_test(resumes),
+      cmocka_unit_test(clips_of_one_tensor_are_refused),
+  };
+  return cmocka_run_group_tests_name("gather", tests, NULL, NULL);
+}
