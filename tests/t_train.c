@@ -335,7 +335,10 @@ static void the_log_is_cut_and_read_back(void **state) {
   int n = 0;
   assert_int_equal(log_epochs(path, longer, &all, &n), CLI_OK);
   assert_int_equal(n, 2);
+  assert_true(all[0].epoch == 1 && all[0].step == 4 && all[0].lr == e[0].lr);
   assert_true(all[0].train_loss == e[0].train_loss && all[0].test_accuracy == e[0].test_accuracy);
+  assert_true(all[0].train_accuracy == e[0].train_accuracy && all[0].test_loss == e[0].test_loss);
+  assert_true(all[0].seconds == e[0].seconds);
   assert_true(all[1].epoch == 2 && all[1].step == 8 && isnan(all[1].test_loss));
   free(all);
   assert_int_equal(log_epochs(path, bytes, &all, &n), CLI_OK);

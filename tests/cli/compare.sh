@@ -224,7 +224,9 @@ expect 0 '*' "$natgrad" compare "${tiny[@]:0:8}" --methods sgd --seeds 1 --quiet
 
 # What no run could begin with is refused before there is a folder.
 expect 0 '*target: test loss *best test loss*' "$natgrad" compare --data synthetic:classes=2,image=4x4x1,train=16,test=8 \
-  --model autoencoder --methods sgd --seeds 1 --epochs 1 --batch 8
+  --model autoencoder --methods sgd --seeds 1 --epochs 1 --batch 8 --out auto
+expect 0 '*synthetic, logreg, batch 8, 3 steps, *' "$natgrad" compare --data synthetic:classes=2,features=6,train=32,test=8 \
+  --model logreg --methods sgd --seeds 1 --steps 3 --batch 8 --out steps
 bad '--label-smoothing: model autoencoder has no labels' --data digits --model autoencoder --methods sgd --label-smoothing 0.1 --out refused
 bad '--augment: crop needs images, *' --data synthetic:classes=2,features=6,train=64,test=16 --model logreg --methods sgd --augment crop --out refused
 bad '--dropout: mlp has no dropout; *' --data digits --model mlp --methods sgd --grid dropout=0.1,0.2 --out refused
