@@ -253,6 +253,10 @@ static void explain_says_what_is_held(void **state) {
                                     : rankone == 1  ? "rankone"
                                                     : "kronecker");
       assert_int_equal(e.owner, row[i].covered ? 0 : -1);
+      char why[64];
+      (void)snprintf(why, sizeof why, "A %lldx%lld, G %lldx%lld", (long long)row[i].p,
+                     (long long)row[i].p, (long long)row[i].q, (long long)row[i].q);
+      if (rankone == 0 && row[i].p > 0) assert_string_equal(e.why, why);
       if (e.bytes != held)
         fail_msg("%s: %lld bytes instead of %lld", e.name, (long long)e.bytes, (long long)held);
       all += held;
