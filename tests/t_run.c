@@ -347,7 +347,7 @@ static void fisher_says_whose_labels_are_seen(void **state) {
       w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
     }
     assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
-    feed_train(&f, 0);
+    feed_train(&f, 0, 0);
     assert_int_equal(shown.times, 1);
     for (int i = 0; i < BATCH; i++) {
       double y[CLASSES], sum = 0.0;
