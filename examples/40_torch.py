@@ -44,7 +44,7 @@ class ng_report(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("steps", c.c_int64), ("skipped", c.c_int64),
                 ("clip", c.c_double), ("inner", c.c_double), ("more_damping", c.c_int64),
                 ("in_double", c.c_int64), ("kept_last", c.c_int64), ("plain", c.c_int64),
-                ("stations", c.c_int32), ("kept", c.c_int64), ("unobserved", c.c_int64)]
+                ("stations", c.c_int32), ("kept", c.c_int64), ("unobserved", c.c_int64), ("statistics", c.c_int32)]
 
 
 class ng_layer_report(c.Structure):
@@ -52,7 +52,7 @@ class ng_layer_report(c.Structure):
                 ("solve_ms", c.c_double), ("measure_ms", c.c_double), ("pi", c.c_double),
                 ("damping_a", c.c_double), ("damping_g", c.c_double), ("rung", c.c_int32),
                 ("observations", c.c_int64), ("kept", c.c_int64), ("frozen", c.c_int32),
-                ("unobserved", c.c_int64)]
+                ("unobserved", c.c_int64), ("damping_f", c.c_double)]
 
 
 P, S, I, L, D = c.c_void_p, c.c_char_p, c.c_int32, c.c_int64, c.c_double

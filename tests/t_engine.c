@@ -469,7 +469,7 @@ static void test_order(void **state) {
   WRONG(ng_precond_create_from(f.ctx, &o, &none), NG_ERR_ARG, "damping_split");
   WRONG(ng_precond_create(f.ctx, "damping_split=joint", &none), NG_ERR_ARG, "damping_split");
   WRONG(ng_precond_create(f.ctx, "dampin=1", &none), NG_ERR_ARG, "'damping'");
-  WRONG(ng_precond_create(f.ctx, "method=spngd", &none), NG_ERR_ABSENT, "spngd");
+  WRONG(ng_precond_create(f.ctx, "statistics=sharded", &none), NG_ERR_ABSENT, "sharded");
   WRONG(ng_precond_create(f.ctx, "skip_layers=(", &none), NG_ERR_ARG, "skip_layers");
   assert_null(none);
   fixture_set(&o, "damping_split", "pi");
@@ -791,8 +791,9 @@ static void test_reports(void **state) {
   assert_true(r.stations > 8);
   for (int32_t i = 0; i < r.stations; i++) {
     assert_int_equal(ng_report_station(f.p, i, &s), NG_OK);
-    /* no family here looks at gradients ahead of a step, and no gradient is f16 */
-    assert_int_equal(s.runs, strcmp(s.name, "look") != 0 && strcmp(s.name, "probe") != 0);
+    /* no family here looks at gradients ahead of a step, no gradient is f16, no owner updates */
+    assert_int_equal(s.runs, strcmp(s.name, "look") != 0 && strcmp(s.name, "probe") != 0 &&
+                                 strcmp(s.name, "weights") != 0);
     assert_int_equal(s.total_bytes, 0); /* one rank sends nothing */
   }
   assert_int_equal(ng_report_station(f.p, r.stations, &s), NG_ERR_ARG);

@@ -480,7 +480,7 @@ int __wrap_close(int fd) {
 static void must_fail_to_close(const char *path) {
   quiet();
   bad_close = true;
-  const int rc = disk_write(path, "three", 5);
+  const int rc = disk_export(path, "three", 5);
   bad_close = false;
   assert_non_null(strstr(said(), "cannot be written: Input/output error"));
   assert_int_equal(rc, CLI_BAD);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 9 };
+enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 10 };
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -76,7 +76,7 @@ static void fields_of(run_state *s, field out[FIELDS]) {
       {"loss_sum", NULL, &s->loss_sum},   {"summed", &s->summed, NULL},
       {"correct", &s->correct, NULL},     {"skipped", &s->skipped, NULL},
       {"rescued", &s->rescued, NULL},     {"unobserved", &s->unobserved, NULL},
-      {"data_crc32", &s->data_crc, NULL},
+      {"data_crc32", &s->data_crc, NULL}, {"skipped_in_a_row", &s->in_a_row, NULL},
   };
   memcpy(out, list, sizeof list);
 }

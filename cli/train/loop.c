@@ -127,6 +127,10 @@ static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   return rc;
 }
 
+/* The library leaves a step out whose result would not be finite.  One may be an accident; so many in a
+ * row have nowhere to go. */
+enum { MOST_SKIPPED = 4 };
+
 static int one_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
   bool wanted = false;
@@ -142,7 +146,14 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
     rc = precond_damping(r->p, recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
   if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
   if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
-  r->state.skipped += (outcome & PRECOND_SKIPPED) != 0;
+  const bool skipped = (outcome & PRECOND_SKIPPED) != 0;
+  r->state.skipped += skipped;
+  r->state.in_a_row = skipped ? r->state.in_a_row + 1 : 0;
+  if (rc == CLI_OK && r->state.in_a_row >= MOST_SKIPPED) {
+    r->out->diverged = true;
+    (void)snprintf(r->out->lost, sizeof r->out->lost, "all that the last %d steps would write",
+                   MOST_SKIPPED);
+  }
   r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
   r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->step_ms += ng_now_ms() - t0;

@@ -37,9 +37,9 @@ typedef struct train_result {
   int64_t steps, skipped, rescued, unobserved;
   int64_t first; /* steps that were done before, by a run that this one goes on with */
   bool stopped;  /* by a signal */
-  bool diverged; /* the loss, or a weight, is not finite: ended there */
+  bool diverged; /* the loss, a weight, or what steps in a row would write, is not finite: ended there */
   bool unheard;  /* stopped because nobody can be told: stdout is full, or closed */
-  char lost[64]; /* that weight; "": the loss */
+  char lost[64]; /* what; "": the loss */
   int64_t kept;  /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
