@@ -1,6 +1,7 @@
 """Runs a function on several processes of torch.distributed (gloo), forked from this one."""
 import os
 import tempfile
+import time
 import traceback
 
 import torch
@@ -18,11 +19,12 @@ def _child(rank, world, file, function, arguments, results):
         results.put((rank, True, function(rank, world, *arguments)))
     except BaseException:
         results.put((rank, False, traceback.format_exc()))
+        return  # the others may wait for this one: the parent ends them
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def run(world, function, *arguments, timeout=240):
+def run(world, function, *arguments, timeout=120):
     """[function(rank, world, *arguments) of each rank]; an exception of one is one here."""
     context = processes.get_context("fork")
     results = context.SimpleQueue()
@@ -32,16 +34,21 @@ def run(world, function, *arguments, timeout=240):
                     for r in range(world)]
         for child in children:
             child.start()
-        for child in children:
-            child.join(timeout)
-        found = {}
-        while not results.empty():
-            rank, good, value = results.get()
-            if not good:
-                raise AssertionError(f"rank {rank} of {world}:\n{value}")
-            found[rank] = value
-        if len(found) < world:
+        found, end = {}, time.monotonic() + timeout
+        try:
+            while len(found) < world and time.monotonic() < end:
+                if results.empty():
+                    time.sleep(0.02)
+                    continue
+                rank, good, value = results.get()
+                if not good:
+                    raise AssertionError(f"rank {rank} of {world}:\n{value}")
+                found[rank] = value
+            for child in children:
+                child.join(5)
+        finally:
             for child in children:
                 child.kill()
+        if len(found) < world:
             raise AssertionError(f"ranks {sorted(set(range(world)) - set(found))} of {world} did not answer")
     return [found[rank] for rank in range(world)]
