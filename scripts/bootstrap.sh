@@ -2,8 +2,8 @@
 # Installs the Debian/Ubuntu packages that building and testing natgrad needs and that are missing.
 # Says nothing and takes no time when nothing is missing.  --dev adds the tools of `make tidy`,
 # `make format` and the fuzz preset.  Without root and sudo it prints the line to run and fails.
-# PyTorch is not among them: it is large, and only examples/40_torch.py runs on it, which is skipped
-# without it (apt-get install python3-torch).
+# PyTorch is not among them: it is large, and the tests that run on it are skipped without it
+# (apt-get install python3-torch; scripts/torch.sh).
 set -euo pipefail
 
 missing=()
