@@ -48,7 +48,7 @@ class Preconditioner:
         """The options object; functions of the step are called with 0, and again before each step."""
         self._functions = {}
         chosen = _core.Options()
-        chosen.set("method", given.pop("method", None) or self.method)
+        chosen.set("method", given.pop("method", None) or self.method or "natgrad")
         live = {row["name"] for row in _core.options() if row["live"]}
         for name, value in given.items():
             if callable(value):
