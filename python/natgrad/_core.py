@@ -181,6 +181,8 @@ class Precond:
     def check(self, status):
         if status >= 0:
             return status
+        if not self.ctx:
+            raise Error("the preconditioner was closed")
         error = failure(status, self.library.ng_last_error(self.ctx).decode())
         cause = self.transport.take_failure() if self.transport is not None else None
         raise error from cause

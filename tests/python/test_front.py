@@ -195,6 +195,16 @@ class State(Case):
         with self.refused("."):
             make(net(), natgrad.Eva).load_state_dict(state)
 
+    def test_closed(self):
+        model = net()
+        k = make(model)
+        k.close()
+        k.close()
+        for call in (k.report, k.state_dict, k.reset_batch):
+            with self.refused("was closed"):
+                call()
+        self.assertEqual(len(model[0]._forward_hooks), 0)
+
     def test_what_they_tell(self):
         model = net()
         k = make(model)
