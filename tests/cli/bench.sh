@@ -27,6 +27,7 @@ done
 [[ $(wc -l <"$scratch/lines") == 3 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 3"
 expect 0 'bench train: mlp, batch 8, 109386 parameters*forward*loss and backward*both*' \
   "$natgrad" bench train --model mlp --batch 8 --repeat 1 --no-floors
+expect 0 '*both*norm blocks*% of both' "$natgrad" bench train --model resnet20 --batch 2 --repeat 1 --no-floors
 expect 2 "*--model: unknown model 'lenett'; the nearest is 'lenet'" "$natgrad" bench train --model lenett
 expect 2 '*bench train: --damping is an option of the library*' "$natgrad" bench train --model mlp --damping 1
 
