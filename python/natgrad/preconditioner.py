@@ -59,8 +59,7 @@ class Preconditioner:
                 value = value(0)
             chosen.set(name, value)
         chosen.check()
-        method = chosen.get("method")
-        family = next(row["family"] for row in _core.methods() if row["name"] == method)
+        method, family = chosen.get("method"), _family_of(chosen)
         if self.family is not None and family != self.family:
             name = next((name for name, other, *_ in CLASSES if other == family), "another class")
             raise failure(_abi.NG_ERR_ARG, f"{type(self).__name__}: method '{method}' is of {name}")
@@ -79,7 +78,10 @@ class Preconditioner:
         _layers.refuse(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
-        self._weights = chosen.get("update") != "gradient" or chosen.get("clip") == "ratio"
+        # A window is over the gradients of all parameters, and its own weight decay reads them.
+        self._all = chosen.get("update") != "gradient" or _family_of(chosen) == "window"
+        self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio"
+                         or float(chosen.get("window_decay")) > 0)
         self.entries = _layers.plan(self.model, accept)
         self._warned, self._steps, self._final = set(), 0, False
         self._check_parameters()
@@ -118,10 +120,9 @@ class Preconditioner:
         """For optimizers: groups of parameters."""
 
     def _bound(self):
-        """What a step needs: of every layer, and of all parameters if it updates them."""
-        updates = self._chosen.get("update") != "gradient"
+        """What a step needs: of every layer, and of all parameters if it updates or keeps them."""
         return [(entry, place) for entry in self.entries for place in entry.places
-                if not entry.frozen and (updates or isinstance(entry, _layers.Layer))]
+                if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
 
     def _check_parameters(self):
         for _, (_, module, attribute, full) in self._bound():
@@ -329,6 +330,11 @@ class Preconditioner:
         self._steps = int(state["steps"])
         self._observer.close_batch()
         self._move()
+
+
+def _family_of(chosen):
+    method = chosen.get("method")
+    return next(row["family"] for row in _core.methods() if row["name"] == method)
 
 
 for _name, _family, _method, _doc in CLASSES:

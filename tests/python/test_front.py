@@ -25,6 +25,27 @@ def train(model, step, steps, start=0):
         step()
 
 
+class Windows(Case):
+    """The first step of M-FAC by hand: one gradient x, over all parameters, the norm's among them."""
+
+    def first(self, decay):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4))
+        ours = natgrad.MFAC(model, window=8, damping=0.01, window_decay=decay)
+        torch.nn.functional.cross_entropy(model(torch.randn(7, 6)), torch.arange(7) % 4).backward()
+        x = torch.cat([(w.grad + decay * w.detach()).double().flatten() for w in model.parameters()])
+        self.assertEqual(ours.step(lr=0.1), 0)
+        got = torch.cat([w.grad.double().flatten() for w in model.parameters()])
+        want = x / (0.01 + x.dot(x) / 8)
+        self.assertLess((got - want).norm() / want.norm(), 1e-5)  # the bound of t_window: f32 rows
+
+    def test_of_gradients(self):
+        self.first(0.0)
+
+    def test_with_weight_decay(self):
+        self.first(0.1)
+
+
 class Options(Case):
     def test_each_class_takes_the_methods_of_its_family(self):
         family = {row["name"]: row["family"] for row in natgrad.methods()}
