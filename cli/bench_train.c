@@ -62,7 +62,7 @@ static int measure(nn *n, const model_task *task, int64_t batch, int repeat, dou
     const double t0 = ng_now_ms();
     rc = nn_forward(n, NN_TRAIN, x, batch, (uint64_t)(r + 1), NULL);
     const double t1 = ng_now_ms();
-    (void)nn_loss(n, NN_TRAIN, labels, targets, NULL);
+    (void)nn_loss(n, NN_TRAIN, labels, nn_loss_of(n) == NN_SQUARED_ERROR ? targets : NULL, NULL);
     if (rc == CLI_OK) rc = nn_backward(n, true, NULL);
     const double t2 = ng_now_ms();
     if (r < 0) continue;

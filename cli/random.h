@@ -16,7 +16,9 @@ typedef enum random_purpose {
   RANDOM_DROPOUT = 4, /* item: node, counter: step and element           */
   RANDOM_DATA = 5,    /* generated data sets                             */
   RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
-  RANDOM_SPLIT = 7    /* which training samples are kept for validation  */
+  RANDOM_SPLIT = 7,   /* which training samples are kept for validation  */
+  RANDOM_MIXUP = 8,   /* item: epoch, counter: sample and try            */
+  RANDOM_ERASE = 9    /* item: epoch, counter: two for each sample       */
 } random_purpose;
 
 /* Four words of 32 bits. */

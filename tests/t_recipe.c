@@ -221,6 +221,8 @@ static void every_setting_has_an_effect(void **state) {
       {{"method", "sgd", "lr", "5"}, {"rescale-weights", "shrink"}}, /* fresh weights are short */
       {{NULL}, {"damping-start", "5", "damping-warm-up", "1"}},
       {{NULL}, {"acc-iters", "2"}},
+      {{NULL}, {"mixup-alpha", "1"}},
+      {{"mixup-alpha", "1"}, {"running-mixup", "true"}},
   };
   data_set d;
   assert_int_equal(data_open("synthetic:classes=3,features=12,train=110,test=40,seed=2", &d), 0);

@@ -42,6 +42,13 @@ static double entropy_row(double smoothing, const float *y, int64_t c, int32_t l
   return loss;
 }
 
+/* The gradient of a row alone, for any distribution t. */
+static void soft_gradient(const float *y, const float *t, int64_t c, double share, float *grad) {
+  const double all = log_sum(y, c);
+  for (int64_t k = 0; k < c; k++)
+    grad[k] = (float)((exp((double)y[k] - all) - (double)t[k]) * share);
+}
+
 static int64_t largest(const float *y, int64_t c) {
   int64_t best = 0;
   for (int64_t k = 1; k < c; k++)
@@ -60,6 +67,7 @@ double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets,
     float *grad = n->trained ? n->loss_grad + i * c : NULL;
     if (n->loss == NN_CROSS_ENTROPY) {
       sum += entropy_row(smoothing, y, c, labels[i], share, grad);
+      if (targets != NULL && grad != NULL) soft_gradient(y, targets + i * c, c, share, grad);
       right += largest(y, c) == labels[i];
       continue;
     }

@@ -162,7 +162,8 @@ int64_t nn_outputs(const nn *n);
 
 /* Mean loss of the batch of the last forward, summed in double in a fixed order.  labels for
  * cross entropy (each in [0, outputs)), targets [samples, outputs] for squared error; the other is
- * NULL; NN_EVALUATE smooths no label.  *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0
+ * NULL; NN_EVALUATE smooths no label.  Cross entropy with targets, too: the gradient is that of the
+ * targets, (softmax(y) - t) / B, the loss and `correct` are still those of the labels (mixup).  *correct (may be NULL): samples whose largest output, the first of equals, is the label; 0
  * for squared error.  After a training forward the gradient at the output is ready for
  * nn_backward. */
 double nn_loss(nn *n, nn_mode mode, const int32_t *labels, const float *targets, int64_t *correct);

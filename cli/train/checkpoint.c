@@ -37,11 +37,20 @@ static char *path_of(const char *dir, const char *what, int64_t step) {
   return in_checkpoint(dir, name);
 }
 
-/* The step in "model-<step>.safetensors"; -1: another name. */
+/* The name it has until latest.json is written. */
+static char *next_of(const char *dir, const char *what) {
+  char name[VALUE];
+  (void)snprintf(name, sizeof name, "%s.next", what);
+  return in_checkpoint(dir, name);
+}
+
+/* The step in "model-<step>.safetensors" and the like; -1: another name. */
 static int64_t step_of(const char *name) {
-  const size_t head = strncmp(name, "model-", 6) == 0     ? 6
-                      : strncmp(name, "precond-", 8) == 0 ? 8
-                                                          : 0;
+  size_t head = 0;
+  for (int i = 0; i < MANIFEST_PARTS; i++) {
+    const size_t n = strlen(manifest_part[i]);
+    if (strncmp(name, manifest_part[i], n) == 0 && name[n] == '-') head = n + 1;
+  }
   char *end = NULL;
   if (head == 0 || name[head] < '0' || name[head] > '9') return -1;
   errno = 0;
@@ -220,42 +229,48 @@ static int give_name(const char *next, const char *path) {
              : cli_bad("%s: cannot be renamed %s: %s", next, path, strerror(errno));
 }
 
-static void remove_pair(const char *dir, const manifest_pair *pair) {
-  char *model = path_of(dir, "model", pair->step), *state = path_of(dir, "precond", pair->step);
-  if (pair->step >= 0 && manifest_is(model, &pair->model)) disk_remove(model);
-  if (pair->step >= 0 && manifest_is(state, &pair->precond)) disk_remove(state);
-  free(model);
-  free(state);
+static void remove_set(const char *dir, const manifest_set *set) {
+  for (int i = 0; i < MANIFEST_PARTS; i++) {
+    const manifest_file *f = &set->file[i];
+    if (set->step < 0 || f->bytes == 0) continue;
+    char *path = path_of(dir, manifest_part[i], set->step);
+    if (manifest_is(path, f)) disk_remove(path);
+    free(path);
+  }
 }
 
-int checkpoint_save(const char *dir, const nn *net, precond *p, run_state *state) {
+int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p,
+                    run_state *state) {
   manifest m = state->files;
   m.before = m.now;
-  m.now.step = state->step;
+  m.now = (manifest_set){.step = state->step};
   manifest_made_by(&m);
+  const int parts = mix_carries(mixed) ? MANIFEST_PARTS : MANIFEST_MIXUP; /* the last of them */
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  char *next[2] = {cli_join(folder, "model.next"), cli_join(folder, "precond.next")};
-  char *path[2] = {path_of(dir, "model", state->step), path_of(dir, "precond", state->step)};
-  manifest_file *file[2] = {&m.now.model, &m.now.precond};
+  char *next[MANIFEST_PARTS], *path[MANIFEST_PARTS];
   int rc = disk_own_folder(folder);
-  for (int i = 0; i < 2 && rc == CLI_OK; i++)
-    rc = disk_regular(next[i]);
-  if (rc == CLI_OK) rc = save_model(next[0], net, state);
-  if (rc == CLI_OK) rc = precond_save(p, next[1]);
-  for (int i = 0; i < 2 && rc == CLI_OK; i++) {
-    rc = manifest_look(next[i], file[i]);
-    if (rc == CLI_OK) rc = is_free(path[i], file[i]);
+  for (int i = 0; i < MANIFEST_PARTS; i++) {
+    next[i] = next_of(dir, manifest_part[i]);
+    path[i] = path_of(dir, manifest_part[i], state->step);
+    if (rc == CLI_OK) rc = disk_regular(next[i]);
+  }
+  if (rc == CLI_OK) rc = save_model(next[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND]);
+  if (rc == CLI_OK && parts > MANIFEST_MIXUP) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
+  for (int i = 0; i < parts && rc == CLI_OK; i++) {
+    rc = manifest_look(next[i], &m.now.file[i]);
+    if (rc == CLI_OK) rc = is_free(path[i], &m.now.file[i]);
   }
   if (rc == CLI_OK) rc = manifest_write(latest, &m);
-  for (int i = 0; i < 2 && rc != CLI_OK; i++)
+  for (int i = 0; i < parts && rc != CLI_OK; i++)
     disk_remove(next[i]); /* room on a disk that may be full; the checkpoint before is whole */
-  for (int i = 0; i < 2 && rc == CLI_OK; i++)
+  for (int i = 0; i < parts && rc == CLI_OK; i++)
     rc = give_name(next[i], path[i]);
   if (rc == CLI_OK) {
-    remove_pair(dir, &m.before);
+    remove_set(dir, &m.before);
     state->files = m;
   }
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < MANIFEST_PARTS; i++) {
     free(next[i]);
     free(path[i]);
   }
@@ -276,9 +291,7 @@ int checkpoint_config(const char *dir, run_state *state, uint32_t next) {
 /* ---- is it all there? ------------------------------------------------------------------------*/
 
 static int find_file(const char *dir, const char *what, int64_t step, const manifest_file *f) {
-  char name[VALUE];
-  (void)snprintf(name, sizeof name, "%s.next", what);
-  char *path = path_of(dir, what, step), *next = in_checkpoint(dir, name);
+  char *path = path_of(dir, what, step), *next = next_of(dir, what);
   manifest_file is;
   int rc = CLI_OK;
   if (!disk_exists(path) && manifest_is(next, f)) rc = give_name(next, path);
@@ -323,8 +336,10 @@ int checkpoint_find(const char *dir, bool *there) {
   if (rc == CLI_OK && disk_exists(latest)) {
     *there = true;
     rc = manifest_read(latest, &m);
-    if (rc == CLI_OK) rc = find_file(dir, "model", m.now.step, &m.now.model);
-    if (rc == CLI_OK) rc = find_file(dir, "precond", m.now.step, &m.now.precond);
+    for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
+      if (m.now.file[i].bytes > 0)
+        rc = find_file(dir, manifest_part[i], m.now.step, &m.now.file[i]);
+    }
     if (rc == CLI_OK && (more = newer(dir, m.now.step)) != NULL) {
       rc = cli_bad("%s: is newer than latest.json, which is of step %lld; put back what belongs "
                    "together, or move it away",
@@ -346,31 +361,38 @@ int checkpoint_find(const char *dir, bool *there) {
 
 /* ---- loading, and what is left over ----------------------------------------------------------*/
 
-int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state) {
-  char *latest = in_checkpoint(dir, "latest.json");
+int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state *state) {
+  char *latest = in_checkpoint(dir, "latest.json"), *path[MANIFEST_PARTS];
   checkpoint_init(state);
   int rc = manifest_read(latest, &state->files);
-  const int64_t step = state->files.now.step;
-  char *model = path_of(dir, "model", step), *state_file = path_of(dir, "precond", step);
-  if (rc == CLI_OK) rc = load_model(model, net, state);
-  if (rc == CLI_OK && state->step != step)
-    rc = cli_bad("%s: is of step %lld", model, (long long)state->step);
-  if (rc == CLI_OK) rc = precond_load(p, state_file);
+  const manifest_set *now = &state->files.now;
+  for (int i = 0; i < MANIFEST_PARTS; i++)
+    path[i] = path_of(dir, manifest_part[i], now->step);
+  const bool carried = now->file[MANIFEST_MIXUP].bytes > 0;
+  if (rc == CLI_OK && carried != mix_carries(mixed))
+    rc = cli_bad("%s: is %s mixup, this run %s it", latest, carried ? "with" : "without",
+                 carried ? "without" : "with");
+  if (rc == CLI_OK) rc = load_model(path[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK && state->step != now->step)
+    rc = cli_bad("%s: is of step %lld", path[MANIFEST_MODEL], (long long)state->step);
+  if (rc == CLI_OK) rc = precond_load(p, path[MANIFEST_PRECOND]);
+  if (rc == CLI_OK && carried) rc = mix_load(mixed, path[MANIFEST_MIXUP]);
+  for (int i = 0; i < MANIFEST_PARTS; i++)
+    free(path[i]);
   free(latest);
-  free(model);
-  free(state_file);
   return rc;
 }
 
 void checkpoint_tidy(const char *dir, const manifest *m) {
-  static const char *const left[] = {"model.next", "model.next.part", "precond.next",
-                                     "precond.next.part", "latest.json.part"};
+  static const char *const left[] = {"model.next",        "model.next.part", "precond.next",
+                                     "precond.next.part", "mixup.next",      "mixup.next.part",
+                                     "latest.json.part"};
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
     char *path = in_checkpoint(dir, left[i]);
     disk_remove(path);
     free(path);
   }
-  if (m->before.step != m->now.step) remove_pair(dir, &m->before);
+  if (m->before.step != m->now.step) remove_set(dir, &m->before);
 }
 
 void checkpoint_remove(const char *dir) {
@@ -378,7 +400,7 @@ void checkpoint_remove(const char *dir) {
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
   if (disk_exists(latest) && manifest_read(latest, &m) == CLI_OK) {
     checkpoint_tidy(dir, &m);
-    remove_pair(dir, &m.now);
+    remove_set(dir, &m.now);
     disk_remove(latest);
   }
   (void)rmdir(folder);

@@ -2,17 +2,19 @@
  *
  *   model-<step>.safetensors    parameters and buffers by name; in its metadata what follows
  *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included
- *   latest.json                 which pair counts, and the checksums that hold it, config.json and
+ *   mixup-<step>.safetensors    with mixup, the batch before (mix.h)
+ *   latest.json                 which of them count, and the checksums that hold it, config.json and
  *                               log.jsonl together (manifest.h)
  *
- * A pair is written as model.next and precond.next, complete on the disk before latest.json says so;
- * then it gets its names, and the pair before goes.  So a run killed at any moment has a whole checkpoint
+ * They are written as model.next and so on, complete on the disk before latest.json says so; then they
+ * get their names, and those of the checkpoint before go.  So a run killed at any moment has a whole checkpoint
  * (or none yet), a file under its own name was in a latest.json once, and no other file is removed.
  * Links are not followed: what is none of these files is refused. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
 #include "manifest.h"
+#include "mix.h"
 #include "precond.h"
 
 typedef struct run_state {
@@ -33,14 +35,14 @@ void checkpoint_init(run_state *s);
 /* Is there a checkpoint in DIR, with all that belongs to it as it was?  Anything less than all of it is
  * an error.  Finishes what a run that was killed left between latest.json and the names. */
 int checkpoint_find(const char *dir, bool *there);
-int checkpoint_save(const char *dir, const nn *net, precond *p, run_state *state);
+int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p, run_state *state);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
-int checkpoint_load(const char *dir, nn *net, precond *p, run_state *state);
+int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state *state);
 /* config.json, whose checksum is that of state->files, is about to become another. */
 int checkpoint_config(const char *dir, run_state *state, uint32_t next);
 /* The name of a parameter or buffer that is not finite, or NULL. */
 const char *checkpoint_lost(const nn *net);
-/* Removes what a killed save left behind, and the pair before. */
+/* Removes what a killed save left behind, and the files of the checkpoint before. */
 void checkpoint_tidy(const char *dir, const manifest *m);
 /* Removes a checkpoint that nobody needs any more, and the folder if nothing else is in it. */
 void checkpoint_remove(const char *dir);

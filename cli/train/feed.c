@@ -1,6 +1,6 @@
 /* feed.c: which samples a step sees.  The order of an epoch is a permutation drawn by (seed,
- * epoch), and what happens to a sample depends on (seed, epoch, sample): nothing is carried from
- * step to step, so a run may begin anywhere. */
+ * epoch), and what happens to a sample depends on (seed, epoch, sample): nothing but the batch before
+ * of mixup is carried from step to step, so a run may begin anywhere. */
 #include "feed.h"
 #include "random.h"
 
@@ -40,14 +40,19 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
                 .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
-                .labels = cli_take((size_t)s->batch, sizeof(int32_t))};
-  return CLI_OK;
+                .labels = cli_take((size_t)s->batch, sizeof(int32_t)),
+                .rows = cli_take((size_t)s->batch, sizeof(int32_t))};
+  const int rc = mix_create(s, d, reconstructs, &out->mix);
+  if (rc != CLI_OK) feed_free(out);
+  return rc;
 }
 
 void feed_free(feed *f) {
   free(f->order);
   free(f->x);
   free(f->labels);
+  free(f->rows);
+  mix_free(&f->mix);
   memset(f, 0, sizeof *f);
 }
 
@@ -93,6 +98,9 @@ void feed_train(feed *f, int64_t step, int64_t micro) {
              .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
   fill(f, &p);
+  for (int32_t i = 0; i < f->batch; i++)
+    f->rows[i] = p.split->index != NULL ? p.split->index[p.order[i]] : p.order[i];
+  mix_batch(&f->mix, p.how.epoch, f->rows, f->labels, f->x);
 }
 
 void feed_test(feed *f, int32_t first, int32_t count) {

@@ -2,6 +2,7 @@
 #ifndef FEED_H
 #define FEED_H
 
+#include "mix.h"
 #include "train.h"
 
 typedef struct feed {
@@ -17,6 +18,8 @@ typedef struct feed {
   /* the batch that was filled last */
   float *x;
   int32_t *labels;
+  int32_t *rows; /* of the source, for the draws of `mix` */
+  mix mix;       /* mix.targets: in place of labels, NULL without mixup */
 } feed;
 
 /* CLI_BAD, told in one line: a batch larger than the training split, augmentation of what is no

@@ -72,8 +72,10 @@ static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e
 /* ---- one step --------------------------------------------------------------------------------*/
 
 static double loss_of(run *r, nn_mode mode, int64_t *correct) {
-  return nn_loss(r->net, mode, r->reconstructs ? NULL : r->feed.labels,
-                 r->reconstructs ? r->feed.x : NULL, correct);
+  const float *targets = r->reconstructs    ? r->feed.x
+                         : mode == NN_TRAIN ? r->feed.mix.targets
+                                            : NULL;
+  return nn_loss(r->net, mode, r->reconstructs ? NULL : r->feed.labels, targets, correct);
 }
 
 static double share(const run *r, int64_t correct, int64_t of) {
@@ -227,7 +229,7 @@ static int save(run *r) {
   m->seconds = seconds(r);
   m->stations = t.stations;
   memcpy(m->station, t.station, sizeof m->station);
-  if (rc == CLI_OK) rc = checkpoint_save(r->s->out, r->net, r->p, &r->state);
+  if (rc == CLI_OK) rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, r->p, &r->state);
   if (rc == CLI_OK) r->out->kept = r->state.step;
   return rc;
 }
@@ -432,7 +434,7 @@ static int open_folder(run *r, const char *config, const char *log) {
     cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
     rc = from_the_start(r, config, log);
   } else if (rc == CLI_OK) {
-    rc = checkpoint_load(r->s->out, r->net, r->p, &r->state);
+    rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, r->p, &r->state);
     if (rc == CLI_OK) rc = fits(r, data);
     const manifest *m = &r->state.files;
     if (rc == CLI_OK) rc = log_epochs(log, m->log_bytes, &r->out->epoch, &r->out->epochs);

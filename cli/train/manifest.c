@@ -14,6 +14,8 @@
 
 enum { SCHEMA = 2, NUMBER = 64 };
 
+const char *const manifest_part[MANIFEST_PARTS] = {"model", "precond", "mixup"};
+
 void manifest_init(manifest *m) {
   memset(m, 0, sizeof *m);
   m->now.step = m->before.step = -1;
@@ -97,10 +99,19 @@ static json_t *file_json(const manifest_file *f) {
   return json_pack("{s:I, s:o}", "bytes", (json_int_t)f->bytes, "head", hex(f->head));
 }
 
-static json_t *pair_json(const manifest_pair *p) {
+/* Into `o`. */
+static void put_files(json_t *o, const manifest_set *p) {
+  for (int i = 0; i < MANIFEST_PARTS; i++) {
+    if (p->file[i].bytes > 0)
+      (void)json_object_set_new(o, manifest_part[i], file_json(&p->file[i]));
+  }
+}
+
+static json_t *set_json(const manifest_set *p) {
   if (p->step < 0) return json_null();
-  return json_pack("{s:I, s:o, s:o}", "step", (json_int_t)p->step, "model", file_json(&p->model),
-                   "precond", file_json(&p->precond));
+  json_t *o = json_pack("{s:I}", "step", (json_int_t)p->step);
+  put_files(o, p);
+  return o;
 }
 
 int manifest_write(const char *path, const manifest *m) {
@@ -109,13 +120,18 @@ int manifest_write(const char *path, const manifest *m) {
     (void)json_object_set_new(ms, m->station[i].name, json_sprintf("%a", m->station[i].total_ms));
   for (int i = 0; i < MANIFEST_MADE_BY; i++)
     (void)json_object_set_new(made_by, maker[i], json_string(m->made_by[i]));
-  json_t *o = json_pack("{s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o}", "schema",
-                        SCHEMA, "step", (json_int_t)m->now.step, "model", file_json(&m->now.model),
-                        "precond", file_json(&m->now.precond), "before", pair_json(&m->before),
-                        "config", hex(m->config), "config_next",
-                        m->config_next == m->config ? json_null() : hex(m->config_next),
-                        "log_bytes", (json_int_t)m->log_bytes, "log", hex(m->log), "seconds",
-                        json_sprintf("%a", m->seconds), "ms", ms, "made_by", made_by);
+  json_t *o = json_pack("{s:i, s:I}", "schema", SCHEMA, "step", (json_int_t)m->now.step);
+  put_files(o, &m->now);
+  json_t *rest = json_pack("{s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o}", "before",
+                           set_json(&m->before), "config", hex(m->config), "config_next",
+                           m->config_next == m->config ? json_null() : hex(m->config_next),
+                           "log_bytes", (json_int_t)m->log_bytes, "log", hex(m->log), "seconds",
+                           json_sprintf("%a", m->seconds), "ms", ms, "made_by", made_by);
+  if (json_object_update(o, rest) != 0) {
+    json_decref(o);
+    o = NULL;
+  }
+  json_decref(rest);
   char *text = o != NULL ? json_dumps(o, JSON_INDENT(1)) : NULL;
   json_decref(o);
   if (text == NULL) return cli_bad("%s: cannot be written: no memory", path);
@@ -168,20 +184,23 @@ static bool read_real(const json_t *v, double *out) {
   return end != text && *end == 0;
 }
 
-static bool read_pair(const json_t *o, manifest_pair *p) {
-  const json_t *model = json_object_get(o, "model"), *precond = json_object_get(o, "precond");
-  return read_whole(o, "step", &p->step) && read_whole(model, "bytes", &p->model.bytes) &&
-         read_hex(model, "head", &p->model.head) &&
-         read_whole(precond, "bytes", &p->precond.bytes) &&
-         read_hex(precond, "head", &p->precond.head);
+static bool read_set(const json_t *o, manifest_set *p) {
+  bool good = read_whole(o, "step", &p->step);
+  for (int i = 0; i < MANIFEST_PARTS && good; i++) {
+    const json_t *f = json_object_get(o, manifest_part[i]);
+    if (f == NULL && i == MANIFEST_MIXUP) continue;
+    good = read_whole(f, "bytes", &p->file[i].bytes) && p->file[i].bytes > 0 &&
+           read_hex(f, "head", &p->file[i].head);
+  }
+  return good;
 }
 
 static bool take(json_t *o, manifest *m) {
   const json_t *before = json_object_get(o, "before"), *made_by = json_object_get(o, "made_by");
-  bool good = read_pair(o, &m->now) && read_hex(o, "config", &m->config) &&
+  bool good = read_set(o, &m->now) && read_hex(o, "config", &m->config) &&
               read_whole(o, "log_bytes", &m->log_bytes) && read_hex(o, "log", &m->log) &&
               read_real(json_object_get(o, "seconds"), &m->seconds);
-  good = good && (json_is_null(before) || read_pair(before, &m->before));
+  good = good && (json_is_null(before) || read_set(before, &m->before));
   m->config_next = m->config;
   good = good && (json_is_null(json_object_get(o, "config_next")) ||
                   read_hex(o, "config_next", &m->config_next));

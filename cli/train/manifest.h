@@ -2,7 +2,8 @@
  *
  *   {"schema": 2, "step": N,
  *    "model": {"bytes": B, "head": C}, "precond": {"bytes": B, "head": C},
- *    "before": null, or {"step", "model", "precond"}: the pair that this one replaced,
+ *    with mixup "mixup": {"bytes": B, "head": C},
+ *    "before": null, or {"step", "model", "precond", "mixup"}: the set that this one replaced,
  *    "config": C, "config_next": null or C, "log_bytes": B, "log": C,
  *    "seconds": X, "ms": {STATION: X, ...}, "made_by": {"version": TEXT, ...},
  *    "crc32": C}
@@ -20,15 +21,18 @@ typedef struct manifest_file {
   uint32_t head;
 } manifest_file;
 
-typedef struct manifest_pair {
-  int64_t step; /* -1: there is none */
-  manifest_file model, precond;
-} manifest_pair;
+enum { MANIFEST_MODEL, MANIFEST_PRECOND, MANIFEST_MIXUP, MANIFEST_PARTS };
+extern const char *const manifest_part[MANIFEST_PARTS]; /* "model", ...: keys, and names of files */
+
+typedef struct manifest_set {
+  int64_t step;                       /* -1: there is none */
+  manifest_file file[MANIFEST_PARTS]; /* no bytes: without that part, which only mixup may be */
+} manifest_set;
 
 enum { MANIFEST_MADE_BY = 9, MANIFEST_TEXT = 128 };
 
 typedef struct manifest {
-  manifest_pair now, before;
+  manifest_set now, before;
   uint32_t config, config_next; /* the same if config.json does not change */
   int64_t log_bytes;
   uint32_t log;
@@ -38,7 +42,7 @@ typedef struct manifest {
   char made_by[MANIFEST_MADE_BY][MANIFEST_TEXT]; /* manifest_made_by */
 } manifest;
 
-void manifest_init(manifest *m); /* no pair */
+void manifest_init(manifest *m); /* no set */
 int manifest_write(const char *path, const manifest *m);
 int manifest_read(const char *path, manifest *m);
 

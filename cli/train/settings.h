@@ -35,6 +35,9 @@ typedef struct settings {
   char *adjust_momentum;                 /* none | ratio | proportional                   */
   char *rescale_weights;                 /* none | shrink | always                        */
   double damping_start, damping_warm_up; /* 0: none; epochs                 */
+  double mixup_alpha;                    /* 0: no mixup                     */
+  bool running_mixup;
+  double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

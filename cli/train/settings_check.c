@@ -93,13 +93,25 @@ int settings_options(const settings *s, ng_options **out) {
   return cli_bad("%s", message);
 }
 
-const settings_row *settings_useless(const settings *s) {
+static bool at_default(const settings *s, const settings_row *row) {
   char value[64];
+  (void)settings_get(s, row->name, value, sizeof value);
+  return strcmp(row->standard, value) == 0;
+}
+
+/* What says how to erase, if it was changed. */
+static const settings_row *erases(const settings *s) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (settings_knows(s, row->name)) continue;
-    (void)settings_get(s, row->name, value, sizeof value);
-    if (strcmp(row->standard, value) != 0) return row;
+    if (strncmp(row->name, "erase-a", 7) == 0 && !at_default(s, row)) return row;
+  }
+  return NULL;
+}
+
+const settings_row *settings_useless(const settings *s) {
+  for (int i = 0; i < settings_rows_count; i++) {
+    const settings_row *row = &settings_rows[i];
+    if (!settings_knows(s, row->name) && !at_default(s, row)) return row;
   }
   return NULL;
 }
@@ -160,6 +172,14 @@ int settings_check(const settings *s) {
   }
   if (strcmp(s->adjust_momentum, "none") != 0 && (s->nesterov || s->momentum == 0.0)) {
     return cli_bad("--adjust-momentum: needs a momentum above 0, and not Nesterov's");
+  }
+  if (s->running_mixup && s->mixup_alpha <= 0.0)
+    return cli_bad("--running-mixup: needs a --mixup-alpha above 0");
+  const settings_row *idle = s->erase_rate <= 0.0 ? erases(s) : NULL;
+  if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
+  if (s->erase_area_low > s->erase_area_high) {
+    return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
+                   s->erase_area_high);
   }
   if (s->out[0] == 0 && s->resume) return cli_bad("--resume: needs --out DIR, to go on with");
   if (s->out[0] == 0 && s->checkpoint_every > 0) {

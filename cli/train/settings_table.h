@@ -70,7 +70,18 @@
   X(REAL, damping_start, "damping-start", "R", "0", 0, 1e9, 1,                                     \
     "damping of the first step, which --damping-warm-up leads down to damping (0: none)")          \
   X(REAL, damping_warm_up, "damping-warm-up", "E", "0", 0, 1e6, 1,                                 \
-    "epochs over which it comes down (0)")
+    "epochs over which it comes down (0)")                                                         \
+  X(REAL, mixup_alpha, "mixup-alpha", "R", "0", 0, 4, 1,                                           \
+    "mix samples with those of the batch before, weights from Beta(R, R) (0: not)")                \
+  X(BOOL, running_mixup, "running-mixup", NULL, "false", 0, 0, 1,                                  \
+    "with the batch before as it was mixed itself")                                                \
+  X(REAL, erase_rate, "erase-rate", "R", "0", 0, 1, 1,                                             \
+    "share of the training images that lose a rectangle (0)")                                      \
+  X(REAL, erase_area_low, "erase-area-low", "R", "0.02", 0, 1, 1,                                  \
+    "its area, as a share of the image, from here (0.02)")                                         \
+  X(REAL, erase_area_high, "erase-area-high", "R", "0.25", 0, 1, 1, "... to here (0.25)")          \
+  X(REAL, erase_aspect_low, "erase-aspect-low", "R", "0.3", 0.001, 1, 1,                           \
+    "the ratio of its sides from here to 1, or the inverse (0.3)")
 
 /* What it sets itself, run by run. */
 #define SETTINGS_SINGLE(X)                                                                         \

@@ -9,7 +9,8 @@
  * ng_step_sgd or ng_step_adamw, which preconditions and updates.  sgd and adamw are the same with
  * every parameter registered as a tensor, so all methods share one update.
  *
- * Everything random is a function of (seed, epoch, step), so a checkpoint holds no generator. */
+ * Everything random is a function of (seed, epoch, step), so a checkpoint holds no generator.  mix.c is
+ * mixup and random erasing. */
 #ifndef TRAIN_H
 #define TRAIN_H
 

@@ -95,6 +95,48 @@ for file in $c/{model-3,precond-4,model-best,model-7.safetensors.bak}.safetensor
 done
 [[ ! -e $c/model-16.safetensors && -e $c/model-24.safetensors ]] || fail "the pair before stays: $(ls $c)"
 
+# With mixup the batch before is a part, too: three files, each as above.
+mv whole plain && rm -rf other long once parts
+mixup=("${tiny[@]}" --mixup-alpha 1 --running-mixup)
+train 0 '' "${mixup[@]}" --checkpoint-every 6 --out whole
+train 0 '' "${mixup[@]}" --out other --seed 2
+[[ $(cd whole/checkpoint && echo *) == 'latest.json mixup-16.safetensors model-16.safetensors precond-16.safetensors' ]] || fail "$(ls whole/checkpoint)"
+train 0 '' "${mixup[@]}" --epochs 1 --out parts
+train 0 '' --out parts --resume --epochs 2 --quiet
+for file in model precond mixup; do
+  cmp {whole,parts}/checkpoint/$file-16.safetensors || fail "going on with mixup gives another $file"
+done
+cp -a whole long && train 0 '' --out long --resume --epochs 3 --quiet
+[[ $(cd long/checkpoint && echo *) == 'latest.json mixup-24.safetensors model-24.safetensors precond-24.safetensors' ]] || fail "left over: $(ls long/checkpoint)"
+m=$c/mixup-16.safetensors
+again rm $m && refused "$m: is missing, and belongs to the checkpoint of step 16" && untouched mixup
+again shorten $m -4 && refused "$m: does not belong to latest.json, or was edited: *" && untouched mixup
+again shorten $m 5 && refused "$m: cannot be read: no safetensors file, or cut short" && untouched mixup
+again sed -i 's/"crc32 images":"./"crc32 images":"x/' $m && refused "$m: does not belong to latest.json, or was edited: *" && untouched mixup
+again flip $m && refused "$m: tensor 'targets' is damaged (its checksum differs)" && untouched mixup
+again cp other/checkpoint/mixup-16.safetensors $m && refused "$m: does not belong to latest.json, or was edited: *" && untouched mixup
+again cp long/checkpoint/mixup-24.safetensors $m && refused "$m: does not belong to latest.json, or was edited: *" && untouched mixup
+again cp long/checkpoint/mixup-24.safetensors $c && refused "$c/mixup-24.safetensors: is newer than latest.json, which is of step 16; *" && untouched mixup
+again mv $m $c/mixup-8.safetensors && refused "$m: is missing, *" && untouched mixup
+echo mine >notes
+again ln -sf "$scratch/notes" $m && refused "$m: is a symbolic link, expected a regular file" && untouched mixup
+again ln -s "$scratch/notes" $c/mixup.next && refused "$c/mixup.next: is a symbolic link, expected a regular file"
+again cp plain/checkpoint/latest.json $c && refused "$c/*-16.safetensors: does not belong to latest.json, *" && untouched mixup
+# Left out of latest.json by somebody who knows its checksum.
+forge() {
+  sed '/^ "mixup": {/,/^ },/d' $c/latest.json | head -n -2 | head -c -2 >forged
+  printf '%s,\n "crc32": "%s"\n}\n' "$(cat forged)" "$(gzip -c forged | tail -c 8 | od -An -t x4 -N 4 | tr -d ' ')" >$c/latest.json
+}
+again forge && refused "$c/latest.json: is without mixup, this run with it" && untouched forged
+# Killed before the names, or in a save that came to nothing; not named mixup by us.
+again mv $m $c/mixup.next
+train 0 'run: had its 16 steps already; *' --out run --resume
+cmp {whole,run}/checkpoint/mixup-16.safetensors || fail "mixup.next was not named"
+again touch $c/mixup.next $c/mixup.next.part && echo mine >$c/mixup-4.safetensors
+train 0 'run: had its 16 steps already; *' --out run --resume
+[[ $(cd $c && echo *) == 'latest.json mixup-16.safetensors mixup-4.safetensors model-16.safetensors precond-16.safetensors' ]] || fail "left over: $(ls $c)"
+rm -rf whole && mv plain whole
+
 # A comparison removes no more than its runs wrote.
 pair=(--data synthetic:classes=3,features=6,train=64,test=16 --model logreg --batch 8 --epochs 1 --seeds 1 --methods sgd --quiet)
 expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair

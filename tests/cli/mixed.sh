@@ -9,7 +9,7 @@ RANDOM=$seed
 trials=$((40 * ${NG_TEST_MULT:-1}))
 cd "$scratch" || exit 1
 tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp-8-1 --batch 8 --epochs 2
-  --lr-schedule constant --log-every 2)
+  --lr-schedule constant --log-every 2 --mixup-alpha 1 --running-mixup)
 
 # a and b differ in their seed, c is a once more; each when it was stopped (nobody listened) and at its end.
 for run in a b c; do
@@ -19,13 +19,13 @@ for run in a b c; do
   mv run $run.16
 done
 runs=(a.8 a.16 b.8 b.16 c.8 c.16)
-parts=(config.json log.jsonl checkpoint/latest.json checkpoint/model checkpoint/precond)
+parts=(config.json log.jsonl checkpoint/latest.json checkpoint/model checkpoint/precond checkpoint/mixup)
 
 # The path of a part in a run's folder.
 path() {
   local step=${1#*.}
   case $2 in
-    */model | */precond) echo "${3:-$1}/$2-$step.safetensors" ;;
+    */model | */precond | */mixup) echo "${3:-$1}/$2-$step.safetensors" ;;
     *) echo "${3:-$1}/$2" ;;
   esac
 }

@@ -81,8 +81,11 @@ until_killed() {
 until_killed digits 2 --data digits --model mlp --method natgrad --epochs 20 --log-every 1 --checkpoint-every 5 --quiet
 until_killed adamw 2 --data digits --model mlp --method adamw --lr-schedule cosine --warm-up 1 --weight-decay 0.01 \
   --epochs 40 --log-every 1 --checkpoint-every 5 --quiet
-# Everything random at once: order, dropout, crop and flip, sampled labels, running means.
+# Everything random at once: order, dropout, crop and flip, sampled labels, running means; and what else is
+# carried from step to step: the batch before of mixup, micro-batches, momentum and damping on their way.
 until_killed images 2 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \
-  --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 20 --lr 0.03 \
+  --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 10 --acc-iters 2 --lr 0.03 \
+  --mixup-alpha 0.4 --running-mixup --erase-rate 0.5 --adjust-momentum proportional --rescale-weights shrink \
+  --damping-start 0.1 --damping-warm-up 3 \
   --validation 20 --epochs 6 --log-every 1 --checkpoint-every 4 --quiet
 finish

@@ -1,0 +1,204 @@
+/* mix.c: the formulas are on the card in mix.h. */
+#include "mix.h"
+#include "random.h"
+#include "safetensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+/* ---- draws -------------------------------------------------------------------------------------*/
+
+/* (0, 1], whose logarithm is finite. */
+static double above_zero(uint32_t word) { return ((double)(word >> 8) + 1.0) * 0x1p-24; }
+
+/* Beta(alpha, alpha) by Joehnk (1964): u^(1/alpha) / (u^(1/alpha) + v^(1/alpha)) where that sum is at
+ * most 1; in logarithms, for small powers underflow.  One pair in 70 is taken for alpha 4, the most that
+ * the setting may be, and more for less: all tries fail once in e^117. */
+double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
+  enum { TRIES = 4096 };
+  for (uint64_t i = 0; i < TRIES; i++) {
+    uint32_t w[4];
+    random_words(seed, RANDOM_MIXUP, epoch, (uint64_t)(uint32_t)row * TRIES + i, w);
+    for (int k = 0; k < 4; k += 2) {
+      const double u = log(above_zero(w[k])) / alpha, v = log(above_zero(w[k + 1])) / alpha;
+      if (exp(u) + exp(v) > 1.0) continue;
+      const double l = 1.0 / (1.0 + exp(v - u));
+      return fmax(l, 1.0 - l);
+    }
+  }
+  return 0.5;
+}
+
+static int64_t below(int64_t n, uint32_t word) {
+  return (int64_t)(((uint64_t)word * (uint64_t)n) >> 32);
+}
+
+mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width) {
+  uint32_t w[8];
+  const uint64_t at = (uint64_t)(uint32_t)row * 2, seed = (uint64_t)s->seed;
+  random_words(seed, RANDOM_ERASE, epoch, at, w);
+  random_words(seed, RANDOM_ERASE, epoch, at + 1, w + 4);
+  if (random_unit(w[0]) >= s->erase_rate) return (mix_box){0, 0, 0, 0};
+  const double low = s->erase_area_low, high = s->erase_area_high, thin = s->erase_aspect_low;
+  const double area = (double)(height * width) * (low + (high - low) * random_unit(w[1]));
+  const double aspect = thin + (1.0 - thin) * random_unit(w[2]);
+  const int64_t shorter = (int64_t)(sqrt(area * aspect) + 0.5);
+  const int64_t longer = (int64_t)(sqrt(area / aspect) + 0.5);
+  mix_box b = {.height = w[3] >> 31 != 0 ? longer : shorter};
+  b.width = w[3] >> 31 != 0 ? shorter : longer;
+  if (b.height > height) b.height = height;
+  if (b.width > width) b.width = width;
+  b.top = below(height - b.height + 1, w[4]);
+  b.left = below(width - b.width + 1, w[5]);
+  return b;
+}
+
+/* ---- a batch -----------------------------------------------------------------------------------*/
+
+int mix_create(const settings *s, const data_set *d, bool reconstructs, mix *out) {
+  *out = (mix){.s = s,
+               .height = d->height,
+               .width = d->width,
+               .channels = d->channels,
+               .classes = d->classes,
+               .batch = (int32_t)s->batch};
+  if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0)) {
+    return cli_bad("--%s: model %s has no labels",
+                   s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
+  }
+  if (s->erase_rate > 0.0 && (d->height < 2 || d->width < 2))
+    return cli_bad("--erase-rate: needs images, %s has rows of features", d->name);
+  if (s->mixup_alpha <= 0.0) return CLI_OK;
+  const size_t values = (size_t)s->batch * (size_t)(d->height * d->width * d->channels);
+  const size_t targets = (size_t)s->batch * (size_t)d->classes;
+  out->last = cli_take(values, sizeof *out->last);
+  out->last_targets = cli_take(targets, sizeof *out->last_targets);
+  out->targets = cli_take(targets, sizeof *out->targets);
+  return CLI_OK;
+}
+
+void mix_free(mix *m) {
+  free(m->last);
+  free(m->last_targets);
+  free(m->targets);
+  memset(m, 0, sizeof *m);
+}
+
+/* now <- l now + (1 - l) last; last <- what now was, or, running, what it is. */
+static void blend(float *now, float *last, int64_t count, double l, bool running) {
+  const float a = (float)l, b = (float)(1.0 - l);
+  for (int64_t k = 0; k < count; k++) {
+    const float was = now[k];
+    now[k] = a * was + b * last[k];
+    last[k] = running ? now[k] : was;
+  }
+}
+
+static void erase(const mix *m, const mix_box *b, float *x) {
+  for (int64_t y = b->top; y < b->top + b->height; y++) {
+    memset(x + (y * m->width + b->left) * m->channels, 0,
+           (size_t)(b->width * m->channels) * sizeof *x);
+  }
+}
+
+/* The label as a target, smoothed as the loss would. */
+static void target(const mix *m, int32_t label, float *t) {
+  const double smooth = m->s->label_smoothing;
+  for (int64_t k = 0; k < m->classes; k++)
+    t[k] = (float)(smooth / (double)m->classes + (k == label ? 1.0 - smooth : 0.0));
+}
+
+void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *labels, float *x) {
+  const int64_t per = m->height * m->width * m->channels;
+  const settings *s = m->s;
+  for (int32_t i = 0; i < m->batch; i++) {
+    float *image = x + i * per;
+    if (m->last != NULL) {
+      /* Before the first batch there is nothing: all of the weight is on the newer one. */
+      const double l =
+          m->began ? mix_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
+      float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;
+      target(m, labels[i], t);
+      blend(t, last_t, m->classes, l, s->running_mixup);
+      blend(image, m->last + i * per, per, l, s->running_mixup);
+    }
+    if (s->erase_rate <= 0.0) continue;
+    const mix_box b = mix_erased(s, epoch, rows[i], m->height, m->width);
+    erase(m, &b, image);
+    if (m->last != NULL && s->running_mixup) erase(m, &b, m->last + i * per);
+  }
+  m->began = true;
+}
+
+/* ---- on disk -----------------------------------------------------------------------------------*/
+
+enum { MESSAGE = 512, SUM = 16, TENSORS = 2 };
+
+bool mix_carries(const mix *m) { return m->last != NULL; }
+
+static void tensors_of(const mix *m, ngio_tensor t[TENSORS]) {
+  t[0] = (ngio_tensor){.name = "images",
+                       .dtype = NGIO_F32,
+                       .ndim = 4,
+                       .shape = {m->batch, m->height, m->width, m->channels},
+                       .data = m->last};
+  t[1] = (ngio_tensor){.name = "targets",
+                       .dtype = NGIO_F32,
+                       .ndim = 2,
+                       .shape = {m->batch, m->classes},
+                       .data = m->last_targets};
+  for (int i = 0; i < TENSORS; i++)
+    t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
+}
+
+static void checksum(const ngio_tensor *t, char sum[SUM]) {
+  (void)snprintf(sum, SUM, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
+}
+
+static const char *const keys[TENSORS] = {"crc32 images", "crc32 targets"};
+
+int mix_save(const mix *m, const char *path) {
+  char message[MESSAGE] = "", sum[TENSORS][SUM];
+  ngio_tensor t[TENSORS];
+  ngio_text text[TENSORS];
+  tensors_of(m, t);
+  for (int i = 0; i < TENSORS; i++) {
+    checksum(&t[i], sum[i]);
+    text[i] = (ngio_text){keys[i], sum[i]};
+  }
+  const ngio_status st =
+      ngio_tensors_write(path, t, TENSORS, text, TENSORS, message, sizeof message);
+  return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
+}
+
+int mix_load(mix *m, const char *path) {
+  char message[MESSAGE] = "";
+  ngio_tensor want[TENSORS];
+  ngio_tensors *file = NULL;
+  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
+    return cli_bad("%s", message);
+  int rc = CLI_OK;
+  tensors_of(m, want);
+  for (int i = 0; i < TENSORS && rc == CLI_OK; i++) {
+    const ngio_tensor *have = ngio_tensors_find(file, want[i].name);
+    const char *written = ngio_tensors_text(file, keys[i]);
+    char sum[SUM] = "";
+    if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want[i].ndim ||
+        memcmp(have->shape, want[i].shape, (size_t)want[i].ndim * sizeof want[i].shape[0]) != 0) {
+      rc = cli_bad("%s: tensor '%s' is missing or has another shape", path, want[i].name);
+      continue;
+    }
+    checksum(have, sum);
+    if (written == NULL || strcmp(written, sum) != 0) {
+      rc = cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want[i].name);
+    } else {
+      memcpy(i == 0 ? m->last : m->last_targets, have->data, (size_t)have->bytes);
+    }
+  }
+  ngio_tensors_close(&file);
+  m->began = rc == CLI_OK;
+  return rc;
+}

@@ -1,0 +1,285 @@
+/* t_mix: mixup and random erasing against the published formulas, worked out here in double from the same
+ * draws; the draws against their distributions; soft targets against central differences; the batch
+ * before, kept and read back. */
+#include "nn/models.h"
+#include "random.h"
+#include "train/mix.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { B = 3, H = 9, W = 7, C = 2, PER = H * W * C, K = 4, BATCHES = 5 };
+
+static const data_set images = {
+    .name = "images", .height = H, .width = W, .channels = C, .classes = K};
+
+/* ---- draws -------------------------------------------------------------------------------------*/
+
+/* max(l, 1 - l) of a symmetric Beta has E[(2 l - 1)^2] = 1 / (2 alpha + 1), four times its variance. */
+static void weights_are_beta(void **state) {
+  (void)state;
+  enum { N = 40000 };
+  static const double alphas[] = {0.05, 0.4, 0.6, 1.0, 4.0};
+  for (int a = 0; a < 5; a++) {
+    double square = 0.0, fourth = 0.0;
+    for (int32_t i = 0; i < N; i++) {
+      const double l = mix_weight(alphas[a], 11, 3, i);
+      assert_true(l >= 0.5 && l <= 1.0);
+      square += pow(2.0 * l - 1.0, 2.0) / N;
+      fourth += pow(2.0 * l - 1.0, 4.0) / N;
+    }
+    const double want = 1.0 / (2.0 * alphas[a] + 1.0);
+    const double want4 = 3.0 * want / (2.0 * alphas[a] + 3.0);
+    /* five deviations of a mean of N; draws are fixed, so this holds always or never */
+    if (fabs(square - want) > 5.0 * sqrt((want4 - want * want) / N) || fabs(fourth - want4) > 0.02)
+      fail_msg("alpha %g: %g, %g; expected %g, %g", alphas[a], square, fourth, want, want4);
+  }
+}
+
+static void must_set_all(settings *s, const char *const set[][2], int n) {
+  settings_init(s);
+  for (int i = 0; i < n; i++)
+    must_set(s, set[i][0], set[i][1]);
+}
+
+/* The published rectangle from the numbers drawn for it. */
+static mix_box published(double rate, double low, double high, double thin, uint64_t seed,
+                         uint32_t epoch, int32_t row, int64_t h, int64_t w) {
+  uint32_t a[4], b[4];
+  random_words(seed, RANDOM_ERASE, epoch, 2 * (uint64_t)row, a);
+  random_words(seed, RANDOM_ERASE, epoch, 2 * (uint64_t)row + 1, b);
+  if (random_unit(a[0]) >= rate) return (mix_box){0, 0, 0, 0};
+  const double area = (double)(h * w) * (low + (high - low) * random_unit(a[1]));
+  const double aspect = thin + (1.0 - thin) * random_unit(a[2]);
+  int64_t eh = (int64_t)(sqrt(area * aspect) + 0.5), ew = (int64_t)(sqrt(area / aspect) + 0.5);
+  if (a[3] >= 1U << 31) {
+    const int64_t swap = eh;
+    eh = ew;
+    ew = swap;
+  }
+  eh = eh < h ? eh : h;
+  ew = ew < w ? ew : w;
+  const int64_t top = (int64_t)floor((double)b[0] / 4294967296.0 * (double)(h - eh + 1));
+  const int64_t left = (int64_t)floor((double)b[1] / 4294967296.0 * (double)(w - ew + 1));
+  return (mix_box){top, left, eh, ew};
+}
+
+static void rectangles_are_the_published_ones(void **state) {
+  (void)state;
+  enum { N = 4000, SIDE = 40 };
+  settings s;
+  must_set_all(&s, (const char *const[][2]){{"erase-rate", "0.5"}, {"seed", "9"}}, 2);
+  int erased = 0, tall = 0, last = 0;
+  for (int32_t i = 0; i < N; i++) {
+    const mix_box got = mix_erased(&s, 4, i, SIDE, SIDE + 8);
+    const mix_box want = published(0.5, 0.02, 0.25, 0.3, 9, 4, i, SIDE, SIDE + 8);
+    assert_memory_equal(&got, &want, sizeof got);
+    if (got.height == 0) continue;
+    erased++;
+    tall += got.height > got.width;
+    last += got.top == SIDE - got.height;
+    assert_true(got.top >= 0 && got.top + got.height <= SIDE);
+    assert_true(got.left >= 0 && got.left + got.width <= SIDE + 8);
+    /* each side is rounded by a half: of at least 3 x 7, and of at most 0.25 */
+    const double share = (double)(got.height * got.width) / (double)(SIDE * (SIDE + 8));
+    assert_true(share > 0.01 && share < 0.27);
+  }
+  /* five deviations: sqrt(N / 4) = 32; of the erased, half are tall but for the few square ones */
+  assert_true(abs(erased - N / 2) < 160 && abs(2 * tall - erased) < 300);
+  assert_true(last > 0); /* the last place is one of them */
+  settings_free(&s);
+}
+
+/* ---- batches -----------------------------------------------------------------------------------*/
+
+static void batches_are_mixed_and_erased(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 4; kind++) { /* 1: running; 2: erasing, too */
+    const bool running = (kind & 1) != 0, erases = (kind & 2) != 0;
+    settings s;
+    must_set_all(&s,
+                 (const char *const[][2]){{"mixup-alpha", "0.4"},
+                                          {"batch", "3"},
+                                          {"seed", "5"},
+                                          {"label-smoothing", "0.1"},
+                                          {"running-mixup", running ? "true" : "false"},
+                                          {"erase-rate", erases ? "0.7" : "0"}},
+                 6);
+    mix m;
+    assert_int_equal(mix_create(&s, &images, false, &m), 0);
+    float x[B * PER];
+    double before[B * PER] = {0}, before_t[B * K] = {0};
+    for (int n = 0; n < BATCHES; n++) {
+      const int32_t rows[B] = {7 * n, 7 * n + 3, 100 - n}, labels[B] = {n % K, 3, (n + 1) % K};
+      double want[B * PER], t[B * K];
+      random_normal(1, RANDOM_DATA, (uint32_t)n, 1.0, (int64_t)B * PER, x);
+      for (int i = 0; i < B; i++) {
+        const double l = n == 0 ? 1.0 : mix_weight(0.4, 5, (uint32_t)n, rows[i]);
+        const mix_box b = erases ? published(0.7, 0.02, 0.25, 0.3, 5, (uint32_t)n, rows[i], H, W)
+                                 : (mix_box){0, 0, 0, 0};
+        for (int k = 0; k < PER; k++) {
+          const int64_t row = k / C / W, column = k / C % W;
+          const bool gone = row >= b.top && row < b.top + b.height && column >= b.left &&
+                            column < b.left + b.width;
+          const double raw = (double)x[i * PER + k];
+          const double mixed = l * raw + (1.0 - l) * before[i * PER + k];
+          want[i * PER + k] = gone ? 0.0 : mixed;
+          before[i * PER + k] = running ? want[i * PER + k] : raw;
+        }
+        for (int k = 0; k < K; k++) {
+          const double hard = 0.1 / K + (k == labels[i] ? 0.9 : 0.0);
+          t[i * K + k] = l * hard + (1.0 - l) * before_t[i * K + k];
+          before_t[i * K + k] = running ? t[i * K + k] : hard;
+        }
+      }
+      mix_batch(&m, (uint32_t)n, rows, labels, x);
+      /* numbers of order 1 in f32, a few roundings a batch */
+      for (int k = 0; k < B * PER; k++) {
+        if (fabs((double)x[k] - want[k]) > 2e-6) fail_msg("kind %d, batch %d, %d", kind, n, k);
+      }
+      for (int k = 0; k < B * K; k++)
+        assert_true(fabs((double)m.targets[k] - t[k]) < 1e-6);
+    }
+    mix_free(&m);
+    settings_free(&s);
+  }
+}
+
+static void erasing_alone(void **state) {
+  (void)state;
+  settings s;
+  must_set_all(&s, (const char *const[][2]){{"erase-rate", "1"}, {"batch", "3"}}, 2);
+  mix m;
+  assert_int_equal(mix_create(&s, &images, false, &m), 0);
+  assert_null(m.targets); /* the loss takes the labels */
+  const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
+  float x[B * PER];
+  for (int k = 0; k < B * PER; k++)
+    x[k] = 1.0F;
+  mix_batch(&m, 0, rows, labels, x);
+  for (int i = 0; i < B; i++) {
+    const mix_box b = mix_erased(&s, 0, rows[i], H, W);
+    double sum = 0.0;
+    for (int k = 0; k < PER; k++)
+      sum += (double)x[i * PER + k];
+    assert_true(b.height > 0 && sum == (double)(PER - b.height * b.width * C));
+  }
+  mix_free(&m);
+  quiet();
+  const data_set rows_of = {.name = "rows", .height = 1, .width = 1, .channels = 5, .classes = 2};
+  assert_int_equal(mix_create(&s, &rows_of, false, &m), CLI_BAD);
+  assert_non_null(strstr(said(), "--erase-rate: needs images, rows has rows of features"));
+  quiet();
+  assert_int_equal(mix_create(&s, &images, true, &m), CLI_BAD);
+  assert_non_null(strstr(said(), "--erase-rate: model mlp has no labels"));
+  settings_free(&s);
+}
+
+/* ---- the gradient ------------------------------------------------------------------------------*/
+
+static double cross_entropy(const double *y, const float *t) {
+  double all = 0.0, sum = 0.0;
+  for (int k = 0; k < K; k++)
+    all += exp(y[k]);
+  for (int k = 0; k < K; k++)
+    sum -= (double)t[k] * (y[k] - log(all));
+  return sum;
+}
+
+/* Of soft targets, by central differences of their cross entropy: h^2 = 1e-8 and 1e-16 / h. */
+static void the_gradient_is_that_of_the_targets(void **state) {
+  (void)state;
+  const float t[2 * K] = {0.7F, 0.1F, 0.2F, 0.0F, 0.0F, 0.25F, 0.5F, 0.25F};
+  const int32_t labels[2] = {0, 2};
+  float x[2 * 5];
+  random_normal(3, RANDOM_DATA, 1, 2.0, 10, x);
+  nn *n = nn_create(NULL, 4);
+  (void)nn_linear(n, "fc", nn_input(n, (nn_shape){1, 1, 5}), K, true);
+  assert_int_equal(nn_ready(n, 2), 0);
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, 2, 0, NULL), 0);
+  int64_t correct = -1, plain_correct = -1;
+  const double plain = nn_loss(n, NN_TRAIN, labels, NULL, &plain_correct);
+  assert_true(nn_loss(n, NN_TRAIN, labels, t, &correct) == plain); /* the labels' */
+  assert_int_equal(correct, plain_correct);
+  assert_int_equal(nn_backward(n, true, NULL), 0);
+  const float *bias = nn_param_at(n, 1)->grad; /* summed over the two */
+  const float *y = nn_output(n);
+  for (int k = 0; k < K; k++) {
+    double want = 0.0;
+    for (int i = 0; i < 2; i++) {
+      double up[K], down[K];
+      for (int j = 0; j < K; j++)
+        up[j] = down[j] = (double)y[i * K + j];
+      up[k] += 1e-4;
+      down[k] -= 1e-4;
+      want += (cross_entropy(up, t + i * K) - cross_entropy(down, t + i * K)) / 2e-4 / 2;
+    }
+    assert_true(fabs((double)bias[k] - want) < 1e-6);
+  }
+  nn_destroy(&n);
+}
+
+/* ---- on disk -----------------------------------------------------------------------------------*/
+
+static void the_batch_before_is_kept(void **state) {
+  (void)state;
+  settings s;
+  must_set_all(
+      &s, (const char *const[][2]){{"mixup-alpha", "1"}, {"running-mixup", "true"}, {"batch", "3"}},
+      3);
+  mix m, again;
+  assert_int_equal(mix_create(&s, &images, false, &m), 0);
+  assert_int_equal(mix_create(&s, &images, false, &again), 0);
+  const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
+  float x[2][B * PER];
+  char file[400];
+  (void)snprintf(file, sizeof file, "%s", in_folder("mixup.next"));
+  for (uint32_t n = 0; n < 3; n++) {
+    random_normal(1, RANDOM_DATA, n, 1.0, (int64_t)B * PER, x[0]);
+    mix_batch(&m, n, rows, labels, x[0]);
+  }
+  assert_int_equal(mix_save(&m, file), 0);
+  assert_int_equal(mix_load(&again, file), 0);
+  random_normal(1, RANDOM_DATA, 9, 1.0, (int64_t)B * PER, x[0]);
+  memcpy(x[1], x[0], sizeof x[0]);
+  mix_batch(&m, 3, rows, labels, x[0]);
+  mix_batch(&again, 3, rows, labels, x[1]);
+  assert_memory_equal(x[0], x[1], sizeof x[0]);
+  assert_memory_equal(m.targets, again.targets, B * K * sizeof(float));
+  /* A byte of it changed, the file gone. */
+  FILE *f = fopen(file, "r+b");
+  assert_non_null(f);
+  assert_int_equal(fseek(f, -30, SEEK_END), 0);
+  assert_int_equal(fputc(0x55, f), 0x55);
+  assert_int_equal(fclose(f), 0);
+  quiet();
+  assert_int_equal(mix_load(&again, file), CLI_BAD);
+  assert_non_null(strstr(said(), "mixup.next: tensor 'targets' is damaged"));
+  assert_int_equal(unlink(file), 0);
+  quiet();
+  assert_int_equal(mix_load(&again, file), CLI_BAD);
+  assert_non_null(strstr(said(), "mixup.next"));
+  mix_free(&m);
+  mix_free(&again);
+  settings_free(&s);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(weights_are_beta),
+      cmocka_unit_test(rectangles_are_the_published_ones),
+      cmocka_unit_test(batches_are_mixed_and_erased),
+      cmocka_unit_test(erasing_alone),
+      cmocka_unit_test(the_gradient_is_that_of_the_targets),
+      cmocka_unit_test(the_batch_before_is_kept),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
