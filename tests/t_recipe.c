@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,70 @@ static void lr_is_the_published_polynomial(void **state) {
     }
     /* A run longer than END: END is the run's (max(epoch, polynomial_epoch)). */
     assert_true(lr_at(&s, 100, 200) > 0.0 && lr_at(&s, 200, 200) == 0.0);
+    settings_free(&s);
+  }
+}
+
+/* ---- configurations ----------------------------------------------------------------------------*/
+
+/* A file of configs/, as it is. */
+static void read_config(const char *name, settings *s) {
+  char *path = cli_join(NG_SOURCE_DIR "/configs", name);
+  settings_init(s);
+  assert_int_equal(settings_read(s, path), CLI_OK);
+  assert_int_equal(settings_check(s), CLI_OK);
+  free(path);
+}
+
+/* Every key of every file is a setting or an option: settings_read refuses what is none. */
+static void every_configuration_is_read(void **state) {
+  (void)state;
+  int n = 0;
+  DIR *d = opendir(NG_SOURCE_DIR "/configs");
+  assert_non_null(d);
+  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
+    const char *dot = strrchr(e->d_name, '.');
+    if (dot == NULL || strcmp(dot, ".json") != 0) continue;
+    settings s;
+    bool reconstructs = false;
+    model_task task;
+    read_config(e->d_name, &s);
+    nn *net = nn_create(NULL, 1);
+    assert_int_equal(model_task_of(s.model, &task), CLI_OK);
+    assert_int_equal(model_build(s.model, &task, net, &reconstructs), CLI_OK);
+    nn_destroy(&net);
+    settings_free(&s);
+    n++;
+  }
+  (void)closedir(d);
+  assert_int_equal(n, 10);
+}
+
+/* The six published ones: samples, epochs, momentum, damping, alpha of mixup. */
+static void configurations_are_the_published_ones(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    int64_t samples;
+    double epochs, momentum, damping, alpha, lr10;
+  } known[] = {
+      {"resnet50-bs4k.json", 4096, 36, 0.997, 2.5e-4, 0.4, 1.011276e-03},
+      {"resnet50-bs8k.json", 8192, 36, 0.993, 2.5e-4, 0.4, 2.776832e-03},
+      {"resnet50-bs16k.json", 16384, 36, 0.985, 2.5e-4, 0.4, 5.553664e-03},
+      {"resnet50-bs32k.json", 32768, 46, 0.97, 2.0e-4, 0.6, 1.516585e-02},
+      {"resnet50-bs64k.json", 65536, 61, 0.95, 1.5e-4, 0.6, 2.688796e-02},
+      {"resnet50-bs128k.json", 131072, 81, 0.93, 1.0e-4, 1.0, 5.175726e-02},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    settings s;
+    read_config(known[i].name, &s);
+    assert_int_equal(settings_samples(&s), known[i].samples);
+    assert_true(s.epochs == known[i].epochs && s.momentum == known[i].momentum);
+    assert_true(settings_damping(&s) == known[i].damping && s.mixup_alpha == known[i].alpha);
+    assert_true(fabs(lr_at(&s, 10, s.epochs) / known[i].lr10 - 1.0) < 1e-6);
+    assert_true(s.running_mixup && s.erase_rate == 0.5 && s.erase_area_high == 0.25);
+    assert_true(strcmp(s.adjust_momentum, "ratio") == 0 &&
+                strcmp(s.rescale_weights, "shrink") == 0);
     settings_free(&s);
   }
 }
@@ -254,6 +319,8 @@ static void every_setting_has_an_effect(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lr_is_the_published_polynomial),
+      cmocka_unit_test(every_configuration_is_read),
+      cmocka_unit_test(configurations_are_the_published_ones),
       cmocka_unit_test(momentum_follows_lr),
       cmocka_unit_test(damping_comes_down),
       cmocka_unit_test(weights_are_rescaled),
