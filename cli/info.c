@@ -1,6 +1,7 @@
 /* info.c: `natgrad info`: what this build is and what it can be told.  Everything is read from the
  * library's own tables, so that nothing here can be out of date. */
 #include "cli.h"
+#include "data/picture.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,6 +32,14 @@ static int machine(void) {
     if (ng_component_info(i, &c) != NG_OK) continue;
     printf("%s %s = %s%s%s\n", c.kind, c.name, c.built_in ? "built in" : "absent",
            c.absent[0] != 0 ? ": " : "", c.absent);
+  }
+  const char *const images[2][2] = {{"jpeg", picture_jpeg_library()},
+                                    {"png", picture_png_library()}};
+  for (int i = 0; i < 2; i++) {
+    printf("images %s = %s%s\n", images[i][0], images[i][1] != NULL ? "built in: " : "absent: ",
+           images[i][1] != NULL ? images[i][1]
+           : i == 0             ? "built without libjpeg-turbo (apt-get install libjpeg-dev)"
+                                : "built without libpng (apt-get install libpng-dev)");
   }
   return CLI_OK;
 }

@@ -32,6 +32,8 @@ need libjansson-dev pkg-config --exists jansson
 need zlib1g-dev links -lz -include zlib.h
 need libcmocka-dev pkg-config --exists cmocka
 need librandom123-dev links -include Random123/philox.h
+need libjpeg-dev links -ljpeg -include stdio.h -include jpeglib.h
+need libpng-dev links -lpng -include png.h
 need gnuplot-nox command -v gnuplot
 need libopenblas-dev links -lblas -llapack
 if [[ ${1:-} == --dev ]]; then

@@ -404,7 +404,7 @@ static void digits_are_shipped(void **state) {
 static void unknown_sets(void **state) {
   (void)state;
   refuses("mnits:x", "unknown data set 'mnits'; the nearest is 'mnist'");
-  refuses("imagenet", "unknown data set 'imagenet'; expected digits");
+  refuses("elephants", "unknown data set 'elephants'; expected digits");
   refuses("mnist", "mnist needs a folder after a colon");
   refuses("digits:x", "digits takes nothing after it");
 }

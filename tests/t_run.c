@@ -227,7 +227,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
   int at = 0;
   for (int step = 1; step <= STEPS; step++) {
     const double lr = 0.4 * (1.0 - (step - 1.0) / STEPS); /* linear, the default */
-    feed_train(&f, step - 1, 0);
+    assert_int_equal(feed_train(&f, step - 1, 0), CLI_OK);
     scan(l.w, &f, BATCH, SMOOTHING, &loss, &accuracy);
     learn(&l, &f, u, lr, step);
     loss_sum += loss;
@@ -246,7 +246,9 @@ static void by_hand(const char *name, const char *set, const update *u) {
     if (step % EACH == 0 || step == STEPS) {
       const json_t *o = r.line[at++];
       const double n = step % EACH == 0 ? EACH : step % EACH;
-      feed_test(&f, 0, d.test.n);
+      int32_t good = 0;
+      assert_int_equal(feed_test(&f, 0, d.test.n, &good), CLI_OK);
+      assert_int_equal(good, d.test.n);
       scan(l.w, &f, d.test.n, 0.0, &test_loss, &test_accuracy);
       assert_true(is_event(o, "epoch"));
       must_be_near(o, "step", step, 0);
@@ -346,7 +348,7 @@ static void fisher_says_whose_labels_are_seen(void **state) {
       w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
     }
     assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
-    feed_train(&f, 0, 0);
+    assert_int_equal(feed_train(&f, 0, 0), CLI_OK);
     assert_int_equal(shown.times, 1);
     for (int i = 0; i < BATCH; i++) {
       double y[CLASSES], sum = 0.0;

@@ -31,12 +31,12 @@ static struct {
 double __wrap_ng_now_ms(void);
 double __wrap_ng_now_ms(void) { return fake.now; }
 
-void __real_feed_train(feed *f, int64_t step, int64_t micro);
-void __wrap_feed_train(feed *f, int64_t step, int64_t micro);
-void __wrap_feed_train(feed *f, int64_t step, int64_t micro) {
+int __real_feed_train(feed *f, int64_t step, int64_t micro);
+int __wrap_feed_train(feed *f, int64_t step, int64_t micro);
+int __wrap_feed_train(feed *f, int64_t step, int64_t micro) {
   fake.unit = (double)(step + 1);
   fake.now += FEED * fake.unit;
-  __real_feed_train(f, step, micro);
+  return __real_feed_train(f, step, micro);
 }
 
 int __real_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,

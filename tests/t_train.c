@@ -263,7 +263,7 @@ static void batches_cover_an_epoch(void **state) {
   for (int64_t epoch = 0; epoch < 4; epoch++) {
     int seen[ROWS] = {0};
     for (int64_t k = 0; k < EACH; k++) {
-      feed_train(&f, epoch * EACH + k, 0);
+      assert_int_equal(feed_train(&f, epoch * EACH + k, 0), CLI_OK);
       for (int i = 0; i < BATCH; i++) {
         const int row = (int)lroundf(f.x[2 * i]);
         assert_in_range(row, 0, ROWS - 1);
@@ -273,7 +273,7 @@ static void batches_cover_an_epoch(void **state) {
       }
     }
     if (epoch == 0) continue;
-    feed_train(&f, epoch * EACH, 0);
+    assert_int_equal(feed_train(&f, epoch * EACH, 0), CLI_OK);
     int same = 0;
     for (int i = 0; i < BATCH; i++)
       same += f.x[2 * i] == first[i];
@@ -282,12 +282,14 @@ static void batches_cover_an_epoch(void **state) {
   /* Begun anywhere, and without a pool: the same. */
   static const int64_t step[] = {17, 3, 23, 0};
   for (size_t i = 0; i < sizeof step / sizeof step[0]; i++) {
-    feed_train(&f, step[i], 0);
-    feed_train(&alone, step[i], 0);
+    assert_int_equal(feed_train(&f, step[i], 0), CLI_OK);
+    assert_int_equal(feed_train(&alone, step[i], 0), CLI_OK);
     assert_memory_equal(f.x, alone.x, 2 * BATCH * sizeof(float));
     assert_memory_equal(f.labels, alone.labels, BATCH * sizeof(int32_t));
   }
-  feed_test(&f, 48, 5);
+  int32_t good = 0;
+  assert_int_equal(feed_test(&f, 48, 5, &good), CLI_OK);
+  assert_int_equal(good, 5);
   for (int i = 0; i < 5; i++)
     assert_true(f.x[2 * i] == (float)(48 + i) && f.labels[i] == (48 + i) % 5);
   feed_free(&f);

@@ -2,6 +2,8 @@
  * normalising, the samples that are held out. */
 #include "readers.h"
 
+#include "images.h"
+
 #include "cli.h"
 #include "random.h"
 
@@ -99,7 +101,8 @@ static int labels_in_range(const data_set *d, const data_split *s, const char *w
 }
 
 int data_open(const char *spec, data_set *out) {
-  static const char *const known[] = {"digits", "mnist", "cifar10", "cifar100", "npy", "synthetic"};
+  static const char *const known[] = {"digits", "mnist",     "cifar10", "cifar100",
+                                      "npy",    "synthetic", "images"};
   enum { KNOWN = sizeof known / sizeof known[0] };
   memset(out, 0, sizeof *out);
   const char *colon = strchr(spec, ':');
@@ -115,7 +118,7 @@ int data_open(const char *spec, data_set *out) {
       return cli_bad("--data: unknown data set '%s'; the nearest is '%s'", out->name, near);
     }
     return cli_bad("--data: unknown data set '%s'; expected digits, mnist:DIR, cifar10:DIR, "
-                   "cifar100:DIR, npy:FEATURES,LABELS or synthetic:...",
+                   "cifar100:DIR, npy:FEATURES,LABELS, synthetic:... or images:...",
                    out->name);
   }
   if (which == 0 && colon != NULL) return cli_bad("--data: digits takes nothing after it");
@@ -128,10 +131,11 @@ int data_open(const char *spec, data_set *out) {
            : which == 2 ? data_read_cifar(rest, 10, out)
            : which == 3 ? data_read_cifar(rest, 100, out)
            : which == 4 ? data_read_npy(rest, out)
+           : which == 6 ? data_read_images(rest, out)
                         : data_make_synthetic(rest, out);
   if (rc == CLI_OK) rc = labels_in_range(out, &out->train, "training");
   if (rc == CLI_OK) rc = labels_in_range(out, &out->test, "test");
-  if (rc == CLI_OK) rc = statistics(out);
+  if (rc == CLI_OK && out->images == NULL) rc = statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
 }
@@ -148,6 +152,7 @@ static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_
 }
 
 uint32_t data_checksum(const data_set *d) {
+  if (d->images != NULL) return d->images->crc;
   const uLong sum = add_split(crc32_z(0, NULL, 0), d, &d->train, d->train.n + d->validation.n);
   return (uint32_t)add_split(sum, d, &d->test, d->test.n);
 }
@@ -177,5 +182,6 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->validation.n = count;
   d->train.index = index + count;
   d->train.n = n - count;
-  return statistics(d); /* what is held out has no part in them */
+  if (d->images != NULL) return CLI_OK; /* theirs are given */
+  return statistics(d);                 /* what is held out has no part in them */
 }

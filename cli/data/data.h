@@ -7,6 +7,7 @@
  *   cifar10:DIR, cifar100:DIR  the binary version; as many data_batch_*.bin as are there
  *   npy:FEATURES,LABELS        [n, features] or [n, h, w, c]; f4, f8 or u1; labels [n], i4, i8 or u1
  *   synthetic:KEY=VALUE,...    classes, features or image=HxWxC, train, test, noise, seed
+ *   images:DIR or LIST,...     JPEG and PNG files, decoded when they are wanted (images.h)
  * Readers never trust a length: what a file says about itself is compared with its size before
  * anything is taken, and every label is in range. */
 #ifndef DATA_H
@@ -17,9 +18,10 @@
 
 typedef struct data_split {
   int32_t n;
-  const int32_t *index; /* sample i is row index[i] of the source; NULL: row i */
-  const uint8_t *bytes; /* [rows, h, w, c], value / 255 (digits: / 16), or NULL ... */
-  const float *reals;   /* ... then these, as they are                              */
+  const int32_t *index;            /* sample i is row index[i] of the source; NULL: row i */
+  const uint8_t *bytes;            /* [rows, h, w, c], value / 255 (digits: / 16), or NULL ... */
+  const float *reals;              /* ... then these, as they are ...                          */
+  const struct image_list *images; /* ... or files; data_batch knows none of these  */
   const int32_t *labels;
 } data_split;
 
@@ -33,8 +35,9 @@ typedef struct data_set {
   int64_t statistics; /* entries of the two: channels, or features           */
   bool augments;      /* crop and flip make sense: CIFAR                     */
   data_split train, test;
-  data_split validation; /* empty until data_hold_out */
-  void *own;             /* memory of the reader */
+  data_split validation;    /* empty until data_hold_out */
+  struct image_set *images; /* of files, else NULL */
+  void *own;                /* memory of the reader */
 } data_set;
 
 /* On failure CLI_BAD, told in one line that names the file and what was expected. */

@@ -11,6 +11,7 @@ int data_read_digits(data_set *d);
 int data_read_idx(const char *folder, data_set *d);
 int data_read_cifar(const char *folder, int classes, data_set *d);
 int data_read_npy(const char *names, data_set *d);
+int data_read_images(const char *settings, data_set *d);
 int data_make_synthetic(const char *settings, data_set *d);
 
 /* Memory that data_close frees; NULL (told) if there is none. */

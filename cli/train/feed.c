@@ -41,7 +41,8 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
                 .labels = cli_take((size_t)s->batch, sizeof(int32_t)),
-                .rows = cli_take((size_t)s->batch, sizeof(int32_t))};
+                .rows = cli_take((size_t)s->batch, sizeof(int32_t)),
+                .next_taken = -1};
   const int rc = mix_create(s, d, reconstructs, &out->mix);
   if (rc != CLI_OK) feed_free(out);
   return rc;
@@ -52,6 +53,8 @@ void feed_free(feed *f) {
   free(f->x);
   free(f->labels);
   free(f->rows);
+  free(f->spare);
+  image_loader_destroy(&f->loader);
   mix_free(&f->mix);
   memset(f, 0, sizeof *f);
 }
@@ -85,26 +88,121 @@ static void fill(const feed *f, piece *p) {
   }
 }
 
-void feed_train(feed *f, int64_t step, int64_t micro) {
+/* ---- images ------------------------------------------------------------------------------------*/
+
+static int32_t row_of(const data_split *s, int32_t sample) {
+  return s->index != NULL ? s->index[sample] : sample;
+}
+
+/* Threads and queue are made when the first batch is wanted. */
+static int open_loader(feed *f) {
+  if (f->loader != NULL) return CLI_OK;
+  f->spare = cli_take((size_t)(f->d->height * f->d->width), 3);
+  return image_loader_create(f->d->images, &f->loader);
+}
+
+static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const uint8_t *bytes) {
+  image_values(f->d, row, &p->how, bytes, f->x + at * f->d->height * f->d->width * 3);
+  f->labels[at] = p->split->labels[row];
+  f->rows[at] = row;
+}
+
+/* Instead of the image at `place`, which cannot be read, the next one that can. */
+static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
+  const int32_t n = p->split->n;
+  for (int64_t i = 1; i < n; i++) {
+    char why[PICTURE_WHY];
+    const int32_t row = row_of(p->split, f->order[(place + i) % n]);
+    if (image_load(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
+      put_image(f, p, at, row, f->spare);
+      return CLI_OK;
+    }
+    if (image_left_out(f->d->images, p->split->images, row, why) != CLI_OK) return CLI_BAD;
+  }
+  return cli_bad("--data: images: none of %d can be read", n);
+}
+
+/* A training batch that begins at `place` of the epoch, and orders for those after it.  What is found to
+ * be damaged is noted when it is taken, not when it is decoded, so that the number of threads does not
+ * matter. */
+static int train_images(feed *f, const piece *p, int64_t place) {
+  const int64_t end = f->per_epoch * f->acc_iters * f->batch;
+  int rc = open_loader(f);
+  if (rc == CLI_OK && f->next_taken != place) {
+    image_loader_drop(f->loader);
+    f->next_taken = f->next_asked = place;
+  }
+  for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* once more, for the next batch */
+    while (f->next_asked < end &&
+           image_loader_ask(f->loader, p->split->images, row_of(p->split, f->order[f->next_asked]),
+                            &p->how))
+      f->next_asked++;
+    if (i == p->count) break;
+    char why[PICTURE_WHY];
+    const int32_t row = row_of(p->split, f->order[place + i]);
+    const uint8_t *bytes = image_loader_take(f->loader, why);
+    f->next_taken++;
+    if (bytes != NULL) {
+      put_image(f, p, i, row, bytes);
+    } else {
+      rc = image_left_out(f->d->images, p->split->images, row, why);
+      if (rc == CLI_OK) rc = replace(f, p, place + i, i);
+    }
+  }
+  return rc;
+}
+
+static int test_images(feed *f, const piece *p, int32_t *good) {
+  int rc = open_loader(f);
+  *good = 0;
+  if (rc != CLI_OK) return rc;
+  image_loader_drop(f->loader);
+  f->next_taken = -1;
+  for (int32_t asked = 0, taken = 0; taken < p->count && rc == CLI_OK; taken++) {
+    while (asked < p->count && image_loader_ask(f->loader, p->split->images,
+                                                row_of(p->split, p->first + asked), &p->how))
+      asked++;
+    char why[PICTURE_WHY];
+    const int32_t row = row_of(p->split, p->first + taken);
+    const uint8_t *bytes = image_loader_take(f->loader, why);
+    if (bytes != NULL) {
+      put_image(f, p, (*good)++, row, bytes);
+    } else {
+      rc = image_left_out(f->d->images, p->split->images, row, why);
+    }
+  }
+  return rc;
+}
+
+/* ---- batches -----------------------------------------------------------------------------------*/
+
+int feed_train(feed *f, int64_t step, int64_t micro) {
   const int64_t epoch = step / f->per_epoch;
   if (f->ordered != epoch) {
     random_order(f->how.seed, RANDOM_ORDER, (uint32_t)epoch, f->d->train.n, f->order);
     f->ordered = epoch;
+    f->next_taken = -1;
   }
-  piece p = {.f = f,
-             .split = &f->d->train,
-             .order = f->order + (step % f->per_epoch * f->acc_iters + micro) * f->batch,
-             .how = f->how,
-             .count = f->batch};
+  const int64_t place = (step % f->per_epoch * f->acc_iters + micro) * f->batch;
+  piece p = {
+      .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
-  fill(f, &p);
-  for (int32_t i = 0; i < f->batch; i++)
-    f->rows[i] = p.split->index != NULL ? p.split->index[p.order[i]] : p.order[i];
+  if (f->d->images != NULL) {
+    if (train_images(f, &p, place) != CLI_OK) return CLI_BAD;
+  } else {
+    fill(f, &p);
+    for (int32_t i = 0; i < f->batch; i++)
+      f->rows[i] = row_of(p.split, p.order[i]);
+  }
   mix_batch(&f->mix, p.how.epoch, f->rows, f->labels, f->x);
+  return CLI_OK;
 }
 
-void feed_test(feed *f, int32_t first, int32_t count) {
+int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   piece p = {.f = f, .split = f->test, .how = f->how, .first = first, .count = count};
   p.how.crop = p.how.flip = false;
+  *good = count;
+  if (f->d->images != NULL) return test_images(f, &p, good);
   fill(f, &p);
+  return CLI_OK;
 }

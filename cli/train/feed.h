@@ -2,6 +2,7 @@
 #ifndef FEED_H
 #define FEED_H
 
+#include "data/images.h"
 #include "mix.h"
 #include "train.h"
 
@@ -19,15 +20,22 @@ typedef struct feed {
   float *x;
   int32_t *labels;
   int32_t *rows; /* of the source, for the draws of `mix` */
-  mix mix;       /* mix.targets: in place of labels, NULL without mixup */
+  /* Images: asked for ahead, up to the end of the epoch. */
+  image_loader *loader;
+  uint8_t *spare;                 /* one image, which another one is replaced by */
+  int64_t next_taken, next_asked; /* places in the epoch `ordered`; -1: nothing was asked */
+  mix mix;                        /* mix.targets: in place of labels, NULL without mixup */
 } feed;
 
 /* CLI_BAD, told in one line: a batch larger than the training split, augmentation of what is no
  * image.  `reconstructs`: the values stay in [0, 1]. */
 int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool *pool, feed *out);
 void feed_free(feed *f);
-/* The batch 0 .. acc_iters - 1 of step 0, 1, ... */
-void feed_train(feed *f, int64_t step, int64_t micro);
-void feed_test(feed *f, int32_t first, int32_t count); /* count <= batch */
+/* The batch 0 .. acc_iters - 1 of step 0, 1, ...  An image that cannot be read is told and replaced by the
+ * one after it in the order of the epoch.  CLI_BAD, told: too many are no good. */
+int feed_train(feed *f, int64_t step, int64_t micro);
+/* Samples first .. first + count of the test split, count <= batch; *good of them are there, in their order:
+ * images that cannot be read are told and left out.  CLI_BAD as above. */
+int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
 
 #endif

@@ -105,12 +105,12 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
 /* One of a step's batches: its loss, and its gradient added to theirs. */
 static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
-  feed_train(&r->feed, r->state.step, micro);
+  int rc = feed_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
   double loss = 0.0;
   int64_t right = 0;
   bool wants = false;
-  int rc = precond_begin(r->p, r->s->batch, &wants);
+  if (rc == CLI_OK) rc = precond_begin(r->p, r->s->batch, &wants);
   if (rc == CLI_OK) {
     rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->s->batch, batch_number(r, micro),
                     wants ? precond_watch(r->p) : NULL);
@@ -167,21 +167,23 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
 static int test(run *r, double *loss, double *accuracy) {
   const int32_t n = r->feed.test->n;
   double sum = 0.0;
-  int64_t right = 0;
+  int64_t right = 0, all = 0;
   *loss = *accuracy = (double)NAN;
-  for (int32_t at = 0, count; at < n; at += count) {
+  for (int32_t at = 0, count, good; at < n; at += count) {
     count = n - at < r->feed.batch ? n - at : r->feed.batch;
-    feed_test(&r->feed, at, count);
-    const int rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, count, 0, NULL);
+    int rc = feed_test(&r->feed, at, count, &good);
+    if (rc == CLI_OK && good > 0) rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, good, 0, NULL);
     if (rc != CLI_OK) return rc;
+    if (good == 0) continue;
     int64_t correct = 0;
-    sum += loss_of(r, NN_EVALUATE, &correct) * (double)count;
+    sum += loss_of(r, NN_EVALUATE, &correct) * (double)good;
     right += correct;
+    all += good;
   }
-  r->out->diverged = n > 0 && !isfinite(sum); /* weights may be lost in the last step */
-  if (n > 0 && !r->out->diverged) {
-    *loss = sum / (double)n;
-    *accuracy = share(r, right, n);
+  r->out->diverged = all > 0 && !isfinite(sum); /* weights may be lost in the last step */
+  if (all > 0 && !r->out->diverged) {
+    *loss = sum / (double)all;
+    *accuracy = share(r, right, all);
   }
   return CLI_OK;
 }

@@ -53,7 +53,7 @@
     "how lr changes, see above (linear)")                                                          \
   X(REAL, warm_up, "warm-up", "E", "0", 0, 1e6, 1, "epochs over which lr rises from 0 (0)")        \
   X(WORD, augment, "augment", "HOW", "auto", 0, 0, 1,                                              \
-    "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR)")                           \
+    "auto | none | crop | flip | crop+flip (auto: crop+flip for CIFAR, images)")                   \
   X(WORD, fisher, "fisher", "WHOSE", "empirical", 0, 0, 1,                                         \
     "empirical | sampled: labels behind the statistics (empirical)")                               \
   X(INT, checkpoint_every, "checkpoint-every", "N", "0", 0, SETTINGS_MANY, 0,                      \

@@ -1,0 +1,276 @@
+/* image_files.c: the files of an image set.  Folders are walked in the order of names; links are
+ * followed, but not in circles; what is neither a file nor a folder is refused, and never opened. */
+#include "image_files.h"
+
+#include "cli.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+enum { DEPTH = 32, LABELS = 65536 };
+
+/* ---- growing -----------------------------------------------------------------------------------*/
+
+static int32_t more(int32_t n, int32_t room) { return n < room ? room : room > 0 ? 2 * room : 64; }
+
+/* The old memory is given back. */
+static void *widen(void *old, int32_t n, int32_t room, size_t size) {
+  void *wide = cli_take((size_t)room, size);
+  if (n > 0) memcpy(wide, old, (size_t)n * size);
+  free(old);
+  return wide;
+}
+
+/* The path becomes the list's; `name` is what of it does not depend on where the data lies. */
+static int add(found *f, char *path, const char *name, int64_t bytes, int32_t label) {
+  if (f->n == INT32_MAX / 2) {
+    free(path);
+    return cli_bad("--data: images: more than %d files", f->n);
+  }
+  const int32_t room = more(f->n, f->room);
+  if (room > f->room) {
+    f->path = widen(f->path, f->n, room, sizeof *f->path);
+    f->label = widen(f->label, f->n, room, sizeof *f->label);
+    f->room = room;
+  }
+  f->path[f->n] = path;
+  f->label[f->n++] = label;
+  char text[64];
+  (void)snprintf(text, sizeof text, "%lld %d", (long long)bytes, (int)label);
+  uLong crc = crc32_z(f->crc, (const unsigned char *)name, strlen(name) + 1);
+  f->crc = (uint32_t)crc32_z(crc, (const unsigned char *)text, strlen(text) + 1);
+  return CLI_OK;
+}
+
+void found_free(found *f) {
+  for (int32_t i = 0; i < f->n; i++)
+    free(f->path[i]);
+  free(f->path);
+  free(f->label);
+  free(f->first_other);
+  memset(f, 0, sizeof *f);
+}
+
+void names_free(char **names, int32_t n) {
+  for (int32_t i = 0; i < n; i++)
+    free(names[i]);
+  free(names);
+}
+
+/* ---- folders -----------------------------------------------------------------------------------*/
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names in a folder, in order; hidden ones are left out. */
+static int names_in(const char *folder, char ***out, int32_t *count) {
+  char **names = NULL;
+  int32_t n = 0, room = 0;
+  *out = NULL;
+  *count = 0;
+  DIR *d = opendir(folder);
+  if (d == NULL) return cli_bad("--data: %s: %s", folder, strerror(errno));
+  for (const struct dirent *e; errno = 0, (e = readdir(d)) != NULL;) {
+    if (e->d_name[0] == '.') continue;
+    if (n == room) {
+      room = more(n, room);
+      names = widen(names, n, room, sizeof *names);
+    }
+    names[n++] = cli_copy(e->d_name);
+  }
+  const int why = errno;
+  (void)closedir(d);
+  if (why != 0) {
+    names_free(names, n);
+    return cli_bad("--data: %s: %s", folder, strerror(why));
+  }
+  if (n > 0) qsort(names, (size_t)n, sizeof *names, by_name);
+  *out = names;
+  *count = n;
+  return CLI_OK;
+}
+
+static bool is_image(const char *name) {
+  static const char *const ends[] = {".jpg", ".jpeg", ".png"};
+  const char *dot = strrchr(name, '.');
+  for (int i = 0; i < 3; i++) {
+    if (dot != NULL && strcasecmp(dot, ends[i]) == 0) return true;
+  }
+  return false;
+}
+
+typedef struct walk {
+  found *out;
+  size_t root; /* bytes of a path that say where the data lies */
+  struct {
+    dev_t device;
+    ino_t number;
+  } above[DEPTH]; /* folders on the way here */
+} walk;
+
+static void add_other(found *f, const char *path) {
+  if (f->other++ == 0) f->first_other = cli_copy(path);
+}
+
+/* What a path leads to.  CLI_BAD, told: to nothing, or to what is neither file nor folder. */
+static int look(const char *path, struct stat *about) {
+  if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
+  if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
+  return cli_bad("--data: %s: is neither a file nor a folder", path);
+}
+
+static int enter(walk *w, const char *folder, const struct stat *about, int depth) {
+  for (int i = 0; i < depth; i++) {
+    if (w->above[i].device == about->st_dev && w->above[i].number == about->st_ino)
+      return cli_bad("--data: %s: leads back to a folder that it lies in", folder);
+  }
+  if (depth == DEPTH) return cli_bad("--data: %s: more than %d folders deep", folder, DEPTH);
+  w->above[depth].device = about->st_dev;
+  w->above[depth].number = about->st_ino;
+  return CLI_OK;
+}
+
+/* All images below a folder. */
+static int walk_class(walk *w, const char *folder, const struct stat *self, int32_t label,
+                      int depth) {
+  char **names = NULL;
+  int32_t n = 0;
+  int rc = enter(w, folder, self, depth);
+  if (rc == CLI_OK) rc = names_in(folder, &names, &n);
+  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
+    char *path = cli_join(folder, names[i]);
+    struct stat about;
+    rc = look(path, &about);
+    if (rc == CLI_OK && S_ISDIR(about.st_mode)) {
+      rc = walk_class(w, path, &about, label, depth + 1);
+    } else if (rc == CLI_OK && is_image(names[i])) {
+      rc = add(w->out, path, path + w->root, about.st_size, label);
+      path = NULL;
+    } else if (rc == CLI_OK) {
+      add_other(w->out, path);
+    }
+    free(path);
+  }
+  names_free(names, n);
+  return rc;
+}
+
+static int32_t class_of(char *const *names, int32_t n, const char *name) {
+  for (int32_t low = 0, high = n; low < high;) {
+    const int32_t middle = low + (high - low) / 2, order = strcmp(name, names[middle]);
+    if (order == 0) return middle;
+    if (order < 0) high = middle;
+    if (order > 0) low = middle + 1;
+  }
+  return -1;
+}
+
+/* One folder of a class. */
+static int one_class(walk *w, const char *path, const struct stat *about, int32_t label) {
+  const int32_t before = w->out->n;
+  const int rc = walk_class(w, path, about, label, 1);
+  if (rc != CLI_OK || w->out->n > before) return rc;
+  return cli_bad("--data: %s: a class without .jpg, .jpeg or .png files", path);
+}
+
+int found_folder(const char *folder, char ***names, int32_t *classes, found *out) {
+  walk w = {.out = out, .root = strlen(folder)};
+  char **inside = NULL;
+  int32_t n = 0, kept = 0;
+  struct stat about;
+  int rc = look(folder, &about);
+  if (rc == CLI_OK) rc = enter(&w, folder, &about, 0);
+  if (rc == CLI_OK) rc = names_in(folder, &inside, &n);
+  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
+    char *path = cli_join(folder, inside[i]);
+    rc = look(path, &about);
+    if (rc == CLI_OK && !S_ISDIR(about.st_mode)) {
+      add_other(out, path);
+    } else if (rc == CLI_OK && *names != NULL) {
+      const int32_t label = class_of(*names, *classes, inside[i]);
+      rc = label >= 0 ? one_class(&w, path, &about, label)
+                      : cli_bad("--data: %s: there is no such class in the training split", path);
+    } else if (rc == CLI_OK && kept == LABELS) {
+      rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
+    } else if (rc == CLI_OK) {
+      rc = one_class(&w, path, &about, kept);
+      char *swap = inside[kept]; /* classes first, in their order */
+      inside[kept++] = inside[i];
+      inside[i] = swap;
+    }
+    free(path);
+  }
+  if (rc == CLI_OK && out->n == 0)
+    rc = cli_bad("--data: %s: no folders of images, one for each class", folder);
+  if (rc == CLI_OK && *names == NULL) {
+    for (int32_t i = kept; i < n; i++)
+      free(inside[i]);
+    *names = inside;
+    *classes = kept;
+  } else {
+    names_free(inside, n);
+  }
+  return rc;
+}
+
+/* ---- lists -------------------------------------------------------------------------------------*/
+
+/* "PATH LABEL" in place: the path without the blanks around it.  NULL: what is wrong. */
+static char *split_line(char *line, int32_t *label) {
+  size_t n = strlen(line);
+  while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL)
+    line[--n] = 0;
+  char *last = line + n;
+  while (last > line && last[-1] != ' ' && last[-1] != '\t')
+    last--;
+  char *end = NULL;
+  const long v = strtol(last, &end, 10);
+  if (*last < '0' || *last > '9' || *end != 0 || v >= LABELS || last == line) return NULL;
+  *label = (int32_t)v;
+  while (last > line && (last[-1] == ' ' || last[-1] == '\t'))
+    *--last = 0;
+  line += strspn(line, " \t");
+  return *line != 0 ? line : NULL;
+}
+
+int found_list(const char *path, const char *root, found *out) {
+  FILE *f = fopen(path, "re");
+  if (f == NULL) return cli_bad("--data: %s: %s", path, strerror(errno));
+  char *line = NULL;
+  size_t room = 0;
+  int rc = CLI_OK;
+  long long number = 0;
+  while (rc == CLI_OK && getline(&line, &room, f) >= 0) {
+    int32_t label = 0;
+    number++;
+    if (line[strspn(line, " \t\r\n")] == 0) continue;
+    char *name = split_line(line, &label);
+    if (name == NULL) {
+      rc = cli_bad("--data: %s: line %lld: expected PATH LABEL, with a label from 0 to %d", path,
+                   number, LABELS - 1);
+      continue;
+    }
+    char *file = name[0] == '/' ? cli_copy(name) : cli_join(root, name);
+    struct stat about;
+    rc = look(file, &about);
+    if (rc == CLI_OK && S_ISDIR(about.st_mode))
+      rc = cli_bad("--data: %s: line %lld: %s is a folder", path, number, file);
+    if (rc == CLI_OK) {
+      rc = add(out, file, name, about.st_size, label);
+    } else {
+      free(file);
+    }
+  }
+  if (rc == CLI_OK && ferror(f) != 0) rc = cli_bad("--data: %s: %s", path, strerror(errno));
+  if (rc == CLI_OK && out->n == 0) rc = cli_bad("--data: %s: an empty list", path);
+  free(line);
+  (void)fclose(f);
+  return rc;
+}

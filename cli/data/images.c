@@ -1,0 +1,353 @@
+/* images.c: what is said after "images:" to a set; one sample of it; what is left out. */
+#include "images.h"
+
+#include "cli.h"
+#include "image_files.h"
+#include "npy.h"
+#include "random.h"
+#include "readers.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+/* ---- a sample ----------------------------------------------------------------------------------*/
+
+/* As every data set's (batch.c): a place each way, and a side. */
+static void draw(const data_how *how, int32_t row, uint32_t w[4]) {
+  random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
+}
+
+bool image_load(const image_set *set, const image_list *list, int32_t row, const data_how *how,
+                uint8_t *to, char why[PICTURE_WHY]) {
+  picture p;
+  uint32_t w[4];
+  if (!picture_read(list->path[row], &p, why)) return false;
+  const int64_t side = set->side, least = p.height < p.width ? p.height : p.width;
+  int64_t height = p.height, width = p.width;
+  if (set->resize > 0 || least < side)
+    picture_scaled(p.height, p.width, set->resize > 0 ? set->resize : side, &height, &width);
+  int64_t top = (height - side) / 2, left = (width - side) / 2;
+  if (how->crop) {
+    draw(how, row, w);
+    top = (int64_t)(((uint64_t)w[0] * (uint64_t)(height - side + 1)) >> 32);
+    left = (int64_t)(((uint64_t)w[1] * (uint64_t)(width - side + 1)) >> 32);
+  }
+  const bool good = picture_window(&p, height, width, top, left, side, to);
+  if (!good) (void)snprintf(why, PICTURE_WHY, "no memory to scale it");
+  free(p.rgb);
+  return good;
+}
+
+void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
+                  float *x) {
+  const int64_t side = d->images->side;
+  const float *mean_image = how->normalise ? d->images->mean_image : NULL;
+  float scale[3], shift[3];
+  uint32_t w[4] = {0};
+  if (how->flip) draw(how, row, w);
+  const bool mirrored = how->flip && w[2] >> 31 != 0;
+  for (int k = 0; k < 3; k++) {
+    const double deviation = how->normalise ? (double)d->deviation[k] : 1.0;
+    scale[k] = (float)(d->byte_scale / deviation);
+    shift[k] = how->normalise && mean_image == NULL ? (float)(-(double)d->mean[k] / deviation) : 0;
+  }
+  for (int64_t at = 0; at < side * side; at++, x += 3) {
+    const int64_t y = at / side, u = at % side;
+    const uint8_t *from = bytes + 3 * (y * side + (mirrored ? side - 1 - u : u));
+    for (int k = 0; k < 3; k++) {
+      x[k] = (float)from[k] * scale[k] + shift[k];
+      if (mean_image != NULL) x[k] -= mean_image[3 * at + k] / d->deviation[k];
+    }
+  }
+}
+
+int image_left_out(image_set *set, const image_list *list, int32_t row, const char *why) {
+  if (list->told[row] != 0) return CLI_OK;
+  list->told[row] = 1;
+  set->corrupt++;
+  if ((int64_t)set->corrupt * 100 > set->total) {
+    return cli_bad("--data: images: %d of %d files are no good, more than 1 %%; the last is %s: %s",
+                   set->corrupt, set->total, list->path[row], why);
+  }
+  (void)cli_bad("%s: left out, %d of %d: %s", list->path[row], set->corrupt, set->total, why);
+  return CLI_OK;
+}
+
+/* ---- numbers by channel ------------------------------------------------------------------------*/
+
+typedef struct wish {
+  char *path, *test, *root, *mean, *std; /* in a copy of the text */
+  long long side, resize, threads, queue;
+} wish;
+
+static int three(const char *key, const char *text, double lower, float to[3]) {
+  const char *at = text;
+  for (int k = 0; k < 3; k++) {
+    char *end = NULL;
+    const double v = strtod(at, &end);
+    if (end == at || *end != (k < 2 ? '/' : 0) || !(v >= lower && v <= 1e3)) {
+      return cli_bad("--data: images: %s is '%s', expected R/G/B from %g on, or FILE.npy", key,
+                     text, lower);
+    }
+    to[k] = (float)v;
+    at = end + 1;
+  }
+  return CLI_OK;
+}
+
+static double npy_at(const ngio_npy *a, int64_t i) {
+  return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
+}
+
+/* A file's numbers are of bytes.  `image`: [3, height, width] is allowed. */
+static int from_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
+  const int64_t side = d->images->side;
+  char message[256] = "";
+  ngio_npy a;
+  if (ngio_npy_read(path, &a, message, sizeof message) != NGIO_OK)
+    return cli_bad("--data: %s", message);
+  int rc = CLI_OK;
+  const bool planes = image && a.ndim == 3 && a.shape[1] >= side && a.shape[2] >= side;
+  if ((a.dtype != NGIO_F32 && a.dtype != NGIO_F64) || a.ndim < 1 || a.shape[0] != 3 ||
+      !(planes || a.count == 3)) {
+    rc = cli_bad("--data: %s: %s is f4 or f8 of [3]%s", path, key,
+                 image ? ", or of [3, height, width] of at least size" : "");
+  }
+  for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
+    const double v = npy_at(&a, i);
+    if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
+      rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
+                   image ? "that of a byte" : "one above 0");
+  }
+  if (rc == CLI_OK && planes && a.count > 3) {
+    float *mean = data_take(d, side * side * 3, (int64_t)sizeof *mean);
+    if (mean == NULL) rc = CLI_BAD;
+    for (int64_t at = 0; at < side * side * 3 && rc == CLI_OK; at++) {
+      const int64_t k = at % 3, u = at / 3 % side, y = at / 3 / side;
+      mean[at] = (float)(npy_at(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
+    }
+    d->images->mean_image = mean;
+  }
+  for (int k = 0; k < 3 && rc == CLI_OK; k++)
+    to[k] = (float)(npy_at(&a, k * (a.count / 3)) * d->byte_scale);
+  ngio_npy_free(&a);
+  return rc;
+}
+
+static bool ends_in_npy(const char *text) {
+  const size_t n = strlen(text);
+  return n > 4 && strcmp(text + n - 4, ".npy") == 0;
+}
+
+static int normalisation(data_set *d, const wish *w) {
+  static const float mean[3] = {0.485F, 0.456F, 0.406F}, deviation[3] = {0.229F, 0.224F, 0.225F};
+  d->statistics = 3;
+  d->mean = data_take(d, 3, (int64_t)sizeof *d->mean);
+  d->deviation = data_take(d, 3, (int64_t)sizeof *d->deviation);
+  if (d->mean == NULL || d->deviation == NULL) return CLI_BAD;
+  memcpy(d->mean, mean, sizeof mean);
+  memcpy(d->deviation, deviation, sizeof deviation);
+  int rc = CLI_OK;
+  if (w->mean != NULL) {
+    rc = ends_in_npy(w->mean) ? from_npy(d, "mean", w->mean, true, d->mean)
+                              : three("mean", w->mean, 0.0, d->mean);
+  }
+  if (rc == CLI_OK && w->std != NULL) {
+    rc = ends_in_npy(w->std) ? from_npy(d, "std", w->std, false, d->deviation)
+                             : three("std", w->std, 1e-6, d->deviation);
+  }
+  return rc;
+}
+
+/* ---- the text ----------------------------------------------------------------------------------*/
+
+static int set(wish *w, const char *key, char *value) {
+  static const char *const known[] = {"test", "root", "size",    "resize",
+                                      "mean", "std",  "threads", "queue"};
+  if (strcmp(key, "size") == 0) return cli_int("data: images: size", value, 2, 4096, &w->side);
+  if (strcmp(key, "threads") == 0)
+    return cli_int("data: images: threads", value, 1, 1024, &w->threads);
+  if (strcmp(key, "queue") == 0) return cli_int("data: images: queue", value, 2, 65536, &w->queue);
+  if (strcmp(key, "resize") == 0 && strcmp(value, "none") == 0) {
+    w->resize = 0;
+    return CLI_OK;
+  }
+  if (strcmp(key, "resize") == 0)
+    return cli_int("data: images: resize", value, 2, 8192, &w->resize);
+  char **const text[] = {&w->test, &w->root, NULL, NULL, &w->mean, &w->std};
+  for (int i = 0; i < 6; i++) {
+    if (text[i] == NULL || strcmp(key, known[i]) != 0) continue;
+    if (value[0] == 0) return cli_bad("--data: images: %s is empty", key);
+    *text[i] = value;
+    return CLI_OK;
+  }
+  const char *near = cli_nearest(key, known, 8);
+  return cli_bad("--data: images: unknown setting '%s'; %s%s", key,
+                 near != NULL ? "the nearest is "
+                              : "expected test, root, size, resize, mean, std, threads or queue",
+                 near != NULL ? near : "");
+}
+
+static int parse(char *text, wish *w) {
+  *w = (wish){.path = text, .side = 224, .resize = -1, .threads = cli_cores(), .queue = 128};
+  int rc = CLI_OK;
+  for (char *next = strchr(text, ','); next != NULL && rc == CLI_OK;) {
+    char *item = next + 1, *equals = strchr(item, '=');
+    *next = 0;
+    next = strchr(item, ',');
+    if (equals == NULL || (next != NULL && equals > next)) {
+      if (next != NULL) *next = 0;
+      return cli_bad("--data: images: '%s' is no KEY=VALUE", item);
+    }
+    *equals = 0;
+    if (next != NULL) *next = 0;
+    rc = set(w, item, equals + 1);
+    if (next != NULL) *next = ',';
+  }
+  if (rc == CLI_OK && w->path[0] == 0)
+    rc = cli_bad("--data: images needs a folder or a list after a colon");
+  if (w->resize < 0) w->resize = (w->side * 8 + 6) / 7;
+  if (rc == CLI_OK && w->resize > 0 && w->resize < w->side) {
+    rc = cli_bad("--data: images: resize=%lld is less than size=%lld", w->resize, w->side);
+  }
+  return rc;
+}
+
+/* ---- opening -----------------------------------------------------------------------------------*/
+
+static bool folder_at(const char *path) {
+  struct stat about;
+  return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+}
+
+/* The folder DIR/name; NULL if there is none. */
+static char *inside(const char *folder, const char *name) {
+  char *path = cli_join(folder, name);
+  if (folder_at(path)) return path;
+  free(path);
+  return NULL;
+}
+
+/* What was found becomes a split; memory moves to the set. */
+static int keep(data_set *d, found *f, data_split *to) {
+  if (f->n == 0) return CLI_OK;
+  image_list *list = data_take(d, 1, (int64_t)sizeof *list);
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < f->n; i++)
+    bytes += (int64_t)strlen(f->path[i]) + 1;
+  char *text = data_take(d, bytes, 1);
+  char **path = data_take(d, f->n, (int64_t)sizeof *path);
+  int32_t *label = data_take(d, f->n, (int64_t)sizeof *label);
+  uint8_t *told = data_take(d, f->n, 1);
+  if (list == NULL || text == NULL || path == NULL || label == NULL || told == NULL) return CLI_BAD;
+  for (int32_t i = 0; i < f->n; i++) {
+    const size_t n = strlen(f->path[i]) + 1;
+    memcpy(text, f->path[i], n);
+    path[i] = text;
+    text += n;
+    label[i] = f->label[i];
+    if (label[i] >= d->classes) d->classes = label[i] + 1;
+  }
+  *list = (image_list){path, told};
+  *to = (data_split){.n = f->n, .images = list, .labels = label};
+  d->images->total += f->n;
+  if (f->other > 0) {
+    (void)cli_bad("--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is "
+                  "%s",
+                  f->other, f->other == 1 ? " is" : "s are", f->first_other);
+  }
+  return CLI_OK;
+}
+
+static int find_lists(const wish *w, found splits[2]) {
+  const char *const lists[2] = {w->path, w->test};
+  int rc = CLI_OK;
+  for (int i = 0; i < 2 && lists[i] != NULL && rc == CLI_OK; i++) {
+    char *own = cli_copy(lists[i]), *slash = strrchr(own, '/');
+    if (slash != NULL) slash[slash == own] = 0;
+    rc = found_list(lists[i], w->root != NULL ? w->root : slash != NULL ? own : ".", &splits[i]);
+    free(own);
+  }
+  return rc;
+}
+
+static int find_folders(const wish *w, found splits[2]) {
+  if (w->root != NULL) return cli_bad("--data: images: root is for lists, %s is a folder", w->path);
+  char *train = inside(w->path, "train"), *test = w->test != NULL ? cli_copy(w->test) : NULL;
+  char *val = train != NULL && test == NULL ? inside(w->path, "val") : NULL;
+  if (train != NULL && test == NULL) test = inside(w->path, "test");
+  int rc = CLI_OK;
+  if (val != NULL && test != NULL)
+    rc = cli_bad("--data: images: %s has val and test; test=FOLDER says which", w->path);
+  char **names = NULL;
+  int32_t classes = 0;
+  const char *tested = test != NULL ? test : val;
+  if (rc == CLI_OK)
+    rc = found_folder(train != NULL ? train : w->path, &names, &classes, &splits[0]);
+  if (rc == CLI_OK && tested != NULL) rc = found_folder(tested, &names, &classes, &splits[1]);
+  names_free(names, classes);
+  free(train);
+  free(test);
+  free(val);
+  return rc;
+}
+
+/* So that a run goes on with the same files, seen the same way. */
+static uint32_t checksum(const data_set *d, const found splits[2]) {
+  const image_set *s = d->images;
+  const int64_t numbers[4] = {s->side, s->resize, splits[0].crc, splits[1].crc};
+  uLong crc = crc32_z(0, (const unsigned char *)numbers, sizeof numbers);
+  crc = crc32_z(crc, (const unsigned char *)d->mean, 3 * sizeof *d->mean);
+  crc = crc32_z(crc, (const unsigned char *)d->deviation, 3 * sizeof *d->deviation);
+  if (s->mean_image != NULL) {
+    crc = crc32_z(crc, (const unsigned char *)s->mean_image,
+                  (size_t)(s->side * s->side * 3) * sizeof *s->mean_image);
+  }
+  return (uint32_t)crc;
+}
+
+static int open_set(data_set *d, const wish *w) {
+  found splits[2] = {{0}};
+  struct stat about;
+  d->images = data_take(d, 1, (int64_t)sizeof *d->images);
+  if (d->images == NULL) return CLI_BAD;
+  *d->images = (image_set){
+      .side = w->side, .resize = w->resize, .threads = (int)w->threads, .queue = (int)w->queue};
+  d->height = d->width = w->side;
+  d->channels = 3;
+  d->byte_scale = 1.0 / 255.0;
+  d->augments = true;
+  int rc =
+      stat(w->path, &about) == 0 ? CLI_OK : cli_bad("--data: %s: %s", w->path, strerror(errno));
+  if (rc == CLI_OK && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
+    rc = cli_bad("--data: %s: is neither a folder nor a list", w->path);
+  if (rc == CLI_OK && S_ISREG(about.st_mode) && w->test != NULL && folder_at(w->test))
+    rc = cli_bad("--data: images: %s is a list, test=%s a folder", w->path, w->test);
+  if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
+  if (rc == CLI_OK) rc = normalisation(d, w);
+  if (rc == CLI_OK) rc = keep(d, &splits[0], &d->train);
+  if (rc == CLI_OK) rc = keep(d, &splits[1], &d->test);
+  if (rc == CLI_OK) d->images->crc = checksum(d, splits);
+  found_free(&splits[0]);
+  found_free(&splits[1]);
+  return rc;
+}
+
+int data_read_images(const char *settings, data_set *d) {
+  char *copy = cli_copy(settings);
+  wish w;
+  int rc = CLI_OK;
+  if (picture_jpeg_library() == NULL && picture_png_library() == NULL) {
+    rc = cli_bad("--data: images: this natgrad was built without libjpeg-turbo and libpng "
+                 "(apt-get install libjpeg-dev libpng-dev, and configure again)");
+  }
+  if (rc == CLI_OK) rc = parse(copy, &w);
+  if (rc == CLI_OK) rc = open_set(d, &w);
+  free(copy);
+  return rc;
+}

@@ -1,0 +1,433 @@
+/* t_images: sets of image files: which files there are, what is refused, what a batch holds, and that no
+ * bit of it depends on the threads that decode or on where a run begins. */
+#include "data/images.h"
+#include "picture_files.h"
+#include "random.h"
+#include "train/feed.h"
+#include "trainer_help.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { H = 14, W = 18, SIDE = 10, CLASSES = 3, EACH = 40 };
+
+/* Pixel (y, x, c) of image n, which is PNG and H x W. */
+static uint8_t pixel(int n, int y, int x, int c) {
+  return (uint8_t)(n * 37 + y * 11 + x * 5 + c * 70 + n * x);
+}
+
+static void write_file(const char *path, const void *bytes, size_t n) {
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(bytes, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
+}
+
+static void run(const char *format, const char *with) {
+  char command[1024];
+  (void)snprintf(command, sizeof command, format, in_folder(""), with, with);
+  assert_int_equal(system(command), 0);
+}
+
+static bool put_image_file(const char *name, int n) {
+  uint8_t rows[H * W * 3];
+  made m;
+  for (int i = 0; i < H * W * 3; i++)
+    rows[i] = pixel(n, i / 3 / W, i / 3 % W, i % 3);
+  if (!make_png(W, H, 2, 8, false, rows, (size_t)W * 3, &m)) return false;
+  write_file(in_folder(name), m.bytes, m.n);
+  free(m.bytes);
+  return true;
+}
+
+/* all/train/{ant,bee,cat}/NN.png and all/val: image n = class * EACH + i; val has one of each, n + 1000. */
+static bool made_folder(void) {
+  static int state;
+  if (state != 0) return state > 0;
+  state = -1;
+  for (int k = 0; k < CLASSES; k++) {
+    static const char *const names[] = {"ant", "bee", "cat"};
+    char name[64], folder[64];
+    (void)snprintf(folder, sizeof folder, "train/%s all/val/%s", names[k], names[k]);
+    run("cd '%s' && mkdir -p all/%s", folder);
+    for (int i = 0; i < EACH; i++) {
+      (void)snprintf(name, sizeof name, "all/train/%s/%02d.png", names[k], i);
+      if (!put_image_file(name, k * EACH + i)) return false;
+    }
+    (void)snprintf(name, sizeof name, "all/val/%s/x.png", names[k]);
+    if (!put_image_file(name, 1000 + k)) return false;
+  }
+  state = 1;
+  return true;
+}
+
+static const char *spec(const char *path, const char *more) {
+  static char text[1024];
+  (void)snprintf(text, sizeof text, "images:%s,size=%d%s", in_folder(path), SIDE, more);
+  return text;
+}
+
+static void refuses(const char *what, const char *says) {
+  data_set d;
+  quiet();
+  const int rc = data_open(what, &d);
+  const char *line = said();
+  if (rc != CLI_BAD || strstr(line, says) == NULL || strchr(line, '\n') != line + strlen(line) - 1)
+    fail_msg("%s: %d, '%s' instead of '%s' in one line", what, rc, line, says);
+}
+
+/* ---- which files -------------------------------------------------------------------------------*/
+
+static void folders_are_classes(void **state) {
+  (void)state;
+  data_set d, e;
+  if (!made_folder()) skip();
+  assert_int_equal(data_open(spec("all", ""), &d), 0);
+  assert_true(d.train.n == CLASSES * EACH && d.test.n == CLASSES && d.classes == CLASSES);
+  assert_true(d.height == SIDE && d.width == SIDE && d.channels == 3 && d.images->resize == 12);
+  for (int i = 0; i < d.train.n; i++)
+    assert_int_equal(d.train.labels[i], i / EACH);
+  assert_non_null(strstr(d.train.images->path[EACH + 3], "all/train/bee/03.png"));
+  /* The same set through links, which are followed, has the same checksum; another size has not. */
+  run("cd '%s' && mkdir linked && ln -s ../all/train linked/train && ln -s ../all/val linked/%s",
+      "val");
+  assert_int_equal(data_open(spec("linked", ""), &e), 0);
+  assert_int_equal(data_checksum(&d), data_checksum(&e));
+  data_close(&e);
+  assert_int_equal(data_open(spec("all", ",resize=13"), &e), 0);
+  assert_int_not_equal(data_checksum(&d), data_checksum(&e));
+  data_close(&e);
+  assert_int_equal(data_open(spec("all", ",mean=0.5/0.5/0.5"), &e), 0);
+  assert_int_not_equal(data_checksum(&d), data_checksum(&e));
+  data_close(&e);
+  /* Without train/ a folder is one split; files that are no images are counted. */
+  run("cd '%s' && touch all/train/bee/notes.txt all/train/README && touch all/train/bee/.hid%s",
+      "den");
+  quiet();
+  assert_int_equal(data_open(spec("all/train", ""), &e), 0);
+  assert_non_null(
+      strstr(said(), "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
+  assert_true(e.train.n == CLASSES * EACH && e.test.n == 0);
+  data_close(&e);
+  run("cd '%s' && rm all/train/bee/notes.txt all/train/REA%s", "DME");
+  data_close(&d);
+}
+
+static void lists_name_files(void **state) {
+  (void)state;
+  data_set d;
+  if (!made_folder()) skip();
+  static const char text[] = "train/ant/00.png 2\n\n  train/bee/01.png\t0  \r\nval/cat/x.png 5\n";
+  write_file(in_folder("all/list"), text, sizeof text - 1);
+  assert_int_equal(data_open(spec("all/list", ""), &d), 0);
+  assert_true(d.train.n == 3 && d.classes == 6 && d.train.labels[1] == 0);
+  assert_non_null(strstr(d.train.images->path[1], "all/train/bee/01.png"));
+  data_close(&d);
+  write_file(in_folder("list"), text, sizeof text - 1);
+  refuses(spec("list", ""), "train/ant/00.png: No such file or directory");
+  char more[600];
+  (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
+  assert_int_equal(data_open(spec("list", more), &d), 0);
+  data_close(&d);
+  static const char *const bad[][2] = {
+      {"x.png\n", "line 1: expected PATH LABEL"},
+      {"x.png -1\n", "line 1: expected PATH LABEL"},
+      {"\nx.png 1x\n", "line 2: expected PATH LABEL"},
+      {"x.png 65536\n", "expected PATH LABEL"},
+      {" 7\n", "expected PATH LABEL"},
+      {"", "an empty list"},
+      {"train/ant 3\n", "is a folder"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    write_file(in_folder("all/bad"), bad[i][0], strlen(bad[i][0]));
+    refuses(spec("all/bad", ""), bad[i][1]);
+  }
+}
+
+static void what_is_refused(void **state) {
+  (void)state;
+  if (!made_folder()) skip();
+  static const char *const bad[][2] = {
+      {",size=1", "size: '1' is no whole number from 2 to 4096"},
+      {",resize=9", "resize=9 is less than size=10"},
+      {",sise=9", "unknown setting 'sise'; the nearest is size"},
+      {",size", "'size' is no KEY=VALUE"},
+      {",mean=1/2", "mean is '1/2', expected R/G/B"},
+      {",std=1/0/1", "std is '1/0/1', expected R/G/B"},
+      {",std=/nowhere.npy", "/nowhere.npy"},
+      {",root=x", "root is for lists"},
+      {",test=/nowhere", "/nowhere: No such file"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    refuses(spec("all", bad[i][0]), bad[i][1]);
+  refuses("images:", "needs a folder");
+  refuses("images:/nowhere", "/nowhere: No such file or directory");
+  refuses("images:/dev/null", "/dev/null: is neither a folder nor a list");
+  static const char *const sets[][3] = {
+      {"mkfifo set/a/pipe", "set", "set/a/pipe: is neither a file nor a folder"},
+      {"ln -s . set/a/again", "set", "set/a/again: leads back to a folder that it lies in"},
+      {"ln -s .. set/a/up", "set", "set/a/up: leads back"},
+      {"ln -s a set/b", "set", ""}, /* a second name is no circle */
+      {"ln -s gone set/a/x.png", "set", "set/a/x.png: No such file or directory"},
+      {"ln -s x.png set/a/x.png", "set", "set/a/x.png: Too many levels of symbolic links"},
+      {"mkdir set/empty", "set", "set/empty: a class without .jpg, .jpeg or .png files"},
+      {"rm -r set/a && touch set/x.png", "set", "set: no folders of images"},
+      {"mkdir -p set/train/c set/val && cp set/a/0.png set/train/c && cp -r set/a set/val", "set",
+       "set/val/a: there is no such class in the training split"},
+      {"mkdir -p set/train set/val set/test && cp -r set/a set/train", "set", "has val and test"},
+  };
+  for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+    data_set d;
+    run("cd '%s' && rm -rf set && mkdir -p set/a && cp all/val/ant/x.png set/a/0.png && %s",
+        sets[i][0]);
+    if (sets[i][2][0] != 0) {
+      refuses(spec(sets[i][1], ""), sets[i][2]);
+    } else {
+      assert_int_equal(data_open(spec(sets[i][1], ""), &d), 0);
+      assert_int_equal(d.train.n, 2);
+      data_close(&d);
+    }
+  }
+}
+
+/* ---- what a batch holds ------------------------------------------------------------------------*/
+
+static void feed_of(const data_set *d, const char *augment, settings *s, feed *f) {
+  settings_init(s);
+  must_set(s, "batch", "8");
+  must_set(s, "acc-iters", "2");
+  must_set(s, "seed", "6");
+  must_set(s, "augment", augment);
+  assert_int_equal(feed_create(s, d, false, NULL, f), CLI_OK);
+}
+
+/* resize=none: windows of pixels as they are.  Every one is where its draw says. */
+static void windows_are_drawn(void **state) {
+  (void)state;
+  data_set d;
+  settings s;
+  feed f;
+  if (!made_folder()) skip();
+  assert_int_equal(data_open(spec("all", ",resize=none,mean=0.5/0.4/0.3,std=0.2/0.3/0.4"), &d), 0);
+  feed_of(&d, "auto", &s, &f);
+  static const double mean[] = {0.5, 0.4, 0.3}, deviation[] = {0.2, 0.3, 0.4};
+  int mirrored = 0, last = 0;
+  for (int batch = 0; batch < 28; batch++) {
+    const uint32_t epoch = (uint32_t)(batch / 14);
+    assert_int_equal(feed_train(&f, batch / 2, batch % 2), CLI_OK);
+    for (int i = 0; i < 8; i++) {
+      uint32_t w[4];
+      const int n = f.rows[i];
+      assert_int_equal(f.labels[i], n / EACH);
+      random_words(6, RANDOM_AUGMENT, epoch, (uint64_t)n, w);
+      const int top = (int)floor(w[0] / 4294967296.0 * (H - SIDE + 1));
+      const int left = (int)floor(w[1] / 4294967296.0 * (W - SIDE + 1));
+      const bool flip = w[2] >= 1U << 31;
+      mirrored += flip;
+      last += top == H - SIDE;
+      for (int k = 0; k < SIDE * SIDE * 3; k++) {
+        const int y = k / 3 / SIDE, x = k / 3 % SIDE, c = k % 3;
+        const double v = pixel(n, top + y, left + (flip ? SIDE - 1 - x : x), c) / 255.0;
+        const double want = (v - mean[c]) / deviation[c];
+        /* values up to 3 from f32 scale and shift */
+        assert_true(fabs((double)f.x[i * SIDE * SIDE * 3 + k] - want) < 2e-6);
+      }
+    }
+  }
+  assert_true(mirrored > 80 && mirrored < 144 && last > 20); /* of 224: 112 and 45 expected */
+  int32_t good = 0;
+  assert_int_equal(feed_test(&f, 1, 2, &good), CLI_OK);
+  assert_int_equal(good, 2);
+  for (int k = 0; k < SIDE * SIDE * 3;
+       k++) { /* the middle, as it is: rows 2 to 11, columns 4 to 13 */
+    const double v = pixel(1001, 2 + k / 3 / SIDE, 4 + k / 3 % SIDE, k % 3) / 255.0;
+    assert_true(fabs((double)f.x[k] - (v - mean[k % 3]) / deviation[k % 3]) < 2e-6);
+  }
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+}
+
+static size_t npy_file(unsigned char *to, const char *shape, const double *values, size_t n) {
+  char head[119];
+  const int at = snprintf(head, sizeof head,
+                          "{'descr': '<f8', 'fortran_order': False, 'shape': (%s), }", shape);
+  memset(head + at, ' ', sizeof head - (size_t)at);
+  head[117] = '\n';
+  memcpy(to, "\x93NUMPY\x01\x00\x76\x00", 10);
+  memcpy(to + 10, head, 118);
+  memcpy(to + 128, values, n * sizeof *values);
+  return 128 + n * sizeof *values;
+}
+
+/* The published mean: an image larger than the window, of which the upper left part is subtracted. */
+static void means_are_files_too(void **state) {
+  (void)state;
+  enum { MH = SIDE + 2, MW = SIDE + 5 };
+  static unsigned char bytes[128 + 3 * MH * MW * 8];
+  double mean[3 * MH * MW];
+  char more[600];
+  data_set d;
+  settings s;
+  feed f;
+  int32_t good;
+  if (!made_folder()) skip();
+  for (int i = 0; i < 3 * MH * MW; i++)
+    mean[i] = 100.0 + i % 50;
+  write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 12, 15", mean, 3 * MH * MW));
+  const int n = snprintf(more, sizeof more, ",resize=none,mean=%s", in_folder("mean.npy"));
+  const double std[3] = {255, 51, 102};
+  write_file(in_folder("std.npy"), bytes, npy_file(bytes, "3,", std, 3));
+  (void)snprintf(more + n, sizeof more - (size_t)n, ",std=%s", in_folder("std.npy"));
+  assert_int_equal(data_open(spec("all", more), &d), 0);
+  feed_of(&d, "none", &s, &f);
+  assert_int_equal(feed_test(&f, 0, 1, &good), CLI_OK);
+  for (int k = 0; k < SIDE * SIDE * 3; k++) {
+    const int y = k / 3 / SIDE, x = k / 3 % SIDE, c = k % 3;
+    const double want = (pixel(1000, 2 + y, 4 + x, c) - mean[(c * MH + y) * MW + x]) / std[c];
+    assert_true(fabs((double)f.x[k] - want) < 5e-6);
+  }
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+  write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 9, 10", mean, 270));
+  refuses(spec("all", more), "mean is f4 or f8 of [3], or of [3, height, width] of at least size");
+}
+
+/* ---- threads, resuming, damage -----------------------------------------------------------------*/
+
+static uint64_t digest(uint64_t sum, const feed *f, int count) {
+  const unsigned char *b = (const unsigned char *)f->x;
+  for (size_t i = 0; i < (size_t)count * SIDE * SIDE * 3 * sizeof *f->x; i++)
+    sum = (sum ^ b[i]) * 1099511628211U;
+  for (int i = 0; i < count; i++)
+    sum = (sum ^ (uint64_t)f->labels[i]) * 1099511628211U;
+  return sum;
+}
+
+/* Three epochs of 7 steps of 2 batches, tests between; `first`: begun there. */
+static void play(const char *path, const char *more, int first, uint64_t sums[42]) {
+  data_set d;
+  settings s;
+  feed f;
+  assert_int_equal(data_open(spec(path, more), &d), 0);
+  feed_of(&d, "auto", &s, &f);
+  for (int i = first; i < 42; i++) {
+    int32_t good = 0;
+    assert_int_equal(feed_train(&f, i / 2, i % 2), CLI_OK);
+    sums[i] = digest(14695981039346656037U, &f, 8);
+    if (i % 5 != 3) continue;
+    assert_int_equal(feed_test(&f, 0, 3, &good), CLI_OK);
+    sums[i] = digest(sums[i], &f, good);
+  }
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+}
+
+static void threads_change_no_bit(void **state) {
+  (void)state;
+  static const char *const more[] = {",threads=1,queue=2", ",threads=4,queue=3",
+                                     ",threads=7,queue=64"};
+  uint64_t one[42], other[42];
+  if (!made_folder()) skip();
+  run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
+      "hurt/train/bee/07.png"); /* one of 123 is damaged */
+  quiet();
+  play("hurt", ",threads=2", 0, one);
+  for (int k = 0; k < 3; k++) {
+    play("hurt", more[k], 0, other);
+    assert_memory_equal(one, other, sizeof one);
+    play("hurt", more[k], 17, other); /* in the middle of an epoch */
+    assert_memory_equal(one + 17, other + 17, 25 * sizeof one[0]);
+  }
+  data_set d;
+  settings s;
+  feed f;
+  static const int jumps[] = {17, 16, 20,
+                              2,  1,  27}; /* no test between, within an epoch and across */
+  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
+  feed_of(&d, "auto", &s, &f);
+  for (size_t i = 0; i < sizeof jumps / sizeof jumps[0]; i++) {
+    assert_int_equal(feed_train(&f, jumps[i] / 2, jumps[i] % 2), CLI_OK);
+    assert_true(digest(14695981039346656037U, &f, 8) == one[jumps[i]]);
+  }
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+  assert_non_null(strstr(said(), "07.png: left out, 1 of 123: ")); /* it had a part in it */
+}
+
+/* What is replaced, by what, and what is said. */
+static void damage_is_left_out(void **state) {
+  (void)state;
+  enum { BAD = EACH + 7 };
+  data_set d;
+  settings s;
+  feed f;
+  if (!made_folder()) skip();
+  run("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
+      "hurt/train/bee/07.png");
+  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
+  feed_of(&d, "none", &s, &f);
+  quiet();
+  int replaced = 0, late = 0;
+  for (int i = 0; i < 42; i++) { /* three epochs say it once */
+    const int32_t *order = f.order + i % 14 * 8;
+    assert_int_equal(feed_train(&f, i / 2, i % 2), CLI_OK);
+    for (int k = 0; k < 8; k++) {
+      assert_int_equal(f.rows[k], order[k] == BAD ? order[k + 1] : order[k]); /* the next one */
+      replaced += order[k] == BAD;
+      late += order[k] == BAD && k > 0;
+    }
+  }
+  const char *line = said();
+  assert_true(replaced > 1 && late > 0); /* 8 of 120 are left over in an epoch */
+  assert_non_null(strstr(line, "hurt/train/bee/07.png: left out, 1 of 123: "));
+  assert_ptr_equal(strchr(line, '\n'), line + strlen(line) - 1);
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+  /* In the test split the others move up. */
+  run("cd '%s' && rm -rf hurt && cp -r all hurt && echo no >%s", "hurt/val/bee/x.png");
+  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
+  feed_of(&d, "none", &s, &f);
+  int32_t good = -1;
+  quiet();
+  assert_int_equal(feed_test(&f, 0, 3, &good), CLI_OK);
+  assert_non_null(strstr(said(), "x.png: left out, 1 of 123: its first bytes are neither"));
+  assert_int_equal(good, 2);
+  assert_true(f.labels[0] == 0 && f.labels[1] == 2);
+  feed_free(&f);
+  data_close(&d);
+  /* Two of 123 are more than 1 %. */
+  run("cd '%s' && cp hurt/val/bee/x.png %s", "hurt/val/ant");
+  assert_int_equal(data_open(spec("hurt", ""), &d), 0);
+  settings_free(&s);
+  feed_of(&d, "none", &s, &f);
+  quiet();
+  assert_int_equal(feed_test(&f, 0, 3, &good), CLI_BAD);
+  assert_non_null(
+      strstr(said(), "--data: images: 2 of 123 files are no good, more than 1 %; the last is "));
+  feed_free(&f);
+  settings_free(&s);
+  data_close(&d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(folders_are_classes), cmocka_unit_test(lists_name_files),
+      cmocka_unit_test(what_is_refused),     cmocka_unit_test(windows_are_drawn),
+      cmocka_unit_test(means_are_files_too), cmocka_unit_test(threads_change_no_bit),
+      cmocka_unit_test(damage_is_left_out),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
