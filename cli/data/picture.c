@@ -83,7 +83,7 @@ bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]) {
   } else if ((bytes = malloc((size_t)about.st_size)) == NULL) {
     (void)refuse(why, "no memory for its bytes");
   } else if (!read_all(fd, bytes, (size_t)about.st_size)) {
-    (void)snprintf(why, PICTURE_WHY, "%s", strerror(errno));
+    (void)snprintf(why, PICTURE_WHY, "cannot be read: %s", strerror(errno));
   } else {
     good = picture_decode(bytes, (size_t)about.st_size, out, why);
   }
@@ -124,7 +124,7 @@ static bool taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs, t
   if (t->first == NULL || t->count == NULL || t->weight == NULL) return false;
   for (int64_t i = 0; i < outputs; i++) {
     const double centre = ((double)(from + i) + 0.5) * scale;
-    int64_t a = (int64_t)floor(centre - reach + 0.5), b = (int64_t)floor(centre + reach + 0.5);
+    int64_t a = (int64_t)floor(centre - reach + 0.5), b = (int64_t)ceil(centre + reach - 0.5);
     if (a < 0) a = 0;
     if (b > size) b = size;
     float *w = t->weight + i * t->most;
