@@ -44,7 +44,7 @@ static void refused(const uint8_t *bytes, size_t n, const char *says) {
 /* The value of a packed row at x, 16 bits at most. */
 static unsigned packed(const uint8_t *row, int depth, int x) {
   if (depth == 16) return (unsigned)row[2 * x] << 8 | row[2 * x + 1];
-  return row[x * depth / 8] >> (8 - depth - x * depth % 8) & ((1U << depth) - 1);
+  return (unsigned)row[x * depth / 8] >> (8 - depth - x * depth % 8) & ((1U << depth) - 1);
 }
 
 /* Rounded to 8 bits: v * 255 / (2^depth - 1). */

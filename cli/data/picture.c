@@ -155,7 +155,7 @@ static void across(const uint8_t *line, const taps *t, int64_t side, float *to) 
   }
 }
 
-static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)(v + 0.5F); }
+static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (uint8_t)lroundf(v); }
 
 bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to) {
