@@ -137,6 +137,17 @@ static void lists_name_files(void **state) {
   (void)snprintf(more, sizeof more, ",root=%s", in_folder("all"));
   assert_int_equal(data_open(spec("list", more), &d), 0);
   data_close(&d);
+  const size_t n =
+      strlen(more); /* a test split has its own folder, and may have labels of its own */
+  static const char tested[] = "/ant/00.png 0\nbee/00.png 7\n";
+  write_file(in_folder("all/train/tested"), tested + 1, sizeof tested - 2);
+  (void)snprintf(more + n, sizeof more - n, ",test=%s", in_folder("all/train/tested"));
+  refuses(spec("all/list", more), "all/ant/00.png: No such file"); /* root is for both */
+  assert_int_equal(data_open(spec("all/list", more + n), &d), 0);
+  assert_true(d.train.n == 3 && d.test.n == 2 && d.classes == 8 && d.images->total == 5);
+  assert_non_null(strstr(d.test.images->path[1], "all/train/bee/00.png"));
+  data_close(&d);
+  assert_int_equal(unlink(in_folder("all/train/tested")), 0);
   static const char *const bad[][2] = {
       {"x.png\n", "line 1: expected PATH LABEL"},
       {"x.png -1\n", "line 1: expected PATH LABEL"},
