@@ -8,11 +8,11 @@
  * Bytes are written in order and once, which is all that a stream can do: what the header says must
  * be known before the data are.
  */
+#include "json.h"
 #include "safetensors.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,6 @@ struct ngio_writer {
   int fd;            /* -1: a stream, or not open */
   ngio_write write;  /* of a stream; NULL: a file */
   void *user;
-  json_t *entries; /* the tensors of the header, in order */
   int64_t expect, written;
 };
 
@@ -59,83 +58,107 @@ static char *text_join(const char *a, const char *b) {
   return out;
 }
 
-static ngio_status add_tensor(ngio_writer *w, const ngio_tensor *t, char *message, size_t size) {
+/* One entry of the header, behind others or a bracket, and the place of the data after it. */
+static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t, char *message,
+                              size_t size) {
   if (!t->name || !*t->name || strcmp(t->name, "__metadata__") == 0)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: a tensor cannot be named '%s'", w->path,
                     t->name ? t->name : "");
-  ngio_quoted q = ngio_quote(t->name);
   int64_t bytes = -1;
   if (t->ndim >= 0 && t->ndim <= NGIO_MAX_DIMS) bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
   if (bytes < 0 || bytes > INT64_MAX - w->expect)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': bad dtype or shape", w->path,
-                    q.text);
+                    ngio_quote(t->name).text);
   /* Our own reader refuses what is not aligned. */
   if (w->expect % ngio_dtype_size(t->dtype) != 0)
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': wider dtypes go first", w->path,
-                    q.text);
+                    ngio_quote(t->name).text);
   if (!ngio_is_utf8(t->name))
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
-                    q.text);
-  if (json_object_get(w->entries, t->name))
-    return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path, q.text);
-  json_t *shape = json_array();
-  for (int32_t i = 0; shape && i < t->ndim; i++) {
-    if (json_array_append_new(shape, json_integer((json_int_t)t->shape[i])) != 0) {
-      json_decref(shape);
-      shape = NULL;
-    }
+                    ngio_quote(t->name).text);
+  ngio_out_string(o, t->name);
+  ngio_out_put(o, ":{\"dtype\":\"");
+  ngio_out_put(o, dtype_name(t->dtype));
+  ngio_out_put(o, "\",\"shape\":[");
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (i > 0) ngio_out_put(o, ",");
+    ngio_out_integer(o, t->shape[i]);
   }
-  /* pack releases `shape` on failure as well */
-  json_t *entry =
-      shape ? json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(t->dtype), "shape", shape,
-                        "data_offsets", (json_int_t)w->expect, (json_int_t)(w->expect + bytes))
-            : NULL;
-  if (json_object_set_new(w->entries, t->name, entry) != 0) /* also if there is none */
-    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
+  ngio_out_put(o, "],\"data_offsets\":[");
+  ngio_out_integer(o, w->expect);
+  ngio_out_put(o, ",");
   w->expect += bytes;
+  ngio_out_integer(o, w->expect);
+  ngio_out_put(o, "]}");
   return NGIO_OK;
 }
 
-/* All that stands before the data, in *out; the caller frees it. */
-static ngio_status make_head(const ngio_writer *w, const ngio_text *text, int32_t texts, char **out,
-                             int64_t *bytes, char *message, size_t size) {
-  *out = NULL;
+static int by_name(const void *a, const void *b) {
+  const char *const *x = a, *const *y = b;
+  return strcmp(*x, *y);
+}
+
+/* In order of their names, equal ones are neighbours. */
+static ngio_status all_different(const ngio_writer *w, const ngio_tensor *tensors, int32_t n,
+                                 char *message, size_t size) {
   ngio_status st = NGIO_OK;
-  json_t *root = json_object(), *meta = json_object();
-  size_t n = 0, whole = 0;
-  if (!root || !meta) goto nomem;
-  for (int32_t i = 0; i < texts; i++) {
-    if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value)) {
-      st = ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is not UTF-8", w->path,
-                    ngio_quote(text[i].key).text);
-      goto done;
-    }
-    if (json_object_set_new(meta, text[i].key, json_string(text[i].value)) != 0) goto nomem;
+  const char **name = calloc((size_t)n + 1, sizeof *name);
+  if (!name) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
+  for (int32_t i = 0; i < n; i++)
+    name[i] = tensors[i].name;
+  qsort(name, (size_t)n, sizeof *name, by_name);
+  for (int32_t i = 1; i < n && st == NGIO_OK; i++) {
+    if (strcmp(name[i - 1], name[i]) == 0)
+      st = ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path,
+                    ngio_quote(name[i]).text);
   }
-  if (texts > 0 && json_object_set(root, "__metadata__", meta) != 0) goto nomem;
-  if (json_object_update(root, w->entries) != 0) goto nomem;
-  /* Not json_dumps: short of memory while its buffer grows, it may leave out a key and say nothing.
-   * Into a buffer of the right size nothing grows; a failure shows as another length. */
-  n = json_dumpb(root, NULL, 0, JSON_COMPACT);
-  /* Blanks after the header (JSON allows them) start the data at a multiple of 8. */
-  whole = (n + 7) / 8 * 8;
-  if (n == 0 || !(*out = malloc(8 + whole))) goto nomem;
-  if (json_dumpb(root, *out + 8, n, JSON_COMPACT) != n) {
-    free(*out);
-    *out = NULL;
-    goto nomem;
-  }
-  memset(*out + 8 + n, ' ', whole - n);
-  for (int i = 0; i < 8; i++)
-    (*out)[i] = (char)(unsigned char)((uint64_t)whole >> (8 * i));
-  *bytes = 8 + (int64_t)whole;
-  goto done;
-nomem:
-  st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", w->path);
-done:
-  json_decref(meta);
-  json_decref(root);
+  free(name);
   return st;
+}
+
+static ngio_status add_texts(const ngio_writer *w, ngio_out *o, const ngio_text *text,
+                             int32_t texts, char *message, size_t size) {
+  ngio_out_put(o, "\"__metadata__\":{");
+  for (int32_t i = 0; i < texts; i++) {
+    if (!ngio_is_utf8(text[i].key) || !ngio_is_utf8(text[i].value))
+      return ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is not UTF-8", w->path,
+                      ngio_quote(text[i].key).text);
+    for (int32_t j = 0; j < i; j++) {
+      if (strcmp(text[j].key, text[i].key) == 0)
+        return ngio_say(message, size, NGIO_ERR_ARG, "%s: metadata '%s' is there twice", w->path,
+                        ngio_quote(text[i].key).text);
+    }
+    if (i > 0) ngio_out_put(o, ",");
+    ngio_out_string(o, text[i].key);
+    ngio_out_put(o, ":");
+    ngio_out_string(o, text[i].value);
+  }
+  ngio_out_put(o, "}");
+  return NGIO_OK;
+}
+
+/* All that stands before the data, in one piece: the length of the header, and the header. */
+static ngio_status make_head(ngio_writer *w, const ngio_tensor *tensors, int32_t n,
+                             const ngio_text *text, int32_t texts, ngio_out *o, char *message,
+                             size_t size) {
+  ngio_status st = NGIO_OK;
+  ngio_out_put(o, "        {"); /* eight bytes for the length */
+  if (texts > 0) st = add_texts(w, o, text, texts, message, size);
+  for (int32_t i = 0; i < n && st == NGIO_OK; i++) {
+    if (i > 0 || texts > 0) ngio_out_put(o, ",");
+    st = add_tensor(w, o, &tensors[i], message, size);
+  }
+  if (st == NGIO_OK) st = all_different(w, tensors, n, message, size);
+  ngio_out_put(o, "}");
+  /* Blanks after the header (JSON allows them) start the data at a multiple of 8. */
+  while (o->used % 8 != 0 && !o->lost)
+    ngio_out_put(o, " ");
+  if (st != NGIO_OK) return st;
+  if (o->lost)
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", w->path);
+  for (int i = 0; i < 8; i++)
+    o->text[i] = (char)(unsigned char)((uint64_t)(o->used - 8) >> (8 * i));
+  return NGIO_OK;
 }
 
 /* The next n bytes. */
@@ -202,8 +225,7 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
                          int32_t n, const ngio_text *text, int32_t texts, ngio_writer **out,
                          char *message, size_t size) {
   *out = NULL;
-  char *head = NULL;
-  int64_t bytes = 0;
+  ngio_out head = {0};
   ngio_status st = NGIO_ERR_NOMEM;
   ngio_writer *w = calloc(1, sizeof *w);
   if (w) {
@@ -212,21 +234,16 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
     w->user = user;
     w->path = text_join(path, "");
     w->part = write == NULL ? text_join(path, ".part") : NULL;
-    w->entries = json_object();
   }
-  if (!w || !w->path || (write == NULL && !w->part) || !w->entries) {
+  if (!w || !w->path || (write == NULL && !w->part)) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
     goto done;
   }
-  for (int32_t i = 0; i < n; i++) {
-    st = add_tensor(w, &tensors[i], message, size);
-    if (st != NGIO_OK) goto done;
-  }
-  st = make_head(w, text, texts, &head, &bytes, message, size);
+  st = make_head(w, tensors, n, text, texts, &head, message, size);
   if (st == NGIO_OK && write == NULL) st = open_part(w, message, size);
-  if (st == NGIO_OK) st = append(w, head, bytes, message, size);
+  if (st == NGIO_OK) st = append(w, head.text, (int64_t)head.used, message, size);
 done:
-  free(head);
+  ngio_out_free(&head);
   if (st != NGIO_OK) ngio_writer_abandon(&w);
   *out = w;
   return st;
@@ -307,7 +324,6 @@ void ngio_writer_abandon(ngio_writer **writer) {
     (void)unlink(w->part);
     (void)close(w->fd);
   }
-  json_decref(w->entries);
   free(w->part);
   free(w->path);
   free(w);

@@ -519,6 +519,12 @@ static void walk_is_the_file(void **state) {
     assert_non_null(text);
     assert_int_equal(ng_state_manifest(a.p, text, (size_t)length + 1), length);
     assert_string_equal(text, manifest);
+    json_t *root =
+        json_loads(text, 0, NULL); /* the same bytes from another writer: keys once, in order */
+    char *theirs = json_dumps(root, JSON_COMPACT);
+    assert_string_equal(text, theirs);
+    free(theirs);
+    json_decref(root);
     assert_int_equal(ng_state_manifest(a.p, cut, 5), length);
     assert_memory_equal(cut, manifest, 4);
     assert_memory_equal(cut + 4, "\0???", 4);

@@ -139,7 +139,11 @@ static inline int64_t ng_round16(int64_t floats) { return (floats + 15) / 16 * 1
 /* Nearest name of a list, for messages; NULL if nothing is near.  at(i) gives the i-th name. */
 const char *ng_nearest(const char *word, const char *(*at)(int32_t i), int32_t n);
 
-bool ng_same_word(const char *a, const char *b); /* ASCII, any case */
+/* Behind what is there already, cut where `size` ends: what snprintf's "%s" and "%d" give, for names that
+ * are made by the hundred thousand. */
+void ng_name_add(char *name, size_t size, const char *more);
+void ng_name_count(char *name, size_t size, int64_t count); /* not negative */
+bool ng_same_word(const char *a, const char *b);            /* ASCII, any case */
 /* `text` fit for one line of a message: cut, control characters replaced. */
 typedef struct ng_quoted {
   char text[64];

@@ -182,7 +182,7 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
                 .row_channels = rows,
                 .col_offsets = 1,
                 .col_channels = cols};
-  (void)snprintf(f.name, sizeof f.name, "%s", name);
+  ng_name_add(f.name, sizeof f.name, name);
   return f;
 }
 
@@ -192,11 +192,11 @@ static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field
   const ng_stat_part *part = &s->part[i];
   ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols,
                               older ? part->older : part->average, s->owner);
-  if (s->parts > 1) (void)snprintf(f.name, sizeof f.name, "%s.%d", s->name, i);
-  if (older) {
-    const size_t n = strlen(f.name);
-    (void)snprintf(f.name + n, sizeof f.name - n, "_older");
+  if (s->parts > 1) {
+    ng_name_add(f.name, sizeof f.name, ".");
+    ng_name_count(f.name, sizeof f.name, i);
   }
+  if (older) ng_name_add(f.name, sizeof f.name, "_older");
   f.sym = s->symmetric;
   if (s->symmetric) {
     f.row_offsets = f.col_offsets = part->offsets;
@@ -223,7 +223,8 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
 static ng_status visit_number(const char *name, const char *what, double *value,
                               ng_number_visit visit, void *arg) {
   ng_number n = {.value = value};
-  (void)snprintf(n.name, sizeof n.name, "%s%s", name, what);
+  ng_name_add(n.name, sizeof n.name, name);
+  ng_name_add(n.name, sizeof n.name, what);
   return visit(arg, &n);
 }
 

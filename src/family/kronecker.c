@@ -340,12 +340,12 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suffix, ng_dtype t,
                          int64_t rows, int64_t cols, void *data) {
   const ng_side *s = &k->side[side];
-  ng_field f = ng_field_plain("", t, rows, cols, data, s->stat->owner);
-  if (s->parts == 1) {
-    (void)snprintf(f.name, sizeof f.name, "%s%s", s->stat->name, suffix);
-  } else {
-    (void)snprintf(f.name, sizeof f.name, "%s.%d%s", s->stat->name, i, suffix);
+  ng_field f = ng_field_plain(s->stat->name, t, rows, cols, data, s->stat->owner);
+  if (s->parts > 1) {
+    ng_name_add(f.name, sizeof f.name, ".");
+    ng_name_count(f.name, sizeof f.name, i);
   }
+  ng_name_add(f.name, sizeof f.name, suffix);
   return f;
 }
 
@@ -404,7 +404,9 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   for (int i = 0; i < 2; i++) {
     for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
       ng_number n = {.value = &k->side[i].shift[g]};
-      (void)snprintf(n.name, sizeof n.name, "%s_leak.%lld", k->side[i].stat->name, (long long)g);
+      ng_name_add(n.name, sizeof n.name, k->side[i].stat->name);
+      ng_name_add(n.name, sizeof n.name, "_leak.");
+      ng_name_count(n.name, sizeof n.name, g);
       st = visit(arg, &n);
     }
   }

@@ -20,8 +20,8 @@ static ng_status one_field(void *arg, ng_field *f) {
  * one that moves them. */
 static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data,
                         int32_t owner) {
-  ng_field f = ng_field_plain("", NG_F32, slot->rows, slot->cols, data, owner);
-  (void)snprintf(f.name, sizeof f.name, "%s.%s", name, slot->which == NG_BIAS ? "bias" : "weight");
+  ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
+  ng_name_add(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
 }
 

@@ -1,4 +1,4 @@
-/* manifest.c: everything of the state that is not an array, as a JSON text.
+/* manifest.c: everything of the state that is not an array, as a JSON text, and how it is read.
  *
  *   {"format": 2, "library": "0.2.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
@@ -18,14 +18,14 @@
  * changes before all of the text has been understood.  A text is never trusted: every key may be
  * missing, have another type, or a number beyond what it counts. */
 #include "io.h"
-#include "state/state.h"
+#include "state/manifest.h"
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
 /* What a layer is, as far as the state depends on it: not in which order its arrays arrive.  A
  * layout of NHWC or positions first read the same weights.  With names in front of the numbers,
  * since people read it in a refusal. */
-static void describe(const ng_entry *e, char *text, size_t size) {
+void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
 #define LL(x) ((long long)(x))
   if (e->tensor) {
@@ -85,7 +85,7 @@ static ng_status read_layers(const ng_precond *p, const json_t *layers, char *me
     const char *theirs = json_string_value(json_object_get(l, "is"));
     const char *options = json_string_value(json_object_get(l, "options"));
     const char *ours = e->d.options == NULL ? "" : e->d.options;
-    describe(e, is, sizeof is);
+    ng_manifest_describe(e, is, sizeof is);
     if (!ng_is(name, e->d.name)) {
       return ng_fail_to(message, size, NG_ERR_FILE,
                         "layer %zu is '%.160s' in the state and '%.160s' here", i, name, e->d.name);
@@ -111,12 +111,12 @@ static bool does_not_matter(const char *option) {
 }
 
 /* Room for any option as text: numbers, choices, and the two free texts. */
-static size_t text_room(const ng_precond *p) {
+size_t ng_manifest_room(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule);
 }
 
 /* Over the public list: the state knows options as a user does, by name and text. */
-static bool option_at(int32_t i, ng_option_info *info) {
+bool ng_manifest_option(int32_t i, ng_option_info *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = sizeof *info;
   return ng_option_at(i, info) == NG_OK;
@@ -167,14 +167,14 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
                         "option '%.80s' of the state is not known to this version", name);
     }
   }
-  const size_t room = text_room(p);
+  const size_t room = ng_manifest_room(p);
   char *ours = ng_alloc(p->ctx, room), why[NG_MESSAGE] = "";
   if (ours == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory");
   ng_status st = NG_OK;
   ng_option_info info;
   *o = p->opt;
   for (int32_t i = 0; i < ng_option_count() && st == NG_OK; i++) {
-    if (option_at(i, &info)) {
+    if (ng_manifest_option(i, &info)) {
       st = read_option(p, options, method, &info, o, ours, room, message, size);
     }
   }
@@ -199,8 +199,7 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
 
 /* ---- counters --------------------------------------------------------------------------------*/
 
-static const char *const rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last",
-                                                  "plain"};
+const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
 /* JSON numbers are doubles elsewhere: counts are exact up to 2^53, and no larger one is taken. */
 static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
@@ -224,7 +223,7 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
   if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
   for (int i = 0; i < NG_RESCUES && st == NG_OK; i++) {
-    st = read_count(c, "counter", rung_name[i], most, &s->rung[i], message, size);
+    st = read_count(c, "counter", ng_rung_name[i], most, &s->rung[i], message, size);
   }
   for (int i = 0; i < NG_SCHEDULED && st == NG_OK; i++) {
     char where[64];
@@ -361,143 +360,4 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->inner = s->inner;
   ng_state_put(p, values);
   ng_step_values(p);
-}
-
-/* ---- making ----------------------------------------------------------------------------------*/
-
-/* Adds a value that this call owns; remembers that something went wrong.  Jansson takes NULL for a
- * value that could not be made, and says so; so one flag at the end is enough. */
-static void add(bool *ok, json_t *object, const char *key, json_t *value) {
-  if (json_object_set_new(object, key, value) != 0) *ok = false; /* also if value is NULL */
-}
-
-/* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
-static json_t *make_options(const ng_precond *p, bool *ok) {
-  json_t *o = json_object();
-  const size_t room = text_room(p);
-  char *text = ng_alloc(p->ctx, room);
-  ng_option_info info;
-  if (text == NULL) *ok = false;
-  for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
-    if (!option_at(i, &info) || ng_options_get(&p->opt, info.name, text, room) != NG_OK) {
-      *ok = false;
-      continue;
-    }
-    add(ok, o, info.name, json_string(text));
-  }
-  if (text != NULL) ng_free(p->ctx, text, room);
-  return o;
-}
-
-/* In the order of registration, which is what read_layers compares. */
-static json_t *make_layers(const ng_precond *p, const double *missed, bool *ok) {
-  json_t *list = json_array();
-  char is[NG_MESSAGE];
-  for (int32_t i = 0; i < p->entries; i++) {
-    const ng_entry *e = p->entry[i];
-    json_t *l = json_object();
-    describe(e, is, sizeof is);
-    add(ok, l, "name", json_string(e->d.name));
-    add(ok, l, "is", json_string(is));
-    add(ok, l, "options", json_string(e->d.options == NULL ? "" : e->d.options));
-    if (missed[i] > 0.0) add(ok, l, "missed", json_integer((json_int_t)missed[i]));
-    if (json_array_append_new(list, l) != 0) *ok = false;
-  }
-  return list;
-}
-
-typedef struct block_writer {
-  json_t *to;
-  const double *from;
-  int64_t at; /* place in `values` */
-  bool ok;    /* no call failed for memory */
-} block_writer;
-
-/* The walk of ng_state_get again, so places and names meet. */
-static ng_status write_number(void *arg, ng_number *n) {
-  block_writer *w = arg;
-  add(&w->ok, w->to, n->name, json_real(w->from[w->at++]));
-  return NG_OK;
-}
-
-/* A block by its name, a number by its own. */
-static json_t *make_blocks(ng_precond *p, const double *values, bool *ok) {
-  json_t *all = json_object();
-  block_writer w = {NULL, values, 0, true};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    w.to = json_object();
-    (void)ng_block_numbers(p->block[i], write_number, &w);
-    add(ok, all, p->block[i]->name, w.to);
-  }
-  *ok = *ok && w.ok;
-  return all;
-}
-
-/* What ng_report shows of the last step is no reason to refuse a save. */
-static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
-
-/* JSON is UTF-8 and knows finite numbers only; texts are the callers'.  Asked before the file is
- * begun: what cannot be read back must not replace a state that can. */
-static ng_status can_be_written(ng_precond *p, const double *values, char *message, size_t size) {
-  for (int32_t i = 0; i < p->entries; i++) {
-    const ng_layer *d = &p->entry[i]->d;
-    if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
-    }
-  }
-  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
-  }
-  const int64_t n = ng_state_values(p); /* a walk over all blocks */
-  for (int64_t i = 0; i < n; i++) {
-    if (!(values[i] - values[i] == 0.0)) {
-      return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
-                        (long long)i);
-    }
-  }
-  return NG_OK;
-}
-
-/* Keys in this order, which is that of the file: the same state gives the same bytes. */
-ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[NG_RESCUES],
-                           json_t **out, char *message, size_t size) {
-  bool ok = true;
-  char version[32];
-  *out = NULL;
-  const ng_status st = can_be_written(p, values, message, size);
-  if (st != NG_OK) return st;
-  (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
-                 NG_VERSION_PATCH);
-  json_t *m = json_object(), *live = json_object(), *c = json_object(), *last = json_object();
-  add(&ok, m, "format", json_integer(NG_STATE_FORMAT));
-  add(&ok, m, "library", json_string(version)); /* for people */
-  add(&ok, m, "method", json_string(p->opt.method));
-  add(&ok, m, "options", make_options(p, &ok));
-  for (int i = 0; i < NG_SCHEDULED; i++) {
-    json_t *l = json_object();
-    const ng_option_id id = ng_scheduled[i];
-    add(&ok, l, "value", json_real(ng_settings_number(&p->now, id))); /* for people */
-    add(&ok, l, "since", json_integer((json_int_t)p->since[i]));
-    add(&ok, live, ng_option_name(id), l);
-  }
-  add(&ok, m, "live", live);
-  add(&ok, c, "steps", json_integer((json_int_t)p->steps));
-  add(&ok, c, "updates", json_integer((json_int_t)p->updates));
-  add(&ok, c, "skipped", json_integer((json_int_t)p->skipped));
-  for (int i = 0; i < NG_RESCUES; i++) {
-    add(&ok, c, rung_name[i], json_integer((json_int_t)rungs[i]));
-  }
-  add(&ok, m, "counters", c);
-  add(&ok, last, "clip", json_real(finite_or(p->step->nu, 1.0)));
-  add(&ok, last, "inner", json_real(finite_or(p->step->inner, 0.0)));
-  add(&ok, m, "last", last);
-  add(&ok, m, "layers", make_layers(p, values + ng_state_block_values(p), &ok));
-  add(&ok, m, "blocks", make_blocks(p, values, &ok));
-  add(&ok, m, "tensors", json_object()); /* save.c fills it */
-  if (ok) {
-    *out = m;
-    return NG_OK;
-  }
-  json_decref(m);
-  return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory for the manifest");
 }

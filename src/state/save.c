@@ -59,12 +59,8 @@ static ng_status announce(ng_work *w, const char *key, const ng_field *f) {
   t->name = w->name[w->at].text;
   t->dtype = (ngio_dtype)f->dtype;
   ng_tensor_shape(f, &t->ndim, t->shape);
-  json_t *entry =
-      json_pack("{s:s, s:b}", "crc32", ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
-                "finite", (int)finite);
-  if (json_object_set_new(json_object_get(w->manifest, "tensors"), t->name, entry) != 0) {
-    (void)ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
-  }
+  ng_manifest_tensor(&w->out, t->name, ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
+                     finite);
   return NG_OK;
 }
 
@@ -75,20 +71,11 @@ static bool make_manifest(ng_work *w) {
   for (int i = 0; i < NG_RESCUES; i++) {
     rungs[i] = (int64_t)w->values[w->value_count + i];
   }
-  if (!ng_work_holds(w, ng_manifest_make(w->p, w->values, rungs, &w->manifest, why, sizeof why),
-                     why)) {
+  if (!ng_work_holds(w, ng_manifest_begin(w->p, w->values, rungs, &w->out, why, sizeof why), why)) {
     return false;
   }
   (void)ng_work_each(w, announce);
-  if (w->st != NG_OK) return false;
-  const size_t n = json_dumpb(w->manifest, NULL, 0, JSON_COMPACT);
-  w->text_bytes = (int64_t)n + 1;
-  if (n == 0 || !ng_work_take(w, &w->text, w->text_bytes) ||
-      json_dumpb(w->manifest, w->text, n, JSON_COMPACT) != n) { /* both passes need memory */
-    return ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
-  }
-  w->text[n] = 0;
-  return true;
+  return ng_work_holds(w, ng_manifest_end(&w->out, why, sizeof why), why);
 }
 
 /* Every rank makes the text, from sums that all ranks have; the same text. */
@@ -100,10 +87,10 @@ ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t
   NG_TRY(gather(&w));
   if (!make_manifest(&w)) st = ng_fail(p->ctx, w.st, "%s", w.message);
   NG_TRY(ng_work_agree(&w, st));
-  *length = w.text_bytes - 1;
+  *length = (int64_t)w.out.used - 1;
   if (text != NULL && size > 0) {
     const size_t fits = (size_t)*length < size ? (size_t)*length : size - 1;
-    memcpy(text, w.text, fits);
+    memcpy(text, w.out.text, fits);
     text[fits] = 0;
   }
 done:
@@ -117,8 +104,8 @@ done:
 static void begin_file(ng_work *w) {
   const ng_outside *to = w->place;
   if (!make_manifest(w)) return;
-  const ng_hex crc = ng_hex_of(ng_crc_of(w->text, w->text_bytes - 1));
-  const ngio_text text[2] = {{NG_MANIFEST, w->text}, {NG_MANIFEST_CRC, crc.text}};
+  const ng_hex crc = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
+  const ngio_text text[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, crc.text}};
   (void)ng_work_fine(w, to->stream ? ngio_writer_stream(w->label, to->write, to->user, w->tensor,
                                                         w->fields, text, 2, &w->writer, w->message,
                                                         sizeof w->message)

@@ -7,12 +7,13 @@
  *
  * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
  * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
- * manifest.c turns options, counters and layers into a JSON text and back.
+ * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
  */
 #ifndef NG_STATE_H
 #define NG_STATE_H
 
+#include "json.h"
 #include "step/step.h"
 
 #include <jansson.h>
@@ -45,11 +46,14 @@ int64_t ng_state_block_values(ng_precond *p); /* the first so many are of blocks
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 
-/* ---- manifest.c ------------------------------------------------------------------------*/
+/* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
 
-/* The manifest without tensors.  `rungs`: four counters over all ranks. */
-ng_status ng_manifest_make(ng_precond *p, const double *values, const int64_t rungs[4],
-                           json_t **out, char *message, size_t size);
+/* The manifest up to its tensors; each of these; what is behind them, and a 0, which is counted.
+ * `rungs`: four counters over all ranks.  A lack of memory is known at the end. */
+ng_status ng_manifest_begin(ng_precond *p, const double *values, const int64_t rungs[4],
+                            ngio_out *o, char *message, size_t size);
+void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
+ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
 
 /* What a manifest says about this model, verified and ready to be put in place. */
 typedef struct ng_snapshot {

@@ -23,14 +23,17 @@ ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, const char *, co
   w->each = each;
   w->at = 0;
   for (w->width = NG_WIDEST; w->width > 0 && st == NG_OK; w->width /= 2) {
-    st = ng_state_fields(w->p, one_field, w);
+    if ((w->widths & w->width) != 0) st = ng_state_fields(w->p, one_field, w);
   }
   return st;
 }
 
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
   ng_tensor_name n;
-  (void)snprintf(n.text, sizeof n.text, "%s/%s", key, f->name);
+  n.text[0] = 0;
+  ng_name_add(n.text, sizeof n.text, key);
+  ng_name_add(n.text, sizeof n.text, "/");
+  ng_name_add(n.text, sizeof n.text, f->name);
   return n;
 }
 
@@ -53,8 +56,10 @@ bool ng_work_take(ng_work *w, void *at, int64_t bytes) {
 void ng_work_give(ng_work *w, void *ptr, int64_t bytes) { ng_free(w->p->ctx, ptr, some(bytes)); }
 
 /* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
-static ng_status count_field(ng_work *w, const char *key, const ng_field *f) {
+static ng_status count_field(void *arg, const char *key, ng_field *f) {
+  ng_work *w = arg;
   (void)key;
+  w->widths |= ng_dtype_size(f->dtype);
   w->fields++;
   w->largest = ng_max64(w->largest, ng_field_bytes(f));
   return NG_OK;
@@ -97,7 +102,7 @@ ng_status ng_work_prepare(ng_work *w, bool saving) {
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
                    w->call);
   }
-  (void)ng_work_each(w, count_field);
+  (void)ng_state_fields(w->p, count_field, w);
   w->value_count = ng_state_values(w->p);
   w->doubles = w->value_count + NG_RESCUES + (saving ? w->fields : 0);
   bool ok = ng_work_take(w, &w->values, values_bytes(w));
@@ -117,6 +122,7 @@ void ng_work_close(ng_work *w) {
   ngio_tensors_close(&w->file);
   ngio_source_close(&w->source);
   json_decref(w->manifest);
+  ngio_out_free(&w->out);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
   ng_work_give(w, w->name, names_bytes(w));
@@ -192,7 +198,10 @@ uint32_t ng_crc_of(const void *data, int64_t bytes) {
 }
 
 ng_hex ng_hex_of(uint32_t crc) {
+  static const char digit[] = "0123456789abcdef";
   ng_hex h;
-  (void)snprintf(h.text, sizeof h.text, "%08lx", (unsigned long)crc);
+  for (int i = 0; i < 8; i++)
+    h.text[i] = digit[crc >> (28 - 4 * i) & 15];
+  h.text[8] = 0;
   return h;
 }

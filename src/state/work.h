@@ -29,15 +29,17 @@ typedef struct ng_work {
   double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
   int64_t value_count;
   int32_t fields;
-  int64_t largest;          /* bytes of the largest field */
-  int64_t doubles;          /* taken at `values` */
-  uint8_t *missing;         /* save: fields that rank 0 does not hold */
-  ng_tensor_name *name;     /* save */
-  ngio_tensor *tensor;      /* save */
+  int64_t widths;       /* 8, 4, 2, 1, as far as fields have elements of so many bytes: their sum */
+  int64_t largest;      /* bytes of the largest field */
+  int64_t doubles;      /* taken at `values` */
+  uint8_t *missing;     /* save: fields that rank 0 does not hold */
+  ng_tensor_name *name; /* save */
+  ngio_tensor *tensor;  /* save */
   void *memory, *published; /* one field, in the order of memory and of the file */
-  char *text;               /* the manifest */
+  ngio_out out;             /* save: the manifest, with a 0 */
+  char *text;               /* load: the manifest, on its way to the other ranks */
   int64_t text_bytes;       /* with its 0 */
-  json_t *manifest;         /* rank 0; load: all ranks */
+  json_t *manifest;         /* load */
   ngio_writer *writer;      /* save, rank 0 */
   ngio_source source;       /* load, rank 0 */
   ngio_tensors *file;       /* load, rank 0 */

@@ -1,0 +1,132 @@
+/* json.c: see json.h.  The text is what jansson writes with JSON_COMPACT, byte for byte. */
+#include "json.h"
+
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for n more bytes.  Doubled, so that a text of any length is moved about once. */
+static int reserve(ngio_out *o, size_t n) {
+  if (o->lost) return 0;
+  if (n <= o->room - o->used) return 1;
+  const size_t room = o->room < SIZE_MAX / 4 ? 2 * o->room + 4096 : SIZE_MAX / 2;
+  const size_t more = n <= room - o->used ? room : o->used + n;
+  char *text = n < SIZE_MAX / 4 ? malloc(more) : NULL;
+  if (text == NULL) {
+    o->lost = 1;
+    return 0;
+  }
+  if (o->used > 0) memcpy(text, o->text, o->used);
+  free(o->text);
+  o->text = text;
+  o->room = more;
+  return 1;
+}
+
+void ngio_out_bytes(ngio_out *o, const void *bytes, size_t n) {
+  if (!reserve(o, n) || n == 0) return;
+  memcpy(o->text + o->used, bytes, n);
+  o->used += n;
+}
+
+void ngio_out_put(ngio_out *o, const char *text) { ngio_out_bytes(o, text, strlen(text)); }
+
+/* The letter after the backslash; 'u' with four digits; 0: as it is. */
+static char escape_of(unsigned char c) {
+  switch (c) {
+  case '"':
+  case '\\':
+    return (char)c;
+  case '\b':
+    return 'b';
+  case '\f':
+    return 'f';
+  case '\n':
+    return 'n';
+  case '\r':
+    return 'r';
+  case '\t':
+    return 't';
+  default:
+    return c < 0x20 ? 'u' : 0;
+  }
+}
+
+enum {
+  PIECE = 1024,
+  LONGEST = 6
+}; /* bytes that are looked at in one go, and that one may become */
+
+void ngio_out_string(ngio_out *o, const char *text) {
+  static const char digit[] = "0123456789ABCDEF";
+  const char *end = text + strlen(text);
+  ngio_out_bytes(o, "\"", 1);
+  while (text < end) {
+    const char *stop = end - text > PIECE ? text + PIECE : end;
+    if (!reserve(o, LONGEST * (size_t)(stop - text))) return;
+    char *to = o->text + o->used;
+    for (; text < stop; text++) {
+      const unsigned char c = (unsigned char)*text;
+      if (c >= 0x20 && c != '"' && c != '\\') {
+        *to++ = (char)c;
+        continue;
+      }
+      *to++ = '\\';
+      *to++ = escape_of(c);
+      if (escape_of(c) != 'u') continue;
+      *to++ = '0';
+      *to++ = '0';
+      *to++ = digit[c >> 4];
+      *to++ = digit[c & 15];
+    }
+    o->used = (size_t)(to - o->text);
+  }
+  ngio_out_bytes(o, "\"", 1);
+}
+
+void ngio_out_integer(ngio_out *o, int64_t x) {
+  char text[24];
+  char *at = text + sizeof text;
+  uint64_t left = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
+  do {
+    *--at = (char)('0' + left % 10);
+    left /= 10;
+  } while (left > 0);
+  if (x < 0) *--at = '-';
+  ngio_out_bytes(o, at, (size_t)(text + sizeof text - at));
+}
+
+/* Most numbers of a state are counts; the rest goes through the C library, whose decimal point is the
+ * caller's locale's, and whose exponents have a plus and leading zeros. */
+void ngio_out_real(ngio_out *o, double x) {
+  char text[64];
+  if (fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {
+    ngio_out_integer(o, (int64_t)x);
+    ngio_out_bytes(o, ".0", 2);
+    return;
+  }
+  (void)snprintf(text, sizeof text, "%.17g", x);
+  const char *point = localeconv()->decimal_point;
+  char *at = *point != 0 && strcmp(point, ".") != 0 ? strstr(text, point) : NULL;
+  if (at != NULL) {
+    const size_t n = strlen(point);
+    *at = '.';
+    memmove(at + 1, at + n, strlen(at + n) + 1);
+  }
+  char *e = strchr(text, 'e');
+  if (e == NULL) {
+    ngio_out_put(o, text);
+    if (strchr(text, '.') == NULL) ngio_out_bytes(o, ".0", 2);
+    return;
+  }
+  ngio_out_bytes(o, text, (size_t)(e + 1 - text));
+  if (*++e == '-') ngio_out_bytes(o, "-", 1);
+  ngio_out_put(o, e + 1 + strspn(e + 1, "0"));
+}
+
+void ngio_out_free(ngio_out *o) {
+  free(o->text);
+  memset(o, 0, sizeof *o);
+}

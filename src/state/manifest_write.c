@@ -1,0 +1,172 @@
+/* manifest_write.c: the JSON text of everything that is not an array; manifest.c shows it, and reads it.
+ *
+ * In: a model, numbers of all ranks.  Out: text behind text.  A model of 10,000 layers has a hundred
+ * thousand lines, so they are written as they come, without a tree of values. */
+#include "io.h"
+#include "state/manifest.h"
+
+/* "key": with the comma before it, except for the first of an object. */
+static void key(ngio_out *o, const char *name) {
+  if (o->used > 0 && !o->lost && o->text[o->used - 1] != '{') ngio_out_put(o, ",");
+  ngio_out_string(o, name);
+  ngio_out_put(o, ":");
+}
+
+static void put_string(ngio_out *o, const char *name, const char *text) {
+  key(o, name);
+  ngio_out_string(o, text);
+}
+
+static void put_integer(ngio_out *o, const char *name, int64_t x) {
+  key(o, name);
+  ngio_out_integer(o, x);
+}
+
+static void put_real(ngio_out *o, const char *name, double x) {
+  key(o, name);
+  ngio_out_real(o, x);
+}
+
+static void begin_object(ngio_out *o, const char *name) {
+  key(o, name);
+  ngio_out_put(o, "{");
+}
+
+/* Every option, as text that ng_options_set takes: no number format of JSON comes between. */
+static void make_options(const ng_precond *p, ngio_out *o) {
+  const size_t room = ng_manifest_room(p);
+  char *text = ng_alloc(p->ctx, room);
+  ng_option_info info;
+  if (text == NULL) o->lost = 1;
+  begin_object(o, "options");
+  for (int32_t i = 0; i < ng_option_count() && text != NULL; i++) {
+    if (!ng_manifest_option(i, &info) || ng_options_get(&p->opt, info.name, text, room) != NG_OK) {
+      o->lost = 1;
+      continue;
+    }
+    put_string(o, info.name, text);
+  }
+  ngio_out_put(o, "}");
+  if (text != NULL) ng_free(p->ctx, text, room);
+}
+
+/* In the order of registration, which is what read_layers compares. */
+static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) {
+  char is[NG_MESSAGE];
+  key(o, "layers");
+  ngio_out_put(o, "[");
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_entry *e = p->entry[i];
+    ng_manifest_describe(e, is, sizeof is);
+    ngio_out_put(o, i > 0 ? ",{" : "{");
+    put_string(o, "name", e->d.name);
+    put_string(o, "is", is);
+    put_string(o, "options", e->d.options == NULL ? "" : e->d.options);
+    if (missed[i] > 0.0) put_integer(o, "missed", (int64_t)missed[i]);
+    ngio_out_put(o, "}");
+  }
+  ngio_out_put(o, "]");
+}
+
+typedef struct block_writer {
+  ngio_out *to;
+  const double *from;
+  int64_t at; /* place in `values` */
+} block_writer;
+
+/* The walk of ng_state_get again, so places and names meet. */
+static ng_status write_number(void *arg, ng_number *n) {
+  block_writer *w = arg;
+  put_real(w->to, n->name, w->from[w->at++]);
+  return NG_OK;
+}
+
+/* A block by its name, a number by its own. */
+static void make_blocks(ng_precond *p, const double *values, ngio_out *o) {
+  block_writer w = {o, values, 0};
+  begin_object(o, "blocks");
+  for (int32_t i = 0; i < p->blocks; i++) {
+    begin_object(o, p->block[i]->name);
+    (void)ng_block_numbers(p->block[i], write_number, &w);
+    ngio_out_put(o, "}");
+  }
+  ngio_out_put(o, "}");
+}
+
+/* What ng_report shows of the last step is no reason to refuse a save. */
+static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : otherwise; }
+
+/* JSON is UTF-8 and knows finite numbers only; texts are the callers'.  Asked before the file is
+ * begun: what cannot be read back must not replace a state that can. */
+static ng_status can_be_written(ng_precond *p, const double *values, char *message, size_t size) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer *d = &p->entry[i]->d;
+    if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
+    }
+  }
+  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
+  }
+  const int64_t n = ng_state_values(p); /* a walk over all blocks */
+  for (int64_t i = 0; i < n; i++) {
+    if (!(values[i] - values[i] == 0.0)) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
+                        (long long)i);
+    }
+  }
+  return NG_OK;
+}
+
+/* Keys in this order, which is that of the file: the same state gives the same bytes. */
+ng_status ng_manifest_begin(ng_precond *p, const double *values, const int64_t rungs[NG_RESCUES],
+                            ngio_out *o, char *message, size_t size) {
+  char version[32];
+  const ng_status st = can_be_written(p, values, message, size);
+  if (st != NG_OK) return st;
+  (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
+                 NG_VERSION_PATCH);
+  ngio_out_put(o, "{");
+  put_integer(o, "format", NG_STATE_FORMAT);
+  put_string(o, "library", version); /* for people */
+  put_string(o, "method", p->opt.method);
+  make_options(p, o);
+  begin_object(o, "live");
+  for (int i = 0; i < NG_SCHEDULED; i++) {
+    const ng_option_id id = ng_scheduled[i];
+    begin_object(o, ng_option_name(id));
+    put_real(o, "value", ng_settings_number(&p->now, id)); /* for people */
+    put_integer(o, "since", p->since[i]);
+    ngio_out_put(o, "}");
+  }
+  ngio_out_put(o, "}");
+  begin_object(o, "counters");
+  put_integer(o, "steps", p->steps);
+  put_integer(o, "updates", p->updates);
+  put_integer(o, "skipped", p->skipped);
+  for (int i = 0; i < NG_RESCUES; i++) {
+    put_integer(o, ng_rung_name[i], rungs[i]);
+  }
+  ngio_out_put(o, "}");
+  begin_object(o, "last");
+  put_real(o, "clip", finite_or(p->step->nu, 1.0));
+  put_real(o, "inner", finite_or(p->step->inner, 0.0));
+  ngio_out_put(o, "}");
+  make_layers(p, values + ng_state_block_values(p), o);
+  make_blocks(p, values, o);
+  begin_object(o, "tensors");
+  return NG_OK;
+}
+
+void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
+  begin_object(o, name);
+  put_string(o, "crc32", crc);
+  key(o, "finite");
+  ngio_out_put(o, finite ? "true}" : "false}");
+}
+
+ng_status ng_manifest_end(ngio_out *o, char *message, size_t size) {
+  ngio_out_bytes(o, "}}", sizeof "}}"); /* with a 0 behind it */
+  if (!o->lost) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory for the manifest");
+}
