@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -91,39 +90,6 @@ int ngio_is_utf8(const char *text) {
     }
   }
   return 1;
-}
-
-/* The parser (jansson 2.14, load.c) collects each word in one buffer, ignores that growing it failed,
- * and then trips over its own assertion if a backslash was the last thing to find room.  So the text
- * goes in as the second element of an array whose first is a word of the same length without a
- * backslash: where memory for the longest word is missing, it is missing there. */
-ngio_status ngio_json(const char *text, size_t n, struct json_t **out, char *message, size_t size) {
-  json_error_t error;
-  json_t *root = NULL;
-  *out = NULL;
-  char *pair = n <= SIZE_MAX / 2 - 8 ? malloc(2 * n + 6) : NULL;
-  if (pair == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
-  pair[0] = '[';
-  pair[1] = '"';
-  memset(pair + 2, 'a', n);
-  memcpy(pair + 2 + n, "\",", 2);
-  memcpy(pair + 4 + n, text, n);
-  pair[4 + 2 * n] = ']';
-  root = json_loadb(pair, 2 * n + 5, JSON_REJECT_DUPLICATES, &error);
-  free(pair);
-  if (root == NULL) {
-    /* Short of memory, the parser often says nothing at all. */
-    const bool memory = error.text[0] == 0 || json_error_code(&error) == json_error_out_of_memory;
-    return memory ? ngio_say(message, size, NGIO_ERR_NOMEM, "no memory")
-                  : ngio_say(message, size, NGIO_ERR_FILE, "%s", ngio_quote(error.text).text);
-  }
-  if (json_string_length(json_array_get(root, 0)) != n) {
-    json_decref(root);
-    return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
-  }
-  if (json_array_size(root) == 2) *out = json_incref(json_array_get(root, 1));
-  json_decref(root);
-  return *out != NULL ? NGIO_OK : ngio_say(message, size, NGIO_ERR_FILE, "not one value");
 }
 
 void *ngio_take(const ngio_alloc *alloc, int64_t bytes) {

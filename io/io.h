@@ -92,11 +92,6 @@ ngio_say(char *message, size_t size, ngio_status st, const char *format, ...);
 /* JSON takes nothing else. */
 int ngio_is_utf8(const char *text);
 
-/* Parses JSON with JSON_REJECT_DUPLICATES; *out belongs to the caller (json_decref), NULL after an
- * error.  NGIO_ERR_FILE with what is wrong, or NGIO_ERR_NOMEM, in `message`. */
-struct json_t;
-ngio_status ngio_json(const char *text, size_t n, struct json_t **out, char *message, size_t size);
-
 /* `text` fit for a message: cut to 79 bytes, control characters replaced. */
 typedef struct ngio_quoted {
   char text[80];

@@ -1,16 +1,16 @@
-/* json.h: writing JSON as text, piece by piece, into memory that grows.
+/* json.h: JSON of a hundred thousand lines: written as text, piece by piece, and read in one pass.
  *
- * For what has a hundred thousand lines, where a tree of values would cost more than the text.  Commas and
- * brackets are the caller's; what is here cannot be wrong on its own: strings are escaped and numbers come
- * back as what they were.  Reading is ngio_json (io.h).
+ * Writing.  Commas and brackets are the caller's; what is here cannot be wrong on its own: strings are
+ * escaped and numbers come back as what they were.  In: pieces.  Out: the text, in one block of malloc's.
+ * A lack of memory is remembered (`lost`), and what comes after it is dropped: one look at the end is
+ * enough.
  *
- * In: pieces.  Out: the text, in one block of malloc's.  A lack of memory is remembered (`lost`), and what
- * comes after it is dropped: one look at the end is enough. */
+ * Reading.  In: a text of anybody's.  Out: its values, or what is wrong and where.  Every question may be
+ * asked of NULL and of a value of another kind, and has an answer. */
 #ifndef NGIO_JSON_H
 #define NGIO_JSON_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "io.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +32,51 @@ void ngio_out_integer(ngio_out *o, int64_t x);
 /* A finite number, with 17 digits, and never like a whole one: 1 is 1.0. */
 void ngio_out_real(ngio_out *o, double x);
 void ngio_out_free(ngio_out *o);
+
+/* ---- reading ---------------------------------------------------------------------------------*/
+
+typedef enum ngio_kind {
+  NGIO_NULL,
+  NGIO_FALSE,
+  NGIO_TRUE,
+  NGIO_INTEGER,
+  NGIO_REAL,
+  NGIO_STRING,
+  NGIO_ARRAY,
+  NGIO_OBJECT
+} ngio_kind;
+
+typedef struct ngio_value {
+  ngio_kind kind;
+  uint32_t count;  /* values of a list, members of a map */
+  uint32_t span;   /* places of the array that it takes, with all that is in it */
+  int32_t tag;     /* the owner's, 0 to begin with */
+  const char *key; /* of a member; else NULL */
+  union {
+    int64_t integer;
+    double real;
+    const char *text;
+    uint32_t *slot; /* of a map: where the members are, by hash; NULL if they are few */
+  } is;
+} ngio_value;
+
+typedef struct ngio_json ngio_json;
+
+/* A copy of the n bytes, understood.  NGIO_ERR_FILE with what is wrong at which byte, or NGIO_ERR_NOMEM;
+ * *out is NULL then. */
+ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
+                            size_t size);
+void ngio_json_free(ngio_json **doc);
+
+ngio_value *ngio_json_root(const ngio_json *doc);
+int ngio_is(const ngio_value *v, ngio_kind kind);
+const char *ngio_text_of(const ngio_value *v); /* of a string, else NULL */
+int ngio_is_number(const ngio_value *v);       /* whole or not */
+double ngio_number_of(const ngio_value *v);
+const ngio_value *ngio_get(const ngio_value *map, const char *key); /* or NULL */
+/* In the order of the text; NULL at the end. */
+const ngio_value *ngio_first(const ngio_value *list);
+const ngio_value *ngio_next(const ngio_value *list, const ngio_value *v);
 
 #ifdef __cplusplus
 }

@@ -7,9 +7,9 @@
  * back from offset 0 to the end).  One rule is ours: data must be aligned for its dtype, as every
  * writer we know does, so that callers may use the pointer as it is.
  */
+#include "json.h"
 #include "safetensors.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +17,8 @@
 static const int64_t header_limit = 100 * 1000 * 1000;
 
 struct ngio_tensors {
-  json_t *root; /* names and texts live in it */
+  ngio_json *header; /* names and texts live in it */
   ngio_tensor *tensor;
-  const ngio_tensor **by_name; /* the same, sorted: a state of 2,000 layers asks for 10,000 names */
   int64_t *begin;
   int32_t count;
   ngio_text *text;
@@ -47,57 +46,56 @@ static int find_dtype(const char *name, ngio_dtype *out) {
   return 0;
 }
 
+static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->is.integer : -1; }
+
 /* One header entry into *t and *begin, everything checked that does not need its neighbours. */
-static ngio_status take_tensor(const char *label, const char *name, const json_t *v,
+static ngio_status take_tensor(const char *label, const char *name, const ngio_value *v,
                                int64_t data_bytes, ngio_tensor *t, int64_t *begin, char *message,
                                size_t size) {
-  ngio_quoted q = ngio_quote(name);
-  const json_t *dtype = json_object_get(v, "dtype");
-  const json_t *shape = json_object_get(v, "shape");
-  const json_t *offsets = json_object_get(v, "data_offsets");
-  if (!json_is_object(v) || json_object_size(v) != 3 || !json_is_string(dtype) ||
-      !json_is_array(shape) || !json_is_array(offsets) || json_array_size(offsets) != 2)
+  const ngio_value *dtype = ngio_get(v, "dtype");
+  const ngio_value *shape = ngio_get(v, "shape");
+  const ngio_value *offsets = ngio_get(v, "data_offsets");
+  if (!ngio_is(v, NGIO_OBJECT) || v->count != 3 || !ngio_is(dtype, NGIO_STRING) ||
+      !ngio_is(shape, NGIO_ARRAY) || !ngio_is(offsets, NGIO_ARRAY) || offsets->count != 2)
     return ngio_say(message, size, NGIO_ERR_FILE,
                     "%s: tensor '%s': its entry is not {dtype, shape, data_offsets}", label,
-                    q.text);
+                    ngio_quote(name).text);
   memset(t, 0, sizeof *t);
   t->name = name;
-  if (!find_dtype(json_string_value(dtype), &t->dtype))
+  if (!find_dtype(ngio_text_of(dtype), &t->dtype))
     return ngio_say(message, size, NGIO_ERR_FILE,
                     "%s: tensor '%s': dtype '%s' is not read (F64 F32 F16 BF16 I64 I32 U8 are)",
-                    label, q.text, ngio_quote(json_string_value(dtype)).text);
-  if (json_array_size(shape) > NGIO_MAX_DIMS)
-    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': %zu axes, at most %d are read",
-                    label, q.text, json_array_size(shape), NGIO_MAX_DIMS);
-  t->ndim = (int32_t)json_array_size(shape);
+                    label, ngio_quote(name).text, ngio_quote(ngio_text_of(dtype)).text);
+  if (shape->count > NGIO_MAX_DIMS)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': %u axes, at most %d are read",
+                    label, ngio_quote(name).text, shape->count, NGIO_MAX_DIMS);
+  t->ndim = (int32_t)shape->count;
   for (int32_t i = 0; i < t->ndim; i++) {
-    const json_t *d = json_array_get(shape, (size_t)i);
-    t->shape[i] = json_is_integer(d) ? (int64_t)json_integer_value(d) : -1;
+    t->shape[i] = whole(&shape[1 + i]);
     if (t->shape[i] < 0)
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': axis %d of its shape is bad",
-                      label, q.text, (int)i);
+                      label, ngio_quote(name).text, (int)i);
   }
   t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
   if (t->bytes < 0)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': the shape overflows", label,
-                    q.text);
-  const json_t *b = json_array_get(offsets, 0), *e = json_array_get(offsets, 1);
-  int64_t first = json_is_integer(b) ? (int64_t)json_integer_value(b) : -1;
-  int64_t last = json_is_integer(e) ? (int64_t)json_integer_value(e) : -1;
+                    ngio_quote(name).text);
+  const int64_t first = whole(&offsets[1]), last = whole(&offsets[2]);
   if (first < 0 || last < first)
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s': bad data_offsets", label,
-                    q.text);
+                    ngio_quote(name).text);
   if (last - first != t->bytes)
     return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': %lld bytes by its offsets, %lld by its shape", label, q.text,
-                    (long long)(last - first), (long long)t->bytes);
+                    "%s: tensor '%s': %lld bytes by its offsets, %lld by its shape", label,
+                    ngio_quote(name).text, (long long)(last - first), (long long)t->bytes);
   if (last > data_bytes)
     return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': ends at byte %lld of %lld: truncated", label, q.text,
-                    (long long)last, (long long)data_bytes);
+                    "%s: tensor '%s': ends at byte %lld of %lld: truncated", label,
+                    ngio_quote(name).text, (long long)last, (long long)data_bytes);
   if (first % ngio_dtype_size(t->dtype) != 0)
     return ngio_say(message, size, NGIO_ERR_FILE,
-                    "%s: tensor '%s': its data is not aligned for its dtype", label, q.text);
+                    "%s: tensor '%s': its data is not aligned for its dtype", label,
+                    ngio_quote(name).text);
   *begin = first;
   return NGIO_OK;
 }
@@ -105,6 +103,7 @@ static ngio_status take_tensor(const char *label, const char *name, const json_t
 typedef struct placed {
   ngio_tensor t;
   int64_t begin;
+  ngio_value *entry; /* whose tag becomes the tensor's number, from 1 */
 } placed;
 
 /* Order of the data; an empty tensor comes before the one that starts where it stands. */
@@ -115,54 +114,49 @@ static int by_place(const void *a, const void *b) {
   return strcmp(x->t.name, y->t.name);
 }
 
-static int by_text(const void *a, const void *b) {
-  const ngio_tensor *const *x = a, *const *y = b;
-  return strcmp((*x)->name, (*y)->name);
-}
-
-static ngio_status take_texts(ngio_tensors *f, const char *label, json_t *meta, char *message,
-                              size_t size) {
-  if (!json_is_object(meta))
+static ngio_status take_texts(ngio_tensors *f, const char *label, const ngio_value *meta,
+                              char *message, size_t size) {
+  if (!ngio_is(meta, NGIO_OBJECT))
     return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ is not a map of texts", label);
-  f->text = calloc(json_object_size(meta) + 1, sizeof *f->text);
+  f->text = calloc((size_t)meta->count + 1, sizeof *f->text);
   if (!f->text) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
-  const char *key;
-  json_t *value;
-  json_object_foreach(meta, key, value) {
-    if (!json_is_string(value))
+  for (const ngio_value *v = ngio_first(meta); v != NULL; v = ngio_next(meta, v)) {
+    if (ngio_text_of(v) == NULL)
       return ngio_say(message, size, NGIO_ERR_FILE, "%s: __metadata__ '%s' is not a text", label,
-                      ngio_quote(key).text);
-    f->text[f->texts].key = key;
-    f->text[f->texts++].value = json_string_value(value);
+                      ngio_quote(v->key).text);
+    f->text[f->texts].key = v->key;
+    f->text[f->texts++].value = ngio_text_of(v);
   }
   return NGIO_OK;
 }
 
 static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
-  size_t n = json_object_size(f->root);
+  ngio_value *root = ngio_json_root(f->header);
+  const size_t n = root->count;
   placed *list = calloc(n + 1, sizeof *list);
   f->tensor = calloc(n + 1, sizeof *f->tensor);
   f->begin = calloc(n + 1, sizeof *f->begin);
-  f->by_name = calloc(n + 1, sizeof *f->by_name);
   ngio_status st = NGIO_OK;
-  const char *name;
-  json_t *v;
+  bool in_order = true;
   int64_t at = 0;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
-  if (!list || !f->tensor || !f->begin || !f->by_name) {
+  if (!list || !f->tensor || !f->begin) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
     goto done;
   }
-  json_object_foreach(f->root, name, v) {
-    if (strcmp(name, "__metadata__") == 0) {
+  for (uint32_t i = 1; i < root->span; i += root[i].span) {
+    const ngio_value *v = &root[i];
+    if (strcmp(v->key, "__metadata__") == 0) {
       st = take_texts(f, label, v, message, size);
     } else {
       placed *p = &list[f->count++];
-      st = take_tensor(label, name, v, limit, &p->t, &p->begin, message, size);
+      p->entry = &root[i];
+      st = take_tensor(label, v->key, v, limit, &p->t, &p->begin, message, size);
+      in_order = in_order && (f->count == 1 || by_place(p - 1, p) <= 0);
     }
     if (st != NGIO_OK) goto done;
   }
-  qsort(list, (size_t)f->count, sizeof *list, by_place);
+  if (!in_order) qsort(list, (size_t)f->count, sizeof *list, by_place);
   for (int32_t i = 0; i < f->count; i++) {
     if (list[i].begin != at) {
       st = ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
@@ -174,9 +168,8 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
     at += list[i].t.bytes;
     f->tensor[i] = list[i].t;
     f->begin[i] = list[i].begin;
-    f->by_name[i] = &f->tensor[i];
+    list[i].entry->tag = i + 1;
   }
-  qsort(f->by_name, (size_t)f->count, sizeof *f->by_name, by_text);
   if (f->bytes < 0) f->bytes = at;
   if (at != f->bytes)
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes after the last tensor", label,
@@ -237,12 +230,12 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
                   label);
     goto done;
   }
-  st = ngio_json(text, (size_t)length, &f->root, why, sizeof why);
+  st = ngio_json_parse(text, (size_t)length, &f->header, why, sizeof why);
   if (st != NGIO_OK) {
     st = ngio_say(message, size, st, "%s: header: %s", label, why);
     goto done;
   }
-  if (json_object_size(f->root) > INT32_MAX - 1) {
+  if (ngio_json_root(f->header)->count > INT32_MAX - 1) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
     goto done;
   }
@@ -305,9 +298,8 @@ void ngio_tensors_close(ngio_tensors **f) {
   ngio_give(alloc_of(x), x->data, x->bytes);
   free(x->text);
   free(x->begin);
-  free(x->by_name);
   free(x->tensor);
-  json_decref(x->root);
+  ngio_json_free(&x->header);
   free(x);
   *f = NULL;
 }
@@ -318,9 +310,8 @@ const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
 }
 
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name) {
-  const ngio_tensor wanted = {.name = name}, *key = &wanted;
-  const ngio_tensor **at = bsearch(&key, f->by_name, (size_t)f->count, sizeof *f->by_name, by_text);
-  return at == NULL ? NULL : *at;
+  const ngio_value *v = ngio_get(ngio_json_root(f->header), name);
+  return v == NULL || v->tag == 0 ? NULL : &f->tensor[v->tag - 1];
 }
 
 int32_t ngio_tensors_text_count(const ngio_tensors *f) { return f->texts; }

@@ -4,8 +4,7 @@
  * with a message and leave its object usable: called again it succeeds, and the run ends with the
  * same bits as an undisturbed one.  Nothing may be left over.
  *
- * Counted and failed are the context's allocator, the JSON library's, and (the linker wraps them)
- * malloc and calloc of io/ and posix_memalign of what has no context (a regular expression). */
+ * Counted and failed are the context's allocator, and (the linker wraps them) malloc and calloc of io/ and posix_memalign of what has no context (a regular expression). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +12,6 @@
 #include <cmocka.h>
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +28,6 @@ static struct {
   bool on;
   int64_t calls, fail_at; /* 0: none */
   bool for_ever;
-  bool json;             /* the one that failed was the JSON library's */
   int64_t blocks, bytes; /* held; bytes of the context's allocator only */
 } mem;
 
@@ -73,15 +70,6 @@ int __wrap_posix_memalign(void **out, size_t align, size_t bytes) {
 void __wrap_free(void *ptr) {
   if (mem.on && ptr != NULL) mem.blocks--;
   __real_free(ptr);
-}
-
-/* The parser of the JSON library answers a lack of memory in the middle of a word like bad JSON, so
- * that ng_load can only say NG_ERR_FILE; nothing has changed either way. */
-static void *json_take(size_t bytes) {
-  const int64_t before = mem.blocks;
-  void *ptr = __wrap_malloc(bytes);
-  mem.json = mem.json || mem.blocks == before;
-  return ptr;
 }
 
 static void *take(void *user, size_t bytes) {
@@ -275,7 +263,6 @@ static void start(run *r, const char *options, int32_t threads, const char *file
   for (size_t i = 0; i < sizeof r->w / sizeof r->w[0]; i++)
     r->w[i] = number((int64_t)i + 3);
   mem.calls = mem.blocks = mem.bytes = 0;
-  mem.json = false;
   mem.on = true;
 }
 
@@ -297,9 +284,7 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
       st = calls[i].call(r);
       if (st >= NG_OK) break;
       const char *why = r->f.ctx == NULL ? r->message : ng_last_error(r->f.ctx);
-      const bool parser =
-          st == NG_ERR_FILE && mem.json && (calls[i].call == load || calls[i].call == load_from);
-      if ((st != NG_ERR_NOMEM && !parser) || why[0] == 0) {
+      if (st != NG_ERR_NOMEM || why[0] == 0) {
         mem.on = false;
         fail_msg("%s: %s \"%s\" at allocation %d", calls[i].name, ng_status_name(st), why,
                  (int)mem.fail_at);
@@ -312,9 +297,8 @@ static int play(run *r, int tries, bool *stuck, const char **where) {
   return met;
 }
 
-/* Every `stride`-th (NG_TEST_MULT divides it: `make torture` asks for all of them); failing from
- * there on, every seventh of those. */
-static void every_allocation(const char *options, int32_t threads, int64_t stride) {
+/* One by one; failing from there on, every seventh of them. */
+static void every_allocation(const char *options, int32_t threads) {
   /* In memory, if there is such a place: thousands of files are written, and flushed. */
   char file[64], part[80];
   (void)snprintf(file, sizeof file, "%s/t_alloc-XXXXXX",
@@ -324,9 +308,6 @@ static void every_allocation(const char *options, int32_t threads, int64_t strid
   (void)close(fd);
   (void)snprintf(part, sizeof part, "%s.part", file);
   run r;
-  const char *mult = getenv("NG_TEST_MULT");
-  const int64_t times = mult == NULL ? 1 : strtoll(mult, NULL, 10);
-  if (times > 1) stride = stride > times ? stride / times : 1;
   bool stuck;
   const char *where;
   float expected[sizeof r.w / sizeof r.w[0]];
@@ -340,7 +321,7 @@ static void every_allocation(const char *options, int32_t threads, int64_t strid
   const int64_t total = mem.calls;
   assert_true(total > 40);
   int64_t in_save_load = 0;
-  for (int64_t k = 1; k <= total; k += stride) {
+  for (int64_t k = 1; k <= total; k++) {
     mem.fail_at = k;
     mem.for_ever = false;
     start(&r, options, threads, file);
@@ -358,7 +339,7 @@ static void every_allocation(const char *options, int32_t threads, int64_t strid
       fail_msg("allocation %d failed in %s: %s left", (int)k, where, part);
     in_save_load += strcmp(where, "ng_save") == 0 || strcmp(where, "ng_load") == 0;
 
-    if (k / stride % 7 != 0) continue;
+    if (k % 7 != 0) continue;
     mem.for_ever = true;
     start(&r, options, threads, file);
     (void)play(&r, 2, &stuck, &where);
@@ -370,33 +351,31 @@ static void every_allocation(const char *options, int32_t threads, int64_t strid
   }
   mem.fail_at = 0;
   assert_true(in_save_load > 20);
-  printf("allocations: %s threads = %d failed one by one = %d of %d\n", options, threads,
-         (int)((total + stride - 1) / stride), (int)total);
+  printf("allocations: %s threads = %d failed one by one = %d\n", options, threads, (int)total);
   assert_int_equal(unlink(file), 0);
 }
 
 static void cholesky(void **state) {
   (void)state;
-  every_allocation("solver=cholesky", 1, 1);
+  every_allocation("solver=cholesky", 1);
 }
 
 static void eigen(void **state) {
   (void)state;
-  every_allocation("solver=eigen damping_split=joint", 1, 13);
+  every_allocation("solver=eigen damping_split=joint", 1);
 }
 
 static void rank_one(void **state) {
   (void)state;
-  every_allocation("method=eva", 1, 5);
+  every_allocation("method=eva", 1);
 }
 
 static void pool_of_two(void **state) {
   (void)state;
-  every_allocation("solver=cholesky", 2, 13);
+  every_allocation("solver=cholesky", 2);
 }
 
 int main(void) {
-  json_set_alloc_funcs(json_take, __wrap_free);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(cholesky),
       cmocka_unit_test(eigen),

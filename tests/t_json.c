@@ -1,5 +1,5 @@
-/* t_json.c: our JSON text against another program's, jansson.  Equal to the byte: states of earlier versions
- * were written by it. */
+/* t_json.c: our JSON against another program's, jansson: what is written is equal to the byte (states of
+ * earlier versions were written by it), and what is read is refused by both or has the same values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +11,7 @@
 #include <float.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,11 +100,180 @@ static void grows(void **state) {
   same(&o, list);
 }
 
+/* ---- reading ---------------------------------------------------------------------------------*/
+
+/* The value as our writer shows it. */
+static void show(ngio_out *o, const ngio_value *v) {
+  const bool map = ngio_is(v, NGIO_OBJECT);
+  switch (v->kind) {
+  case NGIO_NULL:
+    ngio_out_put(o, "null");
+    return;
+  case NGIO_FALSE:
+    ngio_out_put(o, "false");
+    return;
+  case NGIO_TRUE:
+    ngio_out_put(o, "true");
+    return;
+  case NGIO_INTEGER:
+    ngio_out_integer(o, v->is.integer);
+    return;
+  case NGIO_REAL:
+    ngio_out_real(o, v->is.real);
+    return;
+  case NGIO_STRING:
+    ngio_out_string(o, ngio_text_of(v));
+    return;
+  case NGIO_ARRAY:
+  case NGIO_OBJECT:
+    break;
+  }
+  uint32_t n = 0;
+  ngio_out_put(o, map ? "{" : "[");
+  for (const ngio_value *x = ngio_first(v); x != NULL; x = ngio_next(v, x)) {
+    if (n++ > 0) ngio_out_put(o, ",");
+    if (map) {
+      ngio_out_string(o, x->key);
+      ngio_out_put(o, ":");
+      assert_ptr_equal(ngio_get(v, x->key), x);
+    }
+    show(o, x);
+  }
+  assert_int_equal(n, v->count);
+  ngio_out_put(o, map ? "}" : "]");
+}
+
+/* Accepted by both, with the same values, or by neither. */
+static bool agree(const char *text, size_t n) {
+  ngio_json *ours;
+  char message[160];
+  json_t *theirs = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+  const ngio_status st = ngio_json_parse(text, n, &ours, message, sizeof message);
+  if ((st == NGIO_OK) != (theirs != NULL)) {
+    fail_msg("%.*s: %s", (int)n, text, st == NGIO_OK ? "taken by us alone" : message);
+  }
+  if (st != NGIO_OK) {
+    assert_int_equal(st, NGIO_ERR_FILE);
+    assert_null(ours);
+    assert_true(message[0] != 0);
+    return false;
+  }
+  ngio_out o = {0};
+  show(&o, ngio_json_root(ours));
+  ngio_json_free(&ours);
+  same(&o, theirs);
+  return true;
+}
+
+static void texts(void **state) {
+  static const char *const good[] = {
+      "{}",
+      "[]",
+      " [ ] ",
+      "0",
+      "-0",
+      "-0.0",
+      "1e5",
+      "1E+05",
+      "1.25e-3",
+      "123456789012345678",
+      "9223372036854775807",
+      "-9223372036854775808",
+      "0.1",
+      "123456789.123456789123456789",
+      "1e-400",
+      "\"\"",
+      "true",
+      "null",
+      "[1,[2,[3,{\"a\":[]}]],false]",
+      "\"\\u00e9\\ud83d\\ude00\\/\\b\\f\\n\\r\\t\\\"\\\\\"",
+      "\"\\u0001\\u07ff\\uFFFF\"",
+      "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}"};
+  static const char *const bad[] = {
+      "",
+      " ",
+      "{",
+      "[1,]",
+      "{,}",
+      "{\"a\"}",
+      "{\"a\":1,}",
+      "{a:1}",
+      "[1 2]",
+      "[1]]",
+      "01",
+      "-",
+      "+1",
+      ".5",
+      "1.",
+      "1e",
+      "1e400",
+      "9223372036854775808",
+      "-9223372036854775809",
+      "99999999999999999999",
+      "tru",
+      "nulL",
+      "\"",
+      "\"\\x\"",
+      "\"\\u12\"",
+      "\"\\u0000\"",
+      "\"\\ud800\"",
+      "\"\\ud800\\u0041\"",
+      "\"\\udc00\"",
+      "\"\xff\"",
+      "\"\xc0\x80\"",
+      "\"a\nb\"",
+      "{\"a\":1,\"a\":2}",
+      "{1:2}",
+      "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"a\":10}",
+      "NaN",
+      "[Infinity]",
+      "// x\n1"};
+  (void)state;
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+    if (!agree(good[i], strlen(good[i]))) fail_msg("refused: %s", good[i]);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    if (agree(bad[i], strlen(bad[i]))) fail_msg("taken: %s", bad[i]);
+}
+
+/* Every byte becomes every other, and is left out, and is where the text ends. */
+static void damaged(void **state) {
+  static const char good[] =
+      "{\"a\":[1,-2.5e3,true],\"b\":{\"c\\u00e9\":null,\"\xc3\xa9\":\"x\\n\"},"
+      "\"d\":0,\"e\":0,\"f\":0,\"g\":0,\"h\":0,\"i\":0,\"j\":false}";
+  const size_t n = sizeof good - 1;
+  char text[sizeof good];
+  int taken = 0;
+  (void)state;
+  assert_true(agree(good, n));
+  for (size_t at = 0; at < n; at++) {
+    for (int c = 0; c < 256; c++) {
+      memcpy(text, good, n);
+      text[at] = (char)(unsigned char)c;
+      taken += agree(text, n);
+    }
+    memcpy(text, good, at);
+    memcpy(text + at, good + at + 1, n - at - 1);
+    taken += agree(text, n - 1);
+    assert_false(agree(good, at));
+  }
+  assert_true(taken > 1000); /* other letters in strings, other digits */
+}
+
+static void too_deep(void **state) {
+  (void)state;
+  char text[64];
+  memset(text, '[', sizeof text);
+  ngio_json *ours;
+  char message[160];
+  assert_int_equal(ngio_json_parse(text, sizeof text, &ours, message, sizeof message),
+                   NGIO_ERR_FILE);
+  assert_non_null(strstr(message, "too deep"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(strings),
-      cmocka_unit_test(numbers),
-      cmocka_unit_test(grows),
+      cmocka_unit_test(strings), cmocka_unit_test(numbers), cmocka_unit_test(grows),
+      cmocka_unit_test(texts),   cmocka_unit_test(damaged), cmocka_unit_test(too_deep),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@
 
 static bool parse_manifest(ng_work *w, const char *text) {
   char why[80];
-  const ngio_status st = ngio_json(text, strlen(text), &w->manifest, why, sizeof why);
+  const ngio_status st = ngio_json_parse(text, strlen(text), &w->manifest, why, sizeof why);
   return st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest")
          : st != NGIO_OK      ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
                               : true;
@@ -27,10 +27,6 @@ static ng_status refuse(ng_work *w, const char *name, const char *why) {
                        name, why);
   }
   return NG_OK;
-}
-
-static const json_t *entry_of(const ng_work *w, const char *name) {
-  return json_object_get(json_object_get(w->manifest, "tensors"), name);
 }
 
 /* Every array of this model is announced, as it should be. */
@@ -48,7 +44,7 @@ static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
     why = "has another dtype than in this model";
   } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
     why = "has another shape than in this model";
-  } else if (!json_is_string(json_object_get(entry_of(w, name.text), "crc32"))) {
+  } else if (ngio_text_of(ngio_get(ngio_get(w->tensors, name.text), "crc32")) == NULL) {
     why = "is not in the manifest";
   }
   return refuse(w, name.text, why);
@@ -59,13 +55,13 @@ static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
 static ng_status check_data(ng_work *w, const char *key, const ng_field *f) {
   const ng_tensor_name name = ng_tensor_name_of(key, f);
   const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
-  const json_t *entry = entry_of(w, name.text);
+  const ngio_value *entry = ngio_get(w->tensors, name.text);
   const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
-  if (!ng_is(json_string_value(json_object_get(entry, "crc32")),
+  if (!ng_is(ngio_text_of(ngio_get(entry, "crc32")),
              ng_hex_of(ng_crc_of(t->data, t->bytes)).text)) {
     why = "is damaged (its checksum differs)";
-  } else if (!json_is_false(json_object_get(entry, "finite")) &&
+  } else if (!ngio_is(ngio_get(entry, "finite"), NGIO_FALSE) &&
              !ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
     why = "holds a number that is not finite";
   }
@@ -122,9 +118,12 @@ static void read_file(ng_work *w) {
     return;
   }
   if (!parse_manifest(w, text)) return;
-  if (!ng_work_holds(
-          w, ng_manifest_read(w->p, w->manifest, &w->snapshot, w->values, why, sizeof why), why))
+  if (!ng_work_holds(w,
+                     ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
+                                      why, sizeof why),
+                     why))
     return;
+  w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
   (void)ng_work_each(w, check_shape);
   if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
   if (w->st != NG_OK) return;
@@ -152,8 +151,10 @@ static ng_status understand(ng_work *w) {
   char why[NG_MESSAGE] = "";
   if (w->first) return NG_OK;
   if (parse_manifest(w, w->text)) {
-    (void)ng_work_holds(
-        w, ng_manifest_read(w->p, w->manifest, &w->snapshot, w->values, why, sizeof why), why);
+    (void)ng_work_holds(w,
+                        ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
+                                         why, sizeof why),
+                        why);
   }
   return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
 }

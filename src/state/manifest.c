@@ -60,16 +60,17 @@ static ng_status differs(char *message, size_t size, const char *what, const cha
 }
 
 /* In order, one by one: the first that differs is what the message is about. */
-static ng_status read_layers(const ng_precond *p, const json_t *layers, char *message,
+static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char *message,
                              size_t size) {
-  const size_t n = json_array_size(layers);
+  const size_t n = layers == NULL ? 0 : layers->count;
+  const ngio_value *l = ngio_first(layers);
   char is[NG_MESSAGE];
-  if (!json_is_array(layers)) {
+  if (!ngio_is(layers, NGIO_ARRAY)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no list of layers");
   }
-  for (size_t i = 0; i < n || i < (size_t)p->entries; i++) {
-    const json_t *l = json_array_get(layers, i);
-    const char *name = json_string_value(json_object_get(l, "name"));
+  for (size_t i = 0; i < n || i < (size_t)p->entries;
+       i++, l = l == NULL ? NULL : ngio_next(layers, l)) {
+    const char *name = ngio_text_of(ngio_get(l, "name"));
     if (i >= n) {
       return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s' is not in the state",
                         p->entry[i]->d.name);
@@ -82,8 +83,8 @@ static ng_status read_layers(const ng_precond *p, const json_t *layers, char *me
                         "layer '%.255s' of the state is not in this model", name);
     }
     const ng_entry *e = p->entry[i];
-    const char *theirs = json_string_value(json_object_get(l, "is"));
-    const char *options = json_string_value(json_object_get(l, "options"));
+    const char *theirs = ngio_text_of(ngio_get(l, "is"));
+    const char *options = ngio_text_of(ngio_get(l, "options"));
     const char *ours = e->d.options == NULL ? "" : e->d.options;
     ng_manifest_describe(e, is, sizeof is);
     if (!ng_is(name, e->d.name)) {
@@ -124,13 +125,13 @@ bool ng_manifest_option(int32_t i, ng_option_info *info) {
 
 /* Fixed options must be the same, as texts; live ones are taken; what this version does not know is
  * refused by read_options. */
-static ng_status read_option(const ng_precond *p, const json_t *options, const char *method,
+static ng_status read_option(const ng_precond *p, const ngio_value *options, const char *method,
                              const ng_option_info *info, ng_options *o, char *ours, size_t room,
                              char *message, size_t size) {
   char why[NG_MESSAGE] = "";
-  const json_t *v = json_object_get(options, info->name);
+  const ngio_value *v = ngio_get(options, info->name);
   /* A library that did not know the option yet did what the option's default does. */
-  const char *theirs = v == NULL ? info->standard : json_string_value(v);
+  const char *theirs = v == NULL ? info->standard : ngio_text_of(v);
   if (theirs == NULL) {
     return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' of the manifest is not a text",
                       info->name);
@@ -152,19 +153,17 @@ static ng_status read_option(const ng_precond *p, const json_t *options, const c
 
 /* On a copy, to be put in place later.  Each may be in its range and still not go with the others
  * or with a layer's own, so all that is asked of a new model is asked again. */
-static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_options *o,
+static ng_status read_options(const ng_precond *p, const ngio_value *manifest, ng_options *o,
                               char *message, size_t size) {
-  const json_t *options = json_object_get(manifest, "options");
-  const char *method = json_string_value(json_object_get(manifest, "method"));
-  if (!json_is_object(options) || method == NULL) {
+  const ngio_value *options = ngio_get(manifest, "options");
+  const char *method = ngio_text_of(ngio_get(manifest, "method"));
+  if (!ngio_is(options, NGIO_OBJECT) || method == NULL) {
     return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no options or no method");
   }
-  const char *name;
-  json_t *value;
-  json_object_foreach((json_t *)(uintptr_t)options, name, value) {
-    if (ng_option_find(name) < 0) {
+  for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
+    if (ng_option_find(v->key) < 0) {
       return ng_fail_to(message, size, NG_ERR_FILE,
-                        "option '%.80s' of the state is not known to this version", name);
+                        "option '%.80s' of the state is not known to this version", v->key);
     }
   }
   const size_t room = ng_manifest_room(p);
@@ -202,10 +201,10 @@ static ng_status read_options(const ng_precond *p, const json_t *manifest, ng_op
 const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
 /* JSON numbers are doubles elsewhere: counts are exact up to 2^53, and no larger one is taken. */
-static ng_status read_count(const json_t *object, const char *where, const char *name, int64_t most,
-                            int64_t *out, char *message, size_t size) {
-  const json_t *v = json_object_get(object, name);
-  *out = json_is_integer(v) ? (int64_t)json_integer_value(v) : -1;
+static ng_status read_count(const ngio_value *object, const char *where, const char *name,
+                            int64_t most, int64_t *out, char *message, size_t size) {
+  const ngio_value *v = ngio_get(object, name);
+  *out = ngio_is(v, NGIO_INTEGER) ? v->is.integer : -1;
   if (*out >= 0 && *out <= most) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_FILE,
                     "%s '%s' of the manifest is no whole number from 0 to %lld", where, name,
@@ -214,11 +213,12 @@ static ng_status read_count(const json_t *object, const char *where, const char 
 
 /* updates <= steps, since <= steps: a schedule or a bias correction that begins in the future has
  * no meaning. */
-static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *message, size_t size) {
+static ng_status read_counters(const ngio_value *manifest, ng_snapshot *s, char *message,
+                               size_t size) {
   const int64_t most = INT64_C(1) << 53;
-  const json_t *c = json_object_get(manifest, "counters");
-  const json_t *live = json_object_get(manifest, "live");
-  const json_t *last = json_object_get(manifest, "last");
+  const ngio_value *c = ngio_get(manifest, "counters");
+  const ngio_value *live = ngio_get(manifest, "live");
+  const ngio_value *last = ngio_get(manifest, "last");
   ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
@@ -229,27 +229,26 @@ static ng_status read_counters(const json_t *manifest, ng_snapshot *s, char *mes
     char where[64];
     const char *name = ng_option_name(ng_scheduled[i]);
     (void)snprintf(where, sizeof where, "live '%s'", name);
-    st = read_count(json_object_get(live, name), where, "since", s->steps, &s->since[i], message,
-                    size);
+    st = read_count(ngio_get(live, name), where, "since", s->steps, &s->since[i], message, size);
   }
   if (st != NG_OK) return st;
-  const json_t *nu = json_object_get(last, "clip"), *inner = json_object_get(last, "inner");
-  if (!json_is_number(nu) || !json_is_number(inner)) {
+  const ngio_value *nu = ngio_get(last, "clip"), *inner = ngio_get(last, "inner");
+  if (!ngio_is_number(nu) || !ngio_is_number(inner)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "'last' of the manifest has no clip or no inner");
   }
-  s->nu = json_number_value(nu); /* what ng_report shows, until the next step */
-  s->inner = json_number_value(inner);
+  s->nu = ngio_number_of(nu); /* what ng_report shows, until the next step */
+  s->inner = ngio_number_of(inner);
   return NG_OK;
 }
 
 /* Of layers that missed no update nothing is said. */
-static ng_status read_missed(const ng_precond *p, const json_t *layers, int64_t updates,
+static ng_status read_missed(const ng_precond *p, const ngio_value *layers, int64_t updates,
                              double *missed, char *message, size_t size) {
   ng_status st = NG_OK;
-  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-    const json_t *l = json_array_get(layers, (size_t)i);
+  const ngio_value *l = ngio_first(layers); /* as many as entries: read_layers */
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++, l = ngio_next(layers, l)) {
     int64_t n = 0;
-    if (json_object_get(l, "missed") != NULL) {
+    if (ngio_get(l, "missed") != NULL) {
       st = read_count(l, p->entry[i]->d.name, "missed", updates, &n, message, size);
     }
     missed[i] = (double)n;
@@ -260,7 +259,7 @@ static ng_status read_missed(const ng_precond *p, const json_t *layers, int64_t 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
 typedef struct block_reader {
-  const json_t *from;
+  const ngio_value *from;
   const char *layer;
   double *to;
   int64_t at;
@@ -273,12 +272,12 @@ typedef struct block_reader {
  * double. */
 static ng_status read_number(void *arg, ng_number *n) {
   block_reader *r = arg;
-  const json_t *v = json_object_get(r->from, n->name);
-  if (!json_is_number(v)) {
+  const ngio_value *v = ngio_get(r->from, n->name);
+  if (!ngio_is_number(v)) {
     return ng_fail_to(r->message, r->size, NG_ERR_FILE,
                       "block '%s' of the manifest has no number '%s'", r->layer, n->name);
   }
-  const double x = json_number_value(v);
+  const double x = ngio_number_of(v);
   if (r->seen < r->counts && !(x >= 0.0 && x <= 9007199254740992.0)) {
     return ng_fail_to(r->message, r->size, NG_ERR_FILE,
                       "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
@@ -291,47 +290,49 @@ static ng_status read_number(void *arg, ng_number *n) {
 
 /* Numbers are found by name and counted: with none missing and as many as there are, none is
  * extra. */
-static ng_status read_blocks(ng_precond *p, const json_t *blocks, double *values, char *message,
+static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *values, char *message,
                              size_t size) {
   block_reader r = {.to = values, .message = message, .size = size};
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
-    r.from = json_object_get(blocks, r.layer);
+    r.from = ngio_get(blocks, r.layer);
     r.seen = 0; /* counted anew for each block */
     r.counts = ng_block_counts(p->block[i]);
     const ng_status st = ng_block_numbers(p->block[i], read_number, &r);
     if (st != NG_OK) return st;
-    if (json_object_size(r.from) != r.seen) {
+    if (r.from->count != r.seen) { /* a map: it had numbers */
       return ng_fail_to(message, size, NG_ERR_FILE,
                         "block '%s' of the manifest has numbers that this version does not know",
                         r.layer);
     }
   }
-  if (json_object_size(blocks) != (size_t)p->blocks) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "the state has %zu blocks and this model %d",
-                      json_object_size(blocks), p->blocks);
+  const size_t n = ngio_is(blocks, NGIO_OBJECT) ? blocks->count : 0;
+  if (n != (size_t)p->blocks) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "the state has %zu blocks and this model %d", n,
+                      p->blocks);
   }
   return NG_OK;
 }
 
 /* The format before all else, as it says what the rest means.  Layers before options: who loads the
  * wrong file should read about layers. */
-ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s, double *values,
-                           char *message, size_t size) {
+ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapshot *s,
+                           double *values, char *message, size_t size) {
   memset(s, 0, sizeof *s);
-  const json_t *format = json_object_get(manifest, "format");
-  if (!json_is_integer(format) || json_integer_value(format) != NG_STATE_FORMAT) {
+  const ngio_value *format = ngio_get(manifest, "format");
+  const int64_t is = ngio_is(format, NGIO_INTEGER) ? format->is.integer : 0;
+  if (is != NG_STATE_FORMAT) {
     return ng_fail_to(message, size, NG_ERR_FILE,
                       "format %lld of the state is not known to this version (it reads %d)",
-                      (long long)json_integer_value(format), NG_STATE_FORMAT);
+                      (long long)is, NG_STATE_FORMAT);
   }
-  ng_status st = read_layers(p, json_object_get(manifest, "layers"), message, size);
+  ng_status st = read_layers(p, ngio_get(manifest, "layers"), message, size);
   if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
   if (st == NG_OK) st = read_counters(manifest, s, message, size);
-  if (st == NG_OK) st = read_blocks(p, json_object_get(manifest, "blocks"), values, message, size);
+  if (st == NG_OK) st = read_blocks(p, ngio_get(manifest, "blocks"), values, message, size);
   if (st != NG_OK) return st;
-  return read_missed(p, json_object_get(manifest, "layers"), s->updates,
-                     values + ng_state_block_values(p), message, size);
+  return read_missed(p, ngio_get(manifest, "layers"), s->updates, values + ng_state_block_values(p),
+                     message, size);
 }
 
 /* Options first, values of the coming step last: they follow from options, since and steps.  A

@@ -16,8 +16,6 @@
 #include "json.h"
 #include "step/step.h"
 
-#include <jansson.h>
-
 #define NG_STATE_FORMAT 2 /* 1: before statistics were the engine's */
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
@@ -64,8 +62,8 @@ typedef struct ng_snapshot {
 } ng_snapshot;
 
 /* Compare `manifest` with this model and fill *s and `values`.  Nothing of p changes. */
-ng_status ng_manifest_read(ng_precond *p, const json_t *manifest, ng_snapshot *s, double *values,
-                           char *message, size_t size);
+ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapshot *s,
+                           double *values, char *message, size_t size);
 /* Cannot fail. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values);
 

@@ -121,7 +121,7 @@ void ng_work_close(ng_work *w) {
   ngio_writer_abandon(&w->writer);
   ngio_tensors_close(&w->file);
   ngio_source_close(&w->source);
-  json_decref(w->manifest);
+  ngio_json_free(&w->manifest);
   ngio_out_free(&w->out);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
