@@ -5,111 +5,12 @@
 #include "recording.h"
 
 #include "cli.h"
-#include "npy.h"
 
-#include <dirent.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <sys/stat.h>
-
-/* ---- a folder of .npy files ------------------------------------------------------------------*/
-
-static int by_name(const void *x, const void *y) {
-  return strcmp(((const ngio_tensor *)x)->name, ((const ngio_tensor *)y)->name);
-}
-
-static int read_text(const char *path, char **out) {
-  enum { MOST = 1 << 24 };
-  *out = NULL;
-  ngio_source s;
-  char message[1024] = "";
-  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK) return cli_bad("%s", message);
-  const int64_t n = s.size;
-  char *text = n <= MOST ? cli_take((size_t)n + 1, 1) : NULL;
-  const bool good = text != NULL && ngio_source_read(&s, 0, text, n, NULL, 0) == NGIO_OK &&
-                    memchr(text, 0, (size_t)n) == NULL;
-  ngio_source_close(&s);
-  if (!good) {
-    free(text);
-    return cli_bad("%s: no text of at most %d bytes", path, MOST);
-  }
-  text[n] = 0;
-  *out = text;
-  return CLI_OK;
-}
-
-/* The names of the .npy files, without the ending, as tensors without data. */
-static int list_arrays(const char *path, recording_folder *out) {
-  DIR *dir = opendir(path);
-  if (dir == NULL) return cli_bad("%s: cannot be opened", path);
-  int room = 0;
-  for (const struct dirent *e; (e = readdir(dir)) != NULL;) {
-    const size_t n = strlen(e->d_name);
-    if (n <= 4 || strcmp(e->d_name + n - 4, ".npy") != 0) continue;
-    if (out->n == room) {
-      room = room * 2 + 64;
-      ngio_tensor *grown = cli_take((size_t)room, sizeof *grown);
-      if (out->n > 0) memcpy(grown, out->tensor, (size_t)out->n * sizeof *grown);
-      free(out->tensor);
-      out->tensor = grown;
-    }
-    char *name = cli_take(n - 3, 1);
-    memcpy(name, e->d_name, n - 4);
-    out->tensor[out->n++].name = name;
-  }
-  (void)closedir(dir);
-  if (out->n == 0) return cli_bad("%s: no .npy files", path);
-  qsort(out->tensor, (size_t)out->n, sizeof *out->tensor, by_name);
-  return CLI_OK;
-}
-
-int recording_folder_read(const char *path, recording_folder *out) {
-  memset(out, 0, sizeof *out);
-  char file[4096], message[1024] = "";
-  (void)snprintf(file, sizeof file, "%s/case.json", path);
-  if (access(file, F_OK) != 0) {
-    return cli_bad(
-        "%s: no case.json in it, expected the folder of one recording (or give the files of "
-        "several)",
-        path);
-  }
-  int rc = read_text(file, &out->text);
-  if (rc == CLI_OK) rc = list_arrays(path, out);
-  ngio_npy *array = NULL;
-  if (rc == CLI_OK) out->arrays = array = cli_take((size_t)out->n, sizeof *array);
-  for (int i = 0; rc == CLI_OK && i < out->n; i++) {
-    ngio_tensor *t = &out->tensor[i];
-    (void)snprintf(file, sizeof file, "%s/%s.npy", path, t->name);
-    if (ngio_npy_read(file, &array[i], message, sizeof message) != NGIO_OK) {
-      rc = cli_bad("%s", message);
-      break;
-    }
-    t->dtype = array[i].dtype;
-    t->ndim = array[i].ndim;
-    memcpy(t->shape, array[i].shape, sizeof t->shape);
-    t->data = array[i].data;
-    t->bytes = array[i].bytes;
-  }
-  if (rc != CLI_OK) recording_folder_free(out);
-  return rc;
-}
-
-void recording_folder_free(recording_folder *f) {
-  ngio_npy *array = f->arrays;
-  for (int i = 0; i < f->n; i++) {
-    char *name;
-    memcpy(&name, &f->tensor[i].name, sizeof name); /* ours: taken in list_arrays */
-    free(name);
-    if (array != NULL) ngio_npy_free(&array[i]);
-  }
-  free(array);
-  free(f->tensor);
-  free(f->text);
-  memset(f, 0, sizeof *f);
-}
 
 /* ---- case.json -------------------------------------------------------------------------------*/
 
@@ -207,6 +108,53 @@ static void read_layer(reader *in, const json_t *layers, const char *name, shape
   }
 }
 
+/* A parameter [rows, ...]: a linear layer; one axis: one output. */
+static void read_parameter(reader *in, const json_t *o, int i, shape *l) {
+  enum { MOST = 1 << 30 };
+  const char *name = json_string_value(json_object_get(o, "name"));
+  const json_t *lengths = json_object_get(o, "shape");
+  const size_t axes = json_array_size(lengths);
+  if (name == NULL || strlen(name) > 60 || axes < 1 || axes > 4) {
+    wrong(in, "case.json: entry %d of parameters has no name of at most 60 letters or no shape", i);
+    return;
+  }
+  (void)snprintf(l->name, sizeof l->name, "%s", name);
+  l->in = l->out = l->positions = 1;
+  for (size_t k = 0; k < axes; k++) {
+    const json_t *x = json_array_get(lengths, k);
+    if (!json_is_integer(x) || json_integer_value(x) < 1 || json_integer_value(x) > 1 << 20) {
+      wrong(in, "case.json: parameter %s: a length is no whole number from 1 to 1048576", name);
+      return;
+    }
+    *(k == 0 && axes > 1 ? &l->out : &l->in) *= json_integer_value(x);
+    if (l->in > MOST) {
+      wrong(in, "case.json: parameter %s has more than %d elements in a row", name, MOST);
+      return;
+    }
+  }
+}
+
+static void read_parameters(reader *in, const json_t *list) {
+  recording *r = in->r;
+  if (!json_is_array(list) || json_array_size(list) < 1 || json_array_size(list) > 4096) {
+    wrong(in, "case.json: parameters is no list of 1 to 4096");
+  }
+  if (r->ranks > 1 || r->micro_batches > 1) {
+    wrong(in, "case.json: parameters of several ranks or micro-batches are not supported");
+  }
+  if (in->rc != CLI_OK) return;
+  r->parameters = true;
+  r->layers = (int)json_array_size(list);
+  r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
+  for (int i = 0; i < r->layers && in->rc == CLI_OK; i++) {
+    read_parameter(in, json_array_get(list, (size_t)i), i, &r->layer[i]);
+    for (int k = 0; k < i && in->rc == CLI_OK; k++) {
+      if (strcmp(r->layer[k].name, r->layer[i].name) == 0)
+        wrong(in, "case.json: parameters has %s twice", r->layer[i].name);
+    }
+  }
+}
+
 static void read_case(reader *in, const char *text) {
   recording *r = in->r;
   json_error_t error;
@@ -235,6 +183,11 @@ static void read_case(reader *in, const char *text) {
   r->micro_batches = (int)number(in, r->root, "", "micro_batches", 1, 1000, 1);
   r->ranks = (int)number(in, r->root, "", "ranks", 1, 64, 1);
   (void)number(in, r->root, "", "batch", 1, 1 << 24, -1);
+  const json_t *parameters = json_object_get(r->root, "parameters");
+  if (parameters != NULL) {
+    read_parameters(in, parameters);
+    return;
+  }
   r->layers = (int)json_array_size(order);
   r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
   for (int i = 0; in->rc == CLI_OK && i < r->layers; i++) {
@@ -260,8 +213,7 @@ typedef struct store {
 
 static const ngio_tensor *find(const store *from, const char *name) {
   if (from->file != NULL) return ngio_tensors_find(from->file, name);
-  const ngio_tensor key = {.name = name};
-  return bsearch(&key, from->folder->tensor, (size_t)from->folder->n, sizeof key, by_name);
+  return recording_folder_find(from->folder, name);
 }
 
 static void shape_text(const int64_t *lengths, int32_t n, char *text, size_t size) {
@@ -376,19 +328,36 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
   if (g != NULL) s->g = g->data;
 }
 
-/* What a step has of one parameter: its gradient, the result and, where weights decay, the weight. */
+/* What a step has of one parameter: its gradient, the result and, where it is looked at, the weight. */
 typedef struct step_name {
   char text[160];
 } step_name;
 
-static int step_arrays(const recording *r) { return r->weight_decay != 0 ? 3 : 2; }
+static int step_arrays(const recording *r) { return r->parameters || r->weight_decay != 0 ? 3 : 2; }
 
-static step_name name_in(int step, const shape *l, int bias, int k) {
+static step_name name_in(const recording *r, int step, const shape *l, int bias, int k) {
   static const char *const ending[3] = {"grad", "out", "before"};
-  const char *which = l->norm ? (bias ? "beta" : "gamma") : bias ? "bias" : "weight";
+  const char *which = l->norm ? (bias ? ".beta" : ".gamma") : bias ? ".bias" : ".weight";
   step_name n;
-  (void)snprintf(n.text, sizeof n.text, "s%d.%s.%s.%s", step, l->name, which, ending[k]);
+  (void)snprintf(n.text, sizeof n.text, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which,
+                 ending[k]);
   return n;
+}
+
+static void take_parameter(reader *in, const store *from, int step, const shape *l,
+                           recording_step *s) {
+  const float **to[3] = {&s->grad, &s->out, &s->before};
+  for (int k = 0; k < step_arrays(in->r); k++) {
+    const step_name name = name_in(in->r, step, l, 0, k);
+    const ngio_tensor *t = fetch(in, from, name.text, NULL, 0);
+    if (t == NULL) return;
+    if (t->bytes != 4 * l->in * l->out) {
+      wrong(in, "array %s has %lld elements, its parameter %lld", name.text,
+            (long long)(t->bytes / 4), (long long)(l->in * l->out));
+      return;
+    }
+    *to[k] = t->data;
+  }
 }
 
 static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
@@ -396,7 +365,7 @@ static void take_step(reader *in, const store *from, int step, const shape *l, r
                             {&s->bias_grad, &s->bias_out, &s->bias_before}};
   for (int bias = 0; bias < (l->bias ? 2 : 1); bias++) {
     for (int k = 0; k < step_arrays(in->r); k++) {
-      const step_name name = name_in(step, l, bias, k);
+      const step_name name = name_in(in->r, step, l, bias, k);
       const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
       const ngio_tensor *t = fetch(in, from, name.text, expect,
                                    bias || l->norm ? 1
@@ -437,7 +406,7 @@ static bool step_there(reader *in, const store *from, int step) {
   for (int i = 0; i < r->layers; i++) {
     for (int bias = 0; bias < (r->layer[i].bias ? 2 : 1); bias++) {
       for (int k = 0; k < step_arrays(r); k++) {
-        if (!there(in, from, name_in(step, &r->layer[i], bias, k).text)) return false;
+        if (!there(in, from, name_in(r, step, &r->layer[i], bias, k).text)) return false;
       }
     }
   }
@@ -449,7 +418,7 @@ static bool step_there(reader *in, const store *from, int step) {
 static bool all_there(reader *in, const store *from) {
   const recording *r = in->r;
   for (int step = 0; step < r->steps; step++) {
-    for (int rank = 0; rank < r->ranks; rank++) {
+    for (int rank = 0; rank < r->ranks && !r->parameters; rank++) {
       for (int m = 0; m < r->micro_batches; m++) {
         if (!shown_there(in, from, prefix_of(r, rank, step, m).text)) return false;
       }
@@ -462,9 +431,15 @@ static bool all_there(reader *in, const store *from) {
 static void take_all(reader *in, const store *from) {
   recording *r = in->r;
   if (!all_there(in, from)) return;
+  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
+  for (int step = 0; step < r->steps && r->parameters; step++) {
+    for (int i = 0; i < r->layers; i++) {
+      take_parameter(in, from, step, &r->layer[i], &r->step[step * r->layers + i]);
+    }
+  }
+  if (r->parameters) return;
   r->shown = cli_take((size_t)r->ranks * (size_t)r->steps,
                       (size_t)r->micro_batches * (size_t)r->layers * sizeof *r->shown);
-  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
   recording_shown *s = r->shown;
   for (int rank = 0; rank < r->ranks; rank++) {
     for (int step = 0; step < r->steps; step++) {

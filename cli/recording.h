@@ -5,6 +5,10 @@
  * output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
  * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*,
  * .beta.*); sT.L.weight.before, the weights, where weight_decay adds some of them to the gradients.
+ *
+ * A program that looks at gradients only has a list of "parameters" P with shapes, and of each
+ * sT.P.before (the weight), .grad and .out (the direction); `layer` has one entry a parameter then, a
+ * weight as a linear layer, what has one axis as one with one output.
  */
 #ifndef CLI_RECORDING_H
 #define CLI_RECORDING_H
@@ -24,6 +28,7 @@ typedef struct recording_folder {
   void *arrays;        /* their memory                                                            */
 } recording_folder;
 int recording_folder_read(const char *path, recording_folder *out); /* 0, or 2 with a line told   */
+const ngio_tensor *recording_folder_find(const recording_folder *f, const char *name); /* or NULL */
 void recording_folder_free(recording_folder *f);
 
 /* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer. */
@@ -35,7 +40,7 @@ typedef struct recording_shown {
 /* Gradient and result of one layer in one step; bias pointers are NULL without one. */
 typedef struct recording_step {
   const float *grad, *out, *bias_grad, *bias_out;
-  const float *before, *bias_before; /* NULL without weight_decay */
+  const float *before, *bias_before; /* weights, of parameters and with weight_decay; else NULL */
 } recording_step;
 
 typedef struct recording {
@@ -43,6 +48,7 @@ typedef struct recording {
   json_t *root, *config;
   const char *system, *method;
   double weight_decay, loss_scale; /* 0, 1 */
+  bool parameters;                 /* there are no layers, only parameters */
   int layers, steps, micro_batches, ranks;
   shape *layer; /* image: of the captured input; positions: as many as were captured           */
   recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */

@@ -333,7 +333,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Each option has one meaning; no sign or zero of a number selects another algorithm.  Defaults,
  * bounds, which ones a layer may have of its own and which may change while a model lives are rows
  * of ng_option_at, as `natgrad info --options` prints them; methods, of ng_method_at: natgrad, kaisa,
- * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam, mfac, ggt, spngd.
+ * mpd-kfac, dp-kfac, eva, eva-natgrad, eva-f, eva-kfac, adasgd, sam, mfac, ggt, spngd, efcp,
+ * sparse-ggt, lowrank-mfac.
  *
  * Curvature.  Kronecker family: A (x) G as in Martens & Grosse 2015 (arXiv 1503.05671), for
  * convolutions Grosse & Martens 2016 (arXiv 1602.01407).  Rank-one family: (a a') (x) (g g'), a
@@ -456,6 +457,17 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Where a fused update happens.
  *   update_ranks    all | owner: every rank moves every weight; or the owner of its block (of a tensor,
  *                   rank index mod W), which alone keeps its moments, and all ranks get the weights of it
+ *
+ * Windows of parts of a gradient.
+ *   window_store    dense | topk | lowrank: G has the gradients, or what is sent of a = e + D; e = a less
+ *                   that (error feedback, from 0), and x is what is sent, too (EFCP, arXiv 2306.06098)
+ *   window_density  topk: k / d, in (0,1]
+ *   window_topk     global | layer | block: the k largest entries of all, of each parameter (both cut, at least 1), or
+ *                   of each 32,768 in a row (rounded up); of equal ones the first
+ *   window_rest     kept | added: (D - x) / damping is added to PD (mfac)
+ *   window_feedback_lr     1: a = e + lr D
+ *   window_rank     lowrank: P Q' with so many columns for each weight [out, ...], one power iteration
+ *                   from the last Q (PowerSGD, arXiv 1905.13727); biases and tensors whole
  */
 typedef struct ng_options ng_options;
 

@@ -165,6 +165,19 @@ static const family families[] = {
     {"ggt", "method=ggt" WINDOW("damping=0.5 window_momentum=0.5 window_forget=0.9"), EVERYONE,
      .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
      .predict = window_predict, .growth = 64},
+    {"efcp", "method=efcp" WINDOW("damping=0.1 window_density=0.3 window_topk=layer"), SHAPED,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
+    {"efcp, rest added, bf16",
+     "method=efcp" WINDOW(
+         "damping=0.1 window_density=0.3 window_rest=added window_dtype=bf16 window_momentum=0.5"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
+    {"sparse-ggt", "method=sparse-ggt" WINDOW("damping=0.5 window_density=0.3 window_topk=layer"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
+    {"lowrank-mfac", "method=lowrank-mfac" WINDOW("damping=0.1 window_rank=2 window_momentum=0.3"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .growth = 8},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 

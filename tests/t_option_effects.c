@@ -56,6 +56,7 @@ typedef struct run {
   const char *step;                   /* "gradient", "sgd", "adamw" */
   int32_t odd_rank;                   /* this rank sees other data; -1: none */
   bool only_fc1;                      /* the weights of the other layers are 0 */
+  double lr;                          /* of ng_step; 0: 1 */
   /* what came out: one of each rank */
   struct outcome {
     ng_status st;
@@ -148,7 +149,7 @@ static ng_status one_step(const run *what, ng_precond *p) {
   a.lr = 1;
   if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s, 1);
   if (strcmp(what->step, "adamw") == 0) return ng_step_adamw(p, &a, 1);
-  return ng_step(p, 1.0);
+  return ng_step(p, what->lr > 0 ? what->lr : 1.0);
 }
 
 /* The same gradient on all ranks; of another step, another one. */
@@ -1375,6 +1376,73 @@ static void effect_window_mask(void **state) {
   }
 }
 
+#define TOPK MFAC "window_store=topk window_density=0.3; "
+/* Entries that are not 0 in the first step. */
+static int32_t sent(const run *r, int64_t from, int64_t to) {
+  int32_t n = 0;
+  for (int64_t k = from; k < to; k++) {
+    n += r->rank[0].P[0][k] != 0;
+  }
+  return n;
+}
+
+static void effect_window_store(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_store=dense", TOPK, 0);
+  windows_differ(MFAC "window_store=dense", MFAC "window_store=lowrank", 0);
+  windows_differ(TOPK, MFAC "window_store=lowrank", 0);
+}
+
+static void effect_window_density(void **state) {
+  (void)state;
+  const run a = with(TOPK "window_density=0.1"), b = with(TOPK "window_density=0.5");
+  assert_int_equal(sent(&a, 0, TOTAL), 13);
+  assert_int_equal(sent(&b, 0, TOTAL), 65);
+  const run all = with(TOPK "window_density=1"), dense = with(MFAC);
+  assert_within(gap(&all, &dense), 1e-6);
+}
+
+/* fc1 has 35 numbers and conv 76, with biases of 5 and 4. */
+static void effect_window_topk(void **state) {
+  (void)state;
+  const run a = with(TOPK "window_topk=global"), b = with(TOPK "window_topk=layer"),
+            c = with(TOPK "window_topk=block");
+  assert_int_equal(sent(&a, 0, TOTAL), 39);
+  assert_int_equal(sent(&b, layer[FC1].at, layer[FC1].at + 30), 9);
+  assert_int_equal(sent(&b, layer[FC1].at + 30, layer[FC2].at), 1);
+  assert_int_equal(sent(&b, layer[CONV].at, layer[FC1].at), 21 + 1);
+  assert_int_equal(sent(&c, 0, TOTAL), 40); /* one block, rounded up */
+}
+
+static void effect_window_rest(void **state) {
+  (void)state;
+  windows_differ(TOPK "window_rest=kept", TOPK "window_rest=added", 0);
+  const run a = with(TOPK "window_rest=added");
+  assert_int_equal(sent(&a, 0, TOTAL), TOTAL);
+}
+
+/* Every lr is 1 here; of half of it, what entered is half as large. */
+static void effect_window_feedback_lr(void **state) {
+  (void)state;
+  run a = usual, b = usual, c = usual;
+  a.settings = c.settings = TOPK "window_feedback_lr=1 clip=none";
+  b.settings = TOPK "window_feedback_lr=0 clip=none";
+  a.lr = 0.5;
+  a = play(a);
+  b = play(b);
+  c = play(c);
+  assert_differ(gap_at(&a, &b, 0));
+  assert_within(gap_at(&c, &b, 0), 0);
+}
+
+static void effect_window_rank(void **state) {
+  (void)state;
+  windows_differ(MFAC "window_store=lowrank window_rank=1",
+                 MFAC "window_store=lowrank window_rank=2", 0);
+  const run all = with(MFAC "window_store=lowrank window_rank=18"), dense = with(MFAC);
+  assert_within(gap(&all, &dense), 1e-5);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_run_twice),
@@ -1433,6 +1501,12 @@ int main(void) {
       cmocka_unit_test(effect_stat_refresh),
       cmocka_unit_test(effect_refresh_tolerance),
       cmocka_unit_test(effect_update_ranks),
+      cmocka_unit_test(effect_window_store),
+      cmocka_unit_test(effect_window_density),
+      cmocka_unit_test(effect_window_topk),
+      cmocka_unit_test(effect_window_rest),
+      cmocka_unit_test(effect_window_feedback_lr),
+      cmocka_unit_test(effect_window_rank),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

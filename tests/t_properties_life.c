@@ -99,6 +99,7 @@ static void ranks_see_the_same(const variant *v) {
   const ng_options usual = v_options(v);
   scene *one = v_even(steps_of(&usual), 1, 27);
   v_means(one);
+  v_weights(one); /* some begin with them */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < CROWDS; k++) {
     scene *s = on_every_rank(one, crowd[k]);

@@ -131,6 +131,7 @@ static void random_gradient(rng *r, const double *common, float *g, int64_t d, d
 typedef struct drawn {
   char options[400];
   int64_t in, out, count, steps;
+  bool grid; /* gradients are multiples of 1/512 */
   double tolerance;
 } drawn;
 
@@ -152,6 +153,8 @@ static double play(const drawn *c, const char *linalg, uint64_t seed) {
   fixture_ok(&k.f, ng_ready(k.f.p));
   for (int64_t t = 0; t < c->steps; t++) {
     random_gradient(&r, common, k.g, k.d, 1);
+    for (int64_t i = 0; i < k.d && c->grid; i++)
+      k.g[i] = rintf(512 * k.g[i]) / 512;
     for (int64_t i = 0; i < k.d; i++)
       g[i] = (double)k.g[i];
     window_oracle_step(want, g, w, 1, t % o.stat_period == 0, u);
@@ -239,6 +242,39 @@ static void rows_in_bf16(void **state) {
   }
 }
 
+/* Sent and kept are all that came; density 1 is the dense window.  In bf16 too: what rounding took is kept.
+ * Where entries are nearly alike, rounding of e would choose; so gradients are on a grid of 1/512, and so is
+ * e: f32 holds all of it, bf16 the upper 8 bits of what is sent. */
+static void largest_entries(void **state) {
+  static const char *const modes[] = {"global", "layer", "block"};
+  rng r = {test_seed() + 4};
+  for (int64_t n = 0; n < test_times(150); n++) {
+    drawn c = {.in = 1 + rng_below(&r, 6),
+               .out = 1 + rng_below(&r, 5),
+               .count = 1 + rng_below(&r, 9),
+               .grid = true};
+    const int64_t m = 1 + rng_below(&r, 6);
+    c.steps = 1 + rng_below(&r, 3 * m);
+    (void)snprintf(c.options, sizeof c.options,
+                   "method=efcp window=%d damping=%.9g window_density=%g window_topk=%s "
+                   "window_scope=%s window_rest=%s window_dtype=%s window_function=%s "
+                   "window_momentum=%g stat_period=%d window_feedback_lr=%d",
+                   (int)m, pow(10, -1 - 3 * rng_real(&r)),
+                   rng_below(&r, 4) ? rng_real(&r) + 1e-9 : 1, modes[rng_below(&r, 3)],
+                   rng_below(&r, 3) ? "model" : "parameter", rng_below(&r, 2) ? "kept" : "added",
+                   rng_below(&r, 2) ? "f32" : "bf16", "mfac", rng_below(&r, 2) ? 0.5 : 0.0,
+                   1 + (int)rng_below(&r, 2), (int)rng_below(&r, 2));
+    hold(&c, *state, rng_next(&r), 1e-5);
+  }
+  for (int64_t n = 0; n < test_times(30); n++) {
+    drawn c = {.in = 4, .out = 5, .count = 7, .steps = 8, .grid = true};
+    (void)snprintf(c.options, sizeof c.options,
+                   "method=sparse-ggt window=3 damping=%g window_density=%g",
+                   pow(10, -3 * rng_real(&r)), 0.02 + 0.5 * rng_real(&r));
+    hold(&c, *state, rng_next(&r), 1e-5);
+  }
+}
+
 /* Three times the same gradient, so large that double does not see damping beside it: u = g / (lambda +
  * k |g|^2 / m) in step k all the same, and the second and third step say what happened.  1e-3: the raised diagonal leaves a condition of 1e12. */
 static void rows_that_are_alike(void **state) {
@@ -280,6 +316,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(listed_numbers),           EACH(inverts_the_window), EACH(divides_by_singular_values),
       EACH(momentum_decay_and_masks), EACH(rows_in_bf16),       EACH(rows_that_are_alike),
+      EACH(largest_entries),
   };
   return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }

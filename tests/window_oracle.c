@@ -7,6 +7,8 @@
 
 static double *zeros(int64_t n) { return scene_room(sizeof(double) * (size_t)n); }
 
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+
 window_oracle *window_oracle_open(const ng_options *o, int32_t parameters, const int64_t *size,
                                   const int64_t *rows) {
   window_oracle *k = scene_room(sizeof *k);
@@ -38,8 +40,6 @@ void window_oracle_close(window_oracle **at) {
   *at = NULL;
 }
 
-static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
-
 /* ---- what enters -----------------------------------------------------------------------------*/
 
 static double to_bf16(double x) {
@@ -47,6 +47,86 @@ static double to_bf16(double x) {
   if (x == 0) return 0;
   (void)frexp(x, &e);
   return ldexp(nearbyint(ldexp(x, 8 - e)), e - 8);
+}
+
+/* What top-k sends of a, in place; e is the rest.  The largest first, of equal ones the first. */
+static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
+  bool *sent = scene_room((size_t)n);
+  for (int64_t c = 0; c < count; c++) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < n; i++) {
+      if (!sent[i] && (best < 0 || fabs(a[from + i]) > fabs(a[from + best]))) best = i;
+    }
+    sent[best] = true;
+  }
+  for (int64_t i = from; i < from + n; i++) {
+    const double x = !sent[i - from] ? 0 : is(k->o.window_dtype, "bf16") ? to_bf16(a[i]) : a[i];
+    k->e[i] = a[i] - x;
+    a[i] = x;
+  }
+  free(sent);
+}
+
+static void send_topk(window_oracle *k, double *a) {
+  const char *mode = k->o.window_topk;
+  const int32_t n = is(mode, "layer") ? k->parameters : k->parts;
+  int64_t from = 0;
+  for (int32_t i = 0; i < n; i++) { /* a block is larger than all of a test's parameters */
+    const int64_t size = is(mode, "layer") ? k->size[i] : k->part[i + 1] - k->part[i];
+    const double count = k->o.window_density * (double)size;
+    const int64_t c = (int64_t)(is(mode, "block") ? ceil(count) : floor(count));
+    send_largest(k, a, from, size, c < 1 ? 1 : c);
+    from += size;
+  }
+}
+
+/* P of a Q by Gram and Schmidt, Q = a' P, what is sent P Q'. */
+static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
+  const int64_t r = k->rows[p], c = k->size[p] / r;
+  int64_t rank = k->o.window_rank < r ? k->o.window_rank : r;
+  if (rank > c) rank = c;
+  if (r == 1) return;
+  double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
+  for (int64_t j = 0; j < rank; j++) {
+    for (int64_t i = 0; i < r * c; i++)
+      P[i / c * rank + j] += x[i] * Q[i % c * rank + j];
+    for (int64_t l = 0; l < j; l++) {
+      double along = 0;
+      for (int64_t i = 0; i < r; i++)
+        along += P[i * rank + l] * P[i * rank + j];
+      for (int64_t i = 0; i < r; i++)
+        P[i * rank + j] -= along * P[i * rank + l];
+    }
+    double norm = 0;
+    for (int64_t i = 0; i < r; i++)
+      norm += P[i * rank + j] * P[i * rank + j];
+    for (int64_t i = 0; i < r; i++)
+      P[i * rank + j] /= sqrt(norm) + 1e-8;
+  }
+  memset(Q, 0, sizeof *Q * (size_t)(c * rank));
+  for (int64_t i = 0; i < r * c; i++) {
+    for (int64_t j = 0; j < rank; j++)
+      Q[i % c * rank + j] += x[i] * P[i / c * rank + j];
+  }
+  for (int64_t i = 0; i < r * c; i++) {
+    double y = 0;
+    for (int64_t j = 0; j < rank; j++)
+      y += P[i / c * rank + j] * Q[i % c * rank + j];
+    k->e[from + i] = x[i] - y;
+    x[i] = y;
+  }
+  free(P);
+}
+
+/* a <- what is sent of e + by a. */
+static void send(window_oracle *k, double by, double *a) {
+  const bool topk = is(k->o.window_store, "topk");
+  if (is(k->o.window_store, "dense")) return;
+  for (int64_t i = 0; i < k->d; i++)
+    a[i] = k->e[i] + by * a[i];
+  if (topk) send_topk(k, a);
+  for (int32_t p = 0, at = 0; p < k->parameters && !topk; at += (int32_t)k->size[p++])
+    send_factors(k, a, p, at);
 }
 
 static void push(window_oracle *k, const double *x) {
@@ -61,8 +141,37 @@ static void push(window_oracle *k, const double *x) {
 
 /* ---- functions -------------------------------------------------------------------------------*/
 
+/* The same for many unknowns, by the published recursion (M-FAC's static algorithm):
+ * F_i^-1 = F_{i-1}^-1 - V_i V_i' / q_i, V_i = F_{i-1}^-1 g_i, q_i = M + g_i'V_i, F_0 = lambda I. */
+static void recursion(const window_oracle *k, int64_t from, int64_t n, double M, double *x) {
+  double *V = zeros((k->count + 1) * n), *q = zeros(k->count + 1);
+  for (int64_t i = 0; i <= k->count; i++) { /* the last is x itself */
+    const double *g = i < k->count ? k->G + i * k->d + from : x;
+    double *v = V + i * n;
+    for (int64_t c = 0; c < n; c++)
+      v[c] = g[c] / k->o.damping;
+    for (int64_t j = 0; j < i; j++) {
+      double along = 0;
+      for (int64_t c = 0; c < n; c++)
+        along += V[j * n + c] * g[c];
+      for (int64_t c = 0; c < n; c++)
+        v[c] -= along / q[j] * V[j * n + c];
+    }
+    q[i] = M;
+    for (int64_t c = 0; c < n; c++)
+      q[i] += v[c] * g[c];
+  }
+  memcpy(x, V + k->count * n, sizeof *x * (size_t)n);
+  free(V);
+  free(q);
+}
+
 static void mfac(const window_oracle *k, int64_t from, int64_t n, double *x) {
   const double M = is(k->o.window_divisor, "filled") ? (double)k->count : (double)k->o.window;
+  if (n > 100) {
+    recursion(k, from, n, M, x);
+    return;
+  }
   double *F = zeros(n * n);
   for (int64_t i = 0; i < n; i++) {
     for (int64_t j = 0; j < n; j++) {
@@ -119,14 +228,18 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
                         double *u) {
   const double mu = k->o.window_momentum, decay = k->o.window_decay;
   const char *form = k->o.window_momentum_form;
-  double *x = zeros(k->d);
-  (void)lr;
+  double *x = zeros(k->d), *y = zeros(k->d); /* y: what is added to the direction */
   for (int64_t i = 0; i < k->d; i++) {
     const bool l2 = decay > 0 && is(k->o.window_decay_form, "gradient");
     x[i] = k->mask != NULL && !k->mask[i] ? 0 : g[i] + (l2 ? decay * w[i] : 0);
-    if (enters && is(k->o.window_dtype, "bf16")) x[i] = to_bf16(x[i]);
+    if (enters && is(k->o.window_store, "dense") && is(k->o.window_dtype, "bf16"))
+      x[i] = to_bf16(x[i]);
+    y[i] = x[i];
   }
+  if (enters) send(k, k->o.window_feedback_lr ? lr : 1, x);
   if (enters) push(k, x);
+  for (int64_t i = 0; i < k->d; i++)
+    y[i] = enters && is(k->o.window_rest, "added") ? (y[i] - x[i]) / k->o.damping : 0;
   for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
     x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
@@ -139,11 +252,13 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
     }
   }
   for (int64_t i = 0; i < k->d; i++) {
+    u[i] += y[i];
     if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
     if (mu > 0 && !is(form, "gradient"))
       u[i] = k->v[i] = mu * k->v[i] + (is(form, "average") ? 1 - mu : 1) * u[i];
   }
   free(x);
+  free(y);
 }
 
 /* ---- a scene ---------------------------------------------------------------------------------*/

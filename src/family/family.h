@@ -33,6 +33,7 @@ typedef struct ng_obs {
   int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
   int64_t batch;           /* the number of the micro-batch */
   double loss_scale;
+  double lr; /* NG_SEES_FLATGRAD: of the step */
   ng_reduction reduction;
   double most; /* the largest magnitude in it; of a family that scans, 0 */
 } ng_obs;

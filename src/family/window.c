@@ -56,6 +56,23 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "window",
                       o->window_divisor);
   }
+  if (s->window_function == NG_WINDOW_GGT && s->window_rest == NG_REST_ADDED) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_rest = added: only window_function = mfac has it; leave it at kept");
+  }
+  if (s->window_store != NG_STORE_DENSE &&
+      (s->window_forget != 1.0 ||
+       (s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT))) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_store = %s: window_forget and window_momentum_form = gradient need "
+                      "window_store = dense",
+                      o->window_store);
+  }
+  if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
+    return ng_fail_to(message, size, NG_ERR_ABSENT,
+                      "window_dtype = %s: factors of window_store = lowrank are kept in f32",
+                      o->window_dtype);
+  }
   if (s->window_function == NG_WINDOW_GGT && s->window_decay > 0.0 &&
       s->window_decay_form == NG_DECAY_DIRECTION) {
     return ng_fail_to(
@@ -122,7 +139,9 @@ static ng_status create(ng_block *b) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
                    (long long)b->base.window);
   }
-  w->store = &ng_window_dense;
+  w->store = b->base.window_store == NG_STORE_TOPK      ? &ng_window_topk_store
+             : b->base.window_store == NG_STORE_LOWRANK ? &ng_window_lowrank_store
+                                                        : &ng_window_dense;
   w->m = b->base.window;
   w->places = w->m + 1;
   w->segments = b->segments;
@@ -194,6 +213,7 @@ static ng_status begin(ng_block *b) {
                    "'%s': its weight is not bound, and window_mask needs it at ng_ready", s->name);
   }
   if (w->mask != NULL) ng_window_mark(b);
+  if (w->store->begin != NULL) w->store->begin(b);
   return NG_OK;
 }
 
@@ -252,8 +272,8 @@ static bool gather(ng_block *b, float *to) {
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const ng_status st = need_weights(b);
-  (void)o;
   if (st != NG_OK) return st;
+  w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
   w->x = w->store->target(b);
   if (!gather(b, w->x)) {
     w->store->drop(b, ng_window_head(w));
@@ -276,9 +296,18 @@ static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   double by;
   const ng_status st = ng_window_solve(b, NULL, &by);
+  const bool rest = b->base.window_rest == NG_REST_ADDED;
+  if (rest) { /* + (g - row) / damping */
+    (void)gather(b, w->u);
+    for (int32_t i = 0; i < w->parts; i++) {
+      w->part[i].c[ng_window_head(w)] -= 1.0 / b->opt.damping;
+    }
+  } else if (decays(b, NG_DECAY_DIRECTION)) {
+    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+  }
+  if (rest) by = 1.0 / b->opt.damping;
   if (decays(b, NG_DECAY_DIRECTION)) {
     by = 1.0 / b->opt.damping;
-    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
     (void)ng_window_decay(b, b->base.window_decay,
                           w->u); /* what is not finite is found in the sums */
   }
@@ -362,6 +391,7 @@ static void commit(ng_block *b, bool taken) {
     w->v = v;
   }
   if (taken && fresh) {
+    if (w->store->taken != NULL) w->store->taken(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
   }

@@ -44,11 +44,13 @@ typedef struct ng_window_store {
   void (*products)(ng_block *b, const float *x, double *k);
   /* u <- by u + sum over places of c row. */
   void (*combine)(ng_block *b, double by);
-  void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros */
-  void (*release)(ng_block *b);             /* objects of its own; NULL: none */
+  void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros    */
+  void (*taken)(ng_block *b); /* the step with the row at head counted; NULL: nothing moves */
+  void (*begin)(ng_block *b); /* ng_ready: initial values; NULL: zeros        */
+  void (*release)(ng_block *b);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
 } ng_window_store;
-extern const ng_window_store ng_window_dense;
+extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lowrank_store;
 
 typedef struct ng_window {
   const ng_window_store *store;
@@ -57,6 +59,7 @@ typedef struct ng_window {
   ng_window_part *part;
   ng_window_chunk *chunk;
   int64_t *at;        /* [segments] of its first element in flat order     */
+  double scale;       /* of what enters, beside what was left before       */
   double head, count; /* the free place; rows in use                       */
   float *x;           /* [d] the vector that entered                       */
   float *u;           /* [d] the direction                                 */

@@ -124,6 +124,27 @@ static const ng_value spngd_values[] = {
 static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL), SET(damping_leak, 1),
                                               NG_VALUES_END};
 
+/* EFCP: its sparse M-FAC, of which the dense one is a variant; sparse GGT; low-rank M-FAC. */
+#define EFCP_VALUES                                                                                \
+  SET(window, 1024), SET(damping, 1e-6), SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE),   \
+      SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL), SET(window_decay_form, NG_DECAY_NONE)
+static const ng_value efcp_values[] = {EFCP_VALUES, SET(window_store, NG_STORE_TOPK),
+                                       NG_VALUES_END};
+static const ng_value efcp_dense[] = {SET(window_store, NG_STORE_DENSE), NG_VALUES_END};
+static const ng_value sparse_ggt_values[] = {SET(window, 100),
+                                             SET(window_function, NG_WINDOW_GGT),
+                                             SET(window_store, NG_STORE_TOPK),
+                                             SET(damping, 1e-5),
+                                             SET(clip, NG_CLIP_NONE),
+                                             SET(norm_block, NG_NORM_NONE),
+                                             NG_VALUES_END};
+static const ng_value lowrank_values[] = {SET(window, 1024),
+                                          SET(damping, 1e-5),
+                                          SET(clip, NG_CLIP_NONE),
+                                          SET(window_store, NG_STORE_LOWRANK),
+                                          SET(norm_block, NG_NORM_NONE),
+                                          NG_VALUES_END};
+
 /* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's
  * numbers against their ranges. */
 void ng_options_set_values(ng_options *full, const ng_value *values) {
@@ -182,9 +203,13 @@ static const struct method {
      "SP-NGD: K-FAC with the empirical Fisher, units of 2x2 for norms, statistics on their owners",
      "Osawa et al. 2020, arXiv 2002.06015; Osawa et al. 2019, arXiv 1811.12019", spngd_values,
      &ng_names_spngd},
+    {"efcp", "window", "IST-DASLab/EFCP: M-FAC of the largest entries, with error feedback",
+     "Modoranu et al. 2024 (ICML), arXiv 2306.06098", efcp_values, &ng_names_efcp},
+    {"sparse-ggt", "window", "IST-DASLab/EFCP: GGT of the largest entries, with error feedback",
+     "Modoranu et al. 2024 (ICML), arXiv 2306.06098", sparse_ggt_values, &ng_names_sparse_ggt},
+    {"lowrank-mfac", "window", "IST-DASLab/EFCP: M-FAC of low-rank factors, with error feedback",
+     "Modoranu et al. 2024 (ICML), arXiv 2306.06098", lowrank_values, &ng_names_lowrank},
 };
-/* Known, and refused with what there is instead: NG_ERR_ABSENT is not a spelling mistake. */
-static const char methods_later[] = "efcp|sparse-ggt|lowrank-mfac";
 
 /* A published system and its variants.  `systems` are names as letters() leaves them: programs are
  * known by their papers, their repositories and their authors.  `shown` is
@@ -205,7 +230,11 @@ static const struct variant {
     {"Eva", "eva|lzhangbveva", "adasgd", "adasgd", as_the_row},
     {"Eva", "eva|lzhangbveva", "sam", "sam", as_the_row},
     {"M-FAC", "mfac|istdaslabmfac", "mfac", "mfac", as_the_row},
+    {"EFCP", "efcp|istdaslabefcp", "mfac", "efcp", efcp_dense},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-mfac", "efcp", as_the_row},
     {"EFCP", "efcp|istdaslabefcp", "ggt", "ggt", as_the_row},
+    {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", as_the_row},
+    {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", as_the_row},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
 };
 
@@ -283,11 +312,6 @@ ng_status ng_options_choose(ng_options *o, const char *name, char *message, size
     }
     return NG_OK;
   }
-  if (ng_in_list(methods_later, name)) {
-    return ng_fail_to(message, message_size, NG_ERR_ABSENT,
-                      "method '%s' is not supported yet, there is %s", name,
-                      methods_there_are().text);
-  }
   return ng_fail_to(message, message_size, NG_ERR_ARG, "there is no method '%s', there is %s%s",
                     ng_quote(name).text, methods_there_are().text,
                     ng_hint_list(name, methods_there_are().text).text);
@@ -307,8 +331,7 @@ static void letters(const char *name, char *out, size_t size) {
   out[n] = 0;
 }
 
-/* Three answers for what is not there: a system without that variant, one that is planned, and one
- * that nobody knows. */
+/* Two answers for what is not there: a system without that variant, and one that nobody knows. */
 ng_status ng_options_set_system(ng_options *o, const char *system, const char *which, char *message,
                                 size_t message_size) {
   char word[64];

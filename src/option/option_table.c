@@ -303,6 +303,30 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "sgd, adamw: every rank moves every weight, or the owner of its block alone, which "
                 "keeps its moments; then the weights go round",
         .test = "effect_update_ranks", NEEDS(update, 1U << NG_UPDATE_SGD | 1U << NG_UPDATE_ADAMW)),
+    ROW(window_store, WINDOW, .standard = "dense",
+        ONE_OF_3(NG_STORE_DENSE, "dense", NG_STORE_TOPK, "topk", NG_STORE_LOWRANK, "lowrank"),
+        .help = "whole gradients, or their largest entries, or factors of low rank, with error "
+                "feedback for what is left out",
+        .test = "effect_window_store"),
+    ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = 1, .lower_open = true,
+        .unit = "entries/all", .help = "topk: how much of a gradient is kept, at least one entry",
+        .test = "effect_window_density", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+    ROW(window_topk, WINDOW, .standard = "global",
+        ONE_OF_3(NG_TOPK_GLOBAL, "global", NG_TOPK_LAYER, "layer", NG_TOPK_BLOCK, "block"),
+        .help = "topk: the largest of all, of each weight and bias, or of each run of 32,768",
+        .test = "effect_window_topk", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+    ROW(window_rest, WINDOW, .standard = "kept",
+        ONE_OF_2(NG_REST_KEPT, "kept", NG_REST_ADDED, "added"),
+        .help = "what did not enter: kept for later steps only, or also added to the direction, "
+                "over damping",
+        .test = "effect_window_rest", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+    ROW(window_feedback_lr, WINDOW, .standard = "0",
+        .help = "topk, lowrank: what enters is lr times the gradient, and what was left before",
+        .test = "effect_window_feedback_lr",
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
+    ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
+        .help = "lowrank: columns of the factors of a weight, at most its rows and its columns",
+        .test = "effect_window_rank", NEEDS(window_store, 1U << NG_STORE_LOWRANK)),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -1,4 +1,5 @@
-/* published.c: the option names of the published programs, and what their values mean here.
+/* published.c: the option names of the published programs, and what their values mean here; those of
+ * window methods are in published_window.c.
  *
  * In comes an option as the published program spells it; out go values of the table in
  * option_table.c.  The same name can mean different things in different programs, so every program
@@ -13,26 +14,7 @@
  * take_*: sets what the value means.  check_*: there is nothing to set, since it changes no number
  * here, or is not known; but a value that the published program would refuse, or that would ask for
  * something else, is refused with a reason.  A script that runs here means what it meant there. */
-#include "option/option.h"
-
-typedef struct ng_published_job job;
-
-/* Names the published option, since that is what the user typed. */
-static ng_status refuse(const job *j, ng_status st, const char *expected) {
-  return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
-                    ng_quote(j->value).text, expected);
-}
-
-/* Sets one of our options; a refusal names both.  The range is the table's, whatever the published
- * one was. */
-static ng_status put(job *j, const char *option, const char *value) {
-  char why[NG_MESSAGE];
-  const ng_option_row *row = NULL;
-  ng_status st = ng_option_lookup(option, &row, why, sizeof why);
-  if (st == NG_OK) st = ng_option_read(row, value, j->full, why, sizeof why);
-  if (st != NG_OK) return ng_fail_to(j->message, j->size, st, "%s: %s", j->row->name, why);
-  return NG_OK;
-}
+#include "option/published.h"
 
 /* What one published name says of several options of ours, which count as given then. */
 static void put_values(const job *j, const ng_value *values) {
@@ -45,22 +27,6 @@ static void put_values(const job *j, const ng_value *values) {
 /* A clip of ours, for names whose value also says which. */
 static ng_status choose_clip(const job *j, ng_clip_kind kind) {
   put_values(j, (const ng_value[]){{NG_OPTION_clip, kind}, NG_VALUES_END});
-  return NG_OK;
-}
-
-/* Python writes None; nothing and null come from files. */
-static bool is_none(const char *text) {
-  return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
-}
-
-/* Same meaning, same range: the table's own check and message are enough. */
-static ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
-
-/* The preconditioner there has an lr of its own, for the clip alone; here the clip uses the
- * step's. */
-static ng_status take_lr(job *j) {
-  if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
-  j->gives_lr = true;
   return NG_OK;
 }
 
@@ -225,12 +191,6 @@ static ng_status check_count(job *j) {
   return ng_read_int(j->value, &n) && n >= 1 ? NG_OK : refuse(j, NG_ERR_ARG, "a whole number >= 1");
 }
 
-/* Taken there, looked at by nobody. */
-static ng_status check_size(job *j) {
-  double v;
-  return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
-}
-
 static ng_status check_size_or_none(job *j) {
   double v;
   if (is_none(j->value) || ng_read_real(j->value, &v)) return NG_OK;
@@ -313,8 +273,6 @@ static const ng_published kaisa_names[] = {
  * in the order in which people see it. */
 #define LZ_DAMPING                                                                                 \
   { "damping", "damping", "the same", take_same }
-#define LZ_LR                                                                                      \
-  { "lr", "", "the lr argument of ng_step", take_lr }
 #define LZ_FACTORS                                                                                 \
   {"fac_update_freq", "stat_period", "the same", take_same}, {                                     \
     "factor_decay", "stat_decay", "1 - factor_decay: it is the weight of the new sample there",    \
@@ -401,41 +359,6 @@ static const ng_published sam_names[] = {
     LZ_LAYERS,
 };
 
-/* IST-DASLab/M-FAC and EFCP. */
-static ng_status check_device(job *j) {
-  return is_none(j->value) ? NG_OK
-                           : refuse(j, NG_ERR_ABSENT, "none; gradients are where the context is");
-}
-static ng_status take_window(job *j) { return put(j, "window", j->value); }
-static ng_status take_damping(job *j) { return put(j, "damping", j->value); }
-static ng_status take_momentum(job *j) { return put(j, "window_momentum", j->value); }
-static ng_status take_decay(job *j) { return put(j, "window_decay", j->value); }
-static ng_status take_forget(job *j) { return put(j, "window_forget", j->value); }
-static ng_status take_mask(job *j) { return put(j, "window_mask", j->value); }
-
-static const char where_kept[] = "nothing to set: gradients are kept where the context is";
-
-static const ng_published mfac_names[] = {
-    LZ_LR,
-    {"ngrads", "window", "the same: gradients that are kept", take_window},
-    {"damp", "damping", "the same", take_damping},
-    {"momentum", "window_momentum", "the same, with window_momentum_form = average", take_momentum},
-    {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_decay},
-    {"sparse", "window_mask", "the same: weights that are 0 at ng_ready take no part", take_mask},
-    {"moddev", "", where_kept, check_device},
-    {"optdev", "", where_kept, check_device},
-    {"gpus", "", where_kept, check_device},
-};
-
-static const ng_published ggt_names[] = {
-    LZ_LR,
-    {"r", "window", "the same: gradients that are kept", take_window},
-    {"eps", "damping", "the same: added to the singular values", take_damping},
-    {"beta1", "window_momentum", "the same, with window_momentum_form = gradient", take_momentum},
-    {"beta2", "window_forget", "the same", take_forget},
-    {"wd", "window_decay", "the same, with window_decay_form = gradient", take_decay},
-};
-
 /* tyohei/chainerkfac (Osawa et al. 2019, arXiv 1811.12019): its optimizer's arguments. */
 static const ng_published spngd_names[] = {
     LZ_LR,
@@ -462,12 +385,9 @@ static const ng_published spngd_names[] = {
 
 /* ---- the way in ------------------------------------------------------------------------------*/
 
-#define NAMES(list)                                                                                \
-  { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
 const ng_names ng_names_kaisa = NAMES(kaisa_names), ng_names_lz = NAMES(lz_names),
                ng_names_eva = NAMES(eva_names), ng_names_eva_kfac = NAMES(eva_kfac_names),
                ng_names_adasgd = NAMES(adasgd_names), ng_names_sam = NAMES(sam_names),
-               ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names),
                ng_names_spngd = NAMES(spngd_names);
 
 /* The list of names is only joined for a message: an unknown name gets the nearest one. */

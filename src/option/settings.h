@@ -74,6 +74,9 @@ typedef enum ng_momentum_form {
   NG_MOMENTUM_HEAVY_BALL,
   NG_MOMENTUM_GRADIENT
 } ng_momentum_form;
+typedef enum ng_store_kind { NG_STORE_DENSE, NG_STORE_TOPK, NG_STORE_LOWRANK } ng_store_kind;
+typedef enum ng_window_topk { NG_TOPK_GLOBAL, NG_TOPK_LAYER, NG_TOPK_BLOCK } ng_window_topk;
+typedef enum ng_window_rest { NG_REST_KEPT, NG_REST_ADDED } ng_window_rest;
 typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
 /* ---- the one list ----------------------------------------------------------------------------*/
@@ -133,7 +136,13 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, output_factor, ng_output_factor)                                                       \
   X(CHOICE, stat_refresh, ng_refresh)                                                              \
   X(REAL, refresh_tolerance, double)                                                               \
-  X(CHOICE, update_ranks, ng_update_ranks)
+  X(CHOICE, update_ranks, ng_update_ranks)\
+  X(CHOICE, window_store, ng_store_kind)                                                           \
+  X(REAL, window_density, double)                                                                  \
+  X(CHOICE, window_topk, ng_window_topk)                                                           \
+  X(CHOICE, window_rest, ng_window_rest)                                                           \
+  X(BOOL, window_feedback_lr, bool)                                                                \
+  X(INT, window_rank, int64_t)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

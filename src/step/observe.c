@@ -342,7 +342,11 @@ static bool grads_finite(const ng_block *b) {
 ng_status ng_look(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    const ng_obs o = {.what = NG_SEES_FLATGRAD, .samples = 1, .positions = 1, .loss_scale = 1.0};
+    const ng_obs o = {.what = NG_SEES_FLATGRAD,
+                      .samples = 1,
+                      .positions = 1,
+                      .loss_scale = 1.0,
+                      .lr = p->step->lr};
     if (!looks(p, b)) continue;
     const double t0 = ng_now_ms();
     const ng_status st = b->family->scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;

@@ -13,8 +13,9 @@
 /* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
  * have an output for each word, which is what exclude_width is for. */
 static bool may_have_block(ng_entry *e, const ng_skip *skip) {
-  if (e->tensor && !e->d.frozen) return true; /* some family may take it */
-  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &e->d);
+  ng_layer d = e->d;
+  if (e->tensor) d.kind = 0; /* by its name alone */
+  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &d);
   const char *why = e->d.frozen                     ? "frozen: never touched"
                     : by == NG_OPTION_skip_layers   ? "matches skip_layers"
                     : by == NG_OPTION_exclude_width ? "has exclude_width outputs"

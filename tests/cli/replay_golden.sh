@@ -11,9 +11,13 @@ for case in 1 ema ema-clean options; do loose+=("$golden/spngd-$case.safetensors
 looser=("$golden/spngd-decay.safetensors")
 strict=()
 for file in "$golden"/*.safetensors; do
+  [[ $file != */window-* ]] || continue
   [[ " ${loose[*]} ${looser[*]} " == *" $file "* ]] || strict+=("$file")
 done
 [[ ${#strict[@]} == 42 ]] || fail "${#strict[@]} recordings besides ${#loose[@]} and ${#looser[@]}, expected 42"
+
+windows=("$golden"/window-{mfac,efcp,ggt,sparse}-*.safetensors)
+[[ ${#windows[@]} == 14 ]] || fail "${#windows[@]} recordings of windows, expected 14"
 
 linalgs=(ref)
 if "$natgrad" info | grep -q '^linalg cpu = built in'; then linalgs+=(cpu); fi
@@ -22,5 +26,9 @@ for linalg in "${linalgs[@]}"; do
   [[ $(grep -c 'tolerance 1e-05: ok$' "$scratch/out") == 42 ]] || fail "$linalg: not 42 times ok"
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 3e-5 "${loose[@]}"
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 4e-5 "${looser[@]}"
+  # window methods: what the originals lose in f32 (t_window_golden has the formulas in double beside them)
+  expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 2e-4 "${windows[@]}"
 done
+expect 2 '*window-lowrank-1*cannot hand them over*' "$natgrad" replay "$golden/window-lowrank-1.safetensors"
+expect 1 '*: exceeded' "$natgrad" replay --tolerance 2e-4 "$golden/window-mfac-ring.safetensors" --window 4
 finish

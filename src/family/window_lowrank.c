@@ -1,0 +1,350 @@
+/* window_lowrank.c: the store of factors: a gradient of r rows and c columns, and what was left of it
+ * before, as P Q' of rank at most window_rank (EFCP's low-rank M-FAC, arXiv 2306.06098; the power iteration
+ * of PowerSGD, Vogels et al. 2019, arXiv 1905.13727, warm-started by the last Q):
+ *
+ *     a = e + g;  P <- orthonormal columns of a Q;  Q <- a' P;  row <- P Q';  e <- a - row
+ *
+ * A bias or a tensor is kept whole.  P is made orthonormal in double, column by column, p / (|p| + 1e-8) as
+ * published; a column of which less than 1e-10 is left is 0 (the published one normalises rounding there).  The first Q is drawn,
+ * and, where the weights are bound at ng_ready, advanced once with them.
+ *
+ * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
+ * are kept as rows of numbers, column after column of theirs. */
+#include "family/window.h"
+
+#include <math.h>
+
+typedef struct view {
+  int64_t rows, cols, rank, at; /* in a row of the store; rank 0: whole */
+} view;
+
+typedef struct lowrank {
+  int64_t floats;      /* of a row of the store */
+  view *view;          /* [segments] */
+  float *rows;         /* [places, floats] */
+  float *error, *next; /* [d] */
+  double *work;        /* [floats] */
+} lowrank;
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+static void release(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  lowrank *s = w->own;
+  ng_object_free(b->p, s->view, (size_t)w->segments * sizeof *s->view);
+  ng_object_free(b->p, s, sizeof *s);
+  w->own = NULL;
+}
+
+static ng_status make(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  lowrank *s = w->own = ng_object(b->p, sizeof *s);
+  if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
+  if (s == NULL || s->view == NULL) {
+    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+  }
+  for (int32_t k = 0; k < b->segments; k++) {
+    const ng_slot *slot = b->segment[k].slot;
+    const int64_t r = slot->rows, c = slot->cols;
+    view *v = &s->view[k];
+    *v = (view){.rows = r, .cols = c, .at = s->floats};
+    if (r > 1) v->rank = ng_min64(b->base.window_rank, ng_min64(r, c));
+    s->floats += v->rank > 0 ? v->rank * (r + c) : r * c;
+  }
+  w->units = w->segments;
+  return NG_OK;
+}
+
+static ng_status plan(ng_block *b, ng_plan *plan) {
+  ng_window *w = ng_window_of(b);
+  const ng_status st = w->own == NULL ? make(b) : NG_OK;
+  if (st != NG_OK) return st;
+  lowrank *s = w->own;
+  const int64_t each = (int64_t)sizeof(float), vector = ng_times(w->d, each);
+  s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, s->floats), each));
+  s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
+  s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
+  s->work = ng_plan_take(plan, NG_USE_SUMS, ng_times(s->floats, (int64_t)sizeof *s->work));
+  return NG_OK;
+}
+
+static float *factors(const lowrank *s, int64_t place, const view *v) {
+  return s->rows + place * s->floats + v->at;
+}
+
+/* ---- power iteration -------------------------------------------------------------------------*/
+
+static double dot(const double *x, const double *y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += x[i] * y[i];
+  }
+  return sum;
+}
+
+/* P [rank, rows]: orthonormal rows, in order; nothing is left of what depends on those before. */
+static void orthonormal(const view *v, double *P) {
+  const int64_t n = v->rows;
+  for (int64_t a = 0; a < v->rank; a++) {
+    double *p = P + a * n;
+    const double before = sqrt(dot(p, p, n));
+    for (int64_t c = 0; c < a; c++) {
+      const double along = dot(p, P + c * n, n);
+      for (int64_t i = 0; i < n; i++) {
+        p[i] -= along * P[c * n + i];
+      }
+    }
+    const double left = sqrt(dot(p, p, n));
+    const double by = left > 1e-10 * before ? 1.0 / (left + 1e-8) : 0.0;
+    for (int64_t i = 0; i < n; i++) {
+      p[i] *= by;
+    }
+  }
+}
+
+/* P, Q of `to` from x [rows, cols] and the Q of `from`. */
+static void advance(const view *v, const float *x, const float *from, float *to, double *work) {
+  const float *Q0 = from + v->rank * v->rows;
+  double *P = work, *Q = work + v->rank * v->rows;
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t r = 0; r < v->rows; r++) {
+      P[a * v->rows + r] = ng_window_dot(x + r * v->cols, Q0 + a * v->cols, v->cols);
+    }
+  }
+  orthonormal(v, P);
+  memset(Q, 0, (size_t)(v->rank * v->cols) * sizeof *Q);
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t r = 0; r < v->rows; r++) {
+      to[a * v->rows + r] = (float)P[a * v->rows + r];
+      ng_window_add(Q + a * v->cols, x + r * v->cols, v->cols, (double)to[a * v->rows + r]);
+    }
+  }
+  for (int64_t a = 0; a < v->rank; a++) {
+    /* where P has no column Q may have any: that of before, for the next step to begin with */
+    const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
+    for (int64_t i = a * v->cols; i < (a + 1) * v->cols; i++) {
+      to[v->rank * v->rows + i] = none ? Q0[i] : (float)Q[i];
+    }
+  }
+}
+
+/* Columns [col, col + n) of row r of c P Q', added. */
+static void add_product(const view *v, const float *f, int64_t r, int64_t col, int64_t n, double c,
+                        double *acc) {
+  for (int64_t a = 0; a < v->rank; a++) {
+    ng_window_add(acc, f + v->rank * v->rows + a * v->cols + col, n,
+                  c * (double)f[a * v->rows + r]);
+  }
+}
+
+/* ---- entering --------------------------------------------------------------------------------*/
+
+static float *target(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
+
+static void subtract(const view *v, const float *f, float *x) {
+  double acc[NG_WINDOW_LINE];
+  for (int64_t r = 0; r < v->rows; r++) {
+    for (int64_t c = 0, n; c < v->cols; c += n) {
+      n = ng_min64(NG_WINDOW_LINE, v->cols - c);
+      for (int64_t i = 0; i < n; i++) {
+        acc[i] = (double)x[r * v->cols + c + i];
+      }
+      add_product(v, f, r, c, n, -1.0, acc);
+      for (int64_t i = 0; i < n; i++) {
+        x[r * v->cols + c + i] = (float)acc[i];
+      }
+    }
+  }
+}
+
+static void enter_segment(void *arg, int32_t k) {
+  ng_block *b = arg;
+  ng_window *w = ng_window_of(b);
+  const lowrank *s = w->own;
+  const view *v = &s->view[k];
+  const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
+  const int64_t n = v->rows * v->cols;
+  float *x = s->next + w->at[k], *f = factors(s, head, v);
+  const float *e = s->error + w->at[k], by = (float)w->scale;
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = e[i] + by * x[i];
+  }
+  if (v->rank == 0) {
+    memcpy(f, x, (size_t)n * sizeof *f);
+    memset(x, 0, (size_t)n * sizeof *x);
+    return;
+  }
+  advance(v, x, factors(s, last, v), f, s->work + v->at);
+  subtract(v, f, x);
+}
+
+static void enter(ng_block *b) { ng_parallel(b->ctx, b->segments, enter_segment, b); }
+
+/* ---- products --------------------------------------------------------------------------------*/
+
+static double both_factors(const view *v, const float *f, const float *g) {
+  const int64_t behind = v->rank * v->rows;
+  double sum = 0.0;
+  for (int64_t a = 0; a < v->rank; a++) {
+    for (int64_t c = 0; c < v->rank; c++) {
+      sum += ng_window_dot(f + a * v->rows, g + c * v->rows, v->rows) *
+             ng_window_dot(f + behind + a * v->cols, g + behind + c * v->cols, v->cols);
+    }
+  }
+  return sum;
+}
+
+static double with_vector(const view *v, const float *f, const float *x) {
+  double sum = 0.0;
+  for (int64_t a = 0; a < v->rank; a++) {
+    const float *q = f + v->rank * v->rows + a * v->cols;
+    for (int64_t r = 0; r < v->rows; r++) {
+      sum += (double)f[a * v->rows + r] * ng_window_dot(q, x + r * v->cols, v->cols);
+    }
+  }
+  return sum;
+}
+
+typedef struct job {
+  ng_block *b;
+  const float *x;
+  double by;
+} job;
+
+static void product_segment(void *arg, int32_t k) {
+  const job *p = arg;
+  ng_window *w = ng_window_of(p->b);
+  const lowrank *s = w->own;
+  const view *v = &s->view[k];
+  const float *mine = factors(s, ng_window_head(w), v);
+  for (int64_t j = 0; j < w->uses; j++) {
+    const float *f = factors(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->at[k];
+    w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
+                                             : p->x == NULL ? both_factors(v, f, mine)
+                                                            : with_vector(v, f, x);
+  }
+}
+
+static void products(ng_block *b, const float *x, double *k) {
+  ng_window *w = ng_window_of(b);
+  job p = {b, x, 0.0};
+  ng_parallel(b->ctx, b->segments, product_segment, &p);
+  for (int32_t i = 0; i < b->segments; i++) {
+    double *to = k + (w->parts == 1 ? 0 : i) * w->places;
+    for (int64_t j = 0; j < w->uses; j++) {
+      to[w->used[j]] += w->partial[i * w->places + w->used[j]];
+    }
+  }
+}
+
+/* A chunk is some rows of its segment, and parts of rows. */
+static void combine_chunk(void *arg, int32_t i) {
+  const job *p = arg;
+  ng_window *w = ng_window_of(p->b);
+  const lowrank *s = w->own;
+  const ng_window_chunk *c = &w->chunk[i];
+  const view *v = &s->view[c->segment];
+  const double *z = w->part[c->part].c;
+  double acc[NG_WINDOW_LINE];
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    const int64_t row = (c->from + at) / v->cols, col = (c->from + at) % v->cols;
+    float *u = w->u + c->at + at;
+    n = ng_min64(ng_min64(NG_WINDOW_LINE, c->n - at), v->cols - col);
+    for (int64_t e = 0; e < n; e++) {
+      acc[e] = p->by == 0.0 ? 0.0 : p->by * (double)u[e];
+    }
+    for (int64_t j = 0; j < w->uses; j++) {
+      const float *f = factors(s, w->used[j], v);
+      if (v->rank == 0) {
+        ng_window_add(acc, f + c->from + at, n, z[w->used[j]]);
+      } else {
+        add_product(v, f, row, col, n, z[w->used[j]], acc);
+      }
+    }
+    for (int64_t e = 0; e < n; e++) {
+      u[e] = (float)acc[e];
+    }
+  }
+}
+
+static void combine(ng_block *b, double by) {
+  job p = {b, NULL, by};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, combine_chunk, &p);
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+/* About N(0, 1): the sum of twelve numbers in [0, 1), less 6; SplitMix64 (Steele, Lea & Flood 2014). */
+static float drawn(uint64_t *state) {
+  double sum = -6.0;
+  for (int k = 0; k < 12; k++) {
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    sum += (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  }
+  return (float)sum;
+}
+
+/* The first Q waits in the place before head, as the row of a step before the first would. */
+static void begin(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const lowrank *s = w->own;
+  for (int32_t k = 0; k < b->segments; k++) {
+    const view *v = &s->view[k];
+    uint64_t state = UINT64_C(14695981039346656037); /* of its name, whatever the order: FNV-1a */
+    for (const char *c = b->segment[k].slot->name; *c != 0; c++) {
+      state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
+    }
+    const ng_place *from = &b->segment[k].slot->weight;
+    float *f = factors(s, w->places - 1, v), *x = s->next + w->at[k];
+    for (int64_t i = v->rank * v->rows; i < v->rank * (v->rows + v->cols); i++) {
+      f[i] = drawn(&state);
+    }
+    if (v->rank == 0 || from->data == NULL) continue;
+    for (int64_t r = 0; r < v->rows; r++) {
+      for (int64_t c = 0, n; c < v->cols; c += n) {
+        n = ng_min64(NG_LINE, v->cols - c);
+        ng_place_read(from, r, c, n, x + r * v->cols + c);
+      }
+    }
+    if (!ng_all_finite(x, NG_F32, v->rows * v->cols)) continue;
+    advance(v, x, f, f, s->work + v->at);
+    memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
+  }
+}
+
+static void drop(ng_block *b, int64_t place) {
+  const lowrank *s = ng_window_of(b)->own;
+  memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
+}
+
+static void taken(ng_block *b) {
+  lowrank *s = ng_window_of(b)->own;
+  float *error = s->next;
+  s->next = s->error;
+  s->error = error;
+}
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const ng_window *w = ng_window_of(b);
+  const lowrank *s = w->own;
+  ng_field f = ng_field_plain("factors", NG_F32, w->places, s->floats, s->rows, b->owner);
+  ng_field e = ng_field_plain("error", NG_F32, 1, w->d, s->error, b->owner);
+  const ng_status st = visit(arg, &f);
+  return st == NG_OK ? visit(arg, &e) : st;
+}
+
+const ng_window_store ng_window_lowrank_store = {
+    .name = "lowrank",
+    .plan = plan,
+    .begin = begin,
+    .target = target,
+    .enter = enter,
+    .products = products,
+    .combine = combine,
+    .drop = drop,
+    .taken = taken,
+    .release = release,
+    .fields = fields,
+};

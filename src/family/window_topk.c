@@ -1,0 +1,381 @@
+/* window_topk.c: the store of the k largest entries of a gradient and what was left of it before: EFCP's
+ * sparse M-FAC (Modoranu et al. 2023, arXiv 2306.06098), error feedback as in Seide et al. 2014.
+ *
+ *     a = e + g;  row <- the k largest |a|, rounded as they are kept;  e <- a - row
+ *
+ * so what was sent and what is kept is all that came.  window_topk: k of each part, of each parameter, or of
+ * each block of 32,768 elements.  Of equal entries the first ones win.
+ *
+ * A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
+ * products go block by block: a tile of x, or of doubles to add to, stays in the second cache while the same
+ * block of all rows passes by.  Choosing passes over d three times: the sum, a histogram of the upper half of
+ * |a|, and the candidates at or above the bin of the k-th. */
+#include "family/window.h"
+
+enum { BLOCK = 32768, BINS = 32768, FINE = 65536 };
+
+/* Elements [at, at + n): what is chosen from, or a block of one part. */
+typedef struct range {
+  int64_t at, n, k, first; /* k of them, first in a row */
+  int32_t part;
+} range;
+
+typedef struct topk {
+  int64_t k;
+  int32_t groups, blocks, pieces;
+  range *group, *block;
+  ng_dtype type;
+  uint16_t *index;     /* [places, k] */
+  char *value;         /* [places, k] */
+  int32_t *begin;      /* [places, blocks + 1] */
+  float *error, *next; /* [d] */
+  int32_t *count;      /* [pieces, BINS + FINE] */
+  double *tile;        /* [pieces, BLOCK] */
+} topk;
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+/* Counts first (out NULL), then fills. */
+static int32_t cut_blocks(const ng_window *w, range *out) {
+  int32_t n = 0;
+  for (int32_t p = 0; p < w->parts; p++) {
+    const ng_window_part *part = &w->part[p];
+    for (int64_t at = 0; at < part->n; at += BLOCK, n++) {
+      if (out == NULL) continue;
+      out[n] = (range){.at = part->at + at, .n = ng_min64(BLOCK, part->n - at), .part = p};
+    }
+  }
+  return n;
+}
+
+static void make_groups(ng_block *b, topk *s) {
+  const ng_window *w = ng_window_of(b);
+  const double density = b->base.window_density;
+  const ng_window_topk mode = b->base.window_topk;
+  for (int32_t i = 0; i < s->groups; i++) {
+    range *g = &s->group[i];
+    if (mode == NG_TOPK_BLOCK) {
+      *g = s->block[i];
+    } else if (mode == NG_TOPK_LAYER) {
+      *g = (range){.at = w->at[i], .n = b->segment[i].to - b->segment[i].from};
+    } else {
+      *g = (range){.at = w->part[i].at, .n = w->part[i].n};
+    }
+    const double k = density * (double)g->n; /* published: cut, but rounded up of a block */
+    g->k = (int64_t)k + (mode == NG_TOPK_BLOCK && (double)(int64_t)k < k);
+    g->k = ng_max64(1, ng_min64(g->n, g->k));
+    g->first = s->k;
+    s->k += g->k;
+  }
+}
+
+static void release(ng_block *b) {
+  topk *s = ng_window_of(b)->own;
+  ng_object_free(b->p, s->group, (size_t)s->groups * sizeof *s->group);
+  ng_object_free(b->p, s->block, (size_t)s->blocks * sizeof *s->block);
+  ng_object_free(b->p, s, sizeof *s);
+  ng_window_of(b)->own = NULL;
+}
+
+static ng_status make(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  topk *s = w->own = ng_object(b->p, sizeof *s);
+  if (s == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+  const ng_window_topk mode = b->base.window_topk;
+  s->type = b->base.window_dtype;
+  s->pieces = ng_threads_of(b->ctx);
+  s->blocks = cut_blocks(w, NULL);
+  s->groups = mode == NG_TOPK_BLOCK ? s->blocks : mode == NG_TOPK_LAYER ? w->segments : w->parts;
+  s->block = ng_object(b->p, (size_t)s->blocks * sizeof *s->block);
+  s->group = ng_object(b->p, (size_t)s->groups * sizeof *s->group);
+  if (s->block == NULL || s->group == NULL) {
+    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+  }
+  (void)cut_blocks(w, s->block);
+  make_groups(b, s);
+  w->units = s->blocks;
+  return NG_OK;
+}
+
+static ng_status plan(ng_block *b, ng_plan *plan) {
+  ng_window *w = ng_window_of(b);
+  if (w->d > INT32_MAX) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "window_store = topk: %lld parameters, at most %d",
+                   (long long)w->d, INT32_MAX);
+  }
+  const ng_status st = w->own == NULL ? make(b) : NG_OK;
+  if (st != NG_OK) return st;
+  topk *s = w->own;
+  const int64_t all = ng_times(w->places, s->k), vector = w->d * (int64_t)sizeof(float);
+  s->index = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index));
+  s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->type)));
+  s->begin =
+      ng_plan_take(plan, NG_USE_FACTORS, w->places * (s->blocks + 1) * (int64_t)sizeof *s->begin);
+  s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
+  s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
+  s->count = ng_plan_take(plan, NG_USE_SUMS, s->pieces * (BINS + FINE) * (int64_t)sizeof *s->count);
+  s->tile = ng_plan_take(plan, NG_USE_SUMS, s->pieces * BLOCK * (int64_t)sizeof *s->tile);
+  return NG_OK;
+}
+
+/* ---- choosing --------------------------------------------------------------------------------*/
+
+static float *target(ng_block *b) { return ((topk *)ng_window_of(b)->own)->next; }
+
+static uint32_t key_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffffU; /* ordered as |x| */
+}
+
+/* The bin in which the k-th largest is; *above: how many are in the bins above it. */
+static int32_t find_bin(const int32_t *count, int32_t bins, int64_t k, int64_t *above) {
+  int32_t bin = bins - 1;
+  *above = 0;
+  while (bin > 0 && *above + count[bin] < k) {
+    *above += count[bin--];
+  }
+  return bin;
+}
+
+/* The k largest of x [n], as ascending numbers in `chosen`, which has room for n. */
+static void choose(const float *x, int64_t n, int64_t k, int32_t *count, int32_t *chosen) {
+  int32_t *fine = count + BINS;
+  int64_t above, ties, m = 0, out = 0;
+  memset(count, 0, BINS * sizeof *count);
+  for (int64_t i = 0; i < n; i++) {
+    count[key_of(x[i]) >> 16]++;
+  }
+  const uint32_t bin = (uint32_t)find_bin(count, BINS, k, &above);
+  memset(fine, 0, FINE * sizeof *fine);
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t key = key_of(x[i]);
+    if (key >> 16 < bin) continue;
+    if (key >> 16 == bin) fine[key & 0xffffU]++;
+    chosen[m++] = (int32_t)i;
+  }
+  const int64_t rest = k - above;
+  const uint32_t least = bin << 16 | (uint32_t)find_bin(fine, FINE, rest, &ties);
+  ties = rest - ties; /* of those that are equal to the least one */
+  for (int64_t i = 0; i < m; i++) {
+    const uint32_t key = key_of(x[chosen[i]]);
+    if (key < least || (key == least && ties-- <= 0)) continue;
+    chosen[out++] = chosen[i];
+  }
+}
+
+static void choose_piece(void *arg, int32_t piece) {
+  ng_block *b = arg;
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  int64_t from, to;
+  ng_share(s->groups, s->pieces, piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    const range *g = &s->group[i];
+    /* u is not needed before the direction: its bytes hold the candidates */
+    choose(s->next + g->at, g->n, g->k, s->count + (int64_t)piece * (BINS + FINE),
+           (int32_t *)(void *)w->u + g->at);
+  }
+}
+
+static void add_error(ng_block *b, int32_t i) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  const ng_window_chunk *c = &w->chunk[i];
+  const float by = (float)w->scale;
+  for (int64_t k = c->at; k < c->at + c->n; k++) {
+    s->next[k] = s->error[k] + by * s->next[k];
+  }
+}
+
+static void write_row(ng_window *w) {
+  const topk *s = w->own;
+  const int64_t head = ng_window_head(w), size = ng_dtype_size(s->type);
+  uint16_t *index = s->index + head * s->k;
+  int32_t *begin = s->begin + head * (s->blocks + 1), block = 0;
+  for (int32_t g = 0; g < s->groups; g++) {
+    const int32_t *chosen = (const int32_t *)(const void *)w->u + s->group[g].at;
+    for (int64_t j = 0; j < s->group[g].k; j++) {
+      const int64_t at = s->group[g].at + chosen[j], to = s->group[g].first + j;
+      float *a = &s->next[at], rounded;
+      for (; at >= s->block[block].at + s->block[block].n; block++) {
+        begin[block + 1] = (int32_t)to;
+      }
+      index[to] = (uint16_t)(at - s->block[block].at);
+      ng_from_f32(s->value + (head * s->k + to) * size, s->type, a, 1);
+      ng_to_f32(&rounded, s->value + (head * s->k + to) * size, s->type, 1);
+      *a -= rounded;
+    }
+  }
+  for (; block < s->blocks; block++) {
+    begin[block + 1] = (int32_t)s->k;
+  }
+  begin[0] = 0;
+}
+
+static void enter(ng_block *b) {
+  const topk *s = ng_window_of(b)->own;
+  ng_window_each(b, add_error);
+  ng_parallel(b->ctx, s->pieces, choose_piece, b);
+  write_row(ng_window_of(b));
+}
+
+/* ---- products --------------------------------------------------------------------------------*/
+
+/* The entries of a row in a block.  From a file they may be any numbers: never beyond row and block. */
+typedef struct run {
+  const uint16_t *index;
+  const char *value;
+  int64_t n;
+} run;
+
+static run run_of(const topk *s, int64_t place, int64_t block) {
+  const int32_t *begin = s->begin + place * (s->blocks + 1) + block;
+  const int64_t from = ng_max64(0, ng_min64(begin[0], s->k));
+  const int64_t to = ng_max64(from, ng_min64(begin[1], s->k)), at = place * s->k + from;
+  return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
+}
+
+static inline float value_at(const run *r, ng_dtype t, int64_t i) {
+  if (t == NG_F32) return ((const float *)(const void *)r->value)[i];
+  return ng_bf16_to_f32(((const uint16_t *)(const void *)r->value)[i]);
+}
+
+static double gather_run(const run *r, ng_dtype t, const double *tile) {
+  double sum[4] = {0.0};
+  int64_t i = 0;
+  for (; i + 4 <= r->n; i += 4) {
+    for (int q = 0; q < 4; q++) {
+      sum[q] += (double)value_at(r, t, i + q) * tile[r->index[i + q] % BLOCK];
+    }
+  }
+  for (; i < r->n; i++) {
+    sum[0] += (double)value_at(r, t, i) * tile[r->index[i] % BLOCK];
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static void add_run(const run *r, ng_dtype t, double c, double *tile) {
+  for (int64_t i = 0; i < r->n; i++) {
+    tile[r->index[i] % BLOCK] += c * (double)value_at(r, t, i);
+  }
+}
+
+typedef struct job {
+  ng_block *b;
+  const float *x;
+  double by;
+} job;
+
+static void product_piece(void *arg, int32_t piece) {
+  const job *p = arg;
+  ng_window *w = ng_window_of(p->b);
+  const topk *s = w->own;
+  double *tile = s->tile + (int64_t)piece * BLOCK;
+  int64_t from, to;
+  ng_share(s->blocks, s->pieces, piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    const range *k = &s->block[i];
+    memset(tile, 0, BLOCK * sizeof *tile);
+    if (p->x == NULL) {
+      const run own = run_of(s, ng_window_head(w), i);
+      add_run(&own, s->type, 1.0, tile);
+    }
+    for (int64_t e = 0; e < k->n && p->x != NULL; e++) {
+      tile[e] = (double)p->x[k->at + e];
+    }
+    for (int64_t j = 0; j < w->uses; j++) {
+      const run r = run_of(s, w->used[j], i);
+      w->partial[i * w->places + w->used[j]] = gather_run(&r, s->type, tile);
+    }
+  }
+}
+
+static void products(ng_block *b, const float *x, double *k) {
+  ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  job p = {b, x, 0.0};
+  ng_parallel(b->ctx, s->pieces, product_piece, &p);
+  for (int32_t i = 0; i < s->blocks; i++) {
+    for (int64_t j = 0; j < w->uses; j++) {
+      k[s->block[i].part * w->places + w->used[j]] += w->partial[i * w->places + w->used[j]];
+    }
+  }
+}
+
+static void combine_piece(void *arg, int32_t piece) {
+  const job *p = arg;
+  ng_window *w = ng_window_of(p->b);
+  const topk *s = w->own;
+  double *tile = s->tile + (int64_t)piece * BLOCK;
+  int64_t from, to;
+  ng_share(s->blocks, s->pieces, piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    const range *k = &s->block[i];
+    const double *c = w->part[k->part].c;
+    float *u = w->u + k->at;
+    memset(tile, 0, BLOCK * sizeof *tile);
+    for (int64_t e = 0; e < k->n && p->by != 0.0; e++) {
+      tile[e] = p->by * (double)u[e];
+    }
+    for (int64_t j = 0; j < w->uses; j++) {
+      const run r = run_of(s, w->used[j], i);
+      add_run(&r, s->type, c[w->used[j]], tile);
+    }
+    for (int64_t e = 0; e < k->n; e++) {
+      u[e] = (float)tile[e];
+    }
+  }
+}
+
+static void combine(ng_block *b, double by) {
+  const topk *s = ng_window_of(b)->own;
+  job p = {b, NULL, by};
+  ng_parallel(b->ctx, s->pieces, combine_piece, &p);
+}
+
+/* ---- life ------------------------------------------------------------------------------------*/
+
+static void drop(ng_block *b, int64_t place) {
+  const topk *s = ng_window_of(b)->own;
+  const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->type);
+  memset(s->index + place * s->k, 0, k * sizeof *s->index);
+  memset(s->value + (size_t)place * k * size, 0, k * size);
+  memset(s->begin + place * (s->blocks + 1), 0, (size_t)(s->blocks + 1) * sizeof *s->begin);
+}
+
+static void taken(ng_block *b) {
+  topk *s = ng_window_of(b)->own;
+  float *error = s->next;
+  s->next = s->error;
+  s->error = error;
+}
+
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  const int32_t owner = b->owner;
+  ng_field f[] = {
+      ng_field_plain("values", s->type, w->places, s->k, s->value, owner),
+      ng_field_plain("indices", NG_U8, w->places, 2 * s->k, s->index, owner), /* 16 bits each */
+      ng_field_plain("begins", NG_I32, w->places, s->blocks + 1, s->begin, owner),
+      ng_field_plain("error", NG_F32, 1, w->d, s->error, owner)};
+  ng_status st = NG_OK;
+  for (size_t i = 0; i < sizeof f / sizeof f[0] && st == NG_OK; i++) {
+    st = visit(arg, &f[i]);
+  }
+  return st;
+}
+
+const ng_window_store ng_window_topk_store = {
+    .name = "topk",
+    .plan = plan,
+    .target = target,
+    .enter = enter,
+    .products = products,
+    .combine = combine,
+    .drop = drop,
+    .taken = taken,
+    .release = release,
+    .fields = fields,
+};

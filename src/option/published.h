@@ -1,0 +1,56 @@
+/* published.h: what the lists of published names share: refusing a value, setting options of ours, and
+ * the names whose value is ours as it is.  Inline, as a list may need only some of it. */
+#ifndef NG_PUBLISHED_H
+#define NG_PUBLISHED_H
+
+#include "option/option.h"
+
+typedef struct ng_published_job job;
+
+/* Names the published option, since that is what the user typed. */
+static inline ng_status refuse(const job *j, ng_status st, const char *expected) {
+  return ng_fail_to(j->message, j->size, st, "%s: '%s', expected %s", j->row->name,
+                    ng_quote(j->value).text, expected);
+}
+
+/* Sets one of our options; a refusal names both.  The range is the table's, whatever the published
+ * one was. */
+static inline ng_status put(job *j, const char *option, const char *value) {
+  char why[NG_MESSAGE];
+  const ng_option_row *row = NULL;
+  ng_status st = ng_option_lookup(option, &row, why, sizeof why);
+  if (st == NG_OK) st = ng_option_read(row, value, j->full, why, sizeof why);
+  if (st != NG_OK) return ng_fail_to(j->message, j->size, st, "%s: %s", j->row->name, why);
+  return NG_OK;
+}
+
+/* Python writes None; nothing and null come from files. */
+static inline bool is_none(const char *text) {
+  return text[0] == 0 || ng_same_word(text, "none") || ng_same_word(text, "null");
+}
+
+/* Same meaning, same range: the table's own check and message are enough. */
+static inline ng_status take_same(job *j) { return put(j, j->row->option, j->value); }
+
+/* The preconditioner there has an lr of its own, for the clip alone; here the clip uses the
+ * step's. */
+static inline ng_status take_lr(job *j) {
+  if (!ng_read_real(j->value, &j->lr) || j->lr < 0) return refuse(j, NG_ERR_ARG, "a number >= 0");
+  j->gives_lr = true;
+  return NG_OK;
+}
+
+/* Taken there, looked at by nobody. */
+static inline ng_status check_size(job *j) {
+  double v;
+  return ng_read_real(j->value, &v) && v >= 0 ? NG_OK : refuse(j, NG_ERR_ARG, "a number >= 0");
+}
+
+/* The row of lr, in every list. */
+#define LZ_LR                                                                                      \
+  { "lr", "", "the lr argument of ng_step", take_lr }
+
+#define NAMES(list)                                                                                \
+  { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
+
+#endif
