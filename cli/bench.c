@@ -13,7 +13,8 @@ static const struct bench {
 } benches[] = {{"kfac", bench_kfac, false},
                {"train", bench_train, false},
                {"fused-eva", bench_eva, true},
-               {"state", bench_state, true}};
+               {"state", bench_state, true},
+               {"window", bench_window, true}};
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
 static int by_size(const void *x, const void *y) {
@@ -77,12 +78,12 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = i;
   }
   if (args.operands != 1) {
-    rc = cli_bad("bench: one of: kfac, train, fused-eva, state");
+    rc = cli_bad("bench: one of: kfac, train, fused-eva, state, window");
   } else if (chosen < 0) {
     const char *near = cli_nearest(args.operand[0], names, BENCHES);
     rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
                  near != NULL ? "the nearest is " : "there is ",
-                 near != NULL ? near : "kfac, train, fused-eva and state");
+                 near != NULL ? near : "kfac, train, fused-eva, state and window");
   } else if (w.model == NULL && !benches[chosen].own_models) {
     rc = cli_bad(
         "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
@@ -110,8 +111,9 @@ static const cli_option own[] = {
 const cli_command cli_bench = {
     .name = "bench",
     .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS] | "
-             "state [OPTIONS]",
-    .summary = "time K-FAC by layer, a network, Eva steps, or saving and loading, beside floors",
+             "state [OPTIONS] | window [OPTIONS]",
+    .summary =
+        "time K-FAC by layer, a network, Eva steps, saving and loading, or a window, beside floors",
     .text =
         "kfac: random activations and gradients; every step observes and solves (stat_period 1,\n"
         "solve_period 1, cholesky_form inverse, unless set otherwise).  Floors are measured in "
@@ -129,7 +131,12 @@ const cli_command cli_bench = {
         "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n"
         "state: ng_save and ng_load of many small layers and thirteen depthwise convolutions of "
         "512\n"
-        "channels.  Floors: the same bytes written, flushed and named, and read.\n",
+        "channels.  Floors: the same bytes written, flushed and named, and read.\n"
+        "window: a step of mfac (or another window method) on random gradients, once the window "
+        "is\n"
+        "full.  Without --model: 272474 parameters.  Floor: what is kept, read twice at the rate "
+        "of a\n"
+        "copy.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

@@ -37,5 +37,6 @@ int bench_kfac(const bench_wish *w, const cli_args *args);
 int bench_train(const bench_wish *w, const cli_args *args);
 int bench_eva(const bench_wish *w, const cli_args *args);
 int bench_state(const bench_wish *w, const cli_args *args);
+int bench_window(const bench_wish *w, const cli_args *args);
 
 #endif

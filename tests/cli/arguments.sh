@@ -43,7 +43,7 @@ expect 2 '*info: one of *' "$natgrad" info --options --methods
 expect 2 "*info: unknown method 'dpkfac'; the nearest is 'dp-kfac'" "$natgrad" info --published dpkfac
 expect 2 '*pack: expected DIR and OUT.safetensors, got 1 name' "$natgrad" pack "$scratch"
 expect 2 '*pack: unknown option --jason*' "$natgrad" pack --jason
-expect 2 '*bench: one of: kfac, train, fused-eva, state' "$natgrad" bench
+expect 2 '*bench: one of: kfac, train, fused-eva, state, window' "$natgrad" bench
 expect 2 "*bench: unknown bench 'kfca'; the nearest is kfac" "$natgrad" bench kfca
 expect 2 '*bench kfac: --model is missing*' "$natgrad" bench kfac
 expect 2 "*--model: unknown model 'resnet81'; the nearest is 'resnet18'" "$natgrad" bench kfac --model resnet81

@@ -31,6 +31,15 @@ expect 0 '*both*norm blocks*% of both' "$natgrad" bench train --model resnet20 -
 expect 2 "*--model: unknown model 'lenett'; the nearest is 'lenet'" "$natgrad" bench train --model lenett
 expect 2 '*bench train: --damping is an option of the library*' "$natgrad" bench train --model mlp --damping 1
 
+# Windows: a step once the window is full.
+"$natgrad" bench window --model "$list" --window 3 --repeat 2 --json >"$scratch/lines" || fail "bench window --json"
+"$helper" json case bench median_ms:n floor_ms:n kept_bytes:n <"$scratch/lines" || fail "bench window --json"
+for method in mfac efcp ggt sparse-ggt lowrank-mfac; do
+  expect 0 "bench window: method $method, store *list.json: 621 parameters, window 3*step *bytes: *" \
+    "$natgrad" bench window --model "$list" --window 3 --repeat 1 --no-floors --method $method
+done
+expect 2 '*bench window: method eva is of the rankone family; take mfac*' "$natgrad" bench window --method eva
+
 # Eva: the three ways agree, or the bench fails; each has its figures.
 "$natgrad" bench fused-eva --model "$list" --repeat 2 --json >"$scratch/lines" || fail "bench fused-eva --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench fused-eva --json"
