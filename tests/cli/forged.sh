@@ -30,7 +30,7 @@ run() {
   rm -rf "$scratch/forged"/*
 }
 
-for case in kaisa-eigen-0 ranks2-eigen eva-0; do
+for case in kaisa-eigen-0 ranks2-eigen eva-0 window-mfac-momentum; do
   for ((done_files = 0; done_files < count; done_files += batch)); do
     "$NG_BUILD_DIR/cli_forge" "$golden/$case.safetensors" "$scratch/forged" "$seed" "$batch" || fail "forge"
     # every tenth that can be unpacked is read as a folder, too

@@ -81,6 +81,21 @@ edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice'
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
 expect 2 '*array r0.s0.m0.conv1.a is missing' timeout 60 "$natgrad" replay "$scratch/f2"
 
+# The same of a program that looks at gradients only.
+folder=$scratch/window
+mkdir "$folder"
+rm -r "$scratch/f2"
+"$helper" unpack "$golden/window-mfac-momentum.safetensors" "$folder" || fail "unpack"
+cp -r "$folder" "$scratch/f2"
+expect 0 '*: ok' "$natgrad" replay --tolerance 2e-4 "$scratch/f2"
+edited 's/"bn1.bias"/"bn1.weight"/'; expect 2 '*case.json: parameters has bn1.weight twice' "$natgrad" replay "$scratch/f2"
+edited 's/"fc1.weight"/"fc3.weight"/'; expect 2 '*array s0.fc3.weight.grad is missing' "$natgrad" replay "$scratch/f2"
+edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, its parameter 729' "$natgrad" replay "$scratch/f2"
+edited 's/^ *80$/1048576, 1048576, 1048576/'
+expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements in a row' "$natgrad" replay "$scratch/f2"
+edited 's/"steps": [0-9]*/"steps": 100000/'
+expect 2 '*.grad is missing' timeout 60 "$natgrad" replay "$scratch/f2"
+
 # What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
 # still answered.
 expect 1 '*tolerance 1e-12: exceeded' "$natgrad" replay "$file" --tolerance 1e-12
