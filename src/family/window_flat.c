@@ -181,7 +181,7 @@ void ng_window_measure(ng_block *b, double out[3]) {
 enum { LANES = 32 };
 
 /* A product of two f32 fits a double.  Lanes are added in one order, whatever the width of vectors. */
-NG_CLONES double ng_window_dot(const float *restrict x, const float *restrict y, int64_t n) {
+NG_CLONES static double dot(const float *restrict x, const float *restrict y, int64_t n) {
   double sum[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
   for (int64_t c = 0; c < whole; c += LANES) {
@@ -200,17 +200,24 @@ NG_CLONES double ng_window_dot(const float *restrict x, const float *restrict y,
   return sum[0];
 }
 
-NG_CLONES void ng_window_add(double *restrict acc, const float *restrict x, int64_t n, double c) {
+NG_CLONES static void add(double *restrict acc, const float *restrict x, int64_t n, double c) {
   for (int64_t i = 0; i < n; i++) {
     acc[i] += c * (double)x[i];
   }
 }
 
-NG_CLONES void ng_window_add4(double *restrict acc, const float *const x[4], int64_t n,
-                              const double c[4]) {
+NG_CLONES static void add4(double *restrict acc, const float *const x[4], int64_t n,
+                           const double c[4]) {
   const float *restrict x0 = x[0], *restrict x1 = x[1], *restrict x2 = x[2], *restrict x3 = x[3];
   const double c0 = c[0], c1 = c[1], c2 = c[2], c3 = c[3];
   for (int64_t i = 0; i < n; i++) {
     acc[i] += c0 * (double)x0[i] + c1 * (double)x1[i] + c2 * (double)x2[i] + c3 * (double)x3[i];
   }
+}
+
+/* The clones are of this file: those of a name that others see would be seen outside of the library, too. */
+double ng_window_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
+void ng_window_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
+void ng_window_add4(double *acc, const float *const x[4], int64_t n, const double c[4]) {
+  add4(acc, x, n, c);
 }

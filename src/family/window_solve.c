@@ -66,7 +66,7 @@ static void fill_system(const ng_window *w, const ng_window_part *p, double lamb
 
 /* False: not positive definite, or not finite. */
 static bool factor(ng_block *b, int64_t n, double *S) {
-  static _Thread_local int info; /* of this thread's own queue; read below, after the wait */
+  int info = 0; /* the queue is waited for below */
   ng_queue *q = b->ctx->queue;
   ng_on(q)->factor64(q, n, S, &info);
   ng_queue_wait(q);
@@ -121,7 +121,7 @@ static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, dou
 /* ---- GGT -------------------------------------------------------------------------------------*/
 
 static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, double *by) {
-  static _Thread_local int info;
+  int info = 0; /* the queue is waited for below */
   const ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t n = w->uses, vector = vector_bytes(w) / (int64_t)sizeof(double);
