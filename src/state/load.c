@@ -29,10 +29,24 @@ static ng_status refuse(ng_work *w, const char *name, const char *why) {
   return NG_OK;
 }
 
+/* Names find what is in a file; but the files that we wrote have the order of the walk, so what is at its
+ * place is looked at first. */
+static const ngio_tensor *tensor_of(const ng_work *w, const char *name) {
+  const ngio_tensor *t = ngio_tensors_at(w->file, w->at);
+  return t != NULL && ng_is(t->name, name) ? t : ngio_tensors_find(w->file, name);
+}
+
+static const ngio_value *entry_of(ng_work *w, const char *name) {
+  const ngio_value *next = w->at == 0 ? ngio_first(w->tensors) : w->entry;
+  if (next == NULL || !ng_is(next->key, name)) next = ngio_get(w->tensors, name);
+  w->entry = next == NULL ? NULL : ngio_next(w->tensors, next);
+  return next;
+}
+
 /* Every array of this model is announced, as it should be. */
 static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
   const ng_tensor_name name = ng_tensor_name_of(key, f);
-  const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
+  const ngio_tensor *t = tensor_of(w, name.text);
   int32_t ndim;
   int64_t shape[2];
   const char *why = NULL;
@@ -44,7 +58,7 @@ static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
     why = "has another dtype than in this model";
   } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
     why = "has another shape than in this model";
-  } else if (ngio_text_of(ngio_get(ngio_get(w->tensors, name.text), "crc32")) == NULL) {
+  } else if (ngio_text_of(ngio_get(entry_of(w, name.text), "crc32")) == NULL) {
     why = "is not in the manifest";
   }
   return refuse(w, name.text, why);
@@ -54,8 +68,8 @@ static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
  * come back, one that has become so may not. */
 static ng_status check_data(ng_work *w, const char *key, const ng_field *f) {
   const ng_tensor_name name = ng_tensor_name_of(key, f);
-  const ngio_tensor *t = ngio_tensors_find(w->file, name.text);
-  const ngio_value *entry = ngio_get(w->tensors, name.text);
+  const ngio_tensor *t = tensor_of(w, name.text);
+  const ngio_value *entry = entry_of(w, name.text);
   const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
   if (!ng_is(ngio_text_of(ngio_get(entry, "crc32")),
@@ -166,7 +180,7 @@ static ng_status load_field(ng_work *w, const char *key, const ng_field *f) {
   void *memory = alone ? f->data : w->memory;
   if (w->first) {
     const ng_tensor_name name = ng_tensor_name_of(key, f);
-    ng_field_import(f, ngio_tensors_find(w->file, name.text)->data, memory);
+    ng_field_import(f, tensor_of(w, name.text)->data, memory);
   }
   const ng_status st = ng_work_broadcast(w, memory, ng_field_bytes(f), 0);
   if (st == NG_OK && !alone && f->data != NULL) {

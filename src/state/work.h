@@ -35,16 +35,17 @@ typedef struct ng_work {
   uint8_t *missing;     /* save: fields that rank 0 does not hold */
   ng_tensor_name *name; /* save */
   ngio_tensor *tensor;  /* save */
-  void *memory, *published;  /* one field, in the order of memory and of the file */
-  ngio_out out;              /* save: the manifest, with a 0 */
-  char *text;                /* load: the manifest, on its way to the other ranks */
-  int64_t text_bytes;        /* with its 0 */
-  ngio_json *manifest;       /* load */
-  const ngio_value *tensors; /* load, rank 0: of the manifest */
-  ngio_writer *writer;       /* save, rank 0 */
-  ngio_source source;        /* load, rank 0 */
-  ngio_tensors *file;        /* load, rank 0 */
-  ng_snapshot snapshot;      /* load: what the manifest says */
+  void *memory, *published; /* one field, in the order of memory and of the file */
+  ngio_out out;             /* save: the manifest, with a 0 */
+  char *text;               /* load: the manifest, on its way to the other ranks */
+  int64_t text_bytes;       /* with its 0 */
+  ngio_json *manifest;      /* load */
+  const ngio_value *tensors,
+      *entry;           /* load, rank 0: of the manifest; the one after the last look */
+  ngio_writer *writer;  /* save, rank 0 */
+  ngio_source source;   /* load, rank 0 */
+  ngio_tensors *file;   /* load, rank 0 */
+  ng_snapshot snapshot; /* load: what the manifest says */
   ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
   char message[NG_MESSAGE];
   /* the walk under way */
