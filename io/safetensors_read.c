@@ -152,7 +152,8 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
       placed *p = &list[f->count++];
       p->entry = &root[i];
       st = take_tensor(label, v->key, v, limit, &p->t, &p->begin, message, size);
-      in_order = in_order && (f->count == 1 || by_place(p - 1, p) <= 0);
+      /* one that is damaged has no name */
+      in_order = in_order && st == NGIO_OK && (f->count == 1 || by_place(p - 1, p) <= 0);
     }
     if (st != NGIO_OK) goto done;
   }
