@@ -878,7 +878,7 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          over a weight that is not finite, which is looked for when it was bound, after a load, and
  *          where the numbers are so large that all of the step is made beforehand.  One that the caller
  *          made so in place, in between, is met by the update: that line of it stays, the step is done
- *          (NG_RESCUED, named), and those after it are NG_SKIPPED until all of it is finite.
+ *          (NG_RESCUED, named, on a rank that met it; the one status that ranks may not share), and those after it are NG_SKIPPED until all of it is finite.
  *          Otherwise as torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group; t and
  *          "first step" count the updates of that parameter, less those it was frozen or kept in;
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
