@@ -327,12 +327,29 @@ static int find_config(const char *dir, const manifest *m) {
   return rc;
 }
 
+static const char *const passing[] = {"model.next",        "model.next.part", "precond.next",
+                                      "precond.next.part", "mixup.next",      "mixup.next.part",
+                                      "latest.json.part"};
+enum { PASSING = sizeof passing / sizeof passing[0] };
+
+/* Where the next checkpoint is going to be written; better known before the training than after it. */
+static int find_way(const char *dir) {
+  int rc = CLI_OK;
+  for (size_t i = 0; i < PASSING && rc == CLI_OK; i++) {
+    char *path = in_checkpoint(dir, passing[i]);
+    rc = disk_regular(path);
+    free(path);
+  }
+  return rc;
+}
+
 int checkpoint_find(const char *dir, bool *there) {
   manifest m;
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
   char *log = cli_join(dir, "log.jsonl"), *more = NULL;
   *there = false;
   int rc = disk_exists(folder) ? disk_own_folder(folder) : CLI_OK;
+  if (rc == CLI_OK && disk_exists(folder)) rc = find_way(dir);
   if (rc == CLI_OK && disk_exists(latest)) {
     *there = true;
     rc = manifest_read(latest, &m);
@@ -384,11 +401,8 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state 
 }
 
 void checkpoint_tidy(const char *dir, const manifest *m) {
-  static const char *const left[] = {"model.next",        "model.next.part", "precond.next",
-                                     "precond.next.part", "mixup.next",      "mixup.next.part",
-                                     "latest.json.part"};
-  for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
-    char *path = in_checkpoint(dir, left[i]);
+  for (size_t i = 0; i < PASSING; i++) {
+    char *path = in_checkpoint(dir, passing[i]);
     disk_remove(path);
     free(path);
   }

@@ -241,7 +241,7 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
   static const char *const folders[] = {"runs", "tuning"};
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
     char *folder = compare_path(p, "%s", folders[i]);
-    rc = disk_folder(folder);
+    rc = disk_own_folder(folder);
     free(folder);
   }
   if (rc == CLI_OK) {
@@ -260,12 +260,13 @@ void compare_run_done(const char *folder) { checkpoint_remove(folder); }
 /* What a run that never came to a checkpoint has written; nothing else that may lie there. */
 int compare_run_begin(const char *folder, bool *resume) {
   static const char *const left[] = {"config.json", "config.json.part", "log.jsonl"};
-  const int rc = checkpoint_find(folder, resume);
+  int rc = disk_own_folder(folder);
+  if (rc == CLI_OK) rc = checkpoint_find(folder, resume);
   if (rc != CLI_OK || *resume) return rc;
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
     char *path = cli_join(folder, left[i]);
     disk_remove(path);
     free(path);
   }
-  return disk_own_folder(folder);
+  return CLI_OK;
 }

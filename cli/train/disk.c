@@ -177,6 +177,10 @@ int disk_read(const char *path, char **out) {
     free(text);
     return cli_bad("%s: cannot be read: %s", path, strerror(why));
   }
+  if (memchr(text, 0, n) != NULL) {
+    free(text);
+    return cli_bad("%s: holds a byte of value 0, expected text", path);
+  }
   text[n] = 0;
   *out = text;
   return CLI_OK;

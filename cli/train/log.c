@@ -254,6 +254,16 @@ static bool epoch_of(const char *line, size_t size, train_epoch *e) {
   return is;
 }
 
+int log_ended(const char *path, bool *ended) {
+  char *text = NULL;
+  *ended = false;
+  if (!disk_exists(path)) return CLI_OK;
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  *ended = strstr(text, "\"event\": \"end\"") != NULL;
+  free(text);
+  return CLI_OK;
+}
+
 int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   char *text;
   *out = NULL;

@@ -46,6 +46,8 @@ int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 struct json_t;
 train_epoch log_epoch_of(const struct json_t *o);
 /* The "epoch" lines of the first `bytes`, for free(). */
+/* Whether it tells the end of a run. */
+int log_ended(const char *path, bool *ended);
 int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
 
 #endif

@@ -421,7 +421,7 @@ static void say_what_changes(const run *r, const settings *was) {
 /* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
-  bool there = false;
+  bool there = false, ended = false;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
   int rc = checkpoint_find(r->s->out, &there);
@@ -432,6 +432,13 @@ static int open_folder(run *r, const char *config, const char *log) {
   }
   if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
   const int64_t data = r->state.data_crc;
+  if (rc == CLI_OK && !there) rc = log_ended(log, &ended);
+  if (rc == CLI_OK && ended) {
+    rc = cli_bad(
+        "--resume: %s tells the end of the run, but %s/checkpoint holds none; put it back, or "
+        "begin in another folder",
+        log, r->s->out);
+  }
   if (rc == CLI_OK && !there) { /* everything is a function of the seed */
     cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
     rc = from_the_start(r, config, log);

@@ -232,6 +232,12 @@ bad '--augment: crop needs images, *' --data synthetic:classes=2,features=6,trai
 bad '--dropout: mlp has no dropout; *' --data digits --model mlp --methods sgd --grid dropout=0.1,0.2 --out refused
 [[ ! -e refused ]] || fail "a refused comparison left a folder"
 
+# A run's folder that is a link to elsewhere: refused, and nothing is touched there.
+cp -a lost linked && rm -r linked/runs/sgd-seed1 && mkdir elsewhere && echo keep >elsewhere/log.jsonl && ln -s "$PWD/elsewhere" linked/runs/sgd-seed1
+"$natgrad" compare "${tiny[@]:0:8}" --methods sgd,sgd:lr=1e6 --model mlp --seeds 2 --quiet --out linked --resume >link.txt 2>&1 && fail "a link was followed"
+grep -q 'linked/runs/sgd-seed1: is a symbolic link, expected a folder' link.txt || fail "link: $(cat link.txt)"
+[[ $(cat elsewhere/log.jsonl) == keep ]] || fail "a file behind a link was removed"
+
 # All lost: said so, without a picture and without advice.
 "$natgrad" compare --data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --steps 12 --seeds 2 \
   --methods sgd --grid lr=1e6,1e5 --weight-decay 1000 --lr-schedule constant --quiet --out gone >lost.txt 2>lost.err ||

@@ -41,8 +41,17 @@ done
 again rm $c/latest.json && refused "$c/latest.json: is missing, but $c/* is there; put latest.json back, or *" && untouched latest
 again rm run/config.json && refused 'run/config.json: is missing, and belongs to the checkpoint' && untouched config
 again rm run/log.jsonl && refused 'run/log.jsonl: cannot be read: No such file or directory' && untouched log
+again rm -r $c && refused '--resume: run/log.jsonl tells the end of the run, but run/checkpoint holds none; *' && untouched checkpoint
+
+# In the way of the next checkpoint: said before the training.
+for way in model.next precond.next.part latest.json.part; do
+  again mkfifo $c/$way && refused "$c/$way: is a pipe, expected a regular file"
+done
 
 # Cut, empty, edited; a byte of the metadata of each.
+zero() { printf '\0abc' >>"$1"; }
+again zero run/config.json && refused 'run/config.json: holds a byte of value 0, expected text'
+again zero $c/latest.json && refused "$c/latest.json: holds a byte of value 0, expected text"
 shorten() { truncate -s "$2" "$1"; }
 again shorten $c/latest.json 0 && refused "$c/latest.json: is empty; *" && untouched latest
 again shorten $c/latest.json 200 && refused "$c/latest.json: expected a checkpoint's list of files, *" && untouched latest
@@ -169,7 +178,7 @@ for name in model.next precond.next latest.json.part config.json.part; do
   [[ $(cat notes) == mine && -L $where && -e $c/model-16.safetensors ]] || fail "$name: a link was followed"
 done
 again ln -s "$scratch/notes" $c/model.next.part
-refused "$c/model.next: cannot write: *"
+refused "$c/model.next.part: is a symbolic link, expected a regular file"
 [[ $(cat notes) == mine && -e $c/model-16.safetensors ]] || fail "model.next.part: a link was followed"
 away() { mv $c elsewhere/checkpoint && ln -s "$scratch/elsewhere/checkpoint" $c; }
 again away && refused "$c: is a symbolic link, expected a folder" && untouched checkpoint
