@@ -222,7 +222,7 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       const ng_stat *s = &p->block[i]->stat[k];
-      if (s->stale.on) x[n++] = s->owner == p->ctx->rank && s->fresh ? s->stale.verdict : 0.0;
+      if (s->stale.on) x[n++] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
     }
   }
   return n;

@@ -91,5 +91,6 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
 done
 echo "mixed checkpoints: trials = $trials swapped = $swapped added = $renamed missing = $missing edited = $edited cut = $cut; refused_by_name = $refused whole_runs = $whole seed = $seed"
 [[ $failures != 0 || $((refused + whole)) == "$trials" ]] || fail "seed $seed: $refused refused and $whole whole of $trials"
-((trials < 40 || (refused > 0 && whole > 0))) || fail "seed $seed: $refused refused, $whole whole: nothing is learnt"
+# about one in eight is whole, so that 40 without one happen once in 200 times
+((trials < 200 || (refused > 0 && whole > 0))) || fail "seed $seed: $refused refused, $whole whole: nothing is learnt"
 finish
