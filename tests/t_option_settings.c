@@ -5,7 +5,7 @@
 #include "step/step.h"
 #include "option/option.h"
 
-/* What an option does is shown in t_option_effects.c, what texts are accepted in t_options.c; here
+/* What an option does is shown in t_option_effects*.c, what texts are accepted in t_options.c; here
  * it is that nothing gets lost between the text and the field that a room reads. */
 
 static char message[512];

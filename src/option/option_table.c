@@ -6,7 +6,7 @@
  * from here; tests/t_options.c and tests/cli/options_in_sync.sh walk them against each other.
  *
  * To add an option: a line in the list of natgrad.h, one in NG_OPTION_LIST of settings.h, a row here,
- * and write effect_<name> in tests/t_option_effects.c.
+ * and write effect_<name> in tests/t_option_effects*.c.
  *
  * The defaults are those of method "natgrad"; what other methods change is in methods.c. */
 #include "option/option.h"
