@@ -160,6 +160,103 @@ static void best_point_of_seeds(void **state) {
     train_result_free(&r[i]);
 }
 
+/* ---- pairs -----------------------------------------------------------------------------------*/
+
+/* Tables of Student's distribution, 0.975; they have nine digits. */
+static void students(void **state) {
+  (void)state;
+  static const struct {
+    int freedom;
+    double t;
+  } known[] = {{1, 12.7062047362}, {2, 4.30265272991}, {3, 3.18244630528},  {4, 2.77644510520},
+               {5, 2.57058183661}, {9, 2.26215716280}, {29, 2.04522964213}, {999, 1.96234146113}};
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+    near(compare_student(known[i].freedom), known[i].t, 1e-9);
+  assert_true(isnan(compare_student(0)));
+}
+
+static void differences(void **state) {
+  (void)state;
+  /* Final losses 1 2 3 4 5 and 0.5 1.75 2.25 4 4: less by 1/2 1/4 3/4 0 1, mean 1/2, squares sum to 5/8;
+   * half of the interval is 2.776445105 sqrt(5/8 / 4 / 5) = 0.4908107897.  Test losses are twice as large;
+   * the best accuracy, not the last, differs by 1/8 every time. */
+  const double loss[][2] = {{9, 1}, {9, 2}, {9, 3}, {9, 4}, {9, 5}};
+  const double less[][2] = {{8, 0.5}, {8, 1.75}, {8, 2.25}, {8, 4}, {8, 4}};
+  const double accuracy[][2] = {{0.5, 0.25}, {0.5, 0.25}, {0.25, 0.5}, {0.5, 0.5}, {0.75, 0}};
+  const double more[][2] = {{0.625, 0}, {0, 0.625}, {0.625, 0.5}, {0.625, 0}, {0.875, 0.75}};
+  train_result base[6], run[6];
+  for (int i = 0; i < 5; i++) {
+    base[i] = make_run(2, loss[i], accuracy[i]);
+    run[i] = make_run(2, less[i], more[i]);
+  }
+  base[5] = make_run(2, loss[0], accuracy[0]);
+  run[5] = make_run(2, less[4], more[0]); /* it diverged: no pair */
+  run[5].diverged = true;
+  difference d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6);
+  assert_int_equal(d.n, 5);
+  near(d.mean, -0.5, NEAR);
+  near(d.deviation, 0.39528470752104744, NEAR);
+  near(d.low, -0.5 - 0.4908107897, 1e-9);
+  near(d.high, -0.5 + 0.4908107897, 1e-9);
+  d = compare_difference(TEST_ACCURACY, END_TEST_LOSS, run, base, 6);
+  near(d.mean, -1.0, NEAR);
+  near(d.high, -1.0 + 2.0 * 0.4908107897, 2e-9);
+  d = compare_difference(TEST_ACCURACY, END_BEST_ACCURACY, run, base, 5);
+  near(d.mean, 0.125, NEAR);
+  near(d.low, 0.125, NEAR);
+  d = compare_difference(TRAIN_ACCURACY, END_BEST_ACCURACY, run, base, 5); /* half of the other */
+  near(d.mean, 0.0625, NEAR);
+  base[0].diverged = true; /* of the baseline counts as well */
+  assert_int_equal(compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 6).n, 4);
+  d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run + 1, base + 1, 1);
+  assert_int_equal(d.n, 1);
+  near(d.mean, -0.25, NEAR);
+  assert_true(isnan(d.low) && isnan(d.high));
+  d = compare_difference(TEST_ACCURACY, END_TRAIN_LOSS, run, base, 1);
+  assert_true(d.n == 0 && isnan(d.mean));
+  base[0].diverged = false;
+
+  compare_method m[2] = {{.label = "sgd", .run = base}, {.label = "efcp", .run = run}};
+  compare_plan p = {.methods = 2, .method = m, .seeds = 6};
+  table t;
+  char *text = NULL;
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  assert_non_null(f);
+  compare_paired_heading(&p, f);
+  compare_paired_table(&p, TEST_ACCURACY, &t);
+  table_text(&t, f);
+  table_free(&t);
+  p.baseline = 1;
+  p.seeds = 1;
+  compare_paired_heading(&p, f);
+  compare_paired_table(&p, TRAIN_LOSS, &t);
+  table_text(&t, f);
+  table_free(&t);
+  (void)fclose(f);
+  assert_string_equal(text, "less sgd of the same seed: mean and its 95 % interval (Student's t)\n"
+                            "method  pairs      final training loss          final test loss  "
+                            "best test accuracy, points\n"
+                            "efcp        5  -0.500 [-0.991, -0.009]  -1.000 [-1.982, -0.018]     "
+                            "+12.50 [+12.50, +12.50]\n"
+                            "less efcp of the same seed: mean\n"
+                            "method  pairs  final training loss\n"
+                            "sgd         1                 +0.5\n");
+  free(text);
+  json_t *o = compare_paired_json(&p, TEST_LOSS);
+  assert_string_equal(json_string_value(json_object_get(o, "baseline")), "efcp");
+  const json_t *only = json_array_get(json_object_get(o, "methods"), 0);
+  assert_int_equal(json_object_size(only), 3); /* no accuracy of squared errors */
+  const json_t *end = json_object_get(only, "final_test_loss");
+  near(json_number_value(json_object_get(end, "mean")), 1.0, NEAR);
+  assert_true(json_is_null(json_object_get(end, "low")));
+  json_decref(o);
+  for (int i = 0; i < 6; i++) {
+    train_result_free(&base[i]);
+    train_result_free(&run[i]);
+  }
+}
+
 /* ---- lists and grids -------------------------------------------------------------------------*/
 
 static int parse(compare_plan *p, const char *list) {
@@ -406,6 +503,7 @@ int main(void) {
       cmocka_unit_test(best_point), cmocka_unit_test(best_point_of_seeds),
       cmocka_unit_test(lists),      cmocka_unit_test(left_out),
       cmocka_unit_test(grids),      cmocka_unit_test(results),
+      cmocka_unit_test(students),   cmocka_unit_test(differences),
       cmocka_unit_test(tables),     cmocka_unit_test(events),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

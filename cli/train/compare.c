@@ -17,7 +17,8 @@ typedef struct wish {
   cli_setting *shared; /* of the table, in the order given */
   const char **grid;
   int n_shared, grids;
-  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs, *grid_seeds;
+  const char *methods, *seeds, *seed, *target, *out, *validation, *grid_epochs, *grid_seeds,
+      *baseline;
   bool resume, quiet;
 } wish;
 
@@ -32,7 +33,8 @@ static int take(void *user, const char *name, const char *value) {
                {"out", &w->out},
                {"validation", &w->validation},
                {"grid-epochs", &w->grid_epochs},
-               {"grid-seeds", &w->grid_seeds}};
+               {"grid-seeds", &w->grid_seeds},
+               {"baseline", &w->baseline}};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
     if (strcmp(name, texts[i].name) != 0) continue;
     *texts[i].to = value;
@@ -96,6 +98,7 @@ static int read_plan(compare_plan *p, const wish *w, const cli_args *args) {
   for (int i = 0; i < w->grids && rc == CLI_OK; i++)
     rc = compare_grid_add(p, w->grid[i]);
   if (rc == CLI_OK) rc = compare_methods(p, w->methods);
+  if (rc == CLI_OK && w->baseline != NULL) rc = compare_baseline(p, w->baseline);
   for (int i = 0; i < p->methods && rc == CLI_OK; i++) {
     bool use[COMPARE_GRIDS];
     if (compare_points(p, &p->method[i], use) > COMPARE_POINTS)
@@ -300,6 +303,7 @@ static const cli_option own[] = {
     {"grid-seeds", "N", "tuning runs of each point, whose mean counts (1)"},
     {"validation", "N", "training samples held out for tuning (a tenth of them)"},
     {"target", "X", "accuracy 0..1, or loss (what the mean of every method reaches)"},
+    {"baseline", "METHOD", "whom the others are compared with, seed by seed (the first)"},
     {"out", "DIR", "a new folder (compare-DATA-MODEL)"},
     {"resume", NULL, "go on with DIR: what is finished is not run again"},
     {"seed", "N", "the first of the seeds (1)"},
@@ -327,6 +331,12 @@ const cli_command cli_compare = {
         "SEED + 1001 on, each with a split of its own.  Then every seed is trained on all "
         "training\n"
         "data and tested on the test split.\n"
+        "\n"
+        "The second table has differences: of each method and --baseline (a name in the first "
+        "table,\n"
+        "natgrad-2 is the second natgrad) with the same seed; their mean, and the interval in "
+        "which\n"
+        "it is with 95 % probability (Student's t), if seeds were drawn for ever.\n"
         "\n"
         "DIR gets table.txt, table.md, result.json, curves.csv, plot.gp, made into curves.svg and\n"
         "curves.png by gnuplot, and runs/METHOD-seedN/ with what `natgrad train` writes there,\n"

@@ -1,14 +1,17 @@
 /* compare.h: several methods, several seeds, one table.
  *
  * Rooms: compare.c the command and the order of its runs; compare_plan.c the methods and the grid
- * from text; compare_grid.c tuning; compare_stats.c what is worked out from the runs;
- * compare_disk.c what is kept in DIR; compare_report.c tables, notes, curves; table.c, plot.c. */
+ * from text; compare_grid.c tuning; compare_stats.c what is worked out from the runs,
+ * compare_paired.c from pairs of them; compare_disk.c what is kept in DIR; compare_report.c tables, notes,
+ * curves; table.c, plot.c. */
 #ifndef COMPARE_H
 #define COMPARE_H
 
 #include "plot.h"
+#include "table.h"
 #include "train.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
 enum { COMPARE_METHODS = 64, COMPARE_GRIDS = 8, COMPARE_VALUES = 64, COMPARE_POINTS = 4096 };
@@ -34,8 +37,8 @@ typedef struct compare_grid { /* option=a,b,c */
 
 typedef struct compare_plan {
   settings base;
-  char *text; /* --methods, cut into pieces that the methods' own settings point into */
-  int methods;
+  char *text;            /* --methods, cut into pieces that the methods' own settings point into */
+  int methods, baseline; /* which method the others are compared with, pair by pair */
   compare_method *method;
   int grids;
   compare_grid grid[COMPARE_GRIDS];
@@ -57,6 +60,8 @@ typedef struct compare_plan {
  * method; one that begins with a digit goes on with the value before it (step:5,8).  Settings that a
  * method has no use for are taken from base and left out, with a note.  CLI_BAD, told in one line. */
 int compare_methods(compare_plan *p, const char *list);
+/* The method with this label; after compare_methods. */
+int compare_baseline(compare_plan *p, const char *label);
 /* Can a setting do anything in the method's runs?  Was it given behind the method's name? */
 bool compare_uses(const compare_plan *p, const compare_method *m, const char *name);
 bool compare_owns(const compare_method *m, const char *name);
@@ -105,6 +110,31 @@ spread compare_spread(const double *x, int n);
 int compare_curve(compare_metric m, const train_result *run, int runs, plot_point **out);
 /* What the worst of the curves reaches at its best. */
 double compare_target(compare_metric m, const plot_curve *curve, int n);
+
+/* ---- pairs -----------------------------------------------------------------------------------*/
+
+typedef enum compare_end {
+  END_TRAIN_LOSS,
+  END_TEST_LOSS,
+  END_BEST_ACCURACY,
+  COMPARE_ENDS
+} compare_end;
+
+/* The quantile 0.975 of Student's distribution, degrees of freedom from 1. */
+double compare_student(int freedom);
+
+typedef struct difference { /* of a method and the baseline */
+  int n;                    /* pairs of which neither diverged */
+  double mean, deviation;   /* the sample's, over n - 1 */
+  double low, high;         /* the 95 % interval of the mean; NaN for n < 2 */
+} difference;
+/* run[k] less base[k]. */
+difference compare_difference(compare_metric m, compare_end what, const train_result *run,
+                              const train_result *base, int runs);
+/* For plans of two methods or more. */
+void compare_paired_heading(const compare_plan *p, FILE *f);
+void compare_paired_table(const compare_plan *p, compare_metric metric, table *t);
+json_t *compare_paired_json(const compare_plan *p, compare_metric metric);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 

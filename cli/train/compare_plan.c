@@ -189,6 +189,21 @@ int compare_methods(compare_plan *p, const char *list) {
   return rc;
 }
 
+int compare_baseline(compare_plan *p, const char *label) {
+  char all[512] = "";
+  size_t n = 0;
+  if (p->methods < 2) return cli_bad("--baseline: expected two methods or more");
+  for (int i = 0; i < p->methods; i++) {
+    if (strcmp(p->method[i].label, label) == 0) {
+      p->baseline = i;
+      return CLI_OK;
+    }
+    if (n < sizeof all)
+      n += (size_t)snprintf(all + n, sizeof all - n, "%s%s", i > 0 ? ", " : "", p->method[i].label);
+  }
+  return cli_bad("--baseline: '%s' is none of the methods (%s)", label, all);
+}
+
 /* ---- grid ------------------------------------------------------------------------------------*/
 
 /* Is the value one that some method takes? */

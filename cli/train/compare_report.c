@@ -1,13 +1,11 @@
-/* compare_report.c: from runs to what is read: two tables and notes (table.txt, table.md), the same
+/* compare_report.c: from runs to what is read: tables and notes (table.txt, table.md), the same
  * for programs (result.json), the curves (curves.csv) and their pictures (plot.c).
  *
  * Means and spreads are over the runs that did not diverge; how many did is in the table and in a
  * note.  Seconds are of training, without evaluation, logs and checkpoints. */
 #include "compare.h"
 #include "disk.h"
-#include "table.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +31,10 @@ typedef struct report {
   const char *station[SHOWN]; /* names, in order of their first appearance */
   int64_t skipped, rescued, unobserved;
 } report;
+
+typedef struct tables {
+  table results, pairs, times;
+} tables;
 
 /* ---- summing up ------------------------------------------------------------------------------*/
 
@@ -256,12 +258,18 @@ static void say_heading(const report *r, FILE *f, bool markdown) {
                 markdown ? "\n" : "");
 }
 
-static void say_tables(const report *r, const table *results, const table *times, FILE *f,
-                       bool markdown) {
+static void say_tables(const report *r, const tables *t, FILE *f, bool markdown) {
+  void (*const say)(const table *, FILE *) = markdown ? table_markdown : table_text;
   say_heading(r, f, markdown);
-  (markdown ? table_markdown : table_text)(results, f);
+  say(&t->results, f);
   (void)fputc('\n', f);
-  (markdown ? table_markdown : table_text)(times, f);
+  if (r->p->methods > 1) {
+    compare_paired_heading(r->p, f);
+    if (markdown) (void)fputc('\n', f);
+    say(&t->pairs, f);
+    (void)fputc('\n', f);
+  }
+  say(&t->times, f);
   if (r->p->note_size > 0) (void)fputc('\n', f);
   for (const char *line = r->p->note; line != NULL && *line != 0;) {
     const size_t n = strcspn(line, "\n");
@@ -340,14 +348,15 @@ static json_t *runs_json(const report *r, const compare_method *m) {
   for (int k = 0; k < r->p->seeds; k++) {
     const train_result *run = &m->run[k];
     const int at = compare_reaches(r->metric, run, r->target);
-    const double loss = run->epochs > 0 ? run->epoch[run->epochs - 1].train_loss : (double)NAN;
+    const train_epoch *last = run->epochs > 0 ? &run->epoch[run->epochs - 1] : NULL;
     (void)json_array_append_new(
-        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "seed",
+        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "seed",
                         (json_int_t)(r->p->base.seed + k), "diverged", (int)run->diverged, "steps",
                         (json_int_t)run->steps, "skipped", (json_int_t)run->skipped, "rescued",
                         (json_int_t)run->rescued, "unobserved", (json_int_t)run->unobserved, "best",
-                        real(compare_best(r->metric, run)), "final_train_loss", real(loss),
-                        "epochs_to_target",
+                        real(compare_best(r->metric, run)), "final_train_loss",
+                        real(last != NULL ? last->train_loss : (double)NAN), "final_test_loss",
+                        real(last != NULL ? last->test_loss : (double)NAN), "epochs_to_target",
                         at >= 0 ? json_integer((json_int_t)run->epoch[at].epoch) : json_null(),
                         "seconds_to_target", at >= 0 ? real(run->epoch[at].seconds) : json_null()));
   }
@@ -390,13 +399,15 @@ static void say_json(const report *r, FILE *f) {
                         "target", real(r->target), "target_given", (int)isfinite(r->p->target),
                         "processor", processor, "processors", cli_cores(), "methods", methods,
                         "notes", r->p->note != NULL ? r->p->note : "");
+  if (r->p->methods > 1)
+    (void)json_object_set_new(o, "paired", compare_paired_json(r->p, r->metric));
   char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
   (void)fprintf(f, "%s\n", text != NULL ? text : "null");
   free(text);
   json_decref(o);
 }
 
-static int write_files(const report *r, const table *results, const table *times) {
+static int write_files(const report *r, const tables *t) {
   static const char *const name[] = {"curves.csv", "result.json", "table.md", "table.txt"};
   int rc = CLI_OK;
   for (int i = 0; i < 4 && rc == CLI_OK; i++) {
@@ -408,8 +419,8 @@ static int write_files(const report *r, const table *results, const table *times
     } else {
       if (i == 0) say_curves(r, f);
       if (i == 1) say_json(r, f);
-      if (i == 2) say_tables(r, results, times, f, true);
-      if (i == 3) say_tables(r, results, times, f, false);
+      if (i == 2) say_tables(r, t, f, true);
+      if (i == 3) say_tables(r, t, f, false);
       rc = fclose(f) == 0 ? disk_write(path, text, size) : cli_bad("%s: no memory", path);
     }
     free(text);
@@ -485,14 +496,16 @@ int compare_report(compare_plan *p, const data_set *d, compare_metric metric) {
   for (int i = 0; i < p->methods; i++)
     sum_up(&r, i);
   note_runs(&r);
-  table results, times;
-  results_table(&r, &results);
-  times_table(&r, &times);
-  int rc = write_files(&r, &results, &times);
+  tables t;
+  results_table(&r, &t.results);
+  compare_paired_table(p, metric, &t.pairs);
+  times_table(&r, &t.times);
+  int rc = write_files(&r, &t);
   if (rc == CLI_OK) rc = draw(&r);
-  if (rc == CLI_OK) say_tables(&r, &results, &times, stdout, false);
-  table_free(&results);
-  table_free(&times);
+  if (rc == CLI_OK) say_tables(&r, &t, stdout, false);
+  table_free(&t.results);
+  table_free(&t.pairs);
+  table_free(&t.times);
   for (int i = 0; i < p->methods; i++)
     free(point[i]);
   free(point);

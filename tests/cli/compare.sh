@@ -17,6 +17,8 @@ bad '--methods: more than 64 methods' --methods "$(printf 'sgd,%.0s' {1..64})ada
 bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
 bad "--seeds: 'two' is no whole number from 1 to 1000" --methods sgd --seeds two
 bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
+bad "--baseline: 'eva' is none of the methods (sgd, natgrad)" --methods sgd,natgrad --baseline eva
+bad '--baseline: expected two methods or more' --methods sgd --baseline sgd
 bad '--target: 98 is no accuracy from 0 to 1' --methods sgd --target 98
 bad "--grid: 'lr', expected option=a,b,c" --methods sgd --grid lr
 bad "--grid: lr: 'x' is no number from 0 to 1e+06" --methods sgd --grid lr=1,x
@@ -103,6 +105,17 @@ for m in result["methods"]:
     if reached: near(m["epochs_to_target"]["mean"], statistics.mean(reached))
     assert m["ms_a_step"]["mean"] >= 0.9 * sum(m["ms_by_station"].values()) > 0
     assert m["network_bytes"] > 0 and m["precond_bytes"] > 0
+# natgrad less sgd, seed by seed; of two differences the interval is t(1) times half of theirs
+paired = result["paired"]
+assert paired["baseline"] == "sgd" and [m["label"] for m in paired["methods"]] == ["natgrad"]
+ends = {"final_train_loss": lambda run: float(run[-1]["train_loss"]), "final_test_loss": lambda run: float(run[-1]["test_loss"]),
+        "best_accuracy": lambda run: max(float(r["test_accuracy"]) for r in run)}
+for key, end in ends.items():
+    x = [end(runs["natgrad", s]) - end(runs["sgd", s]) for s in (1, 2)]
+    d = paired["methods"][0][key]
+    assert d["n"] == 2 and abs(d["mean"] - statistics.mean(x)) <= 1e-12, (d, x)
+    half = 12.706204736174707 * abs(x[0] - x[1]) / 2
+    assert abs(d["low"] - (d["mean"] - half)) <= 1e-9 and abs(d["high"] - (d["mean"] + half)) <= 1e-9, (d, half)
 END
 fi
 
@@ -162,6 +175,15 @@ diff <(losses one) <(losses two) || fail "a repeat differs"
 bad '--out: one holds a comparison; --resume goes on with it' "${tiny[@]}" --out one
 "$natgrad" compare "${tiny[@]}" --out one --resume >again.txt 2>again.err || fail "--resume fails"
 diff again.txt one.txt && [[ ! -s again.err ]] || fail "--resume of a finished one ran something"
+# The table anew: the other way round, of one seed, of one method.
+"$natgrad" compare "${tiny[@]}" --out one --resume --baseline natgrad >again.txt 2>again.err && [[ ! -s again.err ]] ||
+  fail "--baseline of a finished one: $(cat again.err)"
+grep -qx "less natgrad of the same seed: mean and its 95 % interval (Student's t)" again.txt && diff again.txt one/table.txt ||
+  fail "--baseline: $(cat again.txt)"
+sizes() { grep -A2 '^less' "$1" | tail -1 | grep -oE '[0-9]+\.[0-9]*' | sort; }
+[[ $(sizes one.txt | wc -l) == 9 ]] && diff <(sizes one.txt) <(sizes again.txt) || fail "the other way round: $(cat again.txt)"
+"$natgrad" compare "${tiny[@]}" --seeds 1 --out one --resume >again.txt 2>again.err && grep -qx 'less sgd of the same seed: mean' again.txt ||
+  fail "one seed: $(cat again.txt again.err)"
 rm one/runs/natgrad-seed1/result.json one/tuning/sgd-1.json
 "$natgrad" compare "${tiny[@]}" --out one --resume >/dev/null 2>again.err || fail "--resume fails: $(cat again.err)"
 [[ $(wc -l <again.err) == 2 ]] || fail "not two runs again: $(cat again.err)"

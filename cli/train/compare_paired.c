@@ -1,0 +1,149 @@
+/* compare_paired.c: differences of methods, run by run: every method less the baseline with the same
+ * seed, which sees the same samples in the same order and begins with the same weights.
+ *
+ * In: finished runs.  Out: mean over the seeds and its 95 % interval, mean +- t s / sqrt(n) with t the
+ * 0.975 quantile of Student's distribution with n - 1 degrees of freedom; a table, and the same for
+ * programs.  A pair counts if neither run diverged. */
+#include "compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double TAIL = 0.975; /* both sides: 95 % */
+
+/* ---- arithmetic ------------------------------------------------------------------------------*/
+
+/* P(|T| < t) = A(theta), tan theta = t / sqrt(f), for whole f: Abramowitz & Stegun 26.7.3, 26.7.4. */
+static double within(double theta, int freedom) {
+  const double c2 = cos(theta) * cos(theta);
+  const bool odd = freedom % 2 == 1;
+  double term = odd ? sin(theta) * cos(theta) : sin(theta), sum = freedom > 1 ? term : 0.0;
+  for (int k = odd ? 3 : 2; k <= freedom - 2; k += 2) {
+    term *= c2 * (double)(k - 1) / (double)k;
+    sum += term;
+  }
+  return odd ? 2.0 / acos(-1.0) * (theta + sum) : sum;
+}
+
+double compare_student(int freedom) {
+  if (freedom < 1) return (double)NAN;
+  double low = 0.0, high = acos(-1.0) / 2.0;
+  for (int i = 0; i < 100; i++) {
+    const double middle = 0.5 * (low + high);
+    *(within(middle, freedom) < 2.0 * TAIL - 1.0 ? &low : &high) = middle;
+  }
+  return sqrt((double)freedom) * tan(low);
+}
+
+static double value_of(compare_metric m, compare_end what, const train_result *r) {
+  if (r->diverged || r->epochs == 0) return (double)NAN;
+  const train_epoch *last = &r->epoch[r->epochs - 1];
+  return what == END_TRAIN_LOSS  ? last->train_loss
+         : what == END_TEST_LOSS ? last->test_loss
+                                 : compare_best(m, r);
+}
+
+difference compare_difference(compare_metric m, compare_end what, const train_result *run,
+                              const train_result *base, int runs) {
+  double *x = cli_take((size_t)runs, sizeof *x);
+  for (int k = 0; k < runs; k++)
+    x[k] = value_of(m, what, &run[k]) - value_of(m, what, &base[k]);
+  const spread s = compare_spread(x, runs);
+  const double half = s.n > 1 ? compare_student(s.n - 1) * s.deviation / sqrt((double)s.n) : NAN;
+  free(x);
+  return (difference){s.n, s.mean, s.deviation, s.mean - half, s.mean + half};
+}
+
+/* ---- what is said ----------------------------------------------------------------------------*/
+
+static bool is_accuracy(compare_metric m) { return m == TEST_ACCURACY || m == TRAIN_ACCURACY; }
+
+/* Without a test split there is no test loss; of squared errors there is no accuracy. */
+static bool has(compare_metric m, compare_end what) {
+  return what == END_TRAIN_LOSS  ? true
+         : what == END_TEST_LOSS ? m == TEST_ACCURACY || m == TEST_LOSS
+                                 : is_accuracy(m);
+}
+
+static const char *name_of(compare_metric m, compare_end what) {
+  return what == END_TRAIN_LOSS  ? "final training loss"
+         : what == END_TEST_LOSS ? "final test loss"
+         : m == TEST_ACCURACY    ? "best test accuracy, points"
+                                 : "best training accuracy, points";
+}
+
+/* "-0.0123 [-0.0246, -0.0001]": so many decimals; decimals < 0: three digits of half the interval. */
+static void say_difference(char *text, size_t size, const difference *d, double scale,
+                           int decimals) {
+  const double half = 0.5 * scale * (d->high - d->low);
+  if (decimals < 0 && half > 1e-8 && half < 1e6) {
+    const int digits = 2 - (int)floor(log10(half));
+    decimals = digits > 0 ? digits : 0;
+  }
+  if (d->n == 0) {
+    (void)snprintf(text, size, "-");
+  } else if (decimals < 0) {
+    (void)snprintf(text, size, d->n > 1 ? "%+.3g [%+.3g, %+.3g]" : "%+.3g", scale * d->mean,
+                   scale * d->low, scale * d->high);
+  } else {
+    (void)snprintf(text, size, d->n > 1 ? "%+.*f [%+.*f, %+.*f]" : "%+.*f", decimals,
+                   scale * d->mean, decimals, scale * d->low, decimals, scale * d->high);
+  }
+}
+
+void compare_paired_table(const compare_plan *p, compare_metric metric, table *t) {
+  const char *head[2 + COMPARE_ENDS + 1] = {"method", "pairs"};
+  int shown[COMPARE_ENDS], n = 0;
+  for (int what = 0; what < COMPARE_ENDS; what++) {
+    if (!has(metric, (compare_end)what)) continue;
+    head[2 + n] = name_of(metric, (compare_end)what);
+    shown[n++] = what;
+  }
+  table_begin(t, head);
+  for (int i = 0; i < p->methods; i++) {
+    if (i == p->baseline) continue;
+    int pairs = 0;
+    table_row(t);
+    table_put(t, 0, "%s", p->method[i].label);
+    for (int c = 0; c < n; c++) {
+      char text[128];
+      const compare_end what = (compare_end)shown[c];
+      const difference d =
+          compare_difference(metric, what, p->method[i].run, p->method[p->baseline].run, p->seeds);
+      const bool points = what == END_BEST_ACCURACY;
+      say_difference(text, sizeof text, &d, points ? 100.0 : 1.0, points ? 2 : -1);
+      table_put(t, 2 + c, "%s", text);
+      if (d.n > pairs) pairs = d.n;
+    }
+    table_put(t, 1, "%d", pairs);
+  }
+}
+
+void compare_paired_heading(const compare_plan *p, FILE *f) {
+  (void)fprintf(f, "less %s of the same seed: mean%s\n", p->method[p->baseline].label,
+                p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
+}
+
+static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
+
+json_t *compare_paired_json(const compare_plan *p, compare_metric metric) {
+  static const char *const key[] = {"final_train_loss", "final_test_loss", "best_accuracy"};
+  json_t *methods = json_array();
+  for (int i = 0; i < p->methods; i++) {
+    if (i == p->baseline) continue;
+    json_t *m = json_pack("{s:s}", "label", p->method[i].label);
+    for (int what = 0; what < COMPARE_ENDS; what++) {
+      if (!has(metric, (compare_end)what)) continue;
+      const difference d = compare_difference(metric, (compare_end)what, p->method[i].run,
+                                              p->method[p->baseline].run, p->seeds);
+      (void)json_object_set_new(m, key[what],
+                                json_pack("{s:i, s:o, s:o, s:o, s:o}", "n", d.n, "mean",
+                                          real(d.mean), "deviation", real(d.deviation), "low",
+                                          real(d.low), "high", real(d.high)));
+    }
+    (void)json_array_append_new(methods, m);
+  }
+  return json_pack("{s:s, s:f, s:o}", "baseline", p->method[p->baseline].label, "interval",
+                   2.0 * TAIL - 1.0, "methods", methods);
+}
