@@ -164,8 +164,8 @@ typedef struct ng_transport ng_transport; /* section 3 */
 #if defined(NG_EXPERIMENTAL)
 /* ---- 3. Transport: experimental --------------------------------------------------------------
  * How ranks talk.  The library names no MPI: a transport is a table of the caller's functions.
- * Ready made: none (one rank) and ng_threads (ranks as threads of one process); MPI and NCCL will be
- * libraries of their own, and are not there yet.  A callback returns NG_OK or an error; the library
+ * Ready made: none (one rank), ng_threads (ranks as threads of one process), and MPI in a library of
+ * its own (natgrad_mpi.h); NCCL is not there yet.  A callback returns NG_OK or an error; the library
  * then calls `abort` so that no other rank waits for this one, and every rank gets NG_ERR_COMM. */
 
 typedef enum ng_coll_kind {

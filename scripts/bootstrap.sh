@@ -35,6 +35,8 @@ need librandom123-dev links -include Random123/philox.h
 need libjpeg-dev links -ljpeg -include stdio.h -include jpeglib.h
 need libpng-dev links -lpng -include png.h
 need gnuplot-nox command -v gnuplot
+need libopenmpi-dev command -v mpicc
+need openmpi-bin command -v mpirun
 need libopenblas-dev links -lblas -llapack
 if [[ ${1:-} == --dev ]]; then
   need clang command -v clang

@@ -1,6 +1,6 @@
-/* t_comm.c: one conformance suite over the transports self, user and threads (transports.h): what
- * comm.h promises for every one of them, what natgrad.h says of ng_transport.run, and the bits of
- * threads.  t_comm_faults.c has what goes wrong. */
+/* t_comm.c: one conformance suite over the transports self, user and threads, and in a program of its own
+ * over MPI (transports.h): what comm.h promises for every one of them, what natgrad.h says of
+ * ng_transport.run, and the bits of threads and MPI.  t_comm_faults.c has what goes wrong. */
 #include "draw.h"
 #include "transports.h"
 
@@ -244,14 +244,14 @@ static ng_status post_pieces_body(ng_comm *c, const ng_transport *t, const trial
 
 static void test_pieces(void **state) {
   (void)state;
-  for (which w = USER; w < WHICH; w++) {
+  for (which w = FIRST_WIRED; w < WHICH; w++) {
     tap taps[MOST] = {{.fail_at = 0}};
-    trial how = {.which = w, .n = 3, .piece = 7};
+    trial how = {.which = w, .n = few(w, 3), .piece = 7};
     assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
-    assert_int_equal(taps[2].most, 7);
+    assert_int_equal(taps[1].most, 7);
     how.piece = 0; /* the same calls do have more */
     assert_int_equal(run_trial(&how, post_pieces_body, taps, NULL), NG_OK);
-    assert_true(taps[2].most > 7);
+    assert_true(taps[1].most > 7);
   }
 }
 
@@ -296,6 +296,7 @@ static ng_status ask_body(ng_comm *c, const ng_transport *t, const trial *how) {
   enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
   const ng_group world = ng_group_world(c);
   const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
+  const bool exact = how->which == THREADS;
   double word = 0.0;
   ng_request q;
   ng_status st = NG_OK;
@@ -308,13 +309,16 @@ static ng_status ask_body(ng_comm *c, const ng_transport *t, const trial *how) {
   if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
   int32_t asked = 0;
   for (; st == NG_OK && c->rank == 0 && can && !q.done; asked++) {
-    if (asked > CHUNKS) st = NG_ERR_STATE;
+    if (exact && asked > CHUNKS) st = NG_ERR_STATE;
     if (st == NG_OK) st = ng_comm_test(c, &q);
   }
-  if (st == NG_OK && c->rank == 0 && can && asked != CHUNKS) st = NG_ERR_STATE; /* nobody helped */
+  if (st == NG_OK && c->rank == 0 && can && exact && asked != CHUNKS) {
+    st = NG_ERR_STATE; /* somebody helped */
+  }
   if (st == NG_OK) st = ng_comm_sum(c, &world, &word, 1, NG_F64);
   if (st == NG_OK) st = ng_comm_test(c, &q); /* of rank 0: again, which is nothing */
-  if (st == NG_OK && can && !q.done) st = NG_ERR_STATE;
+  if (st == NG_OK && can && !q.done && (exact || c->rank == 0)) st = NG_ERR_STATE;
+  if (st == NG_OK && can && !q.done) st = ng_comm_wait(c, &q);
   if (st == NG_OK && !can) st = ng_comm_wait(c, &q);
   for (int64_t i = 0; i < MANY && st == NG_OK; i++) {
     double sum = 0.0;
@@ -351,12 +355,58 @@ static ng_status early_body(ng_comm *c, const ng_transport *t, const trial *how)
   return ng_comm_wait(c, &q);
 }
 
-static void test_ask(void **state) {
+static void test_early(void **state) {
   (void)state;
   atomic_int asked = 0;
   const trial how = {.which = THREADS, .n = 2, .more = &asked};
   assert_int_equal(run_trial(&how, early_body, NULL, NULL), NG_OK);
+}
+
+static void test_ask(void **state) {
+  (void)state;
   everywhere(ask_body);
+}
+
+/* Long and short sums under way together, in all ranks and in a group, and every rank waits in another
+ * order: what a transport makes of several messages stays apart. */
+static ng_status crowd_body(ng_comm *c, const ng_transport *t, const trial *how) {
+  enum { POSTS = 6, MANY = 20011 };
+  const ng_group world = ng_group_world(c);
+  const int32_t last = how->n - 1, most[2] = {0, last};
+  ng_group ends = {.index = -1};
+  ng_request q[POSTS];
+  (void)t;
+  if (how->which != USER_NO_GROUPS && how->n > 2) DO(ng_group_create(c, most, 2, &ends));
+  float *x = malloc(POSTS * MANY * sizeof *x);
+  NEED(x);
+  ng_status st = NG_OK;
+  for (int64_t i = 0; i < POSTS * MANY; i++) {
+    x[i] = (float)value(c->rank, i);
+  }
+  for (int64_t k = 0; k < POSTS && st == NG_OK; k++) {
+    st =
+        ng_comm_post_sum(c, k == 4 ? &ends : &world, x + k * MANY, k % 2 ? MANY : 5, NG_F32, &q[k]);
+  }
+  for (int64_t j = 0; j < POSTS && st == NG_OK; j++) {
+    st = ng_comm_wait(c, &q[c->rank % 2 ? POSTS - 1 - j : (j + 2 * c->rank) % POSTS]);
+  }
+  for (int64_t i = 0; i < POSTS * MANY && st == NG_OK; i++) {
+    const int64_t k = i / MANY;
+    const bool in = (k % 2 || i % MANY < 5) && (k != 4 || ends.index >= 0);
+    double sum = 0.0;
+    for (int32_t r = 0; r < how->n; r++) {
+      if (k != 4 || r == 0 || r == last) sum += value(r, i);
+    }
+    if ((double)x[i] != (in ? sum : value(c->rank, i))) st = NG_ERR_STATE;
+  }
+  free(x);
+  ng_group_destroy(c, &ends);
+  return st;
+}
+
+static void test_crowd(void **state) {
+  (void)state;
+  everywhere(crowd_body);
 }
 
 /* What is over at once says so, whatever the request was used for before. */
@@ -444,7 +494,7 @@ static ng_status raw_body(ng_comm *c, const ng_transport *t, const trial *how) {
       for (int32_t root = 0; root < t->size; root++) {
         DO(raw_case(t, NG_BROADCAST, moved[d], in_place, root));
       }
-      if (how->which != THREADS) continue;
+      if ((t->kinds >> NG_ALL_GATHER & 1u) == 0) continue;
       if (d < 4) DO(raw_case(t, NG_REDUCE_SCATTER, moved[d], in_place, 0));
       DO(raw_case(t, NG_ALL_GATHER, moved[d], in_place, 0));
     }
@@ -457,7 +507,7 @@ static void test_run(void **state) {
   everywhere(raw_body);
 }
 
-/* ---- threads: the same bits ------------------------------------------------------------------*/
+/* ---- threads, MPI: the same bits ------------------------------------------------------------------*/
 
 enum { LONG = 70001 }; /* three chunks of threads.c, the last one odd */
 
@@ -514,19 +564,18 @@ static ng_status bits_body(ng_comm *c, const ng_transport *t, const trial *how) 
 static void test_bits(void **state) {
   (void)state;
   const uint64_t seed = test_seed();
-  for (size_t i = 1; i < sizeof sizes / sizeof *sizes; i++) {
-    const trial how = {.which = THREADS, .n = sizes[i], .seed = seed};
+  for (int32_t i = 1; size_at(LAST_WHICH, i) > 0; i++) {
+    const trial how = {.which = LAST_WHICH, .n = size_at(LAST_WHICH, i), .seed = seed};
     const ng_status st = run_trial(&how, bits_body, NULL, NULL);
     if (st != NG_OK)
-      fail_msg("%d ranks: %s; NG_TEST_SEED=%" PRIu64, (int)sizes[i], ng_status_name(st), seed);
+      fail_msg("%d ranks: %s; NG_TEST_SEED=%" PRIu64, (int)how.n, ng_status_name(st), seed);
   }
 }
 
-/* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.
- * 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
+/* A large number on rank 0 and ones elsewhere: summed in the narrow type itself the ones are lost.  With
+ * 8 ranks 263, 2055 and 16777223 lie half way between two neighbours of the type; ties go to even. */
 static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how) {
   (void)t;
-  (void)how;
   static const ng_dtype type[] = {NG_BF16, NG_F16, NG_F32};
   static const double large[] = {256.0, 2048.0, 16777216.0};
   static const double want[] = {264.0, 2056.0, 16777224.0};
@@ -535,14 +584,17 @@ static ng_status narrow_body(ng_comm *c, const ng_transport *t, const trial *how
     double room;
     put(&room, type[k], 0, c->rank == 0 ? large[k] : 1.0);
     DO(ng_comm_sum(c, &world, &room, 1, type[k]));
-    NEED(get(&room, type[k], 0) == want[k]);
+    double once;
+    put(&once, type[k], 0, large[k] + how->n - 1);
+    NEED(get(&room, type[k], 0) == get(&once, type[k], 0));
+    NEED(how->n != 8 || get(&room, type[k], 0) == want[k]);
   }
   return NG_OK;
 }
 
 static void test_narrow_sums(void **state) {
   (void)state;
-  const trial how = {.which = THREADS, .n = 8};
+  const trial how = {.which = LAST_WHICH, .n = few(LAST_WHICH, 8)};
   assert_int_equal(run_trial(&how, narrow_body, NULL, NULL), NG_OK);
 }
 
@@ -563,13 +615,30 @@ static void test_ranks_run(void **state) {
   assert_int_equal(ranks_run(3, say, (void *)(uintptr_t)good, NULL), NG_SKIPPED);
 }
 
+/* Over MPI what needs threads of one process is left out. */
 int main(void) {
+#if defined(NG_TEST_MPI)
+  transports_begin();
+#endif
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_ranks_run), cmocka_unit_test(test_world),
-      cmocka_unit_test(test_groups),    cmocka_unit_test(test_wide_group),
-      cmocka_unit_test(test_pieces),    cmocka_unit_test(test_ask),
-      cmocka_unit_test(test_post),      cmocka_unit_test(test_run),
-      cmocka_unit_test(test_bits),      cmocka_unit_test(test_narrow_sums),
+#if !defined(NG_TEST_MPI)
+    cmocka_unit_test(test_ranks_run),
+    cmocka_unit_test(test_wide_group),
+    cmocka_unit_test(test_early),
+#endif
+    cmocka_unit_test(test_world),
+    cmocka_unit_test(test_groups),
+    cmocka_unit_test(test_pieces),
+    cmocka_unit_test(test_ask),
+    cmocka_unit_test(test_post),
+    cmocka_unit_test(test_crowd),
+    cmocka_unit_test(test_run),
+    cmocka_unit_test(test_bits),
+    cmocka_unit_test(test_narrow_sums),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  transports_end();
+#endif
+  return failed;
 }

@@ -14,6 +14,13 @@
 
 #include <cmocka.h>
 
+#if defined(NG_TEST_MPI)
+#include "comm/mpi.h"
+#include "natgrad_mpi.h"
+
+#include <unistd.h>
+#endif
+
 enum { GROUPS = 32, GUARD = 16 };
 
 /* ---- elements --------------------------------------------------------------------------------*/
@@ -208,7 +215,12 @@ static void hub_abort(void *user) {
 
 /* ---- running a body on a transport -----------------------------------------------------------*/
 
-const char *const which_name[WHICH] = {"self", "user", "user without groups", "threads"};
+const char *const which_name[WHICH] = {
+    "self", "user", "user without groups", "threads",
+#if defined(NG_TEST_MPI)
+    "mpi",
+#endif
+};
 
 static bool tap_fails(tap *p) { return ++p->calls == p->fail_at; }
 
@@ -287,7 +299,81 @@ static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
+#if defined(NG_TEST_MPI)
+void transports_begin(void) {
+  int level;
+  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
+}
+
+void transports_end(void) { (void)MPI_Finalize(); }
+
+int32_t transports_ranks(void) {
+  int n = 0;
+  (void)MPI_Comm_size(MPI_COMM_WORLD, &n);
+  return n < MOST ? n : MOST;
+}
+
+/* What every rank's tap has counted, on all of them. */
+static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
+  int64_t all[MOST][4] = {{0}}, mine[4] = {0};
+  if (part) {
+    const tap *p = &taps[rank];
+    const int64_t counted[4] = {p->calls, p->aborts, p->tests, p->most};
+    memcpy(mine, counted, sizeof mine);
+  }
+  MPI_Allgather(mine, 4, MPI_INT64_T, all, 4, MPI_INT64_T, MPI_COMM_WORLD);
+  for (int32_t r = 0; r < n; r++) {
+    taps[r].calls = all[r][0];
+    taps[r].aborts = all[r][1];
+    taps[r].tests = all[r][2];
+    taps[r].most = all[r][3];
+  }
+}
+
+/* The first n processes are its ranks.  A trial that hangs is killed, and the launcher ends the job. */
+static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank) {
+  int rank = 0, each[MOST], st = NG_OK;
+  ng_transport t = {.struct_size = 0};
+  MPI_Comm comm;
+  assert_true(how->n <= transports_ranks());
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const bool part = rank < how->n;
+  MPI_Comm_split(MPI_COMM_WORLD, part ? 0 : MPI_UNDEFINED, rank, &comm);
+  (void)alarm(60);
+  if (part) {
+    assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
+    void *user = t.user;
+    if (how->piece) ng_mpi_limit(&t, 3);
+    if (taps) {
+      const int64_t fail_at = taps[rank].fail_at;
+      const ng_status with = taps[rank].with;
+      tap_into(&taps[rank], &t);
+      taps[rank].fail_at = fail_at;
+      taps[rank].with = with;
+    }
+    stage s = {how, body};
+    st = on_rank(rank, &t, &s);
+    t.user = user;
+    ng_mpi_release(&t);
+    assert_null(t.user);
+    MPI_Comm_free(&comm);
+  }
+  MPI_Allgather(&st, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD);
+  if (taps) share_tap(taps, rank, how->n, part);
+  (void)alarm(0);
+  ng_status worst = NG_OK;
+  for (int32_t r = 0; r < how->n; r++) {
+    if (per_rank) per_rank[r] = (ng_status)each[r];
+    if (each[r] < (int)worst || (worst == NG_OK && each[r] > NG_OK)) worst = (ng_status)each[r];
+  }
+  return worst;
+}
+#endif
+
 ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_rank) {
+#if defined(NG_TEST_MPI)
+  if (how->which == OVER_MPI) return mpi_trial(how, body, taps, per_rank);
+#endif
   static hub h; /* large; one trial at a time */
   hub_seat seat[MOST];
   ng_transport t[MOST];
@@ -339,14 +425,26 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
   return st;
 }
 
-const int32_t sizes[5] = {1, 2, 3, 5, 8};
+int32_t size_at(which w, int32_t i) {
+#if defined(NG_TEST_MPI)
+  if (w == OVER_MPI) return i < transports_ranks() ? i + 1 : 0;
+#endif
+  static const int32_t sizes[5] = {1, 2, 3, 5, 8};
+  return i < (w == SELF ? 1 : 5) ? sizes[i] : 0;
+}
+
+int32_t few(which w, int32_t n) {
+#if defined(NG_TEST_MPI)
+  if (w == OVER_MPI && n > transports_ranks()) return transports_ranks();
+#endif
+  return w == SELF ? 1 : n;
+}
 
 void everywhere(body_fn body) {
-  for (int w = 0; w < WHICH; w++) {
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-      if (w == SELF && sizes[i] > 1) continue;
+  for (int w = FIRST_WHICH; w < WHICH; w++) {
+    for (int32_t i = 0; size_at((which)w, i) > 0; i++) {
       for (int64_t piece = 0; piece <= 7; piece += 7) {
-        const trial how = {.which = (which)w, .n = sizes[i], .piece = piece};
+        const trial how = {.which = (which)w, .n = size_at((which)w, i), .piece = piece};
         const ng_status st = run_trial(&how, body, NULL, NULL);
         if (st != NG_OK) {
           fail_msg("%s, %d ranks, pieces of %d: %s", which_name[w], (int)how.n, (int)piece,

@@ -52,8 +52,20 @@ ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv);
 
 /* `user` is a table of transports.c's own: the last to arrive does the whole collective under one
  * lock.  It knows all-reduce and broadcast only, has no start and wait, and comes with and without
- * groups, so that the front desk has to make the rest. */
+ * groups, so that the front desk has to make the rest.  Programs that are built for MPI, and started by
+ * its launcher, have that one only: every process is one rank of each trial, or none. */
+#if defined(NG_TEST_MPI)
+typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, OVER_MPI, WHICH } which;
+#define FIRST_WHICH OVER_MPI
+#define FIRST_WIRED OVER_MPI
+void transports_begin(void); /* MPI_Init */
+void transports_end(void);
+int32_t transports_ranks(void); /* processes there are */
+#else
 typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, WHICH } which;
+#define FIRST_WHICH SELF
+#define FIRST_WIRED USER
+#endif
 extern const char *const which_name[WHICH];
 
 /* Stands between the library and the transport of one rank: counts calls, and fails one. */
@@ -81,6 +93,10 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
 
 /* Every transport, every number of ranks, whole messages and messages of seven elements. */
 void everywhere(body_fn body);
-extern const int32_t sizes[5];
+/* Number `i` of the ranks that trials on it have; 0: no more. */
+int32_t size_at(which w, int32_t i);
+/* So many ranks, or fewer where there are not as many. */
+int32_t few(which w, int32_t n);
+#define LAST_WHICH ((which)(WHICH - 1))
 
 #endif

@@ -42,7 +42,13 @@ static const ng_component component[] = {
     {sizeof(ng_component), "transport", "self", 1, ""},
     {sizeof(ng_component), "transport", "user", 1, ""},
     {sizeof(ng_component), "transport", "threads", 1, ""},
-    {sizeof(ng_component), "transport", "mpi", 0, "not supported yet; fill an ng_transport"},
+#if defined(NG_HAVE_MPI)
+    {sizeof(ng_component), "transport", "mpi", 0,
+     "in a library of its own, natgrad_mpi: see natgrad_mpi.h"},
+#else
+    {sizeof(ng_component), "transport", "mpi", 0,
+     "this build has no MPI; apt-get install libopenmpi-dev openmpi-bin, NATGRAD_MPI=ON"},
+#endif
     {sizeof(ng_component), "transport", "nccl", 0, "not supported yet; fill an ng_transport"},
 };
 

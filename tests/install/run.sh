@@ -60,6 +60,11 @@ grep -qF "$prefix" "$work/cmake/CMakeCache.txt" || { echo "found another natgrad
 "$work/cmake/consumer_static"
 always "$prefix/$libdir/libnatgrad.so.0" ldd "$work/cmake/consumer_shared"
 never libnatgrad ldd "$work/cmake/consumer_static"
+if [[ -e $prefix/include/natgrad_mpi.h ]]; then
+  "$here/../mpirun.sh" 2 "$work/cmake/consumer_mpi"
+  always "$prefix/$libdir/libnatgrad_mpi.so.0" ldd "$work/cmake/consumer_mpi"
+  never libmpi ldd "$prefix/$libdir/libnatgrad.so.0"
+fi
 
 say pkg-config
 export PKG_CONFIG_PATH=$prefix/$libdir/pkgconfig
@@ -68,6 +73,11 @@ read -ra flags <<<"$(pkg-config --cflags --libs natgrad)"
 LD_LIBRARY_PATH=$prefix/$libdir "$work/shared"
 "$cc" -std=c11 -Wall -Werror "$doc/examples/00_hello.c" -o "$work/hello" "${flags[@]}"
 LD_LIBRARY_PATH=$prefix/$libdir "$work/hello"
+if [[ -e $prefix/include/natgrad_mpi.h ]]; then
+  read -ra flags <<<"$(pkg-config --cflags --libs natgrad_mpi)"
+  "$cc" -std=c11 -Wall -Werror "$here/consumer_mpi.c" -o "$work/mpi" "${flags[@]}"
+  LD_LIBRARY_PATH=$prefix/$libdir "$here/../mpirun.sh" 1 "$work/mpi"
+fi
 # Without the shared library beside it the linker takes the archive.
 rm "$prefix/$libdir"/libnatgrad.so*
 read -ra flags <<<"$(pkg-config --cflags --libs --static natgrad)"

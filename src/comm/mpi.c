@@ -1,0 +1,410 @@
+/* mpi.c: ranks over MPI, in a library of its own (natgrad_mpi.h).
+ *
+ * In: one ng_collective from each member of a team (all ranks, or a group).  Out: every member's recv
+ * complete.  A call becomes one op (mpi_op.c), or several where it is longer than `limit`; whoever waits
+ * drives all ops on.
+ *
+ * MPI reads and writes memory of the ops only: collectives cannot be cancelled, and a caller who was
+ * told of a failure may free its buffers.  To give up is to send an empty message to everybody;
+ * whoever waits looks for one.  A communicator on which somebody gave up is never freed: its
+ * collectives will not end.
+ *
+ * No context here: a table outlives the contexts that use it, so its memory is malloc's. */
+#include "comm/mpi.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef ng_mpi_op op;
+typedef ng_mpi_team team;
+
+enum {
+  ALARM = 1,       /* tag of the message that says: this rank gives up              */
+  LIMIT = 1 << 28, /* elements of one collective: counts and places stay below 2^31 */
+  PATIENCE = 256,  /* looks before the core is given up                             */
+  WEARY = 1 << 14, /* looks before it sleeps between them                           */
+  NAP_NS = 50000   /* so long                                                       */
+};
+
+typedef struct seat {
+  team *world;
+  int64_t limit;
+  bool stopped; /* for good */
+  op *first, **last, *spare;
+} seat;
+
+/* ---- giving up -------------------------------------------------------------------------------*/
+
+static void give_up(void *user) {
+  seat *s = user;
+  if (s->stopped) return;
+  s->stopped = true;
+  const MPI_Comm comm = s->world->comm[0];
+  for (int r = 0; r < s->world->n; r++) {
+    MPI_Request sent;
+    if (r == s->world->index) continue;
+    /* Empty messages need nobody's memory, and leave at once. */
+    if (MPI_Isend(NULL, 0, MPI_BYTE, r, ALARM, comm, &sent) != MPI_SUCCESS) continue;
+    (void)MPI_Request_free(&sent);
+  }
+  int none;
+  for (int i = 0; i < PATIENCE; i++) { /* lets them go */
+    (void)MPI_Iprobe(MPI_ANY_SOURCE, ALARM, comm, &none, MPI_STATUS_IGNORE);
+  }
+}
+
+static ng_status refuse(seat *s, ng_status st) {
+  give_up(s);
+  return st;
+}
+
+static bool alarmed(seat *s) {
+  int there = 0;
+  const int e = MPI_Iprobe(MPI_ANY_SOURCE, ALARM, s->world->comm[0], &there, MPI_STATUS_IGNORE);
+  if (e != MPI_SUCCESS || there != 0) give_up(s);
+  return s->stopped;
+}
+
+/* ---- ops -------------------------------------------------------------------------------------*/
+
+static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
+
+static int64_t sum_of(const int64_t *counts, int32_t n) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < n; i++) {
+    sum += counts[i];
+  }
+  return sum;
+}
+
+/* A spare one with room enough, or the first, which grows. */
+static op *op_take(seat *s, size_t bytes) {
+  op **at = &s->spare;
+  bytes += NG_ALIGN; /* never nothing */
+  while (*at != NULL && (*at)->bytes < bytes) {
+    at = &(*at)->next;
+  }
+  if (*at == NULL) at = &s->spare;
+  op *o = *at;
+  if (o != NULL) {
+    *at = o->next;
+  } else {
+    o = calloc(1, sizeof *o + 4 * (size_t)s->world->n * sizeof *o->list);
+    if (o == NULL) return NULL;
+  }
+  if (o->bytes < bytes) {
+    free(o->room);
+    o->room = malloc(bytes);
+    o->bytes = o->room != NULL ? bytes : 0;
+    if (o->room == NULL) {
+      free(o);
+      return NULL;
+    }
+  }
+  return o;
+}
+
+static void op_give(seat *s, op *o) {
+  o->next = s->spare;
+  s->spare = o;
+}
+
+/* All ops that are under way; those that are done leave the list and are their request's. */
+static ng_status drive(seat *s) {
+  if (s->stopped) return NG_ERR_COMM;
+  op **at = &s->first;
+  while (*at != NULL) {
+    op *o = *at;
+    if (ng_mpi_advance(o) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    if (o->stage == NG_MPI_DONE) {
+      *at = o->next;
+    } else {
+      at = &o->next;
+    }
+  }
+  s->last = at;
+  return NG_OK;
+}
+
+static bool complete(const op *o) {
+  while (o != NULL && o->stage == NG_MPI_DONE) {
+    o = o->sibling;
+  }
+  return o == NULL;
+}
+
+/* Other ranks may share this core. */
+static void rest(int64_t looks) {
+  if (looks > WEARY) {
+    const struct timespec nap = {0, NAP_NS};
+    (void)nanosleep(&nap, NULL);
+  } else if (looks > PATIENCE) {
+    (void)sched_yield();
+  }
+}
+
+/* ---- the table -------------------------------------------------------------------------------*/
+
+static int32_t member_of(const team *t, int32_t rank) {
+  for (int32_t i = 0; i < t->n; i++) {
+    if (t->rank[i] == rank) return i;
+  }
+  return -1;
+}
+
+static ng_status check_call(const team *t, const ng_collective *c) {
+  if (c->mem != NG_HOST) return NG_ERR_ABSENT;
+  if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
+    return NG_ERR_ARG;
+  }
+  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* whole numbers are only moved */
+  if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
+  if (!ng_mpi_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
+  if (c->counts == NULL) return NG_ERR_ARG;
+  for (int32_t m = 0; m < t->n; m++) {
+    if (c->counts[m] < 0 || c->counts[m] > INT_MAX) return NG_ERR_ARG;
+  }
+  const int64_t most = INT_MAX / (c->kind == NG_REDUCE_SCATTER ? t->n : 1);
+  if (c->kind == NG_REDUCE_SCATTER && c->counts[t->index] > most) return NG_ERR_ARG;
+  return sum_of(c->counts, t->n) > INT_MAX ? NG_ERR_ARG : NG_OK;
+}
+
+/* Elements [from, from + count) of the call; of kinds with counts, all. */
+static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t count) {
+  const int64_t size = ng_dtype_size(c->dtype);
+  bool two;
+  const int64_t room = ng_mpi_room(t, c, count, &two);
+  op *o = op_take(s, (size_t)(room * size));
+  if (o == NULL) return NULL;
+  o->c = *c;
+  o->c.count = count;
+  if (!ng_mpi_counts(c->kind)) {
+    o->c.send = (const char *)c->send + from * size;
+    o->c.recv = (char *)c->recv + from * size;
+  }
+  o->sibling = o->next = NULL;
+  o->team = t;
+  o->stage = NG_MPI_FIRST;
+  o->two = two;
+  if (two) o->ticket = t->tickets++;
+  return o;
+}
+
+/* A call in pieces of at most `limit` elements: all are begun, in their order. */
+static ng_status start(void *user, const ng_collective *c, void **request) {
+  seat *s = user;
+  team *t = c->group != NULL ? c->group : s->world;
+  *request = NULL;
+  if (s->stopped) return NG_ERR_COMM;
+  const ng_status st = check_call(t, c);
+  if (st != NG_OK) return refuse(s, st);
+  const int64_t count = ng_mpi_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
+  op **sibling = (op **)request, *o;
+  int64_t from = 0;
+  do {
+    const int64_t n = ng_mpi_counts(c->kind) ? count : ng_min64(s->limit, count - from);
+    o = post(s, t, c, from, n);
+    if (o == NULL) return refuse(s, NG_ERR_NOMEM);
+    *sibling = o;
+    sibling = &o->sibling;
+    *s->last = o;
+    s->last = &o->next;
+    if (ng_mpi_begin(o) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    from += n;
+  } while (from < count);
+  return NG_OK;
+}
+
+static void collect(seat *s, op *o) {
+  while (o != NULL) {
+    op *sibling = o->sibling;
+    op_give(s, o);
+    o = sibling;
+  }
+}
+
+/* What was complete before somebody gave up is complete for everyone who had it. */
+static ng_status wait(void *user, void *request) {
+  seat *s = user;
+  if (request == NULL) return refuse(s, NG_ERR_ARG);
+  for (int64_t looks = 0; !complete(request); looks++) {
+    const ng_status st = drive(s);
+    if (st != NG_OK) return st;
+    if (looks % 8 == 7 && !complete(request) && alarmed(s)) return NG_ERR_COMM;
+    rest(looks);
+  }
+  collect(s, request);
+  return NG_OK;
+}
+
+static ng_status test(void *user, void *request, int32_t *done) {
+  seat *s = user;
+  if (request == NULL) return refuse(s, NG_ERR_ARG);
+  const ng_status st = drive(s);
+  *done = complete(request);
+  if (*done != 0) {
+    collect(s, request);
+    return NG_OK;
+  }
+  return st == NG_OK && !alarmed(s) ? NG_OK : NG_ERR_COMM;
+}
+
+static ng_status run(void *user, const ng_collective *c) {
+  void *request;
+  const ng_status st = start(user, c, &request);
+  return st == NG_OK ? wait(user, request) : st;
+}
+
+/* ---- groups ----------------------------------------------------------------------------------*/
+
+static team *team_new(int32_t n) {
+  team *t = calloc(1, sizeof *t + (size_t)n * sizeof *t->rank);
+  if (t == NULL) return NULL;
+  t->n = n;
+  t->comm[0] = t->comm[1] = MPI_COMM_NULL;
+  return t;
+}
+
+static void team_free(team *t) {
+  for (int i = 0; i < 2; i++) {
+    if (t->comm[i] != MPI_COMM_NULL) (void)MPI_Comm_free(&t->comm[i]);
+  }
+  free(t);
+}
+
+/* MPI_Comm_split cannot be left; so nobody enters it before everybody is at its door. */
+static ng_status meet(seat *s) {
+  MPI_Request request;
+  if (s->stopped) return NG_ERR_COMM;
+  if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+  for (int64_t looks = 0;; looks++) {
+    int done = 0;
+    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    if (done != 0) return NG_OK;
+    const ng_status st = drive(s);
+    if (st != NG_OK) return st;
+    if (looks % 8 == 7 && alarmed(s)) return NG_ERR_COMM;
+    rest(looks);
+  }
+}
+
+static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
+  seat *s = user;
+  const int32_t me = s->world->index;
+  *group = NULL;
+  if (ranks == NULL || n < 1) return refuse(s, NG_ERR_ARG);
+  int32_t index = -1;
+  for (int32_t i = 0; i < n; i++) {
+    if (ranks[i] < 0 || ranks[i] >= s->world->n) return refuse(s, NG_ERR_ARG);
+    if (i > 0 && ranks[i] <= ranks[i - 1]) return refuse(s, NG_ERR_ARG);
+    if (ranks[i] == me) index = i;
+  }
+  team *t = index >= 0 ? team_new(n) : NULL;
+  if (index >= 0 && t == NULL) return refuse(s, NG_ERR_NOMEM);
+  const ng_status st = meet(s);
+  MPI_Comm made = MPI_COMM_NULL;
+  int e = st == NG_OK ? MPI_Comm_split(s->world->comm[0], index >= 0 ? 0 : MPI_UNDEFINED, me, &made)
+                      : MPI_ERR_OTHER;
+  if (t == NULL) return st != NG_OK ? st : e == MPI_SUCCESS ? NG_OK : refuse(s, NG_ERR_COMM);
+  t->comm[0] = made;
+  if (e == MPI_SUCCESS) e = MPI_Comm_dup(made, &t->comm[1]);
+  if (e != MPI_SUCCESS) {
+    free(t);
+    return st != NG_OK ? st : refuse(s, NG_ERR_COMM);
+  }
+  t->index = index;
+  memcpy(t->rank, ranks, (size_t)n * sizeof *ranks);
+  *group = t;
+  return NG_OK;
+}
+
+static void group_destroy(void *user, void *group) {
+  const seat *s = user;
+  if (group != NULL && !s->stopped) team_free(group);
+}
+
+/* ---- making one ------------------------------------------------------------------------------*/
+
+static bool running(void) {
+  int begun = 0, ended = 0;
+  return MPI_Initialized(&begun) == MPI_SUCCESS && begun != 0 &&
+         MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0;
+}
+
+/* Errors are returned, and a debugger sees whose they are. */
+static int twice(MPI_Comm comm, team *t) {
+  int e = MPI_SUCCESS;
+  for (int i = 0; i < 2 && e == MPI_SUCCESS; i++) {
+    e = MPI_Comm_dup(comm, &t->comm[i]);
+    if (e == MPI_SUCCESS) e = MPI_Comm_set_errhandler(t->comm[i], MPI_ERRORS_RETURN);
+    if (e == MPI_SUCCESS) e = MPI_Comm_set_name(t->comm[i], i == 0 ? "natgrad" : "natgrad second");
+  }
+  return e;
+}
+
+ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
+  if (!running()) return NG_ERR_STATE;
+  int inter = 0, ranks = 0, rank = 0, without = 0;
+  if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter != 0) {
+    return NG_ERR_ARG;
+  }
+  if (MPI_Comm_size(comm, &ranks) != MPI_SUCCESS || MPI_Comm_rank(comm, &rank) != MPI_SUCCESS) {
+    return NG_ERR_COMM;
+  }
+  const bool bad = out == NULL || size < sizeof(size_t);
+  seat *s = calloc(1, sizeof *s);
+  team *t = team_new(ranks);
+  int mine = bad ? 1 : s == NULL || t == NULL ? 2 : 0;
+  int e = MPI_Allreduce(&mine, &without, 1, MPI_INT, MPI_MAX, comm);
+  if (e == MPI_SUCCESS && without == 0 && t != NULL) e = twice(comm, t);
+  if (e != MPI_SUCCESS || without != 0 || s == NULL || t == NULL) {
+    free(s);
+    free(t);
+    return e != MPI_SUCCESS ? NG_ERR_COMM : without == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
+  }
+  t->index = rank;
+  for (int32_t r = 0; r < ranks; r++) {
+    t->rank[r] = r;
+  }
+  *s = (seat){.world = t, .limit = LIMIT, .last = &s->first};
+  const ng_transport table = {
+      .struct_size = size,
+      .user = s,
+      .name = "mpi",
+      .rank = rank,
+      .size = ranks,
+      .run = run,
+      .start = start,
+      .wait = wait,
+      .group_create = group_create,
+      .group_destroy = group_destroy,
+      .kinds =
+          1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
+      .abort = give_up,
+      .test = test,
+  };
+  memset(out, 0, size); /* a caller with an older or newer header knows less or more */
+  memcpy(out, &table, size < sizeof table ? size : sizeof table);
+  return NG_OK;
+}
+
+void ng_mpi_limit(const ng_transport *t, int64_t elements) { ((seat *)t->user)->limit = elements; }
+
+void ng_mpi_release(ng_transport *t) {
+  if (t == NULL || t->user == NULL) return;
+  seat *s = t->user;
+  t->user = NULL;
+  /* MPI may still write where a collective was left: that memory, and its communicators, stay. */
+  while (s->spare != NULL) {
+    op *next = s->spare->next;
+    free(s->spare->room);
+    free(s->spare);
+    s->spare = next;
+  }
+  if (!s->stopped && s->first == NULL) {
+    team_free(s->world);
+    free(s);
+  }
+}

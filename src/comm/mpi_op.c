@@ -1,0 +1,182 @@
+/* mpi_op.c: one op of the transport over MPI (mpi.h), from part to part.
+ *
+ * In: a call, a team, room.  Out: recv complete.  An op is one non-blocking collective, or for a large sum
+ * two: every rank gets its share of the elements from all (MPI_Ialltoallv), adds them up in rank order and
+ * in double, and all shares go round (MPI_Iallgatherv).  MPI's own sums know no bf16, round 16-bit numbers
+ * at every addition, and may order ranks as they like; these have the bits of threads.c.
+ *
+ * MPI wants the collectives of a communicator in the same order on all ranks.  First parts are begun when
+ * they are posted; second parts on a communicator of their own, by tickets: in the order of posting,
+ * whatever is complete first. */
+#include "comm/mpi.h"
+
+typedef ng_mpi_op op;
+typedef ng_mpi_team team;
+
+enum {
+  SMALL = 1 << 15, /* bytes that a rank may receive for a sum in one collective instead of two */
+  TILE = 256       /* elements summed at once, on the stack                                    */
+};
+
+int64_t ng_mpi_room(const team *t, const ng_collective *c, int64_t count, bool *two) {
+  const int64_t size = ng_dtype_size(c->dtype);
+  *two = c->kind == NG_ALL_REDUCE && t->n > 2 && count * size * t->n > SMALL;
+  if (*two) return count + t->n * (count / t->n + 1);
+  if (c->kind == NG_ALL_REDUCE) return count * t->n;
+  return c->kind == NG_REDUCE_SCATTER ? count + t->n * c->counts[t->index] : count;
+}
+
+/* ---- counts and places -----------------------------------------------------------------------*/
+
+static MPI_Datatype type_of(ng_dtype t) {
+  const int64_t size = ng_dtype_size(t);
+  return size == 8 ? MPI_UINT64_T : size == 4 ? MPI_UINT32_T : size == 2 ? MPI_UINT16_T : MPI_BYTE;
+}
+
+/* Elements of member m of a call with `counts`, or of its share of a large sum. */
+static int64_t part_of(const op *o, int32_t m) {
+  if (ng_mpi_counts(o->c.kind)) return o->c.counts[m];
+  return o->c.count * (m + 1) / o->team->n - o->c.count * m / o->team->n;
+}
+
+/* Everybody's parts go round: each rank's is at its place of the room. */
+static void list_parts(op *o) {
+  const int32_t n = o->team->n;
+  int at = 0;
+  for (int32_t m = 0; m < n; m++) {
+    o->list[m] = (int)part_of(o, m);
+    o->list[n + m] = at;
+    at += o->list[m];
+  }
+}
+
+/* Parts are sent, and as many copies of this rank's own part received. */
+static void list_exchange(op *o) {
+  const int32_t n = o->team->n;
+  list_parts(o);
+  for (int32_t m = 0; m < n; m++) {
+    o->list[2 * n + m] = o->list[o->team->index];
+    o->list[3 * n + m] = m * o->list[o->team->index];
+  }
+}
+
+/* ---- sums ------------------------------------------------------------------------------------*/
+
+/* acc = or += n values; the first rank sets, so that no -0 turns into +0 (as threads.c). */
+static void add_tile(double *acc, const void *src, ng_dtype t, int64_t n, bool first) {
+  double wide[TILE];
+  float narrow[TILE];
+  if (t == NG_F64) {
+    memcpy(wide, src, (size_t)n * sizeof *wide);
+  } else {
+    ng_to_f32(narrow, src, t, n);
+    for (int64_t i = 0; i < n; i++) {
+      wide[i] = (double)narrow[i];
+    }
+  }
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] = first ? wide[i] : acc[i] + wide[i];
+  }
+}
+
+/* to[0 .. count) = sums over ranks of lines of `count` elements, one behind the other. */
+static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
+  const ng_dtype t = o->c.dtype;
+  const int64_t size = ng_dtype_size(t);
+  double acc[TILE];
+  float narrow[TILE];
+  for (int64_t i = 0; i < count; i += TILE) {
+    const int64_t n = ng_min64(TILE, count - i);
+    for (int32_t m = 0; m < o->team->n; m++) {
+      add_tile(acc, from + (m * count + i) * size, t, n, m == 0);
+    }
+    if (t == NG_F64) {
+      memcpy(to + i * size, acc, (size_t)n * sizeof *acc);
+      continue;
+    }
+    for (int64_t k = 0; k < n; k++) {
+      narrow[k] = (float)acc[k];
+    }
+    ng_from_f32(to + i * size, t, narrow, n);
+  }
+}
+
+/* ---- from part to part -----------------------------------------------------------------------*/
+
+static bool gathers(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
+
+/* What the op sends is copied into its room, and the first collective begins. */
+int ng_mpi_begin(op *o) {
+  const ng_collective *c = &o->c;
+  const team *t = o->team;
+  const MPI_Datatype type = type_of(c->dtype);
+  const int64_t size = ng_dtype_size(c->dtype);
+  const size_t all = (size_t)(c->count * size);
+  if (c->kind == NG_BROADCAST) {
+    int root = 0;
+    while (t->rank[root] != c->root) {
+      root++;
+    }
+    if (root == t->index) memcpy(o->room, c->send, all);
+    return MPI_Ibcast(o->room, (int)c->count, type, root, t->comm[0], &o->request);
+  }
+  if (gathers(o)) {
+    memcpy(o->room + t->index * c->count * size, c->send, all);
+    return MPI_Iallgather(MPI_IN_PLACE, 0, type, o->room, (int)c->count, type, t->comm[0],
+                          &o->request);
+  }
+  const int32_t n = t->n;
+  if (c->kind == NG_ALL_GATHER) {
+    list_parts(o);
+    memcpy(o->room + o->list[n + t->index] * size, c->send, (size_t)(o->list[t->index] * size));
+    return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->room, o->list, o->list + n, type, t->comm[0],
+                           &o->request);
+  }
+  list_exchange(o);
+  memcpy(o->room, c->send, all);
+  return MPI_Ialltoallv(o->room, o->list, o->list + n, type, o->room + all, o->list + 2 * n,
+                        o->list + 3 * n, type, t->comm[0], &o->request);
+}
+
+/* The first collective is complete: the result, or what the second one begins with. */
+static void first_done(op *o) {
+  const ng_collective *c = &o->c;
+  const team *t = o->team;
+  const int64_t size = ng_dtype_size(c->dtype), all = c->count * size;
+  if (!(c->kind == NG_ALL_REDUCE || c->kind == NG_REDUCE_SCATTER)) {
+    const bool own = c->kind == NG_BROADCAST && c->root == t->rank[t->index] && c->recv == c->send;
+    if (!own && all > 0) memcpy(c->recv, o->room, (size_t)all);
+  } else if (gathers(o)) {
+    sum_lines(o, o->room, c->count, c->recv);
+  } else {
+    const int64_t mine = o->list[t->index];
+    char *to = c->kind == NG_REDUCE_SCATTER ? c->recv : o->room + o->list[t->n + t->index] * size;
+    sum_lines(o, o->room + all, mine, to);
+  }
+  o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
+}
+
+static int begin_second(op *o) {
+  const MPI_Datatype type = type_of(o->c.dtype);
+  o->team->turn++;
+  o->stage = NG_MPI_SECOND;
+  return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->room, o->list, o->list + o->team->n, type,
+                         o->team->comm[1], &o->request);
+}
+
+int ng_mpi_advance(op *o) {
+  int e = MPI_SUCCESS, done = 1;
+  if (o->stage == NG_MPI_FIRST) {
+    e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
+    if (e == MPI_SUCCESS && done != 0) first_done(o);
+  }
+  if (e == MPI_SUCCESS && o->stage == NG_MPI_TURN && o->ticket == o->team->turn)
+    e = begin_second(o);
+  if (e != MPI_SUCCESS || o->stage != NG_MPI_SECOND) return e;
+  e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
+  if (e == MPI_SUCCESS && done != 0) {
+    memcpy(o->c.recv, o->room, (size_t)(o->c.count * ng_dtype_size(o->c.dtype)));
+    o->stage = NG_MPI_DONE;
+  }
+  return e;
+}
