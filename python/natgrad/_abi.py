@@ -11,12 +11,13 @@ VERSION = 200  # NG_VERSION of the header that this was written for
 NUMBERS = dict(
     NG_OK=0, NG_RESCUED=1, NG_SKIPPED=2, NG_UNOBSERVED=3, NG_ERR_ARG=-1, NG_ERR_SHAPE=-2, NG_ERR_STATE=-3,
     NG_ERR_NOMEM=-4, NG_ERR_ABSENT=-5, NG_ERR_COMM=-6, NG_ERR_DEVICE=-7, NG_ERR_FILE=-8,
-    NG_F32=1, NG_F64=2, NG_F16=3, NG_BF16=4, NG_I32=5, NG_I64=6, NG_U8=7, NG_HOST=1, NG_COPY=1,
-    NG_LINEAR=1, NG_CONV2D=2, NG_WEIGHT=0, NG_BIAS=1, NG_BOTH=2, NG_HOLD=1, NG_ONE_STEP=2, NG_MEAN=1, NG_SUM=2,
+    NG_F32=1, NG_F64=2, NG_F16=3, NG_BF16=4, NG_I32=5, NG_I64=6, NG_U8=7, NG_HOST=1, NG_COPY=1, NG_BORROW=2,
+    NG_LINEAR=1, NG_CONV2D=2, NG_NORM=3, NG_BATCH_NORM=1, NG_LAYER_NORM=2, NG_GROUP_NORM=3, NG_NORM_NORMALISED=2,
+    NG_WEIGHT=0, NG_BIAS=1, NG_BOTH=2, NG_HOLD=1, NG_ONE_STEP=2, NG_MEAN=1, NG_SUM=2,
     NG_ALL_REDUCE=1, NG_BROADCAST=2, NG_LOG_NONE=0, NG_LOG_ERROR=1, NG_LOG_WARN=2, NG_LOG_INFO=3, NG_LOG_TRACE=4,
 )
-ENUMS = ("ng_status ng_dtype ng_mem ng_loan ng_kind ng_order ng_norm_input ng_param ng_hold ng_reduction ng_coll_kind "
-         "ng_log_level ng_option_type").split()
+ENUMS = ("ng_status ng_dtype ng_mem ng_loan ng_kind ng_order ng_norm_input ng_norm_kind ng_param ng_hold "
+         "ng_reduction ng_coll_kind ng_log_level ng_option_type").split()
 
 STRUCTS = """
 ng_array { void *data; ng_dtype dtype; ng_mem mem; int32_t ndim; const int64_t *shape; const int64_t *stride;
@@ -44,19 +45,23 @@ ng_published_info { size_t struct_size; const char *name; const char *option; co
 ng_layer { size_t struct_size; const char *name; ng_kind kind; int64_t in; int64_t out; int32_t bias; int32_t frozen;
   int64_t positions; ng_order order; int64_t kernel[2]; int64_t stride[2]; int64_t padding[2]; int64_t dilation[2];
   int64_t groups; int64_t image[2]; double norm_eps; ng_norm_input norm_input; ng_dtype token_dtype;
-  int32_t shard_axis; void *shard_group; const char *alias_of; const char *options; }
+  int32_t shard_axis; void *shard_group; const char *alias_of; const char *options;
+  ng_norm_kind norm_kind; int32_t norm_no_weight; }
 ng_binding { int32_t index; ng_param param; const ng_array *grad; const ng_array *weight; ng_hold hold; }
 ng_batch { size_t struct_size; int64_t samples; ng_reduction reduction; double loss_scale; int32_t last; }
 ng_sgd { size_t struct_size; double lr; double momentum; double dampening; double weight_decay; int32_t nesterov;
   int32_t decoupled; }
 ng_adamw { size_t struct_size; double lr; double beta1; double beta2; double eps; double weight_decay; }
 ng_report { size_t struct_size; int64_t steps; int64_t skipped; double clip; double inner; int64_t more_damping;
-  int64_t in_double; int64_t kept_last; int64_t plain; int32_t stations; int64_t kept; int64_t unobserved; }
+  int64_t in_double; int64_t kept_last; int64_t plain; int32_t stations; int64_t kept; int64_t unobserved;
+  int32_t statistics; }
 ng_station_report { size_t struct_size; const char *name; int32_t collective; int64_t runs; double last_ms;
   double total_ms; int64_t last_bytes; int64_t total_bytes; }
 ng_layer_report { size_t struct_size; const char *name; double observe_ms; double solve_ms; double measure_ms;
   double pi; double damping_a; double damping_g; int32_t rung; int64_t observations; int64_t kept; int32_t frozen;
-  int64_t unobserved; }
+  int64_t unobserved; double damping_f; }
+ng_statistic_report { size_t struct_size; const char *layer; const char *name; int64_t refreshed; int64_t passed;
+  int64_t interval; int64_t next; int64_t bytes_sent; int64_t bytes_passed; }
 ng_memory_info { size_t struct_size; const char *use; int64_t bytes; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
   const char *family; const char *why; int64_t bytes; int32_t owner; }
@@ -107,6 +112,7 @@ ng_status ng_set(ng_precond *p, const char *option, const char *value);
 ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size);
 ng_status ng_report_read(const ng_precond *p, ng_report *out);
 ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *out);
+ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out);
 ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *out);
 int32_t ng_memory_count(const ng_precond *p);
 ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);

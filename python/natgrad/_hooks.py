@@ -105,7 +105,7 @@ class Hook:
         if _compiling():
             raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
                           "run: do not compile the model")
-        if layer.asleep == module._parameters["weight"].requires_grad and not layer.frozen:  # changed since the last step
+        if layer.asleep == module._parameters[layer.lead].requires_grad and not layer.frozen:  # changed since the last step
             layer.asleep = not layer.asleep
             observer.core.call("freeze", layer.index, int(layer.asleep))
         if not observer.wants(observer.p, layer.index):
@@ -156,7 +156,7 @@ class Observer:
 
     def forward(self, hook, x, output):
         samples = self.given[0] if self.given is not None else self.seen
-        if self.early:
+        if self.early and not hook.layer.norm:  # a norm needs both at once, whatever the order of calls
             x = x.detach()
             again = _in_backward() != -1
             owed = self.owed.get(hook.layer.index, 0)
@@ -196,6 +196,12 @@ class Observer:
             self.batch.samples, self.batch.loss_scale = count, scale
             self.core.check(self._begin(self.p, self._batch))
             self.open = (count, scale)
+        if layer.norm:  # its input is read when its output gradient is shown
+            status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_BORROW)
+            x = None
+            if status:
+                self.core.check(status)
+                return
         if g is not None:  # first: of a scaled loss that overflowed the input is not shown, either
             status = self._output(self.p, layer.index, hook.output.of(g), _abi.NG_COPY)
             if status:

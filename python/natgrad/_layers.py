@@ -54,6 +54,8 @@ class Entry:
 class Layer(Entry):
     """A linear or a convolution layer, of one module or of several that share their parameters."""
 
+    norm, lead = False, "weight"  # lead: the parameter that says whether the layer is frozen
+
     def __init__(self, name, module, bias):
         super().__init__(name)
         self.modules, self.bias = [module], bias
@@ -144,19 +146,77 @@ class Layer(Entry):
         return x.reshape(samples, rows // samples, x.shape[-1]), samples
 
 
+# The norms that are layers, and over what each takes its mean and variance.
+_NORMS = {nn.BatchNorm1d: _abi.NG_BATCH_NORM, nn.BatchNorm2d: _abi.NG_BATCH_NORM, nn.BatchNorm3d: _abi.NG_BATCH_NORM,
+          nn.LayerNorm: _abi.NG_LAYER_NORM, nn.GroupNorm: _abi.NG_GROUP_NORM, nn.InstanceNorm1d: _abi.NG_GROUP_NORM,
+          nn.InstanceNorm2d: _abi.NG_GROUP_NORM, nn.InstanceNorm3d: _abi.NG_GROUP_NORM}
+
+
+def _norm_of(module):
+    """The class of PyTorch that a norm is of, or None."""
+    return next((kind for kind in type(module).__mro__ if kind in _NORMS), None)
+
+
+class Norm(Layer):
+    """Gamma and beta of a batch, layer, group or instance norm; those that are frozen are left out."""
+
+    norm = True
+
+    def __init__(self, name, module, gamma, beta):
+        super().__init__(name, module, beta)
+        self.gamma, self.lead = gamma, "weight" if gamma else "bias"
+        self.kind = _NORMS[_norm_of(module)]
+        self.channels = getattr(module, self.lead).numel()
+        self.axes = len(getattr(module, "normalized_shape", ()))  # of a layer norm: how many it takes together
+
+    def described(self, options=None):
+        m = self.modules[0]
+        layer = filled(_abi.ng_layer, _abi.NG_NORM)
+        layer.name = self.name.encode()
+        layer.bias, layer.norm_no_weight, layer.frozen = int(self.bias), int(not self.gamma), int(self.frozen)
+        layer.norm_kind, layer.norm_eps = self.kind, m.eps
+        setattr(layer, "in", self.channels)
+        if self.kind == _abi.NG_GROUP_NORM:
+            layer.groups = getattr(m, "num_groups", self.channels)
+        if options:
+            layer.options = options.encode()
+        return layer
+
+    def input(self, x, samples, first):
+        if self.kind == _abi.NG_LAYER_NORM:
+            return self.rows(x if self.axes == 1 else x.flatten(-self.axes), samples, first)
+        if isinstance(self.modules[0], nn.modules.instancenorm._InstanceNorm) and x.shape[0] == self.channels and (
+                x.dim() == {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}[_norm_of(self.modules[0])]):
+            x = x.unsqueeze(0)  # one sample without its axis
+        count = x.shape[0]
+        if self.kind == _abi.NG_BATCH_NORM and samples and count != samples and count % samples == 0:
+            # rows or frames of the samples, one behind the other: positions
+            x = x.reshape(samples, count // samples, *x.shape[1:]) if first else x.reshape(
+                count // samples, samples, *x.shape[1:]).transpose(0, 1)
+            x, count = x.transpose(1, 2), samples
+        return x, count
+
+    def output(self, g, samples, first):
+        return self.input(g, samples, first)[0]
+
+
 def _layer_problem(name, module, parent):
     """'' for a module that is a layer as the library means it; None for another kind; else why it is none."""
-    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+    if isinstance(module, nn.SyncBatchNorm):
+        return "SyncBatchNorm takes its mean over all ranks, which is not seen here"
+    kind, plain = type(module), _norm_of(module)
+    if plain is not None and module.weight is None and module.bias is None:
         return None
-    kind = type(module)
-    plain = nn.Linear if isinstance(module, nn.Linear) else (
-        nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d)
+    if plain is None:
+        plain = next((p for p in (nn.Linear, nn.Conv1d, nn.Conv2d) if isinstance(module, p)), None)
+    if plain is None:
+        return None
     if isinstance(parent, nn.MultiheadAttention):
         return "MultiheadAttention computes with it without calling it, so nothing can be observed"
-    if kind.forward is not plain.forward or (plain is not nn.Linear and
+    if kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
                                              kind._conv_forward is not plain._conv_forward):
         return f"{kind.__name__} has a forward of its own: what it computes is not known"
-    if module._parameters.get("weight") is None:
+    if module.weight is not None and module._parameters.get("weight") is None:
         return "its weight is computed (weight_norm, spectral_norm, a parametrization)"
     return ""
 
@@ -201,7 +261,7 @@ def plan(model, accept=None):
 
 
 def _geometry(module):
-    names = ("stride", "padding", "dilation", "groups", "padding_mode")
+    names = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape")
     return type(module), tuple(getattr(module, name, None) for name in names)
 
 
@@ -222,16 +282,21 @@ def _add_layer(name, module, users, layers, entries, taken):
                                                         id(other._parameters.get("bias"))) == key
             if not same:
                 return f"tied to '{full}'"
-    if not weight.requires_grad and bias is not None and bias.requires_grad:
-        return "its weight is frozen, its bias is not"
-    part = bias is not None and weight.requires_grad and not bias.requires_grad  # the bias stands for itself
-    layer = Layer(name, module, bias is not None and not part)
-    prefix = "" if name == "root" and users[id(weight)][0][1] == "weight" else name + "."
-    layer.places.append((_abi.NG_WEIGHT, module, "weight", prefix + "weight"))
-    taken.add(id(weight))
-    if layer.bias:
-        layer.places.append((_abi.NG_BIAS, module, "bias", prefix + "bias"))
-        taken.add(id(bias))
+    wants = [p is not None and p.requires_grad for p in (weight, bias)]
+    if _norm_of(module) is not None:
+        has = wants if any(wants) else [p is not None for p in (weight, bias)]
+        layer = Norm(name, module, *has)
+    else:
+        if wants == [False, True]:
+            return "its weight is frozen, its bias is not"
+        has = [True, bias is not None and wants[0] == wants[1]]  # a frozen bias stands for itself
+        layer = Layer(name, module, has[1])
+    for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
+        if mine:
+            parameter = module._parameters[attribute]
+            full = next(full for other, full in users[id(parameter)] if other is module)
+            layer.places.append((which, module, attribute, full))
+            taken.add(id(parameter))
     layers[key] = layer
     entries.append(layer)
     return ""

@@ -67,3 +67,12 @@ class Described:
         else:
             self._lists = ((c.c_int64 * axes)(*tensor.shape), (c.c_int64 * axes)(*tensor.stride()))
             array.shape, array.stride = (c.addressof(one) for one in self._lists)
+
+
+class Flat(Described):
+    """Of a parameter of several axes that the library knows as one."""
+
+    __slots__ = ()
+
+    def of(self, tensor):
+        return super().of(tensor.view(-1))

@@ -8,7 +8,7 @@ from . import _abi, _core, _layers, _state
 from ._core import failure
 from ._hooks import Observer
 from ._methods import CLASSES
-from ._tensors import Described, wrong
+from ._tensors import Described, Flat, wrong
 
 
 class Preconditioner:
@@ -90,8 +90,8 @@ class Preconditioner:
         self._before_ready()
         self._core.call("ready")
         self._make_bindings()
-        self._observer = Observer(self._core, [e for e in self.entries if isinstance(e, _layers.Layer)], self.model,
-                                  chosen.get("calls") != "mean", samples, batch_first, reduction)
+        self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
+                                  batch_first, reduction)
         self._observer.scale = self._scale
         self._observer.fixed = self._scale() if grad_scaler is None else None
         self._say_left_out()
@@ -119,6 +119,12 @@ class Preconditioner:
     def _before_ready(self):
         """For optimizers: groups of parameters."""
 
+    def _observed(self):
+        """The layers that are shown: not those of a window, nor those that an option leaves out."""
+        family = {row.index: row.family for row in self._read_all("explain", _abi.ng_explain_row)}
+        return [e for e in self.entries
+                if isinstance(e, _layers.Layer) and family[e.index] not in (b"window", b"none")]
+
     def _bound(self):
         """What a step needs: of every layer, and of all parameters if it updates or keeps them."""
         return [(entry, place) for entry in self.entries for place in entry.places
@@ -136,7 +142,8 @@ class Preconditioner:
         self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
         self._bindings = (_abi.ng_binding * len(rows))()
         for binding, (entry, (which, module, attribute, full)) in zip(self._bindings, rows):
-            grad, weight = Described(f"the gradient of {full}"), Described(full)
+            kind = Flat if getattr(entry, "axes", 0) > 1 else Described
+            grad, weight = kind(f"the gradient of {full}"), kind(full)
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)
             if self._weights:

@@ -232,7 +232,7 @@ class State(Case):
         train(model, k.step, 2)
         report, memory = k.report(), k.memory_usage()
         self.assertEqual((report["steps"], report["skipped"], k.steps), (2, 0, 2))
-        self.assertEqual([layer["name"] for layer in report["layers"]], ["0", "2", "6", "8"])
+        self.assertEqual([layer["name"] for layer in report["layers"]], ["0", "2", "3", "6", "8"])
         self.assertIn("solve", [station["name"] for station in report["stations"]])
         self.assertEqual(memory["total"], sum(b for use, b in memory.items() if use != "total"))
         table = str(k.explain()).splitlines()

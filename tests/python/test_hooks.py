@@ -319,8 +319,10 @@ class LeftOut(Case):
 
     def test_norms(self):
         data = batch()
-        why = self.untouched(net(), lambda m: loss_of(m, *data), ["3.weight", "3.bias"])
-        self.assertEqual(why["3.weight"], "a parameter of BatchNorm2d")
+        why = self.untouched(net(), lambda m: loss_of(m, *data), ["3.weight", "3.bias"], norm_block="none")
+        self.assertEqual(why["3.weight"], "no family takes it")
+        model = nn.Sequential(nn.SyncBatchNorm(3), nn.Flatten(), nn.Linear(12, 3))
+        self.assertIn("SyncBatchNorm takes its mean over all ranks", self.why(make(model))["0.weight"])
 
     def test_attention(self):
         torch.manual_seed(1)
@@ -379,7 +381,7 @@ class LeftOut(Case):
             model.zero_grad(set_to_none=True)
             loss_of(model, *data).backward()
             self.assertEqual(k.step(), 0)
-        self.assertEqual(k.report()["layers"][3]["observations"], 4)  # inputs and output gradients of two steps
+        self.assertEqual(k.report()["layers"][4]["observations"], 4)  # inputs and output gradients of two steps
         model[0].requires_grad_(False)
         other = make(model)
         model[0].requires_grad_(True)
