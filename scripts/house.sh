@@ -57,6 +57,14 @@ for file in "${files[@]}"; do
   report "$file" "a size does not fit %d" < <(
     grep -nE '%[-0-9]*[di].*\(int(32_t)?\) *\(*(sizeof|strlen|[A-Za-z0-9_.>-]*(bytes|size|count|rows|cols|length|elements)\b)' "$work/code" || true)
   report "$file" "finish it" < <(grep -nE '\b(TODO|FIXME|XXX|HACK)\b|[Nn]ot implemented|[Uu]nimplemented|\b[Ss]tub\b' "$file" || true)
+  # OpenBLAS of the Python package has a prefix before each symbol: all of them or none.
+  if grep -q NG_BLAS_NAME "$work/code"; then
+    report "$file" "a function of BLAS without a #define ... NG_BLAS_NAME" < <(
+      grep -nE '^extern [a-z0-9_]+ \**[a-z0-9]+_\(' "$work/code" | while IFS= read -r line; do
+        name=$(sed -E 's/.*[ *]([a-z0-9]+_)\(.*/\1/' <<<"$line")
+        grep -q "^#define $name NG_BLAS_NAME($name)" "$file" || echo "$line"
+      done)
+  fi
   lines=$(wc -l <"$file")
   if ((lines > longest)); then
     echo "$file:$lines: longer than $longest lines"

@@ -54,6 +54,7 @@ plant io/a.c '/* TODO: the rest */'
 plant src/a.c 'void f(void) { assert(1); }'
 plant cli/a.c '#include "core/core.h"'
 plant src/a.c 'void f(char *s) { /* copy */ strcpy(s, t); }'
+plant src/linalg/a.c $'#define sgemm_ NG_BLAS_NAME(sgemm_)\nextern void sgemm_(int);\nextern void dpotrf_(int);'
 fresh
 seq 551 | sed 's,.*,/* & */,' >"$tree/io/long.c"
 if "$house" "$tree" >/dev/null; then

@@ -32,6 +32,7 @@ typedef size_t length;
 #define dpftrf_ NG_BLAS_NAME(dpftrf_)
 #define dpftri_ NG_BLAS_NAME(dpftri_)
 #define dpftrs_ NG_BLAS_NAME(dpftrs_)
+#define dpftrs_ NG_BLAS_NAME(dpftrs_)
 #define ssyevd_ NG_BLAS_NAME(ssyevd_)
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
 #endif
