@@ -328,15 +328,19 @@ static void take_shown(reader *in, const store *from, const char *prefix, shape 
   if (g != NULL) s->g = g->data;
 }
 
-/* What a step has of one parameter: its gradient, the result and, where it is looked at, the weight. */
+/* What a step has of one parameter: its gradient, the result and, where they are looked at, the weight before and
+ * after, and the momentum. */
 typedef struct step_name {
   char text[160];
 } step_name;
+enum { GRAD, OUT, BEFORE, AFTER, MOMENTUM, STEP_ARRAYS };
 
-static int step_arrays(const recording *r) { return r->parameters || r->weight_decay != 0 ? 3 : 2; }
+static int step_arrays(const recording *r) {
+  return r->updates ? STEP_ARRAYS : r->parameters || r->weight_decay != 0 ? AFTER : BEFORE;
+}
 
 static step_name name_in(const recording *r, int step, const shape *l, int bias, int k) {
-  static const char *const ending[3] = {"grad", "out", "before"};
+  static const char *const ending[STEP_ARRAYS] = {"grad", "out", "before", "after", "v"};
   const char *which = l->norm ? (bias ? ".beta" : ".gamma") : bias ? ".bias" : ".weight";
   step_name n;
   (void)snprintf(n.text, sizeof n.text, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which,
@@ -361,8 +365,9 @@ static void take_parameter(reader *in, const store *from, int step, const shape 
 }
 
 static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
-  const float **to[2][3] = {{&s->grad, &s->out, &s->before},
-                            {&s->bias_grad, &s->bias_out, &s->bias_before}};
+  const float **to[2][STEP_ARRAYS] = {
+      {&s->grad, &s->out, &s->before, &s->after, &s->v},
+      {&s->bias_grad, &s->bias_out, &s->bias_before, &s->bias_after, &s->bias_v}};
   for (int bias = 0; bias < (l->bias ? 2 : 1); bias++) {
     for (int k = 0; k < step_arrays(in->r); k++) {
       const step_name name = name_in(in->r, step, l, bias, k);
@@ -428,9 +433,37 @@ static bool all_there(reader *in, const store *from) {
   return true;
 }
 
+/* A learning rate a step, above 0. */
+static double *take_rates(reader *in, const char *key) {
+  const json_t *list = json_object_get(in->r->root, key);
+  double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
+  for (int i = 0; i < in->r->steps; i++) {
+    const json_t *x = json_array_get(list, (size_t)i);
+    rate[i] = json_number_value(x);
+    if (!(rate[i] > 0)) wrong(in, "case.json: %s has no number above 0 for step %d", key, i);
+  }
+  return rate;
+}
+
+/* Of the first parameter, which stands for all: they must all be there then. */
+static void find_updates(reader *in, const store *from) {
+  recording *r = in->r;
+  if (r->parameters || r->layers < 1) return;
+  r->updates = find(from, name_in(r, 0, &r->layer[0], 0, AFTER).text) != NULL;
+}
+
 static void take_all(reader *in, const store *from) {
   recording *r = in->r;
+  find_updates(in, from);
   if (!all_there(in, from)) return;
+  if (r->updates) { /* after what bounds the steps */
+    r->lr = take_rates(in, "lr_steps");
+    r->lr_pre = take_rates(in, "lr_pre_steps");
+    r->momentum = real(in, r->config, "momentum", 0.0);
+    r->adjust_momentum = json_is_true(json_object_get(r->config, "adjust_momentum"));
+    if (!(r->momentum >= 0)) wrong(in, "case.json: config: momentum is no number from 0 on");
+    if (in->rc != CLI_OK) return;
+  }
   r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
   for (int step = 0; step < r->steps && r->parameters; step++) {
     for (int i = 0; i < r->layers; i++) {
@@ -507,6 +540,8 @@ void recording_close(recording *r) {
   free(r->layer);
   free(r->shown);
   free(r->step);
+  free(r->lr);
+  free(r->lr_pre);
   ngio_tensors_close(&r->file);
   recording_folder_free(&r->folder);
   memset(r, 0, sizeof *r);

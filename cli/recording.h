@@ -4,7 +4,9 @@
  * case.json in its metadata and tensors of the same names.  Names: sT.L.a and sT.L.g (input and
  * output gradient of layer L at step T), sT.mK.L.a with micro-batches, rR.sT.L.a with ranks;
  * sT.L.weight.grad, .bias.grad before and .out after the program's step (of a batch norm sT.L.gamma.*,
- * .beta.*); sT.L.weight.before, the weights, where weight_decay adds some of them to the gradients.
+ * .beta.*); sT.L.weight.before, the weights, where weight_decay adds some of them to the gradients.  With
+ * sT.L.weight.after and .v, the weights and their momentum after the program's update, .before is there, too, and
+ * the lists lr_steps and lr_pre_steps say its learning rates, and those of the steps before.
  *
  * A program that looks at gradients only has a list of "parameters" P with shapes, and of each
  * sT.P.before (the weight), .grad and .out (the direction); `layer` has one entry a parameter then, a
@@ -40,7 +42,9 @@ typedef struct recording_shown {
 /* Gradient and result of one layer in one step; bias pointers are NULL without one. */
 typedef struct recording_step {
   const float *grad, *out, *bias_grad, *bias_out;
-  const float *before, *bias_before; /* weights, of parameters and with weight_decay; else NULL */
+  const float *before,
+      *bias_before; /* weights, of parameters, with weight_decay and updates; else NULL */
+  const float *after, *bias_after, *v, *bias_v; /* updates; else NULL */
 } recording_step;
 
 typedef struct recording {
@@ -49,6 +53,10 @@ typedef struct recording {
   const char *system, *method;
   double weight_decay, loss_scale; /* 0, 1 */
   bool parameters;                 /* there are no layers, only parameters */
+  bool updates;                    /* weights and momentum after each step are there */
+  double momentum;                 /* updates: of it, */
+  bool adjust_momentum;            /* times lr / lr_pre where that is below 1 */
+  double *lr, *lr_pre;             /* updates: [steps] */
   int layers, steps, micro_batches, ranks;
   shape *layer; /* image: of the captured input; positions: as many as were captured           */
   recording_shown *shown; /* [rank][step][micro-batch][layer]                                     */

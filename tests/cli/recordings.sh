@@ -81,6 +81,23 @@ edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice'
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
 expect 2 '*array r0.s0.m0.conv1.a is missing' timeout 60 "$natgrad" replay "$scratch/f2"
 
+# Weights and momentum after each step, where a recording has them.
+folder=$scratch/updates
+mkdir "$folder"
+rm -r "$scratch/f2"
+"$helper" unpack "$golden/spngd-adjust.safetensors" "$folder" || fail "unpack"
+cp -r "$folder" "$scratch/f2"
+expect 0 '*weights and momentum after each step: largest *: ok' "$natgrad" replay "$scratch/f2"
+edited 's/"momentum": 0.9/"momentum": 0.8/'; expect 1 '*weights and momentum *: exceeded' "$natgrad" replay "$scratch/f2"
+edited 's/"adjust_momentum": true/"adjust_momentum": false/'; expect 1 '*: exceeded' "$natgrad" replay "$scratch/f2"
+edited 's/"lr_steps"/"lr_stops"/'; expect 2 '*case.json: lr_steps has no number above 0 for step 0' "$natgrad" replay "$scratch/f2"
+edited 's/"momentum": 0.9/"momentum": "much"/'; expect 2 '*case.json: config: momentum *' "$natgrad" replay "$scratch/f2"
+cp "$folder/case.json" "$scratch/f2/"
+cp "$folder/s2.fc1.weight.v.npy" "$scratch/f2/s3.fc1.weight.v.npy"
+expect 1 '*weights and momentum after each step: largest * (step 3, fc1)*: exceeded' "$natgrad" replay "$scratch/f2"
+rm "$scratch/f2/s3.fc1.weight.v.npy"
+expect 2 '*array s3.fc1.weight.v is missing' "$natgrad" replay "$scratch/f2"
+
 # The same of a program that looks at gradients only.
 folder=$scratch/window
 mkdir "$folder"
@@ -124,6 +141,6 @@ overwrite $((8 + $(od -An -tu8 -N8 "$bad"))) '\x00\x00\xc0\x7f'
 expect 2 '*bad: rank 0: step 0: *conv1*' timeout 30 "$natgrad" replay "$bad"
 
 "$natgrad" replay --json "$file" "$golden/ranks4-inverse_dp.safetensors" |
-  "$helper" json case system variant method ranks:n steps:n largest:n tolerance:n ok layers errors ||
+  "$helper" json case system variant method ranks:n steps:n largest:n updated tolerance:n ok layers errors ||
   fail "replay --json"
 finish

@@ -1,0 +1,34 @@
+/* replay.h: what `natgrad replay` (replay.c) hands to the part that plays a recording (replay_run.c). */
+#ifndef CLI_REPLAY_H
+#define CLI_REPLAY_H
+
+#include "recording.h"
+
+typedef struct replay_job {
+  const recording *r;
+  const ng_options *options; /* of a step that writes gradients ...                              */
+  const ng_options *fused;   /* ... and of one that updates weights; NULL: the recording has none */
+  const char *linalg;
+  double lr;
+} replay_job;
+
+/* One rank's run. */
+typedef struct replay_rank {
+  const replay_job *job;
+  int rank;
+  ng_transport transport;
+  bool fused;              /* weights are updated, and compared */
+  double *error, *updated; /* [step][layer]: of preconditioned gradients; of weights and momentum */
+  float **grad, **bias;
+  float **weight, **bias_weight; /* of parameters: as they were before the step */
+  int64_t rescued;               /* steps that said NG_RESCUED */
+  ng_status status;
+  char message[512];
+} replay_rank;
+
+replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */
+void replay_ranks_free(replay_rank *ranks, int count, int layers);
+/* Plays it on all ranks; 0, or 2 with a line told. */
+int replay_run(const replay_job *job, replay_rank *ranks, bool fused);
+
+#endif

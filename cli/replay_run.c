@@ -1,0 +1,381 @@
+/* replay_run.c: a recording, played as a trainer would: layers, gradients bound, per micro-batch every captured
+ * input and output gradient, a step; on as many threads as it has ranks.
+ *
+ * Out: per step and layer the largest |ours - recorded| over weight and bias, divided by the largest entry
+ * recorded there: of the preconditioned gradients, and in a second run, where the library updates the weights
+ * from the recorded first ones on, of the weights after each step and of their momentum. */
+#include "replay.h"
+
+#include "cli.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what a trainer does ---------------------------------------------------------------------*/
+
+replay_rank *replay_ranks(const replay_job *job) {
+  const recording *r = job->r;
+  const size_t cells = (size_t)r->steps * (size_t)r->layers, layers = (size_t)r->layers;
+  replay_rank *ranks = cli_take((size_t)r->ranks, sizeof *ranks);
+  for (int i = 0; i < r->ranks; i++) {
+    ranks[i] = (replay_rank){.job = job,
+                             .rank = i,
+                             .error = cli_take(cells, sizeof(double)),
+                             .updated = cli_take(cells, sizeof(double)),
+                             .grad = cli_take(layers, sizeof(float *)),
+                             .bias = cli_take(layers, sizeof(float *)),
+                             .weight = cli_take(layers, sizeof(float *)),
+                             .bias_weight = cli_take(layers, sizeof(float *))};
+  }
+  return ranks;
+}
+
+static void free_arrays(const replay_rank *me, int layers) {
+  float **list[] = {me->grad, me->bias, me->weight, me->bias_weight};
+  for (int k = 0; k < 4; k++) {
+    for (int i = 0; i < layers; i++) {
+      free(list[k][i]);
+      list[k][i] = NULL;
+    }
+  }
+}
+
+void replay_ranks_free(replay_rank *ranks, int count, int layers) {
+  for (int i = 0; i < count; i++) {
+    free_arrays(&ranks[i], layers);
+    free(ranks[i].error);
+    free(ranks[i].updated);
+    free(ranks[i].grad);
+    free(ranks[i].bias);
+    free(ranks[i].weight);
+    free(ranks[i].bias_weight);
+  }
+  free(ranks);
+}
+
+static int64_t inputs(const shape *l) {
+  return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
+}
+
+/* Options of the layer's own: chainerkfac's flag on a layer. */
+static const char *own_options(const recording *r, const shape *l) {
+  const json_t *list = json_object_get(r->config, "diagonalize");
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const char *name = json_string_value(json_array_get(list, i));
+    if (name == NULL || strcmp(name, l->name) != 0) continue;
+    return l->norm ? "norm_block=diagonal" : "output_factor=diagonal";
+  }
+  return NULL;
+}
+
+/* A gradient as the optimizer there has it: unscaled, and with its part of the weights. */
+static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
+                           int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (float)((double)grad[i] / r->loss_scale +
+                    (before == NULL ? 0.0 : r->weight_decay * (double)before[i]));
+  }
+}
+
+/* One axis: a tensor; more: a linear layer of as many rows as the first. */
+static ng_status set_up_parameters(replay_rank *me, ng_precond *p) {
+  const recording *r = me->job->r;
+  ng_status st = NG_OK;
+  for (int i = 0; i < r->layers && st >= 0; i++) {
+    const shape *l = &r->layer[i];
+    const size_t n = (size_t)(l->in * l->out);
+    int32_t index = -1;
+    ng_layer layer;
+    me->grad[i] = cli_take(n, sizeof(float));
+    me->weight[i] = cli_take(n, sizeof(float));
+    memcpy(me->weight[i], recording_step_at(r, 0, i)->before, n * sizeof(float));
+    if (l->out == 1) {
+      st = ng_add_tensor(p, l->name, l->in, &index);
+    } else {
+      st = shapes_describe(l, &layer);
+      if (st >= 0) st = ng_add_layer(p, &layer, &index);
+    }
+    const ng_array g = ng_array_matrix(me->grad[i], l->out, l->in, NG_F32);
+    const ng_array w = ng_array_matrix(me->weight[i], l->out, l->in, NG_F32);
+    if (st >= 0) st = ng_bind_grad(p, index, NG_WEIGHT, &g);
+    if (st >= 0) st = ng_bind_weight(p, index, NG_WEIGHT, &w);
+  }
+  return st < 0 ? st : ng_ready(p);
+}
+
+/* As they were before the first step. */
+static ng_status bind_weights(replay_rank *me, ng_precond *p, int32_t index, int i) {
+  const recording *r = me->job->r;
+  const shape *l = &r->layer[i];
+  const recording_step *s = recording_step_at(r, 0, i);
+  const size_t n = (size_t)(l->out * inputs(l));
+  me->weight[i] = cli_take(n, sizeof(float));
+  memcpy(me->weight[i], s->before, n * sizeof(float));
+  const ng_array w = ng_array_matrix(me->weight[i], l->out, inputs(l), NG_F32);
+  ng_status st = ng_bind_weight(p, index, NG_WEIGHT, &w);
+  if (st < 0 || !l->bias) return st;
+  me->bias_weight[i] = cli_take((size_t)l->out, sizeof(float));
+  memcpy(me->bias_weight[i], s->bias_before, (size_t)l->out * sizeof(float));
+  const ng_array b = ng_array_matrix(me->bias_weight[i], 1, l->out, NG_F32);
+  return ng_bind_weight(p, index, NG_BIAS, &b);
+}
+
+static ng_status set_up(replay_rank *me, ng_precond *p) {
+  const recording *r = me->job->r;
+  if (r->parameters) return set_up_parameters(me, p);
+  ng_status st = NG_OK;
+  for (int i = 0; i < r->layers && st >= 0; i++) {
+    const shape *l = &r->layer[i];
+    int32_t index = -1;
+    ng_layer layer;
+    st = shapes_describe(l, &layer);
+    layer.options = own_options(r, l);
+    if (st >= 0) st = ng_add_layer(p, &layer, &index);
+    if (st < 0) break;
+    me->grad[i] = cli_take((size_t)(l->out * inputs(l)), sizeof(float));
+    me->bias[i] = cli_take((size_t)l->out, sizeof(float));
+    ng_array w = ng_array_matrix(me->grad[i], l->out, inputs(l), NG_F32);
+    ng_array b = ng_array_matrix(me->bias[i], 1, l->out, NG_F32);
+    st = ng_bind_grad(p, index, NG_WEIGHT, &w);
+    if (st >= 0 && l->bias) st = ng_bind_grad(p, index, NG_BIAS, &b);
+    if (st >= 0 && me->fused) st = bind_weights(me, p, index, i);
+  }
+  return st < 0 ? st : ng_ready(p);
+}
+
+/* positions of a linear layer are those of the recording, whatever its shape says */
+static ng_status show(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
+  if (!ng_wants(p, layer)) return NG_OK;
+  shape here = *l;
+  if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
+  const ng_array a = shapes_input(&here, s->a, s->samples);
+  const ng_array g = shapes_output(&here, s->g, s->samples);
+  const ng_status st = ng_observe_input(p, layer, &a, NG_BORROW);
+  return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
+}
+
+/* max |ours - recorded| and max |recorded|, joined to what *gap and *scale hold. */
+static void measure(const float *ours, const float *recorded, int64_t n, double *gap,
+                    double *scale) {
+  for (int64_t i = 0; i < n; i++) {
+    const double d = fabs((double)ours[i] - (double)recorded[i]), s = fabs((double)recorded[i]);
+    if (!isfinite(d)) *gap = INFINITY; /* a comparison with NaN would be silent */
+    if (d > *gap) *gap = d;
+    if (s > *scale) *scale = s;
+  }
+}
+
+/* Of the largest entry of the step, whatever its parameter. */
+static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
+  const recording *r = me->job->r;
+  double scale = 0;
+  for (int i = 0; i < r->layers; i++) {
+    const recording_step *s = recording_step_at(r, step, i);
+    const size_t bytes = (size_t)(r->layer[i].in * r->layer[i].out) * sizeof(float);
+    memcpy(me->grad[i], s->grad, bytes);
+    memcpy(me->weight[i], s->before, bytes);
+  }
+  const ng_status st = ng_step(p, me->job->lr);
+  if (st < 0 || st == NG_SKIPPED) return st;
+  if (st == NG_RESCUED) me->rescued++;
+  for (int i = 0; i < r->layers; i++) {
+    double *gap = &me->error[step * r->layers + i];
+    *gap = 0;
+    measure(me->grad[i], recording_step_at(r, step, i)->out, r->layer[i].in * r->layer[i].out, gap,
+            &scale);
+  }
+  for (int i = 0; i < r->layers && scale > 0; i++) {
+    me->error[step * r->layers + i] /= scale;
+  }
+  return NG_OK;
+}
+
+/* Of chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum, or with adjust_momentum that times lr / lr_pre where
+ * lr has fallen.  Here v has no lr in it, so it is -v / lr and takes m lr_before / lr. */
+static ng_sgd sgd_of(const recording *r, int step) {
+  ng_sgd how;
+  ng_sgd_init(&how, sizeof how);
+  how.lr = r->lr[step];
+  how.momentum = r->momentum;
+  if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
+    how.momentum *= r->lr[step] / r->lr_pre[step];
+  if (step > 0) how.momentum *= r->lr[step - 1] / how.lr;
+  return how;
+}
+
+/* The momentum of a parameter, on the scale of the recording, against what is recorded. */
+static ng_status measure_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
+                                  int64_t n, double *gap, double *scale) {
+  for (int32_t i = 0; i < ng_state_count(p); i++) {
+    ng_field_info field;
+    ng_field_info_init(&field, sizeof field);
+    ng_status st = ng_state_at(p, i, &field);
+    if (st < 0) return st;
+    if (strcmp(field.name, name) != 0) continue;
+    float *v = cli_take((size_t)n, sizeof *v);
+    st = ng_state_read(p, i, v, n * (int64_t)sizeof *v);
+    for (int64_t k = 0; k < n; k++)
+      v[k] = (float)(-lr * (double)v[k]);
+    measure(v, recorded, n, gap, scale);
+    free(v);
+    return st;
+  }
+  return NG_ERR_STATE; /* ng_last_error says nothing then: not reached while moments have these names */
+}
+
+/* Weights and momentum after a fused step. */
+static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step) {
+  const recording *r = me->job->r;
+  ng_status st = NG_OK;
+  for (int i = 0; i < r->layers; i++) {
+    const shape *l = &r->layer[i];
+    const recording_step *s = recording_step_at(r, step, i);
+    double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
+    measure(me->weight[i], s->after, l->out * inputs(l), &gap, &scale);
+    if (l->bias) measure(me->bias_weight[i], s->bias_after, l->out, &gap, &scale);
+    for (int k = 0; k < (l->bias ? 2 : 1) && r->momentum != 0 && st >= 0; k++) {
+      char name[128];
+      (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
+      st = measure_momentum(p, name, r->lr[step], k == 0 ? s->v : s->bias_v,
+                            k == 0 ? l->out * inputs(l) : l->out, &v_gap, &v_scale);
+    }
+    if (st < 0) return st;
+    gap = gap == 0 ? 0 : gap / scale;
+    v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
+    me->updated[step * r->layers + i] = v_gap > gap ? v_gap : gap;
+  }
+  return st;
+}
+
+static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
+  const recording *r = me->job->r;
+  if (r->parameters) return step_parameters(me, p, step);
+  ng_status st = NG_OK;
+  for (int m = 0; m < r->micro_batches && st >= 0; m++) {
+    ng_batch batch;
+    ng_batch_init(&batch, sizeof batch);
+    batch.samples = recording_shown_at(r, me->rank, step, m, 0)->samples;
+    batch.loss_scale = r->loss_scale;
+    st = ng_begin(p, &batch);
+    for (int i = 0; i < r->layers && st >= 0; i++) {
+      st = show(p, i, &r->layer[i], recording_shown_at(r, me->rank, step, m, i));
+      if (st == NG_SKIPPED) return st;
+    }
+  }
+  for (int i = 0; i < r->layers && st >= 0; i++) {
+    const shape *l = &r->layer[i];
+    const recording_step *s = recording_step_at(r, step, i);
+    write_gradient(r, me->grad[i], s->grad, s->before, l->out * inputs(l));
+    if (l->bias) write_gradient(r, me->bias[i], s->bias_grad, s->bias_before, l->out);
+  }
+  if (st < 0) return st;
+  const ng_sgd sgd = me->fused ? sgd_of(r, step) : (ng_sgd){0};
+  st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
+  if (st < 0 || st == NG_SKIPPED) return st;
+  if (me->fused) return compare_updates(me, p, step);
+  if (st == NG_RESCUED) me->rescued++;
+  for (int i = 0; i < r->layers; i++) {
+    const shape *l = &r->layer[i];
+    const recording_step *s = recording_step_at(r, step, i);
+    double gap = 0, scale = 0;
+    measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);
+    if (l->bias) measure(me->bias[i], s->bias_out, l->out, &gap, &scale);
+    me->error[step * r->layers + i] = gap == 0 ? 0 : gap / scale;
+  }
+  return NG_OK;
+}
+
+static void *run_rank(void *arg) {
+  replay_rank *me = arg;
+  const recording *r = me->job->r;
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  int step = -1;
+  ng_context_config_init(&config, sizeof config);
+  config.linalg = me->job->linalg;
+  if (r->ranks > 1) {
+    config.transport = &me->transport;
+    config.threads = 1; /* the ranks are the threads */
+  }
+  ng_status st = ng_context_create(NG_VERSION, &config, me->message, sizeof me->message, &ctx);
+  if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
+  if (st >= 0) st = set_up(me, p);
+  for (step = 0; step < r->steps && st == NG_OK; step++)
+    st = one_step(me, p, step);
+  if (st != NG_OK) {
+    if (ctx != NULL) {
+      char where[32] = "";
+      if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
+      (void)snprintf(me->message, sizeof me->message, "%s%s (%s)", where, ng_last_error(ctx),
+                     ng_status_name(st));
+    }
+    if (r->ranks > 1 && me->transport.abort != NULL) me->transport.abort(me->transport.user);
+  }
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  me->status = st;
+  return NULL;
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+/* Ranks as threads call BLAS at the same time; each call then has one thread. */
+static void one_blas_thread(void) {
+  void (*set)(int) = NULL;
+  void *symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
+  memcpy(&set, &symbol, sizeof set);
+  if (set != NULL) set(1);
+}
+
+int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
+  const recording *r = j->r;
+  ng_threads *group = NULL;
+  pthread_t *thread = cli_take((size_t)r->ranks, sizeof *thread);
+  int started = 0, rc = CLI_OK;
+  for (int i = 0; i < r->ranks; i++) {
+    free_arrays(&runs[i], r->layers);
+    runs[i].fused = fused;
+  }
+  if (r->ranks == 1) {
+    run_rank(&runs[0]);
+  } else if (ng_threads_create(r->ranks, &group) != NG_OK) {
+    rc = cli_bad("%s: no group of %d ranks", r->name, r->ranks);
+  } else {
+    one_blas_thread();
+    for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
+      if (ng_threads_transport(group, i, &runs[i].transport, sizeof runs[i].transport) != NG_OK) {
+        rc = cli_bad("%s: no transport for rank %d", r->name, i);
+      }
+    }
+    for (; started < r->ranks && rc == CLI_OK; started++) {
+      if (pthread_create(&thread[started], NULL, run_rank, &runs[started]) != 0) {
+        rc = cli_bad("%s: rank %d could not be started", r->name, started);
+        runs[started].transport.abort(runs[started].transport.user); /* wake the others */
+        break;
+      }
+    }
+    for (int i = 0; i < started; i++)
+      (void)pthread_join(thread[i], NULL);
+  }
+  ng_threads_destroy(&group);
+  free(thread);
+  /* The rank that failed by itself has the reason; the others only heard of it. */
+  const replay_rank *worst = NULL;
+  for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
+    if (runs[i].status == NG_OK) continue;
+    if (worst == NULL || (worst->status == NG_ERR_COMM && runs[i].status != NG_ERR_COMM)) {
+      worst = &runs[i];
+    }
+  }
+  if (worst != NULL && r->ranks > 1) {
+    rc = cli_bad("%s: rank %d: %s", r->name, worst->rank, worst->message);
+  } else if (worst != NULL) {
+    rc = cli_bad("%s: %s", r->name, worst->message);
+  }
+  return rc;
+}
