@@ -78,8 +78,14 @@ ngio_quoted ngio_quote(const char *text) {
 
 /* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 int ngio_is_utf8(const char *text) {
-  const unsigned char *c = (const unsigned char *)text;
+  const unsigned char *c = (const unsigned char *)text, *end = c + strlen(text);
   while (*c != 0) {
+    uint64_t eight = 0;
+    if (end - c >= 8) memcpy(&eight, c, 8);
+    if (end - c >= 8 && (eight & UINT64_C(0x8080808080808080)) == 0) { /* ASCII */
+      c += 8;
+      continue;
+    }
     int more = *c < 0x80 ? 0 : *c >= 0xc2 && *c < 0xe0 ? 1 : *c >= 0xe0 && *c < 0xf0 ? 2 : 3;
     if ((*c >= 0x80 && *c < 0xc2) || *c > 0xf4) return 0;
     if ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f) || (*c == 0xf0 && c[1] < 0x90) ||

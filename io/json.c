@@ -7,31 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for n more bytes.  Doubled, so that a text of any length is moved about once. */
-static int reserve(ngio_out *o, size_t n) {
+/* Doubled, so that a text of any length is moved a few times at most. */
+int ngio_out_reserve(ngio_out *o, size_t n) {
   if (o->lost) return 0;
   if (n <= o->room - o->used) return 1;
   const size_t room = o->room < SIZE_MAX / 4 ? 2 * o->room + 4096 : SIZE_MAX / 2;
   const size_t more = n <= room - o->used ? room : o->used + n;
-  char *text = n < SIZE_MAX / 4 ? malloc(more) : NULL;
+  char *text = n < SIZE_MAX / 4 ? realloc(o->text, more) : NULL;
   if (text == NULL) {
     o->lost = 1;
     return 0;
   }
-  if (o->used > 0) memcpy(text, o->text, o->used);
-  free(o->text);
   o->text = text;
   o->room = more;
   return 1;
 }
-
-void ngio_out_bytes(ngio_out *o, const void *bytes, size_t n) {
-  if (!reserve(o, n) || n == 0) return;
-  memcpy(o->text + o->used, bytes, n);
-  o->used += n;
-}
-
-void ngio_out_put(ngio_out *o, const char *text) { ngio_out_bytes(o, text, strlen(text)); }
 
 /* The letter after the backslash; 'u' with four digits; 0: as it is. */
 static char escape_of(unsigned char c) {
@@ -54,32 +44,42 @@ static char escape_of(unsigned char c) {
   }
 }
 
-enum {
-  PIECE = 1024,
-  LONGEST = 6
-}; /* bytes that are looked at in one go, and that one may become */
+/* Bytes that are looked at in one go, and that one may become. */
+enum { PIECE = 1024, LONGEST = 6 };
 
-void ngio_out_string(ngio_out *o, const char *text) {
+static char *escape(char *to, unsigned char c) {
   static const char digit[] = "0123456789ABCDEF";
+  *to++ = '\\';
+  *to++ = escape_of(c);
+  if (escape_of(c) != 'u') return to;
+  *to++ = '0';
+  *to++ = '0';
+  *to++ = digit[c >> 4];
+  *to++ = digit[c & 15];
+  return to;
+}
+
+/* Eight bytes are copied at once, and only those in front of one that must be escaped count. */
+void ngio_out_string(ngio_out *o, const char *text) {
   const char *end = text + strlen(text);
   ngio_out_bytes(o, "\"", 1);
   while (text < end) {
     const char *stop = end - text > PIECE ? text + PIECE : end;
-    if (!reserve(o, LONGEST * (size_t)(stop - text))) return;
+    if (!ngio_out_reserve(o, LONGEST * (size_t)(stop - text) + 8)) return;
     char *to = o->text + o->used;
-    for (; text < stop; text++) {
+    while (text < stop) {
       const unsigned char c = (unsigned char)*text;
-      if (c >= 0x20 && c != '"' && c != '\\') {
+      if (stop - text >= 8) {
+        const int n = ngio_plain(text);
+        memcpy(to, text, 8);
+        to += n;
+        text += n;
+        if (n < 8) to = escape(to, (unsigned char)*text++);
+      } else if (text++, c >= 0x20 && c != '"' && c != '\\') {
         *to++ = (char)c;
-        continue;
+      } else {
+        to = escape(to, c);
       }
-      *to++ = '\\';
-      *to++ = escape_of(c);
-      if (escape_of(c) != 'u') continue;
-      *to++ = '0';
-      *to++ = '0';
-      *to++ = digit[c >> 4];
-      *to++ = digit[c & 15];
     }
     o->used = (size_t)(to - o->text);
   }

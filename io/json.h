@@ -22,9 +22,17 @@ typedef struct ngio_out { /* begins as {0} */
   int lost;
 } ngio_out;
 
+/* Room for n more bytes; 0, and lost, if there is no memory.  Texts grow by themselves. */
+int ngio_out_reserve(ngio_out *o, size_t n);
 /* As it stands. */
-void ngio_out_bytes(ngio_out *o, const void *bytes, size_t n);
-void ngio_out_put(ngio_out *o, const char *text);
+static inline void ngio_out_bytes(ngio_out *o, const void *bytes, size_t n) {
+  if (n == 0 || ((o->lost || n > o->room - o->used) && !ngio_out_reserve(o, n))) return;
+  memcpy(o->text + o->used, bytes, n);
+  o->used += n;
+}
+static inline void ngio_out_put(ngio_out *o, const char *text) {
+  ngio_out_bytes(o, text, strlen(text));
+}
 /* In quotes; `text` is UTF-8.  Escaped is what must be, in the shortest way: quotes, backslashes and what
  * lies below the blank. */
 void ngio_out_string(ngio_out *o, const char *text);
@@ -56,7 +64,7 @@ typedef struct ngio_value {
     int64_t integer;
     double real;
     const char *text;
-    uint32_t *slot; /* of a map: where the members are, by hash; NULL if they are few */
+    struct ngio_index *index; /* of a map: where the members are, by hash; NULL if they are few */
   } is;
 } ngio_value;
 
@@ -66,6 +74,8 @@ typedef struct ngio_json ngio_json;
  * *out is NULL then. */
 ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
                             size_t size);
+/* The same without a copy: `text` has room for a 0 behind its n bytes, is changed, and must outlive *out. */
+ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message, size_t size);
 void ngio_json_free(ngio_json **doc);
 
 ngio_value *ngio_json_root(const ngio_json *doc);
@@ -74,6 +84,8 @@ const char *ngio_text_of(const ngio_value *v); /* of a string, else NULL */
 int ngio_is_number(const ngio_value *v);       /* whole or not */
 double ngio_number_of(const ngio_value *v);
 const ngio_value *ngio_get(const ngio_value *map, const char *key); /* or NULL */
+/* The same for who expects members in an order: `v` (or NULL) is looked at first. */
+const ngio_value *ngio_get_at(const ngio_value *map, const ngio_value *v, const char *key);
 /* In the order of the text; NULL at the end. */
 const ngio_value *ngio_first(const ngio_value *list);
 const ngio_value *ngio_next(const ngio_value *list, const ngio_value *v);

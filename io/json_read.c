@@ -17,10 +17,22 @@ enum {
   FEW = 8     /* members of a map that are looked through one by one */
 };
 
+typedef struct slot {
+  uint32_t at, hash; /* place of the member behind the map, 0 for none; what its key gives */
+} slot;
+
+typedef struct ngio_index {
+  struct ngio_index *next;
+  uint64_t seed; /* an address, so that nobody can write a file all of whose keys meet */
+  uint32_t mask; /* places - 1 */
+  slot slots[];
+} ngio_index;
+
 struct ngio_json {
-  char *text;
+  char *text; /* NULL: the caller's */
   ngio_value *value;
   size_t count, room;
+  ngio_index *indices; /* of all large maps */
 };
 
 typedef struct parser {
@@ -91,41 +103,72 @@ static int unicode(parser *p, char **to) {
   return 1;
 }
 
+static inline int is_plain(unsigned char c) { return c >= 0x20 && c != '"' && c != '\\'; }
+
+static int escape(parser *p, char **to) {
+  static const char from[] = "\"\\/bfnrt", is[] = "\"\\/\b\f\n\r\t";
+  const char e = *p->at;
+  const char *known = e == 0 ? NULL : strchr(from, e);
+  p->at += e != 0;
+  if (known != NULL) {
+    *(*to)++ = is[known - from];
+    return 1;
+  }
+  return e == 'u' ? unicode(p, to) : wrong(p, "a backslash before something unknown");
+}
+
+/* Bytes that stand for themselves, and quotes behind a backslash, from `at` to `to`, which may be the same:
+ * the first that does not. */
+static char *run(const parser *p, char *at, char **out, uint64_t *high) {
+  char *to = *out;
+  while (p->end - at >= 8) {
+    const int n = ngio_plain(at);
+    uint64_t eight;
+    memcpy(&eight, at, 8);
+    *high |= n < 8 ? eight & ((UINT64_C(1) << (8 * n)) - 1) : eight;
+    if (n == 8 || at - to >= 8) { /* what is overwritten has been read */
+      memcpy(to, &eight, 8);
+    } else if (to != at) {
+      for (int i = 0; i < n; i++)
+        to[i] = at[i];
+    }
+    at += n;
+    to += n;
+    if (n == 8) continue;
+    if (at[0] != '\\' || at[1] != '"') {
+      *out = to;
+      return at;
+    }
+    *to++ = '"';
+    at += 2;
+  }
+  for (; is_plain((unsigned char)*at); at++) {
+    *high |= (unsigned char)*at;
+    *to++ = *at;
+  }
+  *out = to;
+  return at;
+}
+
 /* In place: what an escape stands for is shorter than it.  p->at is behind the quote. */
 static const char *string(parser *p) {
   char *const begin = p->at;
   char *to = begin;
-  unsigned char high = 0;
-  for (;;) {
-    const unsigned char c = (unsigned char)*p->at;
-    if (c == '"') break;
-    if (c < 0x20) {
-      (void)wrong(p,
-                  p->at == p->end ? "a string without an end" : "a control character in a string");
-      return NULL;
-    }
-    p->at++;
-    high |= c;
-    if (c != '\\') {
-      *to++ = (char)c;
-      continue;
-    }
-    static const char from[] = "\"\\/bfnrt", is[] = "\"\\/\b\f\n\r\t";
-    const char e = *p->at;
-    const char *known = e == 0 ? NULL : strchr(from, e);
-    p->at += e != 0;
-    if (known != NULL) {
-      *to++ = is[known - from];
-    } else if (e != 'u') {
-      (void)wrong(p, "a backslash before something unknown");
-      return NULL;
-    } else if (!unicode(p, &to)) {
-      return NULL;
-    }
+  uint64_t high = 0;
+  char *at = run(p, begin, &to, &high);
+  while (*at == '\\') {
+    p->at = at + 1;
+    if (!escape(p, &to)) return NULL;
+    at = run(p, p->at, &to, &high);
+  }
+  p->at = at;
+  if (*at != '"') {
+    (void)wrong(p, at == p->end ? "a string without an end" : "a control character in a string");
+    return NULL;
   }
   p->at++;
   *to = 0;
-  if (high >= 0x80 && !ngio_is_utf8(begin)) {
+  if ((high & UINT64_C(0x8080808080808080)) != 0 && !ngio_is_utf8(begin)) {
     (void)wrong(p, "a string is not UTF-8");
     return NULL;
   }
@@ -213,35 +256,31 @@ static int word(parser *p, const char *text, ngio_kind kind, ngio_value *v) {
 
 /* ---- maps ------------------------------------------------------------------------------------*/
 
-/* Seeded by an address, so that nobody can write a file all of whose keys meet. */
-static uint64_t hash(const ngio_value *map, const char *key) {
-  uint64_t h = (uint64_t)(uintptr_t)map * UINT64_C(0x9e3779b97f4a7c15);
-  for (size_t n = strlen(key); n > 0;) {
-    uint64_t part = 0;
-    const size_t take = n < 8 ? n : 8;
-    memcpy(&part, key, take);
+static uint32_t hash(const ngio_index *x, const char *key) {
+  uint64_t h = x->seed;
+  uint64_t part;
+  size_t n = strlen(key);
+  for (; n >= 8; n -= 8, key += 8) {
+    memcpy(&part, key, 8);
     h = (h ^ part) * UINT64_C(0xff51afd7ed558ccd);
     h ^= h >> 32;
-    key += take;
-    n -= take;
   }
-  return h;
+  for (part = 0; n > 0; n--)
+    part = part << 8 | (unsigned char)*key++;
+  h = (h ^ part) * UINT64_C(0xff51afd7ed558ccd);
+  h ^= h >> 32;
+  return (uint32_t)h;
 }
 
-static uint32_t slots_of(uint32_t count) {
-  uint32_t n = 16;
-  while (n / 2 < count)
-    n *= 2;
-  return n;
-}
-
-/* The slot of a key, or the empty one where it would be. */
-static uint32_t *slot_of(const ngio_value *map, const char *key) {
-  const uint32_t mask = slots_of(map->count) - 1;
-  uint32_t i = (uint32_t)hash(map, key) & mask;
-  while (map->is.slot[i] != 0 && strcmp(map[map->is.slot[i]].key, key) != 0)
-    i = (i + 1) & mask;
-  return &map->is.slot[i];
+/* The slot of a key, or the empty one where it would be.  Keys are far away: looked at only where all of
+ * the hash agrees. */
+static slot *slot_of(const ngio_value *map, const char *key, uint32_t h) {
+  ngio_index *x = map->is.index;
+  uint32_t i = h & x->mask;
+  while (x->slots[i].at != 0 &&
+         (x->slots[i].hash != h || strcmp(map[x->slots[i].at].key, key) != 0))
+    i = (i + 1) & x->mask;
+  return &x->slots[i];
 }
 
 static int duplicate(parser *p, const char *key) {
@@ -249,32 +288,35 @@ static int duplicate(parser *p, const char *key) {
   return 0;
 }
 
+static inline int same(const char *a, const char *b) { return *a == *b && strcmp(a, b) == 0; }
+
 static int small_map(parser *p, const ngio_value *map) {
   const ngio_value *last = map + map->span;
   for (const ngio_value *a = map + 1; a < last; a += a->span) {
     for (const ngio_value *b = a + a->span; b < last; b += b->span) {
-      if (strcmp(a->key, b->key) == 0) return duplicate(p, b->key);
+      if (same(a->key, b->key)) return duplicate(p, b->key);
     }
   }
   return 1;
 }
 
-/* When all values have their place: no key twice, and where each is. */
-static int index_maps(parser *p) {
-  for (size_t i = 0; i < p->doc->count; i++) {
-    ngio_value *map = &p->doc->value[i];
-    if (map->kind != NGIO_OBJECT) continue;
-    if (map->count <= FEW) {
-      if (!small_map(p, map)) return 0;
-      continue;
-    }
-    map->is.slot = calloc(slots_of(map->count), sizeof *map->is.slot);
-    if (map->is.slot == NULL) return no_memory(p);
-    for (uint32_t at = 1; at < map->span; at += map[at].span) {
-      uint32_t *slot = slot_of(map, map[at].key);
-      if (*slot != 0) return duplicate(p, map[at].key);
-      *slot = at;
-    }
+/* At its end, while it is at hand: no key twice, and where each is. */
+static int index_map(parser *p, ngio_value *map) {
+  uint32_t places = 16;
+  if (map->count <= FEW) return small_map(p, map);
+  while (places / 2 < map->count)
+    places *= 2;
+  ngio_index *x = calloc(1, sizeof *x + places * sizeof(slot));
+  if (x == NULL) return no_memory(p);
+  x->seed = (uint64_t)(uintptr_t)x * UINT64_C(0x9e3779b97f4a7c15);
+  x->mask = places - 1;
+  x->next = p->doc->indices;
+  p->doc->indices = map->is.index = x;
+  for (uint32_t at = 1; at < map->span; at += map[at].span) {
+    const uint32_t h = hash(x, map[at].key);
+    slot *to = slot_of(map, map[at].key, h);
+    if (to->at != 0) return duplicate(p, map[at].key);
+    *to = (slot){at, h};
   }
   return 1;
 }
@@ -285,13 +327,11 @@ static ngio_value *next_value(parser *p) {
   ngio_json *d = p->doc;
   if (d->count == d->room) {
     const size_t room = 2 * d->room + 64;
-    ngio_value *more = malloc(room * sizeof *more);
+    ngio_value *more = realloc(d->value, room * sizeof *more);
     if (more == NULL) {
       (void)no_memory(p);
       return NULL;
     }
-    if (d->count > 0) memcpy(more, d->value, d->count * sizeof *more);
-    free(d->value);
     d->value = more;
     d->room = room;
   }
@@ -354,7 +394,9 @@ static int all(parser *p) {
     blanks(p);
     if (*p->at == (list->kind == NGIO_OBJECT ? '}' : ']')) {
       p->at++;
-      p->doc->value[inside].span = (uint32_t)(p->doc->count - inside);
+      ngio_value *whole = &p->doc->value[inside];
+      whole->span = (uint32_t)(p->doc->count - inside);
+      if (whole->kind == NGIO_OBJECT && !index_map(p, whole)) return 0;
       depth--;
       continue;
     }
@@ -372,30 +414,45 @@ static int all(parser *p) {
     open[depth++] = p->doc->count - 1;
   }
   blanks(p);
-  if (p->at != p->end) return wrong(p, "something behind the value");
-  return index_maps(p);
+  return p->at == p->end ? 1 : wrong(p, "something behind the value");
 }
 
-ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
-                            size_t size) {
+ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message,
+                                 size_t size) {
   ngio_json *d = calloc(1, sizeof *d);
   *out = d;
-  if (d != NULL) d->text = malloc(n + 1);
-  if (d == NULL || d->text == NULL) {
+  if (d == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
+  text[n] = 0;
+  d->room =
+      n / 16 + 64; /* of states: moved once at most, and memory that is not touched costs nothing */
+  d->value = malloc(d->room * sizeof *d->value);
+  if (d->value == NULL) {
     ngio_json_free(out);
     return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
   }
-  memcpy(d->text, text, n);
-  d->text[n] = 0;
-  parser p = {.doc = d, .at = d->text, .end = d->text + n};
+  parser p = {.doc = d, .at = text, .end = text + n};
   if (all(&p)) return NGIO_OK;
   const ngio_status st =
       p.memory ? ngio_say(message, size, NGIO_ERR_NOMEM, "no memory")
       : p.twice != NULL
           ? ngio_say(message, size, NGIO_ERR_FILE, "duplicate key '%s'", ngio_quote(p.twice).text)
-          : ngio_say(message, size, NGIO_ERR_FILE, "%s, at byte %zu", p.why,
-                     (size_t)(p.at - d->text));
+          : ngio_say(message, size, NGIO_ERR_FILE, "%s, at byte %zu", p.why, (size_t)(p.at - text));
   ngio_json_free(out);
+  return st;
+}
+
+ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
+                            size_t size) {
+  char *own = malloc(n + 1);
+  *out = NULL;
+  if (own == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
+  memcpy(own, text, n);
+  const ngio_status st = ngio_json_parse_here(own, n, out, message, size);
+  if (st == NGIO_OK) {
+    (*out)->text = own;
+  } else {
+    free(own);
+  }
   return st;
 }
 
@@ -403,8 +460,9 @@ void ngio_json_free(ngio_json **doc) {
   ngio_json *d = *doc;
   *doc = NULL;
   if (d == NULL) return;
-  for (size_t i = 0; i < d->count; i++) {
-    if (d->value[i].kind == NGIO_OBJECT) free(d->value[i].is.slot);
+  for (ngio_index *x = d->indices, *next; x != NULL; x = next) {
+    next = x->next;
+    free(x);
   }
   free(d->value);
   free(d->text);
@@ -433,13 +491,17 @@ double ngio_number_of(const ngio_value *v) {
 const ngio_value *ngio_get(const ngio_value *map, const char *key) {
   if (!ngio_is(map, NGIO_OBJECT)) return NULL;
   if (map->count > FEW) {
-    const uint32_t at = *slot_of(map, key);
+    const uint32_t at = slot_of(map, key, hash(map->is.index, key))->at;
     return at == 0 ? NULL : &map[at];
   }
   for (const ngio_value *v = map + 1; v < map + map->span; v += v->span) {
-    if (strcmp(v->key, key) == 0) return v;
+    if (same(v->key, key)) return v;
   }
   return NULL;
+}
+
+const ngio_value *ngio_get_at(const ngio_value *map, const ngio_value *v, const char *key) {
+  return v != NULL && v->key != NULL && same(v->key, key) ? v : ngio_get(map, key);
 }
 
 const ngio_value *ngio_first(const ngio_value *list) {

@@ -17,7 +17,8 @@
 static const int64_t header_limit = 100 * 1000 * 1000;
 
 struct ngio_tensors {
-  ngio_json *header; /* names and texts live in it */
+  char *head; /* names and texts live in it */
+  ngio_json *header;
   ngio_tensor *tensor;
   int64_t *begin;
   int32_t count;
@@ -52,9 +53,12 @@ static int64_t whole(const ngio_value *v) { return v->kind == NGIO_INTEGER ? v->
 static ngio_status take_tensor(const char *label, const char *name, const ngio_value *v,
                                int64_t data_bytes, ngio_tensor *t, int64_t *begin, char *message,
                                size_t size) {
-  const ngio_value *dtype = ngio_get(v, "dtype");
-  const ngio_value *shape = ngio_get(v, "shape");
-  const ngio_value *offsets = ngio_get(v, "data_offsets");
+  const ngio_value *next = ngio_first(v); /* in the order in which most programs write them */
+  const ngio_value *dtype = ngio_get_at(v, next, "dtype");
+  next = next == NULL ? NULL : ngio_next(v, next);
+  const ngio_value *shape = ngio_get_at(v, next, "shape");
+  next = next == NULL ? NULL : ngio_next(v, next);
+  const ngio_value *offsets = ngio_get_at(v, next, "data_offsets");
   if (!ngio_is(v, NGIO_OBJECT) || v->count != 3 || !ngio_is(dtype, NGIO_STRING) ||
       !ngio_is(shape, NGIO_ARRAY) || !ngio_is(offsets, NGIO_ARRAY) || offsets->count != 2)
     return ngio_say(message, size, NGIO_ERR_FILE,
@@ -103,7 +107,6 @@ static ngio_status take_tensor(const char *label, const char *name, const ngio_v
 typedef struct placed {
   ngio_tensor t;
   int64_t begin;
-  ngio_value *entry; /* whose tag becomes the tensor's number, from 1 */
 } placed;
 
 /* Order of the data; an empty tensor comes before the one that starts where it stands. */
@@ -130,63 +133,74 @@ static ngio_status take_texts(ngio_tensors *f, const char *label, const ngio_val
   return NGIO_OK;
 }
 
+/* Only of a file whose header has another order than its data. */
+static bool sort_tensors(ngio_tensors *f) {
+  placed *list = calloc((size_t)f->count, sizeof *list);
+  ngio_value *root = ngio_json_root(f->header);
+  if (!list) return false;
+  for (int32_t i = 0; i < f->count; i++)
+    list[i] = (placed){f->tensor[i], f->begin[i]};
+  qsort(list, (size_t)f->count, sizeof *list, by_place);
+  for (int32_t i = 0; i < f->count; i++) {
+    f->tensor[i] = list[i].t;
+    f->begin[i] = list[i].begin;
+    root[ngio_get(root, list[i].t.name) - root].tag = i + 1;
+  }
+  free(list);
+  return true;
+}
+
+/* Back to back, from 0 to the end; a stream ends where they do. */
+static ngio_status check_places(ngio_tensors *f, const char *label, char *message, size_t size) {
+  int64_t at = 0;
+  for (int32_t i = 0; i < f->count; at += f->tensor[i++].bytes) {
+    if (f->begin[i] == at) continue;
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
+                    ngio_quote(f->tensor[i].name).text,
+                    f->begin[i] < at ? "overlaps the one before it"
+                                     : "leaves a gap after the one before it");
+  }
+  if (f->bytes < 0) f->bytes = at;
+  if (at == f->bytes) return NGIO_OK;
+  return ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes after the last tensor", label,
+                  (long long)(f->bytes - at));
+}
+
 static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
   ngio_value *root = ngio_json_root(f->header);
   const size_t n = root->count;
-  placed *list = calloc(n + 1, sizeof *list);
-  f->tensor = calloc(n + 1, sizeof *f->tensor);
-  f->begin = calloc(n + 1, sizeof *f->begin);
+  f->tensor = malloc((n + 1) * sizeof *f->tensor);
+  f->begin = malloc((n + 1) * sizeof *f->begin);
   ngio_status st = NGIO_OK;
   bool in_order = true;
-  int64_t at = 0;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
-  if (!list || !f->tensor || !f->begin) {
-    st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
-    goto done;
-  }
+  if (!f->tensor || !f->begin)
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
   for (uint32_t i = 1; i < root->span; i += root[i].span) {
-    const ngio_value *v = &root[i];
-    if (strcmp(v->key, "__metadata__") == 0) {
-      st = take_texts(f, label, v, message, size);
+    const char *key = root[i].key;
+    if (strcmp(key, "__metadata__") == 0) {
+      st = take_texts(f, label, &root[i], message, size);
     } else {
-      placed *p = &list[f->count++];
-      p->entry = &root[i];
-      st = take_tensor(label, v->key, v, limit, &p->t, &p->begin, message, size);
-      /* one that is damaged has no name */
-      in_order = in_order && st == NGIO_OK && (f->count == 1 || by_place(p - 1, p) <= 0);
+      const int32_t at = f->count++;
+      st = take_tensor(label, key, &root[i], limit, &f->tensor[at], &f->begin[at], message, size);
+      root[i].tag = at + 1;
+      /* each begins where the one before it ends, or later */
+      in_order = in_order && st == NGIO_OK &&
+                 (at == 0 || f->begin[at - 1] + f->tensor[at - 1].bytes <= f->begin[at]);
     }
-    if (st != NGIO_OK) goto done;
+    if (st != NGIO_OK) return st;
   }
-  if (!in_order) qsort(list, (size_t)f->count, sizeof *list, by_place);
-  for (int32_t i = 0; i < f->count; i++) {
-    if (list[i].begin != at) {
-      st = ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' %s", label,
-                    ngio_quote(list[i].t.name).text,
-                    list[i].begin < at ? "overlaps the one before it"
-                                       : "leaves a gap after the one before it");
-      goto done;
-    }
-    at += list[i].t.bytes;
-    f->tensor[i] = list[i].t;
-    f->begin[i] = list[i].begin;
-    list[i].entry->tag = i + 1;
-  }
-  if (f->bytes < 0) f->bytes = at;
-  if (at != f->bytes)
-    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: %lld bytes after the last tensor", label,
-                  (long long)(f->bytes - at));
-done:
-  free(list);
-  return st;
+  if (!in_order && !sort_tensors(f))
+    return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
+  return check_places(f, label, message, size);
 }
 
 ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
                                char *message, size_t size) {
   const char *label = s->label;
   const bool stream = s->size < 0;
-  unsigned char head[8];
+  unsigned char first[8];
   uint64_t length = 0;
-  char *text = NULL;
   char why[80];
   ngio_status st = NGIO_OK;
   ngio_tensors *f = calloc(1, sizeof *f);
@@ -203,10 +217,10 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
                   (long long)s->size);
     goto done;
   }
-  st = ngio_source_read(s, 0, head, 8, message, size);
+  st = ngio_source_read(s, 0, first, 8, message, size);
   if (st != NGIO_OK) goto done;
   for (int i = 7; i >= 0; i--)
-    length = length << 8 | head[i];
+    length = length << 8 | first[i];
   if (length > (uint64_t)header_limit || length < 2) {
     st = ngio_say(message, size, NGIO_ERR_FILE,
                   "%s: header of %llu bytes: no safetensors file, expected 2 to %lld", label,
@@ -219,19 +233,19 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
                   label, (unsigned long long)length, (long long)s->size);
     goto done;
   }
-  text = malloc((size_t)length);
-  if (!text) {
+  f->head = malloc((size_t)length + 1);
+  if (!f->head) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
     goto done;
   }
-  st = ngio_source_read(s, 8, text, (int64_t)length, message, size);
+  st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);
   if (st != NGIO_OK) goto done;
-  if (text[0] != '{') {
+  if (f->head[0] != '{') {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: no safetensors file (header is no JSON map)",
                   label);
     goto done;
   }
-  st = ngio_json_parse(text, (size_t)length, &f->header, why, sizeof why);
+  st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
   if (st != NGIO_OK) {
     st = ngio_say(message, size, st, "%s: header: %s", label, why);
     goto done;
@@ -244,7 +258,6 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
   f->bytes = stream ? -1 : s->size - f->start;
   st = take_header(f, label, message, size);
 done:
-  free(text);
   if (st != NGIO_OK) ngio_tensors_close(&f);
   *out = f;
   return st;
@@ -301,6 +314,7 @@ void ngio_tensors_close(ngio_tensors **f) {
   free(x->begin);
   free(x->tensor);
   ngio_json_free(&x->header);
+  free(x->head);
   free(x);
   *f = NULL;
 }

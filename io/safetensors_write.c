@@ -26,7 +26,11 @@ struct ngio_writer {
   ngio_write write;  /* of a stream; NULL: a file */
   void *user;
   int64_t expect, written;
+  char *held; /* of a file: bytes that wait for company; NULL: a stream */
+  int64_t holds;
 };
+
+enum { HELD = 1 << 18 };
 
 static const char *dtype_name(ngio_dtype t) {
   switch (t) {
@@ -93,26 +97,34 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   return NGIO_OK;
 }
 
-static int by_name(const void *a, const void *b) {
-  const char *const *x = a, *const *y = b;
-  return strcmp(*x, *y);
+/* FNV-1a: names are the caller's own, and only equal ones matter. */
+static uint64_t hash(const char *name) {
+  uint64_t h = UINT64_C(0xcbf29ce484222325);
+  for (; *name != 0; name++)
+    h = (h ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
+  return h ^ h >> 32;
 }
 
-/* In order of their names, equal ones are neighbours. */
+/* A table twice as large as it need be; 0 is an empty place. */
 static ngio_status all_different(const ngio_writer *w, const ngio_tensor *tensors, int32_t n,
                                  char *message, size_t size) {
   ngio_status st = NGIO_OK;
-  const char **name = calloc((size_t)n + 1, sizeof *name);
-  if (!name) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
-  for (int32_t i = 0; i < n; i++)
-    name[i] = tensors[i].name;
-  qsort(name, (size_t)n, sizeof *name, by_name);
-  for (int32_t i = 1; i < n && st == NGIO_OK; i++) {
-    if (strcmp(name[i - 1], name[i]) == 0)
-      st = ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path,
-                    ngio_quote(name[i]).text);
+  size_t places = 16;
+  while (places / 2 < (size_t)n)
+    places *= 2;
+  int32_t *seen = calloc(places, sizeof *seen);
+  if (!seen) return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", w->path);
+  for (int32_t i = 0; i < n && st == NGIO_OK; i++) {
+    const char *name = tensors[i].name;
+    size_t at = (size_t)hash(name) & (places - 1);
+    for (; seen[at] != 0 && st == NGIO_OK; at = (at + 1) & (places - 1)) {
+      if (strcmp(tensors[seen[at] - 1].name, name) == 0)
+        st = ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s' is there twice", w->path,
+                      ngio_quote(name).text);
+    }
+    seen[at] = i + 1;
   }
-  free(name);
+  free(seen);
   return st;
 }
 
@@ -161,16 +173,15 @@ static ngio_status make_head(ngio_writer *w, const ngio_tensor *tensors, int32_t
   return NGIO_OK;
 }
 
-/* The next n bytes. */
-static ngio_status append(const ngio_writer *w, const void *data, int64_t n, char *message,
-                          size_t size) {
-  const char *at = (const char *)data;
-  if (w->write != NULL) {
-    const int32_t said = n > 0 ? w->write(w->user, data, n) : 0;
-    return said == 0 ? NGIO_OK
-                     : ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)",
-                                w->path, (long)said);
-  }
+static ngio_status to_stream(const ngio_writer *w, const void *data, int64_t n, char *message,
+                             size_t size) {
+  const int32_t said = n > 0 ? w->write(w->user, data, n) : 0;
+  if (said == 0) return NGIO_OK;
+  return ngio_say(message, size, NGIO_ERR_FILE, "%s: the writer failed (%ld)", w->path, (long)said);
+}
+
+static ngio_status to_file(const ngio_writer *w, const char *at, int64_t n, char *message,
+                           size_t size) {
   while (n > 0) {
     size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
     ssize_t put = write(w->fd, at, piece);
@@ -181,6 +192,25 @@ static ngio_status append(const ngio_writer *w, const void *data, int64_t n, cha
     at += put;
     n -= put;
   }
+  return NGIO_OK;
+}
+
+static ngio_status flush(ngio_writer *w, char *message, size_t size) {
+  const int64_t n = w->holds;
+  w->holds = 0;
+  return to_file(w, w->held, n, message, size);
+}
+
+/* The next n bytes.  A file gets them in large pieces: a state has tens of thousands of small arrays, and
+ * a call of the system for each takes longer than the bytes. */
+static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *message, size_t size) {
+  ngio_status st = NGIO_OK;
+  if (w->write != NULL) return to_stream(w, data, n, message, size);
+  if (n > HELD - w->holds) st = flush(w, message, size);
+  if (st != NGIO_OK) return st;
+  if (n >= HELD) return to_file(w, data, n, message, size);
+  if (n > 0) memcpy(w->held + w->holds, data, (size_t)n);
+  w->holds += n;
   return NGIO_OK;
 }
 
@@ -234,8 +264,9 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
     w->user = user;
     w->path = text_join(path, "");
     w->part = write == NULL ? text_join(path, ".part") : NULL;
+    w->held = write == NULL ? malloc(HELD) : NULL;
   }
-  if (!w || !w->path || (write == NULL && !w->part)) {
+  if (!w || !w->path || (write == NULL && (!w->part || !w->held))) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
     goto done;
   }
@@ -300,6 +331,8 @@ ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size)
     goto done;
   }
   if (w->write != NULL) goto done;
+  st = flush(w, message, size);
+  if (st != NGIO_OK) goto done;
   if (fsync(w->fd) != 0) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
     goto done;
@@ -324,6 +357,7 @@ void ngio_writer_abandon(ngio_writer **writer) {
     (void)unlink(w->part);
     (void)close(w->fd);
   }
+  free(w->held);
   free(w->part);
   free(w->path);
   free(w);

@@ -4,7 +4,7 @@
  * with a message and leave its object usable: called again it succeeds, and the run ends with the
  * same bits as an undisturbed one.  Nothing may be left over.
  *
- * Counted and failed are the context's allocator, and (the linker wraps them) malloc and calloc of io/ and posix_memalign of what has no context (a regular expression). */
+ * Counted and failed are the context's allocator, and (the linker wraps them) malloc, calloc and realloc of io/ and posix_memalign of what has no context (a regular expression). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,10 +38,12 @@ static bool refuse(void) {
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *ptr, size_t bytes);
 int __real_posix_memalign(void **out, size_t align, size_t bytes);
 void __real_free(void *ptr);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *ptr, size_t bytes);
 int __wrap_posix_memalign(void **out, size_t align, size_t bytes);
 void __wrap_free(void *ptr);
 
@@ -58,6 +60,13 @@ void *__wrap_malloc(size_t bytes) {
 void *__wrap_calloc(size_t n, size_t bytes) {
   if (!mem.on) return __real_calloc(n, bytes);
   return refuse() ? NULL : counted(__real_calloc(n, bytes));
+}
+
+void *__wrap_realloc(void *ptr, size_t bytes) {
+  if (!mem.on) return __real_realloc(ptr, bytes);
+  if (refuse()) return NULL;
+  void *more = __real_realloc(ptr, bytes);
+  return ptr == NULL ? counted(more) : more;
 }
 
 int __wrap_posix_memalign(void **out, size_t align, size_t bytes) {

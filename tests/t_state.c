@@ -16,6 +16,7 @@
 
 #include "ranks.h"
 #include "safetensors.h"
+#include "state/state.h"
 #include "state_scene.h"
 
 /* ---- bit for bit -----------------------------------------------------------------------------*/
@@ -296,11 +297,61 @@ static void published_order(void **state) {
   fixture_close(&f);
 }
 
+/* Published index i, in memory's order: (channel, offset) there is (offset, channel) here, a bias is last. */
+static int64_t in_memory(int64_t i, int64_t offsets, int64_t channels) {
+  if (offsets <= 1 || i >= offsets * channels) return i;
+  return i % offsets * channels + i / offsets;
+}
+
+/* Every size, kernel and width by the definition, element by element, and back. */
+static void every_order(void **state) {
+  (void)state;
+  static const ng_dtype type[] = {NG_U8, NG_BF16, NG_F32, NG_F64};
+  for (int64_t n = 1; n <= 24; n++) {
+    for (int64_t offsets = 1; offsets <= 6; offsets++) {
+      for (int bias = 0; bias <= 1; bias++) {
+        for (int sym = 0; sym <= 1; sym++) {
+          if (n <= bias || (n - bias) % offsets != 0) continue;
+          const ng_dtype t = type[(n + offsets + sym) % 4];
+          const size_t size = (size_t)ng_dtype_size(t);
+          const int64_t channels = (n - bias) / offsets;
+          ng_field f = {.dtype = t,
+                        .sym = sym,
+                        .rows = n,
+                        .cols = n,
+                        .row_offsets = offsets,
+                        .row_channels = channels,
+                        .col_offsets = offsets,
+                        .col_channels = channels};
+          if (!sym && n % 2 != 0) f.row_offsets = 1;
+          const int64_t count = ng_field_count(&f);
+          unsigned char memory[24 * 24 * 8], file[24 * 24 * 8], back[24 * 24 * 8];
+          for (size_t i = 0; i < (size_t)count * size; i++)
+            memory[i] = (unsigned char)(i * 7 + i / 251);
+          ng_field_export(&f, memory, file);
+          int64_t at = 0;
+          for (int64_t r = 0; r < n; r++) {
+            for (int64_t c = 0; c < (sym ? r + 1 : n); c++, at++) {
+              const int64_t i = in_memory(r, f.row_offsets, f.row_channels);
+              const int64_t j = in_memory(c, offsets, channels);
+              const int64_t from = sym ? ng_sym_at(n, i, j) : i * n + j;
+              assert_memory_equal(file + (size_t)at * size, memory + (size_t)from * size, size);
+            }
+          }
+          assert_int_equal(at, count);
+          ng_field_import(&f, file, back);
+          assert_memory_equal(back, memory, (size_t)count * size);
+        }
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(resume_one_rank), cmocka_unit_test(resume_ranks),
       cmocka_unit_test(resume_threads),  cmocka_unit_test(other_ranks_layouts_linalg),
-      cmocka_unit_test(published_order),
+      cmocka_unit_test(published_order), cmocka_unit_test(every_order),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

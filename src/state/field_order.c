@@ -20,27 +20,51 @@ static int64_t place(int64_t i, int64_t offsets, int64_t channels) {
   return i % offsets * channels + i / offsets;
 }
 
-/* Calls for every element of the file in turn; `at` is its place in memory. */
-typedef void (*mover)(void *dst, const void *src, int64_t file, int64_t at);
+/* Moves n elements: one behind the other in the file from `file`, in memory from `at` in steps. */
+typedef void (*mover)(void *dst, const void *src, int64_t file, int64_t at, int64_t step,
+                      int64_t n);
 
-static void walk(const ng_field *f, void *dst, const void *src, mover move) {
-  int64_t file = 0;
-  for (int64_t r = 0; r < f->rows; r++) {
-    const int64_t i = place(r, f->row_offsets, f->row_channels);
-    const int64_t cols = f->sym ? r + 1 : f->cols;
-    for (int64_t c = 0; c < cols; c++, file++) {
-      const int64_t j = place(c, f->col_offsets, f->col_channels);
-      move(dst, src, file, f->sym ? ng_sym_at(f->rows, i, j) : i * f->cols + j);
-    }
-  }
-}
+/* The same for all of a symmetric matrix of n lines whose columns are not woven: most arrays are. */
+typedef void (*triangle)(void *dst, const void *src, int64_t n);
 
 #define MOVER(bits)                                                                                \
-  static void out##bits(void *dst, const void *src, int64_t file, int64_t at) {                    \
-    ((uint##bits##_t *)dst)[file] = ((const uint##bits##_t *)src)[at];                             \
+  static void out##bits(void *dst, const void *src, int64_t file, int64_t at, int64_t step,        \
+                        int64_t n) {                                                               \
+    uint##bits##_t *to = (uint##bits##_t *)dst + file;                                             \
+    const uint##bits##_t *from = (const uint##bits##_t *)src + at;                                 \
+    for (int64_t i = 0; i < n; i++)                                                                \
+      to[i] = from[i * step];                                                                      \
   }                                                                                                \
-  static void in##bits(void *dst, const void *src, int64_t file, int64_t at) {                     \
-    ((uint##bits##_t *)dst)[at] = ((const uint##bits##_t *)src)[file];                             \
+  static void in##bits(void *dst, const void *src, int64_t file, int64_t at, int64_t step,         \
+                       int64_t n) {                                                                \
+    uint##bits##_t *to = (uint##bits##_t *)dst + at;                                               \
+    const uint##bits##_t *from = (const uint##bits##_t *)src + file;                               \
+    for (int64_t i = 0; i < n; i++)                                                                \
+      to[i * step] = from[i];                                                                      \
+  }                                                                                                \
+  static void out_all##bits(void *dst, const void *src, int64_t n) {                               \
+    uint##bits##_t *to = (uint##bits##_t *)dst;                                                    \
+    const int64_t half = (n + 1) / 2, step = n | 1;                                                \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      const uint##bits##_t *from = (const uint##bits##_t *)src + ng_sym_at(n, i, 0);               \
+      for (int64_t j = 0; j <= i && j < half; j++)                                                 \
+        *to++ = from[j * step];                                                                    \
+      from = (const uint##bits##_t *)src + (i < half ? 0 : ng_sym_at(n, i, half));                 \
+      for (int64_t j = half; j <= i; j++)                                                          \
+        *to++ = *from++;                                                                           \
+    }                                                                                              \
+  }                                                                                                \
+  static void in_all##bits(void *dst, const void *src, int64_t n) {                                \
+    const uint##bits##_t *from = (const uint##bits##_t *)src;                                      \
+    const int64_t half = (n + 1) / 2, step = n | 1;                                                \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+      uint##bits##_t *to = (uint##bits##_t *)dst + ng_sym_at(n, i, 0);                             \
+      for (int64_t j = 0; j <= i && j < half; j++)                                                 \
+        to[j * step] = *from++;                                                                    \
+      to = (uint##bits##_t *)dst + (i < half ? 0 : ng_sym_at(n, i, half));                         \
+      for (int64_t j = half; j <= i; j++)                                                          \
+        *to++ = *from++;                                                                           \
+    }                                                                                              \
   }
 MOVER(8)
 MOVER(16)
@@ -48,25 +72,80 @@ MOVER(32)
 MOVER(64)
 #undef MOVER
 
-/* The same order on both sides: nothing to permute. */
-static bool straight(const ng_field *f) {
-  return !f->sym && f->row_offsets <= 1 && f->col_offsets <= 1;
+typedef struct walker {
+  const ng_field *f;
+  void *dst;
+  const void *src;
+  mover move;
+  int64_t file; /* elements moved */
+} walker;
+
+/* Elements (i, j), (i, j + step), ... of memory, n of them.  A symmetric matrix has them in steps between
+ * these edges only: its diagonal, and the column from which rows are stored instead (linalg/sym.c). */
+static void stretch(walker *w, int64_t i, int64_t j, int64_t step, int64_t n) {
+  const ng_field *f = w->f;
+  const int64_t half = (f->rows + 1) / 2;
+  while (f->sym && n > 0) {
+    const int64_t edge = j > i ? f->rows : j < half && half <= i ? half : i + 1;
+    const int64_t m = step == 1 ? ng_min64(n, edge - j) : ng_min64(n, (edge - j - 1) / step + 1);
+    const int64_t at = ng_sym_at(f->rows, i, j);
+    w->move(w->dst, w->src, w->file, at, m > 1 ? ng_sym_at(f->rows, i, j + step) - at : 1, m);
+    w->file += m;
+    j += m * step;
+    n -= m;
+  }
+  if (n > 0) w->move(w->dst, w->src, w->file, i * f->cols + j, step, n);
+  w->file += n;
 }
 
-void ng_field_export(const ng_field *f, const void *memory, void *published) {
+/* Line after line of the file; of a line all offsets of a channel, then of the next. */
+static void walk(const ng_field *f, void *dst, const void *src, mover move) {
+  walker w = {f, dst, src, move, 0};
+  const int64_t offsets = f->col_offsets > 1 ? f->col_offsets : 1;
+  const int64_t woven = offsets > 1 ? offsets * f->col_channels : 0;
+  for (int64_t r = 0; r < f->rows; r++) {
+    const int64_t i = place(r, f->row_offsets, f->row_channels);
+    const int64_t cols = f->sym ? r + 1 : f->cols;
+    int64_t c = 0;
+    for (int64_t channel = 0; c < ng_min64(woven, cols); channel++, c += offsets)
+      stretch(&w, i, channel, f->col_channels, ng_min64(offsets, cols - c));
+    c = ng_min64(c, cols);
+    stretch(&w, i, c, 1, cols - c);
+  }
+}
+
+static const struct {
+  mover out, in;
+  triangle out_all, in_all;
+} moves[] = {{out8, in8, out_all8, in_all8},
+             {out16, in16, out_all16, in_all16},
+             {out32, in32, out_all32, in_all32},
+             {out64, in64, out_all64, in_all64}};
+
+static int moves_of(const ng_field *f) {
   const int64_t size = ng_dtype_size(f->dtype);
-  if (straight(f)) {
-    memcpy(published, memory, (size_t)ng_field_bytes(f));
+  return size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0;
+}
+
+/* The same order on both sides: nothing to permute. */
+static bool straight(const ng_field *f) { return f->row_offsets <= 1 && f->col_offsets <= 1; }
+
+void ng_field_export(const ng_field *f, const void *memory, void *published) {
+  if (!straight(f)) {
+    walk(f, published, memory, moves[moves_of(f)].out);
+  } else if (f->sym) {
+    moves[moves_of(f)].out_all(published, memory, f->rows);
   } else {
-    walk(f, published, memory, size == 8 ? out64 : size == 4 ? out32 : size == 2 ? out16 : out8);
+    memcpy(published, memory, (size_t)ng_field_bytes(f));
   }
 }
 
 void ng_field_import(const ng_field *f, const void *published, void *memory) {
-  const int64_t size = ng_dtype_size(f->dtype);
-  if (straight(f)) {
-    memcpy(memory, published, (size_t)ng_field_bytes(f));
+  if (!straight(f)) {
+    walk(f, memory, published, moves[moves_of(f)].in);
+  } else if (f->sym) {
+    moves[moves_of(f)].in_all(memory, published, f->rows);
   } else {
-    walk(f, memory, published, size == 8 ? in64 : size == 4 ? in32 : size == 2 ? in16 : in8);
+    memcpy(memory, published, (size_t)ng_field_bytes(f));
   }
 }

@@ -44,13 +44,14 @@ static const ngio_value *entry_of(ng_work *w, const char *name) {
 }
 
 /* Every array of this model is announced, as it should be. */
-static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
-  const ng_tensor_name name = ng_tensor_name_of(key, f);
-  const ngio_tensor *t = tensor_of(w, name.text);
+static ng_status check_shape(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
   int32_t ndim;
   int64_t shape[2];
   const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
+  const ngio_tensor *t = item->t = tensor_of(w, item->name);
+  item->entry = entry_of(w, item->name);
   ng_tensor_shape(f, &ndim, shape);
   if (t == NULL) {
     why = "is missing";
@@ -58,43 +59,42 @@ static ng_status check_shape(ng_work *w, const char *key, const ng_field *f) {
     why = "has another dtype than in this model";
   } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
     why = "has another shape than in this model";
-  } else if (ngio_text_of(ngio_get(entry_of(w, name.text), "crc32")) == NULL) {
+  } else if (ngio_text_of(ngio_get(item->entry, "crc32")) == NULL) {
     why = "is not in the manifest";
   }
-  return refuse(w, name.text, why);
+  return refuse(w, item->name, why);
 }
 
 /* ... and came whole.  `finite` was written with it: an average that was not finite when saved may
  * come back, one that has become so may not. */
-static ng_status check_data(ng_work *w, const char *key, const ng_field *f) {
-  const ng_tensor_name name = ng_tensor_name_of(key, f);
-  const ngio_tensor *t = tensor_of(w, name.text);
-  const ngio_value *entry = entry_of(w, name.text);
+static ng_status check_data(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
+  const ngio_tensor *t = item->t;
   const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
-  if (!ng_is(ngio_text_of(ngio_get(entry, "crc32")),
+  if (!ng_is(ngio_text_of(ngio_get(item->entry, "crc32")),
              ng_hex_of(ng_crc_of(t->data, t->bytes)).text)) {
     why = "is damaged (its checksum differs)";
-  } else if (!ngio_is(ngio_get(entry, "finite"), NGIO_FALSE) &&
+  } else if (!ngio_is(ngio_get(item->entry, "finite"), NGIO_FALSE) &&
              !ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
     why = "holds a number that is not finite";
   }
-  return refuse(w, name.text, why);
+  return refuse(w, item->name, why);
 }
 
-/* Quadratic in the fields, and only where the numbers of tensors differ: on the way to an error. */
-static ng_status seek_field(ng_work *w, const char *key, const ng_field *f) {
-  if (w->sought != NULL && ng_is(w->sought, ng_tensor_name_of(key, f).text)) w->sought = NULL;
-  return NG_OK;
+/* Looked through one by one, and only where the numbers of tensors differ: on the way to an error. */
+static bool belongs(const ng_work *w, const char *name) {
+  for (int32_t i = 0; i < w->fields; i++) {
+    if (ng_is(w->item[i].name, name)) return true;
+  }
+  return false;
 }
 
 /* ... and nothing else is. */
 static void check_extra(ng_work *w) {
   for (int32_t i = 0; i < ngio_tensors_count(w->file) && w->st == NG_OK; i++) {
     const char *name = ngio_tensors_at(w->file, i)->name;
-    w->sought = name;
-    (void)ng_work_each(w, seek_field);
-    if (w->sought != NULL) {
+    if (!belongs(w, name)) {
       (void)refuse(w, ngio_quote(name).text, "does not belong to this model");
     }
   }
@@ -175,13 +175,11 @@ static ng_status understand(ng_work *w) {
 
 /* Every rank takes what it holds of a field, whoever held it when it was saved: that is what makes
  * a state independent of the number of ranks. */
-static ng_status load_field(ng_work *w, const char *key, const ng_field *f) {
+static ng_status load_field(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
   const bool alone = w->p->ctx->ranks == 1;
   void *memory = alone ? f->data : w->memory;
-  if (w->first) {
-    const ng_tensor_name name = ng_tensor_name_of(key, f);
-    ng_field_import(f, tensor_of(w, name.text)->data, memory);
-  }
+  if (w->first) ng_field_import(f, item->t->data, memory);
   const ng_status st = ng_work_broadcast(w, memory, ng_field_bytes(f), 0);
   if (st == NG_OK && !alone && f->data != NULL) {
     memcpy(f->data, memory, (size_t)ng_field_bytes(f));

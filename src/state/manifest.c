@@ -22,34 +22,56 @@
 
 /* ---- layers ----------------------------------------------------------------------------------*/
 
+typedef struct words {
+  char *text;
+  size_t size;
+} words;
+
+/* "in=" 64, "x" 3: without printf, which takes longer than all else that is said about a layer. */
+static void say(const words *w, const char *what, int64_t x) {
+  ng_name_add(w->text, w->size, what);
+  if (x < 0) ng_name_add(w->text, w->size, "-");
+  ng_name_count(w->text, w->size, x < 0 ? -x : x);
+}
+
+static void say_two(const words *w, const char *what, const int64_t x[2]) {
+  say(w, what, x[0]);
+  say(w, "x", x[1]);
+}
+
 /* What a layer is, as far as the state depends on it: not in which order its arrays arrive.  A
  * layout of NHWC or positions first read the same weights.  With names in front of the numbers,
  * since people read it in a refusal. */
 void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
   const ng_layer *d = &e->d;
-#define LL(x) ((long long)(x))
+  const words w = {text, size};
+  text[0] = 0;
   if (e->tensor) {
-    (void)snprintf(text, size, "tensor of %lld", LL(e->slot[0].cols));
-  } else if (d->kind == NG_CONV2D) {
-    (void)snprintf(text, size,
-                   "conv2d in=%lld out=%lld bias=%d frozen=%d kernel=%lldx%lld stride=%lldx%lld "
-                   "padding=%lldx%lld dilation=%lldx%lld groups=%lld image=%lldx%lld",
-                   LL(d->in), LL(d->out), d->bias, d->frozen, LL(d->kernel[0]), LL(d->kernel[1]),
-                   LL(d->stride[0]), LL(d->stride[1]), LL(d->padding[0]), LL(d->padding[1]),
-                   LL(d->dilation[0]), LL(d->dilation[1]), LL(d->groups), LL(d->image[0]),
-                   LL(d->image[1]));
+    say(&w, "tensor of ", e->slot[0].cols);
   } else if (d->kind == NG_NORM) {
     static const char *const kind[] = {"", "batch", "layer", "group"};
     (void)snprintf(
         text, size,
         "norm in=%lld weight=%d bias=%d frozen=%d over=%s groups=%lld eps=%.17g input=%s",
-        LL(d->in), d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind], LL(d->groups),
-        d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
+        (long long)d->in, d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind],
+        (long long)d->groups, d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
   } else {
-    (void)snprintf(text, size, "linear in=%lld out=%lld bias=%d frozen=%d positions=%lld",
-                   LL(d->in), LL(d->out), d->bias, d->frozen, LL(d->positions));
+    const bool conv = d->kind == NG_CONV2D;
+    say(&w, conv ? "conv2d in=" : "linear in=", d->in);
+    say(&w, " out=", d->out);
+    say(&w, " bias=", d->bias);
+    say(&w, " frozen=", d->frozen);
+    if (!conv) {
+      say(&w, " positions=", d->positions);
+      return;
+    }
+    say_two(&w, " kernel=", d->kernel);
+    say_two(&w, " stride=", d->stride);
+    say_two(&w, " padding=", d->padding);
+    say_two(&w, " dilation=", d->dilation);
+    say(&w, " groups=", d->groups);
+    say_two(&w, " image=", d->image);
   }
-#undef LL
 }
 
 /* Both sides as they are written: which layer, what it was, what it is. */
@@ -181,16 +203,23 @@ static ng_status read_options(const ng_precond *p, const ngio_value *manifest, n
   if (st == NG_OK && ng_family_check(o, why, sizeof why) != NG_OK) {
     st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state: %s", why);
   }
+  const ng_family *asked =
+      NULL; /* of blocks without options of their own, one for each family is enough */
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    const ng_entry *e = p->block[i]->entry;
-    ng_options own = *o;
-    if (e != NULL && e->d.options != NULL) {
-      st = ng_options_override(&own, e->d.options, NULL, why, sizeof why);
+    const ng_block *b = p->block[i];
+    const char *text = b->entry == NULL ? NULL : b->entry->d.options;
+    if (text == NULL && b->family == asked) continue;
+    if (text == NULL) {
+      asked = b->family;
+      st = ng_block_check(b, o, why, sizeof why);
+    } else {
+      ng_options own = *o;
+      st = ng_options_override(&own, text, NULL, why, sizeof why);
+      if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
     }
-    if (st == NG_OK) st = ng_block_check(p->block[i], &own, why, sizeof why);
     if (st != NG_OK) {
-      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s",
-                      p->block[i]->name, why);
+      st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state, layer '%s': %s", b->name,
+                      why);
     }
   }
   return st;
@@ -342,11 +371,12 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   ng_settings_of(&p->opt, &p->base);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    ng_options own = p->opt;
+    b->base = p->base;
     if (b->entry != NULL && b->entry->d.options != NULL) { /* tried on a copy by read_options */
+      ng_options own = p->opt;
       (void)ng_options_override(&own, b->entry->d.options, &b->overridden, NULL, 0);
+      ng_settings_of(&own, &b->base);
     }
-    ng_settings_of(&own, &b->base);
   }
   memcpy(p->since, s->since, sizeof p->since);
   p->steps = s->steps;

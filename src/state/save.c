@@ -18,17 +18,16 @@
 static const double finite_mark = 4294967296.0;
 
 /* Rank 0 says which fields it lacks, and only those are sent. */
-static ng_status note_missing(ng_work *w, const char *key, const ng_field *f) {
-  (void)key;
-  w->missing[w->at] = f->data == NULL;
+static ng_status note_missing(ng_work *w, ng_item *item) {
+  w->missing[w->at] = item->f.data == NULL;
   return NG_OK;
 }
 
 /* Of the very copy that is going to be written. */
-static ng_status check_sum(ng_work *w, const char *key, const ng_field *f) {
+static ng_status check_sum(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
   const bool mine = w->missing[w->at] ? f->owner == w->p->ctx->rank : w->first;
   double *sum = w->values + w->value_count + NG_RESCUES + w->at;
-  (void)key;
   if (!mine) return NG_OK; /* 0 */
   ng_field_export(f, f->data, w->published);
   *sum = ng_crc_of(w->published, ng_field_bytes(f));
@@ -50,15 +49,14 @@ static ng_status gather(ng_work *w) {
   return ng_work_sum(w, w->values, w->doubles);
 }
 
-static ng_status announce(ng_work *w, const char *key, const ng_field *f) {
+static ng_status announce(ng_work *w, ng_item *item) {
   ngio_tensor *t = &w->tensor[w->at];
   const double sum = w->values[w->value_count + NG_RESCUES + w->at];
   const bool finite = sum >= finite_mark;
-  w->name[w->at] = ng_tensor_name_of(key, f);
   memset(t, 0, sizeof *t);
-  t->name = w->name[w->at].text;
-  t->dtype = (ngio_dtype)f->dtype;
-  ng_tensor_shape(f, &t->ndim, t->shape);
+  t->name = item->name;
+  t->dtype = (ngio_dtype)item->f.dtype;
+  ng_tensor_shape(&item->f, &t->ndim, t->shape);
   ng_manifest_tensor(&w->out, t->name, ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
                      finite);
   return NG_OK;
@@ -114,10 +112,10 @@ static void begin_file(ng_work *w) {
 }
 
 /* After a failure rank 0 goes on receiving: the others do not know yet. */
-static ng_status save_field(ng_work *w, const char *key, const ng_field *f) {
+static ng_status save_field(ng_work *w, ng_item *item) {
+  const ng_field *f = &item->f;
   const void *from = f->data;
   const int64_t bytes = ng_field_bytes(f);
-  (void)key;
   if (w->missing[w->at]) {
     const bool own = f->owner == w->p->ctx->rank;
     const ng_status st = ng_work_broadcast(w, own ? f->data : w->memory, bytes, f->owner);

@@ -10,20 +10,10 @@ _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (
 
 /* ---- walking, allocating ---------------------------------------------------------------------*/
 
-static ng_status one_field(void *arg, const char *key, ng_field *f) {
-  ng_work *w = arg;
-  if (ng_dtype_size(f->dtype) != w->width) return NG_OK;
-  const ng_status st = w->each(w, key, f);
-  w->at++;
-  return st;
-}
-
-ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, const char *, const ng_field *)) {
+ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *)) {
   ng_status st = NG_OK;
-  w->each = each;
-  w->at = 0;
-  for (w->width = NG_WIDEST; w->width > 0 && st == NG_OK; w->width /= 2) {
-    if ((w->widths & w->width) != 0) st = ng_state_fields(w->p, one_field, w);
+  for (w->at = 0; w->at < w->fields && st == NG_OK; w->at++) {
+    st = each(w, &w->item[w->at]);
   }
   return st;
 }
@@ -55,19 +45,73 @@ bool ng_work_take(ng_work *w, void *at, int64_t bytes) {
 
 void ng_work_give(ng_work *w, void *ptr, int64_t bytes) { ng_free(w->p->ctx, ptr, some(bytes)); }
 
+static int64_t values_bytes(const ng_work *w) { return w->doubles * (int64_t)sizeof *w->values; }
+static int64_t items_bytes(int64_t items) { return items * (int64_t)sizeof(ng_item); }
+static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
+
+/* ---- the list of fields ----------------------------------------------------------------------*/
+
+static bool room_for_items(ng_work *w, int64_t room) {
+  ng_item *item;
+  if (!ng_work_take(w, &item, items_bytes(room))) return false;
+  if (w->fields > 0) memcpy(item, w->item, (size_t)items_bytes(w->fields));
+  ng_work_give(w, w->item, items_bytes(w->items_room));
+  w->item = item;
+  w->items_room = room;
+  return true;
+}
+
 /* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
-static ng_status count_field(void *arg, const char *key, ng_field *f) {
+static ng_status list_field(void *arg, const char *key, ng_field *f) {
   ng_work *w = arg;
-  (void)key;
+  if (w->fields == w->items_room && !room_for_items(w, 2 * w->items_room)) return NG_ERR_NOMEM;
+  w->item[w->fields++] = (ng_item){.f = *f, .key = key};
   w->widths |= ng_dtype_size(f->dtype);
-  w->fields++;
   w->largest = ng_max64(w->largest, ng_field_bytes(f));
+  w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
   return NG_OK;
 }
 
-static int64_t values_bytes(const ng_work *w) { return w->doubles * (int64_t)sizeof *w->values; }
-static int64_t names_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->name; }
-static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)sizeof *w->tensor; }
+/* Wide dtypes first, else as it was; most models have one width. */
+static bool sort_items(ng_work *w) {
+  ng_item *from = w->item;
+  const int64_t room = w->items_room;
+  int32_t at = 0;
+  if ((w->widths & (w->widths - 1)) == 0) return true;
+  if (!ng_work_take(w, &w->item, items_bytes(room))) {
+    ng_work_give(w, from, items_bytes(room));
+    return false;
+  }
+  for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
+    for (int32_t i = 0; i < w->fields; i++) {
+      if (ng_dtype_size(from[i].f.dtype) == width) w->item[at++] = from[i];
+    }
+  }
+  ng_work_give(w, from, items_bytes(room));
+  return true;
+}
+
+static void name_items(ng_work *w) {
+  char *at = w->names;
+  for (int32_t i = 0; i < w->fields; i++) {
+    ng_item *item = &w->item[i];
+    item->name = at;
+    at = stpcpy(stpcpy(stpcpy(at, item->key), "/"), item->f.name) + 1;
+  }
+}
+
+/* One walk over the model for all walks of the call. */
+static bool list_fields(ng_work *w) {
+  if (!room_for_items(w, 16 + 6 * (int64_t)ng_state_keys(w->p)) ||
+      ng_state_fields(w->p, list_field, w) != NG_OK || !sort_items(w) ||
+      !ng_work_take(w, &w->names, w->names_bytes)) {
+    return false;
+  }
+  name_items(w);
+  return true;
+}
+
+/* ---- opening and closing ---------------------------------------------------------------------*/
 
 void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place) {
   memset(w, 0, sizeof *w);
@@ -102,14 +146,14 @@ ng_status ng_work_prepare(ng_work *w, bool saving) {
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
                    w->call);
   }
-  (void)ng_state_fields(w->p, count_field, w);
+  bool ok = list_fields(w);
   w->value_count = ng_state_values(w->p);
   w->doubles = w->value_count + NG_RESCUES + (saving ? w->fields : 0);
-  bool ok = ng_work_take(w, &w->values, values_bytes(w));
+  ok = ok && ng_work_take(w, &w->values, values_bytes(w));
   if (ok && w->p->ctx->ranks > 1) ok = ng_work_take(w, &w->memory, w->largest);
   if (ok && saving) {
     ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
-         ng_work_take(w, &w->name, names_bytes(w)) && ng_work_take(w, &w->tensor, tensors_bytes(w));
+         ng_work_take(w, &w->tensor, tensors_bytes(w));
   }
   if (!ok) return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
   memset(w->values, 0, (size_t)values_bytes(w));
@@ -125,11 +169,12 @@ void ng_work_close(ng_work *w) {
   ngio_out_free(&w->out);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
-  ng_work_give(w, w->name, names_bytes(w));
   ng_work_give(w, w->published, w->largest);
   ng_work_give(w, w->missing, w->fields);
   ng_work_give(w, w->memory, w->largest);
   ng_work_give(w, w->values, values_bytes(w));
+  ng_work_give(w, w->names, w->names_bytes);
+  ng_work_give(w, w->item, items_bytes(w->items_room));
 }
 
 /* ---- what ranks say to each other ------------------------------------------------------------*/

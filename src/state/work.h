@@ -21,6 +21,14 @@ typedef struct ng_tensor_name {
   char text[NG_FIELD_KEY];
 } ng_tensor_name;
 
+/* One array of the state, as this rank has it. */
+typedef struct ng_item {
+  ng_field f;
+  const char *key, *name;  /* the block, or the layer; "key/field", in `names` */
+  const ngio_tensor *t;    /* load, rank 0: in the file */
+  const ngio_value *entry; /* load, rank 0: in the manifest */
+} ng_item;
+
 typedef struct ng_work {
   ng_precond *p;
   const char *call, *label; /* the public function; what messages call the file                 */
@@ -28,13 +36,15 @@ typedef struct ng_work {
   bool first;               /* this is rank 0 */
   double *values;           /* of the blocks; the rung counters; save: a checksum for each field */
   int64_t value_count;
+  ng_item *item; /* all fields, wide dtypes first: so all data is aligned in the file */
   int32_t fields;
-  int64_t widths;       /* 8, 4, 2, 1, as far as fields have elements of so many bytes: their sum */
-  int64_t largest;      /* bytes of the largest field */
-  int64_t doubles;      /* taken at `values` */
-  uint8_t *missing;     /* save: fields that rank 0 does not hold */
-  ng_tensor_name *name; /* save */
-  ngio_tensor *tensor;  /* save */
+  int64_t items_room, names_bytes; /* taken at `item`, at `names` */
+  char *names;
+  int64_t widths;      /* 8, 4, 2, 1, as far as fields have elements of so many bytes: their sum */
+  int64_t largest;     /* bytes of the largest field */
+  int64_t doubles;     /* taken at `values` */
+  uint8_t *missing;    /* save: fields that rank 0 does not hold */
+  ngio_tensor *tensor; /* save */
   void *memory, *published; /* one field, in the order of memory and of the file */
   ngio_out out;             /* save: the manifest, with a 0 */
   char *text;               /* load: the manifest, on its way to the other ranks */
@@ -48,11 +58,7 @@ typedef struct ng_work {
   ng_snapshot snapshot; /* load: what the manifest says */
   ng_status st; /* rank 0: the first failure that the others do not know yet, with its message */
   char message[NG_MESSAGE];
-  /* the walk under way */
-  ng_status (*each)(struct ng_work *w, const char *key, const ng_field *f);
-  int32_t at;         /* number of the field */
-  int64_t width;      /* bytes of an element that this pass takes */
-  const char *sought; /* a name; NULL once a field has it */
+  int32_t at; /* number of the field that a walk is at */
 } ng_work;
 
 void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
@@ -60,8 +66,8 @@ void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside 
 ng_status ng_work_prepare(ng_work *w, bool saving);
 void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is taken away */
 
-/* Every field, wide dtypes first: so all data is aligned in the file.  The same order on all ranks. */
-ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, const char *, const ng_field *));
+/* Every field, in the order of files, which is the same on all ranks. */
+ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *));
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 
