@@ -1000,6 +1000,31 @@ NG_API void ng_memory_info_init(ng_memory_info *out, size_t size);
 NG_API int32_t ng_memory_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
 
+/* What a rank of many would hold and send: the plan of ng_ready without its memory, its collectives or a
+ * transport, so for as many ranks as you like.  The model has its layers and options and is not ready yet;
+ * it is left as it was.
+ *
+ * Units:   bytes as ng_memory and ng_report_station count them: held by the rank, and handed to collectives
+ *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.
+ * Formula: solve_cost is the sum of n^3 over the symmetric statistics of order n that the rank solves;
+ *          apply_cost that of q p (p + q) over the blocks of orders p, q of which it makes PD.
+ * Errors:  NG_ERR_ARG (ranks < 1, no such rank, a grid that `ranks` does not allow, as ng_ready),
+ *          NG_ERR_STATE (ready already), NG_ERR_NOMEM. */
+typedef struct ng_rank_plan {
+  size_t struct_size;
+  int32_t blocks;  /* of the model                                                          */
+  int32_t owned;   /* ... that this rank owns                                               */
+  int32_t held;    /* ... of which it makes PD                                              */
+  int32_t workers; /* ranks that make PD of a block: m of a grid of m x n                   */
+  int64_t factors, sums, results, direction, moments, scratch; /* bytes held, as ng_memory's uses */
+  int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
+  int64_t sums_messages, share_messages, deliver_messages, weights_messages;
+  double solve_cost, apply_cost;
+} ng_rank_plan;
+NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
+NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,
+                                         ng_rank_plan *out);
+
 /* What happens to each registered parameter, and why.  Nothing is skipped silently. */
 typedef struct ng_explain_row {
   size_t struct_size;

@@ -121,6 +121,24 @@ ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out) {
   return ng_give_struct(out, &m, sizeof m);
 }
 
+/* Of a rank that may be any: nothing of this one is in it but what the caller described. */
+ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
+  const ng_status st = may_tell(p, "ng_plan_rank", 0, 1, out);
+  if (st != NG_OK) return st;
+  if (p->ready || p->broken) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_plan_rank: the model is ready, expected one before ng_ready");
+  }
+  if (ranks < 1 || rank < 0 || rank >= ranks) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_rank: rank is %d of %d, expected 0 <= rank < ranks",
+                   rank, ranks);
+  }
+  ng_rank_plan r;
+  memset(&r, 0, sizeof r);
+  const ng_status made = ng_step_plan(p, ranks, rank, &r);
+  return made != NG_OK ? made : ng_give_struct(out, &r, sizeof r);
+}
+
 /* The name of a parameter is made once, when the layer is added: no buffer to own here. */
 int32_t ng_explain_count(const ng_precond *p) {
   int32_t n = 0;

@@ -24,12 +24,6 @@ ng_status ng_grid_make(ng_precond *p) {
                    "divides %d",
                    p->base.grad_worker_fraction, workers, W, W);
   }
-  if (m > 1 && m < W && p->ctx->comm->t.group_create == NULL) {
-    return ng_fail(p->ctx, NG_ERR_ABSENT,
-                   "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
-                   p->base.grad_worker_fraction,
-                   p->ctx->comm->t.name == NULL ? "" : p->ctx->comm->t.name);
-  }
   p->grid.m = m;
   p->grid.n = W / m;
   p->grid.row = p->ctx->rank / p->grid.n;
@@ -39,12 +33,18 @@ ng_status ng_grid_make(ng_precond *p) {
   return NG_OK;
 }
 
-/* Collective: every rank makes every column, then every row, and keeps its own. */
+/* Collective: every rank makes every column, then every row, and keeps its own.  Ranks have one kind of
+ * transport, so all of them lack groups or none. */
 ng_status ng_grid_groups(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   ng_grid *g = &p->grid;
   g->column_group = g->row_group = ng_group_world(c);
   if (g->m == c->size || g->m == 1) return NG_OK; /* one of them is the world, the other single */
+  if (c->t.group_create == NULL) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
+                   p->base.grad_worker_fraction, c->t.name == NULL ? "" : c->t.name);
+  }
   for (int32_t k = 0; k < g->n + g->m; k++) {
     const bool column = k < g->n;
     const int32_t count = column ? g->m : g->n, first = column ? k : (k - g->n) * g->n;

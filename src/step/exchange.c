@@ -492,3 +492,23 @@ ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   if (st == NG_OK && (what & NG_MAIL_DIRECTION) != 0) st = wait_spans(p, "deliver");
   return st;
 }
+
+/* ---- how many -------------------------------------------------------------------------------*/
+
+int64_t ng_exchange_check_count(const ng_precond *p) {
+  int64_t n = FIRST_OUT + p->entries;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    n += WEIGHTS * (int64_t)p->block[i]->stats;
+  }
+  return n;
+}
+
+int64_t ng_exchange_agree_count(const ng_precond *p) {
+  int64_t n = NG_CODES + 2 + 2 * (int64_t)(p->update_groups > 1 ? WEIGHTED : SUMS);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      n += p->block[i]->stat[k].stale.on;
+    }
+  }
+  return n;
+}

@@ -66,3 +66,14 @@ ng_status ng_gather_weights(ng_precond *p) {
   p->broken = true;
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in weights; every rank gets this");
 }
+
+void ng_gather_in_advance(const ng_precond *p, ng_rank_plan *out) {
+  for (int32_t i = 0; i < p->entries && p->ctx->ranks > 1 && ng_update_is_owned(p); i++) {
+    const ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots && !e->d.frozen; k++) {
+      const int64_t count = e->slot[k].rows * e->slot[k].cols;
+      out->weights_bytes += count * (int64_t)sizeof(float);
+      out->weights_messages += (count + PIECE - 1) / PIECE;
+    }
+  }
+}

@@ -273,7 +273,7 @@ static ng_status make_blocks(ng_precond *p) {
 
 /* The same questions in the same order in both passes, or the places would be those of something
  * else.  curvature_bytes of a block is what it added to averages, sums and results. */
-static ng_status ask(ng_precond *p, ng_plan *plan) {
+ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const int64_t held = ng_plan_held(plan);
@@ -329,25 +329,19 @@ static ng_status take_slots(ng_precond *p) {
       p->opt.clip);
 }
 
-/* Spans are objects and not part of an arena: the counting pass needs them already.  Initial values
- * come last: identities are written into averages that were zeroed. */
+/* Initial values come last: identities are written into averages that were zeroed. */
 static ng_status take_memory(ng_precond *p) {
-  const size_t W = (size_t)p->ctx->ranks;
   int32_t most = 1;
-  p->result_span = ng_object(p, W * sizeof *p->result_span);
-  p->direction_span = ng_object(p, W * sizeof *p->direction_span);
   for (int32_t i = 0; i < p->blocks; i++) {
     most = (int32_t)ng_max64(most, p->block[i]->segments);
   }
   p->step->norms_most = most;
   p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
-  if (p->result_span == NULL || p->direction_span == NULL || p->step->norms == NULL) {
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  }
+  if (p->step->norms == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span};
-  ng_status st = ask(p, &plan);
+  ng_status st = ng_step_ask(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
-  if (st == NG_OK) st = ask(p, &plan);
+  if (st == NG_OK) st = ng_step_ask(p, &plan);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
@@ -418,13 +412,25 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
-/* Groups are made last: it is a collective that only ranks with the same grid may enter
- * together. */
-ng_status ng_step_ready(ng_precond *p) {
+/* From options, layers and ranks alone: who owns what.  Spans are objects and not part of an arena: the
+ * counting pass needs them already. */
+ng_status ng_step_place(ng_precond *p) {
+  const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = make_blocks(p);
   if (st == NG_OK) st = take_groups(p);
   if (st == NG_OK) st = take_slots(p);
+  if (st != NG_OK) return st;
+  p->result_span = ng_object(p, W * sizeof *p->result_span);
+  p->direction_span = ng_object(p, W * sizeof *p->direction_span);
+  if (p->result_span != NULL && p->direction_span != NULL) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+}
+
+/* Groups are made last: it is a collective that only ranks with the same grid may enter
+ * together. */
+ng_status ng_step_ready(ng_precond *p) {
+  ng_status st = ng_step_place(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);

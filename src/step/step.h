@@ -11,7 +11,7 @@
  *   stations.c  the table and the walk                     clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
- *   gather.c    weights from the ranks that move them
+ *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -165,6 +165,9 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
+/* Numbers in check and agree. */
+int64_t ng_exchange_check_count(const ng_precond *p);
+int64_t ng_exchange_agree_count(const ng_precond *p);
 /* In the last micro-batch before a step: when it begins; after each observation, to post what is complete
  * and to make progress; when nothing more will be shown, to post the rest.  Without one they do nothing. */
 void ng_exchange_begin_last(ng_precond *p);
@@ -176,6 +179,7 @@ ng_status ng_exchange_end_last(ng_precond *p);
 bool ng_update_is_owned(const ng_precond *p); /* update_ranks = owner, of a fused update */
 int32_t ng_update_owner(const ng_precond *p, const ng_entry *e, int32_t index);
 int64_t ng_gather_scratch(const ng_precond *p); /* bytes */
+void ng_gather_in_advance(const ng_precond *p, ng_rank_plan *out);
 ng_status ng_gather_weights(ng_precond *p);
 
 /* ---- the clip: clip.c ------------------------------------------------------------------------*/
@@ -270,6 +274,11 @@ void ng_look_undo(ng_precond *p);
 
 /* What api/ calls; arguments are checked. */
 ng_status ng_step_ready(ng_precond *p);
+/* plan.c: the same for `rank` of `ranks`, in numbers; its parts in ready.c: who owns what, and a pass over
+ * all requests for memory. */
+ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out);
+ng_status ng_step_place(ng_precond *p);
+ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
 void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);

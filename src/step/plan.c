@@ -1,0 +1,109 @@
+/* plan.c: ng_plan_rank: what any rank of many would hold and send.
+ *
+ * In: a model that is described and not ready, ranks, a rank.  Out: bytes, messages, costs.  The same steps as
+ * ng_ready up to the counting pass, with the numbers of another rank; then all of it goes again.  No memory
+ * but objects, no collective: so a laptop plans for thousands of ranks. */
+#include "step/step.h"
+
+/* Orders of the symmetric matrices of a block; 0 where there is none. */
+static int64_t order_of(const ng_block *b, int32_t i) {
+  return i < b->stats && b->stat[i].symmetric ? b->stat[i].part[0].rows : 0;
+}
+
+static double cubes(const ng_stat *s) {
+  double sum = 0.0;
+  for (int32_t k = 0; k < s->parts && s->symmetric; k++) {
+    const double n = (double)s->part[k].rows;
+    sum += n * n * n;
+  }
+  return sum;
+}
+
+static void add_costs(const ng_precond *p, ng_rank_plan *out) {
+  out->blocks = p->blocks;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    out->owned += b->owner == p->ctx->rank;
+    out->held += b->holds;
+    for (int32_t k = 0; k < b->stats && b->family->solve != NULL; k++) {
+      if (b->stat[k].owner == p->ctx->rank) out->solve_cost += cubes(&b->stat[k]);
+    }
+    if (!b->holds) continue;
+    const double x = (double)order_of(b, 0), y = (double)order_of(b, 1);
+    out->apply_cost += x * y * (x + y) * (b->stats > 0 ? b->stat[0].groups : 0);
+  }
+}
+
+static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
+  int64_t *const use[NG_USES] = {&out->factors, &out->sums,    &out->results, &out->direction,
+                                 &out->moments, &out->scratch, NULL};
+  for (int i = 0; i < NG_USE_OBJECTS; i++) {
+    *use[i] = plan->bytes[i];
+  }
+}
+
+/* As add_message of exchange.c joins them, by lengths instead of places: pieces begin on cache lines, and a message ends
+ * with the last element of its last piece. */
+static void add_statistics(const ng_precond *p, ng_rank_plan *out) {
+  const ng_stat *before = NULL;
+  int64_t gap = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats; k++) {
+      const ng_stat *s = &b->stat[k];
+      if (!ng_stat_sent(s) || !s->observes) {
+        before = NULL;
+        continue;
+      }
+      if (before == NULL || before->wire != s->wire || before->rule.direct != s->rule.direct) {
+        out->sums_messages++;
+        gap = 0;
+      }
+      for (int32_t m = 0; m < s->parts; m++) {
+        const int64_t bytes = ng_stat_part_count(s, &s->part[m]) * ng_dtype_size(s->wire);
+        out->sums_bytes += gap + bytes;
+        gap = (NG_ALIGN - bytes % NG_ALIGN) % NG_ALIGN;
+      }
+      before = s;
+    }
+  }
+}
+
+/* Of a step in which everything is due, and all that it posts leaves at its station. */
+static void add_messages(const ng_precond *p, ng_rank_plan *out) {
+  if (p->ctx->ranks == 1) return;
+  out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
+  out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
+  add_statistics(p, out);
+  for (int32_t i = 0; i < p->ctx->ranks; i++) {
+    const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
+    const bool travels = p->grid.n > 1 && !ng_update_is_owned(p); /* weights do instead */
+    const int64_t direction = travels ? p->direction_span[i].end : 0;
+    out->share_bytes += result;
+    out->share_messages += result > 0;
+    out->deliver_bytes += direction;
+    out->deliver_messages += direction > 0;
+  }
+}
+
+/* The context says which rank of how many it is in one place; nothing else has it while this runs. */
+ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
+  ng_context *c = p->ctx;
+  const int32_t own[2] = {c->ranks, c->rank};
+  c->ranks = ranks;
+  c->rank = rank;
+  ng_status st = ng_step_place(p);
+  ng_plan plan = {.result = p->result_span, .direction = p->direction_span};
+  if (st == NG_OK) st = ng_step_ask(p, &plan);
+  if (st == NG_OK) {
+    out->workers = p->grid.m;
+    add_costs(p, out);
+    add_memory(&plan, out);
+    add_messages(p, out);
+    ng_gather_in_advance(p, out);
+  }
+  ng_step_release(p);
+  c->ranks = own[0];
+  c->rank = own[1];
+  return st;
+}
