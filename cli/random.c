@@ -34,17 +34,23 @@ static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
   *y = radius * sin(angle);
 }
 
-void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
-                   int64_t n, float *x) {
-  for (int64_t i = 0; i < n; i += 4) {
+void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                      int64_t from, int64_t n, float *x) {
+  for (int64_t i = from - from % 4; i < from + n; i += 4) {
     uint32_t w[4];
     double z[4];
     random_words(seed, purpose, item, (uint64_t)(i / 4), w);
     box_muller(w[0], w[1], &z[0], &z[1]);
     box_muller(w[2], w[3], &z[2], &z[3]);
-    for (int64_t k = 0; k < 4 && i + k < n; k++)
-      x[i + k] = (float)(deviation * z[k]);
+    for (int64_t k = 0; k < 4; k++) {
+      if (i + k >= from && i + k < from + n) x[i + k - from] = (float)(deviation * z[k]);
+    }
   }
+}
+
+void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                   int64_t n, float *x) {
+  random_normal_at(seed, purpose, item, deviation, 0, n, x);
 }
 
 /* Lemire's multiplication without bias (2019, ACM TOMACS 29-1): the high half of word * bound, drawn

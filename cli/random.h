@@ -33,6 +33,9 @@ void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double
                     double upper, int64_t n, float *x);
 void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
                    int64_t n, float *x);
+/* Those from number `from` on. */
+void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
+                      int64_t from, int64_t n, float *x);
 
 /* A permutation of 0..n-1 (Fisher and Yates, without modulo bias). */
 void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order);

@@ -217,7 +217,7 @@ static void feed_of(const data_set *d, const char *augment, settings *s, feed *f
   must_set(s, "acc-iters", "2");
   must_set(s, "seed", "6");
   must_set(s, "augment", augment);
-  assert_int_equal(feed_create(s, d, false, NULL, f), CLI_OK);
+  assert_int_equal(feed_create(s, d, NULL, false, NULL, f), CLI_OK);
 }
 
 /* resize=none: windows of pixels as they are.  Every one is where its draw says. */

@@ -473,6 +473,26 @@ static void pools_take_what_is_there(void **state) {
   }
 }
 
+/* Samples 3 to 6 of a batch of seven lose what they lose in the whole batch; 5 values a sample, so that no
+ * share begins with a new block of random words. */
+static void a_share_of_a_batch_draws_its_own(void **state) {
+  (void)state;
+  enum { ALL = 7, FROM = 3, WIDE = 5 };
+  float x[ALL * WIDE], whole[ALL * WIDE];
+  nn *n = nn_create(NULL, 5);
+  (void)nn_dropout(n, nn_input(n, (nn_shape){1, 1, WIDE}), 0.5);
+  assert_int_equal(nn_ready(n, ALL), 0);
+  for (int i = 0; i < ALL * WIDE; i++) {
+    x[i] = (float)(i + 1);
+  }
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, ALL, 9, NULL), 0);
+  memcpy(whole, nn_output(n), sizeof whole);
+  nn_set_first(n, FROM);
+  assert_int_equal(nn_forward(n, NN_TRAIN, x + FROM * WIDE, ALL - FROM, 9, NULL), 0);
+  assert_memory_equal(nn_output(n), whole + FROM * WIDE, (ALL - FROM) * WIDE * sizeof *x);
+  nn_destroy(&n);
+}
+
 static void dropout_keeps_the_mean(void **state) {
   (void)state;
   enum { MANY = 40000 };
@@ -687,6 +707,7 @@ int main(void) {
       cmocka_unit_test(one_value_has_no_unbiased_variance),
       cmocka_unit_test(pools_take_what_is_there),
       cmocka_unit_test(dropout_keeps_the_mean),
+      cmocka_unit_test(a_share_of_a_batch_draws_its_own),
       cmocka_unit_test(gemm_is_the_plain_one),
       cmocka_unit_test(losses_by_hand),
       cmocka_unit_test(drawn_targets_have_the_fisher_moment),

@@ -222,7 +222,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
       l.w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
     l.w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
   }
-  assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
+  assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
   double loss, accuracy, loss_sum = 0.0, accuracy_sum = 0.0, test_loss = 0.0, test_accuracy = 0.0;
   int at = 0;
   for (int step = 1; step <= STEPS; step++) {
@@ -279,7 +279,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
   /* What such a model holds, whatever saving it took on top. */
   assert_int_equal(cli_threads(&threads), CLI_OK);
   ng_pool *pool = threads > 1 ? ng_pool_create(threads, NULL) : NULL;
-  assert_int_equal(precond_create(&r.s, net, pool, &p), CLI_OK);
+  assert_int_equal(precond_create(&r.s, NULL, net, pool, &p), CLI_OK);
   must_be_near(end, "precond_bytes", (double)precond_bytes(p), 0);
   precond_destroy(&p);
   ng_pool_destroy(pool);
@@ -347,7 +347,7 @@ static void fisher_says_whose_labels_are_seen(void **state) {
         w[k][c] = (double)nn_param_at(net, 0)->value[k * FEATURES + c];
       w[k][FEATURES] = (double)nn_param_at(net, 1)->value[k];
     }
-    assert_int_equal(feed_create(&r.s, &d, false, NULL, &f), CLI_OK);
+    assert_int_equal(feed_create(&r.s, &d, NULL, false, NULL, &f), CLI_OK);
     assert_int_equal(feed_train(&f, 0, 0), CLI_OK);
     assert_int_equal(shown.times, 1);
     for (int i = 0; i < BATCH; i++) {

@@ -256,8 +256,8 @@ static void batches_cover_an_epoch(void **state) {
   settings_init(&s);
   must_set(&s, "batch", "8");
   feed f, alone;
-  assert_int_equal(feed_create(&s, &d, false, pool, &f), CLI_OK);
-  assert_int_equal(feed_create(&s, &d, false, NULL, &alone), CLI_OK);
+  assert_int_equal(feed_create(&s, &d, NULL, false, pool, &f), CLI_OK);
+  assert_int_equal(feed_create(&s, &d, NULL, false, NULL, &alone), CLI_OK);
   assert_true(f.per_epoch == EACH);
   float first[BATCH];
   for (int64_t epoch = 0; epoch < 4; epoch++) {
@@ -296,13 +296,13 @@ static void batches_cover_an_epoch(void **state) {
   feed_free(&alone);
   quiet();
   must_set(&s, "batch", "54");
-  int rc = feed_create(&s, &d, false, NULL, &f);
+  int rc = feed_create(&s, &d, NULL, false, NULL, &f);
   assert_non_null(strstr(said(), "--batch: 54 samples, but rows has 53 to train on"));
   assert_int_equal(rc, CLI_BAD);
   must_set(&s, "batch", "8");
   must_set(&s, "augment", "flip");
   quiet();
-  rc = feed_create(&s, &d, false, NULL, &f);
+  rc = feed_create(&s, &d, NULL, false, NULL, &f);
   assert_non_null(strstr(said(), "--augment: flip needs images"));
   assert_int_equal(rc, CLI_BAD);
   settings_free(&s);
@@ -542,7 +542,7 @@ static void steps_say_what_was_not_observed(void **state) {
   nn *net = nn_create(NULL, 1);
   assert_int_equal(model_build("logreg", &task, net, &reconstructs), CLI_OK);
   assert_int_equal(nn_ready(net, SAMPLES), CLI_OK);
-  assert_int_equal(precond_create(&s, net, NULL, &p), CLI_OK);
+  assert_int_equal(precond_create(&s, NULL, net, NULL, &p), CLI_OK);
   for (int step = 0; step < 3; step++) {
     unsigned outcome = 99;
     assert_int_equal(precond_begin(p, SAMPLES, &wants), CLI_OK);

@@ -13,7 +13,7 @@ typedef struct slice {
   uint64_t seed, step;
   const float *x, *x2, *y, *dy;
   float *to;
-  int64_t count;
+  int64_t count, first; /* elements; of the whole batch before them */
   int32_t pieces;
   bool adds, train;
   void (*kernel)(const struct slice *s, int64_t from, int64_t to);
@@ -40,6 +40,7 @@ static void forward_by(nn *n, node *v, int64_t samples, bool train,
              .x2 = v->input[1] >= 0 ? nn_in(n, v, 1)->out : NULL,
              .to = v->out,
              .count = samples * nn_count(v->shape),
+             .first = n->first * nn_count(v->shape),
              .train = train,
              .kernel = kernel};
   run(n, &s);
@@ -56,6 +57,7 @@ static void backward_by(nn *n, node *v, int64_t samples, int k,
              .dy = v->grad,
              .to = in->grad,
              .count = samples * nn_count(v->shape),
+             .first = n->first * nn_count(v->shape),
              .adds = v->adds[k],
              .kernel = kernel};
   run(n, &s);
@@ -151,18 +153,19 @@ static const nn_op sigmoid_op = {.name = "sigmoid",
                                  .backward = sigmoid_backward};
 
 /* ---- dropout -----------------------------------------------------------------------------------
- * The mask is drawn again in backward instead of being kept: element i of step t takes word i % 4 of
+ * The mask is drawn again in backward instead of being kept: element i of the batch of step t takes word i % 4 of
  * block t 2^32 + i / 4. */
 
 static void masked(const slice *s, int64_t from, int64_t to, const float *x) {
   const float scale = (float)(1.0 / (1.0 - s->v->rate));
   uint32_t w[4] = {0, 0, 0, 0};
   for (int64_t i = from; i < to; i++) {
-    if (i % 4 == 0 || i == from) {
+    const int64_t at = s->first + i;
+    if (at % 4 == 0 || i == from) {
       random_words(s->seed, RANDOM_DROPOUT, (uint32_t)s->v->number,
-                   (s->step << 32) + (uint64_t)(i / 4), w);
+                   (s->step << 32) + (uint64_t)(at / 4), w);
     }
-    const float y = random_unit(w[i % 4]) >= s->v->rate ? x[i] * scale : 0.0F;
+    const float y = random_unit(w[at % 4]) >= s->v->rate ? x[i] * scale : 0.0F;
     s->to[i] = s->adds ? s->to[i] + y : y;
   }
 }

@@ -21,6 +21,8 @@ int nn_fail(nn *n, const char *format, ...) {
   return -1;
 }
 
+void nn_set_first(nn *n, int64_t sample) { n->first = sample; }
+
 nn *nn_create(ng_pool *pool, uint64_t seed) {
   nn *n = cli_take(1, sizeof *n);
   n->pool = pool;

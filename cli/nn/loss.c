@@ -99,13 +99,14 @@ void nn_sampled_loss(nn *n, uint64_t step) {
   const int64_t c = nn_outputs(n);
   const double share = 1.0 / (double)n->samples;
   if (n->loss == NN_SQUARED_ERROR) { /* t - y is normal, whatever y is */
-    random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->samples * c, n->loss_grad);
+    random_normal_at(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
+                     n->loss_grad);
     return;
   }
   for (int64_t i = 0; i < n->samples; i++) {
     const float *y = nn_output(n) + i * c;
     uint32_t w[4];
-    random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)i, w);
+    random_words(n->seed, RANDOM_TARGET, (uint32_t)step, (uint64_t)(n->first + i), w);
     const int32_t label = drawn_label(y, c, random_unit(w[0]));
     const double all = log_sum(y, c);
     for (int64_t k = 0; k < c; k++)

@@ -153,6 +153,10 @@ typedef struct nn_watch {
 
 typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
 
+/* The batches given from now on begin at this sample of a larger one, of which other ranks have the rest:
+ * what is drawn for a sample (dropout, targets) is what it would be in the whole batch. */
+void nn_set_first(nn *n, int64_t sample);
+
 /* x [samples, input shape], samples <= batch of nn_ready; borrowed until the backward of this
  * batch is done.  `step` moves dropout's random numbers on. */
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,

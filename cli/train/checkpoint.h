@@ -25,7 +25,7 @@ typedef struct run_state {
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
   int64_t in_a_row; /* skipped ones since the last step that counted */
-  manifest files; /* of the checkpoint made or read last; for the next one: config, log, times */
+  manifest files;   /* of the checkpoint made or read last; for the next one: config, log, times */
 } run_state;
 
 void checkpoint_init(run_state *s);

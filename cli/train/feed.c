@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool *pool, feed *out) {
+int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
+                ng_pool *pool, feed *out) {
   memset(out, 0, sizeof *out);
   if (s->batch > d->train.n && s->validation > 0) {
     return cli_bad(
@@ -22,6 +23,13 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
     return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
   }
+  if (ranks != NULL && s->batch < ranks->size) {
+    return cli_bad("--batch: %lld samples, expected at least one for each of %d ranks",
+                   (long long)s->batch, ranks->size);
+  }
+  if (ranks != NULL && ranks->size > 1 && s->mixup_alpha > 0.0)
+    return cli_bad(
+        "--mixup-alpha: not supported on several ranks: checkpoints have one rank's batch");
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
@@ -29,21 +37,27 @@ int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool
   if ((how.crop || how.flip) && (d->height < 2 || d->width < 2)) {
     return cli_bad("--augment: %s needs images, %s has rows of features", s->augment, d->name);
   }
-  const size_t values = (size_t)s->batch * (size_t)(d->height * d->width * d->channels);
+  const int64_t first = ranks == NULL ? 0 : ranks_first(ranks, ranks->rank, s->batch);
+  const int64_t end = ranks == NULL ? s->batch : ranks_first(ranks, ranks->rank + 1, s->batch);
+  const int64_t batch = end - first;
+  const size_t values = (size_t)batch * (size_t)(d->height * d->width * d->channels);
   *out = (feed){.d = d,
                 .test = s->validation > 0 ? &d->validation : &d->test,
                 .how = how,
                 .pool = pool,
-                .batch = (int32_t)s->batch,
+                .batch = (int32_t)batch,
+                .whole = s->batch,
+                .first = first,
                 .acc_iters = s->acc_iters,
                 .per_epoch = d->train.n / settings_samples(s),
                 .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
-                .labels = cli_take((size_t)s->batch, sizeof(int32_t)),
-                .rows = cli_take((size_t)s->batch, sizeof(int32_t)),
+                .labels = cli_take((size_t)batch, sizeof(int32_t)),
+                .rows = cli_take((size_t)batch, sizeof(int32_t)),
                 .next_taken = -1};
   const int rc = mix_create(s, d, reconstructs, &out->mix);
+  out->mix.batch = out->batch; /* erases from those; there is no mixup, or one rank */
   if (rc != CLI_OK) feed_free(out);
   return rc;
 }
@@ -122,31 +136,36 @@ static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
   return cli_bad("--data: images: none of %d can be read", n);
 }
 
-/* A training batch that begins at `place` of the epoch, and orders for those after it.  What is found to
+/* Where sample i of this rank is in the epoch. */
+static int64_t place_of(const feed *f, int64_t i) {
+  return i / f->batch * f->whole + f->first + i % f->batch;
+}
+
+/* A training batch that begins at sample `from` of this rank, and orders for those after it.  What is found to
  * be damaged is noted when it is taken, not when it is decoded, so that the number of threads does not
  * matter. */
-static int train_images(feed *f, const piece *p, int64_t place) {
+static int train_images(feed *f, const piece *p, int64_t from) {
   const int64_t end = f->per_epoch * f->acc_iters * f->batch;
   int rc = open_loader(f);
-  if (rc == CLI_OK && f->next_taken != place) {
+  if (rc == CLI_OK && f->next_taken != from) {
     image_loader_drop(f->loader);
-    f->next_taken = f->next_asked = place;
+    f->next_taken = f->next_asked = from;
   }
   for (int32_t i = 0; i <= p->count && rc == CLI_OK; i++) { /* once more, for the next batch */
     while (f->next_asked < end &&
-           image_loader_ask(f->loader, p->split->images, row_of(p->split, f->order[f->next_asked]),
-                            &p->how))
+           image_loader_ask(f->loader, p->split->images,
+                            row_of(p->split, f->order[place_of(f, f->next_asked)]), &p->how))
       f->next_asked++;
     if (i == p->count) break;
     char why[PICTURE_WHY];
-    const int32_t row = row_of(p->split, f->order[place + i]);
+    const int32_t row = row_of(p->split, f->order[place_of(f, from + i)]);
     const uint8_t *bytes = image_loader_take(f->loader, why);
     f->next_taken++;
     if (bytes != NULL) {
       put_image(f, p, i, row, bytes);
     } else {
       rc = image_left_out(f->d->images, p->split->images, row, why);
-      if (rc == CLI_OK) rc = replace(f, p, place + i, i);
+      if (rc == CLI_OK) rc = replace(f, p, place_of(f, from + i), i);
     }
   }
   return rc;
@@ -183,12 +202,13 @@ int feed_train(feed *f, int64_t step, int64_t micro) {
     f->ordered = epoch;
     f->next_taken = -1;
   }
-  const int64_t place = (step % f->per_epoch * f->acc_iters + micro) * f->batch;
+  const int64_t from = (step % f->per_epoch * f->acc_iters + micro) * f->batch;
+  const int64_t place = place_of(f, from);
   piece p = {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
   if (f->d->images != NULL) {
-    if (train_images(f, &p, place) != CLI_OK) return CLI_BAD;
+    if (train_images(f, &p, from) != CLI_OK) return CLI_BAD;
   } else {
     fill(f, &p);
     for (int32_t i = 0; i < f->batch; i++)

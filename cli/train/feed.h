@@ -4,6 +4,7 @@
 
 #include "data/images.h"
 #include "mix.h"
+#include "ranks.h"
 #include "train.h"
 
 typedef struct feed {
@@ -11,10 +12,11 @@ typedef struct feed {
   const data_split *test; /* what a run is tested on; may be empty */
   data_how how;
   ng_pool *pool;
-  int32_t batch;
-  int64_t acc_iters; /* batches of a step */
-  int64_t per_epoch; /* whole steps of an epoch: what is left over is left out */
-  int32_t *order;    /* of the epoch `ordered` */
+  int32_t batch;        /* samples of it that this rank has ...           */
+  int64_t whole, first; /* ... of so many, and the place of its first one */
+  int64_t acc_iters;    /* batches of a step */
+  int64_t per_epoch;    /* whole steps of an epoch: what is left over is left out */
+  int32_t *order;       /* of the epoch `ordered` */
   int64_t ordered;
   /* the batch that was filled last */
   float *x;
@@ -22,14 +24,16 @@ typedef struct feed {
   int32_t *rows; /* of the source, for the draws of `mix` */
   /* Images: asked for ahead, up to the end of the epoch. */
   image_loader *loader;
-  uint8_t *spare;                 /* one image, which another one is replaced by */
-  int64_t next_taken, next_asked; /* places in the epoch `ordered`; -1: nothing was asked */
-  mix mix;                        /* mix.targets: in place of labels, NULL without mixup */
+  uint8_t *spare; /* one image, which another one is replaced by */
+  int64_t next_taken,
+      next_asked; /* this rank's samples of the epoch `ordered`; -1: nothing was asked */
+  mix mix;        /* mix.targets: in place of labels, NULL without mixup */
 } feed;
 
-/* CLI_BAD, told in one line: a batch larger than the training split, augmentation of what is no
- * image.  `reconstructs`: the values stay in [0, 1]. */
-int feed_create(const settings *s, const data_set *d, bool reconstructs, ng_pool *pool, feed *out);
+/* CLI_BAD, told in one line: a batch larger than the training split or smaller than the ranks (NULL: one),
+ * augmentation of what is no image.  `reconstructs`: the values stay in [0, 1]. */
+int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
+                ng_pool *pool, feed *out);
 void feed_free(feed *f);
 /* The batch 0 .. acc_iters - 1 of step 0, 1, ...  An image that cannot be read is told and replaced by the
  * one after it in the order of the epoch.  CLI_BAD, told: too many are no good. */

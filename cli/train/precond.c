@@ -213,12 +213,14 @@ static ng_status add_all(precond *p) {
   return st < 0 ? st : ng_ready(p->p);
 }
 
-int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out) {
+int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *pool,
+                   precond **out) {
   *out = NULL;
   ng_options *o = NULL;
   ng_context_config config;
   if (settings_options(s, &o) != CLI_OK) return CLI_BAD;
   ng_context_config_init(&config, sizeof config);
+  config.transport = t;
   config.threads = 1;
   if (pool != NULL) {
     config.threads = ng_pool_threads(pool);

@@ -11,8 +11,8 @@ typedef struct precond precond; /* all functions answer CLI_BAD, told in one lin
 int precond_check(const settings *s, const nn *net);
 
 /* `net` is ready (nn_ready) and stays the caller's, as does the pool, on which the library's loops
- * run, too. */
-int precond_create(const settings *s, nn *net, ng_pool *pool, precond **out);
+ * run, too, and the transport (NULL: one rank). */
+int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *pool, precond **out);
 void precond_destroy(precond **p); /* accepts NULL */
 
 /* Before the forward pass of a step: its samples; *wants: some layer wants to be observed. */

@@ -5,18 +5,22 @@
 #define RECIPE_H
 
 #include "nn/nn.h"
+#include "ranks.h"
 #include "settings.h"
 
-/* The mean gradient of a step's batches, each of which writes its own into the network. */
+/* The mean gradient of a step's batches over all ranks; each batch writes its own into the network. */
 typedef struct grad_sum {
   int64_t batches;
-  float *sum; /* [nn_weights]; NULL with one batch, whose gradients are the mean */
+  double share; /* of this rank's samples among all */
+  float *sum;   /* [nn_weights]; NULL with one batch on one rank, whose gradients are the mean */
 } grad_sum;
 
-int grad_sum_create(const nn *net, int64_t batches, grad_sum *out); /* CLI_BAD, told: no memory */
+/* CLI_BAD, told: no memory. */
+int grad_sum_create(const nn *net, int64_t batches, double share, grad_sum *out);
 void grad_sum_free(grad_sum *g);
 void grad_sum_add(grad_sum *g, const nn *net, int64_t batch); /* batch 0 begins a new step */
-void grad_sum_end(const grad_sum *g, nn *net);                /* the mean to the network */
+/* The mean to the network; collective, CLI_BAD as ranks_sum_floats. */
+int grad_sum_end(const grad_sum *g, const run_ranks *ranks, nn *net);
 
 /* Momentum for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
  * v <- m v - lr PD, w <- w + v with

@@ -2,10 +2,13 @@
  * goes on, in that order of who wins; the data; one run; what to say about its end. */
 #include "checkpoint.h"
 #include "disk.h"
+#include "launch.h"
 #include "nn/models.h"
 #include "settings_table.h"
 #include "train.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +17,7 @@
 typedef struct wish {
   cli_setting *own; /* of the table, in the order given; no value: a flag */
   int n_own;
-  const char *config;
+  const char *config, *ranks;
   bool quiet, list;
 } wish;
 
@@ -26,6 +29,8 @@ static int take(void *user, const char *name, const char *value) {
     w->list = true;
   } else if (strcmp(name, "config") == 0) {
     w->config = value;
+  } else if (strcmp(name, "ranks") == 0) {
+    w->ranks = value;
   } else {
     w->own[w->n_own++] = (cli_setting){name, value != NULL ? value : "true"};
   }
@@ -53,14 +58,14 @@ static int find_checkpoint(const char *dir) {
 
 /* A run that goes on has the settings it began with, under those given now; train_run sees to it
  * that they do not differ. */
-static int read_settings(settings *s, const wish *w, const cli_args *args) {
+static int read_settings(settings *s, const wish *w, const cli_args *args, bool first) {
   settings_init(s);
   int rc = apply(s, w, args);
   if (rc != CLI_OK || !s->resume || s->out[0] == 0) return rc;
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_bad("--out: this name is too long");
-  rc = find_checkpoint(s->out);
+  rc = first ? find_checkpoint(s->out) : CLI_OK;          /* rank 0 has the folder */
   if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run says what is missing */
   settings_free(s);
   settings_init(s);
@@ -73,6 +78,13 @@ static int read_settings(settings *s, const wish *w, const cli_args *args) {
                  path);
   }
   return rc;
+}
+
+/* What the program ends with, on every rank the same. */
+static int outcome(const train_result *r) {
+  if (r->diverged) return CLI_NO;
+  if (r->unheard && r->stopped) return CLI_BAD;
+  return r->stopped ? CLI_NO : CLI_OK;
 }
 
 static int report(const settings *s, const train_result *r, bool quiet) {
@@ -125,29 +137,129 @@ static int check_given(const settings *s, const cli_args *args) {
   return CLI_OK;
 }
 
-static int train(const settings *s, bool quiet) {
-  data_set d;
+/* ---- ranks as threads --------------------------------------------------------------------------*/
+
+typedef struct one_rank {
+  const settings *s;
+  const data_set *d;
+  ng_transport t;
+  train_result result;
+  int rc;
+  pthread_t thread;
+} one_rank;
+
+static void *on_thread(void *arg) {
+  static const train_show nothing = {.label = ""};
+  one_rank *r = arg;
+  r->rc = train_run_on(&r->t, r->s, r->d, &nothing, &r->result);
+  return NULL;
+}
+
+/* OpenBLAS's threads serve one caller at a time; where ranks are threads, each works alone. */
+static void one_blas_thread(void) {
+  union {
+    void *object;
+    void (*set)(int n);
+  } symbol = {dlsym(RTLD_DEFAULT, "openblas_set_num_threads")};
+  if (symbol.object != NULL) symbol.set(1);
+}
+
+/* This thread is rank 0.  A rank whose thread cannot be had gives up for the others. */
+static int run_threads(int32_t n, const settings *s, const data_set *d, const train_show *show,
+                       train_result *out) {
+  ng_threads *group = NULL;
+  one_rank *r = cli_take((size_t)n, sizeof *r);
+  one_blas_thread();
+  int rc = ng_threads_create(n, &group) == NG_OK ? CLI_OK : cli_bad("--ranks: no memory for %d", n);
+  int32_t made = 1;
+  for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
+    r[i].s = s;
+    r[i].d = d;
+    if (ng_threads_transport(group, i, &r[i].t, sizeof r[i].t) != NG_OK) rc = CLI_BAD;
+  }
+  for (; made < n && rc == CLI_OK; made++) {
+    if (pthread_create(&r[made].thread, NULL, on_thread, &r[made]) == 0) continue;
+    rc = cli_bad("--ranks: no thread for rank %d", made);
+    r[0].t.abort(r[0].t.user);
+    break;
+  }
+  if (rc == CLI_OK) rc = train_run_on(&r[0].t, s, d, show, out);
+  for (int32_t i = 1; i < made; i++) {
+    (void)pthread_join(r[i].thread, NULL);
+    if (r[i].rc == CLI_OK) train_result_free(&r[i].result);
+    if (r[i].rc != CLI_OK && rc == CLI_OK) {
+      train_result_free(out);
+      rc = CLI_BAD;
+    }
+  }
+  ng_threads_destroy(&group);
+  free(r);
+  return rc;
+}
+
+/* ---- the command -------------------------------------------------------------------------------*/
+
+static int open_data(const settings *s, data_set *d) {
   int rc = settings_check(s); /* before a large file is read */
   if (rc != CLI_OK) return rc;
-  rc = data_open(s->data, &d);
-  if (rc != CLI_OK) return rc;
-  if (s->validation > 0) {
-    rc = s->validation < d.train.n
-             ? data_hold_out(&d, (int32_t)s->validation, (uint64_t)s->seed)
-             : cli_bad("--validation: %lld samples, but %s has %d to train on",
-                       (long long)s->validation, d.name, (int)d.train.n);
+  rc = data_open(s->data, d);
+  if (rc != CLI_OK || s->validation == 0) return rc;
+  rc = s->validation < d->train.n ? data_hold_out(d, (int32_t)s->validation, (uint64_t)s->seed)
+                                  : cli_bad("--validation: %lld samples, but %s has %d to train on",
+                                            (long long)s->validation, d->name, (int)d->train.n);
+  if (rc != CLI_OK) data_close(d);
+  return rc;
+}
+
+static int train(const settings *s, bool quiet, const launch *l) {
+  data_set d;
+  const ng_transport *t = launch_transport(l);
+  const run_ranks k = ranks_of(t);
+  bool opened = false;
+  int rc = CLI_OK;
+  for (int turn = 0; turn < 2 && rc == CLI_OK;
+       turn++) { /* rank 0 first: what is wrong is told once */
+    if ((k.rank == 0) == (turn == 0)) {
+      rc = open_data(s, &d);
+      opened = rc == CLI_OK;
+    }
+    rc = ranks_agree(&k, rc);
   }
-  train_result r;
   if (rc == CLI_OK) {
-    const train_show show = {.bar = !quiet, .lines = !quiet, .label = ""};
+    train_result r;
+    const bool shown = !quiet && k.rank == 0;
+    const train_show show = {.bar = shown, .lines = shown, .label = ""};
     train_catch_signals();
-    rc = train_run(s, &d, &show, &r);
+    rc = l->threads > 1 ? run_threads(l->threads, s, &d, &show, &r)
+                        : train_run_on(t, s, &d, &show, &r);
     if (rc == CLI_OK) {
-      rc = report(s, &r, quiet);
+      rc = k.rank == 0 ? report(s, &r, quiet) : outcome(&r);
       train_result_free(&r);
     }
   }
-  data_close(&d);
+  if (opened) data_close(&d);
+  return rc;
+}
+
+/* Rank 0 first: it looks at the folder, and the others read what it found good. */
+static int settings_on_ranks(settings *s, const wish *w, const cli_args *args, const run_ranks *k) {
+  int rc = k->rank == 0 ? read_settings(s, w, args, true) : CLI_OK;
+  rc = ranks_agree(k, rc);
+  if (rc == CLI_OK && k->rank > 0) rc = read_settings(s, w, args, false);
+  if (rc == CLI_OK && k->rank == 0) rc = check_given(s, args);
+  return ranks_agree(k, rc);
+}
+
+static int run_launched(const wish *w, const cli_args *args) {
+  settings s;
+  launch l;
+  memset(&s, 0, sizeof s);
+  int rc = launch_begin(w->ranks != NULL ? w->ranks : "auto", &l);
+  const run_ranks k = ranks_of(rc == CLI_OK ? launch_transport(&l) : NULL);
+  if (rc == CLI_OK) rc = settings_on_ranks(&s, w, args, &k);
+  if (rc == CLI_OK) rc = train(&s, w->quiet, &l);
+  settings_free(&s);
+  launch_end(&l, rc == CLI_BAD);
   return rc;
 }
 
@@ -156,18 +268,13 @@ static int run(const cli_command *self, int argc, char **argv) {
   wish w = {.own = cli_take((size_t)argc, sizeof *w.own)};
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc == CLI_OK) {
-    settings s;
-    memset(&s, 0, sizeof s);
     if (args.operands > 0) {
       rc = cli_bad("train: '%s' is not wanted here", args.operand[0]);
     } else if (w.list) {
       for (int i = 0; i < model_count(); i++)
         printf("%-14s %s\n", model_at(i).name, model_at(i).help);
     } else {
-      rc = read_settings(&s, &w, &args);
-      if (rc == CLI_OK) rc = check_given(&s, &args);
-      if (rc == CLI_OK) rc = train(&s, w.quiet);
-      settings_free(&s);
+      rc = run_launched(&w, &args);
     }
     cli_args_free(&args);
   }
@@ -180,6 +287,8 @@ static const cli_option own[] = {
     SETTINGS_TABLE(ROW)
 #undef ROW
         {"config", "FILE.json", "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}"},
+    {"ranks", "WHO",
+     "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)"},
     {"quiet", NULL, "no bar, no lines"},
     {"models", NULL, "only list the networks"},
 };
@@ -225,6 +334,14 @@ const cli_command cli_train = {
         "  proportional              m = momentum lr / --lr\n"
         "  The sgd update here keeps lr out of v, so it is given m lr_before / lr: with a falling\n"
         "  lr ratio is the same as none.\n"
+        "\n"
+        "mpirun -np N natgrad train ... shares every batch among N ranks, which average gradients "
+        "and\n"
+        "statistics: the results are those of one rank, up to the order of sums, but for norms, "
+        "which\n"
+        "see their own rank's samples.  --batch is that of all ranks.  Rank 0 prints and has DIR.\n"
+        "Open MPI wants --allow-run-as-root for root, and --oversubscribe for more ranks than "
+        "cores.\n"
         "\n"
         "DIR/log.jsonl has one object a line, with \"schema\", \"event\": \"step\", \"epoch\" or "
         "\"end\",\n"

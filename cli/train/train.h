@@ -38,7 +38,8 @@ typedef struct train_result {
   int64_t steps, skipped, rescued, unobserved;
   int64_t first; /* steps that were done before, by a run that this one goes on with */
   bool stopped;  /* by a signal */
-  bool diverged; /* the loss, a weight, or what steps in a row would write, is not finite: ended there */
+  bool
+      diverged; /* the loss, a weight, or what steps in a row would write, is not finite: ended there */
   bool unheard;  /* stopped because nobody can be told: stdout is full, or closed */
   char lost[64]; /* what; "": the loss */
   int64_t kept;  /* step of the last checkpoint; -1: none */
@@ -59,6 +60,12 @@ int train_check(const settings *s, const data_set *d);
 /* `d` is opened by the caller, who may run many with it.  CLI_OK also when stopped by a signal or
  * diverged (see the result); CLI_BAD told in one line. */
 int train_run(const settings *s, const data_set *d, const train_show *show, train_result *out);
+/* The same on one of several ranks, which all call it with their tables (NULL: there is one rank).  The
+ * results are those of one rank with the whole batch, up to the order of sums; norms see their own rank's
+ * samples, and running statistics are the mean.  Rank 0 has the folder; `show` of the others shows
+ * nothing. */
+int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
+                 const train_show *show, train_result *out);
 void train_result_free(train_result *r);
 
 /* SIGINT and SIGTERM set a flag that the loop reads between steps (checkpoint, then leave); the

@@ -1,0 +1,264 @@
+/* begin.c: what a training run is made of, and its folder: a new one, or that of a run that goes on.
+ *
+ * In: settings, data, ranks.  Out: a run that can take its next step.  Rank 0 has the files; what it reads of
+ * a run that goes on, it tells the others. */
+#include "disk.h"
+#include "launch.h"
+#include "lr.h"
+#include "nn/models.h"
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Ranks of one machine share its processors, unless NG_THREADS says otherwise. */
+static int make_pool(const run_ranks *ranks, ng_pool **out) {
+  int threads = 1;
+  const char *given = getenv("NG_THREADS");
+  if (cli_threads(&threads) != CLI_OK) return CLI_BAD;
+  if ((given == NULL || given[0] == 0) && ranks->size > 1)
+    threads /= launch_neighbours(ranks->size);
+  if (threads < 2) return CLI_OK;
+  *out = ng_pool_create(threads, NULL);
+  return *out != NULL ? CLI_OK : cli_bad("no memory for %d threads", threads);
+}
+
+static int describe_net(run *r) {
+  const model_task task = {.input = {r->d->height, r->d->width, r->d->channels},
+                           .classes = r->d->classes,
+                           .label_smoothing = r->s->label_smoothing,
+                           .dropout = r->s->dropout};
+  r->net = nn_create(r->pool, (uint64_t)r->s->seed);
+  if (model_build(r->s->model, &task, r->net, &r->reconstructs) != CLI_OK) return CLI_BAD;
+  if (r->reconstructs && r->s->label_smoothing > 0.0) {
+    return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
+  }
+  const int64_t least = nn_least_batch(r->net);
+  if (r->s->batch >= r->ranks.size && r->s->batch / r->ranks.size < least) {
+    return cli_bad("--batch: %s normalises over a batch, where one pixel is left: at least %lld",
+                   r->s->model, (long long)least * r->ranks.size);
+  }
+  return precond_check(r->s, r->net);
+}
+
+static int64_t total_of(const settings *s, int64_t per_epoch) {
+  const double wanted = s->epochs * (double)per_epoch;
+  return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
+}
+
+static int from_the_start(run *r, const char *config, const char *log) {
+  char *text;
+  size_t size;
+  int rc = settings_text(r->s, config, &text, &size);
+  if (rc == CLI_OK) rc = disk_write(config, text, size);
+  if (rc == CLI_OK) {
+    r->state.files.config = r->state.files.config_next = disk_crc(text, size);
+    rc = log_create(log, &r->log);
+  }
+  free(text);
+  return rc;
+}
+
+/* The folder of a run that begins. */
+static int make_folder(run *r, const char *config, const char *log) {
+  bool there = false;
+  if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
+  if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
+  if (disk_exists(config) || disk_exists(log)) {
+    return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
+  }
+  const int rc = checkpoint_find(r->s->out, &there);
+  return rc == CLI_OK ? from_the_start(r, config, log) : rc;
+}
+
+/* config.json as it is from now on: epochs may be more.  A kill in between leaves one of the two. */
+static int renew_config(run *r, const char *config) {
+  char *text;
+  size_t size;
+  int rc = settings_text(r->s, config, &text, &size);
+  manifest *m = &r->state.files;
+  const uint32_t crc = rc == CLI_OK ? disk_crc(text, size) : 0;
+  if (rc == CLI_OK && (crc != m->config || crc != m->config_next)) {
+    rc = checkpoint_config(r->s->out, &r->state, crc);
+    if (rc == CLI_OK) rc = disk_write(config, text, size);
+  }
+  free(text);
+  return rc;
+}
+
+static int fits(const run *r, int64_t data) {
+  const run_state *was = &r->state;
+  if (was->data_crc != data) {
+    return cli_bad("--data: %s holds other samples than the run in %s began with", r->s->data,
+                   r->s->out);
+  }
+  if (was->per_epoch != r->feed.per_epoch) {
+    return cli_bad("--data: %s has %lld steps an epoch, the run in %s began with %lld", r->s->data,
+                   (long long)r->feed.per_epoch, r->s->out, (long long)was->per_epoch);
+  }
+  if (was->step > r->total) {
+    return cli_bad("--%s: the run in %s has taken %lld steps already, this asks for %lld",
+                   r->s->steps > 0 ? "steps" : "epochs", r->s->out, (long long)was->step,
+                   (long long)r->total);
+  }
+  return CLI_OK;
+}
+
+/* What is allowed, and changes the numbers to come. */
+static void say_what_changes(const run *r, const settings *was) {
+  char differs[1024];
+  manifest now;
+  manifest_init(&now);
+  manifest_made_by(&now);
+  manifest_differs(&r->before, &now, differs, sizeof differs);
+  if (differs[0] != 0)
+    cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
+  const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
+  const double then = lr_at(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = lr_at(r->s, at, (double)r->total / per_epoch);
+  if (r->state.step < r->total && next != then) {
+    cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
+             "it would have been %.4g",
+             r->s->steps > 0 ? "steps" : "epochs", r->s->lr_schedule, (long long)r->state.step,
+             next, then);
+  }
+}
+
+/* Are there files that rank 0 is about to read? */
+static int tell_loading(const run *r, bool there) {
+  double x = there;
+  return ranks_tell(&r->ranks, &x, sizeof x);
+}
+
+/* What rank 0 has read, weights and numbers; the library has shared its own. */
+static int share_loaded(run *r) {
+  int rc = CLI_OK;
+  if (r->ranks.size == 1) return rc;
+  for (int i = 0; i < nn_params(r->net) && rc == CLI_OK; i++) {
+    const nn_param *p = nn_param_at(r->net, i);
+    rc = ranks_tell(&r->ranks, p->value, p->count * (int64_t)sizeof *p->value);
+  }
+  for (int i = 0; i < nn_buffers(r->net) && rc == CLI_OK; i++) {
+    const nn_buffer *b = nn_buffer_at(r->net, i);
+    rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
+  }
+  return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
+}
+
+/* Ranks without files. */
+static int follow(run *r) {
+  double there = 0.0;
+  if (!r->s->resume) return CLI_OK;
+  int rc = ranks_tell(&r->ranks, &there, sizeof there);
+  if (rc != CLI_OK || there == 0.0) return rc;
+  rc = precond_load(r->p, r->s->out);
+  if (rc == CLI_OK) rc = share_loaded(r);
+  r->out->kept = r->state.step;
+  return rc;
+}
+
+int run_share_buffers(run *r) {
+  int rc = CLI_OK;
+  for (int i = 0; i < nn_buffers(r->net) && r->ranks.size > 1 && rc == CLI_OK; i++) {
+    const nn_buffer *b = nn_buffer_at(r->net, i);
+    rc = ranks_sum_floats(&r->ranks, b->value, b->count);
+    for (int64_t k = 0; k < b->count; k++)
+      b->value[k] /= (float)r->ranks.size;
+  }
+  return rc;
+}
+
+/* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
+static int open_folder(run *r, const char *config, const char *log) {
+  settings was;
+  bool there = false, ended = false;
+  if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
+  settings_init(&was);
+  int rc = checkpoint_find(r->s->out, &there);
+  if (rc == CLI_OK) rc = disk_regular(config);
+  if (rc == CLI_OK) {
+    rc = disk_exists(config) ? settings_read(&was, config)
+                             : cli_bad("--resume: %s holds no run", r->s->out);
+  }
+  if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
+  const int64_t data = r->state.data_crc;
+  if (rc == CLI_OK && !there) rc = log_ended(log, &ended);
+  if (rc == CLI_OK && ended) {
+    rc = cli_bad(
+        "--resume: %s tells the end of the run, but %s/checkpoint holds none; put it back, or "
+        "begin in another folder",
+        log, r->s->out);
+  }
+  if (rc == CLI_OK && !there) { /* everything is a function of the seed */
+    cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
+    rc = tell_loading(r, false);
+    if (rc == CLI_OK) rc = from_the_start(r, config, log);
+  } else if (rc == CLI_OK) {
+    rc = tell_loading(r, true);
+    if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, r->p, &r->state);
+    if (rc == CLI_OK) rc = share_loaded(r);
+    if (rc == CLI_OK) rc = fits(r, data);
+    const manifest *m = &r->state.files;
+    if (rc == CLI_OK) rc = log_epochs(log, m->log_bytes, &r->out->epoch, &r->out->epochs);
+    r->out->kept = r->state.step;
+    r->seconds_before = m->seconds;
+    r->before = *m;
+    const log_times t = run_times(r);
+    if (rc == CLI_OK) rc = log_reopen(log, m->log_bytes, m->log, &t, &r->log);
+    if (rc == CLI_OK) checkpoint_tidy(r->s->out, m);
+    if (rc == CLI_OK) rc = renew_config(r, config);
+    if (rc == CLI_OK) say_what_changes(r, &was);
+  }
+  settings_free(&was);
+  return rc;
+}
+
+int train_check(const settings *s, const data_set *d) {
+  run r;
+  memset(&r, 0, sizeof r);
+  r.s = s;
+  r.d = d;
+  r.ranks = ranks_of(NULL);
+  int rc = settings_check(s);
+  if (rc == CLI_OK) rc = describe_net(&r);
+  if (rc == CLI_OK) rc = feed_create(s, d, NULL, r.reconstructs, NULL, &r.feed);
+  feed_free(&r.feed);
+  nn_destroy(&r.net);
+  return rc;
+}
+
+/* All that a rank does without the others. */
+static int make_own(run *r) {
+  const run_ranks *k = &r->ranks;
+  const int64_t first = ranks_first(k, k->rank, r->s->batch);
+  const int64_t batch = ranks_first(k, k->rank + 1, r->s->batch) - first;
+  int rc = settings_check(r->s);
+  if (rc == CLI_OK) rc = make_pool(k, &r->pool);
+  if (rc == CLI_OK) rc = describe_net(r);
+  if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
+  if (rc == CLI_OK) rc = nn_ready(r->net, batch);
+  if (rc == CLI_OK) nn_set_first(r->net, first);
+  const double share = (double)batch / (double)r->s->batch;
+  return rc == CLI_OK ? grad_sum_create(r->net, r->s->acc_iters, share, &r->grads) : rc;
+}
+
+int run_begin(run *r) {
+  const run_ranks *k = &r->ranks;
+  int rc = ranks_agree(k, k->rank == 0 ? make_own(r)
+                                       : CLI_OK); /* what is wrong everywhere is told once */
+  if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
+  if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
+  r->damping = settings_damping(r->s);
+  r->total = total_of(r->s, r->feed.per_epoch);
+  r->state.per_epoch = r->feed.per_epoch;
+  if (rc != CLI_OK || r->s->out[0] == 0) return rc;
+  if (k->rank > 0) return ranks_agree(k, follow(r));
+  r->state.data_crc = data_checksum(r->d);
+  char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
+  rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
+  free(config);
+  free(log);
+  return rc == CLI_OK ? ranks_agree(k, rc) : rc;
+}

@@ -1,0 +1,115 @@
+/* launch.c: see launch.h. */
+#include "launch.h"
+#include "launch_mpi.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- what a launcher has said ----------------------------------------------------------------*/
+
+/* The number that the first variable of the list that is set has; 0: none is. */
+static int32_t number_of(const char *const *names) {
+  for (; *names != NULL; names++) {
+    const char *text = getenv(*names);
+    const long n = text != NULL ? strtol(text, NULL, 10) : 0;
+    if (n > 0 && n < INT_MAX) return (int32_t)n;
+  }
+  return 0;
+}
+
+/* Open MPI, MPICH and its kin (Hydra, Slurm's PMI-2), MVAPICH. */
+static int32_t started(void) {
+  static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                      NULL};
+  return number_of(sizes);
+}
+
+int32_t launch_neighbours(int32_t size) {
+  static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                                       "MV2_COMM_WORLD_LOCAL_SIZE", NULL};
+  const int32_t n = number_of(locals);
+  return n > 0 && n < size ? n : size;
+}
+
+/* ---- the module ------------------------------------------------------------------------------*/
+
+/* Beside the program in its build folder, and in the libraries' folder where it is installed. */
+static void *load(char *why, size_t size) {
+  char self[PATH_MAX], path[2 * PATH_MAX];
+  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[n > 0 ? n : 0] = 0;
+  char *slash = strrchr(self, '/');
+  if (slash != NULL) *slash = 0;
+  static const char *const places[] = {"launch_mpi.so", NG_MODULE_DIR "/launch_mpi.so"};
+  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    (void)snprintf(path, sizeof path, "%s/%s", self, places[i]);
+    if (access(path, R_OK) != 0) continue;
+    /* Open MPI's own modules look its names up among those of the program. */
+    void *module = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (module == NULL) (void)snprintf(why, size, "%s", dlerror());
+    return module;
+  }
+  (void)snprintf(why, size,
+                 "this build has no MPI (apt-get install libopenmpi-dev openmpi-bin, build "
+                 "again)");
+  return NULL;
+}
+
+/* A pointer to a function, from one to an object, as POSIX has it. */
+static void *find(void *module, const char *name) {
+  return module != NULL ? dlsym(module, name) : NULL;
+}
+
+static int over_mpi(launch *l) {
+  char why[512] = "";
+  launch_mpi_begin_fn *begin = NULL;
+  l->module = load(why, sizeof why);
+  void *symbol = find(l->module, "launch_mpi_begin");
+  if (symbol == NULL) return cli_bad("ranks over MPI: %s", why);
+  memcpy(&begin, &symbol, sizeof begin);
+  if (begin(&l->table, sizeof l->table, why, sizeof why) != 0)
+    return cli_bad("ranks over MPI: %s", why);
+  const int32_t want = started();
+  if (want == 0 || want == l->table.size) return CLI_OK;
+  return cli_bad(
+      "ranks over MPI: the launcher started %d, this program's MPI knows %d: they are of two "
+      "different MPIs",
+      want, l->table.size);
+}
+
+/* ---- the doors -------------------------------------------------------------------------------*/
+
+int launch_begin(const char *wanted, launch *out) {
+  long long threads = 1;
+  *out = (launch){.threads = 1, .table = {.size = 1}};
+  if (strcmp(wanted, "auto") == 0) return started() > 1 ? over_mpi(out) : CLI_OK;
+  if (strcmp(wanted, "mpi") == 0) return over_mpi(out);
+  if (*wanted < '0' || *wanted > '9') {
+    return cli_bad("--ranks: '%s' is none of auto, mpi, a number of threads", wanted);
+  }
+  if (cli_int("ranks", wanted, 1, 1024, &threads) != CLI_OK) return CLI_BAD;
+  if (started() > 1) {
+    return cli_bad(
+        "--ranks: %lld threads in each of %d processes that a launcher started; leave it out",
+        threads, started());
+  }
+  out->threads = (int32_t)threads;
+  return CLI_OK;
+}
+
+const ng_transport *launch_transport(const launch *l) {
+  return l->table.size > 1 ? &l->table : NULL;
+}
+
+void launch_end(launch *l, bool failed) {
+  launch_mpi_end_fn *end = NULL;
+  void *symbol = find(l->module, "launch_mpi_end");
+  if (symbol == NULL) return;
+  if (failed && l->table.abort != NULL) l->table.abort(l->table.user);
+  memcpy(&end, &symbol, sizeof end);
+  end(&l->table);
+}

@@ -1,0 +1,31 @@
+/* ranks.h: the ranks of a run, and what they say to each other beside the library: gradients, losses, how it
+ * goes.  Over any ng_transport; without one there is one rank, and nothing is said.
+ *
+ * Every batch is the same as that of one rank; rank r of W has its samples [B r / W, B (r + 1) / W).
+ * A rank that fails gives up (ranks_leave), so that no other waits for it. */
+#ifndef RANKS_H
+#define RANKS_H
+
+#include "cli.h"
+
+#include <stdint.h>
+
+typedef struct run_ranks {
+  int32_t rank, size;
+  const ng_transport *t; /* NULL: one rank */
+} run_ranks;
+
+run_ranks ranks_of(const ng_transport *t);
+/* The first of n samples that rank `rank` has; of rank `size`: n. */
+int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n);
+
+/* Collective; CLI_BAD, told: another rank gave up, or the transport failed. */
+int ranks_sum(const run_ranks *r, double *x, int64_t n);
+int ranks_sum_floats(const run_ranks *r, float *x, int64_t n);
+int ranks_tell(const run_ranks *r, void *x, int64_t bytes); /* rank 0's, to all */
+/* CLI_OK if all ranks say so, else CLI_BAD, which whoever failed has told. */
+int ranks_agree(const run_ranks *r, int rc);
+
+void ranks_leave(const run_ranks *r); /* gives up */
+
+#endif

@@ -1,0 +1,53 @@
+/* run.h: a training run while it lasts, of loop.c and begin.c. */
+#ifndef RUN_H
+#define RUN_H
+
+#include "feed.h"
+#include "log.h"
+#include "precond.h"
+#include "progress.h"
+#include "recipe.h"
+#include "checkpoint.h"
+
+enum {
+  RUN_DATA,
+  RUN_FORWARD,
+  RUN_BACKWARD,
+  RUN_OBSERVE,
+  RUN_SUM,
+  RUN_STATIONS
+}; /* our own stations */
+
+typedef struct run {
+  const settings *s;
+  const data_set *d;
+  ng_pool *pool;
+  nn *net;
+  bool reconstructs; /* the target is the input, and there is no accuracy */
+  precond *p;
+  feed feed;
+  run_log *log;
+  int lock; /* of the folder; -1: none */
+  progress progress;
+  run_state state;
+  int64_t total;                        /* steps of the run */
+  double own_ms[RUN_STATIONS], step_ms; /* of this process; step_ms: all of a step */
+  double seconds_before;
+  manifest before; /* of the checkpoint that was resumed, with its totals */
+  grad_sum grads;  /* of a step's micro-batches */
+  double damping;  /* the library's option */
+  double loss;     /* of the last step */
+  run_ranks ranks;
+  bool asked; /* some rank was asked to stop */
+  train_result *out;
+} run;
+
+/* Totals of all stations, with those of the run before it was resumed. */
+log_times run_times(run *r);
+
+/* begin.c: from settings and data to a run that can take its first step.  CLI_BAD, told. */
+int run_begin(run *r);
+/* The mean of running statistics, which every rank gathers from its own samples.  Collective. */
+int run_share_buffers(run *r);
+
+#endif

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# ranks.sh [RANKS]: `natgrad train` on several ranks follows one rank with the whole batch: as threads, or
+# with a number as so many processes under mpirun.  Shards are uneven.  A run is killed, stopped, and goes
+# on with another number of ranks.
+. "$(dirname "$0")/lib.sh"
+export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
+processes=${1:-}
+if [[ -n $processes ]]; then
+  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
+  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
+fi
+
+# on RANKS OPTIONS...
+on() {
+  local n=$1
+  shift
+  if [[ $n == 1 ]]; then
+    "$natgrad" train "$@"
+  elif [[ -z $processes ]]; then
+    "$natgrad" train --ranks "$n" "$@"
+  else
+    "$NG_SOURCE_DIR/tests/mpirun.sh" "$n" "$natgrad" train "$@"
+  fi
+}
+
+losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
+
+# near NAME A B: the losses of all steps, to 1e-4.
+near() {
+  paste <(losses "$2") <(losses "$3") >"$scratch/pairs"
+  awk -v most=1e-4 '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
+    END { if (NR < 3) exit 1 }' "$scratch/pairs" >"$scratch/why" || fail "$1: $(cat "$scratch/why")"
+}
+
+# follows NAME RANKS STEPS OPTIONS...
+follows() {
+  local name=$1 ranks=$2 steps=$3 n
+  shift 3
+  local how=(--data "$data" --batch 61 --steps "$steps" --seed 3 --log-every 1 --quiet "$@")
+  expect 0 '' on 1 "${how[@]}" --out "$scratch/$name.1"
+  for n in $ranks; do
+    expect 0 '' on "$n" "${how[@]}" --out "$scratch/$name.$n"
+    near "$name on $n ranks" "$scratch/$name.1" "$scratch/$name.$n"
+    [[ $(losses "$scratch/$name.$n" | wc -l) == "$steps" ]] || fail "$name: not $steps steps"
+  done
+}
+
+mlp="--model mlp --method"
+data=digits
+if [[ -n $processes ]]; then
+  counts=$processes
+else
+  counts="2 3"
+fi
+for method in natgrad spngd eva-natgrad; do
+  follows $method "$counts" 50 $mlp $method
+done
+# The window diverges at the default step size, and then nothing can be near.
+follows mfac "$counts" 50 $mlp mfac --lr 0.0001
+if [[ -z $processes ]]; then
+  # What is drawn for a sample is that of its place in the whole batch; micro-batches; a convolution.
+  data=synthetic:classes=4,image=16x16x1,train=300,test=30
+  follows drawn 3 10 --model lenet --method natgrad --fisher sampled --acc-iters 2 --augment crop+flip --erase-rate 0.5
+  data=digits
+  follows squares 3 10 --model autoencoder --method natgrad --fisher sampled
+  follows rows "2 4" 10 $mlp natgrad --grad-worker-fraction 0
+  follows adamw 3 20 $mlp adamw
+fi
+
+# A checkpoint is of no number of ranks: half of a run on n of them, the rest on one, and the other way.
+n=${counts##* }
+how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
+expect 0 '' on 1 "${how[@]}" --steps 40 --out "$scratch/whole"
+for first in 1 "$n"; do
+  rest=$((n + 1 - first))
+  expect 0 '' on "$first" "${how[@]}" --steps 20 --out "$scratch/half$first"
+  expect 0 '*' on "$rest" "${how[@]}" --steps 40 --out "$scratch/half$first" --resume
+  near "20 steps on $first, 20 on $rest" "$scratch/whole" "$scratch/half$first"
+  [[ $(losses "$scratch/half$first" | wc -l) == 40 ]] || fail "resumed: not 40 steps"
+done
+
+if [[ -n $processes ]]; then
+  # A rank that is killed ends the job; what was kept is whole, and the run goes on with fewer.
+  (on "$n" "${how[@]}" --steps 1000000 --checkpoint-every 50 --out "$scratch/killed" >/dev/null 2>&1; echo $? >"$scratch/rc") &
+  for ((i = 0; i < 600; i++)); do
+    [[ -e $scratch/killed/checkpoint/latest.json ]] && break
+    sleep 0.1
+  done
+  victim=$(pgrep -f -- "train .*--out $scratch/killed" | while read -r pid; do
+    tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -q '^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=1$' && echo "$pid"
+  done | head -n 1)
+  [[ -n $victim ]] || fail "rank 1 is not to be found"
+  kill -9 "$victim"
+  wait
+  for ((i = 0; i < 300; i++)); do # the launcher may leave before those it ends
+    pgrep -f -- "train .*--out $scratch/killed" >/dev/null || break
+    sleep 0.1
+  done
+  [[ $(cat "$scratch/rc") != 0 ]] || fail "a job without rank 1 ended well"
+  step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
+  expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
+else
+  expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
+  expect 2 "*--batch: 2 samples, expected at least one for each of 3 ranks*" "$natgrad" train --batch 2 --ranks 3
+  expect 2 "*--mixup-alpha: not supported on several ranks*" "$natgrad" train --mixup-alpha 0.4 --ranks 2
+fi
+finish
