@@ -50,6 +50,24 @@ class Entry:
     def parameters(self):
         return [getattr(module, attribute) for _, module, attribute, _ in self.places]
 
+    def described(self, options=None):
+        """The ng_layer; None: a tensor."""
+
+
+class Matrix(Entry):
+    """A parameter of rows, [out, ...], that no module is known to compute with."""
+
+    def described(self, options=None):
+        shape = tuple(self.parameters()[0].shape)
+        layer = filled(_abi.ng_layer, _abi.NG_LINEAR if len(shape) == 2 else _abi.NG_CONV2D)
+        layer.name, layer.bias, layer.frozen, layer.out = self.name.encode(), 0, int(self.frozen), shape[0]
+        if len(shape) > 4:
+            raise failure(_abi.NG_ERR_ABSENT, f"'{self.name}' has {len(shape)} axes, expected at most 4")
+        setattr(layer, "in", shape[1])
+        if len(shape) > 2:
+            layer.kernel[0:2] = ((1,) + shape[2:])[-2:]
+        return layer
+
 
 class Layer(Entry):
     """A linear or a convolution layer, of one module or of several that share their parameters."""

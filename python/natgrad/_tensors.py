@@ -7,7 +7,8 @@ from . import _abi
 from ._core import failure
 
 DTYPES = {torch.float32: _abi.NG_F32, torch.bfloat16: _abi.NG_BF16, torch.float16: _abi.NG_F16}
-STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
+          "I32": torch.int32, "U8": torch.uint8}
 _ROOM = 4  # axes whose extents and strides fit into an ng_array itself
 
 

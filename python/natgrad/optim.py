@@ -12,6 +12,7 @@ import torch
 
 from . import _abi, _layers
 from ._core import failure
+from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
 
 # The in-place update is seen by autograd where PyTorch has a way to say so.
@@ -49,28 +50,19 @@ class _Updating(Preconditioner):
             self._core.call("set_group", index, which, self.groups.index(group))
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _Optimizer(Wrapped):
     _update = _struct = None
     method = "natgrad"
 
     def _make(self, model, params, defaults, options):
-        self.preconditioner = None
         super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
         self.preconditioner = _Updating(self, model, {"method": options.pop("method", None) or self.method,
                                                       "update": self._update}, options)
         self._numbers = (self._struct * len(self.preconditioner.groups))()
 
-    def add_param_group(self, param_group):
-        if self.preconditioner is not None:
-            raise failure(_abi.NG_ERR_STATE, "param_groups are fixed once the optimizer is made: give all of them as params")
-        super().add_param_group(param_group)
-
     def step(self, closure=None):
         """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = self._evaluate(closure)
         for numbers, group in zip(self._numbers, self.preconditioner.groups):
             numbers.struct_size = c.sizeof(self._struct)
             self._fill(numbers, self.param_groups[group])
@@ -87,24 +79,6 @@ class _Optimizer(torch.optim.Optimizer):
         if self.preconditioner._observer.open is not None:
             self.preconditioner.reset_batch()
         super().zero_grad(*arguments, **more)
-
-    def state_dict(self):
-        return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
-
-    def load_state_dict(self, state_dict):
-        if "natgrad" not in state_dict:
-            raise failure(_abi.NG_ERR_FILE, "the state has no 'natgrad': it is not one of this optimizer")
-        self.preconditioner.load_state_dict(state_dict["natgrad"])
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
-
-    def explain(self):
-        return self.preconditioner.explain()
-
-    def report(self):
-        return self.preconditioner.report()
-
-    def memory_usage(self):
-        return self.preconditioner.memory_usage()
 
 
 class SGD(_Optimizer):

@@ -80,21 +80,27 @@ class Preconditioner:
         self._chosen = chosen
         # A window is over the gradients of all parameters, and its own weight decay reads them.
         self._all = chosen.get("update") != "gradient" or _family_of(chosen) == "window"
-        self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio"
+        masked = chosen.get("window_mask") == "1"
+        self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                          or float(chosen.get("window_decay")) > 0)
-        self.entries = _layers.plan(self.model, accept)
+        self.entries = self._plan(accept)
         self._warned, self._steps, self._final = set(), 0, False
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg)
         self._register(layer_options or {})
         self._before_ready()
-        self._core.call("ready")
         self._make_bindings()
+        if masked:  # which weights are 0 is looked at here
+            self._bind_arrays()
+        self._core.call("ready")
         self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction)
         self._observer.scale = self._scale
         self._observer.fixed = self._scale() if grad_scaler is None else None
         self._say_left_out()
+
+    def _plan(self, accept):
+        return _layers.plan(self.model, accept)
 
     @staticmethod
     def _transport(group):
@@ -104,10 +110,14 @@ class Preconditioner:
         return _distributed.transport(group)
 
     def _register(self, layer_options):
-        index = c.c_int32()
+        index, window = c.c_int32(), _family_of(self._chosen) == "window"
         for entry in self.entries:
-            if isinstance(entry, _layers.Layer):
-                layer = entry.described(layer_options.pop(entry.name, None))
+            layer = entry.described(layer_options.get(entry.name))
+            if layer is None and window and not entry.parameters()[0].requires_grad:
+                entry.frozen = True  # a window is over all that is registered
+                continue
+            if layer is not None:
+                layer_options.pop(entry.name, None)
                 self._core.call("add_layer", c.byref(layer), c.byref(index))
             else:
                 count = entry.parameters()[0].numel()
@@ -202,6 +212,12 @@ class Preconditioner:
         return status
 
     def _bind(self):
+        for entry, parameters, attribute in self._firsts:
+            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
+                self._follow_freezing(entry, parameters[attribute])
+        self._bind_arrays()
+
+    def _bind_arrays(self):
         weights = self._weights
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
@@ -215,9 +231,6 @@ class Preconditioner:
                 grad.of(gradient)
             if weights:
                 weight.of(parameter)
-        for entry, parameters, attribute in self._firsts:
-            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
-                self._follow_freezing(entry, parameters[attribute])
         self._core.call("bind", self._bindings, len(self._bindings))
 
     def _follow_freezing(self, entry, parameter):
@@ -302,6 +315,10 @@ class Preconditioner:
         for row in rows:
             if row["why"].startswith("registered as a tensor"):
                 row["why"] = reasons.get(row["index"], row["why"])
+        for entry in self.entries:
+            if entry.index < 0:
+                rows.append(dict(name=entry.name, index=-1, count=entry.parameters()[0].numel(), covered=0, family="none",
+                                 why="frozen", bytes=0, owner=-1))
         return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
 
     def memory_usage(self):

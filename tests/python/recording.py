@@ -7,6 +7,7 @@ import struct
 import torch
 from torch import nn
 
+import natgrad
 import natgrad.compat as kfac
 
 GOLDEN = os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", "..")),
@@ -33,12 +34,15 @@ def read(name):
     return case, arrays
 
 
-def model_of(case):
+def model_of(case, arrays):
     torch.manual_seed(0)
     model = nn.Module()
     for name in case["order"]:
         d = case["layers"][name]
-        if d["kind"] == "conv2d":
+        if d["kind"] == "batchnorm":
+            axes = next(array.dim() for key, array in arrays.items() if key.endswith(f"{name}.a"))
+            layer = (nn.BatchNorm2d if axes == 4 else nn.BatchNorm1d)(d["num_features"], eps=d["eps"])
+        elif d["kind"] == "conv2d":
             layer = nn.Conv2d(d["in_channels"], d["out_channels"], d["kernel"], d["stride"], d["padding"],
                               bias=d["bias"])
         else:
@@ -58,7 +62,9 @@ def preconditioner_of(case, model, **more):
 
 def replay(case, arrays, rank=None, make=preconditioner_of, **more):
     """Runs the recording through the model; returns the largest error, relative to the largest entry recorded."""
-    model = model_of(case)
+    if case["config"]["system"] == "chainerkfac":
+        return replay_optimizer(case, arrays, rank, **more)
+    model = model_of(case, arrays)
     k, largest = make(case, model, **more), 0.0
     mine = "" if rank is None else f"r{rank}."
     micro = case["micro_batches"]
@@ -81,4 +87,57 @@ def replay(case, arrays, rank=None, make=preconditioner_of, **more):
                 error = max(error, difference if difference == difference else float("inf"))
                 size = max(size, expected.abs().max().item())
             largest = max(largest, error / size)
+    return largest
+
+
+def spngd_of(case, model, **more):
+    """By the published arguments; `ema_leak` false is no program's: averages are put back after each inverse."""
+    config = dict(case["config"], **more)
+    for name in ("system", "method"):
+        del config[name]
+    if case["ema_leak"]:
+        return kfac.SPNGD(model, **config)
+    return natgrad.SPNGD(model, samples="layer", norm_block="full", damping_leak=False, damping=config["damping"],
+                         stat_decay=1 - config["cov_ema_decay"], norm_damping=config["stab_coeff"])
+
+
+def replay_optimizer(case, arrays, rank=None, **more):
+    """SP-NGD: as replay(), and weights and momentum are looked at beside it."""
+    model, largest = model_of(case, arrays), 0.0
+    optimizer, micro = spngd_of(case, model, **more), case["micro_batches"]
+    mine = "" if rank is None else f"r{rank}."
+    norm = dict(weight="gamma", bias="beta")
+    for step in range(case["steps"]):
+        def recorded(name, kind, what):
+            layer, part = name.rsplit(".", 1)
+            part = norm[part] if isinstance(getattr(model, layer), (nn.BatchNorm1d, nn.BatchNorm2d)) else part
+            return arrays[f"s{step}.{layer}.{part}.{what}"].reshape(kind.shape)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(recorded(name, p, "before"))
+        if isinstance(optimizer, kfac.SPNGD):
+            optimizer.param_groups[0]["lr"] = case["lr_steps"][step]
+        for m in range(micro):
+            model.zero_grad()
+            at = f"{mine}s{step}." + (f"m{m}." if micro > 1 else "")
+            for name in case["order"]:
+                getattr(model, name)(arrays[f"{at}{name}.a"].clone().requires_grad_()).backward(arrays[f"{at}{name}.g"])
+            for name, p in model.named_parameters():
+                p.grad = recorded(name, p, "grad").clone()
+            optimizer.step()
+        for layer in case["order"]:
+            error = size = 0.0
+            for part, p in getattr(model, layer).named_parameters():
+                expected = recorded(f"{layer}.{part}", p, "out")
+                difference = (p.grad - expected).abs().max().item()
+                error = max(error, difference if difference == difference else float("inf"))
+                size = max(size, expected.abs().max().item())
+            largest = max(largest, error / size)
+        if not isinstance(optimizer, kfac.SPNGD):
+            continue
+        for name, p in model.named_parameters():
+            for what, got in (("v", optimizer.state[p]["momentum_buffer"]), ("after", p.detach())):
+                expected = recorded(name, p, what)
+                # four steps of directions that are off by as much as those are, and the sum's rounding
+                assert (got - expected).abs().max() <= 2e-4 * expected.abs().max() + 1e-7, (name, step, what)
     return largest

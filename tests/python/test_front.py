@@ -45,6 +45,21 @@ class Windows(Case):
     def test_with_weight_decay(self):
         self.first(0.1)
 
+    def test_frozen_parameters_are_not_in_it(self):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Embedding(4, 6), torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
+        model[0].requires_grad_(False)
+        model[1].requires_grad_(False)
+        k = natgrad.GGT(model, window=3, damping=0.1)
+        torch.nn.functional.cross_entropy(model(torch.arange(4)), torch.arange(4)).backward()
+        self.assertEqual(k.step(), 0)
+        why = {row["name"]: row["why"] for row in k.explain()}
+        self.assertEqual(why["0.weight"], "frozen")
+        self.assertIn("frozen", why["1.weight"])
+        model[0].requires_grad_(True)
+        with self.refused("'0.weight' was frozen when"):
+            k.step()
+
 
 class Options(Case):
     def test_each_class_takes_the_methods_of_its_family(self):

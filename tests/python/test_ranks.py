@@ -155,7 +155,7 @@ class Ranks(Case):
 
     def test_recordings(self):
         for world in (2, 4):
-            names = recording.names(f"ranks{world}-*")
+            names = recording.names(f"ranks{world}-*", f"spngd-ranks{world}*")
             self.assertGreaterEqual(len(names), 6)
             for found in ranks.run(world, replay, names):
                 for name, error in found.items():

@@ -7,6 +7,7 @@ import torch
 
 from .. import _abi, _core, _layers
 from .._core import failure
+from .._wrapped import Wrapped
 from ..preconditioner import Preconditioner
 
 _GROUP = ("lr", "damping", "fac_update_freq", "kfac_update_freq")
@@ -21,7 +22,7 @@ class _Inner(Preconditioner):
                     f"its class is {type(m).__name__}, not Linear or Conv2d")
 
 
-class _Published(torch.optim.Optimizer):
+class _Published(Wrapped):
     """One class of the programs: `system` and `variant` are a row of the library, `_standard` their defaults."""
 
     system = variant = None
@@ -62,28 +63,13 @@ class _Published(torch.optim.Optimizer):
         self._take("fac_update_freq")  # what hooks look at from now on
         return note
 
-    @property
-    def steps(self):
-        return self.preconditioner.steps
-
-    def state_dict(self):
-        """The optimizer's, and beside it the averages, which the published classes lose."""
-        return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
-
     def load_state_dict(self, state_dict):
+        """Of a state of the published classes, too, which lose the averages."""
         if "natgrad" in state_dict:
-            self.preconditioner.load_state_dict(state_dict["natgrad"])
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
+            super().load_state_dict(state_dict)
+        else:
+            torch.optim.Optimizer.load_state_dict(self, state_dict)
         self._take("fac_update_freq")
-
-    def explain(self):
-        return self.preconditioner.explain()
-
-    def report(self):
-        return self.preconditioner.report()
-
-    def memory_usage(self):
-        return self.preconditioner.memory_usage()
 
 
 _KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001, factor_decay=0.95,

@@ -1,0 +1,107 @@
+"""tyohei/chainerkfac (SP-NGD): its optimizer, for a model of PyTorch."""
+import torch
+from torch import nn
+
+from .. import _abi, _core, _layers
+from .._core import failure
+from .._wrapped import Wrapped
+from ..preconditioner import Preconditioner
+
+
+class _Inner(Preconditioner):
+    def __init__(self, model, chosen, loss_scale, process_group, layer_options):
+        self._functions = {}
+        self._setup(model, chosen, lr=None, accumulation_steps=1, grad_scaler=None if loss_scale is None else
+                    lambda: float(loss_scale), samples="layer", batch_first=True, reduction="mean",
+                    process_group=process_group, threads=0, linalg=None, layer_options=layer_options, accept=_accept)
+
+
+def _accept(_name, module):
+    if not isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)):
+        return f"chainerkfac has no {type(module).__name__}"
+    return ""
+
+
+class SPNGD(Wrapped):
+    """SP-NGD as chainerkfac has it, with the arguments of its optimizer; weight_decay is the hook of Chainer.
+
+    v = m v - lr N, w = w + v: N the preconditioned gradient, m the momentum, with adjust_momentum times
+    min(1, lr / lr of the step before).  With acc_iters = n every n-th step() moves the weights by the mean of n gradients.
+    loss_scale: what the loss was multiplied by.  diagonalize: names of layers whose output factor, or of batch norms whose
+    block, is its diagonal.
+    """
+
+    def __init__(self, model, lr=0.001, momentum=0.9, cov_ema_decay=0.99, damping=0.03, stab_coeff=16.0,
+                 pi_type="tracenorm", use_cholesky=True, loss_scale=None, adjust_momentum=False, acc_iters=1,
+                 weight_decay=0.0, communicate_after_forward=False, only_pic_update_weight=True, *, diagonalize=(),
+                 process_group=None):
+        chosen = _core.Options()
+        chosen.set_system("chainerkfac", "spngd")
+        for name, value in dict(lr=lr, momentum=momentum, cov_ema_decay=cov_ema_decay, damping=damping,
+                                stab_coeff=stab_coeff, pi_type=pi_type, use_cholesky=use_cholesky, loss_scale=loss_scale,
+                                adjust_momentum=adjust_momentum, acc_iters=acc_iters, weight_decay=weight_decay,
+                                communicate_after_forward=communicate_after_forward,
+                                only_pic_update_weight=only_pic_update_weight).items():
+            chosen.set_published(name, value)
+        modules = dict(_layers.unwrap(model).named_modules())
+        for name in diagonalize:
+            if name not in modules:
+                raise failure(_abi.NG_ERR_ARG, f"diagonalize: there is no layer '{name}'")
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+        own = {name: "norm_block=diagonal" if isinstance(modules[name], norms) else "output_factor=diagonal"
+               for name in diagonalize}
+        super().__init__(list(_layers.unwrap(model).parameters()), dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self.loss_scale, self.adjust_momentum, self.acc_iters = loss_scale, bool(adjust_momentum), int(acc_iters)
+        self._lr_before, self._sums, self._count = None, {}, 0
+        self.preconditioner = _Inner(model, chosen, loss_scale, process_group, own)
+
+    def _gather(self):
+        """True when gradients are the mean of all micro-batches; unscaled, with what the weights give."""
+        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        if self.acc_iters > 1:
+            for p in parameters:
+                part = p.grad / self.acc_iters
+                self._sums[p] = part if self._count == 0 else self._sums[p].add_(part)
+            self._count = (self._count + 1) % self.acc_iters
+            if self._count:
+                return False
+            for p in parameters:
+                p.grad.copy_(self._sums[p])
+            self._sums = {}
+        for p in parameters:
+            if self.loss_scale is not None:
+                p.grad /= self.loss_scale
+            if self.param_groups[0]["weight_decay"]:
+                p.grad.add_(p, alpha=self.param_groups[0]["weight_decay"])
+        return True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step, or one of acc_iters micro-batches.  `note` is the library's, None between them."""
+        loss, self.note = self._evaluate(closure), None
+        if not self._gather():
+            return loss
+        group = self.param_groups[0]
+        self.note = self.preconditioner.step(float(group["lr"]))
+        if self.note == _abi.NG_SKIPPED:
+            return loss
+        momentum, before = group["momentum"], self._lr_before
+        if self.adjust_momentum and before is not None and group["lr"] < before:
+            momentum *= group["lr"] / before
+        self._lr_before = group["lr"]
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            p.add_(state["momentum_buffer"].mul_(momentum).add_(p.grad, alpha=-group["lr"]))
+        return loss
+
+    def state_dict(self):
+        return {**super().state_dict(), "lr_before": self._lr_before}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"})
+        self._lr_before = state_dict.get("lr_before")
+        self._sums, self._count = {}, 0

@@ -1,0 +1,224 @@
+"""IST-DASLab: M-FAC (its optimizer), EFCP (dense, sparse and low-rank M-FAC, GGT), ISTA-DASLab-Optimizers (SparseMFAC).
+
+They are optimizers over parameters, not over a model.  A step leaves the direction in the gradients and moves the
+weights as the program does; `lr` and, where the program reads it there, `weight_decay` are those of the group.
+"""
+import inspect
+
+import torch
+from torch import nn
+
+from .. import _abi, _core, _layers
+from .._core import failure
+from .._wrapped import Wrapped
+from ..preconditioner import Preconditioner
+
+_NEEDED = inspect.Parameter.empty
+
+
+class _OfParameters(Preconditioner):
+    """One window over the parameters of an optimizer, in the order of its groups."""
+
+    def __init__(self, groups, chosen, process_group):
+        self._functions, holder = {}, nn.Module()
+        for i, group in enumerate(groups):
+            names = group.get("param_names", [f"param_groups[{i}][{k}]" for k in range(len(group["params"]))])
+            holder._parameters.update(zip(names, group["params"]))
+        self._setup(holder, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
+                    reduction="mean", process_group=process_group, threads=0, linalg=None, layer_options=None)
+
+    def _plan(self, _accept):
+        matrices = self._chosen.get("window_store") == "lowrank"  # which is of rows and columns
+        entries = []
+        for name, parameter in self.model._parameters.items():
+            kind = _layers.Matrix if matrices and parameter.dim() > 1 else _layers.Entry
+            entry = kind(name, "a parameter by itself")
+            entry.places.append((_abi.NG_WEIGHT, self.model, name, name))
+            entry.frozen = not parameter.requires_grad
+            entries.append(entry)
+        return entries
+
+
+def _none_for_cpu(name, value):
+    """Devices: gradients are kept where they are."""
+    given = value if isinstance(value, (list, tuple)) else [value]
+    if all(one is None or str(one) == "cpu" for one in given):
+        return None
+    raise failure(_abi.NG_ERR_ABSENT, f"{name}: {value}: gradients are kept where they are, on the CPU; expected None")
+
+
+class _Window(Wrapped):
+    """`system`, `variant`: a row of the library; `arguments`: (name, default or _NEEDED) in the published order;
+    `shrink`: what the weights lose in a step, of a group: nothing, weight_decay, or lr times it."""
+
+    system = variant = shrink = None
+    arguments = ()
+
+    def __init__(self, params, *given, process_group=None, **named):
+        values = self._bind(given, named)
+        self._chosen = chosen = _core.Options()
+        chosen.set_system(self.system, self.variant)
+        self._take(chosen, dict(values))
+        chosen.check()
+        defaults = {"lr": values["lr"]}
+        if self.shrink is not None:
+            defaults["weight_decay"] = values["weight_decay"]
+        self._decay = values.get("weight_decay", values.get("wd"))
+        super().__init__(params, defaults)
+        self._check_groups()
+        self.preconditioner = _OfParameters(self.param_groups, chosen, process_group)
+
+    @classmethod
+    def _bind(cls, given, named):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(n, kind, default=d) for n, d in cls.arguments])
+        try:
+            bound = signature.bind(*given, **named)
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}() {error}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _take(self, chosen, values):
+        for name in ("moddev", "optdev", "dev", "gpus"):
+            if name in values:
+                _none_for_cpu(name, values.pop(name))
+        for name, value in values.items():
+            chosen.set_published(name, value)
+
+    def _check_groups(self):
+        """What the program reads of its constructor only is the same in all groups."""
+        for i, group in enumerate(self.param_groups):
+            if self.shrink is None and group.get("weight_decay", self._decay) != self._decay:
+                raise failure(_abi.NG_ERR_ARG, f"weight_decay of param_groups[{i}]: {type(self).__name__} has one for all "
+                              f"parameters, {self._decay}")
+        if self._chosen.get("window_feedback_lr") == "1" and len({group["lr"] for group in self.param_groups}) > 1:
+            raise failure(_abi.NG_ERR_ARG, "topk_lr_on_update=False: the groups have different lr, and one enters the "
+                          "window")
+
+    def _shrunk(self, group):
+        """The factor of the weights."""
+        return 1.0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
+        loss = self._evaluate(closure)
+        self._check_groups()
+        self.note = self.preconditioner.step(float(self.param_groups[0]["lr"]))
+        if self.note == _abi.NG_SKIPPED:
+            return loss
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if not moved:
+                continue
+            factor = self._shrunk(group)
+            if factor != 1.0:
+                torch._foreach_mul_(moved, factor)
+            torch._foreach_add_(moved, [p.grad for p in moved], alpha=-float(group["lr"]))
+        return loss
+
+
+_MFAC = (("lr", 1e-3), ("momentum", 0), ("weight_decay", 0), ("ngrads", 1024), ("damp", 1e-5), ("moddev", None),
+         ("optdev", None))
+
+
+class MFAC(_Window):
+    """IST-DASLab/M-FAC, optim.MFAC(params, lr=1e-3, momentum=0, weight_decay=0, ngrads=1024, damp=1e-5, moddev=None,
+    optdev=None, gpus=[], sparse=False)."""
+
+    system, variant = "M-FAC", "mfac"
+    arguments = _MFAC + (("gpus", ()), ("sparse", False))
+
+
+def _needed(names):
+    return tuple((name, _NEEDED) for name in names.split())
+
+
+class DenseMFAC(_Window):
+    """IST-DASLab/EFCP, DenseMFAC(params, ngrads, lr, damp, wd_type, weight_decay, momentum, sparse=False, dev=None,
+    gpus=None)."""
+
+    system, variant, shrink = "EFCP", "mfac", "group"
+    arguments = _needed("ngrads lr damp wd_type weight_decay momentum") + (("sparse", False), ("dev", None), ("gpus", None))
+
+    def _take(self, chosen, values):
+        if isinstance(values["wd_type"], int):
+            values["wd_type"] = str(int(values["wd_type"]))
+        self._shrinks = values["wd_type"] in ("wd", "both", "0", "2")
+        super()._take(chosen, values)
+
+    def _shrunk(self, group):
+        return 1.0 - float(group["weight_decay"]) if self._shrinks else 1.0
+
+
+class SparseGradientMFAC(DenseMFAC):
+    """IST-DASLab/EFCP, SparseGradientMFAC(params, ngrads, k_init, lr, damp, wd_type, weight_decay, momentum, sparse=False,
+    dev=None, gpus=None), and the two switches of the program, topk_lr_on_update=True, precondition_sparse_grad=True."""
+
+    variant = "sparse-mfac"
+    arguments = _needed("ngrads k_init lr damp wd_type weight_decay momentum") + (
+        ("sparse", False), ("dev", None), ("gpus", None), ("topk_lr_on_update", True), ("precondition_sparse_grad", True))
+
+
+class SparseMFAC(_Window):
+    """ISTA-DASLab-Optimizers, SparseMFAC(params, lr, damp, m, k_init, weight_decay, use_bf16): the largest entries of each
+    block of 32,768, where the program takes blocks of the size of a GPU's shared memory."""
+
+    system, variant, shrink = "EFCP", "sparse-mfac", "group"
+    arguments = _needed("lr damp m k_init weight_decay use_bf16")
+
+    def _take(self, chosen, values):
+        use_bf16 = values.pop("use_bf16")
+        if not isinstance(use_bf16, bool):
+            raise failure(_abi.NG_ERR_ARG, f"use_bf16 is {use_bf16!r}, expected True or False")
+        chosen.set("window_dtype", "bf16" if use_bf16 else "f32")
+        chosen.set("window_topk", "block")
+        super()._take(chosen, {"ngrads" if name == "m" else name: value for name, value in values.items()})
+
+    def _shrunk(self, group):
+        return 1.0 - float(group["lr"]) * float(group["weight_decay"])
+
+
+class GGT(_Window):
+    """IST-DASLab/EFCP, GGT(params, lr, wd, r, beta1, beta2, eps)."""
+
+    system, variant = "EFCP", "ggt"
+    arguments = _needed("lr wd r beta1 beta2 eps")
+
+
+class SparseGGT(_Window):
+    """IST-DASLab/EFCP, sparse GGT of either format (params, k_init, lr, wd, r, beta1, beta2, eps)."""
+
+    system, variant = "EFCP", "sparse-ggt"
+    arguments = _needed("k_init lr wd r beta1 beta2 eps")
+
+
+class LowRankMFAC(_Window):
+    """IST-DASLab/EFCP, LowRankMFAC(params, lr=1e-3, momentum=0, weight_decay=0, ngrads=1024, damp=1e-5, moddev=None,
+    optdev=None, rank=1): a window for each parameter."""
+
+    system, variant, scope = "EFCP", "lowrank-mfac", "tensor"
+    arguments = _MFAC + (("rank", 1),)
+
+    def _take(self, chosen, values):
+        super()._take(chosen, {**values, "scope": self.scope})
+
+
+class LowRankAggregateMFAC(LowRankMFAC):
+    """IST-DASLab/EFCP, LowRankAggregateMFAC: LowRankMFAC with num_grads for ngrads, and one window for all."""
+
+    scope = "global"
+    arguments = tuple(("num_grads" if name == "ngrads" else name, value) for name, value in LowRankMFAC.arguments)
+
+
+class RankOneMFAC(LowRankMFAC):
+    """IST-DASLab/EFCP, RankOneMFAC: LowRankMFAC of rank 1."""
+
+    arguments = _MFAC
+
+
+class RankOneAggregateMFAC(LowRankAggregateMFAC):
+    """IST-DASLab/EFCP, RankOneAggregateMFAC: LowRankAggregateMFAC of rank 1."""
+
+    arguments = LowRankAggregateMFAC.arguments[:-1]

@@ -1,0 +1,345 @@
+"""The optimizers of IST-DASLab by their own names: recordings, formulas, arguments, groups, state."""
+import io
+import re
+import unittest
+import zlib
+
+import torch
+from torch import nn
+
+import natgrad.compat as compat
+import recording
+from front import NEW, Case, batch, loss_of, net
+
+TOLERANCE = 2e-4  # as tests/golden/README.md has it: what the originals lose in float32
+LOW_RANK = 1e-3  # rounding goes round through the warm start
+
+
+def optimizer_of(case, parameters):
+    """By the published class and arguments."""
+    config = dict(case["config"])
+    kind = {"SparseGGT_DenseFormat": "SparseGGT", "SparseGGT_SparseFormatSpmm": "SparseGGT"}.get(config["class"],
+                                                                                               config["class"])
+    for name in ("system", "method", "class", "topk", "ignore_bn_ln_type", "param_groups", "scope"):
+        config.pop(name, None)
+    groups = [dict(group, params=[parameters[name] for name in group["parameters"]]) for group in case["groups"]]
+    for group in groups:
+        del group["parameters"]
+    return getattr(compat, kind)(groups, **config)
+
+
+def begin_as_recorded(optimizer, arrays, case):
+    """The matrices that the low-rank program drew in the place of ours, in the row that the next gradient takes."""
+    state, rank = optimizer.state_dict(), case["config"]["rank"]
+    recorded = [(p["name"], p["shape"]) for group in case["groups"] for p in case["parameters"]
+                if p["name"] in group["parameters"]]
+    names = [f"param_groups[{i}][{k}]" for i, group in enumerate(case["groups"])
+             for k in range(len(group["parameters"]))]
+    for field, factors in state["natgrad"]["fields"].items():
+        key, what = field.rsplit("/", 1)
+        if what != "factors":
+            continue
+        row, at = factors[-1], 0
+        for name, (parameter, shape) in zip(names, recorded):
+            if key not in ("window", name):  # a window of its own
+                continue
+            rows, cols = (1, shape[0]) if len(shape) == 1 else (shape[0], torch.Size(shape[1:]).numel())
+            columns = min(rank, rows, cols)
+            if rows > 1:
+                q = arrays[f"init.{parameter}.q"].reshape(cols, columns)
+                row[at + columns * rows:at + columns * (rows + cols)] = q.t().reshape(-1)
+            at += cols if rows == 1 else columns * (rows + cols)
+        assert at == len(row)
+    reseal(state["natgrad"])
+    optimizer.load_state_dict(state)
+
+
+def reseal(state):
+    """The checksums of a state whose fields were changed."""
+    for name, field in state["fields"].items():
+        crc = f"{zlib.crc32(field.contiguous().numpy().tobytes()):08x}"
+        state["manifest"] = re.sub(rf'("{re.escape(name)}":{{"crc32":)"[0-9a-f]+"', rf'\1"{crc}"', state["manifest"])
+    state["crc32"] = f"{zlib.crc32(state['manifest'].encode()):08x}"
+
+
+def replay(name):
+    """The largest error of a direction, relative to the largest entry of its step; weights are checked beside it."""
+    case, arrays = recording.read(name)
+    parameters = {p["name"]: nn.Parameter(arrays[f"s0.{p['name']}.before"].reshape(p["shape"]).clone())
+                  for p in case["parameters"]}
+    optimizer, worst = optimizer_of(case, parameters), 0.0
+    if case["config"]["method"] == "lowrank-mfac":
+        begin_as_recorded(optimizer, arrays, case)
+    for step in range(case["steps"]):
+        def recorded(part):
+            return torch.cat([arrays[f"s{step}.{n}.{part}"].reshape(-1) for n in parameters])
+        for n, p in parameters.items():
+            with torch.no_grad():
+                p.copy_(arrays[f"s{step}.{n}.before"].reshape(p.shape))
+            p.grad = arrays[f"s{step}.{n}.grad"].reshape(p.shape).clone()
+        optimizer.step()
+        direction = torch.cat([p.grad.reshape(-1) for p in parameters.values()])
+        weights = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+        off = (direction - recorded("out")).abs().max().item()
+        worst = max(worst, off / recorded("out").abs().max().item() if off == off else float("inf"))
+        # the weights are off by lr times that, and what float32 rounds where they are moved
+        moved = (weights - recorded("after")).abs().max().item()
+        bound = case["config"]["lr"] * off + 4e-7 * recorded("after").abs().max().item()
+        assert moved <= bound, (name, step, moved, bound)
+    error = optimizer.state_dict()["natgrad"]["fields"].get("window/error")
+    if error is not None and case["config"]["method"] != "lowrank-mfac":  # there 1-D parameters have none
+        names = [n for group in case["groups"] for n in group["parameters"]]
+        expected = torch.cat([arrays[f"s{step}.{n}.error"].reshape(-1) for n in names])
+        assert (error.reshape(-1) - expected).abs().max() <= 1e-6 * expected.abs().max(), name
+    return worst
+
+
+class Recordings(Case):
+    def test_every_recording(self):
+        found = recording.names("window-*")
+        self.assertEqual(len(found), 18)
+        for name in found:
+            with self.subTest(name):
+                self.assertLess(replay(name), LOW_RANK if "lowrank" in name else TOLERANCE)
+
+
+def wave(s, size):
+    """The generator of the golden numbers, sin((i + 1) (s + 0.5))."""
+    return torch.sin((torch.arange(size, dtype=torch.float64) + 1) * (s + 0.5))
+
+
+class Golden(Case):
+    """Numbers of the formulas in double."""
+
+    def check(self, make, size, rows):
+        p = nn.Parameter(wave(2.0, size).float())
+        optimizer = make([p])
+        for t, row in enumerate(rows):
+            p.grad = wave(0.3 + 0.9 * t, size).float()
+            before = p.detach().clone()
+            optimizer.step()
+            self.assertLess((p.grad.double() - torch.tensor(row, dtype=torch.float64)).abs().max().item(),
+                            1e-4 * max(map(abs, row)))  # the condition of (lambda, G G') is some 1e2 here, of GGT 1e3
+            self.assertTrue(torch.equal(p, before - 0.5 * p.grad))
+
+    def test_mfac(self):
+        self.check(lambda ps: compat.MFAC(ps, 0.5, ngrads=4, damp=0.1), 5, (
+            (0.973955598, 1.357122799, 0.917077521, -0.079254675, -1.027512049),
+            (1.599325308, 0.022564893, -0.999432396, 0.644285564, 0.798034353),
+            (0.804341689, -1.032799144, 1.162094362, -0.957208192, 0.550344013),
+            (0.15453088, -0.874337866, -0.475476242, 1.072367153, -1.752714911),
+            (-0.81539598, 1.335805481, -0.367895769, -1.416912282, 0.742939315),
+            (-1.332027747, -1.005624881, -0.102233279, 0.778541663, 0.900811797)))
+
+    def test_sparse_mfac(self):
+        self.check(lambda ps: compat.SparseGradientMFAC(ps, 4, 0.25, 0.5, 0.05, "wd", 0, 0), 8, (
+            (0, 1.824462814, 0, 0, 0, -1.818240577, 0, 0),
+            (1.46015183, 0, 0, 0, 0, 0, -1.067464518, 0),
+            (0, -0.546839322, 0, 0, 0, -0.456671679, 0, 1.68057633),
+            (-1.614007194, 0.892839304, 0, 0, 0, 0.745620162, -2.358927567, 0.506061151),
+            (-0.314737008, -0.327050751, 0, 0, 0, 2.747656611, -0.291072065, -0.185372304)))
+
+    def test_ggt(self):
+        self.check(lambda ps: compat.GGT(ps, 0.5, 0, 3, 0.9, 0.95, 0.01), 6, (
+            (0.037935485, 0.052859814, 0.035720089, -0.003086963, -0.040021504, -0.052679539),
+            (-0.604806215, -0.910117121, -0.646002164, 0.072867315, 0.713967236, 0.867736353),
+            (-2.114236383, -1.435069959, -0.381710002, -0.296566861, 0.566770334, 2.303639973),
+            (6.105708757, 6.103816681, 5.642643821, -0.023897615, -7.486682339, -3.602673144),
+            (6.738133228, 7.285125639, 1.983787719, -1.961988594, -1.902773354, -1.036256114)))
+
+    def test_sparse_ggt(self):
+        self.check(lambda ps: compat.SparseGGT(ps, 1 / 3, 0.5, 0, 3, 0.9, 0.95, 0.01), 6, (
+            (0, 0.703379342, 0, 0, 0, -0.700980503),
+            (0.943789585, -0.084869401, 0, 0, 0, -0.301918791),
+            (-0.087249721, -0.696148297, 0.651083728, 0, 0, -0.258280286),
+            (0.172070292, -0.184585061, -0.623264799, 0, 0, 0.72881977)))
+
+
+# The published signatures: (argument, default); ... is one that must be given.
+NEEDED = ...
+MFAC = dict(lr=1e-3, momentum=0, weight_decay=0, ngrads=1024, damp=1e-5, moddev=None, optdev=None)
+LOWRANK = dict(lr=1e-3, momentum=0, weight_decay=0, num_grads=1024, damp=1e-5, moddev=None, optdev=None)
+DENSE = dict(ngrads=NEEDED, lr=NEEDED, damp=NEEDED, wd_type=NEEDED, weight_decay=NEEDED, momentum=NEEDED)
+PUBLISHED = {
+    "MFAC": dict(MFAC, gpus=(), sparse=False),
+    "DenseMFAC": dict(DENSE, sparse=False, dev=None, gpus=None),
+    "SparseGradientMFAC": dict(ngrads=NEEDED, k_init=NEEDED, lr=NEEDED, damp=NEEDED, wd_type=NEEDED, weight_decay=NEEDED,
+                               momentum=NEEDED, sparse=False, dev=None, gpus=None),
+    "SparseMFAC": dict(lr=NEEDED, damp=NEEDED, m=NEEDED, k_init=NEEDED, weight_decay=NEEDED, use_bf16=NEEDED),
+    "GGT": dict(lr=NEEDED, wd=NEEDED, r=NEEDED, beta1=NEEDED, beta2=NEEDED, eps=NEEDED),
+    "SparseGGT": dict(k_init=NEEDED, lr=NEEDED, wd=NEEDED, r=NEEDED, beta1=NEEDED, beta2=NEEDED, eps=NEEDED),
+    "RankOneMFAC": MFAC, "LowRankMFAC": dict(MFAC, rank=1),
+    "RankOneAggregateMFAC": LOWRANK, "LowRankAggregateMFAC": dict(LOWRANK, rank=1)}
+VALUES = dict(ngrads=3, num_grads=3, m=3, lr=0.1, damp=0.1, wd_type="reg", weight_decay=0.01, momentum=0.5, k_init=0.3, wd=0.01,
+              r=3, beta1=0.9, beta2=0.9, eps=0.1, use_bf16=False, rank=1)
+# Another value of each, which gives another direction or other weights, or what it is refused with.
+OTHER = dict(ngrads=2, num_grads=2, m=2, lr=0.2, damp=0.2, wd_type="both", weight_decay=0.02, momentum=0.25, k_init=0.6, wd=0.02,
+             r=2, beta1=0.5, beta2=0.5, eps=0.2, use_bf16=True, rank=2, sparse=True, topk_lr_on_update=False,
+             precondition_sparse_grad=False)
+DEVICES = ("moddev", "optdev", "gpus", "dev")
+
+
+def steps(kind, values, count=5):
+    """Directions and weights of some steps."""
+    torch.manual_seed(1)
+    parameters = [nn.Parameter(torch.randn(*shape)) for shape in ((4, 3), (4, 4))]
+    with torch.no_grad():
+        parameters[0][1] = 0
+    optimizer, found = getattr(compat, kind)(parameters, **values), []
+    for t in range(count):
+        torch.manual_seed(10 + t)
+        for p in parameters:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        found += [x.detach().clone() for p in parameters for x in (p, p.grad)]
+    return found
+
+
+class Arguments(Case):
+    def test_signatures(self):
+        for kind, published in PUBLISHED.items():
+            needed = {n: VALUES[n] for n, v in published.items() if v is NEEDED}
+            p = [nn.Parameter(torch.ones(3, 3))]
+            getattr(compat, kind)(p, *needed.values())  # in the published order
+            self.assertEqual([n for n, _ in getattr(compat, kind).arguments][:len(published)], list(published), kind)
+            for name, default in getattr(compat, kind).arguments:
+                if name in published and published[name] is not NEEDED:
+                    self.assertEqual(default, published[name], (kind, name))
+            for name in needed:
+                with self.assertRaisesRegex(TypeError, name, msg=(kind, name)):
+                    getattr(compat, kind)(p, **{n: v for n, v in needed.items() if n != name})
+            with self.assertRaisesRegex(TypeError, "nesterov"):
+                getattr(compat, kind)(p, *needed.values(), nesterov=True)
+
+    def test_each_works_or_is_refused(self):
+        for kind, published in PUBLISHED.items():
+            names = [n for n, _ in getattr(compat, kind).arguments]
+            base = {n: VALUES[n] for n in names if n in VALUES}
+            plain = steps(kind, base)
+            for name in names:
+                with self.subTest(kind, name=name):
+                    if name in DEVICES:
+                        with self.refused(f"{name}: .*on the CPU"):
+                            getattr(compat, kind)([nn.Parameter(torch.ones(3))], **base, **{name: "cuda:0"})
+                        getattr(compat, kind)([nn.Parameter(torch.ones(3, 3))], **base, **{name: torch.device("cpu")})
+                        continue
+                    other = steps(kind, {**base, name: OTHER[name]})
+                    same = all(torch.equal(a, b) for a, b in zip(plain, other))
+                    # EFCP takes the two of sparse GGT and does not look at them
+                    self.assertEqual(same, kind == "SparseGGT" and name.startswith("beta"))
+
+    def test_wrong_values_are_named(self):
+        p = [nn.Parameter(torch.ones(3, 3))]
+        for kind, values, pattern in (
+                ("MFAC", dict(ngrads=0), "ngrads"), ("MFAC", dict(damp=0), "damp"), ("MFAC", dict(momentum=1), "momentum"),
+                ("MFAC", dict(weight_decay=-1), "weight_decay"), ("DenseMFAC", dict(wd_type="l2"), "wd_type"),
+                ("SparseGradientMFAC", dict(k_init=7), "k_init"), ("SparseMFAC", dict(use_bf16="yes"), "use_bf16"),
+                ("LowRankMFAC", dict(rank=0), "rank"), ("GGT", dict(beta2=2), "beta2")):
+            base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
+            with self.refused(pattern):
+                getattr(compat, kind)(p, **{**base, **values})
+        with self.refused("5 axes"):
+            compat.LowRankMFAC([nn.Parameter(torch.ones(2, 2, 2, 2, 2))])
+        with self.refused("weight_decay of param_groups.0.: MFAC has one"):
+            compat.MFAC([dict(params=p, weight_decay=0.1)])
+        with self.refused("different lr"):
+            compat.SparseGradientMFAC([dict(params=p), dict(params=[nn.Parameter(torch.ones(2))], lr=0.2)], 3, 0.5, 0.1, 0.1,
+                                      "wd", 0, 0, topk_lr_on_update=False)
+
+    def test_the_sparse_one_of_ista(self):
+        torch.manual_seed(1)
+        p = nn.Parameter(torch.randn(70000))
+        optimizer = compat.SparseMFAC([p], lr=0.1, damp=0.1, m=2, k_init=1e-4, weight_decay=0, use_bf16=False)
+        p.grad = torch.cat([torch.rand(32768), torch.rand(37232) / 10])
+        optimizer.step()
+        kept = p.grad.nonzero().reshape(-1)
+        self.assertEqual([int(((kept >= 32768 * b) & (kept < 32768 * (b + 1))).sum()) for b in range(3)], [4, 4, 1])
+        self.assertEqual(compat.SparseMFAC([p], 0.1, 0.1, 2, 0.1, 0, True)._chosen.get("window_dtype"), "bf16")
+
+    def test_groups_and_schedulers(self):
+        """EFCP: w <- (1 - wd) w - lr u with the numbers of the group, ISTA: (1 - lr wd) w."""
+        for kind, values, factor in (("DenseMFAC", dict(wd_type="wd"), lambda lr, wd: 1 - wd),
+                                     ("DenseMFAC", dict(wd_type="both"), lambda lr, wd: 1 - wd),
+                                     ("DenseMFAC", dict(wd_type="reg"), lambda lr, wd: 1),
+                                     ("SparseMFAC", {}, lambda lr, wd: 1 - lr * wd)):
+            torch.manual_seed(1)
+            ps = [nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(2, 2))]
+            base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
+            optimizer = getattr(compat, kind)([dict(params=ps[:1], weight_decay=0), dict(params=ps[1:], lr=0.3)],
+                                              **{**base, **values})
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            for t in range(3):
+                before = [p.detach().clone() for p in ps]
+                for p in ps:
+                    p.grad = torch.randn_like(p)
+                optimizer.step()
+                for p, old, lr, wd in zip(ps, before, (0.1, 0.3), (0, 0.01)):
+                    lr *= 0.5**t
+                    self.assertLess((p - (old * factor(lr, wd) - lr * p.grad)).abs().max().item(), 1e-6)
+                schedule.step()
+
+    def test_a_whole_script(self):
+        model, first = net(), None
+        optimizer = compat.MFAC(model.parameters(), lr=0.01, ngrads=8, damp=0.1, momentum=0.5)
+        self.assertIsInstance(optimizer, torch.optim.Optimizer)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, *batch())
+            loss.backward()
+            return loss
+        for _ in range(20):
+            last = optimizer.step(closure).item()
+            first = last if first is None else first
+        self.assertLess(last, 0.8 * first)
+        self.assertEqual(optimizer.steps, 20)
+        self.assertEqual({row["family"] for row in optimizer.explain()}, {"window"})
+        self.assertGreater(optimizer.memory_usage()["total"], 4 * 8 * sum(p.numel() for p in model.parameters()))
+
+    def test_a_step_that_is_not_finite(self):
+        p = nn.Parameter(torch.ones(3))
+        optimizer = compat.MFAC([p], ngrads=2)
+        p.grad = torch.tensor([1.0, float("inf"), 0.0])
+        optimizer.step()
+        self.assertEqual(optimizer.note, 2)
+        self.assertTrue(torch.equal(p, torch.ones(3)))
+
+    def test_frozen_weights(self):
+        """sparse=True: what is 0 at the beginning stays so."""
+        ps = [nn.Parameter(torch.tensor([1.0, 0.0, 2.0])), nn.Parameter(torch.ones(2), requires_grad=False)]
+        optimizer = compat.MFAC(ps, ngrads=2, sparse=True, damp=0.1)
+        for _ in range(3):
+            ps[0].grad = torch.ones(3)
+            optimizer.step()
+        self.assertEqual(ps[0][1].item(), 0)
+        self.assertNotEqual(ps[0][0].item(), 1)
+        self.assertTrue(torch.equal(ps[1], torch.ones(2)))
+
+
+class State(Case):
+    def test_resumed(self):
+        for kind in PUBLISHED:
+            base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
+            found = []
+            for stop in (False, True):
+                torch.manual_seed(1)
+                ps = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 4))]
+                optimizer = getattr(compat, kind)(ps, **base)
+                for t in range(6):
+                    if stop and t == 4:
+                        file = io.BytesIO()
+                        torch.save(optimizer.state_dict(), file)
+                        file.seek(0)
+                        optimizer = getattr(compat, kind)(ps, **base)
+                        optimizer.load_state_dict(torch.load(file, weights_only=NEW))
+                    torch.manual_seed(10 + t)
+                    for p in ps:
+                        p.grad = torch.randn_like(p)
+                    optimizer.step()
+                found.append([p.detach().clone() for p in ps])
+            for a, b in zip(*found):
+                self.assertTrue(torch.equal(a, b), kind)
+
+
+if __name__ == "__main__":
+    unittest.main()
