@@ -175,6 +175,8 @@ class Precond:
             self.library.ng_precond_destroy(c.byref(self.p))
         if getattr(self, "ctx", None):
             self.library.ng_context_destroy(c.byref(self.ctx))
+            if self.transport is not None:
+                self.transport.close()
 
     __del__ = close
 

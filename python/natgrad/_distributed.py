@@ -1,5 +1,7 @@
-"""Ranks: torch.distributed behind the library's table of callbacks."""
+"""Ranks: torch.distributed, or Horovod, behind the library's table of callbacks."""
 import ctypes as c
+import inspect
+import itertools
 
 import torch
 
@@ -9,13 +11,21 @@ from ._core import failure, filled
 _TORCH = {_abi.NG_F64: torch.float64, _abi.NG_F32: torch.float32, _abi.NG_BF16: torch.bfloat16,
           _abi.NG_F16: torch.float16, _abi.NG_I32: torch.int32, _abi.NG_I64: torch.int64, _abi.NG_U8: torch.uint8}
 _HALF = (torch.bfloat16, torch.float16)
-_RUN = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(_abi.ng_collective))
-_CREATE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_int32), c.c_int32, c.POINTER(c.c_void_p))
-_DESTROY = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
+_DO = c.POINTER(_abi.ng_collective)
+_CALLBACKS = dict(run=c.CFUNCTYPE(c.c_int, c.c_void_p, _DO), start=c.CFUNCTYPE(c.c_int, c.c_void_p, _DO,
+                                                                             c.POINTER(c.c_void_p)),
+                  wait=c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p),
+                  test=c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.POINTER(c.c_int32)),
+                  group_create=c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_int32), c.c_int32, c.POINTER(c.c_void_p)))
+_ABORT, _DESTROY = c.CFUNCTYPE(None, c.c_void_p), c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 
 
 def transport(group):
-    """Of a process group; None where there is none, or this process is alone."""
+    """Of a process group, or of the module horovod.torch; None where there is none, or this process is alone."""
+    if hasattr(group, "allreduce_async_"):
+        if not group.is_initialized():
+            raise failure(_abi.NG_ERR_ARG, "process_group: horovod.torch.init() was not called")
+        return None if group.size() == 1 else Horovod(group)
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
         if group is not None:
@@ -30,26 +40,27 @@ def _memory(address, count, dtype):
     return torch.frombuffer((c.c_char * (count * size)).from_address(address), dtype=dtype)
 
 
-class Transport:
-    """The table of one rank.  A callback that raised gives NG_ERR_COMM; its exception is the cause of the error."""
+class _Table:
+    """The table of one rank.  A callback that raised gives NG_ERR_COMM; its exception is the cause of the error.
 
-    def __init__(self, group):
-        self._dist, self._group = torch.distributed, group
-        backend = str(self._dist.get_backend(group))
-        if "gloo" not in backend and "mpi" not in backend and "ucc" not in backend:
-            raise failure(_abi.NG_ERR_ABSENT, f"process_group: backend '{backend}' does not carry host memory: give a "
-                          "group of torch.distributed.new_group(backend='gloo')")
-        self.rank, self.size = self._dist.get_rank(group), self._dist.get_world_size(group)
-        self._groups, self._failure = {}, None
-        self.table = filled(_abi.ng_transport)
-        self._name = b"torch.distributed"
-        self._callbacks = [_RUN(self._guarded(self._run)), _CREATE(self._guarded(self._create)), _DESTROY(self._destroy)]
-        table = self.table
-        table.name, table.rank, table.size = self._name, self.rank, self.size
-        table.run = c.cast(self._callbacks[0], c.c_void_p)
-        if group is None:  # new_group is a call of all processes; ranks are those of the default group
-            table.group_create = c.cast(self._callbacks[1], c.c_void_p)
-            table.group_destroy = c.cast(self._callbacks[2], c.c_void_p)
+    A subclass has rank, size, _sum(tensor, group) and _send(tensor, root, group), which begin a collective in place and
+    return what is_completed() and wait() are asked of.
+    """
+
+    def __init__(self, name, groups):
+        self._groups, self._requests, self._failure, self._numbers = {}, {}, None, itertools.count(1)
+        self.table, self._name, self._callbacks = filled(_abi.ng_transport), name, []
+        self.table.name, self.table.rank, self.table.size = name, self.rank, self.size
+        for field, kind in _CALLBACKS.items():
+            if field != "group_create" or groups:
+                self._set(field, kind(self._guarded(getattr(self, "_" + field))))
+        self._set("abort", _ABORT(self._abort))
+        if groups:
+            self._set("group_destroy", _DESTROY(self._group_destroy))
+
+    def _set(self, field, callback):
+        self._callbacks.append(callback)
+        setattr(self.table, field, c.cast(callback, c.c_void_p))
 
     def _guarded(self, function):
         def call(*arguments):
@@ -65,50 +76,154 @@ class Transport:
         error, self._failure = self._failure, None
         return error
 
-    def _global(self, rank):
-        if self._group is None:
-            return rank
-        return self._dist.distributed_c10d.get_global_rank(self._group, rank)
+    def _abort(self, _user):
+        """Wakes the others, where that can be done."""
 
-    def _run(self, _user, pointer):
-        do = pointer.contents
-        group = self._groups[do.group] if do.group else self._group
+    def close(self):
+        pass
+
+    # ---- a collective
+
+    def _begin(self, do):
+        """(work, what to do after it), or None: there is nothing to move."""
         if do.count == 0:
-            return
+            return None
+        group = self._groups[do.group] if do.group else None
         dtype = _TORCH[do.dtype]
         recv = _memory(do.recv, do.count, dtype)
-        mine = do.kind == _abi.NG_ALL_REDUCE or do.root == self.rank
-        if mine and do.send != do.recv:
+        if (do.kind == _abi.NG_ALL_REDUCE or do.root == self.rank) and do.send != do.recv:
             recv.copy_(_memory(do.send, do.count, dtype))
         if do.kind == _abi.NG_BROADCAST:
             moved = recv.view(torch.uint8)  # of any dtype
-            self._dist.broadcast(moved, self._global(do.root), group=group)
-        elif do.kind == _abi.NG_ALL_REDUCE:
-            sums = recv.float() if dtype in _HALF else recv
-            self._dist.all_reduce(sums, group=group)
-            if sums is not recv:
-                recv.copy_(sums)
-        else:
+            return self._send(moved, do.root, group), lambda: moved
+        if do.kind != _abi.NG_ALL_REDUCE:
             raise ValueError(f"collective {do.kind} was not offered")
+        sums = recv.float() if dtype in _HALF else recv
+        return self._sum(sums, group), lambda: sums if sums is recv else recv.copy_(sums)
 
-    def _create(self, _user, ranks, count, out):
-        key = len(self._groups) + 1
-        self._groups[key] = self._dist.new_group([ranks[i] for i in range(count)])
+    def _run(self, _user, pointer):
+        begun = self._begin(pointer.contents)
+        if begun is not None:
+            begun[0].wait()
+            begun[1]()
+
+    def _start(self, _user, pointer, request):
+        key = next(self._numbers)
+        self._requests[key] = self._begin(pointer.contents)
+        request[0] = key
+
+    def _wait(self, _user, key):
+        begun = self._requests.pop(key)
+        if begun is not None:
+            begun[0].wait()
+            begun[1]()
+
+    def _test(self, _user, key, done):
+        begun = self._requests[key]
+        done[0] = int(begun is None or begun[0].is_completed())
+        if done[0]:
+            self._wait(None, key)  # which says how it ended
+
+    def share(self, data):
+        """Bytes of rank 0 on every rank."""
+        size = torch.tensor([len(data)])
+        self._send(size, 0, None).wait()
+        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == 0 else torch.empty(
+            int(size), dtype=torch.uint8)
+        self._send(body, 0, None).wait()
+        return data if self.rank == 0 else c.string_at(body.data_ptr(), int(size))
+
+
+class Transport(_Table):
+    """A process group of torch.distributed, or rather one of its own with the same ranks, which abort() closes so that
+    no other rank waits for this one.  Memory is the host's: beside nccl that group is one of gloo."""
+
+    _host = ("gloo", "mpi", "ucc")
+
+    def __init__(self, group):
+        self._dist, self._given = torch.distributed, group
+        self.rank, self.size = self._dist.get_rank(group), self._dist.get_world_size(group)
+        self._group = self._own = self._of_its_own()
+        if self._own is None:  # an older PyTorch, where all processes would have to make it
+            self._group = group
+        super().__init__(b"torch.distributed", group is None)  # new_group is a call of all processes
+
+    def _of_its_own(self):
+        backend = str(self._dist.get_backend(self._given))
+        host = any(name in backend for name in self._host)
+        if self._given is None:
+            return self._dist.new_group(backend=None if host else "gloo")
+        if "use_local_synchronization" in inspect.signature(self._dist.new_group).parameters and "mpi" not in backend:
+            return self._dist.new_group(self._dist.get_process_group_ranks(self._given), use_local_synchronization=True,
+                                        backend=backend if host else "gloo")
+        if not host:
+            raise failure(_abi.NG_ERR_ABSENT, f"process_group: backend '{backend}' does not carry host memory: give a "
+                          "group of torch.distributed.new_group(backend='gloo')")
+        return None
+
+    def _sum(self, tensor, group):
+        return self._dist.all_reduce(tensor, group=group or self._group, async_op=True)
+
+    def _send(self, tensor, root, group):
+        if self._given is not None:
+            root = self._dist.distributed_c10d.get_global_rank(self._given, root)
+        return self._dist.broadcast(tensor, root, group=group or self._group, async_op=True)
+
+    def _group_create(self, _user, ranks, count, out):
+        key = next(self._numbers)
+        self._groups[key] = self._dist.new_group([ranks[i] for i in range(count)], backend=self._backend_of_own())
         out[0] = key
 
-    def _destroy(self, _user, key):
-        group = self._groups.pop(key, None)
+    def _backend_of_own(self):
+        return str(self._dist.get_backend(self._group))
+
+    def _group_destroy(self, _user, key):
+        self._close(self._groups.pop(key, None))
+
+    def _close(self, group):
         if group is not None and self._dist.is_initialized():
             try:
                 self._dist.destroy_process_group(group)
             except Exception:  # of a group that this rank is no member of, or at the end of the process
                 self._failure = None
 
-    def share(self, data):
-        """Bytes of rank 0 on every rank."""
-        size = torch.tensor([len(data)])
-        self._dist.broadcast(size, self._global(0), group=self._group)
-        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == 0 else torch.empty(
-            int(size), dtype=torch.uint8)
-        self._dist.broadcast(body, self._global(0), group=self._group)
-        return data if self.rank == 0 else c.string_at(body.data_ptr(), int(size))
+    def close(self):
+        """No collective comes after it."""
+        own, self._own = self._own, None
+        self._group = None
+        self._close(own)
+
+    def _abort(self, _user):
+        cause = self._failure
+        self._requests.clear()
+        for group in self._groups.values():
+            self._close(group)
+        self.close()
+        self._failure = cause
+
+
+class _Handle:
+    """A handle of Horovod."""
+
+    def __init__(self, hvd, handle):
+        self.wait, self.is_completed = lambda: hvd.synchronize(handle), lambda: hvd.poll(handle)
+
+
+class Horovod(_Table):
+    """The ranks of horovod.torch.  Tensors are known by names there, the same on all ranks."""
+
+    _made = itertools.count()
+
+    def __init__(self, hvd):
+        self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+        self._prefix, self._calls = f"natgrad.{next(self._made)}", itertools.count()
+        super().__init__(b"horovod", False)
+
+    def _next(self):
+        return f"{self._prefix}.{next(self._calls)}"
+
+    def _sum(self, tensor, _group):
+        return _Handle(self._hvd, self._hvd.allreduce_async_(tensor, name=self._next(), op=self._hvd.Sum))
+
+    def _send(self, tensor, root, _group):
+        return _Handle(self._hvd, self._hvd.broadcast_async_(tensor, root, name=self._next()))

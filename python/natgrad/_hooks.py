@@ -94,6 +94,8 @@ class Hook:
             named, output = rest
         else:
             named, output = {}, rest[0]
+        if type(output) is tuple:  # linear layers of Megatron's kind give (output, bias)
+            output = output[0]
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.enabled:
             return

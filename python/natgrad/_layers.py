@@ -103,8 +103,8 @@ class Layer(Entry):
         if options:
             layer.options = options.encode()
         if not self.conv:
-            setattr(layer, "in", m.in_features)
-            layer.out = m.out_features
+            layer.out, columns = m.weight.shape
+            setattr(layer, "in", columns)
             return layer
         setattr(layer, "in", m.in_channels)
         layer.out, layer.groups = m.out_channels, m.groups
@@ -218,8 +218,10 @@ class Norm(Layer):
         return self.input(g, samples, first)[0]
 
 
-def _layer_problem(name, module, parent):
+def _layer_problem(name, module, parent, linear):
     """'' for a module that is a layer as the library means it; None for another kind; else why it is none."""
+    if linear is not None and linear(module):
+        return ""
     if isinstance(module, nn.SyncBatchNorm):
         return "SyncBatchNorm takes its mean over all ranks, which is not seen here"
     kind, plain = type(module), _norm_of(module)
@@ -239,9 +241,9 @@ def _layer_problem(name, module, parent):
     return ""
 
 
-def plan(model, accept=None):
+def plan(model, accept=None, linear=None):
     """The entries of a model, layers and parameters for themselves, in the order of its modules.  accept(name,
-    module) may say why a layer shall have no curvature."""
+    module) may say why a layer shall have no curvature; linear(module) that one of another class computes x W' + b."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # of each parameter: (module, full name)
@@ -251,7 +253,7 @@ def plan(model, accept=None):
                 users.setdefault(id(parameter), []).append((module, f"{name}.{attribute}" if name else attribute))
     entries, layers, taken = [], {}, set()
     for name, module in modules:
-        problem = _layer_problem(name, module, parents.get(id(module)))
+        problem = _layer_problem(name, module, parents.get(id(module)), linear)
         if problem == "" and accept is not None:
             problem = accept(name, module)
         if problem == "":

@@ -84,7 +84,8 @@ class Preconditioner:
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                          or float(chosen.get("window_decay")) > 0)
         self.entries = self._plan(accept)
-        self._warned, self._steps, self._final = set(), 0, False
+        self._warned, self._steps = set(), 0
+        self.rescued = self.unobserved = 0  # steps with such a note, of this object
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg)
         self._register(layer_options or {})
@@ -207,7 +208,10 @@ class Preconditioner:
         if status != _abi.NG_SKIPPED:
             self._steps += 1
             self._move()
-        if status == _abi.NG_UNOBSERVED:
+        if status == _abi.NG_RESCUED:
+            self.rescued += 1
+        elif status == _abi.NG_UNOBSERVED:
+            self.unobserved += 1
             self._say_unobserved()
         return status
 

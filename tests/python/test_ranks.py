@@ -1,6 +1,7 @@
 """Ranks: two and four processes of torch.distributed."""
 import contextlib
 import ctypes
+import time
 import unittest
 
 import torch
@@ -104,6 +105,91 @@ def broken(rank, world):
     return ""
 
 
+def one_broken(rank, world):
+    """Rank 1 cannot; the others hear of it at once."""
+    k = make(mlp())
+    if rank == 1:
+        def fail(*_arguments, **_more):
+            raise ConnectionError("the cable")
+        k._core.transport._sum = k._core.transport._send = fail
+    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+    begin = time.monotonic()
+    try:
+        k.step()
+    except natgrad.Error as error:
+        return time.monotonic() - begin, str(error)
+    return None
+
+
+def as_nccl(rank, world):
+    """A default group that does not carry host memory: one of gloo is made beside it."""
+    dist, real = torch.distributed, torch.distributed.get_backend
+    new_group, asked = dist.new_group, []
+    dist.get_backend = lambda group=None: "nccl" if group is None else real(group)
+    dist.new_group = lambda *ranks, backend=None: asked.append(backend) or new_group(*ranks, backend=backend)
+    try:
+        k = make(mlp(), grad_worker_fraction=0.5)
+    finally:
+        dist.get_backend, dist.new_group = real, new_group
+    loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
+    return k.step(), set(asked)
+
+
+class StubHorovod:
+    """horovod.torch by torch.distributed, without its names being looked at."""
+
+    Sum = "sum"
+
+    def __init__(self, rank, world):
+        self.names, self.rank, self.size, self.is_initialized = [], lambda: rank, lambda: world, lambda: True
+
+    def init(self):
+        pass
+
+    def allreduce_async_(self, tensor, name, op):
+        assert op == self.Sum and name not in self.names
+        self.names.append(name)
+        return torch.distributed.all_reduce(tensor, async_op=True)
+
+    def broadcast_async_(self, tensor, root, name):
+        assert name not in self.names
+        self.names.append(name)
+        return torch.distributed.broadcast(tensor, root, async_op=True)
+
+    def synchronize(self, handle):
+        handle.wait()
+
+    def poll(self, handle):
+        return handle.is_completed()
+
+
+def horovod(rank, world):
+    """The same numbers and state as by torch.distributed, and the same names on all ranks."""
+    import sys
+    import types
+    import natgrad.compat as kfac
+    found, hvd = [], StubHorovod(rank, world)
+    x, y = batch(12, shape=(2, 3, 3))
+    for group in (None, hvd):
+        model = mlp()
+        k = make(model, process_group=group, method="kaisa", grad_worker_fraction=0)
+        loss_of(model, x[rank::world], y[rank::world]).backward()
+        for p in model.parameters():
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= world
+        k.step()
+        found.append([p.grad.clone() for p in model.parameters()] + list(k.state_dict()["fields"].values()))
+    same = all(torch.equal(a, b) for a, b in zip(*found))
+    sys.modules["horovod"] = types.ModuleType("horovod")
+    sys.modules["horovod.torch"] = sys.modules["horovod"].torch = hvd
+    kfac.backend.init("Horovod")
+    before = len(hvd.names)
+    k = kfac.get_kfac_module("eva")(mlp())
+    loss_of(k.preconditioner.model, x, y).backward()
+    k.step()
+    return same, len(hvd.names) > before, hvd.names
+
+
 def subgroup(rank, world):
     """A group of two of three processes: ranks of the group are not those of the world."""
     group = torch.distributed.new_group([1, 2])
@@ -134,9 +220,21 @@ def collectives(rank, world):
                 do = _abi.ng_collective()
                 do.kind, do.dtype, do.root, do.count = collective, kind, 1, 5
                 do.send, do.recv = send.data_ptr(), recv.data_ptr()
-                transport._run(None, ctypes.pointer(do))
-                if not torch.equal(recv, expected) or not (in_place or torch.equal(send, parts[rank])):
-                    wrong.append((str(dtype), collective, in_place))
+                request, done = ctypes.c_void_p(), ctypes.c_int32()
+                for how in ("run", "wait", "test"):
+                    send.copy_(parts[rank])
+                    if how == "run":
+                        transport._run(None, ctypes.pointer(do))
+                    else:
+                        transport._start(None, ctypes.pointer(do), ctypes.pointer(request))
+                    if how == "wait":
+                        transport._wait(None, request.value)
+                    while how == "test" and not done.value:
+                        transport._test(None, request.value, ctypes.pointer(done))
+                    if not torch.equal(recv, expected) or not (in_place or torch.equal(send, parts[rank])):
+                        wrong.append((str(dtype), collective, in_place, how))
+                if transport._requests:
+                    wrong.append("a request that is left")
     return wrong
 
 
@@ -182,6 +280,21 @@ class Ranks(Case):
     def test_a_broken_transport_is_the_cause(self):
         for text in ranks.run(2, broken):
             self.assertIn("the cable", text)
+
+    def test_the_others_do_not_wait_for_a_broken_one(self):
+        for found in ranks.run(2, one_broken, timeout=60):
+            self.assertIsNotNone(found)
+            self.assertLess(found[0], 20)  # torch.distributed itself would wait for half an hour
+
+    def test_beside_nccl(self):
+        for found in ranks.run(2, as_nccl):
+            self.assertEqual(found, (0, {"gloo"}))
+
+    def test_horovod(self):
+        found = ranks.run(2, horovod)
+        for same, used, names in found:
+            self.assertTrue(same and used)
+            self.assertEqual(names, found[0][2])
 
     def test_a_group_of_some(self):
         data = batch(12, shape=(2, 3, 3))

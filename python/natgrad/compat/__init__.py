@@ -11,10 +11,11 @@ but where a published program is known to be wrong: dilated and grouped convolut
 """
 from . import backend
 from ._chainerkfac import SPNGD
+from ._gptneox import GPTNeoXKFACPreconditioner
 from ._istdaslab import (GGT, MFAC, DenseMFAC, LowRankAggregateMFAC, LowRankMFAC, RankOneAggregateMFAC, RankOneMFAC,
                          SparseGGT, SparseGradientMFAC, SparseMFAC)
-from ._kaisa import (AssignmentStrategy, ComputeMethod, DistributedStrategy, GPTNeoXKFACPreconditioner,
-                     KFACPreconditioner, LambdaParamScheduler, exp_decay_factor_averaging)
+from ._kaisa import (AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner, LambdaParamScheduler,
+                     exp_decay_factor_averaging)
 from ._lzhangbv import DP_KFAC, KFAC, MPD_KFAC, EVA, FusedEVA, KFACParamScheduler, get_kfac_module
 
 __all__ = ["AssignmentStrategy", "ComputeMethod", "DP_KFAC", "DenseMFAC", "DistributedStrategy", "EVA", "FusedEVA", "GGT",

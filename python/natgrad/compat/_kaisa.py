@@ -91,12 +91,18 @@ class KFACPreconditioner(Preconditioner):
         for layer in self.report()["layers"]:
             _core.log.log(loglevel, "Registered layer %s", layer["name"])
 
+    def _class_name(self, module):
+        return type(module).__name__
+
+    def _is_mine(self, module):
+        return isinstance(module, (nn.Linear, nn.Conv2d))
+
     def _accept(self, name, module):
         """The leaves that are a Linear or a Conv2d, no parameter of which is frozen."""
         for pattern in self._skip:
-            if pattern.search(name) or pattern.search(type(module).__name__):
+            if pattern.search(name) or pattern.search(self._class_name(module)):
                 return f"matches skip_layers: '{pattern.pattern}'"
-        if not isinstance(module, (nn.Linear, nn.Conv2d)):
+        if not self._is_mine(module):
             return f"kfac-pytorch has no {type(module).__name__}"
         if not all(p.requires_grad for p in module.parameters()):
             return "one of its parameters is frozen"
@@ -172,14 +178,6 @@ class KFACPreconditioner(Preconditioner):
         lines = [f"  {name}={self._of_step.get(name, self._values.get(name))}," for name in sorted(_LIVE)]
         return "\n".join([f"{type(self).__name__}(", *lines, f"  layers={len(self.report()['layers'])},",
                           f"  steps={self._steps},", ")"])
-
-
-class GPTNeoXKFACPreconditioner:
-    """Not there: it is of pipeline-parallel models of DeepSpeed."""
-
-    def __init__(self, *_arguments, **_named):
-        raise failure(_abi.NG_ERR_ABSENT, "GPTNeoXKFACPreconditioner: pipeline- and tensor-parallel models are not "
-                      "supported")
 
 
 class LambdaParamScheduler:

@@ -9,6 +9,7 @@ from .. import _abi, _core, _layers
 from .._core import failure
 from .._wrapped import Wrapped
 from ..preconditioner import Preconditioner
+from . import backend
 
 _GROUP = ("lr", "damping", "fac_update_freq", "kfac_update_freq")
 
@@ -44,7 +45,7 @@ class _Published(Wrapped):
         names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
         self._options = {name: names.get(name, "") for name in _GROUP}
         super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
-        self.preconditioner = _Inner(model, chosen, process_group)
+        self.preconditioner = _Inner(model, chosen, backend.group() if process_group is None else process_group)
         self.set_hook_enabled(enabled)
 
     def set_hook_enabled(self, mode=True):

@@ -2,12 +2,24 @@
 from .. import _abi
 from .._core import failure
 
-_chosen = None
+_group = None  # what a preconditioner takes where it is given no process group
 
 
 def init(name):
-    """"Torch": the default process group of torch.distributed, if there is one."""
-    global _chosen
-    if name != "Torch":
-        raise failure(_abi.NG_ERR_ABSENT, f"backend '{name}': not supported, there is Torch")
-    _chosen = name
+    """"Torch": the default process group of torch.distributed, if there is one; "Horovod": horovod.torch."""
+    global _group
+    if name == "Torch":
+        _group = None
+    elif name == "Horovod":
+        try:
+            import horovod.torch
+        except ImportError as error:
+            raise failure(_abi.NG_ERR_ABSENT, f"backend 'Horovod': horovod.torch cannot be imported: {error}") from error
+        horovod.torch.init()
+        _group = horovod.torch
+    else:
+        raise failure(_abi.NG_ERR_ABSENT, f"backend '{name}': not supported, there are Torch and Horovod")
+
+
+def group():
+    return _group

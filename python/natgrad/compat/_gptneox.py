@@ -1,0 +1,66 @@
+"""gpauloski/kfac-pytorch: its preconditioner of GPT-NeoX, models of DeepSpeed's PipelineModule."""
+import logging
+import warnings
+
+import torch
+
+from .. import _abi, _core, _layers
+from .._core import failure
+from ._kaisa import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
+
+_LAYERS = ("columnparallellinear", "rowparallellinear")
+
+
+def _size(group):
+    """Ranks of a group of torch.distributed, or of one that says so itself."""
+    if group is None:
+        return 1
+    return group.size() if callable(getattr(group, "size", None)) else torch.distributed.get_world_size(group)
+
+
+class GPTNeoXKFACPreconditioner(KFACPreconditioner):
+    """KFACPreconditioner of the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
+
+    As published, the clip looks at the layers of this stage, and compute_eigenvalue_outer_product is not looked at.
+    Ranks are those of data_parallel_group; layers that model_parallel_group has cut into shards are refused.
+    """
+
+    def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
+                 kl_clip=0.001, lr=0.1, accumulation_steps=1, allreduce_bucket_cap_mb=25.0,
+                 assignment_strategy=AssignmentStrategy.COMPUTE, compute_method=ComputeMethod.EIGEN,
+                 compute_eigenvalue_outer_product=False, symmetry_aware=False, grad_scaler=None, factor_dtype=None,
+                 inv_dtype=torch.float32, skip_layers=None, update_factors_in_hook=True, loglevel=logging.DEBUG,
+                 factor_checkpoint_dir=None, data_parallel_group=None, model_parallel_group=None,
+                 pipeline_parallel_group=None):
+        warnings.warn("KFAC support for GPT-NeoX is experimental", stacklevel=2)
+        if not any(kind.__name__ == "PipelineModule" for kind in type(model).__mro__):
+            raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
+        if _core.spell(compute_method).upper() == "INVERSE":
+            raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, there is eigen")
+        if _size(model_parallel_group) > 1:
+            raise failure(_abi.NG_ERR_ABSENT, f"model_parallel_group has {_size(model_parallel_group)} ranks: layers in "
+                          "shards are not supported")
+        if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
+            raise failure(_abi.NG_ERR_ARG, "data_parallel_group: it must be given where there are several stages, since "
+                          "ranks of a preconditioner have the same layers")
+        if factor_checkpoint_dir is not None:
+            raise failure(_abi.NG_ERR_ABSENT, "factor_checkpoint_dir: not supported, state_dict() has all that is kept")
+        if not isinstance(compute_eigenvalue_outer_product, bool):
+            raise failure(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
+        super().__init__(model, factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps,
+                         damping=damping, factor_decay=factor_decay, kl_clip=kl_clip, lr=lr,
+                         accumulation_steps=accumulation_steps, allreduce_bucket_cap_mb=allreduce_bucket_cap_mb,
+                         assignment_strategy=assignment_strategy, compute_method=compute_method,
+                         compute_eigenvalue_outer_product=False, grad_worker_fraction=DistributedStrategy.MEM_OPT,
+                         symmetry_aware=symmetry_aware, grad_scaler=grad_scaler, factor_dtype=factor_dtype,
+                         inv_dtype=inv_dtype, skip_layers=skip_layers, update_factors_in_hook=update_factors_in_hook,
+                         loglevel=loglevel, process_group=data_parallel_group)
+
+    def _class_name(self, module):
+        return type(module).__name__.lower()
+
+    def _is_mine(self, module):
+        return self._class_name(module) in _LAYERS
+
+    def _plan(self, accept):
+        return _layers.plan(self.model, accept, self._is_mine)

@@ -1,0 +1,86 @@
+"""The record of a run: log.jsonl as `natgrad train` writes it, for `natgrad export` and other readers.
+
+    log = natgrad.Log("run/log.jsonl", preconditioner)
+    for epoch in range(epochs):
+        for x, y in batches:
+            ...                                             # loss, backward, preconditioner.step(), optimizer.step()
+            log.step(epoch, lr, loss.item(), accuracy)
+        log.epoch(epoch, lr, train_loss, train_accuracy, test_loss, test_accuracy)
+    log.end()
+"""
+import json
+import math
+import os
+import time
+
+from . import _abi
+from ._core import failure
+
+_NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds", "clip")
+
+
+class Log:
+    """Lines of one run: "step", "epoch", "end", one JSON object each, with "schema": 1.
+
+    path           a new file; its folder is made
+    preconditioner of this package, or one of its optimizers: steps, clip, milliseconds of the stations come from it
+    every          steps between "step" lines
+    model          for the bytes of the network in the last line; None: the preconditioner's
+    forward        a function that is given each object, after it was written
+    """
+
+    def __init__(self, path, preconditioner, every=10, model=None, forward=None):
+        if every < 1:
+            raise failure(_abi.NG_ERR_ARG, f"every is {every}, expected at least 1")
+        self._preconditioner = getattr(preconditioner, "preconditioner", preconditioner)
+        self._model = self._preconditioner.model if model is None else model
+        self._every, self._forward, self._begin, self._marks = every, forward, time.monotonic(), {}
+        self._last = dict(epoch=0, train_loss=None, test_accuracy=None)
+        if os.path.dirname(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._file = open(path, "x", encoding="ascii")
+
+    def _write(self, event, epoch, **values):
+        report = self._preconditioner.report()
+        before, steps = self._marks.get(event, ({}, 0))
+        totals = {station["name"]: station["total_ms"] for station in report["stations"]}
+        passed = max(report["steps"] + report["skipped"] - steps, 1)
+        self._marks[event] = totals, report["steps"] + report["skipped"]
+        row = {"schema": 1, "event": event, "step": report["steps"], "epoch": int(epoch)}
+        if event == "step":
+            values["clip"] = report["clip"]
+        if event == "end":
+            values.update(skipped=report["skipped"], rescued=self._preconditioner.rescued,
+                          unobserved=self._preconditioner.unobserved,
+                          network_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
+                          precond_bytes=self._preconditioner.memory_usage()["total"])
+        if event != "step":
+            values["seconds"] = time.monotonic() - self._begin
+        for name, value in values.items():
+            if name in _NUMBERS or isinstance(value, float) or value is None:
+                value = None if value is None or not math.isfinite(value) else float(value)
+            row[name] = value
+        row["ms"] = {name: round((total - before.get(name, 0.0)) / passed, 4) for name, total in totals.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        if self._forward is not None:
+            self._forward(row)
+
+    def step(self, epoch, lr, loss, accuracy=None):
+        """After a step: its loss and the accuracy of its batch, in [0, 1]; every so many steps it is a line."""
+        if (self._preconditioner.steps % self._every) == 0:
+            self._write("step", epoch, lr=lr, train_loss=loss, train_accuracy=accuracy)
+
+    def epoch(self, epoch, lr, train_loss, train_accuracy=None, test_loss=None, test_accuracy=None):
+        """After an epoch: means over it."""
+        self._last = dict(epoch=epoch, train_loss=train_loss, test_accuracy=test_accuracy)
+        self._write("epoch", epoch, lr=lr, train_loss=train_loss, train_accuracy=train_accuracy, test_loss=test_loss,
+                    test_accuracy=test_accuracy)
+
+    def end(self, why="done"):
+        """The last line; `why` is "done", "stopped" or "diverged"."""
+        if why not in ("done", "stopped", "diverged"):
+            raise failure(_abi.NG_ERR_ARG, f"why is '{why}', expected done, stopped or diverged")
+        self._write("end", self._last["epoch"], why=why, train_loss=self._last["train_loss"],
+                    test_accuracy=self._last["test_accuracy"])
+        self._file.close()

@@ -1,0 +1,182 @@
+"""Every argument of kfac-pytorch's two preconditioners: the published table, and GPT-NeoX's layers."""
+import inspect
+import logging
+import unittest
+import warnings
+
+import torch
+from torch import nn
+
+import natgrad.compat as compat
+from front import Case, batch, grads, loss_of, net
+from natgrad.compat import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
+
+# name: (default, another value and whether it changes the numbers of net(), or None, a wrong value)
+TABLE = dict(
+    factor_update_steps=(1, (2, True), 0), inv_update_steps=(1, (2, True), 0), damping=(0.001, (0.1, True), 0),
+    factor_decay=(0.95, (0.5, True), 1.5), kl_clip=(0.001, (0.1, True), -1), lr=(0.1, (1.0, True), -0.1),
+    accumulation_steps=(1, (2, True), 0), allreduce_bucket_cap_mb=(25.0, (0, False), -1),
+    assignment_strategy=(AssignmentStrategy.COMPUTE, ("memory", False), "fast"), colocate_factors=(True, None, "maybe"),
+    compute_method=(ComputeMethod.EIGEN, ("inverse", True), "lu"),
+    compute_eigenvalue_outer_product=(True, (False, False), "maybe"),
+    grad_worker_fraction=(DistributedStrategy.COMM_OPT, (0.5, False), 1.5), symmetry_aware=(False, (True, False), "maybe"),
+    grad_scaler=(None, (lambda: 4.0, True), None), factor_dtype=(None, (torch.bfloat16, True), torch.float64),
+    inv_dtype=(torch.float32, (torch.bfloat16, True), torch.float64), skip_layers=(None, (["6$"], True), ["("]),
+    update_factors_in_hook=(True, (False, True), "maybe"), loglevel=(logging.DEBUG, (logging.INFO, False), None))
+# what GPT-NeoX's has otherwise
+NEOX = dict(compute_eigenvalue_outer_product=(False, None, "maybe"), compute_method=(ComputeMethod.EIGEN, None, "inverse"),
+            factor_checkpoint_dir=(None, None, "/tmp"), data_parallel_group=(None, None, None),
+            model_parallel_group=(None, None, None), pipeline_parallel_group=(None, None, None))
+ABSENT = ("colocate_factors", "grad_worker_fraction")
+
+
+class Called(nn.Module):
+    """A layer that runs twice: what update_factors_in_hook is about."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        return self.net[8](torch.tanh(self.net(x)[:, [0, 1, 2, 0, 1]]))
+
+
+def after_steps(**options):
+    model = Called()
+    k = KFACPreconditioner(model, **options)
+    for t in range(4):
+        model.zero_grad()
+        loss_of(model, *batch(seed=10 + t)).backward()
+        k.step()
+    return grads(model)
+
+
+class Table(Case):
+    def test_defaults(self):
+        signature = inspect.signature(KFACPreconditioner).parameters
+        self.assertEqual([n for n in signature][1:], [*TABLE, "process_group"])
+        self.assertEqual({n: signature[n].default for n in TABLE}, {n: row[0] for n, row in TABLE.items()})
+        signature = inspect.signature(compat.GPTNeoXKFACPreconditioner).parameters
+        expected = {**{n: row for n, row in TABLE.items() if n not in ABSENT}, **NEOX}
+        self.assertEqual(set(signature), {"model", *expected})
+        for name, (default, *_) in expected.items():
+            self.assertEqual(signature[name].default, default, name)
+
+    def test_each_works(self):
+        self.quiet()
+        plain = after_steps()
+        for name, (_, other, _) in TABLE.items():
+            if other is None:
+                continue
+            with self.subTest(name):
+                value, differs = other
+                got = after_steps(**{name: value})
+                far = max(((got[n] - g).abs().max() / g.abs().max()).item() for n, g in plain.items() if n != "net.2.bias")
+                # the same numbers in another order: rounding, times the condition of the eigenbases
+                (self.assertGreater if differs else self.assertLess)(far, 1e-4)
+
+    def test_each_refuses_what_is_wrong(self):
+        for name, (_, _, wrong) in TABLE.items():
+            if wrong is not None:
+                with self.assertRaisesRegex(Exception, name if name != "skip_layers" else "unterminated", msg=name):
+                    KFACPreconditioner(net(), **{name: wrong})
+        with self.assertRaisesRegex(TypeError, "colocate"):
+            KFACPreconditioner(net(), colocate=True)
+
+    def test_functions_of_the_step(self):
+        for name in ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr"):
+            seen = []
+            default = TABLE[name][0]
+            after_steps(**{name: lambda t: seen.append(t) or default})
+            self.assertEqual(set(seen), {0, 1, 2, 3, 4}, name)
+        self.same(after_steps(damping=lambda t: 0.001), after_steps())
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer as Megatron has it: no nn.Linear, and it gives (output, bias)."""
+
+    def __init__(self, columns, rows):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(rows, columns) / 3), nn.Parameter(torch.zeros(rows))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight), self.bias
+
+
+class RowParallelLinear(ColumnParallelLinear):
+    pass
+
+
+class PipelineModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.up, self.down, self.head = ColumnParallelLinear(4, 6), RowParallelLinear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        out, bias = self.up(x)
+        out, bias = self.down(torch.tanh(out + bias))
+        return self.head(out + bias)
+
+
+class Plain(nn.Module):
+    """The same of nn.Linear."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3)
+        self.load_state_dict(other.state_dict())
+
+    def forward(self, x):
+        return self.head(self.down(torch.tanh(self.up(x))))
+
+
+class Ranks:
+    def __init__(self, size):
+        self.size = lambda: size
+
+
+class GptNeoX(Case):
+    def make(self, model, **options):
+        with self.assertWarnsRegex(UserWarning, "experimental"):
+            return compat.GPTNeoXKFACPreconditioner(model, **options)
+
+    def test_numbers(self):
+        """Of the same network of nn.Linear, without its head."""
+        model, x = PipelineModule(), torch.randn(7, 2, 4)  # [T, B, F]
+        other = Plain(model)
+        k = self.make(model, compute_eigenvalue_outer_product=True, data_parallel_group=None)
+        plain = KFACPreconditioner(other, skip_layers=["head"], compute_eigenvalue_outer_product=False)
+        for _ in range(3):
+            for one, step in ((model, k), (other, plain)):
+                one.zero_grad()
+                one(x).pow(2).mean().backward()
+                step.step()
+        for name, p in model.named_parameters():
+            expected = dict(other.named_parameters())[name].grad
+            self.assertLess(((p.grad - expected).abs().max() / expected.abs().max()).item(), 1e-5, name)
+        self.assertEqual([layer["name"] for layer in k.report()["layers"]], ["up", "down"])
+        self.assertEqual(k._chosen.get("prediv"), "0")
+        why = {row["name"]: row["why"] for row in k.explain()}
+        self.assertEqual(why["head.weight"], "kfac-pytorch has no Linear")
+        for options, left in ((dict(skip_layers=["rowparallel"]), ["up"]), (dict(skip_layers=["^up$"]), ["down"]),
+                              (dict(skip_layers=["RowParallel"]), ["up", "down"])):  # class names are lower-cased
+            self.assertEqual([layer["name"] for layer in self.make(PipelineModule(), **options).report()["layers"]], left)
+
+    def test_refused(self):
+        self.quiet()
+        for options, pattern in ((dict(compute_method="inverse"), "compute_method"),
+                                 (dict(compute_method=ComputeMethod.INVERSE), "compute_method"),
+                                 (dict(factor_checkpoint_dir="/tmp"), "factor_checkpoint_dir"),
+                                 (dict(model_parallel_group=Ranks(2)), "model_parallel_group has 2 ranks"),
+                                 (dict(pipeline_parallel_group=Ranks(2)), "data_parallel_group"),
+                                 (dict(damping=-1), "damping"), (dict(compute_eigenvalue_outer_product=2), "outer_product")):
+            with self.refused(pattern):
+                compat.GPTNeoXKFACPreconditioner(PipelineModule(), **options)
+        with self.refused("model is a Sequential, expected a PipelineModule"):
+            compat.GPTNeoXKFACPreconditioner(net())
+        compat.GPTNeoXKFACPreconditioner(PipelineModule(), model_parallel_group=Ranks(1), pipeline_parallel_group=Ranks(1))
+
+
+if __name__ == "__main__":
+    unittest.main()
