@@ -99,10 +99,16 @@ void ng_window_mark(ng_block *b);
 void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take);
 /* Sums over all chunks of g u, g g, u u, g as bound. */
 void ng_window_measure(ng_block *b, double out[3]);
+/* ---- window_rows.c ---------------------------------------------------------------------------*/
+
 /* <x, y> of n floats in double; acc [n] += c x; the order of additions does not depend on who asks. */
 double ng_window_dot(const float *x, const float *y, int64_t n);
 void ng_window_add(double *acc, const float *x, int64_t n, double c);
-void ng_window_add4(double *acc, const float *const x[4], int64_t n, const double c[4]);
+/* The same of four rows in f32 or bf16 at once, and of 4 or 8. */
+void ng_window_dots(const void *const row[4], ng_dtype type, const float *y, int64_t n,
+                    double out[4]);
+void ng_window_sums(double *acc, const void *const *row, ng_dtype type, int rows, int64_t n,
+                    const double *c);
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 

@@ -1,7 +1,7 @@
 /* window_dense.c: the store of whole rows: [places, d] in f32, or in bf16.
  *
  * Both products read the store once, chunk of columns after chunk of columns: a chunk of x, or of doubles
- * to add to, stays in the first caches while the same columns of all rows pass by.  bf16: what enters is
+ * to add to, stays in the first caches while the same columns of all rows pass by, several rows at once.  bf16: what enters is
  * rounded, and the direction is that of the rounded gradient. */
 #include "family/window.h"
 
@@ -74,14 +74,21 @@ typedef struct product {
 } product;
 
 static void product_chunk(void *arg, int32_t i) {
+  enum { AT_ONCE = 4 };
   const product *p = arg;
   ng_window *w = ng_window_of(p->b);
+  const dense *s = w->own;
   const ng_window_chunk *c = &w->chunk[i];
-  double *k = w->partial + i * w->places;
-  float room[NG_WINDOW_CHUNK];
-  for (int64_t j = 0; j < w->uses; j++) {
-    const int64_t place = w->used[j];
-    k[place] = ng_window_dot(as_f32(w, place, c->at, c->n, room), p->x + c->at, c->n);
+  double *k = w->partial + i * w->places, out[AT_ONCE];
+  for (int64_t j = 0; j < w->uses; j += AT_ONCE) {
+    const void *row[AT_ONCE]; /* the last ones again, where there are fewer */
+    for (int64_t q = 0; q < AT_ONCE; q++) {
+      row[q] = row_at(w, w->used[ng_min64(j + q, w->uses - 1)], c->at);
+    }
+    ng_window_dots(row, s->type, p->x + c->at, c->n, out);
+    for (int64_t q = 0; q < AT_ONCE && j + q < w->uses; q++) {
+      k[w->used[j + q]] = out[q];
+    }
   }
 }
 
@@ -103,13 +110,14 @@ typedef struct combination {
 } combination;
 
 static void combine_chunk(void *arg, int32_t i) {
-  enum { AT_ONCE = 4 };
+  enum { FEW = 4, MANY = 8 };
   const combination *m = arg;
   ng_window *w = ng_window_of(m->b);
+  const dense *s = w->own;
   const ng_window_chunk *c = &w->chunk[i];
   const double *z = w->part[c->part].c;
   double acc[NG_WINDOW_LINE];
-  float room[AT_ONCE][NG_WINDOW_LINE];
+  float room[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c->n; at += n) {
     float *u = w->u + c->at + at;
     int64_t j = 0;
@@ -117,17 +125,18 @@ static void combine_chunk(void *arg, int32_t i) {
     for (int64_t e = 0; e < n; e++) {
       acc[e] = m->by == 0.0 ? 0.0 : m->by * (double)u[e];
     }
-    for (; j + AT_ONCE <= w->uses; j += AT_ONCE) {
-      const float *x[AT_ONCE];
-      double by[AT_ONCE];
-      for (int q = 0; q < AT_ONCE; q++) {
-        x[q] = as_f32(w, w->used[j + q], c->at + at, n, room[q]);
+    for (int rows; j + FEW <= w->uses; j += rows) {
+      const void *row[MANY];
+      double by[MANY];
+      rows = j + MANY <= w->uses ? MANY : FEW;
+      for (int q = 0; q < rows; q++) {
+        row[q] = row_at(w, w->used[j + q], c->at + at);
         by[q] = z[w->used[j + q]];
       }
-      ng_window_add4(acc, x, n, by);
+      ng_window_sums(acc, row, s->type, rows, n, by);
     }
     for (; j < w->uses; j++) {
-      ng_window_add(acc, as_f32(w, w->used[j], c->at + at, n, room[0]), n, z[w->used[j]]);
+      ng_window_add(acc, as_f32(w, w->used[j], c->at + at, n, room), n, z[w->used[j]]);
     }
     for (int64_t e = 0; e < n; e++) {
       u[e] = (float)acc[e];
