@@ -80,6 +80,10 @@ static int published(const recording *r, const char *path, ng_options *o, double
   return CLI_OK;
 }
 
+static bool low_rank(const ng_options *o) {
+  return strcmp(cli_option_text(o, "window_store").text, "lowrank") == 0;
+}
+
 /* --method asks for a row as it is, whatever the recording has set. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
                      double *lr) {
@@ -94,13 +98,10 @@ static int configure(const recording *r, const char *path, const cli_args *args,
     if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_bad("%s", message);
   }
   if (rc == CLI_OK) rc = cli_apply(args, *o);
-  if (rc == CLI_OK && strcmp(cli_option_text(*o, "window_store").text, "lowrank") == 0) {
-    rc = cli_bad("%s: low rank begins with matrices that the program drew, and replay cannot hand "
-                 "them over; the test t_window_golden does",
-                 path);
-  }
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
     rc = cli_bad("%s: %s", path, message);
+  if (rc == CLI_OK && low_rank(*o))
+    rc = replay_check_drawn(r, path, (int64_t)cli_option_real(*o, "window_rank"));
   return rc;
 }
 
@@ -201,12 +202,13 @@ static int replay(const char *path, const wish *w, const cli_args *args) {
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
   ng_options *options = NULL, *fused = NULL;
-  replay_job j = {&r, NULL, NULL, w->linalg, 0};
+  replay_job j = {&r, NULL, NULL, w->linalg, 0, false};
   replay_rank *ranks = replay_ranks(&j);
   rc = configure(&r, path, args, &options, &j.lr);
   if (rc == CLI_OK && r.updates) rc = fused_options(options, path, &fused);
   j.options = options;
   j.fused = fused;
+  j.drawn = rc == CLI_OK && low_rank(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK) {

@@ -10,6 +10,7 @@ typedef struct replay_job {
   const ng_options *fused;   /* ... and of one that updates weights; NULL: the recording has none */
   const char *linalg;
   double lr;
+  bool drawn; /* low rank, which begins with what the program drew */
 } replay_job;
 
 /* One rank's run. */
@@ -28,6 +29,10 @@ typedef struct replay_rank {
 
 replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */
 void replay_ranks_free(replay_rank *ranks, int count, int layers);
+/* replay_drawn.c: is all there that low rank begins with?  0, or 2 with a line told.  The library's own
+ * beginning replaced by it; one rank, of parameters. */
+int replay_check_drawn(const recording *r, const char *path, int64_t rank);
+ng_status replay_hand_over(const recording *r, ng_precond *p);
 /* Plays it on all ranks; 0, or 2 with a line told. */
 int replay_run(const replay_job *job, replay_rank *ranks, bool fused);
 

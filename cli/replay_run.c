@@ -104,7 +104,8 @@ static ng_status set_up_parameters(replay_rank *me, ng_precond *p) {
     if (st >= 0) st = ng_bind_grad(p, index, NG_WEIGHT, &g);
     if (st >= 0) st = ng_bind_weight(p, index, NG_WEIGHT, &w);
   }
-  return st < 0 ? st : ng_ready(p);
+  if (st >= 0) st = ng_ready(p);
+  return st >= 0 && me->job->drawn ? replay_hand_over(r, p) : st;
 }
 
 /* As they were before the first step. */

@@ -3,7 +3,8 @@
  *
  * The library stays within 2e-4 of what was recorded, 1e-3 with factors of low rank (there: 2e-3 in the error
  * feedback), of the largest entry of the step; and it is closer to the formulas than the programs were, but
- * for factors of low rank, where it is within 1e-4. */
+ * for factors of low rank, where it is within 1e-4: rounding of e, P and Q to f32, which both keep, goes round
+ * through the warm start, and where that leads is chance (docs/algorithms.md has numbers). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
