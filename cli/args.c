@@ -18,7 +18,7 @@ typedef struct table {
   int count, own, library;
 } table;
 
-enum { BASE = 256 };
+enum { BASE = 256, SHORT_NAMES = 8 };
 
 static void table_add(table *t, const char *name, int has_arg, int value) {
   t->names[t->count] = name;
@@ -28,11 +28,26 @@ static void table_add(table *t, const char *name, int has_arg, int value) {
   t->count++;
 }
 
+/* A name of the command's own wins. */
+static void add_short_names(const cli_command *command, table *t) {
+  const char *name, *option;
+  for (int k = 0; k < SHORT_NAMES && (name = cli_short_name(k, &option)) != NULL; k++) {
+    bool free_name = command->library;
+    for (int i = 0; i < t->own; i++)
+      free_name = free_name && strcmp(command->options[i].name, name) != 0;
+    for (int i = 0; i < ng_option_count() && free_name; i++) {
+      ng_option_info info = {.struct_size = sizeof info};
+      if (ng_option_at(i, &info) == NG_OK && strcmp(info.name, option) == 0)
+        table_add(t, name, required_argument, BASE + t->own + i);
+    }
+  }
+}
+
 static void table_make(const cli_command *command, table *t) {
   memset(t, 0, sizeof *t);
   t->own = command->n_options;
   t->library = command->library ? ng_option_count() + 1 : 0; /* and "method" */
-  const size_t most = (size_t)(2 * t->own + 2 * t->library + 3);
+  const size_t most = (size_t)(2 * t->own + 2 * t->library + SHORT_NAMES + 3);
   t->rows = cli_take(most, sizeof *t->rows);
   t->names = cli_take(most, sizeof *t->names);
   t->text = cli_take((size_t)(t->own + t->library), CLI_NAME);
@@ -58,6 +73,7 @@ static void table_make(const cli_command *command, table *t) {
       table_add(t, info.name, required_argument, BASE + t->own + i);
     }
   }
+  add_short_names(command, t);
   table_add(t, "help", no_argument, 'h');
   table_add(t, "keep-kernel", no_argument, 'k');
 }

@@ -57,6 +57,9 @@ bool cli_same_name(const char *a, const char *b); /* but for '-' and '_' */
 /* From the library's tables.  An option by either spelling; a method's index for ng_method_at, -1: there
  * is none. */
 bool cli_option_find(const char *name, ng_option_info *out);
+/* Short names of options on command lines and in lists, found by cli_option_find as well: the i-th and its
+ * option, NULL after the last. */
+const char *cli_short_name(int i, const char **option);
 int32_t cli_method_find(const char *name, ng_method_info *out);
 int cli_method_names(const char **names, int room); /* returns how many */
 

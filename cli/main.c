@@ -70,7 +70,8 @@ void cli_help(const cli_command *command) {
     printf("  %-22s %s\n", left, o->help);
   }
   if (command->library) {
-    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`");
+    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`;\n"
+         "--store, --density, --rank: --window-store, --window-density, --window-rank");
   }
 }
 

@@ -100,7 +100,7 @@ static void every_configuration_is_read(void **state) {
     n++;
   }
   (void)closedir(d);
-  assert_int_equal(n, 10);
+  assert_int_equal(n, 15);
 }
 
 /* The six published ones: samples, epochs, momentum, damping, alpha of mixup. */
