@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""BERT: classification of texts and question answering, fine-tuned.
+
+    bert.py [--task classify | answer] [--model FOLDER of a model of transformers] [--method kaisa]
+
+With transformers installed the model is that of --model, or a small one of random weights; without it a small encoder of
+PyTorch with the same outputs.  --data is a file of torch.save: {"tokens": [n, t], "labels": [n]}, of answers
+{"tokens": [n, t], "begin": [n], "end": [n]}; without it generated.
+"""
+import sys
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+import common
+from translate import Layer
+
+try:
+    import transformers
+except ImportError:
+    transformers = None
+
+
+class Encoder(nn.Module):
+    """BERT in small: `outputs` numbers for each text, or for each token."""
+
+    def __init__(self, outputs, each_token, words=64, width=32, layers=2):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(words, width), nn.Embedding(128, width)
+        self.layers = nn.ModuleList(Layer(width, 4, False) for _ in range(layers))
+        self.head, self.each_token = nn.Linear(width, outputs), each_token
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        hidden = (tokens == 0)[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, hidden)
+        return self.head(x if self.each_token else x[:, 0])
+
+
+class Wrapped(nn.Module):
+    """A model of transformers with the same outputs."""
+
+    def __init__(self, answer, folder):
+        super().__init__()
+        kind = transformers.BertForQuestionAnswering if answer else transformers.BertForSequenceClassification
+        self.bert = kind.from_pretrained(folder) if folder else kind(transformers.BertConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=2))
+        self.answer = answer
+
+    def forward(self, tokens):
+        found = self.bert(tokens, attention_mask=(tokens != 0).long())
+        return torch.stack([found.start_logits, found.end_logits], -1) if self.answer else found.logits
+
+
+def texts(args, answer):
+    """Tokens and labels; generated ones: which of two words comes more often, or where 2 and 3 stand."""
+    if args.data:
+        stored = torch.load(args.data)
+        return [stored[name] for name in (("tokens", "begin", "end") if answer else ("tokens", "labels"))]
+    tokens = torch.randint(4, 64, (1024, 16))
+    tokens[:, 0] = 1
+    if not answer:
+        tokens[:, 1:] = torch.where(torch.rand(1024, 15) < 0.5, torch.randint(4, 6, (1024, 15)), tokens[:, 1:])
+        return tokens, ((tokens == 4).sum(1) > (tokens == 5).sum(1)).long()
+    begin = torch.randint(1, 14, (1024,))
+    end = begin + torch.randint(0, 2, (1024,))
+    tokens.scatter_(1, (end + 1)[:, None], 3)
+    tokens.scatter_(1, begin[:, None], 2)
+    return tokens, begin, end
+
+
+def answers(model, batch):
+    output = model(batch[0])
+    return (F.cross_entropy(output[..., 0], batch[1]) + F.cross_entropy(output[..., 1], batch[2])) / 2, output
+
+
+def main():
+    parser = common.options(__doc__, batch_size=32, epochs=3, lr=0.02, momentum=0.8, weight_decay=0.0, damping=0.03, inv_update_steps=10)
+    parser.add_argument("--task", choices=("classify", "answer"), default="classify")
+    parser.add_argument("--model", help="a folder, as transformers saves it")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    answer = args.task == "answer"
+    if args.model and transformers is None:
+        sys.exit("--model: transformers is not installed (pip install transformers)")
+    model = Encoder(2, answer) if transformers is None else Wrapped(answer, args.model)
+    return common.train(args, model, common.shuffled(args.batch_size, *texts(args, answer)),
+                        answers if answer else common.classify, None if answer else common.share_right)
+
+
+if __name__ == "__main__":
+    main()

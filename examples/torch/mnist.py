@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""MNIST, the network of kfac-pytorch's integration test: two convolutions, two linear layers.
+
+    mnist.py [--data FOLDER with train-images-idx3-ubyte ...] [--method kaisa] [--epochs 5]
+"""
+import gzip
+import os
+import struct
+
+import torch
+from torch import nn
+
+import common
+
+
+def read(folder, name):
+    """An IDX file of bytes, maybe gzipped."""
+    path = os.path.join(folder, name)
+    path, opener = (path, open) if os.path.exists(path) else (path + ".gz", gzip.open)
+    with opener(path, "rb") as file:
+        data = bytearray(file.read())
+    axes = data[3]
+    shape = struct.unpack(f">{axes}I", data[4:4 + 4 * axes])
+    return torch.frombuffer(data, dtype=torch.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def digits(folder, part):
+    if folder:
+        return (read(folder, part + "-images-idx3-ubyte")[:, None].float() - 33.3) / 78.6, read(
+            folder, part + "-labels-idx1-ubyte").long()
+    generator = torch.Generator().manual_seed(3)  # ten prototypes and noise
+    prototypes = torch.randn(10, 1, 28, 28, generator=generator)
+    count, generator = (2048, generator.manual_seed(4)) if part == "train" else (512, generator.manual_seed(5))
+    labels = torch.randint(10, (count,), generator=generator)
+    return prototypes[labels] + 2 * torch.randn(count, 1, 28, 28, generator=generator), labels
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def main():
+    args = common.options(__doc__, batch_size=64, epochs=5, lr=0.05, weight_decay=0.0, factor_update_steps=10,
+                          inv_update_steps=100).parse_args()
+    torch.manual_seed(args.seed)
+    test = digits(args.data, "t10k")
+    return common.train(args, network(), common.shuffled(args.batch_size, *digits(args.data, "train")), common.classify,
+                        common.share_right, common.shuffled(256, *test))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Residual networks: CIFAR-10 (ResNet-20, 32, 44, 56, 110) and ImageNet (ResNet-18, 34, 50).
+
+    resnet.py [--data FOLDER of cifar-10-batches-bin] [--depth 32] [--method kaisa]
+    resnet.py --imagenet [--data FOLDER of train/CLASS/*.JPEG; needs torchvision] [--depth 50] [--lr 0.0125]
+"""
+import os
+import sys
+
+import torch
+from torch import nn
+
+import common
+
+
+def conv(ins, outs, kernel, stride=1):
+    return nn.Conv2d(ins, outs, kernel, stride, kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    """Two convolutions, or three with a bottleneck, and a shortcut."""
+
+    def __init__(self, ins, width, stride, bottleneck):
+        super().__init__()
+        outs = width * (4 if bottleneck else 1)
+        sizes = [(ins, width, 1, 1), (width, width, 3, stride), (width, outs, 1, 1)] if bottleneck else [
+            (ins, width, 3, stride), (width, outs, 3, 1)]
+        layers = [layer for size in sizes for layer in (conv(*size), nn.BatchNorm2d(size[1]), nn.ReLU(inplace=True))]
+        self.body = nn.Sequential(*layers[:-1])
+        self.shortcut = nn.Identity() if stride == 1 and ins == outs else nn.Sequential(
+            conv(ins, outs, 1, stride), nn.BatchNorm2d(outs))
+        self.outs = outs
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def network(depth, imagenet):
+    if imagenet:
+        counts = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
+        stem, ins = [conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    else:
+        counts, stem, ins = ((depth - 2) // 6,) * 3, [conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()], 16
+    width = ins
+    for stage, count in enumerate(counts):
+        for i in range(count):
+            stem.append(Block(ins, width << stage, 2 if i == 0 and stage > 0 else 1, imagenet and depth >= 50))
+            ins = stem[-1].outs
+    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ins, 1000 if imagenet else 10))
+
+
+def cifar(folder):
+    """Images and labels of the binary files."""
+    mean, deviation = ((torch.tensor(v) * 255).reshape(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465),
+                                                                            (0.2470, 0.2435, 0.2616)))
+    rows = []
+    for i in range(1, 6):
+        with open(os.path.join(folder, f"data_batch_{i}.bin"), "rb") as file:
+            rows.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).reshape(-1, 3073))
+    rows = torch.cat(rows)
+    return (rows[:, 1:].reshape(-1, 3, 32, 32).float() - mean) / deviation, rows[:, 0].long()
+
+
+def images(args):
+    """batches()"""
+    if args.imagenet and args.data:
+        try:
+            from torchvision import datasets, transforms
+        except ImportError as missing:
+            sys.exit(f"--data: {missing}")
+        change = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(),
+                                     transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406],
+                                                                                 [0.229, 0.224, 0.225])])
+        loader = torch.utils.data.DataLoader(datasets.ImageFolder(os.path.join(args.data, "train"), change),
+                                             args.batch_size, shuffle=True, drop_last=True, num_workers=4)
+        return lambda: loader
+    if args.data:
+        return common.shuffled(args.batch_size, *cifar(args.data))
+    size, count = (args.image or (64 if args.imagenet else 32)), 512
+    labels = torch.randint(10, (count,))
+    return common.shuffled(args.batch_size, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
+
+
+def main():
+    imagenet = "--imagenet" in sys.argv
+    published = dict(batch_size=32, lr=0.0125, weight_decay=5e-5, damping=0.001, factor_update_steps=10,
+                     inv_update_steps=100, epochs=55) if imagenet else dict(batch_size=128, lr=0.1, weight_decay=5e-4,
+                                                                            epochs=100)
+    parser = common.options(__doc__, depth=50 if imagenet else 32, image=0, **published)
+    parser.add_argument("--imagenet", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    return common.train(args, network(args.depth, imagenet), images(args), common.classify, common.share_right)
+
+
+if __name__ == "__main__":
+    main()
