@@ -631,7 +631,7 @@ typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_i
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 
 /* A layer.  ng_layer_init fills the defaults; set name and widths, and what differs.
- * What is not supported yet (embedding, shards, aliases) is refused by name when added.
+ * What is not supported yet (shards, aliases) is refused by name when added.
  *
  * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
  * channels-last is strides, and nothing here says which: ng_array_nhwc(w, out, in/groups, kh, kw, NG_F32)
@@ -656,8 +656,10 @@ typedef struct ng_layer {
   /* norm: gamma is its weight [in], beta its bias [in]; see norm_kind below */
   double norm_eps; /* 1e-5; >= 0 */
   ng_norm_input norm_input;
-  /* embedding */
-  ng_dtype token_dtype; /* NG_I32, NG_I64                                                         */
+  /* embedding: `in` tokens, `out` features, no bias; its weight is [in, out], a row a token, as
+   * torch.nn.Embedding has it.  Its input is token numbers 0 to in - 1.  A is diagonal and exact: how often
+   * each token is shown.  Methods of the Kronecker and window families take it, others refuse it. */
+  ng_dtype token_dtype; /* NG_I64; NG_I32                                                         */
   /* tensor parallel */
   int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
   void *shard_group;    /* of the transport                                                       */
@@ -703,7 +705,7 @@ NG_API NG_CHECKED ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm
                                         int64_t channels, int64_t groups, double eps,
                                         int32_t *index);
 
-/* Register a parameter without curvature (an embedding): its gradient is left as
+/* Register a parameter without curvature: its gradient is left as
  * it is by ng_step, and it is updated with all others by ng_step_sgd and ng_step_adamw. */
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
@@ -818,6 +820,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Shapes:  linear: any leading axes and then the features.  The first axis counts samples (the second
  *          with NG_POSITIONS_FIRST), all others positions; [B*S, in] means the same in two axes, samples
  *          (or positions) outermost.  conv2d: [B, C, H, W], H and W those of this observation.
+ *          embedding: token numbers, the leading axes of a linear layer's input alone, i32 or i64 as
+ *          ng_layer.token_dtype says; its output gradient as of a linear layer.
  *          A batch or group norm: [B, C] or [B, C, any positions]; a layer norm: as linear.
  *          f32, bf16 or f16.  Any strides: what cannot be read where it lies is gathered line by line.
  * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
@@ -830,7 +834,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct so large that the average might not
  *          be; nothing was folded, and the coming step will leave gradients and weights alone (rank
  *          one: a value that is read, so not beyond stat_batch, no
- *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG,
+ *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG (a token that
+ *          the vocabulary lacks, ...),
  *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct, or in the last
  *          micro-batch), NG_ERR_COMM (sending ahead failed), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,

@@ -282,7 +282,8 @@ static void test_layers(void **state) {
   ng_layer_init(&d, NG_EMBEDDING, sizeof d);
   d.name = "x";
   d.in = d.out = 4;
-  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "embedding");
+  d.bias = 1;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "of an embedding");
   ng_layer_init(&d, NG_LINEAR, sizeof d);
   d.name = "x";
   d.in = d.out = 4;

@@ -90,7 +90,7 @@ static void skip_refuses(void **state) {
   assert_string_equal(skip_of(&o, &l), "exclude_width");
   l.struct_size = offsetof(ng_layer, bias); /* of an older header */
   assert_string_equal(skip_of(&o, &l), "exclude_width");
-  l.kind = NG_EMBEDDING; /* not supported yet, and no linear layer */
+  l.kind = NG_EMBEDDING; /* no linear layer */
   assert_string_equal(skip_of(&o, &l), "");
   l.kind = NG_LINEAR;
   l.struct_size = 8;

@@ -61,7 +61,7 @@ int32_t ng_wants(const ng_precond *p, int32_t layer) {
 
 /* The loan is checked although both end with the call on a host: a device will hold it longer. */
 static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v, ng_loan loan,
-                             const char *call) {
+                             bool grad, const char *call) {
   if (v == NULL || v->data == NULL) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': the array is NULL", call, d->name);
   }
@@ -69,7 +69,12 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': loan is %d, expected NG_COPY or NG_BORROW",
                    call, d->name, (int)loan);
   }
-  if (v->dtype != NG_F32 && v->dtype != NG_BF16 && v->dtype != NG_F16) {
+  const bool tokens = d->kind == NG_EMBEDDING && !grad;
+  if (tokens && v->dtype != d->token_dtype) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected %s, its token_dtype",
+                   call, d->name, ng_dtype_name(v->dtype), ng_dtype_name(d->token_dtype));
+  }
+  if (!tokens && v->dtype != NG_F32 && v->dtype != NG_BF16 && v->dtype != NG_F16) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: layer '%s': dtype is %s, expected f32, bf16 or f16",
                    call, d->name, ng_dtype_name(v->dtype));
   }
@@ -96,7 +101,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   }
   const ng_layer *d = &p->entry[layer]->d;
   ng_strided s;
-  st = check_array(p, d, v, loan, call);
+  st = check_array(p, d, v, loan, grad, call);
   if (st != NG_OK) return st;
   const char *wrong = ng_array_take(v, &s);
   if (wrong != NULL) {

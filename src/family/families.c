@@ -12,8 +12,9 @@
  * caller's. */
 #include "family/family.h"
 
-static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone, &ng_family_norm,
-                                       &ng_family_norm_full, &ng_family_window};
+static const ng_family *const own[] = {&ng_family_kronecker, &ng_family_rankone,
+                                       &ng_family_norm,      &ng_family_norm_full,
+                                       &ng_family_window,    &ng_family_embedding};
 enum { OWN = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

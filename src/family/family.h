@@ -152,7 +152,7 @@ typedef struct ng_family {
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_norm_full,
-    ng_family_window;
+    ng_family_window, ng_family_embedding;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

@@ -156,8 +156,23 @@ static ng_status create(ng_block *b) {
   return NG_OK;
 }
 
+/* A is a vector, of which there are no parts (kronecker_embedding.c); G as of any layer. */
+ng_status ng_kron_create_embedding(ng_block *b) {
+  const ng_layer *d = &b->entry->d;
+  ng_kron *k = ng_object(b->p, sizeof *k);
+  if (k == NULL) return no_memory(b);
+  b->state = k;
+  k->groups = k->offsets = 1;
+  k->vocabulary = d->in;
+  k->p = k->q = k->out = d->out;
+  k->eigen = b->base.solver == NG_SOLVER_EIGEN;
+  k->inverse_dtype = b->base.inverse_dtype;
+  k->side[NG_SIDE_A].shift = ng_object(b->p, sizeof(double));
+  return k->side[NG_SIDE_A].shift == NULL ? no_memory(b) : make_side(b, NG_SIDE_G, d->out, false);
+}
+
 /* Objects only: averages, sums and results are in the arenas, which go in one piece. */
-static void destroy(ng_block *b) {
+void ng_kron_destroy(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k == NULL) return;
   for (int i = 0; i < 2; i++) {
@@ -173,7 +188,8 @@ static void destroy(ng_block *b) {
 /* Layers only: a tensor has no inputs and outputs.  By name, so that a family of the caller's with
  * other wishes may be asked first. */
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
+  return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
+         ng_is(o->family, "kronecker");
 }
 
 /* Nothing is inverted: what damps an inverse must hold its default. */
@@ -257,7 +273,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
 
 /* Only shapes and names: weights, averages and owners are the engine's (stat/stat.h,
  * step/ready.c). */
-static ng_status statistics(ng_block *b) {
+ng_status ng_kron_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_take_stats(b, 2);
   for (int side = 0; side < 2 && st == NG_OK; side++) {
@@ -268,8 +284,8 @@ static ng_status statistics(ng_block *b) {
     s->symmetric = s->rule.averaged = true;
     s->kept = b->base.factor_dtype;
     s->shift = b->base.damping_leak ? of->shift : NULL;
-    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->each);
-    for (int32_t i = 0; i < s->parts; i++) {
+    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->part == NULL ? 1 : of->each);
+    for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
       s->part[i].rows = s->part[i].cols = of->part[i].n;
       s->part[i].offsets = side == NG_SIDE_A ? k->offsets : 1;
       s->part[i].channels = of->part[i].hi - of->part[i].lo;
@@ -384,7 +400,7 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
 
 /* In the same order on every rank, those that hold nothing included: data is NULL there, and the
  * owner broadcasts what rank 0 writes. */
-static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
+ng_status ng_kron_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
@@ -399,14 +415,15 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   }
   if (st != NG_OK || !k->eigen || !b->base.prediv) return st;
   /* in the eigenbases: no order but that of the eigenvectors */
-  ng_field f = ng_field_plain("prediv", k->inverse_dtype, k->out, k->p, k->prediv,
-                              k->side[NG_SIDE_G].stat->owner);
+  ng_field f =
+      ng_field_plain("prediv", k->inverse_dtype, k->vocabulary > 0 ? k->vocabulary : k->out, k->p,
+                     k->prediv, k->side[NG_SIDE_G].stat->owner);
   return visit(arg, &f);
 }
 
 /* The shift that waits in the averages: it is not in the arrays, so that those are the same on all
  * ranks (docs/algorithms.md, damping_leak). */
-static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
+ng_status ng_kron_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
@@ -429,16 +446,16 @@ const ng_family ng_family_kronecker = {
     .fits = fits,
     .check = check,
     .create = create,
-    .destroy = destroy,
-    .statistics = statistics,
+    .destroy = ng_kron_destroy,
+    .statistics = ng_kron_statistics,
     .plan = plan,
     .observe = ng_kron_observe,
     .measure = ng_kron_measure,
     .emit_tile = ng_kron_emit_tile,
     .room = ng_kron_room,
     .norms = ng_kron_norms,
-    .fields = fields,
-    .numbers = numbers,
+    .fields = ng_kron_fields,
+    .numbers = ng_kron_numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
     .report = ng_kron_report,

@@ -1,5 +1,5 @@
 /* kronecker.h: the state of a Kronecker block, shared by kronecker.c (geometry, memory, state),
- * kronecker_stats.c (A and G), kronecker_solve.c (results of a block), kronecker_part.c (of one matrix, the ladder) and kronecker_apply.c (PD).
+ * kronecker_stats.c (A and G), kronecker_embedding.c (layers whose A is a vector), kronecker_solve.c (results of a block), kronecker_part.c (of one matrix, the ladder) and kronecker_apply.c (PD).
  *
  * A block is `groups` independent pairs (A_g, G_g); each of A_g, G_g may be cut into diagonal parts
  * (factor_blocks, max_factor).  A part is one symmetric matrix.  The gradient of group g is q rows
@@ -54,11 +54,17 @@ typedef struct ng_kron {
   ng_dtype inverse_dtype;
   void *prediv; /* [out, p], inverse_dtype                                                       */
   bool good; /* every part has a result: else the gradient stays plain                            */
+  /* An embedding: A has no parts but a vector of so many numbers; q and out are its features, its gradient is
+   * [vocabulary, q].  Else 0. */
+  int64_t vocabulary;
+  float *token;    /* [vocabulary], results of A: 1 / (A_v + d), eigen: A_v */
+  bool token_good; /* ... that passed their checks                         */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
 static inline int64_t ng_kron_says(const ng_kron *k, int side) {
-  return NG_SAYS_PI + k->groups + k->side[side].parts;
+  return NG_SAYS_PI + k->groups +
+         (k->vocabulary > 0 && side == NG_SIDE_A ? 1 : k->side[side].parts);
 }
 /* The running average of a part, as it is stored. */
 static inline void *ng_kron_average(const ng_side *s, const ng_part *part) {
@@ -75,6 +81,19 @@ enum { NG_RUNG_DOUBLE = NG_DAMPED_DOUBLE, NG_RUNG_LAST = 5, NG_RUNG_PLAIN = 6 };
  * `on` is the damping of now. */
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on);
+
+/* kronecker.c: entries of its table that the one for embeddings shares. */
+ng_status ng_kron_create_embedding(ng_block *b);
+void ng_kron_destroy(ng_block *b);
+ng_status ng_kron_statistics(ng_block *b);
+ng_status ng_kron_fields(ng_block *b, ng_field_visit visit, void *arg);
+ng_status ng_kron_numbers(ng_block *b, ng_number_visit visit, void *arg);
+
+/* kronecker_embedding.c: A of an embedding, where it is not made of parts.  alpha: the weight of one token. */
+ng_status ng_kron_observe_tokens(ng_block *b, const ng_obs *o, double alpha);
+bool ng_kron_token_mean(const ng_block *b, double *mean);
+int32_t ng_kron_solve_tokens(const ng_block *b, double shift, double on, bool finite);
+void ng_kron_predivide_tokens(ng_block *b, double lambda);
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 int64_t ng_kron_room(const ng_block *b, const ng_obs *o);

@@ -62,6 +62,10 @@ static void predivide(ng_block *b, double lambda) {
   const ng_kron *k = ng_kron_of(b);
   const int64_t size = ng_dtype_size(k->inverse_dtype);
   ng_queue *q = b->ctx->queue;
+  if (k->vocabulary > 0) {
+    ng_kron_predivide_tokens(b, lambda);
+    return;
+  }
   for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
     const ng_part *g = &k->side[NG_SIDE_G].part[gi];
     for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
@@ -93,8 +97,14 @@ static void look(const ng_block *b, int32_t group) {
   ng_queue_wait(q);
 }
 
+/* A of an embedding, which is a vector. */
+static bool is_tokens(const ng_kron *k, const ng_side *s) {
+  return k->vocabulary > 0 && s == &k->side[NG_SIDE_A];
+}
+
 /* Mean eigenvalue of a group's side, its shift included; false if an entry is not finite. */
 static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, double *mean) {
+  if (is_tokens(ng_kron_of(b), s)) return ng_kron_token_mean(b, mean);
   const ng_queue *q = b->ctx->queue;
   double trace = 0.0;
   int64_t n = 0;
@@ -108,7 +118,7 @@ static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, doubl
   return finite;
 }
 
-static void count(ng_block *b, int32_t rung, const ng_part *part, const ng_side *s) {
+static void count(ng_block *b, int32_t rung, int64_t n, const ng_side *s) {
   static const char *const how[] = {"damping x 10",     "damping x 100", "damping x 1000",
                                     "double precision", "last good",     "plain gradient"};
   if (rung == 0) return;
@@ -117,19 +127,26 @@ static void count(ng_block *b, int32_t rung, const ng_part *part, const ng_side 
                 : rung == NG_RUNG_LAST   ? NG_RESCUE_LAST
                                          : NG_RESCUE_PLAIN]++;
   ng_log(b->ctx, NG_LOG_WARN, "solve: layer = %s factor = %s n = %lld rescued = %s", b->name,
-         s->stat->name, (long long)part->n, how[rung - 1]);
+         s->stat->name, (long long)n, how[rung - 1]);
 }
 
 /* One group of a side on its owner: the worst rung of its parts. */
 static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bool finite) {
   int32_t worst = 0;
+  if (is_tokens(ng_kron_of(b), s)) {
+    ng_kron *k = ng_kron_of(b);
+    worst = ng_kron_solve_tokens(b, s->shift[group], on, finite);
+    count(b, worst, k->vocabulary, s);
+    k->token_good = k->token_good || worst < NG_RUNG_LAST;
+    return worst;
+  }
   for (int32_t j = group * s->each; j < (group + 1) * s->each; j++) {
     ng_part *part = &s->part[j];
     int32_t rung = part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
     if (finite) {
       rung = ng_kron_solve_part(b, s, part, s->shift[group], on);
     }
-    count(b, rung, part, s);
+    count(b, rung, part->n, s);
     part->good = part->good || rung < NG_RUNG_LAST;
     worst = rung > worst ? rung : worst;
   }
@@ -192,7 +209,7 @@ ng_status ng_kron_solve(ng_block *b) {
     }
   }
   if ((own[0] || own[1]) && together && k->prediv != NULL && all_good(&k->side[0]) &&
-      all_good(&k->side[1])) {
+      all_good(&k->side[1]) && (k->vocabulary == 0 || k->token_good)) {
     predivide(b, lambda);
   }
   ng_queue_wait(b->ctx->queue); /* scratch is free for others */
@@ -201,6 +218,7 @@ ng_status ng_kron_solve(ng_block *b) {
     for (int32_t j = 0; own[i] && j < s->parts; j++) {
       s->says[NG_SAYS_PI + k->groups + j] = s->part[j].good ? 1.0f : 0.0f;
     }
+    if (own[i] && is_tokens(k, s)) s->says[NG_SAYS_PI + k->groups] = k->token_good ? 1.0f : 0.0f;
     if (own[i]) s->says[NG_SAYS_RUNG] = (float)worst[i];
   }
   return worst[0] > 0 || worst[1] > 0 ? NG_RESCUED : NG_OK;
@@ -216,6 +234,10 @@ void ng_kron_shared(ng_block *b, bool fresh) {
     for (int32_t j = 0; j < s->parts; j++) {
       s->part[j].good = s->says[NG_SAYS_PI + k->groups + j] != 0.0f;
       k->good = k->good && s->part[j].good;
+    }
+    if (is_tokens(k, s)) {
+      k->token_good = s->says[NG_SAYS_PI + k->groups] != 0.0f;
+      k->good = k->good && k->token_good;
     }
   }
   if (fresh && k->prediv != NULL && k->good && !ng_kron_together(k)) {

@@ -94,6 +94,9 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
         "adds to; nothing was folded",
         b->name, o->what == NG_SEES_OUTGRAD ? "output gradients" : "inputs", o->most, s->name);
   }
+  if (ng_kron_of(b)->vocabulary > 0 && o->what == NG_SEES_INPUT) {
+    return ng_kron_observe_tokens(b, o, c.alpha);
+  }
   ng_stat_retain(b->ctx->queue, s);
   for (int32_t i = 0; i < side->parts; i++) {
     const ng_sym S = {s->part[i].sum, side->part[i].n};

@@ -64,7 +64,8 @@ static void destroy(ng_block *b) {
 }
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return !e->tensor && e->d.kind != NG_NORM && ng_is(o->family, "rankone");
+  return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
+         ng_is(o->family, "rankone");
 }
 
 /* Options that only the other family has are refused by the table; here what is left of the common

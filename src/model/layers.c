@@ -66,7 +66,6 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
 /* Before any size is read: the fields of an unsupported kind mean something else. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   const char *what = NULL;
-  if (d->kind == NG_EMBEDDING) what = "embeddings (token inputs)";
   if (d->shard_axis != -1) what = "tensor-parallel shards (shard_axis)";
   if (d->alias_of != NULL) what = "tied weights (alias_of)";
   if (what != NULL) {
@@ -75,7 +74,8 @@ static ng_status check_supported(ng_precond *p, const ng_layer *d) {
                    "ng_add_tensor",
                    d->name, what);
   }
-  if (d->kind != NG_LINEAR && d->kind != NG_CONV2D && d->kind != NG_NORM) {
+  if (d->kind != NG_LINEAR && d->kind != NG_CONV2D && d->kind != NG_NORM &&
+      d->kind != NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': kind is %d, expected an ng_kind", d->name,
                    (int)d->kind);
   }
@@ -163,6 +163,14 @@ static ng_status check_norm(ng_precond *p, const ng_layer *d) {
   return st;
 }
 
+static ng_status check_embedding(ng_precond *p, const ng_layer *d) {
+  if (d->bias == 0 && (d->token_dtype == NG_I32 || d->token_dtype == NG_I64)) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "layer '%s': bias is %d and token_dtype is %s, expected 0 and i32 or i64 of an "
+                 "embedding",
+                 d->name, d->bias, ng_dtype_name(d->token_dtype));
+}
+
 /* Fills the output size of *e, nothing else of it. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
@@ -170,6 +178,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   if (st == NG_OK && !norm) st = check_range(p, d, "in", d->in, 1);
   if (st == NG_OK && !norm) st = check_range(p, d, "out", d->out, 1);
   if (st == NG_OK && norm) st = check_norm(p, d);
+  if (st == NG_OK && d->kind == NG_EMBEDDING) st = check_embedding(p, d);
   if (st != NG_OK) return st;
   if ((d->bias != 0 && d->bias != 1) || (d->frozen != 0 && d->frozen != 1)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': bias is %d and frozen is %d, expected 0 or 1",
@@ -268,6 +277,10 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
   }
   found.slot[NG_WEIGHT].rows = d->out;
   found.slot[NG_WEIGHT].cols = patch;
+  if (d->kind == NG_EMBEDDING) { /* a row a token */
+    found.slot[NG_WEIGHT].rows = d->in;
+    found.slot[NG_WEIGHT].cols = d->out;
+  }
   found.slot[NG_BIAS].rows = 1;
   found.slot[NG_BIAS].cols = d->out;
   found.slot[NG_WEIGHT].groups = found.slot[NG_BIAS].groups = groups;

@@ -30,9 +30,10 @@ void ng_skip_close(ng_skip *s) { ng_pattern_free(&s->pattern); }
 static bool found_in(const ng_layer *l, ng_pattern *pattern) {
   static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
-                                        [NG_NORM] = {"norm", "Norm"}};
+                                        [NG_NORM] = {"norm", "Norm"},
+                                        [NG_EMBEDDING] = {"embedding", "Embedding"}};
   bool found = ng_pattern_found(pattern, l->name);
-  for (int i = 0; i < 2 && l->kind >= NG_LINEAR && l->kind <= NG_NORM; i++) {
+  for (int i = 0; i < 2 && l->kind >= NG_LINEAR && l->kind <= NG_EMBEDDING; i++) {
     found = found || ng_pattern_found(pattern, kind[l->kind][i]);
   }
   return found;

@@ -55,6 +55,11 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
         "norm in=%lld weight=%d bias=%d frozen=%d over=%s groups=%lld eps=%.17g input=%s",
         (long long)d->in, d->norm_no_weight == 0, d->bias, d->frozen, kind[d->norm_kind],
         (long long)d->groups, d->norm_eps, d->norm_input == NG_NORM_RAW ? "raw" : "normalised");
+  } else if (d->kind == NG_EMBEDDING) {
+    say(&w, "embedding in=", d->in);
+    say(&w, " out=", d->out);
+    say(&w, " frozen=", d->frozen);
+    say(&w, " positions=", d->positions);
   } else {
     const bool conv = d->kind == NG_CONV2D;
     say(&w, conv ? "conv2d in=" : "linear in=", d->in);

@@ -74,13 +74,17 @@ static void set_positions(ng_view *v, int32_t n, const int64_t *extent, const in
   }
 }
 
+static int64_t columns_of(const ng_layer *d, bool grad) {
+  return grad ? d->out : d->kind == NG_EMBEDDING ? 1 : d->in;
+}
+
 /* Texts are made only for a refusal: an observation may be small. */
 static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided *s, bool grad) {
   char expected[96];
   (void)snprintf(expected, sizeof expected,
                  d->positions > 0 ? "[%s%lld] with %lld positions" : "[%s%lld]",
                  d->order == NG_SAMPLES_FIRST ? "samples, ..., " : "positions, samples, ..., ",
-                 (long long)(grad ? d->out : d->in), (long long)d->positions);
+                 (long long)columns_of(d, grad), (long long)d->positions);
   return misfit(p, d, s, grad, expected);
 }
 
@@ -89,7 +93,7 @@ static ng_status misfit_rows(ng_precond *p, const ng_layer *d, const ng_strided 
 static ng_status view_rows(ng_precond *p, const ng_entry *e, const ng_strided *s, bool grad,
                            ng_obs *o) {
   const ng_layer *d = &e->d;
-  const int64_t B = p->step->batch.samples, cols = grad ? d->out : d->in;
+  const int64_t B = p->step->batch.samples, cols = columns_of(d, grad);
   const int32_t leading = s->ndim - 1;
   const bool first = d->order == NG_SAMPLES_FIRST;
   if (s->ndim < 1 || s->shape[leading] != cols) return misfit_rows(p, d, s, grad);
@@ -196,7 +200,19 @@ static ng_status view_channels(ng_precond *p, const ng_entry *e, const ng_stride
   return NG_OK;
 }
 
+/* [B], [B, S], ...: tokens, one column that is not there. */
+static ng_status view_tokens(ng_precond *p, const ng_entry *e, const ng_strided *s, ng_obs *o) {
+  ng_strided rows = *s;
+  if (s->ndim == NG_DIMS || s->ndim < 1) {
+    return misfit(p, &e->d, s, false, "token numbers [samples, ...]");
+  }
+  rows.shape[rows.ndim] = 1;
+  rows.stride[rows.ndim++] = 1;
+  return view_rows(p, e, &rows, false, o);
+}
+
 static ng_status view_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+  if (e->d.kind == NG_EMBEDDING && !grad) return view_tokens(p, e, s, o);
   if (e->d.kind == NG_CONV2D) return view_image(p, e, s, grad, o);
   const bool channels = e->d.kind == NG_NORM && e->d.norm_kind != NG_LAYER_NORM;
   return channels ? view_channels(p, e, s, grad, o) : view_rows(p, e, s, grad, o);
@@ -285,7 +301,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   ng_block *b = e->block;
   if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
   const double t0 = ng_now_ms();
-  o.most = b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
+  const bool tokens =
+      e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest number is 1 */
+  o.most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
   const bool finite = o.loss_scale - o.loss_scale == 0.0 && o.most - o.most == 0.0;
   st = finite ? make_room(b, &o) : NG_SKIPPED;
   if (st == NG_OK) st = enter(b, &o);

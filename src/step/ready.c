@@ -238,6 +238,12 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_option_mask overridden;
   const ng_status st = settings_of(p, e, &texts, &s, &overridden);
   if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, e);
+  if (st == NG_OK && e->taken_by == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "layer '%s': method %s takes no embeddings; register its weight with "
+                   "ng_add_tensor, or name it in skip_layers",
+                   e->d.name, p->opt.method);
+  }
   if (st == NG_OK && e->taken_by == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
                    e->tensor ? "registered as a tensor: no curvature" : "no family takes it");
