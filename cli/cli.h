@@ -49,7 +49,9 @@ const char *cli_nearest(const char *word, const char *const *names, int n);
 
 enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* a name with its 0; more rows than the library has */
 
-char *cli_copy(const char *text);                     /* for free(), as the next */
+char *cli_copy(const char *text); /* for free(), as the next */
+/* A file that comes with the program: installed as share/natgrad/INSTALLED, or SOURCE in the source tree. */
+char *cli_shipped(const char *installed, const char *source);
 char *cli_join(const char *folder, const char *name); /* "folder/name"           */
 /* `name` with `with` for each '-' and '_': the library's table and JSON have '_', command lines '-'. */
 void cli_spell(char *to, size_t size, const char *name, char with);

@@ -329,6 +329,51 @@ static void chainerkfac(void **state) {
   publish_refused(&o, "loss_scale", "0", NG_ERR_ARG);
   publish_refused(&o, "acc_iters", "0", NG_ERR_ARG);
   publish_refused(&o, "use_cholesky", "perhaps", NG_ERR_ARG);
+  publish_refused(&o, "constructor", "my_factory", NG_ERR_ABSENT);
+}
+
+/* Every argument of its optimizer, as its constructors have them, with its default: taken, and listed. */
+static void chainerkfac_arguments(void **state) {
+  static const char *const argument[][2] = {{"lr", "0.001"},
+                                            {"momentum", "0.9"},
+                                            {"cov_ema_decay", "0.99"},
+                                            {"damping", "0.03"},
+                                            {"stab_coeff", "16.0"},
+                                            {"constructor", "None"},
+                                            {"pi_type", "tracenorm"},
+                                            {"use_cholesky", "True"},
+                                            {"loss_scale", "None"},
+                                            {"acc_iters", "1"},
+                                            {"adjust_momentum", "False"},
+                                            {"communicate_after_forward", "False"},
+                                            {"only_pic_update_weight", "True"}};
+  enum { ARGUMENTS = sizeof argument / sizeof argument[0] };
+  (void)state;
+  int32_t method = 0;
+  ng_method_info m = {.struct_size = sizeof m};
+  while (ng_method_at(method, &m) == NG_OK && strcmp(m.name, "spngd") != 0)
+    method++;
+  for (int i = 0; i < ARGUMENTS; i++) {
+    ng_options o = system_options("chainerkfac", "spngd");
+    const ng_options before = o;
+    int found = 0;
+    for (int32_t k = 0; k < m.published; k++) {
+      ng_published_info p = {.struct_size = sizeof p};
+      assert_int_equal(ng_method_published_at(method, k, &p), NG_OK);
+      found += strcmp(p.name, argument[i][0]) == 0;
+    }
+    if (found != 1) fail_msg("%s is listed %d times", argument[i][0], found);
+    double lr = 0;
+    if (ng_options_set_published(&o, argument[i][0], argument[i][1], &lr, NULL, 0) != NG_OK)
+      fail_msg("%s = %s was refused", argument[i][0], argument[i][1]);
+    /* its defaults are the row's */
+    const double moved = o.stat_decay - before.stat_decay;
+    assert_true(moved < 1e-12 && moved > -1e-12 && o.damping == before.damping &&
+                o.norm_damping == before.norm_damping);
+    if (strcmp(argument[i][0], "pi_type") == 0) continue; /* takes anything */
+    if (ng_options_set_published(&o, argument[i][0], "?", &lr, NULL, 0) >= 0)
+      fail_msg("%s = ? was taken", argument[i][0]);
+  }
 }
 
 static void lr(void **state) {
@@ -560,6 +605,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(rows),
       cmocka_unit_test(chainerkfac),
+      cmocka_unit_test(chainerkfac_arguments),
       cmocka_unit_test(a_system_sets_everything),
       cmocka_unit_test(table_of_methods),
       cmocka_unit_test(wrong_names),

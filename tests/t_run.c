@@ -315,10 +315,26 @@ static struct {
   int times;
 } shown;
 ng_status __real_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
+/* Output gradients of the layers of a network, norms behind the others. */
+enum { SEEN = 64 };
+static struct {
+  bool on;
+  int times[SEEN];
+  double sum[SEEN]; /* of all numbers, each with another weight */
+} watched;
+
 ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan);
 ng_status __wrap_ng_observe_output_grad(ng_precond *p, int32_t i, const ng_array *g, ng_loan loan) {
   if (g->room[0] == BATCH && g->room[1] == CLASSES) memcpy(shown.g, g->data, sizeof shown.g);
   shown.times++;
+  if (i < SEEN && watched.on) {
+    watched.times[i]++;
+    int64_t n = 1;
+    for (int32_t k = 0; k < g->ndim; k++)
+      n *= g->shape == NULL ? g->room[k] : g->shape[k];
+    for (int64_t k = 0; k < n; k++)
+      watched.sum[i] += (double)((const float *)g->data)[k] * (double)(1 + k % 7);
+  }
   return __real_ng_observe_output_grad(p, i, g, loan);
 }
 
@@ -375,6 +391,37 @@ static void fisher_says_whose_labels_are_seen(void **state) {
     nn_destroy(&net);
     drop_trained(&r);
   }
+  data_close(&d);
+}
+
+/* Norm blocks, too, see the gradients of drawn labels, once each, and the update is that of the batch's. */
+static void norms_see_drawn_labels(void **state) {
+  (void)state;
+  data_set d;
+  double sum[2][SEEN];
+  assert_int_equal(data_open("synthetic:classes=4,image=8x8x3,train=8,test=0,noise=3", &d), CLI_OK);
+  for (int sampled = 0; sampled < 2; sampled++) {
+    trained r;
+    memset(&watched, 0, sizeof watched);
+    watched.on = true;
+    train(&d, sampled == 1 ? "norms_sampled" : "norms_empirical",
+          sampled == 1 ? "model=resnet20 method=natgrad fisher=sampled batch=8 steps=1 seed=5"
+                       : "model=resnet20 method=natgrad fisher=empirical batch=8 steps=1 seed=5",
+          &r);
+    watched.on = false;
+    memcpy(sum[sampled], watched.sum, sizeof watched.sum);
+    drop_trained(&r);
+  }
+  trained r;
+  train(&d, "norms_count", "model=resnet20 method=natgrad batch=8 steps=1 seed=5", &r);
+  nn *net = network_of(&r, &d, 8, 5);
+  drop_trained(&r);
+  assert_true(nn_norms(net) > 0 && nn_layers(net) + nn_norms(net) <= SEEN);
+  for (int i = nn_layers(net); i < nn_layers(net) + nn_norms(net); i++) {
+    assert_int_equal(watched.times[i], 1);
+    if (sum[0][i] == sum[1][i]) fail_msg("norm %d saw the batch's own labels", i - nn_layers(net));
+  }
+  nn_destroy(&net);
   data_close(&d);
 }
 
@@ -456,6 +503,7 @@ int main(void) {
       cmocka_unit_test(testing_changes_nothing),
       cmocka_unit_test(softmax_regression_by_hand),
       cmocka_unit_test(fisher_says_whose_labels_are_seen),
+      cmocka_unit_test(norms_see_drawn_labels),
       cmocka_unit_test(clip_is_what_the_weights_did),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);

@@ -10,21 +10,11 @@
 
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
-/* $NATGRAD_DATA, then where it was installed beside the program, then the source tree. */
+/* $NATGRAD_DATA wins. */
 static char *find(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
-  char self[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n > 0) {
-    self[n] = 0;
-    char *slash = strrchr(self, '/');
-    if (slash != NULL) *slash = 0;
-    char *path = cli_join(self, "../share/natgrad/digits.csv");
-    if (access(path, R_OK) == 0) return path;
-    free(path);
-  }
-  return cli_join(NG_DATA_DIR, "digits.csv");
+  return cli_shipped("digits.csv", "data/digits.csv");
 }
 
 /* One number up to `most` and the separator after it; -1 if it is not there. */

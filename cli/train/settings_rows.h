@@ -26,6 +26,8 @@ extern const settings_row settings_rows[];
 extern const int settings_rows_count;
 
 const settings_row *settings_find(const char *name); /* or NULL */
+/* What there is instead of a key of chainerkfac's scripts that is none here; NULL: not theirs. */
+const char *settings_published(const char *name);
 /* The first that is not at its default although the method has no use for it; NULL: none. */
 const settings_row *settings_useless(const settings *s);
 /* settings_set that tells nobody: the reason, without the name, goes to `message`. */

@@ -37,9 +37,25 @@ static int take(void *user, const char *name, const char *value) {
   return CLI_OK;
 }
 
+/* A file, or the name of one that comes with the program: resnet50-bs32k, with or without .json. */
+static char *config_path(const char *given) {
+  if (access(given, F_OK) == 0 || strchr(given, '/') != NULL) return cli_copy(given);
+  char name[256];
+  const size_t n = strlen(given);
+  const bool ends = n > 5 && strcmp(given + n - 5, ".json") == 0;
+  if (snprintf(name, sizeof name, "configs/%s%s", given, ends ? "" : ".json") >= (int)sizeof name)
+    return cli_copy(given);
+  char *path = cli_shipped(name, name);
+  if (access(path, F_OK) == 0) return path;
+  free(path);
+  return cli_copy(given); /* settings_read says that it is not there */
+}
+
 /* The file, then the command line. */
 static int apply(settings *s, const wish *w, const cli_args *args) {
-  int rc = w->config != NULL ? settings_read(s, w->config) : CLI_OK;
+  char *path = w->config != NULL ? config_path(w->config) : NULL;
+  int rc = path != NULL ? settings_read(s, path) : CLI_OK;
+  free(path);
   if (rc == CLI_OK) rc = settings_given(s, w->own, w->n_own);
   for (int i = 0; i < args->n_settings && rc == CLI_OK; i++)
     rc = settings_set(s, args->settings[i].name, args->settings[i].value);
@@ -286,7 +302,9 @@ static const cli_option own[] = {
 #define ROW(kind, field, name, takes, standard, lower, upper, shapes, help) {name, takes, help},
     SETTINGS_TABLE(ROW)
 #undef ROW
-        {"config", "FILE.json", "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}"},
+        {"config", "FILE.json",
+         "an object of settings, {\"model\": \"lenet\", \"damping\": 0.01}, or the name of a "
+         "shipped one"},
     {"ranks", "WHO",
      "auto | mpi | N: N threads; auto: mpi under a launcher of MPI, else one (auto)"},
     {"quiet", NULL, "no bar, no lines"},

@@ -118,16 +118,12 @@ static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, doubl
   return finite;
 }
 
-static void count(ng_block *b, int32_t rung, int64_t n, const ng_side *s) {
-  static const char *const how[] = {"damping x 10",     "damping x 100", "damping x 1000",
-                                    "double precision", "last good",     "plain gradient"};
+static void count(ng_block *b, int32_t rung) {
   if (rung == 0) return;
   b->p->rescued[rung < NG_RUNG_DOUBLE    ? NG_RESCUE_DAMPING
                 : rung == NG_RUNG_DOUBLE ? NG_RESCUE_DOUBLE
                 : rung == NG_RUNG_LAST   ? NG_RESCUE_LAST
                                          : NG_RESCUE_PLAIN]++;
-  ng_log(b->ctx, NG_LOG_WARN, "solve: layer = %s factor = %s n = %lld rescued = %s", b->name,
-         s->stat->name, (long long)n, how[rung - 1]);
 }
 
 /* One group of a side on its owner: the worst rung of its parts. */
@@ -136,7 +132,7 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
   if (is_tokens(ng_kron_of(b), s)) {
     ng_kron *k = ng_kron_of(b);
     worst = ng_kron_solve_tokens(b, s->shift[group], on, finite);
-    count(b, worst, k->vocabulary, s);
+    count(b, worst);
     k->token_good = k->token_good || worst < NG_RUNG_LAST;
     return worst;
   }
@@ -146,7 +142,7 @@ static int32_t solve_group(ng_block *b, ng_side *s, int32_t group, double on, bo
     if (finite) {
       rung = ng_kron_solve_part(b, s, part, s->shift[group], on);
     }
-    count(b, rung, part->n, s);
+    count(b, rung);
     part->good = part->good || rung < NG_RUNG_LAST;
     worst = rung > worst ? rung : worst;
   }

@@ -379,6 +379,8 @@ static const ng_published spngd_names[] = {
     {"weight_decay", "", "nothing to set: it is added to gradients before the step", check_size},
     {"communicate_after_forward", "", "nothing to set: it changes no number; see ng_batch.last",
      check_bool},
+    {"constructor", "", "nothing to set: none; skip_layers and norm_block say what gets curvature",
+     check_no_parts},
     {"only_pic_update_weight", "", "nothing to set: who updates a weight changes no number",
      check_bool},
 };

@@ -191,18 +191,39 @@ static ng_status statistics(ng_precond *p) {
   return NG_OK;
 }
 
+/* One line for all that were rescued in this step. */
+static void tell_rescued(const ng_precond *p, const int64_t before[NG_RESCUES], const char *first) {
+  int64_t now[NG_RESCUES], all = 0;
+  for (int i = 0; i < NG_RESCUES; i++) {
+    now[i] = p->rescued[i] - before[i];
+    all += now[i];
+  }
+  if (all == 0) return;
+  ng_log(p->ctx, NG_LOG_WARN,
+         "solve: rescued = %lld more_damping = %lld in_double = %lld kept_last = %lld plain = %lld "
+         "first = %s",
+         (long long)all, (long long)now[NG_RESCUE_DAMPING], (long long)now[NG_RESCUE_DOUBLE],
+         (long long)now[NG_RESCUE_LAST], (long long)now[NG_RESCUE_PLAIN], first);
+}
+
 /* Every rank marks the block as solved, also those that keep nothing of it: what is due must be the
  * same everywhere. */
 static ng_status solve(ng_precond *p) {
+  int64_t before[NG_RESCUES];
+  const char *first = "";
+  memcpy(before, p->rescued, sizeof before);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->fresh = ng_solve_due(p, b);
     if (!b->fresh) continue;
     const double t0 = ng_now_ms();
-    p->step->trouble = ng_worse(p->step->trouble, b->family->solve(b));
+    const ng_status st = b->family->solve(b);
+    p->step->trouble = ng_worse(p->step->trouble, st);
+    if (st == NG_RESCUED && first[0] == 0) first = b->name;
     b->solve_ms = ng_now_ms() - t0;
     b->solved = true;
   }
+  tell_rescued(p, before, first);
   return NG_OK;
 }
 

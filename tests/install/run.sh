@@ -51,6 +51,13 @@ for example in "$here"/../../examples/*.{c,cpp,py}; do
 done
 [[ $missing == 0 && -s $doc/docs/algorithms.md ]]
 
+say "configurations come with it, and are found by name"
+for file in "$here"/../../configs/*.json; do
+  cmp "$file" "$prefix/share/natgrad/configs/$(basename "$file")"
+done
+(cd "$work" && "$prefix/bin/natgrad" train --config mnist-mlp --data digits --batch 16 --steps 2 >"$work/log") ||
+  { cat "$work/log"; exit 1; }
+
 say find_package
 "$cmake" -S "$here" -B "$work/cmake" -G "$generator" -DCMAKE_C_COMPILER="$cc" \
   -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
