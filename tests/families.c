@@ -1,5 +1,6 @@
 /* families.c: see families.h. */
 #include "families.h"
+#include "ranks.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -233,7 +234,14 @@ int properties_main(const char *group, const property *list, size_t n) {
     tests[i + 1].test_func = everywhere;
     tests[i + 1].initial_state = (void *)(uintptr_t)&list[i];
   }
-  return _cmocka_run_group_tests(group, tests, n + 1, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  ranks_begin();
+#endif
+  const int failed = _cmocka_run_group_tests(group, tests, n + 1, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  ranks_end();
+#endif
+  return failed;
 }
 
 /* ---- for properties --------------------------------------------------------------------------*/

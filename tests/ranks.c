@@ -20,6 +20,12 @@
 
 #include <cmocka.h>
 
+#if defined(NG_TEST_MPI)
+#include "natgrad_mpi.h"
+
+#include <unistd.h>
+#endif
+
 typedef struct crew {
   pthread_mutex_t lock;
   pthread_cond_t ended;
@@ -121,6 +127,48 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   return worst;
 }
 
+#if defined(NG_TEST_MPI)
+enum { RANKS_MOST = 8 };
+
+void ranks_begin(void) {
+  int level;
+  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
+}
+
+void ranks_end(void) { (void)MPI_Finalize(); }
+
+int32_t ranks_there(void) {
+  int n = 0;
+  (void)MPI_Comm_size(MPI_COMM_WORLD, &n);
+  return n < RANKS_MOST ? n : RANKS_MOST;
+}
+
+/* One that hangs is killed, and the launcher ends the job. */
+ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
+  int rank = 0, each[RANKS_MOST], st = NG_OK;
+  ng_transport t = {.struct_size = 0};
+  MPI_Comm comm;
+  if (n > ranks_there()) fail_msg("ranks: %d of %d processes", (int)n, (int)ranks_there());
+  (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  (void)MPI_Comm_split(MPI_COMM_WORLD, rank < n ? 0 : MPI_UNDEFINED, rank, &comm);
+  (void)alarm((unsigned)timeout_seconds());
+  if (rank < n) {
+    st = ng_mpi_transport(comm, &t, sizeof t);
+    if (st == NG_OK) st = fn(rank, &t, arg);
+    if (st < NG_OK && t.abort) t.abort(t.user);
+    ng_mpi_release(&t);
+    (void)MPI_Comm_free(&comm);
+  }
+  (void)MPI_Allgather(&st, 1, MPI_INT, each, 1, MPI_INT, MPI_COMM_WORLD);
+  (void)alarm(0);
+  ng_status worst = NG_OK;
+  for (int32_t r = 0; r < n; r++) {
+    worst = worse(worst, (ng_status)each[r]);
+    if (per_rank) per_rank[r] = (ng_status)each[r];
+  }
+  return worst;
+}
+#else
 ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   ng_threads *group = NULL;
   ng_transport *t = calloc((size_t)n, sizeof *t);
@@ -137,3 +185,4 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   free(t);
   return worst;
 }
+#endif

@@ -16,6 +16,14 @@ typedef ng_status (*rank_fn)(int32_t rank, ng_transport *t, void *arg);
  * be NULL) receives each rank's own. */
 ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank /* may be NULL */);
 
+/* In programs that are built for MPI (NG_TEST_MPI) and started by its launcher, ranks_run is over MPI: each
+ * of the first n processes is one rank, the others wait; all get the same statuses. */
+#if defined(NG_TEST_MPI)
+void ranks_begin(void); /* MPI_Init */
+void ranks_end(void);
+int32_t ranks_there(void); /* processes, up to 8 */
+#endif
+
 /* The same over tables of the caller's: t[r] is handed to rank r. */
 ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_status *per_rank);
 

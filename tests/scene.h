@@ -15,7 +15,7 @@
 /* Of rounding in f32: half the distance from 1 to the next number. */
 static const double unit = 0x1p-24;
 
-enum { SCENE_LAYERS = 5, SCENE_STEPS = 6, SCENE_RANKS = 5, SCENE_CALLS = 8, SCENE_USES = 2 };
+enum { SCENE_LAYERS = 5, SCENE_STEPS = 6, SCENE_RANKS = 8, SCENE_CALLS = 8, SCENE_USES = 2 };
 
 typedef struct scene_micro {
   ng_batch batch;

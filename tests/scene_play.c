@@ -12,6 +12,10 @@
 #include "ranks.h"
 #include "stream.h"
 
+#if defined(NG_TEST_MPI)
+#include <mpi.h>
+#endif
+
 /* ---- how the library sees it -----------------------------------------------------------------*/
 
 /* Round to nearest even, by definition: scale so that the unit in the last place is 1. */
@@ -344,12 +348,35 @@ static ng_status act(int32_t rank, ng_transport *transport, void *arg) {
   return out->status = worst;
 }
 
+#if defined(NG_TEST_MPI)
+/* What each rank has, to all processes. */
+static void share_results(const scene *s, scene_result *result) {
+  int me = 0;
+  (void)MPI_Comm_rank(MPI_COMM_WORLD, &me);
+  for (int32_t r = 0; r < s->ranks; r++) {
+    scene_result *to = &result[r], kept = *to;
+    (void)MPI_Bcast(to, (int)sizeof *to, MPI_BYTE, r, MPI_COMM_WORLD);
+    for (int32_t t = 0; t < s->steps; t++) {
+      for (int32_t l = 0; l < s->layers; l++) {
+        const bool has = to->P[t][l] != NULL;
+        const size_t n = (size_t)scene_weights(s, l);
+        to->P[t][l] = has && me != r ? scene_room(n * sizeof(double)) : kept.P[t][l];
+        if (has) (void)MPI_Bcast(to->P[t][l], (int)n, MPI_DOUBLE, r, MPI_COMM_WORLD);
+      }
+    }
+  }
+}
+#endif
+
 void scene_play(const scene *s, const ng_options *opt, const scene_look *look, scene_result *out) {
   scene_result *result = scene_room(sizeof *result * (size_t)s->ranks);
   walked walk[SCENE_RANKS] = {{0}};
   stream kept = {0};
   play p = {s, opt, look, result, walk, &kept};
   ng_status worst = s->ranks > 1 ? ranks_run(s->ranks, act, &p, NULL) : act(0, NULL, &p);
+#if defined(NG_TEST_MPI)
+  if (s->ranks > 1) share_results(s, result);
+#endif
   double gap = 0;
   for (int32_t r = 1; r < s->ranks; r++) {
     for (int32_t t = 0; t < s->steps; t++) {

@@ -618,7 +618,7 @@ static void test_ranks_run(void **state) {
 /* Over MPI what needs threads of one process is left out. */
 int main(void) {
 #if defined(NG_TEST_MPI)
-  transports_begin();
+  ranks_begin();
 #endif
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
@@ -638,7 +638,7 @@ int main(void) {
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(NG_TEST_MPI)
-  transports_end();
+  ranks_end();
 #endif
   return failed;
 }

@@ -461,7 +461,7 @@ static void test_every_fault(void **state) {
 /* Over MPI what is of the threads alone is left out: they check that calls agree. */
 int main(void) {
 #if defined(NG_TEST_MPI)
-  transports_begin();
+  ranks_begin();
 #endif
   const struct CMUnitTest tests[] = {
 #if !defined(NG_TEST_MPI)
@@ -477,7 +477,7 @@ int main(void) {
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(NG_TEST_MPI)
-  transports_end();
+  ranks_end();
 #endif
   return failed;
 }

@@ -7,6 +7,7 @@
 #include "fixture.h"
 #include "golden.h"
 #include "oracle.h"
+#include "ranks.h"
 #include "scene.h"
 
 #include <math.h>
@@ -337,6 +338,9 @@ static bool built_in(const char *name) {
 }
 
 static void library_case(const golden *c, double fraction, const char *linalg) {
+#if defined(NG_TEST_MPI)
+  if (c->ranks > ranks_there()) return;
+#endif
   scene *s = scene_of(c);
   ng_options o = by_name(c);
   if (c->ranks > 1 && c->program <= K_INVERSE) fixture_real(&o, "grad_worker_fraction", fraction);
@@ -631,13 +635,28 @@ static void test_t4_gradients(void **state) {
   scene_destroy(&s);
 }
 
+/* Over MPI the numbers of the library only; the rest is of one process. */
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_inputs),       cmocka_unit_test(test_conv_inputs),
-      cmocka_unit_test(test_t4_gradients), cmocka_unit_test(test_oracle),
-      cmocka_unit_test(test_other_rank),   cmocka_unit_test(test_library),
-      cmocka_unit_test(test_fractions),    cmocka_unit_test(test_no_clip),
-      cmocka_unit_test(test_factors),      cmocka_unit_test(test_factors_over_time),
+#if !defined(NG_TEST_MPI)
+    cmocka_unit_test(test_inputs),
+    cmocka_unit_test(test_conv_inputs),
+    cmocka_unit_test(test_t4_gradients),
+    cmocka_unit_test(test_oracle),
+    cmocka_unit_test(test_other_rank),
+    cmocka_unit_test(test_no_clip),
+    cmocka_unit_test(test_factors),
+    cmocka_unit_test(test_factors_over_time),
+#endif
+    cmocka_unit_test(test_library),
+    cmocka_unit_test(test_fractions),
   };
-  return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  ranks_begin();
+#endif
+  const int failed = cmocka_run_group_tests_name("golden", tests, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  ranks_end();
+#endif
+  return failed;
 }

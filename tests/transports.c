@@ -300,19 +300,6 @@ static ng_status on_rank(int32_t rank, ng_transport *t, void *arg) {
 }
 
 #if defined(NG_TEST_MPI)
-void transports_begin(void) {
-  int level;
-  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
-}
-
-void transports_end(void) { (void)MPI_Finalize(); }
-
-int32_t transports_ranks(void) {
-  int n = 0;
-  (void)MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n < MOST ? n : MOST;
-}
-
 /* What every rank's tap has counted, on all of them. */
 static void share_tap(tap *taps, int32_t rank, int32_t n, bool part) {
   int64_t all[MOST][4] = {{0}}, mine[4] = {0};
@@ -335,7 +322,7 @@ static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status 
   int rank = 0, each[MOST], st = NG_OK;
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
-  assert_true(how->n <= transports_ranks());
+  assert_true(how->n <= ranks_there());
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const bool part = rank < how->n;
   MPI_Comm_split(MPI_COMM_WORLD, part ? 0 : MPI_UNDEFINED, rank, &comm);
@@ -427,7 +414,7 @@ ng_status run_trial(const trial *how, body_fn body, tap *taps, ng_status *per_ra
 
 int32_t size_at(which w, int32_t i) {
 #if defined(NG_TEST_MPI)
-  if (w == OVER_MPI) return i < transports_ranks() ? i + 1 : 0;
+  if (w == OVER_MPI) return i < ranks_there() ? i + 1 : 0;
 #endif
   static const int32_t sizes[5] = {1, 2, 3, 5, 8};
   return i < (w == SELF ? 1 : 5) ? sizes[i] : 0;
@@ -435,7 +422,7 @@ int32_t size_at(which w, int32_t i) {
 
 int32_t few(which w, int32_t n) {
 #if defined(NG_TEST_MPI)
-  if (w == OVER_MPI && n > transports_ranks()) return transports_ranks();
+  if (w == OVER_MPI && n > ranks_there()) return ranks_there();
 #endif
   return w == SELF ? 1 : n;
 }

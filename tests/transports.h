@@ -58,9 +58,6 @@ ng_collective raw(ng_coll_kind kind, ng_dtype t, const void *send, void *recv);
 typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, OVER_MPI, WHICH } which;
 #define FIRST_WHICH OVER_MPI
 #define FIRST_WIRED OVER_MPI
-void transports_begin(void); /* MPI_Init */
-void transports_end(void);
-int32_t transports_ranks(void); /* processes there are */
 #else
 typedef enum which { SELF, USER, USER_NO_GROUPS, THREADS, WHICH } which;
 #define FIRST_WHICH SELF
