@@ -468,6 +468,11 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   window_feedback_lr     1: a = e + lr D
  *   window_rank     lowrank: P Q' with so many columns for each weight [out, ...], one power iteration
  *                   from the last Q (PowerSGD, arXiv 1905.13727); biases and tensors whole
+ *
+ * How statistics travel.
+ *   wire_dtype      f32 | bf16 | f16: a rank's sums are rounded to it, added in f32 or better by the
+ *                   transport, and the sum is rounded; f16 sends means and leaves after check.  Averages
+ *                   are kept by factor_dtype; fold = direct is fold = sum then
  */
 typedef struct ng_options ng_options;
 

@@ -185,6 +185,9 @@ static void equals_counted(void **state) {
       {"method=natgrad stat_refresh=adaptive norm_block=full", {2, 3}},
       {"method=kaisa grad_worker_fraction=0.5", {4, 6}},
       {"method=kaisa factor_blocks=2", {2}},
+      {"method=natgrad wire_dtype=bf16 norm_block=full", {2, 3}},
+      {"method=kaisa wire_dtype=f16 grad_worker_fraction=0", {3}},
+      {"method=natgrad wire_dtype=bf16 fold=direct", {2}},
       {"method=dp-kfac", {2, 3}},
       {"method=spngd update=sgd update_ranks=owner", {1, 2, 3}},
       {"method=eva-natgrad update=sgd", {1, 2, 3}},
@@ -253,6 +256,75 @@ static void equals_published(void **state) {
   }
 }
 
+/* The fractions that KAISA's tests have, and such as it refuses; a rounded third is one. */
+static void fractions_are_whole_ranks(void **state) {
+  (void)state;
+  static const struct {
+    int32_t ranks;
+    const char *fraction;
+    int32_t workers; /* 0: refused */
+  } row[] = {{1, "1", 1},       {1, "0", 1},    {1, "0.5", 1},       {4, "1", 4},
+             {4, "0", 1},       {4, "0.5", 2},  {8, "0.25", 2},      {4, "0.25", 1},
+             {16, "0.0625", 1}, {16, "0.5", 8}, {3, "0.3333333", 1}, {6, "0.1", 0},
+             {2, "0.25", 0},    {3, "0.5", 0},  {4, "0.75", 0},      {5, "0.1999", 0}};
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    fixture f;
+    char options[64];
+    ng_rank_plan plan;
+    ng_rank_plan_init(&plan, sizeof plan);
+    (void)snprintf(options, sizeof options, "method=kaisa grad_worker_fraction=%s",
+                   row[i].fraction);
+    assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
+    fixture_ok(&f, add(f.p));
+    const ng_status st = ng_plan_rank(f.p, row[i].ranks, 0, &plan);
+    assert_int_equal(st, row[i].workers > 0 ? NG_OK : NG_ERR_ARG);
+    if (st == NG_OK) assert_int_equal(plan.workers, row[i].workers);
+    if (st != NG_OK) assert_non_null(strstr(ng_last_error(f.ctx), "grad_worker_fraction is "));
+    fixture_close(&f);
+  }
+}
+
+/* The orders of the factors of a ResNet-50 (spec: section 0). */
+static const int32_t resnet50[54][2] = {
+    {147, 64},   {64, 64},    {576, 64},   {64, 256},   {64, 256},    {256, 64},   {576, 64},
+    {64, 256},   {256, 64},   {576, 64},   {64, 256},   {256, 128},   {1152, 128}, {128, 512},
+    {256, 512},  {512, 128},  {1152, 128}, {128, 512},  {512, 128},   {1152, 128}, {128, 512},
+    {512, 128},  {1152, 128}, {128, 512},  {512, 256},  {2304, 256},  {256, 1024}, {512, 1024},
+    {1024, 256}, {2304, 256}, {256, 1024}, {1024, 256}, {2304, 256},  {256, 1024}, {1024, 256},
+    {2304, 256}, {256, 1024}, {1024, 256}, {2304, 256}, {256, 1024},  {1024, 256}, {2304, 256},
+    {256, 1024}, {1024, 512}, {4608, 512}, {512, 2048}, {1024, 2048}, {2048, 512}, {4608, 512},
+    {512, 2048}, {2048, 512}, {4608, 512}, {512, 2048}, {2049, 1000}};
+
+/* KAISA sends whole matrices in f32, 615 MB; triangles in 16 bits are a quarter of that. */
+static void resnet50_in_sixteen_bits(void **state) {
+  (void)state;
+  static const char *const wire[] = {"f32", "bf16", "f16"};
+  double published = 0.0;
+  int64_t bytes[3];
+  for (int i = 0; i < 54; i++)
+    published +=
+        4.0 * ((double)resnet50[i][0] * resnet50[i][0] + (double)resnet50[i][1] * resnet50[i][1]);
+  assert_true(published == 4.0 * 153851562);
+  for (int k = 0; k < 3; k++) {
+    fixture f;
+    char options[64], name[16];
+    (void)snprintf(options, sizeof options, "method=kaisa wire_dtype=%s", wire[k]);
+    assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
+    for (int i = 0; i < 54; i++) {
+      (void)snprintf(name, sizeof name, "layer%d", i);
+      fixture_ok(&f, ng_add_linear(f.p, name, resnet50[i][0], resnet50[i][1], 0, NULL));
+    }
+    ng_rank_plan plan;
+    ng_rank_plan_init(&plan, sizeof plan);
+    fixture_ok(&f, ng_plan_rank(f.p, 16, 5, &plan));
+    bytes[k] = plan.sums_bytes;
+    fixture_close(&f);
+  }
+  assert_true((double)bytes[0] <= 0.51 * published && (double)bytes[0] >= 0.5 * published);
+  for (int k = 1; k < 3; k++)
+    assert_true((double)bytes[k] <= 0.26 * published && 2 * bytes[k] == bytes[0]);
+}
+
 /* Ready afterwards, as if nobody had asked; what is asked for wrongly is told. */
 static void leaves_it_as_it_was(void **state) {
   (void)state;
@@ -288,8 +360,9 @@ static void leaves_it_as_it_was(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_counted),
-                                     cmocka_unit_test(equals_published),
-                                     cmocka_unit_test(leaves_it_as_it_was)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equals_counted), cmocka_unit_test(equals_published),
+      cmocka_unit_test(resnet50_in_sixteen_bits), cmocka_unit_test(fractions_are_whole_ranks),
+      cmocka_unit_test(leaves_it_as_it_was)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

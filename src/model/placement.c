@@ -18,7 +18,9 @@ ng_status ng_grid_make(ng_precond *p) {
   const double workers = p->base.grad_worker_fraction * W;
   int32_t m = (int32_t)lround(workers); /* fraction W, at least 1 */
   if (m < 1) m = 1;
-  if (W % m != 0 || (workers >= 1.0 && fabs(workers - m) > 1e-6 * W)) {
+  /* 0 is the least there is, and one rank is all of one: as published. */
+  const bool free = p->base.grad_worker_fraction == 0.0 || W == 1;
+  if (W % m != 0 || (!free && fabs(workers - m) > 1e-6 * W)) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
                    "divides %d",

@@ -327,6 +327,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(window_rank, WINDOW, .standard = "1", .lower = 1, .upper = COUNT_MAX, .unit = "columns",
         .help = "lowrank: columns of the factors of a weight, at most its rows and its columns",
         .test = "effect_window_rank", NEEDS(window_store, 1U << NG_STORE_LOWRANK)),
+    ROW(wire_dtype, .group = "ranks", .standard = "f32",
+        ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"),
+        .help =
+            "how sums of averaged statistics travel; each rank's is rounded to it, and so is their "
+            "sum",
+        .test = "effect_wire_dtype"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

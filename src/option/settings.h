@@ -136,13 +136,14 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, output_factor, ng_output_factor)                                                       \
   X(CHOICE, stat_refresh, ng_refresh)                                                              \
   X(REAL, refresh_tolerance, double)                                                               \
-  X(CHOICE, update_ranks, ng_update_ranks)\
+  X(CHOICE, update_ranks, ng_update_ranks)                                                         \
   X(CHOICE, window_store, ng_store_kind)                                                           \
   X(REAL, window_density, double)                                                                  \
   X(CHOICE, window_topk, ng_window_topk)                                                           \
   X(CHOICE, window_rest, ng_window_rest)                                                           \
   X(BOOL, window_feedback_lr, bool)                                                                \
-  X(INT, window_rank, int64_t)
+  X(INT, window_rank, int64_t)                                                                     \
+  X(CHOICE, wire_dtype, ng_dtype)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

@@ -110,6 +110,9 @@ void ng_stat_agreed(ng_stat *s, const double total[2]) {
   s->total_keep = same ? s->w * s->keep : total[1];
 }
 
+/* The numbers of f16 end at 65504, which a sum over a batch soon is. */
+bool ng_stat_as_mean(const ng_stat *s) { return s->travels == NG_F16 && s->observers > 1; }
+
 /* fold = direct sends averages: each counts by its share of the samples.  Otherwise raw sums travel
  * and the fold divides by the weight of all ranks, so uneven shards count as they should. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
@@ -120,6 +123,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   } else if (s->rule.calls == NG_CALLS_EMA && s->w > 0.0) {
     own = s->w;
   }
+  if (ng_stat_as_mean(s)) own /= s->total;
   for (int32_t i = 0; i < s->parts && (own != 1.0 || s->rule.direct); i++) {
     ng_on(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, own);
   }
@@ -131,7 +135,8 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
 static ng_mix fold_mix(const ng_stat *s) {
   const double keep = s->total_keep / s->total;
   const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_sent(s);
-  return (ng_mix){keep, !ema ? (1.0 - keep) / s->total : summed ? 1.0 / s->total : 1.0};
+  const double total = ng_stat_as_mean(s) ? 1.0 : s->total;
+  return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / total : 1.0};
 }
 
 static bool sums_finite(ng_queue *q, ng_stat *s) {

@@ -80,7 +80,8 @@ typedef struct ng_stat {
   uint32_t sees;    /* which observation adds to it ...                                           */
   uint32_t with;    /* ... together with one that was shown before it; 0: alone                   */
   bool symmetric;
-  ng_dtype kept, wire; /* f32, bf16, f16; f32, f64                                                */
+  ng_dtype kept, wire; /* f32, bf16, f16; of sums in memory f32, f64                              */
+  ng_dtype travels;    /* between ranks: wire, or bf16, f16                                       */
   int32_t parts, groups;
   ng_stat_part *part; /* the family's, in the order of their sums in memory                       */
   double *shift;      /* [groups] waits to be added to the diagonal of the average; NULL: nothing */
@@ -132,7 +133,9 @@ void ng_stat_count(ng_stat *s);
 /* {w, w keep} of this rank; the sums of both over ranks. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
 void ng_stat_agreed(ng_stat *s, const double total[2]);
-/* Own sums onto the scale on which those of all ranks add up.  fold = direct needs the totals. */
+/* What travels adds up to a mean, not a sum: for that the totals must be known. */
+bool ng_stat_as_mean(const ng_stat *s);
+/* Own sums onto the scale on which those of all ranks add up.  fold = direct and f16 need the totals. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 
 /* Sums over ranks are complete: into the average, and S <- 0.  NG_SKIPPED: a sum is not finite, though

@@ -222,7 +222,8 @@ static int64_t put_verdicts(const ng_precond *p, double *x) {
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       const ng_stat *s = &p->block[i]->stat[k];
-      if (s->stale.on) x[n++] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
+      if (s->stale.on)
+        x[n++] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
     }
   }
   return n;
@@ -294,8 +295,9 @@ ng_status ng_exchange_probe(ng_precond *p) {
 /* The same on all ranks: spread and totals are agreed, posted is the caller's order of layers,
  * which the header demands to be one. */
 static bool sends(const ng_stat *s) {
-  /* fold = direct: what no rank observed is the average itself, the same everywhere */
-  return ng_stat_sent(s) && s->observes && !s->posted && (!s->rule.direct || s->total > 0.0);
+  /* fold = direct: what no rank observed is the average itself, the same everywhere; f16 needs the totals */
+  const bool any = s->total > 0.0 || !(s->rule.direct || ng_stat_as_mean(s));
+  return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
 
 /* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is
@@ -308,14 +310,16 @@ static void add_message(ng_exchange *x, const ng_stat *before, const ng_stat *s)
   const int64_t size = ng_dtype_size(s->wire);
   char *from = s->part[0].sum;
   char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
-  if (before != NULL && before->wire == s->wire && before->rule.direct == s->rule.direct) {
+  if (before != NULL && before->wire == s->wire && before->travels == s->travels &&
+      before->rule.direct == s->rule.direct) {
     ng_message *m = &x->message[x->messages - 1];
     NG_ASSERT(from >= m->buffer + m->count * size &&
               from - (m->buffer + m->count * size) < NG_ALIGN);
     m->count = (end - m->buffer) / size;
     return;
   }
-  x->message[x->messages++] = (ng_message){from, (end - from) / size, s->wire, {.done = true}};
+  x->message[x->messages++] =
+      (ng_message){from, (end - from) / size, s->travels, s->travels != s->wire, {.done = true}};
 }
 
 /* A transport without `start` does its work here, and waiting finds it done. */
@@ -325,6 +329,7 @@ static ng_status post(ng_precond *p, int32_t first) {
   const ng_group world = ng_group_world(c);
   for (int32_t i = first; i < x->messages; i++) {
     ng_message *m = &x->message[i];
+    if (m->narrow) ng_wire_narrow(m->buffer, m->count, m->dtype);
     if (ng_comm_post_sum(c, &world, m->buffer, m->count, m->dtype, &m->request) != NG_OK) {
       return failed(p, "statistics");
     }
@@ -432,6 +437,10 @@ static ng_status wait_statistics(ng_precond *p) {
     if (ng_comm_wait(p->ctx->comm, &x->message[x->waited].request) != NG_OK) {
       return failed(p, "statistics");
     }
+  }
+  for (int32_t i = 0; i < x->messages; i++) {
+    const ng_message *m = &x->message[i];
+    if (m->narrow) ng_wire_widen(m->buffer, m->count, m->dtype);
   }
   x->messages = x->waited = 0;
   return NG_OK;

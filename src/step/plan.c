@@ -55,13 +55,14 @@ static void add_statistics(const ng_precond *p, ng_rank_plan *out) {
         before = NULL;
         continue;
       }
-      if (before == NULL || before->wire != s->wire || before->rule.direct != s->rule.direct) {
+      if (before == NULL || before->wire != s->wire || before->travels != s->travels ||
+          before->rule.direct != s->rule.direct) {
         out->sums_messages++;
         gap = 0;
       }
       for (int32_t m = 0; m < s->parts; m++) {
         const int64_t bytes = ng_stat_part_count(s, &s->part[m]) * ng_dtype_size(s->wire);
-        out->sums_bytes += gap + bytes;
+        out->sums_bytes += (gap + bytes) / ng_dtype_size(s->wire) * ng_dtype_size(s->travels);
         gap = (NG_ALIGN - bytes % NG_ALIGN) % NG_ALIGN;
       }
       before = s;

@@ -103,6 +103,9 @@ static void set_rules(ng_block *b) {
     s->rule.decay = o->stat_decay;
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
+    s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
+    /* What is rounded on the way must not be the average itself. */
+    if (s->travels != s->wire) s->rule.direct = false;
     if (s->rule.averaged && s->spread == NG_SPREAD_ALL && o->statistics != NG_STATISTICS_ALL) {
       s->spread = o->statistics == NG_STATISTICS_LOCAL ? NG_SPREAD_LOCAL : NG_SPREAD_OWNER;
     }

@@ -131,8 +131,13 @@ typedef struct ng_message {
   char *buffer;
   int64_t count;
   ng_dtype dtype;
+  bool narrow; /* f32 in memory, 16 bits while it is under way */
   ng_request request;
 } ng_message;
+
+/* wire.c: n f32 become bf16 or f16 in the first half of their memory, and come back. */
+void ng_wire_narrow(char *x, int64_t n, ng_dtype t);
+void ng_wire_widen(char *x, int64_t n, ng_dtype t);
 
 typedef struct ng_exchange {
   double *small; /* [small_count] the buffer of both small reductions, of nobody else */
