@@ -21,6 +21,20 @@ _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
+def _on_gradient(output, arrived):
+    """Calls arrived(gradient of output) in the backward pass; by the node that made it, which is quicker, where it can."""
+    node = output.grad_fn
+    if not hasattr(node, "register_prehook"):  # PyTorch 1; None
+        output.register_hook(arrived)
+        return
+    place = output.output_nr
+
+    def before(gradients):
+        if gradients[place] is not None:
+            arrived(gradients[place])
+    node.register_prehook(before)
+
+
 def _nothing(*_arguments, **_more):
     """What a copied or pickled model has in place of a hook: the preconditioner is not of that model."""
 
@@ -166,7 +180,7 @@ class Observer:
                 if again:
                     self.owed[hook.layer.index] = owed - 1
                 self.show(hook, x, samples, None)
-            output.register_hook(lambda g: self.show(hook, None, samples, g))
+            _on_gradient(output, lambda g: self.show(hook, None, samples, g))
             return
         version = x._version
 
@@ -176,7 +190,7 @@ class Observer:
                               "forward and backward, so it cannot be observed")
             self.show(hook, x, samples, g)
 
-        output.register_hook(arrived)
+        _on_gradient(output, arrived)
 
     def show(self, hook, x, samples, g):
         if not self.enabled:
