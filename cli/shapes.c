@@ -157,7 +157,9 @@ int shapes_make(const char *model, shapes *out) {
   out->layer = cli_take(MOST, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file ? from_file(model, out) : from_model(model, out);
+  const int rc = file                             ? from_file(model, out)
+                 : shapes_transformer(model, out) ? CLI_OK
+                                                  : from_model(model, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }

@@ -24,13 +24,14 @@ typedef struct shapes {
   int n;
 } shapes;
 
-/* A model of nn/models.h, or a JSON file: a list of objects
+/* A model of nn/models.h, bert-base, bert-large or gpt-24, or a JSON file: a list of objects
  *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias"}
  *   {"name", "kind": "linear", "in", "out", "positions", "bias"}
  * where kernel, stride, padding and image are one number or a pair; stride 1, padding 0, positions
  * 1 and bias false may be left out.  Returns 0, or 2 with one line told. */
 int shapes_make(const char *model, shapes *out);
 void shapes_free(shapes *s);
+bool shapes_transformer(const char *name, shapes *out); /* false: no such name, nothing added */
 
 /* The layer for ng_add_layer; its name is borrowed.  positions 0: whatever comes. */
 ng_status shapes_describe(const shape *from, ng_layer *to);

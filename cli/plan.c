@@ -1,0 +1,331 @@
+/* plan.c: `natgrad plan`: what every strategy holds, sends and takes on any number of ranks, without running it. */
+#include "plan.h"
+
+#include "floors.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 64 };
+
+typedef struct plan_command {
+  plan_wish wish;
+  const char *model;
+  int32_t ranks[MOST_COUNTS];
+  int counts;
+  double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
+  bool calibrate, json;
+} plan_command;
+
+/* ---- what is asked ---------------------------------------------------------------------------*/
+
+/* "16GB", "12.5GB/s", "300G", "1e9": 10^3 each; "16GiB": 2^10. */
+static int amount(const char *option, const char *text, double *out) {
+  static const char letters[] = "kMGTP";
+  char *end;
+  double x = strtod(text, &end);
+  const char *letter = *end != 0 ? strchr(letters, *end == 'K' ? 'k' : *end) : NULL;
+  if (end != text && letter != NULL) {
+    const bool binary = end[1] == 'i';
+    x *= pow(binary ? 1024.0 : 1000.0, (double)(letter - letters + 1));
+    end += binary ? 2 : 1;
+  }
+  if (end != text && *end == 'B') end++;
+  if (end != text && strcmp(end, "/s") == 0) end += 2;
+  if (end == text || *end != 0 || !(x > 0) || !isfinite(x)) {
+    return cli_bad("plan: --%s is '%s', expected a size above 0 as 16GB, 8GiB or 12.5GB/s", option,
+                   text);
+  }
+  *out = x;
+  return CLI_OK;
+}
+
+static int counts(plan_command *c, const char *text) {
+  c->counts = 0;
+  for (const char *at = text; at != NULL; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+    char *end;
+    const long n = strtol(at, &end, 10);
+    if (end == at || (*end != ',' && *end != 0) || n < 1 || n > MOST_RANKS ||
+        c->counts == MOST_COUNTS) {
+      return cli_bad("plan: --ranks is '%s', expected up to %d whole numbers from 1 to %d with "
+                     "commas",
+                     text, MOST_COUNTS, MOST_RANKS);
+    }
+    c->ranks[c->counts++] = (int32_t)n;
+  }
+  return CLI_OK;
+}
+
+static int take(void *user, const char *name, const char *value) {
+  plan_command *c = user;
+  plan_machine *m = &c->wish.machine;
+  long long number = 0;
+  int rc = CLI_OK;
+  const struct {
+    const char *name;
+    double *to;
+  } amounts[] = {{"bandwidth", &m->bandwidth},
+                 {"gemm", &m->gemm},
+                 {"solve", &m->solve},
+                 {"memory", &c->memory}};
+  for (size_t i = 0; i < sizeof amounts / sizeof amounts[0]; i++) {
+    if (strcmp(name, amounts[i].name) == 0) return amount(name, value, amounts[i].to);
+  }
+  if (strcmp(name, "model") == 0) c->model = value;
+  if (strcmp(name, "ranks") == 0) rc = counts(c, value);
+  if (strcmp(name, "calibrate") == 0) c->calibrate = true;
+  if (strcmp(name, "json") == 0) c->json = true;
+  if (strcmp(name, "latency") == 0) {
+    rc = cli_real(name, value, 0.0, 1e6, &m->latency);
+    m->latency *= 1e-6;
+  }
+  if (strcmp(name, "overhead") == 0) {
+    rc = cli_real(name, value, 1e-3, 1e6, &c->overhead);
+    c->overhead *= 1e-2;
+  }
+  if (strcmp(name, "batch") == 0) {
+    rc = cli_int(name, value, 1, 1 << 20, &number);
+    c->wish.batch = number;
+  }
+  for (int i = 0; i < 2; i++) {
+    if (strcmp(name, i == 0 ? "stat-period" : "solve-period") != 0) continue;
+    rc = cli_int(name, value, 1, 1 << 20, &number);
+    c->wish.every[i] = number;
+  }
+  return rc;
+}
+
+/* ---- strategies ------------------------------------------------------------------------------*/
+
+static void add(plan_strategy *row, int *n, const char *name, const char *options,
+                double fraction) {
+  plan_strategy *s = &row[(*n)++];
+  (void)snprintf(s->name, sizeof s->name, "%s", name);
+  (void)snprintf(s->options, sizeof s->options, "%s grad_worker_fraction=%.17g", options, fraction);
+  s->fraction = fraction;
+}
+
+/* Every whole part of the ranks that may hold a block's results: KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT; then
+ * who gets the statistics, and the published rows as their programs run them. */
+static int strategies(int32_t ranks, plan_strategy *row) {
+  int n = 0;
+  char name[40];
+  for (int32_t m = ranks; m >= 1; m--) {
+    if (ranks % m != 0 || n > MOST_ROWS - 12) continue;
+    (void)snprintf(name, sizeof name, "natgrad, %s",
+                   m == ranks ? "comm-opt"
+                   : m == 1   ? "mem-opt"
+                              : "hybrid-opt");
+    if (m != ranks && m != 1) {
+      (void)snprintf(name, sizeof name, "natgrad, hybrid-opt 1/%d", ranks / m);
+    }
+    add(row, &n, name, "method=natgrad", (double)m / ranks);
+  }
+  add(row, &n, "natgrad, statistics=owner", "method=natgrad statistics=owner", 0);
+  add(row, &n, "natgrad, statistics=local", "method=natgrad statistics=local", 0);
+  add(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
+  if (ranks % 2 == 0 && ranks > 2) add(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
+  if (ranks > 1) add(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
+  add(row, &n, "mpd-kfac", "method=mpd-kfac", 1);
+  add(row, &n, "dp-kfac", "method=dp-kfac", 0);
+  add(row, &n, "spngd, weights by owners", "method=spngd update=sgd update_ranks=owner", 0);
+  return n;
+}
+
+/* ---- the answer ------------------------------------------------------------------------------*/
+
+static const char *size_text(double bytes, char text[16]) {
+  static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
+  int i = 0;
+  for (; i < 4 && bytes >= 999.5; i++)
+    bytes /= 1000;
+  (void)snprintf(text, 16, bytes < 10 && i > 0 ? "%.2f %s" : "%.0f %s", bytes, unit[i]);
+  return text;
+}
+
+static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
+                      const plan_answer *a) {
+  json_t *parts = json_object();
+  for (int i = 0; i < PLAN_PARTS; i++)
+    json_object_set_new(parts, plan_part_name[i], json_real(a->ms[i]));
+  json_t *line = json_pack(
+      "{s:s, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o}", "model",
+      c->wish.model->name, "ranks", (int)ranks, "strategy", s->name, "options", s->options,
+      "held_most", (json_int_t)a->held_most, "held_least", (json_int_t)a->held_least, "held_mean",
+      a->held_mean, "sums_bytes", (json_int_t)a->sums_bytes, "share_bytes",
+      (json_int_t)a->share_bytes, "deliver_bytes", (json_int_t)a->deliver_bytes, "weights_bytes",
+      (json_int_t)a->weights_bytes, "sent_a_step", a->sent, "compute_ms", a->compute, "added_ms",
+      a->added, "step_ms", a->step, "parts_ms", parts);
+  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(8));
+  json_decref(line);
+  if (bad) return cli_bad("plan: the result does not fit JSON");
+  printf("\n");
+  return CLI_OK;
+}
+
+static void print_head(const plan_command *c, int32_t ranks, const plan_answer *a) {
+  printf("\n%s on %d rank%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
+         c->wish.model->name, ranks, ranks == 1 ? "" : "s", (long long)c->wish.batch, a->compute,
+         a->ms[PLAN_GRADIENT]);
+  printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
+  for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
+    printf(" %8s", plan_part_name[i]);
+  printf(" %9s %8s\n", "added", "step");
+}
+
+static void print_row(const plan_strategy *s, const plan_answer *a) {
+  char held[16], mean[16], sent[16];
+  printf("%-28s %8s %8s %9s", s->name, size_text((double)a->held_most, held),
+         size_text(a->held_mean, mean), size_text(a->sent, sent));
+  for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
+    printf(" %8.3g", a->ms[i]);
+  printf(" %9.3g %8.4g\n", a->added, a->step);
+}
+
+/* The shortest periods of 1, 2, 5, 10, ... with which what is added stays below its share. */
+static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *best) {
+  static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
+  enum { EVERY = sizeof every / sizeof every[0] };
+  plan_wish w = c->wish;
+  plan_answer a;
+  for (int i = 0; i < EVERY; i++) {
+    w.every[1] = every[i];
+    w.every[0] = every[i] >= 10 ? every[i] / 10 : 1;
+    const int rc = plan_strategy_cost(&w, best, ranks, &a);
+    if (rc != CLI_OK) return rc;
+    if (a.added > c->overhead * (a.compute + a.ms[PLAN_GRADIENT])) continue;
+    printf("fastest that fits: %s (grad_worker_fraction = %.6g); stat_period = %lld and "
+           "solve_period = "
+           "%lld add %.3g %%\n",
+           best->name, best->fraction, (long long)w.every[0], (long long)w.every[1],
+           100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]));
+    return CLI_OK;
+  }
+  printf("fastest that fits: %s (grad_worker_fraction = %.6g); no periods up to %lld add less than "
+         "%g %%: %.3g %%\n",
+         best->name, best->fraction, (long long)every[EVERY - 1], 100 * c->overhead,
+         100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]));
+  return CLI_OK;
+}
+
+static int plan_ranks(const plan_command *c, int32_t ranks) {
+  plan_strategy row[MOST_ROWS];
+  const int n = strategies(ranks, row);
+  const plan_strategy *best = NULL;
+  double least = 0.0;
+  int64_t smallest = INT64_MAX;
+  int rc = CLI_OK;
+  for (int i = 0; i < n && rc == CLI_OK; i++) {
+    plan_answer a;
+    rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
+    if (rc != CLI_OK) return rc;
+    if (i == 0 && !c->json) print_head(c, ranks, &a);
+    if (c->json) rc = print_json(c, ranks, &row[i], &a);
+    if (!c->json) print_row(&row[i], &a);
+    /* statistics = local is another estimate, and the published rows other methods */
+    const bool ours =
+        strncmp(row[i].name, "natgrad", 7) == 0 && strstr(row[i].name, "local") == NULL;
+    if (a.held_most < smallest && ours) smallest = a.held_most;
+    if (!ours || (c->memory > 0 && (double)a.held_most > c->memory)) continue;
+    if (best == NULL || a.step < least) {
+      best = &row[i];
+      least = a.step;
+    }
+  }
+  if (rc != CLI_OK || c->json) return rc;
+  if (best != NULL) return recommend(c, ranks, best);
+  char text[16];
+  printf("nothing fits into --memory: the least is %s\n", size_text((double)smallest, text));
+  return CLI_OK;
+}
+
+/* Rates of one order that is large enough to be the rule, on this machine, with the BLAS at hand. */
+static int calibrate(plan_machine *m) {
+  enum { ORDER = 1024 };
+  if (!floors_possible()) return cli_bad("plan: --calibrate needs a build with BLAS");
+  const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky(ORDER, true);
+  if (gflops <= 0 || ms <= 0)
+    return cli_bad("plan: --calibrate: this machine could not be measured");
+  m->gemm = 1e9 * gflops;
+  m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
+  return CLI_OK;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  plan_command c = {
+      .wish = {.batch = 32, .every = {10, 100}, .machine = {10e12, 500e9, 12.5e9, 10e-6}},
+      .model = "resnet50",
+      .ranks = {1, 4, 16, 64},
+      .counts = 4,
+      .overhead = 0.1};
+  cli_args args;
+  shapes model;
+  int rc = cli_parse(self, argc, argv, take, &c, &args);
+  if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
+  if (args.operands > 0) rc = cli_bad("plan: '%s' is no option", args.operand[0]);
+  cli_args_free(&args);
+  if (rc == CLI_OK) rc = shapes_make(c.model, &model);
+  if (rc != CLI_OK) return rc;
+  c.wish.model = &model;
+  if (c.calibrate) rc = calibrate(&c.wish.machine);
+  const plan_machine *m = &c.wish.machine;
+  if (rc == CLI_OK && !c.json) {
+    printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; %s: %.4g GB/s, %.4g us; "
+           "stat_period "
+           "%lld, solve_period %lld\n",
+           c.calibrate ? "measured here" : "taken for granted", 1e-9 * m->gemm, 1e-9 * m->solve,
+           "network", 1e-9 * m->bandwidth, 1e6 * m->latency, (long long)c.wish.every[0],
+           (long long)c.wish.every[1]);
+  }
+  for (int i = 0; i < c.counts && rc == CLI_OK; i++)
+    rc = plan_ranks(&c, c.ranks[i]);
+  shapes_free(&model);
+  return rc;
+}
+
+static const cli_option options[] = {
+    {"model", "NAME",
+     "the network: of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)"},
+    {"ranks", "N,N,...", "how many (1,4,16,64)"},
+    {"batch", "N", "samples of a rank in a step (32)"},
+    {"stat-period", "N", "steps between statistics (10)"},
+    {"solve-period", "N", "steps between factorisations (100)"},
+    {"memory", "SIZE", "most that a rank may hold, as 16GB or 8GiB (no limit)"},
+    {"overhead", "PERCENT", "of a step that the recommended periods may add (10)"},
+    {"gemm", "FLOPS", "matrix products of a rank, as 10T (10T)"},
+    {"solve", "FLOPS", "its factorisations, as 500G (500G)"},
+    {"bandwidth", "SIZE/s", "of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)"},
+    {"latency", "US", "of a message, microseconds (10)"},
+    {"calibrate", NULL, "measure --gemm and --solve on this machine"},
+    {"json", NULL, "one object a line instead of tables"},
+};
+
+const cli_command cli_plan = {
+    .name = "plan",
+    .usage = "[--model NAME|FILE] [--ranks N,N,...] [OPTIONS]",
+    .summary = "bytes and time of every strategy on any number of ranks, without running it",
+    .text =
+        "  held, mean   bytes of averages, sums, inverses, directions and moments on the rank "
+        "that\n"
+        "               has most, and the mean of all ranks\n"
+        "  sent         bytes that a rank hands to collectives in a step, the mean over steps\n"
+        "  observe ...  ms of a step by part, the mean over steps, on the slowest rank; added is\n"
+        "               their sum, step has forward, backward and the gradients' sum, too\n\n"
+        "Bytes are those of a run: the library's own plan of every rank, counted by the same\n"
+        "code.  Times come from a model: products and factorisations at the given rates, a sum\n"
+        "the better of a ring and recursive doubling, a broadcast in pieces down a tree, nothing\n"
+        "hidden behind anything.\n\n"
+        "FILE.json is a list of layers:\n"
+        "  {\"name\": \"conv1\", \"kind\": \"conv2d\", \"in\": 3, \"out\": 64, \"kernel\": 7, "
+        "\"stride\": 2,\n"
+        "   \"padding\": 3, \"image\": 224}\n"
+        "  {\"name\": \"fc\", \"kind\": \"linear\", \"in\": 2048, \"out\": 1000, \"bias\": true, "
+        "\"positions\": 1}\n"
+        "kernel, stride, padding and image are one number or a pair.\n",
+    .options = options,
+    .n_options = sizeof options / sizeof options[0],
+    .run = run,
+};

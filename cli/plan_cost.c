@@ -1,0 +1,168 @@
+/* plan_cost.c: what a strategy costs.
+ *
+ * Bytes, messages, orders: ng_plan_rank of every rank, so they are those of a run.  Seconds: products at
+ * `gemm`, factorisations at `solve`, messages by latency and bandwidth; the slowest rank counts.  Nothing is
+ * thought to overlap: what the run hides behind backward (ng_batch.last) is gained on top.
+ *
+ *   forward, backward   3 * 2 B sum(positions p q) / gemm
+ *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, the share of the sums that a rank makes
+ *   solve               k n^3 / solve over the factors of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
+ *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
+ *   a sum of n bytes    the better of a ring, 2 (W-1) latency + 2 (W-1)/W n / bandwidth, and recursive doubling,
+ *                       log2(W) (latency + n / bandwidth)     (Thakur, Rabenseifner & Gropp 2005)
+ *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
+ */
+#include "plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums",    "solve", "share",
+                                                "apply",     "deliver", "weights", "small"};
+
+double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+  if (ranks < 2 || bytes <= 0) return 0.0;
+  const double W = ranks,
+               ring = 2 * (W - 1) * m->latency * messages + 2 * (W - 1) / W * bytes / m->bandwidth;
+  const double tree = ceil(log2(W)) * (messages * m->latency + bytes / m->bandwidth);
+  return ring < tree ? ring : tree;
+}
+
+double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+  if (ranks < 2 || bytes <= 0) return 0.0;
+  return ceil(log2((double)ranks)) * messages * m->latency + bytes / m->bandwidth;
+}
+
+static int failed(ng_context *ctx, const plan_strategy *s, const char *what) {
+  return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
+}
+
+static int describe(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond **p) {
+  char line[300];
+  (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
+                 (long long)w->every[0], (long long)w->every[1]);
+  if (ng_precond_create(ctx, line, p) != NG_OK) return failed(ctx, s, "options");
+  for (int i = 0; i < w->model->n; i++) {
+    ng_layer layer;
+    ng_status st = shapes_describe(&w->model->layer[i], &layer);
+    if (st == NG_OK) st = ng_add_layer(*p, &layer, NULL);
+    if (st < 0) return failed(ctx, s, w->model->layer[i].name);
+  }
+  return CLI_OK;
+}
+
+/* Of all ranks the slowest, and the one that sends most. */
+typedef struct totals {
+  ng_rank_plan most;         /* bytes and messages, of each its largest */
+  double solve, apply, sums; /* the largest of a rank; sums in bytes */
+} totals;
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
+                         totals *t, plan_answer *out) {
+  out->held_least = INT64_MAX;
+  for (int32_t r = 0; r < ranks; r++) {
+    ng_rank_plan plan;
+    ng_rank_plan_init(&plan, sizeof plan);
+    if (ng_plan_rank(p, ranks, r, &plan) != NG_OK) return failed(ctx, s, "a rank");
+    const int64_t held = plan.factors + plan.sums + plan.results + plan.direction + plan.moments;
+    out->held_most = larger(out->held_most, held);
+    if (held < out->held_least) out->held_least = held;
+    out->held_mean += (double)held / ranks;
+    if (plan.solve_cost > t->solve) t->solve = plan.solve_cost;
+    if (plan.apply_cost > t->apply) t->apply = plan.apply_cost;
+    if ((double)plan.sums > t->sums) t->sums = (double)plan.sums;
+    t->most.workers = plan.workers;
+#define MOST(field) t->most.field = larger(t->most.field, plan.field)
+    MOST(check_bytes);
+    MOST(agree_bytes);
+    MOST(sums_bytes);
+    MOST(sums_messages);
+    MOST(share_bytes);
+    MOST(share_messages);
+    MOST(deliver_bytes);
+    MOST(deliver_messages);
+    MOST(weights_bytes);
+    MOST(weights_messages);
+#undef MOST
+  }
+  return CLI_OK;
+}
+
+/* Sums of one rank alone, which makes all of them: what a share is a share of. */
+static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
+  ng_rank_plan plan;
+  ng_rank_plan_init(&plan, sizeof plan);
+  if (ng_plan_rank(p, 1, 0, &plan) != NG_OK) return failed(ctx, s, "one rank");
+  *bytes = (double)plan.sums;
+  return CLI_OK;
+}
+
+static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t, double all_sums,
+                  plan_answer *out) {
+  const plan_machine *m = &w->machine;
+  const double F = (double)w->every[0], I = (double)w->every[1], B = (double)w->batch;
+  const ng_rank_plan *r = &t->most;
+  const int32_t columns = ranks / r->workers;
+  double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
+  for (int i = 0; i < w->model->n; i++) {
+    const shape *l = &w->model->layer[i];
+    const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions;
+    products += 2 * rows * p * q;
+    squares += rows * (p * (p + 1) + q * (q + 1));
+    weights += 4 * p * q;
+  }
+  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks, weights, 1);
+  s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
+  s[PLAN_SUMS] = plan_sum_seconds(m, ranks, (double)r->sums_bytes, (double)r->sums_messages) / F;
+  s[PLAN_SOLVE] = (eigen ? 9 : 1) * t->solve / m->solve / I;
+  s[PLAN_SHARE] =
+      plan_broadcast_seconds(m, r->workers, (double)r->share_bytes, (double)r->share_messages) / I;
+  s[PLAN_APPLY] = (eigen ? 4 : 2) * t->apply / m->gemm;
+  s[PLAN_DELIVER] =
+      plan_broadcast_seconds(m, columns, (double)r->deliver_bytes, (double)r->deliver_messages);
+  s[PLAN_WEIGHTS] =
+      plan_broadcast_seconds(m, ranks, (double)r->weights_bytes, (double)r->weights_messages);
+  s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
+                  plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1);
+  out->sums_bytes = r->sums_bytes;
+  out->share_bytes = r->share_bytes;
+  out->deliver_bytes = r->deliver_bytes;
+  out->weights_bytes = r->weights_bytes;
+  out->compute = 1e3 * 3 * products / m->gemm;
+  out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
+              (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes);
+  for (int i = 0; i < PLAN_PARTS; i++) {
+    out->ms[i] = 1e3 * s[i];
+    if (i != PLAN_GRADIENT) out->added += out->ms[i];
+  }
+  out->step = out->compute + out->ms[PLAN_GRADIENT] + out->added;
+}
+
+int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks,
+                       plan_answer *out) {
+  ng_context_config config;
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  totals t;
+  double all_sums = 0.0;
+  memset(&t, 0, sizeof t);
+  memset(out, 0, sizeof *out);
+  ng_context_config_init(&config, sizeof config);
+  config.threads = 1;
+  int rc = cli_context(&config, &ctx);
+  if (rc != CLI_OK) return rc;
+  rc = describe(ctx, w, s, &p);
+  if (rc == CLI_OK) rc = sums_of_all(ctx, s, p, &all_sums);
+  if (rc == CLI_OK) rc = look_at_ranks(ctx, s, p, ranks, &t, out);
+  if (rc == CLI_OK) {
+    char solver[32] = "";
+    if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = failed(ctx, s, "solver");
+    price(w, strcmp(solver, "eigen") == 0, ranks, &t, all_sums, out);
+  }
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  return rc;
+}

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# natgrad plan: published volumes of a ResNet-50, times of the model done again by hand, what is recommended, and
+# every way to ask wrongly.  That planned bytes are those of a run is t_plan's.
+. "$(dirname "$0")/lib.sh"
+
+# KAISA's ResNet-50 (54 layers): one triangle of every factor is 76,967,027 numbers, a gradient of every layer
+# 25,503,912; pieces begin on lines of 64 bytes, two for each layer.
+# of FILE STRATEGY FIELD: a number of the object of that strategy
+of() { grep -F "\"strategy\":\"$2\"," "$1" | sed -E "s/.*\"$3\":([-+.e0-9]+).*/\1/"; }
+between() { [[ $2 -ge $3 && $2 -le $4 ]] || fail "$1 is $2, expected $3 to $4"; }
+
+"$natgrad" plan --json --ranks 4 >"$scratch/r50" || fail "plan of a resnet50"
+for row in "kaisa, comm-opt" "kaisa, mem-opt" "natgrad, comm-opt"; do
+  between "$row: sums" "$(of "$scratch/r50" "$row" sums_bytes)" $((4 * 76967027)) $((4 * 76967027 + 64 * 108))
+done
+between "kaisa, mem-opt: gradients" "$(of "$scratch/r50" "kaisa, mem-opt" deliver_bytes)" $((4 * 25503912)) \
+  $((4 * 25503912 + 64 * 54))
+# eigenvectors, eigenvalues and what is divided by: p^2 + q^2 + p q and p + q of each layer
+between "kaisa, comm-opt: results" "$(of "$scratch/r50" "kaisa, comm-opt" share_bytes)" \
+  $((4 * (153851562 + 25503912 + 82492))) \
+  $((4 * (153851562 + 25503912 + 82492) + 64 * 600))
+between "mpd-kfac: results" "$(of "$scratch/r50" mpd-kfac share_bytes)" $((4 * (153851562 + 82492))) \
+  $((4 * (153851562 + 82492) + 64 * 600))
+for none in "kaisa, comm-opt;deliver_bytes" "kaisa, mem-opt;share_bytes" "dp-kfac;sums_bytes" \
+  "spngd, weights by owners;deliver_bytes"; do
+  between "$none" "$(of "$scratch/r50" "${none%;*}" "${none#*;}")" 0 0
+done
+between "spngd: weights" "$(of "$scratch/r50" "spngd, weights by owners" weights_bytes)" $((4 * 25503912)) $((4 * 25503912))
+most=0
+for row in "natgrad, statistics=local" "natgrad, statistics=owner" "natgrad, mem-opt" "natgrad, hybrid-opt 1/2" "natgrad, comm-opt"; do
+  held=$(of "$scratch/r50" "$row" held_most)
+  [[ $held -gt $most ]] || fail "$row holds $held, no more than the one before"
+  most=$held
+done
+
+# One layer of orders 4 and 3 on four ranks: all times again, by the formulas of the help.
+echo '[{"name": "fc", "kind": "linear", "in": 4, "out": 3, "positions": 5}]' >"$scratch/fc.json"
+"$natgrad" plan --json --model "$scratch/fc.json" --ranks 4 --batch 2 --stat-period 2 --solve-period 5 --gemm 1k \
+  --solve 10 --bandwidth 1kB/s --latency 1e6 >"$scratch/fc" || fail "plan of one layer"
+cat >"$scratch/again.awk" <<'AWK'
+function get(key,   x) { return match($0, "\"" key "\":[-+.e0-9]+") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : -1 }
+function sum(n,   ring, tree) { # a ring, or recursive doubling
+  ring = 2 * (W - 1) + 2 * (W - 1) / W * n / 1000; tree = 2 * (1 + n / 1000)
+  return n == 0 ? 0 : ring < tree ? ring : tree
+}
+function down(k, n) { return n == 0 || k < 2 ? 0 : (k == 4 ? 2 : 1) + n / 1000 }
+function is(part, seconds,   ms) {
+  ms = get(part)
+  if (ms - 1000 * seconds > 1e-5 * (1 + ms) || 1000 * seconds - ms > 1e-5 * (1 + ms)) { print name ": " part " is " ms ", expected " 1000 * seconds; bad = 1 }
+}
+BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 10 }
+{
+  name = $0; sub(/.*"strategy":"/, "", name); sub(/".*/, "", name)
+  eigen = name ~ /^(kaisa|mpd|dp)/; workers = name ~ /comm-opt|mpd/ ? 4 : name ~ /1\/2/ ? 2 : 1
+  is("gradients", sum(4 * p * q))
+  is("observe", get("sums_bytes") == 0 && name !~ /local|dp/ ? -1 : B * pos * (p * (p + 1) + q * (q + 1)) / gemm / F)
+  is("sums", sum(get("sums_bytes")) / F)
+  is("solve", (eigen ? 9 : 1) * (p ^ 3 + q ^ 3) / solve / I)
+  is("share", down(workers, get("share_bytes")) / I)
+  is("apply", (eigen ? 4 : 2) * p * q * (p + q) / gemm)
+  is("deliver", down(W / workers, get("deliver_bytes")))
+  is("weights", down(W, get("weights_bytes")))
+  is("compute_ms", 3 * 2 * B * pos * p * q / gemm)
+  added = (get("observe") + get("sums") + get("solve") + get("share") + get("apply") + get("deliver") + get("weights") + get("small")) / 1000
+  is("added_ms", added)
+  is("step_ms", added + (get("compute_ms") + get("gradients")) / 1000)
+}
+END { exit bad || NR < 9 }
+AWK
+awk -f "$scratch/again.awk" "$scratch/fc" || fail "times of one layer"
+
+# Parameters of the linear layers of the blocks of BERT (Base 84,934,656 weights and 82,944 biases) and of the pooler.
+for row in "bert-base $((84934656 + 82944 + 590592))" "bert-large $((301989888 + 221184 + 1049600))"; do
+  "$natgrad" plan --json --model "${row% *}" --ranks 2 >"$scratch/bert" || fail "plan of $row"
+  weights=$(of "$scratch/bert" "spngd, weights by owners" weights_bytes)
+  between "$row: weights" "$weights" $((4 * ${row#* })) $((4 * ${row#* }))
+done
+expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$natgrad" plan --model gpt-24 --ranks 2
+
+# Memory decides which is recommended, and whether any is.
+expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
+expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
+expect 0 '*nothing fits into --memory: the least is * MB' "$natgrad" plan --ranks 4 --memory 100MiB
+expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 100000
+
+expect 2 '*plan: --ranks is '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
+expect 2 '*--ranks is '"'0'"'*' "$natgrad" plan --ranks 0
+expect 2 '*plan: --memory is '"'16 GB'"', expected a size above 0 as 16GB*' "$natgrad" plan --memory '16 GB'
+expect 2 '*--bandwidth is '"'-1'"'*' "$natgrad" plan --bandwidth -1
+expect 2 "*unknown model 'bert-tiny'*" "$natgrad" plan --model bert-tiny
+expect 2 '*--overhead*' "$natgrad" plan --overhead 0
+expect 2 "*plan: 'x' is no option*" "$natgrad" plan x
+finish
