@@ -946,6 +946,9 @@ typedef struct ng_report {
   int64_t kept;
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
   int32_t statistics; /* how many ng_report_statistic tells of */
+  /* sum ||D||^2 and sum ||PD||^2 of the last step, all blocks, before the clip: with inner the angle between
+   * gradient and direction, and how much longer it is.  0 before any step and after loading. */
+  double d2, pd2;
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 

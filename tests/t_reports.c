@@ -123,7 +123,8 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
     scene s;
     (void)snprintf(options, sizeof options, "damping=0.04 clip=kl kl_clip=%g", kl[loose]);
     open_scene(&s, options);
-    assert_true(report_of(&s).clip == 1.0 && report_of(&s).inner == 0.0);
+    assert_true(report_of(&s).clip == 1.0 && report_of(&s).inner == 0.0 &&
+                report_of(&s).d2 == 0.0 && report_of(&s).pd2 == 0.0);
     for (int k = 0; k < 3; k++) {
       const double lr = 0.5 + k;
       double inner = 0.0; /* nu sum <PD, D> */
@@ -133,6 +134,17 @@ static void inner_and_clip_are_of_the_gradients(void **state) {
       for (int i = 0; i < OUT; i++)
         inner += (double)s.bias[i] * (double)s.d_bias[i];
       const ng_report r = report_of(&s);
+      double d2 = 0.0, pd2 = 0.0; /* pd2: nu^2 of it */
+      for (int i = 0; i < OUT * IN; i++) {
+        d2 += (double)s.d[i] * (double)s.d[i];
+        pd2 += (double)s.grad[i] * (double)s.grad[i];
+      }
+      for (int i = 0; i < OUT; i++) {
+        d2 += (double)s.d_bias[i] * (double)s.d_bias[i];
+        pd2 += (double)s.bias[i] * (double)s.bias[i];
+      }
+      near("d2", r.d2, d2);
+      near("pd2", r.pd2, pd2 / (r.clip * r.clip));
       near("inner", r.inner, inner / r.clip);
       near("clip", r.clip, fmin(1.0, sqrt(kl[loose] / (lr * lr * r.inner))));
       assert_true(loose == 1 ? r.clip == 1.0 : r.clip < 0.5);

@@ -242,6 +242,7 @@ static void by_hand(const char *name, const char *set, const update *u) {
       must_be_near(o, "train_loss", loss, NEAR);
       must_be_near(o, "train_accuracy", accuracy, 1e-9);
       must_be_near(o, "clip", 1, 0);
+      assert_true(json_is_null(json_object_get(o, "cosine"))); /* there is no curvature */
     }
     if (step % EACH == 0 || step == STEPS) {
       const json_t *o = r.line[at++];
@@ -430,7 +431,8 @@ static void norms_see_drawn_labels(void **state) {
 static struct {
   nn *net; /* of the last forward */
   int steps;
-  double clip[16], kl_clip; /* kl_clip > 0: what each step's weights say of the clip */
+  double clip[16], kl_clip;     /* kl_clip > 0: what each step's weights say of the clip */
+  double cosine[16], ratio[16]; /* of D and w before - w after; of their norms */
 } moved;
 
 int __real_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
@@ -446,12 +448,18 @@ int __wrap_nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint
 /* |lr^2 sum <PD, D>| from what the step did: w moved by -lr nu PD, so with S = sum D (w before - w after)
  * = lr nu <PD, D> a step that was clipped has nu = kl_clip / (lr S), any other lr S <= kl_clip. */
 static double clip_of(const float *before, double lr) {
-  double s = 0.0;
+  double s = 0.0, d2 = 0.0, w2 = 0.0;
   for (int i = 0, at = 0; i < nn_params(moved.net); i++) {
     const nn_param *q = nn_param_at(moved.net, i);
-    for (int64_t k = 0; k < q->count; k++, at++)
-      s += (double)q->grad[k] * ((double)before[at] - (double)q->value[k]);
+    for (int64_t k = 0; k < q->count; k++, at++) {
+      const double d = (double)q->grad[k], w = (double)before[at] - (double)q->value[k];
+      s += d * w;
+      d2 += d * d;
+      w2 += w * w;
+    }
   }
+  moved.cosine[moved.steps] = s / sqrt(d2 * w2);
+  moved.ratio[moved.steps] = sqrt(w2 / d2);
   return fmin(1.0, moved.kl_clip / (lr * s));
 }
 
@@ -489,6 +497,12 @@ static void clip_is_what_the_weights_did(void **state) {
     if (!is_event(r.line[i], "step")) continue;
     /* differences of f32 weights, which move by a hundredth or more: 6e-8 was seen */
     must_be_near(r.line[i], "clip", moved.clip[step], 1e-5);
+    const double lr = json_number_value(json_object_get(r.line[i], "lr"));
+    const double cosine = moved.cosine[step];
+    must_be_near(r.line[i], "cosine", cosine, 1e-5);
+    must_be_near(r.line[i], "rotation", 90 * (1 - cosine), 1e-3);
+    must_be_near(r.line[i], "angle", acos(cosine) * 180 / acos(-1.0), 1e-2);
+    must_be_near(r.line[i], "stretch", moved.ratio[step] / (lr * moved.clip[step]), 1e-4);
     clipped += moved.clip[step] < 0.9;
     whole += moved.clip[step++] == 1.0;
   }

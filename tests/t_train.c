@@ -321,7 +321,12 @@ static void the_log_is_cut_and_read_back(void **state) {
   assert_int_equal(log_create(path, &l), CLI_OK);
   const train_epoch e[2] = {{1, 4, 0.1, 1.0 / 3.0, 0.5, 0.7, 2.0 / 3.0, 1.5},
                             {2, 8, 0.1, 0.1, 0.9, (double)NAN, (double)NAN, 3.0}};
-  assert_int_equal(log_write_step(l, &(log_step){3, 1, 0.1, 0.4, 0.5, 1.0}, &t), CLI_OK);
+  assert_int_equal(
+      log_write_step(
+          l,
+          &(log_step){.step = 3, .epoch = 1, .lr = 0.1, .loss = 0.4, .accuracy = 0.5, .clip = 1.0},
+          &t),
+      CLI_OK);
   assert_int_equal(log_write_epoch(l, &e[0], &t), CLI_OK);
   int64_t bytes = 0, longer = 0;
   uint32_t crc = 0, crc_longer = 0;
@@ -394,7 +399,9 @@ static void a_full_disk_is_an_error(void **state) {
   quiet();
   void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
-  int rc = log_write_step(l, &(log_step){1, 1, 0.1, 0.4, 0.5, 1.0}, &t);
+  int rc = log_write_step(
+      l, &(log_step){.step = 1, .epoch = 1, .lr = 0.1, .loss = 0.4, .accuracy = 0.5, .clip = 1.0},
+      &t);
   if (rc == CLI_OK) rc = log_sync(l, &bytes, &crc);
   (void)setrlimit(RLIMIT_FSIZE, &was); /* before anything else is said into a file */
   (void)signal(SIGXFSZ, handler);

@@ -191,6 +191,10 @@ int log_write_step(run_log *l, const log_step *s, const log_times *t) {
   real(l, "train_loss", s->loss);
   real(l, "train_accuracy", s->accuracy);
   real(l, "clip", s->clip);
+  real(l, "cosine", s->cosine);
+  real(l, "angle", s->angle);
+  real(l, "rotation", s->rotation);
+  real(l, "stretch", s->stretch);
   return end(l, 0, t);
 }
 

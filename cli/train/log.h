@@ -1,5 +1,6 @@
 /* log.h: DIR/log.jsonl: one JSON object a line, each with "schema": 1 and
- *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, ms
+ *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine, angle,
+ *                     rotation, stretch (precond.h; null without curvature), ms
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss,
  *                     test_accuracy, seconds, ms
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy,
@@ -32,7 +33,7 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
 
 typedef struct log_step {
   int64_t step, epoch;
-  double lr, loss, accuracy, clip;
+  double lr, loss, accuracy, clip, cosine, angle, rotation, stretch;
 } log_step;
 
 int log_write_step(run_log *l, const log_step *s, const log_times *t);

@@ -258,12 +258,17 @@ static int after_step(run *r, double lr, int64_t correct) {
                 share(r, r->state.correct, r->state.summed * settings_samples(r->s)));
   if (due(step, r->s->log_every)) {
     const log_times t = run_times(r);
+    const precond_turn turn = precond_turned(r->p);
     const log_step line = {.step = step,
                            .epoch = (step - 1) / r->feed.per_epoch + 1,
                            .lr = lr,
                            .loss = r->loss,
                            .accuracy = share(r, correct, settings_samples(r->s)),
-                           .clip = precond_clip(r->p)};
+                           .clip = precond_clip(r->p),
+                           .cosine = turn.cosine,
+                           .angle = turn.angle,
+                           .rotation = turn.rotation,
+                           .stretch = turn.stretch};
     rc = log_write_step(r->log, &line, &t);
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);

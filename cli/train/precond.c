@@ -9,6 +9,7 @@
 #include "precond.h"
 #include "clock.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -306,6 +307,16 @@ double precond_observe_ms(const precond *p) { return p->observe_ms; }
 double precond_clip(const precond *p) {
   ng_report r = {.struct_size = sizeof r};
   return ng_report_read(p->p, &r) < 0 ? 0.0 : r.clip;
+}
+
+precond_turn precond_turned(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  const double none = (double)NAN;
+  const precond_turn nothing = {none, none, none, none};
+  if (ng_report_read(p->p, &r) < 0 || !(r.d2 > 0.0) || !(r.pd2 > 0.0)) return nothing;
+  const double cosine = fmax(-1.0, fmin(1.0, r.inner / sqrt(r.d2) / sqrt(r.pd2)));
+  return (precond_turn){cosine, acos(cosine) * 180.0 / acos(-1.0), 90.0 * (1.0 - cosine),
+                        sqrt(r.pd2) / sqrt(r.d2)};
 }
 
 int precond_stations(const precond *p, train_station *out, int room) {

@@ -29,6 +29,13 @@ int precond_forget(precond *p); /* there is no step: what was observed since the
 
 double precond_observe_ms(const precond *p); /* spent in the watch so far */
 double precond_clip(const precond *p);       /* nu of the last step */
+/* Of gradient g and direction u of the last step, over all that has curvature; NaN where there is none. */
+typedef struct precond_turn {
+  double cosine, angle; /* of g and u; its arc cosine in degrees */
+  double rotation;      /* 90 (1 - cosine), EFCP's measure */
+  double stretch;       /* |u| / |g| */
+} precond_turn;
+precond_turn precond_turned(const precond *p);
 int precond_stations(const precond *p, train_station *out, int room); /* how many */
 int64_t precond_bytes(const precond *p);                              /* held now */
 

@@ -42,6 +42,8 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.kept = p->kept;
   r.unobserved = p->unobserved;
   r.statistics = statistics(p);
+  r.d2 = p->step->d2;
+  r.pd2 = p->step->pd2;
   return ng_give_struct(out, &r, sizeof r);
 }
 

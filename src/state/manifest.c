@@ -394,6 +394,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   }
   p->step->nu = s->nu;
   p->step->inner = s->inner;
+  p->step->d2 = p->step->pd2 = 0.0; /* not in a state */
   ng_state_put(p, values);
   ng_step_values(p);
 }

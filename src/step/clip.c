@@ -132,6 +132,7 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
   ng_engine *step = p->step;
   const ng_sums s = together(p, sums);
   step->inner = s.inner;
+  step->d2 = s.d2;
   step->pd2 = s.pd2;
   step->nu = common_factor(p, step->lr, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {

@@ -256,7 +256,7 @@ typedef struct ng_engine {
   bool solving;
   double largest;        /* no value that leaves is above it */
   double threat;         /* the sum of ng_bounds_threat over ranks */
-  double nu, inner, pd2; /* of the last step                                                      */
+  double nu, inner, d2, pd2; /* of the last step                                                  */
   double *norms;         /* [norms_most] |PD|^2 of the segments of one block                      */
   int64_t norms_most;
   ng_station_time time[NG_STATIONS];
