@@ -395,8 +395,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M))
  *
  * Ranks.
- *   statistics      all | local | owner: factors over all ranks, kept by all; over the owner's batch
- *                   only; over all ranks, kept by the owner
+ *   statistics      all | local | owner | sharded: factors over all ranks, kept by all; over the
+ *                   owner's batch only; over all ranks, kept by the owner.  Windows take all and
+ *                   sharded: each rank has all of every row, or 1/W of it and makes that part of PD
  *   placement       round-robin: block i belongs to rank i mod W
  *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
  *
@@ -432,7 +433,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * In steps off stat_period no gradient enters, and x is that of the step all the same.
  *   window          m, >= 1
  *   window_function mfac | ggt
- *   window_scope    model | parameter: one G over all parameters, or one for each
+ *   window_scope    model | parameter | group: one G over all parameters, one for each, or one for
+ *                   each group of ng_set_group, as they are at ng_ready
  *   window_dtype    f32 | bf16: how G is kept; bf16 rounds x
  *   window_divisor  window | filled: mfac divides by m also while fewer are there, or by their number
  *   window_forget   ggt: in S^2 a gradient of k steps ago counts window_forget^2k; in [0,1]
@@ -1128,7 +1130,7 @@ NG_API void ng_field_info_init(ng_field_info *info, size_t size);
  * Ranks:   local, but ng_state_manifest is collective: all ranks get the same text.
  * Errors:  NG_ERR_ARG (no such number; other bytes; struct_size not set); NG_ERR_STATE before
  *          ng_ready, between ng_begin and a step (not ng_state_at), and, by name, of an array that
- *          this rank does not hold. */
+ *          this rank does not hold, or of which every rank holds a part (statistics = sharded). */
 NG_API int32_t ng_state_count(ng_precond *p);
 NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);

@@ -219,6 +219,10 @@ static void kept_by_walk(const variant *v) {
     const int32_t ranks = k == 0 ? 1 : 3;
     scene *s = party(v, ranks);
     ng_options o = v_options(v);
+    if (ranks > 1 && strcmp(o.statistics, "sharded") == 0) { /* no rank holds all of an array */
+      scene_destroy(&s);
+      continue;
+    }
     scene_look look = stage(ranks);
     scene_result x = v_play_as(v, s, &o, look);
     look.by_walk = true;

@@ -28,6 +28,9 @@ typedef enum trouble {
   OTHER_METHOD /* of another family, with the same values */
 } trouble;
 
+/* A method and what is said of it. */
+#define SLICES "mfac window=2 statistics=sharded stat_period=2"
+
 typedef struct plan {
   trouble what;
   const char *fraction, *fold, *method; /* NULL: natgrad */
@@ -137,6 +140,8 @@ static void test_one_in_trouble(void **state) {
     }
     plan rankone = {.what = (trouble)what, .fraction = "1", .fold = "sum", .method = "eva"};
     play(&rankone, want[what]);
+    plan window = {.what = (trouble)what, .fraction = "1", .fold = "sum", .method = SLICES};
+    if (what != BAD_INPUT) play(&window, want[what]); /* it is not looked at */
   }
   plan other = {.what = OTHER_METHOD, .fraction = "1", .fold = "sum"};
   play(&other, NG_ERR_COMM);
@@ -145,9 +150,9 @@ static void test_one_in_trouble(void **state) {
 
 static void test_every_call_fails(void **state) {
   (void)state;
-  for (int k = 0; k < 5; k++) { /* the last: rank one */
+  for (int k = 0; k < 6; k++) { /* the last two: rank one, a window in slices */
     const char *const f = k < 4 ? fraction[k / 2] : "1", *const how = k < 4 ? fold[k % 2] : "sum";
-    const char *const method = k < 4 ? NULL : "eva";
+    const char *const method = k < 4 ? NULL : k == 4 ? "eva" : SLICES;
     plan whole = {.fraction = f, .fold = how, .method = method};
     play(&whole, NG_OK);
     assert_true(whole.calls[ODD] >= 8);

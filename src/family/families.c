@@ -95,6 +95,16 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
+/* Of the choices of this option one family has some, and one another. */
+static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
+  const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
+  if (ng_is(o->statistics, "all") || ng_is(family, whose)) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_ARG,
+                    "statistics = %s: method %s has no such choice (it is for the %s family); "
+                    "leave it at all",
+                    o->statistics, o->method, whose);
+}
+
 /* Compared as texts, as the table has defaults: one comparison for all types.  63 characters are
  * more than any choice or number has. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
@@ -110,7 +120,7 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
         "%s",
         row->name, value, o->method, row->family, row->standard);
   }
-  return NG_OK;
+  return check_spread(family, o, message, size);
 }
 
 /* What holds for every family comes last, since a family's refusal says more. */

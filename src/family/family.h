@@ -79,6 +79,9 @@ typedef struct ng_field {
   int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym                     */
   void *data;         /* NULL on ranks that do not hold it                                        */
   int32_t owner;      /* a rank that holds it                                                     */
+  /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, and `data` are this rank's;
+   * plain order, not sym.  NULL: who holds it holds all */
+  const int64_t *slice;
   /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
    * and `channels` channels, published is (channel, offset); a trailing bias stays last.
    * offsets 1 means both are the same. */

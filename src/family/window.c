@@ -68,6 +68,13 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "window_store = dense",
                       o->window_store);
   }
+  /* Any number of the k may lie in one slice, so each rank would need room for all of them. */
+  if (s->statistics == NG_STATISTICS_SHARDED && s->window_store == NG_STORE_TOPK &&
+      s->window_topk == NG_TOPK_GLOBAL && s->window_scope == NG_WINDOW_MODEL) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "statistics = sharded: window_topk = global chooses from all of a gradient; "
+                      "take layer or block, or window_scope = group or parameter");
+  }
   if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "window_dtype = %s: factors of window_store = lowrank are kept in f32",
@@ -88,53 +95,19 @@ static ng_status no_memory(const ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
 }
 
-static int64_t chunks_of(const ng_segment *g) {
-  return (g->to - g->from + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
-}
-
 static void destroy(ng_block *b) {
   ng_window *w = ng_window_of(b);
   if (w == NULL) return;
   if (w->own != NULL) w->store->release(b);
-  ng_object_free(b->p, w->part, (size_t)w->parts * sizeof *w->part);
-  ng_object_free(b->p, w->chunk, (size_t)w->chunks * sizeof *w->chunk);
-  ng_object_free(b->p, w->at, (size_t)w->segments * sizeof *w->at);
+  ng_window_uncut(b);
   ng_object_free(b->p, w->used, (size_t)w->places * sizeof *w->used);
   ng_object_free(b->p, w, sizeof *w);
   b->state = NULL;
 }
 
-/* One part over all segments, or one each; their order is flat order. */
-static void cut(ng_block *b) {
-  ng_window *w = ng_window_of(b);
-  ng_window_chunk *c = w->chunk;
-  int64_t at = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    const ng_segment *g = &b->segment[k];
-    ng_window_part *p = &w->part[w->parts == 1 ? 0 : k];
-    if (k == 0 || w->parts > 1) *p = (ng_window_part){.at = at, .chunk = (int32_t)(c - w->chunk)};
-    w->at[k] = at;
-    for (int64_t from = g->from; from < g->to; from += NG_WINDOW_CHUNK, c++) {
-      const int64_t n = ng_min64(NG_WINDOW_CHUNK, g->to - from);
-      *c = (ng_window_chunk){k, (int32_t)(p - w->part), from, n, at};
-      at += n;
-      p->n += n;
-      p->chunks++;
-    }
-  }
-}
-
 static ng_status create(ng_block *b) {
   ng_window *w = b->state = ng_object(b->p, sizeof *w);
   if (w == NULL) return no_memory(b);
-  int64_t chunks = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    chunks += chunks_of(&b->segment[k]);
-    w->d += b->segment[k].to - b->segment[k].from;
-  }
-  if (chunks > INT32_MAX / 4) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': the model has too many parameters", b->name);
-  }
   if (!ng_linalg_fits(b->base.window)) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window = %lld: more than the linear algebra can take",
                    (long long)b->base.window);
@@ -144,31 +117,32 @@ static ng_status create(ng_block *b) {
                                                         : &ng_window_dense;
   w->m = b->base.window;
   w->places = w->m + 1;
-  w->segments = b->segments;
-  w->parts = b->base.window_scope == NG_WINDOW_PARAMETER ? b->segments : 1;
-  w->chunks = (int32_t)chunks;
-  w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
-  w->chunk = ng_object(b->p, (size_t)w->chunks * sizeof *w->chunk);
-  w->at = ng_object(b->p, (size_t)w->segments * sizeof *w->at);
   w->used = ng_object(b->p, (size_t)w->places * sizeof *w->used);
-  if (w->part == NULL || w->chunk == NULL || w->at == NULL || w->used == NULL) return no_memory(b);
-  cut(b);
-  return NG_OK;
+  return w->used == NULL ? no_memory(b) : ng_window_cut(b);
 }
 
-/* Of every rank by itself: gradients are the same everywhere. */
+/* The new row of Gram matrices.  Of every rank by itself: gradients are the same everywhere; with slices, the
+ * sum over ranks, and so are the products with what enters no row, of every step that has such. */
 static ng_status statistics(ng_block *b) {
+  static const char *const name[] = {"row", "along"};
   const ng_window *w = ng_window_of(b);
-  ng_status st = ng_block_take_stats(b, 1);
-  if (st == NG_OK) st = ng_stat_take_parts(b, b->stat, 1, 1);
-  if (st != NG_OK) return st;
-  b->stat->name = "row";
-  b->stat->sees = NG_SEES_FLATGRAD;
-  b->stat->wire = NG_F64;
-  b->stat->spread = NG_SPREAD_SAME;
-  b->stat->part->rows = w->parts;
-  b->stat->part->cols = w->places;
-  return NG_OK;
+  ng_status st = ng_block_take_stats(b, w->sliced ? 2 : 1);
+  for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
+    ng_stat *s = &b->stat[i];
+    st = ng_stat_take_parts(b, s, 1, 1);
+    if (st != NG_OK) return st;
+    s->name = name[i];
+    s->sees = NG_SEES_FLATGRAD;
+    s->wire = NG_F64;
+    s->spread = w->sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
+    s->every = i == 1;
+    s->alone = true;
+    s->part->rows = w->parts;
+    s->part->cols = w->places;
+  }
+  b->partial = w->sliced;
+  if (w->sliced) b->slice = w->cut;
+  return st;
 }
 
 static double *doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
@@ -176,7 +150,7 @@ static double *doubles(ng_plan *plan, ng_use use, int64_t a, int64_t b) {
 }
 
 static float *vector(ng_plan *plan, ng_use use, const ng_window *w) {
-  return ng_plan_take(plan, use, ng_times(w->d, (int64_t)sizeof(float)));
+  return ng_plan_take(plan, use, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
 }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
@@ -190,8 +164,13 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     w->part[i].gram = gram + i * w->places * w->places;
     w->part[i].c = c + i * w->places;
   }
-  if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, w->d);
-  w->u = vector(plan, NG_USE_SUMS, w);
+  if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
+  if (w->sliced) {
+    b->whole = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->all, (int64_t)sizeof(float)));
+    w->u = b->whole == NULL ? NULL : b->whole + w->from;
+  } else {
+    w->u = vector(plan, NG_USE_SUMS, w);
+  }
   if (momentum) w->v = vector(plan, NG_USE_FACTORS, w);
   if (momentum && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT) {
     w->next_v = vector(plan, NG_USE_SUMS, w);
@@ -269,26 +248,55 @@ static bool gather(ng_block *b, float *to) {
   return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
 }
 
-static ng_status observe(ng_block *b, const ng_obs *o) {
-  ng_window *w = ng_window_of(b);
-  const ng_status st = need_weights(b);
-  if (st != NG_OK) return st;
-  w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
-  w->x = w->store->target(b);
-  if (!gather(b, w->x)) {
-    w->store->drop(b, ng_window_head(w));
-    return NG_SKIPPED;
-  }
-  use(w, true);
-  w->store->enter(b);
-  w->store->products(b, NULL, b->stat->part->sum);
-  return NG_OK;
-}
-
 /* ---- the direction ---------------------------------------------------------------------------*/
 
-static void zero_row(ng_window *w) {
-  memset(w->row, 0, (size_t)(w->parts * w->places) * sizeof *w->row);
+static bool averages_gradients(const ng_block *b) {
+  return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
+}
+
+/* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
+static bool is_row(const ng_block *b, bool fresh) {
+  return fresh && !averages_gradients(b) && b->base.window_forget == 1.0;
+}
+
+/* u <- x, where that is no row.  False: a gradient is not finite. */
+static bool take_x(ng_block *b, bool fresh) {
+  ng_window *w = ng_window_of(b);
+  const double mu = b->base.window_momentum;
+  bool finite = true;
+  if (fresh) {
+    memcpy(w->u, w->x, (size_t)w->d * sizeof *w->u);
+  } else {
+    finite = gather(b, w->u);
+  }
+  if (averages_gradients(b)) {
+    ng_window_mix(b, w->next_v, w->u, mu, 1.0 - mu);
+    memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
+  }
+  return finite;
+}
+
+/* With slices the products of every x are sums over ranks, so they are made here. */
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_window *w = ng_window_of(b);
+  const bool fresh = b->stat->due;
+  const ng_status st = need_weights(b);
+  if (st != NG_OK) return st;
+  use(w, fresh);
+  if (fresh) {
+    w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
+    w->x = w->store->target(b);
+    if (!gather(b, w->x)) {
+      w->store->drop(b, ng_window_head(w));
+      return NG_SKIPPED;
+    }
+    w->store->enter(b);
+    w->store->products(b, NULL, b->stat->part->sum);
+  }
+  if (!w->sliced || is_row(b, fresh)) return NG_OK;
+  if (!take_x(b, fresh)) return NG_SKIPPED;
+  w->store->products(b, w->u, b->stat[1].part->sum);
+  return NG_OK;
 }
 
 /* u <- the direction of the row at head. */
@@ -315,35 +323,21 @@ static ng_status direct_row(ng_block *b) {
   return st;
 }
 
-/* u has any x: u <- its direction. */
-static ng_status direct_any(ng_block *b) {
+/* Any x: u <- its direction. */
+static ng_status direct_any(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  double by;
-  zero_row(w);
-  w->store->products(b, w->u, w->row);
-  const ng_status st = ng_window_solve(b, w->row, &by);
+  double *k = w->sliced ? b->stat[1].part->sum : w->row, by;
+  if (!w->sliced) {
+    (void)take_x(b, fresh); /* what is not finite is found in the sums */
+    memset(k, 0, (size_t)(w->parts * w->places) * sizeof *k);
+    w->store->products(b, w->u, k);
+  }
+  const ng_status st = ng_window_solve(b, k, &by);
   if (decays(b, NG_DECAY_DIRECTION)) {
     (void)ng_window_decay(b, b->base.window_decay, w->u);
   }
   w->store->combine(b, by);
   return st;
-}
-
-static ng_status direct(ng_block *b, bool fresh) {
-  ng_window *w = ng_window_of(b);
-  const double mu = b->base.window_momentum;
-  const bool gradient = mu > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
-  if (fresh && !gradient && b->base.window_forget == 1.0) return direct_row(b);
-  if (fresh) {
-    memcpy(w->u, w->x, (size_t)w->d * sizeof *w->u);
-  } else {
-    (void)gather(b, w->u); /* what is not finite is found in the sums */
-  }
-  if (gradient) {
-    ng_window_mix(b, w->next_v, w->u, mu, 1.0 - mu);
-    memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
-  }
-  return direct_any(b);
 }
 
 static ng_status measure(ng_block *b) {
@@ -355,7 +349,7 @@ static ng_status measure(ng_block *b) {
   if (st != NG_OK) return st;
   use(w, fresh);
   if (fresh) put_row(w, b->stat->part->sum);
-  st = direct(b, fresh);
+  st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
   if (mu > 0.0 && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
     ng_window_mix(b, w->u, w->u, mu, average ? 1.0 - mu : 1.0);
@@ -372,8 +366,9 @@ static ng_status measure(ng_block *b) {
 
 static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_window *w = ng_window_of(b);
+  const float *all = w->sliced ? b->whole : w->u;
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const float *u = w->u + w->at[t->segment] + r * t->slot->cols + t->col;
+    const float *u = all + w->view[t->segment].flat + r * t->slot->cols + t->col;
     const ng_pair pair = {.scale = factor, .values = u};
     ng_put(sink, t->slot, r, t->col, t->cols, &pair);
   }
@@ -385,7 +380,9 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (taken && w->v != NULL) {
+  if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u stays where it is */
+    memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
+  } else if (taken && w->v != NULL) {
     float *v = *next;
     *next = w->v;
     w->v = v;
@@ -404,12 +401,12 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   ng_field gram =
       ng_field_plain("gram", NG_F64, w->parts * w->places, w->places, w->part->gram, b->owner);
-  ng_field v = ng_field_plain("momentum", NG_F32, 1, w->d, w->v, b->owner);
+  ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
   ng_status st = w->store->fields(b, visit, arg);
   if (st == NG_OK) st = visit(arg, &gram);
-  if (st == NG_OK && w->v != NULL) st = visit(arg, &v);
-  ng_field mask = ng_field_plain("mask", NG_U8, 1, w->d, w->mask, b->owner);
-  return st == NG_OK && w->mask != NULL ? visit(arg, &mask) : st;
+  if (st == NG_OK && b->base.window_momentum > 0.0) st = visit(arg, &v);
+  ng_field mask = ng_window_field(b, "mask", NG_U8, 1, w->mask);
+  return st == NG_OK && b->base.window_mask ? visit(arg, &mask) : st;
 }
 
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {

@@ -1,7 +1,7 @@
 /* window.h: the state of a window's block, shared by window.c (the block), window_solve.c (functions of
  * the Gram matrix), window_flat.c (arrays over all parameters, loops) and the stores, window_*.c.
  *
- * A window holds the last m gradients of the parameters of one *part* (all of them, or one parameter),
+ * A window holds the last m gradients of the parameters of one *part* (all of them, a group, one parameter),
  * as rows of a store with m + 1 places: the place at `head` is free and takes the row of the coming step,
  * so that a step that does not count has changed nothing.  When it counts, head moves on, and the row that
  * it then points at, the oldest of m + 1, is dropped.
@@ -12,7 +12,8 @@
  *     products   k = G x, of every row with x or with the row at head, in double
  *     combine    u = by u + G' c, in double, rounded once
  *
- * Flat order: the elements of one part lie together, segment after segment, row after row. */
+ * Flat order: the elements of one part lie together, segment after segment, row after row.  A rank may have
+ * a slice of it only (statistics = sharded); then d, and every place below, are of its slice. */
 #ifndef NG_WINDOW_H
 #define NG_WINDOW_H
 
@@ -27,15 +28,22 @@ typedef struct ng_window_chunk {
   int64_t from, n, at;
 } ng_window_chunk;
 
+/* What of a segment is here; flat: where all of it begins among the elements of all ranks. */
+typedef struct ng_window_view {
+  int32_t part;
+  int64_t flat, at, n;
+} ng_window_view;
+
 typedef struct ng_window_part {
-  int64_t at, n;         /* its elements in flat order                        */
-  int32_t chunk, chunks; /* the first of them, and how many                   */
-  double *gram;          /* [places, places]                                  */
-  double *c;             /* [places] coefficients of the rows in the direction */
+  int64_t at, n; /* its elements in flat order                        */
+  double *gram;  /* [places, places]                                  */
+  double *c;     /* [places] coefficients of the rows in the direction */
 } ng_window_part;
 
 typedef struct ng_window_store {
   const char *name;
+  /* Where near `at`, of all elements, a slice may begin; rises with it.  NULL: anywhere. */
+  int64_t (*cut_at)(const ng_block *b, int64_t at);
   /* Geometry that the options decide, and its memory; called twice, as a family's plan. */
   ng_status (*plan)(ng_block *b, ng_plan *plan);
   float *(*target)(ng_block *b); /* where the vector that enters is put; [d] */
@@ -55,20 +63,24 @@ extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lo
 typedef struct ng_window {
   const ng_window_store *store;
   int64_t d, m, places; /* elements; rows; m + 1 */
+  int64_t all, from;    /* elements of all ranks; the first of this one    */
   int32_t parts, chunks, segments;
+  bool sliced;  /* this rank has a slice */
+  int64_t *cut; /* [ranks + 1] of slices */
   ng_window_part *part;
   ng_window_chunk *chunk;
-  int64_t *at;        /* [segments] of its first element in flat order     */
-  double scale;       /* of what enters, beside what was left before       */
-  double head, count; /* the free place; rows in use                       */
-  float *x;           /* [d] the vector that entered                       */
-  float *u;           /* [d] the direction                                 */
-  float *v, *next_v;  /* [d] what momentum keeps; its next value           */
-  uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
-  double *sums;       /* [chunks, 4] of the flat loops                     */
-  double *partial;    /* [units, places] of a store's products             */
-  double *row;        /* [parts, places] products that are not in the statistic */
-  int64_t *used;      /* [places] the places of the solve, and how many    */
+  ng_window_view *view; /* [segments] */
+  int32_t *order;       /* [segments] in flat order */
+  double scale;         /* of what enters, beside what was left before       */
+  double head, count;   /* the free place; rows in use                       */
+  float *x;             /* [d] the vector that entered                       */
+  float *u;             /* [d] the direction; a slice of b->whole, if there are slices */
+  float *v, *next_v;    /* [d] what momentum keeps; its next value           */
+  uint8_t *mask;        /* [d] 1: takes part; NULL: all do                   */
+  double *sums;         /* [chunks, 4] of the flat loops                     */
+  double *partial;      /* [units, places] of a store's products             */
+  double *row;          /* [parts, places] products that are not in the statistic */
+  int64_t *used;        /* [places] the places of the solve, and how many    */
   int64_t uses;
   int64_t units; /* pieces of a store's products                      */
   void *own;     /* the store's                                       */
@@ -85,6 +97,15 @@ static inline int64_t ng_window_head(const ng_window *w) {
 static inline int64_t ng_window_count(const ng_window *w) {
   return ng_window_number(w->count, w->m);
 }
+
+/* ---- window_cut.c ----------------------------------------------------------------------------*/
+
+ng_status ng_window_cut(ng_block *b); /* w->store is set */
+void ng_window_uncut(ng_block *b);    /* also after a cut that failed half way */
+/* The nearest border of two parameters, in flat order of all elements: a store's cut_at. */
+int64_t ng_window_cut_at_segment(const ng_block *b, int64_t at);
+/* Of one number an element and row; and of so many of a slice, cut where `cut` says. */
+ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows, void *data);
 
 /* ---- window_flat.c ---------------------------------------------------------------------------*/
 

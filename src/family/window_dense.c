@@ -32,11 +32,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     s->type = b->base.window_dtype;
   }
   dense *s = w->own;
-  const int64_t bytes = ng_times(ng_times(w->places, w->d), ng_dtype_size(s->type));
+  const int64_t bytes = ng_times(ng_times(w->places, ng_max64(1, w->d)), ng_dtype_size(s->type));
   w->units = w->chunks;
   s->rows = ng_plan_take(plan, NG_USE_FACTORS, bytes);
   if (s->type != NG_F32) {
-    s->wide = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->d, (int64_t)sizeof(float)));
+    s->wide = ng_plan_take(plan, NG_USE_SUMS, ng_times(ng_max64(1, w->d), (int64_t)sizeof(float)));
   }
   return NG_OK;
 }
@@ -160,7 +160,7 @@ static void drop(ng_block *b, int64_t place) {
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const dense *s = w->own;
-  ng_field f = ng_field_plain("rows", s->type, w->places, w->d, s->rows, b->owner);
+  ng_field f = ng_window_field(b, "rows", s->type, w->places, s->rows);
   return visit(arg, &f);
 }
 

@@ -20,6 +20,7 @@ typedef struct view {
 
 typedef struct lowrank {
   int64_t floats;      /* of a row of the store */
+  int64_t all, *cut;   /* ... on all ranks; [ranks + 1] their slices */
   view *view;          /* [segments] */
   float *rows;         /* [places, floats] */
   float *error, *next; /* [d] */
@@ -32,24 +33,42 @@ static void release(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->own;
   ng_object_free(b->p, s->view, (size_t)w->segments * sizeof *s->view);
+  ng_object_free(b->p, s->cut, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
   ng_object_free(b->p, s, sizeof *s);
   w->own = NULL;
 }
 
+static int64_t rank_of(const ng_block *b, int32_t k) {
+  const ng_slot *slot = b->segment[k].slot;
+  const int64_t r = slot->rows, c = slot->cols;
+  return r > 1 ? ng_min64(b->base.window_rank, ng_min64(r, c)) : 0;
+}
+
+static int64_t floats_of(const ng_block *b, int32_t k) {
+  const ng_slot *slot = b->segment[k].slot;
+  const int64_t rank = rank_of(b, k);
+  return rank > 0 ? rank * (slot->rows + slot->cols) : slot->rows * slot->cols;
+}
+
+/* Parameters are whole on one rank; of those that are not here nothing is left to do. */
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   lowrank *s = w->own = ng_object(b->p, sizeof *s);
   if (s != NULL) s->view = ng_object(b->p, (size_t)w->segments * sizeof *s->view);
-  if (s == NULL || s->view == NULL) {
+  if (s != NULL) s->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *s->cut);
+  if (s == NULL || s->view == NULL || s->cut == NULL) {
     return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
   }
-  for (int32_t k = 0; k < b->segments; k++) {
+  for (int32_t i = 0; i < w->segments; i++) {
+    const int32_t k = w->order[i];
     const ng_slot *slot = b->segment[k].slot;
-    const int64_t r = slot->rows, c = slot->cols;
-    view *v = &s->view[k];
-    *v = (view){.rows = r, .cols = c, .at = s->floats};
-    if (r > 1) v->rank = ng_min64(b->base.window_rank, ng_min64(r, c));
-    s->floats += v->rank > 0 ? v->rank * (r + c) : r * c;
+    s->all += floats_of(b, k);
+    for (int32_t r = 0; r <= b->ctx->ranks && w->sliced; r++) {
+      if (w->view[k].flat < w->cut[r]) s->cut[r] = s->all;
+    }
+    if (w->view[k].n == 0) continue;
+    s->view[k] = (view){slot->rows, slot->cols, rank_of(b, k), s->floats};
+    s->floats += floats_of(b, k);
   }
   w->units = w->segments;
   return NG_OK;
@@ -60,11 +79,12 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   const ng_status st = w->own == NULL ? make(b) : NG_OK;
   if (st != NG_OK) return st;
   lowrank *s = w->own;
-  const int64_t each = (int64_t)sizeof(float), vector = ng_times(w->d, each);
-  s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, s->floats), each));
+  const int64_t each = (int64_t)sizeof(float), vector = ng_times(ng_max64(1, w->d), each);
+  const int64_t row = ng_max64(1, s->floats);
+  s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, row), each));
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
   s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
-  s->work = ng_plan_take(plan, NG_USE_SUMS, ng_times(s->floats, (int64_t)sizeof *s->work));
+  s->work = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, (int64_t)sizeof *s->work));
   return NG_OK;
 }
 
@@ -164,8 +184,8 @@ static void enter_segment(void *arg, int32_t k) {
   const view *v = &s->view[k];
   const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
   const int64_t n = v->rows * v->cols;
-  float *x = s->next + w->at[k], *f = factors(s, head, v);
-  const float *e = s->error + w->at[k], by = (float)w->scale;
+  float *x = s->next + w->view[k].at, *f = factors(s, head, v);
+  const float *e = s->error + w->view[k].at, by = (float)w->scale;
   for (int64_t i = 0; i < n; i++) {
     x[i] = e[i] + by * x[i];
   }
@@ -218,7 +238,7 @@ static void product_segment(void *arg, int32_t k) {
   const view *v = &s->view[k];
   const float *mine = factors(s, ng_window_head(w), v);
   for (int64_t j = 0; j < w->uses; j++) {
-    const float *f = factors(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->at[k];
+    const float *f = factors(s, w->used[j], v), *x = p->x == NULL ? mine : p->x + w->view[k].at;
     w->partial[k * w->places + w->used[j]] = v->rank == 0   ? ng_window_dot(f, x, v->rows * v->cols)
                                              : p->x == NULL ? both_factors(v, f, mine)
                                                             : with_vector(v, f, x);
@@ -230,7 +250,7 @@ static void products(ng_block *b, const float *x, double *k) {
   job p = {b, x, 0.0};
   ng_parallel(b->ctx, b->segments, product_segment, &p);
   for (int32_t i = 0; i < b->segments; i++) {
-    double *to = k + (w->parts == 1 ? 0 : i) * w->places;
+    double *to = k + w->view[i].part * w->places;
     for (int64_t j = 0; j < w->uses; j++) {
       to[w->used[j]] += w->partial[i * w->places + w->used[j]];
     }
@@ -297,7 +317,7 @@ static void begin(ng_block *b) {
       state = (state ^ (unsigned char)*c) * UINT64_C(1099511628211);
     }
     const ng_place *from = &b->segment[k].slot->weight;
-    float *f = factors(s, w->places - 1, v), *x = s->next + w->at[k];
+    float *f = factors(s, w->places - 1, v), *x = s->next + w->view[k].at;
     for (int64_t i = v->rank * v->rows; i < v->rank * (v->rows + v->cols); i++) {
       f[i] = drawn(&state);
     }
@@ -329,14 +349,16 @@ static void taken(ng_block *b) {
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const lowrank *s = w->own;
-  ng_field f = ng_field_plain("factors", NG_F32, w->places, s->floats, s->rows, b->owner);
-  ng_field e = ng_field_plain("error", NG_F32, 1, w->d, s->error, b->owner);
+  ng_field f = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
+  ng_field e = ng_window_field(b, "error", NG_F32, 1, s->error);
+  if (w->sliced) f.slice = s->cut;
   const ng_status st = visit(arg, &f);
   return st == NG_OK ? visit(arg, &e) : st;
 }
 
 const ng_window_store ng_window_lowrank_store = {
     .name = "lowrank",
+    .cut_at = ng_window_cut_at_segment,
     .plan = plan,
     .begin = begin,
     .target = target,

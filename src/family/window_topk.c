@@ -21,13 +21,14 @@ typedef struct range {
 } range;
 
 typedef struct topk {
-  int64_t k;
-  int32_t groups, blocks, pieces;
+  int64_t k, all, before; /* of a row: here, on all ranks, on the ranks before this one */
+  int64_t *cut;           /* [3, ranks + 1] slices of values, of indices as bytes, of blocks */
+  int32_t groups, blocks, all_blocks, pieces;
   range *group, *block;
   ng_dtype type;
   uint16_t *index;     /* [places, k] */
   char *value;         /* [places, k] */
-  int32_t *begin;      /* [places, blocks + 1] */
+  int32_t *begin;      /* [places, blocks] in a row of all ranks */
   float *error, *next; /* [d] */
   int32_t *count;      /* [pieces, BINS + FINE] */
   double *tile;        /* [pieces, BLOCK] */
@@ -35,44 +36,88 @@ typedef struct topk {
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* Counts first (out NULL), then fills. */
-static int32_t cut_blocks(const ng_window *w, range *out) {
-  int32_t n = 0;
-  for (int32_t p = 0; p < w->parts; p++) {
-    const ng_window_part *part = &w->part[p];
-    for (int64_t at = 0; at < part->n; at += BLOCK, n++) {
-      if (out == NULL) continue;
-      out[n] = (range){.at = part->at + at, .n = ng_min64(BLOCK, part->n - at), .part = p};
-    }
-  }
-  return n;
+/* The next run of elements, of those of all ranks, in which blocks are cut: a parameter, or a part. */
+static bool next_run(const ng_block *b, int32_t *i, range *run) {
+  const ng_window *w = ng_window_of(b);
+  if (*i == w->segments) return false;
+  const ng_window_view *first = &w->view[w->order[*i]];
+  *run = (range){.at = first->flat, .part = first->part};
+  do {
+    const ng_segment *g = &b->segment[w->order[(*i)++]];
+    run->n += g->to - g->from;
+  } while (b->base.window_topk != NG_TOPK_LAYER && *i < w->segments &&
+           w->view[w->order[*i]].part == run->part);
+  return true;
 }
 
-static void make_groups(ng_block *b, topk *s) {
-  const ng_window *w = ng_window_of(b);
-  const double density = b->base.window_density;
-  const ng_window_topk mode = b->base.window_topk;
-  for (int32_t i = 0; i < s->groups; i++) {
-    range *g = &s->group[i];
-    if (mode == NG_TOPK_BLOCK) {
-      *g = s->block[i];
-    } else if (mode == NG_TOPK_LAYER) {
-      *g = (range){.at = w->at[i], .n = b->segment[i].to - b->segment[i].from};
-    } else {
-      *g = (range){.at = w->part[i].at, .n = w->part[i].n};
+static int64_t cut_at(const ng_block *b, int64_t at) {
+  int64_t best = 0;
+  range run;
+  for (int32_t i = 0; next_run(b, &i, &run);) {
+    const int64_t step = b->base.window_topk == NG_TOPK_BLOCK ? BLOCK : run.n;
+    for (int64_t k = step; k < run.n + step; k += step) {
+      const int64_t end = run.at + ng_min64(k, run.n);
+      if (at - best > (end > at ? end - at : at - end)) best = end;
     }
-    const double k = density * (double)g->n; /* published: cut, but rounded up of a block */
-    g->k = (int64_t)k + (mode == NG_TOPK_BLOCK && (double)(int64_t)k < k);
-    g->k = ng_max64(1, ng_min64(g->n, g->k));
-    g->first = s->k;
-    s->k += g->k;
   }
+  return best;
+}
+
+static int64_t entries(const ng_block *b, int64_t n) {
+  const double k =
+      b->base.window_density * (double)n; /* published: cut, but rounded up of a block */
+  const bool up = b->base.window_topk == NG_TOPK_BLOCK && (double)(int64_t)k < k;
+  return ng_max64(1, ng_min64(n, (int64_t)k + up));
+}
+
+/* Where the numbers of each rank begin: `more` belong to elements from `at` on. */
+static void move_cut(const ng_block *b, int64_t *cut, int64_t at, int64_t more) {
+  const ng_window *w = ng_window_of(b);
+  for (int32_t r = 0; r <= b->ctx->ranks && w->sliced; r++) {
+    if (at < w->cut[r]) cut[r] += more;
+  }
+}
+
+/* Groups and blocks of this rank, and how many numbers the others have.  Counts first (s->block NULL), then
+ * fills. */
+static void lay_out(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  topk *s = w->own;
+  const bool fill = s->block != NULL, by_block = b->base.window_topk == NG_TOPK_BLOCK;
+  const int32_t ranks = b->ctx->ranks + 1;
+  range run;
+  s->k = s->all = s->groups = s->blocks = s->all_blocks = 0;
+  memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
+  for (int32_t i = 0; next_run(b, &i, &run);) {
+    for (int64_t at = 0; at < run.n; at += BLOCK) {
+      range r = {run.at + at, ng_min64(BLOCK, run.n - at), 0, s->k, run.part};
+      const bool here = r.at >= w->from && r.at < w->from + w->d;
+      const bool chosen = by_block || at == 0;
+      range g = by_block ? r : run;
+      g.k = chosen ? entries(b, g.n) : 0;
+      g.first = s->k;
+      g.at -= w->from;
+      if (fill && here && chosen) s->group[s->groups] = g;
+      r.at -= w->from;
+      if (fill && here) s->block[s->blocks] = r;
+      move_cut(b, s->cut, r.at + w->from, g.k);
+      move_cut(b, s->cut + ranks, r.at + w->from, 2 * g.k);
+      move_cut(b, s->cut + 2 * ranks, r.at + w->from, 1);
+      s->groups += here && chosen;
+      s->blocks += here;
+      s->k += here ? g.k : 0;
+      s->all += g.k;
+      s->all_blocks++;
+    }
+  }
+  s->before = s->cut[b->ctx->rank];
 }
 
 static void release(ng_block *b) {
   topk *s = ng_window_of(b)->own;
-  ng_object_free(b->p, s->group, (size_t)s->groups * sizeof *s->group);
-  ng_object_free(b->p, s->block, (size_t)s->blocks * sizeof *s->block);
+  ng_object_free(b->p, s->group, (size_t)(s->groups + 1) * sizeof *s->group);
+  ng_object_free(b->p, s->block, (size_t)(s->blocks + 1) * sizeof *s->block);
+  ng_object_free(b->p, s->cut, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
   ng_object_free(b->p, s, sizeof *s);
   ng_window_of(b)->own = NULL;
 }
@@ -80,37 +125,37 @@ static void release(ng_block *b) {
 static ng_status make(ng_block *b) {
   ng_window *w = ng_window_of(b);
   topk *s = w->own = ng_object(b->p, sizeof *s);
-  if (s == NULL) return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
-  const ng_window_topk mode = b->base.window_topk;
+  if (s != NULL) s->cut = ng_object(b->p, (size_t)(3 * (b->ctx->ranks + 1)) * sizeof *s->cut);
+  if (s == NULL || s->cut == NULL) {
+    return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+  }
   s->type = b->base.window_dtype;
   s->pieces = ng_threads_of(b->ctx);
-  s->blocks = cut_blocks(w, NULL);
-  s->groups = mode == NG_TOPK_BLOCK ? s->blocks : mode == NG_TOPK_LAYER ? w->segments : w->parts;
-  s->block = ng_object(b->p, (size_t)s->blocks * sizeof *s->block);
-  s->group = ng_object(b->p, (size_t)s->groups * sizeof *s->group);
+  lay_out(b);
+  s->group = ng_object(b->p, (size_t)(s->groups + 1) * sizeof *s->group);
+  s->block = ng_object(b->p, (size_t)(s->blocks + 1) * sizeof *s->block);
   if (s->block == NULL || s->group == NULL) {
     return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
   }
-  (void)cut_blocks(w, s->block);
-  make_groups(b, s);
+  lay_out(b);
   w->units = s->blocks;
   return NG_OK;
 }
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
-  if (w->d > INT32_MAX) {
+  if (w->all > INT32_MAX) {
     return ng_fail(b->ctx, NG_ERR_ARG, "window_store = topk: %lld parameters, at most %d",
-                   (long long)w->d, INT32_MAX);
+                   (long long)w->all, INT32_MAX);
   }
   const ng_status st = w->own == NULL ? make(b) : NG_OK;
   if (st != NG_OK) return st;
   topk *s = w->own;
-  const int64_t all = ng_times(w->places, s->k), vector = w->d * (int64_t)sizeof(float);
+  const int64_t vector = ng_max64(1, w->d) * (int64_t)sizeof(float);
+  const int64_t all = ng_times(w->places, ng_max64(1, s->k)), blocks = ng_max64(1, s->blocks);
   s->index = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index));
   s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->type)));
-  s->begin =
-      ng_plan_take(plan, NG_USE_FACTORS, w->places * (s->blocks + 1) * (int64_t)sizeof *s->begin);
+  s->begin = ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->begin);
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
   s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
   s->count = ng_plan_take(plan, NG_USE_SUMS, s->pieces * (BINS + FINE) * (int64_t)sizeof *s->count);
@@ -192,14 +237,15 @@ static void write_row(ng_window *w) {
   const topk *s = w->own;
   const int64_t head = ng_window_head(w), size = ng_dtype_size(s->type);
   uint16_t *index = s->index + head * s->k;
-  int32_t *begin = s->begin + head * (s->blocks + 1), block = 0;
+  int32_t *begin = s->begin + head * s->blocks, block = 0;
+  if (s->blocks > 0) begin[0] = (int32_t)s->before;
   for (int32_t g = 0; g < s->groups; g++) {
     const int32_t *chosen = (const int32_t *)(const void *)w->u + s->group[g].at;
     for (int64_t j = 0; j < s->group[g].k; j++) {
       const int64_t at = s->group[g].at + chosen[j], to = s->group[g].first + j;
       float *a = &s->next[at], rounded;
-      for (; at >= s->block[block].at + s->block[block].n; block++) {
-        begin[block + 1] = (int32_t)to;
+      while (at >= s->block[block].at + s->block[block].n) {
+        begin[++block] = (int32_t)(s->before + to);
       }
       index[to] = (uint16_t)(at - s->block[block].at);
       ng_from_f32(s->value + (head * s->k + to) * size, s->type, a, 1);
@@ -207,10 +253,9 @@ static void write_row(ng_window *w) {
       *a -= rounded;
     }
   }
-  for (; block < s->blocks; block++) {
-    begin[block + 1] = (int32_t)s->k;
+  for (block++; block < s->blocks; block++) {
+    begin[block] = (int32_t)(s->before + s->k);
   }
-  begin[0] = 0;
 }
 
 static void enter(ng_block *b) {
@@ -230,9 +275,10 @@ typedef struct run {
 } run;
 
 static run run_of(const topk *s, int64_t place, int64_t block) {
-  const int32_t *begin = s->begin + place * (s->blocks + 1) + block;
-  const int64_t from = ng_max64(0, ng_min64(begin[0], s->k));
-  const int64_t to = ng_max64(from, ng_min64(begin[1], s->k)), at = place * s->k + from;
+  const int32_t *begin = s->begin + place * s->blocks + block;
+  const int64_t end = block + 1 < s->blocks ? begin[1] - s->before : s->k;
+  const int64_t from = ng_max64(0, ng_min64(begin[0] - s->before, s->k));
+  const int64_t to = ng_max64(from, ng_min64(end, s->k)), at = place * s->k + from;
   return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
 }
 
@@ -276,7 +322,7 @@ static void product_piece(void *arg, int32_t piece) {
   ng_share(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const range *k = &s->block[i];
-    memset(tile, 0, BLOCK * sizeof *tile);
+    memset(tile, 0, (size_t)k->n * sizeof *tile);
     if (p->x == NULL) {
       const run own = run_of(s, ng_window_head(w), i);
       add_run(&own, s->type, 1.0, tile);
@@ -314,7 +360,7 @@ static void combine_piece(void *arg, int32_t piece) {
     const range *k = &s->block[i];
     const double *c = w->part[k->part].c;
     float *u = w->u + k->at;
-    memset(tile, 0, BLOCK * sizeof *tile);
+    memset(tile, 0, (size_t)k->n * sizeof *tile);
     for (int64_t e = 0; e < k->n && p->by != 0.0; e++) {
       tile[e] = p->by * (double)u[e];
     }
@@ -341,7 +387,7 @@ static void drop(ng_block *b, int64_t place) {
   const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->type);
   memset(s->index + place * s->k, 0, k * sizeof *s->index);
   memset(s->value + (size_t)place * k * size, 0, k * size);
-  memset(s->begin + place * (s->blocks + 1), 0, (size_t)(s->blocks + 1) * sizeof *s->begin);
+  memset(s->begin + place * s->blocks, 0, (size_t)s->blocks * sizeof *s->begin);
 }
 
 static void taken(ng_block *b) {
@@ -354,14 +400,15 @@ static void taken(ng_block *b) {
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_window *w = ng_window_of(b);
   const topk *s = w->own;
-  const int32_t owner = b->owner;
+  const int32_t owner = b->owner, ranks = b->ctx->ranks + 1;
   ng_field f[] = {
-      ng_field_plain("values", s->type, w->places, s->k, s->value, owner),
-      ng_field_plain("indices", NG_U8, w->places, 2 * s->k, s->index, owner), /* 16 bits each */
-      ng_field_plain("begins", NG_I32, w->places, s->blocks + 1, s->begin, owner),
-      ng_field_plain("error", NG_F32, 1, w->d, s->error, owner)};
+      ng_field_plain("values", s->type, w->places, s->all, s->value, owner),
+      ng_field_plain("indices", NG_U8, w->places, 2 * s->all, s->index, owner), /* 16 bits each */
+      ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->begin, owner),
+      ng_window_field(b, "error", NG_F32, 1, s->error)};
   ng_status st = NG_OK;
-  for (size_t i = 0; i < sizeof f / sizeof f[0] && st == NG_OK; i++) {
+  for (int i = 0; i < 4 && st == NG_OK; i++) {
+    if (i < 3 && w->sliced) f[i].slice = s->cut + i * ranks;
     st = visit(arg, &f[i]);
   }
   return st;
@@ -369,6 +416,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 const ng_window_store ng_window_topk_store = {
     .name = "topk",
+    .cut_at = cut_at,
     .plan = plan,
     .target = target,
     .enter = enter,

@@ -138,6 +138,7 @@ typedef struct ng_segment {
   ng_slot *slot;
   int64_t from, to;
   int64_t at;    /* elements of the segments before it                 */
+  int32_t group; /* of its slot, at ng_ready                           */
   double w2;     /* |weight|^2, where the clip asks for it             */
   double factor; /* what its part of PD is multiplied by               */
 } ng_segment;
@@ -172,6 +173,10 @@ struct ng_block {
    * it, segment after segment: `delivered`. */
   float *direction;
   bool keeps_direction, delivered;
+  /* PD of which each rank makes a part: all of it, in the family's order, of which rank r makes
+   * [slice[r], slice[r + 1]); the engine brings those of the others.  NULL: each makes what it needs. */
+  float *whole;
+  const int64_t *slice; /* [ranks + 1] */
   /* this step */
   bool out; /* has no part in it: its layer is frozen, or has no gradient and that is allowed */
   double inner, d2, pd2;

@@ -185,13 +185,14 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Ranks: where things are kept; but for `statistics`, no number depends on it. */
     ROW(statistics, .group = "ranks", .standard = "all",
-        ONE_OF_3(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
-                 "owner"),
-        .later = "sharded",
+        ONE_OF_4(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
+                 "owner", NG_STATISTICS_SHARDED, "sharded"),
         .help =
-            "factors over the batches of all ranks, kept by all; over the owner's batch only; or "
-            "over those of all, kept by the owner",
-        .test = "effect_statistics", KRONECKER),
+            "factors over the batches of all ranks, kept by all; over the owner's batch only; over "
+            "those of all, kept by the owner; windows: all, or sharded, each rank its part of "
+            "every "
+            "row",
+        .test = "effect_statistics"),
     ROW(placement, .group = "ranks", .standard = "round-robin",
         ONE_OF_1(NG_PLACEMENT_ROUND_ROBIN, "round-robin"), .later = "kaisa|contiguous|balanced",
         .help = "which rank solves a block: block i, rank i mod W", .test = "effect_placement"),
@@ -248,8 +249,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "divides by their singular values + damping",
         .test = "effect_window_function"),
     ROW(window_scope, WINDOW, .standard = "model",
-        ONE_OF_2(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter"), .later = "group",
-        .help = "one curvature over all parameters, or one for each weight and bias",
+        ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
+                 "group"),
+        .help = "one curvature over all parameters, one for each weight and bias, or one for each "
+                "group of ng_set_group",
         .test = "effect_window_scope"),
     ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
         .later = "f16|f64", .help = "how the gradients are kept", .test = "effect_window_dtype"),

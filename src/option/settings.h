@@ -50,7 +50,8 @@ typedef enum ng_clip_kind {
 typedef enum ng_statistics {
   NG_STATISTICS_ALL,
   NG_STATISTICS_LOCAL,
-  NG_STATISTICS_OWNER
+  NG_STATISTICS_OWNER,
+  NG_STATISTICS_SHARDED
 } ng_statistics;
 typedef enum ng_refresh { NG_REFRESH_PERIOD, NG_REFRESH_ADAPTIVE } ng_refresh;
 typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
@@ -67,7 +68,11 @@ typedef enum ng_norm_block {
 typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 typedef enum ng_window_function { NG_WINDOW_MFAC, NG_WINDOW_GGT } ng_window_function;
-typedef enum ng_window_scope { NG_WINDOW_MODEL, NG_WINDOW_PARAMETER } ng_window_scope;
+typedef enum ng_window_scope {
+  NG_WINDOW_MODEL,
+  NG_WINDOW_PARAMETER,
+  NG_WINDOW_GROUP
+} ng_window_scope;
 typedef enum ng_window_divisor { NG_DIVISOR_WINDOW, NG_DIVISOR_FILLED } ng_window_divisor;
 typedef enum ng_momentum_form {
   NG_MOMENTUM_AVERAGE,

@@ -80,6 +80,8 @@ typedef struct ng_stat {
   uint32_t sees;    /* which observation adds to it ...                                           */
   uint32_t with;    /* ... together with one that was shown before it; 0: alone                   */
   bool symmetric;
+  bool every; /* due in every step, whatever stat_period says                                     */
+  bool alone; /* its sums travel as a message of their own: other sums do not lie beside them     */
   ng_dtype kept, wire; /* f32, bf16, f16; of sums in memory f32, f64                              */
   ng_dtype travels;    /* between ranks: wire, or bf16, f16                                       */
   int32_t parts, groups;
@@ -93,6 +95,7 @@ typedef struct ng_stat {
   bool fresh;               /* ... was moved in this step                                         */
   ng_stale stale;
   /* the observation under way */
+  bool due;     /* it is for this one       */
   int64_t take; /* samples of it that count */
   ng_mix mix;   /* how it joins the sum     */
   /* this step */

@@ -12,6 +12,7 @@ int64_t ng_field_count(const ng_field *f) {
 }
 
 int64_t ng_field_bytes(const ng_field *f) { return ng_field_count(f) * ng_dtype_size(f->dtype); }
+int64_t ng_field_piece(const ng_field *f) { return f->slice == NULL ? ng_field_count(f) : f->cols; }
 
 /* Place in memory of published index i: (channel, offset) -> (offset, channel); what comes after
  * all of them (a bias) stays where it is. */

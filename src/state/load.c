@@ -173,12 +173,25 @@ static ng_status understand(ng_work *w) {
   return w->st == NG_OK ? NG_OK : ng_fail(w->p->ctx, w->st, "%s", w->message);
 }
 
+/* Row by row: of each every rank takes its part. */
+static ng_status load_parts(ng_work *w, const ng_field *f, const ngio_tensor *t) {
+  const int64_t bytes = f->cols * ng_dtype_size(f->dtype);
+  ng_status st = NG_OK;
+  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+    if (w->first) memcpy(w->memory, (const char *)t->data + row * bytes, (size_t)bytes);
+    st = ng_work_broadcast(w, w->memory, bytes, 0);
+    if (st == NG_OK) ng_work_part(w, f, row, false);
+  }
+  return st;
+}
+
 /* Every rank takes what it holds of a field, whoever held it when it was saved: that is what makes
  * a state independent of the number of ranks. */
 static ng_status load_field(ng_work *w, ng_item *item) {
   const ng_field *f = &item->f;
   const bool alone = w->p->ctx->ranks == 1;
   void *memory = alone ? f->data : w->memory;
+  if (f->slice != NULL) return load_parts(w, f, item->t);
   if (w->first) ng_field_import(f, item->t->data, memory);
   const ng_status st = ng_work_broadcast(w, memory, ng_field_bytes(f), 0);
   if (st == NG_OK && !alone && f->data != NULL) {

@@ -66,16 +66,22 @@ void ng_manifest_describe(const ng_entry *e, char *text, size_t size) {
     say(&w, " out=", d->out);
     say(&w, " bias=", d->bias);
     say(&w, " frozen=", d->frozen);
-    if (!conv) {
+    if (conv) {
+      say_two(&w, " kernel=", d->kernel);
+      say_two(&w, " stride=", d->stride);
+      say_two(&w, " padding=", d->padding);
+      say_two(&w, " dilation=", d->dilation);
+      say(&w, " groups=", d->groups);
+      say_two(&w, " image=", d->image);
+    } else {
       say(&w, " positions=", d->positions);
-      return;
     }
-    say_two(&w, " kernel=", d->kernel);
-    say_two(&w, " stride=", d->stride);
-    say_two(&w, " padding=", d->padding);
-    say_two(&w, " dilation=", d->dilation);
-    say(&w, " groups=", d->groups);
-    say_two(&w, " image=", d->image);
+  }
+  for (int32_t k = 0; k < e->slots; k++) { /* where groups have windows of their own */
+    const ng_block *b = e->slot[k].block;
+    if (b == NULL || b->entry != NULL || b->base.window_scope != NG_WINDOW_GROUP) continue;
+    ng_name_add(text, size, k == 0 ? " group=" : ",");
+    ng_name_count(text, size, b->segment[e->slot[k].segment].group);
   }
 }
 
@@ -138,6 +144,11 @@ static bool does_not_matter(const char *option) {
   return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction;
 }
 
+/* Statistics of all samples, by each rank or by all of them together. */
+static bool holds_all(const char *statistics) {
+  return ng_is(statistics, "all") || ng_is(statistics, "sharded");
+}
+
 /* Room for any option as text: numbers, choices, and the two free texts. */
 size_t ng_manifest_room(const ng_precond *p) {
   return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule);
@@ -171,7 +182,10 @@ static ng_status read_option(const ng_precond *p, const ngio_value *options, con
   if (ng_options_get(&p->opt, info->name, ours, room) != NG_OK) {
     return ng_fail_to(message, size, NG_ERR_FILE, "option '%s' has no text", info->name);
   }
-  if (ng_is(theirs, ours)) return NG_OK;
+  if (ng_is(theirs, ours) || (ng_option_find(info->name) == NG_OPTION_statistics &&
+                              holds_all(theirs) && holds_all(ours))) {
+    return NG_OK;
+  }
   return ng_fail_to(message, size, NG_ERR_FILE,
                     "option '%s' is '%.120s' in the state (method '%.40s') and '%.120s' here "
                     "(method '%.40s')",

@@ -19,8 +19,23 @@ static const double finite_mark = 4294967296.0;
 
 /* Rank 0 says which fields it lacks, and only those are sent. */
 static ng_status note_missing(ng_work *w, ng_item *item) {
-  w->missing[w->at] = item->f.data == NULL;
+  w->missing[w->at] = item->f.data == NULL && item->f.slice == NULL;
   return NG_OK;
+}
+
+/* Of parts that ranks hold: row by row, as they will be written. */
+static ng_status check_parts(ng_work *w, const ng_field *f, double *sum) {
+  const int64_t bytes = f->cols * ng_dtype_size(f->dtype);
+  ng_status st = NG_OK;
+  uint32_t crc = 0;
+  bool finite = true;
+  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+    st = ng_work_row(w, f, row);
+    crc = ng_crc_on(crc, w->memory, bytes);
+    finite = finite && ng_all_finite(w->memory, f->dtype, f->cols);
+  }
+  if (w->first) *sum = crc + (finite ? finite_mark : 0.0);
+  return st;
 }
 
 /* Of the very copy that is going to be written. */
@@ -28,6 +43,7 @@ static ng_status check_sum(ng_work *w, ng_item *item) {
   const ng_field *f = &item->f;
   const bool mine = w->missing[w->at] ? f->owner == w->p->ctx->rank : w->first;
   double *sum = w->values + w->value_count + NG_RESCUES + w->at;
+  if (f->slice != NULL) return check_parts(w, f, sum);
   if (!mine) return NG_OK; /* 0 */
   ng_field_export(f, f->data, w->published);
   *sum = ng_crc_of(w->published, ng_field_bytes(f));
@@ -45,8 +61,8 @@ static ng_status gather(ng_work *w) {
   for (int i = 0; i < NG_RESCUES; i++) {
     rung[i] = (double)w->p->rescued[i];
   }
-  (void)ng_work_each(w, check_sum);
-  return ng_work_sum(w, w->values, w->doubles);
+  const ng_status summed = ng_work_each(w, check_sum);
+  return summed == NG_OK ? ng_work_sum(w, w->values, w->doubles) : summed;
 }
 
 static ng_status announce(ng_work *w, ng_item *item) {
@@ -111,11 +127,23 @@ static void begin_file(ng_work *w) {
                                                         &w->writer, w->message, sizeof w->message));
 }
 
+static ng_status save_parts(ng_work *w, const ng_field *f) {
+  ng_status st = NG_OK;
+  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+    st = ng_work_row(w, f, row);
+    if (st != NG_OK || !w->first || w->st != NG_OK) continue;
+    (void)ng_work_fine(w, ngio_writer_put(w->writer, w->memory, f->cols * ng_dtype_size(f->dtype),
+                                          w->message, sizeof w->message));
+  }
+  return st;
+}
+
 /* After a failure rank 0 goes on receiving: the others do not know yet. */
 static ng_status save_field(ng_work *w, ng_item *item) {
   const ng_field *f = &item->f;
   const void *from = f->data;
   const int64_t bytes = ng_field_bytes(f);
+  if (f->slice != NULL) return save_parts(w, f);
   if (w->missing[w->at]) {
     const bool own = f->owner == w->p->ctx->rank;
     const ng_status st = ng_work_broadcast(w, own ? f->data : w->memory, bytes, f->owner);

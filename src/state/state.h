@@ -31,6 +31,8 @@ enum { NG_WIDEST = 8 }; /* bytes of an element; files have fields of 8, of 4, of
 
 int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
 int64_t ng_field_bytes(const ng_field *f);
+/* Elements that are moved at once: what ranks hold in parts goes row by row. */
+int64_t ng_field_piece(const ng_field *f);
 /* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 void ng_field_import(const ng_field *f, const void *published, void *memory);

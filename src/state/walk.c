@@ -94,6 +94,11 @@ ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes)
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "ng_state_read: between ng_begin and a step; state is read between steps");
   }
+  if (s.field.slice != NULL) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_state_read: each rank holds a part of '%s'; ng_save puts it together",
+                   name.text);
+  }
   if (s.field.data == NULL) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_state_read: rank %d does not hold '%s', rank %d does",
                    p->ctx->rank, name.text, s.field.owner);

@@ -67,7 +67,7 @@ static ng_status list_field(void *arg, const char *key, ng_field *f) {
   if (w->fields == w->items_room && !room_for_items(w, 2 * w->items_room)) return NG_ERR_NOMEM;
   w->item[w->fields++] = (ng_item){.f = *f, .key = key};
   w->widths |= ng_dtype_size(f->dtype);
-  w->largest = ng_max64(w->largest, ng_field_bytes(f));
+  w->largest = ng_max64(w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
   w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
   return NG_OK;
 }
@@ -197,6 +197,26 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
   return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
 }
 
+void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
+  const int32_t rank = w->p->ctx->rank;
+  const int64_t size = ng_dtype_size(f->dtype), n = (f->slice[rank + 1] - f->slice[rank]) * size;
+  char *all = (char *)w->memory + f->slice[rank] * size;
+  if (n == 0) return;
+  char *mine = (char *)f->data + row * n;
+  memcpy(out ? all : mine, out ? mine : all, (size_t)n);
+}
+
+ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row) {
+  const int64_t size = ng_dtype_size(f->dtype);
+  ng_status st = NG_OK;
+  ng_work_part(w, f, row, true);
+  for (int32_t r = 0; r < w->p->ctx->ranks && st == NG_OK; r++) {
+    st = ng_work_broadcast(w, (char *)w->memory + f->slice[r] * size,
+                           (f->slice[r + 1] - f->slice[r]) * size, r);
+  }
+  return st;
+}
+
 ng_status ng_work_agree(ng_work *w, ng_status local) {
   ng_comm *c = w->p->ctx->comm;
   double code[NG_CODES];
@@ -238,9 +258,11 @@ bool ng_work_holds(ng_work *w, ng_status st, const char *why) {
 
 /* ---- checksums -------------------------------------------------------------------------------*/
 
-uint32_t ng_crc_of(const void *data, int64_t bytes) {
-  return (uint32_t)crc32_z(0, data, (size_t)bytes);
+uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes) {
+  return (uint32_t)crc32_z(crc, data, (size_t)bytes);
 }
+
+uint32_t ng_crc_of(const void *data, int64_t bytes) { return ng_crc_on(0, data, bytes); }
 
 ng_hex ng_hex_of(uint32_t crc) {
   static const char digit[] = "0123456789abcdef";

@@ -80,6 +80,11 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
 ng_status ng_work_agree(ng_work *w, ng_status local); /* the worst status of all ranks, on all */
 ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with its message */
 
+/* Row `row` of a field of which ranks hold parts: this rank's part between w->memory and the field; all of it
+ * into w->memory, on all ranks. */
+void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
+ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
+
 /* Rank 0: note a failure of io/, whose messages begin with the label ... */
 bool ng_work_fine(ng_work *w, ngio_status st);
 /* ... and one of our own. */
@@ -90,6 +95,8 @@ typedef struct ng_hex {
 } ng_hex;
 /* CRC-32 as zlib has it: against damage, not against intent. */
 uint32_t ng_crc_of(const void *data, int64_t bytes);
+uint32_t ng_crc_on(uint32_t crc, const void *data,
+                   int64_t bytes); /* ... of what came before, too */
 ng_hex ng_hex_of(uint32_t crc);
 
 #endif

@@ -36,16 +36,18 @@ enum {
  * (`posted`), so there are never more messages than statistics. */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
-  int32_t stats = 0;
+  int32_t stats = 0, sliced = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
+    sliced += p->block[i]->slice != NULL;
   }
   x->small_count =
       FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
   x->messages_most = stats + 1;
+  x->spans_most = (1 + sliced) * p->ctx->ranks;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
-  x->spans = ng_object(p, (size_t)p->ctx->ranks * sizeof *x->spans);
+  x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
   if (x->small == NULL || x->message == NULL || x->spans == NULL) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
@@ -56,7 +58,7 @@ void ng_exchange_release(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   ng_object_free(p, x->small, (size_t)x->small_count * sizeof *x->small);
   ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
-  ng_object_free(p, x->spans, (size_t)p->ctx->ranks * sizeof *x->spans);
+  ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
   memset(x, 0, sizeof *x);
 }
 
@@ -348,9 +350,9 @@ static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *befor
       continue;
     }
     ng_stat_to_wire(p->ctx->queue, s);
-    add_message(x, before, s);
+    add_message(x, s->alone ? NULL : before, s);
     s->posted = true;
-    before = s;
+    before = s->alone ? NULL : s;
   }
   ng_queue_wait(p->ctx->queue);
   return before;
@@ -466,10 +468,31 @@ ng_status ng_exchange_post_results(ng_precond *p) {
   return NG_OK;
 }
 
-/* Each row hears from its own member of the column: m broadcasts side by side, none across rows. */
+/* What each rank makes of a block's PD, to all. */
+static ng_status post_slices(ng_precond *p) {
+  ng_comm *c = p->ctx->comm;
+  const ng_group world = ng_group_world(c);
+  ng_request *request = p->step->exchange.spans + c->size;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    for (int32_t r = 0; r < c->size && b->slice != NULL; r++, request++) {
+      const int64_t n = b->slice[r + 1] - b->slice[r];
+      if (n == 0 || b->out) continue;
+      if (ng_comm_post_broadcast(c, &world, b->whole + b->slice[r], n, NG_F32, r, request) !=
+          NG_OK) {
+        return failed(p, "deliver");
+      }
+    }
+  }
+  return NG_OK;
+}
+
+/* Each row hears from its own member of the column: m broadcasts side by side, none across rows.  Where
+ * owners update, PD of other blocks stays with them. */
 ng_status ng_exchange_post_direction(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
-  if (p->grid.n == 1) return NG_OK;
+  if (p->ctx->ranks > 1 && post_slices(p) != NG_OK) return NG_ERR_COMM;
+  if (p->grid.n == 1 || ng_update_is_owned(p)) return NG_OK;
   for (int32_t column = 0; column < p->grid.n; column++) {
     const ng_span *s = &p->direction_span[column];
     if (s->end == s->begin) continue;
@@ -485,7 +508,7 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
 
 /* Ranks outside a group never posted, and have nothing to wait for. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
-  for (int32_t i = 0; i < p->ctx->ranks; i++) {
+  for (int32_t i = 0; i < p->step->exchange.spans_most; i++) {
     if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK) return failed(p, what);
     p->step->exchange.spans[i] = (ng_request){.done = true};
   }

@@ -253,14 +253,20 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
  * way has no weight. */
 static ng_status enter(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
+  bool every = false;
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
-    if ((b->stat[i].sees & o->what) != 0) ng_stat_prepare(&b->stat[i], o->samples);
+    every = every || b->stat[i].every;
+  }
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    s->due = (s->sees & o->what) != 0 && (!every || ng_one_due(b->p, b, s));
+    if (s->due) ng_stat_prepare(s, o->samples);
   }
   st = b->family->observe(b, o);
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
-    if ((b->stat[i].sees & o->what) != 0) ng_stat_count(&b->stat[i]);
+    if (b->stat[i].due) ng_stat_count(&b->stat[i]);
   }
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     if (o->what == ng_sees(kind)) b->observations[kind]++;
@@ -367,7 +373,8 @@ ng_status ng_look(ng_precond *p) {
                       .lr = p->step->lr};
     if (!looks(p, b)) continue;
     const double t0 = ng_now_ms();
-    const ng_status st = b->family->scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
+    const bool scans = b->family->scans && b->slice == NULL; /* of slices, its own alone */
+    const ng_status st = scans || grads_finite(b) ? enter(b, &o) : NG_SKIPPED;
     b->observing_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->refused = true;
     if (st < NG_OK) p->step->trouble = ng_worse(p->step->trouble, st);

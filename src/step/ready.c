@@ -79,6 +79,7 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
     b->segment[at] = (ng_segment){.slot = s,
                                   .from = 0,
                                   .to = s->rows * s->cols,
+                                  .group = s->update_group,
                                   .at = last == NULL ? 0 : last->at + last->to - last->from,
                                   .factor = 1.0};
     s->block = b;
@@ -106,8 +107,10 @@ static void set_rules(ng_block *b) {
     s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
     /* What is rounded on the way must not be the average itself. */
     if (s->travels != s->wire) s->rule.direct = false;
-    if (s->rule.averaged && s->spread == NG_SPREAD_ALL && o->statistics != NG_STATISTICS_ALL) {
-      s->spread = o->statistics == NG_STATISTICS_LOCAL ? NG_SPREAD_LOCAL : NG_SPREAD_OWNER;
+    if (s->rule.averaged && s->spread == NG_SPREAD_ALL) {
+      s->spread = o->statistics == NG_STATISTICS_LOCAL   ? NG_SPREAD_LOCAL
+                  : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
+                                                         : NG_SPREAD_ALL;
     }
     s->owner = b->owner;
     s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
@@ -426,8 +429,8 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 ng_status ng_step_place(ng_precond *p) {
   const size_t W = (size_t)p->ctx->ranks;
   ng_status st = ng_grid_make(p);
-  if (st == NG_OK) st = make_blocks(p);
   if (st == NG_OK) st = take_groups(p);
+  if (st == NG_OK) st = make_blocks(p);
   if (st == NG_OK) st = take_slots(p);
   if (st != NG_OK) return st;
   p->result_span = ng_object(p, W * sizeof *p->result_span);

@@ -28,7 +28,7 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
 /* Also while there is something of it that no rank has ever shown: a layer that was left out at its first
  * due step begins when it comes back.  `out` is of the step under way: with fold = direct what was observed
  * before is in the average already, and has to be carried through. */
-bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+static bool block_due(const ng_precond *p, const ng_block *b) {
   bool period = p->steps % b->opt.stat_period == 0;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
     period = false;
@@ -45,7 +45,16 @@ bool ng_stat_due(const ng_precond *p, const ng_block *b) {
 }
 
 bool ng_one_due(const ng_precond *p, const ng_block *b, const ng_stat *s) {
-  return ng_stat_due(p, b) && (!s->stale.on || stale_due(p, b, s));
+  if (s->every && !b->out) return true;
+  return block_due(p, b) && (!s->stale.on || stale_due(p, b, s));
+}
+
+bool ng_stat_due(const ng_precond *p, const ng_block *b) {
+  bool every = false;
+  for (int32_t i = 0; i < b->stats; i++) {
+    every = every || b->stat[i].every;
+  }
+  return (every && !b->out) || block_due(p, b);
 }
 
 /* Also at the first step that got so far, if those before were skipped: without results there is no
@@ -316,7 +325,13 @@ static bool solving(const ng_precond *p) { return p->step->solving; }
 /* Where owners update, PD stays with them, and their weights go round instead. */
 static bool gathers(const ng_precond *p) { return p->ctx->ranks > 1 && ng_update_is_owned(p); }
 
-static bool delivers(const ng_precond *p) { return !gathers(p); }
+static bool delivers(const ng_precond *p) {
+  bool sliced = false;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    sliced = sliced || p->block[i]->slice != NULL;
+  }
+  return sliced || !gathers(p);
+}
 
 const ng_station ng_stations[NG_STATIONS] = {
     [NG_AT_LOOK] = {.name = "look", .run = ng_look, .due = look_due},

@@ -146,7 +146,8 @@ typedef struct ng_exchange {
   int32_t messages, messages_most, waited; /* waited: the first so many are known to be complete */
   int32_t ahead;     /* blocks that may still be posted ahead of the step: the first so many */
   int64_t bytes;     /* ... sent so; counted at sums                                         */
-  ng_request *spans; /* [ranks] results or directions under way */
+  ng_request *spans; /* [spans_most] results or directions under way, of ranks, then slices */
+  int32_t spans_most;
 } ng_exchange;
 
 /* The sums of all blocks over all ranks; of blocks that ascend, whose PD = D + ascent H, inner and

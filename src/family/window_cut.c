@@ -1,0 +1,141 @@
+/* window_cut.c: which elements of a window are where: parts, slices of ranks, chunks of loops.
+ *
+ * In: a block's segments, its options, the ranks.  Out: the elements of this rank in flat order, cut into
+ * parts (of one Gram matrix each) and chunks (of one loop each).  A rank has all elements, or with
+ * statistics = sharded those from cut[rank] to cut[rank + 1]: as near to 1/W of them as the store can be cut. */
+#include "family/window.h"
+
+static ng_status no_memory(const ng_block *b) {
+  return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
+}
+
+/* ng_object has no blocks of no bytes. */
+static size_t some(int64_t n, size_t each) { return (size_t)(n > 0 ? n : 1) * each; }
+
+void ng_window_uncut(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  ng_object_free(b->p, w->cut, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
+  ng_object_free(b->p, w->part, (size_t)w->parts * sizeof *w->part);
+  ng_object_free(b->p, w->chunk, some(w->chunks, sizeof *w->chunk));
+  ng_object_free(b->p, w->view, (size_t)w->segments * sizeof *w->view);
+  ng_object_free(b->p, w->order, (size_t)w->segments * sizeof *w->order);
+}
+
+/* ---- parts -----------------------------------------------------------------------------------*/
+
+/* One part over everything, one for each parameter, or one for each group of them, the lowest first; flat order
+ * is that of the parts. */
+static void set_parts(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_scope scope = b->base.window_scope;
+  int32_t at = 0;
+  for (int32_t group = 0; group < b->p->update_groups; group++) {
+    const int32_t first = at;
+    for (int32_t k = 0; k < w->segments; k++) {
+      if ((scope == NG_WINDOW_GROUP ? b->segment[k].group : 0) != group) continue;
+      if (scope == NG_WINDOW_PARAMETER && at > first) w->parts++;
+      w->order[at++] = k;
+      w->view[k].part = w->parts;
+    }
+    w->parts += at > first;
+  }
+  for (int32_t i = 0; i < w->segments; i++) {
+    const ng_segment *g = &b->segment[w->order[i]];
+    w->view[w->order[i]].flat = w->all;
+    w->all += g->to - g->from;
+  }
+}
+
+/* ---- slices ----------------------------------------------------------------------------------*/
+
+int64_t ng_window_cut_at_segment(const ng_block *b, int64_t at) {
+  const ng_window *w = ng_window_of(b);
+  int64_t best = 0;
+  for (int32_t i = 0; i < w->segments; i++) {
+    const ng_segment *g = &b->segment[w->order[i]];
+    const int64_t end = w->view[w->order[i]].flat + g->to - g->from;
+    if (at - best > (end > at ? end - at : at - end)) best = end;
+  }
+  return best;
+}
+
+static void slice(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const int32_t W = b->ctx->ranks;
+  for (int32_t r = 0; r < W && w->sliced; r++) {
+    int64_t from, to;
+    ng_share(w->all, W, r, &from, &to);
+    w->cut[r] = w->store->cut_at == NULL ? from : w->store->cut_at(b, from);
+  }
+  w->cut[W] = w->all;
+  w->from = w->sliced ? w->cut[b->ctx->rank] : 0;
+  w->d = (w->sliced ? w->cut[b->ctx->rank + 1] : w->all) - w->from;
+}
+
+/* ---- chunks ----------------------------------------------------------------------------------*/
+
+/* What of a segment is this rank's: n elements from *from of its slot on. */
+static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64_t *from) {
+  const int64_t first = ng_max64(flat, w->from);
+  const int64_t end = ng_min64(flat + g->to - g->from, w->from + w->d);
+  *from = g->from + first - flat;
+  return ng_max64(0, end - first);
+}
+
+/* Counts (w->chunk NULL), or fills. */
+static int64_t cut(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  int64_t at = 0, chunks = 0;
+  for (int32_t i = 0; i < w->segments; i++) {
+    const int32_t k = w->order[i];
+    ng_window_view *v = &w->view[k];
+    ng_window_part *p = &w->part[v->part];
+    int64_t from, n = mine(w, &b->segment[k], v->flat, &from);
+    if (w->chunk == NULL) {
+      chunks += (n + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
+      continue;
+    }
+    if (i == 0 || v->part != w->view[w->order[i - 1]].part) *p = (ng_window_part){.at = at};
+    v->at = at;
+    v->n = n;
+    p->n += n;
+    for (int64_t run; n > 0; n -= run, from += run, at += run) {
+      run = ng_min64(NG_WINDOW_CHUNK, n);
+      w->chunk[chunks++] = (ng_window_chunk){k, v->part, from, run, at};
+    }
+  }
+  return chunks;
+}
+
+ng_status ng_window_cut(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  w->segments = b->segments;
+  w->sliced = b->base.statistics == NG_STATISTICS_SHARDED && b->ctx->ranks > 1;
+  w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
+  w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
+  w->order = ng_object(b->p, (size_t)w->segments * sizeof *w->order);
+  if (w->cut == NULL || w->view == NULL || w->order == NULL) return no_memory(b);
+  set_parts(b);
+  w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
+  if (w->part == NULL) return no_memory(b);
+  slice(b);
+  const int64_t chunks = cut(b);
+  if (chunks > INT32_MAX / 4) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': the model has too many parameters", b->name);
+  }
+  ng_window_chunk *chunk = ng_object(b->p, some(chunks, sizeof *chunk));
+  if (chunk == NULL) return no_memory(b);
+  w->chunk = chunk;
+  w->chunks = (int32_t)chunks;
+  (void)cut(b);
+  return NG_OK;
+}
+
+/* Columns of a field of one number an element. */
+ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_t rows,
+                         void *data) {
+  const ng_window *w = ng_window_of(b);
+  ng_field f = ng_field_plain(name, t, rows, w->all, data, b->owner);
+  if (w->sliced) f.slice = w->cut;
+  return f;
+}

@@ -1,0 +1,380 @@
+/* t_window_ranks.c: windows on 1 to 4 ranks: each by itself, and in slices (statistics = sharded).
+ *
+ * Every rank is given the same gradients, as averaging leaves them.  By itself each makes the bits that one
+ * rank makes.  Slices add products in another order, in double: of directions of f32 that is the last bit, and
+ * what momentum, kept in f32, makes of it; 1e-6 of the largest entry is eight times that.  What is stored of a
+ * gradient depends on that gradient alone: the same bits, in slices or not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "draw.h"
+#include "fixture.h"
+#include "ranks.h"
+#include "safetensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { IN = 9, OUT = 7, LONG = 70000, LAST = 5, STEPS = 7, MOST = 4, AT = 3 };
+enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
+
+/* One life on several ranks; what rank 0 saw. */
+typedef struct life {
+  const char *options;
+  const char *load, *save; /* files: gone on with at step AT, left there */
+  bool bad;                /* before each step a gradient that is not finite is refused */
+  double tolerance;
+  float P[STEPS][D];
+  /* of each rank */
+  int64_t factors[MOST];
+  int32_t differs[MOST]; /* from rank 0, once it is through */
+  int32_t wrong[MOST];   /* a refusal that was none */
+  float *mine[MOST];
+  char message[512];
+} life;
+
+static float number(int64_t step, int64_t i) {
+  rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
+  return (float)rng_value(&r);
+}
+
+static ng_status describe(fixture *f, float *g, float *w) {
+  static const int64_t rows[] = {OUT, 1, LAST}, cols[] = {IN, LONG, OUT};
+  const int64_t at[] = {0, FC1 + OUT, FC1 + OUT + LONG};
+  ng_status st = NG_OK;
+  for (int i = 0; i < 3 && st == NG_OK; i++) {
+    const plane vg[2] = {plane_of(g + at[i], rows[i], cols[i], NG_F32),
+                         i == 0 ? plane_of(g + FC1, 1, OUT, NG_F32) : (plane){0}};
+    const plane vw[2] = {plane_of(w + at[i], rows[i], cols[i], NG_F32),
+                         i == 0 ? plane_of(w + FC1, 1, OUT, NG_F32) : (plane){0}};
+    st = i == 1 ? fixture_tensor(f, "long", &vg[0], &vw[0])
+                : fixture_linear(f, i == 0 ? "fc1" : "fc2", vg, vw);
+  }
+  if (st == NG_OK) st = ng_set_group(f->p, 0, NG_BIAS, 3); /* beside "long", and not in order */
+  if (st == NG_OK) st = ng_set_group(f->p, 1, NG_WEIGHT, 3);
+  return st == NG_OK ? ng_set_group(f->p, 2, NG_WEIGHT, 1) : st;
+}
+
+static ng_status step(const life *l, fixture *f) {
+  const ng_sgd one = fixture_sgd(0.5, 0.9), all[4] = {one, one, one, one};
+  return strstr(l->options, "update=sgd") != NULL ? ng_step_sgd(f->p, all, 4) : ng_step(f->p, 0.5);
+}
+
+/* Element i, wherever it is in the slices, is no number: refused, and nothing has moved. */
+static void spoil(const life *l, fixture *f, float *g, int64_t i, int32_t *wrong) {
+  g[i] = NAN;
+  *wrong += step(l, f) != NG_SKIPPED || !isnan(g[i]);
+}
+
+/* Arrays of which this rank has a part: nobody reads all of one. */
+static int32_t in_parts(ng_precond *p) {
+  int32_t refused = 0;
+  for (int32_t i = 0; i < ng_state_count(p); i++) {
+    ng_field_info info = {.struct_size = sizeof info};
+    void *to = NULL;
+    if (ng_state_at(p, i, &info) == NG_OK) to = malloc((size_t)info.bytes);
+    refused += to != NULL && ng_state_read(p, i, to, info.bytes) == NG_ERR_STATE;
+    free(to);
+  }
+  return refused;
+}
+
+static ng_status live_on(life *l, fixture *f, int32_t rank, float *g, float *w) {
+  const bool fused = strstr(l->options, "update=sgd") != NULL;
+  ng_status st = describe(f, g, w);
+  for (int64_t i = 0; i < D; i++) {
+    w[i] = i % 5 == 0 ? 0 : number(-1, i);
+  }
+  if (st == NG_OK) st = ng_ready(f->p);
+  if (st == NG_OK && l->load != NULL) st = ng_load(f->p, l->load);
+  for (int64_t t = l->load != NULL ? AT : 0; t < STEPS && st >= NG_OK; t++) {
+    for (int64_t i = 0; i < D; i++) {
+      g[i] = number(t, i);
+      if (fused) w[i] = number(100 + t, i);
+    }
+    if (l->bad) {
+      const int64_t at = (D - 1) * (t % 4) / 3;
+      spoil(l, f, g, at, &l->wrong[rank]);
+      g[at] = number(t, at);
+    }
+    st = step(l, f);
+    memcpy(l->mine[rank] + t * D, fused ? w : g, D * sizeof *g);
+    if (t == AT - 1 && l->save != NULL && st >= NG_OK) st = ng_save(f->p, l->save);
+  }
+  if (l->bad) l->wrong[rank] += in_parts(f->p) == 0;
+  for (int32_t i = 0; i < ng_memory_count(f->p); i++) {
+    ng_memory_info m = {.struct_size = sizeof m};
+    if (ng_memory(f->p, i, &m) == NG_OK && strcmp(m.use, "factors") == 0)
+      l->factors[rank] = m.bytes;
+  }
+  return st < NG_OK ? st : NG_OK;
+}
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  float *room = calloc(2 * D, sizeof *room);
+  fixture f = {0};
+  const fixture_how how = {.linalg = "ref", .threads = rank == 1 ? 2 : 1, .transport = t};
+  ng_status st = room == NULL ? NG_ERR_NOMEM : fixture_open(&f, l->options, &how);
+  if (st == NG_OK) st = live_on(l, &f, rank, room, room + D);
+  if (st < NG_OK && rank == 0)
+    (void)snprintf(l->message, sizeof l->message, "%s",
+                   f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+  fixture_close(&f);
+  free(room);
+  return st;
+}
+
+/* All ranks end with the same bits. */
+static life *lived(int32_t ranks, const char *options, const char *more, const char *load,
+                   const char *save, bool bad) {
+  char text[300];
+  life *l = calloc(1, sizeof *l);
+  assert_non_null(l);
+  (void)snprintf(text, sizeof text, "%s %s", options, more);
+  l->options = text;
+  l->load = load;
+  l->save = save;
+  l->bad = bad;
+  for (int32_t r = 0; r < ranks; r++)
+    assert_non_null(l->mine[r] = calloc(STEPS * D, sizeof(float)));
+  const ng_status st = ranks == 1 ? live(0, NULL, l) : ranks_run(ranks, live, l, NULL);
+  if (st != NG_OK) fail_msg("%s, %d ranks: %s: %s", text, ranks, ng_status_name(st), l->message);
+  memcpy(l->P, l->mine[0], sizeof l->P);
+  for (int32_t r = 0; r < ranks; r++) {
+    if (memcmp(l->mine[r], l->mine[0], sizeof l->P) != 0)
+      fail_msg("%s: rank %d of %d has other bits", text, r, ranks);
+    if (l->wrong[r] != 0)
+      fail_msg("%s: %d times something was taken that is refused", text, l->wrong[r]);
+  }
+  for (int32_t r = 0; r < ranks; r++)
+    free(l->mine[r]);
+  l->options = NULL;
+  return l;
+}
+
+static double gap(const life *a, const life *b, int64_t from) {
+  double worst = 0;
+  for (int64_t t = from; t < STEPS; t++) {
+    double most = 0, e = 0;
+    for (int64_t i = 0; i < D; i++) {
+      most = fmax(most, fabs((double)b->P[t][i]));
+      const double x = fabs((double)a->P[t][i] - (double)b->P[t][i]);
+      e = x <= e ? e : x;
+    }
+    if (!(most > 0) || !isfinite(e)) return INFINITY;
+    worst = fmax(worst, e / most);
+  }
+  return worst;
+}
+
+#define SHARDED "statistics=sharded"
+static const char *const windows[] = {
+    "method=mfac window=3 damping=0.1",
+    "method=mfac window=3 damping=0.1 window_dtype=bf16 stat_period=2 window_momentum=0.5",
+    "method=mfac window=4 damping=0.1 window_momentum=0.6 window_momentum_form=heavy-ball clip=rms "
+    "clip_bound=0.5",
+    "method=mfac window=3 damping=0.1 window_scope=parameter window_decay=0.1 "
+    "window_decay_form=direction clip=kl",
+    "method=mfac window=3 damping=0.1 window_scope=group window_mask=1",
+    "method=mfac window=3 damping=0.1 update=sgd update_ranks=owner",
+    "method=ggt window=3 damping=0.5 window_momentum=0.5 window_forget=0.9 stat_period=2",
+    "method=ggt window=3 damping=0.5",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=layer stat_period=2",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=block window_rest=added "
+    "window_dtype=bf16 window_momentum=0.5 update=sgd",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=parameter",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=group",
+    "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_momentum=0.3",
+    "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_scope=group stat_period=2"};
+enum { WINDOWS = sizeof windows / sizeof windows[0] };
+
+/* Bits of one rank on any number of them, or in slices its numbers. */
+static void ranks_are_one(void **state) {
+  (void)state;
+  for (int k = 0; k < WINDOWS; k++) {
+    life *one = lived(1, windows[k], "", NULL, NULL, false);
+    for (int32_t ranks = 1; ranks <= MOST; ranks++) {
+      life *all = lived(ranks, windows[k], "", NULL, NULL, false),
+           *part = lived(ranks, windows[k], SHARDED, NULL, NULL, false);
+      if (memcmp(one->P, all->P, sizeof one->P) != 0)
+        fail_msg("%s: %d ranks make other bits than one", windows[k], ranks);
+      const double e = gap(part, one, 0);
+      if (!(e <= (ranks == 1 ? 0 : 1e-6)))
+        fail_msg("%s, %d slices: off by %g", windows[k], ranks, e);
+      free(all);
+      free(part);
+    }
+    free(one);
+  }
+}
+
+/* A W-th of rows, errors and momentum, and all of the Gram matrix; slices of `long`, of a parameter or of a
+ * block of it are as uneven as those are.  2,000: each array begins on a line of 64 bytes. */
+static void memory_is_shared_out(void **state) {
+  static const struct {
+    const char *options;
+    int64_t row, rest; /* bytes of all of a row, and of the rest */
+  } want[] = {{"method=mfac window=15 damping=0.1 window_momentum=0.5", 4 * D, 4 * D},
+              {"method=mfac window=15 damping=0.1 window_dtype=bf16 window_mask=1", 2 * D, D}};
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    for (int32_t ranks = 1; ranks <= MOST; ranks++) {
+      life *l = lived(ranks, want[k].options, SHARDED, NULL, NULL, false);
+      for (int32_t r = 0; r < ranks; r++) {
+        const int64_t bytes = (16 * want[k].row + want[k].rest) / ranks + 16 * 16 * 8;
+        if (llabs(l->factors[r] - bytes) > 2000)
+          fail_msg("%s: rank %d of %d has %lld bytes, expected %lld", want[k].options, r, ranks,
+                   (long long)l->factors[r], (long long)bytes);
+      }
+      free(l);
+    }
+  }
+  life *l = lived(3, "method=efcp window=15 window_density=0.1 window_topk=block", SHARDED, NULL,
+                  NULL, false);
+  int64_t sum = 0;
+  for (int32_t r = 0; r < 3;
+       r++) { /* blocks of 32,768, 32,768 and 4,569, as near as that to thirds */
+    const int64_t sent = r == 0 ? 3277 : r == 1 ? 0 : 3277 + 457;
+    const int64_t bytes = 16 * 4 * sent + 16 * 2 * sent +
+                          4 * (r == 0   ? 32768
+                               : r == 1 ? 0
+                                        : D - 32768);
+    if (llabs(l->factors[r] - bytes - 16 * 16 * 8) > 2000)
+      fail_msg("rank %d has %lld bytes, expected %lld", r, (long long)l->factors[r],
+               (long long)bytes);
+    sum += l->factors[r];
+  }
+  assert_true(sum > 16 * 6 * 7011);
+  free(l);
+}
+
+static ngio_tensors *opened(const char *file) {
+  char message[512];
+  ngio_tensors *t;
+  assert_int_equal(ngio_tensors_read(file, NULL, &t, message, sizeof message), NGIO_OK);
+  return t;
+}
+
+/* Saved by any number of ranks, in slices or not, and gone on with by any other: the same bits where slices
+ * are, and what is stored of gradients has the same bits in all files. */
+static void states_do_not_know_ranks(void **state) {
+  char folder[] = "/tmp/t_window_ranks-XXXXXX", file[MOST + 1][64];
+  (void)state;
+  assert_non_null(mkdtemp(folder));
+  for (int i = 0; i <= MOST; i++)
+    (void)snprintf(file[i], sizeof file[i], "%s/%d", folder, i);
+  for (int k = 0; k < WINDOWS; k++) {
+    if (strstr(windows[k], "=owner") != NULL) continue; /* its moments are on other ranks */
+    life *one = lived(1, windows[k], "", NULL, file[0], false);
+    ngio_tensors *whole = opened(file[0]);
+    for (int32_t ranks = 2; ranks <= MOST; ranks++) {
+      life *part = lived(ranks, windows[k], SHARDED, NULL, file[ranks], false);
+      life *same = lived(ranks, windows[k], SHARDED, file[ranks], NULL, false);
+      life *less =
+          lived(ranks - 1, windows[k], ranks == 3 ? "" : SHARDED, file[ranks], NULL, false);
+      life *more = lived(ranks, windows[k], SHARDED, file[0], NULL, false);
+      if (memcmp(part->P[AT], same->P[AT], (STEPS - AT) * sizeof part->P[0]) != 0)
+        fail_msg("%s, %d slices: other bits after a resume", windows[k], ranks);
+      const double e = fmax(gap(less, one, AT), gap(more, one, AT));
+      if (!(e <= 1e-6)) fail_msg("%s, %d slices: off by %g after a resume", windows[k], ranks, e);
+      ngio_tensors *slices = opened(file[ranks]);
+      assert_int_equal(ngio_tensors_count(slices), ngio_tensors_count(whole));
+      for (int32_t i = 0; i < ngio_tensors_count(whole); i++) {
+        const ngio_tensor *a = ngio_tensors_at(whole, i), *b = ngio_tensors_at(slices, i);
+        assert_string_equal(a->name, b->name);
+        assert_int_equal(a->bytes, b->bytes);
+        if (strstr(a->name, "/gram") != NULL || strstr(a->name, "/momentum") != NULL) continue;
+        if (memcmp(a->data, b->data, (size_t)a->bytes) != 0)
+          fail_msg("%s: %s of %d slices has other bits", windows[k], a->name, ranks);
+      }
+      ngio_tensors_close(&slices);
+      free(part);
+      free(same);
+      free(less);
+      free(more);
+    }
+    ngio_tensors_close(&whole);
+    free(one);
+  }
+  for (int i = 0; i <= MOST; i++)
+    (void)unlink(file[i]);
+  assert_int_equal(rmdir(folder), 0);
+}
+
+/* In a slice of any rank: every rank refuses, and goes on as if it had not been there. */
+static void refused_together(void **state) {
+  (void)state;
+  for (int k = 0; k < WINDOWS; k++) {
+    life *good = lived(3, windows[k], SHARDED, NULL, NULL, false),
+         *bad = lived(3, windows[k], SHARDED, NULL, NULL, true);
+    if (memcmp(good->P, bad->P, sizeof good->P) != 0)
+      fail_msg("%s: a refused step left something", windows[k]);
+    free(good);
+    free(bad);
+  }
+}
+
+/* Groups are those of ng_ready, and belong to the state. */
+static void other_groups(void **state) {
+  char file[] = "/tmp/t_window_ranks-XXXXXX";
+  float g[6] = {1, 2, 3, 4, 5, 6};
+  const plane v[2] = {plane_of(g, 1, 3, NG_F32), plane_of(g + 3, 1, 3, NG_F32)};
+  const int fd = mkstemp(file);
+  (void)state;
+  assert_true(fd >= 0);
+  (void)close(fd);
+  for (int k = 0; k < 2; k++) {
+    fixture f;
+    fixture_ok(&f, fixture_open(&f, "method=mfac window=2 window_scope=group", NULL));
+    fixture_ok(&f, fixture_tensor(&f, "a", &v[0], NULL));
+    fixture_ok(&f, fixture_tensor(&f, "b", &v[1], NULL));
+    fixture_ok(&f, ng_set_group(f.p, k, NG_WEIGHT, 1));
+    fixture_ok(&f, ng_ready(f.p));
+    if (k == 0) {
+      fixture_ok(&f, ng_step(f.p, 1));
+      fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1)); /* of updates only */
+      fixture_ok(&f, ng_save(f.p, file));
+    } else {
+      assert_int_equal(ng_load(f.p, file), NG_ERR_FILE);
+      assert_non_null(strstr(ng_last_error(f.ctx), "group=1"));
+    }
+    fixture_close(&f);
+  }
+  assert_int_equal(unlink(file), 0);
+}
+
+static void refused_by_name(void **state) {
+  static const char *const wrong[][2] = {
+      {"method=efcp " SHARDED, "window_topk = global"},
+      {"method=natgrad " SHARDED, "statistics = sharded: method natgrad"},
+      {"method=eva " SHARDED, "statistics = sharded: method eva"},
+      {"method=mfac statistics=local", "statistics = local: method mfac"},
+      {"method=mfac statistics=owner", "statistics = owner: method mfac"}};
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    fixture f;
+    if (fixture_open(&f, wrong[i][0], NULL) != NG_ERR_ARG) fail_msg("%s was taken", wrong[i][0]);
+    if (strstr(f.ctx != NULL ? ng_last_error(f.ctx) : f.message, wrong[i][1]) == NULL)
+      fail_msg("%s: '%s'", wrong[i][0], f.ctx != NULL ? ng_last_error(f.ctx) : f.message);
+    fixture_close(&f);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ranks_are_one),
+      cmocka_unit_test(memory_is_shared_out),
+      cmocka_unit_test(states_do_not_know_ranks),
+      cmocka_unit_test(refused_together),
+      cmocka_unit_test(other_groups),
+      cmocka_unit_test(refused_by_name),
+  };
+  return cmocka_run_group_tests_name("windows on ranks", tests, NULL, NULL);
+}
