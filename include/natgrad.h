@@ -379,6 +379,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   rms      each by its own 1 / max(1, rms(PD) / clip_bound), as Adafactor
  *                            (arXiv 1804.04235)
  *                   none     nu = 1
+ *                   value    nu = 1, and each number of PD is brought to [-clip_bound, clip_bound]
  *   kl_clip         kappa > 0
  *
  * Which layers.
@@ -409,7 +410,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   sides           both | input | none
  *
  * More.
- *   clip_bound      of clip = norm, ratio, rms, which need one > 0; 0: none
+ *   clip_bound      of clip = norm, ratio, rms, value, which need one > 0; 0: none
  *   radius          solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM
  *                   (arXiv 2010.01412) along the curvature; damping has no part in it.  > 0 with
  *                   product, else 0
@@ -475,6 +476,11 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   wire_dtype      f32 | bf16 | f16: a rank's sums are rounded to it, added in f32 or better by the
  *                   transport, and the sum is rounded; f16 sends means and leaves after check.  Averages
  *                   are kept by factor_dtype; fold = direct is fold = sum then
+ *   window_fill     none | gradient | error | rest: topk, while fewer than m gradients are there: where PD
+ *                   is 0 it is that of D; or of e, which is 0 there from then on; or (D - x) / damping is
+ *                   added to all of it.  Then, and with none, nothing
+ *   window_empty    f in [0,1): a gradient that enters with lr <= f times the lr with which the one
+ *                   before it entered finds the window empty; 0: never.  Error and momentum stay
  */
 typedef struct ng_options ng_options;
 

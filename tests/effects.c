@@ -90,13 +90,14 @@ static ng_status show(const run *what, struct outcome *r, fixture *f, int32_t ra
 }
 
 /* The step that the run names, and not the option, so that they can differ. */
-static ng_status one_step(const run *what, ng_precond *p) {
+static ng_status one_step(const run *what, ng_precond *p, int32_t step) {
   const ng_sgd s = fixture_sgd(1, 0.9);
   ng_adamw a;
   ng_adamw_init(&a, sizeof a);
   a.lr = 1;
   if (strcmp(what->step, "sgd") == 0) return ng_step_sgd(p, &s, 1);
   if (strcmp(what->step, "adamw") == 0) return ng_step_adamw(p, &a, 1);
+  if (step == what->steps - 1 && what->last_lr > 0) return ng_step(p, what->last_lr);
   return ng_step(p, what->lr > 0 ? what->lr : 1.0);
 }
 
@@ -149,7 +150,7 @@ static ng_status play_on(const run *what, struct outcome *r, fixture *f, int32_t
       TRY(show(what, r, f, rank, step, call));
     }
     gradient_of(step, gradient);
-    TRY(one_step(what, f->p));
+    TRY(one_step(what, f->p, step));
     ng_report report = {.struct_size = sizeof report};
     TRY(ng_report_read(f->p, &report));
     r->nu[step] = report.clip;

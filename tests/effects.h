@@ -47,7 +47,7 @@ typedef struct run {
   const char *step;                   /* "gradient", "sgd", "adamw" */
   int32_t odd_rank;                   /* this rank sees other data; -1: none */
   bool only_fc1;                      /* the weights of the other layers are 0 */
-  double lr;                          /* of ng_step; 0: 1 */
+  double lr, last_lr;                 /* of ng_step, of the last one; 0: 1, lr */
   /* what came out: one of each rank */
   struct outcome {
     ng_status st;

@@ -179,6 +179,11 @@ static const family families[] = {
      .predict = window_predict, .growth = 64},
     {"lowrank-mfac", "method=lowrank-mfac" WINDOW("damping=0.1 window_rank=2 window_momentum=0.3"),
      SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .growth = 8},
+    {"efcp, filled",
+     "method=efcp" WINDOW("damping=0.1 window_density=0.3 window_topk=layer window_fill=error "
+                          "window_empty=0.5"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
     {"mfac, sharded",
      "method=mfac" WINDOW("damping=0.1 statistics=sharded window_momentum=0.6 stat_period=2"),
      EVERYONE, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",

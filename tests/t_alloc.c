@@ -112,6 +112,8 @@ typedef struct run {
 
 static float number(int64_t i) { return (float)((i * 31 + 7) % 23 - 11) / 8.0f; }
 
+static bool windows(const run *r) { return strstr(r->options, "window=") != NULL; }
+
 static ng_status make_context(run *r) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
@@ -138,7 +140,7 @@ static ng_status add_conv(run *r) {
   l.out = OUT;
   l.kernel[0] = l.kernel[1] = 2;
   l.image[0] = l.image[1] = H;
-  l.options = "damping=0.02";
+  if (!windows(r)) l.options = "damping=0.02";
   return ng_add_layer(r->f.p, &l, &r->conv);
 }
 
@@ -197,7 +199,10 @@ static ng_status larger(run *r) {
   return st == NG_OK ? plane_input(r->f.p, r->conv, &a, NG_COPY) : st;
 }
 
-static ng_status set(run *r) { return ng_set(r->f.p, "stat_decay", "0.8"); }
+/* A window has no averages, and one block, so that a layer has no options of its own. */
+static ng_status set(run *r) {
+  return windows(r) ? ng_set(r->f.p, "damping", "0.8") : ng_set(r->f.p, "stat_decay", "0.8");
+}
 static ng_status save(run *r) { return ng_save(r->f.p, r->file); }
 static ng_status load(run *r) { return ng_load(r->f.p, r->file); }
 
@@ -379,6 +384,19 @@ static void rank_one(void **state) {
   every_allocation("method=eva", 1);
 }
 
+/* Every store; with momentum, a mask and groups. */
+static void windows_of(void **state) {
+  static const char *const options[] = {
+      "method=mfac window=3 window_momentum=0.5 window_mask=1 window_scope=group",
+      "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
+      "method=efcp window=3 window_density=0.3 window_topk=layer window_fill=error "
+      "window_empty=0.5",
+      "method=lowrank-mfac window=3 window_rank=2"};
+  (void)state;
+  for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+    every_allocation(options[i], 1);
+}
+
 static void pool_of_two(void **state) {
   (void)state;
   every_allocation("solver=cholesky", 2);
@@ -386,10 +404,8 @@ static void pool_of_two(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(cholesky),
-      cmocka_unit_test(eigen),
-      cmocka_unit_test(rank_one),
-      cmocka_unit_test(pool_of_two),
+      cmocka_unit_test(cholesky),   cmocka_unit_test(eigen),       cmocka_unit_test(rank_one),
+      cmocka_unit_test(windows_of), cmocka_unit_test(pool_of_two),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

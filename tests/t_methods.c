@@ -601,8 +601,41 @@ static void every_published_name(void **state) {
   }
 }
 
+/* Every argument of EFCP's optimizers and of the programs around them (main.py, the custom section of the FFCV
+ * script, the scripts of ASDL and HuggingFace) has a meaning here, or is refused with a reason. */
+static void every_argument_of_efcp(void **state) {
+  static const char *const names =
+      "lr ngrads k_init damp wd_type weight_decay momentum sparse dev gpus topk m use_bf16 "
+      "load_random_model step_checkpoint wandb_project wandb_group wandb_name wandb_job_type rank "
+      "warmup "
+      "model dataset_path dataset_name optim k epochs batch_size shmp_upd_freq shmp_eps ggt_beta1 "
+      "ggt_beta2 ggt_eps seed root_folder lr_sched maintain_lr_damp_ratio use_sparse_tensors "
+      "use_sparse_cuda profile ignore_checks clip_grad_val "
+      "topk_lr_on_update precondition_sparse_grad scale_prec_grad switch_to_sgd swa_start_epoch rt "
+      "rt_path rt_epoch rt_type adaptive_damp rescaling_kfac64 use_sq_newton use_ef use_bn_model "
+      "dataset width depth augmentation auto_augment cutout label_smoothing damping ema_decay "
+      "nesterov curvature_update_interval log_interval num_workers train_size fix folder clip_type "
+      "clip_bound ignore_bn_ln_type skip_embeddings fix_scaling damp_rule empty_buffer_on_decay "
+      "cancel_grad_clip grad_momentum grad_norm_recovery kd_teacher kd_student kd_alpha kd_temp";
+  char list[2000], text[300];
+  int32_t left_out = 0, n = 0;
+  (void)state;
+  (void)snprintf(list, sizeof list, "%s", names);
+  for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " "), n++) {
+    ng_options o = standard_options();
+    assert_int_equal(ng_options_set(&o, "method", "efcp", NULL, 0), NG_OK);
+    const ng_status st = ng_options_set_published(&o, name, "1", NULL, text, sizeof text);
+    if (st >= NG_OK) continue;
+    const bool known = strstr(text, "has no option") == NULL && strstr(text, name) != NULL;
+    if (!known) fail_msg("%s: %s", name, text);
+    left_out += strstr(text, "left out here: ") != NULL;
+  }
+  assert_true(n > 80 && left_out > 50 && left_out < 70);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_argument_of_efcp),
       cmocka_unit_test(rows),
       cmocka_unit_test(chainerkfac),
       cmocka_unit_test(chainerkfac_arguments),

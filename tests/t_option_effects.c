@@ -408,6 +408,32 @@ static void clip_is(const char *settings, int32_t ranks, const char *kind, doubl
   }
 }
 
+/* Each number by itself, on every rank; the unclipped direction, cut.  1e-6: PD times 1, rounded once more. */
+static void value_is(const char *settings, int32_t ranks) {
+  char text[256];
+  run none = usual, cut = usual;
+  double most = 0;
+  (void)snprintf(text, sizeof text, "%s clip=none", settings);
+  none.ranks = cut.ranks = ranks;
+  none.settings = text;
+  none = play(none);
+  for (int64_t k = 0; k < TOTAL; k++)
+    most = fmax(most, fabs((double)none.rank[0].P[0][k]));
+  (void)snprintf(text, sizeof text, "%s clip=value clip_bound=%.17g", settings, most / 3);
+  cut.settings = text;
+  cut = play(cut);
+  for (int32_t r = 0; r < ranks; r++) {
+    for (int32_t step = 0; step < usual.steps; step++) {
+      for (int64_t k = 0; k < TOTAL; k++) {
+        const double x = (double)none.rank[0].P[step][k], want = fmax(-most / 3, fmin(most / 3, x)),
+                     got = (double)cut.rank[r].P[step][k];
+        if (!(fabs(got - want) <= 1e-6 * most)) fail_msg("%s, %d: %g, not %g", text, r, got, want);
+      }
+      assert_true(cut.rank[r].nu[step] == 1);
+    }
+  }
+}
+
 /* Kinds with a bound: by their formulas, in every method that makes PD in another way. */
 static void effect_clip_bound(void **state) {
   (void)state;
@@ -423,7 +449,11 @@ static void effect_clip_bound(void **state) {
     clip_is(methods[i], 2, "ratio", 0.5);
     clip_is(methods[i], 1, "ratio", 1e6); /* fifty at most */
     clip_is(methods[i], 2, "rms", 0.1);
+    value_is(methods[i], 1);
+    value_is(methods[i], 2);
   }
+  value_is("method=mfac window=2 damping=0.1 statistics=sharded", 2);
+  value_is("damping=0.1 grad_worker_fraction=0", 2);
   clip_is("damping=0.1 grad_worker_fraction=0", 2, "ratio", 0.3);
   clip_is("method=sam stat_scale=textbook radius=0.5 grad_worker_fraction=0", 2, "rms", 0.3);
   run r = usual;

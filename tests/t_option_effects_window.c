@@ -146,6 +146,55 @@ static void effect_window_rest(void **state) {
   assert_int_equal(sent(&a, 0, TOTAL), TOTAL);
 }
 
+/* Of the first three steps of a window of two, the first two fill it.  Where sparse directions are 0, they
+ * have the gradient's numbers; or what was left out, which is then gone: what later steps send differs. */
+static void effect_window_fill(void **state) {
+  (void)state;
+  const run none = with(TOPK), gradient = with(TOPK "window_fill=gradient"),
+            error = with(TOPK "window_fill=error"), rest = with(TOPK "window_fill=rest"),
+            added = with(TOPK "window_rest=added");
+  float D[TOTAL];
+  gradient_of(0, D);
+  for (int64_t k = 0; k < TOTAL; k++) {
+    const float x = none.rank[0].P[0][k];
+    assert_true(gradient.rank[0].P[0][k] == (x == 0 ? D[k] : x));
+    assert_true(error.rank[0].P[0][k] == (x == 0 ? D[k] : x)); /* all that was left is D */
+  }
+  for (int32_t step = 0; step < 2; step++) {
+    assert_within(gap_at(&added, &rest, step), 0);
+    assert_differ(gap_at(&none, &error, step));
+  }
+  assert_within(gap_at(&none, &gradient, 2), 0);
+  assert_within(gap_at(&none, &rest, 2), 0);
+  assert_differ(gap_at(&none, &error, 2)); /* less was left */
+  assert_differ(gap_at(&gradient, &error, 1));
+  int32_t zeros = 0;
+  for (int64_t k = 0; k < TOTAL; k++)
+    zeros += error.rank[0].P[2][k] == 0;
+  assert_true(zeros > 0);
+}
+
+/* An lr that falls to a tenth: the third gradient is alone, as the first one was; one that falls less is
+ * none. */
+static void effect_window_empty(void **state) {
+  (void)state;
+  run one = usual, kept = usual, emptied = usual, less = usual;
+  one.settings = MFAC "window=1 window_divisor=filled clip=none";
+  kept.settings = MFAC "window_divisor=filled clip=none";
+  emptied.settings = MFAC "window_divisor=filled clip=none window_empty=0.1";
+  less.settings = MFAC "window_divisor=filled clip=none window_empty=0.09";
+  kept.last_lr = emptied.last_lr = less.last_lr = 0.1;
+  one = play(one);
+  kept = play(kept);
+  emptied = play(emptied);
+  less = play(less);
+  for (int32_t step = 0; step < 2; step++)
+    assert_within(gap_at(&kept, &emptied, step), 0);
+  assert_differ(gap_at(&kept, &emptied, 2));
+  assert_within(gap_at(&one, &emptied, 2), 0);
+  assert_within(gap_at(&kept, &less, 2), 0);
+}
+
 /* Every lr is 1 here; of half of it, what entered is half as large. */
 static void effect_window_feedback_lr(void **state) {
   (void)state;
@@ -178,7 +227,8 @@ int main(void) {
       cmocka_unit_test(effect_window_mask),     cmocka_unit_test(effect_window_store),
       cmocka_unit_test(effect_window_density),  cmocka_unit_test(effect_window_topk),
       cmocka_unit_test(effect_window_rest),     cmocka_unit_test(effect_window_feedback_lr),
-      cmocka_unit_test(effect_window_rank),
+      cmocka_unit_test(effect_window_rank),     cmocka_unit_test(effect_window_fill),
+      cmocka_unit_test(effect_window_empty),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

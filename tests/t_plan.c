@@ -192,6 +192,9 @@ static void equals_counted(void **state) {
       {"method=spngd update=sgd update_ranks=owner", {1, 2, 3}},
       {"method=eva-natgrad update=sgd", {1, 2, 3}},
       {"method=mfac window=3", {1, 2}},
+      {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
+      {"method=efcp window=3 statistics=sharded window_topk=layer update=sgd update_ranks=owner",
+       {2, 3}},
   };
   bool ok = true;
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {

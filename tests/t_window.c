@@ -157,8 +157,9 @@ static double play(const drawn *c, const char *linalg, uint64_t seed) {
       k.g[i] = rintf(512 * k.g[i]) / 512;
     for (int64_t i = 0; i < k.d; i++)
       g[i] = (double)k.g[i];
-    window_oracle_step(want, g, w, 1, t % o.stat_period == 0, u);
-    fixture_ok(&k.f, ng_step(k.f.p, 1));
+    const double lr = t % 5 == 4 ? 0.5 : 1;
+    window_oracle_step(want, g, w, lr, t % o.stat_period == 0, u);
+    fixture_ok(&k.f, ng_step(k.f.p, lr));
     most = fmax(most, worst(k.g, u, k.d));
   }
   fixture_close(&k.f);
@@ -246,7 +247,8 @@ static void rows_in_bf16(void **state) {
  * Where entries are nearly alike, rounding of e would choose; so gradients are on a grid of 1/512, and so is
  * e: f32 holds all of it, bf16 the upper 8 bits of what is sent. */
 static void largest_entries(void **state) {
-  static const char *const modes[] = {"global", "layer", "block"};
+  static const char *const modes[] = {"global", "layer", "block"}, *const fills[] = {
+                                                                       "none", "gradient", "error"};
   rng r = {test_seed() + 4};
   for (int64_t n = 0; n < test_times(150); n++) {
     drawn c = {.in = 1 + rng_below(&r, 6),
@@ -258,12 +260,14 @@ static void largest_entries(void **state) {
     (void)snprintf(c.options, sizeof c.options,
                    "method=efcp window=%d damping=%.9g window_density=%g window_topk=%s "
                    "window_scope=%s window_rest=%s window_dtype=%s window_function=%s "
-                   "window_momentum=%g stat_period=%d window_feedback_lr=%d",
+                   "window_momentum=%g stat_period=%d window_feedback_lr=%d window_fill=%s "
+                   "window_empty=%g",
                    (int)m, pow(10, -1 - 3 * rng_real(&r)),
                    rng_below(&r, 4) ? rng_real(&r) + 1e-9 : 1, modes[rng_below(&r, 3)],
                    rng_below(&r, 3) ? "model" : "parameter", rng_below(&r, 2) ? "kept" : "added",
                    rng_below(&r, 2) ? "f32" : "bf16", "mfac", rng_below(&r, 2) ? 0.5 : 0.0,
-                   1 + (int)rng_below(&r, 2), (int)rng_below(&r, 2));
+                   1 + (int)rng_below(&r, 2), (int)rng_below(&r, 2), fills[rng_below(&r, 3)],
+                   rng_below(&r, 3) ? 0.0 : 0.6);
     hold(&c, *state, rng_next(&r), 1e-5);
   }
   for (int64_t n = 0; n < test_times(30); n++) {

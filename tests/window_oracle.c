@@ -236,10 +236,15 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
   }
+  if (enters && k->lr > 0 && lr <= k->o.window_empty * k->lr) k->count = 0;
+  if (enters) k->lr = lr;
+  const bool filling = enters && k->count < k->o.window;
   if (enters) send(k, k->o.window_feedback_lr ? lr : 1, x);
   if (enters) push(k, x);
   for (int64_t i = 0; i < k->d; i++)
-    y[i] = enters && is(k->o.window_rest, "added") ? (y[i] - x[i]) / k->o.damping : 0;
+    y[i] = (enters && is(k->o.window_rest, "added")) || (filling && is(k->o.window_fill, "rest"))
+               ? (y[i] - x[i]) / k->o.damping
+               : 0;
   for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
     x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
@@ -254,6 +259,11 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   for (int64_t i = 0; i < k->d; i++) {
     u[i] += y[i];
     if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
+    if (u[i] == 0 && filling && is(k->o.window_fill, "gradient")) u[i] = g[i];
+    if (u[i] == 0 && filling && is(k->o.window_fill, "error")) {
+      u[i] = k->e[i];
+      k->e[i] = 0;
+    }
     if (mu > 0 && !is(form, "gradient"))
       u[i] = k->v[i] = mu * k->v[i] + (is(form, "average") ? 1 - mu : 1) * u[i];
   }

@@ -24,6 +24,7 @@ typedef struct window_oracle {
   int64_t size[WINDOW_PARTS]; /* ... and elements */
   int32_t parameters;
   double *G;               /* [m, d] */
+  double lr;               /* with which the newest one entered */
   double *v;               /* [d] momentum */
   double *e;               /* [d] error feedback */
   double *q[WINDOW_PARTS]; /* [cols, rank] low rank: what the next step begins with */

@@ -60,6 +60,12 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "window_rest = added: only window_function = mfac has it; leave it at kept");
   }
+  if (s->window_fill == NG_FILL_REST &&
+      (s->window_function == NG_WINDOW_GGT || s->window_rest == NG_REST_ADDED)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_fill = rest: only window_function = mfac has it, with window_rest = "
+                      "kept");
+  }
   if (s->window_store != NG_STORE_DENSE &&
       (s->window_forget != 1.0 ||
        (s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT))) {
@@ -201,7 +207,8 @@ static ng_status begin(ng_block *b) {
 /* The places in use, from the oldest to the newest; with a row at head, the oldest of m + 1 is not. */
 static void use(ng_window *w, bool fresh) {
   const int64_t head = ng_window_head(w);
-  const int64_t old = ng_min64(ng_window_count(w), fresh ? w->m - 1 : w->m);
+  const int64_t there = fresh && w->emptied ? 0 : ng_window_count(w);
+  const int64_t old = ng_min64(there, fresh ? w->m - 1 : w->m);
   w->uses = 0;
   for (int64_t age = old; age > 0; age--) {
     w->used[w->uses++] = (head - age + w->places) % w->places;
@@ -282,6 +289,8 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   const bool fresh = b->stat->due;
   const ng_status st = need_weights(b);
   if (st != NG_OK) return st;
+  w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
+  if (fresh) w->next_lr = o->lr;
   use(w, fresh);
   if (fresh) {
     w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
@@ -299,12 +308,18 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
+/* While the window is filled. */
+static bool fills(const ng_block *b, ng_window_fill how) {
+  const ng_window *w = ng_window_of(b);
+  return b->base.window_fill == how && (w->emptied || ng_window_count(w) < w->m);
+}
+
 /* u <- the direction of the row at head. */
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   double by;
   const ng_status st = ng_window_solve(b, NULL, &by);
-  const bool rest = b->base.window_rest == NG_REST_ADDED;
+  const bool rest = b->base.window_rest == NG_REST_ADDED || fills(b, NG_FILL_REST);
   if (rest) { /* + (g - row) / damping */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
@@ -320,6 +335,8 @@ static ng_status direct_row(ng_block *b) {
                           w->u); /* what is not finite is found in the sums */
   }
   w->store->combine(b, by);
+  if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
+  if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->left(b));
   return st;
 }
 
@@ -376,6 +393,17 @@ static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const 
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
+/* Of all rows but that at head nothing is left. */
+static void empty(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  for (int64_t place = 0; place < w->places; place++) {
+    if (place == ng_window_head(w)) continue;
+    w->store->drop(b, place);
+    clear_row(w, place);
+  }
+  w->count = 0.0;
+}
+
 static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
@@ -389,9 +417,12 @@ static void commit(ng_block *b, bool taken) {
   }
   if (taken && fresh) {
     if (w->store->taken != NULL) w->store->taken(b);
+    if (w->emptied) empty(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);
+    w->lr = w->next_lr;
   }
+  w->emptied = false;
   if (taken && !fresh) return;
   w->store->drop(b, ng_window_head(w));
   clear_row(w, ng_window_head(w));
@@ -411,9 +442,10 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
-  ng_number head = {"head", &w->head}, count = {"count", &w->count};
-  const ng_status st = visit(arg, &head);
-  return st == NG_OK ? visit(arg, &count) : st;
+  ng_number head = {"head", &w->head}, count = {"count", &w->count}, lr = {"lr", &w->lr};
+  ng_status st = visit(arg, &head);
+  if (st == NG_OK) st = visit(arg, &count);
+  return st == NG_OK && b->base.window_empty > 0.0 ? visit(arg, &lr) : st;
 }
 
 const ng_family ng_family_window = {

@@ -53,6 +53,8 @@ typedef struct ng_window_store {
   /* u <- by u + sum over places of c row. */
   void (*combine)(ng_block *b, double by);
   void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros    */
+  float *(*left)(
+      ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing */
   void (*taken)(ng_block *b); /* the step with the row at head counted; NULL: nothing moves */
   void (*begin)(ng_block *b); /* ng_ready: initial values; NULL: zeros        */
   void (*release)(ng_block *b);
@@ -73,6 +75,8 @@ typedef struct ng_window {
   int32_t *order;       /* [segments] in flat order */
   double scale;         /* of what enters, beside what was left before       */
   double head, count;   /* the free place; rows in use                       */
+  double lr, next_lr;   /* of the step in which the newest row entered; of this one */
+  bool emptied;         /* this step drops all rows but its own              */
   float *x;             /* [d] the vector that entered                       */
   float *u;             /* [d] the direction; a slice of b->whole, if there are slices */
   float *v, *next_v;    /* [d] what momentum keeps; its next value           */
@@ -116,6 +120,8 @@ bool ng_window_gather(ng_block *b, float *to);
 bool ng_window_decay(ng_block *b, double decay, float *to);
 /* mask <- 1 where the weight is not 0. */
 void ng_window_mark(ng_block *b);
+/* u <- the gradient, or with `error` that, where u is 0; what was taken from `error` is 0 there. */
+void ng_window_replace(ng_block *b, float *error);
 /* to <- old v + take x. */
 void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take);
 /* Sums over all chunks of g u, g g, u u, g as bound. */

@@ -122,6 +122,31 @@ static void mark_chunk(ng_block *b, int32_t i) {
 
 void ng_window_mark(ng_block *b) { ng_window_each(b, mark_chunk); }
 
+/* ---- filling ---------------------------------------------------------------------------------*/
+
+static void fill_chunk(void *arg, int32_t i) {
+  const gathering *g = arg;
+  const ng_window *w = ng_window_of(g->b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const ng_slot *s = g->b->segment[c->segment].slot;
+  float line[NG_WINDOW_LINE];
+  for (int64_t at = 0, n; at < c->n; at += n) {
+    float *u = w->u + c->at + at, *from = g->to == NULL ? line : g->to + c->at + at;
+    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    if (g->to == NULL) read_flat(&s->grad, s->cols, c->from + at, n, line);
+    for (int64_t k = 0; k < n; k++) {
+      if (u[k] != 0.0f || (w->mask != NULL && w->mask[c->at + at + k] == 0)) continue;
+      u[k] = from[k];
+      from[k] = 0.0f;
+    }
+  }
+}
+
+void ng_window_replace(ng_block *b, float *error) {
+  gathering g = {b, 0.0, error};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, fill_chunk, &g);
+}
+
 /* ---- mixing ----------------------------------------------------------------------------------*/
 
 typedef struct mixing {

@@ -390,6 +390,8 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->begin + place * s->blocks, 0, (size_t)s->blocks * sizeof *s->begin);
 }
 
+static float *left(ng_block *b) { return ((topk *)ng_window_of(b)->own)->next; }
+
 static void taken(ng_block *b) {
   topk *s = ng_window_of(b)->own;
   float *error = s->next;
@@ -423,6 +425,7 @@ const ng_window_store ng_window_topk_store = {
     .products = products,
     .combine = combine,
     .drop = drop,
+    .left = left,
     .taken = taken,
     .release = release,
     .fields = fields,

@@ -129,9 +129,15 @@ struct ng_published {
   ng_status (*take)(ng_published_job *j);
 };
 
+/* An argument of a published program that has no place here, and why: it is refused with that. */
+typedef struct ng_left_out {
+  const char *name, *why;
+} ng_left_out;
+
 typedef struct ng_names {
   const ng_published *row;
   int32_t count;
+  const ng_left_out *out; /* NULL: none; ends with a NULL */
 } ng_names;
 extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
     ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp, ng_names_sparse_ggt,

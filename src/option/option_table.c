@@ -32,9 +32,9 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
 #define ONE_OF_4(a, at, b, bt, c, ct, d, dt)                                                       \
   .choices = at "|" bt "|" ct "|" dt, .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt}
-#define ONE_OF_6(a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                         \
-  .choices = at "|" bt "|" ct "|" dt "|" et "|" ft,                                                \
-  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
+#define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
+  .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
+  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
 
 /* Options that the other families have no use for: with a method of theirs they stay as they are;
  * ng_family_check_others sees to it. */
@@ -154,12 +154,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Clip: one for the whole model, since the bound is on the step of all layers. */
     ROW(clip, .group = "clip", .standard = "kl",
-        ONE_OF_6(NG_CLIP_KL, "kl", NG_CLIP_RESCALE, "rescale", NG_CLIP_NORM, "norm", NG_CLIP_RATIO,
-                 "ratio", NG_CLIP_RMS, "rms", NG_CLIP_NONE, "none"),
+        ONE_OF_7(NG_CLIP_KL, "kl", NG_CLIP_RESCALE, "rescale", NG_CLIP_NORM, "norm", NG_CLIP_RATIO,
+                 "ratio", NG_CLIP_RMS, "rms", NG_CLIP_NONE, "none", NG_CLIP_VALUE, "value"),
         .help =
             "what preconditioned gradients are multiplied by: kl bounds the step in distribution, "
             "rescale keeps the norm of the gradient, norm bounds the norm of all, ratio and rms "
-            "that of each weight and bias",
+            "that of each weight and bias; value bounds each number instead",
         .test = "effect_clip", .live = true),
     ROW(kl_clip, .group = "clip", .standard = "0.001", .lower = 0, .upper = REAL_MAX,
         .lower_open = true, .unit = "KL", .help = "kappa, the bound of clip = kl",
@@ -217,9 +217,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Came later. */
     ROW(clip_bound, .group = "clip", .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "norm",
-        .help = "the bound of clip = norm, ratio, rms: |PD|, |PD|/|w|, rms(PD)",
+        .help = "the bound of clip = norm, ratio, rms, value: |PD|, |PD|/|w|, rms(PD), a number",
         .test = "effect_clip_bound", .live = true,
-        NEEDS(clip, 1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS)),
+        NEEDS(clip,
+              1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE)),
     ROW(radius, .group = "curvature", .standard = "0", .lower = 0, .upper = REAL_MAX,
         .unit = "norm", .help = "solver = product: PD = D + radius/|D| G D A", KRONECKER,
         .test = "effect_radius"),
@@ -336,6 +337,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "how sums of averaged statistics travel; each rank's is rounded to it, and so is their "
             "sum",
         .test = "effect_wire_dtype"),
+    ROW(window_fill, WINDOW, .standard = "none",
+        ONE_OF_4(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
+                 NG_FILL_REST, "rest"),
+        .help =
+            "topk, until the window is full: numbers of the direction that are 0 become those of "
+            "the gradient, or of what was left out, which leaves with them; rest: as "
+            "window_rest = added",
+        .test = "effect_window_fill", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+    ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
+        .help = "the window is emptied by a step whose lr is at most this part of that of the last "
+                "gradient's; 0: never",
+        .test = "effect_window_empty"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -140,8 +140,8 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
                             size_t size) {
   ng_settings s;
   ng_settings_of(full, &s);
-  if (!(s.clip_bound > 0) &&
-      (s.clip == NG_CLIP_NORM || s.clip == NG_CLIP_RATIO || s.clip == NG_CLIP_RMS)) {
+  if (!(s.clip_bound > 0) && (s.clip == NG_CLIP_NORM || s.clip == NG_CLIP_RATIO ||
+                              s.clip == NG_CLIP_RMS || s.clip == NG_CLIP_VALUE)) {
     return ng_fail_to(message, size, NG_ERR_ARG, "clip = %s needs a clip_bound above 0",
                       full->clip);
   }

@@ -409,6 +409,11 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
     *gives_lr = j.gives_lr;
     return st;
   }
+  for (const ng_left_out *out = names->out; out != NULL && out->name != NULL; out++) {
+    if (!ng_is(out->name, name)) continue;
+    return ng_fail_to(message, size, NG_ERR_ABSENT, "%s: '%s' is left out here: %s", method, name,
+                      out->why);
+  }
   return ng_fail_to(message, size, NG_ERR_ARG, "%s has no option '%s'%s", method,
                     ng_quote(name).text, ng_hint_list(name, list).text);
 }

@@ -51,6 +51,6 @@ static inline ng_status check_size(job *j) {
   { "lr", "", "the lr argument of ng_step", take_lr }
 
 #define NAMES(list)                                                                                \
-  { list, (int32_t)(sizeof(list) / sizeof(list)[0]) }
+  { list, (int32_t)(sizeof(list) / sizeof(list)[0]), NULL }
 
 #endif

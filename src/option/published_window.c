@@ -67,6 +67,64 @@ static ng_status take_send(job *j) {
   return put(j, "window_rest", sparse ? "kept" : "added");
 }
 
+/* The modes of the sparse wrapper, of the first m steps but for the last. */
+static ng_status take_fix(job *j) {
+  static const char *const fill[] = {"none", "gradient", "error", "rest", "none"};
+  int64_t n;
+  if (!ng_read_int(j->value, &n) || n < 0 || n > 4) {
+    return refuse(j, NG_ERR_ARG, "a number from 0 to 4");
+  }
+  const ng_status st = put(j, "window_rest", n == 4 ? "added" : "kept");
+  return st == NG_OK ? put(j, "window_fill", fill[n]) : st;
+}
+
+/* Steps of the published schedules divide lr by ten; any fall by half or more is one. */
+static ng_status take_empty(job *j) {
+  int32_t on;
+  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, "window_empty", on ? "0.5" : "0");
+}
+
+static ng_status take_scaling(job *j) {
+  int32_t on;
+  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, "window_divisor", on ? "filled" : "window");
+}
+
+/* Of the preconditioned gradient, as the ASDL script has it. */
+static ng_status take_clip_type(job *j) {
+  if (is_none(j->value)) return put(j, "clip", "none");
+  const bool val = ng_same_word(j->value, "val");
+  if (!val && !ng_same_word(j->value, "norm")) return refuse(j, NG_ERR_ARG, "norm or val");
+  return put(j, "clip", val ? "value" : "norm");
+}
+
+static ng_status take_clip_bound(job *j) {
+  double v;
+  if (ng_read_real(j->value, &v) && v == 0) return put(j, "clip", "none");
+  if (ng_option_chosen(j->full, NG_OPTION_clip) != NG_CLIP_VALUE) (void)put(j, "clip", "norm");
+  return put(j, "clip_bound", j->value);
+}
+
+static ng_status take_bf16(job *j) {
+  int32_t on;
+  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, "window_dtype", on ? "bf16" : "f32");
+}
+
+/* Parsed there, looked at by nobody. */
+static ng_status check_off(job *j) {
+  int32_t on;
+  return is_none(j->value) || ng_read_bool(j->value, &on) ? NG_OK
+                                                          : refuse(j, NG_ERR_ARG, "true or false");
+}
+
+static ng_status check_feedback(job *j) {
+  int32_t on;
+  if (ng_read_bool(j->value, &on) && on) return NG_OK;
+  return refuse(j, NG_ERR_ABSENT, "true; what is left out is always kept");
+}
+
 static ng_status take_on_update(job *j) {
   int32_t on;
   if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
@@ -101,6 +159,26 @@ static const ng_published efcp_names[] = {
      take_on_update},
     {"precondition_sparse_grad", "window_rest", "true: kept; false: added", take_send},
     {"ignore_bn_ln_type", "skip_layers", "all: norm|bn; none, modules: nothing", take_ignore},
+    {"k", "window_density", "the same up to 1; none: 1", take_density},
+    {"m", "window", "the same: gradients that are kept", take_same},
+    {"use_bf16", "window_dtype", "true: bf16; false: f32", take_bf16},
+    {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 window_rest = added", take_fix},
+    {"fix_scaling", "window_divisor", "true: filled; false: window", take_scaling},
+    {"empty_buffer_on_decay", "window_empty", "true: 0.5; false: 0", take_empty},
+    {"clip_type", "clip", "norm, or val: value; of the preconditioned gradient", take_clip_type},
+    {"clip_bound", "clip_bound", "the same; 0, behind clip_type: clip = none", take_clip_bound},
+    {"use_ef", "", "nothing to set: only true", check_feedback},
+    {"use_sparse_tensors", "", "nothing to set: the published programs do not look at it",
+     check_off},
+    {"use_sparse_cuda", "", "nothing to set: the published programs do not look at it", check_off},
+    {"maintain_lr_damp_ratio", "", "nothing to set: the published program does not look at it",
+     check_off},
+    {"scale_prec_grad", "", "nothing to set: the published program does not look at it", check_off},
+    {"adaptive_damp", "", "nothing to set: the published program does not look at it", check_off},
+    {"rescaling_kfac64", "", "nothing to set: the published program does not look at it",
+     check_off},
+    {"use_sq_newton", "", "nothing to set: the published program does not look at it", check_off},
+    {"use_bn_model", "", "nothing to set: the published program does not look at it", check_off},
     {"param_groups", "", "nothing to set: they have numbers of their own in the update",
      check_groups},
 };
@@ -130,6 +208,71 @@ static const ng_published lowrank_names[] = {
     {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same},
 };
 
+/* Arguments of the programs around them: main.py, the FFCV section, the scripts of ASDL and HuggingFace. */
+static const ng_left_out efcp_out[] = {
+    {"model", "what a run trains on is said to natgrad train"},
+    {"dataset", "what a run trains on is said to natgrad train"},
+    {"dataset_path", "what a run trains on is said to natgrad train"},
+    {"dataset_name", "what a run trains on is said to natgrad train"},
+    {"load_random_model", "what a run trains on is said to natgrad train"},
+    {"width", "what a run trains on is said to natgrad train"},
+    {"depth", "what a run trains on is said to natgrad train"},
+    {"train_size", "what a run trains on is said to natgrad train"},
+    {"augmentation", "what a run trains on is said to natgrad train"},
+    {"auto_augment", "what a run trains on is said to natgrad train"},
+    {"cutout", "what a run trains on is said to natgrad train"},
+    {"num_workers", "what a run trains on is said to natgrad train"},
+    {"optim", "what a run does and when it ends is said to natgrad train"},
+    {"epochs", "what a run does and when it ends is said to natgrad train"},
+    {"batch_size", "what a run does and when it ends is said to natgrad train"},
+    {"batchsize", "what a run does and when it ends is said to natgrad train"},
+    {"seed", "what a run does and when it ends is said to natgrad train"},
+    {"label_smoothing", "what a run does and when it ends is said to natgrad train"},
+    {"nesterov", "what a run does and when it ends is said to natgrad train"},
+    {"lr_sched", "what a run does and when it ends is said to natgrad train"},
+    {"log_interval", "what a run does and when it ends is said to natgrad train"},
+    {"ignore_checks", "what a run does and when it ends is said to natgrad train"},
+    {"profile", "what a run does and when it ends is said to natgrad train"},
+    {"warmup", "what a run does and when it ends is said to natgrad train"},
+    {"root_folder", "where a run keeps what it made is said to natgrad train"},
+    {"folder", "where a run keeps what it made is said to natgrad train"},
+    {"save", "where a run keeps what it made is said to natgrad train"},
+    {"step_checkpoint", "where a run keeps what it made is said to natgrad train"},
+    {"rt", "where a run keeps what it made is said to natgrad train"},
+    {"rt_path", "where a run keeps what it made is said to natgrad train"},
+    {"rt_epoch", "where a run keeps what it made is said to natgrad train"},
+    {"rt_type", "where a run keeps what it made is said to natgrad train"},
+    {"wandb_project", "there is no log but that of natgrad train"},
+    {"wandb_group", "there is no log but that of natgrad train"},
+    {"wandb_name", "there is no log but that of natgrad train"},
+    {"wandb_job_type", "there is no log but that of natgrad train"},
+    {"clip_grad_val", "gradients are clipped by whoever made them, before the step"},
+    {"cancel_grad_clip", "gradients are clipped by whoever made them, before the step"},
+    {"damp_rule", "a damping that moves is option schedule, or ng_set"},
+    {"swa_start_epoch", "an average of weights is kept by whoever moves them"},
+    {"switch_to_sgd", "methods are changed by whoever calls them: another preconditioner"},
+    {"rank", "of another method: lowrank-mfac has rank"},
+    {"ggt_beta1", "of other methods: ggt and sparse-ggt have beta1, beta2, eps"},
+    {"ggt_beta2", "of other methods: ggt and sparse-ggt have beta1, beta2, eps"},
+    {"ggt_eps", "of other methods: ggt and sparse-ggt have beta1, beta2, eps"},
+    {"shmp_upd_freq", "Shampoo is no method here"},
+    {"shmp_eps", "Shampoo is no method here"},
+    {"damping", "of the other optimizers of that script"},
+    {"ema_decay", "of the other optimizers of that script"},
+    {"curvature_update_interval", "of the other optimizers of that script"},
+    {"grad_momentum", "its module is not in the published repository"},
+    {"grad_norm_recovery", "its module is not in the published repository"},
+    {"skip_embeddings", "its module is not in the published repository"},
+    {"kd_teacher", "its module is not in the published repository"},
+    {"kd_student", "its module is not in the published repository"},
+    {"kd_alpha", "its module is not in the published repository"},
+    {"kd_temp", "its module is not in the published repository"},
+    {"dev", "gradients are where the context is"},
+    {"gpus", "gradients are where the context is"},
+    {NULL, NULL}};
+
 const ng_names ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names),
-               ng_names_efcp = NAMES(efcp_names), ng_names_sparse_ggt = NAMES(sparse_ggt_names),
+               ng_names_efcp = {efcp_names, (int32_t)(sizeof efcp_names / sizeof efcp_names[0]),
+                                efcp_out},
+               ng_names_sparse_ggt = NAMES(sparse_ggt_names),
                ng_names_lowrank = NAMES(lowrank_names);

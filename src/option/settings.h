@@ -45,7 +45,8 @@ typedef enum ng_clip_kind {
   NG_CLIP_NORM,
   NG_CLIP_RATIO,
   NG_CLIP_RMS,
-  NG_CLIP_NONE
+  NG_CLIP_NONE,
+  NG_CLIP_VALUE
 } ng_clip_kind;
 typedef enum ng_statistics {
   NG_STATISTICS_ALL,
@@ -82,6 +83,12 @@ typedef enum ng_momentum_form {
 typedef enum ng_store_kind { NG_STORE_DENSE, NG_STORE_TOPK, NG_STORE_LOWRANK } ng_store_kind;
 typedef enum ng_window_topk { NG_TOPK_GLOBAL, NG_TOPK_LAYER, NG_TOPK_BLOCK } ng_window_topk;
 typedef enum ng_window_rest { NG_REST_KEPT, NG_REST_ADDED } ng_window_rest;
+typedef enum ng_window_fill {
+  NG_FILL_NONE,
+  NG_FILL_GRADIENT,
+  NG_FILL_ERROR,
+  NG_FILL_REST
+} ng_window_fill;
 typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
 /* ---- the one list ----------------------------------------------------------------------------*/
@@ -148,7 +155,9 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, window_rest, ng_window_rest)                                                           \
   X(BOOL, window_feedback_lr, bool)                                                                \
   X(INT, window_rank, int64_t)                                                                     \
-  X(CHOICE, wire_dtype, ng_dtype)
+  X(CHOICE, wire_dtype, ng_dtype)                                                                  \
+  X(CHOICE, window_fill, ng_window_fill)                                                           \
+  X(REAL, window_empty, double)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

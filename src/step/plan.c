@@ -55,7 +55,7 @@ static void add_statistics(const ng_precond *p, ng_rank_plan *out) {
         before = NULL;
         continue;
       }
-      if (before == NULL || before->wire != s->wire || before->travels != s->travels ||
+      if (before == NULL || s->alone || before->wire != s->wire || before->travels != s->travels ||
           before->rule.direct != s->rule.direct) {
         out->sums_messages++;
         gap = 0;
@@ -65,7 +65,18 @@ static void add_statistics(const ng_precond *p, ng_rank_plan *out) {
         out->sums_bytes += (gap + bytes) / ng_dtype_size(s->wire) * ng_dtype_size(s->travels);
         gap = (NG_ALIGN - bytes % NG_ALIGN) % NG_ALIGN;
       }
-      before = s;
+      before = s->alone ? NULL : s;
+    }
+  }
+}
+
+/* Parts of PD that ranks make of a block, to all. */
+static void add_slices(const ng_precond *p, ng_rank_plan *out) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const int64_t *slice = p->block[i]->slice;
+    for (int32_t r = 0; r < p->ctx->ranks && slice != NULL; r++) {
+      out->deliver_bytes += (slice[r + 1] - slice[r]) * (int64_t)sizeof(float);
+      out->deliver_messages += slice[r + 1] > slice[r];
     }
   }
 }
@@ -76,6 +87,7 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
   add_statistics(p, out);
+  add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
     const bool travels = p->grid.n > 1 && !ng_update_is_owned(p); /* weights do instead */

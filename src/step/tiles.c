@@ -242,7 +242,38 @@ static void emit_piece(void *arg, int32_t piece) {
 }
 
 /* The same walk for every sink, so the probe sees what emit would write. */
+/* clip = value: PD is made line by line, bounded, and handed on. */
+typedef struct bounded_sink {
+  ng_sink sink; /* first: what families see */
+  const ng_sink *next;
+  float bound;
+} bounded_sink;
+
+static void put_bounded(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                        const ng_pair *pair) {
+  enum { LINE = 512 };
+  const bounded_sink *b = (const void *)s;
+  float line[LINE];
+  const ng_pair out = {.scale = 1.0, .values = line};
+  if (slot->block == NULL) {
+    ng_put(b->next, slot, row, col, n, pair);
+    return;
+  }
+  for (int64_t c = 0, m; c < n; c += m) {
+    m = ng_min64(LINE, n - c);
+    if (pair->values == NULL) ng_slot_read(slot, row, col + c, m, line);
+    for (int64_t i = 0; i < m; i++) {
+      const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)line[i];
+      const double u = pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i];
+      const float pd = (float)(pair->scale * x + u);
+      line[i] = pd > b->bound ? b->bound : pd < -b->bound ? -b->bound : pd;
+    }
+    ng_put(b->next, slot, row, col + c, m, &out);
+  }
+}
+
 void ng_tiles_emit(ng_precond *p, const ng_sink *sink) {
-  emission e = {&p->step->tiles, sink};
+  const bounded_sink bounded = {{put_bounded}, sink, (float)p->now.clip_bound};
+  emission e = {&p->step->tiles, p->now.clip == NG_CLIP_VALUE ? &bounded.sink : sink};
   if (e.tiles->all.count > 0) ng_parallel(p->ctx, e.tiles->all.pieces, emit_piece, &e);
 }
