@@ -433,12 +433,16 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *             added to S^2, as GGT (arXiv 1806.02958)
  * In steps off stat_period no gradient enters, and x is that of the step all the same.
  *   window          m, >= 1
- *   window_function mfac | ggt
+ *   window_function mfac | ggt | step | adam | adagrad; of the last three, with window = 1, first-order
+ *                   methods over a store: step  x = v, v = momentum of D;  adam  x = m / (sqrt(s) +
+ *                   damping) with the moments of D, unbiased, PD = x as sent;  adagrad  s <- s + x^2,
+ *                   PD = x / (sqrt(s) + damping).  With window_feedback_lr PD is what was sent over lr
  *   window_scope    model | parameter | group: one G over all parameters, one for each, or one for
  *                   each group of ng_set_group, as they are at ng_ready
  *   window_dtype    f32 | bf16: how G is kept; bf16 rounds x
  *   window_divisor  window | filled: mfac divides by m also while fewer are there, or by their number
- *   window_forget   ggt: in S^2 a gradient of k steps ago counts window_forget^2k; in [0,1]
+ *   window_forget   ggt: in S^2 a gradient of k steps ago counts window_forget^2k; in [0,1].  adam: the
+ *                   weight of the old second moment
  *   window_momentum mu in [0,1), from v = 0; the result leaves, and the clip is of it
  *   window_momentum_form   average | heavy-ball | gradient
  *                   average: v = mu v + (1-mu) PD; heavy-ball: v = mu v + PD; gradient: x = v =

@@ -391,7 +391,7 @@ static void windows_of(void **state) {
       "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
       "method=efcp window=3 window_density=0.3 window_topk=layer window_fill=error "
       "window_empty=0.5",
-      "method=lowrank-mfac window=3 window_rank=2"};
+      "method=lowrank-mfac window=3 window_rank=2", "method=topk-adam window=1 window_density=0.3"};
   (void)state;
   for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
     every_allocation(options[i], 1);

@@ -601,6 +601,48 @@ static void every_published_name(void **state) {
   }
 }
 
+/* Of the sparse first-order ones and of the scripts: what a value is here. */
+static void arguments_of_sparse_methods(void **state) {
+  static const struct {
+    const char *method, *name, *value, *option, *reads; /* option NULL: refused */
+  } row[] = {{"topk-adam", "betas", "(0.8, 0.99)", "window_momentum", "0.8"},
+             {"topk-adam", "betas", "0.8,0.99", "window_forget", "0.99"},
+             {"topk-adam", "betas", "0.8", NULL, "two numbers"},
+             {"topk-adam", "eps", "1e-4", "damping", "0.0001"},
+             {"topk-adam", "amsgrad", "true", NULL, "false"},
+             {"topk-sgd", "dampening", "0.5", NULL, "0 or false"},
+             {"topk-sgd", "momentum", "0.9", "window_momentum", "0.9"},
+             {"topk-sgd", "k_init", "0.05", "window_density", "0.05"},
+             {"topk-adagrad", "wd_type", "both", "window_decay_form", "gradient"},
+             {"topk-adagrad", "wd_type", "wd", "window_decay_form", "none"},
+             {"efcp", "fix", "2", "window_fill", "error"},
+             {"efcp", "fix", "4", "window_rest", "added"},
+             {"efcp", "fix", "5", NULL, "0 to 4"},
+             {"efcp", "fix_scaling", "1", "window_divisor", "filled"},
+             {"efcp", "empty_buffer_on_decay", "1", "window_empty", "0.5"},
+             {"efcp", "clip_type", "val", "clip", "value"},
+             {"efcp", "clip_bound", "0", "clip", "none"},
+             {"efcp", "use_bf16", "true", "window_dtype", "bf16"},
+             {"efcp", "use_ef", "0", NULL, "always kept"}};
+  (void)state;
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    char text[300] = "", got[64];
+    ng_options o = standard_options();
+    assert_int_equal(ng_options_set(&o, "method", row[i].method, NULL, 0), NG_OK);
+    const ng_status st =
+        ng_options_set_published(&o, row[i].name, row[i].value, NULL, text, sizeof text);
+    if ((st >= NG_OK) != (row[i].option != NULL))
+      fail_msg("%s %s: %s", row[i].name, row[i].value, text);
+    if (row[i].option == NULL) {
+      if (strstr(text, row[i].reads) == NULL || strstr(text, row[i].name) == NULL)
+        fail_msg("%s: %s", row[i].name, text);
+      continue;
+    }
+    assert_int_equal(ng_options_get(&o, row[i].option, got, sizeof got), NG_OK);
+    assert_string_equal(got, row[i].reads);
+  }
+}
+
 /* Every argument of EFCP's optimizers and of the programs around them (main.py, the custom section of the FFCV
  * script, the scripts of ASDL and HuggingFace) has a meaning here, or is refused with a reason. */
 static void every_argument_of_efcp(void **state) {
@@ -635,6 +677,7 @@ static void every_argument_of_efcp(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(arguments_of_sparse_methods),
       cmocka_unit_test(every_argument_of_efcp),
       cmocka_unit_test(rows),
       cmocka_unit_test(chainerkfac),

@@ -23,7 +23,16 @@ static void effect_window(void **state) {
 }
 
 static void effect_window_function(void **state) {
+  static const char *const first[] = {"step", "adam", "adagrad"};
   (void)state;
+  for (int i = 0; i < 3; i++) { /* of one gradient, dense */
+    char one[100], two[100];
+    (void)snprintf(one, sizeof one, "method=mfac damping=0.1 window=1 window_function=%s",
+                   first[i]);
+    (void)snprintf(two, sizeof two, "method=mfac damping=0.1 window=1 window_function=%s",
+                   first[(i + 1) % 3]);
+    windows_differ(one, two, 0);
+  }
   windows_differ(MFAC "window_function=mfac", MFAC "window_function=ggt", 0);
 }
 

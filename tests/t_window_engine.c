@@ -148,9 +148,13 @@ static held state_of(ng_precond *p) {
  * bits of before; gradients are as they were. */
 static void not_finite(void **state) {
   static const char *const stores[] = {
-      "method=mfac window=3 window_momentum=0.5", "method=mfac window=3 window_dtype=bf16",
+      "method=mfac window=3 window_momentum=0.5",
+      "method=mfac window=3 window_dtype=bf16",
       "method=efcp window=3 window_density=0.2 window_dtype=bf16 window_momentum=0.5",
-      "method=lowrank-mfac window=3 window_rank=2", "method=ggt window=3 window_momentum=0.5"};
+      "method=lowrank-mfac window=3 window_rank=2",
+      "method=ggt window=3 window_momentum=0.5",
+      "method=topk-adam window_density=0.3",
+      "method=topk-adagrad window_density=0.3"};
   (void)state;
   for (size_t s = 0; s < sizeof stores / sizeof stores[0]; s++) {
     rng r = {test_seed() + s};
@@ -231,6 +235,12 @@ static void refused(void **state) {
       {"method=ggt window_decay=0.1 window_decay_form=direction", "window_decay_form"},
       {"method=efcp window_momentum=0.5 window_momentum_form=gradient", "window_momentum_form"},
       {"method=lowrank-mfac window_dtype=bf16", "window_dtype"},
+      {"method=topk-sgd window=2", "window = 1"},
+      {"method=topk-adam stat_period=2", "stat_period = 1"},
+      {"method=topk-sgd window_forget=0.5", "window_forget = 1"},
+      {"method=topk-adagrad window_momentum=0.5", "window_momentum = 0"},
+      {"method=topk-adam window_momentum_form=heavy-ball", "window_momentum_form"},
+      {"method=efcp window_rest=added window_fill=rest", "window_fill"},
       {"method=natgrad window=3", "window"}};
   (void)state;
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

@@ -25,6 +25,7 @@ window_oracle *window_oracle_open(const ng_options *o, int32_t parameters, const
   k->G = zeros(o->window * k->d);
   k->v = zeros(k->d);
   k->e = zeros(k->d);
+  k->s = zeros(k->d);
   return k;
 }
 
@@ -35,6 +36,7 @@ void window_oracle_close(window_oracle **at) {
   free(k->G);
   free(k->v);
   free(k->e);
+  free(k->s);
   free(k->mask);
   free(k);
   *at = NULL;
@@ -222,6 +224,30 @@ static void ggt(const window_oracle *k, int64_t from, int64_t n, double *x) {
   free(out);
 }
 
+/* x is what enters instead of the gradient; u what leaves of what was sent of it. */
+static bool first_order(window_oracle *k, double lr, double *x, double *u) {
+  const char *f = k->o.window_function;
+  const double mu = k->o.window_momentum, b2 = k->o.window_forget, eps = k->o.damping;
+  const bool adam = is(f, "adam"), heavy = is(k->o.window_momentum_form, "heavy-ball");
+  const double by = k->o.window_feedback_lr ? lr : 1;
+  if (!adam && !is(f, "step") && !is(f, "adagrad")) return false;
+  k->updates++;
+  for (int64_t i = 0; i < k->d; i++) {
+    const double g = x[i];
+    if (is(f, "adagrad")) continue;
+    x[i] = k->v[i] = mu * k->v[i] + (heavy ? 1 : 1 - mu) * g;
+    if (!adam) continue;
+    k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
+    x[i] /= (1 - pow(mu, k->updates)) * (sqrt(k->s[i] / (1 - pow(b2, k->updates))) + eps);
+  }
+  send(k, by, x);
+  for (int64_t i = 0; i < k->d; i++) {
+    if (is(f, "adagrad")) k->s[i] += x[i] * x[i];
+    u[i] = is(f, "adagrad") ? x[i] / (sqrt(k->s[i]) + eps) : x[i] / by;
+  }
+  return true;
+}
+
 /* ---- a step ----------------------------------------------------------------------------------*/
 
 void window_oracle_step(window_oracle *k, const double *g, const double *w, double lr, bool enters,
@@ -235,6 +261,11 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
     if (enters && is(k->o.window_store, "dense") && is(k->o.window_dtype, "bf16"))
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
+  }
+  if (first_order(k, lr, x, u)) {
+    free(x);
+    free(y);
+    return;
   }
   if (enters && k->lr > 0 && lr <= k->o.window_empty * k->lr) k->count = 0;
   if (enters) k->lr = lr;

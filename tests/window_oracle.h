@@ -23,10 +23,12 @@ typedef struct window_oracle {
   int64_t rows[WINDOW_PARTS]; /* of the parameters, in flat order, parts or not: rows of each ... */
   int64_t size[WINDOW_PARTS]; /* ... and elements */
   int32_t parameters;
-  double *G;               /* [m, d] */
-  double lr;               /* with which the newest one entered */
-  double *v;               /* [d] momentum */
-  double *e;               /* [d] error feedback */
+  double *G; /* [m, d] */
+  double lr; /* with which the newest one entered */
+  double *v; /* [d] momentum */
+  double *e; /* [d] error feedback */
+  double *s; /* [d] second moments; how many updates they have seen */
+  int32_t updates;
   double *q[WINDOW_PARTS]; /* [cols, rank] low rank: what the next step begins with */
   bool *mask;              /* [d] NULL: all */
 } window_oracle;

@@ -41,9 +41,35 @@ static ng_status check_statistics(const ng_options *o, char *message, size_t siz
   return NG_OK;
 }
 
+/* First-order methods have one gradient, all of it in every step. */
+static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
+                             size_t size) {
+  const bool adam = s->window_function == NG_WINDOW_ADAM;
+  const bool adagrad = s->window_function == NG_WINDOW_ADAGRAD;
+  const char *wrong = s->window != 1                           ? "window = 1"
+                      : s->stat_period != 1                    ? "stat_period = 1"
+                      : s->window_divisor != NG_DIVISOR_WINDOW ? "window_divisor = window"
+                      : s->window_rest != NG_REST_KEPT         ? "window_rest = kept"
+                      : s->window_fill != NG_FILL_NONE         ? "window_fill = none"
+                      : s->window_empty > 0.0                  ? "window_empty = 0"
+                      : !adam && s->window_forget != 1.0       ? "window_forget = 1"
+                      : adagrad && s->window_momentum > 0.0    ? "window_momentum = 0"
+                      : adagrad && s->window_feedback_lr       ? "window_feedback_lr = 0"
+                      : s->window_momentum_form == NG_MOMENTUM_GRADIENT ||
+                              (adam && s->window_momentum_form != NG_MOMENTUM_AVERAGE)
+                          ? "window_momentum_form = average"
+                      : s->window_decay_form == NG_DECAY_DIRECTION ? "window_decay_form = gradient"
+                                                                   : NULL;
+  if (wrong == NULL) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_ARG, "window_function = %s needs %s", o->window_function,
+                    wrong);
+}
+
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  const bool first = ng_window_is_first(s);
   ng_status st = ng_family_check_others("window", o, message, size);
   if (st == NG_OK) st = check_statistics(o, message, size);
+  if (st == NG_OK && first) st = check_first(o, s, message, size);
   if (st != NG_OK) return st;
   if (s->window_function == NG_WINDOW_MFAC && s->window_forget != 1.0) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -66,7 +92,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "window_fill = rest: only window_function = mfac has it, with window_rest = "
                       "kept");
   }
-  if (s->window_store != NG_STORE_DENSE &&
+  if (s->window_store != NG_STORE_DENSE && !first &&
       (s->window_forget != 1.0 ||
        (s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT))) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -141,7 +167,7 @@ static ng_status statistics(ng_block *b) {
     s->sees = NG_SEES_FLATGRAD;
     s->wire = NG_F64;
     s->spread = w->sliced ? NG_SPREAD_ALL : NG_SPREAD_SAME;
-    s->every = i == 1;
+    s->every = i == 1 || ng_window_is_first(&b->base);
     s->alone = true;
     s->part->rows = w->parts;
     s->part->cols = w->places;
@@ -161,7 +187,8 @@ static float *vector(ng_plan *plan, ng_use use, const ng_window *w) {
 
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_window *w = ng_window_of(b);
-  const bool momentum = b->base.window_momentum > 0.0;
+  const bool first = ng_window_is_first(&b->base), adam = b->base.window_function == NG_WINDOW_ADAM;
+  const bool momentum = b->base.window_momentum > 0.0 || adam;
   const ng_status st = w->store->plan(b, plan);
   if (st != NG_OK) return st;
   double *gram = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
@@ -178,7 +205,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
     w->u = vector(plan, NG_USE_SUMS, w);
   }
   if (momentum) w->v = vector(plan, NG_USE_FACTORS, w);
-  if (momentum && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT) {
+  if (adam || b->base.window_function == NG_WINDOW_ADAGRAD) {
+    w->s = vector(plan, NG_USE_FACTORS, w);
+  }
+  if (adam) w->next_s = vector(plan, NG_USE_SUMS, w);
+  if (momentum && (first || b->base.window_momentum_form == NG_MOMENTUM_GRADIENT)) {
     w->next_v = vector(plan, NG_USE_SUMS, w);
   }
   w->sums = doubles(plan, NG_USE_SUMS, w->chunks, 4);
@@ -299,6 +330,15 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
       w->store->drop(b, ng_window_head(w));
       return NG_SKIPPED;
     }
+    if (ng_window_is_first(&b->base)) {
+      if (!(w->scale > 0.0)) {
+        return ng_fail(b->ctx, NG_ERR_ARG, "window_feedback_lr = 1: lr is %g, expected one above 0",
+                       w->scale);
+      }
+      ng_window_first_enter(b);
+      w->store->enter(b);
+      return NG_OK;
+    }
     w->store->enter(b);
     w->store->products(b, NULL, b->stat->part->sum);
   }
@@ -366,8 +406,13 @@ static ng_status measure(ng_block *b) {
   if (st != NG_OK) return st;
   use(w, fresh);
   if (fresh) put_row(w, b->stat->part->sum);
-  st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
-  if (mu > 0.0 && b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
+  if (ng_window_is_first(&b->base)) {
+    ng_window_first_direct(b);
+  } else {
+    st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
+  }
+  if (mu > 0.0 && !ng_window_is_first(&b->base) &&
+      b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
     ng_window_mix(b, w->u, w->u, mu, average ? 1.0 - mu : 1.0);
   }
@@ -415,6 +460,7 @@ static void commit(ng_block *b, bool taken) {
     *next = w->v;
     w->v = v;
   }
+  if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
   if (taken && fresh) {
     if (w->store->taken != NULL) w->store->taken(b);
     if (w->emptied) empty(b);
@@ -435,7 +481,10 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
   ng_status st = w->store->fields(b, visit, arg);
   if (st == NG_OK) st = visit(arg, &gram);
-  if (st == NG_OK && b->base.window_momentum > 0.0) st = visit(arg, &v);
+  const bool adam = b->base.window_function == NG_WINDOW_ADAM;
+  ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
+  if (st == NG_OK && (adam || b->base.window_momentum > 0.0)) st = visit(arg, &v);
+  if (st == NG_OK && (adam || b->base.window_function == NG_WINDOW_ADAGRAD)) st = visit(arg, &s);
   ng_field mask = ng_window_field(b, "mask", NG_U8, 1, w->mask);
   return st == NG_OK && b->base.window_mask ? visit(arg, &mask) : st;
 }
@@ -445,7 +494,9 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number head = {"head", &w->head}, count = {"count", &w->count}, lr = {"lr", &w->lr};
   ng_status st = visit(arg, &head);
   if (st == NG_OK) st = visit(arg, &count);
-  return st == NG_OK && b->base.window_empty > 0.0 ? visit(arg, &lr) : st;
+  ng_number updates = {"updates", &w->updates};
+  if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
+  return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;
 }
 
 const ng_family ng_family_window = {

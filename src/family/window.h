@@ -76,6 +76,8 @@ typedef struct ng_window {
   double scale;         /* of what enters, beside what was left before       */
   double head, count;   /* the free place; rows in use                       */
   double lr, next_lr;   /* of the step in which the newest row entered; of this one */
+  double updates;       /* of window_first.c */
+  float *s, *next_s;    /* [d] second moments; their next values */
   bool emptied;         /* this step drops all rows but its own              */
   float *x;             /* [d] the vector that entered                       */
   float *u;             /* [d] the direction; a slice of b->whole, if there are slices */
@@ -136,6 +138,16 @@ void ng_window_dots(const void *const row[4], ng_dtype type, const float *y, int
                     double out[4]);
 void ng_window_sums(double *acc, const void *const *row, ng_dtype type, int rows, int64_t n,
                     const double *c);
+
+/* ---- window_first.c --------------------------------------------------------------------------*/
+
+static inline bool ng_window_is_first(const ng_settings *s) {
+  return s->window_function == NG_WINDOW_STEP || s->window_function == NG_WINDOW_ADAM ||
+         s->window_function == NG_WINDOW_ADAGRAD;
+}
+void ng_window_first_enter(ng_block *b);  /* x <- what enters instead of it */
+void ng_window_first_direct(ng_block *b); /* u <- the direction of what was sent */
+void ng_window_first_taken(ng_block *b);  /* the step counts */
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 

@@ -145,6 +145,23 @@ static const ng_value lowrank_values[] = {SET(window, 1024),
                                           SET(norm_block, NG_NORM_NONE),
                                           NG_VALUES_END};
 
+/* The sparse first-order methods that EFCP compares itself with. */
+#define TOPK_VALUES                                                                                \
+  SET(window, 1), SET(window_store, NG_STORE_TOPK), SET(clip, NG_CLIP_NONE),                       \
+      SET(norm_block, NG_NORM_NONE)
+static const ng_value topk_sgd_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_STEP),
+                                           SET(window_momentum_form, NG_MOMENTUM_HEAVY_BALL),
+                                           SET(window_feedback_lr, 1), NG_VALUES_END};
+static const ng_value topk_adam_values[] = {TOPK_VALUES,
+                                            SET(window_function, NG_WINDOW_ADAM),
+                                            SET(window_momentum, 0.9),
+                                            SET(window_forget, 0.999),
+                                            SET(damping, 1e-8),
+                                            SET(window_feedback_lr, 1),
+                                            NG_VALUES_END};
+static const ng_value topk_adagrad_values[] = {TOPK_VALUES, SET(window_function, NG_WINDOW_ADAGRAD),
+                                               SET(damping, 1e-10), NG_VALUES_END};
+
 /* Cannot fail: names and choices are the compiler's business, and t_methods checks every row's
  * numbers against their ranges. */
 void ng_options_set_values(ng_options *full, const ng_value *values) {
@@ -209,6 +226,15 @@ static const struct method {
      "Modoranu et al. 2024 (ICML), arXiv 2306.06098", sparse_ggt_values, &ng_names_sparse_ggt},
     {"lowrank-mfac", "window", "IST-DASLab/EFCP: M-FAC of low-rank factors, with error feedback",
      "Modoranu et al. 2024 (ICML), arXiv 2306.06098", lowrank_values, &ng_names_lowrank},
+    {"topk-sgd", "window", "SGD with the largest entries of its step, with error feedback",
+     "Stich, Cordonnier & Jaggi 2018, arXiv 1809.07599; EFCP: arXiv 2306.06098", topk_sgd_values,
+     &ng_names_topk_sgd},
+    {"topk-adam", "window", "Adam with the largest entries of its step, with error feedback",
+     "Kingma & Ba 2015, arXiv 1412.6980; EFCP: arXiv 2306.06098", topk_adam_values,
+     &ng_names_topk_adam},
+    {"topk-adagrad", "window", "AdaGrad over the largest entries of gradients, with error feedback",
+     "Duchi, Hazan & Singer 2011 (JMLR); EFCP: arXiv 2306.06098", topk_adagrad_values,
+     &ng_names_topk_adagrad},
 };
 
 /* A published system and its variants.  `systems` are names as letters() leaves them: programs are

@@ -141,7 +141,7 @@ typedef struct ng_names {
 } ng_names;
 extern const ng_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac, ng_names_adasgd,
     ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp, ng_names_sparse_ggt,
-    ng_names_lowrank;
+    ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam, ng_names_topk_adagrad;
 /* NG_ERR_ARG with the nearest name if there is none; *lr if the option is that here. */
 ng_status ng_names_take(const ng_names *names, const char *method, const char *name,
                         const char *value, ng_options *full, double *lr, bool *gives_lr,

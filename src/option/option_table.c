@@ -32,6 +32,9 @@ enum { NG_OPTION_LIST(KIND) };
   .choices = at "|" bt "|" ct, .choice = {[a] = at, [b] = bt, [c] = ct}
 #define ONE_OF_4(a, at, b, bt, c, ct, d, dt)                                                       \
   .choices = at "|" bt "|" ct "|" dt, .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt}
+#define ONE_OF_5(a, at, b, bt, c, ct, d, dt, e, et)                                                \
+  .choices = at "|" bt "|" ct "|" dt "|" et,                                                       \
+  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et}
 #define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
@@ -245,9 +248,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(window, WINDOW, .standard = "64", .lower = 1, .upper = COUNT_MAX, .unit = "gradients",
         .help = "how many gradients are kept, m", .test = "effect_window"),
     ROW(window_function, WINDOW, .standard = "mfac",
-        ONE_OF_2(NG_WINDOW_MFAC, "mfac", NG_WINDOW_GGT, "ggt"),
+        ONE_OF_5(NG_WINDOW_MFAC, "mfac", NG_WINDOW_GGT, "ggt", NG_WINDOW_STEP, "step",
+                 NG_WINDOW_ADAM, "adam", NG_WINDOW_ADAGRAD, "adagrad"),
         .help = "what is made of them: mfac inverts damping I + their mean outer product, ggt "
-                "divides by their singular values + damping",
+                "divides by their singular values + damping; of one: step is what is sent of it, "
+                "with momentum, adam of Adam's step, adagrad divides what is sent",
         .test = "effect_window_function"),
     ROW(window_scope, WINDOW, .standard = "model",
         ONE_OF_3(NG_WINDOW_MODEL, "model", NG_WINDOW_PARAMETER, "parameter", NG_WINDOW_GROUP,
@@ -263,7 +268,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "that there are",
         .test = "effect_window_divisor"),
     ROW(window_forget, WINDOW, .standard = "1", .lower = 0, .upper = 1, .unit = "weight",
-        .help = "ggt: each step multiplies the gradients in the Gram matrix by it",
+        .help = "ggt: each step multiplies the gradients in the Gram matrix by it; adam: the "
+                "weight of the "
+                "old second moment",
         .test = "effect_window_forget"),
     ROW(window_momentum, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "weight",
         .help = "mu, the weight of what momentum keeps; see window_momentum_form",

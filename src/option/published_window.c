@@ -208,6 +208,66 @@ static const ng_published lowrank_names[] = {
     {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same},
 };
 
+/* ---- sparse first-order methods --------------------------------------------------------------*/
+
+static ng_status check_zero(job *j) {
+  double v;
+  int32_t on;
+  if (is_none(j->value) || (ng_read_real(j->value, &v) && v == 0)) return NG_OK;
+  if (ng_read_bool(j->value, &on) && !on) return NG_OK;
+  return refuse(j, NG_ERR_ABSENT, "0 or false; there is no other here");
+}
+
+/* (0.9, 0.999) */
+static ng_status take_betas(job *j) {
+  char text[64], *end;
+  if (is_none(j->value)) return NG_OK;
+  (void)snprintf(text, sizeof text, "%.63s", j->value + (j->value[0] == '('));
+  char *comma = strchr(text, ',');
+  if (comma == NULL) return refuse(j, NG_ERR_ARG, "two numbers with a comma between, or none");
+  *comma++ = 0;
+  comma += strspn(comma, " ");
+  end = comma + strcspn(comma, ") ");
+  *end = 0;
+  const ng_status st = put(j, "window_momentum", text);
+  return st == NG_OK ? put(j, "window_forget", comma) : st;
+}
+
+/* wd: the update's; reg and both add it to the gradient. */
+static ng_status take_wd_added(job *j) {
+  const ng_status st = take_wd_type(j);
+  if (st != NG_OK) return st;
+  const bool none = ng_option_chosen(j->full, NG_OPTION_window_decay_form) == NG_DECAY_NONE;
+  return put(j, "window_decay_form", none ? "none" : "gradient");
+}
+
+#define TOPK_NAMES                                                                                 \
+  LZ_LR, {"k_init", "window_density", "the same up to 1; none: 1", take_density},                  \
+      {"topk", "window_topk", "the same; none: global", take_topk}, {                              \
+    "weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same       \
+  }
+
+static const ng_published topk_sgd_names[] = {
+    TOPK_NAMES,
+    {"momentum", "window_momentum", "the same, with window_momentum_form = heavy-ball", take_same},
+    {"dampening", "", "nothing to set: only 0", check_zero},
+    {"nesterov", "", "nothing to set: only false", check_zero},
+};
+static const ng_published topk_adam_names[] = {
+    TOPK_NAMES,
+    {"betas", "window_momentum", "two numbers: window_momentum and window_forget", take_betas},
+    {"eps", "damping", "the same: added to the root of the second moment", take_same},
+    {"amsgrad", "", "nothing to set: only false", check_zero},
+};
+static const ng_published topk_adagrad_names[] = {
+    TOPK_NAMES,
+    {"eps", "damping", "the same: added to the root of the sum", take_same},
+    {"wd_type", "window_decay_form", "wd: none; reg and both: gradient", take_wd_added},
+};
+const ng_names ng_names_topk_sgd = NAMES(topk_sgd_names),
+               ng_names_topk_adam = NAMES(topk_adam_names),
+               ng_names_topk_adagrad = NAMES(topk_adagrad_names);
+
 /* Arguments of the programs around them: main.py, the FFCV section, the scripts of ASDL and HuggingFace. */
 static const ng_left_out efcp_out[] = {
     {"model", "what a run trains on is said to natgrad train"},

@@ -68,7 +68,13 @@ typedef enum ng_norm_block {
 } ng_norm_block;
 typedef enum ng_sides { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
-typedef enum ng_window_function { NG_WINDOW_MFAC, NG_WINDOW_GGT } ng_window_function;
+typedef enum ng_window_function {
+  NG_WINDOW_MFAC,
+  NG_WINDOW_GGT,
+  NG_WINDOW_STEP,
+  NG_WINDOW_ADAM,
+  NG_WINDOW_ADAGRAD
+} ng_window_function;
 typedef enum ng_window_scope {
   NG_WINDOW_MODEL,
   NG_WINDOW_PARAMETER,

@@ -1,0 +1,104 @@
+/* window_first.c: first-order methods as users of a store: what enters is made of the gradient, the direction of
+ * what was sent (window_function = step, adam, adagrad; window = 1).  With error feedback these are top-k SGD
+ * (Stich, Cordonnier & Jaggi 2018, arXiv 1809.07599), Adam and AdaGrad as EFCP compares itself with.
+ *
+ *     step     v <- mu v + g (heavy-ball), mu v + (1 - mu) g (average);  x = v;  u = sent
+ *     adam     m <- mu m + (1 - mu) g;  s <- f s + (1 - f) g^2, f = window_forget;
+ *              x = m / (1 - mu^t) / (sqrt(s / (1 - f^t)) + eps);  u = sent
+ *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
+ *
+ * eps is damping.  With window_feedback_lr = 1 lr x enters and u is what was sent over lr, so that a weight
+ * moves by what was sent.  Moments move when the step counts: until then the new ones lie beside the old. */
+#include "family/window.h"
+
+#include <math.h>
+
+typedef struct pass {
+  ng_window *w;
+  double mu, take, forget, by_m, by_s, eps; /* by: 1 / (1 - mu^t), 1 / (1 - f^t) */
+  bool adam;
+} pass;
+
+static void enter_chunk(void *arg, int32_t i) {
+  const pass *p = arg;
+  const ng_window *w = p->w;
+  const ng_window_chunk *c = &w->chunk[i];
+  for (int64_t k = c->at; k < c->at + c->n; k++) {
+    const double g = (double)w->x[k];
+    const double m = p->mu * (double)w->v[k] + p->take * g;
+    w->next_v[k] = w->x[k] = (float)m;
+    if (!p->adam) continue;
+    const double s = p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g;
+    w->next_s[k] = (float)s;
+    w->x[k] = (float)(m * p->by_m / (sqrt(s * p->by_s) + p->eps));
+  }
+}
+
+void ng_window_first_enter(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  const bool adam = b->base.window_function == NG_WINDOW_ADAM;
+  const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
+  const bool heavy = b->base.window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
+  pass p = {.w = w,
+            .mu = mu,
+            .take = heavy ? 1.0 : 1.0 - mu,
+            .forget = forget,
+            .by_m = 1.0 / (1.0 - pow(mu, t)),
+            .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
+            .eps = b->opt.damping,
+            .adam = adam};
+  if (w->v != NULL) ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
+}
+
+static void divide_chunk(void *arg, int32_t i) {
+  const pass *p = arg;
+  const ng_window *w = p->w;
+  const ng_window_chunk *c = &w->chunk[i];
+  for (int64_t k = c->at; k < c->at + c->n; k++) {
+    const double x = (double)w->u[k], s = (double)w->s[k] + x * x;
+    w->u[k] = (float)(x / (sqrt(s) + p->eps));
+  }
+}
+
+/* u <- what was sent, over `by`. */
+static void sent(ng_block *b, double by) {
+  ng_window *w = ng_window_of(b);
+  for (int32_t i = 0; i < w->parts; i++) {
+    w->part[i].c[ng_window_head(w)] = 1.0 / by;
+  }
+  w->used[0] = ng_window_head(w);
+  w->uses = 1;
+  w->store->combine(b, 0.0);
+}
+
+void ng_window_first_direct(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  pass p = {.w = w, .eps = b->opt.damping};
+  sent(b, w->scale);
+  if (b->base.window_function == NG_WINDOW_ADAGRAD) {
+    ng_parallel(b->ctx, w->chunks, divide_chunk, &p);
+  }
+}
+
+static void add_chunk(void *arg, int32_t i) {
+  const pass *p = arg;
+  const ng_window *w = p->w;
+  const ng_window_chunk *c = &w->chunk[i];
+  for (int64_t k = c->at; k < c->at + c->n; k++) {
+    w->s[k] = (float)((double)w->s[k] + (double)w->u[k] * (double)w->u[k]);
+  }
+}
+
+void ng_window_first_taken(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  pass p = {.w = w};
+  if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u has left */
+    sent(b, 1.0);
+    ng_parallel(b->ctx, w->chunks, add_chunk, &p);
+  } else if (w->s != NULL) {
+    float *s = w->next_s;
+    w->next_s = w->s;
+    w->s = s;
+  }
+  w->updates += 1.0;
+}
