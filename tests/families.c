@@ -211,6 +211,12 @@ static const family families[] = {
          "damping=0.1 statistics=sharded window_density=0.3 window_topk=layer window_rest=added"),
      SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
      .predict = window_predict, .growth = 64},
+    {"sparse-ggt, forgetting, sharded",
+     "method=sparse-ggt" WINDOW(
+         "damping=0.5 statistics=sharded window_density=0.3 window_topk=layer window_forget=0.9 "
+         "window_momentum=0.5 window_momentum_form=gradient"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
     {"lowrank-mfac, sharded",
      "method=lowrank-mfac" WINDOW("damping=0.1 statistics=sharded window_rank=2"), SHAPED,
      .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .growth = 8},

@@ -233,7 +233,6 @@ static void refused(void **state) {
       {"method=ggt window_divisor=filled", "window_divisor"},
       {"method=ggt window_rest=added", "window_rest"},
       {"method=ggt window_decay=0.1 window_decay_form=direction", "window_decay_form"},
-      {"method=efcp window_momentum=0.5 window_momentum_form=gradient", "window_momentum_form"},
       {"method=lowrank-mfac window_dtype=bf16", "window_dtype"},
       {"method=topk-sgd window=2", "window = 1"},
       {"method=topk-adam stat_period=2", "stat_period = 1"},
@@ -241,6 +240,9 @@ static void refused(void **state) {
       {"method=topk-adagrad window_momentum=0.5", "window_momentum = 0"},
       {"method=topk-adam window_momentum_form=heavy-ball", "window_momentum_form"},
       {"method=efcp window_rest=added window_fill=rest", "window_fill"},
+      {"method=efcp window_rest=added window_momentum=0.5 window_momentum_form=gradient",
+       "window_momentum_form"},
+      {"method=sparse-ggt window_forget=0.9 window_fill=gradient", "window_fill = gradient"},
       {"method=natgrad window=3", "window"}};
   (void)state;
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

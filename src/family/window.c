@@ -92,13 +92,13 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "window_fill = rest: only window_function = mfac has it, with window_rest = "
                       "kept");
   }
-  if (s->window_store != NG_STORE_DENSE && !first &&
-      (s->window_forget != 1.0 ||
-       (s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT))) {
+  const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
+  if ((s->window_rest == NG_REST_ADDED || s->window_fill != NG_FILL_NONE) &&
+      (s->window_forget != 1.0 || averages)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_store = %s: window_forget and window_momentum_form = gradient need "
-                      "window_store = dense",
-                      o->window_store);
+                      "window_rest = %s, window_fill = %s: they need window_forget = 1 and another "
+                      "window_momentum_form than gradient",
+                      o->window_rest, o->window_fill);
   }
   /* Any number of the k may lie in one slice, so each rank would need room for all of them. */
   if (s->statistics == NG_STATISTICS_SHARDED && s->window_store == NG_STORE_TOPK &&
@@ -302,8 +302,9 @@ static bool take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
   bool finite = true;
-  if (fresh) {
-    memcpy(w->u, w->x, (size_t)w->d * sizeof *w->u);
+  if (fresh) { /* the row, and not what the store left of what entered */
+    ng_window_sent(b, 1.0);
+    use(w, fresh);
   } else {
     finite = gather(b, w->u);
   }

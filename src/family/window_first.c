@@ -60,8 +60,7 @@ static void divide_chunk(void *arg, int32_t i) {
   }
 }
 
-/* u <- what was sent, over `by`. */
-static void sent(ng_block *b, double by) {
+void ng_window_sent(ng_block *b, double by) {
   ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->parts; i++) {
     w->part[i].c[ng_window_head(w)] = 1.0 / by;
@@ -74,7 +73,7 @@ static void sent(ng_block *b, double by) {
 void ng_window_first_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   pass p = {.w = w, .eps = b->opt.damping};
-  sent(b, w->scale);
+  ng_window_sent(b, w->scale);
   if (b->base.window_function == NG_WINDOW_ADAGRAD) {
     ng_parallel(b->ctx, w->chunks, divide_chunk, &p);
   }
@@ -93,7 +92,7 @@ void ng_window_first_taken(ng_block *b) {
   ng_window *w = ng_window_of(b);
   pass p = {.w = w};
   if (b->base.window_function == NG_WINDOW_ADAGRAD) { /* u has left */
-    sent(b, 1.0);
+    ng_window_sent(b, 1.0);
     ng_parallel(b->ctx, w->chunks, add_chunk, &p);
   } else if (w->s != NULL) {
     float *s = w->next_s;
