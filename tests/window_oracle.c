@@ -240,10 +240,11 @@ static bool first_order(window_oracle *k, double lr, double *x, double *u) {
     k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
     x[i] /= (1 - pow(mu, k->updates)) * (sqrt(k->s[i] / (1 - pow(b2, k->updates))) + eps);
   }
-  send(k, by, x);
+  if (by > 0) send(k, by, x);
   for (int64_t i = 0; i < k->d; i++) {
+    if (by == 0) x[i] = 0;
     if (is(f, "adagrad")) k->s[i] += x[i] * x[i];
-    u[i] = is(f, "adagrad") ? x[i] / (sqrt(k->s[i]) + eps) : x[i] / by;
+    u[i] = is(f, "adagrad") ? x[i] / (sqrt(k->s[i]) + eps) : x[i] / (by > 0 ? by : 1);
   }
   return true;
 }

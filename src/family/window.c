@@ -332,10 +332,6 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
       return NG_SKIPPED;
     }
     if (ng_window_is_first(&b->base)) {
-      if (!(w->scale > 0.0)) {
-        return ng_fail(b->ctx, NG_ERR_ARG, "window_feedback_lr = 1: lr is %g, expected one above 0",
-                       w->scale);
-      }
       ng_window_first_enter(b);
       w->store->enter(b);
       return NG_OK;
@@ -463,7 +459,8 @@ static void commit(ng_block *b, bool taken) {
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
   if (taken && fresh) {
-    if (w->store->taken != NULL) w->store->taken(b);
+    const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
+    if (w->store->taken != NULL && !idle) w->store->taken(b);
     if (w->emptied) empty(b);
     w->head = (double)((ng_window_head(w) + 1) % w->places);
     w->count = (double)ng_min64(ng_window_count(w) + 1, w->m);

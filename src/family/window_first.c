@@ -8,7 +8,7 @@
  *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
  *
  * eps is damping.  With window_feedback_lr = 1 lr x enters and u is what was sent over lr, so that a weight
- * moves by what was sent.  Moments move when the step counts: until then the new ones lie beside the old. */
+ * moves by what was sent; with lr = 0 nothing is sent, and nothing lost.  Moments move when the step counts: until then the new ones lie beside the old. */
 #include "family/window.h"
 
 #include <math.h>
@@ -73,6 +73,10 @@ void ng_window_sent(ng_block *b, double by) {
 void ng_window_first_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   pass p = {.w = w, .eps = b->opt.damping};
+  if (w->scale == 0.0) {
+    memset(w->u, 0, (size_t)w->d * sizeof *w->u);
+    return;
+  }
   ng_window_sent(b, w->scale);
   if (b->base.window_function == NG_WINDOW_ADAGRAD) {
     ng_parallel(b->ctx, w->chunks, divide_chunk, &p);
