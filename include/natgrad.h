@@ -480,6 +480,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   wire_dtype      f32 | bf16 | f16: a rank's sums are rounded to it, added in f32 or better by the
  *                   transport, and the sum is rounded; f16 sends means and leaves after check.  Averages
  *                   are kept by factor_dtype; fold = direct is fold = sum then
+ *
+ * Sparse windows.
  *   window_fill     none | gradient | error | rest: topk, while fewer than m gradients are there: where PD
  *                   is 0 it is that of D; or of e, which is 0 there from then on; or (D - x) / damping is
  *                   added to all of it.  Then, and with none, nothing
