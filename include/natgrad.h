@@ -777,8 +777,8 @@ NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
 /* Put a parameter into a group of ng_step_sgd and ng_step_adamw, which take one set of numbers per
  * group; 0 unless said.  Moments stay with the parameter.
- * Ranks:   every rank says the same; ng_ready compares what was said before it, nobody what is said
- *          later.
+ * Ranks:   every rank says the same; ng_ready compares what was said before it, a step of an update
+ *          what is said later (NG_ERR_STATE on all of them).
  * Errors:  NG_ERR_ARG (no such index, no bias; group not in 0 to 1023 or, after ng_ready, none of
  *          the groups that there were then). */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
@@ -877,7 +877,8 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  * Units:   gradients are those of the mean loss of the whole step, averaged over ranks: a scale of
  *          mixed precision divided out, the weights of accumulated micro-batches left in; lr is only
  *          used in the clip (kl).
- * Ranks:   collective: every rank calls it, and all return the same status.
+ * Ranks:   collective: every rank calls it, with the same lr and options, and all return the same
+ *          status; a difference is NG_ERR_STATE on all and nothing is changed.
  * Errors:  NG_RESCUED: done, see ng_report; NG_UNOBSERVED: done, but no rank showed a layer's input or
  *          output gradient though it was due (the last average was used; ng_report and
  *          ng_layer_report count it, also beside NG_RESCUED, of which the larger number is
@@ -908,7 +909,7 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
  * Shapes:  weights as bound; momentum and moments are kept in f32; how[count], how[0].struct_size
  *          bytes apart.
- * Ranks:   collective, with the same numbers on all; wrong ones on one are an error on all.
+ * Ranks:   collective, with the same numbers on all; wrong or other ones on one are an error on all.
  * Errors:  as ng_step; NG_ERR_ARG names the field and the group (lr not given; count is not the
  *          number of groups; structs of several sizes); NG_ERR_STATE if options.update names
  *          another step, or a weight is not bound. */
@@ -930,7 +931,7 @@ NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, in
 /* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
  * clip, clip_bound) from the next step on; a schedule of that option starts again from the new value.
  * ng_get reads the value in use at the coming step, schedule applied.
- * Ranks:   every rank makes the same change.
+ * Ranks:   every rank makes the same change before the same step, which is NG_ERR_STATE otherwise.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed once ng_ready was called). */
 NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);
 NG_API NG_CHECKED ng_status ng_set_real(ng_precond *p, const char *option, double value);

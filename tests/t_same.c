@@ -1,5 +1,6 @@
-/* t_same.c: a description that differs on one rank alone is the same refusal on all, whatever differs:
- * every field of ng_layer, groups, what is frozen, tensors, the order of layers, options.
+/* t_same.c: a description or a number that differs on one rank alone is the same refusal on all, whatever differs:
+ * every field of ng_layer, groups, what is frozen, tensors, the order of layers, options; then, of a
+ * step, what ng_set changed, the learning rate, and every number of an update, in any group.
  *
  * That no field is forgotten here is what the size of the struct is for: the last one ends it. */
 #include <setjmp.h>
@@ -155,8 +156,143 @@ static void no_field_was_added(void **state) {
   assert_int_equal(offsetof(ng_layer, norm_no_weight) + sizeof(int32_t), sizeof(ng_layer));
 }
 
+/* ---- after ng_ready --------------------------------------------------------------------------*/
+
+enum { WIDE = 3, TALL = 2, SAMPLES = 4, GROUPS_HERE = 2 };
+
+/* What the odd rank has otherwise in its one step. */
+typedef struct odd_step {
+  const char *options;     /* of all ranks */
+  const char *set, *value; /* ng_set */
+  double lr;               /* added to ng_step's */
+  ng_sgd sgd;              /* added to group 1's */
+  ng_adamw adamw;
+  bool regroup; /* its weight, to group 1 */
+  const char *told;
+} odd_step;
+
+typedef struct step_life {
+  const odd_step *odd;
+  bool none; /* no rank is odd */
+  ng_status again[RANKS];
+  bool moved[RANKS];
+  char message[RANKS][512];
+} step_life;
+
+static ng_status take_step(fixture *f, const odd_step *o, bool odd) {
+  ng_sgd sgd[GROUPS_HERE];
+  ng_adamw adamw[GROUPS_HERE];
+  if (strstr(o->options, "update=") == NULL) return ng_step(f->p, 0.1 + (odd ? o->lr : 0.0));
+  for (int i = 0; i < GROUPS_HERE; i++) {
+    ng_sgd_init(&sgd[i], sizeof sgd[i]);
+    ng_adamw_init(&adamw[i], sizeof adamw[i]);
+    sgd[i].lr = adamw[i].lr = 0.1;
+    sgd[i].momentum = 0.5;
+  }
+  if (odd) {
+    sgd[1].lr += o->sgd.lr;
+    sgd[1].momentum += o->sgd.momentum;
+    sgd[1].dampening += o->sgd.dampening;
+    sgd[1].weight_decay += o->sgd.weight_decay;
+    sgd[1].nesterov += o->sgd.nesterov;
+    sgd[1].decoupled += o->sgd.decoupled;
+    adamw[1].lr += o->adamw.lr;
+    adamw[1].beta1 += o->adamw.beta1;
+    adamw[1].beta2 += o->adamw.beta2;
+    adamw[1].eps += o->adamw.eps;
+    adamw[1].weight_decay += o->adamw.weight_decay;
+  }
+  return strstr(o->options, "=sgd") != NULL ? ng_step_sgd(f->p, sgd, GROUPS_HERE)
+                                            : ng_step_adamw(f->p, adamw, GROUPS_HERE);
+}
+
+static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
+  step_life *l = arg;
+  const odd_step *o = l->odd;
+  const bool odd = rank == ODD && !l->none;
+  float w[TALL * WIDE + TALL] = {1, 2, 3, 4, 5, 6, 7, 8}, d[TALL * WIDE + TALL], before[2][8];
+  float a[SAMPLES * WIDE] = {1, 2, -1, 3, 0, 1, 2, -2, 1, 1, -1, 2},
+                    g[SAMPLES * TALL] = {1, -1, 2, 1, 0, 1, -2, 3};
+  const plane weight[2] = {plane_of(w, TALL, WIDE, NG_F32),
+                           plane_of(w + TALL * WIDE, 1, TALL, NG_F32)};
+  const plane grad[2] = {plane_of(d, TALL, WIDE, NG_F32),
+                         plane_of(d + TALL * WIDE, 1, TALL, NG_F32)};
+  const plane in = plane_of(a, SAMPLES, WIDE, NG_F32), out = plane_of(g, SAMPLES, TALL, NG_F32);
+  fixture f;
+  for (int i = 0; i < TALL * WIDE + TALL; i++)
+    d[i] = (float)(i - 3);
+  const fixture_how how = {.linalg = "ref", .threads = 1, .transport = t};
+  ng_status st = fixture_open(&f, o->options, &how);
+  if (st == NG_OK) st = fixture_linear(&f, "fc", grad, weight);
+  if (st == NG_OK) st = ng_set_group(f.p, 0, NG_BIAS, 1);
+  if (st == NG_OK) st = ng_ready(f.p);
+  if (st == NG_OK) st = fixture_show(&f, SAMPLES, 0, &in, &out);
+  char was[64] = "";
+  if (st == NG_OK && o->set != NULL) st = ng_get(f.p, o->set, was, sizeof was);
+  if (st == NG_OK && o->set != NULL && odd) st = ng_set(f.p, o->set, o->value);
+  if (st == NG_OK && o->regroup && odd) st = ng_set_group(f.p, 0, NG_WEIGHT, 1);
+  memcpy(before[0], w, sizeof w);
+  memcpy(before[1], d, sizeof d);
+  if (st == NG_OK) st = take_step(&f, o, odd);
+  l->moved[rank] = memcmp(before[0], w, sizeof w) != 0 || memcmp(before[1], d, sizeof d) != 0;
+  (void)snprintf(l->message[rank], sizeof l->message[0], "%s", ng_last_error(f.ctx));
+  /* ... and with the same numbers it goes on. */
+  l->again[rank] = o->set != NULL && odd ? ng_set(f.p, o->set, was) : NG_OK;
+  if (l->again[rank] == NG_OK && o->regroup) l->again[rank] = ng_set_group(f.p, 0, NG_WEIGHT, 0);
+  if (l->again[rank] == NG_OK) l->again[rank] = fixture_show(&f, SAMPLES, 0, &in, &out);
+  if (l->again[rank] == NG_OK) l->again[rank] = take_step(&f, o, false);
+  fixture_close(&f);
+  return st;
+}
+
+static void each_number_alone(void **state) {
+  (void)state;
+#define NUMBERS "the learning rate, the update, its numbers or its groups differ"
+#define SGD(field)                                                                                 \
+  { .options = "update=sgd", .sgd = {.field = 1}, .told = NUMBERS }
+#define ADAMW(field)                                                                               \
+  { .options = "update=adamw", .adamw = {.field = 0.01}, .told = NUMBERS }
+  static const odd_step odd[] = {
+      {.options = "method=natgrad", .set = "damping", .value = "0.7", .told = "options differ"},
+      {.options = "method=eva", .set = "stat_decay", .value = "0.25", .told = "options differ"},
+      {.options = "method=natgrad", .set = "solve_period", .value = "7", .told = "options differ"},
+      {.options = "method=natgrad", .set = "kl_clip", .value = "0.5", .told = "options differ"},
+      {.options = "method=natgrad", .set = "clip", .value = "none", .told = "options differ"},
+      {.options = "method=natgrad", .lr = 1e-9, .told = NUMBERS},
+      {.options = "method=mfac window=4", .lr = 0.1, .told = NUMBERS},
+      SGD(lr),
+      SGD(momentum),
+      SGD(weight_decay),
+      SGD(nesterov),
+      SGD(decoupled),
+      {.options = "update=sgd", .sgd = {.dampening = 0.5}, .told = NUMBERS},
+      ADAMW(lr),
+      ADAMW(beta1),
+      ADAMW(eps),
+      ADAMW(weight_decay),
+      {.options = "update=adamw", .adamw = {.beta2 = -0.01}, .told = NUMBERS},
+      {.options = "update=sgd", .regroup = true, .told = NUMBERS}};
+  for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    for (int none = 0; none < 2; none++) {
+      step_life l = {.odd = &odd[i], .none = none != 0};
+      ng_status st[RANKS];
+      (void)ranks_run(RANKS, live_a_step, &l, st);
+      for (int r = 0; r < RANKS; r++) {
+        const bool told = strstr(l.message[r], odd[i].told) != NULL;
+        const bool good =
+            none != 0 ? st[r] >= NG_OK && l.moved[r] : st[r] == NG_ERR_STATE && told && !l.moved[r];
+        if (good && l.again[r] >= NG_OK) continue;
+        fail_msg("number %zu, none %d, rank %d: %s, %s, then %s (%s)", i, none, r,
+                 ng_status_name(st[r]), l.moved[r] ? "moved" : "not moved",
+                 ng_status_name(l.again[r]), l.message[r]);
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(each_alone),
-                                     cmocka_unit_test(no_field_was_added)};
+                                     cmocka_unit_test(no_field_was_added),
+                                     cmocka_unit_test(each_number_alone)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

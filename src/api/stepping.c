@@ -20,6 +20,7 @@ ng_status ng_step(ng_precond *p, double lr) {
   const ng_status st = may_step(p, "ng_step");
   if (st != NG_OK) return st;
   p->step->out.kind = NG_OUT_GRADIENT;
+  p->step->numbers = 0;
   p->step->lr = lr;
   return ng_step_take(p, "ng_step", NG_OK);
 }
@@ -39,6 +40,12 @@ typedef struct bound {
   double value, least, below;
   const char *expected;
 } bound;
+
+/* What a group has, for `check` to compare: all of it, in order. */
+static void note(const set *s, const bound *b, int32_t n) {
+  for (int32_t i = 0; i < n; i++)
+    s->p->step->numbers = ng_step_number(s->p->step->numbers, b[i].value);
+}
 
 /* lr first: it has no default, and an initialiser leaves NaN. */
 static ng_status check_bounds(const set *s, double lr, const bound *b, int32_t n) {
@@ -93,6 +100,9 @@ static ng_status take_sgd(const set *s, const ng_sgd *how) {
                    "%s: nesterov needs a momentum above 0 and a dampening of 0 (group %d)", s->call,
                    s->group);
   }
+  note(s, bounds, 4);
+  note(s, &(bound){.value = h.nesterov}, 1);
+  note(s, &(bound){.value = h.decoupled}, 1);
   ng_update_sgd(&s->p->step->out.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;
@@ -110,6 +120,7 @@ static ng_status take_adamw(const set *s, const ng_adamw *how) {
                           {"weight_decay", h.weight_decay, 0.0, INFINITY, "a number >= 0"}};
   st = check_bounds(s, h.lr, bounds, 5);
   if (st != NG_OK) return st;
+  note(s, bounds, 5);
   ng_update_adamw(&s->p->step->out.group[s->group], &h, s->p->updates);
   s->p->step->lr = fmax(s->p->step->lr, h.lr);
   return NG_OK;
@@ -124,6 +135,7 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count) {
   if (st != NG_OK) return st;
   set s = {p, "ng_step_sgd", "ng_sgd", 0};
   p->step->out.kind = NG_OUT_SGD;
+  p->step->numbers = 0;
   p->step->lr = 0.0;
   st = check_count(&s, how, count);
   for (; s.group < count && st == NG_OK; s.group++) {
@@ -139,6 +151,7 @@ ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count) {
   if (st != NG_OK) return st;
   set s = {p, "ng_step_adamw", "ng_adamw", 0};
   p->step->out.kind = NG_OUT_ADAMW;
+  p->step->numbers = 0;
   p->step->lr = 0.0;
   st = check_count(&s, how, count);
   for (; s.group < count && st == NG_OK; s.group++) {

@@ -1,7 +1,8 @@
 /* exchange.c: everything a step says to other ranks.
  *
  * check       one small double reduction before anything changes: status of every rank, observations
- *             refused, sample weights of every statistic
+ *             refused, whether options and numbers of the update are the same, sample weights of every
+ *             statistic
  * statistics  sums of what is due, as few messages as they lie in: posted, and waited for before the
  *             first is folded.  In the micro-batch that ng_batch.last names the last one, a block's sums
  *             are posted ahead of the step, while other layers are still observed
@@ -27,9 +28,10 @@ enum {
   WEIGHTS = 2, /* numbers of a statistic in check                              */
   SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
   WEIGHTED = 5,
-  REFUSED = NG_CODES, /* ranks that refused something    */
-  LAST,               /* ... that had ng_batch.last      */
-  FIRST_OUT           /* ... that leave an entry out     */
+  REFUSED = NG_CODES,        /* ranks that refused something    */
+  LAST,                      /* ... that had ng_batch.last      */
+  SAME,                      /* whether all ranks have the same options and numbers */
+  FIRST_OUT = SAME + NG_SAME /* ranks that leave an entry out     */
 };
 
 /* Sized once for the most that a step may say.  Every statistic is posted at most once a step
@@ -178,6 +180,7 @@ ng_status ng_exchange_check(ng_precond *p) {
   ng_codes_put(x, s->trouble);
   x[REFUSED] = s->refused;
   x[LAST] = s->last;
+  ng_same_put(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].out;
   }
@@ -195,7 +198,8 @@ ng_status ng_exchange_check(ng_precond *p) {
   s->trouble = st;
   if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
-  st = check_out(p, out);
+  st = ng_same_check(p, x + SAME);
+  if (st == NG_OK) st = check_out(p, out);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];

@@ -157,6 +157,13 @@ typedef struct ng_sums {
   double weighted_inner, weighted_d2;
 } ng_sums;
 
+/* Of numbers that must be the same on all ranks: another one for each that is mixed in. */
+uint64_t ng_step_number(uint64_t so_far, double x);
+/* This rank's part of a sum over ranks; NG_ERR_STATE if options or numbers of the update differ. */
+enum { NG_SAME = 8 };
+void ng_same_put(const ng_precond *p, double x[NG_SAME]);
+ng_status ng_same_check(ng_precond *p, const double *x);
+
 ng_status ng_exchange_plan(ng_precond *p);
 void ng_exchange_release(ng_precond *p);
 /* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
@@ -250,6 +257,7 @@ typedef struct ng_engine {
   ng_exchange exchange;
   ng_update_sink out;
   double lr;           /* the largest of all groups */
+  uint64_t numbers;    /* of the update at hand, mixed: ng_step_number */
   ng_status trouble;   /* worst local status; collectives go on, check and agree spread it */
   bool refused;        /* something was not finite on this rank */
   bool refused_before; /* ... before gradients were looked at */

@@ -42,6 +42,88 @@ void ng_step_schedule(ng_precond *p) {
   }
 }
 
+/* ---- the same on every rank? -----------------------------------------------------------------*/
+
+/* Bits, not values: they are compared between ranks of one run and never kept. */
+uint64_t ng_step_number(uint64_t so_far, double x) {
+  uint64_t bits;
+  x += 0.0; /* -0 is 0 */
+  memcpy(&bits, &x, sizeof bits);
+  const uint64_t h = (so_far ^ bits) * UINT64_C(0x9e3779b97f4a7c15);
+  return h ^ h >> 29;
+}
+
+#define MIX_REAL(name, type) h = ng_step_number(h, s->name);
+#define MIX_INT(name, type) h = ng_step_number(h, (double)s->name);
+#define MIX_BOOL(name, type) h = ng_step_number(h, (double)s->name);
+#define MIX_CHOICE(name, type) h = ng_step_number(h, (double)s->name);
+#define MIX_TEXT(name, type) /* fixed at creation, and compared by ng_ready */
+#define MIX(kind, name, type) MIX_##kind(name, type)
+static uint64_t options_number(const ng_precond *p) {
+  const ng_settings *s = &p->now;
+  uint64_t h = 0;
+  NG_OPTION_LIST(MIX)
+  return h;
+}
+
+enum { PIECES = 2 }; /* of 16 bits each, that are looked at */
+_Static_assert(NG_SAME == 2 * 2 * PIECES, "two numbers, two sums of each piece");
+
+/* A sum tells whether all have the same v: W sum v^2 - (sum v)^2 is the sum of (v_i - v_j)^2 over pairs.
+ * v < 2^16, so all of it is exact up to 46,000 ranks. */
+static void put_same(double *x, uint64_t number) {
+  for (int i = 0; i < PIECES; i++) {
+    const double v = (double)(number >> (16 * i) & 0xffff);
+    x[2 * i] = v;
+    x[2 * i + 1] = v * v;
+  }
+}
+
+/* What the step does with its results: lr, which update, its numbers, and whose they are. */
+static uint64_t update_number(const ng_precond *p) {
+  const ng_engine *s = p->step;
+  uint64_t h = ng_step_number(ng_step_number(s->numbers, s->lr), (double)s->out.kind);
+  for (int32_t i = 0; i < p->entries && p->update_groups > 1; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++)
+      h = ng_step_number(h, (double)p->entry[i]->slot[k].update_group);
+  }
+  return h;
+}
+
+static bool is_same(const double *x, int32_t ranks) {
+  for (int i = 0; i < PIECES; i++) {
+    const uint64_t sum = (uint64_t)x[2 * i], squares = (uint64_t)x[2 * i + 1];
+    if ((uint64_t)ranks * squares != sum * sum) return false;
+  }
+  return true;
+}
+
+/* What ng_ready compared, and what came after it: ng_set, the learning rate, the numbers of groups. */
+ng_status ng_same_check(ng_precond *p, const double *x) {
+  if (p->ctx->ranks == 1) return NG_OK;
+  if (!is_same(x, p->ctx->ranks)) {
+    return ng_fail(
+        p->ctx, NG_ERR_STATE,
+        "options differ between the %d ranks: ng_set is called on all of them, before the "
+        "same step",
+        p->ctx->ranks);
+  }
+  if (!is_same(x + 2 * PIECES, p->ctx->ranks)) {
+    return ng_fail(
+        p->ctx, NG_ERR_STATE,
+        "the learning rate, the update, its numbers or its groups differ between the %d ranks",
+        p->ctx->ranks);
+  }
+  return NG_OK;
+}
+
+void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
+  memset(x, 0, NG_SAME * sizeof *x);
+  if (p->ctx->ranks == 1) return;
+  put_same(x, options_number(p));
+  put_same(x + 2 * PIECES, update_number(p));
+}
+
 /* ---- ng_set ----------------------------------------------------------------------------------*/
 
 /* *o is the model's: the layer's own values over it, or why they do not go together. */
