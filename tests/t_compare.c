@@ -3,6 +3,7 @@
  * tests/cli/compare.sh, event files read by somebody else in tests/cli/export.sh. */
 #include "train/compare.h"
 #include "train/event_file.h"
+#include "train/seal.h"
 #include "train/table.h"
 
 #include <setjmp.h>
@@ -10,6 +11,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -404,8 +406,10 @@ static void results(void **state) {
   const int fd = mkstemp(path);
   assert_true(fd >= 0);
   (void)close(fd);
-  assert_int_equal(compare_result_write(&r, path), CLI_OK);
-  assert_int_equal(compare_result_read(path, &back), CLI_OK);
+  const compare_plan plan = {.dir = "/tmp", .id = 7}, other = {.dir = "/tmp", .id = 8};
+  const char *name = path + 5;
+  assert_int_equal(compare_result_write(&plan, &r, name), CLI_OK);
+  assert_int_equal(compare_result_read(&plan, name, &back), CLI_OK);
   assert_int_equal(back.epochs, 2);
   for (int i = 0; i < 2; i++) { /* to the bit, and NaN stays NaN */
     assert_true(isnan(accuracy[i]) ? isnan(back.epoch[i].test_accuracy)
@@ -427,12 +431,21 @@ static void results(void **state) {
   assert_int_equal(back.precond_bytes, 7);
   train_result_free(&back);
   train_result_free(&r);
+  quiet();
+  assert_int_equal(compare_result_read(&other, name, &back), CLI_BAD);
+  assert_non_null(strstr(said(), "belongs to another comparison"));
   FILE *f = fopen(path, "w");
   assert_non_null(f);
   (void)fputs("{\"schema\": 1, \"diverged\": false}", f);
   (void)fclose(f);
   quiet();
-  assert_int_equal(compare_result_read(path, &back), CLI_BAD);
+  assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
+  assert_non_null(strstr(said(), "schema 1, of an earlier natgrad, cannot be checked"));
+  assert_int_equal(seal_write(path, json_pack("{s:i, s:s, s:s, s:b}", "schema", 2, "comparison",
+                                              "00000007", "file", name, "diverged", 0)),
+                   CLI_OK);
+  quiet();
+  assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
   assert_non_null(strstr(said(), "expected the result of a run"));
   (void)unlink(path);
 }

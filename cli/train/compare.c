@@ -194,7 +194,9 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   train_result *r = &m->run[k];
   const long long seed = (long long)p->base.seed + k;
   char *dir = compare_path(p, "runs/%s-seed%lld", m->label, seed);
-  char *file = cli_join(dir, "result.json");
+  char name[256];
+  (void)snprintf(name, sizeof name, "runs/%s-seed%lld/result.json", m->label, seed);
+  char *file = compare_path(p, "%s", name);
   settings_copy(&s, &m->s);
   s.seed = seed;
   free(s.out);
@@ -202,14 +204,14 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
   s.out[strlen(dir)] = 0;
   int rc = CLI_OK;
   if (disk_exists(file)) {
-    rc = compare_result_read(file, r);
+    rc = compare_result_read(p, name, r);
   } else {
     (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
     const train_show show = {.bar = !p->quiet, .label = label};
     rc = compare_run_begin(dir, &s.resume);
     if (rc == CLI_OK) rc = train_run(&s, d, &show, r);
     if (rc == CLI_OK && !r->stopped) {
-      rc = compare_result_write(r, file);
+      rc = compare_result_write(p, r, name);
       compare_run_done(dir);
       say_run(p, label, r, metric, done);
     }

@@ -49,6 +49,7 @@ typedef struct compare_plan {
   const char *grid_epochs; /* NULL: as many as the runs */
   /* result */
   const char *dir;
+  uint32_t id; /* of compare.json: compare_open */
   bool resume, quiet;
   double target; /* NaN: worked out */
   FILE *notes;   /* lines below the table, into `note` */
@@ -140,8 +141,9 @@ json_t *compare_paired_json(const compare_plan *p, compare_metric metric);
 
 /* DIR, new or (resume) holding the same comparison.  CLI_BAD names the first setting that differs. */
 int compare_open(compare_plan *p, int64_t train, int64_t test);
-int compare_result_write(const train_result *r, const char *path);
-int compare_result_read(const char *path, train_result *r);
+/* `name`: below p->dir, "runs/sgd-seed1/result.json". */
+int compare_result_write(const compare_plan *p, const train_result *r, const char *name);
+int compare_result_read(const compare_plan *p, const char *name, train_result *r);
 /* Makes a run's folder ready: what a killed run left there goes, unless it has a checkpoint, which
  * *resume tells.  compare_run_done: the checkpoint goes. */
 int compare_run_begin(const char *folder, bool *resume);

@@ -6,11 +6,13 @@
  *   DIR/runs/LABEL-seedK/            as `natgrad train` writes it, and
  *   DIR/runs/LABEL-seedK/result.json the run's result, when it is over
  *
- * A result is on the disk whole or not at all (disk.h), and what is there is not run again. */
+ * A result is on the disk whole or not at all (disk.h), and what is there is not run again: so it says
+ * which one it is ("file"), of which comparison, the checksums of what lies beside it, and its own (seal.h). */
 #include "compare.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
+#include "seal.h"
 #include "settings_rows.h"
 
 #include <dirent.h>
@@ -24,7 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { VALUE = 4096 };
+enum { VALUE = 4096, SCHEMA = 2 };
 
 char *compare_path(const compare_plan *p, const char *format, ...) {
   char name[512];
@@ -36,30 +38,28 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
   return cli_join(p->dir, name);
 }
 
-/* Takes `o`. */
-static int write_json(json_t *o, const char *path) {
-  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
-  json_decref(o);
-  if (text == NULL)
-    return cli_bad("%s: cannot be written: no memory, or a name that is no UTF-8", path);
-  const int rc = disk_write(path, text, strlen(text));
-  free(text);
-  return rc;
-}
-
+/* Ours, and as it was written. */
 static int read_json(const char *path, json_t **out) {
   char *text = NULL;
   json_error_t error;
   *out = NULL;
-  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
   *out = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  const json_int_t schema = json_integer_value(json_object_get(*out, "schema"));
+  int rc = CLI_OK;
+  if (*out == NULL) {
+    rc = cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
+  } else if (schema != SCHEMA) {
+    rc = cli_bad("%s: expected an object with \"schema\": %d%s", path, SCHEMA,
+                 schema == 1 ? "; schema 1, of an earlier natgrad, cannot be checked" : "");
+  } else if (!seal_holds(text)) {
+    rc = cli_bad("%s: is damaged or was edited: its last line has another checksum", path);
+  }
   free(text);
-  if (*out == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
-  if (json_is_object(*out) && json_integer_value(json_object_get(*out, "schema")) == 1)
-    return CLI_OK;
+  if (rc == CLI_OK) return CLI_OK;
   json_decref(*out);
   *out = NULL;
-  return cli_bad("%s: expected an object with \"schema\": 1", path);
+  return rc;
 }
 
 /* ---- the result of a run ---------------------------------------------------------------------*/
@@ -70,7 +70,33 @@ static int64_t whole_of(const json_t *o, const char *name) {
   return (int64_t)json_integer_value(json_object_get(o, name));
 }
 
-int compare_result_write(const train_result *r, const char *path) {
+static json_t *hex(uint32_t crc) { return json_sprintf("%08lx", (unsigned long)crc); }
+
+static bool is_hex(const json_t *v, uint32_t crc) {
+  char text[16];
+  (void)snprintf(text, sizeof text, "%08lx", (unsigned long)crc);
+  return json_is_string(v) && strcmp(json_string_value(v), text) == 0;
+}
+
+enum { BESIDE = 2 };
+static const char *const file_beside[BESIDE] = {"config.json", "log.jsonl"};
+
+/* Files of a run that lie in the folder of its result; a point of a grid has none.  For free(). */
+static char *beside(const compare_plan *p, const char *name, int i) {
+  const char *slash = strrchr(name, '/');
+  if (strncmp(name, "runs/", 5) != 0 || slash == NULL) return NULL;
+  return compare_path(p, "%.*s/%s", (int)(slash - name), name, file_beside[i]);
+}
+
+static int crc_of(const char *path, uint32_t *crc) {
+  char *text = NULL;
+  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  *crc = disk_crc(text, strlen(text));
+  free(text);
+  return CLI_OK;
+}
+
+int compare_result_write(const compare_plan *p, const train_result *r, const char *name) {
   json_t *epochs = json_array(), *stations = json_object();
   for (int i = 0; i < r->epochs; i++) {
     const train_epoch *e = &r->epoch[i];
@@ -83,31 +109,72 @@ int compare_result_write(const train_result *r, const char *path) {
   }
   for (int i = 0; i < r->stations; i++)
     (void)json_object_set_new(stations, r->station[i].name, real(r->station[i].total_ms));
-  return write_json(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1,
-                              "diverged", (int)r->diverged, "steps", (json_int_t)r->steps,
-                              "skipped", (json_int_t)r->skipped, "rescued", (json_int_t)r->rescued,
-                              "unobserved", (json_int_t)r->unobserved, "network_bytes",
-                              (json_int_t)r->network_bytes, "precond_bytes",
-                              (json_int_t)r->precond_bytes, "epochs", epochs, "total_ms", stations),
-                    path);
+  json_t *o = json_pack(
+      "{s:i, s:o, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", SCHEMA,
+      "comparison", hex(p->id), "file", name, "diverged", (int)r->diverged, "steps",
+      (json_int_t)r->steps, "skipped", (json_int_t)r->skipped, "rescued", (json_int_t)r->rescued,
+      "unobserved", (json_int_t)r->unobserved, "network_bytes", (json_int_t)r->network_bytes,
+      "precond_bytes", (json_int_t)r->precond_bytes, "epochs", epochs, "total_ms", stations);
+  int rc = CLI_OK;
+  for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
+    uint32_t crc;
+    char *path = beside(p, name, i);
+    if (path != NULL) rc = crc_of(path, &crc);
+    if (path != NULL && rc == CLI_OK) (void)json_object_set_new(o, file_beside[i], hex(crc));
+    free(path);
+  }
+  char *path = compare_path(p, "%s", name);
+  if (rc == CLI_OK) {
+    rc = seal_write(path, o);
+  } else {
+    json_decref(o);
+  }
+  free(path);
+  return rc;
 }
 
-int compare_result_read(const char *path, train_result *r) {
+/* It is of this comparison, of this run, and what the run wrote beside it is as it was. */
+static int belongs(const compare_plan *p, const json_t *o, const char *name, const char *path) {
+  const char *file = json_string_value(json_object_get(o, "file"));
+  if (file == NULL || strcmp(file, name) != 0)
+    return cli_bad("%s: is the result '%s', expected '%s'", path, file != NULL ? file : "", name);
+  if (!is_hex(json_object_get(o, "comparison"), p->id))
+    return cli_bad("%s: belongs to another comparison than %s/compare.json", path, p->dir);
+  int rc = CLI_OK;
+  for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
+    uint32_t crc;
+    char *other = beside(p, name, i);
+    if (other != NULL) rc = crc_of(other, &crc);
+    if (other != NULL && rc == CLI_OK && !is_hex(json_object_get(o, file_beside[i]), crc))
+      rc = cli_bad("%s: does not belong to result.json beside it, or was edited", other);
+    free(other);
+  }
+  return rc;
+}
+
+int compare_result_read(const compare_plan *p, const char *name, train_result *r) {
   json_t *o = NULL;
   memset(r, 0, sizeof *r);
-  if (read_json(path, &o) != CLI_OK) return CLI_BAD;
+  char *path = compare_path(p, "%s", name);
+  int rc = read_json(path, &o);
+  if (rc == CLI_OK) rc = belongs(p, o, name, path);
+  if (rc != CLI_OK) {
+    json_decref(o);
+    free(path);
+    return rc;
+  }
   const json_t *epochs = json_object_get(o, "epochs");
   json_t *stations = json_object_get(o, "total_ms"), *v;
-  const char *name;
+  const char *station;
   const int n = (int)json_array_size(epochs);
   r->epoch = cli_take((size_t)n, sizeof *r->epoch);
   r->epochs = n;
   for (int i = 0; i < n; i++)
     r->epoch[i] = log_epoch_of(json_array_get(epochs, (size_t)i));
-  json_object_foreach(stations, name, v) {
+  json_object_foreach(stations, station, v) {
     if (r->stations == TRAIN_STATIONS) break;
     train_station *s = &r->station[r->stations++];
-    (void)snprintf(s->name, sizeof s->name, "%s", name);
+    (void)snprintf(s->name, sizeof s->name, "%s", station);
     s->total_ms = json_number_value(v);
   }
   r->diverged = json_is_true(json_object_get(o, "diverged"));
@@ -119,9 +186,12 @@ int compare_result_read(const char *path, train_result *r) {
   r->precond_bytes = whole_of(o, "precond_bytes");
   const bool whole = json_is_array(epochs) && json_is_boolean(json_object_get(o, "diverged"));
   json_decref(o);
-  if (whole) return CLI_OK;
-  train_result_free(r);
-  return cli_bad("%s: expected the result of a run, with \"diverged\" and \"epochs\"", path);
+  if (!whole) {
+    train_result_free(r);
+    rc = cli_bad("%s: expected the result of a run, with \"diverged\" and \"epochs\"", path);
+  }
+  free(path);
+  return rc;
 }
 
 /* ---- what is compared ------------------------------------------------------------------------*/
@@ -192,8 +262,6 @@ static int same(const json_t *was, json_t *now, const char *path) {
   json_t *v;
   json_object_foreach(now, name, v) {
     const char *before = json_string_value(json_object_get(was, name));
-    if (before == NULL && strcmp(name, "grid-seeds") == 0 && json_object_get(was, "grid") != NULL)
-      before = "1"; /* there was no choice */
     const char *after = json_string_value(v);
     if (before == NULL || after == NULL || strcmp(before, after) == 0) continue;
     return cli_bad("--resume: %s is '%s', but '%s' in %s; a comparison goes on as it began", name,
@@ -219,9 +287,25 @@ static int is_new(const compare_plan *p) {
               : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
+/* "comparison": what it began as, so that results of others are told from its own. */
+static int name_it(compare_plan *p, json_t *now, const char *path) {
+  const char *text = json_string_value(json_object_get(now, "comparison"));
+  if (text != NULL) {
+    p->id = (uint32_t)strtoul(text, NULL, 16);
+    return CLI_OK;
+  }
+  char *all = json_dumps(now, JSON_SORT_KEYS);
+  if (all == NULL)
+    return cli_bad("%s: cannot be written: no memory, or a name that is no UTF-8", path);
+  p->id = disk_crc(all, strlen(all));
+  free(all);
+  (void)json_object_set_new(now, "comparison", hex(p->id));
+  return CLI_OK;
+}
+
 int compare_open(compare_plan *p, int64_t train, int64_t test) {
   char *path = compare_path(p, "compare.json");
-  json_t *now = json_pack("{s:i}", "schema", 1), *was = NULL;
+  json_t *now = json_pack("{s:i}", "schema", SCHEMA), *was = NULL;
   int rc = CLI_OK;
   common_pairs(p, train, test, now);
   for (int i = 0; rc == CLI_OK && i < p->methods; i++)
@@ -234,9 +318,11 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     rc = disk_exists(path) ? read_json(path, &was)
                            : cli_bad("--resume: %s has no comparison to go on with", p->dir);
     if (rc == CLI_OK) rc = same(was, now, path);
+    (void)json_object_del(was, "crc32");
     if (rc == CLI_OK && json_object_update_missing(now, was) != 0)
       rc = cli_bad("%s: no memory", path);
   }
+  if (rc == CLI_OK) rc = name_it(p, now, path);
   json_decref(was);
   static const char *const folders[] = {"runs", "tuning"};
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
@@ -245,7 +331,7 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     free(folder);
   }
   if (rc == CLI_OK) {
-    rc = write_json(now, path);
+    rc = seal_write(path, now);
   } else {
     json_decref(now);
   }

@@ -126,11 +126,20 @@ int64_t compare_tuning_seed(const compare_plan *p, int k) {
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-/* Where the result of point k lies, for free(). */
-static char *file_of(const compare_plan *p, const compare_method *m, int k, int seed) {
-  return seed == 0 ? compare_path(p, "tuning/%s-%d.json", m->label, k)
-                   : compare_path(p, "tuning/%s-%d-seed%lld.json", m->label, k,
-                                  (long long)compare_tuning_seed(p, seed));
+typedef struct result_name {
+  char text[256];
+} result_name;
+
+/* Where the result of point k lies, below the folder of the comparison. */
+static result_name name_of(const compare_plan *p, const compare_method *m, int k, int seed) {
+  result_name n;
+  if (seed == 0) {
+    (void)snprintf(n.text, sizeof n.text, "tuning/%s-%d.json", m->label, k);
+  } else {
+    (void)snprintf(n.text, sizeof n.text, "tuning/%s-%d-seed%lld.json", m->label, k,
+                   (long long)compare_tuning_seed(p, seed));
+  }
+  return n;
 }
 
 static void say_tuned(const char *label, const train_result *r) {
@@ -162,9 +171,7 @@ static int one_run(compare_plan *p, const compare_method *m, const bool *use, in
   const train_show show = {.bar = !p->quiet, .label = label};
   if (rc == CLI_OK) rc = train_run(&s, d, &show, &out);
   if (rc == CLI_OK && !out.stopped) {
-    char *file = file_of(p, m, k, seed);
-    rc = compare_result_write(&out, file);
-    free(file);
+    rc = compare_result_write(p, &out, name_of(p, m, k, seed).text);
     if (!p->quiet) say_tuned(label, &out);
   }
   *complete = rc != CLI_OK || (!out.stopped && !train_interrupted());
@@ -214,7 +221,7 @@ static int run_points(compare_plan *p, const compare_method *m, int seed, const 
   int rc = CLI_OK;
   if (points == 1) return CLI_OK; /* nothing to choose from */
   for (int k = 0; k < points && rc == CLI_OK && *complete; k++) {
-    char *file = file_of(p, m, k, seed);
+    char *file = compare_path(p, "%s", name_of(p, m, k, seed).text);
     if (!disk_exists(file)) rc = one_run(p, m, use, k, seed, d, complete);
     free(file);
   }
@@ -245,9 +252,7 @@ static int choose(compare_plan *p, compare_method *m, bool squared_error) {
   train_result *all = cli_take((size_t)runs, sizeof *all);
   int rc = CLI_OK;
   for (int i = 0; i < runs && rc == CLI_OK; i++) {
-    char *file = file_of(p, m, i / p->grid_seeds, i % p->grid_seeds);
-    rc = compare_result_read(file, &all[i]);
-    free(file);
+    rc = compare_result_read(p, name_of(p, m, i / p->grid_seeds, i % p->grid_seeds).text, &all[i]);
   }
   if (rc == CLI_OK) {
     m->tuned = compare_best_point(all, points, p->grid_seeds, squared_error);

@@ -1,6 +1,7 @@
 /* manifest.c: latest.json, written and read; see manifest.h. */
 #include "manifest.h"
 #include "disk.h"
+#include "seal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { SCHEMA = 2, NUMBER = 64 };
+enum { SCHEMA = 2 };
 
 const char *const manifest_part[MANIFEST_PARTS] = {"model", "precond", "mixup"};
 
@@ -132,35 +133,10 @@ int manifest_write(const char *path, const manifest *m) {
     o = NULL;
   }
   json_decref(rest);
-  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1)) : NULL;
-  json_decref(o);
-  if (text == NULL) return cli_bad("%s: cannot be written: no memory", path);
-  const size_t n = strlen(text) - 2; /* without "\n}" */
-  const uLong crc = crc32_z(crc32_z(0, NULL, 0), (const unsigned char *)text, n);
-  char *whole = cli_take(n + NUMBER, 1);
-  memcpy(whole, text, n);
-  const int end = snprintf(whole + n, NUMBER, ",\n \"crc32\": \"%08lx\"\n}\n", crc);
-  const int rc = disk_write(path, whole, n + (size_t)end);
-  free(whole);
-  free(text);
-  return rc;
+  return seal_write(path, o);
 }
 
 /* ---- reading ---------------------------------------------------------------------------------*/
-
-/* Everything up to the last member, whose text is known. */
-static bool untouched(const char *text) {
-  static const char mark[] = ",\n \"crc32\": \"";
-  const char *last = NULL;
-  for (const char *c = text; (c = strstr(c, mark)) != NULL; c++)
-    last = c;
-  if (last == NULL) return false;
-  char want[NUMBER];
-  const uLong crc =
-      crc32_z(crc32_z(0, NULL, 0), (const unsigned char *)text, (size_t)(last - text));
-  (void)snprintf(want, sizeof want, "%s%08lx\"\n}\n", mark, crc);
-  return strcmp(last, want) == 0;
-}
 
 static bool read_whole(const json_t *o, const char *key, int64_t *out) {
   const json_t *v = json_object_get(o, key);
@@ -231,7 +207,7 @@ int manifest_read(const char *path, manifest *m) {
   } else if (schema != SCHEMA) {
     rc = cli_bad("%s: expected a checkpoint's list of files, {\"schema\": %d, ...}%s", path, SCHEMA,
                  schema == 1 ? "; schema 1, of an earlier natgrad, cannot be checked" : "");
-  } else if (!untouched(text) || !take(o, m)) {
+  } else if (!seal_holds(text) || !take(o, m)) {
     rc = cli_bad("%s: is damaged or was edited: its last line has another checksum", path);
   }
   json_decref(o);

@@ -140,7 +140,6 @@ many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.
 [[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): validation accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
 same_as_train many/tuning/sgd-0.json --seed 0 --validation 24
 same_as_train many/tuning/sgd-0-seed1002.json --seed 1002 --validation 24
-sed -i '/"grid-seeds"/d' one/compare.json # begun before there was such a choice
 bad "--resume: grid-seeds is '3', but '1' in one/compare.json; *" "${tiny[@]}" --grid-seeds 3 --out one --resume
 bad "--resume: grid-seeds is '1', but '2' in many/compare.json; *" "${many[@]}" --out many --resume
 

@@ -157,6 +157,35 @@ expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair --resume
 rm $r/result.json && touch $r/checkpoint/model-8.safetensors
 expect 2 "natgrad: $r/checkpoint/latest.json: is missing, but $r/checkpoint/model-8.safetensors is there; *" "$natgrad" compare "${pair[@]}" --out pair --resume
 
+# Its results belong to it, each to its run, and to the log and the settings beside it.
+pair+=(--grid lr=0.1,0.5)
+pair[11]=sgd,adamw
+expect 0 '*' "$natgrad" compare "${pair[@]}" --out results
+expect 0 '*' "$natgrad" compare "${pair[@]}" --label-smoothing 0.1 --out stranger
+r=results/runs/sgd-seed1 o=results/runs/adamw-seed1
+wrong() { # MESSAGE CHANGE...
+  rm -rf results && cp -a kept results && "${@:2}"
+  listing results >before
+  expect 2 "natgrad: $1" "$natgrad" compare "${pair[@]}" --out results --resume
+  diff before <(listing results) || fail "$1: refused, but changed"
+}
+cp -a results kept
+wrong "$r/result.json: is damaged or was edited: *" sed -i 's/"test_accuracy": 0/"test_accuracy": 1/' $r/result.json
+wrong "$r/result.json: is damaged or was edited: *" sed -i 's/"steps": /"steps": 1/' $r/result.json
+wrong "$r/result.json: expected an object with \"schema\": 2; schema 1, *" sed -i 's/"schema": 2/"schema": 1/' $r/result.json
+wrong "$r/result.json: is the result 'runs/adamw-seed1/result.json', *" cp $o/result.json $r/result.json
+wrong "$r/result.json: belongs to another comparison *" cp stranger/runs/sgd-seed1/result.json $r/result.json
+wrong "$r/log.jsonl: does not belong to result.json beside it, or was edited" sed -i '1s/"lr": [0-9.e-]*/"lr": 7.5/' $r/log.jsonl
+wrong "$r/log.jsonl: does not belong to result.json beside it, or was edited" cp $o/log.jsonl $r/log.jsonl
+wrong "$r/log.jsonl: cannot be read: No such file or directory" rm $r/log.jsonl
+wrong "$r/config.json: does not belong to result.json beside it, or was edited" sed -i 's/"batch": 8/"batch": 4/' $r/config.json
+wrong "results/tuning/sgd-1.json: is damaged or was edited: *" sed -i 's/"steps": /"steps": 1/' results/tuning/sgd-1.json
+wrong "results/tuning/sgd-1.json: is the result 'tuning/sgd-0.json', *" cp results/tuning/sgd-0.json results/tuning/sgd-1.json
+wrong "results/tuning/sgd-1.json: belongs to another comparison *" cp stranger/tuning/sgd-1.json results/tuning/sgd-1.json
+wrong 'results/compare.json: is damaged or was edited: *' sed -i 's/"sgd.lr": "/&1/' results/compare.json
+link() { mv $r/result.json elsewhere.json && ln -s "$scratch/elsewhere.json" $r/result.json; }
+wrong "$r/result.json: is a symbolic link, expected a regular file" link
+
 # Links are not followed, and nothing but files is opened.
 mkdir elsewhere
 for part in checkpoint/latest.json checkpoint/model-16.safetensors checkpoint/precond-16.safetensors config.json log.jsonl; do
