@@ -10,8 +10,8 @@
  * number) is for the caller to ask.
  *
  * The writer leaves an earlier file of the same name whole until the new one is complete and on
- * the disk: it writes PATH.part in the same folder, flushes it, renames it, flushes the folder.  On
- * failure nothing stays behind.  A process that is killed leaves PATH.part, which the next write
+ * the disk: it writes PATH.natgrad-part in the same folder, flushes it, renames it, flushes the folder.  On
+ * failure nothing stays behind.  A process that is killed leaves PATH.natgrad-part, which the next write
  * of the same path takes over (a lock keeps two living writers apart).
  */
 #ifndef NGIO_SAFETENSORS_H

@@ -1,7 +1,7 @@
 /* safetensors_write.c: the careful half of the safetensors room.
  *
  * In: tensors and texts, at once or piece by piece.  Out: a complete file under the name asked for,
- * or an error and everything as it was.  Order of events: PATH.part is locked and written, flushed
+ * or an error and everything as it was.  Order of events: PATH.natgrad-part is locked and written, flushed
  * to the disk, renamed over PATH, and the folder is flushed.  At every moment PATH is a whole
  * file: the earlier one or the new one.  Or the same bytes, handed to a function of the caller's.
  *
@@ -214,7 +214,7 @@ static ngio_status append(ngio_writer *w, const void *data, int64_t n, char *mes
   return NGIO_OK;
 }
 
-/* Open and lock PATH.part.  A killed writer leaves one behind: its lock died with it, so it is
+/* Open and lock PATH.natgrad-part, a name that nobody else gives.  A killed writer leaves one behind: its lock died with it, so it is
  * taken over.  Between open and lock a living writer may rename it away; then it is opened anew. */
 static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
   struct stat target, mine, named;
@@ -229,8 +229,8 @@ static ngio_status open_part(ngio_writer *w, char *message, size_t size) {
                       strerror(errno));
     if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) {
       (void)close(fd);
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s.part: is there and is not a regular file",
-                      w->path);
+      return ngio_say(message, size, NGIO_ERR_FILE,
+                      "%s.natgrad-part: is there and is not a regular file", w->path);
     }
     /* File systems without locks (some network ones) answer otherwise than "taken": go on. */
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -263,7 +263,7 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
     w->write = write;
     w->user = user;
     w->path = text_join(path, "");
-    w->part = write == NULL ? text_join(path, ".part") : NULL;
+    w->part = write == NULL ? text_join(path, ".natgrad-part") : NULL;
     w->held = write == NULL ? malloc(HELD) : NULL;
   }
   if (!w || !w->path || (write == NULL && (!w->part || !w->held))) {

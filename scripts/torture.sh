@@ -56,7 +56,7 @@ kill_runs() {
           wait "$pid" 2>/dev/null && continue # it had just ended by itself
           [[ -s $work/error ]] && fail "seed $seed, kill $done_kills: $(cat "$work/error")"
           done_kills=$((done_kills + 1))
-          compgen -G "$folder/*.part" >/dev/null && saving=$((saving + 1))
+          compgen -G "$folder/*.natgrad-part" >/dev/null && saving=$((saving + 1))
           continue
         fi
       fi

@@ -320,7 +320,7 @@ static void every_allocation(const char *options, int32_t threads) {
   const int fd = mkstemp(file);
   assert_true(fd >= 0);
   (void)close(fd);
-  (void)snprintf(part, sizeof part, "%s.part", file);
+  (void)snprintf(part, sizeof part, "%s.natgrad-part", file);
   run r;
   bool stuck;
   const char *where;

@@ -245,7 +245,7 @@ static void refused_places(void **state) {
 static void full_disk(void **state) {
   (void)state;
   static float large[5000];
-  const char *path = in_folder("full"), *part = in_folder("full.part");
+  const char *path = in_folder("full"), *part = in_folder("full.natgrad-part");
   ngio_tensor small = {"f", NGIO_F32, 1, {3}, three, 0};
   ngio_tensor wide = {"wide", NGIO_F32, 1, {5000}, large, 0};
   assert_int_equal(ngio_tensors_write(path, &small, 1, NULL, 0, message, sizeof message), NGIO_OK);
@@ -274,7 +274,7 @@ static void full_disk(void **state) {
 static void left_behind_and_locked(void **state) {
   (void)state;
   ngio_tensor t = {"f", NGIO_F32, 1, {3}, three, 0};
-  const char *path = in_folder("again"), *part = in_folder("again.part");
+  const char *path = in_folder("again"), *part = in_folder("again.natgrad-part");
   /* What a killed writer left is taken over, however long it was. */
   char rubbish[3000];
   memset(rubbish, 'x', sizeof rubbish);

@@ -88,7 +88,7 @@ static void full_disk_and_bad_places(void **state) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     assert_int_equal(st, NG_ERR_FILE);
     assert_non_null(strstr(ng_last_error(s.ctx), strerror(EFBIG)));
-    assert_int_equal(access(in_folder("file.part").text, F_OK), -1);
+    assert_int_equal(access(in_folder("file.natgrad-part").text, F_OK), -1);
     assert_same_file(file.text, copy.text);
   }
   (void)signal(SIGXFSZ, handler);
@@ -260,7 +260,7 @@ static ng_status break_it(int32_t rank, ng_transport *t, void *arg) {
 
 static void transport_fails(void **state) {
   (void)state;
-  const path file = in_folder("file"), part = in_folder("file.part");
+  const path file = in_folder("file"), part = in_folder("file.natgrad-part");
   char message[256];
   for (int loading = 0; loading < 2; loading++) {
     for (int32_t who = 0; who < 2; who++) {

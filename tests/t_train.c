@@ -507,7 +507,7 @@ static void files_are_written_whole_or_not(void **state) {
   assert_int_equal(disk_read(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);
-  char *part = cli_join(path, "f.part");
+  char *part = cli_join(path, "f.natgrad-part");
   assert_false(disk_exists(part));
   must_fail_to_close(file);
   must_fail_to_close("/dev/null"); /* no file to replace: written through */
@@ -522,7 +522,7 @@ static void files_are_written_whole_or_not(void **state) {
   assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
   quiet();
   assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
-  assert_non_null(strstr(said(), "c/f.part: is a folder, expected a regular file"));
+  assert_non_null(strstr(said(), "c/f.natgrad-part: is a folder, expected a regular file"));
   assert_int_equal(disk_read(file, &text), CLI_OK);
   assert_string_equal(text, "two and more");
   free(text);

@@ -40,7 +40,7 @@ static char *path_of(const char *dir, const char *what, int64_t step) {
 /* The name it has until latest.json is written. */
 static char *next_of(const char *dir, const char *what) {
   char name[VALUE];
-  (void)snprintf(name, sizeof name, "%s.next", what);
+  (void)snprintf(name, sizeof name, "%s.natgrad-next", what);
   return in_checkpoint(dir, name);
 }
 
@@ -327,9 +327,12 @@ static int find_config(const char *dir, const manifest *m) {
   return rc;
 }
 
-static const char *const passing[] = {"model.next",        "model.next.part", "precond.next",
-                                      "precond.next.part", "mixup.next",      "mixup.next.part",
-                                      "latest.json.part"};
+/* Names that nobody else gives to a file: what bears one is ours. */
+static const char *const passing[] = {
+    "model.natgrad-next",      "model.natgrad-next.natgrad-part",
+    "precond.natgrad-next",    "precond.natgrad-next.natgrad-part",
+    "mixup.natgrad-next",      "mixup.natgrad-next.natgrad-part",
+    "latest.json.natgrad-part"};
 enum { PASSING = sizeof passing / sizeof passing[0] };
 
 /* Where the next checkpoint is going to be written; better known before the training than after it. */

@@ -6,7 +6,7 @@
  *   latest.json                 which of them count, and the checksums that hold it, config.json and
  *                               log.jsonl together (manifest.h)
  *
- * They are written as model.next and so on, complete on the disk before latest.json says so; then they
+ * They are written as model.natgrad-next and so on, complete on the disk before latest.json says so; then they
  * get their names, and those of the checkpoint before go.  So a run killed at any moment has a whole checkpoint
  * (or none yet), a file under its own name was in a latest.json once, and no other file is removed.
  * Links are not followed: what is none of these files is refused. */

@@ -345,7 +345,7 @@ void compare_run_done(const char *folder) { checkpoint_remove(folder); }
 
 /* What a run that never came to a checkpoint has written; nothing else that may lie there. */
 int compare_run_begin(const char *folder, bool *resume) {
-  static const char *const left[] = {"config.json", "config.json.part", "log.jsonl"};
+  static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   int rc = disk_own_folder(folder);
   if (rc == CLI_OK) rc = checkpoint_find(folder, resume);
   if (rc != CLI_OK || *resume) return rc;

@@ -76,9 +76,9 @@ static int write_through(const char *path, const void *bytes, size_t size) {
 }
 
 static int replace(const char *path, const void *bytes, size_t size) {
-  const size_t n = strlen(path) + sizeof ".part";
+  const size_t n = strlen(path) + sizeof ".natgrad-part";
   char *part = cli_take(n, 1);
-  (void)snprintf(part, n, "%s.part", path);
+  (void)snprintf(part, n, "%s.natgrad-part", path);
   if (disk_regular(part) != CLI_OK) {
     free(part);
     return CLI_BAD;

@@ -8,7 +8,7 @@
 
 /* All CLI_BAD, told in one line that names the path. */
 
-/* `path` becomes these bytes, or stays what it was: written to PATH.part, flushed to the disk,
+/* `path` becomes these bytes, or stays what it was: written to PATH.natgrad-part, flushed to the disk,
  * renamed; the folder is flushed.  What is there and no regular file, a link among them, is refused. */
 int disk_write(const char *path, const void *bytes, size_t size);
 /* The same for a name that the user gave: what a link points to is replaced, a device or a pipe is

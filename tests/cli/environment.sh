@@ -72,7 +72,7 @@ for size in 1 2 4 40 100 200; do # kilobytes; the weights have 38, the state 205
 done
 rm -rf T && cp -a whole T && cksum T/checkpoint/* >before # a checkpoint that cannot be followed by another
 (ulimit -f 100 && exec "$natgrad" train --resume --out T --epochs 3 --quiet >out 2>err)
-[[ $? == 2 && $(cat err) == 'natgrad: T/checkpoint/precond.next: cannot write: File too large' ]] || fail "the next checkpoint: $(cat err)"
+[[ $? == 2 && $(cat err) == 'natgrad: T/checkpoint/precond.natgrad-next: cannot write: File too large' ]] || fail "the next checkpoint: $(cat err)"
 expect 0 'T: had its 16 steps already; *' "$natgrad" train --resume --out T --epochs 2
 diff <(grep -v latest before) <(cksum T/checkpoint/* | grep -v latest) || fail "the checkpoint before is another"
 # A real one, where a file system may be mounted.

@@ -84,8 +84,8 @@ export_ 2 'natgrad: nowhere: expected the folder of a run, but there is no log.j
 export_ 2 'natgrad: /nowhere/x.csv: cannot be written: No such file or directory' run --csv /nowhere/x.csv
 export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv
 if [[ -w /dev/full ]]; then
-  mkdir full && ln -s /dev/full full/x.csv.part
-  export_ 2 'natgrad: full/x.csv.part: is a symbolic link, expected a regular file' run --csv full/x.csv
+  mkdir full && ln -s /dev/full full/x.csv.natgrad-part
+  export_ 2 'natgrad: full/x.csv.natgrad-part: is a symbolic link, expected a regular file' run --csv full/x.csv
 fi
 
 # A link stays a link, a pipe is written to, a device stays one; the log itself is safe.

@@ -44,7 +44,7 @@ again rm run/log.jsonl && refused 'run/log.jsonl: cannot be read: No such file o
 again rm -r $c && refused '--resume: run/log.jsonl tells the end of the run, but run/checkpoint holds none; *' && untouched checkpoint
 
 # In the way of the next checkpoint: said before the training.
-for way in model.next precond.next.part latest.json.part; do
+for way in model.natgrad-next precond.natgrad-next.natgrad-part latest.json.natgrad-part; do
   again mkfifo $c/$way && refused "$c/$way: is a pipe, expected a regular file"
 done
 
@@ -87,12 +87,12 @@ again rm run/config.json run/log.jsonl && train 2 "natgrad: run/config.json: is 
 rm $c/latest.json && listing run >before && train 2 "natgrad: $c/latest.json: is missing, but *" "${tiny[@]}" --out run && untouched begins
 
 # Killed between latest.json and the names: the names are given.
-again mv $c/model-16.safetensors $c/model.next && mv $c/precond-16.safetensors $c/precond.next
+again mv $c/model-16.safetensors $c/model.natgrad-next && mv $c/precond-16.safetensors $c/precond.natgrad-next
 train 0 'run: had its 16 steps already; *' --out run --resume
 cmp {whole,run}/checkpoint/model-16.safetensors && cmp {whole,run}/checkpoint/precond-16.safetensors || fail "not named"
-[[ ! -e $c/model.next && ! -e $c/precond.next ]] || fail "left over: $(ls $c)"
+[[ ! -e $c/model.natgrad-next && ! -e $c/precond.natgrad-next ]] || fail "left over: $(ls $c)"
 # ... or before the pair that was replaced was removed, and with a save that came to nothing.
-again cp long/checkpoint/model-24.safetensors $c/model.next && touch $c/{model.next.part,precond.next,latest.json.part}
+again cp long/checkpoint/model-24.safetensors $c/model.natgrad-next && touch $c/{model.natgrad-next.natgrad-part,precond.natgrad-next,latest.json.natgrad-part}
 train 0 'run: had its 16 steps already; *' --out run --resume
 [[ $(cd $c && echo *) == 'latest.json model-16.safetensors precond-16.safetensors' ]] || fail "left over: $(ls $c)"
 
@@ -129,7 +129,7 @@ again cp long/checkpoint/mixup-24.safetensors $c && refused "$c/mixup-24.safeten
 again mv $m $c/mixup-8.safetensors && refused "$m: is missing, *" && untouched mixup
 echo mine >notes
 again ln -sf "$scratch/notes" $m && refused "$m: is a symbolic link, expected a regular file" && untouched mixup
-again ln -s "$scratch/notes" $c/mixup.next && refused "$c/mixup.next: is a symbolic link, expected a regular file"
+again ln -s "$scratch/notes" $c/mixup.natgrad-next && refused "$c/mixup.natgrad-next: is a symbolic link, expected a regular file"
 again cp plain/checkpoint/latest.json $c && refused "$c/*-16.safetensors: does not belong to latest.json, *" && untouched mixup
 # Left out of latest.json by somebody who knows its checksum.
 forge() {
@@ -138,10 +138,10 @@ forge() {
 }
 again forge && refused "$c/latest.json: is without mixup, this run with it" && untouched forged
 # Killed before the names, or in a save that came to nothing; not named mixup by us.
-again mv $m $c/mixup.next
+again mv $m $c/mixup.natgrad-next
 train 0 'run: had its 16 steps already; *' --out run --resume
-cmp {whole,run}/checkpoint/mixup-16.safetensors || fail "mixup.next was not named"
-again touch $c/mixup.next $c/mixup.next.part && echo mine >$c/mixup-4.safetensors
+cmp {whole,run}/checkpoint/mixup-16.safetensors || fail "mixup.natgrad-next was not named"
+again touch $c/mixup.natgrad-next $c/mixup.natgrad-next.natgrad-part && echo mine >$c/mixup-4.safetensors
 train 0 'run: had its 16 steps already; *' --out run --resume
 [[ $(cd $c && echo *) == 'latest.json mixup-16.safetensors mixup-4.safetensors model-16.safetensors precond-16.safetensors' ]] || fail "left over: $(ls $c)"
 rm -rf whole && mv plain whole
@@ -156,6 +156,16 @@ expect 0 '*' "$natgrad" compare "${pair[@]}" --out pair --resume
 [[ $(cat $r/notes $r/old.json $r/checkpoint/weights) == $'mine\nmine\nmine' && -e $r/result.json ]] || fail "compare removed what is not its own"
 rm $r/result.json && touch $r/checkpoint/model-8.safetensors
 expect 2 "natgrad: $r/checkpoint/latest.json: is missing, but $r/checkpoint/model-8.safetensors is there; *" "$natgrad" compare "${pair[@]}" --out pair --resume
+
+# Files of others may have any name but those.
+cp -a whole run2
+notes=(run2/checkpoint/{model.next,model.next.part,precond.next,precond.next.part,mixup.next,latest.json.part,latest.json.tmp}
+  run2/{config.json.part,log.jsonl.part})
+for note in "${notes[@]}"; do echo "mine: $note" >"$note"; done
+train 0 '*' --out run2 --resume --epochs 3 --quiet
+for note in "${notes[@]}"; do [[ $(cat "$note") == "mine: $note" ]] || fail "$note is not what it was"; done
+echo mine >y.csv.part && expect 0 '' "$natgrad" export run2 --csv y.csv
+[[ $(cat y.csv.part) == mine && -s y.csv ]] || fail "y.csv.part is not what it was"
 
 # Its results belong to it, each to its run, and to the log and the settings beside it.
 pair+=(--grid lr=0.1,0.5)
@@ -198,7 +208,7 @@ for part in checkpoint/latest.json checkpoint/model-16.safetensors checkpoint/pr
   folder() { rm "run/$part" && mkdir "run/$part"; }
   again folder && refused "run/$part: is a folder, expected a regular file" && untouched "$part"
 done
-for name in model.next precond.next latest.json.part config.json.part; do
+for name in model.natgrad-next precond.natgrad-next latest.json.natgrad-part config.json.natgrad-part; do
   where=$c/$name
   [[ $name == config* ]] && where=run/$name
   echo mine >notes
@@ -206,9 +216,9 @@ for name in model.next precond.next latest.json.part config.json.part; do
   refused "$where: is a symbolic link, expected a regular file"
   [[ $(cat notes) == mine && -L $where && -e $c/model-16.safetensors ]] || fail "$name: a link was followed"
 done
-again ln -s "$scratch/notes" $c/model.next.part
-refused "$c/model.next.part: is a symbolic link, expected a regular file"
-[[ $(cat notes) == mine && -e $c/model-16.safetensors ]] || fail "model.next.part: a link was followed"
+again ln -s "$scratch/notes" $c/model.natgrad-next.natgrad-part
+refused "$c/model.natgrad-next.natgrad-part: is a symbolic link, expected a regular file"
+[[ $(cat notes) == mine && -e $c/model-16.safetensors ]] || fail "model.natgrad-next.natgrad-part: a link was followed"
 away() { mv $c elsewhere/checkpoint && ln -s "$scratch/elsewhere/checkpoint" $c; }
 again away && refused "$c: is a symbolic link, expected a folder" && untouched checkpoint
 mkfifo pipe.json
