@@ -260,11 +260,12 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   }
   /* The eigenvalues may be 0, so 1 / damping is what has to fit. */
   if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&
-      s->damping * ng_dtype_most(NG_F16) < 1.0) {
+      ng_schedule_least(o, NG_OPTION_damping) * ng_dtype_most(NG_F16) < 1.0) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "prediv = 1 keeps up to 1 / damping, which inverse_dtype = f16 holds from a "
-                      "damping of 1.53e-5 on, it is %g",
-                      s->damping);
+                      "damping of 1.53e-5 on, it is %g%s",
+                      ng_schedule_least(o, NG_OPTION_damping),
+                      s->damping * ng_dtype_most(NG_F16) < 1.0 ? "" : " by its schedule");
   }
   return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
 }

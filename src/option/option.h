@@ -34,6 +34,9 @@ bool ng_schedule_has(const ng_schedule *s, ng_option_id option);
 double ng_schedule_value(const ng_schedule *s, ng_option_id option, double base, int64_t since,
                          int64_t t);
 
+/* The least that a real option becomes on the way of o's own schedule. */
+double ng_schedule_least(const ng_options *o, ng_option_id option);
+
 /* The options that a schedule may move: reals and whole numbers. */
 enum { NG_SCHEDULED = 5 };
 extern const ng_option_id ng_scheduled[NG_SCHEDULED];

@@ -53,6 +53,8 @@ typedef struct reader {
   ng_schedule *into;
   const ng_options *against;
   const ng_option_mask *skip; /* NULL: none */
+  int32_t watched;            /* of `against`: an option ...  */
+  double least;               /* ... and the least of its values */
   int64_t points;
   rule seen[NG_SCHEDULED];
   char *message;
@@ -132,6 +134,7 @@ static ng_status read_points(reader *r, const char *whole, int32_t k, entry *e) 
     r->points++;
     e->points++;
     v = next_value(e, k, base, v, e->points);
+    if ((int32_t)ng_scheduled[k] == r->watched) r->least = fmin(r->least, v);
     if (verify && !ng_option_in_range(row, v)) {
       (void)snprintf(hint, sizeof hint, " %g at step %s", v, word);
       return complain(r, whole, "leaves the range of the option:", hint);
@@ -199,22 +202,36 @@ static ng_status read_all(reader *r) {
 }
 
 ng_status ng_schedule_form(const char *text, char *message, size_t size) {
-  reader r = {.at = text, .message = message, .size = size};
+  reader r = {.at = text, .watched = -1, .message = message, .size = size};
   return read_all(&r);
 }
 
 ng_status ng_schedule_verify(const ng_options *full, const ng_option_mask *skip, char *message,
                              size_t size) {
-  reader r = {
-      .at = full->schedule, .against = full, .skip = skip, .message = message, .size = size};
+  reader r = {.at = full->schedule,
+              .against = full,
+              .skip = skip,
+              .watched = -1,
+              .message = message,
+              .size = size};
   return read_all(&r);
+}
+
+/* A text that is wrong is refused elsewhere. */
+double ng_schedule_least(const ng_options *o, ng_option_id option) {
+  reader r = {.at = o->schedule,
+              .against = o,
+              .watched = (int32_t)option,
+              .least = ng_option_number(&ng_option_table[option], o)};
+  (void)read_all(&r);
+  return r.least;
 }
 
 /* Twice over the text: once to count, once to fill. */
 ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out) {
   char message[NG_MESSAGE];
   *out = NULL;
-  reader count = {.at = text, .message = message, .size = sizeof message};
+  reader count = {.at = text, .watched = -1, .message = message, .size = sizeof message};
   const ng_status st = read_all(&count);
   if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
   const size_t bytes = sizeof(ng_schedule) + (size_t)count.points * sizeof(int64_t);
@@ -222,7 +239,7 @@ ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out
   if (s == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "schedule: no memory for %zu bytes", bytes);
   memset(s, 0, bytes);
   s->bytes = bytes;
-  reader fill = {.at = text, .into = s};
+  reader fill = {.at = text, .into = s, .watched = -1};
   (void)read_all(&fill); /* the same text passed a moment ago */
   *out = s;
   return NG_OK;
