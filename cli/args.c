@@ -84,6 +84,25 @@ static void table_free(table *t) {
   free(t->text);
 }
 
+/* How many names begin so; "--damping, --damping_leak", cut with dots. */
+static int begun_by(const table *t, const char *word, char *names, size_t size) {
+  const char other = strchr(word, '_') != NULL ? '-' : '_'; /* names are there with either */
+  int begins = 0;
+  size_t n = 0;
+  for (int i = 0; i < t->count; i++) {
+    if (strncmp(t->names[i], word, strlen(word)) != 0 || strchr(t->names[i], other) != NULL)
+      continue;
+    const size_t room = strlen(t->names[i]) + sizeof ", --, ...";
+    if (n + room < size) {
+      n += (size_t)snprintf(names + n, size - n, "%s--%s", begins > 0 ? ", " : "", t->names[i]);
+    } else if (n + sizeof ", ..." <= size && strcmp(names + n - 3, "...") != 0) {
+      n += (size_t)snprintf(names + n, size - n, ", ...");
+    }
+    begins++;
+  }
+  return begins;
+}
+
 static int complain(const cli_command *command, const table *t, int c, char **argv) {
   if (c == ':') return cli_bad("%s: option %s needs a value", command->name, argv[optind - 1]);
   if (optopt != 0 && optopt < BASE && optopt != 'h' && optopt != 'k') {
@@ -95,12 +114,10 @@ static int complain(const cli_command *command, const table *t, int c, char **ar
   (void)snprintf(word, sizeof word, "%s", given + strspn(given, "-"));
   word[strcspn(word, "=")] = 0;
   if (optopt != 0) return cli_bad("%s: option --%s takes no value", command->name, word);
-  int begins = 0; /* getopt takes any beginning of a name; a beginning of several is refused */
-  for (int i = 0; i < t->count; i++)
-    begins += strncmp(t->names[i], word, strlen(word)) == 0;
-  if (begins > 1) {
-    return cli_bad("%s: option --%s is the beginning of several; `natgrad help %s` lists them",
-                   command->name, word, command->name);
+  char names[256] =
+      ""; /* getopt takes any beginning of a name; a beginning of several is refused */
+  if (begun_by(t, word, names, sizeof names) > 1) {
+    return cli_bad("%s: option --%s is the beginning of several: %s", command->name, word, names);
   }
   const char *near = cli_nearest(word, t->names, t->count);
   if (near != NULL) {

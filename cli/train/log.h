@@ -5,7 +5,8 @@
  *                     test_accuracy, seconds, ms
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy,
  *                     skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms
- * ms: milliseconds a step by station, since the last line of that event (end: of the whole run).
+ * ms: milliseconds a step by station, since the last line of that event, or since the checkpoint of a run that
+ * goes on between two (end: of the whole run).
  * Doubles have 17 digits, so that they are the doubles; what is not a number is null. */
 #ifndef LOG_H
 #define LOG_H

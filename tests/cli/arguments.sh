@@ -27,7 +27,8 @@ expect 2 '*replay: unknown option --qqqqqqqq; *natgrad help replay*' "$natgrad" 
 expect 2 '*replay: unknown option -x; *' "$natgrad" replay -x "$file"
 expect 2 '*replay: option --tolerance needs a value' "$natgrad" replay "$file" --tolerance
 expect 2 '*replay: option --json takes no value' "$natgrad" replay "$file" --json=yes
-expect 2 '*replay: option --damp* is the beginning of several*' "$natgrad" replay "$file" --dampi 1 --damp 1
+expect 2 'natgrad: replay: option --dampi is the beginning of several: --damping, --damping-split, --damping-leak' "$natgrad" replay "$file" --dampi 1 --damp 1
+expect 2 'natgrad: replay: option --s is the beginning of several: --solver, --s*' "$natgrad" replay "$file" --s 1
 expect 2 '*--tolerance: '"'small'"' is no number*' "$natgrad" replay "$file" --tolerance small
 expect 2 '*--tolerance: '"'nan'"' is no number*' "$natgrad" replay "$file" --tolerance nan
 expect 2 '*--tolerance: '"'-1'"' is no number*' "$natgrad" replay "$file" --tolerance -1
