@@ -129,7 +129,7 @@ static void take_back(void *user, void *p, size_t bytes) {
 
 /* A context of the child's own does what the parent's would have done. */
 static int own_model(int32_t threads, const model *parent) {
-  model m = {.f = {NULL}};
+  model m = {.f = {.p = NULL}};
   CHILD(open_model(&m, "method=eva update=sgd",
                    &(fixture_how){.linalg = "ref", .threads = threads}) == NG_OK);
   for (int s = 0; s < STEPS; s++) {
@@ -166,7 +166,7 @@ static void ended_well(pid_t child) {
 
 /* `numbered`: without the page that a child finds empty, as on a system that has none. */
 static void fork_and_go_on(int32_t threads, bool numbered) {
-  model plain = {.f = {NULL}}, m = {.f = {NULL}};
+  model plain = {.f = {.p = NULL}}, m = {.f = {.p = NULL}};
   purse lent = {0};
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
@@ -226,7 +226,7 @@ static void give_and_count(void *user, void *group) {
 static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
   team *all = arg;
   ng_transport mine = *t;
-  model m = {.f = {NULL}};
+  model m = {.f = {.p = NULL}};
   here = all;
   mine.group_destroy = give_and_count;
   ng_status st = open_model(&m, "method=natgrad grad_worker_fraction=0.5 update=sgd",

@@ -339,9 +339,9 @@ static void hostile(uint64_t *s, char *out) {
   out[n] = 0;
 }
 
-static void limited(int what, rlim_t most) {
-  const struct rlimit r = {most, most};
-  if (setrlimit(what, &r) != 0) _exit(20);
+static struct rlimit most(rlim_t n) { return (struct rlimit){n, n}; }
+static void limited(int rc) {
+  if (rc != 0) _exit(20);
 }
 
 /* The stack is that of the caller's thread, which may be small; memory is what the child has and 64 MB. */
@@ -354,10 +354,13 @@ static int in_child(int64_t n, uint64_t seed) {
     if (f == NULL || fscanf(f, "%" SCNd64, &pages) != 1) _exit(21);
     (void)fclose(f);
     if (!SANITIZED) {
-      limited(RLIMIT_AS, (rlim_t)(pages * sysconf(_SC_PAGESIZE)) + (64U << 20));
-      limited(RLIMIT_STACK, 256U << 10);
+      const struct rlimit r = most((rlim_t)(pages * sysconf(_SC_PAGESIZE)) + (64U << 20)),
+                          stack = most(256U << 10);
+      limited(setrlimit(RLIMIT_AS, &r));
+      limited(setrlimit(RLIMIT_STACK, &stack));
     }
-    limited(RLIMIT_CPU, SANITIZED ? 300 : 60);
+    const struct rlimit seconds = most(SANITIZED ? 300 : 60);
+    limited(setrlimit(RLIMIT_CPU, &seconds));
     static char expression[MOST + 1];
     ng_context_config config;
     ng_context *ctx = NULL;
