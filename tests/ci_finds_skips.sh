@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# .ci/run fails for a test or a case that was skipped and has no reason in tests/skips.txt, for one that did not run
+# at all, for a failed one, and where no test ran.  On a tree of three files whose `make check` says what it is told.
+set -u -o pipefail
+root=$NG_TEST_SOURCE_DIR
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/tree/.ci" "$work/tree/tests"
+cp "$root/.ci/run" "$work/tree/.ci/run"
+printf 'known  a reason\nt_some:known_case  another\nbare\n' >"$work/tree/tests/skips.txt"
+cat >"$work/tree/Makefile" <<'END'
+check:
+	@cat said
+	@mkdir -p build/Testing/Temporary && cat log >build/Testing/Temporary/LastTest.log
+	@exit $$(cat code)
+END
+failures=0
+# ci WANT CODE LOG SAID...: lines of ctest, of its log and the exit code of make check
+ci() {
+  local want=$1 got=0
+  echo "$2" >"$work/tree/code"
+  printf "$3" >"$work/tree/log"
+  printf '%s\n' "${@:4}" >"$work/tree/said"
+  TMPDIR=$work "$work/tree/.ci/run" >"$work/out" 2>&1 || got=$?
+  [[ $want == 0 && $got == 0 || $want != 0 && $got != 0 ]] && return
+  echo "exit $got instead of $want: $*"
+  cat "$work/out"
+  failures=$((failures + 1))
+}
+all='100% tests passed, 0 tests failed out of 5'
+ci 0 0 '' "$all"
+ci 0 0 '' "$all" '	 12 - known (Skipped)'
+ci 1 0 '' "$all" '	 12 - unknown (Skipped)'
+ci 1 0 '' "$all" '	 12 - knowns (Skipped)'
+ci 1 0 '' "$all" '	 12 - bare (Skipped)'
+ci 1 0 '' "$all" '	 12 - known (Skipped)' '	 13 - unknown (Not Run)'
+ci 1 0 '' "$all" '	 13 - unknown (Disabled)'
+ci 0 0 '3/5 Test: t_some\n[  SKIPPED ] known_case\n' "$all"
+ci 1 0 '3/5 Test: t_some\n[  SKIPPED ] other_case\n' "$all"
+ci 1 0 '3/5 Test: t_other\n[  SKIPPED ] known_case\n' "$all"
+ci 1 2 '' '80% tests passed, 1 tests failed out of 5'
+ci 1 0 '' 'nothing to be done'
+exit $((failures > 0))
