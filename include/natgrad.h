@@ -1148,6 +1148,38 @@ NG_API int32_t ng_state_count(ng_precond *p);
 NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
+
+/* ---- 11. The Fisher matrix of given gradients: experimental -----------------------------------
+ * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): m gradients
+ * are given once, then products with the inverse of
+ *
+ *     F = lambda I + (1/m) sum_r g_r g_r'
+ *
+ * and its diagonal, for a pruning score w_i^2 / (2 [F^-1]_ii) and the correction of the weights that
+ * stay, are read as often as wanted.  With several blocks only the diagonal blocks of F are kept, as
+ * with one a layer, or the published fixed size.  Needs no ng_precond.
+ *
+ *   ng_fisher_create     end[blocks]: where blocks of coordinates end, rising, the last at d; NULL with
+ *                        blocks = 1
+ *   ng_fisher_solve      out <- F^-1 x;  out may be x
+ *   ng_fisher_diagonal   out_i <- [F^-1]_ii
+ *   ng_fisher_destroy    accepts NULL; before the context
+ *
+ * Shapes:  gradients [m, d] in f32, the numbers of a row side by side; x and out [d].
+ * Units:   everything is computed in double; a relative error of about 1e-16 (1 + max |g|^2 / lambda) is
+ *          left.  Time: m d min(m, B) once and for the diagonal, d min(m, B) for a product, B coordinates
+ *          in a block.
+ * Memory:  gradients are read until ng_fisher_destroy; of a block are kept k (k + 1) / 2 doubles,
+ *          k = min(m, B).
+ * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping not above 0, or too small for double; ends that do not
+ *          rise; a number that is not finite); NG_ERR_ABSENT (k beyond LAPACK's sizes); NG_ERR_NOMEM. */
+typedef struct ng_fisher ng_fisher;
+NG_API NG_CHECKED ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients,
+                                             double damping, const int64_t *end, int64_t blocks,
+                                             ng_fisher **out);
+NG_API NG_CHECKED ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out);
+NG_API NG_CHECKED ng_status ng_fisher_diagonal(ng_fisher *f, double *out);
+NG_API void ng_fisher_destroy(ng_fisher **fisher);
 #endif /* NG_EXPERIMENTAL */
 
 #ifdef __cplusplus

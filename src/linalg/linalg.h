@@ -223,6 +223,18 @@ enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
 int64_t ng_damped_scratch(int64_t n); /* floats */
 
+/* ---- fisher.c: lambda I + G'G / m of given rows, inverted: ng_fisher of natgrad.h ---------------*/
+
+struct ng_strided;
+/* Rows [m, d] of finite f32, damping > 0, ends as the header says (NULL: d). */
+ng_status ng_fisher_make(ng_context *ctx, const struct ng_strided *rows, double damping,
+                         const int64_t *end, int64_t blocks, ng_fisher **out);
+void ng_fisher_free(ng_fisher *f);
+ng_context *ng_fisher_context(const ng_fisher *f);
+int64_t ng_fisher_size(const ng_fisher *f); /* d */
+void ng_fisher_apply(ng_fisher *f, const double *x, double *out);
+void ng_fisher_inverse_diagonal(ng_fisher *f, double *out);
+
 /* ---- sym.c: element by element, now and here: for the host, on what the queue has left alone ----*/
 void ng_sym_zero(ng_sym S);
 void ng_sym_identity(ng_sym S);

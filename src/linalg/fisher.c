@@ -1,0 +1,322 @@
+/* fisher.c: the damped Fisher matrix of m given gradients, or diagonal blocks of it:
+ *
+ *     F = lambda I + G'G / m,   G [m, B]: of each gradient the coordinates of the block
+ *
+ * In: rows in f32 that stay where they are, the ends of the blocks.  Out: F^-1 x and the diagonal of F^-1.
+ *
+ * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) keeps m vectors of
+ * d numbers beside the gradients.  Here a block keeps one Cholesky factor L in double, of the smaller side:
+ *
+ *     m < B    L L' = lambda m I + G G'    F^-1 x = (x - G' (L L')^-1 G x) / lambda
+ *                                          [F^-1]_ii = (1 - |L^-1 G e_i|^2) / lambda
+ *     else     L L' = F                    F^-1 x = (L L')^-1 x,   [F^-1]_ii = |L^-1 e_i|^2
+ *
+ * which is the same by Woodbury.  Everything is summed in double, in an order that threads do not change. */
+#include "core/core.h"
+#include "linalg/linalg.h"
+
+enum { PANEL = 64, LANES = 8, SMALL = 65536 };
+
+struct ng_fisher {
+  ng_context *ctx;
+  const float *g; /* [m, d], rows ld apart; the caller's */
+  int64_t m, d, ld, blocks, most;
+  double damping;
+  int64_t *end;   /* [blocks]                                     */
+  int64_t *at;    /* [blocks + 1] of their factors                */
+  double *factor; /* L, in the order of ng_sym                    */
+  double *room;   /* [threads, most, PANEL]; [most] for solutions */
+  int32_t threads;
+};
+
+/* A block, while it is worked on. */
+typedef struct work {
+  ng_fisher *f;
+  int64_t from, B, n; /* its coordinates; the order of its factor */
+  bool dual;          /* m < B */
+  double *L;
+  const double *x; /* of the block */
+  double *z, *out;
+} work;
+
+static work work_of(ng_fisher *f, int64_t block) {
+  const int64_t from = block == 0 ? 0 : f->end[block - 1], B = f->end[block] - from;
+  return (work){.f = f,
+                .from = from,
+                .B = B,
+                .n = ng_min64(f->m, B),
+                .dual = f->m < B,
+                .L = f->factor + f->at[block],
+                .z = f->room + (int64_t)f->threads * f->most * PANEL};
+}
+
+static const float *row_of(const work *w, int64_t r) { return w->f->g + r * w->f->ld + w->from; }
+
+/* Tasks of a loop with so many products; little work stays here. */
+static void spread(const work *w, int64_t products, int64_t n, void (*task)(void *, int32_t),
+                   work *arg) {
+  if (products >= SMALL) {
+    ng_queue_run(w->f->ctx->queue, (int32_t)n, task, arg);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    task(arg, (int32_t)i);
+  }
+}
+
+/* ---- the factors -----------------------------------------------------------------------------*/
+
+static double sum_of(const double sum[LANES]) {
+  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+static double dot(const float *x, const float *y, int64_t n) {
+  double sum[LANES] = {0.0};
+  for (int64_t i = 0; i + LANES <= n; i += LANES) {
+    for (int k = 0; k < LANES; k++) {
+      sum[k] += (double)x[i + k] * (double)y[i + k];
+    }
+  }
+  for (int64_t i = n / LANES * LANES; i < n; i++) {
+    sum[0] += (double)x[i] * (double)y[i];
+  }
+  return sum_of(sum);
+}
+
+static double dot_wide(const float *x, const double *y, int64_t n) {
+  double sum[LANES] = {0.0};
+  for (int64_t i = 0; i + LANES <= n; i += LANES) {
+    for (int k = 0; k < LANES; k++) {
+      sum[k] += (double)x[i + k] * y[i + k];
+    }
+  }
+  for (int64_t i = n / LANES * LANES; i < n; i++) {
+    sum[0] += (double)x[i] * y[i];
+  }
+  return sum_of(sum);
+}
+
+static void fill_row(const work *w, int64_t i) {
+  const double m = (double)w->f->m;
+  for (int64_t j = 0; j <= i; j++) {
+    double v = 0.0;
+    if (w->dual) {
+      v = dot(row_of(w, i), row_of(w, j), w->B) + (i == j ? w->f->damping * m : 0.0);
+    } else {
+      for (int64_t r = 0; r < w->f->m; r++) {
+        v += (double)row_of(w, r)[i] * (double)row_of(w, r)[j];
+      }
+      v = v / m + (i == j ? w->f->damping : 0.0);
+    }
+    w->L[ng_sym_at(w->n, i, j)] = v;
+  }
+}
+
+/* A long row and a short one. */
+static void fill_rows(void *arg, int32_t i) {
+  const work *w = arg;
+  fill_row(w, i);
+  if (w->n - 1 - i != i) fill_row(w, w->n - 1 - i);
+}
+
+/* False: not positive definite in double. */
+static bool factorise(work *w) {
+  ng_queue *q = w->f->ctx->queue;
+  int info = 0; /* the queue is waited for below */
+  spread(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows, w);
+  ng_on(q)->factor64(q, w->n, w->L, &info);
+  ng_queue_wait(q);
+  if (ng_info_read(q, &info) != 0) return false;
+  for (int64_t i = 0; i < w->n; i++) {
+    const double d = w->L[ng_sym_at(w->n, i, i)];
+    if (!(d > 0.0) || !(d - d == 0.0)) return false;
+  }
+  return true;
+}
+
+/* ---- F^-1 x ----------------------------------------------------------------------------------*/
+
+static void products(void *arg, int32_t r) {
+  const work *w = arg;
+  w->z[r] = dot_wide(row_of(w, r), w->x, w->B);
+}
+
+/* Coordinates PANEL i and on: out = (x - G' z) / lambda. */
+static void remainders(void *arg, int32_t i) {
+  const work *w = arg;
+  const int64_t from = (int64_t)i * PANEL, n = ng_min64(PANEL, w->B - from);
+  double sum[PANEL] = {0.0};
+  for (int64_t r = 0; r < w->f->m; r++) {
+    const float *g = row_of(w, r) + from;
+    for (int64_t k = 0; k < n; k++) {
+      sum[k] += (double)g[k] * w->z[r];
+    }
+  }
+  for (int64_t k = 0; k < n; k++) {
+    w->out[from + k] = (w->x[from + k] - sum[k]) / w->f->damping;
+  }
+}
+
+void ng_fisher_apply(ng_fisher *f, const double *x, double *out) {
+  ng_queue *q = f->ctx->queue;
+  for (int64_t b = 0; b < f->blocks; b++) {
+    work w = work_of(f, b);
+    w.x = x + w.from;
+    w.out = out + w.from;
+    if (w.dual) {
+      spread(&w, w.n * w.B, w.n, products, &w);
+    } else {
+      memcpy(w.z, w.x, (size_t)w.B * sizeof *w.z);
+    }
+    ng_on(q)->solve64(q, w.n, w.L, w.z);
+    ng_queue_wait(q);
+    if (w.dual) {
+      spread(&w, w.n * w.B, (w.B + PANEL - 1) / PANEL, remainders, &w);
+    } else {
+      memcpy(w.out, w.z, (size_t)w.B * sizeof *w.z);
+    }
+  }
+}
+
+/* ---- the diagonal ----------------------------------------------------------------------------*/
+
+/* Y [n, PANEL] <- L^-1 Y, and the squared length of each column. */
+static void substitute(const work *w, double *Y, double length[PANEL]) {
+  memset(length, 0, PANEL * sizeof *length);
+  for (int64_t i = 0; i < w->n; i++) {
+    double *y = Y + i * PANEL;
+    for (int64_t j = 0; j < i; j++) {
+      const double by = w->L[ng_sym_at(w->n, i, j)], *before = Y + j * PANEL;
+      for (int k = 0; k < PANEL; k++) {
+        y[k] -= by * before[k];
+      }
+    }
+    const double pivot = 1.0 / w->L[ng_sym_at(w->n, i, i)];
+    for (int k = 0; k < PANEL; k++) {
+      y[k] *= pivot;
+      length[k] += y[k] * y[k];
+    }
+  }
+}
+
+/* What is left of 1 - length may be rounding alone, but no diagonal entry of an inverse is below the
+ * inverse of its entry, lambda + |G e_i|^2 / m. */
+static void panel(const work *w, int64_t from, int64_t n, double *Y, double *out) {
+  double length[PANEL], least[PANEL] = {0.0};
+  memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);
+  for (int64_t r = 0; r < w->f->m && w->dual; r++) {
+    for (int64_t k = 0; k < n; k++) {
+      const double g = (double)row_of(w, r)[from + k];
+      Y[r * PANEL + k] = g;
+      least[k] += g * g;
+    }
+  }
+  for (int64_t k = 0; k < n && !w->dual; k++) {
+    Y[(from + k) * PANEL + k] = 1.0;
+  }
+  substitute(w, Y, length);
+  const double lambda = w->f->damping;
+  for (int64_t k = 0; k < n; k++) {
+    const double left = (1.0 - length[k]) / lambda,
+                 bound = 1.0 / (lambda + least[k] / (double)w->f->m);
+    out[w->from + from + k] = !w->dual ? length[k] : left > bound ? left : bound;
+  }
+}
+
+typedef struct diagonal {
+  ng_fisher *f;
+  double *out;
+} diagonal;
+
+/* A thread's share of the panels of all blocks. */
+static void panels(void *arg, int32_t thread) {
+  const diagonal *a = arg;
+  ng_fisher *f = a->f;
+  double *Y = f->room + (int64_t)thread * f->most * PANEL;
+  for (int64_t b = 0, at = 0; b < f->blocks; b++) {
+    const work w = work_of(f, b);
+    for (int64_t from = 0; from < w.B; from += PANEL, at++) {
+      if (at % f->threads == thread) panel(&w, from, ng_min64(PANEL, w.B - from), Y, a->out);
+    }
+  }
+}
+
+void ng_fisher_inverse_diagonal(ng_fisher *f, double *out) {
+  diagonal a = {f, out};
+  ng_queue_run(f->ctx->queue, f->threads, panels, &a);
+}
+
+/* ---- create, destroy -------------------------------------------------------------------------*/
+
+ng_context *ng_fisher_context(const ng_fisher *f) { return f->ctx; }
+int64_t ng_fisher_size(const ng_fisher *f) { return f->d; }
+
+static size_t list_bytes(const ng_fisher *f) {
+  return (size_t)(2 * f->blocks + 1) * sizeof(int64_t);
+}
+
+static size_t number_bytes(const ng_fisher *f) {
+  const int64_t room = ng_times((int64_t)f->threads * PANEL + 1, f->most);
+  return (size_t)ng_times(ng_plus(f->at[f->blocks], room), (int64_t)sizeof(double));
+}
+
+void ng_fisher_free(ng_fisher *f) {
+  if (f->factor != NULL) ng_free(f->ctx, f->factor, number_bytes(f));
+  if (f->end != NULL) ng_free(f->ctx, f->end, list_bytes(f));
+  ng_free(f->ctx, f, sizeof *f);
+}
+
+static ng_status make(ng_fisher *f, const int64_t *end) {
+  ng_context *ctx = f->ctx;
+  f->end = ng_alloc(ctx, list_bytes(f));
+  if (f->end == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for blocks");
+  f->at = f->end + f->blocks;
+  f->at[0] = 0;
+  for (int64_t b = 0; b < f->blocks; b++) {
+    f->end[b] = end == NULL ? f->d : end[b];
+    const int64_t n = ng_min64(f->m, f->end[b] - (b == 0 ? 0 : f->end[b - 1]));
+    f->most = ng_max64(f->most, n);
+    f->at[b + 1] = ng_plus(f->at[b], ng_sym_count(n));
+  }
+  if (!ng_linalg_fits(f->most)) {
+    return ng_fail(ctx, NG_ERR_ABSENT, "ng_fisher_create: a block of order %lld is too large",
+                   (long long)f->most);
+  }
+  f->factor = ng_alloc(ctx, number_bytes(f));
+  if (f->factor == NULL) {
+    return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory for factors (%zu bytes)",
+                   number_bytes(f));
+  }
+  f->room = f->factor + f->at[f->blocks];
+  for (int64_t b = 0; b < f->blocks; b++) {
+    work w = work_of(f, b);
+    if (!factorise(&w)) {
+      return ng_fail(ctx, NG_ERR_ARG,
+                     "ng_fisher_create: damping %g is too small for these gradients: block %lld is "
+                     "singular in double",
+                     f->damping, (long long)b);
+    }
+  }
+  return NG_OK;
+}
+
+ng_status ng_fisher_make(ng_context *ctx, const ng_strided *rows, double damping,
+                         const int64_t *end, int64_t blocks, ng_fisher **out) {
+  ng_fisher *f = ng_alloc(ctx, sizeof *f);
+  if (f == NULL) return ng_fail(ctx, NG_ERR_NOMEM, "ng_fisher_create: no memory");
+  *f = (ng_fisher){.ctx = ctx,
+                   .g = rows->data,
+                   .m = rows->shape[0],
+                   .d = rows->shape[1],
+                   .ld = rows->stride[0],
+                   .blocks = blocks,
+                   .damping = damping,
+                   .threads = ctx->queue->threads};
+  const ng_status st = make(f, end);
+  if (st != NG_OK) {
+    ng_fisher_free(f);
+    return st;
+  }
+  *out = f;
+  return NG_OK;
+}
