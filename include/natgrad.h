@@ -393,7 +393,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Schedules of damping, stat_decay, kl_clip, stat_period, solve_period.
  *   schedule        entries separated by blanks: NAME*F@T1,T2 (value = base F^(points <= t)),
  *                   NAME*=F@T1,T2 (the current value is multiplied at each point, periods
- *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M))
+ *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N: base f(x),
+ *                   x = min(1, (t + 1) / N), with WAY up and RULE L: x; Q: x^2; C: 1 - sqrt(1 - x^2);
+ *                   EK: exp(K (x - 1)); SK: 1 / (1 + exp(-K (x - 1/2))); with WAY down 1 - f, and for C
+ *                   sqrt(1 - x^2), never at its 0 (damping~E5-down@1000; EFCP)
  *
  * Ranks.
  *   statistics      all | local | owner | sharded: factors over all ranks, kept by all; over the

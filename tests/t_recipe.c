@@ -187,6 +187,19 @@ static void damping_comes_down(void **state) {
   settings_free(&s);
 }
 
+/* EFCP's KeepRatio: lr / (lr0 / damp0), by hand. */
+static void damping_keeps_its_ratio(void **state) {
+  (void)state;
+  settings s;
+  settings_init(&s);
+  must_set(&s, "lr", "0.5");
+  assert_true(recipe_damping_ratio(&s, 0.01, 0.5) == 0.01);
+  assert_true(recipe_damping_ratio(&s, 0.01, 0.125) == 0.0025);
+  assert_true(recipe_damping_ratio(&s, 0.01, 2.0) == 0.04);
+  assert_true(recipe_damping_ratio(&s, 0.01, 0.0) < 0.0);
+  settings_free(&s);
+}
+
 /* ---- weights -----------------------------------------------------------------------------------*/
 
 static double norm(const nn_param *p) {
@@ -285,6 +298,7 @@ static void every_setting_has_an_effect(void **state) {
       {{NULL}, {"rescale-weights", "always"}},
       {{"method", "sgd", "lr", "5"}, {"rescale-weights", "shrink"}}, /* fresh weights are short */
       {{NULL}, {"damping-start", "5", "damping-warm-up", "1"}},
+      {{"solve-period", "1"}, {"damping-rule", "keep-ratio"}}, /* lr falls to 0 */
       {{NULL}, {"acc-iters", "2"}},
       {{NULL}, {"mixup-alpha", "1"}},
       {{"mixup-alpha", "1"}, {"running-mixup", "true"}},
@@ -323,6 +337,7 @@ int main(void) {
       cmocka_unit_test(configurations_are_the_published_ones),
       cmocka_unit_test(momentum_follows_lr),
       cmocka_unit_test(damping_comes_down),
+      cmocka_unit_test(damping_keeps_its_ratio),
       cmocka_unit_test(weights_are_rescaled),
       cmocka_unit_test(micro_batches_make_a_batch),
       cmocka_unit_test(every_setting_has_an_effect),

@@ -120,6 +120,40 @@ static void bounds(void **state) {
   assert_true(value("solve_period*1000000@1,2,3", "solve_period", 1, 0, 3) == 1e15);
 }
 
+/* EFCP's continuous rules at x = 1/4, 1/2, 3/4 and the end, by hand from their formulas:
+ * 1 - sqrt(15)/4, 1 - sqrt(3)/2, 1 - sqrt(7)/4; e^-3, e^-2, e^-1; 1/(1 + e), 1/2, 1/(1 + 1/e), 1/(1 + e^-2). */
+static void curves_of_efcp(void **state) {
+  (void)state;
+  static const struct {
+    const char *rule;
+    double up[4], down[4]; /* down: the last is that of x = 3/4 again where there is 0 */
+  } table[] = {
+      {"L", {0.25, 0.5, 0.75, 1}, {0.75, 0.5, 0.25, 0.25}},
+      {"Q", {0.0625, 0.25, 0.5625, 1}, {0.9375, 0.75, 0.4375, 0.4375}},
+      {"C",
+       {0.03175416344814579, 0.1339745962155614, 0.3385621722338523, 1},
+       {0.9682458365518543, 0.8660254037844386, 0.6614378277661477, 0.6614378277661477}},
+      {"E4",
+       {0.04978706836786394, 0.1353352832366127, 0.3678794411714423, 1},
+       {0.9502129316321361, 0.8646647167633873, 0.6321205588285577, 0.6321205588285577}},
+      {"S4",
+       {0.2689414213699951, 0.5, 0.7310585786300049, 0.8807970779778823},
+       {0.7310585786300049, 0.5, 0.2689414213699951, 0.1192029220221177}},
+  };
+  char up[64], down[64];
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    (void)snprintf(up, sizeof up, "damping~%s-up@4", table[i].rule);
+    (void)snprintf(down, sizeof down, "damping~%s-down@4", table[i].rule);
+    for (int64_t t = 0; t < 9; t++) { /* steps after the last are like it */
+      const int64_t k = t < 4 ? t : 3;
+      /* 16 digits above, and a few roundings of 2^-53 */
+      assert_true(fabs(value(up, "damping", 3, 0, t) - 3 * table[i].up[k]) < 4e-15);
+      assert_true(fabs(value(down, "damping", 3, 0, t) - 3 * table[i].down[k]) < 4e-15);
+      assert_true(value(up, "damping", 3, 7, t + 7) == value(up, "damping", 3, 0, t)); /* ng_set */
+    }
+  }
+}
+
 static void has(void **state) {
   (void)state;
   ng_schedule *s = NULL;
@@ -160,7 +194,20 @@ static void grammar(void **state) {
       {"damping *0.5@1", "expected '*'"},
       {"damping*0.5@1;", "steps"},
       {"damping*==0.5@1", "factor"},
-      {"damping~0.9", "stat_decay only"},
+      {"kl_clip~0.9", "stat_decay and damping only"},
+      {"damping~0.9", "expected L-"},
+      {"damping~", "expected L-"},
+      {"damping~L", "expected L-"},
+      {"damping~L5-up@9", "expected L-"},
+      {"damping~E-up@9", "expected L-"},
+      {"damping~E0-up@9", "expected L-"},
+      {"damping~S51-up@9", "expected L-"},
+      {"damping~X-up@9", "expected L-"},
+      {"damping~L-@9", "up@ or down@"},
+      {"damping~L-sideways@9", "up@ or down@"},
+      {"damping~L-up", "up@ or down@"},
+      {"damping~L-up@1", "at least 2"},
+      {"damping~L-up@9,10", "at least 2"},
       {"stat_decay~0", "0 < M"},
       {"stat_decay~1.5", "0 < M"},
       {"stat_decay~", "0 < M"},
@@ -308,7 +355,9 @@ static void any_text(void **state) {
                                       "nan",
                                       "damping*0.5@1,2",
                                       " kl_clip*=2@3",
-                                      "stat_decay~0.9"};
+                                      "stat_decay~0.9",
+                                      "damping~E5-",
+                                      "down@20"};
   const uint64_t seed = test_seed();
   rng r = {seed};
   int64_t good = 0;
@@ -357,6 +406,7 @@ int main(void) {
       cmocka_unit_test(periods_are_cut),
       cmocka_unit_test(since),
       cmocka_unit_test(bounds),
+      cmocka_unit_test(curves_of_efcp),
       cmocka_unit_test(has),
       cmocka_unit_test(grammar),
       cmocka_unit_test(against_plain),

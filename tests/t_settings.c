@@ -53,6 +53,7 @@ static const char *const other[][2] = {
     {"erase-area-low", "0.01"},
     {"erase-area-high", "0.5"},
     {"erase-aspect-low", "0.2"},
+    {"damping-rule", "keep-ratio"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };
@@ -163,6 +164,11 @@ static void settings_are_checked_together(void **state) {
        "--damping-start: the schedule 'damping*0.5@3' changes damping, too"},
       {{{"method", "sgd"}, {"damping-start", "0.5"}, {"damping-warm-up", "1"}},
        "--damping-start: method sgd"},
+      {{{"damping-rule", "keep-ratio"}, {"damping-start", "0.5"}, {"damping-warm-up", "1"}},
+       "--damping-rule: --damping-start moves damping, too"},
+      {{{"damping-rule", "keep-ratio"}, {"schedule", "damping~L-down@9"}},
+       "--damping-rule: the schedule 'damping~L-down@9' changes damping, too"},
+      {{{"method", "sgd"}, {"damping-rule", "keep-ratio"}}, "--damping-rule: method sgd"},
       {{{"running-mixup", "true"}}, "--running-mixup: needs"},
       {{{"erase-area-low", "0.1"}}, "--erase-area-low: needs an --erase-rate"},
       {{{"erase-aspect-low", "0.1"}}, "--erase-aspect-low: needs an --erase-rate"},

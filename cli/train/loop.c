@@ -125,6 +125,16 @@ static int sum_gradients(run *r) {
  * row have nowhere to go. */
 enum { MOST_SKIPPED = 4 };
 
+/* Damping of the coming step, where a setting moves it. */
+static int move_damping(run *r, double lr) {
+  if (r->s->damping_start > 0.0)
+    return precond_damping(r->p,
+                           recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
+  if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
+  const double damping = recipe_damping_ratio(r->s, r->damping, lr);
+  return damping > 0.0 ? precond_damping(r->p, damping) : CLI_OK;
+}
+
 static int one_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
   bool wanted = false;
@@ -137,8 +147,7 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
   unsigned outcome = 0;
   if (rc == CLI_OK) rc = sum_gradients(r);
   precond_momentum(r->p, recipe_momentum(r->s, lr, before));
-  if (rc == CLI_OK && r->s->damping_start > 0.0)
-    rc = precond_damping(r->p, recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
+  if (rc == CLI_OK) rc = move_damping(r, lr);
   if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
   if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
   const bool skipped = (outcome & PRECOND_SKIPPED) != 0;

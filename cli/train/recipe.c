@@ -58,6 +58,10 @@ double recipe_damping(const settings *s, double damping, int64_t step, int64_t p
   return damping + (s->damping_start - damping) * pow(1.0 - a, (double)step);
 }
 
+double recipe_damping_ratio(const settings *s, double damping, double lr) {
+  return lr > 0.0 ? damping * lr / settings_lr(s) : -1.0;
+}
+
 /* ---- weights -----------------------------------------------------------------------------------*/
 
 void recipe_rescale(const settings *s, nn *net) {

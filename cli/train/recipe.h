@@ -34,6 +34,9 @@ double recipe_momentum(const settings *s, double lr, double before);
  * a = 2 log10(damping_start / damping) / T, at most 1, and T = damping_warm_up per_epoch steps. */
 double recipe_damping(const settings *s, double damping, int64_t step, int64_t per_epoch);
 
+/* keep-ratio (EFCP's KeepRatio): damping lr / settings_lr; negative, where lr is 0: as it is. */
+double recipe_damping_ratio(const settings *s, double damping, double lr);
+
 /* Weights of layers, and no bias or norm: w <- w sqrt(2 outputs) / (||w|| + 1e-9); `shrink`: only those
  * that are too long (the code), `always`: the papers. */
 void recipe_rescale(const settings *s, nn *net);

@@ -121,7 +121,8 @@ static int word_form(const char *name, const char *value, char *message, size_t 
                                            {"augment", "auto|none|crop|flip|crop+flip"},
                                            {"fisher", "empirical|sampled"},
                                            {"adjust-momentum", "none|ratio|proportional"},
-                                           {"rescale-weights", "none|shrink|always"}};
+                                           {"rescale-weights", "none|shrink|always"},
+                                           {"damping-rule", "none|keep-ratio"}};
   size_t i = 0;
   while (strcmp(name, choices[i][0]) != 0) /* every row of kind WORD is there */
     i++;

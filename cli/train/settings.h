@@ -38,6 +38,7 @@ typedef struct settings {
   double mixup_alpha;                    /* 0: no mixup                     */
   bool running_mixup;
   double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
+  char *damping_rule; /* none | keep-ratio */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

@@ -28,13 +28,13 @@ static bool among(const char *name, const char *const *list, int n) {
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  static const char *const curvature[] = {"fisher", "optimizer", "damping_start",
-                                          "damping_warm_up"};
+  static const char *const curvature[] = {"fisher", "optimizer", "damping_start", "damping_warm_up",
+                                          "damping_rule"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL) return !first_order; /* the library's */
-  if (first_order && among(spelt, curvature, 4)) return false;
+  if (first_order && among(spelt, curvature, 5)) return false;
   return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
 }
 
@@ -131,10 +131,22 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
   return idle;
 }
 
+/* `name` moves damping; nothing else may. */
+static int check_schedule(const ng_options *o, const char *name) {
+  char schedule[MESSAGE] = "";
+  if (ng_options_get(o, "schedule", schedule, sizeof schedule) == NG_OK &&
+      strstr(schedule, "damping") == NULL) {
+    return CLI_OK;
+  }
+  return cli_bad("--%s: the schedule '%s' changes damping, too", name, schedule);
+}
+
 /* The two numbers of a damping that begins higher, against each other and the library's. */
 static int check_damping(const settings *s, const ng_options *o) {
-  char schedule[MESSAGE] = "";
-  if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0) return CLI_OK;
+  const bool rule = strcmp(s->damping_rule, "none") != 0;
+  if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
+    return rule ? check_schedule(o, "damping-rule") : CLI_OK;
+  if (rule) return cli_bad("--damping-rule: --damping-start moves damping, too");
   if (s->damping_start <= 0.0)
     return cli_bad("--damping-warm-up: needs --damping-start, to come down from");
   if (s->damping_warm_up <= 0.0)
@@ -144,11 +156,7 @@ static int check_damping(const settings *s, const ng_options *o) {
     return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
                    damping);
   }
-  if (ng_options_get(o, "schedule", schedule, sizeof schedule) != NG_OK ||
-      strstr(schedule, "damping") != NULL) {
-    return cli_bad("--damping-start: the schedule '%s' changes damping, too", schedule);
-  }
-  return CLI_OK;
+  return check_schedule(o, "damping-start");
 }
 
 int settings_check(const settings *s) {

@@ -52,6 +52,8 @@ static const published list[] = {
     {"pi_type", "damping_split = pi; root for anything but tracenorm"},
     {"use_cholesky", "solver = cholesky"},
     {"loss_scale", "nothing: gradients are f32"},
+    {"maintain_lr_damp_ratio", "damping_rule = keep-ratio"},
+    {"damp_rule", "damping_rule = keep-ratio, or schedule = damping~L-down@STEPS"},
     {"constructor", "skip_layers, norm_block: what gets curvature"},
 };
 

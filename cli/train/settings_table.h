@@ -81,7 +81,9 @@
     "its area, as a share of the image, from here (0.02)")                                         \
   X(REAL, erase_area_high, "erase-area-high", "R", "0.25", 0, 1, 1, "... to here (0.25)")          \
   X(REAL, erase_aspect_low, "erase-aspect-low", "R", "0.3", 0.001, 1, 1,                           \
-    "the ratio of its sides from here to 1, or the inverse (0.3)")
+    "the ratio of its sides from here to 1, or the inverse (0.3)")                                 \
+  X(WORD, damping_rule, "damping-rule", "HOW", "none", 0, 0, 1,                                    \
+    "none | keep-ratio: damping that follows lr, damping lr / --lr (none)")
 
 /* What it sets itself, run by run. */
 #define SETTINGS_SINGLE(X)                                                                         \

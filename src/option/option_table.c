@@ -183,7 +183,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(schedule, .group = "schedule", .standard = "",
         .help =
             "entries NAME*F@T1,T2 (base times F at each step), NAME*=F@T1,T2 (the current value "
-            "times F, periods cut to whole steps), stat_decay~M (min(1 - 1/max(t,1), M))",
+            "times F, periods cut to whole steps), stat_decay~M (min(1 - 1/max(t,1), M)), "
+            "damping~RULE-WAY@N (base f((t+1)/N), RULE L, Q, C, EK or SK, WAY up or down)",
         .test = "effect_schedule", .form = ng_schedule_form),
 
     /* Ranks: where things are kept; but for `statistics`, no number depends on it. */

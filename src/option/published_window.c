@@ -138,6 +138,16 @@ static ng_status take_scope(job *j) {
   return put(j, "window_scope", tensor ? "parameter" : "model");
 }
 
+/* A rule of the step needs the number of steps, which no argument there says; the others follow lr and losses,
+ * which the trainer has. */
+static ng_status check_damp_rule(job *j) {
+  if (is_none(j->value)) return NG_OK;
+  return refuse(
+      j, NG_ERR_ABSENT,
+      "none; L, Q, C, EK, SK: option schedule, damping~L-down@STEPS; KeepRatio, Tikhonov: "
+      "natgrad train --damping-rule");
+}
+
 static ng_status check_groups(job *j) {
   if (is_none(j->value) || ng_in_list("one|get_param_groups", j->value)) return NG_OK;
   return refuse(j, NG_ERR_ARG, "one or get_param_groups");
@@ -179,6 +189,10 @@ static const ng_published efcp_names[] = {
      check_off},
     {"use_sq_newton", "", "nothing to set: the published program does not look at it", check_off},
     {"use_bn_model", "", "nothing to set: the published program does not look at it", check_off},
+    {"damp_rule", "",
+     "nothing to set: only none; rules are schedule = damping~L-down@STEPS, or --damping-rule of "
+     "natgrad train",
+     check_damp_rule},
     {"param_groups", "", "nothing to set: they have numbers of their own in the update",
      check_groups},
 };
@@ -308,7 +322,6 @@ static const ng_left_out efcp_out[] = {
     {"wandb_job_type", "there is no log but that of natgrad train"},
     {"clip_grad_val", "gradients are clipped by whoever made them, before the step"},
     {"cancel_grad_clip", "gradients are clipped by whoever made them, before the step"},
-    {"damp_rule", "a damping that moves is option schedule, or ng_set"},
     {"swa_start_epoch", "an average of weights is kept by whoever moves them"},
     {"switch_to_sgd", "methods are changed by whoever calls them: another preconditioner"},
     {"rank", "of another method: lowrank-mfac has rank"},

@@ -12,8 +12,14 @@
  *                                              of KAISA, which its examples call once an epoch
  *            | "stat_decay~" M                 min(1 - 1/max(t,1), M), whatever base and since are:
  *                                              exp_decay_factor_averaging of KAISA
+ *            | "damping~" RULE "-" WAY "@" N   base f(x), x = (t - since + 1) / N, at most 1: the continuous
+ *                                              schedules of EFCP.  WAY up, RULE L: x; Q: x^2;
+ *                                              C: 1 - sqrt(1 - x^2); EK: exp(K (x - 1));
+ *                                              SK: 1 / (1 + exp(-K (x - 1/2))).  down: 1 - f, and for C
+ *                                              sqrt(1 - x^2).  Where f(1) is 0, x is at most 1 - 1/N
  *   NAME = damping, stat_decay, kl_clip, stat_period or solve_period;  F > 0;  0 < M <= 1;
  *   T = whole steps, ascending, the first at least 1 (a change at step 0 is a change of the base)
+ *   N = whole steps, at least 2;  0 < K <= 50
  *
  * A period never falls below 1: the published ones can be cut to 0, which then divides by zero. */
 #include "option/option.h"
@@ -21,6 +27,7 @@
 #include <math.h>
 
 #define FACTOR_MAX 1e6
+#define STEEP_MAX 50
 #define NUMBER_MAX 40
 
 /* The options that may move.  The order is that of the `live` part of a state on disk, and of the
@@ -29,11 +36,14 @@ const ng_option_id ng_scheduled[NG_SCHEDULED] = {NG_OPTION_damping, NG_OPTION_st
                                                  NG_OPTION_kl_clip, NG_OPTION_stat_period,
                                                  NG_OPTION_solve_period};
 
-typedef enum rule { RULE_NONE, RULE_ABSOLUTE, RULE_CUMULATIVE, RULE_RAMP } rule;
+typedef enum rule { RULE_NONE, RULE_ABSOLUTE, RULE_CUMULATIVE, RULE_RAMP, RULE_CURVE } rule;
 
 typedef struct entry {
   rule rule;
-  double factor; /* F or M */
+  double factor; /* F, M or K */
+  char curve;    /* L, Q, C, E or S */
+  bool down;
+  int64_t steps; /* N */
   int64_t points;
   const int64_t *point;
 } entry;
@@ -143,10 +153,34 @@ static ng_status read_points(reader *r, const char *whole, int32_t k, entry *e) 
   return NG_OK;
 }
 
+/* RULE "-" WAY "@" N, of damping. */
+static ng_status read_curve(reader *r, const char *whole, entry *e) {
+  char word[NUMBER_MAX];
+  bool good = take_word(r, "-", word) && word[0] != 0 && strchr("LQCES", word[0]) != NULL;
+  e->rule = RULE_CURVE;
+  e->curve = word[0];
+  if (good && (e->curve == 'E' || e->curve == 'S')) {
+    good = ng_read_real(word + 1, &e->factor) && e->factor > 0 && e->factor <= STEEP_MAX;
+  } else if (good) {
+    good = word[1] == 0;
+  }
+  if (!good || *r->at != '-')
+    return complain(r, whole, "expected L-, Q-, C-, EK- or SK-, 0 < K <= 50, after '~'", "");
+  r->at++;
+  good = take_word(r, "@", word);
+  e->down = ng_is(word, "down");
+  if (!good || *r->at != '@' || (!e->down && !ng_is(word, "up")))
+    return complain(r, whole, "expected up@ or down@ after the rule", "");
+  r->at++;
+  if (!take_word(r, "", word) || !ng_read_int(word, &e->steps) || e->steps < 2)
+    return complain(r, whole, "expected a number of steps, at least 2, after '@'", "");
+  return NG_OK;
+}
+
 static ng_status read_entry(reader *r) {
   const char *whole = r->at;
   char word[NUMBER_MAX];
-  entry e = {RULE_NONE, 0, 0, NULL};
+  entry e = {.rule = RULE_NONE};
   if (!take_word(r, "*~=@,", word)) return complain(r, whole, "the name is too long", "");
   for (char *c = word; *c != 0; c++) {
     if (*c == '-') *c = '_';
@@ -162,11 +196,15 @@ static ng_status read_entry(reader *r) {
     return complain(r, whole, "this option is not one of the method ", r->against->method);
   }
   if (r->seen[k] != RULE_NONE) return complain(r, whole, "this option has an entry already", "");
-  if (*r->at == '~') {
+  if (*r->at == '~' && ng_scheduled[k] == NG_OPTION_damping) {
+    r->at++;
+    const ng_status st = read_curve(r, whole, &e);
+    if (st != NG_OK) return st;
+  } else if (*r->at == '~') {
     r->at++;
     e.rule = RULE_RAMP;
     if (ng_scheduled[k] != NG_OPTION_stat_decay)
-      return complain(r, whole, "'~' is for stat_decay only", "");
+      return complain(r, whole, "'~' is for stat_decay and damping only", "");
     if (!take_word(r, "", word) || !ng_read_real(word, &e.factor) || !(e.factor > 0) ||
         e.factor > 1) {
       return complain(r, whole, "expected a number, 0 < M <= 1, after '~'", "");
@@ -257,12 +295,28 @@ bool ng_schedule_has(const ng_schedule *s, ng_option_id option) {
   return s != NULL && k >= 0 && s->entry[k].rule != RULE_NONE;
 }
 
+/* A share of the base. */
+static double curve_at(const entry *e, int64_t now) {
+  const bool ends = e->down && e->curve != 'S'; /* at 0 */
+  const double x = (double)ng_min64(now, ends ? e->steps - 1 : e->steps) / (double)e->steps;
+  double up = x; /* L */
+  if (e->curve == 'Q') up = x * x;
+  if (e->curve == 'C') return e->down ? sqrt(1 - x * x) : 1 - sqrt(1 - x * x);
+  if (e->curve == 'E') up = exp(e->factor * (x - 1));
+  if (e->curve == 'S') up = 1 / (1 + exp(-e->factor * (x - 0.5)));
+  return e->down ? 1 - up : up;
+}
+
 double ng_schedule_value(const ng_schedule *s, ng_option_id option, double base, int64_t since,
                          int64_t t) {
   const int32_t k = place_of((int32_t)option);
   if (s == NULL || k < 0 || s->entry[k].rule == RULE_NONE) return base;
   const entry *e = &s->entry[k];
   if (e->rule == RULE_RAMP) return fmin(1 - 1 / (double)ng_max64(t, 1), e->factor);
+  if (e->rule == RULE_CURVE) {
+    const int64_t now = ng_max64(t - since, 0) + 1;
+    return ng_option_clamp(row_of(k), base * curve_at(e, now));
+  }
   double v = base;
   int64_t n = 0;
   for (int64_t i = 0; i < e->points && e->point[i] <= t; i++) {
