@@ -122,13 +122,13 @@ static void needs(const ng_options *o, const char *option, const char *expected)
 
 static void idle_options(void **state) {
   (void)state;
-  static const char *const clip[] = {"kl", "rescale", "norm", "ratio", "rms", "none"};
+  static const char *const clip[] = {"kl", "rescale", "norm", "ratio", "rms", "value", "none"};
   ng_options o = standard_options();
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < 7; i++) {
     set(&o, "clip", clip[i]);
     needs(&o, "kl_clip", i == 0 ? "" : "clip = kl");
     needs(&o, "kl-clip", i == 0 ? "" : "clip = kl");
-    needs(&o, "clip_bound", i >= 2 && i <= 4 ? "" : "clip = norm, ratio or rms");
+    needs(&o, "clip_bound", i >= 2 && i <= 5 ? "" : "clip = norm, ratio, rms or value");
     needs(&o, "damping", "");
     needs(&o, "clip", "");
   }

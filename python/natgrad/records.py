@@ -19,6 +19,16 @@ from ._core import failure
 _NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds", "clip")
 
 
+def _turn(report):
+    """How far the last step's direction PD turns and stretches the gradient D, over all that was preconditioned."""
+    d2, pd2 = report["d2"], report["pd2"]
+    if not (d2 > 0 and pd2 > 0):
+        return dict.fromkeys(("cosine", "angle", "rotation", "stretch"))
+    cosine = max(-1.0, min(1.0, report["inner"] / math.sqrt(d2) / math.sqrt(pd2)))
+    return {"cosine": cosine, "angle": math.degrees(math.acos(cosine)), "rotation": 90.0 * (1.0 - cosine),
+            "stretch": math.sqrt(pd2) / math.sqrt(d2)}
+
+
 class Log:
     """Lines of one run: "step", "epoch", "end", one JSON object each, with "schema": 1.
 
@@ -48,7 +58,7 @@ class Log:
         self._marks[event] = totals, report["steps"] + report["skipped"]
         row = {"schema": 1, "event": event, "step": report["steps"], "epoch": int(epoch)}
         if event == "step":
-            values["clip"] = report["clip"]
+            values.update(clip=report["clip"], **_turn(report))
         if event == "end":
             values.update(skipped=report["skipped"], rescued=self._preconditioner.rescued,
                           unobserved=self._preconditioner.unobserved,

@@ -155,7 +155,7 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* "clip = norm, ratio or rms", in the order of the enum; false: no room. */
+/* "clip = norm, ratio, rms or value", in the order of the enum; false: no room. */
 static bool write_needs(const ng_option_row *row, char *text, size_t size) {
   const ng_option_row *other = &ng_option_table[row->needs];
   size_t n = (size_t)snprintf(text, size, "%s =", other->name);

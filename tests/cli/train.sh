@@ -22,7 +22,7 @@ train 2 "--lr-schedule: 'step:4,2', expected step:E1,E2,...* ascend *" --lr-sche
 train 2 "--damping: '0' is out of range, expected 0 < damping *" --damping 0
 train 2 '--update: the trainer sets it; use optimizer' --update gradient
 train 2 '--damping: method sgd has no curvature and no use for it' --method sgd --damping 0.1
-train 2 '--clip_bound: method natgrad makes no use of it without clip = norm, ratio or rms' --clip-bound 0.1
+train 2 '--clip_bound: method natgrad makes no use of it without clip = norm, ratio, rms or value' --clip-bound 0.1
 train 2 '--kl_clip: method natgrad makes no use of it without clip = kl' --clip none --kl-clip 0.01
 train 2 '--stat_decay: method adasgd makes no use of it without sides = both or input' --method adasgd --stat-decay 0.9
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0

@@ -48,6 +48,11 @@ class Records(Case):
             self.assertEqual(list(row), ["schema", "event", *listed], row["event"])
             self.assertEqual(row["schema"], 1)
             self.assertEqual(list(row["ms"]), [s["name"] for s in k.report()["stations"]])
+        last, report = rows[4], k.report()  # the line of the last step: <PD, D> / (|D| |PD|), degrees, |PD| / |D|
+        self.assertAlmostEqual(last["cosine"], report["inner"] / math.sqrt(report["d2"] * report["pd2"]), 12)
+        self.assertAlmostEqual(math.cos(math.radians(last["angle"])), last["cosine"], 12)
+        self.assertAlmostEqual(last["rotation"], 90 * (1 - last["cosine"]), 12)
+        self.assertAlmostEqual(last["stretch"], math.sqrt(report["pd2"] / report["d2"]), 12)
         self.assertEqual((rows[2]["train_loss"], rows[2]["test_loss"], rows[2]["test_accuracy"]), (1.25, None, 0.75))
         self.assertEqual(rows[-1]["why"], "done")
         self.assertEqual(rows[-1]["precond_bytes"], k.memory_usage()["total"])
