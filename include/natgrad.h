@@ -400,8 +400,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *
  * Ranks.
  *   statistics      all | local | owner | sharded: factors over all ranks, kept by all; over the
- *                   owner's batch only; over all ranks, kept by the owner.  Windows take all and
- *                   sharded: each rank has all of every row, or 1/W of it and makes that part of PD
+ *                   owner's batch only; over all ranks, summed (a reduce-scatter) and kept by the
+ *                   owner.  Windows take all and sharded: each rank has all of every row, or 1/W of
+ *                   it and makes that part of PD
  *   placement       round-robin: block i belongs to rank i mod W
  *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
  *

@@ -35,7 +35,7 @@ extern "C" {
  *          every number of messages in flight the same bits, which are those of ng_threads.  A large sum
  *          is two collectives (everybody's share of the elements to everybody, the sums back), 2 (W-1)/W
  *          of its bytes sent by each of W ranks whatever its dtype; a small one is one.
- * Memory:  a copy of twice the payload in flight, kept for reuse: a rank that was told of a failure may
+ * Memory:  a copy of twice the payload in flight (of a reduce-scatter up to three times), kept for reuse: a rank that was told of a failure may
  *          free its buffers at once, which MPI itself does not allow.  Free with ng_mpi_release.
  * Ranks:   collective over `comm`; all ranks get the same status.
  * Threads: every call on the table and on contexts that use it by the thread that initialised MPI,

@@ -65,8 +65,11 @@ static ng_status broadcast_case(ng_comm *c, const ng_group *g, int32_t root, ng_
   return NG_OK;
 }
 
+typedef enum parts { GATHERED, SCATTERED, POSTED } parts;
+
 static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks, ng_dtype t,
-                            int32_t pattern, bool gather) {
+                            int32_t pattern, parts how) {
+  const bool gather = how == GATHERED;
   int64_t counts[128], total = 0, begin = 0;
   for (int32_t m = 0; m < g->n; m++) {
     counts[m] = uneven(pattern, m);
@@ -79,8 +82,15 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
     put(b.data, t, i, gather && !mine ? 77.0 : value(c->rank, i));
   }
   const int64_t before = c->bytes;
-  const ng_status st = gather ? ng_comm_gather(c, g, b.data, counts, t)
-                              : ng_comm_scatter_sum(c, g, b.data, counts, t);
+  ng_request q;
+  ng_status st = NG_OK;
+  if (how == POSTED) {
+    st = ng_comm_post_scatter_sum(c, g, b.data, counts, t, &q);
+    if (st == NG_OK) st = ng_comm_wait(c, &q);
+  } else {
+    st = gather ? ng_comm_gather(c, g, b.data, counts, t)
+                : ng_comm_scatter_sum(c, g, b.data, counts, t);
+  }
   bool right = guarded_whole(&b);
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {
     while (i >= end) {
@@ -114,8 +124,9 @@ static ng_status group_case(ng_comm *c, const ng_group *g, const int32_t *ranks)
   }
   for (int32_t pattern = 0; pattern < 3; pattern++) {
     for (size_t d = 0; d < 7; d++) {
-      DO(parts_case(c, g, ranks, moved[d], pattern, true));
-      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, false));
+      DO(parts_case(c, g, ranks, moved[d], pattern, GATHERED));
+      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, SCATTERED));
+      if (d < 4) DO(parts_case(c, g, ranks, summed[d], pattern, POSTED));
     }
   }
   return NG_OK;
@@ -134,8 +145,8 @@ static ng_status world_body(ng_comm *c, const ng_transport *t, const trial *how)
   if (how->piece) return NG_OK;
   DO(sum_case(c, &g, everybody, NG_F32, 100000));
   DO(broadcast_case(c, &g, g.n - 1, NG_U8, 100000));
-  DO(parts_case(c, &g, everybody, NG_BF16, 3, true));
-  return parts_case(c, &g, everybody, NG_F64, 3, false);
+  DO(parts_case(c, &g, everybody, NG_BF16, 3, GATHERED));
+  return parts_case(c, &g, everybody, NG_F64, 3, POSTED);
 }
 
 static void test_world(void **state) {
@@ -220,7 +231,7 @@ static ng_status wide_body(int32_t rank, ng_transport *t, void *arg) {
   DO(ng_group_create(&c, ranks, 67, &g));
   NEED((g.index < 0) == (rank == 30 || rank == 61 || rank == 69));
   ng_status st = NG_OK;
-  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, true);
+  if (g.index >= 0) st = parts_case(&c, &g, ranks, NG_I32, 1, GATHERED);
   ng_group_destroy(&c, &g);
   if (st != NG_OK) t->abort(t->user);
   return st;

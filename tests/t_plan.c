@@ -181,6 +181,8 @@ static void equals_counted(void **state) {
       {"method=natgrad grad_worker_fraction=0 update=sgd", {2, 3, 4}},
       {"method=natgrad grad_worker_fraction=0.5 update=adamw", {2, 4, 6}},
       {"method=natgrad statistics=owner grad_worker_fraction=0 factor_dtype=bf16", {2, 3}},
+      {"method=natgrad statistics=owner grad_worker_fraction=0 wire_dtype=bf16 norm_block=full",
+       {2, 3, 4, 6}},
       {"method=natgrad fold=direct norm_block=none", {1, 2, 3}},
       {"method=natgrad stat_refresh=adaptive norm_block=full", {2, 3}},
       {"method=kaisa grad_worker_fraction=0.5", {4, 6}},

@@ -260,8 +260,8 @@ ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const
 
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
-static ng_status start(ng_comm *c, ng_request *r) {
-  c->bytes += r->c.count * ng_dtype_size(r->c.dtype);
+static ng_status start(ng_comm *c, ng_request *r, int64_t count) {
+  c->bytes += count * ng_dtype_size(r->c.dtype);
   if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
   r->started = true;
   r->done = false;
@@ -279,7 +279,22 @@ ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t 
   }
   r->c = describe(g, NG_ALL_REDUCE, t, buffer, buffer);
   r->c.count = count;
-  return start(c, r);
+  return start(c, r, count);
+}
+
+ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
+                                   const int64_t *counts, ng_dtype t, ng_request *r) {
+  const int64_t total = sum_of(counts, g->n);
+  *r = (ng_request){.done = true};
+  if (c->broken) return NG_ERR_COMM;
+  if (!does(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
+  if (c->t.start == NULL || alone(g) || total == 0 || total > c->piece) {
+    return ng_comm_scatter_sum(c, g, buffer, counts, t);
+  }
+  char *part = at(buffer, sum_of(counts, g->index), t);
+  r->c = describe(g, NG_REDUCE_SCATTER, t, buffer, part);
+  r->c.counts = counts;
+  return start(c, r, total);
 }
 
 /* Any number of times; of a request that was done when it was posted it is no call. */
@@ -311,5 +326,5 @@ ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, in
   r->c = describe(g, NG_BROADCAST, t, buffer, buffer);
   r->c.count = count;
   r->c.root = root;
-  return start(c, r);
+  return start(c, r, count);
 }

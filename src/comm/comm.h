@@ -60,6 +60,9 @@ typedef struct ng_request {
 } ng_request;
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r);
+/* counts stay where they are, too */
+ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
+                                   const int64_t *counts, ng_dtype t, ng_request *r);
 ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
                                  ng_dtype t, int32_t root, ng_request *r);
 ng_status ng_comm_wait(ng_comm *c, ng_request *r);

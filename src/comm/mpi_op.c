@@ -2,13 +2,16 @@
  *
  * In: a call, a team, room.  Out: recv complete.  An op is one non-blocking collective, or for a large sum
  * two: every rank gets its share of the elements from all (MPI_Ialltoallv), adds them up in rank order and
- * in double, and all shares go round (MPI_Iallgatherv).  MPI's own sums know no bf16, round 16-bit numbers
+ * in double, and all shares go round (MPI_Iallgatherv).  So is a reduce-scatter of which one rank has most: the
+ * shares then go to those whose they are (MPI_Ialltoallv), and no rank receives all that there is of all.  MPI's own sums know no bf16, round 16-bit numbers
  * at every addition, and may order ranks as they like; these have the bits of threads.c.
  *
  * MPI wants the collectives of a communicator in the same order on all ranks.  First parts are begun when
  * they are posted; second parts on a communicator of their own, by tickets: in the order of posting,
  * whatever is complete first. */
 #include "comm/mpi.h"
+
+#include <limits.h>
 
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
@@ -18,9 +21,21 @@ enum {
   TILE = 256       /* elements summed at once, on the stack                                    */
 };
 
-int64_t ng_mpi_room(const team *t, const ng_collective *c, int64_t count, bool *two) {
+/* The same on all ranks. */
+static bool in_two(const team *t, const ng_collective *c, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
-  *two = c->kind == NG_ALL_REDUCE && t->n > 2 && count * size * t->n > SMALL;
+  if (c->kind == NG_ALL_REDUCE) return t->n > 2 && count * size * t->n > SMALL;
+  if (c->kind != NG_REDUCE_SCATTER) return false;
+  int64_t widest = 0;
+  for (int32_t m = 0; m < t->n; m++) {
+    widest = ng_max64(widest, c->counts[m]);
+  }
+  const bool skewed = widest > 2 * (count / t->n + 1);
+  return t->n * widest > INT_MAX || (t->n > 2 && skewed && t->n * widest * size > SMALL);
+}
+
+int64_t ng_mpi_room(const team *t, const ng_collective *c, int64_t count, bool *two) {
+  *two = in_two(t, c, count);
   if (*two) return count + t->n * (count / t->n + 1);
   if (c->kind == NG_ALL_REDUCE) return count * t->n;
   return c->kind == NG_REDUCE_SCATTER ? count + t->n * c->counts[t->index] : count;
@@ -33,10 +48,13 @@ static MPI_Datatype type_of(ng_dtype t) {
   return size == 8 ? MPI_UINT64_T : size == 4 ? MPI_UINT32_T : size == 2 ? MPI_UINT16_T : MPI_BYTE;
 }
 
+/* Where the share of member m begins, of a sum in two collectives. */
+static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
+
 /* Elements of member m of a call with `counts`, or of its share of a large sum. */
 static int64_t part_of(const op *o, int32_t m) {
-  if (ng_mpi_counts(o->c.kind)) return o->c.counts[m];
-  return o->c.count * (m + 1) / o->team->n - o->c.count * m / o->team->n;
+  if (ng_mpi_counts(o->c.kind) && !o->two) return o->c.counts[m];
+  return share_at(o, m + 1) - share_at(o, m);
 }
 
 /* Everybody's parts go round: each rank's is at its place of the room. */
@@ -57,6 +75,30 @@ static void list_exchange(op *o) {
   for (int32_t m = 0; m < n; m++) {
     o->list[2 * n + m] = o->list[o->team->index];
     o->list[3 * n + m] = m * o->list[o->team->index];
+  }
+}
+
+/* Elements [a, b) and [from, to): how many are in both. */
+static int common(int64_t a, int64_t b, int64_t from, int64_t to) {
+  return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
+}
+
+/* This rank's share, in its place of the room, to those whose part it is; of its part a piece from each.
+ * Pieces are in order, so each begins where the one before it ends. */
+static void list_owners(op *o) {
+  const int32_t n = o->team->n, me = o->team->index;
+  int64_t mine = 0, part = 0;
+  for (int32_t m = 0; m < me; m++) {
+    mine += o->c.counts[m];
+  }
+  int send = (int)share_at(o, me), recv = 0;
+  for (int32_t m = 0; m < n; part += o->c.counts[m], m++) {
+    o->list[m] = common(share_at(o, me), share_at(o, me + 1), part, part + o->c.counts[m]);
+    o->list[n + m] = send;
+    o->list[2 * n + m] = common(share_at(o, m), share_at(o, m + 1), mine, mine + o->c.counts[me]);
+    o->list[3 * n + m] = recv;
+    send += o->list[m];
+    recv += o->list[2 * n + m];
   }
 }
 
@@ -150,16 +192,25 @@ static void first_done(op *o) {
     sum_lines(o, o->room, c->count, c->recv);
   } else {
     const int64_t mine = o->list[t->index];
-    char *to = c->kind == NG_REDUCE_SCATTER ? c->recv : o->room + o->list[t->n + t->index] * size;
+    char *to = o->two ? o->room + o->list[t->n + t->index] * size : c->recv;
     sum_lines(o, o->room + all, mine, to);
   }
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
+/* Behind what was sent. */
+static char *received(const op *o) { return o->room + o->c.count * ng_dtype_size(o->c.dtype); }
+
 static int begin_second(op *o) {
   const MPI_Datatype type = type_of(o->c.dtype);
   o->team->turn++;
   o->stage = NG_MPI_SECOND;
+  if (o->c.kind == NG_REDUCE_SCATTER) {
+    const int32_t n = o->team->n;
+    list_owners(o);
+    return MPI_Ialltoallv(o->room, o->list, o->list + n, type, received(o), o->list + 2 * n,
+                          o->list + 3 * n, type, o->team->comm[1], &o->request);
+  }
   return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->room, o->list, o->list + o->team->n, type,
                          o->team->comm[1], &o->request);
 }
@@ -175,7 +226,9 @@ int ng_mpi_advance(op *o) {
   if (e != MPI_SUCCESS || o->stage != NG_MPI_SECOND) return e;
   e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
   if (e == MPI_SUCCESS && done != 0) {
-    memcpy(o->c.recv, o->room, (size_t)(o->c.count * ng_dtype_size(o->c.dtype)));
+    const bool part = o->c.kind == NG_REDUCE_SCATTER;
+    const int64_t n = part ? o->c.counts[o->team->index] : o->c.count;
+    memcpy(o->c.recv, part ? received(o) : o->room, (size_t)(n * ng_dtype_size(o->c.dtype)));
     o->stage = NG_MPI_DONE;
   }
   return e;

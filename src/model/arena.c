@@ -2,7 +2,7 @@
  *
  * In: requests of blocks, statistics and slots, twice: first counted, then placed.  Out: one arena a
  * use, taken once at ng_ready.  Sums lie block after block, so that what is due goes as few messages;
- * results lie by owner and directions by column of owners, so that what one rank sends to others is one
+ * behind them those that go to one owner, by owner; results lie by owner and directions by column of owners, so that what one rank sends to others is one
  * run of bytes, whatever the order in which blocks asked.
  *
  * After ng_ready nothing is allocated: a step cannot fail for memory, on one rank alone least of
@@ -15,20 +15,21 @@ static int64_t round_up(int64_t bytes) {
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
-/* Pieces begin on cache lines, so threads that write neighbours do not share one.  The counting
- * pass gives NULL, and so does a piece of no bytes: who asks must not look at it before the second
- * pass. */
-void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
-  const int64_t at = plan->bytes[use];
-  plan->bytes[use] = ng_plus(at, round_up(bytes));
-  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
-}
-
 /* Counting, a run's end is its length; placing, it is where the next piece goes. */
 static void *take_run(ng_plan *plan, ng_use use, ng_span *run, int64_t bytes) {
   const int64_t at = run->end;
   run->end = ng_plus(at, round_up(bytes));
   plan->bytes[use] = ng_plus(plan->bytes[use], round_up(bytes));
+  return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
+}
+
+/* Pieces begin on cache lines, so threads that write neighbours do not share one.  The counting
+ * pass gives NULL, and so does a piece of no bytes: who asks must not look at it before the second
+ * pass. */
+void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes) {
+  if (use == NG_USE_SUMS) return take_run(plan, use, &plan->rest, bytes);
+  const int64_t at = plan->bytes[use];
+  plan->bytes[use] = ng_plus(at, round_up(bytes));
   return plan->place && bytes > 0 ? plan->base[use] + at : NULL;
 }
 
@@ -53,6 +54,11 @@ int64_t ng_plan_held(const ng_plan *plan) {
   return plan->bytes[NG_USE_FACTORS] + plan->bytes[NG_USE_SUMS] + plan->bytes[NG_USE_RESULTS];
 }
 
+static void *take_sum(ng_plan *plan, const ng_stat *s, int64_t bytes) {
+  ng_span *run = ng_stat_to_owner(s) ? &plan->sum[s->owner] : &plan->rest;
+  return take_run(plan, NG_USE_SUMS, run, bytes);
+}
+
 /* fold = direct adds into the average itself, which saves the array of the sums.  What a rank
  * neither keeps nor observes is NULL there, and takes no byte. */
 void ng_plan_stats(ng_plan *plan, ng_block *b) {
@@ -68,8 +74,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      part->sum = s->rule.direct ? part->average
-                                 : ng_plan_take(plan, NG_USE_SUMS, n * ng_dtype_size(s->wire));
+      part->sum = s->rule.direct ? part->average : take_sum(plan, s, n * ng_dtype_size(s->wire));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
@@ -79,8 +84,7 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 
 /* Lengths to places: run after run, each empty again, to be filled in the order of the second
  * pass. */
-static void lay_out(ng_span *run, int32_t ranks) {
-  int64_t at = 0;
+static void lay_out(ng_span *run, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
     const int64_t bytes = run[i].end;
     run[i] = (ng_span){at, at};
@@ -103,8 +107,10 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
     plan->base[u] = p->arena[u];
     plan->bytes[u] = 0;
   }
-  lay_out(plan->result, p->ctx->ranks);
-  lay_out(plan->direction, p->ctx->ranks);
+  lay_out(plan->result, p->ctx->ranks, 0);
+  lay_out(plan->direction, p->ctx->ranks, 0);
+  lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
+  plan->rest.end = 0;
   plan->place = true;
   return NG_OK;
 }

@@ -218,7 +218,8 @@ typedef struct ng_plan {
   char *base[NG_USES];
   int64_t bytes[NG_USES]; /* so far, each piece rounded up to NG_ALIGN */
   ng_span *result,
-      *direction; /* [ranks]: by owner, by column; placing, end is how far it is filled */
+      *direction;     /* [ranks]: by owner, by column; placing, end is how far it is filled */
+  ng_span *sum, rest; /* ... of sums that go to an owner, by owner; of all others */
 } ng_plan;
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
@@ -293,6 +294,8 @@ struct ng_precond {
   char *arena[NG_USES];
   int64_t held[NG_USES];                 /* bytes by use, objects included */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */
+  ng_span *sum_span;                     /* ... by owner: sums that go to it */
+  ng_block **by_owner;                   /* [blocks] by the owner of their statistics */
   struct ng_engine *step;                /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;

@@ -131,12 +131,16 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
 
 /* ---- fold, forget ----------------------------------------------------------------------------*/
 
-/* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks. */
+/* calls = ema: S is ready made, and weighted by w only if it went through a sum over ranks.  What an owner's
+ * first fold refused, others count as started: there is no average that their `keep` could be of, and their
+ * S of calls = ema is 1 - keep of a first one. */
 static ng_mix fold_mix(const ng_stat *s) {
-  const double keep = s->total_keep / s->total;
+  const double kept = s->total_keep / s->total;
+  const bool first = ng_stat_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
+  const double keep = first ? 0.0 : kept, part = first && kept < 1.0 ? 1.0 - kept : 1.0;
   const bool ema = s->rule.calls == NG_CALLS_EMA, summed = s->observers > 1 && ng_stat_sent(s);
   const double total = ng_stat_as_mean(s) ? 1.0 : s->total;
-  return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / total : 1.0};
+  return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / (total * part) : 1.0};
 }
 
 static bool sums_finite(ng_queue *q, ng_stat *s) {
@@ -230,7 +234,8 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
  * touched only after that, so what a bad step leaves is the average before it. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {
   if (!(s->total > 0.0)) return NG_OK;
-  if (!s->rule.direct && s->observes && !sums_finite(q, s)) {
+  const bool has = s->observes && (s->keeps || !ng_stat_to_owner(s)); /* the sum over ranks */
+  if (!s->rule.direct && has && !sums_finite(q, s)) {
     ng_stat_forget(q, s);
     return NG_SKIPPED;
   }

@@ -42,7 +42,7 @@ static inline uint32_t ng_sees(int kind) { return 1u << kind; }
 /* Which ranks make a statistic and which have the result. */
 typedef enum ng_spread {
   NG_SPREAD_ALL,   /* every rank its own samples; summed; every rank keeps the average            */
-  NG_SPREAD_OWNER, /* the same, and the owner alone keeps it                                      */
+  NG_SPREAD_OWNER, /* the same, and the owner alone has the sum and keeps the average             */
   NG_SPREAD_LOCAL, /* the owner's own samples; nothing is sent                                    */
   NG_SPREAD_SAME   /* every rank makes the whole by itself; nothing is sent                       */
 } ng_spread;
@@ -115,6 +115,11 @@ int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of an array of it */
 static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
+}
+
+/* Its sum over ranks goes to the owner alone. */
+static inline bool ng_stat_to_owner(const ng_stat *s) {
+  return s->spread == NG_SPREAD_OWNER && s->rule.averaged;
 }
 
 /* stale.c: around a fold: the average before it, in scratch of so many bytes; what has become of it, into

@@ -3,9 +3,7 @@
  * check       one small double reduction before anything changes: status of every rank, observations
  *             refused, whether options and numbers of the update are the same, sample weights of every
  *             statistic
- * statistics  sums of what is due, as few messages as they lie in: posted, and waited for before the
- *             first is folded.  In the micro-batch that ng_batch.last names the last one, a block's sums
- *             are posted ahead of the step, while other layers are still observed
+ * statistics  sums of what is due: sums.c
  * results     from each owner to its column, one message an owner
  * direction   from each column to the rows, one message a column
  * agree       one small double reduction: status, refusals, clip sums
@@ -17,7 +15,7 @@
 
 /* After a broken transport ranks may be at different collectives, and no further one can put that
  * right: the model is only good for being destroyed. */
-static ng_status failed(ng_precond *p, const char *what) {
+ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   p->broken = true;
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
 }
@@ -34,14 +32,23 @@ enum {
   FIRST_OUT = SAME + NG_SAME /* ranks that leave an entry out     */
 };
 
+static size_t counts_bytes(const ng_precond *p) {
+  const size_t messages = (size_t)p->step->exchange.messages_most;
+  return messages * (size_t)p->ctx->ranks * sizeof *p->step->exchange.counts;
+}
+
 /* Sized once for the most that a step may say.  Every statistic is posted at most once a step
  * (`posted`), so there are never more messages than statistics. */
 ng_status ng_exchange_plan(ng_precond *p) {
   ng_exchange *x = &p->step->exchange;
   int32_t stats = 0, sliced = 0;
+  bool owned = false;
   for (int32_t i = 0; i < p->blocks; i++) {
     stats += p->block[i]->stats;
     sliced += p->block[i]->slice != NULL;
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      owned = owned || ng_stat_to_owner(&p->block[i]->stat[k]);
+    }
   }
   x->small_count =
       FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
@@ -50,7 +57,8 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
-  if (x->small == NULL || x->message == NULL || x->spans == NULL) {
+  if (owned) x->counts = ng_object(p, counts_bytes(p));
+  if (x->small == NULL || x->message == NULL || x->spans == NULL || (owned && x->counts == NULL)) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
   return NG_OK;
@@ -61,6 +69,7 @@ void ng_exchange_release(ng_precond *p) {
   ng_object_free(p, x->small, (size_t)x->small_count * sizeof *x->small);
   ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
   ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
+  ng_object_free(p, x->counts, counts_bytes(p));
   memset(x, 0, sizeof *x);
 }
 
@@ -69,7 +78,7 @@ void ng_exchange_release(ng_precond *p) {
 /* In double: counts of ranks and of samples add up exactly, whatever the order of ranks. */
 static ng_status sum_small(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(p->ctx->comm);
-  if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return failed(p, what);
+  if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return ng_exchange_failed(p, what);
   return NG_OK;
 }
 
@@ -91,7 +100,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
   uint64_t first[2] = {hash[0], hash[1]};
   const ng_group world = ng_group_world(c);
   if (ng_comm_broadcast(c, &world, first, (int64_t)sizeof first, NG_U8, 0) != NG_OK) {
-    return failed(p, "ng_ready");
+    return ng_exchange_failed(p, "ng_ready");
   }
   double x[NG_CODES + 2];
   ng_codes_put(x, local);
@@ -296,162 +305,6 @@ ng_status ng_exchange_probe(ng_precond *p) {
   return NG_OK;
 }
 
-/* ---- statistics ------------------------------------------------------------------------------*/
-
-/* The same on all ranks: spread and totals are agreed, posted is the caller's order of layers,
- * which the header demands to be one. */
-static bool sends(const ng_stat *s) {
-  /* fold = direct: what no rank observed is the average itself, the same everywhere; f16 needs the totals */
-  const bool any = s->total > 0.0 || !(s->rule.direct || ng_stat_as_mean(s));
-  return ng_stat_sent(s) && s->observes && !s->posted && any;
-}
-
-/* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is
- * at the end of that: then its sums lie right behind (gaps between arrays are zeros).  Where
- * messages are cut depends on what is the same on all ranks only, never on where this one has its
- * memory.  Sums of all blocks lie in one arena in the order of the walk, so a step in which all are
- * due usually has one message. */
-static void add_message(ng_exchange *x, const ng_stat *before, const ng_stat *s) {
-  const ng_stat_part *last = &s->part[s->parts - 1];
-  const int64_t size = ng_dtype_size(s->wire);
-  char *from = s->part[0].sum;
-  char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
-  if (before != NULL && before->wire == s->wire && before->travels == s->travels &&
-      before->rule.direct == s->rule.direct) {
-    ng_message *m = &x->message[x->messages - 1];
-    NG_ASSERT(from >= m->buffer + m->count * size &&
-              from - (m->buffer + m->count * size) < NG_ALIGN);
-    m->count = (end - m->buffer) / size;
-    return;
-  }
-  x->message[x->messages++] =
-      (ng_message){from, (end - from) / size, s->travels, s->travels != s->wire, {.done = true}};
-}
-
-/* A transport without `start` does its work here, and waiting finds it done. */
-static ng_status post(ng_precond *p, int32_t first) {
-  ng_comm *c = p->ctx->comm;
-  ng_exchange *x = &p->step->exchange;
-  const ng_group world = ng_group_world(c);
-  for (int32_t i = first; i < x->messages; i++) {
-    ng_message *m = &x->message[i];
-    if (m->narrow) ng_wire_narrow(m->buffer, m->count, m->dtype);
-    if (ng_comm_post_sum(c, &world, m->buffer, m->count, m->dtype, &m->request) != NG_OK) {
-      return failed(p, "statistics");
-    }
-  }
-  return NG_OK;
-}
-
-/* Returns the last statistic of the block if it is at the end of the last message.  The queue is
- * waited for before the transport reads: that does not know the queue. */
-static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
-  ng_exchange *x = &p->step->exchange;
-  for (int32_t k = 0; k < b->stats; k++) {
-    ng_stat *s = &b->stat[k];
-    if (!sends(s) || !ng_one_due(p, b, s)) {
-      before = NULL;
-      continue;
-    }
-    ng_stat_to_wire(p->ctx->queue, s);
-    add_message(x, s->alone ? NULL : before, s);
-    s->posted = true;
-    before = s->alone ? NULL : s;
-  }
-  ng_queue_wait(p->ctx->queue);
-  return before;
-}
-
-ng_status ng_exchange_post_statistics(ng_precond *p) {
-  ng_exchange *x = &p->step->exchange;
-  const int32_t first = x->messages;
-  const ng_stat *before = NULL;
-  if (p->ctx->ranks == 1) return NG_OK;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    if (b->stats > 0) before = ng_stat_due(p, b) ? add_block(p, b, before) : NULL;
-  }
-  return post(p, first);
-}
-
-/* ---- ahead of the step -----------------------------------------------------------------------*/
-
-/* Whose sums may leave before `check`: the same on all ranks, so decided when the micro-batch begins, since
- * a period may be set anew before it ends.  Not where gradients are looked at, nor where one block is shown
- * many layers; with fold = direct the scale on the wire needs the totals of `check`, so `sends` says no. */
-void ng_exchange_begin_last(ng_precond *p) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_SEES_FLATGRAD) == 0 &&
-               ng_stat_due(p, b);
-  }
-  p->step->exchange.ahead = p->blocks;
-}
-
-static bool complete(const ng_block *b) {
-  for (int32_t k = 0; k < b->stats; k++) {
-    const ng_stat *s = &b->stat[k];
-    if (sends(s) && !s->shown && ng_one_due(b->p, b, s)) return false;
-  }
-  return true;
-}
-
-/* One after the other in a fixed order, from the layer registered last, as backward goes: a block that is
- * complete waits for those before it, so every rank posts the same in the same order, whatever it was
- * shown first.  `all`: there will be nothing more. */
-static ng_status post_ahead(ng_precond *p, bool all) {
-  ng_exchange *x = &p->step->exchange;
-  const int64_t bytes = p->ctx->comm->bytes;
-  ng_status st = NG_OK;
-  for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
-    ng_block *b = p->block[x->ahead - 1];
-    const int32_t first = x->messages;
-    if (!b->ahead) continue;
-    if (!all && !complete(b)) break;
-    (void)add_block(p, b, NULL);
-    st = post(p, first);
-  }
-  x->bytes += p->ctx->comm->bytes - bytes;
-  return st;
-}
-
-/* Transports that work only when they are called get on with it; the oldest first, as it was posted. */
-static ng_status push(ng_precond *p) {
-  ng_exchange *x = &p->step->exchange;
-  while (x->waited < x->messages) {
-    ng_request *r = &x->message[x->waited].request;
-    if (ng_comm_test(p->ctx->comm, r) != NG_OK) return failed(p, "statistics");
-    if (r->started && !r->done) break;
-    x->waited++;
-  }
-  return NG_OK;
-}
-
-ng_status ng_exchange_ahead(ng_precond *p) {
-  ng_status st = post_ahead(p, false);
-  if (st == NG_OK && p->step->exchange.waited < p->step->exchange.messages) st = push(p);
-  return st;
-}
-
-/* A rank that has given up on its batch has told the others a part of it: they need the rest, too. */
-ng_status ng_exchange_end_last(ng_precond *p) { return post_ahead(p, true); }
-
-/* In the order of posting, which is that of all ranks. */
-static ng_status wait_statistics(ng_precond *p) {
-  ng_exchange *x = &p->step->exchange;
-  for (; x->waited < x->messages; x->waited++) {
-    if (ng_comm_wait(p->ctx->comm, &x->message[x->waited].request) != NG_OK) {
-      return failed(p, "statistics");
-    }
-  }
-  for (int32_t i = 0; i < x->messages; i++) {
-    const ng_message *m = &x->message[i];
-    if (m->narrow) ng_wire_widen(m->buffer, m->count, m->dtype);
-  }
-  x->messages = x->waited = 0;
-  return NG_OK;
-}
-
 /* ---- results and directions ------------------------------------------------------------------*/
 
 /* Results travel as bytes: they hold several dtypes.  Only inside the column that makes PD of these
@@ -466,7 +319,7 @@ ng_status ng_exchange_post_results(ng_precond *p) {
     if (ng_comm_post_broadcast(c, &p->grid.column_group, p->arena[NG_USE_RESULTS] + s->begin,
                                s->end - s->begin, NG_U8, owner,
                                &p->step->exchange.spans[owner]) != NG_OK) {
-      return failed(p, "share");
+      return ng_exchange_failed(p, "share");
     }
   }
   return NG_OK;
@@ -484,7 +337,7 @@ static ng_status post_slices(ng_precond *p) {
       if (n == 0 || b->out) continue;
       if (ng_comm_post_broadcast(c, &world, b->whole + b->slice[r], n, NG_F32, r, request) !=
           NG_OK) {
-        return failed(p, "deliver");
+        return ng_exchange_failed(p, "deliver");
       }
     }
   }
@@ -504,7 +357,7 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
     if (ng_comm_post_broadcast(c, &p->grid.row_group, p->arena[NG_USE_DIRECTION] + s->begin,
                                (s->end - s->begin) / (int64_t)sizeof(float), NG_F32, source,
                                &p->step->exchange.spans[column]) != NG_OK) {
-      return failed(p, "deliver");
+      return ng_exchange_failed(p, "deliver");
     }
   }
   return NG_OK;
@@ -513,7 +366,8 @@ ng_status ng_exchange_post_direction(ng_precond *p) {
 /* Ranks outside a group never posted, and have nothing to wait for. */
 static ng_status wait_spans(ng_precond *p, const char *what) {
   for (int32_t i = 0; i < p->step->exchange.spans_most; i++) {
-    if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK) return failed(p, what);
+    if (ng_comm_wait(p->ctx->comm, &p->step->exchange.spans[i]) != NG_OK)
+      return ng_exchange_failed(p, what);
     p->step->exchange.spans[i] = (ng_request){.done = true};
   }
   return NG_OK;
@@ -523,7 +377,7 @@ static ng_status wait_spans(ng_precond *p, const char *what) {
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   ng_status st = NG_OK;
   if (p->ctx->ranks == 1) return st;
-  if ((what & NG_MAIL_STATISTICS) != 0) st = wait_statistics(p);
+  if ((what & NG_MAIL_STATISTICS) != 0) st = ng_exchange_wait_statistics(p);
   if (st == NG_OK && (what & NG_MAIL_RESULTS) != 0) st = wait_spans(p, "share");
   if (st == NG_OK && (what & NG_MAIL_DIRECTION) != 0) st = wait_spans(p, "deliver");
   return st;

@@ -43,15 +43,15 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
 }
 
 /* As add_message of exchange.c joins them, by lengths instead of places: pieces begin on cache lines, and a message ends
- * with the last element of its last piece. */
-static void add_statistics(const ng_precond *p, ng_rank_plan *out) {
+ * with the last element of its last piece.  Those that go to owners, or the others. */
+static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   const ng_stat *before = NULL;
   int64_t gap = 0;
   for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
+    const ng_block *b = owned ? p->by_owner[i] : p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
       const ng_stat *s = &b->stat[k];
-      if (!ng_stat_sent(s) || !s->observes) {
+      if (!ng_stat_sent(s) || !s->observes || ng_stat_to_owner(s) != owned) {
         before = NULL;
         continue;
       }
@@ -86,7 +86,8 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
-  add_statistics(p, out);
+  add_statistics(p, false, out);
+  add_statistics(p, true, out);
   add_slices(p, out);
   for (int32_t i = 0; i < p->ctx->ranks; i++) {
     const int64_t result = p->grid.m > 1 ? p->result_span[i].end : 0;
@@ -106,7 +107,7 @@ ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan 
   c->ranks = ranks;
   c->rank = rank;
   ng_status st = ng_step_place(p);
-  ng_plan plan = {.result = p->result_span, .direction = p->direction_span};
+  ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   if (st == NG_OK) st = ng_step_ask(p, &plan);
   if (st == NG_OK) {
     out->workers = p->grid.m;

@@ -8,6 +8,8 @@
  * and all of them release what they have. */
 #include "step/step.h"
 
+#include <stdlib.h>
+
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
 /* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
@@ -350,7 +352,7 @@ static ng_status take_memory(ng_precond *p) {
   p->step->norms_most = most;
   p->step->norms = ng_object(p, (size_t)most * sizeof *p->step->norms);
   if (p->step->norms == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  ng_plan plan = {.result = p->result_span, .direction = p->direction_span};
+  ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   ng_status st = ng_step_ask(p, &plan);
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
   if (st == NG_OK) st = ng_step_ask(p, &plan);
@@ -424,6 +426,25 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
+/* All of a block's statistics have one owner where they go to it (check_stat). */
+static int32_t owner_of(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
+
+static int earlier(const void *x, const void *y) {
+  const ng_block *a = *(ng_block *const *)x, *b = *(ng_block *const *)y;
+  const int32_t d = owner_of(a) - owner_of(b);
+  return d != 0 ? d : a->number - b->number;
+}
+
+static ng_status order_blocks(ng_precond *p) {
+  p->by_owner = ng_object(p, (size_t)p->block_capacity * sizeof(ng_block *));
+  if (p->by_owner == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->by_owner[i] = p->block[i];
+  }
+  qsort(p->by_owner, (size_t)p->blocks, sizeof(ng_block *), earlier);
+  return NG_OK;
+}
+
 /* From options, layers and ranks alone: who owns what.  Spans are objects and not part of an arena: the
  * counting pass needs them already. */
 ng_status ng_step_place(ng_precond *p) {
@@ -431,11 +452,13 @@ ng_status ng_step_place(ng_precond *p) {
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = take_groups(p);
   if (st == NG_OK) st = make_blocks(p);
+  if (st == NG_OK) st = order_blocks(p);
   if (st == NG_OK) st = take_slots(p);
   if (st != NG_OK) return st;
   p->result_span = ng_object(p, W * sizeof *p->result_span);
   p->direction_span = ng_object(p, W * sizeof *p->direction_span);
-  if (p->result_span != NULL && p->direction_span != NULL) return NG_OK;
+  p->sum_span = ng_object(p, W * sizeof *p->sum_span);
+  if (p->result_span != NULL && p->direction_span != NULL && p->sum_span != NULL) return NG_OK;
   return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
 }
 
@@ -488,16 +511,18 @@ void ng_step_release(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     free_block(p->block[i]);
   }
+  ng_object_free(p, p->by_owner, (size_t)p->block_capacity * sizeof(ng_block *));
   ng_object_free(p, p->block, (size_t)p->block_capacity * sizeof *p->block);
   for (int32_t i = 0; i < p->entries; i++) {
     p->entry[i]->taken_by = NULL;
   }
   ng_object_free(p, p->result_span, W * sizeof *p->result_span);
   ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);
+  ng_object_free(p, p->sum_span, W * sizeof *p->sum_span);
   ng_arena_release(p);
-  p->block = NULL;
+  p->block = p->by_owner = NULL;
   p->blocks = p->block_capacity = 0;
-  p->result_span = p->direction_span = NULL;
+  p->result_span = p->direction_span = p->sum_span = NULL;
   if (p->step == NULL) return; /* a create that failed */
   ng_tiles_release(p);
   ng_exchange_release(p);

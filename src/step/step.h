@@ -12,6 +12,7 @@
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
+ *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -116,7 +117,7 @@ void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink);
 /* |PD|^2 of each segment of a block, by its family or by a walk over its tiles. */
 void ng_deliver_norms(ng_block *b, double *pd2);
 
-/* ---- the exchange: exchange.c ----------------------------------------------------------------*/
+/* ---- the exchange: exchange.c, and of statistics sums.c ---------------------------------------*/
 
 /* What travels without being waited for.  Posting and waiting are apart; the table of stations says
  * which of them posts and which waits. */
@@ -130,6 +131,7 @@ typedef enum ng_mail {
 typedef struct ng_message {
   char *buffer;
   int64_t count;
+  int64_t *counts; /* [ranks] elements that go to each; NULL: all of it to all */
   ng_dtype dtype;
   bool narrow; /* f32 in memory, 16 bits while it is under way */
   ng_request request;
@@ -143,6 +145,7 @@ typedef struct ng_exchange {
   double *small; /* [small_count] the buffer of both small reductions, of nobody else */
   int64_t small_count;
   ng_message *message; /* [messages_most] of this step, in the order in which they were posted */
+  int64_t *counts;     /* [messages_most x ranks]; NULL: no statistic goes to its owner alone */
   int32_t messages, messages_most, waited; /* waited: the first so many are known to be complete */
   int32_t ahead;     /* blocks that may still be posted ahead of the step: the first so many */
   int64_t bytes;     /* ... sent so; counted at sums                                         */
@@ -166,6 +169,8 @@ ng_status ng_same_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
 void ng_exchange_release(ng_precond *p);
+ng_status ng_exchange_failed(ng_precond *p, const char *what); /* a collective has */
+ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status local);
 /* Small reductions: every rank leaves with the same verdict.  check: status, refusals, the weights of
@@ -263,10 +268,10 @@ typedef struct ng_engine {
   bool refused_before; /* ... before gradients were looked at */
   bool known;          /* ... on any rank, and all know it      */
   bool solving;
-  double largest;        /* no value that leaves is above it */
-  double threat;         /* the sum of ng_bounds_threat over ranks */
+  double largest;            /* no value that leaves is above it */
+  double threat;             /* the sum of ng_bounds_threat over ranks */
   double nu, inner, d2, pd2; /* of the last step                                                  */
-  double *norms;         /* [norms_most] |PD|^2 of the segments of one block                      */
+  double *norms; /* [norms_most] |PD|^2 of the segments of one block                      */
   int64_t norms_most;
   ng_station_time time[NG_STATIONS];
 } ng_engine;
