@@ -254,7 +254,9 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   }
   if (st == NG_OK && e->taken_by == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
-                   e->tensor ? "registered as a tensor: no curvature" : "no family takes it");
+                   e->tensor ? "registered as a tensor: no curvature"
+                   : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
+                                                                          : "no family takes it");
   }
   return st;
 }
