@@ -653,6 +653,9 @@ typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_i
  * channels of a sample (ng_layer.groups; as many as channels: instance norm). */
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 
+/* A place of an embedding's input where there is no token. */
+enum { NG_NO_TOKEN = -1 };
+
 /* A layer.  ng_layer_init fills the defaults; set name and widths, and what differs.
  * What is not supported yet (shards, aliases) is refused by name when added.
  *
@@ -680,7 +683,8 @@ typedef struct ng_layer {
   double norm_eps; /* 1e-5; >= 0 */
   ng_norm_input norm_input;
   /* embedding: `in` tokens, `out` features, no bias; its weight is [in, out], a row a token, as
-   * torch.nn.Embedding has it.  Its input is token numbers 0 to in - 1.  A is diagonal and exact: how often
+   * torch.nn.Embedding has it.  Its input is token numbers 0 to in - 1, or NG_NO_TOKEN where there is none
+   * (padding): it is not counted, and its place is a position like others.  A is diagonal and exact: how often
    * each token is shown.  Methods of the Kronecker and window families take it, others refuse it. */
   ng_dtype token_dtype; /* NG_I64; NG_I32                                                         */
   /* tensor parallel */

@@ -51,7 +51,7 @@ static void add_call(const embedding_case *n, const ng_options *o, const call *m
   const double B = (double)m->samples, N = B * (double)n->S;
   const double a = kaisa ? 1 / N : 1 / B, g = kaisa ? 1 / N : B * B / N; /* a mean loss */
   for (int64_t i = 0; i < m->samples * n->S; i++) {
-    f->A[m->token[i]] += B * a;
+    if (m->token[i] != NG_NO_TOKEN) f->A[m->token[i]] += B * a;
     for (int64_t r = 0; r < n->q; r++) {
       for (int64_t c = 0; c < n->q; c++)
         f->G[r][c] += B * g * (double)m->g[i * n->q + r] * (double)m->g[i * n->q + c];
@@ -247,7 +247,8 @@ static embedding_case *case_of(rng *r, int32_t ranks) {
         call *m = &n->shown[t][k][c];
         m->samples = rng_between(r, 1, B_MOST);
         for (int64_t i = 0; i < m->samples * n->S; i++)
-          m->token[i] = rng_below(r, n->V) / rng_between(r, 1, 3);
+          m->token[i] = i > 0 && rng_below(r, 8) == 0 ? NG_NO_TOKEN
+                                                      : rng_below(r, n->V) / rng_between(r, 1, 3);
         for (int64_t i = 0; i < m->samples * n->S * n->q; i++)
           m->g[i] = (float)(0.5 * rng_value(r));
       }
@@ -384,7 +385,7 @@ static void refuses_by_name(void **state) {
   refused("method=natgrad", l, NG_ERR_ARG, "in is 0");
 }
 
-/* A token beyond the vocabulary changes nothing; another dtype, another shape. */
+/* A token beyond the vocabulary changes nothing; another dtype, another shape.  -1 is NG_NO_TOKEN. */
 static void refuses_tokens(void **state) {
   (void)state;
   fixture f;
@@ -405,7 +406,7 @@ static void refuses_tokens(void **state) {
   ng_array a = {.data = token, .dtype = NG_I64, .mem = NG_HOST, .ndim = 1, .shape = shape};
   assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);
   assert_non_null(strstr(ng_last_error(f.ctx), "token 0 of sample 1 is 5, expected 0 to 4"));
-  token[1] = -1;
+  token[1] = -2;
   assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);
   a.dtype = NG_I32;
   assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);

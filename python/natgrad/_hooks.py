@@ -13,7 +13,7 @@ import torch
 
 from . import _abi
 from ._core import failure
-from ._tensors import Described
+from ._tensors import Described, Tokens
 
 _KWARGS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
@@ -81,7 +81,7 @@ class Hook:
 
     def __init__(self, observer, layer):
         self.observer, self.layer, self.size = weakref.ref(observer), layer, None
-        self.input = Described(f"the input of {layer.name}")
+        self.input = (Tokens if layer.embedding else Described)(f"the input of {layer.name}")
         self.output = Described(f"the output gradient of {layer.name}")
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
@@ -172,7 +172,7 @@ class Observer:
 
     def forward(self, hook, x, output):
         samples = self.given[0] if self.given is not None else self.seen
-        if self.early and not hook.layer.norm:  # a norm needs both at once, whatever the order of calls
+        if self.early and not hook.layer.both:  # some need both at once, whatever the order of calls
             x = x.detach()
             again = _in_backward() != -1
             owed = self.owed.get(hook.layer.index, 0)
@@ -206,6 +206,10 @@ class Observer:
             scale = self.fixed
         else:
             scale = self.given[1] if self.given is not None and self.given[1] is not None else self.scale()
+        if layer.embedding:
+            if layer.shown == 0:
+                return
+            scale *= layer.scale
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
         if self.open != (count, scale) or other:
             hook.size = g.shape[2:] if g is not None else None

@@ -3,6 +3,9 @@
 Nothing is left out silently: a parameter is part of a layer that has curvature, or stands for itself with a
 reason, which explain() prints.
 """
+import math
+
+import torch
 from torch import nn
 import torch.nn.functional as F
 
@@ -72,7 +75,9 @@ class Matrix(Entry):
 class Layer(Entry):
     """A linear or a convolution layer, of one module or of several that share their parameters."""
 
-    norm, lead = False, "weight"  # lead: the parameter that says whether the layer is frozen
+    norm = embedding = False
+    both = False  # its input is shown with its output gradient
+    lead = "weight"  # the parameter that says whether the layer is frozen
 
     def __init__(self, name, module, bias):
         super().__init__(name)
@@ -178,7 +183,7 @@ def _norm_of(module):
 class Norm(Layer):
     """Gamma and beta of a batch, layer, group or instance norm; those that are frozen are left out."""
 
-    norm = True
+    norm = both = True
 
     def __init__(self, name, module, gamma, beta):
         super().__init__(name, module, beta)
@@ -218,6 +223,61 @@ class Norm(Layer):
         return self.input(g, samples, first)[0]
 
 
+class Embedding(Layer):
+    """A table of tokens.  Positions of the padding token are none: not counted, their output gradients not looked at.
+
+    `scale` times the loss scale is that of the output gradient as it is shown.  G is a mean over the positions that
+    count; and a table that is read once for all samples, as with torch.arange(T), is shown the mean of B gradients,
+    whose square, if they are independent, is 1/B of the mean square of one.
+    """
+
+    embedding = both = True
+
+    def __init__(self, name, module):
+        super().__init__(name, module, False)
+        self.padding_idx = module.padding_idx
+        self.scale, self.shown, self._padding = 1.0, 0, None
+
+    def described(self, options=None):
+        layer = filled(_abi.ng_layer, _abi.NG_EMBEDDING)
+        layer.name, layer.frozen = self.name.encode(), int(self.frozen)
+        tokens, layer.out = self.modules[0].weight.shape
+        setattr(layer, "in", tokens)
+        if options:
+            layer.options = options.encode()
+        return layer
+
+    @staticmethod
+    def _of_all(shape, samples, first):
+        """Is an input of this shape that of all samples together?"""
+        rows = math.prod(shape)
+        return samples is not None and (rows % samples != 0 or (
+            len(shape) > 1 and samples > 1 and shape[0 if first else 1] == 1))
+
+    def rows(self, x, samples, first):
+        if self._of_all(x.shape[:-1], samples, first):
+            return x.unsqueeze(0).expand(samples, *x.shape), samples
+        return super().rows(x if x.dim() > 1 else x.unsqueeze(0), samples, first)
+
+    def input(self, x, samples, first):
+        padding = None if self.padding_idx is None else x == self.padding_idx
+        self._padding = padding if padding is not None and bool(padding.any()) else None
+        self.scale, self.shown = 1.0, x.numel()
+        if self._padding is not None:
+            self.shown -= int(self._padding.sum())
+            self.scale = math.sqrt(self.shown / x.numel())
+            x = x.masked_fill(self._padding, _abi.NG_NO_TOKEN)
+        if self._of_all(x.shape, samples, first):
+            self.scale *= math.sqrt(samples)
+        x, count = self.rows(x.to(torch.int64).unsqueeze(-1), samples, first)
+        return x.squeeze(-1), count
+
+    def output(self, g, samples, first):
+        if self._padding is not None:
+            g = g.masked_fill(self._padding.unsqueeze(-1), 0)
+        return self.rows(g, samples, first)[0]
+
+
 def _layer_problem(name, module, parent, linear):
     """'' for a module that is a layer as the library means it; None for another kind; else why it is none."""
     if linear is not None and linear(module):
@@ -229,6 +289,12 @@ def _layer_problem(name, module, parent, linear):
         return None
     if plain is None:
         plain = next((p for p in (nn.Linear, nn.Conv1d, nn.Conv2d) if isinstance(module, p)), None)
+    if plain is None and isinstance(module, nn.Embedding):
+        plain = nn.Embedding
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq divides its gradient by the counts of its tokens"
+        if module.sparse:
+            return "its gradient is sparse (sparse=True)"
     if plain is None:
         return None
     if isinstance(parent, nn.MultiheadAttention):
@@ -241,9 +307,10 @@ def _layer_problem(name, module, parent, linear):
     return ""
 
 
-def plan(model, accept=None, linear=None):
+def plan(model, accept=None, linear=None, embeddings=""):
     """The entries of a model, layers and parameters for themselves, in the order of its modules.  accept(name,
-    module) may say why a layer shall have no curvature; linear(module) that one of another class computes x W' + b."""
+    module) may say why a layer shall have no curvature; linear(module) that one of another class computes x W' + b;
+    embeddings: why those have none."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # of each parameter: (module, full name)
@@ -254,6 +321,8 @@ def plan(model, accept=None, linear=None):
     entries, layers, taken = [], {}, set()
     for name, module in modules:
         problem = _layer_problem(name, module, parents.get(id(module)), linear)
+        if problem == "" and isinstance(module, nn.Embedding):
+            problem = embeddings
         if problem == "" and accept is not None:
             problem = accept(name, module)
         if problem == "":
@@ -281,13 +350,14 @@ def plan(model, accept=None, linear=None):
 
 
 def _geometry(module):
-    names = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape")
+    names = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
+             "padding_idx")
     return type(module), tuple(getattr(module, name, None) for name in names)
 
 
 def _add_layer(name, module, users, layers, entries, taken):
     """'' when the module became a layer, or one more module of a layer that there is; else why not."""
-    weight, bias = module.weight, module.bias
+    weight, bias = module.weight, getattr(module, "bias", None)
     key = (id(weight), id(bias))
     if key in layers:
         other = layers[key]
@@ -306,6 +376,8 @@ def _add_layer(name, module, users, layers, entries, taken):
     if _norm_of(module) is not None:
         has = wants if any(wants) else [p is not None for p in (weight, bias)]
         layer = Norm(name, module, *has)
+    elif isinstance(module, nn.Embedding):
+        has, layer = (True, False), Embedding(name, module)
     else:
         if wants == [False, True]:
             return "its weight is frozen, its bias is not"

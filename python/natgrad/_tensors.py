@@ -12,7 +12,7 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 _ROOM = 4  # axes whose extents and strides fit into an ng_array itself
 
 
-def wrong(name, tensor):
+def wrong(name, tensor, dtypes=DTYPES):
     """Why the library cannot read or write this tensor, or ''."""
     kind = type(tensor).__name__
     if kind in ("DTensor", "FakeTensor", "ShardedTensor"):
@@ -23,8 +23,9 @@ def wrong(name, tensor):
         return f"'{name}' is {tensor.layout}: only dense tensors are supported (sparse=False)"
     if tensor.device.type != "cpu":
         return f"'{name}' is on {tensor.device}: only the CPU is supported"
-    if tensor.dtype not in DTYPES:
-        return f"'{name}' is {str(tensor.dtype).replace('torch.', '')}: expected float32, bfloat16 or float16"
+    if tensor.dtype not in dtypes:
+        expected = "float32, bfloat16 or float16" if dtypes is DTYPES else "int64"
+        return f"'{name}' is {str(tensor.dtype).replace('torch.', '')}: expected {expected}"
     return ""
 
 
@@ -32,6 +33,7 @@ class Described:
     """An ng_array that follows one tensor after another; `of` is cheap when only the address has changed."""
 
     __slots__ = ("array", "reference", "name", "_seen", "_lists")
+    dtypes = DTYPES
 
     def __init__(self, name):
         self.array, self.name, self._seen, self._lists = _abi.ng_array(), name, None, None
@@ -55,13 +57,13 @@ class Described:
 
     def _describe(self, tensor):
         self._seen = None
-        why = wrong(self.name, tensor)
+        why = wrong(self.name, tensor, self.dtypes)
         if why:
             raise failure(_abi.NG_ERR_ARG, why)
         array, axes = self.array, tensor.dim()
         if axes > 8:
             raise failure(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
-        array.dtype, array.ndim = DTYPES[tensor.dtype], axes
+        array.dtype, array.ndim = self.dtypes[tensor.dtype], axes
         if axes <= _ROOM:
             array.shape = array.stride = None
             array.room[0:axes], array.room[_ROOM:_ROOM + axes] = tensor.shape, tensor.stride()
@@ -77,3 +79,10 @@ class Flat(Described):
 
     def of(self, tensor):
         return super().of(tensor.view(-1))
+
+
+class Tokens(Described):
+    """Of token numbers."""
+
+    __slots__ = ()
+    dtypes = {torch.int64: _abi.NG_I64}

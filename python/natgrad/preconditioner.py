@@ -101,7 +101,24 @@ class Preconditioner:
         self._say_left_out()
 
     def _plan(self, accept):
-        return _layers.plan(self.model, accept)
+        return _layers.plan(self.model, accept, embeddings=self._without_embeddings())
+
+    def _without_embeddings(self):
+        """Why embeddings keep their gradients, or ''."""
+        method = self._chosen.get("method")
+        row = next(row for row in _core.methods() if row["name"] == method)
+        if row["family"] == "window":
+            return "a parameter of Embedding"
+        if row["family"] != "kronecker":
+            return f"method {method} takes no embeddings"
+        for option, value in (("solver", "product"), ("positions", "reduce")):
+            if self._chosen.get(option) == value:
+                return f"{option} = {value} is not for embeddings"
+        rows = _core.Options()
+        rows.set("method", method)
+        if rows.get("norm_block") == "none":  # of the row itself: what its program leaves out
+            return f"method {method} leaves embeddings as they are, as published"
+        return ""
 
     @staticmethod
     def _transport(group):

@@ -106,13 +106,14 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 /* ---- the statistic ---------------------------------------------------------------------------*/
 
-/* How often each token is shown in the first `take` samples; -1, or the place of one that is none. */
+/* How often each token is shown in the first `take` samples; -1, or the place of one that is wrong. */
 static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, int32_t *count) {
   memset(count, 0, (size_t)vocabulary * sizeof *count);
   for (int64_t n = 0; n < v->samples; n++) {
     for (int64_t s = 0; s < v->positions; s++) {
       const void *at = ng_view_at(v, n, s, 0);
       const int64_t t = v->dtype == NG_I32 ? *(const int32_t *)at : *(const int64_t *)at;
+      if (t == NG_NO_TOKEN) continue;
       if (t < 0 || t >= vocabulary) return n * v->positions + s;
       if (n < take) count[t]++;
     }

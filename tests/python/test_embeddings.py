@@ -1,0 +1,314 @@
+"""Embeddings: tables of tokens against K-FAC by its definition in float64, of inputs of every shape."""
+import copy
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+import natgrad
+from natgrad import _core
+from front import DAMPING, Case, grads, make
+
+EPS = 2.0**-24  # gradients, A, G and the solve are float32: some EPS times the condition of what is solved
+
+
+def by_definition(model, name, loss, counts, damping=DAMPING, full=False):
+    """(new gradient, tolerance) of the embedding `name`: P = (A + pi sqrt(l) I)^-1 D (G + sqrt(l)/pi I)^-1, or with l
+    itself (full).  A = E[a a'], a the unit vectors of the tokens of a sample, summed over its positions; G = E[d d'] over
+    positions, d = samples times what comes back.  counts(tokens, gradients) gives (A's diagonal, rows d) of one call."""
+    model = copy.deepcopy(model).double()
+    module, calls = dict(model.named_modules())[name], []
+
+    def hook(m, inputs, output):
+        pair = [inputs[0].detach(), None]
+        calls.append(pair)
+        output.register_hook(lambda g: pair.__setitem__(1, g.detach()))
+    module.register_forward_hook(hook)
+    loss(model).backward()
+    D, A, G = module.weight.grad, 0.0, 0.0
+    for tokens, g in calls:
+        a, d = counts(F.one_hot(tokens.long(), len(D)).double(), tokens, g)
+        A, G = A + a / len(calls), G + d.t() @ d / len(d) / len(calls)
+    pi = ((A.sum() / len(A)) / (G.trace() / len(G))).sqrt()
+    add = (damping, damping) if full else (pi * damping**0.5, damping**0.5 / pi)
+    left, right = A + add[0], G + add[1] * torch.eye(len(G), dtype=torch.float64)
+    condition = (left.max() / left.min() * torch.linalg.cond(right)).item()
+    return torch.linalg.solve(right, (D / left[:, None]).t()).t(), 10 * EPS * condition
+
+
+def of_samples(samples, padding=None):
+    """Every token is one of a sample; those of `padding` are none."""
+    def counts(one, tokens, g):
+        keep = torch.ones(tokens.numel(), dtype=torch.bool) if padding is None else (tokens != padding).flatten()
+        return one.flatten(0, -2)[keep].sum(0) / samples, samples * g.flatten(0, -2)[keep]
+    return counts
+
+
+def of_all(samples):
+    """Read once for all samples: each sees all of it; B times the square of a mean of B is the mean square of one."""
+    def counts(one, _tokens, g):
+        return one.flatten(0, -2).sum(0) if one.dim() > 1 else one, samples**0.5 * g.reshape(-1, g.shape[-1])
+    return counts
+
+
+class Words(nn.Module):
+    """Tokens [B, T] or what `read` makes of them, and a head."""
+
+    def __init__(self, table, read=lambda x: x, of_head=None):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.head, self.read = table, nn.Linear(table.embedding_dim, 3), read
+        self.join = of_head or (lambda x, e: e)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.join(x, self.table(self.read(x)))))
+
+
+def table(tokens=7, features=4, **more):
+    torch.manual_seed(5)
+    return nn.Embedding(tokens, features, **more)
+
+
+def places(x):
+    return torch.arange(x.shape[1])
+
+
+def mean_loss(x, samples):
+    torch.manual_seed(6)
+    factor = torch.rand(x.numel() * 6 + 99, dtype=torch.float64)
+
+    def loss(model):
+        y = model(x)
+        return (torch.sin(3 * y) * factor[:y.numel()].reshape(y.shape).to(y.dtype)).sum() / samples
+    return loss
+
+
+class Numbers(Case):
+    def check(self, model, x, samples, counts, kind=None, **options):
+        loss = mean_loss(x, samples)
+        expected, tolerance = by_definition(model, "table", loss, counts, full=options.get("damping_split") == "full")
+        k = make(model, kind, **options)
+        self.addCleanup(k.close)
+        loss(model).backward()
+        plain = model.table.weight.grad.clone()
+        self.assertEqual(k.step(), 0)
+        got = model.table.weight.grad
+        worst = ((got.double() - expected).abs().max() / expected.abs().max()).item()
+        self.assertLess(worst, tolerance)
+        self.assertFalse(torch.equal(got, plain))
+        row = next(row for row in k.explain() if row["name"].startswith("table"))
+        self.assertEqual((row["family"], row["covered"]), ("embedding", 1))
+        return got
+
+    def tokens(self, *shape):
+        torch.manual_seed(8)
+        return torch.randint(0, 7, shape)
+
+    def test_every_class_and_solver(self):
+        x = self.tokens(6, 5)
+        for kind, options in ((natgrad.KFAC, {}), (natgrad.KFAC, dict(solver="eigen", damping_split="pi")),
+                              (natgrad.SPNGD, dict(damping_leak=0, norm_block="unit"))):
+            with self.subTest(kind.__name__, **options):
+                self.check(Words(table()), x, 6, of_samples(6), kind, **options)
+
+    def test_shapes(self):
+        for what, shape, options in (("[B]", (6,), {}), ("[B, T]", (6, 5), {}), ("[B, T, K]", (6, 2, 3), {}),
+                                     ("[T, B]", (5, 6), dict(batch_first=False))):
+            with self.subTest(what):
+                self.check(Words(table()), self.tokens(*shape), 6, of_samples(6), **options)
+        with self.subTest("rows of samples"):
+            self.check(Words(table(), lambda x: x.flatten()), self.tokens(6, 5), 6, of_samples(6))
+        with self.subTest("int32"):
+            self.check(Words(table(), lambda x: x.int()), self.tokens(6, 5), 6, of_samples(6))
+        with self.subTest("a transposed array"):
+            self.check(Words(table(), lambda x: x.t().contiguous().t()), self.tokens(6, 5), 6, of_samples(6))
+
+    def test_an_input_without_samples(self):
+        """nn.Embedding(torch.arange(T)): once for all samples, however T and their number stand to each other."""
+        for samples, T in ((6, 5), (5, 5), (3, 6), (2, 7), (1, 4)):
+            for what, read in (("[T]", places), ("[1, T]", lambda x: places(x)[None]),
+                               ("[T, T]", lambda x: (places(x)[:, None] - places(x)).abs())):
+                def join(x, e, what=what):
+                    inputs = x.unsqueeze(-1) % 3 - 1.0  # samples differ
+                    return inputs * (e.mean(0) if what == "[T, T]" else e)
+                with self.subTest(what, samples=samples, T=T):
+                    self.check(Words(table(), read, join), self.tokens(samples, T), samples, of_all(samples))
+        for samples, T in ((3, 6), (5, 5)):  # one leading row is of all samples, whatever divides
+            with self.subTest("[1, T]", samples=samples, damping_split="full"):
+                self.check(Words(table(), lambda x: places(x)[None], lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e),
+                           self.tokens(samples, T), samples, of_all(samples), damping_split="full")
+        with self.subTest("a number"):
+            self.check(Words(table(), lambda x: torch.tensor(3), lambda x, e: (x.unsqueeze(-1) % 3 - 1.0) * e),
+                       self.tokens(4, 3), 4, of_all(4))
+
+    def test_padding(self):
+        x = self.tokens(6, 5)
+        x[:, 3:] = 2
+        x[0, 1:] = 2
+        got = self.check(Words(table(padding_idx=2)), x, 6, of_samples(6, 2))
+        self.assertEqual(got[2].abs().max().item(), 0)
+        self.check(Words(table(padding_idx=-5)), x, 6, of_samples(6, 2))
+        self.check(Words(table(padding_idx=2)), self.tokens(6, 5) // 4, 6, of_samples(6, 2))  # not one of them
+        model = Words(table(padding_idx=2))
+        k = make(model)
+        for padded in (False, True):  # a batch of padding alone shows nothing of the table
+            model.zero_grad()
+            mean_loss(torch.full_like(x, 2) if padded else x, 6)(model).backward()
+            self.assertEqual(k.step(), 3 if padded else 0)
+            self.quiet()
+
+    def test_max_norm(self):
+        self.check(Words(table(max_norm=0.7)), self.tokens(6, 5), 6, of_samples(6))
+
+    def test_called_twice(self):
+        class Twice(Words):
+            def forward(self, x):
+                return self.head(torch.tanh(self.table(x) * self.table(x.flip(0))))
+        self.check(Twice(table()), self.tokens(6, 5), 6, of_samples(6))
+
+    def test_accumulation_and_loss_scales(self):
+        x, model = self.tokens(8, 5), Words(table(padding_idx=2))
+        x[:, 4] = 2
+        x[1] = torch.tensor([1, 3, 4, 5, 2])
+        x[x == 2] = 3
+        x[:, 4] = 2  # as much padding in each half
+        expected, tolerance = by_definition(model, "table", lambda m: m(x).pow(2).sum() / 8, of_samples(8, 2))
+        k = make(model, accumulation_steps=2, grad_scaler=lambda: 64.0)
+        for half in x.split(4):
+            (model(half).pow(2).sum() / 4 / 2 * 64).backward()
+        for p in model.parameters():
+            p.grad /= 64
+        self.assertEqual(k.step(), 0)
+        got = model.table.weight.grad.double()
+        self.assertLess(((got - expected).abs().max() / expected.abs().max()).item(), tolerance)
+
+    def test_layers_beside_it_are_as_they_were(self):
+        """The shape of an input without samples, or padding, is that of one layer."""
+        x = self.tokens(6, 5)
+        x[:, 4] = 2
+        found = []
+        for padding in (None, 2):
+            model = Words(table(padding_idx=padding), of_head=lambda x, e: e.detach() if padding is None else e)
+            model.table.weight.data.copy_(table().weight)
+            if padding is None:
+                model.table.weight.requires_grad_(False)
+            k = make(model)
+            mean_loss(x, 6)(model).backward()
+            k.step()
+            found.append({n: g for n, g in grads(model).items() if n.startswith("head")})
+        self.same(*found)
+
+
+class Plain(Case):
+    """What keeps its gradient, and why."""
+
+    def why(self, model, kind=None, **options):
+        k = make(model, kind, **options)
+        self.addCleanup(k.close)
+        x = torch.arange(12).reshape(3, 4) % 7
+        mean_loss(x, 3)(model).backward()
+        before = model.table.weight.grad
+        before = None if before is None or before.layout != torch.strided else before.clone()
+        k.step()
+        if before is not None:
+            self.assertTrue(torch.equal(model.table.weight.grad, before))
+        return next(row["why"] for row in k.explain() if row["name"].startswith("table"))
+
+    def test_methods_and_options(self):
+        for kind, options, pattern in (
+                (natgrad.Eva, {}, "method eva-natgrad takes no embeddings"),
+                (natgrad.KFAC, dict(positions="reduce"), "positions = reduce is not for embeddings"),
+                (natgrad.KFAC, dict(method="sam", damping=default_of("damping", "sam")), "solver = product is not for"),
+                (natgrad.KFAC, dict(method="kaisa"), "method kaisa leaves embeddings as they are, as published"),
+                (natgrad.KFAC, dict(skip_layers="Embedding"), "skip_layers")):
+            with self.subTest(pattern):
+                self.assertIn(pattern, self.why(Words(table()), kind, **options))
+
+    def test_modules(self):
+        self.assertIn("scale_grad_by_freq divides", self.why(Words(table(scale_grad_by_freq=True))))
+        self.assertIn("its gradient is sparse", self.why(Words(table(sparse=True))))
+
+        class Mine(nn.Embedding):
+            def forward(self, x):
+                return super().forward(x) * 2
+        self.assertIn("forward of its own", self.why(Words(Mine(7, 4))))
+        model = Words(table())
+        model.table.weight.requires_grad_(False)
+        self.assertIn("frozen", self.why(model))
+
+    def test_tied_to_the_head(self):
+        model = Words(table())
+        model.head = nn.Linear(4, 7, bias=False)
+        model.head.weight = model.table.weight
+        self.assertEqual(self.why(model), "tied to 'head.weight'")
+
+    def test_windows_take_it_as_any_parameter(self):
+        model = Words(table())
+        k = make(model, natgrad.MFAC)
+        mean_loss(torch.arange(12).reshape(3, 4) % 7, 3)(model).backward()
+        k.step()
+        self.assertIn("window", {row["family"] for row in k.explain() if row["name"].startswith("table")})
+
+
+def default_of(option, method):
+    chosen = _core.Options()
+    chosen.set("method", method)
+    return chosen.get(option)
+
+
+class Together(Case):
+    def test_two_tables_that_share(self):
+        """Two modules, one weight: one layer with two calls."""
+        one = Words(table())
+        two = copy.deepcopy(one)
+        one.join = lambda x, e: e * one.table(x.flip(0))
+        two.other = nn.Embedding(7, 4)
+        two.other.weight = two.table.weight
+        two.join = lambda x, e: e * two.other(x.flip(0))
+        x, found = torch.arange(12).reshape(3, 4) % 7, []
+        for model in (one, two):
+            k = make(model)
+            mean_loss(x, 3)(model).backward()
+            k.step()
+            found.append(grads(model))
+        self.same(*found)
+
+    def test_state(self):
+        x, found = torch.arange(12).reshape(3, 4) % 7, []
+        for resumed in (False, True):
+            model = Words(table(padding_idx=2))
+            k = make(model, solve_period=2, stat_decay=0.5)
+            for t in range(4):
+                if resumed and t == 1:
+                    with tempfile.NamedTemporaryFile() as file:
+                        torch.save(k.state_dict(), file.name)
+                        k.close()
+                        k = make(model, solve_period=2, stat_decay=0.5)
+                        k.load_state_dict(torch.load(file.name))
+                model.zero_grad()
+                mean_loss((x + t) % 7, 3)(model).backward()
+                k.step()
+            found.append(grads(model))
+        self.same(*found)
+
+    def test_fused_updates(self):
+        """natgrad.SGD beside a preconditioner and torch.optim.SGD."""
+        one, two = Words(table(padding_idx=2)), Words(table(padding_idx=2))
+        fused, k = natgrad.SGD(one, 0.1, momentum=0.9, damping=DAMPING, clip="none"), make(two)
+        plain = torch.optim.SGD(two.parameters(), 0.1, momentum=0.9)
+        for t in range(3):
+            x = (torch.arange(12).reshape(3, 4) + t) % 7
+            for model in (one, two):
+                model.zero_grad()
+                mean_loss(x, 3)(model).backward()
+            fused.step()
+            k.step()
+            plain.step()
+        for a, b in zip(one.parameters(), two.parameters()):
+            self.assertLess(((a - b).abs().max() / b.abs().max()).item(), 1e-5)  # a sum in another order, three steps
+
+
+if __name__ == "__main__":
+    unittest.main()
