@@ -117,6 +117,6 @@ void *cli_take(size_t count,
                size_t size); /* zeroed; ends the program with a line if there is none */
 
 extern const cli_command cli_info, cli_train, cli_compare, cli_export, cli_replay, cli_pack,
-    cli_bench, cli_plan;
+    cli_bench, cli_plan, cli_prune;
 
 #endif

@@ -27,9 +27,9 @@ static const cli_command cli_help_command = {
     .run = help,
 };
 
-const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli_compare,
-                                           &cli_export, &cli_replay, &cli_bench,
-                                           &cli_plan,   &cli_pack,   &cli_help_command};
+const cli_command *const cli_commands[] = {&cli_info,   &cli_train,       &cli_compare, &cli_export,
+                                           &cli_replay, &cli_bench,       &cli_plan,    &cli_pack,
+                                           &cli_prune,  &cli_help_command};
 const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
 const cli_command *cli_find(const char *name) {

@@ -223,6 +223,8 @@ static int watched(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }
 
+void nn_fix_norms(nn *n, bool fixed) { n->fixed_norms = fixed; }
+
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch) {
   n->samples = samples;

@@ -141,6 +141,10 @@ int64_t nn_weights(const nn *n); /* sum of all counts */
 
 /* ---- running it ------------------------------------------------------------------------------*/
 
+/* From now on a training forward, too, takes the running values of norms, and leaves them as they are (true), or not
+ * (false, as it begins): gradients of what evaluation computes. */
+void nn_fix_norms(nn *n, bool fixed);
+
 /* Called for every layer, and for every norm with a number behind those of the layers (norm i is
  * nn_layers + i), with its input in forward and d(loss)/d(its output) in backward, both
  * [samples, height * width * channels of that side], valid during the call; a norm's input until its

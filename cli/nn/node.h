@@ -73,6 +73,7 @@ struct nn {
   nn_loss_kind loss;
   double label_smoothing;
   bool trained;     /* the last forward was one of training */
+  bool fixed_norms; /* nn_fix_norms */
   float *loss_grad; /* = grad of the last node */
   void *scratch;
   int64_t scratch_bytes;

@@ -195,10 +195,15 @@ static void forward(nn *n, node *v, int64_t samples, nn_mode mode) {
   const float *gamma = n->params[v->param[0]].value, *beta = n->params[v->param[1]].value;
   const float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
   pass p = pass_of(n, v, samples);
-  if (mode == NN_TRAIN) batch_moments(n, v, &p);
+  const bool own = mode == NN_TRAIN && !n->fixed_norms;
+  if (own) batch_moments(n, v, &p);
   for (int64_t k = 0; k < c; k++) {
-    const float mean = mode == NN_TRAIN ? s.mean[k] : running[k];
-    const float r = mode == NN_TRAIN ? s.r[k] : (float)(1.0 / sqrt((double)spread[k] + eps));
+    const float mean = own ? s.mean[k] : running[k];
+    const float r = own ? s.r[k] : (float)(1.0 / sqrt((double)spread[k] + eps));
+    if (mode == NN_TRAIN) { /* for backward */
+      s.mean[k] = mean;
+      s.r[k] = r;
+    }
     s.a[k] = gamma[k] * r;
     s.b[k] = (float)((double)beta[k] - (double)mean * (double)s.a[k]);
   }
@@ -231,8 +236,8 @@ static void backward(nn *n, node *v, int64_t samples, bool params) {
       n->params[v->param[1]].grad[k] = (float)t[0];
       n->params[v->param[0]].grad[k] = (float)(t[1] * r);
     }
-    s.a[k] = (float)(t[1] * r * r / rows);
-    s.b[k] = (float)(t[0] / rows);
+    s.a[k] = n->fixed_norms ? 0.0F : (float)(t[1] * r * r / rows);
+    s.b[k] = n->fixed_norms ? 0.0F : (float)(t[0] / rows);
     factor[k] = gamma[k] * s.r[k];
   }
   if (x->grad == NULL) return;

@@ -130,7 +130,7 @@ static void checksum(const ngio_tensor *t, char key[KEY], char value[VALUE]) {
   (void)snprintf(value, VALUE, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
 }
 
-static int save_model(const char *path, const nn *net, const run_state *state) {
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state) {
   run_state s = *state;
   field list[FIELDS];
   fields_of(&s, list);
@@ -162,7 +162,7 @@ static int save_model(const char *path, const nn *net, const run_state *state) {
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
 
-static int load_model(const char *path, nn *net, run_state *s) {
+int checkpoint_read_model(const char *path, nn *net, run_state *s) {
   char message[MESSAGE] = "";
   ngio_tensors *file = NULL;
   field list[FIELDS];
@@ -254,7 +254,7 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p
     path[i] = path_of(dir, manifest_part[i], state->step);
     if (rc == CLI_OK) rc = disk_regular(next[i]);
   }
-  if (rc == CLI_OK) rc = save_model(next[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state);
   if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND]);
   if (rc == CLI_OK && parts > MANIFEST_MIXUP) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
   for (int i = 0; i < parts && rc == CLI_OK; i++) {
@@ -392,13 +392,26 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state 
   if (rc == CLI_OK && carried != mix_carries(mixed))
     rc = cli_bad("%s: is %s mixup, this run %s it", latest, carried ? "with" : "without",
                  carried ? "without" : "with");
-  if (rc == CLI_OK) rc = load_model(path[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK) rc = checkpoint_read_model(path[MANIFEST_MODEL], net, state);
   if (rc == CLI_OK && state->step != now->step)
     rc = cli_bad("%s: is of step %lld", path[MANIFEST_MODEL], (long long)state->step);
   if (rc == CLI_OK) rc = precond_load(p, path[MANIFEST_PRECOND]);
   if (rc == CLI_OK && carried) rc = mix_load(mixed, path[MANIFEST_MIXUP]);
   for (int i = 0; i < MANIFEST_PARTS; i++)
     free(path[i]);
+  free(latest);
+  return rc;
+}
+
+int checkpoint_load_model(const char *dir, nn *net, run_state *state) {
+  char *latest = in_checkpoint(dir, "latest.json"), *path = NULL;
+  checkpoint_init(state);
+  int rc = manifest_read(latest, &state->files);
+  if (rc == CLI_OK) {
+    path = path_of(dir, manifest_part[MANIFEST_MODEL], state->files.now.step);
+    rc = checkpoint_read_model(path, net, state);
+  }
+  free(path);
   free(latest);
   return rc;
 }

@@ -38,6 +38,10 @@ int checkpoint_find(const char *dir, bool *there);
 int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p, run_state *state);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state *state);
+/* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */
+int checkpoint_load_model(const char *dir, nn *net, run_state *state);
+int checkpoint_read_model(const char *path, nn *net, run_state *state);
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
 /* config.json, whose checksum is that of state->files, is about to become another. */
 int checkpoint_config(const char *dir, run_state *state, uint32_t next);
 /* The name of a parameter or buffer that is not finite, or NULL. */

@@ -12,7 +12,7 @@ expect 2 '*help: one command at a time*' "$natgrad" help replay bench
 
 expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
 expect 0 '*natgrad COMMAND*info*replay*bench*pack*Exit codes*' "$natgrad" --help
-for command in info train compare export replay bench plan pack help; do
+for command in info train compare export replay bench plan pack prune help; do
   expect 0 "natgrad $command *" "$natgrad" help "$command"
 done
 expect 0 'natgrad replay *--tolerance*every option of the library*' "$natgrad" replay --help

@@ -1,0 +1,275 @@
+/* prune.c: `natgrad prune`: weights of a trained network go, those that stay make up for them (pruning.h).
+ *
+ * In: the folder of a run, or a file that this command wrote.  Out: a file as model-STEP.safetensors of a checkpoint,
+ * and what the network is worth before and after. */
+#include "checkpoint.h"
+#include "disk.h"
+#include "nn/models.h"
+#include "pruning.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct wish {
+  const char *data, *weights, *out;
+  double sparsity; /* negative: not given */
+  long long batch;
+  pruning how;
+} wish;
+
+static int take_block(const char *value, pruning *how) {
+  long long n = 0;
+  if (strcmp(value, "whole") == 0) {
+    how->block = PRUNING_WHOLE;
+  } else if (strcmp(value, "layer") == 0) {
+    how->block = PRUNING_LAYERS;
+  } else if (value[0] < '0' || value[0] > '9') {
+    return cli_bad("--block: expected whole, layer or a number of weights, got '%s'", value);
+  } else if (cli_int("block", value, 1, 1 << 30, &n) != CLI_OK) {
+    return CLI_BAD;
+  } else {
+    how->block = n;
+  }
+  return CLI_OK;
+}
+
+static int take_score(const char *value, pruning *how) {
+  if (strcmp(value, "mfac") != 0 && strcmp(value, "magnitude") != 0)
+    return cli_bad("--score: expected mfac or magnitude, got '%s'", value);
+  how->score = strcmp(value, "mfac") == 0 ? PRUNING_MFAC : PRUNING_MAGNITUDE;
+  return CLI_OK;
+}
+
+static int take(void *user, const char *name, const char *value) {
+  wish *w = user;
+  long long n = 0;
+  int rc = CLI_OK;
+  if (strcmp(name, "data") == 0) {
+    w->data = value;
+  } else if (strcmp(name, "weights") == 0) {
+    w->weights = value;
+  } else if (strcmp(name, "out") == 0) {
+    w->out = value;
+  } else if (strcmp(name, "layer-wise") == 0) {
+    w->how.layerwise = true;
+  } else if (strcmp(name, "sparsity") == 0) {
+    rc = cli_real(name, value, 0.0, 1.0 - 1e-9, &w->sparsity);
+  } else if (strcmp(name, "damping") == 0) {
+    rc = cli_real(name, value, 1e-12, 1e6, &w->how.damping);
+  } else if (strcmp(name, "score") == 0) {
+    rc = take_score(value, &w->how);
+  } else if (strcmp(name, "block") == 0) {
+    rc = take_block(value, &w->how);
+  } else if (strcmp(name, "batch") == 0) {
+    rc = cli_int(name, value, 1, 1 << 20, &w->batch);
+  } else if (strcmp(name, "steps") == 0) {
+    rc = cli_int(name, value, 1, 100000, &n);
+    w->how.steps = n;
+  } else {
+    rc = cli_int(name, value, 1, 16384, &n);
+    w->how.gradients = n;
+  }
+  return rc;
+}
+
+/* ---- the network, and what it is worth -------------------------------------------------------*/
+
+typedef struct subject {
+  settings s;
+  data_set d;
+  bool opened, reconstructs;
+  ng_pool *pool;
+  ng_context *ctx;
+  nn *net;
+  feed feed;
+  run_state state;
+} subject;
+
+static int read_run(const char *dir, const wish *w, subject *p) {
+  bool there = false;
+  int lock = -1;
+  char *config = cli_join(dir, "config.json");
+  int rc = disk_exists(config) ? CLI_OK
+                               : cli_bad("%s: expected the folder of a run, but there is no "
+                                         "config.json in it",
+                                         dir);
+  if (rc == CLI_OK) rc = disk_lock(dir, "prune", &lock);
+  if (rc == CLI_OK) rc = checkpoint_find(dir, &there);
+  if (rc == CLI_OK && !there && w->weights == NULL)
+    rc = cli_bad("%s: there is no checkpoint in it", dir);
+  if (rc == CLI_OK) rc = settings_read(&p->s, config);
+  if (rc == CLI_OK && w->data != NULL) rc = settings_set(&p->s, "data", w->data);
+  if (lock >= 0) (void)close(lock);
+  free(config);
+  /* Batches as they are: what a network is worth, and its curvature, are of the samples themselves. */
+  p->s.batch = w->batch;
+  p->s.acc_iters = 1;
+  p->s.mixup_alpha = p->s.erase_rate = 0.0;
+  return rc == CLI_OK ? settings_set(&p->s, "augment", "none") : rc;
+}
+
+static int open_subject(const char *dir, const wish *w, subject *p) {
+  int threads = 1;
+  settings *s = &p->s;
+  int rc = cli_threads(&threads);
+  if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
+  if (rc == CLI_OK) rc = data_open(s->data, &p->d);
+  p->opened = rc == CLI_OK;
+  if (rc == CLI_OK && s->validation > 0) {
+    rc = s->validation < p->d.train.n
+             ? data_hold_out(&p->d, (int32_t)s->validation, (uint64_t)s->seed)
+             : cli_bad("%s: validation is %lld, but %s has %d samples to train on", dir,
+                       (long long)s->validation, p->d.name, (int)p->d.train.n);
+  }
+  if (rc != CLI_OK) return rc;
+  const model_task task = {.input = {p->d.height, p->d.width, p->d.channels},
+                           .classes = p->d.classes};
+  p->net = nn_create(p->pool, (uint64_t)s->seed);
+  rc = model_build(s->model, &task, p->net, &p->reconstructs);
+  if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
+  if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
+  if (rc == CLI_OK) {
+    rc = w->weights != NULL ? checkpoint_read_model(w->weights, p->net, &p->state)
+                            : checkpoint_load_model(dir, p->net, &p->state);
+  }
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.threads = threads;
+  return rc == CLI_OK ? cli_context(&config, &p->ctx) : rc;
+}
+
+static void close_subject(subject *p) {
+  ng_context_destroy(&p->ctx);
+  feed_free(&p->feed);
+  nn_destroy(&p->net);
+  if (p->opened) data_close(&p->d);
+  ng_pool_destroy(p->pool);
+  settings_free(&p->s);
+}
+
+static int tell(subject *p, const char *when) {
+  const data_split *test = p->feed.test;
+  const pruning_count c = pruning_counted(p->net);
+  double loss = 0.0;
+  int64_t right = 0, all = 0;
+  for (int32_t at = 0, count, good; at < test->n; at += count) {
+    int64_t correct = 0;
+    count = test->n - at < p->feed.batch ? test->n - at : p->feed.batch;
+    if (feed_test(&p->feed, at, count, &good) != CLI_OK) return CLI_BAD;
+    if (good == 0) continue;
+    if (nn_forward(p->net, NN_EVALUATE, p->feed.x, good, 0, NULL) != CLI_OK) return CLI_BAD;
+    loss += (double)good * nn_loss(p->net, NN_EVALUATE, p->reconstructs ? NULL : p->feed.labels,
+                                   p->reconstructs ? p->feed.x : NULL, &correct);
+    right += correct;
+    all += good;
+  }
+  printf("%s  %lld of %lld weights are 0 (%.2f %%)", when, (long long)c.zeros, (long long)c.weights,
+         100.0 * (double)c.zeros / (double)c.weights);
+  if (all > 0) printf("  test loss %.5f", loss / (double)all);
+  if (all > 0 && !p->reconstructs)
+    printf("  test accuracy %.2f %%", 100.0 * (double)right / (double)all);
+  printf("\n");
+  return CLI_OK;
+}
+
+/* Better known before the work than after it. */
+static int check_out(const char *path) {
+  if (disk_exists(path)) return cli_bad("--out: %s is there already", path);
+  char *folder = cli_copy(path), *end = strrchr(folder, '/');
+  if (end != NULL) end[end == folder] = 0;
+  const int rc = access(end != NULL ? folder : ".", W_OK | X_OK) == 0
+                     ? CLI_OK
+                     : cli_bad("%s: cannot be written: %s", path, strerror(errno));
+  free(folder);
+  return rc;
+}
+
+/* ---- the command -----------------------------------------------------------------------------*/
+
+static int prune(const char *dir, const wish *w) {
+  subject p;
+  memset(&p, 0, sizeof p);
+  checkpoint_init(&p.state);
+  settings_init(&p.s);
+  int rc = check_out(w->out);
+  if (rc == CLI_OK) rc = read_run(dir, w, &p);
+  if (rc == CLI_OK) rc = open_subject(dir, w, &p);
+  if (rc == CLI_OK) {
+    const pruning_count c = pruning_counted(p.net);
+    const double is = (double)c.zeros / (double)c.weights;
+    if (w->sparsity < is && !w->how.layerwise)
+      rc = cli_bad("--sparsity: %g, but %g of the weights are 0 already", w->sparsity, is);
+  }
+  if (rc == CLI_OK) rc = tell(&p, "before");
+  if (rc == CLI_OK) rc = pruning_run(p.ctx, &w->how, p.reconstructs, &p.feed, p.net);
+  if (rc == CLI_OK && checkpoint_lost(p.net) != NULL)
+    rc = cli_bad("prune: %s is not finite any more; a larger --damping may help",
+                 checkpoint_lost(p.net));
+  if (rc == CLI_OK) rc = tell(&p, "after ");
+  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
+  close_subject(&p);
+  return rc;
+}
+
+static int run(const cli_command *self, int argc, char **argv) {
+  cli_args args;
+  wish w = {
+      .sparsity = -1.0,
+      .batch = 32,
+      .how = {.score = PRUNING_MFAC, .steps = 16, .gradients = 64, .damping = 1e-5, .block = 128}};
+  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  if (rc < 0) return CLI_OK;
+  if (rc != CLI_OK) return rc;
+  w.how.sparsity = w.sparsity;
+  if (args.operands == 0) {
+    rc = cli_bad("prune: which run? expected the folder that natgrad train --out made");
+  } else if (args.operands > 1) {
+    rc = cli_bad("prune: one run at a time, got '%s' too", args.operand[1]);
+  } else if (w.sparsity < 0.0) {
+    rc = cli_bad("prune: --sparsity is missing: the part of the weights that is 0 in the end");
+  } else if (w.out == NULL || w.out[0] == 0) {
+    rc = cli_bad("prune: --out FILE is missing");
+  } else {
+    rc = prune(args.operand[0], &w);
+  }
+  cli_args_free(&args);
+  return rc;
+}
+
+static const cli_option own[] = {
+    {"sparsity", "S", "part of the weights that is 0 in the end, 0 <= S < 1"},
+    {"out", "FILE", "the pruned weights, as in a checkpoint: .safetensors"},
+    {"score", "WHICH", "mfac | magnitude (mfac)"},
+    {"layer-wise", NULL, "S of each layer's weights, not of all"},
+    {"steps", "K", "recomputations on the way; each leaves the same part (16)"},
+    {"gradients", "M", "of mini-batches, anew in each step (64)"},
+    {"batch", "N", "samples of one of them (32)"},
+    {"damping", "X", "lambda of lambda I + G'G / M (1e-5)"},
+    {"block", "HOW", "blocks of that matrix: weights in one, layer, or whole (128)"},
+    {"data", "SPEC", "the data set, if it is elsewhere now"},
+    {"weights", "FILE", "weights to begin with, instead of the checkpoint's: FILE of --out"},
+};
+
+const cli_command cli_prune = {
+    .name = "prune",
+    .usage = "RUN_DIR --sparsity S --out FILE [OPTIONS]",
+    .summary = "remove weights of a trained network",
+    .text =
+        "RUN_DIR is a folder made by `natgrad train --out`.  Weights of layers go, biases and "
+        "norms "
+        "stay.\n"
+        "mfac (Frantar, Kurtic & Alistarh 2021): those with the smallest w^2 / (2 [F^-1]_ii) go, "
+        "and\n"
+        "the others move by F^-1 t, t = -w / [F^-1]_ii of what goes, F = lambda I + G'G / M.  "
+        "magnitude:\n"
+        "the smallest |w| go, nothing else changes.  Gradients are taken as in evaluation.  There "
+        "is no\n"
+        "training in between.  One line before and one after tell the test loss and accuracy.\n",
+    .options = own,
+    .n_options = (int)(sizeof own / sizeof own[0]),
+    .library = false,
+    .run = run,
+};

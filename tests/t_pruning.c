@@ -1,0 +1,297 @@
+/* t_pruning.c: one step of pruning against dense formulas and golden numbers of the published program; a
+ * network, step by step.
+ *
+ * Tolerance: gradients are f32 in both, everything else double; what a dense inverse of order 12 with a
+ * condition of some 100 loses is below 1e-11. */
+#include "nn/models.h"
+#include "train/pruning.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 12, GRADIENTS = 5 };
+
+static ng_context *ctx;
+
+static int open_context(void **state) {
+  (void)state;
+  return ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx) == NG_OK ? 0 : -1;
+}
+
+static int close_context(void **state) {
+  (void)state;
+  ng_context_destroy(&ctx);
+  return 0;
+}
+
+/* x_s(i) = sin((i + 1)(s + 0.5)) */
+static double wave(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
+
+/* [n, n], by Gauss and Jordan, of what is in one block: coordinates of the same number. */
+static void invert(const float *G, const int *block, double damping, double inverse[N][N]) {
+  double A[N][N];
+  memset(inverse, 0, sizeof(double[N][N]));
+  for (int i = 0; i < N; i++) {
+    for (int j = 0; j < N; j++) {
+      double sum = 0.0;
+      for (int r = 0; r < GRADIENTS; r++)
+        sum += (double)G[r * N + i] * (double)G[r * N + j];
+      A[i][j] = (block[i] == block[j] ? sum / GRADIENTS : 0.0) + (i == j ? damping : 0.0);
+    }
+    inverse[i][i] = 1.0;
+  }
+  for (int i = 0; i < N; i++) {
+    for (int k = 0; k < N; k++) {
+      const double by = A[k][i] / A[i][i];
+      for (int j = 0; j < N && k != i; j++) {
+        A[k][j] -= by * A[i][j];
+        inverse[k][j] -= by * inverse[i][j];
+      }
+    }
+  }
+  for (int i = 0; i < N; i++) {
+    for (int j = 0; j < N; j++)
+      inverse[i][j] /= A[i][i];
+  }
+}
+
+static void step_is_dense(const int64_t block_size, const int *block, bool layerwise) {
+  static const int64_t end[] = {4, 4, N}; /* one layer has nothing left */
+  static const int64_t all[] = {5}, each[] = {2, 0, 3};
+  float G[GRADIENTS * N];
+  double w[N], expected[N], score[N], inverse[N][N], t[N] = {0.0};
+  bool gone[N], out[N] = {false};
+  for (int i = 0; i < GRADIENTS * N; i++)
+    G[i] = (float)wave(0.3 + 0.9 * (double)(i / N), i % N);
+  for (int i = 0; i < N; i++)
+    w[i] = wave(2.0, i);
+  invert(G, block, 0.05, inverse);
+  for (int i = 0; i < N; i++)
+    score[i] = w[i] * w[i] / (2.0 * inverse[i][i]);
+  const int ranges = layerwise ? 3 : 1;
+  for (int l = 0; l < ranges; l++) {
+    const int from = layerwise && l > 0 ? (int)end[l - 1] : 0, to = layerwise ? (int)end[l] : N;
+    for (int64_t k = 0; k < (layerwise ? each[l] : all[0]); k++) {
+      int least = -1;
+      for (int i = from; i < to; i++) {
+        if (!out[i] && (least < 0 || score[i] < score[least])) least = i;
+      }
+      out[least] = true;
+    }
+  }
+  for (int i = 0; i < N; i++)
+    t[i] = out[i] ? -w[i] / inverse[i][i] : 0.0;
+  for (int i = 0; i < N; i++) {
+    expected[i] = w[i];
+    for (int j = 0; j < N; j++)
+      expected[i] += inverse[i][j] * t[j];
+    if (out[i]) expected[i] = 0.0;
+  }
+  const pruning how = {.layerwise = layerwise,
+                       .gradients = GRADIENTS,
+                       .steps = 1,
+                       .damping = 0.05,
+                       .block = block_size};
+  const pruning_set s = {.n = N,
+                         .layers = 3,
+                         .end = end,
+                         .drop = layerwise ? each : all,
+                         .G = G,
+                         .w = w,
+                         .gone = gone};
+  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  for (int i = 0; i < N; i++) {
+    assert_int_equal(gone[i], out[i]);
+    assert_true(out[i] ? w[i] == 0.0 : fabs(w[i] - expected[i]) < 1e-10);
+  }
+}
+
+static void steps_are_dense(void **state) {
+  (void)state;
+  int whole[N], five[N], layer[N];
+  for (int i = 0; i < N; i++) {
+    whole[i] = 0;
+    five[i] = i / 5;
+    layer[i] = i < 4;
+  }
+  for (int layerwise = 0; layerwise < 2; layerwise++) {
+    step_is_dense(PRUNING_WHOLE, whole, layerwise);
+    step_is_dense(5, five, layerwise);
+    step_is_dense(PRUNING_LAYERS, layer, layerwise);
+    step_is_dense(100, whole, layerwise);
+  }
+}
+
+/* The published program in double: 6 weights, 3 gradients, damping 0.1, 2 weights go; gradients here are f32. */
+static void step_is_the_published_one(void **state) {
+  (void)state;
+  static const double after[] = {0.604278621, -1.039811836, 1.231898664, 0.0, 0.0, 0.705931968};
+  const int64_t end[] = {6}, drop[] = {2};
+  float G[18];
+  double w[6];
+  bool gone[6];
+  for (int i = 0; i < 18; i++)
+    G[i] = (float)wave(0.3 + 0.9 * (double)(i / 6), i % 6);
+  for (int i = 0; i < 6; i++)
+    w[i] = wave(2.0, i);
+  const pruning how = {.gradients = 3, .steps = 1, .damping = 0.1, .block = PRUNING_WHOLE};
+  const pruning_set s = {
+      .n = 6, .layers = 1, .end = end, .drop = drop, .G = G, .w = w, .gone = gone};
+  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  for (int i = 0; i < 6; i++)
+    assert_true(fabs(w[i] - after[i]) < 3e-6);
+}
+
+static void magnitude_is_magnitude(void **state) {
+  (void)state;
+  const int64_t end[] = {5}, drop[] = {2};
+  double w[5] = {-3.0, 1.0, -1.0, 0.5, 1.0};
+  bool gone[5];
+  const pruning how = {.score = PRUNING_MAGNITUDE, .gradients = 1, .steps = 1};
+  const pruning_set s = {.n = 5, .layers = 1, .end = end, .drop = drop, .w = w, .gone = gone};
+  assert_int_equal(pruning_step(ctx, &how, &s), CLI_OK);
+  assert_true(w[0] == -3.0 && w[1] == 0.0 && w[2] == -1.0 && w[3] == 0.0 && w[4] == 1.0);
+}
+
+static void steps_are_geometric(void **state) {
+  (void)state;
+  assert_int_equal(pruning_share(1000, 0, 0, 0.75, 1, 2), 500);
+  assert_int_equal(pruning_share(1000, 0, 500, 0.75, 2, 2), 250);
+  assert_int_equal(pruning_share(1000, 200, 200, 0.9, 1, 3), 400); /* 0.8, 0.4, 0.2, 0.1 are left */
+  assert_int_equal(pruning_share(1000, 200, 600, 0.9, 2, 3), 200);
+  assert_int_equal(pruning_share(1000, 200, 800, 0.9, 3, 3), 100);
+  assert_int_equal(pruning_share(1000, 600, 600, 0.5, 1, 1), 0); /* is sparser already */
+  for (int i = 0; i < 1000; i++)
+    assert_int_equal(pruning_share(1000, 0, 0, i * 0.001, 1, 1), i);
+}
+
+/* ---- networks --------------------------------------------------------------------------------*/
+
+typedef struct scene {
+  settings s;
+  data_set d;
+  nn *net;
+  feed feed;
+} scene;
+
+static void open_scene(scene *p, const char *model, const char *data) {
+  const model_task task = {.input = {8, 8, 1}, .classes = 10};
+  bool reconstructs;
+  settings_init(&p->s);
+  must_set(&p->s, "data", data);
+  must_set(&p->s, "batch", "16");
+  assert_int_equal(data_open(data, &p->d), CLI_OK);
+  p->net = nn_create(NULL, 3);
+  assert_int_equal(model_build(model, &task, p->net, &reconstructs), CLI_OK);
+  assert_int_equal(feed_create(&p->s, &p->d, NULL, false, NULL, &p->feed), CLI_OK);
+  assert_int_equal(nn_ready(p->net, 16), CLI_OK);
+}
+
+static void close_scene(scene *p) {
+  feed_free(&p->feed);
+  nn_destroy(&p->net);
+  data_close(&p->d);
+  settings_free(&p->s);
+}
+
+/* As many as asked for go, of all or of each layer; what was 0 stays 0; biases stay as they were. */
+static void sparsity_is_met(void **state) {
+  (void)state;
+  for (int turn = 0; turn < 4; turn++) {
+    scene p;
+    open_scene(&p, "mlp", "digits");
+    const pruning how = {.score = turn < 2 ? PRUNING_MFAC : PRUNING_MAGNITUDE,
+                         .sparsity = 0.9,
+                         .layerwise = turn % 2 == 1,
+                         .steps = 3,
+                         .gradients = 4,
+                         .damping = 1e-3,
+                         .block = 50};
+    float *first = nn_param_at(p.net, 0)->value;
+    for (int i = 0; i < 7; i++)
+      first[i] = 0.0F; /* gone before */
+    float bias[4];
+    memcpy(bias, nn_param_at(p.net, 1)->value, sizeof bias);
+    assert_int_equal(nn_param_at(p.net, 1)->role, NN_BIAS);
+    assert_int_equal(pruning_run(ctx, &how, false, &p.feed, p.net), CLI_OK);
+    const pruning_count c = pruning_counted(p.net);
+    for (int i = 0; i < nn_params(p.net); i++) {
+      const nn_param *q = nn_param_at(p.net, i);
+      int64_t zeros = 0;
+      for (int64_t k = 0; k < q->count; k++)
+        zeros += q->value[k] == 0.0F;
+      if (q->role == NN_WEIGHT && how.layerwise)
+        assert_int_equal(zeros, (int64_t)(0.9 * (double)q->count + 1e-9));
+    }
+    if (!how.layerwise) assert_int_equal(c.zeros, (int64_t)(0.9 * (double)c.weights + 1e-9));
+    for (int i = 0; i < 7; i++)
+      assert_true(first[i] == 0.0F);
+    assert_memory_equal(bias, nn_param_at(p.net, 1)->value, sizeof bias);
+    close_scene(&p);
+  }
+}
+
+/* Gradients of what evaluation computes: central differences of its loss, with norms; running values stay. */
+static void norms_can_be_fixed(void **state) {
+  (void)state;
+  nn *n = nn_create(NULL, 5);
+  const nn_shape in = {4, 4, 2};
+  float x[5 * 32];
+  int32_t labels[5] = {0, 2, 1, 1, 2};
+  nn_set_loss(n, NN_CROSS_ENTROPY, 0.0);
+  (void)nn_linear(n, "b",
+                  nn_tanh(n, nn_norm(n, "n", nn_conv(n, "a", nn_input(n, in), 3, 3, 1, 1, true))),
+                  3, true);
+  assert_int_equal(nn_ready(n, 5), CLI_OK);
+  for (int i = 0; i < 5 * 32; i++)
+    x[i] = (float)wave(0.7, i);
+  for (int k = 0; k < 3; k++) {
+    nn_buffer_at(n, 0)->value[k] = 0.3F * (float)(k - 1);
+    nn_buffer_at(n, 1)->value[k] = 0.5F + 0.4F * (float)k;
+  }
+  float kept[6];
+  memcpy(kept, nn_buffer_at(n, 0)->value, 3 * sizeof *kept);
+  memcpy(kept + 3, nn_buffer_at(n, 1)->value, 3 * sizeof *kept);
+  nn_fix_norms(n, true);
+  for (int i = 0; i < nn_params(n); i++) {
+    const nn_param *p = nn_param_at(n, i);
+    for (int64_t k = 0; k < p->count; k += 5) {
+      double side[2];
+      const float w = p->value[k], h = 1e-2F;
+      assert_int_equal(nn_forward(n, NN_TRAIN, x, 5, 0, NULL), 0);
+      (void)nn_loss(n, NN_TRAIN, labels, NULL, NULL);
+      assert_int_equal(nn_backward(n, true, NULL), 0);
+      const double slope = (double)p->grad[k];
+      for (int s = 0; s < 2; s++) {
+        p->value[k] = s == 0 ? w - h : w + h;
+        assert_int_equal(nn_forward(n, NN_EVALUATE, x, 5, 0, NULL), 0);
+        side[s] = nn_loss(n, NN_EVALUATE, labels, NULL, NULL);
+      }
+      p->value[k] = w;
+      /* h^2 of the third derivative, and 1e-7 of a loss of about 1 over 2 h */
+      assert_true(fabs((side[1] - side[0]) / (2.0 * (double)h) - slope) < 2e-4);
+    }
+  }
+  assert_memory_equal(kept, nn_buffer_at(n, 0)->value, 3 * sizeof *kept);
+  assert_memory_equal(kept + 3, nn_buffer_at(n, 1)->value, 3 * sizeof *kept);
+  nn_fix_norms(n, false);
+  assert_int_equal(nn_forward(n, NN_TRAIN, x, 5, 0, NULL), 0);
+  assert_true(kept[0] != nn_buffer_at(n, 0)->value[0]);
+  nn_destroy(&n);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(steps_are_dense),        cmocka_unit_test(step_is_the_published_one),
+      cmocka_unit_test(magnitude_is_magnitude), cmocka_unit_test(steps_are_geometric),
+      cmocka_unit_test(sparsity_is_met),        cmocka_unit_test(norms_can_be_fixed),
+  };
+  return cmocka_run_group_tests_name("pruning", tests, open_context, close_context);
+}
