@@ -283,6 +283,44 @@ class Optimizers(Case):
     def test_adamw(self):
         self.beside(natgrad.AdamW, torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95), eps=1e-4)
 
+    def test_schedulers_of_pytorch(self):
+        """Every class of torch.optim.lr_scheduler: numbers of the groups, and weights, as with PyTorch's optimizer."""
+        of = torch.optim.lr_scheduler
+        makers = dict(
+            LambdaLR=lambda o: of.LambdaLR(o, lambda t: 1 / (1 + t)), StepLR=lambda o: of.StepLR(o, 2, 0.5),
+            MultiplicativeLR=lambda o: of.MultiplicativeLR(o, lambda t: 0.8), ConstantLR=lambda o: of.ConstantLR(o, 0.3, 2),
+            MultiStepLR=lambda o: of.MultiStepLR(o, [1, 3], 0.5), LinearLR=lambda o: of.LinearLR(o, 0.2, 1.0, 3),
+            ExponentialLR=lambda o: of.ExponentialLR(o, 0.7), PolynomialLR=lambda o: of.PolynomialLR(o, 4, 2.0),
+            CosineAnnealingLR=lambda o: of.CosineAnnealingLR(o, 4), ReduceLROnPlateau=lambda o: of.ReduceLROnPlateau(o, patience=0),
+            CosineAnnealingWarmRestarts=lambda o: of.CosineAnnealingWarmRestarts(o, 2),
+            CyclicLR=lambda o: of.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum="momentum" in o.defaults),
+            OneCycleLR=lambda o: of.OneCycleLR(o, 0.1, total_steps=6),
+            SequentialLR=lambda o: of.SequentialLR(o, [of.ConstantLR(o, 0.3, 2), of.ExponentialLR(o, 0.7)], [2]),
+            ChainedScheduler=lambda o: of.ChainedScheduler([of.ConstantLR(o, 0.3, 2), of.ExponentialLR(o, 0.7)]))
+        self.quiet()
+        for mine, theirs, more in ((natgrad.SGD, torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
+                                   (natgrad.AdamW, torch.optim.AdamW, dict(lr=0.1, eps=1e-4))):
+            for name, maker in makers.items():
+                if not hasattr(of, name):
+                    continue
+                torch.manual_seed(1)
+                one = nn.Linear(4, 3)
+                two = copy.deepcopy(one)
+                fused, k, plain = mine(one, damping=DAMPING, clip="none", **more), make(two), theirs(two.parameters(), **more)
+                schedules = maker(fused), maker(plain)
+                with self.subTest(name, optimizer=mine.__name__):
+                    for t in range(4):
+                        for model, step in ((one, fused.step), (two, lambda: (k.step(), plain.step()))):
+                            model.zero_grad()
+                            loss_of(model, *batch(shape=(4,), seed=t)).backward()
+                            step()
+                        for schedule in schedules:
+                            schedule.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+                        for number in more:
+                            self.assertEqual(fused.param_groups[0][number], plain.param_groups[0][number])
+                    for a, b in zip(one.parameters(), two.parameters()):
+                        self.assertLess(oracle.distance(a.detach(), b.detach().double()), 1e-4)  # another order of sums
+
     def test_it_is_an_optimizer(self):
         model = net()
         optimizer = natgrad.SGD(model, 0.05, method="eva-natgrad")
