@@ -6,11 +6,13 @@
  *
  * Both arrays go through tiles of rows of channels, read where they lie if they lie so.  f32 over blocks of
  * rows, double between them; moments relative to the first row, so that a mean far from zero costs no
- * digits of the variance.  Samples are shared out to threads and moments to a number of pieces that depends
- * on the samples only: the same bits for any number of threads. */
+ * digits of the variance.  Moments are cut to a number of pieces that depends on the samples only: the same
+ * bits for any number of threads.  Threads take samples and pieces one by one, so that on a busy machine
+ * nobody waits for all that a late one was given. */
 #include "stat/norm_sums.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 #include "simd.h"
 #include "stat/read.h"
@@ -179,18 +181,39 @@ static void sample_moments(bench *b, const ng_view *x, int64_t n, const float *s
 
 /* ---- the batch -------------------------------------------------------------------------------*/
 
-typedef struct job {
+typedef struct job job;
+struct job {
   const ng_norm_of *k;
   const ng_view *x, *g;
   void *room;
   int64_t from, count;
-  int32_t pieces;
   float *q;
   int64_t ldq;
-} job;
+  int32_t pieces;
+  void (*piece)(const job *j, int32_t i, int32_t thread);
+  _Atomic int32_t next; /* piece that nobody has */
+};
 
-static void moments_piece(void *arg, int32_t i) {
-  const job *j = arg;
+static void take_pieces(void *arg, int32_t thread) {
+  job *j = arg;
+  for (int32_t i; (i = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
+    j->piece(j, i, thread);
+  }
+}
+
+/* Little work is done before another thread is awake. */
+static void share_out(ng_context *ctx, job *j, int64_t samples) {
+  const int64_t floats = samples * j->x->positions * j->x->columns;
+  const int32_t threads = (int32_t)ng_min64(j->pieces, ng_pieces(ctx, floats));
+  if (threads > 1) {
+    ng_parallel(ctx, threads, take_pieces, j);
+  } else {
+    take_pieces(j, 0);
+  }
+}
+
+static void moments_piece(const job *j, int32_t i, int32_t thread) {
+  (void)thread; /* sums of a piece stay where they are */
   const int64_t C = j->x->columns;
   bench b = bench_in(j->room, C, i);
   int64_t from, to;
@@ -210,10 +233,14 @@ void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, voi
   const double rows = (double)x->samples * (double)x->positions;
   const moments m = moments_in(room, C);
   if (!of_batch(k)) return;
-  job j = {.k = k, .x = x, .room = room, .pieces = (int32_t)ng_min64(PIECES, x->samples)};
+  job j = {.k = k,
+           .x = x,
+           .room = room,
+           .pieces = (int32_t)ng_min64(PIECES, x->samples),
+           .piece = moments_piece};
   const ng_pixels all = {x, 0, C};
   ng_pixels_load(&all, 0, 0, 1, m.shift, C);
-  ng_parallel(ctx, j.pieces, moments_piece, &j);
+  share_out(ctx, &j, x->samples);
   for (int64_t c = 0; c < C; c++) {
     double s = 0.0, q = 0.0;
     for (int32_t i = 0; i < j.pieces; i++) {
@@ -279,32 +306,35 @@ static void sample_sums(bench *b, const job *j, int64_t n, const float *mean) {
 }
 
 /* The f32 mean is not quite the mean: what is missing multiplies sum g. */
-static void sums_piece(void *arg, int32_t i) {
-  const job *j = arg;
+static void sums_piece(const job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
   const moments m = moments_in(j->room, C);
   const bool batch = of_batch(j->k);
   const bool group = j->k->input == NG_NORM_RAW && j->k->kind == NG_GROUP_NORM;
-  bench b = bench_in(j->room, C, i);
-  int64_t from, to;
-  ng_share(j->count, j->pieces, i, &from, &to);
+  bench b = bench_in(j->room, C, thread);
+  float *q = j->q + n * j->ldq, *beta = q + (j->k->gamma ? C : 0);
   memset(b.mean, 0, (size_t)C * sizeof *b.mean);
-  for (int64_t n = from; n < to; n++) {
-    float *q = j->q + n * j->ldq, *beta = q + (j->k->gamma ? C : 0);
-    if (group) group_moments(&b, j, j->from + n);
-    sample_sums(&b, j, j->from + n, batch ? m.shift : b.mean);
-    for (int64_t c = 0; c < C; c++) {
-      const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b.shift[c] : 0.0;
-      const double scale = batch ? m.r[c] : group ? (double)b.r[c] : 1.0;
-      if (j->k->gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
-      if (j->k->beta) beta[c] = (float)b.sum[c];
-    }
+  if (group) group_moments(&b, j, j->from + n);
+  sample_sums(&b, j, j->from + n, batch ? m.shift : b.mean);
+  for (int64_t c = 0; c < C; c++) {
+    const double off = batch ? m.mean[c] - (double)m.shift[c] : group ? (double)b.shift[c] : 0.0;
+    const double scale = batch ? m.r[c] : group ? (double)b.r[c] : 1.0;
+    if (j->k->gamma) q[c] = (float)(scale * (b.sum[C + c] - off * b.sum[c]));
+    if (j->k->beta) beta[c] = (float)b.sum[c];
   }
 }
 
 void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
                   int64_t from, int64_t count, float *q, int64_t ldq, void *room) {
-  job j = {k, x, g, room, from, count, 0, q, ldq};
-  j.pieces = (int32_t)ng_min64(count, ng_threads_of(ctx));
-  ng_parallel(ctx, j.pieces, sums_piece, &j);
+  job j = {.k = k,
+           .x = x,
+           .g = g,
+           .room = room,
+           .from = from,
+           .count = count,
+           .q = q,
+           .ldq = ldq,
+           .pieces = (int32_t)count,
+           .piece = sums_piece};
+  share_out(ctx, &j, count);
 }
