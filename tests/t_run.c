@@ -128,6 +128,122 @@ static void testing_changes_nothing(void **state) {
   data_close(&d);
 }
 
+/* ---- weights, averaged -----------------------------------------------------------------------*/
+
+#define STEADY HARD " lr-schedule=constant"
+#define AVERAGED STEADY " average-weights=1"
+
+static ngio_tensors *average_of(const trained *r) {
+  char message[256] = "", *path = cli_join(r->folder, "average.safetensors");
+  ngio_tensors *file = NULL;
+  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
+    fail_msg("%s", message);
+  free(path);
+  return file;
+}
+
+/* Running statistics of the network with these weights: each batch's own, their mean in double. */
+static void statistics_are_means(const trained *r, const data_set *d, const ngio_tensors *file) {
+  enum { MOST = 64 };
+  feed f;
+  nn *net = network_of(r, d, r->s.batch, (uint64_t)r->s.seed);
+  assert_int_equal(feed_create(&r->s, d, NULL, false, NULL, &f), CLI_OK);
+  for (int i = 0; i < nn_params(net); i++) {
+    const nn_param *q = nn_param_at(net, i);
+    memcpy(q->value, ngio_tensors_find(file, q->name)->data, (size_t)q->count * sizeof *q->value);
+  }
+  nn_set_norm_keep(net, 0.0);
+  assert_true(nn_buffers(net) > 0);
+  for (int b = 0; b < nn_buffers(net); b++) {
+    const nn_buffer *one = nn_buffer_at(net, b);
+    const float *got = ngio_tensors_find(file, one->name)->data;
+    double mean[MOST] = {0};
+    assert_true(one->count <= MOST);
+    for (int64_t i = 0; i < f.per_epoch; i++) {
+      assert_int_equal(feed_train(&f, r->r.steps - f.per_epoch + i, 0), CLI_OK);
+      assert_int_equal(nn_forward(net, NN_TRAIN, f.x, f.batch, (uint64_t)i, NULL), CLI_OK);
+      for (int64_t k = 0; k < one->count; k++)
+        mean[k] += (double)one->value[k] / (double)f.per_epoch;
+    }
+    for (int64_t k = 0; k < one->count; k++) /* five roundings of f32 */
+      assert_true(fabs((double)got[k] - mean[k]) <= 1e-6 * (1.0 + fabs(mean[k])));
+  }
+  feed_free(&f);
+  nn_destroy(&net);
+}
+
+/* From epoch 1 to 4, after every one: the mean of what shorter runs keep; the run itself is as without. */
+static void weights_are_averaged(void **state) {
+  (void)state;
+  static const char *const set[] = {STEADY " epochs=2", STEADY " epochs=3", STEADY " epochs=4"};
+  static const char *const name[] = {"two", "three", "four"};
+  data_set d;
+  trained r, one[3];
+  double loss, accuracy;
+  assert_int_equal(data_open(IMAGES, &d), CLI_OK);
+  train(&d, "averaged", AVERAGED " epochs=4", &r);
+  ngio_tensors *file = average_of(&r);
+  for (int k = 0; k < 3; k++)
+    train(&d, name[k], set[k], &one[k]);
+  nn *net = network_of(&r, &d, 1, 77);
+  for (int i = 0; i < nn_params(net); i++) {
+    const char *of = nn_param_at(net, i)->name;
+    const float *got = ngio_tensors_find(file, of)->data, *w[3];
+    for (int k = 0; k < 3; k++)
+      w[k] = ngio_tensors_find(one[k].model, of)->data;
+    for (int64_t k = 0; k < nn_param_at(net, i)->count; k++) { /* three roundings of f32 */
+      const double mean = ((double)w[0][k] + (double)w[1][k] + (double)w[2][k]) / 3.0;
+      assert_true(fabs((double)got[k] - mean) <= 3.0 * 6e-8 * (fabs(mean) + 0.1));
+    }
+    assert_memory_equal(ngio_tensors_find(r.model, of)->data, w[2],
+                        (size_t)nn_param_at(net, i)->count * sizeof(float));
+  }
+  statistics_are_means(&r, &d, file);
+  ngio_tensors_close(&r.model);
+  r.model = file;
+  evaluate(&r, &d, &d.test, &loss, &accuracy);
+  const json_t *end = last_event(&r, "end");
+  must_be_near(end, "averaged", 3, 0.0);
+  must_be_near(end, "average_test_loss", loss, 1e-6);
+  must_be_near(end, "average_test_accuracy", accuracy, 1e-9);
+  assert_true(fabs(loss - number_of(end, "train_loss")) > 1e-3);
+  nn_destroy(&net);
+  for (int k = 0; k < 3; k++)
+    drop_trained(&one[k]);
+  drop_trained(&r);
+  data_close(&d);
+}
+
+/* A run that goes on has the same mean, bit for bit; and lr is what it is told from there on. */
+static void averages_go_on(void **state) {
+  (void)state;
+  data_set d;
+  trained whole, part, rest;
+#define OFTEN AVERAGED " average-every=2 average-lr=0.02 mixup-alpha=0.4 acc-iters=2 log-every=1"
+  assert_int_equal(data_open(IMAGES, &d), CLI_OK);
+  train(&d, "whole-average", OFTEN " epochs=4", &whole);
+  train(&d, "part-average", OFTEN " epochs=2", &part);
+  train(&d, "part-average", OFTEN " epochs=4 resume=true", &rest);
+  ngio_tensors *a = average_of(&whole), *b = average_of(&rest);
+  assert_true(ngio_tensors_count(a) > 0);
+  for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
+    const ngio_tensor *t = ngio_tensors_at(a, i);
+    assert_memory_equal(t->data, ngio_tensors_find(b, t->name)->data, (size_t)t->bytes);
+  }
+  const int64_t from = whole.r.steps / 4;
+  for (int i = 0; i < whole.lines; i++) {
+    if (is_event(whole.line[i], "step"))
+      must_be_near(whole.line[i], "lr", number_of(whole.line[i], "step") > from ? 0.02 : 0.05, 0.0);
+  }
+  must_be_near(last_event(&rest, "end"), "averaged", (double)(whole.r.steps / 2 - from / 2), 0.0);
+  ngio_tensors_close(&a);
+  ngio_tensors_close(&b);
+  drop_trained(&whole);
+  drop_trained(&part);
+  drop_trained(&rest);
+  data_close(&d);
+}
+
 /* ---- a whole run in double -------------------------------------------------------------------*/
 
 enum { CLASSES = 4, FEATURES = 6, BATCH = 8, EACH = 3, STEPS = 8, WIDE = FEATURES + 1 };
@@ -515,6 +631,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tests_are_of_the_weights_that_are_kept),
       cmocka_unit_test(testing_changes_nothing),
+      cmocka_unit_test(weights_are_averaged),
+      cmocka_unit_test(averages_go_on),
       cmocka_unit_test(softmax_regression_by_hand),
       cmocka_unit_test(fisher_says_whose_labels_are_seen),
       cmocka_unit_test(norms_see_drawn_labels),

@@ -54,6 +54,9 @@ static const char *const other[][2] = {
     {"erase-area-high", "0.5"},
     {"erase-aspect-low", "0.2"},
     {"damping-rule", "keep-ratio"},
+    {"average-weights", "1.5"},
+    {"average-every", "3"},
+    {"average-lr", "0.01"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };
@@ -169,6 +172,8 @@ static void settings_are_checked_together(void **state) {
       {{{"damping-rule", "keep-ratio"}, {"schedule", "damping~L-down@9"}},
        "--damping-rule: the schedule 'damping~L-down@9' changes damping, too"},
       {{{"method", "sgd"}, {"damping-rule", "keep-ratio"}}, "--damping-rule: method sgd"},
+      {{{"average-every", "3"}}, "--average-every: needs --average-weights"},
+      {{{"average-lr", "0.1"}}, "--average-lr: needs --average-weights"},
       {{{"running-mixup", "true"}}, "--running-mixup: needs"},
       {{{"erase-area-low", "0.1"}}, "--erase-area-low: needs an --erase-rate"},
       {{{"erase-aspect-low", "0.1"}}, "--erase-aspect-low: needs an --erase-rate"},

@@ -23,11 +23,14 @@ int nn_fail(nn *n, const char *format, ...) {
 
 void nn_set_first(nn *n, int64_t sample) { n->first = sample; }
 
+void nn_set_norm_keep(nn *n, double keep) { n->norm_keep = keep; }
+
 nn *nn_create(ng_pool *pool, uint64_t seed) {
   nn *n = cli_take(1, sizeof *n);
   n->pool = pool;
   n->threads = pool != NULL ? ng_pool_threads(pool) : 1;
   n->seed = seed;
+  n->norm_keep = 0.9;
   n->loss = NN_CROSS_ENTROPY;
   return n;
 }

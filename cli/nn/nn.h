@@ -160,6 +160,8 @@ typedef enum nn_mode { NN_EVALUATE = 0, NN_TRAIN = 1 } nn_mode;
 /* The batches given from now on begin at this sample of a larger one, of which other ranks have the rest:
  * what is drawn for a sample (dropout, targets) is what it would be in the whole batch. */
 void nn_set_first(nn *n, int64_t sample);
+/* Running statistics of norms become keep old + (1 - keep) new at every forward of training (0.9). */
+void nn_set_norm_keep(nn *n, double keep);
 
 /* x [samples, input shape], samples <= batch of nn_ready; borrowed until the backward of this
  * batch is done.  `step` moves dropout's random numbers on. */

@@ -58,6 +58,7 @@ struct nn {
   int threads, blas_threads;
   uint64_t seed, step;
   int64_t batch, samples; /* room; of the last forward */
+  double norm_keep;       /* of running statistics, at a forward of training */
   int64_t first;          /* place of its first sample in the batch of all ranks */
   node *nodes;
   int n_nodes, room_nodes;

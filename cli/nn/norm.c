@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { BLOCK = 64, WIDE = 64 };
-static const double eps = 1e-5, keep = 0.9;
+static const double eps = 1e-5;
 
 /* kept: mean [C], r [C], then factors a and b of the wide row [2 x W], shift [W]. */
 typedef struct kept_values {
@@ -171,6 +171,7 @@ static void widen(float *row, int64_t channels, int64_t width) {
 static void batch_moments(nn *n, node *v, pass *p) {
   const int64_t c = v->shape.channels, rows = p->rows * p->width / c;
   const kept_values s = values_of(v);
+  const double keep = n->norm_keep;
   float *running = n->buffers[v->buffer].value, *spread = n->buffers[v->buffer + 1].value;
   memcpy(s.shift, p->x, (size_t)c * sizeof *p->x);
   widen(s.shift, c, p->width);

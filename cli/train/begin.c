@@ -144,6 +144,7 @@ static int share_loaded(run *r) {
     const nn_buffer *b = nn_buffer_at(r->net, i);
     rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
   }
+  if (rc == CLI_OK) rc = average_tell(&r->mean, &r->ranks);
   return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
@@ -197,7 +198,8 @@ static int open_folder(run *r, const char *config, const char *log) {
     if (rc == CLI_OK) rc = from_the_start(r, config, log);
   } else if (rc == CLI_OK) {
     rc = tell_loading(r, true);
-    if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, r->p, &r->state);
+    if (rc == CLI_OK)
+      rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
     if (rc == CLI_OK) rc = share_loaded(r);
     if (rc == CLI_OK) rc = fits(r, data);
     const manifest *m = &r->state.files;
@@ -240,6 +242,7 @@ static int make_own(run *r) {
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
   if (rc == CLI_OK) rc = nn_ready(r->net, batch);
   if (rc == CLI_OK) nn_set_first(r->net, first);
+  if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
   const double share = (double)batch / (double)r->s->batch;
   return rc == CLI_OK ? grad_sum_create(r->net, r->s->acc_iters, share, &r->grads) : rc;
 }

@@ -239,13 +239,13 @@ static void remove_set(const char *dir, const manifest_set *set) {
   }
 }
 
-int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p,
-                    run_state *state) {
+int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
+                    precond *p, run_state *state) {
   manifest m = state->files;
   m.before = m.now;
   m.now = (manifest_set){.step = state->step};
   manifest_made_by(&m);
-  const int parts = mix_carries(mixed) ? MANIFEST_PARTS : MANIFEST_MIXUP; /* the last of them */
+  const bool has[MANIFEST_PARTS] = {true, true, mix_carries(mixed), average_carries(mean)};
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
   char *next[MANIFEST_PARTS], *path[MANIFEST_PARTS];
   int rc = disk_own_folder(folder);
@@ -256,16 +256,21 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p
   }
   if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state);
   if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND]);
-  if (rc == CLI_OK && parts > MANIFEST_MIXUP) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
-  for (int i = 0; i < parts && rc == CLI_OK; i++) {
+  if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
+  if (rc == CLI_OK && has[MANIFEST_AVERAGE]) rc = average_save(mean, next[MANIFEST_AVERAGE]);
+  for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
+    if (!has[i]) continue;
     rc = manifest_look(next[i], &m.now.file[i]);
     if (rc == CLI_OK) rc = is_free(path[i], &m.now.file[i]);
   }
   if (rc == CLI_OK) rc = manifest_write(latest, &m);
-  for (int i = 0; i < parts && rc != CLI_OK; i++)
-    disk_remove(next[i]); /* room on a disk that may be full; the checkpoint before is whole */
-  for (int i = 0; i < parts && rc == CLI_OK; i++)
-    rc = give_name(next[i], path[i]);
+  for (int i = 0; i < MANIFEST_PARTS && rc != CLI_OK; i++) {
+    /* room on a disk that may be full; the checkpoint before is whole */
+    if (has[i]) disk_remove(next[i]);
+  }
+  for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
+    if (has[i]) rc = give_name(next[i], path[i]);
+  }
   if (rc == CLI_OK) {
     remove_set(dir, &m.before);
     state->files = m;
@@ -332,6 +337,7 @@ static const char *const passing[] = {
     "model.natgrad-next",      "model.natgrad-next.natgrad-part",
     "precond.natgrad-next",    "precond.natgrad-next.natgrad-part",
     "mixup.natgrad-next",      "mixup.natgrad-next.natgrad-part",
+    "average.natgrad-next",    "average.natgrad-next.natgrad-part",
     "latest.json.natgrad-part"};
 enum { PASSING = sizeof passing / sizeof passing[0] };
 
@@ -381,7 +387,8 @@ int checkpoint_find(const char *dir, bool *there) {
 
 /* ---- loading, and what is left over ----------------------------------------------------------*/
 
-int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state *state) {
+int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond *p,
+                    run_state *state) {
   char *latest = in_checkpoint(dir, "latest.json"), *path[MANIFEST_PARTS];
   checkpoint_init(state);
   int rc = manifest_read(latest, &state->files);
@@ -392,11 +399,15 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state 
   if (rc == CLI_OK && carried != mix_carries(mixed))
     rc = cli_bad("%s: is %s mixup, this run %s it", latest, carried ? "with" : "without",
                  carried ? "without" : "with");
+  const bool averaged = now->file[MANIFEST_AVERAGE].bytes > 0;
+  if (rc == CLI_OK && averaged && mean->mean == NULL)
+    rc = cli_bad("%s: is with averaged weights, this run without", latest);
   if (rc == CLI_OK) rc = checkpoint_read_model(path[MANIFEST_MODEL], net, state);
   if (rc == CLI_OK && state->step != now->step)
     rc = cli_bad("%s: is of step %lld", path[MANIFEST_MODEL], (long long)state->step);
   if (rc == CLI_OK) rc = precond_load(p, path[MANIFEST_PRECOND]);
   if (rc == CLI_OK && carried) rc = mix_load(mixed, path[MANIFEST_MIXUP]);
+  if (rc == CLI_OK && averaged) rc = average_load(mean, path[MANIFEST_AVERAGE]);
   for (int i = 0; i < MANIFEST_PARTS; i++)
     free(path[i]);
   free(latest);

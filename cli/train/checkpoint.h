@@ -3,6 +3,7 @@
  *   model-<step>.safetensors    parameters and buffers by name; in its metadata what follows
  *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included
  *   mixup-<step>.safetensors    with mixup, the batch before (mix.h)
+ *   average-<step>.safetensors  once weights are averaged, their mean (average.h)
  *   latest.json                 which of them count, and the checksums that hold it, config.json and
  *                               log.jsonl together (manifest.h)
  *
@@ -13,6 +14,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
+#include "average.h"
 #include "manifest.h"
 #include "mix.h"
 #include "precond.h"
@@ -35,9 +37,11 @@ void checkpoint_init(run_state *s);
 /* Is there a checkpoint in DIR, with all that belongs to it as it was?  Anything less than all of it is
  * an error.  Finishes what a run that was killed left between latest.json and the names. */
 int checkpoint_find(const char *dir, bool *there);
-int checkpoint_save(const char *dir, const nn *net, const mix *mixed, precond *p, run_state *state);
+int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
+                    precond *p, run_state *state);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
-int checkpoint_load(const char *dir, nn *net, mix *mixed, precond *p, run_state *state);
+int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond *p,
+                    run_state *state);
 /* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */
 int checkpoint_load_model(const char *dir, nn *net, run_state *state);
 int checkpoint_read_model(const char *path, nn *net, run_state *state);

@@ -218,6 +218,11 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   (void)fprintf(l->f, ", \"why\": \"%s\"", why);
   real(l, "train_loss", last->train_loss);
   real(l, "test_accuracy", last->test_accuracy);
+  if (r->averaged > 0) {
+    whole(l, "averaged", r->averaged);
+    real(l, "average_test_loss", r->average_loss);
+    real(l, "average_test_accuracy", r->average_accuracy);
+  }
   whole(l, "skipped", r->skipped);
   whole(l, "rescued", r->rescued);
   whole(l, "unobserved", r->unobserved);

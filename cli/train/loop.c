@@ -5,6 +5,7 @@
  * (end of an epoch: test, "epoch" line), checkpoint.  So a checkpoint knows how much of the log
  * belongs to it, and what comes after it can be written again. */
 #include "clock.h"
+#include "disk.h"
 #include "lr.h"
 #include "run.h"
 
@@ -247,7 +248,8 @@ static int save(run *r) {
   m->seconds = seconds(r);
   m->stations = t.stations;
   memcpy(m->station, t.station, sizeof m->station);
-  if (rc == CLI_OK) rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, r->p, &r->state);
+  if (rc == CLI_OK)
+    rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
   if (rc == CLI_OK) r->out->kept = r->state.step;
   return rc;
 }
@@ -261,6 +263,7 @@ static int after_step(run *r, double lr, int64_t correct) {
   r->state.summed++;
   r->state.correct += correct;
   const int64_t step = r->state.step;
+  average_add(&r->mean, r->net, step);
   const bool closes = step % r->feed.per_epoch == 0 || step == r->total;
   int rc = CLI_OK;
   progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
@@ -286,12 +289,15 @@ static int after_step(run *r, double lr, int64_t correct) {
   return rc;
 }
 
+static double lr_of(const run *r, int64_t step) {
+  const double per_epoch = (double)r->feed.per_epoch, at = fmax((double)step, 0.0);
+  const double lr = lr_at(r->s, at / per_epoch, (double)r->total / per_epoch);
+  return average_lr(r->s, &r->mean, step, lr);
+}
+
 static int steps(run *r) {
-  const double per_epoch = (double)r->feed.per_epoch, epochs = (double)r->total / per_epoch;
   while (r->state.step < r->total) {
-    const double at = (double)r->state.step;
-    const double lr = lr_at(r->s, at / per_epoch, epochs);
-    const double before = lr_at(r->s, fmax(at - 1.0, 0.0) / per_epoch, epochs);
+    const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
     int64_t correct = 0;
     int rc = one_step(r, lr, before, &correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
@@ -307,10 +313,39 @@ static int steps(run *r) {
   return CLI_OK;
 }
 
+/* The network becomes that of the mean weights, which is what a run that averages is for.  The last checkpoint is
+ * made by now, and nothing is trained after this. */
+static int end_with_average(run *r) {
+  const int64_t batches = r->feed.per_epoch * r->s->acc_iters;
+  const int64_t first = (r->state.step - 1) / r->feed.per_epoch * r->feed.per_epoch;
+  train_result *out = r->out;
+  int rc = CLI_OK;
+  average_take(&r->mean, r->net);
+  for (int64_t i = 0; i < batches && nn_buffers(r->net) > 0 && rc == CLI_OK; i++) {
+    const int64_t step = i / r->s->acc_iters, micro = i % r->s->acc_iters;
+    rc = feed_train(&r->feed, first + step, micro);
+    nn_set_norm_keep(r->net, (double)i / (double)(i + 1));
+    if (rc == CLI_OK)
+      rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, (uint64_t)i, NULL);
+  }
+  rc = ranks_agree(&r->ranks, rc);
+  if (rc == CLI_OK) rc = test(r, &out->average_loss, &out->average_accuracy);
+  out->averaged = r->mean.count;
+  out->diverged = false; /* the run itself is not */
+  if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
+  char *path = cli_join(r->s->out, "average.safetensors");
+  rc = disk_regular(path);
+  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state);
+  free(path);
+  return rc;
+}
+
 static int finish(run *r) {
   int rc = CLI_OK;
   /* A run that has lost its way is not kept: the checkpoint before it is worth more. */
   if (r->s->out[0] != 0 && !r->out->diverged && r->out->kept != r->state.step) rc = save(r);
+  if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && average_carries(&r->mean))
+    rc = ranks_agree(&r->ranks, end_with_average(r));
   train_epoch last = {.epoch = r->state.step / r->feed.per_epoch,
                       .train_loss = r->loss,
                       .test_accuracy = (double)NAN};
@@ -364,6 +399,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   precond_destroy(&r.p);
   feed_free(&r.feed);
   grad_sum_free(&r.grads);
+  average_free(&r.mean);
   nn_destroy(&r.net);
   ng_pool_destroy(r.pool);
   if (rc != CLI_OK) train_result_free(out);

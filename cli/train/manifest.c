@@ -15,7 +15,7 @@
 
 enum { SCHEMA = 2 };
 
-const char *const manifest_part[MANIFEST_PARTS] = {"model", "precond", "mixup"};
+const char *const manifest_part[MANIFEST_PARTS] = {"model", "precond", "mixup", "average"};
 
 void manifest_init(manifest *m) {
   memset(m, 0, sizeof *m);
@@ -164,7 +164,7 @@ static bool read_set(const json_t *o, manifest_set *p) {
   bool good = read_whole(o, "step", &p->step);
   for (int i = 0; i < MANIFEST_PARTS && good; i++) {
     const json_t *f = json_object_get(o, manifest_part[i]);
-    if (f == NULL && i == MANIFEST_MIXUP) continue;
+    if (f == NULL && i >= MANIFEST_MIXUP) continue;
     good = read_whole(f, "bytes", &p->file[i].bytes) && p->file[i].bytes > 0 &&
            read_hex(f, "head", &p->file[i].head);
   }

@@ -2,8 +2,8 @@
  *
  *   {"schema": 2, "step": N,
  *    "model": {"bytes": B, "head": C}, "precond": {"bytes": B, "head": C},
- *    with mixup "mixup": {"bytes": B, "head": C},
- *    "before": null, or {"step", "model", "precond", "mixup"}: the set that this one replaced,
+ *    with mixup "mixup": {"bytes": B, "head": C}, with averaged weights "average": the same,
+ *    "before": null, or {"step", "model", ...}: the set that this one replaced,
  *    "config": C, "config_next": null or C, "log_bytes": B, "log": C,
  *    "seconds": X, "ms": {STATION: X, ...}, "made_by": {"version": TEXT, ...},
  *    "crc32": C}
@@ -21,12 +21,12 @@ typedef struct manifest_file {
   uint32_t head;
 } manifest_file;
 
-enum { MANIFEST_MODEL, MANIFEST_PRECOND, MANIFEST_MIXUP, MANIFEST_PARTS };
+enum { MANIFEST_MODEL, MANIFEST_PRECOND, MANIFEST_MIXUP, MANIFEST_AVERAGE, MANIFEST_PARTS };
 extern const char *const manifest_part[MANIFEST_PARTS]; /* "model", ...: keys, and names of files */
 
 typedef struct manifest_set {
   int64_t step;                       /* -1: there is none */
-  manifest_file file[MANIFEST_PARTS]; /* no bytes: without that part, which only mixup may be */
+  manifest_file file[MANIFEST_PARTS]; /* no bytes: without that part, as may be from mixup on */
 } manifest_set;
 
 enum { MANIFEST_MADE_BY = 9, MANIFEST_TEXT = 128 };

@@ -36,6 +36,7 @@ typedef struct run {
   manifest before; /* of the checkpoint that was resumed, with its totals */
   grad_sum grads;  /* of a step's micro-batches */
   double damping;  /* the library's option */
+  average mean;    /* of the weights */
   double loss;     /* of the last step */
   run_ranks ranks;
   bool asked; /* some rank was asked to stop */

@@ -38,7 +38,10 @@ typedef struct settings {
   double mixup_alpha;                    /* 0: no mixup                     */
   bool running_mixup;
   double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
-  char *damping_rule; /* none | keep-ratio */
+  char *damping_rule;     /* none | keep-ratio */
+  double average_weights; /* epochs; 0: not */
+  int64_t average_every;  /* steps; 0: an epoch */
+  double average_lr;      /* negative: the schedule's */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

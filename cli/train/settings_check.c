@@ -183,6 +183,10 @@ int settings_check(const settings *s) {
   }
   if (s->running_mixup && s->mixup_alpha <= 0.0)
     return cli_bad("--running-mixup: needs a --mixup-alpha above 0");
+  if (s->average_weights <= 0.0 && s->average_every > 0)
+    return cli_bad("--average-every: needs --average-weights, the epoch to begin at");
+  if (s->average_weights <= 0.0 && s->average_lr >= 0.0)
+    return cli_bad("--average-lr: needs --average-weights, the epoch to begin at");
   const settings_row *idle = s->erase_rate <= 0.0 ? erases(s) : NULL;
   if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
   if (s->erase_area_low > s->erase_area_high) {

@@ -53,6 +53,10 @@ static const published list[] = {
     {"use_cholesky", "solver = cholesky"},
     {"loss_scale", "nothing: gradients are f32"},
     {"maintain_lr_damp_ratio", "damping_rule = keep-ratio"},
+    {"swa_start_epoch", "average_weights"},
+    {"swa_start", "average_weights, in epochs"},
+    {"swa_freq", "average_every"},
+    {"swa_lr", "average_lr"},
     {"damp_rule", "damping_rule = keep-ratio, or schedule = damping~L-down@STEPS"},
     {"constructor", "skip_layers, norm_block: what gets curvature"},
 };

@@ -95,7 +95,12 @@
   X(TEXT, out, "out", "DIR", "", 0, 0, 0,                                                          \
     "config.json, log.jsonl and checkpoint/ go there; must not hold a run yet")                    \
   X(BOOL, resume, "resume", NULL, "false", 0, 0, 0,                                                \
-    "go on from the checkpoint in DIR, as if nothing had happened")
+    "go on from the checkpoint in DIR, as if nothing had happened")                                \
+  X(REAL, average_weights, "average-weights", "E", "0", 0, 1e6, 1,                                 \
+    "from epoch E on average the weights; tested at the end, in DIR/average.safetensors (0: not)") \
+  X(INT, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                            \
+    "after every step that N divides (0: at the end of every epoch)")                              \
+  X(OWN, average_lr, "average-lr", "R", "default", 0, 1e6, 1, "lr from epoch E on (the schedule's)")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
 

@@ -130,6 +130,10 @@ static int report(const settings *s, const train_result *r, bool quiet) {
                   (long long)r->steps);
   }
   if (r->stopped) return CLI_NO;
+  if (r->averaged > 0 && !quiet) {
+    printf("mean of the weights after %lld steps: test loss %.5f, test %.2f %%\n",
+           (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
+  }
   if (s->out[0] == 0 || quiet) return CLI_OK;
   if (r->steps == r->first) {
     printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,

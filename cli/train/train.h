@@ -10,7 +10,7 @@
  * every parameter registered as a tensor, so all methods share one update.
  *
  * Everything random is a function of (seed, epoch, step), so a checkpoint holds no generator.  mix.c is
- * mixup and random erasing. */
+ * mixup and random erasing, average.c the mean of the weights. */
 #ifndef TRAIN_H
 #define TRAIN_H
 
@@ -40,9 +40,11 @@ typedef struct train_result {
   bool stopped;  /* by a signal */
   bool
       diverged; /* the loss, a weight, or what steps in a row would write, is not finite: ended there */
-  bool unheard;  /* stopped because nobody can be told: stdout is full, or closed */
-  char lost[64]; /* what; "": the loss */
-  int64_t kept;  /* step of the last checkpoint; -1: none */
+  bool unheard;     /* stopped because nobody can be told: stdout is full, or closed */
+  char lost[64];    /* what; "": the loss */
+  int64_t averaged; /* weights of so many steps; 0: not, or the run is not over */
+  double average_loss, average_accuracy; /* of their mean, on the test split */
+  int64_t kept;                          /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
   int64_t network_bytes, precond_bytes; /* held by the network; by the library, between steps */

@@ -104,6 +104,20 @@ for file in $c/{model-3,precond-4,model-best,model-7.safetensors.bak}.safetensor
 done
 [[ ! -e $c/model-16.safetensors && -e $c/model-24.safetensors ]] || fail "the pair before stays: $(ls $c)"
 
+# With averaged weights their mean is a part, too.
+average=("${tiny[@]}" --average-weights 0.25 --average-every 3)
+train 0 '' "${average[@]}" --checkpoint-every 6 --out mean
+a=mean/checkpoint/average-16.safetensors
+[[ $(cd mean/checkpoint && echo *) == 'average-16.safetensors latest.json model-16.safetensors precond-16.safetensors' ]] || fail "$(ls mean/checkpoint)"
+[[ -f mean/average.safetensors ]] || fail "no mean of the weights: $(ls mean)"
+train 0 '' "${average[@]}" --ranks 2 --epochs 1 --out pair
+train 0 '' --out pair --ranks 2 --resume --epochs 2 --quiet
+train 0 '' "${average[@]}" --ranks 2 --out both
+cmp {pair,both}/average.safetensors || fail "going on with two ranks gives another mean"
+mv $a gone && train 2 "natgrad: $a: is missing, and belongs to the checkpoint of step 16" --out mean --resume
+mv gone $a && flip $a && train 2 "natgrad: $a: tensor 'mean' is damaged (its checksum differs)" --out mean --resume
+rm -rf mean pair both
+
 # With mixup the batch before is a part, too: three files, each as above.
 mv whole plain && rm -rf other long once parts
 mixup=("${tiny[@]}" --mixup-alpha 1 --running-mixup)
