@@ -675,10 +675,40 @@ static void every_argument_of_efcp(void **state) {
   assert_true(n > 80 && left_out > 50 && left_out < 70);
 }
 
+/* The same of M-FAC's optimizer and its two scripts, GGT, and EFCP's low-rank classes and their script. */
+static void every_argument_of_the_others(void **state) {
+  static const struct {
+    const char *method, *names;
+  } program[] = {
+      {"mfac", "lr momentum weight_decay ngrads damp moddev optdev gpus sparse model dataset "
+               "dataset_path optim batchsize weightdecay save "
+               "checkpoint data prefix adjust_sparsities nworkers nepochs drop_at drop_by pruner "
+               "prune_every sparsities ngrads_schedule nrecomps prun_batchsize prun_lrs "
+               "blocksize perbatch prunpages prundamp "},
+      {"ggt", "lr wd r beta1 beta2 eps"},
+      {"sparse-ggt", "k_init lr wd r beta1 beta2 eps"},
+      {"lowrank-mfac", "lr momentum weight_decay ngrads num_grads damp rank moddev optdev model "
+                       "dataset_path optim batchsize weightdecay save "},
+  };
+  char list[2000], text[300];
+  (void)state;
+  for (size_t i = 0; i < sizeof program / sizeof program[0]; i++) {
+    (void)snprintf(list, sizeof list, "%s", program[i].names);
+    for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " ")) {
+      ng_options o = standard_options();
+      assert_int_equal(ng_options_set(&o, "method", program[i].method, NULL, 0), NG_OK);
+      const ng_status st = ng_options_set_published(&o, name, "1", NULL, text, sizeof text);
+      if (st < NG_OK && (strstr(text, "has no option") != NULL || strstr(text, name) == NULL))
+        fail_msg("%s, %s: %s", program[i].method, name, text);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(arguments_of_sparse_methods),
       cmocka_unit_test(every_argument_of_efcp),
+      cmocka_unit_test(every_argument_of_the_others),
       cmocka_unit_test(rows),
       cmocka_unit_test(chainerkfac),
       cmocka_unit_test(chainerkfac_arguments),

@@ -220,6 +220,8 @@ static const ng_published lowrank_names[] = {
      "global, none (the aggregate classes): model; tensor (the others): parameter", take_scope},
     {"momentum", "window_momentum", "the same, with window_momentum_form = average", take_same},
     {"weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same},
+    {"moddev", "", where_kept, check_device},
+    {"optdev", "", where_kept, check_device},
 };
 
 /* ---- sparse first-order methods --------------------------------------------------------------*/
@@ -345,8 +347,42 @@ static const ng_left_out efcp_out[] = {
     {"gpus", "gradients are where the context is"},
     {NULL, NULL}};
 
-const ng_names ng_names_mfac = NAMES(mfac_names), ng_names_ggt = NAMES(ggt_names),
+/* Arguments of the scripts of M-FAC (main_optim.py, main_prun.py) and of EFCP's main_low_rank.py. */
+static const ng_left_out mfac_out[] = {
+    {"model", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"dataset", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"dataset_path", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"optim", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"batchsize", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"save", "what a run trains on, how long, and where it goes is said to natgrad train"},
+    {"weightdecay", "weight_decay is its name here, as at the optimizer"},
+    {"checkpoint", "pruning is natgrad prune"},
+    {"data", "pruning is natgrad prune"},
+    {"prefix", "pruning is natgrad prune"},
+    {"adjust_sparsities", "pruning is natgrad prune"},
+    {"nworkers", "pruning is natgrad prune"},
+    {"nepochs", "pruning is natgrad prune"},
+    {"drop_at", "pruning is natgrad prune"},
+    {"drop_by", "pruning is natgrad prune"},
+    {"pruner", "pruning is natgrad prune"},
+    {"prune_every", "pruning is natgrad prune"},
+    {"sparsities", "pruning is natgrad prune"},
+    {"ngrads_schedule", "pruning is natgrad prune"},
+    {"nrecomps", "pruning is natgrad prune"},
+    {"prun_batchsize", "pruning is natgrad prune"},
+    {"prun_lrs", "pruning is natgrad prune"},
+    {"blocksize", "pruning is natgrad prune"},
+    {"perbatch", "pruning is natgrad prune"},
+    {"prunpages", "pruning is natgrad prune"},
+    {"prundamp", "pruning is natgrad prune"},
+    {NULL, NULL}};
+
+const ng_names ng_names_mfac = {mfac_names, (int32_t)(sizeof mfac_names / sizeof mfac_names[0]),
+                                mfac_out},
+               ng_names_ggt = NAMES(ggt_names),
                ng_names_efcp = {efcp_names, (int32_t)(sizeof efcp_names / sizeof efcp_names[0]),
                                 efcp_out},
                ng_names_sparse_ggt = NAMES(sparse_ggt_names),
-               ng_names_lowrank = NAMES(lowrank_names);
+               ng_names_lowrank = {lowrank_names,
+                                   (int32_t)(sizeof lowrank_names / sizeof lowrank_names[0]),
+                                   mfac_out};
