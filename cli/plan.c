@@ -161,6 +161,7 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
       a->added, "step_ms", a->step, "parts_ms", parts);
   const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(8));
   json_decref(line);
+  if (ferror(stdout) != 0) return CLI_OK; /* main says it */
   if (bad) return cli_bad("plan: the result does not fit JSON");
   printf("\n");
   return CLI_OK;

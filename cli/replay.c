@@ -151,6 +151,7 @@ static int print_json(const recording *r, const ng_options *o, const double *err
   const int failed =
       line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
   json_decref(line);
+  if (ferror(stdout) != 0) return CLI_OK; /* main says it */
   if (failed) return cli_bad("%s: the result does not fit JSON", r->name);
   printf("\n");
   return CLI_OK;

@@ -288,10 +288,39 @@ static void skipped(void **state) {
   fixture_close(&f);
 }
 
+/* A low-rank window begins with the direction of the weights, however large they are. */
+static void huge_weights(void **state) {
+  (void)state;
+  fixture f;
+  float grad[WEIGHTS], weight[WEIGHTS];
+  rng r = {test_seed()};
+  for (int i = 0; i < WEIGHTS; i++) {
+    grad[i] = (float)rng_value(&r);
+    weight[i] = (i % 3 == 0 ? -3e38F : 3e38F);
+  }
+  const plane g[2] = {plane_of(grad, OUT, IN, NG_F32), {0}},
+              w[2] = {plane_of(weight, OUT, IN, NG_F32), {0}};
+  assert_int_equal(
+      fixture_open(&f, "method=lowrank-mfac window=3 window_rank=2", &(fixture_how){.threads = 1}),
+      NG_OK);
+  fixture_ok(&f, fixture_linear(&f, "w", g, w));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int step = 0; step < 5; step++) {
+    fixture_ok(&f, fixture_begin(&f, B));
+    assert_int_equal(ng_step(f.p, 0.1), NG_OK);
+    for (int i = 0; i < WEIGHTS; i++) {
+      assert_true(isfinite(grad[i]));
+      grad[i] = (float)rng_value(&r);
+    }
+  }
+  fixture_close(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(beside_factors), cmocka_unit_test(not_finite), cmocka_unit_test(fused),
-      cmocka_unit_test(refused),        cmocka_unit_test(skipped),
+      cmocka_unit_test(beside_factors), cmocka_unit_test(not_finite),
+      cmocka_unit_test(fused),          cmocka_unit_test(refused),
+      cmocka_unit_test(skipped),        cmocka_unit_test(huge_weights),
   };
   return cmocka_run_group_tests_name("window engine", tests, NULL, NULL);
 }

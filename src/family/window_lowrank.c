@@ -12,6 +12,7 @@
  * are kept as rows of numbers, column after column of theirs. */
 #include "family/window.h"
 
+#include <float.h>
 #include <math.h>
 
 typedef struct view {
@@ -144,6 +145,22 @@ static void advance(const view *v, const float *x, const float *from, float *to,
     const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
     for (int64_t i = a * v->cols; i < (a + 1) * v->cols; i++) {
       to[v->rank * v->rows + i] = none ? Q0[i] : (float)Q[i];
+    }
+  }
+}
+
+/* What is to begin with has only a direction: a column of Q that f32 does not hold, of weights near its
+ * end, goes on with a largest number of 1. */
+static void within_range(const view *v, const double *work, float *f) {
+  const double *Q = work + v->rank * v->rows;
+  for (int64_t a = 0; a < v->rank; a++, Q += v->cols) {
+    float *to = f + v->rank * v->rows + a * v->cols;
+    double largest = 0.0;
+    for (int64_t i = 0; i < v->cols; i++) {
+      largest = fmax(largest, fabs(Q[i]));
+    }
+    for (int64_t i = 0; i < v->cols && largest > (double)FLT_MAX; i++) {
+      to[i] = (float)(Q[i] / largest);
     }
   }
 }
@@ -330,6 +347,7 @@ static void begin(ng_block *b) {
     }
     if (!ng_all_finite(x, NG_F32, v->rows * v->cols)) continue;
     advance(v, x, f, f, s->work + v->at);
+    within_range(v, s->work + v->at, f);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
   }
 }

@@ -102,8 +102,17 @@ export_ 2 'natgrad: events: cannot be written: Is a directory' run --csv events
 mkdir piped && mkfifo piped/log.jsonl
 export_ 2 'natgrad: piped/log.jsonl: cannot be read: not a regular file' piped --csv x.csv
 cp run/log.jsonl log.copy
-export_ 2 'natgrad: --csv: run/log.jsonl is the log itself' run --csv run/log.jsonl
-cmp -s run/log.jsonl log.copy || fail "the log was overwritten"
+# A run is a unit: no part of it is written over, by any name, and nothing is put among its checkpoints.
+mkdir -p run/checkpoint
+for part in config.json checkpoint/latest.json checkpoint/model-3.safetensors; do echo mine >"run/$part"; done
+cp -r run run.copy
+ln -s run/checkpoint/latest.json to-latest.csv
+for part in run/log.jsonl run/config.json run/checkpoint/latest.json run/./checkpoint/new.csv to-latest.csv \
+  run/checkpoint/model-3.safetensors; do
+  export_ 2 "natgrad: --csv: $part is a part of the run itself" run --csv "$part"
+done
+export_ 2 'natgrad: --tensorboard: run/checkpoint is a part of the run itself' run --tensorboard run/checkpoint
+diff -r run run.copy >/dev/null || fail "a part of the run was overwritten"
 if [[ -c /dev/full && -w /dev/full ]]; then
   export_ 2 'natgrad: /dev/full: cannot be written: No space left on device' run --csv /dev/full
   [[ -c /dev/full ]] || fail "a device was replaced"

@@ -90,4 +90,10 @@ expect 2 '*--bandwidth is '"'-1'"'*' "$natgrad" plan --bandwidth -1
 expect 2 "*unknown model 'bert-tiny'*" "$natgrad" plan --model bert-tiny
 expect 2 '*--overhead*' "$natgrad" plan --overhead 0
 expect 2 "*plan: 'x' is no option*" "$natgrad" plan x
+if [[ -c /dev/full && -w /dev/full ]]; then
+  for how in "" --json; do
+    text=$("$natgrad" plan --model "$scratch/fc.json" --ranks 2 $how 2>&1 >/dev/full) && fail "plan $how to a full device"
+    [[ $text == "natgrad: standard output could not be written" ]] || fail "plan $how to a full device: $text"
+  done
+fi
 finish
