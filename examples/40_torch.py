@@ -44,7 +44,8 @@ class ng_report(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("steps", c.c_int64), ("skipped", c.c_int64),
                 ("clip", c.c_double), ("inner", c.c_double), ("more_damping", c.c_int64),
                 ("in_double", c.c_int64), ("kept_last", c.c_int64), ("plain", c.c_int64),
-                ("stations", c.c_int32), ("kept", c.c_int64), ("unobserved", c.c_int64), ("statistics", c.c_int32)]
+                ("stations", c.c_int32), ("kept", c.c_int64), ("unobserved", c.c_int64), ("statistics", c.c_int32),
+                ("d2", c.c_double), ("pd2", c.c_double)]
 
 
 class ng_layer_report(c.Structure):

@@ -142,10 +142,9 @@ static ng_status take_scope(job *j) {
  * which the trainer has. */
 static ng_status check_damp_rule(job *j) {
   if (is_none(j->value)) return NG_OK;
-  return refuse(
-      j, NG_ERR_ABSENT,
-      "none; L, Q, C, EK, SK: option schedule, damping~L-down@STEPS; KeepRatio, Tikhonov: "
-      "natgrad train --damping-rule");
+  return refuse(j, NG_ERR_ABSENT,
+                "none; L, Q, C, EK, SK: option schedule, damping~L-down@STEPS; KeepRatio: "
+                "natgrad train --damping-rule; Tikhonov is not there");
 }
 
 static ng_status check_groups(job *j) {

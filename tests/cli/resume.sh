@@ -86,6 +86,6 @@ until_killed adamw 2 --data digits --model mlp --method adamw --lr-schedule cosi
 until_killed images 2 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \
   --augment crop+flip --fisher sampled --method kaisa --stat-period 2 --solve-period 3 --batch 10 --acc-iters 2 --lr 0.03 \
   --mixup-alpha 0.4 --running-mixup --erase-rate 0.5 --adjust-momentum proportional --rescale-weights shrink \
-  --damping-start 0.1 --damping-warm-up 3 \
+  --damping-start 0.1 --damping-warm-up 3 --average-weights 1 --average-every 3 --average-lr 0.02 \
   --validation 20 --epochs 6 --log-every 1 --checkpoint-every 4 --quiet
 finish
