@@ -3,8 +3,8 @@
  *                     rotation, stretch (precond.h; null without curvature), ms
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss,
  *                     test_accuracy, seconds, ms
- *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy,
- *                     with averaged weights averaged, average_test_loss, average_test_accuracy;
+ *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy
+ *                     (and averaged, average_test_loss, average_test_accuracy where weights are averaged),
  *                     skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms
  * ms: milliseconds a step by station, since the last line of that event, or since the checkpoint of a run that
  * goes on between two (end: of the whole run).
