@@ -39,8 +39,10 @@ for name, t in sorted(json.loads(b[8:8 + n]).items()):
     if "running" in name: print(name, b[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]].hex())
 END
 }
-[[ $(running norms.safetensors | wc -l) -ge 38 ]] && diff <(running norms.safetensors) <(running norms/checkpoint/model-4.safetensors) >/dev/null ||
-  fail "running values changed"
+if command -v python3 >/dev/null; then # not in a bare Debian
+  [[ $(running norms.safetensors | wc -l) -ge 38 ]] && diff <(running norms.safetensors) <(running norms/checkpoint/model-4.safetensors) >/dev/null ||
+    fail "running values changed"
+fi
 
 prune 2 'natgrad: prune: which run? *'
 prune 2 "natgrad: prune: one run at a time, got 'copy' too" run copy
