@@ -1,15 +1,16 @@
 /* mpi_op.c: one op of the transport over MPI (mpi.h), from part to part.
  *
  * In: a call, a team, room.  Out: recv complete.  An op is one non-blocking collective, or for a large sum
- * two: every rank gets its share of the elements from all (MPI_Ialltoallv), adds them up in rank order and
- * in double, and all shares go round (MPI_Iallgatherv).  So is a reduce-scatter of which one rank has most: the
- * shares then go to those whose they are (MPI_Ialltoallv), and no rank receives all that there is of all.  MPI's own sums know no bf16, round 16-bit numbers
- * at every addition, and may order ranks as they like; these have the bits of threads.c.
+ * two: every rank gets its share of the elements from all (MPI_Ialltoallv), adds them up (tile.h), and all shares
+ * go round (MPI_Iallgatherv).  So is a reduce-scatter of which one rank has most: the shares then go to those
+ * whose they are (MPI_Ialltoallv), and no rank receives all that there is of all.  MPI's own sums know no bf16,
+ * round 16-bit numbers at every addition, and may order ranks as they like; these have the bits of threads.c.
  *
  * MPI wants the collectives of a communicator in the same order on all ranks.  First parts are begun when
  * they are posted; second parts on a communicator of their own, by tickets: in the order of posting,
  * whatever is complete first. */
 #include "comm/mpi.h"
+#include "comm/tile.h"
 
 #include <limits.h>
 
@@ -17,9 +18,8 @@ typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 
 enum {
-  SMALL = 1 << 15, /* bytes that a rank may receive for a sum in one collective instead of two */
-  TILE = 256       /* elements summed at once, on the stack                                    */
-};
+  SMALL = 1 << 15
+}; /* bytes that a rank may receive for a sum in one collective instead of two */
 
 /* The same on all ranks. */
 static bool in_two(const team *t, const ng_collective *c, int64_t count) {
@@ -104,42 +104,17 @@ static void list_owners(op *o) {
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* acc = or += n values; the first rank sets, so that no -0 turns into +0 (as threads.c). */
-static void add_tile(double *acc, const void *src, ng_dtype t, int64_t n, bool first) {
-  double wide[TILE];
-  float narrow[TILE];
-  if (t == NG_F64) {
-    memcpy(wide, src, (size_t)n * sizeof *wide);
-  } else {
-    ng_to_f32(narrow, src, t, n);
-    for (int64_t i = 0; i < n; i++) {
-      wide[i] = (double)narrow[i];
-    }
-  }
-  for (int64_t i = 0; i < n; i++) {
-    acc[i] = first ? wide[i] : acc[i] + wide[i];
-  }
-}
-
 /* to[0 .. count) = sums over ranks of lines of `count` elements, one behind the other. */
 static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
   const ng_dtype t = o->c.dtype;
   const int64_t size = ng_dtype_size(t);
-  double acc[TILE];
-  float narrow[TILE];
-  for (int64_t i = 0; i < count; i += TILE) {
-    const int64_t n = ng_min64(TILE, count - i);
+  double acc[NG_TILE];
+  for (int64_t i = 0; i < count; i += NG_TILE) {
+    const int64_t n = ng_min64(NG_TILE, count - i);
     for (int32_t m = 0; m < o->team->n; m++) {
-      add_tile(acc, from + (m * count + i) * size, t, n, m == 0);
+      ng_tile_add(acc, from + (m * count + i) * size, t, n, m == 0);
     }
-    if (t == NG_F64) {
-      memcpy(to + i * size, acc, (size_t)n * sizeof *acc);
-      continue;
-    }
-    for (int64_t k = 0; k < n; k++) {
-      narrow[k] = (float)acc[k];
-    }
-    ng_from_f32(to + i * size, t, narrow, n);
+    ng_tile_give(acc, to + i * size, t, n);
   }
 }
 

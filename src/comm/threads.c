@@ -17,6 +17,7 @@
  * Why not queues between pairs: a sum over ranks in rank order needs all of them there anyway, and
  * tests with 2, 3, 5 and 8 ranks on fewer cores need a wait that gives up the core. */
 
+#include "comm/tile.h"
 #include "core/core.h"
 
 #include <pthread.h>
@@ -24,7 +25,6 @@
 
 enum {
   CHUNK = 1 << 15, /* elements done between two looks at the lock: some tens of microseconds */
-  TILE = 256,      /* elements summed at once, on the stack                                  */
   MAKE_TEAM = 0    /* kind of the call that makes a group: send holds `count` ranks          */
 };
 
@@ -167,45 +167,18 @@ static char *recv_at(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
-/* acc = or += n values; in f32 or double there is no rounding on the way.  The first rank sets, so
- * no -0 turns into +0 by being added to a zero. */
-static void add_tile(double *acc, const void *src, ng_dtype t, int64_t n, bool first) {
-  double wide[TILE];
-  float narrow[TILE];
-  if (t == NG_F64) {
-    memcpy(wide, src, (size_t)n * sizeof *wide);
-  } else {
-    ng_to_f32(narrow, src, t, n);
-    for (int64_t i = 0; i < n; i++) {
-      wide[i] = (double)narrow[i];
-    }
-  }
-  for (int64_t i = 0; i < n; i++) {
-    acc[i] = first ? wide[i] : acc[i] + wide[i];
-  }
-}
-
 /* Sums of elements [b, e) of every send to elements from `at` on of recv of members [first, last).
  * Element i is read by this thread only and before it is written: in place is safe. */
 static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t last, int64_t at) {
   const ng_dtype t = o->call[0]->dtype;
-  double acc[TILE];
-  float narrow[TILE];
-  for (int64_t i = b; i < e; i += TILE) {
-    const int64_t n = ng_min64(TILE, e - i);
+  double acc[NG_TILE];
+  for (int64_t i = b; i < e; i += NG_TILE) {
+    const int64_t n = ng_min64(NG_TILE, e - i);
     for (int32_t m = 0; m < o->team->n; m++) {
-      add_tile(acc, send_at(o, m, i), t, n, m == 0);
-    }
-    for (int64_t k = 0; k < n; k++) {
-      narrow[k] = (float)acc[k];
+      ng_tile_add(acc, send_at(o, m, i), t, n, m == 0);
     }
     for (int32_t m = first; m < last; m++) {
-      char *to = recv_at(o, m, at + (i - b));
-      if (t == NG_F64) {
-        memcpy(to, acc, (size_t)n * sizeof *acc);
-      } else {
-        ng_from_f32(to, t, narrow, n);
-      }
+      ng_tile_give(acc, recv_at(o, m, at + (i - b)), t, n);
     }
   }
 }

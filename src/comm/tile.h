@@ -1,0 +1,42 @@
+/* tile.h: a sum over ranks, NG_TILE elements at a time: in double and in rank order, rounded once.  Both
+ * transports that come with natgrad add so, and have the same bits. */
+#ifndef NG_TILE_H
+#define NG_TILE_H
+
+#include "core/core.h"
+
+#include <string.h>
+
+enum { NG_TILE = 256 }; /* on the stack */
+
+/* acc = or += n values; in f32 or double there is no rounding on the way.  The first rank sets, so
+ * no -0 turns into +0 by being added to a zero. */
+static inline void ng_tile_add(double *acc, const void *from, ng_dtype t, int64_t n, bool first) {
+  double wide[NG_TILE];
+  float narrow[NG_TILE];
+  if (t == NG_F64) {
+    memcpy(wide, from, (size_t)n * sizeof *wide);
+  } else {
+    ng_to_f32(narrow, from, t, n);
+    for (int64_t i = 0; i < n; i++) {
+      wide[i] = (double)narrow[i];
+    }
+  }
+  for (int64_t i = 0; i < n; i++) {
+    acc[i] = first ? wide[i] : acc[i] + wide[i];
+  }
+}
+
+static inline void ng_tile_give(const double *acc, void *to, ng_dtype t, int64_t n) {
+  float narrow[NG_TILE];
+  if (t == NG_F64) {
+    memcpy(to, acc, (size_t)n * sizeof *acc);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    narrow[i] = (float)acc[i];
+  }
+  ng_from_f32(to, t, narrow, n);
+}
+
+#endif
