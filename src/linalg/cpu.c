@@ -198,9 +198,9 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-/* What is small is factored, inverted and solved in double, and rounded once: at these orders it takes no
- * longer, and of the digits that a solve in f32 loses (condition 300 at order 97: 3e-5 of the largest entry)
- * those of rounding L remain (5e-6). */
+/* What is small is factored, inverted and solved in double, and rounded once: of the digits that a solve in f32
+ * loses (condition 300 at order 97: 3e-5 of the largest entry) those of rounding L remain (5e-6).  What it
+ * costs: docs/algorithms.md. */
 enum { SMALL = 128, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 static void widen_small(ng_sym S, double *wide) {
@@ -248,7 +248,7 @@ static void invert(ng_queue *q, ng_sym L, int *info) {
 
 /* L L' x = b for m right sides in turn; element i of side j is B[i within + j between]. */
 static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t between) {
-  enum { SIDES = 16 };
+  enum { SIDES = 32 };
   double wide[SMALL_COUNT], x[SIDES * SMALL];
   const integer n = (integer)L.n;
   widen_small(L, wide);
