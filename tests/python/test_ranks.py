@@ -1,6 +1,7 @@
 """Ranks: two and four processes of torch.distributed."""
 import contextlib
 import ctypes
+import inspect
 import time
 import unittest
 
@@ -121,18 +122,30 @@ def one_broken(rank, world):
     return None
 
 
-def as_nccl(rank, world):
-    """A default group that does not carry host memory: one of gloo is made beside it."""
+def as_nccl(rank, world, given=False):
+    """A group that does not carry host memory, the default one or one of the caller's: one of gloo is made beside it."""
     dist, real = torch.distributed, torch.distributed.get_backend
     new_group, asked = dist.new_group, []
-    dist.get_backend = lambda group=None: "nccl" if group is None else real(group)
-    dist.new_group = lambda *ranks, backend=None: asked.append(backend) or new_group(*ranks, backend=backend)
+    own = new_group(list(range(world))) if given else None
+    dist.get_backend = lambda group=None: "nccl" if group is own else real(group)
+
+    def noted(*args, backend=None, **more):
+        asked.append(backend)
+        return new_group(*args, backend=backend, **more)
+    noted.__signature__ = inspect.signature(new_group)  # the package looks which arguments there are
+    dist.new_group = noted
     try:
-        k = make(mlp(), grad_worker_fraction=0.5)
+        k = make(mlp(), process_group=own, grad_worker_fraction=1.0)
+    except natgrad.Error as error:
+        return str(error), set(asked)
     finally:
         dist.get_backend, dist.new_group = real, new_group
     loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
     return k.step(), set(asked)
+
+
+def given_as_nccl(rank, world):
+    return as_nccl(rank, world, given=True)
 
 
 class StubHorovod:
@@ -289,6 +302,11 @@ class Ranks(Case):
     def test_beside_nccl(self):
         for found in ranks.run(2, as_nccl):
             self.assertEqual(found, (0, {"gloo"}))
+        for found, asked in ranks.run(2, given_as_nccl):
+            if "use_local_synchronization" in inspect.signature(torch.distributed.new_group).parameters:
+                self.assertEqual((found, asked), (0, {"gloo"}))
+            else:  # PyTorch 1.13 cannot make a group of some without the others
+                self.assertIn("process_group: backend 'nccl' does not carry host memory", found)
 
     def test_horovod(self):
         found = ranks.run(2, horovod)
