@@ -6,6 +6,7 @@
  * Tolerance.  A, G and what is solved are kept in f32; the errors reach PD times the condition of what is
  * inverted, of which (largest + d) / d is a bound: 64 units of 2^-24 times that, as for factors (families.h). */
 #include "fixture.h"
+#include "oracle.h"
 #include "ranks.h"
 #include "scene.h"
 
@@ -59,33 +60,16 @@ static void add_call(const embedding_case *n, const ng_options *o, const call *m
   }
 }
 
-/* x <- M^-1 x; symmetric and positive, so without pivots. */
-static void solve(int64_t w, double M[Q_MOST][Q_MOST], double *x) {
-  for (int64_t k = 0; k < w; k++) {
-    for (int64_t r = k + 1; r < w; r++) {
-      const double f = M[r][k] / M[k][k];
-      for (int64_t c = k; c < w; c++)
-        M[r][c] -= f * M[k][c];
-      x[r] -= f * x[k];
-    }
-  }
-  for (int64_t r = w - 1; r >= 0; r--) {
-    for (int64_t c = r + 1; c < w; c++)
-      x[r] -= M[r][c] * x[c];
-    x[r] /= M[r][r];
-  }
-}
-
 /* Row v of PD; d: added to A, to G, to their products. */
 static void row_of(const embedding_case *n, const factors *f, const double d[3], int64_t v,
                    const float *D, double *x) {
-  double M[Q_MOST][Q_MOST];
+  double M[Q_MOST * Q_MOST];
   for (int64_t r = 0; r < n->q; r++) {
     x[r] = (double)D[v * n->q + r];
     for (int64_t c = 0; c < n->q; c++)
-      M[r][c] = (f->A[v] + d[0]) * (f->G[r][c] + (r == c ? d[1] : 0)) + (r == c ? d[2] : 0);
+      M[r * n->q + c] = (f->A[v] + d[0]) * (f->G[r][c] + (r == c ? d[1] : 0)) + (r == c ? d[2] : 0);
   }
-  solve(n->q, M, x);
+  oracle_solve(n->q, M, 1, x);
 }
 
 static void cut(const embedding_case *n, const ng_options *o, factors *f) {

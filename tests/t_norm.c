@@ -8,6 +8,7 @@
  * PD times the condition of F + d I, of which (tr F + d) / d is a bound: 64 units of 2^-24 times that, as
  * for factors (families.h).  Seen at most 4.1 in 8,000 cases. */
 #include "fixture.h"
+#include "oracle.h"
 #include "ranks.h"
 #include "scene.h"
 
@@ -110,29 +111,12 @@ static bool in_block(const norm_case *n, const char *block, int64_t r, int64_t c
          (strcmp(block, "unit") == 0 && r % n->C == c % n->C);
 }
 
-/* x <- (F + d I)^-1 x by elimination; symmetric and positive, so without pivots. */
-static void solve(int64_t w, double F[W_MOST][W_MOST], double *x) {
-  for (int64_t k = 0; k < w; k++) {
-    for (int64_t r = k + 1; r < w; r++) {
-      const double f = F[r][k] / F[k][k];
-      for (int64_t c = k; c < w; c++)
-        F[r][c] -= f * F[k][c];
-      x[r] -= f * x[k];
-    }
-  }
-  for (int64_t r = w - 1; r >= 0; r--) {
-    for (int64_t c = r + 1; c < w; c++)
-      x[r] -= F[r][c] * x[c];
-    x[r] /= F[r][r];
-  }
-}
-
 /* The worst error of all steps, in units of rounding times condition. */
 static double error_of(const norm_case *n) {
   const ng_options o = fixture_parse(n->options);
   const int64_t w = width(n);
   const double d = o.damping * o.norm_damping;
-  static double F[W_MOST][W_MOST], M[W_MOST][W_MOST];
+  static double F[W_MOST][W_MOST], M[W_MOST * W_MOST];
   double worst = 0;
   memset(F, 0, sizeof F);
   for (int t = 0; t < STEPS; t++) {
@@ -150,12 +134,12 @@ static double error_of(const norm_case *n) {
       for (int64_t c = 0; c < w; c++) {
         const double rho = t == 0 ? 0 : o.stat_decay;
         F[r][c] = rho * F[r][c] + (1 - rho) * fresh[r][c] / total;
-        M[r][c] = (in_block(n, o.norm_block, r, c) ? F[r][c] : 0) + (r == c ? d : 0);
+        M[r * w + c] = (in_block(n, o.norm_block, r, c) ? F[r][c] : 0) + (r == c ? d : 0);
       }
       trace += F[r][r];
       x[r] = (double)n->D[t][r];
     }
-    solve(w, M, x);
+    oracle_solve(w, M, 1, x);
     for (int64_t i = 0; i < w; i++)
       most = fmax(most, fabs(x[i]));
     if (most == 0) most = 1;

@@ -113,27 +113,9 @@ static recording open_recording(const char *name) {
 
 /* ---- the library -----------------------------------------------------------------------------*/
 
-typedef struct wanted {
-  const char *name;
-  void *data;
-} wanted;
-
-static ng_status look(void *arg, ng_field *f) {
-  wanted *w = arg;
-  if (strcmp(f->name, w->name) == 0) w->data = f->data;
-  return NG_OK;
-}
-
-static float *field_of(const fixture *f, const char *name) {
-  wanted w = {name, NULL};
-  ng_block *b = f->p->block[0];
-  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
-  return w.data;
-}
-
 /* Low rank begins with a matrix that the program drew: here and in the oracle, the recorded one. */
 static void begin_as_recorded(const recording *r, const fixture *f, window_oracle *k) {
-  float *factors = field_of(f, "factors");
+  float *factors = window_field(f, "factors");
   int64_t floats = 0, at = 0;
   for (int pass = 0; pass < 2; pass++, at = r->o.window * floats) {
     for (int32_t i = 0; i < r->parameters; i++) {
@@ -217,7 +199,7 @@ static distances play(const recording *r, const char *linalg) {
     worst.between = fmax(worst.between, apart(g, out, r->d));
     if (!flat(r, "s%d.%s.error", step, e)) continue;
     worst.errors++;
-    worst.error = fmax(worst.error, apart(field_of(&f, "error"), e, r->d));
+    worst.error = fmax(worst.error, apart(window_field(&f, "error"), e, r->d));
   }
   fixture_close(&f);
   window_oracle_close(&k);

@@ -40,25 +40,6 @@ static void near(const char *what, int step, const double *plain, const float *g
   }
 }
 
-typedef struct wanted {
-  const char *name;
-  void *data;
-} wanted;
-
-static ng_status look(void *arg, ng_field *f) {
-  wanted *w = arg;
-  if (strcmp(f->name, w->name) == 0) w->data = f->data;
-  return NG_OK;
-}
-
-static float *field_of(const fixture *f, const char *name) {
-  wanted w = {name, NULL};
-  ng_block *b = f->p->block[0];
-  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
-  assert_non_null(w.data);
-  return w.data;
-}
-
 /* ---- the largest entries ---------------------------------------------------------------------*/
 
 typedef struct listed {
@@ -113,7 +94,7 @@ static void largest_entries(void **state) {
       fixture_ok(&f, ng_step(f.p, 1));
       near(l->options, t, u, x, l->u[t], l->d);
       if (l->errors == 0 || (t > 0 && t + 1 < l->steps)) continue;
-      near("error feedback", t, want->e, field_of(&f, "error"), l->e[t > 0], l->d);
+      near("error feedback", t, want->e, window_field(&f, "error"), l->e[t > 0], l->d);
     }
     fixture_close(&f);
     window_oracle_close(&want);
@@ -159,7 +140,7 @@ static void low_rank(void **state) {
   fixture_ok(&f, fixture_linear(&f, "W", grad, NULL));
   fixture_ok(&f, fixture_tensor(&f, "b", &vector, NULL));
   fixture_ok(&f, ng_ready(f.p));
-  float *factors = field_of(&f, "factors"); /* [M + 1, ROW]: P, then Q, by columns */
+  float *factors = window_field(&f, "factors"); /* [M + 1, ROW]: P, then Q, by columns */
   want->q[0] = scene_room((size_t)(COLS * RANK) * sizeof(double));
   for (int i = 0; i < COLS * RANK; i++) {
     want->q[0][i] = wide_generator(i, 0.7);
@@ -184,7 +165,7 @@ static void low_rank(void **state) {
       near("row 0 of P", t, NULL, p, P1, RANK);
       near("row 0 of Q", t, NULL, q, Q1, RANK);
     }
-    if (t < 2) near("error feedback", t, want->e, field_of(&f, "error"), t > 0 ? E1 : E0, COLS);
+    if (t < 2) near("error feedback", t, want->e, window_field(&f, "error"), t > 0 ? E1 : E0, COLS);
     if (t == 0 || t == 4) {
       near("u of b", t, u + (ptrdiff_t)ROWS * COLS, x + (ptrdiff_t)ROWS * COLS, t > 0 ? UB4 : UB0,
            3);

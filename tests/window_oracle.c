@@ -1,6 +1,15 @@
 /* window_oracle.c: see window_oracle.h. */
 #include "window_oracle.h"
 
+#include "family/family.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -352,4 +361,25 @@ void window_predict(const scene *s, const ng_options *o, scene_result *out) {
   free(g);
   free(u);
   window_oracle_close(&k);
+}
+
+/* ---- inside the library ----------------------------------------------------------------------*/
+
+typedef struct wanted {
+  const char *name;
+  void *data;
+} wanted;
+
+static ng_status look(void *arg, ng_field *f) {
+  wanted *w = arg;
+  if (strcmp(f->name, w->name) == 0) w->data = f->data;
+  return NG_OK;
+}
+
+float *window_field(const fixture *f, const char *name) {
+  wanted w = {name, NULL};
+  ng_block *b = f->p->block[0];
+  assert_int_equal(b->family->fields(b, look, &w), NG_OK);
+  assert_non_null(w.data);
+  return w.data;
 }

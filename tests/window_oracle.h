@@ -45,4 +45,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
 void window_predict(const scene *s, const ng_options *o, scene_result *out);
 enum { WINDOW_GROWTH = 8 };
 
+/* What the library's window keeps under that name; the test fails if there is nothing. */
+float *window_field(const fixture *f, const char *name);
+
 #endif

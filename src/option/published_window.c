@@ -78,18 +78,16 @@ static ng_status take_fix(job *j) {
   return st == NG_OK ? put(j, "window_fill", fill[n]) : st;
 }
 
-/* Steps of the published schedules divide lr by ten; any fall by half or more is one. */
-static ng_status take_empty(job *j) {
+static ng_status put_flag(job *j, const char *name, const char *yes, const char *no) {
   int32_t on;
   if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_empty", on ? "0.5" : "0");
+  return put(j, name, on ? yes : no);
 }
 
-static ng_status take_scaling(job *j) {
-  int32_t on;
-  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_divisor", on ? "filled" : "window");
-}
+/* Steps of the published schedules divide lr by ten; any fall by half or more is one. */
+static ng_status take_empty(job *j) { return put_flag(j, "window_empty", "0.5", "0"); }
+
+static ng_status take_scaling(job *j) { return put_flag(j, "window_divisor", "filled", "window"); }
 
 /* Of the preconditioned gradient, as the ASDL script has it. */
 static ng_status take_clip_type(job *j) {
@@ -106,11 +104,7 @@ static ng_status take_clip_bound(job *j) {
   return put(j, "clip_bound", j->value);
 }
 
-static ng_status take_bf16(job *j) {
-  int32_t on;
-  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_dtype", on ? "bf16" : "f32");
-}
+static ng_status take_bf16(job *j) { return put_flag(j, "window_dtype", "bf16", "f32"); }
 
 /* Parsed there, looked at by nobody. */
 static ng_status check_off(job *j) {
@@ -125,11 +119,7 @@ static ng_status check_feedback(job *j) {
   return refuse(j, NG_ERR_ABSENT, "true; what is left out is always kept");
 }
 
-static ng_status take_on_update(job *j) {
-  int32_t on;
-  if (!ng_read_bool(j->value, &on)) return refuse(j, NG_ERR_ARG, "true or false");
-  return put(j, "window_feedback_lr", on ? "0" : "1");
-}
+static ng_status take_on_update(job *j) { return put_flag(j, "window_feedback_lr", "0", "1"); }
 
 static ng_status take_scope(job *j) {
   const bool tensor = ng_same_word(j->value, "tensor");
