@@ -6,7 +6,8 @@
  *
  * stations.c has the table that drives everything here.  A file is one station or what several need:
  *
- *   ready.c     ng_ready: blocks, placement, memory        values.c   options of the coming step
+ *   blocks.c    which layer gets which family, whose it is
+ *   ready.c     ng_ready: memory, the same on all ranks    values.c   options of the coming step
  *   observe.c   an observation on its way to a block       exchange.c what ranks tell each other
  *   stations.c  the table and the walk                     clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
@@ -293,6 +294,9 @@ void ng_look_undo(ng_precond *p);
 
 /* What api/ calls; arguments are checked. */
 ng_status ng_step_ready(ng_precond *p);
+/* blocks.c: what it makes before it fails is p->block's, for ng_step_release to free. */
+ng_status ng_blocks_make(ng_precond *p);
+void ng_block_free(ng_block *b);
 /* plan.c: the same for `rank` of `ranks`, in numbers; its parts in ready.c: who owns what, and a pass over
  * all requests for memory. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out);
