@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "norm_oracle.h"
 #include "rankone_oracle.h"
 #include "window_oracle.h"
 
@@ -76,6 +77,14 @@ static void product(const scene *s, const ng_options *opt, scene_result *out) {
     scene_forget(&inverted);
     oracle_destroy(&o);
   }
+}
+
+static void kronecker_norms(const scene *s, const ng_options *o, scene_result *out) {
+  norm_predict(s, o, kronecker, out);
+}
+
+static void rankone_norms(const scene *s, const ng_options *o, scene_result *out) {
+  norm_predict(s, o, r1_predict, out);
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -220,6 +229,35 @@ static const family families[] = {
     {"lowrank-mfac, sharded",
      "method=lowrank-mfac" WINDOW("damping=0.1 statistics=sharded window_rank=2"), SHAPED,
      .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .growth = 8},
+    {"natgrad, norm units and tokens", NATGRAD(" norm_block=unit"),
+     FACTORS | SCALES | NORMS | TOKENS, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1,
+     .knob = "damping", .power = 1, .tail = PI, .predict = kronecker_norms, .growth = 64},
+    {"natgrad, full norms and tokens",
+     NATGRAD(" solver=eigen damping_split=joint norm_block=full norm_damping=16"),
+     FACTORS | SCALES | NORMS | TOKENS, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1,
+     .knob = "damping", .power = 1, .tail = JOINT, .predict = kronecker_norms, .growth = 64},
+    {"natgrad, diagonal norms", NATGRAD(" norm_block=diagonal norm_damping=16"),
+     FACTORS | SCALES | NORMS, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1,
+     .knob = "damping", .power = 1, .tail = PI, .predict = kronecker_norms, .growth = 64},
+    {"eva-natgrad, norm units", "method=eva-natgrad norm_block=unit" USUAL,
+     INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, .calls = ANY_PARTS,
+     .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
+     .predict = rankone_norms, .growth = 64},
+    {"eva-natgrad, full norms", "method=eva-natgrad norm_block=full norm_damping=16" USUAL,
+     INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, .calls = ANY_PARTS,
+     .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
+     .predict = rankone_norms, .growth = 64},
+    {"eva-natgrad, diagonal norms", "method=eva-natgrad norm_block=diagonal" USUAL,
+     INVERSE | VECTORS | SCALES | READS_INPUT | READS_OUTPUT | NORMS, .calls = ANY_PARTS,
+     .shards = ANY_PARTS, .repeat = 1, .knob = "damping", .power = 1, .tail = JOINT,
+     .predict = rankone_norms, .growth = 64},
+    {"spngd, raw batch norms and tokens", "method=spngd" USUAL,
+     (FACTORS & ~FRACTIONS) | SCALES | NORMS | RAW | TOKENS, .calls = NO_PARTS, .shards = NO_PARTS,
+     .repeat = 1, .knob = "damping", .power = 1, .tail = PI, .predict = kronecker_norms,
+     .growth = 64},
+    {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS,
+     .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = WINDOW_GROWTH},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -371,89 +409,4 @@ void v_equal(const variant *v, const char *what, const scene *x, const ng_option
   v_same(v, what, y, &r, &q, tolerance);
   scene_forget(&r);
   scene_forget(&q);
-}
-
-/* ---- scenes ----------------------------------------------------------------------------------*/
-
-scene *v_layers_of(int32_t steps, int32_t ranks) {
-  scene *s = scene_create(steps, ranks);
-  scene_linear(s, 7, 4, true, 1);
-  scene_linear(s, 5, 3, false, 3);
-  ng_layer *l = scene_conv(s, 3, 4, 3, 3, 5, 6, true);
-  l->padding[0] = l->padding[1] = 1;
-  l = scene_conv(s, 4, 6, 3, 2, 7, 5, true);
-  l->groups = l->stride[0] = l->dilation[1] = 2;
-  l->padding[0] = 1;
-  scene_close(s);
-  return s;
-}
-
-scene *v_uneven(int32_t steps, int32_t ranks, uint64_t salt) {
-  rng r = {test_seed() ^ salt};
-  scene *s = v_layers_of(steps, ranks);
-  for (int32_t t = 0; t < steps; t++) {
-    for (int32_t k = 0; k < ranks; k++) {
-      for (int64_t c = 1 + (k + t) % 2; c > 0; c--)
-        scene_call(s, t, k, 1 + (3 * k + t + c) % 5)->batch.reduction = NG_SUM;
-    }
-  }
-  scene_fill(s, &r);
-  return s;
-}
-
-scene *v_even(int32_t steps, int32_t ranks, uint64_t salt) {
-  rng r = {test_seed() ^ salt};
-  scene *s = v_layers_of(steps, ranks);
-  for (int32_t t = 0; t < steps; t++) {
-    for (int32_t k = 0; k < ranks; k++)
-      scene_call(s, t, k, 3)->batch.reduction = NG_SUM;
-  }
-  scene_fill(s, &r);
-  return s;
-}
-
-static void scale(scene *s, double c, bool by_samples) {
-  for (int32_t t = 0; t < s->steps; t++) {
-    for (int32_t r = 0; r < s->ranks; r++) {
-      for (int32_t k = 0; k < s->calls[t][r]; k++) {
-        scene_micro *m = &s->micro[t][r][k];
-        if (by_samples) m->batch.reduction = NG_MEAN;
-        for (int32_t l = 0; l < s->layers; l++) {
-          for (int32_t u = 0; u < s->uses[l]; u++) {
-            for (int64_t i = 0; i < scene_out_count(s, l, m->batch.samples); i++)
-              m->g[l][u][i] *= by_samples ? 1 / (double)m->batch.samples : c;
-          }
-        }
-      }
-    }
-  }
-}
-
-void v_means(scene *s) { scale(s, 1, true); }
-void v_scale_losses(scene *s, double c) { scale(s, c, false); }
-
-void v_weights(scene *s) {
-  for (int32_t l = 0; l < s->layers; l++) {
-    s->W[l] = scene_room(sizeof(double) * (size_t)scene_weights(s, l));
-    for (int64_t i = 0; i < scene_weights(s, l); i++)
-      s->W[l][i] = 1 + (double)(i % 7) / 8;
-  }
-}
-
-const char *const v_clips[V_CLIPS] = {"none", "kl", "rescale", "norm", "ratio", "rms"};
-
-/* ---- numbers ---------------------------------------------------------------------------------*/
-
-double v_dot(const double *x, const double *y, int64_t n) {
-  double s = 0;
-  for (int64_t i = 0; i < n; i++)
-    s += x[i] * y[i];
-  return s;
-}
-
-double v_most(const double *x, int64_t n) {
-  double most = 0;
-  for (int64_t i = 0; i < n; i++)
-    most = fmax(most, fabs(x[i]));
-  return most;
 }

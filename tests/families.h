@@ -29,7 +29,11 @@
  *   READS_...  inputs, output gradients; who does not read them takes anything
  *   ALIKE      the prediction knows ranks that show equally many samples only
  *   SHAPED     knows parameters by their shapes: a bias is not a column of the weight
- *   PREDICTED  follows from `predict` */
+ *   PREDICTED  follows from `predict`
+ *   NORMS      has norm layers beside the others, in other scenes: layer, group and batch norms, the last
+ *              shown normalised, as what it makes of the raw input is not made of parts
+ *   RAW        ... or as it is
+ *   TOKENS     and an embedding */
 enum {
   LINEAR = 1 << 0,
   SYMMETRIC = 1 << 1,
@@ -44,6 +48,9 @@ enum {
   ALIKE = 1 << 10,
   PREDICTED = 1 << 11,
   SHAPED = 1 << 12,
+  NORMS = 1 << 13,
+  RAW = 1 << 14,
+  TOKENS = 1 << 15,
   EVERYONE = 0
 };
 
@@ -110,16 +117,20 @@ void v_equal(const variant *v, const char *what, const scene *x, const ng_option
 /* v_play gives what the row predicts, in double, so half the tolerance is enough. */
 void v_predicted(const variant *v, const char *what, const scene *s, const ng_options *o);
 
-/* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated). */
-scene *v_layers_of(int32_t steps, int32_t ranks);
+/* Two linear layers (one with positions) and two convolutions (one grouped, strided, dilated); or what NORMS
+ * and TOKENS say between one and one. */
+scene *v_layers_of(const variant *v, int32_t steps, int32_t ranks);
 /* The same, filled, of summed losses: every rank with its own number of micro-batches of its own
  * sizes; or all with one micro-batch of three. */
-scene *v_uneven(int32_t steps, int32_t ranks, uint64_t salt);
-scene *v_even(int32_t steps, int32_t ranks, uint64_t salt);
+scene *v_uneven(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
+scene *v_even(const variant *v, int32_t steps, int32_t ranks, uint64_t salt);
 /* Losses that were sums are means now: each g gets smaller by the samples of its micro-batch. */
 void v_means(scene *s);
 /* Every g of the scene times c. */
 void v_scale_losses(scene *s, double c);
+
+/* Zeros, or no tokens: every use of one layer in one micro-batch. */
+void v_silence(const scene *s, scene_micro *m, int32_t l, bool grad);
 
 /* Weights, which a ratio to their norm needs. */
 void v_weights(scene *s);

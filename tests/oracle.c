@@ -84,27 +84,17 @@ static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const dou
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-int64_t oracle_out(const ng_layer *l, int axis) {
-  int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
-  return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
-}
-
-int64_t oracle_positions(const ng_layer *l) {
-  return l->kind == NG_CONV2D ? oracle_out(l, 0) * oracle_out(l, 1) : 1;
-}
-
-int64_t oracle_rows(const ng_layer *l) { return l->out; }
-
-int64_t oracle_cols(const ng_layer *l) {
-  int64_t p = l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
-  return p + (l->bias ? 1 : 0);
-}
-
 /* Rows of the statistics matrix of one group: [samples * positions, n]. */
 static double *stat_rows(const ng_layer *l, bool grad, int64_t group, const double *data,
                          int64_t samples, int64_t positions, int64_t n) {
   double *X = reals(samples * positions * n);
-  if (l->kind == NG_LINEAR) {
+  if (l->kind == NG_EMBEDDING && !grad) {
+    for (int64_t r = 0; r < samples * positions; r++) {
+      if (data[r] != NG_NO_TOKEN) X[r * n + (int64_t)data[r]] = 1;
+    }
+    return X;
+  }
+  if (l->kind != NG_CONV2D) {
     int64_t width = grad ? l->out : l->in;
     for (int64_t r = 0; r < samples * positions; r++) {
       for (int64_t j = 0; j < n; j++)
@@ -254,6 +244,7 @@ int32_t oracle_add(oracle *o, const ng_layer *d) {
   l->opt = o->opt;
   l->groups = d->kind == NG_CONV2D ? d->groups : 1;
   l->covered = !skipped(&o->opt, d);
+  demand(d->kind != NG_NORM || !l->covered, "a norm block");
   if (l->covered) l->owner = o->covered++ % o->ranks;
   int64_t offsets = d->kind == NG_CONV2D ? d->kernel[0] * d->kernel[1] : 1;
   for (int k = 0; k < 2; k++) {

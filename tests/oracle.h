@@ -5,8 +5,9 @@
  * the structs of the public header, which say what to do.  Functions abort the program on misuse or
  * when there is no memory; they are called from one thread.
  *
- * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], gradients and
- * results D [q, p] with the bias as last column.
+ * Arrays are in published order: linear inputs [B, S, in], convolutions [B, C, H, W], tokens [B, S],
+ * gradients and results D [q, p] with the bias as last column.  A token is a unit vector of a linear
+ * layer, no token is none.  Norms are only carried along: they must be frozen (see norm_oracle.h).
  */
 #ifndef TESTS_ORACLE_H
 #define TESTS_ORACLE_H

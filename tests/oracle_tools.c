@@ -1,5 +1,5 @@
-/* oracle_tools.c: the parts of oracle.h that know nothing of curvature: dense eigenvalues and
- * solves, the generator of the published numbers, the formulas of SGD and AdamW.
+/* oracle_tools.c: the parts of oracle.h that know nothing of curvature: sizes of layers, dense
+ * eigenvalues and solves, the generator of the published numbers, the formulas of SGD and AdamW.
  */
 #include "oracle.h"
 
@@ -16,6 +16,25 @@ static double *copy_of(const double *v, int64_t n) {
   }
   memcpy(w, v, sizeof(double) * (size_t)n);
   return w;
+}
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+int64_t oracle_out(const ng_layer *l, int axis) {
+  int64_t reach = l->dilation[axis] * (l->kernel[axis] - 1) + 1;
+  return (l->image[axis] + 2 * l->padding[axis] - reach) / l->stride[axis] + 1;
+}
+
+int64_t oracle_positions(const ng_layer *l) {
+  return l->kind == NG_CONV2D ? oracle_out(l, 0) * oracle_out(l, 1) : 1;
+}
+
+int64_t oracle_rows(const ng_layer *l) { return l->out; }
+
+int64_t oracle_cols(const ng_layer *l) {
+  if (l->kind == NG_NORM) return (l->norm_no_weight ? 0 : 1) + (l->bias ? 1 : 0);
+  int64_t p = l->kind == NG_CONV2D ? l->in / l->groups * l->kernel[0] * l->kernel[1] : l->in;
+  return p + (l->bias ? 1 : 0);
 }
 
 /* ---- dense tools -----------------------------------------------------------------------------*/

@@ -1,4 +1,4 @@
-/* scene.c: see scene.h.  Writing a scene: layers, what they see, other orders of the same. */
+/* scene.c: see scene.h.  Writing a scene: layers, what they see, other orders of the same; comparing results. */
 #include "scene.h"
 
 #include <setjmp.h>
@@ -54,7 +54,9 @@ static ng_layer *add(scene *s, ng_kind kind, int64_t in, int64_t out, bool bias)
   if (i >= SCENE_LAYERS) abort();
   ng_layer *l = &s->layer[i];
   ng_layer_init(l, kind, sizeof *l);
-  snprintf(s->name[i], sizeof s->name[i], "%s%d", kind == NG_LINEAR ? "fc" : "conv", i);
+  static const char *const short_name[] = {
+      [NG_LINEAR] = "fc", [NG_CONV2D] = "conv", [NG_NORM] = "norm", [NG_EMBEDDING] = "words"};
+  snprintf(s->name[i], sizeof s->name[i], "%s%d", short_name[kind], i);
   l->name = s->name[i];
   l->in = in;
   l->out = out;
@@ -85,6 +87,25 @@ ng_layer *scene_conv(scene *s, int64_t in, int64_t out, int64_t kh, int64_t kw, 
   return l;
 }
 
+bool scene_images(const ng_layer *l) {
+  return l->kind == NG_CONV2D || (l->kind == NG_NORM && l->norm_kind != NG_LAYER_NORM);
+}
+
+ng_layer *scene_norm(scene *s, ng_norm_kind kind, int64_t channels, int64_t h, int64_t w) {
+  ng_layer *l = add(s, NG_NORM, channels, channels, true);
+  l->norm_kind = kind;
+  l->image[0] = h;
+  l->image[1] = w;
+  s->positions[s->layers - 1] = h * w;
+  return l;
+}
+
+ng_layer *scene_embedding(scene *s, int64_t in, int64_t out, int64_t positions) {
+  ng_layer *l = add(s, NG_EMBEDDING, in, out, false);
+  s->positions[s->layers - 1] = positions;
+  return l;
+}
+
 void scene_close(scene *s) {
   for (int32_t i = 0; i < s->layers; i++) {
     if (s->layer[i].kind == NG_CONV2D) s->positions[i] = oracle_positions(&s->layer[i]);
@@ -103,6 +124,7 @@ scene_micro *scene_call(scene *s, int32_t step, int32_t rank, int64_t samples) {
 int64_t scene_in_count(const scene *s, int32_t i, int64_t samples) {
   const ng_layer *l = &s->layer[i];
   if (l->kind == NG_CONV2D) return samples * l->in * l->image[0] * l->image[1];
+  if (l->kind == NG_EMBEDDING) return samples * s->positions[i];
   return samples * s->positions[i] * l->in;
 }
 
@@ -121,6 +143,13 @@ static double *values(rng *r, int64_t n) {
   return v;
 }
 
+static double *tokens(rng *r, int64_t n, int64_t in) {
+  double *v = scene_room(sizeof(double) * (size_t)n);
+  for (int64_t i = 0; i < n; i++)
+    v[i] = (double)(rng_below(r, in + 1) + NG_NO_TOKEN);
+  return v;
+}
+
 void scene_fill(scene *s, rng *r) {
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
@@ -130,7 +159,9 @@ void scene_fill(scene *s, rng *r) {
           scene_micro *m = &s->micro[t][k][c];
           for (int32_t u = 0; u < s->uses[l]; u++) {
             int64_t B = m->batch.samples;
-            if (!m->a[l][u]) m->a[l][u] = values(r, scene_in_count(s, l, B));
+            const int64_t n = scene_in_count(s, l, B);
+            const bool words = s->layer[l].kind == NG_EMBEDDING;
+            if (!m->a[l][u]) m->a[l][u] = words ? tokens(r, n, s->layer[l].in) : values(r, n);
             if (!m->g[l][u]) m->g[l][u] = values(r, scene_out_count(s, l, B));
           }
         }
@@ -229,6 +260,29 @@ scene *scene_shuffle(const scene *s, rng *r) {
     }
   }
   return n;
+}
+
+/* ---- results ---------------------------------------------------------------------------------*/
+
+void scene_forget(scene_result *r) {
+  for (int t = 0; t < SCENE_STEPS; t++) {
+    for (int l = 0; l < SCENE_LAYERS; l++) {
+      free(r->P[t][l]);
+      r->P[t][l] = NULL;
+    }
+  }
+}
+
+double scene_gap(const scene *s, int32_t step, int32_t l, const scene_result *x,
+                 const scene_result *y) {
+  double gap = 0, most = 0;
+  for (int64_t i = 0; i < scene_weights(s, l); i++) {
+    double d = fabs(x->P[step][l][i] - y->P[step][l][i]);
+    if (!isfinite(d)) return INFINITY;
+    gap = fmax(gap, d);
+    most = fmax(most, fabs(y->P[step][l][i]));
+  }
+  return most > 0 ? gap / most : gap;
 }
 
 void test_cases(double (*case_of)(uint64_t seed), int64_t n, double allowed) {

@@ -1,7 +1,8 @@
 /* scene.h: a small training run, written down once, to be played by the library and by the oracle.
  *
  * A scene holds layers and, for every step, rank and micro-batch, what the layers saw; and the
- * averaged gradient of every step.  Numbers are doubles in the oracle's (published) order.  A look
+ * averaged gradient of every step.  Numbers are doubles in the oracle's (published) order; tokens are
+ * numbers, too.  Of a norm D is [C, gamma beta], of an embedding [out, in].  A look
  * says how the library gets to see them: types, strides, layouts, threads, linear algebra.
  */
 #ifndef TESTS_SCENE_H
@@ -15,7 +16,7 @@
 /* Of rounding in f32: half the distance from 1 to the next number. */
 static const double unit = 0x1p-24;
 
-enum { SCENE_LAYERS = 5, SCENE_STEPS = 6, SCENE_RANKS = 8, SCENE_CALLS = 8, SCENE_USES = 2 };
+enum { SCENE_LAYERS = 6, SCENE_STEPS = 6, SCENE_RANKS = 8, SCENE_CALLS = 8, SCENE_USES = 2 };
 
 typedef struct scene_micro {
   ng_batch batch;
@@ -26,8 +27,9 @@ typedef struct scene {
   int32_t layers, steps, ranks;
   ng_layer layer[SCENE_LAYERS];
   char name[SCENE_LAYERS][32];
-  int64_t positions[SCENE_LAYERS]; /* S; of a linear layer free, of a convolution its OH*OW */
-  int32_t uses[SCENE_LAYERS];      /* times a layer runs in one micro-batch */
+  int64_t positions
+      [SCENE_LAYERS]; /* S; of a convolution its OH*OW, of a norm of images H*W, else free */
+  int32_t uses[SCENE_LAYERS]; /* times a layer runs in one micro-batch */
   int32_t calls[SCENE_STEPS][SCENE_RANKS];
   scene_micro micro[SCENE_STEPS][SCENE_RANKS][SCENE_CALLS];
   double *D[SCENE_STEPS][SCENE_LAYERS];
@@ -87,7 +89,12 @@ void scene_destroy(scene **s);
 ng_layer *scene_linear(scene *s, int64_t in, int64_t out, bool bias, int64_t positions);
 ng_layer *scene_conv(scene *s, int64_t in, int64_t out, int64_t kh, int64_t kw, int64_t h,
                      int64_t w, bool bias); /* stride 1, padding 0: then change and scene_close */
-void scene_close(scene *s);                 /* geometry is complete: positions follow */
+ng_layer *
+scene_norm(scene *s, ng_norm_kind kind, int64_t channels, int64_t h,
+           int64_t w); /* gamma, beta; of images, but for a layer norm, of h * w positions */
+ng_layer *scene_embedding(scene *s, int64_t in, int64_t out, int64_t positions);
+void scene_close(scene *s);           /* geometry is complete: positions follow */
+bool scene_images(const ng_layer *l); /* sees [B, C, H, W] */
 
 /* Make room for micro-batch `call`, counting it. */
 scene_micro *scene_call(scene *s, int32_t step, int32_t rank, int64_t samples);

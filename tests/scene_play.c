@@ -67,13 +67,32 @@ static double get(const void *data, ng_dtype t, int64_t i) {
   return h & 0x8000 ? -x : x;
 }
 
+/* Tokens, [B, S] or the other way round. */
+static plane show_tokens(const scene *s, const scene_look *look, int32_t i, int64_t B,
+                         const double *v) {
+  const ng_dtype type = s->layer[i].token_dtype;
+  const int64_t S = s->positions[i];
+  const bool turned = look->order == NG_POSITIONS_FIRST;
+  plane out = plane_of(NULL, turned ? S : B, turned ? B : S, type);
+  out.row_stride = out.cols + look->pad;
+  out.data = scene_room((size_t)(out.rows * out.row_stride * ng_dtype_size(type)));
+  for (int64_t k = 0; k < B * S; k++) {
+    const int64_t at = turned ? k % S * out.row_stride + k / S : k / S * out.row_stride + k % S;
+    if (type == NG_I32) ((int32_t *)out.data)[at] = (int32_t)v[k];
+    if (type == NG_I64) ((int64_t *)out.data)[at] = (int64_t)v[k];
+  }
+  return out;
+}
+
 /* A view of v, times `by`, as the look wants it; the memory is the view's data. */
 static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, int64_t B,
                   const double *v, double by) {
   const ng_layer *l = &s->layer[i];
   ng_dtype type = look->shown ? look->shown : NG_F32;
   int64_t S = s->positions[i], rows, cols, hw = 1, channels = grad ? l->out : l->in;
-  if (l->kind == NG_CONV2D) {
+  if (l->kind == NG_EMBEDDING && !grad) return show_tokens(s, look, i, B, v);
+  const bool images = scene_images(l);
+  if (images) {
     hw = grad ? S : l->image[0] * l->image[1];
     rows = B;
     cols = channels * hw;
@@ -83,8 +102,8 @@ static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, 
   }
   int64_t stride = cols + look->pad;
   plane out = plane_of(scene_room((size_t)(rows * stride * ng_dtype_size(type))), rows, cols, type);
-  if (l->kind == NG_CONV2D) {
-    const int64_t h = grad ? oracle_out(l, 0) : l->image[0];
+  if (images) {
+    const int64_t h = grad && l->kind == NG_CONV2D ? oracle_out(l, 0) : l->image[0];
     out = plane_images(out.data, look->layout ? look->layout : PLANE_NCHW, B, channels, h, hw / h,
                        type);
   }
@@ -94,8 +113,8 @@ static plane show(const scene *s, const scene_look *look, int32_t i, bool grad, 
       put(out.data, type, r * stride + c, (double)NAN);
     for (int64_t c = 0; c < cols; c++) {
       int64_t to_r = r, to_c = c;
-      if (l->kind == NG_CONV2D && look->layout == PLANE_NHWC) to_c = c % hw * channels + c / hw;
-      if (l->kind == NG_LINEAR && look->order == NG_POSITIONS_FIRST) to_r = r % S * B + r / S;
+      if (images && look->layout == PLANE_NHWC) to_c = c % hw * channels + c / hw;
+      if (!images && look->order == NG_POSITIONS_FIRST) to_r = r % S * B + r / S;
       put(out.data, type, to_r * stride + to_c, by * v[r * cols + c]);
     }
   }
@@ -120,19 +139,23 @@ typedef struct actor {
   fixture f;
   int32_t index[SCENE_LAYERS];
   plane grad[SCENE_LAYERS][2], weight[SCENE_LAYERS][2];
+  void *lent[SCENE_LAYERS * SCENE_USES]; /* inputs of norms, of this micro-batch */
+  int32_t lents;
 } actor;
 
 /* Where entry (i, j) of D is, of a layer whose bias is its last column. */
-static plane *place(plane slot[2], int64_t i, int64_t j, int64_t *at) {
-  const bool bias = j >= slot[0].cols;
-  *at = bias ? i : i * slot[0].row_stride + j;
+static plane *place(const ng_layer *l, plane slot[2], int64_t i, int64_t j, int64_t *at) {
+  const bool bias = l->bias && j == oracle_cols(l) - 1;
+  *at = bias || l->kind == NG_NORM ? i
+        : l->kind == NG_EMBEDDING  ? j * slot[0].row_stride + i
+                                   : i * slot[0].row_stride + j;
   return &slot[bias];
 }
 
 static void write(const scene *s, int32_t l, plane slot[2], const double *x) {
   const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    plane *v = place(slot, i / p, i % p, &at);
+    plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
     put(v->data, v->dtype, at, x[i]);
   }
 }
@@ -140,7 +163,7 @@ static void write(const scene *s, int32_t l, plane slot[2], const double *x) {
 static void read(const scene *s, int32_t l, plane slot[2], double *x) {
   const int64_t p = oracle_cols(&s->layer[l]), n = scene_weights(s, l);
   for (int64_t i = 0, at; i < n; i++) {
-    const plane *v = place(slot, i / p, i % p, &at);
+    const plane *v = place(&s->layer[l], slot, i / p, i % p, &at);
     x[i] = get(v->data, v->dtype, at);
   }
 }
@@ -159,13 +182,15 @@ static ng_status add(actor *a, int32_t l) {
   const scene *s = a->p->s;
   const scene_look *look = a->p->look;
   ng_layer d = s->layer[l];
-  if (d.kind == NG_LINEAR && look->order) d.order = look->order;
-  if (d.kind == NG_LINEAR && look->declare_positions) d.positions = s->positions[l];
+  if (!scene_images(&d) && look->order) d.order = look->order;
+  if (!scene_images(&d) && look->declare_positions) d.positions = s->positions[l];
   ng_status st = ng_add_layer(a->f.p, &d, &a->index[l]);
   const ng_dtype type = look->gradient ? look->gradient : NG_F32;
   const int64_t q = oracle_rows(&d), w = oracle_cols(&d) - (d.bias ? 1 : 0);
+  const bool vector = d.kind == NG_NORM, turned = d.kind == NG_EMBEDDING;
   for (int k = 0; k < (d.bias ? 2 : 1); k++) {
-    const int64_t rows = k ? 1 : q, cols = k ? q : w;
+    const int64_t rows = k || vector ? 1 : turned ? w : q, cols = k || vector || turned ? q : w;
+    if (k == 0 && w == 0) continue; /* beta only */
     a->grad[l][k] = slot_of(rows, cols, look->pad, type);
     if (s->W[l]) a->weight[l][k] = slot_of(rows, cols, 0, NG_F32);
   }
@@ -188,8 +213,14 @@ static ng_status enter(actor *a, const ng_transport *transport) {
   return st == NG_OK ? ng_ready(a->f.p) : st;
 }
 
+static void take_back(actor *a) {
+  while (a->lents > 0)
+    free(a->lent[--a->lents]);
+}
+
 static void leave(actor *a) {
   fixture_close(&a->f);
+  take_back(a);
   for (int32_t l = 0; l < a->p->s->layers; l++) {
     for (int k = 0; k < 2; k++) {
       free(a->grad[l][k].data);
@@ -224,8 +255,13 @@ static ng_status observe(actor *a, int32_t t, int32_t c, int32_t l, int32_t u, b
   /* other numbers than the step that will count, so that none of them goes unnoticed */
   plane x = show(s, a->p->look, l, grad, m->batch.samples, v, a->trying ? 2 : 1);
   if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);
-  ng_status st = fixture_observe(&a->f, a->index[l], grad ? NULL : &x, grad ? &x : NULL);
-  free(x.data);
+  const bool lent = s->layer[l].kind == NG_NORM && !grad;
+  ng_status st = lent ? plane_input(a->f.p, a->index[l], &x, NG_BORROW)
+                      : fixture_observe(&a->f, a->index[l], grad ? NULL : &x, grad ? &x : NULL);
+  if (lent)
+    a->lent[a->lents++] = x.data;
+  else
+    free(x.data);
   return st == NG_SKIPPED && a->trying ? NG_OK : st; /* the step will say so */
 }
 
@@ -233,6 +269,7 @@ static ng_status observe_all(actor *a, int32_t t) {
   const scene *s = a->p->s;
   for (int32_t c = 0; c < s->calls[t][a->rank]; c++) {
     ng_status st = ng_begin(a->f.p, &s->micro[t][a->rank][c].batch);
+    take_back(a);
     for (int32_t l = 0; l < s->layers && st == NG_OK; l++) {
       for (int32_t u = 0; u < s->uses[l] && st == NG_OK; u++)
         st = observe(a, t, c, l, u, false);
@@ -443,27 +480,4 @@ void scene_predict(const scene *s, const ng_options *opt, scene_result *out, ora
     *keep = o;
   else
     oracle_destroy(&o);
-}
-
-/* ---- results ---------------------------------------------------------------------------------*/
-
-void scene_forget(scene_result *r) {
-  for (int t = 0; t < SCENE_STEPS; t++) {
-    for (int l = 0; l < SCENE_LAYERS; l++) {
-      free(r->P[t][l]);
-      r->P[t][l] = NULL;
-    }
-  }
-}
-
-double scene_gap(const scene *s, int32_t step, int32_t l, const scene_result *x,
-                 const scene_result *y) {
-  double gap = 0, most = 0;
-  for (int64_t i = 0; i < scene_weights(s, l); i++) {
-    double d = fabs(x->P[step][l][i] - y->P[step][l][i]);
-    if (!isfinite(d)) return INFINITY;
-    gap = fmax(gap, d);
-    most = fmax(most, fabs(y->P[step][l][i]));
-  }
-  return most > 0 ? gap / most : gap;
 }

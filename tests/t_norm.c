@@ -1,13 +1,7 @@
-/* t_norm.c: norm blocks against a dense float64 solve.
- *
- * The oracle is plain: h is made position by position in double, q_i is the gradient of all gammas and betas
- * of one sample, F = sum w q q' / sum w is dense [2C, 2C], what the block leaves out of it is set to 0, and
- * (F + d I) x = D is solved by elimination.
- *
- * Tolerance.  Sums of q run over f32 blocks of at most 64 rows, F is kept in f32, and an error of F reaches
- * PD times the condition of F + d I, of which (tr F + d) / d is a bound: 64 units of 2^-24 times that, as
- * for factors (families.h).  Seen at most 4.1 in 8,000 cases. */
+/* t_norm.c: norm blocks against a dense float64 solve (norm_oracle.h, the tolerance too).  Seen at most 4.1
+ * units in 8,000 cases. */
 #include "fixture.h"
+#include "norm_oracle.h"
 #include "oracle.h"
 #include "ranks.h"
 #include "scene.h"
@@ -56,90 +50,58 @@ static int64_t width(const norm_case *n) { return n->C * (n->gamma + n->beta); }
 
 static const double EPS = 1e-3;
 
-static double at(const norm_case *n, const float *x, int64_t i, int64_t s, int64_t c) {
-  return (double)x[(i * n->S + s) * n->C + c];
+static ng_layer layer_of(const norm_case *n) {
+  ng_layer l;
+  ng_layer_init(&l, NG_NORM, sizeof l);
+  l.name = "bn";
+  l.in = n->C;
+  l.bias = n->beta;
+  l.norm_no_weight = !n->gamma;
+  l.norm_kind = n->kind;
+  l.norm_input = n->input;
+  l.norm_eps = EPS;
+  l.groups = n->groups;
+  return l;
 }
 
-/* Mean and variance of what (i, s, c) is normalised with. */
-static double normal(const norm_case *n, const call *m, int64_t i, int64_t s, int64_t c) {
-  const int64_t wide = n->C / n->groups;
-  double mean = 0, var = 0, count = 0;
-  if (n->input == NG_NORM_NORMALISED) return at(n, m->a, i, s, c);
-  for (int pass = 0; pass < 2; pass++) {
-    double sum = 0;
-    count = 0;
-    for (int64_t j = 0; j < m->samples; j++) {
-      for (int64_t t = 0; t < n->S; t++) {
-        for (int64_t k = 0; k < n->C; k++) {
-          if (n->kind == NG_BATCH_NORM && k != c) continue;
-          if (n->kind == NG_LAYER_NORM && (j != i || t != s)) continue;
-          if (n->kind == NG_GROUP_NORM && (j != i || k / wide != c / wide)) continue;
-          const double x = at(n, m->a, j, t, k) - mean;
-          sum += pass ? x * x : x;
-          count++;
-        }
-      }
-    }
-    *(pass ? &var : &mean) = sum / count;
+static void add_call(const norm_case *n, const call *m, int64_t take, double *F) {
+  const ng_layer l = layer_of(n);
+  ng_batch b;
+  double a[ELEMENTS], g[ELEMENTS];
+  ng_batch_init(&b, sizeof b);
+  b.samples = m->samples;
+  b.reduction = m->reduction;
+  b.loss_scale = m->loss_scale;
+  for (int64_t i = 0; i < m->samples * n->S * n->C; i++) {
+    a[i] = (double)m->a[i];
+    g[i] = (double)m->g[i];
   }
-  return (at(n, m->a, i, s, c) - mean) / sqrt(var + EPS);
-}
-
-/* F += weight q q' of the samples of a call. */
-static void add_call(const norm_case *n, const call *m, int64_t take, double weight,
-                     double F[W_MOST][W_MOST]) {
-  const int64_t w = width(n);
-  for (int64_t i = 0; i < take; i++) {
-    double q[W_MOST] = {0};
-    for (int64_t c = 0; c < n->C; c++) {
-      for (int64_t s = 0; s < n->S; s++) {
-        const double g = at(n, m->g, i, s, c) * (m->reduction == NG_MEAN ? (double)m->samples : 1) /
-                         m->loss_scale;
-        if (n->gamma) q[c] += g * normal(n, m, i, s, c);
-        if (n->beta) q[(n->gamma ? n->C : 0) + c] += g;
-      }
-    }
-    for (int64_t r = 0; r < w; r++) {
-      for (int64_t c = 0; c < w; c++)
-        F[r][c] += weight * q[r] * q[c];
-    }
-  }
-}
-
-static bool in_block(const norm_case *n, const char *block, int64_t r, int64_t c) {
-  return r == c || strcmp(block, "full") == 0 ||
-         (strcmp(block, "unit") == 0 && r % n->C == c % n->C);
+  norm_add(&l, &b, n->S, a, g, take, 1, F);
 }
 
 /* The worst error of all steps, in units of rounding times condition. */
 static double error_of(const norm_case *n) {
   const ng_options o = fixture_parse(n->options);
-  const int64_t w = width(n);
-  const double d = o.damping * o.norm_damping;
-  static double F[W_MOST][W_MOST], M[W_MOST * W_MOST];
-  double worst = 0;
-  memset(F, 0, sizeof F);
+  const ng_layer l = layer_of(n);
+  const int64_t w = norm_width(&l);
+  double F[W_MOST * W_MOST] = {0}, worst = 0;
   for (int t = 0; t < STEPS; t++) {
-    double fresh[W_MOST][W_MOST] = {{0}}, total = 0, trace = 0, most = 0, x[W_MOST];
+    double fresh[W_MOST * W_MOST] = {0}, total = 0, most = 0, x[W_MOST];
     for (int r = 0; r < n->ranks; r++) {
       for (int k = 0; k < n->calls[t][r]; k++) {
         const call *m = &n->shown[t][r][k];
         const int64_t take =
             o.stat_batch > 0 && o.stat_batch < m->samples ? o.stat_batch : m->samples;
-        add_call(n, m, take, 1, fresh);
+        add_call(n, m, take, fresh);
         total += (double)take;
       }
     }
-    for (int64_t r = 0; r < w; r++) {
-      for (int64_t c = 0; c < w; c++) {
-        const double rho = t == 0 ? 0 : o.stat_decay;
-        F[r][c] = rho * F[r][c] + (1 - rho) * fresh[r][c] / total;
-        M[r * w + c] = (in_block(n, o.norm_block, r, c) ? F[r][c] : 0) + (r == c ? d : 0);
-      }
-      trace += F[r][r];
-      x[r] = (double)n->D[t][r];
-    }
-    oracle_solve(w, M, 1, x);
+    const double rho = t == 0 ? 0 : o.stat_decay;
+    for (int64_t k = 0; k < w * w; k++)
+      F[k] = rho * F[k] + (1 - rho) * fresh[k] / total;
+    for (int64_t i = 0; i < w; i++)
+      x[i] = (double)n->D[t][i];
+    const double condition = norm_solve(&l, o.norm_block, F, o.damping * o.norm_damping, x);
     for (int64_t i = 0; i < w; i++)
       most = fmax(most, fabs(x[i]));
     if (most == 0) most = 1;
@@ -147,7 +109,7 @@ static double error_of(const norm_case *n) {
       for (int64_t i = 0; i < w; i++) {
         const double e = fabs((double)n->P[r][t][i] - x[i]) / most;
         if (!isfinite(e)) return INFINITY;
-        worst = fmax(worst, e / unit / (1 + trace / d));
+        worst = fmax(worst, e / unit / condition);
       }
     }
   }
@@ -176,17 +138,8 @@ static ng_array array_of(const norm_case *n, int64_t B, const float *x, float *r
 }
 
 static ng_status add_layer(fixture *f, const norm_case *n, float *grad) {
-  ng_layer l;
+  const ng_layer l = layer_of(n);
   int32_t index = -1;
-  ng_layer_init(&l, NG_NORM, sizeof l);
-  l.name = "bn";
-  l.in = n->C;
-  l.bias = n->beta;
-  l.norm_no_weight = !n->gamma;
-  l.norm_kind = n->kind;
-  l.norm_input = n->input;
-  l.norm_eps = EPS;
-  l.groups = n->groups;
   ng_status st = ng_add_layer(f->p, &l, &index);
   const ng_array D[2] = {ng_array_vector(grad, n->C, NG_F32),
                          ng_array_vector(grad + (n->gamma ? n->C : 0), n->C, NG_F32)};

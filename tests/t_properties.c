@@ -25,7 +25,7 @@ static ng_options unclipped(const variant *v) {
 /* Micro-batches of any size, sums and means, layers used twice, a new damping on the way. */
 static void as_predicted(const variant *v) {
   rng r = {test_seed() + 21};
-  scene *s = v_layers_of(3, 1);
+  scene *s = v_layers_of(v, 3, 1);
   s->uses[1] = s->uses[2] = 2;
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 3; c++) {
@@ -43,26 +43,29 @@ static void as_predicted(const variant *v) {
 
 /* One sample, one input, one output, with and without a bias; and numbers that are zero. */
 static void sizes_of_one(const variant *v) {
-  for (int k = 0; k < 3 * 2 * 3; k++) {
+  enum { PLAIN, BIAS, CONV, NORM, WORDS, KINDS };
+  for (int k = 0; k < KINDS * 2 * 3; k++) {
     rng r = {test_seed() + 22};
     scene *s = scene_create(2, 1);
-    const int kind = k % 3, zero = k / 6; /* linear, with a bias, convolution; none, a, g */
-    if (kind == 2)
+    const int kind = k % KINDS, zero = k / KINDS / 2; /* none, a, g */
+    if ((kind == NORM && !(v->f->promises & NORMS)) ||
+        (kind == WORDS && !(v->f->promises & TOKENS)))
+      scene_linear(s, 1, 1, true, 1); /* once more */
+    else if (kind == NORM)
+      scene_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
+    else if (kind == WORDS)
+      scene_embedding(s, 1, 1, 1);
+    else if (kind == CONV)
       scene_conv(s, 1, 1, 1, 1, 1, 1, false);
     else
-      scene_linear(s, 1, 1, kind == 1, 1);
+      scene_linear(s, 1, 1, kind == BIAS, 1);
     scene_close(s);
     for (int32_t t = 0; t < 2; t++) {
-      (void)scene_call(s, t, 0, k / 3 % 2 ? 4 : 1);
+      (void)scene_call(s, t, 0, k / KINDS % 2 ? 4 : 1);
     }
     scene_fill(s, &r);
-    for (int32_t t = 0; t < 2; t++) {
-      scene_micro *m = &s->micro[t][0][0];
-      for (int64_t i = 0; i < m->batch.samples; i++) {
-        if (zero == 1) m->a[0][0][i] = 0;
-        if (zero == 2) m->g[0][0][i] = 0;
-      }
-    }
+    for (int32_t t = 0; t < 2 && zero > 0; t++)
+      v_silence(s, &s->micro[t][0][0], 0, zero == 2);
     const ng_options o = unclipped(v);
     v_predicted(v, "sizes of one", s, &o);
     scene_destroy(&s);
@@ -145,7 +148,7 @@ static three play_three(const variant *v) {
   rng other = {test_seed() + 77};
   const ng_options o = unclipped(v);
   for (int k = 0; k < 3; k++)
-    x.s[k] = v_uneven(1, 1, 1);
+    x.s[k] = v_uneven(v, 1, 1, 1);
   for (int32_t l = 0; l < x.s[0]->layers; l++) {
     for (int64_t i = 0; i < scene_weights(x.s[0], l); i++) {
       x.s[1]->D[0][l][i] = rng_value(&other);
@@ -222,7 +225,7 @@ static void all_of(scene *s, double to, double times) {
 
 static void zero_gives_zero(const variant *v) {
   for (int k = 0; k < V_CLIPS; k++) {
-    scene *s = v_uneven(1, 1, 2);
+    scene *s = v_uneven(v, 1, 1, 2);
     ng_options o = v_options(v);
     fixture_set(&o, "clip", v_clips[k]);
     fixture_real(&o, "clip_bound", k < V_BOUNDED ? 0 : 0.001);
@@ -239,12 +242,13 @@ static void zero_gives_zero(const variant *v) {
   }
 }
 
-/* damping^power P is D, up to a part of the largest entry. */
+/* damping^power P is D, up to a part of the largest entry; norms have a damping of their own. */
 static void is_plain(const variant *v, const char *what, const scene *s, const ng_options *o,
                      double part) {
-  const double lambda = pow(o->damping, v->f->power);
   scene_result r = v_play(v, s, o);
   for (int32_t l = 0; l < s->layers; l++) {
+    const double lambda =
+        pow(o->damping, v->f->power) * (s->layer[l].kind == NG_NORM ? o->norm_damping : 1);
     const int64_t n = scene_weights(s, l);
     for (int64_t i = 0; i < n; i++) {
       const double e = fabs(lambda * r.P[0][l][i] - s->D[0][l][i]);
@@ -255,7 +259,7 @@ static void is_plain(const variant *v, const char *what, const scene *s, const n
 }
 
 static void large_damping(const variant *v) {
-  scene *s = v_uneven(1, 1, 3);
+  scene *s = v_uneven(v, 1, 1, 3);
   ng_options o = unclipped(v);
   fixture_real(&o, "damping", 1e10);
   is_plain(v, "damping 1e10", s, &o, v->f->tail + 2 * v->f->growth * unit);
@@ -266,15 +270,15 @@ static void large_damping(const variant *v) {
  * the damping stands beside the product of both.  A bias has an input of its own, so there is none. */
 static void no_curvature(const variant *v) {
   for (int k = 0; k < 3; k++) {
-    scene *s = v_even(1, 1, 23);
-    const scene_micro *m = &s->micro[0][0][0];
+    scene *s = v_even(v, 1, 1, 23);
+    scene_micro *m = &s->micro[0][0][0];
     ng_options o = unclipped(v);
     const bool product = v->f->promises & VECTORS || strcmp(o.damping_split, "joint") == 0;
     fixture_real(&o, "stat_decay", 0); /* of an average that began as the identity nothing stays */
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
-      if (k != 1) memset(m->a[l][0], 0, sizeof(double) * (size_t)scene_in_count(s, l, 3));
-      if (k != 0) memset(m->g[l][0], 0, sizeof(double) * (size_t)scene_out_count(s, l, 3));
+      if (k != 1) v_silence(s, m, l, false);
+      if (k != 0) v_silence(s, m, l, true);
     }
     if (k == 2 || (product && v->f->promises & (k == 0 ? READS_INPUT : READS_OUTPUT)))
       is_plain(v, "no curvature", s, &o, 2 * v->f->growth * unit);
@@ -285,13 +289,13 @@ static void no_curvature(const variant *v) {
 /* Gradients whose squares f32 cannot hold give what the same gradients near 1 give, times that. */
 static void far_from_one(const variant *v) {
   static const double size[] = {1e25, 1e-30};
-  scene *s = v_uneven(1, 1, 24);
+  scene *s = v_uneven(v, 1, 1, 24);
   ng_options o = v_options(v);
   fixture_set(&o, "clip", "rescale");
   scene_result one = v_play(v, s, &o);
   const double tolerance = v_tolerance(v, s, &o);
   for (int k = 0; k < 2; k++) {
-    scene *far = v_uneven(1, 1, 24);
+    scene *far = v_uneven(v, 1, 1, 24);
     all_of(far, 0, size[k]);
     scene_result r = v_play(v, far, &o);
     for (int32_t l = 0; l < s->layers; l++) {
@@ -353,7 +357,7 @@ static void clips_by_their_formulas(const variant *v) {
   } how[] = {{"kl", 1e-8, 0},  {"kl", 1e-3, 0},  {"kl", 1e6, 0},      {"rescale", 1, 0},
              {"norm", 1, 0.1}, {"norm", 1, 1e9}, {"ratio", 1, 0.001}, {"ratio", 1, 1e6},
              {"rms", 1, 0.01}, {"rms", 1, 1e9}};
-  scene *s = v_uneven(2, 1, 14);
+  scene *s = v_uneven(v, 2, 1, 14);
   ng_options o = unclipped(v);
   v_weights(s);
   scene_result plain = v_play(v, s, &o);
@@ -404,7 +408,7 @@ static void clips_by_their_formulas(const variant *v) {
 static void halves(const variant *v) {
   static const char *const name[] = {"bf16", "f16"};
   static const double half[] = {0x1p-8, 0x1p-11};
-  scene *s = v_uneven(2, 1, 15);
+  scene *s = v_uneven(v, 2, 1, 15);
   ng_options o = v_options(v);
   fixture_real(&o, "damping", 100);
   scene_result x = v_play(v, s, &o);

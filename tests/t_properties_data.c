@@ -23,7 +23,7 @@ static void copy(double *to, const double *from, int64_t n) {
 static void micro_batches(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 5};
-  scene *s = v_layers_of(3, 1);
+  scene *s = v_layers_of(v, 3, 1);
   for (int32_t t = 0; t < 3; t++) {
     for (int c = 0; c < 4; c++) {
       const int64_t samples = v->f->calls == ANY_PARTS ? 1 + (c + t) % 4 : 2;
@@ -47,7 +47,7 @@ static void micro_batches(const variant *v) {
 static void shared_weights(const variant *v) {
   if (v->f->calls == NO_PARTS) return;
   rng r = {test_seed() + 8};
-  scene *s = v_layers_of(1, 1), *one = v_layers_of(1, 1);
+  scene *s = v_layers_of(v, 1, 1), *one = v_layers_of(v, 1, 1);
   for (int32_t l = 0; l < s->layers; l++)
     s->uses[l] = 2;
   scene_micro *m = scene_call(s, 0, 0, 3), *w = scene_call(one, 0, 0, 6);
@@ -91,7 +91,7 @@ static void times(const scene *s, scene_result *r, double c) {
 static void duplicate_batch(const variant *v) {
   if (v->f->repeat == 0) return;
   rng r = {test_seed() + 9};
-  scene *s = v_layers_of(1, 1), *twice = v_layers_of(1, 1);
+  scene *s = v_layers_of(v, 1, 1), *twice = v_layers_of(v, 1, 1);
   scene_micro *m = scene_call(s, 0, 0, 4), *w = scene_call(twice, 0, 0, 8);
   scene_fill(s, &r);
   scene_fill(twice, &r);
@@ -116,7 +116,7 @@ static void duplicate_batch(const variant *v) {
 
 /* g times a power of two, told as loss_scale, gives the same bits. */
 static void loss_scale(const variant *v) {
-  scene *s = v_uneven(2, 1, 10), *scaled = v_uneven(2, 1, 10);
+  scene *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   for (int32_t t = 0; t < 2; t++) {
     for (int32_t c = 0; c < s->calls[t][0]; c++)
@@ -130,7 +130,7 @@ static void loss_scale(const variant *v) {
 
 /* Not told: a loss c times as large has c^2 times the curvature, and the gradient stays. */
 static void scaled_loss(const variant *v) {
-  scene *s = v_uneven(2, 1, 10), *scaled = v_uneven(2, 1, 10);
+  scene *s = v_uneven(v, 2, 1, 10), *scaled = v_uneven(v, 2, 1, 10);
   v_scale_losses(scaled, 8);
   ng_options o = of_the_data(v), turned = o;
   const double factor = v_turn(v, &turned, 64);
@@ -152,7 +152,7 @@ static void spoil(scene *s, int32_t l, bool grad) {
       const int64_t n =
           grad ? scene_out_count(s, l, m->batch.samples) : scene_in_count(s, l, m->batch.samples);
       for (int64_t i = 0; i < n; i++)
-        x[i] = (double)NAN;
+        x[i] = s->layer[l].kind == NG_EMBEDDING && !grad ? 1e6 : (double)NAN;
     }
   }
 }
@@ -160,7 +160,7 @@ static void spoil(scene *s, int32_t l, bool grad) {
 static void not_read(const variant *v) {
   const bool input = v->f->promises & READS_INPUT, output = v->f->promises & READS_OUTPUT;
   if (input && output) return;
-  scene *s = v_uneven(2, 1, 25), *other = v_uneven(2, 1, 25);
+  scene *s = v_uneven(v, 2, 1, 25), *other = v_uneven(v, 2, 1, 25);
   const ng_options o = v_options(v);
   for (int32_t l = 0; l < s->layers; l++) {
     if (!input) spoil(other, l, false);
@@ -176,7 +176,7 @@ static void not_read(const variant *v) {
 }
 
 static void frozen(const variant *v) {
-  scene *s = v_uneven(2, 1, 26), *other = v_uneven(2, 1, 26);
+  scene *s = v_uneven(v, 2, 1, 26), *other = v_uneven(v, 2, 1, 26);
   s->layer[1].frozen = other->layer[1].frozen = 1;
   spoil(other, 1, false);
   spoil(other, 1, true);
@@ -201,7 +201,7 @@ static void frozen(const variant *v) {
 
 static void order(const variant *v) {
   rng r = {test_seed() + 7};
-  scene *s = v_uneven(2, 1, 7), *shuffled = scene_shuffle(s, &r);
+  scene *s = v_uneven(v, 2, 1, 7), *shuffled = scene_shuffle(s, &r);
   const ng_options o = v_options(v);
   scene_result x = v_play(v, s, &o), y = v_play(v, shuffled, &o),
                z = v_play_as(v, s, &o, (scene_look){.reverse = true});
@@ -233,7 +233,7 @@ static void looks(const variant *v) {
       {"f16", {.shown = NG_F16}, false},
       {"NHWC with a gap, f16", {.layout = PLANE_NHWC, .pad = 2, .shown = NG_F16}, false},
   };
-  scene *s = v_uneven(2, 1, 12);
+  scene *s = v_uneven(v, 2, 1, 12);
   const ng_options o = v_options(v);
   const double tolerance = v_tolerance(v, s, &o);
   scene_result x = v_play(v, s, &o);
@@ -250,7 +250,7 @@ static void looks(const variant *v) {
  * half a unit of bf16 or f16 of each entry, or half of the smallest step of f16. */
 static void half_gradients(const variant *v) {
   static const ng_dtype type[] = {NG_BF16, NG_F16};
-  scene *s = v_uneven(2, 1, 12);
+  scene *s = v_uneven(v, 2, 1, 12);
   const ng_options o = v_options(v);
   scene_result x = v_play(v, s, &o);
   for (int k = 0; k < 2; k++) {
@@ -287,6 +287,7 @@ static void threads(const variant *v) {
   scene_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);
   ng_layer *l = scene_conv(s, vectors ? 70 : 7, vectors ? 33 : 17, 3, 3, 9, 8, false);
   l->padding[0] = l->padding[1] = 1;
+  if (v->f->promises & NORMS) scene_norm(s, NG_BATCH_NORM, 40, 30, 30);
   scene_close(s);
   for (int32_t t = 0; t < steps; t++)
     (void)scene_call(s, t, 0, 3);

@@ -46,7 +46,7 @@ static ng_options divided(const variant *v, int way) {
 /* Shards of any size that every rank has for itself, as the prediction has them. */
 static void ranks_as_predicted(const variant *v) {
   for (int k = 1; k < CROWDS; k++) {
-    scene *s = has(v, ALIKE) ? v_even(2, crowd_of(k), 6) : v_uneven(2, crowd_of(k), 6);
+    scene *s = has(v, ALIKE) ? v_even(v, 2, crowd_of(k), 6) : v_uneven(v, 2, crowd_of(k), 6);
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_predicted(v, "prediction for ranks", s, &o);
@@ -67,8 +67,8 @@ static void ranks_share_a_batch(const variant *v) {
   for (int k = 0; k < CROWDS; k++) {
     const ng_options usual = of_all_samples(v_options(v));
     const int32_t steps = steps_of(&usual);
-    scene *s =
-        v->f->shards == ANY_PARTS ? v_uneven(steps, crowd_of(k), 6) : v_even(steps, crowd_of(k), 6);
+    scene *s = v->f->shards == ANY_PARTS ? v_uneven(v, steps, crowd_of(k), 6)
+                                         : v_even(v, steps, crowd_of(k), 6);
     scene *whole = scene_merge(s);
     if (v->f->shards == EVEN_MEANS) {
       v_means(s);
@@ -89,8 +89,8 @@ static void ranks_share_a_batch(const variant *v) {
 }
 
 /* The batch of `one`, on every rank. */
-static scene *on_every_rank(const scene *one, int32_t ranks) {
-  scene *s = v_even(one->steps, ranks, 28);
+static scene *on_every_rank(const variant *v, const scene *one, int32_t ranks) {
+  scene *s = v_even(v, one->steps, ranks, 28);
   v_means(s);
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
@@ -110,12 +110,12 @@ static scene *on_every_rank(const scene *one, int32_t ranks) {
 /* Ranks that all have the same batch are one rank with it. */
 static void ranks_see_the_same(const variant *v) {
   const ng_options usual = v_options(v);
-  scene *one = v_even(steps_of(&usual), 1, 27);
+  scene *one = v_even(v, steps_of(&usual), 1, 27);
   v_means(one);
   v_weights(one); /* some begin with them */
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < CROWDS; k++) {
-    scene *s = on_every_rank(one, crowd_of(k));
+    scene *s = on_every_rank(v, one, crowd_of(k));
     for (int way = 0; way < ways(v); way++) {
       const ng_options o = divided(v, way);
       v_equal(v, "ranks with one batch", s, &o, one, &usual, tolerance);
@@ -127,10 +127,10 @@ static void ranks_see_the_same(const variant *v) {
 
 /* Each kind of clip, too, looks at the blocks of all ranks. */
 static void ranks_clip_together(const variant *v) {
-  scene *one = v_even(1, 1, 27), *s;
+  scene *one = v_even(v, 1, 1, 27), *s;
   v_means(one);
   v_weights(one);
-  s = on_every_rank(one, 3);
+  s = on_every_rank(v, one, 3);
   const ng_options usual = v_options(v);
   const double tolerance = v_tolerance(v, one, &usual);
   for (int k = 1; k < V_CLIPS; k++) {
@@ -151,7 +151,7 @@ static void fractions(const variant *v) {
 #else
   const int32_t many = 4;
 #endif
-  scene *s = has(v, ALIKE) ? v_even(2, many, 29) : v_uneven(2, many, 29);
+  scene *s = has(v, ALIKE) ? v_even(v, 2, many, 29) : v_uneven(v, 2, many, 29);
   ng_options o = v_options(v);
   scene_result r[3];
   for (int k = 0; k < 3; k++) {
@@ -168,7 +168,7 @@ static void fractions(const variant *v) {
 
 /* One rank with threads, three ranks: what was played before. */
 static scene *party(const variant *v, int32_t ranks) {
-  return has(v, ALIKE) ? v_even(4, ranks, 13) : v_uneven(4, ranks, 13);
+  return has(v, ALIKE) ? v_even(v, 4, ranks, 13) : v_uneven(v, 4, ranks, 13);
 }
 
 static scene_look stage(int32_t ranks) { return (scene_look){.threads = ranks == 1 ? 3 : 1}; }
@@ -300,7 +300,7 @@ static void out_of_range(const variant *v) {
     double largest;
   } type[] = {{NG_F32, 0x1p127}, {NG_F16, 0x1p15}};
   for (int k = 0; k < 2; k++) {
-    scene *s = v_even(1, 1, 30);
+    scene *s = v_even(v, 1, 1, 30);
     scene_micro *m = &s->micro[0][0][0];
     scene_result r;
     ng_options o = v_options(v);
@@ -309,8 +309,8 @@ static void out_of_range(const variant *v) {
     fixture_real(&o, "stat_decay", 0);
     for (int32_t l = 0; l < s->layers; l++) {
       const double most = v_most(s->D[0][l], scene_weights(s, l));
-      memset(m->a[l][0], 0, sizeof(double) * (size_t)scene_in_count(s, l, 3));
-      memset(m->g[l][0], 0, sizeof(double) * (size_t)scene_out_count(s, l, 3));
+      v_silence(s, m, l, false);
+      v_silence(s, m, l, true);
       for (int64_t i = 0; i < scene_weights(s, l); i++)
         s->D[0][l][i] = s->D[0][l][i] < most ? 0 : type[k].largest;
     }
