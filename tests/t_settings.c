@@ -57,6 +57,7 @@ static const char *const other[][2] = {
     {"average-weights", "1.5"},
     {"average-every", "3"},
     {"average-lr", "0.01"},
+    {"bucket-mb", "2.5"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };

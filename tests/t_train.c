@@ -552,7 +552,7 @@ static void steps_say_what_was_not_observed(void **state) {
   assert_int_equal(precond_create(&s, NULL, net, NULL, &p), CLI_OK);
   for (int step = 0; step < 3; step++) {
     unsigned outcome = 99;
-    assert_int_equal(precond_begin(p, SAMPLES, &wants), CLI_OK);
+    assert_int_equal(precond_begin(p, SAMPLES, true, &wants), CLI_OK);
     assert_true(wants);
     const nn_watch *watch = step == 1 ? NULL : precond_watch(p);
     assert_int_equal(nn_forward(net, NN_TRAIN, x, SAMPLES, (uint64_t)step, watch), CLI_OK);

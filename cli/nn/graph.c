@@ -226,6 +226,11 @@ static int watched(const nn *n, const node *v) {
   return v->layer >= 0 ? v->layer : v->norm >= 0 ? n->n_layers + v->norm : -1;
 }
 
+void nn_on_gradients(nn *n, nn_made *made, void *user) {
+  n->made = made;
+  n->made_user = user;
+}
+
 void nn_fix_norms(nn *n, bool fixed) { n->fixed_norms = fixed; }
 
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
@@ -257,6 +262,9 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
       if (rc != 0) return rc;
     }
     v->op->backward(n, v, n->samples, params);
+    if (!params || n->made == NULL || v->param[0] < 0) continue;
+    const int rc = n->made(n->made_user, v->param[0]); /* nodes have theirs in their own order */
+    if (rc != 0) return rc;
   }
   return 0;
 }

@@ -187,5 +187,9 @@ void nn_sampled_loss(nn *n, uint64_t step);
  * or nn_sampled_loss on the same forward.  With `params` false only output gradients are made (for
  * the watch). */
 int nn_backward(nn *n, bool params, const nn_watch *watch);
+/* From now on told by every nn_backward that writes parameters' grads: those from `first` on are written, down
+ * to 0.  A result other than 0 ends the pass, which returns it. */
+typedef int nn_made(void *user, int first);
+void nn_on_gradients(nn *n, nn_made *made, void *user);
 
 #endif

@@ -76,6 +76,8 @@ struct nn {
   bool trained;     /* the last forward was one of training */
   bool fixed_norms; /* nn_fix_norms */
   float *loss_grad; /* = grad of the last node */
+  nn_made *made;    /* nn_on_gradients; NULL: nobody asks */
+  void *made_user;
   void *scratch;
   int64_t scratch_bytes;
   void *memory; /* everything nn_ready took, in one piece */

@@ -244,7 +244,8 @@ static int make_own(run *r) {
   if (rc == CLI_OK) nn_set_first(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
   const double share = (double)batch / (double)r->s->batch;
-  return rc == CLI_OK ? grad_sum_create(r->net, r->s->acc_iters, share, &r->grads) : rc;
+  const double cap = r->s->bucket_mb * 1e6;
+  return rc == CLI_OK ? grads_create(r->net, k, r->s->acc_iters, share, cap, &r->grads) : rc;
 }
 
 int run_begin(run *r) {

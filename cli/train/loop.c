@@ -68,8 +68,9 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
     watch = NULL;
   }
   *loss = loss_of(r, NN_TRAIN, correct);
-  r->out->diverged = !isfinite(*loss);
-  return rc == CLI_OK && !r->out->diverged ? nn_backward(r->net, true, watch) : rc;
+  if (!isfinite(*loss)) r->out->diverged = true;
+  const bool goes_on = r->ranks.size > 1 || !r->out->diverged; /* others send in theirs, too */
+  return rc == CLI_OK && goes_on ? nn_backward(r->net, true, watch) : rc;
 }
 
 /* One of a step's batches: its loss, and its gradient added to theirs. */
@@ -80,14 +81,15 @@ static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   double loss = 0.0;
   int64_t right = 0;
   bool wants = false;
-  if (rc == CLI_OK) rc = precond_begin(r->p, r->feed.batch, &wants);
+  const bool last = micro == r->s->acc_iters - 1;
+  if (rc == CLI_OK) rc = precond_begin(r->p, r->feed.batch, last, &wants);
   if (rc == CLI_OK) {
     rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, batch_number(r, micro),
                     wants ? precond_watch(r->p) : NULL);
   }
   const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
+  grads_begin(&r->grads, micro);
   if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
-  if (rc == CLI_OK && !r->out->diverged) grad_sum_add(&r->grads, r->net, micro);
   const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
   *wanted = *wanted || wants;
   *correct += right;
@@ -99,25 +101,25 @@ static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   return rc;
 }
 
-/* The loss of all ranks' samples, and how it goes: all of them leave with the same. */
-static int agree_on_step(run *r, int rc, int64_t *correct) {
+/* The loss of all ranks' samples, and how it goes: all of them leave with the same.  A rank that failed is not
+ * here: it has given up, since others may wait for what it did not send. */
+static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
-  double x[] = {r->out->diverged || rc != CLI_OK ? 0.0 : r->loss * share, (double)*correct,
-                rc != CLI_OK, r->out->diverged, stop};
-  if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK || x[2] > 0.0) return CLI_BAD;
+  double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop};
+  if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
   if (!r->out->diverged) r->loss = x[0];
   *correct = (int64_t)x[1];
-  r->asked = x[4] > 0.0;
-  if (x[3] > 0.0 && !r->out->diverged)
+  r->asked = x[3] > 0.0;
+  if (x[2] > 0.0 && !r->out->diverged)
     r->loss = (double)NAN; /* that of another rank is not finite */
-  r->out->diverged = x[3] > 0.0;
+  r->out->diverged = x[2] > 0.0;
   return CLI_OK;
 }
 
 static int sum_gradients(run *r) {
   const double t0 = ng_now_ms();
-  const int rc = grad_sum_end(&r->grads, &r->ranks, r->net);
+  const int rc = grads_end(&r->grads);
   if (r->ranks.size > 1) r->own_ms[RUN_SUM] += ng_now_ms() - t0;
   return rc;
 }
@@ -140,13 +142,14 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
   bool wanted = false;
   int rc = CLI_OK;
-  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && !r->out->diverged; i++)
+  const bool together = r->ranks.size > 1;
+  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
     rc = one_batch(r, i, &wanted, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
-  rc = agree_on_step(r, rc, correct);
+  if (rc == CLI_OK) rc = agree_on_step(r, correct);
+  if (rc == CLI_OK && (together || !r->out->diverged)) rc = sum_gradients(r);
   if (rc == CLI_OK && r->out->diverged) return wanted ? precond_forget(r->p) : CLI_OK;
   unsigned outcome = 0;
-  if (rc == CLI_OK) rc = sum_gradients(r);
   precond_momentum(r->p, recipe_momentum(r->s, lr, before));
   if (rc == CLI_OK) rc = move_damping(r, lr);
   if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
@@ -398,7 +401,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   if (r.lock >= 0) (void)close(r.lock);
   precond_destroy(&r.p);
   feed_free(&r.feed);
-  grad_sum_free(&r.grads);
+  grads_free(&r.grads);
   average_free(&r.mean);
   nn_destroy(&r.net);
   ng_pool_destroy(r.pool);

@@ -75,7 +75,7 @@ static int show_output_grad(void *user, int layer, const float *g, int64_t sampl
   return show(user, layer, g, samples, columns, true);
 }
 
-int precond_begin(precond *p, int64_t samples, bool *wants) {
+int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
@@ -83,6 +83,7 @@ int precond_begin(precond *p, int64_t samples, bool *wants) {
   ng_batch b;
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
+  b.last = last;
   return ng_begin(p->p, &b) < 0 ? told(p) : CLI_OK;
 }
 

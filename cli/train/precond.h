@@ -15,8 +15,9 @@ int precond_check(const settings *s, const nn *net);
 int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *pool, precond **out);
 void precond_destroy(precond **p); /* accepts NULL */
 
-/* Before the forward pass of a step: its samples; *wants: some layer wants to be observed. */
-int precond_begin(precond *p, int64_t samples, bool *wants);
+/* Before the forward pass of a batch: its samples; `last`: the last one before a step, whose statistics may
+ * leave for other ranks layer by layer; *wants: some layer wants to be observed. */
+int precond_begin(precond *p, int64_t samples, bool last, bool *wants);
 const nn_watch *precond_watch(precond *p);
 
 /* What there is to say of a step: 0, or several of them. */

@@ -8,8 +8,7 @@ run_ranks ranks_of(const ng_transport *t) {
 
 int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n) { return n * rank / r->size; }
 
-static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
-  if (r->size == 1) return CLI_OK;
+static ng_collective describe(ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
   ng_collective c;
   ng_collective_init(&c, sizeof c);
   c.kind = kind;
@@ -17,8 +16,18 @@ static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, 
   c.mem = NG_HOST;
   c.send = c.recv = x;
   c.count = n;
-  if (r->t->run(r->t->user, &c) == NG_OK) return CLI_OK;
+  return c;
+}
+
+static int told(const run_ranks *r, ng_status st) {
+  if (st == NG_OK) return CLI_OK;
   return cli_bad("rank %d of %d: another rank gave up, or %s failed", r->rank, r->size, r->t->name);
+}
+
+static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
+  if (r->size == 1) return CLI_OK;
+  const ng_collective c = describe(kind, dtype, x, n);
+  return told(r, r->t->run(r->t->user, &c));
 }
 
 int ranks_sum(const run_ranks *r, double *x, int64_t n) {
@@ -27,6 +36,32 @@ int ranks_sum(const run_ranks *r, double *x, int64_t n) {
 
 int ranks_sum_floats(const run_ranks *r, float *x, int64_t n) {
   return call(r, NG_ALL_REDUCE, NG_F32, x, n);
+}
+
+/* A transport without `start` does it here. */
+int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out) {
+  *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
+  if (r->size == 1) return CLI_OK;
+  if (r->t->start == NULL) return told(r, r->t->run(r->t->user, &out->c));
+  const ng_status st = r->t->start(r->t->user, &out->c, &out->handle);
+  out->under_way = st == NG_OK;
+  return told(r, st);
+}
+
+int ranks_test(const run_ranks *r, ranks_request *q, bool *done) {
+  int32_t over = 0;
+  *done = !q->under_way;
+  if (!q->under_way || r->t->test == NULL) return CLI_OK;
+  const ng_status st = r->t->test(r->t->user, q->handle, &over);
+  *done = over != 0;
+  q->under_way = st == NG_OK && over == 0;
+  return told(r, st);
+}
+
+int ranks_wait(const run_ranks *r, ranks_request *q) {
+  if (!q->under_way) return CLI_OK;
+  q->under_way = false;
+  return told(r, r->t->wait(r->t->user, q->handle));
 }
 
 int ranks_tell(const run_ranks *r, void *x, int64_t bytes) {

@@ -7,7 +7,9 @@
 #define RANKS_H
 
 #include "cli.h"
+#include "natgrad.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct run_ranks {
@@ -22,6 +24,16 @@ int64_t ranks_first(const run_ranks *r, int32_t rank, int64_t n);
 /* Collective; CLI_BAD, told: another rank gave up, or the transport failed. */
 int ranks_sum(const run_ranks *r, double *x, int64_t n);
 int ranks_sum_floats(const run_ranks *r, float *x, int64_t n);
+/* The same begun, while this rank does other things; request and x stay where they are until it is done.
+ * ranks_test only asks, and lets it get on; ranks_wait ends it. */
+typedef struct ranks_request {
+  ng_collective c;
+  void *handle;
+  bool under_way;
+} ranks_request;
+int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out);
+int ranks_test(const run_ranks *r, ranks_request *q, bool *done);
+int ranks_wait(const run_ranks *r, ranks_request *q);
 int ranks_tell(const run_ranks *r, void *x, int64_t bytes); /* rank 0's, to all */
 /* CLI_OK if all ranks say so, else CLI_BAD, which whoever failed has told. */
 int ranks_agree(const run_ranks *r, int rc);

@@ -2,46 +2,7 @@
 #include "recipe.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* ---- micro-batches -----------------------------------------------------------------------------*/
-
-int grad_sum_create(const nn *net, int64_t batches, double share, grad_sum *out) {
-  *out = (grad_sum){batches, share, NULL};
-  if (batches < 2 && share == 1.0) return CLI_OK;
-  out->sum = malloc((size_t)nn_weights(net) * sizeof *out->sum);
-  if (out->sum != NULL) return CLI_OK;
-  return cli_bad("no memory for the gradients of %lld weights", (long long)nn_weights(net));
-}
-
-void grad_sum_free(grad_sum *g) {
-  free(g->sum);
-  memset(g, 0, sizeof *g);
-}
-
-void grad_sum_add(grad_sum *g, const nn *net, int64_t batch) {
-  if (g->sum == NULL) return;
-  const float share = (float)(g->share / (double)g->batches);
-  float *to = g->sum;
-  for (int i = 0; i < nn_params(net); i++) {
-    const nn_param *p = nn_param_at(net, i);
-    for (int64_t k = 0; k < p->count; k++)
-      to[k] = (batch > 0 ? to[k] : 0.0F) + share * p->grad[k];
-    to += p->count;
-  }
-}
-
-int grad_sum_end(const grad_sum *g, const run_ranks *ranks, nn *net) {
-  const float *from = g->sum;
-  if (ranks->size > 1 && ranks_sum_floats(ranks, g->sum, nn_weights(net)) != CLI_OK) return CLI_BAD;
-  for (int i = 0; from != NULL && i < nn_params(net); i++) {
-    const nn_param *p = nn_param_at(net, i);
-    memcpy(p->grad, from, (size_t)p->count * sizeof *from);
-    from += p->count;
-  }
-  return CLI_OK;
-}
 
 /* ---- numbers of a step -------------------------------------------------------------------------*/
 

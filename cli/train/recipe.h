@@ -1,26 +1,11 @@
 /* recipe.h: what large batches need around a step (Osawa et al. 2019, arXiv 1811.12019, and
- * chainerkfac, its published program): micro-batches, momentum that follows the learning rate, weights
+ * chainerkfac, its published program): momentum that follows the learning rate, weights
  * of a fixed norm, damping that begins higher. */
 #ifndef RECIPE_H
 #define RECIPE_H
 
 #include "nn/nn.h"
-#include "ranks.h"
 #include "settings.h"
-
-/* The mean gradient of a step's batches over all ranks; each batch writes its own into the network. */
-typedef struct grad_sum {
-  int64_t batches;
-  double share; /* of this rank's samples among all */
-  float *sum;   /* [nn_weights]; NULL with one batch on one rank, whose gradients are the mean */
-} grad_sum;
-
-/* CLI_BAD, told: no memory. */
-int grad_sum_create(const nn *net, int64_t batches, double share, grad_sum *out);
-void grad_sum_free(grad_sum *g);
-void grad_sum_add(grad_sum *g, const nn *net, int64_t batch); /* batch 0 begins a new step */
-/* The mean to the network; collective, CLI_BAD as ranks_sum_floats. */
-int grad_sum_end(const grad_sum *g, const run_ranks *ranks, nn *net);
 
 /* Momentum for ng_step_sgd, which keeps v <- m' v + PD, w <- w - lr v.  The published update is
  * v <- m v - lr PD, w <- w + v with

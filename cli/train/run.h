@@ -3,6 +3,7 @@
 #define RUN_H
 
 #include "feed.h"
+#include "grads.h"
 #include "log.h"
 #include "precond.h"
 #include "progress.h"
@@ -34,7 +35,7 @@ typedef struct run {
   double own_ms[RUN_STATIONS], step_ms; /* of this process; step_ms: all of a step */
   double seconds_before;
   manifest before; /* of the checkpoint that was resumed, with its totals */
-  grad_sum grads;  /* of a step's micro-batches */
+  grads grads;     /* of a step's micro-batches */
   double damping;  /* the library's option */
   average mean;    /* of the weights */
   double loss;     /* of the last step */

@@ -42,6 +42,7 @@ typedef struct settings {
   double average_weights; /* epochs; 0: not */
   int64_t average_every;  /* steps; 0: an epoch */
   double average_lr;      /* negative: the schedule's */
+  double bucket_mb;       /* of the messages in which gradients travel between ranks */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

@@ -100,7 +100,11 @@
     "from epoch E on average the weights; tested at the end, in DIR/average.safetensors (0: not)") \
   X(INT, average_every, "average-every", "N", "0", 0, SETTINGS_MANY, 1,                            \
     "after every step that N divides (0: at the end of every epoch)")                              \
-  X(OWN, average_lr, "average-lr", "R", "default", 0, 1e6, 1, "lr from epoch E on (the schedule's)")
+  X(OWN, average_lr, "average-lr", "R", "default", 0, 1e6, 1,                                      \
+    "lr from epoch E on (the schedule's)")                                                         \
+  X(REAL, bucket_mb, "bucket-mb", "MB", "1", 0, 1e6, 0,                                            \
+    "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
+    "goes on (1)")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
 

@@ -10,7 +10,7 @@
  * every parameter registered as a tensor, so all methods share one update.
  *
  * Everything random is a function of (seed, epoch, step), so a checkpoint holds no generator.  mix.c is
- * mixup and random erasing, average.c the mean of the weights. */
+ * mixup and random erasing, average.c the mean of the weights, grads.c gradients over ranks. */
 #ifndef TRAIN_H
 #define TRAIN_H
 

@@ -67,8 +67,14 @@ if [[ -z $processes ]]; then
   follows adamw 3 20 $mlp adamw
 fi
 
-# A checkpoint is of no number of ranks: half of a run on n of them, the rest on one, and the other way.
+# In how many messages gradients travel changes no bit.
 n=${counts##* }
+for mb in 0 1000; do
+  expect 0 '' on "$n" --data digits $mlp natgrad --batch 61 --seed 3 --steps 10 --quiet --bucket-mb $mb --out "$scratch/cut.$mb"
+done
+cmp "$scratch"/cut.{0,1000}/checkpoint/model-10.safetensors || fail "--bucket-mb changes weights"
+
+# A checkpoint is of no number of ranks: half of a run on n of them, the rest on one, and the other way.
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
 expect 0 '' on 1 "${how[@]}" --steps 40 --out "$scratch/whole"
 for first in 1 "$n"; do

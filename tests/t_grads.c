@@ -1,0 +1,330 @@
+/* t_grads: gradients of several ranks travel in buckets while backward goes on.  The bits of sums that are
+ * made by hand, whatever the cut; the messages that leave, and when; a rank whose loss is lost, and one whose
+ * transport fails at each of its calls in turn: all end alike, and nobody waits for ever (ranks.h has the
+ * watchdog). */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cli.h"
+#include "ranks.h"
+#include "train/grads.h"
+#include "train/train.h"
+#include "trainer_help.h"
+
+enum { RANKS = 3, LAYERS = 3, PARAMS = 2 * LAYERS, IN = 7, WIDE = 11, OUT = 3, B = 4, MICRO = 2 };
+enum { WEIGHTS = IN * WIDE + WIDE + WIDE * WIDE + WIDE + WIDE * OUT + OUT, STARTS = 16 };
+
+/* ---- a transport that counts and fails -----------------------------------------------------------*/
+
+typedef enum wire_kind { WHOLE, NO_TEST, NO_START, WIRES } wire_kind;
+
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, fail_at;
+  int starts;
+  int64_t count[STARTS]; /* elements of each */
+} tap;
+
+static bool fails(tap *p) { return ++p->calls == p->fail_at; }
+
+static ng_status tap_run(void *user, const ng_collective *c) {
+  tap *p = user;
+  return fails(p) ? NG_ERR_DEVICE : p->inner.run(p->inner.user, c);
+}
+
+static ng_status tap_start(void *user, const ng_collective *c, void **request) {
+  tap *p = user;
+  if (p->starts < STARTS) p->count[p->starts] = c->count;
+  p->starts++;
+  return fails(p) ? NG_ERR_DEVICE : p->inner.start(p->inner.user, c, request);
+}
+
+static ng_status tap_wait(void *user, void *request) {
+  tap *p = user;
+  return fails(p) ? NG_ERR_DEVICE : p->inner.wait(p->inner.user, request);
+}
+
+static ng_status tap_test(void *user, void *request, int32_t *done) {
+  tap *p = user;
+  return fails(p) ? NG_ERR_DEVICE : p->inner.test(p->inner.user, request, done);
+}
+
+static void tap_abort(void *user) { ((tap *)user)->inner.abort(((tap *)user)->inner.user); }
+
+static ng_transport tapped(tap *p, wire_kind how) {
+  ng_transport t = p->inner;
+  t.user = p;
+  t.run = tap_run;
+  t.start = how == NO_START ? NULL : tap_start;
+  t.wait = how == NO_START ? NULL : tap_wait;
+  t.test = how == WHOLE ? tap_test : NULL;
+  t.group_create = NULL;
+  t.group_destroy = NULL;
+  t.abort = tap_abort;
+  return t;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------------*/
+
+typedef struct sums {
+  double cap;
+  wire_kind wire;
+  float own[RANKS][MICRO][WEIGHTS], out[RANKS][WEIGHTS];
+  int starts[RANKS], before_first[RANKS]; /* before the first layer saw its output's gradient */
+  int64_t count[RANKS][STARTS];
+} sums;
+
+static const double share[RANKS] = {0.25, 0.35, 0.4};
+
+static nn *three_layers(void) {
+  nn *n = nn_create(NULL, 5);
+  int x = nn_input(n, (nn_shape){1, 1, IN});
+  x = nn_tanh(n, nn_linear(n, "a", x, WIDE, true));
+  x = nn_tanh(n, nn_linear(n, "b", x, WIDE, true));
+  (void)nn_linear(n, "c", x, OUT, true);
+  return nn_ready(n, B) == CLI_OK ? n : NULL;
+}
+
+static void take_grads(const nn *n, float *to) {
+  for (int i = 0; i < nn_params(n); i++) {
+    const nn_param *p = nn_param_at(n, i);
+    memcpy(to, p->grad, (size_t)p->count * sizeof *to);
+    to += p->count;
+  }
+}
+
+typedef struct eye {
+  const tap *wire;
+  int starts;
+} eye;
+
+static int unseen(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
+  (void)user, (void)layer, (void)a, (void)samples, (void)columns;
+  return 0;
+}
+
+static int look(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
+  eye *e = user;
+  (void)g, (void)samples, (void)columns;
+  if (layer == 0) e->starts = e->wire->starts;
+  return 0;
+}
+
+static int one_batch(nn *n, int32_t rank, int micro, const nn_watch *watch) {
+  float x[B * IN];
+  int32_t label[B];
+  for (int i = 0; i < B * IN; i++)
+    x[i] = (float)sin(1.0 + i * 3.7 + rank * 11.0 + micro * 29.0);
+  for (int i = 0; i < B; i++)
+    label[i] = (i + rank + micro) % OUT;
+  int rc = nn_forward(n, NN_TRAIN, x, B, 0, NULL);
+  (void)nn_loss(n, NN_TRAIN, label, NULL, NULL);
+  return rc == 0 ? nn_backward(n, true, watch) : rc;
+}
+
+static ng_status add_up(int32_t rank, ng_transport *t, void *arg) {
+  sums *s = arg;
+  tap line = {.inner = *t};
+  const ng_transport table = tapped(&line, s->wire);
+  const run_ranks ranks = ranks_of(&table);
+  eye e = {&line, -1};
+  const nn_watch watch = {&e, unseen, look};
+  nn *plain = three_layers(), *n = three_layers();
+  grads g;
+  int rc = plain != NULL && n != NULL ? grads_create(n, &ranks, MICRO, share[rank], s->cap, &g)
+                                      : CLI_BAD;
+  for (int i = 0; i < MICRO && rc == CLI_OK; i++) {
+    rc = one_batch(plain, rank, i, NULL);
+    take_grads(plain, s->own[rank][i]);
+    grads_begin(&g, i);
+    if (rc == CLI_OK) rc = one_batch(n, rank, i, &watch);
+    if (i < MICRO - 1 && line.starts > 0) rc = CLI_BAD; /* nothing is complete yet */
+  }
+  if (rc == CLI_OK) rc = grads_end(&g);
+  take_grads(n, s->out[rank]);
+  s->starts[rank] = line.starts;
+  s->before_first[rank] = e.starts;
+  memcpy(s->count[rank], line.count, sizeof line.count);
+  grads_free(&g);
+  nn_destroy(&plain);
+  nn_destroy(&n);
+  return rc == CLI_OK ? NG_OK : NG_ERR_STATE;
+}
+
+/* What travels is f32; sums over ranks are made in double, in the order of ranks, and rounded once. */
+static float expected(const sums *s, int k) {
+  double all = 0.0;
+  for (int r = 0; r < RANKS; r++) {
+    const float part = (float)(share[r] / MICRO);
+    float mine = 0.0F;
+    for (int i = 0; i < MICRO; i++)
+      mine += part * s->own[r][i][k];
+    all += (double)mine;
+  }
+  return (float)all;
+}
+
+/* Elements of every message: parameters from the last to the first are c.bias, c.weight, ... a.weight. */
+static const struct {
+  double cap;
+  int messages, before_first;
+  int64_t count[PARAMS];
+} cut_at[] = {
+    {0.0, 6, 4, {3, 33, 11, 121, 11, 77}},      /* each parameter its own      */
+    {4.0 * 36, 5, 3, {36, 11, 121, 11, 77}},    /* just a layer's two          */
+    {4.0 * 35, 6, 4, {3, 33, 11, 121, 11, 77}}, /* ... and one element too few */
+    {4.0 * 168, 2, 1, {168, 88}},
+    {1e9, 1, 0, {WEIGHTS}},
+};
+
+static void test_bits(void **state) {
+  (void)state;
+  sums *s = calloc(1, sizeof *s);
+  assert_non_null(s);
+  for (size_t c = 0; c < sizeof cut_at / sizeof cut_at[0]; c++) {
+    for (wire_kind w = WHOLE; w < WIRES; w++) {
+      s->cap = cut_at[c].cap;
+      s->wire = w;
+      assert_int_equal(ranks_run(RANKS, add_up, s, NULL), NG_OK);
+      for (int r = 0; r < RANKS; r++) {
+        for (int k = 0; k < WEIGHTS; k++) {
+          const float want = expected(s, k);
+          if (memcmp(&s->out[r][k], &want, sizeof want) != 0)
+            fail_msg("cap %g, rank %d, weight %d: %.9g, expected %.9g", s->cap, r, k,
+                     (double)s->out[r][k], (double)want);
+        }
+        if (w == NO_START) continue;
+        assert_int_equal(s->starts[r], cut_at[c].messages);
+        assert_int_equal(s->before_first[r], cut_at[c].before_first);
+        for (int i = 0; i < cut_at[c].messages; i++)
+          assert_int_equal(s->count[r][i], cut_at[c].count[i]);
+      }
+    }
+  }
+  free(s);
+}
+
+/* ---- runs ----------------------------------------------------------------------------------------*/
+
+typedef struct lives {
+  settings s;
+  data_set d;
+  wire_kind wire;
+  int64_t fail_at, calls; /* on the last rank */
+  int rc[RANKS];
+  bool diverged[RANKS];
+  int64_t steps[RANKS];
+} lives;
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  static const train_show nothing = {.label = ""};
+  lives *l = arg;
+  tap line = {.inner = *t, .fail_at = rank == RANKS - 1 ? l->fail_at : 0};
+  const ng_transport table = tapped(&line, l->wire);
+  train_result r;
+  l->rc[rank] = train_run_on(&table, &l->s, &l->d, &nothing, &r);
+  if (l->rc[rank] == CLI_OK) {
+    l->diverged[rank] = r.diverged;
+    l->steps[rank] = r.steps;
+    train_result_free(&r);
+  }
+  if (rank == RANKS - 1) l->calls = line.calls;
+  return NG_OK;
+}
+
+static void begin(lives *l, const char *method, const char *micro) {
+  memset(l, 0, sizeof *l);
+  settings_init(&l->s);
+  must_set(&l->s, "model", "mlp");
+  must_set(&l->s, "method", method);
+  must_set(&l->s, "batch", "6");
+  must_set(&l->s, "steps", "2");
+  must_set(&l->s, "acc-iters", micro);
+  must_set(&l->s, "bucket-mb", "0.001");
+  assert_int_equal(data_open("synthetic:classes=3,features=6,train=36,test=6,seed=2", &l->d),
+                   CLI_OK);
+}
+
+static void end(lives *l) {
+  data_close(&l->d);
+  settings_free(&l->s);
+}
+
+/* Whatever a rank was about to do, all of them hear of it, and end with the same. */
+static void every_call_fails(const char *method, wire_kind w) {
+  lives l;
+  begin(&l, method, "2");
+  l.wire = w;
+  assert_int_equal(ranks_run(RANKS, live, &l, NULL), NG_OK);
+  for (int r = 0; r < RANKS; r++)
+    assert_true(l.rc[r] == CLI_OK && l.steps[r] == 2);
+  const int64_t calls = l.calls;
+  assert_true(calls > 20);
+  for (int64_t k = 1; k <= calls; k++) {
+    l.fail_at = k;
+    quiet();
+    const ng_status st = ranks_run(RANKS, live, &l, NULL);
+    const char *words = said();
+    assert_int_equal(st, NG_OK);
+    const bool came = l.calls >= k; /* how often a rank asks depends on the others */
+    for (int r = 0; r < RANKS; r++) {
+      if (l.rc[r] == (came ? CLI_BAD : CLI_OK)) continue;
+      fail_msg("%s, wire %d: call %d of %d failed: rank %d ended with %d: %s", method, (int)w,
+               (int)k, (int)calls, r, l.rc[r], words);
+    }
+  }
+  end(&l);
+}
+
+static void test_every_call_fails(void **state) {
+  (void)state;
+  for (wire_kind w = WHOLE; w < WIRES; w++)
+    every_call_fails("natgrad", w);
+  every_call_fails("sgd", WHOLE);
+}
+
+/* The loss of one rank is lost, in a step's first batch or its last: the others are told when all have
+ * sent what they owe. */
+static void test_one_diverges(void **state) {
+  (void)state;
+  static const char *const method[] = {"natgrad", "mfac", "sgd"};
+  for (int m = 0; m < 3; m++) {
+    for (int32_t sample = 0; sample < 36; sample += 11) {
+      lives l;
+      begin(&l, method[m], "2");
+      must_set(&l.s, "epochs", "1"); /* all of them */
+      ((float *)(uintptr_t)l.d.train.reals)[6 * sample] = NAN;
+      quiet();
+      const ng_status st = ranks_run(RANKS, live, &l, NULL);
+      const char *words = said();
+      assert_int_equal(st, NG_OK);
+      for (int r = 0; r < RANKS; r++) {
+        if (l.rc[r] != CLI_OK || !l.diverged[r] || l.steps[r] != l.steps[0])
+          fail_msg("%s, sample %d: rank %d: %d, diverged %d, %d steps: %s", method[m], (int)sample,
+                   r, l.rc[r], (int)l.diverged[r], (int)l.steps[r], words);
+      }
+      end(&l);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_bits),
+      cmocka_unit_test(test_every_call_fails),
+      cmocka_unit_test(test_one_diverges),
+  };
+  (void)unsetenv("NG_METHOD");
+  (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
+  (void)setenv("NG_THREADS", "1", 1);
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
