@@ -51,6 +51,12 @@ class Described:
         self.array.data = tensor.data_ptr()
         return self.reference
 
+    def moved(self, tensor):
+        """Follows it, and says whether that changed anything."""
+        before = self.array.data, self._seen
+        self.of(tensor)
+        return before != (self.array.data, self._seen)
+
     def none(self):
         self.array.data = None
         return self.reference

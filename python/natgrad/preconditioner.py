@@ -169,13 +169,17 @@ class Preconditioner:
         self._rows = []
         self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
         self._bindings = (_abi.ng_binding * len(rows))()
-        for binding, (entry, (which, module, attribute, full)) in zip(self._bindings, rows):
+        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # of weights, until they move
+        self._moved = False
+        for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
             kind = Flat if getattr(entry, "axes", 0) > 1 else Described
             grad, weight = kind(f"the gradient of {full}"), kind(full)
             binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
             binding.grad = c.addressof(grad.array)
             if self._weights:
-                binding.weight = c.addressof(weight.array)
+                held = self._held[i]
+                held.index, held.param, held.hold = entry.index, which, _abi.NG_HOLD
+                held.weight = c.addressof(weight.array)
             self._rows.append((entry, module._parameters, attribute, grad, weight))
 
     def _say_left_out(self):
@@ -239,6 +243,8 @@ class Preconditioner:
         self._bind_arrays()
 
     def _bind_arrays(self):
+        """Gradients for one step; weights where one of them is elsewhere than it was, since the library looks through
+        those that are bound anew before it updates any."""
         weights = self._weights
         for entry, parameters, attribute, grad, weight in self._rows:
             parameter = parameters[attribute]
@@ -250,8 +256,11 @@ class Preconditioner:
                 grad.none()
             else:
                 grad.of(gradient)
-            if weights:
-                weight.of(parameter)
+            if weights and weight.moved(parameter):
+                self._moved = True
+        if self._moved:
+            self._core.call("bind", self._held, len(self._held))
+            self._moved = False
         self._core.call("bind", self._bindings, len(self._bindings))
 
     def _follow_freezing(self, entry, parameter):
