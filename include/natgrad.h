@@ -491,6 +491,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   added to all of it.  Then, and with none, nothing
  *   window_empty    f in [0,1): a gradient that enters with lr <= f times the lr with which the one
  *                   before it entered finds the window empty; 0: never.  Error and momentum stay
+ *
+ * What is measured.
+ *   quantify        1: ng_report has the quartiles of how far each element is scaled, at the cost of
+ *                   one more pass over gradients and PD, and 128 KiB a thread
  */
 typedef struct ng_options ng_options;
 
@@ -972,12 +976,18 @@ typedef struct ng_report {
   /* sum ||D||^2 and sum ||PD||^2 of the last step, all blocks, before the clip: with inner the angle between
    * gradient and direction, and how much longer it is.  0 before any step and after loading. */
   double d2, pd2;
+  /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last step that counted, before the clip, over the
+   * `scaled` elements of all blocks: the scaling of EFCP (arXiv 2306.06098).  Quartiles are means of two
+   * neighbours, each known to 1/128 of itself; the others are exact.  All 0 otherwise, and after loading */
+  int64_t scaled;
+  double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, emit, weights */
+  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, quantify, emit,
+   * weights */
   const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
   int64_t runs;       /* in how many steps it was due, since ng_ready                         */
@@ -1086,7 +1096,7 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * In it:   running averages, their inverses, momentum and moments; counters (steps, what was
  *          skipped, rescued); every option with its value of now, so those that ng_set changed, and
  *          since when.  Loading takes the live options from it; all others must be those of this
- *          model (but placement and grad_worker_fraction), and so must the layers: their names,
+ *          model (but placement, grad_worker_fraction and quantify), and so must the layers: their names,
  *          order, shapes, frozen marks and options of their own.
  * Not:     weights and gradients, and where they are bound: save the weights beside it; what
  *          ng_freeze froze (a loaded model is awake) and ng_set_group grouped; learning rates and what

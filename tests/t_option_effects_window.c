@@ -1,4 +1,4 @@
-/* t_option_effects_window.c: the options of windows; see effects.h. */
+/* t_option_effects_window.c: the options of windows, and of what is measured; see effects.h. */
 #include "effects.h"
 
 #define MFAC "method=mfac window=2 damping=0.1; "
@@ -226,6 +226,31 @@ static void effect_window_rank(void **state) {
   assert_within(gap(&all, &dense), 1e-5);
 }
 
+/* The same bits leave; only one run knows that both elements became half as large. */
+static void effect_quantify(void **state) {
+  (void)state;
+  const run off = with("method=natgrad quantify=0"), on = with("method=natgrad quantify=1");
+  assert_within(gap(&off, &on), 0);
+  for (int k = 0; k < 2; k++) {
+    fixture f;
+    ng_report r;
+    float g[2] = {1, -2};
+    const plane v = plane_of(g, 1, 2, NG_F32);
+    fixture_ok(&f, fixture_open(&f,
+                                "method=mfac window=1 window_function=step window_momentum=0.5 "
+                                "damping=1 clip=none",
+                                NULL));
+    fixture_ok(&f, ng_set(f.p, "quantify", k == 0 ? "0" : "1"));
+    fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
+    fixture_ok(&f, ng_ready(f.p));
+    fixture_ok(&f, ng_step(f.p, 1.0));
+    ng_report_init(&r, sizeof r);
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    assert_true(r.scaled == 2 * k && fabs(r.scaling_max - 0.5 * k) < 1e-7);
+    fixture_close(&f);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(effect_window),          cmocka_unit_test(effect_window_function),
@@ -237,7 +262,7 @@ int main(void) {
       cmocka_unit_test(effect_window_density),  cmocka_unit_test(effect_window_topk),
       cmocka_unit_test(effect_window_rest),     cmocka_unit_test(effect_window_feedback_lr),
       cmocka_unit_test(effect_window_rank),     cmocka_unit_test(effect_window_fill),
-      cmocka_unit_test(effect_window_empty),
+      cmocka_unit_test(effect_window_empty),    cmocka_unit_test(effect_quantify),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,6 +195,14 @@ int log_write_step(run_log *l, const log_step *s, const log_times *t) {
   real(l, "angle", s->angle);
   real(l, "rotation", s->rotation);
   real(l, "stretch", s->stretch);
+  if (s->scaling.count > 0) {
+    real(l, "scaling_min", s->scaling.min);
+    real(l, "scaling_25", s->scaling.q25);
+    real(l, "scaling_50", s->scaling.q50);
+    real(l, "scaling_75", s->scaling.q75);
+    real(l, "scaling_max", s->scaling.max);
+    real(l, "scaling_mean", s->scaling.mean);
+  }
   return end(l, 0, t);
 }
 

@@ -1,6 +1,8 @@
 /* log.h: DIR/log.jsonl: one JSON object a line, each with "schema": 1 and
  *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine, angle,
- *                     rotation, stretch (precond.h; null without curvature), ms
+ *                     rotation, stretch (precond.h; null without curvature)
+ *                     (and scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean with
+ *                     --quantify), ms
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss,
  *                     test_accuracy, seconds, ms
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy
@@ -12,7 +14,7 @@
 #ifndef LOG_H
 #define LOG_H
 
-#include "train.h"
+#include "precond.h"
 
 typedef struct run_log run_log; /* NULL: nothing is written, all functions accept it */
 
@@ -36,6 +38,7 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
 typedef struct log_step {
   int64_t step, epoch;
   double lr, loss, accuracy, clip, cosine, angle, rotation, stretch;
+  precond_scaling scaling;
 } log_step;
 
 int log_write_step(run_log *l, const log_step *s, const log_times *t);

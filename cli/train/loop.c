@@ -283,7 +283,8 @@ static int after_step(run *r, double lr, int64_t correct) {
                            .cosine = turn.cosine,
                            .angle = turn.angle,
                            .rotation = turn.rotation,
-                           .stretch = turn.stretch};
+                           .stretch = turn.stretch,
+                           .scaling = precond_scaled(r->p)};
     rc = log_write_step(r->log, &line, &t);
   }
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);

@@ -320,6 +320,13 @@ precond_turn precond_turned(const precond *p) {
                         sqrt(r.pd2) / sqrt(r.d2)};
 }
 
+precond_scaling precond_scaled(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  if (ng_report_read(p->p, &r) < 0) return (precond_scaling){0};
+  return (precond_scaling){r.scaled,     r.scaling_min, r.scaling_25,  r.scaling_50,
+                           r.scaling_75, r.scaling_max, r.scaling_mean};
+}
+
 int precond_stations(const precond *p, train_station *out, int room) {
   ng_report r = {.struct_size = sizeof r};
   if (ng_report_read(p->p, &r) < 0) return 0;

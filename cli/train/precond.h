@@ -37,6 +37,12 @@ typedef struct precond_turn {
   double stretch;       /* |u| / |g| */
 } precond_turn;
 precond_turn precond_turned(const precond *p);
+/* --quantify: |u_i / (g_i + 1e-8)| over their elements, ng_report's scaling_*; count 0: not asked for. */
+typedef struct precond_scaling {
+  int64_t count;
+  double min, q25, q50, q75, max, mean;
+} precond_scaling;
+precond_scaling precond_scaled(const precond *p);
 int precond_stations(const precond *p, train_station *out, int room); /* how many */
 int64_t precond_bytes(const precond *p);                              /* held now */
 

@@ -29,6 +29,11 @@ def _turn(report):
             "stretch": math.sqrt(pd2) / math.sqrt(d2)}
 
 
+def _scaling(report):
+    """quantify=True: how far it scales single elements, |PD_i / (D_i + 1e-8)|."""
+    return {key: report[key] for key in report if key.startswith("scaling_")} if report["scaled"] else {}
+
+
 class Log:
     """Lines of one run: "step", "epoch", "end", one JSON object each, with "schema": 1.
 
@@ -58,7 +63,7 @@ class Log:
         self._marks[event] = totals, report["steps"] + report["skipped"]
         row = {"schema": 1, "event": event, "step": report["steps"], "epoch": int(epoch)}
         if event == "step":
-            values.update(clip=report["clip"], **_turn(report))
+            values.update(clip=report["clip"], **_turn(report), **_scaling(report))
         if event == "end":
             values.update(skipped=report["skipped"], rescued=self._preconditioner.rescued,
                           unobserved=self._preconditioner.unobserved,

@@ -44,6 +44,14 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.statistics = statistics(p);
   r.d2 = p->step->d2;
   r.pd2 = p->step->pd2;
+  const ng_scaling *s = &p->step->quantify.found;
+  r.scaled = s->count;
+  r.scaling_min = s->least;
+  r.scaling_25 = s->quartile[0];
+  r.scaling_50 = s->quartile[1];
+  r.scaling_75 = s->quartile[2];
+  r.scaling_max = s->most;
+  r.scaling_mean = s->mean;
   return ng_give_struct(out, &r, sizeof r);
 }
 

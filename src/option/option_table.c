@@ -357,6 +357,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "the window is emptied by a step whose lr is at most this part of that of the last "
                 "gradient's; 0: never",
         .test = "effect_window_empty"),
+    ROW(quantify, .group = "update", .standard = "0",
+        .help = "measure how far each element is scaled, |PD_i / (D_i + 1e-8)|: quartiles, least, "
+                "largest and mean in the report",
+        .test = "effect_quantify"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

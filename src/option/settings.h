@@ -163,7 +163,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(INT, window_rank, int64_t)                                                                     \
   X(CHOICE, wire_dtype, ng_dtype)                                                                  \
   X(CHOICE, window_fill, ng_window_fill)                                                           \
-  X(REAL, window_empty, double)
+  X(REAL, window_empty, double)                                                                    \
+  X(BOOL, quantify, bool)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

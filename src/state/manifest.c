@@ -138,10 +138,11 @@ static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char
 /* ---- options ---------------------------------------------------------------------------------*/
 
 /* Where results are kept and who owns what: a state does not depend on it, and a run may go on with
- * another number of ranks. */
+ * another number of ranks; nor on what is only measured. */
 static bool does_not_matter(const char *option) {
   const int32_t id = ng_option_find(option);
-  return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction;
+  return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction ||
+         id == NG_OPTION_quantify;
 }
 
 /* Statistics of all samples, by each rank or by all of them together. */
@@ -409,6 +410,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->step->nu = s->nu;
   p->step->inner = s->inner;
   p->step->d2 = p->step->pd2 = 0.0; /* not in a state */
+  p->step->quantify.found = (ng_scaling){0};
   ng_state_put(p, values);
   ng_step_values(p);
 }

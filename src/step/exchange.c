@@ -76,7 +76,7 @@ void ng_exchange_release(ng_precond *p) {
 /* ---- small reductions ------------------------------------------------------------------------*/
 
 /* In double: counts of ranks and of samples add up exactly, whatever the order of ranks. */
-static ng_status sum_small(ng_precond *p, double *x, int64_t n, const char *what) {
+ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group world = ng_group_world(p->ctx->comm);
   if (ng_comm_sum(p->ctx->comm, &world, x, n, NG_F64) != NG_OK) return ng_exchange_failed(p, what);
   return NG_OK;
@@ -106,7 +106,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
   ng_codes_put(x, local);
   x[NG_CODES] = first[0] != hash[0];
   x[NG_CODES + 1] = first[1] != hash[1];
-  const ng_status st = sum_small(p, x, NG_CODES + 2, "ng_ready");
+  const ng_status st = ng_exchange_sum(p, x, NG_CODES + 2, "ng_ready");
   if (st != NG_OK) return st;
   const ng_status worst = spread(p, x, local);
   if (worst < NG_OK) return worst;
@@ -198,7 +198,7 @@ ng_status ng_exchange_check(ng_precond *p) {
       ng_stat_weights(&p->block[i]->stat[k], w);
     }
   }
-  ng_status st = sum_small(p, x, w - x, "check");
+  ng_status st = ng_exchange_sum(p, x, w - x, "check");
   if (st != NG_OK) return st;
   const ng_status met = check_meeting(p, x);
   if (met == NG_ERR_COMM) return met;
@@ -281,7 +281,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   }
   double *verdict = sum + 2 + 2 * each;
   const int64_t verdicts = put_verdicts(p, verdict);
-  ng_status st = sum_small(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
+  ng_status st = ng_exchange_sum(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
   if (st != NG_OK) return st;
   take_verdicts(p, verdict);
   st = spread(p, x, s->trouble);
@@ -299,7 +299,7 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
 ng_status ng_exchange_probe(ng_precond *p) {
   ng_engine *s = p->step;
   double refused = s->refused;
-  const ng_status st = sum_small(p, &refused, 1, "probe");
+  const ng_status st = ng_exchange_sum(p, &refused, 1, "probe");
   if (st != NG_OK) return st;
   s->refused = refused > 0.0;
   return NG_OK;

@@ -195,6 +195,7 @@ ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_step_place(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
+  if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
   uint64_t hash[2];
   hash_model(p, hash);
@@ -237,6 +238,7 @@ void ng_step_release(ng_precond *p) {
   p->blocks = p->block_capacity = 0;
   p->result_span = p->direction_span = p->sum_span = NULL;
   if (p->step == NULL) return; /* a create that failed */
+  ng_quantify_release(p);
   ng_tiles_release(p);
   ng_exchange_release(p);
   ng_object_free(p, p->step->norms, (size_t)p->step->norms_most * sizeof *p->step->norms);

@@ -14,6 +14,7 @@
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
+ *   quantify.c  how far each element is scaled
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -179,6 +180,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status loca
 ng_status ng_exchange_check(ng_precond *p);
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
 ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
+ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
@@ -211,6 +213,28 @@ void ng_clip_measure(ng_precond *p); /* |weight|^2 of every segment, where asked
 void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]);
 void ng_clip_factors(ng_precond *p); /* of all segments; PD is there */
 
+/* ---- how elements are scaled: quantify.c -----------------------------------------------------*/
+
+typedef struct ng_scaling {
+  int64_t count; /* 0: none was measured */
+  double least, quartile[3], most, mean;
+} ng_scaling;
+typedef struct ng_scaling_piece {
+  double least, most;
+} ng_scaling_piece;
+/* NULL where the option is off. */
+typedef struct ng_quantify {
+  ng_scaling_piece *piece; /* [pieces] */
+  int64_t *count;          /* [pieces x bins] */
+  double *sum;             /* [tiles] */
+  double *wire;            /* NULL: every rank counts all of it */
+  ng_scaling found;
+} ng_quantify;
+ng_status ng_quantify_plan(ng_precond *p); /* after ng_tiles_plan */
+void ng_quantify_release(ng_precond *p);   /* before ng_tiles_release */
+bool ng_quantify_due(const ng_precond *p);
+ng_status ng_quantify_step(ng_precond *p); /* after agree, before anything is written */
+
 /* ---- stations --------------------------------------------------------------------------------*/
 
 typedef enum ng_station_id {
@@ -224,6 +248,7 @@ typedef enum ng_station_id {
   NG_AT_DELIVER,
   NG_AT_AGREE,
   NG_AT_PROBE,
+  NG_AT_QUANTIFY,
   NG_AT_EMIT,
   NG_AT_WEIGHTS,
   NG_STATIONS
@@ -261,6 +286,7 @@ typedef struct ng_engine {
   int64_t batches; /* ... and how many there were */
   ng_tiles tiles;
   ng_exchange exchange;
+  ng_quantify quantify;
   ng_update_sink out;
   double lr;           /* the largest of all groups */
   uint64_t numbers;    /* of the update at hand, mixed: ng_step_number */
