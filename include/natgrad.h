@@ -403,7 +403,13 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   owner's batch only; over all ranks, summed (a reduce-scatter) and kept by the
  *                   owner.  Windows take all and sharded: each rank has all of every row, or 1/W of
  *                   it and makes that part of PD
- *   placement       round-robin: block i belongs to rank i mod W
+ *   placement       round-robin | kaisa | mpd-kfac | contiguous | spngd | balanced: who solves what.
+ *                   Block i belongs to rank i mod W; the dearest first, to the column, then to the rank
+ *                   of the least load (KAISA); round-robin with A and G on two ranks where there are more
+ *                   ranks than blocks (MPD-KFAC); contiguous runs of blocks whose largest cost is the
+ *                   least; runs of equal number in the order of names (SP-NGD); balanced (ours) counts
+ *                   the products of each step, too, and is never dearer than kaisa by that count.  But
+ *                   with statistics = local no number depends on it
  *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
  *
  * What a step writes.
@@ -495,6 +501,12 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * What is measured.
  *   quantify        1: ng_report has the quartiles of how far each element is scaled, at the cost of
  *                   one more pass over gradients and PD, and 128 KiB a thread
+ *
+ * Who solves what.
+ *   placement_cost  compute | memory: a factor of order n counts n^3 (and balanced its products, too), or n^2
+ *   colocate        true: one rank solves A and G of a layer; false: each goes to a rank of the layer's
+ *                   column by itself.  Where one rank alone keeps averages it must be true, unless one rank
+ *                   holds the results anyway; and for spngd
  */
 typedef struct ng_options ng_options;
 

@@ -240,3 +240,13 @@ void assert_all_differ(const char *first, const char *second, const char *third)
     assert_differ(gap_at(&a, &c, step));
   }
 }
+
+run on_two(const char *settings, int32_t odd_rank) {
+  run r = usual;
+  r.ranks = 2;
+  r.settings = settings;
+  r.odd_rank = odd_rank;
+  r = play(r);
+  assert_memory_equal(r.rank[0].P, r.rank[1].P, sizeof r.rank[0].P); /* ranks stay together */
+  return r;
+}

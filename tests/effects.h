@@ -72,6 +72,7 @@ ng_status try_play(run *what);
 /* Fails the test unless that is NG_OK. */
 run play(run what);
 run with(const char *settings);
+run on_two(const char *settings, int32_t odd_rank); /* two ranks, which end with the same bits */
 
 /* ---- differences -----------------------------------------------------------------------------*/
 

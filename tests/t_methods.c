@@ -44,7 +44,9 @@ static void differs_by(const ng_options *o, const char *method, const char *diff
   assert_int_equal(n, 0);
 }
 
-#define KAISA "damping=0.001 stat_start=identity stat_scale=kaisa call_weight=equal solve_period=1 "
+#define KAISA                                                                                      \
+  "damping=0.001 stat_start=identity stat_scale=kaisa call_weight=equal solve_period=1 "           \
+  "placement=kaisa "
 #define LZ                                                                                         \
   "damping=0.001 stat_decay=0.05 stat_start=identity stat_scale=mpd-kfac positions=reduce "        \
   "calls=last "                                                                                    \
@@ -65,7 +67,7 @@ static void rows(void **state) {
   o = system_options("kaisa", "inverse");
   differs_by(&o, "kaisa", KAISA "damping_split=full");
 
-  (void)snprintf(text, sizeof text, "%seigen_floor=1e-10 " LZ, eigen);
+  (void)snprintf(text, sizeof text, "%seigen_floor=1e-10 placement=mpd-kfac " LZ, eigen);
   assert_int_equal(ng_options_set(&o, "method", "mpd-kfac", message, sizeof message), NG_OK);
   differs_by(&o, "mpd-kfac", text);
   o = system_options("DP-KFACrepo", "eigen");
@@ -130,7 +132,7 @@ static void rows(void **state) {
              "norm_block=none");
 #define SPNGD                                                                                      \
   "damping=0.03 stat_decay=0.01 solve_period=1 clip=none norm_damping=16 statistics=owner "        \
-  "grad_worker_fraction=0 "
+  "grad_worker_fraction=0 placement=spngd "
   assert_int_equal(ng_options_set(&o, "method", "spngd", message, sizeof message), NG_OK);
   differs_by(&o, "spngd", SPNGD);
   o = system_options("chainerkfac", "spngd");
@@ -441,6 +443,17 @@ static void kaisa_names(void **state) {
   publish_refused(&o, "factor_dtype", "torch.float64", NG_ERR_ABSENT);
   publish_refused(&o, "inv_dtype", "int8", NG_ERR_ARG);
 
+  publish(&o, "assignment_strategy", "MEMORY");
+  assert_option(&o, "placement_cost", "memory");
+  publish(&o, "assignment_strategy", "compute");
+  assert_option(&o, "placement_cost", "compute");
+  publish_refused(&o, "assignment_strategy", "cpu", NG_ERR_ARG);
+  publish(&o, "colocate_factors", "False");
+  assert_option(&o, "colocate", "0");
+  publish(&o, "colocate_factors", "True");
+  assert_option(&o, "colocate", "1");
+  publish_refused(&o, "colocate_factors", "maybe", NG_ERR_ARG);
+
   publish(&o, "skip_layers", "fc|embed");
   assert_string_equal(o.skip_layers, "fc|embed");
   publish(&o, "skip_layers", "[]");
@@ -454,13 +467,12 @@ static void kaisa_names(void **state) {
 /* Options of the published program that decide nothing here are checked and leave all as it is. */
 static void nothing_to_set(void **state) {
   (void)state;
-  static const char *const k[][3] = {
-      {"accumulation_steps", "4", "0"},          {"symmetry_aware", "True", "2"},
-      {"allreduce_bucket_cap_mb", "25.0", "-1"}, {"colocate_factors", "false", "maybe"},
-      {"assignment_strategy", "memory", "cpu"},  {"update_factors_in_hook", "1", ""},
-      {"grad_scaler", "None", "scaler"}};
-  static const char *const l[][3] = {{"distribute_layer_factors", "None", "3"},
-                                     {"hook_enabled", "True", "False"},
+  static const char *const k[][3] = {{"accumulation_steps", "4", "0"},
+                                     {"symmetry_aware", "True", "2"},
+                                     {"allreduce_bucket_cap_mb", "25.0", "-1"},
+                                     {"update_factors_in_hook", "1", ""},
+                                     {"grad_scaler", "None", "scaler"}};
+  static const char *const l[][3] = {{"hook_enabled", "True", "False"},
                                      {"exclude_parts", "", "ComputeFactor"}};
   for (size_t i = 0; i < sizeof k / sizeof k[0] + sizeof l / sizeof l[0]; i++) {
     const bool kaisa = i < sizeof k / sizeof k[0];
@@ -490,6 +502,18 @@ static void lz_names(void **state) {
     assert_true(o.exclude_width == 0);
     publish_refused(&o, "exclude_vocabulary_size", "0", NG_ERR_ARG);
     publish_refused(&o, "kfac_update_freq", "0", NG_ERR_ARG);
+  }
+  /* one owner for A and G, or two */
+  static const char *const distribute[][3] = {
+      {"None", "mpd-kfac", "1"}, {"True", "round-robin", "0"}, {"false", "round-robin", "1"}};
+  for (int i = 0; i < 6; i++) {
+    const bool eigen = i < 3; /* the other classes take it and have no such choice */
+    const char *const *row = distribute[i % 3];
+    ng_options own = system_options("lzhangbv", eigen ? "eigen" : "inverse");
+    if (eigen || i != 4) publish(&own, "distribute_layer_factors", row[0]);
+    assert_option(&own, "placement", eigen ? row[1] : "round-robin");
+    assert_option(&own, "colocate", eigen ? row[2] : "1");
+    publish_refused(&own, "distribute_layer_factors", eigen ? "3" : "true", NG_ERR_ARG);
   }
   /* who may send inverses */
   ng_options o = system_options("lzhangbv", "eigen");

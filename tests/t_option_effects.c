@@ -1,5 +1,5 @@
 /* t_option_effects.c: every option does something; see effects.h.  Those of norm layers and of windows
- * are in t_option_effects_norm.c and t_option_effects_window.c. */
+ * are in t_option_effects_norm.c and t_option_effects_window.c, those of placement in t_option_effects_place.c. */
 #include "effects.h"
 
 /* The judge itself: the same run twice has the same bits, and a changed one has not. */
@@ -551,16 +551,6 @@ static void effect_schedule(void **state) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-static run on_two(const char *settings, int32_t odd_rank) {
-  run r = usual;
-  r.ranks = 2;
-  r.settings = settings;
-  r.odd_rank = odd_rank;
-  r = play(r);
-  assert_memory_equal(r.rank[0].P, r.rank[1].P, sizeof r.rank[0].P); /* ranks stay together */
-  return r;
-}
-
 /* What the other rank saw matters, or does not. */
 static void effect_statistics(void **state) {
   (void)state;
@@ -648,23 +638,6 @@ static void effect_update_ranks(void **state) {
       assert_true(out[0].rank[rank].deliver_bytes > 0);
     }
   }
-}
-
-/* There is one placement yet.  It puts block i on rank i mod W; with local statistics that decides
- * whose samples count.  The others that there will be are refused by name. */
-static void effect_placement(void **state) {
-  (void)state;
-  const char *const local = "damping=0.1 clip=none statistics=local placement=round-robin";
-  const run base = on_two(local, -1), odd0 = on_two(local, 0), odd1 = on_two(local, 1);
-  for (int32_t i = 0; i < LAYERS; i++) {
-    assert_int_equal(base.rank[0].owner[i], i % 2);
-    assert_int_equal(base.rank[1].owner[i], i % 2);
-    assert_int_equal(gap_of(&base, &odd0, 0, i) > DIFFERENT, i % 2 == 0);
-    assert_int_equal(gap_of(&base, &odd1, 0, i) > DIFFERENT, i % 2 == 1);
-  }
-  run other = usual;
-  other.settings = "placement=balanced";
-  assert_int_equal(try_play(&other), NG_ERR_ABSENT);
 }
 
 /* The same numbers; who holds the inverses, and what travels, changes. */
@@ -942,28 +915,49 @@ static void effect_missing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
-      cmocka_unit_test(effect_cholesky_form), cmocka_unit_test(effect_prediv),
-      cmocka_unit_test(effect_eigen_floor),   cmocka_unit_test(effect_damping),
-      cmocka_unit_test(effect_damping_split), cmocka_unit_test(effect_damping_leak),
-      cmocka_unit_test(effect_stat_decay),    cmocka_unit_test(effect_stat_start),
-      cmocka_unit_test(effect_stat_scale),    cmocka_unit_test(effect_positions),
-      cmocka_unit_test(effect_stat_batch),    cmocka_unit_test(effect_calls),
-      cmocka_unit_test(effect_call_weight),   cmocka_unit_test(effect_fold),
-      cmocka_unit_test(effect_stat_period),   cmocka_unit_test(effect_solve_period),
-      cmocka_unit_test(effect_max_factor),    cmocka_unit_test(effect_factor_blocks),
-      cmocka_unit_test(effect_factor_dtype),  cmocka_unit_test(effect_inverse_dtype),
-      cmocka_unit_test(effect_clip),          cmocka_unit_test(effect_kl_clip),
-      cmocka_unit_test(effect_skip_layers),   cmocka_unit_test(effect_exclude_width),
-      cmocka_unit_test(effect_schedule),      cmocka_unit_test(effect_statistics),
-      cmocka_unit_test(effect_placement),     cmocka_unit_test(effect_grad_worker_fraction),
-      cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
-      cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
-      cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
-      cmocka_unit_test(effect_radius),        cmocka_unit_test(effect_missing),
-      cmocka_unit_test(effect_output_factor), cmocka_unit_test(effect_statistics_owner),
-      cmocka_unit_test(effect_stat_refresh),  cmocka_unit_test(effect_refresh_tolerance),
-      cmocka_unit_test(effect_update_ranks),  cmocka_unit_test(effect_wire_dtype),
+      cmocka_unit_test(the_same_run_twice),
+      cmocka_unit_test(effect_solver),
+      cmocka_unit_test(effect_cholesky_form),
+      cmocka_unit_test(effect_prediv),
+      cmocka_unit_test(effect_eigen_floor),
+      cmocka_unit_test(effect_damping),
+      cmocka_unit_test(effect_damping_split),
+      cmocka_unit_test(effect_damping_leak),
+      cmocka_unit_test(effect_stat_decay),
+      cmocka_unit_test(effect_stat_start),
+      cmocka_unit_test(effect_stat_scale),
+      cmocka_unit_test(effect_positions),
+      cmocka_unit_test(effect_stat_batch),
+      cmocka_unit_test(effect_calls),
+      cmocka_unit_test(effect_call_weight),
+      cmocka_unit_test(effect_fold),
+      cmocka_unit_test(effect_stat_period),
+      cmocka_unit_test(effect_solve_period),
+      cmocka_unit_test(effect_max_factor),
+      cmocka_unit_test(effect_factor_blocks),
+      cmocka_unit_test(effect_factor_dtype),
+      cmocka_unit_test(effect_inverse_dtype),
+      cmocka_unit_test(effect_clip),
+      cmocka_unit_test(effect_kl_clip),
+      cmocka_unit_test(effect_skip_layers),
+      cmocka_unit_test(effect_exclude_width),
+      cmocka_unit_test(effect_schedule),
+      cmocka_unit_test(effect_statistics),
+      cmocka_unit_test(effect_grad_worker_fraction),
+      cmocka_unit_test(effect_update),
+      cmocka_unit_test(overrides_reach_one_layer),
+      cmocka_unit_test(live_options_move),
+      cmocka_unit_test(rank_one_options),
+      cmocka_unit_test(effect_sides),
+      cmocka_unit_test(effect_clip_bound),
+      cmocka_unit_test(effect_radius),
+      cmocka_unit_test(effect_missing),
+      cmocka_unit_test(effect_output_factor),
+      cmocka_unit_test(effect_statistics_owner),
+      cmocka_unit_test(effect_stat_refresh),
+      cmocka_unit_test(effect_refresh_tolerance),
+      cmocka_unit_test(effect_update_ranks),
+      cmocka_unit_test(effect_wire_dtype),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

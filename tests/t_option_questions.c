@@ -161,6 +161,7 @@ static void needs_are_named(void **state) {
     ng_options o = method("adasgd"); /* sides = none */
     char text[64], begins[64];
     set(&o, "clip", "rescale");
+    set(&o, "placement", "spngd");
     assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
     assert_int_equal(text[0] != 0, info.needs[0] != 0);
     (void)snprintf(begins, sizeof begins, "%s = ", info.needs);

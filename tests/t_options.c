@@ -84,9 +84,9 @@ static void rows_are_complete(void **state) {
 /* The row names a test that exists and is run. */
 static void every_row_has_its_test(void **state) {
   (void)state;
-  char *source[3] = {file_text("tests/t_option_effects.c"),
-                     file_text("tests/t_option_effects_norm.c"),
-                     file_text("tests/t_option_effects_window.c")};
+  char *source[4] = {
+      file_text("tests/t_option_effects.c"), file_text("tests/t_option_effects_norm.c"),
+      file_text("tests/t_option_effects_window.c"), file_text("tests/t_option_effects_place.c")};
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char text[128];
@@ -94,13 +94,13 @@ static void every_row_has_its_test(void **state) {
     assert_string_equal(info.test, text);
     (void)snprintf(text, sizeof text, "static void %s(void **state)", info.test);
     int k = 0;
-    while (k < 2 && strstr(source[k], text) == NULL)
+    while (k < 3 && strstr(source[k], text) == NULL)
       k++;
     assert_contains(source[k], text);
     (void)snprintf(text, sizeof text, "cmocka_unit_test(%s)", info.test);
     assert_contains(source[k], text);
   }
-  for (int k = 0; k < 3; k++)
+  for (int k = 0; k < 4; k++)
     free(source[k]);
 }
 
@@ -300,11 +300,7 @@ static void names(void **state) {
 
 static void known_but_not_supported(void **state) {
   (void)state;
-  static const char *const later[][2] = {{"placement", "kaisa"},
-                                         {"placement", "contiguous"},
-                                         {"placement", "balanced"},
-                                         {"factor_dtype", "f64"},
-                                         {"inverse_dtype", "f64"}};
+  static const char *const later[][2] = {{"factor_dtype", "f64"}, {"inverse_dtype", "f64"}};
   for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, "not supported yet");
     refused(later[i][0], later[i][1], NG_ERR_ABSENT, later[i][1]);
@@ -556,9 +552,9 @@ static void environment(void **state) {
   assert_contains(message, "'kaisa'");
   assert_memory_equal(&o, &before, sizeof o);
   assert_int_equal(unsetenv("NG_METHOD"), 0);
-  assert_int_equal(setenv("NG_PLACEMENT", "kaisa", 1), 0);
+  assert_int_equal(setenv("NG_FACTOR_DTYPE", "f64", 1), 0);
   assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_ERR_ABSENT);
-  assert_int_equal(unsetenv("NG_PLACEMENT"), 0);
+  assert_int_equal(unsetenv("NG_FACTOR_DTYPE"), 0);
   assert_int_equal(unsetenv("NG_STAT_BATCH"), 0);
   assert_int_equal(ng_options_from_env(&o, NULL, 0), NG_OK);
   assert_memory_equal(&o, &before, sizeof o);

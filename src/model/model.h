@@ -253,8 +253,11 @@ typedef struct ng_grid {
 ng_status ng_grid_make(ng_precond *p);
 ng_status ng_grid_groups(ng_precond *p); /* collective */
 void ng_grid_release(ng_precond *p);
-void ng_place_block(ng_block *b); /* its owner and column                                        */
-void ng_place_stats(ng_block *b); /* owners of its statistics, who observes and keeps them       */
+/* Owner and column of every block, owners of their statistics: when all are made, from their costs. */
+ng_status ng_place_blocks(ng_precond *p);
+void ng_place_stats(ng_block *b); /* who observes and keeps its statistics */
+double ng_stat_cost(const ng_stat *s, ng_placement_cost cost);
+double ng_block_apply_cost(const ng_block *b);
 
 /* ---- the preconditioner ----------------------------------------------------------------------*/
 

@@ -2,16 +2,35 @@
  *
  * In: the number of ranks, placement, grad_worker_fraction, statistics.  Out: for every block the
  * column of ranks that can make PD of it, and for each of its statistics the rank that solves it and
- * those that observe and keep it.
+ * those that observe and keep it.  Who gets what of a list of costs is assign.c; here are the costs.
  *
  * W ranks are a grid of m rows and n = W/m columns, rank = row * n + column.  The m ranks of a block's
  * column hold its results (spec: KAISA's gradient workers, SC'21), every row receives PD from the member
  * of that column in it.  m = W: everybody holds everything; m = 1: the owner only.  More rows mean
  * more memory and less traffic in every step: the published COMM-OPT, HYBRID-OPT and MEM-OPT are m
  * = W, in between, and 1. */
+#include "model/assign.h"
 #include "model/model.h"
 
 #include <math.h>
+
+/* ---- the grid --------------------------------------------------------------------------------*/
+
+/* "0, 1/6, 1/3, 1/2 or 1"; cut where there is no room. */
+typedef struct legal_text {
+  char text[200];
+} legal_text;
+
+static legal_text legal_fractions(int32_t W) {
+  legal_text t = {"0"};
+  for (int32_t m = 1; m <= W; m++) {
+    char one[32];
+    if (W % m != 0) continue;
+    (void)snprintf(one, sizeof one, m == W ? " or 1" : ", 1/%d", W / m);
+    ng_name_add(t.text, sizeof t.text, one);
+  }
+  return t;
+}
 
 ng_status ng_grid_make(ng_precond *p) {
   const int32_t W = p->ctx->ranks;
@@ -21,10 +40,11 @@ ng_status ng_grid_make(ng_precond *p) {
   /* 0 is the least there is, and one rank is all of one: as published. */
   const bool free = p->base.grad_worker_fraction == 0.0 || W == 1;
   if (W % m != 0 || (!free && fabs(workers - m) > 1e-6 * W)) {
+    const legal_text legal = legal_fractions(W);
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
-                   "divides %d",
-                   p->base.grad_worker_fraction, workers, W, W);
+                   "divides %d: %s",
+                   p->base.grad_worker_fraction, workers, W, W, legal.text);
   }
   p->grid.m = m;
   p->grid.n = W / m;
@@ -78,17 +98,104 @@ void ng_grid_release(ng_precond *p) {
   memset(&p->grid, 0, sizeof p->grid);
 }
 
-/* placement = round-robin: block i, rank i mod W, all of its statistics.  As in
- * lzhangbv/kfac_pytorch; it looks at no cost, so with few layers one rank may solve most of what
- * there is.  A function of the number alone: every rank places every block without a word. */
-void ng_place_block(ng_block *b) {
-  b->owner = b->number % b->ctx->ranks;
-  b->column = b->owner % b->p->grid.n;
+/* ---- owners ----------------------------------------------------------------------------------*/
+
+/* Operations of a decomposition, n^3, or numbers that are held, n^2: KAISA's two costs.  What is no matrix is one
+ * operation and one number each. */
+double ng_stat_cost(const ng_stat *s, ng_placement_cost cost) {
+  double sum = 0.0;
+  for (int32_t k = 0; k < s->parts; k++) {
+    const double n = (double)s->part[k].rows;
+    const double square = s->symmetric ? n * n : (double)ng_stat_part_count(s, &s->part[k]);
+    sum += s->symmetric && cost == NG_COST_COMPUTE ? n * square : square;
+  }
+  return sum;
 }
 
-/* Every statistic has the owner of its block here (step/ready.c has set it); ctx->place, of tests,
- * may move it to another rank of the block's column, so owners of one block may differ.  LOCAL: the
- * owner's own samples, nobody else looks (DP-KFAC, arXiv 2206.15143). */
+/* p q (p + q) of a layer, over its groups: half the operations of G^-1 D A^-1. */
+double ng_block_apply_cost(const ng_block *b) {
+  double elements = 0.0, orders = 0.0;
+  for (int32_t i = 0; i < b->segments; i++) {
+    elements += (double)(b->segment[i].to - b->segment[i].from);
+  }
+  for (int32_t k = 0; k < b->stats; k++) {
+    if (b->stat[k].symmetric) orders += (double)b->stat[k].part[0].rows;
+  }
+  return elements * orders;
+}
+
+/* What each rank of its column does in every step, or holds: products, or results. */
+static double each_of(const ng_block *b) {
+  double held = 0.0;
+  if (b->p->base.placement_cost == NG_COST_COMPUTE) {
+    return (b->base.solver == NG_SOLVER_EIGEN ? 4.0 : 2.0) * ng_block_apply_cost(b);
+  }
+  for (int32_t k = 0; k < b->stats; k++) {
+    held += ng_stat_cost(&b->stat[k], NG_COST_MEMORY);
+  }
+  return held;
+}
+
+/* Of a decomposition beside products, as `natgrad plan` has it: n^3 operations of Cholesky and inverse, 9 n^3 of
+ * an eigendecomposition, at a twentieth of the rate, once in solve_period steps. */
+static double weight_of(const ng_settings *o) {
+  if (o->placement_cost == NG_COST_MEMORY) return 1.0;
+  return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
+}
+
+/* Where only an owner keeps an average nobody else could make anything of the other. */
+static bool together(const ng_settings *o) {
+  return o->colocate ||
+         (o->placement == NG_PLACEMENT_MPD_KFAC && o->statistics != NG_STATISTICS_ALL);
+}
+
+static void describe(const ng_precond *p, ng_assignment *a, ng_task *task) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    a->work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
+    for (int32_t k = 0; k < b->stats; k++) {
+      *task++ = (ng_task){.name = b->stat[k].name,
+                          .cost = ng_stat_cost(&b->stat[k], p->base.placement_cost)};
+    }
+  }
+}
+
+ng_status ng_place_blocks(ng_precond *p) {
+  ng_assignment a = {.placement = p->base.placement,
+                     .together = together(&p->base),
+                     .m = p->grid.m,
+                     .n = p->grid.n,
+                     .weight = weight_of(&p->base),
+                     .works = p->blocks};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    a.tasks += p->block[i]->stats;
+  }
+  const size_t works = (size_t)(a.works + 1) * sizeof *a.work,
+               tasks = (size_t)(a.tasks + 1) * sizeof(ng_task), room = ng_assign_room(&a);
+  ng_task *task = ng_object(p, tasks);
+  a.work = ng_object(p, works);
+  a.room = ng_object(p, room);
+  const bool all = a.work != NULL && task != NULL && a.room != NULL;
+  if (all) {
+    describe(p, &a, task);
+    ng_assign(&a);
+  }
+  for (int32_t i = 0; i < p->blocks && all; i++) {
+    ng_block *b = p->block[i];
+    b->owner = a.work[i].owner;
+    b->column = a.work[i].column;
+    for (int32_t k = 0; k < b->stats; k++) {
+      b->stat[k].owner = a.work[i].task[k].owner;
+    }
+  }
+  ng_object_free(p, a.room, room);
+  ng_object_free(p, task, tasks);
+  ng_object_free(p, a.work, works);
+  return all ? NG_OK : ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+}
+
+/* Every statistic has its owner here; ctx->place, of tests, may move it to another rank of the block's column.
+ * LOCAL: the owner's own samples, nobody else looks (DP-KFAC, arXiv 2206.15143). */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->keeps = b->keeps_everywhere = true;

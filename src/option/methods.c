@@ -29,6 +29,7 @@ static const ng_value kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                         SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                         SET(solve_period, 1),
                                         SET(norm_block, NG_NORM_NONE),
+                                        SET(placement, NG_PLACEMENT_KAISA),
                                         NG_VALUES_END};
 /* Each factor gets the whole damping, on a copy. */
 const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv, 0),
@@ -41,15 +42,21 @@ const ng_value ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(prediv
       SET(stat_start, NG_START_IDENTITY), SET(stat_scale, NG_SCALE_MPD_KFAC),                      \
       SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1),        \
       SET(norm_block, NG_NORM_NONE)
-static const ng_value mpd_values[] = {MPD_VALUES, NG_VALUES_END};
+static const ng_value mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
+                                      NG_VALUES_END};
 /* Statistics never leave their owner, nor do inverses. */
 static const ng_value dp_values[] = {MPD_VALUES, SET(statistics, NG_STATISTICS_LOCAL),
-                                     SET(grad_worker_fraction, 0), NG_VALUES_END};
-/* The published inverse damps in place, and its numbers need that; gradients travel, not inverses.
- */
-static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY), SET(eigen_floor, 0),
-                                      SET(damping_split, NG_SPLIT_PI), SET(damping_leak, 1),
-                                      SET(grad_worker_fraction, 0),    NG_VALUES_END};
+                                     SET(grad_worker_fraction, 0),
+                                     SET(placement, NG_PLACEMENT_ROUND_ROBIN), NG_VALUES_END};
+/* The published inverse damps in place, and its numbers need that; gradients travel, not inverses; A and G are
+ * never apart. */
+static const ng_value lz_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
+                                      SET(eigen_floor, 0),
+                                      SET(damping_split, NG_SPLIT_PI),
+                                      SET(damping_leak, 1),
+                                      SET(grad_worker_fraction, 0),
+                                      SET(placement, NG_PLACEMENT_ROUND_ROBIN),
+                                      NG_VALUES_END};
 /* A variant that is the method itself. */
 static const ng_value as_the_row[] = {NG_VALUES_END};
 
@@ -117,10 +124,15 @@ static const ng_value ggt_values[] = {SET(window, 100),
 
 /* SP-NGD: Osawa et al., arXiv 2002.06015, and its code chainerkfac, of which each update solves anew.  The
  * paper has units of 2x2 where the code has whole matrices, whose damping stays in the average. */
-static const ng_value spngd_values[] = {
-    SET(damping, 0.03),           SET(stat_decay, 0.01), SET(solve_period, 1),
-    SET(clip, NG_CLIP_NONE),      SET(norm_damping, 16), SET(statistics, NG_STATISTICS_OWNER),
-    SET(grad_worker_fraction, 0), NG_VALUES_END};
+static const ng_value spngd_values[] = {SET(damping, 0.03),
+                                        SET(stat_decay, 0.01),
+                                        SET(solve_period, 1),
+                                        SET(clip, NG_CLIP_NONE),
+                                        SET(norm_damping, 16),
+                                        SET(statistics, NG_STATISTICS_OWNER),
+                                        SET(grad_worker_fraction, 0),
+                                        SET(placement, NG_PLACEMENT_SPNGD),
+                                        NG_VALUES_END};
 static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL), SET(damping_leak, 1),
                                               NG_VALUES_END};
 

@@ -35,6 +35,9 @@ enum { NG_OPTION_LIST(KIND) };
 #define ONE_OF_5(a, at, b, bt, c, ct, d, dt, e, et)                                                \
   .choices = at "|" bt "|" ct "|" dt "|" et,                                                       \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et}
+#define ONE_OF_6(a, at, b, bt, c, ct, d, dt, e, et, f, ft)                                         \
+  .choices = at "|" bt "|" ct "|" dt "|" et "|" ft,                                                \
+  .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft}
 #define ONE_OF_7(a, at, b, bt, c, ct, d, dt, e, et, f, ft, g, gt)                                  \
   .choices = at "|" bt "|" ct "|" dt "|" et "|" ft "|" gt,                                         \
   .choice = {[a] = at, [b] = bt, [c] = ct, [d] = dt, [e] = et, [f] = ft, [g] = gt}
@@ -198,8 +201,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "row",
         .test = "effect_statistics"),
     ROW(placement, .group = "ranks", .standard = "round-robin",
-        ONE_OF_1(NG_PLACEMENT_ROUND_ROBIN, "round-robin"), .later = "kaisa|contiguous|balanced",
-        .help = "which rank solves a block: block i, rank i mod W", .test = "effect_placement"),
+        ONE_OF_6(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
+                 NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
+                 NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced"),
+        .help = "who solves what: block i on rank i mod W (mpd-kfac: A and G apart on more ranks "
+                "than blocks); the dearest to who has least; runs of blocks of the least largest "
+                "cost, of equal number; balanced, never dearer than kaisa",
+        .test = "effect_placement"),
     ROW(grad_worker_fraction, .group = "ranks", .standard = "1", .lower = 0, .upper = 1,
         .unit = "ranks/W",
         .help = "share of the ranks that hold the inverse of a block; 0: the owner only",
@@ -361,6 +369,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "measure how far each element is scaled, |PD_i / (D_i + 1e-8)|: quartiles, least, "
                 "largest and mean in the report",
         .test = "effect_quantify"),
+    ROW(placement_cost, .group = "ranks", .standard = "compute",
+        ONE_OF_2(NG_COST_COMPUTE, "compute", NG_COST_MEMORY, "memory"),
+        .help = "what a placement counts of a factor of order n: n^3, or n^2",
+        .test = "effect_placement_cost",
+        NEEDS(placement, 1U << NG_PLACEMENT_KAISA | 1U << NG_PLACEMENT_CONTIGUOUS |
+                             1U << NG_PLACEMENT_BALANCED)),
+    ROW(colocate, .group = "ranks", .standard = "1",
+        .help = "A and G of a layer on one rank, or each on its own of those that hold the results",
+        .test = "effect_colocate"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

@@ -150,6 +150,10 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "stat_refresh = adaptive needs fold = sum, it is direct");
   }
+  if (s.placement == NG_PLACEMENT_SPNGD && !s.colocate) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "placement = spngd gives whole layers to ranks: colocate must be 1");
+  }
   return ng_schedule_verify(full, skip, message, size);
 }
 

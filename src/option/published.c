@@ -183,8 +183,6 @@ static ng_status check_bool(job *j) {
   return ng_read_bool(j->value, &flag) ? NG_OK : refuse(j, NG_ERR_ARG, "true or false");
 }
 
-static ng_status check_bool_or_none(job *j) { return is_none(j->value) ? NG_OK : check_bool(j); }
-
 /* Periods of what this method never does: checked as the published program would. */
 static ng_status check_count(job *j) {
   int64_t n;
@@ -197,10 +195,31 @@ static ng_status check_size_or_none(job *j) {
   return refuse(j, NG_ERR_ARG, "a number or none");
 }
 
-/* Names of KAISA's enum: greedy placement by time or by memory.  Numbers are the same under any. */
-static ng_status check_strategy(job *j) {
-  if (ng_same_word(j->value, "compute") || ng_same_word(j->value, "memory")) return NG_OK;
+/* Names of KAISA's enum. */
+static ng_status take_strategy(job *j) {
+  if (ng_same_word(j->value, "compute")) return put(j, j->row->option, "compute");
+  if (ng_same_word(j->value, "memory")) return put(j, j->row->option, "memory");
   return refuse(j, NG_ERR_ARG, "COMPUTE or MEMORY");
+}
+
+static ng_status take_bool(job *j) {
+  int32_t flag;
+  if (!ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true or false");
+  return put(j, j->row->option, flag ? "1" : "0");
+}
+
+/* none: apart where there are more ranks than layers.  The published class `inverse` and the DP classes have no
+ * such argument; one owner keeps both there. */
+static ng_status take_distribute(job *j) {
+  int32_t flag = 0;
+  const bool none = is_none(j->value);
+  if (!none && !ng_read_bool(j->value, &flag)) return refuse(j, NG_ERR_ARG, "true, false or none");
+  if (ng_option_chosen(j->full, NG_OPTION_statistics) == NG_STATISTICS_LOCAL ||
+      !solves_by_eigen(j)) {
+    return flag ? refuse(j, NG_ERR_ARG, "false or none: only MPD-KFAC's eigen has it") : NG_OK;
+  }
+  const ng_status st = put(j, "placement", none ? "mpd-kfac" : "round-robin");
+  return st == NG_OK ? put(j, j->row->option, flag ? "0" : "1") : st;
 }
 
 /* hook_enabled: showing no observations is the same, and says so in the program. */
@@ -254,14 +273,13 @@ static const ng_published kaisa_names[] = {
     {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
     {"skip_layers", "skip_layers", "one expression; join a list with '|'", take_regex},
     {"symmetry_aware", "",
-     "nothing to set: one triangle is kept and sent always, with the same numbers", check_bool},
+     "nothing to set: one triangle of a symmetric matrix is kept and sent always, as with true; "
+     "the same numbers",
+     check_bool},
     {"allreduce_bucket_cap_mb", "", "nothing to set: all factors of a step travel in one message",
      check_size},
-    {"colocate_factors", "",
-     "nothing to set: both factors of a layer have one owner, with the same numbers", check_bool},
-    {"assignment_strategy", "",
-     "nothing to set: it decides who solves what, which changes no number; see placement",
-     check_strategy},
+    {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
+    {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},
     {"update_factors_in_hook", "",
      "nothing to set: statistics are summed as they are shown and completed in the step; a layer "
      "that runs twice in a step with accumulation_steps = 1 is calls = ema",
@@ -306,9 +324,9 @@ static const ng_published lz_names[] = {
     {"communicate_inverse_or_not", "grad_worker_fraction",
      "true: 1; false: 0, gradients travel instead; always true with MPD's eigen, false with DP",
      take_communicate},
-    {"distribute_layer_factors", "",
-     "nothing to set: both factors of a layer have one owner, with the same numbers",
-     check_bool_or_none},
+    {"distribute_layer_factors", "colocate",
+     "none: placement = mpd-kfac; true: 0, false: 1, with placement = round-robin",
+     take_distribute},
     LZ_LAYERS,
 };
 

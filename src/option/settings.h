@@ -56,7 +56,15 @@ typedef enum ng_statistics {
 } ng_statistics;
 typedef enum ng_refresh { NG_REFRESH_PERIOD, NG_REFRESH_ADAPTIVE } ng_refresh;
 typedef enum ng_output_factor { NG_OUTPUT_FULL, NG_OUTPUT_DIAGONAL } ng_output_factor;
-typedef enum ng_placement { NG_PLACEMENT_ROUND_ROBIN } ng_placement;
+typedef enum ng_placement {
+  NG_PLACEMENT_ROUND_ROBIN,
+  NG_PLACEMENT_KAISA,
+  NG_PLACEMENT_MPD_KFAC,
+  NG_PLACEMENT_CONTIGUOUS,
+  NG_PLACEMENT_SPNGD,
+  NG_PLACEMENT_BALANCED
+} ng_placement;
+typedef enum ng_placement_cost { NG_COST_COMPUTE, NG_COST_MEMORY } ng_placement_cost;
 typedef enum ng_update { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
 typedef enum ng_update_ranks { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
 typedef enum ng_missing { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
@@ -164,7 +172,9 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, wire_dtype, ng_dtype)                                                                  \
   X(CHOICE, window_fill, ng_window_fill)                                                           \
   X(REAL, window_empty, double)                                                                    \
-  X(BOOL, quantify, bool)
+  X(BOOL, quantify, bool)                                                                          \
+  X(CHOICE, placement_cost, ng_placement_cost)                                                     \
+  X(BOOL, colocate, bool)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

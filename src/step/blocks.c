@@ -108,7 +108,6 @@ static void set_rules(ng_block *b) {
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
                                                          : NG_SPREAD_ALL;
     }
-    s->owner = b->owner;
     s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
     s->stale.tolerance = o->refresh_tolerance;
     s->stale.last = s->stale.before = 1;
@@ -138,21 +137,27 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool alone = s->spread == NG_SPREAD_OWNER || s->spread == NG_SPREAD_LOCAL;
   for (int32_t i = 0; i < b->stats && alone; i++) {
     if (b->stat[i].owner == s->owner) continue;
-    return cannot(b, s, "only its owner keeps it, and another statistic has another owner");
+    return cannot(
+        b, s,
+        "only its owner keeps it, and another statistic has another owner; colocate = 1 gives "
+        "both to one");
   }
   return NG_OK;
 }
 
-/* The order matters: a family sizes statistics by its geometry, placement reads their spread, and
- * who holds a block follows from both.  A family with results holds them in the block's column; one
- * without makes PD from the averages themselves, so keeping is holding; then all of the column must
- * keep it, or some row of the grid would have nobody to hear PD from. */
+/* A family sizes statistics by its geometry; placement, which comes when all blocks are there, reads their sizes. */
 static ng_status fill_block(ng_block *b) {
-  ng_place_block(b);
   ng_status st = b->family->create(b);
   if (st == NG_OK) st = b->family->statistics(b);
-  if (st != NG_OK) return st;
-  set_rules(b);
+  if (st == NG_OK) set_rules(b);
+  return st;
+}
+
+/* Who holds a block follows from its owner and from the spread of its statistics.  A family with results holds
+ * them in the block's column; one without makes PD from the averages themselves, so keeping is holding; then all
+ * of the column must keep it, or some row of the grid would have nobody to hear PD from. */
+static ng_status settle_block(ng_block *b) {
+  ng_status st = NG_OK;
   ng_place_stats(b);
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
     st = check_stat(b, &b->stat[i]);
@@ -275,6 +280,10 @@ ng_status ng_blocks_make(ng_precond *p) {
   ng_skip_close(&skip);
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_block(p, p->ctx->family[i]);
+  }
+  if (st == NG_OK) st = ng_place_blocks(p);
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
+    st = settle_block(p->block[i]);
   }
   return st;
 }

@@ -94,26 +94,29 @@ static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
 
 /* Rank 0's hash goes around and each says whether it has another: a difference of hashes could not
  * be summed.  The verdict is a sum, so all ranks have it. */
-ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[2], ng_status local) {
+ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
+  static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks"};
   ng_comm *c = p->ctx->comm;
   if (c->size == 1) return local;
-  uint64_t first[2] = {hash[0], hash[1]};
+  uint64_t first[NG_HASHES];
+  memcpy(first, hash, sizeof first);
   const ng_group world = ng_group_world(c);
   if (ng_comm_broadcast(c, &world, first, (int64_t)sizeof first, NG_U8, 0) != NG_OK) {
     return ng_exchange_failed(p, "ng_ready");
   }
-  double x[NG_CODES + 2];
+  double x[NG_CODES + NG_HASHES];
   ng_codes_put(x, local);
-  x[NG_CODES] = first[0] != hash[0];
-  x[NG_CODES + 1] = first[1] != hash[1];
-  const ng_status st = ng_exchange_sum(p, x, NG_CODES + 2, "ng_ready");
+  for (int i = 0; i < NG_HASHES; i++) {
+    x[NG_CODES + i] = first[i] != hash[i];
+  }
+  const ng_status st = ng_exchange_sum(p, x, NG_CODES + NG_HASHES, "ng_ready");
   if (st != NG_OK) return st;
   const ng_status worst = spread(p, x, local);
   if (worst < NG_OK) return worst;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < NG_HASHES; i++) {
     if (x[NG_CODES + i] > 0.0) {
       return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %d of %d ranks have other %s than rank 0",
-                     (int)x[NG_CODES + i], c->size, i == 0 ? "options" : "layers");
+                     (int)x[NG_CODES + i], c->size, what[i]);
     }
   }
   return NG_OK;

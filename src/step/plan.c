@@ -5,20 +5,6 @@
  * but objects, no collective: so a laptop plans for thousands of ranks. */
 #include "step/step.h"
 
-/* Orders of the symmetric matrices of a block; 0 where there is none. */
-static int64_t order_of(const ng_block *b, int32_t i) {
-  return i < b->stats && b->stat[i].symmetric ? b->stat[i].part[0].rows : 0;
-}
-
-static double cubes(const ng_stat *s) {
-  double sum = 0.0;
-  for (int32_t k = 0; k < s->parts && s->symmetric; k++) {
-    const double n = (double)s->part[k].rows;
-    sum += n * n * n;
-  }
-  return sum;
-}
-
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
   out->blocks = p->blocks;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -26,11 +12,11 @@ static void add_costs(const ng_precond *p, ng_rank_plan *out) {
     out->owned += b->owner == p->ctx->rank;
     out->held += b->holds;
     for (int32_t k = 0; k < b->stats && b->family->solve != NULL; k++) {
-      if (b->stat[k].owner == p->ctx->rank) out->solve_cost += cubes(&b->stat[k]);
+      const ng_stat *s = &b->stat[k];
+      if (s->owner == p->ctx->rank && s->symmetric)
+        out->solve_cost += ng_stat_cost(s, NG_COST_COMPUTE);
     }
-    if (!b->holds) continue;
-    const double x = (double)order_of(b, 0), y = (double)order_of(b, 1);
-    out->apply_cost += x * y * (x + y) * (b->stats > 0 ? b->stat[0].groups : 0);
+    if (b->holds) out->apply_cost += ng_block_apply_cost(b);
   }
 }
 

@@ -127,10 +127,10 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
   return h;
 }
 
-/* What must be the same on all ranks for collectives to match: [0] options, [1] layers, so that the
+/* What must be the same on all ranks for collectives to match: [0] options, [1] layers, [2] owners, so that the
  * message can say which of them differ.  Values as they are written out, not as they were typed. */
-static void hash_model(const ng_precond *p, uint64_t hash[2]) {
-  hash[0] = hash[1] = UINT64_C(14695981039346656037);
+static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
+  hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[NG_MESSAGE] = "";
@@ -148,6 +148,13 @@ static void hash_model(const ng_precond *p, uint64_t hash[2]) {
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    hash[2] = mix(hash[2], &b->owner, sizeof b->owner);
+    for (int32_t k = 0; k < b->stats; k++) {
+      hash[2] = mix(hash[2], &b->stat[k].owner, sizeof b->stat[k].owner);
+    }
   }
 }
 
@@ -197,7 +204,7 @@ ng_status ng_step_ready(ng_precond *p) {
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
-  uint64_t hash[2];
+  uint64_t hash[NG_HASHES];
   hash_model(p, hash);
   st = ng_exchange_same(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
