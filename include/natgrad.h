@@ -507,6 +507,12 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   colocate        true: one rank solves A and G of a layer; false: each goes to a rank of the layer's
  *                   column by itself.  Where one rank alone keeps averages it must be true, unless one rank
  *                   holds the results anyway; and for spngd
+ *
+ * Messages of statistics.
+ *   stat_bucket_mb  sums that lie side by side are one message of at most so many MB (10^6 bytes, as they
+ *                   travel); one that is larger has its own, and with 0 each has.  A message leaves when all
+ *                   in it was shown (ng_batch.last), or in the step: smaller ones leave sooner, and each
+ *                   costs its latency.  Changes no bit
  */
 typedef struct ng_options ng_options;
 
@@ -1006,6 +1012,7 @@ typedef struct ng_station_report {
   double last_ms,
       total_ms; /* of its last run, of all; waiting for other ranks included            */
   int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
+  int64_t last_messages, total_messages; /* ... in so many calls                                  */
 } ng_station_report;
 NG_API void ng_station_report_init(ng_station_report *out, size_t size);
 

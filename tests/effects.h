@@ -55,7 +55,7 @@ typedef struct run {
     float P[STEPS][TOTAL], weight[STEPS][TOTAL];
     double nu[STEPS];
     int64_t sums, factors, results, moments;
-    int64_t share_bytes, deliver_bytes, sums_bytes;
+    int64_t share_bytes, deliver_bytes, sums_bytes, sums_messages;
     int32_t covered[LAYERS], owner[LAYERS];
     char why[LAYERS][200];
     int32_t wanted[STEPS];

@@ -106,6 +106,7 @@ static ng_status count(const ng_precond *p, ng_rank_plan *out) {
     } at[] = {{"check", &out->check_bytes}, {"sums", &out->sums_bytes},
               {"share", &out->share_bytes}, {"deliver", &out->deliver_bytes},
               {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes}};
+    if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
     bool known = false;
     for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
       if (strcmp(s.name, at[k].name) != 0) continue;
@@ -126,6 +127,7 @@ static bool same(const char *options, int32_t rank, const ng_rank_plan *a, const
 #define ROW(field) {#field, a->field, b->field},
       ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
           ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
+              ROW(sums_messages)
 #undef ROW
   };
   bool all = true;
@@ -179,6 +181,11 @@ static void equals_counted(void **state) {
     int32_t ranks[4];
   } row[] = {
       {"method=natgrad", {1, 2, 3, 4}},
+      {"method=natgrad stat_bucket_mb=0", {2, 3}},
+      {"method=natgrad stat_bucket_mb=0.001 norm_block=full", {2, 3}},
+      {"method=natgrad stat_bucket_mb=0.0004 statistics=owner grad_worker_fraction=0 "
+       "wire_dtype=bf16",
+       {2, 3}},
       {"method=natgrad grad_worker_fraction=0 update=sgd", {2, 3, 4}},
       {"method=natgrad grad_worker_fraction=0.5 update=adamw", {2, 4, 6}},
       {"method=natgrad statistics=owner grad_worker_fraction=0 factor_dtype=bf16", {2, 3}},
@@ -303,7 +310,8 @@ static void resnet50_in_sixteen_bits(void **state) {
   for (int k = 0; k < 3; k++) {
     fixture f;
     char options[64], name[16];
-    (void)snprintf(options, sizeof options, "method=kaisa wire_dtype=%s", wire[k]);
+    (void)snprintf(options, sizeof options, "method=kaisa stat_bucket_mb=1000 wire_dtype=%s",
+                   wire[k]); /* no gaps left out */
     assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
     for (int i = 0; i < 54; i++) {
       (void)snprintf(name, sizeof name, "layer%d", i);

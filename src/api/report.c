@@ -68,6 +68,8 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
   r.total_ms = t->total_ms;
   r.last_bytes = t->last_bytes;
   r.total_bytes = t->total_bytes;
+  r.last_messages = t->last_messages;
+  r.total_messages = t->total_messages;
   return ng_give_struct(out, &r, sizeof r);
 }
 

@@ -172,11 +172,16 @@ static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, voi
 }
 
 /* Bytes are the payload, whatever the transport makes of it, so that plans and tests can hold them
- * to equality. */
+ * to equality; a message is a call here, in however many pieces. */
+static void count_in(ng_comm *c, int64_t count, ng_dtype t) {
+  c->bytes += count * ng_dtype_size(t);
+  c->messages++;
+}
+
 ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
   if (c->broken) return NG_ERR_COMM;
   if (alone(g)) return NG_OK;
-  c->bytes += count * ng_dtype_size(t);
+  count_in(c, count, t);
   return in_pieces(c, g, NG_ALL_REDUCE, buffer, count, t, 0);
 }
 
@@ -184,7 +189,7 @@ ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t
                             int32_t root) {
   if (c->broken) return NG_ERR_COMM;
   if (alone(g)) return NG_OK;
-  c->bytes += count * ng_dtype_size(t);
+  count_in(c, count, t);
   return in_pieces(c, g, NG_BROADCAST, buffer, count, t, root);
 }
 
@@ -230,7 +235,7 @@ ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int6
   if (alone(g)) return NG_OK;
   const int64_t total = sum_of(counts, g->n);
   if (total == 0) return NG_OK;
-  c->bytes += total * ng_dtype_size(t);
+  count_in(c, total, t);
   if (!does(c, NG_ALL_GATHER) || total > c->piece) {
     return gather_by_broadcast(c, g, buffer, counts, t);
   }
@@ -248,7 +253,7 @@ ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const
   if (alone(g)) return NG_OK;
   const int64_t total = sum_of(counts, g->n);
   if (total == 0) return NG_OK;
-  c->bytes += total * ng_dtype_size(t);
+  count_in(c, total, t);
   if (!does(c, NG_REDUCE_SCATTER) || total > c->piece) {
     return in_pieces(c, g, NG_ALL_REDUCE, buffer, total, t, 0);
   }
@@ -261,7 +266,7 @@ ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const
 /* ---- post and wait ---------------------------------------------------------------------------*/
 
 static ng_status start(ng_comm *c, ng_request *r, int64_t count) {
-  c->bytes += count * ng_dtype_size(r->c.dtype);
+  count_in(c, count, r->c.dtype);
   if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
   r->started = true;
   r->done = false;

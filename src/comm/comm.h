@@ -16,7 +16,8 @@ typedef struct ng_comm {
   int32_t rank, size;
   bool broken;
   int64_t bytes; /* payload (whole buffers) handed to collectives so far; groups of one send none */
-  int64_t piece; /* most elements of one message, 2^31-1; tests make it small */
+  int64_t messages; /* ... in so many calls */
+  int64_t piece;    /* most elements of one message, 2^31-1; tests make it small */
 } ng_comm;
 
 /* A set of ranks, ascending.  handle NULL and n == size: all of them. */

@@ -182,6 +182,7 @@ struct ng_block {
   double inner, d2, pd2;
   double ascent;
   bool ahead;          /* its sums leave before the step, while others are observed */
+  bool leaving;        /* ... in the messages that are being made */
   const ng_tile *tile; /* its tiles, and what measure_tile left, NG_TILE_SUMS numbers for each */
   double *tile_sum;
   int32_t tiles;

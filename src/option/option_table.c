@@ -378,6 +378,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(colocate, .group = "ranks", .standard = "1",
         .help = "A and G of a layer on one rank, or each on its own of those that hold the results",
         .test = "effect_colocate"),
+    ROW(stat_bucket_mb, .group = "ranks", .standard = "25", .lower = 0, .upper = 1e5, .unit = "MB",
+        .help = "sums of statistics travel in messages of at most so many MB, of whole statistics",
+        .test = "effect_stat_bucket_mb"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

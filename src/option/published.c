@@ -276,8 +276,7 @@ static const ng_published kaisa_names[] = {
      "nothing to set: one triangle of a symmetric matrix is kept and sent always, as with true; "
      "the same numbers",
      check_bool},
-    {"allreduce_bucket_cap_mb", "", "nothing to set: all factors of a step travel in one message",
-     check_size},
+    {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
     {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
     {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},
     {"update_factors_in_hook", "",

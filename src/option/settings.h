@@ -174,7 +174,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, window_empty, double)                                                                    \
   X(BOOL, quantify, bool)                                                                          \
   X(CHOICE, placement_cost, ng_placement_cost)                                                     \
-  X(BOOL, colocate, bool)
+  X(BOOL, colocate, bool)                                                                          \
+  X(REAL, stat_bucket_mb, double)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

@@ -53,6 +53,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->small_count =
       FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
   x->messages_most = stats + 1;
+  x->cap = ng_step_bucket(p);
   x->spans_most = (1 + sliced) * p->ctx->ranks;
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);

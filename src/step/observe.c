@@ -414,6 +414,5 @@ void ng_step_reset(ng_precond *p) {
   }
   p->step->refused = false;
   p->step->begun = p->step->last = false;
-  p->step->exchange.ahead = 0;
-  p->step->exchange.bytes = 0;
+  ng_exchange_forget(p);
 }

@@ -28,11 +28,21 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
   }
 }
 
-/* As add_message of exchange.c joins them, by lengths instead of places: pieces begin on cache lines, and a message ends
- * with the last element of its last piece.  Those that go to owners, or the others. */
+/* Elements from the beginning of its first piece to the end of its last; pieces begin on cache lines. */
+static int64_t length_of(const ng_stat *s) {
+  const int64_t size = ng_dtype_size(s->wire);
+  int64_t n = 0;
+  for (int32_t m = 0; m < s->parts; m++) {
+    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_part_count(s, &s->part[m]);
+  }
+  return n;
+}
+
+/* As add_message of sums.c joins them, by lengths instead of places: a message ends with the last element of
+ * its last piece.  Those that go to owners, or the others. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
   const ng_stat *before = NULL;
-  int64_t gap = 0;
+  int64_t message = 0; /* elements of the one at hand */
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = owned ? p->by_owner[i] : p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
@@ -41,16 +51,17 @@ static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
         before = NULL;
         continue;
       }
+      const int64_t size = ng_dtype_size(s->wire), travels = ng_dtype_size(s->travels);
+      const int64_t gap = (NG_ALIGN - message * size % NG_ALIGN) % NG_ALIGN / size;
+      int64_t more = gap + length_of(s);
       if (before == NULL || s->alone || before->wire != s->wire || before->travels != s->travels ||
-          before->rule.direct != s->rule.direct) {
+          before->rule.direct != s->rule.direct || (message + more) * travels > ng_step_bucket(p)) {
         out->sums_messages++;
-        gap = 0;
+        message = 0;
+        more -= gap;
       }
-      for (int32_t m = 0; m < s->parts; m++) {
-        const int64_t bytes = ng_stat_part_count(s, &s->part[m]) * ng_dtype_size(s->wire);
-        out->sums_bytes += (gap + bytes) / ng_dtype_size(s->wire) * ng_dtype_size(s->travels);
-        gap = (NG_ALIGN - bytes % NG_ALIGN) % NG_ALIGN;
-      }
+      message += more;
+      out->sums_bytes += more * travels;
       before = s->alone ? NULL : s;
     }
   }

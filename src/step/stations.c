@@ -390,16 +390,21 @@ const ng_station ng_stations[NG_STATIONS] = {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
-  const int64_t ahead = i == NG_AT_SUMS ? p->step->exchange.bytes : 0;
-  const int64_t bytes = p->ctx->comm->bytes - ahead;
-  p->step->exchange.bytes -= ahead;
+  const ng_comm *c = p->ctx->comm;
+  ng_exchange *x = &p->step->exchange;
+  const bool sums = i == NG_AT_SUMS; /* what was sent ahead is counted there */
+  const int64_t bytes = c->bytes - (sums ? x->bytes : 0);
+  const int64_t messages = c->messages - (sums ? x->sent : 0);
+  if (sums) x->bytes = x->sent = 0;
   ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
   if (st == NG_OK) st = ng_stations[i].run(p);
   t->runs++;
   t->last_ms = ng_now_ms() - t0;
   t->total_ms += t->last_ms;
-  t->last_bytes = p->ctx->comm->bytes - bytes;
+  t->last_bytes = c->bytes - bytes;
   t->total_bytes += t->last_bytes;
+  t->last_messages = c->messages - messages;
+  t->total_messages += t->last_messages;
   ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
          (long long)t->last_bytes);
   return st;

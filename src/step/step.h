@@ -149,9 +149,12 @@ typedef struct ng_exchange {
   ng_message *message; /* [messages_most] of this step, in the order in which they were posted */
   int64_t *counts;     /* [messages_most x ranks]; NULL: no statistic goes to its owner alone */
   int32_t messages, messages_most, waited; /* waited: the first so many are known to be complete */
-  int32_t ahead;     /* blocks that may still be posted ahead of the step: the first so many */
-  int64_t bytes;     /* ... sent so; counted at sums                                         */
-  ng_request *spans; /* [spans_most] results or directions under way, of ranks, then slices */
+  int64_t cap;                             /* most bytes of one of several statistics */
+  int32_t ahead; /* blocks that may still be posted ahead of the step: the first so many ... */
+  int32_t held;  /* ... and from there to here those that wait for their message's others */
+  int64_t held_bytes;
+  int64_t bytes, sent; /* sent ahead, in so many messages; counted at sums */
+  ng_request *spans;   /* [spans_most] results or directions under way, of ranks, then slices */
   int32_t spans_most;
 } ng_exchange;
 
@@ -188,6 +191,7 @@ ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
 /* Numbers in check and agree. */
+int64_t ng_step_bucket(const ng_precond *p); /* most bytes of a message of several statistics */
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
 /* In the last micro-batch before a step: when it begins; after each observation, to post what is complete
@@ -195,6 +199,7 @@ int64_t ng_exchange_agree_count(const ng_precond *p);
 void ng_exchange_begin_last(ng_precond *p);
 ng_status ng_exchange_ahead(ng_precond *p);
 ng_status ng_exchange_end_last(ng_precond *p);
+void ng_exchange_forget(ng_precond *p); /* the batches of a step are over, or dropped */
 
 /* ---- weights: gather.c -----------------------------------------------------------------------*/
 
@@ -275,7 +280,7 @@ typedef struct ng_station {
 extern const ng_station ng_stations[NG_STATIONS];
 
 typedef struct ng_station_time {
-  int64_t runs, last_bytes, total_bytes;
+  int64_t runs, last_bytes, total_bytes, last_messages, total_messages;
   double last_ms, total_ms;
 } ng_station_time;
 

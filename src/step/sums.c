@@ -1,9 +1,9 @@
 /* sums.c: sums of statistics on their way over ranks.
  *
  * In: sums of this rank, block after block, or by owner where only the owner keeps the average.  Out: those of
- * all ranks: on every rank, or each on its owner, as few messages as they lie in.  They are posted at a step,
- * and waited for before the first is folded.  In the micro-batch that ng_batch.last names the last one, a
- * block's sums are posted ahead of the step, while other layers are still observed. */
+ * all ranks: on every rank, or each on its owner, in as few messages as they lie in, of at most `cap` bytes.
+ * They are posted at a step, and waited for before the first is folded.  In the micro-batch that ng_batch.last
+ * names the last one, a message is posted ahead of the step, as soon as all in it was shown. */
 #include "step/step.h"
 
 /* ---- messages --------------------------------------------------------------------------------*/
@@ -16,7 +16,11 @@ static bool sends(const ng_stat *s) {
   return ng_stat_sent(s) && s->observes && !s->posted && any;
 }
 
-/* Joins the message before it if `before`, the statistic before it in the walk over all blocks, is
+int64_t ng_step_bucket(const ng_precond *p) {
+  return (int64_t)(p->base.stat_bucket_mb * 1e6 + 0.5);
+}
+
+/* Joins the message before it, unless that is full, if `before`, the statistic before it in the walk over all blocks, is
  * at the end of that: then its sums lie right behind (gaps between arrays are zeros).  Where
  * messages are cut depends on what is the same on all ranks only, never on where this one has its
  * memory.  Sums of all blocks lie in one arena in the order of the walk, so a step in which all are
@@ -26,9 +30,10 @@ static void add_message(ng_exchange *x, int32_t ranks, const ng_stat *before, co
   const int64_t size = ng_dtype_size(s->wire);
   char *from = s->part[0].sum;
   char *end = (char *)last->sum + ng_stat_part_count(s, last) * size;
+  ng_message *m = before != NULL ? &x->message[x->messages - 1] : NULL;
   if (before != NULL && before->wire == s->wire && before->travels == s->travels &&
-      before->rule.direct == s->rule.direct) {
-    ng_message *m = &x->message[x->messages - 1];
+      before->rule.direct == s->rule.direct &&
+      (end - m->buffer) / size * ng_dtype_size(s->travels) <= x->cap) {
     NG_ASSERT(from >= m->buffer + m->count * size &&
               from - (m->buffer + m->count * size) < NG_ALIGN);
     if (m->counts != NULL) { /* a gap goes with what is before it */
@@ -116,7 +121,14 @@ void ng_exchange_begin_last(ng_precond *p) {
     b->ahead = p->ctx->ranks > 1 && b->entry != NULL && (b->sees & NG_SEES_FLATGRAD) == 0 &&
                ng_stat_due(p, b);
   }
-  p->step->exchange.ahead = p->blocks;
+  p->step->exchange.ahead = p->step->exchange.held = p->blocks;
+  p->step->exchange.held_bytes = 0;
+}
+
+void ng_exchange_forget(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  x->ahead = x->held = 0;
+  x->held_bytes = x->bytes = x->sent = 0;
 }
 
 static bool complete(const ng_block *b) {
@@ -127,23 +139,61 @@ static bool complete(const ng_block *b) {
   return true;
 }
 
+/* What it will send, with the gaps behind its pieces; what was not shown of it is sent, too. */
+static int64_t bytes_of(const ng_precond *p, const ng_block *b) {
+  int64_t bytes = 0;
+  for (int32_t k = 0; k < b->stats && b->ahead; k++) {
+    const ng_stat *s = &b->stat[k];
+    const int64_t size = ng_dtype_size(s->wire);
+    if (!sends(s) || !ng_one_due(p, b, s)) continue;
+    for (int32_t i = 0; i < s->parts; i++) {
+      const int64_t piece = ng_stat_part_count(s, &s->part[i]) * size;
+      bytes += (piece + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size * ng_dtype_size(s->travels);
+    }
+  }
+  return bytes;
+}
+
+/* Those that are held, in the order in which their sums lie. */
+static ng_status let_go(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  const int32_t first = x->messages;
+  const ng_stat *before = NULL;
+  for (int32_t i = x->ahead; i < x->held; i++) {
+    ng_block *b = p->block[i];
+    b->leaving = b->ahead;
+    if (b->stats > 0) before = b->ahead ? add_block(p, b, false, before) : NULL;
+  }
+  before = NULL;
+  for (int32_t i = 0; i < p->blocks && x->counts != NULL && x->held > x->ahead; i++) {
+    ng_block *b = p->by_owner[i];
+    if (b->stats > 0) before = b->leaving ? add_block(p, b, true, before) : NULL;
+  }
+  for (int32_t i = x->ahead; i < x->held; i++) {
+    p->block[i]->leaving = false;
+  }
+  x->held = x->ahead;
+  x->held_bytes = 0;
+  return post(p, first);
+}
+
 /* One after the other in a fixed order, from the layer registered last, as backward goes: a block that is
- * complete waits for those before it, so every rank posts the same in the same order, whatever it was
- * shown first.  `all`: there will be nothing more. */
+ * complete waits for those before it, and for the others of its message, so every rank posts the same in the
+ * same order, whatever it was shown first.  `all`: there will be nothing more. */
 static ng_status post_ahead(ng_precond *p, bool all) {
   ng_exchange *x = &p->step->exchange;
-  const int64_t bytes = p->ctx->comm->bytes;
+  const int64_t bytes = p->ctx->comm->bytes, messages = p->ctx->comm->messages;
   ng_status st = NG_OK;
   for (; x->ahead > 0 && st == NG_OK; x->ahead--) {
-    ng_block *b = p->block[x->ahead - 1];
-    const int32_t first = x->messages;
-    if (!b->ahead) continue;
-    if (!all && !complete(b)) break;
-    (void)add_block(p, b, false, NULL);
-    (void)add_block(p, b, true, NULL);
-    st = post(p, first);
+    const ng_block *b = p->block[x->ahead - 1];
+    const int64_t more = bytes_of(p, b);
+    if (more > 0 && x->held_bytes > 0 && x->held_bytes + more > x->cap) st = let_go(p);
+    if (st != NG_OK || (b->ahead && !all && !complete(b))) break;
+    x->held_bytes += more;
   }
+  if (st == NG_OK && x->ahead == 0) st = let_go(p);
   x->bytes += p->ctx->comm->bytes - bytes;
+  x->sent += p->ctx->comm->messages - messages;
   return st;
 }
 
