@@ -58,6 +58,10 @@ static const char *const other[][2] = {
     {"average-every", "3"},
     {"average-lr", "0.01"},
     {"bucket-mb", "2.5"},
+    {"switch-to-sgd", "1.5"},
+    {"switch-lr", "0.5"},
+    {"switch-momentum", "0.8"},
+    {"switch-weight-decay", "0.001"},
     {"steps", "12"},
 };
 enum { OTHERS = sizeof other / sizeof other[0] };
@@ -175,6 +179,9 @@ static void settings_are_checked_together(void **state) {
       {{{"method", "sgd"}, {"damping-rule", "keep-ratio"}}, "--damping-rule: method sgd"},
       {{{"average-every", "3"}}, "--average-every: needs --average-weights"},
       {{{"average-lr", "0.1"}}, "--average-lr: needs --average-weights"},
+      {{{"switch-lr", "0.1"}}, "--switch-lr: needs --switch-to-sgd"},
+      {{{"switch-weight-decay", "0.1"}}, "--switch-weight-decay: needs --switch-to-sgd"},
+      {{{"method", "sgd"}, {"switch-to-sgd", "1"}}, "--switch-to-sgd: method sgd"},
       {{{"running-mixup", "true"}}, "--running-mixup: needs"},
       {{{"erase-area-low", "0.1"}}, "--erase-area-low: needs an --erase-rate"},
       {{{"erase-aspect-low", "0.1"}}, "--erase-aspect-low: needs an --erase-rate"},

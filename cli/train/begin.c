@@ -7,6 +7,7 @@
 #include "lr.h"
 #include "nn/models.h"
 #include "run.h"
+#include "switch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -116,8 +117,9 @@ static void say_what_changes(const run *r, const settings *was) {
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
-  const double then = lr_at(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
-  const double next = lr_at(r->s, at, (double)r->total / per_epoch);
+  const double by = r->state.step >= r->switch_at ? r->sgd.lr / settings_lr(r->s) : 1.0;
+  const double then = by * lr_at(was, at, (double)total_of(was, r->feed.per_epoch) / per_epoch);
+  const double next = by * lr_at(r->s, at, (double)r->total / per_epoch);
   if (r->state.step < r->total && next != then) {
     cli_note("--%s: another length of the run changes the schedule %s: after step %lld lr is %.4g, "
              "it would have been %.4g",
@@ -126,10 +128,21 @@ static void say_what_changes(const run *r, const settings *was) {
   }
 }
 
-/* Are there files that rank 0 is about to read? */
-static int tell_loading(const run *r, bool there) {
-  double x = there;
+/* What rank 0 is about to read. */
+typedef enum found { FOUND_NOTHING, FOUND_CHECKPOINT, FOUND_SWITCHED } found;
+
+static int tell_loading(const run *r, found what) {
+  double x = (double)what;
   return ranks_tell(&r->ranks, &x, sizeof x);
+}
+
+/* Before it is read: what it holds is that of the method, or of SGD. */
+static int prepare(run *r) {
+  int64_t step = 0;
+  int rc = checkpoint_step(r->s->out, &step);
+  const bool late = step > r->switch_at;
+  if (rc == CLI_OK) rc = tell_loading(r, late ? FOUND_SWITCHED : FOUND_CHECKPOINT);
+  return rc == CLI_OK && late ? switch_now(r) : rc;
 }
 
 /* What rank 0 has read, weights and numbers; the library has shared its own. */
@@ -150,11 +163,12 @@ static int share_loaded(run *r) {
 
 /* Ranks without files. */
 static int follow(run *r) {
-  double there = 0.0;
+  double what = FOUND_NOTHING;
   if (!r->s->resume) return CLI_OK;
-  int rc = ranks_tell(&r->ranks, &there, sizeof there);
-  if (rc != CLI_OK || there == 0.0) return rc;
-  rc = precond_load(r->p, r->s->out);
+  int rc = ranks_tell(&r->ranks, &what, sizeof what);
+  if (rc != CLI_OK || what == FOUND_NOTHING) return rc;
+  if (what == FOUND_SWITCHED) rc = switch_now(r);
+  if (rc == CLI_OK) rc = precond_load(r->p, r->s->out);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;
@@ -194,10 +208,10 @@ static int open_folder(run *r, const char *config, const char *log) {
   }
   if (rc == CLI_OK && !there) { /* everything is a function of the seed */
     cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
-    rc = tell_loading(r, false);
+    rc = tell_loading(r, FOUND_NOTHING);
     if (rc == CLI_OK) rc = from_the_start(r, config, log);
   } else if (rc == CLI_OK) {
-    rc = tell_loading(r, true);
+    rc = prepare(r);
     if (rc == CLI_OK)
       rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
     if (rc == CLI_OK) rc = share_loaded(r);
@@ -240,6 +254,8 @@ static int make_own(run *r) {
   if (rc == CLI_OK) rc = make_pool(k, &r->pool);
   if (rc == CLI_OK) rc = describe_net(r);
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
+  r->total = total_of(r->s, r->feed.per_epoch);
+  if (rc == CLI_OK) switch_plan(r);
   if (rc == CLI_OK) rc = nn_ready(r->net, batch);
   if (rc == CLI_OK) nn_set_first(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
@@ -255,7 +271,6 @@ int run_begin(run *r) {
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   r->damping = settings_damping(r->s);
-  r->total = total_of(r->s, r->feed.per_epoch);
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, follow(r));

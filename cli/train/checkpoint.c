@@ -414,6 +414,15 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond
   return rc;
 }
 
+int checkpoint_step(const char *dir, int64_t *step) {
+  manifest m;
+  char *latest = in_checkpoint(dir, "latest.json");
+  const int rc = manifest_read(latest, &m);
+  *step = rc == CLI_OK ? m.now.step : -1;
+  free(latest);
+  return rc;
+}
+
 int checkpoint_load_model(const char *dir, nn *net, run_state *state) {
   char *latest = in_checkpoint(dir, "latest.json"), *path = NULL;
   checkpoint_init(state);

@@ -44,6 +44,7 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond
                     run_state *state);
 /* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */
 int checkpoint_load_model(const char *dir, nn *net, run_state *state);
+int checkpoint_step(const char *dir, int64_t *step); /* of the one that is there */
 int checkpoint_read_model(const char *path, nn *net, run_state *state);
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
 /* config.json, whose checksum is that of state->files, is about to become another. */

@@ -8,6 +8,7 @@
 #include "disk.h"
 #include "lr.h"
 #include "run.h"
+#include "switch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -301,6 +302,7 @@ static double lr_of(const run *r, int64_t step) {
 
 static int steps(run *r) {
   while (r->state.step < r->total) {
+    if (switch_due(r) != CLI_OK) return CLI_BAD;
     const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
     int64_t correct = 0;
     int rc = one_step(r, lr, before, &correct);

@@ -38,7 +38,10 @@ typedef struct run {
   grads grads;     /* of a step's micro-batches */
   double damping;  /* the library's option */
   average mean;    /* of the weights */
-  double loss;     /* of the last step */
+  settings sgd;    /* of the part after the switch, and its first step: switch.h */
+  int64_t switch_at;
+  bool switched;
+  double loss; /* of the last step */
   run_ranks ranks;
   bool asked; /* some rank was asked to stop */
   train_result *out;

@@ -42,7 +42,9 @@ typedef struct settings {
   double average_weights; /* epochs; 0: not */
   int64_t average_every;  /* steps; 0: an epoch */
   double average_lr;      /* negative: the schedule's */
-  double bucket_mb;       /* of the messages in which gradients travel between ranks */
+  double switch_to_sgd;   /* epochs; 0: never */
+  double switch_lr, switch_momentum, switch_weight_decay;
+  double bucket_mb; /* of the messages in which gradients travel between ranks */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

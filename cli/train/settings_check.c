@@ -18,8 +18,8 @@ bool settings_adamw(const settings *s) {
 
 int64_t settings_samples(const settings *s) { return s->batch * s->acc_iters; }
 
-static bool among(const char *name, const char *const *list, int n) {
-  for (int i = 0; i < n; i++) {
+static bool among(const char *name, const char *const *list, size_t n) {
+  for (size_t i = 0; i < n; i++) {
     if (strcmp(name, list[i]) == 0) return true;
   }
   return false;
@@ -28,13 +28,14 @@ static bool among(const char *name, const char *const *list, int n) {
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
-  static const char *const curvature[] = {"fisher", "optimizer", "damping_start", "damping_warm_up",
-                                          "damping_rule"};
+  static const char *const curvature[] = {
+      "fisher",        "optimizer", "damping_start",   "damping_warm_up",    "damping_rule",
+      "switch_to_sgd", "switch_lr", "switch_momentum", "switch_weight_decay"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
   if (settings_find(name) == NULL) return !first_order; /* the library's */
-  if (first_order && among(spelt, curvature, 5)) return false;
+  if (first_order && among(spelt, curvature, sizeof curvature / sizeof *curvature)) return false;
   return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
 }
 
@@ -99,11 +100,11 @@ static bool at_default(const settings *s, const settings_row *row) {
   return strcmp(row->standard, value) == 0;
 }
 
-/* What says how to erase, if it was changed. */
-static const settings_row *erases(const settings *s) {
+/* A setting whose name begins so and that was changed. */
+static const settings_row *changed(const settings *s, const char *begin) {
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (strncmp(row->name, "erase-a", 7) == 0 && !at_default(s, row)) return row;
+    if (strncmp(row->name, begin, strlen(begin)) == 0 && !at_default(s, row)) return row;
   }
   return NULL;
 }
@@ -187,8 +188,11 @@ int settings_check(const settings *s) {
     return cli_bad("--average-every: needs --average-weights, the epoch to begin at");
   if (s->average_weights <= 0.0 && s->average_lr >= 0.0)
     return cli_bad("--average-lr: needs --average-weights, the epoch to begin at");
-  const settings_row *idle = s->erase_rate <= 0.0 ? erases(s) : NULL;
+  const settings_row *idle = s->erase_rate <= 0.0 ? changed(s, "erase-a") : NULL;
   if (idle != NULL) return cli_bad("--%s: needs an --erase-rate above 0", idle->name);
+  const settings_row *alone = s->switch_to_sgd <= 0.0 ? changed(s, "switch-") : NULL;
+  if (alone != NULL)
+    return cli_bad("--%s: needs --switch-to-sgd, the epoch to switch at", alone->name);
   if (s->erase_area_low > s->erase_area_high) {
     return cli_bad("--erase-area-low: %g is above --erase-area-high, %g", s->erase_area_low,
                    s->erase_area_high);

@@ -315,7 +315,8 @@ static const ng_left_out efcp_out[] = {
     {"cancel_grad_clip", "gradients are clipped by whoever made them, before the step"},
     {"swa_start_epoch",
      "an average of weights is kept by whoever moves them: natgrad train --average-weights"},
-    {"switch_to_sgd", "methods are changed by whoever calls them: another preconditioner"},
+    {"switch_to_sgd", "methods are changed by whoever calls them: another preconditioner; natgrad "
+                      "train --switch-to-sgd, in epochs"},
     {"rank", "of another method: lowrank-mfac has rank"},
     {"ggt_beta1", "of other methods: ggt and sparse-ggt have beta1, beta2, eps"},
     {"ggt_beta2", "of other methods: ggt and sparse-ggt have beta1, beta2, eps"},
