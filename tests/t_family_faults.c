@@ -145,6 +145,21 @@ static void split_owners(ng_block *b, ng_stat *s) {
   if (b->stats == 2) s->spread = NG_SPREAD_OWNER;
   s->owner = (int32_t)(s - b->stat) % b->ctx->ranks;
 }
+/* One rank thinks that another solves: its messages would be other ones. */
+static void own_idea(ng_block *b, ng_stat *s) {
+  if (b->ctx->rank == 1) s->owner = (s->owner + 1) % b->ctx->ranks;
+}
+
+static void test_other_owners(void **state) {
+  (void)state;
+  life *l = new_life(COMMON "grad_worker_fraction=1", 3);
+  l->place = own_idea;
+  assert_int_equal(ranks_run(l->ranks, life_of, l, NULL), NG_ERR_COMM);
+  for (int32_t r = 0; r < l->ranks; r++)
+    assert_non_null(strstr(l->why[r], "1 of 3 ranks have other owners of blocks than rank 0"));
+  free(l);
+}
+
 static void half_vector(ng_block *b, ng_stat *s) {
   if (!s->symmetric) s->kept = NG_BF16;
   (void)b;
@@ -221,13 +236,10 @@ static void test_set(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_messages),
-      cmocka_unit_test(test_delivered_norms),
-      cmocka_unit_test(test_divided_ahead),
-      cmocka_unit_test(test_tripped),
-      cmocka_unit_test(test_period_changed),
-      cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_set),
+      cmocka_unit_test(test_messages),       cmocka_unit_test(test_delivered_norms),
+      cmocka_unit_test(test_divided_ahead),  cmocka_unit_test(test_tripped),
+      cmocka_unit_test(test_period_changed), cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_other_owners),   cmocka_unit_test(test_set),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

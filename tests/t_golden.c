@@ -337,13 +337,16 @@ static bool built_in(const char *name) {
   return false;
 }
 
-static void library_case(const golden *c, double fraction, const char *linalg) {
+/* `more`: options beside the published ones, "" for none. */
+static void library_case(const golden *c, double fraction, const char *linalg, const char *more) {
 #if defined(NG_TEST_MPI)
   if (c->ranks > ranks_there()) return;
 #endif
   scene *s = scene_of(c);
   ng_options o = by_name(c);
+  char message[256] = "";
   if (c->ranks > 1 && c->program <= K_INVERSE) fixture_real(&o, "grad_worker_fraction", fraction);
+  if (ng_options_set_line(&o, more, message, sizeof message) != NG_OK) fail_msg("%s", message);
   scene_look look = {.linalg = linalg};
   scene_result r;
   char where[64];
@@ -363,17 +366,24 @@ static void test_library(void **state) {
   for (int a = 0; a < 2; a++) {
     if (!built_in(algebras[a])) continue;
     for (int i = 0; i < CASES; i++)
-      library_case(&cases[i], 1, algebras[a]);
+      library_case(&cases[i], 1, algebras[a], "");
   }
 }
 
-/* T4: the listed results hold for every grad_worker_fraction. */
+/* T4: the listed results hold for every grad_worker_fraction.  T3 and T4: and for every placement; the two equal
+ * layers of T3 are solved by ranks 0 and 1 under each, so that holds where an owner's samples are what counts. */
 static void test_fractions(void **state) {
   (void)state;
-  for (int i = 0; i < CASES; i++) {
-    if (cases[i].model != T4) continue;
-    library_case(&cases[i], 0.5, "ref");
-    library_case(&cases[i], 0.25, "ref");
+  static const char *const placement[] = {"round-robin", "kaisa", "mpd-kfac",
+                                          "contiguous",  "spngd", "balanced"};
+  for (int k = 0; k < CASES * 12; k++) {
+    const golden *c = &cases[k / 12];
+    const bool spngd = k % 6 == 4, apart = k / 6 % 2 == 1; /* which gives whole layers away */
+    char more[64];
+    if (c->ranks == 1 || (spngd && apart)) continue;
+    (void)snprintf(more, sizeof more, "placement=%s colocate=%d", placement[k % 6], !apart);
+    for (double fraction = 1; fraction > (c->model == T4 ? 0.2 : 0.9); fraction /= 2)
+      library_case(c, fraction, "ref", more);
   }
 }
 
@@ -391,7 +401,7 @@ static void test_no_clip(void **state) {
   near("oracle, noclip", error_of(s, &c, &r, where), 0, digits);
   scene_forget(&r);
   scene_destroy(&s);
-  library_case(&c, 1, "ref");
+  library_case(&c, 1, "ref", "");
 }
 
 /* ---- inputs and fresh factors ----------------------------------------------------------------*/

@@ -143,10 +143,11 @@ static double weight_of(const ng_settings *o) {
   return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
-/* Where only an owner keeps an average nobody else could make anything of the other. */
-static bool together(const ng_settings *o) {
-  return o->colocate ||
-         (o->placement == NG_PLACEMENT_MPD_KFAC && o->statistics != NG_STATISTICS_ALL);
+/* Where only an owner keeps an average nobody else could make anything of the other: MPD-KFAC's does not take
+ * them apart by itself. */
+static ng_placement placement_of(const ng_settings *o) {
+  const bool whole = o->statistics != NG_STATISTICS_ALL;
+  return o->placement == NG_PLACEMENT_MPD_KFAC && whole ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
 static void describe(const ng_precond *p, ng_assignment *a, ng_task *task) {
@@ -161,8 +162,8 @@ static void describe(const ng_precond *p, ng_assignment *a, ng_task *task) {
 }
 
 ng_status ng_place_blocks(ng_precond *p) {
-  ng_assignment a = {.placement = p->base.placement,
-                     .together = together(&p->base),
+  ng_assignment a = {.placement = placement_of(&p->base),
+                     .together = p->base.colocate,
                      .m = p->grid.m,
                      .n = p->grid.n,
                      .weight = weight_of(&p->base),
