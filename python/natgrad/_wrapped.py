@@ -6,12 +6,14 @@ from ._core import failure
 
 
 class Wrapped(torch.optim.Optimizer):
-    """Its `preconditioner` does the work; state_dict() has that of both."""
+    """Its `preconditioner` does the work; state_dict() has that of both.
 
-    preconditioner = None
+    What Lightning puts around an optimizer is of a class derived from it, and asks it for what neither has: so
+    `preconditioner` is no attribute of the class.
+    """
 
     def add_param_group(self, param_group):
-        if self.preconditioner is not None:
+        if getattr(self, "preconditioner", None) is not None:
             raise failure(_abi.NG_ERR_STATE, "param_groups are fixed once the optimizer is made: give all of them as params")
         super().add_param_group(param_group)
 

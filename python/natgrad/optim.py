@@ -7,6 +7,7 @@
 They are torch.optim.Optimizer: param_groups are read at each step, so schedulers and trainers work on them.
 """
 import ctypes as c
+import inspect
 
 import torch
 
@@ -17,6 +18,8 @@ from .preconditioner import Preconditioner
 
 # The in-place update is seen by autograd where PyTorch has a way to say so.
 _changed = getattr(torch.autograd.graph, "increment_version", None)
+# Accelerate looks for the name of this argument.
+_SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 
 
 class _Updating(Preconditioner):
@@ -74,11 +77,11 @@ class _Optimizer(Wrapped):
                         _changed(parameter)
         return loss
 
-    def zero_grad(self, *arguments, **more):
+    def zero_grad(self, set_to_none=_SET_TO_NONE):
         """Gradients that are dropped without a step (a GradScaler skipped it) take their observations along."""
         if self.preconditioner._observer.open is not None:
             self.preconditioner.reset_batch()
-        super().zero_grad(*arguments, **more)
+        super().zero_grad(set_to_none)
 
 
 class SGD(_Optimizer):

@@ -1,12 +1,10 @@
 """The classes: options, state, what they tell of themselves; the optimizers beside those of torch.optim."""
 import copy
-import importlib.util
 import io
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch
@@ -387,23 +385,6 @@ class Optimizers(Case):
             optimizer.step()
             self.assertEqual(optimizer.note, 0)
         self.same(one.state_dict(), two.state_dict())
-
-    @unittest.skipUnless(NEW and importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"),
-                         "no transformers")
-    def test_trainer_of_transformers(self):
-        from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-        torch.manual_seed(0)
-        model = BertForSequenceClassification(BertConfig(
-            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=2,
-            max_position_embeddings=16))
-        optimizer = natgrad.SGD(model, lr=0.05, momentum=0.9, damping=0.03)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        data = [dict(input_ids=torch.randint(50, (8,)), labels=torch.tensor(i % 2)) for i in range(32)]
-        with tempfile.TemporaryDirectory() as folder:
-            Trainer(model, TrainingArguments(folder, per_device_train_batch_size=8, num_train_epochs=2, report_to=[],
-                                             save_strategy="no", use_cpu=True, disable_tqdm=True),
-                    train_dataset=data, optimizers=(optimizer, schedule)).train()
-        self.assertEqual((optimizer.report()["steps"], optimizer.note), (8, 0))
 
     @unittest.skipUnless(NEW, "autograd can be told in PyTorch 2")
     def test_autograd_sees_the_update(self):

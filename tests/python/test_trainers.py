@@ -1,0 +1,312 @@
+"""What trainers do to an optimizer: wrappers of Lightning and Accelerate (stand-ins here, and the real ones where they
+are installed), schedulers on published classes, states that load with weights_only=True."""
+import copy
+import importlib.util
+import inspect
+import io
+import logging
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import natgrad
+from front import NEW, Case, batch, loss_of, net
+from natgrad import compat
+from natgrad._methods import CLASSES
+
+
+def there(*packages):
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return not missing and NEW, f"{', '.join(missing)} not installed" if missing else "they need PyTorch 2"
+
+
+def saved(state):
+    """By a file, as trainers do it; PyTorch 1.13 does not take a float with weights_only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True) if NEW else torch.load(file)
+
+
+class LikeLightning:
+    """LightningOptimizer: of a class made of its own and the optimizer's, with attributes asked for where there are none."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Lightning" + type(optimizer).__name__, (self.__class__, type(optimizer)), {})
+
+    def step(self, closure=None):
+        return self._optimizer.step(closure=closure)
+
+    def __getattr__(self, item):
+        return getattr(self._optimizer, item)
+
+
+class LikeAccelerate(torch.optim.Optimizer):
+    """AcceleratedOptimizer: saves and loads the state at once, looks for an argument, replaces step() by one of its own."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.called = optimizer, 0
+        optimizer.load_state_dict(saved(optimizer.state_dict()))
+        original = optimizer.step
+
+        def noted(*arguments, **more):
+            self.called += 1
+            return original(*arguments, **more)
+        optimizer.step = noted
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def zero_grad(self, set_to_none=None):
+        if set_to_none is None:
+            self.optimizer.zero_grad()
+        elif "set_to_none" in inspect.signature(self.optimizer.zero_grad).parameters:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+        else:
+            raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+MAKERS = dict(SGD=lambda m: natgrad.SGD(m, 0.05, momentum=0.9, clip="none"),
+              AdamW=lambda m: natgrad.AdamW(m, 0.01, clip="none"),
+              EVA=compat.EVA, KFAC_EIGEN_DP=compat.get_kfac_module("eigen_dp"), SPNGD=compat.SPNGD,
+              MFAC=lambda m: compat.MFAC(m.parameters(), 0.05, ngrads=4, damp=0.1),
+              SparseGGT=lambda m: compat.SparseGGT(m.parameters(), 0.1, 0.05, 0.0, 4, 0.9, 0.99, 1e-5))
+
+
+class Wrappers(Case):
+    def trained(self, name, wrap, by_closure):
+        model = net()
+        optimizer = MAKERS[name](model)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        outer = wrap(optimizer)
+        self.assertIsInstance(outer, torch.optim.Optimizer)
+        for t in range(4):
+            def closure():
+                outer.zero_grad(**{} if t % 2 else dict(set_to_none=True))
+                loss = loss_of(model, *batch(seed=t))
+                loss.backward()
+                return loss
+            if by_closure:
+                self.assertIsInstance(outer.step(closure=closure), torch.Tensor)
+            else:
+                closure()
+                outer.step()
+            schedule.step()
+        self.assertEqual(optimizer.steps, 4)
+        self.assertAlmostEqual(outer.param_groups[0]["lr"], optimizer.defaults["lr"] * 0.8**4)
+        return model.state_dict(), outer
+
+    def test_they_change_nothing(self):
+        self.quiet()
+        for name in MAKERS:
+            by_closure = name not in ("EVA", "KFAC_EIGEN_DP")  # which do not look at it, as published
+            expected, _ = self.trained(name, lambda o: o, by_closure)
+            for wrap in (LikeLightning, LikeAccelerate):
+                with self.subTest(name, wrap=wrap.__name__):
+                    found, outer = self.trained(name, wrap, by_closure)
+                    self.same(found, expected)
+                    if wrap is LikeLightning:
+                        self.assertIsInstance(outer, type(outer._optimizer))
+                        self.assertEqual(outer.steps, 4)
+                        self.assertEqual(len(outer.explain()), 10)
+                        with self.refused("param_groups are fixed"):
+                            outer.add_param_group(dict(params=[nn.Parameter(torch.zeros(3))]))
+                    else:
+                        self.assertEqual(outer.called, 4)
+
+    def test_schedulers_of_published_classes(self):
+        """Each scheduler against its numbers written into the groups by hand, which are not those of no scheduler."""
+        of = torch.optim.lr_scheduler
+        makers = [lambda o: of.LambdaLR(o, lambda t: 1 / (1 + t)), lambda o: of.MultiStepLR(o, [1, 3], 0.5),
+                  lambda o: of.ExponentialLR(o, 0.7), lambda o: of.CosineAnnealingLR(o, 4),
+                  lambda o: of.ReduceLROnPlateau(o, patience=0), lambda o: of.CosineAnnealingWarmRestarts(o, 3),
+                  lambda o: of.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=False),
+                  lambda o: of.OneCycleLR(o, 0.1, total_steps=6, cycle_momentum=False),
+                  lambda o: of.SequentialLR(o, [of.ConstantLR(o, 0.3, 2), of.ExponentialLR(o, 0.7)], [2])]
+        self.quiet()
+        for name in set(MAKERS) - {"SGD", "AdamW"}:
+            for maker in makers:
+                torch.manual_seed(1)
+                one = nn.Linear(4, 3)
+                two, three = copy.deepcopy(one), copy.deepcopy(one)
+                scheduled, by_hand, constant = (MAKERS[name](model) for model in (one, two, three))
+                schedule, seen = maker(scheduled), set()
+                for t in range(5):
+                    by_hand.param_groups[0]["lr"] = scheduled.param_groups[0]["lr"]
+                    seen.add(by_hand.param_groups[0]["lr"])
+                    for model, optimizer in ((one, scheduled), (two, by_hand), (three, constant)):
+                        model.zero_grad()
+                        loss_of(model, *batch(shape=(4,), seed=t)).backward()
+                        optimizer.step()
+                    schedule.step(*([1.0] if isinstance(schedule, of.ReduceLROnPlateau) else []))
+                    with self.subTest(name, schedule=type(schedule).__name__):
+                        self.assertTrue(all(torch.equal(a, b) and torch.equal(a.grad, b.grad)
+                                            for a, b in zip(one.parameters(), two.parameters())))
+                with self.subTest(name, schedule=type(schedule).__name__):
+                    self.assertGreater(len(seen), 1)
+                    self.assertFalse(torch.equal(one.weight.grad, three.weight.grad) and torch.equal(one.weight, three.weight))
+
+
+class Words(nn.Module):
+    """Every kind of layer; the table is not updated here, only its gradient is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.body, self.norm, self.head = nn.Embedding(7, 4), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.body(self.table(x).mean(1)))))
+
+
+class States(Case):
+    """Of every method, beside a preconditioner's and with the update fused: what is loaded goes on with the same bits."""
+
+    def train(self, model, k, steps):
+        for t in steps:
+            model.zero_grad()
+            torch.manual_seed(20 + t)
+            nn.functional.cross_entropy(model(torch.randint(7, (6, 4))), torch.randint(3, (6,))).backward()
+            k.step()
+
+    def test_of_every_method(self):
+        self.quiet()
+        kinds = {family: getattr(natgrad, name) for name, family, *_ in reversed(CLASSES)}
+        for row in natgrad.methods():
+            more = dict(stat_period=2) if row["family"] != "window" else {} if row["name"].startswith("topk") else dict(window=3)
+            for kind in (kinds[row["family"]], lambda m, **o: natgrad.SGD(m, 0.05, momentum=0.9, **o)):
+                def make(model):
+                    return kind(model, method=row["name"], damping=0.1, **more)
+                with self.subTest(row["name"], kind=kind):
+                    whole, half, other = Words(), Words(), Words()
+                    k = make(whole)
+                    self.train(whole, k, range(5))
+                    k = make(half)
+                    self.train(half, k, range(3))
+                    state = saved(dict(k=k.state_dict(), model=half.state_dict()))
+                    k = make(other)
+                    other.load_state_dict(state["model"])
+                    k.load_state_dict(state["k"])
+                    self.train(other, k, range(3, 5))
+                    self.same(other.state_dict(), whole.state_dict())
+                    self.same({n: p.grad for n, p in other.named_parameters()},
+                              {n: p.grad for n, p in whole.named_parameters()})
+
+
+class Real(Case):
+    """The trainers themselves."""
+
+    def bert(self):
+        from transformers import BertConfig, BertForSequenceClassification
+        torch.manual_seed(0)
+        return BertForSequenceClassification(BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=2,
+            max_position_embeddings=16))
+
+    @unittest.skipUnless(*there("transformers", "accelerate"))
+    def test_trainer_of_transformers(self):
+        """Two epochs, and one, a checkpoint and another: the same weights; the Trainer makes the schedule."""
+        from transformers import Trainer, TrainingArguments
+        torch.manual_seed(1)
+        data = [dict(input_ids=torch.randint(50, (8,)), labels=torch.tensor(i % 2)) for i in range(32)]
+        with tempfile.TemporaryDirectory() as folder:
+            def trained(**more):
+                model = self.bert()
+                for module in model.modules():
+                    if isinstance(module, nn.Dropout):
+                        module.p = 0.0
+                optimizer = natgrad.SGD(model, lr=0.05, momentum=0.9, damping=0.03)
+                trainer = Trainer(model, TrainingArguments(
+                    folder, per_device_train_batch_size=8, num_train_epochs=2, report_to=[], save_strategy="epoch",
+                    use_cpu=True, disable_tqdm=True), train_dataset=data, optimizers=(optimizer, None))
+                trainer.train(**more)
+                self.assertEqual((optimizer.report()["steps"], optimizer.note), (8, 0))
+                return model.state_dict()
+            self.same(trained(), trained(resume_from_checkpoint=f"{folder}/checkpoint-4"))
+
+    @unittest.skipUnless(*there("transformers", "accelerate"))
+    def test_a_callback_of_the_trainer(self):
+        """KFAC beside an optimizer of PyTorch's, as docs/pytorch.md says it."""
+        from transformers import Trainer, TrainerCallback, TrainingArguments
+        model = self.bert()
+        preconditioner = natgrad.KFAC(model, damping=0.03, missing="keep")
+
+        class Precondition(TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, **more):
+                preconditioner.step(more["optimizer"].param_groups[0]["lr"])
+        data = [dict(input_ids=torch.randint(50, (8,)), labels=torch.tensor(i % 2)) for i in range(32)]
+        with tempfile.TemporaryDirectory() as folder:
+            Trainer(model, TrainingArguments(folder, per_device_train_batch_size=8, num_train_epochs=2, report_to=[],
+                                             save_strategy="no", use_cpu=True, disable_tqdm=True, optim="adamw_torch"),
+                    train_dataset=data, callbacks=[Precondition()]).train()
+        self.assertEqual(preconditioner.report()["steps"], 8)
+
+    @unittest.skipUnless(*there("lightning"))
+    def test_lightning(self):
+        """Automatic optimization, manual optimization and KFAC in on_before_optimizer_step, each as a loop by hand; and
+        a checkpoint in between."""
+        import lightning
+        self.quiet()
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        data = [batch(seed=10 + t) for t in range(3)]  # two epochs
+
+        class Module(lightning.LightningModule):
+            def __init__(self, how):
+                super().__init__()
+                self.body, self.how, self.automatic_optimization = net(), how, how != "manual"
+
+            def forward(self, x):
+                return self.body(x)
+
+            def training_step(self, data, _index):
+                loss = loss_of(self, *data)
+                if self.how == "manual":
+                    optimizer = self.optimizers()
+                    optimizer.zero_grad()
+                    self.manual_backward(loss)
+                    optimizer.step()
+                return loss
+
+            def configure_optimizers(self):
+                if self.how == "beside":
+                    self.k = natgrad.KFAC(self, clip="none", damping=0.1)
+                    return torch.optim.SGD(self.parameters(), 0.05)
+                return natgrad.SGD(self, 0.05, momentum=0.9, clip="none", damping=0.1)
+
+            def on_before_optimizer_step(self, _optimizer):
+                if self.how == "beside":
+                    self.k.step()
+
+        def trainer(folder, epochs):
+            return lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
+                                     enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder)
+        for how in ("automatic", "manual", "beside"):
+            loader = torch.utils.data.DataLoader(data, batch_size=None)
+            one, two = Module(how), Module(how)
+            optimizer = two.configure_optimizers()
+            for x, y in data + data:
+                optimizer.zero_grad()
+                loss_of(two, x, y).backward()
+                two.on_before_optimizer_step(optimizer)
+                optimizer.step()
+            with self.subTest(how), tempfile.TemporaryDirectory() as folder:
+                trainer(folder, 2).fit(one, loader)
+                self.same(one.state_dict(), two.state_dict())
+                if how == "automatic":
+                    other, half = Module(how), trainer(folder, 1)
+                    half.fit(other, loader)
+                    half.save_checkpoint(f"{folder}/half.ckpt")
+                    other = Module(how)
+                    trainer(folder, 2).fit(other, loader, ckpt_path=f"{folder}/half.ckpt", weights_only=True)
+                    self.same(other.state_dict(), two.state_dict())
+
+
+if __name__ == "__main__":
+    unittest.main()
