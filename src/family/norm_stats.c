@@ -90,9 +90,10 @@ static ng_status add_units(ng_block *b, const ng_view *x, const ng_view *g, doub
   double *X = ng_scratch(b);
   float *q = (float *)(void *)X + x_floats(b);
   void *room = q + CHUNK * ld;
-  memset(X, 0, (size_t)n * sizeof *X);
-  ng_norm_moments(b->ctx, &k->of, x, room);
-  for (int64_t from = 0, count; from < s->take; from += count) {
+  const bool once = ng_norm_one_pass(&k->of);
+  if (once && !ng_norm_products(b->ctx, &k->of, x, g, s->take, X, room)) return NG_SKIPPED;
+  if (!once) memset(X, 0, (size_t)n * sizeof *X);
+  for (int64_t from = 0, count; from < s->take && !once; from += count) {
     count = ng_min64(CHUNK, s->take - from);
     ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
     if (!all_finite(q, count, k->width, ld)) return NG_SKIPPED;

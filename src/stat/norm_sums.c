@@ -4,65 +4,55 @@
  * and sample.  Nothing normalised is ever stored: per channel sum g and sum g (x - mean) are added up, and
  * 1 / sqrt(var + eps) multiplies at the end.
  *
- * Both arrays go through tiles of rows of channels, read where they lie if they lie so.  f32 over blocks of
- * rows, double between them; moments relative to the first row, so that a mean far from zero costs no
- * digits of the variance.  Moments are cut to a number of pieces that depends on the samples only: the same
- * bits for any number of threads.  Threads take samples and pieces one by one, so that on a busy machine
- * nobody waits for all that a late one was given. */
+ * Moments are relative to the first row, so that a mean far from zero costs no digits of the variance, and
+ * cut to a number of pieces that depends on the samples only: the same bits for any number of threads. */
 #include "stat/norm_sums.h"
 
 #include <math.h>
-#include <stdatomic.h>
 
 #include "simd.h"
+#include "stat/norm_pass.h"
 #include "stat/read.h"
 
-enum { BLOCK = 64, TILE = 8192, PIECES = 16, LANES = 16 };
-
-/* Rows of a tile: 32 KiB, and never more than f32 sums are good for. */
-static int64_t tile_rows(int64_t channels) { return ng_max64(1, ng_min64(BLOCK, TILE / channels)); }
+enum { TILE = 8192, LANES = 16 };
 
 /* ---- room ------------------------------------------------------------------------------------*/
 
-/* One thread's, or one piece's. */
-typedef struct bench {
-  double *sum;             /* [2 C] */
-  float *x, *g;            /* tiles */
-  float *s, *q;            /* [C] of a block */
-  float *shift, *mean, *r; /* [C]: of a group norm, of this sample */
-} bench;
+int64_t ng_norm_tile_rows(int64_t channels) {
+  const int64_t whole = TILE / channels / NG_NORM_TOGETHER * NG_NORM_TOGETHER;
+  return ng_max64(NG_NORM_TOGETHER, ng_min64(NG_NORM_BLOCK, whole));
+}
 
-/* The batch's: mean in double, the same as f32, 1 / sqrt(var + eps). */
-typedef struct moments {
-  double *mean, *r; /* [C] */
-  float *shift;     /* [C] */
-} moments;
-
-static int64_t bench_floats(int64_t C) {
-  return 2 * ng_round16(2 * C) + 2 * ng_round16(tile_rows(C) * C) + 5 * ng_round16(C);
+static int64_t part_floats(int64_t C) {
+  return 4 * ng_round16(2 * C) + 2 * ng_round16(3 * C) + 2 * ng_round16(ng_norm_tile_rows(C) * C) +
+         7 * ng_round16(C);
 }
 
 static int64_t moment_floats(int64_t C) { return 2 * ng_round16(2 * C) + ng_round16(C); }
 
-static int32_t benches(const ng_context *ctx) {
-  return (int32_t)ng_max64(PIECES, ng_threads_of(ctx));
+static int32_t parts_of(const ng_context *ctx) {
+  return (int32_t)ng_max64(NG_NORM_PIECES, ng_threads_of(ctx));
 }
 
 int64_t ng_norm_room(const ng_context *ctx, int64_t channels) {
-  return ng_times(moment_floats(channels) + benches(ctx) * bench_floats(channels),
+  return ng_times(moment_floats(channels) + parts_of(ctx) * part_floats(channels),
                   (int64_t)sizeof(float));
 }
 
-static moments moments_in(void *room, int64_t C) {
+ng_norm_batch ng_norm_batch_in(void *room, int64_t C) {
   float *f = room;
-  return (moments){(void *)f, (void *)(f + ng_round16(2 * C)), f + 2 * ng_round16(2 * C)};
+  return (ng_norm_batch){(void *)f, (void *)(f + ng_round16(2 * C)), f + 2 * ng_round16(2 * C)};
 }
 
-static bench bench_in(void *room, int64_t C, int32_t i) {
-  const int64_t wide = ng_round16(C), tile = ng_round16(tile_rows(C) * C);
-  float *f = (float *)room + moment_floats(C) + i * bench_floats(C);
-  bench b = {.sum = (void *)f};
+ng_norm_part ng_norm_part_in(void *room, int64_t C, int32_t i) {
+  const int64_t wide = ng_round16(C), tile = ng_round16(ng_norm_tile_rows(C) * C);
+  float *f = (float *)room + moment_floats(C) + i * part_floats(C);
+  ng_norm_part b = {.sum = (void *)f};
   f += 2 * ng_round16(2 * C);
+  b.all = (void *)f;
+  f += 2 * ng_round16(2 * C);
+  b.products = (void *)f;
+  f += 2 * ng_round16(3 * C);
   b.x = f;
   b.g = f + tile;
   f += 2 * tile;
@@ -71,14 +61,15 @@ static bench bench_in(void *room, int64_t C, int32_t i) {
   b.shift = f + 2 * wide;
   b.mean = f + 3 * wide;
   b.r = f + 4 * wide;
+  b.t = f + 5 * wide;
+  b.u = f + 6 * wide;
   return b;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-/* Rows [first, first + count) of sample n: where they lie, or in `to`. */
-static const float *rows_of(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
-                            int64_t *stride) {
+const float *ng_norm_rows(const ng_view *v, int64_t n, int64_t first, int64_t count, float *to,
+                          int64_t *stride) {
   if (v->dtype == NG_F32 && v->by_column == 1 && v->axes == 0) {
     *stride = v->by_position;
     return (const float *)(const void *)ng_view_at(v, n, first, 0);
@@ -126,7 +117,7 @@ NG_CLONES static void row_moments(const float *x, int64_t C, double *mean, doubl
   double sum = 0.0, square = 0.0;
   const float shift = x[0];
   for (int64_t c = 0; c < C;) {
-    const int64_t end = ng_min64(C, c + (int64_t)LANES * BLOCK);
+    const int64_t end = ng_min64(C, c + (int64_t)LANES * NG_NORM_BLOCK);
     memset(s, 0, sizeof s);
     memset(q, 0, sizeof q);
     for (; c + LANES <= end; c += LANES) {
@@ -151,28 +142,26 @@ NG_CLONES static void row_moments(const float *x, int64_t C, double *mean, doubl
   *var = square / (double)C - sum * sum;
 }
 
-/* Rounding may leave a little less than nothing; NaN stays. */
-static double root(double var, double eps) { return 1.0 / sqrt((var < 0.0 ? 0.0 : var) + eps); }
+double ng_norm_root(double var, double eps) { return 1.0 / sqrt((var < 0.0 ? 0.0 : var) + eps); }
 
-static void add_block(bench *b, int64_t C) {
+static void add_block(ng_norm_part *b, int64_t C) {
   for (int64_t c = 0; c < C; c++) {
     b->sum[c] += (double)b->s[c];
     b->sum[C + c] += (double)b->q[c];
   }
 }
 
-static void clear_block(bench *b, int64_t C) {
+static void clear_block(ng_norm_part *b, int64_t C) {
   memset(b->s, 0, (size_t)C * sizeof *b->s);
   memset(b->q, 0, (size_t)C * sizeof *b->q);
 }
 
-/* sum (x - shift), sum (x - shift)^2 of a sample, added to what there is. */
-static void sample_moments(bench *b, const ng_view *x, int64_t n, const float *shift) {
-  const int64_t C = x->columns, most = tile_rows(C);
+void ng_norm_sample_moments(ng_norm_part *b, const ng_view *x, int64_t n, const float *shift) {
+  const int64_t C = x->columns, most = ng_norm_tile_rows(C);
   for (int64_t t = 0, rows; t < x->positions; t += rows) {
     int64_t ldx;
     rows = ng_min64(most, x->positions - t);
-    const float *at = rows_of(x, n, t, rows, b->x, &ldx);
+    const float *at = ng_norm_rows(x, n, t, rows, b->x, &ldx);
     clear_block(b, C);
     add_moments(at, ldx, shift, rows, C, b->s, b->q);
     add_block(b, C);
@@ -181,28 +170,15 @@ static void sample_moments(bench *b, const ng_view *x, int64_t n, const float *s
 
 /* ---- the batch -------------------------------------------------------------------------------*/
 
-typedef struct job job;
-struct job {
-  const ng_norm_of *k;
-  const ng_view *x, *g;
-  void *room;
-  int64_t from, count;
-  float *q;
-  int64_t ldq;
-  int32_t pieces;
-  void (*piece)(const job *j, int32_t i, int32_t thread);
-  _Atomic int32_t next; /* piece that nobody has */
-};
-
 static void take_pieces(void *arg, int32_t thread) {
-  job *j = arg;
+  ng_norm_job *j = arg;
   for (int32_t i; (i = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
     j->piece(j, i, thread);
   }
 }
 
 /* Little work is done before another thread is awake. */
-static void share_out(ng_context *ctx, job *j, int64_t samples) {
+void ng_norm_share_out(ng_context *ctx, ng_norm_job *j, int64_t samples) {
   const int64_t floats = samples * j->x->positions * j->x->columns;
   const int32_t threads = (int32_t)ng_min64(j->pieces, ng_pieces(ctx, floats));
   if (threads > 1) {
@@ -212,45 +188,45 @@ static void share_out(ng_context *ctx, job *j, int64_t samples) {
   }
 }
 
-static void moments_piece(const job *j, int32_t i, int32_t thread) {
+static void moments_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
   (void)thread; /* sums of a piece stay where they are */
   const int64_t C = j->x->columns;
-  bench b = bench_in(j->room, C, i);
+  ng_norm_part b = ng_norm_part_in(j->room, C, i);
   int64_t from, to;
   ng_share(j->x->samples, j->pieces, i, &from, &to);
   memset(b.sum, 0, 2 * (size_t)C * sizeof *b.sum);
   for (int64_t n = from; n < to; n++) {
-    sample_moments(&b, j->x, n, moments_in(j->room, C).shift);
+    ng_norm_sample_moments(&b, j->x, n, ng_norm_batch_in(j->room, C).shift);
   }
 }
 
-static bool of_batch(const ng_norm_of *k) {
+bool ng_norm_of_batch(const ng_norm_of *k) {
   return k->input == NG_NORM_RAW && k->kind == NG_BATCH_NORM;
 }
 
 void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, void *room) {
   const int64_t C = x->columns;
   const double rows = (double)x->samples * (double)x->positions;
-  const moments m = moments_in(room, C);
-  if (!of_batch(k)) return;
-  job j = {.k = k,
-           .x = x,
-           .room = room,
-           .pieces = (int32_t)ng_min64(PIECES, x->samples),
-           .piece = moments_piece};
+  const ng_norm_batch m = ng_norm_batch_in(room, C);
+  if (!ng_norm_of_batch(k)) return;
+  ng_norm_job j = {.k = k,
+                   .x = x,
+                   .room = room,
+                   .pieces = (int32_t)ng_min64(NG_NORM_PIECES, x->samples),
+                   .piece = moments_piece};
   const ng_pixels all = {x, 0, C};
   ng_pixels_load(&all, 0, 0, 1, m.shift, C);
-  share_out(ctx, &j, x->samples);
+  ng_norm_share_out(ctx, &j, x->samples);
   for (int64_t c = 0; c < C; c++) {
     double s = 0.0, q = 0.0;
     for (int32_t i = 0; i < j.pieces; i++) {
-      const double *sum = bench_in(room, C, i).sum;
+      const double *sum = ng_norm_part_in(room, C, i).sum;
       s += sum[c];
       q += sum[C + c];
     }
     s /= rows;
     m.mean[c] = (double)m.shift[c] + s;
-    m.r[c] = root(q / rows - s * s, k->eps);
+    m.r[c] = ng_norm_root(q / rows - s * s, k->eps);
     m.shift[c] = (float)m.mean[c];
   }
 }
@@ -259,13 +235,13 @@ void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, voi
 
 /* Of a group norm: mean and 1 / sqrt(var + eps) of the groups of this sample, for each channel; in `shift`
  * what the f32 mean lacks. */
-static void group_moments(bench *b, const job *j, int64_t n) {
+static void group_moments(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
   const int64_t C = j->x->columns, wide = C / j->k->groups;
   const double S = (double)j->x->positions;
   const ng_pixels all = {j->x, 0, C};
   ng_pixels_load(&all, n, 0, 1, b->shift, C);
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
-  sample_moments(b, j->x, n, b->shift);
+  ng_norm_sample_moments(b, j->x, n, b->shift);
   for (int64_t c0 = 0; c0 < C; c0 += wide) {
     double mean = 0.0, var = 0.0;
     for (int64_t c = c0; c < c0 + wide; c++) {
@@ -278,27 +254,27 @@ static void group_moments(bench *b, const job *j, int64_t n) {
     for (int64_t c = c0; c < c0 + wide; c++) {
       b->mean[c] = (float)mean;
       b->shift[c] = (float)(mean - (double)b->mean[c]);
-      b->r[c] = (float)root(var, j->k->eps);
+      b->r[c] = (float)ng_norm_root(var, j->k->eps);
     }
   }
 }
 
 /* sum g into b->sum, sum g (x - mean) behind it; of a layer norm already times its scale. */
-static void sample_sums(bench *b, const job *j, int64_t n, const float *mean) {
-  const int64_t C = j->x->columns, most = tile_rows(C);
+static void sample_sums(ng_norm_part *b, const ng_norm_job *j, int64_t n, const float *mean) {
+  const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
   const bool layer = j->k->input == NG_NORM_RAW && j->k->kind == NG_LAYER_NORM;
   memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
   for (int64_t t = 0, rows; t < j->x->positions; t += rows) {
     int64_t ldx, ldg;
     rows = ng_min64(most, j->x->positions - t);
-    const float *x = rows_of(j->x, n, t, rows, b->x, &ldx);
-    const float *g = rows_of(j->g, n, t, rows, b->g, &ldg);
+    const float *x = ng_norm_rows(j->x, n, t, rows, b->x, &ldx);
+    const float *g = ng_norm_rows(j->g, n, t, rows, b->g, &ldg);
     clear_block(b, C);
     if (!layer) add_products(x, ldx, g, ldg, mean, rows, C, b->s, b->q);
     for (int64_t r = 0; r < rows && layer; r++) {
       double mu, var;
       row_moments(x + r * ldx, C, &mu, &var);
-      const double scale = root(var, j->k->eps), rest = scale * (mu - (double)(float)mu);
+      const double scale = ng_norm_root(var, j->k->eps), rest = scale * (mu - (double)(float)mu);
       add_row(x + r * ldx, g + r * ldg, (float)mu, (float)scale, (float)rest, C, b->s, b->q);
     }
     add_block(b, C);
@@ -306,12 +282,12 @@ static void sample_sums(bench *b, const job *j, int64_t n, const float *mean) {
 }
 
 /* The f32 mean is not quite the mean: what is missing multiplies sum g. */
-static void sums_piece(const job *j, int32_t n, int32_t thread) {
+static void sums_piece(const ng_norm_job *j, int32_t n, int32_t thread) {
   const int64_t C = j->x->columns;
-  const moments m = moments_in(j->room, C);
-  const bool batch = of_batch(j->k);
+  const ng_norm_batch m = ng_norm_batch_in(j->room, C);
+  const bool batch = ng_norm_of_batch(j->k);
   const bool group = j->k->input == NG_NORM_RAW && j->k->kind == NG_GROUP_NORM;
-  bench b = bench_in(j->room, C, thread);
+  ng_norm_part b = ng_norm_part_in(j->room, C, thread);
   float *q = j->q + n * j->ldq, *beta = q + (j->k->gamma ? C : 0);
   memset(b.mean, 0, (size_t)C * sizeof *b.mean);
   if (group) group_moments(&b, j, j->from + n);
@@ -326,15 +302,15 @@ static void sums_piece(const job *j, int32_t n, int32_t thread) {
 
 void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
                   int64_t from, int64_t count, float *q, int64_t ldq, void *room) {
-  job j = {.k = k,
-           .x = x,
-           .g = g,
-           .room = room,
-           .from = from,
-           .count = count,
-           .q = q,
-           .ldq = ldq,
-           .pieces = (int32_t)count,
-           .piece = sums_piece};
-  share_out(ctx, &j, count);
+  ng_norm_job j = {.k = k,
+                   .x = x,
+                   .g = g,
+                   .room = room,
+                   .from = from,
+                   .count = count,
+                   .q = q,
+                   .ldq = ldq,
+                   .pieces = (int32_t)count,
+                   .piece = sums_piece};
+  ng_norm_share_out(ctx, &j, count);
 }

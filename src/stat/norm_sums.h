@@ -29,6 +29,12 @@ void ng_norm_moments(ng_context *ctx, const ng_norm_of *k, const ng_view *x, voi
  * leaves something that is not finite in q. */
 void ng_norm_sums(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
                   int64_t from, int64_t count, float *q, int64_t ldq, void *room);
+/* Of a batch norm with gamma that was shown its raw input, whose moments are made in the same pass, so that
+ * each array is read once: X [3 C] = sums over the first `take` samples of dgamma^2, dbeta^2, dgamma dbeta.
+ * false: a number of one of them is not finite, or beyond f32. */
+bool ng_norm_one_pass(const ng_norm_of *k);
+bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
+                      int64_t take, double *X, void *room);
 int64_t ng_norm_room(const ng_context *ctx, int64_t channels);
 
 #endif

@@ -1,0 +1,161 @@
+/* norm_products.c: squares and products of a batch norm's gradients of single samples, see norm_sums.h.
+ *
+ * Its raw input has moments of the whole batch, which are known only when it was read; so sums are made
+ * relative to a guess, and what it is off = mean - guess is made good in their products:
+ *
+ *     sum_i dgamma_i^2 = r^2 (sum q^2 - 2 off sum q s + off^2 sum s^2),  s = sum_t g,  q = sum_t g (x - guess)
+ *
+ * One pass over x and g does for all.  The guess is a mean of a few rows, a fraction of a deviation off, and
+ * costs no digits.  Pieces depend on the size of the batch only: the same bits for any number of threads. */
+#include "stat/norm_sums.h"
+
+#include "simd.h"
+#include "stat/norm_pass.h"
+#include "stat/read.h"
+
+enum { GUESSED = 16, PIECE = 65536 }; /* rows; floats that are worth a piece */
+
+/* sum g, sum g d, sum d, sum d^2 with d = x - shift; four rows together, so that sums are read and written
+ * once for all. */
+NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64_t ldg,
+                              const float *restrict shift, int64_t rows, int64_t C,
+                              float *restrict s, float *restrict q, float *restrict t,
+                              float *restrict u) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4, x += 4 * ldx, g += 4 * ldg) {
+    for (int64_t c = 0; c < C; c++) {
+      const float d0 = x[c] - shift[c], d1 = x[c + ldx] - shift[c];
+      const float d2 = x[c + 2 * ldx] - shift[c], d3 = x[c + 3 * ldx] - shift[c];
+      const float g0 = g[c], g1 = g[c + ldg], g2 = g[c + 2 * ldg], g3 = g[c + 3 * ldg];
+      s[c] += (g0 + g1) + (g2 + g3);
+      q[c] += (g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3);
+      t[c] += (d0 + d1) + (d2 + d3);
+      u[c] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+    }
+  }
+  for (; r < rows; r++, x += ldx, g += ldg) {
+    for (int64_t c = 0; c < C; c++) {
+      const float d = x[c] - shift[c];
+      s[c] += g[c];
+      q[c] += g[c] * d;
+      t[c] += d;
+      u[c] += d * d;
+    }
+  }
+}
+
+NG_CLONES static void add_floats(double *restrict to, const float *restrict from, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    to[i] += (double)from[i];
+  }
+}
+
+NG_CLONES static void add_squares(double *restrict to, const double *restrict s,
+                                  const double *restrict q, int64_t C) {
+  for (int64_t c = 0; c < C; c++) {
+    to[c] += q[c] * q[c];
+    to[C + c] += s[c] * s[c];
+    to[2 * C + c] += q[c] * s[c];
+  }
+}
+
+/* Of one sample: sum g and sum g d into b->sum, sum d and sum d^2 added to b->all. */
+static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
+  const int64_t C = j->x->columns, most = ng_norm_tile_rows(C);
+  const float *shift = ng_norm_batch_in(j->room, C).shift;
+  float *const sums[4] = {b->s, b->q, b->t, b->u};
+  memset(b->sum, 0, 2 * (size_t)C * sizeof *b->sum);
+  for (int64_t at = 0; at < j->x->positions; at += NG_NORM_BLOCK) {
+    const int64_t end = ng_min64(j->x->positions, at + NG_NORM_BLOCK);
+    for (int i = 0; i < 4; i++) {
+      memset(sums[i], 0, (size_t)C * sizeof *sums[i]);
+    }
+    for (int64_t p = at, rows; p < end; p += rows) {
+      int64_t ldx, ldg;
+      rows = ng_min64(most, end - p);
+      const float *x = ng_norm_rows(j->x, n, p, rows, b->x, &ldx);
+      const float *g = ng_norm_rows(j->g, n, p, rows, b->g, &ldg);
+      add_all(x, ldx, g, ldg, shift, rows, C, b->s, b->q, b->t, b->u);
+    }
+    add_floats(b->sum, b->s, C);
+    add_floats(b->sum + C, b->q, C);
+    add_floats(b->all, b->t, C);
+    add_floats(b->all + C, b->u, C);
+  }
+}
+
+/* Samples from j->count on have moments only. */
+static void products_piece(const ng_norm_job *j, int32_t i, int32_t thread) {
+  (void)thread; /* sums of a piece stay where they are */
+  const int64_t C = j->x->columns;
+  const float *shift = ng_norm_batch_in(j->room, C).shift;
+  ng_norm_part b = ng_norm_part_in(j->room, C, i);
+  int64_t from, to;
+  ng_share(j->x->samples, j->pieces, i, &from, &to);
+  memset(b.all, 0, 2 * (size_t)C * sizeof *b.all);
+  memset(b.products, 0, 3 * (size_t)C * sizeof *b.products);
+  for (int64_t n = from; n < to && n < j->count; n++) {
+    sample_all(&b, j, n);
+    add_squares(b.products, b.sum, b.sum + C, C);
+  }
+  memcpy(b.sum, b.all, 2 * (size_t)C * sizeof *b.sum);
+  for (int64_t n = ng_max64(from, j->count); n < to; n++) {
+    ng_norm_sample_moments(&b, j->x, n, shift);
+  }
+}
+
+/* A mean of rows from all over the batch. */
+static void guess(const ng_view *x, void *room) {
+  const int64_t C = x->columns, S = x->positions, all = x->samples * S;
+  const int64_t rows = ng_min64(GUESSED, all);
+  const ng_norm_part b = ng_norm_part_in(room, C, 0);
+  const ng_pixels columns = {x, 0, C};
+  memset(b.sum, 0, (size_t)C * sizeof *b.sum);
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t at = i * all / rows;
+    ng_pixels_load(&columns, at / S, at % S, 1, b.s, C);
+    add_floats(b.sum, b.s, C);
+  }
+  float *shift = ng_norm_batch_in(room, C).shift;
+  for (int64_t c = 0; c < C; c++) {
+    shift[c] = (float)(b.sum[c] / (double)rows);
+  }
+}
+
+bool ng_norm_one_pass(const ng_norm_of *k) { return ng_norm_of_batch(k) && k->gamma; }
+
+bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, const ng_view *g,
+                      int64_t take, double *X, void *room) {
+  const int64_t C = x->columns, floats = x->samples * x->positions * C;
+  const double rows = (double)x->samples * (double)x->positions;
+  const double most = ng_dtype_most(NG_F32) * ng_dtype_most(NG_F32);
+  ng_norm_job j = {.k = k,
+                   .x = x,
+                   .g = g,
+                   .room = room,
+                   .count = take,
+                   .pieces =
+                       (int32_t)ng_min64(ng_min64(NG_NORM_PIECES, x->samples), 1 + floats / PIECE),
+                   .piece = products_piece};
+  guess(x, room);
+  ng_norm_share_out(ctx, &j, x->samples);
+  bool fine = true;
+  for (int64_t c = 0; c < C; c++) {
+    double t = 0.0, u = 0.0, qq = 0.0, ss = 0.0, qs = 0.0;
+    for (int32_t i = 0; i < j.pieces; i++) {
+      const ng_norm_part b = ng_norm_part_in(room, C, i);
+      t += b.sum[c];
+      u += b.sum[C + c];
+      qq += b.products[c];
+      ss += b.products[C + c];
+      qs += b.products[2 * C + c];
+    }
+    const double off = t / rows, r = ng_norm_root(u / rows - off * off, k->eps);
+    const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
+    X[c] = gg < 0.0 ? 0.0 : gg; /* rounding may leave a little less than nothing; NaN stays */
+    X[C + c] = ss;
+    X[2 * C + c] = r * (qs - off * ss);
+    fine = fine && X[c] <= most && ss <= most;
+  }
+  return fine;
+}
