@@ -59,9 +59,32 @@ static char *escape(char *to, unsigned char c) {
   return to;
 }
 
+/* Names: short, and nothing to escape.  The last eight bytes are looked at together, some of them twice. */
+static int short_string(ngio_out *o, const char *text, size_t n) {
+  if (n > PIECE || !ngio_out_reserve(o, n + 2)) return 0;
+  char *to = o->text + o->used;
+  *to++ = '"';
+  if (n >= 8) {
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+      if (ngio_plain(text + i) < 8) return 0;
+    }
+    if (ngio_plain(text + n - 8) < 8) return 0;
+    memcpy(to, text, n);
+  } else {
+    for (size_t i = 0; i < n; i++) {
+      if (escape_of((unsigned char)text[i]) != 0) return 0;
+      to[i] = text[i];
+    }
+  }
+  to[n] = '"';
+  o->used += n + 2;
+  return 1;
+}
+
 /* Eight bytes are copied at once, and only those in front of one that must be escaped count. */
 void ngio_out_string(ngio_out *o, const char *text) {
   const char *end = text + strlen(text);
+  if (short_string(o, text, (size_t)(end - text))) return;
   ngio_out_bytes(o, "\"", 1);
   while (text < end) {
     const char *stop = end - text > PIECE ? text + PIECE : end;

@@ -21,7 +21,7 @@ struct ngio_tensors {
   ngio_json *header;
   ngio_tensor *tensor;
   int64_t *begin;
-  int32_t count;
+  int32_t count, known; /* known: what was expected is there, and not in `header` */
   ngio_text *text;
   int32_t texts;
   void *data;
@@ -166,15 +166,78 @@ static ngio_status check_places(ngio_tensors *f, const char *label, char *messag
                   (long long)(f->bytes - at));
 }
 
-static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
-  ngio_value *root = ngio_json_root(f->header);
-  const size_t n = root->count;
+static bool room_for_tensors(ngio_tensors *f, size_t n) {
   f->tensor = malloc((n + 1) * sizeof *f->tensor);
   f->begin = malloc((n + 1) * sizeof *f->begin);
+  return f->tensor != NULL && f->begin != NULL;
+}
+
+/* ---- a header that is known ------------------------------------------------------------------*/
+
+/* All that is expected, and the text of its entries up to the bracket behind them.  false: not in this file. */
+static bool make_expected(ngio_tensors *f, const ngio_expected *e, ngio_out *o) {
+  int64_t at = 0;
+  for (int32_t i = 0; i < e->count; i++) {
+    ngio_tensor *t = &f->tensor[i];
+    e->tensor(e->user, i, t);
+    t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
+    if (t->bytes < 0 || t->bytes > INT64_MAX - at || at % ngio_dtype_size(t->dtype) != 0)
+      return false;
+    ngio_out_bytes(o, ",", 1);
+    ngio_tensor_entry(o, t, at, at + t->bytes);
+    f->begin[i] = at;
+    at += t->bytes;
+  }
+  ngio_out_bytes(o, "}", 1);
+  return f->bytes < 0 || f->bytes == at;
+}
+
+/* If the header ends with these entries, and blanks, they are cut off: *length is then what is left with the
+ * bracket that closes it.  An entry in the middle of a string would be no JSON behind its first quote, so what is
+ * left is a JSON text if and only if all was one. */
+static ngio_status cut_expected(ngio_tensors *f, const ngio_expected *e, size_t *length) {
+  ngio_out o = {0};
+  size_t n = *length;
+  if (!room_for_tensors(f, (size_t)e->count)) return NGIO_ERR_NOMEM;
+  while (f->head[n - 1] == ' ') /* it begins with a bracket */
+    n--;
+  const bool here = make_expected(f, e, &o);
+  const ngio_status st = o.lost ? NGIO_ERR_NOMEM : NGIO_OK;
+  if (here && !o.lost && o.used < n && memcmp(f->head + n - o.used, o.text, o.used) == 0) {
+    *length = n - o.used + 1;
+    f->head[*length - 1] = '}';
+    f->known = e->count;
+  } else {
+    free(f->tensor);
+    free(f->begin);
+    f->tensor = NULL;
+    f->begin = NULL;
+  }
+  ngio_out_free(&o);
+  return st;
+}
+
+/* Of what is left only the metadata may be there. */
+static ngio_status take_known(ngio_tensors *f, const char *label, char *message, size_t size) {
+  const ngio_value *root = ngio_json_root(f->header);
+  ngio_status st = NGIO_OK;
+  for (const ngio_value *v = ngio_first(root); v != NULL && st == NGIO_OK; v = ngio_next(root, v)) {
+    if (strcmp(v->key, "__metadata__") != 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: tensor '%s' is not expected", label,
+                      ngio_quote(v->key).text);
+    st = take_texts(f, label, v, message, size);
+  }
+  f->count = f->known;
+  return st == NGIO_OK ? check_places(f, label, message, size) : st;
+}
+
+static ngio_status take_header(ngio_tensors *f, const char *label, char *message, size_t size) {
+  ngio_value *root = ngio_json_root(f->header);
   ngio_status st = NGIO_OK;
   bool in_order = true;
   const int64_t limit = f->bytes < 0 ? INT64_MAX : f->bytes;
-  if (!f->tensor || !f->begin)
+  if (f->known > 0) return take_known(f, label, message, size);
+  if (!room_for_tensors(f, root->count))
     return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", label);
   for (uint32_t i = 1; i < root->span; i += root[i].span) {
     const char *key = root[i].key;
@@ -195,8 +258,9 @@ static ngio_status take_header(ngio_tensors *f, const char *label, char *message
   return check_places(f, label, message, size);
 }
 
-ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
-                               char *message, size_t size) {
+ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
+                               const ngio_expected *expected, ngio_tensors **out, char *message,
+                               size_t size) {
   const char *label = s->label;
   const bool stream = s->size < 0;
   unsigned char first[8];
@@ -245,7 +309,15 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
                   label);
     goto done;
   }
-  st = ngio_json_parse_here(f->head, (size_t)length, &f->header, why, sizeof why);
+  f->start = 8 + (int64_t)length;
+  f->bytes = stream ? -1 : s->size - f->start;
+  size_t left = (size_t)length;
+  if (expected != NULL && expected->count > 0) st = cut_expected(f, expected, &left);
+  if (st != NGIO_OK) {
+    st = ngio_say(message, size, st, "%s: no memory for the header", label);
+    goto done;
+  }
+  st = ngio_json_parse_here(f->head, left, &f->header, why, sizeof why);
   if (st != NGIO_OK) {
     st = ngio_say(message, size, st, "%s: header: %s", label, why);
     goto done;
@@ -254,8 +326,6 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc, ngio_ten
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
     goto done;
   }
-  f->start = 8 + (int64_t)length;
-  f->bytes = stream ? -1 : s->size - f->start;
   st = take_header(f, label, message, size);
 done:
   if (st != NGIO_OK) ngio_tensors_close(&f);
@@ -282,7 +352,7 @@ ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, 
 
 static ngio_status read_all(ngio_source *s, const ngio_alloc *alloc, ngio_tensors **out,
                             char *message, size_t size) {
-  ngio_status st = ngio_tensors_begin(s, alloc, out, message, size);
+  ngio_status st = ngio_tensors_begin(s, alloc, NULL, out, message, size);
   if (st == NGIO_OK) st = ngio_tensors_finish(*out, s, message, size);
   if (st != NGIO_OK) ngio_tensors_close(out);
   return st;
@@ -325,6 +395,9 @@ const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
 }
 
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name) {
+  for (int32_t i = 0; i < f->known; i++) { /* who expects tensors knows where they are */
+    if (strcmp(f->tensor[i].name, name) == 0) return &f->tensor[i];
+  }
   const ngio_value *v = ngio_get(ngio_json_root(f->header), name);
   return v == NULL || v->tag == 0 ? NULL : &f->tensor[v->tag - 1];
 }

@@ -62,6 +62,24 @@ static char *text_join(const char *a, const char *b) {
   return out;
 }
 
+void ngio_tensor_entry(ngio_out *o, const ngio_tensor *t, int64_t begin, int64_t end) {
+  static const char dtype[] = ":{\"dtype\":\"", shape[] = "\",\"shape\":[",
+                    offsets[] = "],\"data_offsets\":[";
+  ngio_out_string(o, t->name);
+  ngio_out_bytes(o, dtype, sizeof dtype - 1);
+  ngio_out_put(o, dtype_name(t->dtype));
+  ngio_out_bytes(o, shape, sizeof shape - 1);
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (i > 0) ngio_out_bytes(o, ",", 1);
+    ngio_out_integer(o, t->shape[i]);
+  }
+  ngio_out_bytes(o, offsets, sizeof offsets - 1);
+  ngio_out_integer(o, begin);
+  ngio_out_bytes(o, ",", 1);
+  ngio_out_integer(o, end);
+  ngio_out_bytes(o, "]}", 2);
+}
+
 /* One entry of the header, behind others or a bracket, and the place of the data after it. */
 static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t, char *message,
                               size_t size) {
@@ -80,20 +98,8 @@ static ngio_status add_tensor(ngio_writer *w, ngio_out *o, const ngio_tensor *t,
   if (!ngio_is_utf8(t->name))
     return ngio_say(message, size, NGIO_ERR_ARG, "%s: tensor '%s': its name is not UTF-8", w->path,
                     ngio_quote(t->name).text);
-  ngio_out_string(o, t->name);
-  ngio_out_put(o, ":{\"dtype\":\"");
-  ngio_out_put(o, dtype_name(t->dtype));
-  ngio_out_put(o, "\",\"shape\":[");
-  for (int32_t i = 0; i < t->ndim; i++) {
-    if (i > 0) ngio_out_put(o, ",");
-    ngio_out_integer(o, t->shape[i]);
-  }
-  ngio_out_put(o, "],\"data_offsets\":[");
-  ngio_out_integer(o, w->expect);
-  ngio_out_put(o, ",");
+  ngio_tensor_entry(o, t, w->expect, w->expect + bytes);
   w->expect += bytes;
-  ngio_out_integer(o, w->expect);
-  ngio_out_put(o, "]}");
   return NGIO_OK;
 }
 

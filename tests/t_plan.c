@@ -311,7 +311,7 @@ static void resnet50_in_sixteen_bits(void **state) {
   assert_true(published == 4.0 * 153851562);
   for (int k = 0; k < 3; k++) {
     fixture f;
-    char options[64], name[16];
+    char options[64], name[24];
     (void)snprintf(options, sizeof options, "method=kaisa stat_bucket_mb=1000 wire_dtype=%s",
                    wire[k]); /* no gaps left out */
     assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);

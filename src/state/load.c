@@ -13,10 +13,29 @@
 
 /* ---- rank 0 verifies -------------------------------------------------------------------------*/
 
-static bool parse_manifest(ng_work *w, const char *text) {
+static const char *const no_memory = "no memory for the manifest";
+
+/* Two thirds of a manifest are entries of tensors.  Where those are as this model would write them, the rest is a
+ * JSON text if its bracket is closed; a second list of entries in it would be a key that is there twice. */
+static bool parse_manifest(ng_work *w, const char *text, size_t n) {
   char why[80];
-  const ngio_status st = ngio_json_parse(text, strlen(text), &w->manifest, why, sizeof why);
-  return st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest")
+  ngio_status st;
+  size_t head;
+  if (!ng_expected_entries(w, text, n, &head)) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
+  if (head > 0) {
+    w->cut_bytes = (int64_t)head + 2; /* the bracket and a 0 */
+    if (!ng_work_take(w, &w->cut, w->cut_bytes)) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
+    memcpy(w->cut, text, head);
+    w->cut[head] = '}';
+    st = ngio_json_parse_here(w->cut, head + 1, &w->manifest, why, sizeof why);
+    if (st == NGIO_OK && ngio_get(ngio_json_root(w->manifest), "tensors") != NULL) {
+      st = NGIO_ERR_FILE;
+    }
+  } else {
+    st = ngio_json_parse(text, n, &w->manifest, why, sizeof why);
+    w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
+  }
+  return st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, no_memory)
          : st != NGIO_OK      ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
                               : true;
 }
@@ -36,11 +55,13 @@ static const ngio_tensor *tensor_of(const ng_work *w, const char *name) {
   return t != NULL && ng_is(t->name, name) ? t : ngio_tensors_find(w->file, name);
 }
 
-static const ngio_value *entry_of(ng_work *w, const char *name) {
+static void find_entry(ng_work *w, ng_item *item) {
   const ngio_value *next = w->at == 0 ? ngio_first(w->tensors) : w->entry;
-  if (next == NULL || !ng_is(next->key, name)) next = ngio_get(w->tensors, name);
+  if (next == NULL || !ng_is(next->key, item->name)) next = ngio_get(w->tensors, item->name);
   w->entry = next == NULL ? NULL : ngio_next(w->tensors, next);
-  return next;
+  const char *crc = ngio_text_of(ngio_get(next, "crc32"));
+  item->crc = crc != NULL && strlen(crc) == NG_HEX ? crc : NULL;
+  item->finite = !ngio_is(ngio_get(next, "finite"), NGIO_FALSE);
 }
 
 /* Every array of this model is announced, as it should be. */
@@ -51,7 +72,7 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
   const char *why = NULL;
   if (w->st != NG_OK) return NG_OK;
   const ngio_tensor *t = item->t = tensor_of(w, item->name);
-  item->entry = entry_of(w, item->name);
+  if (w->tensors != NULL) find_entry(w, item);
   ng_tensor_shape(f, &ndim, shape);
   if (t == NULL) {
     why = "is missing";
@@ -59,7 +80,7 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
     why = "has another dtype than in this model";
   } else if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
     why = "has another shape than in this model";
-  } else if (ngio_text_of(ngio_get(item->entry, "crc32")) == NULL) {
+  } else if (item->crc == NULL) {
     why = "is not in the manifest";
   }
   return refuse(w, item->name, why);
@@ -67,19 +88,19 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
 
 /* ... and came whole.  `finite` was written with it: an average that was not finite when saved may
  * come back, one that has become so may not. */
-static ng_status check_data(ng_work *w, ng_item *item) {
-  const ng_field *f = &item->f;
+static void check_data(ng_work *w, int32_t i, int32_t lane) {
+  ng_item *item = &w->item[i];
   const ngio_tensor *t = item->t;
-  const char *why = NULL;
-  if (w->st != NG_OK) return NG_OK;
-  if (!ng_is(ngio_text_of(ngio_get(item->entry, "crc32")),
-             ng_hex_of(ng_crc_of(t->data, t->bytes)).text)) {
-    why = "is damaged (its checksum differs)";
-  } else if (!ngio_is(ngio_get(item->entry, "finite"), NGIO_FALSE) &&
-             !ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
-    why = "holds a number that is not finite";
+  (void)lane;
+  if (memcmp(item->crc, ng_hex_of(ng_crc_of(t->data, t->bytes)).text, NG_HEX) != 0) {
+    item->why = "is damaged (its checksum differs)";
+  } else if (item->finite && !ng_all_finite(t->data, item->f.dtype, ng_field_count(&item->f))) {
+    item->why = "holds a number that is not finite";
   }
-  return refuse(w, item->name, why);
+}
+
+static ng_status say_why(ng_work *w, ng_item *item) {
+  return w->st == NG_OK ? refuse(w, item->name, item->why) : NG_OK;
 }
 
 /* Looked through one by one, and only where the numbers of tensors differ: on the way to an error. */
@@ -115,9 +136,11 @@ static bool open_source(ng_work *w) {
 
 static void read_file(ng_work *w) {
   const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
+  const ngio_expected expected = {w->fields, ng_expected_tensor, w};
   char why[NG_MESSAGE] = "";
-  if (!open_source(w) || !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &w->file,
-                                                             w->message, sizeof w->message))) {
+  if (!open_source(w) ||
+      !ng_work_fine(w, ngio_tensors_begin(&w->source, &alloc, &expected, &w->file, w->message,
+                                          sizeof w->message))) {
     return;
   }
   const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
@@ -131,23 +154,23 @@ static void read_file(ng_work *w) {
     (void)ng_work_holds(w, NG_ERR_FILE, "the manifest is damaged (its checksum differs)");
     return;
   }
-  if (!parse_manifest(w, text)) return;
+  if (!parse_manifest(w, text, (size_t)bytes - 1)) return;
   if (!ng_work_holds(w,
                      ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
                                       why, sizeof why),
                      why))
     return;
-  w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
   (void)ng_work_each(w, check_shape);
   if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
   if (w->st != NG_OK) return;
   if (!ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
     return;
   }
-  (void)ng_work_each(w, check_data);
+  ng_work_spread(w, check_data);
+  (void)ng_work_each(w, say_why);
   if (w->st != NG_OK || w->p->ctx->ranks == 1) return;
   if (!ng_work_take(w, &w->text, bytes)) {
-    (void)ng_work_holds(w, NG_ERR_NOMEM, "no memory for the manifest");
+    (void)ng_work_holds(w, NG_ERR_NOMEM, no_memory);
     return;
   }
   w->text_bytes = bytes;
@@ -164,7 +187,7 @@ static ng_status room_for_text(ng_work *w) {
 static ng_status understand(ng_work *w) {
   char why[NG_MESSAGE] = "";
   if (w->first) return NG_OK;
-  if (parse_manifest(w, w->text)) {
+  if (parse_manifest(w, w->text, (size_t)w->text_bytes - 1)) {
     (void)ng_work_holds(w,
                         ng_manifest_read(w->p, ngio_json_root(w->manifest), &w->snapshot, w->values,
                                          why, sizeof why),
@@ -189,15 +212,18 @@ static ng_status load_parts(ng_work *w, const ng_field *f, const ngio_tensor *t)
  * a state independent of the number of ranks. */
 static ng_status load_field(ng_work *w, ng_item *item) {
   const ng_field *f = &item->f;
-  const bool alone = w->p->ctx->ranks == 1;
-  void *memory = alone ? f->data : w->memory;
   if (f->slice != NULL) return load_parts(w, f, item->t);
-  if (w->first) ng_field_import(f, item->t->data, memory);
-  const ng_status st = ng_work_broadcast(w, memory, ng_field_bytes(f), 0);
-  if (st == NG_OK && !alone && f->data != NULL) {
-    memcpy(f->data, memory, (size_t)ng_field_bytes(f));
-  }
+  if (w->first) ng_field_import(f, item->t->data, w->memory);
+  const ng_status st = ng_work_broadcast(w, w->memory, ng_field_bytes(f), 0);
+  if (st == NG_OK && f->data != NULL) memcpy(f->data, w->memory, (size_t)ng_field_bytes(f));
   return st;
+}
+
+/* Alone: into its own memory, which nobody else has. */
+static void take_field(ng_work *w, int32_t i, int32_t lane) {
+  const ng_item *item = &w->item[i];
+  (void)lane;
+  ng_field_import(&item->f, item->t->data, item->f.data);
 }
 
 /* shared with fresh = false: what was saved is taken as it is, nothing is made anew with the
@@ -215,7 +241,11 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
     NG_TRY(ng_work_agree(&w, understand(&w)));
   }
   /* From here on only a broken transport can fail, and that ends the object anyway. */
-  NG_TRY(ng_work_each(&w, load_field));
+  if (p->ctx->ranks == 1) {
+    ng_work_spread(&w, take_field);
+  } else {
+    NG_TRY(ng_work_each(&w, load_field));
+  }
   ng_snapshot_apply(p, &w.snapshot, w.values);
   ng_bounds_loaded(p);
   for (int32_t i = 0; i < p->blocks; i++) {

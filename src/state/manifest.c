@@ -339,8 +339,8 @@ static ng_status read_number(void *arg, ng_number *n) {
 
 /* Numbers are found by name and counted: with none missing and as many as there are, none is
  * extra. */
-static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *values, char *message,
-                             size_t size) {
+static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *values,
+                             int64_t *count, char *message, size_t size) {
   block_reader r = {.to = values, .message = message, .size = size};
   for (int32_t i = 0; i < p->blocks; i++) {
     r.layer = p->block[i]->name;
@@ -360,6 +360,7 @@ static ng_status read_blocks(ng_precond *p, const ngio_value *blocks, double *va
     return ng_fail_to(message, size, NG_ERR_FILE, "the state has %zu blocks and this model %d", n,
                       p->blocks);
   }
+  *count = r.at;
   return NG_OK;
 }
 
@@ -378,10 +379,10 @@ ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapsho
   ng_status st = read_layers(p, ngio_get(manifest, "layers"), message, size);
   if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);
   if (st == NG_OK) st = read_counters(manifest, s, message, size);
-  if (st == NG_OK) st = read_blocks(p, ngio_get(manifest, "blocks"), values, message, size);
+  int64_t count = 0;
+  if (st == NG_OK) st = read_blocks(p, ngio_get(manifest, "blocks"), values, &count, message, size);
   if (st != NG_OK) return st;
-  return read_missed(p, ngio_get(manifest, "layers"), s->updates, values + ng_state_block_values(p),
-                     message, size);
+  return read_missed(p, ngio_get(manifest, "layers"), s->updates, values + count, message, size);
 }
 
 /* Options first, values of the coming step last: they follow from options, since and steps.  A

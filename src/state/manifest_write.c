@@ -5,11 +5,15 @@
 #include "io.h"
 #include "state/manifest.h"
 
-/* "key": with the comma before it, except for the first of an object. */
+/* Except for the first of an object. */
+static void comma(ngio_out *o) {
+  if (o->used > 0 && !o->lost && o->text[o->used - 1] != '{') ngio_out_bytes(o, ",", 1);
+}
+
 static void key(ngio_out *o, const char *name) {
-  if (o->used > 0 && !o->lost && o->text[o->used - 1] != '{') ngio_out_put(o, ",");
+  comma(o);
   ngio_out_string(o, name);
-  ngio_out_put(o, ":");
+  ngio_out_bytes(o, ":", 1);
 }
 
 static void put_string(ngio_out *o, const char *name, const char *text) {
@@ -98,7 +102,8 @@ static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : 
 
 /* JSON is UTF-8 and knows finite numbers only; texts are the callers'.  Asked before the file is
  * begun: what cannot be read back must not replace a state that can. */
-static ng_status can_be_written(ng_precond *p, const double *values, char *message, size_t size) {
+static ng_status can_be_written(const ng_precond *p, const double *values, int64_t count,
+                                char *message, size_t size) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
     if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
@@ -108,8 +113,7 @@ static ng_status can_be_written(ng_precond *p, const double *values, char *messa
   if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
   }
-  const int64_t n = ng_state_values(p); /* a walk over all blocks */
-  for (int64_t i = 0; i < n; i++) {
+  for (int64_t i = 0; i < count; i++) {
     if (!(values[i] - values[i] == 0.0)) {
       return ng_fail_to(message, size, NG_ERR_FILE, "number %lld of the blocks is not finite",
                         (long long)i);
@@ -119,10 +123,11 @@ static ng_status can_be_written(ng_precond *p, const double *values, char *messa
 }
 
 /* Keys in this order, which is that of the file: the same state gives the same bytes. */
-ng_status ng_manifest_begin(ng_precond *p, const double *values, const int64_t rungs[NG_RESCUES],
-                            ngio_out *o, char *message, size_t size) {
+ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
+                            const int64_t rungs[NG_RESCUES], ngio_out *o, char *message,
+                            size_t size) {
   char version[32];
-  const ng_status st = can_be_written(p, values, message, size);
+  const ng_status st = can_be_written(p, values, count, message, size);
   if (st != NG_OK) return st;
   (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
                  NG_VERSION_PATCH);
@@ -152,17 +157,24 @@ ng_status ng_manifest_begin(ng_precond *p, const double *values, const int64_t r
   put_real(o, "clip", finite_or(p->step->nu, 1.0));
   put_real(o, "inner", finite_or(p->step->inner, 0.0));
   ngio_out_put(o, "}");
-  make_layers(p, values + ng_state_block_values(p), o);
+  make_layers(p, values + count - p->entries, o);
   make_blocks(p, values, o);
   begin_object(o, "tensors");
   return NG_OK;
 }
 
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
-  begin_object(o, name);
-  put_string(o, "crc32", crc);
-  key(o, "finite");
-  ngio_out_put(o, finite ? "true}" : "false}");
+  static const char before[] = ":{\"crc32\":\"", yes[] = "\",\"finite\":true}",
+                    no[] = "\",\"finite\":false}";
+  comma(o);
+  ngio_out_string(o, name);
+  ngio_out_bytes(o, before, sizeof before - 1);
+  ngio_out_put(o, crc); /* digits */
+  if (finite) {
+    ngio_out_bytes(o, yes, sizeof yes - 1);
+  } else {
+    ngio_out_bytes(o, no, sizeof no - 1);
+  }
 }
 
 ng_status ng_manifest_end(ngio_out *o, char *message, size_t size) {

@@ -31,16 +31,13 @@ static ng_status put_one(void *arg, ng_number *n) {
 /* One walk for counting, getting and putting: the places in the array are the order of the walk,
  * the same on every rank and in every run of this version.  In a file numbers have names, so
  * another order there is no matter. */
-int64_t ng_state_block_values(ng_precond *p) {
+int64_t ng_state_values(ng_precond *p) {
   cursor c = {NULL, NULL, 0};
   for (int32_t i = 0; i < p->blocks; i++) {
     (void)ng_block_numbers(p->block[i], count_one, &c);
   }
-  return c.at;
+  return c.at + p->entries; /* the updates that each missed */
 }
-
-/* Behind them one number of each entry: the updates that it missed. */
-int64_t ng_state_values(ng_precond *p) { return ng_state_block_values(p) + p->entries; }
 
 /* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
  * array. */

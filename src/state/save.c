@@ -69,10 +69,7 @@ static ng_status announce(ng_work *w, ng_item *item) {
   ngio_tensor *t = &w->tensor[w->at];
   const double sum = w->values[w->value_count + NG_RESCUES + w->at];
   const bool finite = sum >= finite_mark;
-  memset(t, 0, sizeof *t);
-  t->name = item->name;
-  t->dtype = (ngio_dtype)item->f.dtype;
-  ng_tensor_shape(&item->f, &t->ndim, t->shape);
+  *t = ng_tensor_of(item);
   ng_manifest_tensor(&w->out, t->name, ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
                      finite);
   return NG_OK;
@@ -85,7 +82,9 @@ static bool make_manifest(ng_work *w) {
   for (int i = 0; i < NG_RESCUES; i++) {
     rungs[i] = (int64_t)w->values[w->value_count + i];
   }
-  if (!ng_work_holds(w, ng_manifest_begin(w->p, w->values, rungs, &w->out, why, sizeof why), why)) {
+  if (!ng_work_holds(
+          w, ng_manifest_begin(w->p, w->values, w->value_count, rungs, &w->out, why, sizeof why),
+          why)) {
     return false;
   }
   (void)ng_work_each(w, announce);

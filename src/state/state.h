@@ -6,6 +6,7 @@
  * May call: step, family, model, stat, option, comm, core, and io/.
  *
  * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
+ * expected.c understands files that were written here in one look.
  * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
  * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
@@ -41,17 +42,17 @@ void ng_field_import(const ng_field *f, const void *published, void *memory);
 
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
-int64_t ng_state_values(ng_precond *p);
-int64_t ng_state_block_values(ng_precond *p); /* the first so many are of blocks */
+int64_t ng_state_values(ng_precond *p); /* counts them; the last are one of each entry */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 
 /* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
 
 /* The manifest up to its tensors; each of these; what is behind them, and a 0, which is counted.
- * `rungs`: four counters over all ranks.  A lack of memory is known at the end. */
-ng_status ng_manifest_begin(ng_precond *p, const double *values, const int64_t rungs[4],
-                            ngio_out *o, char *message, size_t size);
+ * `values`: the `count` numbers; `rungs`: four counters over all ranks.  A lack of memory is known at the
+ * end. */
+ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
+                            const int64_t rungs[4], ngio_out *o, char *message, size_t size);
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
 

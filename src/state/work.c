@@ -1,7 +1,7 @@
 /* work.c: see work.h. */
 #include "state/work.h"
 
-#include <zlib.h>
+#include "crc.h"
 
 _Static_assert(NG_F32 == (int)NGIO_F32 && NG_F64 == (int)NGIO_F64 && NG_F16 == (int)NGIO_F16 &&
                    NG_BF16 == (int)NGIO_BF16 && NG_I32 == (int)NGIO_I32 &&
@@ -18,6 +18,28 @@ ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *)) {
   return st;
 }
 
+/* Small blocks in turns: arrays of one size often stand together. */
+enum { TOGETHER = 64 };
+
+typedef struct spread {
+  ng_work *w;
+  void (*each)(ng_work *w, int32_t i, int32_t lane);
+} spread;
+
+static void one_lane(void *arg, int32_t lane) {
+  const spread *s = arg;
+  for (int64_t at = (int64_t)lane * TOGETHER; at < s->w->fields; at += NG_LANES * TOGETHER) {
+    const int64_t end = ng_min64(at + TOGETHER, s->w->fields);
+    for (int64_t i = at; i < end; i++)
+      s->each(s->w, (int32_t)i, lane);
+  }
+}
+
+void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane)) {
+  spread s = {w, each};
+  ng_parallel(w->p->ctx, NG_LANES, one_lane, &s);
+}
+
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
   ng_tensor_name n;
   n.text[0] = 0;
@@ -31,6 +53,12 @@ void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]) {
   *ndim = f->sym ? 1 : 2;
   shape[0] = f->sym ? ng_field_count(f) : f->rows;
   shape[1] = f->sym ? 0 : f->cols;
+}
+
+ngio_tensor ng_tensor_of(const ng_item *item) {
+  ngio_tensor t = {.name = item->name, .dtype = (ngio_dtype)item->f.dtype};
+  ng_tensor_shape(&item->f, &t.ndim, t.shape);
+  return t;
 }
 
 /* ng_alloc has no blocks of no bytes; the same size goes to ng_free. */
@@ -167,6 +195,7 @@ void ng_work_close(ng_work *w) {
   ngio_source_close(&w->source);
   ngio_json_free(&w->manifest);
   ngio_out_free(&w->out);
+  ng_work_give(w, w->cut, w->cut_bytes);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
   ng_work_give(w, w->published, w->largest);
@@ -259,7 +288,7 @@ bool ng_work_holds(ng_work *w, ng_status st, const char *why) {
 /* ---- checksums -------------------------------------------------------------------------------*/
 
 uint32_t ng_crc_on(uint32_t crc, const void *data, int64_t bytes) {
-  return (uint32_t)crc32_z(crc, data, (size_t)bytes);
+  return ng_crc32(crc, data, (size_t)bytes);
 }
 
 uint32_t ng_crc_of(const void *data, int64_t bytes) { return ng_crc_on(0, data, bytes); }

@@ -24,9 +24,11 @@ typedef struct ng_tensor_name {
 /* One array of the state, as this rank has it. */
 typedef struct ng_item {
   ng_field f;
-  const char *key, *name;  /* the block, or the layer; "key/field", in `names` */
-  const ngio_tensor *t;    /* load, rank 0: in the file */
-  const ngio_value *entry; /* load, rank 0: in the manifest */
+  const char *key, *name; /* the block, or the layer; "key/field", in `names` */
+  const ngio_tensor *t;   /* load, rank 0: in the file */
+  const char *crc; /* load, rank 0: its checksum, 8 digits of the manifest; NULL: not there */
+  bool finite;     /* load, rank 0: what the manifest says */
+  const char *why; /* load, rank 0: what is wrong with its data */
 } ng_item;
 
 typedef struct ng_work {
@@ -50,8 +52,11 @@ typedef struct ng_work {
   char *text;               /* load: the manifest, on its way to the other ranks */
   int64_t text_bytes;       /* with its 0 */
   ngio_json *manifest;      /* load */
-  const ngio_value *tensors,
-      *entry;           /* load, rank 0: of the manifest; the one after the last look */
+  char *cut;                /* load: what of the manifest is read as JSON */
+  int64_t cut_bytes;
+  const ngio_value
+      *tensors,         /* load, rank 0: of the manifest, NULL if `crc` of all items is known */
+      *entry;           /* the one after the last look */
   ngio_writer *writer;  /* save, rank 0 */
   ngio_source source;   /* load, rank 0 */
   ngio_tensors *file;   /* load, rank 0 */
@@ -68,8 +73,12 @@ void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is
 
 /* Every field, in the order of files, which is the same on all ranks. */
 ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *));
+/* Every field, by all threads; `lane` counts from 0 to NG_LANES - 1, and no two threads have the same. */
+enum { NG_LANES = 16 };
+void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane));
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
+ngio_tensor ng_tensor_of(const ng_item *item);                            /* without data */
 
 bool ng_work_take(ng_work *w, void *at, int64_t bytes); /* at: a pointer to a pointer */
 void ng_work_give(ng_work *w, void *ptr, int64_t bytes);
@@ -90,6 +99,16 @@ bool ng_work_fine(ng_work *w, ngio_status st);
 /* ... and one of our own. */
 bool ng_work_holds(ng_work *w, ng_status st, const char *why);
 
+/* ---- expected.c: a file that this model wrote ------------------------------------------------*/
+
+/* For ngio_tensors_begin; `work` is an ng_work. */
+void ng_expected_tensor(void *work, int32_t i, ngio_tensor *t);
+/* If the `n` bytes end with the entries of this model's tensors, in the words of ng_manifest_tensor: where the
+ * comma in front of them is, in *head, and `crc` and `finite` of all items are known; else *head is 0.  false: no
+ * memory. */
+bool ng_expected_entries(ng_work *w, const char *manifest, size_t n, size_t *head);
+
+enum { NG_HEX = 8 }; /* digits */
 typedef struct ng_hex {
   char text[12];
 } ng_hex;

@@ -1,0 +1,67 @@
+/* t_crc.c: CRC-32 against zlib's: every length up to 600 at every place in a line, begun with several sums; every
+ * single bit, of which all other sums are made; in pieces. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "crc.h"
+#include "draw.h"
+
+enum { MOST = 600, PLACES = 17, LONG = 1 << 20 };
+
+static void as_zlib(void **state) {
+  static unsigned char bytes[MOST + PLACES];
+  rng r = {test_seed()};
+  (void)state;
+  for (int round = 0; round < 3; round++) {
+    const uint32_t begin[3] = {0, UINT32_MAX, 0x2144df1c};
+    for (size_t i = 0; i < sizeof bytes; i++)
+      bytes[i] = (unsigned char)(round == 1 ? 0xff : rng_below(&r, 256));
+    for (size_t at = 0; at < PLACES; at++) {
+      for (size_t n = 0; n <= MOST; n++)
+        assert_int_equal(ng_crc32(begin[round], bytes + at, n),
+                         (uint32_t)crc32_z(begin[round], bytes + at, n));
+    }
+  }
+}
+
+static void every_bit(void **state) {
+  unsigned char bytes[4 * 64 + 5];
+  (void)state;
+  for (size_t bit = 0; bit < 8 * sizeof bytes; bit++) {
+    memset(bytes, 0, sizeof bytes);
+    bytes[bit / 8] = (unsigned char)(1U << bit % 8);
+    assert_int_equal(ng_crc32(0, bytes, sizeof bytes), (uint32_t)crc32_z(0, bytes, sizeof bytes));
+  }
+}
+
+static void in_pieces(void **state) {
+  unsigned char *bytes = malloc(LONG);
+  rng r = {test_seed()};
+  (void)state;
+  assert_non_null(bytes);
+  for (size_t i = 0; i < LONG; i++)
+    bytes[i] = (unsigned char)rng_below(&r, 256);
+  const uint32_t whole = (uint32_t)crc32_z(0, bytes, LONG);
+  assert_int_equal(ng_crc32(0, bytes, LONG), whole);
+  uint32_t sum = 0;
+  for (size_t at = 0, n; at < LONG; at += n) {
+    n = (size_t)rng_below(&r, 5000);
+    if (n > LONG - at) n = LONG - at;
+    sum = ng_crc32(sum, bytes + at, n);
+  }
+  assert_int_equal(sum, whole);
+  free(bytes);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(as_zlib), cmocka_unit_test(every_bit),
+                                     cmocka_unit_test(in_pieces)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
