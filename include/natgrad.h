@@ -999,6 +999,9 @@ typedef struct ng_report {
    * neighbours, each known to 1/128 of itself; the others are exact.  All 0 otherwise, and after loading */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
+  /* Of the context, by this rank's clock: while a message was under way, which is from the call that began it
+   * until this rank knew that it was complete; of that, while it did something else than wait for one. */
+  double sent_ms, hidden_ms;
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 
@@ -1013,6 +1016,7 @@ typedef struct ng_station_report {
       total_ms; /* of its last run, of all; waiting for other ranks included            */
   int64_t last_bytes, total_bytes; /* handed to collectives by this rank                          */
   int64_t last_messages, total_messages; /* ... in so many calls                                  */
+  double last_wait_ms, total_wait_ms; /* of last_ms, total_ms: in collectives, doing nothing else */
 } ng_station_report;
 NG_API void ng_station_report_init(ng_station_report *out, size_t size);
 

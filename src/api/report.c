@@ -52,6 +52,8 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.scaling_75 = s->quartile[2];
   r.scaling_max = s->most;
   r.scaling_mean = s->mean;
+  r.sent_ms = p->ctx->comm->meter.sent_ms;
+  r.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
   return ng_give_struct(out, &r, sizeof r);
 }
 
@@ -70,6 +72,8 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
   r.total_bytes = t->total_bytes;
   r.last_messages = t->last_messages;
   r.total_messages = t->total_messages;
+  r.last_wait_ms = t->last_wait_ms;
+  r.total_wait_ms = t->total_wait_ms;
   return ng_give_struct(out, &r, sizeof r);
 }
 

@@ -154,7 +154,12 @@ static ng_collective describe(const ng_group *g, ng_coll_kind kind, ng_dtype t, 
 }
 
 static ng_status run(ng_comm *c, const ng_collective *x) {
-  return c->t.run(c->t.user, x) == NG_OK ? NG_OK : fail(c);
+  const double t0 = ng_now_ms();
+  ng_meter_begin(&c->meter);
+  const ng_status st = c->t.run(c->t.user, x);
+  ng_meter_end(&c->meter);
+  c->meter.wait_ms += ng_now_ms() - t0;
+  return st == NG_OK ? NG_OK : fail(c);
 }
 
 /* All-reduce or broadcast, in place, as many messages as it takes.  A sum of each element over
@@ -267,6 +272,7 @@ ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const
 
 static ng_status start(ng_comm *c, ng_request *r, int64_t count) {
   count_in(c, count, r->c.dtype);
+  ng_meter_begin(&c->meter);
   if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
   r->started = true;
   r->done = false;
@@ -306,7 +312,11 @@ ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done) return NG_OK;
-  if (c->t.wait(c->t.user, r->handle) != NG_OK) return fail(c);
+  const double t0 = ng_now_ms();
+  const ng_status st = c->t.wait(c->t.user, r->handle);
+  ng_meter_end(&c->meter);
+  c->meter.wait_ms += ng_now_ms() - t0;
+  if (st != NG_OK) return fail(c);
   r->done = true;
   return NG_OK;
 }
@@ -318,6 +328,7 @@ ng_status ng_comm_test(ng_comm *c, ng_request *r) {
   int32_t done = 0;
   if (c->t.test(c->t.user, r->handle, &done) != NG_OK) return fail(c);
   r->done = done != 0;
+  if (r->done) ng_meter_end(&c->meter);
   return NG_OK;
 }
 

@@ -7,6 +7,7 @@
 #ifndef NG_COMM_H
 #define NG_COMM_H
 
+#include "meter.h"
 #include "natgrad.h"
 
 #include <stdbool.h>
@@ -17,6 +18,7 @@ typedef struct ng_comm {
   bool broken;
   int64_t bytes; /* payload (whole buffers) handed to collectives so far; groups of one send none */
   int64_t messages; /* ... in so many calls */
+  ng_meter meter;   /* how long they took */
   int64_t piece;    /* most elements of one message, 2^31-1; tests make it small */
 } ng_comm;
 

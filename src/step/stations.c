@@ -395,6 +395,7 @@ static ng_status run_station(ng_precond *p, int i) {
   const bool sums = i == NG_AT_SUMS; /* what was sent ahead is counted there */
   const int64_t bytes = c->bytes - (sums ? x->bytes : 0);
   const int64_t messages = c->messages - (sums ? x->sent : 0);
+  const double waited = c->meter.wait_ms;
   if (sums) x->bytes = x->sent = 0;
   ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
   if (st == NG_OK) st = ng_stations[i].run(p);
@@ -405,6 +406,8 @@ static ng_status run_station(ng_precond *p, int i) {
   t->total_bytes += t->last_bytes;
   t->last_messages = c->messages - messages;
   t->total_messages += t->last_messages;
+  t->last_wait_ms = c->meter.wait_ms - waited;
+  t->total_wait_ms += t->last_wait_ms;
   ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
          (long long)t->last_bytes);
   return st;

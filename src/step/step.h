@@ -281,7 +281,7 @@ extern const ng_station ng_stations[NG_STATIONS];
 
 typedef struct ng_station_time {
   int64_t runs, last_bytes, total_bytes, last_messages, total_messages;
-  double last_ms, total_ms;
+  double last_ms, total_ms, last_wait_ms, total_wait_ms;
 } ng_station_time;
 
 /* What is under way. */

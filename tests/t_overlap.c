@@ -1,0 +1,222 @@
+/* t_overlap: what is under way while this rank does other things, and what the report says of it.  The clock
+ * is the test's own, and the transport takes the time it is told to: two ranks that are alike, of which this is
+ * one, so every sum is twice what was sent. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "draw.h"
+#include "fixture.h"
+#include "step/step.h"
+
+enum { B = 3, LAYERS = 2, STEPS = 3, WIRE = 10, QUICK = 2, SMALL = 2, WORK = 3, ROOM = 64 };
+
+static double now, wire_ms;
+double __wrap_ng_now_ms(void);
+double __wrap_ng_now_ms(void) { return now; }
+
+/* ---- a slow wire ---------------------------------------------------------------------------------*/
+
+typedef struct slow {
+  int under_way;
+  double done_at[ROOM];
+  int next;
+} slow;
+
+static void twice(const ng_collective *c) {
+  if (c->kind != NG_ALL_REDUCE) return;
+  for (int64_t i = 0; i < c->count; i++) {
+    if (c->dtype == NG_F64) {
+      ((double *)c->recv)[i] *= 2.0;
+    } else {
+      ((float *)c->recv)[i] *= 2.0F;
+    }
+  }
+}
+
+static ng_status slow_run(void *user, const ng_collective *c) {
+  (void)user;
+  twice(c);
+  now += SMALL;
+  return NG_OK;
+}
+
+static ng_status slow_start(void *user, const ng_collective *c, void **request) {
+  slow *s = user;
+  twice(c);
+  double *at = &s->done_at[s->next++ % ROOM];
+  *at = now + wire_ms;
+  *request = at;
+  s->under_way++;
+  return NG_OK;
+}
+
+static ng_status slow_wait(void *user, void *request) {
+  const double *at = request;
+  if (now < *at) now = *at;
+  ((slow *)user)->under_way--;
+  return NG_OK;
+}
+
+static ng_status slow_test(void *user, void *request, int32_t *done) {
+  const double *at = request;
+  *done = now >= *at;
+  ((slow *)user)->under_way -= *done;
+  return NG_OK;
+}
+
+/* ---- runs ----------------------------------------------------------------------------------------*/
+
+typedef struct outcome {
+  double sent, hidden;                            /* of each step */
+  double ms[NG_STATIONS], wait[NG_STATIONS];      /* of the last one */
+  int under_way_before_last, under_way_after_all; /* messages, when the last array is shown */
+} outcome;
+
+static void one_step(fixture *f, const slow *wire, int32_t last, float weight[LAYERS][20],
+                     outcome *out) {
+  static const int64_t width[LAYERS + 1] = {4, 5, 3};
+  ng_batch b;
+  ng_batch_init(&b, sizeof b);
+  b.samples = B;
+  b.last = last;
+  fixture_ok(f, ng_begin(f->p, &b));
+  for (int k = 0; k < 2 * LAYERS; k++) {
+    float x[B * 5];
+    const bool grad = k >= LAYERS;
+    const int i = grad ? 2 * LAYERS - 1 - k : k;
+    const int64_t n = width[grad ? i + 1 : i];
+    rng r = {test_seed() ^ (uint64_t)k};
+    for (int64_t e = 0; e < B * n; e++) {
+      x[e] = (float)rng_value(&r);
+    }
+    now += WORK;
+    if (k == 2 * LAYERS - 1) out->under_way_before_last = wire->under_way;
+    const plane v = plane_of(x, B, n, NG_F32);
+    fixture_ok(f,
+               grad ? plane_output_grad(f->p, i, &v, NG_COPY) : plane_input(f->p, i, &v, NG_COPY));
+  }
+  out->under_way_after_all = wire->under_way;
+  for (int i = 0; i < LAYERS; i++) {
+    const plane v = plane_of(weight[i], width[i + 1], width[i], NG_F32);
+    fixture_ok(f, fixture_bind(f, i, NG_WEIGHT, &v, NULL));
+  }
+  fixture_ok(f, ng_step(f->p, 0.1));
+}
+
+static outcome run(const char *more, int32_t last, double takes, bool starts, bool tests) {
+  fixture f;
+  slow wire = {0};
+  outcome out = {0};
+  char set[128];
+  float weight[LAYERS][20];
+  for (int i = 0; i < 20 * LAYERS; i++) {
+    weight[i / 20][i % 20] = (float)(i % 7) - 3.0F;
+  }
+  ng_transport t;
+  ng_transport_init(&t, sizeof t);
+  t.name = "slow";
+  t.user = &wire;
+  t.size = 2;
+  t.run = slow_run;
+  if (starts) t.start = slow_start;
+  if (starts) t.wait = slow_wait;
+  if (tests) t.test = slow_test;
+  (void)snprintf(set, sizeof set, "method=natgrad stat_period=1 solve_period=1 %s", more);
+  now = 0;
+  wire_ms = takes;
+  fixture_ok(&f,
+             fixture_open(&f, set, &(fixture_how){.linalg = "ref", .threads = 1, .transport = &t}));
+  fixture_ok(&f, ng_add_linear(f.p, "one", 4, 5, 0, NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "two", 5, 3, 0, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  double sent = 0, hidden = 0;
+  for (int i = 0; i < STEPS; i++) {
+    ng_report r;
+    ng_report_init(&r, sizeof r);
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    sent = r.sent_ms;
+    hidden = r.hidden_ms;
+    one_step(&f, &wire, last, weight, &out);
+    fixture_ok(&f, ng_report_read(f.p, &r));
+    out.sent = r.sent_ms - sent;
+    out.hidden = r.hidden_ms - hidden;
+  }
+  for (int i = 0; i < NG_STATIONS; i++) {
+    ng_station_report s;
+    ng_station_report_init(&s, sizeof s);
+    fixture_ok(&f, ng_report_station(f.p, i, &s));
+    out.ms[i] = s.last_ms;
+    out.wait[i] = s.last_wait_ms;
+    assert_true(s.total_wait_ms == STEPS * s.last_wait_ms);
+  }
+  fixture_close(&f);
+  return out;
+}
+
+static void must_be(const char *what, double is, double want) {
+  if (is != want) fail_msg("%s is %g, expected %g", what, is, want);
+}
+
+/* Layer two is complete before the last array is shown, so its A and G leave then, WORK before those of
+ * layer one; the step begins at once.  `check` takes SMALL, so the first two are waited for WIRE - WORK -
+ * SMALL, the others WORK more; results of two owners take WIRE together; then `agree`. */
+static void test_hidden(void **state) {
+  (void)state;
+  for (int tests = 0; tests < 2; tests++) {
+    const outcome o = run("stat_bucket_mb=0", 1, WIRE, true, tests != 0);
+    assert_int_equal(o.under_way_before_last, 2);
+    assert_int_equal(o.under_way_after_all, 4);
+    must_be("hidden", o.hidden, WORK);
+    must_be("sent", o.sent, WIRE + WORK + WIRE + SMALL);
+    must_be("check", o.wait[NG_AT_CHECK], SMALL);
+    must_be("statistics", o.wait[NG_AT_STATISTICS], WIRE - SMALL);
+    must_be("measure", o.wait[NG_AT_MEASURE], WIRE);
+    must_be("agree", o.wait[NG_AT_AGREE], SMALL);
+    must_be("time of statistics", o.ms[NG_AT_STATISTICS], WIRE - SMALL);
+    must_be("sums", o.wait[NG_AT_SUMS], 0);
+  }
+}
+
+/* Over before the next array is shown: the first two are found to be, or are under way until the others are
+ * if nobody may ask; those are complete when `check` is. */
+static void test_quick(void **state) {
+  (void)state;
+  for (int tests = 0; tests < 2; tests++) {
+    const outcome o = run("stat_bucket_mb=0", 1, QUICK, true, tests != 0);
+    must_be("hidden", o.hidden, WORK);
+    must_be("sent", o.sent, WORK + SMALL + QUICK + SMALL);
+    must_be("statistics", o.wait[NG_AT_STATISTICS], 0);
+  }
+}
+
+/* One message for all: nothing to hide it behind; nor where nobody says which micro-batch is the last, or
+ * where the transport only knows how to wait. */
+static void test_nothing_hidden(void **state) {
+  (void)state;
+  const outcome whole = run("", 1, WIRE, true, true),
+                late = run("stat_bucket_mb=0", 0, WIRE, true, true),
+                stops = run("stat_bucket_mb=0", 1, WIRE, false, false);
+  assert_int_equal(whole.under_way_before_last, 0);
+  assert_int_equal(whole.under_way_after_all, 1);
+  must_be("hidden, one message", whole.hidden, 0);
+  must_be("sent, one message", whole.sent, WIRE + WIRE + SMALL);
+  assert_int_equal(late.under_way_after_all, 0);
+  must_be("hidden, in the step", late.hidden, 0);
+  must_be("sent, in the step", late.sent, SMALL + WIRE + WIRE + SMALL);
+  assert_int_equal(stops.under_way_after_all, 0);
+  must_be("hidden, no start", stops.hidden, 0);
+  must_be("sent, no start", stops.sent, (4 + 1 + 2 + 1) * SMALL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_hidden), cmocka_unit_test(test_quick),
+                                     cmocka_unit_test(test_nothing_hidden)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
