@@ -1,0 +1,155 @@
+"""Embeddings over ranks of torch.distributed: shards of a batch are the whole of it, however each rank runs its own."""
+import contextlib
+import copy
+import math
+import unittest
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+import natgrad
+import ranks
+from front import Case, make
+from test_embeddings import Words, by_definition, of_samples, places, table
+
+SAMPLES, T = 12, 5
+
+
+class Model(Words):
+    """`how` it runs: under autocast, checkpointed, with a second table of positions, or with the head tied to the table."""
+
+    def __init__(self, how):
+        super().__init__(table(padding_idx=2 if how == "padding" else None))
+        self.how = how
+        del self.join
+        if how == "positions":
+            torch.manual_seed(4)
+            self.places = nn.Embedding(T, 4)
+        if how == "tied":
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.table.weight
+
+    def join(self, x, e):
+        return e + self.places(places(x)) if self.how == "positions" else e
+
+    def forward(self, x):
+        if self.how == "checkpoint":
+            return checkpoint(super().forward, x, use_reentrant=False)
+        if self.how == "autocast" and self.head.weight.dtype == torch.float32:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x).float()
+        return super().forward(x)
+
+
+def data(how):
+    torch.manual_seed(8)
+    x = torch.randint(0, 7, (SAMPLES, T))
+    if how == "padding":  # as much of it on each rank, and in each micro-batch
+        x[x == 2] = 3
+        x[:, 4] = 2
+    return x, torch.rand(SAMPLES, T, 7, dtype=torch.float64)
+
+
+def loss_of(model, x, factor):
+    y = model(x)
+    return (torch.sin(3 * y) * factor[..., :y.shape[-1]].to(y.dtype)).sum() / len(x)
+
+
+def one_step(rank, world, how, accumulate):
+    """Gradients of this rank's part; with accumulate in two micro-batches, of which one is not reduced."""
+    model, (x, factor) = DDP(Model(how)), data(how)
+    x, factor = x[rank::world], factor[rank::world]
+    k, cut = make(model), 1 if accumulate else 0
+    for part in (slice(0, cut), slice(cut, None))[0 if accumulate else 1:]:
+        share = len(x[part]) / len(x)
+        with model.no_sync() if accumulate and part.start == 0 else contextlib.nullcontext():
+            k.begin(len(x[part]), share)
+            (loss_of(model, x[part], factor[part]) * share).backward()
+    note = k.step()
+    why = {row["name"]: (row["family"], row["why"]) for row in k.explain()}
+    return note, {name: p.grad.tolist() for name, p in model.module.named_parameters()}, why
+
+
+def trained(rank, world, fraction):
+    """natgrad.SGD: weights after five steps, and after three of them, a state that was saved and loaded, and two more."""
+    found = []
+    for resumed in (False, True):
+        model = DDP(Model("positions"))
+        x, factor = (part[rank::world] for part in data(""))
+        def new():
+            return natgrad.SGD(model, 0.05, momentum=0.9, grad_worker_fraction=fraction, solve_period=2, damping=0.1)
+        optimizer = new()
+        for t in range(5):
+            if resumed and t == 3:
+                state = optimizer.state_dict()
+                optimizer.close()
+                optimizer = new()
+                optimizer.load_state_dict(copy.deepcopy(state))
+            model.zero_grad()
+            loss_of(model, (x + t) % 7, factor).backward()
+            optimizer.step()
+        found.append([p.tolist() for p in model.parameters()])
+    return found
+
+
+class EmbeddingRanks(Case):
+    def check(self, got, expected, tolerance):
+        worst = ((torch.tensor(got).double() - expected).abs().max() / expected.abs().max()).item()
+        self.assertLess(worst, tolerance)
+
+    def test_shards_are_the_whole_batch(self):
+        for how in ("plain", "padding", "checkpoint", "autocast"):
+            x, factor = data(how)
+            expected, tolerance = by_definition(Model("plain") if how != "padding" else Model(how), "table",
+                                                lambda m: loss_of(m, x, factor),
+                                                of_samples(SAMPLES, 2 if how == "padding" else None))
+            if how == "autocast":  # y and its gradient have 8 bits, and sin(3 y) makes three times as much of it
+                tolerance = 8 * 2.0**-8
+            for world in (2, 4):
+                for accumulate in (False, True):
+                    with self.subTest(how, world=world, accumulate=accumulate):
+                        for note, found, why in ranks.run(world, one_step, how, accumulate):
+                            self.assertEqual((note, why["table.weight"][0]), (0, "embedding"))
+                            self.check(found["table.weight"], expected, tolerance)
+
+    def test_a_table_of_positions(self):
+        """Each rank's own is read once for its samples: G is the mean over ranks of B/W times the square of a mean."""
+        x, factor = data("positions")
+        for world in (2, 4):
+            own = SAMPLES // world
+
+            def counts(one, _tokens, g):
+                return one.sum(0), math.sqrt(own) * world * g
+            expected, tolerance = by_definition(
+                Model("positions"), "places",
+                lambda m: sum(loss_of(m, x[r::world], factor[r::world]) for r in range(world)) / world, counts)
+            with self.subTest(world=world):
+                for note, found, why in ranks.run(world, one_step, "positions", False):
+                    self.assertEqual((note, why["places.weight"][0]), (0, "embedding"))
+                    self.check(found["places.weight"], expected, tolerance)
+
+    def test_tied_to_the_head(self):
+        """It keeps its gradient, which is that of the whole batch."""
+        x, factor = data("tied")
+        model = Model("tied").double()
+        loss_of(model, x, factor).backward()
+        for world in (2, 4):
+            for accumulate in (False, True):
+                with self.subTest(world=world, accumulate=accumulate):
+                    for note, found, why in ranks.run(world, one_step, "tied", accumulate):
+                        self.assertEqual((note, why["table.weight"]), (0, ("none", "tied to 'head.weight'")))
+                        self.check(found["table.weight"], model.table.weight.grad, 1e-6)  # some sums in float32
+
+    def test_the_update_and_its_state(self):
+        for world, fraction in ((2, 0), (4, 0.5)):
+            with self.subTest(world=world, fraction=fraction):
+                found = ranks.run(world, trained, fraction)
+                for whole, resumed in found:
+                    self.assertEqual(whole, resumed)
+                    self.assertEqual(whole, found[0][0])
+
+
+if __name__ == "__main__":
+    unittest.main()
