@@ -237,6 +237,10 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   whole(l, "network_bytes", r->network_bytes);
   whole(l, "precond_bytes", r->precond_bytes);
   real(l, "seconds", last->seconds);
+  if (r->traffic.ranks > 1) {
+    (void)fputs(", \"ranks\": ", l->f);
+    traffic_json(&r->traffic, l->f);
+  }
   return end(l, 2, t);
 }
 

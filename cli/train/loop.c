@@ -18,9 +18,10 @@
 
 /* ---- times -----------------------------------------------------------------------------------*/
 
+static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe",
+                                              "gradients"};
+
 log_times run_times(run *r) {
-  static const char *const own[RUN_STATIONS] = {"data", "forward", "backward", "observe",
-                                                "gradients"};
   train_station *t = r->out->station;
   const int mine = r->ranks.size > 1 ? RUN_STATIONS : RUN_SUM;
   for (int i = 0; i < mine; i++) {
@@ -36,6 +37,33 @@ log_times run_times(run *r) {
   }
   r->out->stations = n;
   return (log_times){t, n, r->state.step};
+}
+
+/* Losses and gradients are told each other at "gradients", also those that leave while backward goes on. */
+static int gather_traffic(run *r) {
+  traffic_rank mine = {.sent_ms = r->sent_ms, .hidden_ms = r->hidden_ms};
+  for (int i = 0; i < RUN_STATIONS; i++) {
+    (void)snprintf(mine.station[i].name, sizeof mine.station[i].name, "%s", own[i]);
+    mine.station[i].ms = r->own_ms[i];
+  }
+  traffic_station *sum = &mine.station[RUN_SUM];
+  sum->wait_ms = r->in_steps.meter.wait_ms;
+  sum->bytes = (double)r->in_steps.bytes;
+  sum->messages = (double)r->in_steps.messages;
+  const int n = precond_traffic(r->p, &mine, RUN_STATIONS);
+  const double steps = (double)(r->state.step - r->out->first);
+  return traffic_gather(&r->ranks, &mine, n, steps, &r->out->traffic);
+}
+
+/* Adds what went over the wire since then. */
+static void count_step(run *r, const ranks_count *said, const ng_meter *wire) {
+  const double sent = r->wire.meter.sent_ms - wire->sent_ms;
+  const double waited = r->wire.meter.wait_ms - wire->wait_ms;
+  r->in_steps.bytes += r->said.bytes - said->bytes;
+  r->in_steps.messages += r->said.messages - said->messages;
+  r->in_steps.meter.wait_ms += r->said.meter.wait_ms - said->meter.wait_ms;
+  r->sent_ms += sent;
+  r->hidden_ms += fmax(0.0, sent - waited);
 }
 
 static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
@@ -118,13 +146,6 @@ static int agree_on_step(run *r, int64_t *correct) {
   return CLI_OK;
 }
 
-static int sum_gradients(run *r) {
-  const double t0 = ng_now_ms();
-  const int rc = grads_end(&r->grads);
-  if (r->ranks.size > 1) r->own_ms[RUN_SUM] += ng_now_ms() - t0;
-  return rc;
-}
-
 /* The library leaves a step out whose result would not be finite.  One may be an accident; so many in a
  * row have nowhere to go. */
 enum { MOST_SKIPPED = 4 };
@@ -144,11 +165,15 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
   bool wanted = false;
   int rc = CLI_OK;
   const bool together = r->ranks.size > 1;
+  const ranks_count said = r->said;
+  const ng_meter wire = r->wire.meter;
   for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
     rc = one_batch(r, i, &wanted, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
+  const double t1 = ng_now_ms();
   if (rc == CLI_OK) rc = agree_on_step(r, correct);
-  if (rc == CLI_OK && (together || !r->out->diverged)) rc = sum_gradients(r);
+  if (rc == CLI_OK && (together || !r->out->diverged)) rc = grads_end(&r->grads);
+  if (together) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
   if (rc == CLI_OK && r->out->diverged) return wanted ? precond_forget(r->p) : CLI_OK;
   unsigned outcome = 0;
   precond_momentum(r->p, recipe_momentum(r->s, lr, before));
@@ -166,6 +191,7 @@ static int one_step(run *r, double lr, double before, int64_t *correct) {
   r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
   r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
   r->step_ms += ng_now_ms() - t0;
+  count_step(r, &said, &wire);
   return rc;
 }
 
@@ -364,6 +390,7 @@ static int finish(run *r) {
   r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
   r->out->precond_bytes = precond_bytes(r->p);
+  if (rc == CLI_OK) rc = gather_traffic(r);
   const log_times t = run_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";
   if (rc == CLI_OK) rc = log_write_end(r->log, why, &last, r->out, &t);
@@ -389,7 +416,8 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   out->kept = -1;
   checkpoint_init(&r.state);
   manifest_init(&r.before);
-  r.ranks = ranks_of(t);
+  r.ranks = ranks_of(traffic_through(&r.wire, t));
+  r.ranks.count = &r.said;
   int rc = run_begin(&r);
   if (rc == CLI_OK) {
     out->first = r.state.step;
@@ -416,4 +444,5 @@ void train_result_free(train_result *r) {
   free(r->epoch);
   r->epoch = NULL;
   r->epochs = 0;
+  traffic_free(&r->traffic);
 }

@@ -340,6 +340,22 @@ int precond_stations(const precond *p, train_station *out, int room) {
   return n;
 }
 
+int precond_traffic(const precond *p, traffic_rank *out, int at) {
+  ng_report r = {.struct_size = sizeof r};
+  if (ng_report_read(p->p, &r) < 0) return at;
+  for (int32_t i = 0; i < r.stations && at < TRAFFIC_STATIONS; i++) {
+    ng_station_report one = {.struct_size = sizeof one};
+    if (ng_report_station(p->p, i, &one) < 0) continue;
+    traffic_station *s = &out->station[at++];
+    (void)snprintf(s->name, sizeof s->name, "%s", one.name);
+    s->ms = one.total_ms;
+    s->wait_ms = one.total_wait_ms;
+    s->bytes = (double)one.total_bytes;
+    s->messages = (double)one.total_messages;
+  }
+  return at;
+}
+
 int64_t precond_bytes(const precond *p) {
   int64_t bytes = 0;
   ng_context_allocated(p->ctx, &bytes, NULL, NULL);

@@ -24,10 +24,32 @@ static int told(const run_ranks *r, ng_status st) {
   return cli_bad("rank %d of %d: another rank gave up, or %s failed", r->rank, r->size, r->t->name);
 }
 
+static void begins(const run_ranks *r, const ng_collective *c) {
+  if (r->count == NULL) return;
+  r->count->bytes += c->count * ng_dtype_size(c->dtype);
+  r->count->messages++;
+  ng_meter_begin(&r->count->meter);
+}
+
+/* `waited` since then: this rank did nothing else. */
+static void ends(const run_ranks *r, bool waited, double since) {
+  if (r->count == NULL) return;
+  ng_meter_end(&r->count->meter);
+  if (waited) r->count->meter.wait_ms += ng_now_ms() - since;
+}
+
+static int run(const run_ranks *r, const ng_collective *c) {
+  const double t0 = ng_now_ms();
+  begins(r, c);
+  const ng_status st = r->t->run(r->t->user, c);
+  ends(r, true, t0);
+  return told(r, st);
+}
+
 static int call(const run_ranks *r, ng_coll_kind kind, ng_dtype dtype, void *x, int64_t n) {
   if (r->size == 1) return CLI_OK;
   const ng_collective c = describe(kind, dtype, x, n);
-  return told(r, r->t->run(r->t->user, &c));
+  return run(r, &c);
 }
 
 int ranks_sum(const run_ranks *r, double *x, int64_t n) {
@@ -42,7 +64,8 @@ int ranks_sum_floats(const run_ranks *r, float *x, int64_t n) {
 int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *out) {
   *out = (ranks_request){.c = describe(NG_ALL_REDUCE, NG_F32, x, n)};
   if (r->size == 1) return CLI_OK;
-  if (r->t->start == NULL) return told(r, r->t->run(r->t->user, &out->c));
+  if (r->t->start == NULL) return run(r, &out->c);
+  begins(r, &out->c);
   const ng_status st = r->t->start(r->t->user, &out->c, &out->handle);
   out->under_way = st == NG_OK;
   return told(r, st);
@@ -55,13 +78,17 @@ int ranks_test(const run_ranks *r, ranks_request *q, bool *done) {
   const ng_status st = r->t->test(r->t->user, q->handle, &over);
   *done = over != 0;
   q->under_way = st == NG_OK && over == 0;
+  if (!q->under_way) ends(r, false, 0.0);
   return told(r, st);
 }
 
 int ranks_wait(const run_ranks *r, ranks_request *q) {
   if (!q->under_way) return CLI_OK;
+  const double t0 = ng_now_ms();
+  const ng_status st = r->t->wait(r->t->user, q->handle);
   q->under_way = false;
-  return told(r, r->t->wait(r->t->user, q->handle));
+  ends(r, true, t0);
+  return told(r, st);
 }
 
 int ranks_tell(const run_ranks *r, void *x, int64_t bytes) {

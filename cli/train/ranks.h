@@ -7,6 +7,7 @@
 #define RANKS_H
 
 #include "cli.h"
+#include "meter.h"
 #include "natgrad.h"
 
 #include <stdbool.h>
@@ -14,8 +15,15 @@
 
 typedef struct run_ranks {
   int32_t rank, size;
-  const ng_transport *t; /* NULL: one rank */
+  const ng_transport *t;     /* NULL: one rank */
+  struct ranks_count *count; /* NULL: nobody counts */
 } run_ranks;
+
+/* What was handed to collectives from here, and how long it took. */
+typedef struct ranks_count {
+  int64_t bytes, messages;
+  ng_meter meter;
+} ranks_count;
 
 run_ranks ranks_of(const ng_transport *t);
 /* The first of n samples that rank `rank` has; of rank `size`: n. */

@@ -8,6 +8,7 @@
 #include "precond.h"
 #include "progress.h"
 #include "recipe.h"
+#include "traffic.h"
 #include "checkpoint.h"
 
 enum {
@@ -43,7 +44,10 @@ typedef struct run {
   bool switched;
   double loss; /* of the last step */
   run_ranks ranks;
-  bool asked; /* some rank was asked to stop */
+  traffic_wire wire;
+  ranks_count said, in_steps; /* by the trainer itself; in steps alone            */
+  double sent_ms, hidden_ms;  /* by it and the library, over the wire, in steps */
+  bool asked;                 /* some rank was asked to stop */
   train_result *out;
 } run;
 

@@ -134,6 +134,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
     printf("mean of the weights after %lld steps: test loss %.5f, test %.2f %%\n",
            (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
   }
+  if (!quiet) traffic_print(&r->traffic, stdout);
   if (s->out[0] == 0 || quiet) return CLI_OK;
   if (r->steps == r->first) {
     printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,
@@ -364,6 +365,10 @@ const cli_command cli_train = {
         "see their own rank's samples.  --batch is that of all ranks.  Rank 0 prints and has DIR.\n"
         "Open MPI wants --allow-run-as-root for root, and --oversubscribe for more ranks than "
         "cores.\n"
+        "At the end a table tells the mean step of a rank by station: its time and that of the\n"
+        "slowest, what it waited in collectives, how much longer than the rank that waited least\n"
+        "(idle), and what it sent; then how much of the time of messages was hidden behind other\n"
+        "work.  Rank by rank it is in DIR/log.jsonl.\n"
         "\n"
         "DIR/log.jsonl has one object a line, with \"schema\", \"event\": \"step\", \"epoch\" or "
         "\"end\",\n"

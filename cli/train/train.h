@@ -17,6 +17,7 @@
 #include "data/data.h"
 #include "nn/nn.h"
 #include "settings.h"
+#include "traffic.h"
 
 typedef struct train_epoch { /* one line "epoch" of log.jsonl */
   int64_t epoch, step;       /* counted from 1: after so many */
@@ -47,6 +48,7 @@ typedef struct train_result {
   int64_t kept;                          /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
+  traffic traffic;                      /* of several ranks, of this process */
   int64_t network_bytes, precond_bytes; /* held by the network; by the library, between steps */
 } train_result;
 

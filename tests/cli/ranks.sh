@@ -74,6 +74,14 @@ for mb in 0 1000; do
 done
 cmp "$scratch"/cut.{0,1000}/checkpoint/model-10.safetensors || fail "--bucket-mb changes weights"
 
+# What each rank did, as a table and in the log: what is sent is the same on all of them.
+expect 0 "*a step * ms * most * waits * idle, most * kB * messages*gradients *$n ranks: messages under way * ms a step, * % of it hidden*solve: the busiest*" \
+  on "$n" --data digits $mlp natgrad --batch 61 --seed 3 --steps 10 --stat-bucket-mb 0 --out "$scratch/told"
+tail -n 1 "$scratch/told/log.jsonl" >"$scratch/end"
+[[ $(grep -o '"hidden_ms"' "$scratch/end" | wc -l) == "$n" ]] || fail "the log tells of other ranks than $n"
+[[ $(grep -o '"sums": {[^}]*' "$scratch/end" | sed 's/.*"bytes"/"bytes"/' | sort -u | wc -l) == 1 ]] ||
+  fail "ranks sent other sums: $(grep -o '"sums": {[^}]*' "$scratch/end")"
+
 # A checkpoint is of no number of ranks: half of a run on n of them, the rest on one, and the other way.
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
 expect 0 '' on 1 "${how[@]}" --steps 40 --out "$scratch/whole"

@@ -1,0 +1,204 @@
+/* t_traffic: what ranks of a run say they did: gathered from three, read back, told; and how long messages of
+ * the trainer's own are under way, on a clock of the test's. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "ranks.h"
+#include "train/traffic.h"
+
+enum { RANKS = 3, STATIONS = 2, STEPS = 10 };
+
+static double now;
+double __wrap_ng_now_ms(void);
+double __wrap_ng_now_ms(void) { return now; }
+
+/* ---- a table -----------------------------------------------------------------------------------*/
+
+static const traffic_rank made_up[RANKS] = {
+    {40, 30, {{"sums", 50, 20, 4000, 20}, {"solve", 300, 0, 0, 0}}},
+    {50, 10, {{"sums", 60, 35, 4000, 20}, {"solve", 100, 0, 0, 0}}},
+    {10, 5, {{"sums", 20, 5, 4000, 20}, {"solve", 200, 0, 0, 0}}},
+};
+
+static ng_status tell(int32_t rank, ng_transport *t, void *arg) {
+  traffic *all = arg;
+  const run_ranks ranks = ranks_of(t);
+  return traffic_gather(&ranks, &made_up[rank], STATIONS, STEPS, &all[rank]) == CLI_OK
+             ? NG_OK
+             : NG_ERR_COMM;
+}
+
+static void must_be(double is, double want) {
+  if (!(fabs(is - want) < 1e-12)) fail_msg("%.17g, expected %.17g", is, want);
+}
+
+static void test_gathered(void **state) {
+  (void)state;
+  traffic all[RANKS];
+  assert_int_equal(ranks_run(RANKS, tell, all, NULL), NG_OK);
+  for (int r = 0; r < RANKS; r++) {
+    const traffic *t = &all[r];
+    assert_int_equal(t->ranks, RANKS);
+    assert_int_equal(t->stations, STATIONS);
+    for (int k = 0; k < RANKS; k++)
+      assert_memory_equal(&t->rank[k], &made_up[k], sizeof made_up[k]);
+    must_be(traffic_idle(t, 0, 0), 15); /* 20 - 5 */
+    must_be(traffic_idle(t, 1, 0), 30);
+    must_be(traffic_idle(t, 2, 0), 0);
+    must_be(traffic_balance(t, "solve"), 1.5); /* 300 of 200 */
+    must_be(traffic_balance(t, "nothing"), 1);
+    must_be(traffic_hidden(t), 0.45); /* 45 of 100 */
+  }
+  char *text = NULL;
+  size_t size = 0;
+  FILE *f = open_memstream(&text, &size);
+  assert_non_null(f);
+  traffic_print(&all[0], f);
+  (void)fclose(f);
+  assert_string_equal(text, "a step      ms    most  waits  idle, most   kB  messages\n"
+                            "sums     4.333   6.000  2.000       3.000  0.4       2.0\n"
+                            "solve   20.000  30.000  0.000       0.000  0.0       0.0\n"
+                            "3 ranks: messages under way 3.333 ms a step, 45.0 % of it hidden\n"
+                            "solve: the busiest rank has 1.50 of the mean\n");
+  free(text);
+  f = open_memstream(&text, &size);
+  assert_non_null(f);
+  traffic_json(&all[0], f);
+  (void)fclose(f);
+  json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+  assert_int_equal(json_array_size(json), RANKS);
+  const json_t *second = json_array_get(json, 1);
+  must_be(json_number_value(json_object_get(second, "hidden_ms")), 10);
+  const json_t *sums = json_object_get(json_object_get(second, "stations"), "sums");
+  must_be(json_number_value(json_object_get(sums, "idle_ms")), 30);
+  must_be(json_number_value(json_object_get(sums, "bytes")), 4000);
+  json_decref(json);
+  free(text);
+  for (int r = 0; r < RANKS; r++)
+    traffic_free(&all[r]);
+}
+
+/* ---- a slow wire -------------------------------------------------------------------------------*/
+
+enum { WIRE = 10, SMALL = 2 };
+
+static ng_status slow_run(void *user, const ng_collective *c) {
+  (void)user, (void)c;
+  now += SMALL;
+  return NG_OK;
+}
+
+static ng_status slow_start(void *user, const ng_collective *c, void **request) {
+  (void)c;
+  *(double *)user = now + WIRE;
+  *request = user;
+  return NG_OK;
+}
+
+static ng_status slow_wait(void *user, void *request) {
+  (void)request;
+  if (now < *(double *)user) now = *(double *)user;
+  return NG_OK;
+}
+
+static ng_status slow_test(void *user, void *request, int32_t *done) {
+  (void)request;
+  *done = now >= *(double *)user;
+  return NG_OK;
+}
+
+static void test_hidden(void **state) {
+  (void)state;
+  double done_at = 0, small = 1;
+  float x[5] = {0};
+  bool done = false;
+  ng_transport t;
+  ng_transport_init(&t, sizeof t);
+  t.user = &done_at;
+  t.size = 2;
+  t.run = slow_run;
+  t.start = slow_start;
+  t.wait = slow_wait;
+  t.test = slow_test;
+  ranks_count count = {0};
+  ranks_request q;
+  run_ranks ranks = ranks_of(&t);
+  ranks.count = &count;
+  now = 0;
+  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
+  now += 4; /* at work */
+  assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
+  assert_false(done);
+  assert_int_equal(ranks_sum(&ranks, &small, 1), CLI_OK); /* beside it */
+  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  must_be(count.meter.sent_ms, WIRE);
+  must_be(count.meter.wait_ms, SMALL + WIRE - SMALL - 4);
+  must_be(ng_meter_hidden(&count.meter), 4);
+  assert_int_equal(count.messages, 2);
+  assert_int_equal(count.bytes, 5 * 4 + 8);
+  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
+  now += 13; /* it is over by then, but only now known to be */
+  assert_int_equal(ranks_test(&ranks, &q, &done), CLI_OK);
+  assert_true(done);
+  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  must_be(count.meter.sent_ms, WIRE + 13);
+  must_be(ng_meter_hidden(&count.meter), 4 + 13);
+  t.start = NULL; /* does it at once */
+  t.wait = NULL;
+  assert_int_equal(ranks_post_floats(&ranks, x, 5, &q), CLI_OK);
+  assert_int_equal(ranks_wait(&ranks, &q), CLI_OK);
+  must_be(count.meter.sent_ms, WIRE + 13 + SMALL);
+  must_be(ng_meter_hidden(&count.meter), 4 + 13);
+}
+
+/* What is under way beside something else that is waited for is not hidden by that. */
+static void test_one_meter(void **state) {
+  (void)state;
+  double done_at = 0;
+  float x[5] = {0};
+  bool done = false;
+  ng_transport t;
+  ng_transport_init(&t, sizeof t);
+  t.user = &done_at;
+  t.size = 2;
+  t.run = slow_run;
+  t.start = slow_start;
+  t.wait = slow_wait;
+  t.test = slow_test;
+  traffic_wire wire;
+  const ng_transport *mine = traffic_through(&wire, &t);
+  const run_ranks one = ranks_of(mine), other = ranks_of(mine);
+  ranks_request q, p;
+  double small = 1;
+  now = 0;
+  assert_int_equal(ranks_post_floats(&one, x, 5, &q), CLI_OK);
+  now += 4;
+  assert_int_equal(ranks_sum(&other, &small, 1), CLI_OK);
+  now += 5; /* over */
+  assert_int_equal(ranks_test(&one, &q, &done), CLI_OK);
+  assert_true(done);
+  must_be(wire.meter.sent_ms, 4 + SMALL + 5);
+  must_be(ng_meter_hidden(&wire.meter), 4 + 5);
+  assert_int_equal(ranks_post_floats(&one, x, 5, &q), CLI_OK);
+  assert_int_equal(ranks_post_floats(&other, x, 5, &p), CLI_OK);
+  assert_int_equal(ranks_wait(&one, &q), CLI_OK);
+  assert_int_equal(ranks_wait(&other, &p), CLI_OK);
+  must_be(wire.meter.sent_ms, 4 + SMALL + 5 + WIRE);
+  must_be(ng_meter_hidden(&wire.meter), 4 + 5);
+  assert_null(traffic_through(&wire, NULL));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_gathered), cmocka_unit_test(test_hidden),
+                                     cmocka_unit_test(test_one_meter)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
