@@ -1,8 +1,10 @@
 /* pool.c: a small pool of threads for loops of our own, the library's and the trainer's.
  *
  * No OpenMP: a second runtime in a Python process throttles the first, and thread sanitizers cannot
- * see through it.  The partition is static (piece i of n runs on thread i T / n), so the same work
- * meets the same thread on every call and results do not depend on timing. */
+ * see through it.  The partition is static (piece i of n is in share i T / n), so the same pieces run after
+ * each other on every call, and nearly always the same work meets the same thread.  A share that its worker
+ * has not begun when the caller is done with its own is the caller's: nobody waits for a thread to wake up,
+ * which on a busy machine takes longer than the work of most loops. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -10,15 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct seat {
+  pthread_t thread;
+  uint64_t taken; /* the last round whose share somebody runs */
+} seat;
+
 struct ng_pool {
   ng_pool_alloc alloc;
   int32_t threads; /* the caller's included */
-  int32_t wanted; /* the size of `thread`                                                         */
-  pthread_t *thread;
+  int32_t wanted;  /* the size of `seat` */
+  seat *seat;      /* the first is the caller's, who needs none */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  uint64_t round;  /* counts jobs; a worker runs each round once  */
-  int32_t running; /* workers still in the current round */
+  uint64_t round;  /* counts jobs */
+  int32_t running; /* workers that run a share of this round */
   bool stop;
   int32_t n;
   void (*task)(void *arg, int32_t i);
@@ -34,17 +41,19 @@ static void run_share(const ng_pool *pool, int32_t me) {
   }
 }
 
+/* All that is shared is read and written under the lock, but the job, which stays until the round's last share
+ * is done; a worker that comes later finds its share taken and reads none of it. */
 static void *worker(void *arg) {
   ng_pool *pool = arg;
-  uint64_t seen = 0;
   (void)pthread_mutex_lock(&pool->lock);
   const int32_t me = ++pool->started;
   for (;;) {
-    while (!pool->stop && pool->round == seen) {
+    while (!pool->stop && pool->seat[me].taken == pool->round) {
       (void)pthread_cond_wait(&pool->work, &pool->lock);
     }
     if (pool->stop) break;
-    seen = pool->round;
+    pool->seat[me].taken = pool->round;
+    pool->running++;
     (void)pthread_mutex_unlock(&pool->lock);
     run_share(pool, me);
     (void)pthread_mutex_lock(&pool->lock);
@@ -71,18 +80,19 @@ ng_pool *ng_pool_create(int32_t threads, const ng_pool_alloc *alloc) {
   if (pool == NULL) return NULL;
   memset(pool, 0, sizeof *pool);
   pool->alloc = *alloc;
-  pool->thread = alloc->take(alloc->user, (size_t)threads * sizeof *pool->thread);
-  if (pool->thread == NULL) {
+  pool->seat = alloc->take(alloc->user, (size_t)threads * sizeof *pool->seat);
+  if (pool->seat == NULL) {
     alloc->give(alloc->user, pool, sizeof *pool);
     return NULL;
   }
+  memset(pool->seat, 0, (size_t)threads * sizeof *pool->seat);
   pool->threads = threads;
   pool->wanted = threads;
   (void)pthread_mutex_init(&pool->lock, NULL);
   (void)pthread_cond_init(&pool->work, NULL);
   (void)pthread_cond_init(&pool->idle, NULL);
   for (int32_t i = 1; i < threads; i++) {
-    if (pthread_create(&pool->thread[i], NULL, worker, pool) != 0) {
+    if (pthread_create(&pool->seat[i].thread, NULL, worker, pool) != 0) {
       /* Fewer threads than asked for: go on with those there are. */
       (void)pthread_mutex_lock(&pool->lock);
       pool->threads = i;
@@ -100,7 +110,7 @@ void ng_pool_destroy(ng_pool *pool) {
   (void)pthread_cond_broadcast(&pool->work);
   (void)pthread_mutex_unlock(&pool->lock);
   for (int32_t i = 1; i < pool->threads; i++) {
-    (void)pthread_join(pool->thread[i], NULL);
+    (void)pthread_join(pool->seat[i].thread, NULL);
   }
   (void)pthread_cond_destroy(&pool->idle);
   (void)pthread_cond_destroy(&pool->work);
@@ -113,7 +123,7 @@ void ng_pool_destroy(ng_pool *pool) {
 void ng_pool_leave(ng_pool *pool) {
   if (pool == NULL) return;
   const ng_pool_alloc alloc = pool->alloc;
-  alloc.give(alloc.user, pool->thread, (size_t)pool->wanted * sizeof *pool->thread);
+  alloc.give(alloc.user, pool->seat, (size_t)pool->wanted * sizeof *pool->seat);
   alloc.give(alloc.user, pool, sizeof *pool);
 }
 
@@ -124,12 +134,18 @@ void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), v
   pool->n = n;
   pool->task = task;
   pool->arg = arg;
-  pool->running = pool->threads - 1;
   pool->round++;
   (void)pthread_cond_broadcast(&pool->work);
   (void)pthread_mutex_unlock(&pool->lock);
   run_share(pool, 0);
   (void)pthread_mutex_lock(&pool->lock);
+  for (int32_t i = 1; i < pool->threads; i++) {
+    if (pool->seat[i].taken == pool->round) continue;
+    pool->seat[i].taken = pool->round;
+    (void)pthread_mutex_unlock(&pool->lock);
+    run_share(pool, i);
+    (void)pthread_mutex_lock(&pool->lock);
+  }
   while (pool->running > 0) {
     (void)pthread_cond_wait(&pool->idle, &pool->lock);
   }

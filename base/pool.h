@@ -25,8 +25,9 @@ void ng_pool_destroy(ng_pool *pool); /* accepts NULL */
 void ng_pool_leave(ng_pool *pool);
 int32_t ng_pool_threads(const ng_pool *pool);
 
-/* task(arg, i) for every i in [0, n), piece i on thread i T / n; returns when all are done.  Called
- * by one thread at a time, and not from within a task. */
+/* task(arg, i) for every i in [0, n), in T shares of neighbours, each of them in one thread; returns when all
+ * are done.  The caller has the first, and every other that no thread has begun by then: all shares may run
+ * in one thread, so none may wait for another.  Called by one thread at a time, and not from within a task. */
 void ng_pool_run(ng_pool *pool, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 
 #endif
