@@ -9,6 +9,7 @@
 
 #include "natgrad.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -39,6 +40,9 @@ void cli_help(const cli_command *command);
 
 /* One line "natgrad: ..." on stderr; returns CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
+/* Threads that work on one thing tell one line between them, the first, and share `told`, false to begin with; the
+ * calling thread is one of them until it says NULL. */
+void cli_together(atomic_bool *told);
 /* The same about what is worth knowing and no error. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 

@@ -19,8 +19,13 @@ static void say(const char *format, va_list args) {
   (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 
+static _Thread_local atomic_bool *together;
+
+void cli_together(atomic_bool *told) { together = told; }
+
 int cli_bad(const char *format, ...) {
   va_list args;
+  if (together != NULL && atomic_exchange(together, true)) return CLI_BAD;
   va_start(args, format);
   /* The analyzer loses va_start when it inlines a variadic function.
    * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */

@@ -7,6 +7,7 @@
 #include "lr.h"
 #include "nn/models.h"
 #include "run.h"
+#include "run_files.h"
 #include "switch.h"
 
 #include <math.h>
@@ -276,7 +277,8 @@ int run_begin(run *r) {
   if (k->rank > 0) return ranks_agree(k, follow(r));
   r->state.data_crc = data_checksum(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
-  rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
+  if (r->mean.mean != NULL) rc = run_files_average(r->s->out, r->net, r->s->resume);
+  if (rc == CLI_OK) rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
   free(config);
   free(log);
   return rc == CLI_OK ? ranks_agree(k, rc) : rc;

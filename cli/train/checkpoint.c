@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
+#include "run_files.h"
 #include "safetensors.h"
 
 #include <dirent.h>
@@ -130,12 +131,13 @@ static void checksum(const ngio_tensor *t, char key[KEY], char value[VALUE]) {
   (void)snprintf(value, VALUE, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
 }
 
-int checkpoint_write_model(const char *path, const nn *net, const run_state *state) {
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
+                           int64_t averaged) {
   run_state s = *state;
   field list[FIELDS];
   fields_of(&s, list);
   const int n = nn_params(net) + nn_buffers(net);
-  const size_t most = (size_t)(FIELDS + n);
+  const size_t most = (size_t)(FIELDS + n + 1);
   char message[MESSAGE] = "", (*value)[VALUE] = cli_take(most, VALUE),
        (*key)[KEY] = cli_take(most, KEY);
   ngio_text *text = cli_take(most, sizeof *text);
@@ -153,6 +155,11 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
     tensor_of(net, i, &t[i]);
     checksum(&t[i], key[texts], value[texts]);
     text[texts] = (ngio_text){key[texts], value[texts]};
+  }
+  if (averaged > 0) {
+    (void)snprintf(value[texts], VALUE, "%lld", (long long)averaged);
+    text[texts] = (ngio_text){RUN_FILES_AVERAGED, value[texts]};
+    texts++;
   }
   const ngio_status st = ngio_tensors_write(path, t, n, text, texts, message, sizeof message);
   free(t);
@@ -254,7 +261,7 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
     path[i] = path_of(dir, manifest_part[i], state->step);
     if (rc == CLI_OK) rc = disk_regular(next[i]);
   }
-  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state, 0);
   if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND]);
   if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
   if (rc == CLI_OK && has[MANIFEST_AVERAGE]) rc = average_save(mean, next[MANIFEST_AVERAGE]);

@@ -46,7 +46,9 @@ int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond
 int checkpoint_load_model(const char *dir, nn *net, run_state *state);
 int checkpoint_step(const char *dir, int64_t *step); /* of the one that is there */
 int checkpoint_read_model(const char *path, nn *net, run_state *state);
-int checkpoint_write_model(const char *path, const nn *net, const run_state *state);
+/* `averaged`: of how many weights the network's are the mean, 0: of none. */
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
+                           int64_t averaged);
 /* config.json, whose checksum is that of state->files, is about to become another. */
 int checkpoint_config(const char *dir, run_state *state, uint32_t next);
 /* The name of a parameter or buffer that is not finite, or NULL. */

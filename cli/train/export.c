@@ -6,9 +6,9 @@
  * running) is left out; anything else that is no object is an error that names the line. */
 #include "disk.h"
 #include "event_file.h"
+#include "run_files.h"
 #include "train.h"
 
-#include <dirent.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -212,37 +212,6 @@ static int take(void *user, const char *name, const char *value) {
   return CLI_OK;
 }
 
-static bool same_file(const char *a, const char *b) {
-  struct stat x, y;
-  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/* A run is one unit: nothing is written over a part of it, by whatever name or link, nor among its checkpoints. */
-static bool part_of_run(const char *dir, const char *path) {
-  static const char *const file[] = {"log.jsonl", "config.json"};
-  bool found = false;
-  for (int i = 0; i < 2 && !found; i++) {
-    char *part = cli_join(dir, file[i]);
-    found = same_file(part, path);
-    free(part);
-  }
-  char *checkpoint = cli_join(dir, "checkpoint"), *parent = cli_copy(path);
-  char *slash = strrchr(parent, '/');
-  if (slash != NULL) slash[slash == parent] = 0;
-  found =
-      found || same_file(path, checkpoint) || same_file(slash != NULL ? parent : ".", checkpoint);
-  DIR *d = found ? NULL : opendir(checkpoint);
-  for (const struct dirent *e; d != NULL && !found && (e = readdir(d)) != NULL;) {
-    char *entry = cli_join(checkpoint, e->d_name);
-    found = strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && same_file(entry, path);
-    free(entry);
-  }
-  if (d != NULL) (void)closedir(d);
-  free(parent);
-  free(checkpoint);
-  return found;
-}
-
 static int export(const char *dir, const wish *w) {
   record r;
   struct stat st;
@@ -251,9 +220,9 @@ static int export(const char *dir, const wish *w) {
   int rc = stat(log, &st) == 0
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
-  if (rc == CLI_OK && w->csv != NULL && part_of_run(dir, w->csv))
+  if (rc == CLI_OK && w->csv != NULL && run_files_have(dir, w->csv))
     rc = cli_bad("--csv: %s is a part of the run itself", w->csv);
-  if (rc == CLI_OK && w->tensorboard != NULL && part_of_run(dir, w->tensorboard))
+  if (rc == CLI_OK && w->tensorboard != NULL && run_files_have(dir, w->tensorboard))
     rc = cli_bad("--tensorboard: %s is a part of the run itself", w->tensorboard);
   if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
   if (rc == CLI_OK && w->tensorboard != NULL)

@@ -8,6 +8,7 @@
 #include "disk.h"
 #include "lr.h"
 #include "run.h"
+#include "run_files.h"
 #include "switch.h"
 
 #include <math.h>
@@ -365,9 +366,9 @@ static int end_with_average(run *r) {
   out->averaged = r->mean.count;
   out->diverged = false; /* the run itself is not */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
-  char *path = cli_join(r->s->out, "average.safetensors");
+  char *path = cli_join(r->s->out, RUN_FILES_AVERAGE);
   rc = disk_regular(path);
-  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state);
+  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count);
   free(path);
   return rc;
 }

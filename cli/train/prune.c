@@ -6,6 +6,7 @@
 #include "disk.h"
 #include "nn/models.h"
 #include "pruning.h"
+#include "run_files.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -176,8 +177,9 @@ static int tell(subject *p, const char *when) {
 }
 
 /* Better known before the work than after it. */
-static int check_out(const char *path) {
+static int check_out(const char *dir, const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s is there already", path);
+  if (run_files_have(dir, path)) return cli_bad("--out: %s is among the run's checkpoints", path);
   char *folder = cli_copy(path), *end = strrchr(folder, '/');
   if (end != NULL) end[end == folder] = 0;
   const int rc = access(end != NULL ? folder : ".", W_OK | X_OK) == 0
@@ -194,7 +196,7 @@ static int prune(const char *dir, const wish *w) {
   memset(&p, 0, sizeof p);
   checkpoint_init(&p.state);
   settings_init(&p.s);
-  int rc = check_out(w->out);
+  int rc = check_out(dir, w->out);
   if (rc == CLI_OK) rc = read_run(dir, w, &p);
   if (rc == CLI_OK) rc = open_subject(dir, w, &p);
   if (rc == CLI_OK) {
@@ -209,7 +211,7 @@ static int prune(const char *dir, const wish *w) {
     rc = cli_bad("prune: %s is not finite any more; a larger --damping may help",
                  checkpoint_lost(p.net));
   if (rc == CLI_OK) rc = tell(&p, "after ");
-  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
+  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
   close_subject(&p);
   return rc;
 }

@@ -166,12 +166,14 @@ typedef struct one_rank {
   ng_transport t;
   train_result result;
   int rc;
+  atomic_bool *told; /* of all ranks */
   pthread_t thread;
 } one_rank;
 
 static void *on_thread(void *arg) {
   static const train_show nothing = {.label = ""};
   one_rank *r = arg;
+  cli_together(r->told);
   r->rc = train_run_on(&r->t, r->s, r->d, &nothing, &r->result);
   return NULL;
 }
@@ -192,9 +194,11 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
   one_rank *r = cli_take((size_t)n, sizeof *r);
   one_blas_thread();
   int rc = ng_threads_create(n, &group) == NG_OK ? CLI_OK : cli_bad("--ranks: no memory for %d", n);
+  atomic_bool told = false; /* what fails on one fails on all, and is told once */
   int32_t made = 1;
   for (int32_t i = 0; i < n && rc == CLI_OK; i++) {
     r[i].s = s;
+    r[i].told = &told;
     r[i].d = d;
     if (ng_threads_transport(group, i, &r[i].t, sizeof r[i].t) != NG_OK) rc = CLI_BAD;
   }
@@ -204,7 +208,9 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
     r[0].t.abort(r[0].t.user);
     break;
   }
+  cli_together(&told);
   if (rc == CLI_OK) rc = train_run_on(&r[0].t, s, d, show, out);
+  cli_together(NULL);
   for (int32_t i = 1; i < made; i++) {
     (void)pthread_join(r[i].thread, NULL);
     if (r[i].rc == CLI_OK) train_result_free(&r[i].result);

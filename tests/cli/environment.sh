@@ -14,39 +14,44 @@ declare -A command=(
   [replay]="replay $golden/kaisa-eigen-0.safetensors" [list]="bench kfac --model lenet --list"
   [bench]="bench kfac --model lenet --batch 2 --repeat 1 --no-floors"
   [export]="export whole --csv x.csv" [pack]="pack unpacked p.safetensors"
+  [ranks]="train ${tiny[*]} --epochs 2 --ranks 2 --out T" [plan]="plan --model lenet --ranks 2"
+  [prune]="prune whole --score magnitude --sparsity 0.5 --out q.safetensors"
 )
-run() { rm -rf T C x.csv p.safetensors && read -ra words <<<"${command[$1]}"; }
+run() { rm -rf T C x.csv p.safetensors q.safetensors && read -ra words <<<"${command[$1]}"; }
 
 for name in "${!command[@]}"; do
   silent='' # writes nothing to standard output
   [[ $name == export ]] && silent=1
   want=$([[ $silent ]] && echo 0 || echo 2)
   line='natgrad: standard output could not be written'
+  # Ranks stop together, one step after one of them was told.
   [[ $name == train ]] && line+='; stopped after step 8, natgrad train --resume goes on in T'
+  [[ $name == ranks ]] && line+='; stopped after step [89], natgrad train --resume goes on in T'
   told=$([[ $silent ]] || echo "$line")
   # A reader that has gone, a stream that was never there, a device that is full.
   run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err | true
   got=${PIPESTATUS[0]}
-  [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name to a closed pipe: exit $got: $(cat err)"
+  [[ $got == "$want" && $(cat err) == $told ]] || fail "$name to a closed pipe: exit $got: $(cat err)"
   run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >&-
   got=$?
-  [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name without stdout: exit $got: $(cat err)"
+  [[ $got == "$want" && $(cat err) == $told ]] || fail "$name without stdout: exit $got: $(cat err)"
   if [[ $name == train ]]; then
     expect 0 '' "$natgrad" train --resume --out T --quiet # what it had is there
     cmp T/checkpoint/model-16.safetensors whole/checkpoint/model-16.safetensors || fail "closed stdout: other weights"
   fi
+  [[ $name != ranks ]] || expect 0 '' "$natgrad" train --resume --out T --ranks 2 --quiet
   if [[ -w /dev/full ]]; then
     run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >/dev/full
     got=$?
-    [[ $got == "$want" && $(cat err) == "$told" ]] || fail "$name to a full device: exit $got: $(cat err)"
+    [[ $got == "$want" && $(cat err) == $told ]] || fail "$name to a full device: exit $got: $(cat err)"
   fi
   run "$name" && timeout 100 "$natgrad" "${words[@]}" >out 2>&- <&- || fail "$name without stdin and stderr: exit $?"
   run "$name" && timeout 100 "$natgrad" "${words[@]}" >&- 2>&- <&-
   got=$?
   [[ $got == "$want" ]] || fail "$name without any stream: exit $got"
-  ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
+  ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors q.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
   # Messages that nobody can hear do not land in a file either: the second run is refused.
-  if [[ $name == train ]]; then
+  if [[ $name == train || $name == ranks ]]; then
     cksum T/*.json* T/checkpoint/* >before
     "$natgrad" "${words[@]}" >&- 2>&- <&- && fail "$name: twice into one folder"
     cksum T/*.json* T/checkpoint/* | diff before - || fail "$name without any stream: a file changed"
@@ -55,15 +60,15 @@ done
 
 # Disks that are full at each size (a limit of a file's size stands for them): whatever is left can go on.
 for size in 1 2 4 40 100 200; do # kilobytes; the weights have 38, the state 205, config.json and the log 2 to 6
-  for name in train compare export pack; do
+  for name in train ranks compare export pack prune; do
     run "$name"
-    [[ $name == train ]] && words+=(--quiet --log-every 1 --checkpoint-every 4)
+    [[ $name == train || $name == ranks ]] && words+=(--quiet --log-every 1 --checkpoint-every 4)
     (ulimit -f $size && exec "$natgrad" "${words[@]}" >out 2>err)
     got=$?
     [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*': '*'File too large') ]] ||
       fail "$name, $size kB a file: exit $got: $(cat err)"
-    [[ $got == 0 || ($name != export && $name != pack) || -z $(ls x.csv* p.safetensors* 2>/dev/null) ]] || fail "$name, $size kB: left $(ls x.csv* p.*)"
-    [[ $name != train || $(ls T/checkpoint 2>/dev/null | grep -c next) == 0 ]] || fail "$size kB: left $(ls T/checkpoint)"
+    [[ $got == 0 || -z $(ls x.csv* p.safetensors* q.safetensors* 2>/dev/null) ]] || fail "$name, $size kB: left $(ls x.csv* p.* q.*)"
+    [[ ($name != train && $name != ranks) || $(ls T/checkpoint 2>/dev/null | grep -c next) == 0 ]] || fail "$size kB: left $(ls T/checkpoint)"
     if [[ $name == train && -e T/config.json ]]; then
       expect 0 '*' "$natgrad" train --resume --out T --quiet
       cmp T/checkpoint/model-16.safetensors whole/checkpoint/model-16.safetensors || fail "$size kB: other weights"

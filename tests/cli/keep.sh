@@ -114,9 +114,30 @@ train 0 '' "${average[@]}" --ranks 2 --epochs 1 --out pair
 train 0 '' --out pair --ranks 2 --resume --epochs 2 --quiet
 train 0 '' "${average[@]}" --ranks 2 --out both
 cmp {pair,both}/average.safetensors || fail "going on with two ranks gives another mean"
+# What stands in the place of DIR/average.safetensors is replaced if it is such a mean, else kept and told of.
+cp -a mean kept && cp kept/average.safetensors good && cp good linked
+for what in mine other link folder; do
+  rm -rf kept/average.safetensors
+  [[ $what == mine ]] && echo mine >kept/average.safetensors
+  [[ $what == other ]] && cp kept/checkpoint/model-16.safetensors kept/average.safetensors
+  [[ $what == link ]] && ln -s ../linked kept/average.safetensors
+  [[ $what == folder ]] && mkdir kept/average.safetensors
+  find kept linked -type f -exec cksum {} + 2>/dev/null | sort >before
+  train 2 'natgrad: kept/average.safetensors: is *' --out kept --resume --epochs 3 --quiet
+  find kept linked -type f -exec cksum {} + 2>/dev/null | sort | diff before - || fail "$what: something changed"
+done
+rm -rf kept/average.safetensors && cp good kept/average.safetensors
+mkdir fresh && cp good fresh/average.safetensors
+train 2 'natgrad: fresh/average.safetensors: is there already and is none of this run*' "${average[@]}" --out fresh
+[[ $(ls fresh) == average.safetensors ]] || fail "fresh: $(ls fresh)"
+expect 2 'natgrad: --csv: kept/average.safetensors is a part of the run itself' "$natgrad" export kept --csv kept/average.safetensors
+expect 2 "natgrad: --out: kept/checkpoint/model-99.safetensors is among the run's checkpoints" "$natgrad" prune kept --sparsity 0.5 \
+  --out kept/checkpoint/model-99.safetensors
+train 0 '' --out kept --resume --epochs 3 --quiet
+cmp -s good kept/average.safetensors && fail "the mean of three epochs is that of two"
 mv $a gone && train 2 "natgrad: $a: is missing, and belongs to the checkpoint of step 16" --out mean --resume
 mv gone $a && flip $a && train 2 "natgrad: $a: tensor 'mean' is damaged (its checksum differs)" --out mean --resume
-rm -rf mean pair both
+rm -rf mean pair both fresh good linked before kept
 
 # With mixup the batch before is a part, too: three files, each as above.
 mv whole plain && rm -rf other long once parts
