@@ -13,8 +13,8 @@ import natgrad
 import oracle
 import ranks
 import recording
-from front import DAMPING, Case, batch, loss_of, make
-from natgrad import _abi, _distributed
+from front import DAMPING, NEW, Case, batch, loss_of, make
+from natgrad import _abi, _distributed, compat
 from natgrad.compat import KFACPreconditioner
 
 
@@ -219,6 +219,32 @@ def subgroup(rank, world):
     return {name: p.grad.tolist() for name, p in model.named_parameters()}
 
 
+def sharded(rank, world):
+    """What is said of parameters that FSDP2 or a plan of tensor parallelism has sharded, and of FSDP of PyTorch 1 and 2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import distribute_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    mesh, said = init_device_mesh("cpu", (world,)), []
+    whole, inside, plan, all_of_it = mlp(), mlp(), mlp(), mlp()
+    fully_shard(whole, mesh=mesh)
+    fully_shard(inside[1], mesh=mesh)
+    parallelize_module(plan, mesh, {"3": ColwiseParallel()})
+    distribute_module(all_of_it, mesh)
+    outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it wants an accelerator
+    nn.Module.__init__(outer)
+    outer.model = mlp()
+    for model in (whole, inside, plan, all_of_it, nn.Sequential(outer)):
+        for make_one in (make, lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
+                         lambda m: compat.MFAC(m.parameters(), ngrads=2)):
+            try:
+                make_one(model)
+                said.append("nothing")
+            except natgrad.Error as error:
+                said.append(str(error))
+    return said
+
+
 def collectives(rank, world):
     """Each kind and dtype by itself, in place and not; 16-bit sums are rounded once."""
     transport, wrong = _distributed.transport(None), []
@@ -319,6 +345,18 @@ class Ranks(Case):
         expected = oracle.kfac(mlp(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
         for found in ranks.run(3, subgroup)[1:]:
             self.near({name: torch.tensor(g) for name, g in found.items()}, expected)
+
+    @unittest.skipUnless(NEW, "fully_shard and DTensor are in PyTorch 2")
+    def test_sharded_parameters_are_refused(self):
+        fsdp, tensor = "is a FSDPModule: parameters that FSDP has sharded", "is a DTensor: sharded and traced tensors"
+        first = "is a FullyShardedDataParallel: parameters that FSDP has sharded"
+        for said in ranks.run(2, sharded):
+            for i, why in enumerate(("the model " + fsdp, "'1' " + fsdp, "'3.weight' " + tensor, "'1.weight' " + tensor,
+                                     "'0' " + first)):
+                for text in said[4 * i:4 * i + 3]:
+                    self.assertIn(why, text)
+            for text in said[3:16:4]:  # of parameters alone
+                self.assertIn(tensor, text)
 
     def test_what_is_not_there(self):
         with self.refused("torch.distributed is not initialised"):
