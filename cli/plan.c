@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 64 };
+enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 384, MOST_PLACEMENTS = 6 };
 
 typedef struct plan_command {
   plan_wish wish;
   const char *model;
+  char placement[MOST_PLACEMENTS][16]; /* "": the method's own */
+  int placements, colocate;
   int32_t ranks[MOST_COUNTS];
   int counts;
   double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
@@ -59,6 +61,28 @@ static int counts(plan_command *c, const char *text) {
   return CLI_OK;
 }
 
+/* Names of the library's option; what it does not have is refused by its own words. */
+static int placements(plan_command *c, const char *text) {
+  ng_option_info info;
+  ng_option_info_init(&info, sizeof info);
+  for (int32_t i = 0; ng_option_at(i, &info) == NG_OK && strcmp(info.name, "placement") != 0; i++) {
+  }
+  c->placements = 0;
+  for (const char *at = text; at != NULL; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+    const size_t n = strcspn(at, ",");
+    char one[16] = "", whole[32], among[256];
+    if (n > 0 && n < sizeof one) memcpy(one, at, n);
+    (void)snprintf(whole, sizeof whole, "|%s|", one);
+    (void)snprintf(among, sizeof among, "|%s|", info.choices);
+    if (one[0] == 0 || strstr(among, whole) == NULL || c->placements == MOST_PLACEMENTS) {
+      return cli_bad("plan: --placement is '%s', expected up to %d of %s with commas", text,
+                     MOST_PLACEMENTS, info.choices);
+    }
+    memcpy(c->placement[c->placements++], one, sizeof one);
+  }
+  return CLI_OK;
+}
+
 static int take(void *user, const char *name, const char *value) {
   plan_command *c = user;
   plan_machine *m = &c->wish.machine;
@@ -76,6 +100,11 @@ static int take(void *user, const char *name, const char *value) {
   }
   if (strcmp(name, "model") == 0) c->model = value;
   if (strcmp(name, "ranks") == 0) rc = counts(c, value);
+  if (strcmp(name, "placement") == 0) rc = placements(c, value);
+  if (strcmp(name, "colocate") == 0) {
+    rc = cli_int(name, value, 0, 1, &number);
+    c->colocate = (int)number;
+  }
   if (strcmp(name, "calibrate") == 0) c->calibrate = true;
   if (strcmp(name, "json") == 0) c->json = true;
   if (strcmp(name, "latency") == 0) {
@@ -108,24 +137,33 @@ static void add(plan_strategy *row, int *n, const char *name, const char *option
   s->fraction = fraction;
 }
 
+/* One of ours under placement `k` of those asked for. */
+static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, const char *name,
+                     const char *more, double fraction) {
+  const char *placement = c->placement[k];
+  char full[64], options[160];
+  (void)snprintf(full, sizeof full, "natgrad, %s%s%s", name, placement[0] == 0 ? "" : ", ",
+                 placement);
+  (void)snprintf(options, sizeof options, "method=natgrad colocate=%d%s%s%s", c->colocate, more,
+                 placement[0] == 0 ? "" : " placement=", placement);
+  add(row, n, full, options, fraction);
+}
+
 /* Every whole part of the ranks that may hold a block's results: KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT; then
  * who gets the statistics, and the published rows as their programs run them. */
-static int strategies(int32_t ranks, plan_strategy *row) {
+static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
   int n = 0;
   char name[40];
-  for (int32_t m = ranks; m >= 1; m--) {
-    if (ranks % m != 0 || n > MOST_ROWS - 12) continue;
-    (void)snprintf(name, sizeof name, "natgrad, %s",
-                   m == ranks ? "comm-opt"
-                   : m == 1   ? "mem-opt"
-                              : "hybrid-opt");
-    if (m != ranks && m != 1) {
-      (void)snprintf(name, sizeof name, "natgrad, hybrid-opt 1/%d", ranks / m);
+  for (int k = 0; k < c->placements; k++) {
+    for (int32_t m = ranks; m >= 1; m--) {
+      if (ranks % m != 0 || n > MOST_ROWS - 32) continue;
+      (void)snprintf(name, sizeof name, "%s", m == ranks ? "comm-opt" : "mem-opt");
+      if (m != ranks && m != 1) (void)snprintf(name, sizeof name, "hybrid-opt 1/%d", ranks / m);
+      add_ours(c, k, row, &n, name, "", (double)m / ranks);
     }
-    add(row, &n, name, "method=natgrad", (double)m / ranks);
+    add_ours(c, k, row, &n, "statistics=owner", " statistics=owner", 0);
+    add_ours(c, k, row, &n, "statistics=local", " statistics=local", 0);
   }
-  add(row, &n, "natgrad, statistics=owner", "method=natgrad statistics=owner", 0);
-  add(row, &n, "natgrad, statistics=local", "method=natgrad statistics=local", 0);
   add(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
   if (ranks % 2 == 0 && ranks > 2) add(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
   if (ranks > 1) add(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
@@ -152,13 +190,14 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   for (int i = 0; i < PLAN_PARTS; i++)
     json_object_set_new(parts, plan_part_name[i], json_real(a->ms[i]));
   json_t *line = json_pack(
-      "{s:s, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o}", "model",
-      c->wish.model->name, "ranks", (int)ranks, "strategy", s->name, "options", s->options,
+      "{s:s, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o}",
+      "model", c->wish.model->name, "ranks", (int)ranks, "strategy", s->name, "options", s->options,
       "held_most", (json_int_t)a->held_most, "held_least", (json_int_t)a->held_least, "held_mean",
-      a->held_mean, "sums_bytes", (json_int_t)a->sums_bytes, "share_bytes",
-      (json_int_t)a->share_bytes, "deliver_bytes", (json_int_t)a->deliver_bytes, "weights_bytes",
-      (json_int_t)a->weights_bytes, "sent_a_step", a->sent, "compute_ms", a->compute, "added_ms",
-      a->added, "step_ms", a->step, "parts_ms", parts);
+      a->held_mean, "sums_bytes", (json_int_t)a->sums_bytes, "scatter_bytes",
+      (json_int_t)a->scatter_bytes, "share_bytes", (json_int_t)a->share_bytes, "deliver_bytes",
+      (json_int_t)a->deliver_bytes, "weights_bytes", (json_int_t)a->weights_bytes, "sent_a_step",
+      a->sent, "compute_ms", a->compute, "added_ms", a->added, "step_ms", a->step, "parts_ms",
+      parts);
   const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(8));
   json_decref(line);
   if (ferror(stdout) != 0) return CLI_OK; /* main says it */
@@ -167,19 +206,22 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   return CLI_OK;
 }
 
+/* A placement that was asked for is in the name. */
+static int name_width(const plan_command *c) { return c->placement[0][0] == 0 ? 28 : 40; }
+
 static void print_head(const plan_command *c, int32_t ranks, const plan_answer *a) {
   printf("\n%s on %d rank%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
          c->wish.model->name, ranks, ranks == 1 ? "" : "s", (long long)c->wish.batch, a->compute,
          a->ms[PLAN_GRADIENT]);
-  printf("%-28s %8s %8s %9s", "strategy", "held", "mean", "sent");
+  printf("%-*s %8s %8s %9s", name_width(c), "strategy", "held", "mean", "sent");
   for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
 }
 
-static void print_row(const plan_strategy *s, const plan_answer *a) {
+static void print_row(const plan_command *c, const plan_strategy *s, const plan_answer *a) {
   char held[16], mean[16], sent[16];
-  printf("%-28s %8s %8s %9s", s->name, size_text((double)a->held_most, held),
+  printf("%-*s %8s %8s %9s", name_width(c), s->name, size_text((double)a->held_most, held),
          size_text(a->held_mean, mean), size_text(a->sent, sent));
   for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
     printf(" %8.3g", a->ms[i]);
@@ -214,7 +256,7 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
 
 static int plan_ranks(const plan_command *c, int32_t ranks) {
   plan_strategy row[MOST_ROWS];
-  const int n = strategies(ranks, row);
+  const int n = strategies(c, ranks, row);
   const plan_strategy *best = NULL;
   double least = 0.0;
   int64_t smallest = INT64_MAX;
@@ -225,7 +267,7 @@ static int plan_ranks(const plan_command *c, int32_t ranks) {
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) print_head(c, ranks, &a);
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
-    if (!c->json) print_row(&row[i], &a);
+    if (!c->json) print_row(c, &row[i], &a);
     /* statistics = local is another estimate, and the published rows other methods */
     const bool ours =
         strncmp(row[i].name, "natgrad", 7) == 0 && strstr(row[i].name, "local") == NULL;
@@ -261,7 +303,9 @@ static int run(const cli_command *self, int argc, char **argv) {
       .model = "resnet50",
       .ranks = {1, 4, 16, 64},
       .counts = 4,
-      .overhead = 0.1};
+      .overhead = 0.1,
+      .placements = 1,
+      .colocate = 1};
   cli_args args;
   shapes model;
   int rc = cli_parse(self, argc, argv, take, &c, &args);
@@ -294,6 +338,8 @@ static const cli_option options[] = {
     {"batch", "N", "samples of a rank in a step (32)"},
     {"stat-period", "N", "steps between statistics (10)"},
     {"solve-period", "N", "steps between factorisations (100)"},
+    {"placement", "NAME,...", "rows of natgrad under each of these placements (natgrad's own)"},
+    {"colocate", "0|1", "rows of natgrad: A and G of a layer on one rank (1)"},
     {"memory", "SIZE", "most that a rank may hold, as 16GB or 8GiB (no limit)"},
     {"overhead", "PERCENT", "of a step that the recommended periods may add (10)"},
     {"gemm", "FLOPS", "matrix products of a rank, as 10T (10T)"},
@@ -317,7 +363,8 @@ const cli_command cli_plan = {
         "               their sum, step has forward, backward and the gradients' sum, too\n\n"
         "Bytes are those of a run: the library's own plan of every rank, counted by the same\n"
         "code.  Times come from a model: products and factorisations at the given rates, a sum\n"
-        "the better of a ring and recursive doubling, a broadcast in pieces down a tree, nothing\n"
+        "the better of a ring and recursive doubling, one to owners by recursive halving, a "
+        "broadcast in pieces down a tree, nothing\n"
         "hidden behind anything.\n\n"
         "FILE.json is a list of layers:\n"
         "  {\"name\": \"conv1\", \"kind\": \"conv2d\", \"in\": 3, \"out\": 64, \"kernel\": 7, "

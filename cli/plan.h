@@ -16,7 +16,7 @@ typedef struct plan_machine {
 
 /* How a step is to be spread: a line of options, and a name for people. */
 typedef struct plan_strategy {
-  char name[40], options[200];
+  char name[64], options[240];
   double fraction;
 } plan_strategy;
 
@@ -37,7 +37,7 @@ extern const char *const plan_part_name[PLAN_PARTS];
 typedef struct plan_answer {
   int64_t held_most, held_least; /* bytes of curvature and directions on a rank */
   double held_mean;
-  int64_t sums_bytes, share_bytes, deliver_bytes,
+  int64_t sums_bytes, scatter_bytes, share_bytes, deliver_bytes,
       weights_bytes;     /* when they are due, of the rank that has most */
   double sent;           /* bytes handed to collectives by a rank, the mean over steps */
   double ms[PLAN_PARTS]; /* of a step, the mean over steps                             */
@@ -54,6 +54,8 @@ typedef struct plan_wish {
 
 /* Seconds that a sum over `ranks` takes, the better of a ring and a tree; that `messages` broadcasts take. */
 double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
+/* Each rank gets the sum of a part only. */
+double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 
 /* CLI_BAD: told. */

@@ -10,6 +10,7 @@
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
  *   a sum of n bytes    the better of a ring, 2 (W-1) latency + 2 (W-1)/W n / bandwidth, and recursive doubling,
  *                       log2(W) (latency + n / bandwidth)     (Thakur, Rabenseifner & Gropp 2005)
+ *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
  */
 #include "plan.h"
@@ -27,6 +28,12 @@ double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, doub
                ring = 2 * (W - 1) * m->latency * messages + 2 * (W - 1) / W * bytes / m->bandwidth;
   const double tree = ceil(log2(W)) * (messages * m->latency + bytes / m->bandwidth);
   return ring < tree ? ring : tree;
+}
+
+double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+  if (ranks < 2 || bytes <= 0) return 0.0;
+  return ceil(log2((double)ranks)) * messages * m->latency +
+         (ranks - 1.0) / ranks * bytes / m->bandwidth;
 }
 
 double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
@@ -80,6 +87,8 @@ static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p,
     MOST(agree_bytes);
     MOST(sums_bytes);
     MOST(sums_messages);
+    MOST(scatter_bytes);
+    MOST(scatter_messages);
     MOST(share_bytes);
     MOST(share_messages);
     MOST(deliver_bytes);
@@ -116,7 +125,11 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   }
   s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
-  s[PLAN_SUMS] = plan_sum_seconds(m, ranks, (double)r->sums_bytes, (double)r->sums_messages) / F;
+  s[PLAN_SUMS] =
+      (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
+                        (double)(r->sums_messages - r->scatter_messages)) +
+       plan_scatter_seconds(m, ranks, (double)r->scatter_bytes, (double)r->scatter_messages)) /
+      F;
   s[PLAN_SOLVE] = (eigen ? 9 : 1) * t->solve / m->solve / I;
   s[PLAN_SHARE] =
       plan_broadcast_seconds(m, r->workers, (double)r->share_bytes, (double)r->share_messages) / I;
@@ -128,6 +141,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
                   plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1);
   out->sums_bytes = r->sums_bytes;
+  out->scatter_bytes = r->scatter_bytes;
   out->share_bytes = r->share_bytes;
   out->deliver_bytes = r->deliver_bytes;
   out->weights_bytes = r->weights_bytes;

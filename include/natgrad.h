@@ -407,9 +407,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   Block i belongs to rank i mod W; the dearest first, to the column, then to the rank
  *                   of the least load (KAISA); round-robin with A and G on two ranks where there are more
  *                   ranks than blocks (MPD-KFAC); contiguous runs of blocks whose largest cost is the
- *                   least; runs of equal number in the order of names (SP-NGD); balanced (ours) counts
- *                   the products of each step, too, and is never dearer than kaisa by that count.  But
- *                   with statistics = local no number depends on it
+ *                   least; runs of equal number in the order of names (SP-NGD); balanced, ours and the
+ *                   default, counts the products of each step, too, and is never dearer than kaisa by
+ *                   that count.  But with statistics = local no number depends on it
  *   grad_worker_fraction   1: every rank holds every inverse; 0: the owner only
  *
  * What a step writes.
@@ -1089,6 +1089,8 @@ typedef struct ng_rank_plan {
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
+  int64_t scatter_bytes,
+      scatter_messages; /* of sums_...: reduce-scattered, each to its owner       */
 } ng_rank_plan;
 NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,

@@ -73,16 +73,19 @@ static void rows(void **state) {
   o = system_options("DP-KFACrepo", "eigen");
   differs_by(&o, "mpd-kfac", text);
   o = system_options("DP-KFAC repo", "inverse"); /* as the recordings spell it */
-  differs_by(&o, "mpd-kfac", LZ "damping_leak=1 grad_worker_fraction=0");
+  differs_by(&o, "mpd-kfac", LZ "damping_leak=1 grad_worker_fraction=0 placement=round-robin");
 
   (void)snprintf(text, sizeof text,
-                 "%seigen_floor=1e-10 " LZ "statistics=local grad_worker_fraction=0", eigen);
+                 "%seigen_floor=1e-10 " LZ
+                 "statistics=local grad_worker_fraction=0 placement=round-robin",
+                 eigen);
   assert_int_equal(ng_options_set(&o, "method", "dp-kfac", message, sizeof message), NG_OK);
   differs_by(&o, "dp-kfac", text);
   o = system_options("lzhangbv", "eigen_dp");
   differs_by(&o, "dp-kfac", text);
   o = system_options("lzhangbv", "inverse_dp");
-  differs_by(&o, "dp-kfac", LZ "damping_leak=1 statistics=local grad_worker_fraction=0");
+  differs_by(&o, "dp-kfac",
+             LZ "damping_leak=1 statistics=local grad_worker_fraction=0 placement=round-robin");
 
   const char *const eva =
       "damping=0.03 stat_decay=0.05 stat_scale=eva stat_batch=16 calls=ema call_weight=equal";

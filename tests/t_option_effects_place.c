@@ -65,11 +65,12 @@ static void effect_colocate(void **state) {
   double cost[2];
   const run one = on_two("damping=0.1 colocate=1", -1), two = on_two("damping=0.1 colocate=0", -1);
   assert_memory_equal(one.rank[0].P, two.rank[0].P, sizeof one.rank[0].P);
-  solves("colocate=1", cost);
+  solves("placement=round-robin colocate=1", cost);
   assert_true(cost[0] == 1001 + 432 && cost[1] == 855 + 16);
-  solves("colocate=0", cost);
+  solves("placement=round-robin colocate=0", cost);
   assert_true(cost[0] == 1000 + 512 + 216 + 8 && cost[1] == 1 + 343 + 216 + 8);
-  solves("colocate=0 grad_worker_fraction=0", cost); /* one rank holds, so one rank solves */
+  solves("placement=round-robin colocate=0 grad_worker_fraction=0",
+         cost); /* one rank holds, so one rank solves */
   assert_true(cost[0] == 1001 + 432 && cost[1] == 855 + 16);
   run r = usual;
   r.ranks = 2;

@@ -253,8 +253,12 @@ void ng_assign(ng_assignment *a) {
     ng_assign_balanced(&x);
     break;
   }
+  const bool weighed = a->placement == NG_PLACEMENT_KAISA || a->placement == NG_PLACEMENT_BALANCED;
   for (int32_t i = 0; i < a->works; i++) {
-    if (a->work[i].tasks > 0) a->work[i].owner = a->work[i].task[0].owner;
+    ng_work *w = &a->work[i];
+    if (w->tasks > 0) w->owner = w->task[0].owner;
+    if (w->tasks == 0 && weighed)
+      w->owner = i % a->m * a->n + w->column; /* in turn: it has no cost */
   }
 }
 

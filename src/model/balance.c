@@ -250,8 +250,4 @@ void ng_assign_balanced(ng_assigner *x) {
   keep(x);
   greedy_by_price(x);
   if (!below(improve(x), first)) take_back(x);
-  for (int32_t i = 0; i < x->a->works;
-       i++) { /* of one without tasks the column is all that was weighed */
-    x->a->work[i].owner = x->a->work[i].column;
-  }
 }

@@ -200,7 +200,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "every "
             "row",
         .test = "effect_statistics"),
-    ROW(placement, .group = "ranks", .standard = "round-robin",
+    ROW(placement, .group = "ranks", .standard = "balanced",
         ONE_OF_6(NG_PLACEMENT_ROUND_ROBIN, "round-robin", NG_PLACEMENT_KAISA, "kaisa",
                  NG_PLACEMENT_MPD_KFAC, "mpd-kfac", NG_PLACEMENT_CONTIGUOUS, "contiguous",
                  NG_PLACEMENT_SPNGD, "spngd", NG_PLACEMENT_BALANCED, "balanced"),

@@ -43,7 +43,8 @@ function sum(n,   ring, tree) { # a ring, or recursive doubling
   ring = 2 * (W - 1) + 2 * (W - 1) / W * n / 1000; tree = 2 * (1 + n / 1000)
   return n == 0 ? 0 : ring < tree ? ring : tree
 }
-function down(k, n) { return n == 0 || k < 2 ? 0 : (k == 4 ? 2 : 1) + n / 1000 }
+function to_owners(n) { return n == 0 ? 0 : 2 + (W - 1) / W * n / 1000 } # recursive halving
+function down(k, n, messages) { return n == 0 || k < 2 ? 0 : (k == 4 ? 2 : 1) * messages + n / 1000 }
 function is(part, seconds,   ms) {
   ms = get(part)
   if (ms - 1000 * seconds > 1e-5 * (1 + ms) || 1000 * seconds - ms > 1e-5 * (1 + ms)) { print name ": " part " is " ms ", expected " 1000 * seconds; bad = 1 }
@@ -51,15 +52,18 @@ function is(part, seconds,   ms) {
 BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 10 }
 {
   name = $0; sub(/.*"strategy":"/, "", name); sub(/".*/, "", name)
+  apart = name ~ /^mpd/ # on more ranks than layers A and G have an owner each
   eigen = name ~ /^(kaisa|mpd|dp)/; workers = name ~ /comm-opt|mpd/ ? 4 : name ~ /1\/2/ ? 2 : 1
   is("gradients", sum(4 * p * q))
   is("observe", get("sums_bytes") == 0 && name !~ /local|dp/ ? -1 : B * pos * (p * (p + 1) + q * (q + 1)) / gemm / F)
-  is("sums", sum(get("sums_bytes")) / F)
-  is("solve", (eigen ? 9 : 1) * (p ^ 3 + q ^ 3) / solve / I)
-  is("share", down(workers, get("share_bytes")) / I)
+  owners = name ~ /owner/
+  is("sums", (owners ? to_owners(get("scatter_bytes")) : sum(get("sums_bytes"))) / F)
+  if (get("scatter_bytes") != (owners ? get("sums_bytes") : 0)) { print name ": scatter_bytes is " get("scatter_bytes"); bad = 1 }
+  is("solve", (eigen ? 9 : 1) * (p ^ 3 + (apart ? 0 : q ^ 3)) / solve / I)
+  is("share", down(workers, get("share_bytes"), apart ? 2 : 1) / I)
   is("apply", (eigen ? 4 : 2) * p * q * (p + q) / gemm)
-  is("deliver", down(W / workers, get("deliver_bytes")))
-  is("weights", down(W, get("weights_bytes")))
+  is("deliver", down(W / workers, get("deliver_bytes"), 1))
+  is("weights", down(W, get("weights_bytes"), 1))
   is("compute_ms", 3 * 2 * B * pos * p * q / gemm)
   added = (get("observe") + get("sums") + get("solve") + get("share") + get("apply") + get("deliver") + get("weights") + get("small")) / 1000
   is("added_ms", added)
@@ -68,6 +72,19 @@ BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 
 END { exit bad || NR < 9 }
 AWK
 awk -f "$scratch/again.awk" "$scratch/fc" || fail "times of one layer"
+
+# Ours costs no more than KAISA's, for every fraction; A and G apart are solved no later; wrong names are told.
+"$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced >"$scratch/places" || fail "plan of two placements"
+"$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced --colocate 0 >"$scratch/apart" || fail "plan of A and G apart"
+for m in comm-opt "hybrid-opt 1/2" mem-opt "statistics=owner"; do
+  for file in places apart; do
+    dear=$(of "$scratch/$file" "natgrad, $m, kaisa" added_ms | tr '\n' ' ') ours=$(of "$scratch/$file" "natgrad, $m, balanced" added_ms | tr '\n' ' ')
+    awk -v a="$dear" -v b="$ours" 'BEGIN { n = split(a, x); if (n < 2 || split(b, y) != n) exit 1; for (i = 1; i <= n; i++) if (y[i] > x[i] * 1.01) exit 1 }' ||
+      fail "$m: balanced adds $ours ms, kaisa $dear"
+  done
+done
+expect 2 '*plan: --placement is '"'kaisa,best'"', expected up to 6 of round-robin|*' "$natgrad" plan --placement kaisa,best
+expect 2 '*--colocate*' "$natgrad" plan --colocate 2
 
 # Parameters of the linear layers of the blocks of BERT (Base 84,934,656 weights and 82,944 biases) and of the pooler.
 for row in "bert-base $((84934656 + 82944 + 590592))" "bert-large $((301989888 + 221184 + 1049600))"; do

@@ -1,0 +1,148 @@
+/* t_plan_places.c: what each rank holds and sends under every placement and fraction, planned, against the published
+ * formula (KAISA, SC'21, arXiv 2107.01739: averages of all layers, results of the layers of its column), with one
+ * triangle of a symmetric matrix instead of all of it, pieces rounded up to 64 bytes, and averages on their owners
+ * where they are nowhere else.  Columns and owners are those of the pure assignment, of which t_assign has examples.
+ * That planned bytes are counted bytes is t_plan's. */
+#include "fixture.h"
+#include "model/assign.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 7, W = 12 };
+static const int64_t order[LAYERS][2] = {{147, 64}, {577, 30}, {33, 10}, {90, 90},
+                                         {64, 256}, {20, 21},  {300, 12}};
+static const char *const name[LAYERS] = {"f", "b", "a", "e", "c", "g", "d"};
+
+typedef struct plan_case {
+  ng_placement placement;
+  const char *text;
+  int32_t m;
+  bool together;
+  const char *statistics;
+} plan_case;
+
+static int64_t piece(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static int64_t triangle(int64_t n) { return piece(n * (n + 1) / 2 * 4); }
+static double cube(int64_t n) { return (double)n * (double)n * (double)n; }
+
+/* The same with the library's inputs written down again: n^3, products of each step, 20 / solve_period. */
+static void assign(const plan_case *c, ng_work work[LAYERS], ng_task task[LAYERS][2]) {
+  ng_assignment a = {.placement = c->placement,
+                     .together = c->together,
+                     .m = c->m,
+                     .n = W / c->m,
+                     .weight = 20.0 / 50,
+                     .work = work,
+                     .works = LAYERS,
+                     .tasks = 2 * LAYERS};
+  for (int i = 0; i < LAYERS; i++) {
+    const int64_t p = order[i][0], q = order[i][1];
+    task[i][0] = (ng_task){.name = "A", .cost = cube(p)};
+    task[i][1] = (ng_task){.name = "G", .cost = cube(q)};
+    work[i] = (ng_work){
+        .name = name[i], .task = task[i], .tasks = 2, .each = 2.0 * (double)(p * q * (p + q))};
+  }
+  a.room = malloc(ng_assign_room(&a));
+  assert_non_null(a.room);
+  ng_assign(&a);
+  free(a.room);
+}
+
+static void check(const plan_case *c) {
+  char options[256];
+  ng_work work[LAYERS];
+  ng_task task[LAYERS][2];
+  fixture f;
+  const bool all = strcmp(c->statistics, "all") == 0, local = strcmp(c->statistics, "local") == 0;
+  (void)snprintf(options, sizeof options,
+                 "method=natgrad cholesky_form=inverse solve_period=50 stat_bucket_mb=1000 "
+                 "placement=%s colocate=%d statistics=%s "
+                 "grad_worker_fraction=%.17g",
+                 c->text, c->together, c->statistics, (double)c->m / W);
+  assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
+  for (int i = 0; i < LAYERS; i++)
+    fixture_ok(&f, ng_add_linear(f.p, name[i], order[i][0], order[i][1], 0, NULL));
+  assign(c, work, task);
+  for (int32_t r = 0; r < W; r++) {
+    ng_rank_plan plan, want;
+    ng_rank_plan_init(&plan, sizeof plan);
+    memset(&want, 0, sizeof want);
+    fixture_ok(&f, ng_plan_rank(f.p, W, r, &plan));
+    for (int i = 0; i < LAYERS; i++) {
+      const bool held = r % (W / c->m) == work[i].column;
+      for (int k = 0; k < 2; k++) {
+        const bool own = task[i][k].owner == r;
+        const int64_t bytes = triangle(order[i][k]);
+        if (all || own) want.factors += bytes;
+        if (!local || own) want.sums += bytes;
+        if (held) want.results += bytes + 64; /* and a line that says how the solve went */
+        want.solve_cost += own ? cube(order[i][k]) : 0;
+        if (c->m > 1) want.share_bytes += held ? bytes + 64 : 0;
+      }
+      const int64_t pd = piece(order[i][0] * order[i][1] * 4);
+      want.direction += pd;
+      if (c->m < W) want.deliver_bytes += pd;
+      want.held += held;
+      want.owned += work[i].owner == r;
+    }
+    const struct {
+      const char *what;
+      int64_t is, should;
+    } row[] = {{"factors", plan.factors, want.factors},
+               {"sums", plan.sums, want.sums},
+               {"results", plan.results, want.results},
+               {"direction", plan.direction, want.direction},
+               {"share", plan.share_bytes, want.share_bytes},
+               {"deliver", plan.deliver_bytes, want.deliver_bytes},
+               {"held", plan.held, want.held},
+               {"owned", plan.owned, want.owned},
+               {"scattered", plan.scatter_bytes, all || local ? 0 : plan.sums_bytes},
+               {"solve", (int64_t)plan.solve_cost, (int64_t)want.solve_cost}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+      if (row[i].is != row[i].should)
+        fail_msg("%s, rank %d: %s is %lld, expected %lld", options, r, row[i].what,
+                 (long long)row[i].is, (long long)row[i].should);
+    }
+    if (local) assert_int_equal(plan.sums_bytes, 0);
+  }
+  fixture_close(&f);
+}
+
+static void as_published(void **state) {
+  (void)state;
+  static const struct {
+    ng_placement placement;
+    const char *text;
+  } row[] = {{NG_PLACEMENT_ROUND_ROBIN, "round-robin"},
+             {NG_PLACEMENT_KAISA, "kaisa"},
+             {NG_PLACEMENT_MPD_KFAC, "mpd-kfac"},
+             {NG_PLACEMENT_CONTIGUOUS, "contiguous"},
+             {NG_PLACEMENT_SPNGD, "spngd"},
+             {NG_PLACEMENT_BALANCED, "balanced"}};
+  static const char *const statistics[] = {"all", "owner", "local"};
+  int checked = 0;
+  for (int32_t m = 1; m <= W; m++) {
+    for (int k = 0; k < 6 * 3 * 2 && W % m == 0; k++) {
+      plan_case c = {row[k % 6].placement, row[k % 6].text, m, k / 18 == 0, statistics[k / 6 % 3]};
+      const bool one = strcmp(c.statistics, "all") != 0;
+      if (!c.together && (c.placement == NG_PLACEMENT_SPNGD || (one && m > 1))) continue;
+      /* takes A and G apart by itself where there are more ranks than layers, and everybody keeps the averages */
+      if (c.placement == NG_PLACEMENT_MPD_KFAC && one) c.placement = NG_PLACEMENT_ROUND_ROBIN;
+      check(&c);
+      checked++;
+    }
+  }
+  assert_true(checked > 100);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(as_published)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
