@@ -437,7 +437,8 @@ static void solve(layer *l, int64_t g) {
   bool eigen = is(l->opt.solver, "eigen");
   for (int k = 0; k < 2; k++) {
     factor *f = &l->f[k];
-    int64_t n = f->n, blocks = blocks_of(&l->opt, f);
+    const bool single = k == 1 && is(l->opt.output_factor, "diagonal");
+    int64_t n = f->n, blocks = single ? n : blocks_of(&l->opt, f);
     double *F = f->F[l->owner] + g * n * n, *M = reals(n * n);
     double *Q = l->Q[k] + g * n * n, *w = l->w[k] + g * n;
     for (int64_t i = 0; i < n; i++) {

@@ -83,6 +83,23 @@ static bool fits(const ng_obs *o, const ng_stat *s, call_scale c) {
   return raw <= limit && c.alpha <= limit && c.alpha * raw <= limit;
 }
 
+/* Every part of G is one number: its diagonal, read once for all of them. */
+static bool single(const ng_kron *k, const ng_obs *o, const ng_side *side) {
+  return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns &&
+         k->vocabulary == 0;
+}
+
+static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
+  const ng_stat *s = side->stat;
+  double *sum = ng_scratch(b);
+  ng_square_sums(b->ctx, &o->v, s->take, c.reduce, sum);
+  ng_queue_wait(b->ctx->queue); /* what is kept of the sums so far is on its way */
+  for (int32_t i = 0; i < side->parts; i++) {
+    float *to = s->part[i].sum;
+    *to = (float)((double)*to + (double)(float)(c.alpha * s->mix.fresh) * sum[i]);
+  }
+}
+
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = side->stat;
@@ -98,6 +115,10 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
     return ng_kron_observe_tokens(b, o, c.alpha);
   }
   ng_stat_retain(b->ctx->queue, s);
+  if (single(ng_kron_of(b), o, side)) {
+    add_diagonal(b, o, side, c);
+    return NG_OK;
+  }
   for (int32_t i = 0; i < side->parts; i++) {
     const ng_sym S = {s->part[i].sum, side->part[i].n};
     add_part(b, o, &side->part[i], S, c, (float)(c.alpha * s->mix.fresh), s->take);

@@ -76,6 +76,11 @@ void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t
 /* Floats of scratch that serve all three, for channel ranges of at most `c` inputs, `o` outputs. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o);
 
+/* ---- squares.c -------------------------------------------------------------------------------*/
+
+/* out[c] = sum over the first `take` samples and all positions of column c squared; reduce as above. */
+void ng_square_sums(ng_context *ctx, const ng_view *v, int64_t take, int reduce, double *out);
+
 /* ---- box.c: mean vectors ---------------------------------------------------------------------*/
 
 /* What is summed: for channel c and kernel offset (i, k), over all output positions (u, v), pixel

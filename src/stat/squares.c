@@ -1,0 +1,78 @@
+/* squares.c: sums of squares of columns: the diagonal of what gram_rows.c and gram_conv.c make, in one pass.
+ *
+ * In: a view in any strides, f32, bf16 or f16.  Out: for each column the sum over samples and positions of x^2,
+ * or over samples of the square of the sum (or mean) over positions.  A thread has some columns and all rows,
+ * so that bits do not depend on threads; f32 over blocks of rows, double between them. */
+#include "stat/gram.h"
+
+#include "simd.h"
+#include "stat/read.h"
+
+enum { WIDE = 64, BLOCK = 64 };
+
+typedef struct job {
+  const ng_view *v;
+  int64_t take;
+  int reduce;
+  double *out;
+} job;
+
+NG_CLONES static void add_squares(const float *restrict x, int64_t rows, float *restrict sum) {
+  for (int64_t r = 0; r < rows; r++, x += WIDE) {
+    for (int i = 0; i < WIDE; i++) {
+      sum[i] += x[i] * x[i];
+    }
+  }
+}
+
+NG_CLONES static void add_rows(const float *restrict x, int64_t rows, float *restrict sum) {
+  for (int64_t r = 0; r < rows; r++, x += WIDE) {
+    for (int i = 0; i < WIDE; i++) {
+      sum[i] += x[i];
+    }
+  }
+}
+
+static void columns(void *arg, int32_t k) {
+  const job *j = arg;
+  const ng_view *v = j->v;
+  const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
+  const ng_pixels some = {v, from, to};
+  const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
+  float tile[BLOCK * WIDE] = {0.0f}; /* columns that are not there stay 0 */
+  double sum[WIDE] = {0.0};
+  for (int64_t n = 0; n < j->take; n++) {
+    double sample[WIDE] = {0.0};
+    for (int64_t s = 0, rows; s < v->positions; s += rows) {
+      float part[WIDE] = {0.0f};
+      rows = ng_min64(BLOCK, v->positions - s);
+      ng_pixels_load(&some, n, s, rows, tile, WIDE);
+      if (j->reduce == 0) {
+        add_squares(tile, rows, part);
+      } else {
+        add_rows(tile, rows, part);
+      }
+      for (int i = 0; i < WIDE; i++) {
+        sample[i] += (double)part[i];
+      }
+    }
+    for (int i = 0; i < WIDE; i++) {
+      sum[i] += j->reduce == 0 ? sample[i] : by * sample[i] * by * sample[i];
+    }
+  }
+  for (int64_t c = from; c < to; c++) {
+    j->out[c] = sum[c - from];
+  }
+}
+
+void ng_square_sums(ng_context *ctx, const ng_view *v, int64_t take, int reduce, double *out) {
+  job j = {.v = v, .take = take, .reduce = reduce, .out = out};
+  const int32_t pieces = (int32_t)((v->columns + WIDE - 1) / WIDE);
+  if (ng_pieces(ctx, take * v->positions * v->columns) > 1) {
+    ng_parallel(ctx, pieces, columns, &j);
+  } else {
+    for (int32_t i = 0; i < pieces; i++) {
+      columns(&j, i);
+    }
+  }
+}
