@@ -114,6 +114,17 @@ if [[ -n $processes ]]; then
   step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
 else
+  # The same of threads, which end with their process.
+  "$natgrad" train --ranks "$n" "${how[@]}" --steps 1000000 --checkpoint-every 50 --out "$scratch/killed" &
+  for ((i = 0; i < 600; i++)); do
+    [[ -e $scratch/killed/checkpoint/latest.json ]] && break
+    sleep 0.1
+  done
+  kill -9 $!
+  wait $! 2>/dev/null && fail "a run that was killed ended well"
+  step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
+  [[ -n $step ]] || fail "no checkpoint in 60 s"
+  expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
   expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
   expect 2 "*--batch: 2 samples, expected at least one for each of 3 ranks*" "$natgrad" train --batch 2 --ranks 3
   expect 2 "*--mixup-alpha: not supported on several ranks*" "$natgrad" train --mixup-alpha 0.4 --ranks 2

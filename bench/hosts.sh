@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# hosts.sh [MBIT [OPTIONS...]]: `natgrad train` on two hosts that are network namespaces of this machine, joined
+# by one link of so many Mbit/s each way (tc tbf; 100), over Open MPI and TCP.  OPTIONS are those of natgrad
+# train.  Prints the table of the run's end: what was sent, and how much of it was hidden behind other work.
+#
+# Wants root, iproute2 and Open MPI.  77 (skipped), with the reason, where the kernel or a tool is missing.
+# NG_BUILD_DIR: where the program is (build).
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+natgrad=${NG_BUILD_DIR:-$root/build}/natgrad
+mbit=${1:-100}
+[[ $# -eq 0 ]] || shift
+a=natgrad-a-$$ b=natgrad-b-$$ link=ng$$
+scratch=$(mktemp -d)
+
+skip() { echo "skipped: $1"; exit 77; }
+gone() {
+  ip netns del "$a" 2>/dev/null || true
+  ip netns del "$b" 2>/dev/null || true
+  rm -rf "$scratch"
+}
+trap gone EXIT
+
+command -v ip >/dev/null && command -v tc >/dev/null || skip "no ip or tc (apt-get install iproute2)"
+command -v mpirun >/dev/null || skip "no mpirun (apt-get install openmpi-bin)"
+[[ -e $(dirname "$natgrad")/launch_mpi.so ]] || skip "built without MPI"
+mpirun --version | grep -q 'Open MPI' || skip "mpirun is not Open MPI's"
+ip netns add "$a" 2>"$scratch/why" && ip netns add "$b" 2>"$scratch/why" ||
+  skip "no network namespace: $(cat "$scratch/why")"
+ip link add "${link}a" netns "$a" type veth peer name "${link}b" netns "$b" 2>"$scratch/why" ||
+  skip "no pair of interfaces: $(cat "$scratch/why")"
+
+# host NAMESPACE INTERFACE ADDRESS
+host() {
+  ip -n "$1" address add "$3/24" dev "$2"
+  ip -n "$1" link set lo up
+  ip -n "$1" link set "$2" up
+  tc -n "$1" qdisc add dev "$2" root tbf rate "${mbit}mbit" burst 64kb latency 400ms 2>"$scratch/why" ||
+    skip "no tbf: $(cat "$scratch/why")"
+}
+host "$a" "${link}a" 10.77.0.1
+host "$b" "${link}b" 10.77.0.2
+
+# What Open MPI calls instead of ssh: HOST COMMAND...; a name of its own, or it would be one machine to it.
+cat >"$scratch/agent" <<END
+#!/bin/sh
+shift
+exec ip netns exec $b unshare -u sh -c 'hostname natgrad-b; exec sh -c "\$*"' sh "\$@"
+END
+chmod +x "$scratch/agent"
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+ip netns exec "$a" unshare -u sh -c 'hostname natgrad-a; exec "$@"' sh \
+  mpirun --mca plm_rsh_agent "$scratch/agent" --mca btl tcp,self --mca pml ob1 \
+  --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
+  --mca hwloc_base_binding_policy none -x OPENBLAS_NUM_THREADS=1 -x NG_THREADS=1 \
+  -host 10.77.0.1:1,10.77.0.2:1 -np 2 "$natgrad" train "$@"
