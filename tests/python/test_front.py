@@ -13,6 +13,7 @@ from torch import nn
 import natgrad
 import oracle
 from front import DAMPING, NEW, Case, batch, grads, loss_of, make, net, one_step
+from natgrad import compat
 from natgrad._methods import CLASSES
 
 
@@ -159,6 +160,12 @@ class Readme(Case):
         exec(example, dict(natgrad=natgrad, model=model, optimizer=optimizer, batches=[batch()] * 10,
                            loss_function=nn.functional.cross_entropy))
         self.assertLess(loss_of(model, *batch()).item(), before)
+
+    def test_the_page_has_every_name(self):
+        with open(os.path.join(os.environ.get("NG_TEST_SOURCE_DIR", "."), "docs", "pytorch.md"), encoding="utf-8") as file:
+            page = file.read()
+        for name in natgrad.__all__ + compat.__all__:
+            self.assertRegex(page, rf"[`.(]{name}[`.()]", name)
 
 
 class Example(Case):
