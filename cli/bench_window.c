@@ -105,15 +105,27 @@ static void draw(work *k, uint64_t *state) {
     k->grad[i] = bench_number(state);
 }
 
+/* Filling a window takes minutes: so that nobody wonders. */
+static void tell_how_far(const work *k, int64_t steps, double ms, double *told_ms) {
+  if (k->wish->json || ms - *told_ms < 5e3) return;
+  *told_ms = ms;
+  printf("  %lld of %lld steps that fill the window, %.0f s\n", (long long)steps,
+         (long long)k->window, 1e-3 * ms);
+  (void)fflush(stdout);
+}
+
 static int run_steps(work *k) {
   const int n = k->wish->repeat;
   double *sample = cli_take((size_t)n * 4, sizeof *sample);
   uint64_t state = BENCH_SEED;
   ng_status st = NG_OK;
+  const double begin = ng_now_ms();
+  double told = 0.0;
   for (int64_t i = -k->window; i < n && st >= 0; i++) {
     draw(k, &state);
     const double t0 = ng_now_ms();
     st = ng_step(k->p, 0.1);
+    if (i < 0) tell_how_far(k, k->window + i + 1, ng_now_ms() - begin, &told);
     if (i < 0 || st < 0) continue;
     sample[i] = ng_now_ms() - t0;
     st = look_at_stations(k, &sample[n + i], &sample[2 * n + i], &sample[3 * n + i]);
@@ -127,6 +139,21 @@ static int run_steps(work *k) {
 }
 
 /* ---- the answer ------------------------------------------------------------------------------*/
+
+/* What is measured, before it is. */
+static void announce(const work *k) {
+  char processor[256], commit[64], name[64];
+  const cli_value store = cli_option_text(k->options, "window_store");
+  if (k->wish->json) return;
+  (void)snprintf(name, sizeof name, "%s", cli_option_text(k->options, "method").text);
+  cli_processor(processor, sizeof processor);
+  cli_build("commit", commit, sizeof commit);
+  printf("bench window: method %s, store %s, %s: %lld parameters, window %lld\n", name, store.text,
+         k->name, (long long)k->count, (long long)k->window);
+  printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),
+         commit, k->wish->repeat);
+  (void)fflush(stdout);
+}
 
 static int answer(const work *k) {
   char processor[256], commit[64];
@@ -149,10 +176,6 @@ static int answer(const work *k) {
                   "measure_ms", k->measure_ms, "emit_ms", k->emit_ms, "kept_bytes",
                   (json_int_t)k->kept, "other_bytes", (json_int_t)k->sums));
   }
-  printf("bench window: method %s, store %s, %s: %lld parameters, window %lld\n", name, store.text,
-         k->name, (long long)k->count, (long long)k->window);
-  printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),
-         commit, k->wish->repeat);
   printf("  step %.2f ms: look %.2f, measure %.2f, emit %.2f\n", k->step_ms, k->look_ms,
          k->measure_ms, k->emit_ms);
   if (k->floor_ms > 0) {
@@ -201,7 +224,10 @@ int bench_window(const bench_wish *w, const cli_args *args) {
     if (st >= 0) st = look_at_memory(&k);
     if (st < 0) rc = failed(&k, st);
   }
-  if (rc == CLI_OK) rc = run_steps(&k);
+  if (rc == CLI_OK) {
+    announce(&k);
+    rc = run_steps(&k);
+  }
   if (rc == CLI_OK && !w->no_floors && floors_possible()) {
     int64_t bytes = 0;
     k.copy_gbs = floor_copy_gbs(&bytes);

@@ -13,6 +13,7 @@ fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMPI_MCA_hwloc_base_binding_policy=none # ranks would share the first cores
+export HWLOC_HIDE_ERRORS=2 # where there is no /sys it says so, once a rank
 export OMPI_MCA_btl_vader_single_copy_mechanism=none # containers forbid it
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=${NG_THREADS:-1}
 exec "$launcher" -np "$n" "$@"

@@ -38,6 +38,14 @@ for method in mfac efcp ggt sparse-ggt lowrank-mfac; do
   expect 0 "bench window: method $method, store *list.json: 621 parameters, window 3*step *bytes: *" \
     "$natgrad" bench window --model "$list" --window 3 --repeat 1 --no-floors --method $method
 done
+# What is measured is said before it is: a window of 1024 takes minutes to fill.
+exec 3< <(exec "$natgrad" bench window --no-floors 2>&1)
+pid=$!
+read -t 60 -r line <&3
+kill -0 $pid || fail "bench window: over before its first line"
+kill $pid
+exec 3<&-
+[[ $line == 'bench window: method mfac, store dense, 272474: '*', window 1024' ]] || fail "bench window: first line '$line'"
 expect 2 '*bench window: method eva is of the rankone family; take mfac*' "$natgrad" bench window --method eva
 
 # Eva: the three ways agree, or the bench fails; each has its figures.
