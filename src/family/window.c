@@ -4,7 +4,7 @@
  *
  *   observe   the gradient (and window_decay times the weights) enters a store at head; its products with
  *             the rows in use are the new row of the Gram matrix: the block's one statistic, in double
- *   measure   coefficients from the Gram matrix (window_solve.c), the direction u = by x + G' c, momentum,
+ *   measure   coefficients from the Gram matrix (window_solve.c, window_factor.c), the direction u = by x + G' c, momentum,
  *             and <D, u>, |D|^2, |u|^2 of what will leave
  *   emit      tiles of u
  *   commit    if the step counted, head and momentum move on; if not, head's row is zeros again
@@ -18,107 +18,9 @@
 
 #include <math.h>
 
-/* ---- options ---------------------------------------------------------------------------------*/
-
 static bool fits(const ng_settings *o, const ng_entry *e) {
   (void)e;
   return ng_is(o->family, "window");
-}
-
-/* There are no averages of observations here. */
-static ng_status check_statistics(const ng_options *o, char *message, size_t size) {
-  static const ng_option_id unused[] = {
-      NG_OPTION_stat_decay, NG_OPTION_stat_start, NG_OPTION_stat_scale, NG_OPTION_positions,
-      NG_OPTION_stat_batch, NG_OPTION_calls,      NG_OPTION_call_weight};
-  for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++) {
-    const ng_option_row *row = &ng_option_table[unused[i]];
-    char value[64];
-    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "%s = %s: method %s keeps gradients and no averages; leave it at %s",
-                      row->name, value, o->method, row->standard);
-  }
-  return NG_OK;
-}
-
-/* First-order methods have one gradient, all of it in every step. */
-static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
-                             size_t size) {
-  const bool adam = s->window_function == NG_WINDOW_ADAM;
-  const bool adagrad = s->window_function == NG_WINDOW_ADAGRAD;
-  const char *wrong = s->window != 1                           ? "window = 1"
-                      : s->stat_period != 1                    ? "stat_period = 1"
-                      : s->window_divisor != NG_DIVISOR_WINDOW ? "window_divisor = window"
-                      : s->window_rest != NG_REST_KEPT         ? "window_rest = kept"
-                      : s->window_fill != NG_FILL_NONE         ? "window_fill = none"
-                      : s->window_empty > 0.0                  ? "window_empty = 0"
-                      : !adam && s->window_forget != 1.0       ? "window_forget = 1"
-                      : adagrad && s->window_momentum > 0.0    ? "window_momentum = 0"
-                      : adagrad && s->window_feedback_lr       ? "window_feedback_lr = 0"
-                      : s->window_momentum_form == NG_MOMENTUM_GRADIENT ||
-                              (adam && s->window_momentum_form != NG_MOMENTUM_AVERAGE)
-                          ? "window_momentum_form = average"
-                      : s->window_decay_form == NG_DECAY_DIRECTION ? "window_decay_form = gradient"
-                                                                   : NULL;
-  if (wrong == NULL) return NG_OK;
-  return ng_fail_to(message, size, NG_ERR_ARG, "window_function = %s needs %s", o->window_function,
-                    wrong);
-}
-
-static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  const bool first = ng_window_is_first(s);
-  ng_status st = ng_family_check_others("window", o, message, size);
-  if (st == NG_OK) st = check_statistics(o, message, size);
-  if (st == NG_OK && first) st = check_first(o, s, message, size);
-  if (st != NG_OK) return st;
-  if (s->window_function == NG_WINDOW_MFAC && s->window_forget != 1.0) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_forget = %g: only window_function = ggt has it; leave it at 1",
-                      s->window_forget);
-  }
-  if (s->window_function == NG_WINDOW_GGT && s->window_divisor != NG_DIVISOR_WINDOW) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_divisor = %s: window_function = ggt divides by nothing; leave it at "
-                      "window",
-                      o->window_divisor);
-  }
-  if (s->window_function == NG_WINDOW_GGT && s->window_rest == NG_REST_ADDED) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_rest = added: only window_function = mfac has it; leave it at kept");
-  }
-  if (s->window_fill == NG_FILL_REST &&
-      (s->window_function == NG_WINDOW_GGT || s->window_rest == NG_REST_ADDED)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_fill = rest: only window_function = mfac has it, with window_rest = "
-                      "kept");
-  }
-  const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
-  if ((s->window_rest == NG_REST_ADDED || s->window_fill != NG_FILL_NONE) &&
-      (s->window_forget != 1.0 || averages)) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "window_rest = %s, window_fill = %s: they need window_forget = 1 and another "
-                      "window_momentum_form than gradient",
-                      o->window_rest, o->window_fill);
-  }
-  /* Any number of the k may lie in one slice, so each rank would need room for all of them. */
-  if (s->statistics == NG_STATISTICS_SHARDED && s->window_store == NG_STORE_TOPK &&
-      s->window_topk == NG_TOPK_GLOBAL && s->window_scope == NG_WINDOW_MODEL) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "statistics = sharded: window_topk = global chooses from all of a gradient; "
-                      "take layer or block, or window_scope = group or parameter");
-  }
-  if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
-    return ng_fail_to(message, size, NG_ERR_ABSENT,
-                      "window_dtype = %s: factors of window_store = lowrank are kept in f32",
-                      o->window_dtype);
-  }
-  if (s->window_function == NG_WINDOW_GGT && s->window_decay > 0.0 &&
-      s->window_decay_form == NG_DECAY_DIRECTION) {
-    return ng_fail_to(
-        message, size, NG_ERR_ARG,
-        "window_decay_form = direction: window_function = ggt takes gradient or none");
-  }
-  return NG_OK;
 }
 
 /* ---- geometry --------------------------------------------------------------------------------*/
@@ -196,6 +98,12 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
     w->part[i].gram = gram + i * w->places * w->places;
     w->part[i].c = c + i * w->places;
+  }
+  if (b->base.window_function == NG_WINDOW_MFAC) {
+    double *factor = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
+    for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
+      w->part[i].factor = factor + i * w->places * w->places;
+    }
   }
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
   if (w->sliced) {
@@ -458,6 +366,7 @@ static void commit(ng_block *b, bool taken) {
     w->v = v;
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
+  if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
     if (w->store->taken != NULL && !idle) w->store->taken(b);
@@ -479,6 +388,9 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
   ng_status st = w->store->fields(b, visit, arg);
   if (st == NG_OK) st = visit(arg, &gram);
+  ng_field factor =
+      ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
+  if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
   if (st == NG_OK && (adam || b->base.window_momentum > 0.0)) st = visit(arg, &v);
@@ -492,7 +404,8 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number head = {"head", &w->head}, count = {"count", &w->count}, lr = {"lr", &w->lr};
   ng_status st = visit(arg, &head);
   if (st == NG_OK) st = visit(arg, &count);
-  ng_number updates = {"updates", &w->updates};
+  ng_number updates = {"updates", &w->updates}, factored = {"factored", &w->factored};
+  if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factored);
   if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
   return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;
 }
@@ -504,7 +417,7 @@ const ng_family ng_family_window = {
     .scope = NG_SCOPE_MODEL,
     .scans = true,
     .fits = fits,
-    .check = check,
+    .check = ng_window_check,
     .create = create,
     .destroy = destroy,
     .statistics = statistics,

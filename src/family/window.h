@@ -35,9 +35,10 @@ typedef struct ng_window_view {
 } ng_window_view;
 
 typedef struct ng_window_part {
-  int64_t at, n; /* its elements in flat order                        */
-  double *gram;  /* [places, places]                                  */
-  double *c;     /* [places] coefficients of the rows in the direction */
+  int64_t at, n;  /* its elements in flat order                        */
+  double *gram;   /* [places, places]                                  */
+  double *c;      /* [places] coefficients of the rows in the direction */
+  double *factor; /* [places, places] of window_factor.c; NULL: none is kept */
 } ng_window_part;
 
 typedef struct ng_window_store {
@@ -75,18 +76,21 @@ typedef struct ng_window {
   int32_t *order;       /* [segments] in flat order */
   double scale;         /* of what enters, beside what was left before       */
   double head, count;   /* the free place; rows in use                       */
-  double lr, next_lr;   /* of the step in which the newest row entered; of this one */
-  double updates;       /* of window_first.c */
-  float *s, *next_s;    /* [d] second moments; their next values */
-  bool emptied;         /* this step drops all rows but its own              */
-  float *x;             /* [d] the vector that entered                       */
-  float *u;             /* [d] the direction; a slice of b->whole, if there are slices */
-  float *v, *next_v;    /* [d] what momentum keeps; its next value           */
-  uint8_t *mask;        /* [d] 1: takes part; NULL: all do                   */
-  double *sums;         /* [chunks, 4] of the flat loops                     */
-  double *partial;      /* [units, places] of a store's products             */
-  double *row;          /* [parts, places] products that are not in the statistic */
-  int64_t *used;        /* [places] the places of the solve, and how many    */
+  double factored,
+      next_factored;  /* the damping in part->factor, 0: there is none; after this step */
+  bool replaced;      /* this step wrote factors anew */
+  double lr, next_lr; /* of the step in which the newest row entered; of this one */
+  double updates;     /* of window_first.c */
+  float *s, *next_s;  /* [d] second moments; their next values */
+  bool emptied;       /* this step drops all rows but its own              */
+  float *x;           /* [d] the vector that entered                       */
+  float *u;           /* [d] the direction; a slice of b->whole, if there are slices */
+  float *v, *next_v;  /* [d] what momentum keeps; its next value           */
+  uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
+  double *sums;       /* [chunks, 4] of the flat loops                     */
+  double *partial;    /* [units, places] of a store's products             */
+  double *row;        /* [parts, places] products that are not in the statistic */
+  int64_t *used;      /* [places] the places of the solve, and how many    */
   int64_t uses;
   int64_t units; /* pieces of a store's products                      */
   void *own;     /* the store's                                       */
@@ -150,6 +154,18 @@ void ng_window_sent(ng_block *b,
 void ng_window_first_enter(ng_block *b);  /* x <- what enters instead of it */
 void ng_window_first_direct(ng_block *b); /* u <- the direction of what was sent */
 void ng_window_first_taken(ng_block *b);  /* the step counts */
+
+/* ---- window_factor.c -------------------------------------------------------------------------*/
+
+bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
+                             double *y);
+void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S);
+void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z);
+void ng_window_factor_commit(ng_window *w, bool taken);
+
+/* ---- window_check.c --------------------------------------------------------------------------*/
+
+ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *message, size_t size);
 
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 

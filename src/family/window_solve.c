@@ -35,7 +35,7 @@ enum { ATTEMPTS = 4 };
 
 /* Scratch: a vector, and S, or V, values and work. */
 static int64_t vector_bytes(const ng_window *w) {
-  return (w->m * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
+  return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
 }
 
 int64_t ng_window_scratch(const ng_block *b) {
@@ -96,8 +96,37 @@ static ng_status factor_rescued(ng_block *b, const ng_window_part *p, double lam
   return NG_SKIPPED;
 }
 
-static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, double *by) {
+/* p->c <- S^-1 k, or of the row at head, by the kept factor.  False: it is not one of this S. */
+static bool solve_kept(ng_block *b, ng_window_part *p, const double *k, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
+  const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
+  const bool same = w->factored == lambda && M == (double)w->m;
+  double *z = p->c;
+  if (!fresh || !(same || w->uses == 1) ||
+      !ng_window_factor_append(w, p, lambda, M, ng_scratch(b))) {
+    return false;
+  }
+  for (int64_t i = 0; i < w->uses; i++) {
+    z[w->used[i]] = k != NULL ? k[w->used[i]] : i == w->uses - 1 ? 1.0 : 0.0;
+  }
+  ng_window_factor_solve(w, p, k == NULL, z);
+  return true;
+}
+
+/* For the coming steps, if all went as asked. */
+static void keep(ng_block *b, ng_window_part *p, ng_status st, const double *S) {
+  ng_window *w = ng_window_of(b);
+  if (w->used[w->uses - 1] != ng_window_head(w)) return;
+  w->replaced = true;
+  if (st == NG_OK) {
+    ng_window_factor_keep(w, p, S);
+  } else {
+    w->next_factored = 0.0;
+  }
+}
+
+static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, double *by) {
+  ng_window *w = ng_window_of(b);
   ng_queue *q = b->ctx->queue;
   double *z = ng_scratch(b), *S = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
   const double lambda = b->opt.damping;
@@ -105,7 +134,15 @@ static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, dou
   const int64_t n = w->uses;
   *by = k == NULL ? 0.0 : 1.0 / lambda;
   if (n == 0) return NG_OK;
+  if (M != (double)w->m) w->next_factored = 0.0; /* the coming step has another M */
+  if (solve_kept(b, p, k, lambda, M)) {
+    for (int64_t i = 0; i < n; i++) {
+      p->c[w->used[i]] *= k == NULL ? M / lambda : -1.0 / (lambda * lambda);
+    }
+    return NG_OK;
+  }
   const ng_status st = factor_rescued(b, p, lambda, M, S);
+  keep(b, p, st, S);
   if (st == NG_SKIPPED) return st;
   for (int64_t i = 0; i < n; i++) {
     z[i] = k != NULL ? k[w->used[i]] : i == n - 1 ? 1.0 : 0.0;
@@ -169,8 +206,10 @@ static void plain(const ng_window *w, ng_window_part *p, const double *k) {
 }
 
 ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
-  const ng_window *w = ng_window_of(b);
+  ng_window *w = ng_window_of(b);
   const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
+  w->replaced = false;
+  w->next_factored = b->opt.damping;
   ng_status worst = NG_OK;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;

@@ -1,0 +1,98 @@
+/* window_check.c: options of windows against each other, and against what windows have. */
+#include "family/window.h"
+
+/* There are no averages of observations here. */
+static ng_status check_statistics(const ng_options *o, char *message, size_t size) {
+  static const ng_option_id unused[] = {
+      NG_OPTION_stat_decay, NG_OPTION_stat_start, NG_OPTION_stat_scale, NG_OPTION_positions,
+      NG_OPTION_stat_batch, NG_OPTION_calls,      NG_OPTION_call_weight};
+  for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++) {
+    const ng_option_row *row = &ng_option_table[unused[i]];
+    char value[64];
+    if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "%s = %s: method %s keeps gradients and no averages; leave it at %s",
+                      row->name, value, o->method, row->standard);
+  }
+  return NG_OK;
+}
+
+/* First-order methods have one gradient, all of it in every step. */
+static ng_status check_first(const ng_options *o, const ng_settings *s, char *message,
+                             size_t size) {
+  const bool adam = s->window_function == NG_WINDOW_ADAM;
+  const bool adagrad = s->window_function == NG_WINDOW_ADAGRAD;
+  const char *wrong = s->window != 1                           ? "window = 1"
+                      : s->stat_period != 1                    ? "stat_period = 1"
+                      : s->window_divisor != NG_DIVISOR_WINDOW ? "window_divisor = window"
+                      : s->window_rest != NG_REST_KEPT         ? "window_rest = kept"
+                      : s->window_fill != NG_FILL_NONE         ? "window_fill = none"
+                      : s->window_empty > 0.0                  ? "window_empty = 0"
+                      : !adam && s->window_forget != 1.0       ? "window_forget = 1"
+                      : adagrad && s->window_momentum > 0.0    ? "window_momentum = 0"
+                      : adagrad && s->window_feedback_lr       ? "window_feedback_lr = 0"
+                      : s->window_momentum_form == NG_MOMENTUM_GRADIENT ||
+                              (adam && s->window_momentum_form != NG_MOMENTUM_AVERAGE)
+                          ? "window_momentum_form = average"
+                      : s->window_decay_form == NG_DECAY_DIRECTION ? "window_decay_form = gradient"
+                                                                   : NULL;
+  if (wrong == NULL) return NG_OK;
+  return ng_fail_to(message, size, NG_ERR_ARG, "window_function = %s needs %s", o->window_function,
+                    wrong);
+}
+
+ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+  const bool first = ng_window_is_first(s);
+  ng_status st = ng_family_check_others("window", o, message, size);
+  if (st == NG_OK) st = check_statistics(o, message, size);
+  if (st == NG_OK && first) st = check_first(o, s, message, size);
+  if (st != NG_OK) return st;
+  if (s->window_function == NG_WINDOW_MFAC && s->window_forget != 1.0) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_forget = %g: only window_function = ggt has it; leave it at 1",
+                      s->window_forget);
+  }
+  if (s->window_function == NG_WINDOW_GGT && s->window_divisor != NG_DIVISOR_WINDOW) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_divisor = %s: window_function = ggt divides by nothing; leave it at "
+                      "window",
+                      o->window_divisor);
+  }
+  if (s->window_function == NG_WINDOW_GGT && s->window_rest == NG_REST_ADDED) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_rest = added: only window_function = mfac has it; leave it at kept");
+  }
+  if (s->window_fill == NG_FILL_REST &&
+      (s->window_function == NG_WINDOW_GGT || s->window_rest == NG_REST_ADDED)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_fill = rest: only window_function = mfac has it, with window_rest = "
+                      "kept");
+  }
+  const bool averages = s->window_momentum > 0.0 && s->window_momentum_form == NG_MOMENTUM_GRADIENT;
+  if ((s->window_rest == NG_REST_ADDED || s->window_fill != NG_FILL_NONE) &&
+      (s->window_forget != 1.0 || averages)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_rest = %s, window_fill = %s: they need window_forget = 1 and another "
+                      "window_momentum_form than gradient",
+                      o->window_rest, o->window_fill);
+  }
+  /* Any number of the k may lie in one slice, so each rank would need room for all of them. */
+  if (s->statistics == NG_STATISTICS_SHARDED && s->window_store == NG_STORE_TOPK &&
+      s->window_topk == NG_TOPK_GLOBAL && s->window_scope == NG_WINDOW_MODEL) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "statistics = sharded: window_topk = global chooses from all of a gradient; "
+                      "take layer or block, or window_scope = group or parameter");
+  }
+  if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
+    return ng_fail_to(message, size, NG_ERR_ABSENT,
+                      "window_dtype = %s: factors of window_store = lowrank are kept in f32",
+                      o->window_dtype);
+  }
+  if (s->window_function == NG_WINDOW_GGT && s->window_decay > 0.0 &&
+      s->window_decay_form == NG_DECAY_DIRECTION) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "window_decay_form = direction: window_function = ggt takes gradient or none");
+  }
+  return NG_OK;
+}
