@@ -215,7 +215,9 @@ static void other_ranks_layouts_linalg(void **state) {
   (void)state;
   static const sim_setup how[] = {
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
-      {.method = "natgrad", .set = "update=sgd grad_worker_fraction=1", .vary = SIM_NHWC},
+      {.method = "natgrad",
+       .set = "update=sgd placement=kaisa placement_cost=memory colocate=0 grad_worker_fraction=1",
+       .vary = SIM_NHWC},
       {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
   };
   const path a = in_folder("three"), b = in_folder("one"), c = in_folder("two");

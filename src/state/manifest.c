@@ -141,8 +141,8 @@ static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char
  * another number of ranks; nor on what is only measured. */
 static bool does_not_matter(const char *option) {
   const int32_t id = ng_option_find(option);
-  return id == NG_OPTION_placement || id == NG_OPTION_grad_worker_fraction ||
-         id == NG_OPTION_quantify;
+  return id == NG_OPTION_placement || id == NG_OPTION_placement_cost || id == NG_OPTION_colocate ||
+         id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
 }
 
 /* Statistics of all samples, by each rank or by all of them together. */

@@ -119,6 +119,15 @@ class Golden(Case):
 
 
 class Arguments(Case):
+    def test_placement(self):
+        """Who solves what is KAISA's: the cost that is counted, and A and G on one rank or on two."""
+        for options, cost, colocate in (({}, "compute", "1"), (dict(assignment_strategy="MEMORY"), "memory", "1"),
+                                        (dict(colocate_factors=False, compute_method="inverse"), "compute", "0")):
+            got = KFACPreconditioner(net(), **options)._core
+            self.assertEqual([got.get(n) for n in ("placement", "placement_cost", "colocate")], ["kaisa", cost, colocate])
+        with self.assertRaisesRegex(ValueError, "colocate_factors must be True"):
+            KFACPreconditioner(net(), colocate_factors=False)
+
     def test_every_argument_in_all_its_forms(self):
         data, plain = batch(), {}
         for options in ({}, dict(assignment_strategy="memory"), dict(assignment_strategy=kfac.AssignmentStrategy.MEMORY),
