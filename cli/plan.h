@@ -52,7 +52,7 @@ typedef struct plan_wish {
   plan_machine machine;
 } plan_wish;
 
-/* Seconds that a sum over `ranks` takes, the better of a ring and a tree; that `messages` broadcasts take. */
+/* Seconds that a sum over `ranks` takes, the better of halves and of the whole; that `messages` broadcasts take. */
 double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 /* Each rank gets the sum of a part only. */
 double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);

@@ -8,8 +8,9 @@
  *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, the share of the sums that a rank makes
  *   solve               k n^3 / solve over the factors of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
- *   a sum of n bytes    the better of a ring, 2 (W-1) latency + 2 (W-1)/W n / bandwidth, and recursive doubling,
- *                       log2(W) (latency + n / bandwidth)     (Thakur, Rabenseifner & Gropp 2005)
+ *   a sum of n bytes    the better of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency +
+ *                       2 (W-1)/W n / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth)
+ *                       (Thakur, Rabenseifner & Gropp 2005)
  *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
  */
@@ -24,10 +25,10 @@ const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums", 
 
 double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
-  const double W = ranks,
-               ring = 2 * (W - 1) * m->latency * messages + 2 * (W - 1) / W * bytes / m->bandwidth;
-  const double tree = ceil(log2(W)) * (messages * m->latency + bytes / m->bandwidth);
-  return ring < tree ? ring : tree;
+  const double W = ranks, steps = ceil(log2(W));
+  const double halves = 2 * steps * m->latency * messages + 2 * (W - 1) / W * bytes / m->bandwidth;
+  const double whole = steps * (messages * m->latency + bytes / m->bandwidth);
+  return halves < whole ? halves : whole;
 }
 
 double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {

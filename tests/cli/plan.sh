@@ -39,9 +39,9 @@ echo '[{"name": "fc", "kind": "linear", "in": 4, "out": 3, "positions": 5}]' >"$
   --solve 10 --bandwidth 1kB/s --latency 1e6 >"$scratch/fc" || fail "plan of one layer"
 cat >"$scratch/again.awk" <<'AWK'
 function get(key,   x) { return match($0, "\"" key "\":[-+.e0-9]+") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : -1 }
-function sum(n,   ring, tree) { # a ring, or recursive doubling
-  ring = 2 * (W - 1) + 2 * (W - 1) / W * n / 1000; tree = 2 * (1 + n / 1000)
-  return n == 0 ? 0 : ring < tree ? ring : tree
+function sum(n,   halves, whole) { # recursive halving and doubling, or recursive doubling
+  halves = 2 * 2 + 2 * (W - 1) / W * n / 1000; whole = 2 * (1 + n / 1000)
+  return n == 0 ? 0 : halves < whole ? halves : whole
 }
 function to_owners(n) { return n == 0 ? 0 : 2 + (W - 1) / W * n / 1000 } # recursive halving
 function down(k, n, messages) { return n == 0 || k < 2 ? 0 : (k == 4 ? 2 : 1) * messages + n / 1000 }
@@ -72,6 +72,10 @@ BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 
 END { exit bad || NR < 9 }
 AWK
 awk -f "$scratch/again.awk" "$scratch/fc" || fail "times of one layer"
+# Where latency is little a sum goes by halves: 48 bytes of gradients, 2 * 2 us + 2 * 3/4 * 48 ms.
+"$natgrad" plan --json --model "$scratch/fc.json" --ranks 4 --bandwidth 1kB/s --latency 1 >"$scratch/halves" || fail "plan of halves"
+gradients=$(of "$scratch/halves" "natgrad, comm-opt" gradients)
+[[ $gradients == 72.004* ]] || fail "gradients by halves: $gradients ms, expected 72.004"
 
 # Ours costs no more than KAISA's, for every fraction; A and G apart are solved no later; wrong names are told.
 "$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced >"$scratch/places" || fail "plan of two placements"
