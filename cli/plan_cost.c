@@ -12,6 +12,7 @@
  *                       2 (W-1)/W n / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth)
  *                       (Thakur, Rabenseifner & Gropp 2005)
  *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
+ *                       messages of statistics are under way side by side: their latencies count once
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
  */
 #include "plan.h"
@@ -128,8 +129,8 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
   s[PLAN_SUMS] =
       (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
-                        (double)(r->sums_messages - r->scatter_messages)) +
-       plan_scatter_seconds(m, ranks, (double)r->scatter_bytes, (double)r->scatter_messages)) /
+                        r->sums_messages > r->scatter_messages ? 1 : 0) +
+       plan_scatter_seconds(m, ranks, (double)r->scatter_bytes, r->scatter_messages > 0 ? 1 : 0)) /
       F;
   s[PLAN_SOLVE] = (eigen ? 9 : 1) * t->solve / m->solve / I;
   s[PLAN_SHARE] =
