@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 10 };
+enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 11 };
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -78,15 +78,22 @@ typedef struct field {
   const char *key;
   int64_t *whole;
   double *real;
+  bool later; /* checkpoints of before do not have it, and then it stays 0 */
 } field;
 
 static void fields_of(run_state *s, field out[FIELDS]) {
   const field list[FIELDS] = {
-      {"step", &s->step, NULL},           {"steps_per_epoch", &s->per_epoch, NULL},
-      {"loss_sum", NULL, &s->loss_sum},   {"summed", &s->summed, NULL},
-      {"correct", &s->correct, NULL},     {"skipped", &s->skipped, NULL},
-      {"rescued", &s->rescued, NULL},     {"unobserved", &s->unobserved, NULL},
-      {"data_crc32", &s->data_crc, NULL}, {"skipped_in_a_row", &s->in_a_row, NULL},
+      {"step", &s->step, NULL, false},
+      {"steps_per_epoch", &s->per_epoch, NULL, false},
+      {"loss_sum", NULL, &s->loss_sum, false},
+      {"summed", &s->summed, NULL, false},
+      {"correct", &s->correct, NULL, false},
+      {"skipped", &s->skipped, NULL, false},
+      {"rescued", &s->rescued, NULL, false},
+      {"unobserved", &s->unobserved, NULL, false},
+      {"data_crc32", &s->data_crc, NULL, false},
+      {"skipped_in_a_row", &s->in_a_row, NULL, false},
+      {"first_loss", NULL, &s->first_loss, true},
   };
   memcpy(out, list, sizeof list);
 }
@@ -179,6 +186,7 @@ int checkpoint_read_model(const char *path, nn *net, run_state *s) {
   fields_of(s, list);
   for (int i = 0; i < FIELDS && rc == CLI_OK; i++) {
     const char *text = ngio_tensors_text(file, list[i].key);
+    if (text == NULL && list[i].later) continue;
     if (text == NULL || !read_field(&list[i], text))
       rc = cli_bad("%s: its metadata has no good '%s'", path, list[i].key);
   }

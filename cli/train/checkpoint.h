@@ -26,8 +26,9 @@ typedef struct run_state {
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
-  int64_t in_a_row; /* skipped ones since the last step that counted */
-  manifest files;   /* of the checkpoint made or read last; for the next one: config, log, times */
+  int64_t in_a_row;  /* skipped ones since the last step that counted */
+  double first_loss; /* of the run's first step; 0: not known */
+  manifest files;    /* of the checkpoint made or read last; for the next one: config, log, times */
 } run_state;
 
 void checkpoint_init(run_state *s);

@@ -259,8 +259,26 @@ static int end_epoch(run *r, double lr) {
 
 /* ---- keeping ---------------------------------------------------------------------------------*/
 
+/* Numbers may be finite and worth nothing.  The loss of a step is that of the weights before it, so what the very
+ * last step did is not seen. */
+static bool is_far(const run *r) {
+  const double limit = TRAIN_FAR * fmax(1.0, r->state.first_loss);
+  return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
+}
+
+static void was_kept(run *r) {
+  r->out->kept = r->state.step;
+  r->loss_since = 0.0;
+  r->steps_since = 0;
+}
+
 /* Weights that are lost never replace those of the checkpoint before: the run ends as diverged. */
 static int save(run *r) {
+  if (is_far(r)) { /* on one rank, on all: the loss is that of all of them */
+    r->out->diverged = true;
+    r->out->far = r->loss_since / (double)r->steps_since;
+    return CLI_OK;
+  }
   if (run_share_buffers(r) != CLI_OK) return CLI_BAD;
   const char *lost = checkpoint_lost(r->net); /* on one rank, on all: their weights are the same */
   if (lost != NULL) {
@@ -270,7 +288,7 @@ static int save(run *r) {
   }
   if (r->ranks.rank > 0) { /* rank 0 has the files */
     const int sent = precond_save(r->p, r->s->out);
-    if (sent == CLI_OK) r->out->kept = r->state.step;
+    if (sent == CLI_OK) was_kept(r);
     return sent;
   }
   const log_times t = run_times(r);
@@ -281,7 +299,7 @@ static int save(run *r) {
   memcpy(m->station, t.station, sizeof m->station);
   if (rc == CLI_OK)
     rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
-  if (rc == CLI_OK) r->out->kept = r->state.step;
+  if (rc == CLI_OK) was_kept(r);
   return rc;
 }
 
@@ -290,6 +308,9 @@ static bool due(int64_t step, int64_t every) { return every > 0 && step % every 
 /* What comes after a step. */
 static int after_step(run *r, double lr, int64_t correct) {
   r->state.step++;
+  if (r->state.first_loss == 0.0) r->state.first_loss = r->loss;
+  r->loss_since += r->loss;
+  r->steps_since++;
   r->state.loss_sum += r->loss;
   r->state.summed++;
   r->state.correct += correct;

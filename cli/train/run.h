@@ -42,7 +42,9 @@ typedef struct run {
   settings sgd;    /* of the part after the switch, and its first step: switch.h */
   int64_t switch_at;
   bool switched;
-  double loss; /* of the last step */
+  double loss;       /* of the last step */
+  double loss_since; /* sum over the steps since the last checkpoint, and their number */
+  int64_t steps_since;
   run_ranks ranks;
   traffic_wire wire;
   ranks_count said, in_steps; /* by the trainer itself; in steps alone            */

@@ -110,8 +110,18 @@ static int report(const settings *s, const train_result *r, bool quiet) {
   }
   if (r->diverged) {
     char kept[64] = "";
-    if (r->kept >= 0)
-      (void)snprintf(kept, sizeof kept, "; the checkpoint of step %lld stays", (long long)r->kept);
+    const int64_t step =
+        r->kept < 0 && r->first > 0 ? r->first : r->kept; /* that it went on from */
+    if (step >= 0)
+      (void)snprintf(kept, sizeof kept, "; the checkpoint of step %lld stays", (long long)step);
+    if (r->far > 0.0) {
+      (void)fprintf(stderr,
+                    "natgrad: diverged: the mean loss since the last checkpoint is %.3g after step "
+                    "%lld, more than "
+                    "%d times that of the first step%s\n",
+                    r->far, (long long)r->steps, TRAIN_FAR, kept);
+      return CLI_NO;
+    }
     (void)fprintf(stderr, "natgrad: diverged: %s%s after step %lld is not finite%s\n",
                   r->lost[0] != 0 ? "" : "the loss", r->lost, (long long)r->steps, kept);
     return CLI_NO;
@@ -390,7 +400,11 @@ const cli_command cli_train = {
         "belong\n"
         "together: what is missing, mixed or edited is refused by name.  Exit code 1: stopped by "
         "a\n"
-        "signal, or the loss or a weight is not finite any more (the checkpoint before stays).\n"
+        "signal, or diverged: the loss or a weight is not finite any more, or, where a checkpoint "
+        "is\n"
+        "due, the mean training loss since the one before is more than 1000 times that of the "
+        "run's\n"
+        "first step, and more than 1000.  No checkpoint is written then: the one before stays.\n"
         "Test losses are without label smoothing.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),

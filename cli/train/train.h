@@ -27,6 +27,9 @@ typedef struct train_epoch { /* one line "epoch" of log.jsonl */
   double seconds; /* of training so far, all epochs; evaluation, checkpoints and logs left out */
 } train_epoch;
 
+/* A mean training loss of so many times that of the run's first step (or 1, if that is less) is diverged. */
+enum { TRAIN_FAR = 1000 };
+
 enum { TRAIN_STATIONS = 32 };
 typedef struct train_station { /* forward, backward, then those of ng_report_station */
   char name[24];
@@ -41,8 +44,10 @@ typedef struct train_result {
   bool stopped;  /* by a signal */
   bool
       diverged; /* the loss, a weight, or what steps in a row would write, is not finite: ended there */
-  bool unheard;     /* stopped because nobody can be told: stdout is full, or closed */
-  char lost[64];    /* what; "": the loss */
+  bool unheard;  /* stopped because nobody can be told: stdout is full, or closed */
+  char lost[64]; /* what; "": the loss */
+  double
+      far; /* diverged, with all numbers finite: the mean loss since the last checkpoint; 0: not so */
   int64_t averaged; /* weights of so many steps; 0: not, or the run is not over */
   double average_loss, average_accuracy; /* of their mean, on the test split */
   int64_t kept;                          /* step of the last checkpoint; -1: none */

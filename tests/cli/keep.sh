@@ -268,11 +268,20 @@ rm "$array" && mkfifo "$array"
 expect 2 "natgrad: $array: not a regular file" timeout 10 "$natgrad" replay unpacked
 
 # Weights that are lost do not replace a checkpoint; --resume finds the one before.
-grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd --lr 1e6
-  --weight-decay 1000 --lr-schedule constant --quiet --checkpoint-every 1)
-expect 1 '*natgrad: diverged: all that the last 4 steps would write after step * is not finite; the checkpoint of step * stays' "$natgrad" train "${grow[@]}" --steps 12 --out grown
+grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd
+  --lr-schedule constant --quiet)
+grow_to() { "$natgrad" train "${grow[@]}" "$@"; }
+expect 0 '' grow_to --lr 1e6 --weight-decay 1000 --steps 1 --out grown
+expect 1 '*natgrad: diverged: all that the last 4 steps would write after step * is not finite; the checkpoint of step 1 stays' "$natgrad" train --out grown --resume --steps 12 --quiet
 finite=$(ls grown/checkpoint/model-*.safetensors)
 "$helper" finite "$finite" || fail "$finite holds numbers that are not finite"
+
+# Nor do weights that are finite and worth nothing: they grow 2.2 times in every step (z^2 + 2.6 z + 0.9, momentum 0.9).
+far='the mean loss since the last checkpoint is * after step *, more than 1000 times that of the first step'
+expect 1 "*natgrad: diverged: $far; the checkpoint of step * stays" grow_to --lr 0.01 --weight-decay 450 --checkpoint-every 4 --steps 50 --out far
+stays=$(sed -nE 's/.*the checkpoint of step ([0-9]+) stays.*/\1/p' "$scratch/err")
+[[ $(cd far/checkpoint && echo model-*) == "model-$stays.safetensors" ]] || fail "$stays: $(ls far/checkpoint)"
+[[ $(tail -1 far/log.jsonl) == *'"why": "diverged"'* ]] || fail "far: $(tail -1 far/log.jsonl)"
 
 # Other threads: one line, and the run goes on.
 rm -rf run && cp -a whole run
