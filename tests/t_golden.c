@@ -247,10 +247,12 @@ static ng_options by_hand(const golden *c) {
   fixture_real(&o, "stat_period", (double)c->stat_period);
   fixture_real(&o, "solve_period", (double)c->solve_period);
   fixture_real(&o, "factor_blocks", 1);
+  fixture_set(&o, "output_factor", "full");
   fixture_set(&o, "clip", c->special & NOCLIP ? "none" : "kl");
   fixture_real(&o, "kl_clip", c->kl_clip);
   fixture_set(&o, "skip_layers", "");
   fixture_set(&o, "statistics", c->program >= L_EIGEN_DP ? "local" : "all");
+  fixture_set(&o, "placement", "round-robin"); /* as the oracle has owners */
   return o;
 }
 

@@ -74,6 +74,7 @@ static void random_options(rng *r, ng_options *o) {
   fixture_set(o, "clip", pick(r, "kl kl rescale none"));
   set_real(o, "kl_clip", pow(10, -4 * rng_real(r)));
   fixture_set(o, "statistics", pick(r, "all all local"));
+  fixture_set(o, "placement", "round-robin"); /* as the oracle has owners */
 }
 
 static void random_layer(rng *r, scene *s) {
