@@ -311,6 +311,7 @@ class Ranks(Case):
         for same, *state in found:
             self.assertTrue(same)
             self.assertEqual(state, list(found[0][1:]))
+            self.assertIn("1/A", state[1])  # by the names of the model inside of DistributedDataParallel
 
     def test_ranks_that_disagree_all_hear_of_it(self):
         for text in ranks.run(2, disagree):
