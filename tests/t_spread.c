@@ -417,7 +417,7 @@ static void test_refused(void **state) {
   f.check = no_options;
   refused(&f, NULL, 1, "family 'total': options: not with these");
   f = toy_beside();
-  refused(&f, only_owner, 2, "solves nothing that could be shared");
+  refused(&f, only_owner, 2, "has no result of a solve that others could be sent");
 }
 
 /* Nothing points at blocks that are gone. */

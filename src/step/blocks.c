@@ -170,11 +170,11 @@ static ng_status settle_block(ng_block *b) {
                    b->name, b->family->name);
   }
   if (b->family->solve == NULL && !b->keeps_everywhere && b->p->grid.m > 1) {
-    return ng_fail(
-        b->ctx, NG_ERR_ARG,
-        "'%s': family %s solves nothing that could be shared; statistics of one rank need "
-        "grad_worker_fraction = 0",
-        b->name, b->family->name);
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "'%s': one rank alone keeps its statistics, and family %s has no result of a "
+                   "solve that others could be "
+                   "sent; take grad_worker_fraction = 0 or statistics = all",
+                   b->name, b->family->name);
   }
   /* Columns, not owners: all m ranks of a column get the results. */
   b->holds = b->family->solve != NULL ? b->column == b->p->grid.column : b->keeps;
