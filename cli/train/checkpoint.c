@@ -312,7 +312,7 @@ int checkpoint_config(const char *dir, run_state *state, uint32_t next) {
 
 static int find_file(const char *dir, const char *what, int64_t step, const manifest_file *f) {
   char *path = path_of(dir, what, step), *next = next_of(dir, what);
-  manifest_file is;
+  manifest_file is = {0};
   int rc = CLI_OK;
   if (!disk_exists(path) && manifest_is(next, f)) rc = give_name(next, path);
   if (rc == CLI_OK && !disk_exists(path))

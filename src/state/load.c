@@ -86,8 +86,10 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
   return refuse(w, item->name, why);
 }
 
-/* ... and came whole.  `finite` was written with it: an average that was not finite when saved may
- * come back, one that has become so may not. */
+/* ... and came whole.  `finite` was written with it.  What would put a number that is not finite into an average is
+ * refused (stat.c), and no run is known to save one.  A state that says of itself that it has one comes back as it
+ * was, as if the run had not ended: that layer goes on with its last good result, and is counted.  A number
+ * that has become so since is damage. */
 static void check_data(ng_work *w, int32_t i, int32_t lane) {
   ng_item *item = &w->item[i];
   const ngio_tensor *t = item->t;
