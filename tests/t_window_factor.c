@@ -1,5 +1,6 @@
 /* t_window_factor.c: the factor that M-FAC moves from step to step is a part of the state: a run that goes on from a
- * file ends with its bits, in the state and in the gradients; a step that is refused leaves it as it was. */
+ * file ends with its bits, in the state and in the gradients; a step that is refused, before the solve or after it,
+ * leaves it as it was. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -84,7 +85,73 @@ static void goes_on(void **state) {
     (void)unlink(file[i]);
 }
 
+/* ---- refused after the solve -----------------------------------------------------------------*/
+
+enum { LATE = 14 };
+
+/* No weight would hold what such a rate makes of the direction: the window is solved, then all is refused. */
+static void refuse(fixture *f, const float g[D], const float w[D]) {
+  const ng_sgd far = fixture_sgd(1e300, 0);
+  float g0[D], w0[D];
+  memcpy(g0, g, sizeof g0);
+  memcpy(w0, w, sizeof w0);
+  assert_int_equal(ng_step_sgd(f->p, &far, 1), NG_SKIPPED);
+  assert_memory_equal(g, g0, sizeof g0);
+  assert_memory_equal(w, w0, sizeof w0);
+}
+
+/* Weights after each step.  Refused before it, if at all, is one of this damping, 0: of none. */
+static void live_refused(double damping, const char *save, float out[LATE][D]) {
+  const ng_sgd sgd = fixture_sgd(0.1, 0);
+  float g[D] = {0}, w[D] = {0};
+  const plane vg = plane_of(g, 1, D, NG_F32), vw = plane_of(w, 1, D, NG_F32);
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "method=mfac window=5 damping=1e-3 update=sgd", NULL));
+  fixture_ok(&f, fixture_tensor(&f, "w", &vg, &vw));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int t = 0; t <= LATE; t++) {
+    rng r = {(uint64_t)t + test_seed()};
+    for (int i = 0; i < D; i++)
+      g[i] = (float)(cos(i) + 0.3 * rng_value(&r));
+    if (damping > 0) {
+      fixture_ok(&f, ng_set_real(f.p, "damping", damping));
+      refuse(&f, g, w);
+      fixture_ok(&f, ng_set_real(f.p, "damping", 1e-3));
+    }
+    if (t == LATE) break; /* a refused step is the last before the file */
+    fixture_ok(&f, ng_step_sgd(f.p, &sgd, 1));
+    memcpy(out[t], w, sizeof w);
+  }
+  fixture_ok(&f, ng_save(f.p, save));
+  fixture_close(&f);
+}
+
+/* Of the same damping: the same bits.  Of another one S was factorised with it, over what was kept, and the next
+ * step does that once more: the same coefficients but for rounding in double, of which f32 weights see their last
+ * bit, 14 times; 1e-5 of the largest is ten times that. */
+static void refused_late(void **state) {
+  static float whole[LATE][D], same[LATE][D], other[LATE][D];
+  char file[2][64];
+  (void)state;
+  for (int i = 0; i < 2; i++)
+    (void)snprintf(file[i], sizeof file[i], "window-late-%d-%d.safetensors", i, (int)getpid());
+  live_refused(0, file[0], whole);
+  live_refused(1e-3, file[1], same);
+  assert_memory_equal(whole, same, sizeof whole);
+  same_factor(file[0], file[1]);
+  live_refused(1e-5, file[1], other); /* smaller: what is kept then looks good enough */
+  for (int t = 0; t < LATE; t++) {
+    double most = 0;
+    for (int i = 0; i < D; i++)
+      most = fmax(most, fabs((double)whole[t][i]));
+    for (int i = 0; i < D; i++)
+      assert_true(fabs((double)whole[t][i] - (double)other[t][i]) <= 1e-5 * most);
+  }
+  for (int i = 0; i < 2; i++)
+    (void)unlink(file[i]);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(goes_on)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(goes_on), cmocka_unit_test(refused_late)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
