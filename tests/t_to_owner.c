@@ -17,6 +17,10 @@
 
 #include <cmocka.h>
 
+#if defined(NG_TEST_MPI)
+#include <mpi.h>
+#endif
+
 enum {
   LINEAR = 4,
   LAYERS = LINEAR + 1,
@@ -221,11 +225,37 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st < NG_OK ? st : NG_OK;
 }
 
+/* From so many ranks to so many: of processes, all there are. */
+#if defined(NG_TEST_MPI)
+static int32_t fewest(void) { return ranks_there() < MOST_RANKS ? ranks_there() : MOST_RANKS; }
+static int32_t most(void) { return fewest(); }
+
+static void from(int32_t rank, void *what, size_t size) {
+  (void)MPI_Bcast(what, (int)size, MPI_BYTE, rank, MPI_COMM_WORLD);
+}
+
+/* What each rank has, to all processes. */
+static void share(life *l) {
+  for (int32_t r = 0; r < l->ranks; r++) {
+    from(r, l->out[r], sizeof l->out[r]);
+    from(r, l->status[r], sizeof l->status[r]);
+    from(r, &l->scattered[r], sizeof l->scattered[r]);
+    from(r, &l->others[r], sizeof l->others[r]);
+    from(r, &l->sums[r], sizeof l->sums[r]);
+  }
+}
+#else
+static int32_t fewest(void) { return 2; }
+static int32_t most(void) { return MOST_RANKS; }
+static void share(const life *l) { (void)l; }
+#endif
+
 static life lived(life how) {
   static life l;
   l = how;
   if (ranks_run(l.ranks, live, &l, NULL) != NG_OK)
     fail_msg("%s %s: %s", l.options, l.with, l.why[0]);
+  share(&l);
   for (int32_t r = 1; r < l.ranks; r++) {
     assert_memory_equal(l.out[r], l.out[0], sizeof l.out[0]);
     assert_memory_equal(l.status[r], l.status[0], sizeof l.status[0]);
@@ -266,7 +296,7 @@ static void equals_all(void **state) {
                                      "factor_blocks=2",
                                      "solver=eigen damping_split=joint"};
   for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)
-    for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++)
+    for (int32_t ranks = fewest(); ranks <= most(); ranks++)
       for (int k = 0; k < 2 * WAYS; k++)
         same_bits((life){
             .with = with[i], .ranks = ranks, .way = (way)(k / 2), .ahead = k % 2 != 0, .huge = -1});
@@ -275,7 +305,7 @@ static void equals_all(void **state) {
 /* A step that shows one layer only, another one each time: messages begin and end with it. */
 static void with_holes(void **state) {
   (void)state;
-  for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++)
+  for (int32_t ranks = fewest(); ranks <= most(); ranks++)
     for (int k = 0; k < WAYS; k++)
       same_bits((life){
           .with = "stat_period=1", .ranks = ranks, .way = (way)k, .alone = true, .huge = -1});
@@ -286,7 +316,7 @@ static void with_holes(void **state) {
  * differently, so all see one thing; tolerance: a few roundings of f32, 1e-5 is some 80. */
 static void first_overflows(void **state) {
   (void)state;
-  for (int32_t ranks = 2; ranks <= MOST_RANKS; ranks++) {
+  for (int32_t ranks = fewest(); ranks <= most(); ranks++) {
     same_bits((life){.with = "stat_period=1", .ranks = ranks, .huge = 0});
     assert_int_equal(kept[1]->status[0][0], NG_SKIPPED);
     assert_int_equal(kept[1]->status[0][1], NG_OK);
@@ -311,9 +341,15 @@ int main(void) {
     kept[i] = calloc(1, sizeof(life));
   const struct CMUnitTest tests[] = {cmocka_unit_test(equals_all), cmocka_unit_test(with_holes),
                                      cmocka_unit_test(first_overflows)};
+#if defined(NG_TEST_MPI)
+  ranks_begin();
+#endif
   const int failed =
       kept[0] == NULL || kept[1] == NULL ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
   for (int i = 0; i < 2; i++)
     free(kept[i]);
+#if defined(NG_TEST_MPI)
+  ranks_end();
+#endif
   return failed;
 }
