@@ -165,6 +165,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   totals t;
   double all_sums = 0.0;
   memset(&t, 0, sizeof t);
+  t.most.workers = 1; /* of no rank */
   memset(out, 0, sizeof *out);
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
