@@ -45,7 +45,10 @@ class ng_report(c.Structure):
                 ("clip", c.c_double), ("inner", c.c_double), ("more_damping", c.c_int64),
                 ("in_double", c.c_int64), ("kept_last", c.c_int64), ("plain", c.c_int64),
                 ("stations", c.c_int32), ("kept", c.c_int64), ("unobserved", c.c_int64), ("statistics", c.c_int32),
-                ("d2", c.c_double), ("pd2", c.c_double)]
+                ("d2", c.c_double), ("pd2", c.c_double), ("scaled", c.c_int64),
+                ("scaling_min", c.c_double), ("scaling_25", c.c_double), ("scaling_50", c.c_double),
+                ("scaling_75", c.c_double), ("scaling_max", c.c_double), ("scaling_mean", c.c_double),
+                ("sent_ms", c.c_double), ("hidden_ms", c.c_double)]
 
 
 class ng_layer_report(c.Structure):

@@ -1,6 +1,7 @@
 /* t_same.c: a description or a number that differs on one rank alone is the same refusal on all, whatever differs:
- * every field of ng_layer, groups, what is frozen, tensors, the order of layers, options; then, of a
- * step, what ng_set changed, the learning rate, and every number of an update, in any group.
+ * every field of ng_layer, groups, what is frozen, tensors, the order of layers, options, linear algebra; then, of a
+ * step, what ng_set changed, the learning rate, every number of an update, in any group, and the dtype that it
+ * writes.
  *
  * That no field is forgotten here is what the size of the struct is for: the last one ends it. */
 #include <setjmp.h>
@@ -56,6 +57,7 @@ typedef enum change {
   MODEL_OPTION,
   MISSING,
   METHOD,
+  ALGEBRA,
   CHANGES
 } change;
 
@@ -121,7 +123,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   fixture f;
   const change c = rank == ODD ? l->what : NOTHING;
-  const fixture_how how = {.linalg = "ref", .threads = 1, .transport = t};
+  const fixture_how how = {.linalg = c == ALGEBRA ? "cpu" : "ref", .threads = 1, .transport = t};
   ng_status st = fixture_open(&f,
                               c == METHOD         ? "method=eva-natgrad"
                               : c == MODEL_OPTION ? "solve_period=3"
@@ -135,13 +137,24 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return st;
 }
 
+static bool has_cpu(void) {
+  for (int32_t i = 0; i < ng_component_count(); i++) {
+    ng_component c = {.struct_size = sizeof c};
+    if (ng_component_info(i, &c) == NG_OK && strcmp(c.name, "cpu") == 0) return c.built_in != 0;
+  }
+  return false;
+}
+
 static void each_alone(void **state) {
   (void)state;
   for (int c = 0; c < CHANGES; c++) {
     life l = {.what = (change)c};
     ng_status st[RANKS];
+    if (c == ALGEBRA && !has_cpu()) continue; /* a build without BLAS */
     (void)ranks_run(RANKS, live, &l, st);
-    const char *const what = c >= MODEL_OPTION ? "other options" : "other layers";
+    const char *const what = c == ALGEBRA        ? "other linear algebra"
+                             : c >= MODEL_OPTION ? "other options"
+                                                 : "other layers";
     for (int r = 0; r < RANKS; r++) {
       const bool told = strstr(l.message[r], what) != NULL;
       if (st[r] == (c == NOTHING ? NG_OK : NG_ERR_COMM) && told == (c != NOTHING)) continue;
@@ -168,6 +181,7 @@ typedef struct odd_step {
   ng_sgd sgd;              /* added to group 1's */
   ng_adamw adamw;
   bool regroup; /* its weight, to group 1 */
+  bool half;    /* what the step writes is bound as bf16 */
   const char *told;
 } odd_step;
 
@@ -213,9 +227,10 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   float w[TALL * WIDE + TALL] = {1, 2, 3, 4, 5, 6, 7, 8}, d[TALL * WIDE + TALL], before[2][8];
   float a[SAMPLES * WIDE] = {1, 2, -1, 3, 0, 1, 2, -2, 1, 1, -1, 2},
                     g[SAMPLES * TALL] = {1, -1, 2, 1, 0, 1, -2, 3};
-  const plane weight[2] = {plane_of(w, TALL, WIDE, NG_F32),
+  const bool fused = strstr(o->options, "update=") != NULL, half = o->half && odd;
+  const plane weight[2] = {plane_of(w, TALL, WIDE, half && fused ? NG_BF16 : NG_F32),
                            plane_of(w + TALL * WIDE, 1, TALL, NG_F32)};
-  const plane grad[2] = {plane_of(d, TALL, WIDE, NG_F32),
+  const plane grad[2] = {plane_of(d, TALL, WIDE, half && !fused ? NG_BF16 : NG_F32),
                          plane_of(d + TALL * WIDE, 1, TALL, NG_F32)};
   const plane in = plane_of(a, SAMPLES, WIDE, NG_F32), out = plane_of(g, SAMPLES, TALL, NG_F32);
   fixture f;
@@ -239,6 +254,10 @@ static ng_status live_a_step(int32_t rank, ng_transport *t, void *arg) {
   /* ... and with the same numbers it goes on. */
   l->again[rank] = o->set != NULL && odd ? ng_set(f.p, o->set, was) : NG_OK;
   if (l->again[rank] == NG_OK && o->regroup) l->again[rank] = ng_set_group(f.p, 0, NG_WEIGHT, 0);
+  const ng_array as_others = ng_array_matrix(fused ? w : d, TALL, WIDE, NG_F32);
+  if (l->again[rank] == NG_OK && half)
+    l->again[rank] = fused ? ng_bind_weight(f.p, 0, NG_WEIGHT, &as_others)
+                           : ng_bind_grad(f.p, 0, NG_WEIGHT, &as_others);
   if (l->again[rank] == NG_OK) l->again[rank] = fixture_show(&f, SAMPLES, 0, &in, &out);
   if (l->again[rank] == NG_OK) l->again[rank] = take_step(&f, o, false);
   fixture_close(&f);
@@ -271,7 +290,10 @@ static void each_number_alone(void **state) {
       ADAMW(eps),
       ADAMW(weight_decay),
       {.options = "update=adamw", .adamw = {.beta2 = -0.01}, .told = NUMBERS},
-      {.options = "update=sgd", .regroup = true, .told = NUMBERS}};
+      {.options = "update=sgd", .regroup = true, .told = NUMBERS},
+      {.options = "update=sgd", .half = true, .told = NUMBERS},
+      {.options = "method=eva update=adamw", .half = true, .told = NUMBERS},
+      {.options = "method=natgrad", .half = true, .told = NUMBERS}};
   for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
     for (int none = 0; none < 2; none++) {
       step_life l = {.odd = &odd[i], .none = none != 0};

@@ -96,7 +96,8 @@ static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
 /* Rank 0's hash goes around and each says whether it has another: a difference of hashes could not
  * be summed.  The verdict is a sum, so all ranks have it. */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
-  static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks"};
+  static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
+                                              "linear algebra"};
   ng_comm *c = p->ctx->comm;
   if (c->size == 1) return local;
   uint64_t first[NG_HASHES];

@@ -127,10 +127,11 @@ static uint64_t mix_layer(uint64_t h, const ng_layer *d) {
   return h;
 }
 
-/* What must be the same on all ranks for collectives to match: [0] options, [1] layers, [2] owners, so that the
- * message can say which of them differ.  Values as they are written out, not as they were typed. */
+/* What must be the same on all ranks for collectives and bits to match: [0] options, [1] layers, [2] owners, [3] what
+ * rounds, so that the message can say which of them differ.  Values as they are written out, not as they were typed. */
 static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[0] = hash[1] = hash[2] = UINT64_C(14695981039346656037);
+  hash[3] = mix_text(hash[0], p->ctx->queue->la->name);
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[NG_MESSAGE] = "";

@@ -177,7 +177,7 @@ void ng_exchange_release(ng_precond *p);
 ng_status ng_exchange_failed(ng_precond *p, const char *what); /* a collective has */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
-enum { NG_HASHES = 3 }; /* options, layers, owners */
+enum { NG_HASHES = 4 }; /* options, layers, owners, linear algebra */
 ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local);
 /* Small reductions: every rank leaves with the same verdict.  check: status, refusals, the weights of
  * all statistics; agree: status, refusals, sums[0] of most blocks and sums[1] of those that ascend. */

@@ -79,13 +79,19 @@ static void put_same(double *x, uint64_t number) {
   }
 }
 
-/* What the step does with its results: lr, which update, its numbers, and whose they are. */
+/* What the step does with its results: lr, which update, its numbers, whose they are, and to what it rounds what
+ * it writes: weights, or gradients. */
 static uint64_t update_number(const ng_precond *p) {
   const ng_engine *s = p->step;
   uint64_t h = ng_step_number(ng_step_number(s->numbers, s->lr), (double)s->out.kind);
-  for (int32_t i = 0; i < p->entries && p->update_groups > 1; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++)
-      h = ng_step_number(h, (double)p->entry[i]->slot[k].update_group);
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_entry *e = p->entry[i];
+    for (int32_t k = 0; k < e->slots; k++) {
+      const ng_place *to = s->out.kind == NG_OUT_GRADIENT ? &e->slot[k].grad : &e->slot[k].weight;
+      const double dtype = to->data == NULL ? -1.0 : (double)to->dtype;
+      h = ng_step_number(h, (double)(p->update_groups > 1 ? e->slot[k].update_group : 0));
+      h = ng_step_number(h, e->slot[k].out ? -1.0 : dtype);
+    }
   }
   return h;
 }
@@ -111,7 +117,8 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
   if (!is_same(x + 2 * PIECES, p->ctx->ranks)) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
-        "the learning rate, the update, its numbers or its groups differ between the %d ranks",
+        "the learning rate, the update, its numbers or its groups differ between the %d ranks, or "
+        "the dtypes of what is bound",
         p->ctx->ranks);
   }
   return NG_OK;
