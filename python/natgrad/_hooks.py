@@ -17,22 +17,53 @@ from ._tensors import Described, Tokens
 
 _KWARGS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
+_KNOWS_BACKWARD = hasattr(torch._C, "_current_graph_task_id")
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
-def _on_gradient(output, arrived):
+def _made_by_layer(output, x):
+    """The tensor that the layer made, if its output is another view of that: an in-place operation on a view leaves
+    the node of the view behind, and goes on at the tensor."""
+    base = output._base if output._is_view() else None
+    if base is None or base.grad_fn is None or base.numel() != output.numel() or base is x or base is x._base:
+        return None
+    return base
+
+
+def _as_output(output, base):
+    """What turns a gradient of base into one of output."""
+    shape = output.shape
+    if output.is_contiguous() and base.is_contiguous():
+        return lambda g: g.reshape(shape)
+    steps, offset = output.stride(), output.storage_offset() - base.storage_offset()
+    whole, order = base.shape, base.stride()
+
+    def view(g):
+        like = torch.empty_strided(whole, order, dtype=g.dtype, device=g.device)
+        return like.copy_(g).as_strided(shape, steps, offset)
+    return view
+
+
+def _on_gradient(output, x, arrived):
     """Calls arrived(gradient of output) in the backward pass; by the node that made it, which is quicker, where it can."""
+    base, turned = _made_by_layer(output, x), None
+    if base is not None:
+        turned = _as_output(output, base)
+        output = base
     node = output.grad_fn
-    if not hasattr(node, "register_prehook"):  # PyTorch 1; None
-        output.register_hook(arrived)
-        return
     place = output.output_nr
 
     def before(gradients):
-        if gradients[place] is not None:
-            arrived(gradients[place])
-    node.register_prehook(before)
+        g = gradients[place]
+        if g is not None:
+            arrived(g if turned is None else turned(g))
+    if hasattr(node, "register_prehook"):
+        node.register_prehook(before)
+    elif turned is None:  # PyTorch 1
+        output.register_hook(arrived)
+    else:
+        node.register_hook(lambda _inputs, outputs: before(outputs))
 
 
 def _nothing(*_arguments, **_more):
@@ -71,7 +102,25 @@ class RootHook:
         if observer is not None and observer.by_model:
             x = _first_tensor(inputs if named is None else (inputs, named))
             axis = 0 if observer.first or x is None or x.dim() < 2 else 1
-            observer.seen = None if x is None else x.shape[axis]
+            observer.seen = observer.last = None if x is None else x.shape[axis]
+
+
+class RootEnd:
+    """The count of samples ends with the forward of the model: a layer that is called by itself counts its own."""
+
+    def __init__(self, observer):
+        self.observer = weakref.ref(observer)
+
+    def __deepcopy__(self, memo):
+        return _nothing
+
+    def __reduce__(self):
+        return _no_hook, ()
+
+    def __call__(self, _module, _inputs, _output):
+        observer = self.observer()
+        if observer is not None and _KNOWS_BACKWARD:  # else activation checkpointing could not be told from it
+            observer.seen = None
 
 
 class Hook:
@@ -85,6 +134,8 @@ class Hook:
         self.output = Described(f"the output gradient of {layer.name}")
         extra = {"with_kwargs": True} if _KWARGS else {}
         self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
+        for module, handle in self.handles:  # the first: others may change the output
+            module._forward_hooks.move_to_end(handle.id, last=False)
 
     def __deepcopy__(self, memo):
         return _nothing
@@ -151,17 +202,25 @@ class Observer:
         self.enabled = True
         self.open = None  # (samples, scale) of the micro-batch that the library is in
         self.given = None  # samples and loss scale that the user said
-        self.seen = None  # samples of the model's input
+        self.seen = self.last = None  # samples of the model's input: while it runs, and when it last ran
         self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
         self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
+        self.model = model
         self.root = model.register_forward_pre_hook(RootHook(self), **extra)
+        self.end = model.register_forward_hook(RootEnd(self))
 
     def remove(self):
         for hook in self.hooks:
             hook.remove()
         self.root.remove()
+        self.end.remove()
+
+    def lost_root(self):
+        """Whether somebody has removed the hooks that count the samples."""
+        return self.by_model and (self.root.id not in self.model._forward_pre_hooks
+                                  or self.end.id not in self.model._forward_hooks)
 
     def close_batch(self):
         self.open = None
@@ -171,7 +230,12 @@ class Observer:
     # ---- one call of a layer
 
     def forward(self, hook, x, output):
-        samples = self.given[0] if self.given is not None else self.seen
+        if self.given is not None:
+            samples = self.given[0]
+        elif self.seen is None and self.last is not None and _in_backward() != -1:  # activation checkpointing
+            samples = self.last
+        else:
+            samples = self.seen
         if self.early and not hook.layer.both:  # some need both at once, whatever the order of calls
             x = x.detach()
             again = _in_backward() != -1
@@ -180,7 +244,7 @@ class Observer:
                 if again:
                     self.owed[hook.layer.index] = owed - 1
                 self.show(hook, x, samples, None)
-            _on_gradient(output, lambda g: self.show(hook, None, samples, g))
+            _on_gradient(output, x, lambda g: self.show(hook, None, samples, g))
             return
         version = x._version
 
@@ -190,12 +254,18 @@ class Observer:
                               "forward and backward, so it cannot be observed")
             self.show(hook, x, samples, g)
 
-        _on_gradient(output, arrived)
+        _on_gradient(output, x, arrived)
 
     def show(self, hook, x, samples, g):
         if not self.enabled:
             return
         layer = hook.layer
+        if g is not None and not g.numel() or x is not None and not x.numel():  # an expert that no token reached
+            return
+        if x is not None and x.is_neg():  # its memory has the other sign
+            x = x.resolve_neg()
+        if g is not None and g.is_neg():
+            g = g.resolve_neg()
         if x is not None:
             x, count = layer.input(x, samples, self.first)
         if g is not None:

@@ -299,7 +299,7 @@ def _layer_problem(name, module, parent, linear):
         return None
     if isinstance(parent, nn.MultiheadAttention):
         return "MultiheadAttention computes with it without calling it, so nothing can be observed"
-    if kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
+    if "forward" in module.__dict__ or kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
                                              kind._conv_forward is not plain._conv_forward):
         return f"{kind.__name__} has a forward of its own: what it computes is not known"
     if module.weight is not None and module._parameters.get("weight") is None:

@@ -283,6 +283,9 @@ class Preconditioner:
     def _check_hooks(self):
         if not self._observer.enabled:
             return
+        if self._observer.lost_root():
+            raise failure(_abi.NG_ERR_STATE, "the hooks of the model that count its samples were removed: make a new "
+                          "preconditioner, or give samples='layer'")
         for hook in self._observer.hooks:
             if hook.lost() is not None:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed, so it is not observed "
@@ -297,7 +300,7 @@ class Preconditioner:
             if f"'{layer.name}'" not in str(error):
                 continue
             if layer.calls:
-                why = "it was called, and no gradient came back to its output"
+                why = "it was called, and no gradient came back to its output, or one without rows"
             elif layer.asleep_calls:
                 why = "it was only called in eval mode, or without gradients"
             else:
