@@ -111,6 +111,7 @@ static void effect_window_mask(void **state) {
 }
 
 #define TOPK MFAC "window_store=topk window_density=0.3; "
+#define LOWRANK MFAC "window_store=lowrank window_rank=2; "
 /* Entries that are not 0 in the first step. */
 static int32_t sent(const run *r, int64_t from, int64_t to) {
   int32_t n = 0;
@@ -207,15 +208,20 @@ static void effect_window_empty(void **state) {
 /* Every lr is 1 here; of half of it, what entered is half as large. */
 static void effect_window_feedback_lr(void **state) {
   (void)state;
-  run a = usual, b = usual, c = usual;
-  a.settings = c.settings = TOPK "window_feedback_lr=1 clip=none";
-  b.settings = TOPK "window_feedback_lr=0 clip=none";
-  a.lr = 0.5;
-  a = play(a);
-  b = play(b);
-  c = play(c);
-  assert_differ(gap_at(&a, &b, 0));
-  assert_within(gap_at(&c, &b, 0), 0);
+  static const char *const settings[][2] = {
+      {TOPK "window_feedback_lr=1 clip=none", TOPK "window_feedback_lr=0 clip=none"},
+      {LOWRANK "window_feedback_lr=1 clip=none", LOWRANK "window_feedback_lr=0 clip=none"}};
+  for (int i = 0; i < 2; i++) {
+    run a = usual, b = usual, c = usual;
+    a.settings = c.settings = settings[i][0];
+    b.settings = settings[i][1];
+    a.lr = 0.5;
+    a = play(a);
+    b = play(b);
+    c = play(c);
+    assert_differ(gap_at(&a, &b, 0));
+    assert_within(gap_at(&c, &b, 0), 0);
+  }
 }
 
 static void effect_window_rank(void **state) {
