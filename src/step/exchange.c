@@ -212,8 +212,8 @@ ng_status ng_exchange_check(ng_precond *p) {
   s->trouble = st;
   if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
-  st = ng_same_check(p, x + SAME);
-  if (st == NG_OK) st = check_out(p, out);
+  st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
+  if (st == NG_OK) st = ng_same_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
