@@ -1,6 +1,7 @@
 """Published programs by their own names: change the import, keep the script.
 
-    from kfac.preconditioner import KFACPreconditioner     ->  from natgrad.compat import KFACPreconditioner
+    from kfac.preconditioner import KFACPreconditioner     ->  from natgrad.compat.preconditioner import KFACPreconditioner
+    import kfac; kfac.preconditioner.KFACPreconditioner    ->  import natgrad.compat as kfac
     import kfac; kfac.get_kfac_module("eigen_dp")          ->  import natgrad.compat as kfac
     import kfac; kfac.get_kfac_module("eva")               ->  import natgrad.compat as kfac
     from optim.mfac import MFAC                            ->  from natgrad.compat import MFAC
@@ -9,16 +10,19 @@
 Every argument works or is refused by name; docs/migrating.md has them side by side.  Numbers are the published ones,
 but where a published program is known to be wrong: dilated and grouped convolutions, padding modes.
 """
-from . import backend
+from . import backend, enums, hyperparams, preconditioner, scheduler
 from ._chainerkfac import SPNGD
 from ._gptneox import GPTNeoXKFACPreconditioner
 from ._istdaslab import (GGT, MFAC, DenseMFAC, LowRankAggregateMFAC, LowRankMFAC, RankOneAggregateMFAC, RankOneMFAC,
                          SparseGGT, SparseGradientMFAC, SparseMFAC)
 from ._kaisa import (AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner, LambdaParamScheduler,
                      exp_decay_factor_averaging)
-from ._lzhangbv import DP_KFAC, KFAC, MPD_KFAC, EVA, FusedEVA, KFACParamScheduler, get_kfac_module
+from ._lzhangbv import (ADASGD, DP_KFAC, EVA, KFAC, KFAC_EIGEN, KFAC_EIGEN_DP, KFAC_INV, KFAC_INV_DP, MPD_KFAC, SAM, Eva,
+                        FusedEVA, KFACParamScheduler, get_kfac_module, kfac_mappers)
 
-__all__ = ["AssignmentStrategy", "ComputeMethod", "DP_KFAC", "DenseMFAC", "DistributedStrategy", "EVA", "FusedEVA", "GGT",
-           "GPTNeoXKFACPreconditioner", "KFAC", "KFACParamScheduler", "KFACPreconditioner", "LambdaParamScheduler",
-           "LowRankAggregateMFAC", "LowRankMFAC", "MFAC", "MPD_KFAC", "RankOneAggregateMFAC", "RankOneMFAC", "SPNGD",
-           "SparseGGT", "SparseGradientMFAC", "SparseMFAC", "backend", "exp_decay_factor_averaging", "get_kfac_module"]
+__all__ = ["ADASGD", "AssignmentStrategy", "ComputeMethod", "DP_KFAC", "DenseMFAC", "DistributedStrategy", "EVA", "Eva",
+           "FusedEVA", "GGT", "GPTNeoXKFACPreconditioner", "KFAC", "KFACParamScheduler", "KFACPreconditioner", "KFAC_EIGEN",
+           "KFAC_EIGEN_DP", "KFAC_INV", "KFAC_INV_DP", "LambdaParamScheduler", "LowRankAggregateMFAC", "LowRankMFAC", "MFAC",
+           "MPD_KFAC", "RankOneAggregateMFAC", "RankOneMFAC", "SAM", "SPNGD", "SparseGGT", "SparseGradientMFAC",
+           "SparseMFAC", "backend", "enums", "exp_decay_factor_averaging", "get_kfac_module", "hyperparams", "kfac_mappers",
+           "preconditioner", "scheduler"]

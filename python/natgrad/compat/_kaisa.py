@@ -74,6 +74,8 @@ class KFACPreconditioner(Preconditioner):
                      factor_dtype=factor_dtype, inv_dtype=inv_dtype, update_factors_in_hook=update_factors_in_hook)
         for name, value in {**fixed, **{name: self._value(name, 0) for name in given}}.items():
             chosen.set_published(name, value)
+        if "factor_decay" in self._values and float(factor_decay) == 0:
+            raise failure(_abi.NG_ERR_ARG, "factor_decay is 0, expected more than 0 and at most 1")
         if eigen and compute_eigenvalue_outer_product and not colocate_factors:
             raise failure(_abi.NG_ERR_ARG, "colocate_factors must be True to use compute_eigenvalue_outer_product")
         if accumulation_steps == 1 and update_factors_in_hook:

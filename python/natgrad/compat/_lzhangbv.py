@@ -95,24 +95,29 @@ for _name, _system, _variant, _program, _more in _CLASSES:
         "__module__": __name__, "system": _system, "variant": _variant, "_standard": {**_program, **_more},
         "__doc__": f"{_system} {_variant}: " + ", ".join(f"{n}={v!r}" for n, v in {**_program, **_more}.items())})
 FusedEVA = type("FusedEVA", (globals()["EVA"],), {"__module__": __name__, "__doc__": globals()["EVA"].__doc__})
-MPD_KFAC = globals()["KFAC_EIGEN"]
-EVA, KFAC = globals()["EVA"], globals()["KFAC"]
+MPD_KFAC = KFAC_EIGEN = globals()["KFAC_EIGEN"]
+EVA, KFAC, ADASGD, SAM = (globals()[name] for name in ("EVA", "KFAC", "ADASGD", "SAM"))
+KFAC_INV, KFAC_EIGEN_DP, KFAC_INV_DP = (globals()[name] for name in ("KFAC_INV", "KFAC_EIGEN_DP", "KFAC_INV_DP"))
+Eva = EVA
 
-_MODULES = {"eigen": "KFAC_EIGEN", "inverse": "KFAC_INV", "eigen_dp": "KFAC_EIGEN_DP", "inverse_dp": "KFAC_INV_DP",
-            "eva": "EVA", "kfac": "KFAC", "adasgd": "ADASGD", "sam": "SAM"}
+kfac_mappers = {"eigen": KFAC_EIGEN, "inverse": KFAC_INV, "eigen_dp": KFAC_EIGEN_DP, "inverse_dp": KFAC_INV_DP, "eva": EVA,
+                "kfac": KFAC, "adasgd": ADASGD, "sam": SAM}
 
 
 def get_kfac_module(kfac="eigen_dp"):
     """The class of a published name."""
-    if kfac not in _MODULES:
+    if kfac not in kfac_mappers:
         raise failure(_abi.NG_ERR_ABSENT, f"get_kfac_module: '{kfac}' is not supported, there is "
-                      + ", ".join(_MODULES))
-    return globals()[_MODULES[kfac]]
+                      + ", ".join(kfac_mappers))
+    return kfac_mappers[kfac]
 
 
-def DP_KFAC(model, inv_type="eigen", **options):
+def DP_KFAC(model, inv_type="eigen", lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001,
+            factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="", **options):
     """The DP class of a kind of inverse: "eigen", or anything else for inverse."""
-    return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(model, **options)
+    return get_kfac_module("eigen_dp" if inv_type == "eigen" else "inverse_dp")(
+        model, lr, damping, fac_update_freq, kfac_update_freq, kl_clip=kl_clip, factor_decay=factor_decay,
+        exclude_vocabulary_size=exclude_vocabulary_size, hook_enabled=hook_enabled, exclude_parts=exclude_parts, **options)
 
 
 class KFACParamScheduler:

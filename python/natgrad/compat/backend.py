@@ -1,8 +1,18 @@
-"""kfac.backend of lzhangbv's programs: which library carries the messages."""
+"""kfac.backend of lzhangbv's programs: which library carries the messages, and the messages of scripts (comm)."""
+import enum
+import os
+
+import torch
+
 from .. import _abi
 from .._core import failure
 
 _group = None  # what a preconditioner takes where it is given no process group
+
+
+class Ops(enum.Enum):
+    Average = "average"
+    Sum = "sum"
 
 
 def init(name):
@@ -23,3 +33,83 @@ def init(name):
 
 def group():
     return _group
+
+
+def _torch():
+    """torch.distributed where it is initialised, else None: this process is alone."""
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+class _Sum:
+    """A sum on its way, which synchronize() waits for."""
+
+    def __init__(self, work, tensor, divisor):
+        self._work, self._tensor, self._divisor = work, tensor, divisor
+
+    def wait(self):
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            if self._divisor != 1:
+                self._tensor.div_(self._divisor)
+        return self._tensor
+
+
+class _Comm:
+    """Ranks and collectives of what init() chose; all of them in place, as published."""
+
+    Average, Sum = Ops.Average, Ops.Sum
+
+    def size(self):
+        dist = _torch()
+        return _group.size() if _group is not None else 1 if dist is None else dist.get_world_size()
+
+    def rank(self):
+        dist = _torch()
+        return _group.rank() if _group is not None else 0 if dist is None else dist.get_rank()
+
+    def local_rank(self):
+        if _group is not None:
+            return _group.local_rank()
+        if _torch() is None:
+            return 0
+        if "LOCAL_RANK" not in os.environ:
+            raise failure(_abi.NG_ERR_ABSENT, "local_rank: the environment has no LOCAL_RANK, which torchrun sets")
+        return int(os.environ["LOCAL_RANK"])
+
+    def new_group(self, ranks):
+        dist = _torch()
+        if _group is not None:
+            return _group.add_process_set(ranks)
+        return None if dist is None else dist.new_group(ranks)
+
+    def allreduce_async_(self, tensor, name=None, op=Ops.Average):
+        op = Ops(op)
+        if _group is not None:
+            return _group.allreduce_async_(tensor, name=name, op=_group.Average if op is Ops.Average else _group.Sum)
+        dist = _torch()
+        work = None if dist is None else dist.all_reduce(tensor, async_op=True)
+        return _Sum(work, tensor, self.size() if op is Ops.Average else 1)
+
+    def broadcast_async_(self, tensor, src, group=None, name=None):
+        if _group is not None:
+            extra = {} if group is None else {"process_set": group}
+            return _group.broadcast_async_(tensor, root_rank=src, name=name, **extra)
+        dist = _torch()
+        work = None if dist is None else dist.broadcast(tensor, src=src, group=group, async_op=True)
+        return _Sum(work, tensor, 1)
+
+    def synchronize(self, handle):
+        return _group.synchronize(handle) if _group is not None else handle.wait()
+
+    def allreduce_(self, tensor, name=None, op=Ops.Average):
+        return self.synchronize(self.allreduce_async_(tensor, name, op))
+
+    def broadcast_(self, tensor, src, group=None, name=None):
+        return self.synchronize(self.broadcast_async_(tensor, src, group, name))
+
+    allreduce, broadcast = allreduce_, broadcast_
+
+
+comm = _Comm()
