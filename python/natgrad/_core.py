@@ -78,7 +78,11 @@ def published(method):
 
 
 def spell(value):
-    """A value of Python's as the option table reads it."""
+    """A value of Python's as the option table reads it; numbers of numpy and tensors of one number as Python's."""
+    if hasattr(value, "item") and hasattr(value, "dtype"):
+        if getattr(value, "size", None) != 1 and not (callable(getattr(value, "numel", None)) and value.numel() == 1):
+            raise failure(_abi.NG_ERR_ARG, f"an option is given {type(value).__name__} of several numbers, expected one")
+        value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):
@@ -87,7 +91,9 @@ def spell(value):
         return "none"
     if hasattr(value, "name") and not isinstance(value, str):  # an enum
         return value.name
-    return repr(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and 0 < abs(value) < 2**53 else repr(float(value))
+    return str(value)
 
 
 class Options:

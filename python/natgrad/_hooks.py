@@ -172,7 +172,11 @@ class Hook:
         if _compiling():
             raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
                           "run: do not compile the model")
-        if layer.asleep == module._parameters[layer.lead].requires_grad and not layer.frozen:  # changed since the last step
+        lead = module._parameters.get(layer.lead)
+        if lead is None:
+            raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}': its {layer.lead} is no parameter any more: make a new "
+                          "preconditioner")
+        if layer.asleep == lead.requires_grad and not layer.frozen:  # changed since the last step
             layer.asleep = not layer.asleep
             observer.core.call("freeze", layer.index, int(layer.asleep))
         if not observer.wants(observer.p, layer.index):

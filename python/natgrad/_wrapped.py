@@ -35,6 +35,10 @@ class Wrapped(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         if "natgrad" not in state_dict:
             raise failure(_abi.NG_ERR_FILE, "the state has no 'natgrad': it is not one of this optimizer")
+        groups = state_dict.get("param_groups")
+        mine, theirs = ([len(group["params"]) for group in some or ()] for some in (self.param_groups, groups))
+        if mine != theirs:  # before anything has changed
+            raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
         self.preconditioner.load_state_dict(state_dict["natgrad"])
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
 

@@ -1,5 +1,6 @@
 """The preconditioners: what stands between loss.backward() and optimizer.step()."""
 import ctypes as c
+import numbers
 import warnings
 
 import torch
@@ -67,8 +68,13 @@ class Preconditioner:
 
     def _setup(self, model, chosen, lr, accumulation_steps, grad_scaler, samples, batch_first, reduction, process_group,
                threads, linalg, layer_options, accept=None):
+        if not isinstance(accumulation_steps, numbers.Integral):
+            raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected a whole number")
         if accumulation_steps < 1:
             raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected at least 1")
+        if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
+            raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that gives "
+                          "the loss scale")
         if samples not in ("model", "layer"):
             raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
         if reduction not in ("mean", "sum"):
@@ -168,6 +174,12 @@ class Preconditioner:
         rows = self._bound()
         self._rows = []
         self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
+        self._shared = [(module._parameters, attribute, first, full) for entry in self.entries
+                        for _, first, attribute, full in entry.places for module in getattr(entry, "modules", [])[1:]]
+        mine = {id(module) for entry in self.entries for module in getattr(entry, "modules", ())}
+        self._children = [(parent._modules, name, child, f"{path}.{name}" if path else name)
+                          for path, parent in self.model.named_modules() for name, child in parent._modules.items()
+                          if child is not None and any(id(m) in mine for m in child.modules())]
         self._bindings = (_abi.ng_binding * len(rows))()
         self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # of weights, until they move
         self._moved = False
@@ -236,7 +248,22 @@ class Preconditioner:
             self._say_unobserved()
         return status
 
+    def _check_model(self):
+        """The modules and what they share are those that the preconditioner was made of."""
+        for modules, name, child, full in self._children:
+            if modules.get(name) is not child:
+                raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or taken out: make a new preconditioner")
+        for entry, parameters, attribute in self._firsts:
+            if parameters.get(attribute) is None:
+                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' is gone: it was a parameter when the "
+                              "preconditioner was made")
+        for parameters, attribute, first, full in self._shared:
+            if parameters.get(attribute) is not first._parameters.get(attribute):
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' was shared by several modules when the preconditioner was made, "
+                              "and is not any more: make a new one")
+
     def _bind(self):
+        self._check_model()
         for entry, parameters, attribute in self._firsts:
             if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
                 self._follow_freezing(entry, parameters[attribute])
@@ -247,7 +274,7 @@ class Preconditioner:
         those that are bound anew before it updates any."""
         weights = self._weights
         for entry, parameters, attribute, grad, weight in self._rows:
-            parameter = parameters[attribute]
+            parameter = parameters.get(attribute)
             if parameter is None:
                 raise failure(_abi.NG_ERR_STATE, f"'{weight.name}' is gone: it was a parameter when the preconditioner "
                               "was made")
@@ -383,8 +410,11 @@ class Preconditioner:
 
     def load_state_dict(self, state):
         """What state_dict() gave, of the same model and options; on any error nothing has changed."""
-        self._core.load(_state.pack(state))
-        self._steps = int(state["steps"])
+        data, steps = _state.pack(state), state["steps"]
+        if type(steps) is not int or steps < 0:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        self._core.load(data)
+        self._steps = steps
         self._observer.close_batch()
         self._move()
 

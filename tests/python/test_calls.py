@@ -5,7 +5,9 @@ import unittest
 import torch
 from torch import nn
 import torch.nn.functional as F
+import torch.nn.utils.prune
 
+import natgrad
 import oracle
 from front import NEW, Case, grads, make
 
@@ -162,6 +164,72 @@ class Others(Alike):
         model[0].forward = lambda x: F.linear(x, model[0].weight * 2, model[0].bias)
         text = str(make(model).explain())
         self.assertIn("has a forward of its own", text)
+
+
+class Changed(Case):
+    """What is not as it was when the preconditioner was made is refused by name, at the step."""
+
+    def stopped(self, model, change, pattern):
+        k = make(model)
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        self.assertEqual(k.step(), 0)
+        change(model)
+        with self.subTest(pattern), self.refused(pattern):
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            k.step()
+
+    def plain(self):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def test_modules_and_parameters(self):
+        def replace(m):
+            m[0] = nn.Linear(4, 4)
+
+        def drop(m):
+            m[0].bias = None
+        tied = self.plain()
+        tied[2].weight, tied[2].bias = tied[0].weight, tied[0].bias
+
+        def untie(m):
+            m[2].weight = nn.Parameter(m[0].weight.detach().clone())
+        self.stopped(self.plain(), replace, "module '0' was replaced")
+        self.stopped(self.plain(), drop, "'0.bias' is gone")
+        self.stopped(self.plain(), lambda m: nn.utils.prune.l1_unstructured(m[0], "weight", 0.5),
+                     "layer '0': its weight is no parameter any more")
+        self.stopped(tied, untie, "'0.weight' was shared by several modules")
+
+    def test_arguments(self):
+        for options, pattern in ((dict(accumulation_steps=1.5), "accumulation_steps is 1.5"),
+                                 (dict(grad_scaler=3), "grad_scaler is 3"),
+                                 (dict(damping=torch.ones(2)), "several numbers")):
+            with self.refused(pattern):
+                make(self.plain(), **options)
+        for value in (torch.tensor(0.25), Number(0.25)):
+            self.assertEqual(float(make(self.plain(), damping=value)._core.get("damping")), 0.25)
+        self.assertEqual(make(self.plain(), solve_period=2.0)._core.get("solve_period"), "2")
+
+    def test_a_state_that_is_refused_changes_nothing(self):
+        model = self.plain()
+        sgd = natgrad.SGD(model, 0.1, damping=0.1)
+        sgd.zero_grad()
+        older = sgd.state_dict()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        sgd.step()
+        before = str(sgd.state_dict()["natgrad"])
+        for steps in ("a", -5, 1.5):
+            with self.refused("steps is"):
+                sgd.preconditioner.load_state_dict({**older["natgrad"], "steps": steps})
+        with self.refused("param_groups of"):
+            sgd.load_state_dict({**older, "param_groups": []})
+        self.assertEqual(str(sgd.state_dict()["natgrad"]), before)
+
+
+class Number(float):
+    """Its repr is that of numpy's."""
+
+    def __repr__(self):
+        return f"np.float64({float(self)})"
 
 
 if __name__ == "__main__":

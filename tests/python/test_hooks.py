@@ -481,7 +481,7 @@ class Refused(Case):
         model = net()
         k = make(model)
         model[6] = nn.Linear(48, 5)
-        self.stepped(model, batch()[0], "'6': the gradient of its weight is not bound", k)
+        self.stepped(model, batch()[0], "module '6' was replaced or taken out", k)
 
     def test_later_without_observation(self):
         model = net()
