@@ -16,71 +16,22 @@
 
 #include "cli.h"
 #include "ranks.h"
+#include "tap.h"
 #include "train/grads.h"
 #include "train/train.h"
 #include "trainer_help.h"
 
 enum { RANKS = 3, LAYERS = 3, PARAMS = 2 * LAYERS, IN = 7, WIDE = 11, OUT = 3, B = 4, MICRO = 2 };
-enum { WEIGHTS = IN * WIDE + WIDE + WIDE * WIDE + WIDE + WIDE * OUT + OUT, STARTS = 16 };
-
-/* ---- a transport that counts and fails -----------------------------------------------------------*/
-
-typedef enum wire_kind { WHOLE, NO_TEST, NO_START, WIRES } wire_kind;
-
-typedef struct tap {
-  ng_transport inner;
-  int64_t calls, fail_at;
-  int starts;
-  int64_t count[STARTS]; /* elements of each */
-} tap;
-
-static bool fails(tap *p) { return ++p->calls == p->fail_at; }
-
-static ng_status tap_run(void *user, const ng_collective *c) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.run(p->inner.user, c);
-}
-
-static ng_status tap_start(void *user, const ng_collective *c, void **request) {
-  tap *p = user;
-  if (p->starts < STARTS) p->count[p->starts] = c->count;
-  p->starts++;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.start(p->inner.user, c, request);
-}
-
-static ng_status tap_wait(void *user, void *request) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.wait(p->inner.user, request);
-}
-
-static ng_status tap_test(void *user, void *request, int32_t *done) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.test(p->inner.user, request, done);
-}
-
-static void tap_abort(void *user) { ((tap *)user)->inner.abort(((tap *)user)->inner.user); }
-
-static ng_transport tapped(tap *p, wire_kind how) {
-  ng_transport t = p->inner;
-  t.user = p;
-  t.run = tap_run;
-  t.start = how == NO_START ? NULL : tap_start;
-  t.wait = how == NO_START ? NULL : tap_wait;
-  t.test = how == WHOLE ? tap_test : NULL;
-  t.group_create = NULL;
-  t.group_destroy = NULL;
-  t.abort = tap_abort;
-  return t;
-}
+enum { WEIGHTS = IN * WIDE + WIDE + WIDE * WIDE + WIDE + WIDE * OUT + OUT };
 
 /* ---- sums ----------------------------------------------------------------------------------------*/
 
 typedef struct sums {
   double cap;
-  wire_kind wire;
+  tap_way wire;
   float own[RANKS][MICRO][WEIGHTS], out[RANKS][WEIGHTS];
   int starts[RANKS], before_first[RANKS]; /* before the first layer saw its output's gradient */
-  int64_t count[RANKS][STARTS];
+  int64_t count[RANKS][TAP_STARTS];
 } sums;
 
 static const double share[RANKS] = {0.25, 0.35, 0.4};
@@ -191,7 +142,7 @@ static void test_bits(void **state) {
   sums *s = calloc(1, sizeof *s);
   assert_non_null(s);
   for (size_t c = 0; c < sizeof cut_at / sizeof cut_at[0]; c++) {
-    for (wire_kind w = WHOLE; w < WIRES; w++) {
+    for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
       s->cap = cut_at[c].cap;
       s->wire = w;
       assert_int_equal(ranks_run(RANKS, add_up, s, NULL), NG_OK);
@@ -218,7 +169,7 @@ static void test_bits(void **state) {
 typedef struct lives {
   settings s;
   data_set d;
-  wire_kind wire;
+  tap_way wire;
   int64_t fail_at, calls; /* on the last rank */
   int rc[RANKS];
   bool diverged[RANKS];
@@ -260,7 +211,7 @@ static void end(lives *l) {
 }
 
 /* Whatever a rank was about to do, all of them hear of it, and end with the same. */
-static void every_call_fails(const char *method, wire_kind w) {
+static void every_call_fails(const char *method, tap_way w) {
   lives l;
   begin(&l, method, "2");
   l.wire = w;

@@ -16,6 +16,7 @@
 #include "fixture.h"
 #include "ranks.h"
 #include "step/step.h"
+#include "tap.h"
 
 enum { LAYERS = 4, MOST_RANKS = 4, STEPS = 4, MICRO = 2, B = 3, MOST = 240, ROOM = 512 };
 
@@ -36,19 +37,11 @@ typedef enum event {
   ONE_HAS_LAST /* rank 0 alone says that it is the last */
 } event;
 
-typedef enum wire { WHOLE, NO_TEST, NO_START, WIRES } wire;
-
-/* Counts the calls of a rank's transport, and fails one. */
-typedef struct tap {
-  ng_transport inner;
-  int64_t calls, fail_at, tests;
-} tap;
-
 typedef struct life {
   char set[160];
   int32_t ranks, last; /* what the last micro-batch of a step says */
   event what;
-  wire wire;
+  tap_way wire;
   const ng_family *family; /* takes the layers, if there is one */
   int64_t in;              /* of the last layer, if it is another */
   int64_t fail_at;         /* on the last rank */
@@ -63,49 +56,6 @@ static void draw(float *x, int64_t n, int32_t rank, int32_t step, int32_t at) {
   for (int64_t i = 0; i < n; i++) {
     x[i] = (float)rng_value(&r);
   }
-}
-
-/* ---- the transport ---------------------------------------------------------------------------*/
-
-static bool fails(tap *p) { return ++p->calls == p->fail_at; }
-static ng_status tap_run(void *user, const ng_collective *c) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.run(p->inner.user, c);
-}
-static ng_status tap_start(void *user, const ng_collective *c, void **request) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.start(p->inner.user, c, request);
-}
-static ng_status tap_wait(void *user, void *request) {
-  tap *p = user;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.wait(p->inner.user, request);
-}
-static ng_status tap_test(void *user, void *request, int32_t *done) {
-  tap *p = user;
-  p->tests++;
-  return fails(p) ? NG_ERR_DEVICE : p->inner.test(p->inner.user, request, done);
-}
-static ng_status tap_group(void *user, const int32_t *ranks, int32_t n, void **group) {
-  tap *p = user;
-  return p->inner.group_create(p->inner.user, ranks, n, group);
-}
-static void tap_ungroup(void *user, void *group) {
-  tap *p = user;
-  p->inner.group_destroy(p->inner.user, group);
-}
-static void tap_abort(void *user) { ((tap *)user)->inner.abort(((tap *)user)->inner.user); }
-
-static ng_transport tapped(tap *p, wire how) {
-  ng_transport t = p->inner;
-  t.user = p;
-  t.run = tap_run;
-  t.start = how == NO_START ? NULL : tap_start;
-  t.wait = how == NO_START ? NULL : tap_wait;
-  t.test = how == WHOLE ? tap_test : NULL;
-  t.group_create = tap_group;
-  t.group_destroy = tap_ungroup;
-  t.abort = tap_abort;
-  return t;
 }
 
 /* A direct fold is shown each layer once. */
@@ -213,7 +163,7 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   return NG_OK;
 }
 
-static life *lived(const char *set, int32_t ranks, int32_t last, event what, wire way) {
+static life *lived(const char *set, int32_t ranks, int32_t last, event what, tap_way way) {
   life *l = calloc(1, sizeof *l);
   assert_non_null(l);
   (void)snprintf(l->set, sizeof l->set, "%s", set);
@@ -257,7 +207,7 @@ static const char *const sets[] = {
 };
 enum { SETS = (int)(sizeof sets / sizeof sets[0]) };
 
-static void same(const char *set, int32_t ranks, event what, wire way) {
+static void same(const char *set, int32_t ranks, event what, tap_way way) {
   life *plain = lived(set, ranks, 0, what, way), *l = lived(set, ranks, 1, what, way);
   assert_true(well(plain) && well(l));
   for (int32_t r = 0; r < ranks; r++) {
@@ -286,7 +236,7 @@ static void test_same_bits(void **state) {
       same(sets[k], ranks, NOTHING, WHOLE);
     }
   }
-  for (wire w = NO_TEST; w < WIRES; w++) {
+  for (tap_way w = NO_TEST; w < TAP_WAYS; w++) {
     same("method=natgrad", 3, NOTHING, w);
     same("method=eva", 2, NOTHING, w);
   }
@@ -308,7 +258,7 @@ static void test_events(void **state) {
 /* Ranks that leave in the middle of a batch, each in another place: nobody waits for ever. */
 static void test_destroy(void **state) {
   (void)state;
-  for (wire w = WHOLE; w < WIRES; w++) {
+  for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
     life *l = lived("method=natgrad", 4, 1, DESTROY, w);
     assert_true(well(l));
     free(l);
@@ -353,7 +303,7 @@ static void test_not_the_same(void **state) {
       l->in = in;
       l->family = k == 3 ? &doubles : NULL;
       l->what = ONE_HAS_LAST;
-      l->wire = (wire)(in % WIRES);
+      l->wire = (tap_way)(in % TAP_WAYS);
       assert_int_equal(ranks_run(3, live, l, NULL), NG_OK);
       for (int32_t r = 0; r < 3; r++) {
         const ng_status want = k == 2 ? NG_ERR_STATE : NG_ERR_COMM;
@@ -375,7 +325,7 @@ static void test_not_the_same(void **state) {
 /* The transport of one rank fails at each of its calls in turn, those while observing among them. */
 static void test_every_call_fails(void **state) {
   (void)state;
-  for (wire w = WHOLE; w < WIRES; w++) {
+  for (tap_way w = WHOLE; w < TAP_WAYS; w++) {
     life *l = lived("method=natgrad", 3, 1, NOTHING, w);
     const int64_t calls = l->calls[2];
     assert_true(well(l) && calls > 12);

@@ -116,19 +116,24 @@ static ng_status slow_test(void *user, void *request, int32_t *done) {
   return NG_OK;
 }
 
-static void test_hidden(void **state) {
-  (void)state;
-  double done_at = 0, small = 1;
-  float x[5] = {0};
-  bool done = false;
+static ng_transport slow_wire(double *done_at) {
   ng_transport t;
   ng_transport_init(&t, sizeof t);
-  t.user = &done_at;
+  t.user = done_at;
   t.size = 2;
   t.run = slow_run;
   t.start = slow_start;
   t.wait = slow_wait;
   t.test = slow_test;
+  return t;
+}
+
+static void test_hidden(void **state) {
+  (void)state;
+  double done_at = 0, small = 1;
+  float x[5] = {0};
+  bool done = false;
+  ng_transport t = slow_wire(&done_at);
   ranks_count count = {0};
   ranks_request q;
   run_ranks ranks = ranks_of(&t);
@@ -166,14 +171,7 @@ static void test_one_meter(void **state) {
   double done_at = 0;
   float x[5] = {0};
   bool done = false;
-  ng_transport t;
-  ng_transport_init(&t, sizeof t);
-  t.user = &done_at;
-  t.size = 2;
-  t.run = slow_run;
-  t.start = slow_start;
-  t.wait = slow_wait;
-  t.test = slow_test;
+  ng_transport t = slow_wire(&done_at);
   traffic_wire wire;
   const ng_transport *mine = traffic_through(&wire, &t);
   const run_ranks one = ranks_of(mine), other = ranks_of(mine);

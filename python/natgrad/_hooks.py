@@ -85,17 +85,23 @@ def _no_hook():
     return _nothing
 
 
-class RootHook:
-    """The first tensor that the whole model is given says how many samples there are."""
+class _Uncopied:
+    """A copied or pickled model has `_nothing` in its place."""
 
-    def __init__(self, observer):
-        self.observer = weakref.ref(observer)
+    __slots__ = ()
 
     def __deepcopy__(self, memo):
         return _nothing
 
     def __reduce__(self):
         return _no_hook, ()
+
+
+class RootHook(_Uncopied):
+    """The first tensor that the whole model is given says how many samples there are."""
+
+    def __init__(self, observer):
+        self.observer = weakref.ref(observer)
 
     def __call__(self, _module, inputs, named=None):
         observer = self.observer()
@@ -105,17 +111,11 @@ class RootHook:
             observer.seen = observer.last = None if x is None else x.shape[axis]
 
 
-class RootEnd:
+class RootEnd(_Uncopied):
     """The count of samples ends with the forward of the model: a layer that is called by itself counts its own."""
 
     def __init__(self, observer):
         self.observer = weakref.ref(observer)
-
-    def __deepcopy__(self, memo):
-        return _nothing
-
-    def __reduce__(self):
-        return _no_hook, ()
 
     def __call__(self, _module, _inputs, _output):
         observer = self.observer()
@@ -123,7 +123,7 @@ class RootEnd:
             observer.seen = None
 
 
-class Hook:
+class Hook(_Uncopied):
     """A forward hook of one layer."""
 
     __slots__ = ("observer", "layer", "handles", "input", "output", "size", "__weakref__")
@@ -136,12 +136,6 @@ class Hook:
         self.handles = [(m, m.register_forward_hook(self, **extra)) for m in layer.modules]
         for module, handle in self.handles:  # the first: others may change the output
             module._forward_hooks.move_to_end(handle.id, last=False)
-
-    def __deepcopy__(self, memo):
-        return _nothing
-
-    def __reduce__(self):
-        return _no_hook, ()
 
     def lost(self):
         """A module whose hook somebody has removed, or None."""

@@ -1,0 +1,23 @@
+/* tap.h: between a rank and its transport: counts the calls, fails one of them, and leaves out what a table may leave
+ * out.  Groups pass through and are not counted. */
+#ifndef TESTS_TAP_H
+#define TESTS_TAP_H
+
+#include "natgrad.h"
+
+#include <stdint.h>
+
+typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS } tap_way;
+
+enum { TAP_STARTS = 16 };
+
+typedef struct tap {
+  ng_transport inner;
+  int64_t calls, fail_at, tests; /* fail_at: the so many-th call; 0: none */
+  int starts;
+  int64_t count[TAP_STARTS]; /* elements of each start */
+} tap;
+
+ng_transport tapped(tap *p, tap_way how); /* p stays where it is */
+
+#endif
