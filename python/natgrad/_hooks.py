@@ -7,6 +7,8 @@ published programs do.
 """
 import ctypes as c
 import inspect
+import sys
+import warnings
 import weakref
 
 import torch
@@ -17,8 +19,19 @@ from ._tensors import Described, Tokens
 
 _KWARGS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
-_KNOWS_BACKWARD = hasattr(torch._C, "_current_graph_task_id")
-_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+_BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+
+
+def _called_by_backward():
+    """PyTorch 1 does not say whether a backward pass runs; on the CPU it does in the thread that has called it."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code not in _BACKWARD:
+        frame = frame.f_back
+    return -1 if frame is None else 0
+
+
+_in_backward = getattr(torch._C, "_current_graph_task_id", _called_by_backward)
 _compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
@@ -119,8 +132,28 @@ class RootEnd(_Uncopied):
 
     def __call__(self, _module, _inputs, _output):
         observer = self.observer()
-        if observer is not None and _KNOWS_BACKWARD:  # else activation checkpointing could not be told from it
+        if observer is not None:
             observer.seen = None
+
+
+class Pass:
+    """One backward pass.  The engine calls it when the pass is over, and drops it uncalled when that has failed."""
+
+    __slots__ = ("observer", "over")
+
+    def __init__(self, observer):
+        self.observer, self.over = weakref.ref(observer), False
+
+    def __call__(self):
+        self.over = True
+        observer = self.observer()
+        if observer is not None:
+            observer.passing = False
+
+    def __del__(self):
+        observer = self.observer()
+        if observer is not None and not self.over:
+            observer.passing, observer.failed = False, True
 
 
 class Hook(_Uncopied):
@@ -158,6 +191,8 @@ class Hook(_Uncopied):
         observer, layer = self.observer(), self.layer
         if observer is None or not observer.enabled:
             return
+        if observer.failed and _in_backward() == -1:
+            observer.forget_failed()
         if not module.training or not output.requires_grad:  # which nothing does without gradients
             layer.asleep_calls += 1
             if observer.early and module.training and not _grad_enabled():
@@ -202,6 +237,8 @@ class Observer:
         self.given = None  # samples and loss scale that the user said
         self.seen = self.last = None  # samples of the model's input: while it runs, and when it last ran
         self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
+        self.passing = self.failed = False  # a backward pass that has shown something runs; one ended with an error
+        self.round = 0  # of what was observed since the last step
         self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
@@ -224,6 +261,22 @@ class Observer:
         self.open = None
         self.given = None
         self.owed.clear()
+        self.failed = False
+        self.round += 1
+
+    def forget_failed(self):
+        """A backward pass that ended with an error has shown some layers and not others."""
+        given = self.given
+        self.core.call("reset_batch")
+        self.close_batch()
+        self.given = given  # of what comes now
+        warnings.warn("natgrad: a backward pass ended with an error: what was observed since the last step is forgotten",
+                      stacklevel=4)
+
+    def _enter(self):
+        """Follows the backward pass that runs, to its end."""
+        self.passing = True
+        _queue_callback(Pass(self))
 
     # ---- one call of a layer
 
@@ -237,6 +290,8 @@ class Observer:
         if self.early and not hook.layer.both:  # some need both at once, whatever the order of calls
             x = x.detach()
             again = _in_backward() != -1
+            if again and not self.passing:
+                self._enter()
             owed = self.owed.get(hook.layer.index, 0)
             if not again or owed:
                 if again:
@@ -244,9 +299,21 @@ class Observer:
                 self.show(hook, x, samples, None)
             _on_gradient(output, x, lambda g: self.show(hook, None, samples, g))
             return
-        version = x._version
+        if not self.passing and _in_backward() != -1:  # activation checkpointing
+            self._enter()
+        version, shown = x._version, None
 
         def arrived(g):
+            nonlocal shown
+            if not self.enabled:
+                return
+            if not self.passing:
+                self._enter()
+            if shown == self.round:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': a second backward pass goes through the same "
+                              "forward: call backward once, of the sum of the losses, or set hook_enabled = False around "
+                              "a pass that is not of the loss")
+            shown = self.round
             if x._version != version:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its input was changed in place between "
                               "forward and backward, so it cannot be observed")
@@ -257,6 +324,8 @@ class Observer:
     def show(self, hook, x, samples, g):
         if not self.enabled:
             return
+        if g is not None and not self.passing:
+            self._enter()
         layer = hook.layer
         if g is not None and not g.numel() or x is not None and not x.numel():  # an expert that no token reached
             return

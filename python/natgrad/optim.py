@@ -79,7 +79,7 @@ class _Optimizer(Wrapped):
 
     def zero_grad(self, set_to_none=_SET_TO_NONE):
         """Gradients that are dropped without a step (a GradScaler skipped it) take their observations along."""
-        if self.preconditioner._observer.open is not None:
+        if self.preconditioner._observer.open is not None or self.preconditioner._observer.failed:
             self.preconditioner.reset_batch()
         super().zero_grad(set_to_none)
 

@@ -231,6 +231,9 @@ class Preconditioner:
         return self._step("step", c.c_double(float(lr)))
 
     def _step(self, call, *arguments):
+        if self._observer.failed:
+            raise failure(_abi.NG_ERR_STATE, "a backward pass ended with an error, and none came after it: its gradients are "
+                          "not whole.  Go on with zero_grad() and the next batch")
         self._check_hooks()
         self._bind()
         try:

@@ -9,7 +9,7 @@ import torch.nn.utils.prune
 
 import natgrad
 import oracle
-from front import NEW, Case, grads, make
+from front import Case, grads, make
 
 # The same numbers are summed in another order or layout: float32 through an inverse of condition 1e3.
 SAME = 1e-4
@@ -122,7 +122,6 @@ class Rows(Alike):
     def layers(self, m, x):
         return m[2](torch.tanh(m[0](x))).pow(2).mean()
 
-    @unittest.skipUnless(NEW, "PyTorch 1 does not say whether a backward pass runs")
     def test_the_count_of_a_forward_ends_with_it(self):
         torch.manual_seed(3)
         model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(8, 4)
