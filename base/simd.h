@@ -17,8 +17,16 @@
 #endif
 #if defined(__GNUC__) && NG_FETCH_AHEAD > 0
 #define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
+/* All lines of `bytes` from `address` on: what is read soon, and does not follow what is read now. */
+#define NG_FETCH_LINES(address, bytes)                                                             \
+  do {                                                                                             \
+    for (int64_t line = 0; line < (bytes); line += 64) {                                           \
+      __builtin_prefetch((const char *)(address) + line);                                          \
+    }                                                                                              \
+  } while (0)
 #else
 #define NG_FETCH(address) ((void)(address))
+#define NG_FETCH_LINES(address, bytes) ((void)(address), (void)(bytes))
 #endif
 
 #if defined(__has_feature)

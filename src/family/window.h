@@ -22,6 +22,9 @@
 /* Elements of a chunk, in which loops over all parameters are cut, and of a line of doubles. */
 enum { NG_WINDOW_CHUNK = 8192, NG_WINDOW_LINE = 2048 };
 
+/* Elements of a block of sparse rows, in which a place is a 16-bit number. */
+enum { NG_WINDOW_BLOCK = 32768 };
+
 /* Part of a segment: elements [from, from + n) of its slot, at `at` in flat order. */
 typedef struct ng_window_chunk {
   int32_t segment, part;
@@ -142,6 +145,20 @@ void ng_window_dots(const void *const row[4], ng_dtype type, const float *y, int
                     double out[4]);
 void ng_window_sums(double *acc, const void *const *row, ng_dtype type, int rows, int64_t n,
                     const double *c);
+
+/* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, and tile += c row.  An index beyond
+ * the block, of a file, is taken modulo its size. */
+double ng_window_sparse_dot(const double *tile, const uint16_t *index, const void *value,
+                            ng_dtype type, int64_t n);
+void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
+                          int64_t n, double c);
+
+/* ---- window_largest.c ------------------------------------------------------------------------*/
+
+enum { NG_WINDOW_BINS = 2048, NG_WINDOW_COUNTS = 4 * NG_WINDOW_BINS };
+/* The k largest |x| of n, as ascending numbers in `chosen`, which has room for n; of equal ones the first.
+ * count [NG_WINDOW_COUNTS]: scratch. */
+void ng_window_largest(const float *x, int64_t n, int64_t k, int32_t *count, int32_t *chosen);
 
 /* ---- window_first.c --------------------------------------------------------------------------*/
 

@@ -2,12 +2,13 @@
  * that what they meet (x, or the doubles that they are added to) is read once for all of them.
  *
  * Which rows go together changes no bit: each row's lanes are added in one order, whatever the width of
- * vectors, and rows are added to a vector four by four, in their order.  A product of two f32 fits a double. */
+ * vectors, and rows are added to a vector four by four, in their order.  A product of two f32 fits a double.
+ * Sparse rows go one by one: what they meet is a block that stays in the caches. */
 #include "family/window.h"
 
 #include "simd.h"
 
-enum { LANES = 32, LINE_BYTES = 64 };
+enum { LANES = 32, LINE_BYTES = 64, ENTRIES = 256 };
 
 /* Known where it is inlined: one text makes a loop for each dtype. */
 static inline __attribute__((always_inline)) double at(const void *row, bool half, int64_t i) {
@@ -139,6 +140,62 @@ NG_CLONES static void sums_bf16(double *acc, const void *const *row, int rows, i
     sums(acc, row, true, 8, n, c);
   } else {
     sums(acc, row, true, 4, n, c);
+  }
+}
+
+/* ---- sparse rows -----------------------------------------------------------------------------*/
+
+NG_CLONES static void widen_f32(double *restrict to, const float *restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = (double)x[i];
+  }
+}
+
+NG_CLONES static void widen_bf16(double *restrict to, const uint16_t *restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = at(x, true, i);
+  }
+}
+
+/* Values [from, from + n) in double, so that the loop over places has nothing else to do. */
+static void widen(double *to, const void *value, ng_dtype type, int64_t from, int64_t n) {
+  if (type == NG_F32) {
+    widen_f32(to, (const float *)value + from, n);
+  } else {
+    widen_bf16(to, (const uint16_t *)value + from, n);
+  }
+}
+
+double ng_window_sparse_dot(const double *tile, const uint16_t *index, const void *value,
+                            ng_dtype type, int64_t n) {
+  enum { SUMS = 4 };
+  double x[ENTRIES], sum[SUMS] = {0.0};
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    const uint16_t *k = index + from;
+    int64_t i = 0;
+    widen(x, value, type, from, some);
+    for (; i + SUMS <= some; i += SUMS) {
+      for (int q = 0; q < SUMS; q++) {
+        sum[q] += x[i + q] * tile[k[i + q] % NG_WINDOW_BLOCK];
+      }
+    }
+    for (; i < some; i++) {
+      sum[0] += x[i] * tile[k[i] % NG_WINDOW_BLOCK];
+    }
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
+                          int64_t n, double c) {
+  double x[ENTRIES];
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    widen(x, value, type, from, some);
+    for (int64_t i = 0; i < some; i++) {
+      tile[index[from + i] % NG_WINDOW_BLOCK] += c * x[i];
+    }
   }
 }
 

@@ -8,11 +8,13 @@
  *
  * A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
  * products go block by block: a tile of x, or of doubles to add to, stays in the second cache while the same
- * block of all rows passes by.  Choosing passes over d three times: the sum, a histogram of the upper half of
- * |a|, and the candidates at or above the bin of the k-th. */
+ * block of all rows passes by; its entries lie far apart, so memory is asked for those of rows to come.  The sum
+ * is made where it is chosen from (window_largest.c): one pass over e and g in memory. */
 #include "family/window.h"
 
-enum { BLOCK = 32768, BINS = 32768, FINE = 65536 };
+#include "simd.h"
+
+enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4, VALUES = 256 };
 
 /* Elements [at, at + n): what is chosen from, or a block of one part. */
 typedef struct range {
@@ -30,7 +32,7 @@ typedef struct topk {
   char *value;         /* [places, k] */
   int32_t *begin;      /* [places, blocks] in a row of all ranks */
   float *error, *next; /* [d] */
-  int32_t *count;      /* [pieces, BINS + FINE] */
+  int32_t *count;      /* [pieces, NG_WINDOW_COUNTS] */
   double *tile;        /* [pieces, BLOCK] */
 } topk;
 
@@ -158,7 +160,8 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   s->begin = ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->begin);
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
   s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
-  s->count = ng_plan_take(plan, NG_USE_SUMS, s->pieces * (BINS + FINE) * (int64_t)sizeof *s->count);
+  s->count =
+      ng_plan_take(plan, NG_USE_SUMS, s->pieces * NG_WINDOW_COUNTS * (int64_t)sizeof *s->count);
   s->tile = ng_plan_take(plan, NG_USE_SUMS, s->pieces * BLOCK * (int64_t)sizeof *s->tile);
   return NG_OK;
 }
@@ -167,45 +170,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 static float *target(ng_block *b) { return ((topk *)ng_window_of(b)->own)->next; }
 
-static uint32_t key_of(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffffU; /* ordered as |x| */
-}
-
-/* The bin in which the k-th largest is; *above: how many are in the bins above it. */
-static int32_t find_bin(const int32_t *count, int32_t bins, int64_t k, int64_t *above) {
-  int32_t bin = bins - 1;
-  *above = 0;
-  while (bin > 0 && *above + count[bin] < k) {
-    *above += count[bin--];
-  }
-  return bin;
-}
-
-/* The k largest of x [n], as ascending numbers in `chosen`, which has room for n. */
-static void choose(const float *x, int64_t n, int64_t k, int32_t *count, int32_t *chosen) {
-  int32_t *fine = count + BINS;
-  int64_t above, ties, m = 0, out = 0;
-  memset(count, 0, BINS * sizeof *count);
+/* a <- e + by g where g is. */
+NG_CLONES static void add_error(float *restrict a, const float *restrict error, int64_t n,
+                                float by) {
   for (int64_t i = 0; i < n; i++) {
-    count[key_of(x[i]) >> 16]++;
-  }
-  const uint32_t bin = (uint32_t)find_bin(count, BINS, k, &above);
-  memset(fine, 0, FINE * sizeof *fine);
-  for (int64_t i = 0; i < n; i++) {
-    const uint32_t key = key_of(x[i]);
-    if (key >> 16 < bin) continue;
-    if (key >> 16 == bin) fine[key & 0xffffU]++;
-    chosen[m++] = (int32_t)i;
-  }
-  const int64_t rest = k - above;
-  const uint32_t least = bin << 16 | (uint32_t)find_bin(fine, FINE, rest, &ties);
-  ties = rest - ties; /* of those that are equal to the least one */
-  for (int64_t i = 0; i < m; i++) {
-    const uint32_t key = key_of(x[chosen[i]]);
-    if (key < least || (key == least && ties-- <= 0)) continue;
-    chosen[out++] = chosen[i];
+    a[i] = error[i] + by * a[i];
   }
 }
 
@@ -217,40 +186,46 @@ static void choose_piece(void *arg, int32_t piece) {
   ng_share(s->groups, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const range *g = &s->group[i];
+    add_error(s->next + g->at, s->error + g->at, g->n, (float)w->scale);
     /* u is not needed before the direction: its bytes hold the candidates */
-    choose(s->next + g->at, g->n, g->k, s->count + (int64_t)piece * (BINS + FINE),
-           (int32_t *)(void *)w->u + g->at);
+    ng_window_largest(s->next + g->at, g->n, g->k, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
+                      (int32_t *)(void *)w->u + g->at);
   }
 }
 
-static void add_error(ng_block *b, int32_t i) {
-  const ng_window *w = ng_window_of(b);
-  const topk *s = w->own;
-  const ng_window_chunk *c = &w->chunk[i];
-  const float by = (float)w->scale;
-  for (int64_t k = c->at; k < c->at + c->n; k++) {
-    s->next[k] = s->error[k] + by * s->next[k];
+/* n chosen entries, rounded as they are kept, to a row's places from `to` on; what rounding leaves stays. */
+static void keep_values(const topk *s, int64_t head, int64_t to, float *a, const int32_t *chosen,
+                        int64_t n) {
+  char *value = s->value + (head * s->k + to) * ng_dtype_size(s->type);
+  float exact[VALUES], rounded[VALUES];
+  for (int64_t j = 0; j < n; j++) {
+    exact[j] = a[chosen[j]];
+  }
+  ng_from_f32(value, s->type, exact, n);
+  ng_to_f32(rounded, value, s->type, n);
+  for (int64_t j = 0; j < n; j++) {
+    a[chosen[j]] = exact[j] - rounded[j];
   }
 }
 
 static void write_row(ng_window *w) {
   const topk *s = w->own;
-  const int64_t head = ng_window_head(w), size = ng_dtype_size(s->type);
+  const int64_t head = ng_window_head(w);
   uint16_t *index = s->index + head * s->k;
   int32_t *begin = s->begin + head * s->blocks, block = 0;
   if (s->blocks > 0) begin[0] = (int32_t)s->before;
-  for (int32_t g = 0; g < s->groups; g++) {
-    const int32_t *chosen = (const int32_t *)(const void *)w->u + s->group[g].at;
-    for (int64_t j = 0; j < s->group[g].k; j++) {
-      const int64_t at = s->group[g].at + chosen[j], to = s->group[g].first + j;
-      float *a = &s->next[at], rounded;
+  for (int32_t i = 0; i < s->groups; i++) {
+    const range *g = &s->group[i];
+    const int32_t *chosen = (const int32_t *)(const void *)w->u + g->at;
+    for (int64_t j = 0; j < g->k; j++) {
+      const int64_t at = g->at + chosen[j], to = g->first + j;
       while (at >= s->block[block].at + s->block[block].n) {
         begin[++block] = (int32_t)(s->before + to);
       }
       index[to] = (uint16_t)(at - s->block[block].at);
-      ng_from_f32(s->value + (head * s->k + to) * size, s->type, a, 1);
-      ng_to_f32(&rounded, s->value + (head * s->k + to) * size, s->type, 1);
-      *a -= rounded;
+    }
+    for (int64_t j = 0; j < g->k; j += VALUES) {
+      keep_values(s, head, g->first + j, s->next + g->at, chosen + j, ng_min64(VALUES, g->k - j));
     }
   }
   for (block++; block < s->blocks; block++) {
@@ -260,7 +235,6 @@ static void write_row(ng_window *w) {
 
 static void enter(ng_block *b) {
   const topk *s = ng_window_of(b)->own;
-  ng_window_each(b, add_error);
   ng_parallel(b->ctx, s->pieces, choose_piece, b);
   write_row(ng_window_of(b));
 }
@@ -282,29 +256,20 @@ static run run_of(const topk *s, int64_t place, int64_t block) {
   return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
 }
 
-static inline float value_at(const run *r, ng_dtype t, int64_t i) {
-  if (t == NG_F32) return ((const float *)(const void *)r->value)[i];
-  return ng_bf16_to_f32(((const uint16_t *)(const void *)r->value)[i]);
+/* Asks for the lines of a run that is needed soon. */
+static void fetch_run(const run *r, ng_dtype t) {
+  NG_FETCH_LINES(r->index, r->n * (int64_t)sizeof *r->index);
+  NG_FETCH_LINES(r->value, r->n * ng_dtype_size(t));
 }
 
-static double gather_run(const run *r, ng_dtype t, const double *tile) {
-  double sum[4] = {0.0};
-  int64_t i = 0;
-  for (; i + 4 <= r->n; i += 4) {
-    for (int q = 0; q < 4; q++) {
-      sum[q] += (double)value_at(r, t, i + q) * tile[r->index[i + q] % BLOCK];
-    }
+/* The entries of the j-th row in use in a block, of a loop over all of them. */
+static run next_of(const ng_window *w, int64_t j, int64_t block) {
+  const topk *s = w->own;
+  if (j + ROWS_AHEAD < w->uses) {
+    const run ahead = run_of(s, w->used[j + ROWS_AHEAD], block);
+    fetch_run(&ahead, s->type);
   }
-  for (; i < r->n; i++) {
-    sum[0] += (double)value_at(r, t, i) * tile[r->index[i] % BLOCK];
-  }
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-static void add_run(const run *r, ng_dtype t, double c, double *tile) {
-  for (int64_t i = 0; i < r->n; i++) {
-    tile[r->index[i] % BLOCK] += c * (double)value_at(r, t, i);
-  }
+  return run_of(s, w->used[j], block);
 }
 
 typedef struct job {
@@ -325,14 +290,15 @@ static void product_piece(void *arg, int32_t piece) {
     memset(tile, 0, (size_t)k->n * sizeof *tile);
     if (p->x == NULL) {
       const run own = run_of(s, ng_window_head(w), i);
-      add_run(&own, s->type, 1.0, tile);
+      ng_window_sparse_add(tile, own.index, own.value, s->type, own.n, 1.0);
     }
     for (int64_t e = 0; e < k->n && p->x != NULL; e++) {
       tile[e] = (double)p->x[k->at + e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
-      const run r = run_of(s, w->used[j], i);
-      w->partial[i * w->places + w->used[j]] = gather_run(&r, s->type, tile);
+      const run r = next_of(w, j, i);
+      w->partial[i * w->places + w->used[j]] =
+          ng_window_sparse_dot(tile, r.index, r.value, s->type, r.n);
     }
   }
 }
@@ -365,8 +331,8 @@ static void combine_piece(void *arg, int32_t piece) {
       tile[e] = p->by * (double)u[e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
-      const run r = run_of(s, w->used[j], i);
-      add_run(&r, s->type, c[w->used[j]], tile);
+      const run r = next_of(w, j, i);
+      ng_window_sparse_add(tile, r.index, r.value, s->type, r.n, c[w->used[j]]);
     }
     for (int64_t e = 0; e < k->n; e++) {
       u[e] = (float)tile[e];
