@@ -49,6 +49,7 @@ static int take(void *user, const char *name, const char *value) {
   if (strcmp(name, "json") == 0) w->json = true;
   if (strcmp(name, "list") == 0) w->list = true;
   if (strcmp(name, "table") == 0) w->table = true;
+  if (strcmp(name, "steps") == 0) w->steps = true;
   if (strcmp(name, "no-floors") == 0) w->no_floors = true;
   if (strcmp(name, "model") == 0) w->model = value;
   if (strcmp(name, "linalg") == 0) w->linalg = value;
@@ -104,6 +105,7 @@ static const cli_option own[] = {
     {"linalg", "NAME", "linear algebra: cpu, ref"},
     {"no-floors", NULL, "do not measure the floors"},
     {"table", NULL, "fused-eva: forward, backward and optimize for batches 1 to 256"},
+    {"steps", NULL, "train: whole steps of spngd, too, and the share of norm blocks in them"},
     {"layers", "N", "state: linear layers of the model (10000)"},
     {"list", NULL, "only list the layers and the orders of their factors"},
     {"json", NULL, "one JSON object a line instead of a table"},
@@ -126,7 +128,9 @@ const cli_command cli_bench = {
         "  apply       the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n"
         "train: forward and backward of a network on random data, beside its arithmetic at the "
         "rate\n"
-        "of SGEMM at 4096.\n"
+        "of SGEMM at 4096.  Batch norms, as blocks of spngd: floor: their inputs and output "
+        "gradients\n"
+        "read once.  --steps: whole steps that make every statistic and inverse anew, and none.\n"
         "fused-eva: an Eva step on random gradients, three ways: the published sequence of tensor\n"
         "operations, ng_step and a loop of SGD, ng_step_sgd.  Without --model: resnet18, 1e7 and\n"
         "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n"

@@ -11,7 +11,7 @@ typedef struct bench_wish {
   const char *model, *linalg;
   int64_t batch, layers;
   int repeat;
-  bool json, list, no_floors, table;
+  bool json, list, no_floors, table, steps;
 } bench_wish;
 
 /* Numbers in [-1, 1), the same every run: a linear congruence, its upper bits. */
@@ -32,6 +32,13 @@ double bench_median(double *x, int n);
 /* bench_train.c: a line for each batch 1, 2, ..., 256: forward, backward, three ways to optimize (ms, as
  * given), and how much a whole iteration gains from the first to the last. */
 int bench_iterations(const char *model, int repeat, const double optimize[3]);
+
+/* A figure of bench train; no floor: 0. */
+int bench_train_line(const bench_wish *w, const char *what, double ms, double floor);
+/* bench_norms.c: norm blocks of a network for w->batch samples beside a read of their arrays, and as a share of
+ * forward and backward (`passes`, ms), and where asked for of whole steps of spngd. */
+struct nn;
+int bench_norms(struct nn *n, const bench_wish *w, double passes);
 
 int bench_kfac(const bench_wish *w, const cli_args *args);
 int bench_train(const bench_wish *w, const cli_args *args);

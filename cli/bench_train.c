@@ -2,8 +2,8 @@
  * data, beside the time its arithmetic would take at the rate of SGEMM.
  *
  * The arithmetic of a layer is 2 in out kernel^2 positions operations a sample forward, and twice that
- * backward (one product for the weights, one for the input, which the first layer does not need).  Then what
- * norm blocks add to such a step, in the library: their statistics and their preconditioning. */
+ * backward (one product for the weights, one for the input, which the first layer does not need).  Then norm
+ * blocks and whole steps (bench_norms.c). */
 #include "bench.h"
 #include "clock.h"
 #include "floors.h"
@@ -32,7 +32,7 @@ static sums arithmetic(const nn *n, int64_t batch) {
   return s;
 }
 
-static int line(const bench_wish *w, const char *what, double ms, double floor) {
+int bench_train_line(const bench_wish *w, const char *what, double ms, double floor) {
   if (w->json) {
     return bench_json(json_pack("{s:s, s:s, s:f, s:f}", "bench", "train", "case", what, "median_ms",
                                 ms, "floor_ms", floor));
@@ -77,87 +77,6 @@ static int measure(nn *n, const model_task *task, int64_t batch, int repeat, dou
   free(x);
   free(targets);
   free(labels);
-  return rc;
-}
-
-/* ---- norm blocks -----------------------------------------------------------------------------*/
-
-/* The norms of a network as layers of the library, nothing else of it. */
-typedef struct norm_blocks {
-  nn *n;
-  ng_context *ctx;
-  ng_precond *p;
-  double ms; /* since it was last set to 0 */
-} norm_blocks;
-
-static int show_norm(norm_blocks *b, int layer, const float *x, int64_t samples, bool grad) {
-  if (layer < nn_layers(b->n)) return CLI_OK;
-  const int norm = layer - nn_layers(b->n);
-  const nn_norm_layer *l = nn_norm_at(b->n, norm);
-  const ng_array v = ng_array_nhwc((float *)(uintptr_t)x, samples, l->channels, l->height, l->width,
-                                   NG_F32); /* read only */
-  const double t0 = ng_now_ms();
-  const ng_status st = grad ? ng_observe_output_grad(b->p, norm, &v, NG_BORROW)
-                            : ng_observe_input(b->p, norm, &v, NG_BORROW);
-  b->ms += ng_now_ms() - t0;
-  return st < 0 ? cli_bad("%s", ng_last_error(b->ctx)) : CLI_OK;
-}
-
-static int norm_input(void *user, int layer, const float *a, int64_t samples, int64_t columns) {
-  (void)columns;
-  return show_norm(user, layer, a, samples, false);
-}
-
-static int norm_grad(void *user, int layer, const float *g, int64_t samples, int64_t columns) {
-  (void)columns;
-  return show_norm(user, layer, g, samples, true);
-}
-
-static ng_status add_norms(norm_blocks *b) {
-  ng_status st = NG_OK;
-  for (int i = 0; i < nn_norms(b->n) && st >= 0; i++) {
-    const nn_norm_layer *l = nn_norm_at(b->n, i);
-    const int param[2] = {l->gamma_param, l->beta_param};
-    st = ng_add_norm(b->p, l->name, NG_BATCH_NORM, l->channels, 1, l->eps, NULL);
-    for (int k = 0; k < 2 && st >= 0; k++) {
-      const ng_array g = ng_array_vector(nn_param_at(b->n, param[k])->grad, l->channels, NG_F32);
-      st = ng_bind_grad(b->p, i, (ng_param)k, &g);
-    }
-  }
-  return st < 0 ? st : ng_ready(b->p);
-}
-
-/* One pass that norms watch, and a step of their blocks: the median of what the library takes. */
-static int measure_norms(nn *n, int64_t batch, int repeat, double *median) {
-  norm_blocks b = {.n = n};
-  const nn_watch watch = {&b, norm_input, norm_grad};
-  float *x = cli_take((size_t)(batch * nn_count(nn_shape_of(n, 0))), sizeof *x);
-  int32_t *labels = cli_take((size_t)batch, sizeof *labels);
-  double *ms = cli_take((size_t)repeat, sizeof *ms);
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  random_normal(1, RANDOM_DATA, 0, 1.0, batch * nn_count(nn_shape_of(n, 0)), x);
-  int rc = cli_context(&config, &b.ctx);
-  if (rc == CLI_OK && (ng_precond_create(b.ctx, "method=natgrad", &b.p) < 0 || add_norms(&b) < 0)) {
-    rc = cli_bad("%s", ng_last_error(b.ctx));
-  }
-  for (int r = -1; r < repeat && rc == CLI_OK; r++) {
-    b.ms = 0.0;
-    if (ng_begin_samples(b.p, batch, 1.0) < 0) rc = cli_bad("%s", ng_last_error(b.ctx));
-    if (rc == CLI_OK) rc = nn_forward(n, NN_TRAIN, x, batch, (uint64_t)(r + 1), &watch);
-    (void)nn_loss(n, NN_TRAIN, labels, NULL, NULL);
-    if (rc == CLI_OK) rc = nn_backward(n, true, &watch);
-    const double t0 = ng_now_ms();
-    if (rc == CLI_OK && ng_step(b.p, 0.1) < 0) rc = cli_bad("%s", ng_last_error(b.ctx));
-    b.ms += ng_now_ms() - t0;
-    if (r >= 0) ms[r] = b.ms;
-  }
-  *median = bench_median(ms, repeat);
-  ng_precond_destroy(&b.p);
-  ng_context_destroy(&b.ctx);
-  free(ms);
-  free(labels);
-  free(x);
   return rc;
 }
 
@@ -219,15 +138,11 @@ static int show(nn *n, const model_task *task, void *arg) {
            w->repeat);
     if (rate > 0.0) printf("%-18s %10s %10s %8s\n", "", "median", "as SGEMM", "ratio");
   }
-  rc = line(w, "forward", median[0], f);
-  if (rc == CLI_OK) rc = line(w, "loss and backward", median[1], b);
-  if (rc == CLI_OK) rc = line(w, "both", median[2], f + b);
+  rc = bench_train_line(w, "forward", median[0], f);
+  if (rc == CLI_OK) rc = bench_train_line(w, "loss and backward", median[1], b);
+  if (rc == CLI_OK) rc = bench_train_line(w, "both", median[2], f + b);
   if (rc != CLI_OK || nn_norms(n) == 0 || nn_loss_of(n) != NN_CROSS_ENTROPY) return rc;
-  double norms = 0.0;
-  rc = measure_norms(n, w->batch, w->repeat, &norms);
-  if (rc == CLI_OK) rc = line(w, "norm blocks", norms, 0.0);
-  if (rc == CLI_OK && !w->json) printf("%-18s %10.2f %% of both\n", "", 100.0 * norms / median[2]);
-  return rc;
+  return bench_norms(n, w, median[2]);
 }
 
 int bench_train(const bench_wish *w, const cli_args *args) {

@@ -345,11 +345,28 @@ static void train_figures(void **state) {
   forget();
 }
 
+/* Of the 21 norms of ResNet-20 two arrays each are shown, or read, a tick apart; of its 22
+ * other layers, too.  A whole step asks twice a shown array.
+ * Steps and passes that count are the same four, every other one. */
+static void norm_figures(void **state) {
+  (void)state;
+  const double arrays = 2 * 21, norms = (arrays + 1) * TICK + MEDIAN;
+  bench("train --model resnet20 --batch 2 --repeat 4 --json --steps");
+  assert_int_equal(lines, 6);
+  figure(case_of("norm blocks"), "norm blocks", "median_ms", norms);
+  figure(case_of("norm blocks"), "norm blocks", "floor_ms", arrays * TICK);
+  const double step = 111 * MEDIAN + TICK, shown = 2 * (arrays + 2 * 22) * TICK;
+  figure(case_of("spngd, all anew"), "all anew", "median_ms", step + shown);
+  figure(case_of("spngd, none anew"), "none anew", "median_ms", step);
+  forget();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kfac_figures),
       cmocka_unit_test(eva_figures),
       cmocka_unit_test(train_figures),
+      cmocka_unit_test(norm_figures),
   };
   if (!floors_possible()) {
     (void)puts("skipped: no BLAS, no floors");

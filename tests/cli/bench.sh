@@ -28,6 +28,7 @@ done
 expect 0 'bench train: mlp, batch 8, 109386 parameters*forward*loss and backward*both*' \
   "$natgrad" bench train --model mlp --batch 8 --repeat 1 --no-floors
 expect 0 '*both*norm blocks*% of both' "$natgrad" bench train --model resnet20 --batch 2 --repeat 1 --no-floors
+expect 0 '*% of both*all anew*% of it*none anew*% of it*alone anew' "$natgrad" bench train --model resnet20 --batch 2 --repeat 1 --no-floors --steps
 expect 2 "*--model: unknown model 'lenett'; the nearest is 'lenet'" "$natgrad" bench train --model lenett
 expect 2 '*bench train: --damping is an option of the library*' "$natgrad" bench train --model mlp --damping 1
 
