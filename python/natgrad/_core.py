@@ -186,11 +186,14 @@ class Precond:
 
     __del__ = close
 
+    def check_open(self):
+        if not self.ctx:
+            raise Error("the preconditioner was closed")
+
     def check(self, status):
         if status >= 0:
             return status
-        if not self.ctx:
-            raise Error("the preconditioner was closed")
+        self.check_open()
         error = failure(status, self.library.ng_last_error(self.ctx).decode())
         cause = self.transport.take_failure() if self.transport is not None else None
         raise error from cause

@@ -124,6 +124,12 @@ class _Table:
         if done[0]:
             self._wait(None, key)  # which says how it ended
 
+    def any(self, yes):
+        """Whether it is so on some rank."""
+        count = torch.tensor([float(yes)])
+        self._sum(count, None).wait()
+        return count.item() > 0
+
     def share(self, data):
         """Bytes of rank 0 on every rank."""
         size = torch.tensor([len(data)])

@@ -35,11 +35,15 @@ def unpack(data):
 
 def pack(state):
     """The bytes again.  What somebody else has put there is refused by the library, by name."""
+    if not isinstance(state, dict):
+        raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state).__name__}, expected a dict")
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
     if missing:
         raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not one of natgrad")
     header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
     for name, tensor in state["fields"].items():
+        if not isinstance(tensor, torch.Tensor):
+            raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is a {type(tensor).__name__}, expected a tensor")
         if tensor.dtype not in _NAMES:
             raise failure(_abi.NG_ERR_FILE, f"the state: '{name}' is {tensor.dtype}, which natgrad does not keep")
         flat = tensor.detach().cpu().contiguous()
@@ -51,6 +55,22 @@ def pack(state):
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([struct.pack("<Q", len(text)), text, *pieces])
+
+
+def steps_of(state):
+    """Steps that the manifest counts; None: it cannot be read, which the library says when it is given the state."""
+    try:
+        return json.loads(state["manifest"])["counters"]["steps"]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+class Uncopied:
+    """What holds hooks and memory of the library is not copied or pickled: a line says so."""
+
+    def __reduce_ex__(self, protocol):
+        raise failure(_abi.NG_ERR_STATE, f"{type(self).__name__} cannot be copied or pickled, since it belongs to one model: "
+                      "make a new one of the copy, and load state_dict()")
 
 
 class Table(list):

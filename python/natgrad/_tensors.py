@@ -48,7 +48,11 @@ class Described:
         if seen != self._seen or seen is None:
             self._describe(tensor)
             self._seen = seen
-        self.array.data = tensor.data_ptr()
+        try:
+            self.array.data = tensor.data_ptr()
+        except RuntimeError:
+            raise failure(_abi.NG_ERR_ARG, f"{self.name} has no memory of its own, as under torch.func: set hook_enabled = "
+                          "False around what is not the backward pass of the loss") from None
         return self.reference
 
     def moved(self, tensor):

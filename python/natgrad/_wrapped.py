@@ -3,9 +3,10 @@ import torch
 
 from . import _abi
 from ._core import failure
+from ._state import Uncopied
 
 
-class Wrapped(torch.optim.Optimizer):
+class Wrapped(Uncopied, torch.optim.Optimizer):
     """Its `preconditioner` does the work; state_dict() has that of both.
 
     What Lightning puts around an optimizer is of a class derived from it, and asks it for what neither has: so
@@ -33,14 +34,27 @@ class Wrapped(torch.optim.Optimizer):
         return {**super().state_dict(), "natgrad": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict):
-        if "natgrad" not in state_dict:
-            raise failure(_abi.NG_ERR_FILE, "the state has no 'natgrad': it is not one of this optimizer")
-        groups = state_dict.get("param_groups")
-        mine, theirs = ([len(group["params"]) for group in some or ()] for some in (self.param_groups, groups))
-        if mine != theirs:  # before anything has changed
-            raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
-        self.preconditioner.load_state_dict(state_dict["natgrad"])
+        self.preconditioner._load(lambda: self._checked(state_dict))
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "natgrad"})
+
+    def _checked(self, state_dict):
+        """The preconditioner's state; the rest of it fits this optimizer."""
+        for name in ("natgrad", "state", "param_groups"):
+            if name not in state_dict:
+                raise failure(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not one of this optimizer")
+        groups = state_dict["param_groups"]
+        mine, theirs = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
+        if mine != theirs:
+            raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
+        for i, group in enumerate(groups):
+            for name in self.defaults:
+                if name not in group:
+                    raise failure(_abi.NG_ERR_FILE, f"the state: param_groups[{i}] has no '{name}'")
+            self._check_group(group)
+        return state_dict["natgrad"]
+
+    def _check_group(self, group):
+        """Refuses numbers that a step would refuse."""
 
     def explain(self):
         return self.preconditioner.explain()

@@ -48,9 +48,19 @@ class _Updating(Preconditioner):
         if self._group:
             raise failure(_abi.NG_ERR_ARG, f"{self._names[next(iter(self._group.values()))]} has a parameter that is not "
                           "of the model")
+        self._of_groups = [(module._parameters, attribute, module._parameters[attribute], full) for entry in self.entries
+                           for _, module, attribute, full in entry.places]
         self.groups = sorted(set(mine.values()))  # those that have a parameter with a gradient
         for (index, which), group in mine.items():
             self._core.call("set_group", index, which, self.groups.index(group))
+
+
+    def _check_model(self):
+        super()._check_model()
+        for parameters, attribute, first, full in self._of_groups:
+            if parameters.get(attribute) is not first:
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' is another parameter than that of the param_groups: make a new "
+                              "optimizer")
 
 
 class _Optimizer(Wrapped):

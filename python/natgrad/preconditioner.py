@@ -1,18 +1,19 @@
 """The preconditioners: what stands between loss.backward() and optimizer.step()."""
 import ctypes as c
+import math
 import numbers
 import warnings
 
 import torch
 
 from . import _abi, _core, _layers, _state
+from ._binding import Binding
 from ._core import failure
 from ._hooks import Observer
 from ._methods import CLASSES
-from ._tensors import Described, Flat, wrong
 
 
-class Preconditioner:
+class Preconditioner(Binding, _state.Uncopied):
     """Preconditions the gradients of a model in place.
 
         preconditioner = natgrad.KFAC(model, lr=0.1, damping=0.003)
@@ -159,41 +160,6 @@ class Preconditioner:
         return [e for e in self.entries
                 if isinstance(e, _layers.Layer) and family[e.index] not in (b"window", b"none")]
 
-    def _bound(self):
-        """What a step needs: of every layer, and of all parameters if it updates or keeps them."""
-        return [(entry, place) for entry in self.entries for place in entry.places
-                if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
-
-    def _check_parameters(self):
-        for _, (_, module, attribute, full) in self._bound():
-            why = wrong(full, getattr(module, attribute))
-            if why:
-                raise failure(_abi.NG_ERR_ARG, why)
-
-    def _make_bindings(self):
-        rows = self._bound()
-        self._rows = []
-        self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
-        self._shared = [(module._parameters, attribute, first, full) for entry in self.entries
-                        for _, first, attribute, full in entry.places for module in getattr(entry, "modules", [])[1:]]
-        mine = {id(module) for entry in self.entries for module in getattr(entry, "modules", ())}
-        self._children = [(parent._modules, name, child, f"{path}.{name}" if path else name)
-                          for path, parent in self.model.named_modules() for name, child in parent._modules.items()
-                          if child is not None and any(id(m) in mine for m in child.modules())]
-        self._bindings = (_abi.ng_binding * len(rows))()
-        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # of weights, until they move
-        self._moved = False
-        for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
-            kind = Flat if getattr(entry, "axes", 0) > 1 else Described
-            grad, weight = kind(f"the gradient of {full}"), kind(full)
-            binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
-            binding.grad = c.addressof(grad.array)
-            if self._weights:
-                held = self._held[i]
-                held.index, held.param, held.hold = entry.index, which, _abi.NG_HOLD
-                held.weight = c.addressof(weight.array)
-            self._rows.append((entry, module._parameters, attribute, grad, weight))
-
     def _say_left_out(self):
         """A linear or convolution layer without curvature is said aloud, once; explain() tells it of all."""
         left = [e for e in self.entries if not isinstance(e, _layers.Layer) and "MultiheadAttention" in e.reason]
@@ -220,7 +186,12 @@ class Preconditioner:
     def begin(self, samples, loss_scale=None):
         """Say how many samples the coming micro-batch has, and what its loss is multiplied by: for uneven
         micro-batches samples / all samples of the step, times the scale of mixed precision."""
-        self._observer.given = (int(samples), None if loss_scale is None else float(loss_scale))
+        if not isinstance(samples, numbers.Integral) or samples < 1:
+            raise failure(_abi.NG_ERR_ARG, f"samples is {samples}, expected a whole number of at least 1")
+        scale = None if loss_scale is None else float(loss_scale)
+        if scale is not None and not (math.isfinite(scale) and scale > 0):
+            raise failure(_abi.NG_ERR_ARG, f"loss_scale is {loss_scale}, expected a finite number above 0")
+        self._observer.given = (int(samples), scale)
 
     def step(self, lr=None):
         """Precondition every gradient of every layer, in place.  Returns the library's note: 0 done, 1 some block
@@ -228,9 +199,14 @@ class Preconditioner:
         not observed."""
         if lr is None:
             lr = self.lr(self._steps) if callable(self.lr) else self.lr
-        return self._step("step", c.c_double(float(lr)))
+        try:
+            number = c.c_double(float(lr))
+        except (TypeError, ValueError):
+            raise failure(_abi.NG_ERR_ARG, f"lr is {lr!r}, expected a number") from None
+        return self._step("step", number)
 
     def _step(self, call, *arguments):
+        self._core.check_open()
         if self._observer.failed:
             raise failure(_abi.NG_ERR_STATE, "a backward pass ended with an error, and none came after it: its gradients are "
                           "not whole.  Go on with zero_grad() and the next batch")
@@ -251,62 +227,13 @@ class Preconditioner:
             self._say_unobserved()
         return status
 
-    def _check_model(self):
-        """The modules and what they share are those that the preconditioner was made of."""
-        for modules, name, child, full in self._children:
-            if modules.get(name) is not child:
-                raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or taken out: make a new preconditioner")
-        for entry, parameters, attribute in self._firsts:
-            if parameters.get(attribute) is None:
-                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' is gone: it was a parameter when the "
-                              "preconditioner was made")
-        for parameters, attribute, first, full in self._shared:
-            if parameters.get(attribute) is not first._parameters.get(attribute):
-                raise failure(_abi.NG_ERR_STATE, f"'{full}' was shared by several modules when the preconditioner was made, "
-                              "and is not any more: make a new one")
-
-    def _bind(self):
-        self._check_model()
-        for entry, parameters, attribute in self._firsts:
-            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
-                self._follow_freezing(entry, parameters[attribute])
-        self._bind_arrays()
-
-    def _bind_arrays(self):
-        """Gradients for one step; weights where one of them is elsewhere than it was, since the library looks through
-        those that are bound anew before it updates any."""
-        weights = self._weights
-        for entry, parameters, attribute, grad, weight in self._rows:
-            parameter = parameters.get(attribute)
-            if parameter is None:
-                raise failure(_abi.NG_ERR_STATE, f"'{weight.name}' is gone: it was a parameter when the preconditioner "
-                              "was made")
-            gradient = parameter.grad
-            if gradient is None:
-                grad.none()
-            else:
-                grad.of(gradient)
-            if weights and weight.moved(parameter):
-                self._moved = True
-        if self._moved:
-            self._core.call("bind", self._held, len(self._held))
-            self._moved = False
-        self._core.call("bind", self._bindings, len(self._bindings))
-
-    def _follow_freezing(self, entry, parameter):
-        """requires_grad may change between steps."""
-        if entry.frozen:
-            if parameter.requires_grad:
-                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' was frozen when the preconditioner was made, and "
-                              "is not any more: make a new one")
-            return
-        entry.asleep = not parameter.requires_grad
-        self._core.call("freeze", entry.index, int(entry.asleep))
-
     def _move(self):
         """Functions of the step give what holds at the coming one."""
-        for name, function in self._functions.items():
-            self._core.set(name, function(self._steps))
+        for name, value in self._coming(self._steps).items():
+            self._core.set(name, value)
+
+    def _coming(self, steps):
+        return {name: function(steps) for name, function in self._functions.items()}
 
     # ---- what went wrong
 
@@ -362,11 +289,15 @@ class Preconditioner:
     @hook_enabled.setter
     def hook_enabled(self, on):
         """False: nothing is observed, as for a backward pass that is not of the loss."""
+        self._core.check_open()
+        if isinstance(on, str):
+            raise failure(_abi.NG_ERR_ARG, f"hook_enabled is '{on}', expected True or False")
         self._observer.enabled = bool(on)
 
     def close(self):
         """Take the hooks out of the model and give the memory back."""
         self._observer.remove()
+        self._observer.enabled = False  # a backward pass may be to come
         self._core.close()
 
     # ---- what is held, what happened
@@ -400,6 +331,7 @@ class Preconditioner:
         return found
 
     def _read_all(self, name, struct):
+        self._core.check_open()
         for i in range(getattr(self._core.library, f"ng_{name}_count")(self._core.p)):
             row = _core.filled(struct)
             self._core.call(name, i, c.byref(row))
@@ -413,13 +345,39 @@ class Preconditioner:
 
     def load_state_dict(self, state):
         """What state_dict() gave, of the same model and options; on any error nothing has changed."""
-        data, steps = _state.pack(state), state["steps"]
-        if type(steps) is not int or steps < 0:
-            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        self._load(lambda: state)
+
+    def _load(self, given):
+        """Of what given() returns or refuses: all ranks refuse, or all load."""
+        problem = data = None
+        try:
+            state = given()
+            data = _state.pack(state)
+            self._check_state(state)
+        except Exception as error:
+            problem = error
+        transport = self._core.transport
+        others = transport is not None and self._core.ctx and transport.any(problem is not None)
+        if problem is not None:
+            raise problem
+        if others:
+            raise failure(_abi.NG_ERR_FILE, "another rank refuses the state that it was given")
         self._core.load(data)
-        self._steps = steps
+        self._steps = state["steps"]
         self._observer.close_batch()
         self._move()
+
+    def _check_state(self, state):
+        """What is not the library's, before anything changes."""
+        steps, counted = state["steps"], _state.steps_of(state)
+        if type(steps) is not int or steps < 0:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        if counted is not None and steps != counted:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps}, and its manifest counts {counted}")
+        chosen = _core.Options()
+        chosen.set("method", self._chosen.get("method"))
+        for name, value in self._coming(steps).items():
+            chosen.set(name, value)
 
 
 def _family_of(chosen):

@@ -61,6 +61,9 @@ class Imports(Case):
         from natgrad.compat.hyperparams import exp_decay_factor_averaging
         from natgrad.compat.preconditioner import KFACPreconditioner
         from natgrad.compat.scheduler import LambdaParamScheduler
+        from natgrad.compat.gpt_neox.preconditioner import GPTNeoXKFACPreconditioner
+        self.assertIs(GPTNeoXKFACPreconditioner, kfac.GPTNeoXKFACPreconditioner)
+        self.assertIs(kfac.gpt_neox.preconditioner.GPTNeoXKFACPreconditioner, kfac.GPTNeoXKFACPreconditioner)
         self.assertIs(KFACPreconditioner, kfac.KFACPreconditioner)
         self.assertIs(DistributedStrategy, kfac.DistributedStrategy)
         self.assertIs(LambdaParamScheduler, kfac.LambdaParamScheduler)

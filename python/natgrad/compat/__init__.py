@@ -10,7 +10,7 @@
 Every argument works or is refused by name; docs/migrating.md has them side by side.  Numbers are the published ones,
 but where a published program is known to be wrong: dilated and grouped convolutions, padding modes.
 """
-from . import backend, enums, hyperparams, preconditioner, scheduler
+from . import backend, enums, gpt_neox, hyperparams, preconditioner, scheduler
 from ._chainerkfac import SPNGD
 from ._gptneox import GPTNeoXKFACPreconditioner
 from ._istdaslab import (GGT, MFAC, DenseMFAC, LowRankAggregateMFAC, LowRankMFAC, RankOneAggregateMFAC, RankOneMFAC,
@@ -24,5 +24,5 @@ __all__ = ["ADASGD", "AssignmentStrategy", "ComputeMethod", "DP_KFAC", "DenseMFA
            "FusedEVA", "GGT", "GPTNeoXKFACPreconditioner", "KFAC", "KFACParamScheduler", "KFACPreconditioner", "KFAC_EIGEN",
            "KFAC_EIGEN_DP", "KFAC_INV", "KFAC_INV_DP", "LambdaParamScheduler", "LowRankAggregateMFAC", "LowRankMFAC", "MFAC",
            "MPD_KFAC", "RankOneAggregateMFAC", "RankOneMFAC", "SAM", "SPNGD", "SparseGGT", "SparseGradientMFAC",
-           "SparseMFAC", "backend", "enums", "exp_decay_factor_averaging", "get_kfac_module", "hyperparams", "kfac_mappers",
-           "preconditioner", "scheduler"]
+           "SparseMFAC", "backend", "enums", "exp_decay_factor_averaging", "get_kfac_module", "gpt_neox", "hyperparams",
+           "kfac_mappers", "preconditioner", "scheduler"]

@@ -165,16 +165,29 @@ class KFACPreconditioner(Preconditioner):
 
     def load_state_dict(self, state_dict, compute_inverses=True):
         """Results of a state are loaded as they were, so compute_inverses asks for nothing."""
-        if "fields" in state_dict:
+        if isinstance(state_dict, dict) and "fields" in state_dict:
             super().load_state_dict(state_dict)
-        elif "manifest" not in state_dict and "steps" in state_dict and "layers" not in state_dict:
-            self._steps = int(state_dict["steps"])
+        elif isinstance(state_dict, dict) and set(state_dict) == {"steps", "numbers"}:
+            self._check_state(state_dict)
+            self._steps = state_dict["steps"]
         else:
             raise failure(_abi.NG_ERR_FILE, "the state is not one of natgrad.compat")
-        for name, value in state_dict.get("numbers", {}).items():
+        for name, value in state_dict["numbers"].items():
             self._of_step.pop(name, None)
             self._values[name] = value
         self._follow()
+
+    def _check_state(self, state):
+        """Its steps may be others than those of the manifest, where a state without factors was loaded."""
+        steps, numbers = state["steps"], state.get("numbers")
+        if type(steps) is not int or steps < 0:
+            raise failure(_abi.NG_ERR_FILE, f"the state: steps is {steps!r}, expected a count")
+        if not isinstance(numbers, dict) or not set(numbers) <= set(_LIVE):
+            raise failure(_abi.NG_ERR_FILE, f"the state: numbers is {numbers!r}, expected some of {', '.join(_LIVE)}")
+        chosen = _core.Options()
+        chosen.set_system("KAISA", "eigen")
+        for name in _LIVE:
+            chosen.set_published(name, numbers[name] if name in numbers else self._value(name, steps))
 
     def __repr__(self):
         lines = [f"  {name}={self._of_step.get(name, self._values.get(name))}," for name in sorted(_LIVE)]

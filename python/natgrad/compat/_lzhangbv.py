@@ -38,15 +38,22 @@ class _Published(Wrapped):
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
             values[name] = value
         enabled = values.pop("hook_enabled")
-        chosen = _core.Options()
-        chosen.set_system(self.system, self.variant)
-        for name, value in values.items():
-            chosen.set_published(name, value)
+        chosen = self._set(values)
         names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
         self._options = {name: names.get(name, "") for name in _GROUP}
         super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
         self.preconditioner = _Inner(model, chosen, backend.group() if process_group is None else process_group)
         self.set_hook_enabled(enabled)
+
+    def _set(self, values):
+        chosen = _core.Options()
+        chosen.set_system(self.system, self.variant)
+        for name, value in values.items():
+            chosen.set_published(name, value)
+        return chosen
+
+    def _check_group(self, group):
+        self._set({name: group[name] for name in _GROUP})
 
     def set_hook_enabled(self, mode=True):
         """False: nothing is observed."""

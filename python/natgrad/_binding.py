@@ -1,0 +1,121 @@
+"""What a step needs of the model: its parameters, bound for it, and that it is the model of construction."""
+import ctypes as c
+
+from . import _abi, _layers
+from ._core import failure
+from ._tensors import Described, Flat, wrong
+
+
+class Binding:
+    """The part of a preconditioner that looks at parameters."""
+
+    def _bound(self):
+        """What a step needs: of every layer, and of all parameters if it updates or keeps them."""
+        return [(entry, place) for entry in self.entries for place in entry.places
+                if not entry.frozen and (self._all or isinstance(entry, _layers.Layer))]
+
+    def _check_parameters(self):
+        for _, (_, module, attribute, full) in self._bound():
+            why = wrong(full, getattr(module, attribute))
+            if why:
+                raise failure(_abi.NG_ERR_ARG, why)
+
+    def _make_bindings(self):
+        rows = self._bound()
+        self._rows = []
+        self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
+        self._places = [(module._parameters, attribute, full) for entry in self.entries
+                        for _, module, attribute, full in entry.places]
+        self._sizes = [(parent, len(parent._modules), path) for path, parent in self.model.named_modules()]
+        self._shared = [(module._parameters, attribute, first, full) for entry in self.entries
+                        for _, first, attribute, full in entry.places for module in getattr(entry, "modules", [])[1:]]
+        mine = {id(module) for entry in self.entries for module in getattr(entry, "modules", ())}
+        self._children = [(parent._modules, name, child, f"{path}.{name}" if path else name)
+                          for path, parent in self.model.named_modules() for name, child in parent._modules.items()
+                          if child is not None and any(id(m) in mine for m in child.modules())]
+        self._bindings = (_abi.ng_binding * len(rows))()
+        self._held = (_abi.ng_binding * (len(rows) if self._weights else 0))()  # of weights, until they move
+        self._moved = False
+        for i, (binding, (entry, (which, module, attribute, full))) in enumerate(zip(self._bindings, rows)):
+            kind = Flat if getattr(entry, "axes", 0) > 1 else Described
+            grad, weight = kind(f"the gradient of {full}"), kind(full)
+            binding.index, binding.param, binding.hold = entry.index, which, _abi.NG_ONE_STEP
+            binding.grad = c.addressof(grad.array)
+            if self._weights:
+                held = self._held[i]
+                held.index, held.param, held.hold = entry.index, which, _abi.NG_HOLD
+                held.weight = c.addressof(weight.array)
+            self._rows.append((entry, module._parameters, attribute, grad, weight))
+
+    # ---- at each step
+
+    def _check_model(self):
+        """The modules and what they share are those that the preconditioner was made of."""
+        for modules, name, child, full in self._children:
+            if modules.get(name) is not child:
+                raise failure(_abi.NG_ERR_STATE, f"module '{full}' was replaced or taken out: make a new preconditioner")
+        for parameters, attribute, full in self._places:
+            if parameters.get(attribute) is None:
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' is gone: it was a parameter when the preconditioner was made")
+        if len({id(parameters[attribute]) for parameters, attribute, _ in self._places}) < len(self._places):
+            self._refuse_tied()
+        for parent, count, path in self._sizes:
+            if len(parent._modules) > count:
+                self._look_at_added(parent, count, path)
+        for parameters, attribute, first, full in self._shared:
+            if parameters.get(attribute) is not first._parameters.get(attribute):
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' was shared by several modules when the preconditioner was made, "
+                              "and is not any more: make a new one")
+
+    def _refuse_tied(self):
+        first = {}
+        for parameters, attribute, full in self._places:
+            other = first.setdefault(id(parameters[attribute]), full)
+            if other != full:
+                raise failure(_abi.NG_ERR_STATE, f"'{full}' and '{other}' were not the same parameter when the preconditioner "
+                              "was made, and are now: make a new one")
+
+    def _look_at_added(self, parent, count, path):
+        """A module that came later has no hook: it may not compute with a parameter that has."""
+        mine = {id(parameters[attribute]): full for parameters, attribute, full in self._places}
+        for name, child in list(parent._modules.items())[count:]:
+            for parameter in () if child is None else child.parameters():
+                if id(parameter) in mine:
+                    full = f"{path}.{name}" if path else name
+                    raise failure(_abi.NG_ERR_STATE, f"module '{full}' came after the preconditioner was made, and shares "
+                                  f"'{mine[id(parameter)]}': make a new one")
+
+    def _bind(self):
+        self._check_model()
+        for entry, parameters, attribute in self._firsts:
+            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
+                self._follow_freezing(entry, parameters[attribute])
+        self._bind_arrays()
+
+    def _bind_arrays(self):
+        """Gradients for one step; weights where one of them is elsewhere than it was, since the library looks through
+        those that are bound anew before it updates any."""
+        weights = self._weights
+        for entry, parameters, attribute, grad, weight in self._rows:
+            parameter = parameters[attribute]
+            gradient = parameter.grad
+            if gradient is None:
+                grad.none()
+            else:
+                grad.of(gradient)
+            if weights and weight.moved(parameter):
+                self._moved = True
+        if self._moved:
+            self._core.call("bind", self._held, len(self._held))
+            self._moved = False
+        self._core.call("bind", self._bindings, len(self._bindings))
+
+    def _follow_freezing(self, entry, parameter):
+        """requires_grad may change between steps."""
+        if entry.frozen:
+            if parameter.requires_grad:
+                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' was frozen when the preconditioner was made, and "
+                              "is not any more: make a new one")
+            return
+        entry.asleep = not parameter.requires_grad
+        self._core.call("freeze", entry.index, int(entry.asleep))
