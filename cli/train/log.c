@@ -98,6 +98,27 @@ int log_check(const char *path, int64_t bytes, uint32_t crc) {
   return rc;
 }
 
+/* Whole lines from there on that no run wrote. */
+static int64_t foreign_lines(int fd, int64_t from) {
+  static const char ours[] = "{\"schema\": ";
+  char piece[1 << 14];
+  int64_t lines = 0;
+  size_t at = 0; /* in the line, as far as it is like ours */
+  bool same = true;
+  for (ssize_t got; (got = pread(fd, piece, sizeof piece, (off_t)from)) > 0; from += got) {
+    for (ssize_t i = 0; i < got; i++) {
+      if (piece[i] == '\n') {
+        lines += !same || at < sizeof ours - 1;
+        at = 0;
+        same = true;
+      } else if (at < sizeof ours - 1) {
+        same = same && piece[i] == ours[at++];
+      }
+    }
+  }
+  return lines;
+}
+
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out) {
   struct stat st;
   if (open_log(path, O_APPEND, out) != CLI_OK) return CLI_BAD;
@@ -105,11 +126,17 @@ int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t
   int rc = CLI_OK;
   if (fstat(fileno(l->f), &st) != 0) rc = failed(l);
   if (rc == CLI_OK && st.st_size < bytes) rc = too_short(path, (int64_t)st.st_size, bytes);
+  const int64_t foreign = rc == CLI_OK ? foreign_lines(fileno(l->f), bytes) : 0;
   if (rc == CLI_OK && ftruncate(fileno(l->f), (off_t)bytes) != 0)
     rc = cli_bad("%s: cannot be cut: %s", path, strerror(errno));
   if (rc != CLI_OK) {
     log_drop(out);
     return rc;
+  }
+  if (foreign > 0) {
+    cli_note(
+        "--resume: %s: %lld lines after the checkpoint are no records of a run, and are cut off",
+        path, (long long)foreign);
   }
   l->bytes = bytes;
   l->crc = crc;

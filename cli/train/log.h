@@ -33,7 +33,7 @@ typedef struct log_times { /* totals so far; the log keeps its own marks */
 
 /* Do its first `bytes` have this CRC-32? */
 int log_check(const char *path, int64_t bytes, uint32_t crc);
-/* Goes on after the first `bytes` of it, whose CRC-32 that is, cutting the rest off; `t`: the times those
+/* Goes on after the first `bytes` of it, whose CRC-32 that is, cutting the rest off (with a note, if it is not a run's own); `t`: the times those
  * tell. */
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);
 

@@ -62,6 +62,11 @@ again sed -i 's/"epochs": 2/"epochs": 4/' run/config.json && refused 'run/config
 again sed -i 's/"data": "synthetic/"data": "mnist/' run/config.json && refused 'run/config.json: does not belong to *' && untouched config
 again sed -i '1s/"step": 2/"step": 3/' run/log.jsonl && refused 'run/log.jsonl: does not belong to checkpoint/latest.json, or was edited: *' && untouched log
 again shorten run/log.jsonl 100 && refused 'run/log.jsonl: has 100 bytes, the checkpoint was made when there were *' && untouched log
+# What others added to the log of a run that has ended goes, and not without a word.
+again eval 'printf "one\ntwo\n" >>run/log.jsonl'
+train 0 '*run/log.jsonl: 2 lines after the checkpoint are no records of a run, and are cut off*' "${tiny[@]}" --out run --resume
+! grep -q '^two' run/log.jsonl || fail 'run/log.jsonl: keeps lines of others'
+
 again sed -i 's/"skipped":"0"/"skipped":"1"/' $c/model-16.safetensors && refused "$c/model-16.safetensors: does not belong to latest.json, or was edited: *" && untouched model
 again sed -i 's/\\"steps\\":16/\\"steps\\":15/' $c/precond-16.safetensors && refused "$c/precond-16.safetensors: does not belong to latest.json, *" && untouched precond
 for file in model precond; do
