@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "model/model.h"
 #include "ranks.h"
 #include "safetensors.h"
 #include "state_scene.h"
@@ -56,6 +57,23 @@ static void refused_save(sim *s, const char *file, const char *says) {
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
   if (sim_fingerprint(s) != before) fail_msg("\"%s\", and yet something changed", message);
+}
+
+/* What could not be read back does not replace what can. */
+static void counts_beyond_doubles(void **state) {
+  (void)state;
+  sim s;
+  const path file = in_folder("file");
+  open_at(&s, &plain, 2);
+  s.p->steps = INT64_C(1) << 53;
+  assert_int_equal(ng_save(s.p, file.text), NG_OK);
+  assert_int_equal(ng_load(s.p, file.text), NG_OK);
+  assert_true(sim_step(&s, 2) >= NG_OK);
+  refused_save(&s, file.text, "more than 2^53 steps");
+  assert_int_equal(ng_load(s.p, file.text), NG_OK);
+  assert_int_equal(s.p->steps, INT64_C(1) << 53);
+  sim_close(&s);
+  assert_int_equal(unlink(file.text), 0);
 }
 
 static void full_disk_and_bad_places(void **state) {
@@ -286,9 +304,8 @@ static void transport_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(out_of_order),
-      cmocka_unit_test(full_disk_and_bad_places),
-      cmocka_unit_test(ranks_fail_together),
+      cmocka_unit_test(out_of_order),          cmocka_unit_test(full_disk_and_bad_places),
+      cmocka_unit_test(counts_beyond_doubles), cmocka_unit_test(ranks_fail_together),
       cmocka_unit_test(transport_fails),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);

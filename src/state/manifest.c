@@ -249,7 +249,6 @@ static ng_status read_options(const ng_precond *p, const ngio_value *manifest, n
 
 const char *const ng_rung_name[NG_RESCUES] = {"more_damping", "in_double", "kept_last", "plain"};
 
-/* JSON numbers are doubles elsewhere: counts are exact up to 2^53, and no larger one is taken. */
 static ng_status read_count(const ngio_value *object, const char *where, const char *name,
                             int64_t most, int64_t *out, char *message, size_t size) {
   const ngio_value *v = ngio_get(object, name);
@@ -264,7 +263,7 @@ static ng_status read_count(const ngio_value *object, const char *where, const c
  * no meaning. */
 static ng_status read_counters(const ngio_value *manifest, ng_snapshot *s, char *message,
                                size_t size) {
-  const int64_t most = INT64_C(1) << 53;
+  const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
   const ngio_value *live = ngio_get(manifest, "live");
   const ngio_value *last = ngio_get(manifest, "last");
@@ -327,7 +326,7 @@ static ng_status read_number(void *arg, ng_number *n) {
                       "block '%s' of the manifest has no number '%s'", r->layer, n->name);
   }
   const double x = ngio_number_of(v);
-  if (r->seen < r->counts && !(x >= 0.0 && x <= 9007199254740992.0)) {
+  if (r->seen < r->counts && !(x >= 0.0 && x <= (double)NG_COUNT_MOST)) {
     return ng_fail_to(r->message, r->size, NG_ERR_FILE,
                       "'%s' of block '%s' of the manifest is %g, expected a count", n->name,
                       r->layer, x);

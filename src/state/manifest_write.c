@@ -104,6 +104,9 @@ static double finite_or(double x, double otherwise) { return x - x == 0.0 ? x : 
  * begun: what cannot be read back must not replace a state that can. */
 static ng_status can_be_written(const ng_precond *p, const double *values, int64_t count,
                                 char *message, size_t size) {
+  if (p->steps > NG_COUNT_MOST || p->skipped > NG_COUNT_MOST) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "it counts more than 2^53 steps");
+  }
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_layer *d = &p->entry[i]->d;
     if (!ngio_is_utf8(d->name) || (d->options != NULL && !ngio_is_utf8(d->options))) {
@@ -163,18 +166,15 @@ ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
   return NG_OK;
 }
 
+/* With a comma in front, if it is not the first; room for all of it is taken once. */
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite) {
-  static const char before[] = ":{\"crc32\":\"", yes[] = "\",\"finite\":true}",
-                    no[] = "\",\"finite\":false}";
   comma(o);
   ngio_out_string(o, name);
-  ngio_out_bytes(o, before, sizeof before - 1);
-  ngio_out_put(o, crc); /* digits */
-  if (finite) {
-    ngio_out_bytes(o, yes, sizeof yes - 1);
-  } else {
-    ngio_out_bytes(o, no, sizeof no - 1);
-  }
+  if (!ngio_out_reserve(o, 64)) return;
+  char *to = stpcpy(o->text + o->used, ":{\"crc32\":\"");
+  to = stpcpy(to, crc); /* digits */
+  to = stpcpy(to, finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
+  o->used = (size_t)(to - o->text);
 }
 
 ng_status ng_manifest_end(ngio_out *o, char *message, size_t size) {
