@@ -181,6 +181,56 @@ ngio_status ngio_source_end(ngio_source *s, char *message, size_t size) {
                   s->label, (long long)s->at);
 }
 
+static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int64_t n,
+                             char *message, size_t size) {
+  while (n > 0) {
+    size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
+    ssize_t got = pread(s->fd, to, piece, (off_t)offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: %s", s->label, strerror(errno));
+    if (got == 0)
+      return ngio_say(message, size, NGIO_ERR_FILE, "%s: got shorter while being read", s->label);
+    to += got;
+    offset += got;
+    n -= got;
+  }
+  return NGIO_OK;
+}
+
+/* A piece for each of the owner's threads, at addresses where memory is made in large pages. */
+enum { LANES = 16, LARGE = 1 << 21 };
+
+typedef struct lanes {
+  const ngio_source *s;
+  int64_t offset, n, piece;
+  char *to;
+  struct {
+    ngio_status st;
+    char message[256];
+  } said[LANES];
+} lanes;
+
+static void read_lane(void *arg, int32_t i) {
+  lanes *l = (lanes *)arg;
+  const int64_t at = i * l->piece;
+  const int64_t n = l->n - at < l->piece ? l->n - at : l->piece;
+  if (n <= 0) return;
+  l->said[i].st =
+      read_file(l->s, l->offset + at, l->to + at, n, l->said[i].message, sizeof l->said[i].message);
+}
+
+static ngio_status read_together(const ngio_source *s, int64_t offset, char *to, int64_t n,
+                                 char *message, size_t size) {
+  lanes l = {.s = s, .offset = offset, .n = n, .to = to};
+  l.piece = (n / LANES / LARGE + 1) * LARGE;
+  s->threads.all(s->threads.user, LANES, read_lane, &l);
+  for (int i = 0; i < LANES; i++) {
+    if (l.said[i].st != NGIO_OK)
+      return ngio_say(message, size, l.said[i].st, "%s", l.said[i].message);
+  }
+  return NGIO_OK;
+}
+
 ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n, char *message,
                              size_t size) {
   if (s->read != NULL) {
@@ -193,19 +243,9 @@ ngio_status ngio_source_read(ngio_source *s, int64_t offset, void *to, int64_t n
     if (n > 0) memcpy(to, s->memory + offset, (size_t)n);
     return NGIO_OK;
   }
-  char *at = (char *)to;
-  while (n > 0) {
-    size_t piece = n > (int64_t)1 << 30 ? (size_t)1 << 30 : (size_t)n;
-    ssize_t got = pread(s->fd, at, piece, (off_t)offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ngio_say(message, size, NGIO_ERR_FILE, "%s: %s", s->label, strerror(errno));
-    if (got == 0)
-      return ngio_say(message, size, NGIO_ERR_FILE, "%s: got shorter while being read", s->label);
-    at += got;
-    offset += got;
-    n -= got;
-  }
-  return NGIO_OK;
+  if (s->threads.all != NULL && n >= 2 * (int64_t)LARGE)
+    return read_together(s, offset, to, n, message, size);
+  return read_file(s, offset, to, n, message, size);
 }
 
 void ngio_source_close(ngio_source *s) {

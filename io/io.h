@@ -55,6 +55,12 @@ typedef struct ngio_alloc {
 typedef int64_t (*ngio_read)(void *user, void *data, int64_t bytes);
 typedef int32_t (*ngio_write)(void *user, const void *data, int64_t bytes);
 
+/* The owner's threads: each(arg, i) for i from 0 to n - 1, side by side, until all are done. */
+typedef struct ngio_threads {
+  void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
+  void *user;
+} ngio_threads;
+
 /* Bytes that can be read at any offset, an open file or a piece of memory; or only one after the
  * other, from a stream. */
 typedef struct ngio_source {
@@ -65,6 +71,8 @@ typedef struct ngio_source {
   ngio_read read;
   void *user;
   int64_t at; /* of a stream: bytes taken                                                    */
+  ngio_threads
+      threads; /* of a file, may be set after it was opened: they read large pieces together */
 } ngio_source;
 
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);

@@ -109,16 +109,31 @@ void ngio_out_string(ngio_out *o, const char *text) {
   ngio_out_bytes(o, "\"", 1);
 }
 
-void ngio_out_integer(ngio_out *o, int64_t x) {
-  char text[24];
+/* Two digits at a time, from the last. */
+char *ngio_digits(char *to, int64_t x) {
+  static const char pair[] =
+      "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+      "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+      "8081828384858687888990919293949596979899";
+  char text[NGIO_DIGITS];
   char *at = text + sizeof text;
   uint64_t left = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
-  do {
-    *--at = (char)('0' + left % 10);
-    left /= 10;
-  } while (left > 0);
-  if (x < 0) *--at = '-';
-  ngio_out_bytes(o, at, (size_t)(text + sizeof text - at));
+  for (; left >= 100; left /= 100)
+    memcpy(at -= 2, pair + 2 * (left % 100), 2);
+  if (left >= 10) {
+    memcpy(at -= 2, pair + 2 * left, 2);
+  } else {
+    *--at = (char)('0' + left);
+  }
+  if (x < 0) *to++ = '-';
+  const size_t n = (size_t)(text + sizeof text - at);
+  memcpy(to, at, n);
+  return to + n;
+}
+
+void ngio_out_integer(ngio_out *o, int64_t x) {
+  if (!ngio_out_reserve(o, NGIO_DIGITS)) return;
+  o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
 }
 
 /* Most numbers of a state are counts; the rest goes through the C library, whose decimal point is the

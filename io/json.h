@@ -37,6 +37,9 @@ static inline void ngio_out_put(ngio_out *o, const char *text) {
  * lies below the blank. */
 void ngio_out_string(ngio_out *o, const char *text);
 void ngio_out_integer(ngio_out *o, int64_t x);
+/* The same at `to`, which has room for NGIO_DIGITS; the byte behind it. */
+enum { NGIO_DIGITS = 20 };
+char *ngio_digits(char *to, int64_t x);
 /* A finite number, with 17 digits, and never like a whole one: 1 is 1.0. */
 void ngio_out_real(ngio_out *o, double x);
 void ngio_out_free(ngio_out *o);

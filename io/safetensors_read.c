@@ -174,37 +174,54 @@ static bool room_for_tensors(ngio_tensors *f, size_t n) {
 
 /* ---- a header that is known ------------------------------------------------------------------*/
 
-/* All that is expected, and the text of its entries up to the bracket behind them.  false: not in this file. */
-static bool make_expected(ngio_tensors *f, const ngio_expected *e, ngio_out *o) {
-  int64_t at = 0;
+/* Entry i as it would be written behind others, into *o, and its place; the ones before it have theirs. */
+static bool make_expected(ngio_tensors *f, const ngio_expected *e, int32_t i, ngio_out *o) {
+  ngio_tensor *t = &f->tensor[i];
+  const int64_t at = i > 0 ? f->begin[i - 1] + f->tensor[i - 1].bytes : 0;
+  e->tensor(e->user, i, t);
+  t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
+  if (t->bytes < 0 || t->bytes > INT64_MAX - at || at % ngio_dtype_size(t->dtype) != 0)
+    return false;
+  f->begin[i] = at;
+  o->used = 0;
+  ngio_out_bytes(o, ",", 1);
+  ngio_tensor_entry(o, t, at, at + t->bytes);
+  return !o->lost;
+}
+
+/* All of them, from `at` to the bracket at `end`. */
+static bool all_expected(ngio_tensors *f, const ngio_expected *e, const char *at, const char *end,
+                         ngio_out *o) {
   for (int32_t i = 0; i < e->count; i++) {
-    ngio_tensor *t = &f->tensor[i];
-    e->tensor(e->user, i, t);
-    t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
-    if (t->bytes < 0 || t->bytes > INT64_MAX - at || at % ngio_dtype_size(t->dtype) != 0)
+    if (!make_expected(f, e, i, o) || o->used > (size_t)(end - at) ||
+        memcmp(at, o->text, o->used) != 0) {
       return false;
-    ngio_out_bytes(o, ",", 1);
-    ngio_tensor_entry(o, t, at, at + t->bytes);
-    f->begin[i] = at;
-    at += t->bytes;
+    }
+    at += o->used;
   }
-  ngio_out_bytes(o, "}", 1);
-  return f->bytes < 0 || f->bytes == at;
+  const int32_t last = e->count - 1;
+  return at == end && (f->bytes < 0 || f->bytes == f->begin[last] + f->tensor[last].bytes);
 }
 
 /* If the header ends with these entries, and blanks, they are cut off: *length is then what is left with the
  * bracket that closes it.  An entry in the middle of a string would be no JSON behind its first quote, so what is
- * left is a JSON text if and only if all was one. */
+ * left is a JSON text if and only if all was one.  Each place where the first stands is tried; names are
+ * different, so no byte is compared more than a few times. */
 static ngio_status cut_expected(ngio_tensors *f, const ngio_expected *e, size_t *length) {
-  ngio_out o = {0};
+  ngio_out one = {0}, o = {0};
   size_t n = *length;
+  const char *at = f->head;
   if (!room_for_tensors(f, (size_t)e->count)) return NGIO_ERR_NOMEM;
   while (f->head[n - 1] == ' ') /* it begins with a bracket */
     n--;
-  const bool here = make_expected(f, e, &o);
-  const ngio_status st = o.lost ? NGIO_ERR_NOMEM : NGIO_OK;
-  if (here && !o.lost && o.used < n && memcmp(f->head + n - o.used, o.text, o.used) == 0) {
-    *length = n - o.used + 1;
+  const char *end = f->head + n - 1;
+  const bool first = *end == '}' && make_expected(f, e, 0, &one);
+  while (first && (at = memmem(at, (size_t)(end - at), one.text, one.used)) != NULL &&
+         !all_expected(f, e, at, end, &o) && !o.lost)
+    at += one.used;
+  const ngio_status st = o.lost || one.lost ? NGIO_ERR_NOMEM : NGIO_OK;
+  if (first && at != NULL && st == NGIO_OK) {
+    *length = (size_t)(at - f->head) + 1;
     f->head[*length - 1] = '}';
     f->known = e->count;
   } else {
@@ -213,6 +230,7 @@ static ngio_status cut_expected(ngio_tensors *f, const ngio_expected *e, size_t 
     f->tensor = NULL;
     f->begin = NULL;
   }
+  ngio_out_free(&one);
   ngio_out_free(&o);
   return st;
 }

@@ -305,11 +305,45 @@ static void payload_memory(void **state) {
   assert_string_equal(tiny, "x: ");
 }
 
+/* Lanes from the last to the first, and how many there were. */
+static void backward(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+  *(int32_t *)user += n;
+  for (int32_t i = n - 1; i >= 0; i--)
+    each(arg, i);
+}
+
+/* A large file, read by threads: the same bytes, and told when it got shorter meanwhile. */
+static void read_together(void **state) {
+  (void)state;
+  enum { N = 9 * 1000 * 1000 + 5, FROM = 3 };
+  const char *file = in_folder("large");
+  unsigned char *bytes = malloc(N), *got = calloc(N, 1);
+  for (int i = 0; i < N; i++)
+    bytes[i] = (unsigned char)(i ^ i >> 7 ^ i >> 17);
+  spill(file, bytes, N);
+  ngio_source s;
+  int32_t lanes = 0;
+  assert_int_equal(ngio_source_open(&s, file, message, sizeof message), NGIO_OK);
+  s.threads = (ngio_threads){backward, &lanes};
+  assert_int_equal(ngio_source_read(&s, FROM, got, N - FROM, message, sizeof message), NGIO_OK);
+  assert_true(lanes > 1);
+  assert_memory_equal(got, bytes + FROM, N - FROM);
+  assert_int_equal(got[N - FROM], 0);
+  assert_int_equal(truncate(file, N - 1), 0);
+  assert_int_equal(ngio_source_read(&s, FROM, got, N - FROM, message, sizeof message),
+                   NGIO_ERR_FILE);
+  expect_message("large: got shorter while being read");
+  ngio_source_close(&s);
+  assert_int_equal(unlink(file), 0);
+  free(got);
+  free(bytes);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(reads_python),   cmocka_unit_test(cut_and_grown),
       cmocka_unit_test(turned_bits),    cmocka_unit_test(headers_that_lie),
-      cmocka_unit_test(payload_memory),
+      cmocka_unit_test(payload_memory), cmocka_unit_test(read_together),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

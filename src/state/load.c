@@ -127,10 +127,16 @@ static void check_extra(ng_work *w) {
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
+static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+  ng_parallel(user, n, each, arg);
+}
+
 static bool open_source(ng_work *w) {
   const ng_outside *from = w->place;
   if (!from->stream) {
-    return ng_work_fine(w, ngio_source_open(&w->source, from->path, w->message, sizeof w->message));
+    const ngio_status st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
+    w->source.threads = (ngio_threads){all_threads, w->p->ctx};
+    return ng_work_fine(w, st);
   }
   ngio_source_stream(&w->source, w->label, from->read, from->user);
   return true;
