@@ -1192,6 +1192,26 @@ NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info 
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
 
+/* The running averages alone, one safetensors file a layer, as factor_checkpoint_dir of GPT-NeoX
+ * (gpauloski/kfac-pytorch) has them: for a run that begins anew, on other ranks or with other options, and
+ * should not begin without curvature.  FOLDER/LAYER.safetensors has "A", "G", ... in the published order, in
+ * its metadata the layer's name and a CRC-32; of the name what is no letter, digit, '_', '-' or '.' (and a
+ * '.' in front) is written %XX.  A statistic that no sample has reached is in none, and a layer without
+ * any has no file; windows keep no averages.
+ *
+ *   ng_save_factors   rank 0 makes the folder, each layer's owner its file; each replaces an older one whole
+ *   ng_load_factors   *layers (may be NULL) becomes how many layers were found.  A folder that is not there
+ *                     is told to the log, and a file that is not there is skipped: that is no error.  What was
+ *                     found counts as observed, and is solved for in the next step
+ *
+ * Memory:  temporary buffers are taken and given back; load holds one copy of what its rank owns.
+ * Ranks:   collective.  Owners need a folder that all of them see.
+ * Errors:  NG_ERR_FILE names the file, which is damaged, of another layer, shape or dtype, or cannot be read or
+ *          written; nothing has changed then, but files that a failed save had finished stay.  NG_ERR_ARG (no
+ *          folder; a name that is too long for a file); NG_ERR_STATE between ng_begin and a step. */
+NG_API NG_CHECKED ng_status ng_save_factors(ng_precond *p, const char *folder);
+NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
+
 /* ---- 11. The Fisher matrix of given gradients: experimental -----------------------------------
  * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): m gradients
  * are given once, then products with the inverse of

@@ -123,6 +123,8 @@ int32_t ng_explain_count(const ng_precond *p);
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
+ng_status ng_save_factors(ng_precond *p, const char *folder);
+ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 """
 
 _plain = dict(int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,

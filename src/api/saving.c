@@ -1,6 +1,7 @@
 /* saving.c: the public functions that save, load and show the state; state/ has what they do.
  *
- * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream. */
+ * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream; files of
+ * factors are written by their owners. */
 #include "state/state.h"
 
 /* NG_OK: collective work may begin. */
@@ -34,6 +35,16 @@ ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
   const ng_outside from = {.stream = true, .read = read, .user = user};
   const ng_status st = may_begin(p, "ng_load_from");
   return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
+}
+
+ng_status ng_save_factors(ng_precond *p, const char *folder) {
+  const ng_status st = may_begin(p, "ng_save_factors");
+  return st == NG_OK ? ng_state_save_factors(p, folder) : st;
+}
+
+ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
+  const ng_status st = may_begin(p, "ng_load_factors");
+  return st == NG_OK ? ng_state_load_factors(p, folder, layers) : st;
 }
 
 int32_t ng_state_count(ng_precond *p) {

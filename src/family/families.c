@@ -197,9 +197,7 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
   return f;
 }
 
-/* "A", or "A.0", "A.1", ... where there are several parts; "A_older" of one before it. */
-static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field_visit visit,
-                               void *arg) {
+ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
   const ng_stat_part *part = &s->part[i];
   ng_field f = ng_field_plain(s->name, s->kept, part->rows, part->cols,
                               older ? part->older : part->average, s->owner);
@@ -213,6 +211,12 @@ static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field
     f.row_offsets = f.col_offsets = part->offsets;
     f.row_channels = f.col_channels = part->channels;
   }
+  return f;
+}
+
+static ng_status visit_average(const ng_stat *s, int32_t i, bool older, ng_field_visit visit,
+                               void *arg) {
+  ng_field f = ng_average_field(s, i, older);
   return visit(arg, &f);
 }
 

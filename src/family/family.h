@@ -175,6 +175,9 @@ ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, 
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size);
 
+/* The average of part i as a field: "A", or "A.0", "A.1", ... where there are several parts; "A_older" of one
+ * before it. */
+ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
 /* The walks over what a block saves: its statistics, then what its family adds. */
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);

@@ -8,6 +8,7 @@
  * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
  * expected.c understands files that were written here in one look.
  * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
+ * factors.c is apart: running averages alone, a folder with a file for each layer.
  * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
  */
@@ -86,6 +87,10 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
 /* *length without the 0; `text` may be NULL. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
+
+/* A folder; *layers: how many were found. */
+ng_status ng_state_save_factors(ng_precond *p, const char *folder);
+ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 
 int32_t ng_state_field_count(ng_precond *p);
 ng_status ng_state_field_at(ng_precond *p, int32_t i, ng_field_info *out);

@@ -1,6 +1,8 @@
 """Every argument of kfac-pytorch's two preconditioners: the published table, and GPT-NeoX's layers."""
 import inspect
 import logging
+import os
+import tempfile
 import unittest
 import warnings
 
@@ -163,11 +165,48 @@ class GptNeoX(Case):
                               (dict(skip_layers=["RowParallel"]), ["up", "down"])):  # class names are lower-cased
             self.assertEqual([layer["name"] for layer in self.make(PipelineModule(), **options).report()["layers"]], left)
 
+    def test_factor_folder(self):
+        """A model that goes on from the folder of another has its gradients; the dict has no factors."""
+        x = torch.randn(7, 2, 4)
+
+        def step(model, k):
+            model.zero_grad()
+            model(x).pow(2).mean().backward()
+            k.step()
+            return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+        with tempfile.TemporaryDirectory() as folder:
+            where = os.path.join(folder, "a", "b")
+            first, again, fresh = PipelineModule(), PipelineModule(), PipelineModule()
+            for other in (again, fresh):
+                other.load_state_dict(first.state_dict())
+            one, two, new = (self.make(m, factor_checkpoint_dir=where) for m in (first, again, fresh))
+            with self.assertWarnsRegex(UserWarning, "no folder"):
+                self.assertEqual(two.load_factors_from_dir(), 0)
+            for _ in range(2):
+                step(first, one)
+            state = one.state_dict()
+            self.assertEqual(sorted(os.listdir(where)), ["down.safetensors", "up.safetensors"])
+            self.assertNotIn("fields", state)
+            two.load_state_dict(state)
+            self.assertEqual(two.steps, 2)
+            expected, got, plain = step(first, one), step(again, two), step(fresh, new)
+            for name, gradient in expected.items():
+                self.assertTrue(torch.equal(gradient, got[name]), name)
+            self.assertFalse(torch.equal(expected["up.weight"], plain["up.weight"]))
+            with open(os.path.join(where, "up.safetensors"), "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"\x55")
+            with self.refused("up.safetensors: is damaged"):
+                two.load_state_dict({**state, "steps": 7})
+            self.assertEqual(two.steps, 3)
+            with self.refused("factor_checkpoint_dir was not given"):
+                self.make(PipelineModule()).save_factors_to_dir()
+
     def test_refused(self):
         self.quiet()
         for options, pattern in ((dict(compute_method="inverse"), "compute_method"),
                                  (dict(compute_method=ComputeMethod.INVERSE), "compute_method"),
-                                 (dict(factor_checkpoint_dir="/tmp"), "factor_checkpoint_dir"),
                                  (dict(model_parallel_group=Ranks(2)), "model_parallel_group has 2 ranks"),
                                  (dict(pipeline_parallel_group=Ranks(2)), "data_parallel_group"),
                                  (dict(damping=-1), "damping"), (dict(compute_eigenvalue_outer_product=2), "outer_product")):

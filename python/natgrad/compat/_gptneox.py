@@ -1,5 +1,7 @@
 """gpauloski/kfac-pytorch: its preconditioner of GPT-NeoX, models of DeepSpeed's PipelineModule."""
+import ctypes as c
 import logging
+import os
 import warnings
 
 import torch
@@ -44,7 +46,8 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
             raise failure(_abi.NG_ERR_ARG, "data_parallel_group: it must be given where there are several stages, since "
                           "ranks of a preconditioner have the same layers")
         if factor_checkpoint_dir is not None:
-            raise failure(_abi.NG_ERR_ABSENT, "factor_checkpoint_dir: not supported, state_dict() has all that is kept")
+            factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
+        self.factor_checkpoint_dir = factor_checkpoint_dir
         if not isinstance(compute_eigenvalue_outer_product, bool):
             raise failure(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
         super().__init__(model, factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps,
@@ -55,6 +58,37 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                          symmetry_aware=symmetry_aware, grad_scaler=grad_scaler, factor_dtype=factor_dtype,
                          inv_dtype=inv_dtype, skip_layers=skip_layers, update_factors_in_hook=update_factors_in_hook,
                          loglevel=loglevel, process_group=data_parallel_group)
+
+    # ---- state: with factor_checkpoint_dir a file for each layer, and no factors in the dict
+
+    def state_dict(self, include_factors=True):
+        if include_factors and self.factor_checkpoint_dir is not None:
+            self.save_factors_to_dir()
+            include_factors = False
+        return super().state_dict(include_factors)
+
+    def load_state_dict(self, state_dict, compute_inverses=True):
+        if self.factor_checkpoint_dir is not None and "steps" in state_dict:
+            self.load_factors_from_dir(compute_inverses)  # first: it changes nothing if it fails
+        super().load_state_dict(state_dict, compute_inverses)
+
+    def save_factors_to_dir(self):
+        """FACTOR_CHECKPOINT_DIR/LAYER.safetensors of each layer, by its owner.  Collective."""
+        self._core.call("save_factors", self._folder())
+
+    def load_factors_from_dir(self, compute_inverses=True):
+        """Those that are there; bases are made anew in the next step.  Collective; returns how many layers were found."""
+        found = c.c_int32(0)
+        self._core.call("load_factors", self._folder(), c.byref(found))
+        if not os.path.isdir(self.factor_checkpoint_dir):
+            warnings.warn(f"factor_checkpoint_dir: there is no folder '{self.factor_checkpoint_dir}', no factors were loaded",
+                          stacklevel=2)
+        return found.value
+
+    def _folder(self):
+        if self.factor_checkpoint_dir is None:
+            raise failure(_abi.NG_ERR_ARG, "factor_checkpoint_dir was not given")
+        return os.fsencode(self.factor_checkpoint_dir)
 
     def _class_name(self, module):
         return type(module).__name__.lower()

@@ -1,0 +1,432 @@
+/* factors.c: running averages without the rest of a state, a folder with one file for each layer.
+ *
+ * In: a model between two steps, a folder.  Out: files that their owners wrote; or averages that came from
+ * such files, on every rank that keeps them.
+ *
+ * As in GPT-NeoX's preconditioner of gpauloski/kfac-pytorch: each owner writes its layers, so no rank holds those
+ * of others, and what is not there is skipped.  Unlike there, what is there is believed only when it is whole,
+ * on all ranks: every owner reads and checks all of its files before the first average moves. */
+#include "state/work.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#define LAYER "natgrad.layer"
+#define CRC "natgrad.crc32"
+static const char suffix[] = ".safetensors";
+enum {
+  FILE_NAME = 255 - 13, /* with room for what the writer adds while it writes */
+  NAME_ROOM = 3 * 255 + sizeof suffix
+};
+
+typedef struct factors {
+  ng_work w; /* of it: messages, two buffers, the ranks' words */
+  const char *folder;
+  char *path; /* FOLDER/NAME.safetensors */
+  int64_t path_room;
+  int32_t most; /* arrays of a block */
+  ng_field *field;
+  ngio_tensor *tensor;
+  ngio_tensors **file; /* [blocks] load: those that this rank has read */
+  double
+      *told; /* codes; 1 for each rank that failed; bits of the statistics found, of each block */
+} factors;
+
+static int64_t told_count(const ng_precond *p) { return NG_CODES + p->ctx->ranks + p->blocks; }
+static double *found_of(const factors *x) { return x->told + NG_CODES + x->w.p->ctx->ranks; }
+
+/* Who keeps all averages of a block: where one rank alone does, it has all of them (step/blocks.c). */
+static int32_t keeper(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
+
+/* ---- names -----------------------------------------------------------------------------------*/
+
+typedef struct file_name {
+  char text[NAME_ROOM];
+} file_name;
+
+static bool stays(unsigned char c, bool first) {
+  const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+  return letter || c == '_' || c == '-' || (c == '.' && !first);
+}
+
+/* The same on every file system and never one of another folder; different for different names. */
+static file_name name_of(const ng_block *b) {
+  static const char digit[] = "0123456789ABCDEF";
+  file_name n;
+  char *at = n.text;
+  for (const char *c = b->name; *c != 0; c++) {
+    const unsigned char u = (unsigned char)*c;
+    if (stays(u, c == b->name)) {
+      *at++ = *c;
+      continue;
+    }
+    *at++ = '%';
+    *at++ = digit[u >> 4];
+    *at++ = digit[u & 15];
+  }
+  memcpy(at, suffix, sizeof suffix);
+  return n;
+}
+
+static void set_path(factors *x, const ng_block *b) {
+  const file_name n = name_of(b);
+  (void)snprintf(x->path, (size_t)x->path_room, "%s/%s", x->folder, n.text);
+  x->w.label = x->path;
+}
+
+/* ---- opening and closing ---------------------------------------------------------------------*/
+
+/* Wide dtypes first, as files want them. */
+static int32_t list_fields(factors *x, const ng_block *b, bool started) {
+  int32_t n = 0;
+  for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
+    for (int32_t i = 0; i < b->stats; i++) {
+      const ng_stat *s = &b->stat[i];
+      const bool take = s->rule.averaged && (s->started || !started);
+      for (int32_t k = 0; k < s->parts && take && ng_dtype_size(s->kept) == width; k++) {
+        x->field[n++] = ng_average_field(s, k, false);
+      }
+    }
+  }
+  return n;
+}
+
+static ng_status check_names(factors *x) {
+  const ng_precond *p = x->w.p;
+  if (x->folder == NULL || x->folder[0] == 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "%s: no folder given", x->w.call);
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const file_name n = name_of(p->block[i]);
+    if (strlen(n.text) <= FILE_NAME) continue;
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: layer '%.40s...': a file of its name would have %zu characters, at most %d",
+                   x->w.call, p->block[i]->name, strlen(n.text), (int)FILE_NAME);
+  }
+  return NG_OK;
+}
+
+static ng_status prepare(factors *x) {
+  ng_precond *p = x->w.p;
+  const ng_status st = check_names(x);
+  if (st != NG_OK) return st;
+  if (p->step->begun) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "%s: between ng_begin and a step; factors are saved and loaded between steps",
+                   x->w.call);
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    int32_t n = 0;
+    for (int32_t k = 0; k < p->block[i]->stats; k++) {
+      const ng_stat *s = &p->block[i]->stat[k];
+      n += s->parts;
+      for (int32_t j = 0; j < s->parts; j++) {
+        const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->kept);
+        x->w.largest = ng_max64(x->w.largest, bytes);
+      }
+    }
+    x->most = (int32_t)ng_max64(x->most, n);
+  }
+  x->path_room = (int64_t)strlen(x->folder) + 1 + (int64_t)sizeof(file_name);
+  const bool ok = ng_work_take(&x->w, &x->path, x->path_room) &&
+                  ng_work_take(&x->w, &x->field, x->most * (int64_t)sizeof *x->field) &&
+                  ng_work_take(&x->w, &x->tensor, x->most * (int64_t)sizeof *x->tensor) &&
+                  ng_work_take(&x->w, &x->file, p->blocks * (int64_t)sizeof *x->file) &&
+                  ng_work_take(&x->w, &x->told, told_count(p) * (int64_t)sizeof *x->told) &&
+                  ng_work_take(&x->w, &x->w.memory, x->w.largest) &&
+                  ng_work_take(&x->w, &x->w.published, x->w.largest);
+  if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof *x->file);
+  return ok ? NG_OK : ng_fail(p->ctx, NG_ERR_NOMEM, "%s: no memory", x->w.call);
+}
+
+static void open_factors(factors *x, ng_precond *p, const char *call, const char *folder) {
+  memset(x, 0, sizeof *x);
+  ng_work_open(&x->w, p, call, NULL);
+  x->folder = folder;
+}
+
+static void close_factors(factors *x) {
+  ng_precond *p = x->w.p;
+  for (int32_t i = 0; i < p->blocks && x->file != NULL; i++) {
+    ngio_tensors_close(&x->file[i]);
+  }
+  ng_work_give(&x->w, x->told, told_count(p) * (int64_t)sizeof *x->told);
+  ng_work_give(&x->w, x->file, p->blocks * (int64_t)sizeof *x->file);
+  ng_work_give(&x->w, x->tensor, x->most * (int64_t)sizeof(ngio_tensor));
+  ng_work_give(&x->w, x->field, x->most * (int64_t)sizeof(ng_field));
+  ng_work_give(&x->w, x->path, x->path_room);
+  ng_work_close(&x->w);
+}
+
+/* What the ranks found, in one sum; after a failure the message of the first that failed, on all. */
+static ng_status tell(factors *x) {
+  ng_work *w = &x->w;
+  ng_context *ctx = w->p->ctx;
+  double *failed = x->told + NG_CODES;
+  ng_codes_put(x->told, w->st);
+  memset(failed, 0, (size_t)ctx->ranks * sizeof *failed);
+  failed[ctx->rank] = w->st < NG_OK;
+  if (ctx->ranks > 1 && ng_work_sum(w, x->told, told_count(w->p)) != NG_OK) return NG_ERR_COMM;
+  const ng_status worst = ng_codes_worst(x->told);
+  if (worst >= NG_OK) return NG_OK;
+  int32_t first = 0;
+  while (failed[first] == 0.0)
+    first++;
+  if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, first) != NG_OK) {
+    return NG_ERR_COMM;
+  }
+  return ng_fail(ctx, worst, "%s", w->message);
+}
+
+/* ---- save ------------------------------------------------------------------------------------*/
+
+/* Rank 0: the folder, and those above it. */
+static void make_folder(factors *x) {
+  ng_work *w = &x->w;
+  struct stat at;
+  (void)snprintf(x->path, (size_t)x->path_room, "%s", x->folder);
+  for (char *c = x->path + 1; w->st == NG_OK; c++) {
+    const char end = *c;
+    if (end != '/' && end != 0) continue;
+    *c = 0;
+    if (mkdir(x->path, 0777) != 0 && (stat(x->path, &at) != 0 || !S_ISDIR(at.st_mode))) {
+      w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
+                         "%s: cannot make the folder '%s': %s", w->call, x->path, strerror(errno));
+    }
+    *c = end;
+    if (end == 0) return;
+  }
+}
+
+static const void *published(factors *x, const ng_field *f) {
+  ng_field_export(f, f->data, x->w.published);
+  return x->w.published;
+}
+
+static void save_block(factors *x, const ng_block *b) {
+  ng_work *w = &x->w;
+  const int32_t n = list_fields(x, b, true);
+  uint32_t crc = 0;
+  if (n == 0) return;
+  set_path(x, b);
+  for (int32_t i = 0; i < n; i++) {
+    const ng_field *f = &x->field[i];
+    x->tensor[i] = (ngio_tensor){.name = f->name, .dtype = (ngio_dtype)f->dtype};
+    ng_tensor_shape(f, &x->tensor[i].ndim, x->tensor[i].shape);
+    crc = ng_crc_on(crc, published(x, f), ng_field_bytes(f));
+  }
+  const ng_hex hex = ng_hex_of(crc);
+  const ngio_text text[2] = {{LAYER, b->name}, {CRC, hex.text}};
+  char *why = w->message;
+  bool ok = ng_work_fine(
+      w, ngio_writer_create(x->path, x->tensor, n, text, 2, &w->writer, why, sizeof w->message));
+  for (int32_t i = 0; i < n && ok; i++) {
+    const ng_field *f = &x->field[i];
+    ok = ng_work_fine(
+        w, ngio_writer_put(w->writer, published(x, f), ng_field_bytes(f), why, sizeof w->message));
+  }
+  if (ok) {
+    (void)ng_work_fine(w, ngio_writer_finish(&w->writer, why, sizeof w->message));
+  } else {
+    ngio_writer_abandon(&w->writer);
+  }
+}
+
+ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
+  factors x;
+  ng_status st = NG_OK;
+  open_factors(&x, p, "ng_save_factors", folder);
+  NG_TRY(ng_work_agree(&x.w, prepare(&x)));
+  if (x.w.first) make_folder(&x);
+  NG_TRY(ng_work_share(&x.w));
+  memset(x.told, 0, (size_t)told_count(p) * sizeof *x.told);
+  for (int32_t i = 0; i < p->blocks && x.w.st == NG_OK; i++) {
+    if (keeper(p->block[i]) == p->ctx->rank) save_block(&x, p->block[i]);
+  }
+  NG_TRY(tell(&x));
+  ng_log(p->ctx, NG_LOG_INFO, "factors: saved = %s", folder);
+done:
+  close_factors(&x);
+  return st;
+}
+
+/* ---- load ------------------------------------------------------------------------------------*/
+
+/* NULL: the array of the file is this field. */
+static const char *misfit(const ng_field *f, const ngio_tensor *t) {
+  int32_t ndim;
+  int64_t shape[2];
+  ng_tensor_shape(f, &ndim, shape);
+  if ((int)t->dtype != (int)f->dtype) return "has another dtype than in this model";
+  if (t->ndim != ndim || t->shape[0] != shape[0] || (ndim > 1 && t->shape[1] != shape[1])) {
+    return "has another shape than in this model";
+  }
+  if (!ng_all_finite(t->data, f->dtype, ng_field_count(f))) {
+    return "holds a number that is not finite";
+  }
+  return NULL;
+}
+
+static void refuse(factors *x, const char *name, const char *why) {
+  ng_work *w = &x->w;
+  w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE, "%s: tensor '%s' %s", w->label,
+                     name, why);
+}
+
+/* All parts of a statistic or none; returns how many there are, negative after a refusal. */
+static int32_t match(factors *x, const ng_stat *s, const ngio_tensors *file) {
+  int32_t n = 0;
+  for (int32_t k = 0; k < s->parts; k++) {
+    const ng_field f = ng_average_field(s, k, false);
+    const ngio_tensor *t = ngio_tensors_find(file, f.name);
+    const char *why = t == NULL ? n > 0 ? "is missing" : NULL : misfit(&f, t);
+    if (why == NULL && t != NULL && n < k) why = "is there, and those before it are not";
+    if (why != NULL) {
+      refuse(x, f.name, why);
+      return -1;
+    }
+    n += t != NULL;
+  }
+  return n;
+}
+
+/* Against damage: one checksum over all arrays; shapes, names and the layer are compared. */
+static void check_file(factors *x, const ng_block *b, double *found) {
+  ng_work *w = &x->w;
+  const ngio_tensors *file = x->file[b->number];
+  const char *layer = ngio_tensors_text(file, LAYER), *crc = ngio_tensors_text(file, CRC);
+  int32_t known = 0;
+  uint32_t sum = 0;
+  double bit = 1.0;
+  if (layer == NULL || crc == NULL || ngio_tensors_text_count(file) != 2) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "is a safetensors file, but has no factors of natgrad");
+    return;
+  }
+  if (!ng_is(layer, b->name)) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "has the factors of another layer");
+    return;
+  }
+  for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
+    const ngio_tensor *t = ngio_tensors_at(file, i);
+    sum = ng_crc_on(sum, t->data, t->bytes);
+  }
+  if (!ng_is(crc, ng_hex_of(sum).text)) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "is damaged (its checksum differs)");
+    return;
+  }
+  for (int32_t i = 0; i < b->stats; i++, bit *= 2.0) {
+    const int32_t n = b->stat[i].rule.averaged ? match(x, &b->stat[i], file) : 0;
+    if (n < 0) return;
+    known += n;
+    *found += n > 0 ? bit : 0.0;
+  }
+  if (known != ngio_tensors_count(file) || known == 0) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "has other factors than this layer");
+  }
+}
+
+static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
+static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
+
+/* This rank's, all of them: what is wrong with one is known before anything changes. */
+static void read_files(factors *x) {
+  ng_work *w = &x->w;
+  ng_precond *p = w->p;
+  const ngio_alloc alloc = {payload_take, payload_give, p->ctx};
+  struct stat at;
+  for (int32_t i = 0; i < p->blocks && w->st == NG_OK; i++) {
+    const ng_block *b = p->block[i];
+    if (keeper(b) != p->ctx->rank) continue;
+    set_path(x, b);
+    if (stat(x->path, &at) != 0 && errno == ENOENT) continue;
+    if (ng_work_fine(
+            w, ngio_tensors_read(x->path, &alloc, &x->file[i], w->message, sizeof w->message))) {
+      check_file(x, b, found_of(x) + i);
+    }
+  }
+}
+
+static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
+  const bool mine = keeper(b) == b->ctx->rank;
+  if (mine) {
+    const ngio_tensor *t = ngio_tensors_find(x->file[b->number], f->name);
+    ng_field_import(f, t->data, x->w.memory);
+  }
+  if (b->keeps_everywhere) {
+    const ng_status st = ng_work_broadcast(&x->w, x->w.memory, ng_field_bytes(f), keeper(b));
+    if (st != NG_OK) return st;
+  }
+  if (f->data != NULL) memcpy(f->data, x->w.memory, (size_t)ng_field_bytes(f));
+  return NG_OK;
+}
+
+/* As after a fold of what had been shown: on every rank the same, whoever keeps it. */
+static ng_status take_block(factors *x, ng_block *b, double found) {
+  ng_status st = NG_OK;
+  uint64_t bits = (uint64_t)found;
+  if (bits == 0) return NG_OK;
+  for (int32_t i = 0; i < b->stats && st == NG_OK; i++, bits >>= 1) {
+    ng_stat *s = &b->stat[i];
+    if ((bits & 1) == 0) continue;
+    for (int32_t k = 0; k < s->parts && st == NG_OK; k++) {
+      const ng_field f = ng_average_field(s, k, false);
+      st = take_average(x, b, &f);
+    }
+    if (s->shift != NULL) memset(s->shift, 0, (size_t)s->groups * sizeof *s->shift);
+    s->started = true;
+    for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
+      if (ng_stat_reads(s, ng_sees(kind))) b->seen[kind] = true;
+    }
+  }
+  if (b->family->solve != NULL) b->solved = false;
+  return st;
+}
+
+/* Rank 0 looks whether there is a folder. */
+static ng_status look(factors *x, bool *there) {
+  struct stat at;
+  if (x->w.first) {
+    *there = stat(x->folder, &at) == 0;
+    if (!*there && errno != ENOENT) {
+      x->w.st = ng_fail_to(x->w.message, sizeof x->w.message, NG_ERR_FILE, "%s: '%s': %s",
+                           x->w.call, x->folder, strerror(errno));
+    } else if (*there && !S_ISDIR(at.st_mode)) {
+      x->w.st = ng_fail_to(x->w.message, sizeof x->w.message, NG_ERR_FILE, "%s: '%s' is no folder",
+                           x->w.call, x->folder);
+    }
+  }
+  const ng_status st = ng_work_share(&x->w);
+  if (st != NG_OK) return st;
+  double seen = *there;
+  if (x->w.p->ctx->ranks > 1 && ng_work_sum(&x->w, &seen, 1) != NG_OK) return NG_ERR_COMM;
+  *there = seen > 0.0;
+  return NG_OK;
+}
+
+ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *layers) {
+  factors x;
+  ng_status st = NG_OK;
+  bool there = false;
+  int32_t count = 0;
+  open_factors(&x, p, "ng_load_factors", folder);
+  NG_TRY(ng_work_agree(&x.w, prepare(&x)));
+  NG_TRY(look(&x, &there));
+  if (there) {
+    memset(x.told, 0, (size_t)told_count(p) * sizeof *x.told);
+    read_files(&x);
+    NG_TRY(tell(&x));
+    /* From here on only a broken transport can fail. */
+    for (int32_t i = 0; i < p->blocks; i++) {
+      NG_TRY(take_block(&x, p->block[i], found_of(&x)[i]));
+      count += found_of(&x)[i] > 0.0;
+    }
+    ng_log(p->ctx, NG_LOG_INFO, "factors: loaded = %s layers = %d", folder, count);
+  } else {
+    ng_log(p->ctx, NG_LOG_WARN, "factors: there is no folder '%s': nothing was loaded", folder);
+  }
+  if (layers != NULL) *layers = count;
+done:
+  close_factors(&x);
+  return st;
+}

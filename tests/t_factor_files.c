@@ -1,0 +1,356 @@
+/* t_factor_files.c: a folder of factors.  What comes back are the averages to the bit, on other ranks and
+ * statistics, too; what is not there is skipped; what is damaged is refused, by its file, and nothing changed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "family/family.h"
+#include "ranks.h"
+#include "safetensors.h"
+#include "state_scene.h"
+
+static const char *const files[] = {"fc1.safetensors", "conv.safetensors",
+                                    "block%2Fdown.safetensors", "seq.safetensors"};
+enum { FILES = sizeof files / sizeof files[0] };
+
+static path below(const path *dir, const char *name) {
+  path p;
+  (void)snprintf(p.text, sizeof p.text, "%.80s/%.70s", dir->text, name);
+  return p;
+}
+
+static int32_t drop(const path *dir) {
+  DIR *d = opendir(dir->text);
+  int32_t n = 0;
+  if (d == NULL) return 0;
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    if (e->d_name[0] == '.') continue;
+    const path p = below(dir, e->d_name);
+    n += unlink(p.text) == 0;
+  }
+  (void)closedir(d);
+  assert_int_equal(rmdir(dir->text), 0);
+  return n;
+}
+
+static void save(sim *s, const path *dir) {
+  if (ng_save_factors(s->p, dir->text) != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
+}
+
+static int32_t load(sim *s, const path *dir) {
+  int32_t n = -1;
+  if (ng_load_factors(s->p, dir->text, &n) != NG_OK) fail_msg("%s", ng_last_error(s->ctx));
+  return n;
+}
+
+/* Bytes of all averages: the same memory layout wherever they are all kept. */
+static uint64_t averages(const sim *s) {
+  uint64_t h = UINT64_C(14695981039346656037);
+  for (int32_t i = 0; i < s->p->blocks; i++) {
+    const ng_block *b = s->p->block[i];
+    for (int32_t k = 0; k < b->stats; k++) {
+      for (int32_t j = 0; j < b->stat[k].parts && b->stat[k].rule.averaged; j++) {
+        const ng_stat_part *part = &b->stat[k].part[j];
+        const unsigned char *c = part->average;
+        const int64_t n = ng_stat_part_count(&b->stat[k], part) * ng_dtype_size(b->stat[k].kept);
+        for (int64_t t = 0; t < n && c != NULL; t++) {
+          h = (h ^ c[t]) * UINT64_C(1099511628211);
+        }
+      }
+    }
+  }
+  return h;
+}
+
+/* ---- they come back --------------------------------------------------------------------------*/
+
+static const sim_setup rows[] = {
+    {.method = "natgrad", .set = "stat_period=1 solve_period=1"},
+    {.method = "natgrad", .set = "stat_period=1 solve_period=1 factor_dtype=bf16 factor_blocks=2"},
+    {.method = "natgrad",
+     .set = "stat_period=1 solve_period=1 solver=eigen damping_split=joint fold=direct"},
+    {.method = "eva", .set = "stat_period=1"},
+    {.method = "mpd-kfac", .set = "stat_period=1 solve_period=1"},
+};
+
+/* Steps are those of a run that never ended: schedules and periods apart, which begin anew. */
+static void as_if_it_went_on(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    const path dir = in_folder("factors");
+    sim a, b, fresh;
+    open_at(&a, &rows[i], 3);
+    save(&a, &dir);
+    save(&a, &dir); /* over what is there */
+    open_at(&b, &rows[i], 0);
+    open_at(&fresh, &rows[i], 0);
+    assert_int_equal(load(&b, &dir), FILES);
+    assert_true(averages(&a) == averages(&b));
+    assert_true(sim_step(&a, 3) >= NG_OK && sim_step(&b, 3) >= NG_OK && sim_step(&fresh, 3) >= 0);
+    assert_memory_equal(a.grad, b.grad, (size_t)a.count * sizeof *a.grad);
+    assert_memory_not_equal(a.grad, fresh.grad, (size_t)a.count * sizeof *a.grad);
+    assert_int_equal(drop(&dir), FILES);
+    sim_close(&fresh);
+    sim_close(&b);
+    sim_close(&a);
+  }
+}
+
+/* Without a new observation: a layer whose factors were loaded was seen, and is solved for. */
+static void seen_and_solved(void **state) {
+  (void)state;
+  static const sim_setup how = {.method = "natgrad", .set = "", .vary = SIM_SMALL};
+  const path dir = in_folder("deep/er");
+  sim a, b;
+  open_at(&a, &how, 2);
+  save(&a, &dir);
+  open_at(&b, &how, 0);
+  assert_int_equal(load(&b, &dir), 1);
+  assert_int_equal(sim_begin(&b, 0), NG_OK);
+  for (int64_t i = 0; i < b.count; i++)
+    b.grad[i] = 1.0f;
+  assert_int_equal(fixture_step(&b.f, &(ng_sgd){.struct_size = sizeof(ng_sgd), .lr = 0.1}),
+                   NG_UNOBSERVED);
+  assert_int_equal(drop(&dir), 1);
+  const path deep = in_folder("deep");
+  assert_int_equal(drop(&deep), 0);
+  sim_close(&b);
+  sim_close(&a);
+}
+
+/* Off the period too: results of before are not kept. */
+static void solved_anew(void **state) {
+  (void)state;
+  static const sim_setup how = {.method = "natgrad", .set = "stat_period=10 solve_period=10"};
+  const path dir = in_folder("factors");
+  sim a, b, twin;
+  static const sim_setup every = {.method = "natgrad", .set = "stat_period=1 solve_period=1"};
+  open_at(&a, &every, 3);
+  save(&a, &dir);
+  open_at(&b, &how, 1);
+  open_at(&twin, &how, 1);
+  assert_int_equal(load(&b, &dir), FILES);
+  assert_true(sim_step(&b, 1) >= NG_OK && sim_step(&twin, 1) >= NG_OK);
+  assert_memory_not_equal(b.grad, twin.grad, (size_t)b.count * sizeof *b.grad);
+  assert_int_equal(drop(&dir), FILES);
+  sim_close(&twin);
+  sim_close(&b);
+  sim_close(&a);
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+typedef struct passing {
+  const sim_setup *how;
+  const char *from, *to; /* a folder each; from NULL: three steps */
+  int32_t layers[8];
+  uint64_t hash[8];
+} passing;
+
+static ng_status pass(int32_t rank, ng_transport *t, void *arg) {
+  passing *x = arg;
+  sim s;
+  ng_status st = sim_open(&s, x->how, t, NULL);
+  for (int64_t i = 0; i < 3 && x->from == NULL && st >= NG_OK; i++) {
+    st = sim_step(&s, i);
+  }
+  if (st >= NG_OK && x->from != NULL) st = ng_load_factors(s.p, x->from, &x->layers[rank]);
+  if (st >= NG_OK && x->to != NULL) st = ng_save_factors(s.p, x->to);
+  if (st >= NG_OK) x->hash[rank] = averages(&s);
+  if (st < NG_OK)
+    fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
+  sim_close(&s);
+  return st;
+}
+
+static const char *const spreads[] = {
+    "statistics=all grad_worker_fraction=0 colocate=0", "statistics=owner grad_worker_fraction=0",
+    "statistics=local grad_worker_fraction=0", "statistics=all placement=mpd-kfac"};
+
+static void other_ranks(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof spreads / sizeof spreads[0]; i++) {
+    for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
+      const path first = in_folder("first"), second = in_folder("second");
+      const sim_setup how = {.method = "natgrad", .set = spreads[i]};
+      const sim_setup other = {.method = "natgrad", .set = spreads[(i + 1) % 3]};
+      passing made = {.how = &how, .to = first.text};
+      passing moved = {.how = &other, .from = first.text, .to = second.text};
+      assert_int_equal(ranks_run(3, pass, &made, NULL), NG_OK);
+      assert_int_equal(ranks_run(ranks, pass, &moved, NULL), NG_OK);
+      for (int32_t r = 0; r < ranks; r++)
+        assert_int_equal(moved.layers[r], FILES);
+      for (int32_t r = 1; r < ranks && strstr(other.set, "=all") != NULL; r++) {
+        assert_true(moved.hash[r] == moved.hash[0]);
+      }
+      for (int k = 0; k < FILES; k++) {
+        const path a = below(&first, files[k]), b = below(&second, files[k]);
+        assert_same_file(a.text, b.text);
+      }
+      assert_int_equal(drop(&first), FILES);
+      assert_int_equal(drop(&second), FILES);
+    }
+  }
+}
+
+/* ---- what is not there, what is damaged -------------------------------------------------------*/
+
+static void absent(void **state) {
+  (void)state;
+  const path dir = in_folder("factors");
+  sim a, b;
+  open_at(&b, &plain, 1);
+  const uint64_t before = sim_fingerprint(&b);
+  assert_int_equal(load(&b, &dir), 0);
+  assert_true(sim_fingerprint(&b) == before);
+  open_at(&a, &plain, 0);
+  save(&a, &dir); /* no sample: no file */
+  assert_int_equal(load(&b, &dir), 0);
+  assert_true(sim_fingerprint(&b) == before);
+  assert_true(sim_step(&a, 0) >= NG_OK);
+  save(&a, &dir);
+  const path conv = below(&dir, files[1]);
+  assert_int_equal(unlink(conv.text), 0);
+  assert_int_equal(load(&b, &dir), FILES - 1);
+  assert_int_equal(drop(&dir), FILES - 1);
+  sim_close(&b);
+  sim_close(&a);
+}
+
+static void refused(sim *s, const char *dir, ng_status st, const char *says, uint64_t before) {
+  int32_t layers = -7;
+  assert_int_equal(ng_load_factors(s->p, dir, &layers), st);
+  assert_told(s, says, before);
+  assert_int_equal(layers, -7);
+}
+
+static void put(const path *p, const unsigned char *bytes, size_t n) {
+  FILE *f = fopen(p->text, "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(bytes, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
+}
+
+/* The last file of the folder that is read: those before it were whole, and are not taken. */
+static void damaged(void **state) {
+  (void)state;
+  const path dir = in_folder("factors"), file = below(&dir, files[3]);
+  sim a, b;
+  size_t n;
+  open_at(&a, &plain, 3);
+  save(&a, &dir);
+  open_at(&b, &plain, 1);
+  const uint64_t before = sim_fingerprint(&b);
+  unsigned char *bytes = slurp(file.text, &n);
+  for (size_t i = 0; i < n; i += 3) {
+    bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
+    put(&file, bytes, n);
+    refused(&b, dir.text, NG_ERR_FILE, files[3], before);
+    bytes[i] ^= (unsigned char)(1u << (i * 5 % 8));
+  }
+  for (size_t cut = 0; cut < n; cut += 7) {
+    put(&file, bytes, cut);
+    refused(&b, dir.text, NG_ERR_FILE, files[3], before);
+  }
+  const path other = below(&dir, files[0]);
+  assert_int_equal(unlink(file.text), 0);
+  assert_int_equal(rename(other.text, file.text), 0);
+  refused(&b, dir.text, NG_ERR_FILE, "another layer", before);
+  assert_int_equal(unlink(file.text), 0);
+  put(&file, bytes, n);
+  refused(&b, file.text, NG_ERR_FILE, "is no folder", before);
+  refused(&b, "", NG_ERR_ARG, "no folder given", before);
+  assert_int_equal(ng_save_factors(b.p, file.text), NG_ERR_FILE);
+  assert_told(&b, "cannot make the folder", before);
+  assert_untouched(&b, &plain, 1);
+  assert_int_equal(load(&b, &dir), FILES - 1);
+  assert_int_equal(sim_begin(&b, 1), NG_OK);
+  assert_int_equal(ng_load_factors(b.p, dir.text, NULL), NG_ERR_STATE);
+  assert_int_equal(ng_save_factors(b.p, dir.text), NG_ERR_STATE);
+  free(bytes);
+  assert_int_equal(drop(&dir), FILES - 1);
+  sim_close(&b);
+  sim_close(&a);
+}
+
+static void other_models(void **state) {
+  (void)state;
+  static const struct {
+    sim_setup how;
+    const char *says;
+  } other[] = {
+      {{.method = "natgrad", .set = "update=sgd", .vary = SIM_WIDER}, "'A' has another shape"},
+      {{.method = "natgrad", .set = "factor_dtype=f16"}, "has another dtype"},
+      {{.method = "natgrad", .set = "factor_blocks=2"}, "has other factors"},
+      {{.method = "eva", .set = ""}, "has other factors"},
+  };
+  const path dir = in_folder("factors");
+  sim a;
+  open_at(&a, &plain, 3);
+  save(&a, &dir);
+  for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+    sim b;
+    open_at(&b, &other[i].how, 1);
+    refused(&b, dir.text, NG_ERR_FILE, other[i].says, sim_fingerprint(&b));
+    assert_untouched(&b, &other[i].how, 1);
+    sim_close(&b);
+  }
+  assert_int_equal(drop(&dir), FILES);
+  sim_close(&a);
+}
+
+/* One rank cannot read its file: all refuse, with its message. */
+typedef struct failing {
+  const char *folder;
+  char message[4][256];
+} failing;
+
+static ng_status fail_to_load(int32_t rank, ng_transport *t, void *arg) {
+  failing *x = arg;
+  sim s;
+  ng_status st = sim_open(&s, &plain, t, NULL);
+  const uint64_t before = sim_fingerprint(&s);
+  if (st >= NG_OK) st = ng_load_factors(s.p, x->folder, NULL);
+  (void)snprintf(x->message[rank], sizeof x->message[0], "%s", ng_last_error(s.ctx));
+  if (sim_fingerprint(&s) != before) st = NG_OK;
+  sim_close(&s);
+  return st;
+}
+
+static void all_refuse(void **state) {
+  (void)state;
+  const path dir = in_folder("factors"), file = below(&dir, files[2]);
+  ng_status each[4];
+  sim a;
+  open_at(&a, &plain, 3);
+  save(&a, &dir);
+  sim_close(&a);
+  put(&file, (const unsigned char *)"12345678", 8);
+  failing x = {.folder = dir.text};
+  assert_int_equal(ranks_run(4, fail_to_load, &x, each), NG_ERR_FILE);
+  for (int r = 0; r < 4; r++) {
+    assert_int_equal(each[r], NG_ERR_FILE);
+    assert_non_null(strstr(x.message[r], files[2]));
+    assert_string_equal(x.message[r], x.message[0]);
+  }
+  assert_int_equal(drop(&dir), FILES);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(as_if_it_went_on), cmocka_unit_test(seen_and_solved),
+      cmocka_unit_test(solved_anew),      cmocka_unit_test(other_ranks),
+      cmocka_unit_test(absent),           cmocka_unit_test(damaged),
+      cmocka_unit_test(other_models),     cmocka_unit_test(all_refuse),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
