@@ -136,11 +136,14 @@ static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
 static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
-  double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop};
+  const bool keep = train_keep_wanted() != r->keeps;
+  double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
+                keep};
   if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
   if (!r->out->diverged) r->loss = x[0];
   *correct = (int64_t)x[1];
   r->asked = x[3] > 0.0;
+  r->asked_to_keep = x[4] > 0.0;
   if (x[2] > 0.0 && !r->out->diverged)
     r->loss = (double)NAN; /* that of another rank is not finite */
   r->out->diverged = x[2] > 0.0;
@@ -266,7 +269,9 @@ static bool is_far(const run *r) {
   return r->steps_since > 0 && r->loss_since / (double)r->steps_since > limit;
 }
 
+/* A request that came meanwhile, or comes late to this rank, is answered: it is the same state. */
 static void was_kept(run *r) {
+  r->keeps = train_keep_wanted();
   r->out->kept = r->state.step;
   r->loss_since = 0.0;
   r->steps_since = 0;
@@ -301,6 +306,22 @@ static int save(run *r) {
     rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
   if (rc == CLI_OK) was_kept(r);
   return rc;
+}
+
+/* SIGUSR1, to this rank or another. */
+static int save_asked(run *r) {
+  const bool tells = r->ranks.rank == 0;
+  int rc = CLI_OK;
+  if (r->s->out[0] != 0 && r->out->kept != r->state.step) rc = save(r);
+  r->keeps = train_keep_wanted();
+  if (rc != CLI_OK || r->out->diverged || !tells) return rc;
+  progress_end(&r->progress); /* its line */
+  if (r->s->out[0] != 0) {
+    cli_note("SIGUSR1: the checkpoint of step %lld is in %s", (long long)r->out->kept, r->s->out);
+  } else {
+    cli_note("SIGUSR1: without --out nothing is kept");
+  }
+  return CLI_OK;
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -339,6 +360,7 @@ static int after_step(run *r, double lr, int64_t correct) {
   if (rc == CLI_OK && closes) rc = end_epoch(r, lr);
   const bool keep = r->s->out[0] != 0 && !r->out->diverged;
   if (rc == CLI_OK && keep && due(step, r->s->checkpoint_every)) rc = save(r);
+  if (rc == CLI_OK && r->asked_to_keep && !r->out->diverged) rc = save_asked(r);
   return rc;
 }
 

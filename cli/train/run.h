@@ -50,6 +50,8 @@ typedef struct run {
   ranks_count said, in_steps; /* by the trainer itself; in steps alone            */
   double sent_ms, hidden_ms;  /* by it and the library, over the wire, in steps */
   bool asked;                 /* some rank was asked to stop */
+  bool asked_to_keep;         /* ... for a checkpoint, since the last one */
+  int keeps;                  /* train_keep_wanted that this rank's checkpoints have answered */
   train_result *out;
 } run;
 

@@ -77,9 +77,10 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
                  const train_show *show, train_result *out);
 void train_result_free(train_result *r);
 
-/* SIGINT and SIGTERM set a flag that the loop reads between steps (checkpoint, then leave); the
- * second one ends the process. */
+/* SIGINT and SIGTERM set a flag that the loop reads between steps (checkpoint, then leave); one that comes later
+ * than half a second after the first ends the process.  SIGUSR1 is counted: checkpoint, then go on. */
 void train_catch_signals(void);
 bool train_interrupted(void);
+int train_keep_wanted(void); /* so often, so far */
 
 #endif

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# signals.sh [RANKS]: SIGUSR1 makes a checkpoint and the run goes on, SIGTERM and SIGINT make one and end it; on
+# one rank and on threads, or with a number on so many processes under mpirun, where each rank is told in turn,
+# and the launcher.
+. "$(dirname "$0")/lib.sh"
+export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
+processes=${1:-}
+cd "$scratch" || exit 1
+if [[ -n $processes ]]; then
+  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
+  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
+fi
+how=(--data digits --model mlp --method natgrad --batch 61 --quiet --lr-schedule constant)
+
+# begin RANKS DIR OPTIONS...: a long run in the background, which has taken steps; `pid` is it or its launcher
+begin() {
+  local n=$1 dir=$2
+  local all=("$natgrad" train "${how[@]}" --steps 1000000 --log-every 1 --out "$dir" "${@:3}")
+  if [[ -n $processes ]]; then
+    "$NG_SOURCE_DIR/tests/mpirun.sh" "$n" "${all[@]}" >"$dir.out" 2>"$dir.err" </dev/null &
+  else
+    "${all[@]}" --ranks "$n" >"$dir.out" 2>"$dir.err" </dev/null &
+  fi
+  pid=$!
+  for ((i = 0; i < 600; i++)); do
+    [[ $(wc -l 2>/dev/null <"$dir/log.jsonl") -gt 3 ]] && return
+    sleep 0.1
+  done
+  fail "$dir: no step in 60 s: $(cat "$dir.err")"
+}
+
+# rank_of DIR R: the process of rank R under a launcher
+rank_of() {
+  pgrep -f -- "train .*--out $1" | while read -r child; do
+    tr '\0' '\n' 2>/dev/null <"/proc/$child/environ" | grep -q "^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$2\$" && echo "$child"
+  done | head -n 1
+}
+
+kept() { sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
+told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
+
+# keeps DIR WHOM: one more checkpoint, and the run goes on
+keeps() {
+  local dir=$1 before after lines i
+  before=$(told "$dir")
+  kill -USR1 "$2" || { fail "$dir: nobody to tell: $(cat "$dir.err")"; return; }
+  for ((i = 0; i < 300; i++)); do
+    [[ $(told "$dir") -gt $before ]] && break
+    sleep 0.1
+  done
+  after=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' "$dir.err" | tail -n 1)
+  [[ $(told "$dir") == $((before + 1)) && $(kept "$dir") == "$after" && -s $dir/checkpoint/precond-$after.safetensors ]] ||
+    fail "$dir: SIGUSR1: told $(told "$dir") times, $(kept "$dir") kept: $(cat "$dir.err")"
+  lines=$(wc -l <"$dir/log.jsonl")
+  for ((i = 0; i < 300; i++)); do
+    [[ $(wc -l <"$dir/log.jsonl") -gt $lines ]] && return
+    sleep 0.1
+  done
+  fail "$dir: SIGUSR1: the run does not go on"
+}
+
+# ends DIR WHOM: a checkpoint, exit 1, and the run can go on for a step; ^C that a launcher passes on as SIGTERM is one request
+ends() {
+  local dir=$1 got=0 step
+  if kill -INT "$2"; then
+    kill -TERM "$2" 2>/dev/null
+  else
+    kill -9 "$pid"
+  fi
+  wait "$pid" || got=$?
+  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume .*/\1/p' "$dir.err")
+  [[ $got == 1 && -n $step && $(kept "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(kept "$dir") kept: $(cat "$dir.err")"
+  expect 0 '*' "$natgrad" train --out "$dir" --resume --steps $((step + 1)) --quiet
+}
+
+if [[ -z $processes ]]; then
+  for n in 1 2 4; do
+    begin $n run$n
+    keeps run$n $pid
+    keeps run$n $pid
+    ends run$n $pid
+  done
+  # Nowhere to keep it: told, and the run goes on.
+  "$natgrad" train "${how[@]}" --steps 1000000 2>nowhere.err >/dev/null </dev/null &
+  pid=$!
+  sleep 0.5
+  kill -USR1 $pid
+  for ((i = 0; i < 300; i++)); do
+    [[ -s nowhere.err ]] && break
+    sleep 0.1
+  done
+  kill -TERM $pid
+  wait $pid
+  [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: without --out nothing is kept'*'without --out nothing was kept' ]] ||
+    fail "without --out: $(cat nowhere.err)"
+else
+  last=$((processes - 1))
+  begin "$processes" "$scratch/one"
+  for ((r = 0; r <= last; r++)); do
+    keeps "$scratch/one" "$(rank_of "$scratch/one" $r)"
+  done
+  keeps "$scratch/one" $pid
+  ends "$scratch/one" "$(rank_of "$scratch/one" $last)"
+  export OMPI_MCA_odls_base_sigkill_timeout=15 # it waits so long in any case; this machine may be busy
+  begin "$processes" all
+  got=0
+  kill -TERM $pid
+  wait $pid || got=$?
+  step=$(kept all)
+  [[ $got != 0 && -n $step ]] || fail "the launcher: exit $got, '$step' kept: $(cat all.err)"
+  expect 0 '*' "$natgrad" train --out all --resume --steps $((step + 1)) --quiet
+fi
+finish
