@@ -279,9 +279,9 @@ static void equals_a_dense_solve(void **state) {
 }
 
 static void resumes_with_the_same_bits(void **state) {
-  char file[64];
+  char file[FIXTURE_FILE];
   (void)state;
-  (void)snprintf(file, sizeof file, "t_embedding.%d.state", (int)getpid());
+  fixture_file(file, "t_embedding");
   for (int k = 0; k < WAYS; k++) {
     rng r = {test_seed() + (uint64_t)k};
     embedding_case *n = case_of(&r, 3), *again = scene_room(sizeof *again);

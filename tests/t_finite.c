@@ -426,9 +426,9 @@ static void made_strange_in_place(void **state) {
 /* A state whose momentum is at the end of f32: used while it is harmless, refused by name where it is not. */
 static void a_loaded_momentum(void **state) {
   (void)state;
-  char path[64];
+  char path[FIXTURE_FILE];
   const ng_sgd gentle = sgd_of(0.1, 0.9, 0), wild = sgd_of(10, 0.9, 0);
-  (void)snprintf(path, sizeof path, "t_finite.%d.state", (int)getpid());
+  fixture_file(path, "t_finite");
   begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
   assert_int_equal(play(&one, &gentle, NULL), NG_OK);
   slot_of(&one, 1)->m[2] = 1e38f;

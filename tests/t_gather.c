@@ -165,9 +165,9 @@ static void the_same_weights(void **state) {
 
 /* Moments are written by the rank that has them, and come back there; another rank count may go on. */
 static void resumes(void **state) {
-  char file[64];
+  char file[FIXTURE_FILE];
   (void)state;
-  (void)snprintf(file, sizeof file, "t_gather.%d.state", (int)getpid());
+  fixture_file(file, "t_gather");
   for (int adamw = 0; adamw < 2; adamw++) {
     life *l =
         new_life(adamw ? LINE "adamw update_ranks=owner" : LINE "sgd update_ranks=owner", 3, adamw);

@@ -310,9 +310,9 @@ static void parts_make_the_whole(void **state) {
 static void resumes_with_the_same_bits(void **state) {
   static const char *const block[] = {"unit", "full", "diagonal", "full damping_leak=1",
                                       "unit damping_leak=1"};
-  char file[64];
+  char file[FIXTURE_FILE];
   (void)state;
-  (void)snprintf(file, sizeof file, "t_norm.%d.state", (int)getpid());
+  fixture_file(file, "t_norm");
   for (int k = 0; k < 5; k++) {
     rng r = {test_seed() + 5};
     norm_case *n = case_of(&r, NG_BATCH_NORM, 3), *again = scene_room(sizeof *again);

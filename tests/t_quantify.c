@@ -233,8 +233,8 @@ static void published_numbers(void **state) {
 /* What is measured is no part of a state: it goes on in a model that measures, or does not. */
 static void states_do_not_have_it(void **state) {
   (void)state;
-  char file[64];
-  (void)snprintf(file, sizeof file, "quantify-%d.safetensors", (int)getpid());
+  char file[FIXTURE_FILE];
+  fixture_file(file, "t_quantify");
   for (int on = 0; on < 2; on++) {
     float g[2][3] = {{1, 2, 3}, {1, 2, 3}};
     for (int part = 0; part < 2; part++) {

@@ -231,9 +231,9 @@ static void skipped_steps(void **state) {
 }
 
 static void resumes(void **state) {
-  char file[64];
+  char file[FIXTURE_FILE];
   (void)state;
-  (void)snprintf(file, sizeof file, "t_stale.%d.state", (int)getpid());
+  fixture_file(file, "t_stale");
   for (int at = 1; at < 30; at += 4) {
     life whole = {.a = 1, .g = 2, .ranks = 2, .bad = -1}, first = whole, second = whole;
     first.to = at;

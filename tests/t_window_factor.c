@@ -67,10 +67,11 @@ static void same_factor(const char *a, const char *b) {
 static void goes_on(void **state) {
   static const int at[] = {1, 6, 7, 8, 16, 17, 18, 25};
   static life whole, parts, refused;
-  char file[3][64];
+  static const char *const name[] = {"factor-whole", "factor-first", "factor-second"};
+  char file[3][FIXTURE_FILE];
   (void)state;
   for (int i = 0; i < 3; i++)
-    (void)snprintf(file[i], sizeof file[i], "window-factor-%d-%d.safetensors", i, (int)getpid());
+    fixture_file(file[i], name[i]);
   live(0, STEPS, NULL, file[0], false, &whole);
   live(0, STEPS, NULL, file[1], true, &refused);
   assert_memory_equal(&whole, &refused, sizeof whole);
@@ -133,9 +134,10 @@ static void live_refused(const char *store, double damping, const char *save, fl
  * bit, 14 times; 1e-5 of the largest is ten times that. */
 static void refused_late_with(const char *store) {
   static float whole[LATE][D], same[LATE][D], other[LATE][D];
-  char file[2][64];
+  static const char *const name[] = {"factor-refused", "factor-late"};
+  char file[2][FIXTURE_FILE];
   for (int i = 0; i < 2; i++)
-    (void)snprintf(file[i], sizeof file[i], "window-late-%d-%d.safetensors", i, (int)getpid());
+    fixture_file(file[i], name[i]);
   live_refused(store, 0, file[0], whole);
   live_refused(store, 1e-3, file[1], same);
   assert_memory_equal(whole, same, sizeof whole);
