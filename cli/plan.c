@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include "floors.h"
+#include "train/launch.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -18,6 +19,7 @@ typedef struct plan_command {
   int placements, colocate;
   int32_t ranks[MOST_COUNTS];
   int counts;
+  plan_machine given;      /* what was asked for wins over what is measured; < 0: nothing was */
   double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
   bool calibrate, json;
 } plan_command;
@@ -85,7 +87,7 @@ static int placements(plan_command *c, const char *text) {
 
 static int take(void *user, const char *name, const char *value) {
   plan_command *c = user;
-  plan_machine *m = &c->wish.machine;
+  plan_machine *m = &c->given;
   long long number = 0;
   int rc = CLI_OK;
   const struct {
@@ -297,12 +299,56 @@ static int calibrate(plan_machine *m) {
   return CLI_OK;
 }
 
+static void take_given(plan_command *c) {
+  plan_machine *m = &c->wish.machine;
+  const plan_machine *g = &c->given;
+  if (g->gemm >= 0) m->gemm = g->gemm;
+  if (g->solve >= 0) m->solve = g->solve;
+  if (g->bandwidth >= 0) m->bandwidth = g->bandwidth;
+  if (g->latency >= 0) m->latency = g->latency;
+}
+
+/* Where each pair of rates comes from. */
+static const char *origin(bool measured, double one, double other) {
+  if (one >= 0 && other >= 0) return "given";
+  if (one >= 0 || other >= 0)
+    return measured ? "measured here and given" : "taken for granted and given";
+  return measured ? "measured here" : "taken for granted";
+}
+
+static void print_machine(const plan_command *c, int32_t ranks) {
+  const plan_machine *m = &c->wish.machine, *g = &c->given;
+  printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
+         "stat_period %lld, solve_period %lld\n",
+         origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
+         origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
+         1e6 * m->latency, (long long)c->wish.every[0], (long long)c->wish.every[1]);
+}
+
+/* Of the ranks that a launcher started, rank 0 has the word; the others are there to be measured with. */
+static int plan_all(plan_command *c) {
+  launch l;
+  int rc = launch_begin("auto", &l);
+  const ng_transport *t = launch_transport(&l);
+  if (rc == CLI_OK && c->calibrate) rc = calibrate(&c->wish.machine);
+  if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_link(t, &c->wish.machine);
+  take_given(c);
+  if (rc == CLI_OK && l.table.rank == 0) {
+    if (!c->json) print_machine(c, l.table.size);
+    for (int i = 0; i < c->counts && rc == CLI_OK; i++)
+      rc = plan_ranks(c, c->ranks[i]);
+  }
+  launch_end(&l, rc != CLI_OK);
+  return rc;
+}
+
 static int run(const cli_command *self, int argc, char **argv) {
   plan_command c = {
       .wish = {.batch = 32, .every = {10, 100}, .machine = {10e12, 500e9, 12.5e9, 10e-6}},
       .model = "resnet50",
       .ranks = {1, 4, 16, 64},
       .counts = 4,
+      .given = {-1, -1, -1, -1},
       .overhead = 0.1,
       .placements = 1,
       .colocate = 1};
@@ -315,18 +361,7 @@ static int run(const cli_command *self, int argc, char **argv) {
   if (rc == CLI_OK) rc = shapes_make(c.model, &model);
   if (rc != CLI_OK) return rc;
   c.wish.model = &model;
-  if (c.calibrate) rc = calibrate(&c.wish.machine);
-  const plan_machine *m = &c.wish.machine;
-  if (rc == CLI_OK && !c.json) {
-    printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; %s: %.4g GB/s, %.4g us; "
-           "stat_period "
-           "%lld, solve_period %lld\n",
-           c.calibrate ? "measured here" : "taken for granted", 1e-9 * m->gemm, 1e-9 * m->solve,
-           "network", 1e-9 * m->bandwidth, 1e6 * m->latency, (long long)c.wish.every[0],
-           (long long)c.wish.every[1]);
-  }
-  for (int i = 0; i < c.counts && rc == CLI_OK; i++)
-    rc = plan_ranks(&c, c.ranks[i]);
+  rc = plan_all(&c);
   shapes_free(&model);
   return rc;
 }
@@ -346,7 +381,8 @@ static const cli_option options[] = {
     {"solve", "FLOPS", "its factorisations, as 500G (500G)"},
     {"bandwidth", "SIZE/s", "of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)"},
     {"latency", "US", "of a message, microseconds (10)"},
-    {"calibrate", NULL, "measure --gemm and --solve on this machine"},
+    {"calibrate", NULL,
+     "measure --gemm and --solve here, and under mpirun --bandwidth and --latency of its ranks"},
     {"json", NULL, "one object a line instead of tables"},
 };
 

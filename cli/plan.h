@@ -58,6 +58,11 @@ double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, doub
 double plan_scatter_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 double plan_broadcast_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages);
 
+/* Latency and bandwidth as sums over these ranks (two or more) show them; on all of them.  CLI_BAD: told. */
+int plan_link(const ng_transport *t, plan_machine *m);
+/* From the seconds of a sum of next to nothing, and of one of `bytes`. */
+void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m);
+
 /* CLI_BAD: told. */
 int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks, plan_answer *out);
 

@@ -104,6 +104,20 @@ expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900
 expect 0 '*nothing fits into --memory: the least is * MB' "$natgrad" plan --ranks 4 --memory 100MiB
 expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 100000
 
+# What was given wins over what is measured, and the first line says where each pair of rates comes from.
+one=(--model "$scratch/fc.json" --ranks 2)
+expect 0 'taken for granted: products 1e+04 GFLOP/s, *; network, taken for granted: 12.5 GB/s, 10 us; *' "$natgrad" plan "${one[@]}"
+expect 0 'taken for granted and given: products 5 GFLOP/s, factorisations 500 *; network, given: 2 GB/s, 0 us; *' \
+  "$natgrad" plan "${one[@]}" --gemm 5G --bandwidth 2GB/s --latency 0
+expect 0 'measured here and given: products 5 GFLOP/s, *; network, taken for granted and given: 12.5 GB/s, 3 us; *' \
+  "$natgrad" plan "${one[@]}" --calibrate --gemm 5G --latency 3
+# Under a launcher the link of its ranks is measured, and one of them has the word (numbers: t_plan_link).
+if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v mpirun >/dev/null; then
+  "$NG_SOURCE_DIR/tests/mpirun.sh" 2 "$natgrad" plan "${one[@]}" --calibrate >"$scratch/two" 2>&1 || fail "plan on 2 ranks: $(cat "$scratch/two")"
+  [[ $(grep -c '^measured here: .*; network, measured here: ' "$scratch/two") == 1 && $(grep -c '^natgrad, mem-opt' "$scratch/two") == 1 ]] ||
+    fail "plan on 2 ranks: $(cat "$scratch/two")"
+fi
+
 expect 2 '*plan: --ranks is '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
 expect 2 '*--ranks is '"'0'"'*' "$natgrad" plan --ranks 0
 expect 2 '*plan: --memory is '"'16 GB'"', expected a size above 0 as 16GB*' "$natgrad" plan --memory '16 GB'

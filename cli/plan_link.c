@@ -1,0 +1,61 @@
+/* plan_link.c: what a link does, measured by sums over the ranks that a launcher has started.
+ *
+ * In: a transport.  Out: the latency and the bandwidth with which the model of plan_cost.c gives the times that a sum
+ * of one number and one of 16 MB took here, the least of several: what else runs makes none of them shorter.
+ * Every rank calls it, and all get the numbers of rank 0. */
+#include "clock.h"
+#include "plan.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
+
+/* Seconds of the quickest of `times` sums of `count` numbers; < 0: the transport failed. */
+static double quickest(const ng_transport *t, float *x, int64_t count, int times) {
+  ng_collective c;
+  double least = HUGE_VAL;
+  ng_collective_init(&c, sizeof c);
+  c.kind = NG_ALL_REDUCE;
+  c.dtype = NG_F32;
+  c.send = c.recv = x;
+  c.count = count;
+  for (int i = -1; i < times; i++) { /* the first one makes connections */
+    const double t0 = ng_now_ms();
+    if (t->run(t->user, &c) != NG_OK) return -1.0;
+    const double seconds = 1e-3 * (ng_now_ms() - t0);
+    if (i >= 0 && seconds < least) least = seconds;
+  }
+  return least;
+}
+
+/* The model takes the better of two ways, so of the two bandwidths that explain a time it is the lesser one. */
+void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
+  const double W = ranks, steps = ceil(log2(W));
+  m->latency = small / steps;
+  const double halves = large - 2 * steps * m->latency, whole = large - steps * m->latency;
+  const double by_halves = halves > 0 ? 2 * (W - 1) / W * bytes / halves : HUGE_VAL;
+  const double by_whole = whole > 0 ? steps * bytes / whole : HUGE_VAL;
+  m->bandwidth = by_halves < by_whole ? by_halves : by_whole;
+}
+
+int plan_link(const ng_transport *t, plan_machine *m) {
+  float *x = cli_take(LARGE, sizeof *x);
+  double seen[2];
+  for (int64_t i = 0; i < LARGE; i++)
+    x[i] = 0.0F;
+  seen[0] = quickest(t, x, SMALL, SMALL_TIMES);
+  seen[1] = seen[0] < 0 ? -1.0 : quickest(t, x, LARGE, LARGE_TIMES);
+  free(x);
+  ng_collective c;
+  ng_collective_init(&c, sizeof c);
+  c.kind = NG_BROADCAST;
+  c.dtype = NG_F64;
+  c.send = c.recv = seen;
+  c.count = 2;
+  if (seen[1] < 0 || t->run(t->user, &c) != NG_OK)
+    return cli_bad("plan: --calibrate: the transport failed");
+  plan_link_of(t->size, seen[0], seen[1], 4.0 * LARGE, m);
+  if (m->latency > 0 && isfinite(m->bandwidth)) return CLI_OK;
+  return cli_bad("plan: --calibrate: the link could not be measured");
+}

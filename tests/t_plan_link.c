@@ -1,0 +1,93 @@
+/* t_plan_link.c: latency and bandwidth as `natgrad plan --calibrate` measures them, on a transport of which they are known:
+ * it sleeps for as long as the model says, so the model's own numbers must come back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <time.h>
+
+#include "plan.h"
+
+typedef struct wire {
+  plan_machine truth;
+  int32_t ranks, fails_at, calls;
+} wire;
+
+static void wait_for(double seconds) {
+  struct timespec t;
+  t.tv_sec = (time_t)seconds;
+  t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
+  (void)nanosleep(&t, NULL);
+}
+
+static ng_status slow(void *user, const ng_collective *c) {
+  wire *w = user;
+  if (++w->calls == w->fails_at) return NG_ERR_COMM;
+  const double bytes = (double)c->count * (c->dtype == NG_F64 ? 8 : 4);
+  wait_for(c->kind == NG_BROADCAST ? plan_broadcast_seconds(&w->truth, w->ranks, bytes, 1)
+                                   : plan_sum_seconds(&w->truth, w->ranks, bytes, 1));
+  return NG_OK;
+}
+
+static ng_transport table_of(wire *w) {
+  ng_transport t;
+  ng_transport_init(&t, sizeof t);
+  t.user = w;
+  t.size = w->ranks;
+  t.run = slow;
+  return t;
+}
+
+/* Sleeps are never short, and on a busy machine some are long: the least is taken, and may be above by what
+ * waking up takes (a fifth of a millisecond is much). */
+static void measures(void **state) {
+  static const int32_t ranks[] = {2, 4, 6};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    wire w = {.truth = {.bandwidth = 1e9, .latency = 1e-3}, .ranks = ranks[i]};
+    plan_machine m = {1, 2, 3, 4};
+    const ng_transport t = table_of(&w);
+    assert_int_equal(plan_link(&t, &m), CLI_OK);
+    assert_true(m.gemm == 1 && m.solve == 2);
+    assert_true(m.latency >= 1e-3 && m.latency < 1.3e-3);
+    assert_true(m.bandwidth > 0.9e9 && m.bandwidth < 1.1e9);
+  }
+}
+
+/* Whatever the two numbers are, the times that they give come back as these numbers. */
+static void goes_back(void **state) {
+  (void)state;
+  for (int32_t ranks = 2; ranks < 70; ranks++) {
+    for (int e = -7; e < -2; e++) {
+      const plan_machine truth = {.bandwidth = 3e8 * ranks, .latency = pow(10, e)};
+      plan_machine m;
+      const double bytes = 1 << 24;
+      plan_link_of(ranks, plan_sum_seconds(&truth, ranks, 1e-9, 1),
+                   plan_sum_seconds(&truth, ranks, bytes, 1), bytes, &m);
+      assert_true(fabs(m.latency - truth.latency) < 1e-6 * truth.latency);
+      assert_true(fabs(m.bandwidth - truth.bandwidth) < 1e-6 * truth.bandwidth);
+    }
+  }
+}
+
+static void fails(void **state) {
+  (void)state;
+  for (int at = 1; at < 212; at += 5) {
+    wire w = {.truth = {.bandwidth = 1e12, .latency = 1e-9}, .ranks = 2, .fails_at = at};
+    plan_machine m = {0};
+    const ng_transport t = table_of(&w);
+    assert_int_equal(plan_link(&t, &m), at > 210 ? CLI_OK : CLI_BAD);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(measures),
+      cmocka_unit_test(goes_back),
+      cmocka_unit_test(fails),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
