@@ -17,6 +17,8 @@
 #endif
 #if defined(__GNUC__) && NG_FETCH_AHEAD > 0
 #define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
+/* For the line at a number, wherever that is. */
+#define NG_FETCH_LINE(number) __builtin_prefetch((const void *)(number))
 /* All lines of `bytes` from `address` on: what is read soon, and does not follow what is read now. */
 #define NG_FETCH_LINES(address, bytes)                                                             \
   do {                                                                                             \
@@ -26,6 +28,7 @@
   } while (0)
 #else
 #define NG_FETCH(address) ((void)(address))
+#define NG_FETCH_LINE(number) ((void)(number))
 #define NG_FETCH_LINES(address, bytes) ((void)(address), (void)(bytes))
 #endif
 

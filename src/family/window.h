@@ -140,12 +140,12 @@ void ng_window_measure(ng_block *b, double out[3]);
 /* <x, y> of n floats in double; acc [n] += c x; the order of additions does not depend on who asks. */
 double ng_window_dot(const float *x, const float *y, int64_t n);
 void ng_window_add(double *acc, const float *x, int64_t n, double c);
-/* The same of four rows in f32 or bf16 at once, and of 4 or 8. */
-void ng_window_dots(const void *const row[4], ng_dtype type, const float *y, int64_t n,
-                    double out[4]);
-void ng_window_sums(double *acc, const void *const *row, ng_dtype type, int rows, int64_t n,
-                    const double *c);
-
+/* The same of four rows in f32 or bf16 at once, and of 4 or 8; `next`: the rows that come after them, asked for
+ * before these end (not read: they may be any). */
+void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtype type,
+                    const float *y, int64_t n, double out[4]);
+void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
+                    int rows, int64_t n, const double *c);
 /* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, and tile += c row.  An index beyond
  * the block, of a file, is taken modulo its size. */
 double ng_window_sparse_dot(const double *tile, const uint16_t *index, const void *value,

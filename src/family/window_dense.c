@@ -73,6 +73,17 @@ typedef struct product {
   const float *x;
 } product;
 
+/* `many` rows in use from the j-th on, at `at`; the last ones again, where there are fewer; after all of them the
+ * first ones, n elements further. */
+static void rows_from(const ng_window *w, int64_t j, int64_t many, int64_t at, int64_t n,
+                      const void **row) {
+  if (j >= w->uses) at += n;
+  for (int64_t q = 0; q < many; q++) {
+    const int64_t one = j < w->uses ? j + q : q;
+    row[q] = row_at(w, w->used[ng_min64(one, w->uses - 1)], at);
+  }
+}
+
 static void product_chunk(void *arg, int32_t i) {
   enum { AT_ONCE = 4 };
   const product *p = arg;
@@ -81,11 +92,10 @@ static void product_chunk(void *arg, int32_t i) {
   const ng_window_chunk *c = &w->chunk[i];
   double *k = w->partial + i * w->places, out[AT_ONCE];
   for (int64_t j = 0; j < w->uses; j += AT_ONCE) {
-    const void *row[AT_ONCE]; /* the last ones again, where there are fewer */
-    for (int64_t q = 0; q < AT_ONCE; q++) {
-      row[q] = row_at(w, w->used[ng_min64(j + q, w->uses - 1)], c->at);
-    }
-    ng_window_dots(row, s->type, p->x + c->at, c->n, out);
+    const void *row[AT_ONCE], *next[AT_ONCE];
+    rows_from(w, j, AT_ONCE, c->at, c->n, row);
+    rows_from(w, j + AT_ONCE, AT_ONCE, c->at, c->n, next);
+    ng_window_dots(row, next, s->type, p->x + c->at, c->n, out);
     for (int64_t q = 0; q < AT_ONCE && j + q < w->uses; q++) {
       k[w->used[j + q]] = out[q];
     }
@@ -126,14 +136,15 @@ static void combine_chunk(void *arg, int32_t i) {
       acc[e] = m->by == 0.0 ? 0.0 : m->by * (double)u[e];
     }
     for (int rows; j + FEW <= w->uses; j += rows) {
-      const void *row[MANY];
+      const void *row[MANY], *next[MANY];
       double by[MANY];
       rows = j + MANY <= w->uses ? MANY : FEW;
+      rows_from(w, j, rows, c->at + at, n, row);
+      rows_from(w, j + rows, rows, c->at + at, n, next);
       for (int q = 0; q < rows; q++) {
-        row[q] = row_at(w, w->used[j + q], c->at + at);
         by[q] = z[w->used[j + q]];
       }
-      ng_window_sums(acc, row, s->type, rows, n, by);
+      ng_window_sums(acc, row, next, s->type, rows, n, by);
     }
     for (; j < w->uses; j++) {
       ng_window_add(acc, as_f32(w, w->used[j], c->at + at, n, room), n, z[w->used[j]]);

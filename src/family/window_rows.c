@@ -10,8 +10,10 @@
 
 enum { LANES = 32, LINE_BYTES = 64, ENTRIES = 256 };
 
+#define INLINE static inline __attribute__((always_inline))
+
 /* Known where it is inlined: one text makes a loop for each dtype. */
-static inline __attribute__((always_inline)) double at(const void *row, bool half, int64_t i) {
+INLINE double at(const void *row, bool half, int64_t i) {
   if (!half) return (double)((const float *)row)[i];
   const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
   float x;
@@ -19,14 +21,34 @@ static inline __attribute__((always_inline)) double at(const void *row, bool hal
   return (double)x;
 }
 
-static inline __attribute__((always_inline)) void fetch(const void *row, bool half, int64_t i) {
-  const int64_t each = half ? 2 : 4;
-  for (int64_t byte = i * each; byte < (i + LANES) * each; byte += LINE_BYTES) {
-    NG_FETCH((const char *)row + byte);
-  }
+/* Elements 2 i (odd false) and 2 i + 1 of a row in bf16: two at once are taken apart with two operations for both. */
+INLINE double of_pair(const void *row, bool odd, int64_t i) {
+  uint32_t bits;
+  float x;
+  memcpy(&bits, (const char *)row + i * (int64_t)sizeof bits, sizeof bits);
+  bits = odd ? bits & 0xffff0000U : bits << 16; /* the host is little-endian, as io.c has it */
+  memcpy(&x, &bits, sizeof x);
+  return (double)x;
 }
 
-static inline __attribute__((always_inline)) double sum_of(double sum[LANES]) {
+/* Memory is asked for NG_FETCH_AHEAD bytes ahead in the same row, and at the end of a row's elements, from `turn`
+ * on, at the beginning of the next one's. */
+INLINE int64_t turn_of(int64_t whole, int64_t each) {
+  return ng_max64(0, whole - NG_FETCH_AHEAD / each);
+}
+
+/* What is asked for at element i is at the result + i elements. */
+INLINE uintptr_t ahead_of(const void *row, const void *next, bool turned, int64_t turn,
+                          int64_t each) {
+  return turned ? (uintptr_t)next - (uintptr_t)(turn * each) : (uintptr_t)row + NG_FETCH_AHEAD;
+}
+
+INLINE void fetch(uintptr_t ahead, int64_t i, int64_t each) {
+  NG_FETCH_LINE(ahead + (uintptr_t)(i * each));
+  if (each * LANES > LINE_BYTES) NG_FETCH_LINE(ahead + (uintptr_t)(i * each) + LINE_BYTES);
+}
+
+INLINE double sum_of(double sum[LANES]) {
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
       sum[i] += sum[i + half];
@@ -51,44 +73,77 @@ NG_CLONES static double dot(const float *restrict x, const float *restrict y, in
   return sum_of(sum);
 }
 
-static inline __attribute__((always_inline)) void
-dots(const void *const row[4], bool half, const float *restrict y, int64_t n, double out[4]) {
+/* LANES elements from c on.  Lanes of bf16 are first the even elements, then the odd ones. */
+INLINE void dots_lanes(const void *const row[4], bool half, const float *restrict y, int64_t c,
+                       double *restrict s0, double *restrict s1, double *restrict s2,
+                       double *restrict s3) {
   const void *r0 = row[0], *r1 = row[1], *r2 = row[2], *r3 = row[3];
-  double s0[LANES] = {0.0}, s1[LANES] = {0.0}, s2[LANES] = {0.0}, s3[LANES] = {0.0};
-  const int64_t whole = n / LANES * LANES;
-  for (int64_t c = 0; c < whole; c += LANES) {
-    fetch(r0, half, c);
-    fetch(r1, half, c);
-    fetch(r2, half, c);
-    fetch(r3, half, c);
-    for (int i = 0; i < LANES; i++) {
-      const double v = (double)y[c + i];
-      s0[i] += at(r0, half, c + i) * v;
-      s1[i] += at(r1, half, c + i) * v;
-      s2[i] += at(r2, half, c + i) * v;
-      s3[i] += at(r3, half, c + i) * v;
-    }
+  for (int i = 0; i < LANES && !half; i++) {
+    const double v = (double)y[c + i];
+    s0[i] += at(r0, false, c + i) * v;
+    s1[i] += at(r1, false, c + i) * v;
+    s2[i] += at(r2, false, c + i) * v;
+    s3[i] += at(r3, false, c + i) * v;
+  }
+  const int64_t pair = c / 2;
+  for (int i = 0, o = LANES / 2; i < LANES / 2 && half; i++, o++) {
+    const double v = (double)y[c + 2 * i], u = (double)y[c + 2 * i + 1];
+    s0[i] += of_pair(r0, false, pair + i) * v;
+    s1[i] += of_pair(r1, false, pair + i) * v;
+    s2[i] += of_pair(r2, false, pair + i) * v;
+    s3[i] += of_pair(r3, false, pair + i) * v;
+    s0[o] += of_pair(r0, true, pair + i) * u;
+    s1[o] += of_pair(r1, true, pair + i) * u;
+    s2[o] += of_pair(r2, true, pair + i) * u;
+    s3[o] += of_pair(r3, true, pair + i) * u;
+  }
+}
+
+/* The lanes of a row in their order, the elements from `whole` on, and all of it. */
+INLINE double finish(const double *lane, const void *row, bool half, const float *y, int64_t whole,
+                     int64_t n) {
+  double sum[LANES];
+  for (int i = 0; i < LANES; i++) {
+    sum[i] = lane[!half ? i : i % 2 == 0 ? i / 2 : LANES / 2 + i / 2];
   }
   for (int64_t c = whole; c < n; c++) {
-    const double v = (double)y[c];
-    s0[c - whole] += at(r0, half, c) * v;
-    s1[c - whole] += at(r1, half, c) * v;
-    s2[c - whole] += at(r2, half, c) * v;
-    s3[c - whole] += at(r3, half, c) * v;
+    sum[c - whole] += at(row, half, c) * (double)y[c];
   }
-  out[0] = sum_of(s0);
-  out[1] = sum_of(s1);
-  out[2] = sum_of(s2);
-  out[3] = sum_of(s3);
+  return sum_of(sum);
 }
 
-NG_CLONES static void dots_f32(const void *const row[4], const float *y, int64_t n, double out[4]) {
-  dots(row, false, y, n, out);
+INLINE void dots(const void *const row[4], const void *const next[4], bool half,
+                 const float *restrict y, int64_t n, double out[4]) {
+  double s0[LANES] = {0.0}, s1[LANES] = {0.0}, s2[LANES] = {0.0}, s3[LANES] = {0.0};
+  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = turn_of(whole, each);
+  for (int64_t from = 0, to; from < whole; from = to) {
+    const bool turned = from >= turn;
+    uintptr_t ahead[4];
+    to = turned ? whole : turn;
+    for (int q = 0; q < 4; q++) {
+      ahead[q] = ahead_of(row[q], next[q], turned, turn, each);
+    }
+    for (int64_t c = from; c < to; c += LANES) {
+      for (int q = 0; q < 4; q++) {
+        fetch(ahead[q], c, each);
+      }
+      dots_lanes(row, half, y, c, s0, s1, s2, s3);
+    }
+  }
+  out[0] = finish(s0, row[0], half, y, whole, n);
+  out[1] = finish(s1, row[1], half, y, whole, n);
+  out[2] = finish(s2, row[2], half, y, whole, n);
+  out[3] = finish(s3, row[3], half, y, whole, n);
 }
 
-NG_CLONES static void dots_bf16(const void *const row[4], const float *y, int64_t n,
-                                double out[4]) {
-  dots(row, true, y, n, out);
+NG_CLONES static void dots_f32(const void *const row[4], const void *const next[4], const float *y,
+                               int64_t n, double out[4]) {
+  dots(row, next, false, y, n, out);
+}
+
+NG_CLONES static void dots_bf16(const void *const row[4], const void *const next[4], const float *y,
+                                int64_t n, double out[4]) {
+  dots(row, next, true, y, n, out);
 }
 
 /* ---- sums of rows ----------------------------------------------------------------------------*/
@@ -99,47 +154,77 @@ NG_CLONES static void add(double *restrict acc, const float *restrict x, int64_t
   }
 }
 
-static inline __attribute__((always_inline)) double four(const void *const row[4], bool half,
-                                                         const double c[4], int64_t i) {
+INLINE double four(const void *const row[4], bool half, const double c[4], int64_t i) {
   return c[0] * at(row[0], half, i) + c[1] * at(row[1], half, i) + c[2] * at(row[2], half, i) +
          c[3] * at(row[3], half, i);
 }
 
+INLINE double four_of_pair(const void *const row[4], bool odd, const double c[4], int64_t i) {
+  return c[0] * of_pair(row[0], odd, i) + c[1] * of_pair(row[1], odd, i) +
+         c[2] * of_pair(row[2], odd, i) + c[3] * of_pair(row[3], odd, i);
+}
+
+/* LANES elements from b on of 4 or 8 rows. */
+INLINE void sums_lanes(double *restrict acc, const void *const r[8], bool half, int rows, int64_t b,
+                       const double by[8]) {
+  for (int64_t i = b; i < b + LANES && !half; i++) {
+    double a = acc[i] + four(r, false, by, i);
+    if (rows == 8) a += four(r + 4, false, by + 4, i);
+    acc[i] = a;
+  }
+  for (int64_t i = b / 2; i < b / 2 + LANES / 2 && half; i++) {
+    double even = acc[2 * i] + four_of_pair(r, false, by, i);
+    double odd = acc[2 * i + 1] + four_of_pair(r, true, by, i);
+    if (rows == 8) even += four_of_pair(r + 4, false, by + 4, i);
+    if (rows == 8) odd += four_of_pair(r + 4, true, by + 4, i);
+    acc[2 * i] = even;
+    acc[2 * i + 1] = odd;
+  }
+}
+
 /* `rows` of them, 4 or 8. */
-static inline __attribute__((always_inline)) void sums(double *restrict acc, const void *const *row,
-                                                       bool half, int rows, int64_t n,
-                                                       const double *c) {
+INLINE void sums(double *restrict acc, const void *const *row, const void *const *next, bool half,
+                 int rows, int64_t n, const double *c) {
   const void *const r[8] = {row[0],        row[1],        row[2],        row[3],
                             row[rows - 4], row[rows - 3], row[rows - 2], row[rows - 1]};
   const double by[8] = {c[0], c[1], c[2], c[3], c[rows - 4], c[rows - 3], c[rows - 2], c[rows - 1]};
-  for (int64_t b = 0; b < n; b += LANES) {
-    const int64_t end = b + LANES < n ? b + LANES : n;
-    for (int k = 0; k < rows; k++) {
-      fetch(r[k], half, b);
+  const int64_t each = half ? 2 : 4, whole = n / LANES * LANES, turn = turn_of(whole, each);
+  for (int64_t from = 0, to; from < whole; from = to) {
+    const bool turned = from >= turn;
+    uintptr_t ahead[8];
+    to = turned ? whole : turn;
+    for (int q = 0; q < rows; q++) {
+      ahead[q] = ahead_of(row[q], next[q], turned, turn, each);
     }
-    for (int64_t i = b; i < end; i++) {
-      double a = acc[i] + four(r, half, by, i);
-      if (rows == 8) a += four(r + 4, half, by + 4, i);
-      acc[i] = a;
+    for (int64_t b = from; b < to; b += LANES) {
+      for (int q = 0; q < rows; q++) {
+        fetch(ahead[q], b, each);
+      }
+      sums_lanes(acc, r, half, rows, b, by);
     }
+  }
+  for (int64_t i = whole; i < n; i++) {
+    double a = acc[i] + four(r, half, by, i);
+    if (rows == 8) a += four(r + 4, half, by + 4, i);
+    acc[i] = a;
   }
 }
 
-NG_CLONES static void sums_f32(double *acc, const void *const *row, int rows, int64_t n,
-                               const double *c) {
+NG_CLONES static void sums_f32(double *acc, const void *const *row, const void *const *next,
+                               int rows, int64_t n, const double *c) {
   if (rows == 8) {
-    sums(acc, row, false, 8, n, c);
+    sums(acc, row, next, false, 8, n, c);
   } else {
-    sums(acc, row, false, 4, n, c);
+    sums(acc, row, next, false, 4, n, c);
   }
 }
 
-NG_CLONES static void sums_bf16(double *acc, const void *const *row, int rows, int64_t n,
-                                const double *c) {
+NG_CLONES static void sums_bf16(double *acc, const void *const *row, const void *const *next,
+                                int rows, int64_t n, const double *c) {
   if (rows == 8) {
-    sums(acc, row, true, 8, n, c);
+    sums(acc, row, next, true, 8, n, c);
   } else {
-    sums(acc, row, true, 4, n, c);
+    sums(acc, row, next, true, 4, n, c);
   }
 }
 
@@ -202,11 +287,11 @@ void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value
 /* The clones are of this file: those of a name that others see would be seen outside of the library, too. */
 double ng_window_dot(const float *x, const float *y, int64_t n) { return dot(x, y, n); }
 void ng_window_add(double *acc, const float *x, int64_t n, double c) { add(acc, x, n, c); }
-void ng_window_dots(const void *const row[4], ng_dtype type, const float *y, int64_t n,
-                    double out[4]) {
-  (type == NG_F32 ? dots_f32 : dots_bf16)(row, y, n, out);
+void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtype type,
+                    const float *y, int64_t n, double out[4]) {
+  (type == NG_F32 ? dots_f32 : dots_bf16)(row, next, y, n, out);
 }
-void ng_window_sums(double *acc, const void *const *row, ng_dtype type, int rows, int64_t n,
-                    const double *c) {
-  (type == NG_F32 ? sums_f32 : sums_bf16)(acc, row, rows, n, c);
+void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
+                    int rows, int64_t n, const double *c) {
+  (type == NG_F32 ? sums_f32 : sums_bf16)(acc, row, next, rows, n, c);
 }
