@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,6 +102,34 @@ static void every_configuration_is_read(void **state) {
   }
   (void)closedir(d);
   assert_int_equal(n, 15);
+}
+
+/* ... and the run has a use for it: it is a setting that the method knows, or an option with an effect there. */
+static void every_key_is_used(void **state) {
+  (void)state;
+  int keys = 0;
+  DIR *d = opendir(NG_SOURCE_DIR "/configs");
+  assert_non_null(d);
+  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
+    const char *dot = strrchr(e->d_name, '.'), *key;
+    if (dot == NULL || strcmp(dot, ".json") != 0) continue;
+    settings s;
+    char needs[SETTINGS_NEEDS] = "", *path = cli_join(NG_SOURCE_DIR "/configs", e->d_name);
+    json_t *object = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *value;
+    assert_non_null(object);
+    read_config(e->d_name, &s);
+    json_object_foreach(object, key, value) {
+      if (!settings_knows(&s, key)) fail_msg("%s: nobody uses %s", e->d_name, key);
+      if (settings_idle(&s, key, needs, sizeof needs))
+        fail_msg("%s: %s needs %s", e->d_name, key, needs);
+      keys++;
+    }
+    json_decref(object);
+    free(path);
+    settings_free(&s);
+  }
+  (void)closedir(d);
+  assert_true(keys > 15 * 8);
 }
 
 /* The six published ones: samples, epochs, momentum, damping, alpha of mixup. */
@@ -334,6 +363,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lr_is_the_published_polynomial),
       cmocka_unit_test(every_configuration_is_read),
+      cmocka_unit_test(every_key_is_used),
       cmocka_unit_test(configurations_are_the_published_ones),
       cmocka_unit_test(momentum_follows_lr),
       cmocka_unit_test(damping_comes_down),
