@@ -333,40 +333,6 @@ static void resumes_with_the_same_bits(void **state) {
   (void)unlink(file);
 }
 
-/* What leaks is the damping of the step before: F <- rho (F + d) + (1 - rho) new. */
-static void damping_leaks(void **state) {
-  (void)state;
-  for (int k = 0; k < 2; k++) {
-    norm_case *n = scene_room(sizeof *n);
-    *n = (norm_case){.kind = NG_BATCH_NORM,
-                     .input = NG_NORM_NORMALISED,
-                     .C = 1,
-                     .S = 1,
-                     .groups = 1,
-                     .beta = true,
-                     .ranks = 1};
-    (void)snprintf(n->options, sizeof n->options,
-                   "method=natgrad clip=none damping=2 stat_decay=0.5 solve_period=1 "
-                   "damping_leak=1 norm_block=%s",
-                   k ? "full" : "unit");
-    double F = 0;
-    for (int t = 0; t < STEPS; t++) {
-      n->calls[t][0] = 1;
-      n->shown[t][0][0] = (call){.samples = 1, .reduction = NG_SUM, .loss_scale = 1};
-      n->shown[t][0][0].g[0] = (float)(t + 1);
-      n->D[t][0] = 1;
-    }
-    assert_int_equal(play_all(n), NG_OK);
-    for (int t = 0; t < STEPS; t++) {
-      const double fresh = (t + 1) * (t + 1);
-      F = (t == 0 ? fresh : 0.5 * F + 0.5 * fresh) + 2;
-      if (!(fabs((double)n->P[0][t][0] * F - 1) <= 16 * unit))
-        fail_msg("step %d: %g, not %g", t, (double)n->P[0][t][0], 1 / F);
-    }
-    free(n);
-  }
-}
-
 /* Gamma's gradient is beta's in every sample: F + d I is singular to f32 where d is lost beside F. */
 static void a_singular_unit_is_rescued(void **state) {
   (void)state;
@@ -619,7 +585,6 @@ int main(void) {
       cmocka_unit_test(equals_a_dense_solve),
       cmocka_unit_test(parts_make_the_whole),
       cmocka_unit_test(resumes_with_the_same_bits),
-      cmocka_unit_test(damping_leaks),
       cmocka_unit_test(a_singular_unit_is_rescued),
       cmocka_unit_test(refuses_what_does_not_fit),
       cmocka_unit_test(used_twice),

@@ -167,7 +167,7 @@ static ng_status measure(ng_block *b) {
     memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  const double d = damped(b);
+  const double d = k->damped = damped(b);
   k->rung = 0;
   if (b->stat->part->cols > k->width) {
     k->rung = units(b, F, d, D, b->direction);
@@ -191,7 +191,7 @@ static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->holds) return;
   r->rung = k->rung < 4 ? k->rung : 6;
-  r->damping_f = b->opt.damping * b->opt.norm_damping;
+  r->damping_f = k->damped;
 }
 
 const ng_family ng_family_norm = {

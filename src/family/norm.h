@@ -25,7 +25,8 @@ typedef struct ng_norm {
   int32_t waiting;
   int64_t batch; /* ... of this micro-batch */
   double shift;  /* damping_leak: waits to be added to the average */
-  int32_t rung;  /* of the last measure */
+  int32_t rung;  /* of the last measure, and what that added to the diagonal */
+  double damped;
   /* full: results of the owner, at the head of them what it says: rung, whether R is any good, damping */
   float *says;
   float *R; /* (F + d I)^-1, ng_sym order */
