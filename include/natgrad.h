@@ -366,8 +366,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   solve_period    steps between solves, >= 1
  *   max_factor      a wider factor becomes diagonal blocks no wider than this; 0: never
  *   factor_blocks   ... and is cut into at least so many blocks, >= 1
- *   factor_dtype    f32 | bf16 | f16: how running averages are kept
- *   inverse_dtype   f32 | bf16 | f16: how inverses and eigenvectors are kept
+ *   factor_dtype    f32 | bf16 | f16: how running averages of factors are kept; those of norm blocks, and
+ *                   A of an embedding, are f32
+ *   inverse_dtype   f32 | bf16 | f16: how inverses and eigenvectors are kept; those of norm blocks are f32
  *
  * Clip: nu multiplies every preconditioned gradient.
  *   clip            kl       nu = min(1, sqrt(kl_clip / |lr^2 sum <PD, D>|)), 1 if the sum is 0

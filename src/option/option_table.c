@@ -151,12 +151,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .test = "effect_factor_blocks", KRONECKER, .per_layer = true),
     ROW(factor_dtype, STATISTICS, .standard = "f32",
         ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
-        .help = "how running averages are kept", .test = "effect_factor_dtype", KRONECKER,
-        .per_layer = true),
+        .help =
+            "how running averages of factors are kept; of norm blocks and an embedding's A: f32",
+        .test = "effect_factor_dtype", KRONECKER, .per_layer = true),
     ROW(inverse_dtype, STATISTICS, .standard = "f32",
         ONE_OF_3(NG_F32, "f32", NG_BF16, "bf16", NG_F16, "f16"), .later = "f64",
-        .help = "how inverses and eigenvectors are kept", .test = "effect_inverse_dtype", KRONECKER,
-        .per_layer = true),
+        .help = "how inverses and eigenvectors are kept; of norm blocks: f32",
+        .test = "effect_inverse_dtype", KRONECKER, .per_layer = true),
 
     /* Clip: one for the whole model, since the bound is on the step of all layers. */
     ROW(clip, .group = "clip", .standard = "kl",
