@@ -5,8 +5,9 @@
  *     a = e + g;  P <- orthonormal columns of a Q;  Q <- a' P;  row <- P Q';  e <- a - row
  *
  * A bias or a tensor is kept whole.  P is made orthonormal in double, column by column, p / (|p| + 1e-8) as
- * published; a column of which less than 1e-10 is left is 0 (the published one normalises rounding there).  The first Q is drawn,
- * and, where the weights are bound at ng_ready, advanced once with them.
+ * published; a column of which nothing is left but rounding, or what those before are short of 1 by that 1e-8, is 0 (the
+ * published one makes that a column of length 1, along those before).  The first Q is drawn, and, where the weights
+ * are bound at ng_ready, advanced once with them.
  *
  * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
  * are kept as rows of numbers, column after column of theirs. */
@@ -108,15 +109,16 @@ static void orthonormal(const view *v, double *P) {
   const int64_t n = v->rows;
   for (int64_t a = 0; a < v->rank; a++) {
     double *p = P + a * n;
-    const double before = sqrt(dot(p, p, n));
+    double lost = 1e-10 * sqrt(dot(p, p, n));
     for (int64_t c = 0; c < a; c++) {
       const double along = dot(p, P + c * n, n);
+      lost += 2.0 * fabs(along) * (1.0 - dot(P + c * n, P + c * n, n));
       for (int64_t i = 0; i < n; i++) {
         p[i] -= along * P[c * n + i];
       }
     }
     const double left = sqrt(dot(p, p, n));
-    const double by = left > 1e-10 * before ? 1.0 / (left + 1e-8) : 0.0;
+    const double by = left > lost ? 1.0 / (left + 1e-8) : 0.0;
     for (int64_t i = 0; i < n; i++) {
       p[i] *= by;
     }
