@@ -571,6 +571,8 @@ static void eva_names(void **state) {
   ng_options sam = system_options("Eva", "sam"), ada = system_options("Eva", "adasgd");
   publish(&sam, "kl_clip", "0.5"); /* rho there */
   assert_true(sam.radius == 0.5);
+  publish(&sam, "kfac_update_freq", "7"); /* its product takes the averages as they are */
+  assert_int_equal(sam.solve_period, 1);
   for (int i = 0; i < 3; i++) {
     publish(&sam, "kl_clip", "0.5");
     publish(&sam, "kl_clip", i == 0 ? zero[i] : off[i]);

@@ -67,11 +67,17 @@ def load():
                 except OSError as error:
                     tried.append(f"{file} ({origin}): {error}")
                     continue
-                library.ng_version.restype = ctypes.c_int32
+                try:
+                    library.ng_version.restype = ctypes.c_int32
+                except AttributeError:
+                    raise ImportError(f"natgrad: {file} ({origin}) is another library") from None
                 if library.ng_version() // 100 != _abi.VERSION // 100:  # 0.x: a minor version may change anything
                     raise ImportError(f"natgrad: {file} ({origin}) is version {library.ng_version()}, this package "
                                       f"is for {_abi.VERSION}")
-                _abi.declare(library)
+                try:
+                    _abi.declare(library)
+                except AttributeError as error:
+                    raise ImportError(f"natgrad: {file} ({origin}) is older than this package: {error}") from None
                 _loaded = library
                 break
             else:

@@ -56,6 +56,14 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
     def _check_group(self, group):
         """Refuses numbers that a step would refuse."""
 
+    def begin(self, samples, loss_scale=None):
+        """Preconditioner.begin: how many samples the coming micro-batch has, and what its loss is multiplied by."""
+        self.preconditioner.begin(samples, loss_scale)
+
+    def reset_batch(self):
+        """Forget what was observed since the last step (its gradients were dropped)."""
+        self.preconditioner.reset_batch()
+
     def explain(self):
         return self.preconditioner.explain()
 

@@ -367,7 +367,9 @@ static const ng_published adasgd_names[] = {
 
 static const ng_published sam_names[] = {
     LZ_FACTORS,
-    LZ_SOLVES,
+    {"kfac_update_freq", "",
+     "nothing to set: nothing is solved; how often that program sums averages over ranks",
+     check_count},
     {"kl_clip", "radius", "the same; none, 0 and negative: 0.01", take_radius},
     {"damping", "", "nothing to set: the published class takes it and does not look at it",
      check_size},

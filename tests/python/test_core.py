@@ -27,6 +27,12 @@ class Loading(unittest.TestCase):
         self.assertIn("/nowhere/libnatgrad.so.0 (NATGRAD_LIBRARY)", done.stderr)
         self.assertNotIn("the system", done.stderr)  # nothing else was tried
 
+    def test_another_library_is_named(self):
+        done = run("import natgrad; natgrad.options()", NATGRAD_LIBRARY="libm.so.6")
+        self.assertIn("ImportError: natgrad: libm.so.6 (NATGRAD_LIBRARY) is another library", done.stderr)
+        done = run("import natgrad._abi as abi; abi.CALLS += '; int32_t ng_new(void)'; import natgrad; natgrad.options()")
+        self.assertRegex(done.stderr, "ImportError: natgrad: .* is older than this package: .*ng_new")
+
     def test_kernels_are_chosen_and_the_environment_is_as_before(self):
         text = ("import natgrad, os; print(natgrad.build_info().get('kernel'), natgrad.build_info()['blas'],"
                 "os.environ.get('OPENBLAS_CORETYPE'))")

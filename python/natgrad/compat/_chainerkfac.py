@@ -98,6 +98,11 @@ class SPNGD(Wrapped):
             p.add_(state["momentum_buffer"].mul_(momentum).add_(p.grad, alpha=-group["lr"]))
         return loss
 
+    def reset_batch(self):
+        """With the micro-batches that were gathered."""
+        super().reset_batch()
+        self._sums, self._count = {}, 0
+
     def state_dict(self):
         return {**super().state_dict(), "lr_before": self._lr_before}
 

@@ -12,6 +12,8 @@ from ..preconditioner import Preconditioner
 from . import backend
 
 _GROUP = ("lr", "damping", "fac_update_freq", "kfac_update_freq")
+_ORDER = _GROUP + ("kfac_batch_size", "diag_blocks", "communicate_inverse_or_not", "distribute_layer_factors", "kl_clip",
+                   "factor_decay", "exclude_vocabulary_size", "hook_enabled", "exclude_parts")  # of arguments by position
 
 
 class _Inner(Preconditioner):
@@ -24,19 +26,14 @@ class _Inner(Preconditioner):
 
 
 class _Published(Wrapped):
-    """One class of the programs: `system` and `variant` are a row of the library, `_standard` their defaults."""
+    """One class of the programs: `system` and `variant` are a row of the library, `_standard` their defaults, `_forced`
+    what it does not take by position."""
 
     system = variant = None
-    _standard = {}
+    _standard, _forced = {}, ()
 
-    def __init__(self, model, lr=None, damping=None, fac_update_freq=None, kfac_update_freq=None, *, process_group=None,
-                 **given):
-        first = dict(lr=lr, damping=damping, fac_update_freq=fac_update_freq, kfac_update_freq=kfac_update_freq)
-        values = {**self._standard, **{name: value for name, value in first.items() if value is not None}}
-        for name, value in given.items():
-            if name not in self._standard:
-                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
-            values[name] = value
+    def __init__(self, model, *given, process_group=None, **named):
+        values = {**self._standard, **self._by_name(given, named)}
         enabled = values.pop("hook_enabled")
         chosen = self._set(values)
         names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
@@ -54,6 +51,18 @@ class _Published(Wrapped):
 
     def _check_group(self, group):
         self._set({name: group[name] for name in _GROUP})
+
+    @classmethod
+    def _by_name(cls, given, named):
+        names = [name for name in _ORDER if name in cls._standard and name not in cls._forced]
+        if len(given) > len(names):
+            raise TypeError(f"{cls.__name__}() takes {len(names)} arguments after the model, {len(given)} were given")
+        for name in named:
+            if name not in cls._standard:
+                raise TypeError(f"{cls.__name__}() got an unexpected keyword argument '{name}'")
+            if name in names[:len(given)]:
+                raise TypeError(f"{cls.__name__}() got multiple values for argument '{name}'")
+        return {**dict(zip(names, given)), **named}
 
     def set_hook_enabled(self, mode=True):
         """False: nothing is observed."""
@@ -100,6 +109,7 @@ _CLASSES = (
 for _name, _system, _variant, _program, _more in _CLASSES:
     globals()[_name] = type(_name, (_Published,), {
         "__module__": __name__, "system": _system, "variant": _variant, "_standard": {**_program, **_more},
+        "_forced": ("communicate_inverse_or_not",) if _variant != "inverse" else (),
         "__doc__": f"{_system} {_variant}: " + ", ".join(f"{n}={v!r}" for n, v in {**_program, **_more}.items())})
 FusedEVA = type("FusedEVA", (globals()["EVA"],), {"__module__": __name__, "__doc__": globals()["EVA"].__doc__})
 MPD_KFAC = KFAC_EIGEN = globals()["KFAC_EIGEN"]

@@ -1,0 +1,177 @@
+"""Every argument of lzhangbv's classes: the published tables, by name and by position."""
+import unittest
+
+import torch
+from torch import nn
+
+import natgrad
+import natgrad.compat as kfac
+from front import Case, batch, grads, loss_of, net
+
+# name: (another value and whether it changes numbers of one rank, a wrong value); the defaults are below
+SAME = dict(lr=((1.0, True), -1), damping=((0.2, True), -1), fac_update_freq=((2, True), 0), kfac_update_freq=((2, True), 0),
+            factor_decay=((0.5, True), 2), kl_clip=((0.1, True), "x"), exclude_vocabulary_size=((5, True), -1),
+            exclude_parts=(None, "ComputeFactor"))
+KFAC = dict(lr=0.1, damping=0.001, fac_update_freq=1, kfac_update_freq=1, kl_clip=0.001, factor_decay=0.95,
+            exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
+EVA = dict(lr=0.1, damping=0.03, fac_update_freq=1, kfac_update_freq=1, kfac_batch_size=16, kl_clip=0.001,
+           factor_decay=0.95, exclude_vocabulary_size=None, hook_enabled=True, exclude_parts="")
+ORDER = ("lr damping fac_update_freq kfac_update_freq kfac_batch_size diag_blocks communicate_inverse_or_not "
+         "distribute_layer_factors kl_clip factor_decay exclude_vocabulary_size hook_enabled exclude_parts").split()
+
+
+def row(defaults, **more):
+    return defaults, {**SAME, **more}
+
+
+FIRST = (4, True)  # of the 8 samples
+FORCED = dict(communicate_inverse_or_not=((None, False), "maybe"))
+CLASSES = {
+    "eigen": row({**KFAC, "distribute_layer_factors": None}, distribute_layer_factors=((True, False), "maybe")),
+    "inverse": row({**KFAC, "communicate_inverse_or_not": False}, communicate_inverse_or_not=((True, False), "maybe")),
+    "eigen_dp": row(KFAC), "inverse_dp": row(KFAC),
+    "eva": row(EVA, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None)),
+    "kfac": row({**EVA, "diag_blocks": 1}, kfac_batch_size=(FIRST, 0), diag_blocks=((2, True), 0)),
+    # as published: neither clip nor statistics
+    "adasgd": row({**EVA, "kl_clip": 0.01}, kfac_batch_size=((4, False), None), kfac_update_freq=((2, False), None),
+                  lr=((1.0, False), -1), fac_update_freq=((2, False), None), factor_decay=((0.5, False), None),
+                  kl_clip=((0.1, False), None)),
+    "sam": row({**EVA, "kl_clip": 0.01}, kfac_batch_size=(FIRST, 0), kfac_update_freq=((2, False), None),
+               lr=((1.0, False), -1), damping=((0.2, False), None))}
+
+
+def after_steps(name, *given, **options):
+    model = net()
+    k = kfac.get_kfac_module(name)(model, *given, **options)
+    for t in range(4):
+        model.zero_grad()
+        loss_of(model, *batch(seed=10 + t)).backward()
+        k.step()
+    return grads(model)
+
+
+def far(one, two):
+    return max(((two[n] - g).abs().max() / g.abs().max()).item() for n, g in one.items() if n != "2.bias")
+
+
+class Table(Case):
+    def test_defaults_are_the_published_ones(self):
+        for name, (defaults, _) in CLASSES.items():
+            plain = after_steps(name)
+            self.same(after_steps(name, **defaults), plain)
+            given = [defaults[argument] for argument in ORDER if argument in defaults]
+            self.same(after_steps(name, *given), plain)
+
+    def test_each_works(self):
+        for name, (defaults, rows) in CLASSES.items():
+            base = {"kl_clip": 10.0} if name == "sam" else {}  # which is its rho: with 0.01 everything else is small
+            plain = after_steps(name, **base)
+            for argument, (other, _) in rows.items():
+                if other is None:
+                    continue
+                with self.subTest(name, argument=argument):
+                    got = after_steps(name, **{**base, argument: other[0]})
+                    # the same numbers in another order: rounding, times the condition of the eigenbases
+                    (self.assertGreater if other[1] else self.assertLess)(far(plain, got), 1e-4)
+                    order = [one for one in ORDER if one in defaults]
+                    given = {one: {**defaults, **base}[one] for one in order[:order.index(argument)]}
+                    rest = {one: value for one, value in base.items() if one not in given and one != argument}
+                    self.same(after_steps(name, *given.values(), other[0], **rest), got)
+
+    def test_each_refuses_what_is_wrong(self):
+        for name, (_, rows) in CLASSES.items():
+            for argument, (_, wrong) in rows.items():
+                if wrong is not None:
+                    with self.subTest(name, argument=argument), self.refused(argument):
+                        after_steps(name, **{argument: wrong})
+
+    def test_what_is_no_argument(self):
+        for name, argument, value in (("eigen_dp", "kfac_batch_size", 3), ("eva", "diag_blocks", 2), ("kfac", "nesterov", 1)):
+            with self.assertRaisesRegex(TypeError, f"unexpected keyword argument '{argument}'"):
+                after_steps(name, **{argument: value})
+        for name, value in (("eigen", False), ("eigen_dp", True), ("inverse_dp", True)):
+            with self.refused("communicate_inverse_or_not"):
+                after_steps(name, communicate_inverse_or_not=value)
+        for name in ("eigen_dp", "inverse_dp"):
+            with self.assertRaisesRegex((TypeError, natgrad.Error), "distribute_layer_factors"):
+                after_steps(name, distribute_layer_factors=True)
+        with self.assertRaisesRegex(TypeError, "multiple values for argument 'lr'"):
+            after_steps("eva", 0.1, lr=0.1)
+        with self.assertRaisesRegex(TypeError, "takes 10 arguments after the model, 11 were given"):
+            after_steps("eva", *range(11))
+
+    def test_the_switch_of_the_hooks(self):
+        for name in CLASSES:
+            model = net()
+            k = kfac.get_kfac_module(name)(model, hook_enabled=False)
+            loss_of(model, *batch()).backward()
+            if name == "adasgd":  # which has none
+                self.assertEqual(k.step(), 0)
+                continue
+            with self.refused("never observed"):
+                k.step()
+            k.set_hook_enabled()
+            loss_of(model, *batch()).backward()
+            self.assertEqual(k.step(), 0)
+
+
+class Asked(Case):
+    """What all optimizers of the package answer."""
+
+    MAKERS = (lambda m: natgrad.SGD(m, 0.1), lambda m: natgrad.AdamW(m), lambda m: kfac.EVA(m), lambda m: kfac.FusedEVA(m),
+              lambda m: kfac.DP_KFAC(m), lambda m: kfac.SPNGD(m, acc_iters=2), lambda m: kfac.MFAC(m.parameters(), ngrads=3),
+              lambda m: kfac.SparseGGT(m.parameters(), 0.1, 0.05, 0.0, 4, 0.9, 0.99, 1e-5))
+    OWN = tuple(getattr(natgrad, name) for name in ("KFAC", "SPNGD", "Eva", "MFAC", "GGT")) + (kfac.KFACPreconditioner,)
+
+    def test_each(self):
+        for make_one in self.MAKERS + self.OWN:
+            model = net()
+            k = make_one(model)
+            with self.subTest(type(k).__name__):
+                for _ in range(2):
+                    loss_of(model, *batch()).backward()
+                    k.step()
+                self.assertIn("why", str(k.explain()))
+                self.assertGreater(k.memory_usage()["total"], 0)
+                self.assertEqual(k.report()["steps"], k.steps)
+
+    def test_a_batch_that_is_reset(self):
+        """Gradients of it are dropped, and what was observed."""
+        for make_one in self.MAKERS + self.OWN:
+            found = []
+            for dropped in (False, True):
+                model = net()
+                k = make_one(model)
+                if dropped:
+                    loss_of(model, *batch(seed=5)).backward()
+                    if isinstance(k, kfac.SPNGD):
+                        k.step()  # half of two micro-batches
+                    k.reset_batch()
+                    for module in model.modules():
+                        if isinstance(module, nn.BatchNorm2d):
+                            module.reset_running_stats()
+                for _ in range(2):
+                    model.zero_grad()
+                    loss_of(model, *batch()).backward()
+                    k.step()
+                found.append({**grads(model), **model.state_dict()})
+            with self.subTest(type(k).__name__):
+                self.same(*found)
+
+    def test_samples_that_are_said(self):
+        found = []
+        for said in (False, True):
+            model = net()
+            optimizer = natgrad.SGD(model, 0.1)
+            if said:
+                optimizer.begin(8, 1.0)
+            loss_of(model, *batch()).backward()
+            optimizer.step()
+            found.append(model.state_dict())
+        self.same(*found)
+        with self.refused("samples is 0"):
+            optimizer.begin(0)
+
+
+if __name__ == "__main__":
+    unittest.main()
