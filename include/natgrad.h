@@ -1131,7 +1131,8 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
  *          ranks and threads, with the weights of step k.
  * Memory:  temporary buffers are taken and given back.
- * Ranks:   collective; rank 0 writes (and reads) one file at `path`.
+ * Ranks:   collective; rank 0 writes (and reads) one file at `path`.  What ng_save_parts wrote there ng_load
+ *          takes as well, on every rank.
  * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
  *          a failed ng_save leaves an earlier file of that name whole (it writes to a temporary
  *          name, flushes, renames).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
@@ -1158,6 +1159,24 @@ NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *use
 NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 
 #if defined(NG_EXPERIMENTAL)
+/* The same state in as many files as there are ranks: each writes what it owns, and no array travels.  Rank 0's,
+ * `path`, has the manifest of all; that of rank r of n is PATH.<id>-<r>of<n>, where the 8 digits are the manifest's
+ * checksum, "natgrad.crc32" of its metadata.  All of them are safetensors files.  ng_load takes `path` on any number of ranks
+ * and with any placement, as if it were one file: averages and their inverses are those that were saved,
+ * bit for bit, and so are the columns of a window, wherever statistics = sharded cuts it.  With statistics =
+ * local an average is of the samples of the rank that owned it when it was saved.  Renamed, all
+ * parts keep what follows PATH.
+ *
+ * Memory:  saving takes room for the largest array that this rank owns and for the lists of a manifest, loading one
+ *          copy of what this rank holds, 256 kB and the lists.
+ * Ranks:   collective; the same path on all ranks, in a folder that all of them see.  One rank: as ng_save.
+ * Errors:  as ng_save and ng_load, on all ranks with the message of the first that failed: a part that is missing,
+ *          damaged or of another state is told by its name.  All parts are on the disk before the
+ *          first gets its name, and rank 0's, which says what belongs together, gets it last: until then an earlier
+ *          state of that path is whole, also if a rank is killed.  Then parts of `path` that no state needs
+ *          any more are removed. */
+NG_API NG_CHECKED ng_status ng_save_parts(ng_precond *p, const char *path);
+
 /* One array of the state. */
 typedef struct ng_field_info {
   size_t struct_size;

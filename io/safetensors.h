@@ -71,6 +71,9 @@ void ngio_tensors_close(ngio_tensors **f);
 int32_t ngio_tensors_count(const ngio_tensors *f);
 const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i); /* in order of the data     */
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name); /* or NULL         */
+/* Where in the file the data of one of its tensors begin: for who reads some of them by ngio_source_read. */
+int64_t ngio_tensors_place(const ngio_tensors *f, const ngio_tensor *t);
+int64_t ngio_tensors_bytes(const ngio_tensors *f); /* of all data                                 */
 int32_t ngio_tensors_text_count(const ngio_tensors *f);
 const ngio_text *ngio_tensors_text_at(const ngio_tensors *f, int32_t i);
 const char *ngio_tensors_text(const ngio_tensors *f, const char *key); /* value, or NULL          */
@@ -92,7 +95,8 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
 
 /* Piece by piece, when the data do not exist all at once.  _create announces everything and writes
  * the header; _put appends data, tensor after tensor in the order announced (any cut); _finish makes
- * the file appear under its name and ends the writer, whatever the result.  _abandon ends it without
+ * the file appear under its name and ends the writer, whatever the result.  _flush does what of that may
+ * want room: after it all is on the disk, still under the other name.  _abandon ends the writer without
  * a trace.  Nothing is needed of `tensors` and `text` after _create.  Wider dtypes must come first,
  * so that all data is aligned: anything else is NGIO_ERR_ARG.
  *
@@ -107,6 +111,7 @@ ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
                                int32_t texts, ngio_writer **out, char *message, size_t size);
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size);
+ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);
 ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 

@@ -408,6 +408,10 @@ void ngio_tensors_close(ngio_tensors **f) {
 }
 
 int32_t ngio_tensors_count(const ngio_tensors *f) { return f->count; }
+int64_t ngio_tensors_bytes(const ngio_tensors *f) { return f->bytes; }
+int64_t ngio_tensors_place(const ngio_tensors *f, const ngio_tensor *t) {
+  return f->start + f->begin[t - f->tensor];
+}
 const ngio_tensor *ngio_tensors_at(const ngio_tensors *f, int32_t i) {
   return i >= 0 && i < f->count ? &f->tensor[i] : NULL;
 }

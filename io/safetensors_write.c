@@ -26,6 +26,7 @@ struct ngio_writer {
   ngio_write write;  /* of a stream; NULL: a file */
   void *user;
   int64_t expect, written;
+  int flushed; /* all of it is on the disk */
   char *held; /* of a file: bytes that wait for company; NULL: a stream */
   int64_t holds;
   int64_t given, started; /* of a file: bytes that the system has; that it was asked to write out */
@@ -342,21 +343,22 @@ static ngio_status sync_folder(const ngio_writer *w, char *message, size_t size)
   return st;
 }
 
+ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
+  if (w->written != w->expect)
+    return ngio_say(message, size, NGIO_ERR_ARG, "%s: %lld bytes of data, %lld were announced",
+                    w->path, (long long)w->written, (long long)w->expect);
+  if (w->write != NULL || w->flushed) return NGIO_OK;
+  const ngio_status st = flush(w, message, size);
+  if (st == NGIO_OK && fsync(w->fd) != 0)
+    return ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
+  w->flushed = st == NGIO_OK;
+  return st;
+}
+
 ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
   ngio_writer *w = *writer;
-  ngio_status st = NGIO_OK;
-  if (w->written != w->expect) {
-    st = ngio_say(message, size, NGIO_ERR_ARG, "%s: %lld bytes of data, %lld were announced",
-                  w->path, (long long)w->written, (long long)w->expect);
-    goto done;
-  }
-  if (w->write != NULL) goto done;
-  st = flush(w, message, size);
-  if (st != NGIO_OK) goto done;
-  if (fsync(w->fd) != 0) {
-    st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot flush: %s", w->path, strerror(errno));
-    goto done;
-  }
+  ngio_status st = ngio_writer_flush(w, message, size);
+  if (st != NGIO_OK || w->write != NULL) goto done;
   /* Renamed while still locked: once the name is free, the next writer makes a file of its own. */
   if (rename(w->part, w->path) != 0) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path, strerror(errno));

@@ -65,6 +65,7 @@ typedef struct scene_look {
   const char *save;         /* NULL, or where to save the state after the last step */
   const char *resume;    /* NULL, or a file: saved after step `resume_after`, and gone on from it */
   int32_t resume_after;  /* ... with another preconditioner */
+  bool in_parts;         /* ... of as many files as there are ranks, which stay there */
   bool by_walk;          /* ... by way of single arrays and a manifest, without the file */
   scene_trouble trouble; /* before step `trouble_at` the same step is tried with other numbers */
   int32_t trouble_at;    /* ... and this in them */

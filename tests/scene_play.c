@@ -350,7 +350,9 @@ static ng_status take_step(actor *a, int32_t t) {
 static ng_status resume(actor *a, const ng_transport *transport) {
   const char *file = a->p->look->resume;
   const bool walk = a->p->look->by_walk;
-  ng_status st = walk ? walk_take(a->f.p, a->rank, &a->p->walk[a->rank]) : ng_save(a->f.p, file);
+  ng_status st = walk                   ? walk_take(a->f.p, a->rank, &a->p->walk[a->rank])
+                 : a->p->look->in_parts ? ng_save_parts(a->f.p, file)
+                                        : ng_save(a->f.p, file);
   if (st == NG_OK && walk && a->rank == 0) st = walk_compose(a->f.p, a->p->walk, a->p->kept);
   if (st != NG_OK) return st;
   leave(a);

@@ -1,7 +1,7 @@
 /* saving.c: the public functions that save, load and show the state; state/ has what they do.
  *
- * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream; files of
- * factors are written by their owners. */
+ * Saving, loading and the manifest are collective; only rank 0 touches the file or the stream; parts of a state
+ * and files of factors are written by their owners. */
 #include "state/state.h"
 
 /* NG_OK: collective work may begin. */
@@ -35,6 +35,12 @@ ng_status ng_load_from(ng_precond *p, ng_reader read, void *user) {
   const ng_outside from = {.stream = true, .read = read, .user = user};
   const ng_status st = may_begin(p, "ng_load_from");
   return st == NG_OK ? ng_state_load(p, "ng_load_from", &from) : st;
+}
+
+ng_status ng_save_parts(ng_precond *p, const char *path) {
+  const ng_outside to = {.path = path};
+  const ng_status st = may_begin(p, "ng_save_parts");
+  return st == NG_OK ? ng_state_save_parts(p, "ng_save_parts", &to) : st;
 }
 
 ng_status ng_save_factors(ng_precond *p, const char *folder) {

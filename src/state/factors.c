@@ -159,25 +159,8 @@ static void close_factors(factors *x) {
   ng_work_close(&x->w);
 }
 
-/* What the ranks found, in one sum; after a failure the message of the first that failed, on all. */
-static ng_status tell(factors *x) {
-  ng_work *w = &x->w;
-  ng_context *ctx = w->p->ctx;
-  double *failed = x->told + NG_CODES;
-  ng_codes_put(x->told, w->st);
-  memset(failed, 0, (size_t)ctx->ranks * sizeof *failed);
-  failed[ctx->rank] = w->st < NG_OK;
-  if (ctx->ranks > 1 && ng_work_sum(w, x->told, told_count(w->p)) != NG_OK) return NG_ERR_COMM;
-  const ng_status worst = ng_codes_worst(x->told);
-  if (worst >= NG_OK) return NG_OK;
-  int32_t first = 0;
-  while (failed[first] == 0.0)
-    first++;
-  if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, first) != NG_OK) {
-    return NG_ERR_COMM;
-  }
-  return ng_fail(ctx, worst, "%s", w->message);
-}
+/* What the ranks found, in one sum. */
+static ng_status tell(factors *x) { return ng_work_tell(&x->w, x->told, told_count(x->w.p)); }
 
 /* ---- save ------------------------------------------------------------------------------------*/
 

@@ -9,7 +9,7 @@
  *
  * In: a model between two steps, a place.  Out: a model that goes on to the same bits, or one that is
  * as it was. */
-#include "state/work.h"
+#include "state/parts.h"
 
 /* ---- rank 0 verifies -------------------------------------------------------------------------*/
 
@@ -142,6 +142,19 @@ static bool open_source(ng_work *w) {
   return true;
 }
 
+/* All in one file. */
+static bool check_file(ng_work *w) {
+  (void)ng_work_each(w, check_shape);
+  if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
+  if (w->st != NG_OK ||
+      !ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+    return false;
+  }
+  ng_work_spread(w, check_data);
+  (void)ng_work_each(w, say_why);
+  return w->st == NG_OK;
+}
+
 static void read_file(ng_work *w) {
   const ngio_alloc alloc = {payload_take, payload_give, w->p->ctx};
   const ngio_expected expected = {w->fields, ng_expected_tensor, w};
@@ -153,6 +166,13 @@ static void read_file(ng_work *w) {
   }
   const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
+  const char *part = ngio_tensors_text(w->file, NG_PART);
+  if (part != NULL) {
+    w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
+                       "%s: is part %s of a state; load the one whose name is without its end",
+                       w->label, ngio_quote(part).text);
+    return;
+  }
   if (text == NULL || crc == NULL || ngio_tensors_text_count(w->file) != 2) {
     (void)ng_work_holds(w, NG_ERR_FILE, "is a safetensors file, but no state of natgrad");
     return;
@@ -168,15 +188,12 @@ static void read_file(ng_work *w) {
                                       why, sizeof why),
                      why))
     return;
-  (void)ng_work_each(w, check_shape);
-  if (w->st == NG_OK && ngio_tensors_count(w->file) != w->fields) check_extra(w);
-  if (w->st != NG_OK) return;
-  if (!ng_work_fine(w, ngio_tensors_finish(w->file, &w->source, w->message, sizeof w->message))) {
+  if (w->snapshot.parts > 0 && w->place->stream) {
+    (void)ng_work_holds(w, NG_ERR_FILE, "is one of several files of a state; ng_load has them all");
     return;
   }
-  ng_work_spread(w, check_data);
-  (void)ng_work_each(w, say_why);
-  if (w->st != NG_OK || w->p->ctx->ranks == 1) return;
+  if (w->snapshot.parts == 0 && !check_file(w)) return;
+  if (w->p->ctx->ranks == 1) return;
   if (!ng_work_take(w, &w->text, bytes)) {
     (void)ng_work_holds(w, NG_ERR_NOMEM, no_memory);
     return;
@@ -240,7 +257,7 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
   ng_work w;
   ng_status st = NG_OK;
   ng_work_open(&w, p, call, from);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, false)));
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_LOAD)));
   if (w.first) read_file(&w);
   NG_TRY(ng_work_share(&w));
   if (p->ctx->ranks > 1) {
@@ -248,8 +265,10 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
     NG_TRY(ng_work_broadcast(&w, w.text, w.text_bytes, 0));
     NG_TRY(ng_work_agree(&w, understand(&w)));
   }
-  /* From here on only a broken transport can fail, and that ends the object anyway. */
-  if (p->ctx->ranks == 1) {
+  /* But for parts only a broken transport can fail from here on, and that ends the object anyway. */
+  if (w.snapshot.parts > 0) {
+    NG_TRY(ng_parts_load(&w)); /* takes all or nothing */
+  } else if (p->ctx->ranks == 1) {
     ng_work_spread(&w, take_field);
   } else {
     NG_TRY(ng_work_each(&w, load_field));

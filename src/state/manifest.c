@@ -370,10 +370,17 @@ ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapsho
   memset(s, 0, sizeof *s);
   const ngio_value *format = ngio_get(manifest, "format");
   const int64_t is = ngio_is(format, NGIO_INTEGER) ? format->is.integer : 0;
-  if (is != NG_STATE_FORMAT) {
+  if (is != NG_STATE_FORMAT && is != NG_STATE_PARTS) {
     return ng_fail_to(message, size, NG_ERR_FILE,
-                      "format %lld of the state is not known to this version (it reads %d)",
-                      (long long)is, NG_STATE_FORMAT);
+                      "format %lld of the state is not known to this version (it reads %d and %d)",
+                      (long long)is, NG_STATE_FORMAT, NG_STATE_PARTS);
+  }
+  if (is == NG_STATE_PARTS) {
+    const ngio_value *parts = ngio_get(manifest, "parts");
+    if (!ngio_is(parts, NGIO_ARRAY) || parts->count < 2 || parts->count > NG_PARTS_MOST) {
+      return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no good list of parts");
+    }
+    s->parts = (int32_t)parts->count;
   }
   ng_status st = read_layers(p, ngio_get(manifest, "layers"), message, size);
   if (st == NG_OK) st = read_options(p, manifest, &s->opt, message, size);

@@ -126,7 +126,7 @@ static ng_status can_be_written(const ng_precond *p, const double *values, int64
 }
 
 /* Keys in this order, which is that of the file: the same state gives the same bytes. */
-ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
+ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
                             const int64_t rungs[NG_RESCUES], ngio_out *o, char *message,
                             size_t size) {
   char version[32];
@@ -135,7 +135,7 @@ ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
   (void)snprintf(version, sizeof version, "%d.%d.%d", NG_VERSION_MAJOR, NG_VERSION_MINOR,
                  NG_VERSION_PATCH);
   ngio_out_put(o, "{");
-  put_integer(o, "format", NG_STATE_FORMAT);
+  put_integer(o, "format", format);
   put_string(o, "library", version); /* for people */
   put_string(o, "method", p->opt.method);
   make_options(p, o);

@@ -82,9 +82,10 @@ static bool make_manifest(ng_work *w) {
   for (int i = 0; i < NG_RESCUES; i++) {
     rungs[i] = (int64_t)w->values[w->value_count + i];
   }
-  if (!ng_work_holds(
-          w, ng_manifest_begin(w->p, w->values, w->value_count, rungs, &w->out, why, sizeof why),
-          why)) {
+  if (!ng_work_holds(w,
+                     ng_manifest_begin(w->p, NG_STATE_FORMAT, w->values, w->value_count, rungs,
+                                       &w->out, why, sizeof why),
+                     why)) {
     return false;
   }
   (void)ng_work_each(w, announce);
@@ -96,7 +97,7 @@ ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t
   ng_work w;
   ng_status st = NG_OK;
   ng_work_open(&w, p, "ng_state_manifest", NULL);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, true)));
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_SAVE)));
   NG_TRY(gather(&w));
   if (!make_manifest(&w)) st = ng_fail(p->ctx, w.st, "%s", w.message);
   NG_TRY(ng_work_agree(&w, st));
@@ -161,7 +162,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to) {
   ng_work w;
   ng_status st = NG_OK;
   ng_work_open(&w, p, call, to);
-  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, true)));
+  NG_TRY(ng_work_agree(&w, ng_work_prepare(&w, NG_WORK_SAVE)));
   NG_TRY(gather(&w));
   if (w.first) begin_file(&w);
   NG_TRY(ng_work_share(&w));

@@ -8,6 +8,7 @@
  * save.c and load.c are the protocol: who writes, who reads, what is checked before anything changes.
  * expected.c understands files that were written here in one look.
  * work.c has what they share: memory, and how all ranks learn the verdict.  walk.c shows single arrays.
+ * parts.c, parts_save.c and parts_load.c are the same for a state of several files, one for each rank.
  * factors.c is apart: running averages alone, a folder with a file for each layer.
  * manifest_write.c turns options, counters and layers into a JSON text, manifest.c understands one.
  * fields.c walks every array; field_order.c turns one from memory's order into the published one and back.
@@ -19,6 +20,8 @@
 #include "step/step.h"
 
 #define NG_STATE_FORMAT 2 /* 1: before statistics were the engine's */
+#define NG_STATE_PARTS 3  /* of several files */
+#define NG_PARTS_MOST (1 << 24)
 
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
@@ -52,7 +55,7 @@ void ng_state_put(ng_precond *p, const double *x);
 /* The manifest up to its tensors; each of these; what is behind them, and a 0, which is counted.
  * `values`: the `count` numbers; `rungs`: four counters over all ranks.  A lack of memory is known at the
  * end. */
-ng_status ng_manifest_begin(ng_precond *p, const double *values, int64_t count,
+ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
                             const int64_t rungs[4], ngio_out *o, char *message, size_t size);
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
@@ -62,6 +65,7 @@ typedef struct ng_snapshot {
   ng_options opt; /* texts borrowed from p */
   int64_t since[NG_SCHEDULED];
   int64_t steps, updates, skipped, rung[4];
+  int32_t parts; /* files that the state is in; 0: one */
   double nu, inner;
 } ng_snapshot;
 
@@ -85,6 +89,8 @@ typedef struct ng_outside {
 /* `call` is the public function, for messages. */
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to);
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from);
+/* To a path; of one rank it is ng_state_save. */
+ng_status ng_state_save_parts(ng_precond *p, const char *call, const ng_outside *to);
 /* *length without the 0; `text` may be NULL. */
 ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t *length);
 

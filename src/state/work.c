@@ -165,8 +165,17 @@ static ng_status check_place(const ng_work *w) {
   return NG_OK;
 }
 
+/* One for each array; in parts, for each rank's slice of one. */
+static int64_t checksums(const ng_work *w, ng_work_for what) {
+  int64_t n = what == NG_WORK_LOAD ? 0 : w->fields;
+  for (int32_t i = 0; i < w->fields && what == NG_WORK_PARTS; i++) {
+    if (w->item[i].f.slice != NULL) n += w->p->ctx->ranks - 1;
+  }
+  return n;
+}
+
 /* All memory at once: between two collectives nothing may fail on one rank alone. */
-ng_status ng_work_prepare(ng_work *w, bool saving) {
+ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
   const ng_status st = check_place(w);
   if (st != NG_OK) return st;
   if (w->p->step->begun) {
@@ -176,10 +185,12 @@ ng_status ng_work_prepare(ng_work *w, bool saving) {
   }
   bool ok = list_fields(w);
   w->value_count = ng_state_values(w->p);
-  w->doubles = w->value_count + NG_RESCUES + (saving ? w->fields : 0);
+  w->doubles = w->value_count + NG_RESCUES + checksums(w, what);
   ok = ok && ng_work_take(w, &w->values, values_bytes(w));
-  if (ok && w->p->ctx->ranks > 1) ok = ng_work_take(w, &w->memory, w->largest);
-  if (ok && saving) {
+  if (ok && w->p->ctx->ranks > 1 && what != NG_WORK_PARTS) {
+    ok = ng_work_take(w, &w->memory, w->largest);
+  }
+  if (ok && what == NG_WORK_SAVE) {
     ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
          ng_work_take(w, &w->tensor, tensors_bytes(w));
   }
@@ -273,6 +284,24 @@ ng_status ng_work_share(ng_work *w) {
   if (!w->first) w->text_bytes = v.text_bytes;
   if (v.status == NG_OK) return NG_OK;
   return ng_fail(w->p->ctx, (ng_status)v.status, "%s", v.message);
+}
+
+ng_status ng_work_tell(ng_work *w, double *told, int64_t count) {
+  ng_context *ctx = w->p->ctx;
+  double *failed = told + NG_CODES;
+  ng_codes_put(told, w->st);
+  memset(failed, 0, (size_t)ctx->ranks * sizeof *failed);
+  failed[ctx->rank] = w->st < NG_OK;
+  if (ctx->ranks > 1 && ng_work_sum(w, told, count) != NG_OK) return NG_ERR_COMM;
+  const ng_status worst = ng_codes_worst(told);
+  if (worst >= NG_OK) return NG_OK;
+  int32_t first = 0;
+  while (failed[first] == 0.0)
+    first++;
+  if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, first) != NG_OK) {
+    return NG_ERR_COMM;
+  }
+  return ng_fail(ctx, worst, "%s", w->message);
 }
 
 bool ng_work_fine(ng_work *w, ngio_status st) {

@@ -67,8 +67,10 @@ typedef struct ng_work {
 } ng_work;
 
 void ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_outside *place);
-/* What is checked and taken before the first word between ranks; `saving` needs more. */
-ng_status ng_work_prepare(ng_work *w, bool saving);
+/* What is checked and taken before the first word between ranks.  Saving needs more; for parts, buffers and the
+ * list of tensors are the caller's to take. */
+typedef enum ng_work_for { NG_WORK_LOAD, NG_WORK_SAVE, NG_WORK_PARTS } ng_work_for;
+ng_status ng_work_prepare(ng_work *w, ng_work_for what);
 void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is taken away */
 
 /* Every field, in the order of files, which is the same on all ranks. */
@@ -88,6 +90,9 @@ ng_status ng_work_sum(ng_work *w, double *x, int64_t count);
 ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t root);
 ng_status ng_work_agree(ng_work *w, ng_status local); /* the worst status of all ranks, on all */
 ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with its message */
+/* What every rank found, each in its `st` and `message`: the worst, with the message of the first that failed.
+ * Of `count` doubles the first NG_CODES + ranks are for it; those behind are the caller's, and summed, too. */
+ng_status ng_work_tell(ng_work *w, double *told, int64_t count);
 
 /* Row `row` of a field of which ranks hold parts: this rank's part between w->memory and the field; all of it
  * into w->memory, on all ranks. */

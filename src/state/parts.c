@@ -1,0 +1,186 @@
+/* parts.c: see parts.h. */
+#include "state/parts.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- names -----------------------------------------------------------------------------------*/
+
+int64_t ng_part_room(const char *path) { return (int64_t)strlen(path) + NG_PART_TEXT; }
+
+void ng_part_path(char *out, size_t size, const char *path, ng_hex id, int32_t part,
+                  int32_t parts) {
+  if (part == 0) {
+    (void)snprintf(out, size, "%s", path);
+  } else {
+    (void)snprintf(out, size, "%s.%s-%dof%d", path, id.text, part, parts);
+  }
+}
+
+void ng_part_says(char out[NG_PART_TEXT], int32_t part, int32_t parts) {
+  (void)snprintf(out, NG_PART_TEXT, "%d of %d", part, parts);
+}
+
+static const char *digits(const char *c) {
+  const char *const first = c;
+  while (*c >= '0' && *c <= '9')
+    c++;
+  return c == first ? NULL : c;
+}
+
+/* "<id>-<r>of<n>", or the name under which that is being written.  A file with such a name beside PATH is ours. */
+static bool is_part(const char *name) {
+  const char *c = name;
+  for (int i = 0; i < NG_HEX; i++, c++) {
+    if (!((*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'f'))) return false;
+  }
+  if (*c != '-' || (c = digits(c + 1)) == NULL || strncmp(c, "of", 2) != 0 ||
+      (c = digits(c + 2)) == NULL) {
+    return false;
+  }
+  return *c == 0 || ng_is(c, ".natgrad-part");
+}
+
+/* Whole names are compared, so "-1of2" is none of four. */
+static bool is_of(const char *name, ng_hex id, int32_t parts) {
+  char end[NG_PART_TEXT];
+  const size_t n = strlen(name);
+  const size_t m = (size_t)snprintf(end, sizeof end, "of%d", parts);
+  return strncmp(name, id.text, NG_HEX) == 0 && n > m && ng_is(name + n - m, end);
+}
+
+/* A folder that cannot be read keeps them. */
+void ng_parts_sweep(char *folder, size_t room, const char *path, ng_hex id, int32_t parts) {
+  const char *slash = strrchr(path, '/');
+  const char *base = slash != NULL ? slash + 1 : path;
+  const size_t n = strlen(base);
+  (void)snprintf(folder, room, "%.*s", slash != NULL ? (int)(base - path) : 1,
+                 slash != NULL ? path : ".");
+  DIR *d = opendir(folder);
+  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+    struct stat at;
+    if (strncmp(e->d_name, base, n) != 0 || e->d_name[n] != '.' || !is_part(e->d_name + n + 1) ||
+        is_of(e->d_name + n + 1, id, parts)) {
+      continue;
+    }
+    if (fstatat(dirfd(d), e->d_name, &at, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(at.st_mode)) {
+      (void)unlinkat(dirfd(d), e->d_name, 0);
+    }
+  }
+  if (d != NULL) (void)closedir(d);
+}
+
+/* ---- pieces, written -------------------------------------------------------------------------*/
+
+static void comma(ngio_out *o) {
+  const char last = o->used > 0 && !o->lost ? o->text[o->used - 1] : '{';
+  if (last != '{' && last != '[') ngio_out_put(o, ",");
+}
+
+static void number(ngio_out *o, const char *key, int64_t x) {
+  comma(o);
+  ngio_out_string(o, key);
+  ngio_out_put(o, ":");
+  ngio_out_integer(o, x);
+}
+
+void ng_pieces_begin(ngio_out *o, const ng_item *item) {
+  int32_t ndim;
+  int64_t shape[2];
+  ng_tensor_shape(&item->f, &ndim, shape);
+  comma(o);
+  ngio_out_string(o, item->name);
+  ngio_out_put(o, ":{\"shape\":[");
+  for (int32_t i = 0; i < ndim; i++) {
+    comma(o);
+    ngio_out_integer(o, shape[i]);
+  }
+  ngio_out_put(o, "],\"pieces\":[");
+}
+
+void ng_pieces_put(ngio_out *o, const ng_shard *q) {
+  comma(o);
+  ngio_out_put(o, "{");
+  number(o, "part", q->part);
+  if (!q->whole) {
+    number(o, "from", q->from);
+    number(o, "to", q->to);
+  }
+  ngio_out_put(o, ",\"crc32\":\"");
+  ngio_out_put(o, q->crc);
+  ngio_out_put(o, q->finite ? "\",\"finite\":true}" : "\",\"finite\":false}");
+}
+
+void ng_pieces_end(ngio_out *o) { ngio_out_put(o, "]}"); }
+
+void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int32_t parts) {
+  ngio_out_put(o, "},\"parts\":[");
+  for (int32_t r = 0; r < parts; r++) {
+    comma(o);
+    ngio_out_put(o, "{");
+    number(o, "bytes", bytes[r]);
+    number(o, "tensors", tensors[r]);
+    ngio_out_put(o, "}");
+  }
+  ngio_out_bytes(o, "]}", sizeof "]}");
+}
+
+/* ---- ... and read ----------------------------------------------------------------------------*/
+
+/* -1: no such number. */
+static int64_t number_of(const ngio_value *v, const char *key) {
+  const ngio_value *x = ngio_get(v, key);
+  return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
+}
+
+ng_shard ng_shard_of(const ngio_value *v, const ng_field *f) {
+  ng_shard q = {.part = (int32_t)number_of(v, "part"), .to = f->cols, .whole = true};
+  if (ngio_get(v, "from") != NULL) {
+    q.whole = false;
+    q.from = number_of(v, "from");
+    q.to = number_of(v, "to");
+  }
+  q.crc = ngio_text_of(ngio_get(v, "crc32"));
+  q.finite = !ngio_is(ngio_get(v, "finite"), NGIO_FALSE);
+  return q;
+}
+
+static bool same_shape(const ngio_value *v, const ng_field *f) {
+  int32_t ndim;
+  int64_t shape[2];
+  ng_tensor_shape(f, &ndim, shape);
+  if (!ngio_is(v, NGIO_ARRAY) || v->count != (uint32_t)ndim) return false;
+  const ngio_value *x = ngio_first(v);
+  for (int32_t i = 0; i < ndim; i++, x = ngio_next(v, x)) {
+    if (!ngio_is(x, NGIO_INTEGER) || x->is.integer != shape[i]) return false;
+  }
+  return true;
+}
+
+const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
+  const ngio_value *pieces = ngio_get(v, "pieces");
+  int64_t at = 0, part = -1;
+  if (!same_shape(ngio_get(v, "shape"), f) || !ngio_is(pieces, NGIO_ARRAY) || pieces->count == 0) {
+    return NULL;
+  }
+  for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
+    const int64_t its = number_of(x, "part");
+    const ng_shard q = ng_shard_of(x, f);
+    if (its <= part || its >= parts || q.crc == NULL || strlen(q.crc) != NG_HEX) return NULL;
+    if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > f->cols) {
+      return NULL;
+    }
+    part = its;
+    at = q.to;
+  }
+  return at == f->cols ? pieces : NULL;
+}
+
+ngio_tensor ng_shard_tensor(const ng_item *item, const ng_shard *q) {
+  ngio_tensor t = ng_tensor_of(item);
+  if (!q->whole) t.shape[1] = q->to - q->from;
+  t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
+  return t;
+}

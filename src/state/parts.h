@@ -1,0 +1,55 @@
+/* parts.h: a state in several files, one for each rank that saved it; for the files of state/ alone.
+ *
+ *   PATH                   rank 0's arrays, and the manifest of all: format 3
+ *   PATH.<id>-<r>of<n>     those of rank r; <id>: the checksum of the manifest, 8 digits
+ *
+ * In the manifest an array has its whole shape and its pieces, and the list of parts what each file holds:
+ *   "tensors": {"fc1/A": {"shape": [64], "pieces": [{"part": 1, "crc32": "89abcdef", "finite": true}]}, ...}
+ *   "parts": [{"bytes": 1024, "tensors": 3}, ...]
+ * A piece that is not all of an array has columns [from, to) of every row.  In the metadata of a part that is
+ * not the first: "natgrad.part" = "1 of 4", "natgrad.whole" = "<id>".
+ *
+ * In:  a model, a path.
+ * Out: how files and pieces are called, written and read. */
+#ifndef NG_STATE_PARTS_H
+#define NG_STATE_PARTS_H
+
+#include "state/work.h"
+
+#define NG_PART "natgrad.part"
+#define NG_PART_WHOLE "natgrad.whole"
+enum { NG_PART_TEXT = 64 }; /* room for what is added to a path; for "1 of 4" */
+
+typedef struct ng_shard {
+  int32_t part;
+  int64_t from, to; /* columns; all of them where the array is whole */
+  bool whole;
+  const char *crc;
+  bool finite;
+} ng_shard;
+
+int64_t ng_part_room(const char *path); /* of the name of any part, with a 0 */
+/* Into `out`; part 0 has the path itself. */
+void ng_part_path(char *out, size_t size, const char *path, ng_hex id, int32_t part, int32_t parts);
+void ng_part_says(char out[NG_PART_TEXT], int32_t part, int32_t parts); /* "1 of 4" */
+/* With `room` bytes to write to.  Removes parts of `path` that are not of this whole: of an earlier one, or left by a rank that was killed. */
+void ng_parts_sweep(char *folder, size_t room, const char *path, ng_hex id, int32_t parts);
+
+/* The entry of an array: begin, its pieces, end. */
+void ng_pieces_begin(ngio_out *o, const ng_item *item);
+void ng_pieces_put(ngio_out *o, const ng_shard *q);
+void ng_pieces_end(ngio_out *o);
+/* Behind all entries; with a 0, which is counted. */
+void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int32_t parts);
+
+/* The pieces of an array of this model, in `v` of a manifest of `parts`; NULL: not as they should be.  Their number
+ * is ->count, and all are good then. */
+const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
+ng_shard ng_shard_of(const ngio_value *v, const ng_field *f); /* one of these */
+/* Dtype and shape that a piece has in its file. */
+ngio_tensor ng_shard_tensor(const ng_item *item, const ng_shard *q);
+
+/* load.c calls it when all ranks know the manifest: every rank reads what it needs, then all take it, or nobody. */
+ng_status ng_parts_load(ng_work *w);
+
+#endif

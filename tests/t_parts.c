@@ -1,0 +1,257 @@
+/* t_parts.c: a state in as many files as there are ranks.
+ *
+ * The oracle is the state in one file, which t_state.c holds to a run that was not interrupted: what any number of
+ * ranks reads from parts, wherever results are kept, and saves in one file, has the bytes of one that came that
+ * way.  Bytes are compared: no tolerance. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ranks.h"
+#include "safetensors.h"
+#include "state_scene.h"
+
+enum { MOST = 4 };
+
+/* ---- files -----------------------------------------------------------------------------------*/
+
+static int32_t files_there(void) {
+  int32_t n = 0;
+  DIR *d = opendir(folder);
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+    n += e->d_name[0] != '.';
+  (void)closedir(d);
+  return n;
+}
+
+static void clear_folder(void) {
+  DIR *d = opendir(folder);
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    if (e->d_name[0] != '.') (void)unlink(in_folder(e->d_name).text);
+  }
+  (void)closedir(d);
+}
+
+/* ---- any ranks, any placement ----------------------------------------------------------------*/
+
+typedef struct move {
+  const sim_setup *how;
+  const char *load;        /* NULL: three steps */
+  const char *one, *parts; /* saved here and there, if they are given */
+} move;
+
+static ng_status play(int32_t rank, ng_transport *t, void *arg) {
+  const move *m = arg;
+  sim s;
+  ng_status st = sim_open(&s, m->how, t, NULL);
+  for (int64_t i = 0; i < 3 && m->load == NULL && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK && m->load != NULL) st = ng_load(s.p, m->load);
+  if (st >= NG_OK && m->one != NULL) st = ng_save(s.p, m->one);
+  if (st >= NG_OK && m->parts != NULL) st = ng_save_parts(s.p, m->parts);
+  if (st < NG_OK)
+    fprintf(stderr, "rank %d: %s %s\n", rank, s.message, s.ctx ? ng_last_error(s.ctx) : "");
+  sim_close(&s);
+  return st;
+}
+
+#define OWNERS "update=sgd grad_worker_fraction=0 "
+#define ALL "update=sgd grad_worker_fraction=1 "
+#define WINDOW "update=sgd window=3 damping=0.1 "
+
+/* Saved with one, loaded with the other. */
+static const struct {
+  sim_setup from, to;
+} rows[] = {
+    {{.method = "natgrad", .set = OWNERS}, {.method = "natgrad", .set = ALL}},
+    {{.method = "natgrad", .set = ALL "placement=kaisa colocate=0"},
+     {.method = "natgrad", .set = OWNERS "placement=round-robin"}},
+    {{.method = "natgrad",
+      .set = "update=adamw update_ranks=owner factor_dtype=bf16 inverse_dtype=f16"},
+     {.method = "natgrad",
+      .set = "update=adamw update_ranks=owner placement=round-robin factor_dtype=bf16 "
+             "inverse_dtype=f16"}},
+    {{.method = "natgrad", .set = OWNERS "statistics=owner solver=eigen damping_split=joint"},
+     {.method = "natgrad",
+      .set = OWNERS "statistics=owner solver=eigen damping_split=joint placement=mpd-kfac"}},
+    {{.method = "dp-kfac", .set = "update=sgd"},
+     {.method = "dp-kfac", .set = "update=sgd placement=contiguous"}},
+    {{.method = "spngd", .set = "update=sgd"}, {.method = "spngd", .set = "update=sgd"}},
+    {{.method = "eva", .set = "update=sgd"}, {.method = "eva", .set = "update=sgd"}},
+    {{.method = "mfac", .set = WINDOW "statistics=sharded"},
+     {.method = "mfac", .set = WINDOW "statistics=sharded"}},
+    {{.method = "mfac", .set = WINDOW "statistics=sharded"}, {.method = "mfac", .set = WINDOW}},
+    {{.method = "mfac", .set = WINDOW}, {.method = "mfac", .set = WINDOW "statistics=sharded"}},
+    {{.method = "efcp", .set = WINDOW "statistics=sharded window_density=0.3 window_topk=layer"},
+     {.method = "efcp", .set = WINDOW "statistics=sharded window_density=0.3 window_topk=layer"}},
+    {{.method = "lowrank-mfac", .set = WINDOW "statistics=sharded window_rank=2"},
+     {.method = "lowrank-mfac", .set = WINDOW "statistics=sharded window_rank=2"}},
+    {{.method = "ggt", .set = WINDOW "statistics=sharded"},
+     {.method = "ggt", .set = WINDOW "statistics=sharded"}},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static void any_ranks(void **state) {
+  (void)state;
+  const path one = in_folder("one"), parts = in_folder("parts"), x = in_folder("x"),
+             y = in_folder("y");
+  for (int i = 0; i < ROWS; i++) {
+    for (int32_t n = 1; n <= MOST; n++) {
+      move m = {&rows[i].from, NULL, one.text, parts.text};
+      if (ranks_run(n, play, &m, NULL) != NG_OK) fail_msg("row %d: saving on %d ranks", i, n);
+      assert_int_equal(files_there(), 1 + n);
+      for (int32_t k = 1; k <= MOST; k++) {
+        m = (move){&rows[i].to, one.text, x.text, NULL};
+        if (ranks_run(k, play, &m, NULL) != NG_OK) fail_msg("row %d: one file, %d to %d", i, n, k);
+        m = (move){&rows[i].to, parts.text, y.text, NULL};
+        if (ranks_run(k, play, &m, NULL) != NG_OK) fail_msg("row %d: parts, %d to %d", i, n, k);
+        assert_same_file(x.text, y.text);
+      }
+      clear_folder();
+    }
+  }
+}
+
+/* ---- memory and messages ---------------------------------------------------------------------*/
+
+/* What the library holds, and the most of it since `most` was set. */
+typedef struct purse {
+  int64_t now, most;
+} purse;
+
+static void *purse_take(void *user, size_t bytes) {
+  purse *p = user;
+  void *ptr = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (ptr == NULL) return NULL;
+  p->now += (int64_t)bytes;
+  if (p->now > p->most) p->most = p->now;
+  return ptr;
+}
+
+static void purse_give(void *user, void *ptr, size_t bytes) {
+  purse *p = user;
+  p->now -= (int64_t)bytes;
+  free(ptr);
+}
+
+enum { WIDE = 256, LAYERS = 6, ONE = WIDE * (WIDE + 1) / 2 * (int)sizeof(float) };
+
+typedef struct weigh {
+  const char *parts;
+  int64_t saving[MOST], loading[MOST],
+      held[MOST];     /* bytes above those held before; held in arrays */
+  int64_t said[MOST]; /* bytes handed to collectives by both */
+} weigh;
+
+typedef struct listener {
+  ng_transport inner;
+  int64_t bytes;
+} listener;
+
+static ng_status listen_run(void *user, const ng_collective *c) {
+  listener *l = user;
+  l->bytes += c->count * ng_dtype_size(c->dtype);
+  return l->inner.run(l->inner.user, c);
+}
+
+/* Linear layers with A and G of WIDE each, on their owners alone. */
+static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
+  weigh *x = arg;
+  purse money = {0};
+  listener ear = {.inner = *t};
+  ng_transport mine;
+  ng_transport_init(&mine, sizeof mine);
+  mine.user = &ear;
+  mine.name = "listener";
+  mine.rank = t->rank;
+  mine.size = t->size;
+  mine.run = listen_run;
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.alloc = purse_take;
+  config.free = purse_give;
+  config.alloc_user = &money;
+  fixture f;
+  float *g = calloc((size_t)WIDE * WIDE, sizeof *g);
+  float *a = calloc((size_t)4 * WIDE, sizeof *a);
+  ng_status st = g == NULL || a == NULL ? NG_ERR_NOMEM : NG_OK;
+  if (st == NG_OK) {
+    const fixture_how how = {.transport = &mine, .threads = 1, .config = &config};
+    st = fixture_open(&f, "method=natgrad statistics=owner grad_worker_fraction=0 damping=0.1",
+                      &how);
+  }
+  for (int i = 0; i < 4 * WIDE && st == NG_OK; i++)
+    a[i] = (float)(i % 7 - 3);
+  for (int i = 0; i < LAYERS && st == NG_OK; i++) {
+    char name[8];
+    int32_t index;
+    (void)snprintf(name, sizeof name, "fc%d", i);
+    const plane w = plane_of(g, WIDE, WIDE, NG_F32);
+    st = ng_add_linear(f.p, name, WIDE, WIDE, 0, &index);
+    if (st == NG_OK) st = fixture_bind(&f, index, NG_WEIGHT, &w, NULL);
+  }
+  if (st == NG_OK) st = ng_ready(f.p);
+  if (st == NG_OK) st = fixture_begin(&f, 4);
+  for (int i = 0; i < LAYERS && st == NG_OK; i++) {
+    const plane v = plane_of(a, 4, WIDE, NG_F32);
+    st = fixture_observe(&f, i, &v, &v);
+  }
+  if (st == NG_OK) st = ng_step(f.p, 0.1);
+  for (int32_t i = 0; i < ng_memory_count(f.p) && st >= NG_OK; i++) {
+    ng_memory_info use = {.struct_size = sizeof use};
+    st = ng_memory(f.p, i, &use);
+    if (strcmp(use.use, "factors") == 0 || strcmp(use.use, "results") == 0)
+      x->held[rank] += use.bytes;
+  }
+  ear.bytes = 0;
+  money.most = money.now;
+  int64_t before = money.now;
+  if (st >= NG_OK) st = ng_save_parts(f.p, x->parts);
+  x->saving[rank] = money.most - before;
+  money.most = money.now;
+  before = money.now;
+  if (st >= NG_OK) st = ng_load(f.p, x->parts);
+  x->loading[rank] = money.most - before;
+  x->said[rank] = ear.bytes;
+  fixture_close(&f);
+  free(a);
+  free(g);
+  return st;
+}
+
+/* Twelve averages and as many inverses of 131,584 bytes on three ranks.  Saving takes one of these and lists of
+ * 24 arrays; loading what a rank holds, a buffer of 256 kB, lists and the manifest.  64 kB are three times what the
+ * lists were seen to take.  What is said is shorter than one array. */
+static void own_and_a_buffer(void **state) {
+  (void)state;
+  const path parts = in_folder("parts");
+  weigh x = {.parts = parts.text};
+  assert_int_equal(ranks_run(3, weigh_rank, &x, NULL), NG_OK);
+  for (int r = 0; r < 3; r++) {
+    const int64_t lists = 65536, held = x.held[r];
+    if (getenv("NG_TEST_SHOW") != NULL)
+      printf("rank %d: holds %lld saving %lld loading %lld said %lld\n", r, (long long)held,
+             (long long)x.saving[r], (long long)x.loading[r], (long long)x.said[r]);
+    assert_true(held >= 2 * ONE && held < 24LL * ONE / 2);
+    assert_true(x.saving[r] >= ONE && x.saving[r] < ONE + lists);
+    assert_true(x.loading[r] < held + (1 << 18) + ONE + lists);
+    assert_true(x.said[r] < ONE);
+  }
+  clear_folder();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(any_ranks),
+      cmocka_unit_test(own_and_a_buffer),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
