@@ -69,7 +69,7 @@ static void those_of_a_sort(void **state) {
 static void sparse_loops(void **state) {
   (void)state;
   static double tile[NG_WINDOW_BLOCK], got[NG_WINDOW_BLOCK], row[NG_WINDOW_BLOCK];
-  static float f[MOST];
+  static float f[MOST], x[NG_WINDOW_BLOCK], put[NG_WINDOW_BLOCK];
   static uint16_t h[MOST], index[MOST];
   rng r = {test_seed()};
   for (int64_t t = 0; t < test_times(40); t++) {
@@ -80,8 +80,10 @@ static void sparse_loops(void **state) {
     const double c = 2 * rng_real(&r) - 1;
     double plain = 0, size = 0;
     memset(row, 0, sizeof row);
-    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++)
+    for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
       got[i] = tile[i] = 2 * rng_real(&r) - 1;
+      x[i] = put[i] = (float)tile[i];
+    }
     for (int64_t i = 0, at = rng_below(&r, 5); i < n; i++) {
       h[i] = ng_f32_to_bf16((float)(2 * rng_real(&r) - 1));
       f[i] = half ? ng_bf16_to_f32(h[i]) : (float)(2 * rng_real(&r) - 1);
@@ -90,14 +92,17 @@ static void sparse_loops(void **state) {
       at += 1 + rng_below(&r, NG_WINDOW_BLOCK / MOST - 1);
     }
     for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++) {
-      plain += row[i] * tile[i];
-      size += fabs(row[i] * tile[i]);
+      plain += row[i] * (double)x[i];
+      size += fabs(row[i] * (double)x[i]);
     }
     /* n additions of 1e-16 */
-    assert_true(fabs(ng_window_sparse_dot(tile, index, value, type, n) - plain) <= 1e-12 * size);
+    assert_true(fabs(ng_window_sparse_dot(x, index, value, type, n) - plain) <= 1e-12 * size);
     ng_window_sparse_add(got, index, value, type, n, c);
+    ng_window_sparse_put(put, index, value, type, n);
+    for (int64_t i = 0; i < n; i++)
+      x[index[i]] = f[i];
     for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++)
-      assert_true(got[i] == tile[i] + c * row[i]);
+      assert_true(got[i] == tile[i] + c * row[i] && put[i] == x[i]);
   }
 }
 

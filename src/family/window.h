@@ -146,10 +146,12 @@ void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtyp
                     const float *y, int64_t n, double out[4]);
 void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
                     int rows, int64_t n, const double *c);
-/* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, and tile += c row.  An index beyond
- * the block, of a file, is taken modulo its size. */
-double ng_window_sparse_dot(const double *tile, const uint16_t *index, const void *value,
+/* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, tile <- row (where it has entries), and
+ * tile += c row.  An index beyond the block, of a file, is taken modulo its size. */
+double ng_window_sparse_dot(const float *tile, const uint16_t *index, const void *value,
                             ng_dtype type, int64_t n);
+void ng_window_sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
+                          int64_t n);
 void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,
                           int64_t n, double c);
 

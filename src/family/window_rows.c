@@ -251,7 +251,7 @@ static void widen(double *to, const void *value, ng_dtype type, int64_t from, in
   }
 }
 
-double ng_window_sparse_dot(const double *tile, const uint16_t *index, const void *value,
+double ng_window_sparse_dot(const float *tile, const uint16_t *index, const void *value,
                             ng_dtype type, int64_t n) {
   enum { SUMS = 4 };
   double x[ENTRIES], sum[SUMS] = {0.0};
@@ -262,14 +262,26 @@ double ng_window_sparse_dot(const double *tile, const uint16_t *index, const voi
     widen(x, value, type, from, some);
     for (; i + SUMS <= some; i += SUMS) {
       for (int q = 0; q < SUMS; q++) {
-        sum[q] += x[i + q] * tile[k[i + q] % NG_WINDOW_BLOCK];
+        sum[q] += x[i + q] * (double)tile[k[i + q] % NG_WINDOW_BLOCK];
       }
     }
     for (; i < some; i++) {
-      sum[0] += x[i] * tile[k[i] % NG_WINDOW_BLOCK];
+      sum[0] += x[i] * (double)tile[k[i] % NG_WINDOW_BLOCK];
     }
   }
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+void ng_window_sparse_put(float *tile, const uint16_t *index, const void *value, ng_dtype type,
+                          int64_t n) {
+  float x[ENTRIES];
+  for (int64_t from = 0; from < n; from += ENTRIES) {
+    const int64_t some = ng_min64(ENTRIES, n - from);
+    ng_to_f32(x, (const char *)value + from * ng_dtype_size(type), type, some);
+    for (int64_t i = 0; i < some; i++) {
+      tile[index[from + i] % NG_WINDOW_BLOCK] = x[i];
+    }
+  }
 }
 
 void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value, ng_dtype type,

@@ -7,7 +7,7 @@
  * each block of 32,768 elements.  Of equal entries the first ones win.
  *
  * A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
- * products go block by block: a tile of x, or of doubles to add to, stays in the second cache while the same
+ * products go block by block: a tile of x in f32, or of doubles to add to, stays in the second cache while the same
  * block of all rows passes by; its entries lie far apart, so memory is asked for those of rows to come.  The sum
  * is made where it is chosen from (window_largest.c): one pass over e and g in memory. */
 #include "family/window.h"
@@ -282,18 +282,17 @@ static void product_piece(void *arg, int32_t piece) {
   const job *p = arg;
   ng_window *w = ng_window_of(p->b);
   const topk *s = w->own;
-  double *tile = s->tile + (int64_t)piece * BLOCK;
+  float *tile = (float *)(void *)(s->tile + (int64_t)piece * BLOCK); /* a row is exact in f32 */
   int64_t from, to;
   ng_share(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const range *k = &s->block[i];
-    memset(tile, 0, (size_t)k->n * sizeof *tile);
     if (p->x == NULL) {
       const run own = run_of(s, ng_window_head(w), i);
-      ng_window_sparse_add(tile, own.index, own.value, s->type, own.n, 1.0);
-    }
-    for (int64_t e = 0; e < k->n && p->x != NULL; e++) {
-      tile[e] = (double)p->x[k->at + e];
+      memset(tile, 0, (size_t)k->n * sizeof *tile);
+      ng_window_sparse_put(tile, own.index, own.value, s->type, own.n);
+    } else {
+      memcpy(tile, p->x + k->at, (size_t)k->n * sizeof *tile);
     }
     for (int64_t j = 0; j < w->uses; j++) {
       const run r = next_of(w, j, i);
