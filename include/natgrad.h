@@ -1072,7 +1072,8 @@ NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_
 
 /* What a rank of many would hold and send: the plan of ng_ready without its memory, its collectives or a
  * transport, so for as many ranks as you like.  The model has its layers and options and is not ready yet;
- * it is left as it was.
+ * it is left as it was, but for the placement of its blocks, which is remembered until ng_ready: rank after
+ * rank is planned quickly.
  *
  * Units:   bytes as ng_memory and ng_report_station count them: held by the rank, and handed to collectives
  *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.

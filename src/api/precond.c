@@ -92,6 +92,7 @@ void ng_precond_destroy(ng_precond **precond) {
     p->broken = true;
   }
   ng_step_release(p);
+  ng_place_forget(p);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry_free(p, p->entry[i]);
   }

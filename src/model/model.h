@@ -251,11 +251,15 @@ typedef struct ng_grid {
   int32_t *ranks; /* room for a list of all of them, while groups are made */
 } ng_grid;
 
+typedef struct ng_placed ng_placed;
+
 ng_status ng_grid_make(ng_precond *p);
 ng_status ng_grid_groups(ng_precond *p); /* collective */
 void ng_grid_release(ng_precond *p);
 /* Owner and column of every block, owners of their statistics: when all are made, from their costs. */
 ng_status ng_place_blocks(ng_precond *p);
+void ng_place_forget(
+    ng_precond *p); /* what the last placement came to: nobody will ask the same again */
 void ng_place_stats(ng_block *b); /* who observes and keeps its statistics */
 double ng_stat_cost(const ng_stat *s, ng_placement_cost cost);
 double ng_block_apply_cost(const ng_block *b);
@@ -295,6 +299,7 @@ struct ng_precond {
   bool expires; /* some binding holds until the next step only */
   bool broken;  /* NG_ERR_COMM was returned: destroy only */
   ng_grid grid;
+  ng_placed *placed; /* the last placement, while ranks are planned one after the other */
   char *arena[NG_USES];
   int64_t held[NG_USES];                 /* bytes by use, objects included */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */

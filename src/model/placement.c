@@ -161,38 +161,106 @@ static void describe(const ng_precond *p, ng_assignment *a, ng_task *task) {
   }
 }
 
-ng_status ng_place_blocks(ng_precond *p) {
-  ng_assignment a = {.placement = placement_of(&p->base),
-                     .together = p->base.colocate,
-                     .m = p->grid.m,
-                     .n = p->grid.n,
-                     .weight = weight_of(&p->base),
-                     .works = p->blocks};
-  for (int32_t i = 0; i < p->blocks; i++) {
-    a.tasks += p->block[i]->stats;
-  }
-  const size_t works = (size_t)(a.works + 1) * sizeof *a.work,
-               tasks = (size_t)(a.tasks + 1) * sizeof(ng_task), room = ng_assign_room(&a);
-  ng_task *task = ng_object(p, tasks);
-  a.work = ng_object(p, works);
-  a.room = ng_object(p, room);
-  const bool all = a.work != NULL && task != NULL && a.room != NULL;
-  if (all) {
-    describe(p, &a, task);
-    ng_assign(&a);
-  }
-  for (int32_t i = 0; i < p->blocks && all; i++) {
-    ng_block *b = p->block[i];
-    b->owner = a.work[i].owner;
-    b->column = a.work[i].column;
-    for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].owner = a.work[i].task[k].owner;
+/* A question to assign.h with its answer. */
+struct ng_placed {
+  ng_assignment a;
+  ng_task *task; /* of all its works */
+};
+
+/* Nothing that ng_assign looks at differs; names are the layers' and the families' own, so pointers tell. */
+static bool same_question(const ng_assignment *a, const ng_assignment *b) {
+  bool same = a->placement == b->placement && a->together == b->together && a->m == b->m &&
+              a->n == b->n && a->weight == b->weight && a->works == b->works &&
+              a->tasks == b->tasks;
+  for (int32_t i = 0; i < a->works && same; i++) {
+    const ng_work *x = &a->work[i], *y = &b->work[i];
+    same = x->name == y->name && x->tasks == y->tasks && x->each == y->each;
+    for (int32_t k = 0; k < x->tasks && same; k++) {
+      same = x->task[k].name == y->task[k].name && x->task[k].cost == y->task[k].cost;
     }
   }
-  ng_object_free(p, a.room, room);
-  ng_object_free(p, task, tasks);
-  ng_object_free(p, a.work, works);
-  return all ? NG_OK : ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  return same;
+}
+
+static size_t works_bytes(const ng_assignment *a) {
+  return (size_t)(a->works + 1) * sizeof *a->work;
+}
+static size_t tasks_bytes(const ng_assignment *a) {
+  return (size_t)(a->tasks + 1) * sizeof(ng_task);
+}
+
+static void forget(ng_precond *p, ng_placed *x) {
+  if (x == NULL) return;
+  ng_object_free(p, x->task, tasks_bytes(&x->a));
+  ng_object_free(p, x->a.work, works_bytes(&x->a));
+  ng_object_free(p, x, sizeof *x);
+}
+
+void ng_place_forget(ng_precond *p) {
+  forget(p, p->placed);
+  p->placed = NULL;
+}
+
+/* With the columns and owners of `last`, if it was asked the same. */
+static void answer(ng_placed *x, const ng_placed *last) {
+  if (last == NULL || !same_question(&x->a, &last->a)) {
+    ng_assign(&x->a);
+    return;
+  }
+  for (int32_t i = 0; i < x->a.works; i++) {
+    x->a.work[i].owner = last->a.work[i].owner;
+    x->a.work[i].column = last->a.work[i].column;
+  }
+  for (int32_t k = 0; k < x->a.tasks; k++) {
+    x->task[k].owner = last->task[k].owner;
+  }
+}
+
+static ng_placed *question(ng_precond *p) {
+  ng_placed *x = ng_object(p, sizeof *x);
+  if (x == NULL) return NULL;
+  x->a = (ng_assignment){.placement = placement_of(&p->base),
+                         .together = p->base.colocate,
+                         .m = p->grid.m,
+                         .n = p->grid.n,
+                         .weight = weight_of(&p->base),
+                         .works = p->blocks};
+  for (int32_t i = 0; i < p->blocks; i++) {
+    x->a.tasks += p->block[i]->stats;
+  }
+  x->task = ng_object(p, tasks_bytes(&x->a));
+  x->a.work = ng_object(p, works_bytes(&x->a));
+  if (x->task != NULL && x->a.work != NULL) {
+    describe(p, &x->a, x->task);
+    return x;
+  }
+  forget(p, x);
+  return NULL;
+}
+
+/* The answer is the same on all ranks: a plan of one after the other asks once. */
+ng_status ng_place_blocks(ng_precond *p) {
+  ng_placed *x = question(p);
+  const size_t room = x == NULL ? 0 : ng_assign_room(&x->a);
+  char *scratch = x == NULL ? NULL : ng_object(p, room);
+  if (scratch == NULL) {
+    forget(p, x);
+    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  }
+  x->a.room = scratch;
+  answer(x, p->placed);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    b->owner = x->a.work[i].owner;
+    b->column = x->a.work[i].column;
+    for (int32_t k = 0; k < b->stats; k++) {
+      b->stat[k].owner = x->a.work[i].task[k].owner;
+    }
+  }
+  ng_object_free(p, scratch, room);
+  ng_place_forget(p);
+  p->placed = x;
+  return NG_OK;
 }
 
 /* Every statistic has its owner here; ctx->place, of tests, may move it to another rank of the block's column.

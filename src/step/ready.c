@@ -201,6 +201,7 @@ ng_status ng_step_place(ng_precond *p) {
  * together. */
 ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_step_place(p);
+  ng_place_forget(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
