@@ -1,0 +1,86 @@
+/* misuse.c: see misuse.h. */
+#include "misuse.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+const char *misuse_method = "natgrad";
+
+static void fill(float *x, int n, int salt) {
+  for (int i = 0; i < n; i++) {
+    x[i] = (float)((i * 7 + salt * 3) % 11 - 5) / 4.0f;
+  }
+}
+
+void data(fix *f) {
+  fill(f->a, B * IN, 1);
+  fill(f->g, B * OUT, 2);
+  fill(f->dw, OUT * IN, 3);
+  fill(f->db, OUT, 4);
+  fill(f->w, OUT * IN, 5);
+  fill(f->b, OUT, 6);
+  fill(f->t, 5, 7);
+  fill(f->dt, 5, 8);
+}
+
+void create(fix *f, const char *set) {
+  char options[128];
+  memset(f, 0, sizeof *f);
+  data(f);
+  (void)snprintf(options, sizeof options, "method=%s %s", misuse_method, set);
+  fixture_ok(&f->f, fixture_open(&f->f, options, NULL));
+  f->ctx = f->f.ctx;
+  f->p = f->f.p;
+  assert_int_equal(ng_add_linear(f->p, "fc", IN, OUT, 1, &f->fc), NG_OK);
+  assert_int_equal(ng_add_tensor(f->p, "norm", 5, &f->norm), NG_OK);
+}
+
+void bind_all(fix *f) {
+  const plane dw = plane_of(f->dw, OUT, IN, NG_F32), db = plane_of(f->db, 1, OUT, NG_F32);
+  const plane w = plane_of(f->w, OUT, IN, NG_F32), b = plane_of(f->b, 1, OUT, NG_F32);
+  const plane t = plane_of(f->t, 1, 5, NG_F32), dt = plane_of(f->dt, 1, 5, NG_F32);
+  fixture_ok(&f->f, fixture_bind(&f->f, f->fc, NG_WEIGHT, &dw, &w));
+  fixture_ok(&f->f, fixture_bind(&f->f, f->fc, NG_BIAS, &db, &b));
+  fixture_ok(&f->f, fixture_bind(&f->f, f->norm, NG_WEIGHT, &dt, &t));
+}
+
+void ready(fix *f, const char *set) {
+  create(f, set);
+  bind_all(f);
+  assert_int_equal(ng_ready(f->p), NG_OK);
+}
+
+ng_batch batch_of(int64_t samples) {
+  ng_batch b;
+  ng_batch_init(&b, sizeof b);
+  b.samples = samples;
+  return b;
+}
+
+ng_status show(fix *f) {
+  const plane a = plane_of(f->a, B, IN, NG_F32), g = plane_of(f->g, B, OUT, NG_F32);
+  return fixture_show(&f->f, B, f->fc, &a, &g);
+}
+
+void destroy(fix *f) {
+  ng_precond_destroy(&f->p);
+  assert_null(f->p);
+  ng_precond_destroy(&f->p);
+  ng_precond_destroy(NULL);
+  int64_t bytes = -1, now = 0;
+  ng_context_allocated(f->ctx, &now, NULL, NULL);
+  ng_context *empty = NULL;
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &empty), NG_OK);
+  ng_context_allocated(empty, &bytes, NULL, NULL);
+  assert_int_equal(now, bytes); /* what a preconditioner took, it gave back */
+  ng_context_destroy(&empty);
+  ng_context_destroy(&f->ctx);
+  ng_context_destroy(&f->ctx);
+  ng_context_destroy(NULL);
+}

@@ -1,0 +1,199 @@
+/* t_context: contexts and what needs none: wrong arguments, the environment, names of statuses and types, components. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "natgrad.h"
+
+/* ---- contexts --------------------------------------------------------------------------------*/
+
+static void test_context(void **state) {
+  (void)state;
+  ng_context *ctx = (ng_context *)1;
+  ng_context_config c;
+  char why[256];
+  ng_context_config_init(&c, sizeof c);
+  c.struct_size = 0;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_null(ctx);
+  assert_non_null(strstr(why, "struct_size"));
+  ng_context_config_init(&c, sizeof c);
+  c.linalg = "fast";
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_non_null(strstr(why, "fast"));
+  c.linalg = NULL;
+  c.threads = -1;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "threads"));
+  c.threads = 1;
+  c.log_level = (ng_log_level)9;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "log_level"));
+  c.log_level = NG_LOG_NONE;
+  c.queue = &c;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_null(ctx);
+  assert_non_null(strstr(why, "queue is set, and this build has no device"));
+  c.queue = NULL;
+  c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "alloc"));
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_context_create(NG_VERSION + 10000, NULL, why, sizeof why, &ctx),
+                   NG_ERR_STATE);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);
+  assert_string_equal(ng_last_error(ctx), "");
+  ng_context_destroy(&ctx);
+  assert_string_equal(ng_last_error(NULL), "");
+}
+
+static void test_environment(void **state) {
+  (void)state;
+  ng_context *ctx = NULL;
+  char why[256];
+  const char *const bad[][2] = {{"NG_THREADS", "two"}, {"NG_THREADS", "0"}, {"NG_LOG", "loud"}};
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(setenv(bad[i][0], bad[i][1], 1), 0);
+    assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx), NG_ERR_ARG);
+    assert_non_null(strstr(why, bad[i][0]));
+    assert_int_equal(unsetenv(bad[i][0]), 0);
+  }
+  char *keep = getenv("NG_LINALG") == NULL ? NULL : strdup(getenv("NG_LINALG"));
+  assert_int_equal(setenv("NG_LINALG", "nothing", 1), 0);
+  assert_int_equal(ng_context_create(NG_VERSION, NULL, why, sizeof why, &ctx), NG_ERR_ABSENT);
+  assert_non_null(strstr(why, "NG_LINALG is 'nothing', which is not built in; there is "));
+  assert_non_null(strstr(why, "ref"));
+  assert_int_equal(keep == NULL ? unsetenv("NG_LINALG") : setenv("NG_LINALG", keep, 1), 0);
+  free(keep);
+}
+
+/* Lines about the environment, one after the other; nothing else is of interest here. */
+typedef struct heard {
+  char text[2048];
+  int lines;
+} heard;
+
+static void hear(void *user, ng_log_level level, const char *line) {
+  heard *h = user;
+  if (strncmp(line, "environment: ", 13) != 0) return;
+  const size_t n = strlen(h->text);
+  (void)snprintf(h->text + n, sizeof h->text - n, "%d %s\n", (int)level, line);
+  h->lines++;
+}
+
+static heard heard_of(const char *const *variable, int n, ng_log_level level) {
+  heard h = {.lines = 0};
+  ng_context *ctx = NULL;
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.log = hear;
+  c.log_user = &h;
+  c.log_level = level;
+  c.threads = 1;
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(setenv(variable[i], "1", 1), 0);
+  }
+  assert_int_equal(ng_context_create(NG_VERSION, &c, NULL, 0, &ctx), NG_OK);
+  ng_context_destroy(&ctx);
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(unsetenv(variable[i]), 0);
+  }
+  return h;
+}
+
+#define LONG_NAME "NG_A_NAME_THAT_GOES_ON_AND_ON_AND_IS_LONGER_THAN_ANY_THAT_A_LIBRARY_WOULD_CHOOSE"
+
+/* A line for each that nobody reads, with the nearest that somebody does; capitals and all. */
+static void test_unknown_variables(void **state) {
+  (void)state;
+  static const char *const known[] = {"NG_THREADS", "NG_DAMPING", "NG_TEST_WHATEVER", "NGO",
+                                      "NG",         "NG_KL_CLIP", "XNG_DAMPNG"};
+  static const char *const unknown[] = {"NG_DAMPNG",   "NG_damping", "NG_THREDS", "NG_TEST",
+                                        "NG_ZZZZZZZZ", "NG_",        LONG_NAME};
+  static const char *const says[] = {
+      "2 environment: NG_DAMPNG is set, and nothing reads it; did you mean 'NG_DAMPING'?\n",
+      "2 environment: NG_damping is set, and nothing reads it; did you mean 'NG_DAMPING'?\n",
+      "2 environment: NG_THREDS is set, and nothing reads it; did you mean 'NG_THREADS'?\n",
+      "2 environment: NG_TEST is set, and nothing reads it\n",
+      "2 environment: NG_ZZZZZZZZ is set, and nothing reads it\n",
+      "2 environment: NG_ is set, and nothing reads it\n",
+      "2 environment: NG_A_NAME_THAT_GOES_ON_"};
+  const heard before = heard_of(NULL, 0, NG_LOG_WARN); /* what this test was started with */
+  heard h = heard_of(known, 7, NG_LOG_WARN);
+  assert_int_equal(h.lines, before.lines);
+  h = heard_of(unknown, 7, NG_LOG_WARN);
+  assert_int_equal(h.lines, before.lines + 7);
+  for (int i = 0; i < 7; i++) {
+    if (strstr(h.text, says[i]) == NULL) fail_msg("%s does not say %s", h.text, says[i]);
+  }
+  assert_int_equal(heard_of(unknown, 7, NG_LOG_ERROR).lines, 0);
+}
+
+/* Every option is in the list, under the name by which it is read. */
+static void test_known_variables(void **state) {
+  (void)state;
+  ng_variable_info v = {.struct_size = sizeof v};
+  int found = 0;
+  for (int32_t i = 0; i < ng_variable_count(); i++) {
+    assert_int_equal(ng_variable_at(i, &v), NG_OK);
+    assert_true(v.struct_size == sizeof v && strncmp(v.name, "NG_", 3) == 0 && v.meaning[0] != 0);
+    found += strcmp(v.name, "NG_STAT_DECAY") == 0 || strcmp(v.name, "NG_METHOD") == 0 ||
+             strcmp(v.name, "NG_TEST_*") == 0;
+  }
+  assert_int_equal(found, 3);
+  assert_int_equal(ng_variable_at(ng_variable_count(), &v), NG_ERR_ARG);
+  v.struct_size = 0;
+  assert_int_equal(ng_variable_at(0, &v), NG_ERR_ARG);
+  memset(&v, 0x5a, sizeof v); /* a caller whose struct is the size alone */
+  ng_variable_info_init(&v, sizeof v.struct_size);
+  assert_true(v.struct_size == sizeof v.struct_size && v.name[0] == 0x5a);
+}
+
+static void test_status_names(void **state) {
+  (void)state;
+#define NG_X(name, value, meaning)                                                                 \
+  assert_string_equal(ng_status_name(name), #name);                                                \
+  assert_string_equal(ng_status_meaning(name), meaning);
+  NG_STATUS_LIST(NG_X)
+#undef NG_X
+  assert_non_null(ng_status_name((ng_status)77));
+  static const struct {
+    ng_dtype t;
+    int32_t size;
+    const char *name;
+  } dtype[] = {{NG_F32, 4, "f32"}, {NG_F64, 8, "f64"}, {NG_F16, 2, "f16"}, {NG_BF16, 2, "bf16"},
+               {NG_I32, 4, "i32"}, {NG_I64, 8, "i64"}, {NG_U8, 1, "u8"},   {(ng_dtype)99, 0, "?"}};
+  for (size_t i = 0; i < sizeof dtype / sizeof dtype[0]; i++) {
+    assert_int_equal(ng_dtype_size(dtype[i].t), dtype[i].size);
+    assert_string_equal(ng_dtype_name(dtype[i].t), dtype[i].name);
+  }
+  char text[2048];
+  assert_true(ng_build_info(text, sizeof text) > 0);
+  assert_non_null(strstr(text, "version = "));
+  assert_int_equal(ng_build_info(NULL, 0), (int32_t)strlen(text));
+  assert_int_equal(ng_version(), NG_VERSION);
+  ng_component c;
+  c.struct_size = sizeof c;
+  for (int32_t i = 0; i < ng_component_count(); i++) {
+    assert_int_equal(ng_component_info(i, &c), NG_OK);
+    assert_true(c.built_in || strlen(c.absent) > 0);
+  }
+  assert_int_equal(ng_component_info(-1, &c), NG_ERR_ARG);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_context),           cmocka_unit_test(test_environment),
+      cmocka_unit_test(test_unknown_variables), cmocka_unit_test(test_known_variables),
+      cmocka_unit_test(test_status_names),
+  };
+  return cmocka_run_group_tests_name("context", tests, NULL, NULL);
+}

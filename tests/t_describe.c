@@ -1,0 +1,202 @@
+/* t_describe: describing a model: layers, sizes and bindings that are wrong, each with a message that names the culprit,
+ * and nothing changed; structs of other headers; sizes that no memory is taken for. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "misuse.h"
+
+/* ---- describing a model ----------------------------------------------------------------------*/
+
+static void test_layers(void **state) {
+  (void)state;
+  fix f;
+  create(&f, "");
+  int32_t i = -7;
+  WRONG(ng_add_linear(f.p, NULL, 3, 2, 0, &i), NG_ERR_ARG, "NULL");
+  WRONG(ng_add_linear(f.p, "", 3, 2, 0, &i), NG_ERR_ARG, "empty");
+  WRONG(ng_add_linear(f.p, "fc", 3, 2, 0, &i), NG_ERR_ARG, "'fc' is taken");
+  WRONG(ng_add_linear(f.p, "x\n", 3, 2, 0, &i), NG_ERR_ARG, "control");
+  WRONG(ng_add_linear(f.p, "x", 0, 2, 0, &i), NG_ERR_ARG, "in is 0");
+  WRONG(ng_add_linear(f.p, "x", 3, -1, 0, &i), NG_ERR_ARG, "out is -1");
+  WRONG(ng_add_linear(f.p, "x", 3, 2, 2, &i), NG_ERR_ARG, "bias is 2");
+  WRONG(plane_conv2d(f.p, "x", 3, 2, 0, 1, 0, 8, 8, 0, &i), NG_ERR_ARG, "kernel[0]");
+  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 0, 0, 8, 8, 0, &i), NG_ERR_ARG, "stride[0]");
+  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, -1, 8, 8, 0, &i), NG_ERR_ARG, "padding[0]");
+  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, 0, 0, 8, 0, &i), NG_ERR_ARG, "height");
+  WRONG(plane_conv2d(f.p, "x", 3, 2, 3, 1, 0, 2, 8, 0, &i), NG_ERR_ARG, "3 pixels");
+  WRONG(ng_add_tensor(f.p, "x", 0, &i), NG_ERR_ARG, "count is 0");
+  WRONG(ng_add_tensor(f.p, "norm", 3, &i), NG_ERR_ARG, "'norm' is taken");
+  WRONG(ng_add_layer(f.p, NULL, &i), NG_ERR_ARG, "layer is NULL");
+  assert_int_equal(ng_add_linear(NULL, "x", 3, 2, 0, &i), NG_ERR_ARG);
+  ng_layer d;
+  ng_layer_init(&d, NG_EMBEDDING, sizeof d);
+  d.name = "x";
+  d.in = d.out = 4;
+  d.bias = 1;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "of an embedding");
+  ng_layer_init(&d, NG_LINEAR, sizeof d);
+  d.name = "x";
+  d.in = d.out = 4;
+  d.shard_axis = 0;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "shard");
+  d.shard_axis = -1;
+  d.alias_of = "fc";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "tied");
+  d.alias_of = NULL;
+  d.options = "dampin=1";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "damping");
+  d.options = "damping=-1";
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "damping");
+  d.options = NULL;
+  d.kind = (ng_kind)9;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "kind");
+  d.kind = NG_LINEAR;
+  d.struct_size = 8;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "struct_size");
+  ng_layer_init(&d, NG_CONV2D, sizeof d);
+  d.name = "x";
+  d.in = 4;
+  d.out = 6;
+  d.image[0] = d.image[1] = 5;
+  d.groups = 4;
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "groups");
+  d.groups = 1;
+  assert_int_equal(i, -7);
+  assert_int_equal(ng_explain_count(f.p), 3); /* nothing of all that was registered */
+  bind_all(&f);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  WRONG(ng_add_linear(f.p, "late", 3, 2, 0, &i), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_add_tensor(f.p, "late", 3, &i), NG_ERR_STATE, "ng_ready");
+  WRONG(ng_ready(f.p), NG_ERR_STATE, "second time");
+  destroy(&f);
+}
+
+/* A struct that nobody initialised says that it is endless: nothing is read or written there. */
+static void test_struct_size(void **state) {
+  (void)state;
+  fix f;
+  create(&f, "");
+  struct {
+    ng_report r;
+    unsigned char guard[64];
+  } x;
+  memset(&x, 0xbe, sizeof x);
+  assert_int_equal(ng_report_read(f.p, &x.r), NG_ERR_ARG);
+  for (size_t i = 0; i < sizeof x; i++) {
+    assert_int_equal(((unsigned char *)&x)[i], 0xbe);
+  }
+  ng_batch b;
+  memset(&b, 0xbe, sizeof b);
+  bind_all(&f);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  WRONG(ng_begin(f.p, &b), NG_ERR_ARG, "call ng_batch_init first");
+  destroy(&f);
+}
+
+/* A machine of a gigabyte. */
+static void *modest(void *user, size_t bytes) {
+  void *x = NULL;
+  (void)user;
+  return bytes <= (size_t)1 << 30 && posix_memalign(&x, 64, bytes) == 0 ? x : NULL;
+}
+static void give_back(void *user, void *x, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(x);
+}
+
+/* Described sizes whose products do not fit 64 bits: refused by name, or without memory; nothing
+ * divides by zero, none of it takes for ever. */
+static void test_sizes(void **state) {
+  (void)state;
+  static const struct {
+    int64_t in, out, kernel, stride, padding, dilation, image;
+    const char *word; /* NULL: it may be registered, and ng_ready finds no memory, or takes it */
+  } size[] = {
+      {INT64_C(1) << 30, 4, INT64_C(1) << 17, 1, 0, 1, INT64_C(1) << 20, "in/groups * kernel"},
+      {INT64_C(1) << 30, 4, INT64_C(1) << 34, 1, 0, 1, 8, "kernel[0]"},
+      {INT64_C(1) << 30, INT64_C(1) << 30, 1, 1, 0, 1, 8, "elements"},
+      {1, 1, 3, 1, (INT64_C(1) << 31) - 1, 1, 4, "padding[0]"},
+      {1, 1, 2, 1, 65536, 1, 4, "0 to 65535"},
+      {1, 1, 2, 1, 65535, 1 << 17, 4, NULL},
+      {1, 1, 30000, 1, 65535, 4, 4, NULL},
+      {1, 1, 3, 1, 1, 1, (INT64_C(1) << 31) - 1, NULL},
+      {1 << 20, 1, 3, 1, 65535, 1, (INT64_C(1) << 31) - 1, NULL},
+  };
+  static const char *const settings[] = {"max_factor=64", "method=eva"};
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.alloc = modest;
+  config.free = give_back;
+  config.threads = 2;
+  for (size_t k = 0; k < 2 * sizeof size / sizeof size[0]; k++) {
+    fixture f;
+    const int64_t z[5] = {size[k / 2].kernel, size[k / 2].stride, size[k / 2].padding,
+                          size[k / 2].dilation, size[k / 2].image};
+    int64_t pair[5][2];
+    for (int i = 0; i < 5; i++) {
+      pair[i][0] = pair[i][1] = z[i];
+    }
+    fixture_ok(&f, fixture_open(&f, settings[k % 2], &(fixture_how){.config = &config}));
+    const ng_status st = ng_add_conv2d(f.p, "c", size[k / 2].in, size[k / 2].out, pair[0], pair[1],
+                                       pair[2], pair[3], 1, pair[4], 0, NULL);
+    if (size[k / 2].word != NULL) {
+      WRONG(st, NG_ERR_ARG, size[k / 2].word);
+    } else {
+      assert_int_equal(st, NG_OK);
+      const ng_status ready = ng_ready(f.p);
+      if (ready != NG_OK && ready != NG_ERR_NOMEM && ready != NG_ERR_ARG) {
+        fail_msg("size %d: %s", (int)k / 2, ng_last_error(f.ctx));
+      }
+    }
+    fixture_close(&f);
+  }
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "update=adamw", NULL));
+  WRONG(ng_add_tensor(f.p, "t", INT64_MAX / 16, NULL), NG_ERR_ARG, "1 to 1099511627776");
+  fixture_close(&f);
+}
+
+static void test_bind(void **state) {
+  (void)state;
+  fix f;
+  create(&f, "");
+  plane v = plane_of(f.dw, OUT, IN, NG_F32);
+  WRONG(plane_bind_grad(f.p, 5, NG_WEIGHT, &v), NG_ERR_ARG, "index is 5");
+  WRONG(plane_bind_grad(f.p, -1, NG_WEIGHT, &v), NG_ERR_ARG, "index is -1");
+  WRONG(plane_bind_grad(f.p, f.norm, NG_BIAS, &v), NG_ERR_ARG, "norm");
+  WRONG(plane_bind_grad(f.p, f.fc, (ng_param)3, &v), NG_ERR_ARG, "fc");
+  WRONG(plane_bind_grad(f.p, f.fc, NG_WEIGHT, NULL), NG_ERR_ARG, "NULL");
+  v.cols = 2;
+  WRONG(plane_bind_grad(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "[2, 3]");
+  v.cols = IN;
+  v.row_stride = 2;
+  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_SHAPE, "share memory");
+  v.row_stride = IN;
+  v.dtype = NG_F64;
+  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ARG, "f64");
+  v.dtype = NG_F32;
+  v.mem = NG_DEVICE;
+  WRONG(plane_bind_weight(f.p, f.fc, NG_WEIGHT, &v), NG_ERR_ABSENT, "device");
+  assert_int_equal(plane_bind_grad(NULL, 0, NG_WEIGHT, &v), NG_ERR_ARG);
+  destroy(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_layers),
+      cmocka_unit_test(test_bind),
+      cmocka_unit_test(test_sizes),
+      cmocka_unit_test(test_struct_size),
+  };
+  return cmocka_run_group_tests_name("describe", tests, NULL, NULL);
+}
