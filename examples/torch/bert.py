@@ -71,23 +71,29 @@ def texts(args, answer):
     return tokens, begin, end
 
 
-def answers(model, batch):
-    output = model(batch[0])
-    return (F.cross_entropy(output[..., 0], batch[1]) + F.cross_entropy(output[..., 1], batch[2])) / 2, output
+def answers(args):
+    def loss_of(model, batch):
+        output = model(batch[0])
+        return (F.cross_entropy(output[..., 0], batch[1], label_smoothing=args.label_smoothing)
+                + F.cross_entropy(output[..., 1], batch[2], label_smoothing=args.label_smoothing)) / 2, output
+    return loss_of
 
 
 def main():
-    parser = common.options(__doc__, batch_size=32, epochs=3, lr=0.02, momentum=0.8, weight_decay=0.0, damping=0.03, inv_update_steps=10)
+    tuned = "--model" in sys.argv  # the numbers of kfac_pytorch's script for SQuAD; else some for a model of random weights
+    standard = dict(batch_size=4, lr=5e-6, kl_clip=None, inv_update_steps=1) if tuned else dict(batch_size=32, lr=0.02,
+                                                                                                inv_update_steps=10)
+    parser = common.options(__doc__, epochs=3, momentum=0.8, weight_decay=0.0, damping=0.03, **standard)
     parser.add_argument("--task", choices=("classify", "answer"), default="classify")
     parser.add_argument("--model", help="a folder, as transformers saves it")
-    args = parser.parse_args()
+    args = common.parse(parser)
     torch.manual_seed(args.seed)
     answer = args.task == "answer"
     if args.model and transformers is None:
         sys.exit("--model: transformers is not installed (pip install transformers)")
     model = Encoder(2, answer) if transformers is None else Wrapped(answer, args.model)
-    return common.train(args, model, common.shuffled(args.batch_size, *texts(args, answer)),
-                        answers if answer else common.classify, None if answer else common.share_right)
+    return common.train(args, model, common.shuffled(args, *texts(args, answer)),
+                        (answers if answer else common.classify)(args), None if answer else common.share_right)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """What the examples of this folder share: options, methods by their published arguments, the loop.
 
     --method sgd | adamw | natgrad | spngd | eva-natgrad     natgrad's own
-             kaisa | eigen_dp | inverse | eva | mfac | efcp  published programs by their own names (natgrad.compat)
+             kaisa | eigen_dp | inverse_dp | eigen | inverse | eva | mfac | efcp
+                                                             published programs by their own names (natgrad.compat)
+             none                                            --optimizer alone
+
+Published scripts warm the rate of learning up to its multiple by the number of ranks: on one rank there is nothing to warm.
 """
 import argparse
 import os
@@ -16,14 +20,26 @@ except ImportError as missing:
     sys.exit(f"{missing}: pip install . in the folder of natgrad")
 
 
+def number_or_none(text):
+    return None if text == "none" else float(text)
+
+
 def options(doc, **standard):
     """The parser; `standard` are the published numbers of this task."""
-    values = dict(method="natgrad", epochs=1, batch_size=32, lr=0.1, momentum=0.9, weight_decay=5e-4, damping=0.003,
-                  kl_clip=0.001, stat_decay=0.95, factor_update_steps=1, inv_update_steps=10, ngrads=32, seed=1)
+    values = dict(method="natgrad", optimizer="sgd", epochs=1, batch_size=32, accumulation_steps=1, lr=0.1, lr_decay_alpha=0.1,
+                  momentum=0.9, weight_decay=5e-4, label_smoothing=0.0, damping=0.003, damping_alpha=0.5, kl_clip=0.001,
+                  stat_decay=0.95, factor_update_steps=1, inv_update_steps=10, update_steps_alpha=10.0, ngrads=32, k_init=0.01,
+                  seed=1)
+    lists = dict(lr_decay=(), damping_decay=(), update_steps_decay=(), skip_layers=())
+    lists.update((name, standard.pop(name)) for name in list(standard) if name in lists)
     values.update(standard)
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in values.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+        kind = number_or_none if name == "kl_clip" else type(value)
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value)
+    for name, value in lists.items():
+        parser.add_argument("--" + name.replace("_", "-"), nargs="*", type=str if name == "skip_layers" else int,
+                            default=list(value), help="expressions" if name == "skip_layers" else "epochs")
     parser.add_argument("--device", default="cpu", help="of the model; natgrad says which it supports")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many; 0: after the epochs")
     parser.add_argument("--data", help="a folder; none: generated data")
@@ -31,41 +47,89 @@ def options(doc, **standard):
     return parser
 
 
-class Method:
-    """A preconditioner, if there is one, and the optimizer behind it."""
+def parse(parser, published=()):
+    """The arguments; `published` has what a method's own script takes for this task, where that is something else."""
+    method = parser.parse_known_args()[0].method
+    parser.set_defaults(**dict(published).get(method, {}))
+    args = parser.parse_args()
+    for given, flag, methods in ((args.damping_decay, "--damping-decay", KAISA + LZHANGBV),
+                                 (args.update_steps_decay, "--update-steps-decay", KAISA + LZHANGBV),
+                                 (args.skip_layers, "--skip-layers", KAISA + OWN)):
+        if given and args.method not in methods:
+            sys.exit(f"{flag} is of --method {', '.join(methods)}")
+    return args
 
-    def __init__(self, args, model):
-        name, self.preconditioner = args.method, None
+
+KAISA, LZHANGBV, OWN = ("kaisa",), ("eigen_dp", "inverse_dp", "eigen", "inverse", "eva"), ("natgrad", "spngd", "eva-natgrad")
+WINDOWS = ("mfac", "efcp")
+
+
+class Method:
+    """A preconditioner, if there is one, the optimizer behind it, and what changes with the epoch.  `vocabulary` is the
+    width of a layer that lzhangbv's scripts leave out."""
+
+    def __init__(self, args, model, vocabulary=None):
+        name, self.preconditioner, self.changes = args.method, None, []
         periods = dict(factor_update_steps=args.factor_update_steps, inv_update_steps=args.inv_update_steps)
         number = dict(lr=args.lr, damping=args.damping, kl_clip=args.kl_clip)
+        kind = "adamw" if name == "adamw" else "sgd" if name == "sgd" else args.optimizer
         if name == "mfac":
             self.optimizer = compat.MFAC(model.parameters(), lr=args.lr, momentum=args.momentum, damp=args.damping,
                                          weight_decay=args.weight_decay, ngrads=args.ngrads)
         elif name == "efcp":
-            self.optimizer = compat.SparseGradientMFAC(model.parameters(), ngrads=args.ngrads, k_init=0.01, lr=args.lr,
-                                                       damp=args.damping, wd_type="wd", weight_decay=0.0,
+            self.optimizer = compat.SparseGradientMFAC(model.parameters(), ngrads=args.ngrads, k_init=args.k_init, lr=args.lr,
+                                                       damp=args.damping, wd_type="wd", weight_decay=args.weight_decay,
                                                        momentum=args.momentum)
-        elif name == "adamw":
+        elif kind == "adamw":
             self.optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-        else:
+        elif kind == "adadelta":
+            self.optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+        elif kind == "sgd":
             self.optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum,
                                              weight_decay=args.weight_decay)
-        if name == "kaisa":
-            self.preconditioner = compat.KFACPreconditioner(model, **periods, **number, factor_decay=args.stat_decay)
-        elif name in ("eigen_dp", "inverse_dp", "eigen", "inverse", "eva"):
+        else:
+            sys.exit(f"--optimizer {kind}: expected sgd, adamw or adadelta")
+        own = dict(damping=args.damping, skip_layers=args.skip_layers, accumulation_steps=args.accumulation_steps,
+                   lr=lambda step: self.optimizer.param_groups[0]["lr"])
+        clip = dict(clip="none") if args.kl_clip is None else dict(kl_clip=args.kl_clip)
+        if name in KAISA:
+            self.preconditioner = compat.KFACPreconditioner(
+                model, **periods, damping=args.damping, kl_clip=args.kl_clip, factor_decay=args.stat_decay, lr=own["lr"],
+                accumulation_steps=args.accumulation_steps, skip_layers=args.skip_layers)
+            self.changes.append(self.of_kaisa(args))
+        elif name in LZHANGBV:
             self.preconditioner = compat.get_kfac_module(name)(
                 model, **number, factor_decay=args.stat_decay, fac_update_freq=args.factor_update_steps,
-                kfac_update_freq=args.inv_update_steps)
+                kfac_update_freq=args.inv_update_steps, exclude_vocabulary_size=vocabulary)
+            self.changes.append(compat.KFACParamScheduler(self.preconditioner, args.damping_alpha, args.damping_decay,
+                                                          args.update_steps_alpha, args.update_steps_decay))
         elif name == "spngd":
-            self.preconditioner = natgrad.SPNGD(model, lr=args.lr, damping=args.damping)
+            self.preconditioner = natgrad.SPNGD(model, **own)
         elif name == "natgrad":
-            self.preconditioner = natgrad.KFAC(model, **number, stat_decay=args.stat_decay,
+            self.preconditioner = natgrad.KFAC(model, **own, **clip, stat_decay=args.stat_decay,
                                                stat_period=args.factor_update_steps, solve_period=args.inv_update_steps)
         elif name == "eva-natgrad":
-            self.preconditioner = natgrad.Eva(model, **number, stat_decay=args.stat_decay)
-        elif name not in ("sgd", "adamw", "mfac", "efcp"):
+            self.preconditioner = natgrad.Eva(model, **own, **clip, stat_decay=args.stat_decay)
+        elif name not in ("none", "sgd", "adamw") + WINDOWS:
             sys.exit(f"--method {name}: expected one of those in common.py")
-        self.teller = self.preconditioner or (self.optimizer if name in ("mfac", "efcp") else None)
+        self.teller = self.preconditioner or (self.optimizer if name in WINDOWS else None)
+        for one in [self.optimizer] + ([self.preconditioner] if name in LZHANGBV else []):
+            self.changes.append(torch.optim.lr_scheduler.MultiStepLR(one, args.lr_decay, args.lr_decay_alpha))
+
+    def of_kaisa(self, args):
+        """Its scheduler multiplies, so each epoch of the lists counts once."""
+        self.epochs = 0
+
+        def at(epochs, alpha):
+            return lambda step: alpha if self.epochs in epochs else 1
+        steps = at(args.update_steps_decay, args.update_steps_alpha)
+        return compat.LambdaParamScheduler(self.preconditioner, damping_lambda=at(args.damping_decay, args.damping_alpha),
+                                           factor_update_steps_lambda=steps, inv_update_steps_lambda=steps)
+
+    def epoch_is_over(self):
+        self.epochs = getattr(self, "epochs", 0) + 1
+        for change in self.changes:
+            change.step()
 
     def step(self):
         if self.preconditioner is not None:
@@ -73,11 +137,11 @@ class Method:
         self.optimizer.step()
 
 
-def train(args, model, batches, loss_of, accuracy_of=None, test=None):
+def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary=None):
     """Trains; batches() yields the batches of an epoch, loss_of(model, batch) gives (loss, output); prints a line an
     epoch.  Returns the losses of all steps."""
     model.to(args.device)
-    method, losses = Method(args, model), []
+    method, losses, parts = Method(args, model, vocabulary), [], args.accumulation_steps
     log = None
     if args.log and method.teller is not None:
         log = natgrad.Log(os.path.join(args.log, "log.jsonl"), method.teller)
@@ -85,16 +149,19 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None):
         model.train()
         begin, right, count = len(losses), 0.0, 0
         for batch in batches():
-            batch = [part.to(args.device) for part in batch]
             method.optimizer.zero_grad()
-            loss, output = loss_of(model, batch)
-            loss.backward()
+            whole = 0.0
+            for part in zip(*(tensor.to(args.device).chunk(parts) for tensor in batch)):
+                loss, output = loss_of(model, part)
+                (loss / parts).backward()
+                whole += loss.item() / parts
+                if accuracy_of is not None:
+                    right, count = right + accuracy_of(output, part), count + 1
+            lr = method.optimizer.param_groups[0]["lr"]
             method.step()
-            losses.append(loss.item())
-            if accuracy_of is not None:
-                right, count = right + accuracy_of(output, batch), count + 1
+            losses.append(whole)
             if log is not None:
-                log.step(epoch, args.lr, losses[-1])
+                log.step(epoch, lr, losses[-1])
             if args.steps and len(losses) >= args.steps:
                 break
         mean = sum(losses[begin:]) / max(len(losses) - begin, 1)
@@ -103,9 +170,10 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None):
         print(f"epoch {epoch + 1}: loss {mean:.4f}" + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
               + ("" if tested is None else f", test {100 * tested:.1f} %"), flush=True)
         if log is not None:
-            log.epoch(epoch, args.lr, mean, accuracy, test_accuracy=tested)
+            log.epoch(epoch, lr, mean, accuracy, test_accuracy=tested)
         if args.steps and len(losses) >= args.steps:
             break
+        method.epoch_is_over()
     if log is not None:
         log.end()
     return losses
@@ -119,8 +187,10 @@ def tested_by(model, test, loss_of, accuracy_of, device):
     return sum(found) / len(found)
 
 
-def shuffled(size, *tensors):
+def shuffled(args, *tensors):
     """batches() over tensors, in another order each epoch; incomplete ones are left out."""
+    size = args.batch_size * args.accumulation_steps
+
     def batches():
         order = torch.randperm(len(tensors[0]))
         for i in range(0, len(order) - size + 1, size):
@@ -128,9 +198,11 @@ def shuffled(size, *tensors):
     return batches
 
 
-def classify(model, batch):
-    output = model(batch[0])
-    return torch.nn.functional.cross_entropy(output, batch[1]), output
+def classify(args):
+    def loss_of(model, batch):
+        output = model(batch[0])
+        return torch.nn.functional.cross_entropy(output, batch[1], label_smoothing=args.label_smoothing), output
+    return loss_of
 
 
 def share_right(output, batch):

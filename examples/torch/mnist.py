@@ -41,12 +41,17 @@ def network():
 
 
 def main():
-    args = common.options(__doc__, batch_size=64, epochs=5, lr=0.05, weight_decay=0.0, factor_update_steps=10,
-                          inv_update_steps=100).parse_args()
+    # Adadelta for the preconditioners of one step in ten; windows and plain SGD have rates of their own
+    plain = dict(lr=0.05, lr_decay=[])
+    args = common.parse(common.options(__doc__, optimizer="adadelta", batch_size=64, epochs=5, lr=0.1, lr_decay=(1, 2, 3, 4),
+                                       lr_decay_alpha=0.7, weight_decay=0.0, damping=0.001, factor_update_steps=10,
+                                       inv_update_steps=100),
+                        dict(sgd=plain, mfac=dict(plain, lr=0.001, damping=1e-5, momentum=0.0),
+                             efcp=dict(plain, lr=0.001, damping=1e-4, momentum=0.0), adamw=dict(plain, lr=0.001)))
     torch.manual_seed(args.seed)
     test = digits(args.data, "t10k")
-    return common.train(args, network(), common.shuffled(args.batch_size, *digits(args.data, "train")), common.classify,
-                        common.share_right, common.shuffled(256, *test))
+    return common.train(args, network(), common.shuffled(args, *digits(args.data, "train")), common.classify(args),
+                        common.share_right, lambda: zip(*(part.split(256) for part in test)))
 
 
 if __name__ == "__main__":

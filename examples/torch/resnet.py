@@ -61,6 +61,21 @@ def cifar(folder):
     return (rows[:, 1:].reshape(-1, 3, 32, 32).float() - mean) / deviation, rows[:, 0].long()
 
 
+def published(imagenet):
+    """What each program's own scripts take, where that is not what kfac-pytorch's take, which are the defaults."""
+    step = dict(inv_update_steps=1, factor_update_steps=1)
+    if imagenet:
+        of_dp, eva = dict(step, damping=0.002), dict(step, damping=0.001, batch_size=64)
+        efcp = dict(lr=0.001, momentum=0.0, weight_decay=0.01, damping=1e-7, epochs=88, lr_decay=[], ngrads=1024)
+        mfac = dict(lr=0.001, momentum=0.0, damping=1e-5)
+    else:
+        of_dp = eva = dict(step, damping=0.03)
+        both = dict(lr=0.001, momentum=0.0, epochs=164, lr_decay=[82, 123])
+        efcp = dict(both, weight_decay=0.1, damping=1e-4, ngrads=1024)
+        mfac = dict(both, weight_decay=0.003, damping=1e-5, ngrads=512)
+    return dict(eigen_dp=of_dp, inverse_dp=of_dp, eigen=of_dp, inverse=of_dp, eva=eva, efcp=efcp, mfac=mfac)
+
+
 def images(args):
     """batches()"""
     if args.imagenet and args.data:
@@ -72,25 +87,25 @@ def images(args):
                                      transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406],
                                                                                  [0.229, 0.224, 0.225])])
         loader = torch.utils.data.DataLoader(datasets.ImageFolder(os.path.join(args.data, "train"), change),
-                                             args.batch_size, shuffle=True, drop_last=True, num_workers=4)
+                                             args.batch_size * args.accumulation_steps, shuffle=True, drop_last=True, num_workers=4)
         return lambda: loader
     if args.data:
-        return common.shuffled(args.batch_size, *cifar(args.data))
+        return common.shuffled(args, *cifar(args.data))
     size, count = (args.image or (64 if args.imagenet else 32)), 512
     labels = torch.randint(10, (count,))
-    return common.shuffled(args.batch_size, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
+    return common.shuffled(args, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
 
 
 def main():
     imagenet = "--imagenet" in sys.argv
-    published = dict(batch_size=32, lr=0.0125, weight_decay=5e-5, damping=0.001, factor_update_steps=10,
-                     inv_update_steps=100, epochs=55) if imagenet else dict(batch_size=128, lr=0.1, weight_decay=5e-4,
-                                                                            epochs=100)
-    parser = common.options(__doc__, depth=50 if imagenet else 32, image=0, **published)
+    standard = dict(batch_size=32, lr=0.0125, lr_decay=(25, 35, 40, 45, 50), weight_decay=5e-5, damping=0.001,
+                    factor_update_steps=10, inv_update_steps=100, epochs=55, label_smoothing=0.1) if imagenet else dict(
+                        batch_size=128, lr=0.1, lr_decay=(35, 75, 90), weight_decay=5e-4, epochs=100)
+    parser = common.options(__doc__, depth=50 if imagenet else 32, image=0, **standard)
     parser.add_argument("--imagenet", action="store_true")
-    args = parser.parse_args()
+    args = common.parse(parser, published(imagenet))
     torch.manual_seed(args.seed)
-    return common.train(args, network(args.depth, imagenet), images(args), common.classify, common.share_right)
+    return common.train(args, network(args.depth, imagenet), images(args), common.classify(args), common.share_right)
 
 
 if __name__ == "__main__":

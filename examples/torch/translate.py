@@ -92,19 +92,25 @@ def turned_round(words=20, length=8, count=1024):
     return torch.cat([begin, body, end], 1), torch.cat([begin, body.flip(1), end], 1), words
 
 
-def loss_of(model, batch):
-    source, target = batch
-    output = model(source, target[:, :-1])
-    return F.cross_entropy(output.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD), output
+def smoothed(args):
+    def loss_of(model, batch):
+        source, target = batch
+        output = model(source, target[:, :-1])
+        return F.cross_entropy(output.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD,
+                               label_smoothing=args.label_smoothing), output
+    return loss_of
 
 
 def main():
-    args = common.options(__doc__, batch_size=64, epochs=10, lr=0.05, weight_decay=0.0, damping=0.003, inv_update_steps=10,
-                          width=64, layers=2).parse_args()
+    step = dict(inv_update_steps=1, damping=0.03)
+    args = common.parse(common.options(__doc__, batch_size=64, epochs=10, lr=0.05, weight_decay=0.0, damping=0.003,
+                                       inv_update_steps=10, width=64, layers=2),
+                        dict(eigen_dp=step, inverse_dp=step, eigen=step, inverse=step, eva=step,
+                             mfac=dict(lr=0.001, momentum=0.0, damping=1e-5), efcp=dict(lr=0.001, momentum=0.0, damping=1e-4)))
     torch.manual_seed(args.seed)
     source, target, words = sentences(args.data) if args.data else turned_round()
-    return common.train(args, Transformer(words, args.width, args.layers), common.shuffled(args.batch_size, source, target),
-                        loss_of)
+    return common.train(args, Transformer(words, args.width, args.layers), common.shuffled(args, source, target),
+                        smoothed(args), vocabulary=words)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import struct
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 
@@ -15,7 +16,8 @@ from front import Case
 SOURCE = os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", ".."))
 sys.path.insert(0, os.path.join(SOURCE, "examples", "torch"))
 
-METHODS = ("sgd", "adamw", "natgrad", "spngd", "eva-natgrad", "kaisa", "eigen_dp", "inverse", "eva", "mfac", "efcp")
+METHODS = ("none", "sgd", "adamw", "natgrad", "spngd", "eva-natgrad", "kaisa", "eigen_dp", "inverse_dp", "eigen", "inverse",
+           "eva", "mfac", "efcp")
 
 
 class Examples(Case):
@@ -35,12 +37,13 @@ class Examples(Case):
         self.assertLess(sum(losses[-5:]) / 5, 0.95 * sum(losses[:5]) / 5, losses)
 
     def test_mnist(self):
-        self.learns("mnist", "--steps", 15)
+        self.learns("mnist", "--steps", 15, "--optimizer", "sgd", "--lr", 0.05)
+        self.run_one("mnist", "--steps", 3)
 
     def test_mnist_takes_every_method(self):
         for method in METHODS:
             with self.subTest(method):
-                self.assertEqual(len(self.run_one("mnist", "--steps", 3, "--method", method, "--lr", 0.01)), 3)
+                self.assertEqual(len(self.run_one("mnist", "--steps", 3, "--method", method, "--lr", 0.01, "--ngrads", 8)), 3)
         with self.assertRaisesRegex(SystemExit, "--method noone"):
             self.run_one("mnist", "--method", "noone")
 
@@ -59,6 +62,11 @@ class Examples(Case):
             self.learns("bert", "--steps", 30, "--task", task)
         for method in ("kaisa", "efcp"):
             self.run_one("bert", "--steps", 2, "--method", method, "--lr", 0.001)
+
+    def test_a_device_that_is_not_supported_is_named(self):
+        for name in ("mnist", "resnet", "translate", "bert"):
+            with self.refused("is on meta: only the CPU is supported"):
+                self.run_one(name, "--device", "meta", "--steps", 1)
 
     def test_data_by_path(self):
         """Files as the real ones are."""
@@ -81,6 +89,103 @@ class Examples(Case):
             data = dict(tokens=torch.randint(1, 64, (8, 12)), labels=torch.randint(2, (8,)))
             torch.save(data, os.path.join(folder, "texts.pt"))
             self.run_one("bert", "--data", os.path.join(folder, "texts.pt"), "--batch-size", 4, "--steps", 2)
+
+
+class PublishedOptions(Case):
+    """What the published scripts can be told."""
+
+    def args(self, *arguments, published=(), **standard):
+        import common
+        before, sys.argv = sys.argv, ["x", *map(str, arguments)]
+        try:
+            return common, common.parse(common.options("", **standard), published)
+        finally:
+            sys.argv = before
+
+    def method(self, *arguments, **standard):
+        common, args = self.args(*arguments, **standard)
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+        return common.Method(args, model)
+
+    def test_numbers_of_each_program(self):
+        import resnet
+        for method, imagenet, expected in (
+                ("kaisa", False, dict(batch_size=128, lr=0.1, damping=0.003, inv_update_steps=10, lr_decay=[35, 75, 90])),
+                ("eigen_dp", False, dict(damping=0.03, inv_update_steps=1, lr=0.1)),
+                ("eva", True, dict(damping=0.001, batch_size=64, factor_update_steps=1, label_smoothing=0.1)),
+                ("kaisa", True, dict(damping=0.001, factor_update_steps=10, inv_update_steps=100, lr=0.0125, epochs=55)),
+                ("mfac", False, dict(lr=0.001, damping=1e-5, ngrads=512, weight_decay=0.003, momentum=0.0, epochs=164))):
+            found = []
+
+            def instead(args, *rest):
+                found.append(args)
+                return [1.0]
+            with mock.patch("common.train", instead), mock.patch.object(resnet, "network"), mock.patch.object(resnet, "images"):
+                before, sys.argv = sys.argv, ["resnet.py", "--method", method] + ["--imagenet"] * imagenet
+                try:
+                    resnet.main()
+                finally:
+                    sys.argv = before
+            self.assertEqual({name: getattr(found[0], name) for name in expected}, expected, (method, imagenet))
+        _, args = self.args("--method", "eva", "--damping", 0.5, published=dict(eva=dict(damping=0.03, lr=0.2)))
+        self.assertEqual((args.damping, args.lr), (0.5, 0.2))  # the command line wins
+
+    def test_schedules(self):
+        lists = ("--lr-decay", 1, 3, "--damping-decay", 1, "--update-steps-decay", 2)
+        for name in ("kaisa", "eigen_dp"):
+            method, found = self.method("--method", name, *lists, lr=1.0, damping=0.5), []
+            for _ in range(4):
+                k = method.preconditioner
+                group = k.param_groups[0] if name == "eigen_dp" else dict(damping=k.damping, kfac_update_freq=k.inv_update_steps,
+                                                                           lr=k.lr)
+                found.append([round(method.optimizer.param_groups[0]["lr"], 6), round(group["lr"], 6), group["damping"],
+                              group["kfac_update_freq"]])
+                method.epoch_is_over()
+            self.assertEqual(found, [[1, 1, 0.5, 10], [0.1, 0.1, 0.25, 10], [0.1, 0.1, 0.25, 100], [0.01, 0.01, 0.25, 100]], name)
+        for name in ("natgrad", "mfac", "none"):
+            method = self.method("--method", name, "--lr-decay", 1)
+            method.epoch_is_over()
+            self.assertAlmostEqual(method.optimizer.param_groups[0]["lr"], 0.01)
+            if name == "natgrad":
+                self.assertAlmostEqual(method.preconditioner.lr(0), 0.01)
+            with self.assertRaisesRegex(SystemExit, "--damping-decay is of --method kaisa, eigen_dp"):
+                self.method("--method", name, "--damping-decay", 2)
+
+    def test_layers_that_are_skipped(self):
+        for name in ("kaisa", "natgrad", "eva-natgrad", "spngd"):
+            rows = {row["name"]: row["why"] for row in self.method("--method", name, "--skip-layers", "^0$").preconditioner.explain()}
+            self.assertIn("skip_layers", rows["0.weight"])
+            self.assertNotIn("skip_layers", rows["2.weight"])
+        with self.assertRaisesRegex(SystemExit, "--skip-layers is of"):
+            self.method("--method", "eva", "--skip-layers", "^0$")
+        common, args = self.args("--method", "eva")
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
+        rows = {row["name"]: row["why"] for row in common.Method(args, model, vocabulary=3).preconditioner.explain()}
+        self.assertIn("exclude_width", rows["1.weight"])
+
+    def test_no_clip(self):
+        for name in ("kaisa", "natgrad", "eva-natgrad"):
+            self.assertEqual(self.method("--method", name, "--kl-clip", "none").preconditioner._core.get("clip"), "none")
+
+    def test_micro_batches_are_the_whole_batch(self):
+        x, y, found = torch.randn(32, 4), torch.randint(3, (32,)), []
+        for size, parts in ((16, 1), (8, 2)):
+            common, args = self.args("--method", "natgrad", "--batch-size", size, "--accumulation-steps", parts, "--damping", 0.1)
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+            with contextlib.redirect_stdout(io.StringIO()):
+                losses = common.train(args, model, lambda: [[x[:16], y[:16]], [x[16:], y[16:]]], common.classify(args))
+            found.append(torch.tensor(losses + [p.sum().item() for p in model.parameters()]))
+        self.assertLess((found[0] - found[1]).abs().max().item(), 1e-4)  # another order of sums, twice through an inverse
+        common, args = self.args("--batch-size", 8, "--accumulation-steps", 2)
+        self.assertEqual([len(batch[0]) for batch in common.shuffled(args, x)()], [16, 16])
+
+    def test_labels_that_are_smoothed(self):
+        model, batch = torch.nn.Linear(4, 3), [torch.randn(6, 4), torch.randint(3, (6,))]
+        common, args = self.args("--label-smoothing", 0.1)
+        expected = torch.nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
+        self.assertEqual(common.classify(args)(model, batch)[0].item(), expected.item())
 
 
 if __name__ == "__main__":
