@@ -300,8 +300,9 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   for (int64_t i = 0; i < k->d; i++) {
     u[i] += y[i];
     if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
-    if (u[i] == 0 && filling && is(k->o.window_fill, "gradient")) u[i] = g[i];
-    if (u[i] == 0 && filling && is(k->o.window_fill, "error")) {
+    const bool fills = u[i] == 0 && filling && (k->mask == NULL || k->mask[i]);
+    if (fills && is(k->o.window_fill, "gradient")) u[i] = g[i];
+    if (fills && is(k->o.window_fill, "error")) {
       u[i] = k->e[i];
       k->e[i] = 0;
     }

@@ -5,10 +5,6 @@
  * in the order of chunks, so no bit depends on the number of threads. */
 #include "family/window.h"
 
-#include <math.h>
-
-#include "simd.h"
-
 typedef struct each {
   ng_block *b;
   void (*task)(ng_block *b, int32_t chunk);
@@ -43,13 +39,8 @@ typedef struct gathering {
   float *to;
 } gathering;
 
-/* The sum of x - x is 0, or NaN if any x is not finite. */
-NG_CLONES static double not_finite(const float *x, int64_t n) {
-  float zero = 0.0f;
-  for (int64_t i = 0; i < n; i++) {
-    zero += x[i] - x[i];
-  }
-  return (double)zero;
+static double not_finite(const float *x, int64_t n) {
+  return ng_all_finite(x, NG_F32, n) ? 0.0 : 1.0;
 }
 
 static void gather_chunk(void *arg, int32_t i) {
