@@ -273,6 +273,10 @@ typedef struct ng_context_config {
    * caller has enqueued there before a call is done before what the call enqueues.  NULL on the host,
    * where a call returns when its work is done; anything else without a device is NG_ERR_ABSENT. */
   void *queue;
+  /* Ranks that have shards of the same layers (ng_layer.shard_axis): those of `transport` that work on the
+   * same samples, as Megatron's model-parallel group; each of them is in one such group, all groups have
+   * equally many, in any order.  Copied; NULL: no layer is in shards.  On all ranks or on none. */
+  const ng_transport *model_group;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
@@ -680,7 +684,7 @@ typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM 
 enum { NG_NO_TOKEN = -1 };
 
 /* A layer.  ng_layer_init fills the defaults; set name and widths, and what differs.
- * What is not supported yet (shards, aliases) is refused by name when added.
+ * What is not supported yet (aliases) is refused by name when added.
  *
  * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
  * channels-last is strides, and nothing here says which: ng_array_nhwc(w, out, in/groups, kh, kw, NG_F32)
@@ -710,9 +714,13 @@ typedef struct ng_layer {
    * (padding): it is not counted, and its place is a position like others.  A is diagonal and exact: how often
    * each token is shown.  Methods of the Kronecker and window families take it, others refuse it. */
   ng_dtype token_dtype; /* NG_I64; NG_I32                                                         */
-  /* tensor parallel */
+  /* tensor parallel: of a linear layer each rank of the context's model_group has some outputs (its rows of
+   * the weight, and of the bias) or some inputs (its columns, and all of the bias, the same on every rank);
+   * parts follow each other in the order of ranks.  in and out are of this rank's part, and the parts may be
+   * uneven.  What is bound, shown and updated is the part; A, G, PD and the clip are those of the whole
+   * layer.  Methods of the Kronecker family, all ranks or none of a model group */
   int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
-  void *shard_group;    /* of the transport                                                       */
+  void *shard_group;    /* NULL                                                                   */
   const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
   const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or NULL      */
   /* norm */
@@ -881,6 +889,9 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          NG_BORROW and stays readable, and as it was, until the output gradient of the same
  *          micro-batch has been shown; NG_COPY is refused.  One that runs several times shows its output
  *          gradients in the opposite order of its inputs, of which at most 8 may wait.
+ * Ranks:   local, but for a layer in shards: of what is cut (the input with shard_axis = 1, the output
+ *          gradient with 0) every rank of the model group shows its part in the same order of calls, all
+ *          get the same status, and one of them adds the whole to its sums; so it does with what all have.
  * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct so large that the average might not
  *          be; nothing was folded, and the coming step will leave gradients and weights alone (rank
  *          one: a value that is read, so not beyond stat_batch, no
@@ -1008,7 +1019,7 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, sums, statistics, solve, share, measure, deliver, agree, probe, quantify, emit,
+  /* look, check, sums, statistics, solve, share, shards, measure, deliver, agree, probe, quantify, emit,
    * weights */
   const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
@@ -1136,7 +1147,8 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  *          takes as well, on every rank.
  * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
  *          a failed ng_save leaves an earlier file of that name whole (it writes to a temporary
- *          name, flushes, renames).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
+ *          name, flushes, renames).  NG_ERR_ABSENT: a layer in shards with moments of a fused update (with
+ *          ng_step averages and results are saved as those of whole layers, for any cut).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
  *          state is saved between steps. */
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);

@@ -241,6 +241,10 @@ static void nothing(void **state) {
   TOLD(ng_save_to(p, NULL, NULL));
   ARG(ng_load_from(NULL, NULL, NULL));
   TOLD(ng_load_from(p, NULL, NULL));
+  ARG(ng_save_factors(NULL, NULL));
+  TOLD(ng_save_factors(p, NULL));
+  ARG(ng_load_factors(NULL, NULL, NULL));
+  TOLD(ng_load_factors(p, NULL, NULL));
   ARG(ng_state_at(NULL, 0, &(ng_field_info){.struct_size = sizeof(ng_field_info)}));
   TOLD(ng_state_at(p, 0, NULL));
   TOLD(ng_state_at(p, 0, &(ng_field_info){0}));

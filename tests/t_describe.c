@@ -47,7 +47,7 @@ static void test_layers(void **state) {
   d.name = "x";
   d.in = d.out = 4;
   d.shard_axis = 0;
-  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "shard");
+  WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ARG, "model_group was not given");
   d.shard_axis = -1;
   d.alias_of = "fc";
   WRONG(ng_add_layer(f.p, &d, &i), NG_ERR_ABSENT, "tied");

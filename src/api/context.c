@@ -75,7 +75,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 /* A context and what lower rooms know by pointer only: one block, so that one failure is all there is. */
 typedef struct home {
   ng_context ctx;
-  ng_comm comm;
+  ng_comm comm, model;
   ng_queue queue;
 } home;
 
@@ -120,9 +120,17 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
                       named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
                       best != &ng_linalg_ref ? " and ref" : "");
   }
-  ng_comm comm;
+  ng_comm comm, model;
   st = ng_comm_init(&comm, c.transport, message, message_size);
+  if (st == NG_OK) st = ng_comm_init(&model, c.model_group, message, message_size);
   if (st != NG_OK) return st;
+  if (model.size > comm.size) {
+    return ng_fail_to(
+        message, message_size, NG_ERR_ARG,
+        "ng_context_config: model_group has %d ranks, and transport has %d, expected a "
+        "part of these",
+        model.size, comm.size);
+  }
 
   if (c.alloc == NULL) {
     c.alloc = ng_plain_alloc;
@@ -141,9 +149,11 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   memset(made, 0, sizeof *made);
   ng_context *ctx = &made->ctx;
   ctx->config = c;
-  ctx->config.transport = NULL; /* copied into comm */
+  ctx->config.transport = ctx->config.model_group = NULL; /* copied into comm, model */
   made->comm = comm;
+  made->model = model;
   ctx->comm = &made->comm;
+  ctx->model = c.model_group == NULL ? NULL : &made->model;
   made->queue = (ng_queue){.la = la, .run = run_tasks, .executor = ctx};
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;

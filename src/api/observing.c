@@ -95,25 +95,25 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
   ng_status st = may_observe(p, call);
   if (st != NG_OK) return st;
-  if (!p->step->begun) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
   if (layer < 0 || layer >= p->entries || p->entry[layer]->tensor) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: index %d is not a layer", call, layer);
   }
   const ng_layer *d = &p->entry[layer]->d;
   ng_strided s;
-  st = check_array(p, d, v, loan, grad, call);
-  if (st != NG_OK) return st;
-  const char *wrong = ng_array_take(v, &s);
+  if (!p->step->begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
+  if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
+  const char *wrong = st == NG_OK ? ng_array_take(v, &s) : NULL;
   if (wrong != NULL) {
-    return ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
+    st = ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
   }
+  if (st != NG_OK) return ng_step_observe(p, layer, NULL, grad, st);
   if (d->kind == NG_NORM && !grad && loan != NG_BORROW) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "%s: layer '%s': its input is read with its output gradient, so it is borrowed; "
                    "expected NG_BORROW",
                    call, d->name);
   }
-  return ng_step_observe(p, layer, &s, grad);
+  return ng_step_observe(p, layer, &s, grad, NG_OK);
 }
 
 ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a, ng_loan loan) {

@@ -89,6 +89,7 @@ void ng_precond_destroy(ng_precond **precond) {
   *precond = NULL; /* so a second destroy does nothing */
   if (!ng_process_same(ctx)) {
     ng_comm_leave(ctx->comm);
+    if (ctx->model != NULL) ng_comm_leave(ctx->model);
     p->broken = true;
   }
   ng_step_release(p);
@@ -253,6 +254,7 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
                                : "is in one block with other layers");
   }
   e->asleep = on != 0;
+  ng_shard_follow(e);
   return NG_OK;
 }
 

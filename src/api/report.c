@@ -183,7 +183,7 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.covered = b != NULL && !e->asleep;
   r.family = b != NULL ? b->family->name : "none";
   r.why = e->asleep ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
-  r.bytes = b != NULL && b->segment[0].slot == &e->slot[i] ? b->curvature_bytes : 0;
+  r.bytes = b != NULL && ng_slot_own(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
   return ng_give_struct(out, &r, sizeof r);
 }

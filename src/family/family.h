@@ -115,6 +115,10 @@ typedef struct ng_family {
   bool
       scans; /* observe finds what is not finite by itself, in what it reads; else the engine does */
 
+  /* All it asks of a layer is its block: observations and gradients that ranks have parts of come whole to
+   * those that observe and make PD, and the others have none. */
+  bool shards;
+
   /* ---- required ---- */
   /* Whether it takes this layer (or tensor), under the options that hold for it. */
   bool (*fits)(const ng_settings *o, const ng_entry *e);

@@ -440,6 +440,7 @@ ng_status ng_kron_numbers(ng_block *b, ng_number_visit visit, void *arg) {
 }
 
 const ng_family ng_family_kronecker = {
+    .shards = true,
     .version = NG_FAMILY_VERSION,
     .name = "kronecker",
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,

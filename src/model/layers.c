@@ -66,7 +66,6 @@ static ng_status check_range(ng_precond *p, const ng_layer *d, const char *field
 /* Before any size is read: the fields of an unsupported kind mean something else. */
 static ng_status check_supported(ng_precond *p, const ng_layer *d) {
   const char *what = NULL;
-  if (d->shard_axis != -1) what = "tensor-parallel shards (shard_axis)";
   if (d->alias_of != NULL) what = "tied weights (alias_of)";
   if (what != NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
@@ -171,6 +170,30 @@ static ng_status check_embedding(ng_precond *p, const ng_layer *d) {
                  d->name, d->bias, ng_dtype_name(d->token_dtype));
 }
 
+/* Parts of a layer: along which axis, and who has the others. */
+static ng_status check_shard(ng_precond *p, const ng_layer *d) {
+  if (d->shard_axis == -1) return NG_OK;
+  if (d->shard_axis != 0 && d->shard_axis != 1) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': shard_axis is %d, expected -1, 0 or 1", d->name,
+                   d->shard_axis);
+  }
+  if (d->kind != NG_LINEAR) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "layer '%s': shard_axis is %d; only linear layers may be in shards", d->name,
+                   d->shard_axis);
+  }
+  if (d->shard_group != NULL) {
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
+                   "layer '%s': shard_group is not NULL; shards are those of the context's "
+                   "model_group",
+                   d->name);
+  }
+  if (p->ctx->model != NULL) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG,
+                 "layer '%s': shard_axis is %d, and ng_context_config.model_group was not given",
+                 d->name, d->shard_axis);
+}
+
 /* Fills the output size of *e, nothing else of it. */
 static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   ng_status st = check_supported(p, d);
@@ -179,6 +202,7 @@ static ng_status check_layer(ng_precond *p, const ng_layer *d, ng_entry *e) {
   if (st == NG_OK && !norm) st = check_range(p, d, "out", d->out, 1);
   if (st == NG_OK && norm) st = check_norm(p, d);
   if (st == NG_OK && d->kind == NG_EMBEDDING) st = check_embedding(p, d);
+  if (st == NG_OK) st = check_shard(p, d);
   if (st != NG_OK) return st;
   if ((d->bias != 0 && d->bias != 1) || (d->frozen != 0 && d->frozen != 1)) {
     return ng_fail(p->ctx, NG_ERR_ARG, "layer '%s': bias is %d and frozen is %d, expected 0 or 1",
@@ -296,6 +320,7 @@ ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, in
   ng_entry *e = ng_object(p, sizeof *e);
   if (e == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "no memory to register '%s'", name);
   e->d.kind = NG_LINEAR; /* one row of `count`, no curvature */
+  e->d.shard_axis = -1;
   e->tensor = true;
   e->slots = 1;
   e->slot[NG_WEIGHT].rows = e->slot[NG_WEIGHT].groups = 1;

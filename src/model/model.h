@@ -22,6 +22,7 @@ struct ng_family;
 struct ng_engine;
 typedef struct ng_block ng_block;
 typedef struct ng_entry ng_entry;
+typedef struct ng_layer_shard ng_layer_shard;
 
 /* ---- what the caller described: layers.c -----------------------------------------------------*/
 
@@ -73,11 +74,25 @@ struct ng_entry {
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
   const struct ng_family *taken_by; /* ng_ready: the family that fits it */
+  ng_layer_shard *shard;            /* ng_ready: NULL, this rank has all of it */
+  ng_entry *local;                  /* of ng_layer_shard.whole: the one that was registered */
   int64_t oh, ow;                   /* conv: of the image that was told, 0 if none was */
   /* Output sizes of the images shown in this micro-batch, the latest first. */
   int64_t shown_in;
   int64_t shown[NG_SHOWN][2];
   int32_t shown_count;
+};
+
+/* A linear layer of which each rank of a model group has a part: whole.c.  Families see `whole`, an entry of
+ * all widths with gradients that were brought together; what is registered and bound stays as it is. */
+struct ng_layer_shard {
+  ng_entry whole;
+  int32_t members, member; /* of the model group */
+  int64_t *at;             /* [members + 1] where each part begins, along what is cut */
+  int64_t *counts;         /* [members] room for a gather */
+  bool primary;            /* this rank's observations count, not those of its group's others */
+  bool gathers;            /* some rank of its group makes PD */
+  float *grad;             /* weight [out, in], then the bias */
 };
 
 /* Slot k is which parameter, and the other way round: -1 if there is none. */
@@ -90,6 +105,24 @@ static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   }
   return -1;
 }
+
+/* What families see of an entry. */
+static inline const ng_entry *ng_entry_seen(const ng_entry *e) {
+  return e->shard == NULL ? e : &e->shard->whole;
+}
+/* The slot that was registered, of one that a block has. */
+static inline ng_slot *ng_slot_own(ng_slot *s) {
+  ng_entry *local = s->entry->local;
+  return local == NULL ? s : &local->slot[s - s->entry->slot];
+}
+static inline bool ng_shard_cuts(const ng_entry *e, bool grad) { /* outputs, or inputs */
+  return (e->d.shard_axis == 0) == grad;
+}
+/* `width`: of each member, as they registered it. */
+ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
+                        int32_t member);
+void ng_shard_free(ng_precond *p, ng_entry *e);
+void ng_shard_follow(ng_entry *e); /* what was said of the entry holds for what families see */
 
 /* Elements of a parameter: its bytes, and tiles of it, are numbers of 64 and 32 bits. */
 #define NG_LARGEST (INT64_C(1) << 40)

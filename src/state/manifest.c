@@ -119,7 +119,7 @@ static ng_status read_layers(const ng_precond *p, const ngio_value *layers, char
     const char *theirs = ngio_text_of(ngio_get(l, "is"));
     const char *options = ngio_text_of(ngio_get(l, "options"));
     const char *ours = e->d.options == NULL ? "" : e->d.options;
-    ng_manifest_describe(e, is, sizeof is);
+    ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
     if (!ng_is(name, e->d.name)) {
       return ng_fail_to(message, size, NG_ERR_FILE,
                         "layer %zu is '%.160s' in the state and '%.160s' here", i, name, e->d.name);

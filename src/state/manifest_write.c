@@ -61,7 +61,7 @@ static void make_layers(const ng_precond *p, const double *missed, ngio_out *o) 
   ngio_out_put(o, "[");
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
-    ng_manifest_describe(e, is, sizeof is);
+    ng_manifest_describe(ng_entry_seen(e), is, sizeof is);
     ngio_out_put(o, i > 0 ? ",{" : "{");
     put_string(o, "name", e->d.name);
     put_string(o, "is", is);

@@ -183,6 +183,15 @@ ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
                    w->call);
   }
+  for (int32_t i = 0; i < w->p->entries && w->p->base.update != NG_UPDATE_GRADIENT; i++) {
+    const ng_entry *e = w->p->entry[i];
+    if (e->shard == NULL || e->d.frozen) continue;
+    return ng_fail(
+        w->p->ctx, NG_ERR_ABSENT,
+        "%s: layer '%s' is in shards, and update = %s keeps moments of these: a state has "
+        "none of them yet; ng_save_factors has the averages",
+        w->call, e->d.name, w->p->opt.update);
+  }
   bool ok = list_fields(w);
   w->value_count = ng_state_values(w->p);
   w->doubles = w->value_count + NG_RESCUES + checksums(w, what);

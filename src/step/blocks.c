@@ -9,7 +9,7 @@
 /* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
  * have an output for each word, which is what exclude_width is for. */
 static bool may_have_block(ng_entry *e, const ng_skip *skip) {
-  ng_layer d = e->d;
+  ng_layer d = ng_entry_seen(e)->d;
   if (e->tensor) d.kind = 0; /* by its name alone */
   const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &d);
   const char *why = e->d.frozen                     ? "frozen: never touched"
@@ -82,6 +82,15 @@ static int32_t adopt(ng_block *b, ng_entry *e, int32_t at) {
     s->segment = at;
   }
   return at;
+}
+
+/* The block has what families see; what was registered knows it, too. */
+static void adopt_shard(ng_block *b, ng_entry *e) {
+  e->block = b;
+  for (int32_t k = 0; k < e->slots; k++) {
+    e->slot[k].block = b;
+    e->slot[k].segment = k;
+  }
 }
 
 /* What the engine knows of a statistic, beside what its family said of it.  statistics = local is
@@ -192,14 +201,17 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   char message[NG_MESSAGE] = "";
   ng_status st = new_block(p, f, e->d.name, e->slots, &b);
   if (st != NG_OK) return st;
-  b->entry = e;
-  (void)adopt(b, e, 0);
+  b->entry = e->shard == NULL ? e : &e->shard->whole;
+  (void)adopt(b, b->entry, 0);
+  if (e->shard != NULL) adopt_shard(b, e);
   st = settings_of(p, e, &texts, &b->base, &b->overridden);
   if (st != NG_OK) return st;
   b->opt = b->base;
   st = f->check(&texts, &b->base, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
-  return fill_block(b);
+  st = fill_block(b);
+  if (e->shard != NULL) (void)snprintf(e->why, sizeof e->why, "%s", b->entry->why);
+  return st;
 }
 
 /* One block over everything that the family takes and nobody has yet.  A view of the slots, never a
@@ -244,7 +256,14 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_settings s;
   ng_option_mask overridden;
   const ng_status st = settings_of(p, e, &texts, &s, &overridden);
-  if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, e);
+  if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, ng_entry_seen(e));
+  if (st == NG_OK && e->shard != NULL && e->taken_by != NULL && !e->taken_by->shards) {
+    return ng_fail(
+        p->ctx, NG_ERR_ABSENT,
+        "layer '%s': it is in shards (shard_axis), which family %s does not take; register "
+        "its parameters with ng_add_tensor, or name it in skip_layers",
+        e->d.name, e->taken_by->name);
+  }
   if (st == NG_OK && e->taken_by == NULL && !e->tensor && e->d.kind == NG_EMBEDDING) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': method %s takes no embeddings; register its weight with "
@@ -293,8 +312,8 @@ void ng_block_free(ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     ng_slot *s = b->segment[k].slot;
     if (s == NULL) continue;
-    s->block = NULL;
-    s->entry->block = NULL;
+    s->block = ng_slot_own(s)->block = NULL;
+    s->entry->block = ng_slot_own(s)->entry->block = NULL;
   }
   b->family->destroy(b);
   ng_block_free_stats(b);

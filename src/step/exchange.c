@@ -17,6 +17,7 @@
  * right: the model is only good for being destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
   p->broken = true;
+  if (p->ctx->model != NULL) (void)ng_comm_give_up(p->ctx->model);
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
 }
 

@@ -289,9 +289,26 @@ static void mark_shown(ng_block *b, uint32_t what) {
   }
 }
 
+/* Of a layer in shards: all ranks of the model group come here, whatever they have to show, and leave with one
+ * verdict; its primary with the whole. */
+static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_status st,
+                          ng_obs *o, ng_strided *whole) {
+  if (st == NG_OK) st = check_open(e->block, o);
+  if (st == NG_OK) {
+    const double most = ng_strided_most(p->ctx, s) + o->loss_scale;
+    if (!(most - most == 0.0)) st = NG_SKIPPED;
+  }
+  st = ng_shard_bring(p, e, grad, s, st, whole);
+  if (st != NG_OK || !e->shard->primary) return st;
+  st = view_rows(p, &e->shard->whole, whole, grad, o);
+  o->v.data = whole->data;
+  return st;
+}
+
 /* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
  * step to be found. */
-static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
+static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
+                         ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   ng_obs o; /* field by field: most of it are lists that are not used */
@@ -299,20 +316,25 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;
   o.reduction = step->batch.reduction;
-  o.v.data = s->data;
-  o.v.dtype = s->dtype;
+  o.v.data = s == NULL ? NULL : s->data;
+  o.v.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
-  ng_status st = view_of(p, e, s, grad, &o);
-  if (st != NG_OK) return st;
+  ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
   ng_block *b = e->block;
-  if (b == NULL || !ng_stat_due(p, b) || !wants(b, o.what)) return NG_OK;
+  const bool wanted = b != NULL && ng_stat_due(p, b) && wants(b, o.what);
+  const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
-  const bool tokens =
-      e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest number is 1 */
-  o.most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
-  const bool finite = o.loss_scale - o.loss_scale == 0.0 && o.most - o.most == 0.0;
-  st = finite ? make_room(b, &o) : NG_SKIPPED;
-  if (st == NG_OK) st = enter(b, &o);
+  ng_strided whole;
+  if (part) st = whole_of(p, e, s, grad, st, &o, &whole);
+  if (st < NG_OK || !wanted) return st;
+  if (st == NG_OK && (!part || e->shard->primary)) {
+    const bool tokens =
+        e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest number is 1 */
+    o.most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, part ? &whole : s);
+    const bool finite = o.loss_scale - o.loss_scale == 0.0 && o.most - o.most == 0.0;
+    st = finite ? make_room(b, &o) : NG_SKIPPED;
+    if (st == NG_OK) st = enter(b, &o);
+  }
   b->observing_ms += ng_now_ms() - t0;
   if (step->last && st >= NG_OK) mark_shown(b, o.what);
   /* Refused, not failed: training with a loss scaler runs into this now and then. */
@@ -329,8 +351,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
 }
 
 /* What was refused is complete all the same: the step will skip, but its messages are sent. */
-ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad) {
-  const ng_status st = observe(p, layer, s, grad);
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
+                          ng_status wrong) {
+  const ng_status st = observe(p, layer, s, grad, wrong);
   if (st < NG_OK || p->ctx->ranks == 1) return st;
   const ng_status sent = ng_exchange_ahead(p);
   return sent < NG_OK ? sent : st;

@@ -104,6 +104,12 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
 /* The context says which rank of how many it is in one place; nothing else has it while this runs. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
   ng_context *c = p->ctx;
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (p->entry[i]->d.shard_axis == -1) continue;
+    return ng_fail(c, NG_ERR_ABSENT,
+                   "ng_plan_rank: layer '%s' is in shards, whose widths other ranks know",
+                   p->entry[i]->d.name);
+  }
   const int32_t own[2] = {c->ranks, c->rank};
   c->ranks = ranks;
   c->rank = rank;

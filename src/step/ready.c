@@ -144,8 +144,8 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_entry *e = p->entry[i];
     const int32_t group[] = {e->slot[NG_WEIGHT].update_group, e->slot[NG_BIAS].update_group};
-    const int64_t field[] = {e->tensor, e->asleep, e->slot[0].cols};
-    hash[1] = mix_layer(hash[1], &e->d);
+    const int64_t field[] = {e->tensor, e->asleep, ng_entry_seen(e)->slot[0].cols};
+    hash[1] = mix_layer(hash[1], &ng_entry_seen(e)->d);
     hash[1] = mix_text(hash[1], e->taken_by == NULL ? NULL : e->taken_by->name);
     hash[1] = mix(hash[1], field, sizeof field);
     hash[1] = mix(hash[1], group, sizeof group);
@@ -189,6 +189,7 @@ ng_status ng_step_place(ng_precond *p) {
   if (st == NG_OK) st = ng_blocks_make(p);
   if (st == NG_OK) st = order_blocks(p);
   if (st == NG_OK) st = take_slots(p);
+  if (st == NG_OK) st = ng_shards_settle(p);
   if (st != NG_OK) return st;
   p->result_span = ng_object(p, W * sizeof *p->result_span);
   p->direction_span = ng_object(p, W * sizeof *p->direction_span);
@@ -200,7 +201,13 @@ ng_status ng_step_place(ng_precond *p) {
 /* Groups are made last: it is a collective that only ranks with the same grid may enter
  * together. */
 ng_status ng_step_ready(ng_precond *p) {
-  ng_status st = ng_step_place(p);
+  ng_status st = ng_shards_meet(p);
+  if (st != NG_OK) { /* all ranks know */
+    if (st == NG_ERR_COMM) p->broken = true;
+    ng_step_release(p);
+    return st;
+  }
+  st = ng_step_place(p);
   ng_place_forget(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);
@@ -250,6 +257,7 @@ void ng_step_release(ng_precond *p) {
   ng_quantify_release(p);
   ng_tiles_release(p);
   ng_exchange_release(p);
+  ng_shards_release(p);
   ng_object_free(p, p->step->norms, (size_t)p->step->norms_most * sizeof *p->step->norms);
   p->step->norms = NULL;
   p->step->norms_most = 0;

@@ -1,6 +1,6 @@
 /* stations.c: a step is this table of stations, walked in order.
  *
- *   look -> check -> sums -> statistics -> solve -> share -> measure -> deliver -> agree -> probe -> emit
+ *   look -> check -> sums -> statistics -> solve -> share -> shards -> measure -> deliver -> agree -> probe -> emit
  *   -> weights
  *
  * Each is due or not, local or collective; the table says what is waited for before it runs, what it
@@ -148,7 +148,9 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   }
   for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
     s->trouble = check_bound(p, p->entry[i]);
+    ng_shard_follow(p->entry[i]);
   }
+  if (s->trouble == NG_OK) s->trouble = ng_shards_check(p);
 }
 
 /* ---- look, check, sums, statistics, solve, share ---------------------------------------------*/
@@ -357,6 +359,10 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .due = solving,
                      .collective = true,
                      .posts = NG_MAIL_RESULTS},
+    [NG_AT_SHARDS] = {.name = "shards",
+                      .run = ng_shards_gather,
+                      .due = ng_shards_due,
+                      .collective = true},
     [NG_AT_MEASURE] = {.name = "measure", .run = measure, .due = always, .waits = NG_MAIL_RESULTS},
     [NG_AT_DELIVER] = {.name = "deliver",
                        .run = ng_exchange_post_direction,

@@ -14,7 +14,7 @@
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
- *   quantify.c  how far each element is scaled
+ *   quantify.c  how far each element is scaled         shard.c   layers of which ranks have parts
  */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -168,7 +168,10 @@ typedef struct ng_sums {
 /* Of numbers that must be the same on all ranks: another one for each that is mixed in. */
 uint64_t ng_step_number(uint64_t so_far, double x);
 /* This rank's part of a sum over ranks; NG_ERR_STATE if options or numbers of the update differ. */
-enum { NG_SAME = 8 };
+enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
+/* One number into a sum over ranks, and whether all gave the same. */
+void ng_same_number(double x[NG_SAME_PIECES], uint64_t number);
+bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks);
 void ng_same_put(const ng_precond *p, double x[NG_SAME]);
 ng_status ng_same_check(ng_precond *p, const double *x);
 
@@ -241,6 +244,34 @@ void ng_quantify_release(ng_precond *p);   /* before ng_tiles_release */
 bool ng_quantify_due(const ng_precond *p);
 ng_status ng_quantify_step(ng_precond *p); /* after agree, before anything is written */
 
+/* ---- layers in shards: shard.c ---------------------------------------------------------------*/
+
+typedef struct ng_shards {
+  int32_t members, blocks; /* of the model group; blocks of layers in shards */
+  int32_t *rank;           /* [members] of all ranks, of each member */
+  int32_t *member;         /* [ranks] where each rank stands in its model group */
+  char *room;              /* what is gathered, and made of it */
+  int64_t room_bytes;
+} ng_shards;
+
+ng_status ng_shards_meet(ng_precond *p);   /* ng_ready, before blocks are made; collective */
+ng_status ng_shards_settle(ng_precond *p); /* ... when they have their places */
+void ng_shards_release(ng_precond *p);
+ng_status ng_shards_check(ng_precond *p); /* a step may begin */
+/* This rank's part of what is shown, and what it thinks of it (s NULL: it has none): all of a model group
+ * leave with the same status, and its primary with the whole; collective if this side is cut. */
+ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
+                         ng_strided *whole);
+bool ng_shards_due(const ng_precond *p);
+ng_status ng_shards_gather(ng_precond *p);
+
+/* Of what is put into a whole parameter, the part that is here. */
+typedef struct ng_shard_sink {
+  ng_sink sink; /* first: what families see */
+  const ng_sink *next;
+} ng_shard_sink;
+ng_shard_sink ng_shard_sink_to(const ng_sink *next);
+
 /* ---- stations --------------------------------------------------------------------------------*/
 
 typedef enum ng_station_id {
@@ -250,6 +281,7 @@ typedef enum ng_station_id {
   NG_AT_STATISTICS,
   NG_AT_SOLVE,
   NG_AT_SHARE,
+  NG_AT_SHARDS,
   NG_AT_MEASURE,
   NG_AT_DELIVER,
   NG_AT_AGREE,
@@ -293,6 +325,7 @@ typedef struct ng_engine {
   ng_tiles tiles;
   ng_exchange exchange;
   ng_quantify quantify;
+  ng_shards shards;
   ng_update_sink out;
   double lr;           /* the largest of all groups */
   uint64_t numbers;    /* of the update at hand, mixed: ng_step_number */
@@ -337,7 +370,9 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
 void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
-ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad);
+/* s NULL: there is nothing to show, for a reason that is `wrong`; other ranks may have to hear of it. */
+ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
+                          ng_status wrong);
 void ng_step_reset(ng_precond *p);
 /* out and lr are set, or `wrong` says that they cannot be, and all ranks fail together. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong);

@@ -67,11 +67,12 @@ static uint64_t options_number(const ng_precond *p) {
 }
 
 enum { PIECES = 2 }; /* of 16 bits each, that are looked at */
-_Static_assert(NG_SAME == 2 * 2 * PIECES, "two numbers, two sums of each piece");
+_Static_assert(NG_SAME_PIECES == 2 * PIECES && NG_SAME == 2 * NG_SAME_PIECES,
+               "two numbers, two sums of each piece");
 
 /* A sum tells whether all have the same v: W sum v^2 - (sum v)^2 is the sum of (v_i - v_j)^2 over pairs.
  * v < 2^16, so all of it is exact up to 46,000 ranks. */
-static void put_same(double *x, uint64_t number) {
+void ng_same_number(double x[NG_SAME_PIECES], uint64_t number) {
   for (int i = 0; i < PIECES; i++) {
     const double v = (double)(number >> (16 * i) & 0xffff);
     x[2 * i] = v;
@@ -96,7 +97,7 @@ static uint64_t update_number(const ng_precond *p) {
   return h;
 }
 
-static bool is_same(const double *x, int32_t ranks) {
+bool ng_same_sums(const double x[NG_SAME_PIECES], int32_t ranks) {
   for (int i = 0; i < PIECES; i++) {
     const uint64_t sum = (uint64_t)x[2 * i], squares = (uint64_t)x[2 * i + 1];
     if ((uint64_t)ranks * squares != sum * sum) return false;
@@ -107,14 +108,14 @@ static bool is_same(const double *x, int32_t ranks) {
 /* What ng_ready compared, and what came after it: ng_set, the learning rate, the numbers of groups. */
 ng_status ng_same_check(ng_precond *p, const double *x) {
   if (p->ctx->ranks == 1) return NG_OK;
-  if (!is_same(x, p->ctx->ranks)) {
+  if (!ng_same_sums(x, p->ctx->ranks)) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "options differ between the %d ranks: ng_set is called on all of them, before the "
         "same step",
         p->ctx->ranks);
   }
-  if (!is_same(x + 2 * PIECES, p->ctx->ranks)) {
+  if (!ng_same_sums(x + 2 * PIECES, p->ctx->ranks)) {
     return ng_fail(
         p->ctx, NG_ERR_STATE,
         "the learning rate, the update, its numbers or its groups differ between the %d ranks, or "
@@ -127,8 +128,8 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
 void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
   memset(x, 0, NG_SAME * sizeof *x);
   if (p->ctx->ranks == 1) return;
-  put_same(x, options_number(p));
-  put_same(x + 2 * PIECES, update_number(p));
+  ng_same_number(x, options_number(p));
+  ng_same_number(x + 2 * PIECES, update_number(p));
 }
 
 /* ---- ng_set ----------------------------------------------------------------------------------*/

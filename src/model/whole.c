@@ -1,0 +1,89 @@
+/* whole.c: a linear layer of which ranks have parts, as the one that they make together.
+ *
+ * In: an entry that was registered as a part, the widths of all parts.  Out: an entry of all of it, for
+ * families: they need not know that there are parts.  Who brings gradients and observations together is
+ * step/shard.c. */
+#include "model/model.h"
+
+enum { OUTPUTS, INPUTS }; /* shard_axis */
+
+static ng_status too_wide(ng_precond *p, const ng_entry *e, double width) {
+  return ng_fail(
+      p->ctx, NG_ERR_ARG,
+      "layer '%s': its shards have %.0f %s together, expected less than 2147483648, and a "
+      "weight of at most %lld elements",
+      e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs", (long long)NG_LARGEST);
+}
+
+static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols, float *grad) {
+  ng_slot *slot = &s->whole.slot[k];
+  slot->entry = &s->whole;
+  slot->rows = rows;
+  slot->cols = cols;
+  slot->weight = (ng_place){.data = NULL};
+  slot->grad = (ng_place){.data = grad, .dtype = NG_F32, .straight = true, .by_row = cols};
+  slot->m = slot->v = NULL;
+}
+
+/* The bias of a layer cut by inputs is whole on every rank. */
+ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t members,
+                        int32_t member) {
+  const double WIDEST = 2147483648.0;
+  const int64_t across = e->d.shard_axis == OUTPUTS ? e->d.in : e->d.out;
+  double total = 0.0;
+  for (int32_t i = 0; i < members; i++) {
+    total += width[i];
+  }
+  if (total >= WIDEST || ng_times((int64_t)total, across) > NG_LARGEST) {
+    return too_wide(p, e, total);
+  }
+  ng_layer_shard *s = ng_object(p, sizeof *s);
+  e->shard = s;
+  if (s == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  s->members = members;
+  s->member = member;
+  s->whole.local = e;
+  s->whole.d = e->d;
+  if (e->d.shard_axis == OUTPUTS) s->whole.d.out = (int64_t)total;
+  if (e->d.shard_axis == INPUTS) s->whole.d.in = (int64_t)total;
+  const int64_t in = s->whole.d.in, out = s->whole.d.out;
+  s->at = ng_object(p, ((size_t)members + 1) * sizeof *s->at);
+  s->counts = ng_object(p, (size_t)members * sizeof *s->counts);
+  s->grad = ng_object(p, (size_t)(out * (in + e->d.bias)) * sizeof *s->grad);
+  if (s->at == NULL || s->counts == NULL || s->grad == NULL) {
+    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  }
+  for (int32_t i = 0; i < members; i++) {
+    s->at[i + 1] = s->at[i] + (int64_t)width[i];
+  }
+  s->whole.slots = e->slots;
+  for (int32_t k = 0; k < e->slots; k++) {
+    s->whole.slot[k] = e->slot[k];
+  }
+  set_slot(s, NG_WEIGHT, out, in, s->grad);
+  if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out, s->grad + out * in);
+  ng_shard_follow(e);
+  return NG_OK;
+}
+
+void ng_shard_free(ng_precond *p, ng_entry *e) {
+  ng_layer_shard *s = e->shard;
+  if (s == NULL) return;
+  const ng_layer *d = &s->whole.d;
+  ng_object_free(p, s->grad, (size_t)(d->out * (d->in + d->bias)) * sizeof *s->grad);
+  ng_object_free(p, s->counts, (size_t)s->members * sizeof *s->counts);
+  ng_object_free(p, s->at, ((size_t)s->members + 1) * sizeof *s->at);
+  ng_object_free(p, s, sizeof *s);
+  e->shard = NULL;
+}
+
+void ng_shard_follow(ng_entry *e) {
+  if (e->shard == NULL) return;
+  ng_entry *w = &e->shard->whole;
+  w->asleep = e->asleep;
+  for (int32_t k = 0; k < e->slots; k++) {
+    w->slot[k].update_group = e->slot[k].update_group;
+    w->slot[k].out = e->slot[k].out;
+    w->slot[k].here = e->slot[k].here;
+  }
+}

@@ -1,0 +1,411 @@
+/* shard.c: layers of which each rank of a model group has a part: what must be whole is brought together.
+ *
+ * In: widths of parts (ng_ready), parts of observations and of gradients.  Out: layers, observations and gradients as
+ * one rank would have them that had all of the layer; and parts of PD again, on their way out.
+ *
+ *   ng_ready   who has how much of which layer; of each block the *primary* of every model group, the rank that
+ *              stands in it where the owner stands in its own group, as in GPT-NeoX's preconditioner of
+ *              gpauloski/kfac-pytorch
+ *   observe    parts of what is cut are gathered along the features; the primary adds them to its sums, once,
+ *              and so it does with what all ranks of the group have whole; the others add nothing
+ *   step       parts of gradients are gathered where a rank of the group makes PD (station shards); PD of all
+ *              is what every rank then has, or is sent, and each writes its part
+ *
+ * So statistics, placement, clip and state are those of whole layers, and know of no parts.  A gather is an
+ * all-gather (or broadcasts, where the transport has none): of n numbers of a whole each rank sends its
+ * part and receives the others'. */
+#include "step/step.h"
+
+/* ---- ng_ready: who has what ------------------------------------------------------------------*/
+
+/* A model group that fell apart takes the other ranks with it. */
+static ng_status broken(ng_precond *p, const char *what) {
+  (void)ng_comm_give_up(p->ctx->model);
+  (void)ng_comm_give_up(p->ctx->comm);
+  return ng_exchange_failed(p, what);
+}
+
+static ng_status sum_group(ng_precond *p, double *x, int64_t n, const char *what) {
+  const ng_group all = ng_group_world(p->ctx->model);
+  return ng_comm_sum(p->ctx->model, &all, x, n, NG_F64) == NG_OK ? NG_OK : broken(p, what);
+}
+
+/* Of a sum over `ranks`: all of them gave the same x (and its square). */
+static bool equal(const double x[2], int32_t ranks) { return x[0] * x[0] == x[1] * ranks; }
+
+static int32_t count_cut(const ng_precond *p) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    n += p->entry[i]->d.shard_axis != -1;
+  }
+  return n;
+}
+
+/* A failure stays with the caller until the world has heard of it; only a broken transport returns. */
+static ng_status widths(ng_precond *p, double *x, ng_status *local) {
+  ng_shards *s = &p->step->shards;
+  const ng_comm *c = p->ctx->model;
+  const int32_t M = c->size, cut = count_cut(p);
+  double head[NG_CODES + 2];
+  ng_codes_put(head, *local);
+  head[NG_CODES] = cut;
+  head[NG_CODES + 1] = (double)cut * cut;
+  ng_status st = sum_group(p, head, NG_CODES + 2, "ng_ready");
+  if (st != NG_OK) return st;
+  const ng_status worst = ng_codes_worst(head);
+  if (worst < NG_OK) {
+    *local = ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks of the model group failed with %s",
+                     ng_codes_count(head, worst), M, ng_status_name(worst));
+    return NG_OK;
+  }
+  if (!equal(head + NG_CODES, M)) {
+    *local = ng_fail(p->ctx, NG_ERR_COMM,
+                     "ng_ready: ranks of the model group have other numbers of layers in shards");
+    return NG_OK;
+  }
+  memset(x, 0, ((size_t)cut + 1) * (size_t)M * sizeof *x);
+  x[c->rank] = p->ctx->rank;
+  double *width = x + M;
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer *d = &p->entry[i]->d;
+    if (d->shard_axis == -1) continue;
+    width[c->rank] = (double)(d->shard_axis == 0 ? d->out : d->in);
+    width += M;
+  }
+  st = sum_group(p, x, ((int64_t)cut + 1) * M, "ng_ready");
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < M; i++) {
+    s->rank[i] = (int32_t)x[i];
+  }
+  width = x + M;
+  for (int32_t i = 0; i < p->entries && *local == NG_OK; i++) {
+    if (p->entry[i]->d.shard_axis == -1) continue;
+    *local = ng_shard_make(p, p->entry[i], width, M, c->rank);
+    width += M;
+  }
+  return NG_OK;
+}
+
+/* Where every rank of the world stands in its model group. */
+static ng_status places(ng_precond *p, double *x, ng_status local) {
+  ng_shards *s = &p->step->shards;
+  const int32_t W = p->ctx->ranks, M = p->ctx->model->size;
+  const int64_t n = NG_CODES + 2 + (x == NULL ? 0 : W);
+  double head[NG_CODES + 2];
+  double *to = x == NULL ? head : x;
+  memset(to, 0, (size_t)n * sizeof *to);
+  ng_codes_put(to, local);
+  to[NG_CODES] = M;
+  to[NG_CODES + 1] = (double)M * M;
+  if (x != NULL) x[NG_CODES + 2 + p->ctx->rank] = p->ctx->model->rank;
+  ng_status st = ng_exchange_sum(p, to, NG_CODES + 2, "ng_ready");
+  if (st != NG_OK) return broken(p, "ng_ready");
+  const ng_status worst = ng_codes_worst(to);
+  if (worst < NG_OK) {
+    return ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks failed with %s (%s)",
+                   ng_codes_count(to, worst), W, ng_status_name(worst), ng_status_meaning(worst));
+  }
+  if (!equal(to + NG_CODES, W)) {
+    return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: model groups have other numbers of ranks");
+  }
+  st = ng_exchange_sum(p, x + NG_CODES + 2, W, "ng_ready");
+  if (st != NG_OK) return broken(p, "ng_ready");
+  for (int32_t r = 0; r < W; r++) {
+    s->member[r] = (int32_t)x[NG_CODES + 2 + r];
+  }
+  return NG_OK;
+}
+
+/* Collective, of contexts with a model group.  Nobody returns between its sums but with all others. */
+ng_status ng_shards_meet(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  if (p->ctx->model == NULL) return NG_OK;
+  const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
+  const size_t numbers =
+      (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, (int64_t)NG_CODES + 2 + W);
+  double *x = ng_object(p, numbers * sizeof *x);
+  s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
+  s->member = ng_object(p, (size_t)W * sizeof *s->member);
+  s->members = M;
+  ng_status local = NG_OK;
+  if (x == NULL || s->rank == NULL || s->member == NULL) {
+    local = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  }
+  ng_status st = widths(p, x, &local);
+  if (st == NG_OK) st = places(p, x, local);
+  ng_object_free(p, x, numbers * sizeof *x);
+  return st;
+}
+
+void ng_shards_release(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_shard_free(p, p->entry[i]);
+  }
+  ng_object_free(p, s->rank, (size_t)s->members * sizeof *s->rank);
+  ng_object_free(p, s->member, (size_t)p->ctx->ranks * sizeof *s->member);
+  ng_object_free(p, s->room, (size_t)s->room_bytes);
+  memset(s, 0, sizeof *s);
+}
+
+/* Blocks are placed: who shows, who gathers. */
+static bool makes(const ng_block *b, int32_t rank) {
+  if (b->family->solve != NULL) return rank % b->p->grid.n == b->column;
+  return b->keeps_everywhere || rank == b->owner;
+}
+
+static ng_status cannot(ng_precond *p, const char *why) {
+  return ng_fail(p->ctx, NG_ERR_ABSENT, "ng_ready: layers are in shards, and %s", why);
+}
+
+static bool take_room(ng_precond *p, int64_t bytes) {
+  ng_shards *s = &p->step->shards;
+  if (bytes <= s->room_bytes) return true;
+  char *room = ng_object(p, (size_t)bytes);
+  if (room == NULL) return false;
+  ng_object_free(p, s->room, (size_t)s->room_bytes);
+  s->room = room;
+  s->room_bytes = bytes;
+  return true;
+}
+
+ng_status ng_shards_settle(ng_precond *p) {
+  ng_shards *s = &p->step->shards;
+  int64_t most = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_block *b = p->entry[i]->block;
+    ng_layer_shard *shard = p->entry[i]->shard;
+    if (b == NULL || shard == NULL) continue;
+    s->blocks++;
+    ng_shard_follow(p->entry[i]);
+    shard->primary = s->member[b->owner] == shard->member;
+    for (int32_t k = 0; k < shard->members; k++) {
+      shard->gathers = shard->gathers || makes(b, s->rank[k]);
+    }
+    const ng_layer *d = &shard->whole.d;
+    most = ng_max64(most, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
+  }
+  if (s->blocks == 0) return NG_OK;
+  if (p->base.statistics == NG_STATISTICS_LOCAL) {
+    return cannot(p, "statistics = local looks at those of one rank; take all or owner");
+  }
+  if (ng_update_is_owned(p)) {
+    return cannot(p, "update_ranks = owner moves whole weights; take all");
+  }
+  if (p->base.quantify) return cannot(p, "quantify = 1 needs whole gradients on all ranks");
+  if (take_room(p, most)) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+}
+
+/* Live options, so asked at every step. */
+ng_status ng_shards_check(ng_precond *p) {
+  if (p->step->shards.blocks == 0 || !ng_clip_reads_weights(p)) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ABSENT,
+                 "layers are in shards, and clip = ratio needs whole weights; take another clip");
+}
+
+/* ---- observations ----------------------------------------------------------------------------*/
+
+/* What `s` has, dense and in the order of its axes. */
+static void pack(const ng_strided *s, char *to) {
+  const int64_t size = ng_dtype_size(s->dtype), cols = s->shape[s->ndim - 1];
+  const int64_t by = s->stride[s->ndim - 1];
+  int64_t at[NG_DIMS] = {0}, offset = 0;
+  for (;;) {
+    const char *from = (const char *)s->data + offset * size;
+    if (by == 1) {
+      memcpy(to, from, (size_t)(cols * size));
+    } else {
+      for (int64_t c = 0; c < cols; c++) {
+        memcpy(to + c * size, from + c * by * size, (size_t)size);
+      }
+    }
+    to += cols * size;
+    int32_t k = s->ndim - 2;
+    for (; k >= 0 && ++at[k] == s->shape[k]; k--) {
+      offset -= (s->shape[k] - 1) * s->stride[k];
+      at[k] = 0;
+    }
+    if (k < 0) return;
+    offset += s->stride[k];
+  }
+}
+
+/* Part after part, rows of each together, becomes row after row. */
+static void weave(const ng_layer_shard *s, const char *parts, int64_t rows, int64_t size,
+                  char *to) {
+  const int64_t total = s->at[s->members];
+  for (int32_t i = 0; i < s->members; i++) {
+    const int64_t width = (s->at[i + 1] - s->at[i]) * size;
+    const char *from = parts + rows * s->at[i] * size;
+    for (int64_t r = 0; r < rows; r++) {
+      memcpy(to + (r * total + s->at[i]) * size, from + r * width, (size_t)width);
+    }
+  }
+}
+
+static int64_t rows_of(const ng_strided *s) {
+  int64_t rows = 1;
+  for (int32_t i = 0; i + 1 < s->ndim; i++) {
+    rows *= s->shape[i];
+  }
+  return rows;
+}
+
+/* The same for all of a group: status, and a number of the call. */
+static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t call) {
+  const int32_t M = p->ctx->model->size;
+  double x[NG_CODES + NG_SAME_PIECES];
+  ng_codes_put(x, st);
+  ng_same_number(x + NG_CODES, call);
+  const ng_status sent = sum_group(p, x, NG_CODES + NG_SAME_PIECES, "observe");
+  if (sent != NG_OK) return sent;
+  const ng_status worst = ng_codes_worst(x);
+  if (worst < NG_OK && worst != st) {
+    return ng_fail(p->ctx, worst,
+                   "layer '%s': %d of %d ranks of the model group failed with %s (%s)", e->d.name,
+                   ng_codes_count(x, worst), M, ng_status_name(worst), ng_status_meaning(worst));
+  }
+  if (worst < NG_OK) return worst;
+  if (ng_codes_count(x, NG_SKIPPED) > 0) return NG_SKIPPED;
+  if (ng_same_sums(x + NG_CODES, M)) return NG_OK;
+  return ng_fail(
+      p->ctx, NG_ERR_STATE,
+      "layer '%s': ranks of the model group show other layers, rows or dtypes in the same "
+      "call",
+      e->d.name);
+}
+
+/* `st` is what this rank thinks of its part, NULL if it has none to show; all of the group leave with one
+ * verdict.  *whole is of memory that the next call overwrites, and of the primary alone. */
+ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
+                         ng_strided *whole) {
+  ng_layer_shard *shard = e->shard;
+  if (!ng_shard_cuts(e, grad)) {
+    if (s != NULL) *whole = *s;
+    return st;
+  }
+  const int64_t total = shard->at[shard->members], rows = s == NULL ? 0 : rows_of(s);
+  const int64_t size = s == NULL ? 0 : ng_dtype_size(s->dtype);
+  const int64_t bytes = ng_times(ng_times(rows, total), size);
+  const int64_t apart = ng_plus(bytes, NG_ALIGN) / NG_ALIGN * NG_ALIGN;
+  if (st == NG_OK && !take_room(p, shard->primary ? ng_plus(apart, bytes) : bytes)) {
+    st =
+        ng_fail(p->ctx, NG_ERR_NOMEM, "layer '%s': no memory for %lld bytes of a whole observation",
+                e->d.name, (long long)bytes);
+  }
+  uint64_t call = ng_step_number(ng_step_number(0, e->block->number), grad);
+  call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
+  st = agree(p, e, st, call);
+  if (st != NG_OK) return st;
+  char *room = p->step->shards.room;
+  pack(s, room + rows * shard->at[shard->member] * size);
+  for (int32_t i = 0; i < shard->members; i++) {
+    shard->counts[i] = rows * (shard->at[i + 1] - shard->at[i]);
+  }
+  const ng_group all = ng_group_world(p->ctx->model);
+  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) != NG_OK) {
+    return broken(p, "observe");
+  }
+  if (!shard->primary) return NG_OK;
+  weave(shard, room, rows, size, room + apart);
+  *whole = *s;
+  whole->data = room + apart;
+  whole->shape[s->ndim - 1] = total;
+  for (int64_t i = s->ndim - 1, by = 1; i >= 0; by *= whole->shape[i--]) {
+    whole->stride[i] = by;
+  }
+  return NG_OK;
+}
+
+/* ---- gradients: a station --------------------------------------------------------------------*/
+
+bool ng_shards_due(const ng_precond *p) { return p->step->shards.blocks > 0; }
+
+/* Rows of a bound gradient as f32, one after the other. */
+static void read_rows(const ng_slot *s, float *to) {
+  for (int64_t r = 0; r < s->rows; r++) {
+    ng_slot_read(s, r, 0, s->cols, to + r * s->cols);
+  }
+}
+
+/* A part is a rank's weight, and of a layer cut by outputs its bias behind it. */
+static ng_status gather(ng_precond *p, ng_entry *e) {
+  ng_layer_shard *shard = e->shard;
+  const ng_layer *d = &shard->whole.d;
+  const bool outputs = e->d.shard_axis == 0;
+  const int64_t each = outputs ? d->in + d->bias : d->out; /* of one output, or input */
+  float *room = (float *)(void *)p->step->shards.room;
+  float *mine = room + shard->at[shard->member] * each;
+  float *bias = shard->grad + d->out * d->in;
+  read_rows(&e->slot[NG_WEIGHT], mine);
+  if (d->bias != 0) {
+    read_rows(&e->slot[NG_BIAS], outputs ? mine + e->d.out * d->in : bias);
+  }
+  for (int32_t i = 0; i < shard->members; i++) {
+    shard->counts[i] = (shard->at[i + 1] - shard->at[i]) * each;
+  }
+  const ng_group all = ng_group_world(p->ctx->model);
+  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, NG_F32) != NG_OK) {
+    return broken(p, "shards");
+  }
+  if (!outputs) {
+    weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->grad);
+    return NG_OK;
+  }
+  for (int32_t i = 0; i < shard->members; i++) {
+    const int64_t from = shard->at[i], n = shard->at[i + 1] - from;
+    const float *part = room + from * each;
+    memcpy(shard->grad + from * d->in, part, (size_t)(n * d->in) * sizeof *part);
+    if (d->bias != 0) memcpy(bias + from, part + n * d->in, (size_t)n * sizeof *part);
+  }
+  return NG_OK;
+}
+
+/* All of a group or none: blocks, their places and who is left out are the same on its ranks. */
+ng_status ng_shards_gather(ng_precond *p) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    ng_entry *e = p->entry[i];
+    if (e->shard == NULL || e->block == NULL || e->block->out || !e->shard->gathers) continue;
+    st = gather(p, e);
+  }
+  return st;
+}
+
+/* ---- the way out -----------------------------------------------------------------------------*/
+
+/* Of n elements from `col` those in [from, to), counted from `from`. */
+static int64_t cut_out(int64_t *col, int64_t n, int64_t from, int64_t to, int64_t *skip) {
+  const int64_t begin = ng_max64(*col, from), end = ng_min64(*col + n, to);
+  *skip = begin - *col;
+  *col = begin - from;
+  return end - begin;
+}
+
+static void put_part(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
+                     const ng_pair *pair) {
+  const ng_sink *next = ((const ng_shard_sink *)(const void *)sink)->next;
+  ng_slot *own = ng_slot_own(slot);
+  if (own == slot) {
+    ng_put(next, slot, row, col, n, pair);
+    return;
+  }
+  const ng_layer_shard *s = own->entry->shard;
+  const int64_t from = s->at[s->member], to = s->at[s->member + 1];
+  const bool outputs = own->entry->d.shard_axis == 0, bias = slot->which == NG_BIAS;
+  ng_pair part = *pair;
+  int64_t skip = 0;
+  if (outputs && !bias) {
+    if (row < from || row >= to) return;
+    row -= from;
+  } else if (outputs || !bias) { /* else a bias that all have */
+    n = cut_out(&col, n, from, to, &skip);
+    if (n <= 0) return;
+  }
+  if (part.values != NULL) part.values += skip;
+  if (part.u != NULL) part.u += skip;
+  ng_put(next, own, row, col, n, &part);
+}
+
+ng_shard_sink ng_shard_sink_to(const ng_sink *next) { return (ng_shard_sink){{put_part}, next}; }

@@ -1,0 +1,58 @@
+/* shard_scene.h: four linear layers, three of them in shards, trained by a grid of ranks: `data` model groups of
+ * `model` ranks.  Numbers are a function of (step, model group, call, layer, place), so what the parts make
+ * together is that of whole layers on `data` ranks.  Ranks assert nothing. */
+#ifndef TESTS_SHARD_SCENE_H
+#define TESTS_SHARD_SCENE_H
+
+#include "fixture.h"
+#include "ranks.h"
+
+#include <stdbool.h>
+
+enum { LAYERS = 4, RANKS = 8, STEPS = 3, MICRO = 2, ROOM = 96, SEEN = 128 };
+
+typedef struct scene_layer {
+  const char *name;
+  int32_t axis, bias;
+  int64_t in, out, positions;
+} scene_layer;
+extern const scene_layer layer[LAYERS];
+
+typedef struct scene {
+  const char *options;
+  int32_t data, model;
+  bool across; /* ranks of a data group follow each other, not those of a model group */
+  bool bias;   /* false: no layer has one */
+  bool last, rows_first;
+  bool uncut;              /* nothing is in shards; of a model group of one */
+  const char *save, *load; /* a state: after step `first` + 1, before it */
+  int first;
+  int32_t wrong;   /* a rank does something wrong in step 1 */
+  int32_t fail[2]; /* world, model group: its k-th collective fails on rank `wrong` */
+  ng_threads *group[RANKS];
+  double D[STEPS][LAYERS][ROOM];
+  float out[RANKS][STEPS][LAYERS][ROOM]; /* parts of P, or weights; the bias behind */
+  double nu[RANKS][STEPS];
+  ng_status status[RANKS][STEPS], shown[RANKS][STEPS];
+  char why[RANKS][512];
+} scene;
+
+typedef struct part {
+  int64_t in, out, row, col; /* of this rank, and where it begins */
+} part;
+
+int32_t group_of(const scene *x, int32_t rank);
+part part_of(const scene *x, int32_t rank, int i);
+int64_t bias_of(const scene *x, int i);
+int64_t samples_of(int32_t group, int64_t call);
+int64_t positions_of(int i);
+double seen(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
+double initial(int i, int64_t k); /* of a weight */
+/* This rank's part of a whole [out, in (+ 1)], the bias behind it. */
+void cut(const scene *x, int32_t rank, int i, const double *whole, float *to);
+
+bool enough(int32_t ranks);     /* over MPI processes are few */
+scene *begin(const scene *how); /* free() */
+ng_status play(scene *x, ng_status each[RANKS]);
+
+#endif

@@ -1,0 +1,271 @@
+/* t_shards.c: linear layers of which ranks have parts.
+ *
+ * The oracle is K-FAC in double over whole layers, with one rank for each model group (oracle.h): every rank's part of
+ * P, of what updates make of weights, and nu.  P agrees to 1e-5 of its largest number, what the issue of a rounding in f32
+ * is at this damping; nu, of sums in double over such P, too.  What is replicated (biases of layers cut by inputs, layers that are
+ * not cut) has the same bits on all ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <unistd.h>
+
+#include "oracle.h"
+#include "shard_scene.h"
+
+/* ---- the oracle ------------------------------------------------------------------------------*/
+
+typedef struct whole {
+  double P[STEPS][LAYERS][ROOM], nu[STEPS];
+} whole;
+
+static void remember(const scene *x, whole *w) {
+  char options[256];
+  (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
+  ng_options opt = fixture_parse(options);
+  oracle *o = oracle_create(&opt, x->data);
+  for (int i = 0; i < LAYERS; i++) {
+    ng_layer d;
+    ng_layer_init(&d, NG_LINEAR, sizeof d);
+    d.name = layer[i].name;
+    d.in = layer[i].in;
+    d.out = layer[i].out;
+    d.bias = (int32_t)bias_of(x, i);
+    d.positions = layer[i].positions;
+    assert_int_equal(oracle_add(o, &d), i);
+  }
+  for (int64_t t = 0; t < STEPS; t++) {
+    const double *D[LAYERS];
+    double *P[LAYERS];
+    for (int32_t g = 0; g < x->data; g++) {
+      for (int64_t call = 0; call < MICRO; call++) {
+        ng_batch b;
+        ng_batch_init(&b, sizeof b);
+        b.samples = samples_of(g, call);
+        oracle_begin(o, g, &b);
+        for (int k = 0; k < 2 * LAYERS; k++) {
+          const int i = k % LAYERS;
+          const bool grad = k >= LAYERS;
+          const int64_t n = b.samples * positions_of(i) * (grad ? layer[i].out : layer[i].in);
+          double a[2 * SEEN];
+          for (int64_t j = 0; j < n; j++)
+            a[j] = seen(g, t, call, i, grad, j);
+          (grad ? oracle_output_grad : oracle_input)(o, g, i, a, positions_of(i));
+        }
+      }
+    }
+    for (int i = 0; i < LAYERS; i++) {
+      D[i] = x->D[t][i];
+      P[i] = w->P[t][i];
+    }
+    w->nu[t] = oracle_step(o, 0.1, D, P);
+  }
+  oracle_destroy(&o);
+}
+
+/* What P makes of the weights. */
+static void update(const scene *x, whole *w) {
+  const bool sgd = strstr(x->options, "=sgd") != NULL;
+  if (!sgd && strstr(x->options, "=adamw") == NULL) return;
+  ng_sgd s = fixture_sgd(0.1, 0.9);
+  s.weight_decay = 0.01;
+  ng_adamw a;
+  ng_adamw_init(&a, sizeof a);
+  a.lr = 0.1;
+  for (int i = 0; i < LAYERS; i++) {
+    double now[ROOM], m[ROOM] = {0}, v[ROOM] = {0};
+    const int64_t n = layer[i].out * (layer[i].in + bias_of(x, i));
+    for (int64_t k = 0; k < ROOM; k++)
+      now[k] = initial(i, k);
+    for (int t = 0; t < STEPS; t++) {
+      if (sgd) {
+        oracle_sgd(&s, t + 1, n, w->P[t][i], now, m);
+      } else {
+        oracle_adamw(&a, t + 1, n, w->P[t][i], now, m, v);
+      }
+      memcpy(w->P[t][i], now, sizeof now);
+    }
+  }
+}
+
+/* The largest difference of this rank's parts beside the largest number of a layer. */
+static double far_off(const scene *x, const whole *w, int32_t rank, int t) {
+  double worst = fabs(x->nu[rank][t] - w->nu[t]) / w->nu[t];
+  for (int i = 0; i < LAYERS; i++) {
+    const part p = part_of(x, rank, i);
+    double most = 0.0;
+    float expected[ROOM] = {0};
+    for (int64_t k = 0; k < layer[i].out * (layer[i].in + bias_of(x, i)); k++) {
+      most = fmax(most, fabs(w->P[t][i][k]));
+    }
+    cut(x, rank, i, w->P[t][i], expected);
+    for (int64_t k = 0; k < p.out * (p.in + bias_of(x, i)); k++) {
+      worst = fmax(worst, fabs((double)(x->out[rank][t][i][k] - expected[k])) / most);
+    }
+  }
+  return worst;
+}
+
+static void compare(const scene *x) {
+  whole w;
+  memset(&w, 0, sizeof w);
+  remember(x, &w);
+  update(x, &w);
+  for (int32_t r = 0; r < x->data * x->model; r++) {
+    for (int t = x->first; t < STEPS; t++) {
+      const double far = far_off(x, &w, r, t);
+      if (!(far < 1e-5)) {
+        fail_msg("%s, data %d model %d: rank %d is off by %g in step %d (nu %g, %g)", x->options,
+                 x->data, x->model, r, far, t, x->nu[r][t], w.nu[t]);
+      }
+      assert_true(x->nu[r][t] == x->nu[0][t]);
+      const float *mine = x->out[r][t][3], *first = x->out[0][t][3]; /* not cut */
+      assert_memory_equal(mine, first, (size_t)(layer[3].out * layer[3].in) * sizeof *mine);
+      const part p = part_of(x, r, 1), q = part_of(x, 0, 1);
+      if (bias_of(x, 1)) { /* whole on all */
+        assert_memory_equal(x->out[r][t][1] + p.out * p.in, x->out[0][t][1] + q.out * q.in,
+                            (size_t)p.out * sizeof *mine);
+      }
+    }
+  }
+}
+
+static const char *const methods[] = {
+    "method=natgrad damping=0.3 stat_period=1 solve_period=1 kl_clip=0.0001",
+    "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rescale solver=eigen "
+    "damping_split=joint",
+    "method=natgrad damping=0.3 stat_period=1 solve_period=1 update=sgd",
+    "method=natgrad damping=0.3 stat_period=1 solve_period=1 update=adamw kl_clip=0.0001",
+    "method=kaisa damping=0.3 kl_clip=0.0001",
+};
+static const char *const places[] = {"grad_worker_fraction=1", "grad_worker_fraction=0",
+                                     "grad_worker_fraction=0.5",
+                                     "grad_worker_fraction=0 statistics=owner"};
+
+static void equal_to_whole(void **state) {
+  (void)state;
+  static const int32_t grid[][2] = {{1, 1}, {1, 2}, {1, 3}, {2, 2}, {2, 3}, {4, 2}};
+  for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+    for (size_t g = 0; g < sizeof grid / sizeof grid[0]; g++) {
+      for (size_t k = 0; k < sizeof places / sizeof places[0]; k++) {
+        const int32_t W = grid[g][0] * grid[g][1];
+        char options[256];
+        (void)snprintf(options, sizeof options, "%s %s", methods[m], places[k]);
+        const bool half =
+            m > 0 && (W == RANKS || (m + g + k) % 2 == 0); /* the first method everywhere */
+        if ((k == 2 && W % 2 != 0) || half || !enough(W)) continue;
+        scene *x = begin(&(scene){.options = options,
+                                  .data = grid[g][0],
+                                  .model = grid[g][1],
+                                  .across = (m + k) % 2 == 0,
+                                  .bias = (g + k) % 2 == 0 || W == 1,
+                                  .last = g % 2 == 1,
+                                  .rows_first = k % 2 == 0,
+                                  .wrong = -1});
+        ng_status each[RANKS];
+        if (play(x, each) != NG_OK) {
+          for (int32_t r = 0; r < W; r++)
+            print_message("rank %d: %d %s\n", r, each[r], x->why[r]);
+          fail_msg("%s, data %d model %d", options, x->data, x->model);
+        }
+        compare(x);
+        free(x);
+      }
+    }
+  }
+}
+
+/* What the oracle does not know, beside a group of one rank each: that has no parts to bring together. */
+static void as_one_member(void **state) {
+  (void)state;
+  if (!enough(6)) skip();
+  static const char *const more[] = {
+      "method=sam stat_period=1",
+      "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rms clip_bound=0.01",
+      "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=value clip_bound=0.1",
+      "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
+      "method=natgrad damping=0.3 calls=ema stat_refresh=adaptive colocate=0 placement=mpd-kfac"};
+  for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
+    const scene how = {
+        .options = more[m], .data = 2, .bias = true, .rows_first = true, .wrong = -1};
+    scene *one = begin(&how), *x = begin(&how);
+    ng_status each[RANKS];
+    one->model = 1;
+    x->model = 3;
+    assert_int_equal(play(one, each), NG_OK);
+    if (play(x, each) != NG_OK) fail_msg("%s: %s", more[m], x->why[0]);
+    for (int32_t r = 0; r < 6; r++) {
+      for (int t = 0; t < STEPS; t++) {
+        if (!(fabs(x->nu[r][t] / one->nu[0][t] - 1.0) < 1e-5)) {
+          fail_msg("%s: nu is %g on rank %d, expected %g", more[m], x->nu[r][t], r, one->nu[0][t]);
+        }
+        for (int i = 0; i < LAYERS; i++) {
+          const part p = part_of(x, r, i);
+          const float *of = one->out[group_of(one, 0)][t][i], *mine = x->out[r][t][i];
+          double most = 0.0;
+          for (int64_t k = 0; k < layer[i].in * layer[i].out; k++)
+            most = fmax(most, fabs((double)of[k]));
+          for (int64_t a = 0; a < p.out; a++) {
+            for (int64_t b = 0; b < p.in; b++) {
+              const float e = of[(p.row + a) * layer[i].in + p.col + b];
+              assert_true(fabs((double)(mine[a * p.in + b] - e)) < 1e-5 * most);
+            }
+          }
+        }
+      }
+    }
+    free(one);
+    free(x);
+  }
+}
+
+/* ---- states ----------------------------------------------------------------------------------*/
+
+/* Saved by 2 x 2, it goes on cut in other parts, or not at all. */
+static void states_are_whole(void **state) {
+  (void)state;
+  if (!enough(6)) skip();
+  char path[] = "/tmp/t_shards-XXXXXX";
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  static const int32_t models[] = {2, 3, 1, 1};
+  for (int k = 0; k < 5; k++) {
+    scene *x = begin(&(scene){.options = methods[0],
+                              .data = 2,
+                              .model = k == 0 ? 2 : models[k - 1],
+                              .uncut = k == 4,
+                              .bias = true,
+                              .rows_first = true,
+                              .wrong = -1,
+                              .save = k == 0 ? path : NULL,
+                              .load = k == 0 ? NULL : path,
+                              .first = k == 0 ? 0 : 2});
+    ng_status each[RANKS];
+    if (play(x, each) != NG_OK) fail_msg("%d: %s", k, x->why[0]);
+    compare(x);
+    free(x);
+  }
+  assert_int_equal(unlink(path), 0);
+}
+
+int main(void) {
+#if defined(NG_TEST_MPI)
+  ranks_begin();
+#endif
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
+                                     cmocka_unit_test(as_one_member),
+                                     cmocka_unit_test(states_are_whole)};
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if defined(NG_TEST_MPI)
+  ranks_end();
+#endif
+  return failed;
+}

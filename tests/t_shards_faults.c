@@ -1,0 +1,161 @@
+/* t_shards_faults.c: layers in shards, and what is wrong with them: a rank that shows what does not fit, a collective
+ * that fails, methods and options that do not go with parts.  Ranks fail together, and by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shard_scene.h"
+
+/* ---- what goes wrong -------------------------------------------------------------------------*/
+
+#define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
+
+/* A rank shows what does not fit, or no number: its model group hears of it in that call, all others at most in
+ * the step. */
+static void one_is_wrong(void **state) {
+  (void)state;
+  static const struct {
+    const char *options, *says;
+    ng_status st;
+  } how[] = {{BASE "|nan", "", NG_SKIPPED},
+             {BASE "|shape", "layer 'up'", NG_ERR_SHAPE},
+             {BASE "|rows", "ranks of the model group show other layers, rows", NG_ERR_STATE}};
+  for (int32_t wrong = 0; wrong < 4; wrong++) {
+    for (size_t k = 0; k < sizeof how / sizeof how[0]; k++) {
+      scene *x = begin(&(scene){.options = how[k].options,
+                                .data = 2,
+                                .model = 2,
+                                .bias = true,
+                                .rows_first = true,
+                                .wrong = wrong});
+      ng_status each[RANKS];
+      assert_true(play(x, each) >= NG_OK);
+      for (int32_t r = 0; r < 4; r++) {
+        const bool beside = group_of(x, r) == group_of(x, wrong);
+        assert_int_equal(x->shown[r][1], beside ? how[k].st : NG_OK);
+        assert_int_equal(x->status[r][1], beside || k == 0 ? how[k].st : NG_OK);
+        if (k > 0 && beside) assert_non_null(strstr(x->why[r], how[k].says));
+        assert_int_equal(x->status[r][0], NG_OK);
+        assert_int_equal(x->status[r][2], NG_OK);
+      }
+      free(x);
+    }
+  }
+}
+
+/* Whatever collective fails, on whichever of the two transports: all ranks end, with NG_ERR_COMM. */
+static void any_collective_fails(void **state) {
+  (void)state;
+  for (int which = 0; which < 2; which++) {
+    int32_t k = 1;
+    for (;; k++) {
+      scene *x = begin(&(scene){.options = BASE " grad_worker_fraction=0",
+                                .data = 2,
+                                .model = 2,
+                                .bias = true,
+                                .last = k % 2 == 0,
+                                .wrong = k % 4});
+      ng_status each[RANKS];
+      x->fail[which] = k;
+      x->fail[1 - which] = 1 << 30;
+      const ng_status st = play(x, each);
+      for (int32_t r = 0; r < 4; r++) {
+        if (each[r] != (st == NG_OK ? NG_OK : NG_ERR_COMM)) {
+          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->why[r]);
+        }
+      }
+      free(x);
+      if (st == NG_OK) break;
+    }
+    assert_true(k > 20);
+  }
+}
+
+/* ---- what is refused -------------------------------------------------------------------------*/
+
+static void refused_by_name(void **state) {
+  (void)state;
+  static const struct {
+    const char *options, *says;
+    ng_status st;
+  } no[] = {{"method=eva", "which family rankone does not take", NG_ERR_ABSENT},
+            {"method=mfac", "which family window does not take", NG_ERR_ABSENT},
+            {BASE " statistics=local", "statistics = local", NG_ERR_ABSENT},
+            {BASE " update=sgd update_ranks=owner", "update_ranks = owner", NG_ERR_ABSENT},
+            {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
+            {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
+  for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
+    scene *x = begin(&(scene){.options = no[i].options,
+                              .data = 2,
+                              .model = 2,
+                              .bias = true,
+                              .rows_first = true,
+                              .wrong = -1});
+    ng_status each[RANKS];
+    (void)play(x, each);
+    for (int32_t r = 0; r < 4; r++) {
+      assert_int_equal(each[r], no[i].st);
+      if (strstr(x->why[r], no[i].says) == NULL) fail_msg("%s: %s", no[i].options, x->why[r]);
+    }
+    free(x);
+  }
+}
+
+static void refused_layers(void **state) {
+  (void)state;
+  ng_threads *alone;
+  ng_transport t;
+  assert_int_equal(ng_threads_create(1, &alone), NG_OK);
+  assert_int_equal(ng_threads_transport(alone, 0, &t, sizeof t), NG_OK);
+  for (int given = 0; given < 2; given++) {
+    ng_context_config c;
+    ng_context_config_init(&c, sizeof c);
+    c.model_group = given ? &t : NULL;
+    fixture f;
+    fixture_ok(&f, fixture_open(&f, BASE, &(fixture_how){.config = &c}));
+    ng_layer d;
+    ng_layer_init(&d, NG_LINEAR, sizeof d);
+    d.name = "fc";
+    d.in = d.out = 4;
+    d.shard_axis = 1;
+    if (!given) {
+      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ARG);
+      assert_non_null(strstr(ng_last_error(f.ctx), "model_group was not given"));
+    } else {
+      d.shard_axis = 2;
+      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ARG);
+      assert_non_null(strstr(ng_last_error(f.ctx), "shard_axis is 2"));
+      d.shard_axis = 0;
+      d.shard_group = &t;
+      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ABSENT);
+      assert_non_null(strstr(ng_last_error(f.ctx), "shard_group is not NULL"));
+      d.shard_group = NULL;
+      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_OK);
+      ng_rank_plan plan;
+      ng_rank_plan_init(&plan, sizeof plan);
+      assert_int_equal(ng_plan_rank(f.p, 4, 0, &plan), NG_ERR_ABSENT);
+      assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc' is in shards"));
+      ng_layer_init(&d, NG_EMBEDDING, sizeof d);
+      d.name = "words";
+      d.in = d.out = 4;
+      d.shard_axis = 0;
+      assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_ERR_ABSENT);
+      assert_non_null(strstr(ng_last_error(f.ctx), "only linear layers"));
+    }
+    fixture_close(&f);
+  }
+  ng_threads_destroy(&alone);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_is_wrong), cmocka_unit_test(any_collective_fails),
+      cmocka_unit_test(refused_by_name), cmocka_unit_test(refused_layers)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
