@@ -237,6 +237,15 @@ static void nothing(void **state) {
   TOLD(ng_save(p, NULL));
   ARG(ng_load(NULL, "x"));
   TOLD(ng_load(p, NULL));
+  ARG(ng_save_parts(NULL, "x"));
+  TOLD(ng_save_parts(p, NULL));
+  TOLD(ng_save_parts(p, ""));
+  ARG(ng_save_factors(NULL, "x"));
+  TOLD(ng_save_factors(p, NULL));
+  TOLD(ng_save_factors(p, ""));
+  ARG(ng_load_factors(NULL, "x", NULL));
+  TOLD(ng_load_factors(p, NULL, NULL));
+  TOLD(ng_load_factors(p, "", NULL));
   ARG(ng_save_to(NULL, NULL, NULL));
   TOLD(ng_save_to(p, NULL, NULL));
   ARG(ng_load_from(NULL, NULL, NULL));
