@@ -1,20 +1,37 @@
 #!/usr/bin/env bash
-# python_wheel.sh: `pip install .` into a fresh environment, on what the Python index has; then the tests that need
-# no PyTorch on what was installed, and that it has a BLAS of its own.  Takes a minute.
+# python_wheel.sh: the README's commands for PyTorch in a fresh environment, on what the Python index has, its example,
+# and that the wheel has a BLAS of its own.  A PyTorch that is on the machine (scripts/torch.sh, Debian's) is seen by the
+# environment, since it is large; without one `torch` is left out, and what needs it.  The second command, the tests,
+# is run with -k: some of each kind.  Takes some minutes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 command -v python3 >/dev/null && python3 -m venv "$work/env" 2>/dev/null || { echo "skipped: no Python 3 with venv"; exit 77; }
 "$work/env/bin/pip" download --quiet --no-deps -d "$work" "scikit-build-core>=0.10" scipy-openblas32 >/dev/null 2>&1 ||
   { echo "skipped: the Python index does not answer"; exit 77; }
+rm -rf "$work/env"
 mkdir "$work/tree" # a copy: the build is in the tree
 tar -C "$NG_TEST_SOURCE_DIR" --exclude='./build*' --exclude=./.git -cf - . | tar -C "$work/tree" -xf -
-"$work/env/bin/pip" install --quiet "$work/tree"
-cd "$work"
-unset NATGRAD_LIBRARY
-export PYTHONPATH=$NG_TEST_SOURCE_DIR/tests/python NG_TEST_SOURCE_DIR
-"$work/env/bin/python" - <<'END'
+cd "$work/tree"
+
+mapfile -t commands < <(awk '/^## PyTorch/ { on = 1; next } on && /^    / { sub(/ +#.*/, ""); sub(/^ +/, ""); print; next }
+                             on && /^```/ { exit }' README.md)
+[[ ${#commands[@]} -eq 2 && ${commands[0]} == *' && '* ]] || { echo "the README has other commands: ${commands[*]}" >&2; exit 1; }
+make=${commands[0]%% && *} install=${commands[0]#* && } run_tests=${commands[1]}
+unset NATGRAD_LIBRARY NG_TEST_SOURCE_DIR PYTHONPATH
+$make
+for python in "$(scripts/torch.sh --where)/bin/python" python3 /usr/bin/python3; do
+  packages=$("$python" -c 'import numpy, os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null) || continue
+  [[ $("$python" -c 'import sys; print(sys.version_info[:2])') == $(env/bin/python -c 'import sys; print(sys.version_info[:2])') ]] || continue
+  echo "$packages" >"$(env/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
+  torch=1
+  break
+done
+[[ -n ${torch:-} ]] || install=${install/ torch/}
+$install | tail -1
+env/bin/python - <<'END'
 import ctypes, glob, os, natgrad
+assert natgrad.__file__.startswith(os.path.join(os.getcwd(), "env")), natgrad.__file__
 built = natgrad.build_info()
 print(built["blas"], "kernels", built["kernel"])
 assert built["linalg"] == "cpu" and built["blas"].startswith("OpenBLAS"), built
@@ -28,4 +45,24 @@ except AttributeError:
 else:
     raise AssertionError("sgemm_ is visible in the process: the package brought a BLAS under its usual name")
 END
-"$work/env/bin/python" -m unittest -q test_core test_abi
+if [[ -z ${torch:-} ]]; then
+  echo "no PyTorch: tests that need none"
+  cd tests/python && ../../env/bin/python -m unittest -q test_core test_abi
+  exit
+fi
+cat >example.py <<'END'
+import re
+import torch
+text = re.search(r"```python\n(.*?)```", open("README.md", encoding="utf-8").read(), re.S).group(1)
+torch.manual_seed(1)
+model, loss_function = torch.nn.Linear(6, 3), torch.nn.functional.cross_entropy
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = torch.randn(32, 6), torch.randint(3, (32,))
+before, batches = loss_function(model(batch[0]), batch[1]).item(), [batch] * 20
+exec(text)
+after = loss_function(model(batch[0]), batch[1]).item()
+print(f"the README's example on PyTorch {torch.__version__}: loss {before:.3f} to {after:.3f}")
+assert after < before
+END
+env/bin/python example.py
+$run_tests -q -k test_core -k test_abi -k Readme -k test_imports -k test_passes
