@@ -56,12 +56,47 @@ static void those_of_a_sort(void **state) {
       in[want[i].at] = true;
     memset(count, 0x5a, sizeof count); /* scratch may hold anything */
     chosen[n] = -7;
-    ng_window_largest(x, n, k, count, chosen);
+    const ng_window_sum v = {.x = x};
+    ng_window_largest(&v, n, k, count, chosen);
     for (int64_t i = 0, out = 0; i < n; i++)
       if (in[i] && chosen[out++] != i)
         fail_msg("draw %lld: %lld of %lld: the one at %lld is not chosen in its turn", (long long)t,
                  (long long)k, (long long)n, (long long)i);
     assert_int_equal(chosen[n], -7);
+  }
+}
+
+/* In pieces, of a sum: those, and the sum, that one thread has. */
+static void by_several_threads(void **state) {
+  (void)state;
+  enum { PIECES = 5 };
+  static float x[2][MOST], error[MOST];
+  static int32_t chosen[2][MOST], count[PIECES * NG_WINDOW_COUNTS];
+  rng r = {test_seed()};
+  for (int32_t threads = 1; threads <= 3; threads++) {
+    fixture f;
+    fixture_ok(&f, fixture_open(&f, "method=mfac", &(fixture_how){.threads = threads}));
+    for (int64_t t = 0; t < test_times(150); t++) {
+      const int64_t n = 1 + rng_below(&r, t % 2 == 0 ? 12 : MOST), k = 1 + rng_below(&r, n);
+      const int32_t pieces = 1 + (int32_t)rng_below(&r, PIECES);
+      const float by = t % 3 == 0 ? 1 : 0.3F;
+      for (int64_t i = 0; i < n; i++) {
+        x[0][i] = x[1][i] = drawn(&r, (int)(t % 5));
+        error[i] = t % 4 == 0 ? -by * x[0][i] : drawn(&r, (int)(t % 5));
+      }
+      const ng_window_sum one = {x[0], error, by}, all = {x[1], error, by};
+      const float last = error[n - 1] + by * x[0][n - 1];
+      memset(count, 0x5a, sizeof count);
+      ng_window_largest(&one, n, k, count, chosen[0]);
+      memset(count, 0x5a, sizeof count);
+      ng_window_largest_wide(f.ctx, &all, n, k, pieces, count, chosen[1]);
+      assert_true(x[0][n - 1] == last);
+      assert_memory_equal(x[0], x[1], (size_t)n * sizeof **x);
+      if (memcmp(chosen[0], chosen[1], (size_t)k * sizeof **chosen) != 0)
+        fail_msg("%lld of %lld in %d pieces are not those of one", (long long)k, (long long)n,
+                 pieces);
+    }
+    fixture_close(&f);
   }
 }
 
@@ -108,6 +143,7 @@ static void sparse_loops(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(those_of_a_sort),
+                                     cmocka_unit_test(by_several_threads),
                                      cmocka_unit_test(sparse_loops)};
   return cmocka_run_group_tests_name("largest entries", tests, NULL, NULL);
 }

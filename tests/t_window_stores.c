@@ -43,11 +43,18 @@ static void some_of_a_block(int step, float *g) {
     g[block[step] * BLOCK + i * (BLOCK / SOME)] *= i % 2 ? 1.0F : -1.0F;
 }
 
-static void live(const char *options, fill *of, int64_t n, float out[STEPS][WIDE]) {
+static void any_of_it(int step, float *g) {
+  rng r = {(uint64_t)step + test_seed()};
+  for (int i = 0; i < WIDE; i++)
+    g[i] = (float)rng_value(&r);
+}
+
+static void live(const char *options, int32_t threads, fill *of, int64_t n,
+                 float out[STEPS][WIDE]) {
   static float g[WIDE];
   const plane v = plane_of(g, 1, n, NG_F32);
   fixture f;
-  fixture_ok(&f, fixture_open(&f, options, NULL));
+  fixture_ok(&f, fixture_open(&f, options, &(fixture_how){.threads = threads}));
   fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
   for (int t = 0; t < STEPS; t++) {
@@ -60,8 +67,8 @@ static void live(const char *options, fill *of, int64_t n, float out[STEPS][WIDE
 
 static void same(const char *store, fill *of, int64_t n) {
   static float dense[STEPS][WIDE], other[STEPS][WIDE];
-  live("method=mfac window=3 damping=0.1", of, n, dense);
-  live(store, of, n, other);
+  live("method=mfac window=3 damping=0.1", 0, of, n, dense);
+  live(store, 0, of, n, other);
   for (int t = 0; t < STEPS; t++) {
     double most = 0, gap = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -85,6 +92,20 @@ static void topk(void **state) {
   same("method=mfac window=3 damping=0.1 window_store=topk window_topk=layer "
        "window_density=0.000244140625",
        some_of_a_block, WIDE);
+}
+
+/* One group that is large enough for several threads to choose from, and many. */
+static void topk_on_threads(void **state) {
+  static const char *const options[] = {
+      "method=efcp window=3 damping=0.1 window_density=0.003 window_dtype=bf16",
+      "method=efcp window=3 damping=0.1 window_density=0.003 window_topk=block"};
+  static float one[STEPS][WIDE], more[STEPS][WIDE];
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    live(options[k], 1, any_of_it, WIDE, one);
+    live(options[k], 3, any_of_it, WIDE, more);
+    assert_memory_equal(one, more, sizeof one);
+  }
 }
 
 /* ---- all of it -------------------------------------------------------------------------------*/
@@ -196,8 +217,8 @@ static void sent_and_kept(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(lowrank), cmocka_unit_test(topk),
-                                     cmocka_unit_test(all_of_a_gradient),
-                                     cmocka_unit_test(sent_and_kept)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(lowrank), cmocka_unit_test(topk), cmocka_unit_test(topk_on_threads),
+      cmocka_unit_test(all_of_a_gradient), cmocka_unit_test(sent_and_kept)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

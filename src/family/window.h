@@ -158,9 +158,19 @@ void ng_window_sparse_add(double *tile, const uint16_t *index, const void *value
 /* ---- window_largest.c ------------------------------------------------------------------------*/
 
 enum { NG_WINDOW_BINS = 2048, NG_WINDOW_COUNTS = 4 * NG_WINDOW_BINS };
-/* The k largest |x| of n, as ascending numbers in `chosen`, which has room for n; of equal ones the first.
+/* x <- error + by x, or as it is (error NULL). */
+typedef struct ng_window_sum {
+  float *x;
+  const float *error;
+  float by;
+} ng_window_sum;
+/* The k largest |x| of n of that sum, as ascending numbers in `chosen`, which has room for n; of equal ones the first.
  * count [NG_WINDOW_COUNTS]: scratch. */
-void ng_window_largest(const float *x, int64_t n, int64_t k, int32_t *count, int32_t *chosen);
+void ng_window_largest(const ng_window_sum *v, int64_t n, int64_t k, int32_t *count,
+                       int32_t *chosen);
+/* The same, in pieces by several threads; count [pieces, NG_WINDOW_COUNTS]. */
+void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                            int32_t pieces, int32_t *count, int32_t *chosen);
 
 /* ---- window_first.c --------------------------------------------------------------------------*/
 

@@ -1,15 +1,25 @@
 /* window_largest.c: the k entries of a vector that are largest in magnitude.
  *
- * In: n floats.  Out: which k of them, ascending; of equal ones the first.  O(n), and the same for any thread.
+ * In: n floats, and what is added to them first.  Out: which k of them, ascending; of equal ones the first.  O(n), and
+ * the same for any number of threads.
  *
  * Magnitudes are ordered as their bits without the sign, 31 of them, which are taken from the top as digits of
  * 11, 10 and 10 bits: a histogram of the first digit of all, then of the second and the third of those that may
- * still be the k-th largest.  x is passed over twice: for the histogram, and for all at or above the k-th largest's bin. */
+ * still be the k-th largest.  x is passed over twice: for the sum and the histogram, and for all at or above the
+ * bin of the k-th largest. */
 #include "family/window.h"
 
 #include "simd.h"
 
 enum { BINS = NG_WINDOW_BINS, COPIES = 4, FIRST = 20, SECOND = 10, DIGIT = 1023 };
+
+/* x <- error + by x. */
+NG_CLONES static void add_error(float *restrict x, const float *restrict error, int64_t n,
+                                float by) {
+  for (int64_t i = 0; i < n; i++) {
+    x[i] = error[i] + by * x[i];
+  }
+}
 
 static uint32_t key_of(float x) {
   uint32_t bits;
@@ -18,20 +28,35 @@ static uint32_t key_of(float x) {
 }
 
 /* Equal bins in a row wait for each other: four histograms, added up in the first. */
-static void count_first(const float *x, int64_t n, int32_t *count) {
-  int64_t i = 0;
+static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
-  for (; i + COPIES <= n; i += COPIES) {
-    for (int q = 0; q < COPIES; q++) {
-      count[q * BINS + (int32_t)(key_of(x[i + q]) >> FIRST)]++;
+  for (int64_t at = from, n; at < to; at += n) { /* what is added stays in the first cache */
+    float *x = v->x + at;
+    int64_t i = 0;
+    n = ng_min64(NG_WINDOW_LINE, to - at);
+    if (v->error != NULL) add_error(x, v->error + at, n, v->by);
+    for (; i + COPIES <= n; i += COPIES) {
+      for (int q = 0; q < COPIES; q++) {
+        count[q * BINS + (int32_t)(key_of(x[i + q]) >> FIRST)]++;
+      }
     }
-  }
-  for (; i < n; i++) {
-    count[key_of(x[i]) >> FIRST]++;
+    for (; i < n; i++) {
+      count[key_of(x[i]) >> FIRST]++;
+    }
   }
   for (int k = 0; k < BINS; k++) {
     count[k] += count[BINS + k] + count[2 * BINS + k] + count[3 * BINS + k];
   }
+}
+
+/* All from `low` on, into the same part of `chosen`; how many. */
+static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int32_t *chosen) {
+  int64_t m = from;
+  for (int64_t i = from; i < to; i++) {
+    chosen[m] = (int32_t)i;
+    m += key_of(x[i]) >= low;
+  }
+  return m - from;
 }
 
 /* The bin in which the k-th largest is; k <- which of that bin it is. */
@@ -54,14 +79,10 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
   return top << SECOND | find_bin(count, DIGIT + 1, k);
 }
 
-void ng_window_largest(const float *x, int64_t n, int64_t k, int32_t *count, int32_t *chosen) {
-  int64_t rest = k, m = 0, out = 0;
-  count_first(x, n, count);
-  const uint32_t bin = find_bin(count, BINS, &rest), low = bin << FIRST;
-  for (int64_t i = 0; i < n; i++) {
-    chosen[m] = (int32_t)i;
-    m += key_of(x[i]) >= low;
-  }
+/* Of the m chosen at or above bin `bin` those that are wanted: `rest` of that bin, and all above. */
+static void settle(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int64_t rest,
+                   int32_t *count) {
+  int64_t out = 0;
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
   for (int64_t i = 0; i < m; i++) { /* `rest` of those that are equal to the least one */
@@ -69,4 +90,60 @@ void ng_window_largest(const float *x, int64_t n, int64_t k, int32_t *count, int
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];
   }
+}
+
+void ng_window_largest(const ng_window_sum *v, int64_t n, int64_t k, int32_t *count,
+                       int32_t *chosen) {
+  int64_t rest = k;
+  count_first(v, 0, n, count);
+  const uint32_t bin = find_bin(count, BINS, &rest);
+  settle(v->x, chosen, take(v->x, 0, n, bin << FIRST, chosen), bin, rest, count);
+}
+
+/* ---- by several threads ----------------------------------------------------------------------*/
+
+typedef struct wide {
+  const ng_window_sum *v;
+  int64_t n;
+  int32_t pieces, *count, *chosen;
+  uint32_t low;
+} wide;
+
+static void count_piece(void *arg, int32_t piece) {
+  const wide *g = arg;
+  int64_t from, to;
+  ng_share(g->n, g->pieces, piece, &from, &to);
+  count_first(g->v, from, to, g->count + (int64_t)piece * NG_WINDOW_COUNTS);
+}
+
+/* How many is left behind the histogram, which is folded by now. */
+static void take_piece(void *arg, int32_t piece) {
+  const wide *g = arg;
+  int64_t from, to;
+  ng_share(g->n, g->pieces, piece, &from, &to);
+  g->count[(int64_t)piece * NG_WINDOW_COUNTS + BINS] =
+      (int32_t)take(g->v->x, from, to, g->low, g->chosen);
+}
+
+void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
+                            int32_t pieces, int32_t *count, int32_t *chosen) {
+  wide g = {.v = v, .n = n, .pieces = pieces, .count = count, .chosen = chosen};
+  int64_t rest = k, m = 0;
+  ng_parallel(ctx, pieces, count_piece, &g);
+  for (int32_t i = 1; i < pieces; i++) {
+    for (int bin = 0; bin < BINS; bin++) {
+      count[bin] += count[(int64_t)i * NG_WINDOW_COUNTS + bin];
+    }
+  }
+  const uint32_t bin = find_bin(count, BINS, &rest);
+  g.low = bin << FIRST;
+  ng_parallel(ctx, pieces, take_piece, &g);
+  for (int32_t i = 0; i < pieces; i++) {
+    int64_t from, to;
+    const int64_t some = count[(int64_t)i * NG_WINDOW_COUNTS + BINS];
+    ng_share(n, pieces, i, &from, &to);
+    memmove(chosen + m, chosen + from, (size_t)some * sizeof *chosen);
+    m += some;
+  }
+  settle(v->x, chosen, m, bin, rest, count);
 }

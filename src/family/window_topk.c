@@ -14,7 +14,7 @@
 
 #include "simd.h"
 
-enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4, VALUES = 256 };
+enum { BLOCK = NG_WINDOW_BLOCK, WIDE = 2 * BLOCK, ROWS_AHEAD = 4, VALUES = 256 };
 
 /* Elements [at, at + n): what is chosen from, or a block of one part. */
 typedef struct range {
@@ -170,12 +170,19 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
 
 static float *target(ng_block *b) { return ((topk *)ng_window_of(b)->own)->next; }
 
-/* a <- e + by g where g is. */
-NG_CLONES static void add_error(float *restrict a, const float *restrict error, int64_t n,
-                                float by) {
-  for (int64_t i = 0; i < n; i++) {
-    a[i] = error[i] + by * a[i];
-  }
+static ng_window_sum sum_of(const ng_window *w, const range *g) {
+  const topk *s = w->own;
+  return (ng_window_sum){s->next + g->at, s->error + g->at, (float)w->scale};
+}
+
+/* u is not needed before the direction: its bytes hold the candidates. */
+static int32_t *chosen_of(const ng_window *w, const range *g) {
+  return (int32_t *)(void *)w->u + g->at;
+}
+
+/* One that is as large as many blocks is for all threads. */
+static bool is_wide(const topk *s, const range *g) {
+  return s->pieces > 1 && g->n >= s->pieces * WIDE;
 }
 
 static void choose_piece(void *arg, int32_t piece) {
@@ -186,10 +193,22 @@ static void choose_piece(void *arg, int32_t piece) {
   ng_share(s->groups, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const range *g = &s->group[i];
-    add_error(s->next + g->at, s->error + g->at, g->n, (float)w->scale);
-    /* u is not needed before the direction: its bytes hold the candidates */
-    ng_window_largest(s->next + g->at, g->n, g->k, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
-                      (int32_t *)(void *)w->u + g->at);
+    const ng_window_sum v = sum_of(w, g);
+    if (is_wide(s, g)) continue;
+    ng_window_largest(&v, g->n, g->k, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
+                      chosen_of(w, g));
+  }
+}
+
+static void choose(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  ng_parallel(b->ctx, s->pieces, choose_piece, b);
+  for (int32_t i = 0; i < s->groups; i++) {
+    const range *g = &s->group[i];
+    const ng_window_sum v = sum_of(w, g);
+    if (!is_wide(s, g)) continue;
+    ng_window_largest_wide(b->ctx, &v, g->n, g->k, s->pieces, s->count, chosen_of(w, g));
   }
 }
 
@@ -216,7 +235,7 @@ static void write_row(ng_window *w) {
   if (s->blocks > 0) begin[0] = (int32_t)s->before;
   for (int32_t i = 0; i < s->groups; i++) {
     const range *g = &s->group[i];
-    const int32_t *chosen = (const int32_t *)(const void *)w->u + g->at;
+    const int32_t *chosen = chosen_of(w, g);
     for (int64_t j = 0; j < g->k; j++) {
       const int64_t at = g->at + chosen[j], to = g->first + j;
       while (at >= s->block[block].at + s->block[block].n) {
@@ -234,8 +253,7 @@ static void write_row(ng_window *w) {
 }
 
 static void enter(ng_block *b) {
-  const topk *s = ng_window_of(b)->own;
-  ng_parallel(b->ctx, s->pieces, choose_piece, b);
+  choose(b);
   write_row(ng_window_of(b));
 }
 
