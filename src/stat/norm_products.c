@@ -14,6 +14,9 @@
 #include "stat/read.h"
 
 enum { GUESSED = 16, PIECE = 65536 }; /* rows; floats that are worth a piece */
+/* Columns that are added together, rows before them that they are asked for, floats of a cache line; columns of a
+ * layer that is narrow. */
+enum { STRIP = 64, AHEAD = 8, LINE = 16, NARROW = 256 };
 
 /* sum g, sum g d, sum d, sum d^2 with d = x - shift; four rows together, so that sums are read and written
  * once for all. */
@@ -44,9 +47,67 @@ NG_CLONES static void add_all(const float *x, int64_t ldx, const float *g, int64
   }
 }
 
+/* The same of STRIP columns, whose sums stay in registers: where rows are narrow, so that what is asked for
+ * AHEAD rows before it is needed has not left the cache by then. */
+NG_CLONES static void add_strip(const float *x, int64_t ldx, const float *g, int64_t ldg,
+                                const float *restrict shift, int64_t rows, float *restrict s,
+                                float *restrict q, float *restrict t, float *restrict u) {
+  float S[STRIP], Q[STRIP], T[STRIP], U[STRIP];
+  const size_t size = sizeof S;
+  const uintptr_t ahead_x = (uintptr_t)(AHEAD * ldx) * sizeof *x;
+  const uintptr_t ahead_g = (uintptr_t)(AHEAD * ldg) * sizeof *g;
+  memcpy(S, s, size);
+  memcpy(Q, q, size);
+  memcpy(T, t, size);
+  memcpy(U, u, size);
+  for (int64_t r = 0; r + 4 <= rows; r += 4, x += 4 * ldx, g += 4 * ldg) {
+    for (int i = 0; i < 4 * STRIP; i += LINE) {
+      const int64_t row = i / STRIP, c = i % STRIP;
+      NG_FETCH_LINE((uintptr_t)(x + row * ldx + c) + ahead_x);
+      NG_FETCH_LINE((uintptr_t)(g + row * ldg + c) + ahead_g);
+    }
+    for (int c = 0; c < STRIP; c++) {
+      const float d0 = x[c] - shift[c], d1 = x[c + ldx] - shift[c];
+      const float d2 = x[c + 2 * ldx] - shift[c], d3 = x[c + 3 * ldx] - shift[c];
+      const float g0 = g[c], g1 = g[c + ldg], g2 = g[c + 2 * ldg], g3 = g[c + 3 * ldg];
+      S[c] += (g0 + g1) + (g2 + g3);
+      Q[c] += (g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3);
+      T[c] += (d0 + d1) + (d2 + d3);
+      U[c] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+    }
+  }
+  memcpy(s, S, size);
+  memcpy(q, Q, size);
+  memcpy(t, T, size);
+  memcpy(u, U, size);
+}
+
+/* Whole strips of whole groups of four rows, then what is left of either. */
+static void add_tile(const float *x, int64_t ldx, const float *g, int64_t ldg, const float *shift,
+                     int64_t rows, int64_t C, const ng_norm_part *b) {
+  const int64_t fours = rows / 4 * 4;
+  int64_t c = 0;
+  for (; C <= NARROW && c + STRIP <= C; c += STRIP) {
+    add_strip(x + c, ldx, g + c, ldg, shift + c, fours, b->s + c, b->q + c, b->t + c, b->u + c);
+  }
+  if (c > 0 && fours < rows) {
+    add_all(x + fours * ldx, ldx, g + fours * ldg, ldg, shift, rows - fours, c, b->s, b->q, b->t,
+            b->u);
+  }
+  if (c < C) {
+    add_all(x + c, ldx, g + c, ldg, shift + c, rows, C - c, b->s + c, b->q + c, b->t + c, b->u + c);
+  }
+}
+
 NG_CLONES static void add_floats(double *restrict to, const float *restrict from, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     to[i] += (double)from[i];
+  }
+}
+
+NG_CLONES static void add_doubles(double *restrict to, const double *restrict from, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    to[i] += from[i];
   }
 }
 
@@ -75,7 +136,7 @@ static void sample_all(ng_norm_part *b, const ng_norm_job *j, int64_t n) {
       rows = ng_min64(most, end - p);
       const float *x = ng_norm_rows(j->x, n, p, rows, b->x, &ldx);
       const float *g = ng_norm_rows(j->g, n, p, rows, b->g, &ldg);
-      add_all(x, ldx, g, ldg, shift, rows, C, b->s, b->q, b->t, b->u);
+      add_tile(x, ldx, g, ldg, shift, rows, C, b);
     }
     add_floats(b->sum, b->s, C);
     add_floats(b->sum + C, b->q, C);
@@ -139,18 +200,17 @@ bool ng_norm_products(ng_context *ctx, const ng_norm_of *k, const ng_view *x, co
                    .piece = products_piece};
   guess(x, room);
   ng_norm_share_out(ctx, &j, x->samples);
+  const ng_norm_part all = ng_norm_part_in(room, C, 0);
+  for (int32_t i = 1; i < j.pieces; i++) {
+    const ng_norm_part b = ng_norm_part_in(room, C, i);
+    add_doubles(all.sum, b.sum, 2 * C);
+    add_doubles(all.products, b.products, 3 * C);
+  }
   bool fine = true;
   for (int64_t c = 0; c < C; c++) {
-    double t = 0.0, u = 0.0, qq = 0.0, ss = 0.0, qs = 0.0;
-    for (int32_t i = 0; i < j.pieces; i++) {
-      const ng_norm_part b = ng_norm_part_in(room, C, i);
-      t += b.sum[c];
-      u += b.sum[C + c];
-      qq += b.products[c];
-      ss += b.products[C + c];
-      qs += b.products[2 * C + c];
-    }
-    const double off = t / rows, r = ng_norm_root(u / rows - off * off, k->eps);
+    const double qq = all.products[c], ss = all.products[C + c], qs = all.products[2 * C + c];
+    const double off = all.sum[c] / rows;
+    const double r = ng_norm_root(all.sum[C + c] / rows - off * off, k->eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
     X[c] = gg < 0.0 ? 0.0 : gg; /* rounding may leave a little less than nothing; NaN stays */
     X[C + c] = ss;
