@@ -157,9 +157,9 @@ def _log_line(_user, level, line):
 class Precond:
     """An ng_precond in a context of its own.  `call("bind", ...)` is ng_bind(p, ...): an exception, or the note."""
 
-    def __init__(self, chosen, threads=0, transport=None, linalg=None):
+    def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None):
         self.library, self.ctx, self.p = load(), c.c_void_p(), c.c_void_p()
-        self.transport = transport
+        self.transport, self.model_group = transport, model_group
         config = filled(_abi.ng_context_config)
         config.threads = threads
         config.log = c.cast(_log_line, c.c_void_p)
@@ -170,6 +170,8 @@ class Precond:
             config.linalg = linalg.encode()
         if transport is not None:
             config.transport = c.addressof(transport.table)
+        if model_group is not None:
+            config.model_group = c.addressof(model_group.table)
         why = c.create_string_buffer(_ROOM)
         status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _ROOM, c.byref(self.ctx))
         if status < 0:
@@ -181,8 +183,9 @@ class Precond:
             self.library.ng_precond_destroy(c.byref(self.p))
         if getattr(self, "ctx", None):
             self.library.ng_context_destroy(c.byref(self.ctx))
-            if self.transport is not None:
-                self.transport.close()
+            for transport in (self.transport, self.model_group):
+                if transport is not None:
+                    transport.close()
 
     __del__ = close
 
@@ -195,8 +198,8 @@ class Precond:
             return status
         self.check_open()
         error = failure(status, self.library.ng_last_error(self.ctx).decode())
-        cause = self.transport.take_failure() if self.transport is not None else None
-        raise error from cause
+        causes = [t.take_failure() for t in (self.transport, self.model_group) if t is not None]
+        raise error from next((cause for cause in causes if cause is not None), None)
 
     def call(self, name, *arguments):
         return self.check(getattr(self.library, "ng_" + name)(self.p, *arguments))

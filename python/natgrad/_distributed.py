@@ -34,6 +34,32 @@ def transport(group):
     return None if dist.get_world_size(group) == 1 else Transport(group)
 
 
+def _ranks_of(group):
+    dist = torch.distributed
+    return [dist.distributed_c10d.get_global_rank(group, i) for i in range(dist.get_world_size(group))]
+
+
+def peers(data, model):
+    """The group of all processes that groups of data and of model join to this one, whatever stage others are in.
+    Collective over all processes."""
+    dist = torch.distributed
+    if data is None:
+        return None
+    world, meeting = dist.get_world_size(), dist.new_group(backend="gloo")
+    mine = sorted({dist.get_rank(), *_ranks_of(data), *([] if model is None else _ranks_of(model))})
+    lists = [None] * world
+    dist.all_gather_object(lists, mine, group=meeting)
+    dist.destroy_process_group(meeting)
+    sets = [{rank, *lists[rank]} for rank in range(world)]
+    for _ in range(2):  # ranks of a grid: those of my model group have data groups of their own
+        sets = [set().union(*(sets[other] for other in joined)) for joined in sets]
+    found = None
+    for joined in sorted({tuple(sorted(one)) for one in sets}):
+        group = dist.new_group(list(joined), backend="gloo")
+        found = group if dist.get_rank() in joined else found
+    return found
+
+
 def _memory(address, count, dtype):
     """A tensor over memory of the library."""
     size = torch.empty((), dtype=dtype).element_size()

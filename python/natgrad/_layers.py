@@ -77,6 +77,7 @@ class Layer(Entry):
 
     norm = embedding = False
     both = False  # its input is shown with its output gradient
+    shard_axis = -1  # of a linear layer of which ranks have parts: 0 outputs, 1 inputs
     lead = "weight"  # the parameter that says whether the layer is frozen
 
     def __init__(self, name, module, bias):
@@ -110,6 +111,7 @@ class Layer(Entry):
         if not self.conv:
             layer.out, columns = m.weight.shape
             setattr(layer, "in", columns)
+            layer.shard_axis = self.shard_axis
             return layer
         setattr(layer, "in", m.in_channels)
         layer.out, layer.groups = m.out_channels, m.groups

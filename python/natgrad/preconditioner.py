@@ -94,7 +94,7 @@ class Preconditioner(Binding, _state.Uncopied):
         self._warned, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # steps with such a note, of this object
         self._check_parameters()
-        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg)
+        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg, self._model_group())
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
@@ -133,6 +133,10 @@ class Preconditioner(Binding, _state.Uncopied):
             return None
         from . import _distributed
         return _distributed.transport(group)
+
+    def _model_group(self):
+        """The transport of ranks that have shards of the same layers."""
+        return None
 
     def _register(self, layer_options):
         index, window = c.c_int32(), _family_of(self._chosen) == "window"

@@ -207,7 +207,7 @@ class GptNeoX(Case):
         self.quiet()
         for options, pattern in ((dict(compute_method="inverse"), "compute_method"),
                                  (dict(compute_method=ComputeMethod.INVERSE), "compute_method"),
-                                 (dict(model_parallel_group=Ranks(2)), "model_parallel_group has 2 ranks"),
+                                 (dict(model_parallel_group=Ranks(2)), "model_parallel_group is a Ranks, expected a group"),
                                  (dict(pipeline_parallel_group=Ranks(2)), "data_parallel_group"),
                                  (dict(damping=-1), "damping"), (dict(compute_eigenvalue_outer_product=2), "outer_product")):
             with self.refused(pattern):

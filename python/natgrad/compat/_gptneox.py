@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from .. import _abi, _core, _layers
+from .. import _abi, _core, _distributed, _layers
 from .._core import failure
 from ._kaisa import AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner
 
@@ -24,7 +24,8 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
     """KFACPreconditioner of the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
 
     As published, the clip looks at the layers of this stage, and compute_eigenvalue_outer_product is not looked at.
-    Ranks are those of data_parallel_group; layers that model_parallel_group has cut into shards are refused.
+    Ranks are those that data_parallel_group and model_parallel_group join; of each layer the second has parts: outputs of
+    a ColumnParallelLinear (gather_output=False), inputs of a RowParallelLinear (input_is_parallel=True).
     """
 
     def __init__(self, model, *, factor_update_steps=1, inv_update_steps=1, damping=0.001, factor_decay=0.95,
@@ -39,15 +40,18 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
             raise failure(_abi.NG_ERR_ARG, f"model is a {type(model).__name__}, expected a PipelineModule of DeepSpeed")
         if _core.spell(compute_method).upper() == "INVERSE":
             raise failure(_abi.NG_ERR_ARG, "compute_method: inverse is not supported, there is eigen")
-        if _size(model_parallel_group) > 1:
-            raise failure(_abi.NG_ERR_ABSENT, f"model_parallel_group has {_size(model_parallel_group)} ranks: layers in "
-                          "shards are not supported")
         if _size(pipeline_parallel_group) > 1 and data_parallel_group is None:
             raise failure(_abi.NG_ERR_ARG, "data_parallel_group: it must be given where there are several stages, since "
                           "ranks of a preconditioner have the same layers")
         if factor_checkpoint_dir is not None:
             factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
         self.factor_checkpoint_dir = factor_checkpoint_dir
+        self._cut = model_parallel_group if _size(model_parallel_group) > 1 else None
+        if self._cut is not None and not isinstance(self._cut, torch.distributed.ProcessGroup):
+            raise failure(_abi.NG_ERR_ARG, f"model_parallel_group is a {type(self._cut).__name__}, expected a group of "
+                          "torch.distributed")
+        if self._cut is not None:
+            data_parallel_group = _distributed.peers(data_parallel_group, self._cut)
         if not isinstance(compute_eigenvalue_outer_product, bool):
             raise failure(_abi.NG_ERR_ARG, "compute_eigenvalue_outer_product: expected True or False")
         super().__init__(model, factor_update_steps=factor_update_steps, inv_update_steps=inv_update_steps,
@@ -97,4 +101,11 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
         return self._class_name(module) in _LAYERS
 
     def _plan(self, accept):
-        return _layers.plan(self.model, accept, self._is_mine)
+        entries = _layers.plan(self.model, accept, self._is_mine)
+        for entry in entries:
+            if self._cut is not None and isinstance(entry, _layers.Layer):
+                entry.shard_axis = _LAYERS.index(self._class_name(entry.modules[0]))
+        return entries
+
+    def _model_group(self):
+        return None if self._cut is None else _distributed.Transport(self._cut)

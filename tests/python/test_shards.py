@@ -1,0 +1,143 @@
+"""Layers in shards: GPT-NeoX's preconditioner on modules as Megatron has them, over gloo."""
+import os
+import tempfile
+import unittest
+import warnings
+
+import torch
+from torch import nn
+
+import natgrad.compat as compat
+import ranks
+from front import Case
+
+WIDTHS = (6, 8, 5)
+dist = torch.distributed
+
+
+class Copy(torch.autograd.Function):
+    """The same on all ranks of the group; gradients are summed."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        g = g.clone()
+        if ctx.group is not None:
+            dist.all_reduce(g, group=ctx.group)
+        return g, None
+
+
+class Reduce(torch.autograd.Function):
+    """Summed over the group; gradients are the same on all ranks."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        if group is not None:
+            dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class ColumnParallelLinear(nn.Module):
+    def __init__(self, weight, bias, group):
+        super().__init__()
+        self.weight, self.group = nn.Parameter(weight), group
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias), None
+
+
+class RowParallelLinear(ColumnParallelLinear):
+    def forward(self, x):
+        return Reduce.apply(nn.functional.linear(x, self.weight), self.group), self.bias
+
+
+class PipelineModule(nn.Module):
+    """All of it, or the part of one member of a group."""
+
+    def __init__(self, bias, cut=(0, 1), group=None):
+        super().__init__()
+        torch.manual_seed(3)
+        up, down = torch.randn(WIDTHS[1], WIDTHS[0]) / 3, torch.randn(WIDTHS[2], WIDTHS[1]) / 3
+        first, second = torch.randn(WIDTHS[1]), torch.randn(WIDTHS[2])
+        part = slice(*[(0, 3, WIDTHS[1])[i] for i in cut]) if group is not None else slice(None)  # 3 and 5 of 8
+        self.group = group
+        self.up = ColumnParallelLinear(up[part].clone(), first[part].clone() if bias else None, group)
+        self.down = RowParallelLinear(down[:, part].clone(), second if bias else None, group)
+
+    def forward(self, x):
+        h = torch.tanh(self.up(Copy.apply(x, self.group))[0])
+        out, bias = self.down(h)
+        return out if bias is None else out + bias
+
+
+def steps(model, k, data, group, count=3):
+    found = []
+    for t in range(count):
+        torch.manual_seed(100 * t + data)
+        model.zero_grad()
+        model(torch.randn(7, 2, WIDTHS[0])).pow(2).mean().backward()  # [T, B, F]
+        for p in model.parameters():
+            if group is not None:
+                dist.all_reduce(p.grad, group=group)
+                p.grad /= dist.get_world_size(group)
+        k.step()
+        found.append([p.grad.clone() for p in model.parameters()])
+    return found
+
+
+def both(rank, world, bias, folder):
+    """The largest relative difference between the part of this rank and that part of the whole."""
+    warnings.simplefilter("ignore")
+    across = world == 4 and bias  # ranks of a data group follow each other
+    grid = [[0, 2], [1, 3]] if across else [[r, r + 1] for r in range(0, world, 2)]
+    models, datas = [dist.new_group(g) for g in grid], [dist.new_group(g) for g in zip(*grid)]
+    data = next(i for i, g in enumerate(grid) if rank in g)
+    member = grid[data].index(rank)
+    whole, part = PipelineModule(bias), PipelineModule(bias, (member, member + 1), models[data])
+    options = dict(lr=0.1, kl_clip=1e-4, data_parallel_group=datas[member], damping=0.01)
+    one = compat.GPTNeoXKFACPreconditioner(whole, **options)
+    other = compat.GPTNeoXKFACPreconditioner(part, model_parallel_group=models[data], factor_checkpoint_dir=folder,
+                                             **options)
+    cut = slice(*((0, 3) if member == 0 else (3, 8)))
+    places = dict(zip([n for n, _ in part.named_parameters()],
+                      [lambda g: g[cut]] + [lambda g: g[cut]] * bias + [lambda g: g[:, cut]] + [lambda g: g] * bias))
+    far = 0.0
+    for expected, got in zip(steps(whole, one, data, datas[member]), steps(part, other, data, datas[member])):
+        for place, e, g in zip(places.values(), expected, got):
+            far = max(far, ((place(e) - g).abs().max() / e.abs().max()).item())
+    clips = one.report()["clip"], other.report()["clip"]
+    state = other.state_dict()  # a file for each layer
+    again = compat.GPTNeoXKFACPreconditioner(PipelineModule(bias), factor_checkpoint_dir=folder, **options)
+    again.load_state_dict(state)
+    again.factor_checkpoint_dir = None
+    fields, loaded = one.state_dict()["fields"], again.state_dict()["fields"]
+    same = all(torch.allclose(fields[n], loaded[n], rtol=1e-5, atol=1e-6) for n in ("up/A", "up/G", "down/A", "down/G"))
+    return far, clips, same
+
+
+class Shards(Case):
+    def test_as_one(self):
+        for world in (2, 4):
+            for bias in (True, False):
+                with tempfile.TemporaryDirectory() as folder:
+                    found = ranks.run(world, both, bias, os.path.join(folder, "factors"))
+                for far, (one, other), same in found:
+                    self.assertLess(far, 1e-5, (world, bias))
+                    self.assertLess(abs(one / other - 1), 1e-5)
+                    self.assertLess(other, 1)
+                    self.assertTrue(same)
+                self.assertEqual(len({clips[1] for _, clips, _ in found}), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
