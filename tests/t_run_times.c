@@ -93,13 +93,13 @@ ng_status __wrap_ng_report_station(const ng_precond *p, int32_t i, ng_station_re
 }
 
 int __real_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
-                           precond *p, run_state *state);
+                           precond *p, int32_t ranks, run_state *state);
 int __wrap_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
-                           precond *p, run_state *state);
+                           precond *p, int32_t ranks, run_state *state);
 int __wrap_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
-                           precond *p, run_state *state) {
+                           precond *p, int32_t ranks, run_state *state) {
   fake.now += SAVING;
-  return __real_checkpoint_save(dir, net, m, a, p, state);
+  return __real_checkpoint_save(dir, net, m, a, p, ranks, state);
 }
 
 void __real_progress_epoch(progress *p, const train_epoch *e, double samples_per_second);

@@ -58,6 +58,7 @@ static const char *const other[][2] = {
     {"average-every", "3"},
     {"average-lr", "0.01"},
     {"bucket-mb", "2.5"},
+    {"checkpoint-parts", "true"},
     {"switch-to-sgd", "1.5"},
     {"switch-lr", "0.5"},
     {"switch-momentum", "0.8"},

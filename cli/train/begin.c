@@ -132,9 +132,9 @@ static void say_what_changes(const run *r, const settings *was) {
 /* What rank 0 is about to read. */
 typedef enum found { FOUND_NOTHING, FOUND_CHECKPOINT, FOUND_SWITCHED } found;
 
-static int tell_loading(const run *r, found what) {
-  double x = (double)what;
-  return ranks_tell(&r->ranks, &x, sizeof x);
+static int tell_loading(const run *r, found what, int64_t step) {
+  double x[] = {(double)what, (double)step};
+  return ranks_tell(&r->ranks, x, sizeof x);
 }
 
 /* Before it is read: what it holds is that of the method, or of SGD. */
@@ -142,7 +142,7 @@ static int prepare(run *r) {
   int64_t step = 0;
   int rc = checkpoint_step(r->s->out, &step);
   const bool late = step > r->switch_at;
-  if (rc == CLI_OK) rc = tell_loading(r, late ? FOUND_SWITCHED : FOUND_CHECKPOINT);
+  if (rc == CLI_OK) rc = tell_loading(r, late ? FOUND_SWITCHED : FOUND_CHECKPOINT, step);
   return rc == CLI_OK && late ? switch_now(r) : rc;
 }
 
@@ -162,14 +162,14 @@ static int share_loaded(run *r) {
   return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
-/* Ranks without files. */
+/* Ranks without files of their own; of a state in parts each reads what it needs. */
 static int follow(run *r) {
-  double what = FOUND_NOTHING;
+  double x[2] = {FOUND_NOTHING, 0.0};
   if (!r->s->resume) return CLI_OK;
-  int rc = ranks_tell(&r->ranks, &what, sizeof what);
-  if (rc != CLI_OK || what == FOUND_NOTHING) return rc;
-  if (what == FOUND_SWITCHED) rc = switch_now(r);
-  if (rc == CLI_OK) rc = precond_load(r->p, r->s->out);
+  int rc = ranks_tell(&r->ranks, x, sizeof x);
+  if (rc != CLI_OK || x[0] == FOUND_NOTHING) return rc;
+  if (x[0] == FOUND_SWITCHED) rc = switch_now(r);
+  if (rc == CLI_OK) rc = checkpoint_load_part(r->s->out, r->p, (int64_t)x[1]);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;
@@ -209,7 +209,7 @@ static int open_folder(run *r, const char *config, const char *log) {
   }
   if (rc == CLI_OK && !there) { /* everything is a function of the seed */
     cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
-    rc = tell_loading(r, FOUND_NOTHING);
+    rc = tell_loading(r, FOUND_NOTHING, 0);
     if (rc == CLI_OK) rc = from_the_start(r, config, log);
   } else if (rc == CLI_OK) {
     rc = prepare(r);

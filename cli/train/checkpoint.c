@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
+#include "parts.h"
 #include "run_files.h"
 #include "safetensors.h"
 
@@ -56,7 +57,10 @@ static int64_t step_of(const char *name) {
   if (head == 0 || name[head] < '0' || name[head] > '9') return -1;
   errno = 0;
   const long long step = strtoll(name + head, &end, 10);
-  return errno == 0 && strcmp(end, ".safetensors") == 0 ? (int64_t)step : -1;
+  static const char tail[] = ".safetensors";
+  const size_t n = sizeof tail - 1;
+  if (errno != 0 || strncmp(end, tail, n) != 0) return -1;
+  return end[n] == 0 || (end[n] == '.' && parts_end(end + n + 1, false)) ? (int64_t)step : -1;
 }
 
 /* A file of a step after `last`, for free(); NULL: there is none. */
@@ -238,24 +242,19 @@ static int is_free(const char *path, const manifest_file *f) {
   return cli_bad("%s: is there already and is none of this run's; move it away", path);
 }
 
-static int give_name(const char *next, const char *path) {
-  return disk_rename(next, path)
-             ? CLI_OK
-             : cli_bad("%s: cannot be renamed %s: %s", next, path, strerror(errno));
-}
-
 static void remove_set(const char *dir, const manifest_set *set) {
   for (int i = 0; i < MANIFEST_PARTS; i++) {
     const manifest_file *f = &set->file[i];
     if (set->step < 0 || f->bytes == 0) continue;
     char *path = path_of(dir, manifest_part[i], set->step);
     if (manifest_is(path, f)) disk_remove(path);
+    parts_remove(path, f);
     free(path);
   }
 }
 
 int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
-                    precond *p, run_state *state) {
+                    precond *p, int32_t ranks, run_state *state) {
   manifest m = state->files;
   m.before = m.now;
   m.now = (manifest_set){.step = state->step};
@@ -270,21 +269,25 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
     if (rc == CLI_OK) rc = disk_regular(next[i]);
   }
   if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state, 0);
-  if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND]);
+  if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND], ranks > 1);
   if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
   if (rc == CLI_OK && has[MANIFEST_AVERAGE]) rc = average_save(mean, next[MANIFEST_AVERAGE]);
   for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
     if (!has[i]) continue;
     rc = manifest_look(next[i], &m.now.file[i]);
+    if (rc == CLI_OK && i == MANIFEST_PRECOND) rc = parts_look(next[i], ranks, &m.now.file[i]);
     if (rc == CLI_OK) rc = is_free(path[i], &m.now.file[i]);
+    if (rc == CLI_OK) rc = parts_free(path[i], &m.now.file[i]);
   }
   if (rc == CLI_OK) rc = manifest_write(latest, &m);
   for (int i = 0; i < MANIFEST_PARTS && rc != CLI_OK; i++) {
     /* room on a disk that may be full; the checkpoint before is whole */
     if (has[i]) disk_remove(next[i]);
+    if (i == MANIFEST_PRECOND) parts_sweep(next[i]);
   }
   for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
-    if (has[i]) rc = give_name(next[i], path[i]);
+    if (has[i]) rc = parts_rename(next[i], path[i], &m.now.file[i]);
+    if (has[i] && rc == CLI_OK) rc = disk_give_name(next[i], path[i]);
   }
   if (rc == CLI_OK) {
     remove_set(dir, &m.before);
@@ -296,6 +299,20 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
   }
   free(latest);
   free(folder);
+  return rc;
+}
+
+int checkpoint_save_part(const char *dir, precond *p, bool in_parts) {
+  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
+  const int rc = precond_save(p, next, in_parts);
+  free(next);
+  return rc;
+}
+
+int checkpoint_load_part(const char *dir, precond *p, int64_t step) {
+  char *path = path_of(dir, manifest_part[MANIFEST_PRECOND], step);
+  const int rc = precond_load(p, path);
+  free(path);
   return rc;
 }
 
@@ -314,7 +331,7 @@ static int find_file(const char *dir, const char *what, int64_t step, const mani
   char *path = path_of(dir, what, step), *next = next_of(dir, what);
   manifest_file is = {0};
   int rc = CLI_OK;
-  if (!disk_exists(path) && manifest_is(next, f)) rc = give_name(next, path);
+  if (!disk_exists(path) && manifest_is(next, f)) rc = disk_give_name(next, path);
   if (rc == CLI_OK && !disk_exists(path))
     rc = cli_bad("%s: is missing, and belongs to the checkpoint of step %lld", path,
                  (long long)step);
@@ -325,6 +342,7 @@ static int find_file(const char *dir, const char *what, int64_t step, const mani
                  path, (long long)is.bytes, (unsigned long)is.head, (long long)f->bytes,
                  (unsigned long)f->head);
   }
+  if (rc == CLI_OK) rc = parts_find(path, next, f, step);
   free(path);
   free(next);
   return rc;
@@ -364,6 +382,9 @@ static int find_way(const char *dir) {
     rc = disk_regular(path);
     free(path);
   }
+  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
+  if (rc == CLI_OK) rc = parts_regular(next);
+  free(next);
   return rc;
 }
 
@@ -457,6 +478,9 @@ void checkpoint_tidy(const char *dir, const manifest *m) {
     disk_remove(path);
     free(path);
   }
+  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
+  parts_sweep(next);
+  free(next);
   if (m->before.step != m->now.step) remove_set(dir, &m->before);
 }
 

@@ -1,7 +1,8 @@
 /* checkpoint.h: a run's state in DIR/checkpoint/, and back.
  *
  *   model-<step>.safetensors    parameters and buffers by name; in its metadata what follows
- *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included
+ *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included; with
+ *                               --checkpoint-parts rank 0's, beside those of the others (parts.h)
  *   mixup-<step>.safetensors    with mixup, the batch before (mix.h)
  *   average-<step>.safetensors  once weights are averaged, their mean (average.h)
  *   latest.json                 which of them count, and the checksums that hold it, config.json and
@@ -38,8 +39,13 @@ void checkpoint_init(run_state *s);
 /* Is there a checkpoint in DIR, with all that belongs to it as it was?  Anything less than all of it is
  * an error.  Finishes what a run that was killed left between latest.json and the names. */
 int checkpoint_find(const char *dir, bool *there);
+/* Rank 0 of `ranks` whose state is in parts; 1: it is not. */
 int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
-                    precond *p, run_state *state);
+                    precond *p, int32_t ranks, run_state *state);
+/* What the other ranks do meanwhile: the part of each, if the state is in parts; and when rank 0 loads the state of a
+ * step. */
+int checkpoint_save_part(const char *dir, precond *p, bool in_parts);
+int checkpoint_load_part(const char *dir, precond *p, int64_t step);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond *p,
                     run_state *state);

@@ -126,8 +126,10 @@ int disk_export(const char *path, const void *bytes, size_t size) {
   return rc;
 }
 
-bool disk_rename(const char *from, const char *to) {
-  return rename(from, to) == 0 && flush_folder(to);
+int disk_give_name(const char *from, const char *to) {
+  return rename(from, to) == 0 && flush_folder(to)
+             ? CLI_OK
+             : cli_bad("%s: cannot be renamed %s: %s", from, to, strerror(errno));
 }
 
 void disk_remove(const char *path) {

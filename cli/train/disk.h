@@ -20,8 +20,9 @@ int disk_regular(const char *path);
 int disk_open(const char *path, int *fd);
 /* The whole of it, 0-terminated, for free(). */
 int disk_read(const char *path, char **out);
-/* Tell nobody.  On the disk when true; a regular file, and no link, is removed. */
-bool disk_rename(const char *from, const char *to);
+/* `from` becomes `to`, on the disk when CLI_OK. */
+int disk_give_name(const char *from, const char *to);
+/* A regular file, and no link, is removed; tells nobody. */
 void disk_remove(const char *path);
 /* A folder, and those above it, unless it is there. */
 int disk_folder(const char *path);

@@ -291,8 +291,9 @@ static int save(run *r) {
     (void)snprintf(r->out->lost, sizeof r->out->lost, "%s", lost);
     return CLI_OK;
   }
-  if (r->ranks.rank > 0) { /* rank 0 has the files */
-    const int sent = precond_save(r->p, r->s->out);
+  const bool in_parts = r->s->checkpoint_parts && r->ranks.size > 1;
+  if (r->ranks.rank > 0) { /* rank 0 has the other files */
+    const int sent = checkpoint_save_part(r->s->out, r->p, in_parts);
     if (sent == CLI_OK) was_kept(r);
     return sent;
   }
@@ -303,7 +304,8 @@ static int save(run *r) {
   m->stations = t.stations;
   memcpy(m->station, t.station, sizeof m->station);
   if (rc == CLI_OK)
-    rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
+    rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p,
+                         in_parts ? r->ranks.size : 1, &r->state);
   if (rc == CLI_OK) was_kept(r);
   return rc;
 }

@@ -97,7 +97,12 @@ bool manifest_is(const char *path, const manifest_file *f) {
 static json_t *hex(uint32_t crc) { return json_sprintf("%08lx", (unsigned long)crc); }
 
 static json_t *file_json(const manifest_file *f) {
-  return json_pack("{s:I, s:o}", "bytes", (json_int_t)f->bytes, "head", hex(f->head));
+  json_t *o = json_pack("{s:I, s:o}", "bytes", (json_int_t)f->bytes, "head", hex(f->head));
+  if (f->parts > 0) {
+    (void)json_object_set_new(o, "parts", json_integer(f->parts));
+    (void)json_object_set_new(o, "id", hex(f->id));
+  }
+  return o;
 }
 
 /* Into `o`. */
@@ -160,13 +165,22 @@ static bool read_real(const json_t *v, double *out) {
   return end != text && *end == 0;
 }
 
+static bool read_parts(const json_t *o, manifest_file *f) {
+  int64_t parts;
+  if (json_object_get(o, "parts") == NULL) return true;
+  const bool good = read_whole(o, "parts", &parts) && parts >= 2 && parts <= INT32_MAX &&
+                    read_hex(o, "id", &f->id);
+  f->parts = good ? (int32_t)parts : 0;
+  return good;
+}
+
 static bool read_set(const json_t *o, manifest_set *p) {
   bool good = read_whole(o, "step", &p->step);
   for (int i = 0; i < MANIFEST_PARTS && good; i++) {
     const json_t *f = json_object_get(o, manifest_part[i]);
     if (f == NULL && i >= MANIFEST_MIXUP) continue;
     good = read_whole(f, "bytes", &p->file[i].bytes) && p->file[i].bytes > 0 &&
-           read_hex(f, "head", &p->file[i].head);
+           read_hex(f, "head", &p->file[i].head) && read_parts(f, &p->file[i]);
   }
   return good;
 }

@@ -2,6 +2,7 @@
  *
  *   {"schema": 2, "step": N,
  *    "model": {"bytes": B, "head": C}, "precond": {"bytes": B, "head": C},
+ *    in parts "precond": {..., "parts": N, "id": C}, as in the names of the others (parts.h),
  *    with mixup "mixup": {"bytes": B, "head": C}, with averaged weights "average": the same,
  *    "before": null, or {"step", "model", ...}: the set that this one replaced,
  *    "config": C, "config_next": null or C, "log_bytes": B, "log": C,
@@ -19,6 +20,8 @@
 typedef struct manifest_file {
   int64_t bytes;
   uint32_t head;
+  int32_t parts; /* files that it is in, this one among them (parts.h); 0: this one alone */
+  uint32_t id;   /* ... and have this in their names */
 } manifest_file;
 
 enum { MANIFEST_MODEL, MANIFEST_PRECOND, MANIFEST_MIXUP, MANIFEST_AVERAGE, MANIFEST_PARTS };

@@ -362,8 +362,9 @@ int64_t precond_bytes(const precond *p) {
   return bytes;
 }
 
-int precond_save(precond *p, const char *path) {
-  return ng_save(p->p, path) < 0 ? told(p) : CLI_OK;
+int precond_save(precond *p, const char *path, bool in_parts) {
+  const ng_status st = in_parts ? ng_save_parts(p->p, path) : ng_save(p->p, path);
+  return st < 0 ? told(p) : CLI_OK;
 }
 
 int precond_load(precond *p, const char *path) {

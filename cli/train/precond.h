@@ -48,7 +48,8 @@ int precond_stations(const precond *p, train_station *out, int room); /* how man
 int precond_traffic(const precond *p, traffic_rank *out, int at);
 int64_t precond_bytes(const precond *p); /* held now */
 
-int precond_save(precond *p, const char *path);
+/* Collective; the same path on all ranks if it is in parts, to be written or read. */
+int precond_save(precond *p, const char *path, bool in_parts);
 int precond_load(precond *p, const char *path);
 
 #endif

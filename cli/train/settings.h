@@ -44,7 +44,8 @@ typedef struct settings {
   double average_lr;      /* negative: the schedule's */
   double switch_to_sgd;   /* epochs; 0: never */
   double switch_lr, switch_momentum, switch_weight_decay;
-  double bucket_mb; /* of the messages in which gradients travel between ranks */
+  double bucket_mb;      /* of the messages in which gradients travel between ranks */
+  bool checkpoint_parts; /* every rank writes its own part of the state */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {

@@ -201,6 +201,9 @@ int settings_check(const settings *s) {
   if (s->out[0] == 0 && s->checkpoint_every > 0) {
     return cli_bad("--checkpoint-every: needs --out DIR, to write to");
   }
+  if (s->out[0] == 0 && s->checkpoint_parts) {
+    return cli_bad("--checkpoint-parts: needs --out DIR, to write to");
+  }
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
   int rc = settings_options(s, &o);
@@ -214,6 +217,18 @@ static bool same_data(const char *was, const char *now) {
   const size_t n = strcspn(was, ":");
   if (strcmp(was, now) == 0) return true;
   return was[n] == ':' && strncmp(was, now, n + 1) == 0 && strncmp(was, "synthetic:", n + 1) != 0;
+}
+
+/* Where results are kept and who makes them: what they are does not depend on it (ng_load). */
+static bool only_moves(const char *option, const char *was, const char *now) {
+  static const char *const all[] = {"placement", "placement_cost", "colocate",
+                                    "grad_worker_fraction"};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (strcmp(option, all[i]) == 0) return true;
+  }
+  const bool from = strcmp(was, "all") == 0 || strcmp(was, "sharded") == 0;
+  const bool to = strcmp(now, "all") == 0 || strcmp(now, "sharded") == 0;
+  return strcmp(option, "statistics") == 0 && from && to;
 }
 
 int settings_same(const settings *was, const settings *now, const char *where) {
@@ -239,7 +254,8 @@ int settings_same(const settings *was, const settings *now, const char *where) {
   for (int i = 0; i < ng_option_count() && rc == CLI_OK; i++) {
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK || ng_options_get(x, info.name, a, sizeof a) != NG_OK ||
-        ng_options_get(y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0) {
+        ng_options_get(y, info.name, b, sizeof b) != NG_OK || strcmp(a, b) == 0 ||
+        only_moves(info.name, a, b)) {
       continue;
     }
     rc =

@@ -109,7 +109,9 @@
   X(REAL, switch_weight_decay, "switch-weight-decay", "R", "0", 0, 1e3, 1, "of it (0)")            \
   X(REAL, bucket_mb, "bucket-mb", "MB", "1", 0, 1e6, 0,                                            \
     "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
-    "goes on (1)")
+    "goes on (1)")                                                                                 \
+  X(BOOL, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
+    "ranks write their own parts of the library's state, to a DIR that all of them see")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
 

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# parts.sh [RANKS]: --checkpoint-parts: every rank writes its own part of the state.  A run goes on from them on
+# fewer ranks and on more; what is missing, swapped, edited or in the way is refused by name; a run that is killed
+# at any moment has a whole checkpoint.  As threads, or with a number as so many processes under mpirun.
+. "$(dirname "$0")/lib.sh"
+export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
+processes=${1:-}
+if [[ -n $processes ]]; then
+  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
+  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
+fi
+cd "$scratch" || exit 1
+
+# on RANKS OPTIONS...
+on() {
+  local n=$1
+  shift
+  if [[ $n == 1 || -z $processes ]]; then
+    "$natgrad" train --ranks "$n" "$@"
+  else
+    "$NG_SOURCE_DIR/tests/mpirun.sh" "$n" "$natgrad" train "$@"
+  fi
+}
+how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
+losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
+# near NAME A B: the losses of all steps, to 1e-4, as in ranks.sh.
+near() {
+  paste <(losses "$2") <(losses "$3") >pairs
+  awk -v most=1e-4 '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
+    END { if (NR < 30) exit 1 }' pairs >why || fail "$1: $(cat why)"
+}
+# whole DIR STEP RANKS: the files of a checkpoint and no other
+whole() {
+  local want r id
+  want=$(printf '%s\n' latest.json "model-$2.safetensors" "precond-$2.safetensors")
+  id=$(sed -nE 's/.*"id": "([0-9a-f]{8})".*/\1/p' "$1/checkpoint/latest.json" | head -n 1)
+  for ((r = 1; r < $3; r++)); do
+    want+=$'\n'precond-$2.safetensors.$id-${r}of$3
+  done
+  [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
+}
+
+n=${processes:-3}
+expect 0 '' on "$n" "${how[@]}" --steps 30 --out one
+expect 0 '' on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every 10 --out parts
+whole parts 30 "$n"
+cmp {one,parts}/checkpoint/model-30.safetensors || fail "parts change weights"
+
+# Half on n ranks in parts, the rest on others; and on with another number, in one file again.
+for rest in 1 2 $((n + 1)); do
+  expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --out half$rest
+  expect 0 '*' on "$rest" "${how[@]}" --steps 30 --out half$rest --resume
+  near "15 steps on $n, 15 on $rest" one half$rest
+  whole half$rest 30 "$rest"
+done
+# ... and with another strategy; a window cut otherwise, or not at all.
+expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --grad-worker-fraction 0 --placement kaisa --out moved
+expect 0 '*' on 2 "${how[@]}" --steps 30 --grad-worker-fraction 1 --placement round-robin --out moved --resume
+near "another strategy" one moved
+window=("${how[@]}" --method mfac --window 4 --damping 0.1)
+expect 0 '' on "$n" "${window[@]}" --steps 30 --out dense
+expect 0 '' on "$n" "${window[@]}" --statistics sharded --checkpoint-parts --steps 15 --out cut
+expect 0 '*' on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --resume
+expect 0 '*' on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
+near "a window that was cut" dense cut
+[[ -n $processes ]] && finish
+
+# What does not belong together, as files and as names.
+c=run/checkpoint
+refused() { expect 2 "natgrad: $1" on "${ranks:-2}" --out run --resume --steps 40 --quiet; }
+listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
+again() {
+  rm -rf run && cp -a parts run
+  "$@"
+  listing run >before
+}
+untouched() { diff before <(listing run) || fail "$1: refused, but changed"; }
+one=$(cd parts/checkpoint && echo precond-30.safetensors.*-1of3)
+two=${one/-1of3/-2of3}
+for ranks in 1 2 4; do
+  again rm $c/$two && refused "$c/$two: is missing, and belongs to the checkpoint of step 30" && untouched missing
+  swap() { mv $c/$one $c/x && mv $c/$two $c/$one && mv $c/x $c/$two; }
+  again swap && refused "$c/$one: does not belong to latest.json, or was edited" && untouched swapped
+  flip() { printf '\377' | dd of="$1" bs=1 seek=$(($(stat -c %s "$1") - 1)) conv=notrunc status=none; }
+  again flip $c/$one && refused "$c/$one: tensor * is damaged (its checksum differs)" && untouched edited
+  again truncate -s -1 $c/$two && refused "$c/$two: *" && untouched cut
+done
+link() { mv $c/$one elsewhere && ln -s "$scratch/elsewhere" $c/$one; }
+again link && refused "$c/$one: is a symbolic link, expected a regular file" && untouched link
+newer=precond-31.safetensors.01234567-1of2
+again touch $c/$newer && refused "$c/$newer: is newer than latest.json, which is of step 30; *" && untouched newer
+way=precond.natgrad-next.01234567-1of3.natgrad-part
+again mkfifo $c/$way && refused "$c/$way: is a pipe, expected a regular file"
+# What a killed save left goes; others' files stay.
+leave() { touch $c/precond.natgrad-next.01234567-1of3 $c/$way $c/precond-30.safetensors.mine; }
+again leave
+expect 0 '*' on 1 --out run --resume --steps 31 --quiet
+[[ -e $c/precond-30.safetensors.mine ]] || fail "a stranger's file is gone"
+rm $c/precond-30.safetensors.mine
+whole run 31 1
+
+# Killed at any moment, most of the time while a checkpoint is being made, and gone on on another number of ranks.
+kills=0
+expect 0 '' on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
+for ((i = 0; i < 12; i++)); do
+  on $((1 + i % 4)) --out killed --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
+  pid=$!
+  last=$(cksum <killed/checkpoint/latest.json)
+  for ((k = 0; k < 300; k++)); do
+    [[ $(cksum <killed/checkpoint/latest.json) != "$last" ]] && break
+    sleep 0.02
+  done
+  sleep 0.0$((RANDOM % 10))
+  child=$(pgrep -P $pid || echo $pid)
+  kill -9 $child && kills=$((kills + 1))
+  wait $pid 2>/dev/null
+done
+[[ $kills == 12 ]] || fail "$kills kills"
+step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' killed/checkpoint/latest.json | head -n 1)
+expect 0 '*' on 2 --out killed --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
+whole killed $((step + 1)) 2
+expect 2 'natgrad: --checkpoint-parts: needs --out DIR, to write to' "$natgrad" train --checkpoint-parts
+finish
