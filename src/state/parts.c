@@ -100,7 +100,7 @@ void ng_pieces_begin(ngio_out *o, const ng_item *item) {
   ngio_out_put(o, "],\"pieces\":[");
 }
 
-void ng_pieces_put(ngio_out *o, const ng_shard *q) {
+void ng_pieces_put(ngio_out *o, const ng_part_piece *q) {
   comma(o);
   ngio_out_put(o, "{");
   number(o, "part", q->part);
@@ -135,8 +135,8 @@ static int64_t number_of(const ngio_value *v, const char *key) {
   return ngio_is(x, NGIO_INTEGER) ? x->is.integer : -1;
 }
 
-ng_shard ng_shard_of(const ngio_value *v, const ng_field *f) {
-  ng_shard q = {.part = (int32_t)number_of(v, "part"), .to = f->cols, .whole = true};
+ng_part_piece ng_part_piece_of(const ngio_value *v, const ng_field *f) {
+  ng_part_piece q = {.part = (int32_t)number_of(v, "part"), .to = f->cols, .whole = true};
   if (ngio_get(v, "from") != NULL) {
     q.whole = false;
     q.from = number_of(v, "from");
@@ -167,7 +167,7 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
   }
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     const int64_t its = number_of(x, "part");
-    const ng_shard q = ng_shard_of(x, f);
+    const ng_part_piece q = ng_part_piece_of(x, f);
     if (its <= part || its >= parts || q.crc == NULL || strlen(q.crc) != NG_HEX) return NULL;
     if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > f->cols) {
       return NULL;
@@ -178,7 +178,7 @@ const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t
   return at == f->cols ? pieces : NULL;
 }
 
-ngio_tensor ng_shard_tensor(const ng_item *item, const ng_shard *q) {
+ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q) {
   ngio_tensor t = ng_tensor_of(item);
   if (!q->whole) t.shape[1] = q->to - q->from;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);

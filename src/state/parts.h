@@ -20,13 +20,13 @@
 #define NG_PART_WHOLE "natgrad.whole"
 enum { NG_PART_TEXT = 64 }; /* room for what is added to a path; for "1 of 4" */
 
-typedef struct ng_shard {
+typedef struct ng_part_piece {
   int32_t part;
   int64_t from, to; /* columns; all of them where the array is whole */
   bool whole;
   const char *crc;
   bool finite;
-} ng_shard;
+} ng_part_piece;
 
 int64_t ng_part_room(const char *path); /* of the name of any part, with a 0 */
 /* Into `out`; part 0 has the path itself. */
@@ -37,7 +37,7 @@ void ng_parts_sweep(char *folder, size_t room, const char *path, ng_hex id, int3
 
 /* The entry of an array: begin, its pieces, end. */
 void ng_pieces_begin(ngio_out *o, const ng_item *item);
-void ng_pieces_put(ngio_out *o, const ng_shard *q);
+void ng_pieces_put(ngio_out *o, const ng_part_piece *q);
 void ng_pieces_end(ngio_out *o);
 /* Behind all entries; with a 0, which is counted. */
 void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int32_t parts);
@@ -45,9 +45,9 @@ void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int
 /* The pieces of an array of this model, in `v` of a manifest of `parts`; NULL: not as they should be.  Their number
  * is ->count, and all are good then. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
-ng_shard ng_shard_of(const ngio_value *v, const ng_field *f); /* one of these */
+ng_part_piece ng_part_piece_of(const ngio_value *v, const ng_field *f); /* one of these */
 /* Dtype and shape that a piece has in its file. */
-ngio_tensor ng_shard_tensor(const ng_item *item, const ng_shard *q);
+ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q);
 
 /* load.c calls it when all ranks know the manifest: every rank reads what it needs, then all take it, or nobody. */
 ng_status ng_parts_load(ng_work *w);

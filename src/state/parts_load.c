@@ -66,7 +66,7 @@ static void plan(loading *x) {
       return;
     }
     next = ngio_next(all, entry);
-    q->part = q->pieces->count == 1 ? ng_shard_of(ngio_first(q->pieces), f).part : -1;
+    q->part = q->pieces->count == 1 ? ng_part_piece_of(ngio_first(q->pieces), f).part : -1;
     q->from = f->slice != NULL ? f->slice[rank] : 0;
     q->to = f->slice != NULL ? f->slice[rank + 1] : f->data != NULL ? f->cols : 0;
     x->staged_bytes += staged_bytes(f, q);
@@ -77,25 +77,25 @@ static void plan(loading *x) {
 }
 
 /* The piece of an array that is in this part; false: none. */
-static bool piece_in(const loading *x, int32_t i, int32_t part, ng_shard *out) {
+static bool piece_in(const loading *x, int32_t i, int32_t part, ng_part_piece *out) {
   const wanted *q = &x->want[i];
   const ng_field *f = &x->w->item[i].f;
   if (q->part >= 0 && q->part != part) return false;
   for (const ngio_value *v = ngio_first(q->pieces); v != NULL; v = ngio_next(q->pieces, v)) {
-    *out = ng_shard_of(v, f);
+    *out = ng_part_piece_of(v, f);
     if (out->part == part) return true;
   }
   return false;
 }
 
-static bool wants(const wanted *q, const ng_shard *piece) {
+static bool wants(const wanted *q, const ng_part_piece *piece) {
   return q->from < piece->to && piece->from < q->to;
 }
 
 /* ---- one piece -------------------------------------------------------------------------------*/
 
 /* The bytes [done, done + n) of a piece, as far as they are of columns that this rank holds. */
-static void keep(const loading *x, int32_t i, const ng_shard *piece, int64_t done, int64_t n) {
+static void keep(const loading *x, int32_t i, const ng_part_piece *piece, int64_t done, int64_t n) {
   const ng_field *f = &x->w->item[i].f;
   const wanted *q = &x->want[i];
   const int64_t size = ng_dtype_size(f->dtype), mine = width(f, q);
@@ -113,8 +113,8 @@ static void keep(const loading *x, int32_t i, const ng_shard *piece, int64_t don
 }
 
 /* NULL: as it was written. */
-static const char *read_piece(loading *x, int32_t i, const ng_shard *piece, const ngio_tensor *t,
-                              ngio_source *s, int64_t place) {
+static const char *read_piece(loading *x, int32_t i, const ng_part_piece *piece,
+                              const ngio_tensor *t, ngio_source *s, int64_t place) {
   ng_work *w = x->w;
   const ng_field *f = &w->item[i].f;
   const wanted *q = &x->want[i];
@@ -170,10 +170,11 @@ static void read_part(loading *x, const ngio_tensors *file, ngio_source *s, int3
   ng_work *w = x->w;
   int32_t at = 0;
   for (int32_t i = 0; i < w->fields && w->st == NG_OK; i++) {
-    ng_shard piece;
+    ng_part_piece piece;
     if (!piece_in(x, i, part, &piece)) continue;
     const char *name = w->item[i].name, *why = NULL;
-    const ngio_tensor is = ng_shard_tensor(&w->item[i], &piece), *t = ngio_tensors_at(file, at++);
+    const ngio_tensor is = ng_part_piece_tensor(&w->item[i], &piece),
+                      *t = ngio_tensors_at(file, at++);
     if (t == NULL || !ng_is(t->name, name)) t = ngio_tensors_find(file, name);
     if (t == NULL) {
       why = "is missing";
@@ -212,7 +213,7 @@ static void read_all(loading *x) {
   for (int32_t part = 0; part < w->snapshot.parts && w->st == NG_OK; part++) {
     bool open = part % w->p->ctx->ranks == w->p->ctx->rank;
     for (int32_t i = 0; i < w->fields && !open; i++) {
-      ng_shard piece;
+      ng_part_piece piece;
       open = piece_in(x, i, part, &piece) && wants(&x->want[i], &piece);
     }
     if (open) open_part(x, part);

@@ -24,8 +24,8 @@ static int64_t told_count(const ng_precond *p) { return NG_CODES + p->ctx->ranks
 /* ---- pieces ----------------------------------------------------------------------------------*/
 
 /* What rank r has to write of an array; false: nothing. */
-static bool piece_of(const ng_field *f, int32_t r, ng_shard *q) {
-  *q = (ng_shard){.part = r, .to = f->cols, .whole = f->slice == NULL};
+static bool piece_of(const ng_field *f, int32_t r, ng_part_piece *q) {
+  *q = (ng_part_piece){.part = r, .to = f->cols, .whole = f->slice == NULL};
   if (f->slice == NULL) return f->owner == r;
   q->from = f->slice[r];
   q->to = f->slice[r + 1];
@@ -33,7 +33,7 @@ static bool piece_of(const ng_field *f, int32_t r, ng_shard *q) {
 }
 
 /* Its bytes as they will be written. */
-static const void *bytes_of(ng_work *w, const ng_field *f, const ng_shard *q, int64_t *bytes) {
+static const void *bytes_of(ng_work *w, const ng_field *f, const ng_part_piece *q, int64_t *bytes) {
   if (q->whole) {
     *bytes = ng_field_bytes(f);
     ng_field_export(f, f->data, w->published);
@@ -53,7 +53,7 @@ static bool take(saving *x) {
   x->path_room = ng_part_room(w->place->path);
   w->largest = 0;
   for (int32_t i = 0; i < w->fields; i++) {
-    ng_shard q;
+    ng_part_piece q;
     const ng_field *f = &w->item[i].f;
     if (!piece_of(f, p->ctx->rank, &q)) continue;
     x->own++;
@@ -102,7 +102,7 @@ static ng_status gather(ng_work *w) {
     rung[i] = (double)w->p->rescued[i];
   for (int32_t i = 0; i < w->fields; i++) {
     const ng_field *f = &w->item[i].f;
-    ng_shard q;
+    ng_part_piece q;
     if (piece_of(f, rank, &q)) {
       int64_t bytes;
       const void *data = bytes_of(w, f, &q, &bytes);
@@ -119,14 +119,14 @@ static void list_array(saving *x, const ng_item *item, const double *sum) {
   ng_work *w = &x->w;
   ng_pieces_begin(&w->out, item);
   for (int32_t r = 0; r < w->p->ctx->ranks; r++) {
-    ng_shard q;
+    ng_part_piece q;
     if (!piece_of(&item->f, r, &q)) continue;
     const double its = sum[q.whole ? 0 : r];
     q.finite = its >= finite_mark;
     const ng_hex crc = ng_hex_of((uint32_t)(q.finite ? its - finite_mark : its));
     q.crc = crc.text;
     ng_pieces_put(&w->out, &q);
-    x->bytes[r] += ng_shard_tensor(item, &q).bytes;
+    x->bytes[r] += ng_part_piece_tensor(item, &q).bytes;
     x->count[r]++;
   }
   ng_pieces_end(&w->out);
@@ -165,11 +165,11 @@ static void write_part(saving *x) {
   ng_work *w = &x->w;
   const ng_context *ctx = w->p->ctx;
   char says[NG_PART_TEXT];
-  ng_shard q;
+  ng_part_piece q;
   x->own = 0;
   for (int32_t i = 0; i < w->fields; i++) {
     if (piece_of(&w->item[i].f, ctx->rank, &q)) {
-      w->tensor[x->own++] = ng_shard_tensor(&w->item[i], &q);
+      w->tensor[x->own++] = ng_part_piece_tensor(&w->item[i], &q);
     }
   }
   ng_part_path(x->path, (size_t)x->path_room, w->place->path, x->id, ctx->rank, ctx->ranks);
