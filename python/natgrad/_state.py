@@ -40,6 +40,8 @@ def pack(state):
     missing = [key for key in ("manifest", "crc32", "fields", "steps") if key not in state]
     if missing:
         raise failure(_abi.NG_ERR_FILE, f"the state has no '{missing[0]}': it is not one of natgrad")
+    if not isinstance(state["fields"], dict):
+        raise failure(_abi.NG_ERR_FILE, f"the state: fields is a {type(state['fields']).__name__}, expected a dict of tensors")
     header, pieces, at = {"__metadata__": dict(zip(_META, (state["manifest"], state["crc32"])))}, [], 0
     for name, tensor in state["fields"].items():
         if not isinstance(tensor, torch.Tensor):

@@ -76,6 +76,12 @@ class Preconditioner(Binding, _state.Uncopied):
         if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
             raise failure(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that gives "
                           "the loss scale")
+        if not isinstance(threads, numbers.Integral):
+            raise failure(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
+        if not (linalg is None or isinstance(linalg, str)):
+            raise failure(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
+        if not all(isinstance(line, str) for line in (layer_options or {}).values()):
+            raise failure(_abi.NG_ERR_ARG, f"layer_options is {layer_options}, expected a line of options for each name")
         if samples not in ("model", "layer"):
             raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
         if reduction not in ("mean", "sum"):

@@ -64,7 +64,7 @@ class Atomic(Case):
         for wrong, pattern in ((lambda s: {**s, "steps": "a"}, "steps is 'a'"), (lambda s: {**s, "steps": -5}, "steps is -5"),
                                (lambda s: {**s, "steps": 7}, "steps is 7, and its manifest counts 3"),
                                (lambda s: {**s, "fields": {**s["fields"], "6/A": [1.0]}}, "'6/A' is a list"),
-                               (lambda s: {**s, "manifest": 3}, "."), (lambda s: [s], "the state is a list")):
+                               (lambda s: {**s, "manifest": 3}, "."), (lambda s: {**s, "fields": []}, "fields is a list"), (lambda s: [s], "the state is a list")):
             self.unchanged(make, wrong, pattern)
         model, other = net(), net(7)
         state = stepped(other, make(other), 3).state_dict()
@@ -209,6 +209,12 @@ class Arguments(Case):
                 call()
         with self.refused("hook_enabled is 'off', expected True or False"):
             kfac.EVA(net()).set_hook_enabled("off")
+
+    def test_of_another_kind(self):
+        for options, pattern in ((dict(threads="x"), "threads is 'x'"), (dict(linalg=3), "linalg is 3"),
+                                 (dict(layer_options={"0": 3}), "layer_options is")):
+            with self.refused(pattern):
+                make(net(), **options)
 
     @unittest.skipUnless(NEW, "torch.func is in PyTorch 2")
     def test_gradients_of_torch_func(self):
