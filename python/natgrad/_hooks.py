@@ -281,8 +281,9 @@ class Observer:
     # ---- one call of a layer
 
     def forward(self, hook, x, output):
-        if self.given is not None:
-            samples = self.given[0]
+        given = self.given  # of this forward, whatever is said of the next one before the backward pass
+        if given is not None:
+            samples = given[0]
         elif self.seen is None and self.last is not None and _in_backward() != -1:  # activation checkpointing
             samples = self.last
         else:
@@ -296,8 +297,8 @@ class Observer:
             if not again or owed:
                 if again:
                     self.owed[hook.layer.index] = owed - 1
-                self.show(hook, x, samples, None)
-            _on_gradient(output, x, lambda g: self.show(hook, None, samples, g))
+                self.show(hook, x, samples, None, given)
+            _on_gradient(output, x, lambda g: self.show(hook, None, samples, g, given))
             return
         if not self.passing and _in_backward() != -1:  # activation checkpointing
             self._enter()
@@ -317,11 +318,11 @@ class Observer:
             if x._version != version:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its input was changed in place between "
                               "forward and backward, so it cannot be observed")
-            self.show(hook, x, samples, g)
+            self.show(hook, x, samples, g, given)
 
         _on_gradient(output, x, arrived)
 
-    def show(self, hook, x, samples, g):
+    def show(self, hook, x, samples, g, given):
         if not self.enabled:
             return
         if g is not None and not self.passing:
@@ -339,10 +340,11 @@ class Observer:
             g = layer.output(g, samples, self.first)
             if x is None:
                 count = g.shape[0]
-        if self.given is None and self.fixed is not None:
+        given = given or self.given
+        if given is None and self.fixed is not None:
             scale = self.fixed
         else:
-            scale = self.given[1] if self.given is not None and self.given[1] is not None else self.scale()
+            scale = given[1] if given is not None and given[1] is not None else self.scale()
         if layer.embedding:
             if layer.shown == 0:
                 return

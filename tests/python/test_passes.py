@@ -264,5 +264,26 @@ class Twice(Case):
             self.assertLess((fields[f"root/{name}"] - lower).abs().max().item(), 1e-6, name)
 
 
+class Several(Case):
+    def test_forwards_of_several_sizes_and_one_backward(self):
+        """begin() before each of them says its share."""
+        whole, parts = mlp(), mlp()
+        (a, one), (b, two) = data(2, 8), data(3, 4)
+        k = make(whole)
+        F.cross_entropy(whole(torch.cat([a, b])), torch.cat([one, two])).backward()
+        k.step()
+        for order in (((a, one), (b, two)), ((b, two), (a, one))):
+            parts.zero_grad()
+            k, loss = make(parts), 0
+            for x, y in order:
+                k.begin(len(x), len(x) / 12)
+                loss = loss + F.cross_entropy(parts(x), y) * len(x) / 12
+            loss.backward()
+            self.assertEqual(k.step(), 0)
+            k.close()
+            for name, g in grads(whole).items():  # sums in another order, through an inverse of condition 1e2
+                self.assertLess(((grads(parts)[name] - g).abs().max() / g.abs().max()).item(), 1e-4, name)
+
+
 if __name__ == "__main__":
     unittest.main()
