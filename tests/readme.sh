@@ -27,6 +27,8 @@ quoted() { # the same from README
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 read -ra command <<<"$(made)"
+# On a busy machine threads of OpenBLAS wait for each other a hundred times as long as they work.
+export OPENBLAS_NUM_THREADS=1
 short=("$NG_TEST_PROGRAM" "${command[@]:1}" --grid-epochs 1 --epochs 1 --seeds 2 --quiet --out "$out/demo")
 "${short[@]}" >"$out/got" 2>"$out/err" || fail "the demo, shortened, fails: $(cat "$out/err")"
 shape() { # headings without the target, labels, the constant part of the second table's heading

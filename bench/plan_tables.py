@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""The first tables of docs/scaling.md from `natgrad plan --json`:
+
+    natgrad plan --model resnet50 --ranks 1,4,16,64,256,1024,4096 --json | bench/plan_tables.py
+
+GB held by the rank that has most, MB handed to collectives by a rank in a step, ms added to a step."""
+
+import json
+import sys
+
+COLUMNS = {
+    "natgrad, comm-opt": "comm-opt GB, MB, ms",
+    "natgrad, mem-opt": "mem-opt",
+    "natgrad, statistics=owner": "`statistics = owner`",
+    "natgrad, statistics=local": "`statistics = local` (DP-KFAC)",
+    "kaisa, comm-opt": "KAISA, comm-opt",
+}
+
+
+def cell(row):
+    return f"{row['held_most'] / 1e9:.2f}, {row['sent_a_step'] / 1e6:.0f}, {row['added_ms']:.1f}"
+
+
+def fastest(rows):
+    name, row = min(rows.items(), key=lambda item: item[1]["added_ms"])
+    return f"{name.removeprefix('natgrad, ').removeprefix('statistics=')}, {row['added_ms']:.1f} ms"
+
+
+def main():
+    ranks = {}
+    for line in sys.stdin:
+        row = json.loads(line)
+        ranks.setdefault(row["ranks"], {})[row["strategy"]] = row
+    heads = ["ranks", "step without, ms", *COLUMNS.values(), "fastest with averages everywhere", "fastest of ours"]
+    print("| " + " | ".join(heads) + " |")
+    print("|--:|--:|" + "---|" * (len(heads) - 2))
+    for n, rows in ranks.items():
+        ours = {k: v for k, v in rows.items() if k.startswith("natgrad") and "local" not in k}
+        everywhere = {k: v for k, v in ours.items() if "statistics" not in k}
+        row = next(iter(rows.values()))
+        cells = [f"{n:,}", f"{row['compute_ms'] + row['parts_ms']['gradients']:.0f}"]
+        for name in COLUMNS:
+            alone = n == 1 and not name.endswith("comm-opt")
+            cells.append("-" if alone or name not in rows else cell(rows[name]))
+        print("| " + " | ".join([*cells, fastest(everywhere), fastest(ours)]) + " |")
+
+
+if __name__ == "__main__":
+    main()
