@@ -218,6 +218,10 @@ static void published_numbers(void **state) {
        1e-5); /* u there is 0.06: of f32 sums of 4 and 2 */
   near(&named, "max", r.scaling_max, 1.996589894, 1e-6);
   near(&named, "mean", r.scaling_mean, 1.242872052, 1e-6);
+  /* the published angle, 90 (1 - cos), is 88.893897518 degrees; cos of sums of f32 of 4 and 2 */
+  const double cosine = r.inner / sqrt(r.d2) / sqrt(r.pd2);
+  assert_true(fabs(cosine - 0.012290028) <= 1e-6);
+  assert_true(fabs(90.0 * (1.0 - cosine) - 88.893897518) <= 1e-4);
   near(&named, "25 %", r.scaling_25, 0.741142614, 1.0 / 128);
   near(&named, "50 %", r.scaling_50, 1.434100404, 1.0 / 128);
   near(&named, "75 %", r.scaling_75, 1.768750724, 1.0 / 128);

@@ -121,6 +121,30 @@ static void listed_numbers(void **state) {
   }
 }
 
+/* Weight decay as EFCP's "reg" has it, w / lambda beside the direction, after the last step of the first list. */
+static void listed_decay(void **state) {
+  static const double want[] = {-1.272180532, -1.101517308, -0.008433281, 0.724139552, 0.894179608};
+  const fixture_how how = {.linalg = *state, .threads = 1};
+  float x[5], w[5];
+  const plane vx = plane_of(x, 1, 5, NG_F32), vw = plane_of(w, 1, 5, NG_F32);
+  fixture f;
+  for (int i = 0; i < 5; i++)
+    w[i] = (float)generator(i, 2.0);
+  fixture_ok(&f, fixture_open(&f,
+                              "method=mfac window=4 damping=0.1 window_decay=0.01 "
+                              "window_decay_form=direction",
+                              &how));
+  fixture_ok(&f, fixture_tensor(&f, "x", &vx, &vw));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int t = 0; t < 6; t++) {
+    for (int i = 0; i < 5; i++)
+      x[i] = (float)generator(i, 0.3 + 0.9 * t);
+    fixture_ok(&f, ng_step(f.p, 1));
+  }
+  if (!(worst(x, want, 5) <= 1e-6)) fail_msg("off by %g", worst(x, want, 5)); /* as above */
+  fixture_close(&f);
+}
+
 /* ---- random windows --------------------------------------------------------------------------*/
 
 static void random_gradient(rng *r, const double *common, float *g, int64_t d, double size) {
@@ -356,7 +380,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(listed_numbers),           EACH(inverts_the_window), EACH(divides_by_singular_values),
       EACH(momentum_decay_and_masks), EACH(rows_in_bf16),       EACH(rows_that_are_alike),
-      EACH(largest_entries),          EACH(first_order),
+      EACH(largest_entries),          EACH(first_order),        EACH(listed_decay),
   };
   return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }
