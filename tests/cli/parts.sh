@@ -40,6 +40,18 @@ whole() {
   [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
 }
 
+step_of() { sed -nE 's/^ *"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
+# moves DIR: until a checkpoint of a later step is there
+moves() {
+  local last k
+  last=$(step_of "$1")
+  for ((k = 0; k < 1500; k++)); do
+    [[ $(step_of "$1") -gt $last ]] && return
+    sleep 0.02
+  done
+  fail "$1: no checkpoint in 30 s"
+}
+
 n=${processes:-3}
 expect 0 '' on "$n" "${how[@]}" --steps 30 --out one
 expect 0 '' on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every 10 --out parts
@@ -63,7 +75,34 @@ expect 0 '' on "$n" "${window[@]}" --statistics sharded --checkpoint-parts --ste
 expect 0 '*' on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --resume
 expect 0 '*' on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
 near "a window that was cut" dense cut
-[[ -n $processes ]] && finish
+
+# One rank of a job is killed while checkpoints are made after every step: the job ends, the last checkpoint is whole,
+# and the run goes on on fewer ranks and again on all.
+rank_of() { # DIR R
+  pgrep -f -- "train .*--out $1" | while read -r child; do
+    tr '\0' '\n' 2>/dev/null <"/proc/$child/environ" | grep -q "^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$2\$" && echo "$child"
+  done | head -n 1
+}
+dir=$scratch/lost
+if [[ -n $processes ]]; then
+  expect 0 '' on "$n" "${how[@]}" --steps 2 --checkpoint-parts --out "$dir"
+  for victim in 0 $((n - 1)); do
+    on "$n" --out "$dir" --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
+    job=$!
+    moves "$dir"
+    sleep 0.0$((RANDOM % 10))
+    kill -9 "$(rank_of "$dir" $victim)" || fail "rank $victim is not to be found"
+    wait $job && fail "a job without rank $victim ended well"
+    for ((k = 0; k < 300; k++)); do # the launcher may leave before those it ends
+      pgrep -f -- "train .*--out $dir" >/dev/null || break
+      sleep 0.1
+    done
+    step=$(step_of "$dir")
+    expect 0 '*' on $((n - 1)) --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
+    whole "$dir" $((step + 1)) $((n - 1))
+  done
+  finish
+fi
 
 # What does not belong together, as files and as names.
 c=run/checkpoint
@@ -105,18 +144,14 @@ expect 0 '' on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
 for ((i = 0; i < 12; i++)); do
   on $((1 + i % 4)) --out killed --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
   pid=$!
-  last=$(cksum <killed/checkpoint/latest.json)
-  for ((k = 0; k < 300; k++)); do
-    [[ $(cksum <killed/checkpoint/latest.json) != "$last" ]] && break
-    sleep 0.02
-  done
+  moves killed
   sleep 0.0$((RANDOM % 10))
   child=$(pgrep -P $pid || echo $pid)
   kill -9 $child && kills=$((kills + 1))
   wait $pid 2>/dev/null
 done
 [[ $kills == 12 ]] || fail "$kills kills"
-step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' killed/checkpoint/latest.json | head -n 1)
+step=$(step_of killed)
 expect 0 '*' on 2 --out killed --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
 whole killed $((step + 1)) 2
 expect 2 'natgrad: --checkpoint-parts: needs --out DIR, to write to' "$natgrad" train --checkpoint-parts
