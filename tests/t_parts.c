@@ -248,10 +248,50 @@ static void own_and_a_buffer(void **state) {
   clear_folder();
 }
 
+/* ---- who writes what all have ----------------------------------------------------------------*/
+
+/* Moments of weights that every rank moves are in several parts, the largest of which is less than twice the
+ * least. */
+static void moments_are_shared_out(void **state) {
+  (void)state;
+  static const sim_setup how = {.method = "natgrad", .set = "update=adamw update_ranks=all"};
+  const path parts = in_folder("parts");
+  move m = {&how, NULL, NULL, parts.text};
+  assert_int_equal(ranks_run(3, play, &m, NULL), NG_OK);
+  int64_t least = INT64_MAX, most = 0;
+  int32_t with = 0;
+  DIR *d = opendir(folder);
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    ngio_tensors *file;
+    char message[256];
+    int32_t moments = 0;
+    int64_t bytes = 0;
+    if (e->d_name[0] == '.') continue;
+    assert_int_equal(
+        ngio_tensors_read(in_folder(e->d_name).text, NULL, &file, message, sizeof message),
+        NGIO_OK);
+    for (int32_t i = 0; i < ngio_tensors_count(file); i++) {
+      const ngio_tensor *t = ngio_tensors_at(file, i);
+      moments += strstr(t->name, "/first.") != NULL || strstr(t->name, "/second.") != NULL;
+      bytes += t->bytes;
+    }
+    ngio_tensors_close(&file);
+    with += moments > 0;
+    least = bytes < least ? bytes : least;
+    most = bytes > most ? bytes : most;
+  }
+  (void)closedir(d);
+  if (getenv("NG_TEST_SHOW") != NULL)
+    printf("%d parts with moments, %lld to %lld bytes\n", with, (long long)least, (long long)most);
+  assert_true(with > 1 && most < 2 * least);
+  clear_folder();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_ranks),
       cmocka_unit_test(own_and_a_buffer),
+      cmocka_unit_test(moments_are_shared_out),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -79,6 +79,7 @@ typedef struct ng_field {
   int64_t rows, cols; /* of the array in memory, row-major, dense, unless sym                     */
   void *data;         /* NULL on ranks that do not hold it                                        */
   int32_t owner;      /* a rank that holds it                                                     */
+  bool everywhere;    /* all of them do; false: this is not known                                 */
   /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, and `data` are this rank's;
    * plain order, not sym.  NULL: who holds it holds all */
   const int64_t *slice;

@@ -19,8 +19,9 @@ static ng_status one_field(void *arg, ng_field *f) {
 /* On every rank, if each moves its own copy of the weights, with owner 0, who writes the file; else on the
  * one that moves them. */
 static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data,
-                        int32_t owner) {
+                        int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
+  f.everywhere = everywhere;
   ng_name_add(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
 }
@@ -36,11 +37,12 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   field_walk w = {e->d.name, visit, arg};
   const bool adamw = p->base.update == NG_UPDATE_ADAMW;
   ng_status st = NG_OK;
-  const int32_t owner = ng_update_is_owned(p) ? ng_update_owner(p, e, k - p->blocks) : 0;
+  const bool owned = ng_update_is_owned(p);
+  const int32_t owner = owned ? ng_update_owner(p, e, k - p->blocks) : 0;
   if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* there are none */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
-    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m, owner);
-    if (st == NG_OK && adamw) st = moment(&w, &e->slot[i], "second", e->slot[i].v, owner);
+    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m, owner, !owned);
+    if (st == NG_OK && adamw) st = moment(&w, &e->slot[i], "second", e->slot[i].v, owner, !owned);
   }
   return st;
 }

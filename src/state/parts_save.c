@@ -45,12 +45,36 @@ static const void *bytes_of(ng_work *w, const ng_field *f, const ng_part_piece *
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
+/* What every rank holds, such as the moments of weights that each moves, goes to whoever has least to write; the same
+ * choice on all ranks. */
+static void share_out(ng_work *w, int64_t *load) {
+  const int32_t ranks = w->p->ctx->ranks;
+  ng_part_piece q;
+  memset(load, 0, (size_t)ranks * sizeof *load);
+  for (int32_t i = 0; i < w->fields; i++) {
+    for (int32_t r = 0; r < ranks && !w->item[i].f.everywhere; r++) {
+      if (piece_of(&w->item[i].f, r, &q)) load[r] += ng_part_piece_tensor(&w->item[i], &q).bytes;
+    }
+  }
+  for (int32_t i = 0; i < w->fields; i++) {
+    ng_field *f = &w->item[i].f;
+    int32_t least = 0;
+    if (!f->everywhere) continue;
+    for (int32_t r = 1; r < ranks; r++)
+      least = load[r] < load[least] ? r : least;
+    f->owner = least;
+    load[least] += ng_field_bytes(f);
+  }
+}
+
 /* A buffer for the largest array of this rank, and not of all. */
 static bool take(saving *x) {
   ng_work *w = &x->w;
   const ng_precond *p = w->p;
   const int64_t lists = p->ctx->ranks * (int64_t)sizeof *x->bytes;
   x->path_room = ng_part_room(w->place->path);
+  if (!ng_work_take(w, &x->bytes, lists)) return false;
+  share_out(w, x->bytes);
   w->largest = 0;
   for (int32_t i = 0; i < w->fields; i++) {
     ng_part_piece q;
@@ -62,8 +86,7 @@ static bool take(saving *x) {
   return ng_work_take(w, &w->published, w->largest) &&
          ng_work_take(w, &w->tensor, w->fields * (int64_t)sizeof *w->tensor) &&
          ng_work_take(w, &x->told, told_count(p) * (int64_t)sizeof *x->told) &&
-         ng_work_take(w, &x->path, x->path_room) && ng_work_take(w, &x->bytes, lists) &&
-         ng_work_take(w, &x->count, lists);
+         ng_work_take(w, &x->path, x->path_room) && ng_work_take(w, &x->count, lists);
 }
 
 static void give(saving *x) {
