@@ -277,6 +277,11 @@ typedef struct ng_context_config {
    * same samples, as Megatron's model-parallel group; each of them is in one such group, all groups have
    * equally many, in any order.  Copied; NULL: no layer is in shards.  On all ranks or on none. */
   const ng_transport *model_group;
+  /* Pipeline stages: one rank of each stage, every rank of a stage in one such group.  `transport` has the ranks of
+   * one stage, which has layers of its own; ng_ready and every step are then collective over all stages, with the
+   * same options and the same largest lr: nu is that of the layers of all of them, and a step that is refused in one
+   * counts in none.  Copied; NULL: one stage.  On all ranks or on none. */
+  const ng_transport *stage_group;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);

@@ -157,9 +157,9 @@ def _log_line(_user, level, line):
 class Precond:
     """An ng_precond in a context of its own.  `call("bind", ...)` is ng_bind(p, ...): an exception, or the note."""
 
-    def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None):
+    def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
         self.library, self.ctx, self.p = load(), c.c_void_p(), c.c_void_p()
-        self.transport, self.model_group = transport, model_group
+        self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = filled(_abi.ng_context_config)
         config.threads = threads
         config.log = c.cast(_log_line, c.c_void_p)
@@ -172,6 +172,8 @@ class Precond:
             config.transport = c.addressof(transport.table)
         if model_group is not None:
             config.model_group = c.addressof(model_group.table)
+        if stage_group is not None:
+            config.stage_group = c.addressof(stage_group.table)
         why = c.create_string_buffer(_ROOM)
         status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _ROOM, c.byref(self.ctx))
         if status < 0:
@@ -183,7 +185,7 @@ class Precond:
             self.library.ng_precond_destroy(c.byref(self.p))
         if getattr(self, "ctx", None):
             self.library.ng_context_destroy(c.byref(self.ctx))
-            for transport in (self.transport, self.model_group):
+            for transport in (self.transport, self.model_group, self.stage_group):
                 if transport is not None:
                     transport.close()
 
@@ -198,7 +200,8 @@ class Precond:
             return status
         self.check_open()
         error = failure(status, self.library.ng_last_error(self.ctx).decode())
-        causes = [t.take_failure() for t in (self.transport, self.model_group) if t is not None]
+        groups = (self.transport, self.model_group, self.stage_group)
+        causes = [group.take_failure() for group in groups if group is not None]
         raise error from next((cause for cause in causes if cause is not None), None)
 
     def call(self, name, *arguments):

@@ -100,7 +100,8 @@ class Preconditioner(Binding, _state.Uncopied):
         self._warned, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # steps with such a note, of this object
         self._check_parameters()
-        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg, self._model_group())
+        self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
+                                  *self._other_groups())
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
@@ -140,9 +141,9 @@ class Preconditioner(Binding, _state.Uncopied):
         from . import _distributed
         return _distributed.transport(group)
 
-    def _model_group(self):
-        """The transport of ranks that have shards of the same layers."""
-        return None
+    def _other_groups(self):
+        """Transports of ranks that have shards of the same layers, of ranks of other pipeline stages."""
+        return None, None
 
     def _register(self, layer_options):
         index, window = c.c_int32(), _family_of(self._chosen) == "window"

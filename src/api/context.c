@@ -75,7 +75,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 /* A context and what lower rooms know by pointer only: one block, so that one failure is all there is. */
 typedef struct home {
   ng_context ctx;
-  ng_comm comm, model;
+  ng_comm comm, model, stages;
   ng_queue queue;
 } home;
 
@@ -120,9 +120,10 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
                       named ? "linalg" : "NG_LINALG", ng_quote(c.linalg).text, best->name,
                       best != &ng_linalg_ref ? " and ref" : "");
   }
-  ng_comm comm, model;
+  ng_comm comm, model, stages;
   st = ng_comm_init(&comm, c.transport, message, message_size);
   if (st == NG_OK) st = ng_comm_init(&model, c.model_group, message, message_size);
+  if (st == NG_OK) st = ng_comm_init(&stages, c.stage_group, message, message_size);
   if (st != NG_OK) return st;
   if (model.size > comm.size) {
     return ng_fail_to(
@@ -149,11 +150,13 @@ ng_status ng_context_create(int32_t header_version, const ng_context_config *con
   memset(made, 0, sizeof *made);
   ng_context *ctx = &made->ctx;
   ctx->config = c;
-  ctx->config.transport = ctx->config.model_group = NULL; /* copied into comm, model */
+  ctx->config.transport = ctx->config.model_group = ctx->config.stage_group = NULL; /* copied */
   made->comm = comm;
   made->model = model;
   ctx->comm = &made->comm;
   ctx->model = c.model_group == NULL ? NULL : &made->model;
+  made->stages = stages;
+  ctx->stages = c.stage_group == NULL ? NULL : &made->stages;
   made->queue = (ng_queue){.la = la, .run = run_tasks, .executor = ctx};
   ctx->queue = &made->queue;
   ctx->rank = comm.rank;

@@ -90,6 +90,7 @@ void ng_precond_destroy(ng_precond **precond) {
   if (!ng_process_same(ctx)) {
     ng_comm_leave(ctx->comm);
     if (ctx->model != NULL) ng_comm_leave(ctx->model);
+    if (ctx->stages != NULL) ng_comm_leave(ctx->stages);
     p->broken = true;
   }
   ng_step_release(p);

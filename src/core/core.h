@@ -73,8 +73,9 @@ struct ng_context {
   ng_pool *pool; /* NULL with the caller's executor or one thread                       */
   struct ng_queue *queue;
   struct ng_comm *comm;
-  struct ng_comm *model; /* ranks that have shards of the same layers; NULL: none was given */
-  int32_t rank, ranks;   /* as comm has them */
+  struct ng_comm *model;  /* ranks that have shards of the same layers; NULL: none was given */
+  struct ng_comm *stages; /* a rank of each pipeline stage; NULL: there is one */
+  int32_t rank, ranks;    /* as comm has them */
   const struct ng_family *family[NG_FAMILIES_MAX]; /* registered; the last is asked first */
   int32_t families;
   void (*place)(struct ng_block *b, struct ng_stat *s); /* NULL; tests place statistics by hand */

@@ -229,7 +229,7 @@ void ng_work_close(ng_work *w) {
 /* ---- what ranks say to each other ------------------------------------------------------------*/
 
 static ng_status broken(ng_work *w) {
-  w->p->broken = true;
+  ng_exchange_give_up(w->p);
   return ng_fail(w->p->ctx, NG_ERR_COMM, "%s: the transport failed; every rank gets this", w->call);
 }
 

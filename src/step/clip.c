@@ -100,7 +100,7 @@ static ng_sums ascend(ng_precond *p, ng_sums h) {
 /* The sums of all blocks as those of PD.  kronecker.c lets all of its blocks ascend or none, but a
  * family of the caller's may stand beside them. */
 static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
-  bool plain = false, ascends = false;
+  bool plain = false, ascends = sums[1].d2 > 0.0; /* of another stage */
   for (int32_t i = 0; i < p->blocks; i++) {
     plain = plain || !p->block[i]->ascends;
     ascends = ascends || p->block[i]->ascends;

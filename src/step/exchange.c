@@ -13,11 +13,19 @@
  * PCReduceFailedReason). */
 #include "step/step.h"
 
+/* Whoever waits for this rank, in its stage, its model group or another stage, hears of it. */
+void ng_exchange_give_up(ng_precond *p) {
+  ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
+  p->broken = true;
+  for (int i = 0; i < 3; i++) {
+    if (all[i] != NULL) (void)ng_comm_give_up(all[i]);
+  }
+}
+
 /* After a broken transport ranks may be at different collectives, and no further one can put that
  * right: the model is only good for being destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {
-  p->broken = true;
-  if (p->ctx->model != NULL) (void)ng_comm_give_up(p->ctx->model);
+  ng_exchange_give_up(p);
   return ng_fail(p->ctx, NG_ERR_COMM, "the transport failed in %s; every rank gets this", what);
 }
 
@@ -87,9 +95,13 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
 /* Says that another rank failed, where this one has nothing to report itself. */
 static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
   const ng_status st = ng_codes_worst(slots);
+  double ranks = 0.0; /* of all stages that were heard */
+  for (int i = 0; i < NG_CODES; i++) {
+    ranks += slots[i];
+  }
   if (st < NG_OK && st != mine) {
     (void)ng_fail(p->ctx, st, "%d of %d ranks failed with %s (%s)", ng_codes_count(slots, st),
-                  p->ctx->ranks, ng_status_name(st), ng_status_meaning(st));
+                  (int)ranks, ng_status_name(st), ng_status_meaning(st));
   }
   return st;
 }
@@ -176,8 +188,7 @@ static ng_status check_meeting(ng_precond *p, const double *x) {
     ranks += x[i];
   }
   if (ranks != (double)p->ctx->ranks) {
-    (void)ng_comm_give_up(p->ctx->comm);
-    p->broken = true;
+    ng_exchange_give_up(p);
     return ng_fail(p->ctx, NG_ERR_COMM,
                    "ranks are at different calls; was ng_batch.last the same on all of them?");
   }
@@ -187,9 +198,8 @@ static ng_status check_meeting(ng_precond *p, const double *x) {
                  (int)x[LAST], p->ctx->ranks);
 }
 
-/* Nothing of the model has changed yet, and after an error nothing will: `total` is only set once
- * the worst status is known, `seen` only when every block has passed. */
-ng_status ng_exchange_check(ng_precond *p) {
+/* Of this stage: `total` is only set once the worst status is known. */
+static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
   ng_codes_put(x, s->trouble);
@@ -227,8 +237,17 @@ ng_status ng_exchange_check(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
     st = check_seen(p, p->block[i]);
   }
+  return st;
+}
+
+/* Nothing of the model has changed yet, and after an error nothing will: `seen` is only set when every block has
+ * passed, of all stages. */
+ng_status ng_exchange_check(ng_precond *p) {
+  ng_status st = check_stage(p);
+  if (st == NG_ERR_COMM) return st; /* the other stages have been told */
+  st = ng_stages_check(p, st < NG_OK ? st : p->step->trouble);
   if (st < NG_OK) {
-    s->trouble = st;
+    if (st != NG_ERR_COMM) p->step->trouble = st;
     return st;
   }
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -290,12 +309,15 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   ng_status st = ng_exchange_sum(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
   if (st != NG_OK) return st;
   take_verdicts(p, verdict);
+  st = ng_stages_agree(p, x, sum, each == WEIGHTED);
+  if (st != NG_OK) return st;
   st = spread(p, x, s->trouble);
   s->trouble = st;
   s->refused = sum[0] > 0.0;
   s->threat = sum[1];
+  const int64_t came = ng_stages_there(p) ? WEIGHTED : each;
   for (int i = 0; i < 2; i++) {
-    const double *from = sum + 2 + i * each, *weighted = each == SUMS ? from : from + 3;
+    const double *from = sum + 2 + i * came, *weighted = came == SUMS ? from : from + 3;
     sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
   }
   return st < NG_OK ? st : NG_OK;
@@ -305,7 +327,8 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
 ng_status ng_exchange_probe(ng_precond *p) {
   ng_engine *s = p->step;
   double refused = s->refused;
-  const ng_status st = ng_exchange_sum(p, &refused, 1, "probe");
+  ng_status st = ng_exchange_sum(p, &refused, 1, "probe");
+  if (st == NG_OK) st = ng_stages_sum(p, &refused, 1, "probe");
   if (st != NG_OK) return st;
   s->refused = refused > 0.0;
   return NG_OK;

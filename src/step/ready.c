@@ -202,7 +202,8 @@ ng_status ng_step_place(ng_precond *p) {
  * together. */
 ng_status ng_step_ready(ng_precond *p) {
   ng_status st = ng_shards_meet(p);
-  if (st != NG_OK) { /* all ranks know */
+  if (st != NG_OK) { /* all ranks of the stage know */
+    (void)ng_stages_check(p, st);
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
     return st;
@@ -217,6 +218,12 @@ ng_status ng_step_ready(ng_precond *p) {
   hash_model(p, hash);
   st = ng_exchange_same(p, hash, st);
   if (st == NG_OK) st = ng_grid_groups(p);
+  if (st != NG_ERR_COMM) {
+    const ng_status heard = ng_stages_check(p, st);
+    if (st == NG_OK) st = heard;
+  } else {
+    ng_exchange_give_up(p);
+  }
   if (st != NG_OK) {
     /* The transport failed, or ranks differ and would again: only destroy is left. */
     if (st == NG_ERR_COMM) p->broken = true;

@@ -18,16 +18,10 @@
 
 /* ---- ng_ready: who has what ------------------------------------------------------------------*/
 
-/* A model group that fell apart takes the other ranks with it. */
-static ng_status broken(ng_precond *p, const char *what) {
-  (void)ng_comm_give_up(p->ctx->model);
-  (void)ng_comm_give_up(p->ctx->comm);
-  return ng_exchange_failed(p, what);
-}
-
 static ng_status sum_group(ng_precond *p, double *x, int64_t n, const char *what) {
   const ng_group all = ng_group_world(p->ctx->model);
-  return ng_comm_sum(p->ctx->model, &all, x, n, NG_F64) == NG_OK ? NG_OK : broken(p, what);
+  return ng_comm_sum(p->ctx->model, &all, x, n, NG_F64) == NG_OK ? NG_OK
+                                                                 : ng_exchange_failed(p, what);
 }
 
 /* Of a sum over `ranks`: all of them gave the same x (and its square). */
@@ -99,7 +93,7 @@ static ng_status places(ng_precond *p, double *x, ng_status local) {
   to[NG_CODES + 1] = (double)M * M;
   if (x != NULL) x[NG_CODES + 2 + p->ctx->rank] = p->ctx->model->rank;
   ng_status st = ng_exchange_sum(p, to, NG_CODES + 2, "ng_ready");
-  if (st != NG_OK) return broken(p, "ng_ready");
+  if (st != NG_OK) return st;
   const ng_status worst = ng_codes_worst(to);
   if (worst < NG_OK) {
     return ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks failed with %s (%s)",
@@ -109,7 +103,7 @@ static ng_status places(ng_precond *p, double *x, ng_status local) {
     return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: model groups have other numbers of ranks");
   }
   st = ng_exchange_sum(p, x + NG_CODES + 2, W, "ng_ready");
-  if (st != NG_OK) return broken(p, "ng_ready");
+  if (st != NG_OK) return st;
   for (int32_t r = 0; r < W; r++) {
     s->member[r] = (int32_t)x[NG_CODES + 2 + r];
   }
@@ -305,7 +299,7 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   }
   const ng_group all = ng_group_world(p->ctx->model);
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) != NG_OK) {
-    return broken(p, "observe");
+    return ng_exchange_failed(p, "observe");
   }
   if (!shard->primary) return NG_OK;
   weave(shard, room, rows, size, room + apart);
@@ -347,7 +341,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   }
   const ng_group all = ng_group_world(p->ctx->model);
   if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, NG_F32) != NG_OK) {
-    return broken(p, "shards");
+    return ng_exchange_failed(p, "shards");
   }
   if (!outputs) {
     weave(shard, (const char *)room, d->out, (int64_t)sizeof(float), (char *)shard->grad);

@@ -14,6 +14,7 @@
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
+ *   stages.c    pipeline stages: one clip, one verdict
  *   quantify.c  how far each element is scaled         shard.c   layers of which ranks have parts
  */
 #ifndef NG_STEP_H
@@ -167,6 +168,7 @@ typedef struct ng_sums {
 
 /* Of numbers that must be the same on all ranks: another one for each that is mixed in. */
 uint64_t ng_step_number(uint64_t so_far, double x);
+uint64_t ng_options_number(const ng_precond *p); /* of p->now */
 /* This rank's part of a sum over ranks; NG_ERR_STATE if options or numbers of the update differ. */
 enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
 /* One number into a sum over ranks, and whether all gave the same. */
@@ -178,6 +180,7 @@ ng_status ng_same_check(ng_precond *p, const double *x);
 ng_status ng_exchange_plan(ng_precond *p);
 void ng_exchange_release(ng_precond *p);
 ng_status ng_exchange_failed(ng_precond *p, const char *what); /* a collective has */
+void ng_exchange_give_up(ng_precond *p); /* all transports; only destroy is left */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* ng_ready: the worst status of all ranks, NG_ERR_COMM with a message if hashes differ. */
 enum { NG_HASHES = 4 }; /* options, layers, owners, linear algebra */
@@ -203,6 +206,16 @@ void ng_exchange_begin_last(ng_precond *p);
 ng_status ng_exchange_ahead(ng_precond *p);
 ng_status ng_exchange_end_last(ng_precond *p);
 void ng_exchange_forget(ng_precond *p); /* the batches of a step are over, or dropped */
+
+/* ---- pipeline stages: stages.c ---------------------------------------------------------------*/
+
+bool ng_stages_there(const ng_precond *p); /* more than one */
+/* Sums over one rank of each stage, of what the ranks of a stage have agreed on. */
+ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
+/* The verdict of all stages on a step that begins, or on ng_ready; NG_ERR_STATE if their options or lr differ. */
+ng_status ng_stages_check(ng_precond *p, ng_status local);
+/* x: codes, `sum` behind them as ng_exchange_agree has it: both of all stages. */
+ng_status ng_stages_agree(ng_precond *p, double *x, double *sum, bool weighted);
 
 /* ---- weights: gather.c -----------------------------------------------------------------------*/
 

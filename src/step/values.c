@@ -59,7 +59,7 @@ uint64_t ng_step_number(uint64_t so_far, double x) {
 #define MIX_CHOICE(name, type) h = ng_step_number(h, (double)s->name);
 #define MIX_TEXT(name, type) /* fixed at creation, and compared by ng_ready */
 #define MIX(kind, name, type) MIX_##kind(name, type)
-static uint64_t options_number(const ng_precond *p) {
+uint64_t ng_options_number(const ng_precond *p) {
   const ng_settings *s = &p->now;
   uint64_t h = 0;
   NG_OPTION_LIST(MIX)
@@ -128,7 +128,7 @@ ng_status ng_same_check(ng_precond *p, const double *x) {
 void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
   memset(x, 0, NG_SAME * sizeof *x);
   if (p->ctx->ranks == 1) return;
-  ng_same_number(x, options_number(p));
+  ng_same_number(x, ng_options_number(p));
   ng_same_number(x + 2 * PIECES, update_number(p));
 }
 

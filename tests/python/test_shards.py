@@ -125,7 +125,61 @@ def both(rank, world, bias, folder):
     return far, clips, same
 
 
+class Half(nn.Module):
+    """A stage: one of the two layers."""
+
+    def __init__(self, whole, last):
+        super().__init__()
+        name, layer = ("down", whole.down) if last else ("up", whole.up)
+        setattr(self, name, type(layer)(layer.weight.detach().clone(), layer.bias.detach().clone(), None))
+        self.forward = getattr(self, name)
+
+
+Half.__name__ = "PipelineModule"
+
+
+def stages(rank, world):
+    """Two stages of two data ranks; rank = stage * 2 + data.  Of each its clip and gradients beside those of both layers."""
+    warnings.simplefilter("ignore")
+    datas, pipes = [dist.new_group(g) for g in ([0, 1], [2, 3])], [dist.new_group(g) for g in ([0, 2], [1, 3])]
+    stage, data = divmod(rank, 2)
+    whole = PipelineModule(True)
+    half = Half(whole, stage)
+    options = dict(lr=0.1, kl_clip=1e-4, data_parallel_group=datas[stage], damping=0.01)
+    one = compat.GPTNeoXKFACPreconditioner(whole, **options)
+    part = compat.GPTNeoXKFACPreconditioner(half, pipeline_parallel_group=pipes[data], **options)
+    far, clips = 0.0, []
+    name, seen, other = ("down", whole.down, half.down) if hasattr(half, "down") else ("up", whole.up, half.up)
+    for t in range(3):
+        shown = []
+        handles = [seen.register_forward_hook(lambda m, i, o: shown.append(i[0].detach())),
+                   seen.register_full_backward_hook(lambda m, i, o: shown.append(o[0]))]
+        expected = dict(zip([n for n, _ in whole.named_parameters()], steps(whole, one, 10 * t + data, datas[stage], 1)[0]))
+        for handle in handles:
+            handle.remove()
+        half.zero_grad()
+        other(shown[0].requires_grad_())[0].backward(shown[1])
+        for p in half.parameters():  # the bias of `down` is added behind the layer
+            p.grad = shown[1].sum((0, 1)) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, group=datas[stage])
+            p.grad /= 2
+        part.step()
+        clips.append((one.report()["clip"], part.report()["clip"]))
+        for n, p in half.named_parameters():
+            far = max(far, ((expected[n] - p.grad).abs().max() / expected[n].abs().max()).item())
+    return far, clips
+
+
 class Shards(Case):
+    def test_stages(self):
+        found = ranks.run(4, stages)
+        for far, clips in found:
+            self.assertLess(far, 1e-5)
+            for one, both_stages in clips:
+                self.assertLess(abs(one / both_stages - 1), 1e-5)
+                self.assertLess(both_stages, 1)
+        self.assertEqual(len({tuple(c for _, c in clips) for _, clips in found}), 1)
+
     def test_as_one(self):
         for world in (2, 4):
             for bias in (True, False):

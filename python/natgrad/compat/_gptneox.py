@@ -23,7 +23,8 @@ def _size(group):
 class GPTNeoXKFACPreconditioner(KFACPreconditioner):
     """KFACPreconditioner of the column- and row-parallel linear layers of a pipeline stage, eigenbases on their owner.
 
-    As published, the clip looks at the layers of this stage, and compute_eigenvalue_outer_product is not looked at.
+    As published, compute_eigenvalue_outer_product is not looked at; nu is of the layers of all stages of
+    pipeline_parallel_group, which have the same options and take each step together.
     Ranks are those that data_parallel_group and model_parallel_group join; of each layer the second has parts: outputs of
     a ColumnParallelLinear (gather_output=False), inputs of a RowParallelLinear (input_is_parallel=True).
     """
@@ -47,9 +48,10 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
             factor_checkpoint_dir = os.fspath(factor_checkpoint_dir)
         self.factor_checkpoint_dir = factor_checkpoint_dir
         self._cut = model_parallel_group if _size(model_parallel_group) > 1 else None
-        if self._cut is not None and not isinstance(self._cut, torch.distributed.ProcessGroup):
-            raise failure(_abi.NG_ERR_ARG, f"model_parallel_group is a {type(self._cut).__name__}, expected a group of "
-                          "torch.distributed")
+        self._stages = pipeline_parallel_group if _size(pipeline_parallel_group) > 1 else None
+        for name, group in (("model_parallel_group", self._cut), ("pipeline_parallel_group", self._stages)):
+            if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+                raise failure(_abi.NG_ERR_ARG, f"{name} is a {type(group).__name__}, expected a group of torch.distributed")
         if self._cut is not None:
             data_parallel_group = _distributed.peers(data_parallel_group, self._cut)
         if not isinstance(compute_eigenvalue_outer_product, bool):
@@ -107,5 +109,5 @@ class GPTNeoXKFACPreconditioner(KFACPreconditioner):
                 entry.shard_axis = _LAYERS.index(self._class_name(entry.modules[0]))
         return entries
 
-    def _model_group(self):
-        return None if self._cut is None else _distributed.Transport(self._cut)
+    def _other_groups(self):
+        return [None if group is None else _distributed.Transport(group) for group in (self._cut, self._stages)]

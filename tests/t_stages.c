@@ -1,0 +1,313 @@
+/* t_stages.c: pipeline stages, each with layers and ranks of its own.
+ *
+ * The oracle is K-FAC in double over the layers of all stages: nu is one number, each layer counted once, the same bits
+ * on all ranks; P to 1e-5 of its largest number (rounding in f32 at this damping).  What is wrong in one stage ends the step in all. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "draw.h"
+#include "fixture.h"
+#include "oracle.h"
+#include "ranks.h"
+
+enum { STAGES = 3, DATA = 2, RANKS = STAGES * DATA, STEPS = 3, ROOM = 64 };
+
+static const struct {
+  const char *name;
+  int64_t in, out;
+} layer[STAGES] = {{"first", 5, 4}, {"second", 4, 6}, {"third", 6, 3}};
+
+typedef enum mistake {
+  NONE,
+  NAN_SEEN,
+  NAN_GRADIENT,
+  UNSHOWN,
+  OPTIONS,
+  RATE,
+  SHORT,
+  MISTAKES
+} mistake;
+
+typedef struct life {
+  const char *options;
+  mistake mistake; /* of the last stage, in step 1; of its first rank alone if it can be */
+  int32_t fail[2]; /* the k-th collective of a stage, between stages, fails on rank `who` */
+  int32_t who;
+  ng_threads *world[STAGES], *across[DATA];
+  float out[RANKS][STEPS][ROOM];
+  double nu[RANKS][STEPS];
+  ng_status status[RANKS][STEPS], ready[RANKS];
+  char why[RANKS][512];
+} life;
+
+static double number(int64_t a, int64_t b, int64_t c, int64_t i) {
+  rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
+  (void)rng_next(&r);
+  return (double)((int64_t)(rng_next(&r) % 255) - 127) / 64.0;
+}
+
+/* ---- a rank ----------------------------------------------------------------------------------*/
+
+typedef struct tap {
+  ng_transport inner;
+  int32_t left;
+} tap;
+
+static ng_status run_tapped(void *user, const ng_collective *c) {
+  tap *t = user;
+  if (t->left > 0 && --t->left == 0) return NG_ERR_COMM;
+  return t->inner.run(t->inner.user, c);
+}
+static void abort_tapped(void *user) {
+  tap *t = user;
+  t->inner.abort(t->inner.user);
+}
+static void tapped(tap *t, int32_t fail, ng_transport *out) {
+  t->left = fail;
+  *out = t->inner;
+  out->user = t;
+  out->run = run_tapped;
+  out->abort = abort_tapped;
+  out->start = NULL;
+  out->wait = NULL;
+  out->test = NULL;
+  out->group_create = NULL;
+  out->group_destroy = NULL;
+}
+
+static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, int64_t t) {
+  float a[ROOM], g[ROOM];
+  const int64_t B = 3 + data;
+  const bool me = stage == STAGES - 1 && t == 1, one = me && data == 0;
+  for (int64_t k = 0; k < B * layer[stage].in; k++)
+    a[k] = (float)number(t, stage * 8 + data, 0, k);
+  for (int64_t k = 0; k < B * layer[stage].out; k++)
+    g[k] = (float)number(t, stage * 8 + data, 1, k);
+  if (one && x->mistake == NAN_SEEN) a[0] = NAN;
+  const plane in = plane_of(a, B, layer[stage].in, NG_F32),
+              out = plane_of(g, B, layer[stage].out, NG_F32);
+  const bool hide = stage == STAGES - 1 && x->mistake == UNSHOWN;
+  return fixture_show(f, B, 0, hide ? NULL : &in, hide ? NULL : &out);
+}
+
+static ng_status live(int32_t rank, life *x, fixture *f) {
+  const int32_t stage = rank / DATA, data = rank % DATA;
+  ng_transport with[2];
+  tap t[2];
+  memset(t, 0, sizeof t);
+  ng_status st = ng_threads_transport(x->world[stage], data, &t[0].inner, sizeof t[0].inner);
+  if (st == NG_OK)
+    st = ng_threads_transport(x->across[data], stage, &t[1].inner, sizeof t[1].inner);
+  if (st != NG_OK) return st;
+  for (int i = 0; i < 2; i++)
+    tapped(&t[i], rank == x->who ? x->fail[i] : 0, &with[i]);
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.threads = 1;
+  c.transport = &with[0];
+  c.stage_group = &with[1];
+  st = fixture_open(f, x->options, &(fixture_how){.config = &c});
+  float grad[ROOM], weight[ROOM];
+  const int64_t in = layer[stage].in, out = layer[stage].out;
+  for (int64_t k = 0; k < ROOM; k++)
+    weight[k] = (float)number(-1, stage, 0, k);
+  const bool shorter = rank == RANKS - 1 && x->mistake == SHORT;
+  const plane g[2] = {plane_of(grad, out, in - shorter, NG_F32),
+                      plane_of(grad + out * in, 1, out, NG_F32)};
+  const plane w[2] = {plane_of(weight, out, in - shorter, NG_F32),
+                      plane_of(weight + out * in, 1, out, NG_F32)};
+  if (st == NG_OK) st = fixture_linear(f, layer[stage].name, g, w);
+  if (st == NG_OK) st = ng_ready(f->p);
+  x->ready[rank] = st;
+  const bool late = stage == STAGES - 1;
+  for (int64_t s = 0; s < STEPS && st >= NG_OK; s++) {
+    st = show(f, x, stage, data, s);
+    if (st < NG_OK) return st;
+    for (int64_t k = 0; k < out * (in + 1); k++) {
+      const int64_t r = k / (in + 1), col = k % (in + 1);
+      grad[col < in ? r * in + col : out * in + r] = (float)number(s, -2, stage, k);
+    }
+    if (late && s == 1 && x->mistake == NAN_GRADIENT) grad[1] = NAN;
+    if (late && s == 1 && x->mistake == OPTIONS) st = ng_set_real(f->p, "damping", 0.7);
+    if (st < NG_OK) return st;
+    ng_sgd how = fixture_sgd(late && s == 1 && x->mistake == RATE ? 0.2 : 0.1, 0.0);
+    st = fixture_step(f, &how);
+    x->status[rank][s] = st;
+    ng_report r = {.struct_size = sizeof r};
+    if (ng_report_read(f->p, &r) == NG_OK) x->nu[rank][s] = r.clip;
+    memcpy(x->out[rank][s], grad, sizeof grad);
+  }
+  return st;
+}
+
+static ng_status run_rank(int32_t rank, ng_transport *unused, void *arg) {
+  life *x = arg;
+  fixture f;
+  (void)unused;
+  memset(&f, 0, sizeof f);
+  const ng_status st = live(rank, x, &f);
+  (void)snprintf(x->why[rank], sizeof x->why[0], "%s",
+                 f.message[0] != 0 ? f.message
+                 : f.ctx != NULL   ? ng_last_error(f.ctx)
+                                   : "");
+  fixture_close(&f);
+  return st;
+}
+
+static life *play(life how, ng_status each[RANKS]) {
+  life *x = malloc(sizeof *x);
+  assert_non_null(x);
+  *x = how;
+  for (int i = 0; i < STAGES; i++)
+    assert_int_equal(ng_threads_create(DATA, &x->world[i]), NG_OK);
+  for (int i = 0; i < DATA; i++)
+    assert_int_equal(ng_threads_create(STAGES, &x->across[i]), NG_OK);
+  (void)ranks_run(RANKS, run_rank, x, each);
+  for (int i = 0; i < STAGES; i++)
+    ng_threads_destroy(&x->world[i]);
+  for (int i = 0; i < DATA; i++)
+    ng_threads_destroy(&x->across[i]);
+  return x;
+}
+
+/* ---- one clip --------------------------------------------------------------------------------*/
+
+static void one_clip(void **state) {
+  (void)state;
+  static const char *const options[] = {
+      "method=natgrad damping=0.3 stat_period=1 solve_period=1 kl_clip=0.0001",
+      "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rescale grad_worker_fraction=0",
+      "method=kaisa damping=0.3 kl_clip=0.0001"};
+  for (size_t k = 0; k < sizeof options / sizeof options[0]; k++) {
+    ng_status each[RANKS];
+    life *x = play((life){.options = options[k], .who = -1}, each);
+    ng_options opt = fixture_parse(options[k]);
+    oracle *o = oracle_create(&opt, DATA);
+    for (int i = 0; i < STAGES; i++) {
+      ng_layer d;
+      ng_layer_init(&d, NG_LINEAR, sizeof d);
+      d.name = layer[i].name;
+      d.in = layer[i].in;
+      d.out = layer[i].out;
+      d.bias = 1;
+      assert_int_equal(oracle_add(o, &d), i);
+    }
+    for (int64_t t = 0; t < STEPS; t++) {
+      double D[STAGES][ROOM], P[STAGES][ROOM], a[ROOM];
+      const double *from[STAGES];
+      double *to[STAGES];
+      for (int32_t g = 0; g < DATA; g++) {
+        ng_batch b;
+        ng_batch_init(&b, sizeof b);
+        b.samples = 3 + g;
+        oracle_begin(o, g, &b);
+        for (int i = 0; i < STAGES; i++) {
+          for (int64_t j = 0; j < b.samples * layer[i].in; j++)
+            a[j] = number(t, i * 8 + g, 0, j);
+          oracle_input(o, g, i, a, 1);
+          for (int64_t j = 0; j < b.samples * layer[i].out; j++)
+            a[j] = number(t, i * 8 + g, 1, j);
+          oracle_output_grad(o, g, i, a, 1);
+        }
+      }
+      for (int i = 0; i < STAGES; i++) {
+        for (int64_t j = 0; j < ROOM; j++)
+          D[i][j] = number(t, -2, i, j);
+        from[i] = D[i];
+        to[i] = P[i];
+      }
+      const double nu = oracle_step(o, 0.1, from, to);
+      for (int32_t r = 0; r < RANKS; r++) {
+        if (each[r] != NG_OK) fail_msg("rank %d: %s", r, x->why[r]);
+        const int s = r / DATA;
+        const int64_t in = layer[s].in, out = layer[s].out;
+        double most = 0.0;
+        for (int64_t j = 0; j < out * (in + 1); j++)
+          most = fmax(most, fabs(P[s][j]));
+        for (int64_t j = 0; j < out * (in + 1); j++) {
+          const int64_t row = j / (in + 1), col = j % (in + 1);
+          const float got = x->out[r][t][col < in ? row * in + col : out * in + row];
+          assert_true(fabs((double)got - P[s][j]) < 1e-5 * most);
+        }
+        assert_true(fabs(x->nu[r][t] / nu - 1.0) < 1e-5);
+        assert_true(x->nu[r][t] == x->nu[0][t]);
+      }
+      assert_true(nu < 1.0 || k == 1);
+    }
+    oracle_destroy(&o);
+    free(x);
+  }
+}
+
+/* ---- one verdict -----------------------------------------------------------------------------*/
+
+#define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
+
+static void one_verdict(void **state) {
+  (void)state;
+  static const struct {
+    ng_status st, ready;
+    int step;
+    const char *says;
+  } how[MISTAKES] = {[NONE] = {NG_OK, NG_OK, 2, ""},
+                     [NAN_SEEN] = {NG_SKIPPED, NG_OK, 1, "not finite"},
+                     [NAN_GRADIENT] = {NG_SKIPPED, NG_OK, 1, "not finite"},
+                     [UNSHOWN] = {NG_ERR_STATE, NG_OK, 0, ""},
+                     [OPTIONS] = {NG_ERR_STATE, NG_OK, 1, "differ between the 3 pipeline stages"},
+                     [RATE] = {NG_ERR_STATE, NG_OK, 1, "differ between the 3 pipeline stages"},
+                     [SHORT] = {NG_ERR_COMM, NG_ERR_COMM, -1, ""}};
+  for (int k = 0; k < MISTAKES; k++) {
+    ng_status each[RANKS];
+    life *x = play((life){.options = BASE, .mistake = (mistake)k, .who = -1}, each);
+    for (int32_t r = 0; r < RANKS; r++) {
+      assert_int_equal(x->ready[r], how[k].ready);
+      if (how[k].step < 0) continue;
+      if (x->status[r][how[k].step] != how[k].st) {
+        fail_msg("mistake %d: rank %d has %d: %s", k, r, x->status[r][how[k].step], x->why[r]);
+      }
+      if (how[k].st < 0 && strstr(x->why[r], how[k].says) == NULL) fail_msg("%s", x->why[r]);
+      if (how[k].st >= 0) assert_int_equal(x->status[r][2], NG_OK);
+    }
+    free(x);
+  }
+}
+
+/* Nobody hangs.  After the last word of a step other groups have heard all they need: who was done with all steps then
+ * may be fine, all others are told. */
+static void any_collective_fails(void **state) {
+  (void)state;
+  for (int which = 0; which < 2; which++) {
+    int32_t k = 1;
+    for (bool fails = true; fails; k++) {
+      ng_status each[RANKS];
+      life *x = play((life){.options = BASE " grad_worker_fraction=0",
+                            .who = k % RANKS,
+                            .fail = {which == 0 ? k : 0, which == 1 ? k : 0}},
+                     each);
+      fails = each[x->who] != NG_OK;
+      for (int32_t r = 0; r < RANKS; r++) {
+        const bool beside = which == 0 ? r / DATA == x->who / DATA : r % DATA == x->who % DATA;
+        const bool done = !beside && x->status[r][STEPS - 1] == NG_OK && x->nu[r][STEPS - 1] > 0.0;
+        if (each[r] != (fails ? NG_ERR_COMM : NG_OK) && !(each[r] == NG_OK && done)) {
+          fail_msg("collective %d of %d: rank %d has %d: %s", k, which, r, each[r], x->why[r]);
+        }
+      }
+      free(x);
+    }
+    assert_true(k > 6);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(one_clip), cmocka_unit_test(one_verdict),
+                                     cmocka_unit_test(any_collective_fails)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
