@@ -477,7 +477,8 @@ int __wrap_rename(const char *from, const char *to) {
 
 static bool bad_close;
 int __real_close(int fd);
-int __wrap_close(int fd);
+/* Visible: the library of the thread sanitizer calls it, too. */
+__attribute__((visibility("default"))) int __wrap_close(int fd);
 int __wrap_close(int fd) {
   const int rc = __real_close(fd);
   if (!bad_close) return rc;
