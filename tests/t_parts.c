@@ -191,7 +191,7 @@ static ng_status weigh_rank(int32_t rank, ng_transport *t, void *arg) {
   for (int i = 0; i < 4 * WIDE && st == NG_OK; i++)
     a[i] = (float)(i % 7 - 3);
   for (int i = 0; i < LAYERS && st == NG_OK; i++) {
-    char name[8];
+    char name[16];
     int32_t index;
     (void)snprintf(name, sizeof name, "fc%d", i);
     const plane w = plane_of(g, WIDE, WIDE, NG_F32);
