@@ -113,6 +113,10 @@ static double far_off(const scene *x, const whole *w, int32_t rank, int t) {
   return worst;
 }
 
+/* Eigenvectors come in f32, and how near depends on the kernels of the LAPACK at hand: 1.1e-5 was seen, with AVX-512, of
+ * one rank and no parts. */
+static double bound_of(const scene *x) { return strstr(x->options, "eigen") != NULL ? 3e-5 : 1e-5; }
+
 static void compare(const scene *x) {
   whole w;
   memset(&w, 0, sizeof w);
@@ -121,7 +125,7 @@ static void compare(const scene *x) {
   for (int32_t r = 0; r < x->data * x->model; r++) {
     for (int t = x->first; t < STEPS; t++) {
       const double far = far_off(x, &w, r, t);
-      if (!(far < 1e-5)) {
+      if (!(far < bound_of(x))) {
         fail_msg("%s, data %d model %d: rank %d is off by %g in step %d (nu %g, %g)", x->options,
                  x->data, x->model, r, far, t, x->nu[r][t], w.nu[t]);
       }

@@ -78,11 +78,6 @@ near "a window that was cut" dense cut
 
 # One rank of a job is killed while checkpoints are made after every step: the job ends, the last checkpoint is whole,
 # and the run goes on on fewer ranks and again on all.
-rank_of() { # DIR R
-  pgrep -f -- "train .*--out $1" | while read -r child; do
-    tr '\0' '\n' 2>/dev/null <"/proc/$child/environ" | grep -q "^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$2\$" && echo "$child"
-  done | head -n 1
-}
 dir=$scratch/lost
 if [[ -n $processes ]]; then
   expect 0 '' on "$n" "${how[@]}" --steps 2 --checkpoint-parts --out "$dir"
@@ -91,7 +86,10 @@ if [[ -n $processes ]]; then
     job=$!
     moves "$dir"
     sleep 0.0$((RANDOM % 10))
-    kill -9 "$(rank_of "$dir" $victim)" || fail "rank $victim is not to be found"
+    kill -9 "$(rank_of "$dir" $victim)" || {
+      fail "rank $victim is not to be found"
+      pkill -f -- "train .*--out $dir"
+    }
     wait $job && fail "a job without rank $victim ended well"
     for ((k = 0; k < 300; k++)); do # the launcher may leave before those it ends
       pgrep -f -- "train .*--out $dir" >/dev/null || break

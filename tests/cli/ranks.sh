@@ -100,10 +100,11 @@ if [[ -n $processes ]]; then
     [[ -e $scratch/killed/checkpoint/latest.json ]] && break
     sleep 0.1
   done
-  victim=$(pgrep -f -- "train .*--out $scratch/killed" | while read -r pid; do
-    tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -q '^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=1$' && echo "$pid"
-  done | head -n 1)
-  [[ -n $victim ]] || fail "rank 1 is not to be found"
+  victim=$(rank_of "$scratch/killed" 1)
+  if [[ -z $victim ]]; then
+    fail "rank 1 is not to be found"
+    victim=$(pgrep -f -- "train .*--out $scratch/killed" | head -n 1)
+  fi
   kill -9 "$victim"
   wait
   for ((i = 0; i < 300; i++)); do # the launcher may leave before those it ends

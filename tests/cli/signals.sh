@@ -29,13 +29,6 @@ begin() {
   fail "$dir: no step in 60 s: $(cat "$dir.err")"
 }
 
-# rank_of DIR R: the process of rank R under a launcher
-rank_of() {
-  pgrep -f -- "train .*--out $1" | while read -r child; do
-    tr '\0' '\n' 2>/dev/null <"/proc/$child/environ" | grep -q "^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$2\$" && echo "$child"
-  done | head -n 1
-}
-
 kept() { sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
 told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
 

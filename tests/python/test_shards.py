@@ -132,7 +132,10 @@ class Half(nn.Module):
         super().__init__()
         name, layer = ("down", whole.down) if last else ("up", whole.up)
         setattr(self, name, type(layer)(layer.weight.detach().clone(), layer.bias.detach().clone(), None))
-        self.forward = getattr(self, name)
+        self.name = name
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
 
 
 Half.__name__ = "PipelineModule"
@@ -157,7 +160,7 @@ def stages(rank, world):
         expected = dict(zip([n for n, _ in whole.named_parameters()], steps(whole, one, 10 * t + data, datas[stage], 1)[0]))
         for handle in handles:
             handle.remove()
-        half.zero_grad()
+        half.zero_grad(set_to_none=True)
         other(shown[0].requires_grad_())[0].backward(shown[1])
         for p in half.parameters():  # the bias of `down` is added behind the layer
             p.grad = shown[1].sum((0, 1)) if p.grad is None else p.grad
