@@ -76,6 +76,7 @@ static path part_of(const char *base, int32_t r) {
 typedef struct act {
   const sim_setup *how; /* NULL: `usual` */
   const char *save, *load;
+  const char *apart; /* the last rank saves here: a host whose folder is its own */
   int32_t steps;
   const char *says; /* a refusal has these words on every rank, and changes nothing */
   int32_t wrong[RANKS];
@@ -89,7 +90,8 @@ static ng_status play(int32_t rank, ng_transport *t, void *arg) {
     st = sim_step(&s, i);
   if (st >= NG_OK) {
     const uint64_t before = sim_fingerprint(&s);
-    st = x->save != NULL ? ng_save_parts(s.p, x->save) : ng_load(s.p, x->load);
+    const char *to = x->apart != NULL && rank == RANKS - 1 ? x->apart : x->save;
+    st = to != NULL ? ng_save_parts(s.p, to) : ng_load(s.p, x->load);
     const char *told = ng_last_error(s.ctx);
     if (x->says != NULL &&
         (st >= NG_OK || strstr(told, x->says) == NULL || sim_fingerprint(&s) != before)) {
@@ -426,12 +428,27 @@ static void every_allocation_fails(void **state) {
   clear_folder();
 }
 
+/* Hosts that do not share their folder: rank 0 does not see what another wrote, and the state before stays. */
+static void folders_apart(void **state) {
+  (void)state;
+  const path file = in_folder("state"), other = in_folder("other");
+  save("state", 2);
+  const path before = part_of("state", RANKS - 1);
+  act x = {.save = file.text, .apart = other.text, .steps = 3, .says = "all ranks need one folder"};
+  assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_ERR_FILE);
+  for (int32_t r = 0; r < RANKS; r++)
+    assert_int_equal(x.wrong[r], 0);
+  assert_int_equal(access(before.text, F_OK), 0);
+  loads("state");
+  clear_folder();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(parts_that_do_not_belong), cmocka_unit_test(parts_that_were_edited),
       cmocka_unit_test(a_part_without_arrays),    cmocka_unit_test(what_is_left_over),
       cmocka_unit_test(no_room_for_one),          cmocka_unit_test(a_rank_is_gone),
-      cmocka_unit_test(every_allocation_fails),
+      cmocka_unit_test(every_allocation_fails),   cmocka_unit_test(folders_apart),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

@@ -9,6 +9,8 @@
  * they go. */
 #include "state/parts.h"
 
+#include <sys/stat.h>
+
 typedef struct saving {
   ng_work w; /* `tensor`: of this rank's part */
   double *told;
@@ -214,6 +216,21 @@ static void give_name(ng_work *w) {
   (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
 }
 
+/* Rank 0, before it names what belongs together: a folder that each host has for itself is no place for parts. */
+static void all_there(saving *x) {
+  ng_work *w = &x->w;
+  const int32_t ranks = w->p->ctx->ranks;
+  struct stat is;
+  for (int32_t r = 1; r < ranks && w->st == NG_OK; r++) {
+    ng_part_path(x->path, (size_t)x->path_room, w->place->path, x->id, r, ranks);
+    if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
+    w->st =
+        ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
+                   "%s: rank %d wrote it, and rank 0 does not see it; all ranks need one folder",
+                   x->path, (int)r);
+  }
+}
+
 /* One file, as any other. */
 static ng_status save_alone(ng_precond *p, const char *call, const ng_outside *to) {
   const size_t room = to->path != NULL ? (size_t)ng_part_room(to->path) : 1;
@@ -241,7 +258,8 @@ ng_status ng_state_save_parts(ng_precond *p, const char *call, const ng_outside 
   NG_TRY(ng_work_tell(w, x.told, told_count(p)));
   if (!w->first) give_name(w);
   NG_TRY(ng_work_tell(w, x.told, told_count(p)));
-  if (w->first) give_name(w);
+  if (w->first) all_there(&x);
+  if (w->first && w->st == NG_OK) give_name(w);
   NG_TRY(ng_work_share(w));
   if (w->first) ng_parts_sweep(x.path, (size_t)x.path_room, to->path, x.id, p->ctx->ranks);
   ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s parts = %d steps = %lld", w->label, p->ctx->ranks,
