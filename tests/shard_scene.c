@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "draw.h"
+#include "tap.h"
 
 #if defined(NG_TEST_MPI)
 #include <mpi.h>
@@ -61,45 +62,6 @@ part part_of(const scene *x, int32_t rank, int i) {
     p.in = begins(layer[i].in, x->model, m + 1) - p.col;
   }
   return p;
-}
-
-typedef struct tap {
-  ng_transport inner;
-  int32_t left; /* collectives until one fails; 0: none */
-} tap;
-
-static ng_status run_tapped(void *user, const ng_collective *c) {
-  tap *t = user;
-  if (t->left > 0 && --t->left == 0) return NG_ERR_COMM;
-  return t->inner.run(t->inner.user, c);
-}
-static void abort_tapped(void *user) {
-  tap *t = user;
-  if (t->inner.abort != NULL) t->inner.abort(t->inner.user);
-}
-static ng_status group_tapped(void *user, const int32_t *ranks, int32_t n, void **group) {
-  tap *t = user;
-  return t->inner.group_create(t->inner.user, ranks, n, group);
-}
-static void free_tapped(void *user, void *group) {
-  tap *t = user;
-  t->inner.group_destroy(t->inner.user, group);
-}
-
-/* Without start and wait: everything is done when it is posted. */
-static void tapped(tap *t, const ng_transport *inner, int32_t fail, ng_transport *out) {
-  *t = (tap){*inner, fail};
-  *out = *inner;
-  out->user = t;
-  out->run = run_tapped;
-  out->start = NULL;
-  out->wait = NULL;
-  out->test = NULL;
-  out->abort = abort_tapped;
-  if (inner->group_create != NULL) {
-    out->group_create = group_tapped;
-    out->group_destroy = free_tapped;
-  }
 }
 
 static ng_status model_transport(scene *x, int32_t rank, ng_transport *out) {
@@ -217,14 +179,14 @@ static ng_status observe(rank_life *l, int64_t t) {
 
 static ng_status live(rank_life *l, ng_transport *world) {
   scene *x = l->x;
-  tap t[2];
-  ng_transport with[2];
   ng_status st = model_transport(x, l->rank, &l->model);
   if (st != NG_OK) return st;
   const bool taps = x->fail[0] + x->fail[1] > 0;
   const bool me = l->rank == x->wrong;
-  tapped(&t[0], world, taps && me ? x->fail[0] : 0, &with[0]);
-  tapped(&t[1], &l->model, taps && me ? x->fail[1] : 0, &with[1]);
+  /* Without start and wait: everything is done when it is posted. */
+  tap t[2] = {{.inner = *world, .fail_at = me ? x->fail[0] : 0},
+              {.inner = l->model, .fail_at = me ? x->fail[1] : 0}};
+  const ng_transport with[2] = {tapped(&t[0], NO_START), tapped(&t[1], NO_START)};
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   c.threads = 1;

@@ -17,6 +17,7 @@
 #include "fixture.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "tap.h"
 
 enum { STAGES = 3, DATA = 2, RANKS = STAGES * DATA, STEPS = 3, ROOM = 64 };
 
@@ -56,33 +57,6 @@ static double number(int64_t a, int64_t b, int64_t c, int64_t i) {
 
 /* ---- a rank ----------------------------------------------------------------------------------*/
 
-typedef struct tap {
-  ng_transport inner;
-  int32_t left;
-} tap;
-
-static ng_status run_tapped(void *user, const ng_collective *c) {
-  tap *t = user;
-  if (t->left > 0 && --t->left == 0) return NG_ERR_COMM;
-  return t->inner.run(t->inner.user, c);
-}
-static void abort_tapped(void *user) {
-  tap *t = user;
-  t->inner.abort(t->inner.user);
-}
-static void tapped(tap *t, int32_t fail, ng_transport *out) {
-  t->left = fail;
-  *out = t->inner;
-  out->user = t;
-  out->run = run_tapped;
-  out->abort = abort_tapped;
-  out->start = NULL;
-  out->wait = NULL;
-  out->test = NULL;
-  out->group_create = NULL;
-  out->group_destroy = NULL;
-}
-
 static ng_status show(fixture *f, const life *x, int32_t stage, int32_t data, int64_t t) {
   float a[ROOM], g[ROOM];
   const int64_t B = 3 + data;
@@ -107,8 +81,10 @@ static ng_status live(int32_t rank, life *x, fixture *f) {
   if (st == NG_OK)
     st = ng_threads_transport(x->across[data], stage, &t[1].inner, sizeof t[1].inner);
   if (st != NG_OK) return st;
-  for (int i = 0; i < 2; i++)
-    tapped(&t[i], rank == x->who ? x->fail[i] : 0, &with[i]);
+  for (int i = 0; i < 2; i++) {
+    t[i].fail_at = rank == x->who ? x->fail[i] : 0;
+    with[i] = tapped(&t[i], NO_START);
+  }
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   c.threads = 1;
