@@ -2,7 +2,8 @@
  *
  * In: an ng_batch, arrays of activations and output gradients.  Out: the same, checked, to
  * step/observe.c, which has what they mean.  No call here is collective, but for reset in the
- * last micro-batch before a step, in which observing may send. */
+ * last micro-batch before a step, in which observing may send, and for showing the side along which a layer
+ * is cut, among the ranks of its model group. */
 #include "step/step.h"
 
 static ng_status may_observe(ng_precond *p, const char *call) {

@@ -38,13 +38,4 @@ expect() {
   fi
 }
 
-# rank_of DIR R: the process of rank R, under a launcher, of the run in DIR.  grep reads the environment by itself:
-# of a pipe it would be done before the writer, which then fails.
-rank_of() {
-  local child
-  for child in $(pgrep -f -- "train .*--out $1"); do
-    grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$2\$" "/proc/$child/environ" 2>/dev/null && echo "$child" && return
-  done
-}
-
 finish() { exit $((failures > 0)); }

@@ -2,33 +2,9 @@
 # parts.sh [RANKS]: --checkpoint-parts: every rank writes its own part of the state.  A run goes on from them on
 # fewer ranks and on more; what is missing, swapped, edited or in the way is refused by name; a run that is killed
 # at any moment has a whole checkpoint.  As threads, or with a number as so many processes under mpirun.
-. "$(dirname "$0")/lib.sh"
-export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
-processes=${1:-}
-if [[ -n $processes ]]; then
-  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
-  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
-fi
+. "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
-
-# on RANKS OPTIONS...
-on() {
-  local n=$1
-  shift
-  if [[ $n == 1 || -z $processes ]]; then
-    "$natgrad" train --ranks "$n" "$@"
-  else
-    "$NG_SOURCE_DIR/tests/mpirun.sh" "$n" "$natgrad" train "$@"
-  fi
-}
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
-losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
-# near NAME A B: the losses of all steps, to 1e-4, as in ranks.sh.
-near() {
-  paste <(losses "$2") <(losses "$3") >pairs
-  awk -v most=1e-4 '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
-    END { if (NR < 30) exit 1 }' pairs >why || fail "$1: $(cat why)"
-}
 # whole DIR STEP RANKS: the files of a checkpoint and no other
 whole() {
   local want r id
@@ -40,7 +16,6 @@ whole() {
   [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
 }
 
-step_of() { sed -nE 's/^ *"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
 # moves DIR: until a checkpoint of a later step is there
 moves() {
   local last k
@@ -62,19 +37,19 @@ cmp {one,parts}/checkpoint/model-30.safetensors || fail "parts change weights"
 for rest in 1 2 $((n + 1)); do
   expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --out half$rest
   expect 0 '*' on "$rest" "${how[@]}" --steps 30 --out half$rest --resume
-  near "15 steps on $n, 15 on $rest" one half$rest
+  near "15 steps on $n, 15 on $rest" one half$rest 30
   whole half$rest 30 "$rest"
 done
 # ... and with another strategy; a window cut otherwise, or not at all.
 expect 0 '' on "$n" "${how[@]}" --steps 15 --checkpoint-parts --grad-worker-fraction 0 --placement kaisa --out moved
 expect 0 '*' on 2 "${how[@]}" --steps 30 --grad-worker-fraction 1 --placement round-robin --out moved --resume
-near "another strategy" one moved
+near "another strategy" one moved 30
 window=("${how[@]}" --method mfac --window 4 --damping 0.1)
 expect 0 '' on "$n" "${window[@]}" --steps 30 --out dense
 expect 0 '' on "$n" "${window[@]}" --statistics sharded --checkpoint-parts --steps 15 --out cut
 expect 0 '*' on 2 "${window[@]}" --statistics sharded --steps 25 --out cut --resume
 expect 0 '*' on 1 "${window[@]}" --statistics all --steps 30 --out cut --resume
-near "a window that was cut" dense cut
+near "a window that was cut" dense cut 30
 
 # One rank of a job is killed while checkpoints are made after every step: the job ends, the last checkpoint is whole,
 # and the run goes on on fewer ranks and again on all.

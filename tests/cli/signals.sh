@@ -2,14 +2,8 @@
 # signals.sh [RANKS]: SIGUSR1 makes a checkpoint and the run goes on, SIGTERM and SIGINT make one and end it; on
 # one rank and on threads, or with a number on so many processes under mpirun, where each rank is told in turn,
 # and the launcher.
-. "$(dirname "$0")/lib.sh"
-export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
-processes=${1:-}
+. "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
-if [[ -n $processes ]]; then
-  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
-  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
-fi
 how=(--data digits --model mlp --method natgrad --batch 61 --quiet --lr-schedule constant)
 
 # begin RANKS DIR OPTIONS...: a long run in the background, which has taken steps; `pid` is it or its launcher
@@ -29,7 +23,6 @@ begin() {
   fail "$dir: no step in 60 s: $(cat "$dir.err")"
 }
 
-kept() { sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
 told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
 
 # keeps DIR WHOM: one more checkpoint, and the run goes on
@@ -42,8 +35,8 @@ keeps() {
     sleep 0.1
   done
   after=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' "$dir.err" | tail -n 1)
-  [[ $(told "$dir") == $((before + 1)) && $(kept "$dir") == "$after" && -s $dir/checkpoint/precond-$after.safetensors ]] ||
-    fail "$dir: SIGUSR1: told $(told "$dir") times, $(kept "$dir") kept: $(cat "$dir.err")"
+  [[ $(told "$dir") == $((before + 1)) && $(step_of "$dir") == "$after" && -s $dir/checkpoint/precond-$after.safetensors ]] ||
+    fail "$dir: SIGUSR1: told $(told "$dir") times, $(step_of "$dir") kept: $(cat "$dir.err")"
   lines=$(wc -l <"$dir/log.jsonl")
   for ((i = 0; i < 300; i++)); do
     [[ $(wc -l <"$dir/log.jsonl") -gt $lines ]] && return
@@ -62,7 +55,7 @@ ends() {
   fi
   wait "$pid" || got=$?
   step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume .*/\1/p' "$dir.err")
-  [[ $got == 1 && -n $step && $(kept "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(kept "$dir") kept: $(cat "$dir.err")"
+  [[ $got == 1 && -n $step && $(step_of "$dir") == "$step" ]] || fail "$dir: SIGINT: exit $got, $(step_of "$dir") kept: $(cat "$dir.err")"
   expect 0 '*' "$natgrad" train --out "$dir" --resume --steps $((step + 1)) --quiet
 }
 
@@ -99,7 +92,7 @@ else
   got=0
   kill -TERM $pid
   wait $pid || got=$?
-  step=$(kept all)
+  step=$(step_of all)
   [[ $got != 0 && -n $step ]] || fail "the launcher: exit $got, '$step' kept: $(cat all.err)"
   expect 0 '*' "$natgrad" train --out all --resume --steps $((step + 1)) --quiet
 fi

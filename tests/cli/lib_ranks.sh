@@ -1,0 +1,43 @@
+# lib_ranks.sh: for tests of runs on several ranks: threads, or with a number as the first argument of the script so many
+# processes under mpirun (`processes`).
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
+processes=${1:-}
+if [[ -n $processes ]]; then
+  [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
+  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
+fi
+
+# on RANKS OPTIONS...
+on() {
+  local n=$1
+  shift
+  if [[ $n == 1 ]]; then
+    "$natgrad" train "$@"
+  elif [[ -z $processes ]]; then
+    "$natgrad" train --ranks "$n" "$@"
+  else
+    "$NG_SOURCE_DIR/tests/mpirun.sh" "$n" "$natgrad" train "$@"
+  fi
+}
+
+losses() { grep '"event": "step"' "$1/log.jsonl" | sed -nE 's/.*"train_loss": ([^,]*),.*/\1/p'; }
+
+# near NAME A B LEAST: the losses of all steps, at least so many, to 1e-4.
+near() {
+  paste <(losses "$2") <(losses "$3") >"$scratch/pairs"
+  awk -v most=1e-4 -v least="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= most)) { print "step " NR ": " $1 " and " $2; exit 1 } }
+    END { if (NR < least) exit 1 }' "$scratch/pairs" >"$scratch/why" || fail "$1: $(cat "$scratch/why")"
+}
+
+# step_of DIR: of the last checkpoint
+step_of() { sed -nE 's/^ *"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
+
+# rank_of DIR R: the process of rank R, under a launcher, of the run in DIR.  grep reads the environment by itself:
+# of a pipe it would be done before the writer, which then fails.
+rank_of() {
+  local child
+  for child in $(pgrep -f -- "train .*--out $1"); do
+    grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$2\$" "/proc/$child/environ" 2>/dev/null && echo "$child" && return
+  done
+}
