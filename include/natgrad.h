@@ -1192,7 +1192,8 @@ NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *us
  *          damaged or of another state is told by its name.  All parts are on the disk before the
  *          first gets its name, and rank 0's, which says what belongs together, gets it last: until then an earlier
  *          state of that path is whole, also if a rank is killed.  Then parts of `path` that no state needs
- *          any more are removed. */
+ *          any more are removed, by ng_save too: files that say of themselves what their names say.  Of two jobs
+ *          that save to one path at once one is refused, or one is the later: no state is mixed of both. */
 NG_API NG_CHECKED ng_status ng_save_parts(ng_precond *p, const char *path);
 
 /* One array of the state. */

@@ -113,6 +113,10 @@ ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, cha
                             size_t size);
 ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);
 ngio_status ngio_writer_finish(ngio_writer **w, char *message, size_t size);
+/* As _finish, of a state or of the first file of one in parts, whose id is `id`: then parts of PATH that are of another
+ * whole go (part_files.h), under the lock that keeps other writers of PATH away; if one of them was there first, they are
+ * its own to remove. */
+ngio_status ngio_writer_finish_whole(ngio_writer **w, const char *id, char *message, size_t size);
 void ngio_writer_abandon(ngio_writer **w);
 
 #ifdef __cplusplus

@@ -9,6 +9,7 @@
  * be known before the data are.
  */
 #include "json.h"
+#include "part_files.h"
 #include "safetensors.h"
 
 #include <errno.h>
@@ -27,7 +28,7 @@ struct ngio_writer {
   void *user;
   int64_t expect, written;
   int flushed; /* all of it is on the disk */
-  char *held; /* of a file: bytes that wait for company; NULL: a stream */
+  char *held;  /* of a file: bytes that wait for company; NULL: a stream */
   int64_t holds;
   int64_t given, started; /* of a file: bytes that the system has; that it was asked to write out */
 };
@@ -355,8 +356,21 @@ ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size) {
   return st;
 }
 
-ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
+/* The lock went with the name, so it is taken anew, and held while parts go.  Another writer may have come in between: what
+ * is needed then is for that one to say. */
+static void sweep(ngio_writer *w, int done, const char *id) {
+  struct stat mine, named;
+  if (open_part(w, NULL, 0) != NGIO_OK) return;
+  if (fstat(done, &mine) == 0 && stat(w->path, &named) == 0 && mine.st_ino == named.st_ino &&
+      mine.st_dev == named.st_dev) {
+    ngio_parts_sweep(w->path, id);
+  }
+}
+
+/* `whole` NULL: other files are none of its business. */
+static ngio_status finish(ngio_writer **writer, const char *whole, char *message, size_t size) {
   ngio_writer *w = *writer;
+  int done = -1;
   ngio_status st = ngio_writer_flush(w, message, size);
   if (st != NGIO_OK || w->write != NULL) goto done;
   /* Renamed while still locked: once the name is free, the next writer makes a file of its own. */
@@ -364,12 +378,23 @@ ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size)
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: cannot write: %s", w->path, strerror(errno));
     goto done;
   }
-  (void)close(w->fd);
+  done = w->fd;
   w->fd = -1;
   st = sync_folder(w, message, size);
+  if (st == NGIO_OK && whole != NULL) sweep(w, done, whole);
 done:
+  if (done >= 0) (void)close(done);
   ngio_writer_abandon(writer);
   return st;
+}
+
+ngio_status ngio_writer_finish(ngio_writer **writer, char *message, size_t size) {
+  return finish(writer, NULL, message, size);
+}
+
+ngio_status ngio_writer_finish_whole(ngio_writer **writer, const char *id, char *message,
+                                     size_t size) {
+  return finish(writer, id, message, size);
 }
 
 void ngio_writer_abandon(ngio_writer **writer) {

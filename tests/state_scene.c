@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,41 @@ path in_folder(const char *name) {
   path p;
   (void)snprintf(p.text, sizeof p.text, "%s/%s", folder, name);
   return p;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+
+names list_folder(void) {
+  names x = {.n = 0};
+  DIR *d = opendir(folder);
+  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+    if (e->d_name[0] == '.') continue;
+    assert_true(x.n < (int32_t)(sizeof x.text / sizeof x.text[0]));
+    (void)snprintf(x.text[x.n++], sizeof x.text[0], "%s", e->d_name);
+  }
+  (void)closedir(d);
+  qsort(x.text, (size_t)x.n, sizeof x.text[0], by_name);
+  return x;
+}
+
+void clear_folder(void) {
+  const names x = list_folder();
+  for (int32_t i = 0; i < x.n; i++)
+    assert_int_equal(remove(in_folder(x.text[i]).text), 0);
+}
+
+path file_of_part(const char *base, int32_t r, int32_t ranks) {
+  char end[32];
+  const names x = list_folder();
+  (void)snprintf(end, sizeof end, "-%dof%d", r, ranks);
+  for (int32_t i = 0; i < x.n && r > 0; i++) {
+    const size_t n = strlen(x.text[i]), m = strlen(end);
+    if (strncmp(x.text[i], base, strlen(base)) == 0 && x.text[i][strlen(base)] == '.' && n > m &&
+        strcmp(x.text[i] + n - m, end) == 0) {
+      return in_folder(x.text[i]);
+    }
+  }
+  return in_folder(base);
 }
 
 unsigned char *slurp(const char *name, size_t *n) {

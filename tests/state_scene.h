@@ -16,6 +16,16 @@ typedef struct path {
 } path;
 
 path in_folder(const char *name);
+
+typedef struct names {
+  int32_t n;
+  char text[32][256];
+} names;
+
+names list_folder(void); /* all that is there, in order of names */
+void clear_folder(void);
+/* Of a state that `ranks` ranks have saved in parts under `base`, the file of rank r. */
+path file_of_part(const char *base, int32_t r, int32_t ranks);
 unsigned char *slurp(const char *name, size_t *n); /* a whole file; free() */
 void assert_same_file(const char *a, const char *b);
 

@@ -13,32 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "ranks.h"
 #include "safetensors.h"
 #include "state_scene.h"
 
 enum { MOST = 4 };
-
-/* ---- files -----------------------------------------------------------------------------------*/
-
-static int32_t files_there(void) {
-  int32_t n = 0;
-  DIR *d = opendir(folder);
-  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d))
-    n += e->d_name[0] != '.';
-  (void)closedir(d);
-  return n;
-}
-
-static void clear_folder(void) {
-  DIR *d = opendir(folder);
-  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-    if (e->d_name[0] != '.') (void)unlink(in_folder(e->d_name).text);
-  }
-  (void)closedir(d);
-}
 
 /* ---- any ranks, any placement ----------------------------------------------------------------*/
 
@@ -107,7 +87,7 @@ static void any_ranks(void **state) {
     for (int32_t n = 1; n <= MOST; n++) {
       move m = {&rows[i].from, NULL, one.text, parts.text};
       if (ranks_run(n, play, &m, NULL) != NG_OK) fail_msg("row %d: saving on %d ranks", i, n);
-      assert_int_equal(files_there(), 1 + n);
+      assert_int_equal(list_folder().n, 1 + n);
       for (int32_t k = 1; k <= MOST; k++) {
         m = (move){&rows[i].to, one.text, x.text, NULL};
         if (ranks_run(k, play, &m, NULL) != NG_OK) fail_msg("row %d: one file, %d to %d", i, n, k);

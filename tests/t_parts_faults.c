@@ -27,49 +27,7 @@ enum { RANKS = 3 };
 static const sim_setup usual = {
     .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
 
-/* ---- files -----------------------------------------------------------------------------------*/
-
-typedef struct names {
-  int32_t n;
-  char text[16][256];
-} names;
-
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
-
-/* All that is there, in order. */
-static names list(void) {
-  names x = {.n = 0};
-  DIR *d = opendir(folder);
-  for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-    if (e->d_name[0] == '.') continue;
-    assert_true(x.n < 16);
-    (void)snprintf(x.text[x.n++], sizeof x.text[0], "%s", e->d_name);
-  }
-  (void)closedir(d);
-  qsort(x.text, (size_t)x.n, sizeof x.text[0], by_name);
-  return x;
-}
-
-static void clear_folder(void) {
-  const names x = list();
-  for (int32_t i = 0; i < x.n; i++)
-    assert_int_equal(remove(in_folder(x.text[i]).text), 0);
-}
-
-/* The file of rank r of those that begin with `base`. */
-static path part_of(const char *base, int32_t r) {
-  char end[32];
-  const names x = list();
-  (void)snprintf(end, sizeof end, "-%dof%d", r, RANKS);
-  for (int32_t i = 0; i < x.n && r > 0; i++) {
-    const size_t n = strlen(x.text[i]), m = strlen(end);
-    if (strncmp(x.text[i], base, strlen(base)) == 0 && x.text[i][strlen(base)] == '.' && n > m &&
-        strcmp(x.text[i] + n - m, end) == 0) {
-      return in_folder(x.text[i]);
-    }
-  }
-  return in_folder(base);
-}
+static path part(const char *base, int32_t r) { return file_of_part(base, r, RANKS); }
 
 /* ---- ranks that save, or load and look -------------------------------------------------------*/
 
@@ -142,12 +100,12 @@ static void parts_that_do_not_belong(void **state) {
   save("b", 3);
   loads("a");
   for (int32_t r = 1; r < RANKS; r++) { /* missing */
-    const path p = part_of("a", r);
+    const path p = part("a", r);
     move(p.text, aside.text);
     refused("a", p.text);
     move(aside.text, p.text);
   }
-  const path one = part_of("a", 1), two = part_of("a", 2), other = part_of("b", 1);
+  const path one = part("a", 1), two = part("a", 2), other = part("b", 1);
   move(one.text, aside.text); /* one under the name of another: of the same whole, and of another */
   move(two.text, one.text);
   move(aside.text, two.text);
@@ -183,7 +141,7 @@ static void a_part_without_arrays(void **state) {
   assert_int_equal(ranks_run(1, play, &x, NULL), NG_OK);
   int32_t empty = 0;
   for (int32_t r = 1; r < RANKS; r++) {
-    const path p = part_of("a", r);
+    const path p = part("a", r);
     char message[256];
     ngio_tensors *file;
     assert_int_equal(ngio_tensors_read(p.text, NULL, &file, message, sizeof message), NGIO_OK);
@@ -205,7 +163,7 @@ static void parts_that_were_edited(void **state) {
   (void)state;
   save("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {
-    const path p = part_of("a", r);
+    const path p = part("a", r);
     size_t n;
     unsigned char *bytes = slurp(p.text, &n);
     uint64_t head = 0;
@@ -236,26 +194,6 @@ static void parts_that_were_edited(void **state) {
   clear_folder();
 }
 
-/* Later states, and what a killed rank left, take the place of earlier ones; strangers' files stay. */
-static void what_is_left_over(void **state) {
-  (void)state;
-  static const char *const strangers[] = {"a.01234567-1of", "a.01234567-1of3.bak", "a.0123456-1of3",
-                                          "aa.01234567-1of3"};
-  static const char *const ours[] = {"a.01234567-1of3", "a.89abcdef-17of400.natgrad-part"};
-  for (int i = 0; i < 4; i++)
-    assert_int_equal(close(open(in_folder(strangers[i]).text, O_CREAT | O_WRONLY, 0666)), 0);
-  for (int i = 0; i < 2; i++)
-    assert_int_equal(close(open(in_folder(ours[i]).text, O_CREAT | O_WRONLY, 0666)), 0);
-  save("a", 1);
-  assert_int_equal(list().n, 4 + RANKS);
-  save("a", 2);
-  assert_int_equal(list().n, 4 + RANKS);
-  loads("a");
-  for (int i = 0; i < 4; i++)
-    assert_int_equal(unlink(in_folder(strangers[i]).text), 0);
-  clear_folder();
-}
-
 /* ---- a disk that is full ---------------------------------------------------------------------*/
 
 static int64_t size_of(const char *name) {
@@ -270,16 +208,16 @@ static void no_room_for_one(void **state) {
   int64_t most = 0;
   save("new", 3);
   for (int32_t r = 0; r < RANKS; r++) {
-    const int64_t n = size_of(part_of("new", r).text);
+    const int64_t n = size_of(part("new", r).text);
     most = n > most ? n : most;
   }
   const path a = in_folder("a");
   char blocked[200];
   (void)snprintf(blocked, sizeof blocked, "%s/a%s.natgrad-part", folder,
-                 part_of("new", 1).text + strlen(in_folder("new").text));
+                 part("new", 1).text + strlen(in_folder("new").text));
   clear_folder();
   save("a", 2);
-  const names before = list();
+  const names before = list_folder();
   struct rlimit was, less;
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
   for (int turn = 0; turn < 2; turn++) {
@@ -304,7 +242,7 @@ static void no_room_for_one(void **state) {
       assert_int_equal(each[r], NG_ERR_FILE);
       assert_false(x.wrong[r]);
     }
-    const names now = list();
+    const names now = list_folder();
     assert_int_equal(now.n, before.n);
     assert_memory_equal(now.text, before.text, sizeof now.text[0] * (size_t)now.n);
     loads("a");
@@ -354,7 +292,7 @@ static void a_rank_is_gone(void **state) {
           assert_int_equal(x.got[r], through ? NG_OK : NG_ERR_COMM);
         loads("a");
         save("a", 1); /* takes away what is left */
-        assert_int_equal(list().n, RANKS);
+        assert_int_equal(list_folder().n, RANKS);
       }
       assert_true(k > 5);
     }
@@ -419,7 +357,7 @@ static void every_allocation_fails(void **state) {
         through = x.got[who] == NG_OK;
         for (int32_t r = 0; r < RANKS; r++)
           assert_int_equal(x.got[r], through ? NG_OK : NG_ERR_NOMEM);
-        assert_int_equal(list().n, RANKS);
+        assert_int_equal(list_folder().n, RANKS);
       }
       assert_true(k > 5);
     }
@@ -433,7 +371,7 @@ static void folders_apart(void **state) {
   (void)state;
   const path file = in_folder("state"), other = in_folder("other");
   save("state", 2);
-  const path before = part_of("state", RANKS - 1);
+  const path before = part("state", RANKS - 1);
   act x = {.save = file.text, .apart = other.text, .steps = 3, .says = "all ranks need one folder"};
   assert_int_equal(ranks_run(RANKS, play, &x, NULL), NG_ERR_FILE);
   for (int32_t r = 0; r < RANKS; r++)
@@ -445,10 +383,13 @@ static void folders_apart(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(parts_that_do_not_belong), cmocka_unit_test(parts_that_were_edited),
-      cmocka_unit_test(a_part_without_arrays),    cmocka_unit_test(what_is_left_over),
-      cmocka_unit_test(no_room_for_one),          cmocka_unit_test(a_rank_is_gone),
-      cmocka_unit_test(every_allocation_fails),   cmocka_unit_test(folders_apart),
+      cmocka_unit_test(parts_that_do_not_belong),
+      cmocka_unit_test(parts_that_were_edited),
+      cmocka_unit_test(a_part_without_arrays),
+      cmocka_unit_test(no_room_for_one),
+      cmocka_unit_test(a_rank_is_gone),
+      cmocka_unit_test(every_allocation_fails),
+      cmocka_unit_test(folders_apart),
   };
   return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }

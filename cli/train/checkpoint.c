@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
+#include "part_files.h"
 #include "parts.h"
 #include "run_files.h"
 #include "safetensors.h"
@@ -60,7 +61,7 @@ static int64_t step_of(const char *name) {
   static const char tail[] = ".safetensors";
   const size_t n = sizeof tail - 1;
   if (errno != 0 || strncmp(end, tail, n) != 0) return -1;
-  return end[n] == 0 || (end[n] == '.' && parts_end(end + n + 1, false)) ? (int64_t)step : -1;
+  return end[n] == 0 || (end[n] == '.' && ngio_part_named(end + n + 1, false)) ? (int64_t)step : -1;
 }
 
 /* A file of a step after `last`, for free(); NULL: there is none. */
@@ -283,7 +284,7 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
   for (int i = 0; i < MANIFEST_PARTS && rc != CLI_OK; i++) {
     /* room on a disk that may be full; the checkpoint before is whole */
     if (has[i]) disk_remove(next[i]);
-    if (i == MANIFEST_PRECOND) parts_sweep(next[i]);
+    if (i == MANIFEST_PRECOND) ngio_parts_sweep(next[i], NULL);
   }
   for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
     if (has[i]) rc = parts_rename(next[i], path[i], &m.now.file[i]);
@@ -479,7 +480,7 @@ void checkpoint_tidy(const char *dir, const manifest *m) {
     free(path);
   }
   char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  parts_sweep(next);
+  ngio_parts_sweep(next, NULL);
   free(next);
   if (m->before.step != m->now.step) remove_set(dir, &m->before);
 }

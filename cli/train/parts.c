@@ -2,76 +2,32 @@
 #include "parts.h"
 #include "cli.h"
 #include "disk.h"
+#include "part_files.h"
 #include "safetensors.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MESSAGE = 512, END = 64, ID = 8 };
+enum { MESSAGE = 512, TEXT = 64 };
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
 char *parts_path(const char *path, const manifest_file *f, int32_t r) {
-  const size_t n = strlen(path) + END;
-  char *name = cli_take(n, 1);
-  (void)snprintf(name, n, "%s.%08lx-%dof%d", path, (unsigned long)f->id, (int)r, (int)f->parts);
+  const size_t n = strlen(path) + NGIO_PART_ROOM;
+  char *name = cli_take(n, 1), id[NGIO_PART_ROOM];
+  (void)snprintf(id, sizeof id, "%08lx", (unsigned long)f->id);
+  ngio_part_path(name, n, path, id, r, f->parts);
   return name;
 }
 
-static const char *digits(const char *c) {
-  const size_t n = strspn(c, "0123456789");
-  return n > 0 ? c + n : NULL;
+static int regular(void *user, const char *name) {
+  (void)user;
+  return disk_regular(name);
 }
 
-bool parts_end(const char *end, bool passing) {
-  const char *c = end + ID;
-  if (strspn(end, "0123456789abcdef") != ID || *c != '-' || (c = digits(c + 1)) == NULL ||
-      strncmp(c, "of", 2) != 0 || (c = digits(c + 2)) == NULL) {
-    return false;
-  }
-  return *c == 0 || (passing && strcmp(c, ".natgrad-part") == 0);
-}
-
-/* The next entry of the folder `d` that has the name of a part of a file called `base`; NULL: none. */
-static const char *next_part(DIR *d, const char *base) {
-  const size_t n = strlen(base);
-  for (const struct dirent *e; (e = readdir(d)) != NULL;) {
-    if (strncmp(e->d_name, base, n) == 0 && e->d_name[n] == '.' &&
-        parts_end(e->d_name + n + 1, true)) {
-      return e->d_name;
-    }
-  }
-  return NULL;
-}
-
-/* `path` is in a folder: checkpoint/. */
-static int each(const char *path, bool removes) {
-  char *folder = cli_copy(path);
-  int rc = CLI_OK;
-  *strrchr(folder, '/') = 0;
-  DIR *d = opendir(folder);
-  for (const char *name;
-       d != NULL && rc == CLI_OK && (name = next_part(d, strrchr(path, '/') + 1)) != NULL;) {
-    char *part = cli_join(folder, name);
-    if (removes) {
-      disk_remove(part);
-    } else {
-      rc = disk_regular(part);
-    }
-    free(part);
-  }
-  if (d != NULL) (void)closedir(d);
-  free(folder);
-  return rc;
-}
-
-int parts_regular(const char *path) { return each(path, false); }
-
-void parts_sweep(const char *path) { (void)each(path, true); }
+int parts_regular(const char *path) { return ngio_parts_each(path, regular, NULL); }
 
 /* ---- what they say ---------------------------------------------------------------------------*/
 
@@ -89,7 +45,7 @@ static bool says(const char *path, const char *key, char *text, size_t size, cha
 }
 
 int parts_look(const char *path, int32_t ranks, manifest_file *f) {
-  char id[END] = "", why[MESSAGE] = "is no state of the library";
+  char id[TEXT] = "", why[MESSAGE] = "is no state of the library";
   if (ranks < 2) return CLI_OK;
   if (!says(path, "natgrad.crc32", id, sizeof id, why)) return cli_bad("%s: %s", path, why);
   f->parts = ranks;
@@ -99,13 +55,13 @@ int parts_look(const char *path, int32_t ranks, manifest_file *f) {
 
 bool parts_is(const char *path, const manifest_file *f, int32_t r) {
   char *part = parts_path(path, f, r);
-  char whole[END] = "", is[END] = "", id[END], place[END], why[MESSAGE];
+  char whole[TEXT] = "", is[TEXT] = "", id[TEXT], place[NGIO_PART_ROOM], why[MESSAGE];
   struct stat at;
   (void)snprintf(id, sizeof id, "%08lx", (unsigned long)f->id);
-  (void)snprintf(place, sizeof place, "%d of %d", (int)r, (int)f->parts);
+  ngio_part_says(place, r, f->parts);
   const bool good = lstat(part, &at) == 0 && S_ISREG(at.st_mode) &&
-                    says(part, "natgrad.whole", whole, sizeof whole, why) &&
-                    says(part, "natgrad.part", is, sizeof is, why) && strcmp(whole, id) == 0 &&
+                    says(part, NGIO_PART_WHOLE, whole, sizeof whole, why) &&
+                    says(part, NGIO_PART, is, sizeof is, why) && strcmp(whole, id) == 0 &&
                     strcmp(is, place) == 0;
   free(part);
   return good;

@@ -1,7 +1,4 @@
-/* parts.h: the files of a state that every rank has written its own of (ng_save_parts):
- *
- *   PATH                   rank 0's, which says what belongs together
- *   PATH.<id>-<r>of<n>     those of the others
+/* parts.h: the files of a state that every rank has written its own of (ng_save_parts), named as in part_files.h.
  *
  * In:   the name of rank 0's, and what a manifest says of it.
  * Out:  the names of the others; whether they are what they should be, which their content is when the library
@@ -25,10 +22,7 @@ int parts_free(const char *path, const manifest_file *f);
 int parts_rename(const char *next, const char *path, const manifest_file *f);
 void parts_remove(const char *path, const manifest_file *f);
 
-/* What stands behind PATH and a point: "<id>-<r>of<n>"; with `passing` also while it is being written. */
-bool parts_end(const char *end, bool passing);
-/* Whatever has the name of a part of `path`: none but regular files (CLI_BAD, told); remove them. */
+/* Whatever has the name of a part of `path`, also of one that is being written: none but regular files; CLI_BAD, told. */
 int parts_regular(const char *path);
-void parts_sweep(const char *path);
 
 #endif

@@ -166,7 +166,7 @@ static void read_file(ng_work *w) {
   }
   const char *text = ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
-  const char *part = ngio_tensors_text(w->file, NG_PART);
+  const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
     w->st = ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
                        "%s: is part %s of a state; load the one whose name is without its end",

@@ -1,76 +1,7 @@
 /* parts.c: see parts.h. */
 #include "state/parts.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* ---- names -----------------------------------------------------------------------------------*/
-
-int64_t ng_part_room(const char *path) { return (int64_t)strlen(path) + NG_PART_TEXT; }
-
-void ng_part_path(char *out, size_t size, const char *path, ng_hex id, int32_t part,
-                  int32_t parts) {
-  if (part == 0) {
-    (void)snprintf(out, size, "%s", path);
-  } else {
-    (void)snprintf(out, size, "%s.%s-%dof%d", path, id.text, part, parts);
-  }
-}
-
-void ng_part_says(char out[NG_PART_TEXT], int32_t part, int32_t parts) {
-  (void)snprintf(out, NG_PART_TEXT, "%d of %d", part, parts);
-}
-
-static const char *digits(const char *c) {
-  const char *const first = c;
-  while (*c >= '0' && *c <= '9')
-    c++;
-  return c == first ? NULL : c;
-}
-
-/* "<id>-<r>of<n>", or the name under which that is being written.  A file with such a name beside PATH is ours. */
-static bool is_part(const char *name) {
-  const char *c = name;
-  for (int i = 0; i < NG_HEX; i++, c++) {
-    if (!((*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'f'))) return false;
-  }
-  if (*c != '-' || (c = digits(c + 1)) == NULL || strncmp(c, "of", 2) != 0 ||
-      (c = digits(c + 2)) == NULL) {
-    return false;
-  }
-  return *c == 0 || ng_is(c, ".natgrad-part");
-}
-
-/* Whole names are compared, so "-1of2" is none of four. */
-static bool is_of(const char *name, ng_hex id, int32_t parts) {
-  char end[NG_PART_TEXT];
-  const size_t n = strlen(name);
-  const size_t m = (size_t)snprintf(end, sizeof end, "of%d", parts);
-  return strncmp(name, id.text, NG_HEX) == 0 && n > m && ng_is(name + n - m, end);
-}
-
-/* A folder that cannot be read keeps them. */
-void ng_parts_sweep(char *folder, size_t room, const char *path, ng_hex id, int32_t parts) {
-  const char *slash = strrchr(path, '/');
-  const char *base = slash != NULL ? slash + 1 : path;
-  const size_t n = strlen(base);
-  (void)snprintf(folder, room, "%.*s", slash != NULL ? (int)(base - path) : 1,
-                 slash != NULL ? path : ".");
-  DIR *d = opendir(folder);
-  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
-    struct stat at;
-    if (strncmp(e->d_name, base, n) != 0 || e->d_name[n] != '.' || !is_part(e->d_name + n + 1) ||
-        is_of(e->d_name + n + 1, id, parts)) {
-      continue;
-    }
-    if (fstatat(dirfd(d), e->d_name, &at, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(at.st_mode)) {
-      (void)unlinkat(dirfd(d), e->d_name, 0);
-    }
-  }
-  if (d != NULL) (void)closedir(d);
-}
+int64_t ng_part_room(const char *path) { return (int64_t)strlen(path) + NGIO_PART_ROOM; }
 
 /* ---- pieces, written -------------------------------------------------------------------------*/
 

@@ -1,4 +1,4 @@
-/* parts.h: a state in several files, one for each rank that saved it; for the files of state/ alone.
+/* parts.h: a state in several files, one for each rank that saved it (part_files.h); for the files of state/ alone.
  *
  *   PATH                   rank 0's arrays, and the manifest of all: format 3
  *   PATH.<id>-<r>of<n>     those of rank r; <id>: the checksum of the manifest, 8 digits
@@ -6,19 +6,15 @@
  * In the manifest an array has its whole shape and its pieces, and the list of parts what each file holds:
  *   "tensors": {"fc1/A": {"shape": [64], "pieces": [{"part": 1, "crc32": "89abcdef", "finite": true}]}, ...}
  *   "parts": [{"bytes": 1024, "tensors": 3}, ...]
- * A piece that is not all of an array has columns [from, to) of every row.  In the metadata of a part that is
- * not the first: "natgrad.part" = "1 of 4", "natgrad.whole" = "<id>".
+ * A piece that is not all of an array has columns [from, to) of every row.
  *
  * In:  a model, a path.
- * Out: how files and pieces are called, written and read. */
+ * Out: how pieces are written and read. */
 #ifndef NG_STATE_PARTS_H
 #define NG_STATE_PARTS_H
 
+#include "part_files.h"
 #include "state/work.h"
-
-#define NG_PART "natgrad.part"
-#define NG_PART_WHOLE "natgrad.whole"
-enum { NG_PART_TEXT = 64 }; /* room for what is added to a path; for "1 of 4" */
 
 typedef struct ng_part_piece {
   int32_t part;
@@ -29,11 +25,6 @@ typedef struct ng_part_piece {
 } ng_part_piece;
 
 int64_t ng_part_room(const char *path); /* of the name of any part, with a 0 */
-/* Into `out`; part 0 has the path itself. */
-void ng_part_path(char *out, size_t size, const char *path, ng_hex id, int32_t part, int32_t parts);
-void ng_part_says(char out[NG_PART_TEXT], int32_t part, int32_t parts); /* "1 of 4" */
-/* With `room` bytes to write to.  Removes parts of `path` that are not of this whole: of an earlier one, or left by a rank that was killed. */
-void ng_parts_sweep(char *folder, size_t room, const char *path, ng_hex id, int32_t parts);
 
 /* The entry of an array: begin, its pieces, end. */
 void ng_pieces_begin(ngio_out *o, const ng_item *item);

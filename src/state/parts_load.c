@@ -142,14 +142,14 @@ static const char *read_piece(loading *x, int32_t i, const ng_part_piece *piece,
 /* Is it what the manifest says of this part?  Its name may be anybody's. */
 static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   ng_work *w = x->w;
-  char says[NG_PART_TEXT];
+  char says[NGIO_PART_ROOM];
   const ngio_value *parts = ngio_get(ngio_json_root(w->manifest), "parts"), *v = ngio_first(parts);
   for (int32_t r = 0; r < part; r++)
     v = ngio_next(parts, v);
   const ngio_value *bytes = ngio_get(v, "bytes"), *count = ngio_get(v, "tensors");
-  const char *whole = ngio_tensors_text(file, part == 0 ? NG_MANIFEST_CRC : NG_PART_WHOLE);
-  const char *is = ngio_tensors_text(file, NG_PART);
-  ng_part_says(says, part, w->snapshot.parts);
+  const char *whole = ngio_tensors_text(file, part == 0 ? NG_MANIFEST_CRC : NGIO_PART_WHOLE);
+  const char *is = ngio_tensors_text(file, NGIO_PART);
+  ngio_part_says(says, part, w->snapshot.parts);
   const char *why = NULL;
   if (whole == NULL || (part > 0) != (is != NULL) || ngio_tensors_text_count(file) != 2) {
     why = "is no part of a state";
@@ -197,7 +197,8 @@ static void open_part(loading *x, int32_t part) {
   ng_work *w = x->w;
   ngio_source s = {.fd = -1};
   ngio_tensors *file = NULL;
-  ng_part_path(x->path, (size_t)x->path_room, w->place->path, x->id, part, w->snapshot.parts);
+  ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, part,
+                 w->snapshot.parts);
   if (ng_work_fine(w, ngio_source_open(&s, x->path, w->message, sizeof w->message)) &&
       ng_work_fine(w, ngio_tensors_begin(&s, NULL, NULL, &file, w->message, sizeof w->message)) &&
       belongs(x, file, part)) {

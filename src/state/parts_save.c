@@ -112,9 +112,6 @@ static ng_status prepare(saving *x) {
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* A checksum and whether all is finite, in one number: exact in double, and so is 0 + x. */
-static const double finite_mark = 4294967296.0;
-
 /* A place for each array, and for each rank's piece of one in slices. */
 static int64_t places(const ng_work *w, const ng_field *f) {
   return f->slice == NULL ? 1 : w->p->ctx->ranks;
@@ -133,8 +130,8 @@ static ng_status gather(ng_work *w) {
       int64_t bytes;
       const void *data = bytes_of(w, f, &q, &bytes);
       double *mine = sum + (q.whole ? 0 : rank);
-      *mine = ng_crc_of(data, bytes);
-      if (ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype))) *mine += finite_mark;
+      *mine = ng_seal(ng_crc_of(data, bytes),
+                      ng_all_finite(data, f->dtype, bytes / ng_dtype_size(f->dtype)));
     }
     sum += places(w, f);
   }
@@ -147,9 +144,7 @@ static void list_array(saving *x, const ng_item *item, const double *sum) {
   for (int32_t r = 0; r < w->p->ctx->ranks; r++) {
     ng_part_piece q;
     if (!piece_of(&item->f, r, &q)) continue;
-    const double its = sum[q.whole ? 0 : r];
-    q.finite = its >= finite_mark;
-    const ng_hex crc = ng_hex_of((uint32_t)(q.finite ? its - finite_mark : its));
+    const ng_hex crc = ng_seal_of(sum[q.whole ? 0 : r], &q.finite);
     q.crc = crc.text;
     ng_pieces_put(&w->out, &q);
     x->bytes[r] += ng_part_piece_tensor(item, &q).bytes;
@@ -190,7 +185,7 @@ static void make_manifest(saving *x) {
 static void write_part(saving *x) {
   ng_work *w = &x->w;
   const ng_context *ctx = w->p->ctx;
-  char says[NG_PART_TEXT];
+  char says[NGIO_PART_ROOM];
   ng_part_piece q;
   x->own = 0;
   for (int32_t i = 0; i < w->fields; i++) {
@@ -198,10 +193,10 @@ static void write_part(saving *x) {
       w->tensor[x->own++] = ng_part_piece_tensor(&w->item[i], &q);
     }
   }
-  ng_part_path(x->path, (size_t)x->path_room, w->place->path, x->id, ctx->rank, ctx->ranks);
-  ng_part_says(says, ctx->rank, ctx->ranks);
+  ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, ctx->rank, ctx->ranks);
+  ngio_part_says(says, ctx->rank, ctx->ranks);
   const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
-  const ngio_text other[2] = {{NG_PART, says}, {NG_PART_WHOLE, x->id.text}};
+  const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
   bool ok = ng_work_fine(w, ngio_writer_create(x->path, w->tensor, x->own, w->first ? first : other,
                                                2, &w->writer, w->message, sizeof w->message));
   for (int32_t i = 0; i < w->fields && ok; i++) {
@@ -217,13 +212,19 @@ static void give_name(ng_work *w) {
   (void)ng_work_fine(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
 }
 
+static void give_first_name(saving *x) {
+  ng_work *w = &x->w;
+  (void)ng_work_fine(
+      w, ngio_writer_finish_whole(&w->writer, x->id.text, w->message, sizeof w->message));
+}
+
 /* Rank 0, before it names what belongs together: a folder that each host has for itself is no place for parts. */
 static void all_there(saving *x) {
   ng_work *w = &x->w;
   const int32_t ranks = w->p->ctx->ranks;
   struct stat is;
   for (int32_t r = 1; r < ranks && w->st == NG_OK; r++) {
-    ng_part_path(x->path, (size_t)x->path_room, w->place->path, x->id, r, ranks);
+    ngio_part_path(x->path, (size_t)x->path_room, w->place->path, x->id.text, r, ranks);
     if (stat(x->path, &is) == 0 && S_ISREG(is.st_mode)) continue;
     w->st =
         ng_fail_to(w->message, sizeof w->message, NG_ERR_FILE,
@@ -232,23 +233,12 @@ static void all_there(saving *x) {
   }
 }
 
-/* One file, as any other. */
-static ng_status save_alone(ng_precond *p, const char *call, const ng_outside *to) {
-  const size_t room = to->path != NULL ? (size_t)ng_part_room(to->path) : 1;
-  char *folder = ng_alloc(p->ctx, room);
-  if (folder == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "%s: no memory", call);
-  const ng_status st = ng_state_save(p, call, to);
-  if (st == NG_OK) ng_parts_sweep(folder, room, to->path, ng_hex_of(0), 1);
-  ng_free(p->ctx, folder, room);
-  return st;
-}
-
 /* Only a rename and a flushed folder are left to fail after the first name was given. */
 ng_status ng_state_save_parts(ng_precond *p, const char *call, const ng_outside *to) {
   saving x = {.own = 0};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  if (p->ctx->ranks == 1) return save_alone(p, call, to);
+  if (p->ctx->ranks == 1) return ng_state_save(p, call, to);
   ng_work_open(w, p, call, to);
   NG_TRY(ng_work_agree(w, prepare(&x)));
   NG_TRY(gather(w));
@@ -260,9 +250,8 @@ ng_status ng_state_save_parts(ng_precond *p, const char *call, const ng_outside 
   if (!w->first) give_name(w);
   NG_TRY(ng_work_tell(w, x.told, told_count(p)));
   if (w->first) all_there(&x);
-  if (w->first && w->st == NG_OK) give_name(w);
+  if (w->first && w->st == NG_OK) give_first_name(&x);
   NG_TRY(ng_work_share(w));
-  if (w->first) ng_parts_sweep(x.path, (size_t)x.path_room, to->path, x.id, p->ctx->ranks);
   ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s parts = %d steps = %lld", w->label, p->ctx->ranks,
          (long long)p->steps);
 done:

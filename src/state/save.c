@@ -14,9 +14,6 @@
 
 /* ---- the manifest ----------------------------------------------------------------------------*/
 
-/* A checksum and whether all is finite, in one number: exact in double. */
-static const double finite_mark = 4294967296.0;
-
 /* Rank 0 says which fields it lacks, and only those are sent. */
 static ng_status note_missing(ng_work *w, ng_item *item) {
   w->missing[w->at] = item->f.data == NULL && item->f.slice == NULL;
@@ -34,7 +31,7 @@ static ng_status check_parts(ng_work *w, const ng_field *f, double *sum) {
     crc = ng_crc_on(crc, w->memory, bytes);
     finite = finite && ng_all_finite(w->memory, f->dtype, f->cols);
   }
-  if (w->first) *sum = crc + (finite ? finite_mark : 0.0);
+  if (w->first) *sum = ng_seal(crc, finite);
   return st;
 }
 
@@ -46,8 +43,8 @@ static ng_status check_sum(ng_work *w, ng_item *item) {
   if (f->slice != NULL) return check_parts(w, f, sum);
   if (!mine) return NG_OK; /* 0 */
   ng_field_export(f, f->data, w->published);
-  *sum = ng_crc_of(w->published, ng_field_bytes(f));
-  if (ng_all_finite(w->published, f->dtype, ng_field_count(f))) *sum += finite_mark;
+  *sum = ng_seal(ng_crc_of(w->published, ng_field_bytes(f)),
+                 ng_all_finite(w->published, f->dtype, ng_field_count(f)));
   return NG_OK;
 }
 
@@ -67,11 +64,10 @@ static ng_status gather(ng_work *w) {
 
 static ng_status announce(ng_work *w, ng_item *item) {
   ngio_tensor *t = &w->tensor[w->at];
-  const double sum = w->values[w->value_count + NG_RESCUES + w->at];
-  const bool finite = sum >= finite_mark;
+  bool finite;
+  const ng_hex crc = ng_seal_of(w->values[w->value_count + NG_RESCUES + w->at], &finite);
   *t = ng_tensor_of(item);
-  ng_manifest_tensor(&w->out, t->name, ng_hex_of((uint32_t)(finite ? sum - finite_mark : sum)).text,
-                     finite);
+  ng_manifest_tensor(&w->out, t->name, crc.text, finite);
   return NG_OK;
 }
 
@@ -114,11 +110,15 @@ done:
 
 /* ---- the arrays ------------------------------------------------------------------------------*/
 
+static ng_hex id_of(const ng_work *w) {
+  return ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
+}
+
 /* Rank 0.  A failure stays in *w: the others wait in ng_work_share, and learn it there. */
 static void begin_file(ng_work *w) {
   const ng_outside *to = w->place;
   if (!make_manifest(w)) return;
-  const ng_hex crc = ng_hex_of(ng_crc_of(w->out.text, (int64_t)w->out.used - 1));
+  const ng_hex crc = id_of(w);
   const ngio_text text[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, crc.text}};
   (void)ng_work_fine(w, to->stream ? ngio_writer_stream(w->label, to->write, to->user, w->tensor,
                                                         w->fields, text, 2, &w->writer, w->message,
@@ -168,7 +168,9 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_outside *to) {
   NG_TRY(ng_work_share(&w));
   NG_TRY(ng_work_each(&w, save_field));
   if (w.first && w.st == NG_OK) {
-    (void)ng_work_fine(&w, ngio_writer_finish(&w.writer, w.message, sizeof w.message));
+    /* It may take the place of a state in parts. */
+    (void)ng_work_fine(
+        &w, ngio_writer_finish_whole(&w.writer, id_of(&w).text, w.message, sizeof w.message));
   }
   NG_TRY(ng_work_share(&w));
   ng_log(p->ctx, NG_LOG_INFO, "state: saved = %s steps = %lld", w.label, (long long)p->steps);

@@ -339,3 +339,12 @@ ng_hex ng_hex_of(uint32_t crc) {
   h.text[8] = 0;
   return h;
 }
+
+static const double finite_mark = 4294967296.0;
+
+double ng_seal(uint32_t crc, bool finite) { return crc + (finite ? finite_mark : 0.0); }
+
+ng_hex ng_seal_of(double seal, bool *finite) {
+  *finite = seal >= finite_mark;
+  return ng_hex_of((uint32_t)(*finite ? seal - finite_mark : seal));
+}

@@ -122,5 +122,8 @@ uint32_t ng_crc_of(const void *data, int64_t bytes);
 uint32_t ng_crc_on(uint32_t crc, const void *data,
                    int64_t bytes); /* ... of what came before, too */
 ng_hex ng_hex_of(uint32_t crc);
+/* A checksum and whether all is finite, in one number for a sum over ranks: exact in double, and so is 0 + x. */
+double ng_seal(uint32_t crc, bool finite);
+ng_hex ng_seal_of(double seal, bool *finite);
 
 #endif

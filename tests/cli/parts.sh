@@ -103,12 +103,16 @@ newer=precond-31.safetensors.01234567-1of2
 again touch $c/$newer && refused "$c/$newer: is newer than latest.json, which is of step 30; *" && untouched newer
 way=precond.natgrad-next.01234567-1of3.natgrad-part
 again mkfifo $c/$way && refused "$c/$way: is a pipe, expected a regular file"
-# What a killed save left goes; others' files stay.
-leave() { touch $c/precond.natgrad-next.01234567-1of3 $c/$way $c/precond-30.safetensors.mine; }
+# What a killed save left goes; others' files stay, whatever their names are.
+strangers=($c/precond-30.safetensors.mine $c/precond.natgrad-next.01234567-2of3)
+leave() {
+  cp $c/$one $c/precond.natgrad-next${one#precond-30.safetensors}
+  touch $c/$way "${strangers[0]}"
+  cp $c/$two "${strangers[1]}"
+}
 again leave
 expect 0 '*' on 1 --out run --resume --steps 31 --quiet
-[[ -e $c/precond-30.safetensors.mine ]] || fail "a stranger's file is gone"
-rm $c/precond-30.safetensors.mine
+rm "${strangers[@]}" || fail "a stranger's file is gone"
 whole run 31 1
 
 # Killed at any moment, most of the time while a checkpoint is being made, and gone on on another number of ranks.

@@ -1,0 +1,114 @@
+/* part_files.c: see part_files.h. */
+#include "part_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char passing_end[] = ".natgrad-part";
+
+/* ---- names -----------------------------------------------------------------------------------*/
+
+void ngio_part_path(char *out, size_t size, const char *path, const char *id, int32_t part,
+                    int32_t parts) {
+  if (part == 0) {
+    (void)snprintf(out, size, "%s", path);
+  } else {
+    (void)snprintf(out, size, "%s.%s-%ldof%ld", path, id, (long)part, (long)parts);
+  }
+}
+
+void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts) {
+  (void)snprintf(out, NGIO_PART_ROOM, "%ld of %ld", (long)part, (long)parts);
+}
+
+static const char *digits(const char *c) {
+  const size_t n = strspn(c, "0123456789");
+  return n > 0 ? c + n : NULL;
+}
+
+int ngio_part_named(const char *end, int passing) {
+  const char *c = end + NGIO_PART_ID;
+  if (strspn(end, "0123456789abcdef") != NGIO_PART_ID || *c != '-' || (c = digits(c + 1)) == NULL ||
+      strncmp(c, "of", 2) != 0 || (c = digits(c + 2)) == NULL) {
+    return 0;
+  }
+  return *c == 0 || (passing && strcmp(c, passing_end) == 0);
+}
+
+int ngio_parts_each(const char *path, int (*each)(void *user, const char *name), void *user) {
+  const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
+  const size_t own = strlen(base), before = (size_t)(base - path);
+  char *folder = malloc(before + 2);
+  int said = 0;
+  if (folder == NULL) return 0;
+  memcpy(folder, path, before);
+  memcpy(folder + before, before > 0 ? "" : ".", before > 0 ? 1 : 2);
+  DIR *d = opendir(folder);
+  free(folder);
+  for (const struct dirent *e; d != NULL && said == 0 && (e = readdir(d)) != NULL;) {
+    if (strncmp(e->d_name, base, own) != 0 || e->d_name[own] != '.' ||
+        !ngio_part_named(e->d_name + own + 1, 1)) {
+      continue;
+    }
+    const size_t room = before + strlen(e->d_name) + 1;
+    char *part = malloc(room);
+    if (part == NULL) break;
+    memcpy(part, path, before);
+    memcpy(part + before, e->d_name, room - before);
+    said = each(user, part);
+    free(part);
+  }
+  if (d != NULL) (void)closedir(d);
+  return said;
+}
+
+/* ---- whose it is -----------------------------------------------------------------------------*/
+
+/* `end`: what its name has behind PATH and a point.  Our writer puts the mark first, behind the length of the header; a
+ * file that is passing may end before it does, or in it. */
+static int marked(int fd, const char *end, int passing) {
+  char says[NGIO_PART_ROOM], want[3 * NGIO_PART_ROOM], is[8 + sizeof want];
+  char *after = NULL;
+  const long part = strtol(end + NGIO_PART_ID + 1, &after, 10);
+  const long parts = strtol(after + 2, NULL, 10);
+  ngio_part_says(says, (int32_t)part, (int32_t)parts);
+  const int put = snprintf(want, sizeof want, "{\"__metadata__\":{\"%s\":\"%s\",\"%s\":\"%.*s\"",
+                           NGIO_PART, says, NGIO_PART_WHOLE, NGIO_PART_ID, end);
+  const ssize_t got = pread(fd, is, (size_t)put + 8, 0);
+  if (put >= (int)sizeof want || got < 0 || (!passing && got < put + 8)) return 0;
+  return got <= 8 || memcmp(is + 8, want, (size_t)got - 8) == 0;
+}
+
+typedef struct sweep {
+  const char *path, *id;
+} sweep;
+
+static int sweep_one(void *user, const char *name) {
+  const sweep *s = user;
+  const char *end = name + strlen(s->path) + 1;
+  const int passing = !ngio_part_named(end, 0);
+  struct stat at, named;
+  if (s->id != NULL && strncmp(end, s->id, NGIO_PART_ID) == 0) return 0;
+  /* A lock for writers alone may want a file that is open for writing. */
+  const int fd =
+      open(name, (passing ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return 0;
+  const int mine = fstat(fd, &at) == 0 && S_ISREG(at.st_mode) &&
+                   (!passing || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+                   marked(fd, end, passing) && lstat(name, &named) == 0 &&
+                   named.st_ino == at.st_ino && named.st_dev == at.st_dev;
+  if (mine) (void)unlink(name);
+  (void)close(fd);
+  return 0;
+}
+
+void ngio_parts_sweep(const char *path, const char *id) {
+  sweep s = {path, id};
+  (void)ngio_parts_each(path, sweep_one, &s);
+}

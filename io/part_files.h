@@ -1,0 +1,47 @@
+/* part_files.h: the files of a state that is in parts: how they are called, whose they are, and when they go.
+ *
+ *   PATH                   the first, which says what belongs together
+ *   PATH.<id>-<r>of<n>     the others; <id>: the checksum of what PATH says, 8 digits
+ *
+ * In the metadata of a part that is not the first stand NGIO_PART, "r of n", and NGIO_PART_WHOLE, "<id>", in front of
+ * everything else.  A name may be anybody's: nothing is removed that does not say this of itself.
+ *
+ * In:  a path.
+ * Out: names; parts that nobody needs any more are removed. */
+#ifndef NGIO_PART_FILES_H
+#define NGIO_PART_FILES_H
+
+#include "io.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NGIO_PART "natgrad.part"
+#define NGIO_PART_WHOLE "natgrad.whole"
+/* Room for what is added to a path, and for "r of n"; digits of an id. */
+enum { NGIO_PART_ROOM = 64, NGIO_PART_ID = 8 };
+
+/* Into `out`, of strlen(path) + NGIO_PART_ROOM; part 0 has the path itself. */
+void ngio_part_path(char *out, size_t size, const char *path, const char *id, int32_t part,
+                    int32_t parts);
+void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* "r of n" */
+
+/* Is that what stands behind PATH and a point in the name of a part?  With `passing` also the name under which one is
+ * being written. */
+int ngio_part_named(const char *end, int passing);
+
+/* The name of every file beside `path` that is called like one of its parts, whatever it is, until each() does not
+ * return 0; a folder that cannot be read, or no memory: as if there were none. */
+int ngio_parts_each(const char *path, int (*each)(void *user, const char *name), void *user);
+
+/* Removes the parts of `path` that are not of the whole `id` (NULL: all of them), and what a rank that was killed left of
+ * one.  They are regular files and begin as the writer of a part begins them, with what their name says; one that is
+ * being written, and so is locked, stays.  For who keeps other writers away from `path`:
+ * ngio_writer_finish_whole, or the owner of a folder. */
+void ngio_parts_sweep(const char *path, const char *id);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,230 @@
+/* t_parts_sweep.c: parts that nobody needs any more go, and nothing else does: neither what another job writes to the
+ * same path at that very moment, nor files of others with such names.
+ *
+ * This program has its own opendir and rename, which let another job in at the two places where it would do
+ * most harm: as the old parts are looked for, and between the new name and that. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ranks.h"
+#include "safetensors.h"
+#include "state_scene.h"
+
+enum { RANKS = 3 };
+
+static const sim_setup usual = {
+    .method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"};
+
+typedef struct job {
+  const char *parts, *one, *load;
+  int32_t steps;
+} job;
+
+static ng_status play(int32_t rank, ng_transport *t, void *arg) {
+  const job *j = arg;
+  sim s;
+  (void)rank;
+  ng_status st = sim_open(&s, &usual, t, NULL);
+  for (int32_t i = 0; i < j->steps && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK && j->parts != NULL) st = ng_save_parts(s.p, j->parts);
+  if (st >= NG_OK && j->one != NULL) st = ng_save(s.p, j->one);
+  if (st >= NG_OK && j->load != NULL) st = ng_load(s.p, j->load);
+  sim_close(&s);
+  return st;
+}
+
+/* ---- another job, let in ---------------------------------------------------------------------*/
+
+static struct {
+  enum { NOWHERE, AT_OPENDIR, AT_RENAME } at;
+  job job;
+  ng_status got;
+} other;
+
+static void let_in(void) {
+  other.at = NOWHERE; /* the other one is alone */
+  other.got = ranks_run(RANKS, play, &other.job, NULL);
+}
+
+DIR *opendir(const char *name) {
+  DIR *(*real)(const char *);
+  *(void **)(void *)&real = dlsym(RTLD_NEXT, "opendir");
+  if (other.at == AT_OPENDIR) let_in();
+  return real(name);
+}
+
+int rename(const char *from, const char *to) {
+  int (*real)(const char *, const char *);
+  *(void **)(void *)&real = dlsym(RTLD_NEXT, "rename");
+  const int done = real(from, to);
+  if (other.at == AT_RENAME && strcmp(to, other.job.parts) == 0) let_in();
+  return done;
+}
+
+static void loads(const char *file, int32_t ranks) {
+  job j = {.load = file};
+  assert_int_equal(ranks_run(ranks, play, &j, NULL), NG_OK);
+}
+
+static void two_jobs(void **state) {
+  (void)state;
+  const path a = in_folder("a");
+  for (int first = 0; first < 2; first++) { /* in parts, in one file */
+    for (int late = 0; late < 2; late++) {  /* as parts are looked for, or before */
+      job j = {.parts = first == 0 ? a.text : NULL, .one = first == 1 ? a.text : NULL, .steps = 2};
+      const job before = {.parts = a.text, .steps = 1};
+      assert_int_equal(ranks_run(RANKS, play, (void *)&before, NULL), NG_OK);
+      other.job = (job){.parts = a.text, .steps = 3};
+      other.got = NG_ERR_COMM;
+      other.at = late == 0 ? AT_OPENDIR : AT_RENAME;
+      assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+      /* Who holds the lock keeps the other away; before, the other is the later one, and all of it is there. */
+      assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
+      loads(a.text, RANKS);
+      loads(a.text, 1);
+      assert_int_equal(list_folder().n, late == 0 && first == 1 ? 1 : RANKS);
+      clear_folder();
+    }
+  }
+}
+
+/* ---- what is ours, and what is not -----------------------------------------------------------*/
+
+static void put(const char *name, const void *bytes, size_t n) {
+  FILE *f = fopen(in_folder(name).text, "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(bytes, 1, n, f), n);
+  assert_int_equal(fclose(f), 0);
+}
+
+static bool there(const char *name) {
+  struct stat at;
+  return lstat(in_folder(name).text, &at) == 0;
+}
+
+static void save_parts(const char *name, int32_t steps) {
+  const path file = in_folder(name);
+  job j = {.parts = file.text, .steps = steps};
+  assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+}
+
+static void save_one(const char *name, int32_t ranks) {
+  const path file = in_folder(name);
+  job j = {.one = file.text, .steps = 2};
+  assert_int_equal(ranks_run(ranks, play, &j, NULL), NG_OK);
+}
+
+static void strangers_stay_and_ours_go(void **state) {
+  (void)state;
+  size_t n;
+  save_parts("a", 1);
+  const path early = file_of_part("a", 1, RANKS);
+  const char *name = strrchr(early.text, '/') + 1;
+  unsigned char *part = slurp(early.text, &n);
+  char swapped[256], elsewhere[256], passing[256], cut[256], begun[256];
+  (void)snprintf(swapped, sizeof swapped, "%.*s-2of3", 10, name);
+  (void)snprintf(elsewhere, sizeof elsewhere, "a%s", name);
+  (void)snprintf(passing, sizeof passing, "%s.natgrad-part", name);
+  (void)snprintf(cut, sizeof cut, "%.*s-1of30.natgrad-part", 10, name);
+  (void)snprintf(begun, sizeof begun, "%.*s-2of3.natgrad-part", 10, name);
+  save_parts("a", 2);
+  assert_int_equal(list_folder().n, RANKS);
+
+  /* Names without a mark, marks of other files; another state; what is no file; what is being written. */
+  put("a.01234567-1of3", "", 0);
+  put("a.01234568-1of3", "a letter", 8);
+  put("a.01234569-1of3.natgrad-part", "a letter, longer than the length", 32);
+  put("a.01234567-1of", part, n);
+  put("a.01234567-1of3.bak", part, n);
+  put("a.0123456-1of3", part, n);
+  put("a.0123456a-1of3", part, n);
+  put(elsewhere, part, n);
+  put(swapped, part, n);
+  save_one("a.0123abcd-1of2", 1);
+  assert_int_equal(symlink("swapped", in_folder("a.0123456b-1of3").text), 0);
+  assert_int_equal(mkfifo(in_folder("a.0123456c-1of3").text, 0666), 0);
+  assert_int_equal(mkfifo(in_folder("a.0123456d-1of3.natgrad-part").text, 0666), 0);
+  assert_int_equal(mkdir(in_folder("a.0123456e-1of3").text, 0777), 0);
+  ngio_writer *busy;
+  assert_int_equal(
+      ngio_writer_create(in_folder("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
+      NGIO_OK);
+  const names strangers = list_folder();
+  /* Of a state before, and what a killed rank left at any moment. */
+  put(name, part, n);
+  put(passing, part, n);
+  put(cut, "", 0);
+  put(begun, part, 40);
+  free(part);
+  assert_int_equal(list_folder().n, strangers.n + 4);
+  save_parts("a", 2);
+  const names after = list_folder();
+  for (int32_t i = 0; i < strangers.n; i++) {
+    if (!there(strangers.text[i])) fail_msg("%s is gone", strangers.text[i]);
+  }
+  for (int32_t i = 0; i < after.n; i++) {
+    if (i >= strangers.n || strcmp(after.text[i], strangers.text[i]) != 0)
+      fail_msg("%s is there", after.text[i]);
+  }
+  loads(in_folder("a").text, 2);
+  loads(in_folder("a.0123abcd-1of2").text, 2);
+  ngio_writer_abandon(&busy);
+  clear_folder();
+}
+
+/* A state in one file takes the place of one in parts. */
+static void one_file_after_parts(void **state) {
+  (void)state;
+  for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
+    save_parts("a", 1);
+    save_parts("b", 1);
+    save_one("a", ranks);
+    assert_int_equal(list_folder().n, 1 + RANKS);
+    loads(in_folder("a").text, 2);
+    loads(in_folder("b").text, 2);
+    clear_folder();
+  }
+}
+
+/* In the folder where the program stands, and in one whose name is a slash behind another. */
+static void other_ways_to_say_it(void **state) {
+  (void)state;
+  char was[4096], twice[160];
+  assert_non_null(getcwd(was, sizeof was));
+  assert_int_equal(chdir(folder), 0);
+  (void)snprintf(twice, sizeof twice, "%s//a", folder);
+  const char *const name[] = {"a", "./a", twice};
+  for (int i = 0; i < 3; i++) {
+    for (int32_t steps = 1; steps < 3; steps++) {
+      job j = {.parts = name[i], .steps = steps};
+      assert_int_equal(ranks_run(RANKS, play, &j, NULL), NG_OK);
+      assert_int_equal(list_folder().n, RANKS);
+    }
+  }
+  assert_int_equal(chdir(was), 0);
+  loads(in_folder("a").text, 2);
+  clear_folder();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(two_jobs),
+      cmocka_unit_test(strangers_stay_and_ours_go),
+      cmocka_unit_test(one_file_after_parts),
+      cmocka_unit_test(other_ways_to_say_it),
+  };
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}
