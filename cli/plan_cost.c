@@ -87,6 +87,7 @@ static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p,
 #define MOST(field) t->most.field = larger(t->most.field, plan.field)
     MOST(check_bytes);
     MOST(agree_bytes);
+    MOST(tell_bytes);
     MOST(sums_bytes);
     MOST(sums_messages);
     MOST(scatter_bytes);
@@ -141,7 +142,8 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   s[PLAN_WEIGHTS] =
       plan_broadcast_seconds(m, ranks, (double)r->weights_bytes, (double)r->weights_messages);
   s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
-                  plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1);
+                  plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
+                  plan_sum_seconds(m, r->workers, (double)r->tell_bytes, r->tell_bytes > 0) / I;
   out->sums_bytes = r->sums_bytes;
   out->scatter_bytes = r->scatter_bytes;
   out->share_bytes = r->share_bytes;
@@ -149,7 +151,8 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   out->weights_bytes = r->weights_bytes;
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
-              (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes);
+              (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes) +
+              (double)r->tell_bytes / I;
   for (int i = 0; i < PLAN_PARTS; i++) {
     out->ms[i] = 1e3 * s[i];
     if (i != PLAN_GRADIENT) out->added += out->ms[i];

@@ -515,8 +515,9 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Who solves what.
  *   placement_cost  compute | memory: a factor of order n counts n^3 (and balanced its products, too), or n^2
  *   colocate        true: one rank solves A and G of a layer; false: each goes to a rank of the layer's
- *                   column by itself.  Where one rank alone keeps averages it must be true, unless one rank
- *                   holds the results anyway; and for spngd
+ *                   column by itself; with statistics = owner each keeps the average of its own, and two means
+ *                   a group go between them before a solve.  Must be true for spngd, and with statistics =
+ *                   local, unless one rank holds the results anyway: A and G would be of different samples
  *
  * Messages of statistics.
  *   stat_bucket_mb  sums that lie side by side are one message of at most so many MB (10^6 bytes, as they
@@ -1024,8 +1025,8 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, sums, statistics, solve, share, shards, measure, deliver, agree, probe, quantify, emit,
-   * weights */
+  /* look, check, sums, statistics, tell, solve, share, shards, measure, deliver, agree, probe, quantify,
+   * emit, weights */
   const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
   int64_t runs;       /* in how many steps it was due, since ng_ready                         */
@@ -1109,6 +1110,7 @@ typedef struct ng_rank_plan {
   double solve_cost, apply_cost;
   int64_t scatter_bytes,
       scatter_messages; /* of sums_...: reduce-scattered, each to its owner       */
+  int64_t tell_bytes;   /* in one message, of statistics = owner with colocate = 0              */
 } ng_rank_plan;
 NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,

@@ -258,13 +258,14 @@ enum { WAYS = sizeof way / sizeof way[0] };
 
 static double dense_case(uint64_t seed) {
   static const char *const spread[] = {"", " statistics=owner grad_worker_fraction=0",
-                                       " grad_worker_fraction=0"};
+                                       " grad_worker_fraction=0",
+                                       " statistics=owner colocate=0 placement=round-robin"};
   rng r = {seed};
   embedding_case *n = case_of(&r, 1 + (int32_t)rng_below(&r, 2) * 2);
   (void)snprintf(n->options, sizeof n->options,
                  "method=natgrad clip=none solve_period=1 stat_decay=%g damping=%g %s%s",
                  (double)rng_below(&r, 3) / 2.5, 0.1 + rng_real(&r), way[rng_below(&r, WAYS)],
-                 spread[rng_below(&r, 3)]);
+                 spread[rng_below(&r, 4)]);
   if (n->q < 2 && strstr(n->options, "factor_blocks=2") != NULL) n->q = 2;
   const ng_status st = play_all(n);
   const double e = st == NG_OK ? error_of(n) : INFINITY;

@@ -174,15 +174,18 @@ static ng_status pass(int32_t rank, ng_transport *t, void *arg) {
 
 static const char *const spreads[] = {
     "statistics=all grad_worker_fraction=0 colocate=0", "statistics=owner grad_worker_fraction=0",
-    "statistics=local grad_worker_fraction=0", "statistics=all placement=mpd-kfac"};
+    "statistics=local grad_worker_fraction=0", "statistics=all placement=mpd-kfac",
+    "statistics=owner colocate=0 placement=round-robin"};
+
+enum { SPREADS = sizeof spreads / sizeof spreads[0] };
 
 static void other_ranks(void **state) {
   (void)state;
-  for (size_t i = 0; i < sizeof spreads / sizeof spreads[0]; i++) {
+  for (int i = 0; i < SPREADS; i++) {
     for (int32_t ranks = 1; ranks <= 4; ranks += 3) {
       const path first = in_folder("first"), second = in_folder("second");
       const sim_setup how = {.method = "natgrad", .set = spreads[i]};
-      const sim_setup other = {.method = "natgrad", .set = spreads[(i + 1) % 3]};
+      const sim_setup other = {.method = "natgrad", .set = spreads[(i + 1) % SPREADS]};
       passing made = {.how = &how, .to = first.text};
       passing moved = {.how = &other, .from = first.text, .to = second.text};
       assert_int_equal(ranks_run(3, pass, &made, NULL), NG_OK);

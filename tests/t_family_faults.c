@@ -181,7 +181,8 @@ static void test_refused(void **state) {
   } wrong[] = {
       {far_owner, COMMON, "its owner is no rank of the block's column"},
       {other_column, COMMON "grad_worker_fraction=0", "its owner is no rank of the block's column"},
-      {split_owners, COMMON, "another statistic has another owner"},
+      {split_owners, COMMON,
+       "another statistic, which the family needs beside it, has another owner"},
       {half_vector, COMMON, "averages are f32"},
       {wide_average, COMMON, "over sums in f32"},
       {sees_two, COMMON, "from one thing"},

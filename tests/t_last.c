@@ -194,6 +194,7 @@ static const char *const sets[] = {
     "method=natgrad stat_bucket_mb=0",
     "method=natgrad stat_bucket_mb=0.0003 wire_dtype=bf16",
     "method=natgrad stat_bucket_mb=0.0003 statistics=owner grad_worker_fraction=0",
+    "method=natgrad stat_bucket_mb=0.0003 statistics=owner colocate=0 placement=round-robin",
     "method=natgrad solver=eigen damping_split=joint grad_worker_fraction=0",
     "method=natgrad calls=ema stat_start=identity",
     "method=natgrad calls=last stat_period=2 solve_period=2",

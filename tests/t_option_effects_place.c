@@ -74,8 +74,9 @@ static void effect_colocate(void **state) {
   assert_true(cost[0] == 1001 + 432 && cost[1] == 855 + 16);
   run r = usual;
   r.ranks = 2;
-  r.settings = "damping=0.1 statistics=owner colocate=0";
+  r.settings = "damping=0.1 statistics=local colocate=0";
   assert_int_equal(try_play(&r), NG_ERR_ARG);
+  assert_non_null(strstr(r.rank[0].message, "statistics = local: it has its owner's samples"));
   assert_non_null(strstr(r.rank[0].message, "colocate = 1 gives both to one"));
   r.settings = "placement=spngd colocate=0";
   assert_int_equal(try_play(&r), NG_ERR_ARG);

@@ -105,7 +105,8 @@ static ng_status count(const ng_precond *p, ng_rank_plan *out) {
       int64_t *bytes;
     } at[] = {{"check", &out->check_bytes}, {"sums", &out->sums_bytes},
               {"share", &out->share_bytes}, {"deliver", &out->deliver_bytes},
-              {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes}};
+              {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes},
+              {"tell", &out->tell_bytes}};
     if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
     bool known = false;
     for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
@@ -127,7 +128,7 @@ static bool same(const char *options, int32_t rank, const ng_rank_plan *a, const
 #define ROW(field) {#field, a->field, b->field},
       ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
           ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
-              ROW(sums_messages)
+              ROW(sums_messages) ROW(tell_bytes)
 #undef ROW
   };
   bool all = true;
@@ -200,6 +201,10 @@ static void equals_counted(void **state) {
       {"method=natgrad wire_dtype=bf16 fold=direct", {2}},
       {"method=dp-kfac", {2, 3}},
       {"method=natgrad placement=kaisa colocate=0", {2, 3, 4}},
+      {"method=natgrad placement=kaisa colocate=0 statistics=owner norm_block=full", {1, 2, 3, 4}},
+      {"method=natgrad placement=round-robin colocate=0 statistics=owner stat_bucket_mb=0.0004 "
+       "norm_block=full grad_worker_fraction=0.5 solver=eigen damping_split=joint",
+       {2, 4, 6}},
       {"method=kaisa placement=contiguous colocate=0 grad_worker_fraction=0.5", {4, 6}},
       {"method=natgrad placement=spngd statistics=local norm_block=full", {2, 3}},
       {"method=mpd-kfac", {2, 6}},

@@ -149,9 +149,9 @@ static const char *const methods[] = {
     "method=natgrad damping=0.3 stat_period=1 solve_period=1 update=adamw kl_clip=0.0001",
     "method=kaisa damping=0.3 kl_clip=0.0001",
 };
-static const char *const places[] = {"grad_worker_fraction=1", "grad_worker_fraction=0",
-                                     "grad_worker_fraction=0.5",
-                                     "grad_worker_fraction=0 statistics=owner"};
+static const char *const places[] = {
+    "grad_worker_fraction=1", "grad_worker_fraction=0", "grad_worker_fraction=0.5",
+    "grad_worker_fraction=0 statistics=owner", "statistics=owner colocate=0 placement=round-robin"};
 
 static void equal_to_whole(void **state) {
   (void)state;

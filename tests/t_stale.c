@@ -191,15 +191,19 @@ static void scripted(void **state) {
   }
 }
 
-/* Statistics of the owner: the other rank keeps nothing to compare, and knows the same. */
+/* Statistics of the owner: the other rank keeps nothing to compare, and knows the same; or keeps the other one. */
 static void owners_decide(void **state) {
   (void)state;
-  life l = {.a = 1, .g = 2, .ranks = 2, .bad = -1};
-  char line[256];
-  (void)snprintf(line, sizeof line, "%s statistics=owner grad_worker_fraction=0", options);
-  l.options = line;
-  play(&l);
-  as_the_rule(&l, 0);
+  static const char *const spread[] = {"grad_worker_fraction=0",
+                                       "colocate=0 placement=round-robin"};
+  for (int k = 0; k < 2; k++) {
+    life l = {.a = 1, .g = 2, .ranks = 2, .bad = -1};
+    char line[256];
+    (void)snprintf(line, sizeof line, "%s statistics=owner %s", options, spread[k]);
+    l.options = line;
+    play(&l);
+    as_the_rule(&l, 0);
+  }
 }
 
 /* A side that was not made anew keeps its inverse, with the pi of then. */
@@ -213,6 +217,12 @@ static void a_stale_side_is_not_solved(void **state) {
                        "stat_refresh=adaptive"};
   play(&l);
   as_the_rule(&l, 0);
+  life apart = l;
+  apart.ranks = 2;
+  apart.options = "method=natgrad clip=none stat_decay=0 damping=0.5 damping_split=pi "
+                  "stat_refresh=adaptive statistics=owner colocate=0 placement=round-robin";
+  play(&apart);
+  as_the_rule(&apart, 0);
 }
 
 /* A step that is skipped after a refresh does not refresh again, and the next one is at its time. */

@@ -192,6 +192,10 @@ static void resume_ranks(void **state) {
       {.method = "kaisa", .set = "grad_worker_fraction=0 " PERIODS, .linalg = "ref"},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=0", .linalg = "ref"},
       {.method = "natgrad", .set = "statistics=local grad_worker_fraction=1", .linalg = "ref"},
+      {.method = "mpd-kfac", /* with numbers that the owner of G alone has */
+       .set = "solver=cholesky eigen_floor=0 damping_split=pi damping_leak=1 statistics=owner "
+              "colocate=0 placement=round-robin " PERIODS,
+       .linalg = "ref"},
   };
   for (size_t i = 0; i < sizeof spread / sizeof spread[0]; i++) {
     resume_once(&spread[i], 3, 4, -1);

@@ -235,18 +235,18 @@ ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
 }
 
 /* Flags and counts are shown as doubles, exact up to 2^53, and taken back after the call. */
-static ng_status visit_number(const char *name, const char *what, double *value,
+static ng_status visit_number(const char *name, const ng_stat *s, const char *what, double *value,
                               ng_number_visit visit, void *arg) {
-  ng_number n = {.value = value};
+  ng_number n = {.value = value, .stat = s};
   ng_name_add(n.name, sizeof n.name, name);
   ng_name_add(n.name, sizeof n.name, what);
   return visit(arg, &n);
 }
 
-static ng_status visit_flag(const char *name, const char *what, bool *flag, ng_number_visit visit,
-                            void *arg) {
+static ng_status visit_flag(const char *name, const ng_stat *s, const char *what, bool *flag,
+                            ng_number_visit visit, void *arg) {
   double x = *flag;
-  const ng_status st = visit_number(name, what, &x, visit, arg);
+  const ng_status st = visit_number(name, s, what, &x, visit, arg);
   *flag = x != 0.0;
   return st;
 }
@@ -256,8 +256,8 @@ static ng_status visit_seen(ng_block *b, int kind, ng_number_visit visit, void *
   static const char *const name[NG_SEEN_KINDS] = {"input", "output_grad", "gradient"};
   double count = (double)b->observations[kind];
   if ((b->sees & ng_sees(kind)) == 0) return NG_OK;
-  ng_status st = visit_flag(name[kind], "_seen", &b->seen[kind], visit, arg);
-  if (st == NG_OK) st = visit_number(name[kind], "_observations", &count, visit, arg);
+  ng_status st = visit_flag(name[kind], NULL, "_seen", &b->seen[kind], visit, arg);
+  if (st == NG_OK) st = visit_number(name[kind], NULL, "_observations", &count, visit, arg);
   b->observations[kind] = (int64_t)count;
   return st;
 }
@@ -272,7 +272,7 @@ static ng_status visit_stale(ng_stat *s, ng_number_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int i = 0; i < 7 && st == NG_OK; i++) {
     double x = (double)*count[i];
-    st = visit_number(s->name, name[i], &x, visit, arg);
+    st = visit_number(s->name, s, name[i], &x, visit, arg);
     *count[i] = x >= 0.0 && x < 9e15 ? (int64_t)x : 0;
   }
   t->last = ng_max64(1, t->last);
@@ -290,14 +290,15 @@ size_t ng_block_counts(const ng_block *b) {
 
 /* Flags and counts of the engine first: ng_block_counts of them. */
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  ng_status st = visit_flag("solved", "", &b->solved, visit, arg);
+  ng_status st = visit_flag("solved", NULL, "", &b->solved, visit, arg);
   for (int kind = 0; kind < NG_SEEN_KINDS && st == NG_OK; kind++) {
     st = visit_seen(b, kind, visit, arg);
   }
   for (int32_t i = 0; i < b->stats && st == NG_OK; i++) {
-    if (!b->stat[i].rule.averaged) continue;
-    st = visit_flag(b->stat[i].name, "_started", &b->stat[i].started, visit, arg);
-    if (st == NG_OK && b->stat[i].stale.on) st = visit_stale(&b->stat[i], visit, arg);
+    ng_stat *s = &b->stat[i];
+    if (!s->rule.averaged) continue;
+    st = visit_flag(s->name, s, "_started", &s->started, visit, arg);
+    if (st == NG_OK && s->stale.on) st = visit_stale(s, visit, arg);
   }
   return st == NG_OK && b->family->numbers != NULL ? b->family->numbers(b, visit, arg) : st;
 }

@@ -9,6 +9,7 @@
  *
  *   observe          adds what is shown to the sums of its statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
+ *   tell             what an owner of one statistic needs to know of another, which another rank keeps
  *   solve, shared    averages to results, on the owner; results are here, on every rank that holds them
  *   measure_tile     each tile of its gradients, by all threads;  then measure, once
  *   [agree]          the engine knows the clip, on all ranks
@@ -98,6 +99,7 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
 typedef struct ng_number {
   char name[48];
   double *value;
+  const ng_stat *stat; /* known to the owner of this; NULL: to the block's */
 } ng_number;
 typedef ng_status (*ng_number_visit)(void *arg, ng_number *n);
 
@@ -153,6 +155,9 @@ typedef struct ng_family {
    * shared: results are here, from this rank, others (fresh) or a file. */
   ng_status (*solve)(ng_block *b);
   void (*shared)(ng_block *b, bool fresh);
+  /* `solve` works where each statistic is kept by an owner alone, of several: tell gives the b->tells numbers
+   * of one that this rank keeps, after the fold, and solve finds those of all in b->told. */
+  void (*tell)(ng_block *b, int32_t stat, double *numbers);
   /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
   void (*commit)(ng_block *b, bool taken); /* the step is over: did it count?   */

@@ -277,6 +277,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
 ng_status ng_kron_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_take_stats(b, 2);
+  b->tells = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
     ng_stat *s = of->stat = &b->stat[side];
@@ -429,7 +430,7 @@ ng_status ng_kron_numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
     for (int64_t g = 0; g < k->groups && st == NG_OK && b->base.damping_leak; g++) {
-      ng_number n = {.value = &k->side[i].shift[g]};
+      ng_number n = {.value = &k->side[i].shift[g], .stat = k->side[i].stat};
       ng_name_add(n.name, sizeof n.name, k->side[i].stat->name);
       ng_name_add(n.name, sizeof n.name, "_leak.");
       ng_name_count(n.name, sizeof n.name, g);
@@ -460,5 +461,6 @@ const ng_family ng_family_kronecker = {
     .numbers = ng_kron_numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
+    .tell = ng_kron_tell,
     .report = ng_kron_report,
 };

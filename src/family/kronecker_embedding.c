@@ -345,5 +345,6 @@ const ng_family ng_family_embedding = {
     .numbers = ng_kron_numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
+    .tell = ng_kron_tell,
     .report = ng_kron_report,
 };

@@ -30,10 +30,9 @@ static int64_t part_scratch(const ng_block *b, int64_t n) {
 
 int64_t ng_kron_solve_scratch(const ng_block *b) {
   int64_t most = 0;
-  if (!b->keeps) return 0;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &ng_kron_of(b)->side[side];
-    for (int32_t i = 0; i < s->each; i++) {
+    for (int32_t i = 0; i < s->each && s->stat->keeps; i++) {
       most = ng_max64(most, part_scratch(b, s->part[i].n));
     }
   }

@@ -1,6 +1,6 @@
 /* kronecker_solve.c: from running averages to inverses, Cholesky factors or eigenbases.
  *
- * On the block's owner, each part of A and G by itself:
+ * On the owner of a side, each part of it by itself:
  *   cholesky   (F + d I)^-1, or L of F + d I = L L' where that is cheaper
  *   eigen      F = Q diag(e) Q', e at or below eigen_floor set to 0
  *   product    F as it is: nothing is inverted
@@ -13,8 +13,9 @@
  * and each rung is counted.  The ladder has an end for every matrix, so no step fails for one;
  * ng_report says what was needed.
  *
- * In: averages of this rank's own sides.  Out: results in their run, what they say of themselves,
- * rungs.  No collective here: sharing is the exchange's. */
+ * In: averages of this rank's own sides, and where another rank alone keeps the other side the mean
+ * eigenvalue of that, for pi.  Out: results in their run, what they say of themselves, rungs.  No
+ * collective here: telling and sharing are the exchange's. */
 #include "family/kronecker.h"
 
 #include <math.h>
@@ -79,14 +80,15 @@ static void predivide(ng_block *b, double lambda) {
 
 /* ---- the block -------------------------------------------------------------------------------*/
 
-/* Traces of a group's averages, and whether they are finite: one look at all of them, before any
- * solve.  LAPACK reports success on NaN, and a NaN trace would spread through pi to the healthy
- * side. */
+/* Traces of a group's averages of the sides that this rank keeps, and whether they are finite: one
+ * look at all of them, before any solve.  LAPACK reports success on NaN, and a NaN trace would spread
+ * through pi to the healthy side. */
 static void look(const ng_block *b, int32_t group) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
+    if (!s->stat->keeps) continue;
     for (int32_t i = group * s->each; i < (group + 1) * s->each; i++) {
       ng_part *part = &s->part[i];
       const void *F = ng_kron_average(s, part);
@@ -116,6 +118,15 @@ static bool mean_trace(const ng_block *b, const ng_side *s, int32_t group, doubl
   }
   *mean = trace / (double)n + s->shift[group];
   return finite;
+}
+
+/* The mean of each group: all that the owner of the other side needs. */
+void ng_kron_tell(ng_block *b, int32_t stat, double *mean) {
+  ng_kron *k = ng_kron_of(b);
+  for (int32_t group = 0; group < k->groups; group++) {
+    look(b, group);
+    (void)mean_trace(b, &k->side[stat], group, &mean[group]);
+  }
 }
 
 static void count(ng_block *b, int32_t rung) {
@@ -166,8 +177,9 @@ static bool all_good(const ng_side *s) {
 /* Every rank that keeps the averages makes the same traces, pi and shifts; what is inverted is the
  * owner's of each side.  So none of them waits for the pi of another, and damping_leak moves the
  * averages of all ranks alike: an owner's alone would differ from the others' until the next
- * reduction, as the published program's does.  Groups are solved one by one, each with a pi of its
- * own: they share nothing but the layer. */
+ * reduction, as the published program's does.  Where each side is kept by its owner alone, the means
+ * of both were told.  Groups are solved one by one, each with a pi of its own: they share nothing but
+ * the layer. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   const double lambda = b->opt.damping;
@@ -175,7 +187,7 @@ ng_status ng_kron_solve(ng_block *b) {
   bool own[2];               /* this rank solves that side */
   const bool together =
       ng_kron_together(k) && k->side[NG_SIDE_A].stat->owner == b->ctx->rank; /* both are its */
-  if (!b->keeps) return NG_OK;
+  if (!b->keeps && b->told == NULL) return NG_OK;
   for (int i = 0; i < 2; i++) {
     const ng_stat *s = k->side[i].stat;
     /* stat_refresh = adaptive: one that did not move keeps its inverse, and the pi of then */
@@ -186,7 +198,8 @@ ng_status ng_kron_solve(ng_block *b) {
     bool finite[2];
     look(b, group);
     for (int i = 0; i < 2; i++) {
-      finite[i] = mean_trace(b, &k->side[i], group, &mean[i]);
+      finite[i] = k->side[i].stat->keeps && mean_trace(b, &k->side[i], group, &mean[i]);
+      if (b->told != NULL) mean[i] = b->told[i * b->tells + group];
     }
     const double pi = balance(mean);
     ng_kron_split(b, lambda, pi, &on[NG_SIDE_A], &on[NG_SIDE_G]);
@@ -199,7 +212,8 @@ ng_status ng_kron_solve(ng_block *b) {
         if (group == 0) s->says[NG_SAYS_DAMPING] = (float)on[i];
       }
       /* on every rank that holds the average: same sums, same shift */
-      if (b->base.damping_leak && (!s->stat->stale.on || !b->solved || s->stat->fresh)) {
+      if (b->base.damping_leak && s->stat->keeps &&
+          (!s->stat->stale.on || !b->solved || s->stat->fresh)) {
         s->shift[group] += on[i];
       }
     }

@@ -401,10 +401,12 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
 
 static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
-  ng_number head = {"head", &w->head}, count = {"count", &w->count}, lr = {"lr", &w->lr};
+  ng_number head = {.name = "head", .value = &w->head};
+  ng_number count = {.name = "count", .value = &w->count}, lr = {.name = "lr", .value = &w->lr};
   ng_status st = visit(arg, &head);
   if (st == NG_OK) st = visit(arg, &count);
-  ng_number updates = {"updates", &w->updates}, factored = {"factored", &w->factored};
+  ng_number updates = {.name = "updates", .value = &w->updates};
+  ng_number factored = {.name = "factored", .value = &w->factored};
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factored);
   if (st == NG_OK && b->base.window_empty > 0.0) st = visit(arg, &lr);
   return st == NG_OK && b->base.window_function == NG_WINDOW_ADAM ? visit(arg, &updates) : st;

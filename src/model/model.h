@@ -195,6 +195,11 @@ struct ng_block {
   int32_t segments;
   int32_t owner, column; /* who solves, unless its statistics have owners of their own            */
   bool keeps;            /* this rank keeps all of its averages                                   */
+  bool apart; /* each of its averages is kept by an owner alone, not all by the same              */
+  /* Numbers that an owner tells the others of each statistic before a solve, as its family says; where it
+   * is apart, of all of them, the same on all ranks of its column.  NULL: not there. */
+  int64_t tells;
+  double *told;          /* [stats x tells] */
   bool keeps_everywhere; /* ... and so does every rank                                            */
   bool holds;            /* ... can make PD of it: has the results of its solve, if there are any */
   bool partial; /* inner, d2, pd2 are this rank's share: the sum over ranks is the block's        */
@@ -308,6 +313,12 @@ typedef enum ng_rescue {
   NG_RESCUES
 } ng_rescue;
 
+/* A statistic whose sums go to its owner alone. */
+typedef struct ng_owned {
+  ng_block *block;
+  ng_stat *stat;
+} ng_owned;
+
 enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 characters and 47 */
 
 /* Where state/walk.c stopped: field `before` is the first of this key that has this width. */
@@ -337,8 +348,9 @@ struct ng_precond {
   int64_t held[NG_USES];                 /* bytes by use, objects included */
   ng_span *result_span, *direction_span; /* [ranks] by owner, by column */
   ng_span *sum_span;                     /* ... by owner: sums that go to it */
-  ng_block **by_owner;                   /* [blocks] by the owner of their statistics */
-  struct ng_engine *step;                /* step/step.h; what is under way */
+  ng_owned *by_owner;                    /* [owned] what goes to one owner, in that order */
+  int32_t owned;
+  struct ng_engine *step; /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
   int64_t kept;       /* entries that the last step left as they were, for want of a gradient */

@@ -143,10 +143,10 @@ static double weight_of(const ng_settings *o) {
   return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
-/* Where only an owner keeps an average nobody else could make anything of the other: MPD-KFAC's does not take
- * them apart by itself. */
+/* Samples of one owner are of no use beside those of another: MPD-KFAC's does not take them apart by itself,
+ * as its DP classes do not. */
 static ng_placement placement_of(const ng_settings *o) {
-  const bool whole = o->statistics != NG_STATISTICS_ALL;
+  const bool whole = o->statistics == NG_STATISTICS_LOCAL;
   return o->placement == NG_PLACEMENT_MPD_KFAC && whole ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
@@ -268,6 +268,7 @@ ng_status ng_place_blocks(ng_precond *p) {
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->keeps = b->keeps_everywhere = true;
+  b->apart = false;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     if (b->ctx->place != NULL) b->ctx->place(b, s);
@@ -279,6 +280,7 @@ void ng_place_stats(ng_block *b) {
     s->keeps = own || everywhere;
     s->observers = ng_stat_sent(s) ? ranks : 1;
     b->keeps = b->keeps && s->keeps;
+    b->apart = b->apart || (!everywhere && s->owner != b->stat[0].owner);
     b->keeps_everywhere = b->keeps_everywhere && everywhere;
   }
 }

@@ -26,6 +26,8 @@ typedef struct factors {
   char *path; /* FOLDER/NAME.safetensors */
   int64_t path_room;
   int32_t most; /* arrays of a block */
+  char *guest;  /* those of one that is apart, where they are brought together */
+  int64_t guest_bytes;
   ng_field *field;
   ngio_tensor *tensor;
   ngio_tensors **file; /* [blocks] load: those that this rank has read */
@@ -36,8 +38,12 @@ typedef struct factors {
 static int64_t told_count(const ng_precond *p) { return NG_CODES + p->ctx->ranks + p->blocks; }
 static double *found_of(const factors *x) { return x->told + NG_CODES + x->w.p->ctx->ranks; }
 
-/* Who keeps all averages of a block: where one rank alone does, it has all of them (step/blocks.c). */
+/* Whose file it is.  It keeps all averages of the block, or of one that is apart the first; the others come to
+ * it, and go from it. */
 static int32_t keeper(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
+static bool comes(const ng_block *b, const ng_field *f) {
+  return b->apart && f->owner != keeper(b);
+}
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
@@ -78,12 +84,12 @@ static void set_path(factors *x, const ng_block *b) {
 /* ---- opening and closing ---------------------------------------------------------------------*/
 
 /* Wide dtypes first, as files want them. */
-static int32_t list_fields(factors *x, const ng_block *b, bool started) {
+static int32_t list_fields(factors *x, const ng_block *b, uint64_t started) {
   int32_t n = 0;
   for (int64_t width = NG_WIDEST; width > 0; width /= 2) {
     for (int32_t i = 0; i < b->stats; i++) {
       const ng_stat *s = &b->stat[i];
-      const bool take = s->rule.averaged && (s->started || !started);
+      const bool take = s->rule.averaged && (started >> i & 1) != 0;
       for (int32_t k = 0; k < s->parts && take && ng_dtype_size(s->kept) == width; k++) {
         x->field[n++] = ng_average_field(s, k, false);
       }
@@ -118,15 +124,18 @@ static ng_status prepare(factors *x) {
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     int32_t n = 0;
+    int64_t guest = 0;
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       const ng_stat *s = &p->block[i]->stat[k];
       n += s->parts;
       for (int32_t j = 0; j < s->parts; j++) {
         const int64_t bytes = ng_stat_part_count(s, &s->part[j]) * ng_dtype_size(s->kept);
         x->w.largest = ng_max64(x->w.largest, bytes);
+        guest += bytes;
       }
     }
     x->most = (int32_t)ng_max64(x->most, n);
+    if (p->block[i]->apart) x->guest_bytes = ng_max64(x->guest_bytes, guest);
   }
   x->path_room = (int64_t)strlen(x->folder) + 1 + (int64_t)sizeof(file_name);
   const bool ok = ng_work_take(&x->w, &x->path, x->path_room) &&
@@ -134,6 +143,7 @@ static ng_status prepare(factors *x) {
                   ng_work_take(&x->w, &x->tensor, x->most * (int64_t)sizeof *x->tensor) &&
                   ng_work_take(&x->w, &x->file, p->blocks * (int64_t)sizeof *x->file) &&
                   ng_work_take(&x->w, &x->told, told_count(p) * (int64_t)sizeof *x->told) &&
+                  ng_work_take(&x->w, &x->guest, x->guest_bytes) &&
                   ng_work_take(&x->w, &x->w.memory, x->w.largest) &&
                   ng_work_take(&x->w, &x->w.published, x->w.largest);
   if (x->file != NULL) memset(x->file, 0, (size_t)p->blocks * sizeof *x->file);
@@ -153,6 +163,7 @@ static void close_factors(factors *x) {
   }
   ng_work_give(&x->w, x->told, told_count(p) * (int64_t)sizeof *x->told);
   ng_work_give(&x->w, x->file, p->blocks * (int64_t)sizeof *x->file);
+  ng_work_give(&x->w, x->guest, x->guest_bytes);
   ng_work_give(&x->w, x->tensor, x->most * (int64_t)sizeof(ngio_tensor));
   ng_work_give(&x->w, x->field, x->most * (int64_t)sizeof(ng_field));
   ng_work_give(&x->w, x->path, x->path_room);
@@ -187,9 +198,38 @@ static const void *published(factors *x, const ng_field *f) {
   return x->w.published;
 }
 
-static void save_block(factors *x, const ng_block *b) {
+/* As each statistic's owner has it: what that refused others take for folded. */
+static ng_status find_started(factors *x) {
+  const ng_precond *p = x->w.p;
+  double *found = found_of(x);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    double bit = 1.0;
+    for (int32_t k = 0; k < p->block[i]->stats; k++, bit *= 2.0) {
+      const ng_stat *s = &p->block[i]->stat[k];
+      if (s->owner == p->ctx->rank && s->started) found[i] += bit;
+    }
+  }
+  return p->ctx->ranks > 1 ? ng_work_sum(&x->w, found, p->blocks) : NG_OK;
+}
+
+/* Its n arrays, of which those of other owners come to this rank; by all ranks, whatever has failed. */
+static ng_status bring(factors *x, const ng_block *b, int32_t n) {
+  char *to = x->guest;
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < n && st == NG_OK; i++) {
+    ng_field *f = &x->field[i];
+    if (!comes(b, f)) continue;
+    const int64_t bytes = ng_field_bytes(f);
+    if (f->owner == b->ctx->rank) memcpy(to, f->data, (size_t)bytes);
+    st = ng_work_broadcast(&x->w, to, bytes, f->owner);
+    f->data = to;
+    to += bytes;
+  }
+  return st;
+}
+
+static void save_block(factors *x, const ng_block *b, int32_t n) {
   ng_work *w = &x->w;
-  const int32_t n = list_fields(x, b, true);
   uint32_t crc = 0;
   if (n == 0) return;
   set_path(x, b);
@@ -224,8 +264,12 @@ ng_status ng_state_save_factors(ng_precond *p, const char *folder) {
   if (x.w.first) make_folder(&x);
   NG_TRY(ng_work_share(&x.w));
   memset(x.told, 0, (size_t)told_count(p) * sizeof *x.told);
-  for (int32_t i = 0; i < p->blocks && x.w.st == NG_OK; i++) {
-    if (keeper(p->block[i]) == p->ctx->rank) save_block(&x, p->block[i]);
+  NG_TRY(find_started(&x));
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    const int32_t n = list_fields(&x, b, (uint64_t)found_of(&x)[i]);
+    NG_TRY(bring(&x, b, n));
+    if (keeper(b) == p->ctx->rank && x.w.st == NG_OK) save_block(&x, b, n);
   }
   NG_TRY(tell(&x));
   ng_log(p->ctx, NG_LOG_INFO, "factors: saved = %s", folder);
@@ -336,7 +380,7 @@ static ng_status take_average(factors *x, ng_block *b, const ng_field *f) {
     const ngio_tensor *t = ngio_tensors_find(x->file[b->number], f->name);
     ng_field_import(f, t->data, x->w.memory);
   }
-  if (b->keeps_everywhere) {
+  if (b->keeps_everywhere || comes(b, f)) {
     const ng_status st = ng_work_broadcast(&x->w, x->w.memory, ng_field_bytes(f), keeper(b));
     if (st != NG_OK) return st;
   }

@@ -1,10 +1,12 @@
 /* numbers.c: every number of the state that is not in an array or a counter of the model.
  *
  * In: a model.  Out: its numbers in one list of doubles, the same order on all ranks: those of its blocks, of
- * which each owner gives its own and the sum over ranks is everybody's, then one of each entry. */
+ * which each owner, of a block or of a statistic, gives its own and the sum over ranks is everybody's, then one
+ * of each entry. */
 #include "state/state.h"
 
 typedef struct cursor {
+  const ng_block *block;
   double *to;         /* get */
   const double *from; /* put */
   int64_t at;         /* the next number's place */
@@ -18,7 +20,9 @@ static ng_status count_one(void *arg, ng_number *n) {
 
 static ng_status get_one(void *arg, ng_number *n) {
   cursor *c = arg;
-  c->to[c->at++] = *n->value;
+  const int32_t owner = n->stat != NULL ? n->stat->owner : c->block->owner;
+  if (owner == c->block->ctx->rank) c->to[c->at] = *n->value;
+  c->at++;
   return NG_OK;
 }
 
@@ -32,20 +36,19 @@ static ng_status put_one(void *arg, ng_number *n) {
  * the same on every rank and in every run of this version.  In a file numbers have names, so
  * another order there is no matter. */
 int64_t ng_state_values(ng_precond *p) {
-  cursor c = {NULL, NULL, 0};
+  cursor c = {0};
   for (int32_t i = 0; i < p->blocks; i++) {
     (void)ng_block_numbers(p->block[i], count_one, &c);
   }
   return c.at + p->entries; /* the updates that each missed */
 }
 
-/* Each number from the block's owner alone: the sum over ranks (save.c) is then everybody's
- * array. */
+/* Each number from one owner alone: the sum over ranks (save.c) is then everybody's array. */
 void ng_state_get(ng_precond *p, double *x) {
-  cursor c = {x, NULL, 0};
+  cursor c = {.to = x};
   for (int32_t i = 0; i < p->blocks; i++) {
-    const bool own = p->block[i]->owner == p->ctx->rank;
-    (void)ng_block_numbers(p->block[i], own ? get_one : count_one, &c);
+    c.block = p->block[i];
+    (void)ng_block_numbers(p->block[i], get_one, &c);
   }
   for (int32_t i = 0; i < p->entries && p->ctx->rank == 0; i++) { /* the same on all ranks */
     x[c.at + i] = (double)p->entry[i]->missed;
@@ -53,7 +56,7 @@ void ng_state_get(ng_precond *p, double *x) {
 }
 
 void ng_state_put(ng_precond *p, const double *x) {
-  cursor c = {NULL, x, 0};
+  cursor c = {.from = x};
   for (int32_t i = 0; i < p->blocks; i++) {
     (void)ng_block_numbers(p->block[i], put_one, &c);
   }

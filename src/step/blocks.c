@@ -142,14 +142,19 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
     return cannot(b, s, "its owner is no rank of the block's column");
   }
-  /* Else the owner of the other would lack this one, and could make nothing of the two. */
-  const bool alone = s->spread == NG_SPREAD_OWNER || s->spread == NG_SPREAD_LOCAL;
-  for (int32_t i = 0; i < b->stats && alone; i++) {
-    if (b->stat[i].owner == s->owner) continue;
+  if (!b->apart) return NG_OK;
+  /* The curvature is the product of two expectations over the same samples. */
+  if (s->spread == NG_SPREAD_LOCAL) {
     return cannot(
         b, s,
-        "only its owner keeps it, and another statistic has another owner; colocate = 1 gives "
-        "both to one");
+        "statistics = local: it has its owner's samples, and another statistic, of another owner, "
+        "has others; colocate = 1 gives both to one");
+  }
+  if (b->family->tell == NULL) {
+    return cannot(
+        b, s,
+        "only its owner keeps it, and another statistic, which the family needs beside it, has "
+        "another owner; colocate = 1 gives both to one");
   }
   return NG_OK;
 }

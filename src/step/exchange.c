@@ -4,6 +4,7 @@
  *             refused, whether options and numbers of the update are the same, sample weights of every
  *             statistic
  * statistics  sums of what is due: sums.c
+ * tell        a few doubles of blocks whose averages several ranks keep, each its own: what their solves need
  * results     from each owner to its column, one message an owner
  * direction   from each column to the rows, one message a column
  * agree       one small double reduction: status, refusals, clip sums
@@ -41,6 +42,26 @@ enum {
   FIRST_OUT = SAME + NG_SAME /* ranks that leave an entry out     */
 };
 
+/* In the column that holds their results; no other rank has to do with them. */
+int64_t ng_exchange_told_count(const ng_precond *p) {
+  int64_t n = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    if (b->apart && b->holds) n += b->stats * b->tells;
+  }
+  return n;
+}
+
+static void place_told(ng_precond *p) {
+  double *to = p->step->exchange.told;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!b->apart || !b->holds) continue;
+    b->told = to;
+    to += b->stats * b->tells;
+  }
+}
+
 static size_t counts_bytes(const ng_precond *p) {
   const size_t messages = (size_t)p->step->exchange.messages_most;
   return messages * (size_t)p->ctx->ranks * sizeof *p->step->exchange.counts;
@@ -67,10 +88,15 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->small = ng_object(p, (size_t)x->small_count * sizeof *x->small);
   x->message = ng_object(p, (size_t)x->messages_most * sizeof *x->message);
   x->spans = ng_object(p, (size_t)x->spans_most * sizeof *x->spans);
+  x->told_count = ng_exchange_told_count(p);
   if (owned) x->counts = ng_object(p, counts_bytes(p));
-  if (x->small == NULL || x->message == NULL || x->spans == NULL || (owned && x->counts == NULL)) {
+  if (x->told_count > 0) x->told = ng_object(p, (size_t)x->told_count * sizeof *x->told);
+  const bool told = x->told_count == 0 || x->told != NULL;
+  if (x->small == NULL || x->message == NULL || x->spans == NULL || !told ||
+      (owned && x->counts == NULL)) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
+  place_told(p);
   return NG_OK;
 }
 
@@ -80,6 +106,7 @@ void ng_exchange_release(ng_precond *p) {
   ng_object_free(p, x->message, (size_t)x->messages_most * sizeof *x->message);
   ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
   ng_object_free(p, x->counts, counts_bytes(p));
+  ng_object_free(p, x->told, (size_t)x->told_count * sizeof *x->told);
   memset(x, 0, sizeof *x);
 }
 
@@ -331,6 +358,33 @@ ng_status ng_exchange_probe(ng_precond *p) {
   if (st == NG_OK) st = ng_stages_sum(p, &refused, 1, "probe");
   if (st != NG_OK) return st;
   s->refused = refused > 0.0;
+  return NG_OK;
+}
+
+/* The same on all ranks of a column: what is apart, and what is solved. */
+bool ng_exchange_tells(const ng_precond *p) {
+  bool due = false;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    due = due || (p->block[i]->told != NULL && ng_solve_due(p, p->block[i]));
+  }
+  return due;
+}
+
+/* Every number from one rank, the owner of its statistic: a sum with zeros hands it on as it is. */
+ng_status ng_exchange_tell(ng_precond *p) {
+  ng_exchange *x = &p->step->exchange;
+  ng_comm *c = p->ctx->comm;
+  memset(x->told, 0, (size_t)x->told_count * sizeof *x->told);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (b->told == NULL || !ng_solve_due(p, b)) continue;
+    for (int32_t k = 0; k < b->stats; k++) {
+      if (b->stat[k].keeps) b->family->tell(b, k, b->told + k * b->tells);
+    }
+  }
+  if (ng_comm_sum(c, &p->grid.column_group, x->told, x->told_count, NG_F64) != NG_OK) {
+    return ng_exchange_failed(p, "tell");
+  }
   return NG_OK;
 }
 

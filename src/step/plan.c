@@ -38,31 +38,45 @@ static int64_t length_of(const ng_stat *s) {
   return n;
 }
 
+typedef struct sums {
+  const ng_stat *before; /* the last one, if it is at the end of the message at hand */
+  int64_t message;       /* elements of that */
+} sums;
+
 /* As add_message of sums.c joins them, by lengths instead of places: a message ends with the last element of
- * its last piece.  Those that go to owners, or the others. */
+ * its last piece. */
+static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_rank_plan *out) {
+  const ng_stat *before = x->before;
+  x->before = NULL;
+  if (!ng_stat_sent(s) || !s->observes) return;
+  const int64_t size = ng_dtype_size(s->wire), travels = ng_dtype_size(s->travels);
+  const int64_t gap = (NG_ALIGN - x->message * size % NG_ALIGN) % NG_ALIGN / size;
+  int64_t more = gap + length_of(s);
+  if (before == NULL || s->alone || before->wire != s->wire || before->travels != s->travels ||
+      before->rule.direct != s->rule.direct || (x->message + more) * travels > ng_step_bucket(p)) {
+    out->sums_messages++;
+    x->message = 0;
+    more -= gap;
+  }
+  x->message += more;
+  out->sums_bytes += more * travels;
+  if (!s->alone) x->before = s;
+}
+
+/* Those that go to owners, or the others. */
 static void add_statistics(const ng_precond *p, bool owned, ng_rank_plan *out) {
-  const ng_stat *before = NULL;
-  int64_t message = 0; /* elements of the one at hand */
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = owned ? p->by_owner[i] : p->block[i];
+  sums x = {NULL, 0};
+  for (int32_t i = 0; i < p->owned && owned; i++) {
+    add_statistic(p, p->by_owner[i].stat, &x, out);
+  }
+  for (int32_t i = 0; i < p->blocks && !owned; i++) {
+    const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->stats; k++) {
-      const ng_stat *s = &b->stat[k];
-      if (!ng_stat_sent(s) || !s->observes || ng_stat_to_owner(s) != owned) {
-        before = NULL;
-        continue;
+      if (ng_stat_to_owner(&b->stat[k])) {
+        x.before = NULL;
+      } else {
+        add_statistic(p, &b->stat[k], &x, out);
       }
-      const int64_t size = ng_dtype_size(s->wire), travels = ng_dtype_size(s->travels);
-      const int64_t gap = (NG_ALIGN - message * size % NG_ALIGN) % NG_ALIGN / size;
-      int64_t more = gap + length_of(s);
-      if (before == NULL || s->alone || before->wire != s->wire || before->travels != s->travels ||
-          before->rule.direct != s->rule.direct || (message + more) * travels > ng_step_bucket(p)) {
-        out->sums_messages++;
-        message = 0;
-        more -= gap;
-      }
-      message += more;
-      out->sums_bytes += more * travels;
-      before = s->alone ? NULL : s;
     }
   }
 }
@@ -82,6 +96,7 @@ static void add_slices(const ng_precond *p, ng_rank_plan *out) {
 static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
+  out->tell_bytes = ng_exchange_told_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
   add_statistics(p, false, out);
   out->scatter_bytes = -out->sums_bytes;

@@ -161,22 +161,32 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
 
 /* ---- ready, release --------------------------------------------------------------------------*/
 
-/* All of a block's statistics have one owner where they go to it (check_stat). */
-static int32_t owner_of(const ng_block *b) { return b->stats > 0 ? b->stat[0].owner : b->owner; }
-
 static int earlier(const void *x, const void *y) {
-  const ng_block *a = *(ng_block *const *)x, *b = *(ng_block *const *)y;
-  const int32_t d = owner_of(a) - owner_of(b);
-  return d != 0 ? d : a->number - b->number;
+  const ng_owned *a = x, *b = y;
+  const int32_t d = a->stat->owner - b->stat->owner;
+  if (d != 0) return d;
+  if (a->block != b->block) return a->block->number - b->block->number;
+  return a->stat < b->stat ? -1 : a->stat > b->stat;
 }
 
-static ng_status order_blocks(ng_precond *p) {
-  p->by_owner = ng_object(p, (size_t)p->block_capacity * sizeof(ng_block *));
-  if (p->by_owner == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  for (int32_t i = 0; i < p->blocks; i++) {
-    p->by_owner[i] = p->block[i];
+/* What goes to one owner, in the order in which its sums lie (model/arena.c). */
+static ng_status order_owned(ng_precond *p) {
+  for (int pass = 0; pass < 2; pass++) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < p->blocks; i++) {
+      for (int32_t k = 0; k < p->block[i]->stats; k++) {
+        ng_stat *s = &p->block[i]->stat[k];
+        if (!ng_stat_to_owner(s)) continue;
+        if (pass == 1) p->by_owner[n] = (ng_owned){p->block[i], s};
+        n++;
+      }
+    }
+    if (pass == 1 || n == 0) break;
+    p->by_owner = ng_object(p, (size_t)n * sizeof *p->by_owner);
+    if (p->by_owner == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+    p->owned = n;
   }
-  qsort(p->by_owner, (size_t)p->blocks, sizeof(ng_block *), earlier);
+  if (p->owned > 0) qsort(p->by_owner, (size_t)p->owned, sizeof *p->by_owner, earlier);
   return NG_OK;
 }
 
@@ -187,7 +197,7 @@ ng_status ng_step_place(ng_precond *p) {
   ng_status st = ng_grid_make(p);
   if (st == NG_OK) st = take_groups(p);
   if (st == NG_OK) st = ng_blocks_make(p);
-  if (st == NG_OK) st = order_blocks(p);
+  if (st == NG_OK) st = order_owned(p);
   if (st == NG_OK) st = take_slots(p);
   if (st == NG_OK) st = ng_shards_settle(p);
   if (st != NG_OK) return st;
@@ -248,7 +258,7 @@ void ng_step_release(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block_free(p->block[i]);
   }
-  ng_object_free(p, p->by_owner, (size_t)p->block_capacity * sizeof(ng_block *));
+  ng_object_free(p, p->by_owner, (size_t)p->owned * sizeof *p->by_owner);
   ng_object_free(p, p->block, (size_t)p->block_capacity * sizeof *p->block);
   for (int32_t i = 0; i < p->entries; i++) {
     p->entry[i]->taken_by = NULL;
@@ -257,8 +267,9 @@ void ng_step_release(ng_precond *p) {
   ng_object_free(p, p->direction_span, W * sizeof *p->direction_span);
   ng_object_free(p, p->sum_span, W * sizeof *p->sum_span);
   ng_arena_release(p);
-  p->block = p->by_owner = NULL;
-  p->blocks = p->block_capacity = 0;
+  p->block = NULL;
+  p->by_owner = NULL;
+  p->blocks = p->block_capacity = p->owned = 0;
   p->result_span = p->direction_span = p->sum_span = NULL;
   if (p->step == NULL) return; /* a create that failed */
   ng_quantify_release(p);

@@ -1,7 +1,7 @@
 /* stations.c: a step is this table of stations, walked in order.
  *
- *   look -> check -> sums -> statistics -> solve -> share -> shards -> measure -> deliver -> agree -> probe -> emit
- *   -> weights
+ *   look -> check -> sums -> statistics -> tell -> solve -> share -> shards -> measure -> deliver -> agree -> probe
+ *   -> emit -> weights
  *
  * Each is due or not, local or collective; the table says what is waited for before it runs, what it
  * leaves under way, and where all ranks may end the step together.  Time, bytes, waiting and leaving are
@@ -353,6 +353,10 @@ const ng_station ng_stations[NG_STATIONS] = {
                           .due = any_stat,
                           .waits = NG_MAIL_STATISTICS,
                           .leave = NG_LEAVE_REFUSED},
+    [NG_AT_TELL] = {.name = "tell",
+                    .run = ng_exchange_tell,
+                    .due = ng_exchange_tells,
+                    .collective = true},
     [NG_AT_SOLVE] = {.name = "solve", .run = solve, .due = solving},
     [NG_AT_SHARE] = {.name = "share",
                      .run = ng_exchange_post_results,

@@ -155,7 +155,9 @@ typedef struct ng_exchange {
   int32_t held;  /* ... and from there to here those that wait for their message's others */
   int64_t held_bytes;
   int64_t bytes, sent; /* sent ahead, in so many messages; counted at sums */
-  ng_request *spans;   /* [spans_most] results or directions under way, of ranks, then slices */
+  double *told;        /* [told_count] of blocks that are apart, of this rank's column */
+  int64_t told_count;
+  ng_request *spans; /* [spans_most] results or directions under way, of ranks, then slices */
   int32_t spans_most;
 } ng_exchange;
 
@@ -190,6 +192,10 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 ng_status ng_exchange_check(ng_precond *p);
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
 ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
+/* What owners of statistics of one block tell each other before it is solved. */
+bool ng_exchange_tells(const ng_precond *p);
+ng_status ng_exchange_tell(ng_precond *p);
+int64_t ng_exchange_told_count(const ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
@@ -292,6 +298,7 @@ typedef enum ng_station_id {
   NG_AT_CHECK,
   NG_AT_SUMS,
   NG_AT_STATISTICS,
+  NG_AT_TELL,
   NG_AT_SOLVE,
   NG_AT_SHARE,
   NG_AT_SHARDS,

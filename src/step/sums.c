@@ -74,39 +74,47 @@ static ng_status post(ng_precond *p, int32_t first) {
   return NG_OK;
 }
 
-/* Its statistics that go to their owner, or the others.  Returns the last of the block if it is at the end of
- * the last message.  The queue is waited for before the transport reads: that does not know the queue. */
-static const ng_stat *add_block(ng_precond *p, ng_block *b, bool owned, const ng_stat *before) {
-  ng_exchange *x = &p->step->exchange;
+/* Returns it if it is at the end of the last message. */
+static const ng_stat *add_stat(ng_precond *p, const ng_block *b, ng_stat *s,
+                               const ng_stat *before) {
+  if (!sends(s) || !ng_one_due(p, b, s)) return NULL;
+  ng_stat_to_wire(p->ctx->queue, s);
+  add_message(&p->step->exchange, p->ctx->ranks, s->alone ? NULL : before, s);
+  s->posted = true;
+  return s->alone ? NULL : s;
+}
+
+/* Its statistics that do not go to their owner.  The queue is waited for before the transport reads: that does
+ * not know the queue. */
+static const ng_stat *add_block(ng_precond *p, ng_block *b, const ng_stat *before) {
   for (int32_t k = 0; k < b->stats; k++) {
     ng_stat *s = &b->stat[k];
-    if (ng_stat_to_owner(s) != owned || !sends(s) || !ng_one_due(p, b, s)) {
-      before = NULL;
-      continue;
-    }
-    ng_stat_to_wire(p->ctx->queue, s);
-    add_message(x, p->ctx->ranks, s->alone ? NULL : before, s);
-    s->posted = true;
-    before = s->alone ? NULL : s;
+    before = ng_stat_to_owner(s) ? NULL : add_stat(p, b, s, before);
   }
   ng_queue_wait(p->ctx->queue);
   return before;
 }
 
-/* In the order in which they lie: of blocks, or of owners. */
-static void add_blocks(ng_precond *p, bool owned) {
+/* Those that do, by owners, of all blocks or of those that leave ahead. */
+static void add_owned(ng_precond *p, bool ahead) {
   const ng_stat *before = NULL;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = owned ? p->by_owner[i] : p->block[i];
-    if (b->stats > 0) before = ng_stat_due(p, b) ? add_block(p, b, owned, before) : NULL;
+  for (int32_t i = 0; i < p->owned; i++) {
+    const ng_owned *o = &p->by_owner[i];
+    before = !ahead || o->block->leaving ? add_stat(p, o->block, o->stat, before) : NULL;
   }
+  ng_queue_wait(p->ctx->queue);
 }
 
+/* In the order in which they lie: of blocks, then of owners. */
 ng_status ng_exchange_post_statistics(ng_precond *p) {
   const int32_t first = p->step->exchange.messages;
+  const ng_stat *before = NULL;
   if (p->ctx->ranks == 1) return NG_OK;
-  add_blocks(p, false);
-  if (p->step->exchange.counts != NULL) add_blocks(p, true);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (b->stats > 0) before = ng_stat_due(p, b) ? add_block(p, b, before) : NULL;
+  }
+  add_owned(p, false);
   return post(p, first);
 }
 
@@ -162,13 +170,9 @@ static ng_status let_go(ng_precond *p) {
   for (int32_t i = x->ahead; i < x->held; i++) {
     ng_block *b = p->block[i];
     b->leaving = b->ahead;
-    if (b->stats > 0) before = b->ahead ? add_block(p, b, false, before) : NULL;
+    if (b->stats > 0) before = b->ahead ? add_block(p, b, before) : NULL;
   }
-  before = NULL;
-  for (int32_t i = 0; i < p->blocks && x->counts != NULL && x->held > x->ahead; i++) {
-    ng_block *b = p->by_owner[i];
-    if (b->stats > 0) before = b->leaving ? add_block(p, b, true, before) : NULL;
-  }
+  if (x->held > x->ahead) add_owned(p, true);
   for (int32_t i = x->ahead; i < x->held; i++) {
     p->block[i]->leaving = false;
   }
