@@ -433,14 +433,16 @@ static bool all_there(reader *in, const store *from) {
   return true;
 }
 
-/* A learning rate a step, above 0. */
+/* A learning rate a step; 0 where a schedule has come to its end.  What is smaller than 1e-30 and not 0 has no f32
+ * of what divides by it. */
 static double *take_rates(reader *in, const char *key) {
   const json_t *list = json_object_get(in->r->root, key);
   double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
   for (int i = 0; i < in->r->steps; i++) {
     const json_t *x = json_array_get(list, (size_t)i);
     rate[i] = json_number_value(x);
-    if (!(rate[i] > 0)) wrong(in, "case.json: %s has no number above 0 for step %d", key, i);
+    if (!json_is_number(x) || (rate[i] != 0 && !(rate[i] >= 1e-30 && rate[i] <= 1e30)))
+      wrong(in, "case.json: %s has neither 0 nor a number from 1e-30 to 1e30 for step %d", key, i);
   }
   return rate;
 }

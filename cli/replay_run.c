@@ -9,6 +9,7 @@
 #include "cli.h"
 
 #include <dlfcn.h>
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -72,10 +73,12 @@ static const char *own_options(const recording *r, const shape *l) {
   return NULL;
 }
 
-/* A gradient as the optimizer there has it: unscaled, and with its part of the weights. */
+/* A gradient as the optimizer there has it: unscaled, and with its part of the weights; or none at all. */
 static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
-                           int64_t n) {
+                           int64_t n, bool none) {
   for (int64_t i = 0; i < n; i++) {
+    if (none) to[i] = 0.0f;
+    if (none) continue;
     to[i] = (float)((double)grad[i] / r->loss_scale +
                     (before == NULL ? 0.0 : r->weight_decay * (double)before[i]));
   }
@@ -196,15 +199,24 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
 }
 
 /* Of chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum, or with adjust_momentum that times lr / lr_pre where
- * lr has fallen.  Here v has no lr in it, so it is -v / lr and takes m lr_before / lr. */
+ * lr has fallen.  Here v has no lr in it, so it is -v / lr and takes m lr_before / lr.  Where lr is 0, w goes on
+ * moving with v, which no lr of 0 can do here: it is the last one above 0, and the gradient is 0. */
+static double scale_of(const recording *r, int step) {
+  while (step > 0 && r->lr[step] == 0)
+    step--;
+  return r->lr[step];
+}
+
 static ng_sgd sgd_of(const recording *r, int step) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
-  how.lr = r->lr[step];
+  how.lr = scale_of(r, step);
   how.momentum = r->momentum;
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
-  if (step > 0) how.momentum *= r->lr[step - 1] / how.lr;
+  if (step > 0 && how.lr > 0) how.momentum *= scale_of(r, step - 1) / how.lr;
+  /* a momentum that has become 0 makes v anew, one of 0 would have none */
+  if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
@@ -241,7 +253,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
     for (int k = 0; k < (l->bias ? 2 : 1) && r->momentum != 0 && st >= 0; k++) {
       char name[128];
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
-      st = measure_momentum(p, name, r->lr[step], k == 0 ? s->v : s->bias_v,
+      st = measure_momentum(p, name, scale_of(r, step), k == 0 ? s->v : s->bias_v,
                             k == 0 ? l->out * inputs(l) : l->out, &v_gap, &v_scale);
     }
     if (st < 0) return st;
@@ -267,11 +279,12 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
       if (st == NG_SKIPPED) return st;
     }
   }
+  const bool none = me->fused && r->lr[step] == 0;
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
     const recording_step *s = recording_step_at(r, step, i);
-    write_gradient(r, me->grad[i], s->grad, s->before, l->out * inputs(l));
-    if (l->bias) write_gradient(r, me->bias[i], s->bias_grad, s->bias_before, l->out);
+    write_gradient(r, me->grad[i], s->grad, s->before, l->out * inputs(l), none);
+    if (l->bias) write_gradient(r, me->bias[i], s->bias_grad, s->bias_before, l->out, none);
   }
   if (st < 0) return st;
   const ng_sgd sgd = me->fused ? sgd_of(r, step) : (ng_sgd){0};

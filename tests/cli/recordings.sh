@@ -90,13 +90,62 @@ cp -r "$folder" "$scratch/f2"
 expect 0 '*weights and momentum after each step: largest *: ok' "$natgrad" replay "$scratch/f2"
 edited 's/"momentum": 0.9/"momentum": 0.8/'; expect 1 '*weights and momentum *: exceeded' "$natgrad" replay "$scratch/f2"
 edited 's/"adjust_momentum": true/"adjust_momentum": false/'; expect 1 '*: exceeded' "$natgrad" replay "$scratch/f2"
-edited 's/"lr_steps"/"lr_stops"/'; expect 2 '*case.json: lr_steps has no number above 0 for step 0' "$natgrad" replay "$scratch/f2"
+edited 's/"lr_steps"/"lr_stops"/'; expect 2 '*case.json: lr_steps has neither 0 nor a number * for step 0' "$natgrad" replay "$scratch/f2"
+edited 's/^  0.06,$/  -0.06,/'; expect 2 '*case.json: lr_steps has neither * for step 1' "$natgrad" replay "$scratch/f2"
+edited 's/^  0.06,$/  1e-31,/'; expect 2 '*case.json: lr_steps has neither * for step 1' "$natgrad" replay "$scratch/f2"
 edited 's/"momentum": 0.9/"momentum": "much"/'; expect 2 '*case.json: config: momentum *' "$natgrad" replay "$scratch/f2"
 cp "$folder/case.json" "$scratch/f2/"
 cp "$folder/s2.fc1.weight.v.npy" "$scratch/f2/s3.fc1.weight.v.npy"
 expect 1 '*weights and momentum after each step: largest * (step 3, fc1)*: exceeded' "$natgrad" replay "$scratch/f2"
 rm "$scratch/f2/s3.fc1.weight.v.npy"
 expect 2 '*array s3.fc1.weight.v is missing' "$natgrad" replay "$scratch/f2"
+
+# Learning rates of 0: a schedule at its end, a first step of a warm-up.  v <- m v - lr PD, w <- w + v in double,
+# with the recorded PD.
+rates() { # ADJUST RATE...
+  cp "$folder"/*.npy "$folder/case.json" "$scratch/f2/"
+  python3 - "$scratch/f2" "$@" <<'END'
+import array, glob, json, os, re, sys
+at, adjust, lr = sys.argv[1], sys.argv[2] == "adjust", [float(x) for x in sys.argv[3:]]
+case = json.load(open(at + "/case.json"))
+pre = [lr[0]] + lr[:-1]
+case.update(lr_steps=lr, lr_pre_steps=pre)
+case["config"]["adjust_momentum"] = adjust
+json.dump(case, open(at + "/case.json", "w"))
+def read(name):
+    raw = open(f"{at}/{name}.npy", "rb").read()
+    head = 10 + int.from_bytes(raw[8:10], "little")
+    return raw[:head], array.array("f", raw[head:])
+def write(name, head, x):
+    open(f"{at}/{name}.npy", "wb").write(head + array.array("f", x).tobytes())
+for out in glob.glob(at + "/s0.*.out.npy"):
+    p = re.fullmatch(r"s0\.(.*)\.out\.npy", os.path.basename(out)).group(1)
+    head, w = read(f"s0.{p}.before")
+    v = [0.0] * len(w)
+    for s in range(len(lr)):
+        m = case["config"]["momentum"] * (lr[s] / pre[s] if adjust and lr[s] < pre[s] else 1)
+        v = [m * a - lr[s] * b for a, b in zip(v, read(f"s{s}.{p}.out")[1])]
+        write(f"s{s}.{p}.before", head, w)
+        w = [a + b for a, b in zip(w, v)]
+        write(f"s{s}.{p}.after", head, w)
+        write(f"s{s}.{p}.v", head, v)
+END
+}
+if command -v python3 >/dev/null; then # not in a bare Debian
+  for adjust in adjust keep; do
+    for lr in "0.1 0.06 0.08 0.02" "0.1 0 0.08 0" "0 0 0.1 0" "0.1 0 0 0.02" "0 0 0 0"; do
+      # shellcheck disable=SC2086
+      rates $adjust $lr || fail "rates $lr"
+      expect 0 '*weights and momentum after each step: largest *: ok' "$natgrad" replay "$scratch/f2"
+    done
+  done
+  rates adjust 0.1 0 0.08 0.02
+  cp "$folder/s1.fc1.weight.v.npy" "$scratch/f2/s2.fc1.weight.v.npy"
+  expect 1 '*weights and momentum after each step: largest * (step 2, fc1)*: exceeded' "$natgrad" replay "$scratch/f2"
+else
+  echo "python3 is missing: no learning rates of 0"
+fi
+cp "$folder"/*.npy "$folder/case.json" "$scratch/f2/"
 
 # The same of a program that looks at gradients only.
 folder=$scratch/window
