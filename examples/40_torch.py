@@ -56,7 +56,8 @@ class ng_layer_report(c.Structure):
                 ("solve_ms", c.c_double), ("measure_ms", c.c_double), ("pi", c.c_double),
                 ("damping_a", c.c_double), ("damping_g", c.c_double), ("rung", c.c_int32),
                 ("observations", c.c_int64), ("kept", c.c_int64), ("frozen", c.c_int32),
-                ("unobserved", c.c_int64), ("damping_f", c.c_double)]
+                ("unobserved", c.c_int64), ("damping_f", c.c_double), ("block", c.c_char_p),
+                ("method", c.c_char_p)]
 
 
 P, S, I, L, D = c.c_void_p, c.c_char_p, c.c_int32, c.c_int64, c.c_double

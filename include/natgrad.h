@@ -524,6 +524,16 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   travel); one that is larger has its own, and with 0 each has.  A message leaves when all
  *                   in it was shown (ng_batch.last), or in the step: smaller ones leave sooner, and each
  *                   costs its latency.  Changes no bit
+ *
+ * Layers with options of their own.
+ *   per_layer       entries EXPRESSION: NAME=VALUE ..., separated by ';', as in
+ *                   "conv: solver=eigen; ^fc|^head$: method=mfac window=16 damping=1e-4".  A layer without
+ *                   ng_layer.options takes the line of the first entry whose expression (as of skip_layers, without
+ *                   ';' and ": ") is found in its name or kind, a tensor in its name; one that holds for no layer is
+ *                   an error of ng_ready.  With method=NAME in a line all options that a layer may have are of that
+ *                   method's row, but for what the line says; the others (clip, statistics, ranks, update) are
+ *                   the model's, and a choice of statistics that only another family has is all.  Layers of the
+ *                   window family with the same line, to a letter, are one window, others another
  */
 typedef struct ng_options ng_options;
 
@@ -533,7 +543,7 @@ typedef struct ng_options ng_options;
  *
  * Line:    "method=eva damping=0.01 skip_layers='fc1|head 2'": NAME=VALUE, separated by blanks, in
  *          any order; a value with blanks in '..' or "..".  The same name twice is an error.
- * Memory:  *out is NULL unless the status is NG_OK; one allocation of some 10 kB, which no context
+ * Memory:  *out is NULL unless the status is NG_OK; one allocation of some 15 kB, which no context
  *          counts.  `message` (may be NULL) receives one line on failure, here and below.
  * Threads: an object is used by one thread at a time, or read by any number of them together.
  * Errors:  as ng_options_set; NG_ERR_NOMEM. */
@@ -550,7 +560,7 @@ NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **ou
  * row, every other keeps what it was given, so the order of calls has no effect; of two calls for
  * one option the last counts.  The method also decides the family: options that only another family
  * has (ng_option_info.family) must keep their defaults.
- * Memory:  texts are copied; a free text (skip_layers, schedule) has at most 4,095 bytes.
+ * Memory:  texts are copied; a free text (skip_layers, schedule, per_layer) has at most 4,095 bytes.
  * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
  *          (the message has the range), NG_ERR_ABSENT for a choice or method known but not
  *          supported yet; nothing changed. */
@@ -633,7 +643,7 @@ typedef struct ng_option_info {
   const char *choices;  /* "a|b|c"; choices known but not supported yet are not listed           */
   const char *unit, *help;
   const char *test;   /* the test in which two of its values give different results            */
-  int32_t per_layer;  /* may be given in ng_layer.options                                      */
+  int32_t per_layer;  /* may be given in ng_layer.options and per_layer                        */
   int32_t live;       /* may be changed after ng_ready (ng_set)                                */
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
   const char *needs;  /* the option that decides whether it has any effect, see ng_options_idle */
@@ -728,7 +738,8 @@ typedef struct ng_layer {
   int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
   void *shard_group;    /* NULL                                                                   */
   const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
-  const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or NULL      */
+  const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or           */
+                        /* "method=mfac window=16", see the option per_layer; NULL: none          */
   /* norm */
   ng_norm_kind norm_kind; /* 0: NG_BATCH_NORM                                                     */
   int32_t norm_no_weight; /* 1: no gamma; beta is then its only parameter                         */
@@ -1051,6 +1062,7 @@ typedef struct ng_layer_report {
   int32_t frozen;       /* 1: registered so, or by ng_freeze                                 */
   int64_t unobserved;   /* steps in which one of its statistics was due and shown by no rank */
   double damping_f;     /* added to the diagonal of a norm block's F, in its units; 0 if none  */
+  const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
 NG_API void ng_layer_report_init(ng_layer_report *out, size_t size);
 
@@ -1127,6 +1139,10 @@ typedef struct ng_explain_row {
   const char *why; /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
   int64_t bytes;   /* curvature held for its layer on this rank (at its weight's row)           */
   int32_t owner;   /* rank that solves; -1 if none                                              */
+  const char
+      *block; /* whose name is its key in messages and files: the layer, "window", or "window."
+                       * and the first layer of those with that line; "" if none                */
+  const char *method; /* the model's, or that of its line; "" without a block                   */
 } ng_explain_row;
 NG_API void ng_explain_row_init(ng_explain_row *out, size_t size);
 NG_API int32_t ng_explain_count(const ng_precond *p);

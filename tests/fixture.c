@@ -47,7 +47,10 @@ ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) 
   ng_options_standard(&o);
   if ((size_t)snprintf(text, sizeof text, "%s", options) >= sizeof text) return NG_ERR_ARG;
   for (bool more = true; more;) {
-    char *end = line + strcspn(line, ";");
+    char *end = line;
+    for (bool quoted = false; *end != 0 && (quoted || *end != ';'); end++) {
+      quoted ^= *end == '\'';
+    }
     more = *end != 0;
     *end = 0;
     const ng_status st = ng_options_set_line(&o, line, f->message, sizeof f->message);

@@ -83,10 +83,10 @@ static void rows_are_complete(void **state) {
 /* The row names a test that exists and is run. */
 static void every_row_has_its_test(void **state) {
   (void)state;
-  char *source[5] = {
-      file_text("tests/t_option_effects.c"), file_text("tests/t_option_effects_norm.c"),
+  char *source[6] = {
+      file_text("tests/t_option_effects.c"),        file_text("tests/t_option_effects_norm.c"),
       file_text("tests/t_option_effects_window.c"), file_text("tests/t_option_effects_place.c"),
-      file_text("tests/t_option_effects_ranks.c")};
+      file_text("tests/t_option_effects_ranks.c"),  file_text("tests/t_option_effects_layers.c")};
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char text[128];
@@ -94,13 +94,13 @@ static void every_row_has_its_test(void **state) {
     assert_string_equal(info.test, text);
     (void)snprintf(text, sizeof text, "static void %s(void **state)", info.test);
     int k = 0;
-    while (k < 4 && strstr(source[k], text) == NULL)
+    while (k < 5 && strstr(source[k], text) == NULL)
       k++;
     assert_contains(source[k], text);
     (void)snprintf(text, sizeof text, "cmocka_unit_test(%s)", info.test);
     assert_contains(source[k], text);
   }
-  for (int k = 0; k < 5; k++)
+  for (int k = 0; k < 6; k++)
     free(source[k]);
 }
 

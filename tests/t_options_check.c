@@ -184,11 +184,12 @@ static void environment(void **state) {
       if (variable[k] != '_') variable[k] = (char)(variable[k] - 'a' + 'A');
     }
     const bool free_text = info.type == NG_OPTION_TEXT;
-    const char *value = info.type == NG_OPTION_BOOL          ? "1"
-                        : info.type == NG_OPTION_INT         ? "3"
-                        : info.type == NG_OPTION_REAL        ? "0.25"
-                        : strcmp(info.name, "schedule") == 0 ? "damping*0.5@9"
-                                                             : "fc";
+    const char *value = info.type == NG_OPTION_BOOL           ? "1"
+                        : info.type == NG_OPTION_INT          ? "3"
+                        : info.type == NG_OPTION_REAL         ? "0.25"
+                        : strcmp(info.name, "schedule") == 0  ? "damping*0.5@9"
+                        : strcmp(info.name, "per_layer") == 0 ? "fc: damping=3"
+                                                              : "fc";
     char last[64] = "";
     if (info.type == NG_OPTION_CHOICE) {
       const char *bar = strrchr(info.choices, '|');
@@ -276,7 +277,10 @@ static void overrides(void **state) {
                                          {"damping", "NAME=VALUE"},
                                          {"damping=0", "0 < damping"},
                                          {"=1", "NAME=VALUE"},
-                                         {"method=eva", "whole model"},
+                                         {"method=evo", "did you mean 'eva'?"},
+                                         {"method=eva method=eva", "method is given twice"},
+                                         {"method=dp-kfac", "statistics = local, which holds"},
+                                         {"method=sam", "radius = 0.01, which holds"},
                                          {"damping='0.1", "closing '"},
                                          {"dampin=1", "did you mean 'damping'?"},
                                          {"damping = 1", "NAME=VALUE"},

@@ -51,7 +51,10 @@ static void unusual(const ng_option_info *info, char *value, size_t size) {
     (void)snprintf(value, size, "%s", bar == NULL ? info->choices : bar + 1);
     break;
   case NG_OPTION_TEXT:
-    (void)snprintf(value, size, strcmp(info->name, "schedule") == 0 ? "damping*0.5@9" : "fc");
+    (void)snprintf(value, size,
+                   strcmp(info->name, "schedule") == 0    ? "damping*0.5@9"
+                   : strcmp(info->name, "per_layer") == 0 ? "fc: damping=3"
+                                                          : "fc");
     break;
   }
 }
@@ -68,7 +71,7 @@ static void set_in_order(ng_options *by_calls, ng_options *by_line, const words 
     const char *name = w->name[place[k]], *value = w->value[place[k]];
     const size_t n = strlen(line);
     assert_int_equal(ng_options_set(by_calls, name, value, message, sizeof message), NG_OK);
-    (void)snprintf(line + n, sizeof line - n, "%s%s=%s", k > 0 ? " " : "", name, value);
+    (void)snprintf(line + n, sizeof line - n, "%s%s='%s'", k > 0 ? " " : "", name, value);
   }
   assert_int_equal(ng_options_set_line(by_line, line, message, sizeof message), NG_OK);
 }
@@ -250,7 +253,8 @@ static void all_of_a_line_or_nothing(void **state) {
     const ng_option_info info = option_info(i);
     char line[256], value[64];
     unusual(&info, value, sizeof value);
-    (void)snprintf(line, sizeof line, "%s=%s method=eva %s=%s", info.name, value, info.name, value);
+    (void)snprintf(line, sizeof line, "%s='%s' method=eva %s='%s'", info.name, value, info.name,
+                   value);
     assert_int_equal(ng_options_create(line, message, sizeof message, &(ng_options *){NULL}),
                      NG_ERR_ARG);
     assert_contains(message, info.name);

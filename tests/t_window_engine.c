@@ -7,7 +7,6 @@
 #include <cmocka.h>
 
 #include "draw.h"
-#include "family/family.h"
 #include "fixture.h"
 
 #include <math.h>
@@ -18,30 +17,10 @@
 
 /* ---- windows beside factors ------------------------------------------------------------------*/
 
-/* The window family on what has a name with a w, whatever the method. */
-static bool named(const ng_settings *o, const ng_entry *e) {
-  (void)o;
-  return e->d.name[0] == 'w';
-}
-
-static ng_status any(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  (void)o, (void)s, (void)message, (void)size;
-  return NG_OK;
-}
-
-static ng_family beside(void) {
-  ng_family f = ng_family_window;
-  f.name = "beside";
-  f.fits = named;
-  f.check = any;
-  return f;
-}
-
 enum { IN = 5, OUT = 4, COUNT = 7, B = 3, STEPS = 6, WEIGHTS = IN * OUT, MINE = WEIGHTS + COUNT };
 
 typedef struct mixed {
   fixture f;
-  ng_family family;
   bool factors; /* a layer "k" with K-FAC is there, too */
   float k[WEIGHTS], w[MINE];
 } mixed;
@@ -49,14 +28,11 @@ typedef struct mixed {
 static void open_mixed(mixed *m, bool factors) {
   memset(m, 0, sizeof *m);
   m->factors = factors;
-  m->family = beside();
   fixture_ok(&m->f, fixture_open(&m->f,
-                                 factors ? "method=natgrad damping=0.1 clip=none solve_period=1"
+                                 factors ? "method=natgrad damping=0.2 clip=none solve_period=1 "
+                                           "per_layer='^w: method=mfac window=64 damping=0.1'"
                                          : "method=mfac window=64 damping=0.1 clip=none",
                                  &(fixture_how){.threads = 1}));
-  if (factors)
-    assert_int_equal(ng_family_register(m->f.ctx, &m->family, m->f.message, sizeof m->f.message),
-                     NG_OK);
   const plane k[2] = {plane_of(m->k, OUT, IN, NG_F32), {0}},
               w[2] = {plane_of(m->w, OUT, IN, NG_F32), {0}};
   const plane t = plane_of(m->w + WEIGHTS, 1, COUNT, NG_F32);
@@ -99,7 +75,9 @@ static void beside_factors(void **state) {
   assert_int_equal(ng_explain(m.f.p, 0, &row), NG_OK);
   assert_string_equal(row.family, "kronecker");
   assert_int_equal(ng_explain(m.f.p, 1, &row), NG_OK);
-  assert_string_equal(row.family, "beside");
+  assert_string_equal(row.family, "window");
+  assert_string_equal(row.block, "window.w");
+  assert_string_equal(row.method, "mfac");
   for (int t = 0; t < STEPS; t++) {
     step_mixed(&m, t, both[t]);
     if (t == 2) fixture_ok(&m.f, ng_save(m.f.p, file));

@@ -11,7 +11,6 @@
 #include <cmocka.h>
 
 #include "draw.h"
-#include "family/family.h"
 #include "fixture.h"
 #include "ranks.h"
 
@@ -24,19 +23,8 @@
 enum { C = 2, K = 3, KERNEL = 3, SIDE = 5, IMAGE = SIDE * SIDE, IN = 7, OUT = 4, BATCH = 4 };
 enum { CONV = K * C * KERNEL * KERNEL, FC = IN * OUT, ALL = CONV + FC + OUT, STEPS = 9, AT = 5 };
 
-/* K-FAC on convolutions, whatever the method. */
-static bool convolutions(const ng_settings *o, const ng_entry *e) {
-  (void)o;
-  return e->d.kind == NG_CONV2D;
-}
-
-static ng_status any(const ng_options *o, const ng_settings *s, char *message, size_t size) {
-  (void)o, (void)s, (void)message, (void)size;
-  return NG_OK;
-}
-
 typedef struct life {
-  const char *options, *load, *save;
+  const char *options, *block, *load, *save;
   int32_t ranks;
   float P[2][STEPS][ALL]; /* of each rank */
   char message[1024];
@@ -78,7 +66,10 @@ static ng_status live_on(life *l, fixture *f, int32_t rank) {
   if (st == NG_OK) st = ng_ready(f->p);
   for (int i = 0; i < 2 && st == NG_OK; i++)
     st = ng_explain(f->p, i, &row[i]);
-  if (st == NG_OK && (strcmp(row[0].family, "beside") != 0 || strcmp(row[1].family, "window") != 0))
+  if (st == NG_OK &&
+      (strcmp(row[0].family, "kronecker") != 0 || strcmp(row[0].method, "natgrad") != 0 ||
+       strcmp(row[0].block, "conv") != 0 || strcmp(row[1].family, "window") != 0 ||
+       strcmp(row[1].method, "mfac") != 0 || strcmp(row[1].block, l->block) != 0))
     st = NG_ERR_STATE;
   if (st == NG_OK && l->load != NULL) st = ng_load(f->p, l->load);
   for (int t = l->load != NULL ? AT : 0; t < STEPS && st == NG_OK; t++) {
@@ -94,25 +85,21 @@ static ng_status live_on(life *l, fixture *f, int32_t rank) {
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   life *l = arg;
   fixture f = {0};
-  ng_family beside = ng_family_kronecker;
-  char message[128] = "";
-  beside.name = "beside";
-  beside.fits = convolutions;
-  beside.check = any;
   ng_status st = fixture_open(&f, l->options, &(fixture_how){.threads = 1, .transport = t});
-  if (st == NG_OK) st = ng_family_register(f.ctx, &beside, message, sizeof message);
   if (st == NG_OK) st = live_on(l, &f, rank);
   if (st != NG_OK && rank == 0)
-    (void)snprintf(l->message, sizeof l->message, "%s %s", message,
+    (void)snprintf(l->message, sizeof l->message, "%s",
                    f.ctx == NULL ? f.message : ng_last_error(f.ctx));
   fixture_close(&f);
   return st;
 }
 
-static life *lived(int32_t ranks, const char *options, const char *load, const char *save) {
+static life *lived(int32_t ranks, const char *options, const char *block, const char *load,
+                   const char *save) {
   life *l = calloc(1, sizeof *l);
   assert_non_null(l);
   l->options = options;
+  l->block = block;
   l->load = load;
   l->save = save;
   l->ranks = ranks;
@@ -135,18 +122,30 @@ static void same(const life *x, const life *y, int from) {
   }
 }
 
+/* K-FAC on convolutions and M-FAC on linear layers, said of these or of those; results of K-FAC held by one rank
+ * alone. */
 static void beside_convolutions(void **state) {
   static const char *const stores[] = {"", "window_store=topk window_density=0.3 window_dtype=bf16",
                                        "window_store=lowrank window_rank=2"};
+  static const struct {
+    const char *options, *block;
+  } how[] = {
+      {"clip=none damping=0.2 per_layer='linear: method=mfac damping=0.1 window=3 %s'",
+       "window.fc"},
+      {"method=mfac damping=0.1 clip=none window=3 %s per_layer='conv: method=natgrad'", "window"},
+      {"clip=none damping=0.3 grad_worker_fraction=0 statistics=owner schedule=damping*0.5@4 "
+       "per_layer='fc: window=3 method=mfac damping=0.1 %s'",
+       "window.fc"}};
   char file[FIXTURE_FILE];
   (void)state;
   fixture_file(file, "window-mixed");
-  for (size_t k = 0; k < sizeof stores / sizeof stores[0]; k++) {
-    char options[200];
-    (void)snprintf(options, sizeof options, "method=mfac damping=0.1 clip=none window=3 %s",
-                   stores[k]);
-    life *one = lived(1, options, NULL, NULL), *two = lived(2, options, NULL, file);
-    life *again = lived(2, options, file, NULL), *alone = lived(1, options, file, NULL);
+  for (size_t k = 0; k < 9; k++) {
+    char options[300];
+    (void)snprintf(options, sizeof options, how[k / 3].options, stores[k % 3]);
+    const char *block = how[k / 3].block;
+    life *one = lived(1, options, block, NULL, NULL), *two = lived(2, options, block, NULL, file);
+    life *again = lived(2, options, block, file, NULL),
+         *alone = lived(1, options, block, file, NULL);
     same(two, one, 0);
     same(alone, one, AT);
     assert_memory_equal(again->P[0][AT], two->P[0][AT], (STEPS - AT) * sizeof two->P[0][AT]);

@@ -148,8 +148,8 @@ static int check_skip(const settings *s, const nn *net, const ng_option_info *in
   return by[0] != 0 ? CLI_OK : fits_no_layer(s, net, info->name, value);
 }
 
-/* The library's group "layers" are the options that leave layers out; at their defaults they leave out
- * none. */
+/* The library's group "layers" are the options that leave layers out, at their defaults none; and per_layer, of which
+ * ng_ready itself says whom it does not find. */
 int precond_check(const settings *s, const nn *net) {
   ng_options *o = NULL;
   int rc = settings_options(s, &o);
@@ -157,6 +157,7 @@ int precond_check(const settings *s, const nn *net) {
     char read[MESSAGE];
     ng_option_info info;
     if (!cli_option_find(s->library[i].name, &info) || strcmp(info.group, "layers") != 0) continue;
+    if (strcmp(info.name, "per_layer") == 0) continue;
     const char *value = s->library[i].value; /* 011 is 11; a long expression is what it is */
     if (ng_options_get(o, info.name, read, sizeof read) == NG_OK) value = read;
     if (strcmp(value, info.standard) != 0) rc = check_skip(s, net, &info, value);

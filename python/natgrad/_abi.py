@@ -63,12 +63,12 @@ ng_station_report { size_t struct_size; const char *name; int32_t collective; in
   double last_wait_ms; double total_wait_ms; }
 ng_layer_report { size_t struct_size; const char *name; double observe_ms; double solve_ms; double measure_ms;
   double pi; double damping_a; double damping_g; int32_t rung; int64_t observations; int64_t kept; int32_t frozen;
-  int64_t unobserved; double damping_f; }
+  int64_t unobserved; double damping_f; const char *block; const char *method; }
 ng_statistic_report { size_t struct_size; const char *layer; const char *name; int64_t refreshed; int64_t passed;
   int64_t interval; int64_t next; int64_t bytes_sent; int64_t bytes_passed; }
 ng_memory_info { size_t struct_size; const char *use; int64_t bytes; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
-  const char *family; const char *why; int64_t bytes; int32_t owner; }
+  const char *family; const char *why; int64_t bytes; int32_t owner; const char *block; const char *method; }
 """
 
 CALLS = """

@@ -34,7 +34,7 @@ class Preconditioner(Binding, _state.Uncopied):
     options            the library's own (natgrad.options()); live ones may be functions of the step
 
     Options that belong to all of a model's layers are one line here; `layer_options` maps a layer's name to a line of
-    its own, {"fc": "damping=0.1"}.
+    its own, {"fc": "damping=0.1"}, the option `per_layer` expressions: "fc: method=mfac window=16; conv: damping=0.3".
     """
 
     family = method = None
@@ -92,10 +92,11 @@ class Preconditioner(Binding, _state.Uncopied):
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen = chosen
         # A window is over the gradients of all parameters, and its own weight decay reads them.
-        self._all = chosen.get("update") != "gradient" or _family_of(chosen) == "window"
-        masked = chosen.get("window_mask") == "1"
+        lines = " ".join([chosen.get("per_layer"), *(layer_options or {}).values()])  # may have a window of their own
+        self._all = (chosen.get("update") != "gradient" or _family_of(chosen) == "window" or "method=" in lines)
+        masked = chosen.get("window_mask") == "1" or "window_mask" in lines
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
-                         or float(chosen.get("window_decay")) > 0)
+                         or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
         self.entries = self._plan(accept)
         self._warned, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # steps with such a note, of this object

@@ -108,7 +108,10 @@ ng_status ng_report_layer(const ng_precond *p, int32_t index, ng_layer_report *o
   r.name = p->entry[index]->d.name;
   r.kept = p->entry[index]->kept;
   r.frozen = p->entry[index]->asleep || p->entry[index]->d.frozen;
+  r.block = r.method = "";
   if (b != NULL) {
+    r.block = b->name;
+    r.method = b->method;
     r.observe_ms = b->observe_ms;
     r.solve_ms = b->solve_ms;
     r.measure_ms = b->measure_ms;
@@ -185,5 +188,7 @@ ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   r.why = e->asleep ? "frozen by ng_freeze" : p->ready ? e->why : "ng_ready decides";
   r.bytes = b != NULL && ng_slot_own(b->segment[0].slot) == &e->slot[i] ? b->curvature_bytes : 0;
   r.owner = b != NULL ? b->owner : -1;
+  r.block = b != NULL ? b->name : "";
+  r.method = b != NULL ? b->method : "";
   return ng_give_struct(out, &r, sizeof r);
 }

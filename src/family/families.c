@@ -98,7 +98,7 @@ const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const
 /* Of the choices of this option one family has some, and one another. */
 static ng_status check_spread(const char *family, const ng_options *o, char *message, size_t size) {
   const char *whose = ng_is(o->statistics, "sharded") ? "window" : "kronecker";
-  if (ng_is(o->statistics, "all") || ng_is(family, whose)) return NG_OK;
+  if (ng_is(o->statistics, "all") || ng_is(family, whose) || o->own_method) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG,
                     "statistics = %s: method %s has no such choice (it is for the %s family); "
                     "leave it at all",
@@ -106,13 +106,14 @@ static ng_status check_spread(const char *family, const ng_options *o, char *mes
 }
 
 /* Compared as texts, as the table has defaults: one comparison for all types.  63 characters are
- * more than any choice or number has. */
+ * more than any choice or number has.  A layer with a method of its own answers for what layers may have. */
 ng_status ng_family_check_others(const char *family, const ng_options *o, char *message,
                                  size_t size) {
   for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
     const ng_option_row *row = &ng_option_table[i];
     char value[64];
     if (row->family == NULL || ng_is(row->family, family)) continue;
+    if (o->own_method && !row->per_layer) continue;
     if (ng_option_write(row, o, value, sizeof value) && ng_is(value, row->standard)) continue;
     return ng_fail_to(
         message, size, NG_ERR_ARG,
@@ -123,8 +124,7 @@ ng_status ng_family_check_others(const char *family, const ng_options *o, char *
   return check_spread(family, o, message, size);
 }
 
-/* What holds for every family comes last, since a family's refusal says more. */
-ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
+ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) {
   ng_settings s;
   ng_settings_of(o, &s);
   const ng_family *f = ng_family_find(s.family);
@@ -132,8 +132,14 @@ ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
     return ng_fail_to(message, size, NG_ERR_ARG, "method %s has no family '%s'", o->method,
                       s.family);
   }
-  const ng_status st = f->check(o, &s, message, size);
-  return st == NG_OK ? ng_options_verify(o, NULL, message, size) : st;
+  return f->check(o, &s, message, size);
+}
+
+/* What holds for every family comes after it, since a family's refusal says more. */
+ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
+  ng_status st = ng_family_check_line(o, message, size);
+  if (st == NG_OK) st = ng_options_verify(o, NULL, message, size);
+  return st == NG_OK ? ng_lines_each(o, ng_family_check_line, message, size) : st;
 }
 
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size) {

@@ -177,8 +177,10 @@ ng_status ng_family_register_own(ng_context *ctx);
 const ng_family *ng_family_find(const char *name);
 /* The one that takes an entry; NULL: none. */
 const ng_family *ng_family_of(const ng_context *ctx, const ng_settings *o, const ng_entry *e);
-/* Options against each other, and as the method's family wants them. */
+/* Options against each other, and as the method's family wants them; also with each line of per_layer. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size);
+/* As the family wants them, of values that ng_options_override left. */
+ng_status ng_family_check_line(const ng_options *o, char *message, size_t size);
 /* The same for values that a block would have, as its own family wants them. */
 ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, size_t size);
 /* For `check`: options that only another family has hold their defaults. */

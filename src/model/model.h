@@ -65,6 +65,7 @@ enum { NG_SHOWN = 4 };
 struct ng_entry {
   ng_layer d;  /* copied; name and options owned; alias_of not supported yet                      */
   bool tensor; /* registered by ng_add_tensor                                                     */
+  bool lined;  /* d.options are of per_layer                                                      */
   bool asleep; /* ng_freeze                                                                       */
   int64_t kept;   /* steps that left it as it was, for want of a gradient                         */
   int64_t missed; /* fused updates that left it as it was, for whatever reason; saved             */
@@ -183,6 +184,9 @@ struct ng_block {
   ng_precond *p;
   ng_context *ctx;
   const char *name; /* its key in messages and files: the layer's name, or the family's           */
+  char *own_name;   /* ... if it has none of theirs */
+  const char *options; /* the line of its layers, NULL: there is none */
+  const char *method;  /* the model's, or that of the line */
   ng_entry *entry;  /* its layer; NULL: it has the slots of many                                  */
   int32_t number;   /* among blocks                                                               */
   ng_settings base; /* the model's options with this layer's overrides                            */

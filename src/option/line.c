@@ -77,13 +77,7 @@ static ng_status twice(const char *name, char *message, size_t size) {
   return ng_fail_to(message, size, NG_ERR_ARG, "%s is given twice", name);
 }
 
-/* A layer has the family that the model's method has. */
-static ng_status take_method(ng_options *full, const word *w, seen *s, bool of_layer, char *message,
-                             size_t size) {
-  if (of_layer) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "method holds for the whole model, not for a layer");
-  }
+static ng_status take_method(ng_options *full, const word *w, seen *s, char *message, size_t size) {
   if (s->method) return twice("method", message, size);
   s->method = true;
   return ng_options_choose(full, w->value, message, size);
@@ -111,7 +105,7 @@ static ng_status take_line(ng_options *full, const char *line, seen *s, bool of_
   for (const char *at = skip_blanks(line); *at != 0; at = skip_blanks(at)) {
     ng_status st = next_word(&at, &w, message, size);
     if (st == NG_OK) {
-      st = ng_is(w.name, "method") ? take_method(full, &w, s, of_layer, message, size)
+      st = ng_is(w.name, "method") ? take_method(full, &w, s, message, size)
                                    : take_option(full, &w, s, of_layer, message, size);
     }
     if (st != NG_OK) return st;
@@ -131,15 +125,56 @@ ng_status ng_options_set_line(ng_options *o, const char *line, char *message, si
   return st;
 }
 
+/* The per_layer options, or all others. */
+static ng_option_mask of_layers(bool per_layer) {
+  ng_option_mask mask = {{0}};
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    if (ng_option_table[i].per_layer == per_layer) ng_bits_add(mask.word, i);
+  }
+  return mask;
+}
+
+/* A method is more than a layer may have of its own where its row sets what holds for the model: the model must
+ * have that, too.  But for the clip, which is one for all, and for who does what.  All blocks ascend (radius), or
+ * none. */
+static ng_status check_method(const ng_options *full, char *message, size_t size) {
+  ng_options row;
+  ng_options_standard(&row);
+  ng_status st = ng_options_choose(&row, full->method, message, size);
+  for (int32_t i = 0; i < NG_OPTION_COUNT && st == NG_OK; i++) {
+    const ng_option_row *r = &ng_option_table[i];
+    char asked[64], is[64];
+    const bool ranks = ng_is(r->group, "ranks") && i != NG_OPTION_statistics;
+    if (r->per_layer || r->type == NG_OPTION_TEXT || ng_is(r->group, "clip") || ranks) continue;
+    if (!ng_option_write(r, &row, asked, sizeof asked)) continue;
+    if (ng_is(asked, r->standard) && i != NG_OPTION_radius) continue;
+    if (ng_option_write(r, full, is, sizeof is) && ng_is(asked, is)) continue;
+    st =
+        ng_fail_to(message, size, NG_ERR_ARG,
+                   "method = %s has %s = %s, which holds for the whole model; give it to the model",
+                   full->method, r->name, asked);
+  }
+  return st;
+}
+
 /* The result is checked with the layer's values in place: a layer may choose what the model's other
- * values would not allow.  A schedule is not held against values that it will not move. */
+ * values would not allow.  A schedule is not held against values that it will not move.  With a method, all
+ * that a layer may have is that of its row, but for what the line says; the model's values, which may be meant
+ * for another curvature, are not among it. */
 ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
                               size_t size) {
   ng_options full = *o;
   seen s; /* the caller's mask stays as it is if this fails */
+  full.given = of_layers(false);
   ng_status st = take_line(&full, text == NULL ? "" : text, &s, true, message, size);
+  if (st == NG_OK && s.method) {
+    full.own_method = true;
+    s.options = of_layers(true);
+    st = check_method(&full, message, size);
+  }
   if (st == NG_OK) st = ng_options_verify(&full, &s.options, message, size);
   if (st != NG_OK) return st;
+  full.given = o->given;
   *o = full;
   if (mask != NULL) *mask = s.options;
   return NG_OK;

@@ -7,7 +7,7 @@
  * option_table.c holds the rows, option_value.c reads and writes one value, options.c the object, line.c
  * many values in one text, environment.c the variables that are read, methods.c the named rows of values
  * and the published names, schedule.c values that move with the step
- * count, skip.c the layers that are left out.  It knows the names of families, and nothing else of them.
+ * count, skip.c the layers that are left out, lines.c the lines of options for some layers.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
 #define NG_OPTION_H
@@ -15,8 +15,8 @@
 #include "core/core.h"
 #include "option/settings.h"
 
-/* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options.  The names
- * set are reported through `mask`, so that schedules leave them alone. */
+/* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options, or a method and with it
+ * all of them.  The names set are reported through `mask`, so that schedules leave them alone. */
 ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
                               size_t size);
 int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
@@ -166,6 +166,19 @@ ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *m
 /* The option that leaves it out; NG_OPTION_COUNT: none does. */
 ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l);
 void ng_skip_close(ng_skip *s);
+
+/* lines.c: options.per_layer, read; of an empty text NULL, which all of these take.  What was opened is closed. */
+typedef struct ng_lines ng_lines;
+ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size);
+void ng_lines_close(ng_lines **l);
+/* The line of the first entry that finds it; NULL: none does.  Good until close. */
+const char *ng_lines_for(ng_lines *l, const ng_layer *d);
+/* The expression of an entry that ng_lines_for never took; NULL: there is none. */
+const char *ng_lines_idle(const ng_lines *l);
+/* All lines of o->per_layer over *o, one by one: `judge` (may be NULL) says whether the values go together. */
+typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);
+ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size);
+ng_status ng_lines_form(const char *text, char *message, size_t size);
 
 /* Form of options.schedule, and whether every value it leads to stays in the option's range. */
 ng_status ng_schedule_form(const char *text, char *message, size_t size);

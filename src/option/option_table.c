@@ -51,8 +51,8 @@ enum { NG_OPTION_LIST(KIND) };
 #define NEEDS(option, values) .needs = NG_OPTION_##option, .needs_one_of = (values)
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
-/* What a window keeps is decided at ng_ready, for all layers in it. */
-#define WINDOW .group = "window", .family = "window"
+/* What a window keeps is decided at ng_ready, for all layers in it: those with the same line. */
+#define WINDOW .group = "window", .family = "window", .per_layer = true
 
 /* Bounds are those of the arithmetic behind, not of taste: a value that only trains badly is the
  * user's to choose.  A bound that is too narrow cannot be lifted by the user. */
@@ -382,6 +382,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(stat_bucket_mb, .group = "ranks", .standard = "25", .lower = 0, .upper = 1e5, .unit = "MB",
         .help = "sums of statistics travel in messages of at most so many MB, of whole statistics",
         .test = "effect_stat_bucket_mb"),
+    ROW(per_layer, .group = "layers", .standard = "",
+        .help = "options of some layers: EXPRESSION: NAME=VALUE ..., entries separated by ';', the "
+                "first whose expression is found in a layer's name or kind; method=NAME takes that "
+                "method's values",
+        .test = "effect_per_layer", .form = ng_lines_form),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

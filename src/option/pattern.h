@@ -24,5 +24,7 @@ void ng_pattern_free(ng_pattern **p);
 /* Anywhere in the text, unless the expression says ^ or $.  One search at a time: it uses the
  * pattern's own lists. */
 bool ng_pattern_found(ng_pattern *p, const char *text);
+/* skip.c: in the name of a layer, or its kind as it is spelt here or in PyTorch. */
+bool ng_pattern_finds(ng_pattern *p, const ng_layer *l);
 
 #endif

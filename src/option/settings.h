@@ -175,7 +175,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(BOOL, quantify, bool)                                                                          \
   X(CHOICE, placement_cost, ng_placement_cost)                                                     \
   X(BOOL, colocate, bool)                                                                          \
-  X(REAL, stat_bucket_mb, double)
+  X(REAL, stat_bucket_mb, double)                                                                  \
+  X(TEXT, per_layer, )
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;
@@ -230,6 +231,7 @@ struct ng_options {
   const char *method; /* the table's own name */
   NG_OPTION_LIST(NG_AS_HELD)
   ng_option_mask given; /* set by name: a method that is chosen leaves these alone */
+  bool own_method;      /* of a layer that named its method: what is not per_layer is the model's */
 };
 #undef NG_AS_HELD
 #undef NG_HELD_REAL

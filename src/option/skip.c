@@ -27,7 +27,7 @@ void ng_skip_close(ng_skip *s) { ng_pattern_free(&s->pattern); }
 
 /* Kinds are spelt as here and as in PyTorch: KAISA's skip list has class names, and an expression
  * copied from it should skip the same layers.  A kind that is not supported yet has no name. */
-static bool found_in(const ng_layer *l, ng_pattern *pattern) {
+bool ng_pattern_finds(ng_pattern *pattern, const ng_layer *l) {
   static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
                                         [NG_CONV2D] = {"conv2d", "Conv2d"},
                                         [NG_NORM] = {"norm", "Norm"},
@@ -41,7 +41,7 @@ static bool found_in(const ng_layer *l, ng_pattern *pattern) {
 
 /* A layer that both leave out is the expression's. */
 ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l) {
-  if (s->pattern != NULL && found_in(l, s->pattern)) return NG_OPTION_skip_layers;
+  if (s->pattern != NULL && ng_pattern_finds(s->pattern, l)) return NG_OPTION_skip_layers;
   const bool wide = s->width > 0 && l->kind == NG_LINEAR && l->out == s->width;
   return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
 }

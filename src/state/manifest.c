@@ -150,9 +150,10 @@ static bool holds_all(const char *statistics) {
   return ng_is(statistics, "all") || ng_is(statistics, "sharded");
 }
 
-/* Room for any option as text: numbers, choices, and the two free texts. */
+/* Room for any option as text: numbers, choices, and the free texts. */
 size_t ng_manifest_room(const ng_precond *p) {
-  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule);
+  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule) +
+         strlen(p->opt.per_layer);
 }
 
 /* Over the public list: the state knows options as a user does, by name and text. */
@@ -227,14 +228,13 @@ static ng_status read_options(const ng_precond *p, const ngio_value *manifest, n
       NULL; /* of blocks without options of their own, one for each family is enough */
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     const ng_block *b = p->block[i];
-    const char *text = b->entry == NULL ? NULL : b->entry->d.options;
-    if (text == NULL && b->family == asked) continue;
-    if (text == NULL) {
+    if (b->options == NULL && b->family == asked) continue;
+    if (b->options == NULL) {
       asked = b->family;
       st = ng_block_check(b, o, why, sizeof why);
     } else {
       ng_options own = *o;
-      st = ng_options_override(&own, text, NULL, why, sizeof why);
+      st = ng_options_override(&own, b->options, NULL, why, sizeof why);
       if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
     }
     if (st != NG_OK) {
@@ -399,9 +399,9 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     b->base = p->base;
-    if (b->entry != NULL && b->entry->d.options != NULL) { /* tried on a copy by read_options */
+    if (b->options != NULL) { /* tried on a copy by read_options */
       ng_options own = p->opt;
-      (void)ng_options_override(&own, b->entry->d.options, &b->overridden, NULL, 0);
+      (void)ng_options_override(&own, b->options, &b->overridden, NULL, 0);
       ng_settings_of(&own, &b->base);
     }
   }

@@ -113,8 +113,9 @@ static ng_status can_be_written(const ng_precond *p, const double *values, int64
       return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
     }
   }
-  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule)) {
-    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers is not UTF-8");
+  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule) ||
+      !ngio_is_utf8(p->opt.per_layer)) {
+    return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
   }
   for (int64_t i = 0; i < count; i++) {
     if (!(values[i] - values[i] == 0.0)) {

@@ -211,6 +211,8 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   if (e->shard != NULL) adopt_shard(b, e);
   st = settings_of(p, e, &texts, &b->base, &b->overridden);
   if (st != NG_OK) return st;
+  b->options = e->d.options;
+  b->method = texts.method;
   b->opt = b->base;
   st = f->check(&texts, &b->base, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
@@ -219,39 +221,68 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   return st;
 }
 
-/* One block over everything that the family takes and nobody has yet.  A view of the slots, never a
- * flattened copy; its name is the family's. */
-static ng_status model_block(ng_precond *p, const ng_family *f) {
-  ng_block *b = NULL;
-  int32_t segments = 0, at = 0;
-  char message[NG_MESSAGE] = "";
+/* Layers with the same line, to a letter, or without one. */
+static bool same_line(const ng_entry *x, const ng_entry *y) {
+  const char *a = x->d.options, *b = y->d.options;
+  return a == NULL || b == NULL ? a == b : ng_is(a, b);
+}
+
+static bool goes_with(const ng_entry *first, const ng_entry *e) {
+  return e->taken_by == first->taken_by && e->block == NULL && same_line(first, e);
+}
+
+/* The name of a block over many layers: its family's; with a line, that and the first name among its layers, so
+ * that the order in which they are registered has no part in it. */
+static ng_status name_block(ng_precond *p, const ng_entry *first, char **out) {
+  char name[NG_FIELD_KEY];
+  const char *least = first->d.name;
   for (int32_t i = 0; i < p->entries; i++) {
-    if (p->entry[i]->taken_by == f) segments += p->entry[i]->slots;
+    const char *other = p->entry[i]->d.name;
+    if (goes_with(first, p->entry[i]) && strcmp(other, least) < 0) least = other;
   }
-  if (segments == 0) return NG_OK;
+  const bool own = first->d.options != NULL;
+  (void)snprintf(name, sizeof name, "%s%s%s", first->taken_by->name, own ? "." : "",
+                 own ? least : "");
   for (int32_t i = 0; i < p->entries; i++) {
-    if (!ng_is(p->entry[i]->d.name, f->name)) continue;
+    if (!ng_is(p->entry[i]->d.name, name)) continue;
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "layer '%s' has the name of a family that has a block of its own; rename it",
-                   f->name);
+                   "layer '%s' has the name of a family's block over several layers; rename it",
+                   name);
   }
-  ng_status st = new_block(p, f, f->name, segments, &b);
+  *out = ng_object_text(p, name);
+  return *out == NULL ? no_memory(p, name) : NG_OK;
+}
+
+/* One block over all that the family takes with the line of `first`.  A view of the slots, never a flattened copy. */
+static ng_status model_block(ng_precond *p, const ng_entry *first) {
+  const ng_family *f = first->taken_by;
+  ng_block *b = NULL;
+  ng_options texts;
+  int32_t segments = 0, at = 0;
+  char message[NG_MESSAGE] = "", *name = NULL;
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (goes_with(first, p->entry[i])) segments += p->entry[i]->slots;
+  }
+  ng_status st = name_block(p, first, &name);
+  if (st == NG_OK) st = new_block(p, f, name, segments, &b);
+  if (b == NULL) {
+    ng_object_text_free(p, name);
+    return st;
+  }
+  b->own_name = name;
+  st = settings_of(p, first, &texts, &b->base, &b->overridden);
   if (st != NG_OK) return st;
+  b->options = first->d.options;
+  b->method = texts.method;
+  b->opt = b->base;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
-    if (e->taken_by != f) continue;
-    if (e->d.options != NULL) {
-      return ng_fail(p->ctx, NG_ERR_ARG,
-                     "layer '%s': options: family %s has one block over many layers, for which the "
-                     "model's options hold",
-                     e->d.name, f->name);
-    }
-    (void)snprintf(e->why, sizeof e->why, "in the block of family %s", f->name);
+    if (e != first && !goes_with(first, e)) continue;
+    (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
     at = adopt(b, e, at);
   }
-  b->base = b->opt = p->base;
-  st = f->check(&p->opt, &b->base, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "family '%s': options: %s", f->name, message);
+  st = f->check(&texts, &b->base, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "block '%s': options: %s", b->name, message);
   return fill_block(b);
 }
 
@@ -273,7 +304,7 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "layer '%s': method %s takes no embeddings; register its weight with "
                    "ng_add_tensor, or name it in skip_layers",
-                   e->d.name, p->opt.method);
+                   e->d.name, texts.method);
   }
   if (st == NG_OK && e->taken_by == NULL) {
     (void)snprintf(e->why, sizeof e->why, "%s",
@@ -281,6 +312,49 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
                    : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
                                                                           : "no family takes it");
   }
+  return st;
+}
+
+/* That of the layers without a line first. */
+static ng_status model_blocks(ng_precond *p, const ng_family *f) {
+  ng_status st = NG_OK;
+  for (int own = 0; own < 2; own++) {
+    for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+      const ng_entry *e = p->entry[i];
+      const bool left = e->taken_by == f && e->block == NULL;
+      if (left && (e->d.options != NULL) == (own == 1)) st = model_block(p, e);
+    }
+  }
+  return st;
+}
+
+/* The lines of per_layer become the layers' own, where they have none.  Pipeline stages have layers of their own:
+ * there an expression may be for those of another. */
+static ng_status take_lines(ng_precond *p) {
+  char message[NG_MESSAGE] = "";
+  ng_lines *lines;
+  ng_status st = ng_lines_open(p->opt.per_layer, &lines, message, sizeof message);
+  if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
+  for (int32_t i = 0; i < p->entries && lines != NULL && st == NG_OK; i++) {
+    ng_entry *e = p->entry[i];
+    ng_layer d = ng_entry_seen(e)->d;
+    if (e->tensor) d.kind = 0; /* by its name alone */
+    const bool given = e->d.options != NULL && !e->lined;
+    const char *line = given ? NULL : ng_lines_for(lines, &d);
+    if (line == NULL || e->lined) continue;
+    e->d.options = ng_object_text(p, line);
+    e->lined = e->d.options != NULL;
+    if (e->shard != NULL) e->shard->whole.d.options = e->d.options;
+    if (!e->lined) st = no_memory(p, e->d.name);
+  }
+  const char *idle = p->ctx->stages == NULL ? ng_lines_idle(lines) : NULL;
+  if (st == NG_OK && idle != NULL) {
+    st = ng_fail(p->ctx, NG_ERR_ARG,
+                 "per_layer: '%s' holds for no layer: it is in no name and no kind, or an earlier "
+                 "entry or their own options come first",
+                 ng_quote(idle).text);
+  }
+  ng_lines_close(&lines);
   return st;
 }
 
@@ -292,8 +366,9 @@ ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   /* It was compiled once when the model was created, so what is left to fail is memory. */
-  ng_status st =
-      ng_skip_open(p->opt.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
+  ng_status st = take_lines(p);
+  if (st != NG_OK) return st;
+  st = ng_skip_open(p->opt.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
@@ -303,7 +378,7 @@ ng_status ng_blocks_make(ng_precond *p) {
   }
   ng_skip_close(&skip);
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
-    if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_block(p, p->ctx->family[i]);
+    if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }
   if (st == NG_OK) st = ng_place_blocks(p);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
@@ -322,6 +397,7 @@ void ng_block_free(ng_block *b) {
   }
   b->family->destroy(b);
   ng_block_free_stats(b);
+  ng_object_text_free(b->p, b->own_name);
   ng_object_free(b->p, b->segment, (size_t)b->segments * sizeof *b->segment);
   ng_object_free(b->p, b, sizeof *b);
 }

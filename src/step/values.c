@@ -137,9 +137,9 @@ void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
 /* *o is the model's: the layer's own values over it, or why they do not go together. */
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
   ng_status st = NG_OK;
-  if (b->entry != NULL && b->entry->d.options != NULL) {
-    st = ng_options_override(o, b->entry->d.options, NULL, message, size);
-    if (st == NG_OK) st = ng_family_check(o, message, size);
+  if (b->options != NULL) {
+    st = ng_options_override(o, b->options, NULL, message, size);
+    if (st == NG_OK) st = ng_family_check_line(o, message, size);
   }
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
 }

@@ -81,6 +81,10 @@ until_killed() {
 until_killed digits 2 --data digits --model mlp --method natgrad --epochs 20 --log-every 1 --checkpoint-every 5 --quiet
 until_killed adamw 2 --data digits --model mlp --method adamw --lr-schedule cosine --warm-up 1 --weight-decay 0.01 \
   --epochs 40 --log-every 1 --checkpoint-every 5 --quiet
+# Two families in one model: K-FAC on convolutions, a window on linear layers.
+until_killed window 2 --data synthetic:classes=3,image=28x28x1,train=120,test=40,seed=4 --model lenet --batch 20 \
+  --method natgrad --solve-period 2 --per-layer 'linear: method=mfac window=5 damping=0.01 window_momentum=0.5' --lr 0.003 \
+  --epochs 5 --log-every 1 --checkpoint-every 3 --quiet
 # Everything random at once: order, dropout, crop and flip, sampled labels, running means; and what else is
 # carried from step to step: the batch before of mixup, micro-batches, momentum and damping on their way.
 until_killed images 2 --data synthetic:classes=3,image=12x12x3,train=120,test=40,seed=4 --model wrn-10-1 --dropout 0.3 \

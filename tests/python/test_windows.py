@@ -7,6 +7,7 @@ import zlib
 import torch
 from torch import nn
 
+import natgrad
 import natgrad.compat as compat
 import recording
 from front import NEW, Case, batch, loss_of, net
@@ -339,6 +340,46 @@ class State(Case):
                 found.append([p.detach().clone() for p in ps])
             for a, b in zip(*found):
                 self.assertTrue(torch.equal(a, b), kind)
+
+
+class TestOfLayers(Case):
+    def test_beside_factors(self):
+        """A window of some layers beside K-FAC of the others: each as it would be alone; saved, gone on with."""
+        lines = dict(per_layer="Linear: method=mfac window=3 damping=0.1", damping=0.2, clip="none", solve_period=1)
+        both, alone, factors = net(), net(), net()
+        made = [natgrad.KFAC(both, **lines),
+                natgrad.MFAC(alone, window=3, damping=0.1, skip_layers=["^[023]"]),
+                natgrad.KFAC(factors, damping=0.2, clip="none", solve_period=1, skip_layers=["Linear"])]
+        rows = {row["name"]: row for row in made[0].explain()}
+        self.assertEqual([rows["0.weight"]["method"], rows["6.weight"]["method"]], ["natgrad", "mfac"])
+        self.assertEqual([rows["0.weight"]["block"], rows["8.weight"]["block"]], ["0", "window.6"])
+        kept = None
+        for step in range(6):
+            for model, k in zip((both, alone, factors), made):
+                model.zero_grad()
+                loss_of(model, *batch(seed=step)).backward()
+                k.step()
+            grads = {name: p.grad.clone() for name, p in both.named_parameters()}
+            for name, g in grads.items():
+                other = dict((factors if name[0] in "023" else alone).named_parameters())[name].grad
+                self.assertTrue(torch.equal(g, other), (step, name))
+            if step == 2:
+                kept = made[0].state_dict()
+        again = net()
+        k = natgrad.KFAC(again, **lines)
+        k.load_state_dict(kept)
+        for step in range(3, 6):
+            again.zero_grad()
+            loss_of(again, *batch(seed=step)).backward()
+            k.step()
+        for name, p in again.named_parameters():
+            self.assertTrue(torch.equal(p.grad, grads[name]), name)
+
+    def test_refused(self):
+        for text, part in (("fc", "expected EXPRESSION"), ("x: damping=1", "'x' holds for no layer"),
+                           ("^2: method=mfac solver=eigen", "solver = eigen")):
+            with self.assertRaisesRegex(Exception, part):
+                natgrad.KFAC(net(), per_layer=text)
 
 
 if __name__ == "__main__":

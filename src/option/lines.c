@@ -1,0 +1,143 @@
+/* lines.c: per_layer: lines of options for the layers that an expression finds.
+ *
+ *   text  = entry { ";" entry }
+ *   entry = EXPRESSION ": " LINE        EXPRESSION: as in skip_layers, without ';' and ": "; LINE: as in line.c
+ *
+ * In: the text, descriptions of layers.  Out: the line of a layer, of the first entry that finds it; which
+ * entries found none.  All of a text is read, or nothing of it. */
+#include "option/pattern.h"
+
+typedef struct entry {
+  ng_pattern *pattern;
+  bool used;
+  char *expression, *line; /* in ng_lines.text, each ended by a 0 */
+} entry;
+
+struct ng_lines {
+  entry *list;
+  char *text; /* a copy that was cut */
+  int32_t count;
+  size_t bytes;
+};
+
+void ng_lines_close(ng_lines **lines) {
+  ng_lines *l = *lines;
+  if (l == NULL) return;
+  for (int32_t i = 0; i < l->count; i++) {
+    ng_pattern_free(&l->list[i].pattern);
+  }
+  ng_plain_free(NULL, l, l->bytes);
+  *lines = NULL;
+}
+
+/* One run of memory: the object, its entries, the copy of the text. */
+static ng_lines *take(const char *text) {
+  const size_t length = strlen(text) + 1;
+  int32_t count = 1;
+  for (const char *c = text; *c != 0; c++) {
+    count += *c == ';';
+  }
+  const size_t lists = sizeof(ng_lines) + (size_t)count * sizeof(entry);
+  ng_lines *l = ng_plain_alloc(NULL, lists + length);
+  if (l == NULL) return NULL;
+  memset(l, 0, lists);
+  l->bytes = lists + length;
+  l->count = count;
+  l->list = (entry *)(l + 1);
+  l->text = (char *)(l->list + count);
+  memcpy(l->text, text, length);
+  return l;
+}
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* Behind the expression: a colon and a blank, as classes like [[:alpha:]] have colons, too. */
+static char *colon_of(char *at) {
+  while (*at != 0 && !(*at == ':' && is_blank(at[1]))) {
+    at++;
+  }
+  return *at == 0 ? NULL : at;
+}
+
+static ng_status cut(entry *e, char *at, char *message, size_t size) {
+  const char *why = "";
+  while (is_blank(*at)) {
+    at++;
+  }
+  char *colon = colon_of(at);
+  if (colon == NULL || colon == at) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "per_layer: '%s': expected EXPRESSION: NAME=VALUE ..., with a blank behind the "
+        "colon",
+        ng_quote(at).text);
+  }
+  *colon = 0;
+  e->expression = at;
+  e->line = colon + 1;
+  const ng_status st = ng_pattern_make(at, &e->pattern, &why);
+  if (st == NG_OK) return NG_OK;
+  if (st == NG_ERR_NOMEM) return ng_fail_to(message, size, st, "per_layer: no memory");
+  return ng_fail_to(message, size, st, "per_layer: '%s' %s", ng_quote(at).text,
+                    why[0] != 0 ? why : "is not a POSIX extended regular expression");
+}
+
+ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size) {
+  *out = NULL;
+  if (text[0] == 0) return NG_OK;
+  ng_lines *l = take(text);
+  if (l == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "per_layer: no memory");
+  ng_status st = NG_OK;
+  char *at = l->text;
+  for (int32_t i = 0; i < l->count && st == NG_OK; i++) {
+    char *end = strchr(at, ';');
+    if (end != NULL) *end = 0;
+    st = cut(&l->list[i], at, message, size);
+    at = end == NULL ? at : end + 1;
+  }
+  if (st == NG_OK) *out = l;
+  if (st != NG_OK) ng_lines_close(&l);
+  return st;
+}
+
+const char *ng_lines_for(ng_lines *l, const ng_layer *d) {
+  for (int32_t i = 0; l != NULL && i < l->count; i++) {
+    if (!ng_pattern_finds(l->list[i].pattern, d)) continue;
+    l->list[i].used = true;
+    return l->list[i].line;
+  }
+  return NULL;
+}
+
+const char *ng_lines_idle(const ng_lines *l) {
+  for (int32_t i = 0; l != NULL && i < l->count; i++) {
+    if (!l->list[i].used) return l->list[i].expression;
+  }
+  return NULL;
+}
+
+ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size) {
+  char why[NG_MESSAGE] = "";
+  ng_lines *l;
+  ng_status st = ng_lines_open(o->per_layer, &l, message, size);
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; l != NULL && i < l->count && st == NG_OK; i++) {
+    ng_options own = *o;
+    st = ng_options_override(&own, l->list[i].line, NULL, why, sizeof why);
+    if (st == NG_OK && judge != NULL) st = judge(&own, why, sizeof why);
+    if (st != NG_OK) {
+      st = ng_fail_to(message, size, st, "per_layer: '%s': %s",
+                      ng_quote(l->list[i].expression).text, why);
+    }
+  }
+  ng_lines_close(&l);
+  return st;
+}
+
+/* Whether a line goes with the model's other options is asked when all of them are set. */
+ng_status ng_lines_form(const char *text, char *message, size_t size) {
+  ng_lines *l;
+  const ng_status st = ng_lines_open(text, &l, message, size);
+  ng_lines_close(&l);
+  return st;
+}

@@ -1,0 +1,257 @@
+/* t_window_layers.c: which layers share a window: options of single layers (per_layer, ng_layer.options), the
+ * blocks that they make, what is refused and by whom, what moves them, what is planned and what a state keeps. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "ranks.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { IN = 3, OUT = 2, N = IN * OUT, MOST = 6 };
+
+typedef struct model {
+  fixture f;
+  float grad[MOST][N];
+} model;
+
+/* Layers "a" to ..., in the order of `names`; a capital is a tensor. */
+static ng_status open_model(model *m, const char *options, const char *names,
+                            const fixture_how *how) {
+  memset(m, 0, sizeof *m);
+  ng_status st = fixture_open(&m->f, options, how);
+  for (int i = 0; names[i] != 0 && st == NG_OK; i++) {
+    const char name[2] = {names[i], 0};
+    const bool tensor = names[i] < 'a';
+    const plane g[2] = {plane_of(m->grad[i], OUT, IN, NG_F32), {0}};
+    const plane t = plane_of(m->grad[i], 1, N, NG_F32);
+    st = tensor ? fixture_tensor(&m->f, name, &t, NULL) : fixture_linear(&m->f, name, g, NULL);
+  }
+  return st;
+}
+
+static const char *told(const model *m) {
+  return m->f.ctx == NULL ? m->f.message : ng_last_error(m->f.ctx);
+}
+
+/* ---- blocks ----------------------------------------------------------------------------------*/
+
+/* "block/family/method" of each parameter, in the order of registration. */
+static void blocks_are(const char *options, const char *names, const char *expected) {
+  model m;
+  char text[512] = "";
+  if (open_model(&m, options, names, NULL) != NG_OK || ng_ready(m.f.p) != NG_OK)
+    fail_msg("%s: %s", options, told(&m));
+  for (int32_t i = 0; i < ng_explain_count(m.f.p); i++) {
+    ng_explain_row e = {.struct_size = sizeof e};
+    ng_layer_report r = {.struct_size = sizeof r};
+    const size_t n = strlen(text);
+    assert_int_equal(ng_explain(m.f.p, i, &e), NG_OK);
+    assert_int_equal(ng_report_layer(m.f.p, e.index, &r), NG_OK);
+    assert_string_equal(e.block, r.block);
+    assert_string_equal(e.method, r.method);
+    (void)snprintf(text + n, sizeof text - n, "%s%s/%s/%s", n > 0 ? " " : "", e.block, e.family,
+                   e.method);
+  }
+  assert_string_equal(text, expected);
+  fixture_close(&m.f);
+}
+
+/* The same line is the same window, whatever the order; another is another; without one it is the model's. */
+static void blocks(void **state) {
+  (void)state;
+  blocks_are("per_layer='b|c: method=mfac window=3'", "abc",
+             "a/kronecker/natgrad window.b/window/mfac window.b/window/mfac");
+  blocks_are("per_layer='b|c: method=mfac window=3'", "cab",
+             "window.b/window/mfac a/kronecker/natgrad window.b/window/mfac");
+  blocks_are("method=mfac per_layer='b|d: window=3; c: method=efcp window=3'", "abcde",
+             "window/window/mfac window.b/window/mfac window.c/window/efcp window.b/window/mfac "
+             "window/window/mfac");
+  blocks_are("per_layer='^a$: method=mfac; b: method=eva; X: method=ggt; c: norm_damping=2'",
+             "abcXY",
+             "window.a/window/mfac b/rankone/eva c/kronecker/natgrad window.X/window/ggt /none/");
+  blocks_are("method=ggt per_layer='linear: method=natgrad'", "aX",
+             "a/kronecker/natgrad window/window/ggt");
+  blocks_are("method=mfac skip_layers=^a$ per_layer='^[ab]$: window=3'", "abc",
+             "/none/ window.b/window/mfac window/window/mfac");
+}
+
+/* ---- refused ---------------------------------------------------------------------------------*/
+
+static void refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *options, *names, *message;
+    ng_status st;
+  } bad[] = {
+      {"per_layer='a'", "", "'a': expected EXPRESSION: NAME=VALUE", NG_ERR_ARG},
+      {"per_layer='a:damping=1'", "", "with a blank behind the colon", NG_ERR_ARG},
+      {"per_layer=': damping=1'", "", "expected EXPRESSION", NG_ERR_ARG},
+      {"per_layer='a: damping=1;'", "", "'': expected EXPRESSION", NG_ERR_ARG},
+      {"per_layer='(: damping=1'", "", "'(' is not a POSIX extended regular", NG_ERR_ARG},
+      {"per_layer='a: damping'", "", "'a': 'damping': expected NAME=VALUE", NG_ERR_ARG},
+      {"per_layer='a: method=mfak'", "", "'a': there is no method 'mfak'", NG_ERR_ARG},
+      {"per_layer='a: clip=none'", "", "'a': clip holds for the whole model", NG_ERR_ARG},
+      {"per_layer='a: window=3'", "", "'a': window = 3: method natgrad", NG_ERR_ARG},
+      {"per_layer='a: method=mfac solver=eigen'", "", "'a': solver = eigen: method mfac",
+       NG_ERR_ARG},
+      {"per_layer='b: damping=1; a: method=mfac window=0'", "", "'a': ", NG_ERR_ARG},
+      {"per_layer='a: method=mfac method=ggt'", "", "'a': method is given twice", NG_ERR_ARG},
+      {"per_layer='a: method=dp-kfac'", "", "has statistics = local, which holds", NG_ERR_ARG},
+      {"method=sam per_layer='a: method=mfac'", "", "has radius = 0, which holds", NG_ERR_ARG},
+      {"per_layer='a: method=spngd'", "", "which holds for the whole model", NG_ERR_ARG},
+      {"per_layer='a: method=lowrank-mfac window_rank=0'", "", "'a': window_rank", NG_ERR_ARG},
+      {"per_layer='x: damping=1'", "ab", "'x' holds for no layer", NG_ERR_ARG},
+      {"per_layer='a|b: damping=1; b: damping=2'", "ab", "'b' holds for no layer", NG_ERR_ARG},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    model m;
+    ng_status st = open_model(&m, bad[i].options, bad[i].names, NULL);
+    if (st == NG_OK && bad[i].names[0] != 0) st = ng_ready(m.f.p);
+    if (st != bad[i].st || strstr(told(&m), bad[i].message) == NULL ||
+        strstr(told(&m), "per_layer: ") == NULL)
+      fail_msg("%s: %s '%s', expected '%s'", bad[i].options, ng_status_name(st), told(&m),
+               bad[i].message);
+    fixture_close(&m.f);
+  }
+  /* A name that a window has; and ng_set, when a model lives. */
+  fixture f;
+  float g[N];
+  const plane v[2] = {plane_of(g, OUT, IN, NG_F32), {0}};
+  fixture_ok(&f, fixture_open(&f, "per_layer='^a$: method=mfac'", NULL));
+  fixture_ok(&f, fixture_linear(&f, "a", v, NULL));
+  fixture_ok(&f, fixture_linear(&f, "window.a", v, NULL));
+  assert_int_equal(ng_ready(f.p), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(f.ctx), "'window.a' has the name of a family's block"));
+  assert_int_equal(ng_set(f.p, "per_layer", "a: damping=1"), NG_ERR_STATE);
+  fixture_close(&f);
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+static ng_status other_line(int32_t rank, ng_transport *t, void *arg) {
+  const char *const *options = arg;
+  model m;
+  ng_status st = open_model(&m, options[rank], "ab", &(fixture_how){.threads = 1, .transport = t});
+  if (st == NG_OK) st = ng_ready(m.f.p);
+  fixture_close(&m.f);
+  return st;
+}
+
+static void ranks_differ(void **state) {
+  (void)state;
+  static const char *const pairs[][2] = {
+      {"per_layer='a: method=mfac'", "per_layer='a: method=mfac'"},
+      {"per_layer='a: method=mfac'", "per_layer='b: method=mfac'"},
+      {"per_layer='a: method=mfac window=3'", "per_layer='a: method=mfac window=4'"},
+      {"per_layer='a: damping=0.3'", ""}};
+  for (int i = 0; i < 4; i++) {
+    const ng_status st = ranks_run(2, other_line, (void *)(uintptr_t)pairs[i], NULL);
+    assert_int_equal(st, i == 0 ? NG_OK : NG_ERR_COMM);
+  }
+}
+
+/* ---- what moves ------------------------------------------------------------------------------*/
+
+static void set_gradients(model *m, int t, int n) {
+  for (int i = 0; i < n; i++)
+    for (int k = 0; k < N; k++)
+      m->grad[i][k] = (float)((k * 7 + i * 3 + t * 5) % 11 - 5);
+}
+
+/* The damping of the model moves by ng_set and by its schedule: windows without a line follow, and one with a
+ * method of its own, which did not say any, does not. */
+static void values_move(void **state) {
+  (void)state;
+  static const char *const how[] = {"", "schedule=damping*0.5@2", ""};
+  float out[3][2][5][N];
+  for (int k = 0; k < 3; k++) {
+    char options[200];
+    model m;
+    (void)snprintf(options, sizeof options,
+                   "method=mfac window=3 damping=0.1 window_scope=parameter per_layer='b: "
+                   "method=mfac window=3' %s",
+                   how[k]);
+    assert_int_equal(open_model(&m, options, "ab", NULL), NG_OK);
+    fixture_ok(&m.f, ng_ready(m.f.p));
+    for (int t = 0; t < 5; t++) {
+      set_gradients(&m, t, 2);
+      if (k == 2 && t == 3) fixture_ok(&m.f, ng_set(m.f.p, "damping", "0.3"));
+      fixture_ok(&m.f, ng_step(m.f.p, 1));
+      memcpy(out[k][0][t], m.grad[0], sizeof m.grad[0]);
+      memcpy(out[k][1][t], m.grad[1], sizeof m.grad[1]);
+    }
+    fixture_close(&m.f);
+  }
+  for (int k = 1; k < 3; k++) {
+    assert_memory_equal(out[k][1], out[0][1], sizeof out[0][1]);
+    const int from = k == 1 ? 2 : 3;
+    assert_memory_equal(out[k][0], out[0][0], (size_t)from * sizeof out[0][0][0]);
+    for (int t = from; t < 5; t++)
+      assert_true(memcmp(out[k][0][t], out[0][0][t], sizeof out[0][0][0]) != 0);
+  }
+}
+
+/* ---- planned, saved --------------------------------------------------------------------------*/
+
+static int64_t held(const model *m, const char *use) {
+  for (int32_t i = 0; i < ng_memory_count(m->f.p); i++) {
+    ng_memory_info info = {.struct_size = sizeof info};
+    assert_int_equal(ng_memory(m->f.p, i, &info), NG_OK);
+    if (strcmp(info.use, use) == 0) return info.bytes;
+  }
+  return -1;
+}
+
+/* A plan counts the windows of lines; asking for it leaves the model as it was. */
+static void planned(void **state) {
+  (void)state;
+  model m;
+  ng_rank_plan plan = {.struct_size = sizeof plan};
+  assert_int_equal(
+      open_model(&m, "per_layer='b|c: method=mfac window=9; d: method=eva'", "abcdX", NULL), NG_OK);
+  fixture_ok(&m.f, ng_plan_rank(m.f.p, 3, 1, &plan));
+  assert_int_equal(plan.blocks, 3);
+  fixture_ok(&m.f, ng_plan_rank(m.f.p, 1, 0, &plan));
+  fixture_ok(&m.f, ng_ready(m.f.p));
+  assert_int_equal(plan.factors, held(&m, "factors"));
+  assert_int_equal(plan.sums, held(&m, "sums"));
+  assert_int_equal(plan.results, held(&m, "results"));
+  assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float)); /* the window's rows at least */
+  fixture_close(&m.f);
+}
+
+/* A state is that of its lines, and another is refused by its name. */
+static void saved(void **state) {
+  (void)state;
+  static const char *const options[] = {"method=mfac window=3 per_layer='b: window=4'",
+                                        "method=mfac window=3 per_layer='a: window=4'",
+                                        "method=mfac window=3 per_layer='b: window=5'",
+                                        "method=mfac window=3"};
+  char file[FIXTURE_FILE];
+  model m;
+  fixture_file(file, "window-layers");
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(open_model(&m, options[i], "ab", NULL), NG_OK);
+    fixture_ok(&m.f, ng_ready(m.f.p));
+    if (i == 0) fixture_ok(&m.f, ng_save(m.f.p, file));
+    const ng_status st = ng_load(m.f.p, file);
+    assert_int_equal(st, i == 0 ? NG_OK : NG_ERR_FILE);
+    if (i > 0) assert_non_null(strstr(ng_last_error(m.f.ctx), "options of layer"));
+    fixture_close(&m.f);
+  }
+  (void)unlink(file);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(blocks),      cmocka_unit_test(refused), cmocka_unit_test(ranks_differ),
+      cmocka_unit_test(values_move), cmocka_unit_test(planned), cmocka_unit_test(saved),
+  };
+  return cmocka_run_group_tests_name("windows of layers", tests, NULL, NULL);
+}
