@@ -275,12 +275,14 @@ typedef struct ng_context_config {
   void *queue;
   /* Ranks that have shards of the same layers (ng_layer.shard_axis): those of `transport` that work on the
    * same samples, as Megatron's model-parallel group; each of them is in one such group, all groups have
-   * equally many, in any order.  Copied; NULL: no layer is in shards.  On all ranks or on none. */
+   * equally many, in any order.  Copied; NULL: no layer is in shards.  On all ranks or on none: ng_ready says
+   * NG_ERR_COMM on all of them otherwise. */
   const ng_transport *model_group;
   /* Pipeline stages: one rank of each stage, every rank of a stage in one such group.  `transport` has the ranks of
    * one stage, which has layers of its own; ng_ready and every step are then collective over all stages, with the
    * same options and the same largest lr: nu is that of the layers of all of them, and a step that is refused in one
-   * counts in none.  Copied; NULL: one stage.  On all ranks or on none. */
+   * counts in none.  Copied; NULL: one stage.  On all ranks or on none: ng_ready says NG_ERR_COMM on all of a stage
+   * otherwise; other stages hear of it where the rank that they speak to has the group. */
   const ng_transport *stage_group;
 } ng_context_config;
 
@@ -908,7 +910,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          gradients in the opposite order of its inputs, of which at most 8 may wait.
  * Ranks:   local, but for a layer in shards: of what is cut (the input with shard_axis = 1, the output
  *          gradient with 0) every rank of the model group shows its part in the same order of calls, all
- *          get the same status, and one of them adds the whole to its sums; so it does with what all have.
+ *          get the same status, and one of them adds the whole to its sums; so it does with what all have
+ *          (NG_SKIPPED because of fold = direct is told to that one; the step skips on all).
  * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct so large that the average might not
  *          be; nothing was folded, and the coming step will leave gradients and weights alone (rank
  *          one: a value that is read, so not beyond stat_batch, no

@@ -85,13 +85,22 @@ static ng_status model_transport(scene *x, int32_t rank, ng_transport *out) {
 #endif
 }
 
+typedef struct purse {
+  int32_t calls, fail_at; /* 0: never */
+} purse;
+
 typedef struct rank_life {
   scene *x;
+  purse purse;
   int32_t rank, index[LAYERS];
   fixture f;
   ng_transport model;
   float grad[LAYERS][ROOM], weight[LAYERS][ROOM];
 } rank_life;
+
+static bool is_uncut(const rank_life *l) {
+  return l->x->uncut || (l->x->without >> l->rank & 1) != 0;
+}
 
 static ng_status add(rank_life *l, int i) {
   const part p = part_of(l->x, l->rank, i);
@@ -103,7 +112,7 @@ static ng_status add(rank_life *l, int i) {
   d.bias = (int32_t)bias_of(l->x, i);
   d.positions = layer[i].positions;
   d.order = l->x->rows_first ? NG_SAMPLES_FIRST : NG_POSITIONS_FIRST;
-  d.shard_axis = l->x->uncut ? -1 : layer[i].axis;
+  d.shard_axis = is_uncut(l) ? -1 : layer[i].axis;
   ng_status st = ng_add_layer(l->f.p, &d, &l->index[i]);
   plane g = plane_of(l->grad[i], p.out, p.in, NG_F32),
         w = plane_of(l->weight[i], p.out, p.in, NG_F32);
@@ -177,6 +186,18 @@ static ng_status observe(rank_life *l, int64_t t) {
   return worst;
 }
 
+static void *purse_take(void *user, size_t bytes) {
+  purse *p = user;
+  if (++p->calls == p->fail_at) return NULL;
+  return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void purse_give(void *user, void *ptr, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(ptr);
+}
+
 static ng_status live(rank_life *l, ng_transport *world) {
   scene *x = l->x;
   ng_status st = model_transport(x, l->rank, &l->model);
@@ -190,7 +211,10 @@ static ng_status live(rank_life *l, ng_transport *world) {
   ng_context_config c;
   ng_context_config_init(&c, sizeof c);
   c.threads = 1;
-  c.model_group = x->uncut ? NULL : taps ? &with[1] : &l->model;
+  c.alloc = purse_take;
+  c.free = purse_give;
+  c.alloc_user = &l->purse;
+  c.model_group = is_uncut(l) ? NULL : taps ? &with[1] : &l->model;
   char options[256];
   (void)snprintf(options, sizeof options, "%.*s", (int)strcspn(x->options, "|"), x->options);
   st = fixture_open(&l->f, options,
@@ -204,6 +228,7 @@ static ng_status live(rank_life *l, ng_transport *world) {
   }
   if (st == NG_OK) st = ng_ready(l->f.p);
   if (st == NG_OK && x->load != NULL) st = ng_load(l->f.p, x->load);
+  if (me && x->starve > 0) l->purse.fail_at = l->purse.calls + x->starve;
   const bool sgd = strstr(x->options, "=sgd") != NULL,
              fused = sgd || strstr(x->options, "=adamw") != NULL;
   for (int64_t s = x->first; s < STEPS && st >= NG_OK; s++) {
@@ -216,7 +241,7 @@ static ng_status live(rank_life *l, ng_transport *world) {
       (void)snprintf(x->why[l->rank], sizeof x->why[0], "%s", ng_last_error(l->f.ctx));
       st = ng_reset_batch(l->f.p);
       if (st != NG_OK) return st;
-      if (l->rank == wrong) l->x->wrong = -1; /* read by this rank alone */
+      if (l->rank == wrong && x->starve == 0) l->x->wrong = -1; /* read by this rank alone */
       seen_as = observe(l, s);
       if (seen_as != NG_OK) return seen_as;
     }
@@ -244,6 +269,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
   l.x = x;
   l.rank = rank;
   const ng_status st = live(&l, t);
+  if (rank == x->wrong && x->starve > 0) x->starved = l.purse.calls >= l.purse.fail_at;
   if (x->why[rank][0] == 0) {
     (void)snprintf(x->why[rank], sizeof x->why[0], "%s",
                    l.f.message[0] != 0 ? l.f.message

@@ -25,10 +25,13 @@ typedef struct scene {
   bool bias;   /* false: no layer has one */
   bool last, rows_first;
   bool uncut;              /* nothing is in shards; of a model group of one */
+  uint32_t without;        /* bit r: rank r has no model group, and nothing in shards */
   const char *save, *load; /* a state: after step `first` + 1, before it */
   int first;
   int32_t wrong;   /* a rank does something wrong in step 1 */
   int32_t fail[2]; /* world, model group: its k-th collective fails on rank `wrong` */
+  int32_t starve;  /* ... it gets no memory when it asks for the k-th time after ng_ready */
+  bool starved;    /* it has asked so often */
   ng_threads *group[RANKS];
   double D[STEPS][LAYERS][ROOM];
   float out[RANKS][STEPS][LAYERS][ROOM]; /* parts of P, or weights; the bias behind */

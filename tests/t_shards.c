@@ -260,13 +260,45 @@ static void states_are_whole(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+/* ---- a group that some ranks were not given --------------------------------------------------*/
+
+/* Whoever they are: all ranks say so, and nobody waits. */
+static void groups_of_some(void **state) {
+  (void)state;
+  for (int32_t data = 1; data < 3; data++) {
+    const int32_t W = 2 * data;
+    if (!enough(W)) break;
+    for (uint32_t without = 0; without < (1U << W) - 1; without++) {
+      scene *x = begin(&(scene){.options = methods[0],
+                                .data = data,
+                                .model = 2,
+                                .without = without,
+                                .bias = true,
+                                .rows_first = true,
+                                .wrong = -1});
+      ng_status each[RANKS];
+      char says[64];
+      const bool fine = without == 0;
+      const int given = W - __builtin_popcount(without);
+      (void)snprintf(says, sizeof says, "model_group is given on %d of %d ranks", given, W);
+      (void)play(x, each);
+      for (int32_t r = 0; r < W; r++) {
+        assert_int_equal(each[r], fine ? NG_OK : NG_ERR_COMM);
+        const bool here = x->why[r][0] != 0; /* over MPI of this rank alone */
+        if (!fine && here && strstr(x->why[r], says) == NULL) fail_msg("%s", x->why[r]);
+      }
+      free(x);
+    }
+  }
+}
+
 int main(void) {
 #if defined(NG_TEST_MPI)
   ranks_begin();
 #endif
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_to_whole),
-                                     cmocka_unit_test(as_one_member),
-                                     cmocka_unit_test(states_are_whole)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equal_to_whole), cmocka_unit_test(as_one_member),
+      cmocka_unit_test(states_are_whole), cmocka_unit_test(groups_of_some)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(NG_TEST_MPI)
   ranks_end();

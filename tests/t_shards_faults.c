@@ -49,6 +49,32 @@ static void one_is_wrong(void **state) {
   }
 }
 
+/* A rank gets no memory for parts brought together, the one that adds them up among them: its model group hears of it
+ * in that call, and all show it again. */
+static void no_memory_for_the_whole(void **state) {
+  (void)state;
+  int32_t met = 0;
+  for (int32_t wrong = 0; wrong < 4; wrong++) {
+    for (int32_t k = 1;; k++) {
+      scene *x = begin(&(scene){
+          .options = BASE, .data = 2, .model = 2, .bias = true, .wrong = wrong, .starve = k});
+      ng_status each[RANKS];
+      const ng_status st = play(x, each);
+      if (st != NG_OK) fail_msg("allocation %d of rank %d: %s", k, wrong, x->why[wrong]);
+      for (int32_t r = 0; r < 4; r++) {
+        const bool beside = group_of(x, r) == group_of(x, wrong) && x->starved;
+        assert_int_equal(x->shown[r][0], beside ? NG_ERR_NOMEM : NG_OK);
+        assert_int_equal(x->status[r][1], NG_OK);
+      }
+      const bool through = !x->starved;
+      free(x);
+      if (through) break;
+      met++;
+    }
+  }
+  assert_true(met > 4); /* parts, and the whole on the rank that adds it up */
+}
+
 /* Whatever collective fails, on whichever of the two transports: all ranks end, with NG_ERR_COMM. */
 static void any_collective_fails(void **state) {
   (void)state;
@@ -158,6 +184,7 @@ static void refused_layers(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_is_wrong), cmocka_unit_test(any_collective_fails),
-      cmocka_unit_test(refused_by_name), cmocka_unit_test(refused_layers)};
+      cmocka_unit_test(no_memory_for_the_whole), cmocka_unit_test(refused_by_name),
+      cmocka_unit_test(refused_layers)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

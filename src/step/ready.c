@@ -212,9 +212,10 @@ ng_status ng_step_place(ng_precond *p) {
 /* Groups are made last: it is a collective that only ranks with the same grid may enter
  * together. */
 ng_status ng_step_ready(ng_precond *p) {
-  ng_status st = ng_shards_meet(p);
+  ng_status st = ng_groups_same(p);
+  if (st == NG_OK) st = ng_shards_meet(p);
   if (st != NG_OK) { /* all ranks of the stage know */
-    (void)ng_stages_check(p, st);
+    if (!p->broken) (void)ng_stages_check(p, st);
     if (st == NG_ERR_COMM) p->broken = true;
     ng_step_release(p);
     return st;

@@ -24,9 +24,6 @@ static ng_status sum_group(ng_precond *p, double *x, int64_t n, const char *what
                                                                  : ng_exchange_failed(p, what);
 }
 
-/* Of a sum over `ranks`: all of them gave the same x (and its square). */
-static bool equal(const double x[2], int32_t ranks) { return x[0] * x[0] == x[1] * ranks; }
-
 static int32_t count_cut(const ng_precond *p) {
   int32_t n = 0;
   for (int32_t i = 0; i < p->entries; i++) {
@@ -52,7 +49,7 @@ static ng_status widths(ng_precond *p, double *x, ng_status *local) {
                      ng_codes_count(head, worst), M, ng_status_name(worst));
     return NG_OK;
   }
-  if (!equal(head + NG_CODES, M)) {
+  if (!ng_sums_equal(head + NG_CODES, M)) {
     *local = ng_fail(p->ctx, NG_ERR_COMM,
                      "ng_ready: ranks of the model group have other numbers of layers in shards");
     return NG_OK;
@@ -83,40 +80,33 @@ static ng_status widths(ng_precond *p, double *x, ng_status *local) {
 /* Where every rank of the world stands in its model group. */
 static ng_status places(ng_precond *p, double *x, ng_status local) {
   ng_shards *s = &p->step->shards;
-  const int32_t W = p->ctx->ranks, M = p->ctx->model->size;
-  const int64_t n = NG_CODES + 2 + (x == NULL ? 0 : W);
-  double head[NG_CODES + 2];
-  double *to = x == NULL ? head : x;
-  memset(to, 0, (size_t)n * sizeof *to);
-  ng_codes_put(to, local);
-  to[NG_CODES] = M;
-  to[NG_CODES + 1] = (double)M * M;
-  if (x != NULL) x[NG_CODES + 2 + p->ctx->rank] = p->ctx->model->rank;
-  ng_status st = ng_exchange_sum(p, to, NG_CODES + 2, "ng_ready");
+  const int32_t W = p->ctx->ranks;
+  double code[NG_CODES];
+  ng_codes_put(code, local);
+  ng_status st = ng_exchange_sum(p, code, NG_CODES, "ng_ready");
   if (st != NG_OK) return st;
-  const ng_status worst = ng_codes_worst(to);
+  const ng_status worst = ng_codes_worst(code);
   if (worst < NG_OK) {
     return ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks failed with %s (%s)",
-                   ng_codes_count(to, worst), W, ng_status_name(worst), ng_status_meaning(worst));
+                   ng_codes_count(code, worst), W, ng_status_name(worst), ng_status_meaning(worst));
   }
-  if (!equal(to + NG_CODES, W)) {
-    return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: model groups have other numbers of ranks");
-  }
-  st = ng_exchange_sum(p, x + NG_CODES + 2, W, "ng_ready");
+  memset(x, 0, (size_t)W * sizeof *x);
+  x[p->ctx->rank] = p->ctx->model->rank;
+  st = ng_exchange_sum(p, x, W, "ng_ready");
   if (st != NG_OK) return st;
   for (int32_t r = 0; r < W; r++) {
-    s->member[r] = (int32_t)x[NG_CODES + 2 + r];
+    s->member[r] = (int32_t)x[r];
   }
   return NG_OK;
 }
 
-/* Collective, of contexts with a model group.  Nobody returns between its sums but with all others. */
+/* Behind ng_groups_same: all ranks of the world have a model group, of the same size, or none has.  So it is
+ * collective over the groups, then over the world, and nobody returns between its sums but with all others. */
 ng_status ng_shards_meet(ng_precond *p) {
   ng_shards *s = &p->step->shards;
   if (p->ctx->model == NULL) return NG_OK;
   const int32_t M = p->ctx->model->size, W = p->ctx->ranks;
-  const size_t numbers =
-      (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, (int64_t)NG_CODES + 2 + W);
+  const size_t numbers = (size_t)ng_max64(((int64_t)count_cut(p) + 1) * M, W);
   double *x = ng_object(p, numbers * sizeof *x);
   s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);

@@ -1,4 +1,4 @@
-/* stages.c: pipeline stages, which have other layers and one step.
+/* stages.c: which groups ranks were given; pipeline stages, which have other layers and one step.
  *
  * In: what the ranks of this stage have agreed on, the same on all of them.  Out: the same of all stages: the clip is of
  * all layers, each counted once by the stage that has it, and no stage steps alone.
@@ -9,6 +9,36 @@
 
 bool ng_stages_there(const ng_precond *p) {
   return p->ctx->stages != NULL && p->ctx->stages->size > 1;
+}
+
+bool ng_sums_equal(const double x[2], int32_t ranks) { return x[0] * x[0] == x[1] * ranks; }
+
+ng_status ng_groups_same(ng_precond *p) {
+  static const char *const name[2] = {"stage_group", "model_group"};
+  const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
+  const int32_t W = p->ctx->ranks;
+  double x[2][3]; /* given; of so many ranks, and the square */
+  for (int i = 0; i < 2; i++) {
+    const double n = group[i] == NULL ? 0.0 : (double)group[i]->size;
+    x[i][0] = group[i] != NULL;
+    x[i][1] = n;
+    x[i][2] = n * n;
+  }
+  ng_status st = ng_exchange_sum(p, x[0], 2 * 3, "ng_ready");
+  for (int i = 0; i < 2 && st == NG_OK; i++) {
+    if (x[i][0] != 0.0 && x[i][0] != (double)W) {
+      st = ng_fail(p->ctx, NG_ERR_COMM,
+                   "ng_ready: %s is given on %d of %d ranks, expected all of them or none", name[i],
+                   (int)x[i][0], W);
+    } else if (!ng_sums_equal(x[i] + 1, W)) {
+      st = ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %ss have other numbers of ranks", name[i]);
+    } else {
+      continue;
+    }
+    /* Other stages wait for those that have the group. */
+    if (i == 0) ng_exchange_give_up(p);
+  }
+  return st;
 }
 
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what) {

@@ -215,6 +215,10 @@ void ng_exchange_forget(ng_precond *p); /* the batches of a step are over, or dr
 
 /* ---- pipeline stages: stages.c ---------------------------------------------------------------*/
 
+/* The first word of ng_ready: ranks of the world were given the same groups, of the same sizes, or none; NG_ERR_COMM. */
+ng_status ng_groups_same(ng_precond *p);
+bool ng_sums_equal(const double x[2],
+                   int32_t ranks); /* sums over ranks of a number and of its square: of one */
 bool ng_stages_there(const ng_precond *p); /* more than one */
 /* Sums over one rank of each stage, of what the ranks of a stage have agreed on. */
 ng_status ng_stages_sum(ng_precond *p, double *x, int64_t n, const char *what);
@@ -273,7 +277,7 @@ typedef struct ng_shards {
   int64_t room_bytes;
 } ng_shards;
 
-ng_status ng_shards_meet(ng_precond *p);   /* ng_ready, before blocks are made; collective */
+ng_status ng_shards_meet(ng_precond *p);   /* ... then, before blocks are made; collective */
 ng_status ng_shards_settle(ng_precond *p); /* ... when they have their places */
 void ng_shards_release(ng_precond *p);
 ng_status ng_shards_check(ng_precond *p); /* a step may begin */
