@@ -433,8 +433,7 @@ static bool all_there(reader *in, const store *from) {
   return true;
 }
 
-/* A learning rate a step; 0 where a schedule has come to its end.  What is smaller than 1e-30 and not 0 has no f32
- * of what divides by it. */
+/* A learning rate a step; 0 at the end of a schedule.  Below 1e-30 what divides by it has no f32. */
 static double *take_rates(reader *in, const char *key) {
   const json_t *list = json_object_get(in->r->root, key);
   double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
@@ -461,7 +460,7 @@ static void take_all(reader *in, const store *from) {
   if (r->updates) { /* after what bounds the steps */
     r->lr = take_rates(in, "lr_steps");
     r->lr_pre = take_rates(in, "lr_pre_steps");
-    r->momentum = real(in, r->config, "momentum", 0.0);
+    r->momentum = real(in, r->config, "momentum", 0.9);
     r->adjust_momentum = json_is_true(json_object_get(r->config, "adjust_momentum"));
     if (!(r->momentum >= 0)) wrong(in, "case.json: config: momentum is no number from 0 on");
     if (in->rc != CLI_OK) return;
@@ -532,6 +531,7 @@ int recording_open(const char *path, recording *out) {
   }
   name_of(path, out->name, sizeof out->name);
   if (in.rc == CLI_OK) read_case(&in, text);
+  if (in.rc == CLI_OK) in.rc = recording_check(out, path);
   if (in.rc == CLI_OK) take_all(&in, &(store){out->file, &out->folder});
   if (in.rc != CLI_OK) recording_close(out);
   return in.rc;

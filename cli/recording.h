@@ -51,7 +51,7 @@ typedef struct recording {
   char name[128]; /* of the folder or file, without what follows the dot of ".safetensors"        */
   json_t *root, *config;
   const char *system, *method;
-  double weight_decay, loss_scale; /* 0, 1 */
+  double weight_decay, loss_scale; /* 0, 1; times the weights, of unscaled gradients */
   bool parameters;                 /* there are no layers, only parameters */
   bool updates;                    /* weights and momentum after each step are there */
   double momentum;                 /* updates: of it, */
@@ -69,6 +69,9 @@ typedef struct recording {
  * on stderr that names the file and the array.  *out is all zero then. */
 int recording_open(const char *path, recording *out);
 void recording_close(recording *r);
+
+/* recording_check.c: what case.json says beside the shapes; 0, or 2 with a line told. */
+int recording_check(recording *r, const char *path);
 
 static inline const recording_shown *recording_shown_at(const recording *r, int rank, int step,
                                                         int micro, int layer) {

@@ -139,7 +139,7 @@ static void rows(void **state) {
   assert_int_equal(ng_options_set(&o, "method", "spngd", message, sizeof message), NG_OK);
   differs_by(&o, "spngd", SPNGD);
   o = system_options("chainerkfac", "spngd");
-  differs_by(&o, "spngd", SPNGD "norm_block=full damping_leak=1");
+  differs_by(&o, "spngd", SPNGD "norm_block=full damping_leak=1 call_weight=equal");
 }
 
 /* A system is a place to start from: what was given before is gone, and does not count as given. */

@@ -123,7 +123,8 @@ static const ng_value ggt_values[] = {SET(window, 100),
                                       NG_VALUES_END};
 
 /* SP-NGD: Osawa et al., arXiv 2002.06015, and its code chainerkfac, of which each update solves anew.  The
- * paper has units of 2x2 where the code has whole matrices, whose damping stays in the average. */
+ * paper has units of 2x2 where the code has whole matrices, whose damping stays in the average; its micro-batches and
+ * ranks count the same, however many samples they have. */
 static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(stat_decay, 0.01),
                                         SET(solve_period, 1),
@@ -134,6 +135,7 @@ static const ng_value spngd_values[] = {SET(damping, 0.03),
                                         SET(placement, NG_PLACEMENT_SPNGD),
                                         NG_VALUES_END};
 static const ng_value chainerkfac_values[] = {SET(norm_block, NG_NORM_FULL), SET(damping_leak, 1),
+                                              SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                               NG_VALUES_END};
 
 /* EFCP: its sparse M-FAC, of which the dense one is a variant; sparse GGT; low-rank M-FAC. */

@@ -95,6 +95,16 @@ edited 's/^  0.06,$/  -0.06,/'; expect 2 '*case.json: lr_steps has neither * for
 edited 's/^  0.06,$/  1e-31,/'; expect 2 '*case.json: lr_steps has neither * for step 1' "$natgrad" replay "$scratch/f2"
 edited 's/"momentum": 0.9/"momentum": "much"/'; expect 2 '*case.json: config: momentum *' "$natgrad" replay "$scratch/f2"
 cp "$folder/case.json" "$scratch/f2/"
+edited 's/"kind": "linear",/&"groups": 2,/'; expect 2 "*case.json: layer fc1: 'groups' is not supported*" "$natgrad" replay "$scratch/f2"
+edited 's/"kind": "conv2d",/&"dilation": [1, 2],/'; expect 2 "*case.json: layer conv1: 'dilation' is not supported*" "$natgrad" replay "$scratch/f2"
+edited 's/"kind": "conv2d",/&"dilation": [1, 1], "groups": 1,/'; expect 0 '*: ok' "$natgrad" replay "$scratch/f2"
+sed -z 's/"padding": \[\n *1,/"padding": [0,/' "$folder/case.json" >"$scratch/f2/case.json"
+expect 2 '*case.json: layer conv1: padding differs in both directions; chainerkfac*' "$natgrad" replay "$scratch/f2"
+edited 's/"acc_iters": 1/"acc_iters": 2/'; expect 2 '*case.json: config: acc_iters is 2, and there are 1 micro_batches' "$natgrad" replay "$scratch/f2"
+edited 's/"acc_iters"/"diagonalize": true, &/'; expect 2 '*case.json: config: diagonalize is no list of layers' "$natgrad" replay "$scratch/f2"
+edited 's/"acc_iters"/"diagonalize": ["conv9"], &/'; expect 2 "*case.json: config: diagonalize: there is no layer 'conv9'" "$natgrad" replay "$scratch/f2"
+edited '/"momentum": 0.9/d'; expect 0 '*: ok' "$natgrad" replay "$scratch/f2" # the published default
+cp "$folder/case.json" "$scratch/f2/"
 cp "$folder/s2.fc1.weight.v.npy" "$scratch/f2/s3.fc1.weight.v.npy"
 expect 1 '*weights and momentum after each step: largest * (step 3, fc1)*: exceeded' "$natgrad" replay "$scratch/f2"
 rm "$scratch/f2/s3.fc1.weight.v.npy"
@@ -131,7 +141,37 @@ for out in glob.glob(at + "/s0.*.out.npy"):
         write(f"s{s}.{p}.v", head, v)
 END
 }
+
+# A loss scale beside weight decay: what loss and gradients were multiplied by, and what Chainer makes of the rate.
+scaled() { # VERSION
+  python3 - "$decay" "$scratch/f2" "$1" <<'END'
+import array, glob, json, os, sys
+at, to, version = sys.argv[1:]
+case = json.load(open(at + "/case.json"))
+case["chainer"] = version
+case["config"]["loss_scale"] = 8.0
+case["config"]["weight_decay"] *= 8 if int(version.split(".")[0]) < 7 else 1
+json.dump(case, open(to + "/case.json", "w"))
+for path in glob.glob(at + "/*.npy"):
+    raw = open(path, "rb").read()
+    if path.endswith((".g.npy", ".grad.npy")):
+        head = 10 + int.from_bytes(raw[8:10], "little")
+        raw = raw[:head] + array.array("f", [8 * x for x in array.array("f", raw[head:])]).tobytes()
+    open(to + "/" + os.path.basename(path), "wb").write(raw)
+END
+}
 if command -v python3 >/dev/null; then # not in a bare Debian
+  decay=$scratch/decay
+  mkdir "$decay"
+  "$helper" unpack "$golden/spngd-decay.safetensors" "$decay" || fail "unpack"
+  for version in 5.4.0 6.0.0 7.8.1; do
+    scaled $version || fail "scaled $version"
+    expect 0 '*: ok' "$natgrad" replay --tolerance 3e-5 "$scratch/f2"
+  done
+  sed -i 's/7.8.1/6.7.0/' "$scratch/f2/case.json"
+  expect 1 '*: exceeded' "$natgrad" replay --tolerance 3e-5 "$scratch/f2"
+  rm -r "$scratch/f2"
+  cp -r "$folder" "$scratch/f2"
   for adjust in adjust keep; do
     for lr in "0.1 0.06 0.08 0.02" "0.1 0 0.08 0" "0 0 0.1 0" "0.1 0 0 0.02" "0 0 0 0"; do
       # shellcheck disable=SC2086

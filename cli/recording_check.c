@@ -1,0 +1,94 @@
+/* recording_check.c: what a recording says that a replay would otherwise read in another sense, or not at all.
+ *
+ * In: case.json, its layers read.  Out: a line told that names the entry, or settings with the published meaning.
+ * tyohei/chainerkfac makes A of patches with the first stride and padding for both directions, undilated; where that is
+ * something else than the layer's own patches, its A is of no layer. */
+#include "cli.h"
+#include "recording.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const known[] = {"kind",   "in_channels", "out_channels", "kernel",
+                                    "stride", "padding",     "bias",         "num_features",
+                                    "eps",    "in_features", "out_features", NULL};
+
+static bool is_known(const char *key) {
+  int i = 0;
+  while (known[i] != NULL && strcmp(known[i], key) != 0)
+    i++;
+  return known[i] != NULL;
+}
+
+static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
+
+/* 1, or a list of ones: of what is not there. */
+static bool says_nothing(const json_t *v) {
+  for (size_t i = 0; i < json_array_size(v); i++) {
+    if (!is_one(json_array_get(v, i))) return false;
+  }
+  return json_array_size(v) > 0 || is_one(v);
+}
+
+static int check_layer(const recording *r, const char *path, const shape *l) {
+  const char *key;
+  json_t *value;
+  json_object_foreach(json_object_get(json_object_get(r->root, "layers"), l->name), key, value) {
+    if (is_known(key) || says_nothing(value)) continue;
+    return cli_bad("%s: case.json: layer %.60s: '%.40s' is not supported, expected 1 or nothing",
+                   path, l->name, key);
+  }
+  return CLI_OK;
+}
+
+static int check_patches(const char *path, const shape *l) {
+  const bool same = l->stride[0] == l->stride[1] && l->padding[0] == l->padding[1];
+  if (!l->conv || same) return CLI_OK;
+  return cli_bad("%s: case.json: layer %.60s: %s differs in both directions; chainerkfac's A of it "
+                 "is of other patches than the layer's",
+                 path, l->name, l->stride[0] != l->stride[1] ? "stride" : "padding");
+}
+
+/* Names of layers whose output factor, or of norms whose matrix, is its diagonal. */
+static int check_diagonalize(const recording *r, const char *path) {
+  const json_t *list = json_object_get(r->config, "diagonalize");
+  if (list == NULL || json_is_null(list)) return CLI_OK;
+  if (!json_is_array(list)) {
+    return cli_bad("%s: case.json: config: diagonalize is no list of layers", path);
+  }
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const char *name = json_string_value(json_array_get(list, i));
+    bool found = false;
+    for (int k = 0; k < r->layers && name != NULL; k++)
+      found = found || strcmp(r->layer[k].name, name) == 0;
+    if (found) continue;
+    return cli_bad("%s: case.json: config: diagonalize: there is no layer '%.60s'", path,
+                   name == NULL ? "" : name);
+  }
+  return CLI_OK;
+}
+
+/* Of Chainer before 7 the hook adds rate w to the gradient that is still scaled; later rate w times the scale. */
+static void scale_decay(recording *r) {
+  const char *version = json_string_value(json_object_get(r->root, "chainer"));
+  if (version != NULL && strtol(version, NULL, 10) < 7) r->weight_decay /= r->loss_scale;
+}
+
+int recording_check(recording *r, const char *path) {
+  const bool chainer = strcmp(r->system, "chainerkfac") == 0;
+  int rc = CLI_OK;
+  if (r->parameters) return CLI_OK;
+  for (int i = 0; i < r->layers && rc == CLI_OK; i++) {
+    rc = check_layer(r, path, &r->layer[i]);
+    if (rc == CLI_OK && chainer) rc = check_patches(path, &r->layer[i]);
+  }
+  if (rc == CLI_OK) rc = check_diagonalize(r, path);
+  const json_t *accumulated = json_object_get(r->config, "acc_iters");
+  if (rc == CLI_OK && json_is_integer(accumulated) &&
+      json_integer_value(accumulated) != r->micro_batches) {
+    rc = cli_bad("%s: case.json: config: acc_iters is %lld, and there are %d micro_batches", path,
+                 (long long)json_integer_value(accumulated), r->micro_batches);
+  }
+  if (rc == CLI_OK && chainer) scale_decay(r);
+  return rc;
+}
