@@ -23,7 +23,8 @@ class Binding:
     def _make_bindings(self):
         rows = self._bound()
         self._rows = []
-        self._firsts = [(entry, entry.places[0][1]._parameters, entry.places[0][2]) for entry in self.entries]
+        self._learning = [(entry, [(module._parameters, attribute) for _, module, attribute, _ in entry.places])
+                          for entry in self.entries]
         self._places = [(module._parameters, attribute, full) for entry in self.entries
                         for _, module, attribute, full in entry.places]
         self._sizes = [(parent, len(parent._modules), path) for path, parent in self.model.named_modules()]
@@ -87,9 +88,12 @@ class Binding:
 
     def _bind(self):
         self._check_model()
-        for entry, parameters, attribute in self._firsts:
-            if entry.asleep == parameters[attribute].requires_grad or entry.frozen:
-                self._follow_freezing(entry, parameters[attribute])
+        for entry, places in self._learning:
+            asleep = entry.asleep or entry.frozen
+            for parameters, attribute in places:
+                if asleep == parameters[attribute].requires_grad:
+                    self._follow_freezing(entry)
+                    break
         self._bind_arrays()
 
     def _bind_arrays(self):
@@ -110,12 +114,17 @@ class Binding:
             self._moved = False
         self._core.call("bind", self._bindings, len(self._bindings))
 
-    def _follow_freezing(self, entry, parameter):
-        """requires_grad may change between steps."""
+    def _follow_freezing(self, entry):
+        """requires_grad may change between steps: of all parameters of a layer, which is one block."""
+        learn = {full: parameter.requires_grad
+                 for (_, _, _, full), parameter in zip(entry.places, entry.parameters())}
         if entry.frozen:
-            if parameter.requires_grad:
-                raise failure(_abi.NG_ERR_STATE, f"'{entry.places[0][3]}' was frozen when the preconditioner was made, and "
-                              "is not any more: make a new one")
-            return
-        entry.asleep = not parameter.requires_grad
+            full = next(full for full in learn if learn[full])
+            raise failure(_abi.NG_ERR_STATE, f"'{full}' was frozen when the preconditioner was made, and is not any more: "
+                          "make a new one")
+        if len(set(learn.values())) > 1:
+            frozen, other = (next(full for full in learn if learn[full] == one) for one in (False, True))
+            raise failure(_abi.NG_ERR_STATE, f"'{frozen}' is frozen and '{other}' is not; both learned when the "
+                          "preconditioner was made, as parts of one layer: freeze both, or make a new one")
+        entry.asleep = not entry.asleep
         self._core.call("freeze", entry.index, int(entry.asleep))
