@@ -41,28 +41,25 @@ int ngio_part_named(const char *end, int passing) {
   return *c == 0 || (passing && strcmp(c, passing_end) == 0);
 }
 
-int ngio_parts_each(const char *path, int (*each)(void *user, const char *name), void *user) {
+size_t ngio_parts_room(const char *path) {
+  return strlen(path) + sizeof((struct dirent *)NULL)->d_name + 1;
+}
+
+int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
+                    void *user) {
   const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
   const size_t own = strlen(base), before = (size_t)(base - path);
-  char *folder = malloc(before + 2);
   int said = 0;
-  if (folder == NULL) return 0;
-  memcpy(folder, path, before);
-  memcpy(folder + before, before > 0 ? "" : ".", before > 0 ? 1 : 2);
-  DIR *d = opendir(folder);
-  free(folder);
+  memcpy(room, path, before);
+  memcpy(room + before, before > 0 ? "" : ".", before > 0 ? 1 : 2);
+  DIR *d = opendir(room);
   for (const struct dirent *e; d != NULL && said == 0 && (e = readdir(d)) != NULL;) {
     if (strncmp(e->d_name, base, own) != 0 || e->d_name[own] != '.' ||
         !ngio_part_named(e->d_name + own + 1, 1)) {
       continue;
     }
-    const size_t room = before + strlen(e->d_name) + 1;
-    char *part = malloc(room);
-    if (part == NULL) break;
-    memcpy(part, path, before);
-    memcpy(part + before, e->d_name, room - before);
-    said = each(user, part);
-    free(part);
+    (void)stpcpy(room + before, e->d_name);
+    said = each(user, room);
   }
   if (d != NULL) (void)closedir(d);
   return said;
@@ -108,7 +105,7 @@ static int sweep_one(void *user, const char *name) {
   return 0;
 }
 
-void ngio_parts_sweep(const char *path, const char *id) {
+void ngio_parts_sweep(const char *path, const char *id, char *room) {
   sweep s = {path, id};
-  (void)ngio_parts_each(path, sweep_one, &s);
+  (void)ngio_parts_each(path, room, sweep_one, &s);
 }

@@ -31,15 +31,18 @@ void ngio_part_says(char out[NGIO_PART_ROOM], int32_t part, int32_t parts); /* "
  * being written. */
 int ngio_part_named(const char *end, int passing);
 
-/* The name of every file beside `path` that is called like one of its parts, whatever it is, until each() does not
- * return 0; a folder that cannot be read, or no memory: as if there were none. */
-int ngio_parts_each(const char *path, int (*each)(void *user, const char *name), void *user);
+/* Room for the name of any file in the folder of `path`. */
+size_t ngio_parts_room(const char *path);
+/* The name, in `room`, of every file beside `path` that is called like one of its parts, whatever it is, until
+ * each() does not return 0; a folder that cannot be read: as if there were none. */
+int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
+                    void *user);
 
 /* Removes the parts of `path` that are not of the whole `id` (NULL: all of them), and what a rank that was killed left of
  * one.  They are regular files and begin as the writer of a part begins them, with what their name says; one that is
  * being written, and so is locked, stays.  For who keeps other writers away from `path`:
  * ngio_writer_finish_whole, or the owner of a folder. */
-void ngio_parts_sweep(const char *path, const char *id);
+void ngio_parts_sweep(const char *path, const char *id, char *room);
 
 #ifdef __cplusplus
 }

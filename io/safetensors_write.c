@@ -29,6 +29,7 @@ struct ngio_writer {
   int64_t expect, written;
   int flushed; /* all of it is on the disk */
   char *held;  /* of a file: bytes that wait for company; NULL: a stream */
+  char *parts; /* of a file: room for the names of its parts */
   int64_t holds;
   int64_t given, started; /* of a file: bytes that the system has; that it was asked to write out */
 };
@@ -287,8 +288,9 @@ static ngio_status begin(const char *path, ngio_write write, void *user, const n
     w->path = text_join(path, "");
     w->part = write == NULL ? text_join(path, ".natgrad-part") : NULL;
     w->held = write == NULL ? malloc(HELD) : NULL;
+    w->parts = write == NULL ? malloc(ngio_parts_room(path)) : NULL;
   }
-  if (!w || !w->path || (write == NULL && (!w->part || !w->held))) {
+  if (!w || !w->path || (write == NULL && (!w->part || !w->held || !w->parts))) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory", path);
     goto done;
   }
@@ -363,7 +365,7 @@ static void sweep(ngio_writer *w, int done, const char *id) {
   if (open_part(w, NULL, 0) != NGIO_OK) return;
   if (fstat(done, &mine) == 0 && stat(w->path, &named) == 0 && mine.st_ino == named.st_ino &&
       mine.st_dev == named.st_dev) {
-    ngio_parts_sweep(w->path, id);
+    ngio_parts_sweep(w->path, id, w->parts);
   }
 }
 
@@ -404,6 +406,7 @@ void ngio_writer_abandon(ngio_writer **writer) {
     (void)unlink(w->part);
     (void)close(w->fd);
   }
+  free(w->parts);
   free(w->held);
   free(w->part);
   free(w->path);

@@ -284,7 +284,7 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
   for (int i = 0; i < MANIFEST_PARTS && rc != CLI_OK; i++) {
     /* room on a disk that may be full; the checkpoint before is whole */
     if (has[i]) disk_remove(next[i]);
-    if (i == MANIFEST_PRECOND) ngio_parts_sweep(next[i], NULL);
+    if (i == MANIFEST_PRECOND) parts_sweep(next[i]);
   }
   for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
     if (has[i]) rc = parts_rename(next[i], path[i], &m.now.file[i]);
@@ -480,7 +480,7 @@ void checkpoint_tidy(const char *dir, const manifest *m) {
     free(path);
   }
   char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  ngio_parts_sweep(next, NULL);
+  parts_sweep(next);
   free(next);
   if (m->before.step != m->now.step) remove_set(dir, &m->before);
 }

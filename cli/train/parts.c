@@ -27,7 +27,18 @@ static int regular(void *user, const char *name) {
   return disk_regular(name);
 }
 
-int parts_regular(const char *path) { return ngio_parts_each(path, regular, NULL); }
+int parts_regular(const char *path) {
+  char *room = cli_take(ngio_parts_room(path), 1);
+  const int rc = ngio_parts_each(path, room, regular, NULL);
+  free(room);
+  return rc;
+}
+
+void parts_sweep(const char *path) {
+  char *room = cli_take(ngio_parts_room(path), 1);
+  ngio_parts_sweep(path, NULL, room);
+  free(room);
+}
 
 /* ---- what they say ---------------------------------------------------------------------------*/
 

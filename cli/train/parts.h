@@ -24,5 +24,6 @@ void parts_remove(const char *path, const manifest_file *f);
 
 /* Whatever has the name of a part of `path`, also of one that is being written: none but regular files; CLI_BAD, told. */
 int parts_regular(const char *path);
+void parts_sweep(const char *path); /* ngio_parts_sweep, of all of them */
 
 #endif
