@@ -113,6 +113,9 @@ static void folders_are_classes(void **state) {
       "den");
   quiet();
   assert_int_equal(data_open(spec("all/train", ""), &e), 0);
+  assert_string_equal(said(), ""); /* of several ranks one tells */
+  quiet();
+  data_tell(&e);
   assert_non_null(
       strstr(said(), "2 files are not named .jpg, .jpeg or .png, left out; the first is "));
   assert_true(e.train.n == CLASSES * EACH && e.test.n == 0);

@@ -92,14 +92,14 @@ ng_status __wrap_ng_report_station(const ng_precond *p, int32_t i, ng_station_re
   return st;
 }
 
-int __real_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
+int __real_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
                            precond *p, int32_t ranks, run_state *state);
-int __wrap_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
+int __wrap_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
                            precond *p, int32_t ranks, run_state *state);
-int __wrap_checkpoint_save(const char *dir, const nn *net, const mix *m, const average *a,
+int __wrap_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
                            precond *p, int32_t ranks, run_state *state) {
   fake.now += SAVING;
-  return __real_checkpoint_save(dir, net, m, a, p, ranks, state);
+  return __real_checkpoint_save(dir, net, f, a, p, ranks, state);
 }
 
 void __real_progress_epoch(progress *p, const train_epoch *e, double samples_per_second);
@@ -135,7 +135,7 @@ static void times_are(const trained *r) {
         fail_msg("%s of step %d: %g ms instead of %g", name, step, got, expected);
       k++;
     }
-    assert_int_equal(k, 4 + 14); /* ours, and the library's, whose first is "look" */
+    assert_int_equal(k, 4 + 15); /* ours, and the library's, whose first is "look" */
     assert_non_null(json_object_get(ms, "look"));
     if (event > 0) {
       must_be_near(l, "seconds",

@@ -140,6 +140,12 @@ int data_open(const char *spec, data_set *out) {
   return rc;
 }
 
+void data_tell(const data_set *d) {
+  for (int i = 0; i < 2; i++) {
+    if (d->note[i] != NULL) cli_note("%s", d->note[i]);
+  }
+}
+
 /* ---- the same data again -----------------------------------------------------------------------*/
 
 static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_t rows) {

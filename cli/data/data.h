@@ -37,11 +37,13 @@ typedef struct data_set {
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */
   struct image_set *images; /* of files, else NULL */
+  char *note[2];            /* what is worth knowing of the splits, for cli_note; NULL: nothing */
   void *own;                /* memory of the reader */
 } data_set;
 
 /* On failure CLI_BAD, told in one line that names the file and what was expected. */
 int data_open(const char *spec, data_set *out);
+void data_tell(const data_set *d); /* its notes: one rank says them */
 void data_close(data_set *d);
 
 /* Of all values and labels, the samples held out included: the same for the same data, wherever it is. */

@@ -1,4 +1,4 @@
-/* images.c: what is said after "images:" to a set; one sample of it; what is left out. */
+/* images.c: what is said after "images:" to a set; one sample of it. */
 #include "images.h"
 
 #include "cli.h"
@@ -64,18 +64,6 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
       if (mean_image != NULL) x[k] -= mean_image[3 * at + k] / d->deviation[k];
     }
   }
-}
-
-int image_left_out(image_set *set, const image_list *list, int32_t row, const char *why) {
-  if (list->told[row] != 0) return CLI_OK;
-  list->told[row] = 1;
-  set->corrupt++;
-  if ((int64_t)set->corrupt * 100 > set->total) {
-    return cli_bad("--data: images: %d of %d files are no good, more than 1 %%; the last is %s: %s",
-                   set->corrupt, set->total, list->path[row], why);
-  }
-  (void)cli_bad("%s: left out, %d of %d: %s", list->path[row], set->corrupt, set->total, why);
-  return CLI_OK;
 }
 
 /* ---- numbers by channel ------------------------------------------------------------------------*/
@@ -243,8 +231,7 @@ static int keep(data_set *d, found *f, data_split *to) {
   char *text = data_take(d, bytes, 1);
   char **path = data_take(d, f->n, (int64_t)sizeof *path);
   int32_t *label = data_take(d, f->n, (int64_t)sizeof *label);
-  uint8_t *told = data_take(d, f->n, 1);
-  if (list == NULL || text == NULL || path == NULL || label == NULL || told == NULL) return CLI_BAD;
+  if (list == NULL || text == NULL || path == NULL || label == NULL) return CLI_BAD;
   for (int32_t i = 0; i < f->n; i++) {
     const size_t n = strlen(f->path[i]) + 1;
     memcpy(text, f->path[i], n);
@@ -253,14 +240,18 @@ static int keep(data_set *d, found *f, data_split *to) {
     label[i] = f->label[i];
     if (label[i] >= d->classes) d->classes = label[i] + 1;
   }
-  *list = (image_list){path, told};
+  *list = (image_list){path, d->images->total};
   *to = (data_split){.n = f->n, .images = list, .labels = label};
   d->images->total += f->n;
-  if (f->other > 0) {
-    (void)cli_bad("--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is "
-                  "%s",
-                  f->other, f->other == 1 ? " is" : "s are", f->first_other);
-  }
+  if (f->other == 0) return CLI_OK;
+  static const char form[] =
+      "--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s";
+  const char *are = f->other == 1 ? " is" : "s are";
+  const int n = snprintf(NULL, 0, form, f->other, are, f->first_other);
+  char **note = d->note[0] == NULL ? &d->note[0] : &d->note[1];
+  *note = data_take(d, (int64_t)n + 1, 1);
+  if (*note == NULL) return CLI_BAD;
+  (void)snprintf(*note, (size_t)n + 1, form, f->other, are, f->first_other);
   return CLI_OK;
 }
 
@@ -333,6 +324,10 @@ static int open_set(data_set *d, const wish *w) {
   if (rc == CLI_OK) rc = keep(d, &splits[0], &d->train);
   if (rc == CLI_OK) rc = keep(d, &splits[1], &d->test);
   if (rc == CLI_OK) d->images->crc = checksum(d, splits);
+  if (rc == CLI_OK) {
+    d->images->told = data_take(d, d->images->total, (int64_t)sizeof *d->images->told);
+    if (d->images->told == NULL) rc = CLI_BAD;
+  }
   found_free(&splits[0]);
   found_free(&splits[1]);
   return rc;

@@ -14,7 +14,8 @@
  *   threads=N, queue=N   threads that decode (as many as processors), images that wait (128): no bit of
  *                   a result depends on them
  * Training: a random window, mirrored every second time (--augment); else the one in the middle.
- * A file that is no image is named, counted and left out; more than 1 % of all is an error.  What is no
+ * A file that is no image is named, counted and left out; more than 1 % of all is an error (train/damaged.h,
+ * over all ranks of a run and what it was resumed from).  What is no
  * file, and links that lead in a circle, are refused when the set is opened. */
 #ifndef DATA_IMAGES_H
 #define DATA_IMAGES_H
@@ -22,9 +23,11 @@
 #include "data.h"
 #include "picture.h"
 
+#include <stdatomic.h>
+
 typedef struct image_list { /* of a split; row i of its labels */
   char **path;
-  uint8_t *told; /* row i is known to be no image */
+  int32_t first; /* the number of its first file among those of the set */
 } image_list;
 
 typedef struct image_set {
@@ -33,7 +36,8 @@ typedef struct image_set {
   float *mean_image; /* [side, side, 3] in place of the channels' means, or NULL */
   uint32_t crc;      /* names, sizes and labels of all files, and what is done to them */
   int32_t total;     /* files */
-  int32_t corrupt;   /* of them, found so far */
+  atomic_uchar
+      *told; /* [total] it is known, and was said, that a file is no good: train/damaged.h */
 } image_set;
 
 /* One sample: [side, side, 3] bytes, before it is mirrored.  false: why. */
@@ -42,8 +46,6 @@ bool image_load(const image_set *set, const image_list *list, int32_t row, const
 /* Its values, mirrored as its draw says and normalised.  x [side, side, 3]. */
 void image_values(const data_set *d, int32_t row, const data_how *how, const uint8_t *bytes,
                   float *x);
-/* It could not be loaded: told once.  CLI_BAD, told, when these are more than 1 % of the set. */
-int image_left_out(image_set *set, const image_list *list, int32_t row, const char *why);
 
 /* ---- loader.c: threads that decode, in the order they are asked, behind a bounded queue --------*/
 

@@ -159,6 +159,7 @@ static int share_loaded(run *r) {
     rc = ranks_tell(&r->ranks, b->value, b->count * (int64_t)sizeof *b->value);
   }
   if (rc == CLI_OK) rc = average_tell(&r->mean, &r->ranks);
+  if (rc == CLI_OK) rc = damaged_tell(&r->feed.damaged, &r->ranks);
   return rc == CLI_OK ? ranks_tell(&r->ranks, &r->state, sizeof r->state) : rc;
 }
 
@@ -213,8 +214,7 @@ static int open_folder(run *r, const char *config, const char *log) {
     if (rc == CLI_OK) rc = from_the_start(r, config, log);
   } else if (rc == CLI_OK) {
     rc = prepare(r);
-    if (rc == CLI_OK)
-      rc = checkpoint_load(r->s->out, r->net, &r->feed.mix, &r->mean, r->p, &r->state);
+    if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, &r->feed, &r->mean, r->p, &r->state);
     if (rc == CLI_OK) rc = share_loaded(r);
     if (rc == CLI_OK) rc = fits(r, data);
     const manifest *m = &r->state.files;

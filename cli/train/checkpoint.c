@@ -1,24 +1,19 @@
-/* checkpoint.c: a run's state on disk and back, bit for bit: weights as they are, sums as
- * hexadecimal floating point; and whether it is one, whole, and nobody else's.  Files and the order of
- * events: checkpoint.h. */
+/* checkpoint.c: a run's state on disk and back, bit for bit, and whether it is one, whole, and nobody else's.
+ * Files and the order of events: checkpoint.h; what model-<step>.safetensors holds: checkpoint_model.c. */
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
 #include "part_files.h"
 #include "parts.h"
-#include "run_files.h"
-#include "safetensors.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <zlib.h>
 
-enum { MESSAGE = 512, VALUE = 64, KEY = 256, FIELDS = 11 };
+enum { VALUE = 64 };
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
@@ -76,165 +71,6 @@ static char *newer(const char *dir, int64_t last) {
   return found;
 }
 
-/* ---- the numbers -----------------------------------------------------------------------------*/
-
-/* One list for both ways: a key, and where its number is. */
-typedef struct field {
-  const char *key;
-  int64_t *whole;
-  double *real;
-  bool later; /* checkpoints of before do not have it, and then it stays 0 */
-} field;
-
-static void fields_of(run_state *s, field out[FIELDS]) {
-  const field list[FIELDS] = {
-      {"step", &s->step, NULL, false},
-      {"steps_per_epoch", &s->per_epoch, NULL, false},
-      {"loss_sum", NULL, &s->loss_sum, false},
-      {"summed", &s->summed, NULL, false},
-      {"correct", &s->correct, NULL, false},
-      {"skipped", &s->skipped, NULL, false},
-      {"rescued", &s->rescued, NULL, false},
-      {"unobserved", &s->unobserved, NULL, false},
-      {"data_crc32", &s->data_crc, NULL, false},
-      {"skipped_in_a_row", &s->in_a_row, NULL, false},
-      {"first_loss", NULL, &s->first_loss, true},
-  };
-  memcpy(out, list, sizeof list);
-}
-
-static bool read_field(const field *f, const char *text) {
-  char *end = NULL;
-  errno = 0;
-  if (f->whole != NULL) {
-    const long long v = strtoll(text, &end, 10);
-    *f->whole = v;
-    return end != text && *end == 0 && errno == 0 && v >= 0;
-  }
-  *f->real = strtod(text, &end);
-  return end != text && *end == 0;
-}
-
-/* ---- the model -------------------------------------------------------------------------------*/
-
-/* Parameters, then buffers. */
-static void tensor_of(const nn *net, int i, ngio_tensor *t) {
-  memset(t, 0, sizeof *t);
-  t->dtype = NGIO_F32;
-  if (i < nn_params(net)) {
-    const nn_param *q = nn_param_at(net, i);
-    t->name = q->name;
-    t->ndim = q->ndim;
-    memcpy(t->shape, q->shape, sizeof q->shape);
-    t->data = q->value;
-  } else {
-    const nn_buffer *b = nn_buffer_at(net, i - nn_params(net));
-    t->name = b->name;
-    t->ndim = 1;
-    t->shape[0] = b->count;
-    t->data = b->value;
-  }
-  t->bytes = ngio_bytes_of(t->dtype, t->shape, t->ndim);
-}
-
-/* Metadata "crc32 NAME" of every tensor, as in the library's state. */
-static void checksum(const ngio_tensor *t, char key[KEY], char value[VALUE]) {
-  (void)snprintf(key, KEY, "crc32 %s", t->name);
-  (void)snprintf(value, VALUE, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
-}
-
-int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
-                           int64_t averaged) {
-  run_state s = *state;
-  field list[FIELDS];
-  fields_of(&s, list);
-  const int n = nn_params(net) + nn_buffers(net);
-  const size_t most = (size_t)(FIELDS + n + 1);
-  char message[MESSAGE] = "", (*value)[VALUE] = cli_take(most, VALUE),
-       (*key)[KEY] = cli_take(most, KEY);
-  ngio_text *text = cli_take(most, sizeof *text);
-  int texts = 0;
-  for (; texts < FIELDS; texts++) {
-    if (list[texts].whole != NULL) {
-      (void)snprintf(value[texts], VALUE, "%lld", (long long)*list[texts].whole);
-    } else {
-      (void)snprintf(value[texts], VALUE, "%a", *list[texts].real);
-    }
-    text[texts] = (ngio_text){list[texts].key, value[texts]};
-  }
-  ngio_tensor *t = cli_take((size_t)n, sizeof *t);
-  for (int i = 0; i < n; i++, texts++) {
-    tensor_of(net, i, &t[i]);
-    checksum(&t[i], key[texts], value[texts]);
-    text[texts] = (ngio_text){key[texts], value[texts]};
-  }
-  if (averaged > 0) {
-    (void)snprintf(value[texts], VALUE, "%lld", (long long)averaged);
-    text[texts] = (ngio_text){RUN_FILES_AVERAGED, value[texts]};
-    texts++;
-  }
-  const ngio_status st = ngio_tensors_write(path, t, n, text, texts, message, sizeof message);
-  free(t);
-  free(text);
-  free(key);
-  free(value);
-  return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
-}
-
-int checkpoint_read_model(const char *path, nn *net, run_state *s) {
-  char message[MESSAGE] = "";
-  ngio_tensors *file = NULL;
-  field list[FIELDS];
-  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
-    return cli_bad("%s", message);
-  int rc = CLI_OK;
-  fields_of(s, list);
-  for (int i = 0; i < FIELDS && rc == CLI_OK; i++) {
-    const char *text = ngio_tensors_text(file, list[i].key);
-    if (text == NULL && list[i].later) continue;
-    if (text == NULL || !read_field(&list[i], text))
-      rc = cli_bad("%s: its metadata has no good '%s'", path, list[i].key);
-  }
-  const int n = nn_params(net) + nn_buffers(net);
-  if (rc == CLI_OK && ngio_tensors_count(file) != n) {
-    rc = cli_bad("%s: has %lld tensors, this model %d", path, (long long)ngio_tensors_count(file),
-                 n);
-  }
-  for (int i = 0; i < n && rc == CLI_OK; i++) {
-    ngio_tensor want;
-    tensor_of(net, i, &want);
-    const ngio_tensor *have = ngio_tensors_find(file, want.name);
-    char key[KEY], sum[VALUE] = "";
-    if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want.ndim ||
-        memcmp(have->shape, want.shape, (size_t)want.ndim * sizeof want.shape[0]) != 0) {
-      rc = cli_bad("%s: tensor '%s' is missing or has another shape", path, want.name);
-      continue;
-    }
-    checksum(have, key, sum);
-    const char *written = ngio_tensors_text(file, key);
-    if (written == NULL || strcmp(written, sum) != 0) {
-      rc = cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want.name);
-    } else {
-      memcpy((float *)(uintptr_t)want.data, have->data,
-             (size_t)have->bytes); /* the network's own */
-    }
-  }
-  ngio_tensors_close(&file);
-  return rc;
-}
-
-const char *checkpoint_lost(const nn *net) {
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    ngio_tensor t;
-    tensor_of(net, i, &t);
-    const float *value = t.data;
-    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
-      if (!isfinite(value[k])) return t.name;
-    }
-  }
-  return NULL;
-}
-
 /* ---- saving ----------------------------------------------------------------------------------*/
 
 /* A name that is taken, but not by the file that is to have it, is somebody else's. */
@@ -254,24 +90,24 @@ static void remove_set(const char *dir, const manifest_set *set) {
   }
 }
 
-int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
-                    precond *p, int32_t ranks, run_state *state) {
+int checkpoint_save(const char *dir, const nn *net, const feed *f, const average *mean, precond *p,
+                    int32_t ranks, run_state *state) {
   manifest m = state->files;
   m.before = m.now;
   m.now = (manifest_set){.step = state->step};
   manifest_made_by(&m);
-  const bool has[MANIFEST_PARTS] = {true, true, mix_carries(mixed), average_carries(mean)};
+  const bool has[MANIFEST_PARTS] = {true, true, mix_carries(&f->mix), average_carries(mean)};
   char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  char *next[MANIFEST_PARTS], *path[MANIFEST_PARTS];
+  char *next[MANIFEST_PARTS], *path[MANIFEST_PARTS], *left_out = damaged_text(&f->damaged);
   int rc = disk_own_folder(folder);
   for (int i = 0; i < MANIFEST_PARTS; i++) {
     next[i] = next_of(dir, manifest_part[i]);
     path[i] = path_of(dir, manifest_part[i], state->step);
     if (rc == CLI_OK) rc = disk_regular(next[i]);
   }
-  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state, 0);
+  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state, 0, left_out);
   if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND], ranks > 1);
-  if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(mixed, next[MANIFEST_MIXUP]);
+  if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(&f->mix, next[MANIFEST_MIXUP]);
   if (rc == CLI_OK && has[MANIFEST_AVERAGE]) rc = average_save(mean, next[MANIFEST_AVERAGE]);
   for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
     if (!has[i]) continue;
@@ -298,6 +134,7 @@ int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const aver
     free(next[i]);
     free(path[i]);
   }
+  free(left_out);
   free(latest);
   free(folder);
   return rc;
@@ -424,29 +261,38 @@ int checkpoint_find(const char *dir, bool *there) {
 
 /* ---- loading, and what is left over ----------------------------------------------------------*/
 
-int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond *p,
+/* Of other data nothing is known; that they are others is told elsewhere. */
+static int take_left_out(const char *path, const char *text, const run_state *s, damaged *a,
+                         const data_set *d) {
+  if (text == NULL || d->images == NULL || s->data_crc != data_checksum(d)) return CLI_OK;
+  return damaged_read(a, text) ? CLI_OK : cli_bad("%s: its metadata has no good 'left_out'", path);
+}
+
+int checkpoint_load(const char *dir, nn *net, feed *f, average *mean, precond *p,
                     run_state *state) {
-  char *latest = in_checkpoint(dir, "latest.json"), *path[MANIFEST_PARTS];
+  char *latest = in_checkpoint(dir, "latest.json"), *path[MANIFEST_PARTS], *left_out = NULL;
   checkpoint_init(state);
   int rc = manifest_read(latest, &state->files);
   const manifest_set *now = &state->files.now;
   for (int i = 0; i < MANIFEST_PARTS; i++)
     path[i] = path_of(dir, manifest_part[i], now->step);
   const bool carried = now->file[MANIFEST_MIXUP].bytes > 0;
-  if (rc == CLI_OK && carried != mix_carries(mixed))
+  if (rc == CLI_OK && carried != mix_carries(&f->mix))
     rc = cli_bad("%s: is %s mixup, this run %s it", latest, carried ? "with" : "without",
                  carried ? "without" : "with");
   const bool averaged = now->file[MANIFEST_AVERAGE].bytes > 0;
   if (rc == CLI_OK && averaged && mean->mean == NULL)
     rc = cli_bad("%s: is with averaged weights, this run without", latest);
-  if (rc == CLI_OK) rc = checkpoint_read_model(path[MANIFEST_MODEL], net, state);
+  if (rc == CLI_OK) rc = checkpoint_read_model(path[MANIFEST_MODEL], net, state, &left_out);
+  if (rc == CLI_OK) rc = take_left_out(path[MANIFEST_MODEL], left_out, state, &f->damaged, f->d);
   if (rc == CLI_OK && state->step != now->step)
     rc = cli_bad("%s: is of step %lld", path[MANIFEST_MODEL], (long long)state->step);
   if (rc == CLI_OK) rc = precond_load(p, path[MANIFEST_PRECOND]);
-  if (rc == CLI_OK && carried) rc = mix_load(mixed, path[MANIFEST_MIXUP]);
+  if (rc == CLI_OK && carried) rc = mix_load(&f->mix, path[MANIFEST_MIXUP]);
   if (rc == CLI_OK && averaged) rc = average_load(mean, path[MANIFEST_AVERAGE]);
   for (int i = 0; i < MANIFEST_PARTS; i++)
     free(path[i]);
+  free(left_out);
   free(latest);
   return rc;
 }
@@ -466,7 +312,7 @@ int checkpoint_load_model(const char *dir, nn *net, run_state *state) {
   int rc = manifest_read(latest, &state->files);
   if (rc == CLI_OK) {
     path = path_of(dir, manifest_part[MANIFEST_MODEL], state->files.now.step);
-    rc = checkpoint_read_model(path, net, state);
+    rc = checkpoint_read_model(path, net, state, NULL);
   }
   free(path);
   free(latest);

@@ -17,7 +17,7 @@
 
 #include "average.h"
 #include "manifest.h"
-#include "mix.h"
+#include "feed.h"
 #include "precond.h"
 
 typedef struct run_state {
@@ -40,22 +40,22 @@ void checkpoint_init(run_state *s);
  * an error.  Finishes what a run that was killed left between latest.json and the names. */
 int checkpoint_find(const char *dir, bool *there);
 /* Rank 0 of `ranks` whose state is in parts; 1: it is not. */
-int checkpoint_save(const char *dir, const nn *net, const mix *mixed, const average *mean,
-                    precond *p, int32_t ranks, run_state *state);
+int checkpoint_save(const char *dir, const nn *net, const feed *f, const average *mean, precond *p,
+                    int32_t ranks, run_state *state);
 /* What the other ranks do meanwhile: the part of each, if the state is in parts; and when rank 0 loads the state of a
  * step. */
 int checkpoint_save_part(const char *dir, precond *p, bool in_parts);
 int checkpoint_load_part(const char *dir, precond *p, int64_t step);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
-int checkpoint_load(const char *dir, nn *net, mix *mixed, average *mean, precond *p,
-                    run_state *state);
+int checkpoint_load(const char *dir, nn *net, feed *f, average *mean, precond *p, run_state *state);
 /* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */
 int checkpoint_load_model(const char *dir, nn *net, run_state *state);
 int checkpoint_step(const char *dir, int64_t *step); /* of the one that is there */
-int checkpoint_read_model(const char *path, nn *net, run_state *state);
-/* `averaged`: of how many weights the network's are the mean, 0: of none. */
+/* *left_out: damaged_text of the run, for free(), NULL: there is none; or NULL: nobody asks. */
+int checkpoint_read_model(const char *path, nn *net, run_state *state, char **left_out);
+/* `averaged`: of how many weights the network's are the mean, 0: of none; left_out: damaged_text or NULL. */
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
-                           int64_t averaged);
+                           int64_t averaged, const char *left_out);
 /* config.json, whose checksum is that of state->files, is about to become another. */
 int checkpoint_config(const char *dir, run_state *state, uint32_t next);
 /* The name of a parameter or buffer that is not finite, or NULL. */

@@ -55,7 +55,9 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .x = cli_take(values, sizeof(float)),
                 .labels = cli_take((size_t)batch, sizeof(int32_t)),
                 .rows = cli_take((size_t)batch, sizeof(int32_t)),
-                .next_taken = -1};
+                .next_taken = -1,
+                .alone = ranks == NULL || ranks->size == 1};
+  damaged_create(d, &out->damaged);
   const int rc = mix_create(s, d, reconstructs, &out->mix);
   out->mix.batch = out->batch; /* erases from those; there is no mixup, or one rank */
   if (rc != CLI_OK) feed_free(out);
@@ -70,6 +72,7 @@ void feed_free(feed *f) {
   free(f->spare);
   image_loader_destroy(&f->loader);
   mix_free(&f->mix);
+  damaged_free(&f->damaged);
   memset(f, 0, sizeof *f);
 }
 
@@ -124,15 +127,16 @@ static void put_image(feed *f, const piece *p, int32_t at, int32_t row, const ui
 /* Instead of the image at `place`, which cannot be read, the next one that can. */
 static int replace(feed *f, const piece *p, int64_t place, int32_t at) {
   const int32_t n = p->split->n;
-  for (int64_t i = 1; i < n; i++) {
+  for (int64_t i = 1; i < n && !damaged_too_many(&f->damaged); i++) {
     char why[PICTURE_WHY];
     const int32_t row = row_of(p->split, f->order[(place + i) % n]);
     if (image_load(f->d->images, p->split->images, row, &p->how, f->spare, why)) {
       put_image(f, p, at, row, f->spare);
       return CLI_OK;
     }
-    if (image_left_out(f->d->images, p->split->images, row, why) != CLI_OK) return CLI_BAD;
+    damaged_found(&f->damaged, p->split->images, row, why);
   }
+  if (damaged_too_many(&f->damaged)) return CLI_OK; /* nobody takes a step with this batch */
   return cli_bad("--data: images: none of %d can be read", n);
 }
 
@@ -164,8 +168,8 @@ static int train_images(feed *f, const piece *p, int64_t from) {
     if (bytes != NULL) {
       put_image(f, p, i, row, bytes);
     } else {
-      rc = image_left_out(f->d->images, p->split->images, row, why);
-      if (rc == CLI_OK) rc = replace(f, p, place_of(f, from + i), i);
+      damaged_found(&f->damaged, p->split->images, row, why);
+      rc = replace(f, p, place_of(f, from + i), i);
     }
   }
   return rc;
@@ -187,10 +191,20 @@ static int test_images(feed *f, const piece *p, int32_t *good) {
     if (bytes != NULL) {
       put_image(f, p, (*good)++, row, bytes);
     } else {
-      rc = image_left_out(f->d->images, p->split->images, row, why);
+      damaged_found(&f->damaged, p->split->images, row, why);
     }
   }
   return rc;
+}
+
+/* One rank has nobody to wait for. */
+static int found_alone(feed *f) {
+  const run_ranks one = {.size = 1};
+  return f->alone ? feed_agree(f, &one, f->damaged.n_found) : CLI_OK;
+}
+
+int feed_agree(feed *f, const run_ranks *ranks, int64_t found) {
+  return damaged_agree(&f->damaged, ranks, found);
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/
@@ -208,7 +222,7 @@ int feed_train(feed *f, int64_t step, int64_t micro) {
       .f = f, .split = &f->d->train, .order = f->order + place, .how = f->how, .count = f->batch};
   p.how.epoch = (uint32_t)epoch;
   if (f->d->images != NULL) {
-    if (train_images(f, &p, from) != CLI_OK) return CLI_BAD;
+    if (train_images(f, &p, from) != CLI_OK || found_alone(f) != CLI_OK) return CLI_BAD;
   } else {
     fill(f, &p);
     for (int32_t i = 0; i < f->batch; i++)
@@ -222,7 +236,10 @@ int feed_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   piece p = {.f = f, .split = f->test, .how = f->how, .first = first, .count = count};
   p.how.crop = p.how.flip = false;
   *good = count;
-  if (f->d->images != NULL) return test_images(f, &p, good);
+  if (f->d->images != NULL) {
+    const int rc = test_images(f, &p, good);
+    return rc == CLI_OK ? found_alone(f) : rc;
+  }
   fill(f, &p);
   return CLI_OK;
 }

@@ -2,6 +2,7 @@
 #ifndef FEED_H
 #define FEED_H
 
+#include "damaged.h"
 #include "data/images.h"
 #include "mix.h"
 #include "ranks.h"
@@ -27,7 +28,9 @@ typedef struct feed {
   uint8_t *spare; /* one image, which another one is replaced by */
   int64_t next_taken,
       next_asked; /* this rank's samples of the epoch `ordered`; -1: nothing was asked */
-  mix mix;        /* mix.targets: in place of labels, NULL without mixup */
+  damaged damaged;
+  bool alone;
+  mix mix; /* mix.targets: in place of labels, NULL without mixup */
 } feed;
 
 /* CLI_BAD, told in one line: a batch larger than the training split or smaller than the ranks (NULL: one),
@@ -35,11 +38,14 @@ typedef struct feed {
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out);
 void feed_free(feed *f);
-/* The batch 0 .. acc_iters - 1 of step 0, 1, ...  An image that cannot be read is told and replaced by the
- * one after it in the order of the epoch.  CLI_BAD, told: too many are no good. */
+/* The batch 0 .. acc_iters - 1 of step 0, 1, ...  An image that cannot be read is noted and replaced by the
+ * one after it in the order of the epoch.  One rank tells it at once: CLI_BAD, told: too many are no good.  Of
+ * several each has its own until feed_agree. */
 int feed_train(feed *f, int64_t step, int64_t micro);
 /* Samples first .. first + count of the test split, count <= batch; *good of them are there, in their order:
- * images that cannot be read are told and left out.  CLI_BAD as above. */
+ * images that cannot be read are noted and left out.  CLI_BAD as above. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
+/* `found`: the sum of damaged.n_found over ranks; collective unless that is 0.  CLI_BAD as above, on all of them. */
+int feed_agree(feed *f, const run_ranks *ranks, int64_t found);
 
 #endif

@@ -137,9 +137,15 @@ static int agree_on_step(run *r, int64_t *correct) {
   const double share = (double)r->feed.batch / (double)r->feed.whole;
   const bool stop = train_interrupted() || r->out->unheard;
   const bool keep = train_keep_wanted() != r->keeps;
-  double x[] = {r->out->diverged ? 0.0 : r->loss * share, (double)*correct, r->out->diverged, stop,
-                keep};
-  if (ranks_sum(&r->ranks, x, sizeof x / sizeof *x) != CLI_OK) return CLI_BAD;
+  double x[] = {r->out->diverged ? 0.0 : r->loss * share,
+                (double)*correct,
+                r->out->diverged,
+                stop,
+                keep,
+                r->feed.damaged.n_found};
+  const int64_t n = (int64_t)(sizeof x / sizeof *x) - (r->d->images == NULL);
+  if (ranks_sum(&r->ranks, x, n) != CLI_OK) return CLI_BAD;
+  if (feed_agree(&r->feed, &r->ranks, (int64_t)x[5]) != CLI_OK) return CLI_BAD;
   if (!r->out->diverged) r->loss = x[0];
   *correct = (int64_t)x[1];
   r->asked = x[3] > 0.0;
@@ -220,8 +226,10 @@ static int test(run *r, double *loss, double *accuracy) {
     right += correct;
     all += good;
   }
-  double x[] = {sum, (double)right, (double)all, rc != CLI_OK};
-  if (ranks_sum(k, x, sizeof x / sizeof *x) != CLI_OK || x[3] > 0.0) return CLI_BAD;
+  double x[] = {sum, (double)right, (double)all, rc != CLI_OK, r->feed.damaged.n_found};
+  if (ranks_sum(k, x, sizeof x / sizeof *x - (r->d->images == NULL)) != CLI_OK || x[3] > 0.0)
+    return CLI_BAD;
+  if (feed_agree(&r->feed, k, (int64_t)x[4]) != CLI_OK) return CLI_BAD;
   sum = x[0];
   right = (int64_t)x[1];
   all = (int64_t)x[2];
@@ -304,8 +312,8 @@ static int save(run *r) {
   m->stations = t.stations;
   memcpy(m->station, t.station, sizeof m->station);
   if (rc == CLI_OK)
-    rc = checkpoint_save(r->s->out, r->net, &r->feed.mix, &r->mean, r->p,
-                         in_parts ? r->ranks.size : 1, &r->state);
+    rc = checkpoint_save(r->s->out, r->net, &r->feed, &r->mean, r->p, in_parts ? r->ranks.size : 1,
+                         &r->state);
   if (rc == CLI_OK) was_kept(r);
   return rc;
 }
@@ -413,7 +421,7 @@ static int end_with_average(run *r) {
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, RUN_FILES_AVERAGE);
   rc = disk_regular(path);
-  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count);
+  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count, NULL);
   free(path);
   return rc;
 }

@@ -119,6 +119,7 @@ static int open_subject(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
   if (rc == CLI_OK) rc = data_open(s->data, &p->d);
   p->opened = rc == CLI_OK;
+  if (rc == CLI_OK) data_tell(&p->d);
   if (rc == CLI_OK && s->validation > 0) {
     rc = s->validation < p->d.train.n
              ? data_hold_out(&p->d, (int32_t)s->validation, (uint64_t)s->seed)
@@ -133,7 +134,7 @@ static int open_subject(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
   if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
   if (rc == CLI_OK) {
-    rc = w->weights != NULL ? checkpoint_read_model(w->weights, p->net, &p->state)
+    rc = w->weights != NULL ? checkpoint_read_model(w->weights, p->net, &p->state, NULL)
                             : checkpoint_load_model(dir, p->net, &p->state);
   }
   ng_context_config config;
@@ -211,7 +212,7 @@ static int prune(const char *dir, const wish *w) {
     rc = cli_bad("prune: %s is not finite any more; a larger --damping may help",
                  checkpoint_lost(p.net));
   if (rc == CLI_OK) rc = tell(&p, "after ");
-  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
+  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0, NULL);
   close_subject(&p);
   return rc;
 }

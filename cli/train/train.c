@@ -259,6 +259,7 @@ static int train(const settings *s, bool quiet, const launch *l) {
     if ((k.rank == 0) == (turn == 0)) {
       rc = open_data(s, &d);
       opened = rc == CLI_OK;
+      if (opened && turn == 0) data_tell(&d);
     }
     rc = ranks_agree(&k, rc);
   }

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# image_ranks.sh [RANKS]: files that are no images, met by several ranks: as threads, or with a number as so many
+# processes under mpirun.  Each is named once and counted once, in whatever epoch and by whichever rank it is met,
+# and more than 1 % of the files of all ranks is one line and the end of all of them; a run that goes on knows
+# what it has left out.
+. "$(dirname "$0")/lib_ranks.sh"
+cd "$scratch" || exit 1
+"$NG_BUILD_DIR/cli_pictures" good 2 100
+[[ $? == 77 ]] && echo "skipped: built without libjpeg-turbo or libpng" && exit 77
+n=${processes:-3}
+
+# hurt DIR NUMBER...: a folder of 200 files, of which those are empty
+hurt() {
+  local to=$1 i
+  cp -r good "$to"
+  for i in "${@:2}"; do
+    : >"$(find "$to" -name "image_$(printf %03d "$i").*" -path '*/class_00/*')"
+  done
+}
+hurt two 10 60
+hurt three 3 10 17
+how=(--model logreg --method sgd --batch 21 --lr-schedule constant --quiet)
+
+# What the program said; a launcher has more to say.
+said() { grep '^natgrad: ' "$scratch/said" | grep -v 'stopping after this step'; }
+
+got=0
+on "$n" --data images:two,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
+[[ $got == 0 && $(said | wc -l) == 2 ]] || fail "two of 200: exit $got: $(said)"
+for file in 010 060; do
+  [[ $(said | grep -c "two/class_00/image_$file.*: left out, [12] of 200: ") == 1 ]] || fail "image_$file: $(said)"
+done
+
+got=0
+on "$n" --data images:three,size=16 "${how[@]}" --epochs 3 >/dev/null 2>"$scratch/said" || got=$?
+[[ $got == 2 && $(said | wc -l) == 3 && $(said | grep -c 'left out, [12] of 200: ') == 2 &&
+  $(said | grep -c '^natgrad: --data: images: 3 of 200 files are no good, more than 1 %; the last is three/class_00/image_0') == 1 ]] ||
+  fail "three of 200: exit $got: $(said)"
+
+# Stopped after the first and after the second of three; the count goes on, also with another number of ranks.
+seen() { grep -o "three/class_00/image_0[0-9]*.*: left out, $1 of 200" "$scratch/said"; }
+first=0
+for ((k = 1; k <= 27 && first == 0; k++)); do
+  rm -rf run
+  on 1 --data images:three,size=16 "${how[@]}" --steps $k --out run >/dev/null 2>"$scratch/said" || fail "step $k: $(said)"
+  [[ -n $(seen 1) ]] && first=$k
+done
+((first > 0)) || fail "no damaged file in 27 steps"
+second=0
+for ((k = first; k <= 27 && second == 0; k++)); do
+  on "$n" --data images:three,size=16 "${how[@]}" --steps $k --out run --resume >/dev/null 2>"$scratch/said" || fail "resumed, step $k: $(said)"
+  [[ -z $(seen 1) ]] || fail "the count begins again: $(said)"
+  [[ -n $(seen 2) ]] && second=$k
+done
+((second > 0)) || fail "no second one in 27 steps"
+got=0
+on 1 --data images:three,size=16 "${how[@]}" --steps 60 --out run --resume >/dev/null 2>"$scratch/said" || got=$?
+[[ $got == 2 && $(said | wc -l) == 1 && $(said) == *': 3 of 200 files are no good'* ]] || fail "resumed: exit $got: $(said)"
+
+# Other files are worth a note, once.
+touch two/class_00/notes.txt
+on "$n" --data images:two,size=16 "${how[@]}" --steps 1 >/dev/null 2>"$scratch/said" || fail "a note: $(said)"
+[[ $(said | grep -c '1 file is not named .jpg, .jpeg or .png, left out; the first is two/class_00/notes.txt') == 1 ]] ||
+  fail "a note: $(said)"
+finish
