@@ -197,6 +197,16 @@ static ngio_status read_file(const ngio_source *s, int64_t offset, char *to, int
   return NGIO_OK;
 }
 
+void ngio_all(const ngio_threads *threads, int32_t n, void (*each)(void *arg, int32_t i),
+              void *arg) {
+  if (threads != NULL && threads->all != NULL) {
+    threads->all(threads->user, n, each, arg);
+    return;
+  }
+  for (int32_t i = 0; i < n; i++)
+    each(arg, i);
+}
+
 /* A piece for each of the owner's threads, at addresses where memory is made in large pages. */
 enum { LANES = 16, LARGE = 1 << 21 };
 
@@ -223,7 +233,7 @@ static ngio_status read_together(const ngio_source *s, int64_t offset, char *to,
                                  char *message, size_t size) {
   lanes l = {.s = s, .offset = offset, .n = n, .to = to};
   l.piece = (n / LANES / LARGE + 1) * LARGE;
-  s->threads.all(s->threads.user, LANES, read_lane, &l);
+  ngio_all(&s->threads, LANES, read_lane, &l);
   for (int i = 0; i < LANES; i++) {
     if (l.said[i].st != NGIO_OK)
       return ngio_say(message, size, l.said[i].st, "%s", l.said[i].message);

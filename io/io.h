@@ -60,6 +60,9 @@ typedef struct ngio_threads {
   void (*all)(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg);
   void *user;
 } ngio_threads;
+/* By these threads, or by the caller's alone (NULL, or {0}). */
+void ngio_all(const ngio_threads *threads, int32_t n, void (*each)(void *arg, int32_t i),
+              void *arg);
 
 /* Bytes that can be read at any offset, an open file or a piece of memory; or only one after the
  * other, from a stream. */

@@ -1,6 +1,8 @@
 /* json.c: see json.h.  The text is what jansson writes with JSON_COMPACT, byte for byte. */
 #include "json.h"
 
+#include "pages.h"
+
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +20,7 @@ int ngio_out_reserve(ngio_out *o, size_t n) {
     o->lost = 1;
     return 0;
   }
+  ng_pages_wish(text + o->used, more - o->used);
   o->text = text;
   o->room = more;
   return 1;
@@ -82,10 +85,8 @@ static int short_string(ngio_out *o, const char *text, size_t n) {
 }
 
 /* Eight bytes are copied at once, and only those in front of one that must be escaped count. */
-void ngio_out_string(ngio_out *o, const char *text) {
-  const char *end = text + strlen(text);
-  if (short_string(o, text, (size_t)(end - text))) return;
-  ngio_out_bytes(o, "\"", 1);
+void ngio_out_escaped(ngio_out *o, const char *text, size_t n) {
+  const char *end = text + n;
   while (text < end) {
     const char *stop = end - text > PIECE ? text + PIECE : end;
     if (!ngio_out_reserve(o, LONGEST * (size_t)(stop - text) + 8)) return;
@@ -93,11 +94,11 @@ void ngio_out_string(ngio_out *o, const char *text) {
     while (text < stop) {
       const unsigned char c = (unsigned char)*text;
       if (stop - text >= 8) {
-        const int n = ngio_plain(text);
+        const int plain = ngio_plain(text);
         memcpy(to, text, 8);
-        to += n;
-        text += n;
-        if (n < 8) to = escape(to, (unsigned char)*text++);
+        to += plain;
+        text += plain;
+        if (plain < 8) to = escape(to, (unsigned char)*text++);
       } else if (text++, c >= 0x20 && c != '"' && c != '\\') {
         *to++ = (char)c;
       } else {
@@ -106,6 +107,13 @@ void ngio_out_string(ngio_out *o, const char *text) {
     }
     o->used = (size_t)(to - o->text);
   }
+}
+
+void ngio_out_string(ngio_out *o, const char *text) {
+  const size_t n = strlen(text);
+  if (short_string(o, text, n)) return;
+  ngio_out_bytes(o, "\"", 1);
+  ngio_out_escaped(o, text, n);
   ngio_out_bytes(o, "\"", 1);
 }
 

@@ -36,6 +36,7 @@ static inline void ngio_out_put(ngio_out *o, const char *text) {
 /* In quotes; `text` is UTF-8.  Escaped is what must be, in the shortest way: quotes, backslashes and what
  * lies below the blank. */
 void ngio_out_string(ngio_out *o, const char *text);
+void ngio_out_escaped(ngio_out *o, const char *text, size_t n); /* n bytes, without the quotes */
 void ngio_out_integer(ngio_out *o, int64_t x);
 /* The same at `to`, which has room for NGIO_DIGITS; the byte behind it. */
 enum { NGIO_DIGITS = 20 };

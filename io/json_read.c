@@ -6,6 +6,7 @@
  */
 #include "io.h"
 #include "json.h"
+#include "pages.h"
 
 #include <errno.h>
 #include <locale.h>
@@ -426,6 +427,7 @@ ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *me
   d->room =
       n / 16 + 64; /* of states: moved once at most, and memory that is not touched costs nothing */
   d->value = malloc(d->room * sizeof *d->value);
+  if (d->value != NULL) ng_pages_wish(d->value, d->room * sizeof *d->value);
   if (d->value == NULL) {
     ngio_json_free(out);
     return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");

@@ -104,11 +104,12 @@ ngio_status ngio_tensors_write(const char *path, const ngio_tensor *tensors, int
  * nowhere else: after a failure, what it has got is for the caller to drop.  `label` stands for the
  * path in messages. */
 ngio_status ngio_writer_create(const char *path, const ngio_tensor *tensors, int32_t n,
-                               const ngio_text *text, int32_t texts, ngio_writer **out,
-                               char *message, size_t size);
+                               const ngio_text *text, int32_t texts, const ngio_threads *threads,
+                               ngio_writer **out, char *message, size_t size);
 ngio_status ngio_writer_stream(const char *label, ngio_write write, void *user,
                                const ngio_tensor *tensors, int32_t n, const ngio_text *text,
-                               int32_t texts, ngio_writer **out, char *message, size_t size);
+                               int32_t texts, const ngio_threads *threads, ngio_writer **out,
+                               char *message, size_t size);
 ngio_status ngio_writer_put(ngio_writer *w, const void *data, int64_t bytes, char *message,
                             size_t size);
 ngio_status ngio_writer_flush(ngio_writer *w, char *message, size_t size);

@@ -8,6 +8,7 @@
  * writer we know does, so that callers may use the pointer as it is.
  */
 #include "json.h"
+#include "pages.h"
 #include "safetensors.h"
 
 #include <stdbool.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 
 static const int64_t header_limit = 100 * 1000 * 1000;
+enum { MANY = 1000 }; /* tensors: worth a second thread */
 
 struct ngio_tensors {
   char *head; /* names and texts live in it */
@@ -169,6 +171,7 @@ static ngio_status check_places(ngio_tensors *f, const char *label, char *messag
 static bool room_for_tensors(ngio_tensors *f, size_t n) {
   f->tensor = malloc((n + 1) * sizeof *f->tensor);
   f->begin = malloc((n + 1) * sizeof *f->begin);
+  if (f->tensor != NULL) ng_pages_wish(f->tensor, (n + 1) * sizeof *f->tensor);
   return f->tensor != NULL && f->begin != NULL;
 }
 
@@ -194,7 +197,7 @@ static bool all_expected(ngio_tensors *f, const ngio_expected *e, const char *at
                          ngio_out *o) {
   for (int32_t i = 0; i < e->count; i++) {
     if (!make_expected(f, e, i, o) || o->used > (size_t)(end - at) ||
-        memcmp(at, o->text, o->used) != 0) {
+        (i > 0 && memcmp(at, o->text, o->used) != 0)) { /* the first is there: find_first */
       return false;
     }
     at += o->used;
@@ -203,36 +206,105 @@ static bool all_expected(ngio_tensors *f, const ngio_expected *e, const char *at
   return at == end && (f->bytes < 0 || f->bytes == f->begin[last] + f->tensor[last].bytes);
 }
 
-/* If the header ends with these entries, and blanks, they are cut off: *length is then what is left with the
- * bracket that closes it.  An entry in the middle of a string would be no JSON behind its first quote, so what is
- * left is a JSON text if and only if all was one.  Each place where the first stands is tried; names are
- * different, so no byte is compared more than a few times. */
-static ngio_status cut_expected(ngio_tensors *f, const ngio_expected *e, size_t *length) {
-  ngio_out one = {0}, o = {0};
-  size_t n = *length;
-  const char *at = f->head;
-  if (!room_for_tensors(f, (size_t)e->count)) return NGIO_ERR_NOMEM;
-  while (f->head[n - 1] == ' ') /* it begins with a bracket */
-    n--;
-  const char *end = f->head + n - 1;
-  const bool first = *end == '}' && make_expected(f, e, 0, &one);
-  while (first && (at = memmem(at, (size_t)(end - at), one.text, one.used)) != NULL &&
-         !all_expected(f, e, at, end, &o) && !o.lost)
-    at += one.used;
-  const ngio_status st = o.lost || one.lost ? NGIO_ERR_NOMEM : NGIO_OK;
-  if (first && at != NULL && st == NGIO_OK) {
-    *length = (size_t)(at - f->head) + 1;
-    f->head[*length - 1] = '}';
-    f->known = e->count;
+/* If the header ends with these entries, and blanks, they are cut off: what is left is closed by a bracket.  An
+ * entry in the middle of a string would be no JSON behind its first quote, so what is left is a JSON text if and
+ * only if all was one.  Each place where the first stands is tried; names are different, so no byte is compared
+ * more than a few times. */
+typedef struct cutting {
+  ngio_tensors *f;
+  const ngio_expected *e;
+  ngio_out first, o; /* the first entry, and the one that is looked at */
+  char *at;          /* where the first stands; NULL: nowhere (any more) */
+  const char *end;   /* the bracket behind the last */
+  bool same;         /* all stand there */
+  ngio_status st;    /* of what is left as JSON */
+  char why[80];
+} cutting;
+
+static void find_first(cutting *c) {
+  c->at = memmem(c->at, (size_t)(c->end - c->at), c->first.text, c->first.used);
+}
+
+static bool begin_cut(cutting *c, size_t length) {
+  const char *head = c->f->head;
+  while (head[length - 1] == ' ') /* it begins with a bracket */
+    length--;
+  c->at = c->f->head;
+  c->end = head + length - 1;
+  if (!room_for_tensors(c->f, (size_t)c->e->count)) return false;
+  if (*c->end != '}' || !make_expected(c->f, c->e, 0, &c->first)) c->at = NULL;
+  if (c->at != NULL) find_first(c);
+  return true;
+}
+
+static size_t cut_off(cutting *c) {
+  *c->at = '}';
+  c->f->known = c->e->count;
+  return (size_t)(c->at - c->f->head) + 1;
+}
+
+static void end_cut(cutting *c) {
+  ngio_out_free(&c->first);
+  ngio_out_free(&c->o);
+  if (c->f->known > 0) return;
+  free(c->f->tensor);
+  free(c->f->begin);
+  c->f->tensor = NULL;
+  c->f->begin = NULL;
+}
+
+/* Side by side: the entries are compared, and what stands before them is read, in its place and as if all were the
+ * same.  Both leave the first entry's bytes to the other. */
+enum { ENTRIES, REST, SIDES };
+
+static void one_side(void *arg, int32_t side) {
+  cutting *c = (cutting *)arg;
+  if (side == ENTRIES) {
+    c->same = all_expected(c->f, c->e, c->at, c->end, &c->o);
   } else {
-    free(f->tensor);
-    free(f->begin);
-    f->tensor = NULL;
-    f->begin = NULL;
+    *c->at = '}';
+    c->st = ngio_json_parse_here(c->f->head, (size_t)(c->at - c->f->head) + 1, &c->f->header,
+                                 c->why, sizeof c->why);
   }
-  ngio_out_free(&one);
-  ngio_out_free(&o);
-  return st;
+}
+
+static ngio_status no_memory(const ngio_source *s, char *message, size_t size) {
+  return ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", s->label);
+}
+
+/* The header as values, of all tensors or of what is not expected.  What was read in its place for nothing is taken
+ * anew, which a stream cannot do. */
+static ngio_status read_header(ngio_tensors *f, ngio_source *s, size_t length,
+                               const ngio_expected *e, char *message, size_t size) {
+  cutting c = {.f = f, .e = e};
+  ngio_status st = NGIO_OK;
+  size_t left = length;
+  if (e != NULL && e->count > 0 && !begin_cut(&c, length)) return no_memory(s, message, size);
+  if (c.at != NULL && e->count >= MANY && s->threads.all != NULL) {
+    ngio_all(&s->threads, SIDES, one_side, &c);
+    if (c.same) {
+      f->known = e->count;
+      left = 0;
+    } else {
+      ngio_json_free(&f->header);
+      st = ngio_source_read(s, 8, f->head, (int64_t)length, message, size);
+    }
+  }
+  while (st == NGIO_OK && left > 0 && c.at != NULL && !c.o.lost && f->known == 0) {
+    if (all_expected(f, e, c.at, c.end, &c.o)) {
+      left = cut_off(&c);
+    } else {
+      c.at += c.first.used;
+      find_first(&c);
+    }
+  }
+  const bool lost = c.o.lost || c.first.lost;
+  if (e != NULL && e->count > 0) end_cut(&c);
+  if (st != NGIO_OK) return st;
+  if (lost) return no_memory(s, message, size);
+  if (left > 0) c.st = ngio_json_parse_here(f->head, left, &f->header, c.why, sizeof c.why);
+  return c.st == NGIO_OK ? NGIO_OK
+                         : ngio_say(message, size, c.st, "%s: header: %s", s->label, c.why);
 }
 
 /* Of what is left only the metadata may be there. */
@@ -283,7 +355,6 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
   const bool stream = s->size < 0;
   unsigned char first[8];
   uint64_t length = 0;
-  char why[80];
   ngio_status st = NGIO_OK;
   ngio_tensors *f = calloc(1, sizeof *f);
   if (!f) {
@@ -315,7 +386,7 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
                   label, (unsigned long long)length, (long long)s->size);
     goto done;
   }
-  f->head = malloc((size_t)length + 1);
+  f->head = ng_pages_take((size_t)length + 1, sizeof(void *));
   if (!f->head) {
     st = ngio_say(message, size, NGIO_ERR_NOMEM, "%s: no memory for the header", label);
     goto done;
@@ -329,17 +400,8 @@ ngio_status ngio_tensors_begin(ngio_source *s, const ngio_alloc *alloc,
   }
   f->start = 8 + (int64_t)length;
   f->bytes = stream ? -1 : s->size - f->start;
-  size_t left = (size_t)length;
-  if (expected != NULL && expected->count > 0) st = cut_expected(f, expected, &left);
-  if (st != NGIO_OK) {
-    st = ngio_say(message, size, st, "%s: no memory for the header", label);
-    goto done;
-  }
-  st = ngio_json_parse_here(f->head, left, &f->header, why, sizeof why);
-  if (st != NGIO_OK) {
-    st = ngio_say(message, size, st, "%s: header: %s", label, why);
-    goto done;
-  }
+  st = read_header(f, s, (size_t)length, expected, message, size);
+  if (st != NGIO_OK) goto done;
   if (ngio_json_root(f->header)->count > INT32_MAX - 1) {
     st = ngio_say(message, size, NGIO_ERR_FILE, "%s: too many tensors", label);
     goto done;

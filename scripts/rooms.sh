@@ -61,7 +61,7 @@ while IFS=: read -r file line included; do
   if [[ $included != */* ]]; then
     # include/, base/ and io/ are no rooms: the first two are for all, io/ for who reads and writes files
     case $included in
-      natgrad.h | natgrad_mpi.h | clock.h | crc.h | meter.h | pool.h | simd.h | words.h) ;;
+      natgrad.h | natgrad_mpi.h | clock.h | crc.h | meter.h | pages.h | pool.h | simd.h | words.h) ;;
       io.h | json.h | npy.h | part_files.h | safetensors.h) [[ $room == state ]] || complain "$file:$line: only state/ may use $included" ;;
       *) complain "$file:$line: \"$included\": write the room, as in \"$room/$included\"" ;;
     esac

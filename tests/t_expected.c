@@ -78,8 +78,8 @@ static stream written(const ngio_tensor *list, int32_t n, const ngio_text *text,
   char message[256];
   static const char data[128] =
       "twelve times the same bytes, over and over, until there are enough";
-  assert_int_equal(ngio_writer_stream("file", stream_write, &to, list, n, text, texts, &w, message,
-                                      sizeof message),
+  assert_int_equal(ngio_writer_stream("file", stream_write, &to, list, n, text, texts, NULL, &w,
+                                      message, sizeof message),
                    NGIO_OK);
   for (int32_t i = 0; i < n; i++)
     assert_int_equal(ngio_writer_put(w, data,
@@ -178,10 +178,17 @@ static void make(fixture *f, float *grad, const char *options) {
 
 static size_t look(fixture *f, const char *text, size_t n, bool *known) {
   ng_work w;
-  size_t head;
+  size_t head = 0;
+  bool same = false, lost = false;
   ng_work_open(&w, f->p, "t_expected", NULL);
-  fixture_ok(f, ng_work_prepare(&w, false));
-  assert_true(ng_expected_entries(&w, text, n, &head));
+  fixture_ok(f, ng_work_prepare(&w, NG_WORK_LOAD));
+  for (const char *at = text; !same; at++) {
+    at = ng_expected_place(at, n - (size_t)(at - text));
+    if (at == NULL) break;
+    same = ng_expected_entries(&w, at, n - (size_t)(at - text), &lost);
+    assert_false(lost);
+    if (same) head = (size_t)(at - text);
+  }
   *known = w.fields > 0;
   for (int32_t i = 0; i < w.fields; i++)
     *known = *known && w.item[i].crc != NULL;
@@ -254,7 +261,7 @@ static void twice(void **state) {
   assert_non_null(list);
   for (int32_t i = 0; i < n; i++)
     list[i] = *ngio_tensors_at(t, i);
-  assert_int_equal(ngio_writer_stream("forged", stream_write, &forged, list, n, texts, 2, &w,
+  assert_int_equal(ngio_writer_stream("forged", stream_write, &forged, list, n, texts, 2, NULL, &w,
                                       message, sizeof message),
                    NGIO_OK);
   for (int32_t i = 0; i < n; i++)

@@ -6,24 +6,16 @@
  * before there is a context. */
 #include "core/core.h"
 
+#include "pages.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-/* Pages of this size are asked for (transparent huge pages, Linux) where a block has several: a window's rows lie far
- * apart, and a walk down its columns would look up an address in every small page. */
-static const size_t large_page = (size_t)2 << 20;
-
-/* On cache lines: kernels and tiles count on it (NG_ALIGN). */
+/* On cache lines: kernels and tiles count on it (NG_ALIGN).  In large pages where there are several: a window's rows
+ * lie far apart, and a walk down its columns would look up an address in every small page. */
 void *ng_plain_alloc(void *user, size_t bytes) {
-  void *p = NULL;
   (void)user;
-  const bool large = bytes >= 4 * large_page;
-  if (posix_memalign(&p, large ? large_page : NG_ALIGN, bytes) != 0) return NULL;
-#ifdef MADV_HUGEPAGE
-  if (large) (void)madvise(p, bytes / large_page * large_page, MADV_HUGEPAGE); /* a wish */
-#endif
-  return p;
+  return ng_pages_take(bytes, NG_ALIGN);
 }
 
 void ng_plain_free(void *user, void *ptr, size_t bytes) {

@@ -47,22 +47,19 @@ static bool all_entries(ng_work *w, ngio_out *o, const char *text, size_t n) {
   return n == 2 && memcmp(text, "}}", 2) == 0;
 }
 
-bool ng_expected_entries(ng_work *w, const char *manifest, size_t n, size_t *head) {
-  static const char begin[] = ",\"tensors\":{";
+static const char begin[] = ",\"tensors\":{";
+
+const char *ng_expected_place(const char *at, size_t n) {
+  return memmem(at, n, begin, sizeof begin - 1);
+}
+
+bool ng_expected_entries(ng_work *w, const char *at, size_t n, bool *lost) {
   const size_t length = sizeof begin - 1;
-  const char *at = manifest;
   ngio_out o = {0};
-  bool all = false;
-  while (!o.lost && (at = memmem(at, n - (size_t)(at - manifest), begin, length)) != NULL) {
-    const char *entries = at + length;
-    all = all_entries(w, &o, entries, n - (size_t)(entries - manifest));
-    if (all) break;
-    at = entries; /* a block of that name */
-  }
-  const bool memory = !o.lost;
+  const bool all = all_entries(w, &o, at + length, n - length);
+  *lost = o.lost;
   ngio_out_free(&o);
   for (int32_t i = 0; i < w->fields && !all; i++)
     w->item[i].crc = NULL;
-  *head = all ? (size_t)(at - manifest) : 0;
-  return memory;
+  return all;
 }

@@ -150,3 +150,9 @@ void ng_field_import(const ng_field *f, const void *published, void *memory) {
     memcpy(memory, published, (size_t)ng_field_bytes(f));
   }
 }
+
+const void *ng_field_published(const ng_field *f, const void *memory, void *room) {
+  if (straight(f) && !f->sym) return memory;
+  ng_field_export(f, memory, room);
+  return room;
+}

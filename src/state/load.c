@@ -16,28 +16,73 @@
 static const char *const no_memory = "no memory for the manifest";
 
 /* Two thirds of a manifest are entries of tensors.  Where those are as this model would write them, the rest is a
- * JSON text if its bracket is closed; a second list of entries in it would be a key that is there twice. */
-static bool parse_manifest(ng_work *w, const char *text, size_t n) {
-  char why[80];
+ * JSON text if its bracket is closed; a second list of entries in it would be a key that is there twice.  Of many,
+ * the first place where they may begin is looked at while the rest is read as if it were the one. */
+typedef struct parsing {
+  ng_work *w;
+  const char *at, *end;
+  bool same, lost;
   ngio_status st;
-  size_t head;
-  if (!ng_expected_entries(w, text, n, &head)) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
-  if (head > 0) {
-    w->cut_bytes = (int64_t)head + 2; /* the bracket and a 0 */
-    if (!ng_work_take(w, &w->cut, w->cut_bytes)) return ng_work_holds(w, NG_ERR_NOMEM, no_memory);
-    memcpy(w->cut, text, head);
-    w->cut[head] = '}';
-    st = ngio_json_parse_here(w->cut, head + 1, &w->manifest, why, sizeof why);
-    if (st == NGIO_OK && ngio_get(ngio_json_root(w->manifest), "tensors") != NULL) {
-      st = NGIO_ERR_FILE;
-    }
+  char why[80];
+} parsing;
+
+enum { ENTRIES, REST, SIDES };
+
+static void one_side(void *arg, int32_t side) {
+  parsing *x = arg;
+  ng_work *w = x->w;
+  if (side == ENTRIES) {
+    x->same = ng_expected_entries(w, x->at, (size_t)(x->end - x->at), &x->lost);
   } else {
-    st = ngio_json_parse(text, n, &w->manifest, why, sizeof why);
-    w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
+    x->st =
+        ngio_json_parse_here(w->cut, (size_t)w->cut_bytes - 1, &w->manifest, x->why, sizeof x->why);
   }
-  return st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, no_memory)
-         : st != NGIO_OK      ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
-                              : true;
+}
+
+/* What stands before x->at, and the bracket. */
+static bool copy_rest(parsing *x, const char *text) {
+  ng_work *w = x->w;
+  const int64_t n = x->at - text;
+  ng_work_give(w, w->cut, w->cut_bytes);
+  w->cut = NULL;
+  w->cut_bytes = n + 2; /* the bracket and a 0 */
+  if (!ng_work_take(w, &w->cut, w->cut_bytes)) return false;
+  memcpy(w->cut, text, (size_t)n);
+  w->cut[n] = '}';
+  return true;
+}
+
+static void next_place(parsing *x) {
+  x->at++;
+  x->at = ng_expected_place(x->at, (size_t)(x->end - x->at));
+}
+
+static bool parse_manifest(ng_work *w, const char *text, size_t n) {
+  parsing x = {.w = w, .at = ng_expected_place(text, n), .end = text + n};
+  if (x.at != NULL && w->fields >= NG_MANY && ng_threads_of(w->p->ctx) > 1) {
+    x.lost = !copy_rest(&x, text);
+    if (!x.lost) ng_parallel(w->p->ctx, SIDES, one_side, &x);
+    if (!x.same) ngio_json_free(&w->manifest);
+    if (!x.same) next_place(&x);
+  }
+  while (x.at != NULL && !x.same && !x.lost) { /* a block of that name */
+    one_side(&x, ENTRIES);
+    if (!x.same) {
+      next_place(&x);
+      continue;
+    }
+    x.lost = !copy_rest(&x, text);
+    if (!x.lost) one_side(&x, REST);
+  }
+  if (!x.same && !x.lost) {
+    x.st = ngio_json_parse(text, n, &w->manifest, x.why, sizeof x.why);
+    w->tensors = ngio_get(ngio_json_root(w->manifest), "tensors");
+  } else if (x.st == NGIO_OK && ngio_get(ngio_json_root(w->manifest), "tensors") != NULL) {
+    x.st = NGIO_ERR_FILE;
+  }
+  return x.lost || x.st == NGIO_ERR_NOMEM ? ng_work_holds(w, NG_ERR_NOMEM, no_memory)
+         : x.st != NGIO_OK ? ng_work_holds(w, NG_ERR_FILE, "the manifest is no JSON text")
+                           : true;
 }
 
 static ng_status refuse(ng_work *w, const char *name, const char *why) {
@@ -127,15 +172,11 @@ static void check_extra(ng_work *w) {
 static void *payload_take(void *user, size_t bytes) { return ng_alloc(user, bytes); }
 static void payload_give(void *user, void *ptr, size_t bytes) { ng_free(user, ptr, bytes); }
 
-static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
-  ng_parallel(user, n, each, arg);
-}
-
 static bool open_source(ng_work *w) {
   const ng_outside *from = w->place;
   if (!from->stream) {
     const ngio_status st = ngio_source_open(&w->source, from->path, w->message, sizeof w->message);
-    w->source.threads = (ngio_threads){all_threads, w->p->ctx};
+    w->source.threads = ng_work_threads(w);
     return ng_work_fine(w, st);
   }
   ngio_source_stream(&w->source, w->label, from->read, from->user);

@@ -161,10 +161,13 @@ ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int
   put_real(o, "clip", finite_or(p->step->nu, 1.0));
   put_real(o, "inner", finite_or(p->step->inner, 0.0));
   ngio_out_put(o, "}");
+  return NG_OK;
+}
+
+void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio_out *o) {
   make_layers(p, values + count - p->entries, o);
   make_blocks(p, values, o);
   begin_object(o, "tensors");
-  return NG_OK;
 }
 
 /* With a comma in front, if it is not the first; room for all of it is taken once. */

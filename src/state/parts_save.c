@@ -39,8 +39,7 @@ static bool piece_of(const ng_field *f, int32_t r, ng_part_piece *q) {
 static const void *bytes_of(ng_work *w, const ng_field *f, const ng_part_piece *q, int64_t *bytes) {
   if (q->whole) {
     *bytes = ng_field_bytes(f);
-    ng_field_export(f, f->data, w->published);
-    return w->published;
+    return ng_field_published(f, f->data, w->published);
   }
   *bytes = f->rows * (q->to - q->from) * ng_dtype_size(f->dtype);
   return f->data;
@@ -168,6 +167,7 @@ static void make_manifest(saving *x) {
                      why)) {
     return;
   }
+  ng_manifest_layers(w->p, w->values, w->value_count, &w->out);
   memset(x->bytes, 0, (size_t)ranks * sizeof *x->bytes);
   memset(x->count, 0, (size_t)ranks * sizeof *x->count);
   for (int32_t i = 0; i < w->fields; i++) {
@@ -198,7 +198,7 @@ static void write_part(saving *x) {
   const ngio_text first[2] = {{NG_MANIFEST, w->out.text}, {NG_MANIFEST_CRC, x->id.text}};
   const ngio_text other[2] = {{NGIO_PART, says}, {NGIO_PART_WHOLE, x->id.text}};
   bool ok = ng_work_fine(w, ngio_writer_create(x->path, w->tensor, x->own, w->first ? first : other,
-                                               2, &w->writer, w->message, sizeof w->message));
+                                               2, NULL, &w->writer, w->message, sizeof w->message));
   for (int32_t i = 0; i < w->fields && ok; i++) {
     int64_t bytes;
     if (!piece_of(&w->item[i].f, ctx->rank, &q)) continue;

@@ -23,6 +23,8 @@
 #define NG_STATE_PARTS 3  /* of several files */
 #define NG_PARTS_MOST (1 << 24)
 
+enum { NG_MANY = 1000 }; /* arrays, layers: worth a second thread */
+
 /* ---- fields.c, field_order.c --------------------------------------------------------------------------*/
 
 /* Arrays of blocks under the block's name, moments under the layer's. */
@@ -41,22 +43,26 @@ int64_t ng_field_piece(const ng_field *f);
 /* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
+/* `memory` itself, where it has the published order; else `room`, after an export to it. */
+const void *ng_field_published(const ng_field *f, const void *memory, void *room);
 
 /* ---- numbers.c ------------------------------------------------------------------------*/
 
 /* Numbers of all blocks in one array, the same places on every rank.  get: this rank's; put: into
  * the blocks.  Blocks that this rank does not own are left as they are in x by get. */
 int64_t ng_state_values(ng_precond *p); /* counts them; the last are one of each entry */
+int64_t ng_state_key_values(ng_precond *p, int32_t k); /* those of one key */
 void ng_state_get(ng_precond *p, double *x);
 void ng_state_put(ng_precond *p, const double *x);
 
 /* ---- manifest_write.c, manifest.c ------------------------------------------------------------------------*/
 
-/* The manifest up to its tensors; each of these; what is behind them, and a 0, which is counted.
- * `values`: the `count` numbers; `rungs`: four counters over all ranks.  A lack of memory is known at the
- * end. */
+/* The manifest up to its layers; these and the blocks, up to the tensors; each of these; what is behind them, and
+ * a 0, which is counted.  `values`: the `count` numbers; `rungs`: four counters over all ranks.  A lack of memory is
+ * known at the end.  Layers and tensors may be written side by side, to texts of their own. */
 ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int64_t count,
                             const int64_t rungs[4], ngio_out *o, char *message, size_t size);
+void ng_manifest_layers(ng_precond *p, const double *values, int64_t count, ngio_out *o);
 void ng_manifest_tensor(ngio_out *o, const char *name, const char *crc, bool finite);
 ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
 

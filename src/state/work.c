@@ -40,6 +40,15 @@ void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane
   ng_parallel(w->p->ctx, NG_LANES, one_lane, &s);
 }
 
+static void all_threads(void *user, int32_t n, void (*each)(void *arg, int32_t i), void *arg) {
+  ng_parallel(user, n, each, arg);
+}
+
+ngio_threads ng_work_threads(ng_work *w) {
+  const bool several = ng_threads_of(w->p->ctx) > 1;
+  return several ? (ngio_threads){all_threads, w->p->ctx} : (ngio_threads){NULL, NULL};
+}
+
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f) {
   ng_tensor_name n;
   n.text[0] = 0;
@@ -79,31 +88,68 @@ static int64_t tensors_bytes(const ng_work *w) { return w->fields * (int64_t)siz
 
 /* ---- the list of fields ----------------------------------------------------------------------*/
 
-static bool room_for_items(ng_work *w, int64_t room) {
-  ng_item *item;
-  if (!ng_work_take(w, &item, items_bytes(room))) return false;
-  if (w->fields > 0) memcpy(item, w->item, (size_t)items_bytes(w->fields));
-  ng_work_give(w, w->item, items_bytes(w->items_room));
-  w->item = item;
-  w->items_room = room;
-  return true;
-}
+/* Each lane has keys that stand together.  All is counted before anything is taken: then it is known where each
+ * lane writes. */
+typedef struct lane {
+  int64_t fields, names; /* counted; then where the next goes */
+  int64_t values, widths, largest;
+} lane;
+
+typedef struct listing {
+  ng_work *w;
+  lane lane[NG_LANES];
+} listing;
+
+typedef struct visit {
+  ng_work *w;
+  lane *lane;
+} visit;
 
 /* Fields of all ranks, held here or not: data may be NULL, sizes are known. */
-static ng_status list_field(void *arg, const char *key, ng_field *f) {
-  ng_work *w = arg;
-  if (w->fields == w->items_room && !room_for_items(w, 2 * w->items_room)) return NG_ERR_NOMEM;
-  w->item[w->fields++] = (ng_item){.f = *f, .key = key};
-  w->widths |= ng_dtype_size(f->dtype);
-  w->largest = ng_max64(w->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
-  w->names_bytes += (int64_t)(strlen(key) + strlen(f->name)) + 2;
+static ng_status count_field(void *arg, const char *key, ng_field *f) {
+  lane *l = ((visit *)arg)->lane;
+  l->fields++;
+  l->names += (int64_t)(strlen(key) + strlen(f->name)) + 2;
+  l->widths |= ng_dtype_size(f->dtype);
+  l->largest = ng_max64(l->largest, ng_field_piece(f) * ng_dtype_size(f->dtype));
   return NG_OK;
+}
+
+static ng_status list_field(void *arg, const char *key, ng_field *f) {
+  const visit *v = arg;
+  char *name = v->w->names + v->lane->names;
+  v->w->item[v->lane->fields++] = (ng_item){.f = *f, .key = key, .name = name};
+  v->lane->names = stpcpy(stpcpy(stpcpy(name, key), "/"), f->name) + 1 - v->w->names;
+  return NG_OK;
+}
+
+static void walk_lane(listing *x, int32_t i, ng_field_keyed each) {
+  ng_precond *p = x->w->p;
+  const int64_t keys = ng_state_keys(p);
+  lane own = x->lane[i]; /* not on one cache line with that of another thread */
+  visit v = {x->w, &own};
+  for (int64_t k = keys * i / NG_LANES; k < keys * (i + 1) / NG_LANES; k++) {
+    (void)ng_state_key_fields(p, (int32_t)k, each, &v);
+    if (each == count_field) own.values += ng_state_key_values(p, (int32_t)k);
+  }
+  x->lane[i] = own;
+}
+
+/* Threads have neighbours of tasks, and the first keys have most of the fields: neighbours get lanes far apart. */
+static const int8_t far_apart[NG_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+
+static void count_lane(void *arg, int32_t i) { walk_lane(arg, far_apart[i], count_field); }
+static void list_lane(void *arg, int32_t i) { walk_lane(arg, far_apart[i], list_field); }
+
+static void lanes_do(listing *x, void (*each)(void *arg, int32_t i)) {
+  const ngio_threads threads = ng_work_threads(x->w);
+  ngio_all(ng_state_keys(x->w->p) < NG_MANY ? NULL : &threads, NG_LANES, each, x);
 }
 
 /* Wide dtypes first, else as it was; most models have one width. */
 static bool sort_items(ng_work *w) {
   ng_item *from = w->item;
-  const int64_t room = w->items_room;
+  const int64_t room = w->fields;
   int32_t at = 0;
   if ((w->widths & (w->widths - 1)) == 0) return true;
   if (!ng_work_take(w, &w->item, items_bytes(room))) {
@@ -119,24 +165,27 @@ static bool sort_items(ng_work *w) {
   return true;
 }
 
-static void name_items(ng_work *w) {
-  char *at = w->names;
-  for (int32_t i = 0; i < w->fields; i++) {
-    ng_item *item = &w->item[i];
-    item->name = at;
-    at = stpcpy(stpcpy(stpcpy(at, item->key), "/"), item->f.name) + 1;
-  }
-}
-
-/* One walk over the model for all walks of the call. */
+/* Two walks over the model for all walks of the call. */
 static bool list_fields(ng_work *w) {
-  if (!room_for_items(w, 16 + 6 * (int64_t)ng_state_keys(w->p)) ||
-      ng_state_fields(w->p, list_field, w) != NG_OK || !sort_items(w) ||
-      !ng_work_take(w, &w->names, w->names_bytes)) {
-    return false;
+  listing x = {.w = w};
+  int64_t fields = 0;
+  lanes_do(&x, count_lane);
+  for (int32_t i = 0; i < NG_LANES; i++) {
+    lane *l = &x.lane[i];
+    const lane counted = *l;
+    l->fields = fields;
+    l->names = w->names_bytes;
+    fields += counted.fields;
+    w->names_bytes += counted.names;
+    w->value_count += counted.values;
+    w->widths |= counted.widths;
+    w->largest = ng_max64(w->largest, counted.largest);
   }
-  name_items(w);
-  return true;
+  if (fields > INT32_MAX || !ng_work_take(w, &w->item, items_bytes(fields))) return false;
+  w->fields = (int32_t)fields;
+  if (!ng_work_take(w, &w->names, w->names_bytes)) return false;
+  lanes_do(&x, list_lane);
+  return sort_items(w);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------*/
@@ -193,14 +242,15 @@ ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
         w->call, e->d.name, w->p->opt.update);
   }
   bool ok = list_fields(w);
-  w->value_count = ng_state_values(w->p);
   w->doubles = w->value_count + NG_RESCUES + checksums(w, what);
+  w->lane_bytes = ng_min64(w->largest, NG_LANE_MOST);
   ok = ok && ng_work_take(w, &w->values, values_bytes(w));
   if (ok && w->p->ctx->ranks > 1 && what != NG_WORK_PARTS) {
     ok = ng_work_take(w, &w->memory, w->largest);
   }
   if (ok && what == NG_WORK_SAVE) {
     ok = ng_work_take(w, &w->missing, w->fields) && ng_work_take(w, &w->published, w->largest) &&
+         ng_work_take(w, &w->lanes, NG_LANES * w->lane_bytes) &&
          ng_work_take(w, &w->tensor, tensors_bytes(w));
   }
   if (!ok) return ng_fail(w->p->ctx, NG_ERR_NOMEM, "%s: no memory", w->call);
@@ -218,12 +268,13 @@ void ng_work_close(ng_work *w) {
   ng_work_give(w, w->cut, w->cut_bytes);
   ng_work_give(w, w->text, w->text_bytes);
   ng_work_give(w, w->tensor, tensors_bytes(w));
+  ng_work_give(w, w->lanes, NG_LANES * w->lane_bytes);
   ng_work_give(w, w->published, w->largest);
   ng_work_give(w, w->missing, w->fields);
   ng_work_give(w, w->memory, w->largest);
   ng_work_give(w, w->values, values_bytes(w));
   ng_work_give(w, w->names, w->names_bytes);
-  ng_work_give(w, w->item, items_bytes(w->items_room));
+  ng_work_give(w, w->item, items_bytes(w->fields));
 }
 
 /* ---- what ranks say to each other ------------------------------------------------------------*/

@@ -40,7 +40,7 @@ typedef struct ng_work {
   int64_t value_count;
   ng_item *item; /* all fields, wide dtypes first: so all data is aligned in the file */
   int32_t fields;
-  int64_t items_room, names_bytes; /* taken at `item`, at `names` */
+  int64_t names_bytes; /* taken at `names` */
   char *names;
   int64_t widths;      /* 8, 4, 2, 1, as far as fields have elements of so many bytes: their sum */
   int64_t largest;     /* bytes of the largest field */
@@ -48,6 +48,8 @@ typedef struct ng_work {
   uint8_t *missing;    /* save: fields that rank 0 does not hold */
   ngio_tensor *tensor; /* save */
   void *memory, *published; /* one field, in the order of memory and of the file */
+  char *lanes;              /* save: as `published`, `lane_bytes` for each of NG_LANES */
+  int64_t lane_bytes;       /* of fields that all threads turn; larger ones go one by one */
   ngio_out out;             /* save: the manifest, with a 0 */
   char *text;               /* load: the manifest, on its way to the other ranks */
   int64_t text_bytes;       /* with its 0 */
@@ -76,8 +78,9 @@ void ng_work_close(ng_work *w); /* at any stage; a file that was not finished is
 /* Every field, in the order of files, which is the same on all ranks. */
 ng_status ng_work_each(ng_work *w, ng_status (*each)(ng_work *, ng_item *));
 /* Every field, by all threads; `lane` counts from 0 to NG_LANES - 1, and no two threads have the same. */
-enum { NG_LANES = 16 };
+enum { NG_LANES = 16, NG_LANE_MOST = 1 << 16 };
 void ng_work_spread(ng_work *w, void (*each)(ng_work *w, int32_t i, int32_t lane));
+ngio_threads ng_work_threads(ng_work *w); /* for io/: those of the context, or {0} if it has one */
 ng_tensor_name ng_tensor_name_of(const char *key, const ng_field *f); /* for any number of ranks */
 void ng_tensor_shape(const ng_field *f, int32_t *ndim, int64_t shape[2]); /* as files have it */
 ngio_tensor ng_tensor_of(const ng_item *item);                            /* without data */
@@ -108,10 +111,11 @@ bool ng_work_holds(ng_work *w, ng_status st, const char *why);
 
 /* For ngio_tensors_begin; `work` is an ng_work. */
 void ng_expected_tensor(void *work, int32_t i, ngio_tensor *t);
-/* If the `n` bytes end with the entries of this model's tensors, in the words of ng_manifest_tensor: where the
- * comma in front of them is, in *head, and `crc` and `finite` of all items are known; else *head is 0.  false: no
- * memory. */
-bool ng_expected_entries(ng_work *w, const char *manifest, size_t n, size_t *head);
+/* Of a manifest's `n` bytes: the next place where entries may begin, which is the comma in front of them, or NULL. */
+const char *ng_expected_place(const char *at, size_t n);
+/* From such a place to the end there are the entries of this model's tensors, in the words of ng_manifest_tensor: then
+ * `crc` and `finite` of all items are known.  *lost: no memory. */
+bool ng_expected_entries(ng_work *w, const char *at, size_t n, bool *lost);
 
 enum { NG_HEX = 8 }; /* digits */
 typedef struct ng_hex {
