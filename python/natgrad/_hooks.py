@@ -121,7 +121,7 @@ class RootHook(_Uncopied):
         if observer is not None and observer.by_model:
             x = _first_tensor(inputs if named is None else (inputs, named))
             axis = 0 if observer.first or x is None or x.dim() < 2 else 1
-            observer.seen = observer.last = None if x is None else x.shape[axis]
+            observer.seen = None if x is None else x.shape[axis]
 
 
 class RootEnd(_Uncopied):
@@ -195,8 +195,8 @@ class Hook(_Uncopied):
             observer.forget_failed()
         if not module.training or not output.requires_grad:  # which nothing does without gradients
             layer.asleep_calls += 1
-            if observer.early and module.training and not _grad_enabled():
-                observer.owed[layer.index] = observer.owed.get(layer.index, 0) + 1
+            if module.training and not _grad_enabled():
+                observer.without_gradients(self, inputs[0] if inputs else named.get("input"))
             return
         if _compiling():
             raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
@@ -235,8 +235,9 @@ class Observer:
         self.enabled = True
         self.open = None  # (samples, scale) of the micro-batch that the library is in
         self.given = None  # samples and loss scale that the user said
-        self.seen = self.last = None  # samples of the model's input: while it runs, and when it last ran
+        self.seen = None  # samples of the model's input, while it runs
         self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
+        self.runs = {}  # of (layer, shape of an input): what was said of such calls, how many are not run again, the round
         self.passing = self.failed = False  # a backward pass that has shown something runs; one ended with an error
         self.round = 0  # of what was observed since the last step
         self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
@@ -261,6 +262,7 @@ class Observer:
         self.open = None
         self.given = None
         self.owed.clear()
+        self.runs = {call: run for call, run in self.runs.items() if run[1] and run[2] == self.round}
         self.failed = False
         self.round += 1
 
@@ -269,6 +271,7 @@ class Observer:
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
+        self.runs.clear()
         self.given = given  # of what comes now
         warnings.warn("natgrad: a backward pass ended with an error: what was observed since the last step is forgotten",
                       stacklevel=4)
@@ -280,27 +283,56 @@ class Observer:
 
     # ---- one call of a layer
 
+    def without_gradients(self, hook, x):
+        """A call of a forward in training mode that activation checkpointing may run again in backward."""
+        index = hook.layer.index
+        if self.early:
+            self.owed[index] = self.owed.get(index, 0) + 1
+        if x is None or _in_backward() != -1:  # checkpointing within another one
+            return
+        said, run = (self.seen, self.given), self.runs.get((index, x.shape))
+        if run is None or not run[1]:
+            self.runs[index, x.shape] = [said, 1, self.round]
+            return
+        run[0] = said if run[0] == said else None
+        run[1:] = run[1] + 1, self.round
+
+    def _said_before(self, hook, x):
+        """Samples and what begin() said of a call that is run again in backward, of its own forward, whatever came
+        between; or why that is not known."""
+        run = self.runs.get((hook.layer.index, x.shape))
+        if run is not None:
+            run[1] = max(run[1] - 1, 0)
+            if run[0] is not None:
+                return (*run[0], "")
+            return None, None, "two forwards that had other samples gave it an input of this shape"
+        if self.seen is not None or not self.by_model or self.given is not None:
+            return self.seen, self.given, ""
+        return None, None, "no forward since the last step has shown it"
+
     def forward(self, hook, x, output):
-        given = self.given  # of this forward, whatever is said of the next one before the backward pass
-        if given is not None:
-            samples = given[0]
-        elif self.seen is None and self.last is not None and _in_backward() != -1:  # activation checkpointing
-            samples = self.last
-        else:
-            samples = self.seen
+        again, why = _in_backward() != -1, ""
+        seen, given = self.seen, self.given  # of this forward, whatever is said of the next one before backward
+        if again:  # activation checkpointing
+            seen, given, why = self._said_before(hook, x)
+        samples = seen if given is None else given[0]
         if self.early and not hook.layer.both:  # some need both at once, whatever the order of calls
             x = x.detach()
-            again = _in_backward() != -1
             if again and not self.passing:
                 self._enter()
             owed = self.owed.get(hook.layer.index, 0)
             if not again or owed:
                 if again:
                     self.owed[hook.layer.index] = owed - 1
+                self._known(hook, why)
                 self.show(hook, x, samples, None, given)
-            _on_gradient(output, x, lambda g: self.show(hook, None, samples, g, given))
+
+            def came(g):
+                self._known(hook, why)
+                self.show(hook, None, samples, g, given)
+            _on_gradient(output, x, came)
             return
-        if not self.passing and _in_backward() != -1:  # activation checkpointing
+        if again and not self.passing:
             self._enter()
         version, shown = x._version, None
 
@@ -310,6 +342,7 @@ class Observer:
                 return
             if not self.passing:
                 self._enter()
+            self._known(hook, why)
             if shown == self.round:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': a second backward pass goes through the same "
                               "forward: call backward once, of the sum of the losses, or set hook_enabled = False around "
@@ -321,6 +354,12 @@ class Observer:
             self.show(hook, x, samples, g, given)
 
         _on_gradient(output, x, arrived)
+
+    def _known(self, hook, why):
+        if why and self.enabled:
+            raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': activation checkpointing runs it again, and its "
+                          f"samples are not known: {why}.  Step after each backward pass, give use_reentrant=False, or "
+                          "set hook_enabled = False around a forward that is not of the loss")
 
     def show(self, hook, x, samples, g, given):
         if not self.enabled:
