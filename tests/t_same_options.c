@@ -77,7 +77,7 @@ static bool works(const char *options, bool words) {
 /* The i-th value that is worth trying, or none: all choices, numbers of any size, names. */
 static bool candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
-  static const char *const text[] = {"^fc$", "damping*0.5@1,2"};
+  static const char *const text[] = {"^fc$", "damping*0.5@1,2", "^fc$: damping=0.7"};
   if (o->type == NG_OPTION_CHOICE) {
     const char *at = o->choices;
     for (; i > 0 && at != NULL; i--) {
@@ -113,7 +113,7 @@ static bool other_value(const ng_option_info *o, const char *method, life *l) {
   l->words = works(l->usual, true); /* some methods take no embeddings */
   if (!text_of(l->usual, o->name, own)) return false;
   for (int i = 0; candidate(o, i, value); i++) {
-    (void)snprintf(l->other, TEXT, "method=%s %s=%s", method, o->name, value);
+    (void)snprintf(l->other, TEXT, "method=%s %s='%s'", method, o->name, value);
     if (text_of(l->other, o->name, got) && strcmp(own, got) != 0 && works(l->other, l->words))
       return true;
   }

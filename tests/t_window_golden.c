@@ -2,9 +2,7 @@
  * from three sides: what they answered in f32, the same formulas in double (window_oracle.h), the library.
  *
  * The library stays within 2e-4 of what was recorded, 1e-3 with factors of low rank (there: 2e-3 in the error
- * feedback), of the largest entry of the step; and it is closer to the formulas than the programs were, but
- * for factors of low rank, where it is within 1e-4: rounding of e, P and Q to f32, which both keep, goes round
- * through the warm start, and where that leads is chance (docs/algorithms.md has numbers). */
+ * feedback), of the largest entry of the step; and it is closer to the formulas than the programs were. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -223,8 +221,8 @@ static void recordings(void **state) {
     print_message("%-24s recorded %.1e, ours %.1e, between %.1e, error feedback %.1e\n", name,
                   x.recorded, x.ours, x.between, x.error);
     if (!(x.between <= (lowrank ? 1e-3 : 2e-4))) fail_msg("%s: off by %g", name, x.between);
-    /* low rank: rounding goes round through the warm start, in both */
-    if (!(x.ours <= (lowrank ? fmax(x.recorded, 1e-4) : x.recorded)))
+    /* of rank 1 by far: without the last Q in 48 bits it would be a sixth */
+    if (!(x.ours <= (strcmp(cases[i], "lowrank-1") == 0 ? 0.1 : 1.0) * x.recorded))
       fail_msg("%s: %g from the formula, the program %g", name, x.ours, x.recorded);
     if (x.errors != (strcmp(r.o.window_store, "dense") == 0 ? 0 : r.steps))
       fail_msg("%s: error feedback of %d steps", name, x.errors);

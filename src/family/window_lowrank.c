@@ -9,6 +9,10 @@
  * published one makes that a column of length 1, along those before).  The first Q is drawn, and, where the weights
  * are bound at ng_ready, advanced once with them.
  *
+ * What goes round from step to step, e and the last Q, is kept to 48 bits, as two f32, and P of a step is in double: what
+ * f32 would round off goes through many power iterations and over lambda.  The rows are f32, so what is sent and e are
+ * a to the rounding of P and Q in that row alone.
+ *
  * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
  * are kept as rows of numbers, column after column of theirs. */
 #include "family/window.h"
@@ -21,12 +25,15 @@ typedef struct view {
 } view;
 
 typedef struct lowrank {
-  int64_t floats;      /* of a row of the store */
-  int64_t all, *cut;   /* ... on all ranks; [ranks + 1] their slices */
-  view *view;          /* [segments] */
-  float *rows;         /* [places, floats] */
-  float *error, *next; /* [d] */
-  double *work;        /* [floats] */
+  int64_t floats;    /* of a row of the store */
+  int64_t all, *cut; /* ... on all ranks; [ranks + 1] their slices */
+  view *view;        /* [segments] */
+  float *rows;       /* [places, floats] */
+  float *rest,
+      *next_rest; /* [floats] what f32 rounds off the Q of the newest row, and of that at head */
+  float *error, *next;                 /* [d] */
+  float *error_rest, *next_error_rest; /* [d] what f32 rounds off those */
+  double *work;                        /* [floats] */
 } lowrank;
 
 /* ---- geometry --------------------------------------------------------------------------------*/
@@ -85,7 +92,11 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   const int64_t row = ng_max64(1, s->floats);
   s->rows = ng_plan_take(plan, NG_USE_FACTORS, ng_times(ng_times(w->places, row), each));
   s->error = ng_plan_take(plan, NG_USE_FACTORS, vector);
+  s->error_rest = ng_plan_take(plan, NG_USE_FACTORS, vector);
   s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
+  s->next_error_rest = ng_plan_take(plan, NG_USE_SUMS, vector);
+  s->rest = ng_plan_take(plan, NG_USE_FACTORS, ng_times(row, each));
+  s->next_rest = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, each));
   s->work = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, (int64_t)sizeof *s->work));
   return NG_OK;
 }
@@ -125,44 +136,90 @@ static void orthonormal(const view *v, double *P) {
   }
 }
 
-/* P, Q of `to` from x [rows, cols] and the Q of `from`. */
-static void advance(const view *v, const float *x, const float *from, float *to, double *work) {
-  const float *Q0 = from + v->rank * v->rows;
-  double *P = work, *Q = work + v->rank * v->rows;
+/* Two f32 that are one number of 48 bits; `rest` NULL: there is none. */
+typedef struct pair {
+  float *x, *rest;
+} pair;
+
+static void split(double y, float *x, float *rest) {
+  *x = (float)y;
+  *rest = (float)(y - (double)*x);
+}
+
+static double dot_pairs(pair x, int64_t at, pair y, int64_t n) {
+  double sum = ng_window_dot(x.x + at, y.x, n);
+  if (x.rest != NULL) sum += ng_window_dot(x.rest + at, y.x, n);
+  return y.rest != NULL ? sum + ng_window_dot(x.x + at, y.rest, n) : sum;
+}
+
+/* Column a of Q, rounded, such that with the P of `to`, which is rounded, it makes the row that P Q' is, but for
+ * what no columns of that P make: with D = to.P - P, Q_a - sum over c of <to.P_a, D_c> Q_c. */
+static void round_column(const view *v, int64_t a, const double *work, pair from, pair to) {
+  const int64_t behind = v->rank * v->rows, n = v->cols;
+  const double *P = work, *Q = work + behind;
+  const float *p = to.x + a * v->rows;
+  double acc[NG_WINDOW_LINE];
+  /* where P has no column Q may have any: that of before, for the next step to begin with */
+  const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
+  for (int64_t at = 0, k; at < n; at += k) {
+    k = ng_min64(NG_WINDOW_LINE, n - at);
+    memcpy(acc, Q + a * n + at, (size_t)k * sizeof *acc);
+    for (int64_t c = 0; c < v->rank && !none; c++) {
+      double along = 0.0;
+      for (int64_t r = 0; r < v->rows; r++) {
+        along += (double)p[r] * ((double)to.x[c * v->rows + r] - P[c * v->rows + r]);
+      }
+      for (int64_t i = 0; i < k; i++) {
+        acc[i] -= along * Q[c * n + at + i];
+      }
+    }
+    for (int64_t i = 0; i < k; i++) {
+      const int64_t q = behind + a * n + at + i;
+      const double before = (double)from.x[q] + (from.rest == NULL ? 0.0 : (double)from.rest[q]);
+      to.x[q] = (float)(none ? before : acc[i]);
+      to.rest[q] = (float)((none ? before : Q[a * n + at + i]) - (double)to.x[q]);
+    }
+  }
+}
+
+/* P and Q of x [rows, cols] and the Q of `from`, to `work`; to `to`, rounded. */
+static void advance(const view *v, pair x, pair from, pair to, double *work) {
+  const int64_t behind = v->rank * v->rows;
+  double *P = work, *Q = work + behind;
   for (int64_t a = 0; a < v->rank; a++) {
+    const int64_t at = behind + a * v->cols;
+    const pair Q0 = {from.x + at, from.rest == NULL ? NULL : from.rest + at};
     for (int64_t r = 0; r < v->rows; r++) {
-      P[a * v->rows + r] = ng_window_dot(x + r * v->cols, Q0 + a * v->cols, v->cols);
+      P[a * v->rows + r] = dot_pairs(x, r * v->cols, Q0, v->cols);
     }
   }
   orthonormal(v, P);
   memset(Q, 0, (size_t)(v->rank * v->cols) * sizeof *Q);
   for (int64_t a = 0; a < v->rank; a++) {
     for (int64_t r = 0; r < v->rows; r++) {
-      to[a * v->rows + r] = (float)P[a * v->rows + r];
-      ng_window_add(Q + a * v->cols, x + r * v->cols, v->cols, (double)to[a * v->rows + r]);
+      const double p = P[a * v->rows + r];
+      to.x[a * v->rows + r] = (float)p;
+      ng_window_add(Q + a * v->cols, x.x + r * v->cols, v->cols, p);
+      if (x.rest != NULL) ng_window_add(Q + a * v->cols, x.rest + r * v->cols, v->cols, p);
     }
   }
   for (int64_t a = 0; a < v->rank; a++) {
-    /* where P has no column Q may have any: that of before, for the next step to begin with */
-    const bool none = dot(P + a * v->rows, P + a * v->rows, v->rows) == 0.0;
-    for (int64_t i = a * v->cols; i < (a + 1) * v->cols; i++) {
-      to[v->rank * v->rows + i] = none ? Q0[i] : (float)Q[i];
-    }
+    round_column(v, a, work, from, to);
   }
 }
 
 /* What is to begin with has only a direction: a column of Q that f32 does not hold, of weights near its
  * end, goes on with a largest number of 1. */
-static void within_range(const view *v, const double *work, float *f) {
+static void within_range(const view *v, const double *work, pair f) {
   const double *Q = work + v->rank * v->rows;
   for (int64_t a = 0; a < v->rank; a++, Q += v->cols) {
-    float *to = f + v->rank * v->rows + a * v->cols;
+    const int64_t at = v->rank * v->rows + a * v->cols;
     double largest = 0.0;
     for (int64_t i = 0; i < v->cols; i++) {
       largest = fmax(largest, fabs(Q[i]));
     }
     for (int64_t i = 0; i < v->cols && largest > (double)FLT_MAX; i++) {
-      to[i] = (float)(Q[i] / largest);
+      split(Q[i] / largest, &f.x[at + i], &f.rest[at + i]);
     }
   }
 }
@@ -180,17 +237,24 @@ static void add_product(const view *v, const float *f, int64_t r, int64_t col, i
 
 static float *target(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
 
-static void subtract(const view *v, const float *f, float *x) {
+/* x <- x - P Q', as they are in `work`. */
+static void subtract(const view *v, const double *work, pair x) {
   double acc[NG_WINDOW_LINE];
   for (int64_t r = 0; r < v->rows; r++) {
     for (int64_t c = 0, n; c < v->cols; c += n) {
+      float *hi = x.x + r * v->cols + c, *lo = x.rest + r * v->cols + c;
       n = ng_min64(NG_WINDOW_LINE, v->cols - c);
       for (int64_t i = 0; i < n; i++) {
-        acc[i] = (double)x[r * v->cols + c + i];
+        acc[i] = (double)hi[i] + (double)lo[i];
       }
-      add_product(v, f, r, c, n, -1.0, acc);
+      for (int64_t a = 0; a < v->rank; a++) {
+        const double p = work[a * v->rows + r], *Q = work + v->rank * v->rows + a * v->cols + c;
+        for (int64_t i = 0; i < n; i++) {
+          acc[i] -= p * Q[i];
+        }
+      }
       for (int64_t i = 0; i < n; i++) {
-        x[r * v->cols + c + i] = (float)acc[i];
+        split(acc[i], &hi[i], &lo[i]);
       }
     }
   }
@@ -202,19 +266,22 @@ static void enter_segment(void *arg, int32_t k) {
   const lowrank *s = w->own;
   const view *v = &s->view[k];
   const int64_t head = ng_window_head(w), last = (head + w->places - 1) % w->places;
-  const int64_t n = v->rows * v->cols;
-  float *x = s->next + w->view[k].at, *f = factors(s, head, v);
-  const float *e = s->error + w->view[k].at, by = (float)w->scale;
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = e[i] + by * x[i];
-  }
-  if (v->rank == 0) {
-    memcpy(f, x, (size_t)n * sizeof *f);
-    memset(x, 0, (size_t)n * sizeof *x);
+  const int64_t n = v->rows * v->cols, at = w->view[k].at;
+  const pair x = {s->next + at, s->next_error_rest + at}, e = {s->error + at, s->error_rest + at};
+  const pair from = {factors(s, last, v), s->rest + v->at};
+  const pair to = {factors(s, head, v), s->next_rest + v->at};
+  if (v->rank == 0) { /* nothing was left of it, and nothing is */
+    for (int64_t i = 0; i < n; i++) {
+      to.x[i] = (float)w->scale * x.x[i];
+      x.x[i] = x.rest[i] = 0.0F;
+    }
     return;
   }
-  advance(v, x, factors(s, last, v), f, s->work + v->at);
-  subtract(v, f, x);
+  for (int64_t i = 0; i < n; i++) {
+    split((double)e.x[i] + (double)e.rest[i] + w->scale * (double)x.x[i], &x.x[i], &x.rest[i]);
+  }
+  advance(v, x, from, to, s->work + v->at);
+  subtract(v, s->work + v->at, x);
 }
 
 static void enter(ng_block *b) { ng_parallel(b->ctx, b->segments, enter_segment, b); }
@@ -348,8 +415,9 @@ static void begin(ng_block *b) {
       }
     }
     if (!ng_all_finite(x, NG_F32, v->rows * v->cols)) continue;
-    advance(v, x, f, f, s->work + v->at);
-    within_range(v, s->work + v->at, f);
+    const pair to = {f, s->rest + v->at};
+    advance(v, (pair){x, NULL}, (pair){f, NULL}, to, s->work + v->at);
+    within_range(v, s->work + v->at, to);
     memset(f, 0, (size_t)(v->rank * v->rows) * sizeof *f);
   }
 }
@@ -359,11 +427,17 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
+static void swap(float **a, float **b) {
+  float *was = *a;
+  *a = *b;
+  *b = was;
+}
+
 static void taken(ng_block *b) {
   lowrank *s = ng_window_of(b)->own;
-  float *error = s->next;
-  s->next = s->error;
-  s->error = error;
+  swap(&s->next, &s->error);
+  swap(&s->next_error_rest, &s->error_rest);
+  swap(&s->next_rest, &s->rest);
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
@@ -371,9 +445,13 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const lowrank *s = w->own;
   ng_field f = ng_field_plain("factors", NG_F32, w->places, s->all, s->rows, b->owner);
   ng_field e = ng_window_field(b, "error", NG_F32, 1, s->error);
-  if (w->sliced) f.slice = s->cut;
-  const ng_status st = visit(arg, &f);
-  return st == NG_OK ? visit(arg, &e) : st;
+  ng_field q = ng_field_plain("factors_rest", NG_F32, 1, s->all, s->rest, b->owner);
+  ng_field r = ng_window_field(b, "error_rest", NG_F32, 1, s->error_rest);
+  if (w->sliced) f.slice = q.slice = s->cut;
+  ng_status st = visit(arg, &f);
+  if (st == NG_OK) st = visit(arg, &e);
+  if (st == NG_OK) st = visit(arg, &q);
+  return st == NG_OK ? visit(arg, &r) : st;
 }
 
 const ng_window_store ng_window_lowrank_store = {
