@@ -27,6 +27,9 @@ fi
 for method in natgrad spngd eva-natgrad; do
   follows $method "$counts" 50 $mlp $method
 done
+# Eva as published looks at the first 16 samples of each rank, and divides gradients by that rank's samples: with all of
+# them, and in textbook scale, it is of no number of ranks.
+follows eva "$counts" 50 $mlp eva --stat-batch 0 --stat-scale textbook --call-weight samples
 # The window diverges at the default step size, and then nothing can be near.
 follows mfac "$counts" 50 $mlp mfac --lr 0.0001
 if [[ -z $processes ]]; then
