@@ -93,6 +93,7 @@ typedef struct rank_life {
   scene *x;
   purse purse;
   int32_t rank, index[LAYERS];
+  bool told; /* of what it did wrong */
   fixture f;
   ng_transport model;
   float grad[LAYERS][ROOM], weight[LAYERS][ROOM];
@@ -138,7 +139,8 @@ void cut(const scene *x, int32_t rank, int i, const double *whole, float *to) {
 
 /* What it does wrong, in the first call of step 1, stands behind a '|' in the options. */
 static bool is_wrong(const rank_life *l, int64_t t, int64_t call, const char *how) {
-  return l->x->wrong == l->rank && t == 1 && call == 0 && strstr(l->x->options, how) != NULL;
+  return l->x->wrong == l->rank && !l->told && t == 1 && call == 0 &&
+         strstr(l->x->options, how) != NULL;
 }
 
 static int64_t shown_of(const rank_life *l, int64_t t, int64_t call) {
@@ -237,11 +239,10 @@ static ng_status live(rank_life *l, ng_transport *world) {
     if (seen_as < NG_OK && taps) return seen_as;
     if (seen_as < NG_OK) { /* told, and shown again */
       x->status[l->rank][s] = seen_as;
-      const int32_t wrong = x->wrong;
       (void)snprintf(x->why[l->rank], sizeof x->why[0], "%s", ng_last_error(l->f.ctx));
       st = ng_reset_batch(l->f.p);
       if (st != NG_OK) return st;
-      if (l->rank == wrong && x->starve == 0) l->x->wrong = -1; /* read by this rank alone */
+      l->told = x->starve == 0;
       seen_as = observe(l, s);
       if (seen_as != NG_OK) return seen_as;
     }

@@ -6,27 +6,33 @@
 #include "train.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted, on_terminal, wanted;
-static struct timespec first; /* when; written before `interrupted` is, and by handlers alone */
+/* Any thread may be the one that a signal interrupts, and two may come at once: hence no sig_atomic_t. */
+static atomic_int interrupted, on_terminal, wanted;
+static atomic_llong first; /* when, in milliseconds; 0: not yet */
 
-/* Milliseconds since the first request; may be called by handlers. */
-static long since_first(void) {
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
+               "handlers may use atomics without locks only");
+
+/* Never 0; may be called by handlers. */
+static long long now_ms(void) {
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (long)(now.tv_sec - first.tv_sec) * 1000 + (now.tv_nsec - first.tv_nsec) / 1000000;
+  return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000 + 1;
 }
 
 static void on_end(int number) {
-  if (!interrupted) {
+  const long long now = now_ms();
+  long long before = 0;
+  if (atomic_compare_exchange_strong(&first, &before, now)) {
     static const char line[] = "\nnatgrad: stopping after this step; again to end at once\n";
     const size_t skip = on_terminal ? 0 : 1; /* there a bar or ^C stands in this line */
-    (void)clock_gettime(CLOCK_MONOTONIC, &first);
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
-  } else if (since_first() >= 500) {
+  } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
     (void)raise(number); /* comes when this handler returns */
   }
@@ -35,7 +41,7 @@ static void on_end(int number) {
 
 static void on_keep(int number) {
   (void)number;
-  wanted = wanted + 1;
+  atomic_fetch_add(&wanted, 1);
 }
 
 static void set_handler(int number, void (*handler)(int number)) {
@@ -58,4 +64,4 @@ void train_catch_signals(void) {
 
 bool train_interrupted(void) { return interrupted != 0; }
 
-int train_keep_wanted(void) { return (int)wanted; }
+int train_keep_wanted(void) { return wanted; }

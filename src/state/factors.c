@@ -59,7 +59,7 @@ static bool stays(unsigned char c, bool first) {
 /* The same on every file system and never one of another folder; different for different names. */
 static file_name name_of(const ng_block *b) {
   static const char digit[] = "0123456789ABCDEF";
-  file_name n;
+  file_name n = {.text = ""};
   char *at = n.text;
   for (const char *c = b->name; *c != 0; c++) {
     const unsigned char u = (unsigned char)*c;
