@@ -114,7 +114,7 @@ static void batches_are_mixed_and_erased(void **state) {
                                           {"erase-rate", erases ? "0.7" : "0"}},
                  6);
     mix m;
-    assert_int_equal(mix_create(&s, &images, false, &m), 0);
+    assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
     float x[B * PER];
     double before[B * PER] = {0}, before_t[B * K] = {0};
     for (int n = 0; n < BATCHES; n++) {
@@ -158,7 +158,7 @@ static void erasing_alone(void **state) {
   settings s;
   must_set_all(&s, (const char *const[][2]){{"erase-rate", "1"}, {"batch", "3"}}, 2);
   mix m;
-  assert_int_equal(mix_create(&s, &images, false, &m), 0);
+  assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
   assert_null(m.targets); /* the loss takes the labels */
   const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
   float x[B * PER];
@@ -175,10 +175,10 @@ static void erasing_alone(void **state) {
   mix_free(&m);
   quiet();
   const data_set rows_of = {.name = "rows", .height = 1, .width = 1, .channels = 5, .classes = 2};
-  assert_int_equal(mix_create(&s, &rows_of, false, &m), CLI_BAD);
+  assert_int_equal(mix_create(&s, &rows_of, NULL, false, &m), CLI_BAD);
   assert_non_null(strstr(said(), "--erase-rate: needs images, rows has rows of features"));
   quiet();
-  assert_int_equal(mix_create(&s, &images, true, &m), CLI_BAD);
+  assert_int_equal(mix_create(&s, &images, NULL, true, &m), CLI_BAD);
   assert_non_null(strstr(said(), "--erase-rate: model mlp has no labels"));
   settings_free(&s);
 }
@@ -236,8 +236,8 @@ static void the_batch_before_is_kept(void **state) {
       &s, (const char *const[][2]){{"mixup-alpha", "1"}, {"running-mixup", "true"}, {"batch", "3"}},
       3);
   mix m, again;
-  assert_int_equal(mix_create(&s, &images, false, &m), 0);
-  assert_int_equal(mix_create(&s, &images, false, &again), 0);
+  assert_int_equal(mix_create(&s, &images, NULL, false, &m), 0);
+  assert_int_equal(mix_create(&s, &images, NULL, false, &again), 0);
   const int32_t rows[B] = {1, 2, 3}, labels[B] = {0, 1, 2};
   float x[2][B * PER];
   char file[400];

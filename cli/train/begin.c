@@ -170,7 +170,7 @@ static int follow(run *r) {
   int rc = ranks_tell(&r->ranks, x, sizeof x);
   if (rc != CLI_OK || x[0] == FOUND_NOTHING) return rc;
   if (x[0] == FOUND_SWITCHED) rc = switch_now(r);
-  if (rc == CLI_OK) rc = checkpoint_load_part(r->s->out, r->p, (int64_t)x[1]);
+  if (rc == CLI_OK) rc = checkpoint_load_part(r->s->out, &r->feed, r->p, (int64_t)x[1]);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;

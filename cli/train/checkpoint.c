@@ -140,16 +140,18 @@ int checkpoint_save(const char *dir, const nn *net, const feed *f, const average
   return rc;
 }
 
-int checkpoint_save_part(const char *dir, precond *p, bool in_parts) {
+int checkpoint_save_part(const char *dir, const feed *f, precond *p, bool in_parts) {
   char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  const int rc = precond_save(p, next, in_parts);
+  int rc = precond_save(p, next, in_parts);
+  if (rc == CLI_OK && mix_carries(&f->mix)) rc = mix_save(&f->mix, NULL);
   free(next);
   return rc;
 }
 
-int checkpoint_load_part(const char *dir, precond *p, int64_t step) {
+int checkpoint_load_part(const char *dir, feed *f, precond *p, int64_t step) {
   char *path = path_of(dir, manifest_part[MANIFEST_PRECOND], step);
-  const int rc = precond_load(p, path);
+  int rc = precond_load(p, path);
+  if (rc == CLI_OK && mix_carries(&f->mix)) rc = mix_load(&f->mix, NULL);
   free(path);
   return rc;
 }

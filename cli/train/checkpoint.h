@@ -42,10 +42,10 @@ int checkpoint_find(const char *dir, bool *there);
 /* Rank 0 of `ranks` whose state is in parts; 1: it is not. */
 int checkpoint_save(const char *dir, const nn *net, const feed *f, const average *mean, precond *p,
                     int32_t ranks, run_state *state);
-/* What the other ranks do meanwhile: the part of each, if the state is in parts; and when rank 0 loads the state of a
- * step. */
-int checkpoint_save_part(const char *dir, precond *p, bool in_parts);
-int checkpoint_load_part(const char *dir, precond *p, int64_t step);
+/* What the other ranks do meanwhile: the part of each, if the state is in parts, and theirs of the batch before; and
+ * when rank 0 loads the state of a step. */
+int checkpoint_save_part(const char *dir, const feed *f, precond *p, bool in_parts);
+int checkpoint_load_part(const char *dir, feed *f, precond *p, int64_t step);
 /* After checkpoint_find.  After a failure the network may be half loaded. */
 int checkpoint_load(const char *dir, nn *net, feed *f, average *mean, precond *p, run_state *state);
 /* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */

@@ -27,9 +27,6 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
     return cli_bad("--batch: %lld samples, expected at least one for each of %d ranks",
                    (long long)s->batch, ranks->size);
   }
-  if (ranks != NULL && ranks->size > 1 && s->mixup_alpha > 0.0)
-    return cli_bad(
-        "--mixup-alpha: not supported on several ranks: checkpoints have one rank's batch");
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
@@ -58,8 +55,7 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .next_taken = -1,
                 .alone = ranks == NULL || ranks->size == 1};
   damaged_create(d, &out->damaged);
-  const int rc = mix_create(s, d, reconstructs, &out->mix);
-  out->mix.batch = out->batch; /* erases from those; there is no mixup, or one rank */
+  const int rc = mix_create(s, d, ranks, reconstructs, &out->mix);
   if (rc != CLI_OK) feed_free(out);
   return rc;
 }

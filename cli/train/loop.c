@@ -301,7 +301,7 @@ static int save(run *r) {
   }
   const bool in_parts = r->s->checkpoint_parts && r->ranks.size > 1;
   if (r->ranks.rank > 0) { /* rank 0 has the other files */
-    const int sent = checkpoint_save_part(r->s->out, r->p, in_parts);
+    const int sent = checkpoint_save_part(r->s->out, &r->feed, r->p, in_parts);
     if (sent == CLI_OK) was_kept(r);
     return sent;
   }

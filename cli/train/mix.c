@@ -58,13 +58,17 @@ mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t heigh
 
 /* ---- a batch -----------------------------------------------------------------------------------*/
 
-int mix_create(const settings *s, const data_set *d, bool reconstructs, mix *out) {
+int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
+               mix *out) {
+  const run_ranks k = ranks != NULL ? *ranks : ranks_of(NULL);
+  const int64_t first = ranks_first(&k, k.rank, s->batch);
   *out = (mix){.s = s,
+               .ranks = k,
                .height = d->height,
                .width = d->width,
                .channels = d->channels,
                .classes = d->classes,
-               .batch = (int32_t)s->batch};
+               .batch = (int32_t)(ranks_first(&k, k.rank + 1, s->batch) - first)};
   if (reconstructs && (s->mixup_alpha > 0.0 || s->erase_rate > 0.0)) {
     return cli_bad("--%s: model %s has no labels",
                    s->mixup_alpha > 0.0 ? "mixup-alpha" : "erase-rate", s->model);
@@ -72,8 +76,8 @@ int mix_create(const settings *s, const data_set *d, bool reconstructs, mix *out
   if (s->erase_rate > 0.0 && (d->height < 2 || d->width < 2))
     return cli_bad("--erase-rate: needs images, %s has rows of features", d->name);
   if (s->mixup_alpha <= 0.0) return CLI_OK;
-  const size_t values = (size_t)s->batch * (size_t)(d->height * d->width * d->channels);
-  const size_t targets = (size_t)s->batch * (size_t)d->classes;
+  const size_t values = (size_t)out->batch * (size_t)(d->height * d->width * d->channels);
+  const size_t targets = (size_t)out->batch * (size_t)d->classes;
   out->last = cli_take(values, sizeof *out->last);
   out->last_targets = cli_take(targets, sizeof *out->last_targets);
   out->targets = cli_take(targets, sizeof *out->targets);
@@ -135,70 +139,147 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
 
 /* ---- on disk -----------------------------------------------------------------------------------*/
 
-enum { MESSAGE = 512, SUM = 16, TENSORS = 2 };
+enum { MESSAGE = 512, SUM = 16, TENSORS = 2, PIECE = 1 << 20 }; /* floats that travel at once */
 
 bool mix_carries(const mix *m) { return m->last != NULL; }
 
+/* Tensors of the whole batch, without data. */
 static void tensors_of(const mix *m, ngio_tensor t[TENSORS]) {
   t[0] = (ngio_tensor){.name = "images",
                        .dtype = NGIO_F32,
                        .ndim = 4,
-                       .shape = {m->batch, m->height, m->width, m->channels},
-                       .data = m->last};
-  t[1] = (ngio_tensor){.name = "targets",
-                       .dtype = NGIO_F32,
-                       .ndim = 2,
-                       .shape = {m->batch, m->classes},
-                       .data = m->last_targets};
+                       .shape = {m->s->batch, m->height, m->width, m->channels}};
+  t[1] = (ngio_tensor){
+      .name = "targets", .dtype = NGIO_F32, .ndim = 2, .shape = {m->s->batch, m->classes}};
   for (int i = 0; i < TENSORS; i++)
     t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
 }
 
-static void checksum(const ngio_tensor *t, char sum[SUM]) {
-  (void)snprintf(sum, SUM, "%08lx", crc32_z(crc32_z(0, NULL, 0), t->data, (size_t)t->bytes));
+static float *own(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
+
+/* Floats of tensor i that lie before those of rank `rank`. */
+static int64_t before(const mix *m, int i, int32_t rank) {
+  const int64_t each = i == 0 ? m->height * m->width * m->channels : m->classes;
+  return each * ranks_first(&m->ranks, rank, m->s->batch);
 }
 
 static const char *const keys[TENSORS] = {"crc32 images", "crc32 targets"};
+
+/* Of the whole tensors, from those of all ranks' parts. */
+static int checksums(const mix *m, char sum[TENSORS][SUM]) {
+  const run_ranks *k = &m->ranks;
+  double *part = cli_take((size_t)k->size, TENSORS * sizeof *part);
+  for (int i = 0; i < TENSORS; i++) {
+    const int64_t n = before(m, i, k->rank + 1) - before(m, i, k->rank);
+    part[i * k->size + k->rank] = (double)crc32_z(
+        crc32_z(0, NULL, 0), (const unsigned char *)own(m, i), (size_t)n * sizeof(float));
+  }
+  const int rc = ranks_sum(k, part, (int64_t)TENSORS * k->size);
+  for (int i = 0; i < TENSORS; i++) {
+    uLong crc = crc32_z(0, NULL, 0);
+    for (int32_t q = 0; q < k->size; q++) {
+      const int64_t n = before(m, i, q + 1) - before(m, i, q);
+      crc = crc32_combine(crc, (uLong)part[i * k->size + q], (z_off_t)(n * (int64_t)sizeof(float)));
+    }
+    (void)snprintf(sum[i], SUM, "%08lx", crc);
+  }
+  free(part);
+  return rc;
+}
+
+/* Tensor i, rank by rank and piece by piece: w NULL on ranks that write nothing. */
+static int put(const mix *m, int i, ngio_writer *w, float *spare, char message[MESSAGE]) {
+  const run_ranks *k = &m->ranks;
+  for (int32_t q = 0; q < k->size; q++) {
+    const int64_t n = before(m, i, q + 1) - before(m, i, q);
+    for (int64_t at = 0, count; at < n; at += count) {
+      count = n - at < PIECE ? n - at : PIECE;
+      float *x = k->rank == q ? own(m, i) + at : spare;
+      const int64_t bytes = count * (int64_t)sizeof *x;
+      if (q > 0 && ranks_tell_from(k, q, x, bytes) != CLI_OK) return CLI_BAD;
+      if (w != NULL && ngio_writer_put(w, x, bytes, message, MESSAGE) != NGIO_OK)
+        return cli_bad("%s", message);
+    }
+  }
+  return CLI_OK;
+}
 
 int mix_save(const mix *m, const char *path) {
   char message[MESSAGE] = "", sum[TENSORS][SUM];
   ngio_tensor t[TENSORS];
   ngio_text text[TENSORS];
+  ngio_writer *w = NULL;
+  int rc = checksums(m, sum);
   tensors_of(m, t);
-  for (int i = 0; i < TENSORS; i++) {
-    checksum(&t[i], sum[i]);
+  for (int i = 0; i < TENSORS; i++)
     text[i] = (ngio_text){keys[i], sum[i]};
+  if (rc == CLI_OK && m->ranks.rank == 0 &&
+      ngio_writer_create(path, t, TENSORS, text, TENSORS, NULL, &w, message, sizeof message) !=
+          NGIO_OK)
+    rc = cli_bad("%s", message);
+  float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
+  for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
+    rc = put(m, i, w, spare, message);
+  if (rc == CLI_OK && w != NULL && ngio_writer_finish(&w, message, sizeof message) != NGIO_OK)
+    rc = cli_bad("%s", message);
+  ngio_writer_abandon(&w);
+  free(spare);
+  return rc;
+}
+
+/* Rank 0's file, every rank its part of tensor i. */
+static int take(const mix *m, int i, const float *file, float *spare) {
+  const run_ranks *k = &m->ranks;
+  if (k->rank == 0) memcpy(own(m, i), file, (size_t)before(m, i, 1) * sizeof *file);
+  for (int32_t q = 1; q < k->size; q++) {
+    const int64_t from = before(m, i, q), n = before(m, i, q + 1) - from;
+    for (int64_t at = 0, count; at < n; at += count) {
+      count = n - at < PIECE ? n - at : PIECE;
+      float *x = k->rank == q ? own(m, i) + at : spare;
+      if (k->rank == 0) memcpy(x, file + from + at, (size_t)count * sizeof *x);
+      if (ranks_tell(k, x, count * (int64_t)sizeof *x) != CLI_OK) return CLI_BAD;
+    }
   }
-  const ngio_status st =
-      ngio_tensors_write(path, t, TENSORS, text, TENSORS, message, sizeof message);
-  return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
+  return CLI_OK;
+}
+
+/* All of it is good before any is taken. */
+static int check(const mix *m, const ngio_tensors *file, const char *path,
+                 const ngio_tensor *have[TENSORS]) {
+  ngio_tensor want[TENSORS];
+  tensors_of(m, want);
+  for (int i = 0; i < TENSORS; i++) {
+    const char *written = ngio_tensors_text(file, keys[i]);
+    char sum[SUM] = "";
+    have[i] = ngio_tensors_find(file, want[i].name);
+    if (have[i] == NULL || have[i]->dtype != NGIO_F32 || have[i]->ndim != want[i].ndim ||
+        memcmp(have[i]->shape, want[i].shape, (size_t)want[i].ndim * sizeof want[i].shape[0]) !=
+            0) {
+      return cli_bad("%s: tensor '%s' is missing or has another shape", path, want[i].name);
+    }
+    (void)snprintf(sum, sizeof sum, "%08lx",
+                   crc32_z(crc32_z(0, NULL, 0), have[i]->data, (size_t)have[i]->bytes));
+    if (written == NULL || strcmp(written, sum) != 0)
+      return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want[i].name);
+  }
+  return CLI_OK;
 }
 
 int mix_load(mix *m, const char *path) {
   char message[MESSAGE] = "";
-  ngio_tensor want[TENSORS];
   ngio_tensors *file = NULL;
-  if (ngio_tensors_read(path, NULL, &file, message, sizeof message) != NGIO_OK)
-    return cli_bad("%s", message);
+  const ngio_tensor *have[TENSORS] = {NULL, NULL};
   int rc = CLI_OK;
-  tensors_of(m, want);
-  for (int i = 0; i < TENSORS && rc == CLI_OK; i++) {
-    const ngio_tensor *have = ngio_tensors_find(file, want[i].name);
-    const char *written = ngio_tensors_text(file, keys[i]);
-    char sum[SUM] = "";
-    if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want[i].ndim ||
-        memcmp(have->shape, want[i].shape, (size_t)want[i].ndim * sizeof want[i].shape[0]) != 0) {
-      rc = cli_bad("%s: tensor '%s' is missing or has another shape", path, want[i].name);
-      continue;
-    }
-    checksum(have, sum);
-    if (written == NULL || strcmp(written, sum) != 0) {
-      rc = cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want[i].name);
-    } else {
-      memcpy(i == 0 ? m->last : m->last_targets, have->data, (size_t)have->bytes);
-    }
+  if (m->ranks.rank == 0) {
+    rc = ngio_tensors_read(path, NULL, &file, message, sizeof message) == NGIO_OK
+             ? check(m, file, path, have)
+             : cli_bad("%s", message);
   }
+  float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
+  for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
+    rc = take(m, i, have[i] != NULL ? have[i]->data : NULL, spare);
   ngio_tensors_close(&file);
+  free(spare);
   m->began = rc == CLI_OK;
   return rc;
 }

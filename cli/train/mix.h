@@ -10,24 +10,28 @@
  *             the image, its sides in the ratio U(aspect low, 1) or the inverse, anywhere inside
  *
  * Draws depend on (seed, epoch, sample) only; the batch before is the one thing that a run carries from
- * step to step, and is a part of its checkpoints. */
+ * step to step, and is a part of its checkpoints.  Rank r of several has the same places of every batch, so what
+ * it mixes is its part of what one rank would: bit for bit the same data.  A checkpoint has the whole batch. */
 #ifndef MIX_H
 #define MIX_H
 
 #include "data/data.h"
+#include "ranks.h"
 #include "settings.h"
 
 typedef struct mix {
   const settings *s;
+  run_ranks ranks;
   int64_t height, width, channels, classes;
-  int32_t batch;
+  int32_t batch;              /* this rank's samples */
   bool began;                 /* there is a batch before */
   float *targets;             /* [batch, classes] of the present batch; NULL without mixup */
   float *last, *last_targets; /* the batch before: [batch, h, w, c], [batch, classes] */
 } mix;
 
-/* CLI_BAD, told: no images to erase from, no labels to mix (`reconstructs`). */
-int mix_create(const settings *s, const data_set *d, bool reconstructs, mix *out);
+/* CLI_BAD, told: no images to erase from, no labels to mix (`reconstructs`).  ranks NULL: one. */
+int mix_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
+               mix *out);
 void mix_free(mix *m);
 
 /* x [batch, h, w, c], its labels, and which rows of the source they are. */
@@ -40,8 +44,8 @@ typedef struct mix_box {
 double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
 mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
 
-/* Is there a batch that a run carries?  Its tensors "images" and "targets" to a file, and back; CLI_BAD,
- * told. */
+/* Is there a batch that a run carries?  Its tensors "images" and "targets", of all ranks, to a file, and back, to any
+ * number of ranks.  Collective; rank 0 has the file, the others may say NULL.  CLI_BAD, told. */
 bool mix_carries(const mix *m);
 int mix_save(const mix *m, const char *path);
 int mix_load(mix *m, const char *path);

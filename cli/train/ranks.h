@@ -43,6 +43,7 @@ int ranks_post_floats(const run_ranks *r, float *x, int64_t n, ranks_request *ou
 int ranks_test(const run_ranks *r, ranks_request *q, bool *done);
 int ranks_wait(const run_ranks *r, ranks_request *q);
 int ranks_tell(const run_ranks *r, void *x, int64_t bytes); /* rank 0's, to all */
+int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
 /* CLI_OK if all ranks say so, else CLI_BAD, which whoever failed has told. */
 int ranks_agree(const run_ranks *r, int rc);
 

@@ -103,6 +103,5 @@ else
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
   expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
   expect 2 "*--batch: 2 samples, expected at least one for each of 3 ranks*" "$natgrad" train --batch 2 --ranks 3
-  expect 2 "*--mixup-alpha: not supported on several ranks*" "$natgrad" train --mixup-alpha 0.4 --ranks 2
 fi
 finish

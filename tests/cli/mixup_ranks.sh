@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# mixup_ranks.sh [RANKS]: mixup and random erasing on several ranks, as threads, or with a number as so many processes
+# under mpirun.  Checkpoints hold the batch before as it was mixed, which no weight has a part in: that of several ranks
+# is that of one, byte for byte, with uneven shards and micro-batches, and also where a run goes on with
+# another number of ranks.
+. "$(dirname "$0")/lib_ranks.sh"
+cd "$scratch" || exit 1
+counts=${processes:-2 3 5}
+n=${processes:-3}
+data=(--data synthetic:classes=4,image=12x10x3,train=300,test=30)
+
+# mixed NAME OPTIONS...: 9 steps on one rank and on others, a checkpoint after 5
+mixed() {
+  local name=$1 ranks
+  local how=("${data[@]}" --model logreg --method sgd --batch 23 --seed 3 --augment crop+flip --log-every 1 --lr 0.01 --quiet "${@:2}")
+  expect 0 '' on 1 "${how[@]}" --steps 9 --lr-schedule constant --out "$name.1"
+  for ranks in $counts; do
+    expect 0 '' on "$ranks" "${how[@]}" --steps 9 --lr-schedule constant --out "$name.$ranks"
+    cmp "$name".{1,"$ranks"}/checkpoint/mixup-9.safetensors || fail "$name: $ranks ranks mix other data than one"
+    near "$name on $ranks ranks" "$name.1" "$name.$ranks" 9
+  done
+  for first in 1 "$n"; do # 5 steps on so many ranks, the rest on the others
+    expect 0 '' on "$first" "${how[@]}" --steps 5 --lr-schedule constant --out "$name.half$first"
+    expect 0 '*' on $((n + 1 - first)) "${how[@]}" --steps 9 --lr-schedule constant --out "$name.half$first" --resume
+    cmp "$name.1/checkpoint/mixup-9.safetensors" "$name.half$first/checkpoint/mixup-9.safetensors" ||
+      fail "$name: 5 steps on $first of $n ranks, then 4 on the others: other data"
+  done
+}
+mixed running --mixup-alpha 0.6 --running-mixup --erase-rate 0.5 --label-smoothing 0.1 --acc-iters 2
+[[ -n $processes ]] || mixed plain --mixup-alpha 0.4
+
+# The file is refused on all ranks, by name, and nothing is changed.
+cp -r running.1 hurt
+printf '\x55' | dd of=hurt/checkpoint/mixup-9.safetensors bs=1 seek=$(($(stat -c %s hurt/checkpoint/mixup-9.safetensors) - 2)) conv=notrunc 2>/dev/null
+find hurt -type f -exec cksum {} + | sort >before
+got=0
+on "$n" --out hurt --resume --steps 12 >/dev/null 2>said || got=$?
+[[ $got == 2 && $(grep '^natgrad: ' said) == *"mixup-9.safetensors: tensor 'targets' is damaged"* ]] || fail "damaged: exit $got: $(cat said)"
+find hurt -type f -exec cksum {} + | sort | cmp before - || fail "refused, but changed"
+[[ -n $processes ]] && finish
+
+# A published configuration as it is, but for a network and a size of image that are soon done.
+"$NG_BUILD_DIR/cli_pictures" folder 4 40
+[[ $? == 77 ]] && finish # without the libraries for images: cli_image_ranks says so
+for ranks in 1 2; do
+  expect 0 '' on "$ranks" --config resnet50-bs32k --data images:folder,size=16,resize=20 --model resnet20 --acc-iters 2 --batch 16 \
+    --steps 3 --log-every 1 --quiet --out "published.$ranks"
+done
+cmp published.{1,2}/checkpoint/mixup-3.safetensors || fail "a published configuration sees other data on 2 ranks"
+finish
