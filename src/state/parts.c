@@ -90,16 +90,24 @@ static bool same_shape(const ngio_value *v, const ng_field *f) {
   return true;
 }
 
+/* Nothing is said of it that this version does not know. */
+static bool well_said(const ngio_value *v, const ng_part_piece *q) {
+  const ngio_value *finite = ngio_get(v, "finite");
+  return v->count == (q->whole ? 3 : 5) && q->crc != NULL && strlen(q->crc) == NG_HEX &&
+         (ngio_is(finite, NGIO_TRUE) || ngio_is(finite, NGIO_FALSE));
+}
+
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces");
   int64_t at = 0, part = -1;
-  if (!same_shape(ngio_get(v, "shape"), f) || !ngio_is(pieces, NGIO_ARRAY) || pieces->count == 0) {
+  if (!same_shape(ngio_get(v, "shape"), f) || v->count != 2 || !ngio_is(pieces, NGIO_ARRAY) ||
+      pieces->count == 0) {
     return NULL;
   }
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     const int64_t its = number_of(x, "part");
     const ng_part_piece q = ng_part_piece_of(x, f);
-    if (its <= part || its >= parts || q.crc == NULL || strlen(q.crc) != NG_HEX) return NULL;
+    if (its <= part || its >= parts || !well_said(x, &q)) return NULL;
     if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > f->cols) {
       return NULL;
     }

@@ -156,7 +156,8 @@ static bool belongs(loading *x, const ngio_tensors *file, int32_t part) {
   } else if (!ng_is(whole, x->id.text) || (part > 0 && !ng_is(is, says))) {
     why = "is a part of another state";
   } else if (!ngio_is(bytes, NGIO_INTEGER) || bytes->is.integer != ngio_tensors_bytes(file) ||
-             !ngio_is(count, NGIO_INTEGER) || count->is.integer != ngio_tensors_count(file)) {
+             !ngio_is(count, NGIO_INTEGER) || count->is.integer != ngio_tensors_count(file) ||
+             v->count != 2) {
     why = "does not hold what the manifest says";
   }
   if (why != NULL) {

@@ -1,0 +1,198 @@
+/* t_parts_forged.c: parts whose manifest was changed by somebody who also made its checksum, the names of the parts and what
+ * they say of their whole anew: on any ranks the same verdict, and nothing changed.  Addresses are for `make asan`. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "draw.h"
+#include "ranks.h"
+#include "state/work.h"
+#include "state_scene.h"
+
+enum { RANKS = 3, TRIALS = 150, ROOM = 1 << 20 };
+
+static const sim_setup hows[] = {
+    {.method = "natgrad", .set = "update=sgd grad_worker_fraction=0", .linalg = "ref"},
+    {.method = "mfac",
+     .set = "update=sgd window=3 damping=0.1 statistics=sharded",
+     .linalg = "ref"},
+};
+
+typedef struct act {
+  const sim_setup *how;
+  const char *save, *load;
+  int32_t changed[RANKS]; /* by a load that was refused */
+} act;
+
+static ng_status play(int32_t rank, ng_transport *t, void *arg) {
+  act *x = arg;
+  sim s;
+  ng_status st = sim_open(&s, x->how, t, NULL);
+  for (int32_t i = 0; i < 2 && st >= NG_OK; i++)
+    st = sim_step(&s, i);
+  if (st >= NG_OK && x->save != NULL) st = ng_save_parts(s.p, x->save);
+  if (st >= NG_OK && x->load != NULL) {
+    const uint64_t before = sim_fingerprint(&s);
+    st = ng_load(s.p, x->load);
+    x->changed[rank] = st < NG_OK && sim_fingerprint(&s) != before;
+  }
+  sim_close(&s);
+  return st;
+}
+
+/* A file as its manifest and what is in front of it and behind. */
+typedef struct parted {
+  unsigned char *bytes[RANKS];
+  size_t n[RANKS];
+  const char *text, *rest; /* escaped; from the quote behind it */
+  char id[NG_HEX + 1];
+} parted;
+
+static void spill(const char *name, const void *bytes, size_t n) {
+  FILE *to = fopen(name, "wb");
+  assert_non_null(to);
+  assert_int_equal(fwrite(bytes, 1, n, to), n);
+  assert_int_equal(fclose(to), 0);
+}
+
+static void open_parts(parted *x, const path *at) {
+  static const char begin[] = "{\"__metadata__\":{\"natgrad\":\"",
+                    end[] = "\",\"natgrad.crc32\":\"";
+  for (int32_t r = 0; r < RANKS; r++) {
+    const path p = file_of_part("a", r, RANKS);
+    x->bytes[r] = slurp(p.text, &x->n[r]);
+  }
+  (void)at;
+  const char *head = (const char *)x->bytes[0] + 8;
+  assert_memory_equal(head, begin, sizeof begin - 1);
+  x->text = head + sizeof begin - 1;
+  x->rest = memmem(x->text, x->n[0] - sizeof begin - 8, end, sizeof end - 1);
+  assert_non_null(x->rest);
+  memcpy(x->id, x->rest + sizeof end - 1, NG_HEX);
+}
+
+/* Numbers and words that lie; most keep it JSON. */
+static size_t forge(const parted *x, rng *r, char *to) {
+  static const char *const lie[] = {"-1",        "0",         "1",  "2",
+                                    "3",         "7",         "64", "2147483648",
+                                    "16777217",  "1e3",       "[]", "9223372036854775807",
+                                    "\\\"1\\\"", "null",      "{}", "-9223372036854775808",
+                                    "false",     "4294967296"};
+  const size_t n = (size_t)(x->rest - x->text);
+  const char *from = memmem(x->text, n, "\\\"tensors\\\":{", 13);
+  assert_non_null(from);
+  memcpy(to, x->text, n);
+  size_t used = n;
+  for (int64_t edits = rng_between(r, 1, 2); edits > 0; edits--) {
+    size_t at = (size_t)(from - x->text) + (size_t)rng_below(r, (int64_t)used - (from - x->text));
+    if (rng_below(r, 3) > 0) { /* a number that is alone: not part of a name or a checksum */
+      while (at < used && !(strchr(":[,", to[at - 1]) != NULL && to[at] >= '0' && to[at] <= '9'))
+        at++;
+      size_t end = at;
+      while (end < used && to[end] >= '0' && to[end] <= '9')
+        end++;
+      if (at >= used) continue;
+      const char *word = lie[rng_below(r, (int64_t)(sizeof lie / sizeof lie[0]))];
+      const size_t m = strlen(word);
+      memmove(to + at + m, to + end, used - end);
+      memcpy(to + at, word, m);
+      used = used - (end - at) + m;
+    } else if (to[at] != '\\' && to[at] != '"') {
+      static const char other[] = "019a,{}[]:tpf";
+      to[at] = other[rng_below(r, (int64_t)sizeof other - 1)];
+    }
+  }
+  return used;
+}
+
+/* Rank 0's file with this manifest, and the others under their new names. */
+static void put(const parted *x, const char *text, size_t n, char *room) {
+  static const char begin[] = "{\"__metadata__\":{\"natgrad\":\"",
+                    end[] = "\",\"natgrad.crc32\":\"";
+  size_t m = 0;
+  for (size_t i = 0; i < n; i++) {
+    if (text[i] != '\\') room[m++] = text[i];
+  }
+  const ng_hex id = ng_hex_of(ng_crc_of(room, (int64_t)m));
+  uint64_t was = 0;
+  for (int i = 7; i >= 0; i--)
+    was = was << 8 | x->bytes[0][i];
+  const size_t old = (size_t)(x->rest - x->text),
+               after = x->n[0] - (size_t)(x->rest - (char *)x->bytes[0]);
+  const uint64_t length = was + n - old;
+  for (int i = 0; i < 8; i++)
+    room[i] = (char)(unsigned char)(length >> (8 * i));
+  char *at = room + 8;
+  memcpy(at, begin, sizeof begin - 1);
+  at += sizeof begin - 1;
+  memcpy(at, text, n);
+  at += n;
+  memcpy(at, x->rest, after);
+  memcpy(at + sizeof end - 1, id.text, NG_HEX);
+  spill(file_of_part("a", 0, RANKS).text, room, (size_t)(at - room) + after);
+  for (int32_t r = 1; r < RANKS; r++) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "a.%s-%dof%d", id.text, (int)r, RANKS);
+    unsigned char *whole = memmem(x->bytes[r], x->n[r], x->id, NG_HEX);
+    assert_non_null(whole);
+    memcpy(whole, id.text, NG_HEX);
+    spill(in_folder(name).text, x->bytes[r], x->n[r]);
+    memcpy(whole, x->id, NG_HEX);
+  }
+}
+
+static void forged(void **state) {
+  char *text = malloc(ROOM), *room = malloc(ROOM);
+  rng r = {test_seed()};
+  int64_t refused = 0;
+  (void)state;
+  assert_true(text != NULL && room != NULL);
+  for (size_t k = 0; k < sizeof hows / sizeof hows[0]; k++) {
+    const path a = in_folder("a");
+    parted x = {.text = NULL};
+    act save = {.how = &hows[k], .save = a.text};
+    assert_int_equal(ranks_run(RANKS, play, &save, NULL), NG_OK);
+    open_parts(&x, &a);
+    clear_folder();
+    for (int64_t trial = 0; trial < test_times(TRIALS); trial++) {
+      const size_t n = trial == 0 ? (size_t)(x.rest - x.text) : forge(&x, &r, text);
+      if (trial == 0) memcpy(text, x.text, n);
+      assert_true(n < ROOM / 2);
+      put(&x, text, n, room);
+      ng_status each[RANKS];
+      act load = {.how = &hows[k], .load = a.text};
+      const int32_t ranks = 1 + (int32_t)(trial % RANKS);
+      (void)ranks_run(ranks, play, &load, each);
+      for (int32_t q = 0; q < ranks; q++) {
+        if (each[q] != each[0] || (each[q] < NG_OK && each[q] != NG_ERR_FILE) || load.changed[q])
+          fail_msg("NG_TEST_SEED=%llu, trial %lld: rank %d %s, rank 0 %s",
+                   (unsigned long long)test_seed(), (long long)trial, (int)q,
+                   ng_status_name(each[q]), ng_status_name(each[0]));
+      }
+      const bool same = n == (size_t)(x.rest - x.text) && memcmp(text, x.text, n) == 0;
+      if ((each[0] >= NG_OK) != same)
+        fail_msg("NG_TEST_SEED=%llu, trial %lld: %s", (unsigned long long)test_seed(),
+                 (long long)trial, ng_status_name(each[0]));
+      refused += !same;
+      clear_folder();
+    }
+    for (int32_t q = 0; q < RANKS; q++)
+      free(x.bytes[q]);
+  }
+  printf("forged manifests of parts: %lld, each refused\n", (long long)refused);
+  free(room);
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(forged, make_folder, drop_folder)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
