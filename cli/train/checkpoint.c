@@ -142,7 +142,7 @@ int checkpoint_save(const char *dir, const nn *net, const feed *f, const average
 
 int checkpoint_save_part(const char *dir, const feed *f, precond *p, bool in_parts) {
   char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  int rc = precond_save(p, next, in_parts);
+  int rc = precond_save_with(p, next, in_parts);
   if (rc == CLI_OK && mix_carries(&f->mix)) rc = mix_save(&f->mix, NULL);
   free(next);
   return rc;

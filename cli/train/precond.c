@@ -368,6 +368,12 @@ int precond_save(precond *p, const char *path, bool in_parts) {
   return st < 0 ? told(p) : CLI_OK;
 }
 
+int precond_save_with(precond *p, const char *path, bool in_parts) {
+  const ng_status st = in_parts ? ng_save_parts(p->p, path) : ng_save(p->p, path);
+  if (st == NG_ERR_FILE) return CLI_BAD; /* on all ranks, in the same words */
+  return st < 0 ? told(p) : CLI_OK;
+}
+
 int precond_load(precond *p, const char *path) {
   return ng_load(p->p, path) < 0 ? told(p) : CLI_OK;
 }

@@ -50,6 +50,8 @@ int64_t precond_bytes(const precond *p); /* held now */
 
 /* Collective; the same path on all ranks if it is in parts, to be written or read. */
 int precond_save(precond *p, const char *path, bool in_parts);
+/* The same on the other ranks: what is wrong with a file is for rank 0 to tell. */
+int precond_save_with(precond *p, const char *path, bool in_parts);
 int precond_load(precond *p, const char *path);
 
 #endif

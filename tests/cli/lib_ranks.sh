@@ -41,3 +41,14 @@ rank_of() {
     grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$2\$" "/proc/$child/environ" 2>/dev/null && echo "$child" && return
   done
 }
+
+# whole DIR STEP RANKS: the files of a checkpoint and no other
+whole() {
+  local want r id
+  want=$(printf '%s\n' latest.json "model-$2.safetensors" "precond-$2.safetensors")
+  id=$(sed -nE 's/.*"id": "([0-9a-f]{8})".*/\1/p' "$1/checkpoint/latest.json" | head -n 1)
+  for ((r = 1; r < $3; r++)); do
+    want+=$'\n'precond-$2.safetensors.$id-${r}of$3
+  done
+  [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
+}

@@ -5,17 +5,6 @@
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
-# whole DIR STEP RANKS: the files of a checkpoint and no other
-whole() {
-  local want r id
-  want=$(printf '%s\n' latest.json "model-$2.safetensors" "precond-$2.safetensors")
-  id=$(sed -nE 's/.*"id": "([0-9a-f]{8})".*/\1/p' "$1/checkpoint/latest.json" | head -n 1)
-  for ((r = 1; r < $3; r++)); do
-    want+=$'\n'precond-$2.safetensors.$id-${r}of$3
-  done
-  [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
-}
-
 # moves DIR: until a checkpoint of a later step is there
 moves() {
   local last k

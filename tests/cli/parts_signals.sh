@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# parts_signals.sh [RANKS]: --checkpoint-parts and what may come in between: SIGUSR1, SIGTERM while a checkpoint is being
+# written, a file that gets too large for one rank.  The checkpoint that is there is whole on all ranks, and any
+# number of ranks goes on from it.  As threads, or with a number as so many processes under mpirun.
+. "$(dirname "$0")/lib_ranks.sh"
+cd "$scratch" || exit 1
+n=${processes:-3}
+how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --quiet --lr-schedule constant --checkpoint-parts)
+
+# begin DIR OPTIONS...: a long run in the background, which has kept a checkpoint or taken steps; `ranks` can be told
+begin() {
+  local dir=$1 i before
+  local new=("${how[@]}")
+  [[ -d $dir ]] && new=(--quiet)
+  on "$n" "${new[@]}" --steps 1000000 --log-every 1 --out "$scratch/$dir" "${@:2}" >"$dir.out" 2>"$dir.err" </dev/null &
+  job=$!
+  before=$(wc -l 2>/dev/null <"$dir/log.jsonl" || echo 0)
+  for ((i = 0; i < 600; i++)); do
+    [[ $(wc -l 2>/dev/null <"$dir/log.jsonl") -gt $((before + 3)) ]] && break
+    sleep 0.1
+  done
+  ((i < 600)) || fail "$dir: no step in 60 s: $(cat "$dir.err")"
+  ranks=()
+  for ((i = 0; i < n; i++)); do
+    if [[ -n $processes ]]; then
+      ranks+=("$(rank_of "$scratch/$dir" "$i")")
+    elif ((i == 0)); then
+      ranks+=("$(pgrep -f -- "natgrad train .*--out $scratch/$dir")")
+    fi
+  done
+}
+
+# ended DIR: by a signal, with all of the checkpoint that it tells of; two ranks and one go on
+ended() {
+  local dir=$1 got=0 step
+  wait "$job" || got=$?
+  step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume .*/\1/p' "$dir.err")
+  [[ $got == 1 && -n $step && $(step_of "$dir") == "$step" ]] || fail "$dir: exit $got, $(step_of "$dir") kept: $(cat "$dir.err")"
+  whole "$dir" "$step" "$n"
+  expect 0 '*' on 2 --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
+  whole "$dir" $((step + 1)) 2
+  expect 0 '*' on 1 --out "$dir" --resume --steps $((step + 2)) --checkpoint-every 0 --quiet
+}
+
+told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
+
+# Each rank in turn asks for a checkpoint; the run goes on, and what it kept is of all ranks.  Then all are asked at once, and
+# one to end.
+begin kept --checkpoint-every 0
+for ((r = 0; r < ${#ranks[@]}; r++)); do
+  kill -USR1 "${ranks[r]}"
+  for ((i = 0; i < 300; i++)); do
+    [[ $(told kept) == $((r + 1)) ]] && break
+    sleep 0.1
+  done
+  step=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' kept.err | tail -n 1)
+  [[ $(told kept) == $((r + 1)) && $(step_of kept) == "$step" ]] || fail "rank $r: told $(told kept) times: $(cat kept.err)"
+  whole kept "$step" "$n"
+done
+kill -USR1 "${ranks[@]}"
+kill -TERM "${ranks[${#ranks[@]} - 1]}"
+ended kept
+
+# SIGTERM as soon as the part of some rank is on its way: that checkpoint is finished, and another one made.
+for turn in 1 2 3; do
+  begin between$turn --checkpoint-every 1
+  for ((i = 0; i < 100000; i++)); do
+    compgen -G "between$turn/checkpoint/precond.natgrad-next*" >/dev/null && break
+  done
+  kill -TERM "${ranks[$((turn % ${#ranks[@]}))]}"
+  ((i < 100000)) || fail "no part was seen on its way"
+  ended between$turn
+done
+
+# A limit between the largest part and what else a checkpoint has: one line, which names a part, and the checkpoint before is as it
+# was.  A later run finishes.
+expect 0 '' on "$n" "${how[@]}" --steps 4 --out full
+listing() { (cd full/checkpoint && find . -type f -exec cksum {} + | sort -k 3); }
+largest() { find full/checkpoint -name "$1" -printf '%s\n' | sort -n | tail -n 1; }
+part=$(largest 'precond-*') most=$(($(largest 'precond-*') - 1024))
+other=$(largest 'model-*')
+((other + 1024 < most)) || fail "the model has $other bytes, the largest part $part"
+begin full --resume --checkpoint-every 0
+listing >before
+for r in "${ranks[@]}"; do
+  prlimit --pid "$r" --fsize=$most || fail "prlimit: rank $r"
+done
+kill -USR1 "${ranks[0]}"
+got=0
+wait "$job" || got=$?
+# a launcher asks those to end that are a little slower
+[[ $got == 2 || (-n $processes && $got != 0) ]] || fail "a part too large: exit $got"
+[[ $(grep -v 'natgrad: stopping after' full.err | grep -c '^natgrad: ') == 1 ]] && grep -qE '^natgrad: .*precond\.natgrad-next.*: cannot write' full.err ||
+  fail "a part too large: $(cat full.err)"
+diff before <(listing) || fail "a part too large, and the checkpoint changed"
+expect 0 '*' on 2 --out full --resume --steps 8 --quiet
+whole full 8 2
+finish
