@@ -149,6 +149,7 @@ class Pass:
         observer = self.observer()
         if observer is not None:
             observer.passing = False
+            observer.mark()
 
     def __del__(self):
         observer = self.observer()
@@ -240,6 +241,9 @@ class Observer:
         self.runs = {}  # of (layer, shape of an input): what was said of such calls, how many are not run again, the round
         self.passing = self.failed = False  # a backward pass that has shown something runs; one ended with an error
         self.round = 0  # of what was observed since the last step
+        self.marked = None  # a weight's gradient when the last pass was over, and its version
+        self.gathered = False  # gradients are taken away between micro-batches, and come back before the step
+        self.warned = False
         self.fixed, self.scale = None, None  # the loss scale, or a function that gives it
         self.hooks = [Hook(self, layer) for layer in layers]
         extra = {"with_kwargs": True} if _KWARGS else {}
@@ -263,21 +267,52 @@ class Observer:
         self.given = None
         self.owed.clear()
         self.runs = {call: run for call, run in self.runs.items() if run[1] and run[2] == self.round}
-        self.failed = False
+        self.failed, self.marked = False, None
         self.round += 1
 
-    def forget_failed(self):
-        """A backward pass that ended with an error has shown some layers and not others."""
+    def _forget(self):
         given = self.given
         self.core.call("reset_batch")
         self.close_batch()
-        self.runs.clear()
         self.given = given  # of what comes now
+
+    def forget_failed(self):
+        """A backward pass that ended with an error has shown some layers and not others."""
+        self._forget()
+        self.runs.clear()
         warnings.warn("natgrad: a backward pass ended with an error: what was observed since the last step is forgotten",
                       stacklevel=4)
 
+    def _gradients(self):
+        """Of the weights of layers that learn, those that are there."""
+        for hook in self.hooks:
+            weight = hook.layer.modules[0]._parameters.get(hook.layer.lead)
+            if weight is not None and weight.requires_grad and weight.grad is not None:
+                yield weight.grad
+
+    def mark(self):
+        """A pass is over: one gradient that it left tells later whether all were dropped."""
+        first = next(self._gradients(), None)
+        self.marked = None if first is None else (first, first._version)
+
+    def _dropped(self):
+        """Have the gradients of earlier passes gone since, or were set to zero, or never came?  Zeros are looked for
+        only where somebody has written to them."""
+        first = next(self._gradients(), None)
+        if first is None:
+            return True
+        if self.marked is None or first is self.marked[0] and first._version == self.marked[1]:
+            return False
+        return not any(bool(g.any()) for g in self._gradients())
+
     def _enter(self):
-        """Follows the backward pass that runs, to its end."""
+        """Follows the backward pass that runs, to its end.  What earlier passes showed goes with their gradients."""
+        if self.open is not None and not self.early and not self.gathered and self._dropped():
+            self._forget()
+            if not self.warned:
+                self.warned = True
+                warnings.warn("natgrad: gradients of a backward pass were dropped without a step, or it left none: what was "
+                              "observed in it is forgotten, here and from now on", stacklevel=3)
         self.passing = True
         _queue_callback(Pass(self))
 

@@ -63,6 +63,7 @@ class SPNGD(Wrapped):
                 part = p.grad / self.acc_iters
                 self._sums[p] = part if self._count == 0 else self._sums[p].add_(part)
             self._count = (self._count + 1) % self.acc_iters
+            self.preconditioner._observer.gathered = self._count > 0
             if self._count:
                 return False
             for p in parameters:
@@ -98,10 +99,14 @@ class SPNGD(Wrapped):
             p.add_(state["momentum_buffer"].mul_(momentum).add_(p.grad, alpha=-group["lr"]))
         return loss
 
+    def _start_again(self):
+        self._sums, self._count = {}, 0
+        self.preconditioner._observer.gathered = False
+
     def reset_batch(self):
         """With the micro-batches that were gathered."""
         super().reset_batch()
-        self._sums, self._count = {}, 0
+        self._start_again()
 
     def state_dict(self):
         return {**super().state_dict(), "lr_before": self._lr_before}
@@ -109,4 +114,4 @@ class SPNGD(Wrapped):
     def load_state_dict(self, state_dict):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"})
         self._lr_before = state_dict.get("lr_before")
-        self._sums, self._count = {}, 0
+        self._start_again()
