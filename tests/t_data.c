@@ -375,6 +375,8 @@ static void generated_sets(void **state) {
   refuses("synthetic:clases=3", "the nearest is classes");
   refuses("synthetic:image=8x8", "HEIGHTxWIDTHxCHANNELS");
   refuses("synthetic:train", "no KEY=VALUE");
+  refuses("synthetic:train=9,noise=1,train=10", "train comes twice");
+  refuses("synthetic:image=2x2x1,features=4", "features and image are both given");
   refuses("synthetic:train=10000000,features=1000000", "too many");
 }
 

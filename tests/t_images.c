@@ -170,10 +170,13 @@ static void what_is_refused(void **state) {
   (void)state;
   if (!made_folder()) skip();
   static const char *const bad[][2] = {
-      {",size=1", "size: '1' is no whole number from 2 to 4096"},
+      {",queue=1", "queue: '1' is no whole number from 2 to 65536"},
       {",resize=9", "resize=9 is less than size=10"},
       {",sise=9", "unknown setting 'sise'; the nearest is size"},
       {",size", "'size' is no KEY=VALUE"},
+      {",size=12", "size comes twice"}, /* spec() has one */
+      {",mean=0.5/0.5/0.5,std=1/1/1,mean=0.4/0.4/0.4", "mean comes twice"},
+      {",mean=", "mean is empty"},
       {",mean=1/2", "mean is '1/2', expected R/G/B"},
       {",std=1/0/1", "std is '1/0/1', expected R/G/B"},
       {",std=/nowhere.npy", "/nowhere.npy"},
@@ -182,6 +185,9 @@ static void what_is_refused(void **state) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     refuses(spec("all", bad[i][0]), bad[i][1]);
+  char small[600];
+  (void)snprintf(small, sizeof small, "images:%s,size=1", in_folder("all"));
+  refuses(small, "size: '1' is no whole number from 2 to 4096");
   refuses("images:", "needs a folder");
   refuses("images:/nowhere", "/nowhere: No such file or directory");
   refuses("images:/dev/null", "/dev/null: is neither a folder nor a list");

@@ -311,6 +311,12 @@ static void write_text(const char *path, const char *text) {
 static void bad_files_are_refused(void **state) {
   (void)state;
   static const char *const bad[][2] = {
+      {"{\"lr-schedule\": \"linear\", \"lr_schedule\": \"cosine\"}",
+       "lr-schedule and lr_schedule are one setting, given twice"},
+      {"{\"method\": \"mfac\", \"window_store\": \"topk\", \"lr\": 1, \"store\": \"dense\"}",
+       "window_store and store are one setting, given twice"},
+      {"{\"lr\": 1, \"lr\": 2}", "duplicate object key"},
+      {"{\"epochs\": 2, \"steps\": 9}", "steps: give it or epochs, not both"},
       {"{\"batch\": 3", "no JSON"},
       {"[1]", "expected a JSON object"},
       {"{\"batch\": \"3\"}", "batch: expected a whole number"},

@@ -43,6 +43,23 @@ void data_close(data_set *d) {
   memset(d, 0, sizeof *d);
 }
 
+/* ---- settings ----------------------------------------------------------------------------------*/
+
+int data_key(const char *source, const char *key, const char *const *known, int n,
+             const char *expected, unsigned *given) {
+  int i = 0;
+  while (i < n && strcmp(key, known[i]) != 0)
+    i++;
+  if (i == n) {
+    const char *near = cli_nearest(key, known, n);
+    return cli_bad("--data: %s: unknown setting '%s'; %s%s", source, key,
+                   near != NULL ? "the nearest is " : "expected ", near != NULL ? near : expected);
+  }
+  if ((*given >> i & 1U) != 0) return cli_bad("--data: %s: %s comes twice", source, key);
+  *given |= 1U << i;
+  return CLI_OK;
+}
+
 /* ---- statistics --------------------------------------------------------------------------------*/
 
 static int32_t source(const data_split *s, int32_t i) { return s->index != NULL ? s->index[i] : i; }

@@ -71,6 +71,7 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
 typedef struct wish {
   char *path, *test, *root, *mean, *std; /* in a copy of the text */
   long long side, resize, threads, queue;
+  unsigned given;
 } wish;
 
 static int three(const char *key, const char *text, double lower, float to[3]) {
@@ -157,6 +158,8 @@ static int normalisation(data_set *d, const wish *w) {
 static int set(wish *w, const char *key, char *value) {
   static const char *const known[] = {"test", "root", "size",    "resize",
                                       "mean", "std",  "threads", "queue"};
+  static const char expected[] = "test, root, size, resize, mean, std, threads or queue";
+  if (data_key("images", key, known, 8, expected, &w->given) != CLI_OK) return CLI_BAD;
   if (strcmp(key, "size") == 0) return cli_int("data: images: size", value, 2, 4096, &w->side);
   if (strcmp(key, "threads") == 0)
     return cli_int("data: images: threads", value, 1, 1024, &w->threads);
@@ -167,18 +170,12 @@ static int set(wish *w, const char *key, char *value) {
   }
   if (strcmp(key, "resize") == 0)
     return cli_int("data: images: resize", value, 2, 8192, &w->resize);
-  char **const text[] = {&w->test, &w->root, NULL, NULL, &w->mean, &w->std};
-  for (int i = 0; i < 6; i++) {
-    if (text[i] == NULL || strcmp(key, known[i]) != 0) continue;
-    if (value[0] == 0) return cli_bad("--data: images: %s is empty", key);
-    *text[i] = value;
-    return CLI_OK;
-  }
-  const char *near = cli_nearest(key, known, 8);
-  return cli_bad("--data: images: unknown setting '%s'; %s%s", key,
-                 near != NULL ? "the nearest is "
-                              : "expected test, root, size, resize, mean, std, threads or queue",
-                 near != NULL ? near : "");
+  if (value[0] == 0) return cli_bad("--data: images: %s is empty", key);
+  *(strcmp(key, "test") == 0   ? &w->test
+    : strcmp(key, "root") == 0 ? &w->root
+    : strcmp(key, "mean") == 0 ? &w->mean
+                               : &w->std) = value;
+  return CLI_OK;
 }
 
 static int parse(char *text, wish *w) {

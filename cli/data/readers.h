@@ -17,6 +17,11 @@ int data_make_synthetic(const char *settings, data_set *d);
 /* Memory that data_close frees; NULL (told) if there is none. */
 void *data_take(data_set *d, int64_t count, int64_t size);
 
+/* Keys of "SOURCE:KEY=VALUE,...": is `key` a known one that was not given yet?  *given has a bit for each.  Else
+ * CLI_BAD, told: it comes twice, or it is none of them, which `expected` lists. */
+int data_key(const char *source, const char *key, const char *const *known, int n,
+             const char *expected, unsigned *given);
+
 /* ---- stream.c: the bytes of a file, plain or gzip.  CLI_BAD: told --------------------------------*/
 
 typedef struct data_stream data_stream;

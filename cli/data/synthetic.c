@@ -13,6 +13,7 @@
 typedef struct recipe {
   long long classes, train, test, seed, height, width, channels;
   double noise;
+  unsigned given;
 } recipe;
 
 static int image(const char *text, recipe *r) {
@@ -29,6 +30,11 @@ static int image(const char *text, recipe *r) {
 static int set(recipe *r, const char *key, const char *value) {
   static const char *const known[] = {"classes", "features", "image", "train",
                                       "test",    "noise",    "seed"};
+  static const char expected[] = "classes, features, image, train, test, noise or seed";
+  enum { SIZES = 1 << 1 | 1 << 2 }; /* features, image */
+  if (data_key("synthetic", key, known, 7, expected, &r->given) != CLI_OK) return CLI_BAD;
+  if ((r->given & SIZES) == SIZES)
+    return cli_bad("--data: synthetic: features and image are both given, expected one");
   if (strcmp(key, "classes") == 0)
     return cli_int("data: synthetic: classes", value, 2, 65536, &r->classes);
   if (strcmp(key, "train") == 0)
@@ -40,16 +46,8 @@ static int set(recipe *r, const char *key, const char *value) {
   if (strcmp(key, "noise") == 0)
     return cli_real("data: synthetic: noise", value, 0.0, 1e6, &r->noise);
   if (strcmp(key, "image") == 0) return image(value, r);
-  if (strcmp(key, "features") == 0) {
-    r->height = r->width = 1;
-    return cli_int("data: synthetic: features", value, 1, 1 << 20, &r->channels);
-  }
-  const char *near = cli_nearest(key, known, 7);
-  return cli_bad("--data: synthetic: unknown setting '%s'; %s%s", key,
-                 near != NULL ? "the nearest is "
-                              : "expected classes, features, image, train, test, "
-                                "noise or seed",
-                 near != NULL ? near : "");
+  r->height = r->width = 1;
+  return cli_int("data: synthetic: features", value, 1, 1 << 20, &r->channels);
 }
 
 static int parse(const char *settings, recipe *r) {

@@ -64,7 +64,7 @@ bool compare_uses(const compare_plan *p, const compare_method *m, const char *na
 
 bool compare_owns(const compare_method *m, const char *name) {
   for (int i = 0; i < m->n_own; i++) {
-    if (cli_same_name(name, m->own[i].name)) return true;
+    if (settings_same_name(name, m->own[i].name)) return true;
   }
   return false;
 }
@@ -135,6 +135,7 @@ static int add_own(compare_plan *p, char *text) {
   if (is_common(text)) {
     return cli_bad("--methods: %s: %s is the same for all methods", m->label, text);
   }
+  if (compare_owns(m, text)) return cli_bad("--methods: %s: %s comes twice", m->label, text);
   if (settings_put(&m->s, text, equals + 1, message, sizeof message) != CLI_OK) {
     return cli_bad("--methods: %s: %s: %s", m->label, text, message);
   }
@@ -232,7 +233,8 @@ int compare_grid_add(compare_plan *p, const char *text) {
     return cli_bad("--grid: %s is the same for all runs", g->name);
   }
   for (int i = 0; i + 1 < p->grids; i++) {
-    if (cli_same_name(g->name, p->grid[i].name)) return cli_bad("--grid: %s comes twice", g->name);
+    if (settings_same_name(g->name, p->grid[i].name))
+      return cli_bad("--grid: %s comes twice", g->name);
   }
   int rc = CLI_OK;
   for (char *next; rc == CLI_OK && value != NULL; value = next) {

@@ -72,6 +72,18 @@ const settings_row *settings_find(const char *name) {
   return NULL;
 }
 
+/* As its table has it; what is in none stays as it is. */
+static const char *table_name(const char *name) {
+  const settings_row *row = settings_find(name);
+  ng_option_info info;
+  if (row != NULL) return row->name;
+  return cli_option_find(name, &info) ? info.name : name;
+}
+
+bool settings_same_name(const char *a, const char *b) {
+  return cli_same_name(table_name(a), table_name(b));
+}
+
 static int unknown(const char *name, char *message, size_t size) {
   const char *names[NAMES];
   int n = 0;

@@ -69,6 +69,8 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 int settings_check(const settings *s);
 /* The options for ng_precond_create_from: row, NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
+/* Do two names mean one setting, or option of the library?  Spellings and short names are the same. */
+bool settings_same_name(const char *a, const char *b);
 /* Has the method any use for this setting, or option of the library? */
 bool settings_knows(const settings *s, const char *name);
 /* Has this option of the library no effect in this run?  What it needs to have one ("clip = kl") goes to

@@ -53,6 +53,23 @@ static const char *type_of(const char *name) {
                                        : "a text";
 }
 
+/* A second spelling of a key that was there: of two values one would be dropped. */
+static int check_twice(const json_t *o, const char *path) {
+  const char **seen = cli_take(json_object_size(o), sizeof *seen), *name;
+  json_t *v;
+  size_t n = 0;
+  int rc = CLI_OK;
+  json_object_foreach((json_t *)(uintptr_t)o, name, v) {
+    for (size_t i = 0; i < n && rc == CLI_OK; i++) {
+      if (settings_same_name(seen[i], name))
+        rc = cli_bad("%s: %s and %s are one setting, given twice", path, seen[i], name);
+    }
+    seen[n++] = name;
+  }
+  free(seen);
+  return rc;
+}
+
 int settings_read(settings *s, const char *path) {
   json_error_t error;
   char *text = NULL;
@@ -62,8 +79,10 @@ int settings_read(settings *s, const char *path) {
   if (o == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
   int rc = CLI_OK;
   if (!json_is_object(o)) rc = cli_bad("%s: expected a JSON object of settings", path);
+  if (rc == CLI_OK) rc = check_twice(o, path);
   const char *name;
   json_t *v;
+  bool epochs = false, steps = false;
   json_object_foreach(o, name, v) {
     char number[64], message[MESSAGE] = "";
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && json_integer_value(v) != 1)
@@ -85,7 +104,10 @@ int settings_read(settings *s, const char *path) {
     } else if (settings_put(s, name, value, message, sizeof message) != CLI_OK) {
       rc = cli_bad("%s: %s: %s", path, name, message);
     }
+    epochs = epochs || (strcmp(name, "epochs") == 0 && s->epochs > 0.0);
+    steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
   }
+  if (rc == CLI_OK && epochs && steps) rc = cli_bad("%s: steps: give it or epochs, not both", path);
   json_decref(o);
   return rc;
 }

@@ -20,6 +20,9 @@ bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
 bad "--baseline: 'eva' is none of the methods (sgd, natgrad)" --methods sgd,natgrad --baseline eva
 bad '--baseline: expected two methods or more' --methods sgd --baseline sgd
 bad '--target: 98 is no accuracy from 0 to 1' --methods sgd --target 98
+bad '--methods: adamw: lr comes twice' --methods sgd,adamw:lr=1,momentum=0.5,lr=2
+bad '--methods: efcp: window-store comes twice' --methods sgd,efcp:store=topk,window-store=dense
+bad '--grid: window_store comes twice' --methods sgd,efcp --grid store=topk --grid window_store=dense
 bad "--grid: 'lr', expected option=a,b,c" --methods sgd --grid lr
 bad "--grid: lr: 'x' is no number from 0 to 1e+06" --methods sgd --grid lr=1,x
 bad "--grid: lr has '1' twice" --methods sgd --grid lr=1,1
