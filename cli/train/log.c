@@ -264,6 +264,10 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
   whole(l, "network_bytes", r->network_bytes);
   whole(l, "precond_bytes", r->precond_bytes);
   real(l, "seconds", last->seconds);
+  if (r->refreshed.kinds > 0) {
+    (void)fputs(", \"statistics\": ", l->f);
+    refreshed_json(&r->refreshed, l->f);
+  }
   if (r->traffic.ranks > 1) {
     (void)fputs(", \"ranks\": ", l->f);
     traffic_json(&r->traffic, l->f);

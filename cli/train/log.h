@@ -8,6 +8,8 @@
  *   "event": "end"    step, epoch, why ("done", "stopped", "diverged"), train_loss, test_accuracy
  *                     (and averaged, average_test_loss, average_test_accuracy where weights are averaged),
  *                     skipped, rescued, unobserved, network_bytes, precond_bytes, seconds, ms
+ *                     (and statistics where they are adaptive: of each kind refreshed, passed, bytes_sent,
+ *                     bytes_passed; refreshed.h)
  *                     (and ranks where there are several: of each sent_ms, hidden_ms and stations, of each
  *                     ms, wait_ms, idle_ms, bytes, messages; traffic.h; totals of this process)
  * ms: milliseconds a step by station, since the last line of that event, or since the checkpoint of a run that

@@ -444,6 +444,7 @@ static int finish(run *r) {
   r->out->unobserved = r->state.unobserved;
   r->out->network_bytes = nn_bytes(r->net);
   r->out->precond_bytes = precond_bytes(r->p);
+  if (!r->switched) r->out->refreshed = precond_refreshed(r->p);
   if (rc == CLI_OK) rc = gather_traffic(r);
   const log_times t = run_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";

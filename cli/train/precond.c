@@ -341,6 +341,18 @@ int precond_stations(const precond *p, train_station *out, int room) {
   return n;
 }
 
+refreshed precond_refreshed(const precond *p) {
+  ng_report r = {.struct_size = sizeof r};
+  refreshed all = {0};
+  if (ng_report_read(p->p, &r) < 0) return all;
+  for (int32_t i = 0; i < r.statistics; i++) {
+    ng_statistic_report one = {.struct_size = sizeof one};
+    if (ng_report_statistic(p->p, i, &one) < 0 || one.interval == 0) continue;
+    refreshed_add(&all, one.name, one.refreshed, one.passed, one.bytes_sent, one.bytes_passed);
+  }
+  return all;
+}
+
 int precond_traffic(const precond *p, traffic_rank *out, int at) {
   ng_report r = {.struct_size = sizeof r};
   if (ng_report_read(p->p, &r) < 0) return at;

@@ -44,6 +44,7 @@ typedef struct precond_scaling {
 } precond_scaling;
 precond_scaling precond_scaled(const precond *p);
 int precond_stations(const precond *p, train_station *out, int room); /* how many */
+refreshed precond_refreshed(const precond *p);                        /* of what is adaptive */
 /* The same with what was sent, from out->station[at] on; where they end. */
 int precond_traffic(const precond *p, traffic_rank *out, int at);
 int64_t precond_bytes(const precond *p); /* held now */

@@ -52,6 +52,7 @@ static void keep_times(run *r) {
 
 int switch_now(run *r) {
   keep_times(r);
+  r->out->refreshed = precond_refreshed(r->p);
   precond_destroy(&r->p);
   r->switched = true;
   return precond_create(&r->sgd, r->ranks.t, r->net, r->pool, &r->p);

@@ -145,6 +145,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
            (long long)r->averaged, r->average_loss, 100.0 * r->average_accuracy);
   }
   if (!quiet) traffic_print(&r->traffic, stdout);
+  if (!quiet) refreshed_print(&r->refreshed, stdout);
   if (s->out[0] == 0 || quiet) return CLI_OK;
   if (r->steps == r->first) {
     printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,

@@ -16,6 +16,7 @@
 
 #include "data/data.h"
 #include "nn/nn.h"
+#include "refreshed.h"
 #include "settings.h"
 #include "traffic.h"
 
@@ -53,6 +54,7 @@ typedef struct train_result {
   int64_t kept;                          /* step of the last checkpoint; -1: none */
   int stations;
   train_station station[TRAIN_STATIONS];
+  refreshed refreshed;                  /* where statistics are adaptive */
   traffic traffic;                      /* of several ranks, of this process */
   int64_t network_bytes, precond_bytes; /* held by the network; by the library, between steps */
 } train_result;

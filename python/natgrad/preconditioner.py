@@ -334,10 +334,13 @@ class Preconditioner(Binding, _state.Uncopied):
         return {**found, "total": sum(found.values())}
 
     def report(self):
-        """What happened: the last clip, counts of what was rescued, times of the stations, each layer."""
+        """What happened: the last clip, counts of what was rescued, times of the stations, each statistic (made anew and
+        passed over, bytes sent and not), each layer."""
         found = self._core.read("report_read", _abi.ng_report)
         found["stations"] = [self._core.read("report_station", _abi.ng_station_report, i)
                              for i in range(found["stations"])]
+        found["statistics"] = [self._core.read("report_statistic", _abi.ng_statistic_report, i)
+                               for i in range(found["statistics"])]
         found["layers"] = [self._core.read("report_layer", _abi.ng_layer_report, entry.index)
                            for entry in self.entries if isinstance(entry, _layers.Layer)]
         return found

@@ -254,6 +254,7 @@ class State(Case):
         self.assertEqual((report["steps"], report["skipped"], k.steps), (2, 0, 2))
         self.assertEqual([layer["name"] for layer in report["layers"]], ["0", "2", "3", "6", "8"])
         self.assertIn("solve", [station["name"] for station in report["stations"]])
+        self.assertIn(("3", "F", 2, 0), [(s["layer"], s["name"], s["refreshed"], s["passed"]) for s in report["statistics"]])
         self.assertEqual(memory["total"], sum(b for use, b in memory.items() if use != "total"))
         table = str(k.explain()).splitlines()
         self.assertEqual(len(table), 1 + len(list(model.parameters())))
