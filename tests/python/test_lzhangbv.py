@@ -1,5 +1,6 @@
 """Every argument of lzhangbv's classes: the published tables, by name and by position."""
 import unittest
+import warnings
 
 import torch
 from torch import nn
@@ -113,6 +114,44 @@ class Table(Case):
             k.set_hook_enabled()
             loss_of(model, *batch()).backward()
             self.assertEqual(k.step(), 0)
+
+
+class Scheduled(Case):
+    """KFACParamScheduler doubles the periods after a forward could have seen it."""
+
+    def test_averages_go_by_the_period_of_the_step(self):
+        """At step 2 hooks look at the period 2, and averages of DP-KFAC's programs at 4; Eva's are made in its hooks."""
+        for name in ("eigen", "inverse", "eigen_dp", "inverse_dp", "eva", "kfac"):
+            model, moved = net(), []
+            k = kfac.get_kfac_module(name)(model, fac_update_freq=2, kfac_update_freq=8, damping=0.1)
+            schedule = kfac.KFACParamScheduler(k, update_freq_alpha=2, update_freq_schedule=[2])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for t in range(5):
+                    before = k.state_dict()["natgrad"]["fields"] if t else {}
+                    model.zero_grad()
+                    loss_of(model, *batch(seed=10 + t)).backward()
+                    self.assertEqual(k.step(), 0)
+                    schedule.step()
+                    fields = k.state_dict()["natgrad"]["fields"]
+                    averages = [field for field in fields if field.split("/")[1][0] in "AGag"]
+                    self.assertTrue(averages, list(fields))
+                    moved.append(any(not torch.equal(fields[field], before.get(field, fields[field][:0]))
+                                     for field in averages))
+            with self.subTest(name):
+                self.assertEqual(moved, [True, False, name in ("eva", "kfac"), False, True])
+
+    def test_a_period_of_0_changes_nothing(self):
+        model = net()
+        k = kfac.get_kfac_module("eigen_dp")(model)
+        loss_of(model, *batch()).backward()
+        before = grads(model)
+        k.param_groups[0]["fac_update_freq"] = 0
+        with self.refused("fac_update_freq"):
+            k.step()
+        self.same(grads(model), before)
+        k.param_groups[0]["fac_update_freq"] = 1
+        self.assertEqual(k.step(), 0)
 
 
 class Asked(Case):

@@ -40,6 +40,7 @@ class _Published(Wrapped):
         self._options = {name: names.get(name, "") for name in _GROUP}
         super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP})
         self.preconditioner = _Inner(model, chosen, backend.group() if process_group is None else process_group)
+        self._period = values["fac_update_freq"]  # that the hooks have
         self.set_hook_enabled(enabled)
 
     def _set(self, values):
@@ -72,11 +73,21 @@ class _Published(Wrapped):
         for name in names:
             if self._options[name]:
                 self.preconditioner._core.set(self._options[name], self.param_groups[0][name])
+            if name == "fac_update_freq":
+                self._period = self.param_groups[0][name]
 
     def step(self, closure=None, epoch=None):
         """Precondition gradients in place.  Both arguments are taken and not looked at, as published."""
+        group = self.param_groups[0]
+        if group["fac_update_freq"] != self._period:
+            self._check_group(group)
         self._take("damping", "kfac_update_freq")
-        note = self.preconditioner.step(float(self.param_groups[0]["lr"]))
+        if self.system == "DP-KFACrepo" and self.steps % group["fac_update_freq"]:
+            # its hooks look at the period of the step before, its averages at that of now
+            if self.preconditioner._observer.open is not None and not self.preconditioner._observer.failed:
+                self.preconditioner.reset_batch()
+            self._take("fac_update_freq")
+        note = self.preconditioner.step(float(group["lr"]))
         self._take("fac_update_freq")  # what hooks look at from now on
         return note
 
