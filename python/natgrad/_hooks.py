@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from . import _abi
+from . import _abi, _layers
 from ._core import failure
 from ._tensors import Described, Tokens
 
@@ -160,9 +160,11 @@ class Pass:
 class Hook(_Uncopied):
     """A forward hook of one layer."""
 
-    __slots__ = ("observer", "layer", "handles", "input", "output", "size", "__weakref__")
+    __slots__ = ("observer", "layer", "handles", "input", "output", "size", "names", "said", "__weakref__")
 
     def __init__(self, observer, layer):
+        self.names = [name for name in ("weight", "bias") if layer.modules[0]._parameters.get(name) is not None]
+        self.said = [(m, _layers.geometry(m)) for m in layer.modules]
         self.observer, self.layer, self.size = weakref.ref(observer), layer, None
         self.input = (Tokens if layer.embedding else Described)(f"the input of {layer.name}")
         self.output = Described(f"the output gradient of {layer.name}")
@@ -177,6 +179,14 @@ class Hook(_Uncopied):
             if handle.id not in module._forward_hooks:
                 return module
         return None
+
+    def changed(self):
+        """What a module computes with that is not as it was, or ''."""
+        for module, said in self.said:
+            now = _layers.geometry(module)
+            if now != said:
+                return next(name for name in (*said, *now) if said.get(name) != now.get(name))
+        return ""
 
     def remove(self):
         for _, handle in self.handles:
@@ -217,7 +227,7 @@ class Hook(_Uncopied):
             raise failure(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' was called with keywords, which this PyTorch does "
                           "not show to hooks: give its input as a positional argument")
         layer.calls += 1
-        observer.forward(self, x, output)
+        observer.forward(self, module, x, output)
 
 
 class Observer:
@@ -345,7 +355,8 @@ class Observer:
             return self.seen, self.given, ""
         return None, None, "no forward since the last step has shown it"
 
-    def forward(self, hook, x, output):
+    def forward(self, hook, module, x, output):
+        used = [getattr(module, name) for name in hook.names]
         again, why = _in_backward() != -1, ""
         seen, given = self.seen, self.given  # of this forward, whatever is said of the next one before backward
         if again:  # activation checkpointing
@@ -363,6 +374,7 @@ class Observer:
                 self.show(hook, x, samples, None, given)
 
             def came(g):
+                self._own(hook, module, used)
                 self._known(hook, why)
                 self.show(hook, None, samples, g, given)
             _on_gradient(output, x, came)
@@ -377,6 +389,7 @@ class Observer:
                 return
             if not self.passing:
                 self._enter()
+            self._own(hook, module, used)
             self._known(hook, why)
             if shown == self.round:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': a second backward pass goes through the same "
@@ -389,6 +402,15 @@ class Observer:
             self.show(hook, x, samples, g, given)
 
         _on_gradient(output, x, arrived)
+
+    def _own(self, hook, module, used):
+        """The parameters of the forward are those of the module, which functional_call has put back."""
+        parameters = module._parameters
+        for name, one in zip(hook.names, used):
+            if parameters.get(name) is not one and self.enabled:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} was another one in the forward "
+                              "(functional_call): set hook_enabled = False around a forward with parameters that are not "
+                              "those of the model")
 
     def _known(self, hook, why):
         if why and self.enabled:

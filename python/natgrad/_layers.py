@@ -351,10 +351,17 @@ def plan(model, accept=None, linear=None, embeddings=""):
     return entries
 
 
-def _geometry(module):
-    names = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape",
-             "padding_idx")
-    return type(module), tuple(getattr(module, name, None) for name in names)
+_SAID = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape", "padding_idx",
+         "scale_grad_by_freq", "sparse")
+
+
+def geometry(module):
+    """What a module computes with beside its parameters: {name: value}."""
+    own = module.__dict__
+    found = {name: own[name] for name in _SAID if name in own}
+    found["class"], found["forward"] = type(module), own.get("forward")
+    found["padding of each side"] = tuple(own.get("_reversed_padding_repeated_twice", ()))
+    return found
 
 
 def _add_layer(name, module, users, layers, entries, taken):
@@ -363,7 +370,7 @@ def _add_layer(name, module, users, layers, entries, taken):
     key = (id(weight), id(bias))
     if key in layers:
         other = layers[key]
-        if _geometry(module) != _geometry(other.modules[0]):
+        if geometry(module) != geometry(other.modules[0]):
             raise failure(_abi.NG_ERR_ABSENT, f"'{name}' and '{other.name}' share their weight, and compute "
                           "differently with it: not supported")
         other.modules.append(module)

@@ -11,7 +11,7 @@ import inspect
 
 import torch
 
-from . import _abi, _layers
+from . import _abi, _core, _layers
 from ._core import failure
 from ._wrapped import Wrapped
 from .preconditioner import Preconditioner
@@ -71,11 +71,20 @@ class _Optimizer(Wrapped):
         super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
         self.preconditioner = _Updating(self, model, {"method": options.pop("method", None) or self.method,
                                                       "update": self._update}, options)
+        self._options = {row["name"] for row in _core.options()} - set(defaults)
+        self._check_names(self.param_groups)
         self._numbers = (self._struct * len(self.preconditioner.groups))()
+
+    def _check_names(self, groups):
+        for i, group in enumerate(groups):
+            for name in self._options.intersection(group):
+                raise failure(_abi.NG_ERR_ARG, f"param_groups[{i}] has '{name}', which is no number of a group: give it as a "
+                              "keyword, which may be a function of the step, or to single layers in layer_options")
 
     def step(self, closure=None):
         """One step; returns what the closure returns.  `note` is the library's: 0 done, 2 skipped, ..."""
         loss = self._evaluate(closure)
+        self._check_names(self.param_groups)
         for numbers, group in zip(self._numbers, self.preconditioner.groups):
             numbers.struct_size = c.sizeof(self._struct)
             self._fill(numbers, self.param_groups[group])

@@ -259,6 +259,10 @@ class Preconditioner(Binding, _state.Uncopied):
             if hook.lost() is not None:
                 raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its hook was removed, so it is not observed "
                               "any more: make a new preconditioner")
+            name = hook.changed()
+            if name:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{hook.layer.name}': its {name} is not what it was when the "
+                              "preconditioner was made: make a new one")
 
     def _explained(self, error):
         """What the front knows of a layer that was never observed."""
@@ -268,7 +272,9 @@ class Preconditioner(Binding, _state.Uncopied):
             layer = hook.layer
             if f"'{layer.name}'" not in str(error):
                 continue
-            if layer.calls:
+            if not self._observer.enabled:
+                why = "hook_enabled is False, so nothing is observed"
+            elif layer.calls:
                 why = "it was called, and no gradient came back to its output, or one without rows"
             elif layer.asleep_calls:
                 why = "it was only called in eval mode, or without gradients"
@@ -325,6 +331,11 @@ class Preconditioner(Binding, _state.Uncopied):
             if entry.index < 0:
                 rows.append(dict(name=entry.name, index=-1, count=entry.parameters()[0].numel(), covered=0, family="none",
                                  why="frozen", bytes=0, owner=-1))
+        known = {id(p) for entry in self.entries for p in entry.parameters()}
+        for name, p in self.model.named_parameters():
+            if id(p) not in known:
+                rows.append(dict(name=name, index=-1, count=p.numel(), covered=0, family="none",
+                                 why="it came after the preconditioner was made", bytes=0, owner=-1))
         return _state.Table(rows, ("name", "count", "covered", "family", "why", "bytes"))
 
     def memory_usage(self):

@@ -1,4 +1,4 @@
-"""What happens to a model between two steps: parameters that are frozen, in part or whole."""
+"""What happens to a model between two steps: parameters that are frozen, others in their place, modules that change."""
 import unittest
 
 import torch
@@ -6,7 +6,13 @@ from torch import nn
 import torch.nn.functional as F
 
 import natgrad
-from front import Case, make
+from front import NEW, Case, make
+from natgrad.compat import KFACPreconditioner
+
+if NEW:
+    from torch.func import functional_call
+else:
+    from torch.nn.utils.stateless import functional_call
 
 
 class Net(nn.Module):
@@ -89,6 +95,116 @@ class Frozen(Case):
             loss_of(model, *data()).backward()
             with self.refused(f"'f1.{part}' was frozen when the preconditioner was made, and is not any more"):
                 k.step()
+
+
+class Others(Case):
+    """A forward with parameters that are not the model's, by functional_call."""
+
+    def test_functional_call(self):
+        for kind, options in ((natgrad.KFAC, dict(norm_block="none")), (natgrad.KFAC, dict(norm_block="unit")),
+                              (KFACPreconditioner, dict(damping=0.1))):
+            for which in ("f1.weight", "f1.bias", ""):
+                model = Net()
+                k = kind(model, **options)
+                others = {name: p if name != which else (2 * p.detach()).requires_grad_()
+                          for name, p in model.named_parameters()}
+                loss = F.cross_entropy(functional_call(model, others, (data()[0],)), data()[1])
+                with self.subTest(kind=kind.__name__, which=which, **options):
+                    if which:
+                        with self.refused(f"layer 'f1': its {which[3:]} was another one in the forward .functional_call"):
+                            loss.backward()
+                        model.zero_grad()
+                        k.hook_enabled = False  # which is what it says
+                        F.cross_entropy(functional_call(model, others, (data(3)[0],)), data(3)[1]).backward()
+                        k.hook_enabled = True
+                        model.zero_grad()
+                        self.quiet()
+                        loss = loss_of(model, *data())
+                    loss.backward()
+                    self.assertEqual(k.step(), 0)
+                    plain = Net()
+                    k = kind(plain, **options)
+                    loss_of(plain, *data()).backward()
+                    k.step()
+                    self.same(gradients(model), gradients(plain))
+
+
+class Changed(Case):
+    """What a layer computes with is not what it was."""
+
+    def refusal(self, model, x, change, pattern):
+        k = make(model)
+        model(x).sum().backward()
+        k.step()
+        change(model[0])
+        model.zero_grad()
+        model(x).sum().backward()
+        before = gradients(model)
+        with self.subTest(pattern), self.refused(f"layer '0': its {pattern} is not what it was when"):
+            k.step()
+        self.same(gradients(model), before)
+        k.close()
+
+    def test_modules(self):
+        torch.manual_seed(1)
+        image, tokens = torch.randn(2, 4, 9, 9), torch.randint(5, (2, 3))
+        for change, pattern in ((dict(stride=(2, 2)), "stride"), (dict(padding=(1, 1)), "padding"),
+                                (dict(dilation=(2, 2)), "dilation"), (dict(padding_mode="circular"), "padding_mode"),
+                                (dict(_reversed_padding_repeated_twice=[1, 0, 0, 0], padding_mode="zeros"), "padding of each side")):
+            self.refusal(nn.Sequential(nn.Conv2d(4, 3, 3)), image, lambda m: m.__dict__.update(change), pattern)
+        for module, x, change, pattern in (
+                (nn.GroupNorm(2, 4), image, dict(num_groups=4), "num_groups"),
+                (nn.BatchNorm2d(4), image, dict(eps=0.1), "eps"),
+                (nn.Embedding(5, 3), tokens, dict(padding_idx=0), "padding_idx"),
+                (nn.Linear(9, 3), image, dict(forward=lambda x: F.linear(2 * x, torch.ones(3, 9, requires_grad=True))),
+                 "forward")):
+            self.refusal(nn.Sequential(module), x, lambda m: m.__dict__.update(change), pattern)
+
+        class Twice(nn.Linear):
+            def forward(self, x):
+                return 2 * super().forward(x)
+        self.refusal(nn.Sequential(nn.Linear(9, 3)), image, lambda m: setattr(m, "__class__", Twice), "class")
+
+    def test_what_is_no_layer_may_change(self):
+        model = nn.Sequential(nn.Conv2d(4, 3, 3), nn.Dropout(0.5))
+        model[0].requires_grad_(True)
+        k = natgrad.MFAC(model)  # a window is of gradients alone
+        for stride in (1, 2):
+            model[0].stride, model[1].p = (stride, stride), 0.0
+            model(torch.randn(2, 4, 9, 9)).sum().backward()
+            k.step()
+
+    def test_a_layer_that_came_later_is_said(self):
+        model = Net()
+        k = make(model)
+        model.late = nn.Linear(2, 2)
+        self.assertEqual([row["why"] for row in k.explain() if row["name"] == "late.weight"],
+                         ["it came after the preconditioner was made"])
+
+    def test_hooks_that_are_off_are_said(self):
+        model = Net()
+        k = make(model)
+        k.hook_enabled = False
+        loss_of(model, *data()).backward()
+        with self.refused("never observed.*; hook_enabled is False, so nothing is observed"):
+            k.step()
+
+    def test_options_of_a_group(self):
+        """They would be passed over."""
+        for kind in (natgrad.SGD, natgrad.AdamW):
+            model = Net()
+            with self.refused("param_groups.0. has 'damping', which is no number of a group"):
+                kind(model, 0.1, params=[dict(params=list(model.parameters()), damping=5.0)])
+            optimizer = kind(model, 0.1)
+            loss_of(model, *data()).backward()
+            weights = copies(model.named_parameters())
+            optimizer.param_groups[0]["damping"] = 5.0
+            with self.refused("param_groups.0. has 'damping'"):
+                optimizer.step()
+            self.same(copies(model.named_parameters()), weights)
+            del optimizer.param_groups[0]["damping"]
+            optimizer.param_groups[0]["initial_lr"] = 0.1  # as schedulers do
+            optimizer.step()
 
 
 if __name__ == "__main__":
