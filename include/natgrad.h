@@ -414,7 +414,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   statistics      all | local | owner | sharded: factors over all ranks, kept by all; over the
  *                   owner's batch only; over all ranks, summed (a reduce-scatter) and kept by the
  *                   owner.  Windows take all and sharded: each rank has all of every row, or 1/W of
- *                   it and makes that part of PD
+ *                   it and makes that part of PD; with window_store = topk and window_topk = global over a
+ *                   model, where any entry of a row may be in any part, all of it, and 1/W of the error
  *   placement       round-robin | kaisa | mpd-kfac | contiguous | spngd | balanced: who solves what.
  *                   Block i belongs to rank i mod W; the dearest first, to the column, then to the rank
  *                   of the least load (KAISA); round-robin with A and G on two ranks where there are more
@@ -1039,7 +1040,7 @@ NG_API void ng_report_init(ng_report *out, size_t size);
 
 typedef struct ng_station_report {
   size_t struct_size;
-  /* look, check, sums, statistics, tell, solve, share, shards, measure, deliver, agree, probe, quantify,
+  /* look, check, choose, sums, statistics, tell, solve, share, shards, measure, deliver, agree, probe, quantify,
    * emit, weights */
   const char *name;
   int32_t collective; /* 1: all ranks meet there                                              */
@@ -1126,6 +1127,8 @@ typedef struct ng_rank_plan {
   int64_t scatter_bytes,
       scatter_messages; /* of sums_...: reduce-scattered, each to its owner       */
   int64_t tell_bytes;   /* in one message, of statistics = owner with colocate = 0              */
+  int64_t choose_bytes,
+      choose_messages; /* of windows in slices with window_topk = global            */
 } ng_rank_plan;
 NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,

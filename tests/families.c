@@ -220,6 +220,10 @@ static const family families[] = {
          "damping=0.1 statistics=sharded window_density=0.3 window_topk=layer window_rest=added"),
      SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
      .predict = window_predict, .growth = 64},
+    {"efcp, sharded, of all",
+     "method=efcp" WINDOW("damping=0.1 statistics=sharded window_density=0.3 window_rest=added"),
+     SHAPED, .calls = ANY_PARTS, .shards = ANY_PARTS, .repeat = 1, .knob = "damping",
+     .predict = window_predict, .growth = 64},
     {"sparse-ggt, forgetting, sharded",
      "method=sparse-ggt" WINDOW(
          "damping=0.5 statistics=sharded window_density=0.3 window_topk=layer window_forget=0.9 "

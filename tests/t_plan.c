@@ -106,8 +106,9 @@ static ng_status count(const ng_precond *p, ng_rank_plan *out) {
     } at[] = {{"check", &out->check_bytes}, {"sums", &out->sums_bytes},
               {"share", &out->share_bytes}, {"deliver", &out->deliver_bytes},
               {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes},
-              {"tell", &out->tell_bytes}};
+              {"tell", &out->tell_bytes},   {"choose", &out->choose_bytes}};
     if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
+    if (strcmp(s.name, "choose") == 0) out->choose_messages = s.last_messages;
     bool known = false;
     for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
       if (strcmp(s.name, at[k].name) != 0) continue;
@@ -128,7 +129,7 @@ static bool same(const char *options, int32_t rank, const ng_rank_plan *a, const
 #define ROW(field) {#field, a->field, b->field},
       ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
           ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
-              ROW(sums_messages) ROW(tell_bytes)
+              ROW(sums_messages) ROW(tell_bytes) ROW(choose_bytes) ROW(choose_messages)
 #undef ROW
   };
   bool all = true;
@@ -213,6 +214,7 @@ static void equals_counted(void **state) {
       {"method=eva-natgrad update=sgd", {1, 2, 3}},
       {"method=mfac window=3", {1, 2}},
       {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
+      {"method=efcp window=3 statistics=sharded window_density=0.2", {1, 2, 3, 4}},
       {"method=efcp window=3 statistics=sharded window_topk=layer update=sgd update_ranks=owner",
        {2, 3}},
   };

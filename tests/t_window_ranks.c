@@ -191,6 +191,12 @@ static const char *const windows[] = {
     "window_dtype=bf16 window_momentum=0.5 update=sgd",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=parameter",
     "method=efcp window=3 damping=0.1 window_density=0.3 window_scope=group",
+    "method=efcp window=3 damping=0.1 window_density=0.3 stat_period=2",
+    "method=efcp window=3 damping=0.1 window_density=0.05 window_rest=added window_dtype=bf16 "
+    "window_momentum=0.5 update=sgd window_feedback_lr=1",
+    "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_forget=0.9 "
+    "window_momentum=0.5 window_momentum_form=gradient stat_period=2",
+    "method=topk-sgd window_density=0.1 window_momentum=0.5",
     "method=topk-sgd window_density=0.1 window_topk=layer window_momentum=0.5",
     "method=topk-adam window_density=0.1 window_topk=block damping=0.01",
     "method=topk-adagrad window_density=0.1 window_topk=layer damping=0.01",
@@ -241,6 +247,20 @@ static void memory_is_shared_out(void **state) {
       }
       free(l);
     }
+  }
+  for (int32_t ranks = 2; ranks <= MOST;
+       ranks++) { /* any of the k may be in any slice: whole rows */
+    life *l = lived(ranks, "method=efcp window=15 window_density=0.1", SHARDED, NULL, NULL, false);
+    int64_t error = 0;
+    for (int32_t r = 0; r < ranks; r++) {
+      const int64_t rows = 16 * (6 * (D / 10) + 4 * 3) + 2 * 16 * 16 * 8;
+      error += l->factors[r] - rows;
+      if (l->factors[r] - rows > 4 * (D - 32768) + 2000)
+        fail_msg("rank %d of %d has %lld bytes", r, ranks, (long long)l->factors[r]);
+    }
+    if (llabs(error - (int64_t)(4 * D)) > 2000 * ranks)
+      fail_msg("%d ranks have %lld bytes of errors", ranks, (long long)error);
+    free(l);
   }
   life *l = lived(3, "method=efcp window=15 window_density=0.1 window_topk=block", SHARDED, NULL,
                   NULL, false);
@@ -358,7 +378,6 @@ static void other_groups(void **state) {
 
 static void refused_by_name(void **state) {
   static const char *const wrong[][2] = {
-      {"method=efcp " SHARDED, "window_topk = global"},
       {"method=natgrad " SHARDED, "statistics = sharded: method natgrad"},
       {"method=eva " SHARDED, "statistics = sharded: method eva"},
       {"method=mfac statistics=local", "statistics = local: method mfac"},

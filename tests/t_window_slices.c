@@ -1,6 +1,6 @@
 /* t_window_slices.c: where the slices of ranks begin (statistics = sharded): as near to equal shares as a store can
- * be cut, of two places that are as near the first.  Top-k by layer and low rank are cut between parameters, blocks
- * of indices where they begin, dense rows anywhere. */
+ * be cut, of two places that are as near the first.  Top-k by layer and low rank are cut between parameters, top-k of all and by
+ * blocks where blocks of indices begin, dense rows anywhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,11 +61,13 @@ static int put_borders(int64_t *border, int n, int64_t from, int64_t to, int64_t
 
 static void near_equal_shares(void **state) {
   static const char *const stores[] = {"method=mfac", "method=efcp window_topk=layer",
-                                       "method=efcp window_topk=block", "method=lowrank-mfac"};
+                                       "method=efcp window_topk=block", "method=lowrank-mfac",
+                                       "method=efcp"};
   (void)state;
   rng r = {test_seed()};
   for (int64_t n = 0; n < test_times(120); n++) {
-    const int kind = (int)(n % 4);
+    const int kind = (int)(n % 5);
+    const bool blocks = kind == 2 || kind == 4;
     char options[120];
     int64_t border[BORDERS] = {0}, all = 0;
     int borders = 0;
@@ -74,11 +76,11 @@ static void near_equal_shares(void **state) {
                .ranks = 2 + (int32_t)rng_below(&r, MOST - 1)};
     (void)snprintf(options, sizeof options, "%s window=2 statistics=sharded", stores[kind]);
     for (int32_t i = 0; i < m.tensors; i++) {
-      m.size[i] = 1 + rng_below(&r, kind == 2 && n % 8 < 4 ? 3 * BLOCK : 40);
+      m.size[i] = 1 + rng_below(&r, blocks && n % 10 < 5 ? 3 * BLOCK : 40);
       if (kind % 2 == 1) borders = put_borders(border, borders, all, all + m.size[i], 0);
       all += m.size[i];
     }
-    if (kind == 2) borders = put_borders(border, 0, 0, all, BLOCK);
+    if (blocks) borders = put_borders(border, 0, 0, all, BLOCK);
     m.g = calloc((size_t)all, sizeof *m.g);
     assert_non_null(m.g);
     const ng_status st = ranks_run(m.ranks, look, &m, NULL);

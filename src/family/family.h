@@ -9,6 +9,7 @@
  *
  *   observe          adds what is shown to the sums of its statistics
  *   [statistics]     the engine sums over ranks and folds into the averages
+ *   choose           what of gradients ranks send is decided by all of them together, in a few small sums
  *   tell             what an owner of one statistic needs to know of another, which another rank keeps
  *   solve, shared    averages to results, on the owner; results are here, on every rank that holds them
  *   measure_tile     each tile of its gradients, by all threads;  then measure, once
@@ -158,6 +159,10 @@ typedef struct ng_family {
   /* `solve` works where each statistic is kept by an owner alone, of several: tell gives the b->tells numbers
    * of one that this rank keeps, after the fold, and solve finds those of all in b->told. */
   void (*tell)(ng_block *b, int32_t stat, double *numbers);
+  /* Between check and sums, of a block with b->choosing: for rounds 0 to b->rounds - 1 puts b->round[r] numbers into
+   * x, which are summed over ranks; takes those of the round before from there.  Once more, with round = b->rounds,
+   * only takes.  Then its statistics are complete. */
+  void (*choose)(ng_block *b, int32_t round, double *x);
   /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
   void (*commit)(ng_block *b, bool taken); /* the step is over: did it count?   */

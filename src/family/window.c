@@ -224,10 +224,22 @@ static bool take_x(ng_block *b, bool fresh) {
 }
 
 /* With slices the products of every x are sums over ranks, so they are made here. */
+static ng_status add_products(ng_block *b, bool fresh) {
+  ng_window *w = ng_window_of(b);
+  if (ng_window_is_first(&b->base)) return NG_OK;
+  if (fresh) w->store->products(b, NULL, b->stat->part->sum);
+  if (!w->sliced || is_row(b, fresh)) return NG_OK;
+  if (!take_x(b, fresh)) return NG_SKIPPED;
+  w->store->products(b, w->u, b->stat[1].part->sum);
+  return NG_OK;
+}
+
+/* Where ranks choose together what enters, they do so when `check` has heard of all that it is finite. */
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->due;
   const ng_status st = need_weights(b);
+  b->choosing = false;
   if (st != NG_OK) return st;
   w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
@@ -239,18 +251,19 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
       w->store->drop(b, ng_window_head(w));
       return NG_SKIPPED;
     }
-    if (ng_window_is_first(&b->base)) {
-      ng_window_first_enter(b);
-      w->store->enter(b);
-      return NG_OK;
-    }
+    if (ng_window_is_first(&b->base)) ng_window_first_enter(b);
+    b->choosing = b->rounds > 0;
+    if (b->choosing) return NG_OK;
     w->store->enter(b);
-    w->store->products(b, NULL, b->stat->part->sum);
   }
-  if (!w->sliced || is_row(b, fresh)) return NG_OK;
-  if (!take_x(b, fresh)) return NG_SKIPPED;
-  w->store->products(b, w->u, b->stat[1].part->sum);
-  return NG_OK;
+  return add_products(b, fresh);
+}
+
+static void choose(ng_block *b, int32_t round, double *x) {
+  ng_window *w = ng_window_of(b);
+  w->store->choose(b, round, x);
+  use(w, true);
+  if (round == b->rounds) (void)add_products(b, true); /* of rows, which are finite */
 }
 
 /* While the window is filled. */
@@ -426,6 +439,7 @@ const ng_family ng_family_window = {
     .plan = plan,
     .observe = observe,
     .measure = measure,
+    .choose = choose,
     .emit_tile = emit_tile,
     .begin = begin,
     .fields = fields,

@@ -52,6 +52,8 @@ typedef struct ng_window_store {
   ng_status (*plan)(ng_block *b, ng_plan *plan);
   float *(*target)(ng_block *b); /* where the vector that enters is put; [d] */
   void (*enter)(ng_block *b);    /* what is there becomes the row at head    */
+  /* The same where ranks choose together, b->rounds > 0: see ng_family.choose. */
+  void (*choose)(ng_block *b, int32_t round, double *x);
   /* k [parts, places]: <row, x> of the rows in use and of head; x NULL: with the row at head. */
   void (*products)(ng_block *b, const float *x, double *k);
   /* u <- by u + sum over places of c row. */
@@ -171,6 +173,30 @@ void ng_window_largest(const ng_window_sum *v, int64_t n, int64_t k, int32_t *co
 /* The same, in pieces by several threads; count [pieces, NG_WINDOW_COUNTS]. */
 void ng_window_largest_wide(ng_context *ctx, const ng_window_sum *v, int64_t n, int64_t k,
                             int32_t pieces, int32_t *count, int32_t *chosen);
+
+static inline uint32_t ng_window_key(float x) { /* ordered as |x|, 31 bits */
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffffU;
+}
+void ng_window_add_error(const ng_window_sum *v, int64_t n); /* the sum alone */
+
+/* ---- window_joint.c --------------------------------------------------------------------------*/
+
+enum { NG_WINDOW_JOINT_ROUNDS = 4 };
+typedef struct ng_window_joint {
+  const float *x; /* [n] this rank's elements */
+  int64_t n, k;   /* k of those of all ranks  */
+  int32_t rank;
+  uint32_t top;      /* what is known of the key of the k-th largest                    */
+  int64_t rest;      /* which it is of those that begin so                              */
+  int32_t *chosen;   /* [n] -> [m] places in x, ascending                               */
+  int64_t m, before; /* chosen here, and by the ranks before this one                   */
+} ng_window_joint;
+/* Numbers of a round, which are summed over ranks; round r takes the sums of the one before in x and puts its own,
+ * round NG_WINDOW_JOINT_ROUNDS only takes. */
+int64_t ng_window_joint_room(int32_t round, int32_t ranks);
+void ng_window_joint_round(ng_window_joint *j, int32_t round, int32_t ranks, double *x);
 
 /* ---- window_first.c --------------------------------------------------------------------------*/
 

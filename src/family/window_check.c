@@ -76,13 +76,6 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
                       "window_momentum_form than gradient",
                       o->window_rest, o->window_fill);
   }
-  /* Any number of the k may lie in one slice, so each rank would need room for all of them. */
-  if (s->statistics == NG_STATISTICS_SHARDED && s->window_store == NG_STORE_TOPK &&
-      s->window_topk == NG_TOPK_GLOBAL && s->window_scope == NG_WINDOW_MODEL) {
-    return ng_fail_to(message, size, NG_ERR_ARG,
-                      "statistics = sharded: window_topk = global chooses from all of a gradient; "
-                      "take layer or block, or window_scope = group or parameter");
-  }
   if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "window_dtype = %s: factors of window_store = lowrank are kept in f32",

@@ -21,10 +21,8 @@ NG_CLONES static void add_error(float *restrict x, const float *restrict error, 
   }
 }
 
-static uint32_t key_of(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffffU; /* ordered as |x| */
+void ng_window_add_error(const ng_window_sum *v, int64_t n) {
+  if (v->error != NULL) add_error(v->x, v->error, n, v->by);
 }
 
 /* Equal bins in a row wait for each other: four histograms, added up in the first. */
@@ -37,11 +35,11 @@ static void count_first(const ng_window_sum *v, int64_t from, int64_t to, int32_
     if (v->error != NULL) add_error(x, v->error + at, n, v->by);
     for (; i + COPIES <= n; i += COPIES) {
       for (int q = 0; q < COPIES; q++) {
-        count[q * BINS + (int32_t)(key_of(x[i + q]) >> FIRST)]++;
+        count[q * BINS + (int32_t)(ng_window_key(x[i + q]) >> FIRST)]++;
       }
     }
     for (; i < n; i++) {
-      count[key_of(x[i]) >> FIRST]++;
+      count[ng_window_key(x[i]) >> FIRST]++;
     }
   }
   for (int k = 0; k < BINS; k++) {
@@ -54,7 +52,7 @@ static int64_t take(const float *x, int64_t from, int64_t to, uint32_t low, int3
   int64_t m = from;
   for (int64_t i = from; i < to; i++) {
     chosen[m] = (int32_t)i;
-    m += key_of(x[i]) >= low;
+    m += ng_window_key(x[i]) >= low;
   }
   return m - from;
 }
@@ -73,7 +71,7 @@ static uint32_t find_digit(const float *x, const int32_t *chosen, int64_t m, uin
                            int shift, int32_t *count, int64_t *k) {
   memset(count, 0, (DIGIT + 1) * sizeof *count);
   for (int64_t i = 0; i < m; i++) {
-    const uint32_t key = key_of(x[chosen[i]]);
+    const uint32_t key = ng_window_key(x[chosen[i]]);
     if (key >> shift == top) count[key >> (shift - SECOND) & DIGIT]++;
   }
   return top << SECOND | find_bin(count, DIGIT + 1, k);
@@ -86,7 +84,7 @@ static void settle(const float *x, int32_t *chosen, int64_t m, uint32_t bin, int
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
   for (int64_t i = 0; i < m; i++) { /* `rest` of those that are equal to the least one */
-    const uint32_t key = key_of(x[chosen[i]]);
+    const uint32_t key = ng_window_key(x[chosen[i]]);
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];
   }

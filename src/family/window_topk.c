@@ -24,7 +24,12 @@ typedef struct range {
 
 typedef struct topk {
   int64_t k, all, before; /* of a row: here, on all ranks, on the ranks before this one */
-  int64_t *cut;           /* [3, ranks + 1] slices of values, of indices as bytes, of blocks */
+  /* The k largest of all that ranks have slices of.  Any number of them may lie in one slice, so every rank keeps whole rows:
+   * k of them, all blocks; its blocks for products begin at `first`. */
+  bool joint;
+  int32_t row_blocks, first;
+  ng_window_joint choice;
+  int64_t *cut; /* [3, ranks + 1] slices of values, of indices as bytes, of blocks */
   int32_t groups, blocks, all_blocks, pieces;
   range *group, *block;
   ng_dtype type;
@@ -52,11 +57,17 @@ static bool next_run(const ng_block *b, int32_t *i, range *run) {
   return true;
 }
 
+static bool is_joint(const ng_block *b) {
+  return ng_window_of(b)->sliced && b->base.window_topk == NG_TOPK_GLOBAL &&
+         b->base.window_scope == NG_WINDOW_MODEL;
+}
+
 static int64_t cut_at(const ng_block *b, int64_t at) {
   int64_t best = 0;
   range run;
   for (int32_t i = 0; next_run(b, &i, &run);) {
-    const int64_t step = b->base.window_topk == NG_TOPK_BLOCK ? BLOCK : run.n;
+    const bool blocks = b->base.window_topk == NG_TOPK_BLOCK || is_joint(b);
+    const int64_t step = blocks ? BLOCK : run.n;
     for (int64_t k = step; k < run.n + step; k += step) {
       const int64_t end = run.at + ng_min64(k, run.n);
       if (at - best > (end > at ? end - at : at - end)) best = end;
@@ -88,7 +99,8 @@ static void lay_out(ng_block *b) {
   const bool fill = s->block != NULL, by_block = b->base.window_topk == NG_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
   range run;
-  s->k = s->all = s->groups = s->blocks = s->all_blocks = 0;
+  s->joint = is_joint(b);
+  s->k = s->all = s->groups = s->blocks = s->all_blocks = s->first = 0;
   memset(s->cut, 0, (size_t)(3 * ranks) * sizeof *s->cut);
   for (int32_t i = 0; next_run(b, &i, &run);) {
     for (int64_t at = 0; at < run.n; at += BLOCK) {
@@ -99,20 +111,22 @@ static void lay_out(ng_block *b) {
       g.k = chosen ? entries(b, g.n) : 0;
       g.first = s->k;
       g.at -= w->from;
-      if (fill && here && chosen) s->group[s->groups] = g;
+      if (s->joint && here && s->blocks == 0) s->first = s->all_blocks;
+      if (fill && here && chosen && !s->joint) s->group[s->groups] = g;
       r.at -= w->from;
       if (fill && here) s->block[s->blocks] = r;
       move_cut(b, s->cut, r.at + w->from, g.k);
       move_cut(b, s->cut + ranks, r.at + w->from, 2 * g.k);
       move_cut(b, s->cut + 2 * ranks, r.at + w->from, 1);
-      s->groups += here && chosen;
+      s->groups += here && chosen && !s->joint;
       s->blocks += here;
-      s->k += here ? g.k : 0;
+      s->k += here || s->joint ? g.k : 0;
       s->all += g.k;
       s->all_blocks++;
     }
   }
-  s->before = s->cut[b->ctx->rank];
+  s->before = s->joint ? 0 : s->cut[b->ctx->rank];
+  s->row_blocks = s->joint ? s->all_blocks : s->blocks;
 }
 
 static void release(ng_block *b) {
@@ -141,6 +155,11 @@ static ng_status make(ng_block *b) {
   }
   lay_out(b);
   w->units = s->blocks;
+  b->rounds = s->joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
+  for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->joint; r++) {
+    b->round[r] = ng_window_joint_room(r, b->ctx->ranks);
+  }
+  b->round[NG_WINDOW_JOINT_ROUNDS] = s->joint ? s->k + s->all_blocks : 0;
   return NG_OK;
 }
 
@@ -154,7 +173,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   if (st != NG_OK) return st;
   topk *s = w->own;
   const int64_t vector = ng_max64(1, w->d) * (int64_t)sizeof(float);
-  const int64_t all = ng_times(w->places, ng_max64(1, s->k)), blocks = ng_max64(1, s->blocks);
+  const int64_t all = ng_times(w->places, ng_max64(1, s->k)), blocks = ng_max64(1, s->row_blocks);
   s->index = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, (int64_t)sizeof *s->index));
   s->value = ng_plan_take(plan, NG_USE_FACTORS, ng_times(all, ng_dtype_size(s->type)));
   s->begin = ng_plan_take(plan, NG_USE_FACTORS, w->places * blocks * (int64_t)sizeof *s->begin);
@@ -231,7 +250,7 @@ static void write_row(ng_window *w) {
   const topk *s = w->own;
   const int64_t head = ng_window_head(w);
   uint16_t *index = s->index + head * s->k;
-  int32_t *begin = s->begin + head * s->blocks, block = 0;
+  int32_t *begin = s->begin + head * s->row_blocks, block = 0;
   if (s->blocks > 0) begin[0] = (int32_t)s->before;
   for (int32_t i = 0; i < s->groups; i++) {
     const range *g = &s->group[i];
@@ -257,6 +276,69 @@ static void enter(ng_block *b) {
   write_row(ng_window_of(b));
 }
 
+/* ---- choosing together -----------------------------------------------------------------------*/
+
+/* An entry is one exact double: the bits of its value, and its place in its block above them.  In a sum over ranks all
+ * but one say 0.  Behind all entries: how many there are in each block. */
+static void put_entries(const ng_block *b, double *x) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  const ng_window_joint *j = &s->choice;
+  const size_t size = (size_t)ng_dtype_size(s->type);
+  const int64_t head = ng_window_head(w);
+  int32_t block = 0;
+  memset(x, 0, (size_t)(s->k + s->all_blocks) * sizeof *x);
+  for (int64_t i = 0; i < j->m; i += VALUES) {
+    keep_values(s, head, j->before + i, s->next, j->chosen + i, ng_min64(VALUES, j->m - i));
+  }
+  for (int64_t i = 0; i < j->m; i++) {
+    const int64_t to = j->before + i;
+    uint32_t bits = 0; /* of bf16 the first half, in memory */
+    memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
+    while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
+      block++;
+    }
+    x[to] = (double)bits + 0x1p32 * (double)(j->chosen[i] - s->block[block].at);
+    x[s->k + s->first + block] += 1.0;
+  }
+}
+
+static void take_entries(const ng_block *b, const double *x) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  const size_t size = (size_t)ng_dtype_size(s->type);
+  const int64_t head = ng_window_head(w);
+  int32_t *begin = s->begin + head * s->row_blocks;
+  for (int64_t i = 0; i < s->k; i++) {
+    const uint64_t entry = (uint64_t)x[i];
+    const uint32_t bits = (uint32_t)(entry & 0xffffffffU);
+    memcpy(s->value + (size_t)(head * s->k + i) * size, &bits, size);
+    s->index[head * s->k + i] = (uint16_t)(entry >> 32);
+  }
+  int32_t at = 0;
+  for (int32_t i = 0; i < s->row_blocks; i++) {
+    begin[i] = at;
+    at += (int32_t)x[s->k + i];
+  }
+}
+
+static void choose_jointly(ng_block *b, int32_t round, double *x) {
+  const ng_window *w = ng_window_of(b);
+  topk *s = w->own;
+  if (round == 0) {
+    const ng_window_sum v = {s->next, s->error, (float)w->scale};
+    ng_window_add_error(&v, w->d);
+    s->choice = (ng_window_joint){.x = s->next,
+                                  .n = w->d,
+                                  .k = s->k,
+                                  .rank = b->ctx->rank,
+                                  .chosen = (int32_t *)(void *)w->u};
+  }
+  if (round <= NG_WINDOW_JOINT_ROUNDS) ng_window_joint_round(&s->choice, round, b->ctx->ranks, x);
+  if (round == NG_WINDOW_JOINT_ROUNDS) put_entries(b, x);
+  if (round > NG_WINDOW_JOINT_ROUNDS) take_entries(b, x);
+}
+
 /* ---- products --------------------------------------------------------------------------------*/
 
 /* The entries of a row in a block.  From a file they may be any numbers: never beyond row and block. */
@@ -267,8 +349,8 @@ typedef struct run {
 } run;
 
 static run run_of(const topk *s, int64_t place, int64_t block) {
-  const int32_t *begin = s->begin + place * s->blocks + block;
-  const int64_t end = block + 1 < s->blocks ? begin[1] - s->before : s->k;
+  const int32_t *begin = s->begin + place * s->row_blocks + s->first + block;
+  const int64_t end = s->first + block + 1 < s->row_blocks ? begin[1] - s->before : s->k;
   const int64_t from = ng_max64(0, ng_min64(begin[0] - s->before, s->k));
   const int64_t to = ng_max64(from, ng_min64(end, s->k)), at = place * s->k + from;
   return (run){s->index + at, s->value + at * ng_dtype_size(s->type), to - from};
@@ -370,7 +452,7 @@ static void drop(ng_block *b, int64_t place) {
   const size_t k = (size_t)s->k, size = (size_t)ng_dtype_size(s->type);
   memset(s->index + place * s->k, 0, k * sizeof *s->index);
   memset(s->value + (size_t)place * k * size, 0, k * size);
-  memset(s->begin + place * s->blocks, 0, (size_t)s->blocks * sizeof *s->begin);
+  memset(s->begin + place * s->row_blocks, 0, (size_t)s->row_blocks * sizeof *s->begin);
 }
 
 static float *left(ng_block *b) { return ((topk *)ng_window_of(b)->own)->next; }
@@ -393,7 +475,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
       ng_window_field(b, "error", NG_F32, 1, s->error)};
   ng_status st = NG_OK;
   for (int i = 0; i < 4 && st == NG_OK; i++) {
-    if (i < 3 && w->sliced) f[i].slice = s->cut + i * ranks;
+    if (i < 3 && w->sliced && !s->joint) f[i].slice = s->cut + i * ranks;
     st = visit(arg, &f[i]);
   }
   return st;
@@ -405,6 +487,7 @@ const ng_window_store ng_window_topk_store = {
     .plan = plan,
     .target = target,
     .enter = enter,
+    .choose = choose_jointly,
     .products = products,
     .combine = combine,
     .drop = drop,

@@ -179,6 +179,8 @@ typedef struct ng_segment {
 
 typedef struct ng_tile ng_tile;
 
+enum { NG_ROUNDS = 5 };
+
 struct ng_block {
   const struct ng_family *family;
   ng_precond *p;
@@ -219,7 +221,12 @@ struct ng_block {
    * [slice[r], slice[r + 1]); the engine brings those of the others.  NULL: each makes what it needs. */
   float *whole;
   const int64_t *slice; /* [ranks + 1] */
+  /* Where ranks decide together what their observations are: so many sums over ranks of so many numbers, see
+   * ng_family.choose.  0: no such block. */
+  int32_t rounds;
+  int64_t round[NG_ROUNDS];
   /* this step */
+  bool choosing; /* it was observed, and its ranks have not chosen yet */
   bool out; /* has no part in it: its layer is frozen, or has no gradient and that is allowed */
   double inner, d2, pd2;
   double ascent;

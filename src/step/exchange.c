@@ -3,6 +3,7 @@
  * check       one small double reduction before anything changes: status of every rank, observations
  *             refused, whether options and numbers of the update are the same, sample weights of every
  *             statistic
+ * choose      what ranks send of gradients of which each has a part: choose.c
  * statistics  sums of what is due: sums.c
  * tell        a few doubles of blocks whose averages several ranks keep, each its own: what their solves need
  * results     from each owner to its column, one message an owner
@@ -91,7 +92,10 @@ ng_status ng_exchange_plan(ng_precond *p) {
   x->told_count = ng_exchange_told_count(p);
   if (owned) x->counts = ng_object(p, counts_bytes(p));
   if (x->told_count > 0) x->told = ng_object(p, (size_t)x->told_count * sizeof *x->told);
-  const bool told = x->told_count == 0 || x->told != NULL;
+  x->choice_count = ng_choose_count(p);
+  if (x->choice_count > 0) x->choice = ng_object(p, (size_t)x->choice_count * sizeof *x->choice);
+  const bool told =
+      (x->told_count == 0 || x->told != NULL) && (x->choice_count == 0 || x->choice != NULL);
   if (x->small == NULL || x->message == NULL || x->spans == NULL || !told ||
       (owned && x->counts == NULL)) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
@@ -107,6 +111,7 @@ void ng_exchange_release(ng_precond *p) {
   ng_object_free(p, x->spans, (size_t)x->spans_most * sizeof *x->spans);
   ng_object_free(p, x->counts, counts_bytes(p));
   ng_object_free(p, x->told, (size_t)x->told_count * sizeof *x->told);
+  ng_object_free(p, x->choice, (size_t)x->choice_count * sizeof *x->choice);
   memset(x, 0, sizeof *x);
 }
 

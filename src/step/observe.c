@@ -411,6 +411,7 @@ void ng_look_undo(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     bool looked = false;
+    b->choosing = false;
     for (int32_t k = 0; k < b->stats; k++) {
       if (b->stat[k].sees != NG_SEES_FLATGRAD) continue;
       looked = looked || b->stat[k].w > 0.0;
@@ -434,6 +435,7 @@ void ng_step_reset(ng_precond *p) {
       ng_stat_forget(p->ctx->queue, &b->stat[k]);
     }
     b->observing_ms = 0.0;
+    b->choosing = false;
   }
   p->step->refused = false;
   p->step->begun = p->step->last = false;

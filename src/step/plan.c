@@ -96,6 +96,12 @@ static void add_slices(const ng_precond *p, ng_rank_plan *out) {
 static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   if (p->ctx->ranks == 1) return;
   out->check_bytes = ng_exchange_check_count(p) * (int64_t)sizeof(double);
+  for (int32_t i = 0; i < p->blocks; i++) {
+    for (int32_t r = 0; r < p->block[i]->rounds; r++) {
+      out->choose_bytes += p->block[i]->round[r] * (int64_t)sizeof(double);
+      out->choose_messages++;
+    }
+  }
   out->tell_bytes = ng_exchange_told_count(p) * (int64_t)sizeof(double);
   out->agree_bytes = ng_exchange_agree_count(p) * (int64_t)sizeof(double);
   add_statistics(p, false, out);

@@ -343,6 +343,7 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .collective = true,
                      .tells = true,
                      .leave = NG_LEAVE_ERRORS},
+    [NG_AT_CHOOSE] = {.name = "choose", .run = ng_choose, .due = ng_choose_due, .collective = true},
     [NG_AT_SUMS] = {.name = "sums",
                     .run = ng_exchange_post_statistics,
                     .due = any_stat,

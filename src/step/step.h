@@ -14,6 +14,7 @@
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
+ *   choose.c    what ranks decide together of what they observed
  *   stages.c    pipeline stages: one clip, one verdict
  *   quantify.c  how far each element is scaled         shard.c   layers of which ranks have parts
  */
@@ -157,6 +158,8 @@ typedef struct ng_exchange {
   int64_t bytes, sent; /* sent ahead, in so many messages; counted at sums */
   double *told;        /* [told_count] of blocks that are apart, of this rank's column */
   int64_t told_count;
+  double *choice; /* [choice_count] of a round of choose.c */
+  int64_t choice_count;
   ng_request *spans; /* [spans_most] results or directions under way, of ranks, then slices */
   int32_t spans_most;
 } ng_exchange;
@@ -196,6 +199,11 @@ ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
 bool ng_exchange_tells(const ng_precond *p);
 ng_status ng_exchange_tell(ng_precond *p);
 int64_t ng_exchange_told_count(const ng_precond *p);
+
+/* choose.c */
+int64_t ng_choose_count(const ng_precond *p); /* the most numbers of a round */
+bool ng_choose_due(const ng_precond *p);
+ng_status ng_choose(ng_precond *p);
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what);
 /* Post what is due and was not posted; all ranks in the same order.  wait ends all of it. */
 ng_status ng_exchange_post_statistics(ng_precond *p);
@@ -300,6 +308,7 @@ ng_shard_sink ng_shard_sink_to(const ng_sink *next);
 typedef enum ng_station_id {
   NG_AT_LOOK,
   NG_AT_CHECK,
+  NG_AT_CHOOSE,
   NG_AT_SUMS,
   NG_AT_STATISTICS,
   NG_AT_TELL,
