@@ -134,6 +134,12 @@ static void lists_name_files(void **state) {
   assert_true(d.train.n == 3 && d.classes == 6 && d.train.labels[1] == 0);
   assert_non_null(strstr(d.train.images->path[1], "all/train/bee/01.png"));
   data_close(&d);
+  static const char marked[] = "\xef\xbb\xbftrain/ant/00.png 2\ntrain/bee/01.png 0\n";
+  write_file(in_folder("all/marked"), marked, sizeof marked - 1);
+  assert_int_equal(data_open(spec("all/marked", ""), &d), 0);
+  assert_true(d.train.n == 2);
+  assert_non_null(strstr(d.train.images->path[0], "all/train/ant/00.png"));
+  data_close(&d);
   write_file(in_folder("list"), text, sizeof text - 1);
   refuses(spec("list", ""), "train/ant/00.png: No such file or directory");
   char more[600];

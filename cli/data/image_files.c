@@ -250,8 +250,10 @@ int found_list(const char *path, const char *root, found *out) {
   while (rc == CLI_OK && getline(&line, &room, f) >= 0) {
     int32_t label = 0;
     number++;
-    if (line[strspn(line, " \t\r\n")] == 0) continue;
-    char *name = split_line(line, &label);
+    char *text = line; /* an editor may have put UTF-8's mark before the first one */
+    if (number == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) text += 3;
+    if (text[strspn(text, " \t\r\n")] == 0) continue;
+    char *name = split_line(text, &label);
     if (name == NULL) {
       rc = cli_bad("--data: %s: line %lld: expected PATH LABEL, with a label from 0 to %d", path,
                    number, LABELS - 1);

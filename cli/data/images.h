@@ -3,7 +3,7 @@
  *   images:DIR[,KEY=VALUE...]    DIR/CLASS/... .jpg, .jpeg, .png; classes in the order of their names.  With
  *                                a folder DIR/train that is the training split, and DIR/val or DIR/test
  *                                the test split
- *   images:LIST[,KEY=VALUE...]   a file of lines "PATH LABEL", labels from 0
+ *   images:LIST[,KEY=VALUE...]   a file of lines "PATH LABEL", labels from 0 (UTF-8's mark before them is skipped)
  *   test=PATH       the test split, of the same kind; a folder's classes are those of the training split
  *   root=DIR        where the paths of lists begin (the folder of the list)
  *   size=N          the network sees N x N (224)
