@@ -481,11 +481,6 @@ static void take_all(reader *in, const store *from) {
         const prefix p = prefix_of(r, rank, step, m);
         for (int i = 0; i < r->layers; i++) {
           take_shown(in, from, p.text, &r->layer[i], &s[i]);
-          if (in->rc == CLI_OK && s[i].samples != s[0].samples) {
-            wrong(in, "array %s.%s.a has %lld samples, that of %s has %lld", p.text,
-                  r->layer[i].name, (long long)s[i].samples, r->layer[0].name,
-                  (long long)s[0].samples);
-          }
           if (in->rc != CLI_OK) return;
         }
       }
@@ -533,6 +528,7 @@ int recording_open(const char *path, recording *out) {
   if (in.rc == CLI_OK) read_case(&in, text);
   if (in.rc == CLI_OK) in.rc = recording_check(out, path);
   if (in.rc == CLI_OK) take_all(&in, &(store){out->file, &out->folder});
+  if (in.rc == CLI_OK && !out->parameters) in.rc = recording_check_samples(out, path);
   if (in.rc != CLI_OK) recording_close(out);
   return in.rc;
 }

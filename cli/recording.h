@@ -33,7 +33,8 @@ int recording_folder_read(const char *path, recording_folder *out); /* 0, or 2 w
 const ngio_tensor *recording_folder_find(const recording_folder *f, const char *name); /* or NULL */
 void recording_folder_free(recording_folder *f);
 
-/* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer. */
+/* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer.  chainerkfac counts
+ * positions as samples, so of its recordings both are the rows, and layers that have not as many are refused. */
 typedef struct recording_shown {
   const float *a, *g;
   int64_t samples, rows;
@@ -72,6 +73,7 @@ void recording_close(recording *r);
 
 /* recording_check.c: what case.json says beside the shapes; 0, or 2 with a line told. */
 int recording_check(recording *r, const char *path);
+int recording_check_samples(const recording *r, const char *path); /* the same of what was shown */
 
 static inline const recording_shown *recording_shown_at(const recording *r, int rank, int step,
                                                         int micro, int layer) {

@@ -81,6 +81,25 @@ edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice'
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
 expect 2 '*array r0.s0.m0.conv1.a is missing' timeout 60 "$natgrad" replay "$scratch/f2"
 
+# Linear layers over positions in a recording of chainerkfac, which flattens them: the numbers are those of the rows, and
+# beside layers that have fewer samples there are none.
+folder=$scratch/positions
+mkdir "$folder"
+rm -r "$scratch/f2"
+"$helper" unpack "$golden/spngd-0.safetensors" "$folder" || fail "unpack"
+shaped() { # FROM TO, which is two bytes longer: of what fc1 and fc2 saw
+  rm -rf "$scratch/f2" && cp -r "$folder" "$scratch/f2"
+  sed -i "s/'shape': ($1\([0-9]*,\)), }  /'shape': ($2\1), }/" "$scratch"/f2/s?.fc[12].[ag].npy
+}
+shaped 8, 4,2,
+cmp -s "$folder/s0.fc1.a.npy" "$scratch/f2/s0.fc1.a.npy" && fail "s0.fc1.a.npy is as it was"
+expect 0 '*: ok' "$natgrad" replay "$scratch/f2"
+shaped 8, 8,2,
+for array in "$folder"/s?.fc[12].[ag].npy; do # twice as many rows
+  tail -c $(($(stat -c %s "$array") - 128)) "$array" >>"$scratch/f2/$(basename "$array")"
+done
+expect 2 '*f2: step 0: layer fc1 has 16 samples (positions count as such in chainerkfac), conv1 has 8' "$natgrad" replay "$scratch/f2"
+
 # Weights and momentum after each step, where a recording has them.
 folder=$scratch/updates
 mkdir "$folder"
