@@ -46,6 +46,10 @@ void cli_together(atomic_bool *told);
 /* The same about what is worth knowing and no error. */
 __attribute__((format(printf, 1, 2))) void cli_note(const char *format, ...);
 
+/* Ends the program with one line, if a limit of address space leaves no room for the buffers of OpenBLAS's threads and of so
+ * many that call it at once. */
+void cli_need_address_space(int callers);
+
 /* The nearest of n names, or NULL if none is near enough to be a slip of the finger. */
 const char *cli_nearest(const char *word, const char *const *names, int n);
 

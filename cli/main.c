@@ -132,17 +132,17 @@ static void prepare_streams(void) {
   (void)signal(SIGXFSZ, SIG_IGN);
 }
 
-/* Each thread of OpenBLAS takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it first works, and
- * tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even exit.  So
- * it is asked before, and only where there is a limit. */
-static void need_address_space(void) {
+/* Each thread of OpenBLAS, and each that calls it, takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it
+ * first works, and tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even
+ * exit.  So it is asked before, and only where there is a limit. */
+void cli_need_address_space(int callers) {
   const size_t buffer = (size_t)129 << 20;
   struct rlimit limit;
   char blas[256], threads[32];
   cli_build("blas", blas, sizeof blas);
   cli_build("blas threads", threads, sizeof threads);
-  const long n = strtol(threads, NULL, 10);
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || n < 1 ||
+  const long of_blas = strtol(threads, NULL, 10), n = of_blas + callers - 1;
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
       strstr(blas, "OpenBLAS") == NULL) {
     return;
   }
@@ -153,15 +153,15 @@ static void need_address_space(void) {
   }
   (void)cli_bad(
       "the limit of address space (ulimit -v) is %lld kB: OpenBLAS needs %ld kB for its %ld "
-      "threads%s",
+      "threads%s%s",
       (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024), n,
-      n > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
+      callers > 1 ? " and ranks" : "", of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
   _exit(CLI_BAD); /* its threads would have to end first */
 }
 
 int main(int argc, char **argv) {
   prepare_streams();
-  need_address_space();
+  cli_need_address_space(1);
   while (argc > 1 && strcmp(argv[1], "--keep-kernel") == 0) {
     (void)setenv("NATGRAD_KEEP_KERNEL", "1", 1);
     argv[1] = argv[0];

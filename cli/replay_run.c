@@ -351,6 +351,7 @@ int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
   ng_threads *group = NULL;
   pthread_t *thread = cli_take((size_t)r->ranks, sizeof *thread);
   int started = 0, rc = CLI_OK;
+  cli_need_address_space(r->ranks);
   for (int i = 0; i < r->ranks; i++) {
     free_arrays(&runs[i], r->layers);
     runs[i].fused = fused;

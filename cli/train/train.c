@@ -202,6 +202,7 @@ static void one_blas_thread(void) {
 static int run_threads(int32_t n, const settings *s, const data_set *d, const train_show *show,
                        train_result *out) {
   ng_threads *group = NULL;
+  cli_need_address_space(n);
   one_rank *r = cli_take((size_t)n, sizeof *r);
   one_blas_thread();
   int rc = ng_threads_create(n, &group) == NG_OK ? CLI_OK : cli_bad("--ranks: no memory for %d", n);

@@ -116,10 +116,12 @@ for files in 4 5 6 8; do # 0 to 2 and one more is the least with which a shared 
 done
 sanitized=$(grep -qa -e __asan_init -e __tsan_init "$natgrad" && echo 1) # they take terabytes of addresses
 for memory in 100000 150000 200000 300000 400000 800000; do
-  [[ $sanitized ]] && break
-  rm -rf T
-  (ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --epochs 2 --quiet --out T >out 2>err)
-  got=$?
-  [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] || fail "$memory kB: exit $got: $(cat err)"
+  for ranks in 1 3; do # each rank that is a thread needs room of its own
+    [[ $sanitized ]] && break
+    rm -rf T
+    (ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --ranks $ranks --epochs 2 --quiet --out T >out 2>err)
+    got=$?
+    [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] || fail "$memory kB, $ranks ranks: exit $got: $(cat err)"
+  done
 done
 finish
