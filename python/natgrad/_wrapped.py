@@ -39,10 +39,19 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
 
     def _checked(self, state_dict):
         """The preconditioner's state; the rest of it fits this optimizer."""
-        for name in ("natgrad", "state", "param_groups"):
+        self._check_state_of(state_dict, "natgrad")
+        return state_dict["natgrad"]
+
+    def _check_state_of(self, state_dict, *names):
+        if not isinstance(state_dict, dict):
+            raise failure(_abi.NG_ERR_FILE, f"the state is a {type(state_dict).__name__}, expected a dict")
+        for name in (*names, "state", "param_groups"):
             if name not in state_dict:
                 raise failure(_abi.NG_ERR_FILE, f"the state has no '{name}': it is not one of this optimizer")
         groups = state_dict["param_groups"]
+        if not (isinstance(groups, list) and all(isinstance(group, dict) and isinstance(group.get("params"), list)
+                                                 for group in groups)):
+            raise failure(_abi.NG_ERR_FILE, "the state: param_groups is no list of dicts with their params")
         mine, theirs = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
         if mine != theirs:
             raise failure(_abi.NG_ERR_ARG, f"the state has param_groups of {theirs} parameters, expected {mine}")
@@ -51,7 +60,6 @@ class Wrapped(Uncopied, torch.optim.Optimizer):
                 if name not in group:
                     raise failure(_abi.NG_ERR_FILE, f"the state: param_groups[{i}] has no '{name}'")
             self._check_group(group)
-        return state_dict["natgrad"]
 
     def _check_group(self, group):
         """Refuses numbers that a step would refuse."""

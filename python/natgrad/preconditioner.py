@@ -373,13 +373,11 @@ class Preconditioner(Binding, _state.Uncopied):
         """What state_dict() gave, of the same model and options; on any error nothing has changed."""
         self._load(lambda: state)
 
-    def _load(self, given):
-        """Of what given() returns or refuses: all ranks refuse, or all load."""
-        problem = data = None
+    def _agreed(self, given):
+        """What given() returns; where it refuses, all ranks do.  Collective."""
+        problem = found = None
         try:
-            state = given()
-            data = _state.pack(state)
-            self._check_state(state)
+            found = given()
         except Exception as error:
             problem = error
         transport = self._core.transport
@@ -388,6 +386,16 @@ class Preconditioner(Binding, _state.Uncopied):
             raise problem
         if others:
             raise failure(_abi.NG_ERR_FILE, "another rank refuses the state that it was given")
+        return found
+
+    def _load(self, given):
+        """Of what given() returns or refuses: all ranks refuse, or all load."""
+        def checked():
+            state = given()
+            data = _state.pack(state)
+            self._check_state(state)
+            return state, data
+        state, data = self._agreed(checked)
         self._core.load(data)
         self._steps = state["steps"]
         self._observer.close_batch()

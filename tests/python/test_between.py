@@ -156,8 +156,7 @@ class Changed(Case):
                 (nn.GroupNorm(2, 4), image, dict(num_groups=4), "num_groups"),
                 (nn.BatchNorm2d(4), image, dict(eps=0.1), "eps"),
                 (nn.Embedding(5, 3), tokens, dict(padding_idx=0), "padding_idx"),
-                (nn.Linear(9, 3), image, dict(forward=lambda x: F.linear(2 * x, torch.ones(3, 9, requires_grad=True))),
-                 "forward")):
+                (nn.Linear(9, 3), image, dict(forward=lambda x: 2 * x[..., :3].requires_grad_()), "forward")):
             self.refusal(nn.Sequential(module), x, lambda m: m.__dict__.update(change), pattern)
 
         class Twice(nn.Linear):

@@ -148,6 +148,61 @@ class Atomic(Case):
         self.assertEqual(found, [[mine, others], [others, mine]])
 
 
+MAKERS = {"KFAC": make, "SGD": lambda m: natgrad.SGD(m, 0.1), "kaisa": KFACPreconditioner, "FusedEVA": kfac.FusedEVA,
+          "eigen_dp": kfac.KFAC_EIGEN_DP, "SPNGD": kfac.SPNGD, "MFAC": lambda m: kfac.MFAC(m.parameters(), ngrads=3)}
+
+
+def foreign(model):
+    groups = dict(state={}, param_groups=[dict(params=list(range(12)))])
+    return {"torch": torch.optim.SGD(model.parameters(), 0.1).state_dict(), "none": None, "list": [], "empty": {},
+            "natgrad": stepped(model, make(model)).state_dict(), "numbers": {**groups, "natgrad": {}},
+            "groups": dict(state={}, param_groups=5, natgrad={}, lr_before=None)}
+
+
+def foreign_of_two(rank, world):
+    """A state of the published class that only one rank can take."""
+    model, found = net(), []
+    k = kfac.KFAC_EIGEN_DP(model, process_group=torch.distributed.group.WORLD)
+    good = {name: value for name, value in k.state_dict().items() if name != "natgrad"}
+    good["param_groups"][0]["damping"] = 0.5
+    for wrong in range(world):
+        try:
+            k.load_state_dict(None if rank == wrong else good)
+            found.append("loaded")
+        except natgrad.Error as error:
+            found.append(str(error))
+        found.append(k.param_groups[0]["damping"])
+    k.close()
+    return found
+
+
+class Foreign(Case):
+    def test_states_of_others(self):
+        """Each is refused in one line, and nothing has changed."""
+        for name, make_one in MAKERS.items():
+            for kind, state in foreign(net()).items():
+                if (name, kind) == ("KFAC", "natgrad"):
+                    continue
+                one, two = net(), net()
+                a, b = make_one(one), make_one(two)
+                before = str(getattr(a, "param_groups", None))
+                with self.subTest(name, state=kind):
+                    with self.assertRaisesRegex(natgrad.Error, "state"):
+                        a.load_state_dict(state)
+                    self.assertEqual(str(getattr(a, "param_groups", None)), before)
+                    stepped(one, a), stepped(two, b)
+                    self.same(grads(one), grads(two))
+                a.close(), b.close()
+
+    def test_ranks_refuse_them_together(self):
+        first, second = ranks.run(2, foreign_of_two)
+        self.assertEqual([one for one in first if isinstance(one, float)], [0.001, 0.001])
+        self.assertEqual([one for one in second if isinstance(one, float)], [0.001, 0.001])
+        self.assertIn("NoneType", first[0])
+        self.assertIn("another rank refuses", first[2])
+        self.assertIn("another rank refuses", second[0])
+
+
 class Copies(Case):
     def test_they_say_what_to_do(self):
         for make_one in (make, lambda m: natgrad.Eva(m), lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
@@ -225,8 +280,10 @@ class Arguments(Case):
         def of_them():
             return torch.func.grad(lambda p: nn.functional.cross_entropy(torch.func.functional_call(model, p, (x,)), y))(
                 parameters)
-        with self.refused("the output gradient of 2 has no memory of its own, as under torch.func: set hook_enabled"):
+        with self.refused("layer '2': its weight was another one in the forward .functional_call.: set hook_enabled = False"):
             of_them()
+        with self.refused("the output gradient of 2 has no memory of its own, as under torch.func: set hook_enabled"):
+            torch.func.grad(lambda x: nn.functional.cross_entropy(model(x), y))(x)
         k.hook_enabled = False
         got = of_them()
         nn.functional.cross_entropy(model(x), y).backward()

@@ -112,6 +112,8 @@ class SPNGD(Wrapped):
         return {**super().state_dict(), "lr_before": self._lr_before}
 
     def load_state_dict(self, state_dict):
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"})
+        own = isinstance(state_dict, dict)  # else it is refused, by all ranks
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_before"} if own
+                                else state_dict)
         self._lr_before = state_dict.get("lr_before")
         self._start_again()

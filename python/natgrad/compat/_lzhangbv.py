@@ -93,9 +93,10 @@ class _Published(Wrapped):
 
     def load_state_dict(self, state_dict):
         """Of a state of the published classes, too, which lose the averages."""
-        if "natgrad" in state_dict:
+        if isinstance(state_dict, dict) and "natgrad" in state_dict:
             super().load_state_dict(state_dict)
         else:
+            self.preconditioner._agreed(lambda: self._check_state_of(state_dict))
             torch.optim.Optimizer.load_state_dict(self, state_dict)
         self._take("fac_update_freq")
 
