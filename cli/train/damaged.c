@@ -96,7 +96,7 @@ int damaged_agree(damaged *a, const run_ranks *r, int64_t n) {
   a->n_found = 0;
   free(files);
   if (rc == CLI_OK && !goes_on) {
-    (void)ranks_agree(r, CLI_BAD); /* nobody leaves before it is told */
+    ranks_gather(r); /* nobody leaves before it is told */
     rc = CLI_BAD;
   }
   return rc;

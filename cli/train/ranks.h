@@ -47,6 +47,8 @@ int ranks_tell_from(const run_ranks *r, int32_t rank, void *x, int64_t bytes);
 /* CLI_OK if all ranks say so, else CLI_BAD, which whoever failed has told. */
 int ranks_agree(const run_ranks *r, int rc);
 
+/* All have come here, before they give up; one that has gone already is no news, and nothing is told. */
+void ranks_gather(const run_ranks *r);
 void ranks_leave(const run_ranks *r); /* gives up */
 
 #endif

@@ -55,6 +55,11 @@ static void set_handler(int number, void (*handler)(int number)) {
   (void)sigaction(number, &how, NULL);
 }
 
+void train_leave_signals(void) {
+  (void)signal(SIGINT, SIG_DFL);
+  (void)signal(SIGTERM, SIG_DFL);
+}
+
 void train_catch_signals(void) {
   on_terminal = isatty(STDERR_FILENO) == 1;
   set_handler(SIGINT, on_end);

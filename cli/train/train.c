@@ -275,6 +275,8 @@ static int train(const settings *s, bool quiet, const launch *l) {
     if (rc == CLI_OK) {
       rc = k.rank == 0 ? report(s, &r, quiet) : outcome(&r);
       train_result_free(&r);
+    } else {
+      train_leave_signals(); /* a launcher ends the last ranks when the first has told why */
     }
   }
   if (opened) data_close(&d);

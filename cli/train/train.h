@@ -82,6 +82,7 @@ void train_result_free(train_result *r);
 /* SIGINT and SIGTERM set a flag that the loop reads between steps (checkpoint, then leave); one that comes later
  * than half a second after the first ends the process.  SIGUSR1 is counted: checkpoint, then go on. */
 void train_catch_signals(void);
+void train_leave_signals(void); /* there is no next step: SIGINT and SIGTERM just end the process */
 bool train_interrupted(void);
 int train_keep_wanted(void); /* so often, so far */
 
