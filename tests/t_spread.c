@@ -415,7 +415,7 @@ static void test_refused(void **state) {
   refused(&f, NULL, 1, "layer 'toy': options: not with these");
   f = toy_total;
   f.check = no_options;
-  refused(&f, NULL, 1, "family 'total': options: not with these");
+  refused(&f, NULL, 1, "block 'total': options: not with these");
   f = toy_beside();
   refused(&f, only_owner, 2, "has no result of a solve that others could be sent");
 }
