@@ -537,6 +537,11 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   method's row, but for what the line says; the others (clip, statistics, ranks, update) are
  *                   the model's, and a choice of statistics that only another family has is all.  Layers of the
  *                   window family with the same line, to a letter, are one window, others another
+ *
+ * What of a symmetric matrix travels.
+ *   symmetry_aware  true: one triangle of its sums; false: all of it, as other programs do: twice the bytes
+ *                   and memory for them, the same numbers.  Must be true with statistics = owner; results
+ *                   travel as they are kept, inverses as triangles
  */
 typedef struct ng_options ng_options;
 

@@ -471,7 +471,6 @@ static void kaisa_names(void **state) {
 static void nothing_to_set(void **state) {
   (void)state;
   static const char *const k[][3] = {{"accumulation_steps", "4", "0"},
-                                     {"symmetry_aware", "True", "2"},
                                      {"update_factors_in_hook", "1", ""},
                                      {"grad_scaler", "None", "scaler"}};
   static const char *const l[][3] = {{"hook_enabled", "True", "False"},

@@ -83,10 +83,11 @@ static void rows_are_complete(void **state) {
 /* The row names a test that exists and is run. */
 static void every_row_has_its_test(void **state) {
   (void)state;
-  char *source[6] = {
+  char *source[7] = {
       file_text("tests/t_option_effects.c"),        file_text("tests/t_option_effects_norm.c"),
       file_text("tests/t_option_effects_window.c"), file_text("tests/t_option_effects_place.c"),
-      file_text("tests/t_option_effects_ranks.c"),  file_text("tests/t_option_effects_layers.c")};
+      file_text("tests/t_option_effects_ranks.c"),  file_text("tests/t_option_effects_layers.c"),
+      file_text("tests/t_option_effects_wire.c")};
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char text[128];
@@ -94,13 +95,13 @@ static void every_row_has_its_test(void **state) {
     assert_string_equal(info.test, text);
     (void)snprintf(text, sizeof text, "static void %s(void **state)", info.test);
     int k = 0;
-    while (k < 5 && strstr(source[k], text) == NULL)
+    while (k < 6 && strstr(source[k], text) == NULL)
       k++;
     assert_contains(source[k], text);
     (void)snprintf(text, sizeof text, "cmocka_unit_test(%s)", info.test);
     assert_contains(source[k], text);
   }
-  for (int k = 0; k < 6; k++)
+  for (int k = 0; k < 7; k++)
     free(source[k]);
 }
 

@@ -74,7 +74,14 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
         }
       }
       if (!s->observes) continue;
-      part->sum = s->rule.direct ? part->average : take_sum(plan, s, n * ng_dtype_size(s->wire));
+      /* What travels lies side by side. */
+      if (s->whole) {
+        const int64_t all = ng_times(ng_stat_sent_count(s, part), (int64_t)sizeof(float));
+        part->whole = take_sum(plan, s, all);
+      }
+      part->sum = s->rule.direct ? part->average
+                  : s->whole ? take_run(plan, NG_USE_SUMS, &plan->apart, n * (int64_t)sizeof(float))
+                             : take_sum(plan, s, n * ng_dtype_size(s->wire));
     }
     ng_plan_scratch(plan, ng_stat_stale_scratch(s));
   }
@@ -83,13 +90,14 @@ void ng_plan_stats(ng_plan *plan, ng_block *b) {
 /* ---- arenas ----------------------------------------------------------------------------------*/
 
 /* Lengths to places: run after run, each empty again, to be filled in the order of the second
- * pass. */
-static void lay_out(ng_span *run, int32_t ranks, int64_t at) {
+ * pass; where they end. */
+static int64_t lay_out(ng_span *run, int32_t ranks, int64_t at) {
   for (int32_t i = 0; i < ranks; i++) {
     const int64_t bytes = run[i].end;
     run[i] = (ng_span){at, at};
     at += bytes;
   }
+  return at;
 }
 
 /* Zeroed: sums start at nothing, and the gaps that rounding leaves inside a message stay 0 when
@@ -107,9 +115,10 @@ ng_status ng_plan_commit(ng_precond *p, ng_plan *plan) {
     plan->base[u] = p->arena[u];
     plan->bytes[u] = 0;
   }
-  lay_out(plan->result, p->ctx->ranks, 0);
-  lay_out(plan->direction, p->ctx->ranks, 0);
-  lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
+  (void)lay_out(plan->result, p->ctx->ranks, 0);
+  (void)lay_out(plan->direction, p->ctx->ranks, 0);
+  const int64_t at = lay_out(plan->sum, p->ctx->ranks, plan->rest.end);
+  (void)lay_out(&plan->apart, 1, at);
   plan->rest.end = 0;
   plan->place = true;
   return NG_OK;

@@ -270,6 +270,7 @@ typedef struct ng_plan {
   ng_span *result,
       *direction;     /* [ranks]: by owner, by column; placing, end is how far it is filled */
   ng_span *sum, rest; /* ... of sums that go to an owner, by owner; of all others */
+  ng_span apart;      /* ... of sums that stay: both triangles of them travel instead */
 } ng_plan;
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);

@@ -387,6 +387,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "first whose expression is found in a layer's name or kind; method=NAME takes that "
                 "method's values",
         .test = "effect_per_layer", .form = ng_lines_form),
+    ROW(symmetry_aware, .group = "ranks", .standard = "1",
+        .help =
+            "sums of symmetric statistics travel as one triangle, or as whole matrices: twice the "
+            "bytes, the same numbers",
+        .test = "effect_symmetry_aware"),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

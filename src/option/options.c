@@ -154,6 +154,11 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "placement = spngd gives whole layers to ranks: colocate must be 1");
   }
+  if (!s.symmetry_aware && s.statistics == NG_STATISTICS_OWNER) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "symmetry_aware = 0 sends whole matrices to all ranks; to owners, with "
+                      "statistics = owner, go triangles: symmetry_aware must be 1");
+  }
   return ng_schedule_verify(full, skip, message, size);
 }
 

@@ -272,10 +272,8 @@ static const ng_published kaisa_names[] = {
      take_dtype},
     {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
     {"skip_layers", "skip_layers", "one expression; join a list with '|'", take_regex},
-    {"symmetry_aware", "",
-     "nothing to set: one triangle of a symmetric matrix is kept and sent always, as with true; "
-     "the same numbers",
-     check_bool},
+    {"symmetry_aware", "symmetry_aware",
+     "the same, of sums of factors; inverses are kept and sent as triangles always", take_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},
     {"colocate_factors", "colocate", "the same; false goes with prediv, too", take_bool},
     {"assignment_strategy", "placement_cost", "COMPUTE: compute; MEMORY: memory", take_strategy},

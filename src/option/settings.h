@@ -176,7 +176,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(CHOICE, placement_cost, ng_placement_cost)                                                     \
   X(BOOL, colocate, bool)                                                                          \
   X(REAL, stat_bucket_mb, double)                                                                  \
-  X(TEXT, per_layer, )
+  X(TEXT, per_layer, )                                                                             \
+  X(BOOL, symmetry_aware, bool)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

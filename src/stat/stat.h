@@ -73,6 +73,7 @@ typedef struct ng_stat_part {
   void *average; /* `kept`; NULL: this rank keeps none                                            */
   void *older;   /* `kept`: the average before the one before; stale.on, where it is kept         */
   void *sum;     /* `wire`: this step's; NULL: this rank does not observe it                      */
+  float *whole;  /* both triangles of it, on their way; ng_stat.whole                             */
 } ng_stat_part;
 
 typedef struct ng_stat {
@@ -81,6 +82,7 @@ typedef struct ng_stat {
   uint32_t with;    /* ... together with one that was shown before it; 0: alone                   */
   bool symmetric;
   bool every; /* due in every step, whatever stat_period says                                     */
+  bool whole; /* symmetry_aware = 0: both triangles of its sums travel                            */
   bool alone; /* its sums travel as a message of their own: other sums do not lie beside them     */
   ng_dtype kept, wire; /* f32, bf16, f16; of sums in memory f32, f64                              */
   ng_dtype travels;    /* between ranks: wire, or bf16, f16                                       */
@@ -113,6 +115,14 @@ static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
 }
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of an array of it */
+/* May be sent in one message, one behind the other: they lie in one arena, as what travels. */
+static inline bool ng_stat_joins(const ng_stat *before, const ng_stat *s) {
+  return before->wire == s->wire && before->travels == s->travels &&
+         before->rule.direct == s->rule.direct && (!s->rule.direct || before->whole == s->whole);
+}
+/* What travels of an array: its elements, and where they lie. */
+int64_t ng_stat_sent_count(const ng_stat *s, const ng_stat_part *p);
+void *ng_stat_sent_from(const ng_stat *s, const ng_stat_part *p);
 static inline bool ng_stat_sent(const ng_stat *s) {
   return s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_OWNER;
 }
@@ -145,6 +155,10 @@ void ng_stat_agreed(ng_stat *s, const double total[2]);
 bool ng_stat_as_mean(const ng_stat *s);
 /* Own sums onto the scale on which those of all ranks add up.  fold = direct and f16 need the totals. */
 void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
+
+/* Of one whose both triangles travel: from the sums of this rank; into the sums, those of all ranks. */
+void ng_stat_unfold(ng_queue *q, const ng_stat *s);
+void ng_stat_refold(const ng_stat *s);
 
 /* Sums over ranks are complete: into the average, and S <- 0.  NG_SKIPPED: a sum is not finite, though
  * every value was, or the average would leave the range of its dtype; it stays.  Nothing seen, nothing done. */

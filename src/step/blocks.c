@@ -117,6 +117,8 @@ static void set_rules(ng_block *b) {
                   : o->statistics == NG_STATISTICS_OWNER ? NG_SPREAD_OWNER
                                                          : NG_SPREAD_ALL;
     }
+    s->whole = !o->symmetry_aware && s->symmetric && s->rule.averaged && s->wire == NG_F32 &&
+               s->spread == NG_SPREAD_ALL && b->ctx->ranks > 1;
     s->stale.on = s->rule.averaged && o->stat_refresh == NG_REFRESH_ADAPTIVE;
     s->stale.tolerance = o->refresh_tolerance;
     s->stale.last = s->stale.before = 1;

@@ -33,7 +33,7 @@ static int64_t length_of(const ng_stat *s) {
   const int64_t size = ng_dtype_size(s->wire);
   int64_t n = 0;
   for (int32_t m = 0; m < s->parts; m++) {
-    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_part_count(s, &s->part[m]);
+    n = (n * size + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN / size + ng_stat_sent_count(s, &s->part[m]);
   }
   return n;
 }
@@ -52,8 +52,8 @@ static void add_statistic(const ng_precond *p, const ng_stat *s, sums *x, ng_ran
   const int64_t size = ng_dtype_size(s->wire), travels = ng_dtype_size(s->travels);
   const int64_t gap = (NG_ALIGN - x->message * size % NG_ALIGN) % NG_ALIGN / size;
   int64_t more = gap + length_of(s);
-  if (before == NULL || s->alone || before->wire != s->wire || before->travels != s->travels ||
-      before->rule.direct != s->rule.direct || (x->message + more) * travels > ng_step_bucket(p)) {
+  if (before == NULL || s->alone || !ng_stat_joins(before, s) ||
+      (x->message + more) * travels > ng_step_bucket(p)) {
     out->sums_messages++;
     x->message = 0;
     more -= gap;
