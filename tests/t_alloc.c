@@ -112,7 +112,10 @@ typedef struct run {
 
 static float number(int64_t i) { return (float)((i * 31 + 7) % 23 - 11) / 8.0f; }
 
-static bool windows(const run *r) { return strstr(r->options, "window=") != NULL; }
+/* All of the model, or of some layers beside factors. */
+static bool windows(const run *r) {
+  return strstr(r->options, "window=") != NULL && strstr(r->options, "per_layer=") == NULL;
+}
 
 static ng_status make_context(run *r) {
   ng_context_config c;
@@ -391,7 +394,9 @@ static void windows_of(void **state) {
       "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
       "method=efcp window=3 window_density=0.3 window_topk=layer window_fill=error "
       "window_empty=0.5",
-      "method=lowrank-mfac window=3 window_rank=2", "method=topk-adam window=1 window_density=0.3"};
+      "damping=0.1 per_layer='fc|gamma: method=mfac window=3 window_momentum=0.5'",
+      "method=lowrank-mfac window=3 window_rank=2",
+      "method=topk-adam window=1 window_density=0.3"};
   (void)state;
   for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
     every_allocation(options[i], 1);

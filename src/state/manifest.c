@@ -221,8 +221,12 @@ static ng_status read_options(const ng_precond *p, const ngio_value *manifest, n
     }
   }
   ng_free(p->ctx, ours, room);
-  if (st == NG_OK && ng_family_check(o, why, sizeof why) != NG_OK) {
-    st = ng_fail_to(message, size, NG_ERR_FILE, "options of the state: %s", why);
+  if (st == NG_OK) {
+    st = ng_family_check(o, why, sizeof why);
+    if (st != NG_OK) {
+      st = ng_fail_to(message, size, st == NG_ERR_NOMEM ? st : NG_ERR_FILE,
+                      "options of the state: %s", why);
+    }
   }
   const ng_family *asked =
       NULL; /* of blocks without options of their own, one for each family is enough */
