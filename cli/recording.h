@@ -34,7 +34,7 @@ const ngio_tensor *recording_folder_find(const recording_folder *f, const char *
 void recording_folder_free(recording_folder *f);
 
 /* Captured arrays of one micro-batch on one rank: rows = samples x positions of a linear layer.  chainerkfac counts
- * positions as samples, so of its recordings both are the rows, and layers that have not as many are refused. */
+ * positions as samples, so of its recordings both are the rows, of each layer its own. */
 typedef struct recording_shown {
   const float *a, *g;
   int64_t samples, rows;

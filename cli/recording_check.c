@@ -69,7 +69,7 @@ static int check_diagonalize(const recording *r, const char *path) {
 }
 
 /* A micro-batch has one number of samples.  chainerkfac flattens what a linear layer sees, so that positions are its
- * samples; beside a convolution, of which they are not, no one number is right. */
+ * samples, and each layer has its own number. */
 int recording_check_samples(const recording *r, const char *path) {
   const bool flattens = strcmp(r->system, "chainerkfac") == 0;
   const int shown = r->ranks * r->steps * r->micro_batches;
@@ -77,11 +77,10 @@ int recording_check_samples(const recording *r, const char *path) {
     recording_shown *s = r->shown + (size_t)k * (size_t)r->layers;
     for (int i = 0; i < r->layers; i++) {
       if (flattens) s[i].samples = s[i].rows;
-      if (s[i].samples == s[0].samples) continue;
-      return cli_bad("%s: step %d: layer %.60s has %lld samples%s, %.60s has %lld", path,
+      if (flattens || s[i].samples == s[0].samples) continue;
+      return cli_bad("%s: step %d: layer %.60s has %lld samples, %.60s has %lld", path,
                      k / r->micro_batches % r->steps, r->layer[i].name, (long long)s[i].samples,
-                     flattens ? " (positions count as such in chainerkfac)" : "", r->layer[0].name,
-                     (long long)s[0].samples);
+                     r->layer[0].name, (long long)s[0].samples);
     }
   }
   return CLI_OK;

@@ -271,11 +271,14 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
   for (int m = 0; m < r->micro_batches && st >= 0; m++) {
     ng_batch batch;
     ng_batch_init(&batch, sizeof batch);
-    batch.samples = recording_shown_at(r, me->rank, step, m, 0)->samples;
     batch.loss_scale = r->loss_scale;
-    st = ng_begin(p, &batch);
     for (int i = 0; i < r->layers && st >= 0; i++) {
-      st = show(p, i, &r->layer[i], recording_shown_at(r, me->rank, step, m, i));
+      const recording_shown *s = recording_shown_at(r, me->rank, step, m, i);
+      if (i == 0 || s->samples != batch.samples) { /* a layer may count its own */
+        batch.samples = s->samples;
+        st = ng_begin(p, &batch);
+      }
+      if (st >= 0) st = show(p, i, &r->layer[i], s);
       if (st == NG_SKIPPED) return st;
     }
   }

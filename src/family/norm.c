@@ -73,6 +73,9 @@ static ng_status statistics(ng_block *b) {
   s->sees = NG_SEES_OUTGRAD;
   s->with = k->of.gamma ? NG_SEES_INPUT : 0;
   s->symmetric = k->full;
+  /* What rounding F to f32 loses is its condition times 6e-8, and F is often all but singular: a batch has fewer
+   * samples than F has rows. */
+  if (k->full && k->width <= NG_SMALL_SOLVE) s->kept = s->wire = NG_F64;
   s->rule.averaged = true;
   s->shift = b->base.damping_leak ? &k->shift : NULL;
   st = ng_stat_take_parts(b, s, 1, 1);

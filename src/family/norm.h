@@ -29,7 +29,7 @@ typedef struct ng_norm {
   double damped;
   /* full: results of the owner, at the head of them what it says: rung, whether R is any good, damping */
   float *says;
-  float *R; /* (F + d I)^-1, ng_sym order */
+  void *R; /* (F + d I)^-1, ng_sym order; f32, or f64 where F is kept so */
   bool good;
   int info[2], finite;
 } ng_norm;

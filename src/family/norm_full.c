@@ -8,13 +8,16 @@
 
 enum { LAST = NG_DAMPED_DOUBLE + 1, PLAIN };
 
+/* What is made of doubles stays so: the entries of an inverse cancel where D is not of its largest directions. */
+static ng_dtype type_of(const ng_block *b) { return ng_stat_wide(b->stat) ? NG_F64 : NG_F32; }
+
 ng_status ng_norm_full_plan(ng_block *b, ng_plan *plan) {
   ng_norm *k = ng_norm_of_block(b);
   const int32_t owner = b->stat->owner;
   const int64_t floats = ng_max64(ng_damped_scratch(k->width), ng_round16(k->width));
   if (b->holds) {
     k->says = ng_plan_result(plan, owner, NG_NORM_SAYS * (int64_t)sizeof(float));
-    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * (int64_t)sizeof(float));
+    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(type_of(b)));
   }
   ng_plan_direction(plan, b, k->width);
   ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
@@ -23,7 +26,7 @@ ng_status ng_norm_full_plan(ng_block *b, ng_plan *plan) {
 
 ng_status ng_norm_full_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_norm *k = ng_norm_of_block(b);
-  ng_field f = ng_field_plain("F_inverse", NG_F32, k->width, k->width, k->R, b->stat->owner);
+  ng_field f = ng_field_plain("F_inverse", type_of(b), k->width, k->width, k->R, b->stat->owner);
   f.sym = true;
   const ng_status st = visit(arg, &f);
   if (st != NG_OK) return st;
@@ -38,7 +41,7 @@ static int32_t solve_own(ng_block *b, double d) {
                        .F = b->stat->part->average,
                        .kept = b->stat->kept,
                        .R = k->R,
-                       .stored = NG_F32,
+                       .stored = type_of(b),
                        .info = k->info};
   const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, ng_scratch(b));
   ng_queue_wait(b->ctx->queue);
@@ -72,6 +75,17 @@ void ng_norm_full_shared(ng_block *b, bool fresh) {
   k->good = k->says[NG_NORM_GOOD] != 0.0f;
 }
 
+static void apply_wide(const ng_norm *k, const float *D, float *to) {
+  const double *R = k->R;
+  for (int64_t i = 0; i < k->width; i++) {
+    double sum = 0.0;
+    for (int64_t j = 0; j < k->width; j++) {
+      sum += R[j <= i ? ng_sym_at(k->width, i, j) : ng_sym_at(k->width, j, i)] * (double)D[j];
+    }
+    to[i] = (float)sum;
+  }
+}
+
 ng_status ng_norm_full_measure(ng_block *b) {
   const ng_norm *k = ng_norm_of_block(b);
   ng_queue *q = b->ctx->queue;
@@ -80,7 +94,9 @@ ng_status ng_norm_full_measure(ng_block *b) {
     memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  if (k->good) {
+  if (k->good && ng_stat_wide(b->stat)) {
+    apply_wide(k, D, b->direction);
+  } else if (k->good) {
     ng_on(q)->mul_left(q, (ng_sym){k->R, k->width}, 1, D, 1, b->direction, 1);
     ng_queue_wait(q);
   } else {

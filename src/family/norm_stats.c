@@ -108,6 +108,20 @@ static ng_status add_units(ng_block *b, const ng_view *x, const ng_view *g, doub
   return NG_OK;
 }
 
+/* sum_i q_i q_i' in double, one triangle. */
+static void add_wide(double *S, int64_t n, const float *q, int64_t count, int64_t ld,
+                     double alpha) {
+  for (int64_t r = 0; r < n; r++) {
+    for (int64_t c = 0; c <= r; c++) {
+      double sum = 0.0;
+      for (int64_t i = 0; i < count; i++) {
+        sum += (double)q[i * ld + r] * (double)q[i * ld + c];
+      }
+      S[ng_sym_at(n, r, c)] += alpha * sum;
+    }
+  }
+}
+
 /* Both arrays were scanned: nothing is refused half way. */
 static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alpha) {
   const ng_norm *k = ng_norm_of_block(b);
@@ -122,6 +136,10 @@ static void add_full(ng_block *b, const ng_view *x, const ng_view *g, double alp
   for (int64_t from = 0, count; from < s->take; from += count) {
     count = ng_min64(CHUNK, s->take - from);
     ng_norm_sums(b->ctx, &k->of, x, g, from, count, q, ld, room);
+    if (ng_stat_wide(s)) {
+      add_wide(s->part->sum, k->width, q, count, ld, alpha);
+      continue;
+    }
     ng_on(queue)->add_gram(queue, S, 0, k->width, q, count, ld, (float)alpha);
     ng_queue_wait(queue); /* q is filled anew */
   }

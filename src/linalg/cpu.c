@@ -201,7 +201,7 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 /* What is small is factored, inverted and solved in double, and rounded once: of the digits that a solve in f32
  * loses (condition 300 at order 97: 3e-5 of the largest entry) those of rounding L remain (5e-6).  What it
  * costs: docs/algorithms.md. */
-enum { SMALL = 128, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
+enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 static void widen_small(ng_sym S, double *wide) {
   for (int64_t i = 0; i < ng_sym_count(S.n); i++)

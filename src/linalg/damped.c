@@ -47,6 +47,20 @@ static double residual(ng_sym F, double d, int64_t j, const double *x, double *y
   return worst;
 }
 
+/* The same of an F that is kept in double: rounded to f32 it would be another one. */
+static double residual_wide(const ng_damped *m, double d, int64_t j, const double *x) {
+  const double *F = m->F;
+  double worst = 0.0;
+  for (int64_t i = 0; i < m->n; i++) {
+    double r = d * x[i] - (i == j ? 1.0 : 0.0);
+    for (int64_t k = 0; k < m->n; k++) {
+      r += F[k <= i ? ng_sym_at(m->n, i, k) : ng_sym_at(m->n, k, i)] * x[k];
+    }
+    if (!(fabs(r) <= worst)) worst = fabs(r);
+  }
+  return worst;
+}
+
 /* The diagonal entry where the inverse is largest: its column is the worst conditioned one, so one
  * column stands for all.  Of L the smallest pivot.  Not positive or not finite: no result. */
 static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
@@ -124,10 +138,11 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   double *W = (double *)(void *)scratch;
   float *room = scratch + ng_round16(2 * tri);
   double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
-  const ng_sym F = load(q, m, room);
+  const bool wide = m->kept == NG_F64;
+  const ng_sym F = wide ? (ng_sym){room, n} : load(q, m, room);
   ng_queue_wait(q);
   for (int64_t i = 0; i < tri; i++) {
-    W[i] = (double)F.a[i];
+    W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
   }
   for (int64_t i = 0; i < n; i++) {
     W[ng_sym_at(n, i, i)] += d;
@@ -161,10 +176,14 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
       x[i] = W[ng_sym_at(n, i, j)];
     }
   }
-  if (!(residual(F, d, j, x, y) <= RESIDUAL)) return false;
+  if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL)) return false;
   for (int64_t i = 0; i < tri; i++) {
     room[i] = (float)W[i]; /* F is no longer needed */
     if (!(room[i] - room[i] == 0.0f)) return false;
+  }
+  if (m->stored == NG_F64) {
+    memcpy(m->R, W, (size_t)tri * sizeof *W);
+    return true;
   }
   if (!fits(q, m, room)) return false;
   ng_on(q)->narrow(q, tri, room, m->R, m->stored);
@@ -175,8 +194,9 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
  * rank; then double, which has 2^29 times the head room. */
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   double shift = d;
+  const bool wide = m->kept == NG_F64;
   for (int32_t rung = 0; rung < NG_DAMPED_DOUBLE; rung++, shift *= 10.0) {
-    if (in_single(q, m, shift, scratch)) return rung;
+    if (wide ? in_double(q, m, shift, scratch) : in_single(q, m, shift, scratch)) return rung;
   }
   return in_double(q, m, d, scratch) ? NG_DAMPED_DOUBLE : NG_DAMPED_NONE;
 }

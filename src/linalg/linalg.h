@@ -208,10 +208,10 @@ void ng_blas_hint(char *hint, size_t size);
 
 typedef struct ng_damped {
   int64_t n;
-  const void *F; /* ng_sym order, finite */
+  const void *F; /* ng_sym order, finite; of f64 all is done in double */
   ng_dtype kept; /* ... as it is stored  */
   void *R;       /* receives the inverse, or L of F + d I = L L', in ng_sym order ...             */
-  ng_dtype stored; /* ... as this */
+  ng_dtype stored; /* ... as this; f64 only of an F in f64 */
   bool is_factor;
   int *info;       /* [2] room that the queue may write ...          */
   double *largest; /* ... and if `stored` is not f32                 */
@@ -220,6 +220,8 @@ typedef struct ng_damped {
 /* The rung at which R passed its checks: 0 as asked, 1 to 3 with d times 10, 100, 1000, then in double with
  * d itself; NONE: it did not, and R is as it was. */
 enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
+/* Up to this order Cholesky and its solves are done in double, in every linear algebra. */
+enum { NG_SMALL_SOLVE = 128 };
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
 int64_t ng_damped_scratch(int64_t n); /* floats */
 

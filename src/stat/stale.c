@@ -25,6 +25,7 @@ int64_t ng_stat_wire_bytes(const ng_stat *s) {
 
 static double value_at(const void *x, ng_dtype t, int64_t i) {
   float f;
+  if (t == NG_F64) return ((const double *)x)[i];
   ng_to_f32(&f, (const char *)x + i * ng_dtype_size(t), t, 1);
   return (double)f;
 }
@@ -35,6 +36,12 @@ static void add_gap(const void *a, const void *b, ng_dtype t, int64_t from, int6
   enum { LINE = 512 };
   const int64_t size = ng_dtype_size(t);
   float x[LINE], y[LINE];
+  for (int64_t i = from; i < from + n && t == NG_F64; i++) {
+    const double was = value_at(b, t, i), d = value_at(a, t, i) - was;
+    sum[0] += times * d * d;
+    sum[1] += times * was * was;
+  }
+  if (t == NG_F64) return;
   for (int64_t i = 0, m; i < n; i += m) {
     m = ng_min64(LINE, n - i);
     ng_to_f32(x, (const char *)a + (from + i) * size, t, m);

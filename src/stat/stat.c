@@ -39,6 +39,10 @@ void ng_stat_begin(ng_stat *s) {
     const ng_stat_part *p = &s->part[i];
     for (int64_t j = 0; j < (s->symmetric ? p->rows : p->diagonal); j++) {
       const int64_t k = s->symmetric ? ng_sym_at(p->rows, j, j) : j;
+      if (ng_stat_wide(s)) {
+        ((double *)p->average)[k] = 1.0;
+        continue;
+      }
       ng_from_f32((char *)p->average + k * ng_dtype_size(s->kept), s->kept, &one, 1);
     }
   }
@@ -75,10 +79,21 @@ void ng_stat_prepare(ng_stat *s, int64_t samples) {
   }
 }
 
+/* Small ones, by the host: no queue has to do with them. */
+static void scale(ng_queue *q, const ng_stat *s, const ng_stat_part *p, double by) {
+  const int64_t n = ng_stat_part_count(s, p);
+  if (!ng_stat_wide(s)) {
+    ng_on(q)->scale(q, n, p->sum, by);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    ((double *)p->sum)[i] *= by;
+  }
+}
+
 void ng_stat_retain(ng_queue *q, const ng_stat *s) {
   for (int32_t i = 0; i < s->parts && s->mix.old != 1.0; i++) {
-    const ng_stat_part *p = &s->part[i];
-    ng_on(q)->scale(q, ng_stat_part_count(s, p), p->sum, s->mix.old);
+    scale(q, s, &s->part[i], s->mix.old);
   }
 }
 
@@ -125,7 +140,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
   }
   if (ng_stat_as_mean(s)) own /= s->total;
   for (int32_t i = 0; i < s->parts && (own != 1.0 || s->rule.direct); i++) {
-    ng_on(q)->scale(q, ng_stat_part_count(s, &s->part[i]), s->part[i].sum, own);
+    scale(q, s, &s->part[i], own);
   }
 }
 
@@ -166,9 +181,20 @@ static ng_mix fold_mix(const ng_stat *s) {
   return (ng_mix){keep, !ema ? (1.0 - keep) / total : summed ? 1.0 / (total * part) : 1.0};
 }
 
+static double largest_wide(const double *x, int64_t n) {
+  double most = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    if (!(fabs(x[i]) <= most)) most = fabs(x[i]); /* NaN stays */
+  }
+  return most;
+}
+
 static bool sums_finite(ng_queue *q, ng_stat *s) {
   for (int32_t i = 0; i < s->parts; i++) {
     const int64_t n = ng_stat_part_count(s, &s->part[i]);
+    if (ng_stat_wide(s) && !(largest_wide(s->part[i].sum, n) <= ng_dtype_most(NG_F32))) {
+      return false;
+    }
     if (s->wire == NG_F64) {
       if (!ng_all_finite(s->part[i].sum, NG_F64, n)) return false;
       continue;
@@ -185,6 +211,10 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
   double most = 0.0;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
+    if (ng_stat_wide(s)) {
+      most = fmax(most, largest_wide(sums ? p->sum : p->average, ng_stat_part_count(s, p)));
+      continue;
+    }
     ng_on(q)->largest(q, ng_stat_part_count(s, p), sums ? p->sum : p->average,
                       sums ? s->wire : s->kept, &s->largest);
     ng_queue_wait(q);
@@ -198,7 +228,7 @@ static double largest(ng_queue *q, ng_stat *s, bool sums) {
  * only looked at where the sample alone could be too large, or a shift comes on top.  Less a thousandth, for
  * the roundings. */
 static bool stays(ng_queue *q, ng_stat *s, ng_mix mix) {
-  const double most = ng_dtype_most(s->kept) * (1.0 - 0x1p-10);
+  const double most = ng_dtype_most(ng_stat_wide(s) ? NG_F32 : s->kept) * (1.0 - 0x1p-10);
   double shift = 0.0;
   for (int32_t i = 0; i < s->groups && s->shift != NULL; i++) {
     shift = fmax(shift, fabs(s->shift[i]));
@@ -233,7 +263,10 @@ static void add_shift(ng_queue *q, ng_stat *s, double keep) {
     const double by = s->spread == NG_SPREAD_OWNER ? whole : whole / s->observers;
     /* direct: the old average was multiplied by keep when the sample was added */
     const double d = s->rule.direct ? keep * by : by;
-    if (s->symmetric) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);
+    if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);
+    for (int64_t j = 0; j < p->rows && ng_stat_wide(s); j++) {
+      ((double *)p->average)[ng_sym_at(p->rows, j, j)] += d;
+    }
     for (int64_t j = 0; j < p->diagonal && !s->symmetric; j++) {
       float *x = (float *)p->average + j;
       *x = (float)((double)*x + d);
@@ -246,7 +279,14 @@ static void add_shift(ng_queue *q, ng_stat *s, double keep) {
  * larger. */
 static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_mix mix) {
   const int64_t n = ng_stat_part_count(s, p);
-  if (s->symmetric) {
+  if (ng_stat_wide(s)) {
+    double *average = p->average;
+    const double *sum = p->sum;
+    for (int64_t i = 0; i < n; i++) {
+      average[i] = mix.old * average[i] + mix.fresh * sum[i];
+    }
+    memset(p->sum, 0, (size_t)n * sizeof *sum);
+  } else if (s->symmetric) {
     ng_on(q)->fold(q, n, p->average, s->kept, p->sum, (float)mix.old, (float)mix.fresh);
   } else {
     ng_on(q)->fold_wide(q, n, p->average, p->sum, mix.old, mix.fresh);

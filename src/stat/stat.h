@@ -84,8 +84,9 @@ typedef struct ng_stat {
   bool every; /* due in every step, whatever stat_period says                                     */
   bool whole; /* symmetry_aware = 0: both triangles of its sums travel                            */
   bool alone; /* its sums travel as a message of their own: other sums do not lie beside them     */
-  ng_dtype kept, wire; /* f32, bf16, f16; of sums in memory f32, f64                              */
-  ng_dtype travels;    /* between ranks: wire, or bf16, f16                                       */
+  ng_dtype kept,
+      wire;         /* f32, bf16, f16; of sums in memory f32, f64; or both f64, of small matrices */
+  ng_dtype travels; /* between ranks: wire, or bf16, f16                                       */
   int32_t parts, groups;
   ng_stat_part *part; /* the family's, in the order of their sums in memory                       */
   double *shift;      /* [groups] waits to be added to the diagonal of the average; NULL: nothing */
@@ -113,6 +114,8 @@ typedef struct ng_stat {
 static inline bool ng_stat_reads(const ng_stat *s, uint32_t what) {
   return ((s->sees | s->with) & what) != 0;
 }
+/* Sums and averages are doubles; what is beyond f32 is refused all the same. */
+static inline bool ng_stat_wide(const ng_stat *s) { return s->kept == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
                            const ng_stat_part *p); /* elements of an array of it */
 /* May be sent in one message, one behind the other: they lie in one arena, as what travels. */

@@ -135,10 +135,12 @@ static ng_status check_stat(const ng_block *b, const ng_stat *s) {
   const bool one = s->sees != 0 && (s->sees & (s->sees - 1)) == 0 && (s->sees & ~b->sees) == 0;
   const bool sixteen = s->kept == NG_BF16 || s->kept == NG_F16;
   if (!one) return cannot(b, s, "it must be made from one thing that the family sees");
-  if (s->rule.averaged &&
+  const bool wide = s->symmetric && s->kept == NG_F64 && s->wire == NG_F64;
+  if (s->rule.averaged && !wide &&
       (s->wire != NG_F32 || !(s->kept == NG_F32 || (sixteen && s->symmetric)))) {
     return cannot(b, s,
-                  "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32");
+                  "averages are f32, of symmetric matrices also bf16 or f16, over sums in f32, or "
+                  "f64 over sums in f64");
   }
   if (s->wire != NG_F32 && s->wire != NG_F64) return cannot(b, s, "sums are f32 or f64");
   if (s->owner < 0 || s->owner >= b->ctx->ranks || s->owner % b->p->grid.n != b->column) {
