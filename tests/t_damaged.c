@@ -23,7 +23,7 @@ static image_list train, tests;
 static data_set data;
 
 static void name_files(void) {
-  static char names[FILES][16];
+  static char names[FILES][24];
   for (int i = 0; i < FILES; i++) {
     (void)snprintf(names[i], sizeof names[i], "file%d.", i);
     paths[i] = names[i];
