@@ -233,7 +233,7 @@ class Hook(_Uncopied):
 class Observer:
     """Opens micro-batches and shows what hooks bring."""
 
-    def __init__(self, precond, layers, model, early, samples, first, reduction):
+    def __init__(self, precond, layers, model, early, samples, first, reduction, expand):
         self.core, self.p, library = precond, precond.p, precond.library
         self.wants = library.ng_wants
         self._begin, self._input, self._output = (library.ng_begin, library.ng_observe_input,
@@ -242,6 +242,8 @@ class Observer:
         library.ng_batch_init(c.byref(self.batch), c.sizeof(self.batch))
         self._batch = c.byref(self.batch)
         self.batch.reduction = _abi.NG_SUM if reduction == "sum" else _abi.NG_MEAN
+        # A of T frames of a sample, each shown as a sample, is 1/T of that of T times the positions: G gets T times as much.
+        self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early, self.first, self.by_model = early, first, samples == "model"
         self.enabled = True
         self.open = None  # (samples, scale) of the micro-batch that the library is in
@@ -445,6 +447,8 @@ class Observer:
             if layer.shown == 0:
                 return
             scale *= layer.scale
+        if layer.conv and samples and count != samples and count % samples == 0:  # frames of the samples
+            scale *= (count // samples) ** self.frames
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
         if self.open != (count, scale) or other:
             hook.size = g.shape[2:] if g is not None else None

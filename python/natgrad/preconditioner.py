@@ -103,6 +103,9 @@ class Preconditioner(Binding, _state.Uncopied):
         self._check_parameters()
         self._core = _core.Precond(chosen, threads, self._transport(process_group), linalg,
                                   *self._other_groups())
+        lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
+        expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") == "textbook"
+                  and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))
         self._register(layer_options or {})
         self._before_ready()
         self._make_bindings()
@@ -110,7 +113,7 @@ class Preconditioner(Binding, _state.Uncopied):
             self._bind_arrays()
         self._core.call("ready")
         self._observer = Observer(self._core, self._observed(), self.model, chosen.get("calls") != "mean", samples,
-                                  batch_first, reduction)
+                                  batch_first, reduction, expand)
         self._observer.scale = self._scale
         self._observer.fixed = self._scale() if grad_scaler is None else None
         self._say_left_out()
