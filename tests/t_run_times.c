@@ -135,7 +135,7 @@ static void times_are(const trained *r) {
         fail_msg("%s of step %d: %g ms instead of %g", name, step, got, expected);
       k++;
     }
-    assert_int_equal(k, 4 + 15); /* ours, and the library's, whose first is "look" */
+    assert_int_equal(k, 4 + 16); /* ours, and the library's, whose first is "look" */
     assert_non_null(json_object_get(ms, "look"));
     if (event > 0) {
       must_be_near(l, "seconds",
