@@ -50,6 +50,17 @@ static inline ng_options standard_options(void) {
   return o;
 }
 
+/* What a published system has, checked. */
+static inline ng_options system_options(const char *system, const char *variant) {
+  char message[512] = "";
+  ng_options o = standard_options();
+  const ng_status st = ng_options_set_system(&o, system, variant, message, sizeof message);
+  if (st != NG_OK) print_error("%s, %s: %s\n", system, variant, message);
+  assert_int_equal(st, NG_OK);
+  assert_int_equal(ng_options_check(&o, message, sizeof message), NG_OK);
+  return o;
+}
+
 static inline ng_option_info option_info(int32_t i) {
   ng_option_info info = {.struct_size = sizeof info};
   assert_int_equal(ng_option_at(i, &info), NG_OK);
