@@ -1,7 +1,7 @@
 /* stations.c: a step is this table of stations, walked in order.
  *
- *   look -> check -> sums -> statistics -> tell -> solve -> share -> shards -> measure -> deliver -> agree -> probe
- *   -> emit -> weights
+ *   look -> check -> choose -> sums -> statistics -> tell -> solve -> share -> shards -> measure -> deliver
+ *   -> agree -> probe -> quantify -> emit -> weights
  *
  * Each is due or not, local or collective; the table says what is waited for before it runs, what it
  * leaves under way, and where all ranks may end the step together.  Time, bytes, waiting and leaving are
