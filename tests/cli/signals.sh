@@ -69,7 +69,11 @@ if [[ -z $processes ]]; then
   # Nowhere to keep it: told, and the run goes on.
   "$natgrad" train "${how[@]}" --steps 1000000 2>nowhere.err >/dev/null </dev/null &
   pid=$!
-  sleep 0.5
+  for ((i = 0; i < 600; i++)); do # until it has a handler: before, the signal ends it
+    caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' /proc/$pid/status)
+    ((0x${caught:-0} & 0x200)) && break
+    sleep 0.1
+  done
   kill -USR1 $pid
   for ((i = 0; i < 300; i++)); do
     [[ -s nowhere.err ]] && break
