@@ -505,9 +505,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   are kept by factor_dtype; fold = direct is fold = sum then
  *
  * Sparse windows.
- *   window_fill     none | gradient | error | rest: topk, while fewer than m gradients are there: where PD
- *                   is 0 it is that of D; or of e, which is 0 there from then on; or (D - x) / damping is
- *                   added to all of it.  Then, and with none, nothing
+ *   window_fill     none | gradient | error | rest: topk, lowrank, while fewer than m gradients are there:
+ *                   where PD is 0 it is that of D; or of e, which is 0 there from then on (refused with
+ *                   dense, which has no e); or (D - x) / damping is added to all of it.  Then, and with
+ *                   none, nothing
  *   window_empty    f in [0,1): a gradient that enters with lr <= f times the lr with which the one
  *                   before it entered finds the window empty; 0: never.  Error and momentum stay
  *

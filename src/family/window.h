@@ -60,7 +60,8 @@ typedef struct ng_window_store {
   void (*combine)(ng_block *b, double by);
   void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros    */
   float *(*left)(
-      ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing */
+      ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing, and
+                       window_check.c refuses window_fill = error */
   void (*taken)(ng_block *b); /* the step with the row at head counted; NULL: nothing moves */
   void (*begin)(ng_block *b); /* ng_ready: initial values; NULL: zeros        */
   void (*release)(ng_block *b);

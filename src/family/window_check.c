@@ -76,6 +76,12 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
                       "window_momentum_form than gradient",
                       o->window_rest, o->window_fill);
   }
+  if (s->window_fill == NG_FILL_ERROR && s->window_store == NG_STORE_DENSE) {
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "window_fill = error: window_store = dense leaves nothing of a gradient; only "
+        "topk and lowrank do");
+  }
   if (s->window_store == NG_STORE_LOWRANK && s->window_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "window_dtype = %s: factors of window_store = lowrank are kept in f32",

@@ -427,6 +427,9 @@ static void drop(ng_block *b, int64_t place) {
   memset(s->rows + place * s->floats, 0, (size_t)s->floats * sizeof *s->rows);
 }
 
+/* What f32 rounds off it stays where it is. */
+static float *left(ng_block *b) { return ((lowrank *)ng_window_of(b)->own)->next; }
+
 static void swap(float **a, float **b) {
   float *was = *a;
   *a = *b;
@@ -464,6 +467,7 @@ const ng_window_store ng_window_lowrank_store = {
     .products = products,
     .combine = combine,
     .drop = drop,
+    .left = left,
     .taken = taken,
     .release = release,
     .fields = fields,

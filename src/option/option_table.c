@@ -358,10 +358,11 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_4(NG_FILL_NONE, "none", NG_FILL_GRADIENT, "gradient", NG_FILL_ERROR, "error",
                  NG_FILL_REST, "rest"),
         .help =
-            "topk, until the window is full: numbers of the direction that are 0 become those of "
-            "the gradient, or of what was left out, which leaves with them; rest: as "
+            "topk, lowrank, until the window is full: numbers of the direction that are 0 become "
+            "those of the gradient, or of what was left out, which leaves with them; rest: as "
             "window_rest = added",
-        .test = "effect_window_fill", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+        .test = "effect_window_fill",
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
     ROW(window_empty, WINDOW, .standard = "0", .lower = 0, .upper = 0.999999, .unit = "lr/lr",
         .help = "the window is emptied by a step whose lr is at most this part of that of the last "
                 "gradient's; 0: never",
