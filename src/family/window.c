@@ -247,11 +247,12 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   if (fresh) {
     w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
     w->x = w->store->target(b);
-    if (!gather(b, w->x)) {
+    ng_status enters = gather(b, w->x) ? NG_OK : NG_SKIPPED;
+    if (enters == NG_OK && ng_window_is_first(&b->base)) enters = ng_window_first_enter(b);
+    if (enters != NG_OK) {
       w->store->drop(b, ng_window_head(w));
-      return NG_SKIPPED;
+      return enters;
     }
-    if (ng_window_is_first(&b->base)) ng_window_first_enter(b);
     b->choosing = b->rounds > 0;
     if (b->choosing) return NG_OK;
     w->store->enter(b);
@@ -325,7 +326,8 @@ static ng_status measure(ng_block *b) {
   use(w, fresh);
   if (fresh) put_row(w, b->stat->part->sum);
   if (ng_window_is_first(&b->base)) {
-    ng_window_first_direct(b);
+    st = ng_window_first_direct(b);
+    if (st != NG_OK) return st;
   } else {
     st = is_row(b, fresh) ? direct_row(b) : direct_any(b, fresh);
   }

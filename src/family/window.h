@@ -206,10 +206,11 @@ static inline bool ng_window_is_first(const ng_settings *s) {
          s->window_function == NG_WINDOW_ADAGRAD;
 }
 void ng_window_sent(ng_block *b,
-                    double by);           /* u <- the row at head over `by`; uses that row alone */
-void ng_window_first_enter(ng_block *b);  /* x <- what enters instead of it */
-void ng_window_first_direct(ng_block *b); /* u <- the direction of what was sent */
-void ng_window_first_taken(ng_block *b);  /* the step counts */
+                    double by); /* u <- the row at head over `by`; uses that row alone */
+/* x <- what enters instead of it; u <- the direction of what was sent.  NG_SKIPPED: a moment left f32. */
+ng_status ng_window_first_enter(ng_block *b);
+ng_status ng_window_first_direct(ng_block *b);
+void ng_window_first_taken(ng_block *b); /* the step counts */
 
 /* ---- window_factor.c -------------------------------------------------------------------------*/
 

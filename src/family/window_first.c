@@ -8,9 +8,11 @@
  *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
  *
  * eps is damping.  With window_feedback_lr = 1 lr x enters and u is what was sent over lr, so that a weight
- * moves by what was sent; with lr = 0 nothing is sent, and nothing lost.  Moments move when the step counts: until then the new ones lie beside the old. */
+ * moves by what was sent; with lr = 0 nothing is sent, and nothing lost.  Moments move when the step counts: until then the new ones lie beside the old.
+ * A step whose moments leave f32 is refused before anything is kept of it: an Inf in them would stay. */
 #include "family/window.h"
 
+#include <float.h>
 #include <math.h>
 
 typedef struct pass {
@@ -19,22 +21,36 @@ typedef struct pass {
   bool adam;
 } pass;
 
+/* Of all chunks: NG_SKIPPED where a moment of one left f32. */
+static ng_status moments_fit(const ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    if (w->sums[i] == 0.0) continue;
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: a moment would leave the range of f32", b->name);
+  }
+  return NG_OK;
+}
+
 static void enter_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
   const ng_window_chunk *c = &w->chunk[i];
+  int beyond = 0;
   for (int64_t k = c->at; k < c->at + c->n; k++) {
     const double g = (double)w->x[k];
     const double m = p->mu * (double)w->v[k] + p->take * g;
     w->next_v[k] = w->x[k] = (float)m;
+    beyond |= !(fabs(m) <= (double)FLT_MAX);
     if (!p->adam) continue;
     const double s = p->forget * (double)w->s[k] + (1.0 - p->forget) * g * g;
     w->next_s[k] = (float)s;
+    beyond |= !(s <= (double)FLT_MAX);
     w->x[k] = (float)(m * p->by_m / (sqrt(s * p->by_s) + p->eps));
   }
+  w->sums[i] = beyond;
 }
 
-void ng_window_first_enter(ng_block *b) {
+ng_status ng_window_first_enter(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
@@ -47,17 +63,22 @@ void ng_window_first_enter(ng_block *b) {
             .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
             .eps = b->opt.damping,
             .adam = adam};
-  if (w->v != NULL) ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
+  if (w->v == NULL) return NG_OK;
+  ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
+  return moments_fit(b);
 }
 
 static void divide_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
   const ng_window_chunk *c = &w->chunk[i];
+  int beyond = 0;
   for (int64_t k = c->at; k < c->at + c->n; k++) {
     const double x = (double)w->u[k], s = (double)w->s[k] + x * x;
+    beyond |= !(s <= (double)FLT_MAX);
     w->u[k] = (float)(x / (sqrt(s) + p->eps));
   }
+  w->sums[i] = beyond;
 }
 
 void ng_window_sent(ng_block *b, double by) {
@@ -70,17 +91,17 @@ void ng_window_sent(ng_block *b, double by) {
   w->store->combine(b, 0.0);
 }
 
-void ng_window_first_direct(ng_block *b) {
+ng_status ng_window_first_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
   pass p = {.w = w, .eps = b->opt.damping};
   if (w->scale == 0.0) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
-    return;
+    return NG_OK;
   }
   ng_window_sent(b, w->scale);
-  if (b->base.window_function == NG_WINDOW_ADAGRAD) {
-    ng_parallel(b->ctx, w->chunks, divide_chunk, &p);
-  }
+  if (b->base.window_function != NG_WINDOW_ADAGRAD) return NG_OK;
+  ng_parallel(b->ctx, w->chunks, divide_chunk, &p);
+  return moments_fit(b);
 }
 
 static void add_chunk(void *arg, int32_t i) {
