@@ -24,6 +24,18 @@ void ng_exchange_give_up(ng_precond *p) {
   }
 }
 
+ng_traffic ng_exchange_said(const ng_precond *p) {
+  const ng_comm *const all[] = {p->ctx->comm, p->ctx->model, p->ctx->stages};
+  ng_traffic x = {0, 0, 0.0};
+  for (int i = 0; i < 3; i++) {
+    if (all[i] == NULL) continue;
+    x.bytes += all[i]->bytes;
+    x.messages += all[i]->messages;
+    x.wait_ms += all[i]->meter.wait_ms;
+  }
+  return x;
+}
+
 /* After a broken transport ranks may be at different collectives, and no further one can put that
  * right: the model is only good for being destroyed. */
 ng_status ng_exchange_failed(ng_precond *p, const char *what) {

@@ -260,6 +260,18 @@ static ng_status agree(ng_precond *p, const ng_entry *e, ng_status st, uint64_t 
       e->d.name);
 }
 
+/* Part after part, into the room. */
+static ng_status bring(ng_precond *p, ng_layer_shard *shard, const ng_strided *s, int64_t rows) {
+  const ng_group all = ng_group_world(p->ctx->model);
+  char *room = p->step->shards.room;
+  pack(s, room + rows * shard->at[shard->member] * ng_dtype_size(s->dtype));
+  for (int32_t i = 0; i < shard->members; i++) {
+    shard->counts[i] = rows * (shard->at[i + 1] - shard->at[i]);
+  }
+  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) == NG_OK) return NG_OK;
+  return ng_exchange_failed(p, "observe");
+}
+
 /* `st` is what this rank thinks of its part, NULL if it has none to show; all of the group leave with one
  * verdict.  *whole is of memory that the next call overwrites, and of the primary alone. */
 ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
@@ -280,18 +292,16 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   }
   uint64_t call = ng_step_number(ng_step_number(0, e->block->number), grad);
   call = ng_step_number(ng_step_number(call, (double)rows), s == NULL ? 0.0 : (double)s->dtype);
+  ng_shards *x = &p->step->shards;
+  x->bytes -= p->ctx->model->bytes;
+  x->messages -= p->ctx->model->messages;
   st = agree(p, e, st, call);
+  if (st == NG_OK) st = bring(p, shard, s, rows);
+  x->bytes += p->ctx->model->bytes;
+  x->messages += p->ctx->model->messages;
   if (st != NG_OK) return st;
-  char *room = p->step->shards.room;
-  pack(s, room + rows * shard->at[shard->member] * size);
-  for (int32_t i = 0; i < shard->members; i++) {
-    shard->counts[i] = rows * (shard->at[i + 1] - shard->at[i]);
-  }
-  const ng_group all = ng_group_world(p->ctx->model);
-  if (ng_comm_gather(p->ctx->model, &all, room, shard->counts, s->dtype) != NG_OK) {
-    return ng_exchange_failed(p, "observe");
-  }
   if (!shard->primary) return NG_OK;
+  char *room = x->room;
   weave(shard, room, rows, size, room + apart);
   *whole = *s;
   whole->data = room + apart;

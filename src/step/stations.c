@@ -401,23 +401,29 @@ const ng_station ng_stations[NG_STATIONS] = {
 static ng_status run_station(ng_precond *p, int i) {
   ng_station_time *t = &p->step->time[i];
   const double t0 = ng_now_ms();
-  const ng_comm *c = p->ctx->comm;
   ng_exchange *x = &p->step->exchange;
-  const bool sums = i == NG_AT_SUMS; /* what was sent ahead is counted there */
-  const int64_t bytes = c->bytes - (sums ? x->bytes : 0);
-  const int64_t messages = c->messages - (sums ? x->sent : 0);
-  const double waited = c->meter.wait_ms;
-  if (sums) x->bytes = x->sent = 0;
+  ng_shards *s = &p->step->shards;
+  ng_traffic was = ng_exchange_said(p);
+  if (i == NG_AT_SUMS) { /* what was sent ahead is counted there */
+    was.bytes -= x->bytes;
+    was.messages -= x->sent;
+    x->bytes = x->sent = 0;
+  } else if (i == NG_AT_SHARDS) { /* and there what was brought together for observations */
+    was.bytes -= s->bytes;
+    was.messages -= s->messages;
+    s->bytes = s->messages = 0;
+  }
   ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
   if (st == NG_OK) st = ng_stations[i].run(p);
   t->runs++;
   t->last_ms = ng_now_ms() - t0;
   t->total_ms += t->last_ms;
-  t->last_bytes = c->bytes - bytes;
+  const ng_traffic is = ng_exchange_said(p);
+  t->last_bytes = is.bytes - was.bytes;
   t->total_bytes += t->last_bytes;
-  t->last_messages = c->messages - messages;
+  t->last_messages = is.messages - was.messages;
   t->total_messages += t->last_messages;
-  t->last_wait_ms = c->meter.wait_ms - waited;
+  t->last_wait_ms = is.wait_ms - was.wait_ms;
   t->total_wait_ms += t->last_wait_ms;
   ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
          (long long)t->last_bytes);

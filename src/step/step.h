@@ -212,6 +212,12 @@ ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
 /* Numbers in check and agree. */
 int64_t ng_step_bucket(const ng_precond *p); /* most bytes of a message of several statistics */
+typedef struct ng_traffic {
+  int64_t bytes, messages;
+  double wait_ms;
+} ng_traffic;
+/* All that this rank has said so far, in its world, its model group and to other stages. */
+ng_traffic ng_exchange_said(const ng_precond *p);
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
 /* In the last micro-batch before a step: when it begins; after each observation, to post what is complete
@@ -283,6 +289,7 @@ typedef struct ng_shards {
   int32_t *member;         /* [ranks] where each rank stands in its model group */
   char *room;              /* what is gathered, and made of it */
   int64_t room_bytes;
+  int64_t bytes, messages; /* said in the model group since the last step, of observations */
 } ng_shards;
 
 ng_status ng_shards_meet(ng_precond *p);   /* ... then, before blocks are made; collective */
