@@ -3,6 +3,7 @@
  * are taken.
  *
  * The oracle is the promise itself, asked of every array that ng_state_read gives. */
+#include <glob.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "draw.h"
 #include "fixture.h"
+#include "ranks.h"
 #include "family/family.h"
 
 enum { IN = 5, OUT = 3, COUNT = 7, WEIGHTS = IN * OUT, ALL = WEIGHTS + OUT + COUNT, AFTER = 8 };
@@ -121,15 +124,122 @@ static void of_other_lines(void **state) {
       "method=mfac window=3 window_momentum=0.9 window_momentum_form=heavy-ball",
       "method=efcp window=3 window_density=0.2 window_dtype=bf16 window_momentum=0.5",
       "method=lowrank-mfac window=3 window_rank=2",
+      "method=ggt window=3 window_forget=0",
+      "method=ggt window=3 window_forget=0.5 window_momentum=0.9",
+      "method=topk-adam window_density=0.3 window_feedback_lr=1",
   };
   for (size_t i = 0; i < sizeof line / sizeof *line; i++)
     one_wild_number(line[i]);
 }
 
+/* One step with a wild learning rate where lr x enters: the later ones are taken, and what was left over is sent. */
+static void a_wild_rate(void **state) {
+  (void)state;
+  static const char *const line[] = {
+      "method=topk-adam window_density=0.3 window_feedback_lr=1",
+      "method=topk-adam window_density=0.01 window_feedback_lr=1 window_dtype=bf16",
+      "method=topk-adagrad window_function=step window_density=0.1 window_feedback_lr=1"};
+  static const double lr[] = {1e10, 1e20, 1e27, 1e29, 1e37, 1e38, 1e300};
+  rng r = {test_seed()};
+  for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
+    for (size_t k = 0; k < sizeof lr / sizeof *lr; k++) {
+      model m;
+      begin(&m, line[i], lr[k]);
+      taken(&m, play(&m, &r, -1, 0.1), -1);
+      const ng_status st = play(&m, &r, -1, lr[k]);
+      assert_int_equal(st, lr[k] < 1e28 ? NG_OK : NG_SKIPPED);
+      if (st == NG_SKIPPED && strstr(ng_last_error(m.f.ctx), "above 1e28") == NULL)
+        fail_msg("%s", ng_last_error(m.f.ctx));
+      for (int t = 0; t < AFTER; t++) {
+        taken(&m, play(&m, &r, -1, t % 2 ? 1e-10 : 0.01), t);
+        look(&m, "later");
+      }
+      fixture_close(&m.f);
+    }
+  }
+}
+
+/* With lr = 0 nothing is sent that would show that the momentum left f32. */
+static void where_nothing_is_sent(void **state) {
+  (void)state;
+  model m;
+  rng r = {test_seed()};
+  begin(&m,
+        "method=topk-adagrad window_function=step window_momentum=0.9 "
+        "window_momentum_form=heavy-ball window_feedback_lr=1",
+        3e38);
+  assert_int_equal(play(&m, &r, 3, 0), NG_OK);
+  assert_int_equal(play(&m, &r, 3, 0), NG_SKIPPED);
+  look(&m, "later");
+  fixture_close(&m.f);
+}
+
+/* ---- states ----------------------------------------------------------------------------------*/
+
+enum { RANKS = 2 };
+typedef struct faulty {
+  bool parts;
+  char path[FIXTURE_FILE], why[RANKS][200];
+} faulty;
+
+static ng_status open_rank(model *m, ng_transport *t) {
+  memset(m, 0, sizeof *m);
+  ng_status st =
+      fixture_open(&m->f, "method=natgrad", &(fixture_how){.threads = 1, .transport = t});
+  const plane grad[2] = {plane_of(m->grad, OUT, IN, NG_F32), {0}};
+  if (st == NG_OK) st = fixture_linear(&m->f, "fc", grad, NULL);
+  return st == NG_OK ? ng_ready(m->f.p) : st;
+}
+
+/* An average that a fault made Inf, saved as it is, and loaded by another model. */
+static ng_status save_and_load(int32_t rank, ng_transport *t, void *arg) {
+  faulty *x = arg;
+  model m;
+  ng_status st = open_rank(&m, t);
+  if (st == NG_OK) ((float *)m.f.p->block[0]->stat[0].part[0].average)[2] = INFINITY;
+  if (st == NG_OK) st = x->parts ? ng_save_parts(m.f.p, x->path) : ng_save(m.f.p, x->path);
+  fixture_close(&m.f);
+  if (st == NG_OK) st = open_rank(&m, t);
+  if (st != NG_OK) return st;
+  st = ng_load(m.f.p, x->path);
+  (void)snprintf(x->why[rank], sizeof x->why[rank], "%s", strchr(ng_last_error(m.f.ctx), ':'));
+  fixture_close(&m.f);
+  return st;
+}
+
+static void remove_all(const char *path) {
+  char pattern[FIXTURE_FILE + 1];
+  glob_t found;
+  (void)snprintf(pattern, sizeof pattern, "%s*", path);
+  assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+  for (size_t i = 0; i < found.gl_pathc; i++)
+    assert_int_equal(unlink(found.gl_pathv[i]), 0);
+  globfree(&found);
+}
+
+static void a_state_that_is_not(void **state) {
+  (void)state;
+  for (int parts = 0; parts < 2; parts++) {
+    static faulty x;
+    ng_status st[RANKS];
+    x.parts = parts == 1;
+    fixture_file(x.path, "t_finite_state");
+    (void)ranks_run(RANKS, save_and_load, &x, st);
+    for (int i = 0; i < RANKS; i++) {
+      if (st[i] != NG_ERR_FILE) fail_msg("parts %d, rank %d: %s", parts, i, ng_status_name(st[i]));
+    }
+    if (strstr(x.why[0], "'fc/A' holds a number that is not finite") == NULL &&
+        strstr(x.why[1], "'fc/A' holds a number that is not finite") == NULL)
+      fail_msg("parts %d: %s", parts, x.why[0]);
+    remove_all(x.path);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(of_all_methods),
-      cmocka_unit_test(of_other_lines),
+      cmocka_unit_test(of_all_methods),      cmocka_unit_test(of_other_lines),
+      cmocka_unit_test(a_wild_rate),         cmocka_unit_test(where_nothing_is_sent),
+      cmocka_unit_test(a_state_that_is_not),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

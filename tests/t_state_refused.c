@@ -422,23 +422,15 @@ static void lying(void **state) {
   publish(&f, bad.text, NULL);
   assert_int_equal(ng_load(b.p, bad.text), NG_OK);
   json_decref(f.manifest);
-  /* A number that was not finite when it was saved comes back as it was. */
+  /* A number that is not finite, also where the manifest says so. */
   forge(&f, from);
   spoil(&f, 5, room);
   json_object_set_new(json_object_get(part(&f, "tensors", NULL), "fc1/A"), "finite", json_false());
   publish(&f, bad.text, NULL);
-  assert_int_equal(ng_load(b.p, bad.text), NG_OK);
-  const path again = in_folder("again");
-  assert_int_equal(ng_save(b.p, again.text), NG_OK);
-  ngio_tensors *back;
-  assert_int_equal(ngio_tensors_read(again.text, NULL, &back, message, sizeof message), NGIO_OK);
-  assert_memory_equal(ngio_tensors_find(back, "fc1/A")->data, room,
-                      (size_t)ngio_tensors_find(back, "fc1/A")->bytes);
-  ngio_tensors_close(&back);
+  refused(&b, bad.text, "tensor 'fc1/A' holds a number that is not finite");
   json_decref(f.manifest);
   ngio_tensors_close(&from);
   sim_close(&b);
-  assert_int_equal(unlink(again.text), 0);
   assert_int_equal(unlink(good.text), 0);
   assert_int_equal(unlink(bad.text), 0);
 }

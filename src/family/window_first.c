@@ -9,11 +9,15 @@
  *
  * eps is damping.  With window_feedback_lr = 1 lr x enters and u is what was sent over lr, so that a weight
  * moves by what was sent; with lr = 0 nothing is sent, and nothing lost.  Moments move when the step counts: until then the new ones lie beside the old.
- * A step whose moments leave f32 is refused before anything is kept of it: an Inf in them would stay. */
+ * A step whose moments leave f32 is refused before anything is kept of it: an Inf in them would stay.
+ * So is one of which lr x is above 1e28: what stays of it in the error would leave f32 over every later lr of 1e-10
+ * and less, and no step would go again.  The step is lost, and not the error of those before. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
+
+static const double ENTERS_MOST = 1e28; /* with window_feedback_lr */
 
 typedef struct pass {
   ng_window *w;
@@ -21,14 +25,29 @@ typedef struct pass {
   bool adam;
 } pass;
 
-/* Of all chunks: NG_SKIPPED where a moment of one left f32. */
-static ng_status moments_fit(const ng_block *b) {
+/* NG_SKIPPED: a chunk found what is beyond its range. */
+static ng_status found(const ng_block *b, const char *what) {
   const ng_window *w = ng_window_of(b);
   for (int32_t i = 0; i < w->chunks; i++) {
     if (w->sums[i] == 0.0) continue;
-    return ng_fail(b->ctx, NG_SKIPPED, "%s: a moment would leave the range of f32", b->name);
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: %s", b->name, what);
   }
   return NG_OK;
+}
+
+static ng_status moments_fit(const ng_block *b) {
+  return found(b, "a moment would leave the range of f32");
+}
+
+static void weigh_chunk(ng_block *b, int32_t i) {
+  const ng_window *w = ng_window_of(b);
+  const ng_window_chunk *c = &w->chunk[i];
+  const double most = ENTERS_MOST / w->scale;
+  int beyond = 0;
+  for (int64_t k = c->at; k < c->at + c->n; k++) {
+    beyond |= !(fabs((double)w->x[k]) <= most);
+  }
+  w->sums[i] = beyond;
 }
 
 static void enter_chunk(void *arg, int32_t i) {
@@ -63,9 +82,15 @@ ng_status ng_window_first_enter(ng_block *b) {
             .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
             .eps = b->opt.damping,
             .adam = adam};
-  if (w->v == NULL) return NG_OK;
-  ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
-  return moments_fit(b);
+  ng_status st = NG_OK;
+  if (w->v != NULL) {
+    ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
+    st = moments_fit(b);
+  }
+  if (st != NG_OK || !b->base.window_feedback_lr) return st;
+  ng_window_each(b, weigh_chunk);
+  return found(
+      b, "lr times its direction is above 1e28, of which later steps could not send the rest");
 }
 
 static void divide_chunk(void *arg, int32_t i) {

@@ -25,12 +25,18 @@
  *
  * S is positive definite, but K may be so much larger than M lambda, and rows so alike, that double does
  * not see it: then its diagonal is raised, by 1e-12 of the largest entry and up, and the step is
- * NG_RESCUED.  If that is of no use, the direction is x. */
+ * NG_RESCUED.  If that is of no use, the direction is x.
+ *
+ * So it is where sum over j of |c_j| |G_j| leaves f32: with window_forget, a row that is much larger than the newer
+ * ones, whose Sigma is that of the floor, would make it Inf until it has left the window. */
 #include "family/window.h"
 
+#include <float.h>
 #include <math.h>
 
 static const double GGT_FLOOR = 1e-6;
+/* Of one part, such that all of a thousand parts together are within f32. */
+static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
 enum { ATTEMPTS = 4 };
 
 /* Scratch: a vector, and S, or V, values and work. */
@@ -205,6 +211,15 @@ static void plain(const ng_window *w, ng_window_part *p, const double *k) {
   }
 }
 
+/* What the rows add to the direction is within f32.  Of the Gram matrix, so the same on all ranks. */
+static bool within_range(const ng_window *w, const ng_window_part *p) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < w->uses; i++) {
+    sum += fabs(p->c[w->used[i]]) * sqrt(fmax(0.0, entry(w, p, i, i)));
+  }
+  return sum <= COMBINATION_MOST;
+}
+
 ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
   ng_window *w = ng_window_of(b);
   const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
@@ -213,8 +228,9 @@ ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
   ng_status worst = NG_OK;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
-    const ng_status st =
+    ng_status st =
         mfac ? solve_mfac(b, &w->part[i], mine, by) : solve_ggt(b, &w->part[i], mine, by);
+    if (st != NG_SKIPPED && !within_range(w, &w->part[i])) st = NG_SKIPPED;
     if (st == NG_SKIPPED) {
       plain(w, &w->part[i], mine);
       b->p->rescued[NG_RESCUE_PLAIN]++;

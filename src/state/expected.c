@@ -30,17 +30,17 @@ static bool same_entry(const ngio_out *o, bool finite, const char *text, size_t 
 static bool all_entries(ng_work *w, ngio_out *o, const char *text, size_t n) {
   for (int32_t i = 0; i < w->fields; i++) {
     ng_item *item = &w->item[i];
-    bool same = false;
+    bool same = false, says = true; /* that it is finite */
     if (i > 0 && (n == 0 || *text != ',')) return false;
     text += i > 0;
     n -= i > 0;
     for (int finite = 1; finite >= 0 && !same; finite--) {
       make_entry(o, item, finite == 1);
       same = same_entry(o, finite == 1, text, n);
-      item->finite = finite == 1;
+      says = finite == 1;
     }
     if (!same) return false;
-    item->crc = text + o->used - behind_crc[item->finite] - NG_HEX;
+    item->crc = text + o->used - behind_crc[says] - NG_HEX;
     text += o->used;
     n -= o->used;
   }

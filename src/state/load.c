@@ -106,7 +106,6 @@ static void find_entry(ng_work *w, ng_item *item) {
   w->entry = next == NULL ? NULL : ngio_next(w->tensors, next);
   const char *crc = ngio_text_of(ngio_get(next, "crc32"));
   item->crc = crc != NULL && strlen(crc) == NG_HEX ? crc : NULL;
-  item->finite = !ngio_is(ngio_get(next, "finite"), NGIO_FALSE);
 }
 
 /* Every array of this model is announced, as it should be. */
@@ -131,17 +130,15 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
   return refuse(w, item->name, why);
 }
 
-/* ... and came whole.  `finite` was written with it.  What would put a number that is not finite into an average is
- * refused (stat.c), and no run is known to save one.  A state that says of itself that it has one comes back as it
- * was, as if the run had not ended: that layer goes on with its last good result, and is counted.  A number
- * that has become so since is damage. */
+/* ... and came whole, and finite: no run keeps a number that is not, and one would stay in an average or a moment for
+ * good. */
 static void check_data(ng_work *w, int32_t i, int32_t lane) {
   ng_item *item = &w->item[i];
   const ngio_tensor *t = item->t;
   (void)lane;
   if (memcmp(item->crc, ng_hex_of(ng_crc_of(t->data, t->bytes)).text, NG_HEX) != 0) {
     item->why = "is damaged (its checksum differs)";
-  } else if (item->finite && !ng_all_finite(t->data, item->f.dtype, ng_field_count(&item->f))) {
+  } else if (!ng_all_finite(t->data, item->f.dtype, ng_field_count(&item->f))) {
     item->why = "holds a number that is not finite";
   }
 }

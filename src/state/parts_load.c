@@ -134,7 +134,7 @@ static const char *read_piece(loading *x, int32_t i, const ng_part_piece *piece,
   if (memcmp(piece->crc, ng_hex_of(crc).text, NG_HEX) != 0) {
     return "is damaged (its checksum differs)";
   }
-  return piece->finite && !finite ? "holds a number that is not finite" : NULL;
+  return !finite ? "holds a number that is not finite" : NULL;
 }
 
 /* ---- one file --------------------------------------------------------------------------------*/

@@ -27,7 +27,6 @@ typedef struct ng_item {
   const char *key, *name; /* the block, or the layer; "key/field", in `names` */
   const ngio_tensor *t;   /* load, rank 0: in the file */
   const char *crc; /* load, rank 0: its checksum, 8 digits of the manifest; NULL: not there */
-  bool finite;     /* load, rank 0: what the manifest says */
   const char *why; /* load, rank 0: what is wrong with its data */
 } ng_item;
 
