@@ -491,7 +491,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  * Windows of parts of a gradient.
  *   window_store    dense | topk | lowrank: G has the gradients, or what is sent of a = e + D; e = a less
  *                   that (error feedback, from 0), and x is what is sent, too (EFCP, arXiv 2306.06098)
- *   window_density  topk: k / d, in (0,1]
+ *   window_density  topk: k / d, in (0,1], d less what window_mask leaves out; above 1 it is k itself, cut,
+ *                   at most d (with window_topk = global)
  *   window_topk     global | layer | block: the k largest entries of all, of each parameter (both cut, at least 1), or
  *                   of each 32,768 in a row (rounded up); of equal ones the first
  *   window_rest     kept | added: (D - x) / damping is added to PD (mfac)

@@ -13,6 +13,8 @@ static void arguments_of_sparse_methods(void **state) {
              {"topk-sgd", "dampening", "0.5", NULL, "0 or false"},
              {"topk-sgd", "momentum", "0.9", "window_momentum", "0.9"},
              {"topk-sgd", "k_init", "0.05", "window_density", "0.05"},
+             {"efcp", "k_init", "300", "window_density", "300"},
+             {"sparse-ggt", "k_init", "none", "window_density", "1"},
              {"topk-adagrad", "wd_type", "both", "window_decay_form", "gradient"},
              {"topk-adagrad", "wd_type", "wd", "window_decay_form", "none"},
              {"efcp", "fix", "2", "window_fill", "error"},

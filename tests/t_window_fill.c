@@ -1,5 +1,5 @@
 /* t_window_fill.c: window_fill with every store, of the model's line and of a layer's: as in double (window_oracle.h),
- * or refused by name where the store leaves nothing.
+ * or refused by name where the store leaves nothing; numbers of entries.
  *
  * Three steps whose gradients meet in few places, so directions are 0 in many and what is left is not.  All are on a
  * grid of 1/512.  Damping 0.1: 200 units of f32, 5e-4 for low rank, as in t_window_programs. */
@@ -129,7 +129,24 @@ static void refused(void **state) {
   }
 }
 
+/* Counts of entries are of all; what a layer or a block keeps is a part of it. */
+static void counts(void **state) {
+  (void)state;
+  static const char *const modes[] = {"global", "layer", "block"};
+  for (size_t i = 0; i < 3; i++) {
+    char line[100];
+    fixture f;
+    (void)snprintf(line, sizeof line, "method=efcp window_density=3 window_topk=%s", modes[i]);
+    const ng_status st = fixture_open(&f, line, NULL);
+    if (st != (i == 0 ? NG_OK : NG_ERR_ARG) ||
+        (i > 0 && strstr(f.message, "window_density = 3: a number of entries") == NULL))
+      fail_msg("%s: %s '%s'", line, ng_status_name(st), f.message);
+    fixture_close(&f);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_store), cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_store), cmocka_unit_test(refused),
+                                     cmocka_unit_test(counts)};
   return cmocka_run_group_tests_name("filling of windows", tests, NULL, NULL);
 }

@@ -135,7 +135,7 @@ static void sparse_loops(void **state) {
     ng_window_sparse_add(got, index, value, type, n, c);
     ng_window_sparse_put(put, index, value, type, n);
     for (int64_t i = 0; i < n; i++)
-      x[index[i]] = f[i];
+      x[index[i]] += f[i];
     for (int64_t i = 0; i < NG_WINDOW_BLOCK; i++)
       assert_true(got[i] == tile[i] + c * row[i] && put[i] == x[i]);
   }

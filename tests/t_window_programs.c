@@ -53,12 +53,15 @@ static bool draw(rng *r, char *to, size_t size) {
   if (!low && !ggt)
     n += snprintf(to + n, size - (size_t)n, " window_divisor=%s",
                   rng_below(r, 2) > 0 ? "filled" : "window");
+  const char *mode = modes[rng_below(r, 3)];
+  const bool count = topk && mode == modes[0] && rng_below(r, 3) == 0;
   if (topk)
     (void)snprintf(to + n, size - (size_t)n,
                    " window_density=%g window_topk=%s window_rest=%s window_fill=%s "
                    "window_feedback_lr=%d window_empty=%g window_dtype=%s",
-                   0.05 + 0.4 * rng_real(r), modes[rng_below(r, 3)], rest ? "added" : "kept", fill,
-                   (int)rng_below(r, 2), coin(r, 0.5), rng_below(r, 2) > 0 ? "bf16" : "f32");
+                   (count ? 45 : 0.4) * rng_real(r) + (count ? 1.5 : 0.05), mode,
+                   rest ? "added" : "kept", fill, (int)rng_below(r, 2), coin(r, 0.5),
+                   rng_below(r, 2) > 0 ? "bf16" : "f32");
   return !low;
 }
 

@@ -200,6 +200,9 @@ static const char *const windows[] = {
     "method=topk-sgd window_density=0.1 window_topk=layer window_momentum=0.5",
     "method=topk-adam window_density=0.1 window_topk=block damping=0.01",
     "method=topk-adagrad window_density=0.1 window_topk=layer damping=0.01",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_mask=1",
+    "method=efcp window=3 damping=0.1 window_density=0.3 window_topk=layer window_mask=1",
+    "method=efcp window=3 damping=0.1 window_density=900 window_mask=1",
     "method=sparse-ggt window=3 damping=0.5 window_density=0.1 window_topk=block window_forget=0.9 "
     "window_momentum=0.5 window_momentum_form=gradient",
     "method=lowrank-mfac window=3 damping=0.1 window_rank=2 window_momentum=0.3",

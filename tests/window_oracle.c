@@ -84,7 +84,11 @@ static void send_topk(window_oracle *k, double *a) {
   int64_t from = 0;
   for (int32_t i = 0; i < n; i++) { /* a block is larger than all of a test's parameters */
     const int64_t size = is(mode, "layer") ? k->size[i] : k->part[i + 1] - k->part[i];
-    const double count = k->o.window_density * (double)size;
+    int64_t some = 0; /* that take part */
+    for (int64_t c = from; c < from + size; c++)
+      some += k->mask == NULL || k->mask[c];
+    const double part = k->o.window_density;
+    const double count = part > 1 ? fmin(part, (double)some) : part * (double)some;
     const int64_t c = (int64_t)(is(mode, "block") ? ceil(count) : floor(count));
     send_largest(k, a, from, size, c < 1 ? 1 : c);
     from += size;

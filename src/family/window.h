@@ -130,8 +130,11 @@ void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
 /* to <- gradients, and 0 where the mask is; to <- to + decay weights.  False: one is not finite. */
 bool ng_window_gather(ng_block *b, float *to);
 bool ng_window_decay(ng_block *b, double decay, float *to);
-/* mask <- 1 where the weight is not 0. */
+/* mask <- 1 where the weight is not 0; how many of elements [at, at + n) take part, w->mask is there. */
 void ng_window_mark(ng_block *b);
+int64_t ng_window_unmasked(const ng_window *w, int64_t at, int64_t n);
+/* How many top-k keeps of n.  Published: above 1 window_density is their number; cut, but rounded up of a block. */
+int64_t ng_window_entries(const ng_block *b, int64_t n);
 /* u <- the gradient, or with `error` that, where u is 0; what was taken from `error` is 0 there. */
 void ng_window_replace(ng_block *b, float *error);
 /* to <- old v + take x. */
@@ -149,7 +152,7 @@ void ng_window_dots(const void *const row[4], const void *const next[4], ng_dtyp
                     const float *y, int64_t n, double out[4]);
 void ng_window_sums(double *acc, const void *const *row, const void *const *next, ng_dtype type,
                     int rows, int64_t n, const double *c);
-/* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, tile <- row (where it has entries), and
+/* Entries of a sparse row in one block, values in f32 or bf16: <row, tile>, tile += row, and
  * tile += c row.  An index beyond the block, of a file, is taken modulo its size. */
 double ng_window_sparse_dot(const float *tile, const uint16_t *index, const void *value,
                             ng_dtype type, int64_t n);

@@ -76,6 +76,12 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
                       "window_momentum_form than gradient",
                       o->window_rest, o->window_fill);
   }
+  if (s->window_density > 1.0 && s->window_topk != NG_TOPK_GLOBAL) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "window_density = %g: a number of entries is for window_topk = global; layer "
+                      "and block take a part, up to 1",
+                      s->window_density);
+  }
   if (s->window_fill == NG_FILL_ERROR && s->window_store == NG_STORE_DENSE) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,

@@ -113,6 +113,21 @@ static void mark_chunk(ng_block *b, int32_t i) {
 
 void ng_window_mark(ng_block *b) { ng_window_each(b, mark_chunk); }
 
+int64_t ng_window_unmasked(const ng_window *w, int64_t at, int64_t n) {
+  int64_t some = 0;
+  for (int64_t i = at; i < at + n; i++) {
+    some += w->mask[i];
+  }
+  return some;
+}
+
+int64_t ng_window_entries(const ng_block *b, int64_t n) {
+  const double density = b->base.window_density;
+  const double k = density > 1.0 ? density : density * (double)n;
+  const bool up = b->base.window_topk == NG_TOPK_BLOCK && (double)(int64_t)k < k;
+  return ng_max64(1, ng_min64(n, (int64_t)k + up));
+}
+
 /* ---- filling ---------------------------------------------------------------------------------*/
 
 static void fill_chunk(void *arg, int32_t i) {

@@ -279,7 +279,7 @@ void ng_window_sparse_put(float *tile, const uint16_t *index, const void *value,
     const int64_t some = ng_min64(ENTRIES, n - from);
     ng_to_f32(x, (const char *)value + from * ng_dtype_size(type), type, some);
     for (int64_t i = 0; i < some; i++) {
-      tile[index[from + i] % NG_WINDOW_BLOCK] = x[i];
+      tile[index[from + i] % NG_WINDOW_BLOCK] += x[i];
     }
   }
 }

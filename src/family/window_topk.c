@@ -6,7 +6,8 @@
  * so what was sent and what is kept is all that came.  window_topk: k of each part, of each parameter, or of
  * each block of 32,768 elements.  Of equal entries the first ones win.
  *
- * A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
+ * With a mask k is of what takes part; there is room for k of all, and what of it is not used, behind the entries of a
+ * group, is of value 0.  A row is k values, their places in blocks as 16-bit numbers, ascending, and where each block begins.  Both
  * products go block by block: a tile of x in f32, or of doubles to add to, stays in the second cache while the same
  * block of all rows passes by; its entries lie far apart, so memory is asked for those of rows to come.  The sum
  * is made where it is chosen from (window_largest.c): one pass over e and g in memory. */
@@ -76,13 +77,6 @@ static int64_t cut_at(const ng_block *b, int64_t at) {
   return best;
 }
 
-static int64_t entries(const ng_block *b, int64_t n) {
-  const double k =
-      b->base.window_density * (double)n; /* published: cut, but rounded up of a block */
-  const bool up = b->base.window_topk == NG_TOPK_BLOCK && (double)(int64_t)k < k;
-  return ng_max64(1, ng_min64(n, (int64_t)k + up));
-}
-
 /* Where the numbers of each rank begin: `more` belong to elements from `at` on. */
 static void move_cut(const ng_block *b, int64_t *cut, int64_t at, int64_t more) {
   const ng_window *w = ng_window_of(b);
@@ -108,7 +102,7 @@ static void lay_out(ng_block *b) {
       const bool here = r.at >= w->from && r.at < w->from + w->d;
       const bool chosen = by_block || at == 0;
       range g = by_block ? r : run;
-      g.k = chosen ? entries(b, g.n) : 0;
+      g.k = chosen ? ng_window_entries(b, g.n) : 0;
       g.first = s->k;
       g.at -= w->from;
       if (s->joint && here && s->blocks == 0) s->first = s->all_blocks;
@@ -157,7 +151,7 @@ static ng_status make(ng_block *b) {
   w->units = s->blocks;
   b->rounds = s->joint ? NG_WINDOW_JOINT_ROUNDS + 1 : 0;
   for (int32_t r = 0; r < NG_WINDOW_JOINT_ROUNDS && s->joint; r++) {
-    b->round[r] = ng_window_joint_room(r, b->ctx->ranks);
+    b->round[r] = ng_window_joint_room(r, b->ctx->ranks) + (r == 0);
   }
   b->round[NG_WINDOW_JOINT_ROUNDS] = s->joint ? s->k + s->all_blocks : 0;
   return NG_OK;
@@ -271,7 +265,18 @@ static void write_row(ng_window *w) {
   }
 }
 
+/* Whenever something enters: the mask may have come from a state since. */
+static void count_groups(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const topk *s = w->own;
+  for (int32_t i = 0; i < s->groups && w->mask != NULL; i++) {
+    range *g = &s->group[i];
+    g->k = ng_window_entries(b, ng_window_unmasked(w, g->at, g->n));
+  }
+}
+
 static void enter(ng_block *b) {
+  count_groups(b);
   choose(b);
   write_row(ng_window_of(b));
 }
@@ -334,7 +339,13 @@ static void choose_jointly(ng_block *b, int32_t round, double *x) {
                                   .rank = b->ctx->rank,
                                   .chosen = (int32_t *)(void *)w->u};
   }
+  /* Behind the counts of the first round: of how many elements k is. */
+  const int64_t behind = ng_window_joint_room(0, b->ctx->ranks);
+  if (round == 1 && w->mask != NULL) {
+    s->choice.k = s->choice.rest = ng_min64(s->k, ng_window_entries(b, (int64_t)x[behind]));
+  }
   if (round <= NG_WINDOW_JOINT_ROUNDS) ng_window_joint_round(&s->choice, round, b->ctx->ranks, x);
+  if (round == 0) x[behind] = w->mask != NULL ? (double)ng_window_unmasked(w, 0, w->d) : 0.0;
   if (round == NG_WINDOW_JOINT_ROUNDS) put_entries(b, x);
   if (round > NG_WINDOW_JOINT_ROUNDS) take_entries(b, x);
 }

@@ -329,8 +329,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "whole gradients, or their largest entries, or factors of low rank, with error "
                 "feedback for what is left out",
         .test = "effect_window_store"),
-    ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = 1, .lower_open = true,
-        .unit = "entries/all", .help = "topk: how much of a gradient is kept, at least one entry",
+    ROW(window_density, WINDOW, .standard = "0.01", .lower = 0, .upper = COUNT_MAX,
+        .lower_open = true, .unit = "entries/all",
+        .help = "topk: how much of a gradient is kept, at least one entry; above 1: how many "
+                "entries, at most all (window_topk = global)",
         .test = "effect_window_density", NEEDS(window_store, 1U << NG_STORE_TOPK)),
     ROW(window_topk, WINDOW, .standard = "global",
         ONE_OF_3(NG_TOPK_GLOBAL, "global", NG_TOPK_LAYER, "layer", NG_TOPK_BLOCK, "block"),

@@ -30,12 +30,8 @@ static const ng_published ggt_names[] = {
     {"wd", "window_decay", "the same, with window_decay_form = gradient", take_same},
 };
 
-/* k up to 1 is a density there. */
+/* k up to 1 is a density there, and above it a number of entries, as here. */
 static ng_status take_density(job *j) {
-  double v;
-  if (!is_none(j->value) && ng_read_real(j->value, &v) && v > 1) {
-    return refuse(j, NG_ERR_ABSENT, "a density, 0 < k <= 1; entries are not counted here");
-  }
   return put(j, "window_density", is_none(j->value) ? "1" : j->value);
 }
 
@@ -145,7 +141,7 @@ static ng_status check_groups(job *j) {
 static const ng_published efcp_names[] = {
     LZ_LR,
     {"ngrads", "window", "the same: gradients that are kept", take_same},
-    {"k_init", "window_density", "the same up to 1; none: 1", take_density},
+    {"k_init", "window_density", "the same; none: 1", take_density},
     {"damp", "damping", "the same", take_same},
     {"wd_type", "window_decay_form",
      "wd: none, weight decay is the update's, 1 - wd without lr there; reg and both: direction",
@@ -158,7 +154,7 @@ static const ng_published efcp_names[] = {
      take_on_update},
     {"precondition_sparse_grad", "window_rest", "true: kept; false: added", take_send},
     {"ignore_bn_ln_type", "skip_layers", "all: norm|bn; none, modules: nothing", take_ignore},
-    {"k", "window_density", "the same up to 1; none: 1", take_density},
+    {"k", "window_density", "the same; none: 1", take_density},
     {"m", "window", "the same: gradients that are kept", take_same},
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_bf16},
     {"fix", "window_fill", "0 none, 1 gradient, 2 error, 3 rest, 4 window_rest = added", take_fix},
@@ -189,7 +185,7 @@ static const ng_published efcp_names[] = {
 static const ng_published sparse_ggt_names[] = {
     LZ_LR,
     {"r", "window", "the same: gradients that are kept", take_same},
-    {"k_init", "window_density", "the same up to 1; none: 1", take_density},
+    {"k_init", "window_density", "the same; none: 1", take_density},
     {"topk", "window_topk", "the same; none: global", take_topk},
     {"eps", "damping", "the same: added to the singular values", take_same},
     {"beta1", "", "nothing to set: the published class takes it and does not look at it",
@@ -247,7 +243,7 @@ static ng_status take_wd_added(job *j) {
 }
 
 #define TOPK_NAMES                                                                                 \
-  LZ_LR, {"k_init", "window_density", "the same up to 1; none: 1", take_density},                  \
+  LZ_LR, {"k_init", "window_density", "the same; none: 1", take_density},                          \
       {"topk", "window_topk", "the same; none: global", take_topk}, {                              \
     "weight_decay", "window_decay", "the same, with window_decay_form = gradient", take_same       \
   }
