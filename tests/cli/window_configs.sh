@@ -27,6 +27,6 @@ grep -q '"window_rank": 2' rank2/config.json || fail "--rank: $(grep rank rank2/
 "$natgrad" compare --methods mfac:window=3,efcp:window=3,density=0.25 --model mlp "${tiny[@]:0:6}" --seeds 1 --quiet --out both >out.txt 2>err ||
   fail "compare: $(cat err)"
 grep -q 'density 0.25' both/table.txt || fail "compare: $(cat both/table.txt)"
-expect 2 "natgrad: --window_density: '2' *" "$natgrad" train --method efcp --density 2
+expect 2 "natgrad: --window_density: '0' *" "$natgrad" train --method efcp --density 0
 expect 0 '*--store, --density, --rank*' "$natgrad" help train
 finish
