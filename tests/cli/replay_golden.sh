@@ -25,13 +25,15 @@ for linalg in "${linalgs[@]}"; do
   [[ $(grep -c 'tolerance 1e-05: ok$' "$scratch/out") == 44 ]] || fail "$linalg: not 44 times ok"
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 3e-5 "${loose[@]}"
   # window methods: what the originals lose in f32 (t_window_golden has the formulas in double beside them)
-  expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 2e-4 "${windows[@]}"
+  expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${windows[@]}"
+  [[ $(grep -c 'tolerance 2e-04: ok$' "$scratch/out") == 14 ]] || fail "$linalg: windows: not 14 times ok"
 done
 # their rounding goes round through the matrix that the next step begins with
 lowrank=("$golden"/window-lowrank-*.safetensors)
 [[ ${#lowrank[@]} == 4 ]] || fail "${#lowrank[@]} recordings of low rank, expected 4"
 for linalg in "${linalgs[@]}"; do
-  expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" --tolerance 1e-3 "${lowrank[@]}"
+  expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${lowrank[@]}"
+  [[ $(grep -c 'tolerance 1e-03: ok$' "$scratch/out") == 4 ]] || fail "$linalg: low rank: not 4 times ok"
 done
 expect 2 "*window-mfac-ring.safetensors: array init.conv1.weight.q is missing: low rank begins with *" \
   "$natgrad" replay "$golden/window-mfac-ring.safetensors" --window-store lowrank
