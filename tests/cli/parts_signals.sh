@@ -7,12 +7,14 @@ cd "$scratch" || exit 1
 n=${processes:-3}
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --quiet --lr-schedule constant --checkpoint-parts)
 
-# begin DIR OPTIONS...: a long run in the background, which has kept a checkpoint or taken steps; `ranks` can be told
+# begin DIR OPTIONS...: a long run in the background, which has kept a checkpoint or taken steps; `ranks` can be told.
+# The log has a line every $every steps
+every=1
 begin() {
   local dir=$1 i before
   local new=("${how[@]}")
   [[ -d $dir ]] && new=(--quiet)
-  on "$n" "${new[@]}" --steps 1000000 --log-every 1 --out "$scratch/$dir" "${@:2}" >"$dir.out" 2>"$dir.err" </dev/null &
+  on "$n" "${new[@]}" --steps 1000000 --log-every $every --out "$scratch/$dir" "${@:2}" >"$dir.out" 2>"$dir.err" </dev/null &
   job=$!
   before=$(wc -l 2>/dev/null <"$dir/log.jsonl" || echo 0)
   for ((i = 0; i < 600; i++)); do
@@ -80,6 +82,7 @@ largest() { find full/checkpoint -name "$1" -printf '%s\n' | sort -n | tail -n 1
 part=$(largest 'precond-*') most=$(($(largest 'precond-*') - 1024))
 other=$(largest 'model-*')
 ((other + 1024 < most)) || fail "the model has $other bytes, the largest part $part"
+every=100 # steps are fast: the log would be larger than the limit before the part is
 begin full --resume --checkpoint-every 0
 listing >before
 for r in "${ranks[@]}"; do
