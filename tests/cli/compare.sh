@@ -18,6 +18,7 @@ bad "--seeds: '0' is no whole number from 1 to 1000" --methods sgd --seeds 0
 bad "--seeds: 'two' is no whole number from 1 to 1000" --methods sgd --seeds two
 bad "--target: '-1' is no number from 0 to 1e+30" --methods sgd --target -1
 bad "--baseline: 'eva' is none of the methods (sgd, natgrad)" --methods sgd,natgrad --baseline eva
+bad "--baseline: 'eva' is none of the methods*" --methods "$(printf 'sgd,%.0s' {1..63})adamw" --baseline eva
 bad '--baseline: expected two methods or more' --methods sgd --baseline sgd
 bad '--target: 98 is no accuracy from 0 to 1' --methods sgd --target 98
 bad '--methods: adamw: lr comes twice' --methods sgd,adamw:lr=1,momentum=0.5,lr=2
