@@ -234,7 +234,8 @@ class Arguments(Case):
         for kind, values, pattern in (
                 ("MFAC", dict(ngrads=0), "ngrads"), ("MFAC", dict(damp=0), "damp"), ("MFAC", dict(momentum=1), "momentum"),
                 ("MFAC", dict(weight_decay=-1), "weight_decay"), ("DenseMFAC", dict(wd_type="l2"), "wd_type"),
-                ("SparseGradientMFAC", dict(k_init=7), "k_init"), ("SparseMFAC", dict(use_bf16="yes"), "use_bf16"),
+                ("SparseGradientMFAC", dict(k_init=0), "k_init"), ("SparseMFAC", dict(k_init=7), "k_init"),
+                ("SparseMFAC", dict(use_bf16="yes"), "use_bf16"),
                 ("LowRankMFAC", dict(rank=0), "rank"), ("GGT", dict(beta2=2), "beta2")):
             base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
             with self.refused(pattern):
@@ -246,6 +247,22 @@ class Arguments(Case):
         with self.refused("different lr"):
             compat.SparseGradientMFAC([dict(params=p), dict(params=[nn.Parameter(torch.ones(2))], lr=0.2)], 3, 0.5, 0.1, 0.1,
                                       "wd", 0, 0, topk_lr_on_update=False)
+
+    def test_a_number_of_entries(self):
+        """EFCP and sparse GGT: k_init above 1 is int(k_init) entries, of 16 here."""
+        for kind in ("SparseGradientMFAC", "SparseGGT"):
+            base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
+            ends = []
+            for k in (0.25, 4, 4.9, 3):
+                torch.manual_seed(1)
+                p = nn.Parameter(torch.randn(4, 4))
+                optimizer = getattr(compat, kind)([p], **{**base, "k_init": k})
+                for _ in range(4):
+                    p.grad = torch.randn(4, 4)
+                    optimizer.step()
+                ends.append(p.detach().clone())
+            self.assertTrue(torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2]), kind)
+            self.assertFalse(torch.equal(ends[0], ends[3]), kind)
 
     def test_the_sparse_one_of_ista(self):
         torch.manual_seed(1)

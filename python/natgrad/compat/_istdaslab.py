@@ -172,6 +172,9 @@ class SparseMFAC(_Window):
         use_bf16 = values.pop("use_bf16")
         if not isinstance(use_bf16, bool):
             raise failure(_abi.NG_ERR_ARG, f"use_bf16 is {use_bf16!r}, expected True or False")
+        k_init = values["k_init"]
+        if isinstance(k_init, (int, float)) and k_init > 1:
+            raise failure(_abi.NG_ERR_ARG, f"k_init is {k_init!r}, expected a part of each block, at most 1")
         chosen.set("window_dtype", "bf16" if use_bf16 else "f32")
         chosen.set("window_topk", "block")
         super()._take(chosen, {"ngrads" if name == "m" else name: value for name, value in values.items()})
