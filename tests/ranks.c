@@ -137,6 +137,19 @@ void ranks_begin(void) {
 
 void ranks_end(void) { (void)MPI_Finalize(); }
 
+ng_status ranks_group(int32_t n, const int *list, ng_transport *out) {
+  MPI_Group all, mine;
+  MPI_Comm comm;
+  MPI_Comm_group(MPI_COMM_WORLD, &all);
+  MPI_Group_incl(all, n, list, &mine);
+  MPI_Comm_create_group(MPI_COMM_WORLD, mine, 7, &comm);
+  const ng_status st = ng_mpi_transport(comm, out, sizeof *out); /* duplicates it */
+  MPI_Comm_free(&comm);
+  MPI_Group_free(&mine);
+  MPI_Group_free(&all);
+  return st;
+}
+
 int32_t ranks_there(void) {
   int n = 0;
   (void)MPI_Comm_size(MPI_COMM_WORLD, &n);

@@ -22,6 +22,9 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank /* may
 void ranks_begin(void); /* MPI_Init */
 void ranks_end(void);
 int32_t ranks_there(void); /* processes, up to 8 */
+
+/* The transport of these n processes, which all of them ask for; ng_mpi_release gives it back. */
+ng_status ranks_group(int32_t n, const int *list, ng_transport *out);
 #endif
 
 /* The same over tables of the caller's: t[r] is handed to rank r. */

@@ -67,19 +67,10 @@ part part_of(const scene *x, int32_t rank, int i) {
 static ng_status model_transport(scene *x, int32_t rank, ng_transport *out) {
 #if defined(NG_TEST_MPI)
   int list[RANKS];
-  MPI_Group all, mine;
-  MPI_Comm comm;
   for (int32_t r = 0, n = 0; r < x->data * x->model; r++) {
     if (group_of(x, r) == group_of(x, rank)) list[n++] = r;
   }
-  MPI_Comm_group(MPI_COMM_WORLD, &all);
-  MPI_Group_incl(all, x->model, list, &mine);
-  MPI_Comm_create_group(MPI_COMM_WORLD, mine, 7, &comm);
-  const ng_status st = ng_mpi_transport(comm, out, sizeof *out);
-  MPI_Comm_free(&comm);
-  MPI_Group_free(&mine);
-  MPI_Group_free(&all);
-  return st;
+  return ranks_group(x->model, list, out);
 #else
   return ng_threads_transport(x->group[group_of(x, rank)], member_of(x, rank), out, sizeof *out);
 #endif

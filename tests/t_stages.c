@@ -83,18 +83,9 @@ static int32_t data_ranks(void) {
 /* Of the ranks first, first + by, ..., n of them. */
 static ng_status part_of_world(int32_t first, int32_t by, int32_t n, ng_transport *out) {
   int list[RANKS];
-  MPI_Group all, mine;
-  MPI_Comm comm;
   for (int32_t i = 0; i < n; i++)
     list[i] = first + i * by;
-  MPI_Comm_group(MPI_COMM_WORLD, &all);
-  MPI_Group_incl(all, n, list, &mine);
-  MPI_Comm_create_group(MPI_COMM_WORLD, mine, 7, &comm);
-  const ng_status st = ng_mpi_transport(comm, out, sizeof *out);
-  MPI_Comm_free(&comm);
-  MPI_Group_free(&mine);
-  MPI_Group_free(&all);
-  return st;
+  return ranks_group(n, list, out);
 }
 #endif
 
