@@ -20,7 +20,7 @@ for ranks in 1 2 4; do
   plan=$("$natgrad" plan --calibrate --model "$model" --ranks $ranks --batch "$batch" "${periods[@]}" \
     --bandwidth 2GB/s --latency 50 --json 2>/dev/null | sed -n 1p)
   "$natgrad" train --ranks $ranks --data synthetic:classes=10,image=32x32x3,train=$((32 * batch * ranks)),test=8 \
-    --model "$model" --batch $((batch * ranks)) --steps 20 --method natgrad --norm-block none "${periods[@]}" --quiet \
+    --model "$model" --batch $((batch * ranks)) --steps 20 --method natgrad "${periods[@]}" --quiet \
     --out "$scratch/$ranks"
   tail -n 1 "$scratch/$ranks/log.jsonl" | sed -E 's/.*"ms": \{([^}]*)\}.*/\1/' | tr ',' '\n' >"$scratch/ms"
   awk -v ranks=$ranks -v step="$(number step_ms <<<"$plan")" -v compute="$(number compute_ms <<<"$plan")" -F': ' '

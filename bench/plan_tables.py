@@ -3,7 +3,7 @@
 
     natgrad plan --model resnet50 --ranks 1,4,16,64,256,1024,4096 --json | bench/plan_tables.py
 
-GB held by the rank that has most, MB handed to collectives by a rank in a step, ms added to a step."""
+Ranks "64 / 4": in model groups of 4.  GB held by the rank that has most, MB handed to collectives by a rank in a step, ms added to a step."""
 
 import json
 import sys
@@ -30,15 +30,16 @@ def main():
     ranks = {}
     for line in sys.stdin:
         row = json.loads(line)
-        ranks.setdefault(row["ranks"], {})[row["strategy"]] = row
+        if "strategy" in row:  # what is recommended has none
+            ranks.setdefault((row["ranks"], row["model_parallel"]), {})[row["strategy"]] = row
     heads = ["ranks", "step without, ms", *COLUMNS.values(), "fastest with averages everywhere", "fastest of ours"]
     print("| " + " | ".join(heads) + " |")
     print("|--:|--:|" + "---|" * (len(heads) - 2))
-    for n, rows in ranks.items():
+    for (n, members), rows in ranks.items():
         ours = {k: v for k, v in rows.items() if k.startswith("natgrad") and "local" not in k}
         everywhere = {k: v for k, v in ours.items() if "statistics" not in k}
         row = next(iter(rows.values()))
-        cells = [f"{n:,}", f"{row['compute_ms'] + row['parts_ms']['gradients']:.0f}"]
+        cells = [f"{n:,}" if members == 1 else f"{n:,} / {members}", f"{row['compute_ms'] + row['parts_ms']['gradients']:.0f}"]
         for name in COLUMNS:
             alone = n == 1 and not name.endswith("comm-opt")
             cells.append("-" if alone or name not in rows else cell(rows[name]))

@@ -372,7 +372,7 @@ static int take_layers(work *k, const char *model) {
     return CLI_OK;
   }
   shapes list;
-  const int rc = shapes_make(model, &list);
+  const int rc = shapes_make(model, SHAPES_OF_BENCH, &list);
   if (rc != CLI_OK) return rc;
   (void)snprintf(k->name, sizeof k->name, "%s", list.name);
   k->layer = cli_take((size_t)list.n, sizeof *k->layer);

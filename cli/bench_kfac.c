@@ -376,7 +376,7 @@ int bench_kfac(const bench_wish *w, const cli_args *args) {
   memset(&k, 0, sizeof k);
   k.wish = w;
   int rc = configure(&k, args);
-  if (rc == CLI_OK) rc = shapes_make(w->model, &k.model);
+  if (rc == CLI_OK) rc = shapes_make(w->model, SHAPES_OF_BENCH, &k.model);
   if (rc == CLI_OK && w->list) {
     print_list(&k.model);
     shapes_free(&k.model);

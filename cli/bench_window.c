@@ -33,7 +33,7 @@ static int take_layers(work *k, const char *model, shapes *out) {
   char *end = NULL;
   const double number = strtod(model, &end);
   (void)snprintf(k->name, sizeof k->name, "%s", model);
-  if (*end != 0 || end == model) return shapes_make(model, out);
+  if (*end != 0 || end == model) return shapes_make(model, SHAPES_OF_BENCH, out);
   if (!(number >= COLS && number <= 1e9)) {
     return cli_bad("--model: %s parameters, expected %d to 1e9", model, COLS);
   }

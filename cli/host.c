@@ -2,10 +2,13 @@
  * context on it. */
 #include "cli.h"
 
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 void cli_build(const char *key, char *value, size_t size) {
@@ -84,4 +87,74 @@ int cli_context(ng_context_config *config, ng_context **out) {
     return cli_bad("%s", message);
   }
   return CLI_OK;
+}
+
+/* ---- address space -----------------------------------------------------------------------------*/
+
+static bool find(const char *name, void *out) {
+  void *at = dlsym(RTLD_DEFAULT, name);
+  memcpy(out, &at, sizeof at);
+  return at != NULL;
+}
+
+/* As many buffers as calls at once will want, from OpenBLAS itself, which keeps them for those. */
+static void take_buffers(int n, void **held) {
+  void *(*take)(int);
+  void (*give)(void *);
+  if (!find("blas_memory_alloc", &take) || !find("blas_memory_free", &give)) return;
+  for (int i = 0; i < n; i++) {
+    held[i] = take(0);
+  }
+  for (int i = 0; i < n; i++) {
+    give(held[i]);
+  }
+}
+
+/* A product for which OpenBLAS's threads are wanted: they have their buffers then. */
+static void wake_threads(void) {
+  void (*sgemm)(const char *, const char *, const int *, const int *, const int *, const float *,
+                const float *, const int *, const float *, const int *, const float *, float *,
+                const int *, size_t, size_t);
+  const int n = 256;
+  const float zero = 0.0F, one = 1.0F;
+  float *x = cli_take(2 * (size_t)n * (size_t)n, sizeof *x), *y = x + (size_t)n * (size_t)n;
+  if (find("sgemm_", &sgemm)) {
+    sgemm("N", "N", &n, &n, &n, &one, x, &n, x, &n, &zero, y, &n, 1, 1);
+  }
+  free(x);
+}
+
+/* Each thread of OpenBLAS, and each that calls it, takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it
+ * first works, and tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even
+ * exit.  So the room is looked for before, and only where there is a limit, and the buffers are taken at once: what
+ * the program maps later cannot take their place.  The first call is made while there is one thread, and its buffers
+ * count for the next.  OpenBLAS's threads need room for a heap each, too, which is less than another buffer. */
+void cli_need_address_space(int callers) {
+  static int had = 0;
+  const size_t buffer = (size_t)129 << 20;
+  struct rlimit limit;
+  char blas[256], threads[32];
+  cli_build("blas", blas, sizeof blas);
+  cli_build("blas threads", threads, sizeof threads);
+  const long of_blas = strtol(threads, NULL, 10);
+  const long n = callers - had + (had == 0 ? 2 * (of_blas - 1) : 0);
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
+      strstr(blas, "OpenBLAS") == NULL || n < 1) {
+    return;
+  }
+  void **held = cli_take((size_t)callers, sizeof *held);
+  void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    (void)cli_bad(
+        "the limit of address space (ulimit -v) is %lld kB: OpenBLAS needs %ld kB more for %s%s",
+        (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
+        had > 0 ? "calls of the ranks" : "its threads",
+        of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
+    _exit(CLI_BAD); /* its threads would have to end first */
+  }
+  (void)munmap(room, (size_t)n * buffer);
+  take_buffers(callers, held);
+  if (had == 0 && of_blas > 1) wake_threads();
+  had = callers;
+  free(held);
 }

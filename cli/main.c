@@ -13,8 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 static int help(const cli_command *self, int argc, char **argv);
@@ -130,33 +128,6 @@ static void prepare_streams(void) {
   }
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGXFSZ, SIG_IGN);
-}
-
-/* Each thread of OpenBLAS, and each that calls it, takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it
- * first works, and tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even
- * exit.  So it is asked before, and only where there is a limit. */
-void cli_need_address_space(int callers) {
-  const size_t buffer = (size_t)129 << 20;
-  struct rlimit limit;
-  char blas[256], threads[32];
-  cli_build("blas", blas, sizeof blas);
-  cli_build("blas threads", threads, sizeof threads);
-  const long of_blas = strtol(threads, NULL, 10), n = of_blas + callers - 1;
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || of_blas < 1 ||
-      strstr(blas, "OpenBLAS") == NULL) {
-    return;
-  }
-  void *room = mmap(NULL, (size_t)n * buffer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room != MAP_FAILED) {
-    (void)munmap(room, (size_t)n * buffer);
-    return;
-  }
-  (void)cli_bad(
-      "the limit of address space (ulimit -v) is %lld kB: OpenBLAS needs %ld kB for its %ld "
-      "threads%s%s",
-      (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024), n,
-      callers > 1 ? " and ranks" : "", of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
-  _exit(CLI_BAD); /* its threads would have to end first */
 }
 
 int main(int argc, char **argv) {

@@ -22,6 +22,7 @@ typedef struct plan_command {
   plan_machine given;      /* what was asked for wins over what is measured; < 0: nothing was */
   double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
   bool calibrate, json;
+  int32_t started; /* ranks that a launcher started, until the first line has said it */
 } plan_command;
 
 /* ---- what is asked ---------------------------------------------------------------------------*/
@@ -39,9 +40,9 @@ static int amount(const char *option, const char *text, double *out) {
   }
   if (end != text && *end == 'B') end++;
   if (end != text && strcmp(end, "/s") == 0) end += 2;
-  if (end == text || *end != 0 || !(x > 0) || !isfinite(x)) {
-    return cli_bad("plan: --%s is '%s', expected a size above 0 as 16GB, 8GiB or 12.5GB/s", option,
-                   text);
+  if (end == text || *end != 0 || !(x >= 1) || !isfinite(x)) {
+    return cli_bad("plan: --%s is '%s', expected a size of at least 1 as 16GB, 8GiB or 12.5GB/s",
+                   option, text);
   }
   *out = x;
   return CLI_OK;
@@ -101,6 +102,11 @@ static int take(void *user, const char *name, const char *value) {
     if (strcmp(name, amounts[i].name) == 0) return amount(name, value, amounts[i].to);
   }
   if (strcmp(name, "model") == 0) c->model = value;
+  if (strcmp(name, "per-layer") == 0) c->wish.per_layer = value;
+  if (strcmp(name, "model-parallel") == 0) {
+    rc = cli_int(name, value, 1, MOST_RANKS, &number);
+    c->wish.members = (int32_t)number;
+  }
   if (strcmp(name, "ranks") == 0) rc = counts(c, value);
   if (strcmp(name, "placement") == 0) rc = placements(c, value);
   if (strcmp(name, "colocate") == 0) {
@@ -152,8 +158,10 @@ static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, c
 }
 
 /* Every whole part of the ranks that may hold a block's results: KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT; then
- * who gets the statistics, and the published rows as their programs run them. */
+ * who gets the statistics, and the published rows as their programs run them.  Local statistics and weights of owners
+ * do not go with layers in shards. */
 static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
+  const bool whole = c->wish.members == 1;
   int n = 0;
   char name[40];
   for (int k = 0; k < c->placements; k++) {
@@ -164,12 +172,13 @@ static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) 
       add_ours(c, k, row, &n, name, "", (double)m / ranks);
     }
     add_ours(c, k, row, &n, "statistics=owner", " statistics=owner", 0);
-    add_ours(c, k, row, &n, "statistics=local", " statistics=local", 0);
+    if (whole) add_ours(c, k, row, &n, "statistics=local", " statistics=local", 0);
   }
   add(row, &n, "kaisa, comm-opt", "method=kaisa", 1);
   if (ranks % 2 == 0 && ranks > 2) add(row, &n, "kaisa, hybrid-opt 1/2", "method=kaisa", 0.5);
   if (ranks > 1) add(row, &n, "kaisa, mem-opt", "method=kaisa", 0);
   add(row, &n, "mpd-kfac", "method=mpd-kfac", 1);
+  if (!whole) return n;
   add(row, &n, "dp-kfac", "method=dp-kfac", 0);
   add(row, &n, "spngd, weights by owners", "method=spngd update=sgd update_ranks=owner", 0);
   return n;
@@ -186,20 +195,8 @@ static const char *size_text(double bytes, char text[16]) {
   return text;
 }
 
-static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
-                      const plan_answer *a) {
-  json_t *parts = json_object();
-  for (int i = 0; i < PLAN_PARTS; i++)
-    json_object_set_new(parts, plan_part_name[i], json_real(a->ms[i]));
-  json_t *line = json_pack(
-      "{s:s, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o}",
-      "model", c->wish.model->name, "ranks", (int)ranks, "strategy", s->name, "options", s->options,
-      "held_most", (json_int_t)a->held_most, "held_least", (json_int_t)a->held_least, "held_mean",
-      a->held_mean, "sums_bytes", (json_int_t)a->sums_bytes, "scatter_bytes",
-      (json_int_t)a->scatter_bytes, "share_bytes", (json_int_t)a->share_bytes, "deliver_bytes",
-      (json_int_t)a->deliver_bytes, "weights_bytes", (json_int_t)a->weights_bytes, "sent_a_step",
-      a->sent, "compute_ms", a->compute, "added_ms", a->added, "step_ms", a->step, "parts_ms",
-      parts);
+/* Takes the object. */
+static int print_line(json_t *line) {
   const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(8));
   json_decref(line);
   if (ferror(stdout) != 0) return CLI_OK; /* main says it */
@@ -208,15 +205,45 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   return CLI_OK;
 }
 
+static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
+                      const plan_answer *a) {
+  json_t *parts = json_object();
+  for (int i = 0; i < PLAN_PARTS; i++)
+    json_object_set_new(parts, plan_part_name[i], json_real(a->ms[i]));
+  json_t *line = json_pack(
+      "{s:s, s:i, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, "
+      "s:o}",
+      "model", c->wish.model->name, "ranks", (int)ranks, "model_parallel", (int)c->wish.members,
+      "strategy", s->name, "options", s->options, "held_most", (json_int_t)a->held_most,
+      "held_least", (json_int_t)a->held_least, "held_mean", a->held_mean, "sums_bytes",
+      (json_int_t)a->sums_bytes, "scatter_bytes", (json_int_t)a->scatter_bytes, "share_bytes",
+      (json_int_t)a->share_bytes, "deliver_bytes", (json_int_t)a->deliver_bytes, "weights_bytes",
+      (json_int_t)a->weights_bytes, "shards_bytes", (json_int_t)a->shards_bytes, "sent_a_step",
+      a->sent, "compute_ms", a->compute, "added_ms", a->added, "step_ms", a->step, "parts_ms",
+      parts);
+  if (c->memory > 0)
+    json_object_set_new(line, "fits", json_boolean((double)a->held_most <= c->memory));
+  return print_line(line);
+}
+
 /* A placement that was asked for is in the name. */
 static int name_width(const plan_command *c) { return c->placement[0][0] == 0 ? 28 : 40; }
 
+/* Nothing is cut: nothing is said of parts. */
+static int parts_shown(const plan_command *c) {
+  return c->wish.members > 1 ? PLAN_PARTS : PLAN_SHARDS;
+}
+
 static void print_head(const plan_command *c, int32_t ranks, const plan_answer *a) {
-  printf("\n%s on %d rank%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
-         c->wish.model->name, ranks, ranks == 1 ? "" : "s", (long long)c->wish.batch, a->compute,
-         a->ms[PLAN_GRADIENT]);
+  char groups[48] = "";
+  if (c->wish.members > 1)
+    (void)snprintf(groups, sizeof groups, " in model groups of %d", c->wish.members);
+  printf(
+      "\n%s on %d rank%s%s, %lld samples each: forward and backward %.3g ms, gradients %.3g ms\n",
+      c->wish.model->name, ranks, ranks == 1 ? "" : "s", groups, (long long)c->wish.batch,
+      a->compute, a->ms[PLAN_GRADIENT]);
   printf("%-*s %8s %8s %9s", name_width(c), "strategy", "held", "mean", "sent");
-  for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
+  for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
     printf(" %8s", plan_part_name[i]);
   printf(" %9s %8s\n", "added", "step");
 }
@@ -225,38 +252,63 @@ static void print_row(const plan_command *c, const plan_strategy *s, const plan_
   char held[16], mean[16], sent[16];
   printf("%-*s %8s %8s %9s", name_width(c), s->name, size_text((double)a->held_most, held),
          size_text(a->held_mean, mean), size_text(a->sent, sent));
-  for (int i = PLAN_OBSERVE; i < PLAN_PARTS; i++)
+  for (int i = PLAN_OBSERVE; i < parts_shown(c); i++)
     printf(" %8.3g", a->ms[i]);
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
 
-/* The shortest periods of 1, 2, 5, 10, ... with which what is added stays below its share. */
+/* The shortest periods of 1, 2, 5, 10, ... with which what is added stays below its share, or the longest. */
 static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
   plan_wish w = c->wish;
-  plan_answer a;
-  for (int i = 0; i < EVERY; i++) {
+  bool below = false;
+  double added = 0.0;
+  for (int i = 0; i < EVERY && !below; i++) {
+    plan_answer a;
     w.every[1] = every[i];
     w.every[0] = every[i] >= 10 ? every[i] / 10 : 1;
     const int rc = plan_strategy_cost(&w, best, ranks, &a);
     if (rc != CLI_OK) return rc;
-    if (a.added > c->overhead * (a.compute + a.ms[PLAN_GRADIENT])) continue;
-    printf("fastest that fits: %s (grad_worker_fraction = %.6g); stat_period = %lld and "
-           "solve_period = "
-           "%lld add %.3g %%\n",
-           best->name, best->fraction, (long long)w.every[0], (long long)w.every[1],
-           100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]));
-    return CLI_OK;
+    below = a.added <= c->overhead * (a.compute + a.ms[PLAN_GRADIENT]);
+    added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
   }
-  printf("fastest that fits: %s (grad_worker_fraction = %.6g); no periods up to %lld add less than "
-         "%g %%: %.3g %%\n",
-         best->name, best->fraction, (long long)every[EVERY - 1], 100 * c->overhead,
-         100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]));
+  if (c->json) {
+    return print_line(json_pack(
+        "{s:s, s:i, s:i, s:s, s:f, s:I, s:I, s:f, s:b}", "model", w.model->name, "ranks",
+        (int)ranks, "model_parallel", (int)w.members, "fastest", best->name, "grad_worker_fraction",
+        best->fraction, "stat_period", (json_int_t)w.every[0], "solve_period",
+        (json_int_t)w.every[1], "added_percent", added, "within_overhead", below));
+  }
+  printf("fastest that fits: %s (grad_worker_fraction = %.6g); ", best->name, best->fraction);
+  if (below) {
+    printf("stat_period = %lld and solve_period = %lld add %.3g %%\n", (long long)w.every[0],
+           (long long)w.every[1], added);
+  } else {
+    printf("no periods up to %lld add less than %g %%: %.3g %%\n", (long long)every[EVERY - 1],
+           100 * c->overhead, added);
+  }
   return CLI_OK;
 }
 
-static int plan_ranks(const plan_command *c, int32_t ranks) {
+/* Where each pair of rates comes from. */
+static const char *origin(bool measured, double one, double other) {
+  if (one >= 0 && other >= 0) return "given";
+  if (one >= 0 || other >= 0)
+    return measured ? "measured here and given" : "taken for granted and given";
+  return measured ? "measured here" : "taken for granted";
+}
+
+static void print_machine(const plan_command *c, int32_t ranks) {
+  const plan_machine *m = &c->wish.machine, *g = &c->given;
+  printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
+         "stat_period %lld, solve_period %lld\n",
+         origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
+         origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
+         1e6 * m->latency, (long long)c->wish.every[0], (long long)c->wish.every[1]);
+}
+
+static int plan_ranks(plan_command *c, int32_t ranks) {
   plan_strategy row[MOST_ROWS];
   const int n = strategies(c, ranks, row);
   const plan_strategy *best = NULL;
@@ -267,6 +319,8 @@ static int plan_ranks(const plan_command *c, int32_t ranks) {
     plan_answer a;
     rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
+    if (c->started > 0 && !c->json) print_machine(c, c->started); /* once, where all is well */
+    c->started = 0;
     if (i == 0 && !c->json) print_head(c, ranks, &a);
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
@@ -280,8 +334,13 @@ static int plan_ranks(const plan_command *c, int32_t ranks) {
       least = a.step;
     }
   }
-  if (rc != CLI_OK || c->json) return rc;
+  if (rc != CLI_OK) return rc;
   if (best != NULL) return recommend(c, ranks, best);
+  if (c->json) {
+    return print_line(json_pack("{s:s, s:i, s:i, s:n, s:I}", "model", c->wish.model->name, "ranks",
+                                (int)ranks, "model_parallel", (int)c->wish.members, "fastest",
+                                "least_held", (json_int_t)smallest));
+  }
   char text[16];
   printf("nothing fits into --memory: the least is %s\n", size_text((double)smallest, text));
   return CLI_OK;
@@ -308,23 +367,6 @@ static void take_given(plan_command *c) {
   if (g->latency >= 0) m->latency = g->latency;
 }
 
-/* Where each pair of rates comes from. */
-static const char *origin(bool measured, double one, double other) {
-  if (one >= 0 && other >= 0) return "given";
-  if (one >= 0 || other >= 0)
-    return measured ? "measured here and given" : "taken for granted and given";
-  return measured ? "measured here" : "taken for granted";
-}
-
-static void print_machine(const plan_command *c, int32_t ranks) {
-  const plan_machine *m = &c->wish.machine, *g = &c->given;
-  printf("%s: products %.4g GFLOP/s, factorisations %.4g GFLOP/s; network, %s: %.4g GB/s, %.4g us; "
-         "stat_period %lld, solve_period %lld\n",
-         origin(c->calibrate, g->gemm, g->solve), 1e-9 * m->gemm, 1e-9 * m->solve,
-         origin(c->calibrate && ranks > 1, g->bandwidth, g->latency), 1e-9 * m->bandwidth,
-         1e6 * m->latency, (long long)c->wish.every[0], (long long)c->wish.every[1]);
-}
-
 /* Of the ranks that a launcher started, rank 0 has the word; the others are there to be measured with. */
 static int plan_all(plan_command *c) {
   launch l;
@@ -334,7 +376,7 @@ static int plan_all(plan_command *c) {
   if (rc == CLI_OK && c->calibrate && t != NULL) rc = plan_link(t, &c->wish.machine);
   take_given(c);
   if (rc == CLI_OK && l.table.rank == 0) {
-    if (!c->json) print_machine(c, l.table.size);
+    c->started = l.table.size;
     for (int i = 0; i < c->counts && rc == CLI_OK; i++)
       rc = plan_ranks(c, c->ranks[i]);
   }
@@ -342,26 +384,49 @@ static int plan_all(plan_command *c) {
   return rc;
 }
 
+/* Of --model-parallel: something to cut, and whole groups. */
+static int check_groups(const plan_command *c) {
+  const int32_t M = c->wish.members;
+  int cut = 0;
+  for (int i = 0; i < c->wish.model->n; i++)
+    cut += c->wish.model->layer[i].split != SPLIT_NOT;
+  if (M == 1) return CLI_OK;
+  if (cut == 0) {
+    return cli_bad(
+        "plan: --model-parallel: no layer of '%s' says how it is split; a FILE.json does",
+        c->wish.model->name);
+  }
+  for (int i = 0; i < c->counts; i++) {
+    if (c->ranks[i] % M == 0) continue;
+    return cli_bad("plan: --ranks has %d, expected multiples of --model-parallel %d", c->ranks[i],
+                   M);
+  }
+  return CLI_OK;
+}
+
 static int run(const cli_command *self, int argc, char **argv) {
-  plan_command c = {
-      .wish = {.batch = 32, .every = {10, 100}, .machine = {10e12, 500e9, 12.5e9, 10e-6}},
-      .model = "resnet50",
-      .ranks = {1, 4, 16, 64},
-      .counts = 4,
-      .given = {-1, -1, -1, -1},
-      .overhead = 0.1,
-      .placements = 1,
-      .colocate = 1};
+  plan_command c = {.wish = {.members = 1,
+                             .batch = 32,
+                             .every = {10, 100},
+                             .machine = {10e12, 500e9, 12.5e9, 10e-6}},
+                    .model = "resnet50",
+                    .ranks = {1, 4, 16, 64},
+                    .counts = 4,
+                    .given = {-1, -1, -1, -1},
+                    .overhead = 0.1,
+                    .placements = 1,
+                    .colocate = 1};
   cli_args args;
   shapes model;
   int rc = cli_parse(self, argc, argv, take, &c, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands > 0) rc = cli_bad("plan: '%s' is no option", args.operand[0]);
   cli_args_free(&args);
-  if (rc == CLI_OK) rc = shapes_make(c.model, &model);
+  if (rc == CLI_OK) rc = shapes_make(c.model, SHAPES_OF_PLAN, &model);
   if (rc != CLI_OK) return rc;
   c.wish.model = &model;
-  rc = plan_all(&c);
+  rc = check_groups(&c);
+  if (rc == CLI_OK) rc = plan_all(&c);
   shapes_free(&model);
   return rc;
 }
@@ -370,7 +435,10 @@ static const cli_option options[] = {
     {"model", "NAME",
      "the network: of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)"},
     {"ranks", "N,N,...", "how many (1,4,16,64)"},
-    {"batch", "N", "samples of a rank in a step (32)"},
+    {"batch", "N", "samples of a rank, or of a model group, in a step (32)"},
+    {"model-parallel", "N",
+     "ranks that share each layer that has a split, in groups of neighbours (1)"},
+    {"per-layer", "TEXT", "options of single layers, as the library's per_layer, for every row"},
     {"stat-period", "N", "steps between statistics (10)"},
     {"solve-period", "N", "steps between factorisations (100)"},
     {"placement", "NAME,...", "rows of natgrad under each of these placements (natgrad's own)"},
@@ -383,7 +451,8 @@ static const cli_option options[] = {
     {"latency", "US", "of a message, microseconds (10)"},
     {"calibrate", NULL,
      "measure --gemm and --solve here, and under mpirun --bandwidth and --latency of its ranks"},
-    {"json", NULL, "one object a line instead of tables"},
+    {"json", NULL,
+     "one object a line instead of tables, behind those of so many ranks what is recommended"},
 };
 
 const cli_command cli_plan = {
@@ -398,7 +467,10 @@ const cli_command cli_plan = {
         "  observe ...  ms of a step by part, the mean over steps, on the slowest rank; added is\n"
         "               their sum, step has forward, backward and the gradients' sum, too\n\n"
         "Bytes are those of a run: the library's own plan of every rank, counted by the same\n"
-        "code.  Times come from a model: products and factorisations at the given rates, a sum\n"
+        "code.  Networks of the trainer are planned with their norms, as it registers them; of\n"
+        "bert-base, bert-large and gpt-24 the linear layers of the blocks and the pooler are, not\n"
+        "embeddings, norms and the head over all words.  Products that norms need are not in the\n"
+        "times.  Times come from a model: products and factorisations at the given rates, a sum\n"
         "by recursive halving and doubling or by recursive doubling, one to owners by recursive\n"
         "halving, a broadcast in pieces down a tree, nothing\n"
         "hidden behind anything.\n\n"
@@ -408,7 +480,16 @@ const cli_command cli_plan = {
         "   \"padding\": 3, \"image\": 224}\n"
         "  {\"name\": \"fc\", \"kind\": \"linear\", \"in\": 2048, \"out\": 1000, \"bias\": true, "
         "\"positions\": 1}\n"
-        "kernel, stride, padding and image are one number or a pair.\n",
+        "  {\"name\": \"bn1\", \"kind\": \"norm\", \"in\": 64}\n"
+        "kernel, stride, padding, image and dilation are one number or a pair; groups of a conv2d\n"
+        "divide in and out.  A norm has gamma and beta; batch, layer and group norms are the same\n"
+        "here.  Embeddings are not taken.  A linear layer may say where\n"
+        "--model-parallel cuts it: \"split\": \"output\" (column-parallel) or \"input\"; the "
+        "shipped\n"
+        "transformers are cut as Megatron-LM cuts them.  Rows that do not go with parts are left\n"
+        "out: local statistics, weights by owners.  With --per-layer bytes are those of each "
+        "layer's\n"
+        "own method; times take all layers as K-FAC's.\n",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .run = run,

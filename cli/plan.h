@@ -29,7 +29,8 @@ enum {
   PLAN_APPLY,
   PLAN_DELIVER,
   PLAN_WEIGHTS,
-  PLAN_SMALL, /* check and agree */
+  PLAN_SMALL,  /* check and agree */
+  PLAN_SHARDS, /* parts of layers, brought together in model groups */
   PLAN_PARTS
 };
 extern const char *const plan_part_name[PLAN_PARTS];
@@ -39,6 +40,7 @@ typedef struct plan_answer {
   double held_mean;
   int64_t sums_bytes, scatter_bytes, share_bytes, deliver_bytes,
       weights_bytes;     /* when they are due, of the rank that has most */
+  int64_t shards_bytes;  /* parts of gradients in a step, and of what one micro-batch shows */
   double sent;           /* bytes handed to collectives by a rank, the mean over steps */
   double ms[PLAN_PARTS]; /* of a step, the mean over steps                             */
   double compute, added; /* ms: forward and backward; of all parts but the gradients'  */
@@ -47,8 +49,10 @@ typedef struct plan_answer {
 
 typedef struct plan_wish {
   const shapes *model;
-  int64_t batch;    /* samples of a rank */
-  int64_t every[2]; /* stat_period, solve_period */
+  const char *per_layer; /* of the library's options; NULL: none */
+  int32_t members;       /* ranks of a model group; 1: no layer is cut */
+  int64_t batch;         /* samples of a rank, or of a model group */
+  int64_t every[2];      /* stat_period, solve_period */
   plan_machine machine;
 } plan_wish;
 

@@ -4,6 +4,8 @@
  * `gemm`, factorisations at `solve`, messages by latency and bandwidth; the slowest rank counts.  Nothing is
  * thought to overlap: what the run hides behind backward (ng_batch.last) is gained on top.
  *
+ * p and q are of one group of a convolution, which counts as often as it has groups.  What norms multiply is left out.
+ *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
  *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, the share of the sums that a rank makes
  *   solve               k n^3 / solve over the factors of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
@@ -14,6 +16,9 @@
  *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
  *                       messages of statistics are under way side by side: their latencies count once
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
+ *   parts of layers     in groups of M: log2(M) latency + (M-1)/M n / bandwidth, as a gather by doubling; with each
+ *                       part of an observation a small sum.  Products of such a layer, and the sums that its primaries
+ *                       make, are shared by the group; gradients are summed over W/M ranks
  */
 #include "plan.h"
 
@@ -21,8 +26,9 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums",    "solve", "share",
-                                                "apply",     "deliver", "weights", "small"};
+const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums",    "solve",
+                                                "share",     "apply",   "deliver", "weights",
+                                                "small",     "shards"};
 
 double plan_sum_seconds(const plan_machine *m, int32_t ranks, double bytes, double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
@@ -47,16 +53,65 @@ static int failed(ng_context *ctx, const plan_strategy *s, const char *what) {
   return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
 }
 
-static int describe(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond **p) {
-  char line[300];
+/* Options of the row, then the caller's. */
+static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **out) {
+  char line[300], why[512] = "";
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
                  (long long)w->every[0], (long long)w->every[1]);
-  if (ng_precond_create(ctx, line, p) != NG_OK) return failed(ctx, s, "options");
+  ng_status st = ng_options_create(line, why, sizeof why, out);
+  if (st == NG_OK && w->per_layer != NULL)
+    st = ng_options_set(*out, "per_layer", w->per_layer, why, sizeof why);
+  return st == NG_OK ? CLI_OK : cli_bad("plan: %s: options: %s", s->name, why);
+}
+
+/* As natgrad train registers them: norms are layers unless the method has no blocks for them. */
+static int32_t tensors_of(ng_precond *p, const shape *l) {
+  char block[16] = "";
+  if (!l->norm || ng_get(p, "norm_block", block, sizeof block) != NG_OK) return 0;
+  return strcmp(block, "none") == 0 ? 2 : 0;
+}
+
+static ng_status add_tensors(ng_precond *p, const shape *l) {
+  static const char *const part[] = {"weight", "bias"};
+  ng_status st = NG_OK;
+  for (int k = 0; k < 2 && st == NG_OK; k++) {
+    char name[sizeof l->name + 8];
+    (void)snprintf(name, sizeof name, "%s.%s", l->name, part[k]);
+    st = ng_add_tensor(p, name, l->in, NULL);
+  }
+  return st;
+}
+
+static int describe(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond **p) {
+  ng_options *o = NULL;
+  int rc = options_of(w, s, &o);
+  if (rc == CLI_OK && ng_precond_create_from(ctx, o, p) != NG_OK) rc = failed(ctx, s, "options");
+  ng_options_destroy(&o);
+  if (rc != CLI_OK) return rc;
+  ng_status st = NG_OK;
   for (int i = 0; i < w->model->n; i++) {
+    const shape *l = &w->model->layer[i];
     ng_layer layer;
-    ng_status st = shapes_describe(&w->model->layer[i], &layer);
-    if (st == NG_OK) st = ng_add_layer(*p, &layer, NULL);
-    if (st < 0) return failed(ctx, s, w->model->layer[i].name);
+    if (tensors_of(*p, l) > 0) {
+      st = add_tensors(*p, l);
+    } else {
+      st = shapes_describe(l, &layer);
+      if (st == NG_OK) st = ng_add_layer(*p, &layer, NULL);
+    }
+    if (st < 0) return failed(ctx, s, l->name);
+  }
+  return CLI_OK;
+}
+
+static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_precond *p) {
+  int32_t index = 0;
+  for (int i = 0; i < w->model->n && w->members > 1; i++) {
+    const shape *l = &w->model->layer[i];
+    const int32_t tensors = tensors_of(p, l);
+    if (l->split != SPLIT_NOT &&
+        ng_plan_shard(p, index, l->split == SPLIT_OUTPUT ? 0 : 1, w->members) != NG_OK)
+      return failed(ctx, s, "--model-parallel");
+    index += tensors > 0 ? tensors : 1;
   }
   return CLI_OK;
 }
@@ -98,6 +153,10 @@ static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p,
     MOST(deliver_messages);
     MOST(weights_bytes);
     MOST(weights_messages);
+    MOST(shards_bytes);
+    MOST(shards_messages);
+    MOST(verdict_bytes);
+    MOST(shown_bytes);
 #undef MOST
   }
   return CLI_OK;
@@ -112,6 +171,24 @@ static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, d
   return CLI_OK;
 }
 
+/* Of layers in shards: gradients in each step, observations and a verdict beside each when they are due. */
+static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seconds,
+                         plan_answer *out) {
+  const plan_machine *m = &w->machine;
+  const double F = (double)w->every[0], M = w->members, hops = ceil(log2(M));
+  const double shown = (double)w->batch * (double)r->shown_bytes;
+  double layers = 0.0;
+  for (int i = 0; i < w->model->n; i++)
+    layers += w->model->layer[i].split != SPLIT_NOT;
+  out->shards_bytes = r->shards_bytes + r->verdict_bytes + w->batch * r->shown_bytes;
+  *seconds = hops * m->latency * (double)r->shards_messages +
+             (M - 1) / M * (double)r->shards_bytes / m->bandwidth;
+  if (r->shown_bytes == 0) return;
+  *seconds += (2 * hops * m->latency * layers +
+               ((M - 1) / M * shown + hops * (double)r->verdict_bytes) / m->bandwidth) /
+              F;
+}
+
 static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t, double all_sums,
                   plan_answer *out) {
   const plan_machine *m = &w->machine;
@@ -121,12 +198,14 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions;
-    products += 2 * rows * p * q;
-    squares += rows * (p * (p + 1) + q * (q + 1));
-    weights += 4 * p * q;
+    const double share = l->split == SPLIT_NOT ? 1 : w->members; /* ranks that have a part */
+    const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
+    const double groups = l->groups > 1 ? (double)l->groups : 1;
+    products += 2 * rows * groups * p * q;
+    squares += rows * groups * (p * (p + 1) + q * (q + 1));
+    weights += 4 * (l->norm ? 2 * (double)l->in : groups * p * q) / share; /* gamma and beta */
   }
-  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks, weights, 1);
+  s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / w->members, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
   s[PLAN_SUMS] =
       (plan_sum_seconds(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
@@ -144,6 +223,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   s[PLAN_SMALL] = plan_sum_seconds(m, ranks, (double)r->check_bytes, 1) +
                   plan_sum_seconds(m, ranks, (double)r->agree_bytes, 1) +
                   plan_sum_seconds(m, r->workers, (double)r->tell_bytes, r->tell_bytes > 0) / I;
+  price_shards(w, r, &s[PLAN_SHARDS], out);
   out->sums_bytes = r->sums_bytes;
   out->scatter_bytes = r->scatter_bytes;
   out->share_bytes = r->share_bytes;
@@ -152,7 +232,8 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   out->compute = 1e3 * 3 * products / m->gemm;
   out->sent = (double)r->sums_bytes / F + (double)r->share_bytes / I + (double)r->deliver_bytes +
               (double)r->weights_bytes + (double)(r->check_bytes + r->agree_bytes) +
-              (double)r->tell_bytes / I;
+              (double)r->tell_bytes / I + (double)r->shards_bytes +
+              (double)(out->shards_bytes - r->shards_bytes) / F;
   for (int i = 0; i < PLAN_PARTS; i++) {
     out->ms[i] = 1e3 * s[i];
     if (i != PLAN_GRADIENT) out->added += out->ms[i];
@@ -176,6 +257,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   if (rc != CLI_OK) return rc;
   rc = describe(ctx, w, s, &p);
   if (rc == CLI_OK) rc = sums_of_all(ctx, s, p, &all_sums);
+  if (rc == CLI_OK) rc = cut(ctx, w, s, p);
   if (rc == CLI_OK) rc = look_at_ranks(ctx, s, p, ranks, &t, out);
   if (rc == CLI_OK) {
     char solver[32] = "";

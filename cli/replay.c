@@ -84,6 +84,10 @@ static bool low_rank(const ng_options *o) {
   return strcmp(cli_option_text(o, "window_store").text, "lowrank") == 0;
 }
 
+static bool keeps(const ng_options *o) {
+  return strcmp(cli_option_text(o, "window_store").text, "dense") != 0;
+}
+
 /* --method asks for a row as it is, whatever the recording has set. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
                      double *lr) {
@@ -108,10 +112,13 @@ static int configure(const recording *r, const char *path, const cli_args *args,
 /* ---- the answer ------------------------------------------------------------------------------*/
 
 typedef struct answer {
-  double largest;
+  double largest, tolerance;
   int step, layer;
   int64_t rescued;
+  const char *what; /* of the second: what was compared after each step; NULL: nothing */
 } answer;
+
+static bool within(const answer *a) { return a->largest <= a->tolerance; } /* NaN is not */
 
 static void print_table(const recording *r, const double *error) {
   printf("  step");
@@ -128,7 +135,7 @@ static void print_table(const recording *r, const double *error) {
 }
 
 static int print_json(const recording *r, const ng_options *o, const double *error, const answer *a,
-                      const answer *u, double tolerance) {
+                      const answer *u) {
   json_t *rows = json_array(), *names = json_array();
   for (int i = 0; i < r->layers; i++)
     (void)json_array_append_new(names, json_string(r->layer[i].name));
@@ -140,14 +147,15 @@ static int print_json(const recording *r, const ng_options *o, const double *err
     }
     (void)json_array_append_new(rows, row);
   }
-  const bool ok = a->largest <= tolerance && (u == NULL || u->largest <= tolerance);
-  json_t *updated = u != NULL && isfinite(u->largest) ? json_real(u->largest) : json_null();
-  json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:f, s:I, s:b, s:o, s:o}",
+  json_t *second = u->what != NULL && isfinite(u->largest) ? json_real(u->largest) : json_null();
+  json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o}",
                            "case", r->name, "system", r->system, "variant", r->method, "method",
                            cli_option_text(o, "method").text, "ranks", r->ranks, "steps", r->steps,
                            "largest", isfinite(a->largest) ? json_real(a->largest) : json_null(),
-                           "updated", updated, "tolerance", tolerance, "rescued",
-                           (json_int_t)a->rescued, "ok", ok, "layers", names, "errors", rows);
+                           "updated", r->updates ? second : json_null(), "error_feedback",
+                           r->updates ? json_null() : second, "tolerance", a->tolerance, "rescued",
+                           (json_int_t)a->rescued, "ok", within(a) && within(u), "layers", names,
+                           "errors", rows);
   const int failed =
       line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
   json_decref(line);
@@ -183,15 +191,17 @@ static int fused_options(const ng_options *o, const char *path, ng_options **out
 static int tell(const recording *r, const wish *w, const ng_options *o, const double *error,
                 const answer *a, const answer *u, int rc) {
   if (w->json) {
-    return print_json(r, o, error, a, r->updates ? u : NULL, w->tolerance) == CLI_OK ? rc : CLI_BAD;
+    return print_json(r, o, error, a, u) == CLI_OK ? rc : CLI_BAD;
   }
   printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
          cli_option_text(o, "method").text, r->layers, r->steps, r->ranks, r->ranks > 1 ? "s" : "");
   print_table(r, error);
   if (a->rescued > 0) printf("  %lld steps rescued\n", (long long)a->rescued);
-  if (r->updates) {
-    printf("  weights%s after each step: largest %.2e (step %d, %s)\n",
-           r->momentum != 0 ? " and momentum" : "", u->largest, u->step, r->layer[u->layer].name);
+  if (u->what != NULL) {
+    printf("  %s after each step: largest %.2e (step %d, %s)", u->what, u->largest, u->step,
+           r->layer[u->layer].name);
+    if (u->tolerance != a->tolerance) printf(", tolerance %.0e", u->tolerance);
+    printf("\n");
   }
   printf("  largest %.2e (step %d, %s), tolerance %.0e: %s\n", a->largest, a->step,
          r->layer[a->layer].name, w->tolerance, rc == CLI_OK ? "ok" : "exceeded");
@@ -215,7 +225,7 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
   ng_options *options = NULL, *fused = NULL;
-  replay_job j = {&r, NULL, NULL, w->linalg, 0, false};
+  replay_job j = {.r = &r, .linalg = w->linalg};
   replay_rank *ranks = replay_ranks(&j);
   rc = configure(&r, path, args, &options, &j.lr);
   if (rc == CLI_OK && r.updates) rc = fused_options(options, path, &fused);
@@ -223,6 +233,8 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
   j.fused = fused;
   if (rc == CLI_OK && w->tolerance < 0) w->tolerance = tolerance_of(options);
   j.drawn = rc == CLI_OK && low_rank(options);
+  if (rc == CLI_OK) rc = replay_check_kept(&r, path, &j.kept);
+  j.kept = rc == CLI_OK && j.kept && keeps(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK) {
@@ -233,9 +245,13 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
       updated[i] = ranks[i].updated;
     }
     answer a = worst_of(&r, error);
-    const answer u = worst_of(&r, updated);
+    answer u = worst_of(&r, updated);
+    a.tolerance = u.tolerance = w->tolerance;
+    if (j.kept && j.drawn) u.tolerance *= 2; /* of low rank, the rounding there is twice as large */
+    if (j.kept) u.what = "error feedback";
+    if (r.updates) u.what = r.momentum != 0 ? "weights and momentum" : "weights";
     a.rescued = ranks[0].rescued; /* a step's status is the same on all */
-    if (!(a.largest <= w->tolerance) || !(u.largest <= w->tolerance)) rc = CLI_NO;
+    if (!within(&a) || !within(&u)) rc = CLI_NO;
     rc = tell(&r, w, options, error[0], &a, &u, rc);
     free(error);
     free(updated);
@@ -285,8 +301,11 @@ const cli_command cli_replay = {
     .summary = "show recordings of published programs to natgrad and compare the results",
     .text =
         "A recording is a folder with case.json and .npy files, or the same packed into one\n"
-        ".safetensors file.  Where it has the weights after each step, a second run updates them\n"
-        "and compares them and their momentum.  Exits with 1 if an error is above the tolerance.\n",
+        ".safetensors file.  Where it has the weights of layers after each step, a second run "
+        "updates\n"
+        "them and compares them and their momentum; where it has the error feedback of a window,\n"
+        "that is compared (of low rank to twice the tolerance).  Exits with 1 if an error is above "
+        "it.\n",
     .options = own,
     .n_options = 3,
     .library = true,

@@ -11,6 +11,7 @@ typedef struct replay_job {
   const char *linalg;
   double lr;
   bool drawn; /* low rank, which begins with what the program drew */
+  bool kept;  /* error feedback is recorded, and there is some here */
 } replay_job;
 
 /* One rank's run. */
@@ -18,8 +19,9 @@ typedef struct replay_rank {
   const replay_job *job;
   int rank;
   ng_transport transport;
-  bool fused;              /* weights are updated, and compared */
-  double *error, *updated; /* [step][layer]: of preconditioned gradients; of weights and momentum */
+  bool fused; /* weights are updated, and compared */
+  double *error,
+      *updated; /* [step][layer]: of preconditioned gradients; of weights and momentum, or of what is kept */
   float **grad, **bias;
   float **weight, **bias_weight; /* of parameters: as they were before the step */
   int64_t rescued;               /* steps that said NG_RESCUED */
@@ -33,6 +35,12 @@ void replay_ranks_free(replay_rank *ranks, int count, int layers);
  * beginning replaced by it; one rank, of parameters. */
 int replay_check_drawn(const recording *r, const char *path, int64_t rank);
 ng_status replay_hand_over(const recording *r, ng_precond *p);
+/* replay_kept.c: is error feedback recorded, as it must be?  0, or 2 with a line told.  Of a step: [layers] how far ours
+ * is from it. */
+int replay_check_kept(const recording *r, const char *path, bool *some);
+ng_status replay_compare_kept(const recording *r, ng_precond *p, int step, double *apart);
+/* The n numbers of a field of the state, f32, into `to`; *there is false, and `to` as it was, if the state has no such. */
+ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
 /* Plays it on all ranks; 0, or 2 with a line told. */
 int replay_run(const replay_job *job, replay_rank *ranks, bool fused);
 

@@ -195,7 +195,8 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   for (int i = 0; i < r->layers && scale > 0; i++) {
     me->error[step * r->layers + i] /= scale;
   }
-  return NG_OK;
+  if (!me->job->kept) return NG_OK;
+  return replay_compare_kept(r, p, step, &me->updated[step * r->layers]);
 }
 
 /* Of chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum, or with adjust_momentum that times lr / lr_pre where
@@ -223,21 +224,15 @@ static ng_sgd sgd_of(const recording *r, int step) {
 /* The momentum of a parameter, on the scale of the recording, against what is recorded. */
 static ng_status measure_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
-  for (int32_t i = 0; i < ng_state_count(p); i++) {
-    ng_field_info field;
-    ng_field_info_init(&field, sizeof field);
-    ng_status st = ng_state_at(p, i, &field);
-    if (st < 0) return st;
-    if (strcmp(field.name, name) != 0) continue;
-    float *v = cli_take((size_t)n, sizeof *v);
-    st = ng_state_read(p, i, v, n * (int64_t)sizeof *v);
-    for (int64_t k = 0; k < n; k++)
-      v[k] = (float)(-lr * (double)v[k]);
-    measure(v, recorded, n, gap, scale);
-    free(v);
-    return st;
-  }
-  return NG_ERR_STATE; /* ng_last_error says nothing then: not reached while moments have these names */
+  bool there;
+  float *v = cli_take((size_t)n, sizeof *v);
+  ng_status st = replay_field(p, name, v, n, &there);
+  for (int64_t k = 0; k < n && there && st >= 0; k++)
+    v[k] = (float)(-lr * (double)v[k]);
+  if (there) measure(v, recorded, n, gap, scale);
+  free(v);
+  /* ng_last_error says nothing of the second: not reached while moments have these names */
+  return st >= 0 && !there ? NG_ERR_STATE : st;
 }
 
 /* Weights and momentum after a fused step. */

@@ -12,18 +12,35 @@
 
 enum { MOST = 4096 };
 
+static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
+
+/* Of the input that one output sees, from its first pixel to its last. */
+static int64_t reach(const shape *l, int k) {
+  return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
+}
+
+static int64_t positions_along(const shape *l, int k) {
+  return (l->image[k] + 2 * l->padding[k] - reach(l, k)) / l->stride[k] + 1;
+}
+
 static void finish(shape *l) {
-  l->positions = l->conv ? 1 : l->positions;
-  for (int k = 0; k < 2 && l->conv; k++) {
-    l->positions *= (l->image[k] + 2 * l->padding[k] - l->kernel[k]) / l->stride[k] + 1;
-  }
-  l->p = (l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in) + (l->bias ? 1 : 0);
-  l->q = l->out;
+  const int64_t groups = at_least_one(l->groups);
+  if (l->conv) l->positions = positions_along(l, 0) * positions_along(l, 1);
+  l->p = (l->conv ? l->in / groups * l->kernel[0] * l->kernel[1] : l->in) + (l->bias ? 1 : 0);
+  l->q = l->out / groups;
 }
 
 /* ---- a network -------------------------------------------------------------------------------*/
 
-static int from_model(const char *model, shapes *out) {
+/* Gamma and beta of so many channels; no A, no G. */
+static void make_norm(shape *l, int64_t channels, double eps) {
+  l->norm = l->bias = true;
+  l->in = l->out = channels;
+  l->eps = eps;
+  l->positions = 1;
+}
+
+static int from_model(const char *model, shapes_use use, shapes *out) {
   model_task task;
   bool reconstructs = false;
   if (model_task_of(model, &task) != CLI_OK) return CLI_BAD;
@@ -45,6 +62,12 @@ static int from_model(const char *model, shapes *out) {
     l->positions = 1;
     finish(l);
   }
+  for (int i = 0; rc == CLI_OK && use == SHAPES_OF_PLAN && i < nn_norms(n) && out->n < MOST; i++) {
+    const nn_norm_layer *from = nn_norm_at(n, i);
+    shape *l = &out->layer[out->n++];
+    (void)snprintf(l->name, sizeof l->name, "%s", from->name);
+    make_norm(l, from->channels, from->eps);
+  }
   nn_destroy(&n);
   return rc;
 }
@@ -53,6 +76,7 @@ static int from_model(const char *model, shapes *out) {
 
 typedef struct reader {
   const char *path;
+  shapes_use use;
   int layer;
   int rc;
 } reader;
@@ -61,6 +85,11 @@ static void wrong(reader *in, const char *key, const char *expected) {
   if (in->rc == CLI_OK) {
     in->rc = cli_bad("%s: layer %d: %s is not %s", in->path, in->layer, key, expected);
   }
+}
+
+static void only_planned(reader *in, const char *what) {
+  if (in->rc == CLI_OK && in->use != SHAPES_OF_PLAN)
+    in->rc = cli_bad("%s: layer %d: %s is for natgrad plan alone", in->path, in->layer, what);
 }
 
 static int64_t number(reader *in, const json_t *v, const char *key, int64_t lower) {
@@ -84,9 +113,31 @@ static void pair(reader *in, const json_t *object, const char *key, int64_t lowe
   }
 }
 
+static void read_split(reader *in, const char *split, shape *l) {
+  if (l->conv || l->norm || split == NULL ||
+      (strcmp(split, "output") != 0 && strcmp(split, "input") != 0)) {
+    wrong(in, "split", "\"output\" or \"input\" of a linear layer");
+    return;
+  }
+  l->split = strcmp(split, "output") == 0 ? SPLIT_OUTPUT : SPLIT_INPUT;
+}
+
+/* It has as many outputs as inputs, and gamma and beta always. */
+static void read_norm(reader *in, json_t *o, shape *l) {
+  const char *key;
+  json_t *value;
+  only_planned(in, "kind \"norm\"");
+  json_object_foreach(o, key, value) {
+    if (strcmp(key, "name") != 0 && strcmp(key, "kind") != 0 && strcmp(key, "in") != 0)
+      wrong(in, key, "of a norm");
+  }
+  make_norm(l, number(in, json_object_get(o, "in"), "in", 1), 1e-5);
+}
+
 static void read_layer(reader *in, json_t *o, shape *l) {
-  static const char *const known[] = {"name",   "kind",    "in",    "out",  "kernel",
-                                      "stride", "padding", "image", "bias", "positions"};
+  static const char *const known[] = {"name",   "kind",     "in",    "out",  "kernel",
+                                      "stride", "padding",  "image", "bias", "positions",
+                                      "split",  "dilation", "groups"};
   enum { KNOWN = sizeof known / sizeof known[0] };
   if (!json_is_object(o)) {
     wrong(in, "it", "an object");
@@ -111,8 +162,15 @@ static void read_layer(reader *in, json_t *o, shape *l) {
     return;
   }
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  if (kind == NULL || (strcmp(kind, "conv2d") != 0 && strcmp(kind, "linear") != 0)) {
-    wrong(in, "kind", "\"conv2d\" or \"linear\"");
+  const bool norm = kind != NULL && strcmp(kind, "norm") == 0;
+  if (!norm && (kind == NULL || (strcmp(kind, "conv2d") != 0 && strcmp(kind, "linear") != 0))) {
+    wrong(in, "kind",
+          in->use == SHAPES_OF_PLAN ? "\"conv2d\", \"linear\" or \"norm\""
+                                    : "\"conv2d\" or \"linear\"");
+    return;
+  }
+  if (norm) {
+    read_norm(in, o, l);
     return;
   }
   if (bias != NULL && !json_is_boolean(bias)) wrong(in, "bias", "true or false");
@@ -120,6 +178,16 @@ static void read_layer(reader *in, json_t *o, shape *l) {
   l->conv = strcmp(kind, "conv2d") == 0;
   l->in = number(in, json_object_get(o, "in"), "in", 1);
   l->out = number(in, json_object_get(o, "out"), "out", 1);
+  const json_t *split = json_object_get(o, "split");
+  if (split != NULL) read_split(in, json_string_value(split), l);
+  for (int i = 0; i < KNOWN; i++) { /* what the other kind has says nothing here */
+    const bool of_conv = strcmp(known[i], "kernel") == 0 || strcmp(known[i], "stride") == 0 ||
+                         strcmp(known[i], "padding") == 0 || strcmp(known[i], "image") == 0 ||
+                         strcmp(known[i], "dilation") == 0 || strcmp(known[i], "groups") == 0;
+    const bool other = l->conv ? strcmp(known[i], "positions") == 0 : of_conv;
+    if (other && json_object_get(o, known[i]) != NULL)
+      wrong(in, known[i], l->conv ? "of a conv2d layer" : "of a linear layer");
+  }
   const json_t *positions = json_object_get(o, "positions");
   l->positions = positions == NULL ? 1 : number(in, positions, "positions", 1);
   if (l->conv) {
@@ -127,19 +195,28 @@ static void read_layer(reader *in, json_t *o, shape *l) {
     pair(in, o, "stride", 1, 1, l->stride);
     pair(in, o, "padding", 0, 0, l->padding);
     pair(in, o, "image", 1, -1, l->image);
+    pair(in, o, "dilation", 1, 1, l->dilation);
+    const json_t *groups = json_object_get(o, "groups");
+    l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
+    if (l->in % l->groups != 0 || l->out % l->groups != 0)
+      wrong(in, "groups", "a divisor of in and out");
+    if (l->groups > 1) only_planned(in, "groups");
     for (int k = 0; k < 2; k++) {
-      if (l->image[k] + 2 * l->padding[k] < l->kernel[k])
+      if (l->dilation[k] > 1) only_planned(in, "dilation");
+      if (l->image[k] + 2 * l->padding[k] < reach(l, k))
         wrong(in, "image", "as large as the kernel");
     }
   }
   if (in->rc == CLI_OK) finish(l);
 }
 
-static int from_file(const char *path, shapes *out) {
+static int from_file(const char *path, shapes_use use, shapes *out) {
   json_error_t error;
   json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+  if (root == NULL && error.line < 1)
+    return cli_bad("%s", error.text); /* not opened: it names the file */
   if (root == NULL) return cli_bad("%s: line %d: %s", path, error.line, error.text);
-  reader in = {path, 0, CLI_OK};
+  reader in = {path, use, 0, CLI_OK};
   const size_t n = json_array_size(root);
   if (n < 1 || n > MOST) in.rc = cli_bad("%s: no list of 1 to %d layers", path, MOST);
   for (size_t i = 0; i < n && in.rc == CLI_OK; i++) {
@@ -152,14 +229,14 @@ static int from_file(const char *path, shapes *out) {
   return in.rc;
 }
 
-int shapes_make(const char *model, shapes *out) {
+int shapes_make(const char *model, shapes_use use, shapes *out) {
   memset(out, 0, sizeof *out);
   out->layer = cli_take(MOST, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file                             ? from_file(model, out)
+  const int rc = file                             ? from_file(model, use, out)
                  : shapes_transformer(model, out) ? CLI_OK
-                                                  : from_model(model, out);
+                                                  : from_model(model, use, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }
@@ -175,7 +252,9 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
     to->stride[k] = from->stride[k];
     to->padding[k] = from->padding[k];
     to->image[k] = from->image[k];
+    to->dilation[k] = at_least_one(from->dilation[k]);
   }
+  if (from->conv) to->groups = at_least_one(from->groups);
   if (from->norm) to->norm_eps = from->eps;
   if (!from->conv && !from->norm) to->positions = from->positions;
   return NG_OK;
@@ -193,9 +272,8 @@ ng_array shapes_output(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   int64_t to[2] = {1, 1};
   if (l->norm) return shapes_input(l, data, samples);
-  for (int k = 0; k < 2 && l->conv; k++) {
-    to[k] = (l->image[k] + 2 * l->padding[k] - l->kernel[k]) / l->stride[k] + 1;
-  }
+  for (int k = 0; k < 2 && l->conv; k++)
+    to[k] = positions_along(l, k);
   return l->conv ? ng_array_nchw(x, samples, l->out, to[0], to[1], NG_F32)
                  : ng_array_matrix(x, samples * l->positions, l->out, NG_F32);
 }

@@ -8,14 +8,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Where a layer is cut over ranks of a model group (`natgrad plan --model-parallel`). */
+typedef enum shape_split { SPLIT_NOT, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
+
 typedef struct shape {
   char name[64];
-  bool conv, norm, bias; /* norm: a batch norm with gamma and beta; image 0, 0: of features */
+  bool conv, norm, bias; /* norm: with gamma and beta; image 0, 0: of features */
   double eps;            /* norm */
   int64_t in, out; /* features or channels                                                        */
   int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
+  int64_t dilation[2], groups;                        /* conv; 0: 1 */
   int64_t positions; /* of one sample; 1 for a plain linear layer */
-  int64_t p, q;      /* orders of A and G                         */
+  int64_t p, q;      /* orders of A and G, of one group           */
+  shape_split split;
 } shape;
 
 typedef struct shapes {
@@ -24,12 +29,19 @@ typedef struct shapes {
   int n;
 } shapes;
 
+/* Who asks: `natgrad plan` takes all layers of a run, benches what they have K-FAC's arrays for. */
+typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
+
 /* A model of nn/models.h, bert-base, bert-large or gpt-24, or a JSON file: a list of objects
- *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias"}
- *   {"name", "kind": "linear", "in", "out", "positions", "bias"}
- * where kernel, stride, padding and image are one number or a pair; stride 1, padding 0, positions
- * 1 and bias false may be left out.  Returns 0, or 2 with one line told. */
-int shapes_make(const char *model, shapes *out);
+ *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias", "dilation", "groups"}
+ *   {"name", "kind": "linear", "in", "out", "positions", "bias", "split": "output" | "input"}
+ *   {"name", "kind": "norm", "in"}
+ * where kernel, stride, padding, image and dilation are one number or a pair; stride 1, padding 0, dilation 1, groups 1,
+ * positions 1, bias false and split, for layers that are whole on each rank, may be left out.
+ * SHAPES_OF_PLAN: norms of a model of nn/models.h are behind its layers, as natgrad train registers them; their p and q
+ * are 0.  Otherwise they are left out, and a file with norms, groups or dilation is refused.
+ * Returns 0, or 2 with one line told. */
+int shapes_make(const char *model, shapes_use use, shapes *out);
 void shapes_free(shapes *s);
 bool shapes_transformer(const char *name, shapes *out); /* false: no such name, nothing added */
 

@@ -22,8 +22,10 @@ static const transformer table[] = {
 };
 enum { TABLE = sizeof table / sizeof table[0] };
 
-static void add(shapes *out, int64_t in, int64_t to, int64_t positions, int block,
-                const char *part) {
+/* Cut as Megatron-LM does (Shoeybi et al. 2019, arXiv 1909.08053): what makes heads and the inner layer by outputs, what
+ * brings them together by inputs. */
+static void add(shapes *out, int64_t in, int64_t to, int64_t positions, int block, const char *part,
+                shape_split split) {
   shape *l = &out->layer[out->n++];
   if (block < 0) {
     (void)snprintf(l->name, sizeof l->name, "%s", part);
@@ -34,6 +36,7 @@ static void add(shapes *out, int64_t in, int64_t to, int64_t positions, int bloc
   l->in = in;
   l->out = to;
   l->positions = positions;
+  l->split = split;
   l->p = in + 1;
   l->q = to;
 }
@@ -45,13 +48,13 @@ bool shapes_transformer(const char *name, shapes *out) {
   }
   for (int i = 0; t != NULL && i < t->blocks; i++) {
     static const char *const parts[] = {"query", "key", "value"};
-    if (t->fused) add(out, t->width, 3 * t->width, t->tokens, i, "query_key_value");
+    if (t->fused) add(out, t->width, 3 * t->width, t->tokens, i, "query_key_value", SPLIT_OUTPUT);
     for (int k = 0; k < 3 && !t->fused; k++)
-      add(out, t->width, t->width, t->tokens, i, parts[k]);
-    add(out, t->width, t->width, t->tokens, i, "output");
-    add(out, t->width, t->inner, t->tokens, i, "inner");
-    add(out, t->inner, t->width, t->tokens, i, "outer");
+      add(out, t->width, t->width, t->tokens, i, parts[k], SPLIT_OUTPUT);
+    add(out, t->width, t->width, t->tokens, i, "output", SPLIT_INPUT);
+    add(out, t->width, t->inner, t->tokens, i, "inner", SPLIT_OUTPUT);
+    add(out, t->inner, t->width, t->tokens, i, "outer", SPLIT_INPUT);
   }
-  if (t != NULL && t->pooler) add(out, t->width, t->width, 1, -1, "pooler");
+  if (t != NULL && t->pooler) add(out, t->width, t->width, 1, -1, "pooler", SPLIT_NOT);
   return t != NULL;
 }

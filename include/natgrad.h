@@ -441,7 +441,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   error, or stays as it is; absent is what was never bound, or bound with data NULL:
  *                   one that was bound for a step that is over was forgotten, an error either way.
  *                   A layer of which some parameters have a gradient and some have none is an error,
- *                   too.  For one layer alone: ng_freeze
+ *                   too.  For one layer alone: ng_freeze.  In a window its numbers are zeros in the row
+ *                   that enters, and what is kept for it alone (error feedback, momentum) stays
  *
  * Norm layers, beside any method: F is the second moment of the gradients of gamma and beta of single
  * samples, of all channels [2C, 2C], and PD = (F + damping norm_damping I)^-1 D.
@@ -515,7 +516,8 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *
  * What is measured.
  *   quantify        1: ng_report has the quartiles of how far each element is scaled, at the cost of
- *                   one more pass over gradients and PD, and 128 KiB a thread
+ *                   two more passes over gradients and PD, and 128 KiB a thread.  Of a model of which nothing
+ *                   is preconditioned, of what a fused update multiplies by lr
  *
  * Who solves what.
  *   placement_cost  compute | memory: a factor of order n counts n^3 (and balanced its products, too), or n^2
@@ -728,7 +730,7 @@ typedef struct ng_layer {
   /* conv2d, each [0] vertical, [1] horizontal; 1, 1, 0, 1 and one group unless said.  The output is
    * floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1 along each axis. */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
-  int64_t groups;
+  int64_t groups;   /* at most 4,194,304                                                        */
   int64_t image[2]; /* H, W of the *input* that memory is planned for; 0, 0: not known.  Each
                      * observation has its own; the first of a larger one takes more scratch,
                      * which ng_memory counts                                                 */
@@ -835,7 +837,8 @@ NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_para
 /* Freeze a layer or tensor from the next step on (on = 1) or thaw it (0).  While frozen it needs no
  * gradient and no observation (ng_wants says 0, what is shown is not read), its gradient, weight and
  * moments stay, it has no part in the clip, and its averages and inverses wait as they are.  Its memory
- * stays taken, so it may thaw at any time; one that was registered as frozen never had any.
+ * stays taken, so it may thaw at any time; one that was registered as frozen never had any.  Rows of a
+ * window, which is of many layers, enter without it: zeros in its places.
  * Ranks:   every rank makes the same change; ng_ready finds a difference that was there before it
  *          (NG_ERR_COMM), a step any other, NG_ERR_STATE on all of them.
  * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
@@ -874,13 +877,21 @@ typedef struct ng_batch {
   double loss_scale;
   int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
                 /* once: sums of layers that are complete are sent while others are observed      */
+  /* Where ranks share one micro-batch: its samples on all ranks, and the place in it of this rank's first;
+   * calls of a step have one `whole`.  Then what an option or a published scale says of a batch is said
+   * of the whole: stat_batch takes its first samples, wherever they are (a rank that has none of them
+   * shows its arrays all the same), call_weight = equal weighs it as one call, and stat_scale eva and
+   * kaisa see the gradients of its mean loss, so ranks have the statistics of one rank with everything.
+   * 0, as it begins: this rank's samples are a batch of their own, as in the published programs.
+   * statistics = local: the owner's are. */
+  int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
 /* Open a micro-batch.  Everything is weighted by samples: with stat_scale = textbook, calls = mean,
  * call_weight = samples and stat_batch = 0 (the row "natgrad") uneven micro-batches and shards give
- * the statistics of the whole batch; published rows depend on how a batch is cut
- * (docs/algorithms.md).
+ * the statistics of the whole batch; published rows depend on how a batch is cut, on how
+ * ranks share one only without ng_batch.whole (docs/algorithms.md).
  *
  * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
  * Ranks:   local; but `last` is the same on all ranks, or their next step is NG_ERR_STATE, or
@@ -1032,11 +1043,15 @@ typedef struct ng_report {
   int64_t unobserved; /* statistics x steps: due, and shown by no rank; since ng_ready   */
   int32_t statistics; /* how many ng_report_statistic tells of */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, all blocks, before the clip: with inner the angle between
-   * gradient and direction, and how much longer it is.  0 before any step and after loading. */
+   * gradient and direction, and how much longer it is.  0 before any step and after loading.  Without any
+   * block: 0, and inner too; with quantify = 1 those of the fused update, as below. */
   double d2, pd2;
   /* quantify = 1: r_i = |PD_i / (D_i + 1e-8)| of the last step that counted, before the clip, over the
    * `scaled` elements of all blocks: the scaling of EFCP (arXiv 2306.06098).  Quartiles are means of two
-   * neighbours, each known to 1/128 of itself; the others are exact.  All 0 otherwise, and after loading */
+   * neighbours ("midpoint"), each known to 2^-18 of itself (below 2^-96: to 2^-114; below 2^-113 it counts as 0);
+   * the others are exact.  Where nothing is preconditioned, PD is what lr multiplies in the fused update: SGD's
+   * momentum buffer with what decay adds to it (its Nesterov form; D without either), or AdamW's corrected m /
+   * (sqrt v + eps), decoupled decay apart.  All 0 otherwise, and after loading */
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
   /* Of the context, by this rank's clock: while a message was under way, which is from the call that began it
@@ -1116,11 +1131,14 @@ NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_
  * rank is planned quickly.
  *
  * Units:   bytes as ng_memory and ng_report_station count them: held by the rank, and handed to collectives
- *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.
+ *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.  With
+ *          ng_batch.last and more than one message of statistics they are cut from the last layer on: a
+ *          cut may be elsewhere then, and leave out another gap, of less than 64 bytes, between two arrays.
  * Formula: solve_cost is the sum of n^3 over the symmetric statistics of order n that the rank solves;
  *          apply_cost that of q p (p + q) over the blocks of orders p, q of which it makes PD.
- * Errors:  NG_ERR_ARG (ranks < 1, no such rank, a grid that `ranks` does not allow, as ng_ready),
- *          NG_ERR_STATE (ready already), NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (ranks < 1, no such rank, a grid that `ranks` does not allow, as ng_ready; a number of ranks that
+ *          is no multiple of the model group of ng_plan_shard), NG_ERR_STATE (ready already), NG_ERR_NOMEM,
+ *          NG_ERR_ABSENT (a layer registered in shards: other ranks know its widths). */
 typedef struct ng_rank_plan {
   size_t struct_size;
   int32_t blocks;  /* of the model                                                          */
@@ -1136,10 +1154,24 @@ typedef struct ng_rank_plan {
   int64_t tell_bytes;   /* in one message, of statistics = owner with colocate = 0              */
   int64_t choose_bytes,
       choose_messages; /* of windows in slices with window_topk = global            */
+  /* Of layers in shards (ng_plan_shard), in the model group; station "shards" counts all of it: */
+  int64_t shards_bytes, shards_messages; /* parts of gradients                                  */
+  int64_t verdict_bytes; /* of each micro-batch, beside parts of observations                    */
+  int64_t shown_bytes;   /* parts of observations, of each sample in f32                         */
 } ng_rank_plan;
 NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,
                                          ng_rank_plan *out);
+
+/* ng_plan_rank plans layer `index`, which was registered whole, as one in shards (ng_layer.shard_axis = axis) over
+ * model groups of `members` ranks.  Rank r is member r % members of group r / members; parts are as even
+ * as they can be, the first ones larger by one.  ng_ready does not take such a model: there a rank registers its part.
+ *
+ * Ranks:   local.
+ * Errors:  NG_ERR_ARG (no such index, no linear layer registered whole, axis not 0 or 1, members < 1 or more than the
+ *          layer has outputs or inputs, or other than of another layer), NG_ERR_STATE (ready already). */
+NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis,
+                                          int32_t members);
 
 /* What happens to each registered parameter, and why.  Nothing is skipped silently. */
 typedef struct ng_explain_row {
@@ -1180,11 +1212,11 @@ NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explai
  *          ranks and threads, with the weights of step k.
  * Memory:  temporary buffers are taken and given back.
  * Ranks:   collective; rank 0 writes (and reads) one file at `path`.  What ng_save_parts wrote there ng_load
- *          takes as well, on every rank.
+ *          takes as well, on every rank.  Of layers in shards averages, results and moments are those of whole
+ *          layers, so any cut of them, or none, reads the file.
  * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
  *          a failed ng_save leaves an earlier file of that name whole (it writes to a temporary
- *          name, flushes, renames).  NG_ERR_ABSENT: a layer in shards with moments of a fused update (with
- *          ng_step averages and results are saved as those of whole layers, for any cut).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
+ *          name, flushes, renames).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
  *          state is saved between steps. */
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
@@ -1256,7 +1288,8 @@ NG_API void ng_field_info_init(ng_field_info *info, size_t size);
  * Ranks:   local, but ng_state_manifest is collective: all ranks get the same text.
  * Errors:  NG_ERR_ARG (no such number; other bytes; struct_size not set); NG_ERR_STATE before
  *          ng_ready, between ng_begin and a step (not ng_state_at), and, by name, of an array that
- *          this rank does not hold, or of which every rank holds a part (statistics = sharded). */
+ *          this rank does not hold, or of which every rank holds a part (statistics = sharded; moments of
+ *          a layer in shards). */
 NG_API int32_t ng_state_count(ng_precond *p);
 NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);

@@ -41,15 +41,17 @@ extern "C" {
  * Threads: every call on the table and on contexts that use it by the thread that initialised MPI,
  *          unless that was done with MPI_THREAD_MULTIPLE.
  * Errors:  NG_ERR_ARG (no table, an intercommunicator), NG_ERR_STATE (MPI is not running), NG_ERR_NOMEM,
- *          NG_ERR_COMM.  A rank that gives up tells the others, whose calls then fail; a rank that is
- *          killed is the launcher's to notice, which ends the job.
+ *          NG_ERR_COMM.  A rank that gives up tells the others, whose calls then fail; so do calls of which
+ *          a rank has no part any more because it was released; a rank that is killed is the launcher's to
+ *          notice, which ends the job.
  * Limits:  host memory; an all-gather or reduce-scatter of at most 2^31-1 elements in all (the library
  *          itself splits larger ones); other messages of any size. */
 NG_API NG_CHECKED ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size);
 
 /* Frees what the table stands on and clears it, before MPI_Finalize and after the last context that
- * used it.  Collective, unless some rank gave up: then what MPI may still touch stays until the end of
- * the process.  Accepts NULL and a cleared table. */
+ * used it.  Collective, as MPI_Comm_free is: it waits for all ranks, which release several tables in one
+ * order.  Where some rank gave up, or was released before a call that others made, nobody waits, and what
+ * MPI may still touch stays until the end of the process.  Accepts NULL and a cleared table. */
 NG_API void ng_mpi_release(ng_transport *t);
 
 #ifdef __cplusplus

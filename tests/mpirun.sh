@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # mpirun.sh RANKS PROGRAM...: a program on so many ranks of this machine, whatever its number of cores.
 # Open MPI refuses root, and more ranks than cores, unless told otherwise; MPICH does not know what it is
-# told here.  77 (skipped) without a launcher.
+# told here.  The launcher is that of the MPI that was configured (NG_TEST_MPIRUN): one of another MPI starts so many
+# programs of one rank each.  77 (skipped) without a launcher.
 set -euo pipefail
 n=$1
 shift
-launcher=$(command -v mpirun || command -v mpiexec || true)
+launcher=${NG_TEST_MPIRUN:-$(command -v mpirun || command -v mpiexec || true)}
 if [[ -z $launcher ]]; then
   echo "skipped: no mpirun (apt-get install openmpi-bin)"
   exit 77

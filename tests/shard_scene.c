@@ -27,9 +27,11 @@ static int32_t member_of(const scene *x, int32_t rank) {
 }
 
 /* Parts of n: 1, 2, 1, 2, ... times n / 3m and what is left over at the end, at least 1 each. */
-static int64_t begins(int64_t n, int32_t of, int32_t i) {
+static int64_t begins(const scene *x, int64_t n, int32_t i) {
+  const int32_t of = x->model;
   int64_t at = 0;
   if (i == of) return n;
+  if (x->even) return n / of * i + (i < n % of ? i : n % of);
   for (int32_t k = 0; k < i; k++) {
     at += k % 2 == 0 ? 1 : 2;
   }
@@ -53,13 +55,17 @@ double seen(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k)
 
 part part_of(const scene *x, int32_t rank, int i) {
   const int32_t m = member_of(x, rank);
+  const int64_t further = x->skewed && group_of(x, rank) > 0;
+  const int64_t all = layer[i].axis == 0 ? layer[i].out : layer[i].in;
+  const int64_t from = begins(x, all, m) + (m > 0 ? further : 0);
+  const int64_t to = begins(x, all, m + 1) + (m + 1 < x->model ? further : 0);
   part p = {layer[i].in, layer[i].out, 0, 0};
   if (layer[i].axis == 0) {
-    p.row = begins(layer[i].out, x->model, m);
-    p.out = begins(layer[i].out, x->model, m + 1) - p.row;
+    p.row = from;
+    p.out = to - from;
   } else if (layer[i].axis == 1) {
-    p.col = begins(layer[i].in, x->model, m);
-    p.in = begins(layer[i].in, x->model, m + 1) - p.col;
+    p.col = from;
+    p.in = to - from;
   }
   return p;
 }
@@ -78,6 +84,7 @@ static ng_status model_transport(scene *x, int32_t rank, ng_transport *out) {
 
 typedef struct purse {
   int32_t calls, fail_at; /* 0: never */
+  int64_t held;           /* bytes */
 } purse;
 
 typedef struct rank_life {
@@ -125,6 +132,17 @@ void cut(const scene *x, int32_t rank, int i, const double *whole, float *to) {
       to[r * p.in + c] = (float)whole[(p.row + r) * cols + p.col + c];
     }
     if (bias_of(x, i)) to[p.out * p.in + r] = (float)whole[(p.row + r) * cols + cols - 1];
+  }
+}
+
+void fill_in(const scene *x, int32_t rank, int i, const float *from, double *whole) {
+  const part p = part_of(x, rank, i);
+  const int64_t cols = layer[i].in + bias_of(x, i);
+  for (int64_t r = 0; r < p.out; r++) {
+    for (int64_t c = 0; c < p.in; c++) {
+      whole[(p.row + r) * cols + p.col + c] = (double)from[r * p.in + c];
+    }
+    if (bias_of(x, i)) whole[(p.row + r) * cols + cols - 1] = (double)from[p.out * p.in + r];
   }
 }
 
@@ -182,12 +200,12 @@ static ng_status observe(rank_life *l, int64_t t) {
 static void *purse_take(void *user, size_t bytes) {
   purse *p = user;
   if (++p->calls == p->fail_at) return NULL;
+  p->held += (int64_t)bytes;
   return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
 static void purse_give(void *user, void *ptr, size_t bytes) {
-  (void)user;
-  (void)bytes;
+  ((purse *)user)->held -= (int64_t)bytes;
   free(ptr);
 }
 
@@ -215,12 +233,13 @@ static ng_status live(rank_life *l, ng_transport *world) {
   for (int i = 0; i < LAYERS && st == NG_OK; i++) {
     double w[ROOM];
     for (int64_t k = 0; k < ROOM; k++)
-      w[k] = initial(i, k);
+      w[k] = x->start != NULL ? x->start[i][k] : initial(i, k);
     cut(l->x, l->rank, i, w, l->weight[i]);
     st = add(l, i);
   }
   if (st == NG_OK) st = ng_ready(l->f.p);
   if (st == NG_OK && x->load != NULL) st = ng_load(l->f.p, x->load);
+  if (st == NG_OK && x->again != NULL) st = ng_save(l->f.p, x->again);
   if (me && x->starve > 0) l->purse.fail_at = l->purse.calls + x->starve;
   const bool sgd = strstr(x->options, "=sgd") != NULL,
              fused = sgd || strstr(x->options, "=adamw") != NULL;
@@ -242,8 +261,9 @@ static ng_status live(rank_life *l, ng_transport *world) {
     ng_sgd how = fixture_sgd(0.1, 0.9);
     how.weight_decay = sgd ? 0.01 : 0.0;
     st = fixture_step(&l->f, &how);
-    if (st >= NG_OK && s == x->first + 1 && x->save != NULL) {
-      const ng_status saved = ng_save(l->f.p, x->save);
+    if (st >= NG_OK && s == x->first + 1) {
+      ng_status saved = x->save != NULL ? ng_save(l->f.p, x->save) : NG_OK;
+      if (saved == NG_OK && x->parts != NULL) saved = ng_save_parts(l->f.p, x->parts);
       if (saved != NG_OK) return saved;
     }
     if (x->status[l->rank][s] == NG_OK) x->status[l->rank][s] = st;
@@ -256,6 +276,7 @@ static ng_status live(rank_life *l, ng_transport *world) {
     }
     memcpy(x->out[l->rank][s], fused ? l->weight : l->grad, sizeof l->grad);
   }
+  if (st >= NG_OK && x->look != NULL) st = x->look(l->f.p, l->rank, x->look_arg);
   return st;
 }
 
@@ -277,7 +298,10 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
 #if defined(NG_TEST_MPI)
   ng_mpi_release(&l.model);
 #endif
-  return st;
+  if (l.purse.held == 0) return st;
+  (void)snprintf(x->why[rank], sizeof x->why[0], "%lld bytes were not given back",
+                 (long long)l.purse.held);
+  return NG_ERR_STATE;
 }
 
 ng_status play(scene *x, ng_status each[RANKS]) {

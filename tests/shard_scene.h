@@ -24,9 +24,15 @@ typedef struct scene {
   bool across; /* ranks of a data group follow each other, not those of a model group */
   bool bias;   /* false: no layer has one */
   bool last, rows_first;
-  bool uncut;              /* nothing is in shards; of a model group of one */
-  uint32_t without;        /* bit r: rank r has no model group, and nothing in shards */
-  const char *save, *load; /* a state: after step `first` + 1, before it */
+  bool uncut;                /* nothing is in shards; of a model group of one */
+  uint32_t without;          /* bit r: rank r has no model group, and nothing in shards */
+  const char *save, *load;   /* a state: after step `first` + 1, before it */
+  const char *parts, *again; /* in parts, as `save`; in one file, when it was loaded */
+  bool skewed;               /* groups but the first are cut one further */
+  double (*start)[ROOM];     /* whole weights to begin with, the bias in the last column */
+  bool even;                 /* parts as ng_plan_shard has them */
+  ng_status (*look)(const ng_precond *p, int32_t rank, void *arg); /* behind the last step */
+  void *look_arg;
   int first;
   int32_t wrong;   /* a rank does something wrong in step 1 */
   int32_t fail[2]; /* world, model group: its k-th collective fails on rank `wrong` */
@@ -52,6 +58,8 @@ int64_t samples_of(int32_t group, int64_t call);
 int64_t positions_of(int i);
 double seen(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
 double initial(int i, int64_t k); /* of a weight */
+/* What a rank has in weights or gradients, put where it belongs in a whole. */
+void fill_in(const scene *x, int32_t rank, int i, const float *from, double *whole);
 /* This rank's part of a whole [out, in (+ 1)], the bias behind it. */
 void cut(const scene *x, int32_t rank, int i, const double *whole, float *to);
 

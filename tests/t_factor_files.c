@@ -269,6 +269,13 @@ static void damaged(void **state) {
   assert_int_equal(rename(other.text, file.text), 0);
   refused(&b, dir.text, NG_ERR_FILE, "another layer", before);
   assert_int_equal(unlink(file.text), 0);
+  static const char none[] =
+      "{\"__metadata__\":{\"natgrad.layer\":\"seq\",\"natgrad.crc32\":\"00000000\"}}";
+  unsigned char empty[8 + sizeof none - 1] = {sizeof none - 1};
+  memcpy(empty + 8, none, sizeof none - 1);
+  put(&file, empty, sizeof empty);
+  refused(&b, dir.text, NG_ERR_FILE, "has other factors", before);
+  assert_int_equal(unlink(file.text), 0);
   put(&file, bytes, n);
   refused(&b, file.text, NG_ERR_FILE, "is no folder", before);
   refused(&b, "", NG_ERR_ARG, "no folder given", before);

@@ -320,7 +320,8 @@ static void shown_but_not_folded(void **state) {
   fixture_close(&m.f);
 }
 
-/* A block over many parameters has one memory: no part of it can wait. */
+/* A block over many parameters has one memory: no part of it can wait, unless its family sees to that (windows do,
+ * t_window_out). */
 static void not_out_of_a_common_block(void **state) {
   (void)state;
   fixture f;

@@ -42,6 +42,9 @@ static void weights_are_beta(void **state) {
     if (fabs(square - want) > 5.0 * sqrt((want4 - want * want) / N) || fabs(fourth - want4) > 0.02)
       fail_msg("alpha %g: %g, %g; expected %g, %g", alphas[a], square, fourth, want, want4);
   }
+  for (int32_t i = 0; i < 1000;
+       i++) /* the least alpha: both powers are 0, and all of it is one sample's */
+    assert_true(mix_weight(5e-324, 11, 3, i) == 1.0);
 }
 
 static void must_set_all(settings *s, const char *const set[][2], int n) {

@@ -152,6 +152,7 @@ static void effect_window_topk(void **state) {
 static void effect_window_rest(void **state) {
   (void)state;
   windows_differ(TOPK "window_rest=kept", TOPK "window_rest=added", 0);
+  windows_differ(LOWRANK "window_rest=kept", LOWRANK "window_rest=added", 0);
   const run a = with(TOPK "window_rest=added");
   assert_int_equal(sent(&a, 0, TOTAL), TOTAL);
 }

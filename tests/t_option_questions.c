@@ -132,6 +132,14 @@ static void idle_options(void **state) {
     needs(&o, "damping", "");
     needs(&o, "clip", "");
   }
+  o = method("mfac");
+  needs(&o, "window_rest", "window_store = topk or lowrank");
+  o = method("lowrank-mfac");
+  needs(&o, "window_rest", "");
+  o = method("topk-sgd");
+  needs(&o, "damping", "window_function = mfac, ggt, adam or adagrad");
+  o = method("topk-adam");
+  needs(&o, "damping", "");
   o = method("eva");
   needs(&o, "stat_decay", "");
   set(&o, "sides", "input");
@@ -162,6 +170,7 @@ static void needs_are_named(void **state) {
     char text[64], begins[64];
     set(&o, "clip", "rescale");
     set(&o, "placement", "spngd");
+    set(&o, "window_function", "step");
     assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
     assert_int_equal(text[0] != 0, info.needs[0] != 0);
     (void)snprintf(begins, sizeof begins, "%s = ", info.needs);
@@ -234,11 +243,12 @@ static void idle_means_no_effect(void **state) {
   static const char *const set_up[][3] = {{"natgrad", "clip", "none"},
                                           {"natgrad", "clip", "kl"},
                                           {"eva", "clip", "rescale"},
-                                          {"adasgd", "clip", "none"}};
+                                          {"adasgd", "clip", "none"},
+                                          {"topk-sgd", "clip", "none"}};
   ng_context *ctx = NULL;
   int32_t tried = 0;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < 5; k++) {
     for (int32_t i = 0; i < ng_option_count(); i++) {
       const ng_option_info info = option_info(i);
       ng_options o = method(set_up[k][0]);

@@ -338,6 +338,10 @@ static ng_status starve(int32_t rank, ng_transport *t, void *arg) {
     x->got[rank] = x->loading ? ng_load(s.p, x->file) : ng_save_parts(s.p, x->file);
     if (purse.held != before) st = NG_ERR_STATE;
     if (x->got[rank] != NG_OK && sim_fingerprint(&s) != was) st = NG_ERR_STATE;
+    if (rank == x->who && x->got[rank] != NG_OK &&
+        strstr(ng_last_error(s.ctx), "no memory") == NULL) {
+      st = NG_ERR_STATE;
+    }
   }
   sim_close(&s);
   return st < NG_OK || purse.held == 0 ? st : NG_ERR_STATE;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -156,6 +157,83 @@ static void jpeg_colours(void **state) {
     free(m.bytes);
     free(scans.bytes);
   }
+}
+
+/* The file with a chunk behind its header: what it says, and what there is of it. */
+static made with_chunk(const made *m, const char *type, uint32_t says, const uint8_t *data,
+                       size_t n) {
+  enum { HEADER = 33 };
+  made out = {malloc(m->n + n + 12), m->n + n + 12};
+  assert_non_null(out.bytes);
+  uint8_t *to = out.bytes + HEADER;
+  memcpy(out.bytes, m->bytes, HEADER);
+  memcpy(to + 4, type, 4);
+  memcpy(to + 8, data, n);
+  const uint32_t crc = (uint32_t)crc32(0, to + 4, (uInt)n + 4);
+  for (int i = 0; i < 4; i++) {
+    to[i] = (uint8_t)(says >> (24 - 8 * i));
+    to[8 + n + (size_t)i] = (uint8_t)(crc >> (24 - 8 * i));
+  }
+  memcpy(to + 12 + n, m->bytes + HEADER, m->n - HEADER);
+  return out;
+}
+
+static long most_kb(void) {
+  struct rusage u;
+  assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
+  return u.ru_maxrss;
+}
+
+/* Zeros, so many MB of them, behind a keyword and what a text of that kind has in front of the packed part. */
+static made packed_text(const char *front, size_t front_n, int mb) {
+  static uint8_t zeros[1 << 20];
+  made out = {malloc((size_t)mb * 1200 + 4096), 0};
+  assert_non_null(out.bytes);
+  memcpy(out.bytes, front, front_n);
+  z_stream z = {.next_out = out.bytes + front_n, .avail_out = (uInt)mb * 1200 + 2000};
+  assert_int_equal(deflateInit(&z, 9), Z_OK);
+  for (int i = 0; i < mb; i++) {
+    z.next_in = zeros;
+    z.avail_in = sizeof zeros;
+    assert_int_equal(deflate(&z, i + 1 < mb ? Z_NO_FLUSH : Z_FINISH),
+                     i + 1 < mb ? Z_OK : Z_STREAM_END);
+  }
+  out.n = front_n + z.total_out;
+  assert_int_equal(deflateEnd(&z), Z_OK);
+  return out;
+}
+
+/* A chunk that says it is longer than the file, and one that grows when it is unpacked: neither takes memory. */
+static void png_chunks_take_no_memory(void **state) {
+  (void)state;
+  enum { MB = 300 };
+  static const char *const types[] = {"zTXt", "iTXt", "tEXt", "iCCP", "eXIf", "sPLT",
+                                      "teSt", "tRNS", "PLTE", "hIST", "sCAL", "pCAL"};
+  made m;
+  if (!make_png(W, H, 2, 8, false, noise, (size_t)3 * W, &m)) skip();
+  const long before = most_kb();
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+    static const uint32_t lengths[] = {0x7fffffff, 0x40000000, 0x00ffffff};
+    for (int k = 0; k < 3; k++) {
+      made x = with_chunk(&m, types[i], lengths[k], noise, 100);
+      refused(x.bytes, x.n, "cut short");
+      free(x.bytes);
+    }
+  }
+  static const char z[] = "a\0", it[] = "a\0\1\0\0";
+  for (int k = 0; k < 2; k++) {
+    made text = k == 0 ? packed_text(z, 3, MB) : packed_text(it, 6, MB);
+    made x = with_chunk(&m, k == 0 ? "zTXt" : "iTXt", (uint32_t)text.n, text.bytes, text.n);
+    picture p;
+    gives(&x, &p);
+    assert_memory_equal(p.rgb, noise, (size_t)3 * W * H);
+    free(p.rgb);
+    free(x.bytes);
+    free(text.bytes);
+  }
+  free(m.bytes);
+  const long took = most_kb() - before;
+  if (took > MB * 1024 / 4) fail_msg("%ld kB for files of %d kB at most", took, MB * 2);
 }
 
 /* The two bytes FF `code` behind `from`. */
@@ -315,6 +393,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(png_pixels_are_those_written),
       cmocka_unit_test(large_png_headers_are_refused),
+      cmocka_unit_test(png_chunks_take_no_memory),
       cmocka_unit_test(jpeg_colours),
       cmocka_unit_test(jpeg_bombs),
       cmocka_unit_test(damage_is_told),

@@ -2,6 +2,7 @@
  * KAISA's published volumes (spec: SC'21, arXiv 2107.01739); and that planning leaves a model as it was. */
 #include "draw.h"
 #include "fixture.h"
+#include "plan_count.h"
 #include "ranks.h"
 #include "resnet50.h"
 
@@ -82,66 +83,6 @@ static ng_status step(ng_precond *p, mine *m, const char *options) {
   return ng_step(p, 0.1);
 }
 
-/* The numbers of ng_memory and of the stations, in the struct of the plan. */
-static ng_status count(const ng_precond *p, ng_rank_plan *out) {
-  int64_t *const use[] = {&out->factors,   &out->sums,    &out->results,
-                          &out->direction, &out->moments, &out->scratch};
-  ng_status st = NG_OK;
-  for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
-    ng_memory_info info;
-    ng_memory_info_init(&info, sizeof info);
-    st = ng_memory(p, i, &info);
-    *use[i] = info.bytes;
-  }
-  ng_report r;
-  ng_report_init(&r, sizeof r);
-  if (st == NG_OK) st = ng_report_read(p, &r);
-  for (int32_t i = 0; i < r.stations && st == NG_OK; i++) {
-    ng_station_report s;
-    ng_station_report_init(&s, sizeof s);
-    st = ng_report_station(p, i, &s);
-    const struct {
-      const char *name;
-      int64_t *bytes;
-    } at[] = {{"check", &out->check_bytes}, {"sums", &out->sums_bytes},
-              {"share", &out->share_bytes}, {"deliver", &out->deliver_bytes},
-              {"agree", &out->agree_bytes}, {"weights", &out->weights_bytes},
-              {"tell", &out->tell_bytes},   {"choose", &out->choose_bytes}};
-    if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
-    if (strcmp(s.name, "choose") == 0) out->choose_messages = s.last_messages;
-    bool known = false;
-    for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
-      if (strcmp(s.name, at[k].name) != 0) continue;
-      *at[k].bytes = s.last_bytes;
-      known = true;
-    }
-    if (strcmp(s.name, "probe") == 0) known = true; /* only where a bound failed: one number */
-    if (!known && s.last_bytes != 0) return NG_ERR_STATE; /* another station sends */
-  }
-  return st;
-}
-
-static bool same(const char *options, int32_t rank, const ng_rank_plan *a, const ng_rank_plan *b) {
-  const struct {
-    const char *name;
-    int64_t planned, counted;
-  } row[] = {
-#define ROW(field) {#field, a->field, b->field},
-      ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
-          ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
-              ROW(sums_messages) ROW(tell_bytes) ROW(choose_bytes) ROW(choose_messages)
-#undef ROW
-  };
-  bool all = true;
-  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    if (row[i].planned == row[i].counted) continue;
-    fprintf(stderr, "%s: rank %d: %s is planned as %lld, and was %lld\n", options, rank,
-            row[i].name, (long long)row[i].planned, (long long)row[i].counted);
-    all = false;
-  }
-  return all;
-}
-
 static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   trial *l = arg;
   fixture f;
@@ -153,8 +94,8 @@ static ng_status live(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = add(f.p);
   if (st == NG_OK) st = ng_ready(f.p);
   if (st == NG_OK) st = step(f.p, m, l->options);
-  if (st == NG_OK) st = count(f.p, &counted);
-  if (st == NG_OK && !same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
+  if (st == NG_OK) st = plan_count(f.p, &counted);
+  if (st == NG_OK && !plan_same(l->options, rank, &l->plan[rank], &counted)) st = NG_ERR_ARG;
   if (st != NG_OK)
     fprintf(stderr, "%s, rank %d: %s\n", l->options, rank,
             f.ctx ? ng_last_error(f.ctx) : f.message);
@@ -215,6 +156,14 @@ static void equals_counted(void **state) {
       {"method=natgrad placement=balanced placement_cost=memory grad_worker_fraction=0", {3}},
       {"method=spngd update=sgd update_ranks=owner", {1, 2, 3}},
       {"method=eva-natgrad update=sgd", {1, 2, 3}},
+      {"method=natgrad per_layer='fc1: method=eva; conv: solver=eigen damping_split=joint'",
+       {1, 2, 3}},
+      {"method=natgrad grad_worker_fraction=0 statistics=owner per_layer='linear: "
+       "method=eva-natgrad'",
+       {2, 3, 4}},
+      {"method=eva-natgrad update=sgd per_layer='fc: method=mfac window=2; conv: method=natgrad'",
+       {1, 2, 3}},
+      {"method=kaisa per_layer='bn|fc2: method=mfac window=2'", {1, 2, 4}},
       {"method=mfac window=3", {1, 2}},
       {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
       {"method=efcp window=3 statistics=sharded window_density=0.2", {1, 2, 3, 4}},

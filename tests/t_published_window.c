@@ -77,6 +77,23 @@ static void every_argument_of_efcp(void **state) {
   assert_true(n > 80 && left_out > 50 && left_out < 70);
 }
 
+/* What constructors take for the processor or all there is: None of all, and the empty list of M-FAC. */
+static void devices_that_nobody_names(void **state) {
+  static const char *const names[][2] = {
+      {"mfac", "moddev"}, {"mfac", "optdev"}, {"mfac", "gpus"}, {"efcp", "dev"}, {"efcp", "gpus"}};
+  (void)state;
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    char text[300];
+    ng_options o = standard_options();
+    assert_int_equal(ng_options_set(&o, "method", names[i][0], NULL, 0), NG_OK);
+    assert_int_equal(ng_options_set_published(&o, names[i][1], "None", NULL, NULL, 0), NG_OK);
+    assert_int_equal(ng_options_set_published(&o, names[i][1], "[]", NULL, NULL, 0), NG_OK);
+    assert_int_equal(ng_options_set_published(&o, names[i][1], "cuda:0", NULL, text, sizeof text),
+                     NG_ERR_ABSENT);
+    assert_non_null(strstr(text, names[i][1]));
+  }
+}
+
 /* The same of M-FAC's optimizer and its two scripts, GGT, and EFCP's low-rank classes and their script. */
 static void every_argument_of_the_others(void **state) {
   static const struct {
@@ -85,7 +102,7 @@ static void every_argument_of_the_others(void **state) {
       {"mfac", "lr momentum weight_decay ngrads damp moddev optdev gpus sparse model dataset "
                "dataset_path optim batchsize weightdecay save "
                "checkpoint data prefix adjust_sparsities nworkers nepochs drop_at drop_by pruner "
-               "prune_every sparsities ngrads_schedule nrecomps prun_batchsize prun_lrs "
+               "prun_every sparsities ngrads_schedule nrecomps prun_batchsize prun_lrs "
                "blocksize perbatch prunpages prundamp "},
       {"ggt", "lr wd r beta1 beta2 eps"},
       {"sparse-ggt", "k_init lr wd r beta1 beta2 eps"},
@@ -110,6 +127,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(arguments_of_sparse_methods),
       cmocka_unit_test(every_argument_of_efcp),
+      cmocka_unit_test(devices_that_nobody_names),
       cmocka_unit_test(every_argument_of_the_others),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,7 +118,7 @@ static void near(const life *l, const char *what, double got, double expected, d
     fail_msg("%s: %s is %.9g instead of %.9g", l->options, what, got, expected);
 }
 
-/* A bin is 1/64 wide, its middle within 1/128; PD is told in f32, nu times it once more: 1e-6 has room.  Where
+/* The middle of a bin is within 2^-18; PD is told in f32, nu times it once more: 1e-6 has room.  Where
  * PD is D / damping and a term that nearly cancels it, with a damping of 0.1, f32 is off by 2^-24 of 10 D each,
  * and r by twice that. */
 static void must_be_sorted(const life *l, const ng_report *r) {
@@ -133,9 +133,9 @@ static void must_be_sorted(const life *l, const ng_report *r) {
   near(l, "min", r->scaling_min, x[0], 1e-6);
   near(l, "max", r->scaling_max, x[D - 1], 1e-6);
   near(l, "mean", r->scaling_mean, sum / D, 1e-6);
-  near(l, "25 %", r->scaling_25, midpoint(x, D, 0.25), 1.0 / 128 + 1e-6);
-  near(l, "50 %", r->scaling_50, midpoint(x, D, 0.5), 1.0 / 128 + 1e-6);
-  near(l, "75 %", r->scaling_75, midpoint(x, D, 0.75), 1.0 / 128 + 1e-6);
+  near(l, "25 %", r->scaling_25, midpoint(x, D, 0.25), 0x1p-18 + 1e-6);
+  near(l, "50 %", r->scaling_50, midpoint(x, D, 0.5), 0x1p-18 + 1e-6);
+  near(l, "75 %", r->scaling_75, midpoint(x, D, 0.75), 0x1p-18 + 1e-6);
 }
 
 #define OWNER " update=sgd update_ranks=owner"
@@ -222,9 +222,9 @@ static void published_numbers(void **state) {
   const double cosine = r.inner / sqrt(r.d2) / sqrt(r.pd2);
   assert_true(fabs(cosine - 0.012290028) <= 1e-6);
   assert_true(fabs(90.0 * (1.0 - cosine) - 88.893897518) <= 1e-4);
-  near(&named, "25 %", r.scaling_25, 0.741142614, 1.0 / 128);
-  near(&named, "50 %", r.scaling_50, 1.434100404, 1.0 / 128);
-  near(&named, "75 %", r.scaling_75, 1.768750724, 1.0 / 128);
+  near(&named, "25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
+  near(&named, "50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
+  near(&named, "75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
   /* A step that does not count leaves the numbers of the one before. */
   g[3] = NAN;
   assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- settings --------------------------------------------------------------------------------*/
 
@@ -59,6 +60,7 @@ static const char *const other[][2] = {
     {"average-lr", "0.01"},
     {"bucket-mb", "2.5"},
     {"checkpoint-parts", "true"},
+    {"own-batches", "true"},
     {"switch-to-sgd", "1.5"},
     {"switch-lr", "0.5"},
     {"switch-momentum", "0.8"},
@@ -308,6 +310,28 @@ static void write_text(const char *path, const char *text) {
   assert_int_equal(fclose(f), 0);
 }
 
+/* Work grows with the keys and not with their pairs, of which each was some 30 microseconds: 138 s for as many as here. */
+static void many_unknown_keys(void **state) {
+  (void)state;
+  enum { KEYS = 3000 };
+  FILE *f = fopen(in_folder("many.json"), "w");
+  assert_non_null(f);
+  for (int i = 0; i < KEYS; i++)
+    assert_true(fprintf(f, "%s\"k%d\": 1", i == 0 ? "{" : ", ", i) > 0);
+  assert_true(fputs("}\n", f) >= 0);
+  assert_int_equal(fclose(f), 0);
+  settings s;
+  settings_init(&s);
+  quiet();
+  const clock_t begun = clock();
+  const int rc = settings_read(&s, in_folder("many.json"));
+  const double took = (double)(clock() - begun) / CLOCKS_PER_SEC;
+  const char *text = said();
+  if (rc != CLI_BAD || strstr(text, "there is no such setting") == NULL) fail_msg("%s", text);
+  if (took > 20.0) fail_msg("%d keys took %.1f s", KEYS, took);
+  settings_free(&s);
+}
+
 static void bad_files_are_refused(void **state) {
   (void)state;
   static const char *const bad[][2] = {
@@ -462,6 +486,7 @@ int main(void) {
       cmocka_unit_test(the_method_of_the_environment),
       cmocka_unit_test(what_is_written_is_read_back),
       cmocka_unit_test(bad_files_are_refused),
+      cmocka_unit_test(many_unknown_keys),
       cmocka_unit_test(a_run_goes_on_as_it_began),
   };
   return cmocka_run_group_tests(tests, make_scratch, drop_scratch);

@@ -115,7 +115,6 @@ static void refused_by_name(void **state) {
             {BASE " statistics=local", "statistics = local", NG_ERR_ABSENT},
             {BASE " update=sgd update_ranks=owner", "update_ranks = owner", NG_ERR_ABSENT},
             {BASE " quantify=1", "quantify = 1", NG_ERR_ABSENT},
-            {BASE " update=adamw", "keeps moments", NG_ERR_ABSENT},
             {BASE " clip=ratio clip_bound=1", "clip = ratio", NG_ERR_ABSENT}};
   for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
     scene *x = begin(&(scene){.options = no[i].options,

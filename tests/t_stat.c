@@ -72,7 +72,7 @@ static void make(each e[RANKS], bool symmetric, ng_rule rule, ng_spread spread, 
 
 static void observe(each *e, int64_t samples, const float *x) {
   ng_stat *s = &e->s;
-  ng_stat_prepare(s, samples);
+  ng_stat_prepare(s, samples, 0, 0);
   ng_stat_retain(ctx->queue, s);
   for (int64_t i = 0; i < ng_stat_part_count(s, s->part); i++) {
     if (s->wire == NG_F64) {

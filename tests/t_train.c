@@ -186,6 +186,17 @@ static void lr_default_is_the_update_s(void **state) {
   assert_true(settings_lr(&s) == 0.03 * 0.5);
   must_set(&s, "method", "kaisa");
   assert_true(settings_lr(&s) == 0.03);
+  static const struct {
+    const char *method;
+    double lr;
+  } window[] = {{"mfac", 0.0001},      {"efcp", 0.0001},      {"lowrank-mfac", 0.0001},
+                {"ggt", 0.03},         {"sparse-ggt", 0.03},  {"topk-sgd", 0.03},
+                {"topk-adam", 0.0001}, {"topk-adagrad", 0.03}};
+  for (size_t i = 0; i < sizeof window / sizeof *window; i++) {
+    must_set(&s, "method", window[i].method);
+    assert_true(settings_lr(&s) == window[i].lr);
+  }
+  must_set(&s, "method", "kaisa");
   must_set(&s, "optimizer", "adamw");
   must_set(&s, "lr", "0.25");
   assert_true(settings_lr(&s) == 0.25);

@@ -315,7 +315,7 @@ static void largest_entries(void **state) {
 
 /* SGD, Adam and AdaGrad by the store, against the same formulas in double; gradients on a grid, as above, but
  * that Adam's step is on none: where two entries are that alike, rounding would choose, which these seeds do
- * not do.  With a learning rate that changes what is sent is lr x, and u that over lr. */
+ * not do.  With a learning rate that changes what is sent is lr x, and u that over lr; a dense store sends x. */
 static void first_order(void **state) {
   static const char *const methods[] = {
       "topk-sgd",
@@ -325,6 +325,7 @@ static void first_order(void **state) {
       "topk-sgd window_store=dense window_momentum=0.5",
       "topk-adam damping=0.01",
       "topk-adam window_momentum=0 window_forget=0.5 damping=0.1",
+      "topk-adam damping=0.01 window_store=dense",
       "topk-adam damping=0.01 window_store=dense window_feedback_lr=0",
       "topk-adagrad damping=0.01",
       "topk-adagrad damping=0.1 window_store=dense window_decay=0.1"};

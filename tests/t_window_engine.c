@@ -212,6 +212,8 @@ static void refused(void **state) {
       {"method=ggt window_rest=added", "window_rest"},
       {"method=ggt window_decay=0.1 window_decay_form=direction", "window_decay_form"},
       {"method=lowrank-mfac window_dtype=bf16", "window_dtype"},
+      {"method=lowrank-mfac window_mask=1", "window_mask"},
+      {"method=ggt window_store=lowrank window_mask=1", "window_mask"},
       {"method=topk-sgd window=2", "window = 1"},
       {"method=topk-adam stat_period=2", "stat_period = 1"},
       {"method=topk-sgd window_forget=0.5", "window_forget = 1"},

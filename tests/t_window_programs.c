@@ -38,17 +38,18 @@ static bool draw(rng *r, char *to, size_t size) {
   const double momentum = coin(r, 0.75), forget = ggt ? 1 - coin(r, 0.125) : 1;
   const char *fill = topk && !ggt && !rest ? fills[rng_below(r, 4)] : "none";
   const bool plain = rest || strcmp(fill, "none") != 0;
-  int n = snprintf(
-      to, size,
-      "method=%s window=%d damping=0.1 window_momentum=%g window_momentum_form=%s "
-      "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d "
-      "window_scope=%s window_forget=%g window_store=%s",
-      ggt ? "ggt" : "mfac", 1 + (int)rng_below(r, 5), momentum, forms[rng_below(r, plain ? 2 : 3)],
-      coin(r, 0.25), decays[ggt ? 2 * rng_below(r, 2) : rng_below(r, 3)], (int)rng_below(r, 2),
-      1 + (int)rng_below(r, 2), rng_below(r, 3) > 0 ? "model" : "parameter", plain ? 1 : forget,
-      topk  ? "topk"
-      : low ? "lowrank"
-            : "dense");
+  int n = snprintf(to, size,
+                   "method=%s window=%d damping=0.1 window_momentum=%g window_momentum_form=%s "
+                   "window_decay=%g window_decay_form=%s window_mask=%d stat_period=%d "
+                   "window_scope=%s window_forget=%g window_store=%s",
+                   ggt ? "ggt" : "mfac", 1 + (int)rng_below(r, 5), momentum,
+                   forms[rng_below(r, plain ? 2 : 3)], coin(r, 0.25),
+                   decays[ggt ? 2 * rng_below(r, 2) : rng_below(r, 3)], !low && rng_below(r, 2) > 0,
+                   1 + (int)rng_below(r, 2), rng_below(r, 3) > 0 ? "model" : "parameter",
+                   plain ? 1 : forget,
+                   topk  ? "topk"
+                   : low ? "lowrank"
+                         : "dense");
   if (low) (void)snprintf(to + n, size - (size_t)n, " window_rank=%d", 1 + (int)rng_below(r, 2));
   if (!low && !ggt)
     n += snprintf(to + n, size - (size_t)n, " window_divisor=%s",

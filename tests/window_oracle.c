@@ -60,6 +60,8 @@ static double to_bf16(double x) {
   return ldexp(nearbyint(ldexp(x, 8 - e)), e - 8);
 }
 
+static bool is_out(const window_oracle *k, int64_t i) { return k->out != NULL && k->out[i]; }
+
 /* What top-k sends of a, in place; e is the rest.  The largest first, of equal ones the first. */
 static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, int64_t count) {
   bool *sent = scene_room((size_t)n);
@@ -72,7 +74,7 @@ static void send_largest(window_oracle *k, double *a, int64_t from, int64_t n, i
   }
   for (int64_t i = from; i < from + n; i++) {
     const double x = !sent[i - from] ? 0 : is(k->o.window_dtype, "bf16") ? to_bf16(a[i]) : a[i];
-    k->e[i] = a[i] - x;
+    if (!is_out(k, i)) k->e[i] = a[i] - x;
     a[i] = x;
   }
   free(sent);
@@ -86,7 +88,7 @@ static void send_topk(window_oracle *k, double *a) {
     const int64_t size = is(mode, "layer") ? k->size[i] : k->part[i + 1] - k->part[i];
     int64_t some = 0; /* that take part */
     for (int64_t c = from; c < from + size; c++)
-      some += k->mask == NULL || k->mask[c];
+      some += (k->mask == NULL || k->mask[c]) && !is_out(k, c);
     const double part = k->o.window_density;
     const double count = part > 1 ? fmin(part, (double)some) : part * (double)some;
     const int64_t c = (int64_t)(is(mode, "block") ? ceil(count) : floor(count));
@@ -100,7 +102,7 @@ static void send_factors(window_oracle *k, double *a, int32_t p, int64_t from) {
   const int64_t r = k->rows[p], c = k->size[p] / r;
   int64_t rank = k->o.window_rank < r ? k->o.window_rank : r;
   if (rank > c) rank = c;
-  if (r == 1) return;
+  if (r == 1 || is_out(k, from)) return;
   double *P = zeros(r * rank), *Q = k->q[p], *x = a + from;
   for (int64_t j = 0; j < rank; j++) {
     for (int64_t i = 0; i < r * c; i++)
@@ -138,7 +140,7 @@ static void send(window_oracle *k, double by, double *a) {
   const bool topk = is(k->o.window_store, "topk");
   if (is(k->o.window_store, "dense")) return;
   for (int64_t i = 0; i < k->d; i++)
-    a[i] = k->e[i] + by * a[i];
+    a[i] = is_out(k, i) ? 0 : k->e[i] + by * a[i];
   if (topk) send_topk(k, a);
   for (int32_t p = 0, at = 0; p < k->parameters && !topk; at += (int32_t)k->size[p++])
     send_factors(k, a, p, at);
@@ -242,12 +244,13 @@ static bool first_order(window_oracle *k, double lr, double *x, double *u) {
   const char *f = k->o.window_function;
   const double mu = k->o.window_momentum, b2 = k->o.window_forget, eps = k->o.damping;
   const bool adam = is(f, "adam"), heavy = is(k->o.window_momentum_form, "heavy-ball");
-  const double by = k->o.window_feedback_lr ? lr : 1;
+  const bool dense = is(k->o.window_store, "dense"); /* sends all, and so no lr is in it */
+  const double by = k->o.window_feedback_lr && !dense ? lr : 1;
   if (!adam && !is(f, "step") && !is(f, "adagrad")) return false;
   k->updates++;
   for (int64_t i = 0; i < k->d; i++) {
     const double g = x[i];
-    if (is(f, "adagrad")) continue;
+    if (is(f, "adagrad") || is_out(k, i)) continue;
     x[i] = k->v[i] = mu * k->v[i] + (heavy ? 1 : 1 - mu) * g;
     if (!adam) continue;
     k->s[i] = b2 * k->s[i] + (1 - b2) * g * g;
@@ -271,7 +274,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
   double *x = zeros(k->d), *y = zeros(k->d); /* y: what is added to the direction */
   for (int64_t i = 0; i < k->d; i++) {
     const bool l2 = decay > 0 && is(k->o.window_decay_form, "gradient");
-    x[i] = k->mask != NULL && !k->mask[i] ? 0 : g[i] + (l2 ? decay * w[i] : 0);
+    x[i] = (k->mask != NULL && !k->mask[i]) || is_out(k, i) ? 0 : g[i] + (l2 ? decay * w[i] : 0);
     if (enters && is(k->o.window_store, "dense") && is(k->o.window_dtype, "bf16"))
       x[i] = to_bf16(x[i]);
     y[i] = x[i];
@@ -291,7 +294,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
                ? (y[i] - x[i]) / k->o.damping
                : 0;
   for (int64_t i = 0; i < k->d && mu > 0 && is(form, "gradient"); i++)
-    x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
+    if (!is_out(k, i)) x[i] = k->v[i] = mu * k->v[i] + (1 - mu) * x[i];
   memcpy(u, x, sizeof(double) * (size_t)k->d);
   for (int32_t p = 0; p < k->parts; p++) {
     const int64_t from = k->part[p], n = k->part[p + 1] - from;
@@ -302,6 +305,7 @@ void window_oracle_step(window_oracle *k, const double *g, const double *w, doub
     }
   }
   for (int64_t i = 0; i < k->d; i++) {
+    if (is_out(k, i)) continue;
     u[i] += y[i];
     if (decay > 0 && is(k->o.window_decay_form, "direction")) u[i] += decay / k->o.damping * w[i];
     const bool fills = u[i] == 0 && filling && (k->mask == NULL || k->mask[i]);

@@ -31,6 +31,8 @@ typedef struct window_oracle {
   int32_t updates;
   double *q[WINDOW_PARTS]; /* [cols, rank] low rank: what the next step begins with */
   bool *mask;              /* [d] NULL: all */
+  /* [d] of the coming step: no part in it.  Zeros in its row; what is kept of it stays.  NULL: none */
+  const bool *out;
 } window_oracle;
 
 /* Parameters of `size` numbers in so many rows each. */

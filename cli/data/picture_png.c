@@ -1,5 +1,7 @@
 /* picture_png.c: PNG by libpng.  Its errors are a jump back here, its warnings are about what no pixel
- * depends on. */
+ * depends on.
+ *
+ * No chunk is believed to be longer than what is there of it: libpng would take as much memory as it says. */
 #include "picture.h"
 
 #include <stdio.h>
@@ -37,10 +39,23 @@ static void give(png_structp png, png_bytep to, size_t n) {
   r->left -= n;
 }
 
+/* Every chunk, up to the last one, lies in the bytes. */
+static bool whole(const uint8_t *bytes, size_t n) {
+  for (size_t at = 8; at <= n && n - at >= 12;) {
+    const uint8_t *c = bytes + at;
+    const size_t length = (size_t)c[0] << 24 | (size_t)c[1] << 16 | (size_t)c[2] << 8 | c[3];
+    if (length > n - at - 12) return false;
+    if (memcmp(c + 4, "IEND", 4) == 0) return true;
+    at += 12 + length;
+  }
+  return false;
+}
+
 static bool decode(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
   png_set_read_fn(r->png, r, give);
   png_set_user_limits(r->png, 0x7fffffff, 0x7fffffff); /* picture_room has the limits */
+  if (!whole(r->bytes, r->left)) png_error(r->png, "cut short");
   png_read_info(r->png, r->info);
   const int64_t height = png_get_image_height(r->png, r->info);
   const int64_t width = png_get_image_width(r->png, r->info);

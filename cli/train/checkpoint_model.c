@@ -122,6 +122,18 @@ int checkpoint_write_model(const char *path, const nn *net, const run_state *sta
   return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
 }
 
+const char *checkpoint_lost(const nn *net) {
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    ngio_tensor t;
+    tensor_of(net, i, &t);
+    const float *value = t.data;
+    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
+      if (!isfinite(value[k])) return t.name;
+    }
+  }
+  return NULL;
+}
+
 int checkpoint_read_model(const char *path, nn *net, run_state *s, char **left_out) {
   char message[MESSAGE] = "";
   ngio_tensors *file = NULL;
@@ -166,17 +178,7 @@ int checkpoint_read_model(const char *path, nn *net, run_state *s, char **left_o
     }
   }
   ngio_tensors_close(&file);
+  const char *lost = rc == CLI_OK ? checkpoint_lost(net) : NULL;
+  if (lost != NULL) rc = cli_bad("%s: tensor '%s' holds a number that is not finite", path, lost);
   return rc;
-}
-
-const char *checkpoint_lost(const nn *net) {
-  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
-    ngio_tensor t;
-    tensor_of(net, i, &t);
-    const float *value = t.data;
-    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
-      if (!isfinite(value[k])) return t.name;
-    }
-  }
-  return NULL;
 }

@@ -35,8 +35,13 @@ static void drop_option(compare_plan *p, compare_method *m, int i) {
 }
 
 static void drop_library(compare_plan *p, compare_method *m) {
-  while (m->s.n_library > 0)
-    drop_option(p, m, 0);
+  for (int i = 0; i < m->s.n_library;) {
+    if (settings_knows(&m->s, m->s.library[i].name)) {
+      i++;
+    } else {
+      drop_option(p, m, i);
+    }
+  }
 }
 
 /* Is there an option whose effect hangs on this one? */

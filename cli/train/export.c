@@ -122,6 +122,8 @@ static void csv_value(FILE *f, const json_t *v) {
   }
 }
 
+static const char standard_output[] = "-"; /* as a FILE */
+
 static int write_csv(const record *r, const char *path) {
   char *text = NULL;
   size_t size = 0;
@@ -140,7 +142,11 @@ static int write_csv(const record *r, const char *path) {
     (void)fputc('\n', f);
   }
   int rc = fclose(f) == 0 ? CLI_OK : cli_bad("%s: no memory", path);
-  if (rc == CLI_OK) rc = disk_export(path, text, size);
+  if (rc == CLI_OK && strcmp(path, standard_output) == 0) {
+    (void)fwrite(text, 1, size, stdout); /* main says what fails */
+  } else if (rc == CLI_OK) {
+    rc = disk_export(path, text, size);
+  }
   free(text);
   return rc;
 }
@@ -220,13 +226,14 @@ static int export(const char *dir, const wish *w) {
   int rc = stat(log, &st) == 0
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
-  if (rc == CLI_OK && w->csv != NULL && run_files_have(dir, w->csv))
+  if (rc == CLI_OK && w->csv != NULL && strcmp(w->csv, standard_output) != 0 &&
+      run_files_have(dir, w->csv))
     rc = cli_bad("--csv: %s is a part of the run itself", w->csv);
   if (rc == CLI_OK && w->tensorboard != NULL && run_files_have(dir, w->tensorboard))
     rc = cli_bad("--tensorboard: %s is a part of the run itself", w->tensorboard);
-  if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
   if (rc == CLI_OK && w->tensorboard != NULL)
     rc = write_events(&r, w->tensorboard, (double)st.st_mtime);
+  if (rc == CLI_OK && w->csv != NULL) rc = write_csv(&r, w->csv);
   free_record(&r);
   free(log);
   return rc;
@@ -262,8 +269,10 @@ const cli_command cli_export = {
     .summary = "the log of a training run for other programs",
     .text =
         "RUN_DIR is a folder made by `natgrad train --out`, or one of runs/ of `natgrad compare`.\n"
-        "Exported again, a file is replaced.  TensorBoard's values have single precision; their\n"
-        "wall times count seconds of training and end when the log was written last.\n",
+        "Exported again, a file is replaced; --csv - is standard output.  TensorBoard's values "
+        "have\n"
+        "single precision; their wall times count seconds of training and end when the log was\n"
+        "written last.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = false,

@@ -1,6 +1,6 @@
 /* log.h: DIR/log.jsonl: one JSON object a line, each with "schema": 1 and
  *   "event": "step"   step, epoch, lr, train_loss, train_accuracy (of this batch), clip, cosine, angle,
- *                     rotation, stretch (precond.h; null without curvature)
+ *                     rotation, stretch (precond.h; null for sgd and adamw without --quantify)
  *                     (and scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean with
  *                     --quantify), ms
  *   "event": "epoch"  step, epoch, lr, train_loss, train_accuracy (means), test_loss,

@@ -56,154 +56,7 @@ static int gather_traffic(run *r) {
   return traffic_gather(&r->ranks, &mine, n, steps, &r->out->traffic);
 }
 
-/* Adds what went over the wire since then. */
-static void count_step(run *r, const ranks_count *said, const ng_meter *wire) {
-  const double sent = r->wire.meter.sent_ms - wire->sent_ms;
-  const double waited = r->wire.meter.wait_ms - wire->wait_ms;
-  r->in_steps.bytes += r->said.bytes - said->bytes;
-  r->in_steps.messages += r->said.messages - said->messages;
-  r->in_steps.meter.wait_ms += r->said.meter.wait_ms - said->meter.wait_ms;
-  r->sent_ms += sent;
-  r->hidden_ms += fmax(0.0, sent - waited);
-}
-
 static double seconds(const run *r) { return r->seconds_before + r->step_ms * 1e-3; }
-
-/* ---- one step --------------------------------------------------------------------------------*/
-
-static double loss_of(run *r, nn_mode mode, int64_t *correct) {
-  const float *targets = r->reconstructs    ? r->feed.x
-                         : mode == NN_TRAIN ? r->feed.mix.targets
-                                            : NULL;
-  return nn_loss(r->net, mode, r->reconstructs ? NULL : r->feed.labels, targets, correct);
-}
-
-static double share(const run *r, int64_t correct, int64_t of) {
-  return r->reconstructs || of == 0 ? (double)NAN : (double)correct / (double)of;
-}
-
-/* A number for what is drawn anew in every batch. */
-static uint64_t batch_number(const run *r, int64_t micro) {
-  return (uint64_t)(r->state.step * r->s->acc_iters + micro);
-}
-
-/* Backward with the library watching: by the labels of the batch, or, for the true Fisher matrix,
- * by drawn ones first; the gradients are always those of the batch. */
-static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
-  const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
-  int rc = CLI_OK;
-  if (wants && strcmp(r->s->fisher, "sampled") == 0) {
-    nn_sampled_loss(r->net, batch_number(r, micro));
-    rc = nn_backward(r->net, false, watch);
-    watch = NULL;
-  }
-  *loss = loss_of(r, NN_TRAIN, correct);
-  if (!isfinite(*loss)) r->out->diverged = true;
-  const bool goes_on = r->ranks.size > 1 || !r->out->diverged; /* others send in theirs, too */
-  return rc == CLI_OK && goes_on ? nn_backward(r->net, true, watch) : rc;
-}
-
-/* One of a step's batches: its loss, and its gradient added to theirs. */
-static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
-  const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
-  int rc = feed_train(&r->feed, r->state.step, micro);
-  const double t1 = ng_now_ms();
-  double loss = 0.0;
-  int64_t right = 0;
-  bool wants = false;
-  const bool last = micro == r->s->acc_iters - 1;
-  if (rc == CLI_OK) rc = precond_begin(r->p, r->feed.batch, last, &wants);
-  if (rc == CLI_OK) {
-    rc = nn_forward(r->net, NN_TRAIN, r->feed.x, r->feed.batch, batch_number(r, micro),
-                    wants ? precond_watch(r->p) : NULL);
-  }
-  const double t2 = ng_now_ms(), seen_forward = precond_observe_ms(r->p);
-  grads_begin(&r->grads, micro);
-  if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
-  const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
-  *wanted = *wanted || wants;
-  *correct += right;
-  r->loss = micro == 0 ? loss : r->loss + loss;
-  r->own_ms[RUN_DATA] += t1 - t0;
-  r->own_ms[RUN_FORWARD] += t2 - t1 - (seen_forward - seen);
-  r->own_ms[RUN_BACKWARD] += t3 - t2 - (seen_all - seen_forward);
-  r->own_ms[RUN_OBSERVE] += seen_all - seen;
-  return rc;
-}
-
-/* The loss of all ranks' samples, and how it goes: all of them leave with the same.  A rank that failed is not
- * here: it has given up, since others may wait for what it did not send. */
-static int agree_on_step(run *r, int64_t *correct) {
-  const double share = (double)r->feed.batch / (double)r->feed.whole;
-  const bool stop = train_interrupted() || r->out->unheard;
-  const bool keep = train_keep_wanted() != r->keeps;
-  double x[] = {r->out->diverged ? 0.0 : r->loss * share,
-                (double)*correct,
-                r->out->diverged,
-                stop,
-                keep,
-                r->feed.damaged.n_found};
-  const int64_t n = (int64_t)(sizeof x / sizeof *x) - (r->d->images == NULL);
-  if (ranks_sum(&r->ranks, x, n) != CLI_OK) return CLI_BAD;
-  if (feed_agree(&r->feed, &r->ranks, (int64_t)x[5]) != CLI_OK) return CLI_BAD;
-  if (!r->out->diverged) r->loss = x[0];
-  *correct = (int64_t)x[1];
-  r->asked = x[3] > 0.0;
-  r->asked_to_keep = x[4] > 0.0;
-  if (x[2] > 0.0 && !r->out->diverged)
-    r->loss = (double)NAN; /* that of another rank is not finite */
-  r->out->diverged = x[2] > 0.0;
-  return CLI_OK;
-}
-
-/* The library leaves a step out whose result would not be finite.  One may be an accident; so many in a
- * row have nowhere to go. */
-enum { MOST_SKIPPED = 4 };
-
-/* Damping of the coming step, where a setting moves it. */
-static int move_damping(run *r, double lr) {
-  if (r->s->damping_start > 0.0)
-    return precond_damping(r->p,
-                           recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
-  if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
-  const double damping = recipe_damping_ratio(r->s, r->damping, lr);
-  return damping > 0.0 ? precond_damping(r->p, damping) : CLI_OK;
-}
-
-static int one_step(run *r, double lr, double before, int64_t *correct) {
-  const double t0 = ng_now_ms();
-  bool wanted = false;
-  int rc = CLI_OK;
-  const bool together = r->ranks.size > 1;
-  const ranks_count said = r->said;
-  const ng_meter wire = r->wire.meter;
-  for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
-    rc = one_batch(r, i, &wanted, correct);
-  if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
-  const double t1 = ng_now_ms();
-  if (rc == CLI_OK) rc = agree_on_step(r, correct);
-  if (rc == CLI_OK && (together || !r->out->diverged)) rc = grads_end(&r->grads);
-  if (together) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
-  if (rc == CLI_OK && r->out->diverged) return wanted ? precond_forget(r->p) : CLI_OK;
-  unsigned outcome = 0;
-  precond_momentum(r->p, recipe_momentum(r->s, lr, before));
-  if (rc == CLI_OK) rc = move_damping(r, lr);
-  if (rc == CLI_OK) rc = precond_step(r->p, lr, &outcome);
-  if (rc == CLI_OK && (outcome & PRECOND_SKIPPED) == 0) recipe_rescale(r->s, r->net);
-  const bool skipped = (outcome & PRECOND_SKIPPED) != 0;
-  r->state.skipped += skipped;
-  r->state.in_a_row = skipped ? r->state.in_a_row + 1 : 0;
-  if (rc == CLI_OK && r->state.in_a_row >= MOST_SKIPPED) {
-    r->out->diverged = true;
-    (void)snprintf(r->out->lost, sizeof r->out->lost, "all that the last %d steps would write",
-                   MOST_SKIPPED);
-  }
-  r->state.rescued += (outcome & PRECOND_RESCUED) != 0;
-  r->state.unobserved += (outcome & PRECOND_UNOBSERVED) != 0;
-  r->step_ms += ng_now_ms() - t0;
-  count_step(r, &said, &wire);
-  return rc;
-}
 
 /* ---- an epoch's end --------------------------------------------------------------------------*/
 
@@ -222,7 +75,7 @@ static int test(run *r, double *loss, double *accuracy) {
     if (rc == CLI_OK && good > 0) rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, good, 0, NULL);
     if (rc != CLI_OK || good == 0) continue;
     int64_t correct = 0;
-    sum += loss_of(r, NN_EVALUATE, &correct) * (double)good;
+    sum += run_loss(r, NN_EVALUATE, &correct) * (double)good;
     right += correct;
     all += good;
   }
@@ -236,7 +89,7 @@ static int test(run *r, double *loss, double *accuracy) {
   r->out->diverged = all > 0 && !isfinite(sum); /* weights may be lost in the last step */
   if (all > 0 && !r->out->diverged) {
     *loss = sum / (double)all;
-    *accuracy = share(r, right, all);
+    *accuracy = run_accuracy(r, right, all);
   }
   return CLI_OK;
 }
@@ -247,7 +100,7 @@ static int end_epoch(run *r, double lr) {
                    .lr = lr,
                    .train_loss = r->state.loss_sum / (double)r->state.summed,
                    .train_accuracy =
-                       share(r, r->state.correct, r->state.summed * settings_samples(r->s)),
+                       run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)),
                    .seconds = seconds(r)};
   const int rc = test(r, &e.test_loss, &e.test_accuracy);
   if (rc != CLI_OK) return rc;
@@ -350,7 +203,7 @@ static int after_step(run *r, double lr, int64_t correct) {
   const bool closes = step % r->feed.per_epoch == 0 || step == r->total;
   int rc = CLI_OK;
   progress_step(&r->progress, step, r->state.loss_sum / (double)r->state.summed,
-                share(r, r->state.correct, r->state.summed * settings_samples(r->s)));
+                run_accuracy(r, r->state.correct, r->state.summed * settings_samples(r->s)));
   if (due(step, r->s->log_every)) {
     const log_times t = run_times(r);
     const precond_turn turn = precond_turned(r->p);
@@ -358,7 +211,7 @@ static int after_step(run *r, double lr, int64_t correct) {
                            .epoch = (step - 1) / r->feed.per_epoch + 1,
                            .lr = lr,
                            .loss = r->loss,
-                           .accuracy = share(r, correct, settings_samples(r->s)),
+                           .accuracy = run_accuracy(r, correct, settings_samples(r->s)),
                            .clip = precond_clip(r->p),
                            .cosine = turn.cosine,
                            .angle = turn.angle,
@@ -385,7 +238,7 @@ static int steps(run *r) {
     if (switch_due(r) != CLI_OK) return CLI_BAD;
     const double lr = lr_of(r, r->state.step), before = lr_of(r, r->state.step - 1);
     int64_t correct = 0;
-    int rc = one_step(r, lr, before, &correct);
+    int rc = run_step(r, lr, before, &correct);
     if (rc != CLI_OK || r->out->diverged) return rc;
     rc = after_step(r, lr, correct);
     if (rc != CLI_OK || r->out->diverged) return rc;

@@ -23,9 +23,11 @@ double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row) {
     uint32_t w[4];
     random_words(seed, RANDOM_MIXUP, epoch, (uint64_t)(uint32_t)row * TRIES + i, w);
     for (int k = 0; k < 4; k += 2) {
-      const double u = log(above_zero(w[k])) / alpha, v = log(above_zero(w[k + 1])) / alpha;
+      const double log_u = log(above_zero(w[k])), log_v = log(above_zero(w[k + 1]));
+      const double u = log_u / alpha, v = log_v / alpha;
       if (exp(u) + exp(v) > 1.0) continue;
-      const double l = 1.0 / (1.0 + exp(v - u));
+      const bool both_infinite = !(fabs(v - u) >= 0.0);
+      const double l = 1.0 / (1.0 + exp(both_infinite ? (log_v - log_u) / alpha : v - u));
       return fmax(l, 1.0 - l);
     }
   }

@@ -8,6 +8,7 @@
  * The library's loops run on the trainer's pool, so that there is one; BLAS has its own. */
 #include "precond.h"
 #include "clock.h"
+#include "ranks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ struct precond {
   int norms;      /* that are layers of the library: all or none */
   nn_watch watch;
   double observe_ms, momentum;
+  int64_t whole, first; /* of ng_batch: each batch is shared by the ranks, or 0 */
 };
 
 static int told(const precond *p) { return cli_bad("%s", ng_last_error(p->ctx)); }
@@ -84,6 +86,8 @@ int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
   b.last = last;
+  b.whole = p->whole;
+  b.first = p->first;
   return ng_begin(p->p, &b) < 0 ? told(p) : CLI_OK;
 }
 
@@ -234,6 +238,11 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   p->s = s;
   p->net = net;
   p->momentum = s->momentum;
+  const run_ranks k = ranks_of(t);
+  if (k.size > 1 && !s->own_batches) {
+    p->whole = s->batch;
+    p->first = ranks_first(&k, k.rank, s->batch);
+  }
   p->watch = (nn_watch){p, show_input, show_output_grad};
   int rc = cli_context(&config, &p->ctx);
   if (rc == CLI_OK && ng_precond_create_from(p->ctx, o, &p->p) < 0) rc = told(p);

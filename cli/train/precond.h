@@ -30,7 +30,8 @@ int precond_forget(precond *p); /* there is no step: what was observed since the
 
 double precond_observe_ms(const precond *p); /* spent in the watch so far */
 double precond_clip(const precond *p);       /* nu of the last step */
-/* Of gradient g and direction u of the last step, over all that has curvature; NaN where there is none. */
+/* Of gradient g and direction u of the last step, over all that has curvature; without any NaN, or with --quantify u is
+ * what lr multiplies in the update. */
 typedef struct precond_turn {
   double cosine, angle; /* of g and u; its arc cosine in degrees */
   double rotation;      /* 90 (1 - cosine), EFCP's measure */

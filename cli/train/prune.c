@@ -44,6 +44,15 @@ static int take_score(const char *value, pruning *how) {
   return CLI_OK;
 }
 
+static int take_sparsity(const char *value, double *out) {
+  char *end = NULL;
+  const double s = strtod(value, &end);
+  if (end == value || *end != 0 || !(s >= 0.0 && s < 1.0))
+    return cli_bad("--sparsity: expected a number, 0 <= S < 1, got '%s'", value);
+  *out = s;
+  return CLI_OK;
+}
+
 static int take(void *user, const char *name, const char *value) {
   wish *w = user;
   long long n = 0;
@@ -57,7 +66,7 @@ static int take(void *user, const char *name, const char *value) {
   } else if (strcmp(name, "layer-wise") == 0) {
     w->how.layerwise = true;
   } else if (strcmp(name, "sparsity") == 0) {
-    rc = cli_real(name, value, 0.0, 1.0 - 1e-9, &w->sparsity);
+    rc = take_sparsity(value, &w->sparsity);
   } else if (strcmp(name, "damping") == 0) {
     rc = cli_real(name, value, 1e-12, 1e6, &w->how.damping);
   } else if (strcmp(name, "score") == 0) {

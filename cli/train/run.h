@@ -1,4 +1,4 @@
-/* run.h: a training run while it lasts, of loop.c and begin.c. */
+/* run.h: a training run while it lasts, of loop.c, step.c and begin.c. */
 #ifndef RUN_H
 #define RUN_H
 
@@ -57,6 +57,12 @@ typedef struct run {
 
 /* Totals of all stations, with those of the run before it was resumed. */
 log_times run_times(run *r);
+
+/* step.c: one step, `before` the learning rate of the step before; *correct grows by what was right in its batches.
+ * CLI_BAD, told.  Collective. */
+int run_step(run *r, double lr, double before, int64_t *correct);
+double run_loss(run *r, nn_mode mode, int64_t *correct);        /* of the batch at hand */
+double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN: there is none   */
 
 /* begin.c: from settings and data to a run that can take its first step.  CLI_BAD, told. */
 int run_begin(run *r);

@@ -72,16 +72,16 @@ const settings_row *settings_find(const char *name) {
   return NULL;
 }
 
-/* As its table has it; what is in none stays as it is. */
-static const char *table_name(const char *name) {
+const char *settings_name(const char *name) {
   const settings_row *row = settings_find(name);
   ng_option_info info;
   if (row != NULL) return row->name;
-  return cli_option_find(name, &info) ? info.name : name;
+  return cli_option_find(name, &info) ? info.name : NULL;
 }
 
 bool settings_same_name(const char *a, const char *b) {
-  return cli_same_name(table_name(a), table_name(b));
+  const char *of_a = settings_name(a), *of_b = settings_name(b);
+  return cli_same_name(of_a != NULL ? of_a : a, of_b != NULL ? of_b : b);
 }
 
 static int unknown(const char *name, char *message, size_t size) {

@@ -46,6 +46,7 @@ typedef struct settings {
   double switch_lr, switch_momentum, switch_weight_decay;
   double bucket_mb;      /* of the messages in which gradients travel between ranks */
   bool checkpoint_parts; /* every rank writes its own part of the state */
+  bool own_batches;      /* ng_batch.whole is not said */
   /* options of the library that were set, in order; the method's row comes first */
   int n_library;
   struct {
@@ -69,6 +70,8 @@ bool settings_get(const settings *s, const char *name, char *value, size_t size)
 int settings_check(const settings *s);
 /* The options for ng_precond_create_from: row, NG_<NAME> of the environment, then `library`. */
 int settings_options(const settings *s, ng_options **out);
+/* A setting's name, or that of an option of the library, as its table has it; NULL: in none. */
+const char *settings_name(const char *name);
 /* Do two names mean one setting, or option of the library?  Spellings and short names are the same. */
 bool settings_same_name(const char *a, const char *b);
 /* Has the method any use for this setting, or option of the library? */

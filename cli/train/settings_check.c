@@ -25,6 +25,9 @@ static bool among(const char *name, const char *const *list, size_t n) {
   return false;
 }
 
+/* Of the library's options what says nothing about curvature. */
+static bool for_all(const char *option) { return strcmp(option, "quantify") == 0; }
+
 bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
@@ -34,7 +37,7 @@ bool settings_knows(const settings *s, const char *name) {
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
-  if (settings_find(name) == NULL) return !first_order; /* the library's */
+  if (settings_find(name) == NULL) return !first_order || for_all(spelt); /* the library's */
   if (first_order && among(spelt, curvature, sizeof curvature / sizeof *curvature)) return false;
   return settings_adamw(s) ? !among(spelt, sgd, 4) : !among(spelt, adamw, 3);
 }
@@ -43,14 +46,16 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
   ng_options *o = NULL;
   *out = NULL;
   ng_status st = ng_options_create(NULL, message, size, &o);
-  if (st >= 0 && settings_first_order(s)) {
+  const bool first_order = settings_first_order(s);
+  if (st >= 0 && first_order) {
     st = ng_options_set(o, "clip", "none", message, size);
   } else if (st >= 0) {
     st = ng_options_from_env(o, message, size);
     if (st >= 0) st = ng_options_set(o, "method", s->method, message, size);
-    for (int i = 0; i < s->n_library && st >= 0; i++) {
-      st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
-    }
+  }
+  for (int i = 0; i < s->n_library && st >= 0; i++) {
+    if (first_order && !for_all(s->library[i].name)) continue; /* of the method before a switch */
+    st = ng_options_set(o, s->library[i].name, s->library[i].value, message, size);
   }
   if (st >= 0) st = ng_options_set(o, "update", settings_adamw(s) ? "adamw" : "sgd", message, size);
   if (st >= 0) st = ng_options_check(o, message, size);
@@ -59,24 +64,31 @@ static int options_of(const settings *s, ng_options **out, char *message, size_t
   return st < 0 ? CLI_BAD : CLI_OK;
 }
 
-static bool is_rankone(const settings *s) {
+static bool is_of(const settings *s, const char *family) {
   ng_method_info info;
-  return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, "rankone") == 0;
+  return cli_method_find(s->method, &info) >= 0 && strcmp(info.family, family) == 0;
 }
 
-/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend.  PD of the
- * rank-one family is D / damping in all directions but one, so the same step takes damping times the
- * rate; K-FAC's PD has no such scale, and its clip keeps the step bounded. */
+/* 0.03 trained every model here with momentum 0.9; 0.001 is what Kingma & Ba 2015 recommend, of which momentum 0.9
+ * behind Adam's step makes ten times as much.  PD of the rank-one family is D / damping in all directions but one,
+ * so the same step takes damping times the rate; K-FAC's PD has no such scale, and its clip keeps the step bounded.
+ * M-FAC's rows have a weight of 1 / window, so that PD is long: at 0.03 and 0.003 mlp diverged with dense, sparse and
+ * low-rank windows, at 0.001 lenet with the last, at 0.0003 neither; 0.0001 does as well or better. */
 double settings_lr(const settings *s) {
-  const double sgd = 0.03, adamw = 0.001;
-  char message[MESSAGE];
+  const double sgd = 0.03, adamw = 0.001, small = 0.0001;
+  char message[MESSAGE], function[32] = "";
+  const bool rankone = is_of(s, "rankone");
   ng_options *o = NULL;
   if (s->lr >= 0.0) return s->lr;
   if (settings_adamw(s)) return adamw;
-  if (!is_rankone(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return sgd;
+  if (!(rankone || is_of(s, "window")) || options_of(s, &o, message, sizeof message) != CLI_OK)
+    return sgd;
   const double damping = cli_option_real(o, "damping");
+  if (!rankone && ng_options_get(o, "window_function", function, sizeof function) != NG_OK)
+    function[0] = 0;
   ng_options_destroy(&o);
-  return sgd * damping;
+  if (rankone) return sgd * damping;
+  return strcmp(function, "mfac") == 0 || strcmp(function, "adam") == 0 ? small : sgd;
 }
 
 double settings_damping(const settings *s) {
@@ -145,6 +157,12 @@ static int check_schedule(const ng_options *o, const char *name) {
 /* The two numbers of a damping that begins higher, against each other and the library's. */
 static int check_damping(const settings *s, const ng_options *o) {
   const bool rule = strcmp(s->damping_rule, "none") != 0;
+  char needs[MESSAGE];
+  if ((rule || s->damping_start > 0.0) &&
+      ng_options_idle(o, "damping", needs, sizeof needs) == NG_OK && needs[0] != 0) {
+    return cli_bad("--%s: method %s has no damping", rule ? "damping-rule" : "damping-start",
+                   s->method);
+  }
   if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
     return rule ? check_schedule(o, "damping-rule") : CLI_OK;
   if (rule) return cli_bad("--damping-rule: --damping-start moves damping, too");
@@ -164,8 +182,9 @@ int settings_check(const settings *s) {
   ng_options *o = NULL;
   if (s->epochs <= 0.0 && s->steps <= 0)
     return cli_bad("--epochs: expected it, or --steps, above 0");
-  if (settings_first_order(s) && s->n_library > 0) {
-    return cli_bad("--%s: method %s has no curvature and no use for it", s->library[0].name,
+  for (int i = 0; i < s->n_library && settings_first_order(s); i++) {
+    if (for_all(s->library[i].name)) continue;
+    return cli_bad("--%s: method %s has no curvature and no use for it", s->library[i].name,
                    s->method);
   }
   if (settings_first_order(s) && strcmp(s->fisher, "sampled") == 0) {

@@ -53,18 +53,24 @@ static const char *type_of(const char *name) {
                                        : "a text";
 }
 
-/* A second spelling of a key that was there: of two values one would be dropped. */
+/* A second spelling of a key that was there: of two values one would be dropped.  What is no setting is refused where
+ * it is read, so there are never more names to compare than there are settings. */
 static int check_twice(const json_t *o, const char *path) {
-  const char **seen = cli_take(json_object_size(o), sizeof *seen), *name;
+  typedef struct key {
+    const char *given, *name;
+  } key;
+  key *seen = cli_take(json_object_size(o), sizeof *seen);
+  const char *given;
   json_t *v;
   size_t n = 0;
   int rc = CLI_OK;
-  json_object_foreach((json_t *)(uintptr_t)o, name, v) {
-    for (size_t i = 0; i < n && rc == CLI_OK; i++) {
-      if (settings_same_name(seen[i], name))
-        rc = cli_bad("%s: %s and %s are one setting, given twice", path, seen[i], name);
+  json_object_foreach((json_t *)(uintptr_t)o, given, v) {
+    const char *name = rc == CLI_OK ? settings_name(given) : NULL;
+    for (size_t i = 0; name != NULL && i < n && rc == CLI_OK; i++) {
+      if (strcmp(seen[i].name, name) == 0)
+        rc = cli_bad("%s: %s and %s are one setting, given twice", path, seen[i].given, given);
     }
-    seen[n++] = name;
+    if (name != NULL) seen[n++] = (key){given, name};
   }
   free(seen);
   return rc;
@@ -125,11 +131,12 @@ static void add(FILE *f, const char *name, const char *value, bool quoted) {
   json_decref(text);
 }
 
-static void add_library(FILE *f, const ng_options *o) {
+static void add_library(FILE *f, const settings *s, const ng_options *o) {
   for (int i = 0; i < ng_option_count(); i++) {
     char value[VALUE] = "";
     ng_option_info info = {.struct_size = sizeof info};
     if (ng_option_at(i, &info) != NG_OK || strcmp(info.name, "update") == 0) continue;
+    if (!settings_knows(s, info.name)) continue;
     if (ng_options_get(o, info.name, value, sizeof value) != NG_OK) continue;
     const bool quoted = info.type == NG_OPTION_CHOICE || info.type == NG_OPTION_TEXT;
     if (info.type == NG_OPTION_BOOL) {
@@ -167,7 +174,7 @@ int settings_text(const settings *s, const char *path, char **text, size_t *size
     add(f, row->name, value,
         row->kind == SETTINGS_TEXT || row->kind == SETTINGS_WORD || strcmp(value, "default") == 0);
   }
-  if (!settings_first_order(s)) add_library(f, o);
+  add_library(f, s, o);
   ng_options_destroy(&o);
   (void)fputs("\n}\n", f);
   if (fclose(f) == 0) return CLI_OK;

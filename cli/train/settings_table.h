@@ -34,8 +34,8 @@
     "samples of a step, or of each of its micro-batches (64); what is left over of an epoch is "   \
     "left out")                                                                                    \
   X(OWN, lr, "lr", "R", "default", 0, 1e6, 1,                                                      \
-    "learning rate (0.03 with the sgd update, times damping for eva and its kin; 0.001 with "      \
-    "adamw)")                                                                                      \
+    "learning rate (0.03 with the sgd update, times damping for eva and its kin, 0.0001 for "      \
+    "M-FAC's windows and topk-adam; 0.001 with adamw)")                                            \
   X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1, "of the sgd update (0.9)")            \
   X(BOOL, nesterov, "nesterov", NULL, "false", 0, 0, 1, "Nesterov's form of it")                   \
   X(REAL, beta1, "beta1", "R", "0.9", 0, 0.9999999, 1, "of the adamw update (0.9)")                \
@@ -111,7 +111,10 @@
     "ranks sum gradients in messages of at most so many MB, of whole parameters, while backward "  \
     "goes on (1)")                                                                                 \
   X(BOOL, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
-    "ranks write their own parts of the library's state, to a DIR that all of them see")
+    "ranks write their own parts of the library's state, to a DIR that all of them see")           \
+  X(BOOL, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
+    "a rank's samples are a batch of their own for stat_batch and published scales, as in the "    \
+    "published programs; losses then depend on the number of ranks")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
 

@@ -11,7 +11,6 @@ static char none[] = "none", empirical[] = "empirical", sgd[] = "sgd";
 static settings after(const settings *s) {
   settings out = *s;
   out.method = out.optimizer = sgd;
-  out.n_library = 0;
   out.lr = s->switch_lr;
   out.momentum = s->switch_momentum;
   out.weight_decay = s->switch_weight_decay;

@@ -214,13 +214,13 @@ static int run_threads(int32_t n, const settings *s, const data_set *d, const tr
     r[i].d = d;
     if (ng_threads_transport(group, i, &r[i].t, sizeof r[i].t) != NG_OK) rc = CLI_BAD;
   }
+  cli_together(&told);
   for (; made < n && rc == CLI_OK; made++) {
     if (pthread_create(&r[made].thread, NULL, on_thread, &r[made]) == 0) continue;
     rc = cli_bad("--ranks: no thread for rank %d", made);
     r[0].t.abort(r[0].t.user);
     break;
   }
-  cli_together(&told);
   if (rc == CLI_OK) rc = train_run_on(&r[0].t, s, d, show, out);
   cli_together(NULL);
   for (int32_t i = 1; i < made; i++) {

@@ -50,7 +50,8 @@ ng_layer { size_t struct_size; const char *name; ng_kind kind; int64_t in; int64
   int32_t shard_axis; void *shard_group; const char *alias_of; const char *options;
   ng_norm_kind norm_kind; int32_t norm_no_weight; }
 ng_binding { int32_t index; ng_param param; const ng_array *grad; const ng_array *weight; ng_hold hold; }
-ng_batch { size_t struct_size; int64_t samples; ng_reduction reduction; double loss_scale; int32_t last; }
+ng_batch { size_t struct_size; int64_t samples; ng_reduction reduction; double loss_scale; int32_t last;
+  int64_t whole; int64_t first; }
 ng_sgd { size_t struct_size; double lr; double momentum; double dampening; double weight_decay; int32_t nesterov;
   int32_t decoupled; }
 ng_adamw { size_t struct_size; double lr; double beta1; double beta2; double eps; double weight_decay; }
@@ -124,6 +125,8 @@ int32_t ng_explain_count(const ng_precond *p);
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
 ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
+ng_status ng_save_parts(ng_precond *p, const char *path);
+ng_status ng_load(ng_precond *p, const char *path);
 ng_status ng_save_factors(ng_precond *p, const char *folder);
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 """

@@ -2,6 +2,7 @@
 import ctypes as c
 import math
 import numbers
+import os
 import warnings
 
 import torch
@@ -375,6 +376,24 @@ class Preconditioner(Binding, _state.Uncopied):
     def load_state_dict(self, state):
         """What state_dict() gave, of the same model and options; on any error nothing has changed."""
         self._load(lambda: state)
+
+    def save_parts(self, path):
+        """The state in as many files as there are ranks: each writes what it holds, and no tensor travels; `path` is rank
+        0's and names the others.  Collective; all ranks see its folder."""
+        self._core.call("save_parts", os.fsencode(path))
+
+    def load_parts(self, path):
+        """What save_parts() wrote, on any number of ranks; on any error nothing has changed.  Collective."""
+        def checked():
+            steps = _state.steps_in(path)
+            if steps is not None:
+                self._check_state({"steps": steps, "manifest": None})
+            return steps
+        steps = self._agreed(checked)
+        self._core.call("load", os.fsencode(path))
+        self._steps = steps
+        self._observer.close_batch()
+        self._move()
 
     def _agreed(self, given):
         """What given() returns; where it refuses, all ranks do.  Collective."""

@@ -20,7 +20,8 @@ _NUMBERS = ("lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", 
 
 
 def _turn(report):
-    """How far the last step's direction PD turns and stretches the gradient D, over all that was preconditioned."""
+    """How far the last step's direction PD turns and stretches the gradient D, over all that was preconditioned (or, of a
+    model without any such layer and with quantify=True, what lr multiplies in the fused update)."""
     d2, pd2 = report["d2"], report["pd2"]
     if not (d2 > 0 and pd2 > 0):
         return dict.fromkeys(("cosine", "angle", "rotation", "stretch"))

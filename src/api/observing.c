@@ -36,6 +36,14 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
   if (b.last != 0 && b.last != 1) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: last is %d, expected 0 or 1", call, b.last);
   }
+  if (b.whole == 0 ? b.first != 0
+                   : b.first < 0 || b.whole > (INT64_C(1) << 31) || b.samples > b.whole ||
+                         b.first > b.whole - b.samples) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: first is %lld and whole %lld, expected 0 and 0, or a place of the %lld "
+                   "samples in so many of all ranks",
+                   call, (long long)b.first, (long long)b.whole, (long long)b.samples);
+  }
   /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin. */
   if (b.loss_scale == 0.0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: loss_scale is 0, expected any other number", call);

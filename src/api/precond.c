@@ -248,7 +248,8 @@ ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on) {
         index, on, p->entries);
   }
   ng_entry *e = p->entry[index];
-  if (e->d.frozen || (e->block != NULL && e->block->entry == NULL)) {
+  const ng_block *b = e->block;
+  if (e->d.frozen || (b != NULL && b->entry == NULL && !b->family->sits_out)) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_freeze: '%s' %s", e->d.name,
                    e->d.frozen ? "was registered as frozen and has no memory; register it unfrozen "
                                  "and freeze it after ng_ready"

@@ -18,12 +18,28 @@ static ng_status may_tell(const ng_precond *p, const char *call, int64_t i, int6
 }
 
 static int32_t statistics(const ng_precond *p) {
-  int32_t n = 0;
-  for (int32_t i = 0; p != NULL && i < p->blocks; i++) {
-    n += p->block[i]->stats;
-  }
-  return n;
+  const ng_block *last = p->blocks > 0 ? p->block[p->blocks - 1] : NULL;
+  return last != NULL ? last->first_stat + last->stats : 0;
 }
+
+/* Things come in runs, each of which knows how many are before it: the run of number i. */
+static int32_t run_of(const ng_precond *p, int32_t runs, int32_t i,
+                      int32_t (*before)(const ng_precond *p, int32_t run)) {
+  int32_t low = 0, high = runs;
+  while (high - low > 1) {
+    const int32_t mid = low + (high - low) / 2;
+    if (before(p, mid) <= i)
+      low = mid;
+    else
+      high = mid;
+  }
+  return low;
+}
+
+static int32_t statistics_before(const ng_precond *p, int32_t run) {
+  return p->block[run]->first_stat;
+}
+static int32_t slots_before(const ng_precond *p, int32_t run) { return p->entry[run]->first_slot; }
 
 ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   const ng_status st = may_tell(p, "ng_report_read", 0, 1, out);
@@ -79,13 +95,10 @@ ng_status ng_report_station(const ng_precond *p, int32_t i, ng_station_report *o
 
 /* Block after block, in the order of registration. */
 ng_status ng_report_statistic(const ng_precond *p, int32_t i, ng_statistic_report *out) {
-  const ng_status st = may_tell(p, "ng_report_statistic", i, statistics(p), out);
+  const ng_status st = may_tell(p, "ng_report_statistic", i, p == NULL ? 0 : statistics(p), out);
   if (st != NG_OK) return st;
-  int32_t block = 0;
-  while (i >= p->block[block]->stats) {
-    i -= p->block[block++]->stats;
-  }
-  const ng_stat *s = &p->block[block]->stat[i];
+  const int32_t block = run_of(p, p->blocks, i, statistics_before);
+  const ng_stat *s = &p->block[block]->stat[i - p->block[block]->first_stat];
   ng_statistic_report r;
   memset(&r, 0, sizeof r);
   r.layer = p->block[block]->name;
@@ -140,6 +153,46 @@ ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out) {
   return ng_give_struct(out, &m, sizeof m);
 }
 
+ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t members) {
+  if (p == NULL) return NG_ERR_ARG;
+  if (ng_enter(p->ctx) != NG_OK) return NG_ERR_STATE;
+  if (index < 0 || index >= p->entries) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_shard: index is %d, there are %d layers and tensors", index,
+                   p->entries);
+  }
+  if (p->ready || p->broken) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_plan_shard: the model is ready, expected one before ng_ready");
+  }
+  ng_entry *e = p->entry[index];
+  if (e->tensor || e->d.kind != NG_LINEAR || e->d.shard_axis != -1) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_shard: '%s' is no linear layer that was registered whole", e->d.name);
+  }
+  if (axis != 0 && axis != 1) {
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_shard: layer '%s': axis is %d, expected 0 or 1",
+                   e->d.name, axis);
+  }
+  const int64_t width = axis == 0 ? e->d.out : e->d.in;
+  if (members < 1 || members > width) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_shard: layer '%s': members is %d, expected 1 to its %lld %s", e->d.name,
+                   members, (long long)width, axis == 0 ? "outputs" : "inputs");
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_entry *other = p->entry[i];
+    if (other == e || other->plan_members == 0 || other->plan_members == members) continue;
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_shard: layer '%s': members is %d, and %d of layer '%s'; there is one "
+                   "model group",
+                   e->d.name, members, other->plan_members, other->d.name);
+  }
+  e->plan_axis = axis;
+  e->plan_members = members;
+  return NG_OK;
+}
+
 /* Of a rank that may be any: nothing of this one is in it but what the caller described. */
 ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
   const ng_status st = may_tell(p, "ng_plan_rank", 0, 1, out);
@@ -160,11 +213,8 @@ ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan 
 
 /* The name of a parameter is made once, when the layer is added: no buffer to own here. */
 int32_t ng_explain_count(const ng_precond *p) {
-  int32_t n = 0;
-  for (int32_t i = 0; p != NULL && i < p->entries; i++) {
-    n += p->entry[i]->slots;
-  }
-  return n;
+  const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
+  return last != NULL ? last->first_slot + last->slots : 0;
 }
 
 /* A row for each parameter, in the order of registration, the bias after its weight.  The bytes of
@@ -172,11 +222,9 @@ int32_t ng_explain_count(const ng_precond *p) {
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
-  int32_t index = 0;
-  while (index < p->entries && i >= p->entry[index]->slots) {
-    i -= p->entry[index++]->slots;
-  }
+  const int32_t index = run_of(p, p->entries, i, slots_before);
   const ng_entry *e = p->entry[index];
+  i -= e->first_slot;
   const ng_block *b = e->block;
   ng_explain_row r;
   memset(&r, 0, sizeof r);

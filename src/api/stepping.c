@@ -2,7 +2,7 @@
  * AdamW.
  *
  * In: the learning rate, or the numbers of an update, a set for each group.  Out: p->step->out and lr,
- * for step/stations.c, which has what happens.  Numbers that are wrong do not end the call here: the
+ * for step/take.c, which has what happens.  Numbers that are wrong do not end the call here: the
  * other ranks are on their way to `check`, and there all of them leave together. */
 #include "step/step.h"
 

@@ -5,67 +5,19 @@
  * drives all ops on.
  *
  * MPI reads and writes memory of the ops only: collectives cannot be cancelled, and a caller who was
- * told of a failure may free its buffers.  To give up is to send an empty message to everybody;
- * whoever waits looks for one.  A communicator on which somebody gave up is never freed: its
- * collectives will not end.
+ * told of a failure may free its buffers.  How ranks give up, and how they leave: mpi_leave.c.
  *
  * No context here: a table outlives the contexts that use it, so its memory is malloc's. */
 #include "comm/mpi.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
+typedef ng_mpi_seat seat;
 
-enum {
-  ALARM = 1,       /* tag of the message that says: this rank gives up              */
-  LIMIT = 1 << 28, /* elements of one collective: counts and places stay below 2^31 */
-  PATIENCE = 256,  /* looks before the core is given up                             */
-  WEARY = 1 << 14, /* looks before it sleeps between them                           */
-  NAP_NS = 50000   /* so long                                                       */
-};
-
-typedef struct seat {
-  team *world;
-  int64_t limit;
-  bool stopped; /* for good */
-  op *first, **last, *spare;
-} seat;
-
-/* ---- giving up -------------------------------------------------------------------------------*/
-
-static void give_up(void *user) {
-  seat *s = user;
-  if (s->stopped) return;
-  s->stopped = true;
-  const MPI_Comm comm = s->world->comm[0];
-  for (int r = 0; r < s->world->n; r++) {
-    MPI_Request sent;
-    if (r == s->world->index) continue;
-    /* Empty messages need nobody's memory, and leave at once. */
-    if (MPI_Isend(NULL, 0, MPI_BYTE, r, ALARM, comm, &sent) != MPI_SUCCESS) continue;
-    (void)MPI_Request_free(&sent);
-  }
-  int none;
-  for (int i = 0; i < PATIENCE; i++) { /* lets them go */
-    (void)MPI_Iprobe(MPI_ANY_SOURCE, ALARM, comm, &none, MPI_STATUS_IGNORE);
-  }
-}
-
-static ng_status refuse(seat *s, ng_status st) {
-  give_up(s);
-  return st;
-}
-
-static bool alarmed(seat *s) {
-  int there = 0;
-  const int e = MPI_Iprobe(MPI_ANY_SOURCE, ALARM, s->world->comm[0], &there, MPI_STATUS_IGNORE);
-  if (e != MPI_SUCCESS || there != 0) give_up(s);
-  return s->stopped;
-}
+enum { LIMIT = 1 << 28 }; /* elements of one collective: counts and places stay below 2^31 */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
@@ -112,12 +64,12 @@ static void op_give(seat *s, op *o) {
 }
 
 /* All ops that are under way; those that are done leave the list and are their request's. */
-static ng_status drive(seat *s) {
+ng_status ng_mpi_drive(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
   while (*at != NULL) {
     op *o = *at;
-    if (ng_mpi_advance(o) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    if (ng_mpi_advance(o) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
     if (o->stage == NG_MPI_DONE) {
       *at = o->next;
     } else {
@@ -133,16 +85,6 @@ static bool complete(const op *o) {
     o = o->sibling;
   }
   return o == NULL;
-}
-
-/* Other ranks may share this core. */
-static void rest(int64_t looks) {
-  if (looks > WEARY) {
-    const struct timespec nap = {0, NAP_NS};
-    (void)nanosleep(&nap, NULL);
-  } else if (looks > PATIENCE) {
-    (void)sched_yield();
-  }
 }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -197,19 +139,20 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   *request = NULL;
   if (s->stopped) return NG_ERR_COMM;
   const ng_status st = check_call(t, c);
-  if (st != NG_OK) return refuse(s, st);
+  if (st != NG_OK) return ng_mpi_refuse(s, st);
+  if (!ng_mpi_count_in(s, t)) return ng_mpi_refuse(s, NG_ERR_COMM);
   const int64_t count = ng_mpi_counts(c->kind) ? sum_of(c->counts, t->n) : c->count;
   op **sibling = (op **)request, *o;
   int64_t from = 0;
   do {
     const int64_t n = ng_mpi_counts(c->kind) ? count : ng_min64(s->limit, count - from);
     o = post(s, t, c, from, n);
-    if (o == NULL) return refuse(s, NG_ERR_NOMEM);
+    if (o == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
     *sibling = o;
     sibling = &o->sibling;
     *s->last = o;
     s->last = &o->next;
-    if (ng_mpi_begin(o) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    if (ng_mpi_begin(o) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
     from += n;
   } while (from < count);
   return NG_OK;
@@ -226,12 +169,12 @@ static void collect(seat *s, op *o) {
 /* What was complete before somebody gave up is complete for everyone who had it. */
 static ng_status wait(void *user, void *request) {
   seat *s = user;
-  if (request == NULL) return refuse(s, NG_ERR_ARG);
+  if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
   for (int64_t looks = 0; !complete(request); looks++) {
-    const ng_status st = drive(s);
+    const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && !complete(request) && alarmed(s)) return NG_ERR_COMM;
-    rest(looks);
+    if (looks % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    ng_mpi_rest(looks);
   }
   collect(s, request);
   return NG_OK;
@@ -239,14 +182,14 @@ static ng_status wait(void *user, void *request) {
 
 static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
-  if (request == NULL) return refuse(s, NG_ERR_ARG);
-  const ng_status st = drive(s);
+  if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
+  const ng_status st = ng_mpi_drive(s);
   *done = complete(request);
   if (*done != 0) {
     collect(s, request);
     return NG_OK;
   }
-  return st == NG_OK && !alarmed(s) ? NG_OK : NG_ERR_COMM;
+  return st == NG_OK && !ng_mpi_alarmed(s) ? NG_OK : NG_ERR_COMM;
 }
 
 static ng_status run(void *user, const ng_collective *c) {
@@ -272,55 +215,72 @@ static void team_free(team *t) {
   free(t);
 }
 
-/* MPI_Comm_split cannot be left; so nobody enters it before everybody is at its door. */
-static ng_status meet(seat *s) {
+/* Nobody goes on before everybody is here; a rank that gave up, or left, never comes. */
+ng_status ng_mpi_meet(seat *s) {
   MPI_Request request;
   if (s->stopped) return NG_ERR_COMM;
-  if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+  if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS)
+    return ng_mpi_refuse(s, NG_ERR_COMM);
   for (int64_t looks = 0;; looks++) {
     int done = 0;
-    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return refuse(s, NG_ERR_COMM);
+    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+      return ng_mpi_refuse(s, NG_ERR_COMM);
     if (done != 0) return NG_OK;
-    const ng_status st = drive(s);
+    const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && alarmed(s)) return NG_ERR_COMM;
-    rest(looks);
+    if (looks % 8 == 7 && ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    ng_mpi_rest(looks);
   }
 }
 
+static team *known(const seat *s, const int32_t *ranks, int32_t n) {
+  team *t = s->groups;
+  while (t != NULL && (t->n != n || memcmp(t->rank, ranks, (size_t)n * sizeof *ranks) != 0)) {
+    t = t->next;
+  }
+  return t;
+}
+
+/* MPI_Comm_split cannot be left; so nobody enters it before everybody is at its door. */
+static int split(seat *s, team *t) {
+  const MPI_Comm world = s->world->comm[0];
+  const bool in = t->index >= 0;
+  int e = MPI_Comm_split(world, in ? 0 : MPI_UNDEFINED, s->world->index, &t->comm[0]);
+  if (e == MPI_SUCCESS && in) e = MPI_Comm_dup(t->comm[0], &t->comm[1]);
+  return e;
+}
+
+/* The same ranks again are the same group: it is kept until all is freed, since freeing one is collective, too.
+ * Ranks outside remember it, so that they know when nobody splits anything. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
-  const int32_t me = s->world->index;
   *group = NULL;
-  if (ranks == NULL || n < 1) return refuse(s, NG_ERR_ARG);
-  int32_t index = -1;
+  if (s->stopped) return NG_ERR_COMM;
+  if (ranks == NULL || n < 1) return ng_mpi_refuse(s, NG_ERR_ARG);
   for (int32_t i = 0; i < n; i++) {
-    if (ranks[i] < 0 || ranks[i] >= s->world->n) return refuse(s, NG_ERR_ARG);
-    if (i > 0 && ranks[i] <= ranks[i - 1]) return refuse(s, NG_ERR_ARG);
-    if (ranks[i] == me) index = i;
+    if (ranks[i] < 0 || ranks[i] >= s->world->n) return ng_mpi_refuse(s, NG_ERR_ARG);
+    if (i > 0 && ranks[i] <= ranks[i - 1]) return ng_mpi_refuse(s, NG_ERR_ARG);
   }
-  team *t = index >= 0 ? team_new(n) : NULL;
-  if (index >= 0 && t == NULL) return refuse(s, NG_ERR_NOMEM);
-  const ng_status st = meet(s);
-  MPI_Comm made = MPI_COMM_NULL;
-  int e = st == NG_OK ? MPI_Comm_split(s->world->comm[0], index >= 0 ? 0 : MPI_UNDEFINED, me, &made)
-                      : MPI_ERR_OTHER;
-  if (t == NULL) return st != NG_OK ? st : e == MPI_SUCCESS ? NG_OK : refuse(s, NG_ERR_COMM);
-  t->comm[0] = made;
-  if (e == MPI_SUCCESS) e = MPI_Comm_dup(made, &t->comm[1]);
-  if (e != MPI_SUCCESS) {
-    free(t);
-    return st != NG_OK ? st : refuse(s, NG_ERR_COMM);
+  team *t = known(s, ranks, n);
+  if (t == NULL) {
+    t = team_new(n);
+    if (t == NULL) return ng_mpi_refuse(s, NG_ERR_NOMEM);
+    memcpy(t->rank, ranks, (size_t)n * sizeof *ranks);
+    t->index = member_of(t, s->world->index);
+    t->next = s->groups;
+    s->groups = t;
+    if (!ng_mpi_count_in(s, s->world)) return ng_mpi_refuse(s, NG_ERR_COMM);
+    const ng_status st = ng_mpi_meet(s);
+    if (st != NG_OK) return st;
+    if (split(s, t) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
   }
-  t->index = index;
-  memcpy(t->rank, ranks, (size_t)n * sizeof *ranks);
-  *group = t;
+  if (t->index >= 0) *group = t;
   return NG_OK;
 }
 
 static void group_destroy(void *user, void *group) {
-  const seat *s = user;
-  if (group != NULL && !s->stopped) team_free(group);
+  (void)user;
+  (void)group;
 }
 
 /* ---- making one ------------------------------------------------------------------------------*/
@@ -352,7 +312,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     return NG_ERR_COMM;
   }
   const bool bad = out == NULL || size < sizeof(size_t);
-  seat *s = calloc(1, sizeof *s);
+  seat *s = calloc(1, sizeof *s + (size_t)ranks * sizeof *s->peer);
   team *t = team_new(ranks);
   int mine = bad ? 1 : s == NULL || t == NULL ? 2 : 0;
   int e = MPI_Allreduce(&mine, &without, 1, MPI_INT, MPI_MAX, comm);
@@ -363,10 +323,11 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
     return e != MPI_SUCCESS ? NG_ERR_COMM : without == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
   }
   t->index = rank;
+  *s = (seat){.world = t, .limit = LIMIT, .last = &s->first};
   for (int32_t r = 0; r < ranks; r++) {
     t->rank[r] = r;
+    s->peer[r] = (ng_mpi_peer){.left = -1, .sent = MPI_REQUEST_NULL};
   }
-  *s = (seat){.world = t, .limit = LIMIT, .last = &s->first};
   const ng_transport table = {
       .struct_size = size,
       .user = s,
@@ -380,7 +341,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
       .group_destroy = group_destroy,
       .kinds =
           1u << NG_ALL_REDUCE | 1u << NG_BROADCAST | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER,
-      .abort = give_up,
+      .abort = ng_mpi_give_up,
       .test = test,
   };
   memset(out, 0, size); /* a caller with an older or newer header knows less or more */
@@ -394,6 +355,7 @@ void ng_mpi_release(ng_transport *t) {
   if (t == NULL || t->user == NULL) return;
   seat *s = t->user;
   t->user = NULL;
+  const bool all = ng_mpi_parted(s);
   /* MPI may still write where a collective was left: that memory, and its communicators, stay. */
   while (s->spare != NULL) {
     op *next = s->spare->next;
@@ -401,8 +363,12 @@ void ng_mpi_release(ng_transport *t) {
     free(s->spare);
     s->spare = next;
   }
-  if (!s->stopped && s->first == NULL) {
-    team_free(s->world);
-    free(s);
+  if (!all) return;
+  while (s->groups != NULL) {
+    team *next = s->groups->next;
+    team_free(s->groups);
+    s->groups = next;
   }
+  team_free(s->world);
+  free(s);
 }

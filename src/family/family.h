@@ -31,7 +31,8 @@ typedef struct ng_obs {
   uint32_t what; /* NG_SEES_INPUT, NG_SEES_OUTGRAD; NG_SEES_FLATGRAD: read the segments       */
   ng_view v;
   int64_t samples;
-  int64_t positions;       /* of the output                                                     */
+  int64_t whole, first; /* of all ranks that share the micro-batch, 0: none; place of the first */
+  int64_t positions;    /* of the output                                                     */
   int64_t size[2], out[2]; /* conv2d: height and width of the array, and of the output          */
   int64_t batch;           /* the number of the micro-batch */
   double loss_scale;
@@ -39,6 +40,12 @@ typedef struct ng_obs {
   ng_reduction reduction;
   double most; /* the largest magnitude in it; of a family that scans, 0 */
 } ng_obs;
+
+/* g of the mean loss over all ranks' samples, over that of this rank's. */
+static inline double ng_obs_share(const ng_obs *o) {
+  const bool mean = o->reduction == NG_MEAN && o->whole > 0;
+  return mean ? (double)o->samples / (double)o->whole : 1.0;
+}
 
 /* Some whole rows of a parameter, or a part of one row, inside one group of its layer. */
 struct ng_tile {
@@ -82,9 +89,16 @@ typedef struct ng_field {
   void *data;         /* NULL on ranks that do not hold it                                        */
   int32_t owner;      /* a rank that holds it                                                     */
   bool everywhere;    /* all of them do; false: this is not known                                 */
+  bool squares;       /* means of squares, f32: none is below 0                                   */
   /* [ranks + 1]: rank r holds columns [slice[r], slice[r + 1]) of every row, and `data` are this rank's;
    * plain order, not sym.  NULL: who holds it holds all */
   const int64_t *slice;
+  /* Several ranks may hold the same columns, or rows instead (by_rows).  Then there are `slices` of them, slice i is
+   * taken from rank holder[i], and this rank holds [from, to).  NULL: as above. */
+  const int32_t *holder;
+  int32_t slices;
+  bool by_rows;
+  int64_t from, to;
   /* Index order: internal i of the rows (cols) is (offset, channel) with `offsets` kernel offsets
    * and `channels` channels, published is (channel, offset); a trailing bias stays last.
    * offsets 1 means both are the same. */
@@ -118,6 +132,9 @@ typedef struct ng_family {
   ng_scope scope;
   bool
       scans; /* observe finds what is not finite by itself, in what it reads; else the engine does */
+
+  /* Of NG_SCOPE_MODEL: it looks at slot->out, so some of its parameters may have no part in a step. */
+  bool sits_out;
 
   /* All it asks of a layer is its block: observations and gradients that ranks have parts of come whole to
    * those that observe and make PD, and the others have none. */

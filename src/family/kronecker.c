@@ -28,13 +28,17 @@
  * channel's offsets alone are wider than max_factor.  `first` is the widest part without a bias,
  * `last` the one with it. */
 static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
-  int64_t k = ng_min64(o->factor_blocks, channels);
-  while (o->max_factor > 0 && k < channels) {
+  int64_t low = ng_min64(o->factor_blocks, channels), high = o->max_factor > 0 ? channels : low;
+  while (low < high) { /* neither width grows with k */
+    const int64_t k = low + (high - low) / 2;
     const int64_t first = offsets * ((channels + k - 1) / k), last = offsets * (channels / k) + one;
-    if (ng_max64(first, last) <= o->max_factor) break;
-    k++;
+    if (ng_max64(first, last) <= o->max_factor) {
+      high = k;
+    } else {
+      low = k + 1;
+    }
   }
-  return k;
+  return low;
 }
 
 static ng_status no_memory(ng_block *b) {
@@ -51,6 +55,13 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
   const bool diagonal = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
   const int64_t each = diagonal ? channels : count_parts(&b->base, channels, offsets, one);
+  if (each * k->groups > NG_LISTED) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': %lld diagonal blocks of %s, at most %lld; %s",
+                   b->entry->d.name, (long long)(each * k->groups), which == NG_SIDE_A ? "A" : "G",
+                   (long long)NG_LISTED,
+                   diagonal ? "leave output_factor at full"
+                            : "take a larger max_factor or smaller factor_blocks");
+  }
   s->each = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
   s->part = ng_object(b->p, (size_t)s->parts * sizeof *s->part);
@@ -78,9 +89,7 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   return NG_OK;
 }
 
-/* Group 0 stands for all: the weight of a group has the same columns as that of any other.  32 bits
- * are enough: model/layers.c refuses wider weights. */
-static void make_map(ng_kron *k) {
+static void fill_map(ng_kron *k) {
   const int64_t channels = k->side[NG_SIDE_A].part[0].lo;
   for (int32_t i = 0; i < k->side[NG_SIDE_A].each; i++) {
     const ng_part *part = &k->side[NG_SIDE_A].part[i];
@@ -95,6 +104,23 @@ static void make_map(ng_kron *k) {
   for (int64_t c = 0; c < k->p; c++) {
     k->unmap[k->map[c]] = (int32_t)c;
   }
+}
+
+/* Where columns are permuted: one offset a channel is in order as it is.  Group 0 stands for all: the weight of a
+ * group has the same columns as that of any other. */
+static ng_status make_map(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
+  if (k->offsets == 1) return NG_OK;
+  if (k->p > NG_LISTED) {
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "layer '%s': its weight has %lld columns, at most %lld of a convolution with A",
+                   b->entry->d.name, (long long)k->p, (long long)NG_LISTED);
+  }
+  k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
+  k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
+  if (k->map == NULL || k->unmap == NULL) return no_memory(b);
+  fill_map(k);
+  return NG_OK;
 }
 
 /* What is known without memory for it: decided by base, which no schedule moves, because sizes must
@@ -137,11 +163,8 @@ static ng_status create(ng_block *b) {
   }
   ng_status st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, k->q, false);
+  if (st == NG_OK) st = make_map(b);
   if (st != NG_OK) return st;
-  k->map = ng_object(b->p, (size_t)k->p * sizeof *k->map);
-  k->unmap = ng_object(b->p, (size_t)k->p * sizeof *k->unmap);
-  if (k->map == NULL || k->unmap == NULL) return no_memory(b);
-  make_map(k);
   /* For people: ng_explain shows it. */
   int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld",
                     (long long)k->p, (long long)k->p, (long long)k->q, (long long)k->q);

@@ -45,8 +45,8 @@ typedef struct ng_side {
 typedef struct ng_kron {
   int64_t groups, offsets; /* kernel offsets: kh*kw, 1 for linear */
   int64_t p, q, out;       /* columns and rows of a group's gradient, q * groups                  */
-  int32_t *map;            /* internal column -> column of the weight; the bias -> p - 1          */
-  int32_t *unmap;          /* column of the weight -> internal column                             */
+  int32_t *map; /* internal column -> column of the weight; the bias -> p - 1; NULL: as they are */
+  int32_t *unmap; /* column of the weight -> internal column                             */
   ng_side side[2];
   ng_conv conv; /* of the image that was told; each observation has its own size */
   bool eigen;

@@ -17,6 +17,9 @@
  * kaisa       1/N      1/N       1/B     1/B         1/(B S^3)  1/(B S^3)    micro-batch for a mean
  * mpd-kfac    1/N      B^2/N     1/B     B           1/(B S^2)  B S          loss, 1 for a sum
  *
+ * Where ranks share a micro-batch B^2 of G is (u B of all ranks)^2, and kaisa's G times u^2: of a mean loss u is this
+ * rank's part of the samples, otherwise 1.
+ *
  * all G divided by loss_scale^2.  reduce: A rows are means over positions; G rows are sums
  * (textbook: KFAC-reduce, Eschenhagen et al. 2023) or means (as published). */
 typedef struct call_scale {
@@ -24,11 +27,12 @@ typedef struct call_scale {
   int reduce;
 } call_scale;
 
-static call_scale scale_of(const ng_block *b, const ng_obs *o, int64_t take) {
+static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *stat) {
   const bool conv = b->entry->d.kind == NG_CONV2D, grad = o->what == NG_SEES_OUTGRAD;
   const bool textbook = b->opt.stat_scale == NG_SCALE_TEXTBOOK,
              kaisa = b->opt.stat_scale == NG_SCALE_KAISA;
-  const double B = (double)take, S = (double)o->positions;
+  const double B = (double)stat->take, S = (double)o->positions, u = ng_obs_share(o);
+  const double all = (double)stat->all * u;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   call_scale s = {0.0, 0};
   if (b->opt.positions == NG_POSITIONS_REDUCE && o->positions > 1 && (!conv || textbook || kaisa)) {
@@ -40,9 +44,9 @@ static call_scale scale_of(const ng_block *b, const ng_obs *o, int64_t take) {
     if (conv && kaisa && s.reduce == 0) s.alpha = 1.0 / (B * S * S * S);
     if (conv && !kaisa && !textbook) s.alpha = 1.0 / (B * S * S);
   } else {
-    s.alpha = textbook ? c * c / rows : kaisa ? 1.0 / rows : B * B / rows;
-    if (conv && kaisa && s.reduce == 0) s.alpha = 1.0 / (B * S * S * S);
-    if (conv && !kaisa && !textbook) s.alpha = B * S;
+    s.alpha = textbook ? c * c / rows : kaisa ? u * u / rows : all * all / rows;
+    if (conv && kaisa && s.reduce == 0) s.alpha = u * u / (B * S * S * S);
+    if (conv && !kaisa && !textbook) s.alpha = all * all / B * S;
     s.alpha /= o->loss_scale * o->loss_scale;
   }
   return s;
@@ -103,7 +107,7 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = side->stat;
-  const call_scale c = scale_of(b, o, s->take);
+  const call_scale c = scale_of(b, o, s);
   if (s->rule.direct && !fits(o, s, c)) {
     return ng_fail(
         b->ctx, NG_SKIPPED,

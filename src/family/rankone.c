@@ -98,6 +98,10 @@ static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const int64_t groups = d->kind == NG_CONV2D ? d->groups : 1;
   const bool input_only = b->base.sides == NG_SIDES_INPUT, none = b->base.sides == NG_SIDES_NONE;
+  if (input_only && d->out > NG_LISTED) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': out is %lld, at most %lld with sides = input",
+                   d->name, (long long)d->out, (long long)NG_LISTED);
+  }
   ng_rankone *k = ng_object(b->p, sizeof *k);
   if (k != NULL) {
     b->state = k;

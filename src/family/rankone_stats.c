@@ -8,9 +8,11 @@
  * and 1 for a sum,
  *
  *                          a            g
- *     eva                  m            m / loss_scale               lzhangbv/eva
+ *     eva                  m            u m / loss_scale             lzhangbv/eva
  *     textbook, expand     sqrt(S) m    c m / loss_scale
- *     textbook, reduce     m            c S m / loss_scale */
+ *     textbook, reduce     m            c S m / loss_scale
+ *
+ * u is 1, or of a mean loss over ranks that share the micro-batch this rank's part of the samples. */
 #include "family/rankone.h"
 
 #include <math.h>
@@ -30,7 +32,7 @@ int64_t ng_rankone_scratch(const ng_block *b) {
 static double scale_of(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   const bool reduce = b->opt.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
-  if (b->opt.stat_scale == NG_SCALE_EVA) return grad ? 1.0 / o->loss_scale : 1.0;
+  if (b->opt.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
   if (!grad) return reduce ? 1.0 : sqrt(S);
   return (reduce ? c * S : c) / o->loss_scale;
 }

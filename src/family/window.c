@@ -18,6 +18,8 @@
 
 #include <math.h>
 
+static const double KEPT_MOST = 1e12;
+
 static bool fits(const ng_settings *o, const ng_entry *e) {
   (void)e;
   return ng_is(o->family, "window");
@@ -181,7 +183,7 @@ static bool decays(const ng_block *b, ng_decay_form form) {
 static ng_status need_weights(const ng_block *b) {
   for (int32_t k = 0; k < b->segments && b->base.window_decay > 0.0; k++) {
     const ng_slot *s = b->segment[k].slot;
-    if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL) continue;
+    if (b->base.window_decay_form == NG_DECAY_NONE || s->weight.data != NULL || s->out) continue;
     return ng_fail(b->ctx, NG_ERR_STATE, "'%s': its weight is not bound, and window_decay needs it",
                    s->name);
   }
@@ -194,33 +196,47 @@ static bool gather(ng_block *b, float *to) {
   return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
 }
 
-/* ---- the direction ---------------------------------------------------------------------------*/
-
 static bool averages_gradients(const ng_block *b) {
   return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
+
+/* What a window keeps of a gradient beside its row, the error of what was not sent and momentum on x, comes back
+ * divided by damping: 1e12 over 1e-6 is what AdamW can square.  A step that must be refused changes nothing, so what is
+ * larger would have every later one refused. */
+static ng_status bounded(ng_block *b, const float *x) {
+  const bool keeps = b->base.window_store != NG_STORE_DENSE || averages_gradients(b);
+  if (!keeps || ng_window_is_first(&b->base) || ng_window_within(b, x, KEPT_MOST)) return NG_OK;
+  return ng_fail(b->ctx, NG_SKIPPED,
+                 "%s: a gradient has an element above 1e12, of which later steps could not be rid",
+                 b->name);
+}
+
+/* ---- the direction ---------------------------------------------------------------------------*/
 
 /* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
 static bool is_row(const ng_block *b, bool fresh) {
   return fresh && !averages_gradients(b) && b->base.window_forget == 1.0;
 }
 
-/* u <- x, where that is no row.  False: a gradient is not finite. */
-static bool take_x(ng_block *b, bool fresh) {
+/* u <- x, where that is no row. */
+static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const double mu = b->base.window_momentum;
-  bool finite = true;
+  ng_status st = NG_OK;
   if (fresh) { /* the row, and not what the store left of what entered */
     ng_window_sent(b, 1.0);
     use(w, fresh);
-  } else {
-    finite = gather(b, w->u);
+  } else if (!gather(b, w->u)) {
+    st = ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
+  } else if (averages_gradients(b)) {
+    st = bounded(b, w->u);
   }
   if (averages_gradients(b)) {
     ng_window_mix(b, w->next_v, w->u, mu, 1.0 - mu);
     memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
+    ng_window_clear_out(b, w->u);
   }
-  return finite;
+  return st;
 }
 
 /* With slices the products of every x are sums over ranks, so they are made here. */
@@ -229,9 +245,9 @@ static ng_status add_products(ng_block *b, bool fresh) {
   if (ng_window_is_first(&b->base)) return NG_OK;
   if (fresh) w->store->products(b, NULL, b->stat->part->sum);
   if (!w->sliced || is_row(b, fresh)) return NG_OK;
-  if (!take_x(b, fresh)) return NG_SKIPPED;
-  w->store->products(b, w->u, b->stat[1].part->sum);
-  return NG_OK;
+  const ng_status st = take_x(b, fresh);
+  if (st == NG_OK) w->store->products(b, w->u, b->stat[1].part->sum);
+  return st;
 }
 
 /* Where ranks choose together what enters, they do so when `check` has heard of all that it is finite. */
@@ -245,9 +261,10 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   if (fresh) w->next_lr = o->lr;
   use(w, fresh);
   if (fresh) {
-    w->scale = b->base.window_feedback_lr ? o->lr : 1.0;
+    w->scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
     w->x = w->store->target(b);
     ng_status enters = gather(b, w->x) ? NG_OK : NG_SKIPPED;
+    if (enters == NG_OK) enters = bounded(b, w->x);
     if (enters == NG_OK && ng_window_is_first(&b->base)) enters = ng_window_first_enter(b);
     if (enters != NG_OK) {
       w->store->drop(b, ng_window_head(w));
@@ -273,26 +290,38 @@ static bool fills(const ng_block *b, ng_window_fill how) {
   return b->base.window_fill == how && (w->emptied || ng_window_count(w) < w->m);
 }
 
+/* u <- D less the row at head, rounded once: in a sum with decay g would be rounded before they cancel. */
+static void take_rest(ng_block *b) {
+  ng_window *w = ng_window_of(b);
+  (void)gather(b, w->u);
+  for (int32_t i = 0; i < w->parts; i++) {
+    w->part[i].c[ng_window_head(w)] = -1.0;
+  }
+  w->used[0] = ng_window_head(w);
+  w->uses = 1;
+  w->store->combine(b, 1.0);
+  use(w, true);
+}
+
 /* u <- the direction of the row at head. */
 static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  double by;
-  const ng_status st = ng_window_solve(b, NULL, &by);
   const bool rest = b->base.window_rest == NG_REST_ADDED || fills(b, NG_FILL_REST);
-  if (rest) { /* + (g - row) / damping */
+  const bool decay = decays(b, NG_DECAY_DIRECTION);
+  double by;
+  if (rest && decay) take_rest(b);
+  const ng_status st = ng_window_solve(b, NULL, &by);
+  if (rest && !decay) { /* + (g - row) / damping, in one sum */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
       w->part[i].c[ng_window_head(w)] -= 1.0 / b->opt.damping;
     }
-  } else if (decays(b, NG_DECAY_DIRECTION)) {
+  } else if (!rest && decay) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
   }
-  if (rest) by = 1.0 / b->opt.damping;
-  if (decays(b, NG_DECAY_DIRECTION)) {
-    by = 1.0 / b->opt.damping;
-    (void)ng_window_decay(b, b->base.window_decay,
-                          w->u); /* what is not finite is found in the sums */
-  }
+  if (rest || decay) by = 1.0 / b->opt.damping;
+  if (decay)
+    (void)ng_window_decay(b, b->base.window_decay, w->u); /* the sums find what is not finite */
   w->store->combine(b, by);
   if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
   if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->left(b));
@@ -303,16 +332,16 @@ static ng_status direct_row(ng_block *b) {
 static ng_status direct_any(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   double *k = w->sliced ? b->stat[1].part->sum : w->row, by;
+  ng_status st = w->sliced ? NG_OK : take_x(b, fresh);
+  if (st != NG_OK) return st;
   if (!w->sliced) {
-    (void)take_x(b, fresh); /* what is not finite is found in the sums */
     memset(k, 0, (size_t)(w->parts * w->places) * sizeof *k);
     w->store->products(b, w->u, k);
   }
-  const ng_status st = ng_window_solve(b, k, &by);
-  if (decays(b, NG_DECAY_DIRECTION)) {
-    (void)ng_window_decay(b, b->base.window_decay, w->u);
-  }
+  st = ng_window_solve(b, k, &by);
   w->store->combine(b, by);
+  /* Last: in x it would be rounded with g, before most of x / lambda goes. */
+  if (decays(b, NG_DECAY_DIRECTION)) (void)ng_window_decay(b, b->base.window_decay * by, w->u);
   return st;
 }
 
@@ -408,6 +437,7 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
+  s.squares = true;
   if (st == NG_OK && (adam || b->base.window_momentum > 0.0)) st = visit(arg, &v);
   if (st == NG_OK && (adam || b->base.window_function == NG_WINDOW_ADAGRAD)) st = visit(arg, &s);
   ng_field mask = ng_window_field(b, "mask", NG_U8, 1, w->mask);
@@ -433,6 +463,7 @@ const ng_family ng_family_window = {
     .sees = NG_SEES_FLATGRAD,
     .scope = NG_SCOPE_MODEL,
     .scans = true,
+    .sits_out = true,
     .fits = fits,
     .check = ng_window_check,
     .create = create,

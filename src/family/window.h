@@ -31,10 +31,11 @@ typedef struct ng_window_chunk {
   int64_t from, n, at;
 } ng_window_chunk;
 
-/* What of a segment is here; flat: where all of it begins among the elements of all ranks. */
+/* What of a segment is here, from element `from` of its slot on; flat: where all of it begins among the elements
+ * of all ranks. */
 typedef struct ng_window_view {
   int32_t part;
-  int64_t flat, at, n;
+  int64_t flat, from, at, n;
 } ng_window_view;
 
 typedef struct ng_window_part {
@@ -46,6 +47,7 @@ typedef struct ng_window_part {
 
 typedef struct ng_window_store {
   const char *name;
+  int64_t most; /* elements of all ranks; 0: any number */
   /* Where near `at`, of all elements, a slice may begin; rises with it.  NULL: anywhere. */
   int64_t (*cut_at)(const ng_block *b, int64_t at);
   /* Geometry that the options decide, and its memory; called twice, as a family's plan. */
@@ -77,9 +79,9 @@ typedef struct ng_window {
   bool sliced;  /* this rank has a slice */
   int64_t *cut; /* [ranks + 1] of slices */
   ng_window_part *part;
-  ng_window_chunk *chunk;
   ng_window_view *view; /* [segments] */
   int32_t *order;       /* [segments] in flat order */
+  int64_t *first;       /* [segments] the first chunk of each, in flat order */
   double scale;         /* of what enters, beside what was left before       */
   double head, count;   /* the free place; rows in use                       */
   double factored,
@@ -114,10 +116,17 @@ static inline int64_t ng_window_count(const ng_window *w) {
   return ng_window_number(w->count, w->m);
 }
 
+/* A store that leaves nothing of what enters has nothing that a later lr would find: there lr is left out. */
+static inline bool ng_window_feeds_lr(const ng_block *b) {
+  return b->base.window_feedback_lr && ng_window_of(b)->store->left != NULL;
+}
+
 /* ---- window_cut.c ----------------------------------------------------------------------------*/
 
 ng_status ng_window_cut(ng_block *b); /* w->store is set */
 void ng_window_uncut(ng_block *b);    /* also after a cut that failed half way */
+/* Chunk i of w->chunks: made when it is asked for, since a list of them would grow with the model. */
+ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i);
 /* The nearest border of two parameters, in flat order of all elements: a store's cut_at. */
 int64_t ng_window_cut_at_segment(const ng_block *b, int64_t at);
 /* Of one number an element and row; and of so many of a slice, cut where `cut` says. */
@@ -125,19 +134,28 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 
 /* ---- window_flat.c ---------------------------------------------------------------------------*/
 
+/* Parameters that have no part in this step: their numbers count as zeros in the row and in x, they have no
+ * direction, and what is kept for them (error feedback, momentum, moments, the last Q) stays as it is. */
+static inline bool ng_window_is_out(const ng_block *b, const ng_window_chunk *c) {
+  return b->segment[c->segment].slot->out;
+}
+bool ng_window_some_out(const ng_block *b);
+void ng_window_clear_out(ng_block *b, float *to); /* 0 there */
 /* One task a chunk. */
 void ng_window_each(ng_block *b, void (*task)(ng_block *b, int32_t chunk));
-/* to <- gradients, and 0 where the mask is; to <- to + decay weights.  False: one is not finite. */
+/* to <- gradients, and 0 where the mask is, or a parameter is out; to <- to + decay weights.  False: one is not finite. */
 bool ng_window_gather(ng_block *b, float *to);
 bool ng_window_decay(ng_block *b, double decay, float *to);
-/* mask <- 1 where the weight is not 0; how many of elements [at, at + n) take part, w->mask is there. */
+/* Whether no element of x, of w->d, is above `most`. */
+bool ng_window_within(ng_block *b, const float *x, double most);
+/* mask <- 1 where the weight is not 0; how many of elements [at, at + n) take part. */
 void ng_window_mark(ng_block *b);
-int64_t ng_window_unmasked(const ng_window *w, int64_t at, int64_t n);
+int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n);
 /* How many top-k keeps of n.  Published: above 1 window_density is their number; cut, but rounded up of a block. */
 int64_t ng_window_entries(const ng_block *b, int64_t n);
 /* u <- the gradient, or with `error` that, where u is 0; what was taken from `error` is 0 there. */
 void ng_window_replace(ng_block *b, float *error);
-/* to <- old v + take x. */
+/* to <- old v + take x; v where a parameter is out. */
 void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take);
 /* Sums over all chunks of g u, g g, u u, g as bound. */
 void ng_window_measure(ng_block *b, double out[3]);

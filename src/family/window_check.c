@@ -93,6 +93,11 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
                       "window_dtype = %s: factors of window_store = lowrank are kept in f32",
                       o->window_dtype);
   }
+  if (s->window_store == NG_STORE_LOWRANK && s->window_mask) {
+    return ng_fail_to(message, size, NG_ERR_ABSENT,
+                      "window_mask = 1: P Q' of window_store = lowrank is not 0 where a weight is; "
+                      "only dense and topk leave weights out");
+  }
   if (s->window_function == NG_WINDOW_GGT && s->window_decay > 0.0 &&
       s->window_decay_form == NG_DECAY_DIRECTION) {
     return ng_fail_to(

@@ -5,20 +5,20 @@
  * statistics = sharded those from cut[rank] to cut[rank + 1]: as near to 1/W of them as the store can be cut. */
 #include "family/window.h"
 
+/* Four doubles of each have a number of 32 bits. */
+enum { MOST_CHUNKS = INT32_MAX / 4 };
+
 static ng_status no_memory(const ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
 }
-
-/* ng_object has no blocks of no bytes. */
-static size_t some(int64_t n, size_t each) { return (size_t)(n > 0 ? n : 1) * each; }
 
 void ng_window_uncut(ng_block *b) {
   ng_window *w = ng_window_of(b);
   ng_object_free(b->p, w->cut, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
   ng_object_free(b->p, w->part, (size_t)w->parts * sizeof *w->part);
-  ng_object_free(b->p, w->chunk, some(w->chunks, sizeof *w->chunk));
   ng_object_free(b->p, w->view, (size_t)w->segments * sizeof *w->view);
   ng_object_free(b->p, w->order, (size_t)w->segments * sizeof *w->order);
+  ng_object_free(b->p, w->first, (size_t)w->segments * sizeof *w->first);
 }
 
 /* ---- parts -----------------------------------------------------------------------------------*/
@@ -82,29 +82,40 @@ static int64_t mine(const ng_window *w, const ng_segment *g, int64_t flat, int64
   return ng_max64(0, end - first);
 }
 
-/* Counts (w->chunk NULL), or fills. */
-static int64_t cut(ng_block *b) {
+/* What is here of segments and parts; how many chunks that is. */
+static int64_t number(ng_block *b) {
   ng_window *w = ng_window_of(b);
   int64_t at = 0, chunks = 0;
   for (int32_t i = 0; i < w->segments; i++) {
     const int32_t k = w->order[i];
     ng_window_view *v = &w->view[k];
     ng_window_part *p = &w->part[v->part];
-    int64_t from, n = mine(w, &b->segment[k], v->flat, &from);
-    if (w->chunk == NULL) {
-      chunks += (n + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
-      continue;
-    }
     if (i == 0 || v->part != w->view[w->order[i - 1]].part) *p = (ng_window_part){.at = at};
     v->at = at;
-    v->n = n;
-    p->n += n;
-    for (int64_t run; n > 0; n -= run, from += run, at += run) {
-      run = ng_min64(NG_WINDOW_CHUNK, n);
-      w->chunk[chunks++] = (ng_window_chunk){k, v->part, from, run, at};
-    }
+    v->n = mine(w, &b->segment[k], v->flat, &v->from);
+    p->n += v->n;
+    w->first[i] = chunks;
+    at += v->n;
+    chunks += (v->n + NG_WINDOW_CHUNK - 1) / NG_WINDOW_CHUNK;
   }
   return chunks;
+}
+
+ng_window_chunk ng_window_chunk_at(const ng_window *w, int32_t i) {
+  int32_t low = 0, high = w->segments; /* the last that begins at i or before */
+  while (high - low > 1) {
+    const int32_t k = low + (high - low) / 2;
+    if (w->first[k] <= i) {
+      low = k;
+    } else {
+      high = k;
+    }
+  }
+  const int32_t k = w->order[low];
+  const ng_window_view *v = &w->view[k];
+  const int64_t at = (i - w->first[low]) * NG_WINDOW_CHUNK;
+  return (ng_window_chunk){k, v->part, v->from + at, ng_min64(NG_WINDOW_CHUNK, v->n - at),
+                           v->at + at};
 }
 
 ng_status ng_window_cut(ng_block *b) {
@@ -114,20 +125,24 @@ ng_status ng_window_cut(ng_block *b) {
   w->cut = ng_object(b->p, (size_t)(b->ctx->ranks + 1) * sizeof *w->cut);
   w->view = ng_object(b->p, (size_t)w->segments * sizeof *w->view);
   w->order = ng_object(b->p, (size_t)w->segments * sizeof *w->order);
-  if (w->cut == NULL || w->view == NULL || w->order == NULL) return no_memory(b);
+  w->first = ng_object(b->p, (size_t)w->segments * sizeof *w->first);
+  if (w->cut == NULL || w->view == NULL || w->order == NULL || w->first == NULL) {
+    return no_memory(b);
+  }
   set_parts(b);
+  if (w->store->most > 0 && w->all > w->store->most) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "window_store = %s: %lld parameters, at most %lld",
+                   w->store->name, (long long)w->all, (long long)w->store->most);
+  }
   w->part = ng_object(b->p, (size_t)w->parts * sizeof *w->part);
   if (w->part == NULL) return no_memory(b);
   slice(b);
-  const int64_t chunks = cut(b);
-  if (chunks > INT32_MAX / 4) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': the model has too many parameters", b->name);
+  const int64_t chunks = number(b);
+  if (chunks > MOST_CHUNKS) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': %lld parameters on one rank, at most some %lld",
+                   b->name, (long long)w->d, (long long)MOST_CHUNKS * NG_WINDOW_CHUNK);
   }
-  ng_window_chunk *chunk = ng_object(b->p, some(chunks, sizeof *chunk));
-  if (chunk == NULL) return no_memory(b);
-  w->chunk = chunk;
   w->chunks = (int32_t)chunks;
-  (void)cut(b);
   return NG_OK;
 }
 

@@ -51,10 +51,10 @@ static void release(ng_block *b) {
 static void round_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
   const dense *s = w->own;
-  const ng_window_chunk *c = &w->chunk[i];
-  void *to = row_at(w, ng_window_head(w), c->at);
-  ng_from_f32(to, s->type, w->x + c->at, c->n);
-  ng_to_f32(w->x + c->at, to, s->type, c->n);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  void *to = row_at(w, ng_window_head(w), c.at);
+  ng_from_f32(to, s->type, w->x + c.at, c.n);
+  ng_to_f32(w->x + c.at, to, s->type, c.n);
 }
 
 static float *target(ng_block *b) {
@@ -89,13 +89,13 @@ static void product_chunk(void *arg, int32_t i) {
   const product *p = arg;
   ng_window *w = ng_window_of(p->b);
   const dense *s = w->own;
-  const ng_window_chunk *c = &w->chunk[i];
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
   double *k = w->partial + i * w->places, out[AT_ONCE];
   for (int64_t j = 0; j < w->uses; j += AT_ONCE) {
     const void *row[AT_ONCE], *next[AT_ONCE];
-    rows_from(w, j, AT_ONCE, c->at, c->n, row);
-    rows_from(w, j + AT_ONCE, AT_ONCE, c->at, c->n, next);
-    ng_window_dots(row, next, s->type, p->x + c->at, c->n, out);
+    rows_from(w, j, AT_ONCE, c.at, c.n, row);
+    rows_from(w, j + AT_ONCE, AT_ONCE, c.at, c.n, next);
+    ng_window_dots(row, next, s->type, p->x + c.at, c.n, out);
     for (int64_t q = 0; q < AT_ONCE && j + q < w->uses; q++) {
       k[w->used[j + q]] = out[q];
     }
@@ -107,7 +107,7 @@ static void products(ng_block *b, const float *x, double *k) {
   product p = {b, x == NULL ? w->x : x};
   ng_parallel(b->ctx, w->chunks, product_chunk, &p);
   for (int32_t i = 0; i < w->chunks; i++) {
-    double *to = k + w->chunk[i].part * w->places;
+    double *to = k + ng_window_chunk_at(w, i).part * w->places;
     for (int64_t j = 0; j < w->uses; j++) {
       to[w->used[j]] += w->partial[i * w->places + w->used[j]];
     }
@@ -124,14 +124,14 @@ static void combine_chunk(void *arg, int32_t i) {
   const combination *m = arg;
   ng_window *w = ng_window_of(m->b);
   const dense *s = w->own;
-  const ng_window_chunk *c = &w->chunk[i];
-  const double *z = w->part[c->part].c;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const double *z = w->part[c.part].c;
   double acc[NG_WINDOW_LINE];
   float room[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    float *u = w->u + c->at + at;
+  for (int64_t at = 0, n; at < c.n; at += n) {
+    float *u = w->u + c.at + at;
     int64_t j = 0;
-    n = ng_min64(NG_WINDOW_LINE, c->n - at);
+    n = ng_min64(NG_WINDOW_LINE, c.n - at);
     for (int64_t e = 0; e < n; e++) {
       acc[e] = m->by == 0.0 ? 0.0 : m->by * (double)u[e];
     }
@@ -139,15 +139,15 @@ static void combine_chunk(void *arg, int32_t i) {
       const void *row[MANY], *next[MANY];
       double by[MANY];
       rows = j + MANY <= w->uses ? MANY : FEW;
-      rows_from(w, j, rows, c->at + at, n, row);
-      rows_from(w, j + rows, rows, c->at + at, n, next);
+      rows_from(w, j, rows, c.at + at, n, row);
+      rows_from(w, j + rows, rows, c.at + at, n, next);
       for (int q = 0; q < rows; q++) {
         by[q] = z[w->used[j + q]];
       }
       ng_window_sums(acc, row, next, s->type, rows, n, by);
     }
     for (; j < w->uses; j++) {
-      ng_window_add(acc, as_f32(w, w->used[j], c->at + at, n, room), n, z[w->used[j]]);
+      ng_window_add(acc, as_f32(w, w->used[j], c.at + at, n, room), n, z[w->used[j]]);
     }
     for (int64_t e = 0; e < n; e++) {
       u[e] = (float)acc[e];

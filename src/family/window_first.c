@@ -8,7 +8,7 @@
  *     adagrad  x = g;  s <- s + sent^2;  u = sent / (sqrt(s) + eps)
  *
  * eps is damping.  With window_feedback_lr = 1 lr x enters and u is what was sent over lr, so that a weight
- * moves by what was sent; with lr = 0 nothing is sent, and nothing lost.  Moments move when the step counts: until then the new ones lie beside the old.
+ * moves by what was sent; with lr = 0 nothing is sent, and nothing lost; a dense store sends all of x as it is.  Moments move when the step counts: until then the new ones lie beside the old.
  * A step whose moments leave f32 is refused before anything is kept of it: an Inf in them would stay.
  * So is one of which lr x is above 1e28: what stays of it in the error would leave f32 over every later lr of 1e-10
  * and less, and no step would go again.  The step is lost, and not the error of those before. */
@@ -20,6 +20,7 @@
 static const double ENTERS_MOST = 1e28; /* with window_feedback_lr */
 
 typedef struct pass {
+  const ng_block *b;
   ng_window *w;
   double mu, take, forget, by_m, by_s, eps; /* by: 1 / (1 - mu^t), 1 / (1 - f^t) */
   bool adam;
@@ -39,23 +40,19 @@ static ng_status moments_fit(const ng_block *b) {
   return found(b, "a moment would leave the range of f32");
 }
 
-static void weigh_chunk(ng_block *b, int32_t i) {
-  const ng_window *w = ng_window_of(b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const double most = ENTERS_MOST / w->scale;
-  int beyond = 0;
-  for (int64_t k = c->at; k < c->at + c->n; k++) {
-    beyond |= !(fabs((double)w->x[k]) <= most);
-  }
-  w->sums[i] = beyond;
-}
-
 static void enter_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
-  const ng_window_chunk *c = &w->chunk[i];
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const size_t bytes = (size_t)c.n * sizeof(float);
   int beyond = 0;
-  for (int64_t k = c->at; k < c->at + c->n; k++) {
+  w->sums[i] = 0.0;
+  if (ng_window_is_out(p->b, &c)) { /* x is 0 there */
+    memcpy(w->next_v + c.at, w->v + c.at, bytes);
+    if (p->adam) memcpy(w->next_s + c.at, w->s + c.at, bytes);
+    return;
+  }
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
     const double g = (double)w->x[k];
     const double m = p->mu * (double)w->v[k] + p->take * g;
     w->next_v[k] = w->x[k] = (float)m;
@@ -74,7 +71,8 @@ ng_status ng_window_first_enter(ng_block *b) {
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   const double mu = b->base.window_momentum, forget = b->base.window_forget, t = w->updates + 1.0;
   const bool heavy = b->base.window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
-  pass p = {.w = w,
+  pass p = {.b = b,
+            .w = w,
             .mu = mu,
             .take = heavy ? 1.0 : 1.0 - mu,
             .forget = forget,
@@ -87,18 +85,21 @@ ng_status ng_window_first_enter(ng_block *b) {
     ng_parallel(b->ctx, w->chunks, enter_chunk, &p);
     st = moments_fit(b);
   }
-  if (st != NG_OK || !b->base.window_feedback_lr) return st;
-  ng_window_each(b, weigh_chunk);
-  return found(
-      b, "lr times its direction is above 1e28, of which later steps could not send the rest");
+  if (st != NG_OK || !ng_window_feeds_lr(b)) return st;
+  if (ng_window_within(b, w->x, ENTERS_MOST / w->scale)) return NG_OK;
+  return ng_fail(
+      b->ctx, NG_SKIPPED,
+      "%s: lr times its direction is above 1e28, of which later steps could not send the "
+      "rest",
+      b->name);
 }
 
 static void divide_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
-  const ng_window_chunk *c = &w->chunk[i];
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
   int beyond = 0;
-  for (int64_t k = c->at; k < c->at + c->n; k++) {
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
     const double x = (double)w->u[k], s = (double)w->s[k] + x * x;
     beyond |= !(s <= (double)FLT_MAX);
     w->u[k] = (float)(x / (sqrt(s) + p->eps));
@@ -132,8 +133,8 @@ ng_status ng_window_first_direct(ng_block *b) {
 static void add_chunk(void *arg, int32_t i) {
   const pass *p = arg;
   const ng_window *w = p->w;
-  const ng_window_chunk *c = &w->chunk[i];
-  for (int64_t k = c->at; k < c->at + c->n; k++) {
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
     w->s[k] = (float)((double)w->s[k] + (double)w->u[k] * (double)w->u[k]);
   }
 }

@@ -5,6 +5,8 @@
  * in the order of chunks, so no bit depends on the number of threads. */
 #include "family/window.h"
 
+#include <math.h>
+
 typedef struct each {
   ng_block *b;
   void (*task)(ng_block *b, int32_t chunk);
@@ -46,13 +48,18 @@ static double not_finite(const float *x, int64_t n) {
 static void gather_chunk(void *arg, int32_t i) {
   const gathering *g = arg;
   ng_window *w = ng_window_of(g->b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const ng_slot *s = g->b->segment[c->segment].slot;
-  float *to = g->to + c->at;
-  read_flat(&s->grad, s->cols, c->from, c->n, to);
-  w->sums[i] = not_finite(to, c->n);
-  for (int64_t k = 0; k < c->n && w->mask != NULL; k++) {
-    if (w->mask[c->at + k] == 0) to[k] = 0.0f;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const ng_slot *s = g->b->segment[c.segment].slot;
+  float *to = g->to + c.at;
+  if (s->out) {
+    memset(to, 0, (size_t)c.n * sizeof *to);
+    w->sums[i] = 0.0;
+    return;
+  }
+  read_flat(&s->grad, s->cols, c.from, c.n, to);
+  w->sums[i] = not_finite(to, c.n);
+  for (int64_t k = 0; k < c.n && w->mask != NULL; k++) {
+    if (w->mask[c.at + k] == 0) to[k] = 0.0f;
   }
 }
 
@@ -67,19 +74,46 @@ bool ng_window_gather(ng_block *b, float *to) {
   return zero == 0.0;
 }
 
+typedef struct weighing {
+  ng_window *w;
+  const float *x;
+  double most;
+} weighing;
+
+static void weigh_chunk(void *arg, int32_t i) {
+  const weighing *g = arg;
+  const ng_window_chunk c = ng_window_chunk_at(g->w, i);
+  int beyond = 0;
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    beyond |= !(fabs((double)g->x[k]) <= g->most);
+  }
+  g->w->sums[i] = beyond;
+}
+
+bool ng_window_within(ng_block *b, const float *x, double most) {
+  weighing g = {ng_window_of(b), x, most};
+  double beyond = 0.0;
+  ng_parallel(b->ctx, g.w->chunks, weigh_chunk, &g);
+  for (int32_t i = 0; i < g.w->chunks; i++) {
+    beyond += g.w->sums[i];
+  }
+  return beyond == 0.0;
+}
+
 static void decay_chunk(void *arg, int32_t i) {
   const gathering *g = arg;
   ng_window *w = ng_window_of(g->b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const ng_slot *s = g->b->segment[c->segment].slot;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const ng_slot *s = g->b->segment[c.segment].slot;
   float line[NG_WINDOW_LINE];
   double bad = 0.0;
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    float *to = g->to + c->at + at;
-    n = ng_min64(NG_WINDOW_LINE, c->n - at);
-    read_flat(&s->weight, s->cols, c->from + at, n, line);
+  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+    float *to = g->to + c.at + at;
+    n = ng_min64(NG_WINDOW_LINE, c.n - at);
+    read_flat(&s->weight, s->cols, c.from + at, n, line);
     for (int64_t k = 0; k < n; k++) {
-      if (w->mask == NULL || w->mask[c->at + at + k] != 0) to[k] += (float)g->decay * line[k];
+      if (w->mask != NULL && w->mask[c.at + at + k] == 0) continue;
+      to[k] = (float)((double)to[k] + g->decay * (double)line[k]);
     }
     bad += not_finite(to, n);
   }
@@ -99,26 +133,51 @@ bool ng_window_decay(ng_block *b, double decay, float *to) {
 
 static void mark_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const ng_slot *s = b->segment[c->segment].slot;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const ng_slot *s = b->segment[c.segment].slot;
   float line[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    n = ng_min64(NG_WINDOW_LINE, c->n - at);
-    read_flat(&s->weight, s->cols, c->from + at, n, line);
+  for (int64_t at = 0, n; at < c.n; at += n) {
+    n = ng_min64(NG_WINDOW_LINE, c.n - at);
+    read_flat(&s->weight, s->cols, c.from + at, n, line);
     for (int64_t k = 0; k < n; k++) {
-      w->mask[c->at + at + k] = line[k] != 0.0f;
+      w->mask[c.at + at + k] = line[k] != 0.0f;
     }
   }
 }
 
 void ng_window_mark(ng_block *b) { ng_window_each(b, mark_chunk); }
 
-int64_t ng_window_unmasked(const ng_window *w, int64_t at, int64_t n) {
+bool ng_window_some_out(const ng_block *b) {
+  for (int32_t k = 0; k < b->segments; k++) {
+    if (b->segment[k].slot->out) return true;
+  }
+  return false;
+}
+
+int64_t ng_window_taking(const ng_block *b, int64_t at, int64_t n) {
+  const ng_window *w = ng_window_of(b);
   int64_t some = 0;
-  for (int64_t i = at; i < at + n; i++) {
-    some += w->mask[i];
+  for (int32_t k = 0; k < b->segments; k++) {
+    const ng_window_view *v = &w->view[k];
+    const int64_t from = ng_max64(at, v->at), to = ng_min64(at + n, v->at + v->n);
+    if (b->segment[k].slot->out || from >= to) continue;
+    some += w->mask == NULL ? to - from : 0;
+    for (int64_t i = from; i < to && w->mask != NULL; i++) {
+      some += w->mask[i];
+    }
   }
   return some;
+}
+
+static void clear_chunk(void *arg, int32_t i) {
+  const gathering *g = arg;
+  const ng_window_chunk c = ng_window_chunk_at(ng_window_of(g->b), i);
+  if (ng_window_is_out(g->b, &c)) memset(g->to + c.at, 0, (size_t)c.n * sizeof *g->to);
+}
+
+void ng_window_clear_out(ng_block *b, float *to) {
+  gathering g = {b, 0.0, to};
+  if (ng_window_some_out(b)) ng_parallel(b->ctx, ng_window_of(b)->chunks, clear_chunk, &g);
 }
 
 int64_t ng_window_entries(const ng_block *b, int64_t n) {
@@ -133,15 +192,15 @@ int64_t ng_window_entries(const ng_block *b, int64_t n) {
 static void fill_chunk(void *arg, int32_t i) {
   const gathering *g = arg;
   const ng_window *w = ng_window_of(g->b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const ng_slot *s = g->b->segment[c->segment].slot;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const ng_slot *s = g->b->segment[c.segment].slot;
   float line[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    float *u = w->u + c->at + at, *from = g->to == NULL ? line : g->to + c->at + at;
-    n = ng_min64(NG_WINDOW_LINE, c->n - at);
-    if (g->to == NULL) read_flat(&s->grad, s->cols, c->from + at, n, line);
+  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+    float *u = w->u + c.at + at, *from = g->to == NULL ? line : g->to + c.at + at;
+    n = ng_min64(NG_WINDOW_LINE, c.n - at);
+    if (g->to == NULL) read_flat(&s->grad, s->cols, c.from + at, n, line);
     for (int64_t k = 0; k < n; k++) {
-      if (u[k] != 0.0f || (w->mask != NULL && w->mask[c->at + at + k] == 0)) continue;
+      if (u[k] != 0.0f || (w->mask != NULL && w->mask[c.at + at + k] == 0)) continue;
       u[k] = from[k];
       from[k] = 0.0f;
     }
@@ -156,7 +215,7 @@ void ng_window_replace(ng_block *b, float *error) {
 /* ---- mixing ----------------------------------------------------------------------------------*/
 
 typedef struct mixing {
-  const ng_window *w;
+  const ng_block *b;
   float *to;
   const float *x;
   double old, take;
@@ -164,32 +223,37 @@ typedef struct mixing {
 
 static void mix_chunk(void *arg, int32_t i) {
   const mixing *m = arg;
-  const ng_window_chunk *c = &m->w->chunk[i];
-  const float *x = m->x + c->at, *v = m->w->v + c->at;
-  float *to = m->to + c->at;
-  for (int64_t k = 0; k < c->n; k++) {
+  const ng_window *w = ng_window_of(m->b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const float *x = m->x + c.at, *v = w->v + c.at;
+  float *to = m->to + c.at;
+  if (ng_window_is_out(m->b, &c)) {
+    memcpy(to, v, (size_t)c.n * sizeof *to);
+    return;
+  }
+  for (int64_t k = 0; k < c.n; k++) {
     to[k] = (float)(m->old * (double)v[k] + m->take * (double)x[k]);
   }
 }
 
 void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take) {
-  mixing m = {ng_window_of(b), to, x, old, take};
-  ng_parallel(b->ctx, m.w->chunks, mix_chunk, &m);
+  mixing m = {b, to, x, old, take};
+  ng_parallel(b->ctx, ng_window_of(b)->chunks, mix_chunk, &m);
 }
 
 /* ---- measuring -------------------------------------------------------------------------------*/
 
 static void measure_chunk(ng_block *b, int32_t i) {
   ng_window *w = ng_window_of(b);
-  const ng_window_chunk *c = &w->chunk[i];
-  const ng_slot *s = b->segment[c->segment].slot;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const ng_slot *s = b->segment[c.segment].slot;
   double *sum = w->sums + 4 * (int64_t)i;
   float line[NG_WINDOW_LINE];
   memset(sum, 0, 4 * sizeof *sum);
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    const float *u = w->u + c->at + at;
-    n = ng_min64(NG_WINDOW_LINE, c->n - at);
-    read_flat(&s->grad, s->cols, c->from + at, n, line);
+  for (int64_t at = 0, n; at < c.n && !s->out; at += n) {
+    const float *u = w->u + c.at + at;
+    n = ng_min64(NG_WINDOW_LINE, c.n - at);
+    read_flat(&s->grad, s->cols, c.from + at, n, line);
     sum[0] += ng_window_dot(line, u, n);
     sum[1] += ng_window_dot(line, line, n);
     sum[2] += ng_window_dot(u, u, n);

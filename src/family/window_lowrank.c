@@ -277,6 +277,15 @@ static void enter_segment(void *arg, int32_t k) {
     }
     return;
   }
+  if (b->segment[k].slot->out) { /* a row of zeros, and the next one begins with the Q of before */
+    const int64_t P = v->rank * v->rows, Q = v->rank * v->cols;
+    memset(to.x, 0, (size_t)P * sizeof *to.x);
+    memcpy(to.x + P, from.x + P, (size_t)Q * sizeof *to.x);
+    memcpy(to.rest, from.rest, (size_t)(P + Q) * sizeof *to.rest);
+    memcpy(x.x, e.x, (size_t)n * sizeof *x.x);
+    memcpy(x.rest, e.rest, (size_t)n * sizeof *x.rest);
+    return;
+  }
   for (int64_t i = 0; i < n; i++) {
     split((double)e.x[i] + (double)e.rest[i] + w->scale * (double)x.x[i], &x.x[i], &x.rest[i]);
   }
@@ -348,21 +357,21 @@ static void combine_chunk(void *arg, int32_t i) {
   const job *p = arg;
   ng_window *w = ng_window_of(p->b);
   const lowrank *s = w->own;
-  const ng_window_chunk *c = &w->chunk[i];
-  const view *v = &s->view[c->segment];
-  const double *z = w->part[c->part].c;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const view *v = &s->view[c.segment];
+  const double *z = w->part[c.part].c;
   double acc[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c->n; at += n) {
-    const int64_t row = (c->from + at) / v->cols, col = (c->from + at) % v->cols;
-    float *u = w->u + c->at + at;
-    n = ng_min64(ng_min64(NG_WINDOW_LINE, c->n - at), v->cols - col);
+  for (int64_t at = 0, n; at < c.n; at += n) {
+    const int64_t row = (c.from + at) / v->cols, col = (c.from + at) % v->cols;
+    float *u = w->u + c.at + at;
+    n = ng_min64(ng_min64(NG_WINDOW_LINE, c.n - at), v->cols - col);
     for (int64_t e = 0; e < n; e++) {
       acc[e] = p->by == 0.0 ? 0.0 : p->by * (double)u[e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
       const float *f = factors(s, w->used[j], v);
       if (v->rank == 0) {
-        ng_window_add(acc, f + c->from + at, n, z[w->used[j]]);
+        ng_window_add(acc, f + c.from + at, n, z[w->used[j]]);
       } else {
         add_product(v, f, row, col, n, z[w->used[j]], acc);
       }

@@ -4,7 +4,7 @@
  * a step has returned, as the caller said (place.c reads and writes there).
  *
  * Frameworks free gradients between steps and allocate them elsewhere, so binding is cheap and
- * allowed at any time between steps; what a step needs is looked at when it begins (step/stations.c).
+ * allowed at any time between steps; what a step needs is looked at when it begins (step/take.c).
  * A binding for one step forgets its pointer when that step returns: what was freed since cannot be
  * written. */
 #include "model/model.h"

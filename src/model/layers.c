@@ -24,6 +24,14 @@ void ng_entry_free(ng_precond *p, ng_entry *e) {
 
 /* ---- checks ----------------------------------------------------------------------------------*/
 
+static int32_t *bucket_of(ng_precond *p, const char *name) {
+  uint32_t h = UINT32_C(2166136261); /* FNV-1a */
+  for (const char *c = name; *c != 0; c++) {
+    h = (h ^ (unsigned char)*c) * UINT32_C(16777619);
+  }
+  return &p->named[(h ^ h >> 16) % NG_NAME_BUCKETS];
+}
+
 /* A name is a key in files and messages: not empty, not endless, printable, unique.  255 bytes
  * leave room for the longest field name beside it (state/state.c); quotes and backslashes would
  * have to be escaped wherever a name is shown.  Other bytes above 0x7f are the caller's encoding,
@@ -43,9 +51,10 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
                      call, c - name);
     }
   }
-  for (int32_t i = 0; i < p->entries; i++) {
-    if (ng_is(p->entry[i]->d.name, name)) {
-      return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name, i);
+  for (int32_t i = *bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
+    if (ng_is(p->entry[i - 1]->d.name, name)) {
+      return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name,
+                     i - 1);
     }
   }
   return NG_OK;
@@ -111,7 +120,7 @@ static ng_status check_conv(ng_precond *p, const ng_layer *d, int64_t out[2]) {
     }
   }
   if (st != NG_OK) return st;
-  st = check_range(p, d, "groups", d->groups, 1);
+  st = check_below(p, d, "groups", d->groups, 1, NG_LISTED + 1);
   if (st == NG_OK && (d->in % d->groups != 0 || d->out % d->groups != 0)) {
     st = ng_fail(p->ctx, NG_ERR_ARG,
                  "layer '%s': groups is %lld, expected a divisor of in %lld and out %lld", d->name,
@@ -239,7 +248,12 @@ static ng_status append(ng_precond *p, ng_entry *e, int32_t *index) {
     p->entry_capacity = grown;
   }
   if (index != NULL) *index = p->entries;
+  const ng_entry *before = p->entries > 0 ? p->entry[p->entries - 1] : NULL;
+  e->first_slot = before != NULL ? before->first_slot + before->slots : 0;
   p->entry[p->entries++] = e;
+  int32_t *bucket = bucket_of(p, e->d.name);
+  e->next_named = *bucket;
+  *bucket = p->entries;
   return NG_OK;
 }
 

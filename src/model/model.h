@@ -62,6 +62,7 @@ typedef struct ng_slot {
 } ng_slot;
 
 enum { NG_SHOWN = 4 };
+enum { NG_NAME_BUCKETS = 1024 };
 struct ng_entry {
   ng_layer d;  /* copied; name and options owned; alias_of not supported yet                      */
   bool tensor; /* registered by ng_add_tensor                                                     */
@@ -70,10 +71,13 @@ struct ng_entry {
   int64_t kept;   /* steps that left it as it was, for want of a gradient                         */
   int64_t missed; /* fused updates that left it as it was, for whatever reason; saved             */
   int32_t slots;  /* 1 or 2 */
+  int32_t first_slot;     /* how many the entries before it have */
+  int32_t next_named;     /* of the same bucket of names: index + 1, 0 for the last */
   ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* what the slots' names point at */
   ng_block *block;        /* NULL: no curvature; `why` says the reason        */
   char why[200];
+  int32_t plan_members, plan_axis;  /* ng_plan_shard; 0 members: planned as it is */
   const struct ng_family *taken_by; /* ng_ready: the family that fits it */
   ng_layer_shard *shard;            /* ng_ready: NULL, this rank has all of it */
   ng_entry *local;                  /* of ng_layer_shard.whole: the one that was registered */
@@ -90,6 +94,7 @@ struct ng_layer_shard {
   ng_entry whole;
   int32_t members, member; /* of the model group */
   int64_t *at;             /* [members + 1] where each part begins, along what is cut */
+  int64_t *saved;          /* ... in the group of rank 0, which gives moments to a state */
   int64_t *counts;         /* [members] room for a gather */
   bool primary;            /* this rank's observations count, not those of its group's others */
   bool gathers;            /* some rank of its group makes PD */
@@ -127,6 +132,9 @@ void ng_shard_follow(ng_entry *e); /* what was said of the entry holds for what 
 
 /* Elements of a parameter: its bytes, and tiles of it, are numbers of 64 and 32 bits. */
 #define NG_LARGEST (INT64_C(1) << 40)
+/* Of what a layer has a list of: groups, diagonal blocks of a factor, columns of a permutation.  So a layer of any
+ * size is planned in two seconds and two gigabytes, or refused by name. */
+#define NG_LISTED (INT64_C(1) << 22)
 /* Every field of a layer or tensor is checked here, once; the rooms behind assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
@@ -197,6 +205,7 @@ struct ng_block {
   uint32_t sees; /* of what its family sees, what this one looks at                               */
   ng_stat *stat;
   int32_t stats;
+  int32_t first_stat; /* how many the blocks before it have */
   ng_segment *segment;
   int32_t segments;
   int32_t owner, column; /* who solves, unless its statistics have owners of their own            */
@@ -272,6 +281,7 @@ typedef struct ng_plan {
   ng_span *sum, rest; /* ... of sums that go to an owner, by owner; of all others */
   ng_span apart;      /* ... of sums that stay: both triangles of them travel instead */
 } ng_plan;
+void ng_shard_ask(ng_layer_shard *s, ng_plan *plan); /* room for the whole gradient: whole.c */
 void *ng_plan_take(ng_plan *plan, ng_use use, int64_t bytes);
 void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
 /* Room for PD of a block, in the family's own order; it travels to ranks without results. */
@@ -348,6 +358,7 @@ struct ng_precond {
   ng_schedule *schedule;
   ng_entry **entry; /* capacity grows before ng_ready only */
   int32_t entries, entry_capacity;
+  int32_t named[NG_NAME_BUCKETS]; /* index + 1 of the last entry of each, 0: none */
   ng_block **block;
   int32_t blocks, block_capacity;
   int32_t update_groups; /* 0 to update_groups - 1; fixed by ng_ready, 0 before */

@@ -15,13 +15,13 @@ static ng_status too_wide(ng_precond *p, const ng_entry *e, double width) {
       e->d.name, width, e->d.shard_axis == OUTPUTS ? "outputs" : "inputs", (long long)NG_LARGEST);
 }
 
-static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols, float *grad) {
+static void set_slot(ng_layer_shard *s, int32_t k, int64_t rows, int64_t cols) {
   ng_slot *slot = &s->whole.slot[k];
   slot->entry = &s->whole;
   slot->rows = rows;
   slot->cols = cols;
   slot->weight = (ng_place){.data = NULL};
-  slot->grad = (ng_place){.data = grad, .dtype = NG_F32, .straight = true, .by_row = cols};
+  slot->grad = (ng_place){.data = NULL, .dtype = NG_F32, .straight = true, .by_row = cols};
   slot->m = slot->v = NULL;
 }
 
@@ -48,9 +48,9 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   if (e->d.shard_axis == INPUTS) s->whole.d.in = (int64_t)total;
   const int64_t in = s->whole.d.in, out = s->whole.d.out;
   s->at = ng_object(p, ((size_t)members + 1) * sizeof *s->at);
+  s->saved = ng_object(p, ((size_t)members + 1) * sizeof *s->saved);
   s->counts = ng_object(p, (size_t)members * sizeof *s->counts);
-  s->grad = ng_object(p, (size_t)(out * (in + e->d.bias)) * sizeof *s->grad);
-  if (s->at == NULL || s->counts == NULL || s->grad == NULL) {
+  if (s->at == NULL || s->saved == NULL || s->counts == NULL) {
     return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
   for (int32_t i = 0; i < members; i++) {
@@ -60,18 +60,26 @@ ng_status ng_shard_make(ng_precond *p, ng_entry *e, const double *width, int32_t
   for (int32_t k = 0; k < e->slots; k++) {
     s->whole.slot[k] = e->slot[k];
   }
-  set_slot(s, NG_WEIGHT, out, in, s->grad);
-  if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out, s->grad + out * in);
+  set_slot(s, NG_WEIGHT, out, in);
+  if (e->d.bias != 0) set_slot(s, NG_BIAS, 1, out);
   ng_shard_follow(e);
   return NG_OK;
+}
+
+void ng_shard_ask(ng_layer_shard *s, ng_plan *plan) {
+  const ng_layer *d = &s->whole.d;
+  s->grad =
+      ng_plan_take(plan, NG_USE_DIRECTION, d->out * (d->in + d->bias) * (int64_t)sizeof *s->grad);
+  if (s->grad == NULL) return; /* counted */
+  s->whole.slot[NG_WEIGHT].grad.data = s->grad;
+  if (d->bias != 0) s->whole.slot[NG_BIAS].grad.data = s->grad + d->out * d->in;
 }
 
 void ng_shard_free(ng_precond *p, ng_entry *e) {
   ng_layer_shard *s = e->shard;
   if (s == NULL) return;
-  const ng_layer *d = &s->whole.d;
-  ng_object_free(p, s->grad, (size_t)(d->out * (d->in + d->bias)) * sizeof *s->grad);
   ng_object_free(p, s->counts, (size_t)s->members * sizeof *s->counts);
+  ng_object_free(p, s->saved, ((size_t)s->members + 1) * sizeof *s->saved);
   ng_object_free(p, s->at, ((size_t)s->members + 1) * sizeof *s->at);
   ng_object_free(p, s, sizeof *s);
   e->shard = NULL;

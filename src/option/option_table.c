@@ -86,7 +86,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(damping, .group = "curvature", .standard = "0.1", .lower = 0, .upper = REAL_MAX,
         .lower_open = true, .unit = "curvature",
         .help = "lambda, added to the curvature before it is inverted", .test = "effect_damping",
-        .per_layer = true, .live = true),
+        .per_layer = true, .live = true,
+        NEEDS(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM |
+                                   1U << NG_WINDOW_ADAGRAD)),
     ROW(damping_split, .group = "curvature", .standard = "pi",
         ONE_OF_4(NG_SPLIT_JOINT, "joint", NG_SPLIT_FULL, "full", NG_SPLIT_PI, "pi", NG_SPLIT_ROOT,
                  "root"),
@@ -342,7 +344,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_2(NG_REST_KEPT, "kept", NG_REST_ADDED, "added"),
         .help = "what did not enter: kept for later steps only, or also added to the direction, "
                 "over damping",
-        .test = "effect_window_rest", NEEDS(window_store, 1U << NG_STORE_TOPK)),
+        .test = "effect_window_rest",
+        NEEDS(window_store, 1U << NG_STORE_TOPK | 1U << NG_STORE_LOWRANK)),
     ROW(window_feedback_lr, WINDOW, .standard = "0",
         .help = "topk, lowrank: what enters is lr times the gradient, and what was left before",
         .test = "effect_window_feedback_lr",

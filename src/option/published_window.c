@@ -3,8 +3,8 @@
 #include "option/published.h"
 
 static ng_status check_device(job *j) {
-  return is_none(j->value) ? NG_OK
-                           : refuse(j, NG_ERR_ABSENT, "none; gradients are where the context is");
+  if (is_none(j->value) || ng_is(j->value, "[]")) return NG_OK; /* the list of none */
+  return refuse(j, NG_ERR_ABSENT, "none; gradients are where the context is");
 }
 
 static const char where_kept[] = "nothing to set: gradients are kept where the context is";
@@ -180,6 +180,8 @@ static const ng_published efcp_names[] = {
      check_damp_rule},
     {"param_groups", "", "nothing to set: they have numbers of their own in the update",
      check_groups},
+    {"dev", "", where_kept, check_device},
+    {"gpus", "", where_kept, check_device},
 };
 
 static const ng_published sparse_ggt_names[] = {
@@ -329,8 +331,6 @@ static const ng_left_out efcp_out[] = {
     {"kd_student", "its module is not in the published repository"},
     {"kd_alpha", "its module is not in the published repository"},
     {"kd_temp", "its module is not in the published repository"},
-    {"dev", "gradients are where the context is"},
-    {"gpus", "gradients are where the context is"},
     {NULL, NULL}};
 
 /* Arguments of the scripts of M-FAC (main_optim.py, main_prun.py) and of EFCP's main_low_rank.py. */
@@ -351,7 +351,7 @@ static const ng_left_out mfac_out[] = {
     {"drop_at", "pruning is natgrad prune"},
     {"drop_by", "pruning is natgrad prune"},
     {"pruner", "pruning is natgrad prune"},
-    {"prune_every", "pruning is natgrad prune"},
+    {"prun_every", "pruning is natgrad prune"},
     {"sparsities", "pruning is natgrad prune"},
     {"ngrads_schedule", "pruning is natgrad prune"},
     {"nrecomps", "pruning is natgrad prune"},

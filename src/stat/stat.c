@@ -51,7 +51,8 @@ void ng_stat_begin(ng_stat *s) {
 /* ---- observations ----------------------------------------------------------------------------*/
 
 static double weight_of(const ng_stat *s) {
-  return s->rule.weight == NG_CALL_WEIGHT_EQUAL ? 1.0 : (double)s->take;
+  const double take = (double)s->take;
+  return s->rule.weight == NG_CALL_WEIGHT_EQUAL ? take / (double)s->all : take;
 }
 
 /* Weight of the old average for the coming sample; 0 for the first where the start says so.  With ema
@@ -62,9 +63,11 @@ static double rho_of(const ng_stat *s) {
   return first && s->rule.start == NG_START_FIRST ? 0.0 : s->rule.decay;
 }
 
-void ng_stat_prepare(ng_stat *s, int64_t samples) {
+void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole) {
   const bool more = s->w > 0.0;
-  s->take = s->rule.stat_batch > 0 ? ng_min64(s->rule.stat_batch, samples) : samples;
+  const int64_t of = whole > 0 ? whole : samples, most = s->rule.stat_batch;
+  s->all = most > 0 ? ng_min64(most, of) : of;
+  s->take = ng_min64(ng_max64(0, s->all - first), samples);
   if (!s->rule.averaged) {
     s->mix = (ng_mix){1.0, 1.0};
     return;

@@ -100,6 +100,7 @@ typedef struct ng_stat {
   /* the observation under way */
   bool due;     /* it is for this one       */
   int64_t take; /* samples of it that count */
+  int64_t all;  /* ... on all ranks that share the micro-batch */
   ng_mix mix;   /* how it joins the sum     */
   /* this step */
   double w, keep;           /* this rank: weight of its samples; what the old average keeps       */
@@ -145,9 +146,10 @@ int64_t ng_stat_wire_bytes(const ng_stat *s);
 /* Values before the first sample; memory is zero. */
 void ng_stat_begin(ng_stat *s);
 
-/* An observation of so many samples: sets take and mix, and changes nothing else.  The family then
+/* An observation of so many samples, the first of them at place `first` of `whole` on all ranks (0: a batch of its
+ * own): sets take, all and mix, and changes nothing else.  With take 0 there is nothing to add or to count.  The family then
  * adds mix.fresh X to what ng_stat_retain left (or mixes by itself), and when it has, count says so. */
-void ng_stat_prepare(ng_stat *s, int64_t samples);
+void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count(ng_stat *s);
 

@@ -12,7 +12,30 @@ int64_t ng_field_count(const ng_field *f) {
 }
 
 int64_t ng_field_bytes(const ng_field *f) { return ng_field_count(f) * ng_dtype_size(f->dtype); }
-int64_t ng_field_piece(const ng_field *f) { return f->slice == NULL ? ng_field_count(f) : f->cols; }
+int64_t ng_field_piece(const ng_field *f) {
+  return f->slice == NULL || f->by_rows ? ng_field_count(f) : f->cols;
+}
+
+int32_t ng_field_slices(const ng_field *f, int32_t ranks) {
+  return f->holder != NULL ? f->slices : ranks;
+}
+
+int32_t ng_slice_rank(const ng_field *f, int32_t i) { return f->holder != NULL ? f->holder[i] : i; }
+
+ng_rect ng_field_rect(const ng_field *f, int64_t from, int64_t to) {
+  return f->by_rows ? (ng_rect){from, to, 0, f->cols} : (ng_rect){0, f->rows, from, to};
+}
+
+ng_rect ng_slice_rect(const ng_field *f, int32_t i) {
+  return ng_field_rect(f, f->slice[i], f->slice[i + 1]);
+}
+
+ng_rect ng_field_mine(const ng_field *f, int32_t rank) {
+  if (f->slice == NULL) return f->data != NULL ? ng_field_rect(f, 0, f->cols) : (ng_rect){0, 0, 0, 0};
+  return f->holder != NULL ? ng_field_rect(f, f->from, f->to) : ng_slice_rect(f, rank);
+}
+
+int64_t ng_rect_count(const ng_rect *b) { return (b->bottom - b->top) * (b->right - b->left); }
 
 /* Place in memory of published index i: (channel, offset) -> (offset, channel); what comes after
  * all of them (a bias) stays where it is. */

@@ -16,14 +16,49 @@ static ng_status one_field(void *arg, ng_field *f) {
   return w->visit(w->arg, w->key, f);
 }
 
+/* Of a layer in shards: the shape of the whole, and this rank's part.  The bias of one cut by inputs is whole on
+ * all ranks. */
+static void cut(ng_precond *p, const ng_slot *slot, ng_field *f) {
+  const ng_layer_shard *s = slot->entry->shard;
+  const bool inputs = slot->entry->d.shard_axis == 1, bias = slot->which == NG_BIAS;
+  if (s == NULL || s->members == 1 || (inputs && bias)) return;
+  f->rows = s->whole.slot[ng_entry_slot(&s->whole, slot->which)].rows;
+  f->cols = s->whole.slot[ng_entry_slot(&s->whole, slot->which)].cols;
+  f->everywhere = false;
+  f->slice = s->saved;
+  f->slices = s->members;
+  f->holder = p->step->shards.holder;
+  f->by_rows = !inputs && !bias;
+  f->from = s->at[s->member];
+  f->to = s->at[s->member + 1];
+}
+
 /* On every rank, if each moves its own copy of the weights, with owner 0, who writes the file; else on the
  * one that moves them. */
-static ng_status moment(field_walk *w, const ng_slot *slot, const char *name, float *data,
-                        int32_t owner, bool everywhere) {
+static ng_status moment(field_walk *w, ng_precond *p, const ng_slot *slot, const char *name,
+                        float *data, int32_t owner, bool everywhere) {
   ng_field f = ng_field_plain(name, NG_F32, slot->rows, slot->cols, data, owner);
   f.everywhere = everywhere;
+  cut(p, slot, &f);
+  f.squares = ng_is(name, "second");
   ng_name_add(f.name, sizeof f.name, slot->which == NG_BIAS ? ".bias" : ".weight");
   return one_field(w, &f);
+}
+
+static bool below_zero(const float *x, int64_t n) {
+  int found = 0;
+  for (int64_t i = 0; i < n; i++) {
+    found |= x[i] < 0.0F;
+  }
+  return found != 0;
+}
+
+/* No run keeps such a number, and none gets rid of one: what an average or a moment makes of it is not finite, so no
+ * step would count. */
+const char *ng_field_fault(const ng_field *f, const void *data, int64_t n) {
+  return !ng_all_finite(data, f->dtype, n)   ? "holds a number that is not finite"
+         : f->squares && below_zero(data, n) ? "holds a number below 0, expected means of squares"
+                                             : NULL;
 }
 
 int32_t ng_state_keys(const ng_precond *p) { return p->blocks + p->entries; }
@@ -41,8 +76,9 @@ ng_status ng_state_key_fields(ng_precond *p, int32_t k, ng_field_keyed visit, vo
   const int32_t owner = owned ? ng_update_owner(p, e, k - p->blocks) : 0;
   if (p->base.update == NG_UPDATE_GRADIENT || e->d.frozen) return NG_OK; /* there are none */
   for (int32_t i = 0; i < e->slots && st == NG_OK; i++) {
-    st = moment(&w, &e->slot[i], adamw ? "first" : "momentum", e->slot[i].m, owner, !owned);
-    if (st == NG_OK && adamw) st = moment(&w, &e->slot[i], "second", e->slot[i].v, owner, !owned);
+    const ng_slot *slot = &e->slot[i];
+    st = moment(&w, p, slot, adamw ? "first" : "momentum", slot->m, owner, !owned);
+    if (st == NG_OK && adamw) st = moment(&w, p, slot, "second", slot->v, owner, !owned);
   }
   return st;
 }

@@ -130,16 +130,15 @@ static ng_status check_shape(ng_work *w, ng_item *item) {
   return refuse(w, item->name, why);
 }
 
-/* ... and came whole, and finite: no run keeps a number that is not, and one would stay in an average or a moment for
- * good. */
+/* ... and came whole, with numbers that a run may have. */
 static void check_data(ng_work *w, int32_t i, int32_t lane) {
   ng_item *item = &w->item[i];
   const ngio_tensor *t = item->t;
   (void)lane;
   if (memcmp(item->crc, ng_hex_of(ng_crc_of(t->data, t->bytes)).text, NG_HEX) != 0) {
     item->why = "is damaged (its checksum differs)";
-  } else if (!ng_all_finite(t->data, item->f.dtype, ng_field_count(&item->f))) {
-    item->why = "holds a number that is not finite";
+  } else {
+    item->why = ng_field_fault(&item->f, t->data, ng_field_count(&item->f));
   }
 }
 
@@ -261,9 +260,9 @@ static ng_status understand(ng_work *w) {
 
 /* Row by row: of each every rank takes its part. */
 static ng_status load_parts(ng_work *w, const ng_field *f, const ngio_tensor *t) {
-  const int64_t bytes = f->cols * ng_dtype_size(f->dtype);
+  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
-  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
     if (w->first) memcpy(w->memory, (const char *)t->data + row * bytes, (size_t)bytes);
     st = ng_work_broadcast(w, w->memory, bytes, 0);
     if (st == NG_OK) ng_work_part(w, f, row, false);

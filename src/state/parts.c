@@ -36,8 +36,8 @@ void ng_pieces_put(ngio_out *o, const ng_part_piece *q) {
   ngio_out_put(o, "{");
   number(o, "part", q->part);
   if (!q->whole) {
-    number(o, "from", q->from);
-    number(o, "to", q->to);
+    number(o, q->by_rows ? "from_row" : "from", q->from);
+    number(o, q->by_rows ? "to_row" : "to", q->to);
   }
   ngio_out_put(o, ",\"crc32\":\"");
   ngio_out_put(o, q->crc);
@@ -68,10 +68,11 @@ static int64_t number_of(const ngio_value *v, const char *key) {
 
 ng_part_piece ng_part_piece_of(const ngio_value *v, const ng_field *f) {
   ng_part_piece q = {.part = (int32_t)number_of(v, "part"), .to = f->cols, .whole = true};
-  if (ngio_get(v, "from") != NULL) {
+  q.by_rows = ngio_get(v, "from_row") != NULL;
+  if (q.by_rows || ngio_get(v, "from") != NULL) {
     q.whole = false;
-    q.from = number_of(v, "from");
-    q.to = number_of(v, "to");
+    q.from = number_of(v, q.by_rows ? "from_row" : "from");
+    q.to = number_of(v, q.by_rows ? "to_row" : "to");
   }
   q.crc = ngio_text_of(ngio_get(v, "crc32"));
   q.finite = !ngio_is(ngio_get(v, "finite"), NGIO_FALSE);
@@ -97,29 +98,48 @@ static bool well_said(const ngio_value *v, const ng_part_piece *q) {
          (ngio_is(finite, NGIO_TRUE) || ngio_is(finite, NGIO_FALSE));
 }
 
+/* Nobody writes two pieces of one array; parts are in order, but where ranks are in the order of a model group. */
+static bool parts_twice(const ngio_value *pieces) {
+  for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
+    for (const ngio_value *y = ngio_next(pieces, x); y != NULL; y = ngio_next(pieces, y)) {
+      if (number_of(x, "part") == number_of(y, "part")) return true;
+    }
+  }
+  return false;
+}
+
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts) {
   const ngio_value *pieces = ngio_get(v, "pieces");
-  int64_t at = 0, part = -1;
+  int64_t at = 0, part = -1, all = f->cols;
+  bool ordered = true;
   if (!same_shape(ngio_get(v, "shape"), f) || v->count != 2 || !ngio_is(pieces, NGIO_ARRAY) ||
       pieces->count == 0) {
     return NULL;
   }
+  const bool by_rows = ngio_get(ngio_first(pieces), "from_row") != NULL;
+  if (by_rows) all = f->rows;
   for (const ngio_value *x = ngio_first(pieces); x != NULL; x = ngio_next(pieces, x)) {
     const int64_t its = number_of(x, "part");
     const ng_part_piece q = ng_part_piece_of(x, f);
-    if (its <= part || its >= parts || !well_said(x, &q)) return NULL;
-    if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > f->cols) {
+    if (its < 0 || its >= parts || q.by_rows != by_rows || !well_said(x, &q)) return NULL;
+    if (q.whole ? pieces->count != 1 : f->sym || q.from != at || q.to <= q.from || q.to > all) {
       return NULL;
     }
+    ordered = ordered && its > part;
     part = its;
     at = q.to;
   }
-  return at == f->cols ? pieces : NULL;
+  if (at != all || (!ordered && parts_twice(pieces))) return NULL;
+  return pieces;
+}
+
+ng_rect ng_part_piece_rect(const ng_part_piece *q, const ng_field *f) {
+  return q->by_rows ? (ng_rect){q->from, q->to, 0, f->cols} : (ng_rect){0, f->rows, q->from, q->to};
 }
 
 ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q) {
   ngio_tensor t = ng_tensor_of(item);
-  if (!q->whole) t.shape[1] = q->to - q->from;
+  if (!q->whole) t.shape[q->by_rows ? 0 : 1] = q->to - q->from;
   t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
   return t;
 }

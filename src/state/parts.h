@@ -6,7 +6,7 @@
  * In the manifest an array has its whole shape and its pieces, and the list of parts what each file holds:
  *   "tensors": {"fc1/A": {"shape": [64], "pieces": [{"part": 1, "crc32": "89abcdef", "finite": true}]}, ...}
  *   "parts": [{"bytes": 1024, "tensors": 3}, ...]
- * A piece that is not all of an array has columns [from, to) of every row.
+ * A piece that is not all of an array has columns [from, to) of every row, or rows [from_row, to_row).
  *
  * In:  a model, a path.
  * Out: how pieces are written and read. */
@@ -18,8 +18,8 @@
 
 typedef struct ng_part_piece {
   int32_t part;
-  int64_t from, to; /* columns; all of them where the array is whole */
-  bool whole;
+  int64_t from, to; /* columns, or rows; all columns where the array is whole */
+  bool whole, by_rows;
   const char *crc;
   bool finite;
 } ng_part_piece;
@@ -37,6 +37,7 @@ void ng_parts_end(ngio_out *o, const int64_t *bytes, const int64_t *tensors, int
  * is ->count, and all are good then. */
 const ngio_value *ng_pieces_read(const ngio_value *v, const ng_field *f, int32_t parts);
 ng_part_piece ng_part_piece_of(const ngio_value *v, const ng_field *f); /* one of these */
+ng_rect ng_part_piece_rect(const ng_part_piece *q, const ng_field *f); /* not of a symmetric array */
 /* Dtype and shape that a piece has in its file. */
 ngio_tensor ng_part_piece_tensor(const ng_item *item, const ng_part_piece *q);
 

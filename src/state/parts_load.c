@@ -13,8 +13,8 @@ enum { CHUNK = 1 << 18 };
 typedef struct wanted {
   const ngio_value *pieces; /* of the manifest */
   int32_t part;             /* of an array in one piece; else -1 */
-  int64_t from, to;         /* columns that this rank holds; none: 0, 0 */
-  int64_t at;               /* where they begin in `staged` */
+  ng_rect box;               /* what this rank holds of it; nothing: zeros */
+  int64_t at;               /* where that begins in `staged` */
 } wanted;
 
 typedef struct loading {
@@ -23,7 +23,7 @@ typedef struct loading {
   double *told;
   char *path, *buffer;
   wanted *want; /* [fields] */
-  char *staged; /* in published order, array after array, of slices only this rank's columns */
+  char *staged; /* in published order, array after array, of slices only this rank's */
   int64_t told_bytes, path_room, want_bytes, staged_bytes;
 } loading;
 
@@ -37,13 +37,9 @@ static void refuse(loading *x, const char *file, const char *name, const char *w
   }
 }
 
-static int64_t width(const ng_field *f, const wanted *q) {
-  return f->sym ? 1 : (q->to - q->from) * ng_dtype_size(f->dtype);
-}
-
 static int64_t staged_bytes(const ng_field *f, const wanted *q) {
-  if (q->to == q->from) return 0;
-  return f->sym ? ng_field_bytes(f) : f->rows * width(f, q);
+  const int64_t n = ng_rect_count(&q->box);
+  return n == 0 ? 0 : f->sym ? ng_field_bytes(f) : n * ng_dtype_size(f->dtype);
 }
 
 /* What this rank holds, and where the manifest says that it is. */
@@ -67,8 +63,7 @@ static void plan(loading *x) {
     }
     next = ngio_next(all, entry);
     q->part = q->pieces->count == 1 ? ng_part_piece_of(ngio_first(q->pieces), f).part : -1;
-    q->from = f->slice != NULL ? f->slice[rank] : 0;
-    q->to = f->slice != NULL ? f->slice[rank + 1] : f->data != NULL ? f->cols : 0;
+    q->box = ng_field_mine(f, rank);
     x->staged_bytes += staged_bytes(f, q);
   }
   if (all == NULL || all->count != (uint32_t)w->fields) {
@@ -88,27 +83,33 @@ static bool piece_in(const loading *x, int32_t i, int32_t part, ng_part_piece *o
   return false;
 }
 
-static bool wants(const wanted *q, const ng_part_piece *piece) {
-  return q->from < piece->to && piece->from < q->to;
+static ng_rect both(const ng_rect *a, const ng_rect *b) {
+  return (ng_rect){ng_max64(a->top, b->top), ng_min64(a->bottom, b->bottom),
+                  ng_max64(a->left, b->left), ng_min64(a->right, b->right)};
+}
+
+static bool wants(const ng_field *f, const wanted *q, const ng_part_piece *piece) {
+  const ng_rect there = ng_part_piece_rect(piece, f), x = both(&q->box, &there);
+  return x.top < x.bottom && x.left < x.right;
 }
 
 /* ---- one piece -------------------------------------------------------------------------------*/
 
-/* The bytes [done, done + n) of a piece, as far as they are of columns that this rank holds. */
+/* The bytes [done, done + n) of a piece, as far as this rank holds them. */
 static void keep(const loading *x, int32_t i, const ng_part_piece *piece, int64_t done, int64_t n) {
   const ng_field *f = &x->w->item[i].f;
   const wanted *q = &x->want[i];
-  const int64_t size = ng_dtype_size(f->dtype), mine = width(f, q);
-  const int64_t whole = (piece->to - piece->from) * size;
-  const int64_t low = (ng_max64(q->from, piece->from) - piece->from) * size;
-  const int64_t high = (ng_min64(q->to, piece->to) - piece->from) * size;
-  const int64_t shift = (piece->from - q->from) * size;
+  const ng_rect there = ng_part_piece_rect(piece, f), common = both(&q->box, &there);
+  const int64_t size = ng_dtype_size(f->dtype), mine = (q->box.right - q->box.left) * size;
+  const int64_t whole = (there.right - there.left) * size;
+  const int64_t low = (common.left - there.left) * size, high = (common.right - there.left) * size;
   for (int64_t row = done / whole; row * whole < done + n; row++) {
     const int64_t a = ng_max64(done, row * whole + low), b = ng_min64(done + n, row * whole + high);
-    if (a < b) {
-      memcpy(x->staged + q->at + row * mine + shift + (a - row * whole), x->buffer + (a - done),
-             (size_t)(b - a));
-    }
+    const int64_t at = there.top + row;
+    if (a >= b || at < common.top || at >= common.bottom) continue;
+    const int64_t col = a - row * whole + (there.left - q->box.left) * size;
+    memcpy(x->staged + (q->at + (at - q->box.top) * mine + col), x->buffer + (a - done),
+           (size_t)(b - a));
   }
 }
 
@@ -118,9 +119,10 @@ static const char *read_piece(loading *x, int32_t i, const ng_part_piece *piece,
   ng_work *w = x->w;
   const ng_field *f = &w->item[i].f;
   const wanted *q = &x->want[i];
-  const bool straight = f->sym || (q->from == piece->from && q->to == piece->to);
+  const ng_rect there = ng_part_piece_rect(piece, f);
+  const bool straight = f->sym || memcmp(&q->box, &there, sizeof there) == 0;
   uint32_t crc = 0;
-  bool finite = true;
+  const char *fault = NULL;
   for (int64_t done = 0, n; done < t->bytes; done += n) {
     n = ng_min64(CHUNK, t->bytes - done);
     char *to = straight ? x->staged + q->at + done : x->buffer;
@@ -128,13 +130,13 @@ static const char *read_piece(loading *x, int32_t i, const ng_part_piece *piece,
       return NULL;
     }
     crc = ng_crc_on(crc, to, n);
-    finite = finite && ng_all_finite(to, f->dtype, n / ng_dtype_size(f->dtype));
+    if (fault == NULL) fault = ng_field_fault(f, to, n / ng_dtype_size(f->dtype));
     if (!straight) keep(x, i, piece, done, n);
   }
   if (memcmp(piece->crc, ng_hex_of(crc).text, NG_HEX) != 0) {
     return "is damaged (its checksum differs)";
   }
-  return !finite ? "holds a number that is not finite" : NULL;
+  return fault;
 }
 
 /* ---- one file --------------------------------------------------------------------------------*/
@@ -182,7 +184,7 @@ static void read_part(loading *x, const ngio_tensors *file, ngio_source *s, int3
     } else if (t->dtype != is.dtype || t->ndim != is.ndim || t->shape[0] != is.shape[0] ||
                (is.ndim > 1 && t->shape[1] != is.shape[1])) {
       why = "has another dtype or shape than the manifest says";
-    } else if (wants(&x->want[i], &piece)) {
+    } else if (wants(&w->item[i].f, &x->want[i], &piece)) {
       why = read_piece(x, i, &piece, t, s, ngio_tensors_place(file, t));
     }
     if (why != NULL) refuse(x, x->path, name, why);
@@ -216,7 +218,7 @@ static void read_all(loading *x) {
     bool open = part % w->p->ctx->ranks == w->p->ctx->rank;
     for (int32_t i = 0; i < w->fields && !open; i++) {
       ng_part_piece piece;
-      open = piece_in(x, i, part, &piece) && wants(&x->want[i], &piece);
+      open = piece_in(x, i, part, &piece) && wants(&w->item[i].f, &x->want[i], &piece);
     }
     if (open) open_part(x, part);
   }

@@ -26,12 +26,26 @@ static int64_t told_count(const ng_precond *p) { return NG_CODES + p->ctx->ranks
 
 /* ---- pieces ----------------------------------------------------------------------------------*/
 
+static ng_part_piece slice_of(const ng_field *f, int32_t i) {
+  return (ng_part_piece){.part = ng_slice_rank(f, i),
+                         .from = f->slice[i],
+                         .to = f->slice[i + 1],
+                         .by_rows = f->by_rows};
+}
+
 /* What rank r has to write of an array; false: nothing. */
 static bool piece_of(const ng_field *f, int32_t r, ng_part_piece *q) {
-  *q = (ng_part_piece){.part = r, .to = f->cols, .whole = f->slice == NULL};
-  if (f->slice == NULL) return f->owner == r;
-  q->from = f->slice[r];
-  q->to = f->slice[r + 1];
+  int32_t i = r;
+  if (f->slice == NULL) {
+    *q = (ng_part_piece){.part = r, .to = f->cols, .whole = true};
+    return f->owner == r;
+  }
+  if (f->holder != NULL) {
+    for (i = 0; i < f->slices && f->holder[i] != r;)
+      i++;
+    if (i == f->slices) return false; /* it holds what another one writes */
+  }
+  *q = slice_of(f, i);
   return q->to > q->from;
 }
 
@@ -41,7 +55,8 @@ static const void *bytes_of(ng_work *w, const ng_field *f, const ng_part_piece *
     *bytes = ng_field_bytes(f);
     return ng_field_published(f, f->data, w->published);
   }
-  *bytes = f->rows * (q->to - q->from) * ng_dtype_size(f->dtype);
+  const ng_rect box = ng_part_piece_rect(q, f);
+  *bytes = ng_rect_count(&box) * ng_dtype_size(f->dtype);
   return f->data;
 }
 
@@ -137,17 +152,24 @@ static ng_status gather(ng_work *w) {
   return ng_work_sum(w, w->values, w->doubles);
 }
 
+static void list_piece(saving *x, const ng_item *item, const double *sum, ng_part_piece q) {
+  const ng_hex crc = ng_seal_of(sum[q.whole ? 0 : q.part], &q.finite);
+  q.crc = crc.text;
+  ng_pieces_put(&x->w.out, &q);
+  x->bytes[q.part] += ng_part_piece_tensor(item, &q).bytes;
+  x->count[q.part]++;
+}
+
+/* In the order of columns, or of rows. */
 static void list_array(saving *x, const ng_item *item, const double *sum) {
   ng_work *w = &x->w;
+  const ng_field *f = &item->f;
+  ng_part_piece q;
   ng_pieces_begin(&w->out, item);
-  for (int32_t r = 0; r < w->p->ctx->ranks; r++) {
-    ng_part_piece q;
-    if (!piece_of(&item->f, r, &q)) continue;
-    const ng_hex crc = ng_seal_of(sum[q.whole ? 0 : r], &q.finite);
-    q.crc = crc.text;
-    ng_pieces_put(&w->out, &q);
-    x->bytes[r] += ng_part_piece_tensor(item, &q).bytes;
-    x->count[r]++;
+  if (f->slice == NULL && piece_of(f, f->owner, &q)) list_piece(x, item, sum, q);
+  for (int32_t i = 0; f->slice != NULL && i < ng_field_slices(f, w->p->ctx->ranks); i++) {
+    q = slice_of(f, i);
+    if (q.to > q.from) list_piece(x, item, sum, q);
   }
   ng_pieces_end(&w->out);
 }

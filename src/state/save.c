@@ -22,14 +22,14 @@ static ng_status note_missing(ng_work *w, ng_item *item) {
 
 /* Of parts that ranks hold: row by row, as they will be written. */
 static ng_status check_parts(ng_work *w, const ng_field *f, double *sum) {
-  const int64_t bytes = f->cols * ng_dtype_size(f->dtype);
+  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
   uint32_t crc = 0;
   bool finite = true;
-  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
     st = ng_work_row(w, f, row);
     crc = ng_crc_on(crc, w->memory, bytes);
-    finite = finite && ng_all_finite(w->memory, f->dtype, f->cols);
+    finite = finite && ng_all_finite(w->memory, f->dtype, ng_field_piece(f));
   }
   if (w->first) *sum = ng_seal(crc, finite);
   return st;
@@ -163,12 +163,13 @@ static void begin_file(ng_work *w) {
 }
 
 static ng_status save_parts(ng_work *w, const ng_field *f) {
+  const int64_t bytes = ng_field_piece(f) * ng_dtype_size(f->dtype);
   ng_status st = NG_OK;
-  for (int64_t row = 0; row < f->rows && st == NG_OK; row++) {
+  for (int64_t row = 0; row < ng_work_rows(f) && st == NG_OK; row++) {
     st = ng_work_row(w, f, row);
     if (st != NG_OK || !w->first || w->st != NG_OK) continue;
-    (void)ng_work_fine(w, ngio_writer_put(w->writer, w->memory, f->cols * ng_dtype_size(f->dtype),
-                                          w->message, sizeof w->message));
+    (void)ng_work_fine(w,
+                       ngio_writer_put(w->writer, w->memory, bytes, w->message, sizeof w->message));
   }
   return st;
 }

@@ -38,10 +38,24 @@ enum { NG_WIDEST = 8 }; /* bytes of an element; files have fields of 8, of 4, of
 
 int64_t ng_field_count(const ng_field *f); /* elements in the file, and in memory */
 int64_t ng_field_bytes(const ng_field *f);
-/* Elements that are moved at once: what ranks hold in parts goes row by row. */
+/* Elements that are moved at once: what ranks hold in columns goes row by row, rows as a whole. */
 int64_t ng_field_piece(const ng_field *f);
+
+/* Rows [top, bottom) and columns [left, right) of an array. */
+typedef struct ng_rect {
+  int64_t top, bottom, left, right;
+} ng_rect;
+int64_t ng_rect_count(const ng_rect *b);
+/* Of an array in slices: how many, whose, where.  By rows (f->by_rows), or by columns: [from, to) of these. */
+int32_t ng_field_slices(const ng_field *f, int32_t ranks);
+int32_t ng_slice_rank(const ng_field *f, int32_t i);
+ng_rect ng_field_rect(const ng_field *f, int64_t from, int64_t to);
+ng_rect ng_slice_rect(const ng_field *f, int32_t i);
+ng_rect ng_field_mine(const ng_field *f, int32_t rank); /* what this rank holds, of any array */
 /* `memory` as f describes it, `published` row-major (sym: the lower triangle, row after row). */
 void ng_field_export(const ng_field *f, const void *memory, void *published);
+/* What is wrong with `n` elements of a file, or NULL. */
+const char *ng_field_fault(const ng_field *f, const void *data, int64_t n);
 void ng_field_import(const ng_field *f, const void *published, void *memory);
 /* `memory` itself, where it has the published order; else `room`, after an export to it. */
 const void *ng_field_published(const ng_field *f, const void *memory, void *room);

@@ -232,15 +232,6 @@ ng_status ng_work_prepare(ng_work *w, ng_work_for what) {
                    "%s: between ng_begin and a step; state is saved and loaded between steps",
                    w->call);
   }
-  for (int32_t i = 0; i < w->p->entries && w->p->base.update != NG_UPDATE_GRADIENT; i++) {
-    const ng_entry *e = w->p->entry[i];
-    if (e->shard == NULL || e->d.frozen) continue;
-    return ng_fail(
-        w->p->ctx, NG_ERR_ABSENT,
-        "%s: layer '%s' is in shards, and update = %s keeps moments of these: a state has "
-        "none of them yet; ng_save_factors has the averages",
-        w->call, e->d.name, w->p->opt.update);
-  }
   bool ok = list_fields(w);
   w->doubles = w->value_count + NG_RESCUES + checksums(w, what);
   w->lane_bytes = ng_min64(w->largest, NG_LANE_MOST);
@@ -297,22 +288,29 @@ ng_status ng_work_broadcast(ng_work *w, void *buffer, int64_t bytes, int32_t roo
   return ng_comm_broadcast(c, &world, buffer, bytes, NG_U8, root) == NG_OK ? NG_OK : broken(w);
 }
 
+/* Elements that are one behind the other in the array, of one unit of a slice's bounds. */
+static int64_t unit(const ng_field *f) { return f->by_rows ? f->cols : 1; }
+
+int64_t ng_work_rows(const ng_field *f) { return f->by_rows ? 1 : f->rows; }
+
 void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out) {
   const int32_t rank = w->p->ctx->rank;
-  const int64_t size = ng_dtype_size(f->dtype), n = (f->slice[rank + 1] - f->slice[rank]) * size;
-  char *all = (char *)w->memory + f->slice[rank] * size;
+  const int64_t size = ng_dtype_size(f->dtype) * unit(f);
+  const int64_t from = f->holder != NULL ? f->from : f->slice[rank];
+  const int64_t n = ((f->holder != NULL ? f->to : f->slice[rank + 1]) - from) * size;
+  char *all = (char *)w->memory + from * size;
   if (n == 0) return;
   char *mine = (char *)f->data + row * n;
   memcpy(out ? all : mine, out ? mine : all, (size_t)n);
 }
 
 ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row) {
-  const int64_t size = ng_dtype_size(f->dtype);
+  const int64_t size = ng_dtype_size(f->dtype) * unit(f);
   ng_status st = NG_OK;
   ng_work_part(w, f, row, true);
-  for (int32_t r = 0; r < w->p->ctx->ranks && st == NG_OK; r++) {
-    st = ng_work_broadcast(w, (char *)w->memory + f->slice[r] * size,
-                           (f->slice[r + 1] - f->slice[r]) * size, r);
+  for (int32_t i = 0; i < ng_field_slices(f, w->p->ctx->ranks) && st == NG_OK; i++) {
+    st = ng_work_broadcast(w, (char *)w->memory + f->slice[i] * size,
+                           (f->slice[i + 1] - f->slice[i]) * size, ng_slice_rank(f, i));
   }
   return st;
 }

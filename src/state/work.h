@@ -97,7 +97,8 @@ ng_status ng_work_share(ng_work *w); /* what rank 0 found, on all ranks, with it
 ng_status ng_work_tell(ng_work *w, double *told, int64_t count);
 
 /* Row `row` of a field of which ranks hold parts: this rank's part between w->memory and the field; all of it
- * into w->memory, on all ranks. */
+ * into w->memory, on all ranks.  In slices of rows all of them are one row. */
+int64_t ng_work_rows(const ng_field *f);
 void ng_work_part(ng_work *w, const ng_field *f, int64_t row, bool out);
 ng_status ng_work_row(ng_work *w, const ng_field *f, int64_t row);
 

@@ -387,6 +387,7 @@ ng_status ng_blocks_make(ng_precond *p) {
   if (st == NG_OK) st = ng_place_blocks(p);
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     st = settle_block(p->block[i]);
+    if (i > 0) p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }
   return st;
 }
@@ -404,4 +405,17 @@ void ng_block_free(ng_block *b) {
   ng_object_text_free(b->p, b->own_name);
   ng_object_free(b->p, b->segment, (size_t)b->segments * sizeof *b->segment);
   ng_object_free(b->p, b, sizeof *b);
+}
+
+/* ---- a step ----------------------------------------------------------------------------------*/
+
+void ng_blocks_leave_out(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    bool out = true;
+    for (int32_t k = 0; k < b->segments && out; k++) {
+      out = b->segment[k].slot->out;
+    }
+    if (b->entry == NULL) b->out = out;
+  }
 }

@@ -44,6 +44,7 @@ void ng_clip_measure(ng_precond *p) {
     for (int32_t k = 0; k < p->block[i]->segments && !p->block[i]->out; k++) {
       ng_segment *g = &p->block[i]->segment[k];
       const ng_place *w = &g->slot->weight;
+      if (g->slot->out) continue; /* perhaps it is not bound */
       if (!w->straight) {
         g->w2 = gathered_norm2(g->slot);
         continue;
@@ -55,6 +56,7 @@ void ng_clip_measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->segments && !b->out; k++) {
+      if (b->segment[k].slot->out) continue;
       const double w2 = *ng_numbers_read(q, &b->segment[k].w2);
       if (w2 - w2 == 0.0) continue;
       (void)ng_fail(p->ctx, NG_SKIPPED, "layer '%s': its weight is not finite",
@@ -75,6 +77,7 @@ double ng_clip_weight(const ng_block *b) {
   const int32_t asked = b->entry != NULL ? 1 : b->segments;
   double lr = 0.0;
   for (int32_t k = 0; k < asked; k++) {
+    if (b->entry == NULL && b->segment[k].slot->out) continue;
     lr = fmax(lr, step->out.group[b->segment[k].slot->update_group].lr);
   }
   return lr / step->lr * (lr / step->lr);
@@ -166,6 +169,7 @@ void ng_clip_factors(ng_precond *p) {
     if (each) ng_deliver_norms(b, p->step->norms);
     for (int32_t k = 0; k < b->segments; k++) {
       ng_segment *g = &b->segment[k];
+      if (g->slot->out) continue;
       g->factor = each ? tensor_factor(p, g, p->step->norms[k]) : p->step->nu;
       least = fmin(least, g->factor);
     }

@@ -1,18 +1,14 @@
-/* exchange.c: everything a step says to other ranks.
+/* exchange.c: what ranks send each other in a step; sums of statistics are in sums.c, weights in gather.c.
  *
- * check       one small double reduction before anything changes: status of every rank, observations
- *             refused, whether options and numbers of the update are the same, sample weights of every
- *             statistic
- * choose      what ranks send of gradients of which each has a part: choose.c
- * statistics  sums of what is due: sums.c
+ * In: numbers and places of this rank.  Out: those of the others, in memory that is taken once, by ng_ready.
+ *
+ * small sums  of whoever asks: agree.c, choose.c, quantify.c, ng_ready
  * tell        a few doubles of blocks whose averages several ranks keep, each its own: what their solves need
  * results     from each owner to its column, one message an owner
  * direction   from each column to the rows, one message a column
- * agree       one small double reduction: status, refusals, clip sums
  *
- * It moves bytes and judges nothing.  Between two collectives nobody returns: a rank in trouble goes on
- * with harmless data, its status rides in the next small reduction, and all ranks leave together (style:
- * PCReduceFailedReason). */
+ * It moves bytes and judges nothing: what they mean it does not know.  When a transport has failed, all who wait
+ * for this rank hear of it. */
 #include "step/step.h"
 
 /* Whoever waits for this rank, in its stage, its model group or another stage, hears of it. */
@@ -44,16 +40,6 @@ ng_status ng_exchange_failed(ng_precond *p, const char *what) {
 }
 
 /* ---- memory ----------------------------------------------------------------------------------*/
-
-enum {
-  WEIGHTS = 2, /* numbers of a statistic in check                              */
-  SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
-  WEIGHTED = 5,
-  REFUSED = NG_CODES,        /* ranks that refused something    */
-  LAST,                      /* ... that had ng_batch.last      */
-  SAME,                      /* whether all ranks have the same options and numbers */
-  FIRST_OUT = SAME + NG_SAME /* ranks that leave an entry out     */
-};
 
 /* In the column that holds their results; no other rank has to do with them. */
 int64_t ng_exchange_told_count(const ng_precond *p) {
@@ -93,8 +79,7 @@ ng_status ng_exchange_plan(ng_precond *p) {
       owned = owned || ng_stat_to_owner(&p->block[i]->stat[k]);
     }
   }
-  x->small_count =
-      FIRST_OUT + ng_max64(p->entries + WEIGHTS * (int64_t)stats, 2 * WEIGHTED + stats);
+  x->small_count = ng_exchange_small_count(p, stats);
   x->messages_most = stats + 1;
   x->cap = ng_step_bucket(p);
   x->spans_most = (1 + sliced) * p->ctx->ranks;
@@ -127,7 +112,7 @@ void ng_exchange_release(ng_precond *p) {
   memset(x, 0, sizeof *x);
 }
 
-/* ---- small reductions ------------------------------------------------------------------------*/
+/* ---- small sums ------------------------------------------------------------------------------*/
 
 /* In double: counts of ranks and of samples add up exactly, whatever the order of ranks. */
 ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what) {
@@ -136,247 +121,7 @@ ng_status ng_exchange_sum(ng_precond *p, double *x, int64_t n, const char *what)
   return NG_OK;
 }
 
-/* Says that another rank failed, where this one has nothing to report itself. */
-static ng_status spread(ng_precond *p, const double *slots, ng_status mine) {
-  const ng_status st = ng_codes_worst(slots);
-  double ranks = 0.0; /* of all stages that were heard */
-  for (int i = 0; i < NG_CODES; i++) {
-    ranks += slots[i];
-  }
-  if (st < NG_OK && st != mine) {
-    (void)ng_fail(p->ctx, st, "%d of %d ranks failed with %s (%s)", ng_codes_count(slots, st),
-                  (int)ranks, ng_status_name(st), ng_status_meaning(st));
-  }
-  return st;
-}
-
-/* Rank 0's hash goes around and each says whether it has another: a difference of hashes could not
- * be summed.  The verdict is a sum, so all ranks have it. */
-ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_status local) {
-  static const char *const what[NG_HASHES] = {"options", "layers", "owners of blocks",
-                                              "linear algebra"};
-  ng_comm *c = p->ctx->comm;
-  if (c->size == 1) return local;
-  uint64_t first[NG_HASHES];
-  memcpy(first, hash, sizeof first);
-  const ng_group world = ng_group_world(c);
-  if (ng_comm_broadcast(c, &world, first, (int64_t)sizeof first, NG_U8, 0) != NG_OK) {
-    return ng_exchange_failed(p, "ng_ready");
-  }
-  double x[NG_CODES + NG_HASHES];
-  ng_codes_put(x, local);
-  for (int i = 0; i < NG_HASHES; i++) {
-    x[NG_CODES + i] = first[i] != hash[i];
-  }
-  const ng_status st = ng_exchange_sum(p, x, NG_CODES + NG_HASHES, "ng_ready");
-  if (st != NG_OK) return st;
-  const ng_status worst = spread(p, x, local);
-  if (worst < NG_OK) return worst;
-  for (int i = 0; i < NG_HASHES; i++) {
-    if (x[NG_CODES + i] > 0.0) {
-      return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: %d of %d ranks have other %s than rank 0",
-                     (int)x[NG_CODES + i], c->size, what[i]);
-    }
-  }
-  return NG_OK;
-}
-
-/* A kind of array that no rank has ever shown, although the block looks at it.  On agreed totals,
- * so every rank comes to the same answer; not after a refusal, which explains what is missing. */
-static ng_status check_seen(ng_precond *p, ng_block *b) {
-  static const char *const name[NG_SEEN_KINDS] = {"input", "output gradient", "gradient"};
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    bool now = b->seen[kind] || b->out;
-    for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) now = true;
-    }
-    if (!now && !p->step->refused) {
-      return ng_fail(p->ctx, NG_ERR_STATE,
-                     "layer '%s' was never observed: its %s was not shown on any rank", b->name,
-                     name[kind]);
-    }
-  }
-  return NG_OK;
-}
-
-/* For good, and saved: a layer that the data of a later step leaves out keeps its averages, and is
- * no error. */
-static void mark_seen(ng_block *b) {
-  if (b->out && !ng_stat_due(b->p, b)) return; /* what was shown of it is not folded */
-  for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
-    for (int32_t i = 0; i < b->stats; i++) {
-      if (ng_stat_reads(&b->stat[i], ng_sees(kind)) && b->stat[i].total > 0.0) b->seen[kind] = true;
-    }
-  }
-}
-
-/* On some ranks it has a part in the step and on others not: a gradient that only some have, or a
- * difference in what was frozen. */
-static ng_status check_out(ng_precond *p, const double *out) {
-  const double W = (double)p->ctx->ranks;
-  for (int32_t i = 0; i < p->entries; i++) {
-    if (out[i] > 0.0 && out[i] < W) {
-      return ng_fail(p->ctx, NG_ERR_STATE,
-                     "'%s' has no gradient, or is frozen, on %d of %d ranks and not on the others",
-                     p->entry[i]->d.name, (int)out[i], p->ctx->ranks);
-    }
-  }
-  return NG_OK;
-}
-
-/* Each rank gives one code, so they add up to the ranks, unless this met another rank's sums of a block,
- * of the same length: then what was received is nobody's. */
-static ng_status check_meeting(ng_precond *p, const double *x) {
-  double ranks = 0.0;
-  for (int i = 0; i < NG_CODES; i++) {
-    ranks += x[i];
-  }
-  if (ranks != (double)p->ctx->ranks) {
-    ng_exchange_give_up(p);
-    return ng_fail(p->ctx, NG_ERR_COMM,
-                   "ranks are at different calls; was ng_batch.last the same on all of them?");
-  }
-  if (x[LAST] == 0.0 || x[LAST] == ranks) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_STATE,
-                 "%d of %d ranks began a micro-batch with ng_batch.last, expected all or none",
-                 (int)x[LAST], p->ctx->ranks);
-}
-
-/* Of this stage: `total` is only set once the worst status is known. */
-static ng_status check_stage(ng_precond *p) {
-  ng_engine *s = p->step;
-  double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
-  ng_codes_put(x, s->trouble);
-  x[REFUSED] = s->refused;
-  x[LAST] = s->last;
-  ng_same_put(p, x + SAME);
-  for (int32_t i = 0; i < p->entries; i++) {
-    out[i] = p->entry[i]->slot[0].out;
-  }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++, w += WEIGHTS) {
-      ng_stat_weights(&p->block[i]->stat[k], w);
-    }
-  }
-  ng_status st = ng_exchange_sum(p, x, w - x, "check");
-  if (st != NG_OK) return st;
-  const ng_status met = check_meeting(p, x);
-  if (met == NG_ERR_COMM) return met;
-  st = spread(p, x, s->trouble);
-  if (st >= NG_OK && met != NG_OK) st = met;
-  s->trouble = st;
-  if (x[REFUSED] > 0.0) s->refused = true;
-  if (st < NG_OK) return st;
-  st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
-  if (st == NG_OK) st = ng_same_check(p, x + SAME);
-  w = out + p->entries;
-  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    ng_block *b = p->block[i];
-    b->unshown = 0;
-    for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
-      ng_stat_agreed(&b->stat[k], w);
-      b->unshown += !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* of all ranks */
-    }
-  }
-  for (int32_t i = 0; i < p->blocks && st >= NG_OK; i++) {
-    st = check_seen(p, p->block[i]);
-  }
-  return st;
-}
-
-/* Nothing of the model has changed yet, and after an error nothing will: `seen` is only set when every block has
- * passed, of all stages. */
-ng_status ng_exchange_check(ng_precond *p) {
-  ng_status st = check_stage(p);
-  if (st == NG_ERR_COMM) return st; /* the other stages have been told */
-  st = ng_stages_check(p, st < NG_OK ? st : p->step->trouble);
-  if (st < NG_OK) {
-    if (st != NG_ERR_COMM) p->step->trouble = st;
-    return st;
-  }
-  for (int32_t i = 0; i < p->blocks; i++) {
-    mark_seen(p->block[i]);
-  }
-  return NG_OK;
-}
-
-/* One number each of the statistics that may go stale: the owner's verdict, if it was refreshed. */
-static int64_t put_verdicts(const ng_precond *p, double *x) {
-  int64_t n = 0;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      const ng_stat *s = &p->block[i]->stat[k];
-      if (s->stale.on)
-        x[n++] = s->owner == p->ctx->rank && s->fresh ? (double)s->stale.verdict : 0.0;
-    }
-  }
-  return n;
-}
-
-/* Refreshed on all ranks or on none, so that 0 says no. */
-static void take_verdicts(ng_precond *p, const double *x) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      ng_stat *s = &p->block[i]->stat[k];
-      if (!s->stale.on) continue;
-      if (*x > 0.0) ng_stale_advance(&s->stale, (ng_verdict)*x, p->steps);
-      x++;
-    }
-  }
-}
-
-/* What is this rank's to add: all of a block that it owns, its share of one that every rank has a part
- * of.  Blocks that ascend are summed apart: their three numbers are of H, and turn into those of PD
- * when the clip knows the common factor.  With one group the weighted sums are the others. */
-ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
-  ng_engine *s = p->step;
-  const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;
-  double *x = s->exchange.small, *sum = x + NG_CODES;
-  ng_codes_put(x, s->trouble);
-  memset(sum, 0, (2 + 2 * WEIGHTED) * sizeof *sum);
-  sum[0] = s->refused;
-  sum[1] = ng_bounds_threat(p);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    double *to = sum + 2 + (b->ascends ? each : 0);
-    if (b->owner != p->ctx->rank && !b->partial) continue;
-    to[0] += b->inner;
-    to[1] += b->d2;
-    to[2] += b->pd2;
-    if (each == SUMS) continue;
-    const double weight = ng_clip_weight(b);
-    to[3] += weight * b->inner;
-    to[4] += weight * b->d2;
-  }
-  double *verdict = sum + 2 + 2 * each;
-  const int64_t verdicts = put_verdicts(p, verdict);
-  ng_status st = ng_exchange_sum(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
-  if (st != NG_OK) return st;
-  take_verdicts(p, verdict);
-  st = ng_stages_agree(p, x, sum, each == WEIGHTED);
-  if (st != NG_OK) return st;
-  st = spread(p, x, s->trouble);
-  s->trouble = st;
-  s->refused = sum[0] > 0.0;
-  s->threat = sum[1];
-  const int64_t came = ng_stages_there(p) ? WEIGHTED : each;
-  for (int i = 0; i < 2; i++) {
-    const double *from = sum + 2 + i * came, *weighted = came == SUMS ? from : from + 3;
-    sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
-  }
-  return st < NG_OK ? st : NG_OK;
-}
-
-/* What any rank found that made all of what the step would write. */
-ng_status ng_exchange_probe(ng_precond *p) {
-  ng_engine *s = p->step;
-  double refused = s->refused;
-  ng_status st = ng_exchange_sum(p, &refused, 1, "probe");
-  if (st == NG_OK) st = ng_stages_sum(p, &refused, 1, "probe");
-  if (st != NG_OK) return st;
-  s->refused = refused > 0.0;
-  return NG_OK;
-}
+/* ---- told ------------------------------------------------------------------------------------*/
 
 /* The same on all ranks of a column: what is apart, and what is solved. */
 bool ng_exchange_tells(const ng_precond *p) {
@@ -481,24 +226,4 @@ ng_status ng_exchange_wait(ng_precond *p, ng_mail what) {
   if (st == NG_OK && (what & NG_MAIL_RESULTS) != 0) st = wait_spans(p, "share");
   if (st == NG_OK && (what & NG_MAIL_DIRECTION) != 0) st = wait_spans(p, "deliver");
   return st;
-}
-
-/* ---- how many -------------------------------------------------------------------------------*/
-
-int64_t ng_exchange_check_count(const ng_precond *p) {
-  int64_t n = FIRST_OUT + p->entries;
-  for (int32_t i = 0; i < p->blocks; i++) {
-    n += WEIGHTS * (int64_t)p->block[i]->stats;
-  }
-  return n;
-}
-
-int64_t ng_exchange_agree_count(const ng_precond *p) {
-  int64_t n = NG_CODES + 2 + 2 * (int64_t)(p->update_groups > 1 ? WEIGHTED : SUMS);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    for (int32_t k = 0; k < p->block[i]->stats; k++) {
-      n += p->block[i]->stat[k].stale.on;
-    }
-  }
-  return n;
 }

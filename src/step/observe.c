@@ -8,7 +8,7 @@
  *
  * Called between ng_begin and a step, any number of times a layer (once with fold = direct); local,
  * never collective, so ranks may observe in any order and as often as they like; in the micro-batch that
- * is the last one before a step, each layer once, and what is complete is posted (exchange.c). */
+ * is the last one before a step, each layer once, and what is complete is posted (sums.c). */
 #include "step/step.h"
 
 /* Later micro-batches of a step may have other sizes and scales: each observation takes those of
@@ -253,7 +253,7 @@ static ng_status check_open(ng_block *b, const ng_obs *o) {
  * way has no weight. */
 static ng_status enter(ng_block *b, const ng_obs *o) {
   ng_status st = check_open(b, o);
-  bool every = false;
+  bool every = false, none = false;
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every;
@@ -261,11 +261,13 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->due = (s->sees & o->what) != 0 && (!every || ng_one_due(b->p, b, s));
-    if (s->due) ng_stat_prepare(s, o->samples);
+    if (s->due) ng_stat_prepare(s, o->samples, o->first, o->whole);
+    none = none || (s->due && s->take == 0);
   }
-  st = b->family->observe(b, o);
+  /* All of a block take the same samples; of those that ranks share this rank may have none. */
+  if (!none) st = b->family->observe(b, o);
   if (st != NG_OK) return st;
-  for (int32_t i = 0; i < b->stats; i++) {
+  for (int32_t i = 0; i < b->stats && !none; i++) {
     if (b->stat[i].due) ng_stat_count(&b->stat[i]);
   }
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
@@ -321,6 +323,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.batch = step->batches;
   ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
   ng_block *b = e->block;
+  const bool local = b != NULL && b->opt.statistics == NG_STATISTICS_LOCAL;
+  o.whole = local ? 0 : step->batch.whole;
+  o.first = local ? 0 : step->batch.first;
   const bool wanted = b != NULL && ng_stat_due(p, b) && wants(b, o.what);
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
@@ -376,7 +381,7 @@ bool ng_look_due(const ng_precond *p) {
 static bool grads_finite(const ng_block *b) {
   for (int32_t k = 0; k < b->segments; k++) {
     const ng_slot *s = b->segment[k].slot;
-    for (int64_t r = 0; r < s->rows; r++) {
+    for (int64_t r = 0; r < s->rows && !s->out; r++) {
       if (!ng_place_finite(&s->grad, r, 0, s->cols)) return false;
     }
   }

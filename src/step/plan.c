@@ -128,13 +128,15 @@ ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan 
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->d.shard_axis == -1) continue;
     return ng_fail(c, NG_ERR_ABSENT,
-                   "ng_plan_rank: layer '%s' is in shards, whose widths other ranks know",
+                   "ng_plan_rank: layer '%s' is in shards, whose widths other ranks know; register "
+                   "it whole and call ng_plan_shard",
                    p->entry[i]->d.name);
   }
   const int32_t own[2] = {c->ranks, c->rank};
   c->ranks = ranks;
   c->rank = rank;
-  ng_status st = ng_step_place(p);
+  ng_status st = ng_shards_plan(p);
+  if (st == NG_OK) st = ng_step_place(p);
   ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
   if (st == NG_OK) st = ng_step_ask(p, &plan);
   if (st == NG_OK) {
@@ -143,7 +145,9 @@ ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan 
     add_memory(&plan, out);
     add_messages(p, out);
     ng_gather_in_advance(p, out);
+    ng_shards_count(p, out);
   }
+  ng_shards_unplan(p);
   ng_step_release(p);
   c->ranks = own[0];
   c->rank = own[1];

@@ -1,13 +1,18 @@
-/* quantify.c: how far preconditioning scales each element, the other half of EFCP's measure of it
+/* quantify.c: how far a step scales each element, the other half of EFCP's measure of it
  * (arXiv 2306.06098): r_i = |u_i / (g_i + 1e-8)| of gradient g = D and direction u = PD before the clip.
  *
  * In: tiles, before what leaves is written over the gradients.  Out: least, quartiles, largest and mean of r.
  *
- * One pass, no array of d numbers: r is counted by the leading bits of its f32, 64 bins an octave, and a
- * quantile is the middle of its bin, so it is known to 1/128.  As published it is the mean of its two
- * neighbours among the sorted r ("midpoint").  r below 2^-132 counts as 0, above FLT_MAX as that; least,
- * largest and mean are of the numbers themselves.  Every thread has its own counts, and a tile its own sum:
- * added in their order, the same for any number of threads.
+ * Where nothing is preconditioned u is what lr multiplies in the fused update, as EFCP has it of SGD: SGD's v (the
+ * gradient itself, without momentum), Adam's m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).  Its <g, u>, |g|^2 and |u|^2
+ * are then made here, too.
+ *
+ * No array of d numbers, no sort: the first pass counts r by the leading bits of its f32, 64 bins an octave; the second
+ * counts what is in the bins of the six numbers that are wanted, the two neighbours of each quartile, by the next 11
+ * bits.  So each neighbour, the middle of a bin, is known to 2^-18 of itself; a quartile is the mean of two, as published
+ * ("midpoint").  f32 holds 2^-30 r: the largest that f32 make is within, and r below 2^-96 is known to 2^-114, below 2^-113 it counts as 0.  Least,
+ * largest and mean are of the numbers themselves.  Every thread has its own counts, and a tile its own sums: added in
+ * their order, the same for any number of threads.
  *
  * Every rank has PD of all blocks and counts for itself; with update_ranks = owner each counts what it
  * moves, and the counts are added. */
@@ -16,9 +21,12 @@
 #include <float.h>
 #include <math.h>
 
-enum { DROPPED = 17, LINE = 512, ALONE = 3 };
-/* Exponent and the first six bits of the mantissa, up to FLT_MAX. */
-enum { BINS = 0x7F800000 >> DROPPED };
+enum { DROPPED = 17, LINE = 512, ENDS = 2, SUMS = 4, ALONE = ENDS + SUMS };
+/* Exponent and the first six bits of the mantissa, up to FLT_MAX; then eleven bits of those that are looked into. */
+enum { BINS = 0x7F800000 >> DROPPED, NEXT = 11, FINE = 1 << NEXT, REST = DROPPED - NEXT };
+enum { WANTED = 6 };
+_Static_assert(WANTED *FINE <= BINS, "the second pass counts in the memory of the first");
+static const double SHRINK = 0x1p-30;
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
@@ -31,7 +39,7 @@ static size_t count_bytes(const ng_precond *p) {
 }
 
 static size_t sum_bytes(const ng_precond *p) {
-  return (size_t)p->step->tiles.all.count * sizeof(double);
+  return (size_t)p->step->tiles.all.count * SUMS * sizeof(double);
 }
 
 static size_t wire_bytes(const ng_precond *p) {
@@ -63,26 +71,59 @@ void ng_quantify_release(ng_precond *p) {
 
 bool ng_quantify_due(const ng_precond *p) { return p->step->quantify.piece != NULL; }
 
+/* Stages of a pipeline agree on one inner; what is of one stage alone is not in it. */
+static bool of_updates(const ng_precond *p) { return p->blocks == 0 && !ng_stages_there(p); }
+
 /* ---- counting --------------------------------------------------------------------------------*/
+
+/* One of the sorted r: the bin it is in, and which of that bin's it is. */
+typedef struct neighbour {
+  int64_t rest;
+  uint32_t bin;
+  int32_t of; /* its place among the bins that are looked into */
+} neighbour;
+
+/* The second pass: in which bins, ascending. */
+typedef struct pass {
+  const ng_precond *p;
+  const uint32_t *bin;
+  int32_t bins; /* 0: the first pass */
+} pass;
 
 typedef struct scaling_sink {
   ng_sink sink; /* first: what families see */
+  const pass *of;
   ng_scaling_piece *piece;
   int64_t *count;
   double *sum; /* of the tile */
 } scaling_sink;
 
-static int32_t bin_of(double r) {
-  const float x = (float)fmin(r, (double)FLT_MAX);
+static uint32_t key_of(double r) {
+  const float x = (float)fmin(r * SHRINK, (double)FLT_MAX);
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
-  return (int32_t)(bits >> DROPPED);
+  return bits;
+}
+
+static void count(const scaling_sink *s, double u, double g) {
+  const double r = fabs(u / (g + 1e-8)); /* no f32 is -1e-8 */
+  const uint32_t key = key_of(r), bin = key >> DROPPED;
+  for (int32_t k = 0; k < s->of->bins; k++) {
+    if (s->of->bin[k] == bin) s->count[k * FINE + (int32_t)(key >> REST & (FINE - 1))]++;
+  }
+  if (s->of->bins > 0) return;
+  s->count[bin]++;
+  s->piece->least = fmin(s->piece->least, r);
+  s->piece->most = fmax(s->piece->most, r);
+  s->sum[0] += r;
+  s->sum[1] += u * g;
+  s->sum[2] += g * g;
+  s->sum[3] += u * u;
 }
 
 static void count_row(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                       const ng_pair *pair) {
   const scaling_sink *s = (const scaling_sink *)(const void *)sink;
-  ng_scaling_piece *piece = s->piece;
   float g[LINE];
   for (int64_t c = 0, m; c < n; c += m) {
     m = ng_min64(LINE, n - c);
@@ -90,36 +131,48 @@ static void count_row(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t c
     for (int64_t i = 0; i < m; i++) {
       const double x = pair->values != NULL ? (double)pair->values[c + i] : (double)g[i];
       const double u = pair->scale * x + (pair->u == NULL ? 0.0 : pair->k * (double)pair->u[c + i]);
-      const double r = fabs(u / ((double)g[i] + 1e-8)); /* no f32 is -1e-8 */
-      s->count[bin_of(r)]++;
-      piece->least = fmin(piece->least, r);
-      piece->most = fmax(piece->most, r);
-      *s->sum += r;
+      count(s, u, (double)g[i]);
+    }
+  }
+}
+
+static void count_update(const scaling_sink *s, const ng_tile *t) {
+  float g[LINE], u[LINE];
+  for (int64_t r = t->row; r < t->row + t->rows; r++) {
+    for (int64_t c = 0, m; c < t->cols; c += m) {
+      m = ng_min64(LINE, t->cols - c);
+      ng_slot_read(t->slot, r, t->col + c, m, g);
+      ng_update_direction(s->of->p, t->slot, r, t->col + c, m, u);
+      for (int64_t i = 0; i < m; i++) {
+        count(s, (double)u[i], (double)g[i]);
+      }
     }
   }
 }
 
 static void count_piece(void *arg, int32_t i) {
-  const ng_precond *p = arg;
+  const pass *of = arg;
+  const ng_precond *p = of->p;
   const ng_tiles *tiles = &p->step->tiles;
   const ng_quantify *q = &p->step->quantify;
-  scaling_sink s = {{count_row}, &q->piece[i], q->count + (int64_t)i * BINS, NULL};
-  *s.piece = (ng_scaling_piece){INFINITY, 0.0};
+  const bool updates = of_updates(p);
+  scaling_sink s = {{count_row}, of, &q->piece[i], q->count + (int64_t)i * BINS, NULL};
+  if (of->bins == 0) *s.piece = (ng_scaling_piece){INFINITY, 0.0};
   memset(s.count, 0, BINS * sizeof *s.count);
   for (int32_t t = tiles->all.cut[i]; t < tiles->all.cut[i + 1]; t++) {
     const ng_tile *tile = &tiles->tile[t];
-    s.sum = &q->sum[t];
-    *s.sum = 0.0;
-    if (tile->block == NULL || tile->slot->out || !tile->slot->here) continue;
-    ng_deliver_tile(tile, 1.0, &s.sink);
+    s.sum = &q->sum[(int64_t)t * SUMS];
+    if (of->bins == 0) memset(s.sum, 0, SUMS * sizeof *s.sum);
+    if (tile->slot->out || !tile->slot->here) continue;
+    if (tile->block != NULL) ng_deliver_tile(tile, 1.0, &s.sink);
+    if (tile->block == NULL && updates) count_update(&s, tile);
   }
 }
 
 /* Into the first piece. */
-static double gather_pieces(const ng_precond *p) {
+static void gather_pieces(const ng_precond *p, double sum[SUMS]) {
   const ng_tiles *tiles = &p->step->tiles;
   const ng_quantify *q = &p->step->quantify;
-  double sum = 0.0;
   for (int32_t i = 1; i < tiles->all.pieces; i++) {
     q->piece->least = fmin(q->piece->least, q->piece[i].least);
     q->piece->most = fmax(q->piece->most, q->piece[i].most);
@@ -127,33 +180,35 @@ static double gather_pieces(const ng_precond *p) {
       q->count[k] += q->count[i * BINS + k];
     }
   }
-  for (int32_t t = 0; t < tiles->all.count; t++) {
-    sum += q->sum[t];
+  memset(sum, 0, SUMS * sizeof *sum);
+  for (int64_t t = 0; t < tiles->all.count * SUMS; t++) {
+    sum[t % SUMS] += q->sum[t];
   }
-  return sum;
 }
 
 /* Counts add up exactly in double; of the rest each rank has a place of its own, 0 elsewhere. */
-static ng_status gather_ranks(ng_precond *p, double *sum) {
+static ng_status gather_ranks(ng_precond *p, double sum[SUMS]) {
   const ng_quantify *q = &p->step->quantify;
   const int64_t W = p->ctx->ranks;
-  double *own = q->wire + BINS;
+  double *all = q->wire + BINS, *own = all + ALONE * p->ctx->rank;
   for (int64_t k = 0; k < BINS; k++) {
     q->wire[k] = (double)q->count[k];
   }
-  memset(own, 0, (size_t)(ALONE * W) * sizeof *own);
+  memset(all, 0, (size_t)(ALONE * W) * sizeof *all);
   /* A rank with nothing has no least: FLT_MAX squared is above any other. */
-  own[ALONE * p->ctx->rank] = fmin(q->piece->least, (double)FLT_MAX * (double)FLT_MAX);
-  own[ALONE * p->ctx->rank + 1] = q->piece->most;
-  own[ALONE * p->ctx->rank + 2] = *sum;
+  own[0] = fmin(q->piece->least, (double)FLT_MAX * (double)FLT_MAX);
+  own[1] = q->piece->most;
+  memcpy(own + ENDS, sum, SUMS * sizeof *sum);
   const ng_status st = ng_exchange_sum(p, q->wire, BINS + ALONE * W, "quantify");
   if (st != NG_OK) return st;
   *q->piece = (ng_scaling_piece){INFINITY, 0.0};
-  *sum = 0.0;
-  for (int64_t r = 0; r < W; r++) {
-    q->piece->least = fmin(q->piece->least, own[ALONE * r]);
-    q->piece->most = fmax(q->piece->most, own[ALONE * r + 1]);
-    *sum += own[ALONE * r + 2];
+  memset(sum, 0, SUMS * sizeof *sum);
+  for (int64_t r = 0; r < W; r++, all += ALONE) {
+    q->piece->least = fmin(q->piece->least, all[0]);
+    q->piece->most = fmax(q->piece->most, all[1]);
+    for (int k = 0; k < SUMS; k++) {
+      sum[k] += all[ENDS + k];
+    }
   }
   for (int64_t k = 0; k < BINS; k++) {
     q->count[k] = (int64_t)q->wire[k];
@@ -161,45 +216,81 @@ static ng_status gather_ranks(ng_precond *p, double *sum) {
   return NG_OK;
 }
 
+/* One pass over all elements, on all ranks. */
+static ng_status count_all(ng_precond *p, pass *of, double sum[SUMS]) {
+  ng_parallel(p->ctx, p->step->tiles.all.pieces, count_piece, of);
+  gather_pieces(p, sum);
+  return p->step->quantify.wire == NULL ? NG_OK : gather_ranks(p, sum);
+}
+
 /* ---- quantiles -------------------------------------------------------------------------------*/
 
-static double bin_begin(int32_t bin) {
-  const uint32_t bits = (uint32_t)bin << DROPPED;
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return bin == BINS ? (double)FLT_MAX : (double)x;
+/* The number in the middle of the keys [key, key + many). */
+static double middle(uint32_t key, uint32_t many) {
+  const double from = (double)ng_float_of_bits(key);
+  const double to =
+      key + many < NG_INF_BITS ? (double)ng_float_of_bits(key + many) : (double)FLT_MAX;
+  return (from + to) / 2.0 / SHRINK;
 }
 
 /* The `at`-th of the sorted r, from 0. */
-static double order(const ng_quantify *q, int64_t at) {
-  int32_t bin = 0;
-  for (int64_t before = q->count[0]; before <= at; before += q->count[++bin]) {
+static neighbour find(const ng_quantify *q, int64_t at) {
+  uint32_t bin = 0;
+  while (q->count[bin] <= at) {
+    at -= q->count[bin++];
   }
-  const double middle = bin == 0 ? 0.0 : (bin_begin(bin) + bin_begin(bin + 1)) / 2.0;
-  return fmax(q->piece->least, fmin(q->piece->most, middle));
+  return (neighbour){.rest = at, .bin = bin};
 }
 
-static double quantile(const ng_quantify *q, int64_t n, int quarter) {
-  const int64_t at = (n - 1) * quarter;
-  return (order(q, at / 4) + order(q, (at + 3) / 4)) / 2.0;
+static double value_of(const ng_quantify *q, neighbour x) {
+  const int64_t *fine = q->count + x.of * FINE;
+  uint32_t at = 0;
+  while (at < FINE - 1 && fine[at] <= x.rest) {
+    x.rest -= fine[at++];
+  }
+  const uint32_t key = x.bin << DROPPED | at << REST;
+  const double r = key == 0 ? 0.0 : middle(key, 1U << REST);
+  return fmax(q->piece->least, fmin(q->piece->most, r));
+}
+
+/* Ascending, as the places of quartiles are; how many bins. */
+static int32_t find_all(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
+  int32_t bins = 0;
+  for (int k = 0; k < WANTED; k++) {
+    x[k] = find(q, ((n - 1) * (k / 2 + 1) + (k % 2 == 0 ? 0 : 3)) / 4);
+    if (bins == 0 || bin[bins - 1] != x[k].bin) bin[bins++] = x[k].bin;
+    x[k].of = bins - 1;
+  }
+  return bins;
 }
 
 ng_status ng_quantify_step(ng_precond *p) {
   ng_quantify *q = &p->step->quantify;
+  pass of = {.p = p};
+  neighbour x[WANTED];
+  uint32_t bin[WANTED];
+  double sum[SUMS], again[SUMS];
   int64_t n = 0;
-  ng_parallel(p->ctx, p->step->tiles.all.pieces, count_piece, p);
-  double sum = gather_pieces(p);
-  const ng_status st = q->wire == NULL ? NG_OK : gather_ranks(p, &sum);
+  ng_status st = count_all(p, &of, sum);
   if (st != NG_OK) return st;
   for (int64_t k = 0; k < BINS; k++) {
     n += q->count[k];
   }
   q->found = (ng_scaling){.count = n};
-  if (n == 0) return NG_OK;
-  q->found = (ng_scaling){.count = n,
-                          .least = q->piece->least,
-                          .quartile = {quantile(q, n, 1), quantile(q, n, 2), quantile(q, n, 3)},
-                          .most = q->piece->most,
-                          .mean = sum / (double)n};
+  if (n == 0) return NG_OK; /* on all ranks */
+  of.bins = find_all(q, n, x, bin);
+  of.bin = bin;
+  st = count_all(p, &of, again);
+  if (st != NG_OK) return st;
+  q->found.least = q->piece->least;
+  q->found.most = q->piece->most;
+  q->found.mean = sum[0] / (double)n;
+  for (int k = 0; k < WANTED; k += 2) {
+    q->found.quartile[k / 2] = (value_of(q, x[k]) + value_of(q, x[k + 1])) / 2.0;
+  }
+  if (!of_updates(p)) return NG_OK;
+  p->step->inner = sum[1];
+  p->step->d2 = sum[2];
+  p->step->pd2 = sum[3];
   return NG_OK;
 }

@@ -25,6 +25,7 @@ ng_status ng_step_ask(ng_precond *p, ng_plan *plan) {
     ng_deliver_plan(b, plan);
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
+  ng_shards_ask(p, plan);
   const int each = p->base.update == NG_UPDATE_ADAMW ? 2 : p->base.update == NG_UPDATE_SGD ? 1 : 0;
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
@@ -220,7 +221,8 @@ ng_status ng_step_ready(ng_precond *p) {
     ng_step_release(p);
     return st;
   }
-  st = ng_step_place(p);
+  st = ng_shards_real(p);
+  if (st == NG_OK) st = ng_step_place(p);
   ng_place_forget(p);
   if (st == NG_OK) st = take_memory(p);
   if (st == NG_OK) st = ng_tiles_plan(p);

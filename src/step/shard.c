@@ -11,8 +11,8 @@
  *   step       parts of gradients are gathered where a rank of the group makes PD (station shards); PD of all
  *              is what every rank then has, or is sent, and each writes its part
  *
- * So statistics, placement, clip and state are those of whole layers, and know of no parts.  A gather is an
- * all-gather (or broadcasts, where the transport has none): of n numbers of a whole each rank sends its
+ * So statistics, placement and clip are those of whole layers, and know of no parts; in a state moments are
+ * whole, too, each part from one rank (state/fields.c).  A gather is an all-gather (or broadcasts, where the transport has none): of n numbers of a whole each rank sends its
  * part and receives the others'. */
 #include "step/step.h"
 
@@ -77,18 +77,60 @@ static ng_status widths(ng_precond *p, double *x, ng_status *local) {
   return NG_OK;
 }
 
+/* Who gives parts of moments to a state, and where these parts begin: the group of rank 0. */
+static ng_status holders(ng_precond *p, double *x) {
+  ng_shards *s = &p->step->shards;
+  const int32_t M = s->members;
+  const int64_t numbers = ((int64_t)count_cut(p) + 1) * M;
+  double *begins = x + M;
+  memset(x, 0, (size_t)numbers * sizeof *x);
+  for (int32_t i = 0; i < M && p->ctx->rank == 0; i++) {
+    x[i] = s->rank[i];
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer_shard *shard = p->entry[i]->shard;
+    if (shard == NULL) continue;
+    for (int32_t k = 0; k < M && p->ctx->rank == 0; k++) {
+      begins[k] = (double)shard->at[k];
+    }
+    begins += M;
+  }
+  const ng_status st = ng_exchange_sum(p, x, numbers, "ng_ready");
+  if (st != NG_OK) return st;
+  for (int32_t i = 0; i < M; i++) {
+    s->holder[i] = (int32_t)x[i];
+  }
+  begins = x + M;
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_layer_shard *shard = p->entry[i]->shard;
+    if (shard == NULL) continue;
+    for (int32_t k = 0; k < M; k++) {
+      shard->saved[k] = (int64_t)begins[k];
+    }
+    shard->saved[M] = shard->at[M]; /* the same in all groups: hashed with the layer */
+    begins += M;
+  }
+  return NG_OK;
+}
+
 /* Where every rank of the world stands in its model group. */
 static ng_status places(ng_precond *p, double *x, ng_status local) {
   ng_shards *s = &p->step->shards;
-  const int32_t W = p->ctx->ranks;
-  double code[NG_CODES];
+  const int32_t W = p->ctx->ranks, cut = count_cut(p);
+  double code[NG_CODES + 2];
   ng_codes_put(code, local);
-  ng_status st = ng_exchange_sum(p, code, NG_CODES, "ng_ready");
+  code[NG_CODES] = cut;
+  code[NG_CODES + 1] = (double)cut * cut;
+  ng_status st = ng_exchange_sum(p, code, NG_CODES + 2, "ng_ready");
   if (st != NG_OK) return st;
   const ng_status worst = ng_codes_worst(code);
   if (worst < NG_OK) {
     return ng_fail(p->ctx, worst, "ng_ready: %d of %d ranks failed with %s (%s)",
                    ng_codes_count(code, worst), W, ng_status_name(worst), ng_status_meaning(worst));
+  }
+  if (!ng_sums_equal(code + NG_CODES, W)) {
+    return ng_fail(p->ctx, NG_ERR_COMM,
+                   "ng_ready: model groups have other numbers of layers in shards");
   }
   memset(x, 0, (size_t)W * sizeof *x);
   x[p->ctx->rank] = p->ctx->model->rank;
@@ -97,7 +139,7 @@ static ng_status places(ng_precond *p, double *x, ng_status local) {
   for (int32_t r = 0; r < W; r++) {
     s->member[r] = (int32_t)x[r];
   }
-  return NG_OK;
+  return holders(p, x);
 }
 
 /* Behind ng_groups_same: all ranks of the world have a model group, of the same size, or none has.  So it is
@@ -110,9 +152,10 @@ ng_status ng_shards_meet(ng_precond *p) {
   double *x = ng_object(p, numbers * sizeof *x);
   s->rank = ng_object(p, (size_t)M * sizeof *s->rank);
   s->member = ng_object(p, (size_t)W * sizeof *s->member);
+  s->holder = ng_object(p, (size_t)M * sizeof *s->holder);
   s->members = M;
   ng_status local = NG_OK;
-  if (x == NULL || s->rank == NULL || s->member == NULL) {
+  if (x == NULL || s->rank == NULL || s->member == NULL || s->holder == NULL) {
     local = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
   }
   ng_status st = widths(p, x, &local);
@@ -128,6 +171,7 @@ void ng_shards_release(ng_precond *p) {
   }
   ng_object_free(p, s->rank, (size_t)s->members * sizeof *s->rank);
   ng_object_free(p, s->member, (size_t)p->ctx->ranks * sizeof *s->member);
+  ng_object_free(p, s->holder, (size_t)s->members * sizeof *s->holder);
   ng_object_free(p, s->room, (size_t)s->room_bytes);
   memset(s, 0, sizeof *s);
 }
@@ -155,7 +199,6 @@ static bool take_room(ng_precond *p, int64_t bytes) {
 
 ng_status ng_shards_settle(ng_precond *p) {
   ng_shards *s = &p->step->shards;
-  int64_t most = 0;
   for (int32_t i = 0; i < p->entries; i++) {
     const ng_block *b = p->entry[i]->block;
     ng_layer_shard *shard = p->entry[i]->shard;
@@ -166,8 +209,6 @@ ng_status ng_shards_settle(ng_precond *p) {
     for (int32_t k = 0; k < shard->members; k++) {
       shard->gathers = shard->gathers || makes(b, s->rank[k]);
     }
-    const ng_layer *d = &shard->whole.d;
-    most = ng_max64(most, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
   }
   if (s->blocks == 0) return NG_OK;
   if (p->base.statistics == NG_STATISTICS_LOCAL) {
@@ -177,8 +218,17 @@ ng_status ng_shards_settle(ng_precond *p) {
     return cannot(p, "update_ranks = owner moves whole weights; take all");
   }
   if (p->base.quantify) return cannot(p, "quantify = 1 needs whole gradients on all ranks");
-  if (take_room(p, most)) return NG_OK;
-  return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  return NG_OK;
+}
+
+void ng_shards_ask(const ng_precond *p, ng_plan *plan) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_layer_shard *s = p->entry[i]->shard;
+    if (s == NULL) continue;
+    ng_shard_ask(s, plan);
+    const ng_layer *d = &s->whole.d;
+    if (s->gathers) ng_plan_scratch(plan, d->out * (d->in + d->bias) * (int64_t)sizeof(float));
+  }
 }
 
 /* Live options, so asked at every step. */
@@ -329,7 +379,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
   const ng_layer *d = &shard->whole.d;
   const bool outputs = e->d.shard_axis == 0;
   const int64_t each = outputs ? d->in + d->bias : d->out; /* of one output, or input */
-  float *room = (float *)(void *)p->step->shards.room;
+  float *room = (float *)(void *)p->arena[NG_USE_SCRATCH];
   float *mine = room + shard->at[shard->member] * each;
   float *bias = shard->grad + d->out * d->in;
   read_rows(&e->slot[NG_WEIGHT], mine);
@@ -359,6 +409,7 @@ static ng_status gather(ng_precond *p, ng_entry *e) {
 /* All of a group or none: blocks, their places and who is left out are the same on its ranks. */
 ng_status ng_shards_gather(ng_precond *p) {
   ng_status st = NG_OK;
+  ng_queue_wait(p->ctx->queue); /* nobody else is in the scratch */
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
     if (e->shard == NULL || e->block == NULL || e->block->out || !e->shard->gathers) continue;

@@ -402,6 +402,44 @@ void ng_update_late(ng_precond *p) {
   }
 }
 
+/* u <- what lr multiplies in the update of n elements without a block, at most TILE: that of w = 0 (but for decay that is
+ * part of the gradient) with lr = 1.  0 where the weight is not finite and stays. */
+void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
+                         int64_t n, float *u) {
+  const ng_update_sink *s = &p->step->out;
+  const int64_t at = row * slot->cols + col, updates = p->updates - slot->entry->missed;
+  const size_t bytes = (size_t)n * sizeof(float);
+  const ng_pair plain = {.scale = 1.0};
+  ng_group_numbers one = s->group[slot->update_group];
+  float seen[TILE], m[TILE], v[TILE], counted[2];
+  const direction of = direction_of(slot, row, col, 0, n, &plain, seen);
+  ng_place_read(&slot->weight, row, col, n, u);
+  if (!ng_all_finite(u, NG_F32, n)) {
+    memset(u, 0, bytes);
+    return;
+  }
+  one.lr = 1.0;
+  if (slot->m != NULL) memcpy(m, slot->m + at, bytes);
+  if (slot->v != NULL) memcpy(v, slot->v + at, bytes);
+  if (s->kind == NG_OUT_SGD) {
+    sgd_counted(&one, updates, counted);
+    one.sgd.lr = 1.0f;
+    one.sgd.keep = 0.0f;
+    one.sgd.take = counted[0];
+    one.sgd.old = counted[1];
+    sgd_tile(&one.sgd, m, u, &of, n);
+  } else {
+    adamw_counted(&one, updates, counted);
+    one.adamw.keep = 0.0f;
+    one.adamw.step = counted[0];
+    one.adamw.root = counted[1];
+    adamw_tile(&one.adamw, m, v, u, &of, n);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    u[i] = -u[i];
+  }
+}
+
 void ng_update_sink_begin(ng_update_sink *s) {
   s->sink.put = s->kind == NG_OUT_GRADIENT ? put_gradient : put_update;
 }

@@ -9,7 +9,8 @@
  *   blocks.c    which layer gets which family, whose it is
  *   ready.c     ng_ready: memory, the same on all ranks    values.c   options of the coming step
  *   observe.c   an observation on its way to a block       exchange.c what ranks tell each other
- *   stations.c  the table and the walk                     clip.c     how far the step goes
+ *   take.c      a step from its call to its end: the walk  stations.c the table, what is due
+ *   agree.c     one verdict on all ranks: small sums       clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
  *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
  *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
@@ -58,6 +59,9 @@ void ng_update_adamw(ng_group_numbers *of, const ng_adamw *how, int64_t updates)
 void ng_update_sink_begin(ng_update_sink *s); /* kind and numbers are set */
 /* What depends on how often a parameter was updated, for those that missed some: after the groups. */
 void ng_update_late(ng_precond *p);
+/* u [n], n at most 512: what lr multiplies in the coming update of elements that have no block.  Nothing moves. */
+void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
+                         int64_t n, float *u);
 
 /* What a probe finds wrong with a number, the first of a parameter that counts. */
 typedef enum ng_fault { NG_FAULT_WEIGHT, NG_FAULT_MOMENT, NG_FAULT_RESULT, NG_FAULTS } ng_fault;
@@ -121,7 +125,7 @@ void ng_deliver_tile(const ng_tile *t, double factor, const ng_sink *sink);
 /* |PD|^2 of each segment of a block, by its family or by a walk over its tiles. */
 void ng_deliver_norms(ng_block *b, double *pd2);
 
-/* ---- the exchange: exchange.c, and of statistics sums.c ---------------------------------------*/
+/* ---- the exchange: exchange.c, of statistics sums.c, one verdict agree.c ---------------------*/
 
 /* What travels without being waited for.  Posting and waiting are apart; the table of stations says
  * which of them posts and which waits. */
@@ -193,6 +197,7 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 /* Small reductions: every rank leaves with the same verdict.  check: status, refusals, the weights of
  * all statistics; agree: status, refusals, sums[0] of most blocks and sums[1] of those that ascend. */
 ng_status ng_exchange_check(ng_precond *p);
+void ng_exchange_mark_seen(ng_block *b); /* what is about to be folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
 ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
 /* What owners of statistics of one block tell each other before it is solved. */
@@ -210,7 +215,6 @@ ng_status ng_exchange_post_statistics(ng_precond *p);
 ng_status ng_exchange_post_results(ng_precond *p);
 ng_status ng_exchange_post_direction(ng_precond *p);
 ng_status ng_exchange_wait(ng_precond *p, ng_mail what);
-/* Numbers in check and agree. */
 int64_t ng_step_bucket(const ng_precond *p); /* most bytes of a message of several statistics */
 typedef struct ng_traffic {
   int64_t bytes, messages;
@@ -218,6 +222,8 @@ typedef struct ng_traffic {
 } ng_traffic;
 /* All that this rank has said so far, in its world, its model group and to other stages. */
 ng_traffic ng_exchange_said(const ng_precond *p);
+/* Numbers in check and agree: the most of either, of so many statistics; then each. */
+int64_t ng_exchange_small_count(const ng_precond *p, int32_t stats);
 int64_t ng_exchange_check_count(const ng_precond *p);
 int64_t ng_exchange_agree_count(const ng_precond *p);
 /* In the last micro-batch before a step: when it begins; after each observation, to post what is complete
@@ -272,7 +278,7 @@ typedef struct ng_scaling_piece {
 typedef struct ng_quantify {
   ng_scaling_piece *piece; /* [pieces] */
   int64_t *count;          /* [pieces x bins] */
-  double *sum;             /* [tiles] */
+  double *sum;             /* [tiles x 4] */
   double *wire;            /* NULL: every rank counts all of it */
   ng_scaling found;
 } ng_quantify;
@@ -287,6 +293,7 @@ typedef struct ng_shards {
   int32_t members, blocks; /* of the model group; blocks of layers in shards */
   int32_t *rank;           /* [members] of all ranks, of each member */
   int32_t *member;         /* [ranks] where each rank stands in its model group */
+  int32_t *holder;         /* [members] as `rank`, of the group of rank 0 */
   char *room;              /* what is gathered, and made of it */
   int64_t room_bytes;
   int64_t bytes, messages; /* said in the model group since the last step, of observations */
@@ -294,12 +301,20 @@ typedef struct ng_shards {
 
 ng_status ng_shards_meet(ng_precond *p);   /* ... then, before blocks are made; collective */
 ng_status ng_shards_settle(ng_precond *p); /* ... when they have their places */
+void ng_shards_ask(const ng_precond *p,
+                   ng_plan *plan); /* ... whole gradients, and room to gather them */
 void ng_shards_release(ng_precond *p);
 ng_status ng_shards_check(ng_precond *p); /* a step may begin */
 /* This rank's part of what is shown, and what it thinks of it (s NULL: it has none): all of a model group
  * leave with the same status, and its primary with the whole; collective if this side is cut. */
 ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided *s, ng_status st,
                          ng_strided *whole);
+/* shard_plan.c: the same for a rank that is planned, from ng_plan_shard; before ng_step_release as it was; what is
+ * gathered. */
+ng_status ng_shards_plan(ng_precond *p);
+void ng_shards_unplan(ng_precond *p);
+ng_status ng_shards_real(ng_precond *p); /* ng_ready: none is only planned */
+void ng_shards_count(const ng_precond *p, ng_rank_plan *out);
 bool ng_shards_due(const ng_precond *p);
 ng_status ng_shards_gather(ng_precond *p);
 
@@ -402,6 +417,8 @@ ng_status ng_step_ready(ng_precond *p);
 /* blocks.c: what it makes before it fails is p->block's, for ng_step_release to free. */
 ng_status ng_blocks_make(ng_precond *p);
 void ng_block_free(ng_block *b);
+/* Blocks of many that have no part in the coming step, since none of their parameters has one. */
+void ng_blocks_leave_out(ng_precond *p);
 /* plan.c: the same for `rank` of `ranks`, in numbers; its parts in ready.c: who owns what, and a pass over
  * all requests for memory. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out);

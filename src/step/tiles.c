@@ -12,7 +12,8 @@
 
 #include <math.h>
 
-enum { ELEMENTS = 16384, PIECES = 256 };
+/* A rank's tiles are a list, of 80 bytes each: 2^24 are those of 2.7e11 elements that lie in long rows. */
+enum { ELEMENTS = 16384, PIECES = 256, MOST = 1 << 24 };
 
 /* ---- cutting ---------------------------------------------------------------------------------*/
 
@@ -122,8 +123,10 @@ ng_status ng_tiles_plan(ng_precond *p) {
   const int64_t first = cut_blocks(p, true, 0, NULL), plain = cut_plain(p, 0, NULL);
   const int64_t count = first + plain + cut_blocks(p, false, 0, NULL);
   if (count == 0) return NG_OK;
-  if (count > INT32_MAX / NG_TILE_SUMS) {
-    return ng_fail(p->ctx, NG_ERR_ARG, "ng_ready: the model has too many parameters");
+  if (count > MOST) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_ready: the parameters of one rank are cut into %lld tiles, at most %d",
+                   (long long)count, MOST);
   }
   t->all.count = (int32_t)count;
   t->measured.count = (int32_t)(first + plain);

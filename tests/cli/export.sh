@@ -117,4 +117,17 @@ if [[ -c /dev/full && -w /dev/full ]]; then
   export_ 2 'natgrad: /dev/full: cannot be written: No space left on device' run --csv /dev/full
   [[ -c /dev/full ]] || fail "a device was replaced"
 fi
+
+# "-" is standard output, not a file, in any folder; a log that is damaged, or an event file that fails, says so.
+export_ 0 "$(<expected.csv)" run --csv -
+cmp -s out expected.csv || fail "standard output got something else"
+(cd run/checkpoint && "$natgrad" export .. --csv=- >"$scratch/within.csv") && cmp -s within.csv expected.csv || fail "not from within the run"
+export_ 2 'natgrad: bad/log.jsonl: line 1: *' bad --csv -
+export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv --csv -
+[[ ! -e ./- && ! -e run/checkpoint/- ]] || fail "a file named -"
+if [[ -c /dev/full && -w /dev/full ]]; then
+  code=0
+  "$natgrad" export run --csv - 2>err >/dev/full || code=$?
+  [[ $code == 2 && $(<err) == 'natgrad: standard output could not be written' ]] || fail "a full standard output: $code, $(<err)"
+fi
 finish

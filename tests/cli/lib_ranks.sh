@@ -5,7 +5,7 @@ export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 processes=${1:-}
 if [[ -n $processes ]]; then
   [[ -e $NG_BUILD_DIR/launch_mpi.so ]] || { echo "skipped: built without MPI"; exit 77; }
-  command -v mpirun >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
+  command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null || { echo "skipped: no mpirun (apt-get install openmpi-bin)"; exit 77; }
 fi
 
 # on RANKS OPTIONS...

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # natgrad plan: published volumes of a ResNet-50, times of the model done again by hand, what is recommended, and
-# every way to ask wrongly.  That planned bytes are those of a run is t_plan's.
+# every way to ask wrongly.  That planned bytes are those of a run is for t_plan and plan_run.sh.
 . "$(dirname "$0")/lib.sh"
 
 # KAISA's ResNet-50 (54 layers): one triangle of every factor is 76,967,027 numbers, a gradient of every layer
@@ -10,7 +10,10 @@ of() { grep -F "\"strategy\":\"$2\"," "$1" | sed -E "s/.*\"$3\":([-+.e0-9]+).*/\
 between() { [[ $2 -ge $3 && $2 -le $4 ]] || fail "$1 is $2, expected $3 to $4"; }
 
 "$natgrad" plan --json --ranks 4 >"$scratch/r50" || fail "plan of a resnet50"
-for row in "kaisa, comm-opt" "kaisa, mem-opt" "natgrad, comm-opt"; do
+# Norms, for ours: 26,560 channels in 53 layers, three numbers of each; two where weights travel.
+between "natgrad, comm-opt: sums" "$(of "$scratch/r50" "natgrad, comm-opt" sums_bytes)" $((4 * (76967027 + 3 * 26560))) \
+  $((4 * (76967027 + 3 * 26560) + 64 * (108 + 53)))
+for row in "kaisa, comm-opt" "kaisa, mem-opt"; do
   between "$row: sums" "$(of "$scratch/r50" "$row" sums_bytes)" $((4 * 76967027)) $((4 * 76967027 + 64 * 108))
 done
 between "kaisa, mem-opt: gradients" "$(of "$scratch/r50" "kaisa, mem-opt" deliver_bytes)" $((4 * 25503912)) \
@@ -25,7 +28,7 @@ for none in "kaisa, comm-opt;deliver_bytes" "kaisa, mem-opt;share_bytes" "dp-kfa
   "spngd, weights by owners;deliver_bytes"; do
   between "$none" "$(of "$scratch/r50" "${none%;*}" "${none#*;}")" 0 0
 done
-between "spngd: weights" "$(of "$scratch/r50" "spngd, weights by owners" weights_bytes)" $((4 * 25503912)) $((4 * 25503912))
+between "spngd: weights" "$(of "$scratch/r50" "spngd, weights by owners" weights_bytes)" $((4 * (25503912 + 2 * 26560))) $((4 * (25503912 + 2 * 26560)))
 most=0
 for row in "natgrad, statistics=local" "natgrad, statistics=owner" "natgrad, mem-opt" "natgrad, hybrid-opt 1/2" "natgrad, comm-opt"; do
   held=$(of "$scratch/r50" "$row" held_most)
@@ -49,6 +52,7 @@ function is(part, seconds,   ms) {
   ms = get(part)
   if (ms - 1000 * seconds > 1e-5 * (1 + ms) || 1000 * seconds - ms > 1e-5 * (1 + ms)) { print name ": " part " is " ms ", expected " 1000 * seconds; bad = 1 }
 }
+/"fastest":/ { next }
 BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 10 }
 {
   name = $0; sub(/.*"strategy":"/, "", name); sub(/".*/, "", name)
@@ -65,7 +69,7 @@ BEGIN { W = 4; B = 2; pos = 5; p = 4; q = 3; F = 2; I = 5; gemm = 1000; solve = 
   is("deliver", down(W / workers, get("deliver_bytes"), 1))
   is("weights", down(W, get("weights_bytes"), 1))
   is("compute_ms", 3 * 2 * B * pos * p * q / gemm)
-  added = (get("observe") + get("sums") + get("solve") + get("share") + get("apply") + get("deliver") + get("weights") + get("small")) / 1000
+  added = (get("observe") + get("sums") + get("solve") + get("share") + get("apply") + get("deliver") + get("weights") + get("small") + get("shards")) / 1000
   is("added_ms", added)
   is("step_ms", added + (get("compute_ms") + get("gradients")) / 1000)
 }
@@ -76,6 +80,66 @@ awk -f "$scratch/again.awk" "$scratch/fc" || fail "times of one layer"
 "$natgrad" plan --json --model "$scratch/fc.json" --ranks 4 --bandwidth 1kB/s --latency 1 >"$scratch/halves" || fail "plan of halves"
 gradients=$(of "$scratch/halves" "natgrad, comm-opt" gradients)
 [[ $gradients == 72.004* ]] || fail "gradients by halves: $gradients ms, expected 72.004"
+
+# The same layer cut by outputs in groups of two: 48 bytes of gradients, a verdict of 160 and 10 rows of 3 numbers, each to two
+# ranks; half of its products, and its gradients are summed over two ranks.
+echo '[{"name": "fc", "kind": "linear", "in": 4, "out": 3, "positions": 5, "split": "output"}]' >"$scratch/cut.json"
+slow=(--batch 2 --stat-period 2 --solve-period 5 --gemm 1k --solve 10 --bandwidth 1kB/s --latency 1e6)
+"$natgrad" plan --json --model "$scratch/cut.json" --ranks 4 --model-parallel 2 "${slow[@]}" >"$scratch/cut" || fail "plan of a cut layer"
+for row in "shards_bytes 328" "model_parallel 2" "shards 2134" "gradients 1024" "observe 80" "compute_ms 360"; do
+  is=$(of "$scratch/cut" "natgrad, comm-opt" "${row% *}")
+  awk -v is="$is" -v want="${row#* }" 'BEGIN { exit !(is - want < 1e-3 && want - is < 1e-3) }' || fail "cut: ${row% *} is $is, expected ${row#* }"
+done
+grep -Eq 'local|owners"' "$scratch/cut" && fail "rows that do not go with parts"
+"$natgrad" plan --json --model "$scratch/cut.json" --ranks 4 "${slow[@]}" | grep -v '^$' >"$scratch/whole" || fail "plan of a layer with a split"
+cmp -s <(sed 's/cut.json/fc.json/' "$scratch/whole") "$scratch/fc" || fail "a split without --model-parallel changes the plan"
+expect 0 '*gpt-24 on 8 ranks in model groups of 8, *shards *natgrad, mem-opt*' "$natgrad" plan --model gpt-24 --ranks 8 --model-parallel 8
+expect 2 '*plan: --ranks has 6, expected multiples of --model-parallel 4*' "$natgrad" plan --model gpt-24 --ranks 4,6 --model-parallel 4
+expect 2 "*plan: --model-parallel: no layer of 'resnet50' says how it is split*" "$natgrad" plan --ranks 4 --model-parallel 2
+expect 2 "*layer 'fc': members is 4, expected 1 to its 3 outputs*" "$natgrad" plan --model "$scratch/cut.json" --ranks 4 --model-parallel 4
+for bad in '"split": "rows"' '"split": 1'; do
+  sed "s/\"split\": \"output\"/$bad/" "$scratch/cut.json" >"$scratch/bad.json"
+  expect 2 '*layer 0: split is not "output" or "input" of a linear layer*' "$natgrad" plan --model "$scratch/bad.json"
+done
+echo '[{"name": "c", "kind": "conv2d", "in": 4, "out": 3, "kernel": 1, "image": 5, "split": "output"}]' >"$scratch/bad.json"
+expect 2 '*layer 0: split is not*' "$natgrad" plan --model "$scratch/bad.json"
+
+# A layer with a method of its own: Eva's vectors instead of two triangles.
+echo '[{"name": "a", "kind": "linear", "in": 100, "out": 50}, {"name": "b", "kind": "linear", "in": 100, "out": 50}]' >"$scratch/two.json"
+for how in "; 50600 50728" "b: method=eva-natgrad; 25900 26156"; do
+  "$natgrad" plan --json --model "$scratch/two.json" --ranks 2 --per-layer "${how%;*}" >"$scratch/own" || fail "plan with --per-layer"
+  read -r low high <<<"${how#*; }"
+  between "sums with '${how%;*}'" "$(of "$scratch/own" "natgrad, comm-opt" sums_bytes)" "$low" "$high"
+done
+expect 2 "*per_layer: 'c' holds for no layer*" "$natgrad" plan --model "$scratch/two.json" --per-layer 'c: method=eva'
+expect 2 '*plan: natgrad, comm-opt: options: *no_such*' "$natgrad" plan --model "$scratch/two.json" --per-layer 'a: no_such=1'
+
+# Norms and grouped convolutions of a file: per group triangles of 2 * 9 + 1 and 3, and two layers' numbers; a norm before a
+# layer that is cut moves nobody's split.
+echo '[{"name": "bn", "kind": "norm", "in": 12}, {"name": "c", "kind": "conv2d", "in": 8, "out": 12, "kernel": 3, "image": 9,
+  "groups": 4, "dilation": 2, "bias": true}]' >"$scratch/groups.json"
+"$natgrad" plan --json --model "$scratch/groups.json" --ranks 2 >"$scratch/groups" || fail "plan of groups and a norm"
+between "groups: sums" "$(of "$scratch/groups" "kaisa, comm-opt" sums_bytes)" $((4 * 4 * (190 + 6))) $((4 * 4 * (190 + 6) + 64 * 8))
+between "groups and a norm: sums" "$(of "$scratch/groups" "natgrad, comm-opt" sums_bytes)" $((4 * (4 * (190 + 6) + 36))) \
+  $((4 * (4 * (190 + 6) + 36) + 64 * 9))
+between "groups: weights" "$(of "$scratch/groups" "spngd, weights by owners" weights_bytes)" $((4 * (12 * 19 + 24))) $((4 * (12 * 19 + 24)))
+# 25 positions of 32 samples, 19 x 3 products in each of 4 groups, three times
+[[ $(of "$scratch/groups" "natgrad, comm-opt" compute_ms) == 0.00010944 ]] || fail "groups: compute_ms is not 6 * 32 * 25 * 4 * 57 / 1e10"
+sed 's/\[/[{"name": "bn", "kind": "norm", "in": 7}, /' "$scratch/cut.json" >"$scratch/behind.json"
+"$natgrad" plan --json --model "$scratch/behind.json" --ranks 4 --model-parallel 2 "${slow[@]}" >"$scratch/behind" || fail "plan of a cut layer behind a norm"
+for row in "natgrad, comm-opt" "kaisa, comm-opt"; do
+  between "$row: cut behind a norm" "$(of "$scratch/behind" "$row" shards_bytes)" 328 328
+done
+while IFS=';' read -r keys told; do
+  echo "[{\"name\": \"x\", \"in\": 8, $keys}]" >"$scratch/bad.json"
+  expect 2 "*bad.json: layer 0: $told" "$natgrad" plan --model "$scratch/bad.json"
+done <<'BAD'
+"kind": "norm", "bias": true;bias is not of a norm
+"kind": "embedding", "out": 3;kind is not "conv2d", "linear" or "norm"
+"kind": "conv2d", "out": 12, "kernel": 3, "image": 9, "groups": 3;groups is not a divisor of in and out
+"kind": "conv2d", "out": 12, "kernel": 3, "image": 4, "dilation": 2;image is not as large as the kernel
+"kind": "linear", "out": 12, "groups": 2;groups is not of a linear layer
+BAD
 
 # Ours costs no more than KAISA's, for every fraction; A and G apart are solved no later; wrong names are told.
 "$natgrad" plan --json --ranks 4,6 --placement kaisa,balanced >"$scratch/places" || fail "plan of two placements"
@@ -102,6 +166,21 @@ expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$nat
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
 expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
 expect 0 '*nothing fits into --memory: the least is * MB' "$natgrad" plan --ranks 4 --memory 100MiB
+# The same as JSON: which rows fit, and a last object.
+"$natgrad" plan --json --ranks 4 --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
+[[ $(of "$scratch/fits" "natgrad, comm-opt" held_most) -gt 900000000 && $(grep -c '"fits":true' "$scratch/fits") -gt 2 ]] ||
+  fail "what fits into 900 MB"
+[[ $(grep -F '"natgrad, comm-opt"' "$scratch/fits" | grep -c '"fits":false') == 1 ]] || fail "comm-opt fits into 900 MB"
+told=$("$natgrad" plan --ranks 4 --memory 900MB --latency 1e5 | tail -n 1)
+last=$(tail -n 1 "$scratch/fits")
+[[ $last == '{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":"natgrad, '*'"within_overhead":'* ]] || fail "the last object: $last"
+name=$(sed -E 's/.*"fastest":"([^"]*)".*/\1/' <<<"$last") every=$(sed -E 's/.*"stat_period":([0-9]+),"solve_period":([0-9]+),.*/\1 \2/' <<<"$last")
+[[ $told == "fastest that fits: $name (grad_worker_fraction = "*"; stat_period = ${every% *} and solve_period = ${every#* } add "* ||
+  ($last == *'"within_overhead":false'* && $told == "fastest that fits: $name ("*"no periods up to ${every#* } add"*) ]] ||
+  fail "as JSON '$last', as text '$told'"
+expect 0 '*{"model":"resnet50","ranks":4,"model_parallel":1,"fastest":null,"least_held":*}' "$natgrad" plan --json --ranks 4 --memory 100MiB
+expect 0 '*"within_overhead":true}' "$natgrad" plan --json --ranks 1 --overhead 100000
+expect 0 '*"within_overhead":false}' "$natgrad" plan --json --ranks 4 --model "$scratch/fc.json" --overhead 0.001
 expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 --overhead 100000
 
 # What was given wins over what is measured, and the first line says where each pair of rates comes from.
@@ -112,7 +191,7 @@ expect 0 'taken for granted and given: products 5 GFLOP/s, factorisations 500 *;
 expect 0 'measured here and given: products 5 GFLOP/s, *; network, taken for granted and given: 12.5 GB/s, 3 us; *' \
   "$natgrad" plan "${one[@]}" --calibrate --gemm 5G --latency 3
 # Under a launcher the link of its ranks is measured, and one of them has the word (numbers: t_plan_link).
-if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v mpirun >/dev/null; then
+if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null; then
   "$NG_SOURCE_DIR/tests/mpirun.sh" 2 "$natgrad" plan "${one[@]}" --calibrate >"$scratch/two" 2>&1 || fail "plan on 2 ranks: $(cat "$scratch/two")"
   [[ $(grep -c '^measured here: .*; network, measured here: ' "$scratch/two") == 1 && $(grep -c '^natgrad, mem-opt' "$scratch/two") == 1 ]] ||
     fail "plan on 2 ranks: $(cat "$scratch/two")"
@@ -120,7 +199,8 @@ fi
 
 expect 2 '*plan: --ranks is '"'4,x'"', expected up to 32 whole numbers from 1 to 65536*' "$natgrad" plan --ranks 4,x
 expect 2 '*--ranks is '"'0'"'*' "$natgrad" plan --ranks 0
-expect 2 '*plan: --memory is '"'16 GB'"', expected a size above 0 as 16GB*' "$natgrad" plan --memory '16 GB'
+expect 2 '*plan: --memory is '"'16 GB'"', expected a size of at least 1 as 16GB*' "$natgrad" plan --memory '16 GB'
+expect 2 '*plan: --gemm is '"'1e-320'"', expected a size of at least 1*' "$natgrad" plan --gemm 1e-320
 expect 2 '*--bandwidth is '"'-1'"'*' "$natgrad" plan --bandwidth -1
 expect 2 "*unknown model 'bert-tiny'*" "$natgrad" plan --model bert-tiny
 expect 2 '*--overhead*' "$natgrad" plan --overhead 0

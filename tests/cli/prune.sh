@@ -48,7 +48,9 @@ prune 2 'natgrad: prune: which run? *'
 prune 2 "natgrad: prune: one run at a time, got 'copy' too" run copy
 prune 2 'natgrad: prune: --sparsity is missing*' run --out x
 prune 2 'natgrad: prune: --out FILE is missing' run --sparsity 0.5
-prune 2 "natgrad: --sparsity: '1' is no number from 0 to *" run --sparsity 1 --out x
+for sparsity in 1 -0.1 nan 0.5x ''; do
+  prune 2 "natgrad: --sparsity: expected a number, 0 <= S < 1, got '$sparsity'" run "--sparsity=$sparsity" --out x
+done
 prune 2 'natgrad: --sparsity: 0.5, but 0.979* of the weights are 0 already' run --weights mfac.safetensors --sparsity 0.5 --out x
 prune 2 "natgrad: --score: expected mfac or magnitude, got 'obs'" run --score obs
 prune 2 "natgrad: --block: expected whole, layer or a number of weights, got 'all'" run --block all

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# natgrad train --quantify: six numbers a line, in order, and weights as without it.
+# natgrad train --quantify: six numbers a line, in order, and weights as without it; of every method, also of those
+# without curvature.
 . "$(dirname "$0")/lib.sh"
 cd "$scratch" || exit 1
 train() { "$natgrad" train --data digits --model mlp-16-1 --batch 256 --log-every 1 --quiet "$@"; }
 
-for method in natgrad eva mfac 'efcp --density 0.5' 'ggt --window 4'; do
+for method in 'natgrad --damping 0.1' 'eva --damping 0.1' 'mfac --damping 0.1' 'efcp --damping 0.1 --density 0.5' \
+  'ggt --damping 0.1 --window 4' sgd 'sgd --momentum 0' adamw; do
   rm -rf with without
   # shellcheck disable=SC2086 # several words
-  train --method $method --damping 0.1 --steps 6 --quantify 1 --out with || fail "$method"
+  train --method $method --steps 6 --quantify 1 --out with || fail "$method"
   # shellcheck disable=SC2086
-  train --method $method --damping 0.1 --steps 6 --out without || fail "$method, without"
+  train --method $method --steps 6 --out without || fail "$method, without"
   cmp -s with/checkpoint/model-6.safetensors without/checkpoint/model-6.safetensors || fail "$method: other weights"
   grep -q scaling without/log.jsonl && fail "$method: scaling without being asked"
   command -v python3 >/dev/null || continue # not in a bare Debian
-  python3 - with/log.jsonl <<'END' || fail "$method: $(head -1 with/log.jsonl)"
+  python3 - with/log.jsonl "$method" <<'END' || fail "$method: $(head -1 with/log.jsonl)"
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1], encoding="ascii")]
 steps = [line for line in lines if line["event"] == "step"]
@@ -22,7 +24,19 @@ for line in steps:
     least, low, half, high, most = (line["scaling_" + x] for x in ("min", "25", "50", "75", "max"))
     assert 0 <= least <= low <= half <= high <= most and 0 < line["scaling_mean"] < most
     assert least < high
+    assert 0 <= line["angle"] <= 180 and abs(line["rotation"] - 90 * (1 - line["cosine"])) < 1e-6 and line["stretch"] > 0
+    if sys.argv[2] == "sgd --momentum 0":  # the direction is the gradient: r = |g / (g + 1e-8)|
+        assert line["cosine"] > 1 - 1e-15 and line["rotation"] < 1e-13 and line["stretch"] == 1 and abs(half - 1) < 1e-3
 END
 done
+
+# What it is worth is kept: a run goes on with it, over a switch to SGD, too; compare drops it for none.
+train --method eva --damping 0.1 --steps 8 --quantify 1 --switch-to-sgd 0.7 --switch-lr 0.01 --out over || fail switch
+grep -q '"quantify": true' over/config.json || fail config.json
+[ "$(grep -c scaling_25 over/log.jsonl)" = 8 ] || fail "switch: $(cat over/log.jsonl)"
+train --method sgd --lr-schedule constant --steps 2 --quantify 1 --out on || fail sgd
+"$natgrad" train --out on --resume --steps 4 --quiet || fail resume
+[ "$(grep -c scaling_25 on/log.jsonl)" = 4 ] || fail "resume: $(cat on/log.jsonl)"
+expect 2 'natgrad: --damping: method sgd has no curvature *' train --method sgd --steps 2 --quantify 1 --damping 0.1
 
 finish

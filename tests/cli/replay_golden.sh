@@ -27,6 +27,8 @@ for linalg in "${linalgs[@]}"; do
   # window methods: what the originals lose in f32 (t_window_golden has the formulas in double beside them)
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${windows[@]}"
   [[ $(grep -c 'tolerance 2e-04: ok$' "$scratch/out") == 14 ]] || fail "$linalg: windows: not 14 times ok"
+  [[ $(grep -c '^  error feedback after each step: largest [0-9.e+-]* (step [0-9]*, [^ ]*)$' "$scratch/out") == 6 ]] ||
+    fail "$linalg: windows: not 6 times error feedback"
 done
 # their rounding goes round through the matrix that the next step begins with
 lowrank=("$golden"/window-lowrank-*.safetensors)
@@ -34,10 +36,24 @@ lowrank=("$golden"/window-lowrank-*.safetensors)
 for linalg in "${linalgs[@]}"; do
   expect 0 '*: ok' "$natgrad" replay --linalg "$linalg" "${lowrank[@]}"
   [[ $(grep -c 'tolerance 1e-03: ok$' "$scratch/out") == 4 ]] || fail "$linalg: low rank: not 4 times ok"
+  [[ $(grep -c '^  error feedback after each step: largest .*), tolerance 2e-03$' "$scratch/out") == 4 ]] ||
+    fail "$linalg: low rank: not 4 times error feedback"
 done
 expect 2 "*window-mfac-ring.safetensors: array init.conv1.weight.q is missing: low rank begins with *" \
   "$natgrad" replay "$golden/window-mfac-ring.safetensors" --window-store lowrank
 expect 2 '*window-lowrank-1.safetensors: array init.*.q: expected float32 ?*,2?, of window_rank 2' \
   "$natgrad" replay "$golden/window-lowrank-1.safetensors" --window-rank 2
 expect 1 '*: exceeded' "$natgrad" replay --tolerance 2e-4 "$golden/window-mfac-ring.safetensors" --window 4
+# what was kept after two steps, changed for each other: directions are as before
+for case in sparse-mfac-0 lowrank-1; do
+  sed 's/"s3\.fc1\.weight\.error"/"s3.fc1.weight.other"/; s/"s9\.fc1\.weight\.error"/"s3.fc1.weight.error"/
+    s/"s3\.fc1\.weight\.other"/"s9.fc1.weight.error"/' "$golden/window-$case.safetensors" >"$scratch/changed.safetensors"
+  expect 1 '*: exceeded' "$natgrad" replay "$scratch/changed.safetensors"
+  grep -q '^  error feedback after each step: largest [0-9.]*e[+-]0[01] (step [39], fc1.weight)' "$scratch/out" ||
+    fail "$case: an error of another step is not told"
+  expect 1 '*"error_feedback":[0-9]*"ok":false*' "$natgrad" replay --json "$scratch/changed.safetensors"
+done
+sed 's/"s3\.fc1\.weight\.error":{"dtype":"F32"/"s3.fc1.weight.error":{"dtype":"I32"/' "$golden/window-lowrank-1.safetensors" \
+  >"$scratch/changed.safetensors"
+expect 2 '*array s3.fc1.weight.error: expected float32, *' "$natgrad" replay "$scratch/changed.safetensors"
 finish

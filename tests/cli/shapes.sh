@@ -20,4 +20,23 @@ positions() { "$natgrad" bench kfac --model "$1" --list | awk 'NR > 1 && $1 !~ /
 [[ $(positions resnet18) == '5 1024 5 256 5 64 5 16 1 1' ]] || fail "resnet18, positions: $(positions resnet18)"
 expect 0 '*54 layers, sum of orders 82492, parameters 25503912' "$natgrad" bench kfac --model resnet50 --list
 expect 0 '*21 layers, sum of orders 36416, parameters 11210532' "$natgrad" bench kfac --model resnet18 --list
+
+# A list of the user's own: what a kind does not have is refused, by name.
+own() { echo "[{\"name\": \"a\", $1}]" >"$scratch/own.json"; }
+conv='"kind": "conv2d", "in": 3, "out": 5, "kernel": 3, "image": 8'
+own "$conv, \"positions\": 7"
+expect 2 '*own.json: layer 0: positions is not of a conv2d layer' "$natgrad" bench kfac --model "$scratch/own.json" --list
+for key in kernel stride padding image; do
+  own "\"kind\": \"linear\", \"in\": 3, \"out\": 5, \"$key\": 2"
+  expect 2 "*own.json: layer 0: $key is not of a linear layer" "$natgrad" bench kfac --model "$scratch/own.json" --list
+done
+for key in groups dilation; do
+  own "\"kind\": \"conv2d\", \"in\": 4, \"out\": 6, \"kernel\": 3, \"image\": 8, \"$key\": 2"
+  expect 2 "*own.json: layer 0: $key is for natgrad plan alone" "$natgrad" bench kfac --model "$scratch/own.json" --list
+done
+own '"kind": "norm", "in": 3'
+expect 2 '*own.json: layer 0: kind "norm" is for natgrad plan alone' "$natgrad" bench kfac --model "$scratch/own.json" --list
+own "$conv"
+expect 0 '*1 layers, sum of orders 32, parameters 135' "$natgrad" bench kfac --model "$scratch/own.json" --list
+expect 2 "natgrad: unable to open $scratch/none.json: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
 finish

@@ -25,6 +25,9 @@ train 2 '--damping: method sgd has no curvature and no use for it' --method sgd 
 train 2 '--clip_bound: method natgrad makes no use of it without clip = norm, ratio, rms or value' --clip-bound 0.1
 train 2 '--kl_clip: method natgrad makes no use of it without clip = kl' --clip none --kl-clip 0.01
 train 2 '--stat_decay: method adasgd makes no use of it without sides = both or input' --method adasgd --stat-decay 0.9
+train 2 '--damping: method topk-sgd makes no use of it without window_function = mfac, ggt, adam or adagrad' --method topk-sgd --damping 0.1
+train 2 '--damping-start: method topk-sgd has no damping' --method topk-sgd --damping-start 1 --damping-warm-up 1
+train 2 '--damping-rule: method topk-sgd has no damping' --method topk-sgd --damping-rule keep-ratio
 train 2 '--nesterov: needs a momentum above 0' --nesterov --momentum 0
 train 2 '--resume: needs --out DIR, to go on with' --resume
 train 2 '--checkpoint-every: needs --out DIR, to write to' --checkpoint-every 3

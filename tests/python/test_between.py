@@ -72,9 +72,11 @@ class Frozen(Case):
                     k.close()
 
     def test_a_whole_layer_is_not_touched(self):
-        for kind in (natgrad.SGD, natgrad.AdamW):
+        for kind, more in ((natgrad.SGD, dict(norm_block="unit")), (natgrad.AdamW, dict(norm_block="unit")),
+                           (natgrad.SGD, dict(method="mfac", window=3)),
+                           (natgrad.AdamW, dict(method="lowrank-mfac", window=3))):
             model = Net()
-            k = kind(model, lr=0.1, norm_block="unit", weight_decay=0.1)
+            k = kind(model, lr=0.1, weight_decay=0.1, **more)
             for frozen in (False, True, False):
                 for layer in (model.f1, model.norm):
                     layer.requires_grad_(not frozen)
@@ -83,7 +85,7 @@ class Frozen(Case):
                 before = copies(model.named_parameters())
                 k.step()
                 for name, p in model.named_parameters():
-                    with self.subTest(kind=kind.__name__, frozen=frozen, name=name):
+                    with self.subTest(kind=kind.__name__, more=more, frozen=frozen, name=name):
                         self.assertEqual(torch.equal(p, before[name]), frozen and not name.startswith("f2"))
 
     def test_a_part_of_a_layer_that_was_frozen(self):

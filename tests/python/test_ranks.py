@@ -2,6 +2,8 @@
 import contextlib
 import ctypes
 import inspect
+import os
+import tempfile
 import time
 import unittest
 
@@ -63,24 +65,69 @@ def shards(rank, world, accumulate, kind):
     return {name: p.grad.tolist() for name, p in model.module.named_parameters()}
 
 
+RESUMED = dict(method="kaisa", grad_worker_fraction=0, solve_period=2)
+
+
+def train(model, k, steps, rank):
+    for t in steps:
+        model.zero_grad()
+        x, y = batch(6, seed=10 * t + rank, shape=(2, 3, 3))
+        loss_of(model, x, y).backward()
+        k.step()
+
+
+def turn_over(rank, path):
+    """The last byte, by rank 0 alone."""
+    torch.distributed.barrier()
+    if rank == 0:
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 255]))
+    torch.distributed.barrier()
+
+
+def in_parts(rank, world, path):
+    """Each rank its part: they go on with the same bits; a part that is damaged changes nothing on any rank."""
+    model, other = DDP(mlp()), DDP(mlp())
+    k, k2 = make(model, **RESUMED), make(other, **RESUMED)
+    train(model, k, range(3), rank)
+    k.save_parts(path)
+    saved = str(k.state_dict())
+    train(model, k, range(3, 5), rank)
+    files, before = sorted(os.listdir(os.path.dirname(path))), str(k2.state_dict())
+    turn_over(rank, os.path.join(os.path.dirname(path), files[-1]))
+    try:
+        k2.load_parts(path)
+        told = "nothing"
+    except natgrad.Error as error:
+        told = str(error), str(k2.state_dict()) == before, k2.steps
+    turn_over(rank, os.path.join(os.path.dirname(path), files[-1]))
+    k2.load_parts(path)
+    loaded = str(k2.state_dict()) == saved and k2.steps == 3
+    train(other, k2, range(3, 5), rank)
+    same = all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters()))
+    return files, told, loaded, same
+
+
+def alone(rank, world, path):
+    k = make(mlp(), **RESUMED)
+    k.load_parts(path)
+    return k.steps, sorted(k.state_dict()["fields"])
+
+
 def resume(rank, world):
     """State is the same on every rank, and goes on with the same bits."""
-    def train(model, k, steps):
-        for t in steps:
-            model.zero_grad()
-            x, y = batch(6, seed=10 * t + rank, shape=(2, 3, 3))
-            loss_of(model, x, y).backward()
-            k.step()
-    options = dict(method="kaisa", grad_worker_fraction=0, solve_period=2)
     model = DDP(mlp())
-    k = make(model, **options)
-    train(model, k, range(3))
+    k = make(model, **RESUMED)
+    train(model, k, range(3), rank)
     state = k.state_dict()
-    train(model, k, range(3, 5))
+    train(model, k, range(3, 5), rank)
     other = DDP(mlp())
-    k2 = make(other, **options)
+    k2 = make(other, **RESUMED)
     k2.load_state_dict(state)
-    train(other, k2, range(3, 5))
+    train(other, k2, range(3, 5), rank)
     same = all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), other.parameters()))
     return same, state["manifest"], {name: tensor.tolist() for name, tensor in state["fields"].items()}
 
@@ -312,6 +359,19 @@ class Ranks(Case):
             self.assertTrue(same)
             self.assertEqual(state, list(found[0][1:]))
             self.assertIn("1/A", state[1])  # by the names of the model inside of DistributedDataParallel
+
+    def test_state_in_parts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "state")
+            for files, told, loaded, same in ranks.run(2, in_parts, path):
+                self.assertEqual(len(files), 2)
+                self.assertIn("is damaged", told[0])
+                self.assertEqual(told[1:], (True, 0))
+                self.assertTrue(loaded)
+                self.assertTrue(same)
+            (steps, fields), = ranks.run(1, alone, path)
+            self.assertEqual(steps, 3)
+            self.assertIn("1/A", fields)
 
     def test_ranks_that_disagree_all_hear_of_it(self):
         for text in ranks.run(2, disagree):

@@ -334,6 +334,26 @@ class Arguments(Case):
         self.assertTrue(torch.equal(ps[1], torch.ones(2)))
 
 
+    def test_frozen_for_a_while(self):
+        """Every class: a parameter that is frozen between steps has no part in them, whatever its gradient is."""
+        for kind in PUBLISHED:
+            base = {n: VALUES[n] for n, _ in getattr(compat, kind).arguments if n in VALUES}
+            torch.manual_seed(1)
+            ps = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 4))]
+            optimizer = getattr(compat, kind)(ps, **base)
+            for step in range(6):
+                ps[1].requires_grad_(step not in (2, 3))
+                for p in ps:
+                    p.grad = torch.randn(p.shape)
+                if step == 3:
+                    ps[1].grad = None
+                before = [p.detach().clone() for p in ps]
+                optimizer.step()
+                with self.subTest(kind=kind, step=step):
+                    self.assertFalse(torch.equal(ps[0], before[0]))
+                    self.assertEqual(torch.equal(ps[1], before[1]), step in (2, 3))
+
+
 class State(Case):
     def test_resumed(self):
         for kind in PUBLISHED:

@@ -109,7 +109,7 @@ class _Window(Wrapped):
         if self.note == _abi.NG_SKIPPED:
             return loss
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
+            moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
             if not moved:
                 continue
             factor = self._shrunk(group)

@@ -1,0 +1,220 @@
+/* window_topk_choose.c: what of a gradient enters a store of largest entries.
+ *
+ * In: a gradient in `next`, what was left before in `error`.  Out: the row at head, k values as they are kept, their places in
+ * blocks and where each block begins; in `next` what is left now.  By each rank alone, of its groups; or, of all that
+ * ranks have slices of, by all of them together (window_joint.c).  The sum of both is made where it is chosen from
+ * (window_largest.c): one pass over e and g in memory. */
+#include "family/window_topk.h"
+
+enum { WIDE = 2 * NG_WINDOW_BLOCK, VALUES = 256 };
+
+/* ---- choosing --------------------------------------------------------------------------------*/
+
+static ng_window_sum sum_of(const ng_window *w, const ng_window_range *g) {
+  const ng_topk_rows *s = w->own;
+  return (ng_window_sum){s->next + g->at, s->error + g->at, s->by};
+}
+
+/* u is not needed before the direction: its bytes hold the candidates. */
+static int32_t *chosen_of(const ng_window *w, const ng_window_range *g) {
+  return (int32_t *)(void *)w->u + g->at;
+}
+
+/* One that is as large as many blocks is for all threads. */
+static bool is_wide(const ng_topk_rows *s, const ng_window_range *g) {
+  return s->pieces > 1 && g->n >= s->pieces * WIDE;
+}
+
+static void choose_piece(void *arg, int32_t piece) {
+  ng_block *b = arg;
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  int64_t from, to;
+  ng_share(s->groups, s->pieces, piece, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    const ng_window_range *g = &s->group[i];
+    const ng_window_sum v = sum_of(w, g);
+    if (is_wide(s, g)) continue;
+    ng_window_largest(&v, g->n, g->k, s->count + (int64_t)piece * NG_WINDOW_COUNTS,
+                      chosen_of(w, g));
+  }
+}
+
+static void choose(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  ng_parallel(b->ctx, s->pieces, choose_piece, b);
+  for (int32_t i = 0; i < s->groups; i++) {
+    const ng_window_range *g = &s->group[i];
+    const ng_window_sum v = sum_of(w, g);
+    if (!is_wide(s, g)) continue;
+    ng_window_largest_wide(b->ctx, &v, g->n, g->k, s->pieces, s->count, chosen_of(w, g));
+  }
+}
+
+/* n chosen entries, rounded as they are kept, to a row's places from `to` on; what rounding leaves stays. */
+static void keep_values(const ng_topk_rows *s, int64_t head, int64_t to, float *a,
+                        const int32_t *chosen, int64_t n) {
+  char *value = s->value + (head * s->k + to) * ng_dtype_size(s->type);
+  float exact[VALUES], rounded[VALUES];
+  for (int64_t j = 0; j < n; j++) {
+    exact[j] = a[chosen[j]];
+  }
+  ng_from_f32(value, s->type, exact, n);
+  ng_to_f32(rounded, value, s->type, n);
+  for (int64_t j = 0; j < n; j++) {
+    a[chosen[j]] = exact[j] - rounded[j];
+  }
+}
+
+static void write_row(ng_window *w) {
+  const ng_topk_rows *s = w->own;
+  const int64_t head = ng_window_head(w);
+  uint16_t *index = s->index + head * s->k;
+  int32_t *begin = s->begin + head * s->row_blocks, block = 0;
+  if (s->blocks > 0) begin[0] = (int32_t)s->before;
+  for (int32_t i = 0; i < s->groups; i++) {
+    const ng_window_range *g = &s->group[i];
+    const int32_t *chosen = chosen_of(w, g);
+    for (int64_t j = 0; j < g->k; j++) {
+      const int64_t at = g->at + chosen[j], to = g->first + j;
+      while (at >= s->block[block].at + s->block[block].n) {
+        begin[++block] = (int32_t)(s->before + to);
+      }
+      index[to] = (uint16_t)(at - s->block[block].at);
+    }
+    for (int64_t j = 0; j < g->k; j += VALUES) {
+      keep_values(s, head, g->first + j, s->next + g->at, chosen + j, ng_min64(VALUES, g->k - j));
+    }
+  }
+  for (block++; block < s->blocks; block++) {
+    begin[block] = (int32_t)(s->before + s->k);
+  }
+}
+
+/* ---- parameters without a part in the step ---------------------------------------------------*/
+
+/* Their sum is 0, so nothing of what was left of them is sent.  The bits of the others are the same. */
+static void hold_chunk(ng_block *b, int32_t i) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  const bool out = ng_window_is_out(b, &c);
+  const float by = (float)w->scale;
+  for (int64_t k = c.at; k < c.at + c.n; k++) {
+    s->next[k] = out ? -s->error[k] : by * s->next[k];
+  }
+}
+
+static void restore_chunk(ng_block *b, int32_t i) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  if (!ng_window_is_out(b, &c)) return;
+  memcpy(s->next + c.at, s->error + c.at, (size_t)c.n * sizeof *s->next);
+}
+
+static void hold(ng_block *b) {
+  ng_topk_rows *s = ng_window_of(b)->own;
+  const bool out = ng_window_some_out(b);
+  if (out) ng_window_each(b, hold_chunk);
+  s->by = out ? 1.0F : (float)ng_window_of(b)->scale;
+}
+
+static void restore(ng_block *b) {
+  if (ng_window_some_out(b)) ng_window_each(b, restore_chunk);
+}
+
+/* Whenever something enters: the mask may have come from a state since. */
+static void count_groups(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  ng_topk_rows *s = w->own;
+  const bool some = w->mask != NULL || ng_window_some_out(b);
+  for (int32_t i = 0; i < s->groups && (some || s->counted); i++) {
+    ng_window_range *g = &s->group[i];
+    g->k = ng_window_entries(b, ng_window_taking(b, g->at, g->n));
+  }
+  s->counted = some;
+}
+
+void ng_window_topk_enter(ng_block *b) {
+  count_groups(b);
+  hold(b);
+  choose(b);
+  write_row(ng_window_of(b));
+  restore(b);
+}
+
+/* ---- choosing together -----------------------------------------------------------------------*/
+
+/* An entry is one exact double: the bits of its value, and its place in its block above them.  In a sum over ranks all
+ * but one say 0.  Behind all entries: how many there are in each block. */
+static void put_entries(const ng_block *b, double *x) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  const ng_window_joint *j = &s->choice;
+  const size_t size = (size_t)ng_dtype_size(s->type);
+  const int64_t head = ng_window_head(w);
+  int32_t block = 0;
+  memset(x, 0, (size_t)(s->k + s->all_blocks) * sizeof *x);
+  for (int64_t i = 0; i < j->m; i += VALUES) {
+    keep_values(s, head, j->before + i, s->next, j->chosen + i, ng_min64(VALUES, j->m - i));
+  }
+  for (int64_t i = 0; i < j->m; i++) {
+    const int64_t to = j->before + i;
+    uint32_t bits = 0; /* of bf16 the first half, in memory */
+    memcpy(&bits, s->value + (size_t)(head * s->k + to) * size, size);
+    while (j->chosen[i] >= s->block[block].at + s->block[block].n) {
+      block++;
+    }
+    x[to] = (double)bits + 0x1p32 * (double)(j->chosen[i] - s->block[block].at);
+    x[s->k + s->first + block] += 1.0;
+  }
+}
+
+static void take_entries(const ng_block *b, const double *x) {
+  const ng_window *w = ng_window_of(b);
+  const ng_topk_rows *s = w->own;
+  const size_t size = (size_t)ng_dtype_size(s->type);
+  const int64_t head = ng_window_head(w);
+  int32_t *begin = s->begin + head * s->row_blocks;
+  for (int64_t i = 0; i < s->k; i++) {
+    const uint64_t entry = (uint64_t)x[i];
+    const uint32_t bits = (uint32_t)(entry & 0xffffffffU);
+    memcpy(s->value + (size_t)(head * s->k + i) * size, &bits, size);
+    s->index[head * s->k + i] = (uint16_t)(entry >> 32);
+  }
+  int32_t at = 0;
+  for (int32_t i = 0; i < s->row_blocks; i++) {
+    begin[i] = at;
+    at += (int32_t)x[s->k + i];
+  }
+}
+
+void ng_window_topk_choose(ng_block *b, int32_t round, double *x) {
+  const ng_window *w = ng_window_of(b);
+  ng_topk_rows *s = w->own;
+  if (round == 0) {
+    hold(b);
+    const ng_window_sum v = {s->next, s->error, s->by};
+    ng_window_add_error(&v, w->d);
+    s->choice = (ng_window_joint){.x = s->next,
+                                  .n = w->d,
+                                  .k = s->k,
+                                  .rank = b->ctx->rank,
+                                  .chosen = (int32_t *)(void *)w->u};
+  }
+  /* Behind the counts of the first round: of how many elements k is. */
+  const int64_t behind = ng_window_joint_room(0, b->ctx->ranks);
+  const bool some = w->mask != NULL || ng_window_some_out(b);
+  if (round == 1 && some) {
+    s->choice.k = s->choice.rest = ng_min64(s->k, ng_window_entries(b, (int64_t)x[behind]));
+  }
+  if (round <= NG_WINDOW_JOINT_ROUNDS) ng_window_joint_round(&s->choice, round, b->ctx->ranks, x);
+  if (round == 0) x[behind] = some ? (double)ng_window_taking(b, 0, w->d) : 0.0;
+  if (round == NG_WINDOW_JOINT_ROUNDS) {
+    put_entries(b, x);
+    restore(b);
+  }
+  if (round > NG_WINDOW_JOINT_ROUNDS) take_entries(b, x);
+}

@@ -1,0 +1,117 @@
+/* shard_plan.c: layers that ng_plan_shard says are in shards, as one rank of many would have them.
+ *
+ * In: layers that were registered whole, cuts, ranks, a rank.  Out: entries with this rank's part and the whole, as
+ * ng_shards_meet makes them of what ranks say to each other; what is gathered; and the entries as they were again.
+ * Ranks of a model group follow each other (rank r is member r % M of its group), parts are as even as they can be, and the first
+ * ones are larger by one. */
+#include "step/step.h"
+
+static int64_t begins(int64_t n, int32_t members, int32_t i) {
+  return n / members * i + ng_min64(i, n % members);
+}
+
+/* A layer's own numbers are of the part while a rank is planned. */
+static void set_part(ng_entry *e, int64_t width) {
+  const bool outputs = e->plan_axis == 0;
+  ng_slot *w = &e->slot[NG_WEIGHT];
+  *(outputs ? &e->d.out : &e->d.in) = width;
+  *(outputs ? &w->rows : &w->cols) = width;
+  if (outputs && e->d.bias != 0) e->slot[NG_BIAS].cols = width;
+}
+
+/* What the groups agree on in a run. */
+static ng_status meet(ng_precond *p, int32_t members) {
+  ng_shards *s = &p->step->shards;
+  const int32_t W = p->ctx->ranks, first = p->ctx->rank / members * members;
+  s->members = members;
+  s->rank = ng_object(p, (size_t)members * sizeof *s->rank);
+  s->holder = ng_object(p, (size_t)members * sizeof *s->holder);
+  s->member = ng_object(p, (size_t)W * sizeof *s->member);
+  if (s->rank == NULL || s->holder == NULL || s->member == NULL) {
+    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_rank: no memory");
+  }
+  for (int32_t i = 0; i < members; i++) {
+    s->rank[i] = first + i;
+    s->holder[i] = i;
+  }
+  for (int32_t r = 0; r < W; r++) {
+    s->member[r] = r % members;
+  }
+  return NG_OK;
+}
+
+static ng_status cut(ng_precond *p, ng_entry *e, double *width) {
+  const int32_t M = e->plan_members, member = p->ctx->rank % M;
+  const int64_t n = e->plan_axis == 0 ? e->d.out : e->d.in;
+  for (int32_t i = 0; i < M; i++) {
+    width[i] = (double)(begins(n, M, i + 1) - begins(n, M, i));
+  }
+  e->d.shard_axis = e->plan_axis;
+  const ng_status st = ng_shard_make(p, e, width, M, member);
+  if (st == NG_OK) set_part(e, (int64_t)width[member]);
+  return st;
+}
+
+ng_status ng_shards_plan(ng_precond *p) {
+  int32_t M = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    M = p->entry[i]->plan_members > 0 ? p->entry[i]->plan_members : M;
+  }
+  if (M == 0) return NG_OK;
+  if (p->ctx->ranks % M != 0) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_rank: %d ranks; layers are in shards over %d of them (ng_plan_shard), "
+                   "expected a multiple",
+                   p->ctx->ranks, M);
+  }
+  ng_status st = meet(p, M);
+  double *width = ng_object(p, (size_t)M * sizeof *width);
+  if (st == NG_OK && width == NULL) {
+    st = ng_fail(p->ctx, NG_ERR_NOMEM, "ng_plan_rank: no memory");
+  }
+  for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
+    if (p->entry[i]->plan_members > 0) st = cut(p, p->entry[i], width);
+  }
+  ng_object_free(p, width, (size_t)M * sizeof *width);
+  return st;
+}
+
+/* As registered; the shards themselves go with ng_step_release, after this. */
+void ng_shards_unplan(ng_precond *p) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    if (e->plan_members == 0) continue;
+    const ng_layer *whole = e->shard == NULL ? NULL : &e->shard->whole.d;
+    if (whole != NULL) set_part(e, e->plan_axis == 0 ? whole->out : whole->in);
+    e->d.shard_axis = -1;
+  }
+}
+
+ng_status ng_shards_real(ng_precond *p) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    if (p->entry[i]->plan_members == 0) continue;
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "ng_ready: layer '%s' is whole, and in shards for ng_plan_rank alone "
+                   "(ng_plan_shard); register this rank's part of it",
+                   p->entry[i]->d.name);
+  }
+  return NG_OK;
+}
+
+/* Of a step that everything is due in: gradients; of a micro-batch: verdicts; of a sample: what is shown. */
+void ng_shards_count(const ng_precond *p, ng_rank_plan *out) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    const ng_entry *e = p->entry[i];
+    const ng_layer_shard *s = e->shard;
+    if (s == NULL || e->block == NULL || s->members == 1) continue;
+    const ng_layer *d = &s->whole.d;
+    const bool outputs = e->d.shard_axis == 0;
+    const int64_t size = (int64_t)sizeof(float), n = s->at[s->members];
+    if (s->gathers) {
+      out->shards_bytes += n * (outputs ? d->in + d->bias : d->out) * size;
+      out->shards_messages++;
+    }
+    out->verdict_bytes += (NG_CODES + NG_SAME_PIECES) * (int64_t)sizeof(double);
+    out->shown_bytes += ng_max64(d->positions, 1) * n * size;
+  }
+}

@@ -1,0 +1,257 @@
+/* take.c: one step, from the call that ends it to what it leaves.
+ *
+ * In: what was observed, gradients and weights as they are bound, p->step->out and lr.  Out: the status of the step, the
+ * same on all ranks; what was observed is used up, steps and what was left out are counted.
+ *
+ * What a call has to bring is looked at; the stations are walked, and time, bytes, waiting and leaving are taken care of
+ * around their table, once; then the step is closed.  What a station does it does not know: the table (stations.c) says
+ * whether it is due, what is waited for and where all ranks may leave. */
+#include "step/step.h"
+
+/* ---- before the walk -------------------------------------------------------------------------*/
+
+/* Where the step reads or writes: gradients of blocks, and with clip = ratio their weights; with a
+ * fused update both of every parameter that is not frozen, with or without curvature. */
+static bool needs_slot(const ng_precond *p, const ng_slot *s) {
+  return s->block != NULL || p->step->out.kind != NG_OUT_GRADIENT;
+}
+
+static bool needs_weight(const ng_precond *p, const ng_slot *s) {
+  return p->step->out.kind != NG_OUT_GRADIENT || (s->block != NULL && ng_clip_reads_weights(p));
+}
+
+/* A gradient that is absent leaves its entry out of the step where that is allowed: one that was bound
+ * for a step that is over is not absent, it was forgotten.  A layer of which some parameters have one has
+ * no D to precondition. */
+static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
+  int32_t missing = 0, needed = 0;
+  for (int32_t k = 0; k < e->slots; k++) {
+    const ng_slot *s = &e->slot[k];
+    if (!needs_slot(p, s)) continue;
+    needed++;
+    if (s->grad.expired) {
+      return ng_fail(
+          p->ctx, NG_ERR_STATE,
+          "'%s': the gradient was bound for one step, which is over; bind it again, or with data "
+          "NULL if there is none",
+          s->name);
+    }
+    missing += s->grad.data == NULL;
+  }
+  *absent = missing > 0 && missing == needed && p->now.missing == NG_MISSING_KEEP;
+  return NG_OK;
+}
+
+/* Frameworks free gradients between steps, so all of this is asked anew. */
+static ng_status check_bound(ng_precond *p, ng_entry *e) {
+  bool absent = false;
+  if (e->d.frozen) return NG_OK;
+  ng_status st = e->asleep ? NG_OK : find_absent(p, e, &absent);
+  if (st != NG_OK) return st;
+  const bool out = e->asleep || absent;
+  if (out && e->block != NULL && e->block->entry == NULL && !e->block->family->sits_out) {
+    return ng_fail(p->ctx, NG_ERR_STATE,
+                   "'%s': it has no gradient, and is in one block with other layers", e->d.name);
+  }
+  if (e->block != NULL) e->block->out = out;
+  for (int32_t k = 0; k < e->slots; k++) {
+    ng_slot *s = &e->slot[k];
+    s->out = out;
+    if (out || !needs_slot(p, s)) continue;
+    const bool weight = s->grad.data != NULL;
+    if (weight && (!needs_weight(p, s) || s->weight.data != NULL)) continue;
+    return ng_fail(p->ctx, NG_ERR_STATE, "'%s': the %s of its %s %s", e->d.name,
+                   weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
+                   weight && s->weight.expired
+                       ? "was bound for one step, which is over; bind it again"
+                   : weight || p->now.missing == NG_MISSING_KEEP
+                       ? "is not bound"
+                       : "is not bound; missing = keep, or ng_freeze, leaves it as it is");
+  }
+  return NG_OK;
+}
+
+/* Into `trouble`, not out of the call: the other ranks are on their way to `check`, and a rank that
+ * returned here would leave them waiting there. */
+static void check_call(ng_precond *p, const char *call, ng_status wrong) {
+  static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
+  ng_engine *s = p->step;
+  s->trouble = wrong;
+  if (wrong != NG_OK) return; /* its message stays */
+  if (p->base.update != update[s->out.kind]) {
+    s->trouble =
+        ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
+                p->opt.update, ng_choice_text(NG_OPTION_update, (int32_t)update[s->out.kind]));
+  }
+  if (!(s->lr >= 0.0 && s->lr - s->lr == 0.0)) {
+    s->trouble = ng_fail(p->ctx, NG_ERR_ARG, "%s: lr is %g, expected a number >= 0", call, s->lr);
+  }
+  for (int32_t i = 0; i < p->entries && s->trouble == NG_OK; i++) {
+    s->trouble = check_bound(p, p->entry[i]);
+    ng_shard_follow(p->entry[i]);
+  }
+  ng_blocks_leave_out(p);
+  if (s->trouble == NG_OK) s->trouble = ng_shards_check(p);
+}
+
+/* ---- the walk --------------------------------------------------------------------------------*/
+
+static ng_status run_station(ng_precond *p, int i) {
+  ng_station_time *t = &p->step->time[i];
+  const double t0 = ng_now_ms();
+  ng_exchange *x = &p->step->exchange;
+  ng_shards *s = &p->step->shards;
+  ng_traffic was = ng_exchange_said(p);
+  if (i == NG_AT_SUMS) { /* what was sent ahead is counted there */
+    was.bytes -= x->bytes;
+    was.messages -= x->sent;
+    x->bytes = x->sent = 0;
+  } else if (i == NG_AT_SHARDS) { /* and there what was brought together for observations */
+    was.bytes -= s->bytes;
+    was.messages -= s->messages;
+    s->bytes = s->messages = 0;
+  }
+  ng_status st = ng_exchange_wait(p, ng_stations[i].waits);
+  if (st == NG_OK) st = ng_stations[i].run(p);
+  t->runs++;
+  t->last_ms = ng_now_ms() - t0;
+  t->total_ms += t->last_ms;
+  const ng_traffic is = ng_exchange_said(p);
+  t->last_bytes = is.bytes - was.bytes;
+  t->total_bytes += t->last_bytes;
+  t->last_messages = is.messages - was.messages;
+  t->total_messages += t->last_messages;
+  t->last_wait_ms = is.wait_ms - was.wait_ms;
+  t->total_wait_ms += t->last_wait_ms;
+  ng_log(p->ctx, NG_LOG_TRACE, "%s: ms = %.3f bytes = %lld", ng_stations[i].name, t->last_ms,
+         (long long)t->last_bytes);
+  return st;
+}
+
+static bool any_solve(const ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    if (ng_solve_due(p, p->block[i])) return true;
+  }
+  return false;
+}
+
+/* `leave` is looked at also after a station that was not due: what was refused may be known from
+ * before.  An error that a station returns is the same on all ranks (check, agree) or a broken
+ * transport. */
+static ng_status walk(ng_precond *p) {
+  ng_engine *s = p->step;
+  s->known = false;
+  s->solving = any_solve(p);
+  for (int i = 0; i < NG_STATIONS; i++) {
+    if (ng_stations[i].due(p)) {
+      const ng_status st = run_station(p, i);
+      if (st == NG_ERR_COMM) p->broken = true;
+      if (st < NG_OK) return st;
+      if (ng_stations[i].tells) s->known = s->refused;
+    }
+    if (ng_stations[i].leave == NG_LEAVE_REFUSED && s->known) return NG_SKIPPED;
+  }
+  return s->trouble;
+}
+
+/* ---- the end of a step -----------------------------------------------------------------------*/
+
+/* Not made anew in this step: what it would have sent stayed here. */
+static void count_passed(ng_stat *s) {
+  if (s->fresh) return;
+  s->stale.passed++;
+  s->stale.bytes_passed += ng_stat_wire_bytes(s);
+}
+
+/* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
+ * step moves.  Commit before forget: a family may still read this step's sums when it learns
+ * whether the step counted. */
+static void close_step(ng_precond *p, bool taken) {
+  p->kept = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    for (int32_t k = 0; k < b->stats && taken && !b->out; k++) {
+      count_passed(&b->stat[k]);
+    }
+    if (b->family->commit != NULL && !b->out) b->family->commit(b, taken);
+  }
+  for (int32_t i = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    const bool kept = taken && e->slot[0].out && !e->asleep;
+    e->kept += kept;
+    p->kept += kept;
+    e->missed += taken && e->slot[0].out && p->step->out.kind != NG_OUT_GRADIENT;
+  }
+  ng_step_reset(p);
+  ng_bind_expire(p);
+}
+
+/* Who was left out is decided anew by the next step; observations until then are not of this one. */
+static void let_in(ng_precond *p) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    p->block[i]->out = false;
+  }
+}
+
+/* Nothing is lost, but an average that should have moved did not: a hook that is missing looks like this.
+ * Known from `check`, the same on all ranks. */
+static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st) {
+  const ng_block *first = NULL;
+  int32_t layers = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (b->unshown == 0) continue;
+    if (first == NULL) first = b;
+    layers++;
+    b->unobserved++;
+    p->unobserved += b->unshown;
+  }
+  if (first == NULL) return st;
+  return ng_worse(st,
+                  ng_fail(p->ctx, NG_UNOBSERVED,
+                          "%s: statistics of '%s'%s were due, and no rank showed anything of them; "
+                          "their last averages were used (layers: %d)",
+                          call, first->name, layers > 1 ? " and others" : "", layers));
+}
+
+/* ---- the whole -------------------------------------------------------------------------------*/
+
+/* Values before and after: the step runs on those of its own number, and between steps ng_get shows
+ * those of the coming one.  What `check` finds wrong consumes nothing: the caller may put it right
+ * and step again with the same observations; only gradients, which may be bound anew, are looked at
+ * again. */
+ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
+  ng_engine *s = p->step;
+  ng_step_schedule(p);
+  ng_update_sink_begin(&s->out);
+  check_call(p, call, wrong);
+  if (s->trouble >= NG_OK) ng_update_late(p);
+  s->refused_before = s->refused;
+  if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
+  ng_status st = walk(p);
+  if (st < NG_OK) {
+    if (!p->broken) ng_look_undo(p);
+    let_in(p);
+    return st;
+  }
+  /* Sums that were posted ahead and then were not due: a period was changed in between. */
+  if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
+  close_step(p, st != NG_SKIPPED);
+  let_in(p);
+  if (st == NG_SKIPPED) {
+    p->skipped++;
+    return ng_fail(
+        p->ctx, NG_SKIPPED,
+        "%s: a gradient or an observation was not finite, or a preconditioned gradient, "
+        "weight or moment would not be; gradients and weights are unchanged and the step is "
+        "not counted",
+        call);
+  }
+  st = count_unobserved(p, call, st);
+  p->steps++;
+  if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
+  ng_step_schedule(p);
+  ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
+         ng_status_name(st));
+  return st;
+}

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Limits of address space (ulimit -v), in steps around what OpenBLAS's buffers take: with each the program says one
+# line or does what it was asked to, and soon.  OpenBLAS itself tries for ever where it gets no buffer.
+. "$(dirname "$0")/lib.sh"
+cd "$scratch" || exit 1
+grep -qa -e __asan_init -e __tsan_init "$natgrad" && finish # they take terabytes of addresses
+tiny=(--data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --lr-schedule constant)
+OPENBLAS_NUM_THREADS=1 "$natgrad" train "${tiny[@]}" --epochs 1 --quiet --out whole || fail "whole"
+
+# Threads of OpenBLAS, ranks, kilobytes from, to, by.
+refused=0 ran=0
+while read -r threads ranks from to by; do
+  for ((memory = from; memory <= to; memory += by)); do
+    rm -rf T
+    (export OPENBLAS_NUM_THREADS=$threads
+     ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --ranks "$ranks" --epochs 1 --quiet --out T >out 2>err)
+    got=$?
+    [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] ||
+      fail "$memory kB, $ranks ranks, $threads threads: exit $got: $(cat err)"
+    [[ $got == 2 ]] && ((refused++))
+    [[ $got == 0 ]] && ((ran++))
+    [[ $got != 0 || $ranks != 1 || $threads != 1 ]] || cmp T/checkpoint/model-8.safetensors whole/checkpoint/model-8.safetensors ||
+      fail "$memory kB: other weights"
+  done
+done <<END
+1 1 168000 240000 6000
+1 3 430000 660000 10000
+2 1 310000 500000 10000
+2 3 460000 720000 10000
+END
+# Another BLAS needs no such room, and runs in all of them.
+((ran > 0)) || fail "nothing ran with any limit, $refused refused"
+finish

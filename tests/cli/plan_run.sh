@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# natgrad plan beside natgrad train on two ranks: a ResNet-20 with its norms, everything due in one step.  Bytes of sums,
+# and of all messages of the library, are those that the run counts, strategy by strategy.
+. "$(dirname "$0")/lib.sh"
+
+"$natgrad" plan --json --model resnet20 --ranks 2 --stat-period 1 --solve-period 1 >"$scratch/plan" || fail "plan of a resnet20"
+# of STRATEGY FIELD: a number of that strategy
+of() { grep -F "\"strategy\":\"$1\"," "$scratch/plan" | sed -E "s/.*\"$2\":([-+.e0-9]+).*/\1/"; }
+# sent STATION...: bytes that rank 0 handed over there
+sent() {
+  local station all=0
+  for station; do
+    all=$((all + $(grep -oE "\"$station\": \{[^}]*\"bytes\": [0-9]+" "$scratch/run/log.jsonl" | head -n 1 | grep -oE '[0-9]+$')))
+  done
+  echo $all
+}
+rows=0
+while IFS= read -r row; do
+  options=$(grep -F "\"strategy\":\"$row\"," "$scratch/plan" | sed -E 's/.*"options":"([^"]*)".*/\1/')
+  how=()
+  for option in $options; do
+    [[ $option == update=* ]] && continue # the trainer's
+    name=${option%%=*}
+    how+=("--${name//_/-}" "${option#*=}")
+  done
+  rm -rf "$scratch/run"
+  "$natgrad" train --ranks 2 --data synthetic:classes=10,image=32x32x3,train=8,test=4 --model resnet20 --batch 8 --steps 1 "${how[@]}" \
+    --stat-period 1 --solve-period 1 --quiet --out "$scratch/run" || fail "a run with $options"
+  [[ $(of "$row" sums_bytes) == "$(sent sums)" ]] || fail "$row: sums planned $(of "$row" sums_bytes), sent $(sent sums)"
+  all=$(sent check tell sums share deliver agree weights)
+  awk -v a="$(of "$row" sent_a_step)" -v b="$all" 'BEGIN { exit !(a == b && b > 0) }' ||
+    fail "$row: planned $(of "$row" sent_a_step) bytes a step, sent $all"
+  rows=$((rows + 1))
+done < <(sed -nE 's/.*"strategy":"([^"]*)".*/\1/p' "$scratch/plan")
+[[ $rows == 9 ]] || fail "$rows strategies, expected 9"
+finish

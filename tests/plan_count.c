@@ -1,0 +1,66 @@
+/* plan_count.c: see plan_count.h. */
+#include "plan_count.h"
+
+#include <stdio.h>
+#include <string.h>
+
+ng_status plan_count(const ng_precond *p, ng_rank_plan *out) {
+  int64_t *const use[] = {&out->factors,   &out->sums,    &out->results,
+                          &out->direction, &out->moments, &out->scratch};
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < 6 && st == NG_OK; i++) {
+    ng_memory_info info;
+    ng_memory_info_init(&info, sizeof info);
+    st = ng_memory(p, i, &info);
+    *use[i] = info.bytes;
+  }
+  ng_report r;
+  ng_report_init(&r, sizeof r);
+  if (st == NG_OK) st = ng_report_read(p, &r);
+  for (int32_t i = 0; i < r.stations && st == NG_OK; i++) {
+    ng_station_report s;
+    ng_station_report_init(&s, sizeof s);
+    st = ng_report_station(p, i, &s);
+    const struct {
+      const char *name;
+      int64_t *bytes;
+    } at[] = {{"check", &out->check_bytes},  {"sums", &out->sums_bytes},
+              {"share", &out->share_bytes},  {"deliver", &out->deliver_bytes},
+              {"agree", &out->agree_bytes},  {"weights", &out->weights_bytes},
+              {"tell", &out->tell_bytes},    {"choose", &out->choose_bytes},
+              {"shards", &out->shards_bytes}};
+    if (strcmp(s.name, "sums") == 0) out->sums_messages = s.last_messages;
+    if (strcmp(s.name, "choose") == 0) out->choose_messages = s.last_messages;
+    bool known = false;
+    for (size_t k = 0; k < sizeof at / sizeof at[0]; k++) {
+      if (strcmp(s.name, at[k].name) != 0) continue;
+      *at[k].bytes = s.last_bytes;
+      known = true;
+    }
+    if (strcmp(s.name, "probe") == 0) known = true; /* only where a bound failed: one number */
+    if (!known && s.last_bytes != 0) return NG_ERR_STATE; /* another station sends */
+  }
+  return st;
+}
+
+bool plan_same(const char *options, int32_t rank, const ng_rank_plan *a, const ng_rank_plan *b) {
+  const struct {
+    const char *name;
+    int64_t planned, counted;
+  } row[] = {
+#define ROW(field) {#field, a->field, b->field},
+      ROW(factors) ROW(sums) ROW(results) ROW(direction) ROW(moments) ROW(scratch) ROW(check_bytes)
+          ROW(sums_bytes) ROW(share_bytes) ROW(deliver_bytes) ROW(agree_bytes) ROW(weights_bytes)
+              ROW(sums_messages) ROW(shards_bytes) ROW(tell_bytes) ROW(choose_bytes)
+                  ROW(choose_messages)
+#undef ROW
+  };
+  bool all = true;
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    if (row[i].planned == row[i].counted) continue;
+    fprintf(stderr, "%s: rank %d: %s is planned as %lld, and was %lld\n", options, rank,
+            row[i].name, (long long)row[i].planned, (long long)row[i].counted);
+    all = false;
+  }
+  return all;
+}

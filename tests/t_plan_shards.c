@@ -1,0 +1,222 @@
+/* t_plan_shards.c: ng_plan_shard: what ng_plan_rank says of layers in shards, beside what ranks of a run hold and send: every
+ * byte of every use and station, on every rank; what is refused, and that a model is as it was afterwards. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan_count.h"
+#include "shard_scene.h"
+
+static ng_status add_whole(ng_precond *p, int32_t members) {
+  ng_status st = NG_OK;
+  for (int i = 0; i < LAYERS && st == NG_OK; i++) {
+    ng_layer d;
+    int32_t index;
+    ng_layer_init(&d, NG_LINEAR, sizeof d);
+    d.name = layer[i].name;
+    d.in = layer[i].in;
+    d.out = layer[i].out;
+    d.bias = layer[i].bias;
+    d.positions = layer[i].positions;
+    d.order = NG_SAMPLES_FIRST;
+    st = ng_add_layer(p, &d, &index);
+    if (st == NG_OK && members > 0 && layer[i].axis >= 0)
+      st = ng_plan_shard(p, index, layer[i].axis, members);
+  }
+  return st;
+}
+
+typedef struct beside {
+  const char *options;
+  int64_t samples[RANKS]; /* of a step, on each rank */
+  ng_rank_plan plan[RANKS];
+} beside;
+
+static ng_status compare(const ng_precond *p, int32_t rank, void *arg) {
+  const beside *b = arg;
+  ng_rank_plan counted, planned = b->plan[rank];
+  memset(&counted, 0, sizeof counted);
+  const ng_status st = plan_count(p, &counted);
+  planned.shards_bytes += MICRO * planned.verdict_bytes + b->samples[rank] * planned.shown_bytes;
+  return st == NG_OK && !plan_same(b->options, rank, &planned, &counted) ? NG_ERR_ARG : st;
+}
+
+#define OURS "method=natgrad damping=0.3 stat_period=1 solve_period=1 "
+
+static void equals_counted(void **state) {
+  (void)state;
+  static const char *const options[] = {
+      OURS, OURS "grad_worker_fraction=0 update=sgd",
+      OURS "statistics=owner update=adamw colocate=0 grad_worker_fraction=0",
+      "method=kaisa damping=0.3 factor_dtype=bf16 wire_dtype=bf16",
+      OURS "grad_worker_fraction=0.5 symmetry_aware=0 per_layer='down: solver=eigen "
+           "damping_split=joint'"};
+  static const int32_t grid[][2] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {2, 3}, {2, 1}, {4, 2}};
+  for (size_t m = 0; m < sizeof options / sizeof options[0]; m++) {
+    for (size_t g = 0; g < sizeof grid / sizeof grid[0]; g++) {
+      beside b = {.options = options[m]};
+      fixture f;
+      const int32_t data = grid[g][0], model = grid[g][1], W = data * model;
+      if (m == 4 && W % 2 != 0) continue;
+      assert_int_equal(fixture_open(&f, options[m], &(fixture_how){.threads = 1}), NG_OK);
+      fixture_ok(&f, add_whole(f.p, model));
+      for (int32_t r = 0; r < W; r++) {
+        ng_rank_plan_init(&b.plan[r], sizeof b.plan[r]);
+        fixture_ok(&f, ng_plan_rank(f.p, W, r, &b.plan[r]));
+        for (int64_t call = 0; call < MICRO; call++)
+          b.samples[r] += samples_of(r / model, call);
+        assert_true((b.plan[r].shown_bytes > 0) == (model > 1));
+      }
+      fixture_close(&f);
+      scene *x = begin(&(scene){.options = options[m],
+                                .data = data,
+                                .model = model,
+                                .even = true,
+                                .bias = true,
+                                .rows_first = true,
+                                .wrong = -1,
+                                .look = compare,
+                                .look_arg = &b});
+      ng_status each[RANKS];
+      if (play(x, each) != NG_OK)
+        fail_msg("%s, data %d model %d: %s", options[m], data, model, x->why[0]);
+      free(x);
+    }
+  }
+}
+
+/* Wide enough that 64 bytes hide nothing: 64 outputs and a bias, 40 inputs. */
+static void moments_are_of_parts(void **state) {
+  (void)state;
+  static const int64_t floats[2] = {32 * 40 + 32, 64 * 20 + 64};
+  for (int32_t axis = 0; axis < 2; axis++) {
+    fixture f;
+    ng_rank_plan plan;
+    ng_rank_plan_init(&plan, sizeof plan);
+    assert_int_equal(fixture_open(&f, OURS "update=sgd", &(fixture_how){.threads = 1}), NG_OK);
+    fixture_ok(&f, ng_add_linear(f.p, "fc", 40, 64, 1, NULL));
+    fixture_ok(&f, ng_plan_shard(f.p, 0, axis, 2));
+    fixture_ok(&f, ng_plan_rank(f.p, 2, 1, &plan));
+    assert_int_equal(plan.moments, floats[axis] * 4);
+    fixture_close(&f);
+  }
+}
+
+/* Planned, planned again and planned for other ranks: nothing of the cut is left behind. */
+static void leaves_it_whole(void **state) {
+  (void)state;
+  ng_rank_plan first, again;
+  fixture f;
+  ng_rank_plan_init(&first, sizeof first);
+  again = first;
+  assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
+  fixture_ok(&f, add_whole(f.p, 3));
+  fixture_ok(&f, ng_plan_rank(f.p, 6, 4, &first));
+  fixture_ok(&f, ng_plan_rank(f.p, 3, 2, &again));
+  fixture_ok(&f, ng_plan_rank(f.p, 6, 4, &again));
+  assert_memory_equal(&first, &again, sizeof first);
+  for (int i = 0; i < 2; i++) {
+    ng_explain_row row;
+    ng_explain_row_init(&row, sizeof row);
+    fixture_ok(&f, ng_explain(f.p, 0, &row));
+    assert_int_equal(row.count, layer[0].in * layer[0].out);
+    assert_int_equal(ng_plan_rank(f.p, 4, 0, &again), NG_ERR_ARG);
+    assert_non_null(strstr(ng_last_error(f.ctx), "4 ranks; layers are in shards over 3 of them"));
+  }
+  assert_int_equal(ng_ready(f.p), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "layer 'up' is whole, and in shards for"));
+  fixture_close(&f);
+}
+
+static void refused(void **state) {
+  (void)state;
+  fixture f;
+  int32_t norm, tensor;
+  assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
+  fixture_ok(&f, add_whole(f.p, 0));
+  fixture_ok(&f, ng_add_norm(f.p, "bn", NG_BATCH_NORM, 4, 1, 1e-5, &norm));
+  fixture_ok(&f, ng_add_tensor(f.p, "t", 4, &tensor));
+  fixture_ok(&f, ng_plan_shard(f.p, 0, 0, 2));
+  fixture_ok(&f, ng_plan_shard(f.p, 0, 0, 3)); /* the only one yet */
+  const struct {
+    int32_t index, axis, members;
+    const char *says;
+  } no[] = {{-1, 0, 2, "index is -1"},
+            {tensor + 1, 0, 2, "there are 6 layers"},
+            {norm, 0, 2, "'bn' is no linear layer"},
+            {tensor, 0, 2, "'t' is no linear layer"},
+            {1, 2, 3, "layer 'down': axis is 2"},
+            {1, 1, 0, "layer 'down': members is 0, expected 1 to its 7 inputs"},
+            {1, 0, 7, "members is 7, expected 1 to its 6 outputs"},
+            {1, 1, 2, "layer 'down': members is 2, and 3 of layer 'up'"}};
+  for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
+    assert_int_equal(ng_plan_shard(f.p, no[i].index, no[i].axis, no[i].members), NG_ERR_ARG);
+    if (strstr(ng_last_error(f.ctx), no[i].says) == NULL) fail_msg("%s", ng_last_error(f.ctx));
+  }
+  fixture_close(&f);
+  assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.threads = 1}), NG_OK);
+  fixture_ok(&f, add_whole(f.p, 0));
+  fixture_ok(&f, ng_ready(f.p));
+  assert_int_equal(ng_plan_shard(f.p, 0, 0, 2), NG_ERR_STATE);
+  fixture_close(&f);
+}
+
+/* Whatever allocation fails, the model is as it was: the next plan is the plan. */
+typedef struct purse {
+  int32_t calls, fail_at;
+} purse;
+
+static void *purse_take(void *user, size_t bytes) {
+  purse *p = user;
+  return ++p->calls == p->fail_at ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void purse_give(void *user, void *ptr, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(ptr);
+}
+
+static void no_memory(void **state) {
+  (void)state;
+  purse m = {0, 0};
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  c.threads = 1;
+  c.alloc = purse_take;
+  c.free = purse_give;
+  c.alloc_user = &m;
+  fixture f;
+  ng_rank_plan want, got;
+  assert_int_equal(fixture_open(&f, "method=natgrad", &(fixture_how){.config = &c}), NG_OK);
+  fixture_ok(&f, add_whole(f.p, 2));
+  ng_rank_plan_init(&want, sizeof want);
+  fixture_ok(&f, ng_plan_rank(f.p, 4, 1, &want));
+  int met = 0;
+  for (int32_t k = 1;; k++, met++) {
+    m.fail_at = m.calls + k;
+    ng_rank_plan_init(&got, sizeof got);
+    const ng_status st = ng_plan_rank(f.p, 4, 1, &got);
+    m.fail_at = 0;
+    if (st == NG_OK) break;
+    assert_int_equal(st, NG_ERR_NOMEM);
+    ng_rank_plan_init(&got, sizeof got);
+    fixture_ok(&f, ng_plan_rank(f.p, 4, 1, &got));
+    assert_memory_equal(&got, &want, sizeof got);
+  }
+  assert_true(met > 20);
+  fixture_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equals_counted), cmocka_unit_test(moments_are_of_parts),
+      cmocka_unit_test(leaves_it_whole), cmocka_unit_test(refused), cmocka_unit_test(no_memory)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+/* t_shards_state.c: states of layers in shards whose weights are moved here, so they have moments: those of whole layers.
+ *
+ * Saved by 2 x 2 ranks, in one file and in parts, a state is read by every other split, by ranks that have all of each
+ * layer, and by groups that are cut in other places each: saved again it is the same file, byte for byte.  The oracle
+ * is what the run does that was not interrupted: on the same split the same bits in the next step; on others, whose
+ * gathers and kernels are of other sizes, 1e-5 of a layer's largest weight, as in t_shards.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shard_scene.h"
+#include "state/parts.h"
+#include "state_scene.h"
+
+#define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1 "
+static const char *const updates[] = {BASE "update=sgd",
+                                      BASE "update=adamw grad_worker_fraction=0 statistics=owner",
+                                      BASE "update=adamw calls=ema factor_dtype=bf16"};
+
+/* Who goes on; the first as those who saved. */
+static const struct {
+  int32_t model;
+  bool across, skewed, uncut;
+} others[] = {{2, false, false, false}, {2, true, false, false},  {3, false, false, false},
+              {3, true, true, false},   {1, false, false, false}, {1, false, false, true},
+              {2, false, true, false}};
+enum { OTHERS = sizeof others / sizeof others[0] };
+
+static scene *played(const scene *how) {
+  scene *x = begin(how);
+  ng_status each[RANKS];
+  assert_non_null(x);
+  if (play(x, each) != NG_OK) fail_msg("%s: %s", how->options, x->why[0]);
+  return x;
+}
+
+static void whole_of(const scene *x, int t, double to[LAYERS][ROOM]) {
+  memset(to, 0, LAYERS * sizeof to[0]);
+  for (int32_t r = 0; r < x->data * x->model; r++) {
+    for (int i = 0; i < LAYERS; i++)
+      fill_in(x, r, i, x->out[r][t][i], to[i]);
+  }
+}
+
+static void goes_on(const scene *went, const scene *x, bool same) {
+  double expected[LAYERS][ROOM], is[LAYERS][ROOM];
+  const int last = STEPS - 1;
+  whole_of(went, last, expected);
+  for (int32_t r = 0; r < x->data * x->model && same; r++)
+    assert_memory_equal(x->out[r][last], went->out[r][last], sizeof x->out[r][last]);
+  whole_of(x, last, is);
+  for (int i = 0; i < LAYERS; i++) {
+    double most = 0.0;
+    for (int k = 0; k < ROOM; k++)
+      most = fmax(most, fabs(expected[i][k]));
+    for (int k = 0; k < ROOM; k++) {
+      if (fabs(is[i][k] - expected[i][k]) < 1e-5 * most || is[i][k] == expected[i][k]) continue;
+      fail_msg("%s, %d ranks a group: '%s' [%d] is %g, expected %g", x->options, x->model,
+               layer[i].name, k, is[i][k], expected[i][k]);
+    }
+  }
+}
+
+static void read_by_any_split(void **state) {
+  (void)state;
+  const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
+  for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
+    for (int across = 0; across < 2; across++) {
+      scene how = {.options = updates[u],
+                   .data = 2,
+                   .model = 2,
+                   .across = across == 1,
+                   .skewed = u == 1,
+                   .bias = u != 2,
+                   .rows_first = true,
+                   .wrong = -1,
+                   .save = one.text,
+                   .parts = parts.text};
+      double start[LAYERS][ROOM];
+      scene *went = played(&how);
+      whole_of(went, 1, start);
+      assert_int_equal(list_folder().n, 1 + 2 * how.model);
+      how.save = how.parts = NULL;
+      how.again = again.text;
+      how.first = 2;
+      how.start = start;
+      for (int k = 0; k < 2 * OTHERS; k++) {
+        how.model = others[k / 2].model;
+        how.across = others[k / 2].across;
+        how.skewed = others[k / 2].skewed;
+        how.uncut = others[k / 2].uncut;
+        how.load = k % 2 == 0 ? one.text : parts.text;
+        scene *x = played(&how);
+        assert_same_file(one.text, again.text);
+        goes_on(went, x,
+                how.model == went->model && how.across == went->across &&
+                    how.skewed == went->skewed);
+        free(x);
+      }
+      free(went);
+      clear_folder();
+    }
+  }
+}
+
+/* One who has all of every layer saves; ranks with parts read it. */
+static void read_from_whole(void **state) {
+  (void)state;
+  const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
+  for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
+    scene how = {.options = updates[u],
+                 .data = 2,
+                 .model = 1,
+                 .uncut = true,
+                 .bias = true,
+                 .rows_first = true,
+                 .wrong = -1,
+                 .save = one.text,
+                 .parts = parts.text};
+    double start[LAYERS][ROOM];
+    scene *went = played(&how);
+    whole_of(went, 1, start);
+    how = (scene){.options = updates[u],
+                  .data = 2,
+                  .model = 3,
+                  .across = true,
+                  .bias = true,
+                  .rows_first = true,
+                  .wrong = -1,
+                  .again = again.text,
+                  .first = 2,
+                  .start = start};
+    for (int k = 0; k < 2; k++) {
+      how.load = k == 0 ? one.text : parts.text;
+      scene *x = played(&how);
+      assert_same_file(one.text, again.text);
+      goes_on(went, x, false);
+      free(x);
+    }
+    free(went);
+    clear_folder();
+  }
+}
+
+/* Pieces are rows or columns, of all of an array and once; their parts are in any order. */
+#define PIECE(part, kind, from, to)                                                                \
+  "{\"part\":" #part ",\"from" kind "\":" #from ",\"to" kind "\":" #to                             \
+  ",\"crc32\":\"01234567\",\"finite\":true}"
+#define ROWS(part, from, to) PIECE(part, "_row", from, to)
+#define COLS(part, from, to) PIECE(part, "", from, to)
+
+static void pieces_cover_once(void **state) {
+  (void)state;
+  static const struct {
+    const char *pieces;
+    bool good;
+  } table[] = {
+      {ROWS(0, 0, 3) "," ROWS(1, 3, 5), true},
+      {ROWS(2, 0, 3) "," ROWS(0, 3, 5), true},
+      {COLS(2, 0, 1) "," COLS(1, 1, 6) "," COLS(0, 6, 7), true},
+      {COLS(1, 0, 7), true},
+      {ROWS(1, 0, 5), true},
+      {ROWS(0, 0, 3) "," ROWS(1, 3, 7), false}, /* 5 rows, 7 columns */
+      {COLS(0, 0, 3) "," COLS(1, 3, 5), false},
+      {ROWS(0, 0, 3) "," ROWS(1, 2, 5), false},
+      {ROWS(0, 0, 3) "," ROWS(1, 4, 5), false},
+      {ROWS(0, 0, 3) "," ROWS(0, 3, 5), false},
+      {ROWS(2, 0, 1) "," ROWS(0, 1, 3) "," ROWS(2, 3, 5), false},
+      {ROWS(0, 0, 3) "," COLS(1, 3, 5), false},
+      {COLS(0, 0, 3) "," ROWS(1, 3, 7), false},
+      {ROWS(0, 0, 3) "," ROWS(3, 3, 5), false},
+      {ROWS(-1, 0, 3) "," ROWS(1, 3, 5), false},
+      {ROWS(0, 0, 5) "," ROWS(1, 5, 5), false},
+      {ROWS(0, 5, 0), false},
+      {"{\"part\":0,\"from_row\":0,\"to\":5,\"crc32\":\"01234567\",\"finite\":true}", false}};
+  ng_field f = {.dtype = NG_F32, .rows = 5, .cols = 7};
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    char text[1024], why[128];
+    ngio_json *json = NULL;
+    (void)snprintf(text, sizeof text, "{\"shape\":[5,7],\"pieces\":[%s]}", table[i].pieces);
+    assert_int_equal(ngio_json_parse(text, strlen(text), &json, why, sizeof why), NGIO_OK);
+    const ngio_value *v = ng_pieces_read(ngio_json_root(json), &f, 3);
+    if ((v != NULL) != table[i].good) fail_msg("%s", table[i].pieces);
+    ngio_json_free(&json);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_cover_once),
+                                     cmocka_unit_test(read_by_any_split),
+                                     cmocka_unit_test(read_from_whole)};
+  return cmocka_run_group_tests(tests, make_folder, drop_folder);
+}

@@ -1,0 +1,360 @@
+/* t_window_out.c: parameters of a window that have no part in some steps, frozen or without a gradient: zeros in the
+ * row, no direction, and what is kept for them stays.  Against float64 (window_oracle.h): every store and function, on
+ * one rank and in slices on three; saved in between; ranks that do not agree.
+ *
+ * Gradients are on a grid of 1/64, so that top-k chooses the same in f32.  Tolerance as in t_window_programs: 200 units
+ * of f32 with damping 0.1, 5e-4 for low rank, which has rows in f32 and goes round. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "draw.h"
+#include "fixture.h"
+#include "ranks.h"
+#include "window_oracle.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+  IN = 7,
+  OUT = 6,
+  VECTOR = 9,
+  LAST = 5,
+  STEPS = 9,
+  ENTRIES = 3,
+  PARAMETERS = 4,
+  MOST = 3,
+  AT = 4
+};
+enum { FC = IN * OUT, D = FC + OUT + VECTOR + LAST * OUT };
+static const int64_t size[] = {FC, OUT, VECTOR, LAST *OUT}, rows[] = {OUT, 1, 1, LAST};
+static const int64_t begin[ENTRIES + 1] = {0, FC + OUT, FC + OUT + VECTOR, D};
+
+/* Of each step and entry: f frozen, a absent. */
+static const char *const who[STEPS] = {"   ", "  f", " af", "a  ", "   ",
+                                       "fff", " f ", "aff", "   "};
+
+typedef struct life {
+  const char *options;
+  bool saves, loads; /* at step AT */
+  float P[MOST][STEPS][D];
+  float *q[2]; /* what low rank begins with, of rank 0 */
+  char file[FIXTURE_FILE], message[512];
+} life;
+
+static float number(int64_t step, int64_t i) {
+  rng r = {(uint64_t)(step * D + i + 1) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
+  return (float)((int64_t)rng_below(&r, 255) - 127) / 64;
+}
+
+static double lr_of(int64_t step) { return step % 4 == 3 ? 0.5 : 1; }
+
+static void fill(int64_t step, float *g) {
+  for (int64_t i = 0; i < D; i++)
+    g[i] = number(step, i);
+}
+
+static bool masked(const char *options, int64_t i) {
+  return strstr(options, "window_mask=1") != NULL && i % 3 == 0;
+}
+
+static ng_status describe(fixture *f, float *g, float *w) {
+  const plane vg[2] = {plane_of(g, OUT, IN, NG_F32), plane_of(g + FC, 1, OUT, NG_F32)};
+  const plane vw[2] = {plane_of(w, OUT, IN, NG_F32), plane_of(w + FC, 1, OUT, NG_F32)};
+  const plane tg = plane_of(g + begin[1], 1, VECTOR, NG_F32),
+              tw = plane_of(w + begin[1], 1, VECTOR, NG_F32);
+  const plane lg[2] = {plane_of(g + begin[2], LAST, OUT, NG_F32), {0}};
+  const plane lw[2] = {plane_of(w + begin[2], LAST, OUT, NG_F32), {0}};
+  ng_status st = fixture_linear(f, "fc", vg, vw);
+  if (st == NG_OK) st = fixture_tensor(f, "scale", &tg, &tw);
+  if (st == NG_OK) st = fixture_linear(f, "last", lg, lw);
+  return st == NG_OK ? ng_ready(f->p) : st;
+}
+
+/* All gradients of an entry, or none of them. */
+static ng_status bind_entry(fixture *f, int32_t entry, float *g, bool absent) {
+  const plane v[ENTRIES] = {plane_of(g, OUT, IN, NG_F32), plane_of(g + begin[1], 1, VECTOR, NG_F32),
+                            plane_of(g + begin[2], LAST, OUT, NG_F32)};
+  const plane bias = plane_of(g + FC, 1, OUT, NG_F32);
+  ng_array a = plane_array(&v[entry]), b = plane_array(&bias);
+  if (absent) a.data = b.data = NULL;
+  ng_status st = ng_bind_grad(f->p, entry, NG_WEIGHT, &a);
+  if (st == NG_OK && entry == 0) st = ng_bind_grad(f->p, entry, NG_BIAS, &b);
+  return st;
+}
+
+static ng_status arrange(fixture *f, int64_t step, float *g) {
+  ng_status st = NG_OK;
+  for (int32_t k = 0; k < ENTRIES && st == NG_OK; k++) {
+    st = ng_freeze(f->p, k, who[step][k] == 'f');
+    if (st == NG_OK) st = bind_entry(f, k, g, who[step][k] == 'a');
+  }
+  return st;
+}
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  const fixture_how how = {.transport = t};
+  float g[D], w[D];
+  fixture f;
+  ng_status st = fixture_open(&f, l->options, &how);
+  for (int64_t i = 0; i < D; i++)
+    w[i] = masked(l->options, i) ? 0 : number(-1, i) + 3;
+  if (st == NG_OK) st = describe(&f, g, w);
+  if (st == NG_OK && l->loads) st = ng_load(f.p, l->file);
+  for (int64_t step = l->loads ? AT : 0; step < STEPS && st >= NG_OK; step++) {
+    fill(step, g);
+    st = arrange(&f, step, g);
+    if (st >= NG_OK) st = ng_step(f.p, lr_of(step));
+    memcpy(l->P[rank][step], g, sizeof g);
+    if (l->saves && step == AT - 1 && st >= NG_OK) st = ng_save(f.p, l->file);
+  }
+  if (st < NG_OK && rank == 0)
+    (void)snprintf(l->message, sizeof l->message, "%s",
+                   f.ctx == NULL ? f.message : ng_last_error(f.ctx));
+  fixture_close(&f);
+  return st;
+}
+
+/* The low-rank store begins with a Q of its own, drawn and advanced with the weights: the oracle takes that. */
+static void take_q(const char *options, window_oracle *k) {
+  const int64_t rank = k->o.window_rank,
+                row = rank * (OUT + IN) + OUT + VECTOR + rank * (LAST + OUT);
+  const int64_t at[2] = {rank * OUT, rank * (OUT + IN) + OUT + VECTOR + rank * LAST},
+                cols[2] = {IN, OUT};
+  float g[D], w[D];
+  fixture f;
+  for (int64_t i = 0; i < D; i++)
+    w[i] = masked(options, i) ? 0 : number(-1, i) + 3;
+  fixture_ok(&f, fixture_open_options(&f, &k->o, NULL));
+  fixture_ok(&f, describe(&f, g, w));
+  const float *q = window_field(&f, "factors") + k->o.window * row;
+  for (int p = 0; p < 2; p++) {
+    double *to = k->q[p == 0 ? 0 : PARAMETERS - 1] =
+        scene_room(sizeof(double) * (size_t)(cols[p] * rank));
+    for (int64_t i = 0; i < cols[p] * rank; i++)
+      to[i % cols[p] * rank + i / cols[p]] = (double)q[at[p] + i];
+  }
+  fixture_close(&f);
+}
+
+/* Every step of rank 0; where an entry is out its gradient stays, bit for bit. */
+static void must_be_zeros(const life *l) {
+  const ng_options o = fixture_parse(l->options);
+  const bool low = strcmp(o.window_store, "lowrank") == 0;
+  window_oracle *k = window_oracle_open(&o, PARAMETERS, size, rows);
+  if (low) take_q(l->options, k);
+  if (o.window_mask) k->mask = scene_room(D * sizeof *k->mask);
+  for (int64_t i = 0; i < D && o.window_mask; i++)
+    k->mask[i] = !masked(l->options, i);
+  for (int64_t step = 0; step < STEPS; step++) {
+    float g[D];
+    double wide[D], weight[D], u[D] = {0}, most = 0, gap = 0;
+    bool out[D], some = false;
+    fill(step, g);
+    for (int64_t i = 0; i < D; i++) {
+      const int entry = i < begin[1] ? 0 : i < begin[2] ? 1 : 2;
+      wide[i] = (double)g[i];
+      weight[i] = masked(l->options, i) ? 0 : (double)number(-1, i) + 3;
+      out[i] = who[step][entry] != ' ';
+      some = some || !out[i];
+    }
+    k->out = out;
+    if (some) window_oracle_step(k, wide, weight, lr_of(step), step % o.stat_period == 0, u);
+    for (int64_t i = 0; i < D; i++) {
+      const double got = (double)l->P[0][step][i];
+      if (out[i] && l->P[0][step][i] != g[i])
+        fail_msg("%s, step %d: gradient %d of what is out has changed", l->options, (int)step,
+                 (int)i);
+      most = out[i] ? most : fmax(most, fabs(u[i]));
+      gap = out[i] ? gap : fmax(gap, fabs(got - u[i]));
+    }
+    if (!(gap <= (low ? 5e-4 : 200 * 0x1p-24) * most))
+      fail_msg("%s, step %d: off by %g of %g", l->options, (int)step, gap, most);
+  }
+  window_oracle_close(&k);
+}
+
+#define COMMON " damping=0.1 clip=none missing=keep"
+static const char *const each[] = {
+    "method=mfac window=4" COMMON,
+    "method=mfac window=3 window_dtype=bf16" COMMON,
+    "method=mfac window=4 window_divisor=filled stat_period=2" COMMON,
+    "method=mfac window=4 window_scope=parameter window_momentum=0.5" COMMON,
+    "method=mfac window=4 window_momentum=0.5 window_momentum_form=heavy-ball" COMMON,
+    "method=mfac window=4 window_momentum=0.5 window_momentum_form=gradient" COMMON,
+    "method=mfac window=4 window_mask=1 window_decay=0.25 window_decay_form=gradient" COMMON,
+    "method=mfac window=4 window_decay=0.25 window_decay_form=direction" COMMON,
+    "method=efcp window=4 window_density=0.3" COMMON,
+    "method=efcp window=4 window_density=20" COMMON,
+    "method=efcp window=4 window_density=0.3 window_mask=1" COMMON,
+    "method=efcp window=4 window_density=0.3 window_feedback_lr=1" COMMON,
+    "method=efcp window=4 window_density=0.3 window_topk=layer window_dtype=bf16" COMMON,
+    "method=efcp window=4 window_density=0.3 window_topk=block window_rest=added" COMMON,
+    "method=efcp window=4 window_density=0.3 window_scope=parameter" COMMON,
+    "method=efcp window=7 window_density=0.2 window_fill=error" COMMON,
+    "method=efcp window=7 window_density=0.2 window_fill=gradient" COMMON,
+    "method=efcp window=7 window_density=0.2 window_fill=rest stat_period=2" COMMON,
+    "method=ggt window=4 window_forget=0.75" COMMON,
+    "method=ggt window=4 window_momentum=0.5 window_momentum_form=gradient" COMMON,
+    "method=sparse-ggt window=4 window_density=0.4" COMMON,
+    "method=lowrank-mfac window=4 window_rank=2" COMMON,
+    "method=lowrank-mfac window=4 window_rank=1 window_scope=parameter window_feedback_lr=1" COMMON,
+    "method=topk-sgd window_density=0.3 window_momentum=0.5" COMMON,
+    "method=topk-adam window_density=0.3" COMMON,
+    "method=topk-adagrad window_density=0.3" COMMON,
+};
+enum { CASES = sizeof each / sizeof each[0] };
+
+static life *live_all(const char *options, int32_t ranks, bool saves, bool loads) {
+  life *l = calloc(1, sizeof *l);
+  assert_non_null(l);
+  l->options = options;
+  l->saves = saves;
+  l->loads = loads;
+  fixture_file(l->file, "t_window_out");
+  if (ranks_run(ranks, live, l, NULL) < NG_OK)
+    fail_msg("%s, %d ranks: %s", options, (int)ranks, l->message);
+  return l;
+}
+
+static void zeros_in_every_store(void **state) {
+  (void)state;
+  for (int k = 0; k < CASES; k++) {
+    life *l = live_all(each[k], 1, false, false);
+    must_be_zeros(l);
+    free(l);
+  }
+}
+
+static void in_slices(void **state) {
+  (void)state;
+  for (int k = 0; k < CASES; k++) {
+    char options[256];
+    (void)snprintf(options, sizeof options, "%s statistics=sharded", each[k]);
+    life *l = live_all(options, MOST, false, false);
+    must_be_zeros(l);
+    for (int r = 1; r < MOST; r++)
+      assert_memory_equal(l->P[r], l->P[0], sizeof l->P[0]);
+    free(l);
+  }
+}
+
+static void states_go_on(void **state) {
+  (void)state;
+  for (int k = 0; k < CASES; k++) {
+    life *a = live_all(each[k], 1, true, false), *b = live_all(each[k], 1, false, true);
+    assert_memory_equal(a->P[0][AT], b->P[0][AT], sizeof a->P[0][0] * (STEPS - AT));
+    (void)unlink(a->file);
+    free(a);
+    free(b);
+  }
+}
+
+/* ---- ranks that do not agree -----------------------------------------------------------------*/
+
+/* Rank 1 alone freezes an entry before step 1: refused on both, nothing has moved, and the step is taken once it is
+ * thawed. */
+static ng_status disagree(int32_t rank, ng_transport *t, void *arg) {
+  life *l = arg;
+  const fixture_how how = {.transport = t};
+  float g[D], w[D] = {0};
+  fixture f;
+  ng_status st = fixture_open(&f, l->options, &how);
+  if (st == NG_OK) st = describe(&f, g, w);
+  for (int64_t step = 0; step < 4 && st >= NG_OK; step++) {
+    fill(step, g);
+    if (l->saves && step == 1) {
+      st = ng_freeze(f.p, 1, rank == 1);
+      if (st == NG_OK && ng_step(f.p, 1) != NG_ERR_STATE) st = NG_ERR_COMM;
+      if (st == NG_OK) st = ng_freeze(f.p, 1, 0);
+    }
+    if (st >= NG_OK) st = ng_step(f.p, 1);
+    memcpy(l->P[rank][step], g, sizeof g);
+  }
+  fixture_close(&f);
+  return st;
+}
+
+static void ranks_agree(void **state) {
+  (void)state;
+  static const char *const lines[] = {
+      "method=mfac window=3 damping=0.1",
+      "method=efcp window=3 damping=0.1 window_density=0.3 statistics=sharded",
+      "method=lowrank-mfac window=3 damping=0.1 statistics=sharded"};
+  for (int k = 0; k < 3; k++) {
+    life *a = calloc(2, sizeof *a), *b = a + 1;
+    assert_non_null(a);
+    a->options = b->options = lines[k];
+    a->saves = true;
+    assert_int_equal(ranks_run(2, disagree, a, NULL), NG_OK);
+    assert_int_equal(ranks_run(2, disagree, b, NULL), NG_OK);
+    assert_memory_equal(a->P, b->P, sizeof a->P);
+    free(a);
+  }
+}
+
+/* ---- what is out may be bound to nothing -----------------------------------------------------*/
+
+/* A clip by the norms of weights and a decay read those of what takes part; a step without missing = keep is refused
+ * by name, with what helps. */
+static void neither_gradient_nor_weight(void **state) {
+  (void)state;
+  static const char *const lines[] = {
+      "method=mfac window=3 damping=0.1 clip=ratio clip_bound=0.1 missing=keep",
+      "method=mfac window=3 damping=0.1 clip=none window_decay=0.1 window_decay_form=direction "
+      "missing=keep",
+      "method=mfac window=3 damping=0.1 clip=none window_decay=0.1 window_decay_form=gradient "
+      "missing=keep"};
+  for (int k = 0; k < 3; k++) {
+    float g[D], w[D];
+    fixture f;
+    for (int64_t i = 0; i < D; i++)
+      w[i] = 1;
+    fixture_ok(&f, fixture_open(&f, lines[k], NULL));
+    fixture_ok(&f, describe(&f, g, w));
+    const plane none = plane_of(g + begin[1], 1, VECTOR, NG_F32);
+    ng_array a = plane_array(&none);
+    a.data = NULL;
+    fixture_ok(&f, ng_bind_weight(f.p, 1, NG_WEIGHT, &a));
+    for (int step = 0; step < 3; step++) {
+      ng_layer_report r = {.struct_size = sizeof r};
+      fill(step, g);
+      fixture_ok(&f, bind_entry(&f, 1, g, true));
+      fixture_ok(&f, ng_step(f.p, 1));
+      fixture_ok(&f, ng_report_layer(f.p, 1, &r));
+      assert_int_equal(r.kept, step + 1);
+      assert_true(g[begin[1]] == number(step, begin[1]) && g[0] != number(step, 0));
+    }
+    fixture_close(&f);
+  }
+  float g[D], w[D] = {0};
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "method=mfac window=3 damping=0.1", NULL));
+  fixture_ok(&f, describe(&f, g, w));
+  fill(0, g);
+  fixture_ok(&f, bind_entry(&f, 1, g, true));
+  assert_int_equal(ng_step(f.p, 1), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx),
+                         "'scale': the gradient of its weight is not bound; missing = keep"));
+  fixture_ok(&f, ng_freeze(f.p, 1, 1));
+  fixture_ok(&f, ng_step(f.p, 1));
+  fixture_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(zeros_in_every_store),
+      cmocka_unit_test(in_slices),
+      cmocka_unit_test(states_go_on),
+      cmocka_unit_test(ranks_agree),
+      cmocka_unit_test(neither_gradient_nor_weight),
+  };
+  return cmocka_run_group_tests_name("parameters without a part in a step", tests, NULL, NULL);
+}
