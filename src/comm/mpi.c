@@ -159,6 +159,7 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
 }
 
 static void collect(seat *s, op *o) {
+  s->open--;
   while (o != NULL) {
     op *sibling = o->sibling;
     op_give(s, o);
@@ -228,7 +229,7 @@ ng_status ng_mpi_meet(seat *s) {
     if (done != 0) return NG_OK;
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    if (looks % 8 == 7 && ng_mpi_alone(s)) return NG_ERR_COMM;
     ng_mpi_rest(looks);
   }
 }
@@ -273,6 +274,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
     const ng_status st = ng_mpi_meet(s);
     if (st != NG_OK) return st;
     if (split(s, t) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
+    s->open--;
   }
   if (t->index >= 0) *group = t;
   return NG_OK;

@@ -39,7 +39,8 @@ struct ng_mpi_op {
 
 /* Another rank. */
 typedef struct ng_mpi_peer {
-  int64_t posted, left; /* collectives with this rank; what its farewell said, -1 before it */
+  int64_t posted; /* collectives with it */
+  int64_t left;   /* how many it has posted, as it said when it left or gave up; -1 before */
   MPI_Request sent;
 } ng_mpi_peer;
 
@@ -48,6 +49,8 @@ typedef struct ng_mpi_seat {
   ng_mpi_team *world, *groups; /* all that were made, the last first */
   int64_t limit;
   bool stopped; /* for good */
+  bool lost;    /* somebody else gave up, and what was complete there may still come */
+  int64_t open; /* calls and groups that were begun and are not complete */
   ng_mpi_op *first, **last, *spare;
   int32_t away;       /* ranks that have left */
   ng_mpi_peer peer[]; /* [ranks] */
@@ -70,8 +73,10 @@ ng_status ng_mpi_meet(ng_mpi_seat *s);
 
 void ng_mpi_give_up(void *seat);
 ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* gives up, and returns st */
-/* Somebody gave up, or left although this rank waits for it. */
+/* Somebody gave up, or left, although this rank waits for it. */
 bool ng_mpi_alarmed(ng_mpi_seat *s);
+/* The same of a wait for all ranks. */
+bool ng_mpi_alone(ng_mpi_seat *s);
 /* One more collective of these ranks, unless one of them has left before it. */
 bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
 /* Between two looks. */

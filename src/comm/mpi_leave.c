@@ -1,7 +1,10 @@
 /* mpi_leave.c: how ranks of the transport over MPI (mpi.h) give up, and how they leave.
  *
- * To give up is to send an empty message to everybody; whoever waits looks for one.  A communicator on which
- * somebody gave up is never freed, by nobody: its collectives will not end, and messages may still come to it.
+ * To give up is to send a message to everybody; whoever waits looks for one.  It is empty, and ends every wait at once, where
+ * calls of the sender are under way, which it will not drive on.  Where none is it tells how many collectives it has
+ * posted with the other rank: those are complete here, so they will be there, however late their messages are.  A
+ * communicator on which somebody gave up is never freed, by nobody: its collectives will not end, and messages may still
+ * come to it.
  *
  * So all ranks free or none does.  Who leaves tells each other rank how many collectives it has posted with
  * it: a rank that waits for one more of them gives up.  When all have left with the numbers that the others
@@ -33,8 +36,10 @@ void ng_mpi_give_up(void *user) {
   for (int r = 0; r < s->world->n; r++) {
     MPI_Request sent;
     if (r == s->world->index) continue;
-    /* Empty messages need nobody's memory, and leave at once. */
-    if (MPI_Isend(NULL, 0, MPI_BYTE, r, ALARM, comm, &sent) != MPI_SUCCESS) continue;
+    /* They leave at once; the number stays where it is, as does all of a seat that gave up. */
+    if (MPI_Isend(&s->peer[r].posted, s->open == 0 ? 1 : 0, MPI_INT64_T, r, ALARM, comm, &sent) !=
+        MPI_SUCCESS)
+      continue;
     (void)MPI_Request_free(&sent);
   }
   int none;
@@ -48,35 +53,47 @@ ng_status ng_mpi_refuse(seat *s, ng_status st) {
   return st;
 }
 
-static int hear_farewell(seat *s, int rank) {
-  peer *r = &s->peer[rank];
-  s->away++;
-  return MPI_Recv(&r->left, 1, MPI_INT64_T, rank, FAREWELL, s->world->comm[0], MPI_STATUS_IGNORE);
+static int hear_number(seat *s, const MPI_Status *from) {
+  peer *r = &s->peer[from->MPI_SOURCE];
+  if (from->MPI_TAG == FAREWELL)
+    s->away++;
+  else
+    s->lost = true;
+  return MPI_Recv(&r->left, 1, MPI_INT64_T, from->MPI_SOURCE, from->MPI_TAG, s->world->comm[0],
+                  MPI_STATUS_IGNORE);
 }
 
-/* Somebody gave up, or left although this rank waits for it. */
+/* Somebody gave up, or left, although this rank waits for it. */
 bool ng_mpi_alarmed(seat *s) {
-  int there = 0;
+  int there = 0, numbers = 0;
   MPI_Status from;
   int e = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, s->world->comm[0], &there, &from);
-  if (e == MPI_SUCCESS && there != 0 && from.MPI_TAG == FAREWELL) {
+  if (e == MPI_SUCCESS && there != 0) e = MPI_Get_count(&from, MPI_INT64_T, &numbers);
+  if (e == MPI_SUCCESS && there != 0 && numbers == 1) {
     const peer *r = &s->peer[from.MPI_SOURCE];
-    e = hear_farewell(s, from.MPI_SOURCE);
+    e = hear_number(s, &from);
     there = r->left < r->posted;
   }
   if (e != MPI_SUCCESS || there != 0) ng_mpi_give_up(s);
   return s->stopped;
 }
 
+/* In a wait for all ranks and not for a call: nobody who gave up will come. */
+bool ng_mpi_alone(seat *s) {
+  if (!ng_mpi_alarmed(s) && s->lost) ng_mpi_give_up(s);
+  return s->stopped;
+}
+
 /* One more collective of these ranks, unless one of them has left before it. */
 bool ng_mpi_count_in(seat *s, const team *t) {
-  bool all = true;
   for (int32_t i = 0; i < t->n; i++) {
-    peer *r = &s->peer[t->rank[i]];
-    r->posted++;
-    all = all && (r->left < 0 || r->left >= r->posted);
+    const peer *r = &s->peer[t->rank[i]];
+    if (r->left >= 0 && r->left <= r->posted) return false;
   }
-  return all;
+  for (int32_t i = 0; i < t->n; i++)
+    s->peer[t->rank[i]].posted++;
+  s->open++;
+  return true;
 }
 
 /* Other ranks may share this core. */
@@ -108,7 +125,7 @@ static ng_status say_farewell(seat *s) {
 static ng_status hear_all(seat *s) {
   const team *t = s->world;
   for (int64_t looks = 0; s->away < t->n - 1; looks++) {
-    if (ng_mpi_alarmed(s)) return NG_ERR_COMM;
+    if (ng_mpi_alone(s)) return NG_ERR_COMM;
     ng_mpi_rest(looks);
   }
   for (int32_t r = 0; r < t->n; r++) {
@@ -117,7 +134,7 @@ static ng_status hear_all(seat *s) {
     if (from->left != from->posted) return ng_mpi_refuse(s, NG_ERR_COMM);
     int sent = 0;
     for (int64_t looks = 0; sent == 0; looks++) {
-      if (MPI_Test(&from->sent, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || ng_mpi_alarmed(s)) {
+      if (MPI_Test(&from->sent, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || ng_mpi_alone(s)) {
         return ng_mpi_refuse(s, NG_ERR_COMM);
       }
       ng_mpi_rest(looks);
@@ -128,7 +145,8 @@ static ng_status hear_all(seat *s) {
 
 /* True on all ranks or on none. */
 bool ng_mpi_parted(seat *s) {
-  if (s->first != NULL) ng_mpi_give_up(s); /* others may wait for what nobody here goes on with */
+  if (s->first != NULL || s->lost)
+    ng_mpi_give_up(s); /* others may wait for what nobody here goes on with */
   if (s->stopped || say_farewell(s) != NG_OK || hear_all(s) != NG_OK) return false;
   return ng_mpi_meet(s) == NG_OK;
 }
