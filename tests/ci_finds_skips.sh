@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/tree/.ci" "$work/tree/tests"
 cp "$root/.ci/run" "$work/tree/.ci/run"
-printf 'known  a reason\nt_some:known_case  another\nbare\n' >"$work/tree/tests/skips.txt"
+printf '# sharp  no\nknown  a reason\nt_some:known_case  another\nbare\npart_*_of  a third\n' >"$work/tree/tests/skips.txt"
 cat >"$work/tree/Makefile" <<'END'
 check:
 	@cat said
@@ -38,6 +38,9 @@ ci 1 0 '' "$all" '	 13 - unknown (Disabled)'
 ci 0 0 '3/5 Test: t_some\n[  SKIPPED ] known_case\n' "$all"
 ci 1 0 '3/5 Test: t_some\n[  SKIPPED ] other_case\n' "$all"
 ci 1 0 '3/5 Test: t_other\n[  SKIPPED ] known_case\n' "$all"
+ci 0 0 '' "$all" '	 12 - part_one_of (Skipped)'
+ci 1 0 '' "$all" '	 12 - part_one_off (Skipped)'
+ci 1 0 '' "$all" '	 12 - sharp (Skipped)'
 ci 1 2 '' '80% tests passed, 1 tests failed out of 5'
 ci 1 0 '' 'nothing to be done'
 exit $((failures > 0))
