@@ -70,7 +70,8 @@ static const struct {
     {"method=efcp window=3 damping=0.1 window_density=0.2", "window/error", NULL},
     {"method=efcp window=3 damping=0.1 window_density=0.2", "window/begins", NULL},
     {"method=lowrank-mfac window=3 damping=0.1 window_rank=2", "window/error", NULL},
-    {"method=ggt window=3 damping=0.1 window_momentum=0.5", "window/momentum", NULL}};
+    {"method=ggt window=3 damping=0.1 window_momentum=0.5", "window/momentum", NULL},
+    {"method=ggt window=3 damping=0.1 window_momentum=0.5", "window/along", NULL}};
 
 /* The run that met such a file goes on as the one that did not. */
 static void refused(void **state) {

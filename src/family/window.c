@@ -107,6 +107,14 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
       w->part[i].factor = factor + i * w->places * w->places;
     }
   }
+  if (ng_window_averages(b)) {
+    double *along = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
+    double *next = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+    for (int32_t i = 0; i < w->parts && next != NULL; i++) {
+      w->part[i].along = along + i * w->places;
+      w->part[i].next_along = next + i * w->places;
+    }
+  }
   if (b->base.window_mask) w->mask = ng_plan_take(plan, NG_USE_FACTORS, ng_max64(1, w->d));
   if (w->sliced) {
     b->whole = ng_plan_take(plan, NG_USE_SUMS, ng_times(w->all, (int64_t)sizeof(float)));
@@ -190,21 +198,16 @@ static ng_status need_weights(const ng_block *b) {
   return NG_OK;
 }
 
-/* What enters: the gradient, in L2 form with its decay. */
 static bool gather(ng_block *b, float *to) {
   const bool finite = ng_window_gather(b, to);
   return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
-}
-
-static bool averages_gradients(const ng_block *b) {
-  return b->base.window_momentum > 0.0 && b->base.window_momentum_form == NG_MOMENTUM_GRADIENT;
 }
 
 /* What a window keeps of a gradient beside its row, the error of what was not sent and momentum on x, comes back
  * divided by damping: 1e12 over 1e-6 is what AdamW can square.  A step that must be refused changes nothing, so what is
  * larger would have every later one refused. */
 static ng_status bounded(ng_block *b, const float *x) {
-  const bool keeps = b->base.window_store != NG_STORE_DENSE || averages_gradients(b);
+  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
   if (!keeps || ng_window_is_first(&b->base) || ng_window_within(b, x, KEPT_MOST)) return NG_OK;
   return ng_fail(b->ctx, NG_SKIPPED,
                  "%s: a gradient has an element above 1e12, of which later steps could not be rid",
@@ -213,29 +216,23 @@ static ng_status bounded(ng_block *b, const float *x) {
 
 /* ---- the direction ---------------------------------------------------------------------------*/
 
-/* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
-static bool is_row(const ng_block *b, bool fresh) {
-  return fresh && !averages_gradients(b) && b->base.window_forget == 1.0;
+/* A gradient that is not to enter. */
+ng_status ng_window_take(ng_block *b, float *to) {
+  if (!gather(b, to)) {
+    return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
+  }
+  return ng_window_averages(b) ? bounded(b, to) : NG_OK;
 }
 
-/* u <- x, where that is no row. */
+/* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
+static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_averages(b); }
+
+/* u <- x, where that is no row; of an average what is not along the rows in use. */
 static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  const double mu = b->base.window_momentum;
-  ng_status st = NG_OK;
-  if (fresh) { /* the row, and not what the store left of what entered */
-    ng_window_sent(b, 1.0);
-    use(w, fresh);
-  } else if (!gather(b, w->u)) {
-    st = ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
-  } else if (averages_gradients(b)) {
-    st = bounded(b, w->u);
-  }
-  if (averages_gradients(b)) {
-    ng_window_mix(b, w->next_v, w->u, mu, 1.0 - mu);
-    memcpy(w->u, w->next_v, (size_t)w->d * sizeof *w->u);
-    ng_window_clear_out(b, w->u);
-  }
+  const ng_status st =
+      ng_window_averages(b) ? ng_window_average(b, fresh) : ng_window_take(b, w->u);
+  use(w, fresh);
   return st;
 }
 
@@ -363,7 +360,7 @@ static ng_status measure(ng_block *b) {
   if (mu > 0.0 && !ng_window_is_first(&b->base) &&
       b->base.window_momentum_form != NG_MOMENTUM_GRADIENT) {
     const bool average = b->base.window_momentum_form == NG_MOMENTUM_AVERAGE;
-    ng_window_mix(b, w->u, w->u, mu, average ? 1.0 - mu : 1.0);
+    ng_window_mix(b, w->u, w->v, w->u, mu, average ? 1.0 - mu : 1.0);
   }
   ng_window_measure(b, sum);
   if (!(sum[1] - sum[1] == 0.0)) {
@@ -410,6 +407,7 @@ static void commit(ng_block *b, bool taken) {
     w->v = v;
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
+  if (taken && ng_window_averages(b)) ng_window_average_taken(b);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
@@ -435,6 +433,8 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_field factor =
       ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
+  ng_field along = ng_field_plain("along", NG_F64, w->parts, w->places, w->part->along, b->owner);
+  if (st == NG_OK && ng_window_averages(b)) st = visit(arg, &along);
   const bool adam = b->base.window_function == NG_WINDOW_ADAM;
   ng_field s = ng_window_field(b, "second", NG_F32, 1, w->s);
   s.squares = true;

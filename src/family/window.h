@@ -39,10 +39,11 @@ typedef struct ng_window_view {
 } ng_window_view;
 
 typedef struct ng_window_part {
-  int64_t at, n;  /* its elements in flat order                        */
-  double *gram;   /* [places, places]                                  */
-  double *c;      /* [places] coefficients of the rows in the direction */
-  double *factor; /* [places, places] of window_factor.c; NULL: none is kept */
+  int64_t at, n;              /* its elements in flat order                        */
+  double *gram;               /* [places, places]                                  */
+  double *c;                  /* [places] coefficients of the rows in the direction */
+  double *factor;             /* [places, places] of window_factor.c; NULL: none is kept */
+  double *along, *next_along; /* [places] of window_average.c: of each row in x; after this step */
 } ng_window_part;
 
 typedef struct ng_window_store {
@@ -93,7 +94,7 @@ typedef struct ng_window {
   bool emptied;       /* this step drops all rows but its own              */
   float *x;           /* [d] the vector that entered                       */
   float *u;           /* [d] the direction; a slice of b->whole, if there are slices */
-  float *v, *next_v;  /* [d] what momentum keeps; its next value           */
+  float *v, *next_v;  /* [d] what momentum keeps, of window_average.c the rest; its next value */
   uint8_t *mask;      /* [d] 1: takes part; NULL: all do                   */
   double *sums;       /* [chunks, 4] of the flat loops                     */
   double *partial;    /* [units, places] of a store's products             */
@@ -156,7 +157,7 @@ int64_t ng_window_entries(const ng_block *b, int64_t n);
 /* u <- the gradient, or with `error` that, where u is 0; what was taken from `error` is 0 there. */
 void ng_window_replace(ng_block *b, float *error);
 /* to <- old v + take x; v where a parameter is out. */
-void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take);
+void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old, double take);
 /* Sums over all chunks of g u, g g, u u, g as bound. */
 void ng_window_measure(ng_block *b, double out[3]);
 /* ---- window_rows.c ---------------------------------------------------------------------------*/
@@ -233,6 +234,15 @@ ng_status ng_window_first_enter(ng_block *b);
 ng_status ng_window_first_direct(ng_block *b);
 void ng_window_first_taken(ng_block *b); /* the step counts */
 
+/* ---- window_average.c ------------------------------------------------------------------------*/
+
+bool ng_window_averages(const ng_block *b);
+/* u <- what of x is not along the rows in use; changes which those are. */
+ng_status ng_window_average(ng_block *b, bool fresh);
+void ng_window_average_taken(ng_block *b);
+/* window.c: to <- a gradient that is not to enter, if that may be. */
+ng_status ng_window_take(ng_block *b, float *to);
+
 /* ---- window_factor.c -------------------------------------------------------------------------*/
 
 bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambda, double M,
@@ -249,7 +259,7 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
 
 int64_t ng_window_scratch(const ng_block *b); /* bytes */
 /* The coefficients c of all parts, and by of x, such that by x + G' c is the direction of x: of the row at
- * head (k NULL; then by is 0), or of an x of which k [parts, places] are the products.  NG_RESCUED: not at
+ * head (k NULL; then by is 0), or of an x of which k [parts, places] are the products, beside next_along of the rows.  NG_RESCUED: not at
  * the first attempt. */
 ng_status ng_window_solve(ng_block *b, const double *k, double *by);
 

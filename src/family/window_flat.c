@@ -217,18 +217,17 @@ void ng_window_replace(ng_block *b, float *error) {
 typedef struct mixing {
   const ng_block *b;
   float *to;
-  const float *x;
+  const float *v, *x;
   double old, take;
 } mixing;
 
 static void mix_chunk(void *arg, int32_t i) {
   const mixing *m = arg;
-  const ng_window *w = ng_window_of(m->b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const float *x = m->x + c.at, *v = w->v + c.at;
+  const ng_window_chunk c = ng_window_chunk_at(ng_window_of(m->b), i);
+  const float *x = m->x + c.at, *v = m->v + c.at;
   float *to = m->to + c.at;
   if (ng_window_is_out(m->b, &c)) {
-    memcpy(to, v, (size_t)c.n * sizeof *to);
+    if (to != v) memcpy(to, v, (size_t)c.n * sizeof *to);
     return;
   }
   for (int64_t k = 0; k < c.n; k++) {
@@ -236,8 +235,9 @@ static void mix_chunk(void *arg, int32_t i) {
   }
 }
 
-void ng_window_mix(ng_block *b, float *to, const float *x, double old, double take) {
-  mixing m = {b, to, x, old, take};
+void ng_window_mix(ng_block *b, float *to, const float *v, const float *x, double old,
+                   double take) {
+  mixing m = {b, to, v, x, old, take};
   ng_parallel(b->ctx, ng_window_of(b)->chunks, mix_chunk, &m);
 }
 

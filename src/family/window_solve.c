@@ -19,9 +19,12 @@
  *     u = U (1 / (Sigma + eps) - 1 / eps) U' x + x / eps
  *       = x / eps - G' V (1 / (eps Sigma (Sigma + eps))) V' G x
  *
- * and for x = row j and forget = 1, with nothing that cancels,
+ * and for x = G' b, numbers of rows (b = e_j: row j), with nothing that cancels,
  *
- *     u = G' V (1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' e_j
+ *     u = G' V [(1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' b - V' q / (eps Sigma (Sigma + eps))],
+ *     q_i = sum over j of (1 - a_i a_j) K_ij b_j
+ *
+ * An average of gradients is r + G' b (window_average.c), and its direction that of both.
  *
  * S is positive definite, but K may be so much larger than M lambda, and rows so alike, that double does
  * not see it: then its diagonal is raised, by 1e-12 of the largest entry and up, and the step is
@@ -51,7 +54,7 @@ int64_t ng_window_scratch(const ng_block *b) {
   if (b->base.window_function == NG_WINDOW_MFAC) {
     return ng_plus(vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
-  return ng_plus(ng_plus(3 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
+  return ng_plus(ng_plus(4 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
                  q->la->eigen64_work(q, w->m));
 }
 
@@ -102,7 +105,20 @@ static ng_status factor_rescued(ng_block *b, const ng_window_part *p, double lam
   return NG_SKIPPED;
 }
 
-/* p->c <- S^-1 k, or of the row at head, by the kept factor.  False: it is not one of this S. */
+/* What of x row i of those in use is, beside what the products k are of: of the average, or x is the row at head. */
+static double along(const ng_window *w, const ng_window_part *p, const double *k, int64_t i) {
+  if (p->next_along != NULL) return p->next_along[w->used[i]];
+  return k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
+}
+
+/* Of the right side, in S c = that. */
+static double asked(const ng_window *w, const ng_window_part *p, const double *k, double lambda,
+                    double M, int64_t i) {
+  const double a = M / lambda * along(w, p, k, i);
+  return k == NULL ? a : a - k[w->used[i]] / (lambda * lambda);
+}
+
+/* p->c by the kept factor.  False: it is not one of this S. */
 static bool solve_kept(ng_block *b, ng_window_part *p, const double *k, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
@@ -113,7 +129,7 @@ static bool solve_kept(ng_block *b, ng_window_part *p, const double *k, double l
     return false;
   }
   for (int64_t i = 0; i < w->uses; i++) {
-    z[w->used[i]] = k != NULL ? k[w->used[i]] : i == w->uses - 1 ? 1.0 : 0.0;
+    z[w->used[i]] = asked(w, p, k, lambda, M, i);
   }
   ng_window_factor_solve(w, p, k == NULL, z);
   return true;
@@ -141,34 +157,41 @@ static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, dou
   *by = k == NULL ? 0.0 : 1.0 / lambda;
   if (n == 0) return NG_OK;
   if (M != (double)w->m) w->next_factored = 0.0; /* the coming step has another M */
-  if (solve_kept(b, p, k, lambda, M)) {
-    for (int64_t i = 0; i < n; i++) {
-      p->c[w->used[i]] *= k == NULL ? M / lambda : -1.0 / (lambda * lambda);
-    }
-    return NG_OK;
-  }
+  if (solve_kept(b, p, k, lambda, M)) return NG_OK;
   const ng_status st = factor_rescued(b, p, lambda, M, S);
   keep(b, p, st, S);
   if (st == NG_SKIPPED) return st;
   for (int64_t i = 0; i < n; i++) {
-    z[i] = k != NULL ? k[w->used[i]] : i == n - 1 ? 1.0 : 0.0;
+    z[i] = asked(w, p, k, lambda, M, i);
   }
   ng_on(q)->solve64(q, n, S, z);
   ng_queue_wait(q);
   for (int64_t i = 0; i < n; i++) {
-    p->c[w->used[i]] = k == NULL ? M / lambda * z[i] : -z[i] / (lambda * lambda);
+    p->c[w->used[i]] = z[i];
   }
   return st;
 }
 
 /* ---- GGT -------------------------------------------------------------------------------------*/
 
+/* q [n] of the formula, and the products k. */
+static void take_forgotten(const ng_window *w, const ng_window_part *p, const double *k,
+                           const double *age, double *q) {
+  for (int64_t i = 0; i < w->uses; i++) {
+    q[i] = k == NULL ? 0.0 : k[w->used[i]];
+    for (int64_t j = 0; j < w->uses; j++) {
+      q[i] += (1.0 - age[i] * age[j]) * entry(w, p, i, j) * along(w, p, k, j);
+    }
+  }
+}
+
 static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, double *by) {
   int info = 0; /* the queue is waited for below */
   const ng_window *w = ng_window_of(b);
-  ng_queue *q = b->ctx->queue;
+  ng_queue *queue = b->ctx->queue;
   const int64_t n = w->uses, vector = vector_bytes(w) / (int64_t)sizeof(double);
-  double *y = ng_scratch(b), *age = y + vector, *value = age + vector, *V = value + vector;
+  double *y = ng_scratch(b), *age = y + vector, *value = age + vector, *q = value + vector;
+  double *V = q + vector;
   void *work = (char *)V + (n * n * (int64_t)sizeof *V + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
   const double eps = b->opt.damping;
   *by = k == NULL ? 0.0 : 1.0 / eps;
@@ -181,16 +204,18 @@ static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, doub
       V[i * n + j] = age[i] * age[j] * entry(w, p, i, j) + (i == j ? GGT_FLOOR : 0.0);
     }
   }
-  ng_on(q)->eigen64(q, n, V, value, work, &info);
-  ng_queue_wait(q);
-  if (ng_info_read(q, &info) != 0) return NG_SKIPPED;
+  ng_on(queue)->eigen64(queue, n, V, value, work, &info);
+  ng_queue_wait(queue);
+  if (ng_info_read(queue, &info) != 0) return NG_SKIPPED;
+  take_forgotten(w, p, k, age, q);
   for (int64_t i = 0; i < n; i++) { /* K has no negative eigenvalue */
     const double sigma = sqrt(fmax(value[i], GGT_FLOOR)), both = eps * sigma * (sigma + eps);
-    double along = k == NULL ? V[i * n + n - 1] : 0.0;
-    for (int64_t j = 0; j < n && k != NULL; j++) {
-      along += V[i * n + j] * k[w->used[j]];
+    double rows = 0.0, others = 0.0;
+    for (int64_t j = 0; j < n; j++) {
+      rows += V[i * n + j] * along(w, p, k, j);
+      others += V[i * n + j] * q[j];
     }
-    y[i] = along * (k == NULL ? 1.0 / (sigma + eps) + GGT_FLOOR / both : -1.0 / both);
+    y[i] = rows * (1.0 / (sigma + eps) + GGT_FLOOR / both) - others / both;
   }
   for (int64_t j = 0; j < n; j++) {
     double c = 0.0;
@@ -204,10 +229,10 @@ static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, doub
 
 /* ---- all parts -------------------------------------------------------------------------------*/
 
-/* The direction is x itself: the row at head, or by times what u has. */
-static void plain(const ng_window *w, ng_window_part *p, const double *k) {
+/* The direction is x itself: the row at head, or by times all of it. */
+static void plain(const ng_window *w, ng_window_part *p, const double *k, double by) {
   for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
+    p->c[w->used[i]] = (k == NULL ? 1.0 : by) * along(w, p, k, i);
   }
 }
 
@@ -232,7 +257,7 @@ ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
         mfac ? solve_mfac(b, &w->part[i], mine, by) : solve_ggt(b, &w->part[i], mine, by);
     if (st != NG_SKIPPED && !within_range(w, &w->part[i])) st = NG_SKIPPED;
     if (st == NG_SKIPPED) {
-      plain(w, &w->part[i], mine);
+      plain(w, &w->part[i], mine, *by);
       b->p->rescued[NG_RESCUE_PLAIN]++;
       worst = NG_RESCUED;
     } else if (st != NG_OK) {
