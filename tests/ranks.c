@@ -58,7 +58,7 @@ static void *rank_main(void *arg) {
 /* True when every rank has ended. */
 static bool wait_for(crew *c, long seconds) {
   struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
+  clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += seconds;
   int e = 0;
   pthread_mutex_lock(&c->lock);
@@ -70,10 +70,10 @@ static bool wait_for(crew *c, long seconds) {
   return ended;
 }
 
-static long timeout_seconds(void) {
+long ranks_patience(void) {
   const char *text = getenv("NG_TEST_TIMEOUT");
   long s = text ? strtol(text, NULL, 10) : 0;
-  return s > 0 ? s : 60;
+  return s > 0 ? s : 600;
 }
 
 static ng_status worse(ng_status a, ng_status b) {
@@ -85,8 +85,12 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   crew c = {.running = n, .fn = fn, .arg = arg};
   rank_job *job = calloc((size_t)n, sizeof *job);
   if (!job) fail_msg("ranks: no memory");
+  pthread_condattr_t by_the_wait; /* a clock that nobody sets */
+  pthread_condattr_init(&by_the_wait);
+  pthread_condattr_setclock(&by_the_wait, CLOCK_MONOTONIC);
   pthread_mutex_init(&c.lock, NULL);
-  pthread_cond_init(&c.ended, NULL);
+  pthread_cond_init(&c.ended, &by_the_wait);
+  pthread_condattr_destroy(&by_the_wait);
 
   for (int32_t r = 0; r < n; r++) {
     job[r] = (rank_job){.crew = &c, .t = &t[r], .rank = r};
@@ -97,7 +101,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
     }
   }
 
-  bool late = !wait_for(&c, timeout_seconds());
+  bool late = !wait_for(&c, ranks_patience());
   if (late) {
     pthread_mutex_lock(&c.lock);
     for (int32_t r = 0; r < n; r++) {
@@ -123,7 +127,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   pthread_cond_destroy(&c.ended);
   pthread_mutex_destroy(&c.lock);
   free(job);
-  if (late) fail_msg("ranks: not finished after %ld s", timeout_seconds());
+  if (late) fail_msg("ranks: not finished after %ld s", ranks_patience());
   return worst;
 }
 
@@ -164,7 +168,7 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   if (n > ranks_there()) fail_msg("ranks: %d of %d processes", (int)n, (int)ranks_there());
   (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   (void)MPI_Comm_split(MPI_COMM_WORLD, rank < n ? 0 : MPI_UNDEFINED, rank, &comm);
-  (void)alarm((unsigned)timeout_seconds());
+  (void)alarm((unsigned)ranks_patience());
   if (rank < n) {
     st = ng_mpi_transport(comm, &t, sizeof t);
     if (st == NG_OK) st = fn(rank, &t, arg);

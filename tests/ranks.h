@@ -1,13 +1,16 @@
 /* ranks.h: run one function on N ranks, as threads of this process, and collect what they return.
  *
  * Ranks return a status and never assert: cmocka's assertions work on the main thread only.  Call
- * these from the main thread.  A run that does not end within NG_TEST_TIMEOUT seconds (60 if unset)
- * fails the test with a line saying which ranks were still running, instead of hanging.
+ * these from the main thread.  A run that does not end within ranks_patience() fails the test with a
+ * line saying which ranks were still running, instead of hanging.
  */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 
 #include "natgrad.h"
+
+/* Seconds after which something hangs: NG_TEST_TIMEOUT, or ten minutes, as a machine may be slow and busy. */
+long ranks_patience(void);
 
 /* `t` is this rank's own table, of ng_threads; copy it into ng_context_config.transport. */
 typedef ng_status (*rank_fn)(int32_t rank, ng_transport *t, void *arg);

@@ -20,7 +20,7 @@
 #include "fixture.h"
 #include "ranks.h"
 
-enum { B = 4, IN = 6, OUT = 5, STEPS = 3, RANKS = 4, PATIENCE = 30 };
+enum { B = 4, IN = 6, OUT = 5, STEPS = 3, RANKS = 4 };
 
 #define CHILD(x)                                                                                   \
   do {                                                                                             \
@@ -184,7 +184,7 @@ static void fork_and_go_on(int32_t threads, bool numbered) {
     if (s == STEPS - 1) { /* in the middle of a step */
       const pid_t parent = getpid(), child = fork();
       if (child == 0) {
-        (void)alarm(PATIENCE);
+        (void)alarm((unsigned)ranks_patience());
         _exit(live_in_child(&m, &lent, threads, parent));
       }
       ended_well(child);
@@ -236,7 +236,7 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
       (void)usleep(50000); /* the others wait for this one in the middle of their step by now */
       all->child = fork();
       if (all->child == 0) {
-        (void)alarm(PATIENCE);
+        (void)alarm((unsigned)ranks_patience());
         const int before = given, bad = ng_step(m.f.p, 0.1) != NG_ERR_STATE;
         fixture_close(&m.f);
         _exit(bad ? 1 : given > before ? 2 : 0);

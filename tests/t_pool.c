@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "pool.h"
+#include "ranks.h"
 
 enum { THREADS = 3, PIECES = 7 };
 
@@ -106,7 +107,7 @@ static void goes_on_without_a_late_thread(void **state) {
   assert_int_equal(pthread_kill(first.by[1], SIGUSR1), 0);
   (void)usleep(
       50000); /* so that it is in the handler; before, its round would only be an ordinary one */
-  (void)alarm(30); /* who waits for it waits for ever */
+  (void)alarm((unsigned)ranks_patience()); /* who waits for it waits for ever */
   for (int round = 0; round < 3; round++) {
     job j = {.done = {0}};
     ng_pool_run(pool, PIECES, note, &j);

@@ -2,6 +2,7 @@
 #include "transports.h"
 
 #include "core/core.h"
+#include "ranks.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -326,7 +327,7 @@ static ng_status mpi_trial(const trial *how, body_fn body, tap *taps, ng_status 
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const bool part = rank < how->n;
   MPI_Comm_split(MPI_COMM_WORLD, part ? 0 : MPI_UNDEFINED, rank, &comm);
-  (void)alarm(60);
+  (void)alarm((unsigned)ranks_patience());
   if (part) {
     assert_int_equal(ng_mpi_transport(comm, &t, sizeof t), NG_OK);
     void *user = t.user;

@@ -13,7 +13,7 @@ while read -r threads ranks from to by; do
   for ((memory = from; memory <= to; memory += by)); do
     rm -rf T
     (export OPENBLAS_NUM_THREADS=$threads
-     ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --ranks "$ranks" --epochs 1 --quiet --out T >out 2>err)
+     ulimit -v $memory && exec timeout -s KILL $patience "$natgrad" train "${tiny[@]}" --ranks "$ranks" --epochs 1 --quiet --out T >out 2>err)
     got=$?
     [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] ||
       fail "$memory kB, $ranks ranks, $threads threads: exit $got: $(cat err)"

@@ -205,15 +205,18 @@ bad 'one/runs/sgd-seed1/result.json: line 2: no JSON: *' "${tiny[@]}" --out one 
 long=(--data synthetic:classes=4,features=40,train=4000,test=200,seed=5 --model mlp --batch 20 --epochs 4
   --seeds 1 --methods sgd,natgrad)
 "$natgrad" compare "${long[@]}" --out whole >/dev/null 2>&1 || fail "the long one fails"
-interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has FILE
-  "$natgrad" compare "${long[@]}" --out "$2" "${@:4}" >cut.txt 2>cut.err &
-  local child=$! i
-  for ((i = 0; i < 1000; i++)); do
-    [[ -e $2/runs/natgrad-seed1/$3 ]] && break
-    sleep 0.01
+interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has FILE; once more if that was over by then
+  local child got try
+  for ((try = 0; try < 20; try++)); do
+    rm -rf "$2"
+    "$natgrad" compare "${long[@]}" --out "$2" "${@:4}" >cut.txt 2>cut.err &
+    child=$! got=0
+    until_so $child "$2: $3" test -e "$2/runs/natgrad-seed1/$3"
+    kill "-$1" $child 2>/dev/null
+    wait $child 2>/dev/null || got=$?
+    [[ -e $2/runs/natgrad-seed1/result.json ]] || break
   done
-  kill "-$1" $child
-  wait $child 2>/dev/null
+  return $got
 }
 interrupt INT stopped log.jsonl
 [[ $? == 1 && ! -s cut.txt ]] || fail "SIGINT: exit code or a table: $(cat cut.txt)"

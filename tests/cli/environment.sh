@@ -29,10 +29,10 @@ for name in "${!command[@]}"; do
   [[ $name == ranks ]] && line+='; stopped after step [89], natgrad train --resume goes on in T'
   told=$([[ $silent ]] || echo "$line")
   # A reader that has gone, a stream that was never there, a device that is full.
-  run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err | true
+  run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err | true
   got=${PIPESTATUS[0]}
   [[ $got == "$want" && $(cat err) == $told ]] || fail "$name to a closed pipe: exit $got: $(cat err)"
-  run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >&-
+  run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err >&-
   got=$?
   [[ $got == "$want" && $(cat err) == $told ]] || fail "$name without stdout: exit $got: $(cat err)"
   if [[ $name == train ]]; then
@@ -41,12 +41,12 @@ for name in "${!command[@]}"; do
   fi
   [[ $name != ranks ]] || expect 0 '' "$natgrad" train --resume --out T --ranks 2 --quiet
   if [[ -w /dev/full ]]; then
-    run "$name" && timeout 100 "$natgrad" "${words[@]}" 2>err >/dev/full
+    run "$name" && timeout $patience "$natgrad" "${words[@]}" 2>err >/dev/full
     got=$?
     [[ $got == "$want" && $(cat err) == $told ]] || fail "$name to a full device: exit $got: $(cat err)"
   fi
-  run "$name" && timeout 100 "$natgrad" "${words[@]}" >out 2>&- <&- || fail "$name without stdin and stderr: exit $?"
-  run "$name" && timeout 100 "$natgrad" "${words[@]}" >&- 2>&- <&-
+  run "$name" && timeout $patience "$natgrad" "${words[@]}" >out 2>&- <&- || fail "$name without stdin and stderr: exit $?"
+  run "$name" && timeout $patience "$natgrad" "${words[@]}" >&- 2>&- <&-
   got=$?
   [[ $got == "$want" ]] || fail "$name without any stream: exit $got"
   ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors q.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
@@ -119,7 +119,7 @@ for memory in 100000 150000 200000 300000 400000 800000; do
   for ranks in 1 3; do # each rank that is a thread needs room of its own
     [[ $sanitized ]] && break
     rm -rf T
-    (ulimit -v $memory && exec timeout -s KILL 60 "$natgrad" train "${tiny[@]}" --ranks $ranks --epochs 2 --quiet --out T >out 2>err)
+    (ulimit -v $memory && exec timeout -s KILL $patience "$natgrad" train "${tiny[@]}" --ranks $ranks --epochs 2 --quiet --out T >out 2>err)
     got=$?
     [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*) || $got == 127 ]] || fail "$memory kB, $ranks ranks: exit $got: $(cat err)"
   done

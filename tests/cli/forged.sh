@@ -14,7 +14,7 @@ mkdir "$scratch/forged"
 # run FOLDER: all files of it in one process; as many answers and lines as files.
 run() {
   local got=0 ok lines list=("$scratch/forged"/*)
-  timeout 300 "$natgrad" replay "${list[@]}" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
+  timeout $patience "$natgrad" replay "${list[@]}" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
   ok=$(grep -cE 'tolerance [^ ]+: (ok|exceeded)$' "$scratch/out")
   lines=$(wc -l <"$scratch/err")
   if ((got > 2 || ok + lines != ${#list[@]})); then

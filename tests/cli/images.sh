@@ -49,6 +49,6 @@ expect 2 'natgrad: *' "$natgrad" train --data images:folder,size=16,resize=20 --
   fail "worse: $(cat err)"
 mkfifo folder/class_03/pipe
 expect 2 'natgrad: --data: folder/class_03/pipe: is neither a file nor a folder' \
-  timeout 20 "$natgrad" train --data images:folder,size=16 --model resnet20
+  timeout $patience "$natgrad" train --data images:folder,size=16 --model resnet20
 expect 2 "natgrad: --erase-rate: model autoencoder has no labels" "$natgrad" train --model autoencoder --erase-rate 0.5
 finish

@@ -244,7 +244,7 @@ for part in checkpoint/latest.json checkpoint/model-16.safetensors checkpoint/pr
   refused "run/$part: is a symbolic link, expected a regular file" && untouched "$part"
   diff elsewhere.before <(listing elsewhere) || fail "$part: a link was followed"
   pipe() { rm "run/$part" && mkfifo "run/$part"; }
-  again pipe && expect 2 "natgrad: run/$part: is a pipe, expected a regular file" timeout 10 "$natgrad" train --out run --resume --quiet && untouched "$part"
+  again pipe && expect 2 "natgrad: run/$part: is a pipe, expected a regular file" timeout $patience "$natgrad" train --out run --resume --quiet && untouched "$part"
   folder() { rm "run/$part" && mkdir "run/$part"; }
   again folder && refused "run/$part: is a folder, expected a regular file" && untouched "$part"
 done
@@ -262,15 +262,15 @@ refused "$c/model.natgrad-next.natgrad-part: is a symbolic link, expected a regu
 away() { mv $c elsewhere/checkpoint && ln -s "$scratch/elsewhere/checkpoint" $c; }
 again away && refused "$c: is a symbolic link, expected a folder" && untouched checkpoint
 mkfifo pipe.json
-expect 2 'natgrad: pipe.json: cannot be read: not a regular file' timeout 10 "$natgrad" train "${tiny[@]}" --config pipe.json
-expect 2 'natgrad: pipe.json: not a regular file' timeout 10 "$natgrad" replay pipe.json
+expect 2 'natgrad: pipe.json: cannot be read: not a regular file' timeout $patience "$natgrad" train "${tiny[@]}" --config pipe.json
+expect 2 'natgrad: pipe.json: not a regular file' timeout $patience "$natgrad" replay pipe.json
 mkdir odd && mkfifo odd/case.json
-expect 2 'natgrad: odd/case.json: not a regular file' timeout 10 "$natgrad" replay odd
+expect 2 'natgrad: odd/case.json: not a regular file' timeout $patience "$natgrad" replay odd
 mkdir unpacked && "$helper" unpack "$golden/kaisa-eigen-0.safetensors" unpacked || fail "unpack"
-expect 2 'natgrad: pipe.json: is there and is not a regular file' timeout 10 "$natgrad" pack unpacked pipe.json
+expect 2 'natgrad: pipe.json: is there and is not a regular file' timeout $patience "$natgrad" pack unpacked pipe.json
 array=$(echo unpacked/*.npy | cut -d ' ' -f 1)
 rm "$array" && mkfifo "$array"
-expect 2 "natgrad: $array: not a regular file" timeout 10 "$natgrad" replay unpacked
+expect 2 "natgrad: $array: not a regular file" timeout $patience "$natgrad" replay unpacked
 
 # Weights that are lost do not replace a checkpoint; --resume finds the one before.
 grow=(--data synthetic:classes=3,features=8,train=64,test=32 --model logreg --batch 16 --method sgd

@@ -15,7 +15,7 @@ expect 0 '*kernel = Haswell*' "$fake" --keep-kernel info
 expect 0 '*kernel = Haswell*' env NATGRAD_KEEP_KERNEL=1 "$fake" info
 expect 0 "*kernel = $wide*" env NATGRAD_KEEP_KERNEL=0 "$fake" info
 expect 0 '*kernel = Zen*' env OPENBLAS_CORETYPE=Zen "$fake" info
-expect 0 '*kernel = Haswell*' timeout 20 env FAKE_DEAF=1 "$fake" info
+expect 0 '*kernel = Haswell*' timeout $patience env FAKE_DEAF=1 "$fake" info
 # Arguments and exit code survive.
 expect 2 "*info: 'a b' is not wanted here" "$fake" info 'a b'
 finish

@@ -3,6 +3,9 @@
 #   expect CODE GLOB COMMAND...   runs COMMAND; its exit code must be CODE and stdout and stderr
 #                                 together must match GLOB.  For code 2, stdout must be empty and
 #                                 stderr one line that starts with "natgrad: ".
+#   until_so PID WHAT COMMAND...  waits until COMMAND succeeds; a failure that names WHAT if process PID ends before.  No
+#                                 other limit but `patience`: a machine may be slow and busy.  Looks again after
+#                                 `nap` seconds, or at once if that is empty
 #   finish                        exits 1 if an expectation failed
 set -u -o pipefail
 export LC_ALL=C
@@ -36,6 +39,26 @@ expect() {
     [[ ! -s $scratch/out ]] || fail "bad input, but stdout is not empty: $*"
     [[ $(wc -l <"$scratch/err") == 1 && $text == "natgrad: "* ]] || fail "not one line: $* :: $text"
   fi
+}
+
+patience=${NG_TEST_TIMEOUT:-600} # seconds after which something hangs
+nap=0.02
+until_so() {
+  local pid=$1 what=$2 end=$((SECONDS + patience)) there=1
+  shift 2
+  for (( ; ; )); do
+    kill -0 "$pid" 2>/dev/null || there='' # before COMMAND has its last chance
+    "$@" && return
+    [[ $there ]] || { fail "$what: over before"; return 1; }
+    ((SECONDS < end)) || { fail "$what: not in $patience s"; return 1; }
+    [[ -z $nap ]] || sleep "$nap"
+  done
+}
+lines_over() { [[ $(wc -l 2>/dev/null <"$1") -gt $2 ]]; } # FILE N
+catches() { # PID NUMBER: it has a handler of that signal; before, the signal ends it
+  local caught
+  caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' "/proc/$1/status" 2>/dev/null)
+  (((0x${caught:-0} >> ($2 - 1)) & 1))
 }
 
 finish() { exit $((failures > 0)); }

@@ -42,6 +42,9 @@ rank_of() {
   done
 }
 
+# gone DIR: no process has a run there any more; a launcher may leave before those it ends
+gone() { ! pgrep -f -- "train .*--out $1" >/dev/null; }
+
 # whole DIR STEP RANKS: the files of a checkpoint and no other
 whole() {
   local want r id

@@ -5,16 +5,9 @@
 . "$(dirname "$0")/lib_ranks.sh"
 cd "$scratch" || exit 1
 how=(--data digits --model mlp --method natgrad --batch 61 --seed 3 --log-every 1 --quiet --lr-schedule constant)
-# moves DIR: until a checkpoint of a later step is there
-moves() {
-  local last k
-  last=$(step_of "$1")
-  for ((k = 0; k < 1500; k++)); do
-    [[ $(step_of "$1") -gt $last ]] && return
-    sleep 0.02
-  done
-  fail "$1: no checkpoint in 30 s"
-}
+# moves PID DIR: until a checkpoint of a later step is there
+step_over() { [[ $(step_of "$1") -gt $2 ]]; }
+moves() { until_so "$1" "$2: a checkpoint" step_over "$2" "$(step_of "$2")"; }
 
 n=${processes:-3}
 expect 0 '' on "$n" "${how[@]}" --steps 30 --out one
@@ -48,17 +41,14 @@ if [[ -n $processes ]]; then
   for victim in 0 $((n - 1)); do
     on "$n" --out "$dir" --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
     job=$!
-    moves "$dir"
+    moves $job "$dir"
     sleep 0.0$((RANDOM % 10))
     kill -9 "$(rank_of "$dir" $victim)" || {
       fail "rank $victim is not to be found"
       pkill -f -- "train .*--out $dir"
     }
     wait $job && fail "a job without rank $victim ended well"
-    for ((k = 0; k < 300; k++)); do # the launcher may leave before those it ends
-      pgrep -f -- "train .*--out $dir" >/dev/null || break
-      sleep 0.1
-    done
+    until_so $$ "ranks that the launcher left behind end" gone "$dir"
     step=$(step_of "$dir")
     expect 0 '*' on $((n - 1)) --out "$dir" --resume --steps $((step + 1)) --checkpoint-every 0 --quiet
     whole "$dir" $((step + 1)) $((n - 1))
@@ -110,7 +100,7 @@ expect 0 '' on 3 "${how[@]}" --steps 2 --checkpoint-parts --out killed
 for ((i = 0; i < 12; i++)); do
   on $((1 + i % 4)) --out killed --resume --steps 1000000 --checkpoint-every 1 --quiet >/dev/null 2>&1 </dev/null &
   pid=$!
-  moves killed
+  moves $pid killed
   sleep 0.0$((RANDOM % 10))
   child=$(pgrep -P $pid || echo $pid)
   kill -9 $child && kills=$((kills + 1))

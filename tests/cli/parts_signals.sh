@@ -17,11 +17,7 @@ begin() {
   on "$n" "${new[@]}" --steps 1000000 --log-every $every --out "$scratch/$dir" "${@:2}" >"$dir.out" 2>"$dir.err" </dev/null &
   job=$!
   before=$(wc -l 2>/dev/null <"$dir/log.jsonl" || echo 0)
-  for ((i = 0; i < 600; i++)); do
-    [[ $(wc -l 2>/dev/null <"$dir/log.jsonl") -gt $((before + 3)) ]] && break
-    sleep 0.1
-  done
-  ((i < 600)) || fail "$dir: no step in 60 s: $(cat "$dir.err")"
+  until_so $job "$dir: steps" lines_over "$dir/log.jsonl" $((before + 3)) || cat "$dir.err"
   ranks=()
   for ((i = 0; i < n; i++)); do
     if [[ -n $processes ]]; then
@@ -45,16 +41,14 @@ ended() {
 }
 
 told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
+told_over() { [[ $(told "$1") -gt $2 ]]; }
 
 # Each rank in turn asks for a checkpoint; the run goes on, and what it kept is of all ranks.  Then all are asked at once, and
 # one to end.
 begin kept --checkpoint-every 0
 for ((r = 0; r < ${#ranks[@]}; r++)); do
   kill -USR1 "${ranks[r]}"
-  for ((i = 0; i < 300; i++)); do
-    [[ $(told kept) == $((r + 1)) ]] && break
-    sleep 0.1
-  done
+  until_so $job "rank $r: a checkpoint" told_over kept $r
   step=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' kept.err | tail -n 1)
   [[ $(told kept) == $((r + 1)) && $(step_of kept) == "$step" ]] || fail "rank $r: told $(told kept) times: $(cat kept.err)"
   whole kept "$step" "$n"
@@ -63,14 +57,12 @@ kill -USR1 "${ranks[@]}"
 kill -TERM "${ranks[${#ranks[@]} - 1]}"
 ended kept
 
+on_its_way() { compgen -G "$1/checkpoint/precond.natgrad-next*" >/dev/null; }
 # SIGTERM as soon as the part of some rank is on its way: that checkpoint is finished, and another one made.
 for turn in 1 2 3; do
   begin between$turn --checkpoint-every 1
-  for ((i = 0; i < 100000; i++)); do
-    compgen -G "between$turn/checkpoint/precond.natgrad-next*" >/dev/null && break
-  done
+  nap='' until_so $job "between$turn: a part on its way" on_its_way between$turn
   kill -TERM "${ranks[$((turn % ${#ranks[@]}))]}"
-  ((i < 100000)) || fail "no part was seen on its way"
   ended between$turn
 done
 

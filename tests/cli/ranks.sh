@@ -86,10 +86,7 @@ done
 if [[ -n $processes ]]; then
   # A rank that is killed ends the job; what was kept is whole, and the run goes on with fewer.
   (on "$n" "${how[@]}" --steps 1000000 --checkpoint-every 50 --out "$scratch/killed" >/dev/null 2>&1; echo $? >"$scratch/rc") &
-  for ((i = 0; i < 600; i++)); do
-    [[ -e $scratch/killed/checkpoint/latest.json ]] && break
-    sleep 0.1
-  done
+  until_so $! "a checkpoint of $n ranks" test -e "$scratch/killed/checkpoint/latest.json"
   victim=$(rank_of "$scratch/killed" 1)
   if [[ -z $victim ]]; then
     fail "rank 1 is not to be found"
@@ -97,24 +94,17 @@ if [[ -n $processes ]]; then
   fi
   kill -9 "$victim"
   wait
-  for ((i = 0; i < 300; i++)); do # the launcher may leave before those it ends
-    pgrep -f -- "train .*--out $scratch/killed" >/dev/null || break
-    sleep 0.1
-  done
+  until_so $$ "ranks that the launcher left behind end" gone "$scratch/killed"
   [[ $(cat "$scratch/rc") != 0 ]] || fail "a job without rank 1 ended well"
   step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
 else
   # The same of threads, which end with their process.
   "$natgrad" train --ranks "$n" "${how[@]}" --steps 1000000 --checkpoint-every 50 --out "$scratch/killed" &
-  for ((i = 0; i < 600; i++)); do
-    [[ -e $scratch/killed/checkpoint/latest.json ]] && break
-    sleep 0.1
-  done
+  until_so $! "a checkpoint of $n ranks as threads" test -e "$scratch/killed/checkpoint/latest.json"
   kill -9 $!
   wait $! 2>/dev/null && fail "a run that was killed ended well"
   step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
-  [[ -n $step ]] || fail "no checkpoint in 60 s"
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
   expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
   expect 2 "*--batch: 2 samples, expected at least one for each of 3 ranks*" "$natgrad" train --batch 2 --ranks 3

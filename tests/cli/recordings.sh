@@ -79,7 +79,7 @@ expect 2 '*f2: skip_layers: *takes more than 8192 steps*' "$natgrad" replay "$sc
 # Numbers that ask for more than the file has: no memory is taken by them, and nobody waits.
 edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice' "$natgrad" replay "$scratch/f2"
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
-expect 2 '*array r0.s0.m0.conv1.a is missing' timeout 60 "$natgrad" replay "$scratch/f2"
+expect 2 '*array r0.s0.m0.conv1.a is missing' timeout $patience "$natgrad" replay "$scratch/f2"
 
 # Linear layers over positions in a recording of chainerkfac, which flattens them: the numbers are those of the rows.
 folder=$scratch/positions
@@ -232,7 +232,7 @@ edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, its
 edited 's/^ *80$/1048576, 1048576, 1048576/'
 expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements in a row' "$natgrad" replay "$scratch/f2"
 edited 's/"steps": [0-9]*/"steps": 100000/'
-expect 2 '*.grad is missing' timeout 60 "$natgrad" replay "$scratch/f2"
+expect 2 '*.grad is missing' timeout $patience "$natgrad" replay "$scratch/f2"
 
 # What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
 # still answered.
@@ -259,7 +259,7 @@ overwrite $((8 + $(od -An -tu8 -N8 "$file"))) '\x00\x00\xc0\x7f'
 expect 2 '*bad: step 0: *conv1*' "$natgrad" replay "$bad"
 cp "$golden/ranks2-eigen.safetensors" "$bad" # the other rank must not wait for the one that failed
 overwrite $((8 + $(od -An -tu8 -N8 "$bad"))) '\x00\x00\xc0\x7f'
-expect 2 '*bad: rank 0: step 0: *conv1*' timeout 30 "$natgrad" replay "$bad"
+expect 2 '*bad: rank 0: step 0: *conv1*' timeout $patience "$natgrad" replay "$bad"
 
 "$natgrad" replay --json "$file" "$golden/ranks4-inverse_dp.safetensors" |
   "$helper" json case system variant method ranks:n steps:n largest:n updated tolerance:n ok layers errors ||

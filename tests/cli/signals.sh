@@ -16,40 +16,32 @@ begin() {
     "${all[@]}" --ranks "$n" >"$dir.out" 2>"$dir.err" </dev/null &
   fi
   pid=$!
-  for ((i = 0; i < 600; i++)); do
-    [[ $(wc -l 2>/dev/null <"$dir/log.jsonl") -gt 3 ]] && return
-    sleep 0.1
-  done
-  fail "$dir: no step in 60 s: $(cat "$dir.err")"
+  until_so $pid "$dir: steps" lines_over "$dir/log.jsonl" 3 || cat "$dir.err"
 }
 
 told() { grep -c '^natgrad: SIGUSR1: the checkpoint of step [0-9]* is in' "$1.err"; }
+told_over() { [[ $(told "$1") -gt $2 ]]; }
 
 # keeps DIR WHOM: one more checkpoint, and the run goes on
 keeps() {
-  local dir=$1 before after lines i
+  local dir=$1 before after
   before=$(told "$dir")
   kill -USR1 "$2" || { fail "$dir: nobody to tell: $(cat "$dir.err")"; return; }
-  for ((i = 0; i < 300; i++)); do
-    [[ $(told "$dir") -gt $before ]] && break
-    sleep 0.1
-  done
+  until_so $pid "$dir: SIGUSR1: a checkpoint" told_over "$dir" "$before"
   after=$(sed -nE 's/^natgrad: SIGUSR1: the checkpoint of step ([0-9]*) is in.*/\1/p' "$dir.err" | tail -n 1)
   [[ $(told "$dir") == $((before + 1)) && $(step_of "$dir") == "$after" && -s $dir/checkpoint/precond-$after.safetensors ]] ||
     fail "$dir: SIGUSR1: told $(told "$dir") times, $(step_of "$dir") kept: $(cat "$dir.err")"
-  lines=$(wc -l <"$dir/log.jsonl")
-  for ((i = 0; i < 300; i++)); do
-    [[ $(wc -l <"$dir/log.jsonl") -gt $lines ]] && return
-    sleep 0.1
-  done
-  fail "$dir: SIGUSR1: the run does not go on"
+  until_so $pid "$dir: SIGUSR1: another step" lines_over "$dir/log.jsonl" "$(wc -l <"$dir/log.jsonl")"
 }
 
-# ends DIR WHOM: a checkpoint, exit 1, and the run can go on for a step; ^C that a launcher passes on as SIGTERM is one request
+# ends DIR WHOM: a checkpoint, exit 1, and the run can go on for a step; ^C that a launcher passes on as SIGTERM is one
+# request.  Both come at once to one that was stopped, however long this script is kept from sending the second.
 ends() {
   local dir=$1 got=0 step
-  if kill -INT "$2"; then
-    kill -TERM "$2" 2>/dev/null
+  if kill -STOP "$2"; then
+    kill -INT "$2"
+    kill -TERM "$2"
+    kill -CONT "$2"
   else
     kill -9 "$pid"
   fi
@@ -69,16 +61,9 @@ if [[ -z $processes ]]; then
   # Nowhere to keep it: told, and the run goes on.
   "$natgrad" train "${how[@]}" --steps 1000000 2>nowhere.err >/dev/null </dev/null &
   pid=$!
-  for ((i = 0; i < 600; i++)); do # until it has a handler: before, the signal ends it
-    caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' /proc/$pid/status)
-    ((0x${caught:-0} & 0x200)) && break
-    sleep 0.1
-  done
+  until_so $pid "without --out: a handler" catches $pid 10
   kill -USR1 $pid
-  for ((i = 0; i < 300; i++)); do
-    [[ -s nowhere.err ]] && break
-    sleep 0.1
-  done
+  until_so $pid "without --out: SIGUSR1" test -s nowhere.err
   kill -TERM $pid
   wait $pid
   [[ $? == 1 && $(cat nowhere.err) == 'natgrad: SIGUSR1: without --out nothing is kept'*'without --out nothing was kept' ]] ||
@@ -91,12 +76,17 @@ else
   done
   keeps "$scratch/one" $pid
   ends "$scratch/one" "$(rank_of "$scratch/one" $last)"
-  export OMPI_MCA_odls_base_sigkill_timeout=15 # it waits so long in any case; this machine may be busy
-  begin "$processes" all
-  got=0
-  kill -TERM $pid
-  wait $pid || got=$?
-  step=$(step_of all)
+  # Open MPI kills ranks so many seconds later, done or not, and waits so long in any case: more where the machine is busy.
+  for seconds in 15 60 240; do
+    rm -rf all
+    export OMPI_MCA_odls_base_sigkill_timeout=$seconds
+    begin "$processes" all
+    got=0
+    kill -TERM $pid
+    wait $pid || got=$?
+    step=$(step_of all)
+    [[ $got != 0 && -n $step ]] && break
+  done
   [[ $got != 0 && -n $step ]] || fail "the launcher: exit $got, '$step' kept: $(cat all.err)"
   expect 0 '*' "$natgrad" train --out all --resume --steps $((step + 1)) --quiet
 fi

@@ -133,10 +133,7 @@ train 2 "short/checkpoint/latest.json: expected a checkpoint's list of files, {\
 # A signal: the step is finished, a checkpoint made, exit 1.  Meanwhile nobody else may go on there.
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --out stopped >ran 2>ran.err &
 pid=$!
-for _ in $(seq 200); do
-  [[ -s ran ]] && break
-  sleep 0.05
-done
+until_so $pid "a first epoch" test -s ran
 train 2 '--out: another natgrad train is at work in stopped' --out stopped --resume
 kill -TERM $pid
 wait $pid
@@ -146,7 +143,7 @@ step=$(sed -nE 's/^natgrad: stopped after step ([0-9]+); natgrad train --resume 
 [[ $(tail -1 stopped/log.jsonl) == *'"why": "stopped"'* ]] || fail "SIGTERM: $(tail -1 stopped/log.jsonl)"
 "$natgrad" train --data digits --model mlp --method sgd --epochs 100000 --quiet >out 2>err &
 pid=$!
-sleep 0.5
+until_so $pid "a handler of SIGINT" catches $pid 2
 kill -INT $pid
 wait $pid
 [[ $? == 1 && $(cat err) == 'natgrad: stopping after this step; again to end at once'*'natgrad: stopped after step '*'; without --out nothing was kept' ]] || fail "SIGINT: $(cat err)"

@@ -24,8 +24,9 @@ def _child(rank, world, file, function, arguments, results):
     torch.distributed.destroy_process_group()
 
 
-def run(world, function, *arguments, timeout=120):
-    """[function(rank, world, *arguments) of each rank]; an exception of one is one here."""
+def run(world, function, *arguments):
+    """[function(rank, world, *arguments) of each rank]; an exception of one is one here.  Who does not answer in
+    NG_TEST_TIMEOUT seconds, or ten minutes, hangs: a machine may be slow and busy."""
     context = processes.get_context("fork")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -34,10 +35,13 @@ def run(world, function, *arguments, timeout=120):
                     for r in range(world)]
         for child in children:
             child.start()
-        found, end = {}, time.monotonic() + timeout
+        found, end = {}, time.monotonic() + float(os.environ.get("NG_TEST_TIMEOUT") or 600)
         try:
             while len(found) < world and time.monotonic() < end:
+                gone = any(not child.is_alive() for rank, child in enumerate(children) if rank not in found)
                 if results.empty():
+                    if gone:  # before the queue was looked at: nothing is on its way
+                        break
                     time.sleep(0.02)
                     continue
                 rank, good, value = results.get()

