@@ -1,5 +1,5 @@
 /* t_plan_link.c: latency and bandwidth as `natgrad plan --calibrate` measures them, on a transport of which they are known:
- * it sleeps for as long as the model says, so the model's own numbers must come back. */
+ * on a clock of the test's its calls take as long as the model says, or longer, so the model's own numbers must come back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,28 +7,27 @@
 #include <cmocka.h>
 
 #include <math.h>
-#include <time.h>
 
 #include "plan.h"
+
+static double now;
+double __wrap_ng_now_ms(void);
+double __wrap_ng_now_ms(void) { return now; }
 
 typedef struct wire {
   plan_machine truth;
   int32_t ranks, fails_at, calls;
 } wire;
 
-static void wait_for(double seconds) {
-  struct timespec t;
-  t.tv_sec = (time_t)seconds;
-  t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
-  (void)nanosleep(&t, NULL);
-}
-
 static ng_status slow(void *user, const ng_collective *c) {
   wire *w = user;
   if (++w->calls == w->fails_at) return NG_ERR_COMM;
   const double bytes = (double)c->count * (c->dtype == NG_F64 ? 8 : 4);
-  wait_for(c->kind == NG_BROADCAST ? plan_broadcast_seconds(&w->truth, w->ranks, bytes, 1)
-                                   : plan_sum_seconds(&w->truth, w->ranks, bytes, 1));
+  const double seconds = c->kind == NG_BROADCAST
+                             ? plan_broadcast_seconds(&w->truth, w->ranks, bytes, 1)
+                             : plan_sum_seconds(&w->truth, w->ranks, bytes, 1);
+  now += 1e3 * seconds *
+         (1 + w->calls % 4); /* the machine is busy: one call of four is as quick as it can be */
   return NG_OK;
 }
 
@@ -41,8 +40,7 @@ static ng_transport table_of(wire *w) {
   return t;
 }
 
-/* Sleeps are never short, and on a busy machine some are long: the least is taken, and may be above by what
- * waking up takes (a fifth of a millisecond is much). */
+/* What else runs makes calls longer and none shorter: the least is taken. */
 static void measures(void **state) {
   static const int32_t ranks[] = {2, 4, 6};
   (void)state;
@@ -52,8 +50,9 @@ static void measures(void **state) {
     const ng_transport t = table_of(&w);
     assert_int_equal(plan_link(&t, &m), CLI_OK);
     assert_true(m.gemm == 1 && m.solve == 2);
-    assert_true(m.latency >= 1e-3 && m.latency < 1.3e-3);
-    assert_true(m.bandwidth > 0.9e9 && m.bandwidth < 1.1e9);
+    assert_true(fabs(m.latency - 1e-3) <
+                1e-8); /* one number is four bytes, which take 4 ns and are not looked at */
+    assert_true(fabs(m.bandwidth - 1e9) < 1e4);
   }
 }
 
