@@ -25,17 +25,18 @@ def rows_of(module, x):
     return patches.transpose(1, 2)
 
 
-def calls_of(model, names, losses):
-    """[(input rows [B,S,p], output gradients [B,S,q])] of every call of each layer, and the gradients D."""
-    model = copy.deepcopy(model).double()
+def calls_of(model, names, losses, rounded=False):
+    """[(input rows [B,S,p], output gradients [B,S,q])] of every call of each layer, and the gradients D.  rounded=True:
+    those of the model's own types, and not as float64 makes them."""
+    model = copy.deepcopy(model) if rounded else copy.deepcopy(model).double()
     model.zero_grad()
     modules, calls = dict(model.named_modules()), {name: [] for name in names}
     for name in names:
         def hook(module, inputs, output, name=name):
             if output.requires_grad:
-                pair = [inputs[0].detach(), None, module]
+                pair = [inputs[0].detach().double(), None, module]
                 calls[name].append(pair)
-                output.register_hook(lambda g, pair=pair: pair.__setitem__(1, g.detach()))
+                output.register_hook(lambda g, pair=pair: pair.__setitem__(1, g.detach().double()))
         modules[name].register_forward_hook(hook)
     for loss in losses(model):
         loss.backward()
@@ -48,15 +49,15 @@ def calls_of(model, names, losses):
             g = g.reshape(g.shape[0], -1, g.shape[-1]) if isinstance(m, nn.Linear) else g.flatten(2).transpose(1, 2)
             pairs.append((rows_of(m, x), g))
         grads = [module.weight.grad] + ([module.bias.grad] if module.bias is not None else [])
-        found[name] = (pairs, [g if g is None else g.clone() for g in grads], module)
+        found[name] = (pairs, [g if g is None else g.clone().double() for g in grads], module)
     return found
 
 
-def kfac(model, names, losses, damping, scale=1.0, bias=True):
+def kfac(model, names, losses, damping, scale=1.0, bias=True, rounded=False):
     """{name: [new gradient of the weight, of the bias]}; `losses(model)` yields what backward is called on, each of
     which the caller has multiplied by `scale`.  bias=False leaves the bias out of D and A."""
     found = {}
-    for name, (pairs, grads, module) in calls_of(model, names, losses).items():
+    for name, (pairs, grads, module) in calls_of(model, names, losses, rounded).items():
         with_bias = bias and module.bias is not None
         weight = sum(x.shape[0] for x, _ in pairs)
         A = G = 0.0
