@@ -1032,11 +1032,12 @@ typedef struct ng_report {
   double clip;     /* nu of the last step; of clip = ratio, rms the smallest factor; 1 before any */
   double inner;    /* sum <PD, D> of the last step, all blocks: loss per unit of step, before the
                          * clip and without lr                                                */
-  int64_t more_damping; /* factors solved after raising the damping, since ng_ready          */
-  int64_t in_double;    /* ... only in double precision                                      */
-  int64_t kept_last;    /* ... not solved: the last good result stayed                       */
-  int64_t plain;        /* ... not solved and none before: the block's gradient stays plain  */
-  int32_t stations;     /* how many ng_report_station tells of */
+  /* factors solved after raising the damping, since ng_ready; of windows, too: directions that may be off by 1e-5 */
+  int64_t more_damping;
+  int64_t in_double; /* ... only in double precision                                      */
+  int64_t kept_last; /* ... not solved: the last good result stayed                       */
+  int64_t plain;     /* ... not solved and none before: the block's gradient stays plain  */
+  int32_t stations;  /* how many ng_report_station tells of */
   /* layers and tensors that the last step left as they were, for want of a gradient (missing = keep);
    * ng_layer_report.kept says which */
   int64_t kept;

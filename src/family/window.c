@@ -15,6 +15,7 @@
  * Momentum, v from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
  * x <- mu v + (1 - mu) x, v <- x, and the direction is that of x (GGT's beta1). */
 #include "family/window.h"
+#include "family/window_twofold.h"
 
 #include <math.h>
 
@@ -96,16 +97,26 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   const ng_status st = w->store->plan(b, plan);
   if (st != NG_OK) return st;
   double *gram = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
-  double *c = doubles(plan, NG_USE_SUMS, w->parts, w->places);
+  double *c = doubles(plan, NG_USE_SUMS, 2 * (int64_t)w->parts, w->places);
   for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
     w->part[i].gram = gram + i * w->places * w->places;
-    w->part[i].c = c + i * w->places;
+    w->part[i].c = c + 2 * i * w->places;
+    w->part[i].c_rest = w->part[i].c + w->places;
   }
   if (b->base.window_function == NG_WINDOW_MFAC) {
     double *factor = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
     for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
       w->part[i].factor = factor + i * w->places * w->places;
     }
+  }
+  if (!first) {
+    double *rest = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places + 1);
+    double *undo = doubles(plan, NG_USE_SUMS, ng_times(w->parts, NG_WINDOW_PASSES), w->places + 2);
+    for (int32_t i = 0; i < w->parts && undo != NULL; i++) {
+      w->part[i].undo = undo + i * NG_WINDOW_PASSES * (w->places + 2);
+      w->part[i].rest = rest + i * w->places * (w->places + 1);
+    }
+    w->row_rest = doubles(plan, NG_USE_SUMS, 2, w->places);
   }
   if (ng_window_averages(b)) {
     double *along = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
@@ -134,6 +145,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   w->partial = doubles(plan, NG_USE_SUMS, w->units, w->places);
   w->row = doubles(plan, NG_USE_SUMS, w->parts, w->places);
   ng_plan_scratch(plan, ng_window_scratch(b));
+  if (ng_window_averages(b)) ng_plan_scratch(plan, ng_window_average_scratch(w));
   return NG_OK;
 }
 
@@ -152,37 +164,6 @@ static ng_status begin(ng_block *b) {
 }
 
 /* ---- the rows of a step ----------------------------------------------------------------------*/
-
-/* The places in use, from the oldest to the newest; with a row at head, the oldest of m + 1 is not. */
-static void use(ng_window *w, bool fresh) {
-  const int64_t head = ng_window_head(w);
-  const int64_t there = fresh && w->emptied ? 0 : ng_window_count(w);
-  const int64_t old = ng_min64(there, fresh ? w->m - 1 : w->m);
-  w->uses = 0;
-  for (int64_t age = old; age > 0; age--) {
-    w->used[w->uses++] = (head - age + w->places) % w->places;
-  }
-  if (fresh) w->used[w->uses++] = head;
-}
-
-static void clear_row(ng_window *w, int64_t place) {
-  for (int32_t i = 0; i < w->parts; i++) {
-    for (int64_t j = 0; j < w->places; j++) {
-      w->part[i].gram[place * w->places + j] = w->part[i].gram[j * w->places + place] = 0.0;
-    }
-  }
-}
-
-static void put_row(ng_window *w, const double *row) {
-  const int64_t head = ng_window_head(w);
-  for (int32_t i = 0; i < w->parts; i++) {
-    for (int64_t k = 0; k < w->uses; k++) {
-      const int64_t j = w->used[k];
-      w->part[i].gram[head * w->places + j] = w->part[i].gram[j * w->places + head] =
-          row[i * w->places + j];
-    }
-  }
-}
 
 static bool decays(const ng_block *b, ng_decay_form form) {
   return b->base.window_decay > 0.0 && b->base.window_decay_form == form;
@@ -232,7 +213,7 @@ static ng_status take_x(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   const ng_status st =
       ng_window_averages(b) ? ng_window_average(b, fresh) : ng_window_take(b, w->u);
-  use(w, fresh);
+  ng_window_use(w, fresh);
   return st;
 }
 
@@ -240,6 +221,7 @@ static ng_status take_x(ng_block *b, bool fresh) {
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_is_first(&b->base)) return NG_OK;
+  w->fine = false;
   if (fresh) w->store->products(b, NULL, b->stat->part->sum);
   if (!w->sliced || is_row(b, fresh)) return NG_OK;
   const ng_status st = take_x(b, fresh);
@@ -256,7 +238,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   if (st != NG_OK) return st;
   w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
-  use(w, fresh);
+  ng_window_use(w, fresh);
   if (fresh) {
     w->scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
     w->x = w->store->target(b);
@@ -277,7 +259,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
 static void choose(ng_block *b, int32_t round, double *x) {
   ng_window *w = ng_window_of(b);
   w->store->choose(b, round, x);
-  use(w, true);
+  ng_window_use(w, true);
   if (round == b->rounds) (void)add_products(b, true); /* of rows, which are finite */
 }
 
@@ -297,7 +279,7 @@ static void take_rest(ng_block *b) {
   w->used[0] = ng_window_head(w);
   w->uses = 1;
   w->store->combine(b, 1.0);
-  use(w, true);
+  ng_window_use(w, true);
 }
 
 /* u <- the direction of the row at head. */
@@ -311,7 +293,10 @@ static ng_status direct_row(ng_block *b) {
   if (rest && !decay) { /* + (g - row) / damping, in one sum */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
-      w->part[i].c[ng_window_head(w)] -= 1.0 / b->opt.damping;
+      double *c = &w->part[i].c[ng_window_head(w)], *c_rest = &w->part[i].c_rest[ng_window_head(w)];
+      const ng_two sum = ng_two_sum(*c, -1.0 / b->opt.damping);
+      *c = sum.hi;
+      *c_rest += sum.lo;
     }
   } else if (!rest && decay) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
@@ -349,8 +334,9 @@ static ng_status measure(ng_block *b) {
   double sum[3];
   ng_status st = need_weights(b);
   if (st != NG_OK) return st;
-  use(w, fresh);
-  if (fresh) put_row(w, b->stat->part->sum);
+  w->fine = false;
+  ng_window_use(w, fresh);
+  if (fresh) ng_window_put_row(w, b->stat->part->sum);
   if (ng_window_is_first(&b->base)) {
     st = ng_window_first_direct(b);
     if (st != NG_OK) return st;
@@ -390,7 +376,7 @@ static void empty(ng_block *b) {
   for (int64_t place = 0; place < w->places; place++) {
     if (place == ng_window_head(w)) continue;
     w->store->drop(b, place);
-    clear_row(w, place);
+    ng_window_clear_row(w, place);
   }
   w->count = 0.0;
 }
@@ -408,6 +394,7 @@ static void commit(ng_block *b, bool taken) {
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
   if (taken && ng_window_averages(b)) ng_window_average_taken(b);
+  ng_window_rest_commit(w, taken);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
@@ -420,16 +407,19 @@ static void commit(ng_block *b, bool taken) {
   w->emptied = false;
   if (taken && !fresh) return;
   w->store->drop(b, ng_window_head(w));
-  clear_row(w, ng_window_head(w));
+  ng_window_clear_row(w, ng_window_head(w));
 }
 
 static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   ng_field gram =
       ng_field_plain("gram", NG_F64, w->parts * w->places, w->places, w->part->gram, b->owner);
+  ng_field rest = ng_field_plain("gram_rest", NG_F64, w->parts * w->places, w->places + 1,
+                                 w->part->rest, b->owner);
   ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
   ng_status st = w->store->fields(b, visit, arg);
   if (st == NG_OK) st = visit(arg, &gram);
+  if (st == NG_OK && !ng_window_is_first(&b->base)) st = visit(arg, &rest);
   ng_field factor =
       ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);
