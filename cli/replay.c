@@ -134,8 +134,12 @@ static void print_table(const recording *r, const double *error) {
   printf("\n");
 }
 
+static json_t *number_of(const answer *a) {
+  return a->what != NULL && isfinite(a->largest) ? json_real(a->largest) : json_null();
+}
+
 static int print_json(const recording *r, const ng_options *o, const double *error, const answer *a,
-                      const answer *u) {
+                      const answer u[2]) {
   json_t *rows = json_array(), *names = json_array();
   for (int i = 0; i < r->layers; i++)
     (void)json_array_append_new(names, json_string(r->layer[i].name));
@@ -147,15 +151,15 @@ static int print_json(const recording *r, const ng_options *o, const double *err
     }
     (void)json_array_append_new(rows, row);
   }
-  json_t *second = u->what != NULL && isfinite(u->largest) ? json_real(u->largest) : json_null();
-  json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o}",
-                           "case", r->name, "system", r->system, "variant", r->method, "method",
-                           cli_option_text(o, "method").text, "ranks", r->ranks, "steps", r->steps,
-                           "largest", isfinite(a->largest) ? json_real(a->largest) : json_null(),
-                           "updated", r->updates ? second : json_null(), "error_feedback",
-                           r->updates ? json_null() : second, "tolerance", a->tolerance, "rescued",
-                           (json_int_t)a->rescued, "ok", within(a) && within(u), "layers", names,
-                           "errors", rows);
+  json_t *moved = number_of(&u[0]), *second = number_of(&u[1]);
+  json_t *line =
+      json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o}", "case",
+                r->name, "system", r->system, "variant", r->method, "method",
+                cli_option_text(o, "method").text, "ranks", r->ranks, "steps", r->steps, "largest",
+                isfinite(a->largest) ? json_real(a->largest) : json_null(), "updated",
+                r->updates ? second : moved, "error_feedback", r->updates ? moved : second,
+                "tolerance", a->tolerance, "rescued", (json_int_t)a->rescued, "ok",
+                within(a) && within(&u[0]) && within(&u[1]), "layers", names, "errors", rows);
   const int failed =
       line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
   json_decref(line);
@@ -188,8 +192,9 @@ static int fused_options(const ng_options *o, const char *path, ng_options **out
   return CLI_OK;
 }
 
+/* a: of directions; u: of two other things, where there are any. */
 static int tell(const recording *r, const wish *w, const ng_options *o, const double *error,
-                const answer *a, const answer *u, int rc) {
+                const answer *a, const answer u[2], int rc) {
   if (w->json) {
     return print_json(r, o, error, a, u) == CLI_OK ? rc : CLI_BAD;
   }
@@ -197,7 +202,8 @@ static int tell(const recording *r, const wish *w, const ng_options *o, const do
          cli_option_text(o, "method").text, r->layers, r->steps, r->ranks, r->ranks > 1 ? "s" : "");
   print_table(r, error);
   if (a->rescued > 0) printf("  %lld steps rescued\n", (long long)a->rescued);
-  if (u->what != NULL) {
+  for (int i = 0; i < 2; i++, u++) {
+    if (u->what == NULL) continue;
     printf("  %s after each step: largest %.2e (step %d, %s)", u->what, u->largest, u->step,
            r->layer[u->layer].name);
     if (u->tolerance != a->tolerance) printf(", tolerance %.0e", u->tolerance);
@@ -233,6 +239,7 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
   j.fused = fused;
   if (rc == CLI_OK && w->tolerance < 0) w->tolerance = tolerance_of(options);
   j.drawn = rc == CLI_OK && low_rank(options);
+  if (rc == CLI_OK) rc = replay_check_weights(&r, path, &j.moved);
   if (rc == CLI_OK) rc = replay_check_kept(&r, path, &j.kept);
   j.kept = rc == CLI_OK && j.kept && keeps(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
@@ -240,21 +247,25 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
   if (rc == CLI_OK) {
     double **error = cli_take((size_t)r.ranks, sizeof *error);
     double **updated = cli_take((size_t)r.ranks, sizeof *updated);
+    double **moved = cli_take((size_t)r.ranks, sizeof *moved);
     for (int i = 0; i < r.ranks; i++) {
       error[i] = ranks[i].error;
       updated[i] = ranks[i].updated;
+      moved[i] = ranks[i].moved;
     }
     answer a = worst_of(&r, error);
-    answer u = worst_of(&r, updated);
-    a.tolerance = u.tolerance = w->tolerance;
+    answer u = worst_of(&r, updated), v = worst_of(&r, moved);
+    a.tolerance = u.tolerance = v.tolerance = w->tolerance;
+    if (j.moved) v.what = "weights";
     if (j.kept && j.drawn) u.tolerance *= 2; /* of low rank, the rounding there is twice as large */
     if (j.kept) u.what = "error feedback";
     if (r.updates) u.what = r.momentum != 0 ? "weights and momentum" : "weights";
     a.rescued = ranks[0].rescued; /* a step's status is the same on all */
-    if (!within(&a) || !within(&u)) rc = CLI_NO;
-    rc = tell(&r, w, options, error[0], &a, &u, rc);
+    if (!within(&a) || !within(&u) || !within(&v)) rc = CLI_NO;
+    rc = tell(&r, w, options, error[0], &a, (const answer[]){v, u}, rc);
     free(error);
     free(updated);
+    free(moved);
   }
   replay_ranks_free(ranks, r.ranks, r.layers);
   ng_options_destroy(&fused);
@@ -303,7 +314,9 @@ const cli_command cli_replay = {
         "A recording is a folder with case.json and .npy files, or the same packed into one\n"
         ".safetensors file.  Where it has the weights of layers after each step, a second run "
         "updates\n"
-        "them and compares them and their momentum; where it has the error feedback of a window,\n"
+        "them and compares them and their momentum; of a window's it compares where its "
+        "directions\n"
+        "take the weights, and, where it has the error feedback,\n"
         "that is compared (of low rank to twice the tolerance).  Exits with 1 if an error is above "
         "it.\n",
     .options = own,

@@ -27,6 +27,7 @@ replay_rank *replay_ranks(const replay_job *job) {
                              .rank = i,
                              .error = cli_take(cells, sizeof(double)),
                              .updated = cli_take(cells, sizeof(double)),
+                             .moved = cli_take(cells, sizeof(double)),
                              .grad = cli_take(layers, sizeof(float *)),
                              .bias = cli_take(layers, sizeof(float *)),
                              .weight = cli_take(layers, sizeof(float *)),
@@ -50,6 +51,7 @@ void replay_ranks_free(replay_rank *ranks, int count, int layers) {
     free_arrays(&ranks[i], layers);
     free(ranks[i].error);
     free(ranks[i].updated);
+    free(ranks[i].moved);
     free(ranks[i].grad);
     free(ranks[i].bias);
     free(ranks[i].weight);
@@ -195,6 +197,8 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   for (int i = 0; i < r->layers && scale > 0; i++) {
     me->error[step * r->layers + i] /= scale;
   }
+  if (me->job->moved)
+    replay_compare_weights(r, step, me->job->lr, me->grad, &me->moved[step * r->layers]);
   if (!me->job->kept) return NG_OK;
   return replay_compare_kept(r, p, step, &me->updated[step * r->layers]);
 }
