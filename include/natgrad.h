@@ -616,7 +616,7 @@ NG_API NG_CHECKED ng_status ng_options_check(const ng_options *o, char *message,
                                              size_t message_size);
 
 /* What another option must be for this one to have any effect beside these values: "clip = kl" for a
- * kl_clip beside clip = none, "" if it has one.  A value without effect is no error, since ng_set and
+ * kl_clip beside clip = none, "window_momentum above 0" for a form of that, "" if it has one.  A value without effect is no error, since ng_set and
  * a layer's own options may give it one; a program that offers neither may want to say so.
  * Memory:  `needs` has room for `size` bytes; 64 are enough.
  * Errors:  NG_ERR_ARG (NULL, no such option, no room); *needs is 0 then. */
@@ -658,7 +658,7 @@ typedef struct ng_option_info {
   int32_t per_layer;  /* may be given in ng_layer.options and per_layer                        */
   int32_t live;       /* may be changed after ng_ready (ng_set)                                */
   const char *family; /* the only family that has it, as in ng_method_info; "": all of them     */
-  const char *needs;  /* the option that decides whether it has any effect, see ng_options_idle */
+  const char *needs;  /* the first option that decides whether it has any effect: ng_options_idle */
 } ng_option_info;
 NG_API void ng_option_info_init(ng_option_info *out, size_t size);
 NG_API int32_t ng_option_count(void);

@@ -134,10 +134,15 @@ static void idle_options(void **state) {
   }
   o = method("mfac");
   needs(&o, "window_rest", "window_store = topk or lowrank");
+  needs(&o, "window_momentum_form", "window_momentum above 0");
+  needs(&o, "window_scope", "");
   o = method("lowrank-mfac");
   needs(&o, "window_rest", "");
   o = method("topk-sgd");
   needs(&o, "damping", "window_function = mfac, ggt, adam or adagrad");
+  needs(&o, "window_scope", "");
+  set(&o, "window_store", "dense");
+  needs(&o, "window_scope", "window_function = mfac or ggt, or window_store = topk");
   o = method("topk-adam");
   needs(&o, "damping", "");
   o = method("eva");
@@ -171,9 +176,10 @@ static void needs_are_named(void **state) {
     set(&o, "clip", "rescale");
     set(&o, "placement", "spngd");
     set(&o, "window_function", "step");
+    set(&o, "window_decay_form", "none");
     assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
     assert_int_equal(text[0] != 0, info.needs[0] != 0);
-    (void)snprintf(begins, sizeof begins, "%s = ", info.needs);
+    (void)snprintf(begins, sizeof begins, "%s ", info.needs);
     if (info.needs[0] != 0) assert_memory_equal(text, begins, strlen(begins));
     named += info.needs[0] != 0;
   }

@@ -43,6 +43,13 @@ extern const ng_option_id ng_scheduled[NG_SCHEDULED];
 
 #define NG_CHOICES_MAX 8
 
+/* A choice that has one of some values, a bit (1 << value) each; or a number, above 0. */
+typedef struct ng_option_need {
+  bool there;
+  ng_option_id option;
+  uint32_t one_of; /* 0: of a number */
+} ng_option_need;
+
 typedef struct ng_option_row {
   const char *name, *group;
   ng_option_type type;
@@ -55,9 +62,8 @@ typedef struct ng_option_row {
   const char *later;                  /* "c|d": known, not supported yet; NULL: none              */
   const char *unit, *help;
   const char *test;
-  const char *family;    /* the only one that has this option; NULL: all of them      */
-  ng_option_id needs;    /* a choice that decides whether this one has any effect ...      */
-  uint32_t needs_one_of; /* ... with these values, a bit (1 << value) each; 0: always has  */
+  const char *family;      /* the only one that has this option; NULL: all of them      */
+  ng_option_need needs[2]; /* what decides whether this one has any effect: one of them is enough */
   bool per_layer, live;
   /* text options: may refuse the form of the text; NULL: any text */
   ng_status (*form)(const char *text, char *message, size_t size);

@@ -48,7 +48,14 @@ enum { NG_OPTION_LIST(KIND) };
 
 /* Has an effect only where another option has one of some values, a bit each.  Not for what is an error
  * then: that is for the check of the family. */
-#define NEEDS(option, values) .needs = NG_OPTION_##option, .needs_one_of = (values)
+#define NEED(which, values)                                                                        \
+  { .there = true, .option = NG_OPTION_##which, .one_of = (values) }
+#define NEEDS(which, values) .needs = {NEED(which, values)}
+/* Or of another choice. */
+#define NEEDS_EITHER(which, values, other, others)                                                 \
+  .needs = {NEED(which, values), NEED(other, others)}
+/* Where a number is above 0. */
+#define NEEDS_ABOVE(which) .needs = {NEED(which, 0)}
 #define STATISTICS .group = "statistics", NEEDS(sides, 1U << NG_SIDES_BOTH | 1U << NG_SIDES_INPUT)
 
 /* What a window keeps is decided at ng_ready, for all layers in it: those with the same line. */
@@ -271,7 +278,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                  "group"),
         .help = "one curvature over all parameters, one for each weight and bias, or one for each "
                 "group of ng_set_group",
-        .test = "effect_window_scope"),
+        .test = "effect_window_scope",
+        NEEDS_EITHER(window_function, 1U << NG_WINDOW_MFAC | 1U << NG_WINDOW_GGT, window_store,
+                     1U << NG_STORE_TOPK)),
     ROW(window_dtype, WINDOW, .standard = "f32", ONE_OF_2(NG_F32, "f32", NG_BF16, "bf16"),
         .later = "f16|f64", .help = "how the gradients are kept", .test = "effect_window_dtype"),
     ROW(window_divisor, WINDOW, .standard = "window",
@@ -292,17 +301,18 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                  NG_MOMENTUM_GRADIENT, "gradient"),
         .help = "average: mu v + (1 - mu) u of the preconditioned u; heavy-ball: mu v + u; "
                 "gradient: the average before it is preconditioned",
-        .test = "effect_window_momentum_form"),
+        .test = "effect_window_momentum_form", NEEDS_ABOVE(window_momentum)),
     ROW(window_decay, WINDOW, .standard = "0", .lower = 0, .upper = REAL_MAX, .unit = "weight",
         .help = "weight decay inside the preconditioner, see window_decay_form; weights must be "
                 "bound",
-        .test = "effect_window_decay"),
+        .test = "effect_window_decay",
+        NEEDS(window_decay_form, 1U << NG_DECAY_GRADIENT | 1U << NG_DECAY_DIRECTION)),
     ROW(window_decay_form, WINDOW, .standard = "gradient",
         ONE_OF_3(NG_DECAY_GRADIENT, "gradient", NG_DECAY_DIRECTION, "direction", NG_DECAY_NONE,
                  "none"),
         .help = "gradient: decay times the weight is part of the gradient; direction: over "
                 "damping, part of the direction; none",
-        .test = "effect_window_decay_form"),
+        .test = "effect_window_decay_form", NEEDS_ABOVE(window_decay)),
     ROW(window_mask, WINDOW, .standard = "0",
         .help = "weights that are 0 at ng_ready have no gradient and no direction",
         .test = "effect_window_mask"),
@@ -425,7 +435,7 @@ ng_status ng_option_at(int32_t i, ng_option_info *out) {
       .per_layer = row->per_layer,
       .live = row->live,
       .family = row->family == NULL ? "" : row->family,
-      .needs = row->needs_one_of == 0 ? "" : ng_option_name(row->needs),
+      .needs = row->needs[0].there ? ng_option_name(row->needs[0].option) : "",
   };
   return ng_give_struct(out, &info, sizeof info);
 }

@@ -164,17 +164,25 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
-/* "clip = norm, ratio, rms or value", in the order of the enum; false: no room. */
-static bool write_needs(const ng_option_row *row, char *text, size_t size) {
-  const ng_option_row *other = &ng_option_table[row->needs];
-  size_t n = (size_t)snprintf(text, size, "%s =", other->name);
+/* "clip = norm, ratio, rms or value", in the order of the enum, or "window_momentum above 0", behind the n letters that are
+ * there; how many there are then, `size` or more: no room. */
+static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
+  const ng_option_row *other = &ng_option_table[need->option];
+  const uint32_t set = need->one_of;
+  n += (size_t)snprintf(text + n, size - n, "%s%s %s", n > 0 ? ", or " : "", other->name,
+                        set == 0 ? "above 0" : "=");
   for (int32_t i = 0; i < NG_CHOICES_MAX && n < size; i++) {
-    const uint32_t bit = 1U << i, set = row->needs_one_of;
+    const uint32_t bit = 1U << i;
     if ((set & bit) == 0) continue;
     const char *before = (set & (bit - 1)) == 0 ? "" : (set >> i) == 1U ? " or" : ",";
     n += (size_t)snprintf(text + n, size - n, "%s %s", before, other->choice[i]);
   }
-  return n < size;
+  return n;
+}
+
+static bool is_met(const ng_options *o, const ng_option_need *need) {
+  if (need->one_of == 0) return ng_option_number(&ng_option_table[need->option], o) > 0.0;
+  return (need->one_of >> ng_option_chosen(o, need->option) & 1U) != 0;
 }
 
 /* From the row alone: what a value does beside the others is said where they are listed. */
@@ -184,9 +192,16 @@ ng_status ng_options_idle(const ng_options *o, const char *option, char *needs, 
   needs[0] = 0;
   if (o == NULL) return NG_ERR_ARG;
   const ng_status st = ng_option_lookup(option, &row, NULL, 0);
-  if (st != NG_OK || row->needs_one_of == 0) return st;
-  if ((row->needs_one_of >> ng_option_chosen(o, row->needs) & 1U) != 0) return NG_OK;
-  if (write_needs(row, needs, size)) return NG_OK;
+  if (st != NG_OK || !row->needs[0].there) return st;
+  size_t n = 0;
+  for (int i = 0; i < 2 && row->needs[i].there && n < size; i++) {
+    if (is_met(o, &row->needs[i])) {
+      needs[0] = 0;
+      return NG_OK;
+    }
+    n = write_need(&row->needs[i], needs, size, n);
+  }
+  if (n < size) return NG_OK;
   needs[0] = 0;
   return NG_ERR_ARG;
 }

@@ -1,0 +1,132 @@
+/* t_window_idle.c: an option of the window family that can have no effect beside the others is named, and only such a one:
+ * every option of the table beside every kind of window is set to other values and run.  What ng_options_idle calls idle
+ * may be anything, to the bit; of what it does not at least one value changes what leaves, or all are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "draw.h"
+#include "fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 6, COLS = 5, D = ROWS * COLS + ROWS + 4, STEPS = 7 };
+
+typedef struct life {
+  float P[STEPS][D];
+} life;
+
+/* Learning rates fall by half; weights that are 0; two groups. */
+static void live(const ng_options *o, life *l) {
+  float g[D], w[D];
+  fixture f;
+  const int64_t bias = (int64_t)ROWS * COLS, vector = bias + ROWS;
+  const plane grad[2] = {plane_of(g, ROWS, COLS, NG_F32), plane_of(g + bias, 1, ROWS, NG_F32)};
+  const plane weight[2] = {plane_of(w, ROWS, COLS, NG_F32), plane_of(w + bias, 1, ROWS, NG_F32)};
+  const plane gv = plane_of(g + vector, 1, 4, NG_F32), wv = plane_of(w + vector, 1, 4, NG_F32);
+  for (int i = 0; i < D; i++)
+    w[i] = i % 4 == 0 ? 0.0F : 0.125F * (float)(i % 7) - 0.4F;
+  fixture_ok(&f, fixture_open_options(&f, o, NULL));
+  fixture_ok(&f, fixture_linear(&f, "fc", grad, weight));
+  fixture_ok(&f, fixture_tensor(&f, "scale", &gv, &wv));
+  fixture_ok(&f, ng_set_group(f.p, 1, NG_WEIGHT, 1));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int t = 0; t < STEPS; t++) {
+    for (int i = 0; i < D; i++) {
+      rng r = {(uint64_t)(t * D + i)};
+      g[i] = (float)(2 * rng_real(&r) - 1);
+    }
+    const ng_status st = ng_step(f.p, t < 4 ? 0.5 : 0.2);
+    if (st != NG_RESCUED) fixture_ok(&f, st);
+    memcpy(l->P[t], g, sizeof g);
+  }
+  fixture_close(&f);
+}
+
+static bool same(const life *a, const life *b) { return memcmp(a->P, b->P, sizeof a->P) == 0; }
+
+/* What other values do: changed: some gives other bits; tried: how many are taken. */
+static void try_all(const ng_options *o, const ng_option_info *info, const life *as_it_is,
+                    int *tried, int *changed) {
+  static const char *const number[] = {"1", "2", "0.25", "0", "0.9", "5"};
+  static life other;
+  char before[64], word[64], message[512];
+  const char *choice = info->choices;
+  assert_int_equal(ng_options_get(o, info->name, before, sizeof before), NG_OK);
+  *tried = *changed = 0;
+  for (int i = 0; info->type == NG_OPTION_CHOICE ? choice[0] != 0 : i < 6; i++) {
+    const size_t n = strcspn(choice, "|");
+    ng_options now = *o;
+    (void)snprintf(word, sizeof word, "%.*s", (int)n, choice);
+    if (info->type == NG_OPTION_CHOICE) choice += n + (choice[n] != 0);
+    const char *value = info->type == NG_OPTION_CHOICE ? word : number[i];
+    if (strcmp(value, before) == 0 ||
+        ng_options_set(&now, info->name, value, message, sizeof message) != NG_OK ||
+        ng_options_check(&now, message, sizeof message) != NG_OK)
+      continue;
+    live(&now, &other);
+    ++*tried;
+    *changed += !same(as_it_is, &other);
+  }
+}
+
+static const char *const setups[] = {
+    "method=mfac",
+    "method=mfac window_momentum=0.5",
+    "method=mfac window_momentum=0.5 window_momentum_form=gradient window_decay=0.1",
+    "method=mfac window_decay_form=none",
+    "method=ggt window_momentum=0 window_forget=1",
+    "method=ggt",
+    "method=efcp window_density=0.3 window_momentum=0",
+    "method=efcp window_density=0.3 window_decay=0.1",
+    "method=efcp window_store=dense",
+    "method=sparse-ggt window_density=0.3",
+    "method=lowrank-mfac",
+    "method=lowrank-mfac window_momentum=0.5 window_rank=2",
+    "method=topk-sgd window_density=0.3",
+    "method=topk-sgd window_density=0.3 window_momentum=0.5 window_decay=0.1",
+    "method=topk-sgd window_store=dense",
+    "method=topk-sgd window_store=lowrank",
+    "method=topk-adam window_density=0.3",
+    "method=topk-adam window_store=dense",
+    "method=topk-adagrad window_density=0.3",
+    "method=topk-adagrad window_store=dense",
+};
+
+static void named(void **state) {
+  static life as_it_is;
+  int idle = 0, bad = 0;
+  (void)state;
+  for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
+    char line[300];
+    const bool first = strstr(setups[k], "topk-") != NULL;
+    (void)snprintf(line, sizeof line, "%s%s", setups[k], first ? "" : " window=3 damping=0.1");
+    const ng_options o = fixture_parse(line);
+    live(&o, &as_it_is);
+    for (int32_t i = 0; i < ng_option_count(); i++) {
+      ng_option_info info = {.struct_size = sizeof info};
+      char needs[64];
+      int tried, changed;
+      assert_int_equal(ng_option_at(i, &info), NG_OK);
+      if (strcmp(info.family, "window") != 0 && strcmp(info.name, "damping") != 0) continue;
+      assert_int_equal(ng_options_idle(&o, info.name, needs, sizeof needs), NG_OK);
+      try_all(&o, &info, &as_it_is, &tried, &changed);
+      idle += needs[0] != 0;
+      if (needs[0] != 0 ? changed == 0 : tried == 0 || changed > 0) continue;
+      bad++;
+      print_message("%s: %s needs '%s', %d of %d values change something\n", line, info.name, needs,
+                    changed, tried);
+    }
+  }
+  assert_int_equal(bad, 0);
+  assert_true(idle > 60);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(named)};
+  return cmocka_run_group_tests_name("idle options of windows", tests, NULL, NULL);
+}
