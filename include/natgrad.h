@@ -966,7 +966,10 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  *          returned); NG_SKIPPED, which wins over both: a gradient or an observation of some rank
  *          was not finite, or nu PD would be beyond f32 or the f16 it goes to, or a weight or moment
  *          that a fused update writes would be (the message names the first): gradients, weights and
- *          moments are unchanged and the step is not counted; NG_ERR_STATE (a
+ *          moments are unchanged and the step is not counted.  Momentum that a step of SGD leaves has to keep
+ *          weights in range over all later steps, too.  What steps before kept may have one after the other refused:
+ *          with the third in a row for such a reason, what would have the next refused as well becomes 0, named in
+ *          the message (momentum, element by element; of a window, momentum and what was not sent); NG_ERR_STATE (a
  *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
  */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);

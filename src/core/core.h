@@ -102,6 +102,9 @@ void ng_free(ng_context *ctx, void *ptr, size_t bytes);
 NG_CHECKED ng_status ng_enter(ng_context *ctx);
 ng_status ng_fail(ng_context *ctx, ng_status status, const char *format, ...) NG_PRINTF(3, 4);
 
+/* Behind the message of the failure at hand: what else became of it. */
+void ng_fail_also(ng_context *ctx, const char *format, ...) NG_PRINTF(2, 3);
+
 /* The same for functions without a context: writes to the caller's buffer (may be NULL). */
 ng_status ng_fail_to(char *message, size_t size, ng_status status, const char *format, ...)
     NG_PRINTF(4, 5);

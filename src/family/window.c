@@ -19,8 +19,6 @@
 
 #include <math.h>
 
-static const double KEPT_MOST = 1e12;
-
 static bool fits(const ng_settings *o, const ng_entry *e) {
   (void)e;
   return ng_is(o->family, "window");
@@ -184,17 +182,6 @@ static bool gather(ng_block *b, float *to) {
   return finite && (!decays(b, NG_DECAY_GRADIENT) || ng_window_decay(b, b->base.window_decay, to));
 }
 
-/* What a window keeps of a gradient beside its row, the error of what was not sent and momentum on x, comes back
- * divided by damping: 1e12 over 1e-6 is what AdamW can square.  A step that must be refused changes nothing, so what is
- * larger would have every later one refused. */
-static ng_status bounded(ng_block *b, const float *x) {
-  const bool keeps = b->base.window_store != NG_STORE_DENSE || ng_window_averages(b);
-  if (!keeps || ng_window_is_first(&b->base) || ng_window_within(b, x, KEPT_MOST)) return NG_OK;
-  return ng_fail(b->ctx, NG_SKIPPED,
-                 "%s: a gradient has an element above 1e12, of which later steps could not be rid",
-                 b->name);
-}
-
 /* ---- the direction ---------------------------------------------------------------------------*/
 
 /* A gradient that is not to enter. */
@@ -202,7 +189,7 @@ ng_status ng_window_take(ng_block *b, float *to) {
   if (!gather(b, to)) {
     return ng_fail(b->ctx, NG_SKIPPED, "%s: a gradient is not finite", b->name);
   }
-  return ng_window_averages(b) ? bounded(b, to) : NG_OK;
+  return ng_window_averages(b) ? ng_window_bounded(b, to) : NG_OK;
 }
 
 /* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
@@ -235,6 +222,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   const bool fresh = b->stat->due;
   const ng_status st = need_weights(b);
   b->choosing = false;
+  w->beyond = false;
   if (st != NG_OK) return st;
   w->emptied = fresh && w->lr > 0.0 && o->lr <= b->base.window_empty * w->lr;
   if (fresh) w->next_lr = o->lr;
@@ -243,7 +231,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
     w->scale = ng_window_feeds_lr(b) ? o->lr : 1.0;
     w->x = w->store->target(b);
     ng_status enters = gather(b, w->x) ? NG_OK : NG_SKIPPED;
-    if (enters == NG_OK) enters = bounded(b, w->x);
+    if (enters == NG_OK) enters = ng_window_bounded(b, w->x);
     if (enters == NG_OK && ng_window_is_first(&b->base)) enters = ng_window_first_enter(b);
     if (enters != NG_OK) {
       w->store->drop(b, ng_window_head(w));
@@ -385,6 +373,8 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
+  if (!taken && w->beyond) ng_window_relieve(b);
+  w->beyond = false;
   if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u stays where it is */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);
   } else if (taken && w->v != NULL) {
@@ -467,5 +457,6 @@ const ng_family ng_family_window = {
     .begin = begin,
     .fields = fields,
     .numbers = numbers,
+    .relieve = ng_window_relieve,
     .commit = commit,
 };

@@ -74,8 +74,10 @@ typedef struct ng_window_store {
   float *(*left)(
       ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing, and
                        window_check.c refuses window_fill = error */
-  void (*taken)(ng_block *b); /* the step with the row at head counted; NULL: nothing moves */
-  void (*begin)(ng_block *b); /* ng_ready: initial values; NULL: zeros        */
+  float *(*kept)(ng_block *b); /* [d] what stayed of those before; NULL with `left` */
+  void (*forget)(ng_block *b); /* that becomes zeros; NULL with `left` */
+  void (*taken)(ng_block *b);  /* the step with the row at head counted; NULL: nothing moves */
+  void (*begin)(ng_block *b);  /* ng_ready: initial values; NULL: zeros        */
   void (*release)(ng_block *b);
   ng_status (*fields)(ng_block *b, ng_field_visit visit, void *arg);
 } ng_window_store;
@@ -101,6 +103,7 @@ typedef struct ng_window {
   double updates;     /* of window_first.c */
   float *s, *next_s;  /* [d] second moments; their next values */
   bool emptied;       /* this step drops all rows but its own              */
+  bool beyond;        /* what enters would be beyond what later steps could send */
   float *x;           /* [d] the vector that entered                       */
   float *u;           /* [d] the direction; a slice of b->whole, if there are slices */
   float *v, *next_v;  /* [d] what momentum keeps, of window_average.c the rest; its next value */
@@ -289,6 +292,13 @@ bool ng_window_factor_append(const ng_window *w, ng_window_part *p, double lambd
 void ng_window_factor_keep(const ng_window *w, ng_window_part *p, const double *S);
 void ng_window_factor_solve(const ng_window *w, const ng_window_part *p, bool last, double *z);
 void ng_window_factor_commit(ng_window *w, bool taken);
+
+/* ---- window_kept.c ---------------------------------------------------------------------------*/
+
+/* Whether what is kept of x can be lived with later; NG_SKIPPED: it is too large. */
+ng_status ng_window_bounded(ng_block *b, const float *x);
+/* ng_family.relieve: momentum and error of former steps are let go where they dwarf this one. */
+void ng_window_relieve(ng_block *b);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/
 

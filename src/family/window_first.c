@@ -87,6 +87,7 @@ ng_status ng_window_first_enter(ng_block *b) {
   }
   if (st != NG_OK || !ng_window_feeds_lr(b)) return st;
   if (ng_window_within(b, w->x, ENTERS_MOST / w->scale)) return NG_OK;
+  w->beyond = true;
   return ng_fail(
       b->ctx, NG_SKIPPED,
       "%s: lr times its direction is above 1e28, of which later steps could not send the "

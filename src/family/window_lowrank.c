@@ -352,6 +352,15 @@ static void drop(ng_block *b, int64_t place) {
 /* What f32 rounds off it stays where it is. */
 static float *left(ng_block *b) { return ((ng_lowrank *)ng_window_of(b)->own)->next; }
 
+static float *kept(ng_block *b) { return ((ng_lowrank *)ng_window_of(b)->own)->error; }
+
+static void forget(ng_block *b) {
+  const ng_window *w = ng_window_of(b);
+  const ng_lowrank *s = w->own;
+  memset(s->error, 0, (size_t)w->d * sizeof *s->error);
+  memset(s->error_rest, 0, (size_t)w->d * sizeof *s->error_rest);
+}
+
 static void swap(float **a, float **b) {
   float *was = *a;
   *a = *b;
@@ -391,6 +400,8 @@ const ng_window_store ng_window_lowrank_store = {
     .combine = combine,
     .drop = drop,
     .left = left,
+    .kept = kept,
+    .forget = forget,
     .taken = taken,
     .release = release,
     .fields = fields,

@@ -376,6 +376,7 @@ struct ng_precond {
   struct ng_engine *step; /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
+  int64_t beyond;     /* steps in a row that would have left a range; see ng_step_take */
   int64_t kept;       /* entries that the last step left as they were, for want of a gradient */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank */
   int64_t rescued[NG_RESCUES];

@@ -7,7 +7,7 @@
  *             refused, whether options and numbers of the update are the same, sample weights of every
  *             statistic
  * agree       one small double reduction: status, refusals, clip sums
- * probe       one double: whether what would be written is finite everywhere
+ * probe       two doubles: whether what would be written is finite everywhere
  *
  * How numbers travel it does not know (exchange.c), nor how far the step goes (clip.c).  Between two
  * collectives nobody returns: a rank in trouble goes on with harmless data, its status rides in the next small
@@ -254,14 +254,16 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   return st < NG_OK ? st : NG_OK;
 }
 
-/* What any rank found that made all of what the step would write. */
+/* What any rank found that made all of what the step would write: numbers that are not finite before it, or beyond a
+ * range after it. */
 ng_status ng_exchange_probe(ng_precond *p) {
   ng_engine *s = p->step;
-  double refused = s->refused;
-  ng_status st = ng_exchange_sum(p, &refused, 1, "probe");
-  if (st == NG_OK) st = ng_stages_sum(p, &refused, 1, "probe");
+  double found[2] = {s->refused, s->beyond};
+  ng_status st = ng_exchange_sum(p, found, 2, "probe");
+  if (st == NG_OK) st = ng_stages_sum(p, found, 2, "probe");
   if (st != NG_OK) return st;
-  s->refused = refused > 0.0;
+  s->refused = found[0] > 0.0;
+  s->beyond = found[1] > 0.0;
   return NG_OK;
 }
 

@@ -104,15 +104,7 @@ bool ng_bounds_fail(const ng_precond *p) {
   return !(s->threat < NG_THREAT && s->largest * s->threat <= 1.0);
 }
 
-/* ---- what was written ------------------------------------------------------------------------*/
-
-void ng_bounds_begin(ng_precond *p) {
-  for (int32_t i = 0; i < p->entries; i++) {
-    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
-      atomic_store(&p->entry[i]->slot[k].seen, 0);
-    }
-  }
-}
+/* ---- what is kept ----------------------------------------------------------------------------*/
 
 static double most_of(const float *x, int64_t n) {
   const uint32_t bits = x == NULL ? 0 : ng_most_bits(x, n);
@@ -122,6 +114,85 @@ static double most_of(const float *x, int64_t n) {
 static void look_at_moments(ng_slot *s) {
   s->most_m = most_of(s->m, s->rows * s->cols);
   s->most_v = most_of(s->v, s->rows * s->cols);
+}
+
+/* Less than half a unit in the last place above the largest number, which is rounded down to it. */
+static double range_of(ng_dtype t) {
+  return t == NG_F16 ? F16_MOST + 15.0 : t == NG_BF16 ? 0x1.feep127 : (double)FLT_MAX;
+}
+
+/* How far m moves a weight where no gradient comes any more: of SGD in all steps to come, of AdamW in the next. */
+static double drift(ng_out kind, const ng_group_numbers *n, double m, double v) {
+  const ng_adamw_numbers *a = &n->adamw;
+  const double mu = (double)n->sgd.mu;
+  if (kind == NG_OUT_SGD) {
+    return n->sgd.moments ? (double)n->sgd.lr * mu * m / (mu < 1.0 ? 1.0 - mu : 1.0) : 0.0;
+  }
+  const double root = sqrt((double)a->b2 * v) * (double)a->root + (double)a->eps;
+  return (double)a->step * (double)a->b1 * m / root;
+}
+
+bool ng_bounds_stays(const ng_precond *p, const ng_slot *s, const float *w, const float *m,
+                     int64_t n) {
+  const ng_group_numbers numbers = numbers_of(p, s);
+  const double range = range_of(s->weight.dtype);
+  if (p->step->out.kind != NG_OUT_SGD) return true;
+  for (int64_t i = 0; i < n; i++) {
+    const double end = (double)w[i] - drift(NG_OUT_SGD, &numbers, (double)m[i], 0.0);
+    if (!(fabs(end) <= range)) return false;
+  }
+  return true;
+}
+
+/* m <- 0 where it alone would have the next steps refused, twice as far for the gradient that comes.  How many. */
+static int64_t relieve(const ng_precond *p, ng_slot *s) {
+  const ng_group_numbers numbers = numbers_of(p, s);
+  const double range = range_of(s->weight.dtype);
+  float w[NG_LINE];
+  int64_t found = 0;
+  for (int64_t r = 0; r < s->rows; r++) {
+    for (int64_t c = 0, n; c < s->cols; c += n) {
+      float *m = s->m + r * s->cols + c;
+      const float *v = s->v == NULL ? NULL : s->v + r * s->cols + c;
+      n = ng_min64(NG_LINE, s->cols - c);
+      ng_place_read(&s->weight, r, c, n, w);
+      for (int64_t i = 0; i < n; i++) {
+        const double square = v == NULL ? 0.0 : (double)v[i], was = (double)w[i];
+        const double end = was - 2.0 * drift(p->step->out.kind, &numbers, (double)m[i], square);
+        if (fabs(end) <= range || !(was - was == 0.0)) continue;
+        m[i] = 0.0f;
+        found++;
+      }
+    }
+  }
+  return found;
+}
+
+/* A step was refused since it would have left a range, and so would every later one while what is kept stays as it is. */
+void ng_bounds_relieve(ng_precond *p) {
+  if (p->step->out.kind == NG_OUT_GRADIENT) return;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      ng_slot *s = &p->entry[i]->slot[k];
+      const int64_t found = written(p, s) && s->here && s->m != NULL ? relieve(p, s) : 0;
+      if (found == 0) continue;
+      look_at_moments(s);
+      ng_fail_also(p->ctx,
+                   "the momentum of '%s' would have kept every later step from being taken and is "
+                   "0 now (elements: %lld)",
+                   s->name, (long long)found);
+    }
+  }
+}
+
+/* ---- what was written ------------------------------------------------------------------------*/
+
+void ng_bounds_begin(ng_precond *p) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      atomic_store(&p->entry[i]->slot[k].seen, 0);
+    }
+  }
 }
 
 /* The moments were finite when they were written (by a bound, or because the probe said so), hence never

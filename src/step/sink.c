@@ -280,6 +280,7 @@ static void probe_update(const ng_probe_sink *s, ng_slot *slot, int64_t row, int
   }
   ng_from_f32(narrow, slot->weight.dtype, w, n);
   if (!ng_all_finite(narrow, slot->weight.dtype, n)) found(s, slot, NG_FAULT_RESULT);
+  if (slot->m != NULL && !ng_bounds_stays(s->p, slot, w, m, n)) found(s, slot, NG_FAULT_LATER);
 }
 
 /* The same operations as put_gradient and put_update, rounded to the dtype they go to and then thrown
@@ -321,11 +322,20 @@ void ng_probe_tell(ng_precond *p, ng_probe_sink *s) {
   const bool gradient = p->step->out.kind == NG_OUT_GRADIENT;
   const ng_fault fault = (ng_fault)(code % NG_FAULTS);
   p->step->refused = true;
+  p->step->beyond = fault == NG_FAULT_RESULT || fault == NG_FAULT_LATER;
   if (fault == NG_FAULT_RESULT) {
     (void)ng_fail(p->ctx, NG_SKIPPED,
                   "'%s': the step would leave the range of its %s (%s); nothing was written",
                   slot->name, gradient ? "gradient" : "weight or moments",
                   ng_dtype_name(gradient ? slot->grad.dtype : slot->weight.dtype));
+    return;
+  }
+  if (fault == NG_FAULT_LATER) {
+    (void)ng_fail(
+        p->ctx, NG_SKIPPED,
+        "'%s': the momentum that the step leaves would take its weight out of the range of "
+        "%s in later ones; nothing was written",
+        slot->name, ng_dtype_name(slot->weight.dtype));
     return;
   }
   (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its %s not finite; nothing was written", slot->name,

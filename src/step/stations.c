@@ -190,10 +190,12 @@ static ng_status agree(ng_precond *p) {
   ng_sums sums[2];
   const ng_status st = ng_exchange_agree(p, sums);
   if (st != NG_OK) return st;
+  const bool before = p->step->refused; /* of arrays */
   ng_clip_agreed(p, sums);
   /* No f32 leaves above its range; gradients and PD are the same on every rank, and so is the answer. */
   if (!(p->step->largest <= F32_MOST)) p->step->refused = true;
   if (!p->step->refused) ng_clip_factors(p);
+  p->step->beyond = p->step->refused && !before;
   return NG_OK;
 }
 

@@ -64,7 +64,13 @@ void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, 
                          int64_t n, float *u);
 
 /* What a probe finds wrong with a number, the first of a parameter that counts. */
-typedef enum ng_fault { NG_FAULT_WEIGHT, NG_FAULT_MOMENT, NG_FAULT_RESULT, NG_FAULTS } ng_fault;
+typedef enum ng_fault {
+  NG_FAULT_WEIGHT,
+  NG_FAULT_MOMENT,
+  NG_FAULT_RESULT,
+  NG_FAULT_LATER,
+  NG_FAULTS
+} ng_fault;
 
 /* Nothing is written, but found out what could not be: of the first parameter that has one, its first
  * fault; the same for any number of threads. */
@@ -90,6 +96,10 @@ void ng_bounds_begin(ng_precond *p); /* an update is about to write         */
 ng_status
 ng_bounds_written(ng_precond *p);     /* it has; NG_RESCUED: weights that are not finite stayed */
 void ng_bounds_loaded(ng_precond *p); /* moments came from elsewhere         */
+/* Whether n weights of a row stay in their range if only the momentum m, which the step leaves, moves them from now on. */
+bool ng_bounds_stays(const ng_precond *p, const ng_slot *s, const float *w, const float *m,
+                     int64_t n);
+void ng_bounds_relieve(ng_precond *p); /* a step left a range: moments that alone would are 0 now */
 
 /* ---- tiles: tiles.c --------------------------------------------------------------------------*/
 
@@ -388,6 +398,7 @@ typedef struct ng_engine {
   bool refused;        /* something was not finite on this rank */
   bool refused_before; /* ... before gradients were looked at */
   bool known;          /* ... on any rank, and all know it      */
+  bool beyond; /* ... since what the step would write leaves a range; the same on all ranks */
   bool solving;
   double largest;            /* no value that leaves is above it */
   double threat;             /* the sum of ng_bounds_threat over ranks */
