@@ -15,11 +15,13 @@
 #include <time.h>
 
 #include "fixture.h"
+#include "model/model.h"
 
 enum { FEW = 1000, MODELS = 16, MANY = MODELS * FEW, ROUNDS = 12 };
-enum { ADD, EXPLAIN, REPORT, PARTS };
+enum { ADD, EXPLAIN, REPORT, WINDOWS, PARTS };
 static const double limit = 5.0;
-static const char *const part_name[PARTS] = {"adding layers", "ng_explain", "ng_report_statistic"};
+static const char *const part_name[PARTS] = {"adding layers", "ng_explain", "ng_report_statistic",
+                                             "ng_ready, a window for each layer"};
 
 static double since(clock_t begun) { return (double)(clock() - begun) / CLOCKS_PER_SEC; }
 
@@ -91,6 +93,41 @@ static void live(int32_t models, int32_t layers, double took[PARTS]) {
     fixture_close(&f[m]);
 }
 
+/* Layers with a line each, and so with a window each, in the order in which they were added. */
+static void ready(int32_t models, int32_t layers, double took[PARTS]) {
+  fixture f[MODELS];
+  ng_explain_row row = {.struct_size = sizeof row};
+  for (int32_t m = 0; m < models; m++) {
+    fixture_ok(&f[m], fixture_open(&f[m], "method=mfac window=1", &(fixture_how){.threads = 1}));
+    for (int32_t i = 0; i < layers; i++) {
+      char name[32], line[64];
+      ng_layer d;
+      (void)snprintf(name, sizeof name, "l%d", (int)i);
+      (void)snprintf(line, sizeof line, "damping=%d", (int)(layers - i));
+      ng_layer_init(&d, NG_LINEAR, sizeof d);
+      d.name = name;
+      d.options = line;
+      d.in = d.out = 1;
+      fixture_ok(&f[m], ng_add_layer(f[m].p, &d, NULL));
+    }
+  }
+  const clock_t begun = clock();
+  for (int32_t m = 0; m < models; m++)
+    fixture_ok(&f[m], ng_ready(f[m].p));
+  took[WINDOWS] = since(begun);
+  for (int32_t m = 0; m < models; m++) {
+    for (int32_t i = 0; i < layers; i += layers / 7) {
+      char block[64];
+      (void)snprintf(block, sizeof block, "in block window.l%d of family window", (int)i);
+      fixture_ok(&f[m], ng_explain(f[m].p, i, &row));
+      assert_string_equal(row.why, block);
+      (void)snprintf(block, sizeof block, "window.l%d", (int)i);
+      assert_string_equal(f[m].p->block[i]->name, block);
+    }
+    fixture_close(&f[m]);
+  }
+}
+
 static void in_proportion(void **state) {
   (void)state;
   double few[PARTS], many[PARTS];
@@ -99,6 +136,8 @@ static void in_proportion(void **state) {
   for (int i = 0; i < ROUNDS && left > 0; i++) {
     live(MODELS, FEW, few);
     live(1, MANY, many);
+    if (!good[WINDOWS]) ready(MODELS, FEW, few);
+    if (!good[WINDOWS]) ready(1, MANY, many);
     for (int k = 0; k < PARTS; k++) {
       if (good[k] || many[k] > limit * few[k]) continue;
       good[k] = true;

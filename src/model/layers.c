@@ -32,6 +32,13 @@ static int32_t *bucket_of(ng_precond *p, const char *name) {
   return &p->named[(h ^ h >> 16) % NG_NAME_BUCKETS];
 }
 
+int32_t ng_entry_named(ng_precond *p, const char *name) {
+  for (int32_t i = *bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
+    if (ng_is(p->entry[i - 1]->d.name, name)) return i - 1;
+  }
+  return -1;
+}
+
 /* A name is a key in files and messages: not empty, not endless, printable, unique.  255 bytes
  * leave room for the longest field name beside it (state/state.c); quotes and backslashes would
  * have to be escaped wherever a name is shown.  Other bytes above 0x7f are the caller's encoding,
@@ -51,13 +58,9 @@ ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name)
                      call, c - name);
     }
   }
-  for (int32_t i = *bucket_of(p, name); i > 0; i = p->entry[i - 1]->next_named) {
-    if (ng_is(p->entry[i - 1]->d.name, name)) {
-      return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name,
-                     i - 1);
-    }
-  }
-  return NG_OK;
+  const int32_t taken = ng_entry_named(p, name);
+  if (taken < 0) return NG_OK;
+  return ng_fail(p->ctx, NG_ERR_ARG, "%s: the name '%s' is taken by index %d", call, name, taken);
 }
 
 static ng_status check_below(ng_precond *p, const ng_layer *d, const char *field, int64_t value,

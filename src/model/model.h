@@ -138,6 +138,7 @@ void ng_shard_follow(ng_entry *e); /* what was said of the entry holds for what 
 /* Every field of a layer or tensor is checked here, once; the rooms behind assume a valid entry. */
 ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index);
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index);
+int32_t ng_entry_named(ng_precond *p, const char *name); /* its index; -1: there is none */
 ng_status ng_entry_check_name(ng_precond *p, const char *call, const char *name);
 void ng_entry_free(ng_precond *p, ng_entry *e);
 /* Size of a convolution's output along an axis; false: the kernel reaches beyond the padded image. */

@@ -4,6 +4,8 @@
  * of each the ranks that solve it, hold its results, observe and keep its averages. */
 #include "step/step.h"
 
+#include <stdlib.h>
+
 /* ---- which layer gets a block ----------------------------------------------------------------*/
 
 /* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
@@ -225,30 +227,48 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   return st;
 }
 
+/* ---- blocks over many layers -----------------------------------------------------------------*/
+
+/* An entry that a family takes, and the first one with the same line. */
+typedef struct member {
+  ng_entry *e;
+  int32_t at, first;
+} member;
+
 /* Layers with the same line, to a letter, or without one. */
-static bool same_line(const ng_entry *x, const ng_entry *y) {
-  const char *a = x->d.options, *b = y->d.options;
-  return a == NULL || b == NULL ? a == b : ng_is(a, b);
+static int compare_lines(const member *x, const member *y) {
+  const char *a = x->e->d.options, *b = y->e->d.options;
+  if (a == NULL || b == NULL) return (a != NULL) - (b != NULL);
+  return strcmp(a, b);
 }
 
-static bool goes_with(const ng_entry *first, const ng_entry *e) {
-  return e->taken_by == first->taken_by && e->block == NULL && same_line(first, e);
+static int by_line(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  const int lines = compare_lines(x, y);
+  return lines != 0 ? lines : (x->at > y->at) - (x->at < y->at);
+}
+
+/* That of the layers without a line first. */
+static int by_block(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  const int lined = (x->e->d.options != NULL) - (y->e->d.options != NULL);
+  if (lined != 0) return lined;
+  const int first = (x->first > y->first) - (x->first < y->first);
+  return first != 0 ? first : (x->at > y->at) - (x->at < y->at);
 }
 
 /* The name of a block over many layers: its family's; with a line, that and the first name among its layers, so
  * that the order in which they are registered has no part in it. */
-static ng_status name_block(ng_precond *p, const ng_entry *first, char **out) {
+static ng_status name_block(ng_precond *p, const member *of, int32_t n, char **out) {
   char name[NG_FIELD_KEY];
-  const char *least = first->d.name;
-  for (int32_t i = 0; i < p->entries; i++) {
-    const char *other = p->entry[i]->d.name;
-    if (goes_with(first, p->entry[i]) && strcmp(other, least) < 0) least = other;
+  const char *least = of->e->d.name;
+  for (int32_t i = 1; i < n; i++) {
+    if (strcmp(of[i].e->d.name, least) < 0) least = of[i].e->d.name;
   }
-  const bool own = first->d.options != NULL;
-  (void)snprintf(name, sizeof name, "%s%s%s", first->taken_by->name, own ? "." : "",
+  const bool own = of->e->d.options != NULL;
+  (void)snprintf(name, sizeof name, "%s%s%s", of->e->taken_by->name, own ? "." : "",
                  own ? least : "");
-  for (int32_t i = 0; i < p->entries; i++) {
-    if (!ng_is(p->entry[i]->d.name, name)) continue;
+  if (ng_entry_named(p, name) >= 0) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "layer '%s' has the name of a family's block over several layers; rename it",
                    name);
@@ -257,31 +277,30 @@ static ng_status name_block(ng_precond *p, const ng_entry *first, char **out) {
   return *out == NULL ? no_memory(p, name) : NG_OK;
 }
 
-/* One block over all that the family takes with the line of `first`.  A view of the slots, never a flattened copy. */
-static ng_status model_block(ng_precond *p, const ng_entry *first) {
-  const ng_family *f = first->taken_by;
+/* One block over all that the family takes with one line.  A view of the slots, never a flattened copy. */
+static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
+  const ng_family *f = of->e->taken_by;
   ng_block *b = NULL;
   ng_options texts;
   int32_t segments = 0, at = 0;
   char message[NG_MESSAGE] = "", *name = NULL;
-  for (int32_t i = 0; i < p->entries; i++) {
-    if (goes_with(first, p->entry[i])) segments += p->entry[i]->slots;
+  for (int32_t i = 0; i < n; i++) {
+    segments += of[i].e->slots;
   }
-  ng_status st = name_block(p, first, &name);
+  ng_status st = name_block(p, of, n, &name);
   if (st == NG_OK) st = new_block(p, f, name, segments, &b);
   if (b == NULL) {
     ng_object_text_free(p, name);
     return st;
   }
   b->own_name = name;
-  st = settings_of(p, first, &texts, &b->base, &b->overridden);
+  st = settings_of(p, of->e, &texts, &b->base, &b->overridden);
   if (st != NG_OK) return st;
-  b->options = first->d.options;
+  b->options = of->e->d.options;
   b->method = texts.method;
   b->opt = b->base;
-  for (int32_t i = 0; i < p->entries; i++) {
-    ng_entry *e = p->entry[i];
-    if (e != first && !goes_with(first, e)) continue;
+  for (int32_t i = 0; i < n; i++) {
+    ng_entry *e = of[i].e;
     (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
     at = adopt(b, e, at);
   }
@@ -289,6 +308,36 @@ static ng_status model_block(ng_precond *p, const ng_entry *first) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "block '%s': options: %s", b->name, message);
   return fill_block(b);
 }
+
+/* Sorted, so that as many lines as layers cost no more than a few. */
+static ng_status model_blocks(ng_precond *p, const ng_family *f) {
+  ng_status st = NG_OK;
+  int32_t n = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    n += p->entry[i]->taken_by == f && p->entry[i]->block == NULL;
+  }
+  if (n == 0) return NG_OK;
+  member *of = ng_object(p, (size_t)n * sizeof *of);
+  if (of == NULL) return no_memory(p, f->name);
+  for (int32_t i = 0, k = 0; i < p->entries; i++) {
+    ng_entry *e = p->entry[i];
+    if (e->taken_by == f && e->block == NULL) of[k++] = (member){e, i, i};
+  }
+  qsort(of, (size_t)n, sizeof *of, by_line);
+  for (int32_t i = 1; i < n; i++) {
+    if (compare_lines(&of[i - 1], &of[i]) == 0) of[i].first = of[i - 1].first;
+  }
+  qsort(of, (size_t)n, sizeof *of, by_block);
+  for (int32_t i = 0, end; i < n && st == NG_OK; i = end) {
+    for (end = i + 1; end < n && of[end].first == of[i].first; end++) {
+    }
+    st = model_block(p, of + i, end - i);
+  }
+  ng_object_free(p, of, (size_t)n * sizeof *of);
+  return st;
+}
+
+/* ---- all of them -----------------------------------------------------------------------------*/
 
 /* With the layer's own options, since `fits` may look at them. */
 static ng_status choose(ng_precond *p, ng_entry *e) {
@@ -315,19 +364,6 @@ static ng_status choose(ng_precond *p, ng_entry *e) {
                    e->tensor ? "registered as a tensor: no curvature"
                    : e->d.kind == NG_NORM && s.norm_block == NG_NORM_NONE ? "norm_block = none"
                                                                           : "no family takes it");
-  }
-  return st;
-}
-
-/* That of the layers without a line first. */
-static ng_status model_blocks(ng_precond *p, const ng_family *f) {
-  ng_status st = NG_OK;
-  for (int own = 0; own < 2; own++) {
-    for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
-      const ng_entry *e = p->entry[i];
-      const bool left = e->taken_by == f && e->block == NULL;
-      if (left && (e->d.options != NULL) == (own == 1)) st = model_block(p, e);
-    }
   }
   return st;
 }
