@@ -362,7 +362,7 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   pi       A + pi sqrt(lambda) I and G + sqrt(lambda) / pi I, with pi =
  *                            sqrt((tr A / p) / (tr G / q)): the cross terms of the product stay small
  *                   root     sqrt(lambda) to each
- *   damping_leak    1: the shift stays in the running average (published MPD/DP-KFAC)
+ *   damping_leak    1: the shift stays in the running average (published MPD/DP-KFAC); of ranks: leak_ranks
  *
  * Statistics.
  *   stat_decay      rho in [0,1]: weight of the OLD average: F = rho F + (1-rho) new
@@ -546,6 +546,11 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   symmetry_aware  true: one triangle of its sums; false: all of it, as other programs do: twice the bytes
  *                   and memory for them, the same numbers.  Must be true with statistics = owner; results
  *                   travel as they are kept, inverses as triangles
+ *
+ * Where a shift stays (damping_leak = 1).
+ *   leak_ranks      owner | all: in the average of the rank that solved, so that the next sum over ranks divides
+ *                   it by their number (published MPD-KFAC), or in that of every rank, as where each solves all
+ *                   (eva-kfac).  Ranks that share their micro-batches (ng_batch.whole) keep all of it, as one rank
  */
 typedef struct ng_options ng_options;
 
@@ -880,8 +885,9 @@ typedef struct ng_batch {
   /* Where ranks share one micro-batch: its samples on all ranks, and the place in it of this rank's first;
    * calls of a step have one `whole`.  Then what an option or a published scale says of a batch is said
    * of the whole: stat_batch takes its first samples, wherever they are (a rank that has none of them
-   * shows its arrays all the same), call_weight = equal weighs it as one call, and stat_scale eva and
-   * kaisa see the gradients of its mean loss, so ranks have the statistics of one rank with everything.
+   * shows its arrays all the same), call_weight = equal weighs it as one call, stat_scale eva and
+   * kaisa see the gradients of its mean loss, and no rank divides what damping_leak leaves, so ranks have the
+   * statistics of one rank with everything.
    * 0, as it begins: this rank's samples are a batch of their own, as in the published programs.
    * statistics = local: the owner's are. */
   int64_t whole, first;
@@ -894,8 +900,8 @@ NG_API void ng_batch_init(ng_batch *b, size_t size);
  * ranks share one only without ng_batch.whole (docs/algorithms.md).
  *
  * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
- * Ranks:   local; but `last` is the same on all ranks, or their next step is NG_ERR_STATE, or
- *          NG_ERR_COMM where sums were already under way.  From then on until the step, ng_observe_*
+ * Ranks:   local; but `last` is the same on all ranks, and `whole` on those that begin one, or their next step is
+ *          NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on until the step, ng_observe_*
  *          may send (ranks may observe in any order), and ng_reset_batch is collective.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);

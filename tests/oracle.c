@@ -424,7 +424,7 @@ static double share(const layer *l, int64_t g, int64_t i, int64_t j) {
   return 1 / ((dg + shift[1]) * (da + shift[0]));
 }
 
-static void solve(layer *l, int64_t g) {
+static void solve(const oracle *o, layer *l, int64_t g) {
   double trace[2] = {0, 0}, shift[2];
   for (int k = 0; k < 2; k++) {
     int64_t n = l->f[k].n;
@@ -447,8 +447,11 @@ static void solve(layer *l, int64_t g) {
       }
       if (!eigen) M[i * n + i] += shift[k];
     }
-    for (int64_t i = 0; i < n && l->opt.damping_leak; i++)
-      F[i * n + i] += shift[k];
+    for (int32_t r = 0; r < o->ranks && l->opt.damping_leak; r++) {
+      if (r != l->owner && !is(l->opt.leak_ranks, "all")) continue;
+      for (int64_t i = 0; i < n; i++)
+        f->F[r][(g * n + i) * n + i] += shift[k];
+    }
     oracle_eigen(n, M, w, Q);
     if (!eigen) {
       memset(Q, 0, sizeof(double) * (size_t)(n * n));
@@ -519,7 +522,7 @@ double oracle_step(oracle *o, double lr, const double *const *D, double *const *
     l->condition = 0;
     for (int64_t g = 0; g < l->groups; g++) {
       int64_t size = l->f[0].n * l->f[1].n;
-      if (due) solve(l, g);
+      if (due) solve(o, l, g);
       precondition(l, g, D[i] + g * size, P[i] + g * size);
       for (int64_t k = g * size; k < (g + 1) * size; k++) {
         inner += P[i][k] * D[i][k];

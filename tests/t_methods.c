@@ -95,7 +95,7 @@ static void rows(void **state) {
   differs_by(
       &o, "eva-kfac",
       "damping=0.03 stat_decay=0.05 stat_scale=kaisa positions=reduce stat_batch=16 calls=ema "
-      "call_weight=equal damping_leak=1 solve_period=1");
+      "call_weight=equal damping_leak=1 leak_ranks=all solve_period=1");
   o = system_options("Eva", "adasgd");
   differs_by(&o, "adasgd", "sides=none damping=0.03 clip=none");
   o = system_options("Eva", "sam");

@@ -744,6 +744,7 @@ static const struct override {
     {"norm_block=full", NULL},               /* of norm layers: t_option_effects_norm.c */
     {"norm_damping=3", NULL},
     {"output_factor=diagonal", ""},
+    {"leak_ranks=all", NULL}, /* of several ranks: t_option_effects_ranks.c */
 };
 
 /* Every per-layer option, given to fc1 only: fc1 changes, the others keep every bit. */

@@ -145,6 +145,10 @@ static void idle_options(void **state) {
   needs(&o, "window_scope", "window_function = mfac or ggt, or window_store = topk");
   o = method("topk-adam");
   needs(&o, "damping", "");
+  o = method("natgrad");
+  needs(&o, "leak_ranks", "damping_leak = 1");
+  set(&o, "damping_leak", "1");
+  needs(&o, "leak_ranks", "");
   o = method("eva");
   needs(&o, "stat_decay", "");
   set(&o, "sides", "input");

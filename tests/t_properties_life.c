@@ -30,9 +30,11 @@ static int32_t crowd_of(int k) { return crowd[k]; }
 
 static bool has(const variant *v, unsigned promise) { return (v->f->promises & promise) != 0; }
 
-/* The shift that stays in an average is divided by the ranks (as published): it shows from the second
+/* A shift that stays in the average of its owner is divided by the ranks (as published): it shows from the second
  * step on. */
-static int32_t steps_of(const ng_options *o) { return o->damping_leak ? 1 : 2; }
+static int32_t steps_of(const ng_options *o) {
+  return o->damping_leak && strcmp(o->leak_ranks, "owner") == 0 ? 1 : 2;
+}
 
 /* Two ways to divide the work: every rank holds every result, or its owner only. */
 static int ways(const variant *v) { return has(v, FRACTIONS) ? 2 : 1; }

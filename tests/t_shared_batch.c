@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { STEPS = 2 };
+enum { STEPS = 3 }; /* what a solve leaves in an average shows from the second on */
 
 /* One micro-batch a step; g as if losses were summed. */
 static scene *shards(const variant *v, int32_t steps, int32_t ranks) {
@@ -44,10 +44,8 @@ static void as_one_rank(const variant *v) {
   ng_options usual = v_options(v);
   if (v->f->shards == NO_PARTS)
     return; /* an owner's samples alone; batches that normalise themselves */
-  /* The shift that stays in an average is divided by the ranks (as published): it shows from the second step on. */
-  const int32_t steps = usual.damping_leak ? 1 : STEPS;
   for (size_t k = 0; k < sizeof crowd / sizeof crowd[0]; k++) {
-    scene *s = shards(v, steps, crowd[k]), *whole = scene_merge(s);
+    scene *s = shards(v, STEPS, crowd[k]), *whole = scene_merge(s);
     for (int mean = 0; mean < 2; mean++) {
       if (mean != 0) {
         v_means(s);
@@ -89,8 +87,26 @@ static void refused(const variant *v) {
   }
 }
 
+/* Ranks that say it of different batches are told so. */
+static void of_one_batch(const variant *v) {
+  const ng_options o = v_options(v);
+  for (int by = -3; by <= 3; by += 6) { /* its samples are 3 */
+    scene *s = v_even(v, 2, 3, 43);
+    scene_result r;
+    say_whole(s);
+    s->micro[1][1][0].batch.whole += by < 0 ? -s->micro[1][1][0].batch.whole : by;
+    if (by < 0) s->micro[1][1][0].batch.first = 0;
+    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
+    if (r.status != NG_ERR_STATE || strstr(r.message, "ng_batch.whole differs") == NULL)
+      v_fail(v, "a whole of %d more: %s %s", by, ng_status_name(r.status), r.message);
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
 int main(void) {
   static const property list[] = {{"as one rank", READS_INPUT, as_one_rank},
-                                  {"refused", EVERYONE, refused}};
+                                  {"refused", EVERYONE, refused},
+                                  {"of one batch", READS_INPUT, of_one_batch}};
   return PROPERTIES_MAIN("shared batches", list);
 }

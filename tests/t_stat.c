@@ -85,7 +85,7 @@ static void observe(each *e, int64_t samples, const float *x) {
 }
 
 /* What the exchange does: weights of all, then sums of what is sent. */
-static void exchange(each e[RANKS]) {
+static void exchange_of(each e[RANKS], bool shared) {
   double total[2] = {0};
   for (int32_t r = 0; r < RANKS; r++) {
     double w[2];
@@ -94,7 +94,7 @@ static void exchange(each e[RANKS]) {
     total[1] += w[1];
   }
   for (int32_t r = 0; r < RANKS; r++) {
-    ng_stat_agreed(&e[r].s, total);
+    ng_stat_agreed(&e[r].s, total, shared);
     if (ng_stat_sent(&e[r].s)) ng_stat_to_wire(ctx->queue, &e[r].s);
     e[r].s.posted = true;
   }
@@ -115,6 +115,8 @@ static void exchange(each e[RANKS]) {
     }
   }
 }
+
+static void exchange(each e[RANKS]) { exchange_of(e, false); }
 
 /* Nothing of the step: what the next one would begin with. */
 static void assert_closed(const each *e) {
@@ -313,24 +315,27 @@ static void test_plain_sum(void **state) {
   }
 }
 
-/* What waits for the diagonal is added once, weighted as the old average is, whatever its number of
- * ranks. */
+/* What waits for the diagonal is added once, weighted as the old average is: divided by the ranks, or whole where
+ * all of them have it in their averages, or share their micro-batches. */
 static void test_shift(void **state) {
   (void)state;
-  for (int direct = 0; direct < 2; direct++) {
+  for (int k = 0; k < 2 * 4; k++) {
     each e[RANKS];
     ng_rule rule = mean;
-    rule.direct = direct != 0;
+    rule.direct = k % 2 != 0;
+    rule.undivided = k / 2 == 1 || k / 2 == 3;
+    const bool shared = k / 2 >= 2;
+    const double shift = 0.6 * (rule.undivided || shared ? 1 : RANKS);
     make(e, true, rule, NG_SPREAD_ALL, 0);
     for (int step = 0; step < 2; step++) {
       for (int32_t r = 0; r < RANKS; r++) {
         if (step == 1) {
           e[r].s.shift = &e[r].shift;
-          e[r].shift = 0.6 * RANKS;
+          e[r].shift = shift;
         }
         observe(&e[r], 2, ones);
       }
-      exchange(e);
+      exchange_of(e, shared);
       for (int32_t r = 0; r < RANKS; r++) {
         assert_int_equal(ng_stat_fold(ctx->queue, &e[r].s), NG_OK);
         assert_true(e[r].shift == 0.0);

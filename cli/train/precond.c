@@ -26,6 +26,7 @@ struct precond {
   int norms;      /* that are layers of the library: all or none */
   nn_watch watch;
   double observe_ms, momentum;
+  bool together;        /* with other ranks */
   int64_t whole, first; /* of ng_batch: each batch is shared by the ranks, or 0 */
 };
 
@@ -77,11 +78,13 @@ static int show_output_grad(void *user, int layer, const float *g, int64_t sampl
   return show(user, layer, g, samples, columns, true);
 }
 
+/* ng_batch.last is of all ranks or of none: one that has nothing to show (dp-kfac, on more ranks than layers)
+ * begins, too. */
 int precond_begin(precond *p, int64_t samples, bool last, bool *wants) {
   *wants = false;
   for (int i = 0; p->index != NULL && i < watched(p) && !*wants; i++)
     *wants = ng_wants(p->p, p->index[i]) != 0;
-  if (!*wants) return CLI_OK;
+  if (!*wants && (!p->together || p->index == NULL)) return CLI_OK;
   ng_batch b;
   ng_batch_init(&b, sizeof b);
   b.samples = samples;
@@ -239,7 +242,8 @@ int precond_create(const settings *s, const ng_transport *t, nn *net, ng_pool *p
   p->net = net;
   p->momentum = s->momentum;
   const run_ranks k = ranks_of(t);
-  if (k.size > 1 && !s->own_batches) {
+  p->together = k.size > 1;
+  if (p->together && !s->own_batches) {
     p->whole = s->batch;
     p->first = ranks_first(&k, k.rank, s->batch);
   }

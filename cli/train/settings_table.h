@@ -113,8 +113,9 @@
   X(BOOL, checkpoint_parts, "checkpoint-parts", NULL, "false", 0, 0, 0,                            \
     "ranks write their own parts of the library's state, to a DIR that all of them see")           \
   X(BOOL, own_batches, "own-batches", NULL, "false", 0, 0, 1,                                      \
-    "a rank's samples are a batch of their own for stat_batch and published scales, as in the "    \
-    "published programs; losses then depend on the number of ranks")
+    "a rank's samples are a batch of their own for stat_batch, published scales and "              \
+    "damping_leak, "                                                                               \
+    "as in the published programs; losses then depend on the number of ranks")
 
 #define SETTINGS_TABLE(X) SETTINGS_SHARED(X) SETTINGS_SINGLE(X)
 

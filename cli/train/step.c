@@ -53,7 +53,7 @@ static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *co
 }
 
 /* One of a step's batches: its loss, and its gradient added to theirs. */
-static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
+static int one_batch(run *r, int64_t micro, int64_t *correct) {
   const double t0 = ng_now_ms(), seen = precond_observe_ms(r->p);
   int rc = feed_train(&r->feed, r->state.step, micro);
   const double t1 = ng_now_ms();
@@ -70,7 +70,6 @@ static int one_batch(run *r, int64_t micro, bool *wanted, int64_t *correct) {
   grads_begin(&r->grads, micro);
   if (rc == CLI_OK) rc = backward(r, wants, micro, &loss, &right);
   const double t3 = ng_now_ms(), seen_all = precond_observe_ms(r->p);
-  *wanted = *wanted || wants;
   *correct += right;
   r->loss = micro == 0 ? loss : r->loss + loss;
   r->own_ms[RUN_DATA] += t1 - t0;
@@ -121,19 +120,18 @@ static int move_damping(run *r, double lr) {
 
 int run_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
-  bool wanted = false;
   int rc = CLI_OK;
   const bool together = r->ranks.size > 1;
   const ranks_count said = r->said;
   const ng_meter wire = r->wire.meter;
   for (int64_t i = 0; i < r->s->acc_iters && rc == CLI_OK && (together || !r->out->diverged); i++)
-    rc = one_batch(r, i, &wanted, correct);
+    rc = one_batch(r, i, correct);
   if (r->s->acc_iters > 1) r->loss /= (double)r->s->acc_iters;
   const double t1 = ng_now_ms();
   if (rc == CLI_OK) rc = agree_on_step(r, correct);
   if (rc == CLI_OK && (together || !r->out->diverged)) rc = grads_end(&r->grads);
   if (together) r->own_ms[RUN_SUM] += ng_now_ms() - t1;
-  if (rc == CLI_OK && r->out->diverged) return wanted ? precond_forget(r->p) : CLI_OK;
+  if (rc == CLI_OK && r->out->diverged) return precond_forget(r->p);
   unsigned outcome = 0;
   precond_momentum(r->p, recipe_momentum(r->s, lr, before));
   if (rc == CLI_OK) rc = move_damping(r, lr);

@@ -80,7 +80,7 @@ static const ng_value eva_f_values[] = {SET(damping, 0.03),
                                         SET(norm_block, NG_NORM_NONE),
                                         NG_VALUES_END};
 static const ng_value eva_natgrad_values[] = {NG_VALUES_END};
-/* The K-FAC of the same program: one row a sample, neither of its factors scaled. */
+/* The K-FAC of the same program: one row a sample, neither of its factors scaled; each rank solves, and damps, all. */
 static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(stat_decay, 0.05),
                                            SET(stat_scale, NG_SCALE_KAISA),
@@ -89,6 +89,7 @@ static const ng_value eva_kfac_values[] = {SET(damping, 0.03),
                                            SET(calls, NG_CALLS_EMA),
                                            SET(call_weight, NG_CALL_WEIGHT_EQUAL),
                                            SET(damping_leak, 1),
+                                           SET(leak_ranks, NG_LEAK_ALL),
                                            SET(solve_period, 1),
                                            SET(norm_block, NG_NORM_NONE),
                                            NG_VALUES_END};

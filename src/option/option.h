@@ -43,7 +43,7 @@ extern const ng_option_id ng_scheduled[NG_SCHEDULED];
 
 #define NG_CHOICES_MAX 8
 
-/* A choice that has one of some values, a bit (1 << value) each; or a number, above 0. */
+/* A choice or a flag that has one of some values, a bit (1 << value) each; or a number, above 0. */
 typedef struct ng_option_need {
   bool there;
   ng_option_id option;

@@ -408,6 +408,12 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "sums of symmetric statistics travel as one triangle, or as whole matrices: twice the "
             "bytes, the same numbers",
         .test = "effect_symmetry_aware"),
+    ROW(leak_ranks, .group = "ranks", .standard = "owner",
+        ONE_OF_2(NG_LEAK_OWNER, "owner", NG_LEAK_ALL, "all"),
+        .help =
+            "in whose average the shift of damping_leak stays: the owner's, so that the next sum "
+            "divides it by the ranks, or each rank's; ranks that share a batch keep it whole",
+        .test = "effect_leak_ranks", KRONECKER, NEEDS(damping_leak, 1U << 1), .per_layer = true),
 };
 
 int32_t ng_option_count(void) { return NG_OPTION_COUNT; }

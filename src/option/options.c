@@ -164,6 +164,12 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
 
 /* ---- effect ----------------------------------------------------------------------------------*/
 
+/* The place of a choice, or a flag. */
+static int32_t value_of(const ng_options *o, ng_option_id id) {
+  const ng_option_row *row = &ng_option_table[id];
+  return row->type == NG_OPTION_BOOL ? (int32_t)ng_option_number(row, o) : ng_option_chosen(o, id);
+}
+
 /* "clip = norm, ratio, rms or value", in the order of the enum, or "window_momentum above 0", behind the n letters that are
  * there; how many there are then, `size` or more: no room. */
 static size_t write_need(const ng_option_need *need, char *text, size_t size, size_t n) {
@@ -175,14 +181,16 @@ static size_t write_need(const ng_option_need *need, char *text, size_t size, si
     const uint32_t bit = 1U << i;
     if ((set & bit) == 0) continue;
     const char *before = (set & (bit - 1)) == 0 ? "" : (set >> i) == 1U ? " or" : ",";
-    n += (size_t)snprintf(text + n, size - n, "%s %s", before, other->choice[i]);
+    const char *flag = i == 0 ? "0" : "1";
+    n += (size_t)snprintf(text + n, size - n, "%s %s", before,
+                          other->type == NG_OPTION_BOOL ? flag : other->choice[i]);
   }
   return n;
 }
 
 static bool is_met(const ng_options *o, const ng_option_need *need) {
   if (need->one_of == 0) return ng_option_number(&ng_option_table[need->option], o) > 0.0;
-  return (need->one_of >> ng_option_chosen(o, need->option) & 1U) != 0;
+  return (need->one_of >> value_of(o, need->option) & 1U) != 0;
 }
 
 /* From the row alone: what a value does beside the others is said where they are listed. */

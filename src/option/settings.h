@@ -28,6 +28,7 @@
 typedef enum ng_solver { NG_SOLVER_CHOLESKY, NG_SOLVER_EIGEN, NG_SOLVER_PRODUCT } ng_solver;
 typedef enum ng_form { NG_FORM_AUTO, NG_FORM_INVERSE, NG_FORM_FACTOR } ng_form;
 typedef enum ng_split { NG_SPLIT_JOINT, NG_SPLIT_FULL, NG_SPLIT_PI, NG_SPLIT_ROOT } ng_split;
+typedef enum ng_leak_ranks { NG_LEAK_OWNER, NG_LEAK_ALL } ng_leak_ranks;
 typedef enum ng_start { NG_START_FIRST, NG_START_IDENTITY, NG_START_ZERO } ng_start;
 typedef enum ng_stat_scale {
   NG_SCALE_TEXTBOOK,
@@ -177,7 +178,8 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(BOOL, colocate, bool)                                                                          \
   X(REAL, stat_bucket_mb, double)                                                                  \
   X(TEXT, per_layer, )                                                                             \
-  X(BOOL, symmetry_aware, bool)
+  X(BOOL, symmetry_aware, bool)                                                                    \
+  X(CHOICE, leak_ranks, ng_leak_ranks)
 
 #define NG_AS_ID(kind, name, type) NG_OPTION_##name,
 typedef enum ng_option_id { NG_OPTION_LIST(NG_AS_ID) NG_OPTION_COUNT } ng_option_id;

@@ -122,8 +122,9 @@ void ng_stat_weights(const ng_stat *s, double w[2]) {
 }
 
 /* Where every rank makes the whole by itself, its own weights are those of the sum. */
-void ng_stat_agreed(ng_stat *s, const double total[2]) {
+void ng_stat_agreed(ng_stat *s, const double total[2], bool shared) {
   const bool same = s->spread == NG_SPREAD_SAME;
+  s->shared = shared;
   s->total = same ? s->w : total[0];
   s->total_keep = same ? s->w * s->keep : total[1];
 }
@@ -257,13 +258,13 @@ void ng_stat_forget(ng_queue *q, ng_stat *s) {
   close(s);
 }
 
-/* What was left to add to the diagonal is shared by all that sum, as if one of them had added it; an owner
- * that alone keeps the average has added it to that. */
+/* What was left to add to the diagonal is divided by all that sum, as if one of them had added it to its average;
+ * not where all have, where they are as one, or where one alone keeps the average. */
 static void add_shift(ng_queue *q, ng_stat *s, double keep) {
+  const bool all = s->spread == NG_SPREAD_OWNER || s->rule.undivided || s->shared;
   for (int32_t i = 0; i < s->parts; i++) {
     const ng_stat_part *p = &s->part[i];
-    const double whole = s->shift[p->group];
-    const double by = s->spread == NG_SPREAD_OWNER ? whole : whole / s->observers;
+    const double by = s->shift[p->group] / (all ? 1 : s->observers);
     /* direct: the old average was multiplied by keep when the sample was added */
     const double d = s->rule.direct ? keep * by : by;
     if (s->symmetric && !ng_stat_wide(s)) ng_on(q)->shift(q, p->rows, p->average, s->kept, d);

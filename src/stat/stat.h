@@ -61,6 +61,8 @@ typedef struct ng_rule {
   ng_start start;
   int64_t stat_batch;
   double decay; /* of the coming step */
+  bool
+      undivided; /* `shift` is in the averages of all ranks, not of the owner alone               */
 } ng_rule;
 
 typedef struct ng_stat_part {
@@ -105,6 +107,7 @@ typedef struct ng_stat {
   /* this step */
   double w, keep;           /* this rank: weight of its samples; what the old average keeps       */
   double total, total_keep; /* over ranks: sum of w, sum of w keep                                */
+  bool shared;              /* ... which are as one: they share their micro-batches               */
   bool shown;               /* ... in the last micro-batch before the step                        */
   bool posted;              /* its sum is on the way to other ranks: nothing may be added         */
   int finite;               /* what the last scan of its sums found */
@@ -153,9 +156,9 @@ void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count(ng_stat *s);
 
-/* {w, w keep} of this rank; the sums of both over ranks. */
+/* {w, w keep} of this rank; the sums of both over ranks, and whether these share their micro-batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);
-void ng_stat_agreed(ng_stat *s, const double total[2]);
+void ng_stat_agreed(ng_stat *s, const double total[2], bool shared);
 /* What travels adds up to a mean, not a sum: for that the totals must be known. */
 bool ng_stat_as_mean(const ng_stat *s);
 /* Own sums onto the scale on which those of all ranks add up.  fold = direct and f16 need the totals. */

@@ -18,10 +18,12 @@ enum {
   WEIGHTS = 2, /* numbers of a statistic in check                              */
   SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
   WEIGHTED = 5,
-  REFUSED = NG_CODES,        /* ranks that refused something    */
-  LAST,                      /* ... that had ng_batch.last      */
-  SAME,                      /* whether all ranks have the same options and numbers */
-  FIRST_OUT = SAME + NG_SAME /* ranks that leave an entry out     */
+  REFUSED = NG_CODES,             /* ranks that refused something    */
+  LAST,                           /* ... that had ng_batch.last      */
+  BEGUN,                          /* ... that began a micro-batch     */
+  SHARED,                         /* of those, whether they have the same ng_batch.whole */
+  SAME = SHARED + NG_SAME_PIECES, /* whether all ranks have the same options and numbers */
+  FIRST_OUT = SAME + NG_SAME      /* ranks that leave an entry out     */
 };
 
 /* ---- same ------------------------------------------------------------------------------------*/
@@ -133,6 +135,17 @@ static ng_status check_meeting(ng_precond *p, const double *x) {
                  (int)x[LAST], p->ctx->ranks);
 }
 
+/* Ranks share their micro-batches, or none does: who has none is not asked. */
+static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
+  for (int i = 0; i < NG_SAME_PIECES; i++) {
+    *shared = *shared || x[SHARED + i] > 0.0;
+  }
+  if (ng_same_sums(x + SHARED, (int32_t)x[BEGUN])) return NG_OK;
+  return ng_fail(
+      p->ctx, NG_ERR_STATE,
+      "ng_batch.whole differs between ranks, expected the samples of all of them, or 0 on all");
+}
+
 /* Of this stage: `total` is only set once the worst status is known. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
@@ -140,6 +153,8 @@ static ng_status check_stage(ng_precond *p) {
   ng_codes_put(x, s->trouble);
   x[REFUSED] = s->refused;
   x[LAST] = s->last;
+  x[BEGUN] = s->begun;
+  ng_same_number(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
   ng_same_put(p, x + SAME);
   for (int32_t i = 0; i < p->entries; i++) {
     out[i] = p->entry[i]->slot[0].out;
@@ -158,14 +173,16 @@ static ng_status check_stage(ng_precond *p) {
   s->trouble = st;
   if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
-  st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
+  bool shared = false;
+  st = check_whole(p, x, &shared);
+  if (st == NG_OK) st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
   if (st == NG_OK) st = ng_same_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
     ng_block *b = p->block[i];
     b->unshown = 0;
     for (int32_t k = 0; k < b->stats; k++, w += WEIGHTS) {
-      ng_stat_agreed(&b->stat[k], w);
+      ng_stat_agreed(&b->stat[k], w, shared);
       b->unshown += !b->out && ng_one_due(p, b, &b->stat[k]) && !(w[0] > 0.0); /* of all ranks */
     }
   }

@@ -109,6 +109,7 @@ static void set_rules(ng_block *b) {
     s->rule.start = o->stat_start;
     s->rule.stat_batch = o->stat_batch;
     s->rule.decay = o->stat_decay;
+    s->rule.undivided = o->leak_ranks == NG_LEAK_ALL;
     if (s->kept == 0) s->kept = NG_F32;
     if (s->wire == 0) s->wire = NG_F32;
     s->travels = s->rule.averaged && s->wire == NG_F32 ? o->wire_dtype : s->wire;
