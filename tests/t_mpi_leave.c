@@ -1,4 +1,4 @@
-/* t_mpi_leave.c: ranks that leave a transport over MPI: before others are done, in another order, while one gives up.
+/* t_mpi_leave.c: ranks that leave a transport over MPI: before others are done, while one gives up.
  *
  * Nobody hangs (ranks.c has the watchdog), who waits for a rank that has left is told, and whatever happened, the next
  * transport of the same ranks works. */
@@ -140,32 +140,6 @@ static ng_status give_up_late(int32_t rank, ng_transport *t, void *arg) {
 static void while_one_gives_up(void **state) {
   (void)state;
   assert_int_equal(ranks_run(ranks_there(), give_up_late, NULL, NULL), NG_OK);
-}
-
-/* One gives up on two transports; each rank hears of it as it leaves them, in an order of its own. */
-static ng_status any_order(int32_t rank, ng_transport *t, void *arg) {
-  (void)arg;
-  int list[MOST];
-  for (int32_t r = 0; r < t->size; r++)
-    list[r] = r;
-  for (int32_t k = 0; k < 2 * t->size; k++) {
-    ng_transport a[2];
-    for (int i = 0; i < 2; i++) {
-      const ng_status st = ranks_group(t->size, list, &a[i]);
-      if (st != NG_OK) return st;
-    }
-    for (int i = 0; i < 2 && rank == k / 2; i++)
-      a[i].abort(a[i].user);
-    const int first = (rank + k) % 2;
-    ng_mpi_release(&a[first]);
-    ng_mpi_release(&a[1 - first]);
-  }
-  return NG_OK;
-}
-
-static void in_any_order(void **state) {
-  (void)state;
-  assert_int_equal(ranks_run(ranks_there(), any_order, NULL, NULL), NG_OK);
 }
 
 /* A request that was never waited for: the others do not wait for what its rank would have to go on with. */
@@ -336,10 +310,10 @@ static void same_group(void **state) {
 int main(void) {
   ranks_begin();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(before_others), cmocka_unit_test(while_one_gives_up),
-      cmocka_unit_test(in_any_order),  cmocka_unit_test(with_requests),
-      cmocka_unit_test(same_group),    cmocka_unit_test(before_a_broadcast),
-      cmocka_unit_test(heard_before),  cmocka_unit_test(after_an_agreement),
+      cmocka_unit_test(before_others),      cmocka_unit_test(while_one_gives_up),
+      cmocka_unit_test(with_requests),      cmocka_unit_test(same_group),
+      cmocka_unit_test(before_a_broadcast), cmocka_unit_test(heard_before),
+      cmocka_unit_test(after_an_agreement),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   ranks_end();
