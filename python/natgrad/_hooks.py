@@ -246,8 +246,9 @@ class Observer:
         self.frames = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early, self.first, self.by_model = early, first, samples == "model"
         self.enabled = True
-        self.open = None  # (samples, scale) of the micro-batch that the library is in
-        self.given = None  # samples and loss scale that the user said
+        self.open = None  # (samples, scale, whole, first) of the micro-batch that the library is in
+        self.given = None  # samples, loss scale, whole and first that the user said
+        self.share = None  # (rank, ranks): each has an equal part of one batch
         self.seen = None  # samples of the model's input, while it runs
         self.owed = {}  # early: calls without gradients, which checkpointing may run again with them
         self.runs = {}  # of (layer, shape of an input): what was said of such calls, how many are not run again, the round
@@ -420,6 +421,19 @@ class Observer:
                           f"samples are not known: {why}.  Step after each backward pass, give use_reentrant=False, or "
                           "set hook_enabled = False around a forward that is not of the loss")
 
+    def _place(self, layer, count, given):
+        """Of a batch that ranks share its samples, as this layer counts them, and the place of the first of them here."""
+        if given is not None and given[2] is not None:
+            samples, _, whole, first = given
+            if count % samples:
+                raise failure(_abi.NG_ERR_STATE, f"layer '{layer.name}' has {count} samples of its own, not a multiple of the "
+                              f"{samples} that begin() said: which part of {whole} they are is not known")
+            return whole * (count // samples), first * (count // samples)
+        if self.share is None:
+            return 0, 0
+        rank, ranks = self.share
+        return count * ranks, count * rank
+
     def show(self, hook, x, samples, g, given):
         if not self.enabled:
             return
@@ -450,11 +464,13 @@ class Observer:
         if layer.conv and samples and count != samples and count % samples == 0:  # frames of the samples
             scale *= (count // samples) ** self.frames
         other = layer.conv and g is not None and g.shape[2:] != hook.size  # the library holds one against the other
-        if self.open != (count, scale) or other:
+        whole, first = self._place(layer, count, given)
+        if self.open != (count, scale, whole, first) or other:
             hook.size = g.shape[2:] if g is not None else None
             self.batch.samples, self.batch.loss_scale = count, scale
+            self.batch.whole, self.batch.first = whole, first
             self.core.check(self._begin(self.p, self._batch))
-            self.open = (count, scale)
+            self.open = (count, scale, whole, first)
         if layer.norm:  # its input is read when its output gradient is shown
             status = self._input(self.p, layer.index, hook.input.of(x), _abi.NG_BORROW)
             x = None

@@ -29,7 +29,7 @@ class _Updating(Preconditioner):
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self._names = [f"param_groups[{i}]" for i in range(len(optimizer.param_groups))]
         arguments = dict(accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True, reduction="mean",
-                         process_group=None, threads=0, linalg=None, layer_options=None)
+                         process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False)
         arguments.update((name, kwargs.pop(name)) for name in list(kwargs) if name in arguments)
         options.update(kwargs)
         self._setup(model, self._options(options), lr=None, **arguments)

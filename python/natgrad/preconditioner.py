@@ -30,6 +30,9 @@ class Preconditioner(Binding, _state.Uncopied):
     batch_first        False: the second axis counts samples, the first positions, as in [T, B, F]
     reduction          'mean' | 'sum': what the loss is over the samples
     process_group      of torch.distributed; None: the default one, if there is one; False: this process alone
+    own_batches        True: each rank's samples are a batch of their own for stat_batch, published scales and damping_leak,
+                       as in the published programs; False: ranks have equal shares of one batch, and the results of one
+                       rank with all of it (begin() says which part, where shares are not equal)
     threads            of the library's own loops; 0: one for each processor
     linalg             'cpu' | 'ref'
     options            the library's own (natgrad.options()); live ones may be functions of the step
@@ -41,9 +44,10 @@ class Preconditioner(Binding, _state.Uncopied):
     family = method = None
 
     def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
-                 reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, **options):
+                 reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False,
+                 **options):
         self._setup(model, self._options(options), lr, accumulation_steps, grad_scaler, samples, batch_first, reduction,
-                    process_group, threads, linalg, layer_options)
+                    process_group, threads, linalg, layer_options, own_batches=own_batches)
 
     # ---- making one
 
@@ -69,7 +73,7 @@ class Preconditioner(Binding, _state.Uncopied):
         return chosen
 
     def _setup(self, model, chosen, lr, accumulation_steps, grad_scaler, samples, batch_first, reduction, process_group,
-               threads, linalg, layer_options, accept=None):
+               threads, linalg, layer_options, accept=None, own_batches=True):
         if not isinstance(accumulation_steps, numbers.Integral):
             raise failure(_abi.NG_ERR_ARG, f"accumulation_steps is {accumulation_steps}, expected a whole number")
         if accumulation_steps < 1:
@@ -83,6 +87,8 @@ class Preconditioner(Binding, _state.Uncopied):
             raise failure(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
         if not all(isinstance(line, str) for line in (layer_options or {}).values()):
             raise failure(_abi.NG_ERR_ARG, f"layer_options is {layer_options}, expected a line of options for each name")
+        if not isinstance(own_batches, bool):
+            raise failure(_abi.NG_ERR_ARG, f"own_batches is {own_batches!r}, expected True or False")
         if samples not in ("model", "layer"):
             raise failure(_abi.NG_ERR_ARG, f"samples is '{samples}', expected 'model' or 'layer'")
         if reduction not in ("mean", "sum"):
@@ -117,6 +123,8 @@ class Preconditioner(Binding, _state.Uncopied):
                                   batch_first, reduction, expand)
         self._observer.scale = self._scale
         self._observer.fixed = self._scale() if grad_scaler is None else None
+        if self._core.transport is not None and not own_batches and self._speaks_of_a_batch(lines):
+            self._observer.share = self._core.transport.rank, self._core.transport.size
         self._say_left_out()
 
     def _plan(self, accept):
@@ -138,6 +146,14 @@ class Preconditioner(Binding, _state.Uncopied):
         if rows.get("norm_block") == "none":  # of the row itself: what its program leaves out
             return f"method {method} leaves embeddings as they are, as published"
         return ""
+
+    def _speaks_of_a_batch(self, lines):
+        """Whether it matters of which batch a rank's samples are: without, samples weigh the same on whichever rank."""
+        chosen = self._chosen
+        return (chosen.get("stat_batch") != "0" or chosen.get("call_weight") == "equal" or chosen.get("damping_leak") == "1"
+                or chosen.get("stat_scale") in ("kaisa", "eva")
+                or any(name in line for line in lines
+                       for name in ("stat_batch", "call_weight", "damping_leak", "stat_scale", "method")))
 
     @staticmethod
     def _transport(group):
@@ -199,15 +215,21 @@ class Preconditioner(Binding, _state.Uncopied):
             scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler()
         return float(scale) / self.accumulation_steps
 
-    def begin(self, samples, loss_scale=None):
+    def begin(self, samples, loss_scale=None, whole=None, first=None):
         """Say how many samples the coming micro-batch has, and what its loss is multiplied by: for uneven
-        micro-batches samples / all samples of the step, times the scale of mixed precision."""
+        micro-batches samples / all samples of the step, times the scale of mixed precision.  Of a batch that ranks
+        share in unequal parts `whole` is its samples on all of them, `first` the place in it of this rank's first."""
         if not isinstance(samples, numbers.Integral) or samples < 1:
             raise failure(_abi.NG_ERR_ARG, f"samples is {samples}, expected a whole number of at least 1")
+        if (whole is None) != (first is None) or whole is not None and not (
+                isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
+                and 0 <= first <= whole - samples):
+            raise failure(_abi.NG_ERR_ARG, f"first is {first} and whole {whole}, expected neither, or a place of the {samples} "
+                          "samples in so many of all ranks")
         scale = None if loss_scale is None else float(loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise failure(_abi.NG_ERR_ARG, f"loss_scale is {loss_scale}, expected a finite number above 0")
-        self._observer.given = (int(samples), scale)
+        self._observer.given = (int(samples), scale, whole, first)
 
     def step(self, lr=None):
         """Precondition every gradient of every layer, in place.  Returns the library's note: 0 done, 1 some block
@@ -270,6 +292,9 @@ class Preconditioner(Binding, _state.Uncopied):
 
     def _explained(self, error):
         """What the front knows of a layer that was never observed."""
+        if "ng_batch.whole differs" in str(error):
+            return failure(error.status, f"{error}: they have other numbers of samples.  begin(samples, whole=..., first=...) "
+                           "says of which batch they are a part, own_batches=True that each is a batch of its own")
         if "was never observed" not in str(error):
             return error
         for hook in self._observer.hooks:

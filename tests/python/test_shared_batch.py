@@ -1,0 +1,145 @@
+"""Ranks of torch.distributed that share their batches: the losses of one rank with all of them, whatever the method."""
+import unittest
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import natgrad
+import ranks
+from front import Case, batch, loss_of
+
+WINDOW = dict(window=3, damping=0.1)
+LEAK = dict(method="mpd-kfac", solver="cholesky", eigen_floor=0, damping_split="pi", damping_leak=True, damping=0.1)
+# A method, its class and options; whether it says something of a batch, so that ranks of their own differ from one.
+TABLE = {
+    "natgrad": ("KFAC", dict(solve_period=1, damping=0.1), False),
+    "spngd": ("SPNGD", dict(damping=0.1), False),
+    "kaisa": ("KFAC", dict(method="kaisa", stat_start="first", solve_period=1, damping=1e-3), True),  # identity hides the rest
+    "mpd-kfac": ("KFAC", dict(method="mpd-kfac", damping=0.1), False),
+    "mpd-kfac, inverse": ("KFAC", LEAK, True),
+    "eva-kfac": ("KFAC", dict(method="eva-kfac", damping=0.1), True),
+    "sam": ("KFAC", dict(method="sam", radius=1e3), True),
+    "eva": ("Eva", dict(method="eva", damping=1e-4), True),
+    "eva-f": ("Eva", dict(method="eva-f"), True),
+    "eva-natgrad": ("Eva", dict(damping=0.1), False),
+    "adasgd": ("Eva", dict(method="adasgd"), False),
+    "mfac": ("MFAC", WINDOW, False),
+    "ggt": ("GGT", WINDOW, False),
+    "efcp": ("MFAC", dict(WINDOW, method="efcp", window_density=0.5), False),
+    "lowrank-mfac": ("MFAC", dict(WINDOW, method="lowrank-mfac"), False),
+    "sparse-ggt": ("GGT", dict(WINDOW, method="sparse-ggt", window_density=0.5), False),
+    **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
+}
+# Its statistics are the samples of one rank, whoever shares what.
+LOCAL = {"dp-kfac"}
+STEPS, SAMPLES = 4, 24
+
+
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def part_of(rank, world, even=True):
+    """This rank's samples: half of them each, or 9 and 15."""
+    cut = [SAMPLES * r // world for r in range(world + 1)] if even or world == 1 else [0, 9, SAMPLES]
+    return cut[rank], cut[rank + 1]
+
+
+def losses(rank, world, name, even=True, said=True, **more):
+    """Of all samples, before each step."""
+    kind, options, _ = TABLE[name]
+    model = net()
+    model = DDP(model) if world > 1 else model
+    k = getattr(natgrad, kind)(model, lr=0.1, **options, **more)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin, end = part_of(rank, world, even)
+    found = []
+    for t in range(STEPS):
+        x, y = batch(SAMPLES, seed=20 + t, shape=(2, 5, 5))
+        optimizer.zero_grad()
+        share = 1.0 if even else (end - begin) * world / SAMPLES  # DistributedDataParallel takes the mean over ranks
+        if not even and said:
+            k.begin(end - begin, share, whole=SAMPLES, first=begin)
+        loss = loss_of(model, x[begin:end], y[begin:end]) * share
+        loss.backward()
+        k.step()
+        optimizer.step()
+        total = loss.detach() / world
+        if world > 1:
+            torch.distributed.all_reduce(total)
+        found.append(total.item())
+    k.close()
+    return found
+
+
+def of_all(rank, world):
+    """Of every row as they are by default, and with batches of their own."""
+    return {name: (losses(rank, world, name), losses(rank, world, name, own_batches=True)) for name in TABLE}
+
+
+def uneven(rank, world, names):
+    return [losses(rank, world, name, even=False) for name in names]
+
+
+def not_said(rank, world):
+    """Every rank hears of it, but where it does not matter."""
+    found = [losses(rank, world, "natgrad", even=False, said=False)]
+    for name in ("eva", "kaisa", "eva-kfac"):
+        try:
+            found.append(losses(rank, world, name, even=False, said=False))
+        except natgrad.Error as error:
+            found.append(str(error))
+    return found
+
+
+def alone(rank, world, names):
+    return [losses(rank, world, name) for name in names]
+
+
+def apart(a, b):
+    return max(abs(x - y) for x, y in zip(a, b))
+
+
+class SharedBatch(Case):
+    def test_every_method(self):
+        self.assertEqual({name.split(",")[0] for name in TABLE} | LOCAL, {row["name"] for row in natgrad.methods()})
+        one = dict(zip(TABLE, ranks.run(1, alone, list(TABLE))[0]))
+        for world in (2, 3):
+            for found in ranks.run(world, of_all):
+                for name, (shared, own) in found.items():
+                    with self.subTest(method=name, world=world):
+                        self.assertLess(apart(shared, one[name]), 2e-5)
+                        if TABLE[name][2]:
+                            self.assertGreater(apart(own, one[name]), 1e-4)
+                        else:
+                            self.assertLess(apart(own, one[name]), 2e-5)
+
+    def test_uneven_parts(self):
+        names = ["eva", "kaisa", "eva-kfac", "mpd-kfac, inverse", "natgrad"]
+        one = ranks.run(1, alone, names)[0]
+        for found in ranks.run(2, uneven, names):
+            for name, a, b in zip(names, found, one):
+                with self.subTest(method=name):
+                    self.assertLess(apart(a, b), 2e-5)
+
+    def test_uneven_parts_that_nobody_said(self):
+        for natgrads, *others in ranks.run(2, not_said):
+            self.assertEqual(len(natgrads), STEPS)
+            for text in others:
+                self.assertRegex(text, "ng_batch.whole differs between ranks.*begin.samples, whole=.*own_batches=True")
+
+    def test_what_begin_refuses(self):
+        k = natgrad.Eva(net())
+        for more in (dict(whole=4), dict(first=0), dict(whole=4, first=2), dict(whole=4, first=-1), dict(whole=2.5, first=0)):
+            with self.refused("first is .* and whole .*, expected neither, or a place of the 3 samples"):
+                k.begin(3, **more)
+        with self.refused("own_batches is 'no', expected True or False"):
+            natgrad.Eva(net(), own_batches="no")
+        with self.refused("own_batches is 1, expected True or False"):
+            natgrad.SGD(net(), 0.1, own_batches=1)
+
+
+if __name__ == "__main__":
+    unittest.main()
