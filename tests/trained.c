@@ -91,3 +91,19 @@ nn *network_of(const trained *r, const data_set *d, int64_t batch, uint64_t seed
   assert_int_equal(nn_ready(net, batch), CLI_OK);
   return net;
 }
+
+double entropy(const double *y, int n, int32_t label, double smoothing) {
+  double sum = 0.0, loss = 0.0;
+  for (int k = 0; k < n; k++)
+    sum += exp(y[k]);
+  for (int k = 0; k < n; k++)
+    loss -= (smoothing / n + (k == label ? 1.0 - smoothing : 0.0)) * (y[k] - log(sum));
+  return loss;
+}
+
+bool right(const double *y, int n, int32_t label) {
+  for (int k = 0; k < n; k++) {
+    if (k != label && y[k] >= y[label]) return false;
+  }
+  return true;
+}

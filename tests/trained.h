@@ -30,4 +30,8 @@ double number_of(const json_t *line, const char *key);
 /* |got - expected| <= within (1 + |expected|) */
 void must_be_near(const json_t *line, const char *key, double expected, double within);
 
+/* Of one sample with the outputs y: -log softmax(y)_label, or with smoothed labels; whether the label's is the largest. */
+double entropy(const double *y, int n, int32_t label, double smoothing);
+bool right(const double *y, int n, int32_t label);
+
 #endif

@@ -1,0 +1,28 @@
+/* bound.h: a model of two linear layers and a tensor, whose gradients and weights a test binds as it likes. */
+#ifndef TESTS_BOUND_H
+#define TESTS_BOUND_H
+
+#include "fixture.h"
+
+enum { FC1, FC2, GAMMA, ENTRIES, IN = 3, MID = 4, OUT = 2, B = 6 };
+
+extern const int64_t count[ENTRIES]; /* elements of each */
+
+typedef struct model {
+  fixture f;
+  float grad[ENTRIES][MID * IN], weight[ENTRIES][MID * IN];
+} model;
+
+ng_array array_of(float *x, int32_t k);
+ng_status bind_one(model *m, int32_t k, float *grad, float *weight, ng_hold hold);
+/* Ready, weights drawn, everything bound with NG_HOLD; `t` may be NULL. */
+ng_status open_model(model *m, const char *options, const ng_transport *t);
+/* The gradients of step t. */
+void draw(model *m, int32_t t);
+/* Begins step t and shows layers by their bit in `which`. */
+ng_status show(model *m, int32_t t, unsigned which);
+ng_status sgd(model *m);
+/* The status, and a word of its message. */
+void wrong(const model *m, ng_status got, ng_status want, const char *word);
+
+#endif

@@ -1,0 +1,403 @@
+/* t_absent.c: gradients that are absent, layers that are frozen for a while.  The oracle of a layer that is left
+ * out is its memory from before, bit for bit, and of the others a run of the same steps in which only they are. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "bound.h"
+#include "ranks.h"
+
+/* ---- absent gradients ------------------------------------------------------------------------*/
+
+static ng_report report_of(const model *m) {
+  ng_report r;
+  ng_report_init(&r, sizeof r);
+  assert_int_equal(ng_report_read(m->f.p, &r), NG_OK);
+  return r;
+}
+
+static ng_layer_report layer_of(const model *m, int32_t k) {
+  ng_layer_report r;
+  ng_layer_report_init(&r, sizeof r);
+  assert_int_equal(ng_report_layer(m->f.p, k, &r), NG_OK);
+  return r;
+}
+
+static void absent(model *m, int32_t k) {
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {k, NG_WEIGHT, &none, NULL, NG_HOLD};
+  fixture_ok(&m->f, ng_bind(m->f.p, &b, 1));
+}
+
+/* One of the two layers, or the tensor, has no gradient; the others go as if it were not there. */
+static void absent_gradients(void **state) {
+  (void)state;
+  static const char *const methods[] = {
+      "damping=0.1", "method=kaisa damping=0.1", "method=eva damping=0.1",
+      "damping=0.1 clip=ratio clip_bound=0.1", "damping=0.1 clip=rms clip_bound=0.1"};
+  for (size_t a = 0; a < sizeof methods / sizeof methods[0]; a++) {
+    for (int32_t k = 0; k < ENTRIES; k++) {
+      char text[200];
+      model m, without;
+      (void)snprintf(text, sizeof text, "%s update=adamw", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      absent(&m, k);
+      draw(&m, 0);
+      fixture_ok(&m.f, show(&m, 0, k < GAMMA ? 3U & ~(1U << k) : 3));
+      wrong(&m, sgd(&m), NG_ERR_STATE, "is not bound");
+      fixture_close(&m.f);
+
+      (void)snprintf(text, sizeof text, "%s update=adamw missing=keep", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      (void)snprintf(text, sizeof text, "%s update=adamw%s", methods[a],
+                     k == FC1   ? " skip_layers=fc1"
+                     : k == FC2 ? " skip_layers=fc2"
+                                : "");
+      fixture_ok(&without.f, open_model(&without, text, NULL));
+      absent(&m, k);
+      for (int32_t t = 0; t < 3; t++) {
+        model before = m;
+        draw(&m, t);
+        draw(&without, t);
+        const unsigned seen = k < GAMMA ? 3U & ~(1U << k) : 3;
+        fixture_ok(&m.f, show(&m, t, seen));
+        fixture_ok(&without.f, show(&without, t, seen));
+        fixture_ok(&m.f, sgd(&m));
+        fixture_ok(&without.f, sgd(&without));
+        assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+        for (int32_t i = 0; i < ENTRIES; i++) {
+          if (i != k) assert_memory_equal(m.weight[i], without.weight[i], sizeof m.weight[i]);
+        }
+        assert_int_equal(report_of(&m).kept, 1);
+        assert_int_equal(layer_of(&m, k).kept, t + 1);
+      }
+      /* it comes back: observed now, stepped from here on */
+      fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+      draw(&m, 9);
+      model before = m;
+      fixture_ok(&m.f, show(&m, 9, 3));
+      fixture_ok(&m.f, sgd(&m));
+      assert_memory_not_equal(m.weight[k], before.weight[k], (size_t)count[k] * sizeof(float));
+      assert_int_equal(report_of(&m).kept, 0);
+      assert_int_equal(layer_of(&m, k).kept, 3);
+      fixture_close(&m.f);
+      fixture_close(&without.f);
+    }
+  }
+}
+
+/* One that was forgotten is not one that is absent; a layer of which a part has a gradient is a mistake. */
+static void absent_is_said(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&m.f, bind_one(&m, FC1, m.grad[FC1], NULL, NG_ONE_STEP));
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 3));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_ok(&m.f, show(&m, 1, 3));
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc1.weight': the gradient was bound for one step");
+  fixture_close(&m.f);
+  fixture f;
+  float w[4] = {0}, b[2] = {0};
+  fixture_ok(&f, fixture_open(&f, "damping=0.1 missing=keep", NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", 2, 2, 1, NULL));
+  const ng_array gw = ng_array_matrix(w, 2, 2, NG_F32), gb = ng_array_vector(b, 2, NG_F32);
+  for (int part = 0; part < 2; part++) {
+    const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+    const ng_binding list[2] = {{0, NG_WEIGHT, part == 0 ? &none : &gw, NULL, NG_HOLD},
+                                {0, NG_BIAS, part == 0 ? &gb : &none, NULL, NG_HOLD}};
+    if (part == 0) fixture_ok(&f, ng_ready(f.p));
+    fixture_ok(&f, ng_bind(f.p, list, 2));
+    assert_int_equal(ng_step(f.p, 0.1), NG_ERR_STATE);
+    assert_non_null(strstr(ng_last_error(f.ctx), part == 0 ? "gradient of its weight is not bound"
+                                                           : "gradient of its bias is not bound"));
+  }
+  fixture_close(&f);
+}
+
+/* ---- frozen for a while ----------------------------------------------------------------------*/
+
+/* While it sleeps nothing of it moves and nobody need show it; afterwards it goes on from where it was:
+ * as a run that never had those steps.  clip = none, so that the layers do not know of each other. */
+static void frozen_layers_wait(void **state) {
+  (void)state;
+  static const char *const methods[] = {"damping=0.1 clip=none", "method=eva damping=0.1 clip=none",
+                                        "method=kaisa damping=0.1 clip=none stat_decay=0.5"};
+  for (size_t a = 0; a < 3; a++) {
+    for (int32_t k = 0; k < ENTRIES; k++) {
+      char text[200];
+      model m, d;
+      (void)snprintf(text, sizeof text, "%s update=sgd", methods[a]);
+      fixture_ok(&m.f, open_model(&m, text, NULL));
+      fixture_ok(&d.f, open_model(&d, text, NULL));
+      for (int32_t t = 0; t < 6; t++) {
+        const bool asleep = t == 2 || t == 3;
+        fixture_ok(&m.f, ng_freeze(m.f.p, k, asleep));
+        if (asleep && t == 2) absent(&m, k);
+        if (!asleep) fixture_ok(&m.f, bind_one(&m, k, m.grad[k], NULL, NG_HOLD));
+        if (k < GAMMA) assert_int_equal(ng_wants(m.f.p, k), !asleep);
+        assert_int_equal(layer_of(&m, k).frozen, asleep);
+        draw(&m, t);
+        model before = m;
+        fixture_ok(&m.f, show(&m, t, 3)); /* shown and not read */
+        fixture_ok(&m.f, sgd(&m));
+        if (asleep) assert_memory_equal(m.weight[k], before.weight[k], sizeof m.weight[k]);
+        if (!asleep) {
+          draw(&d, t);
+          fixture_ok(&d.f, show(&d, t, 3));
+          fixture_ok(&d.f, sgd(&d));
+        }
+      }
+      assert_memory_equal(m.weight[k], d.weight[k], sizeof m.weight[k]);
+      assert_int_equal(report_of(&m).kept, 0);
+      fixture_close(&m.f);
+      fixture_close(&d.f);
+    }
+  }
+  fixture f;
+  fixture_ok(&f, fixture_open(&f, "damping=0.1", NULL));
+  ng_layer l;
+  ng_layer_init(&l, NG_LINEAR, sizeof l);
+  l.name = "ice";
+  l.in = l.out = 2;
+  l.frozen = 1;
+  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
+  assert_int_equal(ng_freeze(f.p, 0, 0), NG_ERR_STATE);
+  assert_non_null(strstr(ng_last_error(f.ctx), "'ice' was registered as frozen"));
+  fixture_close(&f);
+}
+
+/* Frozen before it was ever observed, and thawed: then it has to be. */
+static void frozen_from_the_start(void **state) {
+  (void)state;
+  model m;
+  fixture_ok(&m.f, open_model(&m, "damping=0.1", NULL));
+  fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
+  draw(&m, 0);
+  fixture_ok(&m.f, show(&m, 0, 1));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 0));
+  fixture_ok(&m.f, show(&m, 1, 1));
+  wrong(&m, ng_step(m.f.p, 0.1), NG_ERR_STATE, "'fc2' was never observed");
+  fixture_ok(&m.f, show(&m, 1, 2));
+  fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+  fixture_close(&m.f);
+}
+
+/* Left out at the first step, with a period that is far: it begins when it comes back, on all ranks at
+ * the same step. */
+static void a_late_layer_begins(void **state) {
+  (void)state;
+  static const char *const settings[] = {
+      "damping=0.1 missing=keep stat_period=10 solve_period=10",
+      "method=eva damping=0.1 missing=keep stat_period=10",
+      "damping=0.1 missing=keep stat_period=10 solve_period=10 fold=direct"};
+  for (int way = 0; way < 6; way++) {
+    model m;
+    fixture_ok(&m.f, open_model(&m, settings[way / 2], NULL));
+    if (way % 2 == 0) fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 1));
+    if (way % 2 == 1) absent(&m, FC2);
+    draw(&m, 0);
+    fixture_ok(&m.f, show(&m, 0, 1));
+    fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+    fixture_ok(&m.f, ng_freeze(m.f.p, FC2, 0));
+    fixture_ok(&m.f, bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD));
+    assert_int_equal(ng_wants(m.f.p, FC1), 0);
+    assert_int_equal(ng_wants(m.f.p, FC2), 1);
+    draw(&m, 1);
+    const model before = m;
+    fixture_ok(&m.f, show(&m, 1, 2));
+    fixture_ok(&m.f, ng_step(m.f.p, 0.1));
+    assert_memory_not_equal(m.grad[FC2], before.grad[FC2], sizeof(float) * OUT * MID);
+    assert_int_equal(ng_wants(m.f.p, FC2), 0); /* and then by the period */
+    fixture_close(&m.f);
+  }
+}
+
+/* Updates are counted by parameter, as torch does: with a gradient of 1 AdamW's first step is lr whenever it
+ * comes, and SGD's buffer starts as the gradient.  Through a save, too. */
+typedef struct buffer {
+  char bytes[20000];
+  int64_t n, at;
+} buffer;
+
+static int32_t put(void *user, const void *data, int64_t bytes) {
+  buffer *b = user;
+  if (b->n + bytes > (int64_t)sizeof b->bytes) return 1;
+  memcpy(b->bytes + b->n, data, (size_t)bytes);
+  b->n += bytes;
+  return 0;
+}
+
+static int64_t get(void *user, void *data, int64_t bytes) {
+  buffer *b = user;
+  const int64_t n = bytes < b->n - b->at ? bytes : b->n - b->at;
+  memcpy(data, b->bytes + b->at, (size_t)n);
+  b->at += n;
+  return n;
+}
+
+static ng_status open_pair(fixture *f, const char *update, float g[2], float w[2]) {
+  char text[64];
+  (void)snprintf(text, sizeof text, "update=%s", update);
+  ng_status st = fixture_open(f, text, &(fixture_how){.threads = 1});
+  for (int32_t k = 0; k < 2 && st == NG_OK; k++) {
+    st = ng_add_tensor(f->p, k == 0 ? "always" : "late", 1, NULL);
+    const ng_array a = ng_array_vector(&g[k], 1, NG_F32), b = ng_array_vector(&w[k], 1, NG_F32);
+    const ng_binding bind = {k, NG_WEIGHT, &a, &b, NG_HOLD};
+    if (st == NG_OK) st = ng_bind(f->p, &bind, 1);
+  }
+  return st == NG_OK ? ng_ready(f->p) : st;
+}
+
+static ng_status update(fixture *f, bool adamw) {
+  ng_sgd s;
+  ng_adamw a;
+  ng_sgd_init(&s, sizeof s);
+  ng_adamw_init(&a, sizeof a);
+  s.lr = a.lr = 0.1;
+  s.momentum = 0.9;
+  s.dampening = 0.5;
+  a.weight_decay = 0;
+  return adamw ? ng_step_adamw(f->p, &a, 1) : ng_step_sgd(f->p, &s, 1);
+}
+
+static void updates_are_counted_by_parameter(void **state) {
+  (void)state;
+  for (int way = 0; way < 4; way++) {
+    const bool adamw = way % 2 == 0, saved = way / 2 == 1;
+    float g[2] = {1, 1}, w[2] = {0, 0};
+    float *at = w;
+    fixture f, again;
+    buffer b = {.n = 0};
+    fixture_ok(&f, open_pair(&f, adamw ? "adamw" : "sgd", g, w));
+    float path[2][3];
+    for (int t = 0; t < 13; t++) {
+      fixture_ok(&f, ng_freeze(f.p, 1, t < 10));
+      fixture_ok(&f, update(&f, adamw));
+      if (t < 3) path[0][t] = at[0];
+      if (t < 10) assert_true(at[1] == 0.0f);
+      if (t >= 10) path[1][t - 10] = at[1];
+      if (saved && t == 10) {
+        fixture_ok(&f, ng_save_to(f.p, put, &b));
+        fixture_ok(&again, open_pair(&again, adamw ? "adamw" : "sgd", g, w));
+        fixture_ok(&again, ng_load_from(again.p, get, &b));
+        fixture_close(&f);
+        f = again;
+      }
+    }
+    assert_memory_equal(path[0], path[1], sizeof path[0]);
+    assert_true(fabs((double)path[1][0] + 0.1) < 1e-7); /* eps is 1e-8 of the root */
+    fixture_close(&f);
+  }
+}
+
+/* What was observed before its layer was left out: with fold = direct it is in the average, and goes on
+ * from there, on two ranks as on one. */
+typedef struct direct_run {
+  const char *options;
+  int left; /* 0: it is not, 1: for want of a gradient, 2: frozen */
+  float out[2][OUT * MID];
+} direct_run;
+
+static ng_status direct_rank(int32_t rank, ng_transport *t, void *arg) {
+  direct_run *d = arg;
+  model m;
+  ng_status st = open_model(&m, d->options, t);
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding unbind = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
+  for (int32_t k = 0; k < 4 && st == NG_OK; k++) {
+    draw(&m, k);
+    st = show(&m, 10 * k + rank, 3);
+    if (k == 1 && d->left == 1 && st == NG_OK) st = ng_bind(m.f.p, &unbind, 1);
+    if (k == 1 && d->left == 2 && st == NG_OK) st = ng_freeze(m.f.p, FC2, 1);
+    if (st == NG_OK) st = ng_step(m.f.p, 0.1);
+    if (k == 1 && st == NG_OK) st = ng_freeze(m.f.p, FC2, 0);
+    if (k == 1 && st == NG_OK) st = bind_one(&m, FC2, m.grad[FC2], NULL, NG_HOLD);
+  }
+  memcpy(d->out[rank], m.grad[FC2], sizeof d->out[rank]);
+  if (st != NG_OK) {
+    print_error("%s\n", m.f.ctx == NULL ? m.f.message : ng_last_error(m.f.ctx));
+  }
+  fixture_close(&m.f);
+  return st;
+}
+
+/* The average is then that of a run in which the layer was never left out, and so is the PD of the last
+ * gradient, bit for bit. */
+static void direct_folds_of_a_layer_left_out(void **state) {
+  (void)state;
+  static const char *const options[] = {
+      "damping=0.1 missing=keep fold=direct clip=none stat_decay=0.5",
+      "method=kaisa damping=0.1 missing=keep fold=direct clip=none stat_decay=0.5"};
+  for (int way = 0; way < 4; way++) {
+    const int32_t ranks = 1 + way % 2;
+    direct_run d[3];
+    for (int left = 0; left < 3; left++) {
+      memset(&d[left], 0, sizeof d[left]);
+      d[left].options = options[way / 2];
+      d[left].left = left;
+      assert_int_equal(ranks_run(ranks, direct_rank, &d[left], NULL), NG_OK);
+      assert_memory_equal(d[0].out, d[left].out, sizeof d[0].out);
+    }
+  }
+}
+
+/* ---- ranks -----------------------------------------------------------------------------------*/
+
+typedef struct odd {
+  int what; /* 0: no gradient, 1: frozen, on the last rank only; 2, 3: the same on all of them */
+  char message[3][256];
+  ng_status st[3];
+} odd;
+
+static ng_status odd_rank(int32_t rank, ng_transport *t, void *arg) {
+  odd *o = arg;
+  model m;
+  const bool mine = o->what >= 2 || rank == 2;
+  ng_status st = open_model(&m, "damping=0.1 missing=keep", t);
+  const ng_array none = ng_array_vector(NULL, 1, NG_F32);
+  const ng_binding b = {FC2, NG_WEIGHT, &none, NULL, NG_HOLD};
+  if (st == NG_OK && mine && o->what % 2 == 0) st = ng_bind(m.f.p, &b, 1);
+  if (st == NG_OK && mine && o->what % 2 == 1) st = ng_freeze(m.f.p, FC2, 1);
+  draw(&m, 0);
+  if (st == NG_OK) st = show(&m, rank, 3);
+  if (st == NG_OK) st = ng_step(m.f.p, 0.1);
+  (void)snprintf(o->message[rank], sizeof o->message[0], "%s", ng_last_error(m.f.ctx));
+  o->st[rank] = st;
+  fixture_close(&m.f);
+  return NG_OK;
+}
+
+static void ranks_agree_who_is_left_out(void **state) {
+  (void)state;
+  for (int what = 0; what < 4; what++) {
+    odd o = {.what = what};
+    assert_int_equal(ranks_run(3, odd_rank, &o, NULL), NG_OK);
+    for (int rank = 0; rank < 3; rank++) {
+      assert_int_equal(o.st[rank], what < 2 ? NG_ERR_STATE : NG_OK);
+      if (what < 2) assert_non_null(strstr(o.message[rank], "on 1 of 3 ranks"));
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(absent_gradients),
+      cmocka_unit_test(absent_is_said),
+      cmocka_unit_test(frozen_layers_wait),
+      cmocka_unit_test(frozen_from_the_start),
+      cmocka_unit_test(ranks_agree_who_is_left_out),
+      cmocka_unit_test(a_late_layer_begins),
+      cmocka_unit_test(updates_are_counted_by_parameter),
+      cmocka_unit_test(direct_folds_of_a_layer_left_out),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,254 @@
+/* t_disk.c: what a training run writes to a disk: the log, cut and read back; files, whole or not at all; folders. */
+#include "train/disk.h"
+#include "train/log.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void the_log_is_cut_and_read_back(void **state) {
+  (void)state;
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("log.jsonl"));
+  train_station station[2] = {{"forward", 10.0}, {"emit", 4.0}};
+  log_times t = {station, 2, 4};
+  run_log *l = NULL;
+  assert_int_equal(log_create(path, &l), CLI_OK);
+  const train_epoch e[2] = {{1, 4, 0.1, 1.0 / 3.0, 0.5, 0.7, 2.0 / 3.0, 1.5},
+                            {2, 8, 0.1, 0.1, 0.9, (double)NAN, (double)NAN, 3.0}};
+  assert_int_equal(
+      log_write_step(
+          l,
+          &(log_step){.step = 3, .epoch = 1, .lr = 0.1, .loss = 0.4, .accuracy = 0.5, .clip = 1.0},
+          &t),
+      CLI_OK);
+  assert_int_equal(log_write_epoch(l, &e[0], &t), CLI_OK);
+  int64_t bytes = 0, longer = 0;
+  uint32_t crc = 0, crc_longer = 0;
+  assert_int_equal(log_sync(l, &bytes, &crc), CLI_OK);
+  station[0].total_ms = 18.0;
+  t.steps = 8;
+  assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
+  assert_int_equal(log_sync(l, &longer, &crc_longer), CLI_OK);
+  assert_int_equal(log_close(&l), CLI_OK);
+  assert_true(bytes > 0 && longer > bytes);
+
+  train_epoch *all = NULL;
+  int n = 0;
+  assert_int_equal(log_epochs(path, longer, &all, &n), CLI_OK);
+  assert_int_equal(n, 2);
+  assert_true(all[0].epoch == 1 && all[0].step == 4 && all[0].lr == e[0].lr);
+  assert_true(all[0].train_loss == e[0].train_loss && all[0].test_accuracy == e[0].test_accuracy);
+  assert_true(all[0].train_accuracy == e[0].train_accuracy && all[0].test_loss == e[0].test_loss);
+  assert_true(all[0].seconds == e[0].seconds);
+  assert_true(all[1].epoch == 2 && all[1].step == 8 && isnan(all[1].test_loss));
+  free(all);
+  assert_int_equal(log_epochs(path, bytes, &all, &n), CLI_OK);
+  assert_int_equal(n, 1);
+  free(all);
+
+  char *whole = NULL, *again = NULL;
+  assert_int_equal(disk_read(path, &whole), CLI_OK);
+  assert_non_null(strstr(whole, "\"forward\": 2.0000")); /* (18 - 10) ms over 4 steps */
+  station[0].total_ms = 10.0; /* cut after the first epoch and told again: the same bytes */
+  t.steps = 4;
+  assert_int_equal(log_reopen(path, bytes, crc, &t, &l), CLI_OK);
+  station[0].total_ms = 18.0;
+  t.steps = 8;
+  assert_int_equal(log_write_epoch(l, &e[1], &t), CLI_OK);
+  int64_t same = 0;
+  uint32_t crc_same = 0;
+  assert_int_equal(log_sync(l, &same, &crc_same), CLI_OK);
+  assert_true(same == longer && crc_same == crc_longer);
+  assert_int_equal(log_close(&l), CLI_OK);
+  assert_int_equal(disk_read(path, &again), CLI_OK);
+  assert_string_equal(whole, again);
+  assert_int_equal(crc_longer, disk_crc(whole, (size_t)longer));
+  assert_int_equal(crc, disk_crc(whole, (size_t)bytes));
+  assert_int_equal(log_check(path, bytes, crc), CLI_OK);
+  assert_int_equal(log_check(path, longer, crc_longer), CLI_OK);
+  quiet();
+  assert_int_equal(log_check(path, longer, crc), CLI_BAD);
+  assert_non_null(strstr(said(), "log.jsonl: does not belong to checkpoint/latest.json"));
+  free(whole);
+  free(again);
+  quiet();
+  assert_int_equal(log_reopen(path, longer + 1, crc, &t, &l), CLI_BAD);
+  assert_non_null(strstr(said(), "the checkpoint was made when there were"));
+}
+
+/* A limit to the size of a file stands for the full disk. */
+static void a_full_disk_is_an_error(void **state) {
+  (void)state;
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("full.jsonl"));
+  struct rlimit was, little;
+  run_log *l = NULL;
+  int64_t bytes;
+  uint32_t crc;
+  const log_times t = {NULL, 0, 1};
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+  little = was;
+  little.rlim_cur = 16;
+  assert_int_equal(log_create(path, &l), CLI_OK);
+  quiet();
+  void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
+  int rc = log_write_step(
+      l, &(log_step){.step = 1, .epoch = 1, .lr = 0.1, .loss = 0.4, .accuracy = 0.5, .clip = 1.0},
+      &t);
+  if (rc == CLI_OK) rc = log_sync(l, &bytes, &crc);
+  (void)setrlimit(RLIMIT_FSIZE, &was); /* before anything else is said into a file */
+  (void)signal(SIGXFSZ, handler);
+  log_drop(&l);
+  (void)said();
+  assert_int_equal(rc, CLI_BAD);
+  quiet();
+  assert_int_equal(log_create("/dev/null", &l), CLI_BAD);
+  assert_non_null(strstr(said(), "/dev/null: is a device or a socket, expected a regular file"));
+}
+
+/* Nothing is followed and nothing is waited for. */
+static void only_regular_files(void **state) {
+  (void)state;
+  char path[512], target[512], *text = NULL;
+  (void)snprintf(path, sizeof path, "%s", in_folder("odd"));
+  (void)snprintf(target, sizeof target, "%s", in_folder("target"));
+  assert_int_equal(disk_write(target, "kept", 4), CLI_OK);
+  assert_int_equal(symlink(target, path), 0);
+  quiet();
+  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: is a symbolic link, expected a regular file"));
+  disk_remove(path);
+  assert_true(disk_exists(path));
+  assert_int_equal(disk_read(path, &text), CLI_OK); /* what only is read may lie elsewhere */
+  assert_string_equal(text, "kept");
+  free(text);
+  assert_int_equal(disk_export(path, "new", 3), CLI_OK);
+  assert_int_equal(disk_read(target, &text), CLI_OK);
+  assert_string_equal(text, "new");
+  free(text);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkfifo(path, 0600), 0);
+  quiet();
+  assert_int_equal(disk_read(path, &text), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: cannot be read: not a regular file"));
+  quiet();
+  assert_int_equal(disk_write(path, "new", 3), CLI_BAD);
+  assert_non_null(strstr(said(), "odd: is a pipe, expected a regular file"));
+  disk_remove(path);
+  assert_true(disk_exists(path));
+}
+
+/* One at a time; who is refused holds nothing that he could close. */
+static void a_folder_is_locked(void **state) {
+  (void)state;
+  char path[512];
+  int first = -1, second = -1;
+  (void)snprintf(path, sizeof path, "%s", in_folder("locked"));
+  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_lock(path, "train", &first), CLI_OK);
+  assert_true(first >= 0);
+  quiet();
+  const int rc = disk_lock(path, "train", &second);
+  assert_non_null(strstr(said(), "--out: another natgrad train is at work in "));
+  assert_int_equal(rc, CLI_BAD);
+  assert_int_equal(second, -1);
+  assert_int_equal(close(first), 0);
+  assert_int_equal(disk_lock(path, "train", &second), CLI_OK);
+  assert_true(second >= 0);
+  assert_int_equal(close(second), 0);
+}
+
+/* ---- files -----------------------------------------------------------------------------------*/
+
+/* A disk that writes and then refuses the last act. */
+static bool no_rename;
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+  if (!no_rename) return __real_rename(from, to);
+  errno = EACCES;
+  return -1;
+}
+
+static bool bad_close;
+int __real_close(int fd);
+/* Visible: the library of the thread sanitizer calls it, too. */
+__attribute__((visibility("default"))) int __wrap_close(int fd);
+int __wrap_close(int fd) {
+  const int rc = __real_close(fd);
+  if (!bad_close) return rc;
+  errno = EIO;
+  return -1;
+}
+
+/* What the disk says when a file is closed is part of writing it. */
+static void must_fail_to_close(const char *path) {
+  quiet();
+  bad_close = true;
+  const int rc = disk_export(path, "three", 5);
+  bad_close = false;
+  assert_non_null(strstr(said(), "cannot be written: Input/output error"));
+  assert_int_equal(rc, CLI_BAD);
+}
+
+static void files_are_written_whole_or_not(void **state) {
+  (void)state;
+  char *text = NULL, path[512];
+  (void)snprintf(path, sizeof path, "%s", in_folder("a/b/c"));
+  assert_int_equal(disk_folder(path), CLI_OK);
+  assert_int_equal(disk_folder(path), CLI_OK);
+  char *file = cli_join(path, "f");
+  assert_int_equal(disk_write(file, "one", 3), CLI_OK);
+  assert_int_equal(disk_write(file, "two and more", 12), CLI_OK);
+  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_string_equal(text, "two and more");
+  free(text);
+  char *part = cli_join(path, "f.natgrad-part");
+  assert_false(disk_exists(part));
+  must_fail_to_close(file);
+  must_fail_to_close("/dev/null"); /* no file to replace: written through */
+  assert_false(disk_exists(part));
+  no_rename = true;
+  quiet();
+  const int rc = disk_write(file, "three", 5);
+  no_rename = false;
+  assert_non_null(strstr(said(), "c/f: cannot be written: Permission denied"));
+  assert_int_equal(rc, CLI_BAD);
+  assert_false(disk_exists(part));
+  assert_int_equal(mkdir(part, 0700), 0); /* in the way of the next */
+  quiet();
+  assert_int_equal(disk_write(file, "three", 5), CLI_BAD);
+  assert_non_null(strstr(said(), "c/f.natgrad-part: is a folder, expected a regular file"));
+  assert_int_equal(disk_read(file, &text), CLI_OK);
+  assert_string_equal(text, "two and more");
+  free(text);
+  quiet();
+  assert_int_equal(disk_folder(file), CLI_BAD);
+  assert_non_null(strstr(said(), "c/f: cannot be made a folder"));
+  free(file);
+  free(part);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_log_is_cut_and_read_back),
+      cmocka_unit_test(a_full_disk_is_an_error),
+      cmocka_unit_test(only_regular_files),
+      cmocka_unit_test(a_folder_is_locked),
+      cmocka_unit_test(files_are_written_whole_or_not),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}

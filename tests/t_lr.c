@@ -1,0 +1,201 @@
+/* t_lr.c: the learning rate of a training run against its formulas, and how a schedule is read. */
+#include "train/lr.h"
+#include "trainer_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Rounding of a few operations on numbers up to 1. */
+#define NEAR 1e-14
+
+static void check_lr(const char *schedule, const char *warm_up, double epoch, double total,
+                     double expected) {
+  settings s;
+  settings_init(&s);
+  must_set(&s, "lr", "0.5");
+  must_set(&s, "lr-schedule", schedule);
+  must_set(&s, "warm-up", warm_up);
+  const double got = lr_at(&s, epoch, total);
+  if (fabs(got - 0.5 * expected) > NEAR)
+    fail_msg("%s at %g of %g: %.17g instead of %.17g", schedule, epoch, total, got, 0.5 * expected);
+  settings_free(&s);
+}
+
+static void lr_follows_its_formulas(void **state) {
+  (void)state;
+  check_lr("constant", "0", 7.5, 10, 1);
+  check_lr("step:3,6", "0", 2.999, 10, 1);
+  check_lr("step:3,6", "0", 3, 10, 0.1);
+  check_lr("step:3,6", "0", 9, 10, 0.01);
+  check_lr("step:0.5,6@0.2", "0", 0.5, 10, 0.2);
+  check_lr("step:3,6@0.5", "0", 6, 10, 0.25);
+  check_lr("cosine", "0", 0, 10, 1);
+  check_lr("cosine", "0", 2.5, 10, 0.5 * (1 + sqrt(0.5)));
+  check_lr("cosine", "0", 5, 10, 0.5);
+  check_lr("cosine", "0", 10, 10, 0);
+  check_lr("cosine:0.2", "0", 10, 10, 0.2);
+  check_lr("cosine:0.2", "0", 5, 10, 0.6);
+  check_lr("linear", "0", 4, 10, 0.6);
+  check_lr("linear:0.5", "0", 10, 10, 0.5);
+  check_lr("linear:0.5", "0", 5, 10, 0.75);
+  check_lr("polynomial:2", "0", 5, 10, 0.25);
+  check_lr("polynomial:0.5", "0", 7.5, 10, 0.5);
+  check_lr("polynomial:2@2,6", "0", 1.999, 5, 1);
+  check_lr("polynomial:2@2,6", "0", 4, 5, 0.25);
+  check_lr("polynomial:2@2,6", "0", 6, 10, 0.25);  /* END is at least the run's */
+  check_lr("polynomial:1@0,20", "4", 2, 10, 0.45); /* rises while it falls */
+  check_lr("cyclic:4", "0", 0, 10, 0.1);
+  check_lr("cyclic:4", "0", 1, 10, 0.55);
+  check_lr("cyclic:4", "0", 2, 10, 1);
+  check_lr("cyclic:4@0.4", "0", 3, 10, 0.7);
+  check_lr("cyclic:4@0.4", "0", 8, 10, 0.4);
+  /* With a warm-up the rest is stretched over what remains. */
+  check_lr("constant", "2", 0, 10, 0);
+  check_lr("constant", "2", 0.5, 10, 0.25);
+  check_lr("constant", "2", 2, 10, 1);
+  check_lr("cosine", "2", 1, 10, 0.5);
+  check_lr("cosine", "2", 2, 10, 1);
+  check_lr("cosine", "2", 6, 10, 0.5);
+  check_lr("linear", "2", 4, 10, 0.75);
+  check_lr("polynomial:3", "2", 6, 10, 0.125);
+  check_lr("step:1,3", "2", 1, 10, 0.05);
+  check_lr("step:1,3", "2", 2.5, 10, 0.1);
+  check_lr("linear", "20", 5, 10, 0.25); /* a run that ends in its warm-up */
+}
+
+/* No schedule but step jumps, and none leaves [0, lr]. */
+static void lr_is_continuous_and_bounded(void **state) {
+  (void)state;
+  static const char *const schedule[] = {"constant",         "cosine",       "cosine:0.1",
+                                         "linear",           "linear:0.3",   "polynomial:1",
+                                         "polynomial:2.5",   "cyclic:3@0.2", "cyclic:0.5",
+                                         "step:2,4,7.5@0.5", "step:1"};
+  enum { STEPS = 10000 };
+  for (size_t k = 0; k < sizeof schedule / sizeof schedule[0]; k++) {
+    for (int w = 0; w < 2; w++) {
+      settings s;
+      settings_init(&s);
+      must_set(&s, "lr", "1");
+      must_set(&s, "lr-schedule", schedule[k]);
+      must_set(&s, "warm-up", w == 1 ? "1.5" : "0");
+      int jumps = 0;
+      double last = lr_at(&s, 0, 10);
+      for (int i = 1; i <= STEPS; i++) {
+        const double lr = lr_at(&s, 10.0 * i / STEPS, 10);
+        assert_true(lr >= 0 && lr <= 1 + NEAR);
+        /* The steepest is cyclic:0.5, 1.8 in half a period of 0.25: 0.0036 a step. */
+        jumps += fabs(lr - last) > 0.005;
+        last = lr;
+      }
+      const int expected = strncmp(schedule[k], "step:2", 6) == 0 ? 3 : schedule[k][0] == 's';
+      if (jumps != expected) fail_msg("%s jumps %d times", schedule[k], jumps);
+      settings_free(&s);
+    }
+  }
+}
+
+static void lr_schedules_are_read_strictly(void **state) {
+  (void)state;
+  static const char *const bad[] = {"",
+                                    "cosin",
+                                    "step",
+                                    "step:",
+                                    "step:3,2",
+                                    "step:0",
+                                    "step:1,",
+                                    "step:1@",
+                                    "step:1@2",
+                                    "step:1@0.1x",
+                                    "step:1;2",
+                                    "cosine:",
+                                    "cosine:2",
+                                    "cosine:-0.1",
+                                    "cosine:0.1,2",
+                                    "constant:",
+                                    "constant:1",
+                                    "polynomial",
+                                    "cyclic",
+                                    "cyclic:0",
+                                    "cyclic:nan",
+                                    "cyclic:2@1.5",
+                                    "polynomial:x",
+                                    "linear:inf",
+                                    "step:nan",
+                                    "constant ",
+                                    "cyclic:2@",
+                                    "polynomial:-1",
+                                    "polynomial:2@",
+                                    "polynomial:2@1",
+                                    "polynomial:2@3,3",
+                                    "polynomial:2@1,2,3",
+                                    "polynomial:2@-1,3"};
+  char message[256];
+  lr_schedule l;
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    message[0] = 0;
+    if (lr_parse(bad[i], &l, message, sizeof message) != CLI_BAD || message[0] == 0)
+      fail_msg("'%s' is taken", bad[i]);
+  }
+  char many[512] = "step:1"; /* one more than there is room for */
+  for (int i = 2; i <= LR_POINTS + 1; i++) {
+    const size_t n = strlen(many);
+    (void)snprintf(many + n, sizeof many - n, ",%d", i);
+  }
+  assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_BAD);
+  *strrchr(many, ',') = 0;
+  assert_int_equal(lr_parse(many, &l, message, sizeof message), CLI_OK);
+  assert_int_equal(l.points, LR_POINTS);
+}
+
+static void lr_default_is_the_update_s(void **state) {
+  (void)state;
+  settings s;
+  settings_init(&s);
+  assert_true(settings_lr(&s) == 0.03);
+  must_set(&s, "optimizer", "adamw");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "method", "sgd");
+  assert_true(settings_lr(&s) == 0.03);
+  must_set(&s, "method", "adamw");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "method", "eva");
+  assert_true(settings_lr(&s) == 0.001);
+  must_set(&s, "optimizer", "sgd");
+  assert_true(settings_lr(&s) == 0.03 * 0.03);
+  must_set(&s, "damping", "0.5");
+  assert_true(settings_lr(&s) == 0.03 * 0.5);
+  must_set(&s, "method", "kaisa");
+  assert_true(settings_lr(&s) == 0.03);
+  static const struct {
+    const char *method;
+    double lr;
+  } window[] = {{"mfac", 0.0001},      {"efcp", 0.0001},      {"lowrank-mfac", 0.0001},
+                {"ggt", 0.03},         {"sparse-ggt", 0.03},  {"topk-sgd", 0.03},
+                {"topk-adam", 0.0001}, {"topk-adagrad", 0.03}};
+  for (size_t i = 0; i < sizeof window / sizeof *window; i++) {
+    must_set(&s, "method", window[i].method);
+    assert_true(settings_lr(&s) == window[i].lr);
+  }
+  must_set(&s, "method", "kaisa");
+  must_set(&s, "optimizer", "adamw");
+  must_set(&s, "lr", "0.25");
+  assert_true(settings_lr(&s) == 0.25);
+  must_set(&s, "lr", "default");
+  assert_true(settings_lr(&s) == 0.001);
+  settings_free(&s);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(lr_follows_its_formulas),
+      cmocka_unit_test(lr_is_continuous_and_bounded),
+      cmocka_unit_test(lr_schedules_are_read_strictly),
+      cmocka_unit_test(lr_default_is_the_update_s),
+  };
+  return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
