@@ -41,17 +41,20 @@ host() {
 host "$a" "${link}a" 10.77.0.1
 host "$b" "${link}b" 10.77.0.2
 
-# What Open MPI calls instead of ssh: HOST COMMAND...; a name of its own, or it would be one machine to it.
-cat >"$scratch/agent" <<END
+# What Open MPI calls instead of ssh: HOST COMMAND...; a name of its own, or it would be one machine to it.  Found by
+# the path, as a folder may have a space in its name.
+agent=natgrad-agent-$$
+cat >"$scratch/$agent" <<END
 #!/bin/sh
 shift
 exec ip netns exec $b unshare -u sh -c 'hostname natgrad-b; exec sh -c "\$*"' sh "\$@"
 END
-chmod +x "$scratch/agent"
+chmod +x "$scratch/$agent"
+export PATH=$scratch:$PATH
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ip netns exec "$a" unshare -u sh -c 'hostname natgrad-a; exec "$@"' sh \
-  mpirun --mca plm_rsh_agent "$scratch/agent" --mca btl tcp,self --mca pml ob1 \
+  mpirun --mca plm_rsh_agent $agent --mca btl tcp,self --mca pml ob1 \
   --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
   --mca hwloc_base_binding_policy none -x OPENBLAS_NUM_THREADS=1 -x NG_THREADS=1 \
   -host 10.77.0.1:1,10.77.0.2:1 -np 2 "$natgrad" train "$@"

@@ -3,7 +3,7 @@
 # and kept in the cache folder of the user.  --where prints the folder and makes nothing.
 set -euo pipefail
 version=2.13.0
-folder=${NATGRAD_TORCH:-${XDG_CACHE_HOME:-$HOME/.cache}/natgrad/torch-$version}
+folder=${NATGRAD_TORCH:-${XDG_CACHE_HOME:-~/.cache}/natgrad/torch-$version}
 if [[ ${1:-} == --where ]]; then
   echo "$folder"
   exit

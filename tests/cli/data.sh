@@ -148,7 +148,7 @@ program=$natgrad
 if [[ $(id -u) == 0 ]]; then
   natgrad=$scratch/as_nobody
   printf '#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups "%s" "$@"\n' "$program" >"$natgrad"
-  chmod 755 "$natgrad" "$scratch"
+  chmod 755 "$natgrad" "$scratch" plain # whatever the umask is
 fi
 if "$natgrad" info >/dev/null 2>&1; then
   chmod 000 plain/train-images-idx3-ubyte

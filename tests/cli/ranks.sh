@@ -46,7 +46,7 @@ done
 own() { # NAME METHOD...
   local name=$1
   shift
-  expect 0 '' on "${counts##* }" --data $data --batch 61 --steps 30 --seed 3 --log-every 1 --quiet $mlp "$@" --own-batches --out "$scratch/own.$name"
+  expect 0 '' on "${counts##* }" --data "$data" --batch 61 --steps 30 --seed 3 --log-every 1 --quiet $mlp "$@" --own-batches --out "$scratch/own.$name"
   paste <(losses "$scratch/$name.1") <(losses "$scratch/own.$name") | awk 'NF == 2 { d = $1 - $2; if (d < 0) d = -d; if (d > 1e-4) far = 1 } END { exit !far }' ||
     fail "--own-batches: $name has the losses of one rank on ${counts##* } ranks"
 }
@@ -60,7 +60,7 @@ if [[ -z $processes ]]; then
   own mpd-inverse mpd-kfac $leak
   follows mpd-kfac 3 20 $mlp mpd-kfac --damping 0.03
   # dp-kfac's statistics are of their owner's samples, so it follows nobody; on four ranks one owns none of three layers.
-  expect 0 '' on 4 --data $data $mlp dp-kfac --damping 0.03 --batch 61 --seed 3 --steps 10 --quiet --out "$scratch/local"
+  expect 0 '' on 4 --data "$data" $mlp dp-kfac --damping 0.03 --batch 61 --seed 3 --steps 10 --quiet --out "$scratch/local"
   # What is drawn for a sample is that of its place in the whole batch; micro-batches; a convolution.
   data=synthetic:classes=4,image=16x16x1,train=300,test=30
   follows drawn 3 10 --model lenet --method natgrad --fisher sampled --acc-iters 2 --augment crop+flip --erase-rate 0.5

@@ -82,19 +82,20 @@ fi
 
 say pkg-config
 export PKG_CONFIG_PATH=$prefix/$libdir/pkgconfig
-read -ra flags <<<"$(pkg-config --cflags --libs natgrad)"
+# shellcheck disable=SC2162 # a backslash stands before a space in a name
+read -a flags <<<"$(pkg-config --cflags --libs natgrad)"
 "$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$prefix/$libdir "$work/shared"
 "$cc" -std=c11 -Wall -Werror "$doc/examples/00_hello.c" -o "$work/hello" "${flags[@]}"
 LD_LIBRARY_PATH=$prefix/$libdir "$work/hello"
 if [[ -e $prefix/include/natgrad_mpi.h ]]; then
-  read -ra flags <<<"$(pkg-config --cflags --libs natgrad_mpi)"
+  read -a flags <<<"$(pkg-config --cflags --libs natgrad_mpi)"
   "$cc" -std=c11 -Wall -Werror "$here/consumer_mpi.c" -o "$work/mpi" "${flags[@]}"
   LD_LIBRARY_PATH=$prefix/$libdir "$here/../mpirun.sh" 1 "$work/mpi"
 fi
 # Without the shared library beside it the linker takes the archive.
 rm "$prefix/$libdir"/libnatgrad.so*
-read -ra flags <<<"$(pkg-config --cflags --libs --static natgrad)"
+read -a flags <<<"$(pkg-config --cflags --libs --static natgrad)"
 "$cc" -std=c11 -Wall -Werror "$here/consumer.c" -o "$work/static" "${flags[@]}"
 "$work/static"
 never libnatgrad ldd "$work/static"
