@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "draw.h"
 #include "fixture.h"
+#include "quartiles.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -27,12 +27,6 @@ typedef struct life {
   ng_report report[MOST];
   char message[512];
 } life;
-
-static float number(int64_t step, int64_t i) {
-  rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
-  const float x = (float)rng_value(&r);
-  return i % 97 == 5 ? 0.0f : x * powf(10.0f, (float)(i % 9) - 4.0f);
-}
 
 static ng_status describe(fixture *f, float *g, float *w) {
   static const int64_t rows[] = {OUT, LAST, TALL}, cols[] = {IN, OUT, LAST};
@@ -74,7 +68,7 @@ static ng_status rank_life(int32_t rank, ng_transport *t, void *arg) {
   if (st == NG_OK) st = describe(&f, g, w);
   for (int64_t step = 0; step < STEPS && st >= NG_OK; step++) {
     for (int64_t i = 0; i < D; i++) {
-      g[i] = number(step, i);
+      g[i] = uneven(step * D + i, i);
       w[i] = 0.0f;
     }
     if (rank == 0) memcpy(l->g, g, sizeof l->g);
@@ -102,40 +96,14 @@ static void live(life *l, int32_t ranks) {
 
 /* ---- the oracle ------------------------------------------------------------------------------*/
 
-static int by_size(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-/* numpy's "midpoint": the mean of the two around (n - 1) q. */
-static double midpoint(const double *sorted, int64_t n, double q) {
-  const double at = (double)(n - 1) * q;
-  return (sorted[(int64_t)floor(at)] + sorted[(int64_t)ceil(at)]) / 2.0;
-}
-
-static void near(const life *l, const char *what, double got, double expected, double allowed) {
-  if (!(fabs(got - expected) <= allowed * expected + 10 * 0x1p-23))
-    fail_msg("%s: %s is %.9g instead of %.9g", l->options, what, got, expected);
-}
-
-/* The middle of a bin is within 2^-18; PD is told in f32, nu times it once more: 1e-6 has room.  Where
+/* PD is told in f32, nu times it once more: 1e-6 has room.  Where
  * PD is D / damping and a term that nearly cancels it, with a damping of 0.1, f32 is off by 2^-24 of 10 D each,
  * and r by twice that. */
 static void must_be_sorted(const life *l, const ng_report *r) {
   static double x[D];
-  double sum = 0.0;
-  for (int64_t i = 0; i < D; i++) {
+  for (int64_t i = 0; i < D; i++)
     x[i] = fabs((double)l->u[i] / r->clip / ((double)l->g[i] + 1e-8));
-    sum += x[i];
-  }
-  qsort(x, D, sizeof *x, by_size);
-  assert_int_equal(r->scaled, D);
-  near(l, "min", r->scaling_min, x[0], 1e-6);
-  near(l, "max", r->scaling_max, x[D - 1], 1e-6);
-  near(l, "mean", r->scaling_mean, sum / D, 1e-6);
-  near(l, "25 %", r->scaling_25, midpoint(x, D, 0.25), 0x1p-18 + 1e-6);
-  near(l, "50 %", r->scaling_50, midpoint(x, D, 0.5), 0x1p-18 + 1e-6);
-  near(l, "75 %", r->scaling_75, midpoint(x, D, 0.75), 0x1p-18 + 1e-6);
+  quartiles_must_be(l->options, r, x, D, 1e-6, 10 * 0x1p-23);
 }
 
 #define OWNER " update=sgd update_ranks=owner"
@@ -186,6 +154,10 @@ static void threads_change_no_bit(void **state) {
 
 /* ---- the published function ------------------------------------------------------------------*/
 
+static void of_published(const char *what, double got, double expected, double allowed) {
+  near("published", what, got, expected, allowed * expected + 10 * 0x1p-23);
+}
+
 /* EFCP's quantify_preconditioning of g = sin((i+1) 0.8) and u = sin((i+1) 1.6), 8 of them, in float64.  u is
  * made of two gradients: v = (v + x) / 2 twice, from 0. */
 static void published_numbers(void **state) {
@@ -212,19 +184,18 @@ static void published_numbers(void **state) {
     fixture_ok(&f, ng_step(f.p, 1.0));
   }
   fixture_ok(&f, ng_report_read(f.p, &r));
-  const life named = {.options = "published"};
   assert_int_equal(r.scaled, 8);
-  near(&named, "min", r.scaling_min, 0.058399050,
-       1e-5); /* u there is 0.06: of f32 sums of 4 and 2 */
-  near(&named, "max", r.scaling_max, 1.996589894, 1e-6);
-  near(&named, "mean", r.scaling_mean, 1.242872052, 1e-6);
+  of_published("min", r.scaling_min, 0.058399050,
+               1e-5); /* u there is 0.06: of f32 sums of 4 and 2 */
+  of_published("max", r.scaling_max, 1.996589894, 1e-6);
+  of_published("mean", r.scaling_mean, 1.242872052, 1e-6);
   /* the published angle, 90 (1 - cos), is 88.893897518 degrees; cos of sums of f32 of 4 and 2 */
   const double cosine = r.inner / sqrt(r.d2) / sqrt(r.pd2);
   assert_true(fabs(cosine - 0.012290028) <= 1e-6);
   assert_true(fabs(90.0 * (1.0 - cosine) - 88.893897518) <= 1e-4);
-  near(&named, "25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
-  near(&named, "50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
-  near(&named, "75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
+  of_published("25 %", r.scaling_25, 0.741142614, 0x1p-18 + 1e-6);
+  of_published("50 %", r.scaling_50, 1.434100404, 0x1p-18 + 1e-6);
+  of_published("75 %", r.scaling_75, 1.768750724, 0x1p-18 + 1e-6);
   /* A step that does not count leaves the numbers of the one before. */
   g[3] = NAN;
   assert_int_equal(ng_step(f.p, 1.0), NG_SKIPPED);

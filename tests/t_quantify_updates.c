@@ -8,6 +8,7 @@
 
 #include "draw.h"
 #include "fixture.h"
+#include "quartiles.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -19,40 +20,6 @@ enum { ROWS = 70, COLS = 50, BIAS = 33, LONG = 20001, D = ROWS * COLS + BIAS + L
 enum { MOST = 3, PARTS = 3 };
 static const int64_t rows[PARTS] = {ROWS, 1, 1}, cols[PARTS] = {COLS, BIAS, LONG};
 static const int64_t at[PARTS] = {0, ROWS *COLS, ROWS *COLS + BIAS};
-
-static int by_size(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-/* numpy's "midpoint": the mean of the two around (n - 1) q. */
-static double midpoint(const double *sorted, int64_t n, double q) {
-  const double where = (double)(n - 1) * q;
-  return (sorted[(int64_t)floor(where)] + sorted[(int64_t)ceil(where)]) / 2.0;
-}
-
-static void near(const char *name, const char *what, double got, double expected, double allowed) {
-  if (!(fabs(got - expected) <= allowed)) {
-    fail_msg("%s: %s is %.17g instead of %.17g", name, what, got, expected);
-  }
-}
-
-/* `bits` is what f32 leaves of r, relative.  The middle of a bin: 2^-18, or 2^-114 of what is small. */
-static void must_be(const char *name, const ng_report *r, double *x, int64_t n, double bits) {
-  double sum = 0.0;
-  qsort(x, (size_t)n, sizeof *x, by_size);
-  for (int64_t i = 0; i < n; i++)
-    sum += x[i];
-  assert_int_equal(r->scaled, n);
-  near(name, "min", r->scaling_min, x[0], bits * x[0]);
-  near(name, "max", r->scaling_max, x[n - 1], bits * x[n - 1]);
-  near(name, "mean", r->scaling_mean, sum / (double)n, (bits + 1e-12) * sum / (double)n);
-  const double got[] = {r->scaling_25, r->scaling_50, r->scaling_75};
-  for (int k = 0; k < 3; k++) {
-    const double q = midpoint(x, n, 0.25 * (k + 1));
-    near(name, "a quartile", got[k], q, (0x1p-18 + bits) * q + 0x1p-114);
-  }
-}
 
 /* ---- the formulas ----------------------------------------------------------------------------*/
 
@@ -148,12 +115,6 @@ static double direction_of(const life *l, int64_t i) {
   return u;
 }
 
-static float number(int64_t step, int64_t i) {
-  rng r = {(uint64_t)(step * D + i) * UINT64_C(0x9e3779b97f4a7c15) + test_seed()};
-  const float x = (float)rng_value(&r);
-  return i % 97 == 5 ? 0.0f : x * powf(10.0f, (float)(i % 9) - 4.0f);
-}
-
 static const life lives[] = {
     {.name = "sgd", .options = "update=sgd quantify=1 clip=none", .skips = -1},
     {.name = "momentum", .options = "update=sgd quantify=1 clip=none", .mu = 0.9, .skips = -1},
@@ -213,7 +174,7 @@ static life *live(int which, int32_t ranks, int32_t threads) {
   for (int64_t i = 0; i < D; i++) {
     l->w[i] = sinf((float)(i + 1));
     for (int step = 0; step < STEPS; step++)
-      l->g[step][i] = number(step, i);
+      l->g[step][i] = uneven(step * D + i, i);
   }
   if (ranks_run(ranks, rank_life, l, NULL) != NG_OK) fail_msg("%s: %s", l->name, l->message);
   return l;
@@ -239,14 +200,7 @@ static void updates_are_measured(void **state) {
       near(l->name, "d2", r->d2, sum[1], 1e-12 * sum[1]);
       near(l->name, "pd2", r->pd2, sum[2], 1e-6 * sum[2]);
       near(l->name, "inner", r->inner, sum[0], 1e-6 * sqrt(sum[1] * sum[2]));
-      qsort(x, D, sizeof *x, by_size);
-      const double quartile[] = {r->scaling_25, r->scaling_50, r->scaling_75};
-      assert_int_equal(r->scaled, D);
-      for (int q = 0; q < 3; q++) {
-        const double want = midpoint(x, D, 0.25 * (q + 1));
-        near(l->name, "a quartile", quartile[q], want, (0x1p-18 + 1e-6) * want);
-      }
-      near(l->name, "max", r->scaling_max, x[D - 1], 1e-5 * x[D - 1]);
+      quartiles_and_largest(l->name, r, x, D, 1e-6, 1e-5);
       if (l->mu == 0.0 && l->decay == 0.0 && !is_adamw(l)) assert_true(r->inner == r->d2);
       for (int32_t q = 1; q < ranks; q++)
         assert_memory_equal(&l->report[q].scaled, &r->scaled, 7 * sizeof(double));
@@ -333,7 +287,7 @@ static void hard_ones_are_sorted(void **state) {
       }
       measure(w, n, &r);
       (void)snprintf(what, sizeof what, "%s, %lld", name[s], (long long)n);
-      must_be(what, &r, x, n, 0x1p-50);
+      quartiles_must_be(what, &r, x, n, 0x1p-50, 0.0);
       if (s == EQUAL || s == ZEROS) assert_true(r.scaling_25 == x[0] && r.scaling_75 == x[0]);
       if (s == HALF_ZEROS && n > 5) assert_true(r.scaling_25 == 0.0);
       free(w);

@@ -33,6 +33,26 @@ static const struct {
               {2, false, true, false}};
 enum { OTHERS = sizeof others / sizeof others[0] };
 
+/* Two groups of `model` ranks, who save in one file and in parts. */
+static scene saver(const char *options, int32_t model, const char *one, const char *parts) {
+  return (scene){.options = options,
+                 .data = 2,
+                 .model = model,
+                 .bias = true,
+                 .rows_first = true,
+                 .wrong = -1,
+                 .save = one,
+                 .parts = parts};
+}
+
+/* The same goes on from `start`, and saves again. */
+static void begins_at(scene *how, double start[LAYERS][ROOM], const char *again) {
+  how->save = how->parts = NULL;
+  how->again = again;
+  how->first = 2;
+  how->start = start;
+}
+
 static scene *played(const scene *how) {
   scene *x = begin(how);
   ng_status each[RANKS];
@@ -73,24 +93,15 @@ static void read_by_any_split(void **state) {
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
     for (int across = 0; across < 2; across++) {
-      scene how = {.options = updates[u],
-                   .data = 2,
-                   .model = 2,
-                   .across = across == 1,
-                   .skewed = u == 1,
-                   .bias = u != 2,
-                   .rows_first = true,
-                   .wrong = -1,
-                   .save = one.text,
-                   .parts = parts.text};
+      scene how = saver(updates[u], 2, one.text, parts.text);
+      how.across = across == 1;
+      how.skewed = u == 1;
+      how.bias = u != 2;
       double start[LAYERS][ROOM];
       scene *went = played(&how);
       whole_of(went, 1, start);
       assert_int_equal(list_folder().n, 1 + 2 * how.model);
-      how.save = how.parts = NULL;
-      how.again = again.text;
-      how.first = 2;
-      how.start = start;
+      begins_at(&how, start, again.text);
       for (int k = 0; k < 2 * OTHERS; k++) {
         how.model = others[k / 2].model;
         how.across = others[k / 2].across;
@@ -115,28 +126,15 @@ static void read_from_whole(void **state) {
   (void)state;
   const path one = in_folder("one"), parts = in_folder("parts"), again = in_folder("again");
   for (size_t u = 0; u < sizeof updates / sizeof updates[0]; u++) {
-    scene how = {.options = updates[u],
-                 .data = 2,
-                 .model = 1,
-                 .uncut = true,
-                 .bias = true,
-                 .rows_first = true,
-                 .wrong = -1,
-                 .save = one.text,
-                 .parts = parts.text};
+    scene how = saver(updates[u], 1, one.text, parts.text);
+    how.uncut = true;
     double start[LAYERS][ROOM];
     scene *went = played(&how);
     whole_of(went, 1, start);
-    how = (scene){.options = updates[u],
-                  .data = 2,
-                  .model = 3,
-                  .across = true,
-                  .bias = true,
-                  .rows_first = true,
-                  .wrong = -1,
-                  .again = again.text,
-                  .first = 2,
-                  .start = start};
+    begins_at(&how, start, again.text);
+    how.uncut = false;
+    how.model = 3;
+    how.across = true;
     for (int k = 0; k < 2; k++) {
       how.load = k == 0 ? one.text : parts.text;
       scene *x = played(&how);
