@@ -1,6 +1,6 @@
 /* plan_cost.c: what a strategy costs.
  *
- * Bytes, messages, orders: ng_plan_rank of every rank, so they are those of a run.  Seconds: products at
+ * Bytes, messages, orders: ng_plan_ranks, what every rank has, so they are those of a run.  Seconds: products at
  * `gemm`, factorisations at `solve`, messages by latency and bandwidth; the slowest rank counts.  Nothing is
  * thought to overlap: what the run hides behind backward (ng_batch.last) is gained on top.
  *
@@ -24,6 +24,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *const plan_part_name[PLAN_PARTS] = {"gradients", "observe", "sums",    "solve",
@@ -126,11 +127,13 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
                          totals *t, plan_answer *out) {
+  ng_rank_plan *all = cli_take((size_t)ranks, sizeof *all);
   out->held_least = INT64_MAX;
-  for (int32_t r = 0; r < ranks; r++) {
-    ng_rank_plan plan;
-    ng_rank_plan_init(&plan, sizeof plan);
-    if (ng_plan_rank(p, ranks, r, &plan) != NG_OK) return failed(ctx, s, "a rank");
+  for (int32_t r = 0; r < ranks; r++)
+    ng_rank_plan_init(&all[r], sizeof all[r]);
+  const int rc = ng_plan_ranks(p, ranks, all) == NG_OK ? CLI_OK : failed(ctx, s, "ranks");
+  for (int32_t r = 0; r < ranks && rc == CLI_OK; r++) {
+    const ng_rank_plan plan = all[r];
     const int64_t held = plan.factors + plan.sums + plan.results + plan.direction + plan.moments;
     out->held_most = larger(out->held_most, held);
     if (held < out->held_least) out->held_least = held;
@@ -159,7 +162,8 @@ static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p,
     MOST(shown_bytes);
 #undef MOST
   }
-  return CLI_OK;
+  free(all);
+  return rc;
 }
 
 /* Sums of one rank alone, which makes all of them: what a share is a share of. */

@@ -1138,7 +1138,7 @@ NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_
 /* What a rank of many would hold and send: the plan of ng_ready without its memory, its collectives or a
  * transport, so for as many ranks as you like.  The model has its layers and options and is not ready yet;
  * it is left as it was, but for the placement of its blocks, which is remembered until ng_ready: rank after
- * rank is planned quickly.
+ * rank is planned quickly, and all of them more so by ng_plan_ranks.
  *
  * Units:   bytes as ng_memory and ng_report_station count them: held by the rank, and handed to collectives
  *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.  With
@@ -1172,6 +1172,14 @@ typedef struct ng_rank_plan {
 NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,
                                          ng_rank_plan *out);
+
+/* ng_plan_rank of every rank at once, out[r] of rank r: blocks are placed once, and ranks that own nothing are counted
+ * once a column.  Blocks in slices (statistics = sharded) and layers in shards differ on each rank: then it is no
+ * quicker than rank after rank.
+ *
+ * Shapes:  out [ranks], each from ng_rank_plan_init with one size.
+ * Errors:  as ng_plan_rank; NG_ERR_ARG (struct_size).  `out` is not to be read then. */
+NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out);
 
 /* ng_plan_rank plans layer `index`, which was registered whole, as one in shards (ng_layer.shard_axis = axis) over
  * model groups of `members` ranks.  Rank r is member r % members of group r / members; parts are as even

@@ -231,6 +231,8 @@ static void nothing(void **state) {
   HARMLESS(ng_fisher_destroy(&fisher_));
   ARG(ng_plan_rank(NULL, 1, 0, &(ng_rank_plan){0}));
   TOLD(ng_plan_rank(p, 1, 0, NULL));
+  ARG(ng_plan_ranks(NULL, 1, &(ng_rank_plan){0}));
+  TOLD(ng_plan_ranks(p, 1, NULL));
   ARG(ng_plan_shard(NULL, 0, 0, 1));
   TOLD(ng_plan_shard(p, 1 << 20, 0, 1));
   ARG(ng_explain(NULL, 0, &(ng_explain_row){0}));
@@ -327,8 +329,8 @@ static void cut_and_padded(const unsigned char *whole, size_t ours, void (*init)
   X(ng_published_info)                                                                             \
   X(ng_report)                                                                                     \
   X(ng_station_report)                                                                             \
-  X(ng_layer_report) X(ng_statistic_report) X(ng_memory_info) X(ng_rank_plan) X(ng_explain_row)    \
-      X(ng_field_info)
+  X(ng_layer_report)                                                                               \
+  X(ng_statistic_report) X(ng_memory_info) X(ng_rank_plan) X(ng_explain_row) X(ng_field_info)
 #define OF_BYTES(type)                                                                             \
   static void init_##type(void *out, size_t size) { type##_init(out, size); }
 FOR_EACH_STRUCT(OF_BYTES)

@@ -117,69 +117,98 @@ static void plan_all(trial *l) {
   fixture_close(&f);
 }
 
+static const struct {
+  const char *options;
+  int32_t ranks[4];
+} line[] = {
+    {"method=natgrad", {1, 2, 3, 4}},
+    {"method=natgrad stat_bucket_mb=0", {2, 3}},
+    {"method=natgrad stat_bucket_mb=0.001 norm_block=full", {2, 3}},
+    {"method=natgrad stat_bucket_mb=0.0004 statistics=owner grad_worker_fraction=0 "
+     "wire_dtype=bf16",
+     {2, 3}},
+    {"method=natgrad grad_worker_fraction=0 update=sgd", {2, 3, 4}},
+    {"method=natgrad grad_worker_fraction=0.5 update=adamw", {2, 4, 6}},
+    {"method=natgrad statistics=owner grad_worker_fraction=0 factor_dtype=bf16", {2, 3}},
+    {"method=natgrad statistics=owner grad_worker_fraction=0 wire_dtype=bf16 norm_block=full",
+     {2, 3, 4, 6}},
+    {"method=natgrad fold=direct norm_block=none", {1, 2, 3}},
+    {"method=natgrad stat_refresh=adaptive norm_block=full", {2, 3}},
+    {"method=kaisa grad_worker_fraction=0.5", {4, 6}},
+    {"method=kaisa factor_blocks=2", {2}},
+    {"method=natgrad wire_dtype=bf16 norm_block=full", {2, 3}},
+    {"method=kaisa wire_dtype=f16 grad_worker_fraction=0", {3}},
+    {"method=natgrad wire_dtype=bf16 fold=direct", {2}},
+    {"method=kaisa symmetry_aware=0 norm_block=full", {1, 2, 3}},
+    {"method=natgrad symmetry_aware=0 stat_bucket_mb=0.001 wire_dtype=bf16", {2}},
+    {"method=natgrad symmetry_aware=0 fold=direct factor_blocks=2", {2}},
+    {"method=dp-kfac", {2, 3}},
+    {"method=natgrad placement=kaisa colocate=0", {2, 3, 4}},
+    {"method=natgrad placement=kaisa colocate=0 statistics=owner norm_block=full", {1, 2, 3, 4}},
+    {"method=natgrad placement=round-robin colocate=0 statistics=owner stat_bucket_mb=0.0004 "
+     "norm_block=full grad_worker_fraction=0.5 solver=eigen damping_split=joint",
+     {2, 4, 6}},
+    {"method=kaisa placement=contiguous colocate=0 grad_worker_fraction=0.5", {4, 6}},
+    {"method=natgrad placement=spngd statistics=local norm_block=full", {2, 3}},
+    {"method=mpd-kfac", {2, 6}},
+    {"method=natgrad placement=balanced placement_cost=memory grad_worker_fraction=0", {3}},
+    {"method=spngd update=sgd update_ranks=owner", {1, 2, 3}},
+    {"method=eva-natgrad update=sgd", {1, 2, 3}},
+    {"method=natgrad per_layer='fc1: method=eva; conv: solver=eigen damping_split=joint'",
+     {1, 2, 3}},
+    {"method=natgrad grad_worker_fraction=0 statistics=owner per_layer='linear: "
+     "method=eva-natgrad'",
+     {2, 3, 4}},
+    {"method=eva-natgrad update=sgd per_layer='fc: method=mfac window=2; conv: method=natgrad'",
+     {1, 2, 3}},
+    {"method=kaisa per_layer='bn|fc2: method=mfac window=2'", {1, 2, 4}},
+    {"method=mfac window=3", {1, 2}},
+    {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
+    {"method=efcp window=3 statistics=sharded window_density=0.2", {1, 2, 3, 4}},
+    {"method=efcp window=3 statistics=sharded window_topk=layer update=sgd update_ranks=owner",
+     {2, 3}},
+};
+enum { LINES = sizeof line / sizeof line[0] };
+
 static void equals_counted(void **state) {
   (void)state;
-  static const struct {
-    const char *options;
-    int32_t ranks[4];
-  } row[] = {
-      {"method=natgrad", {1, 2, 3, 4}},
-      {"method=natgrad stat_bucket_mb=0", {2, 3}},
-      {"method=natgrad stat_bucket_mb=0.001 norm_block=full", {2, 3}},
-      {"method=natgrad stat_bucket_mb=0.0004 statistics=owner grad_worker_fraction=0 "
-       "wire_dtype=bf16",
-       {2, 3}},
-      {"method=natgrad grad_worker_fraction=0 update=sgd", {2, 3, 4}},
-      {"method=natgrad grad_worker_fraction=0.5 update=adamw", {2, 4, 6}},
-      {"method=natgrad statistics=owner grad_worker_fraction=0 factor_dtype=bf16", {2, 3}},
-      {"method=natgrad statistics=owner grad_worker_fraction=0 wire_dtype=bf16 norm_block=full",
-       {2, 3, 4, 6}},
-      {"method=natgrad fold=direct norm_block=none", {1, 2, 3}},
-      {"method=natgrad stat_refresh=adaptive norm_block=full", {2, 3}},
-      {"method=kaisa grad_worker_fraction=0.5", {4, 6}},
-      {"method=kaisa factor_blocks=2", {2}},
-      {"method=natgrad wire_dtype=bf16 norm_block=full", {2, 3}},
-      {"method=kaisa wire_dtype=f16 grad_worker_fraction=0", {3}},
-      {"method=natgrad wire_dtype=bf16 fold=direct", {2}},
-      {"method=kaisa symmetry_aware=0 norm_block=full", {1, 2, 3}},
-      {"method=natgrad symmetry_aware=0 stat_bucket_mb=0.001 wire_dtype=bf16", {2}},
-      {"method=natgrad symmetry_aware=0 fold=direct factor_blocks=2", {2}},
-      {"method=dp-kfac", {2, 3}},
-      {"method=natgrad placement=kaisa colocate=0", {2, 3, 4}},
-      {"method=natgrad placement=kaisa colocate=0 statistics=owner norm_block=full", {1, 2, 3, 4}},
-      {"method=natgrad placement=round-robin colocate=0 statistics=owner stat_bucket_mb=0.0004 "
-       "norm_block=full grad_worker_fraction=0.5 solver=eigen damping_split=joint",
-       {2, 4, 6}},
-      {"method=kaisa placement=contiguous colocate=0 grad_worker_fraction=0.5", {4, 6}},
-      {"method=natgrad placement=spngd statistics=local norm_block=full", {2, 3}},
-      {"method=mpd-kfac", {2, 6}},
-      {"method=natgrad placement=balanced placement_cost=memory grad_worker_fraction=0", {3}},
-      {"method=spngd update=sgd update_ranks=owner", {1, 2, 3}},
-      {"method=eva-natgrad update=sgd", {1, 2, 3}},
-      {"method=natgrad per_layer='fc1: method=eva; conv: solver=eigen damping_split=joint'",
-       {1, 2, 3}},
-      {"method=natgrad grad_worker_fraction=0 statistics=owner per_layer='linear: "
-       "method=eva-natgrad'",
-       {2, 3, 4}},
-      {"method=eva-natgrad update=sgd per_layer='fc: method=mfac window=2; conv: method=natgrad'",
-       {1, 2, 3}},
-      {"method=kaisa per_layer='bn|fc2: method=mfac window=2'", {1, 2, 4}},
-      {"method=mfac window=3", {1, 2}},
-      {"method=mfac window=3 statistics=sharded", {1, 2, 3, 4}},
-      {"method=efcp window=3 statistics=sharded window_density=0.2", {1, 2, 3, 4}},
-      {"method=efcp window=3 statistics=sharded window_topk=layer update=sgd update_ranks=owner",
-       {2, 3}},
-  };
   bool ok = true;
-  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    for (int k = 0; k < 4 && row[i].ranks[k] > 0; k++) {
-      trial l = {.options = row[i].options, .ranks = row[i].ranks[k]};
+  for (size_t i = 0; i < LINES; i++) {
+    for (int k = 0; k < 4 && line[i].ranks[k] > 0; k++) {
+      trial l = {.options = line[i].options, .ranks = line[i].ranks[k]};
       plan_all(&l);
       const ng_status st = l.ranks > 1 ? ranks_run(l.ranks, live, &l, NULL) : live(0, NULL, &l);
       ok = ok && st == NG_OK;
     }
   }
   assert_true(ok);
+}
+
+/* All ranks at once, from one placement, say what each says alone: also where most have no block, and of every line
+ * above; what one number of ranks does not allow is refused by both. */
+static void at_once_as_one_by_one(void **state) {
+  (void)state;
+  enum { MOST = 24 };
+  static const int32_t ranks[] = {1, 2, 3, 6, 7, MOST};
+  for (size_t i = 0; i < LINES; i++) {
+    for (size_t k = 0; k < sizeof ranks / sizeof ranks[0]; k++) {
+      const int32_t n = ranks[k];
+      fixture f;
+      ng_rank_plan all[MOST], one;
+      assert_int_equal(fixture_open(&f, line[i].options, &(fixture_how){.threads = 1}), NG_OK);
+      fixture_ok(&f, add(f.p));
+      for (int32_t r = 0; r < n; r++)
+        ng_rank_plan_init(&all[r], sizeof all[r]);
+      const ng_status st = ng_plan_ranks(f.p, n, all);
+      for (int32_t r = 0; r < n; r++) {
+        ng_rank_plan_init(&one, sizeof one);
+        assert_int_equal(ng_plan_rank(f.p, n, r, &one), st);
+        if (st == NG_OK && memcmp(&all[r], &one, sizeof one) != 0)
+          fail_msg("%s: rank %d of %d differs", line[i].options, r, n);
+      }
+      fixture_close(&f);
+    }
+  }
 }
 
 /* Layers of the orders that kfac-pytorch registers for a ResNet-50 would be 54; three stand for them here: what
@@ -317,6 +346,11 @@ static void leaves_it_as_it_was(void **state) {
                       "ng_plan_rank: rank is 4 of 4, expected 0 <= rank < ranks");
   assert_int_equal(ng_plan_rank(f.p, 0, 0, &plan), NG_ERR_ARG);
   assert_int_equal(ng_plan_rank(f.p, 4, 0, NULL), NG_ERR_ARG);
+  assert_int_equal(ng_plan_ranks(f.p, 0, &plan), NG_ERR_ARG);
+  assert_string_equal(ng_last_error(f.ctx), "ng_plan_ranks: ranks is 0, expected at least 1");
+  ng_rank_plan two[2] = {{.struct_size = sizeof two[0]}, {.struct_size = 8}};
+  assert_int_equal(ng_plan_ranks(f.p, 2, two), NG_ERR_ARG);
+  assert_non_null(strstr(ng_last_error(f.ctx), "ng_plan_ranks: struct_size is not that"));
   fixture_ok(&f, ng_ready(f.p));
   fixture_ok(&plain, ng_ready(plain.p));
   for (int32_t i = 0; i < ng_memory_count(f.p); i++) {
@@ -326,14 +360,17 @@ static void leaves_it_as_it_was(void **state) {
     assert_int_equal(a.bytes, b.bytes);
   }
   assert_int_equal(ng_plan_rank(f.p, 4, 0, &plan), NG_ERR_STATE);
+  assert_int_equal(ng_plan_ranks(f.p, 1, &plan), NG_ERR_STATE);
   fixture_close(&f);
   fixture_close(&plain);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_counted), cmocka_unit_test(equals_published),
-      cmocka_unit_test(resnet50_in_sixteen_bits), cmocka_unit_test(fractions_are_whole_ranks),
-      cmocka_unit_test(leaves_it_as_it_was)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_counted),
+                                     cmocka_unit_test(at_once_as_one_by_one),
+                                     cmocka_unit_test(equals_published),
+                                     cmocka_unit_test(resnet50_in_sixteen_bits),
+                                     cmocka_unit_test(fractions_are_whole_ranks),
+                                     cmocka_unit_test(leaves_it_as_it_was)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

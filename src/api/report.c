@@ -193,14 +193,17 @@ ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis, int32_t memb
   return NG_OK;
 }
 
+static ng_status may_plan(const ng_precond *p, const char *call, const void *out) {
+  const ng_status st = may_tell(p, call, 0, 1, out);
+  if (st != NG_OK || !(p->ready || p->broken)) return st;
+  return ng_fail(p->ctx, NG_ERR_STATE, "%s: the model is ready, expected one before ng_ready",
+                 call);
+}
+
 /* Of a rank that may be any: nothing of this one is in it but what the caller described. */
 ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
-  const ng_status st = may_tell(p, "ng_plan_rank", 0, 1, out);
+  const ng_status st = may_plan(p, "ng_plan_rank", out);
   if (st != NG_OK) return st;
-  if (p->ready || p->broken) {
-    return ng_fail(p->ctx, NG_ERR_STATE,
-                   "ng_plan_rank: the model is ready, expected one before ng_ready");
-  }
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_rank: rank is %d of %d, expected 0 <= rank < ranks",
                    rank, ranks);
@@ -209,6 +212,30 @@ ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan 
   memset(&r, 0, sizeof r);
   const ng_status made = ng_step_plan(p, ranks, rank, &r);
   return made != NG_OK ? made : ng_give_struct(out, &r, sizeof r);
+}
+
+/* The structs of one version lie side by side. */
+static bool of_one_size(const ng_rank_plan *out, int32_t ranks, size_t size) {
+  bool same = size >= sizeof size && size % sizeof(void *) == 0;
+  for (int32_t r = 0; r < ranks && same; r++) {
+    size_t given;
+    memcpy(&given, (const char *)out + (size_t)r * size, sizeof given);
+    same = given == size;
+  }
+  return same;
+}
+
+ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out) {
+  ng_status st = may_plan(p, "ng_plan_ranks", out);
+  if (st != NG_OK) return st;
+  if (ranks < 1)
+    return ng_fail(p->ctx, NG_ERR_ARG, "ng_plan_ranks: ranks is %d, expected at least 1", ranks);
+  if (!of_one_size(out, ranks, out->struct_size)) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "ng_plan_ranks: struct_size is not that of ng_rank_plan_init in each of %d",
+                   ranks);
+  }
+  return ng_step_plan_all(p, ranks, out, out->struct_size);
 }
 
 /* The name of a parameter is made once, when the layer is added: no buffer to own here. */

@@ -149,7 +149,9 @@ typedef struct ng_family {
   void (*destroy)(ng_block *b); /* also after a create that failed half way, or was not called */
   /* Declares b->stat: shapes, what each sees, its rule's `averaged`; the rest is filled in. */
   ng_status (*statistics)(ng_block *b);
-  ng_status (*plan)(ng_block *b, ng_plan *plan); /* results and scratch; called twice */
+  /* Results and scratch; called twice.  These three look at the rank's number only where the block is in slices
+   * (b->slice) or its measure partial: ng_plan_ranks makes blocks once for all ranks. */
+  ng_status (*plan)(ng_block *b, ng_plan *plan);
   /* Adds s->mix.fresh X to every statistic that sees o->what; NG_SKIPPED if not finite, and nothing
    * was added. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);

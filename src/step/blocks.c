@@ -205,6 +205,14 @@ static ng_status settle_block(ng_block *b) {
   return NG_OK;
 }
 
+ng_status ng_blocks_settle(ng_precond *p) {
+  ng_status st = NG_OK;
+  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
+    st = settle_block(p->block[i]);
+  }
+  return st;
+}
+
 /* Checked once more with the layer's own values: each was in its range, together they may not
  * go. */
 static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
@@ -422,9 +430,9 @@ ng_status ng_blocks_make(ng_precond *p) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }
   if (st == NG_OK) st = ng_place_blocks(p);
-  for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {
-    st = settle_block(p->block[i]);
-    if (i > 0) p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
+  if (st == NG_OK) st = ng_blocks_settle(p);
+  for (int32_t i = 1; i < p->blocks && st == NG_OK; i++) {
+    p->block[i]->first_stat = p->block[i - 1]->first_stat + p->block[i - 1]->stats;
   }
   return st;
 }

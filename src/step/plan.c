@@ -1,8 +1,10 @@
-/* plan.c: ng_plan_rank: what any rank of many would hold and send.
+/* plan.c: ng_plan_rank, ng_plan_ranks: what any rank of many would hold and send, and what each of them would.
  *
  * In: a model that is described and not ready, ranks, a rank.  Out: bytes, messages, costs.  The same steps as
  * ng_ready up to the counting pass, with the numbers of another rank; then all of it goes again.  No memory
- * but objects, no collective: so a laptop plans for thousands of ranks. */
+ * but objects, no collective: so a laptop plans for thousands of ranks.  For all of them blocks are made and placed
+ * once, and only ranks that own something, or the first of their column, are counted: as many as there are statistics
+ * and columns with blocks, not as there are ranks.  One rank after the other is the oracle of that (t_plan). */
 #include "step/step.h"
 
 static void add_costs(const ng_precond *p, ng_rank_plan *out) {
@@ -122,34 +124,153 @@ static void add_messages(const ng_precond *p, ng_rank_plan *out) {
   }
 }
 
-/* The context says which rank of how many it is in one place; nothing else has it while this runs. */
-ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
-  ng_context *c = p->ctx;
+/* ---- a rank, and all of them -----------------------------------------------------------------*/
+
+static ng_status check_whole(const ng_precond *p) {
   for (int32_t i = 0; i < p->entries; i++) {
     if (p->entry[i]->d.shard_axis == -1) continue;
-    return ng_fail(c, NG_ERR_ABSENT,
+    return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "ng_plan_rank: layer '%s' is in shards, whose widths other ranks know; register "
                    "it whole and call ng_plan_shard",
                    p->entry[i]->d.name);
   }
+  return NG_OK;
+}
+
+/* Of the rank that the context says, when all is placed. */
+static ng_status count(ng_precond *p, ng_rank_plan *out) {
+  ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
+  const ng_status st = ng_step_ask(p, &plan);
+  if (st != NG_OK) return st;
+  out->workers = p->grid.m;
+  add_costs(p, out);
+  add_memory(&plan, out);
+  add_messages(p, out);
+  ng_gather_in_advance(p, out);
+  ng_shards_count(p, out);
+  return NG_OK;
+}
+
+/* The context says which rank of how many it is in one place; nothing else has it while this runs. */
+ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out) {
+  ng_context *c = p->ctx;
+  ng_status st = check_whole(p);
+  if (st != NG_OK) return st;
   const int32_t own[2] = {c->ranks, c->rank};
   c->ranks = ranks;
   c->rank = rank;
-  ng_status st = ng_shards_plan(p);
+  st = ng_shards_plan(p);
   if (st == NG_OK) st = ng_step_place(p);
-  ng_plan plan = {.result = p->result_span, .direction = p->direction_span, .sum = p->sum_span};
-  if (st == NG_OK) st = ng_step_ask(p, &plan);
-  if (st == NG_OK) {
-    out->workers = p->grid.m;
-    add_costs(p, out);
-    add_memory(&plan, out);
-    add_messages(p, out);
-    ng_gather_in_advance(p, out);
-    ng_shards_count(p, out);
-  }
+  if (st == NG_OK) st = count(p, out);
   ng_shards_unplan(p);
   ng_step_release(p);
   c->ranks = own[0];
   c->rank = own[1];
   return st;
+}
+
+/* Families and shards look at the number of the rank where they cut, and nowhere else. */
+static bool differs_by_number(const ng_precond *p) {
+  bool cut = false;
+  for (int32_t i = 0; i < p->blocks && !cut; i++) {
+    cut = p->block[i]->partial || p->block[i]->slice != NULL;
+  }
+  for (int32_t i = 0; i < p->entries && !cut; i++) {
+    cut = p->entry[i]->shard != NULL;
+  }
+  return cut;
+}
+
+enum { NOBODY = -1 };
+
+/* Ranks that own nothing differ by their column alone, and not at all where no block is theirs. */
+typedef struct twins {
+  bool *owns;      /* [ranks] a block, a statistic, or a weight */
+  bool *filled;    /* [ranks] columns that have a block         */
+  int32_t *answer; /* [ranks + 1] the first such rank of each column; of empty ones */
+} twins;
+
+static void find_owners(const ng_precond *p, twins *t) {
+  for (int32_t r = 0; r <= p->ctx->ranks; r++) {
+    t->answer[r] = NOBODY;
+  }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_block *b = p->block[i];
+    t->filled[b->column] = true;
+    t->owns[b->owner] = true;
+    for (int32_t k = 0; k < b->stats; k++) {
+      t->owns[b->stat[k].owner] = true;
+    }
+  }
+  for (int32_t i = 0; i < p->entries && ng_update_is_owned(p); i++) {
+    t->owns[ng_update_owner(p, p->entry[i], i)] = true;
+  }
+}
+
+/* The rank whose plan is this one's, too, or itself. */
+static int32_t twin_of(const ng_precond *p, twins *t, int32_t rank) {
+  const int32_t column = rank % p->grid.n;
+  int32_t *first = &t->answer[t->filled[column] ? column : p->ctx->ranks];
+  if (t->owns[rank]) return rank;
+  if (*first == NOBODY) *first = rank;
+  return *first;
+}
+
+static ng_rank_plan *at(ng_rank_plan *out, size_t size, int32_t rank) {
+  return (ng_rank_plan *)(void *)((char *)out + (size_t)rank * size);
+}
+
+/* Placed once, then seen by one rank after the other; a step of the walk counts what its rank has. */
+static ng_status walk(ng_precond *p, twins *t, ng_rank_plan *out, size_t size) {
+  ng_status st = NG_OK;
+  find_owners(p, t);
+  for (int32_t r = 0; r < p->ctx->ranks && st == NG_OK; r++) {
+    const int32_t twin = twin_of(p, t, r);
+    ng_rank_plan plan;
+    memset(&plan, 0, sizeof plan);
+    if (twin < r) {
+      memcpy(at(out, size, r), at(out, size, twin), size);
+      continue;
+    }
+    st = ng_step_turn(p, r);
+    if (st == NG_OK) st = count(p, &plan);
+    if (st == NG_OK) st = ng_give_struct(at(out, size, r), &plan, sizeof plan);
+  }
+  return st;
+}
+
+static ng_status one_by_one(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
+  ng_status st = NG_OK;
+  for (int32_t r = 0; r < ranks && st == NG_OK; r++) {
+    ng_rank_plan plan;
+    memset(&plan, 0, sizeof plan);
+    st = ng_step_plan(p, ranks, r, &plan);
+    if (st == NG_OK) st = ng_give_struct(at(out, size, r), &plan, sizeof plan);
+  }
+  return st;
+}
+
+ng_status ng_step_plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size) {
+  ng_context *c = p->ctx;
+  const size_t W = (size_t)ranks, flags = W * sizeof(bool), answers = (W + 1) * sizeof(int32_t);
+  ng_status st = check_whole(p);
+  if (st != NG_OK) return st;
+  twins t = {ng_object(p, flags), ng_object(p, flags), ng_object(p, answers)};
+  const int32_t own[2] = {c->ranks, c->rank};
+  c->ranks = ranks;
+  c->rank = 0;
+  if (t.owns == NULL || t.filled == NULL || t.answer == NULL)
+    st = ng_fail(c, NG_ERR_NOMEM, "ng_plan_ranks: no memory");
+  if (st == NG_OK) st = ng_shards_plan(p);
+  if (st == NG_OK) st = ng_step_place(p);
+  const bool cut = differs_by_number(p);
+  if (st == NG_OK && !cut) st = walk(p, &t, out, size);
+  ng_shards_unplan(p);
+  ng_step_release(p);
+  c->ranks = own[0];
+  c->rank = own[1];
+  ng_object_free(p, t.owns, flags);
+  ng_object_free(p, t.filled, flags);
+  ng_object_free(p, t.answer, answers);
+  return st == NG_OK && cut ? one_by_one(p, ranks, out, size) : st;
 }

@@ -210,6 +210,21 @@ ng_status ng_step_place(ng_precond *p) {
   return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
 }
 
+/* Everything is placed, by one rank of the same ranks; nothing has memory yet.  Blocks in slices and layers in
+ * shards are another thing on each rank: not those. */
+ng_status ng_step_turn(ng_precond *p, int32_t rank) {
+  const size_t W = (size_t)p->ctx->ranks;
+  p->ctx->rank = rank;
+  p->grid.row = rank / p->grid.n;
+  p->grid.column = rank % p->grid.n;
+  ng_status st = ng_blocks_settle(p);
+  if (st == NG_OK) st = take_slots(p);
+  memset(p->result_span, 0, W * sizeof *p->result_span);
+  memset(p->direction_span, 0, W * sizeof *p->direction_span);
+  memset(p->sum_span, 0, W * sizeof *p->sum_span);
+  return st;
+}
+
 /* Groups are made last: it is a collective that only ranks with the same grid may enter
  * together. */
 ng_status ng_step_ready(ng_precond *p) {

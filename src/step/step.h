@@ -427,13 +427,17 @@ void ng_look_undo(ng_precond *p);
 ng_status ng_step_ready(ng_precond *p);
 /* blocks.c: what it makes before it fails is p->block's, for ng_step_release to free. */
 ng_status ng_blocks_make(ng_precond *p);
+ng_status
+ng_blocks_settle(ng_precond *p); /* ... when they are placed: what this rank has of them */
 void ng_block_free(ng_block *b);
 /* Blocks of many that have no part in the coming step, since none of their parameters has one. */
 void ng_blocks_leave_out(ng_precond *p);
-/* plan.c: the same for `rank` of `ranks`, in numbers; its parts in ready.c: who owns what, and a pass over
- * all requests for memory. */
+/* plan.c: the same for `rank` of `ranks`, or for each of them, in numbers; its parts in ready.c: who owns what, the
+ * same as another rank sees it, and a pass over all requests for memory. */
 ng_status ng_step_plan(ng_precond *p, int32_t ranks, int32_t rank, ng_rank_plan *out);
+ng_status ng_step_plan_all(ng_precond *p, int32_t ranks, ng_rank_plan *out, size_t size);
 ng_status ng_step_place(ng_precond *p);
+ng_status ng_step_turn(ng_precond *p, int32_t rank);
 ng_status ng_step_ask(ng_precond *p, ng_plan *plan);
 void ng_step_release(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
