@@ -874,7 +874,11 @@ typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 /* What the next observations come from. */
 typedef struct ng_batch {
   size_t struct_size;
-  int64_t samples;        /* B of this micro-batch on this rank, >= 1; begins as 0: must be set  */
+  /* B of this micro-batch on this rank; begins as -1: must be set.  0, of several ranks: this one has none of the
+   * samples.  It shows what it likes or nothing, arrays are not looked at, and statistics are those of the
+   * others.  It shows what they show, in that order, with calls = last (what it has of earlier calls must go),
+   * and with `last` where the caller sends through the same transport before the step. */
+  int64_t samples;
   ng_reduction reduction; /* the loss is the mean (NG_MEAN, the default) or the sum over them    */
   /* What the loss was multiplied by before backward; g is divided by it.  A scale S of mixed precision;
    * samples / all samples of the step for a mean loss that is accumulated (1/m for m even
@@ -900,9 +904,9 @@ NG_API void ng_batch_init(ng_batch *b, size_t size);
  * ranks share one only without ng_batch.whole (docs/algorithms.md).
  *
  * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
- * Ranks:   local; but `last` is the same on all ranks, and `whole` on those that begin one, or their next step is
- *          NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on until the step, ng_observe_*
- *          may send (ranks may observe in any order), and ng_reset_batch is collective.
+ * Ranks:   local; but `last` is the same on all ranks, also on one with samples = 0, and `whole` on those that begin
+ *          one, or their next step is NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on
+ *          until the step, ng_observe_* may send (ranks may observe in any order), and ng_reset_batch is collective.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
 

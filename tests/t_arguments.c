@@ -362,7 +362,7 @@ static void initialisers(void **state) {
   assert_true(how.beta1 == 0.9 && how.beta2 == 0.999 && how.eps == 1e-8);
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);
-  assert_true(batch.samples == 0 && batch.reduction == NG_MEAN && batch.loss_scale == 1.0);
+  assert_true(batch.samples == -1 && batch.reduction == NG_MEAN && batch.loss_scale == 1.0);
 }
 
 /* Runs after the calls. */

@@ -166,10 +166,12 @@ int64_t nn_weights(const nn *n) {
 const char *nn_mistake(const nn *n) { return n->error[0] != 0 ? n->error : NULL; }
 
 int64_t nn_least_batch(const nn *n) {
-  int64_t least = 1;
+  int64_t least = 0;
   for (int i = 0; i < n->n_nodes; i++) {
     const node *v = &n->nodes[i];
-    if (v->op->over_batch && v->shape.height * v->shape.width == 1) least = 2;
+    if (!v->op->over_batch) continue;
+    if (v->shape.height * v->shape.width == 1) least = 2;
+    if (least == 0) least = 1;
   }
   return least;
 }
@@ -247,9 +249,16 @@ int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t st
           watch->input(watch->user, watched(n, v), in->out, samples, nn_count(in->shape));
       if (rc != 0) return rc;
     }
-    v->op->forward(n, v, samples, mode);
+    if (samples > 0) v->op->forward(n, v, samples, mode);
   }
   return 0;
+}
+
+static void forget_gradients(nn *n, const node *v) {
+  for (int k = 0; k < 2; k++) {
+    const nn_param *p = v->param[k] >= 0 ? &n->params[v->param[k]] : NULL;
+    if (p != NULL) memset(p->grad, 0, (size_t)p->count * sizeof *p->grad);
+  }
 }
 
 int nn_backward(nn *n, bool params, const nn_watch *watch) {
@@ -261,7 +270,8 @@ int nn_backward(nn *n, bool params, const nn_watch *watch) {
           watch->output_grad(watch->user, watched(n, v), v->grad, n->samples, nn_count(v->shape));
       if (rc != 0) return rc;
     }
-    v->op->backward(n, v, n->samples, params);
+    if (n->samples > 0) v->op->backward(n, v, n->samples, params);
+    if (n->samples == 0 && params) forget_gradients(n, v);
     if (!params || n->made == NULL || v->param[0] < 0) continue;
     const int rc = n->made(n->made_user, v->param[0]); /* nodes have theirs in their own order */
     if (rc != 0) return rc;

@@ -80,8 +80,9 @@ void nn_set_start(nn *n, nn_start start);
 /* The first mistake made in describing it, NULL if there is none. */
 const char *nn_mistake(const nn *n);
 
-/* The smallest batch it can be trained with: 2 where a norm sees one position a sample (the deviation
- * of one value from its own mean is zero, and so is every gradient before it), else 1. */
+/* The smallest batch that each rank can train it with: 2 where a norm sees one position a sample (the deviation
+ * of one value from its own mean is zero, and so is every gradient before it), 1 where there are other norms over a
+ * batch, else 0: a rank may have no sample. */
 int64_t nn_least_batch(const nn *n);
 
 /* Take memory for batches of up to `batch` samples and give the parameters their first values
@@ -164,7 +165,8 @@ void nn_set_first(nn *n, int64_t sample);
 void nn_set_norm_keep(nn *n, double keep);
 
 /* x [samples, input shape], samples <= batch of nn_ready; borrowed until the backward of this
- * batch is done.  `step` moves dropout's random numbers on. */
+ * batch is done.  `step` moves dropout's random numbers on.  samples 0: nothing is computed, watches hear of each layer,
+ * and backward, without a loss before it, writes gradients of 0. */
 int nn_forward(nn *n, nn_mode mode, const float *x, int64_t samples, uint64_t step,
                const nn_watch *watch);
 const float *nn_output(const nn *n); /* [samples, outputs] of the last forward */

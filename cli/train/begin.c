@@ -38,9 +38,10 @@ static int describe_net(run *r) {
     return cli_bad("--label-smoothing: model %s has no labels", r->s->model);
   }
   const int64_t least = nn_least_batch(r->net);
-  if (r->s->batch >= r->ranks.size && r->s->batch / r->ranks.size < least) {
-    return cli_bad("--batch: %s normalises over a batch, where one pixel is left: at least %lld",
-                   r->s->model, (long long)least * r->ranks.size);
+  if (r->s->batch / r->ranks.size < least) {
+    return cli_bad("--batch: %s normalises over a batch%s: at least %lld", r->s->model,
+                   least > 1 ? ", where one pixel is left" : " on each rank",
+                   (long long)least * r->ranks.size);
   }
   return precond_check(r->s, r->net);
 }
@@ -257,7 +258,7 @@ static int make_own(run *r) {
   if (rc == CLI_OK) rc = feed_create(r->s, r->d, k, r->reconstructs, r->pool, &r->feed);
   r->total = total_of(r->s, r->feed.per_epoch);
   if (rc == CLI_OK) switch_plan(r);
-  if (rc == CLI_OK) rc = nn_ready(r->net, batch);
+  if (rc == CLI_OK) rc = nn_ready(r->net, r->feed.room);
   if (rc == CLI_OK) nn_set_first(r->net, first);
   if (rc == CLI_OK) rc = average_create(r->s, r->net, r->feed.per_epoch, &r->mean);
   const double share = (double)batch / (double)r->s->batch;

@@ -23,10 +23,6 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
     return cli_bad("--acc-iters: %lld batches of %lld samples, but %s has %d to train on",
                    (long long)s->acc_iters, (long long)s->batch, d->name, (int)d->train.n);
   }
-  if (ranks != NULL && s->batch < ranks->size) {
-    return cli_bad("--batch: %lld samples, expected at least one for each of %d ranks",
-                   (long long)s->batch, ranks->size);
-  }
   const bool automatic = strcmp(s->augment, "auto") == 0;
   data_how how = {.normalise = !reconstructs, .seed = (uint64_t)s->seed};
   how.crop = automatic ? d->augments : strstr(s->augment, "crop") != NULL;
@@ -36,13 +32,14 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
   }
   const int64_t first = ranks == NULL ? 0 : ranks_first(ranks, ranks->rank, s->batch);
   const int64_t end = ranks == NULL ? s->batch : ranks_first(ranks, ranks->rank + 1, s->batch);
-  const int64_t batch = end - first;
-  const size_t values = (size_t)batch * (size_t)(d->height * d->width * d->channels);
+  const int64_t batch = end - first, room = batch > 0 ? batch : 1;
+  const size_t values = (size_t)room * (size_t)(d->height * d->width * d->channels);
   *out = (feed){.d = d,
                 .test = s->validation > 0 ? &d->validation : &d->test,
                 .how = how,
                 .pool = pool,
                 .batch = (int32_t)batch,
+                .room = (int32_t)room,
                 .whole = s->batch,
                 .first = first,
                 .acc_iters = s->acc_iters,
@@ -50,8 +47,8 @@ int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bo
                 .order = cli_take((size_t)d->train.n, sizeof(int32_t)),
                 .ordered = -1,
                 .x = cli_take(values, sizeof(float)),
-                .labels = cli_take((size_t)batch, sizeof(int32_t)),
-                .rows = cli_take((size_t)batch, sizeof(int32_t)),
+                .labels = cli_take((size_t)room, sizeof(int32_t)),
+                .rows = cli_take((size_t)room, sizeof(int32_t)),
                 .next_taken = -1,
                 .alone = ranks == NULL || ranks->size == 1};
   damaged_create(d, &out->damaged);
@@ -207,6 +204,7 @@ int feed_agree(feed *f, const run_ranks *ranks, int64_t found) {
 
 int feed_train(feed *f, int64_t step, int64_t micro) {
   const int64_t epoch = step / f->per_epoch;
+  if (f->batch == 0) return CLI_OK;
   if (f->ordered != epoch) {
     random_order(f->how.seed, RANDOM_ORDER, (uint32_t)epoch, f->d->train.n, f->order);
     f->ordered = epoch;

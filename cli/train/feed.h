@@ -13,8 +13,9 @@ typedef struct feed {
   const data_split *test; /* what a run is tested on; may be empty */
   data_how how;
   ng_pool *pool;
-  int32_t batch;        /* samples of it that this rank has ...           */
+  int32_t batch;        /* samples of it that this rank has, or 0 ...     */
   int64_t whole, first; /* ... of so many, and the place of its first one */
+  int32_t room;         /* samples that fit, at least 1 */
   int64_t acc_iters;    /* batches of a step */
   int64_t per_epoch;    /* whole steps of an epoch: what is left over is left out */
   int32_t *order;       /* of the epoch `ordered` */
@@ -33,8 +34,8 @@ typedef struct feed {
   mix mix; /* mix.targets: in place of labels, NULL without mixup */
 } feed;
 
-/* CLI_BAD, told in one line: a batch larger than the training split or smaller than the ranks (NULL: one),
- * augmentation of what is no image.  `reconstructs`: the values stay in [0, 1]. */
+/* CLI_BAD, told in one line: a batch larger than the training split, augmentation of what is no image.
+ * ranks NULL: one.  `reconstructs`: the values stay in [0, 1]. */
 int feed_create(const settings *s, const data_set *d, const run_ranks *ranks, bool reconstructs,
                 ng_pool *pool, feed *out);
 void feed_free(feed *f);
@@ -42,7 +43,7 @@ void feed_free(feed *f);
  * one after it in the order of the epoch.  One rank tells it at once: CLI_BAD, told: too many are no good.  Of
  * several each has its own until feed_agree. */
 int feed_train(feed *f, int64_t step, int64_t micro);
-/* Samples first .. first + count of the test split, count <= batch; *good of them are there, in their order:
+/* Samples first .. first + count of the test split, count <= room; *good of them are there, in their order:
  * images that cannot be read are noted and left out.  CLI_BAD as above. */
 int feed_test(feed *f, int32_t first, int32_t count, int32_t *good);
 /* `found`: the sum of damaged.n_found over ranks; collective unless that is 0.  CLI_BAD as above, on all of them. */

@@ -70,7 +70,7 @@ static int test(run *r, double *loss, double *accuracy) {
   *loss = *accuracy = (double)NAN;
   int rc = run_share_buffers(r);
   for (int32_t at = first, count, good; at < n && rc == CLI_OK; at += count) {
-    count = n - at < r->feed.batch ? n - at : r->feed.batch;
+    count = n - at < r->feed.room ? n - at : r->feed.room;
     rc = feed_test(&r->feed, at, count, &good);
     if (rc == CLI_OK && good > 0) rc = nn_forward(r->net, NN_EVALUATE, r->feed.x, good, 0, NULL);
     if (rc != CLI_OK || good == 0) continue;

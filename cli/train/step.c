@@ -37,16 +37,18 @@ static uint64_t batch_number(const run *r, int64_t micro) {
 }
 
 /* Backward with the library watching: by the labels of the batch, or, for the true Fisher matrix,
- * by drawn ones first; the gradients are always those of the batch. */
+ * by drawn ones first; the gradients are always those of the batch.  A rank without samples has no loss, and goes the same
+ * way: what leaves on it leaves in one order on all ranks. */
 static int backward(run *r, bool wants, int64_t micro, double *loss, int64_t *correct) {
   const nn_watch *watch = wants ? precond_watch(r->p) : NULL;
   int rc = CLI_OK;
+  const bool some = r->feed.batch > 0;
   if (wants && strcmp(r->s->fisher, "sampled") == 0) {
-    nn_sampled_loss(r->net, batch_number(r, micro));
+    if (some) nn_sampled_loss(r->net, batch_number(r, micro));
     rc = nn_backward(r->net, false, watch);
     watch = NULL;
   }
-  *loss = run_loss(r, NN_TRAIN, correct);
+  *loss = some ? run_loss(r, NN_TRAIN, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
   const bool goes_on = r->ranks.size > 1 || !r->out->diverged; /* others send in theirs, too */
   return rc == CLI_OK && goes_on ? nn_backward(r->net, true, watch) : rc;

@@ -42,9 +42,9 @@ void ng_layer_init(ng_layer *l, ng_kind kind, size_t size) {
   if (l != NULL && size >= offsetof(ng_layer, kind) + sizeof kind) l->kind = kind;
 }
 
-/* No samples: 1 would be wrong and fit nearly everything. */
+/* No number of samples: 1 would be wrong and fit nearly everything, 0 is what a rank without any says. */
 void ng_batch_init(ng_batch *b, size_t size) {
-  static const ng_batch d = {.reduction = NG_MEAN, .loss_scale = 1.0};
+  static const ng_batch d = {.samples = -1, .reduction = NG_MEAN, .loss_scale = 1.0};
   fill(b, size, &d, sizeof d);
 }
 

@@ -24,10 +24,16 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
   st = ng_take_struct(&b, sizeof b, batch, offsetof(ng_batch, reduction), "ng_batch", message,
                       sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
-  if (b.samples < 1 || b.samples > (INT64_C(1) << 31)) {
+  if (b.samples < 0 || b.samples > (INT64_C(1) << 31)) {
+    return ng_fail(
+        p->ctx, NG_ERR_ARG,
+        "%s: samples is %lld, expected the number of this micro-batch on this rank, 0 to "
+        "2147483648",
+        call, (long long)b.samples);
+  }
+  if (b.samples == 0 && p->ctx->ranks == 1) {
     return ng_fail(p->ctx, NG_ERR_ARG,
-                   "%s: samples is %lld, expected the number of this micro-batch, 1 to 2147483648",
-                   call, (long long)b.samples);
+                   "%s: samples is 0, expected at least 1 where no other rank has any", call);
   }
   if (b.reduction != NG_MEAN && b.reduction != NG_SUM) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: reduction is %d, expected NG_MEAN or NG_SUM", call,
@@ -44,8 +50,8 @@ static ng_status begin(ng_precond *p, const ng_batch *batch, const char *call) {
                    "samples in so many of all ranks",
                    call, (long long)b.first, (long long)b.whole, (long long)b.samples);
   }
-  /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin. */
-  if (b.loss_scale == 0.0) {
+  /* Inf and NaN pass: an overflowed scaler skips the step, see ng_step_begin.  0 samples of some are a part of 0. */
+  if (b.loss_scale == 0.0 && b.samples > 0) {
     return ng_fail(p->ctx, NG_ERR_ARG, "%s: loss_scale is 0, expected any other number", call);
   }
   return ng_step_begin(p, &b);
@@ -110,6 +116,9 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_array *v, ng_loa
   const ng_layer *d = &p->entry[layer]->d;
   ng_strided s;
   if (!p->step->begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
+  if (st == NG_OK && p->step->batch.samples == 0) {
+    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* whatever the array is */
+  }
   if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
   const char *wrong = st == NG_OK ? ng_array_take(v, &s) : NULL;
   if (wrong != NULL) {

@@ -114,6 +114,16 @@ void ng_stat_count(ng_stat *s) {
   s->w += weight;
 }
 
+/* What there is of earlier calls stays, unless only the last one counts: this was it, on all ranks. */
+void ng_stat_pass(ng_queue *q, ng_stat *s) {
+  const bool last = s->rule.averaged && s->rule.calls == NG_CALLS_LAST && !s->rule.direct;
+  if (!last || s->w == 0.0) return;
+  s->mix.old = 0.0;
+  ng_stat_retain(q, s);
+  s->w = 0.0;
+  s->keep = 1.0;
+}
+
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 void ng_stat_weights(const ng_stat *s, double w[2]) {

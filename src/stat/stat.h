@@ -155,6 +155,7 @@ void ng_stat_begin(ng_stat *s);
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_retain(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
 void ng_stat_count(ng_stat *s);
+void ng_stat_pass(ng_queue *q, ng_stat *s); /* it had no sample of this rank */
 
 /* {w, w keep} of this rank; the sums of both over ranks, and whether these share their micro-batches. */
 void ng_stat_weights(const ng_stat *s, double w[2]);

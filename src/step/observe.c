@@ -267,8 +267,10 @@ static ng_status enter(ng_block *b, const ng_obs *o) {
   /* All of a block take the same samples; of those that ranks share this rank may have none. */
   if (!none) st = b->family->observe(b, o);
   if (st != NG_OK) return st;
-  for (int32_t i = 0; i < b->stats && !none; i++) {
-    if (b->stat[i].due) ng_stat_count(&b->stat[i]);
+  for (int32_t i = 0; i < b->stats; i++) {
+    ng_stat *s = &b->stat[i];
+    if (s->due && none) ng_stat_pass(b->ctx->queue, s);
+    if (s->due && !none) ng_stat_count(s);
   }
   for (int kind = 0; kind < NG_SEEN_KINDS; kind++) {
     if (o->what == ng_sees(kind)) b->observations[kind]++;
@@ -297,22 +299,35 @@ static ng_status whole_of(ng_precond *p, ng_entry *e, const ng_strided *s, bool 
                           ng_obs *o, ng_strided *whole) {
   if (st == NG_OK) st = check_open(e->block, o);
   if (st == NG_OK) {
-    const double most = ng_strided_most(p->ctx, s) + o->loss_scale;
+    const double most = (o->samples == 0 ? 0.0 : ng_strided_most(p->ctx, s)) + o->loss_scale;
     if (!(most - most == 0.0)) st = NG_SKIPPED;
   }
   st = ng_shard_bring(p, e, grad, s, st, whole);
-  if (st != NG_OK || !e->shard->primary) return st;
+  if (st != NG_OK || !e->shard->primary || o->samples == 0) return st;
   st = view_rows(p, &e->shard->whole, whole, grad, o);
   o->v.data = whole->data;
   return st;
 }
 
+/* No largest number, no room: the block hears of it, and what is complete may leave. */
+static ng_status look_at(ng_precond *p, ng_entry *e, const ng_strided *s, bool grad, ng_obs *o) {
+  ng_block *b = e->block;
+  if (o->samples == 0) return enter(b, o);
+  const bool tokens = e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest is 1 */
+  o->most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, s);
+  const bool finite = o->loss_scale - o->loss_scale == 0.0 && o->most - o->most == 0.0;
+  const ng_status st = finite ? make_room(b, o) : NG_SKIPPED;
+  return st == NG_OK ? enter(b, o) : st;
+}
+
 /* The shape is checked also where nothing is wanted: a mistake should not wait for the next due
- * step to be found. */
+ * step to be found.  A rank without samples has no array: it shows that it has none. */
 static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
                          ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
+  const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
+  const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, columns_of(&e->d, grad)}};
   ng_obs o; /* field by field: most of it are lists that are not used */
   o.what = grad ? NG_SEES_OUTGRAD : NG_SEES_INPUT;
   o.samples = step->batch.samples;
@@ -322,6 +337,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   o.v.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
   ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
+  if (none) s = &nothing;
   ng_block *b = e->block;
   const bool local = b != NULL && b->opt.statistics == NG_STATISTICS_LOCAL;
   o.whole = local ? 0 : step->batch.whole;
@@ -332,14 +348,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   ng_strided whole;
   if (part) st = whole_of(p, e, s, grad, st, &o, &whole);
   if (st < NG_OK || !wanted) return st;
-  if (st == NG_OK && (!part || e->shard->primary)) {
-    const bool tokens =
-        e->d.kind == NG_EMBEDDING && !grad; /* of unit vectors the largest number is 1 */
-    o.most = tokens ? 1.0 : b->family->scans ? 0.0 : ng_strided_most(p->ctx, part ? &whole : s);
-    const bool finite = o.loss_scale - o.loss_scale == 0.0 && o.most - o.most == 0.0;
-    st = finite ? make_room(b, &o) : NG_SKIPPED;
-    if (st == NG_OK) st = enter(b, &o);
-  }
+  if (st == NG_OK && (!part || e->shard->primary)) st = look_at(p, e, part ? &whole : s, grad, &o);
   b->observing_ms += ng_now_ms() - t0;
   if (step->last && st >= NG_OK) mark_shown(b, o.what);
   /* Refused, not failed: training with a loss scaler runs into this now and then. */

@@ -346,13 +346,13 @@ ng_status ng_shard_bring(ng_precond *p, ng_entry *e, bool grad, const ng_strided
   x->bytes -= p->ctx->model->bytes;
   x->messages -= p->ctx->model->messages;
   st = agree(p, e, st, call);
-  if (st == NG_OK) st = bring(p, shard, s, rows);
+  if (st == NG_OK && rows > 0) st = bring(p, shard, s, rows);
   x->bytes += p->ctx->model->bytes;
   x->messages += p->ctx->model->messages;
   if (st != NG_OK) return st;
   if (!shard->primary) return NG_OK;
   char *room = x->room;
-  weave(shard, room, rows, size, room + apart);
+  if (rows > 0) weave(shard, room, rows, size, room + apart);
   *whole = *s;
   whole->data = room + apart;
   whole->shape[s->ndim - 1] = total;

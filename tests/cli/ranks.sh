@@ -4,11 +4,12 @@
 # on with another number of ranks.
 . "$(dirname "$0")/lib_ranks.sh"
 
-# follows NAME RANKS STEPS OPTIONS...
+# follows NAME RANKS STEPS OPTIONS...: in batches of $batch
+batch=61
 follows() {
   local name=$1 ranks=$2 steps=$3 n
   shift 3
-  local how=(--data "$data" --batch 61 --steps "$steps" --seed 3 --log-every 1 --quiet "$@")
+  local how=(--data "$data" --batch $batch --steps "$steps" --seed 3 --log-every 1 --quiet "$@")
   expect 0 '' on 1 "${how[@]}" --out "$scratch/$name.1"
   for n in $ranks; do
     expect 0 '' on "$n" "${how[@]}" --out "$scratch/$name.$n"
@@ -69,6 +70,11 @@ if [[ -z $processes ]]; then
   follows rows "2 4" 10 $mlp natgrad --grad-worker-fraction 0
   follows adamw 3 20 $mlp adamw
 fi
+# Fewer samples than ranks: some have none, in every micro-batch.
+batch=1
+for method in natgrad spngd eva kaisa mfac adamw; do
+  follows none.$method "${counts##* }" 10 $mlp $method --acc-iters 2
+done
 
 # In how many messages gradients travel changes no bit.
 n=${counts##* }
@@ -120,6 +126,7 @@ else
   step=$(sed -nE 's/.*"step": ([0-9]+).*/\1/p' "$scratch/killed/checkpoint/latest.json" | head -n 1)
   expect 0 '*' on $((n - 1)) "${how[@]}" --steps $((step + 100)) --out "$scratch/killed" --resume
   expect 2 "*--ranks: 'two' is none of auto, mpi, a number of threads*" "$natgrad" train --ranks two
-  expect 2 "*--batch: 2 samples, expected at least one for each of 3 ranks*" "$natgrad" train --batch 2 --ranks 3
+  expect 2 "*--batch: resnet20 normalises over a batch on each rank: at least 3" "$natgrad" train --batch 2 --ranks 3 \
+    --data synthetic:classes=4,image=32x32x3,train=30,test=3 --model resnet20
 fi
 finish

@@ -1,0 +1,152 @@
+/* t_no_samples.c: ranks that have no sample of a micro-batch (ng_batch.samples = 0) are as if they were not there: the
+ * others have the statistics of one rank with all samples, in every row whose statistics are summed over ranks; whether
+ * such a rank shows arrays without rows or nothing, in the last micro-batch or before, of a mean loss or of a sum.
+ * Over threads, and over MPI once more. */
+#include "families.h"
+#include "ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 2 };
+
+#if defined(NG_TEST_MPI)
+enum { CROWDS = 1, PATTERNS = 1, MANNERS = 2 };
+static int32_t crowd_of(int k) { return k + ranks_there(); } /* all processes */
+#else
+static const int32_t crowd[] = {2, 3, 5};
+enum { CROWDS = sizeof crowd / sizeof crowd[0], PATTERNS = 2, MANNERS = 4 };
+static int32_t crowd_of(int k) { return crowd[k]; }
+#endif
+
+/* Every second rank, in turn; all but the last. */
+static int64_t samples_of(int pattern, int32_t t, int32_t rank, int32_t ranks) {
+  if (pattern == 1) return rank == ranks - 1 ? 5 : 0;
+  return (rank + t) % 2 == 0 ? 0 : 1 + (3 * rank + t) % 5;
+}
+
+static scene *shards(const variant *v, int32_t steps, int32_t ranks, int pattern) {
+  rng r = {test_seed() ^ 43};
+  scene *s = v_layers_of(v, steps, ranks);
+  for (int32_t t = 0; t < steps; t++) {
+    for (int32_t k = 0; k < ranks; k++)
+      scene_call(s, t, k, samples_of(pattern, t, k, ranks))->batch.reduction = NG_SUM;
+  }
+  scene_fill(s, &r);
+  return s;
+}
+
+/* How the same is said. */
+typedef struct manner {
+  bool mean, last, silent, whole; /* silent: what is not there is not shown either */
+} manner;
+
+static void say(scene *s, const manner *m) {
+  for (int32_t t = 0; t < s->steps; t++) {
+    int64_t whole = 0;
+    for (int32_t k = 0; k < s->ranks; k++) {
+      scene_micro *x = &s->micro[t][k][0];
+      x->batch.first = m->whole ? whole : 0;
+      x->batch.last = m->last;
+      whole += x->batch.samples;
+      if (x->batch.samples > 0) continue;
+      if (m->mean) x->batch.loss_scale = 0; /* its part of all samples */
+      for (int32_t l = 0; l < s->layers && m->silent; l++) {
+        free(x->a[l][0]);
+        free(x->g[l][0]);
+        x->a[l][0] = x->g[l][0] = NULL;
+      }
+    }
+    for (int32_t k = 0; k < s->ranks; k++)
+      s->micro[t][k][0].batch.whole = m->whole ? whole : 0;
+  }
+}
+
+static void as_one_rank(const variant *v) {
+  static const manner row[] = {{true, true, true, true},
+                               {true, false, true, false},
+                               {false, false, false, true},
+                               {false, true, false, false}};
+  const ng_options o = v_options(v);
+  if (v->f->shards == NO_PARTS)
+    return; /* an owner's samples alone; batches that normalise themselves */
+  /* The shift that stays in an average is divided by the ranks (as published): it shows from the second step on. */
+  const int32_t steps = o.damping_leak ? 1 : STEPS;
+  for (int i = 0; i < CROWDS * PATTERNS; i++) {
+    for (size_t k = 0; k < MANNERS; k++) {
+      if (!row[k].whole && v->f->shards != ANY_PARTS) continue;
+      scene *s = shards(v, steps, crowd_of(i / PATTERNS), i % PATTERNS), *whole = scene_merge(s);
+      if (row[k].mean) {
+        v_means(s);
+        v_means(whole);
+      }
+      say(s, &row[k]);
+      char what[80];
+      (void)snprintf(what, sizeof what, "%d ranks, pattern %d, manner %d", s->ranks, i % PATTERNS,
+                     (int)k);
+      v_equal(v, what, s, &o, whole, &o, v_tolerance(v, whole, &o));
+      scene_destroy(&s);
+      scene_destroy(&whole);
+    }
+  }
+}
+
+/* calls = last: of a rank that has none in the last call nothing counts, as of one rank nothing before it does. */
+static void last_call(const variant *v) {
+  enum { RANKS = 2, B = 4 };
+  rng r = {test_seed() ^ 44};
+  const ng_options usual = v_options(v); /* of one call the same */
+  ng_options o = usual;
+  if (v->f->shards != ANY_PARTS || crowd_of(0) != RANKS) return;
+  fixture_set(&o, "calls", "last");
+  scene *s = v_layers_of(v, 1, RANKS), *one = v_layers_of(v, 1, 1);
+  for (int32_t k = 0; k < RANKS; k++) {
+    scene_call(s, 0, k, 3 - k)->batch.reduction = NG_SUM;
+    scene_call(s, 0, k, k == 0 ? B : 0)->batch.reduction = NG_SUM;
+  }
+  scene_call(one, 0, 0, B)->batch.reduction = NG_SUM;
+  scene_fill(s, &r);
+  scene_fill(one, &r);
+  for (int32_t l = 0; l < s->layers; l++) {
+    const scene_micro *from = &s->micro[0][0][1], *to = &one->micro[0][0][0];
+    memcpy(one->D[0][l], s->D[0][l], sizeof(double) * (size_t)scene_weights(s, l));
+    memcpy(to->a[l][0], from->a[l][0], sizeof(double) * (size_t)scene_in_count(s, l, B));
+    memcpy(to->g[l][0], from->g[l][0], sizeof(double) * (size_t)scene_out_count(s, l, B));
+  }
+  v_equal(v, "no samples in the last call", s, &o, one, &usual, v_tolerance(v, one, &usual));
+  scene_destroy(&s);
+  scene_destroy(&one);
+}
+
+/* Nobody else has any; and a number that nobody said. */
+static void refused(const variant *v) {
+  static const struct {
+    int64_t samples;
+    const char *message;
+  } bad[] = {{0, "samples is 0, expected at least 1 where no other rank has any"},
+             {-1, "samples is -1, expected the number"}};
+  const ng_options o = v_options(v);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    scene *s = v_even(v, 1, 1, 45);
+    scene_result r;
+    s->micro[0][0][0].batch.samples = bad[i].samples;
+    scene_play(s, &o, &(scene_look){.linalg = v->linalg}, &r);
+    if (r.status != NG_ERR_ARG || strstr(r.message, bad[i].message) == NULL)
+      v_fail(v, "samples %d: %s %s", (int)bad[i].samples, ng_status_name(r.status), r.message);
+    scene_forget(&r);
+    scene_destroy(&s);
+  }
+}
+
+int main(void) {
+  static const property list[] = {{"as one rank", READS_INPUT, as_one_rank},
+                                  {"the last call", READS_INPUT, last_call},
+                                  {"refused", EVERYONE, refused}};
+  return PROPERTIES_MAIN("no samples", list);
+}
