@@ -4,7 +4,8 @@
  * `gemm`, factorisations at `solve`, messages by latency and bandwidth; the slowest rank counts.  Nothing is
  * thought to overlap: what the run hides behind backward (ng_batch.last) is gained on top.
  *
- * p and q are of one group of a convolution, which counts as often as it has groups.  What norms multiply is left out.
+ * p and q are of one group of a convolution, which counts as often as it has groups; of an embedding, whose A is a
+ * diagonal that is counted and not multiplied, p is 0.  What norms multiply is left out.
  *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
  *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, the share of the sums that a rank makes
@@ -65,20 +66,25 @@ static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **o
   return st == NG_OK ? CLI_OK : cli_bad("plan: %s: options: %s", s->name, why);
 }
 
-/* As natgrad train registers them: norms are layers unless the method has no blocks for them. */
-static int32_t tensors_of(ng_precond *p, const shape *l) {
+/* As natgrad train and the PyTorch front register them: norms and embeddings are layers unless the method has no blocks
+ * for norms; then they are tensors, as published programs leave them. */
+static bool has_blocks(ng_precond *p) {
   char block[16] = "";
-  if (!l->norm || ng_get(p, "norm_block", block, sizeof block) != NG_OK) return 0;
-  return strcmp(block, "none") == 0 ? 2 : 0;
+  return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
 }
 
-static ng_status add_tensors(ng_precond *p, const shape *l) {
+static int32_t tensors_of(ng_precond *p, const shape *l) {
+  if (!(l->norm || l->embedding) || has_blocks(p)) return 0;
+  return l->norm ? 2 : 1;
+}
+
+static ng_status add_tensors(ng_precond *p, const shape *l, int32_t tensors) {
   static const char *const part[] = {"weight", "bias"};
   ng_status st = NG_OK;
-  for (int k = 0; k < 2 && st == NG_OK; k++) {
+  for (int32_t k = 0; k < tensors && st == NG_OK; k++) {
     char name[sizeof l->name + 8];
     (void)snprintf(name, sizeof name, "%s.%s", l->name, part[k]);
-    st = ng_add_tensor(p, name, l->in, NULL);
+    st = ng_add_tensor(p, name, l->norm ? l->in : l->in * l->out, NULL);
   }
   return st;
 }
@@ -93,8 +99,9 @@ static int describe(ng_context *ctx, const plan_wish *w, const plan_strategy *s,
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
     ng_layer layer;
-    if (tensors_of(*p, l) > 0) {
-      st = add_tensors(*p, l);
+    const int32_t tensors = tensors_of(*p, l);
+    if (tensors > 0) {
+      st = add_tensors(*p, l, tensors);
     } else {
       st = shapes_describe(l, &layer);
       if (st == NG_OK) st = ng_add_layer(*p, &layer, NULL);
@@ -120,6 +127,7 @@ static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_p
 /* Of all ranks the slowest, and the one that sends most. */
 typedef struct totals {
   ng_rank_plan most;         /* bytes and messages, of each its largest */
+  bool tables;               /* embeddings are observed */
   double solve, apply, sums; /* the largest of a rank; sums in bytes */
 } totals;
 
@@ -206,8 +214,11 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
-    squares += rows * groups * (p * (p + 1) + q * (q + 1));
-    weights += 4 * (l->norm ? 2 * (double)l->in : groups * p * q) / share; /* gamma and beta */
+    if (!l->embedding || t->tables) squares += rows * groups * (p * (p + 1) + q * (q + 1));
+    weights += 4 / share *
+               (l->norm        ? 2 * (double)l->in /* gamma and beta */
+                : l->embedding ? (double)l->in * q
+                               : groups * p * q);
   }
   s[PLAN_GRADIENT] = plan_sum_seconds(m, ranks / w->members, weights, 1);
   s[PLAN_OBSERVE] = squares * (all_sums > 0 ? t->sums / all_sums : 1.0) / m->gemm / F;
@@ -260,6 +271,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   int rc = cli_context(&config, &ctx);
   if (rc != CLI_OK) return rc;
   rc = describe(ctx, w, s, &p);
+  if (rc == CLI_OK) t.tables = has_blocks(p);
   if (rc == CLI_OK) rc = sums_of_all(ctx, s, p, &all_sums);
   if (rc == CLI_OK) rc = cut(ctx, w, s, p);
   if (rc == CLI_OK) rc = look_at_ranks(ctx, s, p, ranks, &t, out);

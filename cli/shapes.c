@@ -33,11 +33,20 @@ static void finish(shape *l) {
 /* ---- a network -------------------------------------------------------------------------------*/
 
 /* Gamma and beta of so many channels; no A, no G. */
-static void make_norm(shape *l, int64_t channels, double eps) {
+void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
   l->norm = l->bias = true;
+  l->norm_kind = kind;
   l->in = l->out = channels;
   l->eps = eps;
   l->positions = 1;
+}
+
+/* A is how often each token is shown. */
+void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
+  l->embedding = true;
+  l->in = tokens;
+  l->out = l->q = features;
+  l->positions = positions;
 }
 
 static int from_model(const char *model, shapes_use use, shapes *out) {
@@ -66,7 +75,7 @@ static int from_model(const char *model, shapes_use use, shapes *out) {
     const nn_norm_layer *from = nn_norm_at(n, i);
     shape *l = &out->layer[out->n++];
     (void)snprintf(l->name, sizeof l->name, "%s", from->name);
-    make_norm(l, from->channels, from->eps);
+    shapes_norm(l, from->channels, NG_BATCH_NORM, from->eps);
   }
   nn_destroy(&n);
   return rc;
@@ -114,7 +123,7 @@ static void pair(reader *in, const json_t *object, const char *key, int64_t lowe
 }
 
 static void read_split(reader *in, const char *split, shape *l) {
-  if (l->conv || l->norm || split == NULL ||
+  if (l->conv || l->norm || l->embedding || split == NULL ||
       (strcmp(split, "output") != 0 && strcmp(split, "input") != 0)) {
     wrong(in, "split", "\"output\" or \"input\" of a linear layer");
     return;
@@ -122,16 +131,34 @@ static void read_split(reader *in, const char *split, shape *l) {
   l->split = strcmp(split, "output") == 0 ? SPLIT_OUTPUT : SPLIT_INPUT;
 }
 
-/* It has as many outputs as inputs, and gamma and beta always. */
-static void read_norm(reader *in, json_t *o, shape *l) {
+static int64_t positions_of(reader *in, const json_t *o) {
+  const json_t *positions = json_object_get(o, "positions");
+  return positions == NULL ? 1 : number(in, positions, "positions", 1);
+}
+
+/* Keys that `taken` has not, between bars, are of other kinds. */
+static void only(reader *in, json_t *o, const char *taken, const char *kind) {
   const char *key;
   json_t *value;
-  only_planned(in, "kind \"norm\"");
   json_object_foreach(o, key, value) {
-    if (strcmp(key, "name") != 0 && strcmp(key, "kind") != 0 && strcmp(key, "in") != 0)
-      wrong(in, key, "of a norm");
+    char bars[32];
+    (void)snprintf(bars, sizeof bars, "|%.20s|", key);
+    if (strstr(taken, bars) == NULL) wrong(in, key, kind);
   }
-  make_norm(l, number(in, json_object_get(o, "in"), "in", 1), 1e-5);
+}
+
+/* It has as many outputs as inputs, and gamma and beta always. */
+static void read_norm(reader *in, json_t *o, shape *l) {
+  only_planned(in, "kind \"norm\"");
+  only(in, o, "|name|kind|in|", "of a norm");
+  shapes_norm(l, number(in, json_object_get(o, "in"), "in", 1), NG_BATCH_NORM, 1e-5);
+}
+
+static void read_embedding(reader *in, json_t *o, shape *l) {
+  only_planned(in, "kind \"embedding\"");
+  only(in, o, "|name|kind|in|out|positions|", "of an embedding");
+  const int64_t tokens = number(in, json_object_get(o, "in"), "in", 1);
+  shapes_embedding(l, tokens, number(in, json_object_get(o, "out"), "out", 1), positions_of(in, o));
 }
 
 static void read_layer(reader *in, json_t *o, shape *l) {
@@ -163,14 +190,14 @@ static void read_layer(reader *in, json_t *o, shape *l) {
   }
   (void)snprintf(l->name, sizeof l->name, "%s", name);
   const bool norm = kind != NULL && strcmp(kind, "norm") == 0;
-  if (!norm && (kind == NULL || (strcmp(kind, "conv2d") != 0 && strcmp(kind, "linear") != 0))) {
-    wrong(in, "kind",
-          in->use == SHAPES_OF_PLAN ? "\"conv2d\", \"linear\" or \"norm\""
-                                    : "\"conv2d\" or \"linear\"");
+  if (norm || (kind != NULL && strcmp(kind, "embedding") == 0)) {
+    (norm ? read_norm : read_embedding)(in, o, l);
     return;
   }
-  if (norm) {
-    read_norm(in, o, l);
+  if (kind == NULL || (strcmp(kind, "conv2d") != 0 && strcmp(kind, "linear") != 0)) {
+    wrong(in, "kind",
+          in->use == SHAPES_OF_PLAN ? "\"conv2d\", \"linear\", \"norm\" or \"embedding\""
+                                    : "\"conv2d\" or \"linear\"");
     return;
   }
   if (bias != NULL && !json_is_boolean(bias)) wrong(in, "bias", "true or false");
@@ -188,8 +215,7 @@ static void read_layer(reader *in, json_t *o, shape *l) {
     if (other && json_object_get(o, known[i]) != NULL)
       wrong(in, known[i], l->conv ? "of a conv2d layer" : "of a linear layer");
   }
-  const json_t *positions = json_object_get(o, "positions");
-  l->positions = positions == NULL ? 1 : number(in, positions, "positions", 1);
+  l->positions = positions_of(in, o);
   if (l->conv) {
     pair(in, o, "kernel", 1, -1, l->kernel);
     pair(in, o, "stride", 1, 1, l->stride);
@@ -234,15 +260,19 @@ int shapes_make(const char *model, shapes_use use, shapes *out) {
   out->layer = cli_take(MOST, sizeof *out->layer);
   (void)snprintf(out->name, sizeof out->name, "%s", model);
   const bool file = strchr(model, '.') != NULL || strchr(model, '/') != NULL;
-  const int rc = file                             ? from_file(model, use, out)
-                 : shapes_transformer(model, out) ? CLI_OK
-                                                  : from_model(model, use, out);
+  const int rc = file                                  ? from_file(model, use, out)
+                 : shapes_transformer(model, use, out) ? CLI_OK
+                                                       : from_model(model, use, out);
   if (rc != CLI_OK) shapes_free(out);
   return rc;
 }
 
 ng_status shapes_describe(const shape *from, ng_layer *to) {
-  ng_layer_init(to, from->norm ? NG_NORM : from->conv ? NG_CONV2D : NG_LINEAR, sizeof *to);
+  const ng_kind kind = from->norm        ? NG_NORM
+                       : from->embedding ? NG_EMBEDDING
+                       : from->conv      ? NG_CONV2D
+                                         : NG_LINEAR;
+  ng_layer_init(to, kind, sizeof *to);
   to->name = from->name;
   to->in = from->in;
   to->out = from->out;
@@ -256,6 +286,7 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
   }
   if (from->conv) to->groups = at_least_one(from->groups);
   if (from->norm) to->norm_eps = from->eps;
+  if (from->norm) to->norm_kind = from->norm_kind;
   if (!from->conv && !from->norm) to->positions = from->positions;
   return NG_OK;
 }

@@ -14,12 +14,14 @@ typedef enum shape_split { SPLIT_NOT, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
 typedef struct shape {
   char name[64];
   bool conv, norm, bias; /* norm: with gamma and beta; image 0, 0: of features */
+  bool embedding;        /* `in` tokens, `out` features */
   double eps;            /* norm */
+  ng_norm_kind norm_kind;
   int64_t in, out; /* features or channels                                                        */
   int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
   int64_t dilation[2], groups;                        /* conv; 0: 1 */
   int64_t positions; /* of one sample; 1 for a plain linear layer */
-  int64_t p, q;      /* orders of A and G, of one group           */
+  int64_t p, q;      /* orders of A and G, of one group; 0: none, or a diagonal */
   shape_split split;
 } shape;
 
@@ -36,14 +38,19 @@ typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
  *   {"name", "kind": "conv2d", "in", "out", "kernel", "stride", "padding", "image", "bias", "dilation", "groups"}
  *   {"name", "kind": "linear", "in", "out", "positions", "bias", "split": "output" | "input"}
  *   {"name", "kind": "norm", "in"}
+ *   {"name", "kind": "embedding", "in", "out", "positions"}
  * where kernel, stride, padding, image and dilation are one number or a pair; stride 1, padding 0, dilation 1, groups 1,
  * positions 1, bias false and split, for layers that are whole on each rank, may be left out.
- * SHAPES_OF_PLAN: norms of a model of nn/models.h are behind its layers, as natgrad train registers them; their p and q
- * are 0.  Otherwise they are left out, and a file with norms, groups or dilation is refused.
+ * SHAPES_OF_PLAN: norms of a model of nn/models.h are behind its layers, as natgrad train registers them, norms and
+ * embeddings of a transformer in the order of its modules; p and q of a norm are 0, and so is p of an embedding.
+ * Otherwise they are left out, and a file with norms, embeddings, groups or dilation is refused.
  * Returns 0, or 2 with one line told. */
 int shapes_make(const char *model, shapes_use use, shapes *out);
 void shapes_free(shapes *s);
-bool shapes_transformer(const char *name, shapes *out); /* false: no such name, nothing added */
+/* false: no such name, nothing added */
+bool shapes_transformer(const char *name, shapes_use use, shapes *out);
+void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
+void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 
 /* The layer for ng_add_layer; its name is borrowed.  positions 0: whatever comes. */
 ng_status shapes_describe(const shape *from, ng_layer *to);

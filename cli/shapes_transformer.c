@@ -1,5 +1,5 @@
-/* shapes_transformer.c: linear layers of transformer encoders and decoders by name, as K-FAC takes them: what
- * is in the blocks and the pooler, without embeddings, norms and the head over all words. */
+/* shapes_transformer.c: transformer encoders and decoders by name, module after module: linear layers as K-FAC takes them,
+ * and for a plan embeddings and norms.  Without the heads: that over all words has the weight of the first embedding. */
 #include "shapes.h"
 
 #include <stdio.h>
@@ -9,52 +9,87 @@ typedef struct transformer {
   const char *name;
   int blocks;
   int64_t width, inner, tokens; /* of one sample */
+  int64_t words, types;         /* types: of sentences; 0: no such table */
   bool fused;                   /* query, key and value are one layer */
-  bool pooler;
+  bool
+      encoder; /* norms behind what they norm, and a pooler; otherwise before it, and one at the end */
 } transformer;
 
 /* Devlin et al. 2019 (arXiv 1810.04805), sequences of 512 as in its second phase; 24 blocks of the width of
  * GPT-2 medium (Radford et al. 2019), sequences of 1,024. */
 static const transformer table[] = {
-    {"bert-base", 12, 768, 3072, 512, false, true},
-    {"bert-large", 24, 1024, 4096, 512, false, true},
-    {"gpt-24", 24, 1024, 4096, 1024, true, false},
+    {"bert-base", 12, 768, 3072, 512, 30522, 2, false, true},
+    {"bert-large", 24, 1024, 4096, 512, 30522, 2, false, true},
+    {"gpt-24", 24, 1024, 4096, 1024, 50257, 0, true, false},
 };
 enum { TABLE = sizeof table / sizeof table[0] };
 
-/* Cut as Megatron-LM does (Shoeybi et al. 2019, arXiv 1909.08053): what makes heads and the inner layer by outputs, what
- * brings them together by inputs. */
-static void add(shapes *out, int64_t in, int64_t to, int64_t positions, int block, const char *part,
-                shape_split split) {
-  shape *l = &out->layer[out->n++];
+/* Where it goes, and what is wanted of it. */
+typedef struct list {
+  const transformer *t;
+  shapes *out;
+  bool all; /* not linear layers alone */
+} list;
+
+static shape *next(list *to, int block, const char *part) {
+  shape *l = &to->out->layer[to->out->n++];
   if (block < 0) {
     (void)snprintf(l->name, sizeof l->name, "%s", part);
   } else {
     (void)snprintf(l->name, sizeof l->name, "layer%d.%s", block, part);
   }
+  return l;
+}
+
+/* Cut as Megatron-LM does (Shoeybi et al. 2019, arXiv 1909.08053): what makes heads and the inner layer by outputs, what
+ * brings them together by inputs. */
+static void add(list *to, int64_t in, int64_t out, int64_t positions, int block, const char *part,
+                shape_split split) {
+  shape *l = next(to, block, part);
   l->bias = true;
   l->in = in;
-  l->out = to;
+  l->out = out;
   l->positions = positions;
   l->split = split;
   l->p = in + 1;
-  l->q = to;
+  l->q = out;
 }
 
-bool shapes_transformer(const char *name, shapes *out) {
+static void add_norm(list *to, int block, const char *part) {
+  if (!to->all) return;
+  shape *l = next(to, block, part);
+  shapes_norm(l, to->t->width, NG_LAYER_NORM, 1e-5);
+}
+
+static void add_table(list *to, int64_t tokens, const char *part) {
+  if (to->all && tokens > 0)
+    shapes_embedding(next(to, -1, part), tokens, to->t->width, to->t->tokens);
+}
+
+bool shapes_transformer(const char *name, shapes_use use, shapes *out) {
   const transformer *t = NULL;
   for (int i = 0; i < TABLE; i++) {
     if (strcmp(table[i].name, name) == 0) t = &table[i];
   }
-  for (int i = 0; t != NULL && i < t->blocks; i++) {
+  if (t == NULL) return false;
+  list to = {t, out, use == SHAPES_OF_PLAN};
+  add_table(&to, t->words, "embeddings.word");
+  add_table(&to, t->tokens, "embeddings.position");
+  add_table(&to, t->types, "embeddings.type");
+  if (t->encoder) add_norm(&to, -1, "embeddings.norm");
+  for (int i = 0; i < t->blocks; i++) {
     static const char *const parts[] = {"query", "key", "value"};
-    if (t->fused) add(out, t->width, 3 * t->width, t->tokens, i, "query_key_value", SPLIT_OUTPUT);
+    if (!t->encoder) add_norm(&to, i, "norm1");
+    if (t->fused) add(&to, t->width, 3 * t->width, t->tokens, i, "query_key_value", SPLIT_OUTPUT);
     for (int k = 0; k < 3 && !t->fused; k++)
-      add(out, t->width, t->width, t->tokens, i, parts[k], SPLIT_OUTPUT);
-    add(out, t->width, t->width, t->tokens, i, "output", SPLIT_INPUT);
-    add(out, t->width, t->inner, t->tokens, i, "inner", SPLIT_OUTPUT);
-    add(out, t->inner, t->width, t->tokens, i, "outer", SPLIT_INPUT);
+      add(&to, t->width, t->width, t->tokens, i, parts[k], SPLIT_OUTPUT);
+    add(&to, t->width, t->width, t->tokens, i, "output", SPLIT_INPUT);
+    add_norm(&to, i, t->encoder ? "norm1" : "norm2");
+    add(&to, t->width, t->inner, t->tokens, i, "inner", SPLIT_OUTPUT);
+    add(&to, t->inner, t->width, t->tokens, i, "outer", SPLIT_INPUT);
+    if (t->encoder) add_norm(&to, i, "norm2");
   }
-  if (t != NULL && t->pooler) add(out, t->width, t->width, 1, -1, "pooler", SPLIT_NOT);
-  return t != NULL;
+  if (t->encoder) add(&to, t->width, t->width, 1, -1, "pooler", SPLIT_NOT);
+  if (!t->encoder) add_norm(&to, -1, "norm");
+  return true;
 }

@@ -104,6 +104,17 @@ done
 echo '[{"name": "c", "kind": "conv2d", "in": 4, "out": 3, "kernel": 1, "image": 5, "split": "output"}]' >"$scratch/bad.json"
 expect 2 '*layer 0: split is not*' "$natgrad" plan --model "$scratch/bad.json"
 
+# An embedding of 9 tokens and 3 features: 9 numbers of A and a triangle of G; nothing where it is a tensor.
+echo '[{"name": "words", "kind": "embedding", "in": 9, "out": 3, "positions": 5}, {"name": "fc", "kind": "linear", "in": 4, "out": 3}]' >"$scratch/words.json"
+"$natgrad" plan --json --model "$scratch/words.json" --ranks 2 --batch 2 --gemm 1k --stat-period 2 >"$scratch/words" || fail "plan of an embedding"
+between "embedding: sums" "$(of "$scratch/words" "natgrad, comm-opt" sums_bytes)" $((4 * (9 + 6 + 10 + 6))) $((4 * (9 + 6 + 10 + 6) + 3 * 64))
+between "embedding, a tensor: sums" "$(of "$scratch/words" "kaisa, comm-opt" sums_bytes)" $((4 * (10 + 6))) $((4 * (10 + 6) + 64))
+# 10 rows of 3 * 4 products and 2 of 20 and 12, every other step; two of them without the embedding's
+for row in "natgrad, comm-opt;92" "kaisa, comm-opt;32"; do
+  is=$(of "$scratch/words" "${row%;*}" observe)
+  awk -v is="$is" -v want="${row#*;}" 'BEGIN { exit !(is - want < 1e-3 && want - is < 1e-3) }' || fail "embedding: ${row%;*}: observe is $is, expected ${row#*;}"
+done
+
 # A layer with a method of its own: Eva's vectors instead of two triangles.
 echo '[{"name": "a", "kind": "linear", "in": 100, "out": 50}, {"name": "b", "kind": "linear", "in": 100, "out": 50}]' >"$scratch/two.json"
 for how in "; 50600 50728" "b: method=eva-natgrad; 25900 26156"; do
@@ -135,7 +146,10 @@ while IFS=';' read -r keys told; do
   expect 2 "*bad.json: layer 0: $told" "$natgrad" plan --model "$scratch/bad.json"
 done <<'BAD'
 "kind": "norm", "bias": true;bias is not of a norm
-"kind": "embedding", "out": 3;kind is not "conv2d", "linear" or "norm"
+"kind": "embeddings", "out": 3;kind is not "conv2d", "linear", "norm" or "embedding"
+"kind": "embedding", "out": 3, "bias": true;bias is not of an embedding
+"kind": "embedding";out is not a whole number from 1 to 1048576
+"kind": "embedding", "out": 3, "split": "output";split is not of an embedding
 "kind": "conv2d", "out": 12, "kernel": 3, "image": 9, "groups": 3;groups is not a divisor of in and out
 "kind": "conv2d", "out": 12, "kernel": 3, "image": 4, "dilation": 2;image is not as large as the kernel
 "kind": "linear", "out": 12, "groups": 2;groups is not of a linear layer
@@ -154,8 +168,9 @@ done
 expect 2 '*plan: --placement is '"'kaisa,best'"', expected up to 6 of round-robin|*' "$natgrad" plan --placement kaisa,best
 expect 2 '*--colocate*' "$natgrad" plan --colocate 2
 
-# Parameters of the linear layers of the blocks of BERT (Base 84,934,656 weights and 82,944 biases) and of the pooler.
-for row in "bert-base $((84934656 + 82944 + 590592))" "bert-large $((301989888 + 221184 + 1049600))"; do
+# Published numbers of parameters, all of which their owners send: of BERT with its pooler and without heads, and of GPT-2
+# medium, whose head has the weights of an embedding.
+for row in "bert-base 109482240" "bert-large 335141888" "gpt-24 354823168"; do
   "$natgrad" plan --json --model "${row% *}" --ranks 2 >"$scratch/bert" || fail "plan of $row"
   weights=$(of "$scratch/bert" "spngd, weights by owners" weights_bytes)
   between "$row: weights" "$weights" $((4 * ${row#* })) $((4 * ${row#* }))

@@ -1,0 +1,280 @@
+/* t_plan_transformer.c: what `natgrad plan` says of a small transformer (embeddings, layer norms, linear layers with
+ * positions) from a FILE.json, beside what runs of the same layers hold and send: every strategy on 2 and 4 ranks, which
+ * are threads.  The layers of the run are registered here, by hand. */
+#include "plan.h"
+#include "plan_count.h"
+#include "ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORDS = 11, PLACES = 5, WIDTH = 6, INNER = 9, B = 2, RANKS = 4, LAYERS = 7, MOST = 128 };
+
+typedef struct part {
+  const char *name, *json;
+  ng_kind kind;
+  int64_t in, out, positions;
+} part;
+
+static const part layer[LAYERS] = {
+    {"words", "embedding\", \"in\": 11, \"out\": 6, \"positions\": 5", NG_EMBEDDING, WORDS, WIDTH,
+     PLACES},
+    {"places", "embedding\", \"in\": 5, \"out\": 6, \"positions\": 5", NG_EMBEDDING, PLACES, WIDTH,
+     PLACES},
+    {"norm0", "norm\", \"in\": 6", NG_NORM, WIDTH, WIDTH, PLACES},
+    {"inner", "linear\", \"in\": 6, \"out\": 9, \"bias\": true, \"positions\": 5", NG_LINEAR, WIDTH,
+     INNER, PLACES},
+    {"outer", "linear\", \"in\": 9, \"out\": 6, \"bias\": true, \"positions\": 5", NG_LINEAR, INNER,
+     WIDTH, PLACES},
+    {"norm1", "norm\", \"in\": 6", NG_NORM, WIDTH, WIDTH, PLACES},
+    {"pooler", "linear\", \"in\": 6, \"out\": 6, \"bias\": true", NG_LINEAR, WIDTH, WIDTH, 1},
+};
+
+/* Methods that take neither embeddings nor norms have them as tensors: one for a weight, one for a bias. */
+typedef struct trial {
+  const char *options;
+  bool tensors;
+  int32_t ranks;
+  ng_rank_plan counted[RANKS];
+} trial;
+
+static const trial strategy[] = {
+    {.options = "method=natgrad grad_worker_fraction=1"},
+    {.options = "method=natgrad grad_worker_fraction=0.5"},
+    {.options = "method=natgrad grad_worker_fraction=0"},
+    {.options = "method=natgrad colocate=0 grad_worker_fraction=0.5"},
+    {.options = "method=natgrad statistics=owner grad_worker_fraction=0"},
+    {.options = "method=natgrad statistics=local grad_worker_fraction=0"},
+    {.options = "method=natgrad wire_dtype=bf16 grad_worker_fraction=0.5"},
+    {.options = "method=natgrad norm_block=full solver=eigen damping_split=joint prediv=1 "
+                "grad_worker_fraction=0.5"},
+    {.options = "method=spngd update=sgd update_ranks=owner grad_worker_fraction=0"},
+    {.options = "method=kaisa grad_worker_fraction=1", .tensors = true},
+    {.options = "method=kaisa grad_worker_fraction=0.5", .tensors = true},
+    {.options = "method=kaisa grad_worker_fraction=0", .tensors = true},
+    {.options = "method=mpd-kfac grad_worker_fraction=1", .tensors = true},
+    {.options = "method=dp-kfac grad_worker_fraction=0", .tensors = true},
+};
+enum { STRATEGIES = sizeof strategy / sizeof strategy[0] };
+
+/* ---- a run -----------------------------------------------------------------------------------*/
+
+typedef struct mine {
+  float grad[2 * LAYERS][MOST], weight[2 * LAYERS][MOST], a[LAYERS][MOST], g[LAYERS][MOST];
+  int32_t token[B * PLACES];
+} mine;
+
+static ng_status add_layer(ng_precond *p, const part *l) {
+  ng_layer d;
+  ng_layer_init(&d, l->kind, sizeof d);
+  d.name = l->name;
+  d.in = l->in;
+  d.out = l->out;
+  d.bias = l->kind != NG_EMBEDDING;
+  d.positions = l->kind == NG_NORM ? 0 : l->positions;
+  d.norm_kind = NG_LAYER_NORM;
+  d.token_dtype = NG_I32;
+  return ng_add_layer(p, &d, NULL);
+}
+
+static ng_status bind(ng_precond *p, int32_t index, ng_param which, int64_t rows, int64_t cols,
+                      float *grad, float *weight) {
+  const ng_array g = ng_array_matrix(grad, rows, cols, NG_F32),
+                 w = ng_array_matrix(weight, rows, cols, NG_F32);
+  const ng_binding b = {index, which, &g, &w, NG_HOLD};
+  return ng_bind(p, &b, 1);
+}
+
+/* Weight, then bias; an embedding has its tokens as rows. */
+static ng_status add_all(ng_precond *p, bool tensors, mine *m) {
+  ng_status st = NG_OK;
+  for (int k = 0, index = 0; k < LAYERS && st == NG_OK; k++, index++) {
+    const part *l = &layer[k];
+    const bool norm = l->kind == NG_NORM, table = l->kind == NG_EMBEDDING,
+               apart = tensors && (norm || table);
+    const int64_t rows = norm ? 1 : table ? l->in : l->out, cols = norm || !table ? l->in : l->out;
+    st = apart ? ng_add_tensor(p, l->name, rows * cols, NULL) : add_layer(p, l);
+    if (st == NG_OK) st = bind(p, index, NG_WEIGHT, rows, cols, m->grad[2 * k], m->weight[2 * k]);
+    if (st != NG_OK || table) continue;
+    char beta[16];
+    (void)snprintf(beta, sizeof beta, "%s.b", l->name);
+    if (apart) st = ng_add_tensor(p, beta, l->out, NULL);
+    index += apart;
+    if (st == NG_OK)
+      st = bind(p, index, apart ? NG_WEIGHT : NG_BIAS, 1, l->out, m->grad[2 * k + 1],
+                m->weight[2 * k + 1]);
+  }
+  return st;
+}
+
+static ng_status show_all(ng_precond *p, bool tensors, mine *m) {
+  ng_status st = ng_begin_samples(p, B, 1);
+  for (int k = 0, index = 0; k < LAYERS && st == NG_OK; k++, index++) {
+    const part *l = &layer[k];
+    if (tensors && l->kind != NG_LINEAR) {
+      index += l->kind == NG_NORM;
+      continue;
+    }
+    const int64_t rows = B * l->positions;
+    const ng_array a = l->kind == NG_EMBEDDING ? ng_array_matrix(m->token, B, PLACES, NG_I32)
+                                               : ng_array_matrix(m->a[k], rows, l->in, NG_F32),
+                   g = ng_array_matrix(m->g[k], rows, l->out, NG_F32);
+    st = ng_observe_input(p, index, &a, NG_BORROW);
+    if (st == NG_OK) st = ng_observe_output_grad(p, index, &g, NG_COPY);
+  }
+  return st;
+}
+
+static void fill(mine *m, int32_t rank) {
+  for (int k = 0; k < 2 * LAYERS; k++) {
+    for (int i = 0; i < MOST; i++) {
+      m->grad[k][i] = m->weight[k][i] = (float)(k + i % 7 + 1) / 64;
+      if (k >= LAYERS) continue;
+      m->a[k][i] = (float)((i * 37 + k * 11 + rank * 5) % 64 - 31) / 32;
+      m->g[k][i] = (float)((i * 29 + k * 13 + rank * 3) % 64 - 30) / 32;
+    }
+  }
+  for (int i = 0; i < B * PLACES; i++)
+    m->token[i] = i % PLACES;
+}
+
+static ng_status live(int32_t rank, ng_transport *t, void *arg) {
+  trial *x = arg;
+  char why[256] = "";
+  ng_context *ctx = NULL;
+  ng_precond *p = NULL;
+  mine *m = calloc(1, sizeof *m);
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.threads = 1;
+  config.transport = t;
+  if (m == NULL) abort();
+  fill(m, rank);
+  ng_status st = ng_context_create(NG_VERSION, &config, why, sizeof why, &ctx);
+  if (st == NG_OK) st = ng_precond_create(ctx, x->options, &p);
+  if (st == NG_OK) st = add_all(p, x->tensors, m);
+  if (st == NG_OK) st = ng_ready(p);
+  if (st == NG_OK) st = show_all(p, x->tensors, m);
+  ng_sgd s;
+  ng_sgd_init(&s, sizeof s);
+  s.lr = 0.1;
+  s.momentum = 0.9;
+  const bool fused = strstr(x->options, "update=sgd") != NULL;
+  if (st == NG_OK) st = fused ? ng_step_sgd(p, &s, 1) : ng_step(p, 0.1);
+  if (st == NG_OK) st = plan_count(p, &x->counted[rank]);
+  if (st != NG_OK)
+    fprintf(stderr, "%s, rank %d: %s\n", x->options, rank, ctx != NULL ? ng_last_error(ctx) : why);
+  ng_precond_destroy(&p);
+  ng_context_destroy(&ctx);
+  free(m);
+  return st;
+}
+
+/* ---- beside the plan -------------------------------------------------------------------------*/
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Of all ranks: what one of them has most of, and the mean. */
+static plan_answer answer_of(const trial *x) {
+  plan_answer a = {.held_least = INT64_MAX};
+  ng_rank_plan most = {0};
+  for (int32_t r = 0; r < x->ranks; r++) {
+    const ng_rank_plan *c = &x->counted[r];
+    const int64_t held = c->factors + c->sums + c->results + c->direction + c->moments;
+    a.held_most = larger(a.held_most, held);
+    if (held < a.held_least) a.held_least = held;
+    a.held_mean += (double)held / x->ranks;
+#define MOST_OF(field) most.field = larger(most.field, c->field)
+    MOST_OF(check_bytes);
+    MOST_OF(tell_bytes);
+    MOST_OF(sums_bytes);
+    MOST_OF(share_bytes);
+    MOST_OF(deliver_bytes);
+    MOST_OF(agree_bytes);
+    MOST_OF(weights_bytes);
+#undef MOST_OF
+  }
+  a.sums_bytes = most.sums_bytes;
+  a.share_bytes = most.share_bytes;
+  a.deliver_bytes = most.deliver_bytes;
+  a.weights_bytes = most.weights_bytes;
+  a.sent = (double)(most.check_bytes + most.tell_bytes + most.sums_bytes + most.share_bytes +
+                    most.deliver_bytes + most.agree_bytes + most.weights_bytes);
+  return a;
+}
+
+static bool same(const trial *x, const plan_answer *planned, const plan_answer *counted) {
+  const struct {
+    const char *name;
+    double planned, counted;
+  } row[] = {
+#define ROW(field) {#field, (double)planned->field, (double)counted->field},
+      ROW(held_most) ROW(held_least) ROW(held_mean) ROW(sums_bytes) ROW(share_bytes)
+          ROW(deliver_bytes) ROW(weights_bytes) ROW(sent)
+#undef ROW
+  };
+  bool all = true;
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    if (row[i].planned == row[i].counted) continue;
+    fprintf(stderr, "%s on %d ranks: %s is planned as %g, and was %g\n", x->options, x->ranks,
+            row[i].name, row[i].planned, row[i].counted);
+    all = false;
+  }
+  return all;
+}
+
+static void write_file(char path[64]) {
+  (void)snprintf(path, 64, "/tmp/t_plan_transformer.XXXXXX.json");
+  const int descriptor = mkstemps(path, 5);
+  FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
+  assert_non_null(file);
+  for (int k = 0; k < LAYERS; k++)
+    fprintf(file, "%c{\"name\": \"%s\", \"kind\": \"%s}\n", k == 0 ? '[' : ',', layer[k].name,
+            layer[k].json);
+  fprintf(file, "]\n");
+  assert_int_equal(fclose(file), 0);
+}
+
+static void equals_counted(void **state) {
+  (void)state;
+  char path[64];
+  shapes model;
+  bool all = true;
+  write_file(path);
+  const int read = shapes_make(path, SHAPES_OF_PLAN, &model);
+  (void)unlink(path);
+  assert_int_equal(read, CLI_OK);
+  assert_int_equal(model.n, LAYERS);
+  for (int i = 0; i < STRATEGIES; i++) {
+    for (int32_t ranks = 2; ranks <= RANKS; ranks += 2) {
+      trial x = strategy[i];
+      const plan_wish wish = {.model = &model,
+                              .members = 1,
+                              .batch = B,
+                              .every = {1, 1},
+                              .machine = {1e9, 1e9, 1e9, 1e-6}};
+      plan_strategy s = {.name = "a strategy"};
+      plan_answer planned, counted;
+      x.ranks = ranks;
+      (void)snprintf(s.options, sizeof s.options, "%s", x.options);
+      assert_int_equal(plan_strategy_cost(&wish, &s, ranks, &planned), CLI_OK);
+      assert_int_equal(ranks_run(ranks, live, &x, NULL), NG_OK);
+      counted = answer_of(&x);
+      all = same(&x, &planned, &counted) && all;
+    }
+  }
+  shapes_free(&model);
+  assert_true(all);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_counted)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
