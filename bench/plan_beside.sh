@@ -7,6 +7,7 @@ set -euo pipefail
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 root=$(cd "$(dirname "$0")/.." && pwd)
 natgrad=${NG_BUILD_DIR:-$root/build}/natgrad
+unset NG_BUILD_DIR # the program says of such names that nothing reads them
 model=${1:-resnet20} batch=${2:-32}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
