@@ -21,6 +21,7 @@
 #include <cmocka.h>
 
 #if defined(NG_TEST_MPI)
+#include "mpi_patience.h"
 #include "natgrad_mpi.h"
 
 #include <unistd.h>
@@ -135,6 +136,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
 enum { RANKS_MOST = 8 };
 
 void ranks_begin(void) {
+  mpi_patience();
   int level;
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS) abort();
 }

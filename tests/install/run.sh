@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run.sh CMAKE CC GENERATOR LIBDIR, in the build folder: install into a scratch prefix, move it (an
+# run.sh CMAKE CC GENERATOR LIBDIR [MPICC], in the build folder: install into a scratch prefix, move it (an
 # installed tree may be moved), and build and run consumers of it by find_package and by pkg-config,
 # shared and static.
 set -euo pipefail
-cmake=$1 cc=$2 generator=$3 libdir=$4
+cmake=$1 cc=$2 generator=$3 libdir=$4 mpicc=${5:-}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -67,7 +67,7 @@ never jansson grep -h '' "$prefix/$libdir/pkgconfig/natgrad.pc"
 
 say find_package
 "$cmake" -S "$here" -B "$work/cmake" -G "$generator" -DCMAKE_C_COMPILER="$cc" \
-  -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+  ${mpicc:+"-DMPI_C_COMPILER=$mpicc"} -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 grep -qF "$prefix" "$work/cmake/CMakeCache.txt" || { echo "found another natgrad"; exit 1; }
 "$cmake" --build "$work/cmake" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/cmake/consumer_shared"
