@@ -373,7 +373,7 @@ static void commit(ng_block *b, bool taken) {
   ng_window *w = ng_window_of(b);
   const bool fresh = b->stat->w > 0.0;
   float **next = w->next_v != NULL ? &w->next_v : &w->u;
-  if (!taken && w->beyond) ng_window_relieve(b);
+  if (!taken && w->beyond) ng_window_relieve_own(b);
   w->beyond = false;
   if (taken && w->v != NULL && w->sliced && w->next_v == NULL) { /* u stays where it is */
     memcpy(w->v, w->u, (size_t)w->d * sizeof *w->v);

@@ -73,10 +73,10 @@ static bool momentum_dwarfs(ng_block *b) {
   return ng_window_gather(b, w->u) && dwarfs(b, w->next_v, w->u, 0.0);
 }
 
-/* u and next_v are nobody's any more: the step does not count. */
-void ng_window_relieve(ng_block *b) {
+/* u and next_v are nobody's any more: the step does not count.  `always`: whatever is kept goes. */
+static void let_go(ng_block *b, bool always) {
   ng_window *w = ng_window_of(b);
-  if (momentum_dwarfs(b)) {
+  if (w->v != NULL && (always || momentum_dwarfs(b))) {
     memset(w->v, 0, (size_t)w->d * sizeof *w->v);
     for (int32_t i = 0; i < w->parts && ng_window_averages(b); i++) {
       memset(w->part[i].along, 0, (size_t)w->places * sizeof *w->part[i].along);
@@ -86,11 +86,19 @@ void ng_window_relieve(ng_block *b) {
                  "now",
                  b->name);
   }
-  if (w->store->kept == NULL || !(b->stat->w > 0.0)) return;
-  if (!ng_window_gather(b, w->u) || !dwarfs(b, w->store->kept(b), w->u, 0.0)) return;
+  if (w->store->kept == NULL) return;
+  if (!always) {
+    if (!(b->stat->w > 0.0) || !ng_window_gather(b, w->u)) return;
+    if (!dwarfs(b, w->store->kept(b), w->u, 0.0)) return;
+  }
   w->store->forget(b);
   ng_fail_also(b->ctx,
                "what %s had not sent of former gradients would have kept every later step from "
                "being taken and is 0 now",
                b->name);
 }
+
+/* In slices nobody knows how much the others keep, and `along` is everybody's: all goes on all ranks. */
+void ng_window_relieve(ng_block *b) { let_go(b, ng_window_of(b)->sliced); }
+
+void ng_window_relieve_own(ng_block *b) { let_go(b, false); }
