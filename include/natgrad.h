@@ -905,7 +905,8 @@ NG_API void ng_batch_init(ng_batch *b, size_t size);
  *
  * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
  * Ranks:   local; but `last` is the same on all ranks, also on one with samples = 0, and `whole` on those that begin
- *          one, or their next step is NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on
+ *          one (of several micro-batches of a step that of the last is compared), or their next step is
+ *          NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on
  *          until the step, ng_observe_* may send (ranks may observe in any order), and ng_reset_batch is collective.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);

@@ -115,16 +115,9 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-typedef struct twofold {
-  const ng_window *w;
-  int32_t part;
-  int64_t place;
-  double *k, *rest;
-} twofold;
-
 /* One row with the j-th in use. */
 static void product_row_twofold(void *arg, int32_t j) {
-  const twofold *p = arg;
+  const ng_window_products *p = arg;
   const ng_window *w = p->w;
   const int64_t to = w->used[j];
   float room[NG_WINDOW_LINE], other[NG_WINDOW_LINE];
@@ -143,7 +136,7 @@ static void product_row_twofold(void *arg, int32_t j) {
 }
 
 static void products_twofold(ng_block *b, int32_t part, int64_t place, double *k, double *rest) {
-  twofold p = {ng_window_of(b), part, place, k, rest};
+  ng_window_products p = {ng_window_of(b), part, place, k, rest};
   ng_parallel(b->ctx, (int32_t)p.w->uses, product_row_twofold, &p);
 }
 

@@ -207,16 +207,9 @@ static ng_two both_factors_twofold(const ng_lowrank_view *v, const float *f, con
   return sum;
 }
 
-typedef struct twofold {
-  const ng_window *w;
-  int32_t part;
-  int64_t place;
-  double *k, *rest;
-} twofold;
-
 /* One row with the j-th in use. */
 static void product_row_twofold(void *arg, int32_t j) {
-  const twofold *p = arg;
+  const ng_window_products *p = arg;
   const ng_window *w = p->w;
   const ng_lowrank *s = w->own;
   ng_two sum = {0.0, 0.0};
@@ -233,7 +226,7 @@ static void product_row_twofold(void *arg, int32_t j) {
 }
 
 static void products_twofold(ng_block *b, int32_t part, int64_t place, double *k, double *rest) {
-  twofold p = {ng_window_of(b), part, place, k, rest};
+  ng_window_products p = {ng_window_of(b), part, place, k, rest};
   ng_parallel(b->ctx, (int32_t)p.w->uses, product_row_twofold, &p);
 }
 

@@ -4,6 +4,8 @@
 #ifndef NG_WINDOW_TWOFOLD_H
 #define NG_WINDOW_TWOFOLD_H
 
+#include "family/window.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -72,5 +74,13 @@ void ng_window_scatter_twofold(double *hi, double *lo, const uint16_t *index, co
 /* y -= c x of n of them. */
 void ng_window_subtract_twofold(double *y, double *y_lo, const double *x, const double *x_lo,
                                 int64_t n, ng_two c);
+
+/* What each row in use is multiplied with, and where to: ng_window_store.products_twofold. */
+typedef struct ng_window_products {
+  const ng_window *w;
+  int32_t part;
+  int64_t place;
+  double *k, *rest;
+} ng_window_products;
 
 #endif
