@@ -1,4 +1,5 @@
 /* bench.c: `natgrad bench NAME`: which bench, with which arguments. */
+#include "commands.h"
 #include "bench.h"
 
 #include <jansson.h>

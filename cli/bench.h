@@ -3,7 +3,7 @@
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdint.h>
 

@@ -7,7 +7,7 @@
 #include "bench.h"
 #include "clock.h"
 #include "nn/nn.h"
-#include "random.h"
+#include "common/random.h"
 #include "simd.h"
 #include "train/precond.h"
 

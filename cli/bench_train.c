@@ -8,7 +8,7 @@
 #include "clock.h"
 #include "floors.h"
 #include "nn/models.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <jansson.h>
 #include <stdio.h>

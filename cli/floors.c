@@ -6,7 +6,7 @@
 #include "floors.h"
 
 #include "bench.h"
-#include "blas.h"
+#include "common/blas.h"
 #include "clock.h"
 
 #include <pthread.h>

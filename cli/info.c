@@ -1,6 +1,6 @@
 /* info.c: `natgrad info`: what this build is and what it can be told.  Everything is read from the
  * library's own tables, so that nothing here can be out of date. */
-#include "cli.h"
+#include "commands.h"
 #include "data/picture.h"
 
 #include <math.h>

@@ -5,7 +5,8 @@
  * AVX2 although AVX-512 is there: half the speed.  The choice can only be made in the environment
  * and before loading, so the program starts itself once more with OPENBLAS_CORETYPE set.  The
  * library never does such a thing; it only reports. */
-#include "cli.h"
+#include "commands.h"
+#include "train/commands.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,12 +26,12 @@ static const cli_command cli_help_command = {
     .run = help,
 };
 
-const cli_command *const cli_commands[] = {&cli_info,   &cli_train,       &cli_compare, &cli_export,
-                                           &cli_replay, &cli_bench,       &cli_plan,    &cli_pack,
-                                           &cli_prune,  &cli_help_command};
-const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
+static const cli_command *const cli_commands[] = {
+    &cli_info,  &cli_train, &cli_compare, &cli_export, &cli_replay,
+    &cli_bench, &cli_plan,  &cli_pack,    &cli_prune,  &cli_help_command};
+static const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
-const cli_command *cli_find(const char *name) {
+static const cli_command *find_command(const char *name) {
   for (int i = 0; i < cli_commands_count; i++) {
     if (strcmp(cli_commands[i]->name, name) == 0) return cli_commands[i];
   }
@@ -56,23 +57,6 @@ static void usage(void) {
       "again with OPENBLAS_CORETYPE set; --keep-kernel or NATGRAD_KEEP_KERNEL=1 prevents that.");
 }
 
-void cli_help(const cli_command *command) {
-  printf("natgrad %s %s\n\n  %s\n", command->name, command->usage, command->summary);
-  if (command->text[0] != 0) printf("\n%s", command->text);
-  if (command->n_options > 0) printf("\nOptions\n");
-  for (int i = 0; i < command->n_options; i++) {
-    const cli_option *o = &command->options[i];
-    char left[64];
-    (void)snprintf(left, sizeof left, "--%s%s%s", o->name, o->value != NULL ? " " : "",
-                   o->value != NULL ? o->value : "");
-    printf("  %-22s %s\n", left, o->help);
-  }
-  if (command->library) {
-    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`;\n"
-         "--store, --density, --rank: --window-store, --window-density, --window-rank");
-  }
-}
-
 static int help(const cli_command *self, int argc, char **argv) {
   (void)self;
   if (argc > 2) return cli_bad("help: one command at a time, got '%s' too", argv[2]);
@@ -80,7 +64,7 @@ static int help(const cli_command *self, int argc, char **argv) {
     usage();
     return CLI_OK;
   }
-  const cli_command *command = cli_find(argv[1]);
+  const cli_command *command = find_command(argv[1]);
   if (command == NULL) return cli_bad("help: there is no command '%s'", argv[1]);
   cli_help(command);
   return CLI_OK;
@@ -153,7 +137,7 @@ int main(int argc, char **argv) {
     rc = near != NULL ? cli_bad("unknown option %s; the nearest is %s", word, near)
                       : cli_bad("unknown option %s; `natgrad --help` shows what there is", word);
   } else {
-    const cli_command *command = cli_find(word);
+    const cli_command *command = find_command(word);
     if (command != NULL) {
       if (command != &cli_help_command) prefer_wide_kernels(argc, argv);
       rc = command->run(command, argc - 1, argv + 1);

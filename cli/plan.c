@@ -1,4 +1,5 @@
 /* plan.c: `natgrad plan`: what every strategy holds, sends and takes on any number of ranks, without running it. */
+#include "commands.h"
 #include "plan.h"
 
 #include "floors.h"

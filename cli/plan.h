@@ -3,7 +3,7 @@
 #ifndef CLI_PLAN_H
 #define CLI_PLAN_H
 
-#include "cli.h"
+#include "common/cli.h"
 #include "shapes.h"
 
 #include <stdint.h>

@@ -4,7 +4,7 @@
  * names the file and the array, before anything is computed. */
 #include "recording.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdarg.h>
 #include <stdio.h>

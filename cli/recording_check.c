@@ -3,7 +3,7 @@
  * In: case.json, its layers read.  Out: a line told that names the entry, or settings with the published meaning.
  * tyohei/chainerkfac makes A of patches with the first stride and padding for both directions, undilated; where that is
  * something else than the layer's own patches, its A is of no layer. */
-#include "cli.h"
+#include "common/cli.h"
 #include "recording.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * text, and the arrays by name. */
 #include "recording.h"
 
-#include "cli.h"
+#include "common/cli.h"
 #include "npy.h"
 
 #include <dirent.h>

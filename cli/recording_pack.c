@@ -1,7 +1,7 @@
 /* recording_pack.c: `natgrad pack`: a recorded folder of many small files becomes one safetensors
  * file.  The arrays are stored as they are, under their names; case.json goes into the metadata
  * word for word, so that nothing a later reader may want is lost. */
-#include "cli.h"
+#include "commands.h"
 #include "recording.h"
 
 #include <stdio.h>

@@ -5,7 +5,7 @@
  * Out: a table of errors and the largest of them.  A recording of N ranks runs on N threads, and every
  * rank is compared: the published result is the same on all.
  */
-#include "cli.h"
+#include "commands.h"
 #include "replay.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
  * recorded matrices are written where its own were, checksums follow, and it is loaded again. */
 #include "replay.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <jansson.h>
 #include <stdio.h>

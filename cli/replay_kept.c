@@ -4,7 +4,7 @@
  * the largest entry recorded in that step. */
 #include "replay.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  * from the recorded first ones on, of the weights after each step and of their momentum. */
 #include "replay.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <dlfcn.h>
 #include <float.h>

@@ -6,7 +6,7 @@
  * over the largest weight recorded after that step. */
 #include "replay.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * from files. */
 #include "shapes.h"
 
-#include "cli.h"
+#include "common/cli.h"
 #include "nn/models.h"
 
 #include <jansson.h>

@@ -2,8 +2,8 @@
  * says how long BLAS, the library and the network take; the fakes are put between by the linker, those of
  * BLAS by other names (CMakeLists.txt).  What is measured and what it is compared with is then known to the last digit. */
 #include "bench.h"
-#include "blas.h"
-#include "cli.h"
+#include "common/blas.h"
+#include "commands.h"
 #include "floors.h"
 #include "nn/nn.h"
 #include "trainer_help.h"
@@ -22,11 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-extern const cli_command cli_bench;
-void cli_help(const cli_command *command) {
-  (void)command;
-} /* main.c's, which nobody asks for here */
 
 /* ---- the fakes -------------------------------------------------------------------------------*/
 

@@ -2,7 +2,7 @@
  * in a folder of their own; the real sets are looked at where $NATGRAD_DATA_DIR says (mnist/, cifar10/)
  * or beside the source tree, and skipped where they are not. */
 #include "data/data.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "cli.h"
+#include "common/cli.h"
 #include "ranks.h"
 #include "tap.h"
 #include "train/grads.h"

@@ -2,7 +2,7 @@
  * bit of it depends on the threads that decode or on where a run begins. */
 #include "data/images.h"
 #include "picture_files.h"
-#include "random.h"
+#include "common/random.h"
 #include "train/feed.h"
 #include "trainer_help.h"
 

@@ -2,7 +2,7 @@
  * draws; the draws against their distributions; soft targets against central differences; the batch
  * before, kept and read back. */
 #include "nn/models.h"
-#include "random.h"
+#include "common/random.h"
 #include "train/mix.h"
 #include "trainer_help.h"
 

@@ -1,7 +1,7 @@
 /* t_models: networks by name: as many parameters as the published ones, layers as natgrad.h wants to
  * hear of them, first values with the variance they should have. */
 #include "nn/models.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 #include <setjmp.h>

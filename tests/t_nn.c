@@ -10,7 +10,7 @@
 #include "nn/models.h"
 #include "nn/node.h"
 #include "nn/plan.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* t_random: the generator against the known answers that Random123 ships (kat_vectors, philox4x32 10),
  * and the shapes made from it. */
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 #include <setjmp.h>

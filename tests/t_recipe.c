@@ -1,7 +1,7 @@
 /* t_recipe: what large batches need around a step, each piece against its published formula worked out
  * here step by step, and whole runs cut into micro-batches against whole batches. */
 #include "nn/models.h"
-#include "random.h"
+#include "common/random.h"
 #include "train/lr.h"
 #include "train/recipe.h"
 #include "train/train.h"

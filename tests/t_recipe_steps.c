@@ -1,7 +1,7 @@
 /* t_recipe_steps.c: what every step of a run is given: the published learning rate, momentum and damping of that step,
  * worked out here, with micro-batches, and in a run that goes on from any step. t_recipe has the formulas one by
  * one; this is whether the loop hands them on in time. The linker puts the fakes between (--wrap in CMakeLists.txt). */
-#include "cli.h"
+#include "common/cli.h"
 #include "trained.h"
 #include "trainer_help.h"
 

@@ -1,7 +1,7 @@
 /* t_run.c: what a training run writes down, against values known another way: a whole run of softmax
  * regression in double, whose labels curvature sees, the clip from what the weights did.  Weights that are kept
  * are in t_run_kept.c, times in t_run_times.c. */
-#include "cli.h"
+#include "common/cli.h"
 #include "train/feed.h"
 #include "train/precond.h"
 #include "trained.h"

@@ -1,7 +1,7 @@
 /* t_run_times.c: the times that a training run tells of, by a clock of the test's own: whatever a step
  * does takes a time that is known, longer in every step, and nothing else takes any.  The linker puts the
  * fakes between (--wrap in CMakeLists.txt). */
-#include "cli.h"
+#include "common/cli.h"
 #include "train/checkpoint.h"
 #include "train/feed.h"
 #include "train/progress.h"

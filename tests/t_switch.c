@@ -1,6 +1,6 @@
 /* t_switch.c: --switch-to-sgd against SGD by hand, from the gradients and weights of every step; and a run that goes
  * on from before the switch, at it, and after it.  The linker puts the fakes between (--wrap in CMakeLists.txt). */
-#include "cli.h"
+#include "common/cli.h"
 #include "trained.h"
 #include "trainer_help.h"
 

@@ -1,6 +1,6 @@
 /* trained.c: see trained.h. */
 #include "trained.h"
-#include "cli.h"
+#include "common/cli.h"
 #include "nn/models.h"
 #include "train/disk.h"
 #include "trainer_help.h"

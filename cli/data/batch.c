@@ -1,7 +1,7 @@
 /* batch.c: samples to a batch: gathered, scaled, normalised, and for images shifted and mirrored. */
 #include "data.h"
 
-#include "random.h"
+#include "common/random.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
 
 #include "images.h"
 
-#include "cli.h"
-#include "random.h"
+#include "common/cli.h"
+#include "common/random.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* digits.c: the UCI digits that natgrad ships: rows of 64 values 0..16 and a label. */
-#include "cli.h"
+#include "common/cli.h"
 #include "readers.h"
 
 #include <limits.h>

@@ -1,7 +1,7 @@
 /* idx.c: MNIST and its relatives.  A file is a magic number (0, 0, type, number of axes), the axes'
  * lengths as big-endian 32-bit numbers, and the values; read are unsigned bytes, images of three axes
  * and labels of one, plain or gzip. */
-#include "cli.h"
+#include "common/cli.h"
 #include "readers.h"
 
 #include <errno.h>

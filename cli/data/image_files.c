@@ -2,7 +2,7 @@
  * followed, but not in circles; what is neither a file nor a folder is refused, and never opened. */
 #include "image_files.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <dirent.h>
 #include <errno.h>

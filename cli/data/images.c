@@ -1,10 +1,10 @@
 /* images.c: what is said after "images:" to a set; one sample of it. */
 #include "images.h"
 
-#include "cli.h"
+#include "common/cli.h"
 #include "image_files.h"
 #include "npy.h"
-#include "random.h"
+#include "common/random.h"
 #include "readers.h"
 
 #include <errno.h>

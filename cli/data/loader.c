@@ -2,7 +2,7 @@
  * whichever comes first.  Which thread decodes what changes no pixel. */
 #include "images.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <pthread.h>
 #include <signal.h>

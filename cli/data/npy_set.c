@@ -1,7 +1,7 @@
 /* npy_set.c: features and labels in NumPy's files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
  * Features are [n, features] or [n, height, width, channels], f4, f8 or u1 (taken as they are);
  * labels [n] or [n, 1], i4, i8 or u1.  Of two files the last sixth is the test split, in the order of the file. */
-#include "cli.h"
+#include "common/cli.h"
 #include "npy.h"
 #include "readers.h"
 

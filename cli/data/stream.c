@@ -5,7 +5,7 @@
  * A gzip file (RFC 1952) is one member or several; anything else after a member is refused. */
 #include "readers.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* synthetic.c: generated classes: every class has a centre of length sqrt(features), smoothed over
  * neighbouring pixels for images, and samples are their centre plus normal noise.  A function of its
  * settings alone. */
-#include "cli.h"
-#include "random.h"
+#include "common/cli.h"
+#include "common/random.h"
 #include "readers.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* elementwise.c: kinds that look at one value at a time: ReLU, tanh, sigmoid, dropout, and the sum of
  * two.  All of them work in place where they may, and are split over the pool. */
 #include "node.h"
-#include "random.h"
+#include "common/random.h"
 #include "simd.h"
 
 #include <math.h>

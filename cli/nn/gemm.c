@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 
 #if defined(NG_HAVE_BLAS)
-#include "blas.h"
+#include "common/blas.h"
 #endif
 
 void nn_gemm_plain(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,

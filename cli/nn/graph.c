@@ -2,7 +2,7 @@
  *
  * Constructors of the kinds call nn_node, nn_param_add and so on; the first mistake is remembered and
  * told by nn_ready.  Memory is planned in plan.c. */
-#include "cli.h"
+#include "common/cli.h"
 #include "node.h"
 #include "plan.h"
 

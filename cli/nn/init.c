@@ -1,7 +1,7 @@
 /* init.c: the first values of everything that is learned, from the network's seed and the number of the
  * parameter alone. */
 #include "node.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 

@@ -6,7 +6,7 @@
  * both divided by the number of samples.  Rows are independent; their losses are added up in order, in
  * double. */
 #include "node.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <math.h>
 

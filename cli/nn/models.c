@@ -1,7 +1,7 @@
 /* models.c: networks by name, and those without residual blocks (models_resnet.c has the others). */
 #include "models.h"
 
-#include "cli.h"
+#include "common/cli.h"
 #include "models_resnet.h"
 
 #include <stdio.h>

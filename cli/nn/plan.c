@@ -6,7 +6,7 @@
  * lowest gap that is wide enough first.  An output lives until backward; only in-place kinds share. */
 #include "plan.h"
 
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,6 +3,7 @@
  *
  * Seeds are the outer loop and methods the inner one: when somebody stops it, what is there can be
  * compared, and what else the machine does while it runs falls on all methods alike. */
+#include "commands.h"
 #include "compare.h"
 #include "disk.h"
 #include "nn/models.h"

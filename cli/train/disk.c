@@ -1,7 +1,7 @@
 /* disk.c: files of a run directory.  A run is killed at any moment; what bears a file's final name
  * is complete. */
 #include "disk.h"
-#include "cli.h"
+#include "common/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

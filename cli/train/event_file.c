@@ -8,7 +8,7 @@
  *   Event   1 wall_time double, 2 step int64, 3 file_version string, 5 summary Summary
  *   Summary 1 value Value;  Value 1 tag string, 2 simple_value float */
 #include "event_file.h"
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
  * Whatever fields the log has are taken along, in the order in which they appear first; those of
  * "ms" get the name of their station.  A last line that is cut off (a run that was killed, or is
  * running) is left out; anything else that is no object is an error that names the line. */
+#include "commands.h"
 #include "disk.h"
 #include "event_file.h"
 #include "run_files.h"

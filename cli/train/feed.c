@@ -2,7 +2,7 @@
  * epoch), and what happens to a sample depends on (seed, epoch, sample): nothing but the batch before
  * of mixup is carried from step to step, so a run may begin anywhere. */
 #include "feed.h"
-#include "random.h"
+#include "common/random.h"
 
 #include <stdlib.h>
 #include <string.h>

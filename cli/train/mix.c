@@ -1,6 +1,6 @@
 /* mix.c: the formulas are on the card in mix.h. */
 #include "mix.h"
-#include "random.h"
+#include "common/random.h"
 #include "safetensors.h"
 
 #include <math.h>

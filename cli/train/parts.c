@@ -1,6 +1,6 @@
 /* parts.c: see parts.h. */
 #include "parts.h"
-#include "cli.h"
+#include "common/cli.h"
 #include "disk.h"
 #include "part_files.h"
 #include "safetensors.h"

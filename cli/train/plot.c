@@ -4,7 +4,7 @@
  * Colours are those of Okabe and Ito (2008), which people with any colour blindness tell apart; from
  * the eighth method on they come again, dashed. */
 #include "plot.h"
-#include "cli.h"
+#include "common/cli.h"
 #include "disk.h"
 
 #include <errno.h>

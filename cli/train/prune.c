@@ -2,6 +2,7 @@
  *
  * In: the folder of a run, or a file that this command wrote.  Out: a file as model-STEP.safetensors of a checkpoint,
  * and what the network is worth before and after. */
+#include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "nn/models.h"

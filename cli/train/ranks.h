@@ -6,7 +6,7 @@
 #ifndef RANKS_H
 #define RANKS_H
 
-#include "cli.h"
+#include "common/cli.h"
 #include "meter.h"
 #include "natgrad.h"
 

@@ -1,6 +1,6 @@
 /* run_files.c: see run_files.h. */
 #include "run_files.h"
-#include "cli.h"
+#include "common/cli.h"
 #include "disk.h"
 #include "safetensors.h"
 

@@ -1,6 +1,6 @@
 /* seal.c: see seal.h. */
 #include "seal.h"
-#include "cli.h"
+#include "common/cli.h"
 #include "disk.h"
 
 #include <jansson.h>

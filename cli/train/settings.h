@@ -7,7 +7,7 @@
 #ifndef SETTINGS_H
 #define SETTINGS_H
 
-#include "cli.h"
+#include "common/cli.h"
 
 typedef struct settings {
   char *data, *model;

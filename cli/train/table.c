@@ -1,7 +1,7 @@
 /* table.c: texts in rows and columns, for a person (aligned by blanks) and for a page (markdown).
  * Nothing is cut: a table is as wide as what it says. */
 #include "table.h"
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdarg.h>
 #include <stdlib.h>

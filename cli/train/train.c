@@ -1,5 +1,6 @@
 /* train.c: `natgrad train`: settings from the command line, a file and the folder of a run that
  * goes on, in that order of who wins; the data; one run; what to say about its end. */
+#include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "launch.h"

@@ -2,7 +2,7 @@
  * one table for getopt_long, so that --damping works wherever a preconditioner is made, in any
  * position, with '-' or '_', as "--name value" or "--name=value".  What does not fit is answered
  * with one line that has the nearest name. */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -125,6 +125,23 @@ static int complain(const cli_command *command, const table *t, int c, char **ar
   }
   return cli_bad("%s: unknown option --%s; `natgrad help %s` lists them", command->name, word,
                  command->name);
+}
+
+void cli_help(const cli_command *command) {
+  printf("natgrad %s %s\n\n  %s\n", command->name, command->usage, command->summary);
+  if (command->text[0] != 0) printf("\n%s", command->text);
+  if (command->n_options > 0) printf("\nOptions\n");
+  for (int i = 0; i < command->n_options; i++) {
+    const cli_option *o = &command->options[i];
+    char left[64];
+    (void)snprintf(left, sizeof left, "--%s%s%s", o->name, o->value != NULL ? " " : "",
+                   o->value != NULL ? o->value : "");
+    printf("  %-22s %s\n", left, o->help);
+  }
+  if (command->library) {
+    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`;\n"
+         "--store, --density, --rank: --window-store, --window-density, --window-rank");
+  }
 }
 
 int cli_parse(const cli_command *command, int argc, char **argv,

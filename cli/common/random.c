@@ -2,7 +2,7 @@
  *
  * The counter of a block of four words is (counter low, counter high, item, purpose), the key is the
  * seed.  A long run of numbers takes one block for every four of them. */
-#include "random.h"
+#include "common/random.h"
 
 #include <Random123/philox.h>
 #include <math.h>

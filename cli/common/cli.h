@@ -32,11 +32,7 @@ typedef struct cli_command {
   int (*run)(const struct cli_command *self, int argc, char **argv); /* argv[0] is the command    */
 } cli_command;
 
-/* The table of main.c, in the order of the help; NULL if there is no such command. */
-extern const cli_command *const cli_commands[];
-extern const int cli_commands_count;
-const cli_command *cli_find(const char *name);
-void cli_help(const cli_command *command);
+void cli_help(const cli_command *command); /* print the help of a command */
 
 /* One line "natgrad: ..." on stderr; returns CLI_BAD. */
 __attribute__((format(printf, 1, 2))) int cli_bad(const char *format, ...);
@@ -123,8 +119,5 @@ int cli_context(ng_context_config *config, ng_context **out);
 
 void *cli_take(size_t count,
                size_t size); /* zeroed; ends the program with a line if there is none */
-
-extern const cli_command cli_info, cli_train, cli_compare, cli_export, cli_replay, cli_pack,
-    cli_bench, cli_plan, cli_prune;
 
 #endif

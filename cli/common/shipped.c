@@ -2,7 +2,7 @@
  *
  * In: a path below share/natgrad, and where it is in the source tree.  Out: where it was installed beside the
  * program, else the source tree. */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * The library lists its options and methods; whoever here needs one of them by name asks in this file,
  * so that no command has a list of its own. */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <stdio.h>
 #include <string.h>

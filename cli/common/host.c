@@ -1,6 +1,6 @@
 /* host.c: what the program knows of its build and of the machine it runs on, and the library's
  * context on it. */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <dlfcn.h>
 #include <sched.h>

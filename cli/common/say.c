@@ -1,6 +1,6 @@
 /* say.c: how the program speaks to its user: one line about what is wrong, the name that was probably
  * meant, numbers that are read whole or refused. */
-#include "cli.h"
+#include "common/cli.h"
 #include "words.h"
 
 #include <errno.h>
