@@ -1,7 +1,8 @@
 # Front doors; the build itself is CMakeLists.txt, its variants are CMakePresets.json.
 #
 #   make                     configure and build (release)       make BUILD=/somewhere/else
-#   make check               every test that can run here        make check ONLY=linalg  (a regex)
+#   make check               the quick tests, under 4 minutes    make check ONLY=linalg  (any tests, a regex)
+#   make check-all           every test, with both PyTorches     make check-all TORCH=none  (without)
 #   make demo                five methods on digits: a table, and curves in build/demo
 #   make info, make bench    what was built; how fast it is
 #   make asan, make tsan     the tests under sanitizers          make torture  (a quarter of an hour)
@@ -13,14 +14,17 @@
 BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-ONLY ?= .
+ONLY ?=
+TORCH ?=
 CONFIGURE ?=
 REV ?= HEAD
 COUNT ?= 300
 SEED ?= 1
-CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS) -R '$(ONLY)'
+CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
+# Tests to run: those that ONLY matches, else those of a tier.
+select = $(if $(ONLY),-R '$(ONLY)',$(1)) -LE '^long$$'
 
-.PHONY: all configure packages check bench info asan tsan torture mutants same-bits demo format tidy install \
+.PHONY: all configure packages check check-all tests-built bench info asan tsan torture mutants same-bits demo format tidy install \
         clean
 
 all: configure
@@ -35,10 +39,18 @@ configure:
 packages:
 	@scripts/bootstrap.sh
 
-check: packages all
+# Installs missing packages and builds; fails if the build folder has no tests.
+tests-built: packages all
 	@test -f $(BUILD)/CTestTestfile.cmake || { echo "natgrad: $(BUILD) was configured without tests: \
 	  make CONFIGURE=-DNATGRAD_TESTS=ON says what is missing" >&2; exit 1; }
-	@$(CTEST) --test-dir $(BUILD) -LE '^long$$'
+
+check: tests-built
+	@$(CTEST) --test-dir $(BUILD) $(call select,-L '^quick$$')
+	@$(if $(ONLY),:,echo "make check: the quick tests; make check-all runs all of them")
+
+check-all: tests-built
+	@$(if $(filter none,$(TORCH)),:,scripts/torch.sh --tests)
+	@$(CTEST) --test-dir $(BUILD) $(call select,)
 
 bench: all
 	$(BUILD)/natgrad bench kfac --model resnet18 --batch 32
@@ -48,14 +60,14 @@ info: all
 
 asan: packages
 	@cmake --preset asan && cmake --build --preset asan -j $(JOBS)
-	@ctest --preset asan --no-tests=error -j $(JOBS) -R '$(ONLY)'
+	@ctest --preset asan --no-tests=error -j $(JOBS) $(if $(ONLY),-R '$(ONLY)')
 
 # Some kernels place memory where an older thread sanitizer does not expect it: run without address
 # randomisation where that is allowed.
 tsan: packages
 	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS)
 	@plain="setarch $$(uname -m) -R"; $$plain true 2>/dev/null || plain=; \
-	  $$plain ctest --preset tsan --no-tests=error -j $(JOBS) -R '$(ONLY)'
+	  $$plain ctest --preset tsan --no-tests=error -j $(JOBS) $(if $(ONLY),-R '$(ONLY)')
 
 torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh

@@ -35,10 +35,10 @@ fail() {
   exit 2
 }
 
-# program SOURCE FOLDER: the player of SOURCE, if it has one; its files are those of its CMakeLists.txt.
+# program SOURCE FOLDER: the player of SOURCE, if it has one; its files stand in its tests/tests.cmake or CMakeLists.txt.
 program() {
   local files
-  files=$(sed -n 's/^ *add_executable(bits \(.*\)) *$/\1/p' "$1/CMakeLists.txt")
+  files=$(sed -n 's/^ *add_executable(bits \(.*\)) *$/\1/p' "$1/tests/tests.cmake" "$1/CMakeLists.txt" 2>/dev/null | head -n 1) || true
   [[ -n $files ]] || return 1
   # shellcheck disable=SC2086  # a list of names without blanks
   (cd "$1" && "${CC:-cc}" -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -DNG_EXPERIMENTAL -Iinclude -Itests \
@@ -79,7 +79,7 @@ esac
 
 now=$room/now
 build "$PWD" "$now"
-program "$PWD" "$now" || fail "CMakeLists.txt has no line add_executable(bits ...)"
+program "$PWD" "$now" || fail "tests/tests.cmake has no line add_executable(bits ...)"
 
 # player FOLDER: its program, on its library.
 player() {

@@ -1,15 +1,34 @@
 #!/usr/bin/env bash
-# torch.sh [--where]: a virtual environment with a current PyTorch for the tests of the Python package, made once
-# and kept in the cache folder of the user.  --where prints the folder and makes nothing.
+# torch.sh: make a virtual environment with a current PyTorch for the tests of the Python package, once, in the user's
+# cache folder.
+#   torch.sh --where    print that folder and make nothing
+#   torch.sh --tests    for `make check-all`: also install Debian's older python3-torch (as root); a PyTorch that cannot be
+#                       installed is reported in one line, and its tests are skipped
 set -euo pipefail
 version=2.13.0
 folder=${NATGRAD_TORCH:-${XDG_CACHE_HOME:-~/.cache}/natgrad/torch-$version}
-if [[ ${1:-} == --where ]]; then
-  echo "$folder"
-  exit
-fi
-[[ $# -eq 0 ]] || { echo "usage: scripts/torch.sh [--where]" >&2; exit 2; }
-if "$folder/bin/python" -c 'import torch' 2>/dev/null; then exit 0; fi
-python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet "torch==$version" numpy
-"$folder/bin/python" -c 'import torch; print("PyTorch", torch.__version__)'
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+current() {
+  "$folder/bin/python" -c 'import torch' 2>/dev/null && return
+  python3 -m venv "$folder"
+  "$folder/bin/pip" install --quiet "torch==$version" numpy
+  "$folder/bin/python" -c 'import torch; print("PyTorch", torch.__version__)'
+}
+debian() {
+  /usr/bin/python3 -c 'import torch' 2>/dev/null && return
+  [[ $(id -u) == 0 ]] || { echo "not root"; return 1; }
+  apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-torch
+}
+
+case ${1:-} in
+--where) echo "$folder" ;;
+'') current ;;
+--tests)
+  export -f current debian
+  export version folder
+  timeout 900 bash -ec current >"$log" 2>&1 || echo "natgrad: no PyTorch 2.x, its tests are skipped: $(tail -n 1 "$log")"
+  timeout 900 bash -ec debian >"$log" 2>&1 || echo "natgrad: no PyTorch 1.x, its tests are skipped: $(tail -n 1 "$log")" ;;
+*) echo "usage: scripts/torch.sh [--where | --tests]" >&2; exit 2 ;;
+esac

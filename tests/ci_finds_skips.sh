@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # .ci/run fails for a test or a case that was skipped and has no reason in tests/skips.txt, for one that did not run
-# at all, for a failed one, and where no test ran.  On a tree of three files whose `make check` says what it is told.
+# at all, for a failed one, and where no test ran.  On a tree of three files whose `make check-all` says what it is told.
 set -u -o pipefail
 root=$NG_TEST_SOURCE_DIR
 work=$(mktemp -d)
@@ -9,13 +9,13 @@ mkdir -p "$work/tree/.ci" "$work/tree/tests"
 cp "$root/.ci/run" "$work/tree/.ci/run"
 printf '# sharp  no\nknown  a reason\nt_some:known_case  another\nbare\npart_*_of  a third\n' >"$work/tree/tests/skips.txt"
 cat >"$work/tree/Makefile" <<'END'
-check:
+check-all:
 	@cat said
 	@mkdir -p build/Testing/Temporary && cat log >build/Testing/Temporary/LastTest.log
 	@exit $$(cat code)
 END
 failures=0
-# ci WANT CODE LOG SAID...: lines of ctest, of its log and the exit code of make check
+# ci WANT CODE LOG SAID...: lines of ctest, of its log and the exit code of make check-all
 ci() {
   local want=$1 got=0
   echo "$2" >"$work/tree/code"

@@ -1,0 +1,547 @@
+# tests.cmake: the tests and examples.  Included by CMakeLists.txt, so paths begin at the root of the tree.
+
+# Run by `make check`, in at most 4 minutes on 2 cores with the build; all others by `make check-all`.  A test belongs
+# here if it guards something that a user meets and takes at most a few seconds.
+set(natgrad_quick_tests
+    cli_arguments cli_compare cli_environment cli_export cli_options_in_sync cli_replay_golden
+    cli_train example_00_hello example_10_digits_mlp example_20_three_layers
+    example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
+    python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
+    t_clip t_comm t_context t_convert t_data t_describe t_embedding t_engine t_golden t_linalg
+    t_methods t_models t_nn t_norm t_options t_oracle t_properties t_published t_rankone t_settings
+    t_spngd t_state t_sym t_train t_vector t_window_golden)
+
+# Registers a test; every test finds the tree, the build and the program in its environment, runs
+# in the build folder and may say "skipped" with 77.
+set(natgrad_test_launcher "")
+if(NATGRAD_HAVE_MPI AND MPIEXEC_EXECUTABLE)
+  set(natgrad_test_launcher "NG_TEST_MPIRUN=${MPIEXEC_EXECUTABLE}")
+endif()
+# Half an hour, or TIMEOUT, is for what hangs: a test takes seconds, and minutes where ten programs share each core.
+function(natgrad_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "COMMAND")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 1800)
+  endif()
+  if(NATGRAD_SANITIZE) # five to fifteen times slower
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 3")
+  endif()
+  if(name IN_LIST natgrad_quick_tests)
+    list(APPEND arg_LABEL quick)
+  endif()
+  add_test(NAME ${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT}
+    SKIP_RETURN_CODE 77
+    ENVIRONMENT "NG_TEST_SOURCE_DIR=${PROJECT_SOURCE_DIR};NG_TEST_BUILD_DIR=${PROJECT_BINARY_DIR};NG_TEST_PROGRAM=$<TARGET_FILE:natgrad_cli>;${natgrad_test_launcher}")
+endfunction()
+
+# Programs, tests/NAME.c each, on the static library: they may look inside the rooms.  One name a line, in order.
+set(natgrad_unit_tests
+    t_absent
+    t_alloc
+    t_arguments
+    t_arrays
+    t_assign
+    t_bindings
+    t_buckets
+    t_clip
+    t_comm
+    t_comm_faults
+    t_context
+    t_convert
+    t_crc
+    t_describe
+    t_edges
+    t_embedding
+    t_emit
+    t_engine
+    t_expected
+    t_factor_files
+    t_family
+    t_family_faults
+    t_finite
+    t_finite_norm
+    t_finite_state
+    t_fisher
+    t_fork
+    t_gather
+    t_golden
+    t_groups
+    t_growth
+    t_huge
+    t_json
+    t_ladder
+    t_last
+    t_late_start
+    t_left_out
+    t_linalg
+    t_linalg_long
+    t_methods
+    t_no_samples
+    t_norm
+    t_norm_damping
+    t_norm_pass
+    t_norm_wide
+    t_npy
+    t_option_effects
+    t_option_effects_layers
+    t_option_effects_norm
+    t_option_effects_place
+    t_option_effects_ranks
+    t_option_effects_window
+    t_option_effects_wire
+    t_option_questions
+    t_option_settings
+    t_options
+    t_options_check
+    t_options_object
+    t_options_text
+    t_oracle
+    t_overlap
+    t_owned
+    t_parts
+    t_parts_faults
+    t_parts_forged
+    t_parts_sweep
+    t_pattern
+    t_placements
+    t_plan
+    t_plan_places
+    t_plan_shards
+    t_pool
+    t_properties
+    t_properties_data
+    t_properties_life
+    t_published
+    t_published_arguments
+    t_published_window
+    t_quantify
+    t_quantify_updates
+    t_queue
+    t_rankone
+    t_rankone_engine
+    t_ranks
+    t_reports
+    t_safetensors_read
+    t_safetensors_write
+    t_same
+    t_same_options
+    t_schedule
+    t_shards
+    t_shards_faults
+    t_shards_state
+    t_shared_batch
+    t_sizes
+    t_sizes_plan
+    t_spngd
+    t_spngd_options
+    t_spread
+    t_stages
+    t_stale
+    t_stale_gap
+    t_stat
+    t_state
+    t_state_faults
+    t_state_growth
+    t_state_many
+    t_state_refused
+    t_state_stream
+    t_stats
+    t_stats_rounding
+    t_strides
+    t_sym
+    t_to_owner
+    t_unobserved
+    t_vector
+    t_window
+    t_window_decay
+    t_window_digits
+    t_window_engine
+    t_window_factor
+    t_window_fill
+    t_window_golden
+    t_window_idle
+    t_window_joint
+    t_window_largest
+    t_window_layers
+    t_window_listed
+    t_window_lowrank
+    t_window_mixed
+    t_window_out
+    t_window_programs
+    t_window_ranks
+    t_window_rows
+    t_window_slices
+    t_window_state
+    t_window_stores
+    t_wire_bytes)
+
+# Shared by several tests; an archive, so that each links only the files that it calls.
+set(natgrad_test_support_sources
+    tests/families.c
+    tests/families_scenes.c
+    tests/fixture.c
+    tests/norm_oracle.c
+    tests/oracle.c
+    tests/oracle_tools.c
+    tests/plan_count.c
+    tests/plane.c
+    tests/rankone_oracle.c
+    tests/ranks.c
+    tests/scene.c
+    tests/scene_play.c
+    tests/shard_scene.c
+    tests/sim.c
+    tests/state_scene.c
+    tests/stream.c
+    tests/strided.c
+    tests/tap.c
+    tests/transports.c
+    tests/window_oracle.c)
+
+add_library(natgrad_test_support STATIC ${natgrad_test_support_sources})
+target_include_directories(natgrad_test_support PRIVATE include src base io tests)
+target_link_libraries(natgrad_test_support PRIVATE PkgConfig::CMOCKA)
+foreach(test IN LISTS natgrad_unit_tests)
+  add_executable(${test} tests/${test}.c)
+  target_include_directories(${test} PRIVATE include src base io tests)
+  target_compile_definitions(${test} PRIVATE NG_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${test} PRIVATE natgrad_test_support natgrad_static ${natgrad_needs}
+                        PkgConfig::CMOCKA PkgConfig::JANSSON)
+  natgrad_test(${test} LABEL unit COMMAND ${test})
+endforeach()
+# Helpers of a few tests: natgrad_share(FILE TEST...) compiles tests/FILE.c into each.
+function(natgrad_share file)
+  foreach(test IN LISTS ARGN)
+    target_sources(${test} PRIVATE tests/${file}.c)
+  endforeach()
+endfunction()
+natgrad_share(bound t_absent t_bindings)
+natgrad_share(effects t_option_effects t_option_effects_layers t_option_effects_norm t_option_effects_place
+              t_option_effects_ranks t_option_effects_window t_option_effects_wire)
+natgrad_share(family_life t_family t_family_faults)
+natgrad_share(gram_check t_stats t_stats_rounding)
+natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
+natgrad_share(late t_queue t_strides)
+natgrad_share(linalg_check t_linalg t_linalg_long t_sym t_vector)
+natgrad_share(misuse t_describe t_engine)
+natgrad_share(quartiles t_quantify t_quantify_updates)
+natgrad_share(toys t_family t_family_faults t_groups t_left_out t_spread)
+# Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
+set(natgrad_mpi_tests t_comm t_comm_faults t_golden t_placements t_properties_life t_no_samples t_shards t_to_owner t_stages t_mpi_leave t_mpi_free)
+if(NATGRAD_HAVE_MPI)
+  add_library(natgrad_mpi_support STATIC ${natgrad_test_support_sources} tests/mpi_patience.c src/comm/mpi.c src/comm/mpi_op.c src/comm/mpi_leave.c)
+  target_include_directories(natgrad_mpi_support PRIVATE include src base io)
+  target_compile_definitions(natgrad_mpi_support PRIVATE NG_TEST_MPI)
+  target_link_libraries(natgrad_mpi_support PUBLIC PkgConfig::CMOCKA MPI::MPI_C)
+endif()
+foreach(test IN LISTS natgrad_mpi_tests)
+  if(NATGRAD_HAVE_MPI)
+    add_executable(${test}_mpi tests/${test}.c)
+    target_include_directories(${test}_mpi PRIVATE include src base io tests)
+    target_compile_definitions(${test}_mpi PRIVATE NG_TEST_MPI)
+    target_compile_options(${test}_mpi PRIVATE -Wno-unused-function -Wno-unused-const-variable) # tests of threads alone
+    target_link_libraries(${test}_mpi PRIVATE natgrad_mpi_support natgrad_static ${natgrad_needs} PkgConfig::JANSSON)
+  endif()
+  foreach(ranks 2 3 4)
+    if(ranks EQUAL 3 AND NOT test MATCHES "t_comm|t_mpi_")
+      continue()
+    endif()
+    set(run_mpi sh -c "echo 'skipped: built without MPI (apt-get install libopenmpi-dev openmpi-bin)'; exit 77")
+    if(NATGRAD_HAVE_MPI)
+      set(run_mpi ${PROJECT_SOURCE_DIR}/tests/mpirun.sh ${ranks} $<TARGET_FILE:${test}_mpi>)
+    endif()
+    natgrad_test(${test}_mpi${ranks} LABEL unit COMMAND ${run_mpi})
+    set_tests_properties(${test}_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  endforeach()
+endforeach()
+# Tests of the trainer's rooms, on its archive.
+set(natgrad_trainer_tests
+    t_bench
+    t_compare
+    t_damaged
+    t_data
+    t_disk
+    t_grads
+    t_lr
+    t_mix
+    t_models
+    t_nn
+    t_plan_link
+    t_plan_transformer
+    t_pruning
+    t_random
+    t_recipe
+    t_recipe_steps
+    t_run
+    t_run_kept
+    t_run_times
+    t_settings
+    t_switch
+    t_traffic
+    t_train
+    t_weights)
+add_library(natgrad_trainer_support STATIC tests/ranks.c tests/tap.c tests/trained.c tests/trainer_help.c)
+target_include_directories(natgrad_trainer_support PRIVATE include base io cli tests)
+target_link_libraries(natgrad_trainer_support PRIVATE PkgConfig::CMOCKA PkgConfig::JANSSON)
+foreach(test IN LISTS natgrad_trainer_tests)
+  add_executable(${test} tests/${test}.c $<TARGET_OBJECTS:natgrad_io>)
+  target_include_directories(${test} PRIVATE include base io cli tests)
+  target_compile_definitions(${test} PRIVATE NG_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${test} PRIVATE natgrad_trainer_support natgrad_trainer natgrad ${natgrad_needs}
+                        PkgConfig::CMOCKA PkgConfig::JANSSON)
+  natgrad_test(${test} LABEL unit COMMAND ${test})
+endforeach()
+target_link_options(t_traffic PRIVATE -Wl,--wrap=ng_now_ms)
+target_link_options(t_recipe_steps PRIVATE -Wl,--wrap=ng_set_real,--wrap=ng_step_sgd)
+target_link_options(t_switch PRIVATE -Wl,--wrap=nn_forward,--wrap=ng_step_sgd)
+target_link_options(t_run PRIVATE -Wl,--wrap=nn_forward,--wrap=ng_step_sgd,--wrap=ng_observe_output_grad)
+target_link_options(t_plan_link PRIVATE -Wl,--wrap=ng_now_ms)
+foreach(test t_plan_link t_plan_transformer)
+  target_sources(${test} PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
+endforeach()
+target_sources(t_plan_transformer PRIVATE tests/plan_count.c)
+target_sources(t_bench PRIVATE cli/bench.c cli/bench_eva.c cli/bench_kfac.c cli/bench_norms.c cli/bench_state.c cli/bench_train.c cli/bench_window.c
+                               cli/floors.c cli/shapes.c cli/shapes_transformer.c)
+target_compile_definitions(t_bench PRIVATE sgemm_=fake_sgemm spotrf_=fake_spotrf spotri_=fake_spotri
+                                           ssyevd_=fake_ssyevd)
+foreach(call ng_now_ms pthread_barrier_wait nn_forward nn_backward ng_step ng_step_sgd ng_report_layer)
+  target_link_options(t_bench PRIVATE -Wl,--wrap=${call})
+endforeach()
+foreach(call ng_now_ms feed_train nn_forward nn_backward checkpoint_save progress_epoch ng_observe_input
+             ng_observe_output_grad ng_step_sgd ng_report_station)
+  target_link_options(t_run_times PRIVATE -Wl,--wrap=${call}) # the test's own clock
+endforeach()
+# Makers of picture files, where their libraries are; skipped elsewhere.
+add_executable(t_images tests/t_images.c $<TARGET_OBJECTS:natgrad_io>)
+add_executable(t_picture tests/t_picture.c $<TARGET_OBJECTS:natgrad_io>)
+add_executable(cli_pictures tests/cli/pictures.c)
+foreach(program t_images t_picture cli_pictures)
+  target_sources(${program} PRIVATE tests/picture_files.c)
+  target_include_directories(${program} PRIVATE include base io cli tests)
+  foreach(format JPEG PNG)
+    if(NATGRAD_HAVE_${format})
+      target_compile_definitions(${program} PRIVATE NG_HAVE_${format})
+      target_link_libraries(${program} PRIVATE ${format}::${format})
+    endif()
+  endforeach()
+endforeach()
+foreach(test t_images t_picture)
+  target_link_libraries(${test} PRIVATE natgrad_trainer_support natgrad_trainer natgrad ${natgrad_needs} PkgConfig::CMOCKA PkgConfig::JANSSON)
+  natgrad_test(${test} LABEL unit COMMAND ${test})
+endforeach()
+target_link_options(t_disk PRIVATE -Wl,--wrap=rename,--wrap=close)
+target_link_options(t_nn PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=aligned_alloc)
+target_link_options(t_alloc PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=posix_memalign,--wrap=free)
+target_link_options(t_reports PRIVATE -Wl,--wrap=ng_now_ms)
+target_link_options(t_state_growth PRIVATE -Wl,--wrap=write,--wrap=pread)
+target_link_options(t_overlap PRIVATE -Wl,--wrap=ng_now_ms)
+# Labelled `long`: not part of `make check`.
+natgrad_test(linalg_9216 LABEL long TIMEOUT 18000
+             COMMAND ${CMAKE_COMMAND} -E env NG_TEST_LONG=1 $<TARGET_FILE:t_linalg_long>)
+
+# The program as a user meets it: scripts, and three programs they need: one reads JSON lines and
+# unpacks recordings, one forges them, one is the program once more with a BLAS that picks the wrong kernels.
+add_executable(cli_helper tests/cli/helper.c $<TARGET_OBJECTS:natgrad_io>)
+target_include_directories(cli_helper PRIVATE io)
+target_link_libraries(cli_helper PRIVATE PkgConfig::JANSSON ZLIB::ZLIB)
+add_executable(cli_forge tests/cli/forge.c)
+target_link_libraries(cli_forge PRIVATE PkgConfig::JANSSON)
+add_executable(cli_fake_openblas ${natgrad_cli_sources} tests/cli/fake_openblas.c
+               $<TARGET_OBJECTS:natgrad_io>)
+target_include_directories(cli_fake_openblas PRIVATE base io cli)
+target_link_libraries(cli_fake_openblas PRIVATE natgrad_trainer)
+target_link_libraries(cli_fake_openblas PRIVATE natgrad ${natgrad_needs})
+set_target_properties(cli_fake_openblas PROPERTIES ENABLE_EXPORTS ON)
+foreach(script
+    address_space
+    arguments
+    bench
+    bench_state
+    compare
+    data
+    environment
+    export
+    forged
+    image_ranks
+    images
+    keep
+    kernel
+    mixed
+    mixup_ranks
+    options_in_sync
+    parts
+    parts_signals
+    plan
+    plan_run
+    prune
+    quantify
+    ranks
+    recordings
+    refreshed
+    replay_golden
+    resume
+    shapes
+    signals
+    switch
+    terminal
+    train
+    window_configs)
+  natgrad_test(cli_${script} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/${script}.sh)
+endforeach()
+
+natgrad_test(cli_hosts LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/hosts.sh)
+set_tests_properties(cli_hosts PROPERTIES PROCESSORS 2)
+foreach(ranks 2 4)
+  natgrad_test(cli_ranks_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/ranks.sh ${ranks})
+  set_tests_properties(cli_ranks_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  natgrad_test(cli_parts_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/parts.sh ${ranks})
+  set_tests_properties(cli_parts_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  natgrad_test(cli_parts_signals_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/parts_signals.sh ${ranks})
+  set_tests_properties(cli_parts_signals_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  natgrad_test(cli_signals_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/signals.sh ${ranks})
+  set_tests_properties(cli_signals_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  natgrad_test(cli_image_ranks_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/image_ranks.sh ${ranks})
+  set_tests_properties(cli_image_ranks_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+  natgrad_test(cli_mixup_ranks_mpi${ranks} LABEL cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/mixup_ranks.sh ${ranks})
+  set_tests_properties(cli_mixup_ranks_mpi${ranks} PROPERTIES PROCESSORS ${ranks})
+endforeach()
+
+# What scripts/same_bits.sh plays on two builds of the shared library.
+add_executable(bits tests/bits.c tests/bits_case.c tests/bits_play.c tests/plane.c)
+target_include_directories(bits PRIVATE tests)
+target_link_libraries(bits PRIVATE natgrad Threads::Threads m)
+natgrad_test(bits_repeat LABEL unit
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/bits_repeat.sh $<TARGET_FILE:bits>)
+
+# Killed again and again by scripts/torture.sh.
+add_executable(torture_train tests/torture_train.c tests/plane.c)
+target_include_directories(torture_train PRIVATE include io)
+target_link_libraries(torture_train PRIVATE natgrad_static ${natgrad_needs})
+
+# Fuzz entries of the readers and parsers, fuzz/fuzz_NAME.c each.  Without a fuzzer a driver runs
+# them over fuzz/corpus/NAME, so that what was found once stays found.
+foreach(entry cifar idx npy options picture safetensors state)
+  add_executable(fuzz_${entry} fuzz/fuzz_${entry}.c)
+  target_include_directories(fuzz_${entry} PRIVATE include src base io tests)
+  target_link_libraries(fuzz_${entry} PRIVATE natgrad_test_support natgrad_trainer natgrad_static
+                        ${natgrad_needs})
+  if(NATGRAD_FUZZ)
+    target_link_options(fuzz_${entry} PRIVATE -fsanitize=fuzzer)
+    set(run_once -runs=0)
+  else()
+    target_sources(fuzz_${entry} PRIVATE fuzz/driver.c)
+    set(run_once)
+  endif()
+  natgrad_test(fuzz_${entry} LABEL unit
+               COMMAND fuzz_${entry} ${run_once} ${PROJECT_SOURCE_DIR}/fuzz/corpus/${entry})
+endforeach()
+
+# Examples see what a user sees.
+foreach(example 00_hello 10_digits_mlp 20_three_layers)
+  add_executable(example_${example} examples/${example}.c)
+  target_link_libraries(example_${example} PRIVATE natgrad m)
+  target_compile_options(example_${example} PRIVATE -UNG_EXPERIMENTAL)
+  natgrad_test(example_${example} LABEL example
+               COMMAND example_${example})
+  set_tests_properties(example_${example} PROPERTIES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+endforeach()
+# Nothing else is C++, and a build without it lacks one example.  Clang goes with clang++: the options
+# of sanitizers and fuzzers are those of the C compiler.
+include(CheckLanguage)
+string(REGEX REPLACE "clang([^/]*)$" "clang++\\1" companion "${CMAKE_C_COMPILER}")
+if(NOT DEFINED ENV{CXX} AND NOT CMAKE_CXX_COMPILER AND CMAKE_C_COMPILER_ID MATCHES Clang AND EXISTS "${companion}")
+  set(CMAKE_CXX_COMPILER "${companion}")
+endif()
+check_language(CXX)
+if(CMAKE_CXX_COMPILER)
+  enable_language(CXX)
+  add_executable(example_30_cpp examples/30_cpp.cpp)
+  target_link_libraries(example_30_cpp PRIVATE natgrad)
+  target_compile_options(example_30_cpp PRIVATE -UNG_EXPERIMENTAL -Wold-style-cast)
+  set_target_properties(example_30_cpp PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+  natgrad_test(example_30_cpp LABEL example COMMAND example_30_cpp)
+else()
+  natgrad_test(example_30_cpp LABEL example COMMAND sh -c "echo 'skipped: no C++ compiler'; exit 77")
+endif()
+
+# The Python package.  What needs PyTorch runs on an old one and on a current one, where they are.
+if(NOT NATGRAD_SANITIZE)
+  set(python_test ${PROJECT_SOURCE_DIR}/tests/python.sh $<TARGET_FILE:natgrad>)
+  natgrad_test(python_core LABEL python COMMAND ${python_test} any test_abi test_core)
+  foreach(major 1 2)
+    foreach(test
+          between
+          calls
+          checkpoint
+          compat
+          dropped
+          embedding_ranks
+          embeddings
+          examples
+          frames
+          front
+          hooks
+          imports
+          kaisa
+          lzhangbv
+          norms
+          passes
+          ranks
+          records
+          shards
+          shared_batch
+          spngd
+          states
+          trainers
+          windows)
+      natgrad_test(python_${test}_torch${major} LABEL python COMMAND ${python_test} ${major} test_${test})
+    endforeach()
+  endforeach()
+  natgrad_test(python_wheel LABEL long COMMAND ${PROJECT_SOURCE_DIR}/tests/python_wheel.sh)
+endif()
+# Python loads the shared library; one that needs a sanitizer's cannot be loaded so: skipped, not left out.
+foreach(what layout train)
+  set(run_torch ${PROJECT_SOURCE_DIR}/tests/torch_example.sh ${CMAKE_C_COMPILER} $<TARGET_FILE:natgrad> ${what})
+  if(NATGRAD_SANITIZE)
+    set(run_torch sh -c "echo 'skipped: the library needs a sanitizer' && exit 77")
+  endif()
+  natgrad_test(example_40_torch_${what} LABEL example COMMAND ${run_torch})
+endforeach()
+natgrad_test(twelve_lines LABEL example COMMAND ${PROJECT_SOURCE_DIR}/tests/twelve_lines.sh)
+natgrad_test(readme LABEL example COMMAND ${PROJECT_SOURCE_DIR}/tests/readme.sh)
+natgrad_test(house LABEL house COMMAND ${PROJECT_SOURCE_DIR}/scripts/house.sh)
+natgrad_test(english LABEL house COMMAND ${PROJECT_SOURCE_DIR}/scripts/english.sh)
+natgrad_test(sizes LABEL house COMMAND ${PROJECT_SOURCE_DIR}/scripts/sizes.sh)
+natgrad_test(house_finds_mistakes LABEL house
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/house_finds_mistakes.sh)
+natgrad_test(rooms LABEL house
+             COMMAND ${PROJECT_SOURCE_DIR}/scripts/rooms.sh ${PROJECT_SOURCE_DIR}
+                     $<TARGET_FILE:natgrad_static>)
+natgrad_test(rooms_find_mistakes LABEL house
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/rooms_find_mistakes.sh ${CMAKE_C_COMPILER})
+natgrad_test(ci_finds_skips LABEL house COMMAND ${PROJECT_SOURCE_DIR}/tests/ci_finds_skips.sh)
+natgrad_test(exports LABEL install
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/exports.sh $<TARGET_FILE:natgrad>)
+if(NATGRAD_HAVE_MPI)
+  natgrad_test(exports_mpi LABEL install
+               COMMAND ${PROJECT_SOURCE_DIR}/tests/exports.sh $<TARGET_FILE:natgrad_mpi> natgrad_mpi)
+endif()
+natgrad_test(globals LABEL house
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/globals.sh $<TARGET_FILE:natgrad_static>)
+set(run_header $<TARGET_FILE:natgrad>)
+if(NATGRAD_SANITIZE) # a program that is not instrumented cannot load it
+  set(run_header)
+endif()
+natgrad_test(header LABEL install
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/header.sh ${CMAKE_C_COMPILER}
+                     ${run_header})
+natgrad_test(install LABEL install
+             COMMAND ${PROJECT_SOURCE_DIR}/tests/install/run.sh ${CMAKE_COMMAND} ${CMAKE_C_COMPILER}
+                     ${CMAKE_GENERATOR} ${CMAKE_INSTALL_LIBDIR} ${MPI_C_COMPILER})
+
+foreach(test IN LISTS natgrad_quick_tests)
+  if(NOT TEST ${test} AND NOT NATGRAD_SANITIZE)
+    message(FATAL_ERROR "tests/tests.cmake: natgrad_quick_tests names '${test}', which is no test")
+  endif()
+endforeach()
