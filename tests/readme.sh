@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The README's first program is examples/00_hello.c to the letter (which a test runs), its files
-# exist, and what it says the demo prints is what the demo prints.
+# The README's C program equals examples/00_hello.c (which a test runs), its links exist, docs/first-steps.md quotes
+# examples/20_three_layers.c, and docs/reproduce.md shows the tables that `make demo` prints.
 set -euo pipefail
 cd "$NG_TEST_SOURCE_DIR"
 fail() { echo "readme: $1" >&2; exit 1; }
@@ -12,18 +12,25 @@ while read -r link; do
   [[ -e $link ]] || fail "links to $link, which does not exist"
 done < <(grep -oE '\]\([^)#:]+\)' README.md | tr -d '])(')
 
-# The demo: README quotes the Makefile's command, and what it prints has that form.  A short run is
+page=docs/reproduce.md
+steps=docs/first-steps.md
+while IFS= read -r line; do
+  grep -qF -- "$line" examples/20_three_layers.c || fail "$steps has a line that the example has not: $line"
+done < <(grep -oE '[^ ].*/\* [0-9]+ \*/$' $steps)
+[[ $(grep -cE '/\* [0-9]+ \*/$' $steps) == 12 ]] || fail "$steps shows other lines than the twelve of the example"
+
+# The demo: docs/reproduce.md quotes the Makefile's command, and what it prints has that form.  A short run is
 # compared, by the names of methods and columns: its figures are of the machine and of f32 in the
 # BLAS at hand.
 made() { # of make's recipe: one line, with build for $(BUILD)
   awk '/^demo:/ { on = 1; next } on && !/^\t/ { exit } on' Makefile | grep -v '^	@' |
     sed -e 's/^\t//' -e 's/\\$//' -e 's/\$(BUILD)/build/g' | tr -s ' \n' ' ' | sed 's/ $//'
 }
-quoted() { # the same from README
-  awk '/^\$ make demo/ { on = 1; next } on && !/^(build|  )/ { exit } on' README.md |
+quoted() { # the same from the page
+  awk '/^\$ make demo/ { on = 1; next } on && !/^(build|  )/ { exit } on' $page |
     sed -e 's/\\$//' | tr -s ' \n' ' ' | sed 's/ $//'
 }
-[[ -n $(made) && $(made) == "$(quoted)" ]] || fail "the Makefile runs '$(made)', the README says '$(quoted)'"
+[[ -n $(made) && $(made) == "$(quoted)" ]] || fail "the Makefile runs '$(made)', $page says '$(quoted)'"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 read -ra command <<<"$(made)"
@@ -39,5 +46,5 @@ shape() { # headings without the target, labels, the constant part of the second
     NF == 0 || /^curves/ { on = 0 }
     on              { print $1 }'
 }
-diff <(shape <"$out/got") <(awk '/^\$ make demo/ { on = 1 } on && $0 == "```" { exit } on' README.md | shape) >&2 ||
-  fail "the demo prints another table than the README"
+diff <(shape <"$out/got") <(awk '/^\$ make demo/ { on = 1 } on && $0 == "```" { exit } on' $page | shape) >&2 ||
+  fail "the demo prints another table than $page"
