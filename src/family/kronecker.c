@@ -1,32 +1,32 @@
-/* kronecker.c: the Kronecker family: geometry, memory, state, and its operation table.
+/* kronecker.c: the Kronecker family: geometry, memory, state, operation tables.
  *
- * In: a layer with its options.  Out: the parts of A and G with their orders, where each lies in
- * memory, and what of them is saved.
+ * In: a layer with its options. Out: the parts of A and G, their place in memory, the fields in files.
  *
- * The Fisher block of a layer is approximated by A (x) G, A the second moment of its inputs (a 1
- * appended for the bias), G that of its output gradients (Martens & Grosse 2015, arXiv 1503.05671,
- * section 3; convolutions: Grosse & Martens 2016, arXiv 1602.01407).  With D [q, p] the gradient,
- * bias last,
+ * The Fisher block of a layer is approximated by A (x) G (Martens & Grosse 2015, arXiv 1503.05671,
+ * section 3; convolutions: Grosse & Martens 2016, arXiv 1602.01407). A is the second moment of the inputs,
+ * with a 1 appended for the bias. G is the second moment of the output gradients. With the gradient
+ * D [q, p], bias last,
  *
  *     (A (x) G)^-1 vec(D) = vec(G^-1 D A^-1)
  *
- * so two small matrices are inverted in place of one of order p q.  kronecker_stats.c makes the
- * running averages, kronecker_solve.c inverts them, kronecker_apply.c makes PD and emits it.
+ * so two small matrices are inverted instead of one of order p q.
  *
- * Inside, the columns of a convolution are (kernel offset, channel): the blocks of one displacement
- * are then contiguous (stat/gram_shift.c).  The weight has (channel, kernel offset); `map` goes
- * between, and files have the order of the weight (state/field_order.c).  Averages, inverses and
- * eigenvectors depend on the order by a permutation only, so nothing else needs to know it; a
- * triangular factor is another one in another order, and stays in its own. */
+ * An embedding W [tokens, features] is a linear layer whose inputs are unit vectors, so A = E[a a'] is
+ * exactly diagonal: the frequency of each token. torch.nn.Embedding stores W transposed, so here A
+ * multiplies from the left: PD = (A + d_A)^-1 D (G + d_G)^-1.
+ *
+ * The internal columns of a convolution are (kernel offset, channel), so that the blocks of one displacement
+ * are contiguous (stat/gram_shift.c). The weight has (channel, kernel offset). `map` translates; files
+ * have the order of the weight (state/field_order.c). Averages, inverses and eigenvectors only need a
+ * permutation. A triangular factor stays in the internal order. */
 #include "family/kronecker.h"
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
-/* Parts of one side in one group: at least factor_blocks, none wider than max_factor, cut between
- * channels; sizes differ by at most one channel, the larger first; the bias joins the last.  A cut
- * between kernel offsets would tear a patch apart, so with a channel a part it ends, even if one
- * channel's offsets alone are wider than max_factor.  `first` is the widest part without a bias,
- * `last` the one with it. */
+/* The number of parts of one side in one group: at least factor_blocks, none wider than max_factor. Cuts are
+ * between channels, never inside a patch, so one channel may exceed max_factor. Widths differ by at most
+ * one channel, the wider first; the bias joins the last part. `first` is the widest part without a bias,
+ * `last` the part with the bias. */
 static int64_t count_parts(const ng_settings *o, int64_t channels, int64_t offsets, bool one) {
   int64_t low = ng_min64(o->factor_blocks, channels), high = o->max_factor > 0 ? channels : low;
   while (low < high) { /* neither width grows with k */
@@ -45,22 +45,22 @@ static ng_status no_memory(ng_block *b) {
   return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->entry->d.name);
 }
 
-/* The parts of all groups, group after group.  `at` says where a part meets the gradient: columns
- * are counted inside a group (all groups have the same p), rows over the whole layer, because D
- * [out, p] has the groups below each other.  A factor beyond 32-bit LAPACK is refused here, where
- * the layer has a name, and not in the middle of a step. */
+/* Create the parts of all groups, group after group. A factor too large for 32-bit LAPACK is refused here. */
 static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
   ng_kron *k = ng_kron_of(b);
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
-  const bool diagonal = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
-  const int64_t each = diagonal ? channels : count_parts(&b->base, channels, offsets, one);
+  const bool diagonal = which == NG_SIDE_A && b->entry->d.kind == NG_EMBEDDING;
+  const bool single = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
+  const int64_t each = diagonal ? 1
+                       : single ? channels
+                                : count_parts(&b->base, channels, offsets, one);
   if (each * k->groups > NG_LISTED) {
     return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': %lld diagonal blocks of %s, at most %lld; %s",
                    b->entry->d.name, (long long)(each * k->groups), which == NG_SIDE_A ? "A" : "G",
                    (long long)NG_LISTED,
-                   diagonal ? "leave output_factor at full"
-                            : "take a larger max_factor or smaller factor_blocks");
+                   single ? "leave output_factor at full"
+                          : "take a larger max_factor or smaller factor_blocks");
   }
   s->each = (int32_t)each;
   s->parts = (int32_t)(each * k->groups);
@@ -73,13 +73,14 @@ static ng_status make_side(ng_block *b, int which, int64_t channels, bool one) {
       ng_part *part = &s->part[g * each + i];
       const int64_t width = channels / each + (i < channels % each ? 1 : 0);
       part->group = (int32_t)g;
+      part->diagonal = diagonal;
       part->lo = channel;
       part->hi = channel += width;
       part->one = one && i == each - 1;
       part->n = offsets * width + part->one;
-      part->at = which == NG_SIDE_A ? column : part->lo;
+      part->at = s == k->right ? column : part->lo;
       column += part->n;
-      if (!ng_linalg_fits(part->n)) {
+      if (!diagonal && !ng_linalg_fits(part->n)) {
         return ng_fail(b->ctx, NG_ERR_ARG,
                        "layer '%s': a factor of order %lld is beyond 32-bit LAPACK; set max_factor",
                        b->entry->d.name, (long long)part->n);
@@ -106,8 +107,7 @@ static void fill_map(ng_kron *k) {
   }
 }
 
-/* Where columns are permuted: one offset a channel is in order as it is.  Group 0 stands for all: the weight of a
- * group has the same columns as that of any other. */
+/* All groups have the same columns, so one map serves all. */
 static ng_status make_map(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k->offsets == 1) return NG_OK;
@@ -123,24 +123,44 @@ static ng_status make_map(ng_block *b) {
   return NG_OK;
 }
 
-/* What is known without memory for it: decided by base, which no schedule moves, because sizes must
- * not depend on the step.  After a failure half way destroy is called, and finds what there is. */
+/* Write "A 10x10, G 5x5, 2 groups, cut into 3 and 1 diagonal blocks" for ng_explain. */
+static void explain(ng_block *b) {
+  const ng_kron *k = ng_kron_of(b);
+  const int64_t a = k->left == &k->side[NG_SIDE_A] ? k->out : k->p;
+  const int64_t g = k->left == &k->side[NG_SIDE_A] ? k->p : k->q;
+  char *const why = b->entry->why;
+  const size_t size = sizeof b->entry->why;
+  int at = k->side[NG_SIDE_A].part->diagonal
+               ? snprintf(why, size, "A diagonal of %lld", (long long)a)
+               : snprintf(why, size, "A %lldx%lld", (long long)a, (long long)a);
+  at += snprintf(why + at, size - (size_t)at, ", G %lldx%lld", (long long)g, (long long)g);
+  if (k->groups > 1) {
+    at += snprintf(why + at, size - (size_t)at, ", %lld groups", (long long)k->groups);
+  }
+  if (k->side[NG_SIDE_A].each > 1 || k->side[NG_SIDE_G].each > 1) {
+    (void)snprintf(why + at, size - (size_t)at, ", cut into %d and %d diagonal blocks",
+                   k->side[NG_SIDE_A].each, k->side[NG_SIDE_G].each);
+  }
+}
+
+/* Sizes depend on b->base, not on b->opt, because they must not change between steps. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return no_memory(b);
   b->state = k;
-  const bool conv = d->kind == NG_CONV2D;
+  const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING;
   k->groups = conv ? d->groups : 1;
   k->offsets = conv ? d->kernel[0] * d->kernel[1] : 1;
-  k->out = d->out;
-  k->q = d->out / k->groups;
-  k->p = d->in / k->groups * k->offsets + d->bias;
+  k->left = &k->side[embedding ? NG_SIDE_A : NG_SIDE_G];
+  k->right = &k->side[embedding ? NG_SIDE_G : NG_SIDE_A];
+  k->out = embedding ? d->in : d->out;
+  k->q = k->out / k->groups;
+  k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
   k->eigen = b->base.solver == NG_SOLVER_EIGEN;
   k->product = b->ascends = b->base.solver == NG_SOLVER_PRODUCT;
   k->inverse_dtype = b->base.inverse_dtype;
-  /* PD = D + k H of these blocks and G^-1 D A^-1 of the others have no common scale for the
-   * clip. */
+  /* D + k H and G^-1 D A^-1 have no common scale for the clip. */
   if (k->product != (b->p->base.solver == NG_SOLVER_PRODUCT)) {
     return ng_fail(b->ctx, NG_ERR_ARG,
                    "layer '%s': solver = %s beside %s: product is for all layers or for none",
@@ -162,40 +182,14 @@ static ng_status create(ng_block *b) {
     }
   }
   ng_status st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
-  if (st == NG_OK) st = make_side(b, NG_SIDE_G, k->q, false);
+  if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
-  if (st != NG_OK) return st;
-  /* For people: ng_explain shows it. */
-  int at = snprintf(b->entry->why, sizeof b->entry->why, "A %lldx%lld, G %lldx%lld",
-                    (long long)k->p, (long long)k->p, (long long)k->q, (long long)k->q);
-  if (k->groups > 1) {
-    at += snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at, ", %lld groups",
-                   (long long)k->groups);
-  }
-  if (k->side[0].each > 1 || k->side[1].each > 1) {
-    (void)snprintf(b->entry->why + at, sizeof b->entry->why - (size_t)at,
-                   ", cut into %d and %d diagonal blocks", k->side[0].each, k->side[1].each);
-  }
-  return NG_OK;
+  if (st == NG_OK) explain(b);
+  return st;
 }
 
-/* A is a vector, of which there are no parts (kronecker_embedding.c); G as of any layer. */
-ng_status ng_kron_create_embedding(ng_block *b) {
-  const ng_layer *d = &b->entry->d;
-  ng_kron *k = ng_object(b->p, sizeof *k);
-  if (k == NULL) return no_memory(b);
-  b->state = k;
-  k->groups = k->offsets = 1;
-  k->vocabulary = d->in;
-  k->p = k->q = k->out = d->out;
-  k->eigen = b->base.solver == NG_SOLVER_EIGEN;
-  k->inverse_dtype = b->base.inverse_dtype;
-  k->side[NG_SIDE_A].shift = ng_object(b->p, sizeof(double));
-  return k->side[NG_SIDE_A].shift == NULL ? no_memory(b) : make_side(b, NG_SIDE_G, d->out, false);
-}
-
-/* Objects only: averages, sums and results are in the arenas, which go in one piece. */
-void ng_kron_destroy(ng_block *b) {
+/* Also after a create that failed half way. Averages, sums and results are in the arenas. */
+static void destroy(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   if (k == NULL) return;
   for (int i = 0; i < 2; i++) {
@@ -208,14 +202,16 @@ void ng_kron_destroy(ng_block *b) {
   b->state = NULL;
 }
 
-/* Layers only: a tensor has no inputs and outputs.  By name, so that a family of the caller's with
- * other wishes may be asked first. */
 static bool fits(const ng_settings *o, const ng_entry *e) {
   return !e->tensor && e->d.kind != NG_NORM && e->d.kind != NG_EMBEDDING &&
          ng_is(o->family, "kronecker");
 }
 
-/* Nothing is inverted: what damps an inverse must hold its default. */
+static bool fits_embedding(const ng_settings *o, const ng_entry *e) {
+  return !e->tensor && e->d.kind == NG_EMBEDDING && ng_is(o->family, "kronecker");
+}
+
+/* No matrix is inverted, so damping options must have their defaults. */
 static ng_status check_product(const ng_options *o, char *message, size_t size) {
   static const ng_option_id damps[] = {NG_OPTION_damping, NG_OPTION_damping_split,
                                        NG_OPTION_damping_leak};
@@ -230,10 +226,7 @@ static ng_status check_product(const ng_options *o, char *message, size_t size) 
   return NG_OK;
 }
 
-/* An option that could have no effect beside the others is refused, unless it holds the value that
- * means nothing: a run whose options say joint damping must not quietly be one with another.  The
- * text of a refusal names the option and what to set, since who reads it has a command line and no
- * source. */
+/* An option without effect beside the others is refused, unless it has its neutral value. */
 static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   const bool eigen = s->solver == NG_SOLVER_EIGEN, joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_status st = ng_family_check_others("kronecker", o, message, size);
@@ -243,7 +236,7 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "stat_scale = eva: method %s takes textbook, kaisa or mpd-kfac", o->method);
   }
   /* lambda on the products of eigenvalues (Pauloski et al. 2021, arXiv 2107.01739) is no shift of A
-   * or of G, so Cholesky has nothing to add it to. */
+   * or of G. */
   if (joint && !eigen) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "damping_split = joint needs solver = eigen; with %s take pi or full",
@@ -268,20 +261,19 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
                       "radius = %g with solver = %s: product needs a radius above 0, the others 0",
                       s->radius, o->solver);
   }
-  /* What leaks is the shift that the published inverse solver leaves in its stored factor. */
+  /* The published inverse solver leaves its shift in the stored factor. */
   if (s->damping_leak && joint) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,
         "damping_leak = 1 needs damping_split = pi or full: a joint damping shifts no "
         "factor");
   }
-  /* Kernels add to f32 only, and with fold = direct the average is what they add to. */
   if (s->fold == NG_FOLD_DIRECT && s->factor_dtype != NG_F32) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "fold = direct adds in f32 and needs factor_dtype = f32, it is %s",
                       o->factor_dtype);
   }
-  /* The eigenvalues may be 0, so 1 / damping is what has to fit. */
+  /* Eigenvalues may be 0, so 1 / damping must fit. */
   if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&
       ng_schedule_least(o, NG_OPTION_damping) * ng_dtype_most(NG_F16) < 1.0) {
     return ng_fail_to(message, size, NG_ERR_ARG,
@@ -293,25 +285,40 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
 }
 
+static ng_status check_embedding(const ng_options *o, const ng_settings *s, char *message,
+                                 size_t size) {
+  if (s->solver == NG_SOLVER_PRODUCT || s->positions == NG_POSITIONS_REDUCE) {
+    const bool product = s->solver == NG_SOLVER_PRODUCT;
+    return ng_fail_to(
+        message, size, NG_ERR_ARG,
+        "%s is not for embeddings; take %s, or register the weight with ng_add_tensor",
+        product ? "solver = product" : "positions = reduce",
+        product ? "cholesky or eigen" : "expand");
+  }
+  return check(o, s, message, size);
+}
+
 /* ---- statistics, memory ----------------------------------------------------------------------*/
 
-/* Only shapes and names: weights, averages and owners are the engine's (stat/stat.h,
- * step/ready.c). */
-ng_status ng_kron_statistics(ng_block *b) {
+static ng_status statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = ng_block_take_stats(b, 2);
   b->tells = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
+    const bool diagonal = of->part->diagonal;
     ng_stat *s = of->stat = &b->stat[side];
     s->name = side == NG_SIDE_A ? "A" : "G";
     s->sees = side == NG_SIDE_A ? NG_SEES_INPUT : NG_SEES_OUTGRAD;
-    s->symmetric = s->rule.averaged = true;
-    s->kept = b->base.factor_dtype;
+    s->symmetric = !diagonal;
+    s->rule.averaged = true;
+    s->kept = diagonal ? NG_F32 : b->base.factor_dtype;
     s->shift = b->base.damping_leak ? of->shift : NULL;
-    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->part == NULL ? 1 : of->each);
+    st = ng_stat_take_parts(b, s, (int32_t)k->groups, of->each);
     for (int32_t i = 0; i < of->parts && st == NG_OK; i++) {
-      s->part[i].rows = s->part[i].cols = of->part[i].n;
+      s->part[i].cols = of->part[i].n;
+      s->part[i].rows = diagonal ? 1 : of->part[i].n;
+      s->part[i].diagonal = diagonal ? of->part[i].n : 0;
       s->part[i].offsets = side == NG_SIDE_A ? k->offsets : 1;
       s->part[i].channels = of->part[i].hi - of->part[i].lo;
     }
@@ -319,16 +326,17 @@ ng_status ng_kron_statistics(ng_block *b) {
   return st;
 }
 
-/* Part 0 is the widest without the bias: parts are cut with the larger first, hence the + 1. */
+/* Part 0 is the widest without the bias, hence the + 1. The tokens are counted in one int32 each. */
 static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
+  if (a->diagonal) return ng_max64(a->n, ng_rows_scratch(g->n + 1));
   if (b->entry->d.kind == NG_LINEAR) return ng_rows_scratch(ng_max64(a->n, g->n) + 1);
-  if (conv->height == 0) return 0; /* no size was told: the first observation takes it */
+  if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */
   return ng_conv_scratch(b->ctx, conv, a->hi - a->lo, g->hi - g->lo);
 }
 
-/* Of an output gradient the size of the input is not known, nor needed: it is read pixel by pixel. */
+/* An output gradient is read pixel by pixel, so the size of its input is not needed. */
 ng_conv ng_kron_conv(const ng_kron *k, const ng_obs *o) {
   ng_conv c = k->conv;
   c.oh = o->out[0];
@@ -341,35 +349,33 @@ ng_conv ng_kron_conv(const ng_kron *k, const ng_obs *o) {
 int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
-  if (b->entry->d.kind == NG_LINEAR) return 0;
+  if (b->entry->d.kind != NG_CONV2D) return 0;
   if (o->what == NG_SEES_OUTGRAD) return ng_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
   const ng_conv c = ng_kron_conv(k, o);
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }
 
-/* Results of a side lie in its owner's run, `says` at its head, matrices behind it: what an owner
- * tells its column is then one message, and the words arrive with the numbers that they are about.
- * Called twice, so pointers of the counting pass are NULL; which form a Cholesky result has is the
- * same both times.  prediv needs both spectra, so it goes with G, which is solved last. */
+/* The results of a side are contiguous, `says` first, so that one message sends both. Called twice; the
+ * pointers of the first call are NULL. prediv needs both spectra and belongs to G, which is solved last. */
 static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
-  const int64_t size = ng_dtype_size(k->inverse_dtype);
+  const int64_t size = ng_dtype_size(k->inverse_dtype), real = (int64_t)sizeof(float);
   for (int side = 0; side < 2; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
-    const int64_t applied = side == NG_SIDE_A ? k->q : k->p;
-    if (b->holds) {
-      s->says = ng_plan_result(plan, owner, ng_kron_says(k, side) * (int64_t)sizeof(float));
-    }
+    const int64_t applied = s == k->right ? k->q : k->p;
+    if (b->holds) s->says = ng_plan_result(plan, owner, ng_kron_says(s, k->groups) * real);
     for (int32_t i = 0; i < s->parts; i++) {
       ng_part *part = &s->part[i];
-      part->is_factor = ng_kron_keeps_factor(b, part->n, applied);
+      part->is_factor = !part->diagonal && ng_kron_keeps_factor(b, part->n, applied);
       if (!b->holds) continue;
-      if (k->eigen) {
-        part->V = ng_plan_result(plan, owner, part->n * part->n * size);         /* [n, n] */
-        part->d = ng_plan_result(plan, owner, part->n * (int64_t)sizeof(float)); /* [n] */
+      if (k->eigen && !part->diagonal) {
+        part->V = ng_plan_result(plan, owner, part->n * part->n * size);
+      }
+      if (k->eigen || part->diagonal) {
+        part->d = ng_plan_result(plan, owner, part->n * real);
       } else {
-        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size); /* one triangle */
+        part->R = ng_plan_result(plan, owner, ng_sym_count(part->n) * size);
       }
     }
   }
@@ -379,13 +385,13 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   ng_plan_direction(plan, b, k->out * k->p);
   const int64_t floats = ng_max64(ng_max64(observe_scratch(b, &k->conv), ng_kron_solve_scratch(b)),
                                   ng_kron_apply_scratch(b));
-  ng_plan_scratch(plan, ng_times(floats, (int64_t)sizeof(float)));
+  ng_plan_scratch(plan, ng_times(floats, real));
   return NG_OK;
 }
 
 /* ---- state -----------------------------------------------------------------------------------*/
 
-/* Arrays of one part: "A_inverse", "G.1_eigenvectors".  These names are in files: keep them. */
+/* A field of one part: "A_inverse", "G.1_eigenvectors". Saved files contain these names. */
 static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suffix, ng_dtype t,
                          int64_t rows, int64_t cols, void *data) {
   const ng_side *s = &k->side[side];
@@ -398,12 +404,16 @@ static ng_field field_of(const ng_kron *k, int side, int32_t i, const char *suff
   return f;
 }
 
-/* Results are saved although the averages could be solved anew: a resumed run would otherwise solve
- * at another step than the one that was not interrupted, and give other bits. */
+/* Results are saved, not recomputed: a resumed run must refresh at the same steps as an uninterrupted run. */
 static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visit visit,
                             void *arg) {
   const ng_part *part = &k->side[side].part[i];
   const int64_t n = part->n;
+  if (part->diagonal) {
+    ng_field f =
+        field_of(k, side, i, k->eigen ? "_eigenvalues" : "_inverse", NG_F32, 1, n, part->d);
+    return visit(arg, &f);
+  }
   if (k->eigen) {
     ng_field f = field_of(k, side, i, "_eigenvectors", k->inverse_dtype, n, n, part->V);
     f.col_offsets = k->side[side].stat->part[i].offsets; /* rows count eigenvectors */
@@ -416,16 +426,16 @@ static ng_status visit_part(const ng_kron *k, int side, int32_t i, ng_field_visi
   const char *suffix = k->product ? "_copy" : part->is_factor ? "_cholesky" : "_inverse";
   ng_field f = field_of(k, side, i, suffix, k->inverse_dtype, n, n, part->R);
   f.sym = true;
-  if (!part->is_factor) { /* a triangular factor belongs to its order of rows: kept as it is */
+  if (!part->is_factor) { /* a triangular factor stays in internal order */
     f.row_offsets = f.col_offsets = k->side[side].stat->part[i].offsets;
     f.row_channels = f.col_channels = part->hi - part->lo;
   }
   return visit(arg, &f);
 }
 
-/* In the same order on every rank, those that hold nothing included: data is NULL there, and the
- * owner broadcasts what rank 0 writes. */
-ng_status ng_kron_fields(ng_block *b, ng_field_visit visit, void *arg) {
+/* Every rank visits the same fields in the same order. `data` is NULL on ranks without them; the owner
+ * broadcasts, and rank 0 writes. */
+static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
@@ -435,20 +445,19 @@ ng_status ng_kron_fields(ng_block *b, ng_field_visit visit, void *arg) {
     }
     if (st != NG_OK) return st;
     ng_field f = ng_field_plain(side == NG_SIDE_A ? "A_solve" : "G_solve", NG_F32, 1,
-                                ng_kron_says(k, side), s->says, s->stat->owner);
+                                ng_kron_says(s, k->groups), s->says, s->stat->owner);
     st = visit(arg, &f);
   }
   if (st != NG_OK || !k->eigen || !b->base.prediv) return st;
-  /* in the eigenbases: no order but that of the eigenvectors */
   ng_field f =
-      ng_field_plain("prediv", k->inverse_dtype, k->vocabulary > 0 ? k->vocabulary : k->out, k->p,
-                     k->prediv, k->side[NG_SIDE_G].stat->owner);
+      ng_field_plain("prediv", k->inverse_dtype, k->out, k->p, k->prediv,
+                     k->side[NG_SIDE_G].stat->owner); /* in the order of the eigenvectors */
   return visit(arg, &f);
 }
 
-/* The shift that waits in the averages: it is not in the arrays, so that those are the same on all
- * ranks (docs/algorithms.md, damping_leak). */
-ng_status ng_kron_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+/* The leaked shift is a number and not part of the arrays, so that the arrays are equal on all ranks
+ * (docs/algorithms.md, damping_leak). */
+static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_kron *k = ng_kron_of(b);
   ng_status st = NG_OK;
   for (int i = 0; i < 2; i++) {
@@ -472,16 +481,39 @@ const ng_family ng_family_kronecker = {
     .fits = fits,
     .check = check,
     .create = create,
-    .destroy = ng_kron_destroy,
-    .statistics = ng_kron_statistics,
+    .destroy = destroy,
+    .statistics = statistics,
     .plan = plan,
     .observe = ng_kron_observe,
     .measure = ng_kron_measure,
     .emit_tile = ng_kron_emit_tile,
     .room = ng_kron_room,
     .norms = ng_kron_norms,
-    .fields = ng_kron_fields,
-    .numbers = ng_kron_numbers,
+    .fields = fields,
+    .numbers = numbers,
+    .solve = ng_kron_solve,
+    .shared = ng_kron_shared,
+    .tell = ng_kron_tell,
+    .report = ng_kron_report,
+};
+
+/* Embeddings are not sharded, and their norms are sums over tiles: PD is computed in chunks of rows. */
+const ng_family ng_family_embedding = {
+    .version = NG_FAMILY_VERSION,
+    .name = "embedding",
+    .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
+    .scope = NG_SCOPE_LAYER,
+    .fits = fits_embedding,
+    .check = check_embedding,
+    .create = create,
+    .destroy = destroy,
+    .statistics = statistics,
+    .plan = plan,
+    .observe = ng_kron_observe,
+    .measure = ng_kron_measure,
+    .emit_tile = ng_kron_emit_tile,
+    .fields = fields,
+    .numbers = numbers,
     .solve = ng_kron_solve,
     .shared = ng_kron_shared,
     .tell = ng_kron_tell,

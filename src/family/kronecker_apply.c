@@ -1,33 +1,37 @@
-/* kronecker_apply.c: from a gradient to its preconditioned direction, and out.
+/* kronecker_apply.c: compute the direction PD of a gradient D, and emit it.
  *
- *   cholesky   PD = G^-1 D A^-1, damped as they were solved
- *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A',  R = 1/(d_G d_A' + lambda) of solve time (prediv)
+ *   cholesky   PD = G^-1 D A^-1 with the damping of the last solve
+ *   eigen      PD = Q_G ((Q_G' D Q_A) o R) Q_A', R = 1 / (d_G d_A' + lambda) of the last solve (prediv)
  *              or of now
- *   product    H = G D A, and PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret
- *              et al. 2021, arXiv 2010.01412) along the curvature, as published with Eva
+ *   product    H = G D A; PD = D + k H once all ranks know k (clip.c): the ascent of SAM (Foret et al.
+ *              2021, arXiv 2010.01412) along the curvature, as published with Eva
  *
- * In: bound gradients, results of the last solve.  Out: `direction` [out, p], <PD, D>, |D|^2,
- * |PD|^2, and tiles of PD.  2 q p (p + q) operations a step with stored inverses, twice that in the
- * eigenbases.
+ * In: bound gradients, results of the last solve. Out: `direction` [out, p], <PD, D>, |D|^2, |PD|^2, and tiles
+ * of PD. A step costs 2 q p (p + q) operations with stored inverses, twice that in eigenbases.
  *
- * D is gathered into internal column order (see kronecker.h), PD is kept in `direction` until all
- * ranks have agreed on the clip, then emitted tile by tile in published order, on ranks that made
- * it and on those that received it.  It has to be kept: made again for the sink it would cost the
- * products twice, and ranks without results could not make it at all. */
+ * D is gathered into internal column order (kronecker.h). `direction` keeps PD until all ranks agree on the
+ * clip factor. Ranks without results emit a received PD. */
 #include "family/kronecker.h"
 
-/* ---- scratch: D [out,p], T [out,p], one result as f32, 3 doubles a row; norms: published rows and D,
+/* ---- scratch: D and T [rows of a chunk, p], one result as f32, 3 doubles a row. `norms`: published rows, D,
  *               and the same 3 doubles -------------------------------------------------------- */
 
-/* Floats that one stored result takes when it is widened; none where it is f32 already.  Group 0
- * stands for all. */
+enum { CHUNK = 256 };
+
+/* If the left side is diagonal, rows are independent, and an embedding may have many. */
+static int64_t chunk_rows(const ng_kron *k) {
+  return k->left->part->diagonal ? ng_min64(CHUNK, k->out) : k->out;
+}
+
+/* Floats of one result widened to f32. All groups are alike. */
 static int64_t widest_result(const ng_kron *k) {
   int64_t most = 0;
   if (k->inverse_dtype == NG_F32) return 0;
   for (int side = 0; side < 2; side++) {
     for (int32_t i = 0; i < k->side[side].each; i++) {
-      const int64_t n = k->side[side].part[i].n;
-      most = ng_max64(most, k->eigen ? n * n : ng_sym_count(n));
+      const ng_part *part = &k->side[side].part[i];
+      if (part->diagonal) continue;
+      most = ng_max64(most, k->eigen ? part->n * part->n : ng_sym_count(part->n));
     }
   }
   return ng_max64(most, k->p);
@@ -35,28 +39,29 @@ static int64_t widest_result(const ng_kron *k) {
 
 int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  return 2 * ng_round16(k->out * k->p) + ng_round16(widest_result(k)) + ng_round16(6 * k->out);
+  const int64_t rows = chunk_rows(k);
+  return 2 * ng_round16(rows * k->p) + ng_round16(widest_result(k)) + ng_round16(6 * rows);
 }
 
 /* ---- rows of D -------------------------------------------------------------------------------*/
 
 typedef struct rows_job {
   ng_block *b;
-  float *D, *H; /* the gradient; norms: `direction` in published order */
-  int64_t chunk;
+  float *D, *H;            /* the gradient; norms: `direction` in published order */
+  int64_t row, rows, each; /* of the chunk; rows of a piece */
   bool bad[256];
 } rows_job;
 
-/* Whole rows to a thread.  Below some 8192 numbers waking threads costs more than copying. */
+/* Below 8192 numbers starting threads costs more than copying. */
 static int32_t pieces_of(const ng_block *b, rows_job *j) {
   const ng_kron *k = ng_kron_of(b);
-  int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->ctx), 256), k->out);
-  if (k->out * k->p < 8192) pieces = 1;
-  j->chunk = (k->out + pieces - 1) / pieces;
+  int32_t pieces = (int32_t)ng_min64(ng_min64(ng_threads_of(b->ctx), 256), j->rows);
+  if (j->rows * k->p < 8192) pieces = 1;
+  j->each = (j->rows + pieces - 1) / pieces;
   return pieces;
 }
 
-/* A row of the bound gradients, the bias last; false if a value is not finite. */
+/* Read a row of the bound gradients, the bias last; false if a value is not finite. */
 static bool read_row(const ng_block *b, int64_t r, float *row) {
   const ng_slot *w = b->segment[0].slot;
   ng_slot_read(w, r, 0, w->cols, row);
@@ -64,16 +69,16 @@ static bool read_row(const ng_block *b, int64_t r, float *row) {
   return ng_all_finite(row, NG_F32, ng_kron_of(b)->p);
 }
 
-/* `direction` is only borrowed here, as the row in the weight's order before it is permuted. */
+/* `direction` is overwritten later; here it is the buffer of the row before permutation. */
 static void gather_rows(void *arg, int32_t piece) {
   rows_job *j = arg;
   const ng_block *b = j->b;
   const ng_kron *k = ng_kron_of(b);
-  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
+  const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
   j->bad[piece] = false;
-  for (int64_t r = piece * j->chunk; r < to; r++) {
-    float *row = b->direction + r * k->p, *D = j->D + r * k->p; /* PD is made after all rows */
-    if (!read_row(b, r, row)) j->bad[piece] = true;
+  for (int64_t r = piece * j->each; r < to; r++) {
+    float *row = b->direction + (j->row + r) * k->p, *D = j->D + r * k->p;
+    if (!read_row(b, j->row + r, row)) j->bad[piece] = true;
     if (k->offsets == 1) {
       memcpy(D, row, (size_t)k->p * sizeof *D);
     } else {
@@ -86,147 +91,174 @@ static void gather_rows(void *arg, int32_t piece) {
 
 /* ---- the products ----------------------------------------------------------------------------*/
 
-/* n stored numbers as f32: where they are, or enqueued to be in `room` when they are needed. */
-static const float *as_f32(ng_block *b, const void *stored, int64_t n, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
-  if (k->inverse_dtype == NG_F32) return stored;
-  ng_on(q)->widen(q, n, stored, k->inverse_dtype, room);
-  return room;
+/* Rows [row, row + rows) of the gradient, all unless the left side is diagonal. */
+typedef struct chunk {
+  ng_block *b;
+  const ng_kron *k;
+  ng_queue *q;
+  int64_t row, rows, group_rows;
+  float *D, *T, *out, *room;
+} chunk;
+
+/* n stored numbers as f32: in place, or enqueued to be in `room`. */
+static const float *as_f32(const chunk *c, const void *stored, int64_t n) {
+  if (c->k->inverse_dtype == NG_F32) return stored;
+  ng_on(c->q)->widen(c->q, n, stored, c->k->inverse_dtype, c->room);
+  return c->room;
 }
 
 /* The stored inverse, or L, of a part. */
-static ng_sym result_of(ng_block *b, const ng_part *part, float *room) {
-  const float *a = as_f32(b, part->R, ng_sym_count(part->n), room);
-  const ng_sym S = {(float *)(uintptr_t)a, part->n};
-  return S;
+static ng_sym result_of(const chunk *c, const ng_part *part) {
+  const float *a = as_f32(c, part->R, ng_sym_count(part->n));
+  return (ng_sym){(float *)(uintptr_t)a, part->n};
 }
 
-/* T = D A^-1, then G^-1 T, part by part: each is a block of columns, then of rows.  A queue works in
- * order, so `room` may take one stored result after the other without a wait between them. */
-static void apply_cholesky(ng_block *b, const float *D, float *T, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
-    const ng_part *a = &k->side[NG_SIDE_A].part[i];
-    const int64_t at = a->group * k->q * k->p + a->at;
-    const ng_sym S = result_of(b, a, room);
-    if (a->is_factor) {
-      ng_on(q)->copy(q, k->q, a->n, D + at, k->p, T + at, k->p);
-      ng_on(q)->solve_right(q, S, k->q, T + at, k->p);
+/* to = from R^-1, part by part: a block of columns each. The queue works in order, so that `room` may contain
+ * one result after the other without a wait. */
+static void divide_right(const chunk *c, const float *from, float *to) {
+  const int64_t p = c->k->p, rows = c->group_rows;
+  for (int32_t i = 0; i < c->k->right->parts; i++) {
+    const ng_part *r = &c->k->right->part[i];
+    const int64_t at = r->group * c->k->q * p + r->at;
+    const ng_sym S = result_of(c, r);
+    if (r->is_factor) {
+      ng_on(c->q)->copy(c->q, rows, r->n, from + at, p, to + at, p);
+      ng_on(c->q)->solve_right(c->q, S, rows, to + at, p);
     } else {
-      ng_on(q)->mul_right(q, S, k->q, D + at, k->p, T + at, k->p);
-    }
-  }
-  for (int32_t i = 0; i < k->side[NG_SIDE_G].parts; i++) {
-    const ng_part *g = &k->side[NG_SIDE_G].part[i];
-    const int64_t at = g->at * k->p;
-    const ng_sym S = result_of(b, g, room);
-    if (g->is_factor) {
-      ng_on(q)->copy(q, g->n, k->p, T + at, k->p, b->direction + at, k->p);
-      ng_on(q)->solve_left(q, S, k->p, b->direction + at, k->p);
-    } else {
-      ng_on(q)->mul_left(q, S, k->p, T + at, k->p, b->direction + at, k->p);
+      ng_on(c->q)->mul_right(c->q, S, rows, from + at, p, to + at, p);
     }
   }
 }
 
-/* T = D Q_A (transposed: back) and Out = Q_G' T (transposed: back), part by part.  Row i of V is
- * eigenvector i, so V is Q': what reads as a transposition in one of them is none in the other. */
-static void times_a(ng_block *b, const float *from, float *to, bool back, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->side[NG_SIDE_A].parts; i++) {
-    const ng_part *a = &k->side[NG_SIDE_A].part[i];
-    const int64_t at = a->group * k->q * k->p + a->at;
-    const float *V = as_f32(b, a->V, a->n * a->n, room);
-    ng_on(q)->gemm(q, false, !back, k->q, a->n, a->n, 1.0f, from + at, k->p, V, a->n, 0.0f, to + at,
-                   k->p);
+/* to = L^-1 from: a block of rows each. */
+static void divide_left(const chunk *c, const float *from, float *to) {
+  const int64_t p = c->k->p;
+  for (int32_t i = 0; i < c->k->left->parts; i++) {
+    const ng_part *l = &c->k->left->part[i];
+    const int64_t at = l->at * p;
+    if (l->diagonal) {
+      ng_queue_wait(c->q);
+      for (int64_t r = 0; r < c->rows; r++) {
+        for (int64_t x = 0; x < p; x++) {
+          to[r * p + x] = from[r * p + x] * l->d[c->row + r];
+        }
+      }
+      continue;
+    }
+    const ng_sym S = result_of(c, l);
+    if (l->is_factor) {
+      ng_on(c->q)->copy(c->q, l->n, p, from + at, p, to + at, p);
+      ng_on(c->q)->solve_left(c->q, S, p, to + at, p);
+    } else {
+      ng_on(c->q)->mul_left(c->q, S, p, from + at, p, to + at, p);
+    }
   }
 }
 
-static void times_g(ng_block *b, const float *from, float *to, bool back, float *room) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->side[NG_SIDE_G].parts; i++) {
-    const ng_part *g = &k->side[NG_SIDE_G].part[i];
-    const int64_t at = g->at * k->p;
-    const float *V = as_f32(b, g->V, g->n * g->n, room);
-    ng_on(q)->gemm(q, back, false, g->n, k->p, g->n, 1.0f, V, g->n, from + at, k->p, 0.0f, to + at,
-                   k->p);
+/* to = from Q_R and to = Q_L' from, or with `back` the transposes. Row i of V is eigenvector i, so V = Q'. */
+static void rotate_right(const chunk *c, const float *from, float *to, bool back) {
+  const int64_t p = c->k->p;
+  for (int32_t i = 0; i < c->k->right->parts; i++) {
+    const ng_part *r = &c->k->right->part[i];
+    const int64_t at = r->group * c->k->q * p + r->at;
+    const float *V = as_f32(c, r->V, r->n * r->n);
+    ng_on(c->q)->gemm(c->q, false, !back, c->group_rows, r->n, r->n, 1.0f, from + at, p, V, r->n,
+                      0.0f, to + at, p);
   }
 }
 
-/* U o R in the eigenbases: by what was stored when it was solved, or by the damping of now.  The
- * two differ where a schedule moved lambda since then; prediv = 1 is what KAISA does by default.
- * Only blocks of one group meet: between groups the curvature has no entry. */
-static void divide(ng_block *b, float *U) {
-  const ng_kron *k = ng_kron_of(b);
-  ng_queue *q = b->ctx->queue;
+static void rotate_left(const chunk *c, const float *from, float *to, bool back) {
+  const int64_t p = c->k->p;
+  for (int32_t i = 0; i < c->k->left->parts; i++) {
+    const ng_part *l = &c->k->left->part[i];
+    const int64_t at = l->at * p;
+    const float *V = as_f32(c, l->V, l->n * l->n);
+    ng_on(c->q)->gemm(c->q, back, false, l->n, p, l->n, 1.0f, V, l->n, from + at, p, 0.0f, to + at,
+                      p);
+  }
+}
+
+/* U o R in the eigenbases, by prediv, as KAISA, or by the present damping. Only parts of one group meet. */
+static void divide_spectrum(const chunk *c, float *U) {
+  const ng_kron *k = c->k;
   if (k->prediv != NULL) {
-    ng_on(q)->times(q, k->out * k->p, U, k->prediv, k->inverse_dtype);
+    const char *R = (const char *)k->prediv + c->row * k->p * ng_dtype_size(k->inverse_dtype);
+    ng_on(c->q)->times(c->q, c->rows * k->p, U, R, k->inverse_dtype);
     return;
   }
-  for (int32_t gi = 0; gi < k->side[NG_SIDE_G].parts; gi++) {
-    const ng_part *g = &k->side[NG_SIDE_G].part[gi];
-    for (int32_t ai = 0; ai < k->side[NG_SIDE_A].each; ai++) {
-      const ng_part *a = &k->side[NG_SIDE_A].part[g->group * k->side[NG_SIDE_A].each + ai];
-      const ng_spectrum s = ng_kron_spectrum(b, g, a, b->opt.damping);
-      ng_on(q)->divide(q, g->n, a->n, s, U + g->at * k->p + a->at, k->p);
+  for (int32_t i = 0; i < k->left->parts; i++) {
+    const ng_part *l = &k->left->part[i], *r = ng_kron_opposite(k, l);
+    for (const ng_part *end = r + k->right->each; r < end; r++) {
+      ng_spectrum s = ng_kron_spectrum(c->b, l, r, c->b->opt.damping);
+      s.g += c->row;
+      ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->at * k->p + r->at, k->p);
     }
+  }
+}
+
+/* c->out = PD. Without results (the last rung of the ladder) PD = D; for product H = 0. The eigenbasis of a
+ * diagonal side is the identity. */
+static void precondition(const chunk *c) {
+  const ng_kron *k = c->k;
+  if (!k->good && k->product) {
+    ng_on(c->q)->scale(c->q, c->rows * k->p, c->out, 0.0);
+  } else if (!k->good) {
+    ng_on(c->q)->copy(c->q, c->rows, k->p, c->D, k->p, c->out, k->p);
+  } else if (!k->eigen) {
+    divide_right(c, c->D, c->T);
+    divide_left(c, c->T, c->out);
+  } else if (k->left->part->diagonal) {
+    rotate_right(c, c->D, c->T, false);
+    divide_spectrum(c, c->T);
+    rotate_right(c, c->T, c->out, true);
+  } else {
+    rotate_right(c, c->D, c->T, false);
+    rotate_left(c, c->T, c->out, false);
+    divide_spectrum(c, c->out);
+    rotate_right(c, c->out, c->T, true);
+    rotate_left(c, c->T, c->out, true);
   }
 }
 
 /* ---- measure, emit ---------------------------------------------------------------------------*/
 
-/* Enqueued from end to end; the one wait is for the sums of rows, which stand for everything
- * before.
- *
- * A gradient that is not finite leaves zeros, not garbage: the direction may already be on its way
- * to other ranks when they learn that the step does not count.  Without results (the ladder's last
- * rung) PD = D; for product H = 0, which is the same: PD = D + k 0. */
+/* A non-finite gradient gives zeros, because other ranks may receive the direction before they learn that the
+ * step is skipped. The sums are in row order: the same bits for any number of threads. */
 ng_status ng_kron_measure(ng_block *b) {
-  ng_kron *k = ng_kron_of(b);
+  const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
-  float *D = ng_scratch(b), *T = D + ng_round16(k->out * k->p),
-        *room = T + ng_round16(k->out * k->p);
-  rows_job j;
-  j.b = b;
-  j.D = D;
-  double *sums = (double *)(void *)(room + ng_round16(widest_result(k)));
-  const int32_t pieces = pieces_of(b, &j);
-  ng_parallel(b->ctx, pieces, gather_rows, &j);
-  for (int32_t i = 0; i < pieces; i++) {
-    if (j.bad[i]) {
-      memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
-      return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
+  const int64_t most = chunk_rows(k);
+  chunk c = {.b = b, .k = k, .q = q, .D = ng_scratch(b)};
+  c.T = c.D + ng_round16(most * k->p);
+  c.room = c.T + ng_round16(most * k->p);
+  double *sums = (double *)(void *)(c.room + ng_round16(widest_result(k)));
+  for (; c.row < k->out; c.row += c.rows) {
+    c.rows = ng_min64(most, k->out - c.row);
+    c.group_rows = ng_min64(k->q, c.rows);
+    c.out = b->direction + c.row * k->p;
+    rows_job j = {.b = b, .D = c.D, .row = c.row, .rows = c.rows};
+    const int32_t pieces = pieces_of(b, &j);
+    ng_parallel(b->ctx, pieces, gather_rows, &j);
+    for (int32_t i = 0; i < pieces; i++) {
+      if (j.bad[i]) {
+        memset(b->direction, 0, (size_t)(k->out * k->p) * sizeof *b->direction);
+        return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
+      }
     }
-  }
-  if (!k->good && k->product) {
-    ng_on(q)->scale(q, k->out * k->p, b->direction, 0.0);
-  } else if (!k->good) {
-    ng_on(q)->copy(q, k->out, k->p, D, k->p, b->direction, k->p);
-  } else if (k->eigen) {
-    times_a(b, D, T, false, room);
-    times_g(b, T, b->direction, false, room);
-    divide(b, b->direction);
-    times_a(b, b->direction, T, true, room);
-    times_g(b, T, b->direction, true, room);
-  } else {
-    apply_cholesky(b, D, T, room);
-  }
-  ng_on(q)->row_sums(q, k->out, k->p, b->direction, k->p, D, k->p, sums);
-  ng_queue_wait(q);
-  const double *sum = ng_numbers_read(q, sums);
-  for (int64_t r = 0; r < k->out; r++) { /* in row order: the same bits for any number of threads */
-    b->inner += sum[3 * r];
-    b->d2 += sum[3 * r + 1];
-    b->pd2 += sum[3 * r + 2];
+    precondition(&c);
+    ng_on(q)->row_sums(q, c.rows, k->p, c.out, k->p, c.D, k->p, sums);
+    ng_queue_wait(q);
+    const double *sum = ng_numbers_read(q, sums);
+    for (int64_t r = 0; r < c.rows; r++, sum += 3) {
+      b->inner += sum[0];
+      b->d2 += sum[1];
+      b->pd2 += sum[2];
+    }
   }
   return NG_OK;
 }
 
-/* Row r of `direction` in published order: where it is, or in `room`. */
+/* Row r of `direction` in published order: in place, or in `room`. */
 static const float *published_row(const ng_block *b, int64_t r, float *room) {
   const ng_kron *k = ng_kron_of(b);
   const float *row = b->direction + r * k->p;
@@ -237,28 +269,26 @@ static const float *published_row(const ng_block *b, int64_t r, float *room) {
   return room;
 }
 
-/* What `norms` sums: rows of `direction` in published order, and with solver = product of the gradient.
- */
+/* Rows of `direction` in published order; for product also of the gradient. */
 static void publish_rows(void *arg, int32_t piece) {
   const rows_job *j = arg;
   const ng_kron *k = ng_kron_of(j->b);
-  const int64_t to = ng_min64(k->out, (piece + 1) * j->chunk);
-  for (int64_t r = piece * j->chunk; r < to; r++) {
+  const int64_t to = ng_min64(j->rows, (piece + 1) * j->each);
+  for (int64_t r = piece * j->each; r < to; r++) {
     (void)published_row(j->b, r, j->H + r * k->p);
     if (k->product) (void)read_row(j->b, r, j->D + r * k->p);
   }
 }
 
-/* |PD|^2 of the weight and of the bias apart, for clips that look at one tensor.  For product |D +
- * k H|^2 from its three terms, k being known only now; `row_sums` has <H, D>, |D|^2, |H|^2.  In row
- * order: the same bits for any number of threads. */
+/* |PD|^2 of the weight and of the bias, for clips by tensor. For product |D + k H|^2 from its three terms,
+ * because k is known only now; `row_sums` computes <H, D>, |D|^2, |H|^2. */
 void ng_kron_norms(ng_block *b, double *pd2) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
   const int64_t cols = b->segment[0].slot->cols;
   const double ascent = b->ascent;
   float *scratch = ng_scratch(b);
-  rows_job j = {.b = b, .H = scratch, .D = scratch + ng_round16(k->out * k->p)};
+  rows_job j = {.b = b, .H = scratch, .D = scratch + ng_round16(k->out * k->p), .rows = k->out};
   double *sums = (double *)(void *)(j.D + ng_round16(k->out * k->p) + ng_round16(widest_result(k)));
   const int32_t pieces = pieces_of(b, &j);
   NG_ASSERT(ng_queue_settled(q));
@@ -278,8 +308,8 @@ void ng_kron_norms(ng_block *b, double *pd2) {
 
 /* ---- emit ------------------------------------------------------------------------------------*/
 
-/* n published columns of row r: where they are, or collected in `room`.  The bias is one row of the
- * gradient whose columns are outputs; internal order, too, has it last. */
+/* n published columns of row r: in place, or collected in `room`. The bias is one row of the gradient, its
+ * columns are outputs; it is the last internal column. */
 static const float *published(const ng_block *b, const ng_tile *t, int64_t r, int64_t col,
                               int64_t n, float *room) {
   const ng_kron *k = ng_kron_of(b);

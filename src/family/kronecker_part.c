@@ -1,25 +1,26 @@
-/* kronecker_part.c: one matrix of A or G, from its running average to what is applied.
+/* kronecker_part.c: the result of one part of A or G.
  *
- * In: the average of a part, the shift that sits in it, the damping on top.  Out: (F + d I)^-1, or L of
- * F + d I = L L', or F = Q diag(e) Q' with e at or below eigen_floor set to 0, or F itself; and the rung of
- * the ladder at which it passed its checks.
+ * In: the average F of a part, the leaked shift that F contains, the damping d. Out: (F + d I)^-1, or L of
+ * F + d I = L L', or F = Q diag(e) Q', or F itself (product); and the rung of the ladder that passed.
  *
- * LAPACK's word is not taken: it reports success on NaN, so averages are scanned before (kronecker_solve.c)
- * and results are checked after, on a sampled column (linalg/damped.c) or three eigenpairs. */
+ * LAPACK reports success on NaN. So kronecker_solve.c scans averages before, and results are checked after, by
+ * a sampled column (linalg/damped.c) or by three eigenpairs. */
 #include "family/kronecker.h"
 
 #include <math.h>
 
-/* Eigenvalues of a covariance may be negative by rounding, n eps of the largest; 1e-3 is above that
- * up to n = 16000 and far below what an indefinite matrix shows. */
+/* Rounding makes eigenvalues of a covariance negative by up to n eps of the largest. 1e-3 is above that up to
+ * n = 16000 and far below the values of an indefinite matrix. */
 #define NEGATIVE 1e-3
 
 /* ---- scratch: cholesky  ng_damped_scratch
  *               eigen     V [n n], work;  or V64 [n n] doubles, V, work64 ------------------- */
 
-static int64_t part_scratch(const ng_block *b, int64_t n) {
+static int64_t part_scratch(const ng_block *b, const ng_part *part) {
+  const int64_t n = part->n;
   const ng_queue *q = b->ctx->queue;
   const int64_t vectors = 6 * ng_round16(2 * n), tri = ng_sym_count(n);
+  if (part->diagonal) return n;
   if (!ng_kron_of(b)->eigen) return ng_damped_scratch(n);
   const int64_t single =
       ng_round16(n * n) + ng_round16(tri) + ng_round16(q->la->eigen_work(q, n) / 4 + 16);
@@ -33,43 +34,13 @@ int64_t ng_kron_solve_scratch(const ng_block *b) {
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &ng_kron_of(b)->side[side];
     for (int32_t i = 0; i < s->each && s->stat->keeps; i++) {
-      most = ng_max64(most, part_scratch(b, s->part[i].n));
+      most = ng_max64(most, part_scratch(b, &s->part[i]));
     }
   }
   return most;
 }
 
-/* ---- loading --------------------------------------------------------------------*/
-
-/* F as f32: where it is, or enqueued to be in `room`. */
-static ng_sym load(const ng_block *b, const ng_side *s, const ng_part *part, float *room) {
-  ng_sym F = {ng_kron_average(s, part), part->n};
-  if (s->stat->kept != NG_F32) {
-    ng_queue *q = b->ctx->queue;
-    ng_on(q)->widen(q, ng_sym_count(part->n), F.a, s->stat->kept, room);
-    F.a = room;
-  }
-  return F;
-}
-
-/* ---- cholesky --------------------------------------------------------------------------------*/
-
-/* What is beyond the range of inverse_dtype is no result: an f16 ends at 65504. */
-static bool fits(const ng_block *b, ng_part *part, const float *x, int64_t n) {
-  const ng_dtype t = ng_kron_of(b)->inverse_dtype;
-  ng_queue *q = b->ctx->queue;
-  if (t == NG_F32) return true;
-  ng_on(q)->largest(q, n, x, NG_F32, &part->largest);
-  ng_queue_wait(q);
-  return *ng_numbers_read(q, &part->largest) <= ng_dtype_most(t);
-}
-
-/* Rounded to inverse_dtype only after the checks, which are about the solve and not about 16
- * bits. */
-static void store(const ng_block *b, void *dst, const float *src, int64_t n) {
-  ng_queue *q = b->ctx->queue;
-  ng_on(q)->narrow(q, n, src, dst, ng_kron_of(b)->inverse_dtype);
-}
+/* ---- cholesky, product -----------------------------------------------------------------------*/
 
 static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, double d,
                         float *scratch) {
@@ -86,23 +57,27 @@ static int32_t cholesky(const ng_block *b, const ng_side *s, ng_part *part, doub
   return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
-/* solver = product: the average itself, as it is now. */
+/* solver = product: the average itself. */
 static int32_t copy(const ng_block *b, const ng_side *s, ng_part *part, float *scratch) {
-  const ng_sym F = load(b, s, part, scratch);
-  if (!fits(b, part, F.a, ng_sym_count(part->n))) return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-  store(b, part->R, F.a, ng_sym_count(part->n));
+  ng_queue *q = b->ctx->queue;
+  const ng_dtype t = ng_kron_of(b)->inverse_dtype;
+  const int64_t n = ng_sym_count(part->n);
+  const ng_sym F = ng_sym_load(q, part->n, ng_kron_average(s, part), s->stat->kept, scratch);
+  if (!ng_fits_dtype(q, n, F.a, t, &part->largest))
+    return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  ng_on(q)->narrow(q, n, F.a, part->R, t);
   return 0;
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* How far below 0 an eigenvalue of a stored average may be, relative to the largest: rounding n
- * entries of a row to 16 bits moves it by up to n half units. */
+/* The lowest accepted eigenvalue relative to the largest: rounding the n entries of a row to 16 bits moves an
+ * eigenvalue by up to n half units. */
 static double negative_limit(ng_dtype t, int64_t n) {
   return t == NG_F32 ? NEGATIVE : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
 }
 
-/* First, middle and last pair: residual, norm, and orthogonality of the outer two. */
+/* Check the residual and the norm of the first, middle and last pair, and the orthogonality of the outer two. */
 static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const float *V,
                         const float *e, double *x, double *y) {
   const int64_t n = F.n, sample[3] = {0, n / 2, n - 1};
@@ -133,58 +108,49 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
   return fabs(dot) <= NEGATIVE;
 }
 
-/* `leak` is a shift of the average that its array does not have, so eigenvalues get it here.  What
- * is at or below eigen_floor counts as 0 (KAISA: 0, MPD-KFAC: 1e-10): rounding's negative ones
- * would turn a direction around where lambda is smaller than they are. */
-static void store_eigen(const ng_block *b, ng_part *part, const float *V, const float *e,
-                        double leak) {
-  const int64_t n = part->n;
-  store(b, part->V, V, n * n);
-  for (int64_t i = 0; i < n; i++) {
+/* `leak` is a shift that the array of the average does not contain. Eigenvalues at or below eigen_floor become
+ * 0 (KAISA: 0, MPD-KFAC: 1e-10): a negative eigenvalue beyond lambda would reverse a direction. */
+static void store_eigenvalues(const ng_block *b, ng_part *part, const float *e, double leak) {
+  for (int64_t i = 0; i < part->n; i++) {
     const float x = (float)((double)e[i] + leak);
     part->d[i] = (double)x <= b->opt.eigen_floor || x < 0.0f ? 0.0f : x;
   }
 }
 
-static bool eigen_single(const ng_block *b, const ng_side *s, ng_part *part, double leak,
-                         float *scratch) {
-  const int64_t n = part->n;
-  float *V = scratch, *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
-  double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
-  void *work = y + ng_round16(n);
+static void store_eigen(const ng_block *b, ng_part *part, const float *V, const float *e,
+                        double leak) {
   ng_queue *q = b->ctx->queue;
-  const ng_sym F = load(b, s, part, room);
-  ng_on(q)->unpack(q, F, V, n);
-  ng_on(q)->eigen(q, n, V, e, work, &part->info[0]);
-  ng_queue_wait(q);
-  if (ng_info_read(q, &part->info[0]) != 0) return false;
-  if (!check_eigen(b, s, F, V, e, x, y)) return false;
-  store_eigen(b, part, V, e, leak);
-  return true;
+  ng_on(q)->narrow(q, part->n * part->n, V, part->V, ng_kron_of(b)->inverse_dtype);
+  store_eigenvalues(b, part, e, leak);
 }
 
-static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, double leak,
-                         float *scratch) {
+/* In f32, or `twice` in double. */
+static bool decompose(const ng_block *b, const ng_side *s, ng_part *part, double leak, bool twice,
+                      float *scratch) {
   const int64_t n = part->n;
   double *V64 = (double *)(void *)scratch;
-  float *V = scratch + 2 * ng_round16(n * n), *room = V + ng_round16(n * n);
-  float *e = room + ng_round16(ng_sym_count(n));
+  float *V = twice ? scratch + 2 * ng_round16(n * n) : scratch;
+  float *room = V + ng_round16(n * n), *e = room + ng_round16(ng_sym_count(n));
   double *x = (double *)(void *)(e + ng_round16(n)), *y = x + ng_round16(n);
   void *work = y + ng_round16(n);
   ng_queue *q = b->ctx->queue;
-  const ng_sym F = load(b, s, part, room);
+  const ng_sym F = ng_sym_load(q, n, ng_kron_average(s, part), s->stat->kept, room);
   ng_on(q)->unpack(q, F, V, n);
-  ng_queue_wait(q);
-  for (int64_t i = 0; i < n * n; i++) {
-    V64[i] = (double)V[i];
+  if (twice) {
+    ng_queue_wait(q);
+    for (int64_t i = 0; i < n * n; i++) {
+      V64[i] = (double)V[i];
+    }
+    ng_on(q)->eigen64(q, n, V64, x, work, &part->info[0]);
+  } else {
+    ng_on(q)->eigen(q, n, V, e, work, &part->info[0]);
   }
-  ng_on(q)->eigen64(q, n, V64, x, work, &part->info[0]);
   ng_queue_wait(q);
   if (ng_info_read(q, &part->info[0]) != 0) return false;
-  for (int64_t i = 0; i < n * n; i++) {
+  for (int64_t i = 0; i < n * n && twice; i++) {
     V[i] = (float)V64[i];
   }
-  for (int64_t i = 0; i < n; i++) {
+  for (int64_t i = 0; i < n && twice; i++) {
     e[i] = (float)x[i];
   }
   if (!check_eigen(b, s, F, V, e, x, y)) return false;
@@ -192,19 +158,47 @@ static bool eigen_double(const ng_block *b, const ng_side *s, ng_part *part, dou
   return true;
 }
 
-/* More damping does not help an eigendecomposition: it only shifts the eigenvalues. */
+/* The ladder without damping, which only shifts eigenvalues. */
 static int32_t eigen(const ng_block *b, const ng_side *s, ng_part *part, double leak,
                      float *scratch) {
-  if (eigen_single(b, s, part, leak, scratch)) return 0;
-  if (eigen_double(b, s, part, leak, scratch)) return NG_RUNG_DOUBLE;
+  if (decompose(b, s, part, leak, false, scratch)) return 0;
+  if (decompose(b, s, part, leak, true, scratch)) return NG_RUNG_DOUBLE;
   return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
 }
 
-/* ---- the door --------------------------------------------------------------------------------*/
+/* ---- diagonal --------------------------------------------------------------------------------*/
+
+/* 1 / (F_i + d) of all entries; false: one is not a positive f32. */
+static bool invert_diagonal(const float *F, int64_t n, double d, float *out) {
+  for (int64_t i = 0; i < n; i++) {
+    out[i] = (float)(1.0 / ((double)F[i] + d));
+    if (!(out[i] > 0.0f) || !(out[i] - out[i] == 0.0f)) return false;
+  }
+  return true;
+}
+
+/* Double precision would not help: the sums above are in double. */
+static int32_t solve_diagonal(const ng_block *b, const ng_side *s, ng_part *part, double shift,
+                              double on, float *scratch) {
+  const float *F = ng_kron_average(s, part);
+  if (ng_kron_of(b)->eigen) {
+    store_eigenvalues(b, part, F, shift);
+    return 0;
+  }
+  for (int32_t rung = 0; rung < NG_RUNG_DOUBLE; rung++, on *= 10.0) {
+    if (!invert_diagonal(F, part->n, shift + on, scratch)) continue;
+    memcpy(part->d, scratch, (size_t)part->n * sizeof *scratch);
+    return rung;
+  }
+  return part->good ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+}
+
+/* ---- any part --------------------------------------------------------------------------------*/
 
 int32_t ng_kron_solve_part(const ng_block *b, const ng_side *s, ng_part *part, double shift,
                            double on) {
   const ng_kron *k = ng_kron_of(b);
+  if (part->diagonal) return solve_diagonal(b, s, part, shift, on, ng_scratch(b));
   if (k->product) return copy(b, s, part, ng_scratch(b));
   if (k->eigen) return eigen(b, s, part, shift, ng_scratch(b));
   return cholesky(b, s, part, shift + on, ng_scratch(b));

@@ -1,9 +1,8 @@
-/* kronecker_stats.c: what an observation adds to A and G.
+/* kronecker_stats.c: add observations to A and G.
  *
- * In: checked views of inputs and output gradients.  Out: S <- old S + fresh alpha sum_rows r r' in every
- * part, with alpha from the scale table below and (old, fresh) from the statistic (stat/stat.h), which
- * does everything else.  The published programs' scales are options of the same code
- * (docs/algorithms.md has the table). */
+ * In: checked views of inputs and output gradients. Out: S <- old S + fresh alpha sum_rows r r' in every
+ * part. alpha comes from the table below, (old, fresh) from the statistic (stat/stat.h). The scalings of the
+ * published programs are options of the same code (docs/algorithms.md). */
 #include "family/kronecker.h"
 
 #include <math.h>
@@ -87,21 +86,58 @@ static bool fits(const ng_obs *o, const ng_stat *s, call_scale c) {
   return raw <= limit && c.alpha <= limit && c.alpha * raw <= limit;
 }
 
-/* Every part of G is one number: its diagonal, read once for all of them. */
-static bool single(const ng_kron *k, const ng_obs *o, const ng_side *side) {
-  return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns &&
-         k->vocabulary == 0;
+/* output_factor = diagonal: every part of G has order 1. */
+static bool single(const ng_obs *o, const ng_side *side) {
+  return o->what == NG_SEES_OUTGRAD && side->parts > 1 && side->parts == o->v.columns;
 }
 
 static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call_scale c) {
   const ng_stat *s = side->stat;
   double *sum = ng_scratch(b);
   ng_square_sums(b->ctx, &o->v, s->take, c.reduce, sum);
-  ng_queue_wait(b->ctx->queue); /* what is kept of the sums so far is on its way */
+  ng_queue_wait(b->ctx->queue); /* ng_stat_retain was enqueued */
   for (int32_t i = 0; i < side->parts; i++) {
     float *to = s->part[i].sum;
     *to = (float)((double)*to + (double)(float)(c.alpha * s->mix.fresh) * sum[i]);
   }
+}
+
+/* The count of each token in the first `take` samples; returns -1, or the position of an invalid token. */
+static int64_t count_tokens(const ng_view *v, int64_t take, int64_t vocabulary, int32_t *count) {
+  memset(count, 0, (size_t)vocabulary * sizeof *count);
+  for (int64_t n = 0; n < v->samples; n++) {
+    for (int64_t s = 0; s < v->positions; s++) {
+      const void *at = ng_view_at(v, n, s, 0);
+      const int64_t t = v->dtype == NG_I32 ? *(const int32_t *)at : *(const int64_t *)at;
+      if (t == NG_NO_TOKEN) continue;
+      if (t < 0 || t >= vocabulary) return n * v->positions + s;
+      if (n < take) count[t]++;
+    }
+  }
+  return -1;
+}
+
+/* A of an embedding. Counting in integers first keeps a small count from being lost beside a large sum. */
+static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, double alpha) {
+  const ng_stat *s = side->stat;
+  const int64_t vocabulary = side->part->n;
+  int32_t *count = ng_scratch(b);
+  const int64_t at = count_tokens(&o->v, s->take, vocabulary, count);
+  if (at >= 0) {
+    const void *x = ng_view_at(&o->v, at / o->positions, at % o->positions, 0);
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
+                   (long long)(at % o->positions), (long long)(at / o->positions),
+                   (long long)(o->v.dtype == NG_I32 ? *(const int32_t *)x : *(const int64_t *)x),
+                   (long long)vocabulary - 1);
+  }
+  ng_stat_retain(b->ctx->queue, s);
+  ng_queue_wait(b->ctx->queue);
+  float *sum = s->part->sum;
+  for (int64_t v = 0; v < vocabulary; v++) {
+    if (count[v] != 0) sum[v] = (float)((double)sum[v] + alpha * s->mix.fresh * (double)count[v]);
+  }
+  return NG_OK;
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
@@ -115,11 +151,9 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
         "adds to; nothing was folded",
         b->name, o->what == NG_SEES_OUTGRAD ? "output gradients" : "inputs", o->most, s->name);
   }
-  if (ng_kron_of(b)->vocabulary > 0 && o->what == NG_SEES_INPUT) {
-    return ng_kron_observe_tokens(b, o, c.alpha);
-  }
+  if (side->part->diagonal) return add_tokens(b, o, side, c.alpha);
   ng_stat_retain(b->ctx->queue, s);
-  if (single(ng_kron_of(b), o, side)) {
+  if (single(o, side)) {
     add_diagonal(b, o, side, c);
     return NG_OK;
   }

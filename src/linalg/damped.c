@@ -23,14 +23,13 @@ int64_t ng_damped_scratch(int64_t n) {
   return 2 * ng_round16(2 * ng_sym_count(n)) + 6 * ng_round16(2 * n);
 }
 
-/* F as f32: where it is, or enqueued to be in `room`. */
-static ng_sym load(ng_queue *q, const ng_damped *m, float *room) {
-  ng_sym F = {(float *)(uintptr_t)m->F, m->n};
-  if (m->kept != NG_F32) {
-    ng_on(q)->widen(q, ng_sym_count(m->n), m->F, m->kept, room);
-    F.a = room;
+ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *room) {
+  ng_sym S = {(float *)(uintptr_t)F, n};
+  if (kept != NG_F32) {
+    ng_on(q)->widen(q, ng_sym_count(n), F, kept, room);
+    S.a = room;
   }
-  return F;
+  return S;
 }
 
 /* The checks run here, on the host, and look at what the queue has finished.  n^2 operations beside
@@ -106,12 +105,11 @@ static bool both_done(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
 
-/* What is beyond the range that it is stored in is no result: an f16 ends at 65504. */
-static bool fits(ng_queue *q, const ng_damped *m, const float *x) {
-  if (m->stored == NG_F32) return true;
-  ng_on(q)->largest(q, ng_sym_count(m->n), x, NG_F32, m->largest);
+bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *largest) {
+  if (t == NG_F32) return true;
+  ng_on(q)->largest(q, n, x, NG_F32, largest);
   ng_queue_wait(q);
-  return *ng_numbers_read(q, m->largest) <= ng_dtype_most(m->stored);
+  return *ng_numbers_read(q, largest) <= ng_dtype_most(t);
 }
 
 static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch) {
@@ -119,14 +117,15 @@ static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch)
   ng_sym W = {scratch, m->n};
   float *room = scratch + ng_round16(tri), *column = room + ng_round16(tri);
   double *x = (double *)(void *)(column + ng_round16(m->n)), *y = x + ng_round16(m->n);
-  const ng_sym F = load(q, m, room);
+  const ng_sym F = ng_sym_load(q, m->n, m->F, m->kept, room);
   ng_on(q)->copy(q, 1, tri, F.a, tri, W.a, tri);
   ng_on(q)->shift(q, m->n, W.a, NG_F32, d);
   ng_on(q)->factor(q, W, &m->info[0]);
   if (!m->is_factor) ng_on(q)->invert(q, W, &m->info[1]);
   ng_queue_wait(q);
   if (!both_done(q, m)) return false;
-  if (!check(q, m, F, d, W, column, x, y) || !fits(q, m, W.a)) return false;
+  if (!check(q, m, F, d, W, column, x, y) || !ng_fits_dtype(q, tri, W.a, m->stored, m->largest))
+    return false;
   ng_on(q)->narrow(q, tri, W.a, m->R, m->stored);
   return true;
 }
@@ -139,7 +138,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   float *room = scratch + ng_round16(2 * tri);
   double *x = (double *)(void *)(room + ng_round16(tri)), *y = x + ng_round16(n);
   const bool wide = m->kept == NG_F64;
-  const ng_sym F = wide ? (ng_sym){room, n} : load(q, m, room);
+  const ng_sym F = wide ? (ng_sym){room, n} : ng_sym_load(q, n, m->F, m->kept, room);
   ng_queue_wait(q);
   for (int64_t i = 0; i < tri; i++) {
     W[i] = wide ? ((const double *)m->F)[i] : (double)F.a[i];
@@ -185,7 +184,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
     memcpy(m->R, W, (size_t)tri * sizeof *W);
     return true;
   }
-  if (!fits(q, m, room)) return false;
+  if (!ng_fits_dtype(q, tri, room, m->stored, m->largest)) return false;
   ng_on(q)->narrow(q, tri, room, m->R, m->stored);
   return true;
 }

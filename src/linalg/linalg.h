@@ -224,6 +224,10 @@ enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
 enum { NG_SMALL_SOLVE = 128 };
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
 int64_t ng_damped_scratch(int64_t n); /* floats */
+/* F of `kept` as f32: in place, or enqueued to be in `room`. */
+ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *room);
+/* Whether n numbers are in the range of t (f16 ends at 65504); `largest`: memory of the queue. */
+bool ng_fits_dtype(ng_queue *q, int64_t n, const float *x, ng_dtype t, double *largest);
 
 /* ---- fisher.c: lambda I + G'G / m of given rows, inverted: ng_fisher of natgrad.h ---------------*/
 
