@@ -1,54 +1,50 @@
 /* natgrad.h: precondition the gradients of a neural network with curvature.
  *
- * This header is the manual of the library; a trainer in C or C++ includes nothing else.  Formulas in
- * full are in docs/algorithms.md, whole programs in examples/: in a source tree, or under
- * share/doc/natgrad of an installed one.
+ * This header is the reference of the library; a C or C++ trainer includes nothing else.  Formulas
+ * are in docs/algorithms.md, programs in examples/.
  *
- * The life of a model
+ * Life of a model
  *
- *   ng_context_create                one per process (or per rank, or per thread that trains)
- *   ng_precond_create                what to do: a *method*, a named row of option values, and what
- *                                    differs from it, in one line: "method=eva damping=0.01"
- *   ng_add_layer / ng_add_tensor     describe every parameter once; each gets an index
- *   ng_bind                          where gradients (and weights) live: until bound anew, or for
- *                                    one step
- *   [ng_set_group]                   whose learning rate and decay a fused update takes for it
- *   ng_ready                         all memory is planned and taken here, and never after
+ *   ng_context_create                one per process, rank or training thread
+ *   ng_precond_create                choose a method and options: "method=eva damping=0.01"
+ *   ng_add_layer / ng_add_tensor     describe every parameter; each gets an index
+ *   ng_bind                          give the addresses of gradients (and weights)
+ *   [ng_set_group]                   choose the group of a parameter for fused updates
+ *   ng_ready                         allocate all memory; nothing is allocated later
  *     each micro-batch:  ng_begin or ng_begin_samples, then for every layer
  *                        ng_observe_input (forward), ng_observe_output_grad (backward)
- *     each step:         ng_step       gradients are now preconditioned, in place
- *                    or  ng_step_sgd / ng_step_adamw   ... and the weights updated in one pass
- *   [ng_set, ng_freeze, ng_save, ng_load, ng_report_read, ng_explain]   between steps
+ *     each step:         ng_step                      precondition gradients in place
+ *                    or  ng_step_sgd / ng_step_adamw  ... and update the weights in the same pass
+ *   between steps:   ng_set, ng_freeze, ng_save, ng_load, ng_report_read, ng_explain
  *   ng_precond_destroy, ng_context_destroy
  *
- * Symbols used on every card below
+ * Symbols
  *
  *   B   samples of a micro-batch (ng_batch.samples)    S   positions of one sample
  *   a   input of a layer                               g   d(loss) / d(output of the layer)
  *   p   inputs of a layer, + 1 with a bias             q   outputs of a layer
  *   A   [p,p] input factor                             G   [q,q] output-gradient factor
- *   D   [q,p] gradient matrix, the bias as last column
- *   PD  the preconditioned gradient                    nu  the clip factor
- *   lambda  damping                                    rho weight of the OLD running average
+ *   D   [q,p] gradient matrix, bias as last column     PD  preconditioned gradient
+ *   nu  clip factor                                    lambda  damping
+ *   rho weight of the old running average              W   ranks
  *
- * Every function card answers: Math, Shapes, Units, Memory, Ranks, Threads, Errors.  Lines that
- * would only repeat the following are left out:
+ * Every function comment answers Math, Shapes, Units, Memory, Ranks, Threads, Errors.  A line that
+ * would repeat these defaults is left out:
  *
- *   Memory:  arguments are borrowed until the call returns; the library frees only what it made.
+ *   Memory:  arguments are borrowed until the call returns; the library frees only its own memory.
  *   Ranks:   local (no communication).
- *   Threads: different contexts are independent; one context and everything made from it is used
- *            by one thread at a time.
- *   Errors:  the status says what is left (see NG_STATUS_LIST), ng_last_error says why in one
- *            line.  The library never exits, aborts, prints, or installs handlers.
+ *   Threads: different contexts are independent; a context and its objects are used by one thread
+ *            at a time.
+ *   Errors:  the status says what remains valid (NG_STATUS_LIST); ng_last_error gives the reason in
+ *            one line.  The library never exits, aborts, prints or installs signal handlers.
  *
- * Structs begin with struct_size, so that header and library may be of different age.  Each has an
- * initialiser, as ng_batch_init(&batch, sizeof batch): struct_size and defaults, nothing behind
- * `size`; it cannot fail, NULL is left alone.  What the library fills needs its struct_size, too.
- * Where 0 is the default of whatever is left out, C may say {.struct_size = sizeof x, ...} instead; 0 in
- * a field that a later version appends means what was before it.
+ * Structs begin with struct_size, so header and library may have different versions.  Each struct
+ * has an initialiser, ng_batch_init(&batch, sizeof batch), which sets struct_size and the defaults
+ * of the first `size` bytes; it cannot fail and ignores NULL.  Output structs need struct_size, too.
+ * If all other defaults are 0, C may write {.struct_size = sizeof x, ...} instead.
  *
- * Functions and types behind `#if defined(NG_EXPERIMENTAL)` may change or go in any version: define
- * that name before the include to have them.  All others only grow.
+ * Declarations behind NG_EXPERIMENTAL may change in any version; define that macro before the
+ * include to use them.  All others are only extended.
  */
 #ifndef NATGRAD_H
 #define NATGRAD_H
@@ -74,8 +70,8 @@ extern "C" {
 #endif
 
 /* ---- 1. Status ------------------------------------------------------------------------------
- * 0 is done; positive is done with a note worth logging; negative is an error.  The third column
- * says what remains true afterwards. */
+ * 0: success.  Positive: done, with a note to log.  Negative: error.  The text says what remains
+ * valid. */
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
   X(NG_RESCUED, 1,                                                                                 \
@@ -98,7 +94,7 @@ typedef enum ng_status {
 #undef NG_X
 } ng_status;
 
-/* "NG_ERR_SHAPE" and "array does not fit the layer; nothing changed".  Never NULL. */
+/* Return "NG_ERR_SHAPE", and "array does not fit the layer; nothing changed".  Never NULL. */
 NG_API const char *ng_status_name(ng_status s);
 NG_API const char *ng_status_meaning(ng_status s);
 
@@ -116,36 +112,34 @@ typedef enum ng_dtype {
 
 typedef enum ng_mem { NG_HOST = 1, NG_DEVICE = 2 } ng_mem;
 
-/* Whether the library may go on reading an array after the call: NG_COPY, it may not;
- * NG_BORROW, it may until the next ng_step* or ng_reset_batch returns. */
+/* NG_COPY: the library does not read the array after the call.  NG_BORROW: it may, until the next
+ * ng_step* or ng_reset_batch returns. */
 typedef enum ng_loan { NG_COPY = 1, NG_BORROW = 2 } ng_loan;
 
-/* An array that somebody else owns: the fields of DLPack's DLTensor, so either converts by assignment
- * (byte_offset is added to `data`; dtype and device are the enums above).  Element (i0, i1, ...) lies
- * i0 stride[0] + i1 stride[1] + ... elements (not bytes) from `data`.  Any strides are right: a slice,
- * a transposed matrix, channels-last images; 0 for an expanded axis of an array that is only read.  No
- * two elements of one that is written may share memory, nor rows interleave.  `data` is aligned for
- * its dtype.
+/* An array of the caller, with the fields of DLPack's DLTensor (add its byte_offset to `data`).
+ * Element (i0, i1, ...) is at data + i0 stride[0] + i1 stride[1] + ... elements.  Any strides are
+ * valid: slices, transposed matrices, channels-last images; 0 for an expanded axis of an input.  In
+ * an output no two elements share memory and rows do not interleave.  `data` is aligned for dtype.
  *
- *   shape   [ndim], each at least 1; NULL: extents and strides are in `room`, where the functions
- *           below put them, so that such an array can be copied and returned
- *   stride  [ndim]; NULL: dense, the last axis fastest
+ *   shape   [ndim], each >= 1; NULL: extents and strides are in `room`, as ng_array_matrix() fills
+ *           it, so the struct can be copied and returned
+ *   stride  [ndim]; NULL: dense, last axis fastest
  *
- * The lists are read during the call only, whatever the library keeps of the array. */
+ * Memory:  shape and stride are read during the call only. */
 enum { NG_DIMS = 8 };
 typedef struct ng_array {
   void *data;
   ng_dtype dtype;
   ng_mem mem;
-  int32_t ndim;          /* 0 to NG_DIMS                                                          */
-  const int64_t *shape;  /* may be NULL: room[0 .. ndim)                                          */
-  const int64_t *stride; /* may be NULL                                                           */
-  int64_t room[8];       /* shape NULL: extents in [0, 4), strides in [4, 8)                      */
+  int32_t ndim;          /* 0 to NG_DIMS */
+  const int64_t *shape;  /* NULL: room[0 .. ndim) */
+  const int64_t *stride; /* may be NULL */
+  int64_t room[8];       /* if shape is NULL: extents in [0, 4), strides in [4, 8) */
 } ng_array;
 
-/* Arrays on the host in one line:  ng_array x = ng_array_matrix(data, 32, 784, NG_F32);
- * A vector [n]; a dense matrix [rows, cols]; one whose rows are row_stride elements apart; images
- * [n, c, h, w] that lie in that order; images of the same shape that lie as [n, h, w, c]. */
+/* Describe a host array in one line: ng_array x = ng_array_matrix(data, 32, 784, NG_F32);
+ * vector [n]; dense matrix [rows, cols]; matrix with rows row_stride elements apart; images
+ * [n, c, h, w], stored in that order; images of the same shape, stored as [n, h, w, c]. */
 NG_API ng_array ng_array_vector(void *data, int64_t n, ng_dtype dtype);
 NG_API ng_array ng_array_matrix(void *data, int64_t rows, int64_t cols, ng_dtype dtype);
 NG_API ng_array ng_array_rows(void *data, int64_t rows, int64_t cols, int64_t row_stride,
@@ -155,7 +149,7 @@ NG_API ng_array ng_array_nchw(void *data, int64_t n, int64_t c, int64_t h, int64
 NG_API ng_array ng_array_nhwc(void *data, int64_t n, int64_t c, int64_t h, int64_t w,
                               ng_dtype dtype);
 
-/* Bytes of one element, 0 for an unknown dtype; "f32", "bf16", ...; "?" for an unknown one. */
+/* Bytes of one element (0: unknown dtype); "f32", "bf16", ... ("?": unknown dtype). */
 NG_API int64_t ng_dtype_size(ng_dtype t);
 NG_API const char *ng_dtype_name(ng_dtype t);
 
@@ -163,67 +157,66 @@ typedef struct ng_transport ng_transport; /* section 3 */
 
 #if defined(NG_EXPERIMENTAL)
 /* ---- 3. Transport: experimental --------------------------------------------------------------
- * How ranks talk.  The library names no MPI: a transport is a table of the caller's functions.
- * Ready made: none (one rank), ng_threads (ranks as threads of one process), and MPI in a library of
- * its own (natgrad_mpi.h); NCCL is not there yet.  A callback returns NG_OK or an error; the library
- * then calls `abort` so that no other rank waits for this one, and every rank gets NG_ERR_COMM. */
+ * A transport is a table of the caller's collectives; the library itself needs no MPI.  Ready made:
+ * none (one rank), ng_threads (ranks as threads), MPI (natgrad_mpi.h).  A callback returns NG_OK or
+ * an error.  After an error the library calls `abort`, so that no other rank waits for this one, and
+ * every rank gets NG_ERR_COMM. */
 
 typedef enum ng_coll_kind {
-  NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; every rank has `count`           */
-  NG_BROADCAST = 2,      /* recv of every rank = send of rank `root`; `count`                     */
-  NG_REDUCE_SCATTER = 3, /* rank r receives counts[r] sums, in rank order; send holds all of them */
-  NG_ALL_GATHER = 4      /* rank r sends counts[r]; recv holds all, in rank order                 */
+  NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
+  NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */
+  NG_REDUCE_SCATTER = 3, /* rank r receives counts[r] sums, in rank order; send holds all */
+  NG_ALL_GATHER = 4      /* rank r sends counts[r]; recv holds all, in rank order */
 } ng_coll_kind;
 
 /* One collective.  Every member of the group makes the same calls in the same order. */
 typedef struct ng_collective {
   size_t struct_size;
   ng_coll_kind kind;
-  ng_dtype dtype; /* f64, f32, bf16, f16 are summed in f32 or better; u8 is only moved          */
+  ng_dtype dtype; /* f64, f32, bf16, f16: sum in f32 or better; u8: only moved */
   ng_mem mem;
-  void *group;      /* of group_create; NULL: all ranks                                      */
-  int32_t root;     /* broadcast: a rank of the whole transport, not of the group            */
-  const void *send; /* disjoint from recv, or in place: send == recv; of an all-gather, send  */
-  void *recv;       /* == this rank's part of recv; of a reduce-scatter, recv == its of send  */
-  int64_t count;    /* elements; all-reduce and broadcast                                    */
-  const int64_t *counts; /* elements per member; reduce-scatter and all-gather                    */
-  void *stream;          /* device memory: the stream to be ordered after; NULL on the host       */
+  void *group;  /* from group_create; NULL: all ranks */
+  int32_t root; /* broadcast: rank in the whole transport */
+  const void
+      *send;     /* disjoint from recv, or in place: send == recv; all-gather: send == own part */
+  void *recv;    /* of recv; reduce-scatter: recv == own part of send */
+  int64_t count; /* elements; all-reduce and broadcast */
+  const int64_t *counts; /* elements per member; reduce-scatter and all-gather */
+  void *stream;          /* device memory: stream to be ordered after; NULL on the host */
 } ng_collective;
 NG_API void ng_collective_init(ng_collective *c, size_t size);
 
 struct ng_transport {
   size_t struct_size;
-  void *user; /* handed to every callback                                                         */
+  void *user; /* passed to every callback */
   const char *name;
   int32_t rank, size;
-  /* required: carries out `c` and returns when recv is complete. */
+  /* required: perform `c`; return when recv is complete. */
   ng_status (*run)(void *user, const ng_collective *c);
-  /* optional pair: start returns at once, wait completes.  Missing: run at start.  `c` and what
-   * it points to stay valid until wait. */
+  /* optional pair: start returns at once, wait completes (default: start calls run).  `c` and its
+   * buffers stay valid until wait. */
   ng_status (*start)(void *user, const ng_collective *c, void **request);
   ng_status (*wait)(void *user, void *request);
-  /* optional pair: groups, made collectively by all ranks of the transport, members ascending.
-   * Missing: grad_worker_fraction must be 1 or 0. */
+  /* optional pair: groups of ascending ranks, created collectively by all ranks.  Required for
+   * grad_worker_fraction other than 0 and 1. */
   ng_status (*group_create)(void *user, const int32_t *ranks, int32_t n, void **group);
   void (*group_destroy)(void *user, void *group);
-  /* optional: bit (1 << kind) for each ng_coll_kind that `run` does itself; 0 means all-reduce
-   * and broadcast only.  The library builds the other kinds from those two. */
+  /* optional: bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The
+   * library builds the other kinds from these two. */
   uint32_t kinds;
-  /* optional: this rank gives up; wake the others, whose calls then fail. */
+  /* optional: this rank fails; wake the other ranks, whose calls then fail. */
   void (*abort)(void *user);
-  /* optional, beside start and wait: progress without waiting for other ranks.  *done = 1: the request
-   * is complete, recv may be read, and wait is not called for it any more; 0: ask or wait later.
-   * Called now and then, by the thread that started, for any request under way. */
+  /* optional, with start and wait: make progress without blocking.  *done = 1: complete, recv may be
+   * read, wait is not called; 0: call again later.  Called by the thread that started the request. */
   ng_status (*test)(void *user, void *request, int32_t *done);
 };
 NG_API void ng_transport_init(ng_transport *t, size_t size); /* rank 0 of 1, without `run` */
 
-/* Ranks as threads of one process: no launcher, sums in rank order, so the same bits each run.
+/* Create ranks as threads of one process.  Sums are taken in rank order: same bits in every run.
+ * ng_threads_transport fills a table of `size` bytes for one rank.
  *
- * ng_threads_transport fills a table of `size` bytes for one rank; each rank uses its own in its own
- * thread.
- * Memory:  the group must outlive every context that uses its transports.
- * Threads: create and destroy in one thread; rank r's table in rank r's thread.
+ * Memory:  the group outlives every context that uses it.
+ * Threads: create and destroy in one thread; use the table of rank r in the thread of rank r.
  * Errors:  NG_ERR_ARG (ranks < 1, rank out of range), NG_ERR_NOMEM. */
 typedef struct ng_threads ng_threads;
 NG_API NG_CHECKED ng_status ng_threads_create(int32_t ranks, ng_threads **out);
@@ -244,95 +237,87 @@ typedef enum ng_log_level {
   NG_LOG_TRACE = 4
 } ng_log_level;
 
-/* What a context is made of.  ng_context_config_init fills it; every pointer may stay NULL. */
+/* Services of a context.  ng_context_config_init sets defaults; every pointer may stay NULL. */
 typedef struct ng_context_config {
   size_t struct_size;
-  /* Allocator: 64-byte aligned blocks; `bytes` of free equals that of alloc.  Both or neither. */
+  /* Allocator of 64-byte aligned blocks; free gets the size given to alloc.  Both or neither. */
   void *(*alloc)(void *user, size_t bytes);
   void (*free)(void *user, void *ptr, size_t bytes);
   void *alloc_user;
-  /* Executor: calls task(arg, i) for every i in [0, n), in any order, and returns when all are
-   * done.  NULL: a pool of `threads` threads of the context's own. */
+  /* Executor: call task(arg, i) for every i in [0, n), in any order; return when all are done.
+   * NULL: a pool of `threads` threads. */
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor_user;
-  /* Threads of the context's own loops: the caller's and threads - 1 of a pool that sleeps between
-   * loops.  0: one per online processor; NG_THREADS in the environment wins over 0.  BLAS and a
-   * framework have pools of their own, with as many threads as they were told.  That is fine where one
-   * thread calls all three in turn, as a training loop does: the library never calls BLAS from two of
-   * its threads, nor while they work.  Contexts that work at the same time (ranks as threads, several
-   * processes on one machine) share the processors: give each its part, and BLAS, too
-   * (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS). */
+  /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS of
+   * the environment, or one per online processor.  BLAS has threads of its own; the library never
+   * calls BLAS from two threads at once.  Contexts that run at the same time share the processors:
+   * set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
   /* Log: one line without newline, as "step: n = 12 clip = 0.031".  NULL: silent. */
   void (*log)(void *user, ng_log_level level, const char *line);
   void *log_user;
-  ng_log_level log_level; /* lines above it are not made; NG_LOG in the environment wins          */
-  const ng_transport *transport; /* copied; NULL: one rank                                        */
-  const char *linalg; /* "cpu", "ref"; NULL: the best there is; see ng_component_info             */
-  /* The device's stream (a cudaStream_t) on which everything of this context is enqueued: what the
-   * caller has enqueued there before a call is done before what the call enqueues.  NULL on the host,
-   * where a call returns when its work is done; anything else without a device is NG_ERR_ABSENT. */
+  ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
+  const ng_transport *transport; /* copied; NULL: one rank */
+  const char *linalg;            /* "cpu", "ref"; NULL: the best; see ng_component_info */
+  /* Device stream (cudaStream_t) of all work of this context.  NULL on the host; without a device
+   * any other value is NG_ERR_ABSENT. */
   void *queue;
-  /* Ranks that have shards of the same layers (ng_layer.shard_axis): those of `transport` that work on the
-   * same samples, as Megatron's model-parallel group; each of them is in one such group, all groups have
-   * equally many, in any order.  Copied; NULL: no layer is in shards.  On all ranks or on none: ng_ready says
-   * NG_ERR_COMM on all of them otherwise. */
+  /* Tensor parallelism: ranks of `transport` that work on the same samples and share layers
+   * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size.  Copied;
+   * NULL: no sharded layers.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
   const ng_transport *model_group;
-  /* Pipeline stages: one rank of each stage, every rank of a stage in one such group.  `transport` has the ranks of
-   * one stage, which has layers of its own; ng_ready and every step are then collective over all stages, with the
-   * same options and the same largest lr: nu is that of the layers of all of them, and a step that is refused in one
-   * counts in none.  Copied; NULL: one stage.  On all ranks or on none: ng_ready says NG_ERR_COMM on all of a stage
-   * otherwise; other stages hear of it where the rank that they speak to has the group. */
+  /* Pipeline parallelism: a group with one rank of each stage; `transport` has the ranks of one
+   * stage.  All stages have the same options and largest lr.  ng_ready and each step are collective
+   * over all stages: nu is summed over their layers, and a step counts in all stages or in none.
+   * Copied; NULL: one stage.  All ranks set it or none (else ng_ready: NG_ERR_COMM). */
   const ng_transport *stage_group;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
-/* Make a context; header_version is NG_VERSION.
+/* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
  *
- * Memory:  *out is NULL unless the status is NG_OK; config may be NULL for all defaults.
- *          `message` (may be NULL) of `message_size` bytes receives the reason of a failure.
+ * Memory:  *out is NULL unless the status is NG_OK.  `message` (may be NULL) of `message_size` bytes
+ *          receives the reason of a failure.
  * Errors:  NG_ERR_ARG, NG_ERR_ABSENT (linear algebra not built in, a queue without a device),
- *          NG_ERR_NOMEM; NG_ERR_STATE if the header is newer than the library. */
+ *          NG_ERR_NOMEM, NG_ERR_STATE (header newer than the library). */
 NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
                                               const ng_context_config *config, char *message,
                                               size_t message_size, ng_context **out);
 
-/* Accepts NULL; sets *ctx to NULL.  Every ng_precond of the context must be destroyed before.
+/* Destroy a context and set *ctx to NULL; accepts NULL.  Destroy every ng_precond of it before.
  *
- * A forked child cannot use its parent's context, nor what was made from it: every call that has a
- * status is NG_ERR_STATE there.  It may destroy its copies: the memory goes back to the allocator,
- * threads and transport are left alone.  A context made in the child is as good as any. */
+ * After fork() the child must not use the parent's context: calls return NG_ERR_STATE.  It may
+ * destroy its copy, which frees memory only, and create a new context. */
 NG_API void ng_context_destroy(ng_context **ctx);
 
-/* The reason of the last failure on this context, in one line; "" if there was none.  Valid until
- * the next call on the context. */
+/* Return the reason of the last failure on this context in one line, or "".  Valid until the next
+ * call on the context. */
 NG_API const char *ng_last_error(const ng_context *ctx);
 
-/* Threads of the context's own loops, at least 1: those of its config, of NG_THREADS, or one per online
- * processor, less what the system refused.  A program with a pool of its own may ask for as many. */
+/* Return the number of threads of the context's loops, at least 1. */
 NG_API int32_t ng_context_threads(const ng_context *ctx);
 
-/* Bytes held now and at the peak through this context's allocator, and calls to it so far. */
+/* Return the bytes held now, the peak, and the number of allocator calls of this context. */
 NG_API void ng_context_allocated(const ng_context *ctx, int64_t *bytes, int64_t *peak,
                                  int64_t *calls);
 
-/* ---- 5. What is built in ---------------------------------------------------------------------*/
+/* ---- 5. Build information --------------------------------------------------------------------*/
 
-NG_API int32_t ng_version(void); /* NG_VERSION of the library                                     */
+NG_API int32_t ng_version(void); /* NG_VERSION of the library */
 
-/* Lines "key = value" (version, commit, compiler, blas, kernel, blas threads, ...), each ended by
- * '\n', written to `text` (cut to `size`, always 0-terminated; NULL with size 0 to ask).  Returns
- * the length of the whole text without its 0. */
+/* Write lines "key = value\n" (version, commit, compiler, blas, kernel, blas threads, ...) to
+ * `text`, cut to `size`, 0-terminated; NULL with size 0 asks for the length.  Return the length of
+ * the whole text without its 0. */
 NG_API int32_t ng_build_info(char *text, size_t size);
 
-/* Linear algebras and transports, built in or merely known ("absent" tells how to get it). */
+/* Linear algebras and transports, built in or known. */
 typedef struct ng_component {
   size_t struct_size;
-  const char *kind; /* "linalg" or "transport"           */
-  const char *name; /* "ref", "cpu", "cuda", "threads"   */
+  const char *kind; /* "linalg" or "transport" */
+  const char *name; /* "ref", "cpu", "cuda", "threads" */
   int32_t built_in;
-  const char *absent; /* "" or what to do about it         */
+  const char *absent; /* how to get it; "" if built in */
 } ng_component;
 NG_API void ng_component_init(ng_component *out, size_t size);
 NG_API int32_t ng_component_count(void);
