@@ -21,8 +21,8 @@ typedef struct wish {
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* A value of the configuration as text; the elements of a list of texts are joined by '|', as
- * regular expressions are.  `joined` (may receive NULL) is to be freed. */
+/* A value of the configuration as text; a list of texts (regular expressions of skip_layers) is joined by '|'.
+ * The caller frees `joined`, which may be NULL. */
 static const char *value_text(const json_t *v, char *text, size_t size, char **joined) {
   *joined = NULL;
   if (json_is_string(v)) return json_string_value(v);

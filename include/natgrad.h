@@ -380,11 +380,10 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *   kl_clip         kappa > 0
  *
  * Which layers.
- *   skip_layers     a POSIX extended regular expression, searched in each layer's name and kind
- *                   ("linear", "Linear", "conv2d", "Conv2d"); "" skips none.  Bytes are compared as in the
- *                   C locale.  At most 50 parentheses in each other, 8,192 steps with counted
- *                   repetitions written out (a{9} are nine), no back references; a search takes at most
- *                   the length of the text times these steps
+ *   skip_layers     globs, separated by commas; a layer keeps its gradient if one matches its whole name or kind
+ *                   ("linear", "Linear", "conv2d", "Conv2d", ...): "fc*,conv2d".  * matches any text, ? one byte,
+ *                   [ab0-9] and [!ab] one byte of a set; \ makes the next byte literal, also a comma.  Globs
+ *                   that match no layer are logged and listed by ng_explain
  *   exclude_width   linear layers with so many outputs keep their gradient; 0: none
  *
  * Schedules of damping, stat_decay, kl_clip, stat_period, solve_period.
@@ -518,11 +517,11 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   costs its latency.  Changes no bit
  *
  * Layers with options of their own.
- *   per_layer       entries EXPRESSION: NAME=VALUE ..., separated by ';', as in
- *                   "conv: solver=eigen; ^fc|^head$: method=mfac window=16 damping=1e-4".  A layer without
- *                   ng_layer.options takes the line of the first entry whose expression (as of skip_layers, without
- *                   ';' and ": ") is found in its name or kind, a tensor in its name; one that holds for no layer is
- *                   an error of ng_ready.  With method=NAME in a line all options that a layer may have are of that
+ *   per_layer       entries GLOBS: NAME=VALUE ..., separated by ';', as in
+ *                   "conv2d: solver=eigen; fc*,head: method=mfac window=16 damping=1e-4".  A layer without
+ *                   ng_layer.options takes the line of the first entry with a glob (as of skip_layers, without
+ *                   ';' and ": ") that matches its name or kind, a tensor its name.  An entry that matches no layer
+ *                   is an error of ng_ready.  With method=NAME in a line all options that a layer may have are of that
  *                   method's row, but for what the line says; the others (clip, statistics, ranks, update) are
  *                   the model's, and a choice of statistics that only another family has is all.  Layers of the
  *                   window family with the same line, to a letter, are one window, others another
@@ -543,7 +542,7 @@ typedef struct ng_options ng_options;
  * nothing.  Only who sets options from several places needs an object; ng_precond_create takes a
  * line.
  *
- * Line:    "method=eva damping=0.01 skip_layers='fc1|head 2'": NAME=VALUE, separated by blanks, in
+ * Line:    "method=eva damping=0.01 skip_layers='fc1, head 2'": NAME=VALUE, separated by blanks, in
  *          any order; a value with blanks in '..' or "..".  The same name twice is an error.
  * Memory:  *out is NULL unless the status is NG_OK; one allocation of some 15 kB, which no context
  *          counts.  `message` (may be NULL) receives one line on failure, here and below.
@@ -680,8 +679,7 @@ typedef struct ng_precond ng_precond;
 /* Make an empty preconditioner from a line of options ("method=eva damping=0.01", see
  * ng_options_create; NULL: the defaults), or from an object of them, which is copied.  Neither reads
  * the environment: ng_options_from_env does.
- * Errors:  NG_ERR_ARG (an option unknown, out of range or against another; skip_layers is no regular
- *          expression), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (an option unknown, out of range or against another), NG_ERR_ABSENT (a choice that is not supported yet), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
 NG_API NG_CHECKED ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options,
                                                    ng_precond **out);
@@ -754,8 +752,7 @@ NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
  * happens to a layer that is registered, ng_explain tells.
  * Memory:  *option is the library's; `message` (may be NULL) receives one line on failure.
  * Threads: any.
- * Errors:  NG_ERR_ARG (skip_layers is no regular expression or is above its limits; no name),
- *          NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_ARG (no name). */
 NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer *layer,
                                             const char **option, char *message,
                                             size_t message_size);
@@ -847,7 +844,7 @@ NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param 
  *
  * Memory:  see ng_memory.
  * Ranks:   collective; compares a hash of layers and options over ranks.
- * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (skip_layers is no regular expression),
+ * Errors:  NG_ERR_STATE (twice; no layer), NG_ERR_ARG (per_layer has an entry for no layer),
  *          NG_ERR_NOMEM, NG_ERR_COMM (ranks differ: the message names the first difference kind).
  */
 NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
@@ -1184,10 +1181,11 @@ NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t 
 /* What happens to each registered parameter, and why.  Nothing is skipped silently. */
 typedef struct ng_explain_row {
   size_t struct_size;
-  const char *name; /* "conv1.weight"                                                            */
-  int32_t index;    /* of ng_add_layer / ng_add_tensor                                           */
-  int64_t count;    /* elements                                                                  */
-  int32_t covered;  /* 1: preconditioned                                                         */
+  const char
+      *name;     /* "conv1.weight"; behind all parameters: a glob of skip_layers without a layer */
+  int32_t index; /* of ng_add_layer / ng_add_tensor; -1: a glob                               */
+  int64_t count; /* elements                                                                  */
+  int32_t covered; /* 1: preconditioned                                                         */
   const char *family; /* "kronecker", or "none" */
   const char *why; /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ...  */
   int64_t bytes;   /* curvature held for its layer on this rank (at its weight's row)           */

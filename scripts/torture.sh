@@ -7,7 +7,6 @@
 #   TORTURE_STEPS=600            steps of one training run
 #   TORTURE_FUZZ_SECONDS=600     how long libFuzzer works on the reader of the state
 #   TORTURE_FORGED=2000          forged recordings of each of three, read by a build with sanitizers
-#   TORTURE_EXPRESSIONS=50       times 2,000 hostile regular expressions
 #   TORTURE_MIXED=10             times 40 checkpoints made of parts that do not belong together
 #   TORTURE_SEED=$RANDOM         of the moments
 set -euo pipefail
@@ -17,7 +16,6 @@ kills=${TORTURE_KILLS:-100}
 steps=${TORTURE_STEPS:-600}
 fuzz_seconds=${TORTURE_FUZZ_SECONDS:-600}
 forged=${TORTURE_FORGED:-2000}
-expressions=${TORTURE_EXPRESSIONS:-50}
 mixed=${TORTURE_MIXED:-10}
 seed=${TORTURE_SEED:-$RANDOM}
 RANDOM=$seed
@@ -101,12 +99,7 @@ fuzz() {
   figure "fuzz: state reader seconds = $fuzz_seconds executions = $(awk '/number_of_executed_units/ {print $2}' "$work/fuzz") coverage = $(sed -nE 's/^#.*DONE +cov: ([0-9]+).*/\1/p' "$work/fuzz") failures = 0"
 }
 
-# ---- expressions, recordings ---------------------------------------------------------------------------------
-hostile_expressions() {
-  NG_TEST_MULT=$expressions NG_TEST_SEED=$seed "$build/t_pattern" >"$work/pattern" 2>&1 || { cat "$work/pattern"; fail "seed $seed: t_pattern failed"; }
-  figure "$(grep '^expressions:' "$work/pattern") failures = 0 seed = $seed"
-}
-
+# ---- recordings ----------------------------------------------------------------------------------------------
 forged_recordings() {
   local asan=${ASAN_BUILD:-build-asan}
   if [[ -z ${ASAN_BUILD:-} ]]; then
@@ -122,7 +115,6 @@ forged_recordings() {
 
 kill_runs
 mixed_checkpoints
-hostile_expressions
 forged_recordings
 fuzz
 allocations

@@ -223,7 +223,7 @@ static const char *const plays[] = {
     "own=calls=last;call_weight=equal;stat_start=zero micro=2",
     "max_factor=5 factor_blocks=3",
     "max_factor=16 solver=eigen",
-    "skip_layers=conv|seq",
+    "skip_layers=conv*,seq",
     "exclude_width=5",
     "values=cancel samples=8 even=1 clip=none",
     "values=cancel samples=8 even=1 layout=nhwc clip=none damping=1e-6",

@@ -15,7 +15,7 @@ ng_status with_a_line(ng_context *ctx, ng_precond **p) {
   ng_status st = ng_precond_create(ctx, NOTHING, p);
   ng_precond_destroy(p);
   if (st == NG_OK)
-    st = ng_precond_create(ctx, "method=eva damping=0.01 skip_layers='fc1|head 2'", p);
+    st = ng_precond_create(ctx, "method=eva damping=0.01 skip_layers='fc1, head 2'", p);
   return st;
 }
 

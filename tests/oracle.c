@@ -6,7 +6,7 @@
 #include "oracle.h"
 
 #include <math.h>
-#include <regex.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,11 +229,12 @@ static bool skipped(const ng_options *opt, const ng_layer *l) {
   if (l->frozen) return true;
   if (l->kind == NG_LINEAR && opt->exclude_width > 0 && l->out == opt->exclude_width) return true;
   if (opt->skip_layers[0] == '\0') return false;
-  regex_t re;
-  demand(regcomp(&re, opt->skip_layers, REG_EXTENDED | REG_NOSUB) == 0, "skip_layers");
-  bool hit = regexec(&re, l->name, 0, NULL, 0) == 0 ||
-             regexec(&re, l->kind == NG_CONV2D ? "conv2d" : "linear", 0, NULL, 0) == 0;
-  regfree(&re);
+  const char *kind = l->kind == NG_CONV2D ? "conv2d" : "linear";
+  bool hit = false;
+  char list[NG_TEXT_ROOM], *save = NULL;
+  (void)snprintf(list, sizeof list, "%s", opt->skip_layers);
+  for (char *g = strtok_r(list, ",", &save); g != NULL; g = strtok_r(NULL, ",", &save))
+    hit = hit || fnmatch(g, l->name, 0) == 0 || fnmatch(g, kind, 0) == 0;
   return hit;
 }
 

@@ -128,7 +128,7 @@ static ng_status make_context(run *r) {
 
 static ng_status make_precond(run *r) {
   char set[256];
-  (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=^none$ schedule=damping*0.5@1,2",
+  (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=none schedule=damping*0.5@1,2",
                  r->options);
   return ng_precond_create(r->f.ctx, set, &r->f.p);
 }
@@ -394,7 +394,7 @@ static void windows_of(void **state) {
       "method=ggt window=3 window_momentum=0.5 window_dtype=bf16",
       "method=efcp window=3 window_density=0.3 window_topk=layer window_fill=error "
       "window_empty=0.5",
-      "damping=0.1 per_layer='fc|gamma: method=mfac window=3 window_momentum=0.5'",
+      "damping=0.1 per_layer='fc*,*gamma*: method=mfac window=3 window_momentum=0.5'",
       "method=lowrank-mfac window=3 window_rank=2",
       "method=topk-adam window=1 window_density=0.3"};
   (void)state;

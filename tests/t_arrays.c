@@ -523,8 +523,8 @@ static void small_and_backwards(void **state) {
   (void)state;
   float x[6] = {1, 2, 3, 4, 5, 6}, back[6] = {6, 5, 4, 3, 2, 1}, g[7] = {1, 1, 2, 2, 3, 3, 4};
   model m = {0}, d = {0};
-  open_model(&m, "damping=0.1 skip_layers=conv|seq", &dense);
-  open_model(&d, "damping=0.1 skip_layers=conv|seq", &dense);
+  open_model(&m, "damping=0.1 skip_layers=conv,seq", &dense);
+  open_model(&d, "damping=0.1 skip_layers=conv,seq", &dense);
   const int64_t shape[1] = {6}, stride[1] = {-1};
   ng_array a = ng_array_vector(x, 6, NG_F32), b = a;
   const ng_array out = ng_array_vector(g, 7, NG_F32);

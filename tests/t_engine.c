@@ -46,9 +46,6 @@ static void test_order(void **state) {
   WRONG(ng_precond_create_from(f.ctx, NULL, &none), NG_ERR_ARG, "options");
   WRONG(ng_precond_create_from(f.ctx, &o, NULL), NG_ERR_ARG, "out");
   WRONG(ng_precond_create(f.ctx, NULL, NULL), NG_ERR_ARG, "out");
-  fixture_set(&o, "skip_layers", "(");
-  WRONG(ng_precond_create_from(f.ctx, &o, &none), NG_ERR_ARG, "skip_layers");
-  fixture_set(&o, "skip_layers", "");
   fixture_set(&o, "damping_split", "joint");
   WRONG(ng_precond_create_from(f.ctx, &o, &none), NG_ERR_ARG, "damping_split");
   WRONG(ng_precond_create(f.ctx, "damping_split=joint", &none), NG_ERR_ARG, "damping_split");
@@ -358,7 +355,7 @@ static void test_memory_is_what_was_allocated(void **state) {
 static void test_reports(void **state) {
   (void)state;
   fix f;
-  ready(&f, "skip_layers=^nothing$");
+  ready(&f, "");
   assert_int_equal(show(&f), NG_OK);
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   ng_report r;

@@ -46,8 +46,8 @@ static const char *skip_of(const ng_options *o, const ng_layer *l) {
 /* The answer is what ng_ready does and ng_explain then tells. */
 static void skipped_as_asked(void **state) {
   (void)state;
-  static const char *const pattern[] = {"",  "fc",     "^fc1$",  "linear",    "Conv2d", "conv",
-                                        ".", "[Ll]in", "^(a|b)", "nothing?$", "2"};
+  static const char *const pattern[] = {"",  "fc*",     "fc1",   "linear", "Conv2d", "conv*",
+                                        "*", "[Ll]in*", "a*,b*", "?c1",    "*2*"};
   static const char *const width[] = {"0", "2", "5", "7"};
   const ng_layer layer[] = {linear("fc1", 2), conv("conv2", 2), linear("a.head", 5),
                             conv("stem", 7)};
@@ -65,7 +65,7 @@ static void skipped_as_asked(void **state) {
       for (int32_t k = 0, index; k < LAYERS; k++)
         assert_int_equal(ng_add_layer(p, &layer[k], &index), NG_OK);
       assert_int_equal(ng_ready(p), NG_OK);
-      assert_int_equal(ng_explain_count(p), LAYERS); /* no bias */
+      assert_true(ng_explain_count(p) >= LAYERS); /* no bias; behind: globs without a layer */
       for (int32_t k = 0; k < LAYERS; k++) {
         ng_explain_row row = {.struct_size = sizeof row};
         const char *by = skip_of(&o, &layer[k]);
@@ -104,10 +104,6 @@ static void skip_refuses(void **state) {
   assert_int_equal(ng_options_skip(&o, NULL, &by, message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_skip(&o, &l, NULL, message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_skip(NULL, &l, &by, NULL, 0), NG_ERR_ARG);
-  fixture_real(&o, "exclude_width", 0);
-  set(&o, "skip_layers", "(");
-  assert_int_equal(ng_options_skip(&o, &l, &by, message, sizeof message), NG_ERR_ARG);
-  assert_string_equal(message, "skip_layers: '(' is not a POSIX extended regular expression");
 }
 
 /* ---- options without effect ------------------------------------------------------------------*/

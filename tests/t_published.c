@@ -236,13 +236,13 @@ static void kaisa_names(void **state) {
   assert_option(&o, "colocate", "1");
   publish_refused(&o, "colocate_factors", "maybe", NG_ERR_ARG);
 
-  publish(&o, "skip_layers", "fc|embed");
-  assert_string_equal(o.skip_layers, "fc|embed");
+  publish(&o, "skip_layers", "fc|^embed$|a,b");
+  assert_string_equal(o.skip_layers, "*fc*,embed,*a\\,b*");
   publish(&o, "skip_layers", "[]");
   assert_string_equal(o.skip_layers, "");
   publish(&o, "skip_layers", "[Cc]onv[0-9]");
   publish_refused(&o, "skip_layers", "['fc', 'embed']", NG_ERR_ARG);
-  publish_refused(&o, "skip_layers", "layer\\d", NG_ERR_ABSENT);
+  publish_refused(&o, "skip_layers", "layer\\w", NG_ERR_ABSENT);
   publish_refused(&o, "skip_layers", "(?i)fc", NG_ERR_ABSENT);
 }
 

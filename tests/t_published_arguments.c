@@ -43,7 +43,7 @@ static const argument kaisa[] = {
      NG_ERR_ABSENT},
     {"inv_dtype", "torch.float32", "float16", "inverse_dtype", "f16", true, "float64",
      NG_ERR_ABSENT},
-    {"skip_layers", "None", "^[ab]$", "skip_layers", "^[ab]$", true, "['a', 'b']", 0},
+    {"skip_layers", "None", "^[ab]$", "skip_layers", "[ab]", true, "['a', 'b']", 0},
     {"update_factors_in_hook", "True", "False", NULL, NULL, false, "maybe", 0}};
 
 #define LZ(MORE)                                                                                   \

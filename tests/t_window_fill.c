@@ -32,7 +32,7 @@ static ng_status open_window(fixture *f, const char *store, const char *fill, bo
                  : strcmp(store, "lowrank") == 0 ? " window_rank=1"
                                                  : "",
                  fill);
-  (void)snprintf(text, sizeof text, layer ? "clip=none per_layer='fc: %s'" : "%s", line);
+  (void)snprintf(text, sizeof text, layer ? "clip=none per_layer='fc*: %s'" : "%s", line);
   ng_status st = fixture_open(f, text, NULL);
   if (st == NG_OK) st = fixture_linear(f, "fc", vg, vw);
   return st == NG_OK ? ng_ready(f->p) : st;
@@ -111,9 +111,9 @@ static void refused(void **state) {
       "method=mfac window_fill=error",
       "method=efcp window_store=dense window_fill=error",
       "method=ggt window_fill=error",
-      "per_layer='fc: method=mfac window=4 window_fill=error'",
-      "method=efcp window_fill=error per_layer='fc: window_store=dense'",
-      "method=mfac per_layer='fc: window_fill=error'",
+      "per_layer='fc*: method=mfac window=4 window_fill=error'",
+      "method=efcp window_fill=error per_layer='fc*: window_store=dense'",
+      "method=mfac per_layer='fc*: window_fill=error'",
   };
   for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
     float g[D] = {0};

@@ -103,7 +103,7 @@ set(natgrad_unit_tests
     t_parts_faults
     t_parts_forged
     t_parts_sweep
-    t_pattern
+    t_glob
     t_placements
     t_plan
     t_plan_places

@@ -85,7 +85,7 @@ def spell(value):
         value = value.item()
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):  # regular expressions of a published program
         return "|".join(str(one) for one in value)
     if value is None:
         return "none"

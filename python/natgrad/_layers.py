@@ -4,13 +4,14 @@ Nothing is left out silently: a parameter is part of a layer that has curvature,
 reason, which explain() prints.
 """
 import math
+import re
 
 import torch
 from torch import nn
 import torch.nn.functional as F
 
 from . import _abi
-from ._core import failure, filled
+from ._core import failure, filled, log
 
 _REFUSED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
@@ -349,6 +350,45 @@ def plan(model, accept=None, linear=None, embeddings=""):
     for entry in entries:
         entry.frozen = isinstance(entry, Layer) and not any(p.requires_grad for p in entry.parameters())
     return entries
+
+
+def expressions(given):
+    """skip_layers, compiled: one regular expression or a list."""
+    texts = [given] if isinstance(given, str) else list(given or [])
+    try:
+        return [re.compile(text) for text in texts if text != ""]
+    except (re.error, TypeError) as error:
+        raise failure(_abi.NG_ERR_ARG, f"skip_layers: {error} in {texts}") from None
+
+
+def _escaped(name):
+    """A glob that matches this name alone."""
+    return "".join("\\" + letter if letter in "*?[]\\,^$|() \t\n\r" else letter for letter in name)
+
+
+def found(patterns, entries):
+    """Globs with the names of the entries in whose name or class (also in lower case) one of `patterns` is found.  Where
+    the names do not fit into an option, numbers in names become '*', unless another name matched, too."""
+    names, used = {}, set()
+    for entry in entries:
+        texts = [entry.name]
+        for module in getattr(entry, "modules", ()):
+            texts += [type(module).__name__, type(module).__name__.lower()]
+        hits = {pattern for pattern in patterns if any(pattern.search(text) for text in texts)}
+        names[entry.name] = bool(hits)
+        used |= hits
+    for pattern in patterns:
+        if pattern not in used:
+            log.warning("skip_layers: '%s' is found in no layer", pattern.pattern)
+    exact = ",".join(_escaped(name) for name, hit in names.items() if hit)
+    if len(exact.encode()) < 4096:
+        return exact
+    kept, globs = [name for name, hit in names.items() if not hit], {}
+    for name in (name for name, hit in names.items() if hit):
+        wide = re.compile(re.sub(r"\d+", ".*", re.escape(name)), re.DOTALL)
+        alone = not any(wide.fullmatch(other) for other in kept)
+        globs[re.sub(r"\d+", "*", _escaped(name)) if alone else _escaped(name)] = None
+    return ",".join(globs)
 
 
 _SAID = ("stride", "padding", "dilation", "groups", "padding_mode", "num_groups", "eps", "normalized_shape", "padding_idx",

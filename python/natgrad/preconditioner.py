@@ -38,10 +38,12 @@ class Preconditioner(Binding, _state.Uncopied):
     options            the library's own (natgrad.options()); live ones may be functions of the step
 
     Options that belong to all of a model's layers are one line here; `layer_options` maps a layer's name to a line of
-    its own, {"fc": "damping=0.1"}, the option `per_layer` expressions: "fc: method=mfac window=16; conv: damping=0.3".
+    its own, {"fc": "damping=0.1"}, the option `per_layer` globs: "fc*: method=mfac window=16; conv2d: damping=0.3".
+    `skip_layers` is one of Python's regular expressions or a list; re.search finds it in a layer's name or class.
     """
 
     family = method = None
+    _searched = ()  # the regular expressions of skip_layers
 
     def __init__(self, model, *, lr=0.1, accumulation_steps=1, grad_scaler=None, samples="model", batch_first=True,
                  reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, own_batches=False,
@@ -56,6 +58,8 @@ class Preconditioner(Binding, _state.Uncopied):
         self._functions = {}
         chosen = _core.Options()
         chosen.set("method", given.pop("method", None) or self.method or "natgrad")
+        given = dict(given)
+        self._searched = _layers.expressions(given.pop("skip_layers", None))
         live = {row["name"] for row in _core.options() if row["live"]}
         for name, value in given.items():
             if callable(value):
@@ -105,6 +109,8 @@ class Preconditioner(Binding, _state.Uncopied):
         self._weights = (chosen.get("update") != "gradient" or chosen.get("clip") == "ratio" or masked
                          or float(chosen.get("window_decay")) > 0 or "window_decay" in lines)
         self.entries = self._plan(accept)
+        if self._searched:
+            chosen.set("skip_layers", _layers.found(self._searched, self.entries))
         self._warned, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # steps with such a note, of this object
         self._check_parameters()

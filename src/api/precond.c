@@ -10,17 +10,6 @@
 
 /* ---- create, destroy -------------------------------------------------------------------------*/
 
-/* Here and not at ng_ready: a wrong expression should fail where it was written.  It is compiled
- * again there, for use. */
-static ng_status check_skip(ng_context *ctx, const char *pattern) {
-  char message[NG_MESSAGE] = "";
-  ng_skip skip;
-  const ng_status st = ng_skip_open(pattern, 0, &skip, message, sizeof message);
-  if (st != NG_OK) return ng_fail(ctx, st, "%s", message);
-  ng_skip_close(&skip);
-  return NG_OK;
-}
-
 /* Options are judged before anything is taken.  What an object holds is counted from the first byte,
  * so ng_memory adds up to what the context lent. */
 static ng_status create(ng_context *ctx, const ng_options *options, ng_precond **out) {
@@ -35,7 +24,6 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p; /* itself, too */
   /* what follows takes from the context itself, which knows no objects */
   int64_t before = ctx->bytes;
-  NG_TRY(check_skip(ctx, p->opt.skip_layers));
   NG_TRY(ng_schedule_parse(ctx, p->opt.schedule, &p->schedule));
   p->held[NG_USE_OBJECTS] += ctx->bytes - before;
   p->step = ng_object(p, sizeof *p->step);
@@ -101,6 +89,7 @@ void ng_precond_destroy(ng_precond **precond) {
   ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof(ng_entry *));
   ng_object_free(p, p->step, sizeof *p->step);
   ng_schedule_free(ctx, p->schedule);
+  if (p->unused_globs != NULL) ng_object_free(p, p->unused_globs, strlen(p->opt.skip_layers) + 1);
   ng_free(ctx, p, sizeof *p);
 }
 

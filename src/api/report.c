@@ -241,7 +241,23 @@ ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out) {
 /* The name of a parameter is made once, when the layer is added: no buffer to own here. */
 int32_t ng_explain_count(const ng_precond *p) {
   const ng_entry *last = p != NULL && p->entries > 0 ? p->entry[p->entries - 1] : NULL;
-  return last != NULL ? last->first_slot + last->slots : 0;
+  return (last != NULL ? last->first_slot + last->slots : 0) + (p != NULL ? p->unused : 0);
+}
+
+/* The rows behind the parameters: globs of skip_layers that match no layer. */
+static ng_status explain_unused(const ng_precond *p, int32_t i, ng_explain_row *out) {
+  const char *glob = p->unused_globs;
+  for (; i > 0; i--) {
+    glob += strlen(glob) + 1;
+  }
+  const ng_explain_row r = {.name = glob,
+                            .index = -1,
+                            .family = "none",
+                            .why = "skip_layers: this glob matches no layer",
+                            .owner = -1,
+                            .block = "",
+                            .method = ""};
+  return ng_give_struct(out, &r, sizeof r);
 }
 
 /* A row for each parameter, in the order of registration, the bias after its weight.  The bytes of
@@ -249,6 +265,8 @@ int32_t ng_explain_count(const ng_precond *p) {
 ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out) {
   const ng_status st = may_tell(p, "ng_explain", i, ng_explain_count(p), out);
   if (st != NG_OK) return st;
+  const int32_t rows = ng_explain_count(p) - p->unused;
+  if (i >= rows) return explain_unused(p, i - rows, out);
   const int32_t index = run_of(p, p->entries, i, slots_before);
   const ng_entry *e = p->entry[index];
   i -= e->first_slot;

@@ -363,6 +363,8 @@ struct ng_precond {
   ng_block **block;
   int32_t blocks, block_capacity;
   int32_t update_groups; /* 0 to update_groups - 1; fixed by ng_ready, 0 before */
+  char *unused_globs; /* of skip_layers: [unused] texts, each ended by a 0 */
+  int32_t unused;
   bool ready;
   bool expires; /* some binding holds until the next step only */
   bool broken;  /* NG_ERR_COMM was returned: destroy only */

@@ -1,16 +1,14 @@
-/* lines.c: per_layer: lines of options for the layers that an expression finds.
+/* lines.c: per_layer: lines of options for the layers that globs match.
  *
  *   text  = entry { ";" entry }
- *   entry = EXPRESSION ": " LINE        EXPRESSION: as in skip_layers, without ';' and ": "; LINE: as in line.c
+ *   entry = GLOBS ": " LINE        GLOBS: as in glob.c, without ';' and ": "; LINE: as in line.c
  *
- * In: the text, descriptions of layers.  Out: the line of a layer, of the first entry that finds it; which
- * entries found none.  All of a text is read, or nothing of it. */
-#include "option/pattern.h"
+ * A layer gets the line of the first entry that matches.  An entry that matches no layer is an error. */
+#include "option/option.h"
 
 typedef struct entry {
-  ng_pattern *pattern;
   bool used;
-  char *expression, *line; /* in ng_lines.text, each ended by a 0 */
+  char *globs, *line; /* in ng_lines.text, each ended by a 0 */
 } entry;
 
 struct ng_lines {
@@ -23,9 +21,6 @@ struct ng_lines {
 void ng_lines_close(ng_lines **lines) {
   ng_lines *l = *lines;
   if (l == NULL) return;
-  for (int32_t i = 0; i < l->count; i++) {
-    ng_pattern_free(&l->list[i].pattern);
-  }
   ng_plain_free(NULL, l, l->bytes);
   *lines = NULL;
 }
@@ -51,7 +46,7 @@ static ng_lines *take(const char *text) {
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* Behind the expression: a colon and a blank, as classes like [[:alpha:]] have colons, too. */
+/* The colon needs a blank behind it, because names of layers may have colons. */
 static char *colon_of(char *at) {
   while (*at != 0 && !(*at == ':' && is_blank(at[1]))) {
     at++;
@@ -60,7 +55,6 @@ static char *colon_of(char *at) {
 }
 
 static ng_status cut(entry *e, char *at, char *message, size_t size) {
-  const char *why = "";
   while (is_blank(*at)) {
     at++;
   }
@@ -68,18 +62,13 @@ static ng_status cut(entry *e, char *at, char *message, size_t size) {
   if (colon == NULL || colon == at) {
     return ng_fail_to(
         message, size, NG_ERR_ARG,
-        "per_layer: '%s': expected EXPRESSION: NAME=VALUE ..., with a blank behind the "
-        "colon",
+        "per_layer: '%s': expected GLOBS: NAME=VALUE ..., with a blank behind the colon",
         ng_quote(at).text);
   }
   *colon = 0;
-  e->expression = at;
+  e->globs = at;
   e->line = colon + 1;
-  const ng_status st = ng_pattern_make(at, &e->pattern, &why);
-  if (st == NG_OK) return NG_OK;
-  if (st == NG_ERR_NOMEM) return ng_fail_to(message, size, st, "per_layer: no memory");
-  return ng_fail_to(message, size, st, "per_layer: '%s' %s", ng_quote(at).text,
-                    why[0] != 0 ? why : "is not a POSIX extended regular expression");
+  return ng_globs_check("per_layer", at, message, size);
 }
 
 ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size) {
@@ -102,7 +91,7 @@ ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t 
 
 const char *ng_lines_for(ng_lines *l, const ng_layer *d) {
   for (int32_t i = 0; l != NULL && i < l->count; i++) {
-    if (!ng_pattern_finds(l->list[i].pattern, d)) continue;
+    if (!ng_globs_fit(l->list[i].globs, d)) continue;
     l->list[i].used = true;
     return l->list[i].line;
   }
@@ -111,7 +100,7 @@ const char *ng_lines_for(ng_lines *l, const ng_layer *d) {
 
 const char *ng_lines_idle(const ng_lines *l) {
   for (int32_t i = 0; l != NULL && i < l->count; i++) {
-    if (!l->list[i].used) return l->list[i].expression;
+    if (!l->list[i].used) return l->list[i].globs;
   }
   return NULL;
 }
@@ -126,8 +115,8 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message
     st = ng_options_override(&own, l->list[i].line, NULL, why, sizeof why);
     if (st == NG_OK && judge != NULL) st = judge(&own, why, sizeof why);
     if (st != NG_OK) {
-      st = ng_fail_to(message, size, st, "per_layer: '%s': %s",
-                      ng_quote(l->list[i].expression).text, why);
+      st = ng_fail_to(message, size, st, "per_layer: '%s': %s", ng_quote(l->list[i].globs).text,
+                      why);
     }
   }
   ng_lines_close(&l);

@@ -7,7 +7,7 @@
  * option_table.c holds the rows, option_value.c reads and writes one value, options.c the object, line.c
  * many values in one text, environment.c the variables that are read, methods.c the named rows of values
  * and the published names, schedule.c values that move with the step
- * count, skip.c the layers that are left out, lines.c the lines of options for some layers.  It knows the names of families, and nothing else of them.
+ * count, glob.c the layers that are left out, lines.c the lines of options for some layers.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
 #define NG_OPTION_H
@@ -160,26 +160,30 @@ ng_status ng_names_take(const ng_names *names, const char *method, const char *n
 const char *ng_method_family(const char *name);
 const char *ng_method_name(const char *name); /* the table's own copy, NULL if there is none */
 
-/* skip.c: layers that the options leave out.  Closed once it was opened; NG_ERR_ARG: no regular
- * expression, or one above the limits of pattern.h. */
-typedef struct ng_pattern ng_pattern;
-typedef struct ng_skip {
-  ng_pattern *pattern; /* NULL: there is none */
-  int64_t width;       /* 0: none             */
-} ng_skip;
-ng_status ng_skip_open(const char *pattern, int64_t width, ng_skip *out, char *message,
-                       size_t size);
-/* The option that leaves it out; NG_OPTION_COUNT: none does. */
-ng_option_id ng_skip_by(const ng_skip *s, const ng_layer *l);
-void ng_skip_close(ng_skip *s);
+/* glob.c: one glob of a list; the list is a comma-separated text. */
+typedef struct ng_glob {
+  const char *from, *to;
+  bool broken; /* a set or an escape without its end */
+} ng_glob;
+bool ng_globs_next(const char **at, ng_glob *g); /* *at: the list at first; false: no more */
+bool ng_glob_matches(const ng_glob *g, const char *text);
+bool ng_glob_fits(const ng_glob *g, const ng_layer *l); /* its name or its kind */
+bool ng_globs_fit(const char *list, const ng_layer *l);
+/* Messages begin with the option.  form: of skip_layers. */
+ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
+ng_status ng_globs_form(const char *list, char *message, size_t size);
+/* Globs that match where a search for the regular expression finds something; false: there are none. */
+bool ng_globs_of_search(const char *expression, char *out, size_t size);
+/* The option that leaves a layer out; NG_OPTION_COUNT: none does. */
+ng_option_id ng_skip_by(const ng_options *o, const ng_layer *l);
 
 /* lines.c: options.per_layer, read; of an empty text NULL, which all of these take.  What was opened is closed. */
 typedef struct ng_lines ng_lines;
 ng_status ng_lines_open(const char *text, ng_lines **out, char *message, size_t size);
 void ng_lines_close(ng_lines **l);
-/* The line of the first entry that finds it; NULL: none does.  Good until close. */
+/* The line of the first entry that matches; NULL: none does.  Good until close. */
 const char *ng_lines_for(ng_lines *l, const ng_layer *d);
-/* The expression of an entry that ng_lines_for never took; NULL: there is none. */
+/* The globs of an entry that matched no layer; NULL: there is none. */
 const char *ng_lines_idle(const ng_lines *l);
 /* All lines of o->per_layer over *o, one by one: `judge` (may be NULL) says whether the values go together. */
 typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);

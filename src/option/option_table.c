@@ -183,9 +183,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Layers: who keeps its gradient as it is. */
     ROW(skip_layers, .group = "layers", .standard = "",
-        .help = "POSIX extended regular expression, searched in the name and the kind of a layer; "
-                "what matches keeps its gradient",
-        .test = "effect_skip_layers"),
+        .help = "globs separated by commas, with *, ?, [...] and \\, each for the whole name or "
+                "kind of a "
+                "layer: \"fc*,conv2d\"; layers that match keep their gradient",
+        .test = "effect_skip_layers", .form = ng_globs_form),
     ROW(exclude_width, .group = "layers", .standard = "0", .lower = 0, .upper = COUNT_MAX,
         .unit = "outputs",
         .help = "linear layers with so many outputs keep their gradient; 0: none",
@@ -399,9 +400,10 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "sums of statistics travel in messages of at most so many MB, of whole statistics",
         .test = "effect_stat_bucket_mb"),
     ROW(per_layer, .group = "layers", .standard = "",
-        .help = "options of some layers: EXPRESSION: NAME=VALUE ..., entries separated by ';', the "
-                "first whose expression is found in a layer's name or kind; method=NAME takes that "
-                "method's values",
+        .help =
+            "options of some layers: GLOBS: NAME=VALUE ..., entries separated by ';'; the first "
+            "entry "
+            "that matches a layer's name or kind counts; method=NAME takes that method's values",
         .test = "effect_per_layer", .form = ng_lines_form),
     ROW(symmetry_aware, .group = "ranks", .standard = "1",
         .help =

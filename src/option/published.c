@@ -142,18 +142,19 @@ static ng_status take_dtype(job *j) {
   return refuse(j, NG_ERR_ARG, "none, float32, bfloat16 or float16");
 }
 
-/* A list in one text would have to be taken apart as Python does.  Python's expressions are not
- * POSIX's: what would silently match something else is refused. */
+/* KAISA searches regular expressions in names and classes (re.search); an expression that no glob can
+ * express is refused. */
 static ng_status take_regex(job *j) {
+  char globs[NG_TEXT_ROOM];
   const char *v = j->value;
   if (is_none(v) || ng_is(v, "[]")) return put(j, j->row->option, "");
   if (v[0] == '[' && (v[1] == '"' || v[1] == '\'')) {
     return refuse(j, NG_ERR_ARG, "one expression; join a list with '|'");
   }
-  if (strstr(v, "(?") != NULL || strstr(v, "\\d") != NULL || strstr(v, "\\D") != NULL) {
-    return refuse(j, NG_ERR_ABSENT, "a POSIX extended expression: [0-9] for \\d, and no (?...)");
-  }
-  return put(j, j->row->option, v);
+  if (ng_globs_of_search(v, globs, sizeof globs)) return put(j, j->row->option, globs);
+  return refuse(
+      j, NG_ERR_ABSENT,
+      "texts, [...], '.', '.*', \\d, ^ and $ joined by '|'; or set globs with skip_layers");
 }
 
 /* Layers with that many outputs are left out; 0 cannot be a width, so it is no value there. */
@@ -271,7 +272,9 @@ static const ng_published kaisa_names[] = {
     {"factor_dtype", "factor_dtype", "float32, bfloat16, float16 by any name; none: f32",
      take_dtype},
     {"inv_dtype", "inverse_dtype", "float32, bfloat16, float16 by any name", take_dtype},
-    {"skip_layers", "skip_layers", "one expression; join a list with '|'", take_regex},
+    {"skip_layers", "skip_layers",
+     "a regular expression, translated to globs where it needs no more; join a list with '|'",
+     take_regex},
     {"symmetry_aware", "symmetry_aware",
      "the same, of sums of factors; inverses are kept and sent as triangles always", take_bool},
     {"allreduce_bucket_cap_mb", "stat_bucket_mb", "the same", take_same},

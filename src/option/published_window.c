@@ -50,7 +50,7 @@ static ng_status take_ignore(job *j) {
   if (!all && !is_none(j->value) && !ng_same_word(j->value, "modules")) {
     return refuse(j, NG_ERR_ARG, "none, all or modules");
   }
-  return put(j, "skip_layers", all ? "norm|bn" : "");
+  return put(j, "skip_layers", all ? "*norm*,*bn*" : "");
 }
 
 static ng_status take_topk(job *j) {
@@ -153,7 +153,7 @@ static const ng_published efcp_names[] = {
     {"topk_lr_on_update", "window_feedback_lr", "false: 1, what enters is lr times the gradient",
      take_on_update},
     {"precondition_sparse_grad", "window_rest", "true: kept; false: added", take_send},
-    {"ignore_bn_ln_type", "skip_layers", "all: norm|bn; none, modules: nothing", take_ignore},
+    {"ignore_bn_ln_type", "skip_layers", "all: *norm*,*bn*; none, modules: nothing", take_ignore},
     {"k", "window_density", "the same; none: 1", take_density},
     {"m", "window", "the same: gradients that are kept", take_same},
     {"use_bf16", "window_dtype", "true: bf16; false: f32", take_bf16},

@@ -10,10 +10,10 @@
 
 /* `why` is what ng_explain shows: nothing is left out silently.  Last layers of language models
  * have an output for each word, which is what exclude_width is for. */
-static bool may_have_block(ng_entry *e, const ng_skip *skip) {
+static bool may_have_block(ng_entry *e, const ng_options *o) {
   ng_layer d = ng_entry_seen(e)->d;
   if (e->tensor) d.kind = 0; /* by its name alone */
-  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(skip, &d);
+  const ng_option_id by = e->d.frozen ? NG_OPTION_COUNT : ng_skip_by(o, &d);
   const char *why = e->d.frozen                     ? "frozen: never touched"
                     : by == NG_OPTION_skip_layers   ? "matches skip_layers"
                     : by == NG_OPTION_exclude_width ? "has exclude_width outputs"
@@ -398,34 +398,63 @@ static ng_status take_lines(ng_precond *p) {
   }
   const char *idle = p->ctx->stages == NULL ? ng_lines_idle(lines) : NULL;
   if (st == NG_OK && idle != NULL) {
-    st = ng_fail(p->ctx, NG_ERR_ARG,
-                 "per_layer: '%s' holds for no layer: it is in no name and no kind, or an earlier "
-                 "entry or their own options come first",
-                 ng_quote(idle).text);
+    st =
+        ng_fail(p->ctx, NG_ERR_ARG,
+                "per_layer: '%s' holds for no layer: it matches no name and no kind, or an earlier "
+                "entry or their own options come first",
+                ng_quote(idle).text);
   }
   ng_lines_close(&lines);
   return st;
 }
 
+static bool is_used(const ng_precond *p, const ng_glob *g) {
+  bool used = false;
+  for (int32_t i = 0; i < p->entries && !used; i++) {
+    ng_layer d = ng_entry_seen(p->entry[i])->d;
+    if (p->entry[i]->tensor) d.kind = 0;
+    used = ng_glob_fits(g, &d);
+  }
+  return used;
+}
+
+/* Globs of skip_layers that match nothing are logged, and ng_explain lists them behind the parameters.  With
+ * pipeline stages a glob may be for the layers of another stage. */
+static ng_status list_unused_globs(ng_precond *p) {
+  const char *list = p->opt.skip_layers;
+  const size_t bytes = strlen(list) + 1;
+  ng_glob g;
+  if (list[0] == 0 || p->ctx->stages != NULL) return NG_OK;
+  if (p->unused_globs != NULL) ng_object_free(p, p->unused_globs, bytes); /* of a failed ng_ready */
+  p->unused = 0;
+  p->unused_globs = ng_object(p, bytes);
+  if (p->unused_globs == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  memset(p->unused_globs, 0, bytes);
+  char *to = p->unused_globs;
+  for (const char *at = list; ng_globs_next(&at, &g);) {
+    if (is_used(p, &g)) continue;
+    const size_t n = (size_t)(g.to - g.from);
+    memcpy(to, g.from, n);
+    ng_log(p->ctx, NG_LOG_WARN, "skip_layers: '%s' matches no layer", ng_quote(to).text);
+    to += n + 1;
+    p->unused++;
+  }
+  return NG_OK;
+}
+
 /* Layers in order, then families that take the whole model, over what the layers left them. */
 ng_status ng_blocks_make(ng_precond *p) {
-  ng_skip skip;
-  char message[NG_MESSAGE] = "";
   p->block_capacity = p->entries + NG_FAMILIES_MAX;
   p->block = ng_object(p, (size_t)p->block_capacity * sizeof *p->block);
   if (p->block == NULL) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  /* It was compiled once when the model was created, so what is left to fail is memory. */
   ng_status st = take_lines(p);
-  if (st != NG_OK) return st;
-  st = ng_skip_open(p->opt.skip_layers, p->base.exclude_width, &skip, message, sizeof message);
-  if (st != NG_OK) return ng_fail(p->ctx, st, "ng_ready: %s", message);
+  if (st == NG_OK) st = list_unused_globs(p);
   for (int32_t i = 0; i < p->entries && st == NG_OK; i++) {
     ng_entry *e = p->entry[i];
-    if (may_have_block(e, &skip)) st = choose(p, e);
+    if (may_have_block(e, &p->opt)) st = choose(p, e);
     if (st != NG_OK || e->taken_by == NULL) continue;
     if (e->taken_by->scope == NG_SCOPE_LAYER) st = layer_block(p, e, e->taken_by);
   }
-  ng_skip_close(&skip);
   for (int32_t i = 0; i < p->ctx->families && st == NG_OK; i++) {
     if (p->ctx->family[i]->scope == NG_SCOPE_MODEL) st = model_blocks(p, p->ctx->family[i]);
   }

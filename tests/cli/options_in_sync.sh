@@ -43,7 +43,7 @@ if grep -vE '^[A-Z_*]+ +[^ ]' "$scratch/environment"; then fail "info --environm
 [[ ! -s $scratch/missing ]] || fail "info --environment lacks: $(tr '\n' ' ' <"$scratch/missing")"
 
 # Each is taken on the command line and from the environment: a value that no option has ("(" is no
-# regular expression either) is refused by the name of the option.
+# glob either) is refused by the name of the option.
 while IFS= read -r name; do
   expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--$name" '('
   expect 2 "natgrad: *$name*" "$natgrad" replay "$file" "--${name//_/-}=("

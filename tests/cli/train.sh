@@ -40,7 +40,7 @@ train 2 "*digit*" --data digit
 train 2 "*lenett*lenet*" --model lenett
 train 2 "--skip_layers: 'cnov' fits no layer of resnet20 (*, ..., *)" --model resnet20 --skip-layers cnov \
   --data synthetic:classes=2,image=32x32x3,train=8,test=8 --batch 8
-train 2 "--skip_layers: '(' is not a POSIX extended regular expression" --skip-layers '('
+train 2 '*skip_layers = "^fc|conv": regular expressions are not supported; write "fc\*,\*conv\*"' --skip-layers '^fc|conv'
 train 2 "--exclude_width: '11' fits no layer of mlp (*, *)" --model mlp --exclude-width 11
 train 2 '--batch: 4096 samples, but digits has 1437 to train on' --batch 4096
 train 2 '--validation: 1437 samples, but digits has 1437 to train on' --validation 1437
@@ -68,7 +68,7 @@ tiny=(--data synthetic:classes=2,features=6,train=64,test=16 --model logreg --ba
 echo '{"kl_clip": 0.01}' >shared.json
 expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --config shared.json --clip none
 expect 0 'epoch 1/1 *' env NG_SKIP_LAYERS=conv NG_KL_CLIP=0.01 "$natgrad" train "${tiny[@]}" --clip none
-expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers fc --exclude-width 2
+expect 0 'epoch 1/1 *' "$natgrad" train "${tiny[@]}" --skip-layers 'fc*' --exclude-width 2
 
 # Folders.
 touch file

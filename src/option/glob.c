@@ -1,0 +1,255 @@
+/* glob.c: skip_layers and exclude_width: lists of globs over the names and kinds of layers.
+ *
+ *   list = glob { "," glob }           blanks around a glob are ignored
+ *   glob = { "*" | "?" | set | "\" byte | byte }
+ *   set  = "[" [ "!" | "^" ] member { member } "]"     member: a byte, or a range a-z
+ *
+ * "*" matches any text, "?" one byte.  A glob must match the whole name, or the whole kind ("linear", "Linear",
+ * "conv2d", ...).  fnmatch(3) depends on the locale of the program; the result of this file must not, because
+ * ranks must agree. */
+#include "option/option.h"
+
+/* ---- one glob --------------------------------------------------------------------------------*/
+
+/* The byte at *at, after a backslash if there is one. */
+static unsigned char take_byte(const char **at) {
+  if (**at == '\\' && (*at)[1] != 0) ++*at;
+  return (unsigned char)*(*at)++;
+}
+
+/* Return the position behind the set that begins at `at`, NULL without a closing bracket. */
+static const char *match_set(const char *at, unsigned char c, bool *hit) {
+  const bool inverted = at[1] == '!' || at[1] == '^';
+  bool found = false;
+  at += inverted ? 2 : 1;
+  const char *first = at;
+  while (*at != 0 && (*at != ']' || at == first)) {
+    const unsigned char low = take_byte(&at);
+    unsigned char high = low;
+    if (*at == '-' && at[1] != ']' && at[1] != 0) {
+      at++;
+      high = take_byte(&at);
+    }
+    found = found || (low <= c && c <= high);
+  }
+  *hit = found != inverted;
+  return *at == ']' ? at + 1 : NULL;
+}
+
+/* Match one byte; return the position behind the glob's element. */
+static const char *match_one(const char *at, unsigned char c, bool *hit) {
+  *hit = true;
+  if (*at == '?') return at + 1;
+  if (*at == '[') return match_set(at, c, hit);
+  *hit = take_byte(&at) == c;
+  return at;
+}
+
+/* After a mismatch, the last "*" takes one more byte: time is at most the product of both lengths. */
+bool ng_glob_matches(const ng_glob *g, const char *text) {
+  const char *at = g->from, *star = NULL, *again = text;
+  while (*text != 0) {
+    bool hit = false;
+    if (at < g->to && *at == '*') {
+      star = ++at;
+      again = text;
+      continue;
+    }
+    const char *next = at < g->to ? match_one(at, (unsigned char)*text, &hit) : NULL;
+    if (hit) {
+      at = next;
+      text++;
+    } else if (star != NULL) {
+      at = star;
+      text = ++again;
+    } else {
+      return false;
+    }
+  }
+  while (at < g->to && *at == '*') {
+    at++;
+  }
+  return at == g->to;
+}
+
+/* The kinds are spelt as here and as in PyTorch.  An entry of ng_add_tensor has kind 0: only its name counts. */
+bool ng_glob_fits(const ng_glob *g, const ng_layer *l) {
+  static const char *const kind[][2] = {[NG_LINEAR] = {"linear", "Linear"},
+                                        [NG_CONV2D] = {"conv2d", "Conv2d"},
+                                        [NG_NORM] = {"norm", "Norm"},
+                                        [NG_EMBEDDING] = {"embedding", "Embedding"}};
+  if (ng_glob_matches(g, l->name)) return true;
+  if (l->kind < NG_LINEAR || l->kind > NG_EMBEDDING) return false;
+  return ng_glob_matches(g, kind[l->kind][0]) || ng_glob_matches(g, kind[l->kind][1]);
+}
+
+/* ---- lists -----------------------------------------------------------------------------------*/
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* Behind the element at `at`, or NULL: a set without end, a backslash at the end. */
+static const char *skip_element(const char *at) {
+  bool hit;
+  if (*at == '[') return match_set(at, 0, &hit);
+  if (*at == '\\') return at[1] == 0 ? NULL : at + 2;
+  return at + 1;
+}
+
+bool ng_globs_next(const char **at, ng_glob *g) {
+  if (*at == NULL) return false;
+  const char *s = *at;
+  while (is_blank(*s)) {
+    s++;
+  }
+  g->from = g->to = s;
+  while (s != NULL && *s != 0 && *s != ',') {
+    const bool blank = is_blank(*s);
+    s = skip_element(s);
+    if (!blank && s != NULL) g->to = s;
+  }
+  g->broken = s == NULL;
+  if (g->broken) g->to = g->from + strlen(g->from);
+  *at = s != NULL && *s == ',' ? s + 1 : NULL;
+  return true;
+}
+
+bool ng_globs_fit(const char *list, const ng_layer *l) {
+  ng_glob g;
+  bool fits = false;
+  for (const char *at = list[0] == 0 ? NULL : list; !fits && ng_globs_next(&at, &g);) {
+    fits = ng_glob_fits(&g, l);
+  }
+  return fits;
+}
+
+/* ---- regular expressions ---------------------------------------------------------------------*/
+
+typedef struct writer {
+  char *text;
+  size_t size, n;
+} writer;
+
+static void put(writer *w, const char *text, size_t length) {
+  for (size_t i = 0; i < length; i++, w->n++) {
+    if (w->n + 1 < w->size) w->text[w->n] = text[i];
+  }
+}
+
+static void put_star(writer *w) {
+  const bool twice = w->n > 0 && w->n < w->size && w->text[w->n - 1] == '*';
+  const bool escaped = twice && w->n > 1 && w->text[w->n - 2] == '\\';
+  if (!twice || escaped) put(w, "*", 1);
+}
+
+/* Write one atom of a regular expression as an element of a glob; NULL if no element means the same. */
+static const char *put_atom(writer *w, const char *s) {
+  const char *behind = *s == '[' && s[1] != '[' ? skip_element(s) : s + 1;
+  if (s[0] == '.' && s[1] == '*') {
+    put_star(w);
+    return s + 2;
+  }
+  if (*s == '\\' && s[1] != 0) {
+    const bool digit = s[1] == 'd' || s[1] == 'D';
+    if (!digit && strchr(".[](){}*+?^$|\\,-/_", s[1]) == NULL) return NULL;
+    put(w, digit ? s[1] == 'd' ? "[0-9]" : "[!0-9]" : s, digit ? s[1] == 'd' ? 5 : 6 : 2);
+    behind = s + 2;
+  } else if (strchr("(){}*+?^$|\\", *s) != NULL || behind == NULL) {
+    return NULL;
+  } else if (*s == '.' || *s == ',') {
+    put(w, *s == '.' ? "?" : "\\,", *s == '.' ? 1 : 2);
+  } else {
+    put(w, s, (size_t)(behind - s));
+  }
+  return strchr("*+?{", *behind) != NULL && *behind != 0 ? NULL : behind;
+}
+
+/* "^fc|conv" becomes "fc*,*conv*": an expression without anchors matches anywhere in a name. */
+bool ng_globs_of_search(const char *expression, char *out, size_t size) {
+  writer w = {.text = out, .size = size};
+  const char *s = expression;
+  for (bool more = true; more;) {
+    const bool start = *s == '^';
+    if (start) s++;
+    if (!start) put_star(&w);
+    if (start && *s == '$') return false; /* the empty name */
+    while (*s != 0 && *s != '|' && !(*s == '$' && (s[1] == 0 || s[1] == '|'))) {
+      s = put_atom(&w, s);
+      if (s == NULL) return false;
+    }
+    if (*s == '$') {
+      s++;
+    } else {
+      put_star(&w);
+    }
+    more = *s == '|';
+    if (more) put(&w, ",", 1);
+    s += more;
+  }
+  if (w.n < size) out[w.n] = 0;
+  return w.n < size;
+}
+
+/* Whether a byte of the glob, outside sets and not escaped, belongs to regular expressions only. */
+static bool is_expression(const ng_glob *g) {
+  for (const char *s = g->from; s < g->to; s = skip_element(s)) {
+    if (strchr("^$|()", *s) != NULL || (s[0] == '[' && s[1] == '[' && s[2] == ':')) return true;
+    if (g->broken && (*s == '[' || *s == '\\')) return false; /* its end is missing */
+  }
+  return false;
+}
+
+ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size) {
+  char text[NG_TEXT_ROOM], globs[NG_MESSAGE];
+  ng_glob g;
+  for (const char *at = list[0] == 0 ? NULL : list; ng_globs_next(&at, &g);) {
+    (void)snprintf(text, sizeof text, "%.*s", (int)(g.to - g.from), g.from);
+    if (is_expression(&g)) {
+      const bool known = ng_globs_of_search(text, globs, 256);
+      return ng_fail_to(message, size, NG_ERR_ARG,
+                        "%s = \"%s\": regular expressions are not supported; write %s%s%s", option,
+                        ng_quote(text).text, known ? "\"" : "",
+                        known ? globs : "globs with *, ? and [...]",
+                        known ? "\"" : ", separated by commas");
+    }
+    if (g.broken || g.from == g.to) {
+      return ng_fail_to(message, size, NG_ERR_ARG, "%s: '%s' %s", option, ng_quote(text).text,
+                        g.from == g.to ? "has an empty glob"
+                                       : "has a [ without ], or ends with a \\");
+    }
+  }
+  return NG_OK;
+}
+
+ng_status ng_globs_form(const char *list, char *message, size_t size) {
+  return ng_globs_check("skip_layers", list, message, size);
+}
+
+/* ---- layers that keep their gradient ---------------------------------------------------------*/
+
+ng_option_id ng_skip_by(const ng_options *o, const ng_layer *l) {
+  if (ng_globs_fit(o->skip_layers, l)) return NG_OPTION_skip_layers;
+  const bool wide = o->exclude_width > 0 && l->kind == NG_LINEAR && l->out == o->exclude_width;
+  return wide ? NG_OPTION_exclude_width : NG_OPTION_COUNT;
+}
+
+/* Of the layer, the fields before `bias` must be there: name, kind and widths. */
+ng_status ng_options_skip(const ng_options *o, const ng_layer *layer, const char **option,
+                          char *message, size_t message_size) {
+  ng_layer l;
+  if (o == NULL || option == NULL || layer == NULL) {
+    return ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: %s is NULL",
+                      o == NULL       ? "the object"
+                      : layer == NULL ? "layer"
+                                      : "option");
+  }
+  *option = "";
+  memset(&l, 0, sizeof l);
+  ng_status st = ng_take_struct(&l, sizeof l, layer, offsetof(ng_layer, bias), "ng_layer", message,
+                                message_size);
+  if (st == NG_OK && l.name == NULL) {
+    st = ng_fail_to(message, message_size, NG_ERR_ARG, "ng_options_skip: the layer has no name");
+  }
+  const ng_option_id by = st == NG_OK ? ng_skip_by(o, &l) : NG_OPTION_COUNT;
+  if (by != NG_OPTION_COUNT) *option = ng_option_name(by);
+  return st;
+}

@@ -1,0 +1,166 @@
+/* t_glob.c: globs of skip_layers and per_layer: matches, against fnmatch(3) in the C locale; refused lists; globs
+ * for published regular expressions, against regexec(3). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "option/option.h"
+
+#include <fnmatch.h>
+#include <regex.h>
+#include <stdio.h>
+#include <string.h>
+
+static ng_layer layer(const char *name, int32_t kind) {
+  ng_layer l;
+  ng_layer_init(&l, kind, sizeof l);
+  l.name = name;
+  return l;
+}
+
+static void matches(void **state) {
+  (void)state;
+  static const struct {
+    const char *list, *name;
+    bool fits;
+  } row[] = {{"fc1", "fc1", true},
+             {"fc1", "fc10", false},
+             {"fc", "fc1", false},
+             {"*fc*", "my.fc1", true},
+             {"fc?", "fc1", true},
+             {"fc?", "fc", false},
+             {"f*c*1", "fxcc1", true},
+             {"a*b*c", "aXbYbZc", true},
+             {"a*b*c", "aXbYbZ", false},
+             {"fc[12]", "fc2", true},
+             {"fc[!12]", "fc2", false},
+             {"fc[^12]", "fc3", true},
+             {"fc[0-9]", "fc7", true},
+             {"[]a]", "]", true},
+             {"[a-]", "-", true},
+             {"[\\]]", "]", true},
+             {"a\\*b", "a*b", true},
+             {"a\\*b", "axb", false},
+             {"a\\,b", "a,b", true},
+             {"a,b", "a,b", false},
+             {"a,b", "b", true},
+             {" a , b ", "b", true},
+             {"a\\ ", "a ", true},
+             {"[,]x", ",x", true},
+             {"linear", "other", true},
+             {"Linear", "other", true},
+             {"lin*", "other", true},
+             {"LINEAR", "other", false},
+             {"conv2d", "other", false},
+             {"x\\(1\\)", "x(1)", true},
+             {"fc\xc3\xa9", "fc\xc3\xa9", true},
+             {"*", "anything", true},
+             {"", "", false}};
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    const ng_layer l = layer(row[i].name, NG_LINEAR);
+    if (ng_globs_fit(row[i].list, &l) != row[i].fits)
+      fail_msg("'%s' on '%s'", row[i].list, row[i].name);
+  }
+  const ng_layer tensor = {.name = "t"}; /* kind 0 */
+  assert_false(ng_globs_fit("linear,norm", &tensor));
+}
+
+static uint64_t draw(uint64_t *s, uint64_t n) {
+  *s = *s * 6364136223846793005U + 1442695040888963407U;
+  return (*s >> 33) % n;
+}
+
+static void join(uint64_t *s, const char *const *piece, uint64_t pieces, uint64_t most, char *out) {
+  out[0] = 0;
+  for (uint64_t k = draw(s, most + 1); k > 0; k--)
+    strcat(out, piece[draw(s, pieces)]);
+}
+
+/* Sets without backslashes: fnmatch(3) reads those differently in some libraries. */
+static void as_fnmatch(void **state) {
+  (void)state;
+  static const char *const piece[] = {"a",    "b",     "*",   "?",   "[ab]",
+                                      "[!a]", "[a-b]", "\\*", "\\b", "."};
+  static const char *const letter[] = {"a", "b", "*", "."};
+  uint64_t s = 7;
+  int found = 0;
+  for (int i = 0; i < 200000; i++) {
+    char glob[64], text[32];
+    join(&s, piece, sizeof piece / sizeof piece[0], 6, glob);
+    join(&s, letter, 4, 8, text);
+    const ng_glob g = {glob, glob + strlen(glob), false};
+    const bool theirs = fnmatch(glob, text, 0) == 0;
+    found += theirs;
+    if (ng_glob_matches(&g, text) != theirs) fail_msg("'%s' on '%s'", glob, text);
+  }
+  assert_true(found > 1000);
+}
+
+static void refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *list, *message;
+  } row[] = {
+      {"^fc|conv",
+       "skip_layers = \"^fc|conv\": regular expressions are not supported; write \"fc*,*conv*\""},
+      {"fc1,^b$", "skip_layers = \"^b$\": regular expressions are not supported; write \"b\""},
+      {"^layer\\d\\.fc$", "write \"layer[0-9]\\.fc\""},
+      {"a.*b|", "write \"*a*b*,*\""},
+      {"(a|b)", "write globs with *, ? and [...], separated by commas"},
+      {"a[[:alpha:]]", "regular expressions are not supported"},
+      {"(((", "regular expressions are not supported"},
+      {"fc[12", "skip_layers: 'fc[12' has a [ without ]"},
+      {"fc\\", "skip_layers: 'fc\\' has a [ without ], or ends with a \\"},
+      {"a,,b", "skip_layers: '' has an empty glob"},
+      {"a,", "skip_layers: '' has an empty glob"},
+      {" ", "skip_layers: '' has an empty glob"}};
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    char message[NG_MESSAGE] = "";
+    assert_int_equal(ng_globs_form(row[i].list, message, sizeof message), NG_ERR_ARG);
+    if (strstr(message, row[i].message) == NULL) fail_msg("'%s': %s", row[i].list, message);
+    assert_int_equal(ng_globs_form(row[i].list, NULL, 0), NG_ERR_ARG);
+  }
+  assert_int_equal(ng_globs_form("", NULL, 0), NG_OK);
+  assert_int_equal(ng_globs_form("a\\|b, x\\(1\\), [(|)]", NULL, 0), NG_OK);
+}
+
+/* A translated expression matches the names that the expression finds. */
+static void as_regexec(void **state) {
+  (void)state;
+  static const char *const piece[] = {"a",    "b",    "|",   "^", "$", ".", ".*",
+                                      "[ab]", "[^a]", "\\.", ",", "(", "+"};
+  static const char *const letter[] = {"a", "b", ".", ","};
+  uint64_t s = 11;
+  int found = 0, translated = 0;
+  for (int i = 0; i < 100000; i++) {
+    char expression[64], globs[256], text[32];
+    regex_t re;
+    join(&s, piece, sizeof piece / sizeof piece[0], 6, expression);
+    join(&s, letter, 4, 6, text);
+    if (!ng_globs_of_search(expression, globs, sizeof globs)) continue;
+    translated++;
+    assert_int_equal(ng_globs_form(globs, NULL, 0), NG_OK);
+    if (regcomp(&re, expression[0] == 0 ? "a*" : expression, REG_EXTENDED | REG_NOSUB) != 0)
+      continue;
+    const ng_layer tensor = {.name = text};
+    const bool theirs = regexec(&re, text, 0, NULL, 0) == 0;
+    regfree(&re);
+    found += theirs;
+    if (ng_globs_fit(globs, &tensor) != theirs)
+      fail_msg("'%s' (%s) on '%s'", expression, globs, text);
+  }
+  assert_true(found > 1000 && translated > 10000);
+  char small[8];
+  assert_false(ng_globs_of_search("conv2d_1", small, sizeof small));
+  assert_false(ng_globs_of_search("a|^$", small, sizeof small));
+  assert_false(ng_globs_of_search("\\w", small, sizeof small));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(matches), cmocka_unit_test(as_fnmatch),
+                                     cmocka_unit_test(refused), cmocka_unit_test(as_regexec)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
