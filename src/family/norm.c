@@ -1,41 +1,45 @@
-/* norm.c: the norm family: gamma and beta of batch, layer and group norms beside any layer-wise method.
+/* norm.c: the norm family: gamma and beta of batch, layer and group norms, beside any layer-wise method.
  *
- * In: a norm layer.  Out: PD = (F + d I)^-1 D, D the gradient of gamma and beta, F the second moment of their
- * gradients of single samples (norm.h), d = damping x norm_damping.
+ * In: a norm layer. Out: PD = (F + d I)^-1 D. D is the gradient of gamma and beta, F the second moment of their
+ * gradients of single samples (norm.h), and d = damping x norm_damping.
  *
- *     unit      of each channel the 2x2 block of its gamma and its beta, inverted where it is applied
+ *     unit      the 2x2 block of gamma and beta of each channel
  *               (Osawa et al. 2020, SP-NGD, arXiv 2002.06015)
  *     diagonal  (Osawa et al. 2019, arXiv 1811.12019)
- *     full      all channels together (norm_full.c): what chainerkfac, the code of both, has
+ *     full      all channels together, as chainerkfac, the code of both papers
  *
- * Unit and diagonal blocks solve nothing: PD is made from the averages in every step, with the damping of
- * that step, in one loop over the channels. */
+ * Unit and diagonal blocks need no solve: every step divides by the averages, channel by channel. The owner of
+ * a full block inverts F + d I and sends the inverse. The ladder is linalg/damped.c, then the last good
+ * result, then the plain gradient. */
 #include "family/norm.h"
 
 #include <math.h>
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
-static bool takes(const ng_entry *e) { return !e->tensor && e->d.kind == NG_NORM; }
-
 static bool fits(const ng_settings *o, const ng_entry *e) {
-  return takes(e) && (o->norm_block == NG_NORM_UNIT || o->norm_block == NG_NORM_DIAGONAL);
+  return !e->tensor && e->d.kind == NG_NORM &&
+         (o->norm_block == NG_NORM_UNIT || o->norm_block == NG_NORM_DIAGONAL);
 }
 
-/* Any method has norm blocks, so what only its own family has is no business of theirs. */
-ng_status ng_norm_check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
+static bool fits_full(const ng_settings *o, const ng_entry *e) {
+  return !e->tensor && e->d.kind == NG_NORM && o->norm_block == NG_NORM_FULL;
+}
+
+/* Every method may have norm blocks, so options of other families are not refused here. */
+static ng_status check(const ng_options *o, const ng_settings *s, char *message, size_t size) {
   if (s->solver != NG_SOLVER_PRODUCT) return NG_OK;
   return ng_fail_to(message, size, NG_ERR_ARG,
                     "norm_block = %s: solver = product inverts nothing; take norm_block = none",
                     o->norm_block);
 }
 
-void ng_norm_destroy(ng_block *b) {
+static void destroy(ng_block *b) {
   ng_object_free(b->p, b->state, sizeof(ng_norm));
   b->state = NULL;
 }
 
-ng_status ng_norm_create(ng_block *b) {
+static ng_status create(ng_block *b) {
   static const char *const kind[] = {
       [NG_NORM_UNIT] = "units of 2x2", [NG_NORM_FULL] = "full", [NG_NORM_DIAGONAL] = "diagonal"};
   const ng_layer *d = &b->entry->d;
@@ -73,8 +77,8 @@ static ng_status statistics(ng_block *b) {
   s->sees = NG_SEES_OUTGRAD;
   s->with = k->of.gamma ? NG_SEES_INPUT : 0;
   s->symmetric = k->full;
-  /* What rounding F to f32 loses is its condition times 6e-8, and F is often all but singular: a batch has fewer
-   * samples than F has rows. */
+  /* Rounding F to f32 costs its condition times 6e-8. F is often nearly singular: a batch has fewer samples
+   * than F has rows. */
   if (k->full && k->width <= NG_SMALL_SOLVE) s->kept = s->wire = NG_F64;
   s->rule.averaged = true;
   s->shift = b->base.damping_leak ? &k->shift : NULL;
@@ -87,41 +91,114 @@ static ng_status statistics(ng_block *b) {
   return NG_OK;
 }
 
+/* The inverse stays in the type of F: its entries cancel where D is not along the largest directions. */
+static ng_dtype type_of(const ng_block *b) { return ng_stat_wide(b->stat) ? NG_F64 : NG_F32; }
+
 static ng_status plan(ng_block *b, ng_plan *plan) {
-  const ng_norm *k = ng_norm_of_block(b);
+  ng_norm *k = ng_norm_of_block(b);
+  int64_t floats = ng_round16(k->width);
+  if (k->full) floats = ng_max64(floats, ng_damped_scratch(k->width));
+  if (k->full && b->holds) {
+    const int32_t owner = b->stat->owner;
+    k->says = ng_plan_result(plan, owner, NG_NORM_SAYS * (int64_t)sizeof(float));
+    k->R = ng_plan_result(plan, owner, ng_sym_count(k->width) * ng_dtype_size(type_of(b)));
+  }
   ng_plan_direction(plan, b, k->width);
-  ng_plan_scratch(plan,
-                  ng_max64(ng_norm_scratch(b), ng_round16(k->width) * (int64_t)sizeof(float)));
+  ng_plan_scratch(plan, ng_max64(ng_norm_scratch(b), ng_times(floats, (int64_t)sizeof(float))));
   return NG_OK;
 }
 
-ng_status ng_norm_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+static ng_status full_fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const ng_norm *k = ng_norm_of_block(b);
+  ng_field f = ng_field_plain("F_inverse", type_of(b), k->width, k->width, k->R, b->stat->owner);
+  f.sym = true;
+  const ng_status st = visit(arg, &f);
+  if (st != NG_OK) return st;
+  f = ng_field_plain("F_solve", NG_F32, 1, NG_NORM_SAYS, k->says, b->stat->owner);
+  return visit(arg, &f);
+}
+
+static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   ng_number n = {.name = "F_leak.0", .value = &ng_norm_of_block(b)->shift};
   return b->base.damping_leak ? visit(arg, &n) : NG_OK;
 }
 
-/* ---- PD --------------------------------------------------------------------------------------*/
+static double damping(const ng_block *b) { return b->opt.damping * b->opt.norm_damping; }
 
-bool ng_norm_read(const ng_block *b, float *D) {
+/* ---- full: solve -----------------------------------------------------------------------------*/
+
+enum { RUNG_LAST = NG_DAMPED_DOUBLE + 1, RUNG_PLAIN };
+
+static void count(ng_block *b, int32_t rung) {
+  if (rung == 0) return;
+  b->p->rescued[rung < NG_DAMPED_DOUBLE    ? NG_RESCUE_DAMPING
+                : rung == NG_DAMPED_DOUBLE ? NG_RESCUE_DOUBLE
+                : rung == RUNG_LAST        ? NG_RESCUE_LAST
+                                           : NG_RESCUE_PLAIN]++;
+}
+
+static int32_t solve_own(ng_block *b, double d) {
+  ng_norm *k = ng_norm_of_block(b);
+  const bool had = k->says[NG_NORM_GOOD] != 0.0f;
+  const ng_damped m = {.n = k->width,
+                       .F = b->stat->part->average,
+                       .kept = b->stat->kept,
+                       .R = k->R,
+                       .stored = type_of(b),
+                       .info = k->info};
+  const int32_t rung = ng_damped_solve(b->ctx->queue, &m, d, ng_scratch(b));
+  ng_queue_wait(b->ctx->queue);
+  return rung != NG_DAMPED_NONE ? rung : had ? RUNG_LAST : RUNG_PLAIN;
+}
+
+static ng_status full_solve(ng_block *b) {
+  ng_norm *k = ng_norm_of_block(b);
+  const double d = damping(b);
+  int32_t rung = 0;
+  if (!b->keeps) return NG_OK;
+  if (b->stat->owner == b->ctx->rank) {
+    rung = solve_own(b, k->shift + d);
+    k->says[NG_NORM_RUNG] = (float)rung;
+    if (rung < RUNG_LAST) k->says[NG_NORM_GOOD] = 1.0f;
+    k->says[NG_NORM_DAMPED] = (float)d;
+  }
+  if (b->base.damping_leak) k->shift += d; /* on every rank with the average */
+  count(b, rung);
+  return rung > 0 ? NG_RESCUED : NG_OK;
+}
+
+static void full_shared(ng_block *b, bool fresh) {
+  ng_norm *k = ng_norm_of_block(b);
+  (void)fresh;
+  k->good = k->says[NG_NORM_GOOD] != 0.0f;
+}
+
+static void apply_full(const ng_block *b, const float *D) {
   const ng_norm *k = ng_norm_of_block(b);
-  for (int32_t i = 0; i < b->segments; i++) {
-    ng_slot_read(b->segment[i].slot, 0, 0, k->of.channels, D + i * k->of.channels);
+  ng_queue *q = b->ctx->queue;
+  if (!k->good) {
+    memcpy(b->direction, D, (size_t)k->width * sizeof *D);
+    return;
   }
-  return ng_all_finite(D, NG_F32, k->width);
+  if (!ng_stat_wide(b->stat)) {
+    ng_on(q)->mul_left(q, (ng_sym){k->R, k->width}, 1, D, 1, b->direction, 1);
+    ng_queue_wait(q);
+    return;
+  }
+  const double *R = k->R;
+  for (int64_t i = 0; i < k->width; i++) {
+    double sum = 0.0;
+    for (int64_t j = 0; j < k->width; j++) {
+      sum += R[ng_sym_at(k->width, i, j)] * (double)D[j];
+    }
+    b->direction[i] = (float)sum;
+  }
 }
 
-void ng_norm_measured(ng_block *b, const float *D) {
-  b->inner = b->d2 = b->pd2 = 0.0;
-  for (int64_t i = 0; i < ng_norm_of_block(b)->width; i++) {
-    const double x = (double)D[i], y = (double)b->direction[i];
-    b->inner += x * y;
-    b->d2 += x * x;
-    b->pd2 += y * y;
-  }
-}
+/* ---- unit, diagonal --------------------------------------------------------------------------*/
 
-/* Gamma and beta of one channel: PD = [gg gb; gb bb]^-1 D.  With f32 averages gb^2 may be above gg bb by
- * rounding: the determinant counts only where it is more than that. */
+/* Gamma and beta of one channel: PD = [gg gb; gb bb]^-1 D. Rounding of the f32 averages may make gb^2 exceed
+ * gg bb, so the determinant must be larger than that rounding. */
 static bool solve_unit(double gg, double bb, double gb, const double D[2], double PD[2]) {
   const double SURE = 0x1p-22, whole = gg * bb, det = whole - gb * gb;
   if (!(det > SURE * whole)) return false;
@@ -130,7 +207,7 @@ static bool solve_unit(double gg, double bb, double gb, const double D[2], doubl
   return true;
 }
 
-/* Channel by channel: damping x 10, at most 3 times, then the gradient as it is. */
+/* For each channel: damping x 10, at most 3 times, then the plain gradient. */
 static int32_t units(const ng_block *b, const float *F, double d, const float *D, float *out) {
   const int64_t C = ng_norm_of_block(b)->of.channels;
   int32_t worst = 0;
@@ -150,27 +227,18 @@ static int32_t units(const ng_block *b, const float *F, double d, const float *D
   return worst;
 }
 
-static void count(ng_block *b, int32_t rung) {
-  if (rung > 0) b->p->rescued[rung < 4 ? NG_RESCUE_DAMPING : NG_RESCUE_PLAIN]++;
-}
-
-/* What leaks is added once to an average, and stays until that is moved. */
-static double damped(ng_block *b) {
+/* damping_leak: an average keeps its first shift until the average changes. */
+static double unit_damping(ng_block *b) {
   ng_norm *k = ng_norm_of_block(b);
-  if (!b->base.damping_leak) return ng_norm_damping(b);
-  if (k->shift == 0.0) k->shift = ng_norm_damping(b);
+  if (!b->base.damping_leak) return damping(b);
+  if (k->shift == 0.0) k->shift = damping(b);
   return k->shift;
 }
 
-static ng_status measure(ng_block *b) {
+static void apply_units(ng_block *b, const float *D) {
   ng_norm *k = ng_norm_of_block(b);
   const float *F = b->stat->part->average;
-  float *D = ng_scratch(b);
-  if (!ng_norm_read(b, D)) {
-    memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
-    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
-  }
-  const double d = k->damped = damped(b);
+  const double d = k->damped = unit_damping(b);
   k->rung = 0;
   if (b->stat->part->cols > k->width) {
     k->rung = units(b, F, d, D, b->direction);
@@ -179,12 +247,43 @@ static ng_status measure(ng_block *b) {
       b->direction[i] = (float)((double)D[i] / ((double)F[i] + d));
     }
   }
-  count(b, k->rung);
-  ng_norm_measured(b, D);
+  count(b, k->rung < 4 ? k->rung : RUNG_PLAIN);
+}
+
+/* ---- PD --------------------------------------------------------------------------------------*/
+
+/* The bound gradient; false: not finite. */
+static bool read_gradient(const ng_block *b, float *D) {
+  const ng_norm *k = ng_norm_of_block(b);
+  for (int32_t i = 0; i < b->segments; i++) {
+    ng_slot_read(b->segment[i].slot, 0, 0, k->of.channels, D + i * k->of.channels);
+  }
+  return ng_all_finite(D, NG_F32, k->width);
+}
+
+static ng_status measure(ng_block *b) {
+  const ng_norm *k = ng_norm_of_block(b);
+  float *D = ng_scratch(b);
+  if (!read_gradient(b, D)) {
+    memset(b->direction, 0, (size_t)k->width * sizeof *b->direction);
+    return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
+  }
+  if (k->full) {
+    apply_full(b, D);
+  } else {
+    apply_units(b, D);
+  }
+  b->inner = b->d2 = b->pd2 = 0.0;
+  for (int64_t i = 0; i < k->width; i++) {
+    const double x = (double)D[i], y = (double)b->direction[i];
+    b->inner += x * y;
+    b->d2 += x * x;
+    b->pd2 += y * y;
+  }
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-void ng_norm_emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
+static void emit_tile(const ng_block *b, const ng_tile *t, double factor, const ng_sink *sink) {
   const ng_pair pair = {.scale = factor,
                         .values = b->direction + b->segment[t->segment].at + t->col};
   ng_put(sink, t->slot, 0, t->col, t->cols, &pair);
@@ -193,8 +292,10 @@ void ng_norm_emit_tile(const ng_block *b, const ng_tile *t, double factor, const
 static void report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = ng_norm_of_block(b);
   if (!b->holds) return;
-  r->rung = k->rung < 4 ? k->rung : 6;
-  r->damping_f = k->damped;
+  const float rung = k->full ? k->says[NG_NORM_RUNG] : (float)(k->rung < 4 ? k->rung : RUNG_PLAIN);
+  r->rung =
+      rung >= 0.0f && rung <= (float)RUNG_PLAIN ? (int32_t)rung : RUNG_PLAIN; /* of a file: any */
+  r->damping_f = k->full ? (double)k->says[NG_NORM_DAMPED] : k->damped;
 }
 
 const ng_family ng_family_norm = {
@@ -204,23 +305,17 @@ const ng_family ng_family_norm = {
     .scope = NG_SCOPE_LAYER,
     .scans = true,
     .fits = fits,
-    .check = ng_norm_check,
-    .create = ng_norm_create,
-    .destroy = ng_norm_destroy,
+    .check = check,
+    .create = create,
+    .destroy = destroy,
     .statistics = statistics,
     .plan = plan,
     .observe = ng_norm_observe,
     .measure = measure,
-    .emit_tile = ng_norm_emit_tile,
-    .numbers = ng_norm_numbers,
+    .emit_tile = emit_tile,
+    .numbers = numbers,
     .report = report,
 };
-
-/* ---- full: its solve is in norm_full.c ---- */
-
-static bool fits_full(const ng_settings *o, const ng_entry *e) {
-  return takes(e) && o->norm_block == NG_NORM_FULL;
-}
 
 const ng_family ng_family_norm_full = {
     .version = NG_FAMILY_VERSION,
@@ -228,17 +323,17 @@ const ng_family ng_family_norm_full = {
     .sees = NG_SEES_INPUT | NG_SEES_OUTGRAD,
     .scope = NG_SCOPE_LAYER,
     .fits = fits_full,
-    .check = ng_norm_check,
-    .create = ng_norm_create,
-    .destroy = ng_norm_destroy,
+    .check = check,
+    .create = create,
+    .destroy = destroy,
     .statistics = statistics,
-    .plan = ng_norm_full_plan,
+    .plan = plan,
     .observe = ng_norm_observe,
-    .measure = ng_norm_full_measure,
-    .emit_tile = ng_norm_emit_tile,
-    .fields = ng_norm_full_fields,
-    .numbers = ng_norm_numbers,
-    .solve = ng_norm_full_solve,
-    .shared = ng_norm_full_shared,
-    .report = ng_norm_full_report,
+    .measure = measure,
+    .emit_tile = emit_tile,
+    .fields = full_fields,
+    .numbers = numbers,
+    .solve = full_solve,
+    .shared = full_shared,
+    .report = report,
 };
