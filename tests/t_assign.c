@@ -5,6 +5,7 @@
 #include "model/assign.h"
 #include "resnet50.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,7 +59,20 @@ static void assign(model *m, ng_placement how, int32_t W, int32_t rows, bool tog
   }
 }
 
-static double price(model *m) { return ng_assign_cost(&m->a); }
+/* weight x the largest load of a rank + the largest `each` of a column. */
+static double price(const model *m) {
+  double load[256] = {0}, each[256] = {0}, most[2] = {0, 0};
+  for (int32_t i = 0; i < m->a.works; i++) {
+    const ng_work *w = &m->work[i];
+    each[w->column] += w->each;
+    most[1] = fmax(most[1], each[w->column]);
+    for (int32_t k = 0; k < w->tasks; k++) {
+      load[w->task[k].owner] += w->task[k].cost;
+      most[0] = fmax(most[0], load[w->task[k].owner]);
+    }
+  }
+  return m->a.weight * most[0] + most[1];
+}
 
 static void done(model *m) {
   free(m->a.room);

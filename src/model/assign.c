@@ -1,17 +1,16 @@
-/* assign.c: placements that look at order and number, and the greedy one of KAISA; the room of all.
+/* assign.c: the placements, as a table of rules and one routine.
  *
- * In: an ng_assignment.  Out: columns and owners in it.
+ * In: an ng_assignment. Out: its columns and owners.
  *
- *   round-robin  lzhangbv/kfac_pytorch: block i belongs to rank i mod W; apart, statistic k to rank k mod W
- *   mpd-kfac     the same, apart where there are more ranks than blocks (its distribute_layer_factors = none)
- *   kaisa        gpauloski/kfac-pytorch (SC'21): blocks from the most expensive, each to the column with the least
- *                load, there to the rank with the least load
- *   contiguous   partition.c (scripts of lzhangbv/kfac_pytorch)
- *   spngd        chainerkfac: blocks by name, in contiguous runs of nearly equal number
- *   balanced     balance.c: ours
+ *   round-robin  lzhangbv/kfac_pytorch: block i to rank i mod W; apart: statistic k to rank k mod W
+ *   mpd-kfac     the same; apart where there are more ranks than blocks (its distribute_layer_factors = none)
+ *   kaisa        gpauloski/kfac-pytorch (SC'21): the most expensive block first, to the least-loaded column, there
+ *                to the least-loaded rank
+ *   contiguous   scripts of lzhangbv/kfac_pytorch: runs of consecutive blocks, minimising the largest load
+ *   spngd        chainerkfac: blocks by name, in runs of nearly equal number
+ *   balanced     ours: kaisa, then improved (balance.c)
  *
- * With fewer rows than ranks a column comes first and the turn goes round inside it; with one column, and with
- * one row, that is as published. */
+ * With fewer rows than ranks, turns go round inside a column. With one column or one row this is as published. */
 #include "model/assign.h"
 
 #include "core/core.h"
@@ -20,7 +19,7 @@
 
 /* ---- room ------------------------------------------------------------------------------------*/
 
-/* A piece of the room; of no room only its size. */
+/* The next piece of the room; only its size if the room is NULL. */
 static void *piece(const ng_assignment *a, size_t *at, size_t count, size_t size) {
   char *const p = a->room == NULL ? NULL : a->room + *at;
   *at += (count * size + 15) / 16 * 16;
@@ -39,7 +38,7 @@ static size_t carve(ng_assignment *a, ng_assigner *x) {
   x->weight = piece(a, &at, N, sizeof(double));
   x->cells = piece(a, &at, 3 * N, sizeof(double));
   x->key = piece(a, &at, N, sizeof(ng_key));
-  x->part = piece(a, &at, N, sizeof(int32_t));
+  x->part = piece(a, &at, N + 1, sizeof(int32_t)); /* or two blocks of ng_assign_balanced */
   x->kept = piece(a, &at, 2 * N, sizeof(int32_t));
   x->turn = piece(a, &at, n, sizeof(int32_t));
   return at;
@@ -50,12 +49,6 @@ size_t ng_assign_room(const ng_assignment *a) {
   ng_assigner x;
   none.room = NULL;
   return carve(&none, &x);
-}
-
-void ng_assign_clear(ng_assigner *x) {
-  memset(x->load, 0, (size_t)x->a->m * (size_t)x->a->n * sizeof *x->load);
-  memset(x->sum, 0, (size_t)x->a->n * sizeof *x->sum);
-  memset(x->each, 0, (size_t)x->a->n * sizeof *x->each);
 }
 
 /* ---- one block -------------------------------------------------------------------------------*/
@@ -74,7 +67,7 @@ static void own(ng_assigner *x, ng_task *t, int32_t rank) {
   x->sum[rank % x->a->n] += t->cost;
 }
 
-/* The first of those of a column that have least. */
+/* The first of the least-loaded ranks of a column. */
 static int32_t least(const ng_assigner *x, int32_t column) {
   int32_t best = column;
   for (int32_t i = 1; i < x->a->m; i++) {
@@ -84,7 +77,7 @@ static int32_t least(const ng_assigner *x, int32_t column) {
   return best;
 }
 
-/* By cost, of equal cost by name, from the last to the first: the place of task i. */
+/* The position of task i in descending order of (cost, name). */
 static int32_t place_of(const ng_work *w, int32_t i) {
   int32_t before = 0;
   for (int32_t k = 0; k < w->tasks; k++) {
@@ -116,7 +109,29 @@ void ng_assign_take(ng_assigner *x, const ng_work *w) {
   }
 }
 
-/* ---- placements ------------------------------------------------------------------------------*/
+/* ---- rules -----------------------------------------------------------------------------------*/
+
+typedef enum sequence { REGISTERED, BY_NAME, BY_COST } sequence;
+typedef enum method {
+  TURNS,   /* block i to column i mod n; inside a column one row after the other */
+  NUMBERS, /* runs of nearly equal number: the first (blocks mod W) ranks get one more */
+  LOADS,   /* runs that minimise the largest load */
+  LEAST,   /* the least-loaded column, there the least-loaded rank */
+  IMPROVED /* LEAST, then exchanges */
+} method;
+
+static const struct rule {
+  sequence order;
+  method choice;
+  bool spreads; /* apart if there are more ranks than blocks */
+} rules[] = {
+    [NG_PLACEMENT_ROUND_ROBIN] = {REGISTERED, TURNS, false},
+    [NG_PLACEMENT_MPD_KFAC] = {REGISTERED, TURNS, true},
+    [NG_PLACEMENT_KAISA] = {BY_COST, LEAST, false},
+    [NG_PLACEMENT_CONTIGUOUS] = {REGISTERED, LOADS, false},
+    [NG_PLACEMENT_SPNGD] = {BY_NAME, NUMBERS, false},
+    [NG_PLACEMENT_BALANCED] = {BY_COST, IMPROVED, false},
+};
 
 static int by_cost(const void *a, const void *b) {
   const ng_key *x = a, *y = b;
@@ -130,48 +145,76 @@ static int by_name(const void *a, const void *b) {
   return d != 0 ? d : x->index - y->index;
 }
 
-void ng_assign_sort(ng_key *key, int32_t n) { qsort(key, (size_t)n, sizeof *key, by_cost); }
-
-static void keys(ng_assigner *x) {
+static void sort(ng_assigner *x, sequence order, double by_load, double by_each) {
+  const size_t n = (size_t)x->a->works;
   for (int32_t i = 0; i < x->a->works; i++) {
     const ng_work *w = &x->a->work[i];
-    x->key[i] = (ng_key){.cost = ng_work_cost(w), .name = w->name, .index = i};
+    x->key[i] = (ng_key){by_load * ng_work_cost(w) + by_each * w->each, w->name, i};
   }
+  if (order != REGISTERED) qsort(x->key, n, sizeof *x->key, order == BY_NAME ? by_name : by_cost);
 }
 
-/* KAISA: 2.2 of its algorithm; columns in ascending order, where the published program has the order of a hash. */
-void ng_assign_greedy(ng_assigner *x) {
-  ng_assign_clear(x);
-  keys(x);
-  ng_assign_sort(x->key, x->a->works);
-  for (int32_t i = 0; i < x->a->works; i++) {
+/* KAISA (2.2 of its algorithm) with (1, 0). Ties go to the first column; the published program has the order of a
+ * hash. */
+void ng_assign_greedy(ng_assigner *x, double by_load, double by_each) {
+  const ng_assignment *a = x->a;
+  memset(x->load, 0, (size_t)a->m * (size_t)a->n * sizeof *x->load);
+  memset(x->sum, 0, (size_t)a->n * sizeof *x->sum);
+  memset(x->each, 0, (size_t)a->n * sizeof *x->each);
+  sort(x, BY_COST, by_load, by_each);
+  for (int32_t i = 0; i < a->works; i++) {
     int32_t best = 0;
-    for (int32_t c = 1; c < x->a->n; c++) {
-      if (x->sum[c] < x->sum[best]) best = c;
+    for (int32_t c = 1; c < a->n; c++) {
+      if (by_load * x->sum[c] + by_each * x->each[c] <
+          by_load * x->sum[best] + by_each * x->each[best])
+        best = c;
     }
-    ng_assign_put(x, &x->a->work[x->key[i].index], best);
+    ng_assign_put(x, &a->work[x->key[i].index], best);
   }
 }
 
-/* Block i to column i mod n; inside it statistic after statistic, or block after block, to row after row.  For
- * blocks that is rank i mod W, whatever the grid. */
-static void round_robin(ng_assigner *x, bool together) {
+/* Statistic after statistic, or together block after block. */
+static void take_turn(ng_assigner *x, ng_work *w, int32_t i, bool together) {
   const int32_t n = x->a->n, m = x->a->m;
-  memset(x->turn, 0, (size_t)n * sizeof *x->turn);
-  for (int32_t i = 0; i < x->a->works; i++) {
-    ng_work *w = &x->a->work[i];
-    int32_t *turn = &x->turn[i % n];
-    w->column = i % n;
-    w->owner = *turn % m * n + w->column;
-    for (int32_t k = 0; k < w->tasks; k++) {
-      w->task[k].owner = (*turn + (together ? 0 : k)) % m * n + w->column;
+  int32_t *turn = &x->turn[i % n];
+  w->column = i % n;
+  w->owner = *turn % m * n + w->column;
+  for (int32_t k = 0; k < w->tasks; k++) {
+    w->task[k].owner = (*turn + (together ? 0 : k)) % m * n + w->column;
+  }
+  *turn = (*turn + (together || w->tasks == 0 ? 1 : w->tasks)) % m;
+}
+
+/* The run of each block in the order of the keys. */
+static void cut_runs(ng_assigner *x, method choice) {
+  const ng_assignment *a = x->a;
+  const int32_t W = a->m * a->n;
+  for (int32_t i = 0; i < a->works; i++) {
+    x->weight[i] = ng_work_cost(&a->work[i]);
+  }
+  if (choice == LOADS) {
+    ng_partition(a->works, x->weight, a->together ? W : a->n, x->part, x->cells);
+    return;
+  }
+  for (int32_t rank = 0, i = 0, end = 0; rank < W; rank++) {
+    end += a->works / W + (rank < a->works % W);
+    for (; i < end; i++) {
+      x->part[i] = rank;
     }
-    *turn = (*turn + (together || w->tasks == 0 ? 1 : w->tasks)) % m;
   }
 }
 
-/* First statistics of the blocks as forward goes, then the others as backward does: weighed, then given away. */
-static void contiguous_apart(ng_assigner *x, int32_t column) {
+static void take_run(const ng_assigner *x, ng_work *w, int32_t rank) {
+  w->owner = rank;
+  w->column = rank % x->a->n;
+  for (int32_t k = 0; k < w->tasks; k++) {
+    w->task[k].owner = rank;
+  }
+}
+
+/* LOADS apart, inside a column: the first statistics in forward order, then the others in backward order. The
+ * first pass collects weights, the second assigns. */
+static void cut_apart(ng_assigner *x, int32_t column) {
   const ng_assignment *a = x->a;
   int32_t count = 0;
   for (int pass = 0; pass < 2; pass++) {
@@ -192,77 +235,30 @@ static void contiguous_apart(ng_assigner *x, int32_t column) {
   }
 }
 
-static void contiguous(ng_assigner *x) {
-  const ng_assignment *a = x->a;
-  for (int32_t i = 0; i < a->works; i++) {
-    x->weight[i] = ng_work_cost(&a->work[i]);
-  }
-  ng_partition(a->works, x->weight, a->together ? a->m * a->n : a->n, x->part, x->cells);
-  for (int32_t i = 0; i < a->works; i++) {
-    ng_work *w = &a->work[i];
-    w->owner = x->part[i];
-    w->column = w->owner % a->n;
-    for (int32_t k = 0; k < w->tasks; k++) {
-      w->task[k].owner = w->owner;
-    }
-  }
-  for (int32_t c = 0; c < a->n && !a->together; c++) {
-    contiguous_apart(x, c);
-  }
-}
-
-/* The first (blocks mod W) ranks get one more than the others. */
-static void by_number(ng_assigner *x) {
-  const ng_assignment *a = x->a;
-  const int32_t W = a->m * a->n;
-  keys(x);
-  qsort(x->key, (size_t)a->works, sizeof *x->key, by_name);
-  for (int32_t rank = 0, i = 0; rank < W; rank++) {
-    const int32_t end = i + a->works / W + (rank < a->works % W);
-    for (; i < end; i++) {
-      ng_work *w = &a->work[x->key[i].index];
-      w->owner = rank;
-      w->column = rank % a->n;
-      for (int32_t k = 0; k < w->tasks; k++) {
-        w->task[k].owner = rank;
-      }
-    }
-  }
-}
-
 void ng_assign(ng_assignment *a) {
+  const struct rule *r = &rules[a->placement];
   ng_assigner x;
   (void)carve(a, &x);
-  switch (a->placement) {
-  case NG_PLACEMENT_ROUND_ROBIN:
-    round_robin(&x, a->together);
-    break;
-  case NG_PLACEMENT_MPD_KFAC:
-    round_robin(&x, a->together && a->m * a->n <= a->works);
-    break;
-  case NG_PLACEMENT_KAISA:
-    ng_assign_greedy(&x);
-    break;
-  case NG_PLACEMENT_CONTIGUOUS:
-    contiguous(&x);
-    break;
-  case NG_PLACEMENT_SPNGD:
-    by_number(&x);
-    break;
-  case NG_PLACEMENT_BALANCED:
-    ng_assign_balanced(&x);
-    break;
-  }
-  const bool weighed = a->placement == NG_PLACEMENT_KAISA || a->placement == NG_PLACEMENT_BALANCED;
+  memset(x.turn, 0, (size_t)a->n * sizeof *x.turn);
+  const bool together = a->together && !(r->spreads && a->m * a->n > a->works);
+  const bool runs = r->choice == NUMBERS || r->choice == LOADS;
+  if (r->choice == LEAST) ng_assign_greedy(&x, 1.0, 0.0);
+  if (r->choice == IMPROVED) ng_assign_balanced(&x);
+  if (r->choice <= LOADS) sort(&x, r->order, 1.0, 0.0);
+  if (runs) cut_runs(&x, r->choice);
   for (int32_t i = 0; i < a->works; i++) {
-    ng_work *w = &a->work[i];
-    if (w->tasks > 0) w->owner = w->task[0].owner;
-    if (w->tasks == 0 && weighed)
-      w->owner = i % a->m * a->n + w->column; /* in turn: it has no cost */
+    ng_work *w = &a->work[r->choice <= LOADS ? x.key[i].index : i];
+    if (r->choice == TURNS) take_turn(&x, w, i, together);
+    if (runs) take_run(&x, w, x.part[i]);
+    if (r->choice > LOADS && w->tasks == 0) w->owner = i % a->m * a->n + w->column;
+  }
+  for (int32_t c = 0; c < a->n && r->choice == LOADS && !together; c++) {
+    cut_apart(&x, c);
+  }
+  for (int32_t i = 0; i < a->works; i++) {
+    if (a->work[i].tasks > 0) a->work[i].owner = a->work[i].task[0].owner;
   }
 }
-
-/* ---- the price -------------------------------------------------------------------------------*/
 
 double ng_assign_price(const ng_assigner *x) {
   double load = 0.0, each = 0.0;
@@ -273,17 +269,4 @@ double ng_assign_price(const ng_assigner *x) {
     if (x->each[c] > each) each = x->each[c];
   }
   return x->a->weight * load + each;
-}
-
-double ng_assign_cost(ng_assignment *a) {
-  ng_assigner x;
-  (void)carve(a, &x);
-  ng_assign_clear(&x);
-  for (int32_t i = 0; i < a->works; i++) {
-    x.each[a->work[i].column] += a->work[i].each;
-    for (int32_t k = 0; k < a->work[i].tasks; k++) {
-      own(&x, &a->work[i].task[k], a->work[i].task[k].owner);
-    }
-  }
-  return ng_assign_price(&x);
 }

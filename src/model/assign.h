@@ -1,38 +1,37 @@
-/* assign.h: ways of giving blocks to ranks, the published ones and ours.
+/* assign.h: assign blocks to ranks, by the published placements and ours.
  *
- * In:   blocks in the order of registration, of each what its statistics cost; a grid of m rows and n columns,
+ * In:   blocks in the order of registration, the cost of each of their statistics; a grid of m rows and n columns,
  *       rank = row * n + column.
- * Out:  of each block a column, whose m ranks hold its results, and of each statistic an owner in it.
+ * Out:  a column of each block, whose m ranks hold its results; an owner in this column of each statistic.
  *
- * A function of its arguments alone, so every rank comes to the same answer without a word. */
+ * The result depends on the arguments only, so all ranks compute the same without a message. */
 #ifndef NG_ASSIGN_H
 #define NG_ASSIGN_H
 
 #include "option/option.h"
 
-/* A statistic: what its owner has to do. */
+/* The work of the owner of a statistic. */
 typedef struct ng_task {
-  const char *name; /* of equal costs the last name goes first, as published */
+  const char *name; /* equal costs: the last name first, as published */
   double cost;
   int32_t owner; /* out */
-  int32_t was;   /* ... before an exchange that is tried */
 } ng_task;
 
-/* A block. */
+/* The work for a block. */
 typedef struct ng_work {
   const char *name;
   ng_task *task;
   int32_t tasks;
-  double each;   /* what every rank of its column has to do, or to hold */
-  int32_t owner; /* out: of the first task; of a block without one any  */
-  int32_t column, was;
+  double each;   /* cost, or memory, of every rank of its column */
+  int32_t owner; /* out: of the first task; without tasks any rank of the column */
+  int32_t column;
 } ng_work;
 
 typedef struct ng_assignment {
   ng_placement placement;
-  bool together; /* the tasks of a block have one owner */
+  bool together; /* all tasks of a block have one owner */
   int32_t m, n;
-  double weight; /* of the largest load beside the largest sum of a column: ng_assign_cost */
+  double weight; /* of the largest load relative to `each`: see ng_assign_price */
   ng_work *work;
   int32_t works, tasks; /* tasks: of all blocks */
   char *room;           /* ng_assign_room bytes, aligned as by malloc */
@@ -41,15 +40,11 @@ typedef struct ng_assignment {
 size_t ng_assign_room(const ng_assignment *a);
 void ng_assign(ng_assignment *a);
 
-/* weight * the largest sum of costs of a rank + the largest sum of `each` of a column: what the slowest rank of
- * each kind takes. */
-double ng_assign_cost(ng_assignment *a);
-
-/* n weights in a row to contiguous parts of the least possible largest sum; late parts that would stay empty get
- * single tasks from inside (lzhangbv/kfac_pytorch, scripts).  room: 3 n + 3 doubles. */
+/* Partition n weights into contiguous parts, minimising the largest sum. Late parts that would stay empty get single
+ * weights from inside (lzhangbv/kfac_pytorch, scripts). room: 3 n + 3 doubles. */
 void ng_partition(int32_t n, const double *weight, int32_t parts, int32_t *part, double *room);
 
-/* ---- between assign.c and balance.c -----------------------------------------------------------*/
+/* ---- shared by assign.c and balance.c ---------------------------------------------------------*/
 
 typedef struct ng_key {
   double cost;
@@ -57,26 +52,25 @@ typedef struct ng_key {
   int32_t index;
 } ng_key;
 
-/* An assignment at work. */
 typedef struct ng_assigner {
   ng_assignment *a;
-  double *load;           /* [m n] of each rank                       */
-  double *sum, *each;     /* [n] of each column: of loads, of `each`  */
-  double *peak;           /* [n] the largest load of each column      */
-  double *weight, *cells; /* [N], [3 N]: for ng_partition             */
-  ng_key *key;            /* [N]                                      */
-  int32_t *part, *kept;   /* [N], [2 N]                               */
-  int32_t *turn;          /* [n]                                      */
+  double *load;           /* [m n] of each rank */
+  double *sum, *each;     /* [n] of each column: sum of loads, sum of `each` */
+  double *peak;           /* [n] the largest load of each column */
+  double *weight, *cells; /* [N], [3 N]: for ng_partition */
+  ng_key *key;            /* [N] */
+  int32_t *part, *kept;   /* [N + 1], [2 N] */
+  int32_t *turn;          /* [n] */
 } ng_assigner;
 
 double ng_work_cost(const ng_work *w);
-void ng_assign_clear(ng_assigner *x);
-/* Keys of blocks from the largest to the smallest; of equal ones the first stays first. */
-void ng_assign_sort(ng_key *key, int32_t n);
-/* A block to the ranks of a column that have least to do; all of it away. */
+/* Add a block to the least-loaded ranks of a column; remove a block. */
 void ng_assign_put(ng_assigner *x, ng_work *w, int32_t column);
 void ng_assign_take(ng_assigner *x, const ng_work *w);
-void ng_assign_greedy(ng_assigner *x);
+/* Assign blocks, the most expensive first, each to the cheapest column. A block costs by_load x the sum of its tasks
+ * + by_each x `each`. */
+void ng_assign_greedy(ng_assigner *x, double by_load, double by_each);
+/* weight x the largest load of a rank + the largest sum of `each` of a column. */
 double ng_assign_price(const ng_assigner *x);
 void ng_assign_balanced(ng_assigner *x); /* balance.c */
 

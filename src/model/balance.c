@@ -1,23 +1,22 @@
-/* balance.c: placement = balanced: never dearer than KAISA's.
+/* balance.c: placement = balanced, never more expensive than kaisa.
  *
- * In: an ng_assignment.  Out: owners and columns of the least price that was found, ng_assign_cost.
+ * In: an ng_assignment. Out: columns and owners of the lowest price found (ng_assign_price).
  *
- * Two beginnings: KAISA's, which looks at decompositions alone, and the same way of giving, with what every rank
- * of a column does in each step in the scale.  Each is improved by moving or exchanging what the dearest rank or
- * column has, as long as that helps; the cheaper of the two stays, KAISA's if they are equal.  A number of rounds
- * bounds the search, not a time: the same on all ranks. */
+ * There are two starts: kaisa, and the greedy assignment by the whole price of a block. Each is improved by moves and
+ * exchanges from the most expensive rank or column. The cheaper one stays, kaisa if equal. The number of rounds is
+ * bounded, not the time, so that all ranks compute the same. */
 #include "model/assign.h"
 
 #include "core/core.h"
 
 static double largest(double a, double b) { return a > b ? a : b; }
 
-/* Clearly less: no rounding of a sum. */
+/* Less by more than the rounding of a sum. */
 static bool below(double a, double b) { return a < b - 1e-12 * b; }
 
-/* ---- inside a column: loads alone ------------------------------------------------------------*/
+/* ---- inside a column: loads ------------------------------------------------------------------*/
 
-/* What moves as one: a block, or a statistic. */
+/* A block or a statistic, which moves as a whole. */
 typedef struct unit {
   ng_work *w;
   int32_t task; /* -1: all of the block */
@@ -40,7 +39,7 @@ static void give(ng_assigner *x, unit u, int32_t rank) {
   }
 }
 
-/* Units one after the other; false behind the last. */
+/* Step to the next unit; false after the last. */
 static bool next(const ng_assigner *x, int32_t *work, unit *u) {
   if (u->w != NULL && !x->a->together && ++u->task < u->w->tasks) return true;
   for (; *work < x->a->works; ++*work) {
@@ -66,7 +65,7 @@ static void try_pair(const ng_assigner *x, int32_t top, unit u, int32_t rank, un
   if (below(most, b->most)) *b = (exchange){u, with, rank, most};
 }
 
-/* Of the rank that has most, the unit whose going, alone or for another, leaves the least. */
+/* Move or exchange the unit of the most loaded rank that lowers the larger load most. */
 static bool improve_loads(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t top = 0, at = 0;
@@ -102,7 +101,7 @@ static double peak_of(const ng_assigner *x, int32_t c) {
   return most;
 }
 
-/* The three columns that have most: of all but two others one of them is the largest. */
+/* The three largest columns. Without any two columns, one of them is still the largest. */
 typedef struct podium {
   int32_t column[3];
 } podium;
@@ -126,34 +125,41 @@ static double beside(const podium *p, const double *value, int32_t c, int32_t d)
   return 0.0;
 }
 
-static void remember(ng_work *w) {
-  w->was = w->column;
+/* Copy the column and the owners of a block to or from `at`; return the end. */
+static int32_t *save(const ng_work *w, int32_t *at) {
+  *at++ = w->column;
   for (int32_t i = 0; i < w->tasks; i++) {
-    w->task[i].was = w->task[i].owner;
+    *at++ = w->task[i].owner;
   }
+  return at;
 }
 
-static void as_it_was(ng_assigner *x, ng_work *w) {
-  w->column = w->was;
+static const int32_t *restore(ng_work *w, const int32_t *at) {
+  w->column = *at++;
+  for (int32_t i = 0; i < w->tasks; i++) {
+    w->task[i].owner = *at++;
+  }
+  return at;
+}
+
+static void put_back(ng_assigner *x, ng_work *w) {
   x->each[w->column] += w->each;
   for (int32_t i = 0; i < w->tasks; i++) {
-    ng_task *t = &w->task[i];
-    t->owner = t->was;
-    x->load[t->owner] += t->cost;
-    x->sum[w->column] += t->cost;
+    x->load[w->task[i].owner] += w->task[i].cost;
+    x->sum[w->column] += w->task[i].cost;
   }
 }
 
-/* `w` to column d, `back` (NULL: nothing) from there to w's. */
+/* Try to move `w` to column d and `back` (may be NULL) from d to the column of w. */
 static bool try_columns(ng_assigner *x, const podium *loads, const podium *eaches, ng_work *w,
                         int32_t d, ng_work *back, double price) {
   const int32_t c = w->column;
   const double weight = x->a->weight;
   const double pair = weight * largest(x->peak[c], x->peak[d]) + largest(x->each[c], x->each[d]);
-  remember(w);
+  int32_t *const was = x->part, *const end = save(w, was);
   ng_assign_take(x, w);
   if (back != NULL) {
-    remember(back);
+    (void)save(back, end);
     ng_assign_take(x, back);
     ng_assign_put(x, back, c);
   }
@@ -161,16 +167,20 @@ static bool try_columns(ng_assigner *x, const podium *loads, const podium *eache
   const double load = largest(peak_of(x, c), peak_of(x, d)), each = largest(x->each[c], x->each[d]);
   const double now = weight * largest(load, beside(loads, x->peak, c, d)) +
                      largest(each, beside(eaches, x->each, c, d));
-  /* of two equal columns one goes down first */
+  /* the price is equal if two columns share the maximum: lower one of them first */
   if (below(now, price) || (now <= price && below(weight * load + each, pair))) return true;
   ng_assign_take(x, w);
   if (back != NULL) ng_assign_take(x, back);
-  as_it_was(x, w);
-  if (back != NULL) as_it_was(x, back);
+  (void)restore(w, was);
+  put_back(x, w);
+  if (back != NULL) {
+    (void)restore(back, end);
+    put_back(x, back);
+  }
   return false;
 }
 
-/* The first that helps: a block of the column of the largest load, or of the largest `each`. */
+/* Take the first improvement that involves the column of the largest load or of the largest `each`. */
 static bool improve_columns(ng_assigner *x) {
   const ng_assignment *a = x->a;
   if (a->n == 1) return false;
@@ -203,51 +213,18 @@ static double improve(ng_assigner *x) {
   return ng_assign_price(x);
 }
 
-static void keep(const ng_assigner *x) {
-  int32_t *to = x->kept;
-  for (int32_t i = 0; i < x->a->works; i++) {
-    const ng_work *w = &x->a->work[i];
-    *to++ = w->column;
-    for (int32_t k = 0; k < w->tasks; k++) {
-      *to++ = w->task[k].owner;
-    }
-  }
-}
-
-static void take_back(ng_assigner *x) {
-  const int32_t *from = x->kept;
-  for (int32_t i = 0; i < x->a->works; i++) {
-    ng_work *w = &x->a->work[i];
-    w->column = *from++;
-    for (int32_t k = 0; k < w->tasks; k++) {
-      w->task[k].owner = *from++;
-    }
-  }
-}
-
-/* As ng_assign_greedy, with the whole price of a block in its order and of a column in the choice. */
-static void greedy_by_price(ng_assigner *x) {
-  const ng_assignment *a = x->a;
-  const double weight = a->weight / a->m; /* the ranks of a column share its loads */
-  ng_assign_clear(x);
-  for (int32_t i = 0; i < a->works; i++) {
-    const ng_work *w = &a->work[i];
-    x->key[i] = (ng_key){.cost = weight * ng_work_cost(w) + w->each, .index = i};
-  }
-  ng_assign_sort(x->key, a->works);
-  for (int32_t i = 0; i < a->works; i++) {
-    int32_t best = 0;
-    for (int32_t c = 1; c < a->n; c++) {
-      if (weight * x->sum[c] + x->each[c] < weight * x->sum[best] + x->each[best]) best = c;
-    }
-    ng_assign_put(x, &a->work[x->key[i].index], best);
-  }
-}
-
 void ng_assign_balanced(ng_assigner *x) {
-  ng_assign_greedy(x);
+  const ng_assignment *a = x->a;
+  int32_t *to = x->kept;
+  ng_assign_greedy(x, 1.0, 0.0);
   const double first = improve(x);
-  keep(x);
-  greedy_by_price(x);
-  if (!below(improve(x), first)) take_back(x);
+  for (int32_t i = 0; i < a->works; i++) {
+    to = save(&a->work[i], to);
+  }
+  ng_assign_greedy(x, a->weight / a->m, 1.0); /* the ranks of a column share its load */
+  if (below(improve(x), first)) return;
+  const int32_t *from = x->kept;
+  for (int32_t i = 0; i < a->works; i++) {
+    from = restore(&a->work[i], from);
+  }
 }

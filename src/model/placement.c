@@ -1,14 +1,12 @@
-/* placement.c: which rank has what.
+/* placement.c: the grid of ranks, and the owners of blocks and statistics.
  *
- * In: the number of ranks, placement, grad_worker_fraction, statistics.  Out: for every block the
- * column of ranks that can make PD of it, and for each of its statistics the rank that solves it and
- * those that observe and keep it.  Who gets what of a list of costs is assign.c; here are the costs.
+ * In: the number of ranks, placement, grad_worker_fraction, statistics. Out: for each block the column of ranks
+ * that can compute its PD; for each of its statistics the rank that solves it and the ranks that observe and keep it.
+ * assign.c assigns; the costs are here.
  *
- * W ranks are a grid of m rows and n = W/m columns, rank = row * n + column.  The m ranks of a block's
- * column hold its results (spec: KAISA's gradient workers, SC'21), every row receives PD from the member
- * of that column in it.  m = W: everybody holds everything; m = 1: the owner only.  More rows mean
- * more memory and less traffic in every step: the published COMM-OPT, HYBRID-OPT and MEM-OPT are m
- * = W, in between, and 1. */
+ * W ranks form a grid of m rows and n = W/m columns, rank = row * n + column. The m ranks of a block's column hold
+ * its results (KAISA's gradient workers, SC'21). Each row receives PD from its member of this column. More rows
+ * take more memory and less traffic: m = W is the published COMM-OPT, m = 1 MEM-OPT, between them HYBRID-OPT. */
 #include "model/assign.h"
 #include "model/model.h"
 
@@ -16,7 +14,7 @@
 
 /* ---- the grid --------------------------------------------------------------------------------*/
 
-/* "0, 1/6, 1/3, 1/2 or 1"; cut where there is no room. */
+/* "0, 1/6, 1/3, 1/2 or 1"; cut if too long. */
 typedef struct legal_text {
   char text[200];
 } legal_text;
@@ -37,9 +35,9 @@ ng_status ng_grid_make(ng_precond *p) {
   const double workers = p->base.grad_worker_fraction * W;
   int32_t m = (int32_t)lround(workers); /* fraction W, at least 1 */
   if (m < 1) m = 1;
-  /* 0 is the least there is, and one rank is all of one: as published. */
-  const bool free = p->base.grad_worker_fraction == 0.0 || W == 1;
-  if (W % m != 0 || (!free && fabs(workers - m) > 1e-6 * W)) {
+  /* 0 means one worker, and a single rank accepts any fraction, as published. */
+  const bool any = p->base.grad_worker_fraction == 0.0 || W == 1;
+  if (W % m != 0 || (!any && fabs(workers - m) > 1e-6 * W)) {
     const legal_text legal = legal_fractions(W);
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "grad_worker_fraction is %g: %g of %d ranks, expected a whole number that "
@@ -55,13 +53,13 @@ ng_status ng_grid_make(ng_precond *p) {
   return NG_OK;
 }
 
-/* Collective: every rank makes every column, then every row, and keeps its own.  Ranks have one kind of
- * transport, so all of them lack groups or none. */
+/* Collective: every rank creates every column, then every row, and keeps its own. */
 ng_status ng_grid_groups(ng_precond *p) {
   ng_comm *c = p->ctx->comm;
   ng_grid *g = &p->grid;
   g->column_group = g->row_group = ng_group_world(c);
-  if (g->m == c->size || g->m == 1) return NG_OK; /* one of them is the world, the other single */
+  if (g->m == c->size || g->m == 1)
+    return NG_OK; /* the column is the world and the row this rank, or the reverse */
   if (c->t.group_create == NULL) {
     return ng_fail(p->ctx, NG_ERR_ABSENT,
                    "grad_worker_fraction is %g, but the transport '%s' has no groups; use 0 or 1",
@@ -100,8 +98,8 @@ void ng_grid_release(ng_precond *p) {
 
 /* ---- owners ----------------------------------------------------------------------------------*/
 
-/* Operations of a decomposition, n^3, or numbers that are held, n^2: KAISA's two costs.  What is no matrix is one
- * operation and one number each. */
+/* KAISA's two costs of a matrix: n^3 operations of a decomposition, or n^2 stored numbers. A vector costs one per
+ * element. */
 double ng_stat_cost(const ng_stat *s, ng_placement_cost cost) {
   double sum = 0.0;
   for (int32_t k = 0; k < s->parts; k++) {
@@ -112,7 +110,7 @@ double ng_stat_cost(const ng_stat *s, ng_placement_cost cost) {
   return sum;
 }
 
-/* p q (p + q) of a layer, over its groups: half the operations of G^-1 D A^-1. */
+/* p q (p + q) of a layer, summed over groups: half the operations of G^-1 D A^-1. */
 double ng_block_apply_cost(const ng_block *b) {
   double elements = 0.0, orders = 0.0;
   for (int32_t i = 0; i < b->segments; i++) {
@@ -124,7 +122,7 @@ double ng_block_apply_cost(const ng_block *b) {
   return elements * orders;
 }
 
-/* What each rank of its column does in every step, or holds: products, or results. */
+/* The cost of each rank of the column: operations of a step, or stored results. */
 static double each_of(const ng_block *b) {
   double held = 0.0;
   if (b->p->base.placement_cost == NG_COST_COMPUTE) {
@@ -136,39 +134,27 @@ static double each_of(const ng_block *b) {
   return held;
 }
 
-/* Of a decomposition beside products, as `natgrad plan` has it: n^3 operations of Cholesky and inverse, 9 n^3 of
- * an eigendecomposition, at a twentieth of the rate, once in solve_period steps. */
+/* The cost of a decomposition relative to products, as in `natgrad plan`: n^3 operations of Cholesky and inverse or
+ * 9 n^3 of an eigendecomposition, at a twentieth of the rate, once in solve_period steps. */
 static double weight_of(const ng_settings *o) {
   if (o->placement_cost == NG_COST_MEMORY) return 1.0;
   return (o->solver == NG_SOLVER_EIGEN ? 9.0 : 1.0) * 20.0 / (double)o->solve_period;
 }
 
-/* Samples of one owner are of no use beside those of another: MPD-KFAC's does not take them apart by itself,
- * as its DP classes do not. */
+/* statistics = local: A and G must come from the same samples, so one rank owns both, as in the DP classes of
+ * MPD-KFAC. */
 static ng_placement placement_of(const ng_settings *o) {
   const bool whole = o->statistics == NG_STATISTICS_LOCAL;
   return o->placement == NG_PLACEMENT_MPD_KFAC && whole ? NG_PLACEMENT_ROUND_ROBIN : o->placement;
 }
 
-static void describe(const ng_precond *p, ng_assignment *a, ng_task *task) {
-  for (int32_t i = 0; i < p->blocks; i++) {
-    const ng_block *b = p->block[i];
-    a->work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
-    for (int32_t k = 0; k < b->stats; k++) {
-      *task++ = (ng_task){.name = b->stat[k].name,
-                          .cost = ng_stat_cost(&b->stat[k], p->base.placement_cost)};
-    }
-  }
-}
-
-/* A question to assign.h with its answer. */
+/* An assignment with its inputs. `natgrad plan` asks the same once for each rank. */
 struct ng_placed {
   ng_assignment a;
-  ng_task *task; /* of all its works */
+  ng_task *task; /* of all works */
 };
 
-/* Nothing that ng_assign looks at differs; names are the layers' and the families' own, so pointers tell. */
-static bool same_question(const ng_assignment *a, const ng_assignment *b) {
+static bool same_inputs(const ng_assignment *a, const ng_assignment *b) {
   bool same = a->placement == b->placement && a->together == b->together && a->m == b->m &&
               a->n == b->n && a->weight == b->weight && a->works == b->works &&
               a->tasks == b->tasks;
@@ -189,7 +175,7 @@ static size_t tasks_bytes(const ng_assignment *a) {
   return (size_t)(a->tasks + 1) * sizeof(ng_task);
 }
 
-static void forget(ng_precond *p, ng_placed *x) {
+static void free_placed(ng_precond *p, ng_placed *x) {
   if (x == NULL) return;
   ng_object_free(p, x->task, tasks_bytes(&x->a));
   ng_object_free(p, x->a.work, works_bytes(&x->a));
@@ -197,26 +183,11 @@ static void forget(ng_precond *p, ng_placed *x) {
 }
 
 void ng_place_forget(ng_precond *p) {
-  forget(p, p->placed);
+  free_placed(p, p->placed);
   p->placed = NULL;
 }
 
-/* With the columns and owners of `last`, if it was asked the same. */
-static void answer(ng_placed *x, const ng_placed *last) {
-  if (last == NULL || !same_question(&x->a, &last->a)) {
-    ng_assign(&x->a);
-    return;
-  }
-  for (int32_t i = 0; i < x->a.works; i++) {
-    x->a.work[i].owner = last->a.work[i].owner;
-    x->a.work[i].column = last->a.work[i].column;
-  }
-  for (int32_t k = 0; k < x->a.tasks; k++) {
-    x->task[k].owner = last->task[k].owner;
-  }
-}
-
-static ng_placed *question(ng_precond *p) {
+static ng_placed *describe(ng_precond *p) {
   ng_placed *x = ng_object(p, sizeof *x);
   if (x == NULL) return NULL;
   x->a = (ng_assignment){.placement = placement_of(&p->base),
@@ -228,43 +199,59 @@ static ng_placed *question(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     x->a.tasks += p->block[i]->stats;
   }
-  x->task = ng_object(p, tasks_bytes(&x->a));
+  ng_task *task = x->task = ng_object(p, tasks_bytes(&x->a));
   x->a.work = ng_object(p, works_bytes(&x->a));
-  if (x->task != NULL && x->a.work != NULL) {
-    describe(p, &x->a, x->task);
-    return x;
+  if (x->task == NULL || x->a.work == NULL) {
+    free_placed(p, x);
+    return NULL;
   }
-  forget(p, x);
-  return NULL;
-}
-
-/* The answer is the same on all ranks: a plan of one after the other asks once. */
-ng_status ng_place_blocks(ng_precond *p) {
-  ng_placed *x = question(p);
-  const size_t room = x == NULL ? 0 : ng_assign_room(&x->a);
-  char *scratch = x == NULL ? NULL : ng_object(p, room);
-  if (scratch == NULL) {
-    forget(p, x);
-    return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
-  }
-  x->a.room = scratch;
-  answer(x, p->placed);
   for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    b->owner = x->a.work[i].owner;
-    b->column = x->a.work[i].column;
+    const ng_block *b = p->block[i];
+    x->a.work[i] = (ng_work){.name = b->name, .task = task, .tasks = b->stats, .each = each_of(b)};
     for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].owner = x->a.work[i].task[k].owner;
+      *task++ = (ng_task){.name = b->stat[k].name,
+                          .cost = ng_stat_cost(&b->stat[k], p->base.placement_cost)};
     }
   }
-  ng_object_free(p, scratch, room);
+  return x;
+}
+
+/* Replace p->placed by x, assigned, unless the inputs are the same; false: no memory. */
+static bool place(ng_precond *p, ng_placed *x) {
+  if (x == NULL) return false;
+  if (p->placed != NULL && same_inputs(&x->a, &p->placed->a)) {
+    free_placed(p, x);
+    return true;
+  }
+  const size_t room = ng_assign_room(&x->a);
+  x->a.room = ng_object(p, room);
+  if (x->a.room == NULL) {
+    free_placed(p, x);
+    return false;
+  }
+  ng_assign(&x->a);
+  ng_object_free(p, x->a.room, room);
   ng_place_forget(p);
   p->placed = x;
+  return true;
+}
+
+ng_status ng_place_blocks(ng_precond *p) {
+  if (!place(p, describe(p))) return ng_fail(p->ctx, NG_ERR_NOMEM, "ng_ready: no memory");
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const ng_work *w = &p->placed->a.work[i];
+    ng_block *b = p->block[i];
+    b->owner = w->owner;
+    b->column = w->column;
+    for (int32_t k = 0; k < b->stats; k++) {
+      b->stat[k].owner = w->task[k].owner;
+    }
+  }
   return NG_OK;
 }
 
-/* Every statistic has its owner here; ctx->place, of tests, may move it to another rank of the block's column.
- * LOCAL: the owner's own samples, nobody else looks (DP-KFAC, arXiv 2206.15143). */
+/* ctx->place, of tests, may move a statistic to another rank of the block's column. LOCAL: only the owner observes
+ * (DP-KFAC, arXiv 2206.15143). */
 void ng_place_stats(ng_block *b) {
   const int32_t rank = b->ctx->rank, ranks = b->ctx->ranks;
   b->keeps = b->keeps_everywhere = true;
@@ -273,7 +260,7 @@ void ng_place_stats(ng_block *b) {
     ng_stat *s = &b->stat[i];
     if (b->ctx->place != NULL) b->ctx->place(b, s);
     const bool own = s->owner == rank;
-    /* What is added straight into an average needs one on every rank that observes. */
+    /* Direct addition needs the average on every rank that observes. */
     if (s->spread == NG_SPREAD_OWNER) s->rule.direct = false;
     s->observes = s->spread != NG_SPREAD_LOCAL || own;
     const bool everywhere = s->spread == NG_SPREAD_ALL || s->spread == NG_SPREAD_SAME;
