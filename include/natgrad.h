@@ -683,66 +683,62 @@ typedef struct ng_precond ng_precond;
 NG_API NG_CHECKED ng_status ng_precond_create(ng_context *ctx, const char *line, ng_precond **out);
 NG_API NG_CHECKED ng_status ng_precond_create_from(ng_context *ctx, const ng_options *options,
                                                    ng_precond **out);
-NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL                  */
+NG_API void ng_precond_destroy(ng_precond **p); /* accepts NULL, sets *p to NULL */
 
 typedef enum ng_kind { NG_LINEAR = 1, NG_CONV2D = 2, NG_NORM = 3, NG_EMBEDDING = 4 } ng_kind;
 typedef enum ng_order {
   NG_SAMPLES_FIRST = 1,  /* [B,T,F]: the first axis counts samples  */
   NG_POSITIONS_FIRST = 2 /* [T,B,F]: the second axis counts samples */
 } ng_order;
-/* What a norm layer shows as its input: what it was given, or what it multiplies by gamma. */
+/* Observed input of a norm layer: its input, or the normalised input, which gamma multiplies. */
 typedef enum ng_norm_input { NG_NORM_RAW = 1, NG_NORM_NORMALISED = 2 } ng_norm_input;
-/* Over what mean and variance are taken: a channel of the micro-batch; all features of a position; a group of
- * channels of a sample (ng_layer.groups; as many as channels: instance norm). */
+/* Mean and variance are taken over a channel of the micro-batch; over the features of a position;
+ * over a group of channels of a sample (groups = channels: instance norm). */
 typedef enum ng_norm_kind { NG_BATCH_NORM = 1, NG_LAYER_NORM = 2, NG_GROUP_NORM = 3 } ng_norm_kind;
 
-/* A place of an embedding's input where there is no token. */
+/* Padding in the input of an embedding. */
 enum { NG_NO_TOKEN = -1 };
 
-/* A layer.  ng_layer_init fills the defaults; set name and widths, and what differs.
- * What is not supported yet (aliases) is refused by name when added.
+/* Describe a layer.  ng_layer_init sets defaults; set name, widths and other fields that differ.
  *
- * Weights are [out, in], of a convolution [out, in/groups, kernel[0], kernel[1]], in any strides:
- * channels-last is strides, and nothing here says which: ng_array_nhwc(w, out, in/groups, kh, kw, NG_F32)
- * is such a weight; see ng_bind, ng_observe_input. */
+ * Shapes:  weight [out, in]; of a convolution [out, in/groups, kernel[0], kernel[1]]; of an embedding
+ *          [in, out].  Any strides (channels-last: ng_array_nhwc); see ng_bind, ng_observe_input. */
 typedef struct ng_layer {
   size_t struct_size;
-  const char *name; /* unique; the key in saved state and messages; copied                        */
+  const char *name; /* unique; key in saved state and messages; copied */
   ng_kind kind;
-  int64_t in, out; /* features or channels; a norm has `in`, its out is the same or 0         */
-  int32_t bias;    /* 1: the layer has one; of a norm: beta                                   */
-  int32_t frozen;  /* 1: listed by ng_explain, never touched, no memory; see also ng_freeze   */
+  int64_t in, out; /* features or channels; norm: `in`, out is the same or 0 */
+  int32_t bias;    /* 1: the layer has a bias; norm: beta */
+  int32_t frozen;  /* 1: listed by ng_explain, never read or written; see also ng_freeze */
   /* linear */
-  int64_t positions; /* positions per sample; 0: whatever comes                               */
-  ng_order order;    /* NG_SAMPLES_FIRST                                                      */
-  /* conv2d, each [0] vertical, [1] horizontal; 1, 1, 0, 1 and one group unless said.  The output is
-   * floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1 along each axis. */
+  int64_t positions; /* positions per sample; 0: any number */
+  ng_order order;    /* NG_SAMPLES_FIRST */
+  /* conv2d: [0] vertical, [1] horizontal; defaults 1, 1, 0, 1, one group.  Output size along an axis:
+   * floor((image + 2 padding - dilation (kernel - 1) - 1) / stride) + 1. */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
-  int64_t groups;   /* at most 4,194,304                                                        */
-  int64_t image[2]; /* H, W of the *input* that memory is planned for; 0, 0: not known.  Each
-                     * observation has its own; the first of a larger one takes more scratch,
-                     * which ng_memory counts                                                 */
-  /* norm: gamma is its weight [in], beta its bias [in]; see norm_kind below */
+  int64_t groups; /* at most 4,194,304 */
+  int64_t
+      image[2]; /* H, W of the input for which scratch is planned; 0, 0: unknown.  A larger image
+                     * grows the scratch once; ng_memory counts it. */
+  /* norm; see norm_kind */
   double norm_eps; /* 1e-5; >= 0 */
   ng_norm_input norm_input;
-  /* embedding: `in` tokens, `out` features, no bias; its weight is [in, out], a row a token, as
-   * torch.nn.Embedding has it.  Its input is token numbers 0 to in - 1, or NG_NO_TOKEN where there is none
-   * (padding): it is not counted, and its place is a position like others.  A is diagonal and exact: how often
-   * each token is shown.  Methods of the Kronecker and window families take it, others refuse it. */
-  ng_dtype token_dtype; /* NG_I64; NG_I32                                                         */
-  /* tensor parallel: of a linear layer each rank of the context's model_group has some outputs (its rows of
-   * the weight, and of the bias) or some inputs (its columns, and all of the bias, the same on every rank);
-   * parts follow each other in the order of ranks.  in and out are of this rank's part, and the parts may be
-   * uneven.  What is bound, shown and updated is the part; A, G, PD and the clip are those of the whole
-   * layer.  Methods of the Kronecker family, all ranks or none of a model group */
-  int32_t shard_axis;   /* -1: not sharded; 0: outputs, 1: inputs                                 */
-  void *shard_group;    /* NULL                                                                   */
-  const char *alias_of; /* name of the layer that has the same weights, or NULL                   */
-  const char *options;  /* a line of per_layer options, "damping=0.01 solver=eigen", or           */
-                        /* "method=mfac window=16", see the option per_layer; NULL: none          */
+  /* embedding: `in` tokens, `out` features, no bias.  The input is token numbers 0 to in - 1, or
+   * NG_NO_TOKEN: that position counts, its token does not.  A is diagonal and exact (frequency of
+   * each token).  Kronecker and window families only. */
+  ng_dtype token_dtype; /* NG_I64; NG_I32 */
+  /* tensor parallelism: each rank of model_group holds consecutive outputs (rows of weight and bias)
+   * or inputs (columns of the weight, and all of the bias) of a linear layer, in rank order, possibly
+   * uneven.  in and out, bindings and observations are those of the shard; A, G, PD and the clip
+   * belong to the whole layer.  Kronecker family only. */
+  int32_t shard_axis;   /* -1: whole; 0: outputs, 1: inputs are sharded */
+  void *shard_group;    /* NULL */
+  const char *alias_of; /* layer with the same weights, or NULL; not supported yet */
+  const char *options;  /* options of this layer, "damping=0.01 solver=eigen" or "method=mfac */
+                        /* window=16"; see the option per_layer; NULL: none */
   /* norm */
-  ng_norm_kind norm_kind; /* 0: NG_BATCH_NORM                                                     */
-  int32_t norm_no_weight; /* 1: no gamma; beta is then its only parameter                         */
+  ng_norm_kind norm_kind; /* 0: NG_BATCH_NORM */
+  int32_t norm_no_weight; /* 1: no gamma; beta is the only parameter */
 } ng_layer;
 
 NG_API void ng_layer_init(ng_layer *l, ng_kind kind, size_t size);
@@ -757,15 +753,16 @@ NG_API NG_CHECKED ng_status ng_options_skip(const ng_options *o, const ng_layer 
                                             const char **option, char *message,
                                             size_t message_size);
 
-/* Register a layer.  *index (counting layers and tensors in one sequence from 0; may be NULL) names
- * it from then on.
- * Errors:  NG_ERR_ARG names the field; NG_ERR_ABSENT names what is not supported yet;
- *          NG_ERR_STATE after ng_ready; NG_ERR_NOMEM. */
+/* Register a layer.  *index (may be NULL) receives its number; layers and tensors share one sequence
+ * from 0.
+ *
+ * Errors:  NG_ERR_ARG (names the field), NG_ERR_ABSENT (names the unsupported value), NG_ERR_STATE
+ *          (after ng_ready), NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index);
 
-/* The two everyday kinds in one line.  Of a convolution kernel, stride, padding and dilation are
- * [vertical, horizontal]; stride, padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1}, and
- * an image size that is not known yet. */
+/* Register a linear layer; a convolution.  kernel, stride, padding, dilation and image are
+ * [vertical, horizontal]; stride, padding, dilation and image may be NULL: {1, 1}, {0, 0}, {1, 1},
+ * unknown. */
 NG_API NG_CHECKED ng_status ng_add_linear(ng_precond *p, const char *name, int64_t in, int64_t out,
                                           int32_t bias, int32_t *index);
 NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64_t in, int64_t out,
@@ -774,69 +771,70 @@ NG_API NG_CHECKED ng_status ng_add_conv2d(ng_precond *p, const char *name, int64
                                           int64_t groups, const int64_t image[2], int32_t bias,
                                           int32_t *index);
 
-/* A norm with gamma and beta, from its raw input; groups: of a group norm, else 1. */
+/* Register a norm with gamma, beta and raw input.  groups: of a group norm, else 1. */
 NG_API NG_CHECKED ng_status ng_add_norm(ng_precond *p, const char *name, ng_norm_kind kind,
                                         int64_t channels, int64_t groups, double eps,
                                         int32_t *index);
 
-/* Register a parameter without curvature: its gradient is left as
- * it is by ng_step, and it is updated with all others by ng_step_sgd and ng_step_adamw. */
+/* Register a parameter without curvature.  ng_step leaves its gradient unchanged; ng_step_sgd and
+ * ng_step_adamw update it. */
 NG_API NG_CHECKED ng_status ng_add_tensor(ng_precond *p, const char *name, int64_t count,
                                           int32_t *index);
 
 typedef enum ng_param {
   NG_WEIGHT = 0,
   NG_BIAS = 1,
-  NG_BOTH = 2 /* ng_set_group only: all that the layer has */
+  NG_BOTH = 2 /* ng_set_group only: every parameter of the layer */
 } ng_param;
 
-/* How long a binding holds: until it is bound anew, or until the next ng_step* has returned (whatever
- * its status, but for an error), after which the library has forgotten the pointer. */
+/* How long a binding holds: until the next ng_bind of the parameter; or until the next ng_step*
+ * returns without an error. */
 typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
-/* One parameter, with its gradient, its weight or both. */
+/* A parameter with its gradient, its weight or both. */
 typedef struct ng_binding {
-  int32_t index; /* of ng_add_*; a tensor's parameter is its NG_WEIGHT                */
+  int32_t index; /* of ng_add_*; the parameter of a tensor is its NG_WEIGHT */
   ng_param param;
-  const ng_array *grad;   /* NULL: stays bound as it is; data NULL: there is none              */
-  const ng_array *weight; /* the same                                                          */
-  ng_hold hold;           /* of both                                                           */
+  const ng_array *grad;   /* NULL: keep the present binding; data NULL: no gradient */
+  const ng_array *weight; /* the same */
+  ng_hold hold;           /* of both */
 } ng_binding;
 
-/* Say where gradients and weights live.  May be called again at any time between steps.  What a
- * framework frees after each step (zero_grad(set_to_none=True)) is bound with NG_ONE_STEP: a step over
- * a binding that has expired is refused by name, and writes nothing.  A parameter that has no gradient
- * this time (None) is bound with data NULL, see the option `missing`.
+/* Set the addresses of gradients and weights; allowed between steps.  Bind with NG_ONE_STEP what a
+ * framework frees after each step: a step over an expired binding fails and names the parameter.
+ * Bind data NULL if a parameter has no gradient in this step (option `missing`).
  *
- * Shapes:  weight [out, in] or [out, in/groups, kh, kw], or [out, all the rest]; bias [out]; tensors in
- *          any shape; any strides without overlap, read and written in place.
- * Memory:  pointers to data are kept as `hold` says; lists and arrays of the call are not.
- * Errors:  all of the list or nothing: NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16; no
- *          such index; no bias; no such hold), NG_ERR_ABSENT (device memory). */
+ * Shapes:  weight as in ng_layer, or [out, all the rest]; bias [out]; tensors in any shape; any
+ *          strides without overlap.
+ * Memory:  data is read and written in place as long as `hold` says; the list and its arrays are
+ *          read during the call only.
+ * Errors:  on an error nothing is bound: NG_ERR_SHAPE; NG_ERR_ARG (dtype other than f32, bf16, f16;
+ *          no such index; no bias; no such hold); NG_ERR_ABSENT (device memory). */
 NG_API NG_CHECKED ng_status ng_bind(ng_precond *p, const ng_binding *list, int32_t count);
 
-/* One gradient, one weight, until bound anew. */
+/* Bind one gradient, or one weight, with NG_HOLD. */
 NG_API NG_CHECKED ng_status ng_bind_grad(ng_precond *p, int32_t index, ng_param which,
                                          const ng_array *grad);
 NG_API NG_CHECKED ng_status ng_bind_weight(ng_precond *p, int32_t index, ng_param which,
                                            const ng_array *weight);
 
-/* Freeze a layer or tensor from the next step on (on = 1) or thaw it (0).  While frozen it needs no
- * gradient and no observation (ng_wants says 0, what is shown is not read), its gradient, weight and
- * moments stay, it has no part in the clip, and its averages and inverses wait as they are.  Its memory
- * stays taken, so it may thaw at any time; one that was registered as frozen never had any.  Rows of a
- * window, which is of many layers, enter without it: zeros in its places.
- * Ranks:   every rank makes the same change; ng_ready finds a difference that was there before it
- *          (NG_ERR_COMM), a step any other, NG_ERR_STATE on all of them.
+/* Freeze a layer or tensor (on = 1) or thaw it (0), from the next step on.  While frozen it needs no
+ * gradient or observation (ng_wants returns 0), is not clipped, and its gradient, weight, moments,
+ * averages and inverses stay.  A window stores zeros in its place.
+ *
+ * Memory:  stays allocated.
+ * Ranks:   same change on every rank; else ng_ready returns NG_ERR_COMM, a later step NG_ERR_STATE,
+ *          on all ranks.
  * Errors:  NG_ERR_ARG (no such index), NG_ERR_STATE (registered as frozen). */
 NG_API NG_CHECKED ng_status ng_freeze(ng_precond *p, int32_t index, int32_t on);
 
-/* Put a parameter into a group of ng_step_sgd and ng_step_adamw, which take one set of numbers per
- * group; 0 unless said.  Moments stay with the parameter.
- * Ranks:   every rank says the same; ng_ready compares what was said before it, a step of an update
- *          what is said later (NG_ERR_STATE on all of them).
- * Errors:  NG_ERR_ARG (no such index, no bias; group not in 0 to 1023 or, after ng_ready, none of
- *          the groups that there were then). */
+/* Put a parameter into a group (default 0).  ng_step_sgd and ng_step_adamw take one set of numbers
+ * per group.  Moments stay with the parameter.
+ *
+ * Ranks:   same call on every rank; else ng_ready returns NG_ERR_COMM, or the next fused step
+ *          NG_ERR_STATE, on all ranks.
+ * Errors:  NG_ERR_ARG (no such index; no bias; group not in 0 to 1023, or after ng_ready not a group
+ *          that existed then). */
 NG_API NG_CHECKED ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which,
                                          int32_t group);
 
@@ -853,91 +851,75 @@ NG_API NG_CHECKED ng_status ng_ready(ng_precond *p);
 
 typedef enum ng_reduction { NG_MEAN = 1, NG_SUM = 2 } ng_reduction;
 
-/* What the next observations come from. */
+/* A micro-batch. */
 typedef struct ng_batch {
   size_t struct_size;
-  /* B of this micro-batch on this rank; begins as -1: must be set.  0, of several ranks: this one has none of the
-   * samples.  It shows what it likes or nothing, arrays are not looked at, and statistics are those of the
-   * others.  It shows what they show, in that order, with calls = last (what it has of earlier calls must go),
-   * and with `last` where the caller sends through the same transport before the step. */
+  /* B of this rank; must be set (default -1).  0: this rank has no samples, but takes part in the
+   * collectives.  Arrays that it observes are ignored.  It observes like the others if calls = last,
+   * or if `last` is set and the caller uses the same transport before the step. */
   int64_t samples;
-  ng_reduction reduction; /* the loss is the mean (NG_MEAN, the default) or the sum over them    */
-  /* What the loss was multiplied by before backward; g is divided by it.  A scale S of mixed precision;
-   * samples / all samples of the step for a mean loss that is accumulated (1/m for m even
-   * micro-batches); or their product.  Not 0; begins as 1. */
+  ng_reduction reduction; /* the loss is the mean (default) or the sum over samples */
+  /* The loss was multiplied by this before backward; g is divided by it.  Not 0; default 1.  Mixed
+   * precision: the scale S.  Accumulated mean losses: samples / all samples of the step (1/m for m
+   * even micro-batches).  Both: their product. */
   double loss_scale;
-  int32_t last; /* 1: the last micro-batch before a step, in which each layer is shown at most    */
-                /* once: sums of layers that are complete are sent while others are observed      */
-  /* Where ranks share one micro-batch: its samples on all ranks, and the place in it of this rank's first;
-   * calls of a step have one `whole`.  Then what an option or a published scale says of a batch is said
-   * of the whole: stat_batch takes its first samples, wherever they are (a rank that has none of them
-   * shows its arrays all the same), call_weight = equal weighs it as one call, stat_scale eva and
-   * kaisa see the gradients of its mean loss, and no rank divides what damping_leak leaves, so ranks have the
-   * statistics of one rank with everything.
-   * 0, as it begins: this rank's samples are a batch of their own, as in the published programs.
-   * statistics = local: the owner's are. */
+  int32_t
+      last; /* 1: last micro-batch before a step; each layer is observed at most once.  Complete */
+            /* sums are sent while other layers are observed. */
+  /* Ranks share one micro-batch: its samples on all ranks, and the index of this rank's first sample.
+   * Statistics are then those of one rank with all samples: stat_batch, call_weight = equal and
+   * stat_scale = eva, kaisa apply to the whole; damping_leak is not divided by ranks.  All calls of a
+   * step have the same `whole`.  0 (default): this rank's samples are a batch of their own, as in the
+   * published programs.  Ignored with statistics = local. */
   int64_t whole, first;
 } ng_batch;
 NG_API void ng_batch_init(ng_batch *b, size_t size);
 
-/* Open a micro-batch.  Everything is weighted by samples: with stat_scale = textbook, calls = mean,
- * call_weight = samples and stat_batch = 0 (the row "natgrad") uneven micro-batches and shards give
- * the statistics of the whole batch; published rows depend on how a batch is cut, on how
- * ranks share one only without ng_batch.whole (docs/algorithms.md).
+/* Begin a micro-batch.  Sums are weighted by samples.  With stat_scale = textbook, calls = mean,
+ * call_weight = samples and stat_batch = 0 (method "natgrad"), uneven micro-batches and ranks give
+ * the statistics of the whole batch.  Published methods depend on the split (docs/algorithms.md).
  *
- * With `last`, results are the same bits as without, sooner where ranks have to wait for each other.
- * Ranks:   local; but `last` is the same on all ranks, also on one with samples = 0, and `whole` on those that begin
- *          one (of several micro-batches of a step that of the last is compared), or their next step is
- *          NG_ERR_STATE, or NG_ERR_COMM where sums were already under way.  From `last` on
- *          until the step, ng_observe_* may send (ranks may observe in any order), and ng_reset_batch is collective.
- * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after a `last` one without a step). */
+ * Ranks:   local.  `last` and `whole` are the same on all ranks, also if samples = 0; else the next
+ *          step returns NG_ERR_STATE, or NG_ERR_COMM if sums were already sent.  After `last`,
+ *          ng_observe_* may send, and ng_reset_batch is collective.
+ * Errors:  NG_ERR_ARG, NG_ERR_STATE (before ng_ready; after `last` without a step). */
 NG_API NG_CHECKED ng_status ng_begin(ng_precond *p, const ng_batch *batch);
 
-/* The everyday kind in one line: a mean loss, multiplied by loss_scale (1; 1/m for m accumulated
- * micro-batches); the rest as ng_batch_init has it. */
+/* Begin a micro-batch of a mean loss that was multiplied by loss_scale; other fields by default. */
 NG_API NG_CHECKED ng_status ng_begin_samples(ng_precond *p, int64_t samples, double loss_scale);
 
-/* 1 if showing this layer's arrays now would have an effect (period, owner, frozen), else 0. */
+/* Return 1 if observing this layer now has an effect (period, owner, frozen), else 0. */
 NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
 
-/* Show a layer's input (during forward), its output gradient (during backward).  Folded into the
- * statistics before the call returns; arrays that ng_wants does not want are not read.
+/* Observe the input of a layer (forward), its output gradient (backward).  The call adds to the sums
+ * of the layer's statistics.  Arrays that ng_wants rejects are not read.
  *
  * Math:    "textbook": A = (1/B) sum_n sum_s a a',  G = (1/(B S)) sum_n sum_s delta delta', with
- *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a has a 1 appended for a
- *          bias; other scales: docs/algorithms.md.
- * Shapes:  linear: any leading axes and then the features.  The first axis counts samples (the second
- *          with NG_POSITIONS_FIRST), all others positions; [B*S, in] means the same in two axes, samples
- *          (or positions) outermost.  conv2d: [B, C, H, W], H and W those of this observation.
- *          embedding: token numbers, the leading axes of a linear layer's input alone, i32 or i64 as
- *          ng_layer.token_dtype says; its output gradient as of a linear layer.
- *          A batch or group norm: [B, C] or [B, C, any positions]; a layer norm: as linear.
- *          f32, bf16 or f16.  Any strides: what cannot be read where it lies is gathered line by line.
- * Units:   g = d(loss) / d(output of the layer), loss as ng_batch says.
- * Memory:  nothing is allocated, but for scratch when an image is larger than any before; on the host
- *          both loans end when the call returns.  A normalisation
- *          layer needs its input and its output gradient at once: its input is shown with
- *          NG_BORROW and stays readable, and as it was, until the output gradient of the same
- *          micro-batch has been shown; NG_COPY is refused.  One that runs several times shows its output
- *          gradients in the opposite order of its inputs, of which at most 8 may wait.
- * Ranks:   local, but for a layer in shards: of what is cut (the input with shard_axis = 1, the output
- *          gradient with 0) every rank of the model group shows its part in the same order of calls, all
- *          get the same status, and one of them adds the whole to its sums; so it does with what all have
- *          (NG_SKIPPED because of fold = direct is told to that one; the step skips on all).
- * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct so large that the average might not
- *          be; nothing was folded, and the coming step will leave gradients and weights alone (rank
- *          one: a value that is read, so not beyond stat_batch, no
- *          output gradient with sides = input, nothing with none); NG_ERR_SHAPE, NG_ERR_ARG (a token that
- *          the vocabulary lacks, ...),
- *          NG_ERR_STATE (no ng_begin; a second observation with fold = direct, or in the last
- *          micro-batch), NG_ERR_COMM (sending ahead failed), NG_ERR_NOMEM. */
+ *          delta = B g / loss_scale (mean loss) or g / loss_scale (sum); a ends with 1 for a bias.
+ *          Other scales: docs/algorithms.md.
+ * Shapes:  linear: [B, positions..., features], [positions, B, ..., features] (NG_POSITIONS_FIRST),
+ *          or [B S, features]; conv2d: [B, C, H, W], any H, W; embedding: token numbers without the
+ *          feature axis (token_dtype); batch and group norm: [B, C, positions...]; layer norm: as
+ *          linear.  f32, bf16, f16; any strides.
+ * Units:   g = d(loss) / d(output), loss as in ng_batch.
+ * Memory:  allocates only if an image is larger than all before.  Loans end when the call returns,
+ *          except the input of a norm: bind it with NG_BORROW (NG_COPY is rejected) and keep it
+ *          unchanged until its output gradient is observed.  A norm called several times observes
+ *          output gradients in reverse order; at most 8 inputs wait.
+ * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
+ *          in the same order; one of them adds the whole, and all get the same status.
+ * Errors:  NG_SKIPPED: a value is not finite, or with fold = direct the average might overflow;
+ *          nothing was added, and the next step leaves gradients and weights unchanged.  (Rank-one
+ *          methods test only values that they use.)  NG_ERR_SHAPE; NG_ERR_ARG (token out of range,
+ *          ...); NG_ERR_STATE (no ng_begin; second observation with fold = direct or `last`);
+ *          NG_ERR_COMM; NG_ERR_NOMEM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,
                                              ng_loan loan);
 NG_API NG_CHECKED ng_status ng_observe_output_grad(ng_precond *p, int32_t layer, const ng_array *g,
                                                    ng_loan loan);
 
-/* Forget the observations since the last step (the step was abandoned).  Running averages keep
- * what fold = direct has put into them.
+/* Drop all observations since the last step.  With fold = direct they stay in the averages.
+ *
  * Ranks:   local; collective in the last micro-batch before a step (ng_batch.last). */
 NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
@@ -1122,20 +1104,16 @@ NG_API void ng_memory_info_init(ng_memory_info *out, size_t size);
 NG_API int32_t ng_memory_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_memory(const ng_precond *p, int32_t i, ng_memory_info *out);
 
-/* What a rank of many would hold and send: the plan of ng_ready without its memory, its collectives or a
- * transport, so for as many ranks as you like.  The model has its layers and options and is not ready yet;
- * it is left as it was, but for the placement of its blocks, which is remembered until ng_ready: rank after
- * rank is planned quickly, and all of them more so by ng_plan_ranks.
+/* Predict the memory and traffic of one rank of many: the plan of ng_ready without allocation,
+ * collectives or transport.  Call before ng_ready, for any number of ranks; the model is unchanged.
  *
- * Units:   bytes as ng_memory and ng_report_station count them: held by the rank, and handed to collectives
- *          by it (the payload, whatever a transport makes of it), in a step in which all of it is due.  With
- *          ng_batch.last and more than one message of statistics they are cut from the last layer on: a
- *          cut may be elsewhere then, and leave out another gap, of less than 64 bytes, between two arrays.
- * Formula: solve_cost is the sum of n^3 over the symmetric statistics of order n that the rank solves;
- *          apply_cost that of q p (p + q) over the blocks of orders p, q of which it makes PD.
- * Errors:  NG_ERR_ARG (ranks < 1, no such rank, a grid that `ranks` does not allow, as ng_ready; a number of ranks that
- *          is no multiple of the model group of ng_plan_shard), NG_ERR_STATE (ready already), NG_ERR_NOMEM,
- *          NG_ERR_ABSENT (a layer registered in shards: other ranks know its widths). */
+ * Math:    solve_cost = sum of n^3 over the symmetric statistics of order n that the rank solves;
+ *          apply_cost = sum of q p (p + q) over the blocks whose PD it computes.
+ * Units:   bytes as in ng_memory and ng_report_station, in a step in which everything is refreshed.
+ *          With ng_batch.last, messages may be cut elsewhere (differences below 64 bytes per gap).
+ * Errors:  NG_ERR_ARG (ranks < 1; no such rank; grad_worker_fraction does not fit; ranks is not a
+ *          multiple of the model group of ng_plan_shard), NG_ERR_STATE (after ng_ready),
+ *          NG_ERR_NOMEM, NG_ERR_ABSENT (a layer was registered as a shard). */
 typedef struct ng_rank_plan {
   size_t struct_size;
   int32_t blocks;  /* of the model                                                          */
@@ -1160,21 +1138,21 @@ NG_API void ng_rank_plan_init(ng_rank_plan *out, size_t size);
 NG_API NG_CHECKED ng_status ng_plan_rank(ng_precond *p, int32_t ranks, int32_t rank,
                                          ng_rank_plan *out);
 
-/* ng_plan_rank of every rank at once, out[r] of rank r: blocks are placed once, and ranks that own nothing are counted
- * once a column.  Blocks in slices (statistics = sharded) and layers in shards differ on each rank: then it is no
- * quicker than rank after rank.
+/* Predict all ranks: out[r] = ng_plan_rank of rank r.  Faster than single calls, except with
+ * statistics = sharded or sharded layers.
  *
- * Shapes:  out [ranks], each from ng_rank_plan_init with one size.
- * Errors:  as ng_plan_rank; NG_ERR_ARG (struct_size).  `out` is not to be read then. */
+ * Shapes:  out [ranks], each initialised by ng_rank_plan_init with the same size.
+ * Errors:  as ng_plan_rank; NG_ERR_ARG (struct_size).  On an error `out` is undefined. */
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, ng_rank_plan *out);
 
-/* ng_plan_rank plans layer `index`, which was registered whole, as one in shards (ng_layer.shard_axis = axis) over
- * model groups of `members` ranks.  Rank r is member r % members of group r / members; parts are as even
- * as they can be, the first ones larger by one.  ng_ready does not take such a model: there a rank registers its part.
+/* Let ng_plan_rank treat layer `index`, registered whole, as sharded (shard_axis = axis) over model
+ * groups of `members` ranks.  Rank r is member r % members of group r / members.  Shards are as even
+ * as possible, the first ones larger by one.  ng_ready rejects such a model: there each rank
+ * registers its shard.
  *
- * Ranks:   local.
- * Errors:  NG_ERR_ARG (no such index, no linear layer registered whole, axis not 0 or 1, members < 1 or more than the
- *          layer has outputs or inputs, or other than of another layer), NG_ERR_STATE (ready already). */
+ * Errors:  NG_ERR_ARG (no such index; not a linear layer registered whole; axis not 0 or 1; members
+ *          < 1, above the layer's outputs or inputs, or different from another layer's), NG_ERR_STATE
+ *          (after ng_ready). */
 NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t axis,
                                           int32_t members);
 
@@ -1200,151 +1178,137 @@ NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
 
 /* ---- 11. State -------------------------------------------------------------------------------
- * One file: a safetensors payload (readable from Python) whose metadata is a JSON manifest with
- * the options, counters and a CRC-32 per tensor.  Tensors are named "layer/field", in the published
- * order (channel, kernel row, kernel column), so another build, another rank count or another
- * program can read them.
+ * A state is one safetensors file.  Its metadata has a JSON manifest: options, counters, layers and
+ * a CRC-32 per tensor.  Tensors are named "layer/field", in the published order (channel, kernel
+ * row, kernel column), so any build, rank count or program can read them.
  *
- * In it:   running averages, their inverses, momentum and moments; counters (steps, what was
- *          skipped, rescued); every option with its value of now, so those that ng_set changed, and
- *          since when.  Loading takes the live options from it; all others must be those of this
- *          model (but placement, grad_worker_fraction and quantify), and so must the layers: their names,
- *          order, shapes, frozen marks and options of their own.
- * Not:     weights and gradients, and where they are bound: save the weights beside it; what
- *          ng_freeze froze (a loaded model is awake) and ng_set_group grouped; learning rates and what
- *          else is handed to a step; times of the reports; threads, linear algebra, transport, ranks.
+ * Saved:     running averages, inverses, momentum and moments; counters (steps, skipped, rescued);
+ *            all options with their present values.
+ * Not saved: weights, gradients and bindings (save weights beside the state); ng_freeze (a loaded
+ *            model is not frozen) and ng_set_group; learning rates and other arguments of steps;
+ *            times; threads, linear algebra, transport, ranks.
+ * Loading:   sets the live options from the file.  All other options must equal those of the model,
+ *            except placement, grad_worker_fraction and quantify; so must names, order, shapes,
+ *            frozen flags and own options of layers.
  *
- * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build,
- *          ranks and threads, with the weights of step k.
- * Memory:  temporary buffers are taken and given back.
- * Ranks:   collective; rank 0 writes (and reads) one file at `path`.  What ng_save_parts wrote there ng_load
- *          takes as well, on every rank.  Of layers in shards averages, results and moments are those of whole
- *          layers, so any cut of them, or none, reads the file.
- * Errors:  NG_ERR_FILE names the tensor or field; on any failure of ng_load nothing has changed;
- *          a failed ng_save leaves an earlier file of that name whole (it writes to a temporary
- *          name, flushes, renames).  NG_ERR_STATE before ng_ready, or between ng_begin and a step:
- *          state is saved between steps. */
+ * Math:    k steps + save + load + (N-k) steps equal N steps, bit for bit, on the same build, ranks
+ *          and threads, with the weights of step k.
+ * Memory:  temporary buffers only.
+ * Ranks:   collective; rank 0 reads and writes the file.  ng_load also reads files of ng_save_parts,
+ *          on every rank.  Sharded layers are saved whole: any other sharding reads them.
+ * Errors:  NG_ERR_FILE names the tensor or field.  A failed ng_load changes nothing.  A failed
+ *          ng_save leaves an earlier file intact (temporary name, flush, rename).  NG_ERR_STATE
+ *          before ng_ready, or between ng_begin and a step. */
 NG_API NG_CHECKED ng_status ng_save(ng_precond *p, const char *path);
 NG_API NG_CHECKED ng_status ng_load(ng_precond *p, const char *path);
 
-/* A stream of the caller's.  Bytes come and go in order, in pieces of any size; neither function may
- * call the library.
- *   writer  takes all `bytes`; returns 0, or anything else if it failed: it is not called again
- *   reader  gives at most `bytes` and returns how many; 0 at the end; negative if it failed */
+/* Streams of the caller.  Data arrives in order, in any sizes; the functions must not call the
+ * library.
+ *   writer  takes all `bytes`; returns 0, or another value on failure (then it is not called again)
+ *   reader  gives at most `bytes`, returns their number; 0 at the end; negative on failure */
 typedef int32_t (*ng_writer)(void *user, const void *data, int64_t bytes);
 typedef int64_t (*ng_reader)(void *user, void *data, int64_t bytes);
 
-/* The same bytes as in a file, to and from a stream.
+/* Write a state to, read it from a stream; same bytes as the file.
  *
- * Memory:  ng_load_from holds one copy of the arrays until all of it has been checked; it takes room
- *          for them only when their header fits this model.
- * Ranks:   collective; rank 0's function is called, that of other ranks may be NULL.
- * Errors:  as ng_save and ng_load, where a failed function is NG_ERR_FILE; NG_ERR_ARG (NULL on rank
- *          0).  On any failure nothing has changed; what a failed ng_save_to has written is for the
- *          caller to drop.  Bytes after the last one of a state are an error. */
+ * Memory:  ng_load_from holds one copy of the arrays until all are checked; it allocates them after
+ *          the header was accepted.
+ * Ranks:   collective; rank 0 calls the function, other ranks may pass NULL.
+ * Errors:  as ng_save and ng_load; NG_ERR_FILE (the function failed, or data follows the state);
+ *          NG_ERR_ARG (NULL on rank 0).  The caller discards the output of a failed ng_save_to. */
 NG_API NG_CHECKED ng_status ng_save_to(ng_precond *p, ng_writer write, void *user);
 NG_API NG_CHECKED ng_status ng_load_from(ng_precond *p, ng_reader read, void *user);
 
 #if defined(NG_EXPERIMENTAL)
-/* The same state in as many files as there are ranks: each writes what it owns, and no array travels.  Rank 0's,
- * `path`, has the manifest of all; that of rank r of n is PATH.<id>-<r>of<n>, where the 8 digits are the manifest's
- * checksum, "natgrad.crc32" of its metadata.  All of them are safetensors files.  ng_load takes `path` on any number of ranks
- * and with any placement, as if it were one file: averages and their inverses are those that were saved,
- * bit for bit, and so are the columns of a window, wherever statistics = sharded cuts it.  With statistics =
- * local an average is of the samples of the rank that owned it when it was saved.  Renamed, all
- * parts keep what follows PATH.
+/* Save a state as one file per rank: each rank writes its own arrays, and none is sent.  `path` (rank
+ * 0) has the manifest; rank r of n writes PATH.<id>-<r>of<n>, where id is the checksum of the
+ * manifest ("natgrad.crc32", 8 digits).  ng_load reads `path` on any number of ranks, with any
+ * placement and window slices; arrays are the saved ones, bit for bit.  To rename a state, rename
+ * all parts and keep their suffix.
  *
- * Memory:  saving takes room for the largest array that this rank owns and for the lists of a manifest, loading one
- *          copy of what this rank holds, 256 kB and the lists.
- * Ranks:   collective; the same path on all ranks, in a folder that all of them see.  One rank: as ng_save.
- * Errors:  as ng_save and ng_load, on all ranks with the message of the first that failed: a part that is missing,
- *          damaged or of another state is told by its name.  All parts are on the disk before the
- *          first gets its name, and rank 0's, which says what belongs together, gets it last: until then an earlier
- *          state of that path is whole, also if a rank is killed.  Then parts of `path` that no state needs
- *          any more are removed, by ng_save too: files that say of themselves what their names say.  Of two jobs
- *          that save to one path at once one is refused, or one is the later: no state is mixed of both. */
+ * Memory:  saving: the largest array of this rank and the manifest; loading: one copy of this rank's
+ *          arrays, 256 kB and the manifest.
+ * Ranks:   collective; same path, in a folder that all ranks can write.  One rank: as ng_save.
+ * Errors:  as ng_save and ng_load, with one status and message on all ranks; a missing, damaged or
+ *          foreign part is named.  `path` is renamed last, so until then an earlier state stays
+ *          intact, even if a rank is killed.  Then parts of earlier states of `path` are removed
+ *          (ng_save removes them, too).  If two jobs save to one path, one is rejected or the later
+ *          one wins; states never mix. */
 NG_API NG_CHECKED ng_status ng_save_parts(ng_precond *p, const char *path);
 
 /* One array of the state. */
 typedef struct ng_field_info {
   size_t struct_size;
-  const char *name; /* "fc1/A"; the library's, until the next ng_state_at                     */
+  const char *name; /* "fc1/A"; valid until the next ng_state_at */
   ng_dtype dtype;
-  int32_t ndim;     /* 1: the lower triangle of a symmetric matrix, row after row; 2: a matrix  */
-  int64_t shape[2]; /* elements; 0 beyond ndim                                                  */
+  int32_t ndim;     /* 1: lower triangle of a symmetric matrix, row by row; 2: a matrix */
+  int64_t shape[2]; /* elements; 0 beyond ndim */
   int64_t bytes;
-  int32_t owner; /* a rank that holds it; others may, too                                    */
+  int32_t owner; /* a rank that holds it; others may, too */
 } ng_field_info;
 NG_API void ng_field_info_init(ng_field_info *info, size_t size);
 
-/* The arrays of a state one by one, for a program that keeps them by itself (a state_dict), and the
- * manifest that goes with them.  Arrays i = 0, 1, ... in this order, wider dtypes first, with
- *   __metadata__ = {"natgrad": the manifest, "natgrad.crc32": its CRC-32 (zlib's), 8 digits 0-9a-f}
- * make a safetensors file that ng_load and ng_load_from take.
+/* Read the arrays of a state one by one, for programs that store them (state_dict).  Arrays 0, 1,
+ * ... in this order, with the metadata
+ *   __metadata__ = {"natgrad": the manifest, "natgrad.crc32": its CRC-32 (zlib's), 8 hex digits}
+ * make a safetensors file that ng_load accepts.
  *
- *   ng_state_count     how many; the same on all ranks, and the same after ng_ready for ever; 0 before
- *   ng_state_at        what number i is
- *   ng_state_read      its elements, in the published order and dense, into `to`
- *   ng_state_manifest  the JSON text, written to `text` (cut to `size`, always 0-terminated; NULL
- *                      with size 0 to ask); returns the length of the whole text without its 0, or
- *                      a negative ng_status
+ *   ng_state_count     number of arrays; fixed after ng_ready, same on all ranks; 0 before
+ *   ng_state_at        describe array i
+ *   ng_state_read      copy its elements, dense, in the published order, to `to`
+ *   ng_state_manifest  write the JSON text to `text` (cut to `size`, 0-terminated; NULL with size 0
+ *                      asks); return the length of the whole text without its 0, or a negative status
  *
- * Memory:  `to` has `bytes` bytes, exactly those of the array, and is aligned for its dtype.
- *          ng_state_manifest takes and gives back temporary buffers; the others take nothing.
- * Ranks:   local, but ng_state_manifest is collective: all ranks get the same text.
- * Errors:  NG_ERR_ARG (no such number; other bytes; struct_size not set); NG_ERR_STATE before
- *          ng_ready, between ng_begin and a step (not ng_state_at), and, by name, of an array that
- *          this rank does not hold, or of which every rank holds a part (statistics = sharded; moments of
- *          a layer in shards). */
+ * Memory:  `to` has exactly `bytes` bytes, aligned for the dtype.
+ * Ranks:   local; ng_state_manifest is collective.
+ * Errors:  NG_ERR_ARG (no such array; wrong `bytes`; struct_size not set); NG_ERR_STATE (before
+ *          ng_ready; between ng_begin and a step; an array that this rank does not hold, or that
+ *          ranks hold in slices). */
 NG_API int32_t ng_state_count(ng_precond *p);
 NG_API NG_CHECKED ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 NG_API NG_CHECKED ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 NG_API NG_CHECKED int64_t ng_state_manifest(ng_precond *p, char *text, size_t size);
 
-/* The running averages alone, one safetensors file a layer, as factor_checkpoint_dir of GPT-NeoX
- * (gpauloski/kfac-pytorch) has them: for a run that begins anew, on other ranks or with other options, and
- * should not begin without curvature.  FOLDER/LAYER.safetensors has "A", "G", ... in the published order, in
- * its metadata the layer's name and a CRC-32; of the name what is no letter, digit, '_', '-' or '.' (and a
- * '.' in front) is written %XX.  A statistic that no sample has reached is in none, and a layer without
- * any has no file; windows keep no averages.
+/* Save or load running averages alone, one safetensors file per layer (factor_checkpoint_dir of
+ * GPT-NeoX, gpauloski/kfac-pytorch), to start a new run, with other ranks or options, with curvature.
+ * FOLDER/LAYER.safetensors has "A", "G", ... in the published order; its metadata has the layer's
+ * name and a CRC-32.  In file names, characters other than letters, digits, '_', '-', '.' (and a
+ * leading '.') become %XX.  Statistics without samples are left out; windows have no averages.
  *
- *   ng_save_factors   rank 0 makes the folder, each layer's owner its file; each replaces an older one whole
- *   ng_load_factors   *layers (may be NULL) becomes how many layers were found.  A folder that is not there
- *                     is told to the log, and a file that is not there is skipped: that is no error.  What was
- *                     found counts as observed, and is solved for in the next step
+ *   ng_save_factors   rank 0 creates the folder, each owner writes its layers, atomically
+ *   ng_load_factors   *layers (may be NULL) receives the number of layers found.  Missing folders
+ *                     (logged) and files are no error.  Loaded averages count as observed; the next
+ *                     step solves them.
  *
- * Memory:  temporary buffers are taken and given back; load holds one copy of what its rank owns.
- * Ranks:   collective.  Owners need a folder that all of them see.
- * Errors:  NG_ERR_FILE names the file, which is damaged, of another layer, shape or dtype, or cannot be read or
- *          written; nothing has changed then, but files that a failed save had finished stay.  NG_ERR_ARG (no
- *          folder; a name that is too long for a file); NG_ERR_STATE between ng_begin and a step. */
+ * Memory:  temporary buffers; loading holds one copy of this rank's averages.
+ * Ranks:   collective; the folder is shared.
+ * Errors:  NG_ERR_FILE names the file (damaged, other layer, shape or dtype, unreadable): nothing
+ *          changed, except files that a failed save had finished.  NG_ERR_ARG (no folder; name too
+ *          long); NG_ERR_STATE (between ng_begin and a step). */
 NG_API NG_CHECKED ng_status ng_save_factors(ng_precond *p, const char *folder);
 NG_API NG_CHECKED ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
 
-/* ---- 11. The Fisher matrix of given gradients: experimental -----------------------------------
- * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): m gradients
- * are given once, then products with the inverse of
+/* ---- 12. Fisher matrix of given gradients: experimental ---------------------------------------
+ * The static algorithm of M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): from m gradients
+ * compute products with the inverse, and the diagonal of the inverse, of
  *
  *     F = lambda I + (1/m) sum_r g_r g_r'
  *
- * and its diagonal, for a pruning score w_i^2 / (2 [F^-1]_ii) and the correction of the weights that
- * stay, are read as often as wanted.  With several blocks only the diagonal blocks of F are kept, as
- * with one a layer, or the published fixed size.  Needs no ng_precond.
+ * for the pruning score w_i^2 / (2 [F^-1]_ii).  Several blocks keep only diagonal blocks of F.
  *
- *   ng_fisher_create     end[blocks]: where blocks of coordinates end, rising, the last at d; NULL with
+ *   ng_fisher_create     end[blocks]: end of each block of coordinates, rising, last d; or NULL with
  *                        blocks = 1
- *   ng_fisher_solve      out <- F^-1 x;  out may be x
- *   ng_fisher_diagonal   out_i <- [F^-1]_ii
- *   ng_fisher_destroy    accepts NULL; before the context
+ *   ng_fisher_solve      out = F^-1 x; out may be x
+ *   ng_fisher_diagonal   out_i = [F^-1]_ii
+ *   ng_fisher_destroy    accepts NULL; call before ng_context_destroy
  *
- * Shapes:  gradients [m, d] in f32, the numbers of a row side by side; x and out [d].
- * Units:   everything is computed in double; a relative error of about 1e-16 (1 + max |g|^2 / lambda) is
- *          left.  Time: m d min(m, B) once and for the diagonal, d min(m, B) for a product, B coordinates
- *          in a block.
- * Memory:  gradients are read until ng_fisher_destroy; of a block are kept k (k + 1) / 2 doubles,
+ * Math:    in double; relative error about 1e-16 (1 + max |g|^2 / lambda).  Time, for blocks of B
+ *          coordinates: m d min(m, B) to create and for the diagonal, d min(m, B) per product.
+ * Shapes:  gradients [m, d], f32, contiguous rows; x, out [d].
+ * Memory:  gradients stay borrowed until ng_fisher_destroy; k (k + 1) / 2 doubles per block,
  *          k = min(m, B).
- * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping not above 0, or too small for double; ends that do not
- *          rise; a number that is not finite); NG_ERR_ABSENT (k beyond LAPACK's sizes); NG_ERR_NOMEM. */
+ * Errors:  NG_ERR_SHAPE; NG_ERR_ARG (damping <= 0 or too small for double; ends do not rise; a value
+ *          is not finite); NG_ERR_ABSENT (k exceeds LAPACK's sizes); NG_ERR_NOMEM. */
 typedef struct ng_fisher ng_fisher;
 NG_API NG_CHECKED ng_status ng_fisher_create(ng_context *ctx, const ng_array *gradients,
                                              double damping, const int64_t *end, int64_t blocks,
