@@ -2,7 +2,6 @@
 #include "commands.h"
 #include "bench.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,13 +33,34 @@ void bench_fill(float *x, int64_t n, float scale) {
     x[i] = scale * bench_number(&s);
 }
 
-int bench_json(json_t *line) {
-  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-  json_decref(line);
-  if (ferror(stdout) != 0) return CLI_OK; /* main says it */
-  if (bad) return cli_bad("bench: the result does not fit JSON");
-  printf("\n");
-  return CLI_OK;
+ngio_out bench_line(const char *bench, const char *of) {
+  ngio_out line = {.digits = 6};
+  ngio_open(&line, NULL, '{');
+  ngio_put_text(&line, "bench", bench);
+  if (of != NULL) ngio_put_text(&line, "case", of);
+  return line;
+}
+
+int bench_print(ngio_out *line) {
+  ngio_shut(line, '}');
+  return cli_json_print("bench", line);
+}
+
+void bench_machine(ngio_out *line, const char *processor, const char *commit, const char *method,
+                   int repeat) {
+  ngio_put_text(line, "processor", processor);
+  ngio_put_integer(line, "threads", cli_cores());
+  ngio_put_text(line, "commit", commit);
+  ngio_put_text(line, "method", method);
+  ngio_put_integer(line, "repeat", repeat);
+}
+
+void bench_floor(ngio_out *line, double floor) {
+  if (floor > 0) {
+    ngio_put_real(line, "floor_ms", floor);
+  } else {
+    ngio_put_null(line, "floor_ms");
+  }
 }
 
 static int take(void *user, const char *name, const char *value) {

@@ -22,9 +22,15 @@ static inline float bench_number(uint64_t *s) {
 }
 void bench_fill(float *x, int64_t n, float scale);
 
-/* One line on stdout; CLI_BAD (told) if it is NULL or cannot be written.  The object is given up. */
-struct json_t;
-int bench_json(struct json_t *line);
+/* Start a line {"bench": NAME, "case": CASE, or without the case if it is NULL. */
+ngio_out bench_line(const char *bench, const char *of);
+/* Close the object, print the line and free it. */
+int bench_print(ngio_out *line);
+/* The "machine" of the first line: what every bench reports. */
+void bench_machine(ngio_out *line, const char *processor, const char *commit, const char *method,
+                   int repeat);
+/* null where there is no floor, which is <= 0 then */
+void bench_floor(ngio_out *line, double floor);
 
 /* The median of n numbers, which are sorted on the way. */
 double bench_median(double *x, int n);

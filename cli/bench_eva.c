@@ -17,7 +17,6 @@
 #include "shapes.h"
 #include "simd.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -414,10 +413,11 @@ static int print_json(const work *k) {
       char name[160];
       if (part == PRECONDITION && way == FUSED) continue;
       (void)snprintf(name, sizeof name, "%s/%s/%s", k->name, part_name[part], way_name[way]);
-      rc = bench_json(json_pack("{s:s, s:s, s:I, s:f, s:o}", "bench", "fused-eva", "case", name,
-                                "parameters", (json_int_t)k->count, "median_ms",
-                                k->median[way][part], "floor_ms",
-                                k->floor[part] > 0 ? json_real(k->floor[part]) : json_null()));
+      ngio_out line = bench_line("fused-eva", name);
+      ngio_put_integer(&line, "parameters", k->count);
+      ngio_put_real(&line, "median_ms", k->median[way][part]);
+      bench_floor(&line, k->floor[part]);
+      rc = bench_print(&line);
     }
   }
   return rc;
@@ -429,9 +429,11 @@ static int head(const bench_wish *w, const ng_options *o) {
   cli_processor(processor, sizeof processor);
   cli_build("commit", commit, sizeof commit);
   if (w->json) {
-    return bench_json(json_pack("{s:s, s:{s:s, s:i, s:s, s:s, s:i}}", "bench", "fused-eva",
-                                "machine", "processor", processor, "threads", cli_cores(), "commit",
-                                commit, "method", method.text, "repeat", w->repeat));
+    ngio_out line = bench_line("fused-eva", NULL);
+    ngio_open(&line, "machine", '{');
+    bench_machine(&line, processor, commit, method.text, w->repeat);
+    ngio_shut(&line, '}');
+    return bench_print(&line);
   }
   printf("bench fused-eva: method %s, SGD with momentum and weight decay, f32\n", method.text);
   printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),

@@ -10,7 +10,6 @@
 #include "floors.h"
 #include "shapes.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -304,18 +303,25 @@ static int json_figure(const work *k, const char *layer, const char *part, doubl
   char name[192];
   (void)snprintf(name, sizeof name, "%s/%lld/%s/%s", k->model.name, (long long)k->wish->batch,
                  layer, part);
-  return bench_json(json_pack("{s:s, s:s, s:f, s:o}", "bench", "kfac", "case", name, "median_ms",
-                              median, "floor_ms", floor > 0 ? json_real(floor) : json_null()));
+  ngio_out line = bench_line("kfac", name);
+  ngio_put_real(&line, "median_ms", median);
+  bench_floor(&line, floor);
+  return bench_print(&line);
 }
 
 static int print_json(const work *k) {
   const machine m = describe();
-  int rc = bench_json(json_pack("{s:s, s:{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:f, s:i}}",
-                                "bench", "kfac", "machine", "processor", m.processor, "blas",
-                                m.blas, "kernel", m.kernel, "blas_threads", m.blas_threads,
-                                "threads", cli_cores(), "commit", m.commit, "method",
-                                cli_option_text(k->options, "method").text, "sgemm_gflops",
-                                k->gflops, "copy_gbs", k->copy_gbs, "repeat", k->wish->repeat));
+  ngio_out line = bench_line("kfac", NULL);
+  ngio_open(&line, "machine", '{');
+  bench_machine(&line, m.processor, m.commit, cli_option_text(k->options, "method").text,
+                k->wish->repeat);
+  ngio_put_text(&line, "blas", m.blas);
+  ngio_put_text(&line, "kernel", m.kernel);
+  ngio_put_text(&line, "blas_threads", m.blas_threads);
+  ngio_put_real(&line, "sgemm_gflops", k->gflops);
+  ngio_put_real(&line, "copy_gbs", k->copy_gbs);
+  ngio_shut(&line, '}');
+  int rc = bench_print(&line);
   for (int i = 0; i <= k->model.n && rc == CLI_OK; i++) {
     const char *layer = i < k->model.n ? k->model.layer[i].name : "sum";
     for (int part = 0; part < PARTS && rc == CLI_OK; part++) {

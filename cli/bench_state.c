@@ -11,7 +11,6 @@
 #include "clock.h"
 
 #include <fcntl.h>
-#include <jansson.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -220,12 +219,16 @@ static int print(work *k) {
     const double ms = bench_median(k->ms[part], w->repeat);
     const double floor = w->no_floors ? 0.0 : bench_median(k->ms[part + 2], w->repeat);
     if (w->json) {
-      rc = bench_json(json_pack("{s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
-                                "state", "case", part_name[part], "layers",
-                                (json_int_t)(w->layers + k->deep), "bytes", (json_int_t)k->bytes,
-                                "median_ms", ms, "floor_ms", floor, "least_ms", k->least[part],
-                                "floor_least_ms", k->least[part + 2], "cpu_ms", k->own[part],
-                                "floor_cpu_ms", k->own[part + 2]));
+      ngio_out line = bench_line("state", part_name[part]);
+      ngio_put_integer(&line, "layers", w->layers + k->deep);
+      ngio_put_integer(&line, "bytes", k->bytes);
+      ngio_put_real(&line, "median_ms", ms);
+      ngio_put_real(&line, "floor_ms", floor);
+      ngio_put_real(&line, "least_ms", k->least[part]);
+      ngio_put_real(&line, "floor_least_ms", k->least[part + 2]);
+      ngio_put_real(&line, "cpu_ms", k->own[part]);
+      ngio_put_real(&line, "floor_cpu_ms", k->own[part + 2]);
+      rc = bench_print(&line);
       continue;
     }
     printf("%-6s %10.2f %10.2f %10.2f", part_name[part], ms, k->least[part], k->own[part]);

@@ -10,7 +10,6 @@
 #include "nn/models.h"
 #include "common/random.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +33,10 @@ static sums arithmetic(const nn *n, int64_t batch) {
 
 int bench_train_line(const bench_wish *w, const char *what, double ms, double floor) {
   if (w->json) {
-    return bench_json(json_pack("{s:s, s:s, s:f, s:f}", "bench", "train", "case", what, "median_ms",
-                                ms, "floor_ms", floor));
+    ngio_out line = bench_line("train", what);
+    ngio_put_real(&line, "median_ms", ms);
+    ngio_put_real(&line, "floor_ms", floor);
+    return bench_print(&line);
   }
   if (floor > 0.0) {
     printf("%-18s %10.2f %10.2f %8.2f\n", what, ms, floor, ms / floor);

@@ -9,7 +9,6 @@
 #include "floors.h"
 #include "shapes.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,17 +162,24 @@ static int answer(const work *k) {
   cli_processor(processor, sizeof processor);
   cli_build("commit", commit, sizeof commit);
   if (k->wish->json) {
-    const int rc = bench_json(json_pack(
-        "{s:s, s:{s:s, s:i, s:s, s:s, s:i}}", "bench", "window", "machine", "processor", processor,
-        "threads", cli_cores(), "commit", commit, "method", name, "repeat", k->wish->repeat));
+    ngio_out line = bench_line("window", NULL);
+    ngio_open(&line, "machine", '{');
+    bench_machine(&line, processor, commit, name, k->wish->repeat);
+    ngio_shut(&line, '}');
+    const int rc = bench_print(&line);
     if (rc != CLI_OK) return rc;
-    return bench_json(
-        json_pack("{s:s, s:s, s:I, s:I, s:s, s:f, s:o, s:f, s:f, s:f, s:I, s:I}", "bench", "window",
-                  "case", k->name, "parameters", (json_int_t)k->count, "window",
-                  (json_int_t)k->window, "store", store.text, "median_ms", k->step_ms, "floor_ms",
-                  k->floor_ms > 0 ? json_real(k->floor_ms) : json_null(), "look_ms", k->look_ms,
-                  "measure_ms", k->measure_ms, "emit_ms", k->emit_ms, "kept_bytes",
-                  (json_int_t)k->kept, "other_bytes", (json_int_t)k->sums));
+    line = bench_line("window", k->name);
+    ngio_put_integer(&line, "parameters", k->count);
+    ngio_put_integer(&line, "window", k->window);
+    ngio_put_text(&line, "store", store.text);
+    ngio_put_real(&line, "median_ms", k->step_ms);
+    bench_floor(&line, k->floor_ms);
+    ngio_put_real(&line, "look_ms", k->look_ms);
+    ngio_put_real(&line, "measure_ms", k->measure_ms);
+    ngio_put_real(&line, "emit_ms", k->emit_ms);
+    ngio_put_integer(&line, "kept_bytes", k->kept);
+    ngio_put_integer(&line, "other_bytes", k->sums);
+    return bench_print(&line);
   }
   printf("  step %.2f ms: look %.2f, measure %.2f, emit %.2f\n", k->step_ms, k->look_ms,
          k->measure_ms, k->emit_ms);

@@ -5,7 +5,6 @@
 #include "floors.h"
 #include "train/launch.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,35 +195,44 @@ static const char *size_text(double bytes, char text[16]) {
   return text;
 }
 
-/* Takes the object. */
-static int print_line(json_t *line) {
-  const int bad = line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(8));
-  json_decref(line);
-  if (ferror(stdout) != 0) return CLI_OK; /* main says it */
-  if (bad) return cli_bad("plan: the result does not fit JSON");
-  printf("\n");
-  return CLI_OK;
+static ngio_out begin_line(const plan_wish *w, int32_t ranks) {
+  ngio_out line = {.digits = 8};
+  ngio_open(&line, NULL, '{');
+  ngio_put_text(&line, "model", w->model->name);
+  ngio_put_integer(&line, "ranks", ranks);
+  ngio_put_integer(&line, "model_parallel", w->members);
+  return line;
+}
+
+static int print_line(ngio_out *line) {
+  ngio_shut(line, '}');
+  return cli_json_print("plan", line);
 }
 
 static int print_json(const plan_command *c, int32_t ranks, const plan_strategy *s,
                       const plan_answer *a) {
-  json_t *parts = json_object();
+  ngio_out line = begin_line(&c->wish, ranks);
+  ngio_put_text(&line, "strategy", s->name);
+  ngio_put_text(&line, "options", s->options);
+  ngio_put_integer(&line, "held_most", a->held_most);
+  ngio_put_integer(&line, "held_least", a->held_least);
+  ngio_put_real(&line, "held_mean", a->held_mean);
+  ngio_put_integer(&line, "sums_bytes", a->sums_bytes);
+  ngio_put_integer(&line, "scatter_bytes", a->scatter_bytes);
+  ngio_put_integer(&line, "share_bytes", a->share_bytes);
+  ngio_put_integer(&line, "deliver_bytes", a->deliver_bytes);
+  ngio_put_integer(&line, "weights_bytes", a->weights_bytes);
+  ngio_put_integer(&line, "shards_bytes", a->shards_bytes);
+  ngio_put_real(&line, "sent_a_step", a->sent);
+  ngio_put_real(&line, "compute_ms", a->compute);
+  ngio_put_real(&line, "added_ms", a->added);
+  ngio_put_real(&line, "step_ms", a->step);
+  ngio_open(&line, "parts_ms", '{');
   for (int i = 0; i < PLAN_PARTS; i++)
-    json_object_set_new(parts, plan_part_name[i], json_real(a->ms[i]));
-  json_t *line = json_pack(
-      "{s:s, s:i, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, "
-      "s:o}",
-      "model", c->wish.model->name, "ranks", (int)ranks, "model_parallel", (int)c->wish.members,
-      "strategy", s->name, "options", s->options, "held_most", (json_int_t)a->held_most,
-      "held_least", (json_int_t)a->held_least, "held_mean", a->held_mean, "sums_bytes",
-      (json_int_t)a->sums_bytes, "scatter_bytes", (json_int_t)a->scatter_bytes, "share_bytes",
-      (json_int_t)a->share_bytes, "deliver_bytes", (json_int_t)a->deliver_bytes, "weights_bytes",
-      (json_int_t)a->weights_bytes, "shards_bytes", (json_int_t)a->shards_bytes, "sent_a_step",
-      a->sent, "compute_ms", a->compute, "added_ms", a->added, "step_ms", a->step, "parts_ms",
-      parts);
-  if (c->memory > 0)
-    json_object_set_new(line, "fits", json_boolean((double)a->held_most <= c->memory));
-  return print_line(line);
+    ngio_put_real(&line, plan_part_name[i], a->ms[i]);
+  ngio_shut(&line, '}');
+  if (c->memory > 0) ngio_put_flag(&line, "fits", (double)a->held_most <= c->memory);
+  return print_line(&line);
 }
 
 /* A placement that was asked for is in the name. */
@@ -275,11 +283,14 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
     added = 100 * a.added / (a.compute + a.ms[PLAN_GRADIENT]);
   }
   if (c->json) {
-    return print_line(json_pack(
-        "{s:s, s:i, s:i, s:s, s:f, s:I, s:I, s:f, s:b}", "model", w.model->name, "ranks",
-        (int)ranks, "model_parallel", (int)w.members, "fastest", best->name, "grad_worker_fraction",
-        best->fraction, "stat_period", (json_int_t)w.every[0], "solve_period",
-        (json_int_t)w.every[1], "added_percent", added, "within_overhead", below));
+    ngio_out line = begin_line(&w, ranks);
+    ngio_put_text(&line, "fastest", best->name);
+    ngio_put_real(&line, "grad_worker_fraction", best->fraction);
+    ngio_put_integer(&line, "stat_period", w.every[0]);
+    ngio_put_integer(&line, "solve_period", w.every[1]);
+    ngio_put_real(&line, "added_percent", added);
+    ngio_put_flag(&line, "within_overhead", below);
+    return print_line(&line);
   }
   printf("fastest that fits: %s (grad_worker_fraction = %.6g); ", best->name, best->fraction);
   if (below) {
@@ -338,9 +349,10 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
   if (rc != CLI_OK) return rc;
   if (best != NULL) return recommend(c, ranks, best);
   if (c->json) {
-    return print_line(json_pack("{s:s, s:i, s:i, s:n, s:I}", "model", c->wish.model->name, "ranks",
-                                (int)ranks, "model_parallel", (int)c->wish.members, "fastest",
-                                "least_held", (json_int_t)smallest));
+    ngio_out line = begin_line(&c->wish, ranks);
+    ngio_put_null(&line, "fastest");
+    ngio_put_integer(&line, "least_held", smallest);
+    return print_line(&line);
   }
   char text[16];
   printf("nothing fits into --memory: the least is %s\n", size_text((double)smallest, text));

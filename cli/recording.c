@@ -32,25 +32,25 @@ __attribute__((format(printf, 2, 3))) static void wrong(reader *in, const char *
   in->rc = cli_bad("%s: %s", in->path, text);
 }
 
-static int64_t number(reader *in, const json_t *object, const char *where, const char *key,
+static int64_t number(reader *in, const ngio_value *object, const char *where, const char *key,
                       int64_t lower, int64_t upper, int64_t absent) {
-  const json_t *v = json_object_get(object, key);
+  const ngio_value *v = ngio_get(object, key);
   if (v == NULL && absent >= 0) return absent;
-  if (!json_is_integer(v) || json_integer_value(v) < lower || json_integer_value(v) > upper) {
+  if (!ngio_is(v, NGIO_INTEGER) || ngio_integer_of(v) < lower || ngio_integer_of(v) > upper) {
     wrong(in, "case.json: %s%s is no whole number from %lld to %lld", where, key, (long long)lower,
           (long long)upper);
     return lower;
   }
-  return json_integer_value(v);
+  return ngio_integer_of(v);
 }
 
-static void pair(reader *in, const json_t *object, const char *where, const char *key,
+static void pair(reader *in, const ngio_value *object, const char *where, const char *key,
                  int64_t lower, int64_t out[2]) {
-  const json_t *v = json_object_get(object, key);
+  const ngio_value *v = ngio_get(object, key);
   for (size_t k = 0; k < 2; k++) {
-    const json_t *x = json_array_get(v, k);
-    out[k] = json_integer_value(x);
-    if (json_array_size(v) != 2 || !json_is_integer(x) || out[k] < lower || out[k] > 4096) {
+    const ngio_value *x = ngio_at(v, k);
+    out[k] = ngio_integer_of(x);
+    if (ngio_count(v) != 2 || !ngio_is(x, NGIO_INTEGER) || out[k] < lower || out[k] > 4096) {
       wrong(in, "case.json: %s%s is no pair of whole numbers from %lld to 4096", where, key,
             (long long)lower);
       out[k] = lower > 0 ? lower : 0;
@@ -58,26 +58,26 @@ static void pair(reader *in, const json_t *object, const char *where, const char
   }
 }
 
-static const char *word(reader *in, const json_t *object, const char *where, const char *key) {
-  const char *s = json_string_value(json_object_get(object, key));
+static const char *word(reader *in, const ngio_value *object, const char *where, const char *key) {
+  const char *s = ngio_text_of(ngio_get(object, key));
   if (s == NULL) wrong(in, "case.json: %s%s is no text", where, key);
   return s != NULL ? s : "";
 }
 
 /* A number; `absent` where there is none, or null. */
-static double real(reader *in, const json_t *object, const char *key, double absent) {
-  const json_t *v = json_object_get(object, key);
-  if (v == NULL || json_is_null(v)) return absent;
-  if (!json_is_number(v)) wrong(in, "case.json: config: %s is no number", key);
-  return json_number_value(v);
+static double real(reader *in, const ngio_value *object, const char *key, double absent) {
+  const ngio_value *v = ngio_get(object, key);
+  if (v == NULL || ngio_is(v, NGIO_NULL)) return absent;
+  if (!ngio_is_number(v)) wrong(in, "case.json: config: %s is no number", key);
+  return ngio_number_of(v);
 }
 
-static void read_layer(reader *in, const json_t *layers, const char *name, shape *l) {
-  const json_t *o = json_object_get(layers, name);
+static void read_layer(reader *in, const ngio_value *layers, const char *name, shape *l) {
+  const ngio_value *o = ngio_get(layers, name);
   char where[128];
   (void)snprintf(where, sizeof where, "layer %.60s: ", name);
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  if (!json_is_object(o)) {
+  if (!ngio_is(o, NGIO_OBJECT)) {
     wrong(in, "case.json: layer %s of \"order\" is not in \"layers\"", name);
     return;
   }
@@ -85,13 +85,13 @@ static void read_layer(reader *in, const json_t *layers, const char *name, shape
   if (strcmp(kind, "batchnorm") == 0) {
     l->norm = l->bias = true;
     l->in = l->out = number(in, o, where, "num_features", 1, 1 << 20, -1);
-    l->eps = json_number_value(json_object_get(o, "eps"));
+    l->eps = ngio_number_of(ngio_get(o, "eps"));
     if (!(l->eps > 0)) wrong(in, "case.json: %seps is no number above 0", where);
     return;
   }
-  const json_t *bias = json_object_get(o, "bias");
-  if (!json_is_boolean(bias)) wrong(in, "case.json: %sbias is neither true nor false", where);
-  l->bias = json_is_true(bias);
+  const ngio_value *bias = ngio_get(o, "bias");
+  if (!ngio_is_flag(bias)) wrong(in, "case.json: %sbias is neither true nor false", where);
+  l->bias = ngio_is(bias, NGIO_TRUE);
   l->conv = strcmp(kind, "conv2d") == 0;
   if (l->conv) {
     l->in = number(in, o, where, "in_channels", 1, 1 << 20, -1);
@@ -109,11 +109,11 @@ static void read_layer(reader *in, const json_t *layers, const char *name, shape
 }
 
 /* A parameter [rows, ...]: a linear layer; one axis: one output. */
-static void read_parameter(reader *in, const json_t *o, int i, shape *l) {
+static void read_parameter(reader *in, const ngio_value *o, int i, shape *l) {
   enum { MOST = 1 << 30 };
-  const char *name = json_string_value(json_object_get(o, "name"));
-  const json_t *lengths = json_object_get(o, "shape");
-  const size_t axes = json_array_size(lengths);
+  const char *name = ngio_text_of(ngio_get(o, "name"));
+  const ngio_value *lengths = ngio_get(o, "shape");
+  const size_t axes = ngio_count(lengths);
   if (name == NULL || strlen(name) > 60 || axes < 1 || axes > 4) {
     wrong(in, "case.json: entry %d of parameters has no name of at most 60 letters or no shape", i);
     return;
@@ -121,12 +121,12 @@ static void read_parameter(reader *in, const json_t *o, int i, shape *l) {
   (void)snprintf(l->name, sizeof l->name, "%s", name);
   l->in = l->out = l->positions = 1;
   for (size_t k = 0; k < axes; k++) {
-    const json_t *x = json_array_get(lengths, k);
-    if (!json_is_integer(x) || json_integer_value(x) < 1 || json_integer_value(x) > 1 << 20) {
+    const ngio_value *x = ngio_at(lengths, k);
+    if (!ngio_is(x, NGIO_INTEGER) || ngio_integer_of(x) < 1 || ngio_integer_of(x) > 1 << 20) {
       wrong(in, "case.json: parameter %s: a length is no whole number from 1 to 1048576", name);
       return;
     }
-    *(k == 0 && axes > 1 ? &l->out : &l->in) *= json_integer_value(x);
+    *(k == 0 && axes > 1 ? &l->out : &l->in) *= ngio_integer_of(x);
     if (l->in > MOST) {
       wrong(in, "case.json: parameter %s has more than %d elements in a row", name, MOST);
       return;
@@ -134,9 +134,9 @@ static void read_parameter(reader *in, const json_t *o, int i, shape *l) {
   }
 }
 
-static void read_parameters(reader *in, const json_t *list) {
+static void read_parameters(reader *in, const ngio_value *list) {
   recording *r = in->r;
-  if (!json_is_array(list) || json_array_size(list) < 1 || json_array_size(list) > 4096) {
+  if (!ngio_is(list, NGIO_ARRAY) || ngio_count(list) < 1 || ngio_count(list) > 4096) {
     wrong(in, "case.json: parameters is no list of 1 to 4096");
   }
   if (r->ranks > 1 || r->micro_batches > 1) {
@@ -144,10 +144,10 @@ static void read_parameters(reader *in, const json_t *list) {
   }
   if (in->rc != CLI_OK) return;
   r->parameters = true;
-  r->layers = (int)json_array_size(list);
+  r->layers = (int)ngio_count(list);
   r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
   for (int i = 0; i < r->layers && in->rc == CLI_OK; i++) {
-    read_parameter(in, json_array_get(list, (size_t)i), i, &r->layer[i]);
+    read_parameter(in, ngio_at(list, (size_t)i), i, &r->layer[i]);
     for (int k = 0; k < i && in->rc == CLI_OK; k++) {
       if (strcmp(r->layer[k].name, r->layer[i].name) == 0)
         wrong(in, "case.json: parameters has %s twice", r->layer[i].name);
@@ -157,25 +157,25 @@ static void read_parameters(reader *in, const json_t *list) {
 
 static void read_case(reader *in, const char *text) {
   recording *r = in->r;
-  json_error_t error;
-  r->root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
-  if (r->root == NULL) {
-    wrong(in, "case.json is no JSON: line %d: %s", error.line, error.text);
+  char message[160];
+  if (ngio_json_parse(text, strlen(text), &r->json, message, sizeof message) != NGIO_OK) {
+    wrong(in, "case.json is no JSON: %s", message);
     return;
   }
-  r->config = json_object_get(r->root, "config");
-  const json_t *layers = json_object_get(r->root, "layers");
-  const json_t *order = json_object_get(r->root, "order");
-  if (!json_is_object(r->config)) wrong(in, "case.json: config is no object");
-  if (!json_is_object(layers)) wrong(in, "case.json: layers is no object");
-  if (!json_is_array(order) || json_array_size(order) < 1 || json_array_size(order) > 4096) {
+  r->root = ngio_json_root(r->json);
+  r->config = ngio_get(r->root, "config");
+  const ngio_value *layers = ngio_get(r->root, "layers");
+  const ngio_value *order = ngio_get(r->root, "order");
+  if (!ngio_is(r->config, NGIO_OBJECT)) wrong(in, "case.json: config is no object");
+  if (!ngio_is(layers, NGIO_OBJECT)) wrong(in, "case.json: layers is no object");
+  if (!ngio_is(order, NGIO_ARRAY) || ngio_count(order) < 1 || ngio_count(order) > 4096) {
     wrong(in, "case.json: order is no list of 1 to 4096 layers");
   }
   if (in->rc != CLI_OK) return;
   r->system = word(in, r->config, "config: ", "system");
   /* a program of one method does not name it */
   r->method =
-      json_object_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
+      ngio_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
   r->weight_decay = real(in, r->config, "weight_decay", 0.0);
   r->loss_scale = real(in, r->config, "loss_scale", 1.0);
   if (!(r->loss_scale > 0)) wrong(in, "case.json: config: loss_scale is no number above 0");
@@ -183,15 +183,15 @@ static void read_case(reader *in, const char *text) {
   r->micro_batches = (int)number(in, r->root, "", "micro_batches", 1, 1000, 1);
   r->ranks = (int)number(in, r->root, "", "ranks", 1, 64, 1);
   (void)number(in, r->root, "", "batch", 1, 1 << 24, -1);
-  const json_t *parameters = json_object_get(r->root, "parameters");
+  const ngio_value *parameters = ngio_get(r->root, "parameters");
   if (parameters != NULL) {
     read_parameters(in, parameters);
     return;
   }
-  r->layers = (int)json_array_size(order);
+  r->layers = (int)ngio_count(order);
   r->layer = cli_take((size_t)r->layers, sizeof *r->layer);
   for (int i = 0; in->rc == CLI_OK && i < r->layers; i++) {
-    const char *name = json_string_value(json_array_get(order, (size_t)i));
+    const char *name = ngio_text_of(ngio_at(order, (size_t)i));
     if (name == NULL || strlen(name) > 60) {
       wrong(in, "case.json: entry %d of order is no name of at most 60 letters", i);
       return;
@@ -435,12 +435,12 @@ static bool all_there(reader *in, const store *from) {
 
 /* A learning rate a step; 0 at the end of a schedule.  Below 1e-30 what divides by it has no f32. */
 static double *take_rates(reader *in, const char *key) {
-  const json_t *list = json_object_get(in->r->root, key);
+  const ngio_value *list = ngio_get(in->r->root, key);
   double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
-  for (int i = 0; i < in->r->steps; i++) {
-    const json_t *x = json_array_get(list, (size_t)i);
-    rate[i] = json_number_value(x);
-    if (!json_is_number(x) || (rate[i] != 0 && !(rate[i] >= 1e-30 && rate[i] <= 1e30)))
+  const ngio_value *x = ngio_count(list) > 0 ? ngio_first(list) : NULL;
+  for (int i = 0; i < in->r->steps; i++, x = x != NULL ? ngio_next(list, x) : NULL) {
+    rate[i] = ngio_number_of(x);
+    if (!ngio_is_number(x) || (rate[i] != 0 && !(rate[i] >= 1e-30 && rate[i] <= 1e30)))
       wrong(in, "case.json: %s has neither 0 nor a number from 1e-30 to 1e30 for step %d", key, i);
   }
   return rate;
@@ -461,7 +461,7 @@ static void take_all(reader *in, const store *from) {
     r->lr = take_rates(in, "lr_steps");
     r->lr_pre = take_rates(in, "lr_pre_steps");
     r->momentum = real(in, r->config, "momentum", 0.9);
-    r->adjust_momentum = json_is_true(json_object_get(r->config, "adjust_momentum"));
+    r->adjust_momentum = ngio_is(ngio_get(r->config, "adjust_momentum"), NGIO_TRUE);
     if (!(r->momentum >= 0)) wrong(in, "case.json: config: momentum is no number from 0 on");
     if (in->rc != CLI_OK) return;
   }
@@ -534,7 +534,7 @@ int recording_open(const char *path, recording *out) {
 }
 
 void recording_close(recording *r) {
-  json_decref(r->root);
+  ngio_json_free(&r->json);
   free(r->layer);
   free(r->shown);
   free(r->step);

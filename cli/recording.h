@@ -16,9 +16,9 @@
 #define CLI_RECORDING_H
 
 #include "safetensors.h"
+#include "json.h"
 #include "shapes.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -50,7 +50,8 @@ typedef struct recording_step {
 
 typedef struct recording {
   char name[128]; /* of the folder or file, without what follows the dot of ".safetensors"        */
-  json_t *root, *config;
+  ngio_json *json; /* case.json: root, and its member "config" */
+  const ngio_value *root, *config;
   const char *system, *method;
   double weight_decay, loss_scale; /* 0, 1; times the weights, of unscaled gradients */
   bool parameters;                 /* there are no layers, only parameters */

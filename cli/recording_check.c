@@ -20,23 +20,24 @@ static bool is_known(const char *key) {
   return known[i] != NULL;
 }
 
-static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
+static bool is_one(const ngio_value *v) {
+  return ngio_is(v, NGIO_INTEGER) && ngio_integer_of(v) == 1;
+}
 
 /* 1, or a list of ones: of what is not there. */
-static bool says_nothing(const json_t *v) {
-  for (size_t i = 0; i < json_array_size(v); i++) {
-    if (!is_one(json_array_get(v, i))) return false;
+static bool says_nothing(const ngio_value *v) {
+  for (size_t i = 0; i < ngio_count(v); i++) {
+    if (!is_one(ngio_at(v, i))) return false;
   }
-  return json_array_size(v) > 0 || is_one(v);
+  return ngio_count(v) > 0 || is_one(v);
 }
 
 static int check_layer(const recording *r, const char *path, const shape *l) {
-  const char *key;
-  json_t *value;
-  json_object_foreach(json_object_get(json_object_get(r->root, "layers"), l->name), key, value) {
-    if (is_known(key) || says_nothing(value)) continue;
+  const ngio_value *layer = ngio_get(ngio_get(r->root, "layers"), l->name);
+  for (const ngio_value *v = ngio_first(layer); v != NULL; v = ngio_next(layer, v)) {
+    if (is_known(v->key) || says_nothing(v)) continue;
     return cli_bad("%s: case.json: layer %.60s: '%.40s' is not supported, expected 1 or nothing",
-                   path, l->name, key);
+                   path, l->name, v->key);
   }
   return CLI_OK;
 }
@@ -51,13 +52,13 @@ static int check_patches(const char *path, const shape *l) {
 
 /* Names of layers whose output factor, or of norms whose matrix, is its diagonal. */
 static int check_diagonalize(const recording *r, const char *path) {
-  const json_t *list = json_object_get(r->config, "diagonalize");
-  if (list == NULL || json_is_null(list)) return CLI_OK;
-  if (!json_is_array(list)) {
+  const ngio_value *list = ngio_get(r->config, "diagonalize");
+  if (list == NULL || ngio_is(list, NGIO_NULL)) return CLI_OK;
+  if (!ngio_is(list, NGIO_ARRAY)) {
     return cli_bad("%s: case.json: config: diagonalize is no list of layers", path);
   }
-  for (size_t i = 0; i < json_array_size(list); i++) {
-    const char *name = json_string_value(json_array_get(list, i));
+  for (size_t i = 0; i < ngio_count(list); i++) {
+    const char *name = ngio_text_of(ngio_at(list, i));
     bool found = false;
     for (int k = 0; k < r->layers && name != NULL; k++)
       found = found || strcmp(r->layer[k].name, name) == 0;
@@ -88,7 +89,7 @@ int recording_check_samples(const recording *r, const char *path) {
 
 /* Of Chainer before 7 the hook adds rate w to the gradient that is still scaled; later rate w times the scale. */
 static void scale_decay(recording *r) {
-  const char *version = json_string_value(json_object_get(r->root, "chainer"));
+  const char *version = ngio_text_of(ngio_get(r->root, "chainer"));
   if (version != NULL && strtol(version, NULL, 10) < 7) r->weight_decay /= r->loss_scale;
 }
 
@@ -101,11 +102,11 @@ int recording_check(recording *r, const char *path) {
     if (rc == CLI_OK && chainer) rc = check_patches(path, &r->layer[i]);
   }
   if (rc == CLI_OK) rc = check_diagonalize(r, path);
-  const json_t *accumulated = json_object_get(r->config, "acc_iters");
-  if (rc == CLI_OK && json_is_integer(accumulated) &&
-      json_integer_value(accumulated) != r->micro_batches) {
+  const ngio_value *accumulated = ngio_get(r->config, "acc_iters");
+  if (rc == CLI_OK && ngio_is(accumulated, NGIO_INTEGER) &&
+      ngio_integer_of(accumulated) != r->micro_batches) {
     rc = cli_bad("%s: case.json: config: acc_iters is %lld, and there are %d micro_batches", path,
-                 (long long)json_integer_value(accumulated), r->micro_batches);
+                 (long long)ngio_integer_of(accumulated), r->micro_batches);
   }
   if (rc == CLI_OK && chainer) scale_decay(r);
   return rc;

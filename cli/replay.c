@@ -23,30 +23,30 @@ typedef struct wish {
 
 /* A value of the configuration as text; a list of texts (regular expressions of skip_layers) is joined by '|'.
  * The caller frees `joined`, which may be NULL. */
-static const char *value_text(const json_t *v, char *text, size_t size, char **joined) {
+static const char *value_text(const ngio_value *v, char *text, size_t size, char **joined) {
   *joined = NULL;
-  if (json_is_string(v)) return json_string_value(v);
-  if (json_is_boolean(v)) return json_is_true(v) ? "true" : "false";
-  if (json_is_null(v)) return "none";
-  if (json_is_integer(v)) {
-    (void)snprintf(text, size, "%lld", (long long)json_integer_value(v));
+  if (ngio_is(v, NGIO_STRING)) return ngio_text_of(v);
+  if (ngio_is_flag(v)) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
+  if (ngio_is(v, NGIO_NULL)) return "none";
+  if (ngio_is(v, NGIO_INTEGER)) {
+    (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
     return text;
   }
-  if (json_is_real(v)) {
-    (void)snprintf(text, size, "%.17g", json_real_value(v));
+  if (ngio_is(v, NGIO_REAL)) {
+    (void)snprintf(text, size, "%.17g", ngio_number_of(v));
     return text;
   }
-  if (!json_is_array(v)) return NULL;
+  if (!ngio_is(v, NGIO_ARRAY)) return NULL;
   size_t room = 1;
-  for (size_t i = 0; i < json_array_size(v); i++) {
-    const char *s = json_string_value(json_array_get(v, i));
+  for (size_t i = 0; i < ngio_count(v); i++) {
+    const char *s = ngio_text_of(ngio_at(v, i));
     if (s == NULL) return NULL;
     room += strlen(s) + 1;
   }
   char *all = cli_take(room, 1);
-  for (size_t i = 0, at = 0; i < json_array_size(v); i++) {
+  for (size_t i = 0, at = 0; i < ngio_count(v); i++) {
     at += (size_t)snprintf(all + at, room - at, "%s%s", i > 0 ? "|" : "",
-                           json_string_value(json_array_get(v, i)));
+                           ngio_text_of(ngio_at(v, i)));
   }
   *joined = all;
   return all;
@@ -59,9 +59,9 @@ static int published(const recording *r, const char *path, ng_options *o, double
     return cli_bad("%s: case.json: %s", path, message);
   }
   *lr = 0.1; /* what both programs take when nothing is said */
-  const char *key;
-  json_t *value;
-  json_object_foreach(r->config, key, value) {
+  for (const ngio_value *value = ngio_first(r->config); value != NULL;
+       value = ngio_next(r->config, value)) {
+    const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
     if (strcmp(key, "diagonalize") == 0) continue;            /* own_options */
     if (r->parameters && strcmp(key, "class") == 0) continue; /* the name of one, for people */
@@ -73,7 +73,7 @@ static int published(const recording *r, const char *path, ng_options *o, double
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
   /* Recorded with averages that were put back after each inverse. */
-  if (json_is_false(json_object_get(r->root, "ema_leak")) &&
+  if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
       ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
   }
@@ -134,39 +134,40 @@ static void print_table(const recording *r, const double *error) {
   printf("\n");
 }
 
-static json_t *number_of(const answer *a) {
-  return a->what != NULL && isfinite(a->largest) ? json_real(a->largest) : json_null();
+static void put_largest(ngio_out *o, const char *key, const answer *a) {
+  ngio_put_real(o, key, a->what != NULL ? a->largest : (double)NAN);
 }
 
 static int print_json(const recording *r, const ng_options *o, const double *error, const answer *a,
                       const answer u[2]) {
-  json_t *rows = json_array(), *names = json_array();
+  ngio_out line = {.digits = 9};
+  ngio_open(&line, NULL, '{');
+  ngio_put_text(&line, "case", r->name);
+  ngio_put_text(&line, "system", r->system);
+  ngio_put_text(&line, "variant", r->method);
+  ngio_put_text(&line, "method", cli_option_text(o, "method").text);
+  ngio_put_integer(&line, "ranks", r->ranks);
+  ngio_put_integer(&line, "steps", r->steps);
+  ngio_put_real(&line, "largest", a->largest);
+  put_largest(&line, "updated", &u[r->updates ? 1 : 0]);
+  put_largest(&line, "error_feedback", &u[r->updates ? 0 : 1]);
+  ngio_put_real(&line, "tolerance", a->tolerance);
+  ngio_put_integer(&line, "rescued", a->rescued);
+  ngio_put_flag(&line, "ok", within(a) && within(&u[0]) && within(&u[1]));
+  ngio_open(&line, "layers", '[');
   for (int i = 0; i < r->layers; i++)
-    (void)json_array_append_new(names, json_string(r->layer[i].name));
+    ngio_put_text(&line, NULL, r->layer[i].name);
+  ngio_shut(&line, ']');
+  ngio_open(&line, "errors", '[');
   for (int s = 0; s < r->steps; s++) {
-    json_t *row = json_array();
-    for (int i = 0; i < r->layers; i++) {
-      const double e = error[s * r->layers + i];
-      (void)json_array_append_new(row, isfinite(e) ? json_real(e) : json_null());
-    }
-    (void)json_array_append_new(rows, row);
+    ngio_open(&line, NULL, '[');
+    for (int i = 0; i < r->layers; i++)
+      ngio_put_real(&line, NULL, error[s * r->layers + i]);
+    ngio_shut(&line, ']');
   }
-  json_t *moved = number_of(&u[0]), *second = number_of(&u[1]);
-  json_t *line =
-      json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o}", "case",
-                r->name, "system", r->system, "variant", r->method, "method",
-                cli_option_text(o, "method").text, "ranks", r->ranks, "steps", r->steps, "largest",
-                isfinite(a->largest) ? json_real(a->largest) : json_null(), "updated",
-                r->updates ? second : moved, "error_feedback", r->updates ? moved : second,
-                "tolerance", a->tolerance, "rescued", (json_int_t)a->rescued, "ok",
-                within(a) && within(&u[0]) && within(&u[1]), "layers", names, "errors", rows);
-  const int failed =
-      line == NULL || json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
-  json_decref(line);
-  if (ferror(stdout) != 0) return CLI_OK; /* main says it */
-  if (failed) return cli_bad("%s: the result does not fit JSON", r->name);
-  printf("\n");
-  return CLI_OK;
+  ngio_shut(&line, ']');
+  ngio_shut(&line, '}');
+  return cli_json_print(r->name, &line);
 }
 
 /* The worst rank of every cell, in the first rank's; and the worst of all. */

@@ -7,7 +7,6 @@
 
 #include "common/cli.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,25 +109,26 @@ static bool change(const recording *r, bytes *b) {
   memcpy(&size, b->data, sizeof size);
   char *header = b->data + sizeof size, *arrays = header + size;
   if (size > b->n - sizeof size) return false;
-  json_t *root = json_loadb(header, size, 0, NULL);
-  const json_t *t = json_object_get(root, "window/factors");
-  const json_t *lengths = json_object_get(t, "shape"), *at = json_object_get(t, "data_offsets");
-  const json_int_t rows = json_integer_value(json_array_get(lengths, 0));
-  const json_int_t floats = json_integer_value(json_array_get(lengths, 1));
-  const json_int_t from = json_integer_value(json_array_get(at, 0));
-  const json_int_t to = json_integer_value(json_array_get(at, 1));
-  json_decref(root);
+  ngio_json *json = NULL;
+  if (ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK) return false;
+  const ngio_value *t = ngio_get(ngio_json_root(json), "window/factors");
+  const ngio_value *lengths = ngio_get(t, "shape"), *at = ngio_get(t, "data_offsets");
+  const int64_t rows = ngio_integer_of(ngio_at(lengths, 0));
+  const int64_t floats = ngio_integer_of(ngio_at(lengths, 1));
+  const int64_t from = ngio_integer_of(ngio_at(at, 0));
+  const int64_t to = ngio_integer_of(ngio_at(at, 1));
+  ngio_json_free(&json);
   if (rows < 2 || to - from != 4 * rows * floats) return false;
   put_drawn(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
   if (!put_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from,
                (size_t)(to - from)))
     return false;
-  root = json_loadb(header, size, 0, NULL);
+  if (ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK) return false;
   const char *manifest =
-      json_string_value(json_object_get(json_object_get(root, "__metadata__"), "natgrad"));
+      ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "__metadata__"), "natgrad"));
   const bool ok =
       manifest != NULL && put_crc(header, size, "\"natgrad.crc32\":\"", manifest, strlen(manifest));
-  json_decref(root);
+  ngio_json_free(&json);
   return ok;
 }
 

@@ -66,9 +66,9 @@ static int64_t inputs(const shape *l) {
 
 /* Options of the layer's own: chainerkfac's flag on a layer. */
 static const char *own_options(const recording *r, const shape *l) {
-  const json_t *list = json_object_get(r->config, "diagonalize");
-  for (size_t i = 0; i < json_array_size(list); i++) {
-    const char *name = json_string_value(json_array_get(list, i));
+  const ngio_value *list = ngio_get(r->config, "diagonalize");
+  for (size_t i = 0; i < ngio_count(list); i++) {
+    const char *name = ngio_text_of(ngio_at(list, i));
     if (name == NULL || strcmp(name, l->name) != 0) continue;
     return l->norm ? "norm_block=diagonal" : "output_factor=diagonal";
   }

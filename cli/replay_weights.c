@@ -116,26 +116,24 @@ int replay_check_weights(const recording *r, const char *path, bool *there) {
 /* ---- against ours ----------------------------------------------------------------------------*/
 
 static bool shrinks(const recording *r) {
-  const char *type = json_string_value(json_object_get(r->config, "wd_type"));
+  const char *type = ngio_text_of(ngio_get(r->config, "wd_type"));
   return type != NULL && (strcmp(type, "wd") == 0 || strcmp(type, "both") == 0);
 }
 
 /* Of the group that the parameter is in. */
 static void rates(const recording *r, int i, double *lr, double *decay) {
-  const json_t *groups = json_object_get(r->root, "groups");
-  const json_t *of = json_object_get(r->config, "weight_decay");
-  for (size_t g = 0; g < json_array_size(groups); g++) {
-    const json_t *group = json_array_get(groups, g), *list = json_object_get(group, "parameters");
-    for (size_t k = 0; k < json_array_size(list); k++) {
-      const char *name = json_string_value(json_array_get(list, k));
+  const ngio_value *groups = ngio_get(r->root, "groups");
+  const ngio_value *of = ngio_get(r->config, "weight_decay");
+  for (size_t g = 0; g < ngio_count(groups); g++) {
+    const ngio_value *group = ngio_at(groups, g), *list = ngio_get(group, "parameters");
+    for (size_t k = 0; k < ngio_count(list); k++) {
+      const char *name = ngio_text_of(ngio_at(list, k));
       if (name == NULL || strcmp(name, r->layer[i].name) != 0) continue;
-      if (json_is_number(json_object_get(group, "lr")))
-        *lr = json_number_value(json_object_get(group, "lr"));
-      if (json_is_number(json_object_get(group, "weight_decay")))
-        of = json_object_get(group, "weight_decay");
+      if (ngio_is_number(ngio_get(group, "lr"))) *lr = ngio_number_of(ngio_get(group, "lr"));
+      if (ngio_is_number(ngio_get(group, "weight_decay"))) of = ngio_get(group, "weight_decay");
     }
   }
-  *decay = shrinks(r) ? json_number_value(of) : 0;
+  *decay = shrinks(r) ? ngio_number_of(of) : 0;
 }
 
 void replay_compare_weights(const recording *r, int step, double lr, float *const *direction,

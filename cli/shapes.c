@@ -4,8 +4,8 @@
 
 #include "common/cli.h"
 #include "nn/models.h"
+#include "train/disk.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,22 +101,22 @@ static void only_planned(reader *in, const char *what) {
     in->rc = cli_bad("%s: layer %d: %s is for natgrad plan alone", in->path, in->layer, what);
 }
 
-static int64_t number(reader *in, const json_t *v, const char *key, int64_t lower) {
-  const int64_t x = json_integer_value(v);
-  if (json_is_integer(v) && x >= lower && x <= 1 << 20) return x;
+static int64_t number(reader *in, const ngio_value *v, const char *key, int64_t lower) {
+  const int64_t x = ngio_integer_of(v);
+  if (ngio_is(v, NGIO_INTEGER) && x >= lower && x <= 1 << 20) return x;
   wrong(in, key,
         lower > 0 ? "a whole number from 1 to 1048576" : "a whole number from 0 to 1048576");
   return lower;
 }
 
-static void pair(reader *in, const json_t *object, const char *key, int64_t lower, int64_t absent,
-                 int64_t out[2]) {
-  const json_t *v = json_object_get(object, key);
+static void pair(reader *in, const ngio_value *object, const char *key, int64_t lower,
+                 int64_t absent, int64_t out[2]) {
+  const ngio_value *v = ngio_get(object, key);
   if (v == NULL && absent >= 0) {
     out[0] = out[1] = absent;
-  } else if (json_is_array(v) && json_array_size(v) == 2) {
-    out[0] = number(in, json_array_get(v, 0), key, lower);
-    out[1] = number(in, json_array_get(v, 1), key, lower);
+  } else if (ngio_is(v, NGIO_ARRAY) && ngio_count(v) == 2) {
+    out[0] = number(in, ngio_at(v, 0), key, lower);
+    out[1] = number(in, ngio_at(v, 1), key, lower);
   } else {
     out[0] = out[1] = number(in, v, key, lower);
   }
@@ -131,48 +131,45 @@ static void read_split(reader *in, const char *split, shape *l) {
   l->split = strcmp(split, "output") == 0 ? SPLIT_OUTPUT : SPLIT_INPUT;
 }
 
-static int64_t positions_of(reader *in, const json_t *o) {
-  const json_t *positions = json_object_get(o, "positions");
+static int64_t positions_of(reader *in, const ngio_value *o) {
+  const ngio_value *positions = ngio_get(o, "positions");
   return positions == NULL ? 1 : number(in, positions, "positions", 1);
 }
 
 /* Keys that `taken` has not, between bars, are of other kinds. */
-static void only(reader *in, json_t *o, const char *taken, const char *kind) {
-  const char *key;
-  json_t *value;
-  json_object_foreach(o, key, value) {
+static void only(reader *in, const ngio_value *o, const char *taken, const char *kind) {
+  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     char bars[32];
-    (void)snprintf(bars, sizeof bars, "|%.20s|", key);
-    if (strstr(taken, bars) == NULL) wrong(in, key, kind);
+    (void)snprintf(bars, sizeof bars, "|%.20s|", v->key);
+    if (strstr(taken, bars) == NULL) wrong(in, v->key, kind);
   }
 }
 
 /* It has as many outputs as inputs, and gamma and beta always. */
-static void read_norm(reader *in, json_t *o, shape *l) {
+static void read_norm(reader *in, const ngio_value *o, shape *l) {
   only_planned(in, "kind \"norm\"");
   only(in, o, "|name|kind|in|", "of a norm");
-  shapes_norm(l, number(in, json_object_get(o, "in"), "in", 1), NG_BATCH_NORM, 1e-5);
+  shapes_norm(l, number(in, ngio_get(o, "in"), "in", 1), NG_BATCH_NORM, 1e-5);
 }
 
-static void read_embedding(reader *in, json_t *o, shape *l) {
+static void read_embedding(reader *in, const ngio_value *o, shape *l) {
   only_planned(in, "kind \"embedding\"");
   only(in, o, "|name|kind|in|out|positions|", "of an embedding");
-  const int64_t tokens = number(in, json_object_get(o, "in"), "in", 1);
-  shapes_embedding(l, tokens, number(in, json_object_get(o, "out"), "out", 1), positions_of(in, o));
+  const int64_t tokens = number(in, ngio_get(o, "in"), "in", 1);
+  shapes_embedding(l, tokens, number(in, ngio_get(o, "out"), "out", 1), positions_of(in, o));
 }
 
-static void read_layer(reader *in, json_t *o, shape *l) {
+static void read_layer(reader *in, const ngio_value *o, shape *l) {
   static const char *const known[] = {"name",   "kind",     "in",    "out",  "kernel",
                                       "stride", "padding",  "image", "bias", "positions",
                                       "split",  "dilation", "groups"};
   enum { KNOWN = sizeof known / sizeof known[0] };
-  if (!json_is_object(o)) {
+  if (!ngio_is(o, NGIO_OBJECT)) {
     wrong(in, "it", "an object");
     return;
   }
-  const char *key;
-  json_t *value;
-  json_object_foreach(o, key, value) {
+  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
+    const char *key = v->key;
     bool found = false;
     for (int i = 0; i < KNOWN; i++)
       found = found || strcmp(key, known[i]) == 0;
@@ -181,9 +178,9 @@ static void read_layer(reader *in, json_t *o, shape *l) {
     in->rc = cli_bad("%s: layer %d: unknown key '%.40s'%s%s", in->path, in->layer, key,
                      near != NULL ? "; the nearest is " : "", near != NULL ? near : "");
   }
-  const char *name = json_string_value(json_object_get(o, "name"));
-  const char *kind = json_string_value(json_object_get(o, "kind"));
-  const json_t *bias = json_object_get(o, "bias");
+  const char *name = ngio_text_of(ngio_get(o, "name"));
+  const char *kind = ngio_text_of(ngio_get(o, "kind"));
+  const ngio_value *bias = ngio_get(o, "bias");
   if (name == NULL || name[0] == 0 || strlen(name) >= sizeof l->name) {
     wrong(in, "name", "a text of 1 to 63 letters");
     return;
@@ -200,19 +197,19 @@ static void read_layer(reader *in, json_t *o, shape *l) {
                                     : "\"conv2d\" or \"linear\"");
     return;
   }
-  if (bias != NULL && !json_is_boolean(bias)) wrong(in, "bias", "true or false");
-  l->bias = json_is_true(bias);
+  if (bias != NULL && !ngio_is_flag(bias)) wrong(in, "bias", "true or false");
+  l->bias = ngio_is(bias, NGIO_TRUE);
   l->conv = strcmp(kind, "conv2d") == 0;
-  l->in = number(in, json_object_get(o, "in"), "in", 1);
-  l->out = number(in, json_object_get(o, "out"), "out", 1);
-  const json_t *split = json_object_get(o, "split");
-  if (split != NULL) read_split(in, json_string_value(split), l);
+  l->in = number(in, ngio_get(o, "in"), "in", 1);
+  l->out = number(in, ngio_get(o, "out"), "out", 1);
+  const ngio_value *split = ngio_get(o, "split");
+  if (split != NULL) read_split(in, ngio_text_of(split), l);
   for (int i = 0; i < KNOWN; i++) { /* what the other kind has says nothing here */
     const bool of_conv = strcmp(known[i], "kernel") == 0 || strcmp(known[i], "stride") == 0 ||
                          strcmp(known[i], "padding") == 0 || strcmp(known[i], "image") == 0 ||
                          strcmp(known[i], "dilation") == 0 || strcmp(known[i], "groups") == 0;
     const bool other = l->conv ? strcmp(known[i], "positions") == 0 : of_conv;
-    if (other && json_object_get(o, known[i]) != NULL)
+    if (other && ngio_get(o, known[i]) != NULL)
       wrong(in, known[i], l->conv ? "of a conv2d layer" : "of a linear layer");
   }
   l->positions = positions_of(in, o);
@@ -222,7 +219,7 @@ static void read_layer(reader *in, json_t *o, shape *l) {
     pair(in, o, "padding", 0, 0, l->padding);
     pair(in, o, "image", 1, -1, l->image);
     pair(in, o, "dilation", 1, 1, l->dilation);
-    const json_t *groups = json_object_get(o, "groups");
+    const ngio_value *groups = ngio_get(o, "groups");
     l->groups = groups == NULL ? 1 : number(in, groups, "groups", 1);
     if (l->in % l->groups != 0 || l->out % l->groups != 0)
       wrong(in, "groups", "a divisor of in and out");
@@ -237,19 +234,19 @@ static void read_layer(reader *in, json_t *o, shape *l) {
 }
 
 static int from_file(const char *path, shapes_use use, shapes *out) {
-  json_error_t error;
-  json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-  if (root == NULL && error.line < 1)
-    return cli_bad("%s", error.text); /* not opened: it names the file */
-  if (root == NULL) return cli_bad("%s: line %d: %s", path, error.line, error.text);
+  char *text = NULL;
+  ngio_json *json = NULL;
+  if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  const int rc = cli_json_parse(path, text, strlen(text), &json);
+  free(text);
+  if (rc != CLI_OK) return rc;
+  const ngio_value *root = ngio_json_root(json), *o = ngio_first(root);
   reader in = {path, use, 0, CLI_OK};
-  const size_t n = json_array_size(root);
+  const size_t n = ngio_count(root);
   if (n < 1 || n > MOST) in.rc = cli_bad("%s: no list of 1 to %d layers", path, MOST);
-  for (size_t i = 0; i < n && in.rc == CLI_OK; i++) {
-    in.layer = (int)i;
-    read_layer(&in, json_array_get(root, i), &out->layer[out->n++]);
-  }
-  json_decref(root);
+  for (; in.rc == CLI_OK && o != NULL; o = ngio_next(root, o), in.layer++)
+    read_layer(&in, o, &out->layer[out->n++]);
+  ngio_json_free(&json);
   const char *slash = strrchr(path, '/');
   (void)snprintf(out->name, sizeof out->name, "%s", slash != NULL ? slash + 1 : path);
   return in.rc;

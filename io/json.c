@@ -1,4 +1,4 @@
-/* json.c: see json.h.  The text is what jansson writes with JSON_COMPACT, byte for byte. */
+/* json.c: the writer of json.h. */
 #include "json.h"
 
 #include "pages.h"
@@ -144,16 +144,16 @@ void ngio_out_integer(ngio_out *o, int64_t x) {
   o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
 }
 
-/* Most numbers of a state are counts; the rest goes through the C library, whose decimal point is the
- * caller's locale's, and whose exponents have a plus and leading zeros. */
+/* Whole numbers are the common case.  The C library writes the others: with the decimal point of the
+ * caller's locale, and with a plus and leading zeros in exponents. */
 void ngio_out_real(ngio_out *o, double x) {
   char text[64];
-  if (fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {
+  if (o->digits == 0 && fabs(x) < 1e15 && x == (double)(int64_t)x && !(x == 0.0 && signbit(x))) {
     ngio_out_integer(o, (int64_t)x);
     ngio_out_bytes(o, ".0", 2);
     return;
   }
-  (void)snprintf(text, sizeof text, "%.17g", x);
+  (void)snprintf(text, sizeof text, "%.*g", o->digits > 0 ? o->digits : 17, x);
   const char *point = localeconv()->decimal_point;
   char *at = *point != 0 && strcmp(point, ".") != 0 ? strstr(text, point) : NULL;
   if (at != NULL) {
@@ -170,6 +170,71 @@ void ngio_out_real(ngio_out *o, double x) {
   ngio_out_bytes(o, text, (size_t)(e + 1 - text));
   if (*++e == '-') ngio_out_bytes(o, "-", 1);
   ngio_out_put(o, e + 1 + strspn(e + 1, "0"));
+}
+
+/* ---- members and elements --------------------------------------------------------------------*/
+
+static void new_line(ngio_out *o) {
+  ngio_out_put(o, "\n");
+  for (int i = 0; i < o->depth; i++)
+    ngio_out_put(o, " ");
+}
+
+/* A comma, unless this is the first of its list: a value never ends in an opening bracket. */
+static void next(ngio_out *o, const char *key) {
+  const char last = o->used > 0 ? o->text[o->used - 1] : '[';
+  if (last != '{' && last != '[') ngio_out_put(o, ",");
+  if (o->indent && o->depth > 0) new_line(o);
+  if (key == NULL) return;
+  ngio_out_string(o, key);
+  ngio_out_bytes(o, ": ", o->indent ? 2 : 1);
+}
+
+void ngio_open(ngio_out *o, const char *key, char bracket) {
+  next(o, key);
+  ngio_out_bytes(o, &bracket, 1);
+  o->depth++;
+}
+
+void ngio_shut(ngio_out *o, char bracket) {
+  const char last = o->used > 0 ? o->text[o->used - 1] : '[';
+  o->depth--;
+  if (o->indent && last != '{' && last != '[') new_line(o);
+  ngio_out_bytes(o, &bracket, 1);
+}
+
+void ngio_put_null(ngio_out *o, const char *key) {
+  next(o, key);
+  ngio_out_put(o, "null");
+}
+
+void ngio_put_text(ngio_out *o, const char *key, const char *text) {
+  if (text == NULL) {
+    ngio_put_null(o, key);
+    return;
+  }
+  if (!ngio_is_utf8(text)) o->lost = 1;
+  next(o, key);
+  ngio_out_string(o, text);
+}
+
+void ngio_put_integer(ngio_out *o, const char *key, int64_t x) {
+  next(o, key);
+  ngio_out_integer(o, x);
+}
+
+void ngio_put_real(ngio_out *o, const char *key, double x) {
+  if (!isfinite(x)) {
+    ngio_put_null(o, key);
+    return;
+  }
+  next(o, key);
+  ngio_out_real(o, x);
+}
+
+void ngio_put_flag(ngio_out *o, const char *key, int x) {
+  next(o, key);
+  ngio_out_put(o, x ? "true" : "false");
 }
 
 void ngio_out_free(ngio_out *o) {

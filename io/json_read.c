@@ -418,43 +418,62 @@ static int all(parser *p) {
   return p->at == p->end ? 1 : wrong(p, "something behind the value");
 }
 
-ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message,
-                                 size_t size) {
+/* *why: what is wrong, or NULL with *place the duplicate key; *place: where in `text`. */
+static ngio_status parse(char *text, size_t n, ngio_json **out, const char **why,
+                         const char **place) {
   ngio_json *d = calloc(1, sizeof *d);
   *out = d;
-  if (d == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
   text[n] = 0;
-  d->room =
-      n / 16 + 64; /* of states: moved once at most, and memory that is not touched costs nothing */
-  d->value = malloc(d->room * sizeof *d->value);
-  if (d->value != NULL) ng_pages_wish(d->value, d->room * sizeof *d->value);
-  if (d->value == NULL) {
-    ngio_json_free(out);
-    return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
-  }
   parser p = {.doc = d, .at = text, .end = text + n};
-  if (all(&p)) return NGIO_OK;
-  const ngio_status st =
-      p.memory ? ngio_say(message, size, NGIO_ERR_NOMEM, "no memory")
-      : p.twice != NULL
-          ? ngio_say(message, size, NGIO_ERR_FILE, "duplicate key '%s'", ngio_quote(p.twice).text)
-          : ngio_say(message, size, NGIO_ERR_FILE, "%s, at byte %zu", p.why, (size_t)(p.at - text));
+  if (d != NULL) {
+    d->room = n / 16 + 64; /* enough for most states; untouched memory costs nothing */
+    d->value = malloc(d->room * sizeof *d->value);
+  }
+  if (d != NULL && d->value != NULL) {
+    ng_pages_wish(d->value, d->room * sizeof *d->value);
+    if (all(&p)) return NGIO_OK;
+  } else {
+    p.memory = 1;
+  }
   ngio_json_free(out);
-  return st;
+  *why = p.why;
+  *place = p.twice != NULL ? p.twice : p.at;
+  return p.memory ? NGIO_ERR_NOMEM : NGIO_ERR_FILE;
+}
+
+ngio_status ngio_json_parse_here(char *text, size_t n, ngio_json **out, char *message,
+                                 size_t size) {
+  const char *why, *place;
+  const ngio_status st = parse(text, n, out, &why, &place);
+  if (st == NGIO_OK) return st;
+  if (st == NGIO_ERR_NOMEM) return ngio_say(message, size, st, "no memory");
+  if (why == NULL) return ngio_say(message, size, st, "duplicate key '%s'", ngio_quote(place).text);
+  return ngio_say(message, size, st, "%s, at byte %zu", why, (size_t)(place - text));
 }
 
 ngio_status ngio_json_parse(const char *text, size_t n, ngio_json **out, char *message,
                             size_t size) {
   char *own = malloc(n + 1);
+  const char *why, *place;
   *out = NULL;
   if (own == NULL) return ngio_say(message, size, NGIO_ERR_NOMEM, "no memory");
   memcpy(own, text, n);
-  const ngio_status st = ngio_json_parse_here(own, n, out, message, size);
+  const ngio_status st = parse(own, n, out, &why, &place);
   if (st == NGIO_OK) {
     (*out)->text = own;
-  } else {
-    free(own);
+    return st;
   }
+  int line = 1;
+  for (const char *c = text; st == NGIO_ERR_FILE && c < text + (place - own); c++)
+    line += *c == '\n';
+  if (st == NGIO_ERR_NOMEM) {
+    (void)ngio_say(message, size, st, "no memory");
+  } else if (why == NULL) {
+    (void)ngio_say(message, size, st, "line %d: duplicate key '%s'", line, ngio_quote(place).text);
+  } else {
+    (void)ngio_say(message, size, st, "line %d: %s", line, why);
+  }
+  free(own);
   return st;
 }
 
@@ -475,19 +494,18 @@ void ngio_json_free(ngio_json **doc) {
 
 ngio_value *ngio_json_root(const ngio_json *d) { return d == NULL ? NULL : d->value; }
 
-int ngio_is(const ngio_value *v, ngio_kind kind) { return v != NULL && v->kind == kind; }
-
-const char *ngio_text_of(const ngio_value *v) {
-  return ngio_is(v, NGIO_STRING) ? v->is.text : NULL;
-}
-
-int ngio_is_number(const ngio_value *v) {
-  return ngio_is(v, NGIO_INTEGER) || ngio_is(v, NGIO_REAL);
-}
-
 double ngio_number_of(const ngio_value *v) {
   if (ngio_is(v, NGIO_INTEGER)) return (double)v->is.integer;
   return ngio_is(v, NGIO_REAL) ? v->is.real : 0.0;
+}
+
+size_t ngio_count(const ngio_value *list) { return ngio_is(list, NGIO_ARRAY) ? list->count : 0; }
+
+const ngio_value *ngio_at(const ngio_value *list, size_t i) {
+  const ngio_value *v = i < ngio_count(list) ? ngio_first(list) : NULL;
+  for (; v != NULL && i > 0; i--)
+    v = ngio_next(list, v);
+  return v;
 }
 
 const ngio_value *ngio_get(const ngio_value *map, const char *key) {

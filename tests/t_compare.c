@@ -11,7 +11,6 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,14 +244,21 @@ static void differences(void **state) {
                             "method  pairs  final training loss\n"
                             "sgd         1                 +0.5\n");
   free(text);
-  json_t *o = compare_paired_json(&p, TEST_LOSS);
-  assert_string_equal(json_string_value(json_object_get(o, "baseline")), "efcp");
-  const json_t *only = json_array_get(json_object_get(o, "methods"), 0);
-  assert_int_equal(json_object_size(only), 3); /* no accuracy of squared errors */
-  const json_t *end = json_object_get(only, "final_test_loss");
-  near(json_number_value(json_object_get(end, "mean")), 1.0, NEAR);
-  assert_true(json_is_null(json_object_get(end, "low")));
-  json_decref(o);
+  ngio_out line = {0};
+  ngio_json *json = NULL;
+  ngio_open(&line, NULL, '{');
+  compare_paired_json(&p, TEST_LOSS, &line);
+  ngio_shut(&line, '}');
+  assert_int_equal(ngio_json_parse(line.text, line.used, &json, NULL, 0), NGIO_OK);
+  ngio_out_free(&line);
+  const ngio_value *o = ngio_get(ngio_json_root(json), "paired");
+  assert_string_equal(ngio_text_of(ngio_get(o, "baseline")), "efcp");
+  const ngio_value *only = ngio_at(ngio_get(o, "methods"), 0);
+  assert_int_equal(only->count, 3); /* no accuracy of squared errors */
+  const ngio_value *end = ngio_get(only, "final_test_loss");
+  near(ngio_number_of(ngio_get(end, "mean")), 1.0, NEAR);
+  assert_true(ngio_is(ngio_get(end, "low"), NGIO_NULL));
+  ngio_json_free(&json);
   for (int i = 0; i < 6; i++) {
     train_result_free(&base[i]);
     train_result_free(&run[i]);
@@ -441,9 +447,13 @@ static void results(void **state) {
   quiet();
   assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
   assert_non_null(strstr(said(), "schema 1, of an earlier natgrad, cannot be checked"));
-  assert_int_equal(seal_write(path, json_pack("{s:i, s:s, s:s, s:b}", "schema", 2, "comparison",
-                                              "00000007", "file", name, "diverged", 0)),
-                   CLI_OK);
+  ngio_out o = {.indent = 1};
+  ngio_open(&o, NULL, '{');
+  ngio_put_integer(&o, "schema", 2);
+  seal_put(&o, "comparison", 7);
+  ngio_put_text(&o, "file", name);
+  ngio_put_flag(&o, "diverged", 0);
+  assert_int_equal(seal_write(path, &o), CLI_OK);
   quiet();
   assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
   assert_non_null(strstr(said(), "expected the result of a run"));

@@ -339,7 +339,7 @@ static void bad_files_are_refused(void **state) {
        "lr-schedule and lr_schedule are one setting, given twice"},
       {"{\"method\": \"mfac\", \"window_store\": \"topk\", \"lr\": 1, \"store\": \"dense\"}",
        "window_store and store are one setting, given twice"},
-      {"{\"lr\": 1, \"lr\": 2}", "duplicate object key"},
+      {"{\"lr\": 1, \"lr\": 2}", "line 1: duplicate key 'lr'"},
       {"{\"epochs\": 2, \"steps\": 9}", "steps: give it or epochs, not both"},
       {"{\"batch\": 3", "no JSON"},
       {"[1]", "expected a JSON object"},

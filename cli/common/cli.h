@@ -7,6 +7,7 @@
 #ifndef CLI_H
 #define CLI_H
 
+#include "json.h"
 #include "natgrad.h"
 
 #include <stdatomic.h>
@@ -96,6 +97,13 @@ int cli_int(const char *option, const char *text, long long lower, long long upp
 /* "28-10", "32x32x3": n whole numbers from 1 to 99,999 with `between` between them.  Says nothing. */
 bool cli_counts(const char *text, char between, int n, long long *out);
 int cli_real(const char *option, const char *text, double lower, double upper, double *out);
+
+/* ---- JSON ------------------------------------------------------------------------------------*/
+
+/* The values of `text`, or CLI_BAD with "PATH: no JSON: line L: what was expected". */
+int cli_json_parse(const char *path, const char *text, size_t size, ngio_json **out);
+/* Print the text as one line on stdout and free it. */
+int cli_json_print(const char *who, ngio_out *o);
 
 /* --method and the options of the library, onto what stands behind the command line. */
 int cli_apply(const cli_args *args, ng_options *options);

@@ -11,7 +11,6 @@
 #include "table.h"
 #include "train.h"
 
-#include <jansson.h>
 #include <stdio.h>
 
 enum { COMPARE_METHODS = 64, COMPARE_GRIDS = 8, COMPARE_VALUES = 64, COMPARE_POINTS = 4096 };
@@ -135,7 +134,8 @@ difference compare_difference(compare_metric m, compare_end what, const train_re
 /* For plans of two methods or more. */
 void compare_paired_heading(const compare_plan *p, FILE *f);
 void compare_paired_table(const compare_plan *p, compare_metric metric, table *t);
-json_t *compare_paired_json(const compare_plan *p, compare_metric metric);
+/* The member "paired" of result.json. */
+void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o);
 
 /* ---- disk ------------------------------------------------------------------------------------*/
 

@@ -18,7 +18,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -39,43 +38,27 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
 }
 
 /* Ours, and as it was written. */
-static int read_json(const char *path, json_t **out) {
+static int read_json(const char *path, ngio_json **out) {
   char *text = NULL;
-  json_error_t error;
   *out = NULL;
   if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  *out = json_loads(text, JSON_REJECT_DUPLICATES, &error);
-  const json_int_t schema = json_integer_value(json_object_get(*out, "schema"));
-  int rc = CLI_OK;
-  if (*out == NULL) {
-    rc = cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
-  } else if (schema != SCHEMA) {
+  int rc = cli_json_parse(path, text, strlen(text), out);
+  const int64_t schema = ngio_integer_of(ngio_get(ngio_json_root(*out), "schema"));
+  if (rc == CLI_OK && schema != SCHEMA) {
     rc = cli_bad("%s: expected an object with \"schema\": %d%s", path, SCHEMA,
                  schema == 1 ? "; schema 1, of an earlier natgrad, cannot be checked" : "");
-  } else if (!seal_holds(text)) {
+  } else if (rc == CLI_OK && !seal_holds(text)) {
     rc = cli_bad("%s: is damaged or was edited: its last line has another checksum", path);
   }
   free(text);
-  if (rc == CLI_OK) return CLI_OK;
-  json_decref(*out);
-  *out = NULL;
+  if (rc != CLI_OK) ngio_json_free(out);
   return rc;
 }
 
 /* ---- the result of a run ---------------------------------------------------------------------*/
 
-static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
-
-static int64_t whole_of(const json_t *o, const char *name) {
-  return (int64_t)json_integer_value(json_object_get(o, name));
-}
-
-static json_t *hex(uint32_t crc) { return json_sprintf("%08lx", (unsigned long)crc); }
-
-static bool is_hex(const json_t *v, uint32_t crc) {
-  char text[16];
-  (void)snprintf(text, sizeof text, "%08lx", (unsigned long)crc);
-  return json_is_string(v) && strcmp(json_string_value(v), text) == 0;
+static int64_t whole_of(const ngio_value *o, const char *name) {
+  return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
 enum { BESIDE = 2 };
@@ -96,56 +79,71 @@ static int crc_of(const char *path, uint32_t *crc) {
   return CLI_OK;
 }
 
+static void put_epoch(ngio_out *o, const train_epoch *e) {
+  ngio_open(o, NULL, '{');
+  ngio_put_integer(o, "epoch", e->epoch);
+  ngio_put_integer(o, "step", e->step);
+  ngio_put_real(o, "lr", e->lr);
+  ngio_put_real(o, "train_loss", e->train_loss);
+  ngio_put_real(o, "train_accuracy", e->train_accuracy);
+  ngio_put_real(o, "test_loss", e->test_loss);
+  ngio_put_real(o, "test_accuracy", e->test_accuracy);
+  ngio_put_real(o, "seconds", e->seconds);
+  ngio_shut(o, '}');
+}
+
 int compare_result_write(const compare_plan *p, const train_result *r, const char *name) {
-  json_t *epochs = json_array(), *stations = json_object();
-  for (int i = 0; i < r->epochs; i++) {
-    const train_epoch *e = &r->epoch[i];
-    (void)json_array_append_new(
-        epochs,
-        json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", (json_int_t)e->epoch, "step",
-                  (json_int_t)e->step, "lr", real(e->lr), "train_loss", real(e->train_loss),
-                  "train_accuracy", real(e->train_accuracy), "test_loss", real(e->test_loss),
-                  "test_accuracy", real(e->test_accuracy), "seconds", real(e->seconds)));
-  }
+  ngio_out o = {.indent = 1};
+  ngio_open(&o, NULL, '{');
+  ngio_put_integer(&o, "schema", SCHEMA);
+  seal_put(&o, "comparison", p->id);
+  ngio_put_text(&o, "file", name);
+  ngio_put_flag(&o, "diverged", r->diverged);
+  ngio_put_integer(&o, "steps", r->steps);
+  ngio_put_integer(&o, "skipped", r->skipped);
+  ngio_put_integer(&o, "rescued", r->rescued);
+  ngio_put_integer(&o, "unobserved", r->unobserved);
+  ngio_put_integer(&o, "network_bytes", r->network_bytes);
+  ngio_put_integer(&o, "precond_bytes", r->precond_bytes);
+  ngio_open(&o, "epochs", '[');
+  for (int i = 0; i < r->epochs; i++)
+    put_epoch(&o, &r->epoch[i]);
+  ngio_shut(&o, ']');
+  ngio_open(&o, "total_ms", '{');
   for (int i = 0; i < r->stations; i++)
-    (void)json_object_set_new(stations, r->station[i].name, real(r->station[i].total_ms));
-  json_t *o = json_pack(
-      "{s:i, s:o, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", SCHEMA,
-      "comparison", hex(p->id), "file", name, "diverged", (int)r->diverged, "steps",
-      (json_int_t)r->steps, "skipped", (json_int_t)r->skipped, "rescued", (json_int_t)r->rescued,
-      "unobserved", (json_int_t)r->unobserved, "network_bytes", (json_int_t)r->network_bytes,
-      "precond_bytes", (json_int_t)r->precond_bytes, "epochs", epochs, "total_ms", stations);
+    ngio_put_real(&o, r->station[i].name, r->station[i].total_ms);
+  ngio_shut(&o, '}');
   int rc = CLI_OK;
   for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
     uint32_t crc;
     char *path = beside(p, name, i);
     if (path != NULL) rc = crc_of(path, &crc);
-    if (path != NULL && rc == CLI_OK) (void)json_object_set_new(o, file_beside[i], hex(crc));
+    if (path != NULL && rc == CLI_OK) seal_put(&o, file_beside[i], crc);
     free(path);
   }
   char *path = compare_path(p, "%s", name);
   if (rc == CLI_OK) {
-    rc = seal_write(path, o);
+    rc = seal_write(path, &o);
   } else {
-    json_decref(o);
+    ngio_out_free(&o);
   }
   free(path);
   return rc;
 }
 
 /* It is of this comparison, of this run, and what the run wrote beside it is as it was. */
-static int belongs(const compare_plan *p, const json_t *o, const char *name, const char *path) {
-  const char *file = json_string_value(json_object_get(o, "file"));
+static int belongs(const compare_plan *p, const ngio_value *o, const char *name, const char *path) {
+  const char *file = ngio_text_of(ngio_get(o, "file"));
   if (file == NULL || strcmp(file, name) != 0)
     return cli_bad("%s: is the result '%s', expected '%s'", path, file != NULL ? file : "", name);
-  if (!is_hex(json_object_get(o, "comparison"), p->id))
+  if (!seal_is(ngio_get(o, "comparison"), p->id))
     return cli_bad("%s: belongs to another comparison than %s/compare.json", path, p->dir);
   int rc = CLI_OK;
   for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
     uint32_t crc;
     char *other = beside(p, name, i);
     if (other != NULL) rc = crc_of(other, &crc);
-    if (other != NULL && rc == CLI_OK && !is_hex(json_object_get(o, file_beside[i]), crc))
+    if (other != NULL && rc == CLI_OK && !seal_is(ngio_get(o, file_beside[i]), crc))
       rc = cli_bad("%s: does not belong to result.json beside it, or was edited", other);
     free(other);
   }
@@ -153,39 +151,39 @@ static int belongs(const compare_plan *p, const json_t *o, const char *name, con
 }
 
 int compare_result_read(const compare_plan *p, const char *name, train_result *r) {
-  json_t *o = NULL;
+  ngio_json *json = NULL;
   memset(r, 0, sizeof *r);
   char *path = compare_path(p, "%s", name);
-  int rc = read_json(path, &o);
+  int rc = read_json(path, &json);
+  const ngio_value *o = ngio_json_root(json);
   if (rc == CLI_OK) rc = belongs(p, o, name, path);
   if (rc != CLI_OK) {
-    json_decref(o);
+    ngio_json_free(&json);
     free(path);
     return rc;
   }
-  const json_t *epochs = json_object_get(o, "epochs");
-  json_t *stations = json_object_get(o, "total_ms"), *v;
-  const char *station;
-  const int n = (int)json_array_size(epochs);
+  const ngio_value *epochs = ngio_get(o, "epochs");
+  const ngio_value *stations = ngio_get(o, "total_ms"), *e = ngio_first(epochs);
+  const int n = (int)ngio_count(epochs);
   r->epoch = cli_take((size_t)n, sizeof *r->epoch);
   r->epochs = n;
-  for (int i = 0; i < n; i++)
-    r->epoch[i] = log_epoch_of(json_array_get(epochs, (size_t)i));
-  json_object_foreach(stations, station, v) {
+  for (int i = 0; i < n; i++, e = ngio_next(epochs, e))
+    r->epoch[i] = log_epoch_of(e);
+  for (const ngio_value *v = ngio_first(stations); v != NULL; v = ngio_next(stations, v)) {
     if (r->stations == TRAIN_STATIONS) break;
     train_station *s = &r->station[r->stations++];
-    (void)snprintf(s->name, sizeof s->name, "%s", station);
-    s->total_ms = json_number_value(v);
+    (void)snprintf(s->name, sizeof s->name, "%s", v->key);
+    s->total_ms = ngio_number_of(v);
   }
-  r->diverged = json_is_true(json_object_get(o, "diverged"));
+  r->diverged = ngio_is(ngio_get(o, "diverged"), NGIO_TRUE);
   r->steps = whole_of(o, "steps");
   r->skipped = whole_of(o, "skipped");
   r->rescued = whole_of(o, "rescued");
   r->unobserved = whole_of(o, "unobserved");
   r->network_bytes = whole_of(o, "network_bytes");
   r->precond_bytes = whole_of(o, "precond_bytes");
-  const bool whole = json_is_array(epochs) && json_is_boolean(json_object_get(o, "diverged"));
-  json_decref(o);
+  const bool whole = ngio_is(epochs, NGIO_ARRAY) && ngio_is_flag(ngio_get(o, "diverged"));
+  ngio_json_free(&json);
   if (!whole) {
     train_result_free(r);
     rc = cli_bad("%s: expected the result of a run, with \"diverged\" and \"epochs\"", path);
@@ -196,13 +194,13 @@ int compare_result_read(const compare_plan *p, const char *name, train_result *r
 
 /* ---- what is compared ------------------------------------------------------------------------*/
 
-static void pair(json_t *o, const char *label, const char *name, const char *value) {
+static void pair(ngio_out *o, const char *label, const char *name, const char *value) {
   char key[192];
   (void)snprintf(key, sizeof key, "%s%s%s", label, label[0] != 0 ? "." : "", name);
-  (void)json_object_set_new(o, key, json_string(value));
+  ngio_put_text(o, key, value);
 }
 
-static int method_pairs(const settings *s, const char *label, json_t *o) {
+static int method_pairs(const settings *s, const char *label, ngio_out *o) {
   char value[VALUE] = "";
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -226,7 +224,7 @@ static int method_pairs(const settings *s, const char *label, json_t *o) {
   return CLI_OK;
 }
 
-static void common_pairs(const compare_plan *p, int64_t train, int64_t test, json_t *o) {
+static void common_pairs(const compare_plan *p, int64_t train, int64_t test, ngio_out *o) {
   char value[VALUE] = "";
   (void)snprintf(value, sizeof value, "%lld + %lld", (long long)train, (long long)test);
   pair(o, "", "samples", value);
@@ -256,18 +254,30 @@ static void common_pairs(const compare_plan *p, int64_t train, int64_t test, jso
   pair(o, "", "grid", value);
 }
 
-/* Only what both have: methods may be added, or left out, and so may seeds. */
-static int same(const json_t *was, json_t *now, const char *path) {
-  const char *name;
-  json_t *v;
-  json_object_foreach(now, name, v) {
-    const char *before = json_string_value(json_object_get(was, name));
-    const char *after = json_string_value(v);
-    if (before == NULL || after == NULL || strcmp(before, after) == 0) continue;
-    return cli_bad("--resume: %s is '%s', but '%s' in %s; a comparison goes on as it began", name,
+/* Settings that both have must agree: methods and seeds may be added or left out.  Settings that only `was`
+ * has are added to `now`. */
+static int merge(const ngio_value *was, ngio_out *now, const char *path) {
+  ngio_out copy = {0};
+  ngio_json *json = NULL;
+  ngio_out_bytes(&copy, now->text, now->used);
+  ngio_out_put(&copy, "}");
+  int rc = copy.lost ? cli_bad("%s: no memory", path)
+                     : cli_json_parse(path, copy.text, copy.used, &json);
+  ngio_out_free(&copy);
+  for (const ngio_value *v = ngio_first(was); v != NULL && rc == CLI_OK; v = ngio_next(was, v)) {
+    const char *before = ngio_text_of(v);
+    const ngio_value *other = ngio_get(ngio_json_root(json), v->key);
+    const char *after = ngio_text_of(other);
+    if (before == NULL || strcmp(v->key, "crc32") == 0) continue;
+    if (other == NULL) {
+      ngio_put_text(now, v->key, before);
+    } else if (after != NULL && strcmp(before, after) != 0) {
+      rc = cli_bad("--resume: %s is '%s', but '%s' in %s; a comparison goes on as it began", v->key,
                    after, before, path);
+    }
   }
-  return CLI_OK;
+  ngio_json_free(&json);
+  return rc;
 }
 
 static int is_new(const compare_plan *p) {
@@ -287,29 +297,16 @@ static int is_new(const compare_plan *p) {
               : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
-/* "comparison": what it began as, so that results of others are told from its own. */
-static int name_it(compare_plan *p, json_t *now, const char *path) {
-  const char *text = json_string_value(json_object_get(now, "comparison"));
-  if (text != NULL) {
-    p->id = (uint32_t)strtoul(text, NULL, 16);
-    return CLI_OK;
-  }
-  char *all = json_dumps(now, JSON_SORT_KEYS);
-  if (all == NULL)
-    return cli_bad("%s: cannot be written: no memory, or a name that is no UTF-8", path);
-  p->id = disk_crc(all, strlen(all));
-  free(all);
-  (void)json_object_set_new(now, "comparison", hex(p->id));
-  return CLI_OK;
-}
-
 int compare_open(compare_plan *p, int64_t train, int64_t test) {
   char *path = compare_path(p, "compare.json");
-  json_t *now = json_pack("{s:i}", "schema", SCHEMA), *was = NULL;
+  ngio_out now = {.indent = 1};
+  ngio_json *was = NULL;
   int rc = CLI_OK;
-  common_pairs(p, train, test, now);
+  ngio_open(&now, NULL, '{');
+  ngio_put_integer(&now, "schema", SCHEMA);
+  common_pairs(p, train, test, &now);
   for (int i = 0; rc == CLI_OK && i < p->methods; i++)
-    rc = method_pairs(&p->method[i].s, p->method[i].label, now);
+    rc = method_pairs(&p->method[i].s, p->method[i].label, &now);
   if (rc == CLI_OK && !p->resume) rc = is_new(p);
   if (rc == CLI_OK && !p->resume) rc = disk_folder(p->dir);
   int held; /* until the program ends */
@@ -317,13 +314,17 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
   if (rc == CLI_OK && p->resume) {
     rc = disk_exists(path) ? read_json(path, &was)
                            : cli_bad("--resume: %s has no comparison to go on with", p->dir);
-    if (rc == CLI_OK) rc = same(was, now, path);
-    (void)json_object_del(was, "crc32");
-    if (rc == CLI_OK && json_object_update_missing(now, was) != 0)
-      rc = cli_bad("%s: no memory", path);
+    if (rc == CLI_OK) rc = merge(ngio_json_root(was), &now, path);
   }
-  if (rc == CLI_OK) rc = name_it(p, now, path);
-  json_decref(was);
+  /* The checksum of the first settings marks all results of this comparison. */
+  const char *id = ngio_text_of(ngio_get(ngio_json_root(was), "comparison"));
+  if (id != NULL) {
+    p->id = (uint32_t)strtoul(id, NULL, 16);
+  } else if (rc == CLI_OK && !now.lost) {
+    p->id = disk_crc(now.text, now.used);
+    seal_put(&now, "comparison", p->id);
+  }
+  ngio_json_free(&was);
   static const char *const folders[] = {"runs", "tuning"};
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
     char *folder = compare_path(p, "%s", folders[i]);
@@ -331,9 +332,9 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     free(folder);
   }
   if (rc == CLI_OK) {
-    rc = seal_write(path, now);
+    rc = seal_write(path, &now);
   } else {
-    json_decref(now);
+    ngio_out_free(&now);
   }
   free(path);
   return rc;

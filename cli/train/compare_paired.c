@@ -125,25 +125,30 @@ void compare_paired_heading(const compare_plan *p, FILE *f) {
                 p->seeds > 1 ? " and its 95 % interval (Student's t)" : "");
 }
 
-static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
-
-json_t *compare_paired_json(const compare_plan *p, compare_metric metric) {
+void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out *o) {
   static const char *const key[] = {"final_train_loss", "final_test_loss", "best_accuracy"};
-  json_t *methods = json_array();
+  ngio_open(o, "paired", '{');
+  ngio_put_text(o, "baseline", p->method[p->baseline].label);
+  ngio_put_real(o, "interval", 2.0 * TAIL - 1.0);
+  ngio_open(o, "methods", '[');
   for (int i = 0; i < p->methods; i++) {
     if (i == p->baseline) continue;
-    json_t *m = json_pack("{s:s}", "label", p->method[i].label);
+    ngio_open(o, NULL, '{');
+    ngio_put_text(o, "label", p->method[i].label);
     for (int what = 0; what < COMPARE_ENDS; what++) {
       if (!has(metric, (compare_end)what)) continue;
       const difference d = compare_difference(metric, (compare_end)what, p->method[i].run,
                                               p->method[p->baseline].run, p->seeds);
-      (void)json_object_set_new(m, key[what],
-                                json_pack("{s:i, s:o, s:o, s:o, s:o}", "n", d.n, "mean",
-                                          real(d.mean), "deviation", real(d.deviation), "low",
-                                          real(d.low), "high", real(d.high)));
+      ngio_open(o, key[what], '{');
+      ngio_put_integer(o, "n", d.n);
+      ngio_put_real(o, "mean", d.mean);
+      ngio_put_real(o, "deviation", d.deviation);
+      ngio_put_real(o, "low", d.low);
+      ngio_put_real(o, "high", d.high);
+      ngio_shut(o, '}');
     }
-    (void)json_array_append_new(methods, m);
+    ngio_shut(o, '}');
   }
-  return json_pack("{s:s, s:f, s:o}", "baseline", p->method[p->baseline].label, "interval",
-                   2.0 * TAIL - 1.0, "methods", methods);
+  ngio_shut(o, ']');
+  ngio_shut(o, '}');
 }

@@ -336,75 +336,103 @@ static void say_curves(const report *r, FILE *f) {
   }
 }
 
-static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
-
-static json_t *spread_json(const spread *s) {
-  return json_pack("{s:i, s:o, s:o, s:o, s:o}", "n", s->n, "mean", real(s->mean), "deviation",
-                   real(s->deviation), "min", real(s->min), "max", real(s->max));
+static void put_spread(ngio_out *o, const char *key, const spread *s) {
+  ngio_open(o, key, '{');
+  ngio_put_integer(o, "n", s->n);
+  ngio_put_real(o, "mean", s->mean);
+  ngio_put_real(o, "deviation", s->deviation);
+  ngio_put_real(o, "min", s->min);
+  ngio_put_real(o, "max", s->max);
+  ngio_shut(o, '}');
 }
 
-static json_t *runs_json(const report *r, const compare_method *m) {
-  json_t *runs = json_array();
+static void put_runs(const report *r, const compare_method *m, ngio_out *o) {
+  ngio_open(o, "seeds", '[');
   for (int k = 0; k < r->p->seeds; k++) {
     const train_result *run = &m->run[k];
     const int at = compare_reaches(r->metric, run, r->target);
     const train_epoch *last = run->epochs > 0 ? &run->epoch[run->epochs - 1] : NULL;
-    (void)json_array_append_new(
-        runs, json_pack("{s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "seed",
-                        (json_int_t)(r->p->base.seed + k), "diverged", (int)run->diverged, "steps",
-                        (json_int_t)run->steps, "skipped", (json_int_t)run->skipped, "rescued",
-                        (json_int_t)run->rescued, "unobserved", (json_int_t)run->unobserved, "best",
-                        real(compare_best(r->metric, run)), "final_train_loss",
-                        real(last != NULL ? last->train_loss : (double)NAN), "final_test_loss",
-                        real(last != NULL ? last->test_loss : (double)NAN), "epochs_to_target",
-                        at >= 0 ? json_integer((json_int_t)run->epoch[at].epoch) : json_null(),
-                        "seconds_to_target", at >= 0 ? real(run->epoch[at].seconds) : json_null()));
+    ngio_open(o, NULL, '{');
+    ngio_put_integer(o, "seed", r->p->base.seed + k);
+    ngio_put_flag(o, "diverged", run->diverged);
+    ngio_put_integer(o, "steps", run->steps);
+    ngio_put_integer(o, "skipped", run->skipped);
+    ngio_put_integer(o, "rescued", run->rescued);
+    ngio_put_integer(o, "unobserved", run->unobserved);
+    ngio_put_real(o, "best", compare_best(r->metric, run));
+    ngio_put_real(o, "final_train_loss", last != NULL ? last->train_loss : (double)NAN);
+    ngio_put_real(o, "final_test_loss", last != NULL ? last->test_loss : (double)NAN);
+    if (at >= 0) {
+      ngio_put_integer(o, "epochs_to_target", run->epoch[at].epoch);
+    } else {
+      ngio_put_null(o, "epochs_to_target");
+    }
+    ngio_put_real(o, "seconds_to_target", at >= 0 ? run->epoch[at].seconds : (double)NAN);
+    ngio_shut(o, '}');
   }
-  return runs;
+  ngio_shut(o, ']');
 }
 
-static json_t *method_json(const report *r, int i) {
+static void put_method(const report *r, int i, ngio_out *o) {
   const compare_method *m = &r->p->method[i];
   const summary *s = &r->sum[i];
-  json_t *own = json_object(), *tuned = json_object(), *ms = json_object();
-  for (int k = 0; k < m->n_own; k++)
-    (void)json_object_set_new(own, m->own[k].name, json_string(m->own[k].value));
   bool use[COMPARE_GRIDS] = {false};
   if (m->tuned >= 0) (void)compare_points(r->p, m, use);
+  ngio_open(o, NULL, '{');
+  ngio_put_text(o, "label", m->label);
+  ngio_put_text(o, "method", m->s.method);
+  ngio_open(o, "own", '{');
+  for (int k = 0; k < m->n_own; k++)
+    ngio_put_text(o, m->own[k].name, m->own[k].value);
+  ngio_shut(o, '}');
+  ngio_open(o, "tuned", '{');
   for (int g = 0; g < r->p->grids; g++) {
     if (!use[g]) continue;
     const int v = compare_point(r->p, use, m->tuned, g);
-    (void)json_object_set_new(tuned, r->p->grid[g].name, json_string(r->p->grid[g].value[v]));
+    ngio_put_text(o, r->p->grid[g].name, r->p->grid[g].value[v]);
   }
+  ngio_shut(o, '}');
+  ngio_put_real(o, "lr", settings_lr(&m->s));
+  ngio_put_integer(o, "runs", s->runs);
+  ngio_put_integer(o, "diverged", s->diverged);
+  ngio_put_integer(o, "reached", s->reached);
+  put_spread(o, "epochs_to_target", &s->epochs);
+  put_spread(o, "seconds_to_target", &s->seconds);
+  put_spread(o, "best", &s->best);
+  put_spread(o, "final_train_loss", &s->loss);
+  put_spread(o, "ms_a_step", &s->step_ms);
+  ngio_open(o, "ms_by_station", '{');
   for (int c = 0; c < r->stations; c++)
-    (void)json_object_set_new(ms, r->station[c], real(s->station[c]));
-  return json_pack(
-      "{s:s, s:s, s:o, s:o, s:f, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o}",
-      "label", m->label, "method", m->s.method, "own", own, "tuned", tuned, "lr",
-      settings_lr(&m->s), "runs", s->runs, "diverged", s->diverged, "reached", s->reached,
-      "epochs_to_target", spread_json(&s->epochs), "seconds_to_target", spread_json(&s->seconds),
-      "best", spread_json(&s->best), "final_train_loss", spread_json(&s->loss), "ms_a_step",
-      spread_json(&s->step_ms), "ms_by_station", ms, "network_bytes", (json_int_t)s->network,
-      "precond_bytes", (json_int_t)s->precond, "seeds", runs_json(r, m));
+    ngio_put_real(o, r->station[c], s->station[c]);
+  ngio_shut(o, '}');
+  ngio_put_integer(o, "network_bytes", s->network);
+  ngio_put_integer(o, "precond_bytes", s->precond);
+  put_runs(r, m, o);
+  ngio_shut(o, '}');
 }
 
 static void say_json(const report *r, FILE *f) {
-  json_t *methods = json_array();
+  ngio_out o = {.indent = 1};
   char processor[128] = "";
   cli_processor(processor, sizeof processor);
+  ngio_open(&o, NULL, '{');
+  ngio_put_integer(&o, "schema", 1);
+  ngio_put_text(&o, "data", r->p->base.data);
+  ngio_put_text(&o, "model", r->p->base.model);
+  ngio_put_text(&o, "score", score_name(r->metric));
+  ngio_put_real(&o, "target", r->target);
+  ngio_put_flag(&o, "target_given", isfinite(r->p->target));
+  ngio_put_text(&o, "processor", processor);
+  ngio_put_integer(&o, "processors", cli_cores());
+  ngio_open(&o, "methods", '[');
   for (int i = 0; i < r->p->methods; i++)
-    (void)json_array_append_new(methods, method_json(r, i));
-  json_t *o = json_pack("{s:i, s:s, s:s, s:s, s:o, s:b, s:s, s:i, s:o, s:s}", "schema", 1, "data",
-                        r->p->base.data, "model", r->p->base.model, "score", score_name(r->metric),
-                        "target", real(r->target), "target_given", (int)isfinite(r->p->target),
-                        "processor", processor, "processors", cli_cores(), "methods", methods,
-                        "notes", r->p->note != NULL ? r->p->note : "");
-  if (r->p->methods > 1)
-    (void)json_object_set_new(o, "paired", compare_paired_json(r->p, r->metric));
-  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
-  (void)fprintf(f, "%s\n", text != NULL ? text : "null");
-  free(text);
-  json_decref(o);
+    put_method(r, i, &o);
+  ngio_shut(&o, ']');
+  ngio_put_text(&o, "notes", r->p->note != NULL ? r->p->note : "");
+  if (r->p->methods > 1) compare_paired_json(r->p, r->metric, &o);
+  ngio_shut(&o, '}');
+  (void)fprintf(f, "%.*s\n", o.lost ? 4 : (int)o.used, o.lost ? "null" : o.text);
+  ngio_out_free(&o);
 }
 
 static int write_files(const report *r, const tables *t) {

@@ -10,7 +10,6 @@
 #include "run_files.h"
 #include "train.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +17,7 @@
 #include <sys/stat.h>
 
 typedef struct record {
-  json_t **line;
+  ngio_json **line;
   int lines;
   char **column; /* "event", "step", "ms.forward" */
   int columns;
@@ -40,18 +39,17 @@ static void add_column(record *r, const char *outer, const char *name) {
   memcpy(all[r->columns++], column, strlen(column));
 }
 
-static void add_columns(record *r, json_t *o) {
-  const char *name, *inner;
-  json_t *v, *w;
-  json_object_foreach(o, name, v) {
-    if (strcmp(name, "schema") == 0) continue;
-    if (!json_is_object(v)) {
-      add_column(r, "", name);
+static void add_columns(record *r, const ngio_value *o) {
+  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
+    if (strcmp(v->key, "schema") == 0) continue;
+    if (!ngio_is(v, NGIO_OBJECT)) {
+      add_column(r, "", v->key);
       continue;
     }
     char outer[80];
-    (void)snprintf(outer, sizeof outer, "%s.", name);
-    json_object_foreach(v, inner, w) { add_column(r, outer, inner); }
+    (void)snprintf(outer, sizeof outer, "%s.", v->key);
+    for (const ngio_value *w = ngio_first(v); w != NULL; w = ngio_next(v, w))
+      add_column(r, outer, w->key);
   }
 }
 
@@ -62,17 +60,19 @@ static int read_record(const char *path, record *r) {
   int n = 0, rc = CLI_OK;
   for (const char *c = text; (c = strchr(c, '\n')) != NULL; c++)
     n++;
-  r->line = cli_take((size_t)n, sizeof(json_t *));
+  r->line = cli_take((size_t)n, sizeof *r->line);
   for (const char *c = text, *end; rc == CLI_OK && (end = strchr(c, '\n')) != NULL; c = end + 1) {
-    json_t *o = json_loadb(c, (size_t)(end - c), JSON_REJECT_DUPLICATES, NULL);
-    const bool ours = json_integer_value(json_object_get(o, "schema")) == 1 &&
-                      json_is_string(json_object_get(o, "event")) &&
-                      json_is_integer(json_object_get(o, "step"));
+    ngio_json *json = NULL;
+    (void)ngio_json_parse(c, (size_t)(end - c), &json, NULL, 0);
+    const ngio_value *o = ngio_json_root(json);
+    const bool ours = ngio_integer_of(ngio_get(o, "schema")) == 1 &&
+                      ngio_is(ngio_get(o, "event"), NGIO_STRING) &&
+                      ngio_is(ngio_get(o, "step"), NGIO_INTEGER);
     if (ours) {
-      r->line[r->lines++] = o;
+      r->line[r->lines++] = json;
       add_columns(r, o);
     } else {
-      json_decref(o);
+      ngio_json_free(&json);
       rc = cli_bad("%s: line %d: expected an object with \"schema\": 1, \"event\" and \"step\"",
                    path, r->lines + 1);
     }
@@ -84,19 +84,19 @@ static int read_record(const char *path, record *r) {
 
 static void free_record(record *r) {
   for (int i = 0; i < r->lines; i++)
-    json_decref(r->line[i]);
+    ngio_json_free(&r->line[i]);
   for (int i = 0; i < r->columns; i++)
     free(r->column[i]);
   free(r->line);
   free(r->column);
 }
 
-static const json_t *field(const json_t *line, const char *column) {
+static const ngio_value *field(const ngio_value *line, const char *column) {
   const char *dot = strchr(column, '.');
   char outer[160];
-  if (dot == NULL) return json_object_get(line, column);
+  if (dot == NULL) return ngio_get(line, column);
   (void)snprintf(outer, sizeof outer, "%.*s", (int)(dot - column), column);
-  return json_object_get(json_object_get(line, outer), dot + 1);
+  return ngio_get(ngio_get(line, outer), dot + 1);
 }
 
 /* ---- CSV (RFC 4180) --------------------------------------------------------------------------*/
@@ -111,15 +111,15 @@ static void csv_text(FILE *f, const char *text) {
   if (!plain) (void)fputc('"', f);
 }
 
-static void csv_value(FILE *f, const json_t *v) {
-  if (json_is_string(v)) {
-    csv_text(f, json_string_value(v));
-  } else if (json_is_integer(v)) {
-    (void)fprintf(f, "%lld", (long long)json_integer_value(v));
-  } else if (json_is_real(v)) {
-    (void)fprintf(f, "%.17g", json_real_value(v));
-  } else if (json_is_boolean(v)) {
-    (void)fputs(json_is_true(v) ? "true" : "false", f);
+static void csv_value(FILE *f, const ngio_value *v) {
+  if (ngio_is(v, NGIO_STRING)) {
+    csv_text(f, ngio_text_of(v));
+  } else if (ngio_is(v, NGIO_INTEGER)) {
+    (void)fprintf(f, "%lld", (long long)ngio_integer_of(v));
+  } else if (ngio_is(v, NGIO_REAL)) {
+    (void)fprintf(f, "%.17g", ngio_number_of(v));
+  } else if (ngio_is_flag(v)) {
+    (void)fputs(ngio_is(v, NGIO_TRUE) ? "true" : "false", f);
   }
 }
 
@@ -138,7 +138,7 @@ static int write_csv(const record *r, const char *path) {
   for (int i = 0; i < r->lines; i++) {
     for (int c = 0; c < r->columns; c++) {
       if (c > 0) (void)fputc(',', f);
-      csv_value(f, field(r->line[i], r->column[c]));
+      csv_value(f, field(ngio_json_root(r->line[i]), r->column[c]));
     }
     (void)fputc('\n', f);
   }
@@ -159,13 +159,13 @@ static int write_csv(const record *r, const char *path) {
 static double seconds_at(const record *r, double step) {
   double step0 = 0.0, at0 = 0.0, speed = 0.0;
   for (int i = 0; i < r->lines; i++) {
-    const json_t *seconds = json_object_get(r->line[i], "seconds");
-    const double step1 = json_number_value(json_object_get(r->line[i], "step"));
-    if (!json_is_number(seconds) || step1 <= step0) continue;
-    speed = (json_number_value(seconds) - at0) / (step1 - step0);
+    const ngio_value *line = ngio_json_root(r->line[i]), *seconds = ngio_get(line, "seconds");
+    const double step1 = ngio_number_of(ngio_get(line, "step"));
+    if (!ngio_is_number(seconds) || step1 <= step0) continue;
+    speed = (ngio_number_of(seconds) - at0) / (step1 - step0);
     if (step <= step1) break;
     step0 = step1;
-    at0 = json_number_value(seconds);
+    at0 = ngio_number_of(seconds);
   }
   return at0 + speed * (step - step0);
 }
@@ -173,23 +173,23 @@ static double seconds_at(const record *r, double step) {
 static int write_events(const record *r, const char *dir, double modified) {
   event_file f;
   /* The log tells how long, not when; it was written last when it ended. */
-  const json_t *last = r->line[r->lines - 1];
-  const double end = seconds_at(r, json_number_value(json_object_get(last, "step")));
+  const ngio_value *last = ngio_json_root(r->line[r->lines - 1]);
+  const double end = seconds_at(r, ngio_number_of(ngio_get(last, "step")));
   const double begin = modified - end;
   event_file_begin(&f, begin);
   for (int i = 0; i < r->lines; i++) {
-    const json_t *line = r->line[i];
-    const char *event = json_string_value(json_object_get(line, "event"));
-    const json_int_t step = json_integer_value(json_object_get(line, "step"));
+    const ngio_value *line = ngio_json_root(r->line[i]);
+    const char *event = ngio_text_of(ngio_get(line, "event"));
+    const int64_t step = ngio_integer_of(ngio_get(line, "step"));
     const double wall = begin + seconds_at(r, (double)step);
     for (int c = 0; c < r->columns; c++) {
       const char *name = r->column[c];
-      const json_t *v = field(line, name);
+      const ngio_value *v = field(line, name);
       char tag[256];
-      if (!json_is_number(v) || strcmp(name, "step") == 0) continue;
+      if (!ngio_is_number(v) || strcmp(name, "step") == 0) continue;
       const bool time = strncmp(name, "ms.", 3) == 0; /* a group of its own: there are many */
       (void)snprintf(tag, sizeof tag, "%s%s/%s", event, time ? "_ms" : "", time ? name + 3 : name);
-      event_file_scalar(&f, wall, (int64_t)step, tag, json_number_value(v));
+      event_file_scalar(&f, wall, step, tag, ngio_number_of(v));
     }
   }
   char name[96];

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -277,16 +276,16 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 
 /* ---- reading it back -------------------------------------------------------------------------*/
 
-static double real_of(const json_t *o, const char *name) {
-  const json_t *v = json_object_get(o, name);
-  return json_is_number(v) ? json_number_value(v) : (double)NAN;
+static double real_of(const ngio_value *o, const char *name) {
+  const ngio_value *v = ngio_get(o, name);
+  return ngio_is_number(v) ? ngio_number_of(v) : (double)NAN;
 }
 
-static int64_t whole_of(const json_t *o, const char *name) {
-  return (int64_t)json_integer_value(json_object_get(o, name));
+static int64_t whole_of(const ngio_value *o, const char *name) {
+  return (int64_t)ngio_integer_of(ngio_get(o, name));
 }
 
-train_epoch log_epoch_of(const json_t *o) {
+train_epoch log_epoch_of(const ngio_value *o) {
   return (train_epoch){.epoch = whole_of(o, "epoch"),
                        .step = whole_of(o, "step"),
                        .lr = real_of(o, "lr"),
@@ -298,11 +297,13 @@ train_epoch log_epoch_of(const json_t *o) {
 }
 
 static bool epoch_of(const char *line, size_t size, train_epoch *e) {
-  json_t *o = json_loadb(line, size, 0, NULL);
-  const char *event = json_string_value(json_object_get(o, "event"));
+  ngio_json *json = NULL;
+  (void)ngio_json_parse(line, size, &json, NULL, 0);
+  const ngio_value *o = ngio_json_root(json);
+  const char *event = ngio_text_of(ngio_get(o, "event"));
   const bool is = event != NULL && strcmp(event, "epoch") == 0;
   if (is) *e = log_epoch_of(o);
-  json_decref(o);
+  ngio_json_free(&json);
   return is;
 }
 

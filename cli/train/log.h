@@ -18,6 +18,7 @@
 #ifndef LOG_H
 #define LOG_H
 
+#include "json.h"
 #include "precond.h"
 
 typedef struct run_log run_log; /* NULL: nothing is written, all functions accept it */
@@ -53,8 +54,7 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
 /* What an object holds under the names of a train_epoch; what is not a number becomes NaN. */
-struct json_t;
-train_epoch log_epoch_of(const struct json_t *o);
+train_epoch log_epoch_of(const ngio_value *o);
 /* The "epoch" lines of the first `bytes`, for free(). */
 /* Whether it tells the end of a run. */
 int log_ended(const char *path, bool *ended);

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,90 +93,98 @@ bool manifest_is(const char *path, const manifest_file *f) {
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-static json_t *hex(uint32_t crc) { return json_sprintf("%08lx", (unsigned long)crc); }
-
-static json_t *file_json(const manifest_file *f) {
-  json_t *o = json_pack("{s:I, s:o}", "bytes", (json_int_t)f->bytes, "head", hex(f->head));
-  if (f->parts > 0) {
-    (void)json_object_set_new(o, "parts", json_integer(f->parts));
-    (void)json_object_set_new(o, "id", hex(f->id));
-  }
-  return o;
-}
-
-/* Into `o`. */
-static void put_files(json_t *o, const manifest_set *p) {
+static void put_files(ngio_out *o, const manifest_set *p) {
   for (int i = 0; i < MANIFEST_PARTS; i++) {
-    if (p->file[i].bytes > 0)
-      (void)json_object_set_new(o, manifest_part[i], file_json(&p->file[i]));
+    const manifest_file *f = &p->file[i];
+    if (f->bytes <= 0) continue;
+    ngio_open(o, manifest_part[i], '{');
+    ngio_put_integer(o, "bytes", f->bytes);
+    seal_put(o, "head", f->head);
+    if (f->parts > 0) {
+      ngio_put_integer(o, "parts", f->parts);
+      seal_put(o, "id", f->id);
+    }
+    ngio_shut(o, '}');
   }
 }
 
-static json_t *set_json(const manifest_set *p) {
-  if (p->step < 0) return json_null();
-  json_t *o = json_pack("{s:I}", "step", (json_int_t)p->step);
-  put_files(o, p);
-  return o;
+static void put_hexadecimal(ngio_out *o, const char *key, double x) {
+  char text[64];
+  (void)snprintf(text, sizeof text, "%a", x);
+  ngio_put_text(o, key, text);
 }
 
 int manifest_write(const char *path, const manifest *m) {
-  json_t *ms = json_object(), *made_by = json_object();
-  for (int i = 0; i < m->stations; i++)
-    (void)json_object_set_new(ms, m->station[i].name, json_sprintf("%a", m->station[i].total_ms));
-  for (int i = 0; i < MANIFEST_MADE_BY; i++)
-    (void)json_object_set_new(made_by, maker[i], json_string(m->made_by[i]));
-  json_t *o = json_pack("{s:i, s:I}", "schema", SCHEMA, "step", (json_int_t)m->now.step);
-  put_files(o, &m->now);
-  json_t *rest = json_pack("{s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o}", "before",
-                           set_json(&m->before), "config", hex(m->config), "config_next",
-                           m->config_next == m->config ? json_null() : hex(m->config_next),
-                           "log_bytes", (json_int_t)m->log_bytes, "log", hex(m->log), "seconds",
-                           json_sprintf("%a", m->seconds), "ms", ms, "made_by", made_by);
-  if (json_object_update(o, rest) != 0) {
-    json_decref(o);
-    o = NULL;
+  ngio_out o = {.indent = 1};
+  ngio_open(&o, NULL, '{');
+  ngio_put_integer(&o, "schema", SCHEMA);
+  ngio_put_integer(&o, "step", m->now.step);
+  put_files(&o, &m->now);
+  if (m->before.step < 0) {
+    ngio_put_null(&o, "before");
+  } else {
+    ngio_open(&o, "before", '{');
+    ngio_put_integer(&o, "step", m->before.step);
+    put_files(&o, &m->before);
+    ngio_shut(&o, '}');
   }
-  json_decref(rest);
-  return seal_write(path, o);
+  seal_put(&o, "config", m->config);
+  if (m->config_next == m->config) {
+    ngio_put_null(&o, "config_next");
+  } else {
+    seal_put(&o, "config_next", m->config_next);
+  }
+  ngio_put_integer(&o, "log_bytes", m->log_bytes);
+  seal_put(&o, "log", m->log);
+  put_hexadecimal(&o, "seconds", m->seconds);
+  ngio_open(&o, "ms", '{');
+  for (int i = 0; i < m->stations; i++)
+    put_hexadecimal(&o, m->station[i].name, m->station[i].total_ms);
+  ngio_shut(&o, '}');
+  ngio_open(&o, "made_by", '{');
+  for (int i = 0; i < MANIFEST_MADE_BY; i++)
+    ngio_put_text(&o, maker[i], m->made_by[i]);
+  ngio_shut(&o, '}');
+  return seal_write(path, &o);
 }
 
 /* ---- reading ---------------------------------------------------------------------------------*/
 
-static bool read_whole(const json_t *o, const char *key, int64_t *out) {
-  const json_t *v = json_object_get(o, key);
-  *out = (int64_t)json_integer_value(v);
-  return json_is_integer(v) && *out >= 0;
+static bool read_whole(const ngio_value *o, const char *key, int64_t *out) {
+  const ngio_value *v = ngio_get(o, key);
+  *out = (int64_t)ngio_integer_of(v);
+  return ngio_is(v, NGIO_INTEGER) && *out >= 0;
 }
 
-static bool read_hex(const json_t *o, const char *key, uint32_t *out) {
-  const char *text = json_string_value(json_object_get(o, key));
+static bool read_hex(const ngio_value *o, const char *key, uint32_t *out) {
+  const char *text = ngio_text_of(ngio_get(o, key));
   char *end = NULL;
   if (text == NULL || strlen(text) != 8) return false;
   *out = (uint32_t)strtoul(text, &end, 16);
   return *end == 0;
 }
 
-static bool read_real(const json_t *v, double *out) {
-  const char *text = json_string_value(v);
+static bool read_real(const ngio_value *v, double *out) {
+  const char *text = ngio_text_of(v);
   char *end = NULL;
   if (text == NULL) return false;
   *out = strtod(text, &end);
   return end != text && *end == 0;
 }
 
-static bool read_parts(const json_t *o, manifest_file *f) {
+static bool read_parts(const ngio_value *o, manifest_file *f) {
   int64_t parts;
-  if (json_object_get(o, "parts") == NULL) return true;
+  if (ngio_get(o, "parts") == NULL) return true;
   const bool good = read_whole(o, "parts", &parts) && parts >= 2 && parts <= INT32_MAX &&
                     read_hex(o, "id", &f->id);
   f->parts = good ? (int32_t)parts : 0;
   return good;
 }
 
-static bool read_set(const json_t *o, manifest_set *p) {
+static bool read_set(const ngio_value *o, manifest_set *p) {
   bool good = read_whole(o, "step", &p->step);
   for (int i = 0; i < MANIFEST_PARTS && good; i++) {
-    const json_t *f = json_object_get(o, manifest_part[i]);
+    const ngio_value *f = ngio_get(o, manifest_part[i]);
     if (f == NULL && i >= MANIFEST_MIXUP) continue;
     good = read_whole(f, "bytes", &p->file[i].bytes) && p->file[i].bytes > 0 &&
            read_hex(f, "head", &p->file[i].head) && read_parts(f, &p->file[i]);
@@ -185,25 +192,24 @@ static bool read_set(const json_t *o, manifest_set *p) {
   return good;
 }
 
-static bool take(json_t *o, manifest *m) {
-  const json_t *before = json_object_get(o, "before"), *made_by = json_object_get(o, "made_by");
+static bool take(const ngio_value *o, manifest *m) {
+  const ngio_value *before = ngio_get(o, "before"), *made_by = ngio_get(o, "made_by");
   bool good = read_set(o, &m->now) && read_hex(o, "config", &m->config) &&
               read_whole(o, "log_bytes", &m->log_bytes) && read_hex(o, "log", &m->log) &&
-              read_real(json_object_get(o, "seconds"), &m->seconds);
-  good = good && (json_is_null(before) || read_set(before, &m->before));
+              read_real(ngio_get(o, "seconds"), &m->seconds);
+  good = good && (ngio_is(before, NGIO_NULL) || read_set(before, &m->before));
   m->config_next = m->config;
-  good = good && (json_is_null(json_object_get(o, "config_next")) ||
+  good = good && (ngio_is(ngio_get(o, "config_next"), NGIO_NULL) ||
                   read_hex(o, "config_next", &m->config_next));
-  const char *name;
-  json_t *v;
-  json_object_foreach(json_object_get(o, "ms"), name, v) {
+  const ngio_value *ms = ngio_get(o, "ms");
+  for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v)) {
     if (!good || m->stations == TRAIN_STATIONS) break;
     train_station *s = &m->station[m->stations++];
-    (void)snprintf(s->name, sizeof s->name, "%s", name);
+    (void)snprintf(s->name, sizeof s->name, "%s", v->key);
     good = read_real(v, &s->total_ms);
   }
   for (int i = 0; i < MANIFEST_MADE_BY; i++) {
-    const char *text = json_string_value(json_object_get(made_by, maker[i]));
+    const char *text = ngio_text_of(ngio_get(made_by, maker[i]));
     (void)snprintf(m->made_by[i], MANIFEST_TEXT, "%s", text != NULL ? text : "");
   }
   return good;
@@ -213,8 +219,10 @@ int manifest_read(const char *path, manifest *m) {
   char *text = NULL;
   manifest_init(m);
   if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-  const json_int_t schema = json_integer_value(json_object_get(o, "schema"));
+  ngio_json *json = NULL;
+  (void)ngio_json_parse(text, strlen(text), &json, NULL, 0);
+  const ngio_value *o = ngio_json_root(json);
+  const int64_t schema = ngio_integer_of(ngio_get(o, "schema"));
   int rc = CLI_OK;
   if (text[0] == 0) {
     rc = cli_bad("%s: is empty; put the one back that belongs to this checkpoint", path);
@@ -224,7 +232,7 @@ int manifest_read(const char *path, manifest *m) {
   } else if (!seal_holds(text) || !take(o, m)) {
     rc = cli_bad("%s: is damaged or was edited: its last line has another checksum", path);
   }
-  json_decref(o);
+  ngio_json_free(&json);
   free(text);
   return rc;
 }

@@ -3,29 +3,35 @@
 #include "common/cli.h"
 #include "disk.h"
 
-#include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { NUMBER = 64 };
 
 static const char mark[] = ",\n \"crc32\": \"";
 
-int seal_write(const char *path, json_t *o) {
-  char *text = o != NULL ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
-  json_decref(o);
-  if (text == NULL)
-    return cli_bad("%s: cannot be written: no memory, or a name that is no UTF-8", path);
-  const size_t n = strlen(text) - 2; /* without "\n}" */
-  char *whole = cli_take(n + NUMBER, 1);
-  memcpy(whole, text, n);
-  const int end =
-      snprintf(whole + n, NUMBER, "%s%08lx\"\n}\n", mark, (unsigned long)disk_crc(text, n));
-  const int rc = disk_write(path, whole, n + (size_t)end);
-  free(whole);
-  free(text);
+int seal_write(const char *path, ngio_out *o) {
+  const uint32_t crc = o->lost ? 0 : disk_crc(o->text, o->used);
+  seal_put(o, "crc32", crc);
+  ngio_shut(o, '}');
+  ngio_out_put(o, "\n");
+  const int rc =
+      o->lost ? cli_bad("%s: cannot be written: no memory, or a name that is not UTF-8", path)
+              : disk_write(path, o->text, o->used);
+  ngio_out_free(o);
   return rc;
+}
+
+void seal_put(ngio_out *o, const char *key, uint32_t crc) {
+  char text[NUMBER];
+  (void)snprintf(text, sizeof text, "%08lx", (unsigned long)crc);
+  ngio_put_text(o, key, text);
+}
+
+bool seal_is(const ngio_value *v, uint32_t crc) {
+  char text[NUMBER];
+  (void)snprintf(text, sizeof text, "%08lx", (unsigned long)crc);
+  return ngio_is(v, NGIO_STRING) && strcmp(v->is.text, text) == 0;
 }
 
 /* Everything up to the last member, whose text is known. */

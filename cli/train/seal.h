@@ -3,12 +3,15 @@
 #ifndef SEAL_H
 #define SEAL_H
 
+#include "json.h"
+
 #include <stdbool.h>
 
-struct json_t;
-
-/* `o`, a map, which is taken, becomes the file, whole or not at all (disk_write). */
-int seal_write(const char *path, struct json_t *o);
+/* Close the object `o`, which has `indent`, add its checksum, write the file as disk_write does, free `o`. */
+int seal_write(const char *path, ngio_out *o);
+/* A checksum as eight hexadecimal digits, written and compared. */
+void seal_put(ngio_out *o, const char *key, uint32_t crc);
+bool seal_is(const ngio_value *v, uint32_t crc);
 /* Is the last line of this text what seal_write makes of the others? */
 bool seal_holds(const char *text);
 

@@ -7,7 +7,6 @@
 #include "settings_rows.h"
 #include "disk.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,20 +19,20 @@ static bool about(const char *name) {
 }
 
 /* The value as the text that the command line would have; NULL if it is of the wrong type. */
-static const char *text_of(const json_t *v, const char *expected, char *text, size_t size) {
+static const char *text_of(const ngio_value *v, const char *expected, char *text, size_t size) {
   const bool number = strcmp(expected, "a number") == 0,
              whole = strcmp(expected, "a whole number") == 0;
   const bool flag = strcmp(expected, "true or false") == 0;
-  if (json_is_string(v) && !number && !whole && !flag) return json_string_value(v);
-  if (json_is_integer(v) && (number || whole)) {
-    (void)snprintf(text, size, "%lld", (long long)json_integer_value(v));
+  if (ngio_is(v, NGIO_STRING) && !number && !whole && !flag) return ngio_text_of(v);
+  if (ngio_is(v, NGIO_INTEGER) && (number || whole)) {
+    (void)snprintf(text, size, "%lld", (long long)ngio_integer_of(v));
     return text;
   }
-  if (json_is_real(v) && number) {
-    (void)snprintf(text, size, "%.17g", json_real_value(v));
+  if (ngio_is(v, NGIO_REAL) && number) {
+    (void)snprintf(text, size, "%.17g", ngio_number_of(v));
     return text;
   }
-  if (json_is_boolean(v) && flag) return json_is_true(v) ? "true" : "false";
+  if (ngio_is_flag(v) && flag) return ngio_is(v, NGIO_TRUE) ? "true" : "false";
   return NULL;
 }
 
@@ -55,16 +54,15 @@ static const char *type_of(const char *name) {
 
 /* A second spelling of a key that was there: of two values one would be dropped.  What is no setting is refused where
  * it is read, so there are never more names to compare than there are settings. */
-static int check_twice(const json_t *o, const char *path) {
+static int check_twice(const ngio_value *o, const char *path) {
   typedef struct key {
     const char *given, *name;
   } key;
-  key *seen = cli_take(json_object_size(o), sizeof *seen);
-  const char *given;
-  json_t *v;
+  key *seen = cli_take(o->count, sizeof *seen);
   size_t n = 0;
   int rc = CLI_OK;
-  json_object_foreach((json_t *)(uintptr_t)o, given, v) {
+  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
+    const char *given = v->key;
     const char *name = rc == CLI_OK ? settings_name(given) : NULL;
     for (size_t i = 0; name != NULL && i < n && rc == CLI_OK; i++) {
       if (strcmp(seen[i].name, name) == 0)
@@ -77,27 +75,26 @@ static int check_twice(const json_t *o, const char *path) {
 }
 
 int settings_read(settings *s, const char *path) {
-  json_error_t error;
+  ngio_json *json = NULL;
   char *text = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  int rc = cli_json_parse(path, text, strlen(text), &json);
   free(text);
-  if (o == NULL) return cli_bad("%s: line %d: no JSON: %s", path, error.line, error.text);
-  int rc = CLI_OK;
-  if (!json_is_object(o)) rc = cli_bad("%s: expected a JSON object of settings", path);
+  if (rc != CLI_OK) return rc;
+  const ngio_value *o = ngio_json_root(json);
+  if (!ngio_is(o, NGIO_OBJECT)) rc = cli_bad("%s: expected a JSON object of settings", path);
   if (rc == CLI_OK) rc = check_twice(o, path);
-  const char *name;
-  json_t *v;
   bool epochs = false, steps = false;
-  json_object_foreach(o, name, v) {
+  for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
+    const char *name = v->key;
     char number[64], message[MESSAGE] = "";
-    if (rc == CLI_OK && strcmp(name, "schema") == 0 && json_integer_value(v) != 1)
+    if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_bad("%s: schema: expected 1", path);
     if (rc != CLI_OK || about(name)) continue;
     const char *expected = type_of(name), *value = text_of(v, expected, number, sizeof number);
     const settings_row *row = settings_find(name);
-    if (value == NULL && row != NULL && row->kind == SETTINGS_OWN && json_is_string(v)) {
-      value = json_string_value(v); /* "default" */
+    if (value == NULL && row != NULL && row->kind == SETTINGS_OWN && ngio_is(v, NGIO_STRING)) {
+      value = ngio_text_of(v); /* "default" */
     }
     ng_option_info info;
     if (value == NULL && row == NULL && !cli_option_find(name, &info)) value = "";
@@ -114,21 +111,21 @@ int settings_read(settings *s, const char *path) {
     steps = steps || (strcmp(name, "steps") == 0 && s->steps > 0);
   }
   if (rc == CLI_OK && epochs && steps) rc = cli_bad("%s: steps: give it or epochs, not both", path);
-  json_decref(o);
+  ngio_json_free(&json);
   return rc;
 }
 
 /* ---- writing ---------------------------------------------------------------------------------*/
 
-/* By hand and not by jansson: numbers keep the short form that reads back. */
+/* Numbers keep the short form that reads back as the same number. */
 static void add(FILE *f, const char *name, const char *value, bool quoted) {
   char key[64];
   cli_spell(key, sizeof key, name, '_');
-  json_t *text = quoted ? json_string(value) : NULL;
-  char *dumped = text != NULL ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
-  (void)fprintf(f, ",\n  \"%s\": %s", key, !quoted ? value : dumped != NULL ? dumped : "null");
-  free(dumped);
-  json_decref(text);
+  ngio_out text = {0};
+  if (quoted) ngio_put_text(&text, NULL, value);
+  ngio_out_bytes(&text, "", 1);
+  (void)fprintf(f, ",\n  \"%s\": %s", key, !quoted ? value : text.lost ? "null" : text.text);
+  ngio_out_free(&text);
 }
 
 static void add_library(FILE *f, const settings *s, const ng_options *o) {

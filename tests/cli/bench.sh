@@ -11,7 +11,7 @@ J
 "$natgrad" bench kfac --model "$list" --batch 4 --repeat 2 --json >"$scratch/lines" || fail "bench --json"
 "$helper" json case bench median_ms:n floor_ms:n <"$scratch/lines" || fail "bench --json"
 head -1 "$scratch/lines" | "$helper" json machine || fail "bench --json: no line about the machine"
-head -1 "$scratch/lines" | grep -q '"processor":.*"blas":.*"kernel":.*"threads":.*"commit":' || fail "machine line"
+head -1 "$scratch/lines" | grep -q '"processor":.*"threads":.*"commit":.*"blas":.*"kernel":' || fail "machine line"
 # 4 layers and the sum, 3 parts each; the whole step; the machine
 [[ $(wc -l <"$scratch/lines") == 17 ]] || fail "$(wc -l <"$scratch/lines") lines instead of 17"
 grep -q '"case":"list.json/4/d/apply"' "$scratch/lines" || fail "no line for layer d"
@@ -70,7 +70,7 @@ wrong() { # TEXT-OF-THE-FILE GLOB
   echo "$1" >"$list"
   expect 2 "$2" "$natgrad" bench kfac --model "$list"
 }
-wrong '[' '*list.json: line *'
+wrong '[' '*list.json: no JSON: line *'
 wrong '[]' '*list.json: no list of 1 to 4096 layers'
 wrong '{}' '*list.json: no list of 1 to 4096 layers'
 wrong '[3]' '*layer 0: it is not an object'

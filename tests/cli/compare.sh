@@ -199,7 +199,7 @@ bad "--resume: sgd.momentum is '0.9', but '0.5' in one/compare.json; *" "${tiny[
 bad "--resume: grid is 'lr=0.05,1e-4*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
 bad "--resume: natgrad.damping is '0.25', but *" "${tiny[@]}" --out one --resume --damping 0.25
 echo '{' >one/runs/sgd-seed1/result.json
-bad 'one/runs/sgd-seed1/result.json: line 2: no JSON: *' "${tiny[@]}" --out one --resume
+bad 'one/runs/sgd-seed1/result.json: no JSON: line 2: *' "${tiny[@]}" --out one --resume
 
 # Interrupted in a long run: what was done counts, and the losses are those of the undisturbed one.
 long=(--data synthetic:classes=4,features=40,train=4000,test=200,seed=5 --model mlp --batch 20 --epochs 4

@@ -38,5 +38,5 @@ own '"kind": "norm", "in": 3'
 expect 2 '*own.json: layer 0: kind "norm" is for natgrad plan alone' "$natgrad" bench kfac --model "$scratch/own.json" --list
 own "$conv"
 expect 0 '*1 layers, sum of orders 32, parameters 135' "$natgrad" bench kfac --model "$scratch/own.json" --list
-expect 2 "natgrad: unable to open $scratch/none.json: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
+expect 2 "natgrad: $scratch/none.json: cannot be read: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
 finish

@@ -52,7 +52,7 @@ bad_file() { # TEXT MESSAGE
   echo "$1" >bad.json
   train 2 "bad.json: $2" --config bad.json
 }
-bad_file '{"batch": 3' 'line *: no JSON: *'
+bad_file '{"batch": 3' 'no JSON: line *'
 bad_file '[]' 'expected a JSON object of settings'
 bad_file '{"bacth": 3}' 'bacth: there is no such setting; the nearest is batch'
 bad_file '{"batch": "3"}' 'batch: expected a whole number'
