@@ -92,14 +92,11 @@ ng_status __wrap_ng_report_station(const ng_precond *p, int32_t i, ng_station_re
   return st;
 }
 
-int __real_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
-                           precond *p, int32_t ranks, run_state *state);
-int __wrap_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
-                           precond *p, int32_t ranks, run_state *state);
-int __wrap_checkpoint_save(const char *dir, const nn *net, const feed *f, const average *a,
-                           precond *p, int32_t ranks, run_state *state) {
+int __real_checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
+int __wrap_checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
+int __wrap_checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
   fake.now += SAVING;
-  return __real_checkpoint_save(dir, net, f, a, p, ranks, state);
+  return __real_checkpoint_save(c, config, in_parts);
 }
 
 void __real_progress_epoch(progress *p, const train_epoch *e, double samples_per_second);

@@ -29,10 +29,7 @@ void average_add(average *a, const nn *net, int64_t step); /* `step` steps are d
 /* lr of step `step`, the first is 0, where the schedule says `lr`. */
 double average_lr(const settings *s, const average *a, int64_t step, double lr);
 
-/* Is there a mean that a run carries?  To a file, and back; CLI_BAD, told. */
-bool average_carries(const average *a);
-int average_save(const average *a, const char *path);
-int average_load(average *a, const char *path);
+bool average_carries(const average *a);           /* does a checkpoint need the mean? */
 int average_tell(average *a, const run_ranks *k); /* rank 0's, to all; collective */
 void average_take(const average *a, nn *net);     /* the network's weights become the mean */
 

@@ -7,7 +7,6 @@
 #include "lr.h"
 #include "nn/models.h"
 #include "run.h"
-#include "run_files.h"
 #include "switch.h"
 
 #include <math.h>
@@ -51,44 +50,33 @@ static int64_t total_of(const settings *s, int64_t per_epoch) {
   return s->steps > 0 ? s->steps : (int64_t)llround(fmax(1.0, wanted));
 }
 
-static int from_the_start(run *r, const char *config, const char *log) {
-  char *text;
+/* config.json, unless it has that text already. */
+static int write_config(run *r, const char *path) {
   size_t size;
-  int rc = settings_text(r->s, config, &text, &size);
-  if (rc == CLI_OK) rc = disk_write(config, text, size);
-  if (rc == CLI_OK) {
-    r->state.files.config = r->state.files.config_next = disk_crc(text, size);
-    rc = log_create(log, &r->log);
-  }
-  free(text);
+  char *was = NULL;
+  int rc = settings_text(r->s, path, &r->config, &size);
+  if (rc == CLI_OK && disk_exists(path)) rc = disk_read(path, &was);
+  if (rc == CLI_OK && (was == NULL || strcmp(was, r->config) != 0))
+    rc = disk_write(path, r->config, size);
+  free(was);
   return rc;
+}
+
+static int from_the_start(run *r, const char *config, const char *log) {
+  const int rc = write_config(r, config);
+  return rc == CLI_OK ? log_create(log, &r->log) : rc;
 }
 
 /* The folder of a run that begins. */
 static int make_folder(run *r, const char *config, const char *log) {
-  bool there = false;
+  int64_t step = -1;
   if (disk_folder(r->s->out) != CLI_OK) return CLI_BAD;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   if (disk_exists(config) || disk_exists(log)) {
     return cli_bad("--out: %s holds a run; --resume goes on with it", r->s->out);
   }
-  const int rc = checkpoint_find(r->s->out, &there);
+  const int rc = checkpoint_find(r->s->out, &step);
   return rc == CLI_OK ? from_the_start(r, config, log) : rc;
-}
-
-/* config.json as it is from now on: epochs may be more.  A kill in between leaves one of the two. */
-static int renew_config(run *r, const char *config) {
-  char *text;
-  size_t size;
-  int rc = settings_text(r->s, config, &text, &size);
-  manifest *m = &r->state.files;
-  const uint32_t crc = rc == CLI_OK ? disk_crc(text, size) : 0;
-  if (rc == CLI_OK && (crc != m->config || crc != m->config_next)) {
-    rc = checkpoint_config(r->s->out, &r->state, crc);
-    if (rc == CLI_OK) rc = disk_write(config, text, size);
-  }
-  free(text);
-  return rc;
 }
 
 static int fits(const run *r, int64_t data) {
@@ -112,10 +100,10 @@ static int fits(const run *r, int64_t data) {
 /* What is allowed, and changes the numbers to come. */
 static void say_what_changes(const run *r, const settings *was) {
   char differs[1024];
-  manifest now;
-  manifest_init(&now);
-  manifest_made_by(&now);
-  manifest_differs(&r->before, &now, differs, sizeof differs);
+  run_state now;
+  checkpoint_init(&now);
+  checkpoint_maker(&now);
+  checkpoint_differs(&r->before, &now, differs, sizeof differs);
   if (differs[0] != 0)
     cli_note("--resume: %s was left by %s; the last bits may differ", r->s->out, differs);
   const double per_epoch = (double)r->feed.per_epoch, at = (double)r->state.step / per_epoch;
@@ -138,13 +126,15 @@ static int tell_loading(const run *r, found what, int64_t step) {
   return ranks_tell(&r->ranks, x, sizeof x);
 }
 
-/* Before it is read: what it holds is that of the method, or of SGD. */
-static int prepare(run *r) {
-  int64_t step = 0;
-  int rc = checkpoint_step(r->s->out, &step);
-  const bool late = step > r->switch_at;
-  if (rc == CLI_OK) rc = tell_loading(r, late ? FOUND_SWITCHED : FOUND_CHECKPOINT, step);
-  return rc == CLI_OK && late ? switch_now(r) : rc;
+checkpoint run_checkpoint(run *r) {
+  return (checkpoint){r->s->out, &r->ranks, r->net, &r->feed, &r->mean, r->p, &r->state};
+}
+
+/* The state in it is that of the method, or of SGD. */
+static int load(run *r, int64_t step, bool switched) {
+  int rc = switched ? switch_now(r) : CLI_OK;
+  const checkpoint c = run_checkpoint(r);
+  return rc == CLI_OK ? checkpoint_load(&c, step) : rc;
 }
 
 /* What rank 0 has read, weights and numbers; the library has shared its own. */
@@ -170,8 +160,7 @@ static int follow(run *r) {
   if (!r->s->resume) return CLI_OK;
   int rc = ranks_tell(&r->ranks, x, sizeof x);
   if (rc != CLI_OK || x[0] == FOUND_NOTHING) return rc;
-  if (x[0] == FOUND_SWITCHED) rc = switch_now(r);
-  if (rc == CLI_OK) rc = checkpoint_load_part(r->s->out, &r->feed, r->p, (int64_t)x[1]);
+  rc = load(r, (int64_t)x[1], x[0] == FOUND_SWITCHED);
   if (rc == CLI_OK) rc = share_loaded(r);
   r->out->kept = r->state.step;
   return rc;
@@ -188,48 +177,64 @@ int run_share_buffers(run *r) {
   return rc;
 }
 
+/* Settings of the run in the folder: those of its checkpoint, else of config.json. */
+static int read_was(const run *r, const char *config, int64_t step, settings *was) {
+  if (step >= 0) return checkpoint_settings(r->s->out, step, was);
+  if (disk_regular(config) != CLI_OK) return CLI_BAD;
+  if (!disk_exists(config)) return cli_bad("--resume: %s holds no run", r->s->out);
+  return settings_read(was, config);
+}
+
+/* There is no checkpoint yet.  Everything is a function of the seed. */
+static int begin_again(run *r, const char *config, const char *log) {
+  bool ended = false;
+  int rc = log_ended(log, &ended);
+  if (rc == CLI_OK && ended) {
+    rc = cli_bad("%s: holds the end of the run, but there is no checkpoint in %s; put it back, or "
+                 "begin in another folder",
+                 log, r->s->out);
+  }
+  if (rc != CLI_OK) return rc;
+  cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
+  checkpoint_sweep(r->s->out, -1);
+  rc = tell_loading(r, FOUND_NOTHING, 0);
+  return rc == CLI_OK ? from_the_start(r, config, log) : rc;
+}
+
+static int go_on(run *r, int64_t step, const char *config, const char *log, const settings *was) {
+  const int64_t data = r->state.data_crc;
+  const bool switched = step > r->switch_at;
+  int rc = tell_loading(r, switched ? FOUND_SWITCHED : FOUND_CHECKPOINT, step);
+  if (rc == CLI_OK) rc = load(r, step, switched);
+  if (rc == CLI_OK) rc = share_loaded(r);
+  if (rc == CLI_OK) rc = fits(r, data);
+  const run_state *s = &r->state;
+  if (rc == CLI_OK) rc = log_epochs(log, s->log_bytes, &r->out->epoch, &r->out->epochs);
+  r->out->kept = s->step;
+  r->seconds_before = s->seconds;
+  r->before = *s;
+  const log_times t = run_times(r);
+  if (rc == CLI_OK) rc = log_reopen(log, s->log_bytes, (uint32_t)s->log_crc, &t, &r->log);
+  if (rc == CLI_OK) checkpoint_sweep(r->s->out, step);
+  if (rc == CLI_OK) rc = write_config(r, config);
+  if (rc == CLI_OK) say_what_changes(r, was);
+  return rc;
+}
+
 /* The folder of a run that goes on.  Nothing in it changes before all of it is known to be good. */
 static int open_folder(run *r, const char *config, const char *log) {
   settings was;
-  bool there = false, ended = false;
+  int64_t step = -1;
   if (disk_lock(r->s->out, "train", &r->lock) != CLI_OK) return CLI_BAD;
   settings_init(&was);
-  int rc = checkpoint_find(r->s->out, &there);
-  if (rc == CLI_OK) rc = disk_regular(config);
-  if (rc == CLI_OK) {
-    rc = disk_exists(config) ? settings_read(&was, config)
-                             : cli_bad("--resume: %s holds no run", r->s->out);
-  }
-  if (rc == CLI_OK) rc = settings_same(&was, r->s, config);
-  const int64_t data = r->state.data_crc;
-  if (rc == CLI_OK && !there) rc = log_ended(log, &ended);
-  if (rc == CLI_OK && ended) {
-    rc = cli_bad(
-        "--resume: %s tells the end of the run, but %s/checkpoint holds none; put it back, or "
-        "begin in another folder",
-        log, r->s->out);
-  }
-  if (rc == CLI_OK && !there) { /* everything is a function of the seed */
-    cli_note("--resume: %s was left before its first checkpoint, and begins again", r->s->out);
-    rc = tell_loading(r, FOUND_NOTHING, 0);
-    if (rc == CLI_OK) rc = from_the_start(r, config, log);
-  } else if (rc == CLI_OK) {
-    rc = prepare(r);
-    if (rc == CLI_OK) rc = checkpoint_load(r->s->out, r->net, &r->feed, &r->mean, r->p, &r->state);
-    if (rc == CLI_OK) rc = share_loaded(r);
-    if (rc == CLI_OK) rc = fits(r, data);
-    const manifest *m = &r->state.files;
-    if (rc == CLI_OK) rc = log_epochs(log, m->log_bytes, &r->out->epoch, &r->out->epochs);
-    r->out->kept = r->state.step;
-    r->seconds_before = m->seconds;
-    r->before = *m;
-    const log_times t = run_times(r);
-    if (rc == CLI_OK) rc = log_reopen(log, m->log_bytes, m->log, &t, &r->log);
-    if (rc == CLI_OK) checkpoint_tidy(r->s->out, m);
-    if (rc == CLI_OK) rc = renew_config(r, config);
-    if (rc == CLI_OK) say_what_changes(r, &was);
-  }
+  int rc = checkpoint_find(r->s->out, &step);
+  if (rc == CLI_OK) rc = read_was(r, config, step, &was);
+  char *where = step >= 0 ? checkpoint_path(r->s->out, step) : cli_copy(config);
+  if (rc == CLI_OK) rc = settings_same(&was, r->s, "--", where);
+  if (rc == CLI_OK)
+    rc = step >= 0 ? go_on(r, step, config, log, &was) : begin_again(r, config, log);
   settings_free(&was);
+  free(where);
   return rc;
 }
 
@@ -278,7 +283,7 @@ int run_begin(run *r) {
   if (k->rank > 0) return ranks_agree(k, follow(r));
   r->state.data_crc = data_checksum(r->d);
   char *config = cli_join(r->s->out, "config.json"), *log = cli_join(r->s->out, "log.jsonl");
-  if (r->mean.mean != NULL) rc = run_files_average(r->s->out, r->net, r->s->resume);
+  if (r->mean.mean != NULL) rc = checkpoint_check_average(r->s->out, r->s->resume);
   if (rc == CLI_OK) rc = r->s->resume ? open_folder(r, config, log) : make_folder(r, config, log);
   free(config);
   free(log);

@@ -1,347 +1,493 @@
-/* checkpoint.c: a run's state on disk and back, bit for bit, and whether it is one, whole, and nobody else's.
- * Files and the order of events: checkpoint.h; what model-<step>.safetensors holds: checkpoint_model.c. */
+/* checkpoint.c: the checkpoints of a run directory: find, save, load, remove.  Format and order of events: checkpoint.h. */
 #include "checkpoint.h"
+#include "checkpoint_file.h"
 #include "disk.h"
 #include "log.h"
 #include "part_files.h"
-#include "parts.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { VALUE = 64 };
+enum { NAME = 96 };
+
+static const char state_tensor[] = "natgrad.state", average_tensor[] = "natgrad.average",
+                  images_tensor[] = "natgrad.mixup.images",
+                  targets_tensor[] = "natgrad.mixup.targets";
+static const char config_key[] = "config", id_key[] = "state_id", left_out_key[] = "left_out",
+                  averaged_key[] = "averaged";
 
 void checkpoint_init(run_state *s) {
   memset(s, 0, sizeof *s);
-  manifest_init(&s->files);
+  s->previous = -1;
 }
 
 /* ---- names -----------------------------------------------------------------------------------*/
 
-/* For free(), as the next. */
-static char *in_checkpoint(const char *dir, const char *name) {
-  char *folder = cli_join(dir, "checkpoint"), *path = cli_join(folder, name);
-  free(folder);
-  return path;
+static char *path_of(const char *dir, int64_t step, const char *end) {
+  char name[NAME];
+  (void)snprintf(name, sizeof name, "checkpoint-%lld.%s", (long long)step, end);
+  return cli_join(dir, name);
 }
 
-static char *path_of(const char *dir, const char *what, int64_t step) {
-  char name[VALUE];
-  (void)snprintf(name, sizeof name, "%s-%lld.safetensors", what, (long long)step);
-  return in_checkpoint(dir, name);
+char *checkpoint_path(const char *dir, int64_t step) { return path_of(dir, step, "safetensors"); }
+
+static char *state_path(const char *dir, int64_t step) {
+  return path_of(dir, step, "natgrad-state");
 }
 
-/* The name it has until latest.json is written. */
-static char *next_of(const char *dir, const char *what) {
-  char name[VALUE];
-  (void)snprintf(name, sizeof name, "%s.natgrad-next", what);
-  return in_checkpoint(dir, name);
-}
+typedef enum kind { OTHER, WHOLE, TEMPORARY, STATE } kind;
 
-/* The step in "model-<step>.safetensors" and the like; -1: another name. */
-static int64_t step_of(const char *name) {
-  size_t head = 0;
-  for (int i = 0; i < MANIFEST_PARTS; i++) {
-    const size_t n = strlen(manifest_part[i]);
-    if (strncmp(name, manifest_part[i], n) == 0 && name[n] == '-') head = n + 1;
-  }
+/* Which file of a checkpoint has this name?  STATE: one of its parts, complete or not. */
+static kind kind_of(const char *name, int64_t *step) {
+  static const char head[] = "checkpoint-", state[] = ".natgrad-state";
+  const char *digits = name + sizeof head - 1;
   char *end = NULL;
-  if (head == 0 || name[head] < '0' || name[head] > '9') return -1;
+  if (strncmp(name, head, sizeof head - 1) != 0 || *digits < '0' || *digits > '9') return OTHER;
   errno = 0;
-  const long long step = strtoll(name + head, &end, 10);
-  static const char tail[] = ".safetensors";
-  const size_t n = sizeof tail - 1;
-  if (errno != 0 || strncmp(end, tail, n) != 0) return -1;
-  return end[n] == 0 || (end[n] == '.' && ngio_part_named(end + n + 1, false)) ? (int64_t)step : -1;
+  *step = strtoll(digits, &end, 10);
+  if (errno != 0) return OTHER;
+  if (strcmp(end, ".safetensors") == 0) return WHOLE;
+  if (strcmp(end, ".safetensors.natgrad-part") == 0) return TEMPORARY;
+  if (strncmp(end, state, sizeof state - 1) != 0) return OTHER;
+  end += sizeof state - 1;
+  const bool part = *end == '.' && ngio_part_named(end + 1, true);
+  return *end == 0 || part || strcmp(end, ".natgrad-part") == 0 ? STATE : OTHER;
 }
 
-/* A file of a step after `last`, for free(); NULL: there is none. */
-static char *newer(const char *dir, int64_t last) {
-  char *folder = cli_join(dir, "checkpoint"), *found = NULL;
-  DIR *d = opendir(folder);
-  for (const struct dirent *e; d != NULL && found == NULL && (e = readdir(d)) != NULL;) {
-    if (step_of(e->d_name) > last) found = cli_join(folder, e->d_name);
+static int64_t newest(const char *dir) {
+  int64_t most = -1, step;
+  DIR *d = opendir(dir);
+  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+    if (kind_of(e->d_name, &step) == WHOLE && step > most) most = step;
   }
   if (d != NULL) (void)closedir(d);
-  free(folder);
-  return found;
+  return most;
 }
+
+/* ---- finding ---------------------------------------------------------------------------------*/
+
+/* Versions before 0.3 wrote several files into DIR/checkpoint. */
+static int check_format(const char *dir) {
+  char *old = cli_join(dir, "checkpoint/latest.json");
+  const bool there = disk_exists(old);
+  free(old);
+  if (!there) return CLI_OK;
+  return cli_bad("%s/checkpoint: is a checkpoint of natgrad 0.2, which this version cannot read; "
+                 "finish the run with 0.2, or start in another folder",
+                 dir);
+}
+
+/* Settings and state of a checkpoint, from its metadata. */
+static int read_head(const char *path, settings *s, run_state *state) {
+  char why[CHECKPOINT_MESSAGE] = "";
+  file_reader r;
+  if (disk_regular(path) != CLI_OK) return CLI_BAD;
+  if (!file_open(path, true, &r, why)) return cli_bad("%s", why);
+  const char *config = ngio_tensors_text(r.file, config_key);
+  int rc = file_read_state(&r, state);
+  if (rc == CLI_OK && config == NULL) rc = cli_bad("%s: is no checkpoint of a run", path);
+  if (rc == CLI_OK) rc = settings_parse(s, config, path);
+  file_close(&r);
+  return rc;
+}
+
+static int check_config(const char *dir, const settings *was, const char *where) {
+  settings now;
+  char *path = cli_join(dir, "config.json");
+  settings_init(&now);
+  int rc = disk_exists(path)
+               ? disk_regular(path)
+               : cli_bad("%s: is missing, and belongs to the checkpoint %s", path, where);
+  if (rc == CLI_OK) rc = settings_read(&now, path);
+  char *who = cli_take(strlen(path) + 3, 1);
+  (void)snprintf(who, strlen(path) + 3, "%s: ", path);
+  if (rc == CLI_OK) rc = settings_same(was, &now, who, where);
+  settings_free(&now);
+  free(who);
+  free(path);
+  return rc;
+}
+
+int checkpoint_find(const char *dir, int64_t *step) {
+  settings was;
+  run_state state;
+  *step = newest(dir);
+  if (*step < 0) return check_format(dir);
+  char *path = checkpoint_path(dir, *step), *log = cli_join(dir, "log.jsonl");
+  settings_init(&was);
+  checkpoint_init(&state);
+  int rc = read_head(path, &was, &state);
+  if (rc == CLI_OK && state.step != *step)
+    rc = cli_bad("%s: is the checkpoint of step %lld", path, (long long)state.step);
+  if (rc == CLI_OK) rc = check_config(dir, &was, path);
+  if (rc == CLI_OK) rc = log_check(log, state.log_bytes, (uint32_t)state.log_crc, path);
+  settings_free(&was);
+  free(log);
+  free(path);
+  return rc;
+}
+
+int checkpoint_settings(const char *dir, int64_t step, settings *out) {
+  run_state state;
+  char *path = checkpoint_path(dir, step);
+  checkpoint_init(&state);
+  const int rc = read_head(path, out, &state);
+  free(path);
+  return rc;
+}
+
+/* ---- removing --------------------------------------------------------------------------------*/
+
+/* An older checkpoint of this run knows the beginning of its log. */
+static bool is_of_run(const char *dir, const char *path) {
+  char why[CHECKPOINT_MESSAGE];
+  file_reader r;
+  struct stat st;
+  if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || !file_open(path, true, &r, why))
+    return false;
+  const char *bytes = ngio_tensors_text(r.file, "log_bytes");
+  const char *crc = ngio_tensors_text(r.file, "log_crc32");
+  char *log = cli_join(dir, "log.jsonl");
+  const bool ours = bytes != NULL && crc != NULL &&
+                    log_begins(log, strtoll(bytes, NULL, 10), (uint32_t)strtoll(crc, NULL, 10));
+  free(log);
+  file_close(&r);
+  return ours;
+}
+
+void checkpoint_sweep(const char *dir, int64_t step) {
+  DIR *d = opendir(dir);
+  for (const struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+    int64_t of = -1;
+    const kind what = kind_of(e->d_name, &of);
+    char *path = cli_join(dir, e->d_name);
+    if (what == TEMPORARY || (what == STATE && of != step) ||
+        (what == WHOLE && of < step && is_of_run(dir, path)))
+      disk_remove(path);
+    free(path);
+  }
+  if (d != NULL) (void)closedir(d);
+}
+
+void checkpoint_remove(const char *dir) { checkpoint_sweep(dir, INT64_MAX); }
 
 /* ---- saving ----------------------------------------------------------------------------------*/
 
-/* A name that is taken, but not by the file that is to have it, is somebody else's. */
-static int is_free(const char *path, const manifest_file *f) {
-  if (!disk_exists(path) || manifest_is(path, f)) return CLI_OK;
-  return cli_bad("%s: is there already and is none of this run's; move it away", path);
+/* The library's state as it comes. */
+typedef struct bytes {
+  char *data;
+  int64_t size, room;
+} bytes;
+
+static int32_t collect(void *user, const void *data, int64_t n) {
+  bytes *b = user;
+  if (n > b->room - b->size) {
+    const int64_t room = 2 * b->room > b->size + n ? 2 * b->room : b->size + n;
+    char *more = realloc(b->data, (size_t)room);
+    if (more == NULL) return ENOMEM;
+    b->data = more;
+    b->room = room;
+  }
+  memcpy(b->data + b->size, data, (size_t)n);
+  b->size += n;
+  return 0;
 }
 
-static void remove_set(const char *dir, const manifest_set *set) {
-  for (int i = 0; i < MANIFEST_PARTS; i++) {
-    const manifest_file *f = &set->file[i];
-    if (set->step < 0 || f->bytes == 0) continue;
-    char *path = path_of(dir, manifest_part[i], set->step);
-    if (manifest_is(path, f)) disk_remove(path);
-    parts_remove(path, f);
-    free(path);
-  }
+/* The identity of a state that is in parts, from its first file. */
+static int read_id(const char *path, char id[NAME]) {
+  char why[CHECKPOINT_MESSAGE] = "";
+  file_reader r;
+  if (disk_regular(path) != CLI_OK) return CLI_BAD;
+  if (!file_open(path, false, &r, why)) return cli_bad("%s", why);
+  const char *text = ngio_tensors_text(r.file, "natgrad.crc32");
+  (void)snprintf(id, NAME, "%s", text != NULL ? text : "");
+  file_close(&r);
+  return text != NULL ? CLI_OK : cli_bad("%s: is no state of the library", path);
 }
 
-int checkpoint_save(const char *dir, const nn *net, const feed *f, const average *mean, precond *p,
-                    int32_t ranks, run_state *state) {
-  manifest m = state->files;
-  m.before = m.now;
-  m.now = (manifest_set){.step = state->step};
-  manifest_made_by(&m);
-  const bool has[MANIFEST_PARTS] = {true, true, mix_carries(&f->mix), average_carries(mean)};
-  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  char *next[MANIFEST_PARTS], *path[MANIFEST_PARTS], *left_out = damaged_text(&f->damaged);
-  int rc = disk_own_folder(folder);
-  for (int i = 0; i < MANIFEST_PARTS; i++) {
-    next[i] = next_of(dir, manifest_part[i]);
-    path[i] = path_of(dir, manifest_part[i], state->step);
-    if (rc == CLI_OK) rc = disk_regular(next[i]);
-  }
-  if (rc == CLI_OK) rc = checkpoint_write_model(next[MANIFEST_MODEL], net, state, 0, left_out);
-  if (rc == CLI_OK) rc = precond_save(p, next[MANIFEST_PRECOND], ranks > 1);
-  if (rc == CLI_OK && has[MANIFEST_MIXUP]) rc = mix_save(&f->mix, next[MANIFEST_MIXUP]);
-  if (rc == CLI_OK && has[MANIFEST_AVERAGE]) rc = average_save(mean, next[MANIFEST_AVERAGE]);
-  for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
-    if (!has[i]) continue;
-    rc = manifest_look(next[i], &m.now.file[i]);
-    if (rc == CLI_OK && i == MANIFEST_PRECOND) rc = parts_look(next[i], ranks, &m.now.file[i]);
-    if (rc == CLI_OK) rc = is_free(path[i], &m.now.file[i]);
-    if (rc == CLI_OK) rc = parts_free(path[i], &m.now.file[i]);
-  }
-  if (rc == CLI_OK) rc = manifest_write(latest, &m);
-  for (int i = 0; i < MANIFEST_PARTS && rc != CLI_OK; i++) {
-    /* room on a disk that may be full; the checkpoint before is whole */
-    if (has[i]) disk_remove(next[i]);
-    if (i == MANIFEST_PRECOND) parts_sweep(next[i]);
-  }
-  for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
-    if (has[i]) rc = parts_rename(next[i], path[i], &m.now.file[i]);
-    if (has[i] && rc == CLI_OK) rc = disk_give_name(next[i], path[i]);
-  }
-  if (rc == CLI_OK) {
-    remove_set(dir, &m.before);
-    state->files = m;
-  }
-  for (int i = 0; i < MANIFEST_PARTS; i++) {
-    free(next[i]);
-    free(path[i]);
-  }
+static ngio_tensor average_of(const average *a) {
+  ngio_tensor t = {.name = average_tensor, .dtype = NGIO_F32, .ndim = 1, .shape = {a->weights}};
+  t.data = a->mean;
+  t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
+  return t;
+}
+
+static void mixup_of(const mix *m, ngio_tensor t[2]) {
+  t[0] = (ngio_tensor){.name = images_tensor, .dtype = NGIO_F32, .ndim = 4};
+  mix_shape(m, t[0].shape);
+  t[1] = (ngio_tensor){.name = targets_tensor, .dtype = NGIO_F32, .ndim = 2};
+  t[1].shape[0] = t[0].shape[0];
+  t[1].shape[1] = m->classes;
+  for (int i = 0; i < 2; i++)
+    t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
+}
+
+/* The header of what rank 0 is about to write. */
+static void describe(const checkpoint *c, const char *config, const bytes *state, const char *id,
+                     const int64_t mixup_crc[2], file_head *h) {
+  char *left_out = damaged_text(&c->feed->damaged);
+  file_head_state(h, c->state);
+  file_head_text(h, config_key, config);
+  if (id[0] != 0) file_head_text(h, id_key, id);
+  if (left_out != NULL) file_head_text(h, left_out_key, left_out);
   free(left_out);
-  free(latest);
-  free(folder);
-  return rc;
+  file_head_net(h, c->net);
+  if (average_carries(c->mean)) {
+    const ngio_tensor t = average_of(c->mean);
+    file_head_tensor(h, &t, file_crc(t.data, t.bytes));
+  }
+  if (mix_carries(&c->feed->mix)) {
+    ngio_tensor t[2];
+    mixup_of(&c->feed->mix, t);
+    for (int i = 0; i < 2; i++)
+      file_head_tensor(h, &t[i], mixup_crc[i]);
+  }
+  if (id[0] != 0) return;
+  const ngio_tensor t = {.name = state_tensor, .dtype = NGIO_U8, .ndim = 1, .shape = {state->size}};
+  file_head_tensor(h, &t, -1); /* it has checksums of its own */
 }
 
-int checkpoint_save_part(const char *dir, const feed *f, precond *p, bool in_parts) {
-  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  int rc = precond_save_with(p, next, in_parts);
-  if (rc == CLI_OK && mix_carries(&f->mix)) rc = mix_save(&f->mix, NULL);
-  free(next);
-  return rc;
+static int put(ngio_writer *w, const void *data, int64_t n) {
+  char message[CHECKPOINT_MESSAGE] = "";
+  return ngio_writer_put(w, data, n, message, sizeof message) == NGIO_OK ? CLI_OK
+                                                                         : cli_bad("%s", message);
 }
 
-int checkpoint_load_part(const char *dir, feed *f, precond *p, int64_t step) {
-  char *path = path_of(dir, manifest_part[MANIFEST_PRECOND], step);
-  int rc = precond_load(p, path);
-  if (rc == CLI_OK && mix_carries(&f->mix)) rc = mix_load(&f->mix, NULL);
-  free(path);
-  return rc;
-}
-
-int checkpoint_config(const char *dir, run_state *state, uint32_t next) {
-  char *latest = in_checkpoint(dir, "latest.json");
-  state->files.config_next = next;
-  const int rc = manifest_write(latest, &state->files);
-  state->files.config = next; /* of the next checkpoint */
-  free(latest);
-  return rc;
-}
-
-/* ---- is it all there? ------------------------------------------------------------------------*/
-
-static int find_file(const char *dir, const char *what, int64_t step, const manifest_file *f) {
-  char *path = path_of(dir, what, step), *next = next_of(dir, what);
-  manifest_file is = {0};
+/* Data in the order of the header.  Collective because of the batch; w is NULL on ranks without the file. */
+static int write_data(const checkpoint *c, const file_head *h, const bytes *state, ngio_writer *w) {
   int rc = CLI_OK;
-  if (!disk_exists(path) && manifest_is(next, f)) rc = disk_give_name(next, path);
-  if (rc == CLI_OK && !disk_exists(path))
-    rc = cli_bad("%s: is missing, and belongs to the checkpoint of step %lld", path,
-                 (long long)step);
-  if (rc == CLI_OK) rc = manifest_look(path, &is);
-  if (rc == CLI_OK && (is.bytes != f->bytes || is.head != f->head)) {
-    rc = cli_bad("%s: does not belong to latest.json, or was edited: %lld bytes, head %08lx, "
-                 "expected %lld, %08lx",
-                 path, (long long)is.bytes, (unsigned long)is.head, (long long)f->bytes,
-                 (unsigned long)f->head);
-  }
-  if (rc == CLI_OK) rc = parts_find(path, next, f, step);
-  free(path);
-  free(next);
+  for (int32_t i = 0; i < h->tensors && rc == CLI_OK && h->tensor[i].data != NULL; i++)
+    rc = put(w, h->tensor[i].data, h->tensor[i].bytes);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_write(&c->feed->mix, w);
+  if (rc == CLI_OK && w != NULL && state->size > 0) rc = put(w, state->data, state->size);
   return rc;
 }
 
-static int find_config(const char *dir, const manifest *m) {
-  char *path = cli_join(dir, "config.json"), *text = NULL;
-  int rc = disk_exists(path) ? disk_regular(path)
-                             : cli_bad("%s: is missing, and belongs to the checkpoint", path);
-  if (rc == CLI_OK) rc = disk_read(path, &text);
-  if (rc == CLI_OK) {
-    const uint32_t is = disk_crc(text, strlen(text));
-    if (is != m->config && is != m->config_next)
-      rc = cli_bad("%s: does not belong to checkpoint/latest.json, or was edited: checksum %08lx, "
-                   "expected %08lx",
-                   path, (unsigned long)is, (unsigned long)m->config_next);
-  }
-  free(text);
-  free(path);
-  return rc;
+static int finish(ngio_writer **w) {
+  char message[CHECKPOINT_MESSAGE] = "";
+  if (ngio_writer_finish(w, message, sizeof message) == NGIO_OK) return CLI_OK;
+  return cli_bad("%s", message);
 }
 
-/* Names that nobody else gives to a file: what bears one is ours. */
-static const char *const passing[] = {
-    "model.natgrad-next",      "model.natgrad-next.natgrad-part",
-    "precond.natgrad-next",    "precond.natgrad-next.natgrad-part",
-    "mixup.natgrad-next",      "mixup.natgrad-next.natgrad-part",
-    "average.natgrad-next",    "average.natgrad-next.natgrad-part",
-    "latest.json.natgrad-part"};
-enum { PASSING = sizeof passing / sizeof passing[0] };
+/* The checkpoint that the new one replaces. */
+static void remove_previous(const char *dir, int64_t step) {
+  char *path = checkpoint_path(dir, step);
+  disk_remove(path);
+  free(path);
+}
 
-/* Where the next checkpoint is going to be written; better known before the training than after it. */
-static int find_way(const char *dir) {
+int checkpoint_save(const checkpoint *c, const char *config, bool in_parts) {
+  run_state *s = c->state;
+  const bool first = c->ranks->rank == 0;
+  char *path = checkpoint_path(c->dir, s->step), *parts = state_path(c->dir, s->step),
+       id[NAME] = "";
+  int64_t mixup_crc[2] = {0, 0};
+  bytes state = {NULL, 0, 0};
+  file_head head = {0};
+  ngio_writer *w = NULL;
   int rc = CLI_OK;
-  for (size_t i = 0; i < PASSING && rc == CLI_OK; i++) {
-    char *path = in_checkpoint(dir, passing[i]);
-    rc = disk_regular(path);
-    free(path);
+  if (first && disk_exists(path))
+    rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
+  if (rc == CLI_OK && in_parts) {
+    rc = precond_save_parts(c->p, parts, first);
+  } else if (rc == CLI_OK) {
+    rc = precond_save(c->p, collect, &state, first);
   }
-  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  if (rc == CLI_OK) rc = parts_regular(next);
-  free(next);
+  if (rc == CLI_OK && in_parts && first) rc = read_id(parts, id);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_checksums(&c->feed->mix, mixup_crc);
+  if (rc == CLI_OK && first) {
+    s->averaged = c->mean->count;
+    checkpoint_maker(s);
+    describe(c, config, &state, id, mixup_crc, &head);
+    rc = file_head_write(&head, path, &w);
+  }
+  if (rc == CLI_OK) rc = write_data(c, &head, &state, w);
+  if (rc == CLI_OK && first) rc = finish(&w);
+  ngio_writer_abandon(&w);
+  file_head_free(&head);
+  free(state.data);
+  if (first && rc == CLI_OK) {
+    if (s->previous >= 0) remove_previous(c->dir, s->previous);
+    s->previous = s->step;
+  }
+  if (first) checkpoint_sweep(c->dir, s->previous);
+  free(parts);
+  free(path);
   return rc;
 }
 
-int checkpoint_find(const char *dir, bool *there) {
-  manifest m;
-  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  char *log = cli_join(dir, "log.jsonl"), *more = NULL;
-  *there = false;
-  int rc = disk_exists(folder) ? disk_own_folder(folder) : CLI_OK;
-  if (rc == CLI_OK && disk_exists(folder)) rc = find_way(dir);
-  if (rc == CLI_OK && disk_exists(latest)) {
-    *there = true;
-    rc = manifest_read(latest, &m);
-    for (int i = 0; i < MANIFEST_PARTS && rc == CLI_OK; i++) {
-      if (m.now.file[i].bytes > 0)
-        rc = find_file(dir, manifest_part[i], m.now.step, &m.now.file[i]);
-    }
-    if (rc == CLI_OK && (more = newer(dir, m.now.step)) != NULL) {
-      rc = cli_bad("%s: is newer than latest.json, which is of step %lld; put back what belongs "
-                   "together, or move it away",
-                   more, (long long)m.now.step);
-    }
-    if (rc == CLI_OK) rc = find_config(dir, &m);
-    if (rc == CLI_OK) rc = log_check(log, m.log_bytes, m.log);
-  } else if (rc == CLI_OK && (more = newer(dir, -1)) != NULL) {
-    rc = cli_bad("%s: is missing, but %s is there; put latest.json back, or move the checkpoint "
-                 "away to begin again",
-                 latest, more);
-  }
-  free(more);
-  free(log);
-  free(latest);
-  free(folder);
-  return rc;
+/* ---- loading ---------------------------------------------------------------------------------*/
+
+/* The bytes of natgrad.state, in order. */
+typedef struct piece {
+  ngio_source *source;
+  int64_t at, end;
+} piece;
+
+static int64_t give(void *user, void *data, int64_t n) {
+  piece *p = user;
+  if (n > p->end - p->at) n = p->end - p->at;
+  if (n > 0 && ngio_source_read(p->source, p->at, data, n, NULL, 0) != NGIO_OK) return -1;
+  p->at += n;
+  return n;
 }
 
-/* ---- loading, and what is left over ----------------------------------------------------------*/
-
-/* Of other data nothing is known; that they are others is told elsewhere. */
-static int take_left_out(const char *path, const char *text, const run_state *s, damaged *a,
-                         const data_set *d) {
+/* If the data are others, their list of unreadable files means nothing; fits() refuses them. */
+static int take_left_out(const file_reader *r, const run_state *s, damaged *a, const data_set *d) {
+  const char *text = ngio_tensors_text(r->file, left_out_key);
   if (text == NULL || d->images == NULL || s->data_crc != data_checksum(d)) return CLI_OK;
-  return damaged_read(a, text) ? CLI_OK : cli_bad("%s: its metadata has no good 'left_out'", path);
+  if (damaged_read(a, text)) return CLI_OK;
+  return cli_bad("%s: its metadata has no valid '%s'", r->path, left_out_key);
 }
 
-int checkpoint_load(const char *dir, nn *net, feed *f, average *mean, precond *p,
-                    run_state *state) {
-  char *latest = in_checkpoint(dir, "latest.json"), *path[MANIFEST_PARTS], *left_out = NULL;
-  checkpoint_init(state);
-  int rc = manifest_read(latest, &state->files);
-  const manifest_set *now = &state->files.now;
-  for (int i = 0; i < MANIFEST_PARTS; i++)
-    path[i] = path_of(dir, manifest_part[i], now->step);
-  const bool carried = now->file[MANIFEST_MIXUP].bytes > 0;
-  if (rc == CLI_OK && carried != mix_carries(&f->mix))
-    rc = cli_bad("%s: is %s mixup, this run %s it", latest, carried ? "with" : "without",
-                 carried ? "without" : "with");
-  const bool averaged = now->file[MANIFEST_AVERAGE].bytes > 0;
-  if (rc == CLI_OK && averaged && mean->mean == NULL)
-    rc = cli_bad("%s: is with averaged weights, this run without", latest);
-  if (rc == CLI_OK) rc = checkpoint_read_model(path[MANIFEST_MODEL], net, state, &left_out);
-  if (rc == CLI_OK) rc = take_left_out(path[MANIFEST_MODEL], left_out, state, &f->damaged, f->d);
-  if (rc == CLI_OK && state->step != now->step)
-    rc = cli_bad("%s: is of step %lld", path[MANIFEST_MODEL], (long long)state->step);
-  if (rc == CLI_OK) rc = precond_load(p, path[MANIFEST_PRECOND]);
-  if (rc == CLI_OK && carried) rc = mix_load(&f->mix, path[MANIFEST_MIXUP]);
-  if (rc == CLI_OK && averaged) rc = average_load(mean, path[MANIFEST_AVERAGE]);
-  for (int i = 0; i < MANIFEST_PARTS; i++)
-    free(path[i]);
-  free(left_out);
-  free(latest);
+static int read_mixup(file_reader *r, const mix *m, float *whole[2]) {
+  ngio_tensor t[2];
+  int rc = CLI_OK;
+  mixup_of(m, t);
+  for (int i = 0; i < 2 && rc == CLI_OK; i++) {
+    whole[i] = cli_take((size_t)t[i].bytes, 1);
+    rc = file_read_tensor(r, &t[i], whole[i]);
+  }
   return rc;
 }
 
-int checkpoint_step(const char *dir, int64_t *step) {
-  manifest m;
-  char *latest = in_checkpoint(dir, "latest.json");
-  const int rc = manifest_read(latest, &m);
-  *step = rc == CLI_OK ? m.now.step : -1;
-  free(latest);
+static int read_average(file_reader *r, const run_state *s, average *mean) {
+  const bool has = ngio_tensors_find(r->file, average_tensor) != NULL;
+  if (has != (s->averaged > 0) || (has && mean->mean == NULL))
+    return cli_bad("%s: its averaged weights do not fit the settings of this run", r->path);
+  if (!has) return CLI_OK;
+  const ngio_tensor t = average_of(mean);
+  mean->count = s->averaged;
+  return file_read_tensor(r, &t, mean->mean);
+}
+
+/* All that rank 0 reads without the others. */
+static int read_own(file_reader *r, const checkpoint *c, float *mixup[2]) {
+  int rc = file_read_state(r, c->state);
+  if (rc == CLI_OK) rc = file_read_net(r, c->net);
+  if (rc == CLI_OK) rc = take_left_out(r, c->state, &c->feed->damaged, c->feed->d);
+  if (rc == CLI_OK) rc = read_average(r, c->state, c->mean);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = read_mixup(r, &c->feed->mix, mixup);
   return rc;
 }
 
-int checkpoint_load_model(const char *dir, nn *net, run_state *state) {
-  char *latest = in_checkpoint(dir, "latest.json"), *path = NULL;
-  checkpoint_init(state);
-  int rc = manifest_read(latest, &state->files);
-  if (rc == CLI_OK) {
-    path = path_of(dir, manifest_part[MANIFEST_MODEL], state->files.now.step);
-    rc = checkpoint_read_model(path, net, state, NULL);
+/* The library's state from the file (r, on rank 0) or from parts. */
+static int load_state(const checkpoint *c, file_reader *r, const char *parts, bool in_parts) {
+  piece p = {&r->source, 0, 0};
+  if (in_parts) return precond_load_parts(c->p, parts);
+  if (c->ranks->rank == 0) {
+    const ngio_tensor *t = ngio_tensors_find(r->file, state_tensor);
+    if (t == NULL || t->dtype != NGIO_U8)
+      return cli_bad("%s: tensor '%s' is missing", r->path, state_tensor);
+    p.at = ngio_tensors_place(r->file, t);
+    p.end = p.at + t->bytes;
+  }
+  return precond_load(c->p, give, &p, r->path);
+}
+
+int checkpoint_load(const checkpoint *c, int64_t step) {
+  const bool first = c->ranks->rank == 0;
+  char *path = checkpoint_path(c->dir, step), *parts = state_path(c->dir, step), id[NAME] = "";
+  char why[CHECKPOINT_MESSAGE] = "";
+  float *mixup[2] = {NULL, NULL};
+  file_reader r = {.path = path, .source = {.fd = -1}};
+  int rc = CLI_OK;
+  if (first) {
+    rc = file_open(path, true, &r, why) ? read_own(&r, c, mixup) : cli_bad("%s", why);
+    c->state->previous = step;
+  }
+  const char *want = rc == CLI_OK && first ? ngio_tensors_text(r.file, id_key) : NULL;
+  bool in_parts = want != NULL;
+  if (in_parts) {
+    rc = disk_exists(parts) ? read_id(parts, id)
+                            : cli_bad("%s: is missing, and belongs to %s", parts, path);
+    if (rc == CLI_OK && strcmp(id, want) != 0)
+      rc = cli_bad("%s: does not belong to %s", parts, path);
+  }
+  if (rc == CLI_OK) rc = ranks_tell(c->ranks, &in_parts, sizeof in_parts);
+  if (rc == CLI_OK) rc = load_state(c, &r, parts, in_parts);
+  if (rc == CLI_OK && mix_carries(&c->feed->mix)) rc = mix_read(&c->feed->mix, mixup);
+  file_close(&r);
+  free(mixup[0]);
+  free(mixup[1]);
+  free(parts);
+  free(path);
+  return rc;
+}
+
+/* ---- the network alone -----------------------------------------------------------------------*/
+
+int checkpoint_read_model(const char *path, nn *net, run_state *state) {
+  char why[CHECKPOINT_MESSAGE] = "";
+  file_reader r;
+  if (!file_open(path, false, &r, why)) return cli_bad("%s", why);
+  int rc = file_read_state(&r, state);
+  if (rc == CLI_OK) rc = file_read_net(&r, net);
+  file_close(&r);
+  return rc;
+}
+
+int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
+                           int64_t averaged) {
+  char count[NAME];
+  file_head h = {0};
+  ngio_writer *w = NULL;
+  (void)snprintf(count, sizeof count, "%lld", (long long)averaged);
+  file_head_state(&h, state);
+  if (averaged > 0) file_head_text(&h, averaged_key, count);
+  file_head_net(&h, net);
+  int rc = file_head_write(&h, path, &w);
+  for (int32_t i = 0; i < h.tensors && rc == CLI_OK; i++)
+    rc = put(w, h.tensor[i].data, h.tensor[i].bytes);
+  if (rc == CLI_OK) rc = finish(&w);
+  ngio_writer_abandon(&w);
+  file_head_free(&h);
+  return rc;
+}
+
+/* ---- other files of a run --------------------------------------------------------------------*/
+
+int checkpoint_check_average(const char *dir, bool resumed) {
+  char *path = cli_join(dir, CHECKPOINT_AVERAGE), why[CHECKPOINT_MESSAGE];
+  file_reader r;
+  int rc = disk_regular(path);
+  if (rc == CLI_OK && disk_exists(path)) {
+    const bool opened = resumed && file_open(path, true, &r, why);
+    const bool mean = opened && ngio_tensors_text(r.file, averaged_key) != NULL;
+    if (opened) file_close(&r);
+    if (!mean) rc = cli_bad("%s: exists and does not belong to this run; move it away", path);
   }
   free(path);
-  free(latest);
   return rc;
 }
 
-void checkpoint_tidy(const char *dir, const manifest *m) {
-  for (size_t i = 0; i < PASSING; i++) {
-    char *path = in_checkpoint(dir, passing[i]);
-    disk_remove(path);
-    free(path);
-  }
-  char *next = next_of(dir, manifest_part[MANIFEST_PRECOND]);
-  parts_sweep(next);
-  free(next);
-  if (m->before.step != m->now.step) remove_set(dir, &m->before);
+static bool same_file(const char *a, const char *b) {
+  struct stat x, y;
+  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-void checkpoint_remove(const char *dir) {
-  manifest m;
-  char *folder = cli_join(dir, "checkpoint"), *latest = cli_join(folder, "latest.json");
-  if (disk_exists(latest) && manifest_read(latest, &m) == CLI_OK) {
-    checkpoint_tidy(dir, &m);
-    remove_set(dir, &m.now);
-    disk_remove(latest);
-  }
-  (void)rmdir(folder);
-  free(latest);
+bool checkpoint_owns(const char *dir, const char *path) {
+  static const char *const file[] = {"log.jsonl", "config.json", CHECKPOINT_AVERAGE};
+  int64_t step;
+  const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+  char *folder = cli_copy(slash != NULL ? path : ".");
+  if (slash != NULL) folder[slash == path ? 1 : slash - path] = 0;
+  bool found = kind_of(name, &step) != OTHER && same_file(folder, dir);
   free(folder);
+  DIR *d = found ? NULL : opendir(dir);
+  for (const struct dirent *e; d != NULL && !found && (e = readdir(d)) != NULL;) {
+    bool ours = kind_of(e->d_name, &step) != OTHER;
+    for (size_t i = 0; i < sizeof file / sizeof file[0]; i++)
+      ours = ours || strcmp(e->d_name, file[i]) == 0;
+    char *entry = cli_join(dir, e->d_name);
+    found = ours && same_file(entry, path);
+    free(entry);
+  }
+  if (d != NULL) (void)closedir(d);
+  return found;
 }

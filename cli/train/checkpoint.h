@@ -1,68 +1,96 @@
-/* checkpoint.h: a run's state in DIR/checkpoint/, and back.
+/* checkpoint.h: the state of a run in one file, DIR/checkpoint-STEP.safetensors, and back.
  *
- *   model-<step>.safetensors    parameters and buffers by name; in its metadata what follows
- *   precond-<step>.safetensors  the library's own (ng_save), momentum and moments included; with
- *                               --checkpoint-parts rank 0's, beside those of the others (parts.h)
- *   mixup-<step>.safetensors    with mixup, the batch before (mix.h)
- *   average-<step>.safetensors  once weights are averaged, their mean (average.h)
- *   latest.json                 which of them count, and the checksums that hold it, config.json and
- *                               log.jsonl together (manifest.h)
+ *   tensor NAME                     parameters and running statistics of the network, f32
+ *   tensor natgrad.average          the mean of the weights so far (--average-weights)
+ *   tensor natgrad.mixup.images     the previous batch (--mixup-alpha), and
+ *   tensor natgrad.mixup.targets
+ *   tensor natgrad.state            the bytes of ng_save_to: statistics, inverses, momentum, moments
+ *   metadata                        counters of the run, the text of config.json ("config"), length and CRC-32 of
+ *                                   log.jsonl, the CRC-32 of each f32 tensor ("crc32 NAME") and of the metadata ("crc32")
  *
- * They are written as model.natgrad-next and so on, complete on the disk before latest.json says so; then they
- * get their names, and those of the checkpoint before go.  So a run killed at any moment has a whole checkpoint
- * (or none yet), a file under its own name was in a latest.json once, and no other file is removed.
- * Links are not followed: what is none of these files is refused. */
+ * With --checkpoint-parts each rank writes its own part of the library's state, DIR/checkpoint-STEP.natgrad-state with the
+ * suffixes of io/part_files.h; the metadata then has "state_id" instead of natgrad.state.
+ *
+ * The file is written as NAME.natgrad-part, flushed and renamed, after its parts; then the previous checkpoint is
+ * removed.  So a run that is killed at any moment has a complete checkpoint or none yet.  The highest step counts.
+ * Only regular files are read, replaced or removed. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
 #include "average.h"
-#include "manifest.h"
 #include "feed.h"
 #include "precond.h"
 
+enum { CHECKPOINT_MAKERS = 9, CHECKPOINT_TEXT = 128 };
+
 typedef struct run_state {
-  int64_t step;      /* so many are done */
-  int64_t per_epoch; /* steps of an epoch, to see whether the data is the same */
+  int64_t step;      /* steps done */
+  int64_t per_epoch; /* steps of an epoch, to detect other data */
   int64_t data_crc;  /* data_checksum */
   double loss_sum;   /* of the epoch so far, and its counts */
   int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
-  int64_t in_a_row;  /* skipped ones since the last step that counted */
-  double first_loss; /* of the run's first step; 0: not known */
-  manifest files;    /* of the checkpoint made or read last; for the next one: config, log, times */
+  int64_t in_a_row;  /* skipped steps since the last step that changed weights */
+  double first_loss; /* of the run's first step; 0: unknown */
+  int64_t averaged;  /* weights in the mean */
+  int64_t log_bytes; /* length of log.jsonl */
+  int64_t log_crc;   /* CRC-32 of these bytes */
+  double seconds;    /* of training, as in log.jsonl */
+  int64_t previous;  /* step of the checkpoint that the next one replaces; -1: none.  Not saved. */
+  int stations;      /* totals, in ms */
+  train_station station[TRAIN_STATIONS];
+  char made_by[CHECKPOINT_MAKERS][CHECKPOINT_TEXT]; /* checkpoint_maker */
 } run_state;
 
 void checkpoint_init(run_state *s);
 
-/* All CLI_BAD, told in one line that names the file. */
+/* This program on this machine: everything that decides the last bits. */
+void checkpoint_maker(run_state *s);
+/* The differences, as "threads 2, now 1; kernel ..."; "" if there are none. */
+void checkpoint_differs(const run_state *was, const run_state *now, char *text, size_t size);
 
-/* Is there a checkpoint in DIR, with all that belongs to it as it was?  Anything less than all of it is
- * an error.  Finishes what a run that was killed left between latest.json and the names. */
-int checkpoint_find(const char *dir, bool *there);
-/* Rank 0 of `ranks` whose state is in parts; 1: it is not. */
-int checkpoint_save(const char *dir, const nn *net, const feed *f, const average *mean, precond *p,
-                    int32_t ranks, run_state *state);
-/* What the other ranks do meanwhile: the part of each, if the state is in parts, and theirs of the batch before; and
- * when rank 0 loads the state of a step. */
-int checkpoint_save_part(const char *dir, const feed *f, precond *p, bool in_parts);
-int checkpoint_load_part(const char *dir, feed *f, precond *p, int64_t step);
-/* After checkpoint_find.  After a failure the network may be half loaded. */
-int checkpoint_load(const char *dir, nn *net, feed *f, average *mean, precond *p, run_state *state);
-/* The network alone: that of a checkpoint, after checkpoint_find; a file as model-<step>.safetensors. */
-int checkpoint_load_model(const char *dir, nn *net, run_state *state);
-int checkpoint_step(const char *dir, int64_t *step); /* of the one that is there */
-/* *left_out: damaged_text of the run, for free(), NULL: there is none; or NULL: nobody asks. */
-int checkpoint_read_model(const char *path, nn *net, run_state *state, char **left_out);
-/* `averaged`: of how many weights the network's are the mean, 0: of none; left_out: damaged_text or NULL. */
+/* The functions below return CLI_BAD after one line that names the file. */
+
+/* Find the checkpoint in DIR and check that its header, config.json and log.jsonl belong together; *step is -1 if there is
+ * none. */
+int checkpoint_find(const char *dir, int64_t *step);
+/* The settings that the run had when it wrote the checkpoint of `step`. */
+int checkpoint_settings(const char *dir, int64_t step, settings *out);
+char *checkpoint_path(const char *dir, int64_t step); /* for free() */
+
+/* What a checkpoint consists of; all pointers are the caller's. */
+typedef struct checkpoint {
+  const char *dir;
+  const run_ranks *ranks;
+  nn *net;
+  feed *feed;
+  average *mean;
+  precond *p;
+  run_state *state;
+} checkpoint;
+
+/* Collective; rank 0 has the file.  `config`: the text of config.json. */
+int checkpoint_save(const checkpoint *c, const char *config, bool in_parts);
+/* Collective; after checkpoint_find on rank 0.  Other ranks get the library's state and their part of the batch; for the
+ * rest see share_loaded.  After a failure the network may be half loaded. */
+int checkpoint_load(const checkpoint *c, int64_t step);
+/* Remove temporary files and parts that no checkpoint needs, and checkpoints of this run older than `step`. */
+void checkpoint_sweep(const char *dir, int64_t step);
+/* Remove the checkpoints of a run that is over. */
+void checkpoint_remove(const char *dir);
+
+/* The network alone, to and from any file.  `averaged`: the number of weights of which it is the mean, else 0. */
+int checkpoint_read_model(const char *path, nn *net, run_state *state);
 int checkpoint_write_model(const char *path, const nn *net, const run_state *state,
-                           int64_t averaged, const char *left_out);
-/* config.json, whose checksum is that of state->files, is about to become another. */
-int checkpoint_config(const char *dir, run_state *state, uint32_t next);
+                           int64_t averaged);
 /* The name of a parameter or buffer that is not finite, or NULL. */
 const char *checkpoint_lost(const nn *net);
-/* Removes what a killed save left behind, and the files of the checkpoint before. */
-void checkpoint_tidy(const char *dir, const manifest *m);
-/* Removes a checkpoint that nobody needs any more, and the folder if nothing else is in it. */
-void checkpoint_remove(const char *dir);
+
+#define CHECKPOINT_AVERAGE "average.safetensors"
+/* Check that DIR/average.safetensors, which the end of a run replaces, does not exist or (`resumed`) is a mean that
+ * checkpoint_write_model wrote. */
+int checkpoint_check_average(const char *dir, bool resumed);
+/* Is `path`, by whatever name or link, a file of the run in DIR, or named like a checkpoint of it? */
+bool checkpoint_owns(const char *dir, const char *path);
 
 #endif

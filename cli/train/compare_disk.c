@@ -348,7 +348,9 @@ void compare_run_done(const char *folder) { checkpoint_remove(folder); }
 int compare_run_begin(const char *folder, bool *resume) {
   static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
   int rc = disk_own_folder(folder);
-  if (rc == CLI_OK) rc = checkpoint_find(folder, resume);
+  int64_t step = -1;
+  if (rc == CLI_OK) rc = checkpoint_find(folder, &step);
+  *resume = step >= 0;
   if (rc != CLI_OK || *resume) return rc;
   for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
     char *path = cli_join(folder, left[i]);

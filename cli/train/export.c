@@ -4,10 +4,10 @@
  * Whatever fields the log has are taken along, in the order in which they appear first; those of
  * "ms" get the name of their station.  A last line that is cut off (a run that was killed, or is
  * running) is left out; anything else that is no object is an error that names the line. */
+#include "checkpoint.h"
 #include "commands.h"
 #include "disk.h"
 #include "event_file.h"
-#include "run_files.h"
 #include "train.h"
 
 #include <math.h>
@@ -228,9 +228,9 @@ static int export(const char *dir, const wish *w) {
                ? read_record(log, &r)
                : cli_bad("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
   if (rc == CLI_OK && w->csv != NULL && strcmp(w->csv, standard_output) != 0 &&
-      run_files_have(dir, w->csv))
+      checkpoint_owns(dir, w->csv))
     rc = cli_bad("--csv: %s is a part of the run itself", w->csv);
-  if (rc == CLI_OK && w->tensorboard != NULL && run_files_have(dir, w->tensorboard))
+  if (rc == CLI_OK && w->tensorboard != NULL && checkpoint_owns(dir, w->tensorboard))
     rc = cli_bad("--tensorboard: %s is a part of the run itself", w->tensorboard);
   if (rc == CLI_OK && w->tensorboard != NULL)
     rc = write_events(&r, w->tensorboard, (double)st.st_mtime);

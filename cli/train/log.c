@@ -77,7 +77,7 @@ static int too_short(const char *path, int64_t is, int64_t bytes) {
                  (long long)is, (long long)bytes);
 }
 
-int log_check(const char *path, int64_t bytes, uint32_t crc) {
+int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where) {
   struct stat st;
   int fd;
   uint32_t is = 0;
@@ -88,13 +88,20 @@ int log_check(const char *path, int64_t bytes, uint32_t crc) {
   } else if (!add_crc(fd, 0, bytes, &is)) {
     rc = cli_bad("%s: cannot be read: %s", path, strerror(errno));
   } else if (is != crc) {
-    rc = cli_bad(
-        "%s: does not belong to checkpoint/latest.json, or was edited: its first %lld bytes "
-        "have checksum %08lx, expected %08lx",
-        path, (long long)bytes, (unsigned long)is, (unsigned long)crc);
+    rc = cli_bad("%s: does not belong to %s, or was edited: its first %lld bytes have checksum "
+                 "%08lx, expected %08lx",
+                 path, where, (long long)bytes, (unsigned long)is, (unsigned long)crc);
   }
   (void)close(fd);
   return rc;
+}
+
+bool log_begins(const char *path, int64_t bytes, uint32_t crc) {
+  uint32_t is = 0;
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const bool same = fd >= 0 && add_crc(fd, 0, bytes, &is) && is == crc;
+  if (fd >= 0) (void)close(fd);
+  return same;
 }
 
 /* Whole lines from there on that no run wrote. */

@@ -34,8 +34,9 @@ typedef struct log_times { /* totals so far; the log keeps its own marks */
   int64_t steps;
 } log_times;
 
-/* Do its first `bytes` have this CRC-32? */
-int log_check(const char *path, int64_t bytes, uint32_t crc);
+/* Do its first `bytes` have this CRC-32, as the checkpoint `where` says? */
+int log_check(const char *path, int64_t bytes, uint32_t crc, const char *where);
+bool log_begins(const char *path, int64_t bytes, uint32_t crc); /* the same, without a message */
 /* Goes on after the first `bytes` of it, whose CRC-32 that is, cutting the rest off (with a note, if it is not a run's own); `t`: the times those
  * tell. */
 int log_reopen(const char *path, int64_t bytes, uint32_t crc, const log_times *t, run_log **out);

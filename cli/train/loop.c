@@ -8,7 +8,6 @@
 #include "disk.h"
 #include "lr.h"
 #include "run.h"
-#include "run_files.h"
 #include "switch.h"
 
 #include <math.h>
@@ -152,21 +151,17 @@ static int save(run *r) {
     (void)snprintf(r->out->lost, sizeof r->out->lost, "%s", lost);
     return CLI_OK;
   }
-  const bool in_parts = r->s->checkpoint_parts && r->ranks.size > 1;
-  if (r->ranks.rank > 0) { /* rank 0 has the other files */
-    const int sent = checkpoint_save_part(r->s->out, &r->feed, r->p, in_parts);
-    if (sent == CLI_OK) was_kept(r);
-    return sent;
-  }
   const log_times t = run_times(r);
-  manifest *m = &r->state.files;
-  int rc = log_sync(r->log, &m->log_bytes, &m->log);
-  m->seconds = seconds(r);
-  m->stations = t.stations;
-  memcpy(m->station, t.station, sizeof m->station);
+  run_state *s = &r->state;
+  uint32_t log_crc;
+  int rc = log_sync(r->log, &s->log_bytes, &log_crc); /* rank 0 has a log */
+  s->log_crc = log_crc;
+  s->seconds = seconds(r);
+  s->stations = t.stations;
+  memcpy(s->station, t.station, sizeof s->station);
+  const checkpoint c = run_checkpoint(r);
   if (rc == CLI_OK)
-    rc = checkpoint_save(r->s->out, r->net, &r->feed, &r->mean, r->p, in_parts ? r->ranks.size : 1,
-                         &r->state);
+    rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc == CLI_OK) was_kept(r);
   return rc;
 }
@@ -272,9 +267,9 @@ static int end_with_average(run *r) {
   out->averaged = r->mean.count;
   out->diverged = false; /* the run itself is not */
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
-  char *path = cli_join(r->s->out, RUN_FILES_AVERAGE);
+  char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_regular(path);
-  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count, NULL);
+  if (rc == CLI_OK) rc = checkpoint_write_model(path, r->net, &r->state, r->mean.count);
   free(path);
   return rc;
 }
@@ -323,7 +318,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   r.lock = -1;
   out->kept = -1;
   checkpoint_init(&r.state);
-  manifest_init(&r.before);
+  checkpoint_init(&r.before);
   r.ranks = ranks_of(traffic_through(&r.wire, t));
   r.ranks.count = &r.said;
   int rc = run_begin(&r);
@@ -342,6 +337,7 @@ int train_run_on(const ng_transport *t, const settings *s, const data_set *d,
   feed_free(&r.feed);
   grads_free(&r.grads);
   average_free(&r.mean);
+  free(r.config);
   nn_destroy(&r.net);
   ng_pool_destroy(r.pool);
   if (rc != CLI_OK) train_result_free(out);

@@ -1,7 +1,6 @@
 /* mix.c: the formulas are on the card in mix.h. */
 #include "mix.h"
 #include "common/random.h"
-#include "safetensors.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -139,22 +138,17 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
   m->began = true;
 }
 
-/* ---- on disk -----------------------------------------------------------------------------------*/
+/* ---- in a checkpoint --------------------------------------------------------------------------*/
 
-enum { MESSAGE = 512, SUM = 16, TENSORS = 2, PIECE = 1 << 20 }; /* floats that travel at once */
+enum { MESSAGE = 512, TENSORS = 2, PIECE = 1 << 20 }; /* floats of one message */
 
 bool mix_carries(const mix *m) { return m->last != NULL; }
 
-/* Tensors of the whole batch, without data. */
-static void tensors_of(const mix *m, ngio_tensor t[TENSORS]) {
-  t[0] = (ngio_tensor){.name = "images",
-                       .dtype = NGIO_F32,
-                       .ndim = 4,
-                       .shape = {m->s->batch, m->height, m->width, m->channels}};
-  t[1] = (ngio_tensor){
-      .name = "targets", .dtype = NGIO_F32, .ndim = 2, .shape = {m->s->batch, m->classes}};
-  for (int i = 0; i < TENSORS; i++)
-    t[i].bytes = ngio_bytes_of(t[i].dtype, t[i].shape, t[i].ndim);
+void mix_shape(const mix *m, int64_t shape[4]) {
+  shape[0] = m->s->batch;
+  shape[1] = m->height;
+  shape[2] = m->width;
+  shape[3] = m->channels;
 }
 
 static float *own(const mix *m, int i) { return i == 0 ? m->last : m->last_targets; }
@@ -165,10 +159,7 @@ static int64_t before(const mix *m, int i, int32_t rank) {
   return each * ranks_first(&m->ranks, rank, m->s->batch);
 }
 
-static const char *const keys[TENSORS] = {"crc32 images", "crc32 targets"};
-
-/* Of the whole tensors, from those of all ranks' parts. */
-static int checksums(const mix *m, char sum[TENSORS][SUM]) {
+int mix_checksums(const mix *m, int64_t crc[TENSORS]) {
   const run_ranks *k = &m->ranks;
   double *part = cli_take((size_t)k->size, TENSORS * sizeof *part);
   for (int i = 0; i < TENSORS; i++) {
@@ -178,20 +169,21 @@ static int checksums(const mix *m, char sum[TENSORS][SUM]) {
   }
   const int rc = ranks_sum(k, part, (int64_t)TENSORS * k->size);
   for (int i = 0; i < TENSORS; i++) {
-    uLong crc = crc32_z(0, NULL, 0);
+    uLong all = crc32_z(0, NULL, 0);
     for (int32_t q = 0; q < k->size; q++) {
       const int64_t n = before(m, i, q + 1) - before(m, i, q);
-      crc = crc32_combine(crc, (uLong)part[i * k->size + q], (z_off_t)(n * (int64_t)sizeof(float)));
+      all = crc32_combine(all, (uLong)part[i * k->size + q], (z_off_t)(n * (int64_t)sizeof(float)));
     }
-    (void)snprintf(sum[i], SUM, "%08lx", crc);
+    crc[i] = (int64_t)all;
   }
   free(part);
   return rc;
 }
 
-/* Tensor i, rank by rank and piece by piece: w NULL on ranks that write nothing. */
-static int put(const mix *m, int i, ngio_writer *w, float *spare, char message[MESSAGE]) {
+/* Tensor i, rank by rank and piece by piece. */
+static int put(const mix *m, int i, ngio_writer *w, float *spare) {
   const run_ranks *k = &m->ranks;
+  char message[MESSAGE] = "";
   for (int32_t q = 0; q < k->size; q++) {
     const int64_t n = before(m, i, q + 1) - before(m, i, q);
     for (int64_t at = 0, count; at < n; at += count) {
@@ -206,81 +198,36 @@ static int put(const mix *m, int i, ngio_writer *w, float *spare, char message[M
   return CLI_OK;
 }
 
-int mix_save(const mix *m, const char *path) {
-  char message[MESSAGE] = "", sum[TENSORS][SUM];
-  ngio_tensor t[TENSORS];
-  ngio_text text[TENSORS];
-  ngio_writer *w = NULL;
-  int rc = checksums(m, sum);
-  tensors_of(m, t);
-  for (int i = 0; i < TENSORS; i++)
-    text[i] = (ngio_text){keys[i], sum[i]};
-  if (rc == CLI_OK && m->ranks.rank == 0 &&
-      ngio_writer_create(path, t, TENSORS, text, TENSORS, NULL, &w, message, sizeof message) !=
-          NGIO_OK)
-    rc = cli_bad("%s", message);
+int mix_write(const mix *m, ngio_writer *w) {
+  int rc = CLI_OK;
   float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
   for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
-    rc = put(m, i, w, spare, message);
-  if (rc == CLI_OK && w != NULL && ngio_writer_finish(&w, message, sizeof message) != NGIO_OK)
-    rc = cli_bad("%s", message);
-  ngio_writer_abandon(&w);
+    rc = put(m, i, w, spare);
   free(spare);
   return rc;
 }
 
-/* Rank 0's file, every rank its part of tensor i. */
-static int take(const mix *m, int i, const float *file, float *spare) {
+/* Rank 0 has the whole tensor i; each rank gets its part. */
+static int take(const mix *m, int i, const float *whole, float *spare) {
   const run_ranks *k = &m->ranks;
-  if (k->rank == 0) memcpy(own(m, i), file, (size_t)before(m, i, 1) * sizeof *file);
+  if (k->rank == 0) memcpy(own(m, i), whole, (size_t)before(m, i, 1) * sizeof *whole);
   for (int32_t q = 1; q < k->size; q++) {
     const int64_t from = before(m, i, q), n = before(m, i, q + 1) - from;
     for (int64_t at = 0, count; at < n; at += count) {
       count = n - at < PIECE ? n - at : PIECE;
       float *x = k->rank == q ? own(m, i) + at : spare;
-      if (k->rank == 0) memcpy(x, file + from + at, (size_t)count * sizeof *x);
+      if (k->rank == 0) memcpy(x, whole + from + at, (size_t)count * sizeof *x);
       if (ranks_tell(k, x, count * (int64_t)sizeof *x) != CLI_OK) return CLI_BAD;
     }
   }
   return CLI_OK;
 }
 
-/* All of it is good before any is taken. */
-static int check(const mix *m, const ngio_tensors *file, const char *path,
-                 const ngio_tensor *have[TENSORS]) {
-  ngio_tensor want[TENSORS];
-  tensors_of(m, want);
-  for (int i = 0; i < TENSORS; i++) {
-    const char *written = ngio_tensors_text(file, keys[i]);
-    char sum[SUM] = "";
-    have[i] = ngio_tensors_find(file, want[i].name);
-    if (have[i] == NULL || have[i]->dtype != NGIO_F32 || have[i]->ndim != want[i].ndim ||
-        memcmp(have[i]->shape, want[i].shape, (size_t)want[i].ndim * sizeof want[i].shape[0]) !=
-            0) {
-      return cli_bad("%s: tensor '%s' is missing or has another shape", path, want[i].name);
-    }
-    (void)snprintf(sum, sizeof sum, "%08lx",
-                   crc32_z(crc32_z(0, NULL, 0), have[i]->data, (size_t)have[i]->bytes));
-    if (written == NULL || strcmp(written, sum) != 0)
-      return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", path, want[i].name);
-  }
-  return CLI_OK;
-}
-
-int mix_load(mix *m, const char *path) {
-  char message[MESSAGE] = "";
-  ngio_tensors *file = NULL;
-  const ngio_tensor *have[TENSORS] = {NULL, NULL};
+int mix_read(mix *m, float *const whole[TENSORS]) {
   int rc = CLI_OK;
-  if (m->ranks.rank == 0) {
-    rc = ngio_tensors_read(path, NULL, &file, message, sizeof message) == NGIO_OK
-             ? check(m, file, path, have)
-             : cli_bad("%s", message);
-  }
   float *spare = m->ranks.size > 1 ? cli_take(PIECE, sizeof *spare) : NULL;
   for (int i = 0; i < TENSORS && rc == CLI_OK; i++)
-    rc = take(m, i, have[i] != NULL ? have[i]->data : NULL, spare);
-  ngio_tensors_close(&file);
+    rc = take(m, i, whole[i], spare);
   free(spare);
   m->began = rc == CLI_OK;
   return rc;

@@ -17,6 +17,7 @@
 
 #include "data/data.h"
 #include "ranks.h"
+#include "safetensors.h"
 #include "settings.h"
 
 typedef struct mix {
@@ -44,10 +45,12 @@ typedef struct mix_box {
 double mix_weight(double alpha, uint64_t seed, uint32_t epoch, int32_t row);
 mix_box mix_erased(const settings *s, uint32_t epoch, int32_t row, int64_t height, int64_t width);
 
-/* Is there a batch that a run carries?  Its tensors "images" and "targets", of all ranks, to a file, and back, to any
- * number of ranks.  Collective; rank 0 has the file, the others may say NULL.  CLI_BAD, told. */
+/* Does a checkpoint need the previous batch, as tensors of the whole batch: images of this shape, and targets?  CLI_BAD,
+ * told. */
 bool mix_carries(const mix *m);
-int mix_save(const mix *m, const char *path);
-int mix_load(mix *m, const char *path);
+void mix_shape(const mix *m, int64_t shape[4]);
+int mix_checksums(const mix *m, int64_t crc[2]); /* CRC-32 of both; collective, as the next */
+int mix_write(const mix *m, ngio_writer *w);     /* both, in this order; NULL on ranks but 0 */
+int mix_read(mix *m, float *const whole[2]);     /* NULL on ranks but 0 */
 
 #endif

@@ -388,17 +388,33 @@ int64_t precond_bytes(const precond *p) {
   return bytes;
 }
 
-int precond_save(precond *p, const char *path, bool in_parts) {
-  const ng_status st = in_parts ? ng_save_parts(p->p, path) : ng_save(p->p, path);
-  return st < 0 ? told(p) : CLI_OK;
+/* The last message of the library, with the file in place of "the stream" (NULL: as it is). */
+static int told_of(const precond *p, const char *path) {
+  static const char stream[] = "the stream: ";
+  const char *text = ng_last_error(p->ctx);
+  if (path == NULL) return cli_bad("%s", text);
+  if (strncmp(text, stream, sizeof stream - 1) == 0) text += sizeof stream - 1;
+  return cli_bad("%s: natgrad.state: %s", path, text);
 }
 
-int precond_save_with(precond *p, const char *path, bool in_parts) {
-  const ng_status st = in_parts ? ng_save_parts(p->p, path) : ng_save(p->p, path);
-  if (st == NG_ERR_FILE) return CLI_BAD; /* on all ranks, in the same words */
-  return st < 0 ? told(p) : CLI_OK;
+/* A file is the same error on all ranks, told by rank 0. */
+static int saved(const precond *p, ng_status st, bool tells) {
+  if (st >= 0) return CLI_OK;
+  return st == NG_ERR_FILE && !tells ? CLI_BAD : told(p);
 }
 
-int precond_load(precond *p, const char *path) {
+int precond_save(precond *p, ng_writer write, void *user, bool tells) {
+  return saved(p, ng_save_to(p->p, write, user), tells);
+}
+
+int precond_save_parts(precond *p, const char *path, bool tells) {
+  return saved(p, ng_save_parts(p->p, path), tells);
+}
+
+int precond_load(precond *p, ng_reader read, void *user, const char *path) {
+  return ng_load_from(p->p, read, user) < 0 ? told_of(p, path) : CLI_OK;
+}
+
+int precond_load_parts(precond *p, const char *path) {
   return ng_load(p->p, path) < 0 ? told(p) : CLI_OK;
 }

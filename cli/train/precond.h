@@ -50,10 +50,11 @@ refreshed precond_refreshed(const precond *p);                        /* of what
 int precond_traffic(const precond *p, traffic_rank *out, int at);
 int64_t precond_bytes(const precond *p); /* held now */
 
-/* Collective; the same path on all ranks if it is in parts, to be written or read. */
-int precond_save(precond *p, const char *path, bool in_parts);
-/* The same on the other ranks: what is wrong with a file is for rank 0 to tell. */
-int precond_save_with(precond *p, const char *path, bool in_parts);
-int precond_load(precond *p, const char *path);
+/* Collective.  The state as bytes, to and from functions that only rank 0 needs; `path` is for messages.  Or in parts, each
+ * rank its own, at the same path on all.  An error of a file is the same on all ranks: one of them `tells` it. */
+int precond_save(precond *p, ng_writer write, void *user, bool tells);
+int precond_load(precond *p, ng_reader read, void *user, const char *path);
+int precond_save_parts(precond *p, const char *path, bool tells);
+int precond_load_parts(precond *p, const char *path);
 
 #endif

@@ -1,13 +1,12 @@
 /* prune.c: `natgrad prune`: weights of a trained network go, those that stay make up for them (pruning.h).
  *
- * In: the folder of a run, or a file that this command wrote.  Out: a file as model-STEP.safetensors of a checkpoint,
+ * In: the folder of a run, or a file that this command wrote.  Out: a file with the weights of a checkpoint,
  * and what the network is worth before and after. */
 #include "commands.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "nn/models.h"
 #include "pruning.h"
-#include "run_files.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -97,10 +96,11 @@ typedef struct subject {
   nn *net;
   feed feed;
   run_state state;
+  char *weights; /* the checkpoint; NULL: there is none */
 } subject;
 
 static int read_run(const char *dir, const wish *w, subject *p) {
-  bool there = false;
+  int64_t step = -1;
   int lock = -1;
   char *config = cli_join(dir, "config.json");
   int rc = disk_exists(config) ? CLI_OK
@@ -108,11 +108,12 @@ static int read_run(const char *dir, const wish *w, subject *p) {
                                          "config.json in it",
                                          dir);
   if (rc == CLI_OK) rc = disk_lock(dir, "prune", &lock);
-  if (rc == CLI_OK) rc = checkpoint_find(dir, &there);
-  if (rc == CLI_OK && !there && w->weights == NULL)
+  if (rc == CLI_OK) rc = checkpoint_find(dir, &step);
+  if (rc == CLI_OK && step < 0 && w->weights == NULL)
     rc = cli_bad("%s: there is no checkpoint in it", dir);
   if (rc == CLI_OK) rc = settings_read(&p->s, config);
   if (rc == CLI_OK && w->data != NULL) rc = settings_set(&p->s, "data", w->data);
+  if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
   if (lock >= 0) (void)close(lock);
   free(config);
   /* Batches as they are: what a network is worth, and its curvature, are of the samples themselves. */
@@ -144,8 +145,7 @@ static int open_subject(const char *dir, const wish *w, subject *p) {
   if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
   if (rc == CLI_OK) rc = nn_ready(p->net, w->batch);
   if (rc == CLI_OK) {
-    rc = w->weights != NULL ? checkpoint_read_model(w->weights, p->net, &p->state, NULL)
-                            : checkpoint_load_model(dir, p->net, &p->state);
+    rc = checkpoint_read_model(w->weights != NULL ? w->weights : p->weights, p->net, &p->state);
   }
   ng_context_config config;
   ng_context_config_init(&config, sizeof config);
@@ -160,6 +160,7 @@ static void close_subject(subject *p) {
   if (p->opened) data_close(&p->d);
   ng_pool_destroy(p->pool);
   settings_free(&p->s);
+  free(p->weights);
 }
 
 static int tell(subject *p, const char *when) {
@@ -190,7 +191,7 @@ static int tell(subject *p, const char *when) {
 /* Better known before the work than after it. */
 static int check_out(const char *dir, const char *path) {
   if (disk_exists(path)) return cli_bad("--out: %s is there already", path);
-  if (run_files_have(dir, path)) return cli_bad("--out: %s is among the run's checkpoints", path);
+  if (checkpoint_owns(dir, path)) return cli_bad("--out: %s is a part of the run itself", path);
   char *folder = cli_copy(path), *end = strrchr(folder, '/');
   if (end != NULL) end[end == folder] = 0;
   const int rc = access(end != NULL ? folder : ".", W_OK | X_OK) == 0
@@ -222,7 +223,7 @@ static int prune(const char *dir, const wish *w) {
     rc = cli_bad("prune: %s is not finite any more; a larger --damping may help",
                  checkpoint_lost(p.net));
   if (rc == CLI_OK) rc = tell(&p, "after ");
-  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0, NULL);
+  if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state, 0);
   close_subject(&p);
   return rc;
 }

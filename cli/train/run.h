@@ -35,11 +35,12 @@ typedef struct run {
   int64_t total;                        /* steps of the run */
   double own_ms[RUN_STATIONS], step_ms; /* of this process; step_ms: all of a step */
   double seconds_before;
-  manifest before; /* of the checkpoint that was resumed, with its totals */
-  grads grads;     /* of a step's micro-batches */
-  double damping;  /* the library's option */
-  average mean;    /* of the weights */
-  settings sgd;    /* of the part after the switch, and its first step: switch.h */
+  run_state before; /* of the checkpoint that was resumed, with its totals */
+  char *config;     /* the text of config.json, on rank 0 */
+  grads grads;      /* of a step's micro-batches */
+  double damping;   /* the library's option */
+  average mean;     /* of the weights */
+  settings sgd;     /* of the part after the switch, and its first step: switch.h */
   int64_t switch_at;
   bool switched;
   double loss;       /* of the last step */
@@ -63,6 +64,9 @@ log_times run_times(run *r);
 int run_step(run *r, double lr, double before, int64_t *correct);
 double run_loss(run *r, nn_mode mode, int64_t *correct);        /* of the batch at hand */
 double run_accuracy(const run *r, int64_t correct, int64_t of); /* NAN: there is none   */
+
+/* All that belongs to a checkpoint of this run. */
+checkpoint run_checkpoint(run *r);
 
 /* begin.c: from settings and data to a run that can take its first step.  CLI_BAD, told. */
 int run_begin(run *r);

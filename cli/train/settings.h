@@ -88,11 +88,12 @@ double settings_damping(const settings *s);   /* the library's option; 0 without
 
 /* FILE.json: an object of settings, {"model": "lenet", "damping": 0.01}. */
 int settings_read(settings *s, const char *path);
+int settings_parse(settings *s, const char *text, const char *path); /* the same from its text */
 /* All of them, and the library's version and options in full, as they go to DIR/config.json: `path`, for
  * messages.  For free(). */
 int settings_text(const settings *s, const char *path, char **text, size_t *size);
 /* May a run that began as `was` go on as `now`?  CLI_BAD names the first setting that differs and
- * shapes the run; `where` is the file that `was` came from. */
-int settings_same(const settings *was, const settings *now, const char *where);
+ * shapes the run, after `who` ("--"); `where` is the file that `was` came from. */
+int settings_same(const settings *was, const settings *now, const char *who, const char *where);
 
 #endif

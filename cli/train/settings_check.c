@@ -250,7 +250,7 @@ static bool only_moves(const char *option, const char *was, const char *now) {
   return strcmp(option, "statistics") == 0 && from && to;
 }
 
-int settings_same(const settings *was, const settings *now, const char *where) {
+int settings_same(const settings *was, const settings *now, const char *who, const char *where) {
   char a[4096] = "", b[4096] = "";
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
@@ -263,8 +263,8 @@ int settings_same(const settings *was, const settings *now, const char *where) {
       settings_write_real(settings_lr(now), b, sizeof b);
     }
     if (strcmp(a, b) != 0) {
-      return cli_bad("--%s: is '%s', but '%s' in %s; a run goes on as it began", row->name, b, a,
-                     where);
+      return cli_bad("%s%s: is '%s', but '%s' in %s; a run goes on as it began", who, row->name, b,
+                     a, where);
     }
   }
   ng_options *x = NULL, *y = NULL;
@@ -277,8 +277,8 @@ int settings_same(const settings *was, const settings *now, const char *where) {
         only_moves(info.name, a, b)) {
       continue;
     }
-    rc =
-        cli_bad("--%s: is '%s', but '%s' in %s; a run goes on as it began", info.name, b, a, where);
+    rc = cli_bad("%s%s: is '%s', but '%s' in %s; a run goes on as it began", who, info.name, b, a,
+                 where);
   }
   ng_options_destroy(&x);
   ng_options_destroy(&y);

@@ -75,11 +75,16 @@ static int check_twice(const ngio_value *o, const char *path) {
 }
 
 int settings_read(settings *s, const char *path) {
-  ngio_json *json = NULL;
   char *text = NULL;
   if (disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  int rc = cli_json_parse(path, text, strlen(text), &json);
+  const int rc = settings_parse(s, text, path);
   free(text);
+  return rc;
+}
+
+int settings_parse(settings *s, const char *text, const char *path) {
+  ngio_json *json = NULL;
+  int rc = cli_json_parse(path, text, strlen(text), &json);
   if (rc != CLI_OK) return rc;
   const ngio_value *o = ngio_json_root(json);
   if (!ngio_is(o, NGIO_OBJECT)) rc = cli_bad("%s: expected a JSON object of settings", path);

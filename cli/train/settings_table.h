@@ -93,7 +93,7 @@
     "hold out so many training samples, and test on them")                                         \
   X(INT, seed, "seed", "N", "1", 0, SETTINGS_MANY, 1, "of everything random (1)")                  \
   X(TEXT, out, "out", "DIR", "", 0, 0, 0,                                                          \
-    "config.json, log.jsonl and checkpoint/ go there; must not hold a run yet")                    \
+    "the folder of the run: config.json, log.jsonl, checkpoint-STEP.safetensors")                    \
   X(BOOL, resume, "resume", NULL, "false", 0, 0, 0,                                                \
     "go on from the checkpoint in DIR, as if nothing had happened")                                \
   X(REAL, average_weights, "average-weights", "E", "0", 0, 1e6, 1,                                 \

@@ -65,10 +65,10 @@ static int apply(settings *s, const wish *w, const cli_args *args) {
 
 /* Before a data set is looked for under a name that somebody may have edited. */
 static int find_checkpoint(const char *dir) {
-  bool there;
+  int64_t step;
   int lock;
   int rc = disk_lock(dir, "train", &lock);
-  if (rc == CLI_OK) rc = checkpoint_find(dir, &there);
+  if (rc == CLI_OK) rc = checkpoint_find(dir, &step);
   if (lock >= 0) (void)close(lock);
   return rc;
 }
@@ -152,8 +152,7 @@ static int report(const settings *s, const train_result *r, bool quiet) {
     printf("%s: had its %lld steps already; a larger --epochs or --steps goes on\n", s->out,
            (long long)r->steps);
   } else {
-    printf("%s: log.jsonl, weights in checkpoint/model-%lld.safetensors\n", s->out,
-           (long long)r->steps);
+    printf("%s: log.jsonl, weights in checkpoint-%lld.safetensors\n", s->out, (long long)r->steps);
   }
   return CLI_OK;
 }
@@ -380,40 +379,35 @@ const cli_command cli_train = {
         "  The sgd update here keeps lr out of v, so it is given m lr_before / lr: with a falling\n"
         "  lr ratio is the same as none.\n"
         "\n"
-        "mpirun -np N natgrad train ... shares every batch among N ranks, which average gradients "
-        "and\n"
-        "statistics: the results are those of one rank, up to the order of sums, but for norms, "
-        "which\n"
-        "see their own rank's samples.  --batch is that of all ranks.  Rank 0 prints and has DIR.\n"
-        "Open MPI wants --allow-run-as-root for root, and --oversubscribe for more ranks than "
-        "cores.\n"
-        "At the end a table tells the mean step of a rank by station: its time and that of the\n"
-        "slowest, what it waited in collectives, how much longer than the rank that waited least\n"
-        "(idle), and what it sent; then how much of the time of messages was hidden behind other\n"
-        "work.  Rank by rank it is in DIR/log.jsonl.\n"
-        "\n"
-        "DIR/log.jsonl has one object a line, with \"schema\", \"event\": \"step\", \"epoch\" or "
-        "\"end\",\n"
-        "losses, accuracies and the milliseconds of a step by station.  SIGINT and SIGTERM make a\n"
-        "checkpoint in DIR and end the run, a second one ends it at once; SIGUSR1 makes one and "
-        "the run\n"
-        "goes on.  Any rank may be told, or mpirun (Open MPI kills ranks a second after SIGTERM, "
-        "or so\n"
-        "many as OMPI_MCA_odls_base_sigkill_timeout says).  A run that is resumed has the settings "
-        "of\n"
-        "DIR/config.json and gives the same bits as one that was not interrupted; only --epochs "
-        "or\n"
-        "--steps may change.  A schedule that ends with the run is that of the new length then; "
-        "the\n"
-        "program says so, and also when it, the processor or the number of threads is another.\n"
-        "Weights, state, latest.json, config.json and log.jsonl belong together: what is missing, "
-        "mixed\n"
-        "or edited is refused by name.  Exit code 1: stopped by a signal, or diverged: the loss or "
+        "mpirun -np N natgrad train ... splits every batch of --batch samples over N ranks, which\n"
+        "average gradients and statistics. Results equal those of one rank up to rounding; batch\n"
+        "norms use the samples of their own rank. Rank 0 prints and writes DIR. Open MPI needs\n"
+        "--allow-run-as-root for root, and --oversubscribe for more ranks than cores. At the end "
         "a\n"
-        "weight is not finite, or, at a checkpoint, the mean training loss since the one before is "
-        "more\n"
-        "than 1000 and than 1000 times that of the run's first step.  The one before stays then.\n"
-        "Test losses are without label smoothing.\n",
+        "table shows the mean step by station: time, time of the slowest rank, wait in "
+        "collectives,\n"
+        "idle (wait beyond the rank that waits least), bytes, messages. DIR/log.jsonl has all "
+        "ranks.\n"
+        "\n"
+        "DIR/log.jsonl has one JSON object a line: \"event\" is step, epoch or end.\n"
+        "DIR/checkpoint-STEP.safetensors has the weights under PyTorch's names, and in natgrad.* "
+        "what\n"
+        "else a resumed run needs. It belongs to config.json and log.jsonl: missing, mixed or "
+        "edited\n"
+        "files are refused by name. A resumed run has the settings of DIR/config.json and gives "
+        "the\n"
+        "same bits as an uninterrupted one; only --epochs or --steps may change.\n"
+        "\n"
+        "SIGINT and SIGTERM write a checkpoint and end the run, a second one ends it at once; "
+        "SIGUSR1\n"
+        "writes a checkpoint. Signal any rank or mpirun (Open MPI kills its ranks one second "
+        "after\n"
+        "SIGTERM; OMPI_MCA_odls_base_sigkill_timeout changes that).\n"
+        "Exit code 1: stopped by a signal, or diverged: the loss or a weight is not finite, or at "
+        "a\n"
+        "checkpoint the mean loss since the last one is above 1000 and above 1000 times that of "
+        "the\n"
+        "first step. The last checkpoint stays. Test losses are without label smoothing.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

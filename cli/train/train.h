@@ -3,7 +3,7 @@
  * Rooms: settings.c the table of settings; loop.c the steps, step.c one of them; recipe.c what a large batch needs around one;
  * precond.c the one that talks to natgrad.h (layers registered, watch, step, stations); lr.c the learning
  * rate of a step; feed.c its batches, damaged.c files that are no images; checkpoint.c state on disk and back;
- * manifest.c what belongs together; log.c log.jsonl; progress.c the bar; train.c the command.
+ * log.c log.jsonl; progress.c the bar; train.c the command.
  *
  * A step: batch -> forward (inputs observed) -> loss -> backward (output gradients observed) ->
  * ng_step_sgd or ng_step_adamw, which preconditions and updates.  sgd and adamw are the same with

@@ -56,7 +56,7 @@ diff one.txt one/table.txt || fail "stdout is not table.txt"
 for file in compare.json curves.csv table.md result.json plot.gp runs/natgrad-seed2/{config.json,log.jsonl,result.json}; do
   [[ -s one/$file ]] || fail "$file is missing"
 done
-[[ ! -e one/runs/sgd-seed1/checkpoint ]] || fail "a checkpoint was left"
+[[ -z $(newest one/runs/sgd-seed1) ]] || fail "a checkpoint was left"
 [[ $(ls one/tuning | wc -l) == 6 ]] || fail "not 2 + 4 tuning runs"
 [[ $(grep -c '^tuning ' one.err) == 6 && $(grep -cE '^[1-4]/4 (sgd|natgrad) seed [12]: best accuracy' one.err) == 4 ]] ||
   fail "lines of progress: $(cat one.err)"
@@ -211,7 +211,7 @@ interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has F
     rm -rf "$2"
     "$natgrad" compare "${long[@]}" --out "$2" "${@:4}" >cut.txt 2>cut.err &
     child=$! got=0
-    until_so $child "$2: $3" test -e "$2/runs/natgrad-seed1/$3"
+    until_so $child "$2: $3" compgen -G "$2/runs/natgrad-seed1/$3"
     kill "-$1" $child 2>/dev/null
     wait $child 2>/dev/null || got=$?
     [[ -e $2/runs/natgrad-seed1/result.json ]] || break
@@ -222,7 +222,7 @@ interrupt INT stopped log.jsonl
 [[ $? == 1 && ! -s cut.txt ]] || fail "SIGINT: exit code or a table: $(cat cut.txt)"
 grep -q '^natgrad: stopped after 1 of 2 runs; the same command with --out stopped --resume goes on$' cut.err ||
   fail "SIGINT: $(cat cut.err)"
-interrupt KILL killed checkpoint/latest.json --checkpoint-every 50
+interrupt KILL killed 'checkpoint-*.safetensors' --checkpoint-every 50
 for dir in stopped killed; do
   [[ -s $dir/runs/sgd-seed1/result.json && ! -e $dir/runs/natgrad-seed1/result.json ]] || fail "$dir: not in the middle"
   touch $dir/runs/natgrad-seed1/mark # a run that begins afresh would clear its folder

@@ -103,15 +103,15 @@ mkdir piped && mkfifo piped/log.jsonl
 export_ 2 'natgrad: piped/log.jsonl: cannot be read: not a regular file' piped --csv x.csv
 cp run/log.jsonl log.copy
 # A run is a unit: no part of it is written over, by any name, and nothing is put among its checkpoints.
-mkdir -p run/checkpoint
-for part in config.json checkpoint/latest.json checkpoint/model-3.safetensors; do echo mine >"run/$part"; done
+mkdir run/sub
+for part in config.json checkpoint-3.safetensors checkpoint-3.natgrad-state; do echo mine >"run/$part"; done
 cp -r run run.copy
-ln -s run/checkpoint/latest.json to-latest.csv
-for part in run/log.jsonl run/config.json run/checkpoint/latest.json run/./checkpoint/new.csv to-latest.csv \
-  run/checkpoint/model-3.safetensors; do
+ln -s run/checkpoint-3.safetensors to-latest.csv
+for part in run/log.jsonl run/config.json run/checkpoint-3.safetensors run/./checkpoint-4.safetensors to-latest.csv \
+  run/checkpoint-3.natgrad-state; do
   export_ 2 "natgrad: --csv: $part is a part of the run itself" run --csv "$part"
 done
-export_ 2 'natgrad: --tensorboard: run/checkpoint is a part of the run itself' run --tensorboard run/checkpoint
+export_ 2 'natgrad: --tensorboard: run/checkpoint-9.safetensors is a part of the run itself' run --tensorboard run/checkpoint-9.safetensors
 diff -r run run.copy >/dev/null || fail "a part of the run was overwritten"
 if [[ -c /dev/full && -w /dev/full ]]; then
   export_ 2 'natgrad: /dev/full: cannot be written: No space left on device' run --csv /dev/full
@@ -121,10 +121,10 @@ fi
 # "-" is standard output, not a file, in any folder; a log that is damaged, or an event file that fails, says so.
 export_ 0 "$(<expected.csv)" run --csv -
 cmp -s out expected.csv || fail "standard output got something else"
-(cd run/checkpoint && "$natgrad" export .. --csv=- >"$scratch/within.csv") && cmp -s within.csv expected.csv || fail "not from within the run"
+(cd run/sub && "$natgrad" export .. --csv=- >"$scratch/within.csv") && cmp -s within.csv expected.csv || fail "not from within the run"
 export_ 2 'natgrad: bad/log.jsonl: line 1: *' bad --csv -
 export_ 2 'natgrad: out.csv: cannot be made a folder: *' run --tensorboard out.csv --csv -
-[[ ! -e ./- && ! -e run/checkpoint/- ]] || fail "a file named -"
+[[ ! -e ./- && ! -e run/sub/- ]] || fail "a file named -"
 if [[ -c /dev/full && -w /dev/full ]]; then
   code=0
   "$natgrad" export run --csv - 2>err >/dev/full || code=$?

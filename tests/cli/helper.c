@@ -4,7 +4,9 @@
  *                               first KEY have all of them, and there is at least one.  A KEY with
  *                               ":n" at the end must be a number or null
  *   helper unpack FILE DIR      a recording's file as case.json and .npy files in DIR
- *   helper same FILE FILE       two safetensors files have the same tensors, bit for bit
+ *   helper same FILE FILE [HEAD]  two safetensors files have the same tensors, bit for bit; only those whose names
+ *                               begin with HEAD, or with "!HEAD" those whose names do not
+ *   helper hurt FILE TENSOR      changes the last byte of that tensor
  *   helper finite FILE          the f32 tensors of a safetensors file are finite
  *
  * Silent and 0, or one line on stderr and 1. */
@@ -94,12 +96,25 @@ static int unpack(const char *path, const char *dir) {
   return rc;
 }
 
-static int compare(const ngio_tensors *a, const ngio_tensors *b) {
-  if (ngio_tensors_count(a) == 0 || ngio_tensors_count(a) != ngio_tensors_count(b)) {
+static int is_meant(const ngio_tensor *t, const char *head) {
+  const int not = head[0] == '!';
+  return (strncmp(t->name, head + not, strlen(head) - (size_t) not ) == 0) != not ;
+}
+
+static int counted(const ngio_tensors *a, const char *head) {
+  int n = 0;
+  for (int32_t i = 0; i < ngio_tensors_count(a); i++)
+    n += is_meant(ngio_tensors_at(a, i), head);
+  return n;
+}
+
+static int compare(const ngio_tensors *a, const ngio_tensors *b, const char *head) {
+  if (counted(a, head) == 0 || counted(a, head) != counted(b, head)) {
     return complain("no tensors, or not the same", "number of them");
   }
   for (int32_t i = 0; i < ngio_tensors_count(a); i++) {
     const ngio_tensor *x = ngio_tensors_at(a, i), *y = ngio_tensors_find(b, x->name);
+    if (!is_meant(x, head)) continue;
     if (y == NULL || x->dtype != y->dtype || x->bytes != y->bytes || x->ndim != y->ndim ||
         memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof x->shape[0]) != 0 ||
         memcmp(x->data, y->data, (size_t)x->bytes) != 0) {
@@ -109,7 +124,7 @@ static int compare(const ngio_tensors *a, const ngio_tensors *b) {
   return 0;
 }
 
-static int same(const char *path, const char *other) {
+static int same(const char *path, const char *other, const char *head) {
   char message[512] = "";
   ngio_tensors *a = NULL, *b = NULL;
   int rc = 0;
@@ -117,11 +132,30 @@ static int same(const char *path, const char *other) {
       ngio_tensors_read(other, NULL, &b, message, sizeof message) != NGIO_OK) {
     rc = complain("cannot read", message);
   } else {
-    rc = compare(a, b);
+    rc = compare(a, b, head);
   }
   ngio_tensors_close(&a);
   ngio_tensors_close(&b);
   return rc;
+}
+
+static int hurt(const char *path, const char *name) {
+  char message[512] = "";
+  ngio_source s;
+  ngio_tensors *f = NULL;
+  long at = -1;
+  if (ngio_source_open(&s, path, message, sizeof message) != NGIO_OK ||
+      ngio_tensors_begin(&s, NULL, NULL, &f, message, sizeof message) != NGIO_OK)
+    return complain("cannot read", message);
+  const ngio_tensor *t = ngio_tensors_find(f, name);
+  if (t != NULL) at = (long)(ngio_tensors_place(f, t) + t->bytes - 1);
+  ngio_tensors_close(&f);
+  ngio_source_close(&s);
+  FILE *out = at >= 0 ? fopen(path, "r+b") : NULL;
+  if (out == NULL) return complain("no such tensor", name);
+  const int byte = fseek(out, at, SEEK_SET) == 0 ? fgetc(out) : EOF;
+  const int ok = byte != EOF && fseek(out, at, SEEK_SET) == 0 && fputc(byte ^ 1, out) != EOF;
+  return fclose(out) == 0 && ok ? 0 : complain("cannot write", path);
 }
 
 static int check_finite(const char *path) {
@@ -145,7 +179,9 @@ static int check_finite(const char *path) {
 int main(int argc, char **argv) {
   if (argc >= 3 && strcmp(argv[1], "json") == 0) return check_json(argv + 2, argc - 2);
   if (argc == 4 && strcmp(argv[1], "unpack") == 0) return unpack(argv[2], argv[3]);
-  if (argc == 4 && strcmp(argv[1], "same") == 0) return same(argv[2], argv[3]);
+  if ((argc == 4 || argc == 5) && strcmp(argv[1], "same") == 0)
+    return same(argv[2], argv[3], argc == 5 ? argv[4] : "");
+  if (argc == 4 && strcmp(argv[1], "hurt") == 0) return hurt(argv[2], argv[3]);
   if (argc == 3 && strcmp(argv[1], "finite") == 0) return check_finite(argv[2]);
   return complain("unknown", argc > 1 ? argv[1] : "nothing");
 }

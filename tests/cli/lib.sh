@@ -6,6 +6,8 @@
 #   until_so PID WHAT COMMAND...  waits until COMMAND succeeds; a failure that names WHAT if process PID ends before.  No
 #                                 other limit but `patience`: a machine may be slow and busy.  Looks again after
 #                                 `nap` seconds, or at once if that is empty
+#   newest DIR, step_of DIR       the newest checkpoint of a run; its step
+#   same_run DIR DIR [HEAD]       their newest checkpoints have the same tensors, bit for bit, see helper.c
 #   finish                        exits 1 if an expectation failed
 set -u -o pipefail
 export LC_ALL=C
@@ -60,5 +62,9 @@ catches() { # PID NUMBER: it has a handler of that signal; before, the signal en
   caught=$(sed -nE 's/^SigCgt:\s*([0-9a-f]+)$/\1/p' "/proc/$1/status" 2>/dev/null)
   (((0x${caught:-0} >> ($2 - 1)) & 1))
 }
+
+newest() { compgen -G "$1/checkpoint-*.safetensors" | sort -V | tail -n 1; }
+step_of() { newest "$1" | sed -nE 's/.*-([0-9]+)\.safetensors$/\1/p'; }
+same_run() { "$helper" same "$(newest "$1")" "$(newest "$2")" "${@:3}"; }
 
 finish() { exit $((failures > 0)); }

@@ -30,9 +30,6 @@ near() {
     END { if (NR < least) exit 1 }' "$scratch/pairs" >"$scratch/why" || fail "$1: $(cat "$scratch/why")"
 }
 
-# step_of DIR: of the last checkpoint
-step_of() { sed -nE 's/^ *"step": ([0-9]+).*/\1/p' "$1/checkpoint/latest.json" 2>/dev/null | head -n 1; }
-
 # rank_of DIR R: the process of rank R, under a launcher, of the run in DIR.  grep reads the environment by itself:
 # of a pipe it would be done before the writer, which then fails.
 rank_of() {
@@ -45,13 +42,15 @@ rank_of() {
 # gone DIR: no process has a run there any more; a launcher may leave before those it ends
 gone() { ! pgrep -f -- "train .*--out $1" >/dev/null; }
 
-# whole DIR STEP RANKS: the files of a checkpoint and no other
+# whole DIR STEP PARTS: the run has the files of this checkpoint, with the state in so many parts (1: in the file), and no other
 whole() {
-  local want r id
-  want=$(printf '%s\n' latest.json "model-$2.safetensors" "precond-$2.safetensors")
-  id=$(sed -nE 's/.*"id": "([0-9a-f]{8})".*/\1/p' "$1/checkpoint/latest.json" | head -n 1)
-  for ((r = 1; r < $3; r++)); do
-    want+=$'\n'precond-$2.safetensors.$id-${r}of$3
-  done
-  [[ $(cd "$1/checkpoint" && printf '%s\n' * | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1/checkpoint"), expected $want"
+  local want="checkpoint-$2.safetensors" id r
+  if (($3 > 1)); then
+    id=$(tr "\0" "\n" <"$1/checkpoint-$2.safetensors" | sed -nE 's/.*"state_id":"([0-9a-f]{8})".*/\1/p' | head -n 1)
+    want+=$'\n'checkpoint-$2.natgrad-state
+    for ((r = 1; r < $3; r++)); do
+      want+=$'\n'checkpoint-$2.natgrad-state.$id-${r}of$3
+    done
+  fi
+  [[ $(cd "$1" && printf '%s\n' checkpoint* | sort) == $(sort <<<"$want") ]] || fail "$1: $(ls "$1"), expected $want"
 }

@@ -19,13 +19,13 @@ for run in a b c; do
   mv run $run.16
 done
 runs=(a.8 a.16 b.8 b.16 c.8 c.16)
-parts=(config.json log.jsonl checkpoint/latest.json checkpoint/model checkpoint/precond checkpoint/mixup)
+parts=(config.json log.jsonl checkpoint)
 
 # The path of a part in a run's folder.
 path() {
   local step=${1#*.}
   case $2 in
-    */model | */precond | */mixup) echo "${3:-$1}/$2-$step.safetensors" ;;
+    checkpoint) echo "${3:-$1}/$2-$step.safetensors" ;;
     *) echo "${3:-$1}/$2" ;;
   esac
 }
@@ -78,9 +78,8 @@ for ((trial = 0; trial < trials && failures == 0; trial++)); do
     refused=$((refused + 1))
   elif [[ $got == 0 ]]; then
     # A whole run: of a and c, which are equal, or of b.
-    last=run/checkpoint/model-16.safetensors
     [[ $(cat err) != *'begins again'* ]] || fail "seed $seed, trial $trial ($base:$did): begins again: $(cat err)"
-    cmp -s $last a.16/checkpoint/model-16.safetensors || cmp -s $last b.16/checkpoint/model-16.safetensors ||
+    same_run run a.16 2>/dev/null || same_run run b.16 2>/dev/null ||
       fail "seed $seed, trial $trial ($base:$did): neither refused nor a whole run"
     cmp -s <(grep -o '"train_loss": [^,]*' run/log.jsonl) <(grep -o '"train_loss": [^,]*' "${base%%.*}.16/log.jsonl") ||
       fail "seed $seed, trial $trial ($base:$did): another log"

@@ -16,13 +16,13 @@ mixed() {
   expect 0 '' on 1 "${how[@]}" --steps 9 --lr-schedule constant --out "$name.1"
   for ranks in $counts; do
     expect 0 '' on "$ranks" "${how[@]}" --steps 9 --lr-schedule constant --out "$name.$ranks"
-    cmp "$name".{1,"$ranks"}/checkpoint/mixup-9.safetensors || fail "$name: $ranks ranks mix other data than one"
+    same_run "$name.1" "$name.$ranks" natgrad.mixup || fail "$name: $ranks ranks mix other data than one"
     near "$name on $ranks ranks" "$name.1" "$name.$ranks" 9
   done
   for first in 1 "$n"; do # 5 steps on so many ranks, the rest on the others
     expect 0 '' on "$first" "${how[@]}" --steps 5 --lr-schedule constant --out "$name.half$first"
     expect 0 '*' on $((n + 1 - first)) "${how[@]}" --steps 9 --lr-schedule constant --out "$name.half$first" --resume
-    cmp "$name.1/checkpoint/mixup-9.safetensors" "$name.half$first/checkpoint/mixup-9.safetensors" ||
+    same_run "$name.1" "$name.half$first" natgrad.mixup ||
       fail "$name: 5 steps on $first of $n ranks, then 4 on the others: other data"
   done
 }
@@ -31,11 +31,11 @@ mixed running --mixup-alpha 0.6 --running-mixup --erase-rate 0.5 --label-smoothi
 
 # The file is refused on all ranks, by name, and nothing is changed.
 cp -r running.1 hurt
-printf '\x55' | dd of=hurt/checkpoint/mixup-9.safetensors bs=1 seek=$(($(stat -c %s hurt/checkpoint/mixup-9.safetensors) - 2)) conv=notrunc 2>/dev/null
+"$helper" hurt hurt/checkpoint-9.safetensors natgrad.mixup.targets || fail "no batch"
 find hurt -type f -exec cksum {} + | sort >before
 got=0
 on "$n" --out hurt --resume --steps 12 >/dev/null 2>said || got=$?
-[[ $got == 2 && $(grep '^natgrad: ' said) == *"mixup-9.safetensors: tensor 'targets' is damaged"* ]] || fail "damaged: exit $got: $(cat said)"
+[[ $got == 2 && $(grep '^natgrad: ' said) == *"hurt/checkpoint-9.safetensors: tensor 'natgrad.mixup.targets' is damaged"* ]] || fail "damaged: exit $got: $(cat said)"
 find hurt -type f -exec cksum {} + | sort | cmp before - || fail "refused, but changed"
 [[ -n $processes ]] && finish
 
@@ -46,5 +46,5 @@ for ranks in 1 2; do
   expect 0 '' on "$ranks" --config resnet50-bs32k --data images:folder,size=16,resize=20 --model resnet20 --acc-iters 2 --batch 16 \
     --steps 3 --log-every 1 --quiet --out "published.$ranks"
 done
-cmp published.{1,2}/checkpoint/mixup-3.safetensors || fail "a published configuration sees other data on 2 ranks"
+same_run published.1 published.2 natgrad.mixup || fail "a published configuration sees other data on 2 ranks"
 finish

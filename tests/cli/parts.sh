@@ -13,7 +13,7 @@ n=${processes:-3}
 expect 0 '' on "$n" "${how[@]}" --steps 30 --out one
 expect 0 '' on "$n" "${how[@]}" --steps 30 --checkpoint-parts --checkpoint-every 10 --out parts
 whole parts 30 "$n"
-cmp {one,parts}/checkpoint/model-30.safetensors || fail "parts change weights"
+same_run one parts !natgrad. || fail "parts change weights"
 
 # Half on n ranks in parts, the rest on others; and on with another number, in one file again.
 for rest in 1 2 $((n + 1)); do
@@ -57,7 +57,6 @@ if [[ -n $processes ]]; then
 fi
 
 # What does not belong together, as files and as names.
-c=run/checkpoint
 refused() { expect 2 "natgrad: $1" on "${ranks:-2}" --out run --resume --steps 40 --quiet; }
 listing() { (cd "$1" && find . -printf '%p %y %l\n' | sort && find . -type f -exec cksum {} + | sort -k 3); }
 again() {
@@ -66,32 +65,28 @@ again() {
   listing run >before
 }
 untouched() { diff before <(listing run) || fail "$1: refused, but changed"; }
-one=$(cd parts/checkpoint && echo precond-30.safetensors.*-1of3)
+first=run/checkpoint-30.natgrad-state
+one=$(cd parts && echo checkpoint-30.natgrad-state.*-1of3)
 two=${one/-1of3/-2of3}
 for ranks in 1 2 4; do
-  again rm $c/$two && refused "$c/$two: is missing, and belongs to the checkpoint of step 30" && untouched missing
-  swap() { mv $c/$one $c/x && mv $c/$two $c/$one && mv $c/x $c/$two; }
-  again swap && refused "$c/$one: does not belong to latest.json, or was edited" && untouched swapped
+  again rm $first && refused "$first: is missing, and belongs to run/checkpoint-30.safetensors" && untouched first
+  again rm run/$two && refused "run/$two: *" && untouched missing
+  swap() { mv run/$one x && mv run/$two run/$one && mv x run/$two; }
+  again swap && refused "run/$one: *" && untouched swapped
   flip() { printf '\377' | dd of="$1" bs=1 seek=$(($(stat -c %s "$1") - 1)) conv=notrunc status=none; }
-  again flip $c/$one && refused "$c/$one: tensor * is damaged (its checksum differs)" && untouched edited
-  again truncate -s -1 $c/$two && refused "$c/$two: *" && untouched cut
+  again flip run/$one && refused "run/$one: tensor * is damaged (its checksum differs)" && untouched edited
+  again truncate -s -1 run/$two && refused "run/$two: *" && untouched cut
 done
-link() { mv $c/$one elsewhere && ln -s "$scratch/elsewhere" $c/$one; }
-again link && refused "$c/$one: is a symbolic link, expected a regular file" && untouched link
-newer=precond-31.safetensors.01234567-1of2
-again touch $c/$newer && refused "$c/$newer: is newer than latest.json, which is of step 30; *" && untouched newer
-way=precond.natgrad-next.01234567-1of3.natgrad-part
-again mkfifo $c/$way && refused "$c/$way: is a pipe, expected a regular file"
-# What a killed save left goes; others' files stay, whatever their names are.
-strangers=($c/precond-30.safetensors.mine $c/precond.natgrad-next.01234567-2of3)
+again cp half1/checkpoint-30.safetensors run && refused "run/*: * run/checkpoint-30.safetensors*" && untouched other
+# What a killed save left is removed; files of others stay.
+strangers=(run/checkpoint-30.natgrad-state.mine run/checkpoint-31.natgrad-states)
 leave() {
-  cp $c/$one $c/precond.natgrad-next${one#precond-30.safetensors}
-  touch $c/$way "${strangers[0]}"
-  cp $c/$two "${strangers[1]}"
+  cp run/$one run/checkpoint-31${one#checkpoint-30}
+  touch run/checkpoint-31.natgrad-state.01234567-1of3.natgrad-part "${strangers[@]}"
 }
 again leave
 expect 0 '*' on 1 --out run --resume --steps 31 --quiet
-rm "${strangers[@]}" || fail "a stranger's file is gone"
+rm "${strangers[@]}" || fail "a file of others is gone"
 whole run 31 1
 
 # Killed at any moment, most of the time while a checkpoint is being made, and gone on on another number of ranks.

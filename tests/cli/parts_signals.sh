@@ -57,7 +57,7 @@ kill -USR1 "${ranks[@]}"
 kill -TERM "${ranks[${#ranks[@]} - 1]}"
 ended kept
 
-on_its_way() { compgen -G "$1/checkpoint/precond.natgrad-next*" >/dev/null; }
+on_its_way() { compgen -G "$1/checkpoint-*.natgrad-state*.natgrad-part" >/dev/null; }
 # SIGTERM as soon as the part of some rank is on its way: that checkpoint is finished, and another one made.
 for turn in 1 2 3; do
   begin between$turn --checkpoint-every 1
@@ -69,11 +69,11 @@ done
 # A limit between the largest part and what else a checkpoint has: one line, which names a part, and the checkpoint before is as it
 # was.  A later run finishes.
 expect 0 '' on "$n" "${how[@]}" --steps 4 --out full
-listing() { (cd full/checkpoint && find . -type f -exec cksum {} + | sort -k 3); }
-largest() { find full/checkpoint -name "$1" -printf '%s\n' | sort -n | tail -n 1; }
-part=$(largest 'precond-*') most=$(($(largest 'precond-*') - 1024))
-other=$(largest 'model-*')
-((other + 1024 < most)) || fail "the model has $other bytes, the largest part $part"
+listing() { (cd full && find . -name 'checkpoint*' -type f -exec cksum {} + | sort -k 3); }
+largest() { find full -name "$1" -printf '%s\n' | sort -n | tail -n 1; }
+part=$(largest '*natgrad-state*') most=$(($(largest '*natgrad-state*') - 1024))
+other=$(largest '*.safetensors')
+((other + 1024 < most)) || fail "the weights have $other bytes, the largest part $part"
 every=100 # steps are fast: the log would be larger than the limit before the part is
 begin full --resume --checkpoint-every 0
 listing >before
@@ -85,7 +85,7 @@ got=0
 wait "$job" || got=$?
 # a launcher asks those to end that are a little slower
 [[ $got == 2 || (-n $processes && $got != 0) ]] || fail "a part too large: exit $got"
-[[ $(grep -v 'natgrad: stopping after' full.err | grep -c '^natgrad: ') == 1 ]] && grep -qE '^natgrad: .*precond\.natgrad-next.*: cannot write' full.err ||
+[[ $(grep -v 'natgrad: stopping after' full.err | grep -c '^natgrad: ') == 1 ]] && grep -qE '^natgrad: .*natgrad-state.*: cannot write' full.err ||
   fail "a part too large: $(cat full.err)"
 diff before <(listing) || fail "a part too large, and the checkpoint changed"
 expect 0 '*' on 2 --out full --resume --steps 8 --quiet

@@ -29,7 +29,7 @@ whole() {
     if ((goes > most)); then
       wait_ms=0
     elif ((goes % 2 == 1)); then
-      while kill -0 $pid 2>/dev/null && [[ $(cat "$killed/checkpoint/latest.json" 2>/dev/null) == "$last" ]]; do
+      while kill -0 $pid 2>/dev/null && [[ $(step_of "$killed") == "$last" ]]; do
         sleep 0.003
       done
       wait_ms=$((wait_ms / 16))
@@ -48,7 +48,7 @@ whole() {
     # Before the first checkpoint --resume begins again; without config.json there is no run yet.
     resume=()
     [[ -e $killed/config.json ]] && resume=(--resume)
-    now=$(cat "$killed/checkpoint/latest.json" 2>/dev/null)
+    now=$(step_of "$killed")
     [[ -n $now && $now != "$last" ]] && resumed=$((resumed + 1))
     last=$now
   done
@@ -58,13 +58,8 @@ whole() {
   diff <(numbers "$plain") <(numbers "$killed") >"$scratch/diff" ||
     fail "$name (seed $seed): the log differs after $kills kills: $(head -4 "$scratch/diff")"
   [[ $(numbers "$plain" | grep -c '"event": "step"') -ge 10 ]] || fail "$name: the log is short"
-  local file
-  for file in "$plain"/checkpoint/*.safetensors; do
-    cmp "$file" "$killed/checkpoint/$(basename "$file")" >"$scratch/err" 2>&1 ||
-      fail "$name (seed $seed): after $kills kills: $(cat "$scratch/err")"
-  done
-  [[ $(cd "$killed/checkpoint" && echo *) == $(cd "$plain/checkpoint" && echo *) ]] ||
-    fail "$name: left over: $(cd "$killed/checkpoint" && echo *)"
+  same_run "$plain" "$killed" 2>"$scratch/err" || fail "$name (seed $seed): after $kills kills: $(cat "$scratch/err")"
+  [[ $(cd "$killed" && echo *) == $(cd "$plain" && echo *) ]] || fail "$name: left over: $(ls "$killed")"
   [[ -z ${VERBOSE:-} ]] || echo "$name: $ms ms, $kills kills, $resumed resumed"
 }
 

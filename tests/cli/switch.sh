@@ -12,13 +12,13 @@ done
 expect 0 '' "$natgrad" train "${run[@]}" --steps 16 --out alone
 expect 0 '' "$natgrad" train "${run[@]}" --steps 16 --ranks 2 --out pair
 if command -v python3 >/dev/null; then # not in a bare Debian
-  python3 - {parts,alone,pair}/checkpoint/model-16.safetensors <<'END' || fail "parts, ranks: other weights"
+  python3 - {parts,alone,pair}/checkpoint-16.safetensors <<'END' || fail "parts, ranks: other weights"
 import json, struct, sys
 def weights(path):
     b = open(path, "rb").read()
     n = struct.unpack("<Q", b[:8])[0]
     h = json.loads(b[8:8 + n])
-    spans = [h[k]["data_offsets"] for k in sorted(h) if k != "__metadata__"]
+    spans = [h[k]["data_offsets"] for k in sorted(h) if k != "__metadata__" and k != "natgrad.state"]
     return [x for lo, hi in spans for x in struct.unpack("<%df" % ((hi - lo) // 4), b[8 + n + lo:8 + n + hi])]
 a, b, c = map(weights, sys.argv[1:])
 near = 1e-4 * max(map(abs, b))  # ranks add in another order, 16 steps of f32

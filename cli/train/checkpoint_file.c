@@ -1,0 +1,312 @@
+/* checkpoint_file.c: see checkpoint_file.h.  Doubles of the metadata are hexadecimal, so that they come back exactly. */
+#include "checkpoint_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+enum { VALUE = 64, KEY = 256 };
+
+static const char seal_key[] = "crc32", maker_key[] = "made_by ", station_key[] = "ms ";
+
+static const char *const maker[CHECKPOINT_MAKERS] = {"version",      "commit",    "compiler",
+                                                     "linalg",       "blas",      "kernel",
+                                                     "blas threads", "processor", "threads"};
+
+void checkpoint_maker(run_state *s) {
+  int threads = 1;
+  for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
+    cli_build(maker[i], s->made_by[i], CHECKPOINT_TEXT);
+  cli_processor(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
+  (void)cli_threads(&threads); /* has been checked */
+  (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
+}
+
+void checkpoint_differs(const run_state *was, const run_state *now, char *text, size_t size) {
+  size_t n = 0;
+  text[0] = 0;
+  for (int i = 0; i < CHECKPOINT_MAKERS && n < size; i++) {
+    if (strcmp(was->made_by[i], now->made_by[i]) == 0) continue;
+    n += (size_t)snprintf(text + n, size - n, "%s%s %s, now %s", n > 0 ? "; " : "", maker[i],
+                          was->made_by[i], now->made_by[i]);
+  }
+}
+
+/* ---- counters --------------------------------------------------------------------------------*/
+
+/* A key of the metadata and its number. */
+typedef struct field {
+  const char *key;
+  int64_t *whole;
+  double *real;
+} field;
+
+enum { FIELDS = 15 };
+
+static void fields_of(run_state *s, field out[FIELDS]) {
+  const field list[FIELDS] = {
+      {"step", &s->step, NULL},
+      {"steps_per_epoch", &s->per_epoch, NULL},
+      {"loss_sum", NULL, &s->loss_sum},
+      {"summed", &s->summed, NULL},
+      {"correct", &s->correct, NULL},
+      {"skipped", &s->skipped, NULL},
+      {"rescued", &s->rescued, NULL},
+      {"unobserved", &s->unobserved, NULL},
+      {"data_crc32", &s->data_crc, NULL},
+      {"skipped_in_a_row", &s->in_a_row, NULL},
+      {"first_loss", NULL, &s->first_loss},
+      {"averaged_so_far", &s->averaged, NULL},
+      {"log_bytes", &s->log_bytes, NULL},
+      {"log_crc32", &s->log_crc, NULL},
+      {"seconds", NULL, &s->seconds},
+  };
+  memcpy(out, list, sizeof list);
+}
+
+static bool read_whole(const char *text, int64_t *out) {
+  char *end = NULL;
+  errno = 0;
+  const long long v = text != NULL ? strtoll(text, &end, 10) : -1;
+  *out = v;
+  return v >= 0 && end != text && *end == 0 && errno == 0;
+}
+
+static bool read_real(const char *text, double *out) {
+  char *end = NULL;
+  *out = text != NULL ? strtod(text, &end) : 0.0;
+  return text != NULL && end != text && *end == 0;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------*/
+
+/* `list` with room for element n. */
+static void *grown(void *list, int32_t n, size_t each) {
+  if (n % 32 != 0) return list;
+  void *more = cli_take((size_t)n + 32, each);
+  if (n > 0) memcpy(more, list, (size_t)n * each);
+  free(list);
+  return more;
+}
+
+void file_head_free(file_head *h) {
+  for (int32_t i = 0; i < h->texts; i++) {
+    free(h->key[i]);
+    free(h->value[i]);
+  }
+  free(h->key);
+  free(h->value);
+  free(h->tensor);
+  memset(h, 0, sizeof *h);
+}
+
+void file_head_text(file_head *h, const char *key, const char *value) {
+  h->key = grown(h->key, h->texts, sizeof *h->key);
+  h->value = grown(h->value, h->texts, sizeof *h->value);
+  h->key[h->texts] = cli_copy(key);
+  h->value[h->texts++] = cli_copy(value);
+}
+
+int64_t file_crc(const void *data, int64_t bytes) {
+  return (int64_t)crc32_z(crc32_z(0, NULL, 0), data, (size_t)bytes);
+}
+
+static void crc_text(int64_t crc, char text[VALUE]) {
+  (void)snprintf(text, VALUE, "%08" PRIx64, crc);
+}
+
+static void crc_key(const char *name, char key[KEY]) { (void)snprintf(key, KEY, "crc32 %s", name); }
+
+void file_head_tensor(file_head *h, const ngio_tensor *t, int64_t crc) {
+  char key[KEY], value[VALUE];
+  h->tensor = grown(h->tensor, h->tensors, sizeof *h->tensor);
+  h->tensor[h->tensors++] = *t;
+  if (crc < 0) return;
+  crc_key(t->name, key);
+  crc_text(crc, value);
+  file_head_text(h, key, value);
+}
+
+void file_head_state(file_head *h, const run_state *state) {
+  run_state s = *state;
+  field list[FIELDS];
+  char value[VALUE], key[KEY];
+  fields_of(&s, list);
+  for (int i = 0; i < FIELDS; i++) {
+    if (list[i].whole != NULL) {
+      (void)snprintf(value, VALUE, "%lld", (long long)*list[i].whole);
+    } else {
+      (void)snprintf(value, VALUE, "%a", *list[i].real);
+    }
+    file_head_text(h, list[i].key, value);
+  }
+  for (int i = 0; i < s.stations; i++) {
+    (void)snprintf(key, KEY, "%s%s", station_key, s.station[i].name);
+    (void)snprintf(value, VALUE, "%a", s.station[i].total_ms);
+    file_head_text(h, key, value);
+  }
+  for (int i = 0; i < CHECKPOINT_MAKERS; i++) {
+    (void)snprintf(key, KEY, "%s%s", maker_key, maker[i]);
+    file_head_text(h, key, s.made_by[i]);
+  }
+}
+
+ngio_tensor file_net_tensor(const nn *net, int i) {
+  ngio_tensor t = {.dtype = NGIO_F32};
+  if (i < nn_params(net)) {
+    const nn_param *q = nn_param_at(net, i);
+    t.name = q->name;
+    t.ndim = q->ndim;
+    memcpy(t.shape, q->shape, sizeof q->shape);
+    t.data = q->value;
+  } else {
+    const nn_buffer *b = nn_buffer_at(net, i - nn_params(net));
+    t.name = b->name;
+    t.ndim = 1;
+    t.shape[0] = b->count;
+    t.data = b->value;
+  }
+  t.bytes = ngio_bytes_of(t.dtype, t.shape, t.ndim);
+  return t;
+}
+
+void file_head_net(file_head *h, const nn *net) {
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    const ngio_tensor t = file_net_tensor(net, i);
+    file_head_tensor(h, &t, file_crc(t.data, t.bytes));
+  }
+}
+
+/* Of all keys and values, with the zeros that end them. */
+static uLong sum_text(uLong crc, const char *key, const char *value) {
+  crc = crc32_z(crc, (const unsigned char *)key, strlen(key) + 1);
+  return crc32_z(crc, (const unsigned char *)value, strlen(value) + 1);
+}
+
+int file_head_write(file_head *h, const char *path, ngio_writer **out) {
+  char message[CHECKPOINT_MESSAGE] = "", seal[VALUE];
+  uLong crc = crc32_z(0, NULL, 0);
+  for (int32_t i = 0; i < h->texts; i++)
+    crc = sum_text(crc, h->key[i], h->value[i]);
+  crc_text((int64_t)crc, seal);
+  file_head_text(h, seal_key, seal);
+  ngio_text *text = cli_take((size_t)h->texts, sizeof *text);
+  for (int32_t i = 0; i < h->texts; i++)
+    text[i] = (ngio_text){h->key[i], h->value[i]};
+  const ngio_status st = ngio_writer_create(path, h->tensor, h->tensors, text, h->texts, NULL, out,
+                                            message, sizeof message);
+  free(text);
+  return st == NGIO_OK ? CLI_OK : cli_bad("%s", message);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------*/
+
+static bool seal_holds(const ngio_tensors *f) {
+  char seal[VALUE];
+  const char *written = ngio_tensors_text(f, seal_key);
+  uLong crc = crc32_z(0, NULL, 0);
+  for (int32_t i = 0; i < ngio_tensors_text_count(f); i++) {
+    const ngio_text *t = ngio_tensors_text_at(f, i);
+    if (strcmp(t->key, seal_key) != 0) crc = sum_text(crc, t->key, t->value);
+  }
+  crc_text((int64_t)crc, seal);
+  return written != NULL && strcmp(written, seal) == 0;
+}
+
+bool file_open(const char *path, bool sealed, file_reader *out, char why[CHECKPOINT_MESSAGE]) {
+  *out = (file_reader){.path = path, .source = {.fd = -1}};
+  if (ngio_source_open(&out->source, path, why, CHECKPOINT_MESSAGE) != NGIO_OK) return false;
+  if (ngio_tensors_begin(&out->source, NULL, NULL, &out->file, why, CHECKPOINT_MESSAGE) ==
+      NGIO_OK) {
+    if (!sealed || seal_holds(out->file)) return true;
+    (void)snprintf(why, CHECKPOINT_MESSAGE,
+                   "%s: its metadata is damaged or was edited: the checksum differs", path);
+  }
+  file_close(out);
+  return false;
+}
+
+void file_close(file_reader *r) {
+  ngio_tensors_close(&r->file);
+  ngio_source_close(&r->source);
+}
+
+int file_read_state(const file_reader *r, run_state *s) {
+  field list[FIELDS];
+  const bool sealed = ngio_tensors_text(r->file, seal_key) != NULL; /* else of natgrad 0.2 */
+  fields_of(s, list);
+  for (int i = 0; i < FIELDS; i++) {
+    const char *text = ngio_tensors_text(r->file, list[i].key);
+    if (text == NULL && !sealed) continue;
+    const bool good =
+        list[i].whole != NULL ? read_whole(text, list[i].whole) : read_real(text, list[i].real);
+    if (!good) return cli_bad("%s: its metadata has no valid '%s'", r->path, list[i].key);
+  }
+  s->stations = 0;
+  const size_t station = sizeof station_key - 1, made_by = sizeof maker_key - 1;
+  for (int32_t i = 0; i < ngio_tensors_text_count(r->file); i++) {
+    const ngio_text *t = ngio_tensors_text_at(r->file, i);
+    if (strncmp(t->key, station_key, station) == 0 && s->stations < TRAIN_STATIONS) {
+      train_station *to = &s->station[s->stations++];
+      (void)snprintf(to->name, sizeof to->name, "%s", t->key + station);
+      if (!read_real(t->value, &to->total_ms))
+        return cli_bad("%s: its metadata has no valid '%s'", r->path, t->key);
+    }
+    for (int k = 0; k < CHECKPOINT_MAKERS && strncmp(t->key, maker_key, made_by) == 0; k++) {
+      if (strcmp(t->key + made_by, maker[k]) == 0)
+        (void)snprintf(s->made_by[k], CHECKPOINT_TEXT, "%s", t->value);
+    }
+  }
+  return CLI_OK;
+}
+
+int file_read_tensor(file_reader *r, const ngio_tensor *want, float *to) {
+  char key[KEY], sum[VALUE], message[CHECKPOINT_MESSAGE] = "";
+  const ngio_tensor *have = ngio_tensors_find(r->file, want->name);
+  if (have == NULL || have->dtype != NGIO_F32 || have->ndim != want->ndim ||
+      memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof want->shape[0]) != 0)
+    return cli_bad("%s: tensor '%s' is missing or has another shape", r->path, want->name);
+  if (ngio_source_read(&r->source, ngio_tensors_place(r->file, have), to, have->bytes, message,
+                       sizeof message) != NGIO_OK)
+    return cli_bad("%s", message);
+  crc_key(want->name, key);
+  crc_text(file_crc(to, have->bytes), sum);
+  const char *written = ngio_tensors_text(r->file, key);
+  if (written != NULL && strcmp(written, sum) == 0) return CLI_OK;
+  return cli_bad("%s: tensor '%s' is damaged (its checksum differs)", r->path, want->name);
+}
+
+/* What other programs put into a file of weights is an error, the trainer's own tensors are not. */
+static int count_net(const ngio_tensors *f) {
+  int n = 0;
+  for (int32_t i = 0; i < ngio_tensors_count(f); i++)
+    n += strncmp(ngio_tensors_at(f, i)->name, "natgrad.", 8) != 0;
+  return n;
+}
+
+int file_read_net(file_reader *r, nn *net) {
+  const int n = nn_params(net) + nn_buffers(net), has = count_net(r->file);
+  if (has != n) return cli_bad("%s: has %d tensors, this model %d", r->path, has, n);
+  for (int i = 0; i < n; i++) {
+    const ngio_tensor want = file_net_tensor(net, i);
+    if (file_read_tensor(r, &want, (float *)(uintptr_t)want.data) != CLI_OK) return CLI_BAD;
+  }
+  const char *lost = checkpoint_lost(net);
+  if (lost == NULL) return CLI_OK;
+  return cli_bad("%s: tensor '%s' holds a number that is not finite", r->path, lost);
+}
+
+const char *checkpoint_lost(const nn *net) {
+  for (int i = 0; i < nn_params(net) + nn_buffers(net); i++) {
+    const ngio_tensor t = file_net_tensor(net, i);
+    const float *value = t.data;
+    for (int64_t k = 0; k < t.bytes / (int64_t)sizeof *value; k++) {
+      if (!isfinite(value[k])) return t.name;
+    }
+  }
+  return NULL;
+}
