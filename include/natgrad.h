@@ -75,7 +75,7 @@ extern "C" {
 #define NG_STATUS_LIST(X)                                                                          \
   X(NG_OK, 0, "done")                                                                              \
   X(NG_RESCUED, 1,                                                                                 \
-    "done; some block was rescued, or a weight was not finite and stayed as it was")               \
+    "done; some block was rescued, or elements that would overflow kept their old value")          \
   X(NG_SKIPPED, 2, "a value was not finite; it was not folded, nothing was written; go on")        \
   X(NG_UNOBSERVED, 3,                                                                              \
     "done; a statistic was due and no rank showed it anything: its last average was used")         \
@@ -939,12 +939,9 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
  *          output gradient though it was due (the last average was used; ng_report and
  *          ng_layer_report count it, also beside NG_RESCUED, of which the larger number is
  *          returned); NG_SKIPPED, which wins over both: a gradient or an observation of some rank
- *          was not finite, or nu PD would be beyond f32 or the f16 it goes to, or a weight or moment
- *          that a fused update writes would be (the message names the first): gradients, weights and
- *          moments are unchanged and the step is not counted.  Momentum that a step of SGD leaves has to keep
- *          weights in range over all later steps, too.  What steps before kept may have one after the other refused:
- *          with the third in a row for such a reason, what would have the next refused as well becomes 0, named in
- *          the message (momentum, element by element; of a window, momentum and what was not sent); NG_ERR_STATE (a
+ *          was not finite, or PD is not: gradients, weights and moments are unchanged and the step is not
+ *          counted.  NG_RESCUED also means: an element of nu PD does not fit the dtype of its gradient, so it keeps the
+ *          raw gradient; the message has the first parameter and the count, ng_report.overflowed counts all.  NG_ERR_STATE (a
  *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
  */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
@@ -958,12 +955,11 @@ NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
  *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
- *          and nothing is written that is not finite: a step that would is NG_SKIPPED, whole.  So is one
- *          over a weight that is not finite, which is looked for when it was bound, after a load, and
- *          where the numbers are so large that all of the step is made beforehand.  One that the caller
- *          made so in place, in between, is met by the update: that line of it stays, the step is done
- *          (NG_RESCUED, named, on a rank that met it; the one status that ranks may not share), and those after it are NG_SKIPPED until all of it is finite.
- *          Otherwise as torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group; t and
+ *          If a new weight, momentum or moment of an element is not finite in its dtype, the old value stays.
+ *          The three are tested separately, so a huge momentum still decays.  Such elements are counted, and the step
+ *          returns NG_RESCUED.  If only some ranks write the element (update_ranks = owner, shards), only those return
+ *          NG_RESCUED; the next step returns it on all ranks.
+ *          As torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group; t and
  *          "first step" count the updates of that parameter, less those it was frozen or kept in;
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
  * Shapes:  weights as bound; momentum and moments are kept in f32; how[count], how[0].struct_size
@@ -1036,6 +1032,9 @@ typedef struct ng_report {
   /* Of the context, by this rank's clock: while a message was under way, which is from the call that began it
    * until this rank knew that it was complete; of that, while it did something else than wait for one. */
   double sent_ms, hidden_ms;
+  /* Elements of weights, moments or gradients that kept their old value, since the new one was not finite; on this
+   * rank, since ng_ready. */
+  int64_t overflowed;
 } ng_report;
 NG_API void ng_report_init(ng_report *out, size_t size);
 

@@ -1,8 +1,5 @@
-/* t_finite.c: what is finite stays so.  Steps whose numbers leave f32, f16 or bf16 on the way into a
- * gradient, a weight or a moment are refused whole, on all ranks, by the name of the parameter; ordinary
- * ones pay no second look.
- *
- * The oracle is the promise itself: after every step all that was written is finite, or nothing was. */
+/* t_finite.c: random steps at the ends of f32, f16 and bf16 leave everything finite; averages and inverses stay in
+ * the range of their dtype.  A step that is skipped changes nothing.  tests/t_huge.c has the rule of single elements. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -108,17 +105,6 @@ static bool unchanged(model *m) {
   return same;
 }
 
-/* The same, but for momentum that is 0 now, in the third of such steps in a row or later. */
-static bool relieved(model *m) {
-  for (int k = 0; k < SLOTS; k++) {
-    const ng_slot *s = slot_of(m, k);
-    for (int64_t i = 0; i < count_of(m, k) && s->m != NULL; i++) {
-      if (s->m[i] == 0.0f) m->moment[0][k][i] = 0.0f;
-    }
-  }
-  return m->f.p->beyond >= 3 && unchanged(m);
-}
-
 static bool all_finite(model *m) {
   bool fine = true;
   for (int k = 0; k < SLOTS; k++) {
@@ -143,13 +129,6 @@ static ng_status play(model *m, const ng_sgd *sgd, const ng_adamw *adamw) {
                          : ng_step(m->f.p, 0.1);
 }
 
-static int64_t probes(model *m) {
-  ng_station_report s;
-  ng_station_report_init(&s, sizeof s);
-  fixture_ok(&m->f, ng_report_station(m->f.p, NG_AT_PROBE, &s));
-  return s.runs;
-}
-
 static void close_model(model *m) { fixture_close(&m->f); }
 
 static model one; /* too large for the stack */
@@ -167,115 +146,7 @@ static ng_adamw adamw_of(double lr, double eps) {
   return a;
 }
 
-/* Refused whole, by that name. */
-static void refused(ng_status st, const char *name) {
-  if (st != NG_SKIPPED || !unchanged(&one) || strstr(ng_last_error(one.f.ctx), name) == NULL) {
-    fail_msg("%s: %s (%s), %s", name, ng_status_name(st), ng_last_error(one.f.ctx),
-             unchanged(&one) ? "unchanged" : "changed");
-  }
-  ng_report r = {.struct_size = sizeof r};
-  fixture_ok(&one.f, ng_report_read(one.f.p, &r));
-  assert_int_equal(r.skipped, 1);
-  assert_int_equal(r.steps, one.steps);
-}
-
 /* ---- one number too many ---------------------------------------------------------------------*/
-
-static const char eva_sgd[] = "method=eva clip=none update=sgd damping=1";
-static const char eva_adamw[] = "method=eva clip=none update=adamw damping=1";
-
-/* lr, momentum, decay and the sizes of gradients and weights that leave f32, each in its way. */
-static void updates_that_overflow(void **state) {
-  (void)state;
-  static const struct {
-    double lr, momentum, decay, grad, weight, moment;
-    int nesterov, decoupled;
-    ng_dtype weights;
-  } sgd[] = {
-      {3e38, 0, 0, 4, 1, 0, 0, 0, NG_F32},     {3e38, 0.9, 0, 4, 1, 0, 0, 0, NG_F32},
-      {1e300, 0.9, 0, 4, 1, 0, 0, 0, NG_F32},  {1e30, 0, 0, 1e9, 1, 0, 0, 0, NG_F32},
-      {0.1, 0.9, 5, 1, 1e38, 0, 0, 0, NG_F32}, {1, 0, 1e38, 1, 1e3, 0, 0, 1, NG_F32},
-      {10, 0.9, 0, 1, 1, 1e38, 0, 0, NG_F32},  {1, 2, 0, 1, 1, 1.9e38, 1, 0, NG_F32},
-      {1e6, 0, 0, 1, 1, 0, 0, 0, NG_F16},      {1, 0, 0, 1e5, 1, 0, 0, 0, NG_F16},
-      {3e38, 0.9, 0, 4, 1, 0, 0, 0, NG_BF16},  {1, 0.9, 0, 1, 1, 1e6, 0, 0, NG_F16},
-  };
-  for (size_t i = 0; i < sizeof sgd / sizeof *sgd; i++) {
-    ng_sgd how = sgd_of(sgd[i].lr, sgd[i].momentum, sgd[i].decay);
-    how.nesterov = sgd[i].nesterov;
-    how.decoupled = sgd[i].decoupled;
-    begin_ok(&one, eva_sgd, 5, NG_F32, sgd[i].weights);
-    if (sgd[i].moment > 0) {
-      const ng_sgd still = sgd_of(0, 0.9, 0);
-      assert_int_equal(play(&one, &still, NULL), NG_OK); /* the first step takes no old moment */
-    }
-    fill(&one, sgd[i].grad, sgd[i].weight);
-    slot_of(&one, 0)->m[4] = (float)sgd[i].moment;
-    ng_bounds_loaded(one.f.p);
-    refused(play(&one, &how, NULL), "fc.weight");
-    close_model(&one);
-  }
-  static const struct {
-    double lr, eps, grad;
-    ng_dtype weights;
-  } adamw[] = {{1e300, 1e-8, 1, NG_F32},   /* step; */
-               {1e-3, 1e-8, 1e20, NG_F32}, /* v; */
-               {1e-3, 0, 0, NG_F32},       /* 0 / 0 */
-               {1e6, 1e-8, 1, NG_F16}};
-  for (size_t i = 0; i < sizeof adamw / sizeof *adamw; i++) {
-    const ng_adamw how = adamw_of(adamw[i].lr, adamw[i].eps);
-    begin_ok(&one, eva_adamw, 5, NG_F32, adamw[i].weights);
-    fill(&one, adamw[i].grad, 1);
-    refused(play(&one, NULL, &how), "fc.weight");
-    close_model(&one);
-  }
-}
-
-/* A parameter without curvature alone, and the bias alone. */
-static void by_the_name_of_the_parameter(void **state) {
-  (void)state;
-  const ng_sgd how = sgd_of(1e10, 0.9, 0), gentle = sgd_of(0.1, 0.9, 0);
-  const ng_adamw adamw = adamw_of(1e-3, 1e-8);
-  begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
-  put(one.grad[2], NG_F32, 6, 1e30f);
-  refused(play(&one, &how, NULL), "'gamma'");
-  close_model(&one);
-  begin_ok(&one, eva_adamw, 5, NG_F32, NG_F32);
-  put(one.grad[2], NG_F32, 3, 1e25f);
-  refused(play(&one, NULL, &adamw), "'gamma'");
-  close_model(&one);
-  begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
-  put(one.grad[2], NG_F32, 3, NAN);
-  refused(play(&one, &how, NULL), "'gamma'");
-  close_model(&one);
-  static const char *const expected[] = {"'fc.weight': its weight is not finite",
-                                         "'fc.bias': its weight is not finite",
-                                         "'gamma': its weight is not finite"};
-  for (int k = 0; k < SLOTS; k++) {
-    const float strange[] = {NAN, INFINITY, -INFINITY};
-    begin_ok(&one, eva_sgd, 5, NG_F32, NG_F16);
-    put(one.weight[k], NG_F16, count_of(&one, k) - 1, strange[k]);
-    refused(play(&one, &gentle, NULL), expected[k]);
-    close_model(&one);
-  }
-}
-
-/* The last of 1300 columns, behind whole tiles of 512: a gradient that is f16, a weight that is. */
-static void the_last_column_of_a_wide_row(void **state) {
-  (void)state;
-  const ng_sgd how = sgd_of(1, 0, 0);
-  for (int64_t at = 0; at < MOST; at = at == 0 ? WIDE - 1 : at == WIDE - 1 ? MOST - 1 : MOST) {
-    begin_ok(&one, "method=eva clip=none damping=0.5", WIDE, NG_F16, NG_F32);
-    fill(&one, 0, 1);
-    put(one.grad[0], NG_F16, at, 60000);
-    refused(play(&one, NULL, NULL), "fc.weight");
-    close_model(&one);
-    begin_ok(&one, "method=eva clip=none damping=0.5 update=sgd", WIDE, NG_F32, NG_F16);
-    fill(&one, 0, 1);
-    put(one.grad[0], NG_F32, at, 60000);
-    refused(play(&one, &how, NULL), "fc.weight");
-    close_model(&one);
-  }
-}
 
 /* clip = ratio multiplies by up to 50: |PD| alone is far inside f16. */
 static void a_ratio_of_fifty(void **state) {
@@ -283,7 +154,8 @@ static void a_ratio_of_fifty(void **state) {
   begin_ok(&one, "method=eva clip=ratio clip_bound=1e6 damping=1", 5, NG_F16, NG_F32);
   fill(&one, 0, 1000);
   put(one.grad[0], NG_F16, 2, 2000);
-  refused(play(&one, NULL, NULL), "fc.weight");
+  assert_int_equal(play(&one, NULL, NULL), NG_RESCUED);
+  assert_true(get(one.grad[0], NG_F16, 2) == 2000);
   put(one.grad[0], NG_F16, 2, 1000);
   assert_int_equal(play(&one, NULL, NULL), NG_OK);
   assert_true(fabs((double)get(one.grad[0], NG_F16, 2)) > 40000); /* 50 it was */
@@ -363,9 +235,9 @@ static void attacked(void **state) {
         }
       }
       const ng_status st = play(&one, u == 1 ? &sgd : NULL, u == 2 ? &adamw : NULL);
-      went += st == NG_OK || st == NG_RESCUED;
-      stayed += st == NG_SKIPPED;
-      const bool same = st != NG_SKIPPED || unchanged(&one) || relieved(&one);
+      went += st == NG_OK;
+      stayed += st == NG_SKIPPED || st == NG_RESCUED;
+      const bool same = st != NG_SKIPPED || unchanged(&one);
       if (st < NG_OK || !all_finite(&one) || !same) {
         fail_msg("trial %d, step %d (%s): %s (%s), %s", (int)t, step, options, ng_status_name(st),
                  ng_last_error(one.f.ctx), all_finite(&one) ? "finite" : "not finite");
@@ -374,89 +246,6 @@ static void attacked(void **state) {
     close_model(&one);
   }
   if (went < 100 || stayed < 100) fail_msg("%d steps went, %d stayed", (int)went, (int)stayed);
-}
-
-/* ---- what it costs ---------------------------------------------------------------------------*/
-
-/* The usual numbers of the field: nothing is made twice but in the first step, which looks at weights that
- * nobody has seen. */
-static void ordinary_steps_are_not_probed(void **state) {
-  (void)state;
-  static const ng_dtype dtype[] = {NG_F32, NG_BF16, NG_F16};
-  for (int i = 0; i < 9; i++) {
-    ng_sgd sgd = sgd_of(0.1, 0.9, 5e-4);
-    const ng_adamw adamw = adamw_of(1e-3, 1e-8);
-    const bool a = i >= 6;
-    sgd.nesterov = i % 2;
-    sgd.decoupled = i == 4;
-    begin_ok(&one, a ? "method=natgrad update=adamw" : "method=natgrad update=sgd", 5, NG_F32,
-             dtype[a ? i % 2 : i % 3]);
-    for (int step = 0; step < 30; step++) {
-      fill(&one, 0.01, 1);
-      assert_int_equal(play(&one, a ? NULL : &sgd, a ? &adamw : NULL), NG_OK);
-    }
-    assert_int_equal(probes(&one), 1);
-    fixture_ok(&one.f, fixture_bind(&one.f, 0, NG_WEIGHT, NULL,
-                                    &(plane){.data = one.weight[0],
-                                             .rows = OUT,
-                                             .cols = 5,
-                                             .row_stride = 5,
-                                             .dtype = one.weights,
-                                             .mem = NG_HOST}));
-    assert_int_equal(play(&one, a ? NULL : &sgd, a ? &adamw : NULL), NG_OK);
-    assert_int_equal(probes(&one), 2);
-    close_model(&one);
-  }
-}
-
-/* ---- weights that went astray in place -------------------------------------------------------*/
-
-static void made_strange_in_place(void **state) {
-  (void)state;
-  const ng_sgd how = sgd_of(0.1, 0.9, 1e-3);
-  begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
-  for (int i = 0; i < 3; i++)
-    assert_int_equal(play(&one, &how, NULL), NG_OK);
-  const float was = get(one.weight[0], NG_F32, 7);
-  put(one.weight[0], NG_F32, 7, INFINITY);
-  assert_int_equal(play(&one, &how, NULL), NG_RESCUED);
-  assert_non_null(strstr(ng_last_error(one.f.ctx), "'fc.weight'"));
-  assert_memory_equal(one.before[1][0] + 5, one.weight[0] + 5, 5 * sizeof(float)); /* its line */
-  assert_memory_equal(one.moment[0][0] + 5, slot_of(&one, 0)->m + 5, 5 * sizeof(float));
-  assert_memory_not_equal(one.before[1][0], one.weight[0], 5 * sizeof(float)); /* the others */
-  assert_int_equal(play(&one, &how, NULL), NG_SKIPPED);
-  assert_true(unchanged(&one));
-  assert_non_null(strstr(ng_last_error(one.f.ctx), "'fc.weight': its weight is not finite"));
-  put(one.weight[0], NG_F32, 7, was);
-  assert_int_equal(play(&one, &how, NULL), NG_OK);
-  assert_int_equal(play(&one, &how, NULL), NG_OK);
-  assert_int_equal(probes(&one), 3); /* the first, and while it was */
-  assert_true(all_finite(&one));
-  close_model(&one);
-}
-
-/* A state whose momentum is at the end of f32: used while it is harmless, refused by name where it is not. */
-static void a_loaded_momentum(void **state) {
-  (void)state;
-  char path[FIXTURE_FILE];
-  const ng_sgd gentle = sgd_of(0.1, 0.9, 0), wild = sgd_of(10, 0.9, 0);
-  fixture_file(path, "t_finite");
-  begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
-  assert_int_equal(play(&one, &gentle, NULL), NG_OK);
-  slot_of(&one, 1)->m[2] = 1e38f;
-  fixture_ok(&one.f, ng_save(one.f.p, path));
-  close_model(&one);
-  begin_ok(&one, eva_sgd, 5, NG_F32, NG_F32);
-  fixture_ok(&one.f, ng_load(one.f.p, path));
-  for (int i = 0; i < 2; i++) {
-    assert_int_equal(play(&one, &wild, NULL), NG_SKIPPED);
-    assert_true(unchanged(&one));
-    assert_non_null(strstr(ng_last_error(one.f.ctx), "'fc.bias'"));
-    assert_int_equal(play(&one, &gentle, NULL), NG_OK);
-  }
-  assert_true(all_finite(&one));
-  close_model(&one);
-  assert_int_equal(unlink(path), 0);
 }
 
 /* ---- averages --------------------------------------------------------------------------------*/
@@ -587,58 +376,12 @@ static void inverses_stay_in_range(void **state) {
   }
 }
 
-/* ---- ranks -----------------------------------------------------------------------------------*/
-
-enum { RANKS = 3 };
-typedef struct lonely {
-  model m[RANKS];
-  bool untouched[RANKS];
-} lonely;
-
-/* Rank 1 alone has what cannot be: a weight that is not finite, and alone knows that it may be. */
-static ng_status alone(int32_t rank, ng_transport *t, void *arg) {
-  lonely *l = arg;
-  model *m = &l->m[rank];
-  const ng_sgd how = sgd_of(0.1, 0.9, 0);
-  ng_status st = begin(m, eva_sgd, 5, NG_F32, NG_F32, t);
-  const plane w = plane_of(m->weight[2], 1, 7, NG_F32);
-  for (int i = 0; i < 2 && st == NG_OK; i++)
-    st = play(m, &how, NULL);
-  if (rank == 1) put(m->weight[2], NG_F32, 1, NAN);
-  if (rank == 1 && st == NG_OK) st = fixture_bind(&m->f, 1, NG_WEIGHT, NULL, &w);
-  if (st == NG_OK) st = play(m, &how, NULL);
-  l->untouched[rank] = st == NG_SKIPPED && unchanged(m);
-  fixture_close(&m->f);
-  return st;
-}
-
-static void one_rank_alone(void **state) {
-  (void)state;
-  static lonely l;
-  ng_status st[RANKS];
-  (void)ranks_run(RANKS, alone, &l, st);
-  for (int i = 0; i < RANKS; i++) {
-    assert_int_equal(st[i], NG_SKIPPED);
-    assert_true(l.untouched[i]);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(updates_that_overflow),
-      cmocka_unit_test(by_the_name_of_the_parameter),
-      cmocka_unit_test(the_last_column_of_a_wide_row),
-      cmocka_unit_test(a_ratio_of_fifty),
-      cmocka_unit_test(a_factor_beyond_f32),
-      cmocka_unit_test(a_row_sum_beyond_f32),
-      cmocka_unit_test(attacked),
-      cmocka_unit_test(ordinary_steps_are_not_probed),
-      cmocka_unit_test(made_strange_in_place),
-      cmocka_unit_test(a_loaded_momentum),
-      cmocka_unit_test(averages_stay_in_range),
-      cmocka_unit_test(many_positions),
+      cmocka_unit_test(a_ratio_of_fifty),       cmocka_unit_test(a_factor_beyond_f32),
+      cmocka_unit_test(a_row_sum_beyond_f32),   cmocka_unit_test(attacked),
+      cmocka_unit_test(averages_stay_in_range), cmocka_unit_test(many_positions),
       cmocka_unit_test(inverses_stay_in_range),
-      cmocka_unit_test(one_rank_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

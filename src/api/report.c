@@ -69,6 +69,7 @@ ng_status ng_report_read(const ng_precond *p, ng_report *out) {
   r.scaling_max = s->most;
   r.scaling_mean = s->mean;
   r.sent_ms = p->ctx->comm->meter.sent_ms;
+  r.overflowed = p->overflowed;
   r.hidden_ms = ng_meter_hidden(&p->ctx->comm->meter);
   return ng_give_struct(out, &r, sizeof r);
 }

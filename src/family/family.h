@@ -184,9 +184,6 @@ typedef struct ng_family {
   void (*choose)(ng_block *b, int32_t round, double *x);
   /* A part of what measure needs, tile by tile; b->tile_sum has what it left. */
   void (*measure_tile)(const ng_block *b, const ng_tile *t, double sum[NG_TILE_SUMS]);
-  /* The step does not count, since what it would write leaves a range: what is kept of former gradients and would have
-   * the same happen to every later step is let go.  Before commit. */
-  void (*relieve)(ng_block *b);
   void (*commit)(ng_block *b, bool taken); /* the step is over: did it count?   */
   void (*report)(const ng_block *b, ng_layer_report *report); /* what it knows of its last solve */
 } ng_family;

@@ -457,6 +457,5 @@ const ng_family ng_family_window = {
     .begin = begin,
     .fields = fields,
     .numbers = numbers,
-    .relieve = ng_window_relieve,
     .commit = commit,
 };

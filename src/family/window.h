@@ -297,9 +297,7 @@ void ng_window_factor_commit(ng_window *w, bool taken);
 
 /* Whether what is kept of x can be lived with later; NG_SKIPPED: it is too large. */
 ng_status ng_window_bounded(ng_block *b, const float *x);
-/* ng_family.relieve: momentum and error of former steps are let go where they dwarf this one. */
-void ng_window_relieve(ng_block *b);
-/* The same on this rank alone, of its slice. */
+/* Momentum and error of former steps are let go where they dwarf this one: on this rank alone, of its slice. */
 void ng_window_relieve_own(ng_block *b);
 
 /* ---- window_check.c --------------------------------------------------------------------------*/

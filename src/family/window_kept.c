@@ -98,7 +98,4 @@ static void let_go(ng_block *b, bool always) {
                b->name);
 }
 
-/* In slices nobody knows how much the others keep, and `along` is everybody's: all goes on all ranks. */
-void ng_window_relieve(ng_block *b) { let_go(b, ng_window_of(b)->sliced); }
-
 void ng_window_relieve_own(ng_block *b) { let_go(b, false); }

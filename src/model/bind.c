@@ -146,7 +146,6 @@ static ng_status bind_one(ng_precond *p, const ng_binding *b, const char *call, 
     if (st != NG_OK || !apply) continue;
     place.once = b->hold == NG_ONE_STEP && place.data != NULL;
     if (place.once) p->expires = true;
-    if (k == 1) slot->looked = false;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
   }
   return st;

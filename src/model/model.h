@@ -53,11 +53,7 @@ typedef struct ng_slot {
   int32_t segment; /* its number in the block                                                     */
   bool here;       /* this rank moves its weight; update_ranks = owner: one rank does             */
   bool out;        /* of this step, as its block: see ng_block                                    */
-  /* What bounds what a fused update writes (step/bounds.c): the largest |gradient| of one without
-   * curvature, in this step; no moment is above most_m, most_v. */
-  double most_g, most_m, most_v;
-  bool looked; /* the weight was finite when it was last read, and was not bound anew since */
-  _Atomic uint32_t seen; /* the largest |weight| that the update met, as bits */
+  _Atomic int64_t overflowed; /* elements that kept their old value in this step: see step/sink.c */
   float late[2]; /* what an update takes instead of its group's numbers, if its entry missed some */
 } ng_slot;
 
@@ -157,8 +153,6 @@ ng_status ng_slot_group(ng_precond *p, int32_t index, ng_param which, int32_t gr
 void ng_place_read(const ng_place *v, int64_t row, int64_t col, int64_t n, float *out);
 void ng_place_write(const ng_place *v, int64_t row, int64_t col, int64_t n, const float *x);
 bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n);
-uint32_t ng_place_most(const ng_place *v, int64_t row, int64_t col,
-                       int64_t n); /* as ng_most_bits */
 /* How many columns to take at once, at most NG_LINE: whole channels of a row that lies turned. */
 static inline int64_t ng_place_columns(const ng_place *v) {
   const int64_t inner = v->straight || v->axes != 2 ? 1 : v->extent[1];
@@ -379,7 +373,7 @@ struct ng_precond {
   struct ng_engine *step; /* step/step.h; what is under way */
   /* counters */
   int64_t steps, updates, skipped;
-  int64_t beyond;     /* steps in a row that would have left a range; see ng_step_take */
+  int64_t overflowed; /* elements of updates that kept their old value on this rank */
   int64_t kept;       /* entries that the last step left as they were, for want of a gradient */
   int64_t unobserved; /* statistics x steps: due, and shown by no rank */
   int64_t rescued[NG_RESCUES];

@@ -174,16 +174,3 @@ bool ng_place_finite(const ng_place *v, int64_t row, int64_t col, int64_t n) {
   }
   return true;
 }
-
-uint32_t ng_place_most(const ng_place *v, int64_t row, int64_t col, int64_t n) {
-  if (v->straight && v->dtype == NG_F32) return ng_most_bits(ng_place_at(v, row, col), n);
-  float room[NG_LINE];
-  uint32_t most = 0;
-  for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(NG_LINE, n - c);
-    ng_place_read(v, row, col + c, m, room);
-    const uint32_t bits = ng_most_bits(room, m);
-    most = bits > most ? bits : most;
-  }
-  return most;
-}

@@ -311,7 +311,6 @@ ng_status ng_state_load(ng_precond *p, const char *call, const ng_outside *from)
     NG_TRY(ng_work_each(&w, load_field));
   }
   ng_snapshot_apply(p, &w.snapshot, w.values);
-  ng_bounds_loaded(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
     if (b->holds && b->family->shared != NULL) b->family->shared(p->block[i], false);

@@ -274,9 +274,6 @@ static ng_status read_counters(const ngio_value *manifest, ng_snapshot *s, char 
   ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
-  s->beyond = 0; /* written where it is not 0 */
-  if (st == NG_OK && ngio_get(c, "beyond") != NULL)
-    st = read_count(c, "counter", "beyond", most, &s->beyond, message, size);
   for (int i = 0; i < NG_RESCUES && st == NG_OK; i++) {
     st = read_count(c, "counter", ng_rung_name[i], most, &s->rung[i], message, size);
   }
@@ -442,7 +439,6 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
-  p->beyond = s->beyond;
   /* A rung is counted by the rank that climbed it; the sum over ranks is what a file can keep. */
   const bool first = p->ctx->rank == 0;
   for (int i = 0; i < NG_RESCUES; i++) {

@@ -156,7 +156,6 @@ ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int
   for (int i = 0; i < NG_RESCUES; i++) {
     put_integer(o, ng_rung_name[i], rungs[i]);
   }
-  if (p->beyond > 0) put_integer(o, "beyond", ng_min64(p->beyond, NG_COUNT_MOST));
   ngio_out_put(o, "}");
   begin_object(o, "last");
   put_real(o, "clip", finite_or(p->step->nu, 1.0));

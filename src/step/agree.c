@@ -7,7 +7,6 @@
  *             refused, whether options and numbers of the update are the same, sample weights of every
  *             statistic
  * agree       one small double reduction: status, refusals, clip sums
- * probe       two doubles: whether what would be written is finite everywhere
  *
  * How numbers travel it does not know (exchange.c), nor how far the step goes (clip.c).  Between two
  * collectives nobody returns: a rank in trouble goes on with harmless data, its status rides in the next small
@@ -19,6 +18,7 @@ enum {
   SUMS = 3,    /* ... of a kind of block in agree; WEIGHTED where there are groups */
   WEIGHTED = 5,
   REFUSED = NG_CODES,             /* ranks that refused something    */
+  OVERFLOWED,                     /* elements that the step before left on some ranks alone */
   LAST,                           /* ... that had ng_batch.last      */
   BEGUN,                          /* ... that began a micro-batch     */
   SHARED,                         /* of those, whether they have the same ng_batch.whole */
@@ -146,12 +146,28 @@ static ng_status check_whole(ng_precond *p, const double *x, bool *shared) {
       "ng_batch.whole differs between ranks, expected the samples of all of them, or 0 on all");
 }
 
+/* Ranks that write different elements do not count the same: owners of updates, shards. */
+static bool overflows_alone(const ng_precond *p) {
+  return ng_update_is_owned(p) || p->step->shards.members > 1;
+}
+
+/* The step before returned NG_RESCUED on the ranks that counted; this one returns it on all. */
+static void note_overflow(ng_precond *p, double elements) {
+  const ng_status st = ng_fail(
+      p->ctx, NG_RESCUED,
+      "in the step before, elements whose result is not finite kept their old value on some "
+      "ranks (elements: %.0f)",
+      elements);
+  p->step->trouble = ng_worse(p->step->trouble, st);
+}
+
 /* Of this stage: `total` is only set once the worst status is known. */
 static ng_status check_stage(ng_precond *p) {
   ng_engine *s = p->step;
   double *x = s->exchange.small, *out = x + FIRST_OUT, *w = out + p->entries;
   ng_codes_put(x, s->trouble);
   x[REFUSED] = s->refused;
+  x[OVERFLOWED] = overflows_alone(p) ? (double)s->overflowed : 0.0;
   x[LAST] = s->last;
   x[BEGUN] = s->begun;
   ng_same_number(x + SHARED, s->begun ? (uint64_t)s->batch.whole : 0);
@@ -173,6 +189,8 @@ static ng_status check_stage(ng_precond *p) {
   s->trouble = st;
   if (x[REFUSED] > 0.0) s->refused = true;
   if (st < NG_OK) return st;
+  if (x[OVERFLOWED] > 0.0) note_overflow(p, x[OVERFLOWED]);
+  s->overflowed = 0;
   bool shared = false;
   st = check_whole(p, x, &shared);
   if (st == NG_OK) st = check_out(p, out); /* first: the numbers of `same` depend on who is out */
@@ -202,7 +220,7 @@ ng_status ng_exchange_check(ng_precond *p) {
   return st;
 }
 
-/* ---- agree, probe ----------------------------------------------------------------------------*/
+/* ---- agree -----------------------------------------------------------------------------------*/
 
 /* One number each of the statistics that may go stale: the owner's verdict, if it was refreshed. */
 static int64_t put_verdicts(const ng_precond *p, double *x) {
@@ -237,12 +255,11 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   const int64_t each = p->update_groups > 1 ? WEIGHTED : SUMS;
   double *x = s->exchange.small, *sum = x + NG_CODES;
   ng_codes_put(x, s->trouble);
-  memset(sum, 0, (2 + 2 * WEIGHTED) * sizeof *sum);
+  memset(sum, 0, (1 + 2 * WEIGHTED) * sizeof *sum);
   sum[0] = s->refused;
-  sum[1] = ng_bounds_threat(p);
   for (int32_t i = 0; i < p->blocks; i++) {
     const ng_block *b = p->block[i];
-    double *to = sum + 2 + (b->ascends ? each : 0);
+    double *to = sum + 1 + (b->ascends ? each : 0);
     if (b->owner != p->ctx->rank && !b->partial) continue;
     to[0] += b->inner;
     to[1] += b->d2;
@@ -252,9 +269,9 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
     to[3] += weight * b->inner;
     to[4] += weight * b->d2;
   }
-  double *verdict = sum + 2 + 2 * each;
+  double *verdict = sum + 1 + 2 * each;
   const int64_t verdicts = put_verdicts(p, verdict);
-  ng_status st = ng_exchange_sum(p, x, NG_CODES + 2 + 2 * each + verdicts, "agree");
+  ng_status st = ng_exchange_sum(p, x, NG_CODES + 1 + 2 * each + verdicts, "agree");
   if (st != NG_OK) return st;
   take_verdicts(p, verdict);
   st = ng_stages_agree(p, x, sum, each == WEIGHTED);
@@ -262,26 +279,12 @@ ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]) {
   st = spread(p, x, s->trouble);
   s->trouble = st;
   s->refused = sum[0] > 0.0;
-  s->threat = sum[1];
   const int64_t came = ng_stages_there(p) ? WEIGHTED : each;
   for (int i = 0; i < 2; i++) {
-    const double *from = sum + 2 + i * came, *weighted = came == SUMS ? from : from + 3;
+    const double *from = sum + 1 + i * came, *weighted = came == SUMS ? from : from + 3;
     sums[i] = (ng_sums){from[0], from[1], from[2], weighted[0], weighted[1]};
   }
   return st < NG_OK ? st : NG_OK;
-}
-
-/* What any rank found that made all of what the step would write: numbers that are not finite before it, or beyond a
- * range after it. */
-ng_status ng_exchange_probe(ng_precond *p) {
-  ng_engine *s = p->step;
-  double found[2] = {s->refused, s->beyond};
-  ng_status st = ng_exchange_sum(p, found, 2, "probe");
-  if (st == NG_OK) st = ng_stages_sum(p, found, 2, "probe");
-  if (st != NG_OK) return st;
-  s->refused = found[0] > 0.0;
-  s->beyond = found[1] > 0.0;
-  return NG_OK;
 }
 
 /* ---- how many --------------------------------------------------------------------------------*/
@@ -299,7 +302,7 @@ int64_t ng_exchange_check_count(const ng_precond *p) {
 }
 
 int64_t ng_exchange_agree_count(const ng_precond *p) {
-  int64_t n = NG_CODES + 2 + 2 * (int64_t)(p->update_groups > 1 ? WEIGHTED : SUMS);
+  int64_t n = NG_CODES + 1 + 2 * (int64_t)(p->update_groups > 1 ? WEIGHTED : SUMS);
   for (int32_t i = 0; i < p->blocks; i++) {
     for (int32_t k = 0; k < p->block[i]->stats; k++) {
       n += p->block[i]->stat[k].stale.on;

@@ -142,8 +142,6 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
     step->refused = true; /* sums overflowed: the same on every rank */
     step->nu = 1.0;
   }
-  step->largest = (ng_clip_reads_weights(p) ? MOST_RATIO : step->nu) * sqrt(s.pd2);
-  if (p->now.clip == NG_CLIP_VALUE) step->largest = fmin(step->largest, p->now.clip_bound);
 }
 
 /* ---- the factors of each tensor --------------------------------------------------------------*/

@@ -29,108 +29,129 @@
  * converted. */
 enum { TILE = 512 };
 
-/* What goes into an update: scale d + k u, and scale d alone where there is no u.  A family whose PD
- * is a multiple of the gradient and a rank-one term needs no array for it. */
+/* The direction of an update: scale d + k u, or scale d if u is NULL.  A family whose PD is a multiple of
+ * the gradient plus a rank-one term needs no array for PD. */
 typedef struct direction {
   const float *d, *u;
   float scale, k;
 } direction;
 
-/* x = scale x + k u, where x is the gradient itself. */
-NG_CLONES static void rescale(float *restrict x, const float *restrict u, int64_t n, float scale,
-                              float k) {
-  if (u == NULL) {
-    for (int64_t i = 0; i < n; i++) {
-      x[i] = scale * x[i];
-    }
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    x[i] = scale * x[i] + k * u[i];
-  }
+/* Every f32 below this magnitude rounds to a finite number of the dtype: f16 ends at 65504, and 65520, halfway
+ * to the next power of 2, rounds to Inf. */
+static float limit_of(ng_dtype t) {
+  return t == NG_F16 ? 65520.0f : t == NG_BF16 ? 0x1.ffp127f : INFINITY;
 }
 
-/* The same in double. */
-NG_CLONES static void rescale_wide(float *restrict x, const float *restrict u, int64_t n,
+/* x <- scale d + k u, with d = x unless `values`.  An element that would reach `limit` keeps its x.  Returns how
+ * many do.  Flags are constants where this is inlined, so every variant is a loop without branches. */
+static inline __attribute__((always_inline)) int32_t
+rescale_loop(float *restrict x, const float *restrict values, const float *restrict u, int64_t n,
+             float scale, float k, float limit, bool at_hand, bool pair) {
+  int32_t stayed = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const float d = at_hand ? values[i] : x[i];
+    const float y = pair ? scale * d + k * u[i] : scale * d;
+    const bool fits = fabsf(y) < limit;
+    x[i] = fits ? y : x[i];
+    stayed += !fits;
+  }
+  return stayed;
+}
+
+NG_CLONES static int32_t rescale(float *x, const float *values, const float *u, int64_t n,
+                                 float scale, float k, float limit) {
+  if (values != NULL) {
+    return u != NULL ? rescale_loop(x, values, u, n, scale, k, limit, true, true)
+                     : rescale_loop(x, values, NULL, n, scale, k, limit, true, false);
+  }
+  return u != NULL ? rescale_loop(x, NULL, u, n, scale, k, limit, false, true)
+                   : rescale_loop(x, NULL, NULL, n, scale, k, limit, false, false);
+}
+
+/* y <- scale d + k u in double, rounded once; y may be d. */
+NG_CLONES static void rescale_wide(float *y, const float *d, const float *u, int64_t n,
                                    double scale, double k) {
   for (int64_t i = 0; i < n; i++) {
-    x[i] = (float)(scale * (double)x[i] + (u == NULL ? 0.0 : k * (double)u[i]));
+    y[i] = (float)(scale * (double)d[i] + (u == NULL ? 0.0 : k * (double)u[i]));
   }
 }
 
-/* Flags are constants where it is inlined: six loops without a branch come out of one text.  u and
- * k are read only with `pair`. */
-static inline __attribute__((always_inline)) void sgd_loop(const ng_sgd_numbers *s,
-                                                           float *restrict m, float *restrict w,
-                                                           const direction *of, int64_t n,
-                                                           bool pair, bool moments, bool nesterov) {
+/* Momentum and weight are tested separately: if the weight overflows, the momentum still decays. */
+static inline __attribute__((always_inline)) int32_t
+sgd_loop(const ng_sgd_numbers *s, float *restrict m, float *restrict w, const direction *of,
+         int64_t n, float limit, bool pair, bool moments, bool nesterov) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, lr = s->lr, mu = s->mu, keep = s->keep,
               decay = s->decay, take = s->take, old = s->old;
+  int32_t stayed = 0;
   for (int64_t i = 0; i < n; i++) {
     const float pd = pair ? scale * d[i] + k * u[i] : scale * d[i];
     const float g = pd + decay * w[i];
     float step = g;
+    bool fits = true;
     if (moments) {
-      m[i] = old * m[i] + take * g;
-      step = nesterov ? g + mu * m[i] : m[i];
+      const float v = old * m[i] + take * g;
+      fits = fabsf(v) < INFINITY;
+      step = nesterov ? g + mu * v : v;
+      m[i] = fits ? v : m[i];
     }
-    w[i] = keep * w[i] - lr * step;
+    const float moved = keep * w[i] - lr * step;
+    const bool in_range = fabsf(moved) < limit;
+    w[i] = in_range ? moved : w[i];
+    stayed += !(fits & in_range);
   }
+  return stayed;
 }
 
-NG_CLONES static void sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
-                               int64_t n) {
+NG_CLONES static int32_t sgd_tile(const ng_sgd_numbers *s, float *m, float *w, const direction *of,
+                                  int64_t n, float limit) {
   const bool pair = of->u != NULL;
   if (!s->moments) {
-    if (pair) {
-      sgd_loop(s, m, w, of, n, true, false, false);
-    } else {
-      sgd_loop(s, m, w, of, n, false, false, false);
-    }
-  } else if (s->nesterov) {
-    if (pair) {
-      sgd_loop(s, m, w, of, n, true, true, true);
-    } else {
-      sgd_loop(s, m, w, of, n, false, true, true);
-    }
-  } else {
-    if (pair) {
-      sgd_loop(s, m, w, of, n, true, true, false);
-    } else {
-      sgd_loop(s, m, w, of, n, false, true, false);
-    }
+    return pair ? sgd_loop(s, m, w, of, n, limit, true, false, false)
+                : sgd_loop(s, m, w, of, n, limit, false, false, false);
   }
+  if (s->nesterov) {
+    return pair ? sgd_loop(s, m, w, of, n, limit, true, true, true)
+                : sgd_loop(s, m, w, of, n, limit, false, true, true);
+  }
+  return pair ? sgd_loop(s, m, w, of, n, limit, true, true, false)
+              : sgd_loop(s, m, w, of, n, limit, false, true, false);
 }
 
-static inline __attribute__((always_inline)) void adamw_loop(const ng_adamw_numbers *a,
-                                                             float *restrict m, float *restrict v,
-                                                             float *restrict w, const direction *of,
-                                                             int64_t n, bool pair) {
+/* A second moment that overflows is Inf in this step's denominator, so the weight only decays. */
+static inline __attribute__((always_inline)) int32_t
+adamw_loop(const ng_adamw_numbers *a, float *restrict m, float *restrict v, float *restrict w,
+           const direction *of, int64_t n, float limit, bool pair) {
   const float *restrict d = of->d, *restrict u = of->u;
   const float scale = of->scale, k = of->k, b1 = a->b1, b2 = a->b2, n1 = a->n1, n2 = a->n2,
               keep = a->keep, step = a->step, root = a->root, eps = a->eps;
+  int32_t stayed = 0;
   for (int64_t i = 0; i < n; i++) {
     const float g = pair ? scale * d[i] + k * u[i] : scale * d[i];
-    m[i] = b1 * m[i] + n1 * g;
-    v[i] = b2 * v[i] + n2 * (g * g);
-    w[i] = keep * w[i] - step * (m[i] / (sqrtf(v[i]) * root + eps));
+    const float first = b1 * m[i] + n1 * g;
+    const float second = b2 * v[i] + n2 * (g * g);
+    const float moved = keep * w[i] - step * (first / (sqrtf(second) * root + eps));
+    const bool first_fits = fabsf(first) < INFINITY, second_fits = second < INFINITY;
+    const bool in_range = fabsf(moved) < limit;
+    m[i] = first_fits ? first : m[i];
+    v[i] = second_fits ? second : v[i];
+    w[i] = in_range ? moved : w[i];
+    stayed += !(first_fits & second_fits & in_range);
   }
+  return stayed;
 }
 
-NG_CLONES static void adamw_tile(const ng_adamw_numbers *a, float *m, float *v, float *w,
-                                 const direction *of, int64_t n) {
-  if (of->u != NULL) {
-    adamw_loop(a, m, v, w, of, n, true);
-  } else {
-    adamw_loop(a, m, v, w, of, n, false);
-  }
+NG_CLONES static int32_t adamw_tile(const ng_adamw_numbers *a, float *m, float *v, float *w,
+                                    const direction *of, int64_t n, float limit) {
+  return of->u != NULL ? adamw_loop(a, m, v, w, of, n, limit, true)
+                       : adamw_loop(a, m, v, w, of, n, limit, false);
 }
 
-/* n weights and their moments through SGD or AdamW. */
-static void update(const ng_update_sink *s, const ng_slot *slot, float *m, float *v, float *w,
-                   const direction *of, int64_t n) {
+/* Update n weights and their moments by SGD or AdamW; return how many elements overflowed. */
+static int32_t update(const ng_update_sink *s, const ng_slot *slot, float *m, float *v, float *w,
+                      const direction *of, int64_t n) {
   const ng_group_numbers *numbers = &s->group[slot->update_group];
+  const float limit = limit_of(slot->weight.dtype);
   ng_group_numbers own;
   if (slot->entry->missed > 0) {
     own = *numbers;
@@ -138,11 +159,13 @@ static void update(const ng_update_sink *s, const ng_slot *slot, float *m, float
     own.sgd.old = own.adamw.root = slot->late[1];
     numbers = &own;
   }
-  if (s->kind == NG_OUT_SGD) {
-    sgd_tile(&numbers->sgd, m, w, of, n);
-  } else {
-    adamw_tile(&numbers->adamw, m, v, w, of, n);
-  }
+  return s->kind == NG_OUT_SGD ? sgd_tile(&numbers->sgd, m, w, of, n, limit)
+                               : adamw_tile(&numbers->adamw, m, v, w, of, n, limit);
+}
+
+/* Threads share a parameter; overflow is rare, so the counter is not contended. */
+static void count_overflow(ng_slot *slot, int32_t elements) {
+  if (elements > 0) atomic_fetch_add(&slot->overflowed, elements);
 }
 
 /* ---- the ways out ----------------------------------------------------------------------------*/
@@ -159,69 +182,43 @@ static bool is_wide(const ng_pair *pair) {
   return pair->wide || fabs(pair->scale) > (double)FLT_MAX || fabs(pair->k) > (double)FLT_MAX;
 }
 
-/* PD of at most TILE elements into x: x has the gradient, unless PD is at hand. */
-static void make(float *x, int64_t n, const ng_pair *pair, int64_t at) {
-  const float *u = pair->u == NULL ? NULL : pair->u + at;
-  if (is_wide(pair)) {
-    rescale_wide(x, u, n, pair->scale, pair->k);
-  } else {
-    rescale(x, u, n, (float)pair->scale, (float)pair->k);
-  }
-}
-
-/* A gradient is written in place; one of 16 bits, or PD that is at hand, by way of a tile.  In f32
- * each element is read and written once, where it lies. */
+/* Write a gradient in place.  f32 in straight rows needs no copy: each element is read and written once.  Other
+ * gradients pass through a tile. */
 static void put_gradient(const ng_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t n,
                          const ng_pair *pair) {
-  float tile[TILE];
+  float tile[TILE], wide[TILE];
   const ng_place *v = &slot->grad;
-  const bool there = v->dtype == NG_F32 && v->straight;
+  const bool there = v->dtype == NG_F32 && v->straight, in_double = is_wide(pair);
   const int64_t most = ng_place_columns(v);
+  const float limit = limit_of(v->dtype);
+  int32_t overflowed = 0;
   (void)s;
-  if (there && pair->values == NULL && !is_wide(pair)) {
-    make(ng_place_at(v, row, col), n, pair, 0);
-    return;
-  }
   for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(most, n - c);
-    float *x = there ? ng_place_at(v, row, col + c) : tile;
-    if (pair->values != NULL) {
-      memcpy(x, pair->values + c, (size_t)m * sizeof *x);
-    } else if (x == tile) {
-      ng_place_read(v, row, col + c, m, tile);
+    m = there && !in_double ? n : ng_min64(most, n - c);
+    float *x = as_f32(v, row, col + c, m, tile);
+    const float *values = pair->values == NULL ? NULL : pair->values + c;
+    const float *u = pair->u == NULL ? NULL : pair->u + c;
+    if (in_double) {
+      rescale_wide(wide, values == NULL ? x : values, u, m, pair->scale, pair->k);
+      overflowed += rescale(x, wide, NULL, m, 1.0f, 0.0f, limit);
+    } else {
+      overflowed += rescale(x, values, u, m, (float)pair->scale, (float)pair->k, limit);
     }
-    make(x, m, pair, c);
     if (x == tile) ng_place_write(v, row, col + c, m, tile);
   }
+  count_overflow(slot, overflowed);
 }
 
-/* What goes into the update of m elements from column c of what is put: read where it lies, or by way
- * of `seen`.  With `wide` PD is made in double first and enters as f32. */
+/* The direction for the update of m elements from column c: the gradient where it lies, or converted into `room`.
+ * With `wide` PD is made in double first and enters as f32. */
 static direction direction_of(const ng_slot *slot, int64_t row, int64_t col, int64_t c, int64_t m,
-                              const ng_pair *pair, float *seen) {
-  const ng_place *from = &slot->grad;
-  direction of = {NULL, pair->u == NULL ? NULL : pair->u + c, (float)pair->scale, (float)pair->k};
-  if (is_wide(pair)) {
-    if (pair->values != NULL) {
-      memcpy(seen, pair->values + c, (size_t)m * sizeof *seen);
-    } else {
-      ng_place_read(from, row, col + c, m, seen);
-    }
-    make(seen, m, pair, c);
-    return (direction){seen, NULL, 1.0f, 0.0f};
-  }
-  of.d = pair->values != NULL ? pair->values + c : as_f32(from, row, col + c, m, seen);
-  return of;
-}
-
-/* What the caller made not finite since it was last looked at: known to no bound, found while it is read. */
-static bool look(ng_slot *slot, const float *w, int64_t n) {
-  const uint32_t most = ng_most_bits(w, n);
-  uint32_t seen = atomic_load_explicit(&slot->seen, memory_order_relaxed);
-  while (most > seen && !atomic_compare_exchange_weak_explicit(
-                            &slot->seen, &seen, most, memory_order_relaxed, memory_order_relaxed)) {
-  }
-  return most < NG_INF_BITS;
+                              const ng_pair *pair, float *room) {
+  const float *u = pair->u == NULL ? NULL : pair->u + c;
+  const float *d =
+      pair->values != NULL ? pair->values + c : as_f32(&slot->grad, row, col + c, m, room);
+  if (!is_wide(pair)) return (direction){d, u, (float)pair->scale, (float)pair->k};
+  rescale_wide(room, d, u, m, pair->scale, pair->k);
+  return (direction){room, NULL, 1.0f, 0.0f};
 }
 
 /* The gradient stays as it is: the caller may want it for its own norms.  `straight` needs no tile:
@@ -233,113 +230,47 @@ static void put_update(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t 
   const bool straight = to->dtype == NG_F32 && to->straight && !is_wide(pair) &&
                         (pair->values != NULL || (from->dtype == NG_F32 && from->straight));
   const int64_t most = ng_place_columns(to->straight ? from : to);
-  float seen[TILE], tile[TILE];
+  float room[TILE], tile[TILE];
+  int32_t overflowed = 0;
   for (int64_t c = 0, m; c < n; c += m) {
     m = straight ? n : ng_min64(most, n - c);
     const int64_t at = row * slot->cols + col + c;
     float *w = as_f32(to, row, col + c, m, tile);
-    if (!look(slot, w, m)) continue; /* stays, with its moments */
-    const direction of = direction_of(slot, row, col, c, m, pair, seen);
-    update(s, slot, slot->m == NULL ? NULL : slot->m + at, slot->v == NULL ? NULL : slot->v + at, w,
-           &of, m);
+    const direction of = direction_of(slot, row, col, c, m, pair, room);
+    overflowed += update(s, slot, slot->m == NULL ? NULL : slot->m + at,
+                         slot->v == NULL ? NULL : slot->v + at, w, &of, m);
     if (w == tile) ng_place_write(to, row, col + c, m, tile);
   }
+  count_overflow(slot, overflowed);
 }
 
-/* ---- the probe -------------------------------------------------------------------------------*/
-
-static void found(const ng_probe_sink *s, const ng_slot *slot, ng_fault fault) {
-  int64_t entry = 0;
-  while (s->p->entry[entry] != slot->entry) {
-    entry++;
-  }
-  const int64_t mine = (entry * 2 + slot->which) * NG_FAULTS + (int64_t)fault;
-  _Atomic int64_t *first = (_Atomic int64_t *)(uintptr_t)&s->found;
-  int64_t seen = atomic_load(first);
-  while (mine < seen && !atomic_compare_exchange_weak(first, &seen, mine)) {
-  }
-}
-
-/* What was there before is looked at, too: a number that is not finite makes no other. */
-static void probe_update(const ng_probe_sink *s, ng_slot *slot, int64_t row, int64_t col, int64_t c,
-                         int64_t n, const ng_pair *pair) {
-  const int64_t at = row * slot->cols + col + c, bytes = n * (int64_t)sizeof(float);
-  float seen[TILE], w[TILE], m[TILE], v[TILE];
-  uint32_t narrow[TILE];
-  ng_place_read(&slot->weight, row, col + c, n, w);
-  if (!ng_all_finite(w, NG_F32, n)) found(s, slot, NG_FAULT_WEIGHT);
-  if (slot->m != NULL) memcpy(m, slot->m + at, (size_t)bytes);
-  if (slot->v != NULL) memcpy(v, slot->v + at, (size_t)bytes);
-  for (int pass = 0; pass < 2; pass++) {
-    const bool fine = (slot->m == NULL || ng_all_finite(m, NG_F32, n)) &&
-                      (slot->v == NULL || ng_all_finite(v, NG_F32, n));
-    if (!fine) found(s, slot, pass == 0 ? NG_FAULT_MOMENT : NG_FAULT_RESULT);
-    if (pass > 0) break;
-    const direction of = direction_of(slot, row, col, c, n, pair, seen);
-    update(&s->p->step->out, slot, slot->m == NULL ? NULL : m, v, w, &of, n);
-  }
-  ng_from_f32(narrow, slot->weight.dtype, w, n);
-  if (!ng_all_finite(narrow, slot->weight.dtype, n)) found(s, slot, NG_FAULT_RESULT);
-  if (slot->m != NULL && !ng_bounds_stays(s->p, slot, w, m, n)) found(s, slot, NG_FAULT_LATER);
-}
-
-/* The same operations as put_gradient and put_update, rounded to the dtype they go to and then thrown
- * away, so that the answer is that of what would be written. */
-static void put_probe(const ng_sink *sink, ng_slot *slot, int64_t row, int64_t col, int64_t n,
-                      const ng_pair *pair) {
-  const ng_probe_sink *s = (const ng_probe_sink *)(const void *)sink;
-  const ng_dtype t = slot->grad.dtype;
-  float tile[TILE];
-  uint32_t narrow[TILE];
-  for (int64_t c = 0, m; c < n; c += m) {
-    m = ng_min64(TILE, n - c);
-    if (s->p->step->out.kind != NG_OUT_GRADIENT) {
-      probe_update(s, slot, row, col, c, m, pair);
-      continue;
+void ng_overflow_begin(ng_precond *p) {
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      atomic_store(&p->entry[i]->slot[k].overflowed, 0);
     }
-    if (pair->values != NULL) {
-      memcpy(tile, pair->values + c, (size_t)m * sizeof *tile);
-    } else {
-      ng_place_read(&slot->grad, row, col + c, m, tile);
+  }
+}
+
+ng_status ng_overflow_end(ng_precond *p) {
+  const ng_slot *first = NULL;
+  int64_t all = 0;
+  for (int32_t i = 0; i < p->entries; i++) {
+    for (int32_t k = 0; k < p->entry[i]->slots; k++) {
+      const ng_slot *s = &p->entry[i]->slot[k];
+      const int64_t mine = atomic_load(&s->overflowed);
+      if (mine > 0 && first == NULL) first = s;
+      all += mine;
     }
-    make(tile, m, pair, c);
-    ng_from_f32(narrow, t, tile, m);
-    if (!ng_all_finite(narrow, t, m)) found(s, slot, NG_FAULT_RESULT);
   }
-}
-
-void ng_probe_sink_begin(ng_probe_sink *s, const ng_precond *p) {
-  s->sink.put = put_probe;
-  s->p = p;
-  atomic_init(&s->found, NG_PROBE_FINE);
-}
-
-void ng_probe_tell(ng_precond *p, ng_probe_sink *s) {
-  const int64_t code = atomic_load(&s->found);
-  if (code == NG_PROBE_FINE) return;
-  const int64_t number = code / NG_FAULTS;
-  const ng_slot *slot = &p->entry[number / 2]->slot[number % 2];
-  const bool gradient = p->step->out.kind == NG_OUT_GRADIENT;
-  const ng_fault fault = (ng_fault)(code % NG_FAULTS);
-  p->step->refused = true;
-  p->step->beyond = fault == NG_FAULT_RESULT || fault == NG_FAULT_LATER;
-  if (fault == NG_FAULT_RESULT) {
-    (void)ng_fail(p->ctx, NG_SKIPPED,
-                  "'%s': the step would leave the range of its %s (%s); nothing was written",
-                  slot->name, gradient ? "gradient" : "weight or moments",
-                  ng_dtype_name(gradient ? slot->grad.dtype : slot->weight.dtype));
-    return;
-  }
-  if (fault == NG_FAULT_LATER) {
-    (void)ng_fail(
-        p->ctx, NG_SKIPPED,
-        "'%s': the momentum that the step leaves would take its weight out of the range of "
-        "%s in later ones; nothing was written",
-        slot->name, ng_dtype_name(slot->weight.dtype));
-    return;
-  }
-  (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its %s not finite; nothing was written", slot->name,
-                fault == NG_FAULT_WEIGHT ? "weight is" : "moments are");
+  p->overflowed += all;
+  p->step->overflowed = all;
+  if (all == 0) return NG_OK;
+  return ng_fail(p->ctx, NG_RESCUED,
+                 "'%s'%s: elements whose result is not finite in its dtype kept their old value "
+                 "(elements: %lld)",
+                 first->name, all > atomic_load(&first->overflowed) ? " and others" : "",
+                 (long long)all);
 }
 
 /* ---- the numbers of a group ------------------------------------------------------------------*/
@@ -437,13 +368,13 @@ void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, 
     one.sgd.keep = 0.0f;
     one.sgd.take = counted[0];
     one.sgd.old = counted[1];
-    sgd_tile(&one.sgd, m, u, &of, n);
+    (void)sgd_tile(&one.sgd, m, u, &of, n, INFINITY);
   } else {
     adamw_counted(&one, updates, counted);
     one.adamw.keep = 0.0f;
     one.adamw.step = counted[0];
     one.adamw.root = counted[1];
-    adamw_tile(&one.adamw, m, v, u, &of, n);
+    (void)adamw_tile(&one.adamw, m, v, u, &of, n, INFINITY);
   }
   for (int64_t i = 0; i < n; i++) {
     u[i] = -u[i];

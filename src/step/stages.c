@@ -76,23 +76,21 @@ ng_status ng_stages_check(ng_precond *p, ng_status local) {
 /* Stages may have other groups of learning rates: weighted sums always travel. */
 ng_status ng_stages_agree(ng_precond *p, double *x, double *sum, bool weighted) {
   enum { KINDS = 2, EACH = 5 };
-  double y[NG_CODES + 2 + KINDS * EACH];
+  double y[NG_CODES + 1 + KINDS * EACH];
   double *to = y + NG_CODES;
   const int each = weighted ? EACH : 3;
   if (!ng_stages_there(p)) return NG_OK;
   memcpy(y, x, NG_CODES * sizeof *y);
   to[0] = sum[0];
-  to[1] = sum[1];
   for (int k = 0; k < KINDS; k++) {
-    const double *from = sum + 2 + k * each;
-    double *a = to + 2 + k * EACH;
+    const double *from = sum + 1 + k * each;
+    double *a = to + 1 + k * EACH;
     memcpy(a, from, (size_t)each * sizeof *a);
     if (!weighted) memcpy(a + 3, from, 2 * sizeof *a);
   }
-  const ng_status st = ng_stages_sum(p, y, NG_CODES + 2 + KINDS * EACH, "agree");
+  const ng_status st = ng_stages_sum(p, y, NG_CODES + 1 + KINDS * EACH, "agree");
   if (st != NG_OK) return st;
   memcpy(x, y, NG_CODES * sizeof *x);
-  memcpy(sum, to, 2 * sizeof *sum);
-  memcpy(sum + 2, to + 2, KINDS * EACH * sizeof *sum);
+  memcpy(sum, to, (1 + KINDS * EACH) * sizeof *sum);
   return NG_OK;
 }

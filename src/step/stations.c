@@ -1,7 +1,7 @@
 /* stations.c: a step is this table of stations, walked in order by take.c.
  *
  *   look -> check -> choose -> sums -> statistics -> tell -> solve -> share -> shards -> measure -> deliver
- *   -> agree -> probe -> quantify -> emit -> weights
+ *   -> agree -> quantify -> emit -> weights
  *
  * In: what was observed, results of earlier steps.  Out: averages, results, PD, the sums of all ranks, what
  * emit writes.  Each is due or not, local or collective; the table says what is waited for before it runs,
@@ -156,7 +156,7 @@ static ng_status solve(ng_precond *p) {
   return NG_OK;
 }
 
-/* ---- measure, deliver, agree, probe, emit ----------------------------------------------------*/
+/* ---- measure, deliver, agree, emit -----------------------------------------------------------*/
 
 /* Results first, then all tiles in one loop, then what a family makes of their sums.  A rank that
  * does not hold a block leaves zeros; `agree` takes each block from its owner, or everybody's share
@@ -186,35 +186,19 @@ static ng_status measure(ng_precond *p) {
 /* The sums come back the same on all ranks, and so is everything that is concluded from them
  * here. */
 static ng_status agree(ng_precond *p) {
-  const double F32_MOST = 3.38e38;
   ng_sums sums[2];
   const ng_status st = ng_exchange_agree(p, sums);
   if (st != NG_OK) return st;
-  const bool before = p->step->refused; /* of arrays */
   ng_clip_agreed(p, sums);
-  /* No f32 leaves above its range; gradients and PD are the same on every rank, and so is the answer. */
-  if (!(p->step->largest <= F32_MOST)) p->step->refused = true;
   if (!p->step->refused) ng_clip_factors(p);
-  p->step->beyond = p->step->refused && !before;
   return NG_OK;
-}
-
-/* A gradient of f16 may become Inf, since its range ends at 65504 and PD may be larger than D by 1 /
- * lambda; so may a weight or a moment.  The bounds say no nearly always; where they cannot, all of it is
- * made once without being written.  Found later, half of it would be written. */
-static ng_status probe(ng_precond *p) {
-  ng_probe_sink sink;
-  ng_probe_sink_begin(&sink, p);
-  ng_tiles_emit(p, &sink.sink);
-  ng_probe_tell(p, &sink);
-  return ng_exchange_probe(p);
 }
 
 /* Cannot fail: everything that could refuse the step has been asked. */
 static ng_status emit(ng_precond *p) {
-  ng_bounds_begin(p);
+  ng_overflow_begin(p);
   ng_tiles_emit(p, &p->step->out.sink);
-  p->step->trouble = ng_worse(p->step->trouble, ng_bounds_written(p));
+  p->step->trouble = ng_worse(p->step->trouble, ng_overflow_end(p));
   return NG_OK;
 }
 
@@ -293,12 +277,6 @@ const ng_station ng_stations[NG_STATIONS] = {
                      .collective = true,
                      .tells = true,
                      .waits = NG_MAIL_DIRECTION,
-                     .leave = NG_LEAVE_REFUSED},
-    [NG_AT_PROBE] = {.name = "probe",
-                     .run = probe,
-                     .due = ng_bounds_fail,
-                     .collective = true,
-                     .tells = true,
                      .leave = NG_LEAVE_REFUSED},
     [NG_AT_QUANTIFY] = {.name = "quantify",
                         .run = ng_quantify_step,

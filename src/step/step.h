@@ -12,8 +12,8 @@
  *   take.c      a step from its call to its end: the walk  stations.c the table, what is due
  *   agree.c     one verdict on all ranks: small sums       clip.c     how far the step goes
  *   tiles.c     one loop over the gradients of all blocks  sink.c     where a tile leaves
- *   deliver.c   PD for ranks that cannot make it       bounds.c   whether what is written is finite
- *   gather.c    weights from the ranks that move them      plan.c    ng_ready in numbers
+ *   deliver.c   PD for ranks that cannot make it       plan.c     ng_ready in numbers
+ *   gather.c    weights from the ranks that move them
  *   sums.c      sums of statistics, over ranks or to owners wire.c    ... in 16 bits
  *   choose.c    what ranks decide together of what they observed
  *   stages.c    pipeline stages: one clip, one verdict
@@ -63,43 +63,11 @@ void ng_update_late(ng_precond *p);
 void ng_update_direction(const ng_precond *p, const ng_slot *slot, int64_t row, int64_t col,
                          int64_t n, float *u);
 
-/* What a probe finds wrong with a number, the first of a parameter that counts. */
-typedef enum ng_fault {
-  NG_FAULT_WEIGHT,
-  NG_FAULT_MOMENT,
-  NG_FAULT_RESULT,
-  NG_FAULT_LATER,
-  NG_FAULTS
-} ng_fault;
-
-/* Nothing is written, but found out what could not be: of the first parameter that has one, its first
- * fault; the same for any number of threads. */
-typedef struct ng_probe_sink {
-  ng_sink sink;
-  const ng_precond *p;
-  _Atomic int64_t found; /* (its number) NG_FAULTS + the fault; PROBE_FINE: none */
-} ng_probe_sink;
-#define NG_PROBE_FINE INT64_MAX
-void ng_probe_sink_begin(ng_probe_sink *s, const ng_precond *p);
-void ng_probe_tell(ng_precond *p,
-                   ng_probe_sink *s); /* `refused` and a message, if it found something */
-
-/* ---- bounds: bounds.c ------------------------------------------------------------------------*/
-
-/* One over the largest |PD| for which all that this rank would write is known to be finite; NG_THREAT
- * where nothing is known. */
-#define NG_THREAT 1e300
-double ng_bounds_threat(const ng_precond *p);
-/* Whether it has to be found out by making all of it: after `agree`, the same on all ranks. */
-bool ng_bounds_fail(const ng_precond *p);
-void ng_bounds_begin(ng_precond *p); /* an update is about to write         */
-ng_status
-ng_bounds_written(ng_precond *p);     /* it has; NG_RESCUED: weights that are not finite stayed */
-void ng_bounds_loaded(ng_precond *p); /* moments came from elsewhere         */
-/* Whether n weights of a row stay in their range if only the momentum m, which the step leaves, moves them from now on. */
-bool ng_bounds_stays(const ng_precond *p, const ng_slot *s, const float *w, const float *m,
-                     int64_t n);
-void ng_bounds_relieve(ng_precond *p); /* a step left a range: moments that alone would are 0 now */
+/* An element whose new weight, momentum or moment is not finite keeps the old one; a gradient element that does not
+ * fit its dtype stays plain.  begin: before anything is written; end: NG_RESCUED and a message with the first
+ * parameter and the count, if an element of this rank did. */
+void ng_overflow_begin(ng_precond *p);
+ng_status ng_overflow_end(ng_precond *p);
 
 /* ---- tiles: tiles.c --------------------------------------------------------------------------*/
 
@@ -209,7 +177,6 @@ ng_status ng_exchange_same(ng_precond *p, const uint64_t hash[NG_HASHES], ng_sta
 ng_status ng_exchange_check(ng_precond *p);
 void ng_exchange_mark_seen(ng_block *b); /* what is about to be folded */
 ng_status ng_exchange_agree(ng_precond *p, ng_sums sums[2]);
-ng_status ng_exchange_probe(ng_precond *p); /* `refused` of any rank */
 /* What owners of statistics of one block tell each other before it is solved. */
 bool ng_exchange_tells(const ng_precond *p);
 ng_status ng_exchange_tell(ng_precond *p);
@@ -350,7 +317,6 @@ typedef enum ng_station_id {
   NG_AT_MEASURE,
   NG_AT_DELIVER,
   NG_AT_AGREE,
-  NG_AT_PROBE,
   NG_AT_QUANTIFY,
   NG_AT_EMIT,
   NG_AT_WEIGHTS,
@@ -398,10 +364,8 @@ typedef struct ng_engine {
   bool refused;        /* something was not finite on this rank */
   bool refused_before; /* ... before gradients were looked at */
   bool known;          /* ... on any rank, and all know it      */
-  bool beyond; /* ... since what the step would write leaves a range; the same on all ranks */
   bool solving;
-  double largest;            /* no value that leaves is above it */
-  double threat;             /* the sum of ng_bounds_threat over ranks */
+  int64_t overflowed; /* elements that the last emit left on this rank; the next check clears it */
   double nu, inner, d2, pd2; /* of the last step                                                  */
   double *norms; /* [norms_most] |PD|^2 of the segments of one block                      */
   int64_t norms_most;

@@ -163,19 +163,6 @@ static void count_passed(ng_stat *s) {
   s->stale.bytes_passed += ng_stat_wire_bytes(s);
 }
 
-/* A step that would leave a range changes nothing, and the next one finds the same: after so many in a row, what is kept
- * of former gradients and has them refused is let go.  The same on all ranks. */
-enum { BEYOND = 3 };
-
-static void relieve(ng_precond *p) {
-  if (++p->beyond < BEYOND) return;
-  ng_bounds_relieve(p);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
-    if (b->family->relieve != NULL && !b->out) b->family->relieve(b);
-  }
-}
-
 /* The step is over, taken or skipped: what was observed is used up, and memory that moves with the
  * step moves.  Commit before forget: a family may still read this step's sums when it learns
  * whether the step counted. */
@@ -240,7 +227,6 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   check_call(p, call, wrong);
   if (s->trouble >= NG_OK) ng_update_late(p);
   s->refused_before = s->refused;
-  s->beyond = false;
   if (ng_exchange_end_last(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = walk(p);
   if (st < NG_OK) {
@@ -250,21 +236,18 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   }
   /* Sums that were posted ahead and then were not due: a period was changed in between. */
   if (ng_exchange_wait(p, NG_MAIL_STATISTICS) != NG_OK) return NG_ERR_COMM;
-  if (s->beyond) relieve(p);
   close_step(p, st != NG_SKIPPED);
   let_in(p);
   if (st == NG_SKIPPED) {
     p->skipped++;
     return ng_fail(
         p->ctx, NG_SKIPPED,
-        "%s: a gradient or an observation was not finite, or a preconditioned gradient, "
-        "weight or moment would not be; gradients and weights are unchanged and the step is "
-        "not counted",
+        "%s: a gradient, an observation or a preconditioned gradient is not finite; gradients and "
+        "weights are unchanged and the step is not counted",
         call);
   }
   st = count_unobserved(p, call, st);
   p->steps++;
-  p->beyond = 0;
   if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
   ng_step_schedule(p);
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,

@@ -156,18 +156,15 @@ void ng_tiles_release(ng_precond *p) {
 
 /* ---- measure ---------------------------------------------------------------------------------*/
 
-/* Asked before anything is written: a fused update must not move weights by a NaN, curvature or
- * not. */
-static double plain_most(const ng_tile *t) {
-  uint32_t most = 0;
+/* A fused update must not move weights by a NaN. */
+static bool is_finite(const ng_tile *t) {
   for (int64_t r = t->row; r < t->row + t->rows; r++) {
-    const uint32_t bits = ng_place_most(&t->slot->grad, r, t->col, t->cols);
-    most = bits > most ? bits : most;
+    if (!ng_place_finite(&t->slot->grad, r, t->col, t->cols)) return false;
   }
-  return most < NG_INF_BITS ? (double)ng_float_of_bits(most) : (double)INFINITY;
+  return true;
 }
 
-/* A parameter without curvature leaves its largest number in place of a sum.  A tile of a block whose
+/* A parameter without curvature leaves 1 in place of a sum if its gradient is not finite.  A tile of a block whose
  * averages are elsewhere leaves zeros. */
 static void measure_piece(void *arg, int32_t piece) {
   const ng_tiles *tiles = arg;
@@ -178,7 +175,7 @@ static void measure_piece(void *arg, int32_t piece) {
     memset(sum, 0, NG_TILE_SUMS * sizeof *sum);
     if (t->slot->out) continue;
     if (t->block == NULL) {
-      sum[0] = plain_most(t);
+      sum[0] = is_finite(t) ? 0.0 : 1.0;
     } else if (t->block->holds) {
       t->block->family->measure_tile(t->block, t, sum);
     }
@@ -206,15 +203,9 @@ void ng_tiles_measure(ng_precond *p) {
   if (t->measured.count > 0) ng_parallel(p->ctx, t->measured.pieces, measure_piece, t);
   share_time(p, ng_now_ms() - t0);
   for (int32_t i = 0; i < t->measured.count; i++) {
-    if (t->tile[i].block == NULL) t->tile[i].slot->most_g = 0.0;
-  }
-  for (int32_t i = 0; i < t->measured.count; i++) {
-    ng_slot *s = t->tile[i].slot;
-    if (t->tile[i].block != NULL) continue;
-    s->most_g = fmax(s->most_g, t->sum[i * NG_TILE_SUMS]);
-    if (s->most_g < (double)INFINITY) continue;
+    if (t->tile[i].block != NULL || t->sum[i * NG_TILE_SUMS] == 0.0) continue;
     p->step->refused = true;
-    (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", s->name);
+    (void)ng_fail(p->ctx, NG_SKIPPED, "'%s': its gradient is not finite", t->tile[i].slot->name);
   }
 }
 
@@ -244,7 +235,6 @@ static void emit_piece(void *arg, int32_t piece) {
   }
 }
 
-/* The same walk for every sink, so the probe sees what emit would write. */
 /* clip = value: PD is made line by line, bounded, and handed on. */
 typedef struct bounded_sink {
   ng_sink sink; /* first: what families see */
