@@ -71,7 +71,7 @@ ng_sym start(int64_t n, double *dense) {
   for (int64_t i = 0; i < n; i++) {
     for (int64_t j = 0; j <= i; j++) {
       const double v = (double)((i * 7 + j * 3) % 9 - 4);
-      ng_sym_set(S, i, j, (float)v);
+      S.a[ng_sym_at(S.n, i, j)] = (float)v;
       dense[i * n + j] = dense[j * n + i] = v;
     }
   }

@@ -202,7 +202,7 @@ ng_sym sym_positive(int64_t n, double shift) {
       for (int64_t l = 0; l < n; l++) {
         sum += x[i * n + l] * x[j * n + l];
       }
-      ng_sym_set(s, i, j, (float)(sum / (double)n + (i == j ? shift : 0.0)));
+      sym_set(s, i, j, (float)(sum / (double)n + (i == j ? shift : 0.0)));
     }
   }
   free(x);

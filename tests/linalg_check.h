@@ -76,4 +76,15 @@ extern const int64_t sizes[SIZES];
   for (int i_ = 0, go_ = 1; i_ < SIZES; i_++, go_ = 1)                                             \
     for (const int64_t n = sizes[i_]; go_; go_ = 0)
 
+static inline void sym_set(ng_sym s, int64_t i, int64_t j, float v) {
+  s.a[ng_sym_at(s.n, i, j)] = v;
+}
+/* d I */
+static inline void sym_diagonal(ng_sym s, float d) {
+  for (int64_t i = 0; i < ng_sym_count(s.n); i++)
+    s.a[i] = 0.0f;
+  for (int64_t i = 0; i < s.n; i++)
+    sym_set(s, i, i, d);
+}
+
 #endif

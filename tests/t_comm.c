@@ -88,8 +88,7 @@ static ng_status parts_case(ng_comm *c, const ng_group *g, const int32_t *ranks,
     st = ng_comm_post_scatter_sum(c, g, b.data, counts, t, &q);
     if (st == NG_OK) st = ng_comm_wait(c, &q);
   } else {
-    st = gather ? ng_comm_gather(c, g, b.data, counts, t)
-                : ng_comm_scatter_sum(c, g, b.data, counts, t);
+    st = gather ? ng_comm_gather(c, g, b.data, counts, t) : scatter_sum(c, g, b.data, counts, t);
   }
   bool right = guarded_whole(&b);
   for (int64_t i = 0, m = 0, end = counts[0]; i < total; i++) {

@@ -391,7 +391,7 @@ static ng_status work_once(ng_comm *c, ng_group *g, bool groups) {
   DO(ng_comm_gather(c, &world, x, counts, NG_F64));
   DO(ng_comm_gather(c, g, x, counts, NG_F64));
   DO(ng_comm_wait(c, &q[0]));
-  DO(ng_comm_scatter_sum(c, &world, x, counts, NG_F64));
+  DO(scatter_sum(c, &world, x, counts, NG_F64));
   DO(ng_comm_sum(c, g, x, 5, NG_F64));
   return ng_comm_sum(c, &world, x, 5, NG_F64);
 }
@@ -414,7 +414,7 @@ static ng_status fault_body(ng_comm *c, const ng_transport *t, const trial *how)
     NEED(ng_comm_sum(c, &world, x, 1, NG_F64) == NG_ERR_COMM);
     NEED(ng_comm_broadcast(c, &world, x, 1, NG_F64, 0) == NG_ERR_COMM);
     NEED(ng_comm_gather(c, &world, x, counts, NG_F64) == NG_ERR_COMM);
-    NEED(ng_comm_scatter_sum(c, &world, x, counts, NG_F64) == NG_ERR_COMM);
+    NEED(scatter_sum(c, &world, x, counts, NG_F64) == NG_ERR_COMM);
     NEED(ng_comm_post_sum(c, &world, x, 1, NG_F64, &q) == NG_ERR_COMM);
     NEED(ng_comm_wait(c, &q) == NG_ERR_COMM);
     NEED(ng_comm_test(c, &q) == NG_ERR_COMM);

@@ -43,9 +43,9 @@ static void start(fix *f, const char *linalg, const char *solver) {
 
 static void put(fix *f, float a00, float a10, float a11) {
   ng_sym F = {f->f.p->block[0]->stat[NG_SIDE_A].part[0].average, 2};
-  ng_sym_set(F, 0, 0, a00);
-  ng_sym_set(F, 1, 0, a10);
-  ng_sym_set(F, 1, 1, a11);
+  F.a[ng_sym_at(F.n, 0, 0)] = a00;
+  F.a[ng_sym_at(F.n, 1, 0)] = a10;
+  F.a[ng_sym_at(F.n, 1, 1)] = a11;
 }
 
 static ng_status step(fix *f) {

@@ -287,7 +287,9 @@ static void factor_invert_solve(void **arg) {
 
 static double *dense64(int64_t n, const double *a) {
   double *d = doubles(n * n);
-  ng_sym_unpack64(n, a, d, n);
+  for (int64_t i = 0; i < n * n; i++) {
+    d[i] = a[ng_sym_at(n, i / n, i % n)];
+  }
   return d;
 }
 
@@ -338,12 +340,12 @@ static void indefinite_is_told(void **arg) {
         CASE("n = %" PRId64 ", minor %" PRId64 " %s", n, k + 1, zero ? "zero" : "negative");
         ng_sym s = sym_new(n);
         double *a = doubles(ng_sym_count(n));
-        ng_sym_zero(s);
+        sym_diagonal(s, 0.0f);
         for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and below it */
           const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
           const double below = r > 0 ? (r - 1 != k ? 1.0 : zero ? 0.0 : -1.0) : 0.0;
-          ng_sym_set(s, r, r, (float)(d + below));
-          if (r > 0) ng_sym_set(s, r, r - 1, (float)below);
+          sym_set(s, r, r, (float)(d + below));
+          if (r > 0) sym_set(s, r, r - 1, (float)below);
         }
         for (int64_t j = 0; j < ng_sym_count(n); j++) {
           a[j] = (double)s.a[j];
@@ -356,8 +358,8 @@ static void indefinite_is_told(void **arg) {
     }
     CASE("n = %" PRId64 ", singular L", n);
     ng_sym s = sym_new(n);
-    ng_sym_identity(s);
-    ng_sym_set(s, n - 1, n - 1, 0.0f);
+    sym_diagonal(s, 1.0f);
+    sym_set(s, n - 1, n - 1, 0.0f);
     CHECK(INFO(q, invert, s) == n);
     sym_free(s);
   }
@@ -440,10 +442,10 @@ static void eigen_decomposes(void **arg) {
     }
     eigen_case(la, s, NULL);
     CASE("eigen zero n = %" PRId64, n);
-    ng_sym_zero(s);
+    sym_diagonal(s, 0.0f);
     eigen_case(la, s, known);
     CASE("eigen identity n = %" PRId64, n);
-    ng_sym_identity(s);
+    sym_diagonal(s, 1.0f);
     for (int64_t i = 0; i < n; i++) {
       known[i] = 1.0;
     }
@@ -456,23 +458,23 @@ static void eigen_decomposes(void **arg) {
       sum += (double)x[i] * (double)x[i];
       known[i] = 0.0;
       for (int64_t j = 0; j <= i; j++) {
-        ng_sym_set(s, i, j, x[i] * x[j]);
+        sym_set(s, i, j, x[i] * x[j]);
       }
     }
     known[n - 1] = sum;
     eigen_case(la, s, known);
     CASE("eigen diagonal n = %" PRId64, n);
-    ng_sym_zero(s);
+    sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* descending, in pairs, from positive to negative */
-      ng_sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
+      sym_set(s, i, i, (float)(n / 2 - i / 2 * 2));
       known[n - 1 - i] = (double)(n / 2 - i / 2 * 2);
     }
     eigen_case(la, s, known);
     CASE("eigen second difference n = %" PRId64, n);
-    ng_sym_zero(s);
+    sym_diagonal(s, 0.0f);
     for (int64_t i = 0; i < n; i++) { /* Golub & Van Loan 4.8.3: 2 - 2 cos(pi k / (n + 1)) */
-      ng_sym_set(s, i, i, 2.0f);
-      if (i > 0) ng_sym_set(s, i, i - 1, -1.0f);
+      sym_set(s, i, i, 2.0f);
+      if (i > 0) sym_set(s, i, i - 1, -1.0f);
       known[i] = 2.0 - 2.0 * cos(acos(-1.0) * (double)(i + 1) / (double)(n + 1));
     }
     eigen_case(la, s, known);

@@ -61,7 +61,7 @@ static ng_sym damped(int64_t n) {
   const int64_t rows = n / 5;
   ng_sym s = sym_new(n);
   mat X = mat_random(rows, n, 0);
-  ng_sym_zero(s);
+  sym_diagonal(s, 0.0f);
   ng_queue queue = queue_of(&ng_linalg_cpu), *q = &queue;
   DO(q, add_gram, s, 0, n, X.a, rows, X.ld, 3.0f / (float)rows); /* diagonal: about 1 */
   DO(q, shift, n, s.a, NG_F32, 1e-2);

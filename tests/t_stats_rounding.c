@@ -47,8 +47,8 @@ static void fast_equals_plain(void **unused) {
       ng_sym A = {.a = guarded(ng_sym_count(n)), .n = n},
              B = {.a = guarded(ng_sym_count(n)), .n = n};
       float *scratch = guarded(floats);
-      ng_sym_zero(A);
-      ng_sym_zero(B);
+      memset(A.a, 0, (size_t)ng_sym_count(A.n) * sizeof(float));
+      memset(B.a, 0, (size_t)ng_sym_count(B.n) * sizeof(float));
       ng_conv_input_stats_plain(ctx, &g.c, &x.v, 8, 0, 8, g.one, 0, 1.0f, A, scratch);
       ng_conv_input_stats_shift(ctx, &g.c, &x.v, 8, 0, 8, g.one, 1.0f, B, scratch);
       for (int64_t r = 0; r < n; r++) {
@@ -94,7 +94,7 @@ static void threads_do_not_change_bits(void **unused) {
     float *scratch = need(ng_conv_scratch(ctx, &g.c, 64, 64) * 4);
     for (int i = 0; i < 3; i++) {
       S[k][i] = (ng_sym){.a = need(ng_sym_count(n) * 4), .n = n};
-      ng_sym_zero(S[k][i]);
+      memset(S[k][i].a, 0, (size_t)ng_sym_count(S[k][i].n) * sizeof(float));
       if (i == 0)
         ng_conv_input_stats_plain(ctx, &g.c, &x.v, 6, 0, 64, true, 0, 1.0f, S[k][i], scratch);
       if (i == 1)
@@ -177,8 +177,8 @@ static void golden_t2(void **unused) {
     vg.by_sample = 30;
     vg.positions = vg.by_column = vg.run = 10;
     ng_sym A = {.a = need(ng_sym_count(13) * 4), .n = 13}, B = {.a = need(6 * 4), .n = 3};
-    ng_sym_zero(A);
-    ng_sym_zero(B);
+    memset(A.a, 0, (size_t)ng_sym_count(A.n) * sizeof(float));
+    memset(B.a, 0, (size_t)ng_sym_count(B.n) * sizeof(float));
     ng_conv_input_stats(ctx, &c, &vx, 2, 0, 2, true, 0, 1.0f / 2000, A, scratch);
     ng_conv_grad_stats(ctx, &vg, 2, 0, 3, 0, 1.0f / 2000, B, scratch);
     double trace = 0, sum = 0, square = 0;

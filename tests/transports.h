@@ -96,4 +96,12 @@ int32_t size_at(which w, int32_t i);
 int32_t few(which w, int32_t n);
 #define LAST_WHICH ((which)(WHICH - 1))
 
+/* Posted and waited for. */
+static inline ng_status scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
+                                    const int64_t *counts, ng_dtype t) {
+  ng_request q;
+  const ng_status st = ng_comm_post_scatter_sum(c, g, buffer, counts, t, &q);
+  return st == NG_OK ? ng_comm_wait(c, &q) : st;
+}
+
 #endif

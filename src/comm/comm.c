@@ -1,15 +1,13 @@
-/* comm.c: the front desk of the transports.
+/* comm.c: collectives over a caller's transport.
  *
- * In: a buffer, a group, a wish.  Out: NG_OK and the buffer complete, or NG_ERR_COMM.  Everything
- * a transport may leave out is made here: one rank (self: no function is ever called), groups of
- * one, all ranks as a group, reduce-scatter and all-gather from all-reduce and broadcast, start and
- * wait from run, and several messages where one would not fit the int that MPI and NCCL count with.
+ * In: a buffer and a group. Out: NG_OK and the buffer complete, or NG_ERR_COMM. Optional parts of a transport are
+ * replaced here: one rank, groups of one, all ranks as a group, reduce-scatter and all-gather by all-reduce and
+ * broadcast, start and wait by run, and several messages where a count exceeds the int of MPI and NCCL.
  *
- * The first failure marks the transport broken and calls its abort, so that no other rank waits for
- * this one; from then on every call returns NG_ERR_COMM without touching the transport.
+ * The first failure marks the transport broken and calls its abort, so that no other rank waits. Later calls
+ * return NG_ERR_COMM without touching the transport.
  *
- * All collectives are called by all members in the same order, which is the caller's to see to:
- * nothing here can tell a late rank from one that is elsewhere. */
+ * The caller must call collectives in the same order on all members of a group. */
 #include "comm/comm.h"
 #include "core/core.h"
 
@@ -140,17 +138,38 @@ static char *at(void *buffer, int64_t i, ng_dtype t) {
   return (char *)buffer + i * ng_dtype_size(t);
 }
 
-/* In place: send and recv are one buffer, which every transport must allow for sums and
- * broadcasts. */
-static ng_collective describe(const ng_group *g, ng_coll_kind kind, ng_dtype t, const void *send,
-                              void *recv) {
+/* Also the position of member n's part. */
+static int64_t sum_of(const int64_t *counts, int32_t n) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < n; i++) {
+    sum += counts[i];
+  }
+  return sum;
+}
+
+/* One collective over a buffer: `total` elements, of members with `counts` if the kind has them. */
+typedef struct call {
+  ng_coll_kind kind;
+  void *buffer;
+  int64_t total;
+  const int64_t *counts;
+  ng_dtype t;
+  int32_t root;
+} call;
+
+/* In place: every transport must accept send == recv for sums and broadcasts. */
+static ng_collective describe(const ng_group *g, const call *x) {
+  void *part = x->counts == NULL ? x->buffer : at(x->buffer, sum_of(x->counts, g->index), x->t);
   return (ng_collective){.struct_size = sizeof(ng_collective),
-                         .kind = kind,
-                         .dtype = t,
+                         .kind = x->kind,
+                         .dtype = x->t,
                          .mem = NG_HOST,
                          .group = g->handle,
-                         .send = send,
-                         .recv = recv};
+                         .send = x->kind == NG_ALL_GATHER ? part : x->buffer,
+                         .recv = x->kind == NG_REDUCE_SCATTER ? part : x->buffer,
+                         .count = x->counts == NULL ? x->total : 0,
+                         .counts = x->counts,
+                         .root = x->root};
 }
 
 static ng_status run(ng_comm *c, const ng_collective *x) {
@@ -162,116 +181,74 @@ static ng_status run(ng_comm *c, const ng_collective *x) {
   return st == NG_OK ? NG_OK : fail(c);
 }
 
-/* All-reduce or broadcast, in place, as many messages as it takes.  A sum of each element over
- * ranks does not notice where messages are cut. */
+/* An all-reduce or a broadcast in as many messages as needed. */
 static ng_status in_pieces(ng_comm *c, const ng_group *g, ng_coll_kind kind, void *buffer,
                            int64_t count, ng_dtype t, int32_t root) {
   ng_status st = NG_OK;
   for (int64_t i = 0; i < count && st == NG_OK; i += c->piece) {
-    ng_collective x = describe(g, kind, t, at(buffer, i, t), at(buffer, i, t));
-    x.count = ng_min64(c->piece, count - i);
-    x.root = root;
+    const call part = {kind, at(buffer, i, t), ng_min64(c->piece, count - i), NULL, t, root};
+    const ng_collective x = describe(g, &part);
     st = run(c, &x);
   }
   return st;
 }
 
-/* Bytes are the payload, whatever the transport makes of it, so that plans and tests can hold them
- * to equality; a message is a call here, in however many pieces. */
-static void count_in(ng_comm *c, int64_t count, ng_dtype t) {
-  c->bytes += count * ng_dtype_size(t);
-  c->messages++;
-}
-
-ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
-  if (c->broken) return NG_ERR_COMM;
-  if (alone(g)) return NG_OK;
-  count_in(c, count, t);
-  return in_pieces(c, g, NG_ALL_REDUCE, buffer, count, t, 0);
-}
-
-ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
-                            int32_t root) {
-  if (c->broken) return NG_ERR_COMM;
-  if (alone(g)) return NG_OK;
-  count_in(c, count, t);
-  return in_pieces(c, g, NG_BROADCAST, buffer, count, t, root);
-}
-
-/* Also the place of member n's part. */
-static int64_t sum_of(const int64_t *counts, int32_t n) {
-  int64_t sum = 0;
-  for (int32_t i = 0; i < n; i++) {
-    sum += counts[i];
-  }
-  return sum;
-}
-
-/* Ranks of members [first, first + n): a broadcast wants its root among all ranks, and a group does
- * not keep the list. */
-static ng_status who(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
+/* The ranks of members [first, first + n): a broadcast needs its root among all ranks, and a group does not store
+ * the list. */
+static ng_status ask_ranks(ng_comm *c, const ng_group *g, int32_t first, int32_t n, double *rank) {
   for (int32_t i = 0; i < n; i++) {
     rank[i] = first + i == g->index ? c->rank : 0;
   }
   return in_pieces(c, g, NG_ALL_REDUCE, rank, n, NG_F64, 0);
 }
 
-/* One broadcast a member; ranks of a group are asked for ASK at a time.  Slower than a transport's
- * own, and never wrong. */
-static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, char *buffer,
-                                     const int64_t *counts, ng_dtype t) {
+/* One broadcast a member. */
+static ng_status gather_by_broadcast(ng_comm *c, const ng_group *g, const call *x) {
+  char *buffer = x->buffer;
   double rank[ASK];
   ng_status st = NG_OK;
   for (int32_t i = 0; i < g->n && st == NG_OK; i++) {
     if (i % ASK == 0 && g->handle != NULL) {
-      st = who(c, g, i, g->n - i < ASK ? g->n - i : ASK, rank);
+      st = ask_ranks(c, g, i, g->n - i < ASK ? g->n - i : ASK, rank);
       if (st != NG_OK) return st;
     }
     const int32_t root = g->handle == NULL ? i : (int32_t)rank[i % ASK];
-    st = in_pieces(c, g, NG_BROADCAST, buffer, counts[i], t, root);
-    buffer += counts[i] * ng_dtype_size(t);
+    st = in_pieces(c, g, NG_BROADCAST, buffer, x->counts[i], x->t, root);
+    buffer += x->counts[i] * ng_dtype_size(x->t);
   }
   return st;
 }
 
-ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
-                         ng_dtype t) {
-  if (c->broken) return NG_ERR_COMM;
-  if (alone(g)) return NG_OK;
-  const int64_t total = sum_of(counts, g->n);
-  if (total == 0) return NG_OK;
-  count_in(c, total, t);
-  if (!does(c, NG_ALL_GATHER) || total > c->piece) {
-    return gather_by_broadcast(c, g, buffer, counts, t);
-  }
-  char *part = at(buffer, sum_of(counts, g->index), t);
-  ng_collective x = describe(g, NG_ALL_GATHER, t, part, buffer);
-  x.counts = counts;
-  return run(c, &x);
+/* Plans and tests require equality with these counts: bytes are the payload, and a message is a call here, in
+ * however many pieces. */
+static void count_in(ng_comm *c, const call *x) {
+  c->bytes += x->total * ng_dtype_size(x->t);
+  c->messages++;
 }
 
-/* Without a reduce-scatter everybody sums everything: the part is right, the rest is more than
- * promised. */
-ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
-                              ng_dtype t) {
+static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
   if (c->broken) return NG_ERR_COMM;
-  if (alone(g)) return NG_OK;
-  const int64_t total = sum_of(counts, g->n);
-  if (total == 0) return NG_OK;
-  count_in(c, total, t);
-  if (!does(c, NG_REDUCE_SCATTER) || total > c->piece) {
-    return in_pieces(c, g, NG_ALL_REDUCE, buffer, total, t, 0);
+  if (alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
+  count_in(c, x);
+  if (x->counts == NULL) return in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
+  if (does(c, x->kind) && x->total <= c->piece) {
+    const ng_collective one = describe(g, x);
+    return run(c, &one);
   }
-  char *part = at(buffer, sum_of(counts, g->index), t);
-  ng_collective x = describe(g, NG_REDUCE_SCATTER, t, buffer, part);
-  x.counts = counts;
-  return run(c, &x);
+  if (x->kind == NG_ALL_GATHER) return gather_by_broadcast(c, g, x);
+  return in_pieces(c, g, NG_ALL_REDUCE, x->buffer, x->total, x->t, 0); /* more than promised */
 }
 
-/* ---- post and wait ---------------------------------------------------------------------------*/
-
-static ng_status start(ng_comm *c, ng_request *r, int64_t count) {
-  count_in(c, count, r->c.dtype);
+/* A call in several pieces would need several requests, so it is completed at once, as is every call of a transport
+ * without start. Then wait has nothing to do. */
+static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
+  *r = (ng_request){.done = true};
+  if (c->broken) return NG_ERR_COMM;
+  if (c->t.start == NULL || alone(g) || x->total == 0 || x->total > c->piece) {
+    return complete(c, g, x);
+  }
+  r->c = describe(g, x);
+  count_in(c, x);
   ng_meter_begin(&c->meter);
   if (c->t.start(c->t.user, &r->c, &r->handle) != NG_OK) return fail(c);
   r->started = true;
@@ -279,36 +256,43 @@ static ng_status start(ng_comm *c, ng_request *r, int64_t count) {
   return NG_OK;
 }
 
-/* A message of several pieces would need several requests; it is done at once, like all of them
- * where the transport has no start.  Waiting then finds nothing to do. */
+ng_status ng_comm_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t) {
+  const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
+  return complete(c, g, &x);
+}
+
+ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
+                            int32_t root) {
+  const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
+  return complete(c, g, &x);
+}
+
+ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
+                         ng_dtype t) {
+  const call x = {NG_ALL_GATHER, buffer, sum_of(counts, g->n), counts, t, 0};
+  return complete(c, g, &x);
+}
+
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r) {
-  *r = (ng_request){.done = true};
-  if (c->broken) return NG_ERR_COMM;
-  if (c->t.start == NULL || alone(g) || count == 0 || count > c->piece) {
-    return ng_comm_sum(c, g, buffer, count, t);
-  }
-  r->c = describe(g, NG_ALL_REDUCE, t, buffer, buffer);
-  r->c.count = count;
-  return start(c, r, count);
+  const call x = {NG_ALL_REDUCE, buffer, count, NULL, t, 0};
+  return post(c, g, &x, r);
 }
 
 ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                    const int64_t *counts, ng_dtype t, ng_request *r) {
   const int64_t total = sum_of(counts, g->n);
-  *r = (ng_request){.done = true};
-  if (c->broken) return NG_ERR_COMM;
+  const call x = {NG_REDUCE_SCATTER, buffer, total, counts, t, 0};
   if (!does(c, NG_REDUCE_SCATTER)) return ng_comm_post_sum(c, g, buffer, total, t, r);
-  if (c->t.start == NULL || alone(g) || total == 0 || total > c->piece) {
-    return ng_comm_scatter_sum(c, g, buffer, counts, t);
-  }
-  char *part = at(buffer, sum_of(counts, g->index), t);
-  r->c = describe(g, NG_REDUCE_SCATTER, t, buffer, part);
-  r->c.counts = counts;
-  return start(c, r, total);
+  return post(c, g, &x, r);
 }
 
-/* Any number of times; of a request that was done when it was posted it is no call. */
+ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
+                                 ng_dtype t, int32_t root, ng_request *r) {
+  const call x = {NG_BROADCAST, buffer, count, NULL, t, root};
+  return post(c, g, &x, r);
+}
+
 ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done) return NG_OK;
@@ -321,7 +305,7 @@ ng_status ng_comm_wait(ng_comm *c, ng_request *r) {
   return NG_OK;
 }
 
-/* Without a `test` nothing is known before wait. */
+/* Without `test` a request is incomplete until wait. */
 ng_status ng_comm_test(ng_comm *c, ng_request *r) {
   if (c->broken) return NG_ERR_COMM;
   if (!r->started || r->done || c->t.test == NULL) return NG_OK;
@@ -330,17 +314,4 @@ ng_status ng_comm_test(ng_comm *c, ng_request *r) {
   r->done = done != 0;
   if (r->done) ng_meter_end(&c->meter);
   return NG_OK;
-}
-
-ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,
-                                 ng_dtype t, int32_t root, ng_request *r) {
-  *r = (ng_request){.done = true};
-  if (c->broken) return NG_ERR_COMM;
-  if (c->t.start == NULL || alone(g) || count == 0 || count > c->piece) {
-    return ng_comm_broadcast(c, g, buffer, count, t, root);
-  }
-  r->c = describe(g, NG_BROADCAST, t, buffer, buffer);
-  r->c.count = count;
-  r->c.root = root;
-  return start(c, r, count);
 }

@@ -49,11 +49,6 @@ ng_status ng_comm_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t
  */
 ng_status ng_comm_gather(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
                          ng_dtype t);
-/* buffer holds sum(counts); afterwards this rank's part is the sum over members, the rest is
- * undefined. */
-ng_status ng_comm_scatter_sum(ng_comm *c, const ng_group *g, void *buffer, const int64_t *counts,
-                              ng_dtype t);
-
 /* Post and wait.  The transport sees the descriptor in the request: request and buffer stay where
  * they are until wait, or until any call has returned NG_ERR_COMM. */
 typedef struct ng_request {
@@ -63,7 +58,8 @@ typedef struct ng_request {
 } ng_request;
 ng_status ng_comm_post_sum(ng_comm *c, const ng_group *g, void *buffer, int64_t count, ng_dtype t,
                            ng_request *r);
-/* counts stay where they are, too */
+/* buffer: sum(counts) elements. Afterwards this rank's part is the sum over members, the rest is undefined. counts
+ * must stay valid as well. */
 ng_status ng_comm_post_scatter_sum(ng_comm *c, const ng_group *g, void *buffer,
                                    const int64_t *counts, ng_dtype t, ng_request *r);
 ng_status ng_comm_post_broadcast(ng_comm *c, const ng_group *g, void *buffer, int64_t count,

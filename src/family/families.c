@@ -148,6 +148,29 @@ ng_status ng_block_check(const ng_block *b, const ng_options *o, char *message, 
   return b->family->check(o, &s, message, size);
 }
 
+ng_conv ng_layer_conv(const ng_entry *e, bool outputs) {
+  const ng_layer *d = &e->d;
+  const bool conv = d->kind == NG_CONV2D, patch = conv && !outputs;
+  ng_conv c = {.channels = outputs ? d->out : d->in,
+               .height = !conv     ? 1
+                         : outputs ? e->oh
+                                   : d->image[0],
+               .width = !conv     ? 1
+                        : outputs ? e->ow
+                                  : d->image[1],
+               .oh = conv ? e->oh : 1,
+               .ow = conv ? e->ow : 1,
+               .out = d->out,
+               .linear = !conv};
+  for (int i = 0; i < 2; i++) {
+    c.kernel[i] = patch ? d->kernel[i] : 1;
+    c.stride[i] = patch ? d->stride[i] : 1;
+    c.padding[i] = patch ? d->padding[i] : 0;
+    c.dilation[i] = patch ? d->dilation[i] : 1;
+  }
+  return c;
+}
+
 /* ---- the statistics of a block ---------------------------------------------------------------*/
 
 static ng_status no_memory(ng_block *b) {

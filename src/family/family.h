@@ -47,6 +47,16 @@ static inline double ng_obs_share(const ng_obs *o) {
   return mean ? (double)o->samples / (double)o->whole : 1.0;
 }
 
+/* The geometry of a layer at the size of an observation. */
+static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
+  ng_conv c = *declared;
+  c.oh = o->out[0];
+  c.ow = o->out[1];
+  c.height = c.linear ? 1 : o->size[0];
+  c.width = c.linear ? o->positions : o->size[1];
+  return c;
+}
+
 /* Some whole rows of a parameter, or a part of one row, inside one group of its layer. */
 struct ng_tile {
   ng_slot *slot;
@@ -218,6 +228,9 @@ ng_field ng_average_field(const ng_stat *s, int32_t i, bool older);
 ng_status ng_block_fields(ng_block *b, ng_field_visit visit, void *arg);
 ng_status ng_block_numbers(ng_block *b, ng_number_visit visit, void *arg);
 size_t ng_block_counts(const ng_block *b); /* the first so many numbers are flags and counts */
+
+/* The geometry of a layer at its declared size (0: undeclared): of its input, or its outputs as pixels. */
+ng_conv ng_layer_conv(const ng_entry *e, bool outputs);
 
 /* Room for `count` statistics; NG_ERR_NOMEM.  Freed with the block. */
 ng_status ng_block_take_stats(ng_block *b, int32_t count);

@@ -167,20 +167,7 @@ static ng_status create(ng_block *b) {
                    d->name, ng_choice_text(NG_OPTION_solver, (int32_t)b->base.solver),
                    b->p->opt.solver);
   }
-  if (conv) {
-    k->conv = (ng_conv){.channels = d->in,
-                        .height = d->image[0],
-                        .width = d->image[1],
-                        .oh = b->entry->oh,
-                        .ow = b->entry->ow,
-                        .out = d->out};
-    for (int i = 0; i < 2; i++) {
-      k->conv.kernel[i] = d->kernel[i];
-      k->conv.stride[i] = d->stride[i];
-      k->conv.padding[i] = d->padding[i];
-      k->conv.dilation[i] = d->dilation[i];
-    }
-  }
+  k->conv = ng_layer_conv(b->entry, false);
   ng_status st = make_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
   if (st == NG_OK) st = make_side(b, NG_SIDE_G, d->out / k->groups, false);
   if (st == NG_OK) st = make_map(b);
@@ -337,21 +324,12 @@ static int64_t observe_scratch(const ng_block *b, const ng_conv *conv) {
 }
 
 /* An output gradient is read pixel by pixel, so the size of its input is not needed. */
-ng_conv ng_kron_conv(const ng_kron *k, const ng_obs *o) {
-  ng_conv c = k->conv;
-  c.oh = o->out[0];
-  c.ow = o->out[1];
-  c.height = o->size[0];
-  c.width = o->size[1];
-  return c;
-}
-
 int64_t ng_kron_room(const ng_block *b, const ng_obs *o) {
   const ng_kron *k = ng_kron_of(b);
   const ng_part *g = &k->side[NG_SIDE_G].part[0];
   if (b->entry->d.kind != NG_CONV2D) return 0;
   if (o->what == NG_SEES_OUTGRAD) return ng_rows_scratch(g->hi - g->lo) * (int64_t)sizeof(float);
-  const ng_conv c = ng_kron_conv(k, o);
+  const ng_conv c = ng_obs_conv(&k->conv, o);
   return ng_times(observe_scratch(b, &c), (int64_t)sizeof(float));
 }
 

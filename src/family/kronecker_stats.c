@@ -58,7 +58,7 @@ static void add_part(ng_block *b, const ng_obs *o, const ng_part *part, ng_sym S
   const ng_kron *k = ng_kron_of(b);
   float *scratch = ng_scratch(b);
   if (b->entry->d.kind == NG_CONV2D) {
-    const ng_conv conv = ng_kron_conv(k, o);
+    const ng_conv conv = ng_obs_conv(&k->conv, o);
     if (o->what == NG_SEES_INPUT) {
       ng_conv_input_stats(b->ctx, &conv, &o->v, take, part->lo, part->hi, part->one, c.reduce,
                           alpha, S, scratch);

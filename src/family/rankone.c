@@ -30,29 +30,6 @@
 
 /* ---- geometry, memory ------------------------------------------------------------------------*/
 
-/* What stat/box.c sums: for a the pixels that each kernel offset sees, for g every pixel once. */
-static void make_box(ng_block *b, int side) {
-  const ng_layer *d = &b->entry->d;
-  ng_box *x = &ng_rankone_of(b)->side[side].box;
-  const bool conv = d->kind == NG_CONV2D, input = side == NG_MEAN_A;
-  x->channels = input ? d->in : d->out;
-  x->height = !conv ? 1 : input ? d->image[0] : b->entry->oh;
-  x->width = !conv ? 1 : input ? d->image[1] : b->entry->ow; /* linear: known when it is seen */
-  for (int i = 0; i < 2; i++) {
-    const bool patch = conv && input;
-    x->kernel[i] = patch ? d->kernel[i] : 1;
-    x->stride[i] = patch ? d->stride[i] : 1;
-    x->padding[i] = patch ? d->padding[i] : 0;
-    x->dilation[i] = patch ? d->dilation[i] : 1;
-  }
-  x->positions[0] = conv ? b->entry->oh : 1;
-  x->positions[1] = conv ? b->entry->ow : 1;
-  x->offsets = x->kernel[0] * x->kernel[1];
-  x->rows = !conv;
-  x->whole = x->offsets == 1 && x->stride[0] == 1 && x->stride[1] == 1 && x->padding[0] == 0 &&
-             x->padding[1] == 0;
-}
-
 static void destroy(ng_block *b) {
   ng_rankone *k = ng_rankone_of(b);
   if (k == NULL) return;
@@ -115,8 +92,8 @@ static ng_status create(ng_block *b) {
   if (k == NULL || k->rank == NULL || (input_only && (k->t == NULL || k->along == NULL))) {
     return ng_fail(b->ctx, NG_ERR_NOMEM, "no memory for the block of '%s'", b->name);
   }
-  make_box(b, NG_MEAN_A);
-  make_box(b, NG_MEAN_G);
+  k->side[NG_MEAN_A].conv = ng_layer_conv(b->entry, false);
+  k->side[NG_MEAN_G].conv = ng_layer_conv(b->entry, true);
   k->p = b->segment[0].slot->cols;
   k->q = d->out / groups;
   k->side[NG_MEAN_A].n = none ? 0 : groups * k->p + d->bias;

@@ -10,7 +10,7 @@ enum { NG_MEAN_A = 0, NG_MEAN_G = 1 };
 typedef struct ng_mean {
   int64_t
       n; /* 0: not kept; A: inputs x kernel offsets, published order, and a 1 for the bias; G: outputs */
-  ng_box box;    /* of the image that was told; each observation has its own size */
+  ng_conv conv;  /* at the declared size; each observation has its own size */
   ng_stat *stat; /* NULL: not kept */
 } ng_mean;
 

@@ -22,8 +22,8 @@ int64_t ng_rankone_scratch(const ng_block *b) {
   int64_t most = 0;
   for (int i = 0; i < 2; i++) {
     const ng_mean *m = &k->side[i];
-    if (m->box.height == 0) continue; /* no size was told: the first observation takes it */
-    most = ng_max64(most, ng_round16(m->n) + ng_box_room(b->ctx, &m->box));
+    if (m->conv.height == 0) continue; /* no size was told: the first observation takes it */
+    most = ng_max64(most, ng_round16(m->n) + ng_box_room(b->ctx, &m->conv));
   }
   return most;
 }
@@ -37,32 +37,20 @@ static double scale_of(const ng_block *b, const ng_obs *o) {
   return (reduce ? c * S : c) / o->loss_scale;
 }
 
-/* The box at the size of an observation; a linear layer's positions are the pixels of one row. */
-static ng_box box_of(const ng_block *b, const ng_obs *o) {
-  ng_box box = ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD].box;
-  const bool conv = b->entry->d.kind == NG_CONV2D;
-  box.height = conv ? o->size[0] : 1;
-  box.width = conv ? o->size[1] : o->positions;
-  for (int i = 0; i < 2 && conv; i++) {
-    box.positions[i] = o->out[i];
-  }
-  return box;
-}
-
 int64_t ng_rankone_room(const ng_block *b, const ng_obs *o) {
   if (b->entry->d.kind == NG_LINEAR) return 0; /* as planned, whatever the positions */
-  const ng_box box = box_of(b, o);
-  const int64_t n = ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD].n;
-  return ng_times(ng_round16(n) + ng_box_room(b->ctx, &box), (int64_t)sizeof(double));
+  const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
+  const ng_conv c = ng_obs_conv(&m->conv, o);
+  return ng_times(ng_round16(m->n) + ng_box_room(b->ctx, &c), (int64_t)sizeof(double));
 }
 
 ng_status ng_rankone_observe(ng_block *b, const ng_obs *o) {
   const ng_mean *m = &ng_rankone_of(b)->side[o->what == NG_SEES_OUTGRAD];
   const ng_stat *s = m->stat;
-  const ng_box box = box_of(b, o);
+  const ng_conv conv = ng_obs_conv(&m->conv, o);
   double *out = ng_scratch(b);
-  if (!ng_box_sums(b->ctx, &box, &o->v, s->take, out, out + ng_round16(m->n))) return NG_SKIPPED;
-  const int64_t n = box.channels * box.offsets;
+  if (!ng_box_sums(b->ctx, &conv, &o->v, s->take, out, out + ng_round16(m->n))) return NG_SKIPPED;
+  const int64_t n = conv.channels * ng_conv_taps(&conv);
   const double scale = s->mix.fresh * scale_of(b, o);
   const double mean = scale / ((double)s->take * (double)o->positions);
   float *sum = s->part->sum;

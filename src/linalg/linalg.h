@@ -75,6 +75,8 @@ static inline int64_t ng_sym_at(int64_t n, int64_t i, int64_t j) {
   return col < h ? 1 - odd + row + col * ld : col - h + (row - h + odd) * ld;
 }
 
+static inline float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
+
 /* A piece of a block of a symmetric matrix: element (r, c) of the piece, which is element
  * (row + r, col + c) of the matrix, sits at a[r * rs + c * cs] (one of rs, cs is 1).  `diagonal`:
  * rows == cols, row == col, and only r >= c exists. */
@@ -242,19 +244,10 @@ void ng_fisher_apply(ng_fisher *f, const double *x, double *out);
 void ng_fisher_inverse_diagonal(ng_fisher *f, double *out);
 
 /* ---- sym.c: element by element, now and here: for the host, on what the queue has left alone ----*/
-void ng_sym_zero(ng_sym S);
-void ng_sym_identity(ng_sym S);
-float ng_sym_get(ng_sym S, int64_t i, int64_t j);
-void ng_sym_set(ng_sym S, int64_t i, int64_t j, float v);
 void ng_sym_unpack(ng_sym S, float *full, int64_t ld);     /* both triangles     */
 void ng_sym_pack(ng_sym S, const float *full, int64_t ld); /* from the lower triangle */
-void ng_sym_unpack64(int64_t n, const double *a, double *full, int64_t ld);
 void ng_sym_column(ng_sym S, int64_t j, float *out); /* S e_j                                    */
 void ng_sym_vector(ng_sym S, const double *x, double *y); /* y = S x, in double */
-/* S[r0:r0+m, c0:c0+k] += alpha M, M [m,k] row-major; r0 >= c0+k, or r0 == c0 and m == k (then the
- * lower triangle of M). */
-void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
-                      int64_t ld, float alpha);
 /* S[r, c0:c0+k] += alpha v, r >= c0+k-1. */
 void ng_sym_add_row(ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v, float alpha);
 

@@ -75,53 +75,26 @@ int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng
   return n;
 }
 
-void ng_sym_zero(ng_sym S) { memset(S.a, 0, (size_t)ng_sym_count(S.n) * sizeof *S.a); }
-
-void ng_sym_identity(ng_sym S) {
-  ng_sym_zero(S);
-  for (int64_t i = 0; i < S.n; i++) {
-    S.a[ng_sym_at(S.n, i, i)] = 1.0f;
-  }
-}
-
-float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
-
-void ng_sym_set(ng_sym S, int64_t i, int64_t j, float v) { S.a[ng_sym_at(S.n, i, j)] = v; }
-
-/* The runs have filled (f, t); the other triangle's (t, f) is copied tile by tile. */
-#define MIRROR(full, ld, n)                                                                        \
-  do {                                                                                             \
-    const int64_t h_ = ((n) + 1) / 2;                                                              \
-    for (int64_t i0 = 0; i0 < (n); i0 += TILE) {                                                   \
-      const int64_t i1 = i0 + TILE < (n) ? i0 + TILE : (n);                                        \
-      for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {                                                 \
-        for (int64_t i = i0; i < i1; i++) {                                                        \
-          for (int64_t j = j0; j < j0 + TILE && j < i; j++) {                                      \
-            if (j < h_) {                                                                          \
-              (full)[i * (ld) + j] = (full)[j * (ld) + i];                                         \
-            } else {                                                                               \
-              (full)[j * (ld) + i] = (full)[i * (ld) + j];                                         \
-            }                                                                                      \
-          }                                                                                        \
-        }                                                                                          \
-      }                                                                                            \
-    }                                                                                              \
-  } while (0)
-
 void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
-  for (int64_t f = 0; f < S.n; f++) {
-    const run r = run_of(S.n, f);
-    memcpy(full + f * ld + r.from, S.a + r.at, (size_t)(r.to - r.from) * sizeof *full);
-  }
-  MIRROR(full, ld, S.n);
-}
-
-void ng_sym_unpack64(int64_t n, const double *a, double *full, int64_t ld) {
+  const int64_t n = S.n, h = (n + 1) / 2;
   for (int64_t f = 0; f < n; f++) {
     const run r = run_of(n, f);
-    memcpy(full + f * ld + r.from, a + r.at, (size_t)(r.to - r.from) * sizeof *full);
+    memcpy(full + f * ld + r.from, S.a + r.at, (size_t)(r.to - r.from) * sizeof *full);
   }
-  MIRROR(full, ld, n);
+  for (int64_t i0 = 0; i0 < n; i0 += TILE) { /* the other triangle, tile by tile */
+    const int64_t i1 = i0 + TILE < n ? i0 + TILE : n;
+    for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {
+      for (int64_t i = i0; i < i1; i++) {
+        for (int64_t j = j0; j < j0 + TILE && j < i; j++) {
+          if (j < h) {
+            full[i * ld + j] = full[j * ld + i];
+          } else {
+            full[j * ld + i] = full[i * ld + j];
+          }
+        }
+      }
+    }
+  }
 }
 
 /* Columns of the lower triangle are read across rows of `full`, a tile of whole cache lines at a time. */
@@ -161,26 +134,6 @@ void ng_sym_vector(ng_sym S, const double *x, double *y) {
       if (t != f) y[t] += s * x[f];
     }
     y[f] += sum;
-  }
-}
-
-/* By tiles of columns, so that a piece held transposed writes whole cache lines, too. */
-void ng_sym_add_dense(ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k, const float *M,
-                      int64_t ld, float alpha) {
-  ng_piece p[3];
-  const int32_t n = ng_sym_pieces(S, r0, m, c0, k, p);
-  for (int32_t i = 0; i < n; i++) {
-    const float *from = M + (p[i].row - r0) * ld + (p[i].col - c0);
-    for (int64_t from_c = 0; from_c < p[i].cols; from_c += TILE) {
-      const int64_t to_c = from_c + TILE < p[i].cols ? from_c + TILE : p[i].cols;
-      for (int64_t r = p[i].diagonal ? from_c : 0; r < p[i].rows; r++) {
-        const int64_t end = p[i].diagonal && r + 1 < to_c ? r + 1 : to_c;
-        float *to = p[i].a + r * p[i].rs; /* one of rs, cs is 1 */
-        for (int64_t c = from_c; c < end; c++) {
-          to[c * p[i].cs] += alpha * from[r * ld + c];
-        }
-      }
-    }
   }
 }
 

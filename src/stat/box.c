@@ -24,7 +24,7 @@
 enum { PLANE = 4096, NARROW = 8, WIDE = 64, TILE = 512, PIECES = 256 };
 
 typedef struct job {
-  const ng_box *box;
+  const ng_conv *box;
   const ng_view *in;
   int64_t take; /* samples that count, from the first on */
   int32_t pieces;
@@ -92,16 +92,16 @@ static void clear(double *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
 /* Output positions u of one axis whose tap `k` falls on pixels, as [*from, *to): the others see
  * padding, and a zero adds nothing. */
-static void reach(const ng_box *b, int axis, int64_t k, int64_t *from, int64_t *to) {
+static void reach(const ng_conv *b, int axis, int64_t k, int64_t *from, int64_t *to) {
   const int64_t size = axis == 0 ? b->height : b->width, stride = b->stride[axis];
   const int64_t first = b->padding[axis] - k * b->dilation[axis]; /* u stride >= first */
   const int64_t last = size - 1 + first;                          /* u stride <= last */
   *from = first > 0 ? (first + stride - 1) / stride : 0;
-  *to = last < 0 ? 0 : ng_min64(last / stride + 1, b->positions[axis]);
+  *to = last < 0 ? 0 : ng_min64(last / stride + 1, (axis == 0 ? b->oh : b->ow));
 }
 
 /* The pixel that tap k of output position u sees. */
-static int64_t pixel(const ng_box *b, int axis, int64_t k, int64_t u) {
+static int64_t pixel(const ng_conv *b, int axis, int64_t k, int64_t u) {
   return u * b->stride[axis] + k * b->dilation[axis] - b->padding[axis];
 }
 
@@ -109,7 +109,7 @@ static int64_t pixel(const ng_box *b, int axis, int64_t k, int64_t u) {
 
 /* Rows first, for all columns at once; then columns of the one row that is left: kh oh w + kh kw ow
  * additions in place of kh kw oh ow. */
-static void box_plane(const ng_box *b, const double *plane, double *rows, double *out) {
+static void box_plane(const ng_conv *b, const double *plane, double *rows, double *out) {
   for (int64_t i = 0; i < b->kernel[0]; i++) {
     int64_t from, to;
     reach(b, 0, i, &from, &to);
@@ -128,14 +128,14 @@ static void box_plane(const ng_box *b, const double *plane, double *rows, double
   }
 }
 
-static int64_t plane_channels(const ng_box *b) {
+static int64_t plane_channels(const ng_conv *b) {
   return ng_max64(1, ng_min64(b->channels, PLANE / ng_times(b->height, b->width)));
 }
 
 /* As many planes as fit the cache: a plane is read in every sample at the same place, one run
  * each. */
 static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
-  const ng_box *b = j->box;
+  const ng_conv *b = j->box;
   const int64_t pixels = b->height * b->width, most = plane_channels(b);
   double *plane = room, *rows = room + most * pixels;
   for (int64_t c = c0; c < c1; c += most) {
@@ -144,8 +144,8 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
     add(j, plane, c * pixels, j->in->by_sample, j->take, n * pixels, 1);
     if (!all_numbers(plane, n * pixels)) *bad = true;
     for (int64_t i = 0; i < n; i++) {
-      double *out = j->out + (c + i) * b->offsets;
-      if (b->whole) {
+      double *out = j->out + (c + i) * ng_conv_taps(b);
+      if (ng_conv_pointwise(b)) {
         out[0] = 0.0;
         for (int64_t x = 0; x < pixels; x++) {
           out[0] += plane[i * pixels + x];
@@ -161,14 +161,15 @@ static void first_piece(const job *j, int64_t c0, int64_t c1, double *room, bool
 
 /* Channels lie next to each other (or nothing does), so some of them at a time: all of them at every
  * pixel would leave the cache before the next sample comes. */
-static int64_t line_channels(const ng_box *b) {
-  const int64_t n = b->whole ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
+static int64_t line_channels(const ng_conv *b) {
+  const int64_t n =
+      ng_conv_pointwise(b) ? WIDE : ng_max64(NARROW, ng_min64(WIDE, PLANE / b->width));
   return ng_min64(n, b->channels);
 }
 
 /* sums[i] [x][channel]: rows of pixels that kernel row i sees. */
 static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *sums, bool *bad) {
-  const ng_box *b = j->box;
+  const ng_conv *b = j->box;
   const int64_t wide = b->width * n;
   clear(sums, b->kernel[0] * wide);
   const ng_view *in = j->in;
@@ -185,7 +186,7 @@ static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *
     if (!all_numbers(line, wide)) *bad = true;
     for (int64_t i = 0; i < b->kernel[0]; i++) {
       const int64_t top = y + b->padding[0] - i * b->dilation[0];
-      if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->positions[0]) continue;
+      if (top < 0 || top % b->stride[0] != 0 || top / b->stride[0] >= b->oh) continue;
       add_doubles(sums + i * wide, line, wide);
     }
   }
@@ -198,18 +199,18 @@ static void box_lines(const job *j, int64_t c, int64_t n, double *line, double *
         add_doubles(line, sums + i * wide + pixel(b, 1, k, v) * n, n);
       }
       for (int64_t m = 0; m < n; m++) {
-        j->out[(c + m) * b->offsets + i * b->kernel[1] + k] = line[m];
+        j->out[(c + m) * ng_conv_taps(b) + i * b->kernel[1] + k] = line[m];
       }
     }
   }
 }
 
 static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool *bad) {
-  const ng_box *b = j->box;
+  const ng_conv *b = j->box;
   const int64_t most = line_channels(b), pixels = b->height * b->width;
   for (int64_t c = c0; c < c1; c += most) {
     const int64_t n = ng_min64(most, c1 - c);
-    if (!b->whole) {
+    if (!ng_conv_pointwise(b)) {
       box_lines(j, c, n, room, room + b->width * n, bad);
       continue;
     }
@@ -228,8 +229,8 @@ static void last_piece(const job *j, int64_t c0, int64_t c1, double *room, bool 
 }
 
 /* Whole planes that follow each other. */
-static bool planar(const ng_box *b, const ng_view *v) {
-  return !b->rows && v->by_column != 1 && v->by_position == 1 && v->axes == 0 &&
+static bool planar(const ng_conv *b, const ng_view *v) {
+  return !b->linear && v->by_column != 1 && v->by_position == 1 && v->axes == 0 &&
          v->by_column == v->positions;
 }
 
@@ -250,19 +251,19 @@ static void piece(void *arg, int32_t i) {
 /* ---- the door --------------------------------------------------------------------------------*/
 
 /* Doubles one piece works with. */
-static int64_t piece_room(const ng_box *b, bool planes) {
+static int64_t piece_room(const ng_conv *b, bool planes) {
   const int64_t first =
       ng_plus(ng_times(plane_channels(b), ng_times(b->height, b->width)), b->width);
-  const int64_t lines = b->whole ? 1 : ng_times(b->width, 1 + b->kernel[0]);
+  const int64_t lines = ng_conv_pointwise(b) ? 1 : ng_times(b->width, 1 + b->kernel[0]);
   const int64_t last = ng_times(line_channels(b), lines);
   return ng_round16(planes ? first : last);
 }
 
-int64_t ng_box_room(const ng_context *ctx, const ng_box *box) {
+int64_t ng_box_room(const ng_context *ctx, const ng_conv *box) {
   return ng_times(ng_min64(ng_threads_of(ctx), PIECES), ng_box_sample_room(box));
 }
 
-bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t take, double *out,
+bool ng_box_sums(ng_context *ctx, const ng_conv *box, const ng_view *in, int64_t take, double *out,
                  double *room) {
   job j; /* not cleared: `bad` is as long as a small layer's work */
   j.box = box;
@@ -280,11 +281,11 @@ bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t 
   return true;
 }
 
-int64_t ng_box_sample_room(const ng_box *box) {
-  return ng_max64(piece_room(box, false), box->rows ? 0 : piece_room(box, true));
+int64_t ng_box_sample_room(const ng_conv *box) {
+  return ng_max64(piece_room(box, false), box->linear ? 0 : piece_room(box, true));
 }
 
-void ng_box_sample(const ng_box *box, const ng_view *in, double *out, double *room) {
+void ng_box_sample(const ng_conv *box, const ng_view *in, double *out, double *room) {
   job j;
   j.box = box;
   j.in = in;

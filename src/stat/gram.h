@@ -53,12 +53,21 @@ typedef struct ng_rows {
 void ng_rows_stats(ng_context *ctx, const ng_rows *r, float alpha, ng_sym S, float *scratch);
 int64_t ng_rows_scratch(int64_t columns); /* floats */
 
-/* A convolution's geometry; kernel etc. are [vertical, horizontal]. */
+/* The geometry of a convolution; kernel etc. are [vertical, horizontal]. The positions of a linear layer are the
+ * pixels of one row, whose width is unknown before an observation. */
 typedef struct ng_conv {
   int64_t channels, height, width; /* of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t oh, ow, out;
+  bool linear;
 } ng_conv;
+
+static inline int64_t ng_conv_taps(const ng_conv *c) { return c->kernel[0] * c->kernel[1]; }
+/* One tap that covers every pixel once: patches are pixels. */
+static inline bool ng_conv_pointwise(const ng_conv *c) {
+  return ng_conv_taps(c) == 1 && c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 &&
+         c->padding[1] == 0;
+}
 
 /* S [kh*kw*(c1-c0) + one] += alpha sum over `take` samples and all output positions of the patch of
  * channels [c0, c1) (zero padded), with a 1 appended if `one`.  reduce as above: the mean or the
@@ -83,25 +92,15 @@ void ng_square_sums(ng_context *ctx, const ng_view *v, int64_t take, int reduce,
 
 /* ---- box.c: mean vectors ---------------------------------------------------------------------*/
 
-/* What is summed: for channel c and kernel offset (i, k), over all output positions (u, v), pixel
- * (u stride + i dilation - padding, ...).  Output gradients and linear layers have one offset that sees
- * every pixel once. */
-typedef struct ng_box {
-  int64_t channels, height, width;
-  int64_t kernel[2], stride[2], padding[2], dilation[2], positions[2]; /* [vertical, horizontal] */
-  int64_t offsets;                                                     /* kernel[0] kernel[1] */
-  bool whole; /* one offset that sees every pixel once */
-  bool rows;  /* positions of a linear layer, whose number is not known beforehand; whole */
-} ng_box;
-
-/* out [channels][offsets]; false: a number that was read is not finite.  The pixels of the view are those
- * of the box, row by row.  `room` has ng_box_room doubles; of a box of `rows` it does not grow with the
+/* out [channels][kernel offsets] = for each channel and offset (i, k) the sum over the first `take` samples and all
+ * output positions (u, v) of pixel (u stride + i dilation - padding, ...), 0 outside the image; false: a number
+ * that was read is not finite. `room`: ng_box_room doubles, which of a linear layer do not grow with the
  * positions. */
-bool ng_box_sums(ng_context *ctx, const ng_box *box, const ng_view *in, int64_t take, double *out,
+bool ng_box_sums(ng_context *ctx, const ng_conv *c, const ng_view *in, int64_t take, double *out,
                  double *room);
-int64_t ng_box_room(const ng_context *ctx, const ng_box *box);
-/* The same of one sample, in the calling thread; its numbers are known to be finite. */
-void ng_box_sample(const ng_box *box, const ng_view *in, double *out, double *room);
-int64_t ng_box_sample_room(const ng_box *box);
+int64_t ng_box_room(const ng_context *ctx, const ng_conv *c);
+/* The same of one sample, which is finite, in the calling thread. */
+void ng_box_sample(const ng_conv *c, const ng_view *in, double *out, double *room);
+int64_t ng_box_sample_room(const ng_conv *c);
 
 #endif

@@ -19,8 +19,6 @@
 
 /* ---- patches ---------------------------------------------------------------------------------*/
 
-static int64_t taps_of(const ng_conv *c) { return c->kernel[0] * c->kernel[1]; }
-
 /* Input rows that one output row looks at, and pixels of a row with its padding. */
 static int64_t span_of(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
@@ -97,26 +95,18 @@ static void patches_piece(void *arg, int32_t i) {
 
 /* ---- mean or sum of the patches of a sample: a box of the image for each tap (box.c) -----------*/
 
-static ng_box box_of(const ng_conv *c, int64_t channels) {
-  ng_box b = {.channels = channels,
-              .height = c->height,
-              .width = c->width,
-              .positions = {c->oh, c->ow},
-              .offsets = taps_of(c)};
-  for (int i = 0; i < 2; i++) {
-    b.kernel[i] = c->kernel[i];
-    b.stride[i] = c->stride[i];
-    b.padding[i] = c->padding[i];
-    b.dilation[i] = c->dilation[i];
-  }
-  return b;
+static ng_conv narrow(const ng_conv *c, int64_t channels) {
+  ng_conv n = *c;
+  n.channels = channels;
+  return n;
 }
 
 /* Floats of one piece, all for doubles: the sums of all taps, and what they are made with.  In
  * double, because the mean of many positions may cancel to little; one rounding at the end. */
 static int64_t reduce_floats(const ng_conv *c, int64_t channels) {
-  const ng_box box = box_of(c, channels);
-  return 2 * (ng_round16(ng_times(channels, taps_of(c))) + ng_round16(ng_box_sample_room(&box)));
+  const ng_conv box = narrow(c, channels);
+  return 2 *
+         (ng_round16(ng_times(channels, ng_conv_taps(c))) + ng_round16(ng_box_sample_room(&box)));
 }
 
 typedef struct reduction {
@@ -139,9 +129,9 @@ static ng_view sample_of(const ng_pixels *p, int64_t n) {
 static void reduce_piece(void *arg, int32_t i) {
   const reduction *t = arg;
   const ng_conv *c = t->p.c;
-  const int64_t wide = t->p.in.c1 - t->p.in.c0, taps = taps_of(c), cols = taps * wide;
+  const int64_t wide = t->p.in.c1 - t->p.in.c0, taps = ng_conv_taps(c), cols = taps * wide;
   const double positions = (double)(c->oh * c->ow), factor = t->how == 1 ? 1.0 / positions : 1.0;
-  const ng_box box = box_of(c, wide);
+  const ng_conv box = narrow(c, wide);
   double *sum = (double *)(void *)(t->p.window + i * reduce_floats(c, wide));
   int64_t from, to;
   ng_share(t->p.count, t->p.pieces, i, &from, &to);
@@ -163,7 +153,7 @@ static void reduce_piece(void *arg, int32_t i) {
 void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                                int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                                float *scratch) {
-  const int64_t cols = taps_of(c) * (c1 - c0) + (one ? 1 : 0), most = ng_tile_rows(cols);
+  const int64_t cols = ng_conv_taps(c) * (c1 - c0) + (one ? 1 : 0), most = ng_tile_rows(cols);
   const int64_t rows = reduce != 0 ? take : take * c->oh * c->ow;
   reduction r = {.p = {.c = c,
                        .in = {x, c0, c1},
@@ -186,108 +176,12 @@ void ng_conv_input_stats_plain(ng_context *ctx, const ng_conv *c, const ng_view 
   }
 }
 
-/* ---- pixels as rows: output gradients, and inputs of 1x1 kernels ------------------------------*/
-
-typedef struct pixel_tile {
-  ng_pixels in;
-  bool one;
-  int reduce;
-  int64_t first, count;
-  int32_t pieces;
-  float *to;
-  int64_t ld;
-} pixel_tile;
-
-/* Runs of pixels of one image; a tile may begin and end inside one. */
-static void pixels_piece(void *arg, int32_t i) {
-  const pixel_tile *t = arg;
-  const int64_t cols = t->in.c1 - t->in.c0;
-  int64_t from, to;
-  ng_share(t->count, t->pieces, i, &from, &to);
-  for (int64_t k = from; k < to;) {
-    const int64_t g = t->first + k, n = g / t->in.v->positions, at = g % t->in.v->positions;
-    const int64_t run = ng_min64(t->in.v->positions - at, to - k);
-    ng_pixels_load(&t->in, n, at, run, t->to + k * t->ld, t->ld);
-    for (int64_t j = 0; t->one && j < run; j++) {
-      t->to[(k + j) * t->ld + cols] = 1.0f;
-    }
-    k += run;
-  }
-}
-
-/* Some channels at a time through a block on the stack: sums stay in registers and the first
- * cache. */
-static void pixel_sums_piece(void *arg, int32_t i) {
-  enum { WIDE = 64, RUN = 32 };
-  const pixel_tile *t = arg;
-  const int64_t cols = t->in.c1 - t->in.c0;
-  const double count = (double)t->in.v->positions, factor = t->reduce == 1 ? 1.0 / count : 1.0;
-  int64_t from, to;
-  ng_share(t->count, t->pieces, i, &from, &to);
-  for (int64_t k = from; k < to; k++) {
-    float *out = t->to + k * t->ld;
-    for (int64_t j = 0; j < cols; j += WIDE) {
-      const int64_t wide = ng_min64(WIDE, cols - j);
-      ng_pixels part = t->in;
-      part.c0 += j;
-      part.c1 = part.c0 + wide;
-      double acc[WIDE] = {0};
-      for (int64_t at = 0; at < part.v->positions; at += RUN) {
-        float block[RUN * WIDE];
-        const int64_t run = ng_min64(RUN, part.v->positions - at);
-        ng_pixels_load(&part, t->first + k, at, run, block, WIDE);
-        for (int64_t p = 0; p < run; p++) {
-          for (int64_t c = 0; c < wide; c++) {
-            acc[c] += (double)block[p * WIDE + c];
-          }
-        }
-      }
-      for (int64_t c = 0; c < wide; c++) {
-        out[j + c] = (float)(acc[c] * factor);
-      }
-    }
-    if (t->one) out[cols] = (float)(count * factor);
-  }
-}
-
-/* Dense channels-last images are a matrix [samples * pixels, channels] where they lie, and BLAS reads
- * it there. */
-static void pixel_stats(ng_context *ctx, const ng_pixels *in, int64_t take, bool one, int reduce,
-                        float alpha, ng_sym S, float *scratch) {
-  const ng_view *v = in->v;
-  if (take <= 0) return;
-  if (v->by_column == 1 && v->axes == 0 &&
-      (take == 1 || v->by_sample == v->positions * v->by_position)) {
-    const ng_rows rows = {
-        .v = v, .take = take, .c0 = in->c0, .c1 = in->c1, .one = one, .reduce = reduce};
-    ng_rows_stats(ctx, &rows, alpha, S, scratch);
-    return;
-  }
-  const int64_t cols = in->c1 - in->c0 + (one ? 1 : 0), most = ng_tile_rows(cols);
-  const int64_t rows = reduce != 0 ? take : take * in->v->positions;
-  pixel_tile t = {.in = *in, .one = one, .reduce = reduce, .to = scratch, .ld = ng_tile_ld(cols)};
-  for (int64_t first = 0; first < rows; first += t.count) {
-    t.first = first;
-    t.count = ng_min64(most, rows - first);
-    t.pieces = ng_pieces(ctx, t.count * cols * (reduce != 0 ? in->v->positions : 1));
-    ng_parallel(ctx, t.pieces, reduce != 0 ? pixel_sums_piece : pixels_piece, &t);
-    ng_on(ctx->queue)->add_gram(ctx->queue, S, 0, cols, scratch, t.count, t.ld, alpha);
-    ng_queue_wait(ctx->queue);
-  }
-}
+/* ---- choice ----------------------------------------------------------------------------------*/
 
 void ng_conv_grad_stats(ng_context *ctx, const ng_view *g, int64_t take, int64_t o0, int64_t o1,
                         int reduce, float alpha, ng_sym S, float *scratch) {
-  const ng_pixels out = {g, o0, o1};
-  pixel_stats(ctx, &out, take, false, reduce, alpha, S, scratch);
-}
-
-/* ---- choice ----------------------------------------------------------------------------------*/
-
-/* A kernel that sees every pixel once, alone: its patches are the pixels. */
-static bool pointwise(const ng_conv *c) {
-  return taps_of(c) == 1 && c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 &&
-         c->padding[1] == 0;
+  const ng_rows rows = {.v = g, .take = take, .c0 = o0, .c1 = o1, .reduce = reduce};
+  ng_rows_stats(ctx, &rows, alpha, S, scratch);
 }
 
 /* The cheaper of two ways to the same sums.  Costs depend on the geometry and the number of
@@ -295,9 +189,9 @@ static bool pointwise(const ng_conv *c) {
 void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, int64_t take,
                          int64_t c0, int64_t c1, bool one, int reduce, float alpha, ng_sym S,
                          float *scratch) {
-  if (pointwise(c)) {
-    const ng_pixels in = {x, c0, c1};
-    pixel_stats(ctx, &in, take, one, reduce, alpha, S, scratch);
+  if (ng_conv_pointwise(c)) {
+    const ng_rows rows = {.v = x, .take = take, .c0 = c0, .c1 = c1, .one = one, .reduce = reduce};
+    ng_rows_stats(ctx, &rows, alpha, S, scratch);
   } else if (reduce == 0 && ng_conv_shift_fits(c, c1 - c0) &&
              ng_conv_shift_cost(c, c1 - c0, take) < ng_conv_plain_cost(c, c1 - c0, take)) {
     ng_conv_input_stats_shift(ctx, c, x, take, c0, c1, one, alpha, S, scratch);
@@ -309,7 +203,7 @@ void ng_conv_input_stats(ng_context *ctx, const ng_conv *c, const ng_view *x, in
 /* For whichever way is chosen later: the choice depends on the samples, which are not known at
  * ng_ready. */
 int64_t ng_conv_scratch(ng_context *ctx, const ng_conv *conv, int64_t c, int64_t o) {
-  const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(taps_of(conv) * c + 1);
+  const int64_t threads = ng_threads_of(ctx), tile = ng_tile_floats(ng_conv_taps(conv) * c + 1);
   const int64_t piece = ng_max64(window_floats(conv, c), reduce_floats(conv, c));
   int64_t floats = ng_plus(tile, ng_times(threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(c, o) + 1));

@@ -80,61 +80,57 @@ typedef struct tile {
   int64_t ld;
 } tile;
 
-/* Which row of a tile is which, in the order in which they lie: position by position where that is the
- * outer stride. */
-static void row_of(const ng_rows *r, int64_t g, int64_t *n, int64_t *s) {
-  const ng_view *v = r->v;
-  if (v->axes == 0 && v->by_position > v->by_sample) {
-    *n = g % r->take;
-    *s = g / r->take;
-  } else {
-    *n = g / v->positions;
-    *s = g % v->positions;
-  }
-}
-
+/* Rows in the order in memory: position by position if that is the outer stride. */
 static void copy_piece(void *arg, int32_t i) {
   const tile *t = arg;
   const ng_rows *r = t->r;
-  const int64_t cols = r->c1 - r->c0;
+  const ng_pixels in = {r->v, r->c0, r->c1};
+  const int64_t cols = r->c1 - r->c0, S = r->v->positions;
+  const bool outer = r->v->axes == 0 && r->v->by_position > r->v->by_sample;
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
-  for (int64_t k = from; k < to; k++) {
-    int64_t n, s;
-    row_of(r, t->first + k, &n, &s);
-    float *out = t->to + k * t->ld;
-    ng_gather(out, ng_view_at(r->v, n, s, r->c0), r->v->dtype, r->v->by_column, cols);
-    if (r->one) out[cols] = 1.0f;
+  for (int64_t k = from, run; k < to; k += run) {
+    const int64_t g = t->first + k, n = outer ? g % r->take : g / S,
+                  s = outer ? g / r->take : g % S;
+    run = outer ? 1 : ng_min64(S - s, to - k);
+    ng_pixels_load(&in, n, s, run, t->to + k * t->ld, t->ld);
+    for (int64_t j = 0; r->one && j < run; j++) {
+      t->to[(k + j) * t->ld + cols] = 1.0f;
+    }
   }
 }
 
-/* A row of the tile is a sample: the mean or the sum over its positions. */
+/* A row of the tile is a sample: the mean or the sum over its positions. A block of columns on the stack keeps the
+ * sums in registers and the nearest cache. */
 static void reduce_piece(void *arg, int32_t i) {
+  enum { WIDE = 64, ROWS = 32 };
   const tile *t = arg;
   const ng_rows *r = t->r;
-  const ng_view *v = r->v;
-  const int64_t cols = r->c1 - r->c0;
-  const double factor = r->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
+  const int64_t cols = r->c1 - r->c0, S = r->v->positions;
+  const double factor = r->reduce == 1 ? 1.0 / (double)S : 1.0;
   int64_t from, to;
   ng_share(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to; k++) {
-    const int64_t n = t->first + k;
     float *out = t->to + k * t->ld;
-    for (int64_t j = 0; j < cols; j += CHUNK) {
-      const int64_t wide = ng_min64(CHUNK, cols - j);
-      double acc[CHUNK] = {0};
-      for (int64_t s = 0; s < v->positions; s++) {
-        float line[CHUNK];
-        ng_gather(line, ng_view_at(v, n, s, r->c0 + j), v->dtype, v->by_column, wide);
-        for (int64_t c = 0; c < wide; c++) {
-          acc[c] += (double)line[c];
+    for (int64_t j = 0; j < cols; j += WIDE) {
+      const int64_t wide = ng_min64(WIDE, cols - j);
+      const ng_pixels in = {r->v, r->c0 + j, r->c0 + j + wide};
+      double acc[WIDE] = {0};
+      for (int64_t s = 0; s < S; s += ROWS) {
+        float block[ROWS * WIDE];
+        const int64_t rows = ng_min64(ROWS, S - s);
+        ng_pixels_load(&in, t->first + k, s, rows, block, WIDE);
+        for (int64_t p = 0; p < rows; p++) {
+          for (int64_t c = 0; c < wide; c++) {
+            acc[c] += (double)block[p * WIDE + c];
+          }
         }
       }
       for (int64_t c = 0; c < wide; c++) {
         out[j + c] = (float)(acc[c] * factor);
       }
     }
-    if (r->one) out[cols] = r->reduce == 1 ? 1.0f : (float)v->positions;
+    if (r->one) out[cols] = (float)((double)S * factor);
   }
 }
 
@@ -147,7 +143,7 @@ int64_t ng_rows_scratch(int64_t columns) { return ng_tile_floats(columns + 1); }
 static int64_t row_stride(const ng_rows *r) {
   const ng_view *v = r->v;
   const int64_t S = v->positions, wide = r->c1 - r->c0;
-  if (v->dtype != NG_F32 || (v->by_column != 1 && wide > 1) || v->axes > 0) return 0;
+  if (v->dtype != NG_F32 || v->by_column != 1 || v->axes > 0) return 0;
   const int64_t by = S == 1                                               ? v->by_sample
                      : r->take == 1 || v->by_sample == S * v->by_position ? v->by_position
                      : r->take == v->samples && v->by_position == v->samples * v->by_sample
