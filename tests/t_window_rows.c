@@ -109,9 +109,9 @@ static void sparse_memory(void **state) {
     assert_int_equal(ng_memory(f.p, i, &m), NG_OK);
     if (strcmp(m.use, "factors") == 0) kept = m.bytes;
   }
-  /* 1,025 rows of 112,000 entries of 4 bytes, e, the Gram matrix, what double rounds off it, and the factor; and where
+  /* 1,025 rows of 112,000 entries of 4 bytes, e, the Gram matrix and its factor; and where
    * 342 blocks begin */
-  const int64_t least = 1025 * 112000 * 4 + 4 * d + 3 * 1025 * 1025 * 8;
+  const int64_t least = 1025 * 112000 * 4 + 4 * d + 2 * 1025 * 1025 * 8;
   if (!(kept >= least && kept <= least + (1 << 22) && kept <= INT64_C(1) << 29))
     fail_msg("%lld bytes are kept, at least %lld, at most 2^29", (long long)kept, (long long)least);
   fixture_close(&f);

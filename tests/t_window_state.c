@@ -67,7 +67,6 @@ static const struct {
     {"method=lowrank-mfac window=3 damping=0.1 window_rank=2", "window/factor", "factored"},
     {"method=mfac window=3 damping=0.1", "window/gram", NULL},
     {"method=mfac window=3 damping=0.1", "window/rows", NULL},
-    {"method=mfac window=3 damping=0.1", "window/gram_rest", NULL},
     {"method=efcp window=3 damping=0.1 window_density=0.2", "window/error", NULL},
     {"method=efcp window=3 damping=0.1 window_density=0.2", "window/begins", NULL},
     {"method=lowrank-mfac window=3 damping=0.1 window_rank=2", "window/error", NULL},

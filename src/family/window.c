@@ -15,9 +15,6 @@
  * Momentum, v from 0: average u <- mu v + (1 - mu) u, v <- u; heavy-ball u <- mu v + u, v <- u; gradient
  * x <- mu v + (1 - mu) x, v <- x, and the direction is that of x (GGT's beta1). */
 #include "family/window.h"
-#include "family/window_twofold.h"
-
-#include <math.h>
 
 static bool fits(const ng_settings *o, const ng_entry *e) {
   (void)e;
@@ -95,26 +92,16 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   const ng_status st = w->store->plan(b, plan);
   if (st != NG_OK) return st;
   double *gram = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
-  double *c = doubles(plan, NG_USE_SUMS, 2 * (int64_t)w->parts, w->places);
+  double *c = doubles(plan, NG_USE_SUMS, w->parts, w->places);
   for (int32_t i = 0; i < w->parts && gram != NULL; i++) {
     w->part[i].gram = gram + i * w->places * w->places;
-    w->part[i].c = c + 2 * i * w->places;
-    w->part[i].c_rest = w->part[i].c + w->places;
+    w->part[i].c = c + i * w->places;
   }
   if (b->base.window_function == NG_WINDOW_MFAC) {
     double *factor = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places);
     for (int32_t i = 0; i < w->parts && factor != NULL; i++) {
       w->part[i].factor = factor + i * w->places * w->places;
     }
-  }
-  if (!first) {
-    double *rest = doubles(plan, NG_USE_FACTORS, ng_times(w->parts, w->places), w->places + 1);
-    double *undo = doubles(plan, NG_USE_SUMS, ng_times(w->parts, NG_WINDOW_PASSES), w->places + 2);
-    for (int32_t i = 0; i < w->parts && undo != NULL; i++) {
-      w->part[i].undo = undo + i * NG_WINDOW_PASSES * (w->places + 2);
-      w->part[i].rest = rest + i * w->places * (w->places + 1);
-    }
-    w->row_rest = doubles(plan, NG_USE_SUMS, 2, w->places);
   }
   if (ng_window_averages(b)) {
     double *along = doubles(plan, NG_USE_FACTORS, w->parts, w->places);
@@ -143,7 +130,6 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   w->partial = doubles(plan, NG_USE_SUMS, w->units, w->places);
   w->row = doubles(plan, NG_USE_SUMS, w->parts, w->places);
   ng_plan_scratch(plan, ng_window_scratch(b));
-  if (ng_window_averages(b)) ng_plan_scratch(plan, ng_window_average_scratch(w));
   return NG_OK;
 }
 
@@ -192,6 +178,20 @@ ng_status ng_window_take(ng_block *b, float *to) {
   return ng_window_averages(b) ? ng_window_bounded(b, to) : NG_OK;
 }
 
+void ng_window_combine(ng_block *b, double by) {
+  ng_window *w = ng_window_of(b);
+  for (int32_t i = 0; i < w->parts; i++) {
+    w->part[i].by = by;
+  }
+  w->store->combine(b);
+}
+
+static void square_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
+  const ng_window_chunk c = ng_window_chunk_at(w, i);
+  w->sums[i] = ng_window_dot(w->u + c.at, w->u + c.at, c.n);
+}
+
 /* Whether x of this step is the row at head, of which the products are those of the Gram matrix. */
 static bool is_row(const ng_block *b, bool fresh) { return fresh && !ng_window_averages(b); }
 
@@ -204,15 +204,24 @@ static ng_status take_x(ng_block *b, bool fresh) {
   return st;
 }
 
+/* k [parts, places] += products of u with the rows in use, and its square. */
+static void take_products(ng_block *b, double *k) {
+  ng_window *w = ng_window_of(b);
+  w->store->products(b, w->u, k);
+  ng_window_each(b, square_chunk);
+  for (int32_t i = 0; i < w->chunks; i++) {
+    k[ng_window_chunk_at(w, i).part * w->places + ng_window_unused(w)] += w->sums[i];
+  }
+}
+
 /* With slices the products of every x are sums over ranks, so they are made here. */
 static ng_status add_products(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
   if (ng_window_is_first(&b->base)) return NG_OK;
-  w->fine = false;
   if (fresh) w->store->products(b, NULL, b->stat->part->sum);
   if (!w->sliced || is_row(b, fresh)) return NG_OK;
   const ng_status st = take_x(b, fresh);
-  if (st == NG_OK) w->store->products(b, w->u, b->stat[1].part->sum);
+  if (st == NG_OK) take_products(b, b->stat[1].part->sum);
   return st;
 }
 
@@ -266,7 +275,7 @@ static void take_rest(ng_block *b) {
   }
   w->used[0] = ng_window_head(w);
   w->uses = 1;
-  w->store->combine(b, 1.0);
+  ng_window_combine(b, 1.0);
   ng_window_use(w, true);
 }
 
@@ -275,24 +284,19 @@ static ng_status direct_row(ng_block *b) {
   ng_window *w = ng_window_of(b);
   const bool rest = b->base.window_rest == NG_REST_ADDED || fills(b, NG_FILL_REST);
   const bool decay = decays(b, NG_DECAY_DIRECTION);
-  double by;
   if (rest && decay) take_rest(b);
-  const ng_status st = ng_window_solve(b, NULL, &by);
+  const ng_status st = ng_window_solve(b, NULL, rest);
   if (rest && !decay) { /* + (g - row) / damping, in one sum */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
-      double *c = &w->part[i].c[ng_window_head(w)], *c_rest = &w->part[i].c_rest[ng_window_head(w)];
-      const ng_two sum = ng_two_sum(*c, -1.0 / b->opt.damping);
-      *c = sum.hi;
-      *c_rest += sum.lo;
+      w->part[i].c[ng_window_head(w)] -= 1.0 / b->opt.damping;
     }
   } else if (!rest && decay) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
   }
-  if (rest || decay) by = 1.0 / b->opt.damping;
   if (decay)
     (void)ng_window_decay(b, b->base.window_decay, w->u); /* the sums find what is not finite */
-  w->store->combine(b, by);
+  ng_window_combine(b, rest || decay ? 1.0 / b->opt.damping : 0.0);
   if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
   if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->left(b));
   return st;
@@ -301,17 +305,18 @@ static ng_status direct_row(ng_block *b) {
 /* Any x: u <- its direction. */
 static ng_status direct_any(ng_block *b, bool fresh) {
   ng_window *w = ng_window_of(b);
-  double *k = w->sliced ? b->stat[1].part->sum : w->row, by;
+  double *k = w->sliced ? b->stat[1].part->sum : w->row;
   ng_status st = w->sliced ? NG_OK : take_x(b, fresh);
   if (st != NG_OK) return st;
   if (!w->sliced) {
     memset(k, 0, (size_t)(w->parts * w->places) * sizeof *k);
-    w->store->products(b, w->u, k);
+    take_products(b, k);
   }
-  st = ng_window_solve(b, k, &by);
-  w->store->combine(b, by);
+  st = ng_window_solve(b, k, false);
+  w->store->combine(b);
   /* Last: in x it would be rounded with g, before most of x / lambda goes. */
-  if (decays(b, NG_DECAY_DIRECTION)) (void)ng_window_decay(b, b->base.window_decay * by, w->u);
+  if (decays(b, NG_DECAY_DIRECTION))
+    (void)ng_window_decay(b, b->base.window_decay / b->opt.damping, w->u);
   return st;
 }
 
@@ -322,7 +327,6 @@ static ng_status measure(ng_block *b) {
   double sum[3];
   ng_status st = need_weights(b);
   if (st != NG_OK) return st;
-  w->fine = false;
   ng_window_use(w, fresh);
   if (fresh) ng_window_put_row(w, b->stat->part->sum);
   if (ng_window_is_first(&b->base)) {
@@ -384,7 +388,6 @@ static void commit(ng_block *b, bool taken) {
   }
   if (taken && fresh && ng_window_is_first(&b->base)) ng_window_first_taken(b);
   if (taken && ng_window_averages(b)) ng_window_average_taken(b);
-  ng_window_rest_commit(w, taken);
   if (fresh) ng_window_factor_commit(w, taken);
   if (taken && fresh) {
     const bool idle = ng_window_is_first(&b->base) && w->scale == 0.0; /* nothing was sent */
@@ -404,12 +407,9 @@ static ng_status fields(ng_block *b, ng_field_visit visit, void *arg) {
   ng_window *w = ng_window_of(b);
   ng_field gram =
       ng_field_plain("gram", NG_F64, w->parts * w->places, w->places, w->part->gram, b->owner);
-  ng_field rest = ng_field_plain("gram_rest", NG_F64, w->parts * w->places, w->places + 1,
-                                 w->part->rest, b->owner);
   ng_field v = ng_window_field(b, "momentum", NG_F32, 1, w->v);
   ng_status st = w->store->fields(b, visit, arg);
   if (st == NG_OK) st = visit(arg, &gram);
-  if (st == NG_OK && !ng_window_is_first(&b->base)) st = visit(arg, &rest);
   ng_field factor =
       ng_field_plain("factor", NG_F64, w->parts * w->places, w->places, w->part->factor, b->owner);
   if (st == NG_OK && b->base.window_function == NG_WINDOW_MFAC) st = visit(arg, &factor);

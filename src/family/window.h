@@ -19,9 +19,6 @@
 
 #include "family/family.h"
 
-/* Passes over the rows that one step may take for what double rounds off K. */
-enum { NG_WINDOW_PASSES = 16 };
-
 /* Elements of a chunk, in which loops over all parameters are cut, and of a line of doubles. */
 enum { NG_WINDOW_CHUNK = 8192, NG_WINDOW_LINE = 2048 };
 
@@ -42,13 +39,10 @@ typedef struct ng_window_view {
 } ng_window_view;
 
 typedef struct ng_window_part {
-  int64_t at, n; /* its elements in flat order                        */
-  double *gram;  /* [places, places]                                  */
-  double *rest;  /* [places, places + 1] what double rounds off it, see window_gram.c */
-  double *undo;  /* [NG_WINDOW_PASSES, places + 2] what it was before the step, of so many rows: */
-  int64_t undos;
+  int64_t at, n;              /* its elements in flat order                        */
+  double *gram;               /* [places, places]                                  */
   double *c;                  /* [places] coefficients of the rows in the direction */
-  double *c_rest;             /* [places] what double rounds off them, if w->fine  */
+  double by;                  /* ... and of x                           */
   double *factor;             /* [places, places] of window_factor.c; NULL: none is kept */
   double *along, *next_along; /* [places] of window_average.c: of each row in x; after this step */
 } ng_window_part;
@@ -66,10 +60,8 @@ typedef struct ng_window_store {
   void (*choose)(ng_block *b, int32_t round, double *x);
   /* k [parts, places]: <row, x> of the rows in use and of head; x NULL: with the row at head. */
   void (*products)(ng_block *b, const float *x, double *k);
-  /* Of one part: the row at `place` with every row in use, to about 100 bits, k + rest [places] from 0. */
-  void (*products_twofold)(ng_block *b, int32_t part, int64_t place, double *k, double *rest);
-  /* u <- by u + sum over places of c row; with w->fine, c has a rest, and sums are as exact as that. */
-  void (*combine)(ng_block *b, double by);
+  /* u <- by u + sum over places of c row, by and c of each part. */
+  void (*combine)(ng_block *b);
   void (*drop)(ng_block *b, int64_t place); /* the row there becomes zeros    */
   float *(*left)(
       ng_block *b); /* [d] what stays of what entered, if the step counts; NULL: nothing, and
@@ -111,8 +103,6 @@ typedef struct ng_window {
   double *sums;       /* [chunks, 4] of the flat loops                     */
   double *partial;    /* [units, places] of a store's products             */
   double *row;        /* [parts, places] products that are not in the statistic */
-  double *row_rest;   /* [2, places] of window_gram.c */
-  bool fine;          /* c has a rest */
   int64_t *used;      /* [places] the places of the solve, and how many    */
   int64_t uses;
   int64_t units; /* pieces of a store's products                      */
@@ -129,11 +119,6 @@ static inline int64_t ng_window_head(const ng_window *w) {
 }
 static inline int64_t ng_window_count(const ng_window *w) {
   return ng_window_number(w->count, w->m);
-}
-
-/* In part->rest; of column `places` whether the row has one. */
-static inline int64_t ng_window_rest_at(const ng_window *w, int64_t row, int64_t column) {
-  return row * (w->places + 1) + column;
 }
 
 /* A store that leaves nothing of what enters has nothing that a later lr would find: there lr is left out. */
@@ -256,9 +241,10 @@ void ng_window_first_taken(ng_block *b); /* the step counts */
 /* ---- window_average.c ------------------------------------------------------------------------*/
 
 bool ng_window_averages(const ng_block *b);
-int64_t ng_window_average_scratch(const ng_window *w); /* bytes */
 /* u <- what of x is not along the rows in use; changes which those are. */
 ng_status ng_window_average(ng_block *b, bool fresh);
+/* |r| of this step is known. */
+void ng_window_average_rounds(const ng_block *b, ng_window_part *p, double size);
 void ng_window_average_taken(ng_block *b);
 /* window.c: to <- a gradient that is not to enter, if that may be. */
 ng_status ng_window_take(ng_block *b, float *to);
@@ -269,21 +255,6 @@ ng_status ng_window_take(ng_block *b, float *to);
 void ng_window_use(ng_window *w, bool fresh);
 void ng_window_put_row(ng_window *w, const double *row);
 void ng_window_clear_row(ng_window *w, int64_t place);
-/* Looks for what double rounds off K's entries, of rows in use with at least that part of the largest in c, of some at a
- * time.  True: of all of them; *some: there is more than before. */
-bool ng_window_refine(ng_block *b, int32_t part, double least, bool *some);
-void ng_window_rest_commit(ng_window *w, bool taken); /* before head moves */
-
-/* ---- window_fine.c ---------------------------------------------------------------------------*/
-
-/* part->c and c_rest; `room`: so many doubles.  False: not even so, and nothing is of use. */
-int64_t ng_window_fine_mfac_room(int64_t n);
-int64_t ng_window_fine_ggt_room(int64_t n);
-bool ng_window_fine_mfac(const ng_window *w, ng_window_part *p, const double *k, double lambda,
-                         double M, double *room);
-/* age [n]; vectors [n, n]: V of the eigenvectors in double. */
-bool ng_window_fine_ggt(const ng_window *w, ng_window_part *p, const double *k, const double *age,
-                        double eps, double floor, const double *vectors, double *room);
 
 /* ---- window_factor.c -------------------------------------------------------------------------*/
 
@@ -307,15 +278,13 @@ ng_status ng_window_check(const ng_options *o, const ng_settings *s, char *messa
 /* ---- window_solve.c --------------------------------------------------------------------------*/
 
 int64_t ng_window_scratch(const ng_block *b); /* bytes */
-/* What of x row i of those in use is, beside what the products k are of: of the average, or x is the row at head. */
-static inline double ng_window_along(const ng_window *w, const ng_window_part *p, const double *k,
-                                     int64_t i) {
-  if (p->next_along != NULL) return p->next_along[w->used[i]];
-  return k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
-}
-/* The coefficients c of all parts, and by of x, such that by x + G' c is the direction of x: of the row at
- * head (k NULL; then by is 0), or of an x of which k [parts, places] are the products, beside next_along of the rows.  NG_RESCUED: not at
- * the first attempt. */
-ng_status ng_window_solve(ng_block *b, const double *k, double *by);
+/* The coefficients c and by of all parts, such that by r + G' c is the direction of the row at head (k NULL), or of
+ * r + G' next_along: k [parts, places] are the products of r, and its square at the unused place.  `rest`: the caller
+ * adds (gradient - row) / damping.  NG_RESCUED: at least one part needed more damping. */
+ng_status ng_window_solve(ng_block *b, const double *k, bool rest);
+/* The one place of m + 1 that the step neither reads nor writes. */
+int64_t ng_window_unused(const ng_window *w);
+/* u <- by u + G' c, with one `by` for all parts. */
+void ng_window_combine(ng_block *b, double by);
 
 #endif

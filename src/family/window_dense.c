@@ -4,7 +4,6 @@
  * to add to, stays in the first caches while the same columns of all rows pass by, several rows at once.  bf16: what enters is
  * rounded, and the direction is that of the rounded gradient. */
 #include "family/window.h"
-#include "family/window_twofold.h"
 
 typedef struct dense {
   char *rows;
@@ -115,66 +114,12 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-/* One row with the j-th in use. */
-static void product_row_twofold(void *arg, int32_t j) {
-  const ng_window_products *p = arg;
-  const ng_window *w = p->w;
-  const int64_t to = w->used[j];
-  float room[NG_WINDOW_LINE], other[NG_WINDOW_LINE];
-  ng_two sum = {0.0, 0.0};
-  for (int32_t i = 0; i < w->chunks; i++) {
-    const ng_window_chunk c = ng_window_chunk_at(w, i);
-    for (int64_t at = 0, n; at < c.n && c.part == p->part; at += n) {
-      n = ng_min64(NG_WINDOW_LINE, c.n - at);
-      const float *row = as_f32(w, to, c.at + at, n, room);
-      const float *mine = as_f32(w, p->place, c.at + at, n, other);
-      sum = ng_two_add(sum, ng_window_dot_twofold(row, mine, n));
-    }
-  }
-  p->k[to] = sum.hi;
-  p->rest[to] = sum.lo;
-}
-
-static void products_twofold(ng_block *b, int32_t part, int64_t place, double *k, double *rest) {
-  ng_window_products p = {ng_window_of(b), part, place, k, rest};
-  ng_parallel(b->ctx, (int32_t)p.w->uses, product_row_twofold, &p);
-}
-
-typedef struct combination {
-  ng_block *b;
-  double by;
-} combination;
-
-static void combine_chunk_twofold(void *arg, int32_t i) {
-  const combination *m = arg;
-  ng_window *w = ng_window_of(m->b);
-  const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const ng_window_part *part = &w->part[c.part];
-  double hi[NG_WINDOW_LINE], lo[NG_WINDOW_LINE];
-  float room[NG_WINDOW_LINE];
-  for (int64_t at = 0, n; at < c.n; at += n) {
-    float *u = w->u + c.at + at;
-    n = ng_min64(NG_WINDOW_LINE, c.n - at);
-    memset(hi, 0, (size_t)n * sizeof *hi);
-    memset(lo, 0, (size_t)n * sizeof *lo);
-    if (m->by != 0.0) ng_window_add_twofold(hi, lo, u, n, ng_two_of(m->by));
-    for (int64_t j = 0; j < w->uses; j++) {
-      const ng_two by = {part->c[w->used[j]], part->c_rest[w->used[j]]};
-      ng_window_add_twofold(hi, lo, as_f32(w, w->used[j], c.at + at, n, room), n, by);
-    }
-    for (int64_t e = 0; e < n; e++) {
-      u[e] = (float)(hi[e] + lo[e]);
-    }
-  }
-}
-
-static void combine_chunk(void *arg, int32_t i) {
+static void combine_chunk(ng_block *b, int32_t i) {
   enum { FEW = 4, MANY = 8 };
-  const combination *m = arg;
-  ng_window *w = ng_window_of(m->b);
+  ng_window *w = ng_window_of(b);
   const dense *s = w->own;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
-  const double *z = w->part[c.part].c;
+  const double *z = w->part[c.part].c, all = w->part[c.part].by;
   double acc[NG_WINDOW_LINE];
   float room[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
@@ -182,7 +127,7 @@ static void combine_chunk(void *arg, int32_t i) {
     int64_t j = 0;
     n = ng_min64(NG_WINDOW_LINE, c.n - at);
     for (int64_t e = 0; e < n; e++) {
-      acc[e] = m->by == 0.0 ? 0.0 : m->by * (double)u[e];
+      acc[e] = all == 0.0 ? 0.0 : all * (double)u[e];
     }
     for (int rows; j + FEW <= w->uses; j += rows) {
       const void *row[MANY], *next[MANY];
@@ -204,11 +149,7 @@ static void combine_chunk(void *arg, int32_t i) {
   }
 }
 
-static void combine(ng_block *b, double by) {
-  combination m = {b, by};
-  const ng_window *w = ng_window_of(b);
-  ng_parallel(b->ctx, w->chunks, w->fine ? combine_chunk_twofold : combine_chunk, &m);
-}
+static void combine(ng_block *b) { ng_window_each(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
@@ -231,7 +172,6 @@ const ng_window_store ng_window_dense = {
     .target = target,
     .enter = enter,
     .products = products,
-    .products_twofold = products_twofold,
     .combine = combine,
     .drop = drop,
     .release = release,

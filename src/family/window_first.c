@@ -115,7 +115,7 @@ void ng_window_sent(ng_block *b, double by) {
   }
   w->used[0] = ng_window_head(w);
   w->uses = 1;
-  w->store->combine(b, 0.0);
+  ng_window_combine(b, 0.0);
 }
 
 ng_status ng_window_first_direct(ng_block *b) {

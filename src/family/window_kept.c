@@ -68,7 +68,7 @@ static bool momentum_dwarfs(ng_block *b) {
   for (int32_t i = 0; i < w->parts; i++) {
     memcpy(w->part[i].c, w->part[i].next_along, (size_t)w->places * sizeof(double));
   }
-  w->store->combine(b, 1.0);
+  ng_window_combine(b, 1.0);
   memcpy(w->next_v, w->u, (size_t)w->d * sizeof *w->u);
   return ng_window_gather(b, w->u) && dwarfs(b, w->next_v, w->u, 0.0);
 }

@@ -16,7 +16,6 @@
  * <P1 Q1', P2 Q2'> = sum over a, b of (P1'P2)_ab (Q1'Q2)_ab, so the Gram matrix never sees a gradient; P and Q
  * are kept as rows of numbers, column after column of theirs. */
 #include "family/window_lowrank.h"
-#include "family/window_twofold.h"
 
 #include <math.h>
 
@@ -163,7 +162,6 @@ static double with_vector(const ng_lowrank_view *v, const float *f, const float 
 typedef struct job {
   ng_block *b;
   const float *x;
-  double by;
 } job;
 
 static void product_segment(void *arg, int32_t k) {
@@ -183,7 +181,7 @@ static void product_segment(void *arg, int32_t k) {
 
 static void products(ng_block *b, const float *x, double *k) {
   ng_window *w = ng_window_of(b);
-  job p = {b, x, 0.0};
+  job p = {b, x};
   ng_parallel(b->ctx, b->segments, product_segment, &p);
   for (int32_t i = 0; i < b->segments; i++) {
     double *to = k + w->view[i].part * w->places;
@@ -193,85 +191,20 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-static ng_two both_factors_twofold(const ng_lowrank_view *v, const float *f, const float *g) {
-  const int64_t behind = v->rank * v->rows;
-  ng_two sum = {0.0, 0.0};
-  for (int64_t a = 0; a < v->rank; a++) {
-    for (int64_t c = 0; c < v->rank; c++) {
-      const ng_two P = ng_window_dot_twofold(f + a * v->rows, g + c * v->rows, v->rows);
-      const ng_two Q =
-          ng_window_dot_twofold(f + behind + a * v->cols, g + behind + c * v->cols, v->cols);
-      sum = ng_two_add(sum, ng_two_times(P, Q));
-    }
-  }
-  return sum;
-}
-
-/* One row with the j-th in use. */
-static void product_row_twofold(void *arg, int32_t j) {
-  const ng_window_products *p = arg;
-  const ng_window *w = p->w;
-  const ng_lowrank *s = w->own;
-  ng_two sum = {0.0, 0.0};
-  for (int32_t k = 0; k < w->segments; k++) {
-    const ng_lowrank_view *v = &s->view[k];
-    const float *f = ng_lowrank_factors(s, w->used[j], v);
-    const float *mine = ng_lowrank_factors(s, p->place, v);
-    if (w->view[k].part != p->part) continue;
-    sum = ng_two_add(sum, v->rank == 0 ? ng_window_dot_twofold(f, mine, v->rows * v->cols)
-                                       : both_factors_twofold(v, f, mine));
-  }
-  p->k[w->used[j]] = sum.hi;
-  p->rest[w->used[j]] = sum.lo;
-}
-
-static void products_twofold(ng_block *b, int32_t part, int64_t place, double *k, double *rest) {
-  ng_window_products p = {ng_window_of(b), part, place, k, rest};
-  ng_parallel(b->ctx, (int32_t)p.w->uses, product_row_twofold, &p);
-}
-
-/* Elements [row, col ... col + n) of a segment of u. */
-static void combine_line_twofold(const ng_window *w, const ng_lowrank_view *v, int32_t part,
-                                 int64_t row, int64_t col, int64_t n, double by, float *u) {
-  const ng_lowrank *s = w->own;
-  double hi[NG_WINDOW_LINE], lo[NG_WINDOW_LINE];
-  memset(hi, 0, (size_t)n * sizeof *hi);
-  memset(lo, 0, (size_t)n * sizeof *lo);
-  if (by != 0.0) ng_window_add_twofold(hi, lo, u, n, ng_two_of(by));
-  for (int64_t j = 0; j < w->uses; j++) {
-    const int64_t at = w->used[j];
-    const ng_two c = {w->part[part].c[at], w->part[part].c_rest[at]};
-    const float *f = ng_lowrank_factors(s, at, v);
-    if (v->rank == 0) ng_window_add_twofold(hi, lo, f + row * v->cols + col, n, c);
-    for (int64_t a = 0; a < v->rank; a++) {
-      const ng_two p = ng_two_times(c, ng_two_of((double)f[a * v->rows + row]));
-      ng_window_add_twofold(hi, lo, f + v->rank * v->rows + a * v->cols + col, n, p);
-    }
-  }
-  for (int64_t e = 0; e < n; e++) {
-    u[e] = (float)(hi[e] + lo[e]);
-  }
-}
-
 /* A chunk is some rows of its segment, and parts of rows. */
-static void combine_chunk(void *arg, int32_t i) {
-  const job *p = arg;
-  ng_window *w = ng_window_of(p->b);
+static void combine_chunk(ng_block *b, int32_t i) {
+  ng_window *w = ng_window_of(b);
   const ng_lowrank *s = w->own;
   const ng_window_chunk c = ng_window_chunk_at(w, i);
   const ng_lowrank_view *v = &s->view[c.segment];
-  const double *z = w->part[c.part].c;
+  const double *z = w->part[c.part].c, by = w->part[c.part].by;
   double acc[NG_WINDOW_LINE];
   for (int64_t at = 0, n; at < c.n; at += n) {
     const int64_t row = (c.from + at) / v->cols, col = (c.from + at) % v->cols;
     float *u = w->u + c.at + at;
     n = ng_min64(ng_min64(NG_WINDOW_LINE, c.n - at), v->cols - col);
-    if (w->fine) {
-      combine_line_twofold(w, v, c.part, row, col, n, p->by, u);
-      continue;
-    }
     for (int64_t e = 0; e < n; e++) {
-      acc[e] = p->by == 0.0 ? 0.0 : p->by * (double)u[e];
+      acc[e] = by == 0.0 ? 0.0 : by * (double)u[e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
       const float *f = ng_lowrank_factors(s, w->used[j], v);
@@ -287,10 +220,7 @@ static void combine_chunk(void *arg, int32_t i) {
   }
 }
 
-static void combine(ng_block *b, double by) {
-  job p = {b, NULL, by};
-  ng_parallel(b->ctx, ng_window_of(b)->chunks, combine_chunk, &p);
-}
+static void combine(ng_block *b) { ng_window_each(b, combine_chunk); }
 
 /* ---- life ------------------------------------------------------------------------------------*/
 
@@ -389,7 +319,6 @@ const ng_window_store ng_window_lowrank_store = {
     .target = target,
     .enter = enter,
     .products = products,
-    .products_twofold = products_twofold,
     .combine = combine,
     .drop = drop,
     .left = left,

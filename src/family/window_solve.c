@@ -1,5 +1,5 @@
-/* window_solve.c: the functions of a window's Gram matrix K = G G': coefficients of its rows, all in
- * double.  Order n of the rows in use, at most m; the row at head, if this step has one, is the last.
+/* window_solve.c: the functions of a window's Gram matrix K = G G': coefficients of its rows, in double.
+ * n rows are in use, at most m; the row at head, if this step has one, is the last.
  *
  * M-FAC (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356): F = lambda I + G'G / M, M = m, also while
  * the window is filled (window_divisor = filled: n).  The published recursion factorises S = K / lambda + M I
@@ -7,84 +7,134 @@
  *
  *     F^-1 x = x / lambda - G' S^-1 G x / lambda^2
  *
- * and for x = row j, where the two terms nearly cancel when lambda is small, all of it at once:
+ * and for x = row j, where the two terms nearly cancel if lambda is small, both at once:
  *
  *     F^-1 G_j = (M / lambda) G' S^-1 e_j
  *
  * (G'(K / lambda + M I) = lambda^-1 (G'G + lambda M I) G', so G' S^-1 = (lambda / M) F^-1 G').
  *
  * GGT (Agarwal et al. 2019, arXiv 1806.02958, as EFCP has it): with a_i = forget^age of row i,
- * diag(a) K diag(a) + 1e-6 I = V Sigma^2 V' and U = G' V / Sigma of the rows as they are,
+ * diag(a) K diag(a) + 1e-6 I = V Sigma^2 V' and U = G' V / Sigma of the rows without a,
  *
  *     u = U (1 / (Sigma + eps) - 1 / eps) U' x + x / eps
  *       = x / eps - G' V (1 / (eps Sigma (Sigma + eps))) V' G x
  *
- * and for x = G' b, numbers of rows (b = e_j: row j), with nothing that cancels,
+ * and for x = G' b (b = e_j: row j), without a difference of large vectors,
  *
  *     u = G' V [(1 / (Sigma + eps) + 1e-6 / (eps Sigma (Sigma + eps))) V' b - V' q / (eps Sigma (Sigma + eps))],
  *     q_i = sum over j of (1 - a_i a_j) K_ij b_j
  *
- * An average of gradients is r + G' b (window_average.c), and its direction that of both.
+ * An average of gradients is r + G' b (window_average.c); its direction is the sum of both.
  *
- * K may be so much larger than M lambda, or than 1e-6 and eps, and rows so alike, that double does not see what sets a row
- * apart: a pivot of S beside its diagonal entry, or of GGT what V is uncertain by, tells.  Then all of it is done in numbers of two
- * doubles (window_fine.c), products of the rows that matter among it (window_gram.c).  Not so: in slices, whose products are
- * sums over ranks, with more rows than take a second, and of more rows at once than some; a step that may be off by more
- * than 1e-5 then is NG_RESCUED.
+ * Rounding.  With g_i = |G_i|, e = 2^-53 and n rows, all roundings (of K, of its factor and the substitutions, of
+ * the combination) are entries of K and c that are off by at most about e sqrt(n + 63) of g_i g_j and |c_i|:
  *
- * Where S has no factor even so its diagonal is raised, by 1e-12 of the largest entry and up, and the step is NG_RESCUED.  If
- * that is of no use, the direction is x.
+ *     |error of u| <= e sqrt(n + 63) s (1 + a),    s = sum of |c_i| g_i + |r| / lambda,
+ *     M-FAC: a^2 = sum over j of g_j^2 |G' (K + lambda M I)^-1 e_j|^2 <= trace(K) / (4 lambda M)
  *
- * So it is where sum over j of |c_j| |G_j| leaves f32: with window_forget, a row that is much larger than the newer
- * ones, whose Sigma is that of the floor, would make it Inf until it has left the window. */
+ * since u changes by -G' (K + lambda M I)^-1 dK c.  GGT: see lost_beside.  |u| is bounded from below by K, so all
+ * ranks find the same bound.  If error / |u| may be above 1e-5, the damping is raised, x10, at most 3 times, and the
+ * step is NG_RESCUED; the last attempt is taken up to 0.1.  If that does not help, or the rows' sum may overflow f32, the
+ * direction is x. */
 #include "family/window.h"
 
 #include <float.h>
 #include <math.h>
 
 static const double GGT_FLOOR = 1e-6;
-/* Of one part, such that all of a thousand parts together are within f32. */
+/* Of one Gram matrix, such that the sum of a thousand is within f32. */
 static const double COMBINATION_MOST = (double)FLT_MAX / 64.0;
-enum { ATTEMPTS = 4 };
-/* How far off a direction may be, of itself, and two doubles are not asked; and it is not told that they were not to be had. */
-static const double FINE_FROM = 1e-7, TELL_FROM = 1e-5;
-/* Times a diagonal entry over its pivot: M-FAC's error, as seen of rows that are all the same. */
-static const double MFAC_OFF = 4e-15;
-/* Rows with less of the largest part in the direction need no rest of their own. */
-static const double PART_LEAST = 1e-4;
-enum { FINE_MFAC_MOST = 1024, FINE_GGT_MOST = 256 };
+/* Of the direction: as asked, and with the damping that is raised last. */
+static const double LOSS_MOST = 1e-5, LOSS_LAST = 0.1;
+/* A diagonal entry over its pivot: above, the factor of S does not tell how dependent the rows are. */
+static const double SPREAD_MOST = 1e13;
+enum { RAISES = 3 };
 
-/* Scratch: a vector, and S, or V, values and work. */
+/* What one Gram matrix is asked for. */
+typedef struct ask {
+  const double *k; /* G r by place; NULL: x is the row at head */
+  double r;        /* |r|, 0 without k                         */
+  double damping;  /* of this attempt                          */
+  bool rest;       /* (gradient - row at head) / damping will be added */
+} ask;
+
 static int64_t vector_bytes(const ng_window *w) {
   return (w->places * (int64_t)sizeof(double) + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
 }
 
+/* M-FAC: two vectors and S.  GGT: six vectors, V and the work of the eigensolver. */
 int64_t ng_window_scratch(const ng_block *b) {
   const ng_window *w = ng_window_of(b);
   const ng_queue *q = b->ctx->queue;
   const int64_t each = (int64_t)sizeof(double);
   if (b->base.window_function == NG_WINDOW_MFAC) {
-    const int64_t system = ng_plus(vector_bytes(w), ng_times(ng_sym_count(w->m), each));
-    const int64_t fine = ng_window_fine_mfac_room(ng_min64(w->m, FINE_MFAC_MOST)) * each;
-    return ng_max64(system, fine);
+    return ng_plus(2 * vector_bytes(w), ng_times(ng_sym_count(w->m), each));
   }
-  const int64_t fine = ng_window_fine_ggt_room(ng_min64(w->m, FINE_GGT_MOST)) * each;
-  return ng_plus(ng_plus(4 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
-                 ng_max64(fine, q->la->eigen64_work(q, w->m)));
-}
-
-/* Of slices the products are sums over ranks, which are rounded. */
-static bool may_be_fine(const ng_block *b, int64_t most) {
-  const ng_window *w = ng_window_of(b);
-  return !w->sliced && w->uses <= most;
-}
-
-static double diagonal(const ng_window *w, const ng_window_part *p, int64_t place) {
-  return p->gram[place * w->places + place];
+  return ng_plus(ng_plus(6 * vector_bytes(w), ng_times(ng_times(w->m, w->m), each) + NG_ALIGN),
+                 q->la->eigen64_work(q, w->m));
 }
 
 static double entry(const ng_window *w, const ng_window_part *p, int64_t i, int64_t j) {
   return p->gram[w->used[i] * w->places + w->used[j]];
+}
+
+static double norm(const ng_window *w, const ng_window_part *p, int64_t i) {
+  return sqrt(fmax(0.0, entry(w, p, i, i)));
+}
+
+/* The part of row i in x beside r. */
+static double along(const ng_window *w, const ng_window_part *p, const ask *a, int64_t i) {
+  if (p->next_along != NULL) return p->next_along[w->used[i]];
+  return a->k == NULL && i == w->uses - 1 ? 1.0 : 0.0;
+}
+
+/* ---- rounding --------------------------------------------------------------------------------*/
+
+static double unit(const ng_window *w) { return 0x1p-53 * sqrt((double)w->uses + 63.0); }
+
+/* s of the formula above. */
+static double sum_of_norms(const ng_window *w, const ng_window_part *p, const ask *a) {
+  double s = p->by * a->r;
+  for (int64_t i = 0; i < w->uses; i++) {
+    s += fabs(p->c[w->used[i]]) * norm(w, p, i);
+  }
+  if (a->rest) s += 2.0 * norm(w, p, w->uses - 1) / a->damping;
+  return s;
+}
+
+/* |u| is at least |<u, y>| / |y|, for y = u, r and every row; less what rounding adds to these products. */
+static double least_norm(const ng_window *w, const ng_window_part *p, const ask *a, double s) {
+  const double noise = unit(w) * s;
+  double least = 0.0, square = 0.0, with_r = p->by * a->r * a->r;
+  for (int64_t i = 0; i < w->uses; i++) {
+    const double c = p->c[w->used[i]], g = norm(w, p, i);
+    const double k = a->k == NULL ? 0.0 : a->k[w->used[i]];
+    const double *row = p->gram + w->used[i] * w->places;
+    double product = p->by * k;
+    for (int64_t j = 0; j < w->uses; j++) {
+      product += row[w->used[j]] * p->c[w->used[j]];
+    }
+    if (g > 0.0) least = fmax(least, fabs(product) / g - noise);
+    square += c * product;
+    with_r += c * k;
+  }
+  if (a->r > 0.0) least = fmax(least, fabs(with_r) / a->r - noise);
+  square += p->by * with_r - noise * s;
+  return fmax(least, sqrt(fmax(0.0, square)));
+}
+
+/* The average's r is kept in f32: its rounding error, see window_average.c, is divided by damping. */
+static double lost_in_average(const ng_window *w, const ng_window_part *p) {
+  return p->next_along == NULL ? 0.0 : p->by * p->next_along[ng_window_unused(w)];
+}
+
+/* What the rows add to the direction is within f32.  Of the Gram matrix, so the same on all ranks. */
+static bool within_range(const ng_window *w, const ng_window_part *p) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < w->uses; i++) {
+    sum += fabs(p->c[w->used[i]]) * norm(w, p, i);
+  }
+  return sum <= COMBINATION_MOST;
 }
 
 /* ---- M-FAC -----------------------------------------------------------------------------------*/
@@ -112,50 +162,36 @@ static bool factor(ng_block *b, int64_t n, double *S) {
   return true;
 }
 
-/* With a diagonal that is raised. */
-static ng_status factor_raised(ng_block *b, const ng_window_part *p, double lambda, double divisor,
-                               double *S) {
+/* z [places] <- S^-1 z by its factor; S NULL: by the kept one.  `last`: z is 0 but for the newest row. */
+static void solve_system(ng_block *b, const ng_window_part *p, const double *S, bool last,
+                         double *z) {
   const ng_window *w = ng_window_of(b);
-  double raise = 1e-12, most = divisor;
+  ng_queue *q = b->ctx->queue;
+  double *x = ng_scratch(b);
+  if (S == NULL) {
+    ng_window_factor_solve(w, p, last, z);
+    return;
+  }
   for (int64_t i = 0; i < w->uses; i++) {
-    most = fmax(most, entry(w, p, i, i) / lambda);
+    x[i] = z[w->used[i]];
   }
-  for (int k = 1; k < ATTEMPTS; k++, raise *= 100.0) {
-    fill_system(w, p, lambda, divisor + raise * most, S);
-    if (!factor(b, w->uses, S)) continue;
-    b->p->rescued[NG_RESCUE_DAMPING]++;
-    return NG_RESCUED;
+  ng_on(q)->solve64(q, w->uses, S, x);
+  ng_queue_wait(q);
+  for (int64_t i = 0; i < w->uses; i++) {
+    z[w->used[i]] = x[i];
   }
-  return NG_SKIPPED;
 }
 
-/* Of the right side, in S c = that. */
-static double asked(const ng_window *w, const ng_window_part *p, const double *k, double lambda,
-                    double M, int64_t i) {
-  const double a = M / lambda * ng_window_along(w, p, k, i);
-  return k == NULL ? a : a - k[w->used[i]] / (lambda * lambda);
-}
-
-/* p->c by the kept factor.  False: it is not one of this S. */
-static bool solve_kept(ng_block *b, ng_window_part *p, const double *k, double lambda, double M) {
+/* Whether the kept factor, with the row at head, is that of S. */
+static bool extend_kept(ng_block *b, ng_window_part *p, double lambda, double M) {
   const ng_window *w = ng_window_of(b);
   const bool fresh = w->used[w->uses - 1] == ng_window_head(w);
   const bool same = w->factored == lambda && M == (double)w->m;
-  double *z = p->c;
-  if (!fresh || !(same || w->uses == 1) ||
-      !ng_window_factor_append(w, p, lambda, M, ng_scratch(b))) {
-    return false;
-  }
-  for (int64_t i = 0; i < w->uses; i++) {
-    z[w->used[i]] = asked(w, p, k, lambda, M, i);
-  }
-  ng_window_factor_solve(w, p, k == NULL, z);
-  return true;
+  return fresh && (same || w->uses == 1) && ng_window_factor_append(w, p, lambda, M, ng_scratch(b));
 }
 
-/* For the coming steps, if all went as asked. */
-static void keep(ng_block *b, ng_window_part *p, bool whole, const double *S) {
-  ng_window *w = ng_window_of(b);
+/* For the coming steps. */
+static void keep(ng_window *w, ng_window_part *p, bool whole, const double *S) {
   if (w->used[w->uses - 1] != ng_window_head(w)) return;
   w->replaced = true;
   if (whole) {
@@ -165,248 +201,256 @@ static void keep(ng_block *b, ng_window_part *p, bool whole, const double *S) {
   }
 }
 
-/* p->c by S, factorised. */
-static void solve_new(ng_block *b, ng_window_part *p, const double *k, double lambda, double M,
-                      const double *S) {
-  const ng_window *w = ng_window_of(b);
-  ng_queue *q = b->ctx->queue;
-  double *z = ng_scratch(b);
-  for (int64_t i = 0; i < w->uses; i++) {
-    z[i] = asked(w, p, k, lambda, M, i);
-  }
-  ng_on(q)->solve64(q, w->uses, S, z);
-  ng_queue_wait(q);
-  for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = z[i];
-  }
-}
-
-/* The largest diagonal entry over its pivot, of the rows that x is made of; S NULL: by the kept factor. */
-static double spread(const ng_window *w, const ng_window_part *p, const double *k, double lambda,
-                     double M, const double *S) {
+/* The largest diagonal entry of S over its pivot. */
+static double spread(const ng_window *w, const ng_window_part *p, double lambda, double M,
+                     const double *S) {
   double most = 1.0;
   for (int64_t i = 0; i < w->uses; i++) {
     const int64_t at = w->used[i];
     const double L = S != NULL ? S[ng_sym_at(w->uses, i, i)] : p->factor[at * w->places + at];
-    if (k == NULL && ng_window_along(w, p, k, i) == 0.0) continue;
-    most = fmax(most, (diagonal(w, p, at) / lambda + M) / (L * L));
+    most = fmax(most, (entry(w, p, i, i) / lambda + M) / (L * L));
   }
   return most;
 }
 
-/* What is told of a direction that is off by so much. */
-static ng_status told(ng_block *b, double off) {
-  if (off <= TELL_FROM) return NG_OK;
-  b->p->rescued[NG_RESCUE_DAMPING]++;
-  return NG_RESCUED;
+/* a of the formula above, by n solves; z [places]: scratch. */
+static double amplification(ng_block *b, const ng_window_part *p, double lambda, const double *S,
+                            double *z) {
+  const ng_window *w = ng_window_of(b);
+  double all = 0.0;
+  for (int64_t j = 0; j < w->uses; j++) {
+    double square = 0.0, terms = 0.0;
+    memset(z, 0, (size_t)w->places * sizeof *z);
+    z[w->used[j]] = norm(w, p, j) / lambda;
+    solve_system(b, p, S, false, z);
+    for (int64_t i = 0; i < w->uses; i++) {
+      for (int64_t l = 0; l < w->uses; l++) {
+        square += z[w->used[i]] * entry(w, p, i, l) * z[w->used[l]];
+      }
+      terms += fabs(z[w->used[i]]) * norm(w, p, i);
+    }
+    all += fmax(0.0, square) + unit(w) * terms * terms;
+  }
+  return sqrt(all);
 }
 
-/* Of all rows in use the same part, by which those without a rest get one. */
-static void ask_all(const ng_window *w, ng_window_part *p) {
+/* A bound of the relative error; n solves only where the bound without them says too little. */
+static double loss_of_mfac(ng_block *b, const ng_window_part *p, const ask *a, double M,
+                           const double *S, double *z) {
+  const ng_window *w = ng_window_of(b);
+  const double s = sum_of_norms(w, p, a), least = least_norm(w, p, a, s);
+  const double average = lost_in_average(w, p);
+  double trace = 0.0;
+  if (s == 0.0) return 0.0;
   for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = 1.0;
+    trace += entry(w, p, i, i);
   }
+  const double most = sqrt(trace / (4.0 * a->damping * M));
+  const double loss = (unit(w) * s * (1.0 + most) + average) / least;
+  if (loss <= LOSS_MOST || !(unit(w) * s + average <= LOSS_MOST * least)) return loss;
+  if (!(spread(w, p, a->damping, M, S) <= SPREAD_MOST)) return INFINITY;
+  return (unit(w) * s * (1.0 + amplification(b, p, a->damping, S, z)) + average) / least;
 }
 
-/* In two doubles.  The first time rows may have no rest: then it is done again with what they have by then.  NG_SKIPPED:
- * there is no factor even so. */
-static ng_status fine_mfac(ng_block *b, ng_window_part *p, const double *k, double lambda, double M,
-                           double off) {
+static double try_mfac(ng_block *b, ng_window_part *p, const ask *a, bool raised) {
   ng_window *w = ng_window_of(b);
-  const int32_t part = (int32_t)(p - w->part);
-  bool whole = false, known = false, some = true;
-  for (int again = 0; again < 2 && some; again++) {
-    whole = ng_window_fine_mfac(w, p, k, lambda, M, ng_scratch(b));
-    if (!whole) ask_all(w, p);
-    known = ng_window_refine(b, part, PART_LEAST, &some);
-  }
-  if (!whole || some) whole = ng_window_fine_mfac(w, p, k, lambda, M, ng_scratch(b));
-  if (!whole) return NG_SKIPPED;
-  w->fine = true;
-  return known ? NG_OK : told(b, off);
-}
-
-static ng_status solve_mfac(ng_block *b, ng_window_part *p, const double *k, double *by) {
-  ng_window *w = ng_window_of(b);
-  double *S = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
-  const double lambda = b->opt.damping;
+  const double lambda = a->damping;
   const double M = (double)(b->base.window_divisor == NG_DIVISOR_FILLED ? w->uses : w->m);
-  double off = INFINITY;
-  ng_status st = NG_SKIPPED;
-  *by = k == NULL ? 0.0 : 1.0 / lambda;
-  if (w->uses == 0) return NG_OK;
+  double *z = (double *)(void *)((char *)ng_scratch(b) + vector_bytes(w));
+  double *S = (double *)(void *)((char *)z + vector_bytes(w));
+  p->by = a->k == NULL ? 0.0 : 1.0 / lambda;
   if (M != (double)w->m) w->next_factored = 0.0; /* the coming step has another M */
-  if (solve_kept(b, p, k, lambda, M)) {
-    off = MFAC_OFF * spread(w, p, k, lambda, M, NULL);
+  if (!raised && extend_kept(b, p, lambda, M)) {
+    S = NULL;
   } else {
     fill_system(w, p, lambda, M, S);
     const bool whole = factor(b, w->uses, S);
-    keep(b, p, whole, S);
-    if (whole) off = MFAC_OFF * spread(w, p, k, lambda, M, S);
-    if (whole) solve_new(b, p, k, lambda, M, S);
+    if (!raised) keep(w, p, whole, S);
+    if (!whole) return INFINITY;
   }
-  if (off <= FINE_FROM) return NG_OK;
-  if (may_be_fine(b, FINE_MFAC_MOST)) {
-    st = fine_mfac(b, p, k, lambda, M, off);
-  } else if (!isinf(off)) {
-    st = told(b, off);
+  for (int64_t i = 0; i < w->uses; i++) {
+    const double x = M / lambda * along(w, p, a, i);
+    p->c[w->used[i]] = a->k == NULL ? x : x - a->k[w->used[i]] / (lambda * lambda);
   }
-  if (st != NG_SKIPPED) return st;
-  st = factor_raised(b, p, lambda, M, S);
-  if (st != NG_SKIPPED) solve_new(b, p, k, lambda, M, S);
-  return st;
+  solve_system(b, p, S, a->k == NULL, p->c);
+  return loss_of_mfac(b, p, a, M, S, z);
 }
 
 /* ---- GGT -------------------------------------------------------------------------------------*/
 
-/* q [n] of the formula, and the products k. */
-static void take_others(const ng_window *w, const ng_window_part *p, const double *k,
-                        const double *age, double *q) {
-  for (int64_t i = 0; i < w->uses; i++) {
-    q[i] = k == NULL ? 0.0 : k[w->used[i]];
-    for (int64_t j = 0; j < w->uses; j++) {
-      q[i] += (1.0 - age[i] * age[j]) * entry(w, p, i, j) * ng_window_along(w, p, k, j);
-    }
-  }
-}
-
-/* How far the direction along the rows may be off, of itself: vectors V of small values by what double rounds off the largest, V'q by
- * its own terms, and G' c by its. */
-static double uncertain(const ng_block *b, const ng_window_part *p, const double *V,
-                        const double *value, const double *y, const double *q) {
-  const ng_window *w = ng_window_of(b);
-  const int64_t n = w->uses;
-  const double eps = b->opt.damping, noise = 4.0 * DBL_EPSILON * (double)n * value[n - 1];
-  double off = 0.0, all = 0.0;
-  for (int64_t i = 0; i < n; i++) {
-    const double *v = V + i * n, sigma = sqrt(fmax(value[i], GGT_FLOOR));
-    double size = 0.0, terms = 0.0;
-    for (int64_t j = 0; j < n; j++) {
-      double along = 0.0;
-      for (int64_t l = 0; l < n; l++) {
-        along += entry(w, p, j, l) * v[l];
-      }
-      size += along * v[j];
-      terms += fabs(v[j] * q[j]);
-    }
-    size = sqrt(fmax(size, noise));
-    off += size * (fabs(y[i]) * fmin(1.0, noise / (sigma * sigma)) +
-                   DBL_EPSILON * terms / (eps * sigma * (sigma + eps)));
-    all += size * size * y[i] * y[i];
-  }
-  for (int64_t j = 0; j < n; j++) {
-    off += DBL_EPSILON * fabs(p->c[w->used[j]]) * sqrt(fmax(0.0, entry(w, p, j, j)));
-  }
-  return all > 0.0 ? off / sqrt(all) : 0.0;
-}
-
+/* [n] each; V [n, n] has the eigenvectors as rows. */
 typedef struct spectrum {
-  const double *k, *age, *V;
-  double eps;
+  double *age, *value, *q, *q_off; /* q_off: the rounding error of q */
+  double *on_b, *on_q;             /* V'b, V'q                       */
+  double *V;
 } spectrum;
 
-/* As fine_mfac.  What double made stands where rotations do not end. */
-static ng_status fine_ggt(ng_block *b, ng_window_part *p, const spectrum *s, double *work,
-                          double off) {
-  ng_window *w = ng_window_of(b);
-  const int32_t part = (int32_t)(p - w->part);
-  bool known = false, some = true;
-  for (int again = 0; again < 3 && some; again++) {
-    if (again > 0) known = ng_window_refine(b, part, PART_LEAST, &some);
-    if (again > 0 && !some) break;
-    if (!ng_window_fine_ggt(w, p, s->k, s->age, s->eps, GGT_FLOOR, s->V, work)) {
-      memset(p->c_rest, 0, (size_t)w->places * sizeof *p->c_rest);
-      return told(b, INFINITY);
-    }
-  }
-  w->fine = true;
-  return known ? NG_OK : told(b, off);
+static spectrum spectrum_of(const ng_block *b) {
+  const int64_t vector = vector_bytes(ng_window_of(b)) / (int64_t)sizeof(double);
+  double *x = ng_scratch(b);
+  return (spectrum){x,
+                    x + vector,
+                    x + 2 * vector,
+                    x + 3 * vector,
+                    x + 4 * vector,
+                    x + 5 * vector,
+                    x + 6 * vector};
 }
 
-static ng_status solve_ggt(ng_block *b, ng_window_part *p, const double *k, double *by) {
+static bool decompose(ng_block *b, const ng_window_part *p, const ask *a, const spectrum *s) {
   int info = 0; /* the queue is waited for below */
-  ng_window *w = ng_window_of(b);
+  const ng_window *w = ng_window_of(b);
   ng_queue *queue = b->ctx->queue;
-  const int64_t n = w->uses, vector = vector_bytes(w) / (int64_t)sizeof(double);
-  double *y = ng_scratch(b), *age = y + vector, *value = age + vector, *q = value + vector;
-  double *V = q + vector;
-  void *work = (char *)V + (n * n * (int64_t)sizeof *V + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
-  const double eps = b->opt.damping;
-  *by = k == NULL ? 0.0 : 1.0 / eps;
-  if (n == 0) return NG_OK;
+  const int64_t n = w->uses;
+  void *work = (char *)s->V + (n * n * (int64_t)sizeof *s->V + NG_ALIGN - 1) / NG_ALIGN * NG_ALIGN;
   for (int64_t i = 0; i < n; i++) {
-    age[i] = pow(b->base.window_forget, (double)(n - 1 - i));
+    s->age[i] = pow(b->base.window_forget, (double)(n - 1 - i));
   }
   for (int64_t i = 0; i < n; i++) {
+    s->q[i] = a->k == NULL ? 0.0 : a->k[w->used[i]];
+    s->q_off[i] = unit(w) * (norm(w, p, i) * a->r + fabs(s->q[i]));
     for (int64_t j = 0; j < n; j++) {
-      V[i * n + j] = age[i] * age[j] * entry(w, p, i, j) + (i == j ? GGT_FLOOR : 0.0);
+      const double both = s->age[i] * s->age[j], K = entry(w, p, i, j);
+      const double q = (1.0 - both) * K * along(w, p, a, j);
+      s->V[i * n + j] = both * K + (i == j ? GGT_FLOOR : 0.0);
+      s->q[i] += q;
+      s->q_off[i] += 2.0 * unit(w) * fabs(q);
     }
   }
-  ng_on(queue)->eigen64(queue, n, V, value, work, &info);
+  ng_on(queue)->eigen64(queue, n, s->V, s->value, work, &info);
   ng_queue_wait(queue);
-  if (ng_info_read(queue, &info) != 0) return NG_SKIPPED;
-  take_others(w, p, k, age, q);
-  for (int64_t i = 0; i < n; i++) { /* K has no negative eigenvalue */
-    const double sigma = sqrt(fmax(value[i], GGT_FLOOR)), both = eps * sigma * (sigma + eps);
-    double rows = 0.0, others = 0.0;
+  if (ng_info_read(queue, &info) != 0) return false;
+  for (int64_t i = 0; i < n; i++) {
+    s->on_b[i] = s->on_q[i] = 0.0;
     for (int64_t j = 0; j < n; j++) {
-      rows += V[i * n + j] * ng_window_along(w, p, k, j);
-      others += V[i * n + j] * q[j];
+      s->on_b[i] += s->V[i * n + j] * along(w, p, a, j);
+      s->on_q[i] += s->V[i * n + j] * s->q[j];
     }
-    y[i] = rows * (1.0 / (sigma + eps) + GGT_FLOOR / both) - others / both;
   }
+  return true;
+}
+
+/* What multiplies V'q, and V'b. */
+static double of_q(double value, double eps) {
+  const double sigma = sqrt(fmax(value, GGT_FLOOR)); /* K has no negative eigenvalue */
+  return 1.0 / (eps * sigma * (sigma + eps));
+}
+
+static double of_b(double value, double eps) {
+  return 1.0 / (sqrt(fmax(value, GGT_FLOOR)) + eps) + GGT_FLOOR * of_q(value, eps);
+}
+
+/* An upper bound of |G'v|. */
+static double size_of(const ng_window *w, const ng_window_part *p, const double *v) {
+  double square = 0.0, terms = 0.0;
+  for (int64_t j = 0; j < w->uses; j++) {
+    double row = 0.0;
+    for (int64_t l = 0; l < w->uses; l++) {
+      row += entry(w, p, j, l) * v[l];
+    }
+    square += row * v[j];
+    terms += fabs(v[j]) * norm(w, p, j);
+  }
+  return sqrt(fmax(0.0, square) + unit(w) * terms * terms);
+}
+
+/* How far u may be off where G'v_i is added, because eigenvalues are known to `noise` only.  In the eigenbasis a
+ * function f of the matrix then changes by noise |f(i) - f(j)| / |i - j| (Daleckii & Krein 1965), which for of_b and of_q is
+ * at most 2 noise f(lesser) / greater. */
+static double lost_beside(const ng_window *w, const ng_window_part *p, const ask *a,
+                          const spectrum *s, int64_t i) {
+  const int64_t n = w->uses;
+  const double eps = a->damping, noise = unit(w) * s->value[n - 1];
+  const double *v = s->V + i * n, low = s->value[i] - noise;
+  const double from_b = of_b(low, eps), from_q = of_q(low, eps);
+  double off = 0.0;
   for (int64_t j = 0; j < n; j++) {
-    double c = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-      c += V[i * n + j] * y[i];
+    const double least = s->value[i < j ? i : j] - noise;
+    const double most = fmax(GGT_FLOOR, s->value[i < j ? j : i]);
+    off += fmin(1.0, 2.0 * noise / most) *
+           (of_b(least, eps) * fabs(s->on_b[j]) + of_q(least, eps) * fabs(s->on_q[j]));
+    off += fabs(v[j]) * (from_b * unit(w) * fabs(along(w, p, a, j)) + from_q * s->q_off[j]);
+  }
+  return size_of(w, p, v) * off;
+}
+
+/* The spectrum does not depend on eps. */
+static double try_ggt(ng_block *b, ng_window_part *p, const ask *a, const spectrum *s) {
+  const ng_window *w = ng_window_of(b);
+  const int64_t n = w->uses;
+  const double eps = a->damping;
+  double lost = 0.0;
+  p->by = a->k == NULL ? 0.0 : 1.0 / eps;
+  for (int64_t j = 0; j < n; j++) {
+    p->c[w->used[j]] = 0.0;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const double *v = s->V + i * n, value = s->value[i];
+    const double y = of_b(value, eps) * s->on_b[i] - of_q(value, eps) * s->on_q[i];
+    lost += lost_beside(w, p, a, s, i);
+    if (value < 0x1p-53 * s->value[n - 1]) continue;
+    for (int64_t j = 0; j < n; j++) {
+      p->c[w->used[j]] += v[j] * y;
+      lost += unit(w) * fabs(v[j] * y) * norm(w, p, j);
     }
-    p->c[w->used[j]] = c;
   }
-  const double off = uncertain(b, p, V, value, y, q);
-  if (!(off > FINE_FROM)) return NG_OK;
-  const spectrum of = {k, age, V, eps};
-  return may_be_fine(b, FINE_GGT_MOST) ? fine_ggt(b, p, &of, work, off) : told(b, off);
+  const double sum = sum_of_norms(w, p, a), least = least_norm(w, p, a, sum);
+  return sum == 0.0 ? 0.0 : (unit(w) * sum + lost + lost_in_average(w, p)) / least;
 }
 
-/* ---- all parts -------------------------------------------------------------------------------*/
+/* ---- all Gram matrices -----------------------------------------------------------------------*/
 
-/* The direction is x itself: the row at head, or by times all of it. */
-static void plain(const ng_window *w, ng_window_part *p, const double *k, double by) {
+/* The direction is x. */
+static void take_plain(const ng_window *w, ng_window_part *p, const ask *a) {
+  p->by = a->k == NULL ? 0.0 : 1.0;
   for (int64_t i = 0; i < w->uses; i++) {
-    p->c[w->used[i]] = (k == NULL ? 1.0 : by) * ng_window_along(w, p, k, i);
-    p->c_rest[w->used[i]] = 0.0;
+    p->c[w->used[i]] = along(w, p, a, i);
   }
 }
 
-/* What the rows add to the direction is within f32.  Of the Gram matrix, so the same on all ranks. */
-static bool within_range(const ng_window *w, const ng_window_part *p) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < w->uses; i++) {
-    sum += fabs(p->c[w->used[i]]) * sqrt(fmax(0.0, entry(w, p, i, i)));
-  }
-  return sum <= COMBINATION_MOST;
-}
-
-ng_status ng_window_solve(ng_block *b, const double *k, double *by) {
+static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
   ng_window *w = ng_window_of(b);
   const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
-  w->replaced = false;
-  w->fine = false;
-  w->next_factored = b->opt.damping;
+  const spectrum s = spectrum_of(b);
+  a->damping = b->opt.damping;
+  p->by = a->k == NULL ? 0.0 : 1.0 / a->damping;
+  if (w->uses == 0) return NG_OK;
+  const bool possible = mfac || decompose(b, p, a, &s);
+  for (int raise = 0; raise <= RAISES && possible; raise++, a->damping *= 10.0) {
+    const double loss = mfac ? try_mfac(b, p, a, raise > 0) : try_ggt(b, p, a, &s);
+    if (!(loss <= (raise < RAISES ? LOSS_MOST : LOSS_LAST)) || !within_range(w, p)) continue;
+    if (raise == 0) return NG_OK;
+    b->p->rescued[NG_RESCUE_DAMPING]++;
+    return ng_fail(b->ctx, NG_RESCUED,
+                   "%s: rounding would exceed 1e-5 of the direction at damping = %g; raised to %g",
+                   b->name, b->opt.damping, a->damping);
+  }
+  take_plain(w, p, a);
+  b->p->rescued[NG_RESCUE_PLAIN]++;
+  return ng_fail(b->ctx, NG_RESCUED,
+                 "%s: rounding would exceed 1e-5 of the direction at damping = %g, and 0.1 at %g; "
+                 "used the plain gradient",
+                 b->name, b->opt.damping, a->damping / 10.0);
+}
+
+/* The place of no row in use. */
+int64_t ng_window_unused(const ng_window *w) {
+  const int64_t head = ng_window_head(w);
+  const bool fresh = w->uses > 0 && w->used[w->uses - 1] == head;
+  return fresh ? (head + 1) % w->places : head;
+}
+
+ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
+  ng_window *w = ng_window_of(b);
   ng_status worst = NG_OK;
+  w->replaced = false;
+  w->next_factored = b->opt.damping;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
-    memset(w->part[i].c_rest, 0, (size_t)w->places * sizeof(double));
-    ng_status st =
-        mfac ? solve_mfac(b, &w->part[i], mine, by) : solve_ggt(b, &w->part[i], mine, by);
-    if (st != NG_SKIPPED && !within_range(w, &w->part[i])) st = NG_SKIPPED;
-    if (st == NG_SKIPPED) {
-      plain(w, &w->part[i], mine, *by);
-      b->p->rescued[NG_RESCUE_PLAIN]++;
-      worst = NG_RESCUED;
-    } else if (st != NG_OK) {
-      worst = st;
-    }
+    ask a = {.k = mine, .rest = rest};
+    if (k != NULL) a.r = sqrt(mine[ng_window_unused(w)]);
+    if (w->part[i].along != NULL) ng_window_average_rounds(b, &w->part[i], a.r);
+    if (solve_part(b, &w->part[i], &a) != NG_OK) worst = NG_RESCUED;
   }
   return worst;
 }

@@ -12,11 +12,10 @@
  * block of all rows passes by; its entries lie far apart, so memory is asked for those of rows to come.  What enters is
  * chosen in window_topk_choose.c. */
 #include "family/window_topk.h"
-#include "family/window_twofold.h"
 
 #include "simd.h"
 
-enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4, AT_ONCE = 256 };
+enum { BLOCK = NG_WINDOW_BLOCK, ROWS_AHEAD = 4 };
 
 /* ---- geometry --------------------------------------------------------------------------------*/
 
@@ -150,7 +149,7 @@ static ng_status plan(ng_block *b, ng_plan *plan) {
   s->next = ng_plan_take(plan, NG_USE_SUMS, vector);
   s->count =
       ng_plan_take(plan, NG_USE_SUMS, s->pieces * NG_WINDOW_COUNTS * (int64_t)sizeof *s->count);
-  s->tile = ng_plan_take(plan, NG_USE_SUMS, 2 * s->pieces * BLOCK * (int64_t)sizeof *s->tile);
+  s->tile = ng_plan_take(plan, NG_USE_SUMS, s->pieces * BLOCK * (int64_t)sizeof *s->tile);
   return NG_OK;
 }
 
@@ -190,7 +189,6 @@ static run next_of(const ng_window *w, int64_t j, int64_t block) {
 typedef struct job {
   ng_block *b;
   const float *x;
-  double by;
 } job;
 
 static void product_piece(void *arg, int32_t piece) {
@@ -220,7 +218,7 @@ static void product_piece(void *arg, int32_t piece) {
 static void products(ng_block *b, const float *x, double *k) {
   ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
-  job p = {b, x, 0.0};
+  job p = {b, x};
   ng_parallel(b->ctx, s->pieces, product_piece, &p);
   for (int32_t i = 0; i < s->blocks; i++) {
     for (int64_t j = 0; j < w->uses; j++) {
@@ -229,83 +227,20 @@ static void products(ng_block *b, const float *x, double *k) {
   }
 }
 
-/* One block after another: k and rest of a row are sums over all of them. */
-static void products_twofold(ng_block *b, int32_t part, int64_t place, double *k, double *rest) {
-  ng_window *w = ng_window_of(b);
-  const ng_topk_rows *s = w->own;
-  float *tile = (float *)(void *)s->tile, row[AT_ONCE], met[AT_ONCE];
-  for (int32_t i = 0; i < s->blocks; i++) {
-    const run own = run_of(s, place, i);
-    if (s->block[i].part != part) continue;
-    memset(tile, 0, (size_t)s->block[i].n * sizeof *tile);
-    ng_window_sparse_put(tile, own.index, own.value, s->type, own.n);
-    for (int64_t j = 0; j < w->uses; j++) {
-      const run r = next_of(w, j, i);
-      const int64_t to = w->used[j];
-      ng_two sum = {k[to], rest[to]};
-      for (int64_t at = 0, n; at < r.n; at += n) {
-        n = ng_min64(AT_ONCE, r.n - at);
-        ng_to_f32(row, r.value + at * ng_dtype_size(s->type), s->type, n);
-        for (int64_t e = 0; e < n; e++) {
-          met[e] = tile[r.index[at + e] % BLOCK];
-        }
-        sum = ng_two_add(sum, ng_window_dot_twofold(row, met, n));
-      }
-      k[to] = sum.hi;
-      rest[to] = sum.lo;
-    }
-  }
-}
-
-/* tile, tile_lo += c row. */
-static void add_run(double *tile, double *tile_lo, const run *r, ng_dtype type, ng_two c) {
-  float row[AT_ONCE];
-  for (int64_t at = 0, n; at < r->n; at += n) {
-    n = ng_min64(AT_ONCE, r->n - at);
-    ng_to_f32(row, r->value + at * ng_dtype_size(type), type, n);
-    ng_window_scatter_twofold(tile, tile_lo, r->index + at, row, n, c);
-  }
-}
-
-static void combine_piece_twofold(void *arg, int32_t piece) {
-  const job *p = arg;
-  ng_window *w = ng_window_of(p->b);
-  const ng_topk_rows *s = w->own;
-  double *tile = s->tile + (int64_t)piece * BLOCK, *tile_lo = tile + (int64_t)s->pieces * BLOCK;
-  int64_t from, to;
-  ng_share(s->blocks, s->pieces, piece, &from, &to);
-  for (int64_t i = from; i < to; i++) {
-    const ng_window_range *k = &s->block[i];
-    const ng_window_part *part = &w->part[k->part];
-    float *u = w->u + k->at;
-    memset(tile, 0, (size_t)k->n * sizeof *tile);
-    memset(tile_lo, 0, (size_t)k->n * sizeof *tile_lo);
-    if (p->by != 0.0) ng_window_add_twofold(tile, tile_lo, u, k->n, ng_two_of(p->by));
-    for (int64_t j = 0; j < w->uses; j++) {
-      const run r = next_of(w, j, i);
-      const ng_two by = {part->c[w->used[j]], part->c_rest[w->used[j]]};
-      add_run(tile, tile_lo, &r, s->type, by);
-    }
-    for (int64_t e = 0; e < k->n; e++) {
-      u[e] = (float)(tile[e] + tile_lo[e]);
-    }
-  }
-}
-
 static void combine_piece(void *arg, int32_t piece) {
-  const job *p = arg;
-  ng_window *w = ng_window_of(p->b);
+  const ng_block *b = arg;
+  ng_window *w = ng_window_of(b);
   const ng_topk_rows *s = w->own;
   double *tile = s->tile + (int64_t)piece * BLOCK;
   int64_t from, to;
   ng_share(s->blocks, s->pieces, piece, &from, &to);
   for (int64_t i = from; i < to; i++) {
     const ng_window_range *k = &s->block[i];
-    const double *c = w->part[k->part].c;
+    const double *c = w->part[k->part].c, by = w->part[k->part].by;
     float *u = w->u + k->at;
     memset(tile, 0, (size_t)k->n * sizeof *tile);
-    for (int64_t e = 0; e < k->n && p->by != 0.0; e++) {
-      tile[e] = p->by * (double)u[e];
+    for (int64_t e = 0; e < k->n && by != 0.0; e++) {
+      tile[e] = by * (double)u[e];
     }
     for (int64_t j = 0; j < w->uses; j++) {
       const run r = next_of(w, j, i);
@@ -317,10 +252,9 @@ static void combine_piece(void *arg, int32_t piece) {
   }
 }
 
-static void combine(ng_block *b, double by) {
+static void combine(ng_block *b) {
   const ng_topk_rows *s = ng_window_of(b)->own;
-  job p = {b, NULL, by};
-  ng_parallel(b->ctx, s->pieces, ng_window_of(b)->fine ? combine_piece_twofold : combine_piece, &p);
+  ng_parallel(b->ctx, s->pieces, combine_piece, b);
 }
 
 /* ---- life ------------------------------------------------------------------------------------*/
@@ -375,7 +309,6 @@ const ng_window_store ng_window_topk_store = {
     .enter = ng_window_topk_enter,
     .choose = ng_window_topk_choose,
     .products = products,
-    .products_twofold = products_twofold,
     .combine = combine,
     .drop = drop,
     .left = left,

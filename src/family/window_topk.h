@@ -29,7 +29,7 @@ typedef struct ng_topk_rows {
   float by;            /* of what enters, in its sum with error */
   bool counted;        /* k of groups may be of some parameters only */
   int32_t *count;      /* [pieces, NG_WINDOW_COUNTS] */
-  double *tile;        /* [2, pieces, BLOCK] */
+  double *tile;        /* [pieces, BLOCK] */
 } ng_topk_rows;
 
 static inline float *ng_window_topk_target(ng_block *b) {
