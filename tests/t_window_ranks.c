@@ -275,7 +275,7 @@ static void memory_is_shared_out(void **state) {
                           4 * (r == 0   ? 32768
                                : r == 1 ? 0
                                         : D - 32768);
-    if (llabs(l->factors[r] - bytes - (2 * 16 + 17) * 16 * 8) > 2000)
+    if (llabs(l->factors[r] - bytes - 2 * 16 * 16 * 8) > 2000)
       fail_msg("rank %d has %lld bytes, expected %lld", r, (long long)l->factors[r],
                (long long)bytes);
     sum += l->factors[r];
