@@ -3,7 +3,6 @@
  * tests/cli/compare.sh, event files read by somebody else in tests/cli/export.sh. */
 #include "train/compare.h"
 #include "train/event_file.h"
-#include "train/seal.h"
 #include "train/table.h"
 
 #include <setjmp.h>
@@ -395,71 +394,6 @@ static void grids(void **state) {
 
 /* ---- files -----------------------------------------------------------------------------------*/
 
-static void results(void **state) {
-  (void)state;
-  const double loss[] = {4, 1.0 / 3.0}, accuracy[] = {0.1, (double)NAN};
-  train_result r = make_run(2, loss, accuracy), back;
-  r.steps = 20;
-  r.skipped = 3;
-  r.rescued = 4;
-  r.diverged = true;
-  r.stations = 1;
-  (void)snprintf(r.station[0].name, sizeof r.station[0].name, "forward");
-  r.station[0].total_ms = 0.1;
-  r.network_bytes = 1LL << 40;
-  r.precond_bytes = 7;
-  char path[] = "/tmp/t_compare.XXXXXX";
-  const int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  (void)close(fd);
-  const compare_plan plan = {.dir = "/tmp", .id = 7}, other = {.dir = "/tmp", .id = 8};
-  const char *name = path + 5;
-  assert_int_equal(compare_result_write(&plan, &r, name), CLI_OK);
-  assert_int_equal(compare_result_read(&plan, name, &back), CLI_OK);
-  assert_int_equal(back.epochs, 2);
-  for (int i = 0; i < 2; i++) { /* to the bit, and NaN stays NaN */
-    assert_true(isnan(accuracy[i]) ? isnan(back.epoch[i].test_accuracy)
-                                   : back.epoch[i].test_accuracy == r.epoch[i].test_accuracy);
-    assert_true(back.epoch[i].train_loss == r.epoch[i].train_loss);
-    assert_true(back.epoch[i].test_loss == r.epoch[i].test_loss);
-    assert_true(back.epoch[i].seconds == r.epoch[i].seconds);
-    assert_int_equal(back.epoch[i].step, r.epoch[i].step);
-    assert_int_equal(back.epoch[i].epoch, r.epoch[i].epoch);
-  }
-  assert_true(back.diverged);
-  assert_int_equal(back.steps, 20);
-  assert_int_equal(back.skipped, 3);
-  assert_int_equal(back.rescued, 4);
-  assert_int_equal(back.stations, 1);
-  assert_string_equal(back.station[0].name, "forward");
-  near(back.station[0].total_ms, 0.1, 0);
-  assert_int_equal(back.network_bytes, 1LL << 40);
-  assert_int_equal(back.precond_bytes, 7);
-  train_result_free(&back);
-  train_result_free(&r);
-  quiet();
-  assert_int_equal(compare_result_read(&other, name, &back), CLI_BAD);
-  assert_non_null(strstr(said(), "belongs to another comparison"));
-  FILE *f = fopen(path, "w");
-  assert_non_null(f);
-  (void)fputs("{\"schema\": 1, \"diverged\": false}", f);
-  (void)fclose(f);
-  quiet();
-  assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
-  assert_non_null(strstr(said(), "schema 1, of an earlier natgrad, cannot be checked"));
-  ngio_out o = {.indent = 1};
-  ngio_open(&o, NULL, '{');
-  ngio_put_integer(&o, "schema", 2);
-  seal_put(&o, "comparison", 7);
-  ngio_put_text(&o, "file", name);
-  ngio_put_flag(&o, "diverged", 0);
-  assert_int_equal(seal_write(path, &o), CLI_OK);
-  quiet();
-  assert_int_equal(compare_result_read(&plan, name, &back), CLI_BAD);
-  assert_non_null(strstr(said(), "expected the result of a run"));
-  (void)unlink(path);
-}
-
 static void tables(void **state) {
   (void)state;
   table t;
@@ -522,12 +456,12 @@ static void events(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(spreads),    cmocka_unit_test(targets),
-      cmocka_unit_test(best_point), cmocka_unit_test(best_point_of_seeds),
-      cmocka_unit_test(lists),      cmocka_unit_test(left_out),
-      cmocka_unit_test(grids),      cmocka_unit_test(results),
-      cmocka_unit_test(students),   cmocka_unit_test(differences),
-      cmocka_unit_test(tables),     cmocka_unit_test(events),
+      cmocka_unit_test(spreads),     cmocka_unit_test(targets),
+      cmocka_unit_test(best_point),  cmocka_unit_test(best_point_of_seeds),
+      cmocka_unit_test(lists),       cmocka_unit_test(left_out),
+      cmocka_unit_test(grids),       cmocka_unit_test(students),
+      cmocka_unit_test(differences), cmocka_unit_test(tables),
+      cmocka_unit_test(events),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

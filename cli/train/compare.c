@@ -5,7 +5,6 @@
  * compared, and what else the machine does while it runs falls on all methods alike. */
 #include "commands.h"
 #include "compare.h"
-#include "disk.h"
 #include "nn/models.h"
 #include "settings_table.h"
 
@@ -192,34 +191,17 @@ static int one_run(compare_plan *p, compare_method *m, int k, const data_set *d,
                    compare_metric metric, int done) {
   char label[128];
   settings s;
-  train_result *r = &m->run[k];
+  bool ran = false;
   const long long seed = (long long)p->base.seed + k;
-  char *dir = compare_path(p, "runs/%s-seed%lld", m->label, seed);
-  char name[256];
-  (void)snprintf(name, sizeof name, "runs/%s-seed%lld/result.json", m->label, seed);
-  char *file = compare_path(p, "%s", name);
   settings_copy(&s, &m->s);
   s.seed = seed;
   free(s.out);
-  s.out = cli_join(dir, "");
-  s.out[strlen(dir)] = 0;
-  int rc = CLI_OK;
-  if (disk_exists(file)) {
-    rc = compare_result_read(p, name, r);
-  } else {
-    (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
-    const train_show show = {.bar = !p->quiet, .label = label};
-    rc = compare_run_begin(dir, &s.resume);
-    if (rc == CLI_OK) rc = train_run(&s, d, &show, r);
-    if (rc == CLI_OK && !r->stopped) {
-      rc = compare_result_write(p, r, name);
-      compare_run_done(dir);
-      say_run(p, label, r, metric, done);
-    }
-  }
+  s.out = compare_path(p, "runs/%s-seed%lld", m->label, seed);
+  (void)snprintf(label, sizeof label, "%s seed %lld", m->label, seed);
+  const train_show show = {.bar = !p->quiet, .label = label};
+  const int rc = compare_run(&s, d, &show, &m->run[k], &ran);
+  if (ran) say_run(p, label, &m->run[k], metric, done);
   settings_free(&s);
-  free(file);
-  free(dir);
   return rc;
 }
 

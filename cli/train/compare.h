@@ -23,8 +23,10 @@ typedef struct compare_method {
   settings s;       /* the comparison's, its own, and those that tuning chose */
   cli_setting *own; /* as given behind its name */
   int n_own;
-  int tuned; /* which point of its grid; -1: it has none */
-  train_result *run;
+  int tuned;         /* which point of its grid; -1: it has none */
+  train_result *run; /* [seeds] */
+  int points;        /* runs of tuning: point after point, seed after seed */
+  train_result *point;
 } compare_method;
 
 typedef struct compare_grid { /* option=a,b,c */
@@ -48,7 +50,6 @@ typedef struct compare_plan {
   const char *grid_epochs; /* NULL: as many as the runs */
   /* result */
   const char *dir;
-  uint32_t id; /* of compare.json: compare_open */
   bool resume, quiet;
   double target; /* NaN: worked out */
   FILE *notes;   /* lines below the table, into `note` */
@@ -141,13 +142,9 @@ void compare_paired_json(const compare_plan *p, compare_metric metric, ngio_out 
 
 /* DIR, new or (resume) holding the same comparison.  CLI_BAD names the first setting that differs. */
 int compare_open(compare_plan *p, int64_t train, int64_t test);
-/* `name`: below p->dir, "runs/sgd-seed1/result.json". */
-int compare_result_write(const compare_plan *p, const train_result *r, const char *name);
-int compare_result_read(const compare_plan *p, const char *name, train_result *r);
-/* Makes a run's folder ready: what a killed run left there goes, unless it has a checkpoint, which
- * *resume tells.  compare_run_done: the checkpoint goes. */
-int compare_run_begin(const char *folder, bool *resume);
-void compare_run_done(const char *folder);
+/* The result of the run in s->out: read if it is over, else trained from its start or its checkpoint (*ran, unless it
+ * was stopped).  The checkpoint of a run that is over is removed. */
+int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r, bool *ran);
 char *compare_path(const compare_plan *p, const char *format, ...) /* "DIR/...", for free() */
     __attribute__((format(printf, 2, 3)));
 

@@ -1,31 +1,24 @@
-/* compare_disk.c: what a comparison keeps, so that it can be killed at any moment and go on:
+/* compare_disk.c: the files of a comparison, which may be killed at any moment and resumed:
  *
- *   DIR/compare.json                 every setting of every method, as flat pairs of text
- *   DIR/tuning/LABEL-K.json          the result of point K of a method's grid; with the second tuning
- *                                    seed S and on LABEL-K-seedS.json
- *   DIR/runs/LABEL-seedK/            as `natgrad train` writes it, and
- *   DIR/runs/LABEL-seedK/result.json the run's result, when it is over
+ *   DIR/compare.json            every setting of every method, as flat pairs of text
+ *   DIR/tuning/LABEL-K/         the run of point K of a method's grid, as `natgrad train` writes it, without its checkpoint;
+ *                               LABEL-K-seedS from the second tuning seed on
+ *   DIR/runs/LABEL-seedK/       the runs, the same way
  *
- * A result is on the disk whole or not at all (disk.h), and what is there is not run again: so it says
- * which one it is ("file"), of which comparison, the checksums of what lies beside it, and its own (seal.h). */
+ * A run is over when its log ends; the results are read from the logs. */
 #include "compare.h"
 #include "checkpoint.h"
 #include "disk.h"
 #include "log.h"
-#include "seal.h"
 #include "settings_rows.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { VALUE = 4096, SCHEMA = 2 };
+enum { VALUE = 4096, SCHEMA = 3 };
 
 char *compare_path(const compare_plan *p, const char *format, ...) {
   char name[512];
@@ -37,158 +30,72 @@ char *compare_path(const compare_plan *p, const char *format, ...) {
   return cli_join(p->dir, name);
 }
 
-/* Ours, and as it was written. */
-static int read_json(const char *path, ngio_json **out) {
-  char *text = NULL;
-  *out = NULL;
-  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  int rc = cli_json_parse(path, text, strlen(text), out);
-  const int64_t schema = ngio_integer_of(ngio_get(ngio_json_root(*out), "schema"));
-  if (rc == CLI_OK && schema != SCHEMA) {
-    rc = cli_bad("%s: expected an object with \"schema\": %d%s", path, SCHEMA,
-                 schema == 1 ? "; schema 1, of an earlier natgrad, cannot be checked" : "");
-  } else if (rc == CLI_OK && !seal_holds(text)) {
-    rc = cli_bad("%s: is damaged or was edited: its last line has another checksum", path);
-  }
-  free(text);
-  if (rc != CLI_OK) ngio_json_free(out);
-  return rc;
-}
+/* ---- a run -----------------------------------------------------------------------------------*/
 
-/* ---- the result of a run ---------------------------------------------------------------------*/
-
-static int64_t whole_of(const ngio_value *o, const char *name) {
-  return (int64_t)ngio_integer_of(ngio_get(o, name));
-}
-
-enum { BESIDE = 2 };
-static const char *const file_beside[BESIDE] = {"config.json", "log.jsonl"};
-
-/* Files of a run that lie in the folder of its result; a point of a grid has none.  For free(). */
-static char *beside(const compare_plan *p, const char *name, int i) {
-  const char *slash = strrchr(name, '/');
-  if (strncmp(name, "runs/", 5) != 0 || slash == NULL) return NULL;
-  return compare_path(p, "%.*s/%s", (int)(slash - name), name, file_beside[i]);
-}
-
-static int crc_of(const char *path, uint32_t *crc) {
-  char *text = NULL;
-  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
-  *crc = disk_crc(text, strlen(text));
-  free(text);
-  return CLI_OK;
-}
-
-static void put_epoch(ngio_out *o, const train_epoch *e) {
-  ngio_open(o, NULL, '{');
-  ngio_put_integer(o, "epoch", e->epoch);
-  ngio_put_integer(o, "step", e->step);
-  ngio_put_real(o, "lr", e->lr);
-  ngio_put_real(o, "train_loss", e->train_loss);
-  ngio_put_real(o, "train_accuracy", e->train_accuracy);
-  ngio_put_real(o, "test_loss", e->test_loss);
-  ngio_put_real(o, "test_accuracy", e->test_accuracy);
-  ngio_put_real(o, "seconds", e->seconds);
-  ngio_shut(o, '}');
-}
-
-int compare_result_write(const compare_plan *p, const train_result *r, const char *name) {
-  ngio_out o = {.indent = 1};
-  ngio_open(&o, NULL, '{');
-  ngio_put_integer(&o, "schema", SCHEMA);
-  seal_put(&o, "comparison", p->id);
-  ngio_put_text(&o, "file", name);
-  ngio_put_flag(&o, "diverged", r->diverged);
-  ngio_put_integer(&o, "steps", r->steps);
-  ngio_put_integer(&o, "skipped", r->skipped);
-  ngio_put_integer(&o, "rescued", r->rescued);
-  ngio_put_integer(&o, "unobserved", r->unobserved);
-  ngio_put_integer(&o, "network_bytes", r->network_bytes);
-  ngio_put_integer(&o, "precond_bytes", r->precond_bytes);
-  ngio_open(&o, "epochs", '[');
-  for (int i = 0; i < r->epochs; i++)
-    put_epoch(&o, &r->epoch[i]);
-  ngio_shut(&o, ']');
-  ngio_open(&o, "total_ms", '{');
-  for (int i = 0; i < r->stations; i++)
-    ngio_put_real(&o, r->station[i].name, r->station[i].total_ms);
-  ngio_shut(&o, '}');
-  int rc = CLI_OK;
-  for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
-    uint32_t crc;
-    char *path = beside(p, name, i);
-    if (path != NULL) rc = crc_of(path, &crc);
-    if (path != NULL && rc == CLI_OK) seal_put(&o, file_beside[i], crc);
+/* Remove what a run without a checkpoint left behind, and nothing else. */
+static void begin_again(const char *dir) {
+  static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
+  for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
+    char *path = cli_join(dir, left[i]);
+    disk_remove(path);
     free(path);
   }
-  char *path = compare_path(p, "%s", name);
-  if (rc == CLI_OK) {
-    rc = seal_write(path, &o);
-  } else {
-    ngio_out_free(&o);
-  }
-  free(path);
+}
+
+/* The settings of the run in the folder are those of this comparison. */
+static int check_config(const char *path, const char *text, const settings *s) {
+  settings was;
+  char *who = cli_take(strlen(path) + 3, 1);
+  (void)snprintf(who, strlen(path) + 3, "%s: ", path);
+  settings_init(&was);
+  int rc = settings_parse(&was, text, path);
+  if (rc == CLI_OK) rc = settings_same(s, &was, who, "this comparison");
+  if (rc == CLI_OK && (was.epochs != s->epochs || was.steps != s->steps))
+    rc = cli_bad("%s: is a run of another length than this comparison", path);
+  settings_free(&was);
+  free(who);
   return rc;
 }
 
-/* It is of this comparison, of this run, and what the run wrote beside it is as it was. */
-static int belongs(const compare_plan *p, const ngio_value *o, const char *name, const char *path) {
-  const char *file = ngio_text_of(ngio_get(o, "file"));
-  if (file == NULL || strcmp(file, name) != 0)
-    return cli_bad("%s: is the result '%s', expected '%s'", path, file != NULL ? file : "", name);
-  if (!seal_is(ngio_get(o, "comparison"), p->id))
-    return cli_bad("%s: belongs to another comparison than %s/compare.json", path, p->dir);
+/* The result of the run in s->out, if it is over. */
+static int read_result(const settings *s, train_result *r, bool *over) {
+  char *config = cli_join(s->out, "config.json"), *log = cli_join(s->out, "log.jsonl");
+  char *text = NULL;
   int rc = CLI_OK;
-  for (int i = 0; i < BESIDE && rc == CLI_OK; i++) {
-    uint32_t crc;
-    char *other = beside(p, name, i);
-    if (other != NULL) rc = crc_of(other, &crc);
-    if (other != NULL && rc == CLI_OK && !seal_is(ngio_get(o, file_beside[i]), crc))
-      rc = cli_bad("%s: does not belong to result.json beside it, or was edited", other);
-    free(other);
+  *over = false;
+  if (disk_exists(config) && disk_exists(log)) {
+    rc = disk_regular(config);
+    if (rc == CLI_OK) rc = disk_read(config, &text);
+    if (rc == CLI_OK) rc = log_result(log, text, r, over);
+    if (rc == CLI_OK && *over) rc = check_config(config, text, s);
+    if (rc != CLI_OK) train_result_free(r);
   }
+  free(text);
+  free(log);
+  free(config);
   return rc;
 }
 
-int compare_result_read(const compare_plan *p, const char *name, train_result *r) {
-  ngio_json *json = NULL;
+int compare_run(settings *s, const data_set *d, const train_show *show, train_result *r,
+                bool *ran) {
+  int64_t step = -1;
+  bool over = false;
+  *ran = false;
   memset(r, 0, sizeof *r);
-  char *path = compare_path(p, "%s", name);
-  int rc = read_json(path, &json);
-  const ngio_value *o = ngio_json_root(json);
-  if (rc == CLI_OK) rc = belongs(p, o, name, path);
-  if (rc != CLI_OK) {
-    ngio_json_free(&json);
-    free(path);
-    return rc;
+  int rc = disk_own_folder(s->out);
+  if (rc == CLI_OK) rc = read_result(s, r, &over);
+  if (rc == CLI_OK && !over) {
+    rc = checkpoint_find(s->out, &step);
+    s->resume = step >= 0;
+    if (rc == CLI_OK && !s->resume) begin_again(s->out);
+    if (rc == CLI_OK) rc = train_run(s, d, show, r);
+    *ran = rc == CLI_OK && !r->stopped;
+    if (*ran) { /* as a later --resume will */
+      train_result_free(r);
+      rc = read_result(s, r, &over);
+    }
   }
-  const ngio_value *epochs = ngio_get(o, "epochs");
-  const ngio_value *stations = ngio_get(o, "total_ms"), *e = ngio_first(epochs);
-  const int n = (int)ngio_count(epochs);
-  r->epoch = cli_take((size_t)n, sizeof *r->epoch);
-  r->epochs = n;
-  for (int i = 0; i < n; i++, e = ngio_next(epochs, e))
-    r->epoch[i] = log_epoch_of(e);
-  for (const ngio_value *v = ngio_first(stations); v != NULL; v = ngio_next(stations, v)) {
-    if (r->stations == TRAIN_STATIONS) break;
-    train_station *s = &r->station[r->stations++];
-    (void)snprintf(s->name, sizeof s->name, "%s", v->key);
-    s->total_ms = ngio_number_of(v);
-  }
-  r->diverged = ngio_is(ngio_get(o, "diverged"), NGIO_TRUE);
-  r->steps = whole_of(o, "steps");
-  r->skipped = whole_of(o, "skipped");
-  r->rescued = whole_of(o, "rescued");
-  r->unobserved = whole_of(o, "unobserved");
-  r->network_bytes = whole_of(o, "network_bytes");
-  r->precond_bytes = whole_of(o, "precond_bytes");
-  const bool whole = ngio_is(epochs, NGIO_ARRAY) && ngio_is_flag(ngio_get(o, "diverged"));
-  ngio_json_free(&json);
-  if (!whole) {
-    train_result_free(r);
-    rc = cli_bad("%s: expected the result of a run, with \"diverged\" and \"epochs\"", path);
-  }
-  free(path);
+  if (over) checkpoint_remove(s->out); /* also if the program was killed before this */
   return rc;
 }
 
@@ -268,7 +175,7 @@ static int merge(const ngio_value *was, ngio_out *now, const char *path) {
     const char *before = ngio_text_of(v);
     const ngio_value *other = ngio_get(ngio_json_root(json), v->key);
     const char *after = ngio_text_of(other);
-    if (before == NULL || strcmp(v->key, "crc32") == 0) continue;
+    if (before == NULL) continue;
     if (other == NULL) {
       ngio_put_text(now, v->key, before);
     } else if (after != NULL && strcmp(before, after) != 0) {
@@ -297,6 +204,22 @@ static int is_new(const compare_plan *p) {
               : cli_bad("--out: %s is not empty, expected a new folder", p->dir);
 }
 
+static int read_json(const char *path, ngio_json **out) {
+  char *text = NULL;
+  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  int rc = cli_json_parse(path, text, strlen(text), out);
+  free(text);
+  if (rc == CLI_OK && ngio_integer_of(ngio_get(ngio_json_root(*out), "schema")) != SCHEMA)
+    rc = cli_bad("%s: expected a comparison with \"schema\": %d, of this version", path, SCHEMA);
+  return rc;
+}
+
+static int write_json(const char *path, ngio_out *o) {
+  ngio_shut(o, '}');
+  ngio_out_put(o, "\n");
+  return o->lost ? cli_bad("%s: no memory", path) : disk_write(path, o->text, o->used);
+}
+
 int compare_open(compare_plan *p, int64_t train, int64_t test) {
   char *path = compare_path(p, "compare.json");
   ngio_out now = {.indent = 1};
@@ -316,14 +239,6 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
                            : cli_bad("--resume: %s has no comparison to go on with", p->dir);
     if (rc == CLI_OK) rc = merge(ngio_json_root(was), &now, path);
   }
-  /* The checksum of the first settings marks all results of this comparison. */
-  const char *id = ngio_text_of(ngio_get(ngio_json_root(was), "comparison"));
-  if (id != NULL) {
-    p->id = (uint32_t)strtoul(id, NULL, 16);
-  } else if (rc == CLI_OK && !now.lost) {
-    p->id = disk_crc(now.text, now.used);
-    seal_put(&now, "comparison", p->id);
-  }
   ngio_json_free(&was);
   static const char *const folders[] = {"runs", "tuning"};
   for (int i = 0; rc == CLI_OK && i < (p->grids > 0 ? 2 : 1); i++) {
@@ -331,31 +246,8 @@ int compare_open(compare_plan *p, int64_t train, int64_t test) {
     rc = disk_own_folder(folder);
     free(folder);
   }
-  if (rc == CLI_OK) {
-    rc = seal_write(path, &now);
-  } else {
-    ngio_out_free(&now);
-  }
+  if (rc == CLI_OK) rc = write_json(path, &now);
+  ngio_out_free(&now);
   free(path);
   return rc;
-}
-
-/* ---- the folder of a run ---------------------------------------------------------------------*/
-
-void compare_run_done(const char *folder) { checkpoint_remove(folder); }
-
-/* What a run that never came to a checkpoint has written; nothing else that may lie there. */
-int compare_run_begin(const char *folder, bool *resume) {
-  static const char *const left[] = {"config.json", "config.json.natgrad-part", "log.jsonl"};
-  int rc = disk_own_folder(folder);
-  int64_t step = -1;
-  if (rc == CLI_OK) rc = checkpoint_find(folder, &step);
-  *resume = step >= 0;
-  if (rc != CLI_OK || *resume) return rc;
-  for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
-    char *path = cli_join(folder, left[i]);
-    disk_remove(path);
-    free(path);
-  }
-  return CLI_OK;
 }

@@ -5,7 +5,6 @@
  * Score: the seeds' mean of the best validation accuracy over epochs (squared error: of the least
  * validation loss), then the lower training loss at the end, then the point that comes first. */
 #include "compare.h"
-#include "disk.h"
 #include "settings_rows.h"
 
 #include <math.h>
@@ -126,20 +125,11 @@ int64_t compare_tuning_seed(const compare_plan *p, int k) {
   return k == 0 && first > 0 ? first - 1 : first + COMPARE_SEEDS + k;
 }
 
-typedef struct result_name {
-  char text[256];
-} result_name;
-
-/* Where the result of point k lies, below the folder of the comparison. */
-static result_name name_of(const compare_plan *p, const compare_method *m, int k, int seed) {
-  result_name n;
-  if (seed == 0) {
-    (void)snprintf(n.text, sizeof n.text, "tuning/%s-%d.json", m->label, k);
-  } else {
-    (void)snprintf(n.text, sizeof n.text, "tuning/%s-%d-seed%lld.json", m->label, k,
-                   (long long)compare_tuning_seed(p, seed));
-  }
-  return n;
+/* The folder of the run of point k, for free(). */
+static char *folder_of(const compare_plan *p, const compare_method *m, int k, int seed) {
+  if (seed == 0) return compare_path(p, "tuning/%s-%d", m->label, k);
+  return compare_path(p, "tuning/%s-%d-seed%lld", m->label, k,
+                      (long long)compare_tuning_seed(p, seed));
 }
 
 static void say_tuned(const char *label, const train_result *r) {
@@ -156,26 +146,24 @@ static void say_tuned(const char *label, const train_result *r) {
 static int one_run(compare_plan *p, const compare_method *m, const bool *use, int k, int seed,
                    const data_set *d, bool *complete) {
   char point[TEXT] = "", of_seed[64] = "", label[TEXT + 160];
-  train_result out = {0};
+  train_result *out = &m->point[k * p->grid_seeds + seed];
+  bool ran = false;
   settings s;
   settings_copy(&s, &m->s);
   s.validation = p->validation;
   s.seed = compare_tuning_seed(p, seed);
-  s.checkpoint_every = 0;
-  s.out[0] = 0; /* short enough to be done again */
+  s.checkpoint_every = 0; /* short enough to be repeated */
+  free(s.out);
+  s.out = folder_of(p, m, k, seed);
   int rc = CLI_OK;
   if (p->grid_epochs != NULL) rc = settings_set(&s, "epochs", p->grid_epochs);
   if (rc == CLI_OK) rc = apply_point(p, use, k, &s, point, sizeof point);
   if (p->grid_seeds > 1) (void)snprintf(of_seed, sizeof of_seed, ", seed %lld", (long long)s.seed);
   (void)snprintf(label, sizeof label, "%s %s%s", m->label, point, of_seed);
   const train_show show = {.bar = !p->quiet, .label = label};
-  if (rc == CLI_OK) rc = train_run(&s, d, &show, &out);
-  if (rc == CLI_OK && !out.stopped) {
-    rc = compare_result_write(p, &out, name_of(p, m, k, seed).text);
-    if (!p->quiet) say_tuned(label, &out);
-  }
-  *complete = rc != CLI_OK || (!out.stopped && !train_interrupted());
-  train_result_free(&out);
+  if (rc == CLI_OK) rc = compare_run(&s, d, &show, out, &ran);
+  if (ran && !p->quiet) say_tuned(label, out);
+  *complete = rc != CLI_OK || (!out->stopped && !train_interrupted());
   settings_free(&s);
   return rc;
 }
@@ -213,18 +201,19 @@ static void note_left_out(compare_plan *p, const compare_method *m, const bool *
   }
 }
 
-/* Every point with one seed, those that lie in DIR apart. */
-static int run_points(compare_plan *p, const compare_method *m, int seed, const data_set *d,
+/* Every point with one seed. */
+static int run_points(compare_plan *p, compare_method *m, int seed, const data_set *d,
                       bool *complete) {
   bool use[COMPARE_GRIDS] = {false};
   const int points = compare_points(p, m, use);
   int rc = CLI_OK;
   if (points == 1) return CLI_OK; /* nothing to choose from */
-  for (int k = 0; k < points && rc == CLI_OK && *complete; k++) {
-    char *file = compare_path(p, "%s", name_of(p, m, k, seed).text);
-    if (!disk_exists(file)) rc = one_run(p, m, use, k, seed, d, complete);
-    free(file);
+  if (m->point == NULL) {
+    m->points = points * p->grid_seeds;
+    m->point = cli_take((size_t)m->points, sizeof *m->point);
   }
+  for (int k = 0; k < points && rc == CLI_OK && *complete; k++)
+    rc = one_run(p, m, use, k, seed, d, complete);
   return rc;
 }
 
@@ -242,27 +231,16 @@ static int run_seed(compare_plan *p, int seed, bool *complete) {
 static int choose(compare_plan *p, compare_method *m, bool squared_error) {
   bool use[COMPARE_GRIDS] = {false};
   char text[TEXT];
-  const int points = compare_points(p, m, use), runs = points * p->grid_seeds;
+  const int points = compare_points(p, m, use);
   note_left_out(p, m, use);
   if (points == 1) {
     for (int g = 0; g < p->grids; g++)
       m->tuned = use[g] ? 0 : m->tuned;
     return apply_point(p, use, 0, &m->s, text, sizeof text);
   }
-  train_result *all = cli_take((size_t)runs, sizeof *all);
-  int rc = CLI_OK;
-  for (int i = 0; i < runs && rc == CLI_OK; i++) {
-    rc = compare_result_read(p, name_of(p, m, i / p->grid_seeds, i % p->grid_seeds).text, &all[i]);
-  }
-  if (rc == CLI_OK) {
-    m->tuned = compare_best_point(all, points, p->grid_seeds, squared_error);
-    note_choice(p, m, use, all, points);
-    rc = apply_point(p, use, m->tuned, &m->s, text, sizeof text);
-  }
-  for (int i = 0; i < runs; i++)
-    train_result_free(&all[i]);
-  free(all);
-  return rc;
+  m->tuned = compare_best_point(m->point, points, p->grid_seeds, squared_error);
+  note_choice(p, m, use, m->point, points);
+  return apply_point(p, use, m->tuned, &m->s, text, sizeof text);
 }
 
 int compare_tune(compare_plan *p, bool squared_error, bool *complete) {

@@ -263,6 +263,9 @@ void compare_plan_free(compare_plan *p) {
     compare_method *m = &p->method[i];
     for (int k = 0; m->run != NULL && k < p->seeds; k++)
       train_result_free(&m->run[k]);
+    for (int k = 0; k < m->points; k++)
+      train_result_free(&m->point[k]);
+    free(m->point);
     free(m->run);
     free(m->own);
     settings_free(&m->s);

@@ -41,7 +41,7 @@ static void add_column(record *r, const char *outer, const char *name) {
 
 static void add_columns(record *r, const ngio_value *o) {
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
-    if (strcmp(v->key, "schema") == 0) continue;
+    if (strcmp(v->key, "schema") == 0 || strcmp(v->key, "crc32") == 0) continue;
     if (!ngio_is(v, NGIO_OBJECT)) {
       add_column(r, "", v->key);
       continue;

@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { MARKS = 3 }; /* step, epoch, end */
+enum { STEP, EPOCH, END, MARKS };
 
 struct run_log {
   FILE *f;
@@ -213,7 +213,7 @@ static int end(run_log *l, int mark, const log_times *t) {
     l->mark[mark].ms[i] = t->station[i].total_ms;
   }
   l->mark[mark].steps = t->steps;
-  (void)fputs("}}\n", l->f);
+  (void)fputs(mark == END ? "}" : "}}\n", l->f);
   return ferror(l->f) != 0 ? failed(l) : CLI_OK;
 }
 
@@ -236,7 +236,7 @@ int log_write_step(run_log *l, const log_step *s, const log_times *t) {
     real(l, "scaling_max", s->scaling.max);
     real(l, "scaling_mean", s->scaling.mean);
   }
-  return end(l, 0, t);
+  return end(l, STEP, t);
 }
 
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
@@ -248,12 +248,24 @@ int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t) {
   real(l, "test_loss", e->test_loss);
   real(l, "test_accuracy", e->test_accuracy);
   real(l, "seconds", e->seconds);
-  const int rc = end(l, 1, t);
+  const int rc = end(l, EPOCH, t);
   return rc == CLI_OK && fflush(l->f) != 0 ? failed(l) : rc; /* somebody may be following it */
 }
 
+static const char seal_mark[] = ", \"crc32\": \"";
+
+/* The last member of the last line. */
+static int seal(run_log *l, const char *config) {
+  int64_t bytes;
+  uint32_t crc;
+  if (log_sync(l, &bytes, &crc) != CLI_OK) return CLI_BAD;
+  const uLong all = crc32_combine(disk_crc(config, strlen(config)), crc, (z_off_t)bytes);
+  (void)fprintf(l->f, "%s%08lx\"}\n", seal_mark, all);
+  return ferror(l->f) != 0 ? failed(l) : CLI_OK;
+}
+
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
-                  const log_times *t) {
+                  const log_times *t, const char *config) {
   if (l == NULL) return CLI_OK;
   begin(l, "end", r->steps, last->epoch);
   (void)fprintf(l->f, ", \"why\": \"%s\"", why);
@@ -278,7 +290,8 @@ int log_write_end(run_log *l, const char *why, const train_epoch *last, const tr
     (void)fputs(", \"ranks\": ", l->f);
     traffic_json(&r->traffic, l->f);
   }
-  return end(l, 2, t);
+  const int rc = end(l, END, t);
+  return rc == CLI_OK ? seal(l, config) : rc;
 }
 
 /* ---- reading it back -------------------------------------------------------------------------*/
@@ -339,4 +352,60 @@ int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n) {
   }
   free(text);
   return CLI_OK;
+}
+
+/* ---- a finished run --------------------------------------------------------------------------*/
+
+/* The checksum in the last line is that of config.json and of all before it. */
+static bool seal_holds(const char *text, const char *last, const char *config) {
+  char want[sizeof seal_mark + 16];
+  const char *mark = strstr(last, seal_mark);
+  if (mark == NULL) return false;
+  uLong crc = disk_crc(config, strlen(config));
+  crc = crc32_z(crc, (const unsigned char *)text, (size_t)(mark - text));
+  (void)snprintf(want, sizeof want, "%s%08lx\"}\n", seal_mark, crc);
+  return strcmp(mark, want) == 0;
+}
+
+static void take_end(const ngio_value *o, train_result *r) {
+  const ngio_value *ms = ngio_get(o, "ms");
+  const char *why = ngio_text_of(ngio_get(o, "why"));
+  r->diverged = why != NULL && strcmp(why, "diverged") == 0;
+  r->steps = whole_of(o, "step");
+  r->skipped = whole_of(o, "skipped");
+  r->rescued = whole_of(o, "rescued");
+  r->unobserved = whole_of(o, "unobserved");
+  r->network_bytes = whole_of(o, "network_bytes");
+  r->precond_bytes = whole_of(o, "precond_bytes");
+  for (const ngio_value *v = ngio_first(ms); v != NULL; v = ngio_next(ms, v)) {
+    if (r->stations == TRAIN_STATIONS) break;
+    train_station *s = &r->station[r->stations++];
+    (void)snprintf(s->name, sizeof s->name, "%s", v->key);
+    s->total_ms = ngio_number_of(v) * (double)r->steps;
+  }
+}
+
+int log_result(const char *path, const char *config, train_result *out, bool *over) {
+  ngio_json *json = NULL;
+  char *text = NULL;
+  memset(out, 0, sizeof *out);
+  *over = false;
+  if (disk_regular(path) != CLI_OK || disk_read(path, &text) != CLI_OK) return CLI_BAD;
+  const size_t n = strlen(text);
+  const char *last = n > 1 ? memrchr(text, '\n', n - 1) : NULL;
+  last = last != NULL ? last + 1 : text;
+  (void)ngio_json_parse(last, strlen(last), &json, NULL, 0);
+  const ngio_value *o = ngio_json_root(json);
+  const char *event = ngio_text_of(ngio_get(o, "event")), *why = ngio_text_of(ngio_get(o, "why"));
+  *over = event != NULL && strcmp(event, "end") == 0 && why != NULL && strcmp(why, "stopped") != 0;
+  int rc = CLI_OK;
+  if (*over && !seal_holds(text, last, config))
+    rc = cli_bad("%s: does not belong to config.json beside it, or was edited", path);
+  if (*over && rc == CLI_OK) {
+    take_end(o, out);
+    rc = log_epochs(path, (int64_t)n, &out->epoch, &out->epochs);
+  }
+  ngio_json_free(&json);
+  free(text);
+  return rc;
 }

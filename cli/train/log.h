@@ -12,6 +12,7 @@
  *                     bytes_passed; refreshed.h)
  *                     (and ranks where there are several: of each sent_ms, hidden_ms and stations, of each
  *                     ms, wait_ms, idle_ms, bytes, messages; traffic.h; totals of this process)
+ *                     and last "crc32": of config.json and of the log before it, so that a finished run can be checked
  * ms: milliseconds a step by station, since the last line of that event, or since the checkpoint of a run that
  * goes on between two (end: of the whole run).
  * Doubles have 17 digits, so that they are the doubles; what is not a number is null. */
@@ -49,8 +50,9 @@ typedef struct log_step {
 
 int log_write_step(run_log *l, const log_step *s, const log_times *t);
 int log_write_epoch(run_log *l, const train_epoch *e, const log_times *t);
+/* `config`: the text of config.json. */
 int log_write_end(run_log *l, const char *why, const train_epoch *last, const train_result *r,
-                  const log_times *t);
+                  const log_times *t, const char *config);
 /* On the disk; so long it is, and their CRC-32. */
 int log_sync(run_log *l, int64_t *bytes, uint32_t *crc);
 
@@ -59,6 +61,9 @@ train_epoch log_epoch_of(const ngio_value *o);
 /* The "epoch" lines of the first `bytes`, for free(). */
 /* Whether it tells the end of a run. */
 int log_ended(const char *path, bool *ended);
+/* The result of a run that is over: done or diverged; else *over is false.  Its last line must fit config.json, whose text
+ * is `config`, and the lines before. */
+int log_result(const char *path, const char *config, train_result *out, bool *over);
 int log_epochs(const char *path, int64_t bytes, train_epoch **out, int *n);
 
 #endif

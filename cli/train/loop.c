@@ -296,7 +296,7 @@ static int finish(run *r) {
   if (rc == CLI_OK) rc = gather_traffic(r);
   const log_times t = run_times(r);
   const char *why = r->out->diverged ? "diverged" : r->out->stopped ? "stopped" : "done";
-  if (rc == CLI_OK) rc = log_write_end(r->log, why, &last, r->out, &t);
+  if (rc == CLI_OK) rc = log_write_end(r->log, why, &last, r->out, &t, r->config);
   return rc;
 }
 

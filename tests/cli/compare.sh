@@ -53,7 +53,7 @@ tiny=(--data synthetic:classes=3,features=6,train=240,test=60,seed=5 --model log
   --seeds 2 --methods sgd,natgrad:clip=none --grid lr=0.05,1e-4 --grid damping=0.1,1 --momentum 0.5)
 "$natgrad" compare "${tiny[@]}" --out one >one.txt 2>one.err || fail "compare fails: $(tail -3 one.err)"
 diff one.txt one/table.txt || fail "stdout is not table.txt"
-for file in compare.json curves.csv table.md result.json plot.gp runs/natgrad-seed2/{config.json,log.jsonl,result.json}; do
+for file in compare.json curves.csv table.md result.json plot.gp runs/natgrad-seed2/{config.json,log.jsonl}; do
   [[ -s one/$file ]] || fail "$file is missing"
 done
 [[ -z $(newest one/runs/sgd-seed1) ]] || fail "a checkpoint was left"
@@ -126,24 +126,24 @@ fi
 # Each of its runs is one of natgrad train: on all training data, or, tuning, with the seed before
 # the first and a tenth held out.
 epochs_of() { sed '/"event": "\(step\|end\)"/d' "$1" | grep -oE '"t(rain|est)_(loss|accuracy)": [^,}]*'; }
-same_as_train() { # FILE SETTINGS...
+same_as_train() { # RUN SETTINGS...
   rm -rf alone
   "$natgrad" train "${tiny[@]:0:8}" --momentum 0.5 --method sgd --lr 0.05 --quiet --out alone "${@:2}" 2>err || fail "train: $(cat err)"
-  [[ -n $(epochs_of "$1") && $(epochs_of "$1") == "$(epochs_of alone/log.jsonl)" ]] || fail "$1 is not what train gives"
+  [[ -n $(epochs_of "$1/log.jsonl") && $(epochs_of "$1/log.jsonl") == "$(epochs_of alone/log.jsonl)" ]] || fail "$1 is not what train gives"
 }
-same_as_train one/tuning/sgd-0.json --seed 0 --validation 24
-same_as_train one/runs/sgd-seed1/result.json --seed 1
-same_as_train one/runs/sgd-seed2/result.json --seed 2
+same_as_train one/tuning/sgd-0 --seed 0 --validation 24
+same_as_train one/runs/sgd-seed1 --seed 1
+same_as_train one/runs/sgd-seed2 --seed 2
 
 # Several tuning seeds: each point once with each, on a split of its own; the mean decides.  (Seed 0 and
 # seed 1002 alone are checked to be runs of natgrad train; the choice among means is in t_compare.)
 many=("${tiny[@]:0:8}" --seeds 2 --methods sgd --grid lr=0.05,1e-4 --momentum 0.5)
 "$natgrad" compare "${many[@]}" --grid-seeds 2 --out many >many.txt 2>many.err ||
   fail "--grid-seeds fails: $(tail -3 many.err)"
-[[ $(ls many/tuning) == $'sgd-0-seed1002.json\nsgd-0.json\nsgd-1-seed1002.json\nsgd-1.json' ]] || fail "tuning: $(ls many/tuning)"
+[[ $(ls many/tuning) == $'sgd-0\nsgd-0-seed1002\nsgd-1\nsgd-1-seed1002' ]] || fail "tuning: $(ls many/tuning)"
 [[ $(grep -c '^tuning sgd lr=[0-9.e-]*, seed \(0\|1002\): validation accuracy' many.err) == 4 ]] || fail "tuning: $(cat many.err)"
-same_as_train many/tuning/sgd-0.json --seed 0 --validation 24
-same_as_train many/tuning/sgd-0-seed1002.json --seed 1002 --validation 24
+same_as_train many/tuning/sgd-0 --seed 0 --validation 24
+same_as_train many/tuning/sgd-0-seed1002 --seed 1002 --validation 24
 bad "--resume: grid-seeds is '3', but '1' in one/compare.json; *" "${tiny[@]}" --grid-seeds 3 --out one --resume
 bad "--resume: grid-seeds is '1', but '2' in many/compare.json; *" "${many[@]}" --out many --resume
 
@@ -187,7 +187,7 @@ sizes() { grep -A2 '^less' "$1" | tail -1 | grep -oE '[0-9]+\.[0-9]*' | sort; }
 [[ $(sizes one.txt | wc -l) == 9 ]] && diff <(sizes one.txt) <(sizes again.txt) || fail "the other way round: $(cat again.txt)"
 "$natgrad" compare "${tiny[@]}" --seeds 1 --out one --resume >again.txt 2>again.err && grep -qx 'less sgd of the same seed: mean' again.txt ||
   fail "one seed: $(cat again.txt again.err)"
-rm one/runs/natgrad-seed1/result.json one/tuning/sgd-1.json
+rm one/runs/natgrad-seed1/log.jsonl one/tuning/sgd-1/config.json
 "$natgrad" compare "${tiny[@]}" --out one --resume >/dev/null 2>again.err || fail "--resume fails: $(cat again.err)"
 [[ $(wc -l <again.err) == 2 ]] || fail "not two runs again: $(cat again.err)"
 diff <(losses one) <(losses two) || fail "going on differs"
@@ -198,13 +198,14 @@ expect 2 'natgrad: --out: another natgrad compare is at work in one' flock one "
 bad "--resume: sgd.momentum is '0.9', but '0.5' in one/compare.json; *" "${tiny[@]}" --momentum 0.9 --out one --resume
 bad "--resume: grid is 'lr=0.05,1e-4*damping=0.1,2', but *" "${tiny[@]:0:14}" --grid damping=0.1,2 --momentum 0.5 --out one --resume
 bad "--resume: natgrad.damping is '0.25', but *" "${tiny[@]}" --out one --resume --damping 0.25
-echo '{' >one/runs/sgd-seed1/result.json
-bad 'one/runs/sgd-seed1/result.json: no JSON: line 2: *' "${tiny[@]}" --out one --resume
+sed -i '1s/"lr": 0/"lr": 1/' one/runs/sgd-seed1/log.jsonl
+bad 'one/runs/sgd-seed1/log.jsonl: does not belong to config.json beside it, or was edited' "${tiny[@]}" --out one --resume
 
 # Interrupted in a long run: what was done counts, and the losses are those of the undisturbed one.
 long=(--data synthetic:classes=4,features=40,train=4000,test=200,seed=5 --model mlp --batch 20 --epochs 4
   --seeds 1 --methods sgd,natgrad)
 "$natgrad" compare "${long[@]}" --out whole >/dev/null 2>&1 || fail "the long one fails"
+over() { grep -q '"why": "done"' "$1/log.jsonl"; }
 interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has FILE; once more if that was over by then
   local child got try
   for ((try = 0; try < 20; try++)); do
@@ -214,7 +215,7 @@ interrupt() { # SIGNAL DIR FILE [--checkpoint-every N]: when natgrad's run has F
     until_so $child "$2: $3" compgen -G "$2/runs/natgrad-seed1/$3"
     kill "-$1" $child 2>/dev/null
     wait $child 2>/dev/null || got=$?
-    [[ -e $2/runs/natgrad-seed1/result.json ]] || break
+    over "$2/runs/natgrad-seed1" || break
   done
   return $got
 }
@@ -224,12 +225,13 @@ grep -q '^natgrad: stopped after 1 of 2 runs; the same command with --out stoppe
   fail "SIGINT: $(cat cut.err)"
 interrupt KILL killed 'checkpoint-*.safetensors' --checkpoint-every 50
 for dir in stopped killed; do
-  [[ -s $dir/runs/sgd-seed1/result.json && ! -e $dir/runs/natgrad-seed1/result.json ]] || fail "$dir: not in the middle"
+  over $dir/runs/sgd-seed1 && ! over $dir/runs/natgrad-seed1 || fail "$dir: not in the middle"
   touch $dir/runs/natgrad-seed1/mark # a run that begins afresh would clear its folder
   "$natgrad" compare "${long[@]}" --out $dir --resume >/dev/null 2>cut.err || fail "$dir: --resume fails: $(cat cut.err)"
   grep -q '^2/2 natgrad' cut.err && ! grep -q '^1/2' cut.err || fail "$dir: ran again: $(cat cut.err)"
   [[ -e $dir/runs/natgrad-seed1/mark ]] || fail "$dir: the run began afresh"
   diff <(losses whole) <(losses $dir) || fail "$dir: going on gives other losses"
+  [[ -z $(find $dir -name 'checkpoint*') ]] || fail "$dir: a checkpoint stays: $(find $dir -name 'checkpoint*')"
 done
 
 # A method that diverges is counted and shown; squared error has losses.
@@ -272,5 +274,5 @@ grep -q 'linked/runs/sgd-seed1: is a symbolic link, expected a folder' link.txt 
   fail "lost: $(cat lost.err)"
 grep -q 'sgd: 2 of 2 runs diverged (seed 1 after step [0-9]*, 2 after step [0-9]*); nothing is left' lost.txt || fail "lost: $(cat lost.txt)"
 grep -q 'wider one' lost.txt && fail "lost, but advised: $(cat lost.txt)"
-[[ ! -e gone/curves.png ]] && ! grep -v 'natgrad: NG_SKIPPED: ' lost.err || fail "lost, but drawn: $(cat lost.err)"
+[[ ! -e gone/curves.png ]] && ! grep -vE 'natgrad: NG_(SKIPPED|RESCUED): ' lost.err || fail "lost, but drawn: $(cat lost.err)"
 finish
