@@ -14,7 +14,7 @@
 #include <limits.h>
 #include <stddef.h>
 
-enum { ASK = 64 }; /* members whose ranks one small message tells */
+enum { ASK = 64 }; /* members whose ranks one message contains */
 
 static ng_status fail(ng_comm *c) {
   if (!c->broken) {
@@ -24,7 +24,7 @@ static ng_status fail(ng_comm *c) {
   return NG_ERR_COMM;
 }
 
-/* A bit for each kind that the transport does itself. */
+/* Whether the transport implements a kind itself. */
 static bool does(const ng_comm *c, ng_coll_kind kind) { return (c->t.kinds >> kind & 1u) != 0; }
 
 /* ---- the table -------------------------------------------------------------------------------*/
@@ -33,8 +33,7 @@ static ng_status refuse(char *message, size_t size, const char *what) {
   return ng_fail_to(message, size, NG_ERR_ARG, "ng_transport: %s", what);
 }
 
-/* What is asked here is asked once; afterwards a function that a pair or a bit promises is called
- * without looking. */
+/* Check once, so that later calls need no check. */
 static ng_status check_table(const ng_transport *t, char *message, size_t size) {
   const uint32_t basic = 1u << NG_ALL_REDUCE | 1u << NG_BROADCAST;
   const uint32_t known = basic | 1u << NG_REDUCE_SCATTER | 1u << NG_ALL_GATHER;
@@ -63,8 +62,8 @@ static ng_status check_table(const ng_transport *t, char *message, size_t size) 
   return NG_OK;
 }
 
-/* The table is copied, so the caller's may go; `user` and the functions stay the caller's.  Fields
- * from `start` on may be missing in an older header's struct: they are optional. */
+/* Copy the table; `user` and the functions stay the caller's. A struct of an older header may end
+ * before `start`; the fields from there on are optional. */
 ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t size) {
   *c = (ng_comm){
       .t = {.struct_size = sizeof c->t, .name = "self", .size = 1}, .size = 1, .piece = INT_MAX};
@@ -89,7 +88,7 @@ ng_status ng_comm_init(ng_comm *c, const ng_transport *t, char *message, size_t 
 
 ng_status ng_comm_give_up(ng_comm *c) { return fail(c); }
 
-/* For a process that has no place among the ranks: their locks and sockets are not its own. */
+/* For a forked process: the locks and sockets belong to its parent. */
 void ng_comm_leave(ng_comm *c) {
   c->broken = true;
   c->t = (ng_transport){
@@ -102,9 +101,8 @@ ng_group ng_group_world(const ng_comm *c) {
   return (ng_group){.handle = NULL, .n = c->size, .index = c->rank};
 }
 
-/* One rank and all ranks need nothing from the transport.  Ascending, so that a member's place is
- * the same whoever asks.  A rank outside makes the call, too: the transport may need all
- * (MPI_Comm_split does). */
+/* One rank and all ranks need no group of the transport. Ranks are ascending, so that all members
+ * agree on their index. A rank outside calls, too, because MPI_Comm_split needs all ranks. */
 ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group *out) {
   *out = (ng_group){.n = n, .index = -1};
   for (int32_t i = 0; i < n; i++) {
@@ -118,19 +116,19 @@ ng_status ng_group_create(ng_comm *c, const int32_t *ranks, int32_t n, ng_group 
     out->handle = NULL;
     return fail(c);
   }
-  /* Without a handle a member's calls would go to all ranks. */
+  /* Without a handle, calls of a member would go to all ranks. */
   if (out->index >= 0 && out->handle == NULL) return fail(c);
   return NG_OK;
 }
 
-/* A group of one or of all has no handle, and nothing to give back; who has left gives nothing back. */
+/* A group of one or of all ranks has no handle. After ng_comm_leave there is no group_destroy. */
 void ng_group_destroy(ng_comm *c, ng_group *g) {
   if (g->handle != NULL && c->t.group_destroy != NULL) c->t.group_destroy(c->t.user, g->handle);
   *g = (ng_group){.index = -1};
 }
 
-/* Nothing to say to anybody.  A rank outside the group is not an error: it walks the same code. */
-static bool alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
+/* No message is needed. A rank outside the group runs the same code. */
+static bool is_alone(const ng_group *g) { return g->n <= 1 || g->index < 0; }
 
 /* ---- collectives -----------------------------------------------------------------------------*/
 
@@ -228,7 +226,7 @@ static void count_in(ng_comm *c, const call *x) {
 
 static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
   if (c->broken) return NG_ERR_COMM;
-  if (alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
+  if (is_alone(g) || (x->counts != NULL && x->total == 0)) return NG_OK;
   count_in(c, x);
   if (x->counts == NULL) return in_pieces(c, g, x->kind, x->buffer, x->total, x->t, x->root);
   if (does(c, x->kind) && x->total <= c->piece) {
@@ -244,7 +242,7 @@ static ng_status complete(ng_comm *c, const ng_group *g, const call *x) {
 static ng_status post(ng_comm *c, const ng_group *g, const call *x, ng_request *r) {
   *r = (ng_request){.done = true};
   if (c->broken) return NG_ERR_COMM;
-  if (c->t.start == NULL || alone(g) || x->total == 0 || x->total > c->piece) {
+  if (c->t.start == NULL || is_alone(g) || x->total == 0 || x->total > c->piece) {
     return complete(c, g, x);
   }
   r->c = describe(g, x);

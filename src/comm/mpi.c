@@ -1,13 +1,13 @@
-/* mpi.c: ranks over MPI, in a library of its own (natgrad_mpi.h).
+/* mpi.c: the transport over MPI, in a library of its own (natgrad_mpi.h).
  *
- * In: one ng_collective from each member of a team (all ranks, or a group).  Out: every member's recv
- * complete.  A call becomes one op (mpi_op.c), or several where it is longer than `limit`; whoever waits
- * drives all ops on.
+ * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv of every
+ * member complete. A call becomes one op (mpi_op.c), or several if it is longer than `limit`. A
+ * waiting rank advances all ops.
  *
- * MPI reads and writes memory of the ops only: collectives cannot be cancelled, and a caller who was
- * told of a failure may free its buffers.  How ranks give up, and how they leave: mpi_leave.c.
+ * MPI reads and writes the buffers of ops only: collectives cannot be cancelled, and after a
+ * failure the caller may free its buffers. Failure and release: mpi_leave.c.
  *
- * No context here: a table outlives the contexts that use it, so its memory is malloc's. */
+ * A table outlives contexts, so its memory is malloc's. */
 #include "comm/mpi.h"
 
 #include <limits.h>
@@ -17,7 +17,7 @@ typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 typedef ng_mpi_seat seat;
 
-enum { LIMIT = 1 << 28 }; /* elements of one collective: counts and places stay below 2^31 */
+enum { LIMIT = 1 << 28 }; /* elements of one collective: counts and offsets stay below 2^31 */
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
@@ -31,10 +31,10 @@ static int64_t sum_of(const int64_t *counts, int32_t n) {
   return sum;
 }
 
-/* A spare one with room enough, or the first, which grows. */
+/* Reuse a spare op with a large enough buffer, or enlarge the first. */
 static op *op_take(seat *s, size_t bytes) {
   op **at = &s->spare;
-  bytes += NG_ALIGN; /* never nothing */
+  bytes += NG_ALIGN; /* never 0 */
   while (*at != NULL && (*at)->bytes < bytes) {
     at = &(*at)->next;
   }
@@ -47,10 +47,10 @@ static op *op_take(seat *s, size_t bytes) {
     if (o == NULL) return NULL;
   }
   if (o->bytes < bytes) {
-    free(o->room);
-    o->room = malloc(bytes);
-    o->bytes = o->room != NULL ? bytes : 0;
-    if (o->room == NULL) {
+    free(o->buffer);
+    o->buffer = malloc(bytes);
+    o->bytes = o->buffer != NULL ? bytes : 0;
+    if (o->buffer == NULL) {
       free(o);
       return NULL;
     }
@@ -63,7 +63,7 @@ static void op_give(seat *s, op *o) {
   s->spare = o;
 }
 
-/* All ops that are under way; those that are done leave the list and are their request's. */
+/* Advance all ops in progress. Complete ops leave the list and belong to their request. */
 ng_status ng_mpi_drive(seat *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
@@ -101,7 +101,7 @@ static ng_status check_call(const team *t, const ng_collective *c) {
   if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
     return NG_ERR_ARG;
   }
-  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* whole numbers are only moved */
+  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
   if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
   if (!ng_mpi_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
   if (c->counts == NULL) return NG_ERR_ARG;
@@ -111,12 +111,12 @@ static ng_status check_call(const team *t, const ng_collective *c) {
   return sum_of(c->counts, t->n) > INT_MAX ? NG_ERR_ARG : NG_OK;
 }
 
-/* Elements [from, from + count) of the call; of kinds with counts, all. */
+/* Elements [from, from + count) of the call; all for kinds with counts. */
 static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
   bool two;
-  const int64_t room = ng_mpi_room(t, c, count, &two);
-  op *o = op_take(s, (size_t)(room * size));
+  const int64_t buffer = ng_mpi_buffer_size(t, c, count, &two);
+  op *o = op_take(s, (size_t)(buffer * size));
   if (o == NULL) return NULL;
   o->c = *c;
   o->c.count = count;
@@ -132,7 +132,7 @@ static op *post(seat *s, team *t, const ng_collective *c, int64_t from, int64_t 
   return o;
 }
 
-/* A call in pieces of at most `limit` elements: all are begun, in their order. */
+/* Begin a call in pieces of at most `limit` elements, in order. */
 static ng_status start(void *user, const ng_collective *c, void **request) {
   seat *s = user;
   team *t = c->group != NULL ? c->group : s->world;
@@ -167,7 +167,7 @@ static void collect(seat *s, op *o) {
   }
 }
 
-/* What was complete before somebody gave up is complete for everyone who had it. */
+/* A request that was complete before another rank failed stays complete. */
 static ng_status wait(void *user, void *request) {
   seat *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
@@ -175,7 +175,7 @@ static ng_status wait(void *user, void *request) {
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
     if (looks % 8 == 7 && !complete(request) && ng_mpi_alarmed(s)) return NG_ERR_COMM;
-    ng_mpi_rest(looks);
+    ng_mpi_back_off(looks);
   }
   collect(s, request);
   return NG_OK;
@@ -216,8 +216,7 @@ static void team_free(team *t) {
   free(t);
 }
 
-/* Nobody goes on before everybody is here; a rank that gave up, or left, never comes. */
-ng_status ng_mpi_meet(seat *s) {
+ng_status ng_mpi_barrier(seat *s) {
   MPI_Request request;
   if (s->stopped) return NG_ERR_COMM;
   if (MPI_Ibarrier(s->world->comm[0], &request) != MPI_SUCCESS)
@@ -229,8 +228,8 @@ ng_status ng_mpi_meet(seat *s) {
     if (done != 0) return NG_OK;
     const ng_status st = ng_mpi_drive(s);
     if (st != NG_OK) return st;
-    if (looks % 8 == 7 && ng_mpi_alone(s)) return NG_ERR_COMM;
-    ng_mpi_rest(looks);
+    if (looks % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
+    ng_mpi_back_off(looks);
   }
 }
 
@@ -242,7 +241,7 @@ static team *known(const seat *s, const int32_t *ranks, int32_t n) {
   return t;
 }
 
-/* MPI_Comm_split cannot be left; so nobody enters it before everybody is at its door. */
+/* MPI_Comm_split cannot be interrupted, so all ranks meet at a barrier first. */
 static int split(seat *s, team *t) {
   const MPI_Comm world = s->world->comm[0];
   const bool in = t->index >= 0;
@@ -251,8 +250,8 @@ static int split(seat *s, team *t) {
   return e;
 }
 
-/* The same ranks again are the same group: it is kept until all is freed, since freeing one is collective, too.
- * Ranks outside remember it, so that they know when nobody splits anything. */
+/* The same ranks give the same group, which is kept until release, because freeing is collective.
+ * Ranks outside remember the group as well, so that all skip the second split. */
 static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void **group) {
   seat *s = user;
   *group = NULL;
@@ -271,7 +270,7 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
     t->next = s->groups;
     s->groups = t;
     if (!ng_mpi_count_in(s, s->world)) return ng_mpi_refuse(s, NG_ERR_COMM);
-    const ng_status st = ng_mpi_meet(s);
+    const ng_status st = ng_mpi_barrier(s);
     if (st != NG_OK) return st;
     if (split(s, t) != MPI_SUCCESS) return ng_mpi_refuse(s, NG_ERR_COMM);
     s->open--;
@@ -293,8 +292,8 @@ static bool running(void) {
          MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0;
 }
 
-/* Errors are returned, and a debugger sees whose they are. */
-static int twice(MPI_Comm comm, team *t) {
+/* MPI returns errors; names are for debuggers. */
+static int duplicate(MPI_Comm comm, team *t) {
   int e = MPI_SUCCESS;
   for (int i = 0; i < 2 && e == MPI_SUCCESS; i++) {
     e = MPI_Comm_dup(comm, &t->comm[i]);
@@ -306,7 +305,7 @@ static int twice(MPI_Comm comm, team *t) {
 
 ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
   if (!running()) return NG_ERR_STATE;
-  int inter = 0, ranks = 0, rank = 0, without = 0;
+  int inter = 0, ranks = 0, rank = 0, failed = 0;
   if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter != 0) {
     return NG_ERR_ARG;
   }
@@ -317,12 +316,12 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
   seat *s = calloc(1, sizeof *s + (size_t)ranks * sizeof *s->peer);
   team *t = team_new(ranks);
   int mine = bad ? 1 : s == NULL || t == NULL ? 2 : 0;
-  int e = MPI_Allreduce(&mine, &without, 1, MPI_INT, MPI_MAX, comm);
-  if (e == MPI_SUCCESS && without == 0 && t != NULL) e = twice(comm, t);
-  if (e != MPI_SUCCESS || without != 0 || s == NULL || t == NULL) {
+  int e = MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, comm);
+  if (e == MPI_SUCCESS && failed == 0 && t != NULL) e = duplicate(comm, t);
+  if (e != MPI_SUCCESS || failed != 0 || s == NULL || t == NULL) {
     free(s);
     free(t);
-    return e != MPI_SUCCESS ? NG_ERR_COMM : without == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
+    return e != MPI_SUCCESS ? NG_ERR_COMM : failed == 2 ? NG_ERR_NOMEM : NG_ERR_ARG;
   }
   t->index = rank;
   *s = (seat){.world = t, .limit = LIMIT, .last = &s->first};
@@ -346,7 +345,7 @@ ng_status ng_mpi_transport(MPI_Comm comm, ng_transport *out, size_t size) {
       .abort = ng_mpi_give_up,
       .test = test,
   };
-  memset(out, 0, size); /* a caller with an older or newer header knows less or more */
+  memset(out, 0, size); /* the caller's header may be older or newer */
   memcpy(out, &table, size < sizeof table ? size : sizeof table);
   return NG_OK;
 }
@@ -357,11 +356,11 @@ void ng_mpi_release(ng_transport *t) {
   if (t == NULL || t->user == NULL) return;
   seat *s = t->user;
   t->user = NULL;
-  const bool all = ng_mpi_parted(s);
-  /* MPI may still write where a collective was left: that memory, and its communicators, stay. */
+  const bool all = ng_mpi_leave_together(s);
+  /* MPI may still write for an unfinished collective: its memory and communicators stay. */
   while (s->spare != NULL) {
     op *next = s->spare->next;
-    free(s->spare->room);
+    free(s->spare->buffer);
     free(s->spare);
     s->spare = next;
   }

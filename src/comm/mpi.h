@@ -1,8 +1,8 @@
-/* mpi.h: what the files of the transport over MPI share, and what its tests see of it beside
- * natgrad_mpi.h.
+/* mpi.h: shared by the files of the MPI transport and its tests.
  *
- * mpi.c is the table: calls, waiting, groups.  mpi_op.c carries one op from part to part.  mpi_leave.c: giving
- * up and leaving. */
+ *   mpi.c        the table: calls, waiting, groups
+ *   mpi_op.c     one op from stage to stage
+ *   mpi_leave.c  failure and release */
 #ifndef NG_COMM_MPI_H
 #define NG_COMM_MPI_H
 
@@ -12,45 +12,45 @@
 /* All ranks, or a group. */
 typedef struct ng_mpi_team ng_mpi_team;
 struct ng_mpi_team {
-  ng_mpi_team *next; /* group of the same transport, made before */
-  MPI_Comm comm[2];  /* first parts, second parts */
-  int32_t n, index;  /* members; this rank's place, -1 outside */
+  ng_mpi_team *next; /* previous group of the same transport */
+  MPI_Comm comm[2];  /* of first stages, of second stages */
+  int32_t n, index;  /* members; index of this rank, -1 outside */
   int64_t tickets, turn;
   int32_t rank[]; /* of each member, ascending */
 };
 
-/* NG_MPI_TURN: the second part waits for its ticket. */
+/* NG_MPI_TURN: the second stage waits for its ticket. */
 typedef enum ng_mpi_stage { NG_MPI_FIRST, NG_MPI_TURN, NG_MPI_SECOND, NG_MPI_DONE } ng_mpi_stage;
 
 typedef struct ng_mpi_op ng_mpi_op;
 struct ng_mpi_op {
-  ng_mpi_op *next;    /* under way, in the order of posting; or spare */
-  ng_mpi_op *sibling; /* of the same call, the part behind this one   */
+  ng_mpi_op *next;    /* in progress, in the order of posting; or spare */
+  ng_mpi_op *sibling; /* the next piece of the same call */
   ng_collective c;
   ng_mpi_team *team;
   ng_mpi_stage stage;
   bool two;
-  int64_t ticket; /* of those of its team that have two */
+  int64_t ticket; /* among the two-stage ops of its team */
   MPI_Request request;
-  char *room; /* [bytes], for MPI: what is sent, then what others sent */
+  char *buffer; /* [bytes], read and written by MPI: sent data, then received data */
   size_t bytes;
-  int list[]; /* [4 ranks] counts and places of what is sent, of what is received */
+  int list[]; /* [4 ranks] counts and offsets of sent data, counts and offsets of received data */
 };
 
 /* Another rank. */
 typedef struct ng_mpi_peer {
-  int64_t posted; /* collectives with it */
-  int64_t left;   /* how many it has posted, as it said when it left or gave up; -1 before */
+  int64_t posted; /* collectives that include this peer */
+  int64_t left;   /* its `posted` when it left or failed; -1 before */
   MPI_Request sent;
 } ng_mpi_peer;
 
-/* What a table stands on. */
+/* The `user` of a table. */
 typedef struct ng_mpi_seat {
-  ng_mpi_team *world, *groups; /* all that were made, the last first */
+  ng_mpi_team *world, *groups; /* all groups, the newest first */
   int64_t limit;
-  bool stopped; /* for good */
-  bool lost;    /* somebody else gave up, and what was complete there may still come */
-  int64_t open; /* calls and groups that were begun and are not complete */
+  bool stopped; /* this rank has failed */
+  bool lost;    /* another rank failed; its complete collectives may still arrive */
+  int64_t open; /* calls and groups in progress */
   ng_mpi_op *first, **last, *spare;
   int32_t away;       /* ranks that have left */
   ng_mpi_peer peer[]; /* [ranks] */
@@ -60,31 +60,31 @@ static inline bool ng_mpi_counts(ng_coll_kind k) {
   return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER;
 }
 
-/* Elements of room for a call of `count` in all; *two: it takes two collectives. */
-int64_t ng_mpi_room(const ng_mpi_team *t, const ng_collective *c, int64_t count, bool *two);
-/* The op has its call, its team, its room; these return what MPI returns. */
+/* Elements of buffer for a call of `count` elements; *two: it takes two collectives. */
+int64_t ng_mpi_buffer_size(const ng_mpi_team *t, const ng_collective *c, int64_t count, bool *two);
+/* The op has its call, team and buffer. These return what MPI returns. */
 int ng_mpi_begin(ng_mpi_op *o);
-int ng_mpi_advance(ng_mpi_op *o); /* as far as it goes without waiting */
+int ng_mpi_advance(ng_mpi_op *o); /* as far as it goes failed waiting */
 
-/* All ops that are under way, as far as they go. */
+/* Advance all ops in progress without waiting. */
 ng_status ng_mpi_drive(ng_mpi_seat *s);
-/* Nobody goes on before everybody is here; a rank that gave up, or left, never comes. */
-ng_status ng_mpi_meet(ng_mpi_seat *s);
+/* Barrier over all ranks; fails if a rank failed or left. */
+ng_status ng_mpi_barrier(ng_mpi_seat *s);
 
 void ng_mpi_give_up(void *seat);
-ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* gives up, and returns st */
-/* Somebody gave up, or left, although this rank waits for it. */
+ng_status ng_mpi_refuse(ng_mpi_seat *s, ng_status st); /* fail, and return st */
+/* Whether another rank failed, or left before a collective that this rank waits for. */
 bool ng_mpi_alarmed(ng_mpi_seat *s);
-/* The same of a wait for all ranks. */
-bool ng_mpi_alone(ng_mpi_seat *s);
-/* One more collective of these ranks, unless one of them has left before it. */
+/* The same in a wait for all ranks. */
+bool ng_mpi_peer_lost(ng_mpi_seat *s);
+/* Count one more collective of these ranks; false: one of them has already left. */
 bool ng_mpi_count_in(ng_mpi_seat *s, const ng_mpi_team *t);
-/* Between two looks. */
-void ng_mpi_rest(int64_t looks);
-/* All ranks leave.  True on all of them, and communicators can be freed, or on none. */
-bool ng_mpi_parted(ng_mpi_seat *s);
+/* Pause between two polls. */
+void ng_mpi_back_off(int64_t looks);
+/* All ranks leave. True on all ranks, and communicators may be freed, or on none. */
+bool ng_mpi_leave_together(ng_mpi_seat *s);
 
-/* For tests: most elements that one collective of MPI is asked for; longer calls become several. */
+/* For tests: the most elements of one MPI collective; longer calls are split. */
 void ng_mpi_limit(const ng_transport *t, int64_t elements);
 
 #endif

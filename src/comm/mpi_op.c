@@ -1,14 +1,15 @@
-/* mpi_op.c: one op of the transport over MPI (mpi.h), from part to part.
+/* mpi_op.c: one op of the transport over MPI (mpi.h), from stage to stage.
  *
- * In: a call, a team, room.  Out: recv complete.  An op is one non-blocking collective, or for a large sum
- * two: every rank gets its share of the elements from all (MPI_Ialltoallv), adds them up (tile.h), and all shares
- * go round (MPI_Iallgatherv).  So is a reduce-scatter of which one rank has most: the shares then go to those
- * whose they are (MPI_Ialltoallv), and no rank receives all that there is of all.  MPI's own sums know no bf16,
- * round 16-bit numbers at every addition, and may order ranks as they like; these have the bits of threads.c.
+ * In: a call, a team, a buffer. Out: recv complete. An op is one non-blocking collective; a large
+ * sum is two: each rank receives its share of the elements from all (MPI_Ialltoallv), sums them
+ * (tile.h), and all ranks gather the shares (MPI_Iallgatherv). A reduce-scatter with very uneven
+ * parts is also two: then the second stage sends the shares to their owners (MPI_Ialltoallv), and
+ * no rank receives everything. MPI's own sums have no bf16, round 16-bit numbers at every addition,
+ * and choose the order of ranks; these sums have the bits of threads.c.
  *
- * MPI wants the collectives of a communicator in the same order on all ranks.  First parts are begun when
- * they are posted; second parts on a communicator of their own, by tickets: in the order of posting,
- * whatever is complete first. */
+ * MPI requires the same order of collectives of a communicator on all ranks. First stages begin
+ * when posted. Second stages use a second communicator and begin by tickets, in the order of
+ * posting. */
 #include "comm/mpi.h"
 #include "comm/tile.h"
 
@@ -17,11 +18,9 @@
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 
-enum {
-  SMALL = 1 << 15
-}; /* bytes that a rank may receive for a sum in one collective instead of two */
+enum { SMALL = 1 << 15 }; /* bytes that a rank may receive for a sum in one stage */
 
-/* The same on all ranks. */
+/* Equal on all ranks. */
 static bool in_two(const team *t, const ng_collective *c, int64_t count) {
   const int64_t size = ng_dtype_size(c->dtype);
   if (c->kind == NG_ALL_REDUCE) return t->n > 2 && count * size * t->n > SMALL;
@@ -34,7 +33,7 @@ static bool in_two(const team *t, const ng_collective *c, int64_t count) {
   return t->n * widest > INT_MAX || (t->n > 2 && skewed && t->n * widest * size > SMALL);
 }
 
-int64_t ng_mpi_room(const team *t, const ng_collective *c, int64_t count, bool *two) {
+int64_t ng_mpi_buffer_size(const team *t, const ng_collective *c, int64_t count, bool *two) {
   *two = in_two(t, c, count);
   if (*two) return count + t->n * (count / t->n + 1);
   if (c->kind == NG_ALL_REDUCE) return count * t->n;
@@ -48,16 +47,16 @@ static MPI_Datatype type_of(ng_dtype t) {
   return size == 8 ? MPI_UINT64_T : size == 4 ? MPI_UINT32_T : size == 2 ? MPI_UINT16_T : MPI_BYTE;
 }
 
-/* Where the share of member m begins, of a sum in two collectives. */
+/* First element of the share of member m, in two stages. */
 static int64_t share_at(const op *o, int32_t m) { return o->c.count * m / o->team->n; }
 
-/* Elements of member m of a call with `counts`, or of its share of a large sum. */
+/* Elements of member m: its part of a call with `counts`, or its share. */
 static int64_t part_of(const op *o, int32_t m) {
   if (ng_mpi_counts(o->c.kind) && !o->two) return o->c.counts[m];
   return share_at(o, m + 1) - share_at(o, m);
 }
 
-/* Everybody's parts go round: each rank's is at its place of the room. */
+/* Counts and offsets for a gather of all parts. */
 static void list_parts(op *o) {
   const int32_t n = o->team->n;
   int at = 0;
@@ -68,7 +67,7 @@ static void list_parts(op *o) {
   }
 }
 
-/* Parts are sent, and as many copies of this rank's own part received. */
+/* Counts and offsets to send all parts and receive this rank's part from each. */
 static void list_exchange(op *o) {
   const int32_t n = o->team->n;
   list_parts(o);
@@ -78,13 +77,13 @@ static void list_exchange(op *o) {
   }
 }
 
-/* Elements [a, b) and [from, to): how many are in both. */
+/* The number of common elements of [a, b) and [from, to). */
 static int common(int64_t a, int64_t b, int64_t from, int64_t to) {
   return (int)ng_max64(0, ng_min64(b, to) - ng_max64(a, from));
 }
 
-/* This rank's share, in its place of the room, to those whose part it is; of its part a piece from each.
- * Pieces are in order, so each begins where the one before it ends. */
+/* Counts and offsets to send this rank's share to the owners of its elements, and to receive this
+ * rank's part from the shares. Pieces are in order, so each begins where the previous one ends. */
 static void list_owners(op *o) {
   const int32_t n = o->team->n, me = o->team->index;
   int64_t mine = 0, part = 0;
@@ -104,7 +103,7 @@ static void list_owners(op *o) {
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* to[0 .. count) = sums over ranks of lines of `count` elements, one behind the other. */
+/* to[0 .. count) = sum over ranks of consecutive lines of `count` elements. */
 static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
   const ng_dtype t = o->c.dtype;
   const int64_t size = ng_dtype_size(t);
@@ -122,7 +121,7 @@ static void sum_lines(const op *o, const char *from, int64_t count, char *to) {
 
 static bool gathers(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->two; }
 
-/* What the op sends is copied into its room, and the first collective begins. */
+/* Copy the data to send into the buffer and begin the first collective. */
 int ng_mpi_begin(op *o) {
   const ng_collective *c = &o->c;
   const team *t = o->team;
@@ -134,47 +133,47 @@ int ng_mpi_begin(op *o) {
     while (t->rank[root] != c->root) {
       root++;
     }
-    if (root == t->index) memcpy(o->room, c->send, all);
-    return MPI_Ibcast(o->room, (int)c->count, type, root, t->comm[0], &o->request);
+    if (root == t->index) memcpy(o->buffer, c->send, all);
+    return MPI_Ibcast(o->buffer, (int)c->count, type, root, t->comm[0], &o->request);
   }
   if (gathers(o)) {
-    memcpy(o->room + t->index * c->count * size, c->send, all);
-    return MPI_Iallgather(MPI_IN_PLACE, 0, type, o->room, (int)c->count, type, t->comm[0],
+    memcpy(o->buffer + t->index * c->count * size, c->send, all);
+    return MPI_Iallgather(MPI_IN_PLACE, 0, type, o->buffer, (int)c->count, type, t->comm[0],
                           &o->request);
   }
   const int32_t n = t->n;
   if (c->kind == NG_ALL_GATHER) {
     list_parts(o);
-    memcpy(o->room + o->list[n + t->index] * size, c->send, (size_t)(o->list[t->index] * size));
-    return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->room, o->list, o->list + n, type, t->comm[0],
+    memcpy(o->buffer + o->list[n + t->index] * size, c->send, (size_t)(o->list[t->index] * size));
+    return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->buffer, o->list, o->list + n, type, t->comm[0],
                            &o->request);
   }
   list_exchange(o);
-  memcpy(o->room, c->send, all);
-  return MPI_Ialltoallv(o->room, o->list, o->list + n, type, o->room + all, o->list + 2 * n,
+  memcpy(o->buffer, c->send, all);
+  return MPI_Ialltoallv(o->buffer, o->list, o->list + n, type, o->buffer + all, o->list + 2 * n,
                         o->list + 3 * n, type, t->comm[0], &o->request);
 }
 
-/* The first collective is complete: the result, or what the second one begins with. */
+/* The first collective is complete: write the result, or the input of the second. */
 static void first_done(op *o) {
   const ng_collective *c = &o->c;
   const team *t = o->team;
   const int64_t size = ng_dtype_size(c->dtype), all = c->count * size;
   if (!(c->kind == NG_ALL_REDUCE || c->kind == NG_REDUCE_SCATTER)) {
     const bool own = c->kind == NG_BROADCAST && c->root == t->rank[t->index] && c->recv == c->send;
-    if (!own && all > 0) memcpy(c->recv, o->room, (size_t)all);
+    if (!own && all > 0) memcpy(c->recv, o->buffer, (size_t)all);
   } else if (gathers(o)) {
-    sum_lines(o, o->room, c->count, c->recv);
+    sum_lines(o, o->buffer, c->count, c->recv);
   } else {
     const int64_t mine = o->list[t->index];
-    char *to = o->two ? o->room + o->list[t->n + t->index] * size : c->recv;
-    sum_lines(o, o->room + all, mine, to);
+    char *to = o->two ? o->buffer + o->list[t->n + t->index] * size : c->recv;
+    sum_lines(o, o->buffer + all, mine, to);
   }
   o->stage = o->two ? NG_MPI_TURN : NG_MPI_DONE;
 }
 
-/* Behind what was sent. */
-static char *received(const op *o) { return o->room + o->c.count * ng_dtype_size(o->c.dtype); }
+/* Received data follow the sent data. */
+static char *received(const op *o) { return o->buffer + o->c.count * ng_dtype_size(o->c.dtype); }
 
 static int begin_second(op *o) {
   const MPI_Datatype type = type_of(o->c.dtype);
@@ -183,10 +182,10 @@ static int begin_second(op *o) {
   if (o->c.kind == NG_REDUCE_SCATTER) {
     const int32_t n = o->team->n;
     list_owners(o);
-    return MPI_Ialltoallv(o->room, o->list, o->list + n, type, received(o), o->list + 2 * n,
+    return MPI_Ialltoallv(o->buffer, o->list, o->list + n, type, received(o), o->list + 2 * n,
                           o->list + 3 * n, type, o->team->comm[1], &o->request);
   }
-  return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->room, o->list, o->list + o->team->n, type,
+  return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, o->buffer, o->list, o->list + o->team->n, type,
                          o->team->comm[1], &o->request);
 }
 
@@ -203,7 +202,7 @@ int ng_mpi_advance(op *o) {
   if (e == MPI_SUCCESS && done != 0) {
     const bool part = o->c.kind == NG_REDUCE_SCATTER;
     const int64_t n = part ? o->c.counts[o->team->index] : o->c.count;
-    memcpy(o->c.recv, part ? received(o) : o->room, (size_t)(n * ng_dtype_size(o->c.dtype)));
+    memcpy(o->c.recv, part ? received(o) : o->buffer, (size_t)(n * ng_dtype_size(o->c.dtype)));
     o->stage = NG_MPI_DONE;
   }
   return e;

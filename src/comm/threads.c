@@ -1,21 +1,17 @@
 /* threads.c: ranks as threads of one process.
  *
- * In: one ng_collective from each member of a team (all ranks, or a group).  Out: every member's
- * recv complete.  Calls meet in an `op`: the k-th call of each member on one team belongs to the
- * team's k-th op.  The op opens when the last member has arrived, if all calls agree; from then on
- * whoever waits for it takes chunks of elements and does them, so nobody works while starting and
- * a blocking call is start and wait.  One element is always summed over members in rank order, in
- * double: the same bits on all ranks and in each run, whoever did the chunk.
+ * In: one ng_collective from each member of a team (all ranks, or a group). Out: the recv of every
+ * member complete. Calls meet in an `op`: the k-th call of each member on a team belongs to its
+ * k-th op. The op opens when the last member arrives, if all calls agree. Then each waiting member
+ * processes chunks of elements. An element is summed over members in rank order, in double: the
+ * same bits on all ranks and in each run.
  *
- * One lock guards all bookkeeping; elements are moved outside it.  Any error stops the whole group
- * for good: whoever waits wakes and fails, and no chunk is begun.  A failing call returns only when
- * no thread is inside a chunk any more, so its caller may free the buffers.
+ * One lock guards all bookkeeping; elements are moved outside it. An error stops the whole group:
+ * waiting members wake and fail, and no chunk begins. A failing call returns when no thread is
+ * inside a chunk, so its caller may free the buffers.
  *
- * No context here: a group outlives the contexts that use it, so its memory is malloc's.  Ops are
- * kept for reuse; after the first steps a collective allocates nothing.
- *
- * Why not queues between pairs: a sum over ranks in rank order needs all of them there anyway, and
- * tests with 2, 3, 5 and 8 ranks on fewer cores need a wait that gives up the core. */
+ * A group outlives contexts, so its memory is malloc's. Ops are reused: later collectives allocate
+ * nothing. */
 
 #include "comm/tile.h"
 #include "core/core.h"
@@ -24,30 +20,30 @@
 #include <stdlib.h>
 
 enum {
-  CHUNK = 1 << 15, /* elements done between two looks at the lock: some tens of microseconds */
-  MAKE_TEAM = 0    /* kind of the call that makes a group: send holds `count` ranks          */
+  CHUNK = 1 << 15, /* elements between two locks: some tens of microseconds */
+  MAKE_TEAM = 0    /* kind of the call that creates a group: send has `count` ranks */
 };
 
 typedef struct team team;
 typedef struct op op;
 
 struct op {
-  op *next;  /* of the team's queue, or of the spare ones */
-  op *older; /* of all there are */
+  op *next;  /* in the team's queue, or in the spare list */
+  op *older; /* list of all ops */
   team *team;
   team *made;                          /* MAKE_TEAM */
-  int32_t arrived, waiting, collected; /* members; waiting: for it to open */
+  int32_t arrived, waiting, collected; /* members; waiting: for the op to open */
   bool open;
-  int64_t total, given, finished; /* elements; given: taken by some thread */
+  int64_t total, given, finished; /* elements; given: taken by a thread */
   const ng_collective *call[];    /* by member */
 };
 
 struct team {
   team *next;
-  int32_t n, holders; /* members; those that have not given it back */
+  int32_t n, holders; /* members; members that have not destroyed the group */
   int32_t *rank;      /* of each member, ascending */
-  op **joins;         /* by member: the op its next call belongs to; NULL: one not there yet */
-  op *tail;           /* youngest op that has not opened */
+  op **joins;         /* by member: the op of its next call; NULL: not created yet */
+  op *tail;           /* newest op that has not opened */
   pthread_cond_t changed;
 };
 
@@ -57,15 +53,15 @@ typedef struct seat {
 } seat;
 
 struct ng_threads {
-  pthread_mutex_t lock; /* guards all below but elements */
-  pthread_cond_t idle;  /* stopped, and nobody is inside a chunk */
+  pthread_mutex_t lock; /* guards everything below except elements */
+  pthread_cond_t idle;  /* stopped, and no thread is inside a chunk */
   int32_t size;         /* ranks */
   int32_t busy;         /* threads inside a chunk */
-  int32_t stuck; /* ranks waiting for an op to open; all of them: nobody is left to open one */
-  bool stopped;  /* for good; every call from then on fails */
-  team *teams, *world; /* all there are; the one of all ranks */
-  op *ops, *spare;     /* all that were made, through `older`; those free for use, through `next` */
-  seat *seat;          /* [size] what a rank's table has as its user */
+  int32_t stuck;        /* ranks that wait for an op to open; all ranks: a deadlock */
+  bool stopped;         /* every later call fails */
+  team *teams, *world;  /* all teams; the team of all ranks */
+  op *ops, *spare;      /* all ops, through `older`; free ops, through `next` */
+  seat *seat;           /* [size] `user` of each rank's table */
 };
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
@@ -99,7 +95,7 @@ static team *team_new(ng_threads *g, const int32_t *rank, int32_t n) {
   return t;
 }
 
-/* -1 if the rank is no member. */
+/* -1: the rank is no member. */
 static int32_t member_of(const team *t, int32_t rank) {
   for (int32_t i = 0; i < t->n; i++) {
     if (t->rank[i] == rank) return i;
@@ -107,7 +103,7 @@ static int32_t member_of(const team *t, int32_t rank) {
   return -1;
 }
 
-/* Every op has room for all ranks, so that any team can use it again. */
+/* Every op fits all ranks, so that any team can reuse it. */
 static op *op_take(ng_threads *g, team *t) {
   op *o = g->spare;
   op *older = g->ops;
@@ -125,7 +121,7 @@ static op *op_take(ng_threads *g, team *t) {
 
 /* ---- stopping --------------------------------------------------------------------------------*/
 
-/* With the lock.  Whoever waits in any team wakes, looks at `stopped` and leaves. */
+/* With the lock. Wake all waiting members; they see `stopped` and return. */
 static void stop(ng_threads *g) {
   g->stopped = true;
   for (team *t = g->teams; t != NULL; t = t->next) {
@@ -133,7 +129,7 @@ static void stop(ng_threads *g) {
   }
 }
 
-/* What a failing call does last, with the lock: nobody touches a buffer after it. */
+/* With the lock: the last act of a failing call; afterwards no thread touches a buffer. */
 static void settle(ng_threads *g) {
   while (g->busy > 0) {
     (void)pthread_cond_wait(&g->idle, &g->lock);
@@ -148,7 +144,7 @@ static void give_up(void *user) {
   (void)pthread_mutex_unlock(&g->lock);
 }
 
-/* A call that cannot be right fails before it meets others; they must not wait for it. */
+/* An invalid call fails before it meets others, and stops them. */
 static ng_status refuse(seat *s, ng_status st) {
   give_up(s);
   return st;
@@ -156,7 +152,6 @@ static ng_status refuse(seat *s, ng_status st) {
 
 /* ---- moving elements -------------------------------------------------------------------------*/
 
-/* Kinds by what is done to an element, and by how members' parts are counted. */
 static bool is_sum(ng_coll_kind k) { return k == NG_ALL_REDUCE || k == NG_REDUCE_SCATTER; }
 static bool has_counts(ng_coll_kind k) { return k == NG_REDUCE_SCATTER || k == NG_ALL_GATHER; }
 
@@ -167,8 +162,8 @@ static char *recv_at(const op *o, int32_t m, int64_t i) {
   return (char *)o->call[m]->recv + i * ng_dtype_size(o->call[m]->dtype);
 }
 
-/* Sums of elements [b, e) of every send to elements from `at` on of recv of members [first, last).
- * Element i is read by this thread only and before it is written: in place is safe. */
+/* Sum elements [b, e) of every send into recv of members [first, last) from `at` on. Only this
+ * thread reads element i, and before it is written: in place is safe. */
 static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t last, int64_t at) {
   const ng_dtype t = o->call[0]->dtype;
   double acc[NG_TILE];
@@ -183,7 +178,7 @@ static void sum_range(const op *o, int64_t b, int64_t e, int32_t first, int32_t 
   }
 }
 
-/* Elements from `at` on of member `from`'s send to elements [b, e) of everybody's recv. */
+/* Copy elements from `at` on of the send of member `from` to elements [b, e) of every recv. */
 static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t e) {
   const size_t bytes = (size_t)((e - b) * ng_dtype_size(o->call[0]->dtype));
   const char *src = send_at(o, from, at);
@@ -193,9 +188,8 @@ static void copy_range(const op *o, int32_t from, int64_t at, int64_t b, int64_t
   }
 }
 
-/* Elements [b, e) of the op: positions in the array that all members know, which for counts is the
- * members' parts one after the other.  Different ranges touch different elements of every buffer.
- */
+/* Process elements [b, e) of the op: positions in the common array, which for counts is the
+ * concatenation of the members' parts. Different ranges touch different elements of every buffer. */
 static void work(const op *o, int64_t b, int64_t e) {
   const ng_collective *c = o->call[0];
   if (!has_counts(c->kind)) {
@@ -220,7 +214,7 @@ static void work(const op *o, int64_t b, int64_t e) {
 
 /* ---- meeting ---------------------------------------------------------------------------------*/
 
-/* Buffers are each member's own; all else is one call and must be the same. */
+/* All fields except buffers must be equal. */
 static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n) {
   if (a->kind != b->kind || a->dtype != b->dtype || a->mem != b->mem) return false;
   if (a->kind == NG_BROADCAST && a->root != b->root) return false;
@@ -230,8 +224,8 @@ static bool same_call(const ng_collective *a, const ng_collective *b, int32_t n)
          memcmp(a->send, b->send, (size_t)a->count * sizeof(int32_t)) == 0;
 }
 
-/* The last member has arrived.  False if the calls differ.  Calls that do not match are a bug of
- * the program above; it must hear of it instead of a wrong sum. */
+/* The last member has arrived; false: the calls differ, which is a bug of the caller that must not
+ * become a wrong sum. */
 static bool op_open(ng_threads *g, op *o) {
   team *t = o->team;
   const ng_collective *c = o->call[0];
@@ -248,7 +242,7 @@ static bool op_open(ng_threads *g, op *o) {
   } else {
     o->total = c->count;
   }
-  /* Members call in order, so ops open in order: if this is the youngest, the queue is empty. */
+  /* Ops open in the order of calls: if this is the newest, the queue is empty. */
   if (t->tail == o) t->tail = NULL;
   g->stuck -= o->waiting;
   o->open = true;
@@ -256,9 +250,8 @@ static bool op_open(ng_threads *g, op *o) {
   return true;
 }
 
-/* With the lock.  `c` stays valid until the op is collected.  A member that comes first makes the
- * op for all: those that have not arrived find it in `joins`, and each moves on to the next by
- * itself, so a fast rank may be several calls ahead of a slow one. */
+/* With the lock. `c` stays valid until the op is collected. The first member creates the op for
+ * all; later members find it in `joins`. So a fast rank may be several calls ahead. */
 static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c, op **out) {
   if (g->stopped) return NG_ERR_COMM;
   op *o = t->joins[m];
@@ -284,7 +277,7 @@ static ng_status post(ng_threads *g, team *t, int32_t m, const ng_collective *c,
   return NG_OK;
 }
 
-/* With the lock, which is given up meanwhile: the next chunk, which there must be. */
+/* With the lock, which is released meanwhile: process the next chunk, which must exist. */
 static void do_chunk(ng_threads *g, op *o) {
   const int64_t b = o->given, e = ng_min64(b + CHUNK, o->total);
   o->given = e;
@@ -298,16 +291,15 @@ static void do_chunk(ng_threads *g, op *o) {
   if (g->stopped && g->busy == 0) (void)pthread_cond_broadcast(&g->idle);
 }
 
-/* With the lock: this member is done with a complete op; the last one makes it free for use. */
-static void let_go(ng_threads *g, op *o) {
+/* With the lock: this member has read a complete op; the last member frees the op. */
+static void release_op(ng_threads *g, op *o) {
   if (++o->collected < o->team->n) return;
   o->next = g->spare;
   g->spare = o;
 }
 
-/* With the lock: until the op is done for everybody.  `made` (may be NULL) receives a new team.  If
- * every rank waits for some op to open, none is left to open one: a deadlock, which ends here as an
- * error. */
+/* With the lock: wait until the op is complete for all members. `made` (may be NULL) receives a new
+ * team. If every rank waits for an op to open, the group is deadlocked, and all fail. */
 static ng_status collect(ng_threads *g, op *o, team **made) {
   team *t = o->team;
   if (!o->open && !g->stopped) {
@@ -324,20 +316,19 @@ static ng_status collect(ng_threads *g, op *o, team **made) {
     (void)pthread_cond_wait(&t->changed, &g->lock);
   }
   if (g->stopped) settle(g);
-  /* An op that was completed before the stop is complete for everyone. */
   if (!o->open || o->finished < o->total) return NG_ERR_COMM;
   if (made != NULL) *made = o->made;
-  let_go(g, o);
+  release_op(g, o);
   return NG_OK;
 }
 
-/* With the lock: one chunk at most, so that an observation is not held up by a whole factor.  Nobody is
- * counted as stuck here: who asks has other things to do. */
+/* With the lock: process at most one chunk, so that an observation is not delayed by a whole
+ * factor. The caller is not counted as stuck. */
 static ng_status progress(ng_threads *g, op *o, int32_t *done) {
   if (o->open && !g->stopped && o->given < o->total) do_chunk(g, o);
   *done = o->open && o->finished == o->total;
   if (g->stopped) settle(g);
-  if (*done) let_go(g, o);
+  if (*done) release_op(g, o);
   return *done || !g->stopped ? NG_OK : NG_ERR_COMM;
 }
 
@@ -348,7 +339,7 @@ static ng_status check_call(const seat *s, const team *t, const ng_collective *c
   if (c->kind < NG_ALL_REDUCE || c->kind > NG_ALL_GATHER || ng_dtype_size(c->dtype) == 0) {
     return NG_ERR_ARG;
   }
-  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* whole numbers are only moved */
+  if (is_sum(c->kind) && c->dtype > NG_BF16) return NG_ERR_ARG; /* integers are moved only */
   if (member_of(t, s->rank) < 0) return NG_ERR_ARG;
   if (c->kind == NG_BROADCAST && member_of(t, c->root) < 0) return NG_ERR_ARG;
   if (!has_counts(c->kind)) return c->count < 0 ? NG_ERR_ARG : NG_OK;
@@ -359,7 +350,6 @@ static ng_status check_call(const seat *s, const team *t, const ng_collective *c
   return NG_OK;
 }
 
-/* No group: all ranks. */
 static team *team_of(const seat *s, const ng_collective *c) {
   return c->group != NULL ? c->group : s->g->world;
 }
@@ -379,8 +369,8 @@ static ng_status start(void *user, const ng_collective *c, void **request) {
   return st;
 }
 
-/* Without `done` until it is complete: when all chunks are done, not only its own, since others may still
- * be writing its recv. */
+/* Without `done`: wait. A request is complete when all chunks are, because other threads write its
+ * recv. */
 static ng_status test(void *user, void *request, int32_t *done) {
   seat *s = user;
   if (request == NULL) return refuse(s, NG_ERR_ARG);
@@ -420,13 +410,13 @@ static ng_status group_create(void *user, const int32_t *ranks, int32_t n, void 
   } else {
     settle(g);
   }
-  /* A rank outside must not look into it: members may have given it back already. */
+  /* A rank outside must not read the team: its members may have freed it. */
   if (st == NG_OK && member) *group = made;
   (void)pthread_mutex_unlock(&g->lock);
   return st;
 }
 
-/* Each member gives its handle back; the last one frees the team. */
+/* Each member destroys its handle; the last one frees the team. */
 static void group_destroy(void *user, void *group) {
   ng_threads *g = ((seat *)user)->g;
   team *t = group;
@@ -492,12 +482,12 @@ ng_status ng_threads_transport(ng_threads *group, int32_t rank, ng_transport *ou
       .abort = give_up,
       .test = test,
   };
-  memset(out, 0, size); /* a caller with an older or newer header knows less or more */
+  memset(out, 0, size); /* the caller's header may be older or newer */
   memcpy(out, &table, size < sizeof table ? size : sizeof table);
   return NG_OK;
 }
 
-/* No rank is inside a call any more (the header demands it), so nobody holds the lock. */
+/* The header requires that no rank is inside a call. */
 void ng_threads_destroy(ng_threads **group) {
   if (group == NULL || *group == NULL) return;
   ng_threads *g = *group;

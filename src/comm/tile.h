@@ -1,5 +1,5 @@
-/* tile.h: a sum over ranks, NG_TILE elements at a time: in double and in rank order, rounded once.  Both
- * transports that come with natgrad add so, and have the same bits. */
+/* tile.h: sum over ranks, NG_TILE elements at a time, in double and in rank order, rounded once.
+ * The transports threads and mpi share it, so they give the same bits. */
 #ifndef NG_TILE_H
 #define NG_TILE_H
 
@@ -9,8 +9,7 @@
 
 enum { NG_TILE = 256 }; /* on the stack */
 
-/* acc = or += n values; in f32 or double there is no rounding on the way.  The first rank sets, so
- * no -0 turns into +0 by being added to a zero. */
+/* acc = (first) or acc += n values. The first rank sets, so that -0 does not become +0. */
 static inline void ng_tile_add(double *acc, const void *from, ng_dtype t, int64_t n, bool first) {
   double wide[NG_TILE];
   float narrow[NG_TILE];

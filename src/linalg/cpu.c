@@ -1,28 +1,27 @@
 /* cpu.c: linear algebra by BLAS and LAPACK, through their Fortran symbols.
  *
- * In: row-major matrices and ng_sym storage; out: the operations of linalg.h.  BLAS thinks in
- * columns, so a row-major matrix is handed over as its transpose and no element moves: C = A B
- * becomes C' = B' A'.  An ng_sym is three pieces that BLAS knows (sym.c has the picture):
+ * BLAS is column-major, so a row-major matrix is passed as its transpose: C = A B becomes C' = B'
+ * A'. An ng_sym is three pieces that BLAS knows (sym.c has the picture):
  *
- *         [ T1  R' ]     T1 lower triangle, R rectangle, T2 lower triangle held transposed, that is
- *     S = [ R   T2 ]     as an upper one; all three with the same leading dimension.
+ *         [ T1  R' ]     T1 lower triangle, R rectangle, T2 lower triangle stored transposed, so an
+ *     S = [ R   T2 ]     upper triangle; all three with the same leading dimension.
  *
- * Factor and inverse are LAPACK's own for this format (spftrf, spftri): written out in the same
- * pieces with potrf, trsm, syrk, trtri, trmm, lauum they took the same time to 3 %, and both are
- * within 5 % of spotrf + spotri on full storage (n = 257 to 4608).
+ * Factor and inverse are LAPACK's for this format (spftrf, spftri). The same pieces with potrf,
+ * trsm, syrk, trtri, trmm, lauum take the same time to 3 %, and both are within 5 % of spotrf +
+ * spotri on full storage (n = 257 to 4608).
  *
- * The symbols are declared here and nowhere else: there is no header that all implementations
- * share.  Fortran passes everything by address and appends the length of each CHARACTER argument,
- * by value, at the end (size_t since gfortran 8).  Whoever ignores them loses nothing. */
+ * No header is common to all implementations, so the symbols are declared here. Fortran passes all
+ * arguments by address and appends the length of each CHARACTER argument by value (size_t since
+ * gfortran 8). */
 #include "linalg/linalg.h"
 #include "linalg/vector.h"
 
 #if defined(NG_HAVE_BLAS)
 
-typedef int32_t integer; /* LP64: the interface every distribution ships */
+typedef int32_t integer; /* LP64: the interface of every distribution */
 typedef size_t length;
 
-#if defined(NG_BLAS_PREFIX) /* OpenBLAS as the Python index has it: scipy_sgemm_ */
+#if defined(NG_BLAS_PREFIX) /* OpenBLAS of the Python index: scipy_sgemm_ */
 #define sgemm_ NG_BLAS_NAME(sgemm_)
 #define ssyrk_ NG_BLAS_NAME(ssyrk_)
 #define ssymm_ NG_BLAS_NAME(ssymm_)
@@ -37,8 +36,7 @@ typedef size_t length;
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
 #endif
 
-/* Names: s, d for f32, f64; pf for rectangular full packed; the rest as in BLAS and LAPACK
- * manuals. */
+/* s, d: f32, f64; pf: rectangular full packed; the rest as in the manuals of BLAS and LAPACK. */
 extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
                    const integer *k, const float *alpha, const float *a, const integer *lda,
                    const float *b, const integer *ldb, const float *beta, float *c,
@@ -107,27 +105,27 @@ static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const f
   strsm_(&side, &uplo, &trans, "N", &m_, &n_, &one, A, &lda_, B, &ldb_, 1, 1, 1, 1);
 }
 
-/* The pieces of a whole S, as in the picture above. */
+/* The pieces of S in the picture above. */
 typedef struct thirds {
   float *t1, *r, *t2;
   int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
 } thirds;
 
-/* t2 is held as its transpose, so BLAS is told 'U' for it and 'L' for t1. */
+/* t2 is stored transposed: 'U' for t2, 'L' for t1. */
 static thirds thirds_of(ng_sym s) {
   thirds t;
   t.ld = s.n | 1;
   t.h = (s.n + 1) / 2;
   t.g = s.n - t.h;
   t.t1 = s.a + ng_sym_at(s.n, 0, 0);
-  t.r = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, 0) : t.t1; /* n = 1: nothing there, and not touched */
+  t.r = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, 0) : t.t1; /* n = 1: empty */
   t.t2 = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, t.h) : t.t1;
   return t;
 }
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* C' = op(B)' op(A)': what is row-major for us is its transpose for BLAS. */
+/* C' = op(B)' op(A)'. */
 static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
                      const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                      int64_t ldc) {
@@ -135,7 +133,7 @@ static void cpu_gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_
   gemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
-/* Piece by piece of ng_sym_pieces, each a GEMM of its own, at most three. */
+/* One GEMM a piece, at most three. */
 static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
                         const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
                         float alpha) {
@@ -146,13 +144,13 @@ static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0
     const float *x = X + (p[i].row - r0), *y = Y + (p[i].col - c0);
     if (p[i].rs == 1) {
       gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldy, 1.0f, p[i].a, p[i].cs);
-    } else { /* held transposed: P' += alpha Y'X */
+    } else { /* stored transposed: P' += alpha Y'X */
       gemm('N', 'T', p[i].cols, p[i].rows, rows, alpha, y, ldy, x, ldx, 1.0f, p[i].a, p[i].rs);
     }
   }
 }
 
-/* The two triangles of it by SYRK, half the work of GEMM, what lies between them by GEMM. */
+/* The two triangles by SYRK, half the work of GEMM; the rectangle between by GEMM. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
   (void)q;
@@ -160,7 +158,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   const int32_t n = ng_sym_pieces(S, r0, m, r0, m, p);
   for (int32_t i = 0; i < n; i++) {
     const float *x = X + (p[i].row - r0), *y = X + (p[i].col - r0);
-    if (!p[i].diagonal) { /* below the diagonal pieces: always in the plain half */
+    if (!p[i].diagonal) { /* always in the plain half */
       gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldx, 1.0f, p[i].a, p[i].cs);
     } else if (p[i].rs == 1) {
       syrk('L', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].cs);
@@ -170,7 +168,7 @@ static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *
   }
 }
 
-/* C' = S B': the two halves of the rows of B' and C' meet the thirds of S. */
+/* C' = S B': the halves of the rows of B' and C' meet the pieces of S. */
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
   (void)q;
@@ -198,9 +196,9 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
 
-/* What is small is factored, inverted and solved in double, and rounded once: of the digits that a solve in f32
- * loses (condition 300 at order 97: 3e-5 of the largest entry) those of rounding L remain (5e-6).  What it
- * costs: docs/algorithms.md. */
+/* Small matrices are factored, inverted and solved in double and rounded once. A solve in f32 loses
+ * digits (condition 300 at order 97: 3e-5 of the largest entry); rounding L costs 5e-6. Cost:
+ * docs/algorithms.md. */
 enum { SMALL = NG_SMALL_SOLVE, SMALL_COUNT = SMALL * (SMALL + 1) / 2 };
 
 static void widen_small(ng_sym S, double *wide) {
@@ -213,8 +211,8 @@ static void narrow_small(const double *wide, ng_sym S) {
     S.a[i] = (float)wide[i];
 }
 
-/* LAPACK's info: -i its argument i was wrong (a mistake of ours), i the leading minor of order i is
- * not positive, 0 for all else, NaN included: who reads it must look at the result, too. */
+/* LAPACK's info: -i argument i is invalid (a bug here); i the leading minor of order i is not
+ * positive; 0 otherwise, also for NaN: the caller must check the result. */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
   const integer n = (integer)S.n;
@@ -246,7 +244,7 @@ static void invert(ng_queue *q, ng_sym L, int *info) {
   *info = found;
 }
 
-/* L L' x = b for m right sides in turn; element i of side j is B[i within + j between]. */
+/* L L' x = b for m right sides; element i of side j is B[i within + j between]. */
 static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t between) {
   enum { SIDES = 32 };
   double wide[SMALL_COUNT], x[SIDES * SMALL];
@@ -255,7 +253,7 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   for (int64_t from = 0; from < m; from += SIDES) {
     float *b = B + from * between;
     const integer sides = (integer)(m - from < SIDES ? m - from : SIDES);
-    integer found = 0; /* of arguments only */
+    integer found = 0; /* argument errors only */
     for (int64_t j = 0; j < sides; j++) {
       for (int64_t i = 0; i < L.n; i++)
         x[j * L.n + i] = (double)b[i * within + j * between];
@@ -268,7 +266,7 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   }
 }
 
-/* With L = [T1 0; R T2], B' <- L'^-1 L^-1 B'.  T2 is held as T2', upper. */
+/* With L = [T1 0; R T2], B' <- L'^-1 L^-1 B'. T2 is stored as T2', upper. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   if (L.n <= SMALL) {
@@ -306,7 +304,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
   trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
-/* The same in double, for the ladder of kronecker_solve.c. */
+/* The same in double, for the ladder. */
 static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
   (void)q;
   const integer n_ = (integer)n;
@@ -326,7 +324,7 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
 static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   (void)q;
   const integer n_ = (integer)n, one = 1;
-  integer found = 0; /* of arguments only */
+  integer found = 0; /* argument errors only */
   dpftrs_("N", "L", &n_, &one, a, x, &n_, &found, 1, 1);
 }
 
@@ -338,7 +336,7 @@ static int64_t work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n * n : 
 static int64_t work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Bytes: numbers first, on whole cache lines, integers behind them. */
+/* Bytes: numbers on whole cache lines, then integers. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
   return whole_lines(work_numbers(n) * (int64_t)sizeof(float)) +
@@ -357,7 +355,7 @@ static void eigen(ng_queue *q, int64_t n, float *V, float *w, void *work, int *i
   const integer integers = (integer)work_integers(n);
   void *behind = (char *)work + whole_lines(work_numbers(n) * (int64_t)sizeof(float));
   integer found = 0;
-  /* Column i is the eigenvector of w[i]: row i for us. */
+  /* column i of LAPACK, the eigenvector of w[i], is our row i */
   ssyevd_("V", "L", &n_, V, &n_, w, work, &numbers, behind, &integers, &found, 1, 1);
   *info = found;
 }

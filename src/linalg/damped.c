@@ -1,19 +1,18 @@
-/* damped.c: a symmetric matrix with something added to its diagonal, inverted: (F + d I)^-1, or L of
- * F + d I = L L'.
+/* damped.c: invert a damped symmetric matrix: (F + d I)^-1, or L of F + d I = L L'.
  *
- * In: F as it is stored, d.  Out: the result, rounded to what it is kept as, once it has passed its checks;
- * and the rung of the ladder at which it did: damping x 10, at most 3 times, then double precision.
+ * In: F, d. Out: the result, rounded to its dtype after it passed its checks, and the rung of the
+ * ladder: damping x 10, at most 3 times, then double precision.
  *
- * LAPACK's word is not taken: it reports success on NaN, so F is scanned by the caller and the result is
- * checked here, on a sampled column. */
+ * LAPACK reports success on NaN. So the caller scans F, and the result is checked on a sampled
+ * column. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A column of the inverse may miss its unit vector by so much.  A healthy f32 inverse is near
- * n eps cond, 1e-4 at most in use; 1e-2 is where the direction of PD starts to be wrong. */
+/* Largest accepted residual of a column of the inverse. A healthy f32 inverse has about n eps cond,
+ * 1e-4 at most in use; above 1e-2 the direction PD starts to be wrong. */
 #define RESIDUAL 1e-2
 
 /* ---- scratch: W [tri] and F as f32 [tri], or W64 [tri] doubles; then two vectors of doubles and one
@@ -32,10 +31,10 @@ ng_sym ng_sym_load(ng_queue *q, int64_t n, const void *F, ng_dtype kept, float *
   return S;
 }
 
-/* The checks run here, on the host, and look at what the queue has finished.  n^2 operations beside
- * the n^3 of a solve, in double: with f32 sums the residual would be that of the check. */
+/* The checks run on the host: n^2 operations beside n^3 of a solve. They are in double, because f32
+ * sums would have a residual of their own. */
 
-/* |(F + d I) x - e_j| in the largest entry; y is room for n doubles. */
+/* The largest entry of |(F + d I) x - e_j|; y: n doubles of scratch. */
 static double residual(ng_sym F, double d, int64_t j, const double *x, double *y) {
   double worst = 0.0;
   ng_sym_vector(F, x, y);
@@ -46,7 +45,7 @@ static double residual(ng_sym F, double d, int64_t j, const double *x, double *y
   return worst;
 }
 
-/* The same of an F that is kept in double: rounded to f32 it would be another one. */
+/* The same for F in double, which rounding to f32 would change. */
 static double residual_wide(const ng_damped *m, double d, int64_t j, const double *x) {
   const double *F = m->F;
   double worst = 0.0;
@@ -60,8 +59,8 @@ static double residual_wide(const ng_damped *m, double d, int64_t j, const doubl
   return worst;
 }
 
-/* The diagonal entry where the inverse is largest: its column is the worst conditioned one, so one
- * column stands for all.  Of L the smallest pivot.  Not positive or not finite: no result. */
+/* The largest diagonal entry of the inverse, or the smallest pivot of L: its column is conditioned
+ * worst, so one column represents all. *sound: all entries are positive and finite. */
 static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
   int64_t at = 0;
   float extreme = 0.0f;
@@ -79,7 +78,7 @@ static int64_t weakest(ng_sym R, bool is_factor, bool *sound) {
 
 /* ---- single and double -----------------------------------------------------------------------*/
 
-/* x is the column in double for the residual, `column` the same as f32. */
+/* x: the column in double; `column`: the same in f32. */
 static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R, float *column,
                   double *x, double *y) {
   bool sound = false;
@@ -100,7 +99,7 @@ static bool check(ng_queue *q, const ng_damped *m, ng_sym F, double d, ng_sym R,
   return residual(F, d, j, x, y) <= RESIDUAL;
 }
 
-/* Both are done before anybody looks: to invert what is no factor costs time, and only then. */
+/* Both were enqueued together: inverting a failed factor costs time in that case only. */
 static bool both_done(const ng_queue *q, const ng_damped *m) {
   return ng_info_read(q, &m->info[0]) == 0 && (m->is_factor || ng_info_read(q, &m->info[1]) == 0);
 }
@@ -130,8 +129,7 @@ static bool in_single(ng_queue *q, const ng_damped *m, double d, float *scratch)
   return true;
 }
 
-/* With the damping that was asked for: a double needs no more.  The checks are made in double,
- * before the result is rounded; what is beyond the range of f32 fails then. */
+/* With the damping as asked. The checks are in double, before rounding; a result beyond f32 fails. */
 static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   const int64_t n = m->n, tri = ng_sym_count(n);
   double *W = (double *)(void *)scratch;
@@ -177,7 +175,7 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   }
   if (!((wide ? residual_wide(m, d, j, x) : residual(F, d, j, x, y)) <= RESIDUAL)) return false;
   for (int64_t i = 0; i < tri; i++) {
-    room[i] = (float)W[i]; /* F is no longer needed */
+    room[i] = (float)W[i]; /* overwrites F */
     if (!(room[i] - room[i] == 0.0f)) return false;
   }
   if (m->stored == NG_F64) {
@@ -189,8 +187,8 @@ static bool in_double(ng_queue *q, const ng_damped *m, double d, float *scratch)
   return true;
 }
 
-/* Damping first, since it costs one more f32 solve and most failures are of a matrix that has lost
- * rank; then double, which has 2^29 times the head room. */
+/* Damping first, since that costs one more f32 solve, and most failing matrices have lost rank.
+ * Double has 2^29 times smaller roundings. */
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch) {
   double shift = d;
   const bool wide = m->kept == NG_F64;

@@ -1,17 +1,19 @@
-/* fisher.c: the damped Fisher matrix of m given gradients, or diagonal blocks of it:
+/* fisher.c: the damped Fisher matrix of m gradients, or diagonal blocks of it:
  *
- *     F = lambda I + G'G / m,   G [m, B]: of each gradient the coordinates of the block
+ *     F = lambda I + G'G / m,   G [m, B]: the coordinates of the block in each gradient
  *
- * In: rows in f32 that stay where they are, the ends of the blocks.  Out: F^-1 x and the diagonal of F^-1.
+ * In: rows in f32, which stay the caller's; the ends of the blocks. Out: F^-1 x and the diagonal of
+ * F^-1.
  *
- * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) keeps m vectors of
- * d numbers beside the gradients.  Here a block keeps one Cholesky factor L in double, of the smaller side:
+ * The published recursion (Frantar, Kurtic & Alistarh 2021, arXiv 2107.03356, section 3.1) stores m
+ * vectors of d numbers beside the gradients. Here a block stores one Cholesky factor L in double,
+ * of the smaller side:
  *
  *     m < B    L L' = lambda m I + G G'    F^-1 x = (x - G' (L L')^-1 G x) / lambda
  *                                          [F^-1]_ii = (1 - |L^-1 G e_i|^2) / lambda
  *     else     L L' = F                    F^-1 x = (L L')^-1 x,   [F^-1]_ii = |L^-1 e_i|^2
  *
- * which is the same by Woodbury.  Everything is summed in double, in an order that threads do not change. */
+ * which is equal by Woodbury. All sums are in double, in an order independent of the threads. */
 #include "core/core.h"
 #include "linalg/linalg.h"
 
@@ -29,10 +31,10 @@ struct ng_fisher {
   int32_t threads;
 };
 
-/* A block, while it is worked on. */
+/* One block. */
 typedef struct work {
   ng_fisher *f;
-  int64_t from, B, n; /* its coordinates; the order of its factor */
+  int64_t from, B, n; /* coordinates; order of the factor */
   bool dual;          /* m < B */
   double *L;
   const double *x; /* of the block */
@@ -52,7 +54,7 @@ static work work_of(ng_fisher *f, int64_t block) {
 
 static const float *row_of(const work *w, int64_t r) { return w->f->g + r * w->f->ld + w->from; }
 
-/* Tasks of a loop with so many products; little work stays here. */
+/* Run the tasks of a loop, on one thread if there are few products. */
 static void spread(const work *w, int64_t products, int64_t n, void (*task)(void *, int32_t),
                    work *arg) {
   if (products >= SMALL) {
@@ -112,17 +114,17 @@ static void fill_row(const work *w, int64_t i) {
   }
 }
 
-/* A long row and a short one. */
+/* A long row and a short row. */
 static void fill_rows(void *arg, int32_t i) {
   const work *w = arg;
   fill_row(w, i);
   if (w->n - 1 - i != i) fill_row(w, w->n - 1 - i);
 }
 
-/* False: not positive definite in double. */
+/* false: not positive definite in double */
 static bool factorise(work *w) {
   ng_queue *q = w->f->ctx->queue;
-  int info = 0; /* the queue is waited for below */
+  int info = 0; /* read after the wait below */
   spread(w, w->n * w->n / 2 * (w->dual ? w->B : w->f->m), (w->n + 1) / 2, fill_rows, w);
   ng_on(q)->factor64(q, w->n, w->L, &info);
   ng_queue_wait(q);
@@ -141,7 +143,7 @@ static void products(void *arg, int32_t r) {
   w->z[r] = dot_wide(row_of(w, r), w->x, w->B);
 }
 
-/* Coordinates PANEL i and on: out = (x - G' z) / lambda. */
+/* Coordinates from PANEL i: out = (x - G' z) / lambda. */
 static void remainders(void *arg, int32_t i) {
   const work *w = arg;
   const int64_t from = (int64_t)i * PANEL, n = ng_min64(PANEL, w->B - from);
@@ -199,8 +201,8 @@ static void substitute(const work *w, double *Y, double length[PANEL]) {
   }
 }
 
-/* What is left of 1 - length may be rounding alone, but no diagonal entry of an inverse is below the
- * inverse of its entry, lambda + |G e_i|^2 / m. */
+/* 1 - length may be rounding only. But a diagonal entry of an inverse is at least the inverse of
+ * the diagonal entry, lambda + |G e_i|^2 / m. */
 static void panel(const work *w, int64_t from, int64_t n, double *Y, double *out) {
   double length[PANEL], least[PANEL] = {0.0};
   memset(Y, 0, (size_t)(w->n * PANEL) * sizeof *Y);
@@ -228,7 +230,6 @@ typedef struct diagonal {
   double *out;
 } diagonal;
 
-/* A thread's share of the panels of all blocks. */
 static void panels(void *arg, int32_t thread) {
   const diagonal *a = arg;
   ng_fisher *f = a->f;

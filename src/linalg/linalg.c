@@ -1,9 +1,7 @@
-/* linalg.c: the queue; which linear algebras there are, what fits them, and which BLAS is at work.
+/* linalg.c: the queue, the list of implementations, and the description of the loaded BLAS.
  *
- * In: a queue, a name, a size; out: what was left in memory, a table of operations, an answer, texts
- * for people.  The BLAS behind
- * libblas.so.3 is the administrator's or the environment's choice, so it is asked at run time
- * whether it is one of those that can say who they are. */
+ * The administrator or the environment chooses the BLAS behind libblas.so.3, so the library asks at
+ * run time. */
 #include "linalg/linalg.h"
 
 #include "core/core.h"
@@ -16,15 +14,13 @@
 
 /* ---- the queue -------------------------------------------------------------------------------*/
 
-/* The counter goes back even where the table has nothing to wait for: it is there to find on a CPU what
- * would be wrong on a device. */
+/* The count detects a missing wait on a CPU as well, where there is nothing to wait for. */
 void ng_queue_wait(ng_queue *q) {
   q->la->wait(q);
   q->pending = 0;
 }
 
-/* Reading is a function of its own so that a forgotten wait fails here, on every machine: what is in
- * memory before it is, on a CPU, always right already, and on a device nearly always. */
+/* A separate function, so that a missing wait fails on every machine. */
 int ng_info_read(const ng_queue *q, const int *info) {
   NG_ASSERT(ng_queue_settled(q));
   return *info;
@@ -35,7 +31,7 @@ const double *ng_numbers_read(const ng_queue *q, const double *numbers) {
   return numbers;
 }
 
-/* For entries only; returns when all pieces are done, so a piece may use the stack of its entry. */
+/* For entries only. Returns when all pieces are done, so a piece may use the stack of its entry. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg) {
   if (q->run != NULL) {
     q->run(q->executor, n, task, arg);
@@ -64,15 +60,15 @@ const ng_linalg_ops *ng_linalg_find(const char *name) {
 }
 
 bool ng_linalg_fits(int64_t n) {
-  /* The largest number handed to LAPACK is LWORK of ssyevd.  The first comparison keeps the second
+  /* The largest number passed to LAPACK is LWORK of ssyevd. The first comparison keeps the second
    * from overflowing. */
   return n >= 1 && n <= INT32_MAX / 8 && 1 + 6 * n + 2 * n * n <= INT32_MAX;
 }
 
 /* ---- which BLAS ------------------------------------------------------------------------------*/
 
-/* A function of the loaded libraries; `out` is a pointer to a function pointer.  POSIX says that a
- * void * from dlsym holds a function; C only lets bytes be copied. */
+/* A function of the loaded libraries; `out` points to a function pointer. ISO C requires copying
+ * the bytes. */
 static bool symbol(const char *name, void *out) {
   void *address = dlsym(RTLD_DEFAULT, name);
   memcpy(out, &address, sizeof address);
@@ -95,7 +91,7 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   put(kernel, kernel_size, "");
   if (threads != NULL) *threads = 0;
   if (symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
-    put(name, name_size, text()); /* opens with "OpenBLAS 0.3.21 " */
+    put(name, name_size, text()); /* begins with "OpenBLAS 0.3.21 " */
     if (symbol(NG_BLAS_TEXT(openblas_get_corename), &text)) put(kernel, kernel_size, text());
     if (threads != NULL && symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number))
       *threads = number();
@@ -118,11 +114,12 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
     if (symbol("bli_arch_query_id", &arch) && symbol("bli_arch_string", &arch_text)) {
       put(kernel, kernel_size, arch_text(arch()));
     }
-    int64_t (*ways)(void); /* BLIS's dim_t, 64 bits unless it was built for 32-bit machines */
+    int64_t (*ways)(void); /* BLIS's dim_t */
     if (threads != NULL && symbol("bli_thread_get_num_threads", &ways)) *threads = (int32_t)ways();
     return;
   }
-  /* Netlib has no such function, Debian's libblas.so.3 of BLIS hides them: the file says it. */
+  /* Netlib has no such function, and Debian's libblas.so.3 of BLIS hides its own: the file name
+   * tells. */
   Dl_info file;
   char path[PATH_MAX];
   void *sgemm = dlsym(RTLD_DEFAULT, NG_BLAS_TEXT(sgemm_));
@@ -132,8 +129,8 @@ void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_
   }
 }
 
-/* What OpenBLAS's SkylakeX kernels are made of; the run-time check includes the operating system.
- */
+/* The instructions of OpenBLAS's SkylakeX kernels; the run-time check includes the operating
+ * system. */
 static bool has_avx512(void) {
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
   __builtin_cpu_init();
@@ -146,8 +143,8 @@ static bool has_avx512(void) {
 }
 
 void ng_blas_hint(char *hint, size_t size) {
-  /* Kernels of at most AVX2 that OpenBLAS falls back to on a processor it does not know by name.
-   * Only a DYNAMIC_ARCH build has others to offer. */
+  /* OpenBLAS falls back to these AVX2 kernels on a processor that it does not know. Only a
+   * DYNAMIC_ARCH build has others. */
   static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
   char name[256], kernel[64];
   put(hint, size, "");

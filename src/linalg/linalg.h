@@ -1,28 +1,24 @@
-/* linalg.h: a queue, symmetric matrices, and the operations that the rooms need on both.
+/* linalg.h: a queue, symmetric matrices, and the operations on both.
  *
- * An ng_queue says where work runs: the table of a linear algebra, and the threads its loops may
- * use.  Every entry of the table takes one first and *enqueues*: it may return before the work is
- * done, works in the order in which it was given, and returns no result.  What comes out as a number
- * (LAPACK's info, a dot, a trace, whether all is finite) is left in memory that the caller names and
- * that a device can write: not on the caller's stack, which is gone by then.  The host may
- *   - read what an entry wrote, or write what an entry reads, after ng_queue_wait and not before;
- *   - read infos and numbers through ng_info_read and ng_numbers_read, the one place where a
- *     forgotten wait is noticed (a failed assertion with NG_DEBUG, also on a CPU, where every entry
- *     is done when it returns and waiting does nothing).
- * A linear algebra on a device fills the same table; tests/t_queue.c has one that does everything as
- * late as it may.
+ * An ng_queue contains the table of a linear algebra and the threads of its loops. Every entry of
+ * the table takes the queue first and *enqueues*: it may return before the work is done, and works
+ * in the order of calls. Numeric results (LAPACK's info, a dot product, a trace) are written to
+ * memory that the caller names and a device can write: not to the caller's stack. The host may
+ *   - read what an entry wrote, or write what an entry reads, only after ng_queue_wait;
+ *   - read infos and numbers only through ng_info_read and ng_numbers_read. With NG_DEBUG an assertion there detects a missing wait, on a CPU as well.
+ * A device implements the same table; tests/t_queue.c has one that does all work as late as
+ * allowed.
  *
  * ng_sym owns symmetric storage: LAPACK's rectangular full packed format, TRANSR = 'N', UPLO = 'L'
- * in column-major words, n(n+1)/2 floats.  With h = (n+1)/2 columns (rounded up) and leading
+ * in column-major words, n(n+1)/2 floats. With h = (n+1)/2 columns (rounded up) and leading
  * dimension ld = n + (n even), element (i, j), i >= j, is
  *     j <  h:  a[(i + (n even)) + j * ld]
  *     j >= h:  a[(j - h) + (i - h + (n odd)) * ld]
- * so any block that does not cross column h is a strided rectangle, plain (j < h) or transposed.
- * Nobody outside linalg/ indexes one.
+ * so a block that does not cross column h is a strided rectangle, plain (j < h) or transposed. Only
+ * linalg/ indexes this storage.
  *
- * Every other matrix is row-major with a leading dimension.  Sizes were checked by the caller to
- * fit 32 bits (ng_linalg_fits).
- */
+ * All other matrices are row-major with a leading dimension. Callers check that sizes fit 32 bits
+ * (ng_linalg_fits). */
 #ifndef NG_LINALG_H
 #define NG_LINALG_H
 
@@ -38,26 +34,26 @@ typedef struct ng_linalg_ops ng_linalg_ops;
 
 typedef struct ng_queue {
   const ng_linalg_ops *la;
-  /* Calls task(arg, i) for i in [0, n) and returns when all are done; NULL: in turn, here. */
+  /* Call task(arg, i) for i in [0, n) and return when all are done; NULL: one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
-  int32_t threads; /* how many pieces are worth making */
-  int64_t pending; /* entries enqueued since the last wait */
+  int32_t threads; /* pieces for a loop */
+  int64_t pending; /* entries since the last wait */
 } ng_queue;
 
-/* The table, for one entry: ng_on(q)->factor(q, S, &info).  Counts it as pending.  From the thread
- * that owns the queue; not from within a task. */
+/* The table, for one entry: ng_on(q)->factor(q, S, &info). Counts the entry as pending. Only on the
+ * thread that owns the queue, not inside a task. */
 static inline const ng_linalg_ops *ng_on(ng_queue *q) {
   q->pending++;
   return q->la;
 }
-/* Everything enqueued is done: results may be read, what was handed over may be changed. */
+/* Wait for all entries: their results may be read and their inputs changed. */
 void ng_queue_wait(ng_queue *q);
 static inline bool ng_queue_settled(const ng_queue *q) { return q->pending == 0; }
-/* What entries left; the queue has been waited for. */
+/* Results of entries, after a wait. */
 int ng_info_read(const ng_queue *q, const int *info);
 const double *ng_numbers_read(const ng_queue *q, const double *numbers);
-/* For entries that cut their loops: pieces through the executor. */
+/* For entries: run pieces through the executor. */
 void ng_queue_run(const ng_queue *q, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
 
 /* ---- symmetric storage -----------------------------------------------------------------------*/
@@ -77,29 +73,29 @@ static inline int64_t ng_sym_at(int64_t n, int64_t i, int64_t j) {
 
 static inline float ng_sym_get(ng_sym S, int64_t i, int64_t j) { return S.a[ng_sym_at(S.n, i, j)]; }
 
-/* A piece of a block of a symmetric matrix: element (r, c) of the piece, which is element
- * (row + r, col + c) of the matrix, sits at a[r * rs + c * cs] (one of rs, cs is 1).  `diagonal`:
- * rows == cols, row == col, and only r >= c exists. */
+/* A piece of a block of a symmetric matrix: its element (r, c), element (row + r, col + c) of the
+ * matrix, is a[r * rs + c * cs] (one of rs, cs is 1). `diagonal`: rows == cols, row == col, and
+ * only r >= c exists. */
 typedef struct ng_piece {
   float *a;
   int64_t row, col, rows, cols, rs, cs;
   bool diagonal;
 } ng_piece;
 /* Cut the lower part of block [r0, r0+m) x [c0, c0+k) (r0 >= c0 + k, or r0 == c0 and m == k) into
- * at most 3 pieces; returns how many. */
+ * at most 3 pieces; return their number. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]);
 
 /* ---- operations ------------------------------------------------------------------------------*/
 
-/* The eigenvalues of G and A that divide a matrix in their bases: entry (r, c) belongs to
+/* Eigenvalues that divide a matrix in the eigenbases. The divisor of entry (r, c) is
  *     (g[r] + on_g) (a[c] + on_a) + on_both. */
 typedef struct ng_spectrum {
   const float *g, *a;
   double on_g, on_a, on_both;
 } ng_spectrum;
 
-/* Operations of one implementation, all required.  The caller has checked; these assume valid input.
- * dtypes are f32, bf16 or f16, and a stored vector or symmetric matrix may have any of them. */
+/* Operations of one implementation, all required. Inputs are valid. dtypes are f32, bf16 or f16,
+ * for stored vectors and symmetric matrices. */
 struct ng_linalg_ops {
   int32_t api_version; /* 3 */
   const char *name;
@@ -118,13 +114,13 @@ struct ng_linalg_ops {
   void (*add_product)(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
                       const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
                       float alpha);
-  /* S[r, c0:c0+k] += alpha v, r >= c0+k-1: a row, as the bias coordinate is. */
+  /* S[r, c0:c0+k] += alpha v, r >= c0+k-1: the row of the bias. */
   void (*add_row)(ng_queue *q, ng_sym S, int64_t r, int64_t c0, int64_t k, const float *v,
                   float alpha);
   /* Cholesky S = L L' in place, then its inverse from L in place.  *info: 0, or LAPACK's info. */
   void (*factor)(ng_queue *q, ng_sym S, int *info);
   void (*invert)(ng_queue *q, ng_sym L, int *info);
-  /* B [m,n] <- B (L L')^-1   and   B [n,m] <- (L L')^-1 B, L as factor left it. */
+  /* B [m,n] <- B (L L')^-1 and B [n,m] <- (L L')^-1 B, L from factor. */
   void (*solve_right)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
   void (*solve_left)(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb);
   /* C [m,n] = B S, B [m,n]   and   C [n,m] = S B, B [n,m].  C does not overlap B. */
@@ -136,8 +132,8 @@ struct ng_linalg_ops {
    * has eigen_work(n) bytes, 64-aligned.  *info: 0, or LAPACK's. */
   void (*eigen)(ng_queue *q, int64_t n, float *V, float *w, void *work, int *info);
   int64_t (*eigen_work)(const ng_queue *q, int64_t n);
-  /* The same in double, for the ladder and for small systems that are read through large quotients:
-   * `a` in ng_sym order.  solve64: x <- (L L')^-1 x, L as factor64 left it. */
+  /* The same in double, for the ladder and for small systems; `a` in ng_sym order. solve64: x <- (L
+   * L')^-1 x, L from factor64. */
   void (*factor64)(ng_queue *q, int64_t n, double *a, int *info);
   void (*invert64)(ng_queue *q, int64_t n, double *a, int *info);
   void (*solve64)(ng_queue *q, int64_t n, const double *a, double *x);
@@ -152,39 +148,39 @@ struct ng_linalg_ops {
   /* ---- vectors of n elements; symmetric storage is one of ng_sym_count(n) ---- */
   void (*widen)(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to);
   void (*narrow)(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t);
-  /* x <- (float)(by x), the product in double; by == 0: zeros, whatever was there. */
+  /* x <- (float)(by x), the product in double; by == 0: zeros, also for Inf and NaN. */
   void (*scale)(ng_queue *q, int64_t n, float *x, double by);
-  /* F <- keep F + c S, S <- 0: in f32, rounded once more to what F is stored as; and in double. */
+  /* F <- keep F + c S, S <- 0: in f32, then rounded to the dtype of F; and in double. */
   void (*fold)(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c);
   void (*fold_wide)(ng_queue *q, int64_t n, float *F, float *S, double keep, double c);
   void (*times)(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t); /* x <- x o y */
   /* *out: 1 if no element is Inf or NaN, else 0. */
   void (*finite)(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out);
-  /* *out: the largest |element|.  NaN is not seen here: `finite` is what looks for it. */
+  /* *out: the largest |element|, ignoring NaN (use `finite`). */
   void (*largest)(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out);
 
   /* ---- rows of a matrix ---- */
   void (*copy)(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                int64_t ldt);
-  /* U [rows,cols] <- U / spectrum, and R <- 1 / spectrum as stored: the quotients in double. */
+  /* U [rows,cols] <- U / spectrum, and R <- 1 / spectrum in its dtype: quotients in double. */
   void (*divide)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu);
   void (*invert_spectrum)(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
                           ng_dtype t, int64_t ldr);
-  /* out [rows,3]: <P_r, D_r>, |D_r|^2, |P_r|^2 of each row; and *out = |X|^2 of all rows: in double,
-   * in an order that neither the threads nor the width of vectors change. */
+  /* out [rows,3]: <P_r, D_r>, |D_r|^2, |P_r|^2 of each row; and *out = |X|^2: in double, in an
+   * order independent of threads and vector width. */
   void (*row_sums)(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                    const float *D, int64_t ldd, double *out);
   void (*norm2)(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                 double *out);
 };
 
-extern const ng_linalg_ops ng_linalg_ref; /* naive loops, double accumulation: the oracle */
+extern const ng_linalg_ops ng_linalg_ref; /* naive loops in double: the oracle */
 #if defined(NG_HAVE_BLAS)
 extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK by their Fortran symbols */
 #endif
 
-/* A symbol of BLAS, and its name as text.  A BLAS that must not meet others in one process has a word
- * before each of its symbols: scipy_sgemm_ (NG_BLAS_PREFIX = scipy_, see cmake/wheel.cmake). */
+/* A BLAS symbol, and its name as text. In a wheel the symbols have a prefix, so that they do not
+ * meet another BLAS in the process: scipy_sgemm_ (NG_BLAS_PREFIX = scipy_, cmake/wheel.cmake). */
 #if defined(NG_BLAS_PREFIX)
 #define NG_BLAS_PASTE2(prefix, name) prefix##name
 #define NG_BLAS_PASTE(prefix, name) NG_BLAS_PASTE2(prefix, name)
@@ -196,11 +192,12 @@ extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK by their Fortran sy
 #define NG_BLAS_TEXT1(name) NG_BLAS_TEXT2(name)
 #define NG_BLAS_TEXT(name) NG_BLAS_TEXT1(NG_BLAS_NAME(name))
 
-/* By name; NULL if unknown or not built in.  NULL name: the best there is. */
+/* By name; NULL if unknown or not built in. NULL name: the fastest. */
 const ng_linalg_ops *ng_linalg_find(const char *name);
-bool ng_linalg_fits(int64_t n); /* 32-bit BLAS and LAPACK (work sizes included) can take it */
+bool ng_linalg_fits(
+    int64_t n); /* whether 32-bit BLAS and LAPACK, work sizes included, accept the order */
 
-/* What BLAS is loaded: name, version text, kernel name, threads; "" / 0 where it does not say. */
+/* Describe the loaded BLAS: name, version text, kernel name, threads; "" and 0 if unknown. */
 void ng_blas_describe(char *name, size_t name_size, char *kernel, size_t kernel_size,
                       int32_t *threads);
 /* "" or a hint ("OPENBLAS_CORETYPE=SkylakeX would use AVX-512 kernels on this processor"). */
@@ -210,19 +207,19 @@ void ng_blas_hint(char *hint, size_t size);
 
 typedef struct ng_damped {
   int64_t n;
-  const void *F; /* ng_sym order, finite; of f64 all is done in double */
-  ng_dtype kept; /* ... as it is stored  */
-  void *R;       /* receives the inverse, or L of F + d I = L L', in ng_sym order ...             */
-  ng_dtype stored; /* ... as this; f64 only of an F in f64 */
+  const void *F;   /* ng_sym order, finite; f64: all arithmetic is in double */
+  ng_dtype kept;   /* dtype of F */
+  void *R;         /* out: the inverse, or L of F + d I = L L', in ng_sym order */
+  ng_dtype stored; /* dtype of R; f64 only if F is f64 */
   bool is_factor;
-  int *info;       /* [2] room that the queue may write ...          */
-  double *largest; /* ... and if `stored` is not f32                 */
+  int *info;       /* [2] memory of the queue */
+  double *largest; /* memory of the queue, if `stored` is not f32 */
 } ng_damped;
 
-/* The rung at which R passed its checks: 0 as asked, 1 to 3 with d times 10, 100, 1000, then in double with
- * d itself; NONE: it did not, and R is as it was. */
+/* Compute R and return the rung that passed the checks: 0 as asked, 1 to 3 with d times 10, 100,
+ * 1000, then in double with d; NONE: none passed, and R is unchanged. */
 enum { NG_DAMPED_DOUBLE = 4, NG_DAMPED_NONE = 5 };
-/* Up to this order Cholesky and its solves are done in double, in every linear algebra. */
+/* Up to this order Cholesky and its solves are in double, in every implementation. */
 enum { NG_SMALL_SOLVE = 128 };
 int32_t ng_damped_solve(ng_queue *q, const ng_damped *m, double d, float *scratch);
 int64_t ng_damped_scratch(int64_t n); /* floats */

@@ -1,16 +1,12 @@
-/* ref.c: linear algebra by plain loops.
+/* ref.c: linear algebra by plain loops: the oracle of the other implementations, and the fallback
+ * without BLAS.
  *
- * In: row-major matrices and ng_sym storage; out: the operations of linalg.h.  It is the oracle
- * that other implementations are held against and what a build without BLAS runs on, so it is
- * written to be read: every sum is taken in double, in index order, and rounded once.  An entry is
- * done when it returns, so nothing here looks at its queue; vectors and storage are vector.c's.
+ * Every sum is in double, in index order, rounded once. Vectors and storage: vector.c.
  *
  * Eigenvalues: Householder reduction to tridiagonal form, then implicit QL with Wilkinson's shift
- * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), all in double.
+ * (Golub & Van Loan, Matrix Computations, 4th ed., 8.3), in double.
  *
- * Cost: n^3 operations one by one, so no match for a BLAS; it is for tests, small layers, and
- * machines without one.  The bits are those of the order of sums written here, on every machine
- * with IEEE arithmetic and without contraction. */
+ * The bits are the same on every machine with IEEE arithmetic and without contraction. */
 #include "linalg/linalg.h"
 #include "linalg/vector.h"
 
@@ -20,7 +16,7 @@
 
 /* ---- products --------------------------------------------------------------------------------*/
 
-/* (A B)_ij = sum over l of A_il B_lj.  beta == 0 does not read C, which may be anything, NaN too. */
+/* (A B)_ij = sum over l of A_il B_lj. beta == 0 does not read C, which may be NaN. */
 static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha,
                  const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                  int64_t ldc) {
@@ -40,14 +36,14 @@ static void gemm(ng_queue *q, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
   }
 }
 
-/* S_ij += alpha sum over rows l of X_li Y_lj, each element through its position. */
+/* S_ij += alpha sum over rows l of X_li Y_lj. */
 static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0, int64_t k,
                         const float *X, int64_t ldx, const float *Y, int64_t ldy, int64_t rows,
                         float alpha) {
   (void)q;
   for (int64_t i = 0; i < m; i++) {
     for (int64_t j = 0; j < k; j++) {
-      if (c0 + j > r0 + i) break; /* of a diagonal block only the lower triangle */
+      if (c0 + j > r0 + i) break; /* of a diagonal block the lower triangle only */
       double sum = 0.0;
       for (int64_t l = 0; l < rows; l++) {
         sum += (double)X[l * ldx + i] * (double)Y[l * ldy + j];
@@ -58,13 +54,11 @@ static void add_product(ng_queue *q, ng_sym S, int64_t r0, int64_t m, int64_t c0
   }
 }
 
-/* The same with Y = X: add_product stops at the diagonal of such a block. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
   add_product(q, S, r0, m, r0, m, X, ldx, X, ldx, rows, alpha);
 }
 
-/* C = B S, and C = S B below: S is symmetric, so (l, j) and (j, l) are one element. */
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
   (void)q;
@@ -79,7 +73,6 @@ static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t 
   }
 }
 
-/* Column c of C is S times column c of B; see linalg.h for shapes. */
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
   (void)q;
@@ -95,13 +88,12 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------
- * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, and L_ii the root of what is left of S_ii (Golub
- * & Van Loan, 4.2): where nothing positive is left, the leading minor i + 1 is not positive, which is
- * the info that LAPACK gives, too; NaN fails the same comparison, where LAPACK reports success.
+ * L_ij = (S_ij - sum over l < j of L_il L_jl) / L_jj, and L_ii the root of S_ii - sum L_il^2 (Golub & Van
+ * Loan, 4.2). If that is not positive, or NaN, info is i + 1, the order of the failing leading minor.
  *
- * Row by row in place, float and double from one text.  In `invert`, first X = L^-1: (i, j) needs
- * row i from column j on and the finished rows above.  Then X'X: (i, j) needs column i and column j
- * from row i down, so row i may go once the rows above it are done, its diagonal last. */
+ * Row by row in place, the same text for float and double. `invert` first computes X = L^-1: (i, j) needs row i
+ * from column j on and the finished rows above. Then X'X: (i, j) needs column i and column j from row i down, so
+ * row i is overwritten after the rows above, its diagonal last. */
 #define AT(i, j) a[ng_sym_at(n, (i), (j))]
 #define CHOLESKY(number, suffix)                                                                   \
   static int factor_##suffix(int64_t n, number *a) {                                               \
@@ -151,19 +143,17 @@ CHOLESKY(float, f32)
 CHOLESKY(double, f64)
 #undef AT
 
-/* info in memory, as a device would leave it; read by whoever waits (ng_info_read). */
 static void factor(ng_queue *q, ng_sym S, int *info) {
   (void)q;
   *info = factor_f32(S.n, S.a);
 }
 
-/* From L, not from S: info i if L has a zero at i, where its inverse does not exist. */
+/* info i: L has a zero at i. */
 static void invert(ng_queue *q, ng_sym L, int *info) {
   (void)q;
   *info = invert_f32(L.n, L.a);
 }
 
-/* The same text in double, for the ladder. */
 static void factor64(ng_queue *q, int64_t n, double *a, int *info) {
   (void)q;
   *info = factor_f64(n, a);
@@ -174,8 +164,7 @@ static void invert64(ng_queue *q, int64_t n, double *a, int *info) {
   *info = invert_f64(n, a);
 }
 
-/* x <- (L L')^-1 x, x strided: forward, then backward.  Rounded to f32 after every element, since x
- * is all the memory there is: as BLAS does, and no worse. */
+/* x <- (L L')^-1 x, x strided: forward, then backward. Each element is rounded to f32, as by BLAS. */
 static void solve_vector(ng_sym L, float *x, int64_t stride) {
   for (int64_t i = 0; i < L.n; i++) { /* L y = x */
     double sum = (double)x[i * stride];
@@ -184,7 +173,7 @@ static void solve_vector(ng_sym L, float *x, int64_t stride) {
     }
     x[i * stride] = (float)(sum / (double)L.a[ng_sym_at(L.n, i, i)]);
   }
-  for (int64_t i = L.n - 1; i >= 0; i--) { /* L' x = y, of which row i is column i of L */
+  for (int64_t i = L.n - 1; i >= 0; i--) { /* L' x = y; row i of L' is column i of L */
     double sum = (double)x[i * stride];
     for (int64_t l = i + 1; l < L.n; l++) {
       sum -= (double)L.a[ng_sym_at(L.n, l, i)] * (double)x[l * stride];
@@ -193,7 +182,6 @@ static void solve_vector(ng_sym L, float *x, int64_t stride) {
   }
 }
 
-/* The same without a stride, rounded to double only. */
 static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
@@ -212,8 +200,7 @@ static void solve64(ng_queue *q, int64_t n, const double *a, double *x) {
   }
 }
 
-/* B (L L')^-1: every row of B by itself, because the inverse is symmetric; below, every column.  No
- * two of them share a number, so their order is no matter. */
+/* Rows of B are independent, as are columns below. */
 static void solve_right(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
   (void)q;
   for (int64_t r = 0; r < m; r++) {
@@ -230,26 +217,26 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
-/* A = Q T Q' with Q = H_0 H_1 ... H_{n-3}, H_k = I - beta v v' on indices k+1 and up.  d, e: the
- * diagonal and subdiagonal of T.  On return A holds Q'.  p: n numbers of scratch. */
+/* A = Q T Q' with Q = H_0 H_1 ... H_{n-3}, H_k = I - beta v v' on indices from k+1. d, e: diagonal
+ * and subdiagonal of T. On return A contains Q'. p: n numbers of scratch. */
 static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
   for (int64_t k = 0; k + 2 < n; k++) {
-    double *v = A + k * n; /* row k from k+1 on: becomes v, and stays there until Q' is formed */
+    double *v = A + k * n; /* row k from k+1 on becomes v, and stays until Q' is formed */
     /* H x = e[k] e_1 for x = row k behind its diagonal: v = x - e[k] e_1, |e[k]| = |x|. */
     double norm = 0.0;
     for (int64_t i = k + 1; i < n; i++) {
       norm += v[i] * v[i];
     }
-    norm =
-        norm > 1e-280 ? sqrt(norm) : 0.0; /* next to the largest entry, 1/2 to 1, it is nothing */
+    norm = norm > 1e-280 ? sqrt(norm)
+                         : 0.0; /* negligible beside the largest entry, which is 1/2 to 1 */
     d[k] = v[k];
-    e[k] = v[k + 1] > 0.0 ? -norm : norm; /* the sign that does not cancel in v[k+1] - e[k] */
+    e[k] = v[k + 1] > 0.0 ? -norm : norm; /* this sign avoids cancellation in v[k+1] - e[k] */
     v[k + 1] -= e[k];
     /* ||v||^2 = 2 norm (norm + |x|) = -2 e[k] v[k+1] */
     const double beta = norm > 0.0 ? -1.0 / (e[k] * v[k + 1]) : 0.0;
     v[k] = beta;
-    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v: both sides at
-     * once, n^2 products for A v and n^2 for the update (Golub & Van Loan, 8.3.1). */
+    /* H A H = A - v w' - w v' with p = beta A v and w = p - (beta <p, v> / 2) v (Golub & Van Loan,
+     * 8.3.1). */
     double pv = 0.0;
     for (int64_t i = k + 1; i < n; i++) {
       double sum = 0.0;
@@ -275,7 +262,7 @@ static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
   d[n - 1] = A[(n - 1) * n + n - 1];
   e[n - 1] = 0.0;
   /* Q' = H_{n-3} ... H_0, from the last: each H_k meets a matrix that is the identity outside the
-   * indices above k+1, and line k+1 is made so just before. */
+   * indices above k+1; line k+1 is set just before. */
   for (int64_t k = n - 1; k >= 0; k--) {
     double *v = A + (k > 0 ? k - 1 : 0) * n;
     for (int64_t i = k; i < n; i++) {
@@ -295,10 +282,10 @@ static void tridiagonal(int64_t n, double *A, double *d, double *e, double *p) {
   }
 }
 
-/* Implicit QL on (d, e); the rotations are gathered in the rows of V.  From the lower end l, m is the
- * first place where the matrix falls apart (e[m] is nothing next to its neighbours); a shift by the
- * eigenvalue of the 2 x 2 corner that is nearer to d[l] makes e[l] vanish cubically; each rotation chases
- * the bulge one place up.  info: l + 1 for an eigenvalue that did not come, as LAPACK says it. */
+/* Implicit QL on (d, e); V collects the rotations in its rows. m is the first index from l where
+ * the matrix splits (e[m] is negligible); the shift by the eigenvalue of the 2 x 2 corner nearer to
+ * d[l] makes e[l] vanish cubically; each rotation moves the bulge up by one. info: l + 1 for an
+ * eigenvalue without convergence, as LAPACK. */
 static int ql(int64_t n, double *V, double *d, double *e) {
   int64_t left = 30 * n; /* LAPACK's bound; 2 n sweeps are usual */
   for (int64_t l = 0; l < n; l++) {
@@ -310,17 +297,17 @@ static int ql(int64_t n, double *V, double *d, double *e) {
       }
       if (m == l) break;
       if (left-- == 0) return (int)(l + 1);
-      /* Wilkinson's shift: d[l] - e[l] / (g + sign(g) root(g^2 + 1)), hypot for no overflow. */
+      /* Wilkinson's shift: d[l] - e[l] / (g + sign(g) root(g^2 + 1)); hypot avoids overflow. */
       double g = (d[l + 1] - d[l]) / (2.0 * e[l]);
-      /* d[m] minus the shift; the sign of the root is that of g, so nothing cancels */
+      /* d[m] minus the shift, without cancellation */
       g = d[m] - d[l] + e[l] / (g + copysign(hypot(g, 1.0), g));
-      double s = 1.0, c = 1.0, p = 0.0; /* sine, cosine, what the last rotation moved */
+      double s = 1.0, c = 1.0, p = 0.0; /* sine, cosine, displacement of the last rotation */
       int64_t i = m - 1;
       for (; i >= l; i--) {
         const double f = s * e[i], b = c * e[i];
         double r = hypot(f, g);
         e[i + 1] = r;
-        if (r == 0.0) { /* split by underflow: start again with the smaller block */
+        if (r == 0.0) { /* split by underflow: restart with the smaller block */
           d[i + 1] -= p;
           e[m] = 0.0;
           break;
@@ -332,7 +319,7 @@ static int ql(int64_t n, double *V, double *d, double *e) {
         p = s * r;
         d[i + 1] = g + p;
         g = c * r - b;
-        /* The same rotation on rows i and i + 1 of V, which become the eigenvectors. */
+        /* The same rotation on rows i and i + 1 of V. */
         double *x = V + i * n, *y = x + n;
         for (int64_t j = 0; j < n; j++) {
           const double t = y[j];
@@ -349,12 +336,10 @@ static int ql(int64_t n, double *V, double *d, double *e) {
   return 0;
 }
 
-/* Bytes for the two vectors beside V and w.  Beside both because the caller owns all memory, and a
- * device would, too. */
 static int64_t decompose_work(int64_t n) { return 2 * n * (int64_t)sizeof(double); }
 
-/* V = Q T Q', T's eigenvalues, and both in ascending order.  Not finite: info 1 at once, since QL would
- * not end otherwise before its bound. */
+/* Eigenvalues of V in ascending order. Non-finite input: info 1 at once, since QL would not
+ * converge. */
 static int decompose(int64_t n, double *V, double *w, void *work) {
   double *e = work, *p = e + n;
   double most = 0.0;
@@ -362,8 +347,8 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
     if (!isfinite(V[i])) return 1;
     most = fmax(most, fabs(V[i]));
   }
-  /* The largest entry becomes 1/2 to 1.  A power of two, so exact: squares of tiny or huge entries stay
-   * in range, and eigenvalues are scaled back by the same. */
+  /* Scale the largest entry to 1/2 to 1 by a power of two, which is exact, so that squares stay in
+   * range. */
   int exponent = 0;
   (void)frexp(most, &exponent);
   for (int64_t i = 0; i < n * n; i++) {
@@ -373,7 +358,7 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   const int info = ql(n, V, w, e);
   if (info != 0) return info;
   for (int64_t i = 0; i < n; i++) {
-    /* By selection: n^2 comparisons beside n^3 of arithmetic, and fewer than n swaps of rows. */
+    /* selection sort: fewer than n swaps of rows */
     int64_t least = i;
     for (int64_t j = i + 1; j < n; j++) {
       if (w[j] < w[least]) least = j;
@@ -393,21 +378,17 @@ static int decompose(int64_t n, double *V, double *w, void *work) {
   return 0;
 }
 
-/* Overwrites V with the eigenvectors as rows; what `eigen` needs beyond that is a copy in
- * double. */
 static int64_t eigen64_work(const ng_queue *q, int64_t n) {
   (void)q;
   return decompose_work(n);
 }
 
-/* V holds S on entry, both triangles, and row by row the eigenvectors when it is done. */
 static void eigen64(ng_queue *q, int64_t n, double *V, double *w, void *work, int *info) {
   (void)q;
   *info = decompose(n, V, w, work);
 }
 
-/* In f32: the same in double, rounded at the end.  The oracle must not have f32's errors of its
- * own. */
+/* In double, rounded at the end: the oracle must not have f32 errors. */
 static int64_t eigen_work(const ng_queue *q, int64_t n) {
   (void)q;
   return (n * n + n) * (int64_t)sizeof(double) + decompose_work(n);

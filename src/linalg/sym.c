@@ -1,10 +1,8 @@
-/* sym.c: what is done to a symmetric matrix element by element, by whoever has it in host memory.
+/* sym.c: access to symmetric matrices in host memory, element by element.
  *
- * In: an ng_sym (or a double array in its order); out: the same, or dense copies.  What does not care
- * about the shape, and scalars, are entries of a queue: vector.c.  The
- * storage is LAPACK's rectangular full packed format (Gustavson, Wasniewski, Dongarra, Langou,
- * "Rectangular full packed format for Cholesky's algorithm", ACM TOMS 37(2), 2010), which is a
- * rectangle of n(n+1)/2 numbers that BLAS can work on without unpacking:
+ * The storage is LAPACK's rectangular full packed format (Gustavson, Wasniewski, Dongarra, Langou,
+ * "Rectangular full packed format for Cholesky's algorithm", ACM TOMS 37(2), 2010), a rectangle of
+ * n(n+1)/2 numbers that BLAS uses without unpacking:
  *
  *     lower triangle of S      stored columns (n = 5, h = 3, ld = 5)
  *     00                       00  33  43
@@ -13,9 +11,9 @@
  *     30 31 32 33              30  31  32
  *     40 41 42 43 44           40  41  42
  *
- * Everything here walks *runs*: line f of the matrix has one contiguous stretch, the column below
- * the diagonal for f < h, the row from column h to the diagonal for f >= h.  Together the runs are
- * each stored element once. */
+ * Functions walk *runs*: line f of the matrix has one contiguous run, for f < h the column below
+ * the diagonal, for f >= h the row from column h to the diagonal. All runs together are each stored
+ * element once. */
 #include "linalg/linalg.h"
 
 #include <string.h>
@@ -26,7 +24,6 @@ typedef struct run {
   int64_t at, from, to; /* elements (f, t) = (t, f), t in [from, to), are at + t - from */
 } run;
 
-/* Line f starts at its diagonal and goes down, or starts at column h and goes to its diagonal. */
 static run run_of(int64_t n, int64_t f) {
   const int64_t h = (n + 1) / 2;
   run r;
@@ -40,8 +37,7 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
-/* From (row, col), all on one side of column h.  In the plain half columns are contiguous, in the
- * other rows: that is what rs and cs say. */
+/* A block on one side of column h. Columns are contiguous on the left, rows on the right. */
 static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t cols,
                       bool diagonal) {
   const int64_t h = (s.n + 1) / 2, ld = s.n | 1;
@@ -57,8 +53,8 @@ static ng_piece piece(ng_sym s, int64_t row, int64_t col, int64_t rows, int64_t 
   return p;
 }
 
-/* A block is cut at column h only, since each side of it is one rectangle; a block on the diagonal
- * that crosses it becomes triangle, rectangle, triangle. */
+/* A block is cut at column h. A diagonal block that crosses h becomes triangle, rectangle,
+ * triangle. */
 int32_t ng_sym_pieces(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
   const int64_t left = clamp(h - c0, 0, k); /* columns of the block in the plain half */
@@ -97,7 +93,7 @@ void ng_sym_unpack(ng_sym S, float *full, int64_t ld) {
   }
 }
 
-/* Columns of the lower triangle are read across rows of `full`, a tile of whole cache lines at a time. */
+/* Columns of the lower triangle cross rows of `full`: a tile of whole cache lines at a time. */
 void ng_sym_pack(ng_sym S, const float *full, int64_t ld) {
   const int64_t n = S.n, h = (n + 1) / 2;
   for (int64_t f0 = 0; f0 < h; f0 += TILE) {
@@ -120,7 +116,7 @@ void ng_sym_column(ng_sym S, int64_t j, float *out) {
   }
 }
 
-/* Every stored element once: into its line's sum and, off the diagonal, into its mirror's. */
+/* Each stored element goes into the sum of its line and, off the diagonal, of its mirror. */
 void ng_sym_vector(ng_sym S, const double *x, double *y) {
   for (int64_t i = 0; i < S.n; i++) {
     y[i] = 0.0;

@@ -1,15 +1,12 @@
-/* vector.c: vectors, rows and symmetric storage on the host: entries that `ref` and `cpu` share.
+/* vector.c: entries for vectors, rows and symmetric storage on the host, shared by `ref` and `cpu`.
  *
- * In: arrays in host memory, stored as f32, bf16 or f16; out: the same, changed in place, or numbers in
- * the caller's memory.  Every entry is done when it returns.
- *
- * Two promises, both so that a run repeats itself bit for bit whatever the machine and its threads:
- *   - what is computed element by element is rounded as the formula beside it says, and no compiler
- *     contracts a product and a sum (-ffp-contract=off), so any width of vector gives the same;
- *   - a sum has one order: elements into LANES lanes in double, lanes from the first to the last, and
- *     pieces, whose number does not depend on the threads, from the first to the last.
- * A sum of n products in double is off by at most n 2^-53 of the sum of magnitudes (Higham, Accuracy
- * and Stability of Numerical Algorithms, 2nd ed., (3.5)), and a product of two f32 is exact in it. */
+ * Two rules give the same bits on every machine and for any number of threads:
+ *   - element-wise results are rounded as the formula beside them says, without contraction of a product and a sum
+ *     (-ffp-contract=off), so the vector width does not matter;
+ *   - a sum has one order: elements into LANES lanes in double, lanes from first to last, and pieces, whose number
+ *     does not depend on the threads, from first to last.
+ * A sum of n products in double has an error of at most n 2^-53 of the sum of magnitudes (Higham,
+ * Accuracy and Stability of Numerical Algorithms, 2nd ed., (3.5)); a product of two f32 is exact. */
 #include "linalg/vector.h"
 
 #include <math.h>
@@ -19,36 +16,33 @@
 #include "simd.h"
 
 enum {
-  TILE = 256,         /* elements that are converted at a time: they stay in the nearest cache */
+  TILE = 256,         /* elements converted at a time, in the nearest cache */
   LANES = 8,          /* of a sum */
-  LEAST_FOLD = 16384, /* elements, LEAST_SUM: waking threads costs some 10 us: not for less */
+  LEAST_FOLD = 16384, /* below these sizes starting threads (10 us) costs more than the loop */
   LEAST_SUM = 8192,
   MOST_PIECES = 256,
-  NORM_TILE = 512, /* elements and pieces of norm2: parts of its order */
+  NORM_TILE = 512, /* elements and pieces of norm2: they define its order */
   NORM_PIECES = 64
 };
 
-/* x as bytes: arrays of three dtypes go through the same entries. */
 static const void *stored_at(const void *x, ng_dtype t, int64_t i) {
   return (const char *)x + i * ng_dtype_size(t);
 }
 
-/* The same, to be written. */
 static void *place_at(void *x, ng_dtype t, int64_t i) { return (char *)x + i * ng_dtype_size(t); }
 
-/* n elements from x as f32: where they are, or converted into `tile`. */
+/* n elements of x as f32: in place, or converted into `tile`. */
 static const float *as_floats(const void *x, ng_dtype t, int64_t n, float *tile) {
   if (t == NG_F32) return x;
   ng_to_f32(tile, x, t, n);
   return tile;
 }
 
-/* How many elements to do at once: as many as there are if nothing is converted. */
+/* Elements of one pass: all if no conversion is needed. */
 static int64_t step_of(ng_dtype t, int64_t left) {
   return t == NG_F32 ? left : ng_min64(left, TILE);
 }
 
-/* Nothing is ever late here.  The counter of the queue is linalg.c's. */
 void ng_host_wait(ng_queue *q) { (void)q; }
 
 /* ---- symmetric storage -----------------------------------------------------------------------*/
@@ -64,8 +58,8 @@ void ng_host_unpack(ng_queue *q, ng_sym S, float *full, int64_t ld) {
   ng_sym_unpack(S, full, ld);
 }
 
-/* Damping: S + d I.  The sum in double, rounded to f32 and then to what S is stored as: d is often far
- * below half a unit of the diagonal in bf16, and then nothing moves. */
+/* Damping: S + d I, in double, rounded to f32 and then to the dtype of S: in bf16 a small d changes
+ * nothing. */
 void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
   (void)q;
   for (int64_t i = 0; i < n; i++) {
@@ -77,7 +71,7 @@ void ng_host_shift(ng_queue *q, int64_t n, void *S, ng_dtype t, double d) {
   }
 }
 
-/* In index order: n terms, so lanes would save nothing that one could measure. */
+/* In index order. */
 void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *out) {
   (void)q;
   double sum = 0.0;
@@ -91,13 +85,12 @@ void ng_host_trace(ng_queue *q, int64_t n, const void *S, ng_dtype t, double *ou
 
 /* ---- element by element ----------------------------------------------------------------------*/
 
-/* Exact: every bf16 and f16 is an f32. */
 void ng_host_widen(ng_queue *q, int64_t n, const void *x, ng_dtype t, float *to) {
   (void)q;
   ng_to_f32(to, x, t, n);
 }
 
-/* To the nearest, ties to even; f16 ends at 65504 and goes on to Inf. */
+/* To the nearest, ties to even; beyond 65504 f16 becomes Inf. */
 void ng_host_narrow(ng_queue *q, int64_t n, const float *x, void *to, ng_dtype t) {
   (void)q;
   ng_from_f32(to, t, x, n);
@@ -109,7 +102,7 @@ NG_CLONES static void scale_floats(float *x, int64_t n, double by) {
   }
 }
 
-/* by == 0 forgets what was there: 0 times an Inf would not, and a sum of -0 would keep its sign. */
+/* by == 0 also clears Inf, NaN and -0. */
 void ng_host_scale(ng_queue *q, int64_t n, float *x, double by) {
   (void)q;
   if (by == 0.0) {
@@ -127,7 +120,7 @@ NG_CLONES static void fold_floats(float *restrict F, const float *restrict S, in
   }
 }
 
-/* What all pieces of a fold share; piece i has elements [i chunk, (i + 1) chunk). */
+/* Piece i has elements [i chunk, (i + 1) chunk). */
 typedef struct fold_job {
   void *F;
   float *S;
@@ -136,8 +129,7 @@ typedef struct fold_job {
   float keep, c;
 } fold_job;
 
-/* One pass over memory: F comes and goes, S comes and is cleared while it is still in a cache, so that
- * the next step adds to zeros without a pass of its own. */
+/* S is cleared while it is in a cache, so that the next step needs no pass for that. */
 static void fold_piece(void *arg, int32_t piece) {
   const fold_job *j = arg;
   const int64_t to = ng_min64(j->n, (piece + 1) * j->chunk);
@@ -157,8 +149,8 @@ static void fold_piece(void *arg, int32_t piece) {
   }
 }
 
-/* A running average takes what a step has summed (kronecker_stats.c).  Pieces are whole cache lines of S,
- * one a thread; they share nothing, so their number does not show in the result. */
+/* Pieces are whole cache lines of S, one a thread; they share nothing, so their number does not
+ * change bits. */
 void ng_host_fold(ng_queue *q, int64_t n, void *F, ng_dtype t, float *S, float keep, float c) {
   fold_job j = {F, S, t, n, 0, keep, c};
   const int32_t pieces = n < LEAST_FOLD ? 1 : q->threads;
@@ -173,7 +165,7 @@ NG_CLONES static void fold_doubles(float *restrict F, const float *restrict S, i
   }
 }
 
-/* keep F + c S in double, rounded once to f32: for averages of a vector, which are small. */
+/* For averages of vectors, which are small: in double, rounded once. */
 void ng_host_fold_wide(ng_queue *q, int64_t n, float *F, float *S, double keep, double c) {
   (void)q;
   fold_doubles(F, S, n, keep, c);
@@ -186,8 +178,7 @@ NG_CLONES static void times_floats(float *restrict x, const float *restrict y, i
   }
 }
 
-/* An eigenbasis that was divided by beforehand (invert_spectrum) is multiplied by: one product a number
- * instead of a quotient. */
+/* With prediv: one product instead of a quotient. */
 void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t) {
   (void)q;
   float tile[TILE];
@@ -200,14 +191,12 @@ void ng_host_times(ng_queue *q, int64_t n, float *x, const void *y, ng_dtype t) 
 
 /* ---- looking at all of them ------------------------------------------------------------------*/
 
-/* An exponent of all ones is Inf or NaN, in each of the three types. */
 void ng_host_finite(ng_queue *q, int64_t n, const void *x, ng_dtype t, int *out) {
   (void)q;
   *out = ng_all_finite(x, t, n);
 }
 
-/* By bits, which vectorises; where they are not finite, one by one: a comparison with NaN is false, so NaN
- * is passed over. */
+/* By bits, which vectorises. If some are not finite, one by one: comparisons with NaN are false. */
 void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *out) {
   (void)q;
   const uint32_t bits = ng_most_bits_of(x, t, n);
@@ -228,11 +217,10 @@ void ng_host_largest(ng_queue *q, int64_t n, const void *x, ng_dtype t, double *
 
 /* ---- rows ------------------------------------------------------------------------------------*/
 
-/* Rows may lie apart on either side: a block of one matrix into a block of another. */
 void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64_t ldx, float *to,
                   int64_t ldt) {
   (void)q;
-  if (ldx == cols && ldt == cols) { /* one stretch */
+  if (ldx == cols && ldt == cols) { /* contiguous */
     memcpy(to, x, (size_t)(rows * cols) * sizeof *to);
     return;
   }
@@ -241,12 +229,11 @@ void ng_host_copy(ng_queue *q, int64_t rows, int64_t cols, const float *x, int64
   }
 }
 
-/* With F = A (x) G, A = Q_A a Q_A', G = Q_G g Q_G', the damped inverse of F is diagonal in both bases
- * (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A' with U = Q_G' D Q_A and s from ng_spectrum,
- * whose three dampings are on A, on G (a split damping) or on their product (joint).
+/* With F = A (x) G, A = Q_A a Q_A', G = Q_G g Q_G', the damped inverse of F is diagonal in both
+ * bases (Grosse & Martens 2016, appendix B): PD = Q_G (U / s) Q_A' with U = Q_G' D Q_A and s of
+ * ng_spectrum.
  *
- * One row of it, g = g[r] + on_g.  Eigenvalues are not negative (kronecker_solve.c), so a term that is 0
- * leaves the bits of the others alone. */
+ * One row of the quotient, g = g[r] + on_g. */
 NG_CLONES static void divide_row(float *restrict u, const float *restrict a, int64_t n, double g,
                                  double on_a, double on_both) {
   for (int64_t c = 0; c < n; c++) {
@@ -261,7 +248,7 @@ NG_CLONES static void invert_row(float *restrict u, const float *restrict a, int
   }
 }
 
-/* Quotients in double: s may be below what f32 holds. */
+/* In double: s may be below the range of f32. */
 void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, float *U, int64_t ldu) {
   (void)q;
   for (int64_t r = 0; r < rows; r++) {
@@ -269,7 +256,6 @@ void ng_host_divide(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, floa
   }
 }
 
-/* The same for one of 1, to be stored beside the bases until they are solved again. */
 void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectrum s, void *R,
                              ng_dtype t, int64_t ldr) {
   (void)q;
@@ -285,8 +271,8 @@ void ng_host_invert_spectrum(ng_queue *q, int64_t rows, int64_t cols, ng_spectru
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* <P,D>, |D|^2, |P|^2: element c goes into lane c mod LANES.  Eight lanes of double are one register of
- * AVX-512, two of AVX2 and four of SSE2, and the same additions in all of them. */
+/* <P,D>, |D|^2, |P|^2: element c goes into lane c mod LANES. Eight lanes of double are one register
+ * of AVX-512, two of AVX2, four of SSE2, with the same additions. */
 NG_CLONES static void sum_pair(const float *P, const float *D, int64_t n, double out[3]) {
   double pd[LANES] = {0.0}, dd[LANES] = {0.0}, pp[LANES] = {0.0};
   const int64_t whole = n / LANES * LANES;
@@ -330,7 +316,6 @@ NG_CLONES static double sum_squares(const float *x, int64_t n) {
   return sum;
 }
 
-/* The same for rows. */
 typedef struct sums_job {
   const float *P, *D;
   int64_t ldp, ldd, rows, cols, chunk;
@@ -345,7 +330,7 @@ static void sums_piece(void *arg, int32_t piece) {
   }
 }
 
-/* A row is summed by one thread, so any number of them gives the same. */
+/* One thread sums a row, so their number does not change bits. */
 void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, int64_t ldp,
                       const float *D, int64_t ldd, double *out) {
   sums_job j = {P, D, ldp, ldd, rows, cols, 0, out};
@@ -355,7 +340,7 @@ void ng_host_row_sums(ng_queue *q, int64_t rows, int64_t cols, const float *P, i
   ng_queue_run(q, (int32_t)pieces, sums_piece, &j);
 }
 
-/* Here pieces are shares of all elements, and each has a sum of its own. */
+/* A piece is a share of all elements with its own sum. */
 typedef struct norm_job {
   const void *X;
   ng_dtype t;
@@ -364,7 +349,7 @@ typedef struct norm_job {
   double sum[NORM_PIECES];
 } norm_job;
 
-/* A share of all elements, row after row, NORM_TILE at a time and never over the end of a row. */
+/* NORM_TILE elements at a time, never beyond the end of a row. */
 static void norm_piece(void *arg, int32_t piece) {
   norm_job *j = arg;
   const int64_t all = j->rows * j->cols, to = all * (piece + 1) / j->pieces;
@@ -379,7 +364,7 @@ static void norm_piece(void *arg, int32_t piece) {
   }
 }
 
-/* So many pieces whatever the threads: what they leave is added up from the first to the last. */
+/* The number of pieces does not depend on the threads. */
 void ng_host_norm2(ng_queue *q, int64_t rows, int64_t cols, const void *X, ng_dtype t, int64_t ldx,
                    double *out) {
   norm_job j = {.X = X, .t = t, .ld = ldx, .rows = rows, .cols = cols};

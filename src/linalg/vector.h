@@ -1,8 +1,7 @@
-/* vector.h: the entries that every linear algebra on the host shares: vector.c.
+/* vector.h: entries that all implementations on the host share (vector.c).
  *
- * Loops over memory in an order that is part of their contract, so that there is nothing for a BLAS to
- * be better at: `ref` and `cpu` name them with NG_HOST_ENTRIES in their tables.  A linear algebra with
- * a memory of its own has its own. */
+ * The order of these loops is part of their contract, so a BLAS could not do better. `ref` and
+ * `cpu` add them to their tables by NG_HOST_ENTRIES. */
 #ifndef NG_VECTOR_H
 #define NG_VECTOR_H
 
