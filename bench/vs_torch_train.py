@@ -36,7 +36,7 @@ def natgrad_steps(args, steps):
     out = subprocess.run([args.program, "bench", "train", "--model", args.model, "--batch", str(args.batch),
                           "--repeat", str(steps), "--no-floors", "--json"],
                          check=True, text=True, capture_output=True, env=env).stdout
-    return next(line["median_ms"] for line in map(json.loads, out.splitlines()) if line["case"] == "both")
+    return next(line["median_ms"] for line in map(json.loads, out.splitlines()) if line.get("case") == "both")
 
 
 def main():

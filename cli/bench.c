@@ -1,21 +1,19 @@
-/* bench.c: `natgrad bench NAME`: which bench, with which arguments. */
+/* bench.c: `natgrad bench CASE`: the table of cases, their arguments, and the printer of all results. */
 #include "commands.h"
 #include "bench.h"
+#include "floors.h"
 
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const struct bench {
-  const char *name;
-  int (*run)(const bench_wish *w, const cli_args *args);
-  bool own_models; /* has its own when --model is not given */
-} benches[] = {{"kfac", bench_kfac, false},
-               {"train", bench_train, false},
-               {"fused-eva", bench_eva, true},
-               {"state", bench_state, true},
-               {"window", bench_window, true}};
-enum { BENCHES = sizeof benches / sizeof benches[0] };
+static const bench_case *const cases[] = {&bench_kfac, &bench_train, &bench_eva, &bench_state,
+                                          &bench_window};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+/* ---- for the cases ---------------------------------------------------------------------------*/
 
 static int by_size(const void *x, const void *y) {
   const double a = *(const double *)x, b = *(const double *)y;
@@ -33,86 +31,307 @@ void bench_fill(float *x, int64_t n, float scale) {
     x[i] = scale * bench_number(&s);
 }
 
-ngio_out bench_line(const char *bench, const char *of) {
+float *bench_floats(int64_t n) {
+  void *x = NULL;
+  if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0) {
+    (void)cli_bad("bench: no memory for arrays of %lld floats", (long long)n);
+    return NULL;
+  }
+  return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before anything is timed */
+}
+
+int bench_failed(const bench *b, const char *what, ng_status st) {
+  return cli_bad("bench: %s: %s (%s)", what, ng_last_error(b->ctx), ng_status_name(st));
+}
+
+int bench_add(bench *b, const char *format, ...) {
+  enum { BLOCK = 64 };
+  if (b->rows % BLOCK == 0) {
+    bench_row *more = cli_take((size_t)(b->rows + BLOCK), sizeof *more);
+    if (b->rows > 0) memcpy(more, b->row, (size_t)b->rows * sizeof *more);
+    free(b->row);
+    b->row = more;
+  }
+  bench_row *row = &b->row[b->rows];
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(row->work, sizeof row->work, format, args);
+  va_end(args);
+  row->ms = cli_take((size_t)b->repeat, sizeof *row->ms);
+  return b->rows++;
+}
+
+void bench_time(bench *b, int row, int r, double ms) {
+  if (r >= 0) b->row[row].ms[r] = ms;
+}
+
+void bench_note(bench *b, const char *format, ...) {
+  const size_t n = strlen(b->notes);
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(b->notes + n, sizeof b->notes - n, format, args);
+  va_end(args);
+}
+
+void bench_common(bench *b, const char *key, int64_t value) {
+  b->common[b->commons].key = key;
+  b->common[b->commons++].value = value;
+}
+
+double bench_gflops(bench *b) {
+  if (b->gflops == 0 && floors_possible()) b->gflops = floor_sgemm_gflops(4096);
+  return b->gflops;
+}
+
+double bench_copy_gbs(bench *b) {
+  if (b->copy_gbs == 0) b->copy_gbs = floor_copy_gbs();
+  return b->copy_gbs;
+}
+
+int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out) {
+  char *end = NULL;
+  const double number = strtod(model, &end);
+  if (*end != 0 || end == model) return shapes_make(model, SHAPES_OF_BENCH, out);
+  if (!(number >= (double)cols && number <= 1e9))
+    return cli_bad("--model: %s parameters, expected %lld to 1e9", model, (long long)cols);
+  const int64_t all = (int64_t)(number / (double)cols);
+  memset(out, 0, sizeof *out);
+  (void)snprintf(out->name, sizeof out->name, "%s", model);
+  out->layer = cli_take((size_t)((all + rows - 1) / rows), sizeof *out->layer);
+  for (int64_t left = all; left > 0; left -= rows) {
+    shape *l = &out->layer[out->n];
+    (void)snprintf(l->name, sizeof l->name, "layer%d", out->n++);
+    l->p = cols;
+    l->q = left < rows ? left : rows;
+  }
+  return CLI_OK;
+}
+
+ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight) {
+  ng_status st = NG_OK;
+  int64_t at = 0;
+  for (int i = 0; i < list->n && st >= 0; i++) {
+    const shape *l = &list->layer[i];
+    int32_t index = -1;
+    const ng_array g = ng_array_matrix(grad + at, l->q, l->p, NG_F32);
+    st = ng_add_linear(p, l->name, l->p, l->q, 0, &index);
+    if (st >= 0) st = ng_bind_grad(p, index, NG_WEIGHT, &g);
+    if (st >= 0 && weight != NULL) {
+      const ng_array w = ng_array_matrix(weight + at, l->q, l->p, NG_F32);
+      st = ng_bind_weight(p, index, NG_WEIGHT, &w);
+    }
+    at += l->q * l->p;
+  }
+  return st < 0 ? st : ng_ready(p);
+}
+
+/* ---- the printer -----------------------------------------------------------------------------*/
+
+static const char *const machine_keys[] = {"blas", "kernel", "blas threads", "commit"};
+enum { MACHINE_KEYS = sizeof machine_keys / sizeof machine_keys[0] };
+
+void bench_title(const bench *b, const char *format, ...) {
+  if (b->json) return;
+  char text[256];
+  va_list args;
+  va_start(args, format);
+  (void)vprintf(format, args);
+  va_end(args);
+  cli_processor(text, sizeof text);
+  printf("\nprocessor = %s; threads = %d", text, cli_cores());
+  for (int i = 0; i < MACHINE_KEYS; i++) {
+    cli_build(machine_keys[i], text, sizeof text);
+    printf("; %s = %s", machine_keys[i], text[0] != 0 ? text : "unknown");
+  }
+  printf("\n");
+  (void)fflush(stdout);
+}
+
+static int print_machine(const bench *b, const bench_case *c) {
+  char text[256];
   ngio_out line = {.digits = 6};
   ngio_open(&line, NULL, '{');
-  ngio_put_text(&line, "bench", bench);
-  if (of != NULL) ngio_put_text(&line, "case", of);
-  return line;
-}
-
-int bench_print(ngio_out *line) {
-  ngio_shut(line, '}');
-  return cli_json_print("bench", line);
-}
-
-void bench_machine(ngio_out *line, const char *processor, const char *commit, const char *method,
-                   int repeat) {
-  ngio_put_text(line, "processor", processor);
-  ngio_put_integer(line, "threads", cli_cores());
-  ngio_put_text(line, "commit", commit);
-  ngio_put_text(line, "method", method);
-  ngio_put_integer(line, "repeat", repeat);
-}
-
-void bench_floor(ngio_out *line, double floor) {
-  if (floor > 0) {
-    ngio_put_real(line, "floor_ms", floor);
-  } else {
-    ngio_put_null(line, "floor_ms");
+  ngio_put_text(&line, "bench", c->name);
+  ngio_open(&line, "machine", '{');
+  cli_processor(text, sizeof text);
+  ngio_put_text(&line, "processor", text);
+  ngio_put_integer(&line, "threads", cli_cores());
+  for (int i = 0; i < MACHINE_KEYS; i++) {
+    char key[CLI_NAME];
+    cli_build(machine_keys[i], text, sizeof text);
+    (void)snprintf(key, sizeof key, "%s", machine_keys[i]);
+    key[strcspn(key, " ")] = strchr(key, ' ') != NULL ? '_' : 0;
+    ngio_put_text(&line, key, text);
   }
+  if (b->options != NULL)
+    ngio_put_text(&line, "method", cli_option_text(b->options, "method").text);
+  if (b->gflops > 0) ngio_put_real(&line, "sgemm_gflops", b->gflops);
+  if (b->copy_gbs > 0) ngio_put_real(&line, "copy_gbs", b->copy_gbs);
+  ngio_put_integer(&line, "repeat", b->repeat);
+  ngio_shut(&line, '}');
+  ngio_shut(&line, '}');
+  return cli_json_print("bench", &line);
+}
+
+static int print_row(const bench *b, const bench_case *c, bench_row *row) {
+  const int n = b->repeat;
+  const double median = bench_median(row->ms, n); /* sorts: quartiles by position */
+  const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
+  if (!b->json) {
+    printf("%-32s %10.3f %9.3f %10.3f", row->work, median, spread, row->ms[0]);
+    if (row->bound > 0) printf(" %10.3f %7.2f", row->bound, median / row->bound);
+    printf("\n");
+    return CLI_OK;
+  }
+  char name[sizeof b->prefix + sizeof row->work];
+  ngio_out line = {.digits = 6};
+  (void)snprintf(name, sizeof name, "%s%s", b->prefix, row->work);
+  ngio_open(&line, NULL, '{');
+  ngio_put_text(&line, "bench", c->name);
+  ngio_put_text(&line, "case", name);
+  ngio_put_real(&line, "median_ms", median);
+  ngio_put_real(&line, "spread_ms", spread);
+  ngio_put_real(&line, "least_ms", row->ms[0]);
+  ngio_put_real(&line, "floor_ms", row->bound > 0 ? row->bound : NAN); /* null */
+  ngio_put_real(&line, "ratio", row->bound > 0 ? median / row->bound : NAN);
+  for (int i = 0; i < b->commons; i++)
+    ngio_put_integer(&line, b->common[i].key, b->common[i].value);
+  ngio_shut(&line, '}');
+  return cli_json_print("bench", &line);
+}
+
+static int print(bench *b, const bench_case *c) {
+  int rc = CLI_OK;
+  if (b->json) {
+    rc = print_machine(b, c);
+  } else {
+    printf("milliseconds of %d rounds; spread: between the quartiles\n\n%-32s %10s %9s %10s %10s "
+           "%7s\n",
+           b->repeat, "work", "median", "spread", "least", "bound", "ratio");
+  }
+  for (int i = 0; i < b->rows && rc == CLI_OK; i++)
+    rc = print_row(b, c, &b->row[i]);
+  if (b->json) return rc;
+  if (b->gflops > 0) printf("\nsgemm at 4096 = %.0f GFLOP/s", b->gflops);
+  if (b->copy_gbs > 0) printf("\ncopy = %.1f GB/s", b->copy_gbs);
+  if (!b->no_floors && !floors_possible())
+    printf("\nno lower bounds of arithmetic: this build has no BLAS");
+  printf("\n%s%s", b->notes, b->notes[0] != 0 ? "\n" : "");
+  (void)fflush(stdout);
+  return rc;
+}
+
+/* ---- a run -----------------------------------------------------------------------------------*/
+
+static int make_options(bench *b, const bench_case *c) {
+  char message[512] = "";
+  if (ng_options_create(c->options, message, sizeof message, &b->options) < 0 ||
+      ng_options_from_env(b->options, message, sizeof message) < 0) {
+    return cli_bad("%s", message);
+  }
+  return cli_apply(b->args, b->options);
+}
+
+static int check_options(const bench *b, const bench_case *c) {
+  char message[512] = "";
+  if (c->check != NULL && c->check(b) != CLI_OK) return CLI_BAD;
+  return ng_options_check(b->options, message, sizeof message) < 0 ? cli_bad("%s", message)
+                                                                   : CLI_OK;
+}
+
+static int run_model(bench *b, const bench_case *c) {
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  config.linalg = b->linalg;
+  int rc = cli_context(&config, &b->ctx);
+  if (rc == CLI_OK) rc = c->open(b);
+  for (int r = -1; r < b->repeat && rc == CLI_OK; r++)
+    rc = c->round(b, r);
+  if (rc == CLI_OK && !b->no_floors) rc = c->bounds(b);
+  if (rc == CLI_OK && c->finish != NULL) rc = c->finish(b);
+  if (rc == CLI_OK) rc = print(b, c);
+  c->close(b);
+  for (int i = 0; i < b->rows; i++)
+    free(b->row[i].ms);
+  free(b->row);
+  ng_context_destroy(&b->ctx);
+  return rc;
+}
+
+static int run_case(const bench *asked, const bench_case *c) {
+  bench b = *asked;
+  char models[256] = "", *rest = NULL;
+  if (b.model == NULL && c->models == NULL) {
+    return cli_bad(
+        "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
+        c->name);
+  }
+  if (c->options == NULL && b.args->n_settings > 0) {
+    return cli_bad("bench %s: --%s: this case takes no option of the library", c->name,
+                   b.args->settings[0].name);
+  }
+  int rc = CLI_OK;
+  if (c->options != NULL) rc = make_options(&b, c);
+  if (c->options != NULL && rc == CLI_OK) rc = check_options(&b, c);
+  if (b.model == NULL) (void)snprintf(models, sizeof models, "%s", c->models);
+  const char *model = b.model != NULL ? b.model : strtok_r(models, " ", &rest);
+  while (model != NULL && rc == CLI_OK) {
+    bench one = b;
+    one.model = model;
+    rc = b.list && c->list != NULL ? c->list(&one) : run_model(&one, c);
+    model = b.model != NULL ? NULL : strtok_r(NULL, " ", &rest);
+  }
+  ng_options_destroy(&b.options);
+  return rc;
 }
 
 static int take(void *user, const char *name, const char *value) {
-  bench_wish *w = user;
+  bench *b = user;
   long long number = 0;
   int rc = CLI_OK;
-  if (strcmp(name, "json") == 0) w->json = true;
-  if (strcmp(name, "list") == 0) w->list = true;
-  if (strcmp(name, "table") == 0) w->table = true;
-  if (strcmp(name, "steps") == 0) w->steps = true;
-  if (strcmp(name, "no-floors") == 0) w->no_floors = true;
-  if (strcmp(name, "model") == 0) w->model = value;
-  if (strcmp(name, "linalg") == 0) w->linalg = value;
+  if (strcmp(name, "json") == 0) b->json = true;
+  if (strcmp(name, "list") == 0) b->list = true;
+  if (strcmp(name, "table") == 0) b->table = true;
+  if (strcmp(name, "steps") == 0) b->steps = true;
+  if (strcmp(name, "no-floors") == 0) b->no_floors = true;
+  if (strcmp(name, "model") == 0) b->model = value;
+  if (strcmp(name, "linalg") == 0) b->linalg = value;
   if (strcmp(name, "batch") == 0) {
     rc = cli_int(name, value, 1, 65536, &number);
-    w->batch = number;
+    b->batch = number;
   }
   if (strcmp(name, "layers") == 0) {
     rc = cli_int(name, value, 1, 1000000, &number);
-    w->layers = number;
+    b->layers = number;
   }
   if (strcmp(name, "repeat") == 0) {
     rc = cli_int(name, value, 1, 1000, &number);
-    w->repeat = (int)number;
+    b->repeat = (int)number;
   }
   return rc;
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
-  bench_wish w = {.batch = 32, .layers = 10000, .repeat = 5};
+  bench b = {.batch = 32, .layers = 10000, .repeat = 5};
   cli_args args;
-  int rc = cli_parse(self, argc, argv, take, &w, &args);
+  int rc = cli_parse(self, argc, argv, take, &b, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  const char *names[BENCHES];
-  int chosen = -1;
-  for (int i = 0; i < BENCHES; i++) {
-    names[i] = benches[i].name;
-    if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = i;
+  const char *names[CASES];
+  const bench_case *chosen = NULL;
+  for (int i = 0; i < CASES; i++) {
+    names[i] = cases[i]->name;
+    if (args.operands > 0 && strcmp(args.operand[0], names[i]) == 0) chosen = cases[i];
   }
+  b.args = &args;
   if (args.operands != 1) {
     rc = cli_bad("bench: one of: kfac, train, fused-eva, state, window");
-  } else if (chosen < 0) {
-    const char *near = cli_nearest(args.operand[0], names, BENCHES);
+  } else if (chosen == NULL) {
+    const char *near = cli_nearest(args.operand[0], names, CASES);
     rc = cli_bad("bench: unknown bench '%s'; %s%s", args.operand[0],
-                 near != NULL ? "the nearest is " : "there is ",
-                 near != NULL ? near : "kfac, train, fused-eva, state and window");
-  } else if (w.model == NULL && !benches[chosen].own_models) {
-    rc = cli_bad(
-        "bench %s: --model is missing: resnet18 or another network, or (not train) a .json file",
-        names[chosen]);
+                 near != NULL ? "the nearest is " : "expected ",
+                 near != NULL ? near : "kfac, train, fused-eva, state or window");
   } else {
-    rc = benches[chosen].run(&w, &args);
+    rc = run_case(&b, chosen);
   }
   cli_args_free(&args);
   return rc;
@@ -122,47 +341,46 @@ static const cli_option own[] = {
     {"model", "MODEL",
      "a network (`natgrad train --models`), or a .json list of layers (not train)"},
     {"batch", "N", "samples (32)"},
-    {"repeat", "R", "steps measured after a first one; their median counts (5)"},
+    {"repeat", "R", "rounds measured after a warm-up (5)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
-    {"no-floors", NULL, "do not measure the floors"},
-    {"table", NULL, "fused-eva: forward, backward and optimize for batches 1 to 256"},
-    {"steps", NULL, "train: whole steps of spngd, too, and the share of norm blocks in them"},
+    {"no-floors", NULL, "do not measure the lower bounds"},
+    {"table", NULL, "fused-eva: also whole iterations of the model for batches 1 to 256"},
+    {"steps", NULL, "train: also whole steps of spngd"},
     {"layers", "N", "state: linear layers of the model (10000)"},
-    {"list", NULL, "only list the layers and the orders of their factors"},
-    {"json", NULL, "one JSON object a line instead of a table"},
+    {"list", NULL, "kfac: only list the layers and the orders of their factors"},
+    {"json", NULL, "print one JSON object a line instead of a table"},
 };
 
 const cli_command cli_bench = {
     .name = "bench",
     .usage = "kfac --model MODEL [OPTIONS] | train --model MODEL [OPTIONS] | fused-eva [OPTIONS] | "
              "state [OPTIONS] | window [OPTIONS]",
-    .summary =
-        "time K-FAC by layer, a network, Eva steps, saving and loading, or a window, beside floors",
+    .summary = "time K-FAC by layer, a network, Eva steps, saving and loading, or a window",
     .text =
-        "kfac: random activations and gradients; every step observes and solves (stat_period 1,\n"
-        "solve_period 1, cholesky_form inverse, unless set otherwise).  Floors are measured in "
+        "Each row has the median, the distance between the quartiles, the least time, a lower\n"
+        "bound measured in the same process, and the ratio of the median to that bound.\n\n"
+        "kfac       random activations and gradients; every step observes and solves\n"
+        "           (stat_period 1, solve_period 1, cholesky_form inverse, unless set otherwise)\n"
+        "  statistics  bound: a plain im2col of the inputs, timed, plus SYRK's arithmetic,\n"
+        "              rows p (p+1) and rows q (q+1), at the rate of SGEMM at 4096\n"
+        "  solve       bound: spotrf and spotri of orders p and q (eigen: ssyevd)\n"
+        "  apply       bound: the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n"
+        "train      forward and backward of a network on random data; bound: the arithmetic at "
         "the\n"
-        "same process, best of ten, all threads:\n"
-        "  statistics  a plain im2col of the inputs, timed, plus SYRK's arithmetic, rows p (p+1)\n"
-        "              and rows q (q+1), at the rate of SGEMM at 4096\n"
-        "  solve       spotrf and spotri of orders p and q (eigen: ssyevd)\n"
-        "  apply       the GEMMs, 2 q p (p+q) operations (eigen: twice that)\n"
-        "train: forward and backward of a network on random data, beside its arithmetic at the "
-        "rate\n"
-        "of SGEMM at 4096.  Batch norms, as blocks of spngd: floor: their inputs and output "
-        "gradients\n"
-        "read once.  --steps: whole steps that make every statistic and inverse anew, and none.\n"
-        "fused-eva: an Eva step on random gradients, three ways: the published sequence of tensor\n"
-        "operations, ng_step and a loop of SGD, ng_step_sgd.  Without --model: resnet18, 1e7 and\n"
-        "1e8 parameters.  Floors: 12 and 24 bytes a parameter at the rate of a copy.\n"
-        "state: ng_save and ng_load of many small layers and thirteen depthwise convolutions of "
-        "512\n"
-        "channels.  Floors: the same bytes written, flushed and named, and read.\n"
-        "window: a step of mfac (or another window method) on random gradients, once the window "
-        "is\n"
-        "full.  Without --model: 272474 parameters.  Floor: what is kept, read twice at the rate "
-        "of a\n"
-        "copy.\n",
+        "           rate of SGEMM at 4096.  Blocks of batch norms; bound: one read of their "
+        "inputs\n"
+        "           and output gradients.  --steps: whole steps of spngd that recompute all\n"
+        "           statistics and inverses, and steps that recompute none\n"
+        "fused-eva  an Eva step on random gradients: the published sequence of tensor operations,\n"
+        "           ng_step and a loop of SGD, ng_step_sgd; bounds: 12 and 24 bytes a parameter "
+        "at\n"
+        "           the rate of a copy.  Without --model: resnet18, 1e7 and 1e8 parameters\n"
+        "state      ng_save and ng_load of many small layers and some depthwise convolutions of\n"
+        "           512 channels; bounds: write and flush, or read, the same bytes\n"
+        "window     a step of mfac (or another window method) on random gradients, once the "
+        "window\n"
+        "           is full; bound: two reads of the stored window at the rate of a copy.\n"
+        "           Without --model: 272474 parameters\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),
     .library = true,

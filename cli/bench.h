@@ -1,55 +1,94 @@
-/* bench.h: what the benches and their floors share: what was asked for, numbers to work on, a median, a
- * line of JSON. */
+/* bench.h: the harness of `natgrad bench`.
+ *
+ * A case makes its work, names the rows of its result and runs one round; the harness reads the arguments,
+ * repeats rounds, and prints each row: median, spread, lower bound, ratio. */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
 #include "common/cli.h"
+#include "shapes.h"
 
 #include <stdint.h>
 
-typedef struct bench_wish {
+typedef struct bench_row {
+  char work[128];
+  double *ms;   /* [repeat] */
+  double bound; /* lower bound in ms; <= 0: none */
+} bench_row;
+
+typedef struct bench {
+  /* arguments */
   const char *model, *linalg;
   int64_t batch, layers;
   int repeat;
   bool json, list, no_floors, table, steps;
-} bench_wish;
+  const cli_args *args;
+  ng_options *options;
+  /* made by the harness before the case opens */
+  ng_context *ctx;
+  /* set by the case */
+  char prefix[96]; /* of the rows' names in JSON */
+  struct {
+    const char *key;
+    int64_t value;
+  } common[8]; /* in every row's JSON: parameters, bytes */
+  int commons;
+  void *user;
+  /* lower bounds measured so far; 0: not measured */
+  double gflops, copy_gbs;
+  bench_row *row;
+  int rows;
+  char notes[2048]; /* printed below the table */
+} bench;
 
-/* Numbers in [-1, 1), the same every run: a linear congruence, its upper bits. */
+typedef struct bench_case {
+  const char *name;
+  const char *options; /* the case's values of library options; NULL: the case takes none */
+  const char *models;  /* without --model, separated by blanks; NULL: --model is required */
+  int (*check)(const bench *b);  /* of options; NULL: none */
+  int (*list)(const bench *b);   /* --list; NULL: no such option */
+  int (*open)(bench *b);         /* make the work, add rows, bench_title */
+  int (*round)(bench *b, int r); /* r = -1: the warm-up, which is not counted */
+  int (*bounds)(bench *b);       /* set bounds of rows, add notes */
+  int (*finish)(bench *b);       /* more rows or notes; NULL: none */
+  void (*close)(bench *b);       /* also after a failure of open */
+} bench_case;
+
+extern const bench_case bench_kfac, bench_train, bench_eva, bench_state, bench_window;
+
+/* Return the index of the new row. */
+__attribute__((format(printf, 2, 3))) int bench_add(bench *b, const char *format, ...);
+/* Record the time of round r; ignored for r = -1. */
+void bench_time(bench *b, int row, int r, double ms);
+/* The first line of a table, printed with the machine before the first round. */
+__attribute__((format(printf, 2, 3))) void bench_title(const bench *b, const char *format, ...);
+__attribute__((format(printf, 2, 3))) void bench_note(bench *b, const char *format, ...);
+/* Add "key": value to every row's JSON. */
+void bench_common(bench *b, const char *key, int64_t value);
+
+int bench_failed(const bench *b, const char *what, ng_status st);
+double bench_median(double *x, int n); /* sorts x */
+/* Measure the rate once. */
+double bench_gflops(bench *b); /* SGEMM of order 4096; <= 0: none */
+double bench_copy_gbs(bench *b);
+
+/* Numbers in [-1, 1), the same in every run. */
 #define BENCH_SEED UINT64_C(88172645463325252)
 static inline float bench_number(uint64_t *s) {
   *s = *s * 6364136223846793005U + 1442695040888963407U;
   return (float)(int32_t)(*s >> 32) * 0x1p-31F;
 }
 void bench_fill(float *x, int64_t n, float scale);
+/* An array of n floats at a cache line, zeroed; NULL: no memory (reported). */
+float *bench_floats(int64_t n);
 
-/* Start a line {"bench": NAME, "case": CASE, or without the case if it is NULL. */
-ngio_out bench_line(const char *bench, const char *of);
-/* Close the object, print the line and free it. */
-int bench_print(ngio_out *line);
-/* The "machine" of the first line: what every bench reports. */
-void bench_machine(ngio_out *line, const char *processor, const char *commit, const char *method,
-                   int repeat);
-/* null where there is no floor, which is <= 0 then */
-void bench_floor(ngio_out *line, double floor);
+/* Time `repeat` rounds of forward, loss and backward of the trainer's network b->model into a row; bench_train.c. */
+int bench_passes(bench *b, int64_t batch, int row);
 
-/* The median of n numbers, which are sorted on the way. */
-double bench_median(double *x, int n);
-
-/* bench_train.c: a line for each batch 1, 2, ..., 256: forward, backward, three ways to optimize (ms, as
- * given), and how much a whole iteration gains from the first to the last. */
-int bench_iterations(const char *model, int repeat, const double optimize[3]);
-
-/* A figure of bench train; no floor: 0. */
-int bench_train_line(const bench_wish *w, const char *what, double ms, double floor);
-/* bench_norms.c: norm blocks of a network for w->batch samples beside a read of their arrays, and as a share of
- * forward and backward (`passes`, ms), and where asked for of whole steps of spngd. */
-struct nn;
-int bench_norms(struct nn *n, const bench_wish *w, double passes);
-
-int bench_kfac(const bench_wish *w, const cli_args *args);
-int bench_train(const bench_wish *w, const cli_args *args);
-int bench_eva(const bench_wish *w, const cli_args *args);
-int bench_state(const bench_wish *w, const cli_args *args);
-int bench_window(const bench_wish *w, const cli_args *args);
+/* Layers of a model, or of a number of parameters: matrices of `cols` columns and at most `rows` rows. */
+int bench_layers(const char *model, int64_t rows, int64_t cols, shapes *out);
+/* Add these layers as linear ones without bias, q x p each, bound to successive parts of grad and, unless it is
+ * NULL, of weight; then ng_ready. */
+ng_status bench_linear(ng_precond *p, const shapes *list, float *grad, float *weight);
 
 #endif

@@ -1,248 +1,138 @@
-/* bench_window.c: `natgrad bench window`: a step of a window method on random gradients, once the window is
- * full.
+/* bench_window.c: `natgrad bench window`: steps of a window method on random gradients, once the window is full.
  *
- * In: a network or a number of parameters, options.  Out: the median of whole steps and of their stations,
- * beside the floor: everything that is kept (rows, Gram matrix, error feedback), read twice at the rate of a
- * copy measured in the same process; and the bytes held. */
+ * Lower bound: all that is stored (rows, Gram matrix, error feedback), read twice at the rate of a copy. */
 #include "bench.h"
 #include "clock.h"
-#include "floors.h"
-#include "shapes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { STEP };
+
 typedef struct work {
-  const bench_wish *wish;
-  const ng_options *options;
-  char name[64];
-  ng_context *ctx;
   ng_precond *p;
   float *grad;
-  int64_t count, window;
-  int64_t kept, sums; /* bytes: what is saved, what a step needs beside it */
-  double step_ms, look_ms, measure_ms, emit_ms, floor_ms, copy_gbs;
+  int64_t count, window, stored, other; /* bytes: of the window, of everything else */
+  uint64_t state;
 } work;
 
-enum { COLS = 1024 };
-
-/* Layers of q rows and p columns; a number of parameters: one of rows of 1,024. */
-static int take_layers(work *k, const char *model, shapes *out) {
-  char *end = NULL;
-  const double number = strtod(model, &end);
-  (void)snprintf(k->name, sizeof k->name, "%s", model);
-  if (*end != 0 || end == model) return shapes_make(model, SHAPES_OF_BENCH, out);
-  if (!(number >= COLS && number <= 1e9)) {
-    return cli_bad("--model: %s parameters, expected %d to 1e9", model, COLS);
+static int check(const bench *b) {
+  ng_method_info m = {.struct_size = sizeof m};
+  if (cli_method_find(cli_option_text(b->options, "method").text, &m) >= 0 &&
+      strcmp(m.family, "window") != 0) {
+    return cli_bad(
+        "bench window: method %s is of the %s family; expected mfac, efcp, ggt, sparse-ggt "
+        "or lowrank-mfac",
+        m.name, m.family);
   }
-  out->n = 1;
-  out->layer = cli_take(1, sizeof *out->layer);
-  (void)snprintf(out->layer->name, sizeof out->layer->name, "weight");
-  out->layer->p = COLS;
-  out->layer->q = (int64_t)(number / COLS);
   return CLI_OK;
 }
 
-static ng_status add_layers(work *k, const shapes *list) {
-  ng_status st = NG_OK;
-  for (int i = 0; i < list->n; i++)
-    k->count += list->layer[i].q * list->layer[i].p;
-  k->grad = cli_take((size_t)k->count, sizeof *k->grad);
-  float *at = k->grad;
-  for (int i = 0; i < list->n && st >= 0; i++) {
-    const shape *s = &list->layer[i];
-    int32_t index = -1;
-    ng_layer layer;
-    ng_layer_init(&layer, NG_LINEAR, sizeof layer);
-    layer.name = s->name;
-    layer.in = s->p;
-    layer.out = s->q;
-    st = ng_add_layer(k->p, &layer, &index);
-    const ng_array g = ng_array_matrix(at, s->q, s->p, NG_F32);
-    if (st >= 0) st = ng_bind_grad(k->p, index, NG_WEIGHT, &g);
-    at += s->q * s->p;
-  }
-  return st < 0 ? st : ng_ready(k->p);
-}
-
-static int failed(const work *k, ng_status st) {
-  return cli_bad("bench window: %s (%s)", k->ctx == NULL ? "no context" : ng_last_error(k->ctx),
-                 ng_status_name(st));
-}
-
-static ng_status look_at_memory(work *k) {
-  ng_status st = NG_OK;
-  for (int32_t i = 0; i < ng_memory_count(k->p) && st >= 0; i++) {
+static int open_window(bench *b) {
+  shapes list = {.n = 0};
+  work *k = b->user = cli_take(1, sizeof *k);
+  k->state = BENCH_SEED;
+  k->window = (int64_t)cli_option_real(b->options, "window");
+  if (bench_layers(b->model, INT64_MAX / 2, 1024, &list) != CLI_OK) return CLI_BAD;
+  for (int i = 0; i < list.n; i++)
+    k->count += list.layer[i].q * list.layer[i].p;
+  k->grad = bench_floats(k->count);
+  ng_status st = k->grad == NULL ? NG_ERR_NOMEM : ng_precond_create_from(b->ctx, b->options, &k->p);
+  if (st >= 0) st = bench_linear(k->p, &list, k->grad, NULL);
+  for (int32_t i = 0; st >= 0 && i < ng_memory_count(k->p); i++) {
     ng_memory_info m;
     ng_memory_info_init(&m, sizeof m);
     st = ng_memory(k->p, i, &m);
-    if (strcmp(m.use, "factors") == 0) k->kept = m.bytes;
-    if (strcmp(m.use, "factors") != 0) k->sums += m.bytes;
+    *(strcmp(m.use, "factors") == 0 ? &k->stored : &k->other) += m.bytes;
   }
-  return st;
-}
-
-/* Stations of the last step, added to the rows of samples. */
-static ng_status look_at_stations(const work *k, double *look, double *measure, double *emit) {
-  ng_report r;
-  ng_report_init(&r, sizeof r);
-  ng_status st = ng_report_read(k->p, &r);
-  for (int32_t i = 0; i < r.stations && st >= 0; i++) {
-    ng_station_report s;
-    ng_station_report_init(&s, sizeof s);
-    st = ng_report_station(k->p, i, &s);
-    if (strcmp(s.name, "look") == 0) *look = s.last_ms;
-    if (strcmp(s.name, "measure") == 0) *measure = s.last_ms;
-    if (strcmp(s.name, "emit") == 0) *emit = s.last_ms;
-  }
-  return st;
-}
-
-static void draw(work *k, uint64_t *state) {
-  for (int64_t i = 0; i < k->count; i++)
-    k->grad[i] = bench_number(state);
-}
-
-/* Filling a window takes minutes: so that nobody wonders, whatever is done with the answer. */
-static void tell_how_far(const work *k, int64_t steps, double ms, double *told_ms) {
-  if (ms - *told_ms < 5e3) return;
-  *told_ms = ms;
-  (void)fprintf(stderr, "  %lld of %lld steps that fill the window, %.0f s\n", (long long)steps,
-                (long long)k->window, 1e-3 * ms);
-}
-
-static int run_steps(work *k) {
-  const int n = k->wish->repeat;
-  double *sample = cli_take((size_t)n * 4, sizeof *sample);
-  uint64_t state = BENCH_SEED;
-  ng_status st = NG_OK;
-  const double begin = ng_now_ms();
-  double told = 0.0;
-  for (int64_t i = -k->window; i < n && st >= 0; i++) {
-    draw(k, &state);
-    const double t0 = ng_now_ms();
-    st = ng_step(k->p, 0.1);
-    if (i < 0) tell_how_far(k, k->window + i + 1, ng_now_ms() - begin, &told);
-    if (i < 0 || st < 0) continue;
-    sample[i] = ng_now_ms() - t0;
-    st = look_at_stations(k, &sample[n + i], &sample[2 * n + i], &sample[3 * n + i]);
-  }
-  k->step_ms = bench_median(sample, n);
-  k->look_ms = bench_median(sample + n, n);
-  k->measure_ms = bench_median(sample + 2 * (size_t)n, n);
-  k->emit_ms = bench_median(sample + 3 * (size_t)n, n);
-  free(sample);
-  return st < 0 ? failed(k, st) : CLI_OK;
-}
-
-/* ---- the answer ------------------------------------------------------------------------------*/
-
-/* What is measured, before it is. */
-static void announce(const work *k) {
-  char processor[256], commit[64], name[64];
-  const cli_value store = cli_option_text(k->options, "window_store");
-  if (k->wish->json) return;
-  (void)snprintf(name, sizeof name, "%s", cli_option_text(k->options, "method").text);
-  cli_processor(processor, sizeof processor);
-  cli_build("commit", commit, sizeof commit);
-  printf("bench window: method %s, store %s, %s: %lld parameters, window %lld\n", name, store.text,
-         k->name, (long long)k->count, (long long)k->window);
-  printf("processor = %s; threads = %d; commit = %s; medians of %d steps\n", processor, cli_cores(),
-         commit, k->wish->repeat);
-  (void)fflush(stdout);
-}
-
-static int answer(const work *k) {
-  char processor[256], commit[64];
-  const char *method = cli_option_text(k->options, "method").text;
-  const cli_value store = cli_option_text(k->options, "window_store");
-  char name[64];
-  (void)snprintf(name, sizeof name, "%s", method);
-  cli_processor(processor, sizeof processor);
-  cli_build("commit", commit, sizeof commit);
-  if (k->wish->json) {
-    ngio_out line = bench_line("window", NULL);
-    ngio_open(&line, "machine", '{');
-    bench_machine(&line, processor, commit, name, k->wish->repeat);
-    ngio_shut(&line, '}');
-    const int rc = bench_print(&line);
-    if (rc != CLI_OK) return rc;
-    line = bench_line("window", k->name);
-    ngio_put_integer(&line, "parameters", k->count);
-    ngio_put_integer(&line, "window", k->window);
-    ngio_put_text(&line, "store", store.text);
-    ngio_put_real(&line, "median_ms", k->step_ms);
-    bench_floor(&line, k->floor_ms);
-    ngio_put_real(&line, "look_ms", k->look_ms);
-    ngio_put_real(&line, "measure_ms", k->measure_ms);
-    ngio_put_real(&line, "emit_ms", k->emit_ms);
-    ngio_put_integer(&line, "kept_bytes", k->kept);
-    ngio_put_integer(&line, "other_bytes", k->sums);
-    return bench_print(&line);
-  }
-  printf("  step %.2f ms: look %.2f, measure %.2f, emit %.2f\n", k->step_ms, k->look_ms,
-         k->measure_ms, k->emit_ms);
-  if (k->floor_ms > 0) {
-    printf("  floor %.2f ms: what is kept, read twice at %.1f GB/s; the step is %.2f of it\n",
-           k->floor_ms, k->copy_gbs, k->step_ms / k->floor_ms);
-  }
-  printf("  bytes: %.1f MiB kept, %.1f MiB beside it\n", (double)k->kept / 1048576,
-         (double)k->sums / 1048576);
+  (void)bench_add(b, "%s", list.name);
+  shapes_free(&list);
+  if (st < 0) return bench_failed(b, "window", st);
+  bench_common(b, "parameters", k->count);
+  bench_common(b, "window", k->window);
+  bench_common(b, "kept_bytes", k->stored);
+  bench_common(b, "other_bytes", k->other);
+  const cli_value method = cli_option_text(b->options, "method");
+  bench_title(b, "bench window: method %s, store %s, %s: %lld parameters, window %lld", method.text,
+              cli_option_text(b->options, "window_store").text, b->row[STEP].work,
+              (long long)k->count, (long long)k->window);
+  bench_note(b, "bytes: %.1f MiB of the window, %.1f MiB of everything else",
+             (double)k->stored / 1048576, (double)k->other / 1048576);
   return CLI_OK;
 }
 
-static int configure(ng_options **o, const cli_args *args) {
-  char message[512] = "";
-  if (ng_options_create("method=mfac", message, sizeof message, o) < 0)
-    return cli_bad("%s", message);
-  int rc = ng_options_from_env(*o, message, sizeof message) < 0 ? cli_bad("%s", message) : CLI_OK;
-  if (rc == CLI_OK) rc = cli_apply(args, *o);
-  if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
-    rc = cli_bad("%s", message);
-  ng_method_info m;
-  if (rc == CLI_OK && cli_method_find(cli_option_text(*o, "method").text, &m) >= 0 &&
-      strcmp(m.family, "window") != 0) {
-    rc = cli_bad("bench window: method %s is of the %s family; take mfac, efcp, ggt, sparse-ggt or "
-                 "lowrank-mfac",
-                 m.name, m.family);
-  }
-  return rc;
+static ng_status step(work *k, double *ms) {
+  for (int64_t i = 0; i < k->count; i++)
+    k->grad[i] = bench_number(&k->state);
+  const double start = ng_now_ms();
+  const ng_status st = ng_step(k->p, 0.1);
+  *ms = ng_now_ms() - start;
+  return st;
 }
 
-int bench_window(const bench_wish *w, const cli_args *args) {
-  work k = {.wish = w};
-  ng_options *o = NULL;
-  shapes list = {0};
-  ng_context_config config;
-  int rc = configure(&o, args);
-  k.options = o;
-  if (rc == CLI_OK) rc = take_layers(&k, w->model != NULL ? w->model : "272474", &list);
-  ng_context_config_init(&config, sizeof config);
-  config.linalg = w->linalg;
-  if (rc == CLI_OK) rc = cli_context(&config, &k.ctx);
-  ng_status st = NG_OK;
-  if (rc == CLI_OK) {
-    k.window = (int64_t)cli_option_real(o, "window");
-    st = ng_precond_create_from(k.ctx, o, &k.p);
-    if (st >= 0) st = add_layers(&k, &list);
-    if (st >= 0) st = look_at_memory(&k);
-    if (st < 0) rc = failed(&k, st);
+/* The warm-up fills the window, which can take minutes: report progress every five seconds. */
+static int fill(const bench *b, work *k) {
+  const double begin = ng_now_ms();
+  double last = begin, ms;
+  for (int64_t i = 1; i <= k->window; i++) {
+    const ng_status st = step(k, &ms);
+    if (st < 0) return bench_failed(b, "a step", st);
+    if (ng_now_ms() - last < 5e3) continue;
+    last = ng_now_ms();
+    (void)fprintf(stderr, "  %lld of %lld steps that fill the window, %.0f s\n", (long long)i,
+                  (long long)k->window, 1e-3 * (last - begin));
   }
-  if (rc == CLI_OK) {
-    announce(&k);
-    rc = run_steps(&k);
-  }
-  if (rc == CLI_OK && !w->no_floors && floors_possible()) {
-    int64_t bytes = 0;
-    k.copy_gbs = floor_copy_gbs(&bytes);
-    if (k.copy_gbs > 0) k.floor_ms = 2e-6 * (double)k.kept / k.copy_gbs;
-  }
-  if (rc == CLI_OK) rc = answer(&k);
-  ng_precond_destroy(&k.p);
-  ng_context_destroy(&k.ctx);
-  ng_options_destroy(&o);
-  shapes_free(&list);
-  free(k.grad);
-  return rc;
+  return CLI_OK;
 }
+
+/* Times of the last step's stations, as rows behind the whole step; round -1 adds those that take time. */
+static int stations(bench *b, const work *k, int r) {
+  int row = STEP + 1;
+  char name[96];
+  ng_report report;
+  ng_report_init(&report, sizeof report);
+  ng_status st = ng_report_read(k->p, &report);
+  for (int32_t i = 0; i < report.stations && st >= 0; i++) {
+    ng_station_report s;
+    ng_station_report_init(&s, sizeof s);
+    st = ng_report_station(k->p, i, &s);
+    (void)snprintf(name, sizeof name, "%.60s/%.30s", b->row[STEP].work, s.name);
+    if (r < 0 && s.last_ms > 0.01) (void)bench_add(b, "%s", name);
+    if (r < 0 || row == b->rows || strcmp(name, b->row[row].work) != 0) continue;
+    bench_time(b, row++, r, s.last_ms);
+  }
+  return st < 0 ? bench_failed(b, "a report", st) : CLI_OK;
+}
+
+static int round_of(bench *b, int r) {
+  work *k = b->user;
+  double ms;
+  if (r < 0) return fill(b, k) == CLI_OK ? stations(b, k, r) : CLI_BAD;
+  const ng_status st = step(k, &ms);
+  bench_time(b, STEP, r, ms);
+  return st < 0 ? bench_failed(b, "a step", st) : stations(b, k, r);
+}
+
+static int bounds(bench *b) {
+  const work *k = b->user;
+  if (bench_copy_gbs(b) > 0) b->row[STEP].bound = 2e-6 * (double)k->stored / b->copy_gbs;
+  return CLI_OK;
+}
+
+static void close_window(bench *b) {
+  work *k = b->user;
+  if (k == NULL) return;
+  ng_precond_destroy(&k->p);
+  free(k->grad);
+  free(k);
+}
+
+const bench_case bench_window = {.name = "window",
+                                 .options = "method=mfac",
+                                 .models = "272474",
+                                 .check = check,
+                                 .open = open_window,
+                                 .round = round_of,
+                                 .bounds = bounds,
+                                 .close = close_window};

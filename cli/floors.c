@@ -1,15 +1,12 @@
-/* floors.c: the floors under `natgrad bench`.  In: shapes and orders.  Out: the time that the part
- * takes when nothing but the unavoidable is done, measured in this process with this BLAS.
- *
- * A floor is there to be embarrassed by: so it is the best of ten, on all threads, and where there
- * is a choice the faster way is taken. */
+/* floors.c: lower bounds of the parts of a step.  Each is the best of ten runs on all threads, by the fastest
+ * way known. */
 #include "floors.h"
 
 #include "bench.h"
 #include "common/blas.h"
 #include "clock.h"
+#include "pool.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,77 +14,52 @@
 
 enum { REPEATS = 10, LEAST = 3 };
 
-/* ---- memory: threads that all start at once --------------------------------------------------*/
+/* The best time of f(arg), which returns the milliseconds of one run, or a negative number for a failure. */
+static double best_of(double (*f)(void *), void *arg) {
+  double best = -1, total = 0;
+  for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
+    const double ms = f(arg);
+    if (ms < 0) return -1;
+    total += ms;
+    if (best < 0 || ms < best) best = ms;
+  }
+  return best;
+}
 
-typedef struct team team;
-typedef struct member {
-  team *of;
-  int index;
-  void *buffer; /* the member's own */
-} member;
-struct team {
-  int n;
-  pthread_barrier_t gate;
-  void (*work)(const team *t, const member *m);
-  double best;
-  size_t own; /* bytes of every member's buffer */
+/* ---- memory ----------------------------------------------------------------------------------*/
+
+/* One thread for each processor, each with its share of the work. */
+typedef struct team {
+  ng_pool *pool;
+  int32_t n;
+  void (*share)(void *team, int32_t i);
   /* copy */
   char *from, *to;
   int64_t bytes;
   /* im2col */
   const shape *layer;
+  const float *x;
+  float *patches; /* [n] of one sample */
   int64_t batch;
-};
+} team;
 
-static void *member_run(void *arg) {
-  member *m = arg;
-  team *t = m->of;
-  for (int i = 0; i < REPEATS; i++) {
-    (void)pthread_barrier_wait(&t->gate);
-    const double start = ng_now_ms();
-    t->work(t, m);
-    (void)pthread_barrier_wait(&t->gate);
-    const double ms = ng_now_ms() - start;
-    if (m->index == 0 && (t->best < 0 || ms < t->best)) t->best = ms;
-  }
-  return NULL;
+static double team_run(void *arg) {
+  team *t = arg;
+  const double start = ng_now_ms();
+  ng_pool_run(t->pool, t->n, t->share, t);
+  return ng_now_ms() - start;
 }
 
-/* Best time of t->work on all processors, threads started once.  Without one of them the others
- * would stand at the gate for ever. */
 static double team_best(team *t) {
-  const int wanted = cli_cores();
-  member *m = cli_take((size_t)wanted, sizeof *m);
-  pthread_t *thread = cli_take((size_t)wanted, sizeof *thread);
-  t->best = -1;
-  t->n = wanted;
-  for (int i = 0; i < wanted; i++) {
-    m[i] = (member){t, i, NULL};
-    if (t->own > 0) m[i].buffer = cli_take(t->own, 1);
-  }
-  if (pthread_barrier_init(&t->gate, NULL, (unsigned)wanted) == 0) {
-    int started = 1;
-    for (; started < wanted; started++) {
-      if (pthread_create(&thread[started], NULL, member_run, &m[started]) != 0) break;
-    }
-    if (started < wanted) {
-      (void)cli_bad("bench: thread %d of %d could not be started", started, wanted);
-      exit(CLI_BAD);
-    }
-    (void)member_run(&m[0]);
-    for (int i = 1; i < started; i++)
-      (void)pthread_join(thread[i], NULL);
-    (void)pthread_barrier_destroy(&t->gate);
-  }
-  for (int i = 0; i < wanted; i++)
-    free(m[i].buffer);
-  free(m);
-  free(thread);
-  return t->best;
+  t->pool = ng_pool_create(t->n, NULL);
+  const double ms = t->pool != NULL ? best_of(team_run, t) : -1;
+  ng_pool_destroy(t->pool);
+  return ms;
 }
 
-static void copy_part(const team *t, const member *m) {
-  const int64_t from = t->bytes * m->index / t->n, to = t->bytes * (m->index + 1) / t->n;
+static void copy_share(void *arg, int32_t i) {
+  const team *t = arg;
+  const int64_t from = t->bytes * i / t->n, to = t->bytes * (i + 1) / t->n;
   memcpy(t->to + from, t->from + from, (size_t)(to - from));
 }
 
@@ -110,20 +82,19 @@ int64_t floor_cache(void) {
   return largest > 0 ? largest : 32 << 20;
 }
 
-double floor_copy_gbs(int64_t *bytes) {
-  *bytes = 4 * floor_cache();
-  team t = {.work = copy_part, .bytes = *bytes};
-  t.from = malloc((size_t)*bytes);
-  t.to = malloc((size_t)*bytes);
+double floor_copy_gbs(void) {
+  team t = {.share = copy_share, .n = cli_cores(), .bytes = 4 * floor_cache()};
+  t.from = malloc((size_t)t.bytes);
+  t.to = malloc((size_t)t.bytes);
   double ms = -1;
   if (t.from != NULL && t.to != NULL) {
-    memset(t.from, 1, (size_t)*bytes); /* pages that exist */
-    memset(t.to, 2, (size_t)*bytes);
+    memset(t.from, 1, (size_t)t.bytes); /* map the pages */
+    memset(t.to, 2, (size_t)t.bytes);
     ms = team_best(&t);
   }
   free(t.from);
   free(t.to);
-  return ms > 0 ? 2e-6 * (double)*bytes / ms : -1;
+  return ms > 0 ? 2e-6 * (double)t.bytes / ms : -1;
 }
 
 /* Patches of one sample x [in, H, W] as a matrix [in kh kw, OH OW]. */
@@ -162,29 +133,30 @@ static void im2col(const shape *l, const float *x, float *to) {
   }
 }
 
-static void im2col_part(const team *t, const member *m) {
+static void im2col_share(void *arg, int32_t i) {
+  const team *t = arg;
   const shape *l = t->layer;
-  const float *x = (const float *)(const void *)t->from;
-  for (int64_t b = t->batch * m->index / t->n; b < t->batch * (m->index + 1) / t->n; b++) {
-    im2col(l, x + b * l->in * l->image[0] * l->image[1], m->buffer);
-  }
+  float *to = t->patches + i * l->in * l->kernel[0] * l->kernel[1] * l->positions;
+  for (int64_t b = t->batch * i / t->n; b < t->batch * (i + 1) / t->n; b++)
+    im2col(l, t->x + b * l->in * l->image[0] * l->image[1], to);
 }
 
 double floor_im2col(const shape *l, int64_t batch) {
-  const bool patches = l->conv && (l->kernel[0] > 1 || l->kernel[1] > 1 || l->stride[0] > 1 ||
-                                   l->stride[1] > 1 || l->padding[0] > 0 || l->padding[1] > 0);
-  if (!patches) return 0;
+  const bool needed = l->conv && (l->kernel[0] > 1 || l->kernel[1] > 1 || l->stride[0] > 1 ||
+                                  l->stride[1] > 1 || l->padding[0] > 0 || l->padding[1] > 0);
+  if (!needed) return 0;
   const int64_t floats = batch * l->in * l->image[0] * l->image[1];
-  float *x = malloc((size_t)floats * sizeof *x);
-  if (x == NULL) return -1;
-  bench_fill(x, floats, 1.0F);
-  team t = {.work = im2col_part,
-            .own = (size_t)(l->in * l->kernel[0] * l->kernel[1] * l->positions) * sizeof *x,
-            .from = (char *)x,
-            .layer = l,
-            .batch = batch};
-  const double ms = team_best(&t);
+  team t = {.share = im2col_share, .n = cli_cores(), .layer = l, .batch = batch};
+  float *x = bench_floats(floats);
+  t.patches = bench_floats(t.n * l->in * l->kernel[0] * l->kernel[1] * l->positions);
+  double ms = -1;
+  if (x != NULL && t.patches != NULL) {
+    bench_fill(x, floats, 1.0F);
+    t.x = x;
+    ms = team_best(&t);
+  }
   free(x);
+  free(t.patches);
   return ms;
 }
 
@@ -193,19 +165,6 @@ double floor_im2col(const shape *l, int64_t batch) {
 #if defined(NG_HAVE_BLAS)
 
 bool floors_possible(void) { return true; }
-
-/* The best of some runs of f(arg), which returns the milliseconds of one run or a negative number.
- */
-static double best_of(double (*f)(void *), void *arg) {
-  double best = -1, total = 0;
-  for (int i = 0; i < REPEATS && (i < LEAST || total < 1e3 * LEAST); i++) {
-    const double ms = f(arg);
-    if (ms < 0) return -1;
-    total += ms;
-    if (best < 0 || ms < best) best = ms;
-  }
-  return best;
-}
 
 typedef struct sizes {
   int64_t n, q, p;
@@ -218,7 +177,7 @@ static void gemm(int m, int n, int k, const float *a, const float *b, float *c) 
   sgemm_("N", "N", &m, &n, &k, &one, a, &m, b, &k, &zero, c, &m, 1, 1);
 }
 
-static bool take_three(sizes *s, int64_t a, int64_t b, int64_t c) {
+static bool make_arrays(sizes *s, int64_t a, int64_t b, int64_t c) {
   s->a = malloc((size_t)a * sizeof(float));
   s->b = malloc((size_t)b * sizeof(float));
   s->c = malloc((size_t)c * sizeof(float));
@@ -229,7 +188,7 @@ static bool take_three(sizes *s, int64_t a, int64_t b, int64_t c) {
   return true;
 }
 
-static void give_three(sizes *s) {
+static void free_arrays(sizes *s) {
   free(s->a);
   free(s->b);
   free(s->c);
@@ -245,8 +204,8 @@ static double gemm_run(void *arg) {
 double floor_sgemm_gflops(int order) {
   const int64_t nn = (int64_t)order * order;
   sizes s = {.n = order};
-  const double ms = take_three(&s, nn, nn, nn) ? best_of(gemm_run, &s) : -1;
-  give_three(&s);
+  const double ms = make_arrays(&s, nn, nn, nn) ? best_of(gemm_run, &s) : -1;
+  free_arrays(&s);
   return ms > 0 ? 2e-6 * (double)nn * order / ms : -1;
 }
 
@@ -263,14 +222,10 @@ static double apply_run(void *arg) {
 double floor_apply(int64_t q, int64_t p) {
   const int64_t larger = p > q ? p : q;
   sizes s = {.q = q, .p = p};
-  const double ms = take_three(&s, larger * larger, q * p, 2 * q * p) ? best_of(apply_run, &s) : -1;
-  give_three(&s);
+  const double ms =
+      make_arrays(&s, larger * larger, q * p, 2 * q * p) ? best_of(apply_run, &s) : -1;
+  free_arrays(&s);
   return ms;
-}
-
-double floor_rotate(int64_t q, int64_t p) {
-  const double ms = floor_apply(q, p);
-  return ms < 0 ? ms : 2 * ms;
 }
 
 /* a [n,n] := 1 on the diagonal, at most 1/n beside it: positive definite for every n. */
@@ -299,11 +254,11 @@ static double cholesky_run(void *arg) {
 double floor_cholesky(int64_t n, bool invert) {
   sizes s = {.n = n, .invert = invert};
   double ms = -1;
-  if (take_three(&s, n * n, n * n, 1)) {
+  if (make_arrays(&s, n * n, n * n, 1)) {
     fill_definite(s.a, n);
     ms = best_of(cholesky_run, &s);
   }
-  give_three(&s);
+  free_arrays(&s);
   return ms;
 }
 
@@ -325,11 +280,11 @@ double floor_eigen(int64_t n) {
   sizes s = {.n = n};
   double ms = -1;
   /* Work by formula: the workspace query returns a float, which is too small from n = 2900 on. */
-  if (n <= 32000 && take_three(&s, n * n, n * n, n + 1 + 6 * n + 2 * n * n)) {
+  if (n <= 32000 && make_arrays(&s, n * n, n * n, n + 1 + 6 * n + 2 * n * n)) {
     fill_definite(s.a, n);
     ms = best_of(eigen_run, &s);
   }
-  give_three(&s);
+  free_arrays(&s);
   return ms;
 }
 
@@ -344,7 +299,6 @@ double floor_apply(int64_t q, int64_t p) {
   (void)q, (void)p;
   return -1;
 }
-double floor_rotate(int64_t q, int64_t p) { return floor_apply(q, p); }
 double floor_cholesky(int64_t n, bool invert) {
   (void)n, (void)invert;
   return -1;

@@ -301,11 +301,11 @@ foreach(test t_plan_link t_plan_transformer)
   target_sources(${test} PRIVATE cli/plan_cost.c cli/plan_link.c cli/shapes.c cli/shapes_transformer.c)
 endforeach()
 target_sources(t_plan_transformer PRIVATE tests/plan_count.c)
-target_sources(t_bench PRIVATE cli/bench.c cli/bench_eva.c cli/bench_kfac.c cli/bench_norms.c cli/bench_state.c cli/bench_train.c cli/bench_window.c
+target_sources(t_bench PRIVATE cli/bench.c cli/bench_eva.c cli/bench_kfac.c cli/bench_state.c cli/bench_train.c cli/bench_window.c
                                cli/floors.c cli/shapes.c cli/shapes_transformer.c)
 target_compile_definitions(t_bench PRIVATE sgemm_=fake_sgemm spotrf_=fake_spotrf spotri_=fake_spotri
                                            ssyevd_=fake_ssyevd)
-foreach(call ng_now_ms pthread_barrier_wait nn_forward nn_backward ng_step ng_step_sgd ng_report_layer)
+foreach(call ng_now_ms nn_forward nn_backward ng_step ng_step_sgd ng_report_layer)
   target_link_options(t_bench PRIVATE -Wl,--wrap=${call})
 endforeach()
 foreach(call ng_now_ms feed_train nn_forward nn_backward checkpoint_save progress_epoch ng_observe_input
