@@ -6,6 +6,7 @@ every step.  Run both one after the other on a quiet machine and compare the sum
     python3 bench/vs_kaisa.py [--batch 32] [--threads 2] [--steps 5]
 """
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -33,6 +34,7 @@ def main():
     args.add_argument("--batch", type=int, default=32)
     args.add_argument("--threads", type=int, default=2)
     args.add_argument("--steps", type=int, default=5)
+    args.add_argument("--peer", help="also write the times for scripts/performance.py")
     args = args.parse_args()
     torch.set_num_threads(args.threads)
     spent = dict.fromkeys(PARTS, 0.0)
@@ -63,6 +65,10 @@ def main():
     print(f"torch = {torch.__version__} threads = {args.threads} batch = {args.batch}")
     for part in PARTS:  # the first step warms up
         print(f"{part}: {1e3 * statistics.median(r[part] for r in rows[1:]):.0f} ms")
+    if args.peer:
+        times = {f"resnet18/{args.batch}/sum/{part}": 1e3 * statistics.median(r[part] for r in rows[1:]) for part in PARTS}
+        with open(args.peer, "w") as f:
+            json.dump({"peer": "KAISA", "ms": times}, f)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def main():
     args.add_argument("--model", default="resnet18")
     args.add_argument("--threads", type=int, default=2)
     args.add_argument("--steps", type=int, default=15)
+    args.add_argument("--peer", help="also write PyTorch's times for scripts/performance.py")
     args = args.parse_args()
     torch.set_num_threads(args.threads)
     sizes = shapes(args.program, args.model)
@@ -102,6 +103,10 @@ def main():
         floor = o["floor_ms"]
         print(f"{name:14} {t:9.2f} {o['median_ms']:10.3f} {t / o['median_ms']:7.1f} "
               f"{o['median_ms'] / floor if floor else float('nan'):9.2f}")
+    if args.peer:
+        times = {o["case"]: t for t, o in zip(theirs, ours)}
+        with open(args.peer, "w") as f:
+            json.dump({"peer": f"PyTorch {torch.__version__}", "ms": times}, f)
 
 
 if __name__ == "__main__":
