@@ -1,7 +1,6 @@
-/* recording.c: from a folder or a file to a checked recording.  In: a path.  Out: layers and
- * pointers to every array that a replay reads, all of them present, float32 and of the shape that
- * case.json implies.  A recording is a stranger's file: whatever does not fit is an error that
- * names the file and the array, before anything is computed. */
+/* recording.c: from a folder or a file to a checked recording: layers, and pointers to every array that a replay
+ * reads, all of them present, float32 and of the shape that case.json implies.  A recording may come from anybody:
+ * an entry that does not fit is an error that names the file and the array, before anything is computed. */
 #include "recording.h"
 
 #include "common/cli.h"
@@ -21,7 +20,7 @@ typedef struct reader {
 } reader;
 
 __attribute__((format(printf, 2, 3))) static void wrong(reader *in, const char *format, ...) {
-  if (in->rc != CLI_OK) return; /* the first mistake is the one to show */
+  if (in->rc != CLI_OK) return; /* report the first mistake only */
   char text[512];
   va_list args;
   va_start(args, format);
@@ -64,7 +63,7 @@ static const char *word(reader *in, const ngio_value *object, const char *where,
   return s != NULL ? s : "";
 }
 
-/* A number; `absent` where there is none, or null. */
+/* A number; `absent` if the key is missing or null. */
 static double real(reader *in, const ngio_value *object, const char *key, double absent) {
   const ngio_value *v = ngio_get(object, key);
   if (v == NULL || ngio_is(v, NGIO_NULL)) return absent;
@@ -204,241 +203,207 @@ static void read_case(reader *in, const char *text) {
   }
 }
 
+/* ---- entries that a replay would otherwise misread ---------------------------------------------*/
+
+/* 1, or a list of ones: the value of an entry that changes nothing. */
+static bool is_one(const ngio_value *v) {
+  for (size_t i = 0; i < ngio_count(v); i++) {
+    if (!is_one(ngio_at(v, i))) return false;
+  }
+  return ngio_count(v) > 0 || (ngio_is(v, NGIO_INTEGER) && ngio_integer_of(v) == 1);
+}
+
+/* chainerkfac makes A of patches with the first stride and padding for both directions. */
+static void check_layer(reader *in, const shape *l, bool chainer) {
+  static const char known[] =
+      "|kind|in_channels|out_channels|kernel|stride|padding|bias|num_features|"
+      "eps|in_features|out_features|";
+  const ngio_value *layer = ngio_get(ngio_get(in->r->root, "layers"), l->name);
+  for (const ngio_value *v = ngio_first(layer); v != NULL; v = ngio_next(layer, v)) {
+    char bars[48];
+    (void)snprintf(bars, sizeof bars, "|%.40s|", v->key);
+    if (strstr(known, bars) == NULL && !is_one(v))
+      wrong(in, "case.json: layer %.60s: '%.40s' is not supported, expected 1 or nothing", l->name,
+            v->key);
+  }
+  const bool strides = l->stride[0] != l->stride[1];
+  if (chainer && l->conv && (strides || l->padding[0] != l->padding[1]))
+    wrong(in,
+          "case.json: layer %.60s: %s differs in both directions; chainerkfac's A is of other "
+          "patches than the layer's",
+          l->name, strides ? "stride" : "padding");
+}
+
+/* Names of layers whose output factor, or of norms whose matrix, is its diagonal. */
+static void check_diagonalize(reader *in) {
+  const recording *r = in->r;
+  const ngio_value *list = ngio_get(r->config, "diagonalize");
+  if (list != NULL && !ngio_is(list, NGIO_NULL) && !ngio_is(list, NGIO_ARRAY))
+    wrong(in, "case.json: config: diagonalize is no list of layers");
+  for (size_t i = 0; i < ngio_count(list); i++) {
+    const char *name = ngio_text_of(ngio_at(list, i));
+    bool found = false;
+    for (int k = 0; k < r->layers && name != NULL; k++)
+      found = found || strcmp(r->layer[k].name, name) == 0;
+    if (!found)
+      wrong(in, "case.json: config: diagonalize: there is no layer '%.60s'",
+            name == NULL ? "" : name);
+  }
+}
+
+static void check_case(reader *in) {
+  recording *r = in->r;
+  const bool chainer = strcmp(r->system, "chainerkfac") == 0;
+  for (int i = 0; i < r->layers && in->rc == CLI_OK; i++)
+    check_layer(in, &r->layer[i], chainer);
+  check_diagonalize(in);
+  const ngio_value *accumulated = ngio_get(r->config, "acc_iters");
+  if (ngio_is(accumulated, NGIO_INTEGER) && ngio_integer_of(accumulated) != r->micro_batches)
+    wrong(in, "case.json: config: acc_iters is %lld, and there are %d micro_batches",
+          (long long)ngio_integer_of(accumulated), r->micro_batches);
+  /* Before Chainer 7 the hook adds rate w to the still scaled gradient; later rate w times the scale. */
+  const char *version = ngio_text_of(ngio_get(r->root, "chainer"));
+  if (chainer && version != NULL && strtol(version, NULL, 10) < 7) r->weight_decay /= r->loss_scale;
+}
+
 /* ---- the arrays ------------------------------------------------------------------------------*/
 
-typedef struct store {
-  const ngio_tensors *file;
-  const recording_folder *folder;
-} store;
-
-static const ngio_tensor *find(const store *from, const char *name) {
-  if (from->file != NULL) return ngio_tensors_find(from->file, name);
-  return recording_folder_find(from->folder, name);
+const ngio_tensor *recording_array(const recording *r, const char *format, ...) {
+  char name[160];
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(name, sizeof name, format, args);
+  va_end(args);
+  return r->file != NULL ? ngio_tensors_find(r->file, name)
+                         : recording_folder_find(&r->folder, name);
 }
 
-static void shape_text(const int64_t *lengths, int32_t n, char *text, size_t size) {
-  size_t at = 0;
+static void shape_text(const int64_t *lengths, int32_t n, char text[128]) {
+  int at = 0;
   text[0] = 0;
-  for (int32_t i = 0; i < n && at < size; i++) {
-    at += (size_t)snprintf(text + at, size - at, "%s%lld", i > 0 ? "," : "", (long long)lengths[i]);
-  }
+  for (int32_t i = 0; i < n && at < 100; i++)
+    at += snprintf(text + at, 128 - (size_t)at, "%s%lld", i > 0 ? "," : "", (long long)lengths[i]);
 }
 
-/* False and told if there is no such array. */
-static bool there(reader *in, const store *from, const char *name) {
-  if (find(from, name) == NULL) wrong(in, "array %s is missing", name);
-  return in->rc == CLI_OK;
-}
-
-/* The float32 array `name`; a negative entry of `expect` stands for any length. */
-static const ngio_tensor *fetch(reader *in, const store *from, const char *name,
-                                const int64_t *expect, int32_t n) {
-  if (in->rc != CLI_OK) return NULL;
-  if (!there(in, from, name)) return NULL;
-  const ngio_tensor *t = find(from, name);
-  if (t->dtype != NGIO_F32) {
-    wrong(in, "array %s is not float32", name);
-    return NULL;
-  }
-  bool fits = expect == NULL || t->ndim == n;
-  for (int32_t i = 0; expect != NULL && fits && i < n; i++) {
+/* The float32 array `name` of n axes; a negative length stands for any; NULL: of any shape. */
+static const ngio_tensor *fetch(reader *in, const char *name, const int64_t *expect, int32_t n) {
+  const ngio_tensor *t = in->rc == CLI_OK ? recording_array(in->r, "%s", name) : NULL;
+  if (t == NULL) wrong(in, "array %s is missing", name);
+  if (t != NULL && t->dtype != NGIO_F32) wrong(in, "array %s is not float32", name);
+  bool fits = t != NULL && (expect == NULL || t->ndim == n);
+  for (int32_t i = 0; expect != NULL && fits && i < n; i++)
     fits = expect[i] < 0 ? t->shape[i] > 0 : t->shape[i] == expect[i];
-  }
-  if (!fits) {
+  if (t != NULL && !fits) {
     char has[128], wants[128];
-    shape_text(t->shape, t->ndim, has, sizeof has);
-    shape_text(expect, n, wants, sizeof wants);
+    shape_text(t->shape, t->ndim, has);
+    shape_text(expect, n, wants);
     wrong(in, "array %s is [%s], expected [%s]", name, has, wants);
+  }
+  return in->rc == CLI_OK ? t : NULL;
+}
+
+/* The input a of a layer, and in `g` the shape that its output gradient must have. */
+static const ngio_tensor *fetch_input(reader *in, const char *name, shape *l,
+                                      int64_t g[NGIO_MAX_DIMS]) {
+  const bool known = l->conv && l->image[0] > 0;
+  const int64_t expect[4] = {-1, l->in, known ? l->image[0] : -1, known ? l->image[1] : -1};
+  const ngio_tensor *a = fetch(in, name, l->conv ? expect : NULL, 4);
+  if (a == NULL) return NULL;
+  const int32_t n = a->ndim, features = l->norm ? 1 : n - 1;
+  if (!l->conv && (n < 2 || (l->norm && n != 2 && n != 4) || a->shape[features] != l->in ||
+                   a->bytes < 4 * l->in)) {
+    char has[128];
+    shape_text(a->shape, n, has);
+    if (l->norm) {
+      wrong(in, "array %s is [%s], expected [samples,%lld] or [samples,%lld,height,width]", name,
+            has, (long long)l->in, (long long)l->in);
+    } else {
+      wrong(in, "array %s is [%s], expected [samples,...,%lld]", name, has, (long long)l->in);
+    }
     return NULL;
   }
-  return t;
-}
-
-/* [samples, channels, height, width] or [samples, features], the gradient as the input. */
-static void take_norm(reader *in, const store *from, const char *prefix, shape *l,
-                      recording_shown *s) {
-  char name[160];
-  (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
-  const ngio_tensor *a = fetch(in, from, name, NULL, 0);
-  if (a == NULL) return;
-  if ((a->ndim != 2 && a->ndim != 4) || a->shape[1] != l->in || a->bytes == 0) {
-    char has[128];
-    shape_text(a->shape, a->ndim, has, sizeof has);
-    wrong(in, "array %s is [%s], expected [samples,%lld] or [samples,%lld,height,width]", name, has,
-          (long long)l->in, (long long)l->in);
-    return;
-  }
-  s->a = a->data;
-  s->samples = s->rows = a->shape[0];
-  for (int k = 0; k < 2 && a->ndim == 4; k++) {
+  memcpy(g, a->shape, (size_t)n * sizeof *g);
+  if (!l->norm) g[l->conv ? 1 : n - 1] = l->out;
+  for (int k = 0; k < 2 && (l->conv || l->norm) && n == 4; k++) {
     l->image[k] = a->shape[2 + k];
+    if (!l->conv) continue;
+    g[2 + k] = l->image[k] + 2 * l->padding[k] - l->kernel[k];
+    if (g[2 + k] < 0) wrong(in, "array %s: the image is smaller than the kernel", name);
+    g[2 + k] = g[2 + k] / l->stride[k] + 1;
   }
-  (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
-  const ngio_tensor *g = fetch(in, from, name, a->shape, a->ndim);
-  if (g != NULL) s->g = g->data;
+  return a;
 }
 
-static void take_shown(reader *in, const store *from, const char *prefix, shape *l,
-                       recording_shown *s) {
+static void take_shown(reader *in, const char *prefix, shape *l, recording_shown *s) {
   char name[160];
-  if (l->norm) {
-    take_norm(in, from, prefix, l, s);
-    return;
-  }
-  (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
-  if (l->conv) {
-    const bool known = l->image[0] > 0;
-    const ngio_tensor *a =
-        fetch(in, from, name,
-              (int64_t[]){-1, l->in, known ? l->image[0] : -1, known ? l->image[1] : -1}, 4);
-    if (a == NULL) return;
-    s->a = a->data;
-    s->samples = s->rows = a->shape[0];
-    int64_t to[2];
-    for (int k = 0; k < 2; k++) {
-      l->image[k] = a->shape[2 + k];
-      to[k] = l->image[k] + 2 * l->padding[k] - l->kernel[k];
-      if (to[k] < 0) wrong(in, "array %s: the image is smaller than the kernel", name);
-      to[k] = to[k] / l->stride[k] + 1;
-    }
-    (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
-    const ngio_tensor *g = fetch(in, from, name, (int64_t[]){s->samples, l->out, to[0], to[1]}, 4);
-    if (g == NULL) return;
-    s->g = g->data;
-    return;
-  }
-  const ngio_tensor *a = fetch(in, from, name, NULL, 0);
-  if (a == NULL) return;
   int64_t expect[NGIO_MAX_DIMS] = {0};
-  for (int32_t i = 0; i < a->ndim; i++)
-    expect[i] = a->shape[i];
-  int64_t positions = a->ndim >= 2 && l->in > 0 ? a->bytes / 4 / l->in : 0;
-  if (a->ndim < 2 || a->shape[a->ndim - 1] != l->in || positions < 1) {
-    char has[128];
-    shape_text(a->shape, a->ndim, has, sizeof has);
-    wrong(in, "array %s is [%s], expected [samples,...,%lld]", name, has, (long long)l->in);
-    return;
-  }
-  s->a = a->data;
-  s->samples = a->shape[0];
-  s->rows = positions;
-  expect[a->ndim - 1] = l->out;
+  (void)snprintf(name, sizeof name, "%s.%s.a", prefix, l->name);
+  const ngio_tensor *a = fetch_input(in, name, l, expect);
+  if (a == NULL) return;
   (void)snprintf(name, sizeof name, "%s.%s.g", prefix, l->name);
-  const ngio_tensor *g = fetch(in, from, name, expect, a->ndim);
-  if (g != NULL) s->g = g->data;
+  const ngio_tensor *g = fetch(in, name, expect, a->ndim);
+  if (g == NULL) return;
+  s->a = a->data;
+  s->g = g->data;
+  s->samples = a->shape[0];
+  s->rows = l->conv || l->norm ? s->samples : a->bytes / 4 / l->in;
 }
 
-/* What a step has of one parameter: its gradient, the result and, where they are looked at, the weight before and
- * after, and the momentum. */
-typedef struct step_name {
-  char text[160];
-} step_name;
+/* Arrays of one parameter in one step. */
 enum { GRAD, OUT, BEFORE, AFTER, MOMENTUM, STEP_ARRAYS };
 
-static int step_arrays(const recording *r) {
-  return r->updates ? STEP_ARRAYS : r->parameters || r->weight_decay != 0 ? AFTER : BEFORE;
-}
-
-static step_name name_in(const recording *r, int step, const shape *l, int bias, int k) {
+static void step_name(const recording *r, int step, const shape *l, int bias, int k,
+                      char name[160]) {
   static const char *const ending[STEP_ARRAYS] = {"grad", "out", "before", "after", "v"};
   const char *which = l->norm ? (bias ? ".beta" : ".gamma") : bias ? ".bias" : ".weight";
-  step_name n;
-  (void)snprintf(n.text, sizeof n.text, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which,
-                 ending[k]);
-  return n;
+  (void)snprintf(name, 160, "s%d.%s%s.%s", step, l->name, r->parameters ? "" : which, ending[k]);
 }
 
-static void take_parameter(reader *in, const store *from, int step, const shape *l,
-                           recording_step *s) {
-  const float **to[3] = {&s->grad, &s->out, &s->before};
-  for (int k = 0; k < step_arrays(in->r); k++) {
-    const step_name name = name_in(in->r, step, l, 0, k);
-    const ngio_tensor *t = fetch(in, from, name.text, NULL, 0);
-    if (t == NULL) return;
-    if (t->bytes != 4 * l->in * l->out) {
-      wrong(in, "array %s has %lld elements, its parameter %lld", name.text,
-            (long long)(t->bytes / 4), (long long)(l->in * l->out));
-      return;
-    }
-    *to[k] = t->data;
-  }
-}
-
-static void take_step(reader *in, const store *from, int step, const shape *l, recording_step *s) {
+static void take_step(reader *in, int step, const shape *l, recording_step *s) {
+  const recording *r = in->r;
+  const int arrays = r->updates                              ? STEP_ARRAYS
+                     : r->parameters || r->weight_decay != 0 ? AFTER
+                                                             : BEFORE;
   const float **to[2][STEP_ARRAYS] = {
       {&s->grad, &s->out, &s->before, &s->after, &s->v},
       {&s->bias_grad, &s->bias_out, &s->bias_before, &s->bias_after, &s->bias_v}};
-  for (int bias = 0; bias < (l->bias ? 2 : 1); bias++) {
-    for (int k = 0; k < step_arrays(in->r); k++) {
-      const step_name name = name_in(in->r, step, l, bias, k);
-      const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
-      const ngio_tensor *t = fetch(in, from, name.text, expect,
-                                   bias || l->norm ? 1
-                                   : l->conv       ? 4
-                                                   : 2);
-      if (t != NULL) *to[bias][k] = t->data;
-    }
+  const int64_t expect[4] = {l->out, l->in, l->kernel[0], l->kernel[1]};
+  for (int i = 0; i < (l->bias ? 2 : 1) * arrays && in->rc == CLI_OK; i++) {
+    const int bias = i / arrays, k = i % arrays, axes = bias || l->norm ? 1 : l->conv ? 4 : 2;
+    char name[160];
+    step_name(r, step, l, bias, k, name);
+    const ngio_tensor *t = fetch(in, name, r->parameters ? NULL : expect, axes);
+    if (t != NULL && r->parameters && t->bytes != 4 * l->in * l->out)
+      wrong(in, "array %s has %lld elements, its parameter %lld", name, (long long)(t->bytes / 4),
+            (long long)(l->in * l->out));
+    if (t != NULL) *to[bias][k] = t->data;
   }
 }
 
-/* "r1.s0.m2": what the names of the arrays of one micro-batch begin with. */
-typedef struct prefix {
-  char text[64];
-} prefix;
-
-static prefix prefix_of(const recording *r, int rank, int step, int micro) {
-  prefix p;
-  char on[16] = "", part[16] = "";
+/* Observed arrays of one micro-batch, whose names begin with "r1.s0.m2". */
+static void take_micro_batch(reader *in, int rank, int step, int micro, recording_shown *s) {
+  const recording *r = in->r;
+  const bool flattens = strcmp(r->system, "chainerkfac") == 0;
+  char prefix[64], on[16] = "", part[16] = "";
   if (r->ranks > 1) (void)snprintf(on, sizeof on, "r%d.", rank);
   if (r->micro_batches > 1) (void)snprintf(part, sizeof part, ".m%d", micro);
-  (void)snprintf(p.text, sizeof p.text, "%ss%d%s", on, step, part);
-  return p;
-}
-
-static bool shown_there(reader *in, const store *from, const char *before) {
-  static const char *const after[2] = {"a", "g"};
-  const recording *r = in->r;
-  for (int i = 0; i < r->layers * 2; i++) {
-    char name[160];
-    (void)snprintf(name, sizeof name, "%s.%s.%s", before, r->layer[i / 2].name, after[i % 2]);
-    if (!there(in, from, name)) return false;
+  (void)snprintf(prefix, sizeof prefix, "%ss%d%s", on, step, part);
+  for (int i = 0; i < r->layers && in->rc == CLI_OK; i++) {
+    take_shown(in, prefix, &r->layer[i], &s[i]);
+    /* chainerkfac flattens the input of a linear layer: positions are its samples */
+    if (flattens) s[i].samples = s[i].rows;
+    if (!flattens && s[i].samples != s[0].samples)
+      wrong(in, "step %d: layer %.60s has %lld samples, %.60s has %lld", step, r->layer[i].name,
+            (long long)s[i].samples, r->layer[0].name, (long long)s[0].samples);
   }
-  return true;
 }
 
-static bool step_there(reader *in, const store *from, int step) {
-  const recording *r = in->r;
-  for (int i = 0; i < r->layers; i++) {
-    for (int bias = 0; bias < (r->layer[i].bias ? 2 : 1); bias++) {
-      for (int k = 0; k < step_arrays(r); k++) {
-        if (!there(in, from, name_in(r, step, &r->layer[i], bias, k).text)) return false;
-      }
-    }
-  }
-  return true;
-}
-
-/* Before memory is taken by the numbers of case.json: they are a stranger's, but every array they ask
- * for has a name of its own and must be in the file.  It ends at the first that is not. */
-static bool all_there(reader *in, const store *from) {
-  const recording *r = in->r;
-  for (int step = 0; step < r->steps; step++) {
-    for (int rank = 0; rank < r->ranks && !r->parameters; rank++) {
-      for (int m = 0; m < r->micro_batches; m++) {
-        if (!shown_there(in, from, prefix_of(r, rank, step, m).text)) return false;
-      }
-    }
-    if (!step_there(in, from, step)) return false;
-  }
-  return true;
-}
-
-/* A learning rate a step; 0 at the end of a schedule.  Below 1e-30 what divides by it has no f32. */
+/* A learning rate for each step; 0 at the end of a schedule.  A quotient by less than 1e-30 overflows f32. */
 static double *take_rates(reader *in, const char *key) {
   const ngio_value *list = ngio_get(in->r->root, key);
   double *rate = cli_take((size_t)in->r->steps, sizeof *rate);
-  const ngio_value *x = ngio_count(list) > 0 ? ngio_first(list) : NULL;
-  for (int i = 0; i < in->r->steps; i++, x = x != NULL ? ngio_next(list, x) : NULL) {
+  for (int i = 0; i < in->r->steps; i++) {
+    const ngio_value *x = ngio_at(list, (size_t)i);
     rate[i] = ngio_number_of(x);
     if (!ngio_is_number(x) || (rate[i] != 0 && !(rate[i] >= 1e-30 && rate[i] <= 1e30)))
       wrong(in, "case.json: %s has neither 0 nor a number from 1e-30 to 1e30 for step %d", key, i);
@@ -446,66 +411,58 @@ static double *take_rates(reader *in, const char *key) {
   return rate;
 }
 
-/* Of the first parameter, which stands for all: they must all be there then. */
-static void find_updates(reader *in, const store *from) {
+/* Memory for the counts of case.json, which are not trustworthy: every micro-batch and every step has two arrays
+ * of its own for each layer, so their number in the file is a bound. */
+static void make_room(reader *in) {
   recording *r = in->r;
-  if (r->parameters || r->layers < 1) return;
-  r->updates = find(from, name_in(r, 0, &r->layer[0], 0, AFTER).text) != NULL;
+  const int64_t arrays = r->file != NULL ? ngio_tensors_count(r->file) : r->folder.n;
+  const int64_t shown = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
+  const int64_t needs = 2 * r->layers * (shown + r->steps);
+  if (needs > arrays) {
+    wrong(in,
+          "case.json: steps, ranks and micro_batches need at least %lld arrays, expected at most "
+          "%lld",
+          (long long)needs, (long long)arrays);
+    return;
+  }
+  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
+  r->shown = cli_take((size_t)shown, (size_t)r->layers * sizeof *r->shown);
 }
 
-static void take_all(reader *in, const store *from) {
+static void take_all(reader *in) {
   recording *r = in->r;
-  find_updates(in, from);
-  if (!all_there(in, from)) return;
-  if (r->updates) { /* after what bounds the steps */
+  char after[160];
+  step_name(r, 0, &r->layer[0], 0, AFTER, after);
+  r->updates = !r->parameters && recording_array(r, "%s", after) != NULL;
+  make_room(in);
+  if (in->rc == CLI_OK && r->updates) {
     r->lr = take_rates(in, "lr_steps");
     r->lr_pre = take_rates(in, "lr_pre_steps");
     r->momentum = real(in, r->config, "momentum", 0.9);
     r->adjust_momentum = ngio_is(ngio_get(r->config, "adjust_momentum"), NGIO_TRUE);
     if (!(r->momentum >= 0)) wrong(in, "case.json: config: momentum is no number from 0 on");
-    if (in->rc != CLI_OK) return;
   }
-  r->step = cli_take((size_t)r->steps, (size_t)r->layers * sizeof *r->step);
-  for (int step = 0; step < r->steps && r->parameters; step++) {
-    for (int i = 0; i < r->layers; i++) {
-      take_parameter(in, from, step, &r->layer[i], &r->step[step * r->layers + i]);
-    }
+  const int64_t batches = r->parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
+  for (int64_t k = 0; k < batches && in->rc == CLI_OK; k++) {
+    take_micro_batch(in, (int)(k / r->micro_batches / r->steps),
+                     (int)(k / r->micro_batches % r->steps), (int)(k % r->micro_batches),
+                     &r->shown[k * r->layers]);
   }
-  if (r->parameters) return;
-  r->shown = cli_take((size_t)r->ranks * (size_t)r->steps,
-                      (size_t)r->micro_batches * (size_t)r->layers * sizeof *r->shown);
-  recording_shown *s = r->shown;
-  for (int rank = 0; rank < r->ranks; rank++) {
-    for (int step = 0; step < r->steps; step++) {
-      for (int m = 0; m < r->micro_batches; m++, s += r->layers) {
-        const prefix p = prefix_of(r, rank, step, m);
-        for (int i = 0; i < r->layers; i++) {
-          take_shown(in, from, p.text, &r->layer[i], &s[i]);
-          if (in->rc != CLI_OK) return;
-        }
-      }
-    }
-  }
-  for (int step = 0; step < r->steps; step++) {
-    for (int i = 0; i < r->layers; i++) {
-      take_step(in, from, step, &r->layer[i], &r->step[step * r->layers + i]);
-    }
-  }
+  for (int k = 0; k < r->steps * r->layers && in->rc == CLI_OK; k++)
+    take_step(in, k / r->layers, &r->layer[k % r->layers], &r->step[k]);
 }
 
+/* The last part of the path, without ".safetensors". */
 static void name_of(const char *path, char *name, size_t size) {
-  static const char ending[] = ".safetensors";
   size_t n = strlen(path);
   while (n > 1 && path[n - 1] == '/')
     n--;
   size_t start = n;
   while (start > 0 && path[start - 1] != '/')
     start--;
-  if (n - start > sizeof ending - 1 &&
-      strncmp(path + n - (sizeof ending - 1), ending, sizeof ending - 1) == 0) {
-    n -= sizeof ending - 1;
-  }
   (void)snprintf(name, size, "%.*s", (int)(n - start), path + start);
+  char *ending = strstr(name, ".safetensors");
+  if (ending != NULL && ending != name) *ending = 0;
 }
 
 int recording_open(const char *path, recording *out) {
@@ -526,9 +483,8 @@ int recording_open(const char *path, recording *out) {
   }
   name_of(path, out->name, sizeof out->name);
   if (in.rc == CLI_OK) read_case(&in, text);
-  if (in.rc == CLI_OK) in.rc = recording_check(out, path);
-  if (in.rc == CLI_OK) take_all(&in, &(store){out->file, &out->folder});
-  if (in.rc == CLI_OK && !out->parameters) in.rc = recording_check_samples(out, path);
+  if (in.rc == CLI_OK && !out->parameters) check_case(&in);
+  if (in.rc == CLI_OK) take_all(&in);
   if (in.rc != CLI_OK) recording_close(out);
   return in.rc;
 }

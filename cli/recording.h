@@ -72,9 +72,9 @@ typedef struct recording {
 int recording_open(const char *path, recording *out);
 void recording_close(recording *r);
 
-/* recording_check.c: what case.json says beside the shapes; 0, or 2 with a line told. */
-int recording_check(recording *r, const char *path);
-int recording_check_samples(const recording *r, const char *path); /* the same of what was shown */
+/* The array with this name, or NULL. */
+__attribute__((format(printf, 2, 3))) const ngio_tensor *recording_array(const recording *r,
+                                                                         const char *format, ...);
 
 static inline const recording_shown *recording_shown_at(const recording *r, int rank, int step,
                                                         int micro, int layer) {

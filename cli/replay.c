@@ -1,10 +1,8 @@
-/* replay.c: `natgrad replay`: show a recorded run of a published program to natgrad and compare.
+/* replay.c: `natgrad replay`: run natgrad on a recorded run of a published program and compare.
  *
- * In: recordings.  The row is picked by the system and method that the recording names, every other
- * entry of its configuration goes through the published names of that row; replay_run.c plays it.
- * Out: a table of errors and the largest of them.  A recording of N ranks runs on N threads, and every
- * rank is compared: the published result is the same on all.
- */
+ * The recording names a system and a method, which select the row; the published names of that row translate all
+ * other entries of its configuration.  replay_run.c runs the steps.  A recording of N ranks runs on N threads, and
+ * all ranks are compared: the published result is the same on all. */
 #include "commands.h"
 #include "replay.h"
 
@@ -14,7 +12,7 @@
 #include <string.h>
 
 typedef struct wish {
-  double tolerance; /* negative: by the method, see tolerance_of */
+  double tolerance; /* negative: the method's, see tolerance_of */
   bool json;
   const char *linalg;
 } wish;
@@ -58,13 +56,13 @@ static int published(const recording *r, const char *path, ng_options *o, double
   if (ng_options_set_system(o, r->system, r->method, message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
   }
-  *lr = 0.1; /* what both programs take when nothing is said */
+  *lr = 0.1; /* the default of both programs */
   for (const ngio_value *value = ngio_first(r->config); value != NULL;
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
     if (strcmp(key, "diagonalize") == 0) continue;            /* own_options */
-    if (r->parameters && strcmp(key, "class") == 0) continue; /* the name of one, for people */
+    if (r->parameters && strcmp(key, "class") == 0) continue; /* informative only */
     char number[64], *joined = NULL;
     const char *text = value_text(value, number, sizeof number, &joined);
     if (text == NULL) return cli_bad("%s: case.json: config: %s has no plain value", path, key);
@@ -72,7 +70,7 @@ static int published(const recording *r, const char *path, ng_options *o, double
     free(joined);
     if (st < 0) return cli_bad("%s: case.json: config: %s", path, message);
   }
-  /* Recorded with averages that were put back after each inverse. */
+  /* The recording program restored its averages after each inverse. */
   if (ngio_is(ngio_get(r->root, "ema_leak"), NGIO_FALSE) &&
       ng_options_set(o, "damping_leak", "0", message, sizeof message) < 0) {
     return cli_bad("%s: case.json: %s", path, message);
@@ -88,7 +86,7 @@ static bool keeps(const ng_options *o) {
   return strcmp(cli_option_text(o, "window_store").text, "dense") != 0;
 }
 
-/* --method asks for a row as it is, whatever the recording has set. */
+/* --method replaces all options of the recording by the defaults of that row. */
 static int configure(const recording *r, const char *path, const cli_args *args, ng_options **o,
                      double *lr) {
   char message[512] = "";
@@ -111,14 +109,14 @@ static int configure(const recording *r, const char *path, const cli_args *args,
 
 /* ---- the answer ------------------------------------------------------------------------------*/
 
+/* The largest error of one comparison. */
 typedef struct answer {
+  const char *what; /* what was compared after each step; NULL: nothing */
   double largest, tolerance;
   int step, layer;
-  int64_t rescued;
-  const char *what; /* of the second: what was compared after each step; NULL: nothing */
 } answer;
 
-static bool within(const answer *a) { return a->largest <= a->tolerance; } /* NaN is not */
+static bool within(const answer *a) { return a->largest <= a->tolerance; } /* false for NaN */
 
 static void print_table(const recording *r, const double *error) {
   printf("  step");
@@ -138,22 +136,24 @@ static void put_largest(ngio_out *o, const char *key, const answer *a) {
   ngio_put_real(o, key, a->what != NULL ? a->largest : (double)NAN);
 }
 
-static int print_json(const recording *r, const ng_options *o, const double *error, const answer *a,
-                      const answer u[2]) {
+static int print_json(const replay_job *j, const double *error, const answer a[COMPARED],
+                      int64_t rescued, int rc) {
+  const recording *r = j->r;
+  const answer none = {.what = NULL};
   ngio_out line = {.digits = 9};
   ngio_open(&line, NULL, '{');
   ngio_put_text(&line, "case", r->name);
   ngio_put_text(&line, "system", r->system);
   ngio_put_text(&line, "variant", r->method);
-  ngio_put_text(&line, "method", cli_option_text(o, "method").text);
+  ngio_put_text(&line, "method", cli_option_text(j->options, "method").text);
   ngio_put_integer(&line, "ranks", r->ranks);
   ngio_put_integer(&line, "steps", r->steps);
-  ngio_put_real(&line, "largest", a->largest);
-  put_largest(&line, "updated", &u[r->updates ? 1 : 0]);
-  put_largest(&line, "error_feedback", &u[r->updates ? 0 : 1]);
-  ngio_put_real(&line, "tolerance", a->tolerance);
-  ngio_put_integer(&line, "rescued", a->rescued);
-  ngio_put_flag(&line, "ok", within(a) && within(&u[0]) && within(&u[1]));
+  ngio_put_real(&line, "largest", a[OF_DIRECTION].largest);
+  put_largest(&line, "updated", &a[r->updates ? OF_STATE : OF_WEIGHTS]);
+  put_largest(&line, "error_feedback", r->updates ? &none : &a[OF_STATE]);
+  ngio_put_real(&line, "tolerance", a[OF_DIRECTION].tolerance);
+  ngio_put_integer(&line, "rescued", rescued);
+  ngio_put_flag(&line, "ok", rc == CLI_OK);
   ngio_open(&line, "layers", '[');
   for (int i = 0; i < r->layers; i++)
     ngio_put_text(&line, NULL, r->layer[i].name);
@@ -167,22 +167,65 @@ static int print_json(const recording *r, const ng_options *o, const double *err
   }
   ngio_shut(&line, ']');
   ngio_shut(&line, '}');
-  return cli_json_print(r->name, &line);
+  return cli_json_print(r->name, &line) == CLI_OK ? rc : CLI_BAD;
 }
 
-/* The worst rank of every cell, in the first rank's; and the worst of all. */
-static answer worst_of(const recording *r, double *const *cells) {
-  answer a = {0};
-  for (int s = 0; s < r->steps; s++) {
-    for (int i = 0; i < r->layers; i++) {
-      double *e = &cells[0][s * r->layers + i];
-      for (int k = 1; k < r->ranks; k++) {
-        if (cells[k][s * r->layers + i] > *e) *e = cells[k][s * r->layers + i];
-      }
-      if (*e > a.largest) a = (answer){.largest = *e, .step = s, .layer = i};
+static void print_text(const replay_job *j, const double *error, const answer a[COMPARED],
+                       int64_t rescued, int rc) {
+  const recording *r = j->r;
+  printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
+         cli_option_text(j->options, "method").text, r->layers, r->steps, r->ranks,
+         r->ranks > 1 ? "s" : "");
+  print_table(r, error);
+  if (rescued > 0) printf("  %lld steps rescued\n", (long long)rescued);
+  for (int k = COMPARED - 1; k >= 0; k--) {
+    const char *layer = r->layer[a[k].layer].name;
+    if (k == OF_DIRECTION) {
+      printf("  largest %.2e (step %d, %s), tolerance %.0e: %s\n", a[k].largest, a[k].step, layer,
+             a[k].tolerance, rc == CLI_OK ? "ok" : "exceeded");
+    } else if (a[k].what != NULL) {
+      printf("  %s after each step: largest %.2e (step %d, %s)", a[k].what, a[k].largest, a[k].step,
+             layer);
+      if (a[k].tolerance != a[OF_DIRECTION].tolerance) printf(", tolerance %.0e", a[k].tolerance);
+      printf("\n");
     }
   }
+}
+
+/* Merge the ranks' errors into those of the first rank, each cell its largest; return the largest of all. */
+static answer merge(const recording *r, const replay_rank *ranks, int which) {
+  answer a = {.what = NULL};
+  for (int k = 0; k < r->steps * r->layers; k++) {
+    double *e = &ranks[0].cells[which][k];
+    for (int i = 1; i < r->ranks; i++) {
+      if (ranks[i].cells[which][k] > *e) *e = ranks[i].cells[which][k];
+    }
+    if (*e > a.largest) a = (answer){.largest = *e, .step = k / r->layers, .layer = k % r->layers};
+  }
   return a;
+}
+
+static int report(const replay_job *j, const replay_rank *ranks, double tolerance, bool json) {
+  const recording *r = j->r;
+  answer a[COMPARED];
+  int rc = CLI_OK;
+  for (int k = 0; k < COMPARED; k++) {
+    a[k] = merge(r, ranks, k);
+    a[k].tolerance = tolerance;
+  }
+  if (j->moved) a[OF_WEIGHTS].what = "weights";
+  if (j->kept) a[OF_STATE].what = "error feedback";
+  if (j->kept && j->drawn)
+    a[OF_STATE].tolerance *= 2; /* of low rank: its rounding is twice as large */
+  if (r->updates) a[OF_STATE].what = r->momentum != 0 ? "weights and momentum" : "weights";
+  for (int k = 0; k < COMPARED; k++) {
+    if (!within(&a[k])) rc = CLI_NO;
+  }
+  const double *error = ranks[0].cells[OF_DIRECTION];
+  const int64_t rescued = ranks[0].rescued; /* a step's status is the same on all ranks */
+  if (json) return print_json(j, error, a, rescued, rc);
+  print_text(j, error, a, rescued, rc);
+  return rc;
 }
 
 static int fused_options(const ng_options *o, const char *path, ng_options **out) {
@@ -193,29 +236,7 @@ static int fused_options(const ng_options *o, const char *path, ng_options **out
   return CLI_OK;
 }
 
-/* a: of directions; u: of two other things, where there are any. */
-static int tell(const recording *r, const wish *w, const ng_options *o, const double *error,
-                const answer *a, const answer u[2], int rc) {
-  if (w->json) {
-    return print_json(r, o, error, a, u) == CLI_OK ? rc : CLI_BAD;
-  }
-  printf("%s: %s %s, row %s, %d layers, %d steps, %d rank%s\n", r->name, r->system, r->method,
-         cli_option_text(o, "method").text, r->layers, r->steps, r->ranks, r->ranks > 1 ? "s" : "");
-  print_table(r, error);
-  if (a->rescued > 0) printf("  %lld steps rescued\n", (long long)a->rescued);
-  for (int i = 0; i < 2; i++, u++) {
-    if (u->what == NULL) continue;
-    printf("  %s after each step: largest %.2e (step %d, %s)", u->what, u->largest, u->step,
-           r->layer[u->layer].name);
-    if (u->tolerance != a->tolerance) printf(", tolerance %.0e", u->tolerance);
-    printf("\n");
-  }
-  printf("  largest %.2e (step %d, %s), tolerance %.0e: %s\n", a->largest, a->step,
-         r->layer[a->layer].name, w->tolerance, rc == CLI_OK ? "ok" : "exceeded");
-  return rc;
-}
-
-/* The rounding of the published programs themselves, in float32: docs/algorithms.md, windows. */
+/* The float32 rounding of the published programs: docs/algorithms.md, windows. */
 static double tolerance_of(const ng_options *o) {
   const char *method = cli_option_text(o, "method").text;
   static const char *const windows[] = {"mfac", "efcp", "ggt", "sparse-ggt"};
@@ -226,8 +247,7 @@ static double tolerance_of(const ng_options *o) {
   return 1e-5;
 }
 
-static int replay(const char *path, const wish *wished, const cli_args *args) {
-  wish mine = *wished, *w = &mine;
+static int replay(const char *path, const wish *w, const cli_args *args) {
   recording r;
   int rc = recording_open(path, &r);
   if (rc != CLI_OK) return rc;
@@ -238,36 +258,14 @@ static int replay(const char *path, const wish *wished, const cli_args *args) {
   if (rc == CLI_OK && r.updates) rc = fused_options(options, path, &fused);
   j.options = options;
   j.fused = fused;
-  if (rc == CLI_OK && w->tolerance < 0) w->tolerance = tolerance_of(options);
   j.drawn = rc == CLI_OK && low_rank(options);
   if (rc == CLI_OK) rc = replay_check_weights(&r, path, &j.moved);
   if (rc == CLI_OK) rc = replay_check_kept(&r, path, &j.kept);
   j.kept = rc == CLI_OK && j.kept && keeps(options);
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
   if (rc == CLI_OK && r.updates) rc = replay_run(&j, ranks, true);
-  if (rc == CLI_OK) {
-    double **error = cli_take((size_t)r.ranks, sizeof *error);
-    double **updated = cli_take((size_t)r.ranks, sizeof *updated);
-    double **moved = cli_take((size_t)r.ranks, sizeof *moved);
-    for (int i = 0; i < r.ranks; i++) {
-      error[i] = ranks[i].error;
-      updated[i] = ranks[i].updated;
-      moved[i] = ranks[i].moved;
-    }
-    answer a = worst_of(&r, error);
-    answer u = worst_of(&r, updated), v = worst_of(&r, moved);
-    a.tolerance = u.tolerance = v.tolerance = w->tolerance;
-    if (j.moved) v.what = "weights";
-    if (j.kept && j.drawn) u.tolerance *= 2; /* of low rank, the rounding there is twice as large */
-    if (j.kept) u.what = "error feedback";
-    if (r.updates) u.what = r.momentum != 0 ? "weights and momentum" : "weights";
-    a.rescued = ranks[0].rescued; /* a step's status is the same on all */
-    if (!within(&a) || !within(&u) || !within(&v)) rc = CLI_NO;
-    rc = tell(&r, w, options, error[0], &a, (const answer[]){v, u}, rc);
-    free(error);
-    free(updated);
-    free(moved);
-  }
+  if (rc == CLI_OK)
+    rc = report(&j, ranks, w->tolerance < 0 ? tolerance_of(options) : w->tolerance, w->json);
   replay_ranks_free(ranks, r.ranks, r.layers);
   ng_options_destroy(&fused);
   ng_options_destroy(&options);
@@ -290,8 +288,9 @@ static int run(const cli_command *self, int argc, char **argv) {
   cli_args args;
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands == 0) rc = cli_bad("replay: which recording? a folder or a .safetensors file");
-  for (int i = 0; i < args.operands; i++) { /* the worst answer counts, all are given */
+  if (args.operands == 0)
+    rc = cli_bad("replay: no recording given, expected folders or .safetensors files");
+  for (int i = 0; i < args.operands; i++) { /* replay all; return the worst exit code */
     const int one = replay(args.operand[i], &w, &args);
     if (one > rc) rc = one;
   }
@@ -301,25 +300,22 @@ static int run(const cli_command *self, int argc, char **argv) {
 
 static const cli_option own[] = {
     {"tolerance", "X",
-     "largest error relative to the largest entry recorded (1e-5; windows 2e-4, of low "
+     "largest accepted error relative to the largest recorded entry (1e-5; windows 2e-4, low "
      "rank 1e-3)"},
     {"linalg", "NAME", "linear algebra: cpu, ref"},
-    {"json", NULL, "one JSON object a line and case instead of a table"},
+    {"json", NULL, "print one JSON object a line, one for each recording"},
 };
 
 const cli_command cli_replay = {
     .name = "replay",
     .usage = "DIR_OR_FILE... [OPTIONS]",
-    .summary = "show recordings of published programs to natgrad and compare the results",
-    .text =
-        "A recording is a folder with case.json and .npy files, or the same packed into one\n"
-        ".safetensors file.  Where it has the weights of layers after each step, a second run "
-        "updates\n"
-        "them and compares them and their momentum; of a window's it compares where its "
-        "directions\n"
-        "take the weights, and, where it has the error feedback,\n"
-        "that is compared (of low rank to twice the tolerance).  Exits with 1 if an error is above "
-        "it.\n",
+    .summary = "replay recordings of published programs and compare the results",
+    .text = "A recording is a folder with case.json and .npy files, or the same packed into one\n"
+            ".safetensors file (`natgrad pack`).  The preconditioned gradients of each step are\n"
+            "compared.  If the recording has weights after each step, a second run updates the\n"
+            "weights, and weights and momentum are compared.  Recordings of window methods also\n"
+            "compare the weights to which the directions lead, and the error feedback (low rank:\n"
+            "twice the tolerance).  Exit code 1: an error exceeds the tolerance.\n",
     .options = own,
     .n_options = 3,
     .library = true,

@@ -15,38 +15,40 @@ typedef struct replay_job {
   bool moved; /* of parameters: their weights after each step are recorded */
 } replay_job;
 
+/* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback; of
+ * the weights of parameters after the step. */
+enum { OF_DIRECTION, OF_STATE, OF_WEIGHTS, COMPARED };
+
 /* One rank's run. */
 typedef struct replay_rank {
   const replay_job *job;
   int rank;
   ng_transport transport;
-  bool fused; /* weights are updated, and compared */
-  double *error,
-      *updated; /* [step][layer]: of preconditioned gradients; of weights and momentum, or of what is kept */
-  double *moved; /* [step][layer]: of parameters' weights after the step */
+  bool fused;              /* the step updates weights, which are compared */
+  double *cells[COMPARED]; /* [step][layer] */
   float **grad, **bias;
-  float **weight, **bias_weight; /* of parameters: as they were before the step */
-  int64_t rescued;               /* steps that said NG_RESCUED */
+  float **weight, **bias_weight; /* of parameters: before the step */
+  int64_t rescued;               /* steps with status NG_RESCUED */
   ng_status status;
   char message[512];
 } replay_rank;
 
 replay_rank *replay_ranks(const replay_job *job); /* [job->r->ranks]                        */
 void replay_ranks_free(replay_rank *ranks, int count, int layers);
-/* replay_drawn.c: is all there that low rank begins with?  0, or 2 with a line told.  The library's own
- * beginning replaced by it; one rank, of parameters. */
+/* replay_window.c.  The checks return 0, or 2 with one line reported. */
 int replay_check_drawn(const recording *r, const char *path, int64_t rank);
-ng_status replay_hand_over(const recording *r, ng_precond *p);
-/* replay_kept.c: is error feedback recorded, as it must be?  0, or 2 with a line told.  Of a step: [layers] how far ours
- * is from it. */
 int replay_check_kept(const recording *r, const char *path, bool *some);
-ng_status replay_compare_kept(const recording *r, ng_precond *p, int step, double *apart);
-/* replay_weights.c: do recorded weights go on from step to step, and is what low rank begins with made of them?  0, or 2
- * with a line told.  Of a step: [layers] how far our direction takes them from where they went. */
 int replay_check_weights(const recording *r, const char *path, bool *there);
+/* Replace the library's own start of the low-rank iteration by the recorded one; one rank, of parameters. */
+ng_status replay_set_start(const recording *r, ng_precond *p);
+/* Errors of one step: [layers]. */
+ng_status replay_compare_kept(const recording *r, ng_precond *p, int step, double *error);
 void replay_compare_weights(const recording *r, int step, double lr, float *const *direction,
-                            double *apart);
-/* The n numbers of a field of the state, f32, into `to`; *there is false, and `to` as it was, if the state has no such. */
+                            double *error);
+/* max |ours(arg, i) - recorded[i]| and max |recorded[i]|, joined to *gap and *scale; a NaN is an infinite gap. */
+void replay_measure(double (*ours)(const void *arg, int64_t i), const void *arg,
+                    const float *recorded, int64_t n, double *gap, double *scale);
+/* Copy the n numbers of a field of the state; *there is false if the state has no such field. */
 ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
 /* Plays it on all ranks; 0, or 2 with a line told. */
 int replay_run(const replay_job *job, replay_rank *ranks, bool fused);

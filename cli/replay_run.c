@@ -20,42 +20,35 @@
 
 replay_rank *replay_ranks(const replay_job *job) {
   const recording *r = job->r;
-  const size_t cells = (size_t)r->steps * (size_t)r->layers, layers = (size_t)r->layers;
   replay_rank *ranks = cli_take((size_t)r->ranks, sizeof *ranks);
   for (int i = 0; i < r->ranks; i++) {
-    ranks[i] = (replay_rank){.job = job,
-                             .rank = i,
-                             .error = cli_take(cells, sizeof(double)),
-                             .updated = cli_take(cells, sizeof(double)),
-                             .moved = cli_take(cells, sizeof(double)),
-                             .grad = cli_take(layers, sizeof(float *)),
-                             .bias = cli_take(layers, sizeof(float *)),
-                             .weight = cli_take(layers, sizeof(float *)),
-                             .bias_weight = cli_take(layers, sizeof(float *))};
+    float ***list[] = {&ranks[i].grad, &ranks[i].bias, &ranks[i].weight, &ranks[i].bias_weight};
+    ranks[i].job = job;
+    ranks[i].rank = i;
+    for (int k = 0; k < COMPARED; k++)
+      ranks[i].cells[k] = cli_take((size_t)r->steps, (size_t)r->layers * sizeof(double));
+    for (int k = 0; k < 4; k++)
+      *list[k] = cli_take((size_t)r->layers, sizeof(float *));
   }
   return ranks;
 }
 
 static void free_arrays(const replay_rank *me, int layers) {
   float **list[] = {me->grad, me->bias, me->weight, me->bias_weight};
-  for (int k = 0; k < 4; k++) {
-    for (int i = 0; i < layers; i++) {
-      free(list[k][i]);
-      list[k][i] = NULL;
-    }
+  for (int k = 0; k < 4 * layers; k++) {
+    free(list[k / layers][k % layers]);
+    list[k / layers][k % layers] = NULL;
   }
 }
 
 void replay_ranks_free(replay_rank *ranks, int count, int layers) {
   for (int i = 0; i < count; i++) {
+    float **list[] = {ranks[i].grad, ranks[i].bias, ranks[i].weight, ranks[i].bias_weight};
     free_arrays(&ranks[i], layers);
-    free(ranks[i].error);
-    free(ranks[i].updated);
-    free(ranks[i].moved);
-    free(ranks[i].grad);
-    free(ranks[i].bias);
-    free(ranks[i].weight);
-    free(ranks[i].bias_weight);
+    for (int k = 0; k < 4; k++)
+      free(list[k]);
+    for (int k = 0; k < COMPARED; k++)
+      free(ranks[i].cells[k]);
   }
   free(ranks);
 }
@@ -86,71 +79,44 @@ static void write_gradient(const recording *r, float *to, const float *grad, con
   }
 }
 
-/* One axis: a tensor; more: a linear layer of as many rows as the first. */
-static ng_status set_up_parameters(replay_rank *me, ng_precond *p) {
-  const recording *r = me->job->r;
-  ng_status st = NG_OK;
-  for (int i = 0; i < r->layers && st >= 0; i++) {
-    const shape *l = &r->layer[i];
-    const size_t n = (size_t)(l->in * l->out);
-    int32_t index = -1;
-    ng_layer layer;
-    me->grad[i] = cli_take(n, sizeof(float));
-    me->weight[i] = cli_take(n, sizeof(float));
-    memcpy(me->weight[i], recording_step_at(r, 0, i)->before, n * sizeof(float));
-    if (l->out == 1) {
-      st = ng_add_tensor(p, l->name, l->in, &index);
-    } else {
-      st = shapes_describe(l, &layer);
-      if (st >= 0) st = ng_add_layer(p, &layer, &index);
-    }
-    const ng_array g = ng_array_matrix(me->grad[i], l->out, l->in, NG_F32);
-    const ng_array w = ng_array_matrix(me->weight[i], l->out, l->in, NG_F32);
-    if (st >= 0) st = ng_bind_grad(p, index, NG_WEIGHT, &g);
-    if (st >= 0) st = ng_bind_weight(p, index, NG_WEIGHT, &w);
-  }
-  if (st >= 0) st = ng_ready(p);
-  return st >= 0 && me->job->drawn ? replay_hand_over(r, p) : st;
+/* Bind the gradient of a parameter and, if `before` is given, a copy of its weight. */
+static ng_status bind(ng_precond *p, int32_t index, ng_param which, int64_t rows, int64_t cols,
+                      const float *before, float **grad, float **weight) {
+  const size_t n = (size_t)(rows * cols);
+  *grad = cli_take(n, sizeof(float));
+  const ng_array g = ng_array_matrix(*grad, rows, cols, NG_F32);
+  const ng_status st = ng_bind_grad(p, index, which, &g);
+  if (before == NULL || st < 0) return st;
+  *weight = cli_take(n, sizeof(float));
+  memcpy(*weight, before, n * sizeof(float));
+  const ng_array w = ng_array_matrix(*weight, rows, cols, NG_F32);
+  return ng_bind_weight(p, index, which, &w);
 }
 
-/* As they were before the first step. */
-static ng_status bind_weights(replay_rank *me, ng_precond *p, int32_t index, int i) {
-  const recording *r = me->job->r;
-  const shape *l = &r->layer[i];
-  const recording_step *s = recording_step_at(r, 0, i);
-  const size_t n = (size_t)(l->out * inputs(l));
-  me->weight[i] = cli_take(n, sizeof(float));
-  memcpy(me->weight[i], s->before, n * sizeof(float));
-  const ng_array w = ng_array_matrix(me->weight[i], l->out, inputs(l), NG_F32);
-  ng_status st = ng_bind_weight(p, index, NG_WEIGHT, &w);
-  if (st < 0 || !l->bias) return st;
-  me->bias_weight[i] = cli_take((size_t)l->out, sizeof(float));
-  memcpy(me->bias_weight[i], s->bias_before, (size_t)l->out * sizeof(float));
-  const ng_array b = ng_array_matrix(me->bias_weight[i], 1, l->out, NG_F32);
-  return ng_bind_weight(p, index, NG_BIAS, &b);
-}
-
+/* A recorded parameter of one axis is a tensor, of more axes a linear layer with as many rows as the first. */
 static ng_status set_up(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
-  if (r->parameters) return set_up_parameters(me, p);
+  const bool weights = r->parameters || me->fused;
   ng_status st = NG_OK;
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
+    const recording_step *s = recording_step_at(r, 0, i);
     int32_t index = -1;
     ng_layer layer;
     st = shapes_describe(l, &layer);
     layer.options = own_options(r, l);
-    if (st >= 0) st = ng_add_layer(p, &layer, &index);
-    if (st < 0) break;
-    me->grad[i] = cli_take((size_t)(l->out * inputs(l)), sizeof(float));
-    me->bias[i] = cli_take((size_t)l->out, sizeof(float));
-    ng_array w = ng_array_matrix(me->grad[i], l->out, inputs(l), NG_F32);
-    ng_array b = ng_array_matrix(me->bias[i], 1, l->out, NG_F32);
-    st = ng_bind_grad(p, index, NG_WEIGHT, &w);
-    if (st >= 0 && l->bias) st = ng_bind_grad(p, index, NG_BIAS, &b);
-    if (st >= 0 && me->fused) st = bind_weights(me, p, index, i);
+    if (st >= 0)
+      st = r->parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
+                                        : ng_add_layer(p, &layer, &index);
+    if (st >= 0)
+      st = bind(p, index, NG_WEIGHT, l->out, inputs(l), weights ? s->before : NULL, &me->grad[i],
+                &me->weight[i]);
+    if (st >= 0 && l->bias)
+      st = bind(p, index, NG_BIAS, 1, l->out, weights ? s->bias_before : NULL, &me->bias[i],
+                &me->bias_weight[i]);
   }
-  return st < 0 ? st : ng_ready(p);
+  if (st >= 0) st = ng_ready(p);
+  return st >= 0 && me->job->drawn ? replay_set_start(r, p) : st;
 }
 
 /* positions of a linear layer are those of the recording, whatever its shape says */
@@ -164,15 +130,11 @@ static ng_status show(ng_precond *p, int32_t layer, const shape *l, const record
   return st == NG_OK ? ng_observe_output_grad(p, layer, &g, NG_COPY) : st;
 }
 
-/* max |ours - recorded| and max |recorded|, joined to what *gap and *scale hold. */
+static double float_at(const void *x, int64_t i) { return (double)((const float *)x)[i]; }
+
 static void measure(const float *ours, const float *recorded, int64_t n, double *gap,
                     double *scale) {
-  for (int64_t i = 0; i < n; i++) {
-    const double d = fabs((double)ours[i] - (double)recorded[i]), s = fabs((double)recorded[i]);
-    if (!isfinite(d)) *gap = INFINITY; /* a comparison with NaN would be silent */
-    if (d > *gap) *gap = d;
-    if (s > *scale) *scale = s;
-  }
+  replay_measure(float_at, ours, recorded, n, gap, scale);
 }
 
 /* Of the largest entry of the step, whatever its parameter. */
@@ -189,18 +151,19 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   if (st < 0 || st == NG_SKIPPED) return st;
   if (st == NG_RESCUED) me->rescued++;
   for (int i = 0; i < r->layers; i++) {
-    double *gap = &me->error[step * r->layers + i];
+    double *gap = &me->cells[OF_DIRECTION][step * r->layers + i];
     *gap = 0;
     measure(me->grad[i], recording_step_at(r, step, i)->out, r->layer[i].in * r->layer[i].out, gap,
             &scale);
   }
   for (int i = 0; i < r->layers && scale > 0; i++) {
-    me->error[step * r->layers + i] /= scale;
+    me->cells[OF_DIRECTION][step * r->layers + i] /= scale;
   }
   if (me->job->moved)
-    replay_compare_weights(r, step, me->job->lr, me->grad, &me->moved[step * r->layers]);
+    replay_compare_weights(r, step, me->job->lr, me->grad,
+                           &me->cells[OF_WEIGHTS][step * r->layers]);
   if (!me->job->kept) return NG_OK;
-  return replay_compare_kept(r, p, step, &me->updated[step * r->layers]);
+  return replay_compare_kept(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
 /* Of chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum, or with adjust_momentum that times lr / lr_pre where
@@ -258,7 +221,7 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
     if (st < 0) return st;
     gap = gap == 0 ? 0 : gap / scale;
     v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
-    me->updated[step * r->layers + i] = v_gap > gap ? v_gap : gap;
+    me->cells[OF_STATE][step * r->layers + i] = v_gap > gap ? v_gap : gap;
   }
   return st;
 }
@@ -300,7 +263,7 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
     double gap = 0, scale = 0;
     measure(me->grad[i], s->out, l->out * inputs(l), &gap, &scale);
     if (l->bias) measure(me->bias[i], s->bias_out, l->out, &gap, &scale);
-    me->error[step * r->layers + i] = gap == 0 ? 0 : gap / scale;
+    me->cells[OF_DIRECTION][step * r->layers + i] = gap == 0 ? 0 : gap / scale;
   }
   return NG_OK;
 }

@@ -39,7 +39,7 @@ changed '\\"damping\\": 0.003' '\\"damping\\": [0.3]'; expect 2 '*case.json: con
 changed '\\"steps\\": 4' '\\"steps\\": 5'; expect 2 '*array s4.conv1.a is missing' "$natgrad" replay "$bad"
 changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is no whole number from 1*' "$natgrad" replay "$bad"
 changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is no whole number*' "$natgrad" replay "$bad"
-changed '\\"micro_batches\\": 1' '\\"micro_batches\\": 2'; expect 2 '*array s0.m0.conv1.a is missing' "$natgrad" replay "$bad"
+changed '\\"micro_batches\\": 1' '\\"micro_batches\\": 2'; expect 2 '*case.json: steps, ranks and micro_batches need at least 96 arrays, expected at most 80' "$natgrad" replay "$bad"
 changed 'conv2d' 'conv3d'; expect 2 "*case.json: layer conv1: kind 'conv3d' is not supported yet*" "$natgrad" replay "$bad"
 changed '\\"in_channels\\": 3' '\\"in_channels\\": 4'; expect 2 '*array s0.conv1.a is \[6,3,8,8\], expected \[-1,4,-1,-1\]' "$natgrad" replay "$bad"
 changed '\\"out_channels\\": 7' '\\"out_channels\\": 6'; expect 2 '*array s0.conv2.g is \[6,7,4,4\], expected \[6,6,4,4\]' "$natgrad" replay "$bad"
@@ -79,7 +79,7 @@ expect 2 "*config: skip_layers: '((((a{9}*', expected texts*" "$natgrad" replay 
 # Numbers that ask for more than the file has: no memory is taken by them, and nobody waits.
 edited 's/"order": \[/&"conv1", /'; expect 2 '*case.json: order has conv1 twice' "$natgrad" replay "$scratch/f2"
 edited 's/"steps": 4/"steps": 100000/; s/"micro_batches": 1/"micro_batches": 1000/; s/"batch"/"ranks": 64, "batch"/'
-expect 2 '*array r0.s0.m0.conv1.a is missing' timeout $patience "$natgrad" replay "$scratch/f2"
+expect 2 '*case.json: steps, ranks and micro_batches need at least *' timeout $patience "$natgrad" replay "$scratch/f2"
 
 # Linear layers over positions in a recording of chainerkfac, which flattens them: the numbers are those of the rows.
 folder=$scratch/positions
@@ -232,7 +232,7 @@ edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, its
 edited 's/^ *80$/1048576, 1048576, 1048576/'
 expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements in a row' "$natgrad" replay "$scratch/f2"
 edited 's/"steps": [0-9]*/"steps": 100000/'
-expect 2 '*.grad is missing' timeout $patience "$natgrad" replay "$scratch/f2"
+expect 2 '*case.json: steps, ranks and micro_batches need at least *' timeout $patience "$natgrad" replay "$scratch/f2"
 
 # What exceeds the tolerance exits 1; a bad recording among good ones exits 2 and the others are
 # still answered.
