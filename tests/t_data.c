@@ -408,7 +408,7 @@ static void unknown_sets(void **state) {
   refuses("mnits:x", "unknown data set 'mnits'; the nearest is 'mnist'");
   refuses("elephants", "unknown data set 'elephants'; expected digits");
   refuses("mnist", "mnist needs a folder after a colon");
-  refuses("digits:x", "digits takes nothing after it");
+  refuses("digits:x", "digits: expected no text after it");
 }
 
 /* ---- batches -----------------------------------------------------------------------------------*/

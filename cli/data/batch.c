@@ -1,4 +1,4 @@
-/* batch.c: samples to a batch: gathered, scaled, normalised, and for images shifted and mirrored. */
+/* batch.c: gather samples into a batch: scale, normalise, and shift and mirror images. */
 #include "data.h"
 
 #include "common/random.h"
@@ -7,12 +7,12 @@
 
 enum { PAD = 4 }; /* pixels on each side */
 
-typedef struct placed { /* window of the padded image, and whether it is mirrored */
+typedef struct placed { /* offset of the window in the padded image */
   int64_t dy, dx;
   bool mirrored;
 } placed;
 
-/* 2 PAD + 1 offsets each way, all equally likely; by sample, not by place in the batch. */
+/* 2 PAD + 1 offsets each way, equally likely; a function of the sample, not of its place in the batch. */
 static placed draw(const data_how *how, int32_t sample) {
   placed p = {0, 0, false};
   uint32_t w[4];
@@ -26,7 +26,6 @@ static placed draw(const data_how *how, int32_t sample) {
   return p;
 }
 
-/* One pixel: scale and shift of every channel. */
 static void pixel(const data_split *s, int64_t at, const float *scale, const float *shift,
                   int64_t channels, float *to) {
   if (s->bytes != NULL) {
@@ -56,7 +55,7 @@ static void image(const data_set *d, const data_split *s, int64_t row, const pla
 
 void data_batch(const data_set *d, const data_split *split, const int32_t *order, int32_t first,
                 int32_t count, const data_how *how, float *x, int32_t *labels) {
-  enum { CHANNELS = 64 }; /* more are taken in pieces */
+  enum { CHANNELS = 64 }; /* more than these: in pieces */
   const int64_t per = d->height * d->width * d->channels;
   const double unit = split->bytes != NULL ? d->byte_scale : 1.0;
   for (int32_t i = 0; i < count; i++) {

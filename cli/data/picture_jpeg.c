@@ -1,5 +1,4 @@
-/* picture_jpeg.c: JPEG by libjpeg-turbo.  Its error exit is a jump back here; of its warnings those that
- * say that pixels were made up are errors. */
+/* picture_jpeg.c: JPEG by libjpeg-turbo.  Its error exit jumps back here.  Warnings about invented pixels are errors. */
 #include "picture.h"
 
 #include <stdio.h>
@@ -13,11 +12,11 @@
 
 #include <jerror.h>
 
-/* A progressive file may ask for any number of passes over all pixels. */
+/* A progressive file may demand any number of passes over all pixels: limit the time. */
 enum { MOST_SCANS = 500 };
 
 typedef struct reader {
-  struct jpeg_decompress_struct jpeg; /* first: the library hands it back */
+  struct jpeg_decompress_struct jpeg; /* first: callbacks cast its address to a reader */
   struct jpeg_error_mgr errors;
   struct jpeg_progress_mgr progress;
   jmp_buf back;
@@ -34,7 +33,7 @@ static void leave(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* What a good decoder shows without a word, too. */
+/* Warnings that do not change pixels. */
 static bool harmless(int code) {
   return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
 }
@@ -52,7 +51,7 @@ static void watch(j_common_ptr c) {
   longjmp(r->back, 1);
 }
 
-/* Inks as Adobe writes them, 255 for none. */
+/* Adobe writes inverted inks: 255 is none. */
 static void from_inks(const uint8_t *line, int64_t width, bool inverted, uint8_t *to) {
   for (int64_t x = 0; x < width; x++) {
     unsigned ink[4];

@@ -1,7 +1,6 @@
-/* picture_png.c: PNG by libpng.  Its errors are a jump back here, its warnings are about what no pixel
- * depends on.
+/* picture_png.c: PNG by libpng.  Its errors jump back here; its warnings do not concern pixels and are ignored.
  *
- * No chunk is believed to be longer than what is there of it: libpng would take as much memory as it says. */
+ * Chunk lengths are checked first, because libpng would allocate as much memory as a chunk claims. */
 #include "picture.h"
 
 #include <stdio.h>
@@ -39,7 +38,7 @@ static void give(png_structp png, png_bytep to, size_t n) {
   r->left -= n;
 }
 
-/* Every chunk, up to the last one, lies in the bytes. */
+/* Do all chunks up to IEND lie within the bytes? */
 static bool whole(const uint8_t *bytes, size_t n) {
   for (size_t at = 8; at <= n && n - at >= 12;) {
     const uint8_t *c = bytes + at;

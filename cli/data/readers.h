@@ -1,5 +1,5 @@
-/* readers.h: what the readers of cli/data/ share.  A reader fills a data_set whose name is set and
- * whose other fields are zero: shape, classes, byte_scale, both splits; data.c adds the statistics. */
+/* readers.h: the readers of cli/data/.  A reader fills shape, classes, byte_scale and both splits of a data_set that
+ * has only its name; data.c adds the statistics. */
 #ifndef DATA_READERS_H
 #define DATA_READERS_H
 
@@ -14,29 +14,30 @@ int data_read_npy(const char *names, data_set *d);
 int data_read_images(const char *settings, data_set *d);
 int data_make_synthetic(const char *settings, data_set *d);
 
-/* Memory that data_close frees; NULL (told) if there is none. */
+/* Zeroed memory that data_close frees.  Without memory the program ends with one line. */
 void *data_take(data_set *d, int64_t count, int64_t size);
 
-/* Keys of "SOURCE:KEY=VALUE,...": is `key` a known one that was not given yet?  *given has a bit for each.  Else
- * CLI_BAD, told: it comes twice, or it is none of them, which `expected` lists. */
+/* Call `set` for each part of "KEY=VALUE,KEY=VALUE"; changes the text. */
+int data_settings(const char *source, char *text,
+                  int (*set)(void *user, const char *key, char *value), void *user);
+/* Check that `key` is one of the known keys, which `expected` lists, and is not given twice; *given has a bit for
+ * each key. */
 int data_key(const char *source, const char *key, const char *const *known, int n,
              const char *expected, unsigned *given);
 
-/* ---- stream.c: the bytes of a file, plain or gzip.  CLI_BAD: told --------------------------------*/
+/* ---- stream.c: the bytes of a file, plain or gzip; CLI_BAD: reported in one line ------------------*/
 
 typedef struct data_stream data_stream;
 
-int data_stream_open(const char *path,
-                     data_stream **out); /* a regular file; path stays the caller's */
-void data_stream_close(data_stream **s); /* accepts NULL */
+int data_stream_open(const char *path, data_stream **out); /* a regular file; path is borrowed */
+void data_stream_close(data_stream **s);                   /* accepts NULL */
 bool data_stream_zipped(const data_stream *s);
-/* So many bytes it can have at most: those of a plain file, what deflate could make of a gzip one. */
+/* An upper bound of its bytes: the size of a plain file, or that size times the largest ratio of deflate. */
 int64_t data_stream_most(const data_stream *s);
-int data_stream_read(data_stream *s, void *to, int64_t n); /* the next n, all of them */
-int data_stream_end(data_stream *s);                       /* nothing is left */
+int data_stream_read(data_stream *s, void *to, int64_t n); /* exactly the next n bytes    */
+int data_stream_end(data_stream *s);                       /* an error if bytes are left  */
 
-/* A whole file of a format without a header, so not compressed, of at most `most` bytes; *bytes belongs to
- * the caller (free). */
+/* A whole uncompressed file of at most `most` bytes; the caller frees *bytes. */
 int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64_t *count);
 
 #endif

@@ -1,8 +1,6 @@
-/* stream.c: the bytes of one file in order, plain or gzip, so that a reader sees a header before it
- * takes memory for what the header announces.  Out go exactly as many bytes as were asked for, or an
- * error; whoever is done asks whether the file is, too.
+/* stream.c: read one file in order, plain or gzip, so that a reader can check the header before it allocates.
  *
- * A gzip file (RFC 1952) is one member or several; anything else after a member is refused. */
+ * A gzip file (RFC 1952) has one or several members; other bytes after a member are an error. */
 #include "readers.h"
 
 #include "common/cli.h"
@@ -21,7 +19,7 @@ struct data_stream {
   const char *path;
   int fd;
   int64_t size;       /* of the file */
-  bool zipped, ended; /* ended: after a member, and no byte of another was seen */
+  bool zipped, ended; /* ended: between two members */
   z_stream z;
   unsigned char in[PIECE];
 };
@@ -31,7 +29,7 @@ static int64_t damaged(const data_stream *s, const char *why) {
   return -1;
 }
 
-/* How many, 0 at the end of the file; -1: told. */
+/* Read up to n bytes: their number, 0 at the end of the file, -1: reported. */
 static int64_t take(const data_stream *s, void *to, size_t n) {
   ssize_t got;
   do {
@@ -44,7 +42,7 @@ static int64_t take(const data_stream *s, void *to, size_t n) {
 int data_stream_open(const char *path, data_stream **out) {
   *out = NULL;
   struct stat about;
-  /* Not blocking: opening a pipe waits for its writer. */
+  /* opening a pipe would wait for its writer */
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 || fstat(fd, &about) != 0) {
     const int why = errno;
@@ -83,7 +81,7 @@ int64_t data_stream_most(const data_stream *s) {
   return s->size < INT64_MAX / RATIO ? s->size * RATIO : INT64_MAX;
 }
 
-/* Inflated bytes: how many, 0 at the end of the last member; -1: told. */
+/* Inflate up to n bytes: their number, 0 at the end of the last member, -1: reported. */
 static int64_t inflate_some(data_stream *s, unsigned char *to, size_t n) {
   s->z.next_out = to;
   s->z.avail_out = (uInt)(n < 1U << 30 ? n : 1U << 30);
@@ -142,15 +140,12 @@ int data_read_plain(const char *path, int64_t most, unsigned char **bytes, int64
   const int64_t n = s->size;
   int rc = CLI_OK;
   if (s->zipped) {
-    rc = cli_bad("--data: %s: is compressed, and has no header to judge its size by; gunzip it",
-                 path);
+    rc = cli_bad("--data: %s: is compressed; expected an uncompressed file (gunzip it)", path);
   } else if (n > most) {
     rc = cli_bad("--data: %s: %lld bytes, more than the %lld expected", path, (long long)n,
                  (long long)most);
   }
-  unsigned char *to = rc == CLI_OK ? malloc((size_t)n + 1) : NULL;
-  if (rc == CLI_OK && to == NULL)
-    rc = cli_bad("--data: %s: no memory for %lld bytes", path, (long long)n);
+  unsigned char *to = rc == CLI_OK ? cli_take((size_t)n + 1, 1) : NULL;
   if (rc == CLI_OK) rc = data_stream_read(s, to, n);
   if (rc == CLI_OK) rc = data_stream_end(s);
   data_stream_close(&s);

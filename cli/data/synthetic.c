@@ -1,6 +1,5 @@
-/* synthetic.c: generated classes: every class has a centre of length sqrt(features), smoothed over
- * neighbouring pixels for images, and samples are their centre plus normal noise.  A function of its
- * settings alone. */
+/* synthetic.c: generated classes.  Each class has a centre of length sqrt(features), smoothed over neighbouring
+ * pixels of images; a sample is its centre plus normal noise.  The data are a function of the settings. */
 #include "common/cli.h"
 #include "common/random.h"
 #include "readers.h"
@@ -27,7 +26,8 @@ static int image(const char *text, recipe *r) {
   return cli_bad("--data: synthetic: image is '%s', expected HEIGHTxWIDTHxCHANNELS", text);
 }
 
-static int set(recipe *r, const char *key, const char *value) {
+static int set(void *user, const char *key, char *value) {
+  recipe *r = user;
   static const char *const known[] = {"classes", "features", "image", "train",
                                       "test",    "noise",    "seed"};
   static const char expected[] = "classes, features, image, train, test, noise or seed";
@@ -50,26 +50,7 @@ static int set(recipe *r, const char *key, const char *value) {
   return cli_int("data: synthetic: features", value, 1, 1 << 20, &r->channels);
 }
 
-static int parse(const char *settings, recipe *r) {
-  char *copy = cli_take(strlen(settings) + 1, 1), *next = copy;
-  memcpy(copy, settings, strlen(settings));
-  int rc = CLI_OK;
-  while (rc == CLI_OK && next != NULL && next[0] != 0) {
-    char *item = next, *comma = strchr(item, ','), *equals = strchr(item, '=');
-    next = comma != NULL ? comma + 1 : NULL;
-    if (comma != NULL) *comma = 0;
-    if (equals == NULL || (comma != NULL && equals > comma)) {
-      rc = cli_bad("--data: synthetic: '%s' is no KEY=VALUE", item);
-      break;
-    }
-    *equals = 0;
-    rc = set(r, item, equals + 1);
-  }
-  free(copy);
-  return rc;
-}
-
-/* The mean of a pixel and its neighbours, twice, then back to length sqrt(count). */
+/* Average each pixel with its neighbours, twice, then scale to length sqrt(count). */
 static void smooth(const recipe *r, float *x, float *work) {
   const int64_t h = r->height, w = r->width, c = r->channels, count = h * w * c;
   for (int pass = 0; pass < 2 && h * w > 1; pass++) {
@@ -102,7 +83,10 @@ int data_make_synthetic(const char *settings, data_set *d) {
               .width = 1,
               .channels = 20,
               .noise = 1.0};
-  if (parse(settings, &r) != CLI_OK) return CLI_BAD;
+  char *copy = cli_copy(settings);
+  const int rc = data_settings("synthetic", copy, set, &r);
+  free(copy);
+  if (rc != CLI_OK) return rc;
   const int64_t per = r.height * r.width * r.channels, rows = r.train + r.test;
   if (rows > INT32_MAX || rows > ((int64_t)1 << 34) / per || r.classes > ((int64_t)1 << 30) / per) {
     return cli_bad("--data: synthetic: %lld samples of %lld values are too many", (long long)rows,
@@ -110,7 +94,6 @@ int data_make_synthetic(const char *settings, data_set *d) {
   }
   float *x = data_take(d, rows * per, (int64_t)sizeof *x);
   int32_t *y = data_take(d, rows, (int64_t)sizeof *y);
-  if (x == NULL || y == NULL) return CLI_BAD;
   float *centre = cli_take((size_t)((r.classes + 1) * per), sizeof *centre);
   const uint64_t seed = (uint64_t)r.seed;
   for (int64_t k = 0; k < r.classes; k++) {

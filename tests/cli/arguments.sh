@@ -36,7 +36,7 @@ expect 2 '*damping*' "$natgrad" replay "$file" --damping 0
 expect 2 '*stat_decay*' "$natgrad" replay "$file" --stat-decay 1.5
 expect 2 '*solver*cholesky*' "$natgrad" replay "$file" --solver choleski
 expect 2 '*--method: *kasia*kaisa*' "$natgrad" replay "$file" --method kasia
-expect 2 '*replay: which recording*' "$natgrad" replay
+expect 2 '*replay: no recording given*' "$natgrad" replay
 expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
 
 expect 2 "*info: 'now' is not wanted here" "$natgrad" info now

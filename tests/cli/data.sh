@@ -88,7 +88,7 @@ bad mnist:bomb 'bomb/train-images-idx3-ubyte.gz: goes on after the end that it a
 mnist promise
 (bytes 00 00 08 03 00 10 00 00 00 00 04 00 00 00 04 00 && head -c 1000 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
 rm promise/t10k-images-idx3-ubyte
-bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: says axis 0 has length 1048576, which does not fit what can be unpacked of it, at most * bytes'
+bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: says axis 0 has length 1048576, which does not fit its content of at most * bytes'
 (images && head -c 5 /dev/zero) | gzip >promise/t10k-images-idx3-ubyte.gz
 bad mnist:promise 'promise/t10k-images-idx3-ubyte.gz: goes on after the end that it announces'
 images | head -c 40 | gzip >promise/t10k-images-idx3-ubyte.gz
@@ -116,7 +116,7 @@ head -c 5000 ten/data_batch_1.bin >cut/data_batch_3.bin
 bad cifar10:cut 'cut/data_batch_3.bin: 5000 bytes are no whole number of rows of 3073 *'
 cifar squeezed
 gzip <ten/test_batch.bin >squeezed/test_batch.bin
-bad cifar10:squeezed 'squeezed/test_batch.bin: is compressed, and has no header to judge its size by; gunzip it'
+bad cifar10:squeezed 'squeezed/test_batch.bin: is compressed; expected an uncompressed file (gunzip it)'
 cifar pipe
 rm pipe/test_batch.bin && mkfifo pipe/test_batch.bin
 bad cifar10:pipe 'pipe/test_batch.bin: not a regular file'
@@ -141,7 +141,7 @@ npy '<f8' '(1073741824, 1073741)' </dev/null >huge.npy
 bad npy:huge.npy,y.npy 'huge.npy: 0 bytes of data, its shape and dtype need 9223364958748672: truncated'
 mkfifo pipe.npy
 bad npy:pipe.npy,y.npy 'pipe.npy: not a regular file'
-bad npy:x.npy 'npy takes FEATURES,LABELS or *'
+bad npy:x.npy 'npy: expected FEATURES,LABELS or *'
 bad npy:x.npy,gone.npy 'gone.npy: *'
 # Root reads everything, so it becomes nobody, where nobody may run the program.
 program=$natgrad
