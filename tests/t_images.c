@@ -325,7 +325,7 @@ static void means_are_files_too(void **state) {
   settings_free(&s);
   data_close(&d);
   write_file(in_folder("mean.npy"), bytes, npy_file(bytes, "3, 9, 10", mean, 270));
-  refuses(spec("all", more), "expected mean as f4 or f8 of shape [3], or of [3, height, width] of at least size");
+  refuses(spec("all", more), "expected mean as f4 or f8 of shape [3], or [3, height, width] of at least size");
 }
 
 /* ---- threads, resuming, damage -----------------------------------------------------------------*/
