@@ -1,5 +1,4 @@
-/* info.c: `natgrad info`: what this build is and what it can be told.  Everything is read from the
- * library's own tables, so that nothing here can be out of date. */
+/* info.c: `natgrad info`: the build, its options and methods, all from the library's tables. */
 #include "commands.h"
 #include "data/picture.h"
 
@@ -61,7 +60,7 @@ static const char *type_name(ng_option_type t) {
 }
 
 static void bound(double v, char *text, size_t size) {
-  text[0] = 0; /* no bound that anybody could reach */
+  text[0] = 0; /* a larger bound is no limit in practice */
   if (fabs(v) < 1e15) (void)snprintf(text, size, "%.17g", v);
 }
 
@@ -117,11 +116,11 @@ static int methods(void) {
   return CLI_OK;
 }
 
-/* The library's, then those that only the program reads. */
+/* The variables of the library, then those of the program. */
 static int environment(void) {
   static const char *const own[][2] = {
-      {"NATGRAD_DATA", "a folder of the digits, instead of the one beside the program"},
-      {"NATGRAD_KEEP_KERNEL", "1: do not start again with a better OPENBLAS_CORETYPE"},
+      {"NATGRAD_DATA", "the folder of digits.csv, instead of the installed one"},
+      {"NATGRAD_KEEP_KERNEL", "1: do not restart with a faster OPENBLAS_CORETYPE"},
   };
   for (int32_t i = 0; i < ng_variable_count(); i++) {
     ng_variable_info v;
@@ -145,7 +144,7 @@ static int published(const char *name) {
                ? cli_bad("info: unknown method '%s'; the nearest is '%s'", name, near)
                : cli_bad("info: unknown method '%s'; `natgrad info --methods` lists them", name);
   }
-  if (m.published == 0) printf("%s is ours: no published names\n", m.name);
+  if (m.published == 0) printf("%s has no published names\n", m.name);
   for (int32_t k = 0; k < m.published; k++) {
     ng_published_info p = {.struct_size = sizeof p};
     if (ng_method_published_at(index, k, &p) != NG_OK) {
@@ -162,11 +161,11 @@ static int run(const cli_command *self, int argc, char **argv) {
   int rc = cli_parse(self, argc, argv, take, &w, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
   if (args.operands > 0) {
-    rc = cli_bad("info: '%s' is not wanted here", args.operand[0]);
+    rc = cli_bad("info: unexpected argument '%s'", args.operand[0]);
   } else if ((w.options ? 1 : 0) + (w.methods ? 1 : 0) + (w.environment ? 1 : 0) +
                  (w.published != NULL ? 1 : 0) >
              1) {
-    rc = cli_bad("info: one of --options, --methods, --environment, --published");
+    rc = cli_bad("info: expected at most one of --options, --methods, --environment, --published");
   } else if (w.options) {
     rc = options();
   } else if (w.methods) {
@@ -183,17 +182,17 @@ static int run(const cli_command *self, int argc, char **argv) {
 }
 
 static const cli_option own[] = {
-    {"options", NULL, "every option: name, type, default, range or choices, help"},
-    {"methods", NULL, "every method: paper, and the option values of its row"},
-    {"environment", NULL, "every environment variable that is read, and what for"},
-    {"published", "METHOD", "the published option names a method knows, and what they mean here"},
+    {"options", NULL, "all options: name, type, default, range or choices, help"},
+    {"methods", NULL, "all methods: paper and option values"},
+    {"environment", NULL, "all environment variables and their meaning"},
+    {"published", "METHOD", "the published option names of a method, and their options here"},
 };
 
 const cli_command cli_info = {
     .name = "info",
     .usage = "[--options | --methods | --environment | --published METHOD]",
     .summary =
-        "version, build, BLAS and its kernel, threads, components, options, methods, environment",
+        "print the version, build, BLAS kernel, threads, components, options, methods, environment",
     .text = "",
     .options = own,
     .n_options = 4,

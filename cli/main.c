@@ -1,10 +1,8 @@
-/* main.c: the front desk of the command line.  In comes argv, out goes an exit code: a table of
- * sub-commands, the help made from it, and one service before anything else: a better BLAS kernel.
+/* main.c: the table of sub-commands, their help, and the choice of a faster BLAS kernel.
  *
- * OpenBLAS picks its kernels when it is loaded, and on processors it does not know it falls back to
- * AVX2 although AVX-512 is there: half the speed.  The choice can only be made in the environment
- * and before loading, so the program starts itself once more with OPENBLAS_CORETYPE set.  The
- * library never does such a thing; it only reports. */
+ * OpenBLAS selects its kernels when it is loaded.  On processors that it does not know it falls back to AVX2, even
+ * if AVX-512 is available, at half the speed.  Only the environment can change the selection, so the program executes
+ * itself again with OPENBLAS_CORETYPE set.  The library only reports the problem. */
 #include "commands.h"
 #include "train/commands.h"
 
@@ -21,7 +19,7 @@ static int help(const cli_command *self, int argc, char **argv);
 static const cli_command cli_help_command = {
     .name = "help",
     .usage = "[COMMAND]",
-    .summary = "this list, or what a command takes",
+    .summary = "print this list, or the options of a command",
     .text = "",
     .run = help,
 };
@@ -44,22 +42,20 @@ static void usage(void) {
   for (int i = 0; i < cli_commands_count; i++) {
     printf("  %-8s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
   }
-  puts(
-      "\n  natgrad help COMMAND    what a command takes\n"
-      "  natgrad --version\n\n"
-      "Exit codes: 0 done, 1 done and the answer is no (tolerance exceeded), 2 bad input, or "
-      "output\n"
-      "that could not be written.\n"
-      "NG_<OPTION> in the environment sets an option of the library (replay takes the recording's\n"
-      "instead); NG_LOG=info shows the log.\n"
-      "On a processor with AVX-512 for which OpenBLAS picks AVX2 kernels, the program starts "
-      "itself\n"
-      "again with OPENBLAS_CORETYPE set; --keep-kernel or NATGRAD_KEEP_KERNEL=1 prevents that.");
+  puts("\n  natgrad help COMMAND    print the options of a command\n"
+       "  natgrad --version       print version and commit\n\n"
+       "Exit codes: 0 done; 1 done, and the answer is no (tolerance exceeded); 2 bad input, or\n"
+       "output that could not be written.\n\n"
+       "Environment: NG_<OPTION> sets an option of the library (replay uses the recording's "
+       "value);\n"
+       "NG_LOG=info prints the log; `natgrad info --environment` lists all variables.\n\n"
+       "If the processor has AVX-512 but OpenBLAS selects AVX2 kernels, the program starts itself\n"
+       "again with OPENBLAS_CORETYPE set.  --keep-kernel or NATGRAD_KEEP_KERNEL=1 prevents this.");
 }
 
 static int help(const cli_command *self, int argc, char **argv) {
   (void)self;
-  if (argc > 2) return cli_bad("help: one command at a time, got '%s' too", argv[2]);
+  if (argc > 2) return cli_bad("help: one command at a time, got '%s' as well", argv[2]);
   if (argc < 2) {
     usage();
     return CLI_OK;
@@ -78,15 +74,14 @@ static int version(void) {
   return CLI_OK;
 }
 
-/* The library's hint opens with the assignment that helps: "OPENBLAS_CORETYPE=SkylakeX would ...".
- */
+/* The library's hint starts with an assignment: "OPENBLAS_CORETYPE=SkylakeX would ...". */
 static void prefer_wide_kernels(int argc, char **argv) {
   const char *keep = getenv("NATGRAD_KEEP_KERNEL");
   if (keep != NULL && keep[0] != 0 && strcmp(keep, "0") != 0) return;
   for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
     if (strcmp(argv[i], "--keep-kernel") == 0) return;
   }
-  /* The mark keeps a BLAS that ignores the variable from starting us for ever. */
+  /* The mark prevents an endless restart if BLAS ignores the variable. */
   if (getenv("NATGRAD_STARTED_AGAIN") != NULL) return;
   char hint[256];
   cli_build("hint", hint, sizeof hint);
@@ -94,21 +89,20 @@ static void prefer_wide_kernels(int argc, char **argv) {
   if (value == NULL) return;
   *value++ = 0;
   value[strcspn(value, " ")] = 0;
-  if (getenv(hint) != NULL) return; /* somebody has chosen */
+  if (getenv(hint) != NULL) return; /* set by the user */
   if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0 || setenv(hint, value, 1) != 0) return;
   (void)fflush(stdout);
-  (void)execv("/proc/self/exe", argv); /* on failure go on as we are: slower, not wrong */
+  (void)execv("/proc/self/exe", argv); /* on failure continue: slower, but correct */
   (void)unsetenv(hint);
 }
 
-/* A standard stream that came closed would be the next file that is opened, and what is said would be
- * written into it.  A folder, which can be neither read nor written, takes its place, so that using it
- * fails as it should.  A closed pipe and a file that may not grow are errors of a write, told as any
- * other. */
+/* The next opened file would take the number of a closed standard stream, and output would be written into it.  So a
+ * folder, which can be neither read nor written, takes that number.  Ignoring SIGPIPE and SIGXFSZ turns a closed pipe
+ * and a file size limit into write errors. */
 static void prepare_streams(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/", O_RDONLY | O_DIRECTORY) != fd)
-      _exit(CLI_BAD); /* nobody to tell, and nothing safe to do */
+      _exit(CLI_BAD); /* no stream to report to */
   }
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGXFSZ, SIG_IGN);
@@ -135,7 +129,7 @@ int main(int argc, char **argv) {
     static const char *const known[] = {"--help", "--version", "--keep-kernel"};
     const char *near = cli_nearest(word, known, 3);
     rc = near != NULL ? cli_bad("unknown option %s; the nearest is %s", word, near)
-                      : cli_bad("unknown option %s; `natgrad --help` shows what there is", word);
+                      : cli_bad("unknown option %s; `natgrad --help` lists the options", word);
   } else {
     const cli_command *command = find_command(word);
     if (command != NULL) {
@@ -150,7 +144,7 @@ int main(int argc, char **argv) {
                         : cli_bad("unknown command '%s'; `natgrad --help` lists them", word);
     }
   }
-  /* A full disk must not look like success; what failed has been told already. */
+  /* A full disk must not look like success. */
   if (rc != CLI_BAD && (fflush(stdout) != 0 || ferror(stdout)))
     rc = cli_bad("standard output could not be written");
   return rc;

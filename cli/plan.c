@@ -1,4 +1,4 @@
-/* plan.c: `natgrad plan`: what every strategy holds, sends and takes on any number of ranks, without running it. */
+/* plan.c: `natgrad plan`: memory, messages and time of each strategy on any number of ranks, without a run. */
 #include "commands.h"
 #include "plan.h"
 
@@ -15,19 +15,19 @@ enum { MOST_RANKS = 1 << 16, MOST_COUNTS = 32, MOST_ROWS = 384, MOST_PLACEMENTS 
 typedef struct plan_command {
   plan_wish wish;
   const char *model;
-  char placement[MOST_PLACEMENTS][16]; /* "": the method's own */
+  char placement[MOST_PLACEMENTS][16]; /* "": the method's default */
   int placements, colocate;
   int32_t ranks[MOST_COUNTS];
   int counts;
-  plan_machine given;      /* what was asked for wins over what is measured; < 0: nothing was */
+  plan_machine given;      /* from the command line, overrides measured rates; < 0: not given */
   double memory, overhead; /* bytes of a rank, 0: no limit; share of a step */
   bool calibrate, json;
-  int32_t started; /* ranks that a launcher started, until the first line has said it */
+  int32_t started; /* ranks started by a launcher; 0 after print_machine */
 } plan_command;
 
-/* ---- what is asked ---------------------------------------------------------------------------*/
+/* ---- arguments -------------------------------------------------------------------------------*/
 
-/* "16GB", "12.5GB/s", "300G", "1e9": 10^3 each; "16GiB": 2^10. */
+/* Parse "16GB", "12.5GB/s", "300G", "1e9" (factors of 1000) or "16GiB" (factors of 1024). */
 static int amount(const char *option, const char *text, double *out) {
   static const char letters[] = "kMGTP";
   char *end;
@@ -64,7 +64,7 @@ static int counts(plan_command *c, const char *text) {
   return CLI_OK;
 }
 
-/* Names of the library's option; what it does not have is refused by its own words. */
+/* A list of choices of the library's option. */
 static int placements(plan_command *c, const char *text) {
   ng_option_info info;
   ng_option_info_init(&info, sizeof info);
@@ -145,7 +145,7 @@ static void add(plan_strategy *row, int *n, const char *name, const char *option
   s->fraction = fraction;
 }
 
-/* One of ours under placement `k` of those asked for. */
+/* A row of natgrad under placement k. */
 static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, const char *name,
                      const char *more, double fraction) {
   const char *placement = c->placement[k];
@@ -157,9 +157,9 @@ static void add_ours(const plan_command *c, int k, plan_strategy *row, int *n, c
   add(row, n, full, options, fraction);
 }
 
-/* Every whole part of the ranks that may hold a block's results: KAISA's COMM-OPT, HYBRID-OPT, MEM-OPT; then
- * who gets the statistics, and the published rows as their programs run them.  Local statistics and weights of owners
- * do not go with layers in shards. */
+/* For each divisor of `ranks` a row with that many ranks that hold a block's inverses (KAISA's COMM-OPT, HYBRID-OPT,
+ * MEM-OPT); then rows for `statistics`, and rows of published programs.  Sharded layers exclude local statistics and
+ * weights updated by owners. */
 static int strategies(const plan_command *c, int32_t ranks, plan_strategy *row) {
   const bool whole = c->wish.members == 1;
   int n = 0;
@@ -235,10 +235,8 @@ static int print_json(const plan_command *c, int32_t ranks, const plan_strategy 
   return print_line(&line);
 }
 
-/* A placement that was asked for is in the name. */
 static int name_width(const plan_command *c) { return c->placement[0][0] == 0 ? 28 : 40; }
 
-/* Nothing is cut: nothing is said of parts. */
 static int parts_shown(const plan_command *c) {
   return c->wish.members > 1 ? PLAN_PARTS : PLAN_SHARDS;
 }
@@ -266,7 +264,7 @@ static void print_row(const plan_command *c, const plan_strategy *s, const plan_
   printf(" %9.3g %8.4g\n", a->added, a->step);
 }
 
-/* The shortest periods of 1, 2, 5, 10, ... with which what is added stays below its share, or the longest. */
+/* The shortest of the periods 1, 2, 5, 10, ... whose added time stays below --overhead, or the longest. */
 static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *best) {
   static const int64_t every[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000};
   enum { EVERY = sizeof every / sizeof every[0] };
@@ -303,12 +301,10 @@ static int recommend(const plan_command *c, int32_t ranks, const plan_strategy *
   return CLI_OK;
 }
 
-/* Where each pair of rates comes from. */
 static const char *origin(bool measured, double one, double other) {
   if (one >= 0 && other >= 0) return "given";
-  if (one >= 0 || other >= 0)
-    return measured ? "measured here and given" : "taken for granted and given";
-  return measured ? "measured here" : "taken for granted";
+  if (one >= 0 || other >= 0) return measured ? "measured and given" : "assumed and given";
+  return measured ? "measured" : "assumed";
 }
 
 static void print_machine(const plan_command *c, int32_t ranks) {
@@ -331,12 +327,13 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     plan_answer a;
     rc = plan_strategy_cost(&c->wish, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
-    if (c->started > 0 && !c->json) print_machine(c, c->started); /* once, where all is well */
+    if (c->started > 0 && !c->json)
+      print_machine(c, c->started); /* once, after the first success */
     c->started = 0;
     if (i == 0 && !c->json) print_head(c, ranks, &a);
     if (c->json) rc = print_json(c, ranks, &row[i], &a);
     if (!c->json) print_row(c, &row[i], &a);
-    /* statistics = local is another estimate, and the published rows other methods */
+    /* recommend natgrad only; statistics = local is another estimate of the curvature */
     const bool ours =
         strncmp(row[i].name, "natgrad", 7) == 0 && strstr(row[i].name, "local") == NULL;
     if (a.held_most < smallest && ours) smallest = a.held_most;
@@ -355,17 +352,16 @@ static int plan_ranks(plan_command *c, int32_t ranks) {
     return print_line(&line);
   }
   char text[16];
-  printf("nothing fits into --memory: the least is %s\n", size_text((double)smallest, text));
+  printf("nothing fits into --memory: the smallest needs %s\n", size_text((double)smallest, text));
   return CLI_OK;
 }
 
-/* Rates of one order that is large enough to be the rule, on this machine, with the BLAS at hand. */
+/* Measure the rates of products and factorisations of one order with the BLAS in use. */
 static int calibrate(plan_machine *m) {
   enum { ORDER = 1024 };
   if (!floors_possible()) return cli_bad("plan: --calibrate needs a build with BLAS");
   const double gflops = floor_sgemm_gflops(ORDER), ms = floor_cholesky(ORDER, true);
-  if (gflops <= 0 || ms <= 0)
-    return cli_bad("plan: --calibrate: this machine could not be measured");
+  if (gflops <= 0 || ms <= 0) return cli_bad("plan: --calibrate: the rates could not be measured");
   m->gemm = 1e9 * gflops;
   m->solve = (double)ORDER * ORDER * ORDER / (1e-3 * ms);
   return CLI_OK;
@@ -380,7 +376,7 @@ static void take_given(plan_command *c) {
   if (g->latency >= 0) m->latency = g->latency;
 }
 
-/* Of the ranks that a launcher started, rank 0 has the word; the others are there to be measured with. */
+/* Rank 0 prints; other ranks of a launcher take part in the measurement of the link only. */
 static int plan_all(plan_command *c) {
   launch l;
   int rc = launch_begin("auto", &l);
@@ -397,7 +393,7 @@ static int plan_all(plan_command *c) {
   return rc;
 }
 
-/* Of --model-parallel: something to cut, and whole groups. */
+/* --model-parallel needs split layers, and ranks in whole groups. */
 static int check_groups(const plan_command *c) {
   const int32_t M = c->wish.members;
   int cut = 0;
@@ -406,7 +402,7 @@ static int check_groups(const plan_command *c) {
   if (M == 1) return CLI_OK;
   if (cut == 0) {
     return cli_bad(
-        "plan: --model-parallel: no layer of '%s' says how it is split; a FILE.json does",
+        "plan: --model-parallel: no layer of '%s' has a split; a FILE.json may have \"split\"",
         c->wish.model->name);
   }
   for (int i = 0; i < c->counts; i++) {
@@ -433,7 +429,7 @@ static int run(const cli_command *self, int argc, char **argv) {
   shapes model;
   int rc = cli_parse(self, argc, argv, take, &c, &args);
   if (rc != CLI_OK) return rc < 0 ? CLI_OK : rc;
-  if (args.operands > 0) rc = cli_bad("plan: '%s' is no option", args.operand[0]);
+  if (args.operands > 0) rc = cli_bad("plan: unexpected argument '%s'", args.operand[0]);
   cli_args_free(&args);
   if (rc == CLI_OK) rc = shapes_make(c.model, SHAPES_OF_PLAN, &model);
   if (rc != CLI_OK) return rc;
@@ -446,46 +442,46 @@ static int run(const cli_command *self, int argc, char **argv) {
 
 static const cli_option options[] = {
     {"model", "NAME",
-     "the network: of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)"},
-    {"ranks", "N,N,...", "how many (1,4,16,64)"},
+     "a network of the trainer, bert-base, bert-large, gpt-24, or a FILE.json (resnet50)"},
+    {"ranks", "N,N,...", "numbers of ranks (1,4,16,64)"},
     {"batch", "N", "samples of a rank, or of a model group, in a step (32)"},
-    {"model-parallel", "N",
-     "ranks that share each layer that has a split, in groups of neighbours (1)"},
-    {"per-layer", "TEXT", "options of single layers, as the library's per_layer, for every row"},
+    {"model-parallel", "N", "ranks of a model group, which shares each layer that has a split (1)"},
+    {"per-layer", "TEXT", "options of single layers for all rows: the library's per_layer"},
     {"stat-period", "N", "steps between statistics (10)"},
     {"solve-period", "N", "steps between factorisations (100)"},
-    {"placement", "NAME,...", "rows of natgrad under each of these placements (natgrad's own)"},
-    {"colocate", "0|1", "rows of natgrad: A and G of a layer on one rank (1)"},
-    {"memory", "SIZE", "most that a rank may hold, as 16GB or 8GiB (no limit)"},
-    {"overhead", "PERCENT", "of a step that the recommended periods may add (10)"},
-    {"gemm", "FLOPS", "matrix products of a rank, as 10T (10T)"},
-    {"solve", "FLOPS", "its factorisations, as 500G (500G)"},
-    {"bandwidth", "SIZE/s", "of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)"},
-    {"latency", "US", "of a message, microseconds (10)"},
+    {"placement", "NAME,...",
+     "list the rows of natgrad under each of these placements (its default)"},
+    {"colocate", "0|1", "rows of natgrad: A and G of a layer on the same rank (1)"},
+    {"memory", "SIZE", "largest memory of a rank, as 16GB or 8GiB (no limit)"},
+    {"overhead", "PERCENT", "share of a step that the recommended periods may add (10)"},
+    {"gemm", "FLOPS", "rate of matrix products of a rank, as 10T (10T)"},
+    {"solve", "FLOPS", "rate of its factorisations, as 500G (500G)"},
+    {"bandwidth", "SIZE/s", "bandwidth of a rank's link, as 12.5GB/s (12.5GB/s: 100 Gbit)"},
+    {"latency", "US", "latency of a message, microseconds (10)"},
     {"calibrate", NULL,
-     "measure --gemm and --solve here, and under mpirun --bandwidth and --latency of its ranks"},
+     "measure --gemm and --solve, and under mpirun also --bandwidth and --latency"},
     {"json", NULL,
-     "one object a line instead of tables, behind those of so many ranks what is recommended"},
+     "print one JSON object a line: the rows of each number of ranks, then the recommendation"},
 };
 
 const cli_command cli_plan = {
     .name = "plan",
     .usage = "[--model NAME|FILE] [--ranks N,N,...] [OPTIONS]",
-    .summary = "bytes and time of every strategy on any number of ranks, without running it",
+    .summary = "estimate memory, messages and time of each strategy on any number of ranks",
     .text =
         "  held, mean   bytes of averages, sums, inverses, directions and moments: of the rank\n"
-        "               that has most, the mean of all ranks\n"
-        "  sent         bytes that a rank hands to collectives in a step, the mean over steps\n"
-        "  observe ...  ms of a step by part, the mean over steps, on the slowest rank; added is\n"
-        "               their sum, step has forward, backward and the gradients' sum, too\n\n"
-        "Bytes are those of a run: the library's own plan of every rank, counted by the same\n"
-        "code.  Networks of the trainer are planned with their norms; bert-base, bert-large and\n"
-        "gpt-24 with embeddings and norms, without heads (that over all words has the weight of\n"
-        "an embedding).  Both are layers in rows of natgrad and spngd, and tensors in those of\n"
-        "programs that leave them as they are.  Times come from a model: products (but those of\n"
-        "norms) and factorisations at the given rates, a sum by recursive halving and doubling\n"
-        "or by recursive doubling, one to owners by recursive halving, a broadcast in pieces\n"
-        "down a tree, nothing hidden behind anything.\n\n"
+        "               with most, and the mean over ranks\n"
+        "  sent         bytes that a rank passes to collectives in a step, the mean over steps\n"
+        "  observe ...  ms of the parts of a step, the mean over steps, on the slowest rank\n"
+        "  added        sum of the parts\n"
+        "  step         added, plus forward, backward and the sum of gradients\n\n"
+        "Bytes come from the library's own plan of every rank.  Networks of the trainer include\n"
+        "norms; bert-base, bert-large and gpt-24 include embeddings and norms, but no heads.\n"
+        "Norms and embeddings are layers in rows of natgrad and spngd, and tensors in rows of\n"
+        "programs that do not precondition these.\n\n"
+        "Times come from a model: products (without norms) and factorisations at the given\n"
+        "rates; a sum by recursive halving and doubling or by recursive doubling, a sum to owners\n"
+        "by recursive halving, a broadcast in pieces down a tree; no overlap.\n\n"
         "FILE.json is a list of layers:\n"
         "  {\"name\": \"conv1\", \"kind\": \"conv2d\", \"in\": 3, \"out\": 64, \"kernel\": 7,\n"
         "   \"stride\": 2, \"padding\": 3, \"image\": 224}\n"
@@ -493,15 +489,15 @@ const cli_command cli_plan = {
         "  {\"name\": \"bn1\", \"kind\": \"norm\", \"in\": 64}\n"
         "  {\"name\": \"words\", \"kind\": \"embedding\", \"in\": 30522, \"out\": 768,\n"
         "   \"positions\": 512}\n"
-        "kernel, stride, padding, image and dilation are one number or a pair; groups of a conv2d\n"
-        "divide in and out; linear layers may have positions.  A norm has gamma and beta; batch,\n"
-        "layer and group norms are the same here.  An embedding has `in` tokens.  A linear layer\n"
-        "may say where --model-parallel cuts it: \"split\": \"output\" (column-parallel) or\n"
-        "\"input\"; the shipped transformers are cut as Megatron-LM cuts them, but for "
-        "embeddings.\n"
-        "Rows that do not go with parts are left out: local statistics, weights by owners.  With\n"
-        "--per-layer bytes are those of each layer's own method; times take all layers as\n"
-        "K-FAC's.\n",
+        "  conv2d     kernel, stride, padding, image and dilation are a number or a pair; groups\n"
+        "             divides in and out\n"
+        "  linear     positions is optional; \"split\": \"output\" (column-parallel) or \"input\"\n"
+        "             is the axis that --model-parallel cuts\n"
+        "  norm       has gamma and beta; batch, layer and group norms count alike\n"
+        "  embedding  `in` is the number of tokens\n\n"
+        "The shipped transformers are cut as in Megatron-LM, except embeddings.  With\n"
+        "--model-parallel, rows with local statistics or weights updated by owners are left out.\n"
+        "With --per-layer, bytes follow each layer's method; times assume K-FAC for all layers.\n",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .run = run,

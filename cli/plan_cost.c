@@ -1,25 +1,25 @@
-/* plan_cost.c: what a strategy costs.
+/* plan_cost.c: the cost of a strategy.
  *
- * Bytes, messages, orders: ng_plan_ranks, what every rank has, so they are those of a run.  Seconds: products at
- * `gemm`, factorisations at `solve`, messages by latency and bandwidth; the slowest rank counts.  Nothing is
- * thought to overlap: what the run hides behind backward (ng_batch.last) is gained on top.
+ * Bytes, messages and orders come from ng_plan_ranks, hence equal those of a run.  Seconds: products at the rate
+ * `gemm`, factorisations at `solve`, messages by latency and bandwidth, on the slowest rank, without overlap (a run
+ * that overlaps messages with backward, ng_batch.last, is faster).
  *
- * p and q are of one group of a convolution, which counts as often as it has groups; of an embedding, whose A is a
- * diagonal that is counted and not multiplied, p is 0.  What norms multiply is left out.
+ * p and q are the orders of A and G of one group of a convolution.  p = 0 for an embedding: its A is a diagonal of
+ * counts.  Products of norms are left out.
  *
  *   forward, backward   3 * 2 B sum(positions p q) / gemm
- *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, the share of the sums that a rank makes
+ *   observe             B sum(positions (p(p+1) + q(q+1))) / gemm, times the rank's share of the sums
  *   solve               k n^3 / solve over the factors of a rank; k = 1 Cholesky and inverse, 9 eigenvectors
  *   apply               2 q p (p + q) / gemm over the blocks of a rank; twice as much in an eigenbasis
  *   a sum of n bytes    the better of recursive halving and doubling (Rabenseifner's), 2 log2(W) latency +
  *                       2 (W-1)/W n / bandwidth, and recursive doubling, log2(W) (latency + n / bandwidth)
  *                       (Thakur, Rabenseifner & Gropp 2005)
  *   a sum to owners     log2(W) latency + (W-1)/W n / bandwidth, recursive halving (the same)
- *                       messages of statistics are under way side by side: their latencies count once
+ *                       messages of statistics overlap each other: their latency counts once
  *   a broadcast         log2(W) latency + n / bandwidth, in pieces down a tree
- *   parts of layers     in groups of M: log2(M) latency + (M-1)/M n / bandwidth, as a gather by doubling; with each
- *                       part of an observation a small sum.  Products of such a layer, and the sums that its primaries
- *                       make, are shared by the group; gradients are summed over W/M ranks
+ *   shards of layers    in groups of M: log2(M) latency + (M-1)/M n / bandwidth, a gather by doubling, plus a small sum
+ *                       for each observed shard.  The group shares the products of such a layer; gradients are
+ *                       summed over W/M ranks
  */
 #include "plan.h"
 
@@ -55,7 +55,6 @@ static int failed(ng_context *ctx, const plan_strategy *s, const char *what) {
   return cli_bad("plan: %s: %s: %s", s->name, what, ng_last_error(ctx));
 }
 
-/* Options of the row, then the caller's. */
 static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **out) {
   char line[300], why[512] = "";
   (void)snprintf(line, sizeof line, "%s stat_period=%lld solve_period=%lld", s->options,
@@ -66,8 +65,8 @@ static int options_of(const plan_wish *w, const plan_strategy *s, ng_options **o
   return st == NG_OK ? CLI_OK : cli_bad("plan: %s: options: %s", s->name, why);
 }
 
-/* As natgrad train and the PyTorch front register them: norms and embeddings are layers unless the method has no blocks
- * for norms; then they are tensors, as published programs leave them. */
+/* As in natgrad train and the PyTorch front, norms and embeddings are layers, unless the method has no norm blocks: then
+ * they are tensors. */
 static bool has_blocks(ng_precond *p) {
   char block[16] = "";
   return ng_get(p, "norm_block", block, sizeof block) != NG_OK || strcmp(block, "none") != 0;
@@ -124,17 +123,17 @@ static int cut(ng_context *ctx, const plan_wish *w, const plan_strategy *s, ng_p
   return CLI_OK;
 }
 
-/* Of all ranks the slowest, and the one that sends most. */
+/* The largest cost of any rank. */
 typedef struct totals {
-  ng_rank_plan most;         /* bytes and messages, of each its largest */
+  ng_rank_plan most;         /* the largest bytes and messages, field by field */
   bool tables;               /* embeddings are observed */
-  double solve, apply, sums; /* the largest of a rank; sums in bytes */
+  double solve, apply, sums; /* sums in bytes */
 } totals;
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
-                         totals *t, plan_answer *out) {
+static int plan_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p, int32_t ranks,
+                      totals *t, plan_answer *out) {
   ng_rank_plan *all = cli_take((size_t)ranks, sizeof *all);
   out->held_least = INT64_MAX;
   for (int32_t r = 0; r < ranks; r++)
@@ -174,7 +173,7 @@ static int look_at_ranks(ng_context *ctx, const plan_strategy *s, ng_precond *p,
   return rc;
 }
 
-/* Sums of one rank alone, which makes all of them: what a share is a share of. */
+/* Bytes of all sums: those of a run on one rank. */
 static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, double *bytes) {
   ng_rank_plan plan;
   ng_rank_plan_init(&plan, sizeof plan);
@@ -183,7 +182,7 @@ static int sums_of_all(ng_context *ctx, const plan_strategy *s, ng_precond *p, d
   return CLI_OK;
 }
 
-/* Of layers in shards: gradients in each step, observations and a verdict beside each when they are due. */
+/* Sharded layers: gradients in each step; observations, each with a small verdict message, when due. */
 static void price_shards(const plan_wish *w, const ng_rank_plan *r, double *seconds,
                          plan_answer *out) {
   const plan_machine *m = &w->machine;
@@ -210,7 +209,7 @@ static void price(const plan_wish *w, bool eigen, int32_t ranks, const totals *t
   double products = 0.0, squares = 0.0, weights = 0.0, s[PLAN_PARTS] = {0};
   for (int i = 0; i < w->model->n; i++) {
     const shape *l = &w->model->layer[i];
-    const double share = l->split == SPLIT_NOT ? 1 : w->members; /* ranks that have a part */
+    const double share = l->split == SPLIT_NOT ? 1 : w->members; /* shards */
     const double p = (double)l->p, q = (double)l->q, rows = B * (double)l->positions / share;
     const double groups = l->groups > 1 ? (double)l->groups : 1;
     products += 2 * rows * groups * p * q;
@@ -264,7 +263,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   totals t;
   double all_sums = 0.0;
   memset(&t, 0, sizeof t);
-  t.most.workers = 1; /* of no rank */
+  t.most.workers = 1;
   memset(out, 0, sizeof *out);
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
@@ -274,7 +273,7 @@ int plan_strategy_cost(const plan_wish *w, const plan_strategy *s, int32_t ranks
   if (rc == CLI_OK) t.tables = has_blocks(p);
   if (rc == CLI_OK) rc = sums_of_all(ctx, s, p, &all_sums);
   if (rc == CLI_OK) rc = cut(ctx, w, s, p);
-  if (rc == CLI_OK) rc = look_at_ranks(ctx, s, p, ranks, &t, out);
+  if (rc == CLI_OK) rc = plan_ranks(ctx, s, p, ranks, &t, out);
   if (rc == CLI_OK) {
     char solver[32] = "";
     if (ng_get(p, "solver", solver, sizeof solver) != NG_OK) rc = failed(ctx, s, "solver");

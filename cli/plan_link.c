@@ -1,8 +1,7 @@
-/* plan_link.c: what a link does, measured by sums over the ranks that a launcher has started.
+/* plan_link.c: measure the link by sums over the ranks of a launcher.
  *
- * In: a transport.  Out: the latency and the bandwidth with which the model of plan_cost.c gives the times that a sum
- * of one number and one of 16 MB took here, the least of several: what else runs makes none of them shorter.
- * Every rank calls it, and all get the numbers of rank 0. */
+ * The latency and bandwidth are those with which the model of plan_cost.c reproduces the least measured times of a sum
+ * of one number and of one of 16 MB.  All ranks call plan_link and get the result of rank 0. */
 #include "clock.h"
 #include "plan.h"
 
@@ -11,7 +10,7 @@
 
 enum { SMALL = 1, LARGE = 1 << 22, SMALL_TIMES = 200, LARGE_TIMES = 7 };
 
-/* Seconds of the quickest of `times` sums of `count` numbers; < 0: the transport failed. */
+/* The least seconds of `times` sums of `count` numbers; < 0: the transport failed. */
 static double quickest(const ng_transport *t, float *x, int64_t count, int times) {
   ng_collective c;
   double least = HUGE_VAL;
@@ -20,7 +19,7 @@ static double quickest(const ng_transport *t, float *x, int64_t count, int times
   c.dtype = NG_F32;
   c.send = c.recv = x;
   c.count = count;
-  for (int i = -1; i < times; i++) { /* the first one makes connections */
+  for (int i = -1; i < times; i++) { /* the first sum makes connections */
     const double t0 = ng_now_ms();
     if (t->run(t->user, &c) != NG_OK) return -1.0;
     const double seconds = 1e-3 * (ng_now_ms() - t0);
@@ -29,7 +28,7 @@ static double quickest(const ng_transport *t, float *x, int64_t count, int times
   return least;
 }
 
-/* The model takes the better of two ways, so of the two bandwidths that explain a time it is the lesser one. */
+/* The model uses the faster of two algorithms, so the smaller of the two bandwidths explains the time. */
 void plan_link_of(int32_t ranks, double small, double large, double bytes, plan_machine *m) {
   const double W = ranks, steps = ceil(log2(W));
   m->latency = small / steps;

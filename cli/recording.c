@@ -102,12 +102,12 @@ static void read_layer(reader *in, const ngio_value *layers, const char *name, s
     l->in = number(in, o, where, "in_features", 1, 1 << 20, -1);
     l->out = number(in, o, where, "out_features", 1, 1 << 20, -1);
   } else {
-    wrong(in, "case.json: %skind '%.40s' is not supported yet; it is conv2d, linear or batchnorm",
+    wrong(in, "case.json: %skind '%.40s' is not supported, expected conv2d, linear or batchnorm",
           where, kind);
   }
 }
 
-/* A parameter [rows, ...]: a linear layer; one axis: one output. */
+/* A parameter [rows, ...] is a linear layer; with one axis it has one output. */
 static void read_parameter(reader *in, const ngio_value *o, int i, shape *l) {
   enum { MOST = 1 << 30 };
   const char *name = ngio_text_of(ngio_get(o, "name"));
@@ -172,7 +172,7 @@ static void read_case(reader *in, const char *text) {
   }
   if (in->rc != CLI_OK) return;
   r->system = word(in, r->config, "config: ", "system");
-  /* a program of one method does not name it */
+  /* programs with one method do not name it */
   r->method =
       ngio_get(r->config, "method") == NULL ? "" : word(in, r->config, "config: ", "method");
   r->weight_decay = real(in, r->config, "weight_decay", 0.0);
@@ -195,8 +195,7 @@ static void read_case(reader *in, const char *text) {
       wrong(in, "case.json: entry %d of order is no name of at most 60 letters", i);
       return;
     }
-    for (int k = 0; k < i;
-         k++) { /* distinct names make distinct arrays: the file bounds how many */
+    for (int k = 0; k < i; k++) { /* names must differ: make_room counts their arrays */
       if (strcmp(r->layer[k].name, name) == 0) wrong(in, "case.json: order has %s twice", name);
     }
     read_layer(in, layers, name, &r->layer[i]);

@@ -1,5 +1,4 @@
-/* recording_folder.c: a folder with case.json and NAME.npy files, read as it is.  In: a path.  Out: the
- * text, and the arrays by name. */
+/* recording_folder.c: read the text and the arrays of a folder with case.json and NAME.npy files. */
 #include "recording.h"
 
 #include "common/cli.h"
@@ -65,10 +64,7 @@ int recording_folder_read(const char *path, recording_folder *out) {
   char file[4096], message[1024] = "";
   (void)snprintf(file, sizeof file, "%s/case.json", path);
   if (access(file, F_OK) != 0) {
-    return cli_bad(
-        "%s: no case.json in it, expected the folder of one recording (or give the files of "
-        "several)",
-        path);
+    return cli_bad("%s: no case.json in it, expected the folder of one recording", path);
   }
   int rc = read_text(file, &out->text);
   if (rc == CLI_OK) rc = list_arrays(path, out);
@@ -95,7 +91,7 @@ void recording_folder_free(recording_folder *f) {
   ngio_npy *array = f->arrays;
   for (int i = 0; i < f->n; i++) {
     char *name;
-    memcpy(&name, &f->tensor[i].name, sizeof name); /* ours: taken in list_arrays */
+    memcpy(&name, &f->tensor[i].name, sizeof name); /* allocated in list_arrays */
     free(name);
     if (array != NULL) ngio_npy_free(&array[i]);
   }

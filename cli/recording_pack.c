@@ -1,6 +1,5 @@
-/* recording_pack.c: `natgrad pack`: a recorded folder of many small files becomes one safetensors
- * file.  The arrays are stored as they are, under their names; case.json goes into the metadata
- * word for word, so that nothing a later reader may want is lost. */
+/* recording_pack.c: `natgrad pack`: store a recorded folder as one safetensors file: the arrays under their names, and
+ * case.json unchanged in the metadata. */
 #include "commands.h"
 #include "recording.h"
 
@@ -31,7 +30,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (ngio_tensors_write(args.operand[1], folder.tensor, folder.n, text, 1, message,
                            sizeof message) != NGIO_OK) {
       rc = cli_bad("%s", message);
-    } else { /* what was written is read again by the eyes of `replay`'s reader */
+    } else { /* check the file with the reader of `replay` */
       ngio_tensors *back = NULL;
       if (ngio_tensors_read(args.operand[1], NULL, &back, message, sizeof message) != NGIO_OK) {
         rc = cli_bad("%s", message);
@@ -49,7 +48,7 @@ static int run(const cli_command *self, int argc, char **argv) {
 const cli_command cli_pack = {
     .name = "pack",
     .usage = "DIR OUT.safetensors",
-    .summary = "put a recording (case.json and .npy files) into one file",
+    .summary = "pack a recording (case.json and .npy files) into one file",
     .text = "",
     .run = run,
 };

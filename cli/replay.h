@@ -1,4 +1,4 @@
-/* replay.h: what `natgrad replay` (replay.c) hands to the part that plays a recording (replay_run.c). */
+/* replay.h: the job of `natgrad replay` (replay.c) and its parts. */
 #ifndef CLI_REPLAY_H
 #define CLI_REPLAY_H
 
@@ -6,13 +6,13 @@
 
 typedef struct replay_job {
   const recording *r;
-  const ng_options *options; /* of a step that writes gradients ...                              */
-  const ng_options *fused;   /* ... and of one that updates weights; NULL: the recording has none */
+  const ng_options *options; /* for steps that write gradients                                   */
+  const ng_options *fused;   /* for steps that update weights; NULL: none recorded                */
   const char *linalg;
   double lr;
-  bool drawn; /* low rank, which begins with what the program drew */
-  bool kept;  /* error feedback is recorded, and there is some here */
-  bool moved; /* of parameters: their weights after each step are recorded */
+  bool drawn; /* low rank: start from the recorded matrices */
+  bool kept;  /* compare the error feedback */
+  bool moved; /* compare weights of parameters after each step */
 } replay_job;
 
 /* Errors of each step and layer: of preconditioned gradients; of weights and momentum, or of the error feedback; of
@@ -50,7 +50,7 @@ void replay_measure(double (*ours)(const void *arg, int64_t i), const void *arg,
                     const float *recorded, int64_t n, double *gap, double *scale);
 /* Copy the n numbers of a field of the state; *there is false if the state has no such field. */
 ng_status replay_field(ng_precond *p, const char *name, float *to, int64_t n, bool *there);
-/* Plays it on all ranks; 0, or 2 with a line told. */
+/* Run all steps on all ranks; 0, or 2: reported. */
 int replay_run(const replay_job *job, replay_rank *ranks, bool fused);
 
 #endif

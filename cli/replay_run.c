@@ -1,9 +1,8 @@
-/* replay_run.c: a recording, played as a trainer would: layers, gradients bound, per micro-batch every captured
- * input and output gradient, a step; on as many threads as it has ranks.
+/* replay_run.c: run natgrad on a recording as a trainer does, with one thread for each rank: add layers, bind gradients,
+ * observe each micro-batch, step.
  *
- * Out: per step and layer the largest |ours - recorded| over weight and bias, divided by the largest entry
- * recorded there: of the preconditioned gradients, and in a second run, where the library updates the weights
- * from the recorded first ones on, of the weights after each step and of their momentum. */
+ * Errors of a step and layer: max |ours - recorded| over weight and bias, divided by the largest recorded entry: for
+ * preconditioned gradients, and, in a second run that updates the recorded first weights, for weights and momentum. */
 #include "replay.h"
 
 #include "common/cli.h"
@@ -16,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what a trainer does ---------------------------------------------------------------------*/
+/* ---- set-up --------------------------------------------------------------------------------*/
 
 replay_rank *replay_ranks(const replay_job *job) {
   const recording *r = job->r;
@@ -57,7 +56,7 @@ static int64_t inputs(const shape *l) {
   return l->norm ? 1 : l->conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
 
-/* Options of the layer's own: chainerkfac's flag on a layer. */
+/* chainerkfac's flag of single layers, as options of the layer. */
 static const char *own_options(const recording *r, const shape *l) {
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
@@ -68,7 +67,7 @@ static const char *own_options(const recording *r, const shape *l) {
   return NULL;
 }
 
-/* A gradient as the optimizer there has it: unscaled, and with its part of the weights; or none at all. */
+/* The gradient that the recorded optimizer sees: unscaled, plus weight_decay times the weights; or 0. */
 static void write_gradient(const recording *r, float *to, const float *grad, const float *before,
                            int64_t n, bool none) {
   for (int64_t i = 0; i < n; i++) {
@@ -119,8 +118,8 @@ static ng_status set_up(replay_rank *me, ng_precond *p) {
   return st >= 0 && me->job->drawn ? replay_set_start(r, p) : st;
 }
 
-/* positions of a linear layer are those of the recording, whatever its shape says */
-static ng_status show(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
+/* The recorded arrays determine the positions of a linear layer. */
+static ng_status observe(ng_precond *p, int32_t layer, const shape *l, const recording_shown *s) {
   if (!ng_wants(p, layer)) return NG_OK;
   shape here = *l;
   if (!l->conv && !l->norm) here.positions = s->rows / s->samples;
@@ -137,7 +136,7 @@ static void measure(const float *ours, const float *recorded, int64_t n, double 
   replay_measure(float_at, ours, recorded, n, gap, scale);
 }
 
-/* Of the largest entry of the step, whatever its parameter. */
+/* Errors are relative to the largest entry of the step over all parameters. */
 static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
   double scale = 0;
@@ -166,9 +165,9 @@ static ng_status step_parameters(replay_rank *me, ng_precond *p, int step) {
   return replay_compare_kept(r, p, step, &me->cells[OF_STATE][step * r->layers]);
 }
 
-/* Of chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum, or with adjust_momentum that times lr / lr_pre where
- * lr has fallen.  Here v has no lr in it, so it is -v / lr and takes m lr_before / lr.  Where lr is 0, w goes on
- * moving with v, which no lr of 0 can do here: it is the last one above 0, and the gradient is 0. */
+/* chainerkfac: v <- m v - lr PD, w <- w + v, m = momentum; adjust_momentum multiplies m by lr / lr_pre if lr has fallen.
+ * natgrad: u = -v / lr, hence its momentum is m lr_before / lr.  At lr = 0 chainerkfac still moves w by v: use the
+ * last positive lr and a gradient of 0. */
 static double scale_of(const recording *r, int step) {
   while (step > 0 && r->lr[step] == 0)
     step--;
@@ -183,12 +182,12 @@ static ng_sgd sgd_of(const recording *r, int step) {
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
     how.momentum *= r->lr[step] / r->lr_pre[step];
   if (step > 0 && how.lr > 0) how.momentum *= scale_of(r, step - 1) / how.lr;
-  /* a momentum that has become 0 makes v anew, one of 0 would have none */
+  /* a momentum of exactly 0 would mean that the library keeps none */
   if (r->momentum > 0 && how.momentum == 0) how.momentum = DBL_MIN;
   return how;
 }
 
-/* The momentum of a parameter, on the scale of the recording, against what is recorded. */
+/* Compare the momentum of a parameter, on the scale of the recording. */
 static ng_status measure_momentum(ng_precond *p, const char *name, double lr, const float *recorded,
                                   int64_t n, double *gap, double *scale) {
   bool there;
@@ -198,11 +197,10 @@ static ng_status measure_momentum(ng_precond *p, const char *name, double lr, co
     v[k] = (float)(-lr * (double)v[k]);
   if (there) measure(v, recorded, n, gap, scale);
   free(v);
-  /* ng_last_error says nothing of the second: not reached while moments have these names */
+  /* a missing field: only if moments are renamed */
   return st >= 0 && !there ? NG_ERR_STATE : st;
 }
 
-/* Weights and momentum after a fused step. */
 static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
   ng_status st = NG_OK;
@@ -236,11 +234,11 @@ static ng_status one_step(replay_rank *me, ng_precond *p, int step) {
     batch.loss_scale = r->loss_scale;
     for (int i = 0; i < r->layers && st >= 0; i++) {
       const recording_shown *s = recording_shown_at(r, me->rank, step, m, i);
-      if (i == 0 || s->samples != batch.samples) { /* a layer may count its own */
+      if (i == 0 || s->samples != batch.samples) { /* of chainerkfac each layer has its own */
         batch.samples = s->samples;
         st = ng_begin(p, &batch);
       }
-      if (st >= 0) st = show(p, i, &r->layer[i], s);
+      if (st >= 0) st = observe(p, i, &r->layer[i], s);
       if (st == NG_SKIPPED) return st;
     }
   }
@@ -279,7 +277,7 @@ static void *run_rank(void *arg) {
   config.linalg = me->job->linalg;
   if (r->ranks > 1) {
     config.transport = &me->transport;
-    config.threads = 1; /* the ranks are the threads */
+    config.threads = 1; /* one thread a rank */
   }
   ng_status st = ng_context_create(NG_VERSION, &config, me->message, sizeof me->message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
@@ -303,7 +301,7 @@ static void *run_rank(void *arg) {
 
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
-/* Ranks as threads call BLAS at the same time; each call then has one thread. */
+/* All ranks call BLAS at the same time: one thread for each call. */
 static void one_blas_thread(void) {
   void (*set)(int) = NULL;
   void *symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
@@ -344,7 +342,7 @@ int replay_run(const replay_job *j, replay_rank *runs, bool fused) {
   }
   ng_threads_destroy(&group);
   free(thread);
-  /* The rank that failed by itself has the reason; the others only heard of it. */
+  /* Report a rank that failed by itself, not one that failed because another left (NG_ERR_COMM). */
   const replay_rank *worst = NULL;
   for (int i = 0; i < r->ranks && rc == CLI_OK; i++) {
     if (runs[i].status == NG_OK) continue;

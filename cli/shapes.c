@@ -1,5 +1,4 @@
-/* shapes.c: layer lists: of the trainer's networks by name (for the data they were published for), and
- * from files. */
+/* shapes.c: layers of the trainer's networks (for the data of their papers), and of files. */
 #include "shapes.h"
 
 #include "common/cli.h"
@@ -14,7 +13,7 @@ enum { MOST = 4096 };
 
 static int64_t at_least_one(int64_t x) { return x > 0 ? x : 1; }
 
-/* Of the input that one output sees, from its first pixel to its last. */
+/* Pixels from the first to the last input of one output. */
 static int64_t reach(const shape *l, int k) {
   return at_least_one(l->dilation[k]) * (l->kernel[k] - 1) + 1;
 }
@@ -32,7 +31,6 @@ static void finish(shape *l) {
 
 /* ---- a network -------------------------------------------------------------------------------*/
 
-/* Gamma and beta of so many channels; no A, no G. */
 void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
   l->norm = l->bias = true;
   l->norm_kind = kind;
@@ -41,7 +39,7 @@ void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps) {
   l->positions = 1;
 }
 
-/* A is how often each token is shown. */
+/* A is the diagonal of token counts. */
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions) {
   l->embedding = true;
   l->in = tokens;
@@ -98,7 +96,8 @@ static void wrong(reader *in, const char *key, const char *expected) {
 
 static void only_planned(reader *in, const char *what) {
   if (in->rc == CLI_OK && in->use != SHAPES_OF_PLAN)
-    in->rc = cli_bad("%s: layer %d: %s is for natgrad plan alone", in->path, in->layer, what);
+    in->rc =
+        cli_bad("%s: layer %d: %s: only natgrad plan supports this", in->path, in->layer, what);
 }
 
 static int64_t number(reader *in, const ngio_value *v, const char *key, int64_t lower) {
@@ -136,7 +135,7 @@ static int64_t positions_of(reader *in, const ngio_value *o) {
   return positions == NULL ? 1 : number(in, positions, "positions", 1);
 }
 
-/* Keys that `taken` has not, between bars, are of other kinds. */
+/* Report keys that are not among `taken` ("|a|b|"). */
 static void only(reader *in, const ngio_value *o, const char *taken, const char *kind) {
   for (const ngio_value *v = ngio_first(o); v != NULL; v = ngio_next(o, v)) {
     char bars[32];
@@ -145,7 +144,6 @@ static void only(reader *in, const ngio_value *o, const char *taken, const char 
   }
 }
 
-/* It has as many outputs as inputs, and gamma and beta always. */
 static void read_norm(reader *in, const ngio_value *o, shape *l) {
   only_planned(in, "kind \"norm\"");
   only(in, o, "|name|kind|in|", "of a norm");
@@ -204,7 +202,7 @@ static void read_layer(reader *in, const ngio_value *o, shape *l) {
   l->out = number(in, ngio_get(o, "out"), "out", 1);
   const ngio_value *split = ngio_get(o, "split");
   if (split != NULL) read_split(in, ngio_text_of(split), l);
-  for (int i = 0; i < KNOWN; i++) { /* what the other kind has says nothing here */
+  for (int i = 0; i < KNOWN; i++) { /* keys of the other kind */
     const bool of_conv = strcmp(known[i], "kernel") == 0 || strcmp(known[i], "stride") == 0 ||
                          strcmp(known[i], "padding") == 0 || strcmp(known[i], "image") == 0 ||
                          strcmp(known[i], "dilation") == 0 || strcmp(known[i], "groups") == 0;
@@ -288,7 +286,7 @@ ng_status shapes_describe(const shape *from, ng_layer *to) {
   return NG_OK;
 }
 
-/* The library never writes through an observed array; the type just has no const. */
+/* The library does not write to observed arrays, but ng_array has no const. */
 ng_array shapes_input(const shape *l, const float *data, int64_t samples) {
   void *x = (void *)(uintptr_t)data;
   if (l->norm && l->image[0] == 0) return ng_array_matrix(x, samples, l->in, NG_F32);

@@ -1,5 +1,4 @@
-/* shapes.h: layer lists without weights: what a bench or a replay needs to know of a
- * network. */
+/* shapes.h: lists of layers without weights, for benches, plans and replays. */
 #ifndef CLI_SHAPES_H
 #define CLI_SHAPES_H
 
@@ -8,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Where a layer is cut over ranks of a model group (`natgrad plan --model-parallel`). */
+/* The axis along which a model group shards a layer (`natgrad plan --model-parallel`). */
 typedef enum shape_split { SPLIT_NOT, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
 
 typedef struct shape {
@@ -20,8 +19,8 @@ typedef struct shape {
   int64_t in, out; /* features or channels                                                        */
   int64_t kernel[2], stride[2], padding[2], image[2]; /* conv: [0] vertical; image of the input   */
   int64_t dilation[2], groups;                        /* conv; 0: 1 */
-  int64_t positions; /* of one sample; 1 for a plain linear layer */
-  int64_t p, q;      /* orders of A and G, of one group; 0: none, or a diagonal */
+  int64_t positions; /* of one sample; 1 for a linear layer without positions */
+  int64_t p, q;      /* orders of A and G of one group; 0: none, or a diagonal */
   shape_split split;
 } shape;
 
@@ -31,7 +30,7 @@ typedef struct shapes {
   int n;
 } shapes;
 
-/* Who asks: `natgrad plan` takes all layers of a run, benches what they have K-FAC's arrays for. */
+/* Plans need all layers of a run; benches only those with K-FAC statistics. */
 typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
 
 /* A model of nn/models.h, bert-base, bert-large or gpt-24, or a JSON file: a list of objects
@@ -39,24 +38,24 @@ typedef enum shapes_use { SHAPES_OF_BENCH, SHAPES_OF_PLAN } shapes_use;
  *   {"name", "kind": "linear", "in", "out", "positions", "bias", "split": "output" | "input"}
  *   {"name", "kind": "norm", "in"}
  *   {"name", "kind": "embedding", "in", "out", "positions"}
- * where kernel, stride, padding, image and dilation are one number or a pair; stride 1, padding 0, dilation 1, groups 1,
- * positions 1, bias false and split, for layers that are whole on each rank, may be left out.
- * SHAPES_OF_PLAN: norms of a model of nn/models.h are behind its layers, as natgrad train registers them, norms and
- * embeddings of a transformer in the order of its modules; p and q of a norm are 0, and so is p of an embedding.
- * Otherwise they are left out, and a file with norms, embeddings, groups or dilation is refused.
- * Returns 0, or 2 with one line told. */
+ * where kernel, stride, padding, image and dilation are one number or a pair.  Defaults: stride 1, padding 0, dilation 1,
+ * groups 1, positions 1, bias false, no split.
+ * SHAPES_OF_PLAN: norms of a model of nn/models.h follow its layers, as in natgrad train; norms and embeddings of a
+ * transformer are in the order of its modules; p = q = 0 for norms, p = 0 for embeddings.  SHAPES_OF_BENCH: norms and
+ * embeddings are left out, and a file with norms, embeddings, groups or dilation is an error.
+ * Returns 0, or 2: reported in one line. */
 int shapes_make(const char *model, shapes_use use, shapes *out);
 void shapes_free(shapes *s);
-/* false: no such name, nothing added */
+/* false: no such name */
 bool shapes_transformer(const char *name, shapes_use use, shapes *out);
 void shapes_norm(shape *l, int64_t channels, ng_norm_kind kind, double eps);
 void shapes_embedding(shape *l, int64_t tokens, int64_t features, int64_t positions);
 
-/* The layer for ng_add_layer; its name is borrowed.  positions 0: whatever comes. */
+/* The layer for ng_add_layer; borrows the name.  positions 0: any number. */
 ng_status shapes_describe(const shape *from, ng_layer *to);
 
-/* Its input and its output (or the gradient of that) for so many samples: [samples, channels, height,
- * width], or [samples * positions, features]. */
+/* Arrays of its input and output (gradient): [samples, channels, height, width], or
+ * [samples * positions, features]. */
 ng_array shapes_input(const shape *l, const float *data, int64_t samples);
 ng_array shapes_output(const shape *l, const float *data, int64_t samples);
 

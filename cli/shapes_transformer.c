@@ -1,5 +1,5 @@
-/* shapes_transformer.c: transformer encoders and decoders by name, module after module: linear layers as K-FAC takes them,
- * and for a plan embeddings and norms.  Without the heads: that over all words has the weight of the first embedding. */
+/* shapes_transformer.c: layers of transformer encoders and decoders by name; plans also get embeddings and norms.  Heads are
+ * left out: the head over all words shares the weight of the first embedding. */
 #include "shapes.h"
 
 #include <stdio.h>
@@ -9,10 +9,9 @@ typedef struct transformer {
   const char *name;
   int blocks;
   int64_t width, inner, tokens; /* of one sample */
-  int64_t words, types;         /* types: of sentences; 0: no such table */
-  bool fused;                   /* query, key and value are one layer */
-  bool
-      encoder; /* norms behind what they norm, and a pooler; otherwise before it, and one at the end */
+  int64_t words, types;         /* sizes of the embeddings; types 0: none */
+  bool fused;                   /* query, key and value form one layer */
+  bool encoder; /* norms after each sublayer and a pooler; else norms before, and a final norm */
 } transformer;
 
 /* Devlin et al. 2019 (arXiv 1810.04805), sequences of 512 as in its second phase; 24 blocks of the width of
@@ -24,11 +23,10 @@ static const transformer table[] = {
 };
 enum { TABLE = sizeof table / sizeof table[0] };
 
-/* Where it goes, and what is wanted of it. */
 typedef struct list {
   const transformer *t;
   shapes *out;
-  bool all; /* not linear layers alone */
+  bool all; /* also norms and embeddings */
 } list;
 
 static shape *next(list *to, int block, const char *part) {
@@ -41,8 +39,8 @@ static shape *next(list *to, int block, const char *part) {
   return l;
 }
 
-/* Cut as Megatron-LM does (Shoeybi et al. 2019, arXiv 1909.08053): what makes heads and the inner layer by outputs, what
- * brings them together by inputs. */
+/* Splits of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): layers that produce heads or the inner layer by outputs,
+ * the layers after them by inputs. */
 static void add(list *to, int64_t in, int64_t out, int64_t positions, int block, const char *part,
                 shape_split split) {
   shape *l = next(to, block, part);

@@ -1,7 +1,5 @@
-/* args.c: from argv to settings.  A command's own options and the library's option table go into
- * one table for getopt_long, so that --damping works wherever a preconditioner is made, in any
- * position, with '-' or '_', as "--name value" or "--name=value".  What does not fit is answered
- * with one line that has the nearest name. */
+/* args.c: parse argv.  One table for getopt_long has the command's own options and those of the library, in both
+ * spellings ('-' and '_').  An unknown option is reported with the nearest name. */
 #include "common/cli.h"
 
 #include <getopt.h>
@@ -9,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* getopt's table: value k < own is the command's option k, then the library's, all under both
- * spellings, then --help and --keep-kernel (which main has already obeyed). */
+/* getopt's table: values BASE + k, k < own, are the command's options, then follow the library's, then --help and
+ * --keep-kernel (which main handles). */
 typedef struct table {
   struct option *rows;
-  char *text; /* the other spellings: '_' of the command's names, '-' of the library's */
+  char *text; /* second spellings: '_' of the command's names, '-' of the library's */
   const char **names;
   int count, own, library;
 } table;
@@ -28,7 +26,7 @@ static void table_add(table *t, const char *name, int has_arg, int value) {
   t->count++;
 }
 
-/* A name of the command's own wins. */
+/* The command's own names come first. */
 static void add_short_names(const cli_command *command, table *t) {
   const char *name, *option;
   for (int k = 0; k < SHORT_NAMES && (name = cli_short_name(k, &option)) != NULL; k++) {
@@ -62,7 +60,7 @@ static void table_make(const cli_command *command, table *t) {
   for (int i = 0; i < t->library; i++) {
     ng_option_info info = {.struct_size = sizeof info, .name = "method"};
     if (i + 1 < t->library && ng_option_at(i, &info) != NG_OK) continue;
-    bool hidden = false; /* the command has one of that name */
+    bool hidden = false; /* the command has an option of this name */
     for (int k = 0; k < t->own; k++)
       hidden = hidden || strcmp(command->options[k].name, info.name) == 0;
     if (hidden) continue;
@@ -84,9 +82,10 @@ static void table_free(table *t) {
   free(t->text);
 }
 
-/* How many names begin so; "--damping, --damping_leak", cut with dots. */
+/* Count the names that begin with `word`, and list them: "--damping, --damping_leak, ...". */
 static int begun_by(const table *t, const char *word, char *names, size_t size) {
-  const char other = strchr(word, '_') != NULL ? '-' : '_'; /* names are there with either */
+  const char other =
+      strchr(word, '_') != NULL ? '-' : '_'; /* list each name in the user's spelling only */
   int begins = 0;
   size_t n = 0;
   for (int i = 0; i < t->count; i++) {
@@ -114,10 +113,9 @@ static int complain(const cli_command *command, const table *t, int c, char **ar
   (void)snprintf(word, sizeof word, "%s", given + strspn(given, "-"));
   word[strcspn(word, "=")] = 0;
   if (optopt != 0) return cli_bad("%s: option --%s takes no value", command->name, word);
-  char names[256] =
-      ""; /* getopt takes any beginning of a name; a beginning of several is refused */
+  char names[256] = ""; /* getopt accepts unambiguous prefixes */
   if (begun_by(t, word, names, sizeof names) > 1) {
-    return cli_bad("%s: option --%s is the beginning of several: %s", command->name, word, names);
+    return cli_bad("%s: option --%s is ambiguous: %s", command->name, word, names);
   }
   const char *near = cli_nearest(word, t->names, t->count);
   if (near != NULL) {
@@ -139,8 +137,10 @@ void cli_help(const cli_command *command) {
     printf("  %-22s %s\n", left, o->help);
   }
   if (command->library) {
-    puts("\nand every option of the library, as --damping 0.003: `natgrad info --options`;\n"
-         "--store, --density, --rank: --window-store, --window-density, --window-rank");
+    puts("\nAll options of the library are accepted, as in --damping 0.003: `natgrad info "
+         "--options`\n"
+         "lists them.  Short names: --store, --density and --rank for --window-store,\n"
+         "--window-density and --window-rank.");
   }
 }
 
@@ -153,7 +153,7 @@ int cli_parse(const cli_command *command, int argc, char **argv,
   table_make(command, &t);
   int rc = CLI_OK;
   opterr = 0;
-  optind = 0; /* glibc: start afresh */
+  optind = 0; /* glibc: reset getopt */
   for (int c; rc == CLI_OK && (c = getopt_long(argc, argv, ":h", t.rows, NULL)) != -1;) {
     if (c == 'h') {
       cli_help(command);

@@ -1,4 +1,4 @@
-/* blas.h: the BLAS and LAPACK routines that the floors of `bench` call, by their Fortran symbols.
+/* blas.h: the Fortran symbols of the BLAS and LAPACK routines of the trainer and of the bounds of `bench`.
  * Matrices are column-major; the lengths of the text arguments come last, as gfortran expects. */
 #ifndef CLI_BLAS_H
 #define CLI_BLAS_H

@@ -1,5 +1,4 @@
-/* host.c: what the program knows of its build and of the machine it runs on, and the library's
- * context on it. */
+/* host.c: the build, the machine, and the library's context. */
 #include "common/cli.h"
 
 #include <dlfcn.h>
@@ -56,7 +55,7 @@ static void in_turn(void *user, int32_t n, void (*task)(void *arg, int32_t i), v
     task(arg, i);
 }
 
-/* The library reads the variable.  An executor, so that its context starts no threads to be counted. */
+/* The library parses NG_THREADS; its context has an executor so that it starts no threads. */
 int cli_threads(int *threads) {
   const char *given = getenv("NG_THREADS");
   *threads = cli_cores();
@@ -74,7 +73,7 @@ int cli_threads(int *threads) {
   return CLI_OK;
 }
 
-/* Errors are not logged: whoever got one says so, in one line. */
+/* Errors are not logged: the caller reports its error in one line. */
 static void log_line(void *user, ng_log_level level, const char *line) {
   (void)user;
   if (level != NG_LOG_ERROR) (void)fprintf(stderr, "natgrad: %s\n", line);
@@ -97,7 +96,7 @@ static bool find(const char *name, void *out) {
   return at != NULL;
 }
 
-/* As many buffers as calls at once will want, from OpenBLAS itself, which keeps them for those. */
+/* Allocate the buffers of n simultaneous calls through OpenBLAS, which keeps them for later calls. */
 static void take_buffers(int n, void **held) {
   void *(*take)(int);
   void (*give)(void *);
@@ -110,7 +109,7 @@ static void take_buffers(int n, void **held) {
   }
 }
 
-/* A product for which OpenBLAS's threads are wanted: they have their buffers then. */
+/* A product large enough to use OpenBLAS's threads, so that they allocate their buffers. */
 static void wake_threads(void) {
   void (*sgemm)(const char *, const char *, const int *, const int *, const int *, const float *,
                 const float *, const int *, const float *, const int *, const float *, float *,
@@ -124,11 +123,10 @@ static void wake_threads(void) {
   free(x);
 }
 
-/* Each thread of OpenBLAS, and each that calls it, takes a buffer of 128 MiB (BUFFER_SIZE of its x86-64) when it
- * first works, and tries for ever if it gets none: under ulimit -v that is a program that hangs, and cannot even
- * exit.  So the room is looked for before, and only where there is a limit, and the buffers are taken at once: what
- * the program maps later cannot take their place.  The first call is made while there is one thread, and its buffers
- * count for the next.  OpenBLAS's threads need room for a heap each, too, which is less than another buffer. */
+/* Each thread of OpenBLAS and each thread that calls it allocates a buffer of 128 MiB (BUFFER_SIZE on x86-64) at its first
+ * call, and retries for ever on failure: under ulimit -v the program would hang.  So, under a limit, test for the
+ * address space first and allocate the buffers before other mappings need the space.  OpenBLAS's threads also need a
+ * heap each, counted as another buffer. */
 void cli_need_address_space(int callers) {
   static int had = 0;
   const size_t buffer = (size_t)129 << 20;
@@ -150,7 +148,7 @@ void cli_need_address_space(int callers) {
         (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
         had > 0 ? "calls of the ranks" : "its threads",
         of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
-    _exit(CLI_BAD); /* its threads would have to end first */
+    _exit(CLI_BAD); /* exit would wait for OpenBLAS's threads */
   }
   (void)munmap(room, (size_t)n * buffer);
   take_buffers(callers, held);

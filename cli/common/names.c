@@ -1,7 +1,4 @@
-/* names.c: names and small texts: how a name is spelt, and what the library's tables have under it.
- *
- * The library lists its options and methods; whoever here needs one of them by name asks in this file,
- * so that no command has a list of its own. */
+/* names.c: spelling of names, and look-ups of options and methods in the library's tables. */
 #include "common/cli.h"
 
 #include <stdio.h>

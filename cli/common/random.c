@@ -1,7 +1,5 @@
-/* random.c: numbers from Philox4x32-10, by Random123's header.
- *
- * The counter of a block of four words is (counter low, counter high, item, purpose), the key is the
- * seed.  A long run of numbers takes one block for every four of them. */
+/* random.c: Philox4x32-10 from Random123's header.  Key: the seed.  Counter of a block of four words: (counter low,
+ * counter high, item, purpose). */
 #include "common/random.h"
 
 #include <Random123/philox.h>
@@ -26,7 +24,7 @@ void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double
   }
 }
 
-/* Two numbers from two words; the first word is taken from (0, 1], where the logarithm is finite. */
+/* Two normal numbers from two words; the first word becomes a number in (0, 1], so that its logarithm is finite. */
 static void box_muller(uint32_t a, uint32_t b, double *x, double *y) {
   const double radius = sqrt(-2.0 * log(((double)(a >> 8) + 1.0) * 0x1p-24));
   const double angle = 6.283185307179586 * random_unit(b);
@@ -53,8 +51,8 @@ void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double 
   random_normal_at(seed, purpose, item, deviation, 0, n, x);
 }
 
-/* Lemire's multiplication without bias (2019, ACM TOMACS 29-1): the high half of word * bound, drawn
- * again when the low half falls into the part that would be counted once too often. */
+/* Lemire's multiplication (2019, ACM TOMACS 29-1): the high half of word * bound; the draw is repeated if the low half is
+ * below 2^32 mod bound, which would bias the result. */
 void random_order(uint64_t seed, random_purpose purpose, uint32_t item, int32_t n, int32_t *order) {
   uint32_t w[4];
   uint64_t drawn = 0;

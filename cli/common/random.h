@@ -1,9 +1,7 @@
-/* random.h: random numbers that are the same on every machine, and need no state.
+/* random.h: random numbers without state, equal on every machine.
  *
- * Every number is a function of (seed, purpose, item, counter): Philox4x32-10 (Salmon et al.,
- * SC'11), as Random123 has it, keyed by the seed.  So a run that is resumed in the middle of an epoch
- * draws what the undisturbed run would have drawn, whatever happened before, and two threads may
- * draw at once. */
+ * Each number is a function of (seed, purpose, item, counter): Philox4x32-10 of Random123 (Salmon et al., SC'11), keyed
+ * by the seed.  A resumed run therefore draws the same numbers as an undisturbed one, and threads may draw at once. */
 #ifndef RANDOM_H
 #define RANDOM_H
 
@@ -16,7 +14,7 @@ typedef enum random_purpose {
   RANDOM_DROPOUT = 4, /* item: node, counter: step and element           */
   RANDOM_DATA = 5,    /* generated data sets                             */
   RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
-  RANDOM_SPLIT = 7,   /* which training samples are kept for validation  */
+  RANDOM_SPLIT = 7,   /* validation samples                             */
   RANDOM_MIXUP = 8,   /* item: epoch, counter: sample and try            */
   RANDOM_ERASE = 9    /* item: epoch, counter: two for each sample       */
 } random_purpose;
@@ -33,7 +31,7 @@ void random_uniform(uint64_t seed, random_purpose purpose, uint32_t item, double
                     double upper, int64_t n, float *x);
 void random_normal(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
                    int64_t n, float *x);
-/* Those from number `from` on. */
+/* Numbers from, from + 1, ... of the same sequence. */
 void random_normal_at(uint64_t seed, random_purpose purpose, uint32_t item, double deviation,
                       int64_t from, int64_t n, float *x);
 

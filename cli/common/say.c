@@ -1,5 +1,4 @@
-/* say.c: how the program speaks to its user: one line about what is wrong, the name that was probably
- * meant, numbers that are read whole or refused. */
+/* say.c: messages of one line, the nearest name to a misspelt one, numbers from text. */
 #include "common/cli.h"
 #include "words.h"
 
@@ -12,10 +11,10 @@
 static void say(const char *format, va_list args) {
   char line[2048];
   (void)vsnprintf(line, sizeof line, format, args);
-  for (char *c = line; *c != 0; c++) { /* one line, whatever was quoted */
+  for (char *c = line; *c != 0; c++) { /* quoted text may contain newlines */
     if ((unsigned char)*c < 32 || *c == 127) *c = '?';
   }
-  (void)fflush(stdout); /* keep the order of a terminal that shows both */
+  (void)fflush(stdout); /* keep the order on a terminal */
   (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 
@@ -50,12 +49,11 @@ void *cli_take(size_t count, size_t size) {
   return p;
 }
 
-/* '-' and '_' are the same letter. */
 static char letter(char c) { return c == '_' ? '-' : c; }
 
 const char *cli_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
-  int least = (int)strlen(word) / 3 + 1; /* more than a third of the word wrong: another word */
+  int least = (int)strlen(word) / 3 + 1; /* a larger distance means another word */
   for (int i = 0; i < n; i++) {
     const int d = ng_word_distance(word, strlen(word), names[i], strlen(names[i]), letter);
     if (d <= least && (best == NULL || d < least)) {

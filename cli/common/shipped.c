@@ -1,7 +1,4 @@
-/* shipped.c: files that come with the program.
- *
- * In: a path below share/natgrad, and where it is in the source tree.  Out: where it was installed beside the
- * program, else the source tree. */
+/* shipped.c: find shipped files. */
 #include "common/cli.h"
 
 #include <limits.h>

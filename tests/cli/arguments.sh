@@ -15,7 +15,7 @@ expect 0 '*natgrad COMMAND*info*replay*bench*pack*Exit codes*' "$natgrad" --help
 for command in info train compare export replay bench plan pack prune help; do
   expect 0 "natgrad $command *" "$natgrad" help "$command"
 done
-expect 0 'natgrad replay *--tolerance*every option of the library*' "$natgrad" replay --help
+expect 0 'natgrad replay *--tolerance*All options of the library*' "$natgrad" replay --help
 expect 0 'natgrad bench *' "$natgrad" bench kfac --batch 3 --help
 
 # Misspelt, unknown, without a value, with one too many, ambiguous; the command's own and the
@@ -27,8 +27,8 @@ expect 2 '*replay: unknown option --qqqqqqqq; *natgrad help replay*' "$natgrad" 
 expect 2 '*replay: unknown option -x; *' "$natgrad" replay -x "$file"
 expect 2 '*replay: option --tolerance needs a value' "$natgrad" replay "$file" --tolerance
 expect 2 '*replay: option --json takes no value' "$natgrad" replay "$file" --json=yes
-expect 2 'natgrad: replay: option --dampi is the beginning of several: --damping, --damping-split, --damping-leak' "$natgrad" replay "$file" --dampi 1 --damp 1
-expect 2 'natgrad: replay: option --s is the beginning of several: --solver, --s*' "$natgrad" replay "$file" --s 1
+expect 2 'natgrad: replay: option --dampi is ambiguous: --damping, --damping-split, --damping-leak' "$natgrad" replay "$file" --dampi 1 --damp 1
+expect 2 'natgrad: replay: option --s is ambiguous: --solver, --s*' "$natgrad" replay "$file" --s 1
 expect 2 '*--tolerance: '"'small'"' is no number*' "$natgrad" replay "$file" --tolerance small
 expect 2 '*--tolerance: '"'nan'"' is no number*' "$natgrad" replay "$file" --tolerance nan
 expect 2 '*--tolerance: '"'-1'"' is no number*' "$natgrad" replay "$file" --tolerance -1
@@ -39,8 +39,8 @@ expect 2 '*--method: *kasia*kaisa*' "$natgrad" replay "$file" --method kasia
 expect 2 '*replay: no recording given*' "$natgrad" replay
 expect 2 '*linalg*' "$natgrad" replay "$file" --linalg cup
 
-expect 2 "*info: 'now' is not wanted here" "$natgrad" info now
-expect 2 '*info: one of *' "$natgrad" info --options --methods
+expect 2 "*info: unexpected argument 'now'" "$natgrad" info now
+expect 2 '*info: expected at most one of *' "$natgrad" info --options --methods
 expect 2 "*info: unknown method 'dpkfac'; the nearest is 'dp-kfac'" "$natgrad" info --published dpkfac
 expect 2 '*pack: expected DIR and OUT.safetensors, got 1 name' "$natgrad" pack "$scratch"
 expect 2 '*pack: unknown option --jason*' "$natgrad" pack --jason

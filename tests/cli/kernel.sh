@@ -17,5 +17,5 @@ expect 0 "*kernel = $wide*" env NATGRAD_KEEP_KERNEL=0 "$fake" info
 expect 0 '*kernel = Zen*' env OPENBLAS_CORETYPE=Zen "$fake" info
 expect 0 '*kernel = Haswell*' timeout $patience env FAKE_DEAF=1 "$fake" info
 # Arguments and exit code survive.
-expect 2 "*info: 'a b' is not wanted here" "$fake" info 'a b'
+expect 2 "*info: unexpected argument 'a b'" "$fake" info 'a b'
 finish

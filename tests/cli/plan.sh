@@ -95,7 +95,7 @@ grep -Eq 'local|owners"' "$scratch/cut" && fail "rows that do not go with parts"
 cmp -s <(sed 's/cut.json/fc.json/' "$scratch/whole") "$scratch/fc" || fail "a split without --model-parallel changes the plan"
 expect 0 '*gpt-24 on 8 ranks in model groups of 8, *shards *natgrad, mem-opt*' "$natgrad" plan --model gpt-24 --ranks 8 --model-parallel 8
 expect 2 '*plan: --ranks has 6, expected multiples of --model-parallel 4*' "$natgrad" plan --model gpt-24 --ranks 4,6 --model-parallel 4
-expect 2 "*plan: --model-parallel: no layer of 'resnet50' says how it is split*" "$natgrad" plan --ranks 4 --model-parallel 2
+expect 2 "*plan: --model-parallel: no layer of 'resnet50' has a split*" "$natgrad" plan --ranks 4 --model-parallel 2
 expect 2 "*layer 'fc': members is 4, expected 1 to its 3 outputs*" "$natgrad" plan --model "$scratch/cut.json" --ranks 4 --model-parallel 4
 for bad in '"split": "rows"' '"split": 1'; do
   sed "s/\"split\": \"output\"/$bad/" "$scratch/cut.json" >"$scratch/bad.json"
@@ -180,7 +180,7 @@ expect 0 '*gpt-24 on 2 ranks*natgrad, mem-opt*fastest that fits: natgrad*' "$nat
 # Memory decides which is recommended, and whether any is.
 expect 0 '*fastest that fits: natgrad, comm-opt (grad_worker_fraction = 1)*' "$natgrad" plan --ranks 4 --latency 1e5
 expect 0 '*fastest that fits: natgrad, *' "$natgrad" plan --ranks 4 --memory 900MB --latency 1e5
-expect 0 '*nothing fits into --memory: the least is * MB' "$natgrad" plan --ranks 4 --memory 100MiB
+expect 0 '*nothing fits into --memory: the smallest needs * MB' "$natgrad" plan --ranks 4 --memory 100MiB
 # The same as JSON: which rows fit, and a last object.
 "$natgrad" plan --json --ranks 4 --memory 900MB --latency 1e5 >"$scratch/fits" || fail "plan --json --memory"
 [[ $(of "$scratch/fits" "natgrad, comm-opt" held_most) -gt 900000000 && $(grep -c '"fits":true' "$scratch/fits") -gt 2 ]] ||
@@ -200,15 +200,15 @@ expect 0 '*stat_period = 1 and solve_period = 1 add*' "$natgrad" plan --ranks 1 
 
 # What was given wins over what is measured, and the first line says where each pair of rates comes from.
 one=(--model "$scratch/fc.json" --ranks 2)
-expect 0 'taken for granted: products 1e+04 GFLOP/s, *; network, taken for granted: 12.5 GB/s, 10 us; *' "$natgrad" plan "${one[@]}"
-expect 0 'taken for granted and given: products 5 GFLOP/s, factorisations 500 *; network, given: 2 GB/s, 0 us; *' \
+expect 0 'assumed: products 1e+04 GFLOP/s, *; network, assumed: 12.5 GB/s, 10 us; *' "$natgrad" plan "${one[@]}"
+expect 0 'assumed and given: products 5 GFLOP/s, factorisations 500 *; network, given: 2 GB/s, 0 us; *' \
   "$natgrad" plan "${one[@]}" --gemm 5G --bandwidth 2GB/s --latency 0
-expect 0 'measured here and given: products 5 GFLOP/s, *; network, taken for granted and given: 12.5 GB/s, 3 us; *' \
+expect 0 'measured and given: products 5 GFLOP/s, *; network, assumed and given: 12.5 GB/s, 3 us; *' \
   "$natgrad" plan "${one[@]}" --calibrate --gemm 5G --latency 3
 # Under a launcher the link of its ranks is measured, and one of them has the word (numbers: t_plan_link).
 if [[ -e $NG_BUILD_DIR/launch_mpi.so ]] && command -v "${NG_TEST_MPIRUN:-mpirun}" >/dev/null; then
   "$NG_SOURCE_DIR/tests/mpirun.sh" 2 "$natgrad" plan "${one[@]}" --calibrate >"$scratch/two" 2>&1 || fail "plan on 2 ranks: $(cat "$scratch/two")"
-  [[ $(grep -c '^measured here: .*; network, measured here: ' "$scratch/two") == 1 && $(grep -c '^natgrad, mem-opt' "$scratch/two") == 1 ]] ||
+  [[ $(grep -c '^measured: .*; network, measured: ' "$scratch/two") == 1 && $(grep -c '^natgrad, mem-opt' "$scratch/two") == 1 ]] ||
     fail "plan on 2 ranks: $(cat "$scratch/two")"
 fi
 
@@ -219,7 +219,7 @@ expect 2 '*plan: --gemm is '"'1e-320'"', expected a size of at least 1*' "$natgr
 expect 2 '*--bandwidth is '"'-1'"'*' "$natgrad" plan --bandwidth -1
 expect 2 "*unknown model 'bert-tiny'*" "$natgrad" plan --model bert-tiny
 expect 2 '*--overhead*' "$natgrad" plan --overhead 0
-expect 2 "*plan: 'x' is no option*" "$natgrad" plan x
+expect 2 "*plan: unexpected argument 'x'*" "$natgrad" plan x
 if [[ -c /dev/full && -w /dev/full ]]; then
   for how in "" --json; do
     text=$("$natgrad" plan --model "$scratch/fc.json" --ranks 2 $how 2>&1 >/dev/full) && fail "plan $how to a full device"

@@ -40,7 +40,7 @@ changed '\\"steps\\": 4' '\\"steps\\": 5'; expect 2 '*array s4.conv1.a is missin
 changed '\\"steps\\": 4' '\\"steps\\": 0'; expect 2 '*case.json: steps is no whole number from 1*' "$natgrad" replay "$bad"
 changed '\\"batch\\": 6' '\\"ranks\\": 6'; expect 2 '*case.json: batch is no whole number*' "$natgrad" replay "$bad"
 changed '\\"micro_batches\\": 1' '\\"micro_batches\\": 2'; expect 2 '*case.json: steps, ranks and micro_batches need at least 96 arrays, expected at most 80' "$natgrad" replay "$bad"
-changed 'conv2d' 'conv3d'; expect 2 "*case.json: layer conv1: kind 'conv3d' is not supported yet*" "$natgrad" replay "$bad"
+changed 'conv2d' 'conv3d'; expect 2 "*case.json: layer conv1: kind 'conv3d' is not supported, expected*" "$natgrad" replay "$bad"
 changed '\\"in_channels\\": 3' '\\"in_channels\\": 4'; expect 2 '*array s0.conv1.a is \[6,3,8,8\], expected \[-1,4,-1,-1\]' "$natgrad" replay "$bad"
 changed '\\"out_channels\\": 7' '\\"out_channels\\": 6'; expect 2 '*array s0.conv2.g is \[6,7,4,4\], expected \[6,6,4,4\]' "$natgrad" replay "$bad"
 changed '\\"in_features\\": 112' '\\"in_features\\": 113'; expect 2 '*array s0.fc1.a is \[6,112\], expected *' "$natgrad" replay "$bad"

@@ -32,10 +32,10 @@ for key in kernel stride padding image; do
 done
 for key in groups dilation; do
   own "\"kind\": \"conv2d\", \"in\": 4, \"out\": 6, \"kernel\": 3, \"image\": 8, \"$key\": 2"
-  expect 2 "*own.json: layer 0: $key is for natgrad plan alone" "$natgrad" bench kfac --model "$scratch/own.json" --list
+  expect 2 "*own.json: layer 0: $key: only natgrad plan supports this" "$natgrad" bench kfac --model "$scratch/own.json" --list
 done
 own '"kind": "norm", "in": 3'
-expect 2 '*own.json: layer 0: kind "norm" is for natgrad plan alone' "$natgrad" bench kfac --model "$scratch/own.json" --list
+expect 2 '*own.json: layer 0: kind "norm": only natgrad plan supports this' "$natgrad" bench kfac --model "$scratch/own.json" --list
 own "$conv"
 expect 0 '*1 layers, sum of orders 32, parameters 135' "$natgrad" bench kfac --model "$scratch/own.json" --list
 expect 2 "natgrad: $scratch/none.json: cannot be read: *" "$natgrad" bench kfac --model "$scratch/none.json" --list
