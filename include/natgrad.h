@@ -386,14 +386,6 @@ NG_API NG_CHECKED ng_status ng_component_info(int32_t i, ng_component *out);
  *                   that match no layer are logged and listed by ng_explain
  *   exclude_width   linear layers with so many outputs keep their gradient; 0: none
  *
- * Schedules of damping, stat_decay, kl_clip, stat_period, solve_period.
- *   schedule        entries separated by blanks: NAME*F@T1,T2 (value = base F^(points <= t)),
- *                   NAME*=F@T1,T2 (the current value is multiplied at each point, periods
- *                   truncated to whole steps), NAME~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N: base f(x),
- *                   x = min(1, (t + 1) / N), with WAY up and RULE L: x; Q: x^2; C: 1 - sqrt(1 - x^2);
- *                   EK: exp(K (x - 1)); SK: 1 / (1 + exp(-K (x - 1/2))); with WAY down 1 - f, and for C
- *                   sqrt(1 - x^2), never at its 0 (damping~E5-down@1000; EFCP)
- *
  * Ranks.
  *   statistics      all | local | owner | sharded: factors over all ranks, kept by all; over the
  *                   owner's batch only; over all ranks, summed (a reduce-scatter) and kept by the
@@ -561,7 +553,7 @@ NG_API NG_CHECKED ng_status ng_options_copy(const ng_options *o, ng_options **ou
  * row, every other keeps what it was given, so the order of calls has no effect; of two calls for
  * one option the last counts.  The method also decides the family: options that only another family
  * has (ng_option_info.family) must keep their defaults.
- * Memory:  texts are copied; a free text (skip_layers, schedule, per_layer) has at most 4,095 bytes.
+ * Memory:  texts are copied; a free text (skip_layers, per_layer) has at most 4,095 bytes.
  * Errors:  NG_ERR_ARG for an unknown name (the message has the nearest) or a value out of range
  *          (the message has the range), NG_ERR_ABSENT for a choice or method known but not
  *          supported yet; nothing changed. */
@@ -984,8 +976,8 @@ NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
 
 /* Change a live option (ng_option_info.live: damping, stat_decay, kl_clip, periods, eigen_floor,
- * clip, clip_bound) from the next step on; a schedule of that option starts again from the new value.
- * ng_get reads the value in use at the coming step, schedule applied.
+ * clip, clip_bound) from the next step on.  A schedule is a call before each step.
+ * ng_get reads the value of the coming step.
  * Ranks:   every rank makes the same change before the same step, which is NG_ERR_STATE otherwise.
  * Errors:  NG_ERR_ARG, NG_ERR_STATE (the option is fixed once ng_ready was called). */
 NG_API NG_CHECKED ng_status ng_set(ng_precond *p, const char *option, const char *value);

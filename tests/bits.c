@@ -50,16 +50,12 @@ __attribute__((format(printf, 1, 2))) static bool play(const char *format, ...) 
 static bool value_of(const ng_option_info *o, int32_t k, char *out, size_t size) {
   static const char *const real[] = {"0", "1e-10", "0.001", "0.03", "0.5", "0.9", "1", "7"};
   static const char *const whole[] = {"0", "1", "2", "3", "5", "16"};
-  static const char *const skip[] = {"fc|conv", "Linear", "^seq$|a"};
-  static const char *const schedule[] = {"damping*0.7@1,2,3", "stat_decay~0.9;damping*=3@1,3",
-                                         "solve_period*=2@1;stat_period*2@2;kl_clip*0.1@2"};
+  static const char *const skip[] = {"fc*,conv*", "Linear", "seq,*a*"};
   const char *from = NULL;
   if (o->type == NG_OPTION_REAL && k < COUNT(real)) from = real[k];
   if (o->type == NG_OPTION_INT && k < COUNT(whole)) from = whole[k];
   if (o->type == NG_OPTION_BOOL && k < 2) from = whole[k];
-  if (o->type == NG_OPTION_TEXT && k < 3) {
-    from = strcmp(o->name, "schedule") == 0 ? schedule[k] : skip[k];
-  }
+  if (o->type == NG_OPTION_TEXT && k < 3) from = skip[k];
   size_t n = from == NULL ? 0 : strlen(from);
   if (o->type == NG_OPTION_CHOICE) {
     from = o->choices;
@@ -212,9 +208,7 @@ static const char *const plays[] = {
     "live=clip=rms;clip_bound=0.1 steps=5",
     "live=solve_period=1;stat_period=2;kl_clip=1 steps=6",
     "live=solver=eigen;damping=-1;no=1",
-    "schedule=damping*0.5@1,3;stat_decay~0.9 live=damping=3 steps=6",
-    "schedule=damping*0.7@1,3,4,5;kl_clip*=1.1@1,4;solve_period*=0.7@1,3,4 live=damping=3 save=3 "
-    "steps=7",
+    "live=damping=3 save=3 steps=7",
     "own=damping=3;stat_decay=0.1",
     "own=solver=eigen;damping=0.3;positions=reduce",
     "own=solve_period=1;stat_period=2;factor_blocks=2",

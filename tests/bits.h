@@ -5,7 +5,7 @@
  *     natgrad solver=eigen damping=0.03 ranks=2 threads=3 model=large shown=bf16
  *
  * A word is a setting of the play (the tables below), or else an option of the library; ';' in a
- * value stands for a blank (skip_layers, schedule, own, live).  The text is the case's name, too:
+ * value stands for a blank (skip_layers, own, live).  The text is the case's name, too:
  * what differs can be played again by itself.
  */
 #ifndef TESTS_BITS_H

@@ -180,13 +180,13 @@ static double *copy(const double *v, int64_t n) {
 static scene *like(const scene *s, int32_t ranks) {
   scene *n = scene_create(s->steps, ranks);
   n->layers = s->layers;
-  n->decay_scheduled = s->decay_scheduled;
   memcpy(n->layer, s->layer, sizeof s->layer);
   memcpy(n->name, s->name, sizeof s->name);
   memcpy(n->positions, s->positions, sizeof s->positions);
   memcpy(n->uses, s->uses, sizeof s->uses);
   memcpy(n->damping, s->damping, sizeof s->damping);
   memcpy(n->decay, s->decay, sizeof s->decay);
+  n->decay_moves = s->decay_moves;
   for (int32_t l = 0; l < s->layers; l++) {
     n->layer[l].name = n->name[l];
     if (s->W[l]) n->W[l] = copy(s->W[l], scene_weights(s, l));

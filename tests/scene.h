@@ -35,8 +35,8 @@ typedef struct scene {
   double *D[SCENE_STEPS][SCENE_LAYERS];
   double *W[SCENE_LAYERS];     /* weights; NULL: not bound */
   double damping[SCENE_STEPS]; /* set before that step, if > 0 */
-  double decay[SCENE_STEPS];   /* told to the oracle only (the library has a schedule), if > 0 */
-  bool decay_scheduled;
+  double decay[SCENE_STEPS];   /* stat_decay of each step, if decay_moves */
+  bool decay_moves;
 } scene;
 
 /* What goes wrong, on the last rank: a NaN in the last array of its kind to be shown; the same array not

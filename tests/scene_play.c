@@ -328,6 +328,7 @@ static ng_status take_step(actor *a, int32_t t) {
   const scene_look *look = a->p->look;
   scene_result *out = &a->p->result[a->rank];
   ng_status st = s->damping[t] > 0 ? ng_set_real(a->f.p, "damping", s->damping[t]) : NG_OK;
+  if (st == NG_OK && s->decay_moves) st = ng_set_real(a->f.p, "stat_decay", s->decay[t]);
   if (st == NG_OK && look->trouble && look->trouble_at == t) st = attempt(a, t);
   if (st == NG_OK) st = observe_all(a, t);
   if (st != NG_OK) return st;
@@ -452,7 +453,7 @@ void scene_predict(const scene *s, const ng_options *opt, scene_result *out, ora
   for (int32_t t = 0; t < s->steps; t++) {
     for (int32_t l = 0; l < s->layers; l++) {
       if (s->damping[t] > 0) oracle_options(o, l)->damping = s->damping[t];
-      if (s->decay_scheduled) oracle_options(o, l)->stat_decay = s->decay[t];
+      if (s->decay_moves) oracle_options(o, l)->stat_decay = s->decay[t];
     }
     for (int32_t r = 0; r < s->ranks; r++) {
       for (int32_t c = 0; c < s->calls[t][r]; c++) {

@@ -222,6 +222,14 @@ static ng_status hash_number(void *arg, ng_number *n) {
   return NG_OK;
 }
 
+static uint64_t hash_live(uint64_t h, const ng_settings *s) {
+  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
+    const double value = ng_settings_number(s, (ng_option_id)i);
+    if (ng_option_table[i].live) h = hash(h, &value, sizeof value);
+  }
+  return h;
+}
+
 uint64_t sim_fingerprint(const sim *s) {
   uint64_t h = UINT64_C(14695981039346656037);
   const ng_precond *p = s->p;
@@ -230,11 +238,7 @@ uint64_t sim_fingerprint(const sim *s) {
     if (u != NG_USE_SCRATCH) h = hash(h, p->arena[u], (size_t)p->held[u]);
   }
   h = hash(h, p->held, sizeof p->held);
-  h = hash(h, p->since, sizeof p->since);
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    const double now = ng_settings_number(&p->now, ng_scheduled[k]);
-    h = hash(h, &now, sizeof now);
-  }
+  h = hash_live(h, &p->base);
   const int64_t counters[] = {p->steps, p->updates, p->skipped, p->ctx->bytes};
   h = hash(h, counters, sizeof counters);
   h = hash(h, p->rescued, sizeof p->rescued);
@@ -254,10 +258,7 @@ uint64_t sim_fingerprint(const sim *s) {
     const double own[] = {
         b->solved, r.rung, r.pi, r.damping_a, r.damping_g, b->base.damping, b->base.eigen_floor};
     h = hash(h, own, sizeof own);
-    for (int k = 0; k < NG_SCHEDULED; k++) {
-      const double now = ng_settings_number(&b->opt, ng_scheduled[k]);
-      h = hash(h, &now, sizeof now);
-    }
+    h = hash_live(h, &b->base);
     (void)ng_block_numbers(b, hash_number, &h);
   }
   return hash(h, s->weight, (size_t)s->count * sizeof *s->weight);

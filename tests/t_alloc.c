@@ -128,8 +128,7 @@ static ng_status make_context(run *r) {
 
 static ng_status make_precond(run *r) {
   char set[256];
-  (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=none schedule=damping*0.5@1,2",
-                 r->options);
+  (void)snprintf(set, sizeof set, "%s update=sgd skip_layers=none", r->options);
   return ng_precond_create(r->f.ctx, set, &r->f.p);
 }
 

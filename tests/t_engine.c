@@ -314,7 +314,8 @@ static void test_set(void **state) {
   WRONG(ng_set(f.p, "damping", "-1"), NG_ERR_ARG, "damping");
   WRONG(ng_set(f.p, "dampin", "1"), NG_ERR_ARG, "damping");
   WRONG(ng_set(f.p, "solver", "eigen"), NG_ERR_STATE, "solver");
-  WRONG(ng_set(f.p, "schedule", ""), NG_ERR_STATE, "schedule");
+  WRONG(ng_set(f.p, "skip_layers", ""), NG_ERR_STATE, "skip_layers");
+  WRONG(ng_set(f.p, "schedule", ""), NG_ERR_ARG, "was removed");
   WRONG(ng_set(f.p, NULL, "1"), NG_ERR_ARG, "NULL");
   WRONG(ng_set_real(f.p, "stat_period", 1.5), NG_ERR_ARG, "stat_period");
   assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);

@@ -213,7 +213,7 @@ static scene *scene_of(const golden *c) {
       assert_non_null(s->D[t][l]);
     }
     if (c->special & SCHED) s->damping[t] = 0.01 * (t + 1);
-    s->decay_scheduled = (c->special & EXPDECAY) != 0;
+    s->decay_moves = (c->special & EXPDECAY) != 0;
     s->decay[t] = fmin(1 - 1 / fmax(t, 1), 0.95);
     for (int32_t r = 0; r < c->ranks; r++) {
       if (c->model == T4)
@@ -283,7 +283,6 @@ static ng_options by_name(const golden *c) {
   if (c->special & NOT_PREDIV) set(&o, false, "prediv", "0");
   if (c->special & TWICE) set(&o, false, "calls", "ema");
   if (c->special & NOCLIP) set(&o, false, "clip", "none");
-  if (c->special & EXPDECAY) set(&o, false, "schedule", "stat_decay~0.95");
   return o;
 }
 

@@ -60,6 +60,7 @@ static void as_by_hand(const damped *c) {
   for (int t = 0; t < STEPS; t++) {
     const bool folds = t % c->period == 0;
     const double d = c->damping[t];
+    if (t > 0 && d != c->damping[t - 1]) fixture_ok(&f, ng_set_real(f.p, "damping", d));
     float g = (float)g_of(t);
     const ng_array out = ng_array_matrix(&g, 1, 1, NG_F32);
     if (folds) {
@@ -91,11 +92,7 @@ static void every_step_has_its_own(void **state) {
     const int period = 1 + k / 3 % 2;
     const bool leaks = k / 6 == 1;
     as_by_hand(&(damped){blocks[k % 3], "damping=2", period, leaks, {2, 2, 2, 2, 2, 2}});
-    as_by_hand(&(damped){blocks[k % 3],
-                         "damping=2 schedule=damping*0.5@1,2,5",
-                         period,
-                         leaks,
-                         {2, 1, 0.5, 0.5, 0.5, 0.25}});
+    as_by_hand(&(damped){blocks[k % 3], "damping=2", period, leaks, {2, 1, 0.5, 0.5, 0.5, 0.25}});
     as_by_hand(
         &(damped){blocks[k % 3], "damping=0.5 norm_damping=16", period, leaks, {8, 8, 8, 8, 8, 8}});
   }

@@ -532,24 +532,6 @@ static void effect_exclude_width(void **state) {
   }
 }
 
-/* ---- schedule --------------------------------------------------------------------------------*/
-
-/* The same as setting the option at that step. */
-static void effect_schedule(void **state) {
-  (void)state;
-  const char *const without = "damping=0.1 solve_period=1";
-  run r = usual;
-  r.settings = without;
-  const run never = play(r);
-  r.set_option = "damping";
-  r.set_value = "0.4";
-  const run by_hand = play(r);
-  const run scheduled = with("damping=0.1 solve_period=1 schedule=damping*4@1");
-  assert_within(gap_at(&never, &scheduled, 0), 0);
-  assert_differ(gap_at(&never, &scheduled, 1));
-  assert_within(gap(&by_hand, &scheduled), 0);
-}
-
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 /* What the other rank saw matters, or does not. */
@@ -867,7 +849,6 @@ static void rank_one_options(void **state) {
                                          {"stat_period=1", "stat_period=2"},
                                          {"clip=none", "clip=rescale"},
                                          {"clip=kl kl_clip=0.001", "clip=kl kl_clip=0.0001"},
-                                         {"schedule=", "schedule=damping*0.1@1"},
                                          {"skip_layers=", "skip_layers=fc1"},
                                          {"exclude_width=0", "exclude_width=5"}};
   for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
@@ -917,49 +898,27 @@ static void effect_missing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_run_twice),
-      cmocka_unit_test(effect_solver),
-      cmocka_unit_test(effect_cholesky_form),
-      cmocka_unit_test(effect_prediv),
-      cmocka_unit_test(effect_eigen_floor),
-      cmocka_unit_test(effect_damping),
-      cmocka_unit_test(effect_damping_split),
-      cmocka_unit_test(effect_damping_leak),
-      cmocka_unit_test(effect_stat_decay),
-      cmocka_unit_test(effect_stat_start),
-      cmocka_unit_test(effect_stat_scale),
-      cmocka_unit_test(effect_positions),
-      cmocka_unit_test(effect_stat_batch),
-      cmocka_unit_test(effect_calls),
-      cmocka_unit_test(effect_call_weight),
-      cmocka_unit_test(effect_fold),
-      cmocka_unit_test(effect_stat_period),
-      cmocka_unit_test(effect_solve_period),
-      cmocka_unit_test(effect_max_factor),
-      cmocka_unit_test(effect_factor_blocks),
-      cmocka_unit_test(effect_factor_dtype),
-      cmocka_unit_test(effect_inverse_dtype),
-      cmocka_unit_test(effect_clip),
-      cmocka_unit_test(effect_kl_clip),
-      cmocka_unit_test(effect_skip_layers),
-      cmocka_unit_test(effect_exclude_width),
-      cmocka_unit_test(effect_schedule),
-      cmocka_unit_test(effect_statistics),
-      cmocka_unit_test(effect_grad_worker_fraction),
-      cmocka_unit_test(effect_update),
-      cmocka_unit_test(overrides_reach_one_layer),
-      cmocka_unit_test(live_options_move),
-      cmocka_unit_test(rank_one_options),
-      cmocka_unit_test(effect_sides),
-      cmocka_unit_test(effect_clip_bound),
-      cmocka_unit_test(effect_radius),
-      cmocka_unit_test(effect_missing),
-      cmocka_unit_test(effect_output_factor),
-      cmocka_unit_test(effect_statistics_owner),
-      cmocka_unit_test(effect_stat_refresh),
-      cmocka_unit_test(effect_refresh_tolerance),
-      cmocka_unit_test(effect_update_ranks),
-      cmocka_unit_test(effect_wire_dtype),
+      cmocka_unit_test(the_same_run_twice),   cmocka_unit_test(effect_solver),
+      cmocka_unit_test(effect_cholesky_form), cmocka_unit_test(effect_prediv),
+      cmocka_unit_test(effect_eigen_floor),   cmocka_unit_test(effect_damping),
+      cmocka_unit_test(effect_damping_split), cmocka_unit_test(effect_damping_leak),
+      cmocka_unit_test(effect_stat_decay),    cmocka_unit_test(effect_stat_start),
+      cmocka_unit_test(effect_stat_scale),    cmocka_unit_test(effect_positions),
+      cmocka_unit_test(effect_stat_batch),    cmocka_unit_test(effect_calls),
+      cmocka_unit_test(effect_call_weight),   cmocka_unit_test(effect_fold),
+      cmocka_unit_test(effect_stat_period),   cmocka_unit_test(effect_solve_period),
+      cmocka_unit_test(effect_max_factor),    cmocka_unit_test(effect_factor_blocks),
+      cmocka_unit_test(effect_factor_dtype),  cmocka_unit_test(effect_inverse_dtype),
+      cmocka_unit_test(effect_clip),          cmocka_unit_test(effect_kl_clip),
+      cmocka_unit_test(effect_skip_layers),   cmocka_unit_test(effect_exclude_width),
+      cmocka_unit_test(effect_statistics),    cmocka_unit_test(effect_grad_worker_fraction),
+      cmocka_unit_test(effect_update),        cmocka_unit_test(overrides_reach_one_layer),
+      cmocka_unit_test(live_options_move),    cmocka_unit_test(rank_one_options),
+      cmocka_unit_test(effect_sides),         cmocka_unit_test(effect_clip_bound),
+      cmocka_unit_test(effect_radius),        cmocka_unit_test(effect_missing),
+      cmocka_unit_test(effect_output_factor), cmocka_unit_test(effect_statistics_owner),
+      cmocka_unit_test(effect_stat_refresh),  cmocka_unit_test(effect_refresh_tolerance),
+      cmocka_unit_test(effect_update_ranks),  cmocka_unit_test(effect_wire_dtype),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

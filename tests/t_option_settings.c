@@ -1,5 +1,5 @@
 /* t_option_settings.c: options as the rooms read them: ids, rows and fields in step, choices as
- * enums, sets of any size, and which value holds when: base, schedule, ng_set, a layer's own. */
+ * enums, sets of any size, and which value holds: the model's, after ng_set, a layer's own. */
 #include "options_help.h"
 
 #include "step/step.h"
@@ -61,7 +61,6 @@ static void settings_are_the_options(void **state) {
   assert_int_equal(ng_options_set(&o, "method", "mpd-kfac", NULL, 0), NG_OK);
   fixture_real(&o, "prediv", 1);
   fixture_set(&o, "skip_layers", "fc");
-  fixture_set(&o, "schedule", "damping*2@5");
   ng_settings_of(&o, &s);
   assert_string_equal(s.family, "kronecker");
   assert_true(s.solver == NG_SOLVER_EIGEN && s.calls == NG_CALLS_LAST);
@@ -71,14 +70,6 @@ static void settings_are_the_options(void **state) {
     if (row->type == NG_OPTION_CHOICE || row->type == NG_OPTION_TEXT) continue;
     assert_true(ng_settings_number(&s, (ng_option_id)i) == ng_option_number(row, &o));
   }
-  /* what a schedule moves can be written by its id */
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    ng_settings_put(&s, ng_scheduled[k], 3 + k);
-    assert_true(ng_settings_number(&s, ng_scheduled[k]) == 3 + k);
-  }
-  /* each has a place of its own */
-  assert_true(s.damping == 3 && s.stat_decay == 4 && s.kl_clip == 5);
-  assert_true(s.stat_period == 6 && s.solve_period == 7);
   /* the method decides the family */
   assert_int_equal(ng_options_set(&o, "method", "eva", NULL, 0), NG_OK);
   ng_settings_of(&o, &s);
@@ -116,7 +107,7 @@ static void sets_beyond_a_word(void **state) {
 /* ---- which value holds when ------------------------------------------------------------------*/
 
 /* Two layers, the second with a damping of its own. */
-/* A block's own values must survive both the schedule and ng_set, so one of each kind of number. */
+/* A block's own values must survive ng_set, so one of each kind of number. */
 static ng_precond *two_layers(ng_context *ctx, const ng_options *o) {
   ng_precond *p = NULL;
   ng_layer l;
@@ -132,39 +123,26 @@ static ng_precond *two_layers(ng_context *ctx, const ng_options *o) {
   return p;
 }
 
-/* The model's base 0.1 and 10 steps, halved at step 2; a layer with values of its own beside one
- * without.  The step count is moved by hand: no step is needed to ask what would hold. */
-static void base_and_now(void **state) {
+/* ng_set changes the model and a layer without values of its own. */
+static void model_and_layers(void **state) {
   (void)state;
   ng_context_config config;
   ng_context *ctx = NULL;
   ng_options o = standard_options();
-  char text[64];
-  fixture_set(&o, "schedule", "damping*0.5@2 solve_period*=0.5@2");
   ng_context_config_init(&config, sizeof config);
   config.threads = 1;
   assert_int_equal(ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx), NG_OK);
   ng_precond *p = two_layers(ctx, &o);
-  const ng_settings *a = &p->block[0]->opt, *b = &p->block[1]->opt;
-  assert_true(p->now.damping == 0.1 && a->damping == 0.1 && b->damping == 0.5);
-  p->steps = 2; /* as after two steps */
-  ng_step_values(p);
-  assert_true(p->base.damping == 0.1 && p->now.damping == 0.05 && a->damping == 0.05);
-  assert_true(p->now.solve_period == 5 && a->solve_period == 5);
-  /* what was decided at ng_ready is decided by what was set, not by the step */
-  assert_true(p->block[0]->base.solve_period == 10 && p->block[0]->base.damping == 0.1);
-  assert_true(b->damping == 0.5 && b->solve_period == 4);
-  /* a new base: the points before it do not count; the layer's own stays */
+  const ng_settings *a = &p->block[0]->base, *b = &p->block[1]->base;
+  assert_true(p->base.damping == 0.1 && a->damping == 0.1 && b->damping == 0.5);
+  assert_true(p->base.solve_period == 10 && a->solve_period == 10 && b->solve_period == 4);
   assert_int_equal(ng_set(p, "damping", "0.3"), NG_OK);
-  assert_true(p->base.damping == 0.3 && p->now.damping == 0.3 && a->damping == 0.3);
-  assert_true(b->damping == 0.5 && p->opt.damping == 0.3);
+  assert_true(p->base.damping == 0.3 && a->damping == 0.3 && p->opt.damping == 0.3);
+  assert_true(b->damping == 0.5);
   assert_int_equal(ng_set(p, "clip", "rms"), NG_ERR_ARG); /* it needs a bound: nothing changed */
-  assert_true(p->now.clip == NG_CLIP_KL && b->clip == NG_CLIP_KL);
+  assert_true(p->base.clip == NG_CLIP_KL && b->clip == NG_CLIP_KL);
   assert_int_equal(ng_set(p, "clip", "none"), NG_OK);
-  assert_true(p->now.clip == NG_CLIP_NONE && a->clip == NG_CLIP_NONE);
-  /* asked by name, it is the value of the coming step */
-  assert_int_equal(ng_get(p, "solve-period", text, sizeof text), NG_OK);
-  assert_string_equal(text, "5");
+  assert_true(p->base.clip == NG_CLIP_NONE && a->clip == NG_CLIP_NONE);
   ng_precond_destroy(&p);
   ng_context_destroy(&ctx);
 }
@@ -175,7 +153,7 @@ int main(void) {
       cmocka_unit_test(choices_are_enums),
       cmocka_unit_test(settings_are_the_options),
       cmocka_unit_test(sets_beyond_a_word),
-      cmocka_unit_test(base_and_now),
+      cmocka_unit_test(model_and_layers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* t_options.c: the option table and texts: every row, what each takes, how it reads back, what is near.  Options against
  * each other, the environment and a layer's overrides are in t_options_check.c, any text at all in t_options_text.c, the
- * object, its lines and its methods in t_options_object.c; published names and schedules have programs of their own;
+ * object, its lines and its methods in t_options_object.c; published names and globs have programs of their own;
  * that an option does something is shown in t_option_effects*.c. */
 #include "options_help.h"
 
@@ -75,9 +75,6 @@ static void rows_are_complete(void **state) {
   assert_int_equal(ng_option_at(-1, &info), NG_ERR_ARG);
   assert_int_equal(ng_option_at(ng_option_count(), &info), NG_ERR_ARG);
   assert_int_equal(ng_option_at(0, NULL), NG_ERR_ARG);
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    assert_true(option_info((int32_t)ng_scheduled[k]).live);
-  }
 }
 
 /* The row names a test that exists and is run. */

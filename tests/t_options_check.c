@@ -117,17 +117,8 @@ static void options_against_each_other(void **state) {
   fixture_set(&o, "inverse_dtype", "f16");
   fixture_real(&o, "damping", 1e-3);
   check_is(&o, NG_OK, "");
-  fixture_set(&o, "schedule", "damping*0.1@10 stat_decay~0.9");
-  check_is(&o, NG_OK, "");
-  fixture_set(&o, "schedule", "stat_decay~0.9 damping*0.1@10,20");
-  check_is(&o, NG_ERR_ARG, "from a damping of 1.53e-5 on, it is 1e-05 by its schedule");
-  fixture_set(&o, "schedule", "damping*=0.5@1,2,3,4,5,6,7");
-  check_is(&o, NG_ERR_ARG, "it is 7.8125e-06 by its schedule");
-  fixture_set(&o, "schedule", "damping*10@10");
-  check_is(&o, NG_OK, "");
   fixture_real(&o, "damping", 1e-5);
   check_is(&o, NG_ERR_ARG, "it is 1e-05");
-  fixture_set(&o, "schedule", "");
   fixture_set(&o, "inverse_dtype", "f32");
   check_is(&o, NG_OK, "");
   fixture_real(&o, "damping", 0.003);
@@ -156,22 +147,6 @@ static void options_against_each_other(void **state) {
   assert_int_equal(ng_options_check(NULL, message, sizeof message), NG_ERR_ARG);
 }
 
-/* A schedule that leads out of the range is found before the run, at the step where it does. */
-static void schedule_against_the_base(void **state) {
-  (void)state;
-  ng_options o = standard_options();
-  fixture_set(&o, "schedule", "stat_decay*1.02@5,6,7");
-  check_is(&o, NG_ERR_ARG, "at step 7");
-  fixture_set(&o, "schedule", "stat_decay*1.02@5,6");
-  check_is(&o, NG_OK, "");
-  fixture_real(&o, "stat_decay", 0.99);
-  check_is(&o, NG_ERR_ARG, "at step 5");
-  fixture_set(&o, "schedule", "solve_period*=1000000@1,2,3");
-  check_is(&o, NG_ERR_ARG, "at step 3");
-  fixture_set(&o, "schedule", "solve_period*0.001@1,2,3"); /* periods stop at 1 */
-  check_is(&o, NG_OK, "");
-}
-
 /* ---- environment -----------------------------------------------------------------------------*/
 
 static void environment(void **state) {
@@ -187,7 +162,6 @@ static void environment(void **state) {
     const char *value = info.type == NG_OPTION_BOOL           ? "1"
                         : info.type == NG_OPTION_INT          ? "3"
                         : info.type == NG_OPTION_REAL         ? "0.25"
-                        : strcmp(info.name, "schedule") == 0  ? "damping*0.5@9"
                         : strcmp(info.name, "per_layer") == 0 ? "fc: damping=3"
                                                               : "fc";
     char last[64] = "";
@@ -201,15 +175,20 @@ static void environment(void **state) {
     assert_int_equal(ng_options_from_env(&o, message, sizeof message), NG_OK);
     assert_option(&o, info.name, value);
     ng_options before = o;
-    assert_int_equal(setenv(variable, free_text ? "damping*" : "?", 1), 0);
+    assert_int_equal(setenv(variable, free_text ? "damping(" : "?", 1), 0);
     const ng_status st = ng_options_from_env(&o, message, sizeof message);
-    if (strcmp(info.name, "skip_layers") != 0) {
-      assert_int_equal(st, NG_ERR_ARG);
-      assert_contains(message, variable);
-      assert_memory_equal(&o, &before, sizeof o);
-    }
+    assert_int_equal(st, NG_ERR_ARG);
+    assert_contains(message, variable);
+    assert_memory_equal(&o, &before, sizeof o);
     assert_int_equal(unsetenv(variable), 0);
   }
+  /* an option of an earlier version */
+  ng_options gone = standard_options();
+  assert_int_equal(setenv("NG_SCHEDULE", "", 1), 0);
+  assert_int_equal(ng_options_from_env(&gone, message, sizeof message), NG_ERR_ARG);
+  assert_contains(
+      message, "NG_SCHEDULE in the environment: option 'schedule' was removed: call ng_set_real");
+  assert_int_equal(unsetenv("NG_SCHEDULE"), 0);
   /* one bad variable: none is taken */
   ng_options o = standard_options(), before = o;
   assert_int_equal(setenv("NG_SOLVER", "eigen", 1), 0);
@@ -247,30 +226,17 @@ static void environment(void **state) {
 
 /* ---- a layer's overrides ---------------------------------------------------------------------*/
 
-/* The set of a and b, or of a alone. */
-static bool is_set(const ng_option_mask *mask, int32_t a, int32_t b) {
-  for (int32_t i = 0; i < NG_OPTION_COUNT; i++) {
-    if (ng_bits_has(mask->word, i) != (i == a || i == b)) return false;
-  }
-  return true;
-}
-
 static void overrides(void **state) {
   (void)state;
   ng_options o = standard_options();
-  ng_option_mask mask = {{99}};
   assert_int_equal(
-      ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", &mask, message, sizeof message),
-      NG_OK);
+      ng_options_override(&o, "  damping=0.01\tstat-decay=0.5 ", message, sizeof message), NG_OK);
   assert_option(&o, "damping", "0.01");
   assert_option(&o, "stat_decay", "0.5");
-  assert_true(is_set(&mask, NG_OPTION_damping, NG_OPTION_stat_decay));
-  assert_int_equal(ng_options_override(&o, "", &mask, NULL, 0), NG_OK);
-  assert_true(is_set(&mask, -1, -1));
-  assert_int_equal(ng_options_override(&o, NULL, &mask, NULL, 0), NG_OK);
+  assert_int_equal(ng_options_override(&o, "", NULL, 0), NG_OK);
+  assert_int_equal(ng_options_override(&o, NULL, NULL, 0), NG_OK);
   /* together or not at all, and checked together */
-  assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", &mask, NULL, 0),
-                   NG_OK);
+  assert_int_equal(ng_options_override(&o, "damping_split=joint solver=eigen", NULL, 0), NG_OK);
   o = standard_options();
   const ng_options before = o;
   static const char *const wrong[][2] = {{"damping=0.1 damping=0.2", "damping is given twice"},
@@ -290,20 +256,16 @@ static void overrides(void **state) {
                                          {"solver=eigen damping=x", "finite number"},
                                          {"statistics=local", "whole model"}};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    mask = (ng_option_mask){{99}};
-    assert_int_equal(ng_options_override(&o, wrong[i][0], &mask, message, sizeof message),
-                     NG_ERR_ARG);
+    assert_int_equal(ng_options_override(&o, wrong[i][0], message, sizeof message), NG_ERR_ARG);
     assert_contains(message, wrong[i][1]);
     assert_memory_equal(&o, &before, sizeof o);
-    assert_true(mask.word[0] == 99);
   }
   char longest[300];
   memset(longest, 'a', sizeof longest);
   longest[sizeof longest - 1] = 0;
-  assert_int_equal(ng_options_override(&o, longest, &mask, message, sizeof message), NG_ERR_ARG);
+  assert_int_equal(ng_options_override(&o, longest, message, sizeof message), NG_ERR_ARG);
   assert_contains(message, "NAME=VALUE");
-  assert_int_equal(ng_options_override(&o, "solver='eigen'", &mask, message, sizeof message),
-                   NG_OK);
+  assert_int_equal(ng_options_override(&o, "solver='eigen'", message, sizeof message), NG_OK);
   assert_option(&o, "solver", "eigen");
   o = before;
   /* per_layer and only per_layer options */
@@ -311,20 +273,14 @@ static void overrides(void **state) {
     const ng_option_info info = option_info(i);
     char text[128];
     (void)snprintf(text, sizeof text, "%s=%s", info.name, info.standard);
-    assert_int_equal(ng_options_override(&o, text, &mask, NULL, 0),
-                     info.per_layer ? NG_OK : NG_ERR_ARG);
-    if (info.per_layer) assert_true(is_set(&mask, i, i));
+    assert_int_equal(ng_options_override(&o, text, NULL, 0), info.per_layer ? NG_OK : NG_ERR_ARG);
   }
-  /* a schedule leaves an overridden option alone, so it is not held against it */
-  fixture_set(&o, "schedule", "stat_decay*1.04@5");
-  assert_int_equal(ng_options_override(&o, "stat_decay=0.99", &mask, NULL, 0), NG_OK);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_are_judged),
       cmocka_unit_test(options_against_each_other),
-      cmocka_unit_test(schedule_against_the_base),
       cmocka_unit_test(environment),
       cmocka_unit_test(overrides),
   };

@@ -51,10 +51,7 @@ static void unusual(const ng_option_info *info, char *value, size_t size) {
     (void)snprintf(value, size, "%s", bar == NULL ? info->choices : bar + 1);
     break;
   case NG_OPTION_TEXT:
-    (void)snprintf(value, size,
-                   strcmp(info->name, "schedule") == 0    ? "damping*0.5@9"
-                   : strcmp(info->name, "per_layer") == 0 ? "fc: damping=3"
-                                                          : "fc");
+    (void)snprintf(value, size, strcmp(info->name, "per_layer") == 0 ? "fc: damping=3" : "fc");
     break;
   }
 }
@@ -196,8 +193,6 @@ static void lines_are_read(void **state) {
   line_gives("skip_layers=a=b", "skip_layers", "a=b");
   line_gives("damping='0.5'", "damping", "0.5");
   line_gives("method=\"eva\"", "method", "eva");
-  line_gives("schedule='damping*0.5@2 stat_decay~0.9' damping=1", "schedule",
-             "damping*0.5@2 stat_decay~0.9");
 }
 
 /* Each with a good word before and behind it: nothing of the line is taken. */
@@ -206,24 +201,25 @@ static void all_of_a_line_or_nothing(void **state) {
   static const struct {
     const char *words, *part;
     ng_status st;
-  } bad[] = {{"damping=0", "0 < damping", NG_ERR_ARG},
-             {"dampin=1", "did you mean 'damping'?", NG_ERR_ARG},
-             {"metod=eva", "did you mean 'method'?", NG_ERR_ARG},
-             {"method=kiasa", "did you mean 'kaisa'?", NG_ERR_ARG},
-             {"factor_dtype=f64", "not supported yet", NG_ERR_ABSENT},
-             {"damping", "'damping", NG_ERR_ARG},
-             {"damping", "NAME=VALUE", NG_ERR_ARG},
-             {"damping = 1", "NAME=VALUE", NG_ERR_ARG},
-             {"=1", "NAME=VALUE", NG_ERR_ARG},
-             {"damping=1 damping=1", "damping is given twice", NG_ERR_ARG},
-             {"stat-decay=0.5 stat_decay=0.5", "stat_decay is given twice", NG_ERR_ARG},
-             {"method=eva method=eva", "method is given twice", NG_ERR_ARG},
-             {"update=sgd", "update is given twice", NG_ERR_ARG},
-             {"skip_layers='a", "skip_layers: 'a", NG_ERR_ARG},
-             {"skip_layers='a", "closing '", NG_ERR_ARG},
-             {"skip_layers=\"a'", "closing \"", NG_ERR_ARG},
-             {"skip_layers='a'b", "behind the closing '", NG_ERR_ARG},
-             {"schedule=damping*0.5@2 stat_decay~0.9", "NAME=VALUE", NG_ERR_ARG}};
+  } bad[] = {
+      {"damping=0", "0 < damping", NG_ERR_ARG},
+      {"dampin=1", "did you mean 'damping'?", NG_ERR_ARG},
+      {"metod=eva", "did you mean 'method'?", NG_ERR_ARG},
+      {"method=kiasa", "did you mean 'kaisa'?", NG_ERR_ARG},
+      {"factor_dtype=f64", "not supported yet", NG_ERR_ABSENT},
+      {"damping", "'damping", NG_ERR_ARG},
+      {"damping", "NAME=VALUE", NG_ERR_ARG},
+      {"damping = 1", "NAME=VALUE", NG_ERR_ARG},
+      {"=1", "NAME=VALUE", NG_ERR_ARG},
+      {"damping=1 damping=1", "damping is given twice", NG_ERR_ARG},
+      {"stat-decay=0.5 stat_decay=0.5", "stat_decay is given twice", NG_ERR_ARG},
+      {"method=eva method=eva", "method is given twice", NG_ERR_ARG},
+      {"update=sgd", "update is given twice", NG_ERR_ARG},
+      {"skip_layers='a", "skip_layers: 'a", NG_ERR_ARG},
+      {"skip_layers='a", "closing '", NG_ERR_ARG},
+      {"skip_layers=\"a'", "closing \"", NG_ERR_ARG},
+      {"skip_layers='a'b", "behind the closing '", NG_ERR_ARG},
+      {"schedule=damping*0.5@2", "option 'schedule' was removed: call ng_set_real", NG_ERR_ARG}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     for (int behind = 0; behind < 2; behind++) {
       char line[256];
@@ -267,7 +263,7 @@ static void all_of_a_line_or_nothing(void **state) {
 /* The caller's text may go, and what is too long is refused by name, by every way in. */
 static void texts_are_our_own(void **state) {
   (void)state;
-  static const char *const name[] = {"skip_layers", "schedule"};
+  static const char *const name[] = {"skip_layers", "per_layer"};
   enum { ROOM = 8192 };
   char *text = malloc(ROOM), *line = malloc(ROOM), *back = malloc(ROOM);
   assert_true(text != NULL && line != NULL && back != NULL);
@@ -275,7 +271,9 @@ static void texts_are_our_own(void **state) {
     for (int length = 4094; length <= 4097; length++) {
       const bool fits = length <= 4095;
       ng_options *o = made(NULL), *before = made(NULL), *by_line = NULL;
-      memset(text, k == 0 ? 'a' : ' ', ROOM); /* blanks are a schedule without entries */
+      memset(text, 'a', ROOM);
+      if (k == 1) memcpy(text, "a: damping=1 ", 13);
+      if (k == 1) memset(text + 13, ' ', ROOM - 13);
       text[length] = 0;
       (void)snprintf(line, ROOM, "damping=0.5 %s='%s'", name[k], text);
       message[0] = 0;
@@ -314,8 +312,8 @@ static void a_copy_is_another_object(void **state) {
   for (int32_t i = 0; i < ng_option_count(); i++) {
     const ng_option_info info = option_info(i);
     char value[64];
-    ng_options *o = made("skip_layers=conv* schedule=kl_clip*2@7 method=eva"), *copy = NULL;
-    ng_options *as_it_was = made("method=eva schedule=kl_clip*2@7 skip_layers=conv*");
+    ng_options *o = made("skip_layers=conv* kl_clip=0.25 method=eva"), *copy = NULL;
+    ng_options *as_it_was = made("method=eva kl_clip=0.25 skip_layers=conv*");
     unusual(&info, value, sizeof value);
     assert_int_equal(ng_options_copy(o, &copy), NG_OK);
     assert_true(copy != o && same(copy, as_it_was));
@@ -329,7 +327,7 @@ static void a_copy_is_another_object(void **state) {
     assert_true(same(copy, as_it_was));
     /* what was given is known to a copy, too */
     assert_int_equal(ng_options_set(copy, "method", "natgrad", message, sizeof message), NG_OK);
-    assert_option(copy, "schedule", "kl_clip*2@7");
+    assert_option(copy, "kl_clip", "0.25");
     assert_option(copy, "stat_batch", "0");
     ng_options_destroy(&copy);
     ng_options_destroy(&as_it_was);
@@ -348,7 +346,7 @@ static void a_preconditioner_keeps_its_own(void **state) {
   int64_t before, with, after, held = 0;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, message, sizeof message, &ctx), NG_OK);
   ng_context_allocated(ctx, &before, NULL, NULL);
-  ng_options *o = made("skip_layers=fc2* damping=0.5 schedule='damping*0.5@2 stat_decay~0.9'");
+  ng_options *o = made("skip_layers=fc2* damping=0.5");
   ng_context_allocated(ctx, &with, NULL, NULL);
   assert_int_equal(with, before); /* options are nobody's */
   assert_int_equal(ng_precond_create_from(ctx, o, &p), NG_OK);

@@ -1,4 +1,4 @@
-/* t_options_text.c: any text at all, as a value, a line, a schedule, a published value: taken or refused in words, and
+/* t_options_text.c: any text at all, as a value, a line, a published value: taken or refused in words, and
  * nothing half changed. */
 #include "options_help.h"
 
@@ -103,7 +103,7 @@ static void any_text(void **state) {
     }
     o = before;
     ng_option_mask mask = {{7}};
-    if (ng_options_override(&o, value, &mask, message, sizeof message) == NG_OK) {
+    if (ng_options_override(&o, value, message, sizeof message) == NG_OK) {
       CHECK_SEED(seed, ng_options_check(&o, NULL, 0) == NG_OK, value);
     } else {
       CHECK_SEED(seed, memcmp(&o, &before, sizeof o) == 0 && mask.word[0] == 7, value);

@@ -255,7 +255,7 @@ static void refusals(void **state) {
       {"factor_dtype", "bf16", "kronecker"},  {"statistics", "local", "kronecker"},
       {"fold", "direct", "kronecker"},        {"grad_worker_fraction", "0", "kronecker"},
       {"stat_scale", "kaisa", "stat_scale"},  {"stat_start", "identity", "stat_start"},
-      {"positions", "reduce", "positions"},   {"schedule", "solve_period*2@3", "solve_period"},
+      {"positions", "reduce", "positions"},
       {"factor_blocks", "2", "factor_blocks"}};
   char message[256];
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

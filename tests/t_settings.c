@@ -55,6 +55,7 @@ static const char *const other[][2] = {
     {"erase-area-high", "0.5"},
     {"erase-aspect-low", "0.2"},
     {"damping-rule", "keep-ratio"},
+    {"schedule", "damping*0.5@3"},
     {"average-weights", "1.5"},
     {"average-every", "3"},
     {"average-lr", "0.01"},

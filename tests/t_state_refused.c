@@ -137,7 +137,6 @@ static void other_models(void **state) {
       {{.method = "natgrad", .set = "update=sgd factor_dtype=bf16"}, "option 'factor_dtype'"},
       {{.method = "natgrad", .set = "update=sgd inverse_dtype=f16"}, "option 'inverse_dtype'"},
       {{.method = "natgrad", .set = "update=sgd skip_layers=conv"}, "option 'skip_layers'"},
-      {{.method = "natgrad", .set = "update=sgd schedule=damping*0.5@3"}, "option 'schedule'"},
       {{.method = "kaisa", .set = "update=sgd"}, "(method 'natgrad') and"},
       {{.method = "kaisa", .set = "update=sgd"}, "(method 'kaisa')"},
   };
@@ -266,10 +265,10 @@ static void spoil(forgery *f, int which, float *room) {
     json_object_set_new(part(f, "counters", NULL), "steps", json_real(3.0));
     break;
   case 20:
-    json_object_set_new(part(f, "live", "damping"), "since", json_integer(99));
+    json_object_set_new(part(f, "options", NULL), "schedule", json_string("damping*0.5@3"));
     break;
   case 21:
-    json_object_del(m, "live");
+    json_object_set_new(part(f, "options", NULL), "schedule", json_integer(1));
     break;
   case 22:
     json_object_del(m, "last");
@@ -327,8 +326,8 @@ static const char *const lies[] = {
     "counter 'steps'",
     "counter 'updates'",
     "counter 'steps'",
-    "live 'damping' 'since'",
-    "live 'damping' 'since'",
+    "option 'schedule' is 'damping*0.5@3' in the state; it was removed: call ng_set_real",
+    "option 'schedule' is '' in the state; it was removed",
     "'last'",
     "block 'fc1'",
     "block 'conv'",

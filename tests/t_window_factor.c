@@ -27,12 +27,12 @@ static void live(int from, int to, const char *load, const char *save, bool bad,
   float g[D];
   fixture f;
   const plane v = plane_of(g, 1, D, NG_F32);
-  fixture_ok(&f,
-             fixture_open(&f, "method=mfac window=7 damping=1e-6 schedule=damping*0.1@17", NULL));
+  fixture_ok(&f, fixture_open(&f, "method=mfac window=7 damping=1e-6", NULL));
   fixture_ok(&f, fixture_tensor(&f, "w", &v, NULL));
   fixture_ok(&f, ng_ready(f.p));
   if (load != NULL) fixture_ok(&f, ng_load(f.p, load));
   for (int t = from; t < to; t++) {
+    if (t == 17) fixture_ok(&f, ng_set(f.p, "damping", "1e-7"));
     rng r = {(uint64_t)t + test_seed()};
     for (int i = 0; i < D; i++)
       g[i] = (float)(cos(i) + 0.3 * rng_value(&r));

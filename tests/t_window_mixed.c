@@ -133,7 +133,7 @@ static void beside_convolutions(void **state) {
       {"clip=none damping=0.2 per_layer='linear: method=mfac damping=0.1 window=3 %s'",
        "window.fc"},
       {"method=mfac damping=0.1 clip=none window=3 %s per_layer='conv*: method=natgrad'", "window"},
-      {"clip=none damping=0.3 grad_worker_fraction=0 statistics=owner schedule=damping*0.5@4 "
+      {"clip=none damping=0.3 grad_worker_fraction=0 statistics=owner "
        "per_layer='fc*: window=3 method=mfac damping=0.1 %s'",
        "window.fc"}};
   char file[FIXTURE_FILE];

@@ -126,7 +126,6 @@ set(natgrad_unit_tests
     t_safetensors_write
     t_same
     t_same_options
-    t_schedule
     t_shards
     t_shards_faults
     t_shards_state
@@ -264,6 +263,7 @@ set(natgrad_trainer_tests
     t_disk
     t_grads
     t_lr
+    t_schedule
     t_mix
     t_models
     t_nn

@@ -83,10 +83,7 @@ static void bind(int32_t layer, ng_param which, int64_t at, int64_t rows, int64_
 
 static void build(void) {
   TRY(ng_context_create(NG_VERSION, NULL, run.message, sizeof run.message, &run.ctx));
-  TRY(ng_precond_create(run.ctx,
-                        "update=adamw stat_period=2 solve_period=5 "
-                        "schedule='damping*0.7@50,200,1000 stat_decay~0.95'",
-                        &run.p));
+  TRY(ng_precond_create(run.ctx, "update=adamw stat_period=2 solve_period=5", &run.p));
   TRY(ng_add_linear(run.p, "fc1", IN, HIDDEN, 1, &run.fc1));
   TRY(ng_add_linear(run.p, "fc2", HIDDEN, OUT, 1, &run.fc2));
   bind(run.fc1, NG_WEIGHT, 0, HIDDEN, IN);

@@ -74,7 +74,7 @@ static ng_status diagonal_observe(ng_block *b, const ng_obs *o) {
 static ng_status diagonal_solve(ng_block *b) {
   const float *v = b->stat->part->average;
   for (int64_t i = 0; i < b->segment->to && b->stat->owner == b->ctx->rank; i++) {
-    ((diagonal *)b->state)->by[i] = (float)(1.0 / (b->opt.damping + sqrt((double)v[i])));
+    ((diagonal *)b->state)->by[i] = (float)(1.0 / (b->base.damping + sqrt((double)v[i])));
   }
   return NG_OK;
 }
@@ -196,7 +196,7 @@ static ng_status total_observe(ng_block *b, const ng_obs *o) {
 }
 
 static double divisor(const ng_block *b) {
-  return b->opt.damping + *(const double *)b->stat->part->sum;
+  return b->base.damping + *(const double *)b->stat->part->sum;
 }
 
 static ng_status total_measure(ng_block *b) {

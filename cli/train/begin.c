@@ -278,6 +278,9 @@ int run_begin(run *r) {
   if (rc == CLI_OK) rc = ranks_agree(k, k->rank > 0 ? make_own(r) : CLI_OK);
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   r->damping = settings_damping(r->s);
+  settings_base(r->s, r->base);
+  for (int i = 0; i < SCHEDULED; i++)
+    r->moved[i] = (double)NAN; /* a resumed run sets all of them */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_agree(k, follow(r));

@@ -275,8 +275,8 @@ void precond_destroy(precond **p) {
 
 void precond_momentum(precond *p, double momentum) { p->momentum = momentum; }
 
-int precond_damping(precond *p, double damping) {
-  return ng_set_real(p->p, "damping", damping) < 0 ? told(p) : CLI_OK;
+int precond_set(precond *p, const char *option, double value) {
+  return ng_set_real(p->p, option, value) < 0 ? told(p) : CLI_OK;
 }
 
 static ng_status step_sgd(const precond *p, double lr) {

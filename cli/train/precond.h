@@ -25,7 +25,8 @@ enum { PRECOND_RESCUED = 1, PRECOND_SKIPPED = 2, PRECOND_UNOBSERVED = 4 };
 int precond_step(precond *p, double lr, unsigned *out);
 /* For the coming steps, in place of the settings' (settings_check has seen that there is a damping). */
 void precond_momentum(precond *p, double momentum);
-int precond_damping(precond *p, double damping);
+/* Set a live option of the library for the coming steps. */
+int precond_set(precond *p, const char *option, double value);
 int precond_forget(precond *p); /* there is no step: what was observed since the last is dropped */
 
 double precond_observe_ms(const precond *p); /* spent in the watch so far */

@@ -8,6 +8,7 @@
 #include "precond.h"
 #include "progress.h"
 #include "recipe.h"
+#include "schedule.h"
 #include "traffic.h"
 #include "checkpoint.h"
 
@@ -39,8 +40,10 @@ typedef struct run {
   char *config;     /* the text of config.json, on rank 0 */
   grads grads;      /* of a step's micro-batches */
   double damping;   /* the library's option */
-  average mean;     /* of the weights */
-  settings sgd;     /* of the part after the switch, and its first step: switch.h */
+  double base[SCHEDULED],
+      moved[SCHEDULED]; /* options that --schedule moves: as given, as last set */
+  average mean;         /* of the weights */
+  settings sgd;         /* of the part after the switch, and its first step: switch.h */
   int64_t switch_at;
   bool switched;
   double loss;       /* of the last step */

@@ -7,6 +7,7 @@
 #include "settings_rows.h"
 #include "io.h"
 #include "lr.h"
+#include "schedule.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -128,6 +129,11 @@ static int word_form(const char *name, const char *value, char *message, size_t 
   if (strcmp(name, "lr-schedule") == 0) {
     lr_schedule parsed;
     return lr_parse(value, &parsed, message, size);
+  }
+  if (strcmp(name, "schedule") == 0) {
+    const double base[SCHEDULED] = {1, 1, 1, 1, 1};
+    double moved[SCHEDULED];
+    return schedule_at(value, base, 0, moved, message, size);
   }
   static const char *const choices[][2] = {{"optimizer", "sgd|adamw"},
                                            {"augment", "auto|none|crop|flip|crop+flip"},

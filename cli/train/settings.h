@@ -39,6 +39,7 @@ typedef struct settings {
   bool running_mixup;
   double erase_rate, erase_area_low, erase_area_high, erase_aspect_low;
   char *damping_rule;     /* none | keep-ratio */
+  char *schedule;         /* see schedule.h; "": none */
   double average_weights; /* epochs; 0: not */
   int64_t average_every;  /* steps; 0: an epoch */
   double average_lr;      /* negative: the schedule's */

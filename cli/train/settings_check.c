@@ -1,6 +1,6 @@
 /* settings_check.c: settings against each other and against the library; the options that it is given;
  * whether a run may go on with other settings than it began with. */
-#include "settings.h"
+#include "schedule.h"
 #include "settings_rows.h"
 
 #include <stdio.h>
@@ -32,8 +32,8 @@ bool settings_knows(const settings *s, const char *name) {
   static const char *const sgd[] = {"momentum", "nesterov", "decoupled", "adjust_momentum"};
   static const char *const adamw[] = {"beta1", "beta2", "eps"};
   static const char *const curvature[] = {
-      "fisher",        "optimizer", "damping_start",   "damping_warm_up",    "damping_rule",
-      "switch_to_sgd", "switch_lr", "switch_momentum", "switch_weight_decay"};
+      "fisher",   "optimizer",     "damping_start", "damping_warm_up", "damping_rule",
+      "schedule", "switch_to_sgd", "switch_lr",     "switch_momentum", "switch_weight_decay"};
   char spelt[CLI_NAME];
   cli_spell(spelt, sizeof spelt, name, '_');
   const bool first_order = settings_first_order(s);
@@ -106,6 +106,16 @@ int settings_options(const settings *s, ng_options **out) {
   return cli_bad("%s", message);
 }
 
+void settings_base(const settings *s, double base[SCHEDULED]) {
+  char message[MESSAGE];
+  ng_options *o = NULL;
+  memset(base, 0, SCHEDULED * sizeof *base);
+  if (settings_first_order(s) || options_of(s, &o, message, sizeof message) != CLI_OK) return;
+  for (int k = 0; k < SCHEDULED; k++)
+    base[k] = cli_option_real(o, schedule_option[k]);
+  ng_options_destroy(&o);
+}
+
 static bool at_default(const settings *s, const settings_row *row) {
   char value[64];
   (void)settings_get(s, row->name, value, sizeof value);
@@ -145,13 +155,9 @@ bool settings_idle(const settings *s, const char *name, char *needs, size_t size
 }
 
 /* `name` moves damping; nothing else may. */
-static int check_schedule(const ng_options *o, const char *name) {
-  char schedule[MESSAGE] = "";
-  if (ng_options_get(o, "schedule", schedule, sizeof schedule) == NG_OK &&
-      strstr(schedule, "damping") == NULL) {
-    return CLI_OK;
-  }
-  return cli_bad("--%s: the schedule '%s' changes damping, too", name, schedule);
+static int check_alone(const settings *s, const char *name) {
+  if (!schedule_moves(s->schedule, "damping")) return CLI_OK;
+  return cli_bad("--%s: the schedule '%s' changes damping, too", name, s->schedule);
 }
 
 /* The two numbers of a damping that begins higher, against each other and the library's. */
@@ -164,7 +170,7 @@ static int check_damping(const settings *s, const ng_options *o) {
                    s->method);
   }
   if (s->damping_start <= 0.0 && s->damping_warm_up <= 0.0)
-    return rule ? check_schedule(o, "damping-rule") : CLI_OK;
+    return rule ? check_alone(s, "damping-rule") : CLI_OK;
   if (rule) return cli_bad("--damping-rule: --damping-start moves damping, too");
   if (s->damping_start <= 0.0)
     return cli_bad("--damping-warm-up: needs --damping-start, to come down from");
@@ -175,7 +181,7 @@ static int check_damping(const settings *s, const ng_options *o) {
     return cli_bad("--damping-start: %g is not above damping, which is %g", s->damping_start,
                    damping);
   }
-  return check_schedule(o, "damping-start");
+  return check_alone(s, "damping-start");
 }
 
 int settings_check(const settings *s) {
@@ -226,6 +232,11 @@ int settings_check(const settings *s) {
   if (s->data[0] == 0) return cli_bad("--data: expected the name of a data set");
   if (s->model[0] == 0) return cli_bad("--model: expected the name of a network");
   int rc = settings_options(s, &o);
+  if (rc == CLI_OK && s->schedule[0] != 0) {
+    char message[MESSAGE] = "";
+    rc = schedule_check(s->schedule, o, message, sizeof message);
+    if (rc != CLI_OK) rc = cli_bad("--schedule: %s", message);
+  }
   if (rc == CLI_OK) rc = check_damping(s, o);
   ng_options_destroy(&o);
   return rc;

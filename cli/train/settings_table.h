@@ -83,7 +83,14 @@
   X(REAL, erase_aspect_low, "erase-aspect-low", "R", "0.3", 0.001, 1, 1,                           \
     "the ratio of its sides from here to 1, or the inverse (0.3)")                                 \
   X(WORD, damping_rule, "damping-rule", "HOW", "none", 0, 0, 1,                                    \
-    "none | keep-ratio: damping that follows lr, damping lr / --lr (none)")
+    "none | keep-ratio: damping that follows lr, damping lr / --lr (none)")                        \
+  X(WORD, schedule, "schedule", "S", "", 0, 0, 1,                                                  \
+    "options that change with the step t, entries separated by blanks: NAME*F@T1,T2 (value times " \
+    "F "                                                                                           \
+    "at each step T), NAME*=F@T1,T2 (the current value times F, periods cut to whole steps), "     \
+    "stat_decay~M (min(1 - 1/max(t,1), M)), damping~RULE-WAY@N (damping f((t+1)/N): RULE L, Q, "   \
+    "C, "                                                                                          \
+    "EK or SK, WAY up or down); NAME is damping, stat_decay, kl_clip or a period")
 
 /* What it sets itself, run by run. */
 #define SETTINGS_SINGLE(X)                                                                         \

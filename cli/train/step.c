@@ -110,19 +110,35 @@ static int agree_on_step(run *r, int64_t *correct) {
  * row have nowhere to go. */
 enum { MOST_SKIPPED = 4 };
 
+/* Options that --schedule moves, before the step observes: their values of this step. */
+static int move_options(run *r) {
+  double value[SCHEDULED];
+  char message[128] = "";
+  if (r->s->schedule[0] == 0) return CLI_OK;
+  memcpy(value, r->base, sizeof value);
+  (void)schedule_at(r->s->schedule, r->base, r->state.step, value, message,
+                    sizeof message); /* settings_check read it */
+  for (int k = 0; k < SCHEDULED; k++) {
+    if (!schedule_moves(r->s->schedule, schedule_option[k]) || value[k] == r->moved[k]) continue;
+    if (precond_set(r->p, schedule_option[k], value[k]) != CLI_OK) return CLI_BAD;
+    r->moved[k] = value[k];
+  }
+  return CLI_OK;
+}
+
 /* Damping of the coming step, where a setting moves it. */
 static int move_damping(run *r, double lr) {
   if (r->s->damping_start > 0.0)
-    return precond_damping(r->p,
-                           recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
+    return precond_set(r->p, "damping",
+                       recipe_damping(r->s, r->damping, r->state.step, r->feed.per_epoch));
   if (strcmp(r->s->damping_rule, "keep-ratio") != 0) return CLI_OK;
   const double damping = recipe_damping_ratio(r->s, r->damping, lr);
-  return damping > 0.0 ? precond_damping(r->p, damping) : CLI_OK;
+  return damping > 0.0 ? precond_set(r->p, "damping", damping) : CLI_OK;
 }
 
 int run_step(run *r, double lr, double before, int64_t *correct) {
   const double t0 = ng_now_ms();
-  int rc = CLI_OK;
+  int rc = move_options(r);
   const bool together = r->ranks.size > 1;
   const ranks_count said = r->said;
   const ng_meter wire = r->wire.meter;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static char none[] = "none", empirical[] = "empirical", sgd[] = "sgd";
+static char none[] = "none", nothing[] = "", empirical[] = "empirical", sgd[] = "sgd";
 
 /* Texts are only looked at. */
 static settings after(const settings *s) {
@@ -17,6 +17,7 @@ static settings after(const settings *s) {
   out.nesterov = out.decoupled = false;
   out.fisher = empirical;
   out.adjust_momentum = out.damping_rule = none;
+  out.schedule = nothing;
   out.damping_start = out.damping_warm_up = 0.0;
   return out;
 }

@@ -22,10 +22,6 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   p->ctx = ctx;
   p->opt = *options;
   p->held[NG_USE_OBJECTS] = (int64_t)sizeof *p; /* itself, too */
-  /* what follows takes from the context itself, which knows no objects */
-  int64_t before = ctx->bytes;
-  NG_TRY(ng_schedule_parse(ctx, p->opt.schedule, &p->schedule));
-  p->held[NG_USE_OBJECTS] += ctx->bytes - before;
   p->step = ng_object(p, sizeof *p->step);
   if (p->step == NULL) {
     st = NG_ERR_NOMEM;
@@ -33,7 +29,6 @@ static ng_status create(ng_context *ctx, const ng_options *options, ng_precond *
   }
   p->step->nu = 1.0; /* no step yet: nothing was clipped */
   ng_settings_of(&p->opt, &p->base);
-  ng_step_values(p); /* of step 0, so that ng_get has an answer before ng_ready */
   *out = p;
   return NG_OK;
 done:
@@ -88,7 +83,6 @@ void ng_precond_destroy(ng_precond **precond) {
   }
   ng_object_free(p, p->entry, (size_t)p->entry_capacity * sizeof(ng_entry *));
   ng_object_free(p, p->step, sizeof *p->step);
-  ng_schedule_free(ctx, p->schedule);
   if (p->unused_globs != NULL) ng_object_free(p, p->unused_globs, strlen(p->opt.skip_layers) + 1);
   ng_free(ctx, p, sizeof *p);
 }
@@ -125,7 +119,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
 
   if (d.options != NULL) {
     ng_options o = p->opt;
-    st = ng_options_override(&o, d.options, NULL, message, sizeof message);
+    st = ng_options_override(&o, d.options, message, sizeof message);
     if (st == NG_OK) st = ng_family_check_line(&o, message, sizeof message);
     if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", d.name, message);
   }

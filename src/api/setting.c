@@ -53,11 +53,5 @@ ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t si
     (void)ng_option_lookup(option, &found, message, sizeof message);
     return ng_fail(p->ctx, NG_ERR_ARG, "ng_get: %s", message);
   }
-  /* What a schedule may move is what it is now; the rest is what it was set to. */
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    if ((int32_t)ng_scheduled[k] != row) continue;
-    const int n = snprintf(value, size, "%.17g", ng_settings_number(&p->now, ng_scheduled[k]));
-    return n >= 0 && (size_t)n < size ? NG_OK : no_room(p, option, size);
-  }
   return ng_options_get(&p->opt, option, value, size) == NG_OK ? NG_OK : no_room(p, option, size);
 }

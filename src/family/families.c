@@ -138,7 +138,7 @@ ng_status ng_family_check_line(const ng_options *o, char *message, size_t size) 
 /* What holds for every family comes after it, since a family's refusal says more. */
 ng_status ng_family_check(const ng_options *o, char *message, size_t size) {
   ng_status st = ng_family_check_line(o, message, size);
-  if (st == NG_OK) st = ng_options_verify(o, NULL, message, size);
+  if (st == NG_OK) st = ng_options_verify(o, message, size);
   return st == NG_OK ? ng_lines_each(o, ng_family_check_line, message, size) : st;
 }
 

@@ -143,7 +143,7 @@ static void explain(ng_block *b) {
   }
 }
 
-/* Sizes depend on b->base, not on b->opt, because they must not change between steps. */
+/* Sizes depend on b->base, not on b->base, because they must not change between steps. */
 static ng_status create(ng_block *b) {
   const ng_layer *d = &b->entry->d;
   ng_kron *k = ng_object(b->p, sizeof *k);
@@ -262,12 +262,11 @@ static ng_status check(const ng_options *o, const ng_settings *s, char *message,
   }
   /* Eigenvalues may be 0, so 1 / damping must fit. */
   if (s->solver == NG_SOLVER_EIGEN && s->prediv && s->inverse_dtype == NG_F16 &&
-      ng_schedule_least(o, NG_OPTION_damping) * ng_dtype_most(NG_F16) < 1.0) {
+      s->damping * ng_dtype_most(NG_F16) < 1.0) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "prediv = 1 keeps up to 1 / damping, which inverse_dtype = f16 holds from a "
-                      "damping of 1.53e-5 on, it is %g%s",
-                      ng_schedule_least(o, NG_OPTION_damping),
-                      s->damping * ng_dtype_most(NG_F16) < 1.0 ? "" : " by its schedule");
+                      "damping of 1.53e-5 on, it is %g",
+                      s->damping);
   }
   return s->solver == NG_SOLVER_PRODUCT ? check_product(o, message, size) : NG_OK;
 }

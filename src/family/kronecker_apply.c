@@ -189,7 +189,7 @@ static void divide_spectrum(const chunk *c, float *U) {
   for (int32_t i = 0; i < k->left->parts; i++) {
     const ng_part *l = &k->left->part[i], *r = ng_kron_opposite(k, l);
     for (const ng_part *end = r + k->right->each; r < end; r++) {
-      ng_spectrum s = ng_kron_spectrum(c->b, l, r, c->b->opt.damping);
+      ng_spectrum s = ng_kron_spectrum(c->b, l, r, c->b->base.damping);
       s.g += c->row;
       ng_on(c->q)->divide(c->q, ng_min64(l->n, c->rows), r->n, s, U + l->at * k->p + r->at, k->p);
     }

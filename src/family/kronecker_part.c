@@ -113,7 +113,7 @@ static bool check_eigen(const ng_block *b, const ng_side *side, ng_sym F, const 
 static void store_eigenvalues(const ng_block *b, ng_part *part, const float *e, double leak) {
   for (int64_t i = 0; i < part->n; i++) {
     const float x = (float)((double)e[i] + leak);
-    part->d[i] = (double)x <= b->opt.eigen_floor || x < 0.0f ? 0.0f : x;
+    part->d[i] = (double)x <= b->base.eigen_floor || x < 0.0f ? 0.0f : x;
   }
 }
 

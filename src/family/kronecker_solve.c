@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-/* b->base, not b->opt: the answer sizes memory and names a field in files. */
+/* b->base, not b->base: the answer sizes memory and names a field in files. */
 bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
   const ng_kron *k = ng_kron_of(b);
   if (k->eigen || k->product || b->base.cholesky_form == NG_FORM_INVERSE) return false;
@@ -32,11 +32,11 @@ bool ng_kron_keeps_factor(const ng_block *b, int64_t n, int64_t m) {
 void ng_kron_split(const ng_block *b, double lambda, double pi, double on[2]) {
   on[NG_SIDE_A] = on[NG_SIDE_G] = 0.0;
   if (ng_kron_of(b)->product) return;
-  if (b->opt.damping_split == NG_SPLIT_FULL) {
+  if (b->base.damping_split == NG_SPLIT_FULL) {
     on[NG_SIDE_A] = on[NG_SIDE_G] = lambda;
-  } else if (b->opt.damping_split == NG_SPLIT_ROOT) {
+  } else if (b->base.damping_split == NG_SPLIT_ROOT) {
     on[NG_SIDE_A] = on[NG_SIDE_G] = sqrt(lambda);
-  } else if (b->opt.damping_split == NG_SPLIT_PI) {
+  } else if (b->base.damping_split == NG_SPLIT_PI) {
     on[NG_SIDE_A] = sqrt(lambda) * pi;
     on[NG_SIDE_G] = sqrt(lambda) / pi;
   }
@@ -50,7 +50,7 @@ ng_spectrum ng_kron_spectrum(const ng_block *b, const ng_part *left, const ng_pa
   ng_kron_split(b, lambda, (double)k->side[NG_SIDE_G].says[NG_SAYS_PI + left->group], on);
   ng_spectrum s = {
       .g = left->d, .a = right->d, .on_g = on[k->left - k->side], .on_a = on[k->right - k->side]};
-  if (b->opt.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
+  if (b->base.damping_split == NG_SPLIT_JOINT) s.on_both = lambda;
   return s;
 }
 
@@ -170,7 +170,7 @@ static bool is_new(const ng_block *b, const ng_stat *s) {
  * b->told contains the means of both. Each group has its own pi. */
 ng_status ng_kron_solve(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  const double lambda = b->opt.damping;
+  const double lambda = b->base.damping;
   int32_t worst[2] = {0, 0};
   bool own[2]; /* this rank solves the side */
   if (!b->keeps && b->told == NULL) return NG_OK;
@@ -227,7 +227,7 @@ void ng_kron_shared(ng_block *b, bool fresh) {
     }
   }
   if (fresh && k->prediv != NULL && k->good && !ng_kron_one_owner(k)) {
-    predivide(b, b->opt.damping);
+    predivide(b, b->base.damping);
     ng_queue_wait(b->ctx->queue);
   }
 }

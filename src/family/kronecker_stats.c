@@ -28,13 +28,13 @@ typedef struct call_scale {
 
 static call_scale scale_of(const ng_block *b, const ng_obs *o, const ng_stat *stat) {
   const bool conv = b->entry->d.kind == NG_CONV2D, grad = o->what == NG_SEES_OUTGRAD;
-  const bool textbook = b->opt.stat_scale == NG_SCALE_TEXTBOOK,
-             kaisa = b->opt.stat_scale == NG_SCALE_KAISA;
+  const bool textbook = b->base.stat_scale == NG_SCALE_TEXTBOOK,
+             kaisa = b->base.stat_scale == NG_SCALE_KAISA;
   const double B = (double)stat->take, S = (double)o->positions, u = ng_obs_share(o);
   const double all = (double)stat->all * u;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
   call_scale s = {0.0, 0};
-  if (b->opt.positions == NG_POSITIONS_REDUCE && o->positions > 1 && (!conv || textbook || kaisa)) {
+  if (b->base.positions == NG_POSITIONS_REDUCE && o->positions > 1 && (!conv || textbook || kaisa)) {
     s.reduce = grad && textbook ? 2 : 1;
   }
   const double rows = s.reduce != 0 ? B : B * S;

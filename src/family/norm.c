@@ -123,7 +123,7 @@ static ng_status numbers(ng_block *b, ng_number_visit visit, void *arg) {
   return b->base.damping_leak ? visit(arg, &n) : NG_OK;
 }
 
-static double damping(const ng_block *b) { return b->opt.damping * b->opt.norm_damping; }
+static double damping(const ng_block *b) { return b->base.damping * b->base.norm_damping; }
 
 /* ---- full: solve -----------------------------------------------------------------------------*/
 

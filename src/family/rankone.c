@@ -374,7 +374,7 @@ static ng_status measure(ng_block *b) {
     b->d2 = 0.0;
     return ng_fail(b->ctx, NG_SKIPPED, "layer '%s': its gradient is not finite", b->name);
   }
-  k->lambda = b->opt.damping + (k->none ? b->d2 : 0.0);
+  k->lambda = b->base.damping + (k->none ? b->d2 : 0.0);
   const bool sure = combine_ranks(b);
   /* D a of a row may be beyond f32 though nothing else is. */
   const bool fits = k->t == NULL || ng_all_finite(k->along, NG_F32, b->entry->d.out);

@@ -31,8 +31,8 @@ int64_t ng_rankone_scratch(const ng_block *b) {
 /* What the mean is multiplied by. */
 static double scale_of(const ng_block *b, const ng_obs *o) {
   const double S = (double)o->positions, c = o->reduction == NG_MEAN ? (double)o->samples : 1.0;
-  const bool reduce = b->opt.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
-  if (b->opt.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
+  const bool reduce = b->base.positions == NG_POSITIONS_REDUCE, grad = o->what == NG_SEES_OUTGRAD;
+  if (b->base.stat_scale == NG_SCALE_EVA) return grad ? ng_obs_share(o) / o->loss_scale : 1.0;
   if (!grad) return reduce ? 1.0 : sqrt(S);
   return (reduce ? c * S : c) / o->loss_scale;
 }

@@ -289,14 +289,14 @@ static ng_status direct_row(ng_block *b) {
   if (rest && !decay) { /* + (g - row) / damping, in one sum */
     (void)gather(b, w->u);
     for (int32_t i = 0; i < w->parts; i++) {
-      w->part[i].c[ng_window_head(w)] -= 1.0 / b->opt.damping;
+      w->part[i].c[ng_window_head(w)] -= 1.0 / b->base.damping;
     }
   } else if (!rest && decay) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
   }
   if (decay)
     (void)ng_window_decay(b, b->base.window_decay, w->u); /* the sums find what is not finite */
-  ng_window_combine(b, rest || decay ? 1.0 / b->opt.damping : 0.0);
+  ng_window_combine(b, rest || decay ? 1.0 / b->base.damping : 0.0);
   if (fills(b, NG_FILL_GRADIENT)) ng_window_replace(b, NULL);
   if (fills(b, NG_FILL_ERROR)) ng_window_replace(b, w->store->left(b));
   return st;
@@ -316,7 +316,7 @@ static ng_status direct_any(ng_block *b, bool fresh) {
   w->store->combine(b);
   /* Last: in x it would be rounded with g, before most of x / lambda goes. */
   if (decays(b, NG_DECAY_DIRECTION))
-    (void)ng_window_decay(b, b->base.window_decay / b->opt.damping, w->u);
+    (void)ng_window_decay(b, b->base.window_decay / b->base.damping, w->u);
   return st;
 }
 

@@ -78,7 +78,7 @@ ng_status ng_window_first_enter(ng_block *b) {
             .forget = forget,
             .by_m = 1.0 / (1.0 - pow(mu, t)),
             .by_s = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
-            .eps = b->opt.damping,
+            .eps = b->base.damping,
             .adam = adam};
   ng_status st = NG_OK;
   if (w->v != NULL) {
@@ -120,7 +120,7 @@ void ng_window_sent(ng_block *b, double by) {
 
 ng_status ng_window_first_direct(ng_block *b) {
   ng_window *w = ng_window_of(b);
-  pass p = {.w = w, .eps = b->opt.damping};
+  pass p = {.w = w, .eps = b->base.damping};
   if (w->scale == 0.0) {
     memset(w->u, 0, (size_t)w->d * sizeof *w->u);
     return NG_OK;

@@ -412,7 +412,7 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
   ng_window *w = ng_window_of(b);
   const bool mfac = b->base.window_function == NG_WINDOW_MFAC;
   const spectrum s = spectrum_of(b);
-  a->damping = b->opt.damping;
+  a->damping = b->base.damping;
   p->by = a->k == NULL ? 0.0 : 1.0 / a->damping;
   if (w->uses == 0) return NG_OK;
   const bool possible = mfac || decompose(b, p, a, &s);
@@ -423,14 +423,14 @@ static ng_status solve_part(ng_block *b, ng_window_part *p, ask *a) {
     b->p->rescued[NG_RESCUE_DAMPING]++;
     return ng_fail(b->ctx, NG_RESCUED,
                    "%s: rounding would exceed 1e-5 of the direction at damping = %g; raised to %g",
-                   b->name, b->opt.damping, a->damping);
+                   b->name, b->base.damping, a->damping);
   }
   take_plain(w, p, a);
   b->p->rescued[NG_RESCUE_PLAIN]++;
   return ng_fail(b->ctx, NG_RESCUED,
                  "%s: rounding would exceed 1e-5 of the direction at damping = %g, and 0.1 at %g; "
                  "used the plain gradient",
-                 b->name, b->opt.damping, a->damping / 10.0);
+                 b->name, b->base.damping, a->damping / 10.0);
 }
 
 /* The place of no row in use. */
@@ -444,7 +444,7 @@ ng_status ng_window_solve(ng_block *b, const double *k, bool rest) {
   ng_window *w = ng_window_of(b);
   ng_status worst = NG_OK;
   w->replaced = false;
-  w->next_factored = b->opt.damping;
+  w->next_factored = b->base.damping;
   for (int32_t i = 0; i < w->parts; i++) {
     const double *mine = k == NULL ? NULL : k + i * w->places;
     ask a = {.k = mine, .rest = rest};

@@ -195,8 +195,6 @@ struct ng_block {
   ng_entry *entry;  /* its layer; NULL: it has the slots of many                                  */
   int32_t number;   /* among blocks                                                               */
   ng_settings base; /* the model's options with this layer's overrides                            */
-  ng_settings opt;  /* the same, of the coming step                                               */
-  ng_option_mask overridden;
   uint32_t sees; /* of what its family sees, what this one looks at                               */
   ng_stat *stat;
   int32_t stats;
@@ -348,9 +346,6 @@ struct ng_precond {
   ng_context *ctx;
   ng_options opt;              /* owned texts; what ng_get, messages and files show */
   ng_settings base;            /* the same, parsed */
-  ng_settings now;             /* of the coming step */
-  int64_t since[NG_SCHEDULED]; /* the step at which ng_set moved the base */
-  ng_schedule *schedule;
   ng_entry **entry; /* capacity grows before ng_ready only */
   int32_t entries, entry_capacity;
   int32_t named[NG_NAME_BUCKETS]; /* index + 1 of the last entry of each, 0: none */

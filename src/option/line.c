@@ -158,24 +158,21 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
 }
 
 /* The result is checked with the layer's values in place: a layer may choose what the model's other
- * values would not allow.  A schedule is not held against values that it will not move.  With a method, all
+ * values would not allow.  With a method, all
  * that a layer may have is that of its row, but for what the line says; the model's values, which may be meant
  * for another curvature, are not among it. */
-ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
-                              size_t size) {
+ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size) {
   ng_options full = *o;
-  seen s; /* the caller's mask stays as it is if this fails */
+  seen s;
   full.given = of_layers(false);
   ng_status st = take_line(&full, text == NULL ? "" : text, &s, true, message, size);
   if (st == NG_OK && s.method) {
     full.own_method = true;
-    s.options = of_layers(true);
     st = check_method(&full, message, size);
   }
-  if (st == NG_OK) st = ng_options_verify(&full, &s.options, message, size);
+  if (st == NG_OK) st = ng_options_verify(&full, message, size);
   if (st != NG_OK) return st;
   full.given = o->given;
   *o = full;
-  if (mask != NULL) *mask = s.options;
   return NG_OK;
 }

@@ -112,7 +112,7 @@ ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message
   if (st != NG_OK) return st;
   for (int32_t i = 0; l != NULL && i < l->count && st == NG_OK; i++) {
     ng_options own = *o;
-    st = ng_options_override(&own, l->list[i].line, NULL, why, sizeof why);
+    st = ng_options_override(&own, l->list[i].line, why, sizeof why);
     if (st == NG_OK && judge != NULL) st = judge(&own, why, sizeof why);
     if (st != NG_OK) {
       st = ng_fail_to(message, size, st, "per_layer: '%s': %s", ng_quote(l->list[i].globs).text,

@@ -1,4 +1,4 @@
-/* option.h: the options: one row each, text <-> value, methods as rows of values, schedules.
+/* option.h: the options: one row each, text <-> value, methods as rows of values.
  *
  * In:   texts and numbers of a program, the command line, the environment, a layer.
  * Out:  checked values: ng_options for people and files, ng_settings (settings.h) for the rooms.
@@ -6,8 +6,7 @@
  *
  * option_table.c holds the rows, option_value.c reads and writes one value, options.c the object, line.c
  * many values in one text, environment.c the variables that are read, methods.c the named rows of values
- * and the published names, schedule.c values that move with the step
- * count, glob.c the layers that are left out, lines.c the lines of options for some layers.  It knows the names of families, and nothing else of them.
+ * and the published names, glob.c the layers that are left out, lines.c the lines of options for some layers.  It knows the names of families, and nothing else of them.
  */
 #ifndef NG_OPTION_H
 #define NG_OPTION_H
@@ -16,30 +15,13 @@
 #include "option/settings.h"
 
 /* Apply per-layer overrides "damping=0.01 solver=eigen" to *o; only per_layer options, or a method and with it
- * all of them.  The names set are reported through `mask`, so that schedules leave them alone. */
-ng_status ng_options_override(ng_options *o, const char *text, ng_option_mask *mask, char *message,
-                              size_t size);
+ * all of them. */
+ng_status ng_options_override(ng_options *o, const char *text, char *message, size_t size);
 int32_t ng_option_find(const char *name); /* index in the table, -1; '-' counts as '_' */
 
 /* environment.c: NG_DAMPING of damping; a line in the log for each NG_... that nobody reads. */
 void ng_variable_name(const char *name, char *out, size_t size);
 void ng_environment_tell(ng_context *ctx);
-
-/* A parsed options.schedule.  Values are pure functions of (base, since, t): points in
- * (since, t] count. */
-typedef struct ng_schedule ng_schedule;
-ng_status ng_schedule_parse(ng_context *ctx, const char *text, ng_schedule **out);
-void ng_schedule_free(ng_context *ctx, ng_schedule *s);
-bool ng_schedule_has(const ng_schedule *s, ng_option_id option);
-double ng_schedule_value(const ng_schedule *s, ng_option_id option, double base, int64_t since,
-                         int64_t t);
-
-/* The least that a real option becomes on the way of o's own schedule. */
-double ng_schedule_least(const ng_options *o, ng_option_id option);
-
-/* The options that a schedule may move: reals and whole numbers. */
-enum { NG_SCHEDULED = 5 };
-extern const ng_option_id ng_scheduled[NG_SCHEDULED];
 
 #define NG_CHOICES_MAX 8
 
@@ -101,14 +83,19 @@ bool ng_option_in_range(const ng_option_row *row, double value);
 double ng_option_clamp(const ng_option_row *row, double value);
 
 ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *message, size_t size);
+/* Options of earlier versions.  A state loads if it has `standard`, the default that the option had. */
+typedef struct ng_option_gone {
+  const char *name, *standard, *instead;
+} ng_option_gone;
+extern const ng_option_gone ng_options_gone[];             /* ends with a NULL */
+const ng_option_gone *ng_option_removed(const char *name); /* NULL: no such option */
 
 /* The defaults; nothing counts as given. */
 void ng_options_standard(ng_options *full);
 /* Every option that was not given gets the value of the method's row. */
 ng_status ng_options_choose(ng_options *o, const char *name, char *message, size_t message_size);
-/* What holds for every family.  `skip`: options whose schedule does not count; NULL: none of them. */
-ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
-                            size_t size);
+/* What holds for every family. */
+ng_status ng_options_verify(const ng_options *full, char *message, size_t size);
 
 /* What a method sets: numbers, flags as 0 and 1, choices as enums, so that a row of methods.c with
  * a misspelt name does not compile.  Lists end with NG_VALUES_END. */
@@ -189,10 +176,5 @@ const char *ng_lines_idle(const ng_lines *l);
 typedef ng_status (*ng_lines_judge)(const ng_options *own, char *message, size_t size);
 ng_status ng_lines_each(const ng_options *o, ng_lines_judge judge, char *message, size_t size);
 ng_status ng_lines_form(const char *text, char *message, size_t size);
-
-/* Form of options.schedule, and whether every value it leads to stays in the option's range. */
-ng_status ng_schedule_form(const char *text, char *message, size_t size);
-ng_status ng_schedule_verify(const ng_options *full, const ng_option_mask *skip, char *message,
-                             size_t size);
 
 #endif

@@ -192,15 +192,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "linear layers with so many outputs keep their gradient; 0: none",
         .test = "effect_exclude_width"),
 
-    /* Schedule: one text for all options, since entries are few and name their option.  Its form is
-     * checked with the option, its values against the others by ng_options_verify. */
-    ROW(schedule, .group = "schedule", .standard = "",
-        .help =
-            "entries NAME*F@T1,T2 (base times F at each step), NAME*=F@T1,T2 (the current value "
-            "times F, periods cut to whole steps), stat_decay~M (min(1 - 1/max(t,1), M)), "
-            "damping~RULE-WAY@N (base f((t+1)/N), RULE L, Q, C, EK or SK, WAY up or down)",
-        .test = "effect_schedule", .form = ng_schedule_form),
-
     /* Ranks: where things are kept; but for `statistics`, no number depends on it. */
     ROW(statistics, .group = "ranks", .standard = "all",
         ONE_OF_4(NG_STATISTICS_ALL, "all", NG_STATISTICS_LOCAL, "local", NG_STATISTICS_OWNER,
@@ -466,6 +457,21 @@ int32_t ng_option_find(const char *name) {
   return -1;
 }
 
+/* `standard` is the default that the option had: a state with that value still loads. */
+const ng_option_gone ng_options_gone[] = {
+    {"schedule", "",
+     "call ng_set_real between steps; natgrad train has --schedule, the PyTorch front takes "
+     "functions of the step"},
+    {NULL, NULL, NULL}};
+
+const ng_option_gone *ng_option_removed(const char *name) {
+  const ng_option_gone *g = ng_options_gone;
+  while (g->name != NULL && !same_name(name, g->name)) {
+    g++;
+  }
+  return g->name == NULL ? NULL : g;
+}
+
 /* With the method: it is set and read like them. */
 static const char *name_at(int32_t i) {
   return i < NG_OPTION_COUNT ? ng_option_table[i].name : "method";
@@ -481,6 +487,11 @@ ng_status ng_option_lookup(const char *name, const ng_option_row **row, char *me
     return NG_OK;
   }
   if (name == NULL) return ng_fail_to(message, size, NG_ERR_ARG, "the option's name is NULL");
+  const ng_option_gone *gone = ng_option_removed(name);
+  if (gone != NULL) {
+    return ng_fail_to(message, size, NG_ERR_ARG, "option '%s' was removed: %s", gone->name,
+                      gone->instead);
+  }
   /* Where it is set or read, it has been looked at before. */
   if (ng_is(name, "method")) {
     return ng_fail_to(message, size, NG_ERR_ARG, "method is a name, the row of a table");

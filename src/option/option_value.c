@@ -433,19 +433,6 @@ double ng_settings_number(const ng_settings *s, ng_option_id id) {
   return 0.0;
 }
 
-/* Casts to int64_t lose nothing: schedules cut periods to whole steps and the table's upper bound
- * is below 2^53.  The others are chosen, not moved: a schedule multiplies. */
-#define PUT_REAL(name)                                                                             \
-  if (id == NG_OPTION_##name) s->name = value;
-#define PUT_INT(name)                                                                              \
-  if (id == NG_OPTION_##name) s->name = (int64_t)value;
-#define PUT_BOOL(name) /* no schedule moves these */
-#define PUT_CHOICE(name)
-#define PUT_TEXT(name)
-#define PUT(kind, name, type) PUT_##kind(name)
-
-void ng_settings_put(ng_settings *s, ng_option_id id, double value) { NG_OPTION_LIST(PUT) }
-
 /* ---- names ------------------------------------------------------------------------------------*/
 
 /* For the other rooms, which have ids and no table. */

@@ -125,6 +125,13 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
       return ng_fail_to(message, message_size, st, "%s in the environment: %s", variable, why);
     }
   }
+  for (const ng_option_gone *g = ng_options_gone; g->name != NULL; g++) {
+    ng_variable_name(g->name, variable, sizeof variable);
+    if (getenv(variable) == NULL) continue;
+    return ng_fail_to(message, message_size, NG_ERR_ARG,
+                      "%s in the environment: option '%s' was removed: %s", variable, g->name,
+                      g->instead);
+  }
   *o = full;
   return NG_OK;
 }
@@ -135,9 +142,7 @@ ng_status ng_options_from_env(ng_options *o, char *message, size_t message_size)
  * Comparisons are of the parsed struct, texts are for messages: a choice that is misspelt does not
  * compile.  Every refusal says what to change, in words that ng_options_set takes. */
 
-/* Last: a schedule multiplies values that are known to go together by then. */
-ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, char *message,
-                            size_t size) {
+ng_status ng_options_verify(const ng_options *full, char *message, size_t size) {
   ng_settings s;
   ng_settings_of(full, &s);
   if (!(s.clip_bound > 0) && (s.clip == NG_CLIP_NORM || s.clip == NG_CLIP_RATIO ||
@@ -159,7 +164,7 @@ ng_status ng_options_verify(const ng_options *full, const ng_option_mask *skip, 
                       "symmetry_aware = 0 sends whole matrices to all ranks; to owners, with "
                       "statistics = owner, go triangles: symmetry_aware must be 1");
   }
-  return ng_schedule_verify(full, skip, message, size);
+  return NG_OK;
 }
 
 /* ---- effect ----------------------------------------------------------------------------------*/

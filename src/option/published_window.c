@@ -129,8 +129,8 @@ static ng_status take_scope(job *j) {
 static ng_status check_damp_rule(job *j) {
   if (is_none(j->value)) return NG_OK;
   return refuse(j, NG_ERR_ABSENT,
-                "none; L, Q, C, EK, SK: option schedule, damping~L-down@STEPS; KeepRatio: "
-                "natgrad train --damping-rule; Tikhonov is not there");
+                "none; L, Q, C, EK, SK: natgrad train --schedule damping~L-down@STEPS; KeepRatio: "
+                "--damping-rule; Tikhonov is not supported");
 }
 
 static ng_status check_groups(job *j) {
@@ -175,7 +175,7 @@ static const ng_published efcp_names[] = {
     {"use_sq_newton", "", "nothing to set: the published program does not look at it", check_off},
     {"use_bn_model", "", "nothing to set: the published program does not look at it", check_off},
     {"damp_rule", "",
-     "nothing to set: only none; rules are schedule = damping~L-down@STEPS, or --damping-rule of "
+     "nothing to set: only none; rules are --schedule damping~L-down@STEPS and --damping-rule of "
      "natgrad train",
      check_damp_rule},
     {"param_groups", "", "nothing to set: they have numbers of their own in the update",

@@ -8,9 +8,9 @@
  *
  *   p->opt    ng_options, a copy: what ng_get, messages and the state on disk show
  *   p->base   the same, parsed; b->base: with the layer's own values
- *   p->now    the coming step: p->base moved by the schedule; b->opt: the same for a block
+ *   p->base    the coming step: p->base; b->base: the same for a block
  *
- * Rooms read p->now and b->opt.  base is for what is decided once, at ng_ready: memory must not
+ * Rooms read p->base and b->base.  base is for what is decided once, at ng_ready: memory must not
  * depend on the step at which it was asked for. */
 #ifndef NG_SETTINGS_H
 #define NG_SETTINGS_H
@@ -138,7 +138,6 @@ typedef enum ng_decay_form { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NON
   X(REAL, kl_clip, double)                                                                         \
   X(TEXT, skip_layers, )                                                                           \
   X(INT, exclude_width, int64_t)                                                                   \
-  X(TEXT, schedule, )                                                                              \
   X(CHOICE, statistics, ng_statistics)                                                             \
   X(CHOICE, placement, ng_placement)                                                               \
   X(REAL, grad_worker_fraction, double)                                                            \
@@ -247,10 +246,8 @@ struct ng_options {
 
 void ng_settings_of(const ng_options *o, ng_settings *out);
 
-/* A value by its id, for code that walks options.  A choice counts as its enum, a text as 0; put is
- * for reals and whole numbers, which are what schedules move. */
+/* A value by its id, for code that walks options.  A choice counts as its enum, a text as 0. */
 double ng_settings_number(const ng_settings *s, ng_option_id id);
-void ng_settings_put(ng_settings *s, ng_option_id id, double value);
 
 const char *ng_option_name(ng_option_id id);
 /* Text of a choice for messages: ng_choice_text(NG_OPTION_solver, NG_SOLVER_EIGEN) is "eigen". */

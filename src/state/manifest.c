@@ -2,7 +2,6 @@
  *
  *   {"format": 2, "library": "0.2.0", "method": "natgrad",
  *    "options":  {"solver": "cholesky", ...}        every option, as ng_options_set takes it
- *    "live":     {"damping": {"value": 0.003, "since": 0}, ...}
  *    "counters": {"steps": 120, ...},  "last": {"clip": 0.8, "inner": 3.5},
  *    "layers":   [{"name": "fc1", "is": "linear in=64 out=10 ...", "options": ""}, ...]
  *    "blocks":   {"fc1": {"solved": 1.0, "input_seen": 1.0, "A_started": 1.0, ...}, ...}
@@ -152,8 +151,7 @@ static bool holds_all(const char *statistics) {
 
 /* Room for any option as text: numbers, choices, and the free texts. */
 size_t ng_manifest_room(const ng_precond *p) {
-  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.schedule) +
-         strlen(p->opt.per_layer);
+  return NG_MESSAGE + strlen(p->opt.skip_layers) + strlen(p->opt.per_layer);
 }
 
 /* Over the public list: the state knows options as a user does, by name and text. */
@@ -198,19 +196,28 @@ static ng_status read_option(const ng_precond *p, const ngio_value *options, con
  * or with a layer's own, so all that is asked of a new model is asked again. */
 static ng_status read_options(const ng_precond *p, const ngio_value *manifest, ng_options *o,
                               char *message, size_t size) {
+  char why[NG_MESSAGE] = "";
   const ngio_value *options = ngio_get(manifest, "options");
   const char *method = ngio_text_of(ngio_get(manifest, "method"));
   if (!ngio_is(options, NGIO_OBJECT) || method == NULL) {
     return ng_fail_to(message, size, NG_ERR_FILE, "the manifest has no options or no method");
   }
   for (const ngio_value *v = ngio_first(options); v != NULL; v = ngio_next(options, v)) {
+    const ng_option_gone *gone = ng_option_removed(v->key);
+    if (gone != NULL) {
+      const char *was = ngio_text_of(v);
+      if (was != NULL && ng_is(was, gone->standard)) continue;
+      return ng_fail_to(message, size, NG_ERR_FILE,
+                        "option '%s' is '%.80s' in the state; it was removed: %s", gone->name,
+                        was == NULL ? "" : was, gone->instead);
+    }
     if (ng_option_find(v->key) < 0) {
       return ng_fail_to(message, size, NG_ERR_FILE,
                         "option '%.80s' of the state is not known to this version", v->key);
     }
   }
   const size_t room = ng_manifest_room(p);
-  char *ours = ng_alloc(p->ctx, room), why[NG_MESSAGE] = "";
+  char *ours = ng_alloc(p->ctx, room);
   if (ours == NULL) return ng_fail_to(message, size, NG_ERR_NOMEM, "no memory");
   ng_status st = NG_OK;
   ng_option_info info;
@@ -238,7 +245,7 @@ static ng_status read_options(const ng_precond *p, const ngio_value *manifest, n
       st = ng_block_check(b, o, why, sizeof why);
     } else {
       ng_options own = *o;
-      st = ng_options_override(&own, b->options, NULL, why, sizeof why);
+      st = ng_options_override(&own, b->options, why, sizeof why);
       if (st == NG_OK) st = ng_block_check(b, &own, why, sizeof why);
     }
     if (st != NG_OK) {
@@ -263,25 +270,17 @@ static ng_status read_count(const ngio_value *object, const char *where, const c
                     (long long)most);
 }
 
-/* updates <= steps, since <= steps: a schedule or a bias correction that begins in the future has
- * no meaning. */
+/* updates <= steps: a bias correction that begins in the future has no meaning. */
 static ng_status read_counters(const ngio_value *manifest, ng_snapshot *s, char *message,
                                size_t size) {
   const int64_t most = NG_COUNT_MOST;
   const ngio_value *c = ngio_get(manifest, "counters");
-  const ngio_value *live = ngio_get(manifest, "live");
   const ngio_value *last = ngio_get(manifest, "last");
   ng_status st = read_count(c, "counter", "steps", most, &s->steps, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "updates", s->steps, &s->updates, message, size);
   if (st == NG_OK) st = read_count(c, "counter", "skipped", most, &s->skipped, message, size);
   for (int i = 0; i < NG_RESCUES && st == NG_OK; i++) {
     st = read_count(c, "counter", ng_rung_name[i], most, &s->rung[i], message, size);
-  }
-  for (int i = 0; i < NG_SCHEDULED && st == NG_OK; i++) {
-    char where[64];
-    const char *name = ng_option_name(ng_scheduled[i]);
-    (void)snprintf(where, sizeof where, "live '%s'", name);
-    st = read_count(ngio_get(live, name), where, "since", s->steps, &s->since[i], message, size);
   }
   if (st != NG_OK) return st;
   const ngio_value *nu = ngio_get(last, "clip"), *inner = ngio_get(last, "inner");
@@ -421,8 +420,7 @@ ng_status ng_manifest_read(ng_precond *p, const ngio_value *manifest, ng_snapsho
   return read_missed(p, ngio_get(manifest, "layers"), s->updates, values + x.count, message, size);
 }
 
-/* Options first, values of the coming step last: they follow from options, since and steps.  A
- * layer's own options are applied again over the new ones. */
+/* A layer's own options are applied again over the new ones. */
 void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values) {
   p->opt = s->opt;
   ng_settings_of(&p->opt, &p->base);
@@ -431,11 +429,10 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
     b->base = p->base;
     if (b->options != NULL) { /* tried on a copy by read_options */
       ng_options own = p->opt;
-      (void)ng_options_override(&own, b->options, &b->overridden, NULL, 0);
+      (void)ng_options_override(&own, b->options, NULL, 0);
       ng_settings_of(&own, &b->base);
     }
   }
-  memcpy(p->since, s->since, sizeof p->since);
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;

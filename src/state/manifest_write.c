@@ -113,8 +113,7 @@ static ng_status can_be_written(const ng_precond *p, const double *values, int64
       return ng_fail_to(message, size, NG_ERR_FILE, "layer '%s': its name is not UTF-8", d->name);
     }
   }
-  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.schedule) ||
-      !ngio_is_utf8(p->opt.per_layer)) {
+  if (!ngio_is_utf8(p->opt.skip_layers) || !ngio_is_utf8(p->opt.per_layer)) {
     return ng_fail_to(message, size, NG_ERR_FILE, "skip_layers or per_layer is not UTF-8");
   }
   for (int64_t i = 0; i < count; i++) {
@@ -140,15 +139,6 @@ ng_status ng_manifest_begin(ng_precond *p, int format, const double *values, int
   put_string(o, "library", version); /* for people */
   put_string(o, "method", p->opt.method);
   make_options(p, o);
-  begin_object(o, "live");
-  for (int i = 0; i < NG_SCHEDULED; i++) {
-    const ng_option_id id = ng_scheduled[i];
-    begin_object(o, ng_option_name(id));
-    put_real(o, "value", ng_settings_number(&p->now, id)); /* for people */
-    put_integer(o, "since", p->since[i]);
-    ngio_out_put(o, "}");
-  }
-  ngio_out_put(o, "}");
   begin_object(o, "counters");
   put_integer(o, "steps", p->steps);
   put_integer(o, "updates", p->updates);

@@ -83,7 +83,6 @@ ng_status ng_manifest_end(ngio_out *o, char *message, size_t size);
 /* What a manifest says about this model, verified and ready to be put in place. */
 typedef struct ng_snapshot {
   ng_options opt; /* texts borrowed from p */
-  int64_t since[NG_SCHEDULED];
   int64_t steps, updates, skipped, rung[4];
   int32_t parts; /* files that the state is in; 0: one */
   double nu, inner;

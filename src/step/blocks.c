@@ -23,14 +23,11 @@ static bool may_have_block(ng_entry *e, const ng_options *o) {
 }
 
 /* The options of a layer: the model's with its own.  `texts` receives them as texts. */
-static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s,
-                             ng_option_mask *overridden) {
+static ng_status settings_of(ng_precond *p, const ng_entry *e, ng_options *texts, ng_settings *s) {
   char message[NG_MESSAGE] = "";
   *texts = p->opt;
-  memset(overridden, 0, sizeof *overridden);
   if (e->d.options != NULL) {
-    const ng_status st =
-        ng_options_override(texts, e->d.options, overridden, message, sizeof message);
+    const ng_status st = ng_options_override(texts, e->d.options, message, sizeof message);
     if (st != NG_OK) {
       return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
     }
@@ -224,11 +221,10 @@ static ng_status layer_block(ng_precond *p, ng_entry *e, const ng_family *f) {
   b->entry = e->shard == NULL ? e : &e->shard->whole;
   (void)adopt(b, b->entry, 0);
   if (e->shard != NULL) adopt_shard(b, e);
-  st = settings_of(p, e, &texts, &b->base, &b->overridden);
+  st = settings_of(p, e, &texts, &b->base);
   if (st != NG_OK) return st;
   b->options = e->d.options;
   b->method = texts.method;
-  b->opt = b->base;
   st = f->check(&texts, &b->base, message, sizeof message);
   if (st != NG_OK) return ng_fail(p->ctx, st, "layer '%s': options: %s", e->d.name, message);
   st = fill_block(b);
@@ -303,11 +299,10 @@ static ng_status model_block(ng_precond *p, const member *of, int32_t n) {
     return st;
   }
   b->own_name = name;
-  st = settings_of(p, of->e, &texts, &b->base, &b->overridden);
+  st = settings_of(p, of->e, &texts, &b->base);
   if (st != NG_OK) return st;
   b->options = of->e->d.options;
   b->method = texts.method;
-  b->opt = b->base;
   for (int32_t i = 0; i < n; i++) {
     ng_entry *e = of[i].e;
     (void)snprintf(e->why, sizeof e->why, "in block %.100s of family %s", b->name, f->name);
@@ -352,8 +347,7 @@ static ng_status model_blocks(ng_precond *p, const ng_family *f) {
 static ng_status choose(ng_precond *p, ng_entry *e) {
   ng_options texts;
   ng_settings s;
-  ng_option_mask overridden;
-  const ng_status st = settings_of(p, e, &texts, &s, &overridden);
+  const ng_status st = settings_of(p, e, &texts, &s);
   if (st == NG_OK) e->taken_by = ng_family_of(p->ctx, &s, ng_entry_seen(e));
   if (st == NG_OK && e->shard != NULL && e->taken_by != NULL && !e->taken_by->shards) {
     return ng_fail(

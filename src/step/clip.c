@@ -12,10 +12,10 @@
 enum { MOST_RATIO = 50 };
 
 static bool by_tensor(const ng_precond *p) {
-  return p->now.clip == NG_CLIP_RATIO || p->now.clip == NG_CLIP_RMS;
+  return p->base.clip == NG_CLIP_RATIO || p->base.clip == NG_CLIP_RMS;
 }
 
-bool ng_clip_reads_weights(const ng_precond *p) { return p->now.clip == NG_CLIP_RATIO; }
+bool ng_clip_reads_weights(const ng_precond *p) { return p->base.clip == NG_CLIP_RATIO; }
 
 /* ---- norms of the weights: clip = ratio ------------------------------------------------------*/
 
@@ -89,7 +89,7 @@ double ng_clip_weight(const ng_block *b) {
  * summed (<H, D>, |D|^2, |H|^2) becomes that of PD only here. */
 static ng_sums ascend(ng_precond *p, ng_sums h) {
   const double MOST = (double)FLT_MAX / 64.0; /* times any factor still an f32 */
-  const double k = h.d2 > 0.0 ? fmin(p->now.radius / sqrt(h.d2), MOST) : 0.0;
+  const double k = h.d2 > 0.0 ? fmin(p->base.radius / sqrt(h.d2), MOST) : 0.0;
   for (int32_t i = 0; i < p->blocks; i++) {
     p->block[i]->ascent = p->block[i]->ascends ? k : 0.0;
   }
@@ -122,12 +122,12 @@ static ng_sums together(ng_precond *p, const ng_sums sums[2]) {
  * the Fisher metric would be P'FP; for P = (F + lambda)^-1 D the two differ by lambda |P|^2.  Only
  * rounding makes the sum negative, hence the absolute value. */
 static double common_factor(const ng_precond *p, double lr, const ng_sums *s) {
-  if (p->now.clip == NG_CLIP_KL) {
+  if (p->base.clip == NG_CLIP_KL) {
     const double kl = fabs(lr * lr * s->weighted_inner);
-    return kl > 0.0 ? fmin(1.0, sqrt(p->now.kl_clip / kl)) : 1.0;
+    return kl > 0.0 ? fmin(1.0, sqrt(p->base.kl_clip / kl)) : 1.0;
   }
-  if (p->now.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
-  if (p->now.clip == NG_CLIP_NORM) return fmin(1.0, p->now.clip_bound / sqrt(s->pd2));
+  if (p->base.clip == NG_CLIP_RESCALE) return s->pd2 > 0.0 ? sqrt(s->d2 / s->pd2) : 1.0;
+  if (p->base.clip == NG_CLIP_NORM) return fmin(1.0, p->base.clip_bound / sqrt(s->pd2));
   return 1.0;
 }
 
@@ -150,9 +150,9 @@ void ng_clip_agreed(ng_precond *p, const ng_sums sums[2]) {
  * weight of zeros could never leave zero: here it goes unclipped.  RMS as in Adafactor (Shazeer &
  * Stern 2018, arXiv 1804.04235, section 6). */
 static double tensor_factor(const ng_precond *p, const ng_segment *g, double pd2) {
-  const double bound = p->now.clip_bound, count = (double)(g->to - g->from);
+  const double bound = p->base.clip_bound, count = (double)(g->to - g->from);
   if (!(pd2 > 0.0)) return 1.0;
-  if (p->now.clip == NG_CLIP_RATIO) {
+  if (p->base.clip == NG_CLIP_RATIO) {
     return g->w2 > 0.0 ? fmin(MOST_RATIO, bound * sqrt(g->w2 / pd2)) : 1.0;
   }
   return 1.0 / fmax(1.0, sqrt(pd2 / count) / bound);

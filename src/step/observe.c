@@ -339,7 +339,7 @@ static ng_status observe(ng_precond *p, int32_t layer, const ng_strided *s, bool
   ng_status st = s == NULL ? wrong : view_of(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
-  const bool local = b != NULL && b->opt.statistics == NG_STATISTICS_LOCAL;
+  const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.whole = local ? 0 : step->batch.whole;
   o.first = local ? 0 : step->batch.first;
   const bool wanted = b != NULL && ng_stat_due(p, b) && wants(b, o.what);

@@ -140,7 +140,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
     if (!ng_option_write(row, &p->opt, value, sizeof value)) continue;
     hash[0] = mix_text(mix_text(hash[0], row->name), value);
   }
-  hash[0] = mix_text(mix_text(hash[0], p->opt.skip_layers), p->opt.schedule);
+  hash[0] = mix_text(hash[0], p->opt.skip_layers);
   hash[0] = mix_text(hash[0], p->opt.per_layer);
   hash[0] = mix_text(hash[0], p->opt.method); /* it chooses the family */
   for (int32_t i = 0; i < p->entries; i++) {

@@ -31,7 +31,7 @@ static bool stale_due(const ng_precond *p, const ng_block *b, const ng_stat *s) 
  * due step begins when it comes back.  `out` is of the step under way: with fold = direct what was observed
  * before is in the average already, and has to be carried through. */
 static bool block_due(const ng_precond *p, const ng_block *b) {
-  bool period = p->steps % b->opt.stat_period == 0;
+  bool period = p->steps % b->base.stat_period == 0;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) {
     period = false;
     for (int32_t i = 0; i < b->stats; i++) {
@@ -67,7 +67,7 @@ bool ng_solve_due(const ng_precond *p, const ng_block *b) {
   const bool period = owner == NULL || ng_is(owner, b->base.family);
   if (b->family->solve == NULL || b->out) return false;
   if (b->base.stat_refresh == NG_REFRESH_ADAPTIVE) return !b->solved || ng_stat_due(p, b);
-  return !b->solved || !period || p->steps % b->opt.solve_period == 0;
+  return !b->solved || !period || p->steps % b->base.solve_period == 0;
 }
 
 /* ---- look, check, sums, statistics, solve, share ---------------------------------------------*/

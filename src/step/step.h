@@ -155,7 +155,7 @@ typedef struct ng_sums {
 
 /* Of numbers that must be the same on all ranks: another one for each that is mixed in. */
 uint64_t ng_step_number(uint64_t so_far, double x);
-uint64_t ng_options_number(const ng_precond *p); /* of p->now */
+uint64_t ng_options_number(const ng_precond *p); /* of p->base */
 /* This rank's part of a sum over ranks; NG_ERR_STATE if options or numbers of the update differ. */
 enum { NG_SAME = 8, NG_SAME_PIECES = 4 };
 /* One number into a sum over ranks, and whether all gave the same. */
@@ -412,8 +412,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 void ng_step_reset(ng_precond *p);
 /* out and lr are set, or `wrong` says that they cannot be, and all ranks fail together. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong);
-void ng_step_values(ng_precond *p);   /* p->now and the blocks' opt at p->steps */
-void ng_step_schedule(ng_precond *p); /* the same where a schedule may have moved them */
+void ng_step_values(ng_precond *p);   /* after options have changed: numbers that are copied from them */
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 
 #endif

@@ -38,7 +38,7 @@ static ng_status find_absent(ng_precond *p, ng_entry *e, bool *absent) {
     }
     missing += s->grad.data == NULL;
   }
-  *absent = missing > 0 && missing == needed && p->now.missing == NG_MISSING_KEEP;
+  *absent = missing > 0 && missing == needed && p->base.missing == NG_MISSING_KEEP;
   return NG_OK;
 }
 
@@ -64,7 +64,7 @@ static ng_status check_bound(ng_precond *p, ng_entry *e) {
                    weight ? "weight" : "gradient", k == NG_BIAS ? "bias" : "weight",
                    weight && s->weight.expired
                        ? "was bound for one step, which is over; bind it again"
-                   : weight || p->now.missing == NG_MISSING_KEEP
+                   : weight || p->base.missing == NG_MISSING_KEEP
                        ? "is not bound"
                        : "is not bound; missing = keep, or ng_freeze, leaves it as it is");
   }
@@ -216,13 +216,11 @@ static ng_status count_unobserved(ng_precond *p, const char *call, ng_status st)
 
 /* ---- the whole -------------------------------------------------------------------------------*/
 
-/* Values before and after: the step runs on those of its own number, and between steps ng_get shows
- * those of the coming one.  What `check` finds wrong consumes nothing: the caller may put it right
+/* What `check` finds wrong consumes nothing: the caller may put it right
  * and step again with the same observations; only gradients, which may be bound anew, are looked at
  * again. */
 ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   ng_engine *s = p->step;
-  ng_step_schedule(p);
   ng_update_sink_begin(&s->out);
   check_call(p, call, wrong);
   if (s->trouble >= NG_OK) ng_update_late(p);
@@ -249,7 +247,6 @@ ng_status ng_step_take(ng_precond *p, const char *call, ng_status wrong) {
   st = count_unobserved(p, call, st);
   p->steps++;
   if (s->out.kind != NG_OUT_GRADIENT) p->updates++;
-  ng_step_schedule(p);
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
          ng_status_name(st));
   return st;

@@ -266,8 +266,8 @@ static void put_bounded(const ng_sink *s, ng_slot *slot, int64_t row, int64_t co
 }
 
 void ng_tiles_emit(ng_precond *p, const ng_sink *sink) {
-  const bounded_sink bounded = {{put_bounded}, sink, (float)p->now.clip_bound};
-  const ng_sink *to = p->now.clip == NG_CLIP_VALUE ? &bounded.sink : sink;
+  const bounded_sink bounded = {{put_bounded}, sink, (float)p->base.clip_bound};
+  const ng_sink *to = p->base.clip == NG_CLIP_VALUE ? &bounded.sink : sink;
   const ng_shard_sink parts = ng_shard_sink_to(to);
   emission e = {&p->step->tiles, ng_shards_due(p) ? &parts.sink : to};
   if (e.tiles->all.count > 0) ng_parallel(p->ctx, e.tiles->all.pieces, emit_piece, &e);

@@ -1,44 +1,12 @@
-/* values.c: what the options are at the coming step: p->now and b->opt of option/settings.h.
- *
- * In come p->base and b->base, ng_set, schedules and the layers' own values.  A schedule moves what
- * the model has and leaves a layer's own values alone.  Nothing is remembered between steps but
- * base values and since when they hold, so the values of a resumed run are those of one that was
- * not interrupted. */
+/* values.c: option values between steps: ng_set, and the check that ranks agree on them. */
 #include "step/step.h"
 
-/* ---- the coming step -------------------------------------------------------------------------*/
-
-/* Every step, so no text is read here; the copies are a few hundred bytes a block.  A layer's own
- * value is not moved: who gives one means it, and the schedule's factors are of the model's
- * base. */
 void ng_step_values(ng_precond *p) {
-  p->now = p->base;
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    const ng_option_id id = ng_scheduled[k];
-    if (!ng_schedule_has(p->schedule, id)) continue;
-    const double base = ng_settings_number(&p->base, id);
-    ng_settings_put(&p->now, id, ng_schedule_value(p->schedule, id, base, p->since[k], p->steps));
-  }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    b->opt = b->base;
-    for (int k = 0; k < NG_SCHEDULED; k++) {
-      const ng_option_id id = ng_scheduled[k];
-      if (ng_bits_has(b->overridden.word, (int32_t)id)) continue;
-      ng_settings_put(&b->opt, id, ng_settings_number(&p->now, id));
-    }
     for (int32_t k = 0; k < b->stats; k++) {
-      b->stat[k].rule.decay = b->opt.stat_decay;
+      b->stat[k].rule.decay = b->base.stat_decay;
     }
-  }
-}
-
-/* Without a schedule nothing moves between steps, and no block need be touched. */
-void ng_step_schedule(ng_precond *p) {
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    if (!ng_schedule_has(p->schedule, ng_scheduled[k])) continue;
-    ng_step_values(p);
-    return;
   }
 }
 
@@ -60,7 +28,7 @@ uint64_t ng_step_number(uint64_t so_far, double x) {
 #define MIX_TEXT(name, type) /* fixed at creation, and compared by ng_ready */
 #define MIX(kind, name, type) MIX_##kind(name, type)
 uint64_t ng_options_number(const ng_precond *p) {
-  const ng_settings *s = &p->now;
+  const ng_settings *s = &p->base;
   uint64_t h = 0;
   NG_OPTION_LIST(MIX)
   return h;
@@ -138,7 +106,7 @@ void ng_same_put(const ng_precond *p, double x[NG_SAME]) {
 static ng_status with_overrides(const ng_block *b, ng_options *o, char *message, size_t size) {
   ng_status st = NG_OK;
   if (b->options != NULL) {
-    st = ng_options_override(o, b->options, NULL, message, size);
+    st = ng_options_override(o, b->options, message, size);
     if (st == NG_OK) st = ng_family_check_line(o, message, size);
   }
   return st == NG_OK ? ng_block_check(b, o, message, size) : st;
@@ -159,7 +127,6 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is fixed once ng_ready was called",
                      r->name);
     }
-    /* A schedule would have to be parsed anew, an expression compiled: both are done at creation. */
     if (r->type == NG_OPTION_TEXT) {
       return ng_fail(p->ctx, NG_ERR_STATE, "ng_set: '%s' is given to ng_precond_create", r->name);
     }
@@ -181,10 +148,6 @@ ng_status ng_step_set(ng_precond *p, const char *option, const char *value) {
   }
   p->opt = o;
   ng_settings_of(&p->opt, &p->base);
-  /* Points of the schedule that lie behind belong to the base that was. */
-  for (int k = 0; k < NG_SCHEDULED; k++) {
-    if ((int32_t)ng_scheduled[k] == row) p->since[k] = p->steps;
-  }
   ng_step_values(p);
   return NG_OK;
 }

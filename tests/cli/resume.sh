@@ -74,7 +74,7 @@ until_killed() {
   fail "$1 (seed $seed): over before the second kill, however long it is"
 }
 
-until_killed digits 20 --data digits --model mlp --method natgrad --log-every 1 --checkpoint-every 5 --quiet
+until_killed digits 20 --data digits --model mlp --method natgrad --schedule 'damping*=0.7@5,30 stat_decay~0.9' --log-every 1 --checkpoint-every 5 --quiet
 until_killed adamw 40 --data digits --model mlp --method adamw --lr-schedule cosine --warm-up 1 --weight-decay 0.01 \
   --log-every 1 --checkpoint-every 5 --quiet
 # Two families in one model: K-FAC on convolutions, a window on linear layers.

@@ -1,0 +1,213 @@
+/* schedule.c: the grammar and the formulas are on the card in schedule.h. */
+#include "schedule.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const schedule_option[SCHEDULED] = {"damping", "stat_decay", "kl_clip", "stat_period",
+                                                "solve_period"};
+enum { DAMPING, STAT_DECAY, KL_CLIP, STAT_PERIOD, SOLVE_PERIOD, WORD = 40 };
+
+/* One pass over the text computes the values of step t; `visit` (may be NULL) receives every value on the way. */
+typedef struct reader {
+  const char *at;
+  const double *base;
+  int64_t t;
+  double *value;
+  bool seen[SCHEDULED];
+  int (*visit)(const struct reader *r, const char *entry, int option, double value, int64_t step);
+  const ng_options *against;
+  char *message;
+  size_t size;
+} reader;
+
+static int complain(const reader *r, const char *entry, const char *what, const char *more) {
+  (void)snprintf(r->message, r->size, "'%.*s': %s%s", (int)strcspn(entry, " \t\r\n"), entry, what,
+                 more);
+  return CLI_BAD;
+}
+
+/* Copy the text before one of `stops` or a blank; false if it does not fit. */
+static bool take_word(reader *r, const char *stops, char word[WORD]) {
+  size_t n = 0;
+  for (; *r->at != 0 && strchr(" \t\r\n", *r->at) == NULL && strchr(stops, *r->at) == NULL;
+       r->at++) {
+    if (n == WORD - 1) return false;
+    word[n++] = *r->at;
+  }
+  word[n] = 0;
+  return true;
+}
+
+static bool real_of(const char *word, double *out) {
+  char *end = NULL;
+  if (word[0] == 0 || strspn(word, "+-.0123456789eE") != strlen(word)) return false;
+  *out = strtod(word, &end);
+  return *end == 0 && isfinite(*out);
+}
+
+static bool steps_of(const char *word, int64_t least, int64_t *out) {
+  if (word[0] == 0 || strspn(word, "0123456789") != strlen(word) || strlen(word) > 15) return false;
+  *out = strtoll(word, NULL, 10);
+  return *out >= least;
+}
+
+static int give(const reader *r, const char *entry, int option, double value, int64_t step) {
+  return r->visit == NULL ? CLI_OK : r->visit(r, entry, option, value, step);
+}
+
+/* NAME*F@T,... and NAME*=F@T,... */
+static int read_points(reader *r, const char *entry, int k) {
+  char word[WORD];
+  double factor = 0, v = r->base[k], now = v;
+  int64_t last = 0, n = 0;
+  r->at++; /* the star */
+  const bool current = *r->at == '=';
+  r->at += current;
+  if (!take_word(r, "@", word) || !real_of(word, &factor) || !(factor > 0) || factor > 1e6)
+    return complain(r, entry, "expected a factor, 0 < F <= 1e6, after '*'", "");
+  if (*r->at != '@') return complain(r, entry, "expected '@' and steps after the factor", "");
+  do {
+    int64_t t = 0;
+    r->at++;
+    if (!take_word(r, ",", word) || !steps_of(word, 1, &t))
+      return complain(r, entry, "expected steps >= 1 after '@', separated by commas", "");
+    if (t <= last) return complain(r, entry, "the steps must ascend", "");
+    last = t;
+    v = current ? v * factor : r->base[k] * pow(factor, (double)++n);
+    if (k == STAT_PERIOD || k == SOLVE_PERIOD) v = fmax(1, trunc(v));
+    if (t <= r->t) now = v;
+    const int rc = give(r, entry, k, v, t);
+    if (rc != CLI_OK) return rc;
+  } while (*r->at == ',');
+  r->value[k] = now;
+  return CLI_OK;
+}
+
+static double curve(char rule, bool down, double K, int64_t steps, int64_t t) {
+  const bool ends = down && rule != 'S'; /* at 0 */
+  const int64_t now = t + 1, most = ends ? steps - 1 : steps;
+  const double x = (double)(now < most ? now : most) / (double)steps;
+  double up = x; /* L */
+  if (rule == 'Q') up = x * x;
+  if (rule == 'C') return down ? sqrt(1 - x * x) : 1 - sqrt(1 - x * x);
+  if (rule == 'E') up = exp(K * (x - 1));
+  if (rule == 'S') up = 1 / (1 + exp(-K * (x - 0.5)));
+  return down ? 1 - up : up;
+}
+
+/* damping~RULE-WAY@N; the curves are monotone, so the first and the last value bound the others. */
+static int read_curve(reader *r, const char *entry) {
+  char word[WORD] = "";
+  double K = 0;
+  int64_t steps = 0;
+  const bool good = take_word(r, "-", word) && word[0] != 0 && strchr("LQCES", word[0]) != NULL;
+  const char rule = word[0];
+  const bool steep = rule == 'E' || rule == 'S';
+  if (!good || *r->at != '-' ||
+      (steep ? !real_of(word + 1, &K) || !(K > 0) || K > 50 : word[1] != 0))
+    return complain(r, entry, "expected L-, Q-, C-, EK- or SK-, 0 < K <= 50, after '~'", "");
+  r->at++;
+  const bool way = take_word(r, "@", word), down = strcmp(word, "down") == 0;
+  if (!way || *r->at != '@' || (!down && strcmp(word, "up") != 0))
+    return complain(r, entry, "expected up@ or down@ after the rule", "");
+  r->at++;
+  if (!take_word(r, "", word) || !steps_of(word, 2, &steps))
+    return complain(r, entry, "expected a number of steps, at least 2, after '@'", "");
+  r->value[DAMPING] = r->base[DAMPING] * curve(rule, down, K, steps, r->t);
+  const int rc = give(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, 0), 0);
+  if (rc != CLI_OK) return rc;
+  return give(r, entry, DAMPING, r->base[DAMPING] * curve(rule, down, K, steps, steps - 1),
+              steps - 1);
+}
+
+/* stat_decay~M */
+static int read_ramp(reader *r, const char *entry) {
+  char word[WORD];
+  double most;
+  if (!take_word(r, "", word) || !real_of(word, &most) || !(most > 0) || most > 1)
+    return complain(r, entry, "expected a number, 0 < M <= 1, after '~'", "");
+  r->value[STAT_DECAY] = fmin(1 - 1 / (double)(r->t < 1 ? 1 : r->t), most);
+  return CLI_OK;
+}
+
+static int read_entry(reader *r) {
+  const char *entry = r->at;
+  char word[WORD];
+  int k = 0;
+  if (!take_word(r, "*~=@,", word)) return complain(r, entry, "the name is too long", "");
+  for (char *c = strchr(word, '-'); c != NULL; c = strchr(c, '-'))
+    *c = '_';
+  while (k < SCHEDULED && strcmp(word, schedule_option[k]) != 0)
+    k++;
+  if (k == SCHEDULED) {
+    const char *near = cli_nearest(word, (const char **)schedule_option, SCHEDULED);
+    return complain(r, entry,
+                    near == NULL
+                        ? "only damping, stat_decay, kl_clip and the periods have a schedule"
+                        : "this option has no schedule; the nearest is ",
+                    near == NULL ? "" : near);
+  }
+  if (r->seen[k]) return complain(r, entry, "this option has an entry already", "");
+  r->seen[k] = true;
+  if (*r->at == '*') return read_points(r, entry, k);
+  if (*r->at != '~') return complain(r, entry, "expected '*', '*=' or '~' after the name", "");
+  if (k != DAMPING && k != STAT_DECAY)
+    return complain(r, entry, "'~' is for stat_decay and damping only", "");
+  r->at++;
+  return k == DAMPING ? read_curve(r, entry) : read_ramp(r, entry);
+}
+
+static int read_all(reader *r) {
+  int rc = CLI_OK;
+  for (r->at += strspn(r->at, " \t\r\n"); *r->at != 0 && rc == CLI_OK;
+       r->at += strspn(r->at, " \t\r\n"))
+    rc = read_entry(r);
+  return rc;
+}
+
+int schedule_at(const char *text, const double base[SCHEDULED], int64_t t, double value[SCHEDULED],
+                char *message, size_t size) {
+  reader r = {.at = text, .base = base, .t = t, .value = value, .message = message, .size = size};
+  return read_all(&r);
+}
+
+bool schedule_moves(const char *text, const char *option) {
+  const double base[SCHEDULED] = {1, 1, 1, 1, 1};
+  double value[SCHEDULED];
+  char message[256];
+  reader r = {.at = text, .base = base, .value = value, .message = message, .size = sizeof message};
+  (void)read_all(&r);
+  for (int k = 0; k < SCHEDULED; k++) {
+    if (r.seen[k] && strcmp(schedule_option[k], option) == 0) return true;
+  }
+  return false;
+}
+
+/* Set the value in a copy of all options: the library says whether it is in range and goes with the others. */
+static int try_value(const reader *r, const char *entry, int k, double v, int64_t step) {
+  char why[256] = "", more[320];
+  ng_options *o = NULL;
+  ng_status st = ng_options_copy(r->against, &o);
+  if (st >= 0) st = ng_options_set_real(o, schedule_option[k], v, why, sizeof why);
+  if (st >= 0) st = ng_options_check(o, why, sizeof why);
+  ng_options_destroy(&o);
+  (void)snprintf(more, sizeof more, "%lld: %s", (long long)step, why);
+  return st >= 0 ? CLI_OK : complain(r, entry, "at step ", more);
+}
+
+int schedule_check(const char *text, const ng_options *o, char *message, size_t size) {
+  double base[SCHEDULED], value[SCHEDULED];
+  for (int k = 0; k < SCHEDULED; k++)
+    base[k] = cli_option_real(o, schedule_option[k]);
+  reader r = {.at = text,
+              .base = base,
+              .value = value,
+              .visit = try_value,
+              .against = o,
+              .message = message,
+              .size = size};
+  return read_all(&r);
+}
