@@ -917,49 +917,45 @@ NG_API NG_CHECKED ng_status ng_reset_batch(ng_precond *p);
 
 /* ---- 9. Step ---------------------------------------------------------------------------------*/
 
-/* Precondition every bound gradient of every layer, in place.
+/* Precondition every bound gradient in place.
  *
- * Math:    grad <- nu PD;  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
+ * Math:    grad = nu PD.  cholesky: PD = (G + d_G I)^-1 D (A + d_A I)^-1;  eigen, joint:
  *          PD = Q_G ((Q_G' D Q_A) / (d_G d_A' + lambda)) Q_A';  rank one:
  *          PD = (D - c g a') / lambda, c = g' D a / (|a|^2 |g|^2 + lambda).
- * Units:   gradients are those of the mean loss of the whole step, averaged over ranks: a scale of
- *          mixed precision divided out, the weights of accumulated micro-batches left in; lr is only
- *          used in the clip (kl).
- * Ranks:   collective: every rank calls it, with the same lr and options, and all return the same
- *          status; a difference is NG_ERR_STATE on all and nothing is changed.
- * Errors:  NG_RESCUED: done, see ng_report; NG_UNOBSERVED: done, but no rank showed a layer's input or
- *          output gradient though it was due (the last average was used; ng_report and
- *          ng_layer_report count it, also beside NG_RESCUED, of which the larger number is
- *          returned); NG_SKIPPED, which wins over both: a gradient or an observation of some rank
- *          was not finite, or PD is not: gradients, weights and moments are unchanged and the step is not
- *          counted.  NG_RESCUED also means: an element of nu PD does not fit the dtype of its gradient, so it keeps the
- *          raw gradient; the message has the first parameter and the count, ng_report.overflowed counts all.  NG_ERR_STATE (a
- *          layer was never observed, or a gradient is not bound: named), NG_ERR_ARG, NG_ERR_COMM.
- */
+ * Units:   gradients of the mean loss of the whole step, averaged over ranks, without the scale of
+ *          mixed precision.  lr is used by clip = kl only.
+ * Ranks:   collective, with the same lr and options; a difference is NG_ERR_STATE on all ranks, and
+ *          nothing changes.  All ranks return the same status.
+ * Errors:  several notes: the first in this order is returned.
+ *          NG_SKIPPED     a gradient, an observation or PD of some rank is not finite; nothing
+ *                         changed, the step is not counted
+ *          NG_UNOBSERVED  done; a statistic was due and no rank observed it, so its last average was
+ *                         used (ng_report, ng_layer_report count them)
+ *          NG_RESCUED     done; a solve used the ladder (ng_report), or elements of nu PD do not fit
+ *                         the dtype of their gradient and keep the raw gradient (ng_report.overflowed)
+ *          NG_ERR_STATE names a layer that was never observed or a gradient that is not bound;
+ *          NG_ERR_ARG; NG_ERR_COMM. */
 NG_API NG_CHECKED ng_status ng_step(ng_precond *p, double lr);
 
-/* The same, and the update of every bound weight in the same pass over memory.  `how` has a set of
- * numbers for each group of ng_set_group, 0 to the largest, so one if it was never called.  lr has no
- * default.
+/* Precondition every gradient and update every bound weight in one pass over memory.  how[i] has the
+ * numbers of group i of ng_set_group; lr has no default.
  *
- * Math:    d = nu PD (a tensor's own gradient) [+ weight_decay w if not decoupled]
+ * Math:    d = nu PD, or the gradient of a tensor [+ weight_decay w if not decoupled]
  *          sgd:   v <- momentum v + (1 - dampening) d (first step, or momentum 0: v = d);
  *                 w <- (1 - lr weight_decay if decoupled) w - lr (nesterov ? d + momentum v : v)
  *          adamw: m <- b1 m + (1-b1) d;  s <- b2 s + (1-b2) d^2;  w <- (1 - lr weight_decay) w;
  *                 w <- w - lr (m / (1-b1^t)) / (sqrt(s / (1-b2^t)) + eps)
- *          If a new weight, momentum or moment of an element is not finite in its dtype, the old value stays.
- *          The three are tested separately, so a huge momentum still decays.  Such elements are counted, and the step
- *          returns NG_RESCUED.  If only some ranks write the element (update_ranks = owner, shards), only those return
- *          NG_RESCUED; the next step returns it on all ranks.
- *          As torch.optim.SGD and torch.optim.AdamW compute it, with the numbers of its group; t and
- *          "first step" count the updates of that parameter, less those it was frozen or kept in;
+ *          as torch.optim.SGD and AdamW.  t and "first step" count the updates of the parameter.
  *          clip = kl sums lr^2 <PD, D> with the lr of each layer's weight.
- * Shapes:  weights as bound; momentum and moments are kept in f32; how[count], how[0].struct_size
- *          bytes apart.
- * Ranks:   collective, with the same numbers on all; wrong or other ones on one are an error on all.
- * Errors:  as ng_step; NG_ERR_ARG names the field and the group (lr not given; count is not the
- *          number of groups; structs of several sizes); NG_ERR_STATE if options.update names
- *          another step, or a weight is not bound. */
+ *          If a new weight, momentum or moment of an element is not finite in its dtype, its old
+ *          value stays, each of the three by itself; the element is counted (NG_RESCUED).
+ * Shapes:  weights as bound; momentum and moments in f32; how[count].
+ * Ranks:   collective, with the same numbers; wrong or different numbers are an error on all ranks.
+ *          If only some ranks write an element (update_ranks = owner, shards), they return NG_RESCUED
+ *          in this step, all ranks in the next one.
+ * Errors:  as ng_step; NG_ERR_ARG names field and group (lr not given; count is not the number of
+ *          groups; different struct_size); NG_ERR_STATE (option update names another step; a weight
+ *          is not bound). */
 typedef struct ng_sgd {
   size_t struct_size;
   double lr, momentum, dampening, weight_decay;
@@ -969,7 +965,7 @@ typedef struct ng_adamw {
   size_t struct_size;
   double lr, beta1, beta2, eps, weight_decay;
 } ng_adamw;
-/* All 0 but lr; beta1 0.9, beta2 0.999, eps 1e-8, weight_decay 0.01, as torch.optim has them. */
+/* Set defaults of torch.optim: 0; beta1 0.9, beta2 0.999, eps 1e-8, weight_decay 0.01; lr unset. */
 NG_API void ng_sgd_init(ng_sgd *s, size_t size);
 NG_API void ng_adamw_init(ng_adamw *a, size_t size);
 NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
